@@ -7,9 +7,9 @@
  * wild.
  *
  * Order. Fields are stored with release and loaded with acquire, each. So whoever sees one field of
- * a new task also sees the word closed that was stored before it, and the second look at the word
- * in ring_read fails. The word (generation, PENDING) is stored with release after all of them. On
- * x86 these are plain moves.
+ * a new transfer also sees the word closed that was stored before it, and the second look at the
+ * word in ring_read fails. The word (generation, PENDING) is stored with release after all of them.
+ * On x86 these are plain moves.
  *
  * The doorbell. P: store progress, then read-modify-write `sleeping`. M: read-modify-write
  * `sleeping` to 1, then look at the ring. The two modifications of one word have an order: if
@@ -36,20 +36,20 @@
 
 struct header {
 	uint64_t magic;
-	uint32_t version, slots, layers, task_bytes;
+	uint32_t version, slots, layers, transfer_bytes;
 	uint64_t epoch;
 	_Alignas(64) _Atomic uint32_t sleeping;
 	_Alignas(64) _Atomic uint32_t step;
 };
 
-/* A task travels as 32-bit words: the head (all before src), then src and dst, of which only
+/* A transfer travels as 32-bit words: the head (all before src), then src and dst, of which only
  * `blocks` entries are meant. */
-#define HEAD_WORDS (offsetof(struct ring_task, src) / 4)
+#define HEAD_WORDS (offsetof(struct ring_transfer, src) / 4)
 struct fields {
 	_Alignas(64) _Atomic uint32_t head[HEAD_WORDS];
 	_Atomic uint32_t src[RING_BLOCKS_MAX], dst[RING_BLOCKS_MAX];
 };
-_Static_assert(offsetof(struct ring_task, src) % 4 == 0, "the head is whole words");
+_Static_assert(offsetof(struct ring_transfer, src) % 4 == 0, "the head is whole words");
 _Static_assert(sizeof(_Atomic uint64_t) == 8 && sizeof(_Atomic uint32_t) == 4,
                "atomics of the mapping have no hidden lock");
 _Static_assert(sizeof(struct header) <= PAGE_BYTES, "the header fits its page");
@@ -64,7 +64,7 @@ struct ring {
 	_Atomic uint64_t *board; /* (slots, row_words): the layers' words, then the schedule's */
 	/* P only */
 	pthread_mutex_t lock;
-	uint64_t *generation;   /* (slots): of the present task, or of the next one */
+	uint64_t *generation;   /* (slots): of the present transfer, or of the next one */
 	unsigned char *busy;    /* (slots) */
 	uint32_t *free, n_free; /* a stack */
 };
@@ -88,10 +88,10 @@ static size_t page_round(size_t bytes)
 static int ring_new(int fd, uint32_t slots, uint32_t layers, struct ring **ret, struct err *err)
 {
 	if (slots < 1 || slots > RING_SLOTS_MAX || layers < 1 || layers > KV_LAYERS_MAX)
-		return err_set(
-			err, ERR_INVALID,
-			"a task ring of %u slots and %u layers cannot be: the limits are 1 to %u and 1 to %u",
-			slots, layers, RING_SLOTS_MAX, KV_LAYERS_MAX);
+		return err_set(err, ERR_INVALID,
+		               "a transfer ring of %u slots and %u layers cannot be: the limits are 1 to "
+		               "%u and 1 to %u",
+		               slots, layers, RING_SLOTS_MAX, KV_LAYERS_MAX);
 	struct ring *r = mem_zalloc(sizeof *r);
 	pthread_mutex_init(&r->lock, NULL);
 	r->fd = fd;
@@ -110,7 +110,7 @@ static int ring_mmap(struct ring *r, struct err *err)
 {
 	void *p = mmap(NULL, r->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, r->fd, 0);
 	if (p == MAP_FAILED)
-		return err_set(err, ERR_NOMEM, "cannot map %zu bytes of task ring: %s", r->bytes,
+		return err_set(err, ERR_NOMEM, "cannot map %zu bytes of transfer ring: %s", r->bytes,
 		               strerror(errno));
 	unsigned char *at = p;
 	r->header = p;
@@ -125,7 +125,7 @@ static int ring_create_memory(struct ring *r, struct err *err)
 	const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 	r->fd = memfd_create("pdserve-ring", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (r->fd < 0 || ftruncate(r->fd, (off_t)r->bytes) < 0 || fcntl(r->fd, F_ADD_SEALS, seals) < 0)
-		return err_set(err, ERR_IO, "cannot create a task ring of %zu bytes: %s", r->bytes,
+		return err_set(err, ERR_IO, "cannot create a transfer ring of %zu bytes: %s", r->bytes,
 		               strerror(errno));
 	return ring_mmap(r, err);
 }
@@ -154,7 +154,7 @@ int ring_create(uint32_t slots, uint32_t layers, uint64_t epoch, struct ring **r
 	r->header->version = RING_VERSION;
 	r->header->slots = slots;
 	r->header->layers = layers;
-	r->header->task_bytes = sizeof(struct ring_task);
+	r->header->transfer_bytes = sizeof(struct ring_transfer);
 	r->header->epoch = epoch;
 	*ret_ring = r;
 	return 0;
@@ -164,21 +164,22 @@ static int header_check(const struct ring *r, uint64_t epoch, struct err *err)
 {
 	uint64_t magic = r->header->magic, is = r->header->epoch;
 	uint32_t version = r->header->version, slots = r->header->slots, layers = r->header->layers,
-			 task = r->header->task_bytes;
-	if (magic != RING_MAGIC || version != RING_VERSION || task != sizeof(struct ring_task))
-		return err_set(err, ERR_CORRUPT,
-		               "received task ring has magic %016llx version %u task of %u bytes, not "
-		               "%016llx version %u of %zu",
-		               (unsigned long long)magic, version, task, RING_MAGIC, RING_VERSION,
-		               sizeof(struct ring_task));
+			 transfer = r->header->transfer_bytes;
+	if (magic != RING_MAGIC || version != RING_VERSION || transfer != sizeof(struct ring_transfer))
+		return err_set(
+			err, ERR_CORRUPT,
+			"received transfer ring has magic %016llx version %u transfer of %u bytes, not "
+			"%016llx version %u of %zu",
+			(unsigned long long)magic, version, transfer, RING_MAGIC, RING_VERSION,
+			sizeof(struct ring_transfer));
 	if (slots != r->slots || layers != r->layers)
 		return err_set(
 			err, ERR_CORRUPT,
-			"received task ring has %u slots and %u layers, the peer's hello said %u and %u", slots,
-			layers, r->slots, r->layers);
+			"received transfer ring has %u slots and %u layers, the peer's hello said %u and %u",
+			slots, layers, r->slots, r->layers);
 	if (is != epoch)
 		return err_set(err, ERR_STALE,
-		               "received task ring is of epoch %llu, the peer's hello said %llu",
+		               "received transfer ring is of epoch %llu, the peer's hello said %llu",
 		               (unsigned long long)is, (unsigned long long)epoch);
 	return 0;
 }
@@ -189,12 +190,12 @@ static int memory_check(const struct ring *r, struct err *err)
 	int seals = fcntl(r->fd, F_GET_SEALS);
 	if (seals < 0 || !(seals & F_SEAL_SHRINK))
 		return err_set(err, ERR_INVALID,
-		               "received task ring is not memory that is sealed against resizing");
+		               "received transfer ring is not memory that is sealed against resizing");
 	if (fstat(r->fd, &st) < 0)
-		return err_set(err, ERR_IO, "cannot look at a received task ring: %s", strerror(errno));
+		return err_set(err, ERR_IO, "cannot look at a received transfer ring: %s", strerror(errno));
 	if ((uint64_t)st.st_size != r->bytes)
 		return err_set(err, ERR_INVALID,
-		               "received task ring has %lld bytes, %u slots and %u layers need %zu",
+		               "received transfer ring has %lld bytes, %u slots and %u layers need %zu",
 		               (long long)st.st_size, r->slots, r->layers, r->bytes);
 	return 0;
 }
@@ -271,7 +272,7 @@ static void words_load(uint32_t *to, const _Atomic uint32_t *from, size_t n)
 		to[i] = atomic_load_explicit(&from[i], memory_order_acquire);
 }
 
-static int counts_hold(const struct ring_task *t)
+static int counts_hold(const struct ring_transfer *t)
 {
 	return t->blocks >= 1 && t->blocks <= RING_BLOCKS_MAX && t->first_token < t->tokens &&
 	       t->blocks <= t->tokens - t->first_token && memchr(t->decode, 0, sizeof t->decode);
@@ -287,7 +288,7 @@ static int name_holds(const char *name)
 	return n > 0 && n < RING_NAME_MAX;
 }
 
-static void fields_store(struct fields *f, const struct ring_task *t)
+static void fields_store(struct fields *f, const struct ring_transfer *t)
 {
 	uint32_t head[HEAD_WORDS];
 	memcpy(head, t, sizeof head);
@@ -297,7 +298,7 @@ static void fields_store(struct fields *f, const struct ring_task *t)
 }
 
 /* Copies the head, and the block numbers only when their count can be believed. */
-static int fields_load(const struct fields *f, struct ring_task *t)
+static int fields_load(const struct fields *f, struct ring_transfer *t)
 {
 	uint32_t head[HEAD_WORDS];
 	words_load(head, f->head, HEAD_WORDS);
@@ -309,8 +310,8 @@ static int fields_load(const struct fields *f, struct ring_task *t)
 	return 0;
 }
 
-int ring_task_check(const struct ring_task *t, uint32_t block_tokens, uint32_t src_blocks,
-                    uint32_t dst_blocks)
+int ring_transfer_check(const struct ring_transfer *t, uint32_t block_tokens, uint32_t src_blocks,
+                        uint32_t dst_blocks)
 {
 	CHECK(block_tokens > 0);
 	if (!counts_hold(t) || !name_holds(t->decode) || t->first_token % block_tokens)
@@ -331,11 +332,11 @@ static _Atomic uint64_t *board_row(const struct ring *r, uint32_t slot)
 	return r->board + (size_t)slot * r->row_words;
 }
 
-static void slot_open(struct ring *r, uint32_t slot, const struct ring_task *task)
+static void slot_open(struct ring *r, uint32_t slot, const struct ring_transfer *transfer)
 {
 	uint64_t gen = r->generation[slot];
 	atomic_store_explicit(&r->word[slot], word_of(gen, RING_CLOSED), memory_order_release);
-	fields_store(&r->fields[slot], task);
+	fields_store(&r->fields[slot], transfer);
 	_Atomic uint64_t *row = board_row(r, slot);
 	for (uint32_t i = 0; i < r->layers; i++)
 		atomic_store_explicit(&row[i], 0, memory_order_release);
@@ -343,16 +344,16 @@ static void slot_open(struct ring *r, uint32_t slot, const struct ring_task *tas
 	atomic_store_explicit(&r->word[slot], word_of(gen, RING_PENDING), memory_order_release);
 }
 
-int ring_publish(struct ring *r, const struct ring_task *task, uint32_t *ret_slot,
+int ring_publish(struct ring *r, const struct ring_transfer *transfer, uint32_t *ret_slot,
                  uint64_t *ret_gen)
 {
-	CHECK(r->owner && counts_hold(task));
+	CHECK(r->owner && counts_hold(transfer));
 	pthread_mutex_lock(&r->lock);
 	int e = r->n_free ? 0 : ERR_FULL;
 	if (e == 0) {
 		uint32_t slot = r->free[--r->n_free];
 		r->busy[slot] = 1;
-		slot_open(r, slot, task);
+		slot_open(r, slot, transfer);
 		*ret_slot = slot;
 		*ret_gen = r->generation[slot];
 	}
@@ -436,16 +437,17 @@ enum ring_state ring_peek(const struct ring *r, uint32_t slot, uint64_t *ret_gen
 	return state_of(w);
 }
 
-int ring_read(const struct ring *r, uint32_t slot, struct ring_task *ret_task, uint64_t *ret_gen,
-              enum ring_state *ret_state)
+int ring_read(const struct ring *r, uint32_t slot, struct ring_transfer *ret_transfer,
+              uint64_t *ret_gen, enum ring_state *ret_state)
 {
 	CHECK(slot < r->slots);
 	uint64_t w = atomic_load_explicit(&r->word[slot], memory_order_acquire);
 	enum ring_state s = state_of(w);
 	if (s != RING_PENDING && s != RING_SENT)
 		return ERR_STALE;
-	int e = fields_load(&r->fields[slot], ret_task);
-	/* after the acquire loads of the fields: if one of them was of a later task, so is this word */
+	int e = fields_load(&r->fields[slot], ret_transfer);
+	/* after the acquire loads of the fields: if one of them was of a later transfer, so is this
+	 * word */
 	if (atomic_load_explicit(&r->word[slot], memory_order_relaxed) != w)
 		return ERR_STALE;
 	*ret_gen = w >> 8;
@@ -464,7 +466,7 @@ uint32_t ring_progress(const struct ring *r, uint32_t slot, uint32_t layer, uint
 int ring_in_schedule(const struct ring *r, uint32_t slot, uint64_t gen)
 {
 	CHECK(slot < r->slots);
-	/* the task's word first: were it read last, it could be of a step that `step` does not
+	/* the transfer's word first: were it read last, it could be of a step that `step` does not
 	 * count yet */
 	uint64_t w = atomic_load_explicit(&board_row(r, slot)[r->layers], memory_order_acquire);
 	uint32_t step = atomic_load_explicit(&r->header->step, memory_order_acquire);

@@ -1,7 +1,7 @@
-/* ring.h - task ring and progress board: what a prefill worker (P) tells the messager (M), in
+/* ring.h - transfer ring and progress board: what a prefill worker (P) tells the messager (M), in
  * shared memory.
  *
- * One memfd: a header, `slots` task slots, and a board of slots x layers progress words.
+ * One memfd: a header, `slots` transfer slots, and a board of slots x layers progress words.
  *
  * A slot's word is (generation << 8 | state). P is the only producer. Life of a slot:
  *   FREE --publish--> PENDING --M: compare-and-swap--> SENT --P: retire--> FREE (generation + 1)
@@ -17,16 +17,16 @@
  * a stream-ordered write). It is state, not an event: early, repeated or late stores of another
  * generation count for nothing.
  *
- * Beside the layers' words of a slot is one that says in which step P's schedule had the task in
- * hand, (generation << 32 | number of the step, cut to 32 bits); the header has the number of the
- * present step. So M can tell a task that waits for its turn from one that P has lost. Both are
- * state as well.
+ * Beside the layers' words of a slot is one that says in which step P's schedule had the transfer
+ * in hand, (generation << 32 | number of the step, cut to 32 bits); the header has the number of
+ * the present step. So M can tell a transfer that waits for its turn from one that P has lost. Both
+ * are state as well.
  *
  * Doorbell: an eventfd that M created and P rings only while M says that it sleeps; it is an
  * accelerator, never needed for correctness.
  *
  * M trusts nothing here: counts are checked against the sizes of the hello message; a bad slot is a
- * failed task, not a crash. Model: tests/model (board). */
+ * failed transfer, not a crash. Model: tests/model (board). */
 #ifndef KV_RING_H
 #define KV_RING_H
 
@@ -38,13 +38,13 @@
 #include <stdint.h>
 
 #define RING_MAGIC 0x31474e4952564b50ull /* "PKVRING1" */
-#define RING_BLOCKS_MAX 4096u            /* blocks of one task: 262,144 tokens of 64 */
+#define RING_BLOCKS_MAX 4096u            /* blocks of one transfer: 262,144 tokens of 64 */
 #define RING_NAME_MAX 48
 #define RING_SLOTS_MAX 1024u
 
 enum ring_state { RING_FREE, RING_CLOSED, RING_PENDING, RING_SENT, RING_VOID };
 
-struct ring_task {
+struct ring_transfer {
 	struct reqid req;
 	uint32_t attempt;
 	uint64_t lease_id, lease_epoch, lease_generation;
@@ -54,7 +54,7 @@ struct ring_task {
 	uint32_t first_token;
 	/* prompt tokens in all; [first_token, tokens) are to be sent */
 	uint32_t tokens;
-	/* 1: P is told when M has taken the task up (TASK_SEEN; for measurements) */
+	/* 1: P is told when M has taken the transfer up (TRANSFER_SEEN; for measurements) */
 	uint32_t want_seen;
 	uint32_t blocks;               /* entries below: those of [first_token, tokens) */
 	uint32_t src[RING_BLOCKS_MAX]; /* P's blocks */
@@ -80,41 +80,44 @@ uint32_t ring_slots(const struct ring *r);
 uint32_t ring_layers(const struct ring *r);
 
 /* --- P; any thread (one mutex inside) --- */
-/* Takes a free slot; 0 or ERR_FULL. *ret_slot and *ret_gen name the task from now on. blocks is 1
- * to RING_BLOCKS_MAX and first_token < tokens, else it is a bug. */
-int ring_publish(struct ring *r, const struct ring_task *task, uint32_t *ret_slot,
+/* Takes a free slot; 0 or ERR_FULL. *ret_slot and *ret_gen name the transfer from now on. blocks is
+ * 1 to RING_BLOCKS_MAX and first_token < tokens, else it is a bug. */
+int ring_publish(struct ring *r, const struct ring_transfer *transfer, uint32_t *ret_slot,
                  uint64_t *ret_gen);
-/* PENDING -> VOID. 0, or ERR_STALE when M has marked it sent already (or it is another task's). */
+/* PENDING -> VOID. 0, or ERR_STALE when M has marked it sent already (or it is another
+ * transfer's). */
 int ring_cancel(struct ring *r, uint32_t slot, uint64_t gen);
-/* The slot may be reused: the task is sent or void and the device has drained (nothing will store
- * into its board words any more). Ignored for another generation. */
+/* The slot may be reused: the transfer is sent or void and the device has drained (nothing will
+ * store into its board words any more). Ignored for another generation. */
 void ring_retire(struct ring *r, uint32_t slot, uint64_t gen);
 /* Address of the layer's word, in ring_mapping, and the value to store there (atomically, with
  * release order). */
 uint64_t *ring_progress_word(struct ring *r, uint32_t slot, uint32_t layer);
 uint64_t ring_progress_value(uint64_t gen, uint32_t tokens);
-/* The schedule begins a step, then says of each task that it has in hand that it has. One thread. A
- * task that was just published counts as in hand until the step after the next begins. */
+/* The schedule begins a step, then says of each transfer that it has in hand that it has. One
+ * thread. A transfer that was just published counts as in hand until the step after the next
+ * begins. */
 void ring_step(struct ring *r);
 void ring_schedule(struct ring *r, uint32_t slot, uint64_t gen);
 uint32_t ring_used(struct ring *r); /* slots that are not free */
 
 /* --- M --- */
 enum ring_state ring_peek(const struct ring *r, uint32_t slot, uint64_t *ret_gen);
-/* Copies the fields of a PENDING or SENT task, and `blocks` entries of src and dst; 0, ERR_STALE
- * (none there, or it changed meanwhile), or ERR_CORRUPT (counts out of range; *ret_gen is set).
- * *ret_task is garbage unless 0. */
-int ring_read(const struct ring *r, uint32_t slot, struct ring_task *ret_task, uint64_t *ret_gen,
-              enum ring_state *ret_state);
-/* Does a task that was read fit both sides: blocks are just those of its tokens, and each number is
- * below its pool's count? 0 or ERR_CORRUPT. M asks before it computes any address from the task. */
-int ring_task_check(const struct ring_task *t, uint32_t block_tokens, uint32_t src_blocks,
-                    uint32_t dst_blocks);
+/* Copies the fields of a PENDING or SENT transfer, and `blocks` entries of src and dst; 0,
+ * ERR_STALE (none there, or it changed meanwhile), or ERR_CORRUPT (counts out of range; *ret_gen is
+ * set). *ret_transfer is garbage unless 0. */
+int ring_read(const struct ring *r, uint32_t slot, struct ring_transfer *ret_transfer,
+              uint64_t *ret_gen, enum ring_state *ret_state);
+/* Does a transfer that was read fit both sides: blocks are just those of its tokens, and each
+ * number is below its pool's count? 0 or ERR_CORRUPT. M asks before it computes any address from
+ * the transfer. */
+int ring_transfer_check(const struct ring_transfer *t, uint32_t block_tokens, uint32_t src_blocks,
+                        uint32_t dst_blocks);
 /* Tokens computed in this layer for exactly this generation, 0 if the word is another's. Acquire
- * order. A broken P may say any number: no more than the task's tokens count. */
+ * order. A broken P may say any number: no more than the transfer's tokens count. */
 uint32_t ring_progress(const struct ring *r, uint32_t slot, uint32_t layer, uint64_t gen);
-/* 1: P's schedule had this task in hand in its present step, or in the one before (it may be about
- * to say so). */
+/* 1: P's schedule had this transfer in hand in its present step, or in the one before (it may be
+ * about to say so). */
 int ring_in_schedule(const struct ring *r, uint32_t slot, uint64_t gen);
 /* (gen, PENDING) -> (gen, SENT); 0 or ERR_STALE. */
 int ring_mark_sent(struct ring *r, uint32_t slot, uint64_t gen);

@@ -59,9 +59,9 @@ enum msg_from {
 	X(KV_READY, 44, kv_ready, MSG_NUMBERED | MSG_REQUEST, FROM_M)                       \
 	X(KV_READY_ACK, 45, kv_ready_ack, MSG_NUMBERED | MSG_REQUEST, FROM_W)               \
 	X(KV_SENT, 46, kv_sent, MSG_NUMBERED | MSG_REQUEST, FROM_M)                         \
-	X(TASK_FAILED, 47, task_failed, MSG_NUMBERED | MSG_REQUEST, FROM_M)                 \
+	X(TRANSFER_FAILED, 47, transfer_failed, MSG_NUMBERED | MSG_REQUEST, FROM_M)         \
 	X(KV_EVENTS, 48, kv_events, MSG_NUMBERED, FROM_W | FROM_S)                          \
-	X(TASK_SEEN, 49, task_seen, MSG_NUMBERED | MSG_REQUEST, FROM_M)                     \
+	X(TRANSFER_SEEN, 49, transfer_seen, MSG_NUMBERED | MSG_REQUEST, FROM_M)             \
 	X(STORE_PUT, 64, store_put, MSG_NUMBERED, FROM_W)                                   \
 	X(STORE_GET, 65, store_get, MSG_NUMBERED, FROM_W)                                   \
 	X(STORE_LOOKUP, 66, store_lookup, MSG_NUMBERED, FROM_W)                             \

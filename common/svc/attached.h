@@ -1,5 +1,5 @@
 /* attached.h - the workers that have handed their memory to this daemon (kv/handover.h), one
- * connection each on RUNDIR/NAME.sock. The worker's end is daemons/worker/attach.h.
+ * connection each on RUNDIR/NAME.sock. The worker's end is daemons/worker/links/attach.h.
  *
  * A connection waits for the one hello, which is checked, mapped, given to the daemon's `attach`
  * and answered. From then on its end of file, or anything else that it sends, ends it: `detach`. At

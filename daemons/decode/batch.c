@@ -7,7 +7,7 @@
  * youngest sequence gives way (room.c). A failed step fails the sequences in it; logits that are
  * not finite fail their own, and none of its blocks of that step is published. */
 #include "decode.h"
-#include "daemons/worker/constraint.h"
+#include "daemons/worker/seq/constraint.h"
 #include "util/check.h"
 #include "util/mem.h"
 
@@ -37,7 +37,7 @@ static void give_back(struct decode *d, struct sequence *q)
 
 static uint64_t growth_blocks(const struct decode *d, const struct sequence *q)
 {
-	return (uint64_t)ceil((double)sequence_growth_tokens(d, &q->work) * d->ratio /
+	return (uint64_t)ceil((double)sequence_growth_tokens(d, &q->req) * d->ratio /
 	                      d->w->info->kv.block_tokens);
 }
 
@@ -133,7 +133,7 @@ static void fail_draw(struct sequence *q, const struct err *err)
 static void prepare(struct decode *d, struct sequence *q)
 {
 	struct err err = {0};
-	int ahead = constraint_prepare(&q->work, d->w->info, q->ahead, &err);
+	int ahead = constraint_prepare(&q->req, d->w->info, q->ahead, &err);
 	if (ahead < 0)
 		fail_draw(q, &err);
 	q->ahead = ahead < 0 ? 0 : (uint32_t)ahead;
@@ -142,11 +142,11 @@ static void prepare(struct decode *d, struct sequence *q)
 /* What is asked of the row that computes token `row` of q, counted with its draft. */
 static struct engine_draw ask(const struct sequence *q, uint32_t row)
 {
-	uint32_t last = q->work.n_tokens - 1;
+	uint32_t last = q->req.n_tokens - 1;
 	if (row >= last && !q->failed)
-		return work_draw(&q->work, row - last);
-	if (q->work.prompt_logprobs && row + 1 < q->work.prompt_tokens && row + 1 > q->scored)
-		return work_score(&q->work, row + 1);
+		return request_copy_draw(&q->req, row - last);
+	if (q->req.prompt_logprobs && row + 1 < q->req.prompt_tokens && row + 1 > q->scored)
+		return request_copy_score(&q->req, row + 1);
 	return (struct engine_draw){0};
 }
 
@@ -162,11 +162,11 @@ static void add_draws(struct decode *d, const struct sequence *q, struct engine_
 static void add_span(struct decode *d, struct sequence *q, uint32_t n_rows, uint32_t *n,
                      uint32_t *draws)
 {
-	uint32_t left = q->work.n_tokens - q->computed;
-	int all = q->work.prompt_logprobs && q->scored + 1 < q->work.prompt_tokens && !q->first_us;
+	uint32_t left = q->req.n_tokens - q->computed;
+	int all = q->req.prompt_logprobs && q->scored + 1 < q->req.prompt_tokens && !q->first_us;
 	d->step_sequences[*n] = q;
 	d->spans[*n] = (struct engine_span){
-		.tokens = q->work.tokens + q->computed,
+		.tokens = q->req.tokens + q->computed,
 		.n = n_rows,
 		.position = q->computed,
 		.blocks = q->blocks,
@@ -187,7 +187,7 @@ static uint32_t fill(struct decode *d)
 	uint32_t n = 0, rows = 0, logits = 0, draws = 0;
 	list_each(it, &d->running) {
 		struct sequence *q = list_entry(it, struct sequence, batch);
-		if (q->work.n_tokens - q->computed == 1 && n < w->max_sequences && room_ready(d, q)) {
+		if (q->req.n_tokens - q->computed == 1 && n < w->max_sequences && room_ready(d, q)) {
 			prepare(d, q);
 			/* its last token's row, and those of its draft for which room_grow has found room */
 			uint32_t take = 1 + q->ahead;
@@ -203,10 +203,10 @@ static uint32_t fill(struct decode *d)
 		         (rows < w->max_batched_tokens ? rows : w->max_batched_tokens);
 	list_each(it, &d->running) {
 		struct sequence *q = list_entry(it, struct sequence, batch);
-		uint32_t left = q->work.n_tokens - q->computed, take = left < budget ? left : budget;
+		uint32_t left = q->req.n_tokens - q->computed, take = left < budget ? left : budget;
 		if (left <= 1 || !room_ready(d, q))
 			continue;
-		int all = q->work.prompt_logprobs && !q->first_us;
+		int all = q->req.prompt_logprobs && !q->first_us;
 		if (all && take > w->max_logits - logits)
 			take = w->max_logits - logits;
 		if (!take || n == w->max_sequences || logits == w->max_logits)
@@ -238,12 +238,12 @@ static int score_prompt(struct decode *d, struct sequence *q, const struct engin
 	int rc = 0;
 	for (uint32_t i = 0; i < sp->n; i++) {
 		uint32_t at = sp->position + i + 1;
-		if (at >= q->work.prompt_tokens || at != q->scored + 1)
+		if (at >= q->req.prompt_tokens || at != q->scored + 1)
 			continue;
-		if ((rc = work_check_finite(&sp->drawn[i], "prompt", at, err)))
+		if ((rc = drawn_check_finite(&sp->drawn[i], "prompt", at, err)))
 			break;
 		if (!c)
-			c = score_new(d->w, &q->work, at);
+			c = score_new(d->w, &q->req, at);
 		q->scored++;
 		if (score_add(c, &sp->drawn[i])) {
 			svc_post(d->w->svc, score_post, c);
@@ -261,19 +261,19 @@ static Pds__Finish take_drawn(struct decode *d, struct sequence *q, const struct
                               uint32_t drafted, struct report *rep)
 {
 	struct worker *w = d->w;
-	struct work *k = &q->work;
+	struct request_copy *k = &q->req;
 	for (uint32_t right = 0;; right++) {
 		const struct kern_drawn *s = &drawn[right];
-		uint32_t index = work_index(k),
+		uint32_t index = request_copy_index(k),
 				 draft = right < drafted ? k->tokens[k->n_tokens] : UINT32_MAX;
 		struct err err = {0};
-		if (work_check_finite(s, "answer", index, &err) < 0) {
+		if (drawn_check_finite(s, "answer", index, &err) < 0) {
 			fail_draw(q, &err);
 			return PDS__FINISH__FINISH_NONE;
 		}
 		if (!q->first_us)
 			q->first_us = clock_us();
-		Pds__Finish finish = work_append(k, s->id, w->info);
+		Pds__Finish finish = request_copy_append(k, s->id, w->info);
 		report_token(rep, q, index, s, finish);
 		w->generated_tokens++;
 		stat_add(svc_stats(w->svc), WS_GENERATED_TOKENS, 1);
@@ -290,14 +290,14 @@ static Pds__Finish take_drawn(struct decode *d, struct sequence *q, const struct
 static void after_step(struct decode *d, struct sequence *q, const struct engine_span *sp,
                        struct report *rep)
 {
-	uint32_t left = q->work.n_tokens - q->computed, drafted = sp->n > left ? sp->n - left : 0,
+	uint32_t left = q->req.n_tokens - q->computed, drafted = sp->n > left ? sp->n - left : 0,
 			 own = sp->n - drafted;
 	Pds__Finish finish = PDS__FINISH__FINISH_NONE;
 	struct err err = {0};
 	q->computed += own;
 	if (sp->logits == ENGINE_LOGITS_ALL && !drafted && score_prompt(d, q, sp, &err) < 0)
 		fail_draw(q, &err);
-	if (q->computed == q->work.n_tokens && !q->failed) {
+	if (q->computed == q->req.n_tokens && !q->failed) {
 		if (q->back_us)
 			room_caught_up(d, q);
 		uint32_t last = sp->logits == ENGINE_LOGITS_ALL ? own - 1 : 0;
@@ -329,7 +329,7 @@ static void step(struct decode *d, uint32_t n)
 	uint64_t took = clock_us() - begin;
 	for (uint32_t i = 0; i < n; i++) {
 		struct sequence *q = d->step_sequences[i];
-		uint32_t take = d->spans[i].n, left = q->work.n_tokens - q->computed;
+		uint32_t take = d->spans[i].n, left = q->req.n_tokens - q->computed;
 		rows += take;
 		of_prompts += take > 1 && left > 1 ? take : 0;
 		if (r < 0)

@@ -23,9 +23,9 @@
 #include "util/clock.h"
 #include "util/list.h"
 #include "util/map.h"
-#include "daemons/worker/score.h"
+#include "daemons/worker/seq/score.h"
 #include "daemons/worker/stage.h"
-#include "daemons/worker/work.h"
+#include "daemons/worker/seq/copy.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -57,7 +57,7 @@ struct sequence {
 	uint64_t told_us;     /* QUEUED: when its prefill worker was last told its place */
 	struct list batch;    /* schedule thread: waiting or running */
 	struct worker *w;
-	struct work work;
+	struct request_copy req;
 	enum sequence_state state;
 	_Atomic int cancelled;
 	struct compile_task form; /* COMPILING */
@@ -106,7 +106,7 @@ struct sequence {
 
 struct tombstone { /* a cancel that came first, or an attempt that has ended */
 	struct list node;
-	struct work_key key;
+	struct attempt_key key;
 	uint64_t until_us;
 };
 
@@ -198,13 +198,13 @@ struct sequence *sequence_find(struct decode *d, const struct msg_head *h);
  * sequence_hash: all at once, on the schedule thread. */
 int sequence_hash_some(struct sequence *q, uint32_t tokens);
 void sequence_hash(struct sequence *q);
-uint64_t sequence_growth_tokens(const struct decode *d, const struct work *w);
+uint64_t sequence_growth_tokens(const struct decode *d, const struct request_copy *w);
 
 /* tombstone.c */
 void tombstones_init(struct decode *d);
 void tombstones_fini(struct decode *d);
-void tombstone_add(struct decode *d, const struct work_key *k, uint64_t until_us);
-int tombstone_has(struct decode *d, const struct work_key *k);
+void tombstone_add(struct decode *d, const struct attempt_key *k, uint64_t until_us);
+int tombstone_has(struct decode *d, const struct attempt_key *k);
 void tombstone_expire(struct decode *d, uint64_t now_us);
 
 /* queue.c: reservations that wait for room, in order */

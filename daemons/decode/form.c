@@ -2,7 +2,7 @@
  * done with its sequence, which holds no blocks meanwhile; what happens to it then (a cancel, a
  * deadline, the end of a peer) only marks it. */
 #include "decode.h"
-#include "daemons/worker/constraint.h"
+#include "daemons/worker/seq/constraint.h"
 
 static void go_on(struct sequence *q)
 {
@@ -20,7 +20,7 @@ static void refuse(struct sequence *q, Pds__Fault fault, const char *text)
 	if (*q->prefill)
 		lease_deny(q, fault, text, after);
 	else
-		worker_fail_by(q->w, &h, q->work.router, q->work.router_epoch,
+		worker_fail_by(q->w, &h, q->req.router, q->req.router_epoch,
 		               &(struct worker_failure){.fault = fault,
 		                                        .retry = fault != PDS__FAULT__FAULT_INVALID,
 		                                        .text = text,
@@ -55,12 +55,12 @@ static void done(struct compile_task *t)
 
 void form_then_go_on(struct sequence *q)
 {
-	if (constraint_is_ready(&q->work)) {
+	if (constraint_is_ready(&q->req)) {
 		go_on(q);
 		return;
 	}
 	sequence_enter(q, SEQUENCE_COMPILING);
-	q->form = (struct compile_task){.work = &q->work, .cancelled = &q->cancelled, .done = done};
+	q->form = (struct compile_task){.req = &q->req, .cancelled = &q->cancelled, .done = done};
 	compiler_put(q->w->compiler, &q->form, 0);
 }
 

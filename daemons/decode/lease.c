@@ -55,7 +55,7 @@ static void send_grant(struct sequence *q)
 	g.lease_us = d->lease_us;
 	g.cached_tokens = skip * q->w->info->kv.block_tokens;
 	g.blocks = q->blocks + skip;
-	g.n_blocks = worker_blocks_for(q->w, q->work.given_tokens) - skip;
+	g.n_blocks = worker_blocks_for(q->w, q->req.given_tokens) - skip;
 	if (p)
 		svc_send(q->w->svc, p, MSG_KV_GRANT, &h, &g.base);
 }
@@ -75,7 +75,7 @@ static void send_deny(struct worker *w, struct peer *p, const struct msg_head *h
 
 static uint64_t growth_at(const struct decode *d, const struct sequence *q, double ratio)
 {
-	return (uint64_t)ceil((double)sequence_growth_tokens(d, &q->work) * ratio /
+	return (uint64_t)ceil((double)sequence_growth_tokens(d, &q->req) * ratio /
 	                      d->w->info->kv.block_tokens);
 }
 
@@ -122,7 +122,7 @@ static int fits(struct decode *d, uint64_t need, uint64_t growth)
 static int room_for(struct decode *d, struct sequence *q)
 {
 	struct worker *w = d->w;
-	uint32_t need = worker_blocks_for(w, q->work.n_tokens), bt = w->info->kv.block_tokens;
+	uint32_t need = worker_blocks_for(w, q->req.n_tokens), bt = w->info->kv.block_tokens;
 	if (d->preempted || d->active + d->count[SEQUENCE_LEASED] >= w->max_sequences)
 		return 0;
 	uint64_t growth = lease_growth(d);
@@ -130,12 +130,12 @@ static int room_for(struct decode *d, struct sequence *q)
 		q->room_blocks = need + 8;
 		q->blocks = mem_array(q->room_blocks, sizeof *q->blocks);
 	}
-	uint32_t may = q->work.prompt_logprobs ? 0 : (q->work.n_tokens - 1) / bt;
+	uint32_t may = q->req.prompt_logprobs ? 0 : (q->req.n_tokens - 1) / bt;
 	if (!fits(d, need - kv_pool_probe(w->pool, q->hashes, may), growth))
 		return 0;
-	uint32_t matched = kv_pool_match(w->pool, q->hashes, may, &q->work.id, q->blocks);
+	uint32_t matched = kv_pool_match(w->pool, q->hashes, may, &q->req.id, q->blocks);
 	if (!fits(d, need - matched, growth) ||
-	    kv_pool_take(w->pool, need - matched, KV_LEASED, &q->work.id, q->blocks + matched) < 0) {
+	    kv_pool_take(w->pool, need - matched, KV_LEASED, &q->req.id, q->blocks + matched) < 0) {
 		kv_pool_release(w->pool, q->blocks, matched);
 		return 0;
 	}
@@ -168,9 +168,9 @@ void lease_try_grant(struct decode *d)
 		stat_add(svc_stats(d->w->svc), WS_LEASES, 1);
 		stat_observe_us(svc_stats(d->w->svc), WS_QUEUE_SECONDS, now - q->accepted_us);
 		log_req(
-			LOG_INFO, &q->work.id, "granted",
+			LOG_INFO, &q->req.id, "granted",
 			"attempt=%u prefill=%s lease=%llu blocks=%u cached=%u wait_us=%llu estimate_us=%llu",
-			q->work.attempt, q->prefill, (unsigned long long)q->lease_id, q->n_blocks,
+			q->req.attempt, q->prefill, (unsigned long long)q->lease_id, q->n_blocks,
 			q->n_matched * d->w->info->kv.block_tokens, (unsigned long long)(now - q->accepted_us),
 			(unsigned long long)q->estimate_us);
 		send_grant(q);
@@ -235,7 +235,7 @@ void on_reserve(struct worker *w, struct peer *p, const struct msg_head *h,
 {
 	struct decode *d = decode_of(w);
 	const Pds__Reserve *m = (const Pds__Reserve *)body;
-	struct work_key k = work_key(&h->req, h->attempt);
+	struct attempt_key k = attempt_key(&h->req, h->attempt);
 	struct err err = {0};
 	Pds__Fault fault;
 	if (tombstone_has(d, &k)) {
@@ -257,8 +257,8 @@ void on_reserve(struct worker *w, struct peer *p, const struct msg_head *h,
 		          fault == PDS__FAULT__FAULT_OVERLOADED ? queue_retry_after(d) : 0);
 		return;
 	}
-	snprintf(q->work.router, sizeof q->work.router, "%s", m->router);
-	q->work.router_epoch = m->router_epoch;
+	snprintf(q->req.router, sizeof q->req.router, "%s", m->router);
+	q->req.router_epoch = m->router_epoch;
 	snprintf(q->prefill, sizeof q->prefill, "%s", peer_name(p));
 	q->prefill_epoch = peer_epoch(p);
 	form_then_go_on(q);
@@ -272,7 +272,7 @@ void reserved_new(struct sequence *q)
 	struct decode *d = decode_of(w);
 	struct peer *p = prefill_peer(q);
 	sequence_enter(q, SEQUENCE_QUEUED);
-	q->asks = worker_blocks_for(w, q->work.n_tokens) + (uint32_t)growth_at(d, q, ratio_now(d));
+	q->asks = worker_blocks_for(w, q->req.n_tokens) + (uint32_t)growth_at(d, q, ratio_now(d));
 	queue_push(d, q);
 	lease_try_grant(d);
 	if (q->state != SEQUENCE_QUEUED)
@@ -317,8 +317,8 @@ static void send_revoke(struct sequence *q)
 void lease_drop(struct sequence *q, const char *why)
 {
 	struct decode *d = decode_of(q->w);
-	log_req(LOG_INFO, &q->work.id, "lease_dropped",
-	        "attempt=%u state=%s lease=%llu writer=%d why=%s", q->work.attempt,
+	log_req(LOG_INFO, &q->req.id, "lease_dropped",
+	        "attempt=%u state=%s lease=%llu writer=%d why=%s", q->req.attempt,
 	        sequence_state_name(q->state), (unsigned long long)q->lease_id, q->writer != 0,
 	        log_quote(why));
 	stat_add(svc_stats(q->w->svc), WS_CANCELLED, 1);
@@ -355,14 +355,14 @@ void lease_lost(struct sequence *q, const char *why, int by_prefill)
 	struct msg_head h;
 	sequence_head(q, &h);
 	stat_add(svc_stats(q->w->svc), WS_LEASES_LOST, 1);
-	worker_fail_by(q->w, &h, q->work.router, q->work.router_epoch, &f);
+	worker_fail_by(q->w, &h, q->req.router, q->req.router_epoch, &f);
 	lease_drop(q, why);
 }
 
 static void fenced(struct sequence *q, const char *how)
 {
 	struct decode *d = decode_of(q->w);
-	log_req(LOG_INFO, &q->work.id, "fenced", "attempt=%u lease=%llu how=%s", q->work.attempt,
+	log_req(LOG_INFO, &q->req.id, "fenced", "attempt=%u lease=%llu how=%s", q->req.attempt,
 	        (unsigned long long)q->lease_id, how);
 	sequence_end(q);
 	lease_try_grant(d);
@@ -401,9 +401,9 @@ void lease_check(struct decode *d, uint64_t now)
 		else if (q->state == SEQUENCE_LEASED && now >= q->lease_until_us &&
 		         !(q->kv_ready && q->has_first))
 			lease_lost(q, "the lease expired: its prefill worker did not renew it", 1);
-		else if (q->state != SEQUENCE_QUARANTINE && now >= q->work.deadline_us && !q->cancelled) {
-			worker_fail(d->w, &h, q->work.router, q->work.router_epoch, PDS__FAULT__FAULT_DEADLINE,
-			            0, "the request's deadline has passed in decode");
+		else if (q->state != SEQUENCE_QUARANTINE && now >= q->req.deadline_us && !q->cancelled) {
+			worker_fail(d->w, &h, q->req.router, q->req.router_epoch, PDS__FAULT__FAULT_DEADLINE, 0,
+			            "the request's deadline has passed in decode");
 			if (q->state == SEQUENCE_ACTIVE || q->state == SEQUENCE_COMPILING) {
 				q->cancelled = 1;
 				batch_kick(d);
@@ -425,7 +425,7 @@ static int granted_to(const struct sequence *q, const char *prefill, uint64_t pr
 static void fill_opened(const struct sequence *q, Pds__LeaseOpened *a, uint64_t *generations)
 {
 	a->cached_tokens = q->n_matched * q->w->info->kv.block_tokens;
-	a->tokens = q->work.n_tokens;
+	a->tokens = q->req.n_tokens;
 	a->blocks = q->blocks + q->n_matched;
 	a->n_blocks = q->n_blocks - q->n_matched;
 	for (size_t i = 0; i < a->n_blocks; i++)
@@ -483,19 +483,19 @@ static void join(struct sequence *q)
 {
 	struct worker *w = q->w;
 	struct decode *d = decode_of(w);
-	uint32_t bt = w->info->kv.block_tokens, full = q->work.n_tokens / bt,
-			 index = work_index(&q->work);
+	uint32_t bt = w->info->kv.block_tokens, full = q->req.n_tokens / bt,
+			 index = request_copy_index(&q->req);
 	kv_pool_lease_to_held(w->pool, q->blocks, q->n_blocks);
 	for (q->published = q->n_matched; q->published < full; q->published++)
 		kv_pool_publish(w->pool, q->blocks[q->published], &q->hashes[q->published],
 		                q->published ? &q->hashes[q->published - 1] : NULL);
-	q->computed = q->work.n_tokens;
+	q->computed = q->req.n_tokens;
 	q->cached_tokens = q->n_matched * bt;
 	q->writer = 0;
 	q->joined_us = q->first_us = clock_us();
-	Pds__Finish finish = work_append(&q->work, q->first.id, w->info);
-	log_req(LOG_INFO, &q->work.id, "joined", "attempt=%u prompt=%u transfer_us=%llu wait_us=%llu",
-	        q->work.attempt, q->computed, (unsigned long long)(q->ready_us - q->granted_us),
+	Pds__Finish finish = request_copy_append(&q->req, q->first.id, w->info);
+	log_req(LOG_INFO, &q->req.id, "joined", "attempt=%u prompt=%u transfer_us=%llu wait_us=%llu",
+	        q->req.attempt, q->computed, (unsigned long long)(q->ready_us - q->granted_us),
 	        (unsigned long long)(q->joined_us - q->ready_us));
 	stat_observe_us(svc_stats(w->svc), WS_TRANSFER_SECONDS, q->ready_us - q->granted_us);
 	report_first(q, index, finish);
@@ -527,8 +527,8 @@ void on_kv_ready(struct worker *w, struct peer *p, const struct msg_head *h,
 		return; /* another prefill worker's ring names this lease */
 	q->kv_ready = 1;
 	q->ready_us = clock_us();
-	log_req(LOG_INFO, &q->work.id, "kv_ready", "attempt=%u bytes=%llu copy_us=%llu tail_us=%llu",
-	        q->work.attempt, (unsigned long long)m->bytes, (unsigned long long)m->copy_us,
+	log_req(LOG_INFO, &q->req.id, "kv_ready", "attempt=%u bytes=%llu copy_us=%llu tail_us=%llu",
+	        q->req.attempt, (unsigned long long)m->bytes, (unsigned long long)m->copy_us,
 	        (unsigned long long)m->tail_us);
 	if (q->has_first)
 		join(q);

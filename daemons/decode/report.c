@@ -52,12 +52,12 @@ static struct entry *add_entry(struct report *r, struct sequence *q, uint32_t in
 		r->entry = mem_grow(r->entry, r->room, sizeof *r->entry);
 	}
 	struct entry *e = &r->entry[r->n++];
-	memcpy(e->router, q->work.router, sizeof e->router);
-	e->router_epoch = q->work.router_epoch;
+	memcpy(e->router, q->req.router, sizeof e->router);
+	e->router_epoch = q->req.router_epoch;
 	pds__sequence_tokens__init(&e->s);
-	e->s.request_hi = q->work.id.hi;
-	e->s.request_lo = q->work.id.lo;
-	e->s.attempt = q->work.attempt;
+	e->s.request_hi = q->req.id.hi;
+	e->s.request_lo = q->req.id.lo;
+	e->s.attempt = q->req.attempt;
 	e->s.index = index;
 	e->first = r->n_tokens;
 	return e;
@@ -77,13 +77,13 @@ void report_token(struct report *r, struct sequence *q, uint32_t index, const st
                   Pds__Finish finish)
 {
 	struct entry *e = r->n ? &r->entry[r->n - 1] : NULL;
-	if (!e || e->s.request_hi != q->work.id.hi || e->s.request_lo != q->work.id.lo ||
-	    e->s.attempt != q->work.attempt)
+	if (!e || e->s.request_hi != q->req.id.hi || e->s.request_lo != q->req.id.lo ||
+	    e->s.attempt != q->req.attempt)
 		e = add_entry(r, q, index);
-	add_token(r, work_token(s, q->work.sampling.logprobs >= 0));
+	add_token(r, drawn_token(s, q->req.sampling.logprobs >= 0));
 	e->s.n_tokens++;
 	e->s.finish = finish;
-	if (index != q->work.given_tokens - q->work.prompt_tokens && finish == PDS__FINISH__FINISH_NONE)
+	if (index != q->req.given_tokens - q->req.prompt_tokens && finish == PDS__FINISH__FINISH_NONE)
 		return;
 	report_timing(q, &e->timing);
 	e->s.timing = &e->timing;

@@ -80,9 +80,9 @@ static void finish(struct decode *d, struct restore *r)
 {
 	struct sequence *q = r->q;
 	outcome(d, q, r->got ? WS_RESTORES_READ : WS_RESTORES_COMPUTED);
-	log_req(LOG_INFO, &q->work.id, "restored",
-	        "attempt=%u tokens=%u read_blocks=%u computed=%u took_us=%llu", q->work.attempt,
-	        q->work.n_tokens, r->got, q->computed, (unsigned long long)(clock_us() - r->begun_us));
+	log_req(LOG_INFO, &q->req.id, "restored",
+	        "attempt=%u tokens=%u read_blocks=%u computed=%u took_us=%llu", q->req.attempt,
+	        q->req.n_tokens, r->got, q->computed, (unsigned long long)(clock_us() - r->begun_us));
 	q->restore = NULL;
 	q->phase = PHASE_RUNNING;
 	drop(r);
@@ -112,7 +112,7 @@ void restore_begin(struct decode *d, struct sequence *q, uint32_t end)
 	list_init(&r->answer);
 	r->asker.answered = answered;
 	r->q = q;
-	r->id = q->work.id;
+	r->id = q->req.id;
 	r->begun_us = clock_us();
 	list_push_back(&d->restores, &r->node);
 	d->at_storage++;
@@ -133,7 +133,7 @@ static uint32_t most_needed(const struct decode *d, const struct list *l, uint32
 {
 	uint32_t most = 0;
 	list_each(it, l) {
-		const struct work *k = &list_entry(it, struct sequence, batch)->work;
+		const struct request_copy *k = &list_entry(it, struct sequence, batch)->req;
 		uint64_t tokens = (uint64_t)k->prompt_tokens + k->max_tokens;
 		uint32_t need = worker_blocks_for(d->w, tokens < k->limit_tokens ? (uint32_t)tokens
 		                                                                 : k->limit_tokens);
@@ -373,7 +373,7 @@ static void give_up_late(struct decode *d)
 	if (!r || clock_us() < r->until_us)
 		return;
 	struct sequence *q = r->q;
-	log_req(LOG_WARN, &r->id, "restore_late", "attempt=%u blocks=%u limit_us=%llu", q->work.attempt,
+	log_req(LOG_WARN, &r->id, "restore_late", "attempt=%u blocks=%u limit_us=%llu", q->req.attempt,
 	        r->n, (unsigned long long)d->restore_wait_us);
 	rates_note_read(&d->w->rates, r->expected, 0, d->restore_wait_us);
 	q->no_read = 1;

@@ -72,13 +72,13 @@ static int fits(const struct decode *d, const struct sequence *q, uint32_t block
 static int take_blocks(struct decode *d, struct sequence *q, uint32_t may)
 {
 	struct kv_pool *p = d->w->pool;
-	uint32_t need = worker_blocks_for(d->w, q->work.n_tokens);
+	uint32_t need = worker_blocks_for(d->w, q->req.n_tokens);
 	room_for_blocks(q, need);
 	if (!fits(d, q, need - kv_pool_probe(p, q->hashes, may)))
 		return 0;
-	uint32_t matched = kv_pool_match(p, q->hashes, may, &q->work.id, q->blocks);
+	uint32_t matched = kv_pool_match(p, q->hashes, may, &q->req.id, q->blocks);
 	if (!fits(d, q, need - matched) ||
-	    kv_pool_take(p, need - matched, KV_HELD, &q->work.id, q->blocks + matched) < 0) {
+	    kv_pool_take(p, need - matched, KV_HELD, &q->req.id, q->blocks + matched) < 0) {
 		kv_pool_release(p, q->blocks, matched);
 		return 0;
 	}
@@ -92,8 +92,8 @@ static int take_blocks(struct decode *d, struct sequence *q, uint32_t may)
  * still to be told. */
 static uint32_t may_have(const struct sequence *q)
 {
-	int all = q->work.prompt_logprobs && q->scored + 1 < q->work.prompt_tokens && !q->first_us;
-	return all ? 0 : (q->work.n_tokens - 1) / q->w->info->kv.block_tokens;
+	int all = q->req.prompt_logprobs && q->scored + 1 < q->req.prompt_tokens && !q->first_us;
+	return all ? 0 : (q->req.n_tokens - 1) / q->w->info->kv.block_tokens;
 }
 
 /* Leading blocks that both have. A hash covers all before it: equal at one place, equal before. */
@@ -120,7 +120,7 @@ static int comes_soon(struct decode *d, const struct sequence *q)
 		return 0;
 	list_each(it, &d->running) {
 		struct sequence *r = list_entry(it, struct sequence, batch);
-		if (r->work.n_tokens - r->computed <= 1)
+		if (r->req.n_tokens - r->computed <= 1)
 			continue; /* it only decodes */
 		sequence_hash(r);
 		uint32_t common = common_blocks(r, q, may);
@@ -193,12 +193,12 @@ static void raise_ratio(struct decode *d)
 
 static void preempt(struct decode *d, struct sequence *q)
 {
-	log_req(LOG_INFO, &q->work.id, "preempted", "attempt=%u tokens=%u blocks=%u", q->work.attempt,
-	        q->work.n_tokens, q->n_blocks);
+	log_req(LOG_INFO, &q->req.id, "preempted", "attempt=%u tokens=%u blocks=%u", q->req.attempt,
+	        q->req.n_tokens, q->n_blocks);
 	if (q->restore)
 		restore_leave(d, q);
 	if (d->save_preempted && clock_us() >= d->no_storage_until_us)
-		writeout_save(d->w->writeout, &q->work.id, q->blocks, q->published);
+		writeout_save(d->w->writeout, &q->req.id, q->blocks, q->published);
 	q->preemptions++;
 	q->no_read = 0;
 	room_wait_again(d, q);
@@ -212,7 +212,7 @@ static void preempt(struct decode *d, struct sequence *q)
 static int grow_one(struct decode *d, struct sequence *q)
 {
 	room_for_blocks(q, q->n_blocks + 1);
-	while (kv_pool_take(d->w->pool, 1, KV_HELD, &q->work.id, &q->blocks[q->n_blocks]) < 0) {
+	while (kv_pool_take(d->w->pool, 1, KV_HELD, &q->req.id, &q->blocks[q->n_blocks]) < 0) {
 		enum writeout_wait writes = writeout_wait(d->w->writeout, d->wait_us);
 		if (writes == WRITEOUT_VOID)
 			continue;
@@ -233,7 +233,7 @@ static void grow_all(struct decode *d)
 {
 	for (struct list *it = d->running.next; it != &d->running;) {
 		struct sequence *q = list_entry(it, struct sequence, batch);
-		uint32_t need = worker_blocks_for(d->w, q->work.n_tokens);
+		uint32_t need = worker_blocks_for(d->w, q->req.n_tokens);
 		while (q->n_blocks < need)
 			if (!grow_one(d, q))
 				return; /* who is younger does not get before it */
@@ -245,10 +245,10 @@ static void grow_all(struct decode *d)
 static void grow_ahead(struct decode *d, struct sequence *q)
 {
 	struct worker *w = d->w;
-	uint32_t tokens = q->work.n_tokens, want = worker_blocks_for(w, tokens + q->ahead);
+	uint32_t tokens = q->req.n_tokens, want = worker_blocks_for(w, tokens + q->ahead);
 	room_for_blocks(q, want);
 	while (!d->lacking && q->n_blocks < want &&
-	       kv_pool_take(w->pool, 1, KV_HELD, &q->work.id, &q->blocks[q->n_blocks]) == 0)
+	       kv_pool_take(w->pool, 1, KV_HELD, &q->req.id, &q->blocks[q->n_blocks]) == 0)
 		q->n_blocks++;
 	uint64_t room = (uint64_t)q->n_blocks * w->info->kv.block_tokens;
 	if (room < tokens + q->ahead)
@@ -270,7 +270,7 @@ void room_grow(struct decode *d)
 
 int room_ready(const struct decode *d, const struct sequence *q)
 {
-	return !q->restore && q->n_blocks >= worker_blocks_for(d->w, q->work.n_tokens);
+	return !q->restore && q->n_blocks >= worker_blocks_for(d->w, q->req.n_tokens);
 }
 
 /* --- waiting ------------------------------------------------------------- */

@@ -1,6 +1,6 @@
 /* sequence.c - sequences of the decode stage: registration, state, end. On the loop's thread. */
 #include "decode.h"
-#include "daemons/worker/constraint.h"
+#include "daemons/worker/seq/constraint.h"
 #include "util/check.h"
 #include "util/mem.h"
 
@@ -32,9 +32,9 @@ void sequence_enter(struct sequence *q, enum sequence_state next)
 {
 	struct decode *d = decode_of(q->w);
 	if (!legal(q->state, next))
-		PANIC("sequence %s: %s -> %s is no legal step", log_reqid(&q->work.id),
+		PANIC("sequence %s: %s -> %s is no legal step", log_reqid(&q->req.id),
 		      sequence_state_name(q->state), sequence_state_name(next));
-	log_req(LOG_DEBUG, &q->work.id, "sequence_state", "attempt=%u from=%s to=%s", q->work.attempt,
+	log_req(LOG_DEBUG, &q->req.id, "sequence_state", "attempt=%u from=%s to=%s", q->req.attempt,
 	        sequence_state_name(q->state), sequence_state_name(next));
 	d->count[q->state]--;
 	d->count[next]++;
@@ -43,19 +43,19 @@ void sequence_enter(struct sequence *q, enum sequence_state next)
 
 void sequence_head(const struct sequence *q, struct msg_head *h)
 {
-	*h = (struct msg_head){q->work.id, q->work.attempt, q->work.deadline_us};
+	*h = (struct msg_head){q->req.id, q->req.attempt, q->req.deadline_us};
 }
 
 struct sequence *sequence_find(struct decode *d, const struct msg_head *h)
 {
-	struct work_key k = work_key(&h->req, h->attempt);
+	struct attempt_key k = attempt_key(&h->req, h->attempt);
 	return map_get(d->by_key, k.b);
 }
 
 int sequence_hash_some(struct sequence *q, uint32_t tokens)
 {
 	const struct worker *w = q->w;
-	uint32_t bt = w->info->kv.block_tokens, full = q->work.n_tokens / bt;
+	uint32_t bt = w->info->kv.block_tokens, full = q->req.n_tokens / bt;
 	uint32_t some = (tokens + bt - 1) / bt, left = full - q->n_hashes;
 	uint32_t to = left > some ? q->n_hashes + some : full;
 	if (full > q->room_hashes) {
@@ -64,22 +64,23 @@ int sequence_hash_some(struct sequence *q, uint32_t tokens)
 	}
 	for (; q->n_hashes < to; q->n_hashes++)
 		kv_hash_block(q->n_hashes ? &q->hashes[q->n_hashes - 1] : &w->root,
-		              q->work.tokens + (size_t)q->n_hashes * bt, bt, &q->hashes[q->n_hashes]);
+		              q->req.tokens + (size_t)q->n_hashes * bt, bt, &q->hashes[q->n_hashes]);
 	return q->n_hashes == full;
 }
 
 void sequence_hash(struct sequence *q)
 {
-	sequence_hash_some(q, q->work.n_tokens);
+	sequence_hash_some(q, q->req.n_tokens);
 }
 
-uint64_t sequence_growth_tokens(const struct decode *d, const struct work *w)
+uint64_t sequence_growth_tokens(const struct decode *d, const struct request_copy *w)
 {
 	uint64_t left = w->max_tokens - (w->n_tokens - w->prompt_tokens);
 	return left < d->growth_cap ? left : d->growth_cap;
 }
 
-static int refuse(struct decode *d, const struct work *k, Pds__Fault *fault, struct err *err)
+static int refuse(struct decode *d, const struct request_copy *k, Pds__Fault *fault,
+                  struct err *err)
 {
 	uint32_t need = worker_blocks_for(d->w, k->n_tokens + 1);
 	*fault = PDS__FAULT__FAULT_DRAINING;
@@ -103,21 +104,21 @@ struct sequence *sequence_new(struct worker *w, const struct msg_head *h, const 
 	struct sequence *q = mem_zalloc(sizeof *q);
 	q->w = w;
 	*fault = PDS__FAULT__FAULT_INVALID;
-	int code = work_init(&q->work, h, r, w->info, err);
+	int code = request_copy_init(&q->req, h, r, w->info, err);
 	if (code == 0)
-		code = constraint_take(w->constraints, &q->work, r, err);
+		code = constraint_take(w->constraints, &q->req, r, err);
 	if (code == ERR_NOMEM)
 		*fault = PDS__FAULT__FAULT_OVERLOADED;
-	if (code < 0 || refuse(d, &q->work, fault, err) < 0) {
-		work_fini(&q->work);
+	if (code < 0 || refuse(d, &q->req, fault, err) < 0) {
+		request_copy_fini(&q->req);
 		free(q);
 		return NULL;
 	}
 	/* the last token needs no room; more would be preempted for ever */
 	uint64_t most = (uint64_t)w->region.blocks * w->info->kv.block_tokens + 1;
-	if (q->work.limit_tokens > most)
-		q->work.limit_tokens = (uint32_t)most;
-	struct work_key k = work_key(&h->req, h->attempt);
+	if (q->req.limit_tokens > most)
+		q->req.limit_tokens = (uint32_t)most;
+	struct attempt_key k = attempt_key(&h->req, h->attempt);
 	map_put(d->by_key, k.b, q);
 	list_push_back(&d->sequences, &q->node);
 	list_init(&q->queue);
@@ -132,15 +133,15 @@ struct sequence *sequence_new(struct worker *w, const struct msg_head *h, const 
 
 void sequence_end(struct sequence *q)
 {
-	struct work_key k = work_key(&q->work.id, q->work.attempt);
-	tombstone_add(decode_of(q->w), &k, q->work.deadline_us);
+	struct attempt_key k = attempt_key(&q->req.id, q->req.attempt);
+	tombstone_add(decode_of(q->w), &k, q->req.deadline_us);
 	sequence_forget(q);
 }
 
 void sequence_forget(struct sequence *q)
 {
 	struct decode *d = decode_of(q->w);
-	struct work_key k = work_key(&q->work.id, q->work.attempt);
+	struct attempt_key k = attempt_key(&q->req.id, q->req.attempt);
 	if (q->n_blocks)
 		kv_pool_release(q->w->pool, q->blocks, q->n_blocks);
 	map_remove(d->by_key, k.b);
@@ -155,6 +156,6 @@ void sequence_forget(struct sequence *q)
 	role_look(q->w);
 	free(q->hashes);
 	free(q->blocks);
-	work_fini(&q->work);
+	request_copy_fini(&q->req);
 	free(q);
 }

@@ -13,7 +13,7 @@
  * preempted waits for. */
 #include "spec.h"
 #include "decode.h"
-#include "daemons/worker/constraint.h"
+#include "daemons/worker/seq/constraint.h"
 #include "ngram.h"
 #include "util/mem.h"
 #include "util/least.h"
@@ -34,7 +34,7 @@ struct spec_sequence {
 struct proposer {
 	const char *name;
 	/* 1: something is proposed, ss->next and ss->match are set. */
-	int (*find)(struct spec_sequence *ss, const struct work *k);
+	int (*find)(struct spec_sequence *ss, const struct request_copy *k);
 };
 
 struct spec {
@@ -46,14 +46,14 @@ struct spec {
 	struct sequence **whose;
 };
 
-static int find_nothing(struct spec_sequence *ss, const struct work *k)
+static int find_nothing(struct spec_sequence *ss, const struct request_copy *k)
 {
 	(void)ss;
 	(void)k;
 	return 0;
 }
 
-static int find_ngram(struct spec_sequence *ss, const struct work *k)
+static int find_ngram(struct spec_sequence *ss, const struct request_copy *k)
 {
 	ss->match = ngram_find(ss->index, k->tokens, k->n_tokens, &ss->next);
 	return ss->match != 0;
@@ -111,9 +111,9 @@ static struct spec_sequence *spec_sequence_new(const struct spec *s)
 /* --- planning ------------------------------------------------------------ */
 
 /* Its answer may get so many tokens beside the one of this step. */
-static uint32_t tokens_beyond(const struct work *k)
+static uint32_t tokens_beyond(const struct request_copy *k)
 {
-	uint32_t answer = k->max_tokens - work_index(k), room = k->limit_tokens - k->n_tokens;
+	uint32_t answer = k->max_tokens - request_copy_index(k), room = k->limit_tokens - k->n_tokens;
 	return (answer < room ? answer : room) - 1;
 }
 
@@ -126,11 +126,11 @@ static int wants(struct spec *s, struct sequence *q, struct spec_want *ret)
 		q->spec = spec_sequence_new(s);
 	struct spec_sequence *ss = q->spec;
 	spec_record_step(&ss->record);
-	uint32_t most = tokens_beyond(&q->work), has = q->n_blocks * q->w->info->kv.block_tokens;
+	uint32_t most = tokens_beyond(&q->req), has = q->n_blocks * q->w->info->kv.block_tokens;
 	if (decode_of(q->w)->preempted)
 		/* free blocks are for those who wait for them */
-		most = least(most, has > q->work.n_tokens ? has - q->work.n_tokens : 0);
-	if (!s->proposer->find(ss, &q->work) || !most)
+		most = least(most, has > q->req.n_tokens ? has - q->req.n_tokens : 0);
+	if (!s->proposer->find(ss, &q->req) || !most)
 		return 0;
 	*ret = (struct spec_want){.most = least(most, ss->record.length),
 	                          .match = ss->match,
@@ -141,7 +141,7 @@ static int wants(struct spec *s, struct sequence *q, struct spec_want *ret)
 /* The draft stands behind the tokens, where the next ones will. */
 static void write_draft(struct sequence *q, uint32_t rows)
 {
-	struct work *k = &q->work;
+	struct request_copy *k = &q->req;
 	if (k->n_tokens + rows > k->room_tokens) {
 		k->room_tokens = k->n_tokens + rows + 64;
 		k->tokens = mem_grow(k->tokens, k->room_tokens, sizeof *k->tokens);
@@ -159,7 +159,7 @@ void spec_plan(struct decode *d)
 		return;
 	list_each(it, &d->running) {
 		struct sequence *q = list_entry(it, struct sequence, batch);
-		uint32_t left = q->work.n_tokens - q->computed;
+		uint32_t left = q->req.n_tokens - q->computed;
 		q->ahead = 0;
 		if (q->restore)
 			continue; /* it is in no step before storage has ended */

@@ -2,7 +2,7 @@
  * requests (role mixed, or no prefill worker lives): they have no lease and no candidate, and go
  * straight to the schedule thread. */
 #include "decode.h"
-#include "daemons/worker/constraint.h"
+#include "daemons/worker/seq/constraint.h"
 #include "util/mem.h"
 
 #include <math.h>
@@ -25,7 +25,7 @@ static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h
 {
 	struct decode *d = decode_of(w);
 	const Pds__Submit *m = (const Pds__Submit *)body;
-	struct work_key k = work_key(&h->req, h->attempt);
+	struct attempt_key k = attempt_key(&h->req, h->attempt);
 	struct err err = {0};
 	Pds__Fault fault;
 	if (sequence_find(d, h) || tombstone_has(d, &k))
@@ -42,10 +42,10 @@ static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h
 		            err.text);
 		return;
 	}
-	snprintf(q->work.router, sizeof q->work.router, "%s", peer_name(p));
-	q->work.router_epoch = peer_epoch(p);
+	snprintf(q->req.router, sizeof q->req.router, "%s", peer_name(p));
+	q->req.router_epoch = peer_epoch(p);
 	log_req(LOG_INFO, &h->req, "accepted", "attempt=%u tokens=%u local=1", h->attempt,
-	        q->work.n_tokens);
+	        q->req.n_tokens);
 	form_then_go_on(q);
 }
 
@@ -61,7 +61,7 @@ static void cancel_sequence(struct sequence *q, const char *why)
 		if (q->cancelled)
 			return;
 		q->cancelled = 1;
-		log_req(LOG_INFO, &q->work.id, "cancelled", "attempt=%u why=%s", q->work.attempt,
+		log_req(LOG_INFO, &q->req.id, "cancelled", "attempt=%u why=%s", q->req.attempt,
 		        log_quote(why));
 		stat_add(svc_stats(q->w->svc), WS_CANCELLED, 1);
 		batch_kick(decode_of(q->w));
@@ -77,7 +77,7 @@ static void on_cancel(struct worker *w, struct peer *p, const struct msg_head *h
 {
 	struct decode *d = decode_of(w);
 	struct sequence *q = sequence_find(d, h);
-	struct work_key k = work_key(&h->req, h->attempt);
+	struct attempt_key k = attempt_key(&h->req, h->attempt);
 	if (q && q->state == SEQUENCE_ACTIVE && peer_tag(p) != TAG_ROUTER)
 		log_req(LOG_INFO, &h->req, "cancel_ignored", "attempt=%u peer=%s why=%s", h->attempt,
 		        peer_name(p), log_quote("it has joined: from then on only the router ends it"));
@@ -106,12 +106,12 @@ void sequence_ended(struct svc *s, void *arg)
 			                            .text = q->fail_text};
 		f.retry_after_us = no_memory ? CONSTRAINT_RETRY_US : 0;
 		stat_add(svc_stats(q->w->svc), WS_NOT_FINITE, q->draw_fault == PDS__FAULT__FAULT_INTERNAL);
-		worker_fail_by(q->w, &h, q->work.router, q->work.router_epoch, &f);
+		worker_fail_by(q->w, &h, q->req.router, q->req.router_epoch, &f);
 	}
-	log_req(LOG_INFO, &q->work.id, "decode_done",
+	log_req(LOG_INFO, &q->req.id, "decode_done",
 	        "attempt=%u tokens=%u cached=%u decode_us=%llu preemptions=%u drafted=%u accepted=%u "
 	        "cancelled=%d",
-	        q->work.attempt, work_index(&q->work), q->cached_tokens,
+	        q->req.attempt, request_copy_index(&q->req), q->cached_tokens,
 	        (unsigned long long)(q->first_us ? q->done_us - q->first_us : 0), q->preemptions,
 	        q->drafted, q->accepted, q->cancelled);
 	d->active--;
@@ -130,8 +130,8 @@ static void peer_up(struct worker *w, struct peer *p)
 /* Does not grant what becomes free to others: the caller does. */
 static void reservation_drop(struct sequence *q, const char *why)
 {
-	log_req(LOG_INFO, &q->work.id, "reservation_dropped", "attempt=%u prefill=%s why=%s",
-	        q->work.attempt, q->prefill, log_quote(why));
+	log_req(LOG_INFO, &q->req.id, "reservation_dropped", "attempt=%u prefill=%s why=%s",
+	        q->req.attempt, q->prefill, log_quote(why));
 	stat_add(svc_stats(q->w->svc), WS_CANCELLED, 1);
 	sequence_end(q);
 }
@@ -163,7 +163,7 @@ static void router_gone(struct decode *d, struct peer *p)
 {
 	list_each_safe(it, nx, &d->sequences) {
 		struct sequence *q = list_entry(it, struct sequence, node);
-		if (strcmp(q->work.router, peer_name(p)) == 0 && q->work.router_epoch == peer_epoch(p))
+		if (strcmp(q->req.router, peer_name(p)) == 0 && q->req.router_epoch == peer_epoch(p))
 			cancel_sequence(q, "the router is gone");
 	}
 }
@@ -247,7 +247,7 @@ static int start(struct worker *w, struct err *err)
 	list_init(&d->sequences);
 	list_init(&d->queued);
 	tombstones_init(d);
-	d->by_key = map_new(WORK_KEY_BYTES);
+	d->by_key = map_new(ATTEMPT_KEY_BYTES);
 	d->by_lease = map_new(sizeof(uint64_t));
 	d->max_sequences = (uint32_t)conf_int(c, "max_jobs");
 	d->max_queued = (uint32_t)conf_int(c, "max_queued");
@@ -282,8 +282,7 @@ static void abort_all(struct worker *w, const char *why)
 		sequence_head(q, &h);
 		if (q->state == SEQUENCE_QUARANTINE || q->cancelled)
 			continue;
-		worker_fail(w, &h, q->work.router, q->work.router_epoch, PDS__FAULT__FAULT_DRAINING, 1,
-		            why);
+		worker_fail(w, &h, q->req.router, q->req.router_epoch, PDS__FAULT__FAULT_DRAINING, 1, why);
 		cancel_sequence(q, why);
 	}
 }
@@ -314,7 +313,7 @@ static void stop(struct worker *w)
 		struct msg_head h;
 		sequence_head(q, &h);
 		if (q->state != SEQUENCE_QUARANTINE)
-			worker_fail(w, &h, q->work.router, q->work.router_epoch, PDS__FAULT__FAULT_DRAINING, 1,
+			worker_fail(w, &h, q->req.router, q->req.router_epoch, PDS__FAULT__FAULT_DRAINING, 1,
 			            "the decode worker ends");
 		sequence_end(q);
 	}
@@ -353,8 +352,8 @@ static void requests(struct worker *w, struct buf *out)
 		buf_printf(out,
 		           "%s{\"request\":\"%s\",\"attempt\":%u,\"state\":\"%s\",\"age_ms\":%llu,"
 		           "\"prompt\":%u,\"lease\":%llu,\"prefill\":\"%s\"}",
-		           first ? "" : ",", log_reqid(&q->work.id), q->work.attempt, state_word(q),
-		           (unsigned long long)(now - q->accepted_us) / 1000, q->work.given_tokens,
+		           first ? "" : ",", log_reqid(&q->req.id), q->req.attempt, state_word(q),
+		           (unsigned long long)(now - q->accepted_us) / 1000, q->req.given_tokens,
 		           (unsigned long long)q->lease_id, q->prefill);
 		first = 0;
 	}

@@ -52,7 +52,7 @@ static void make_room(struct decode *d)
 		}
 }
 
-void tombstone_add(struct decode *d, const struct work_key *k, uint64_t until_us)
+void tombstone_add(struct decode *d, const struct attempt_key *k, uint64_t until_us)
 {
 	uint64_t now = clock_us();
 	tombstone_expire(d, now);
@@ -68,7 +68,7 @@ void tombstone_add(struct decode *d, const struct work_key *k, uint64_t until_us
 	d->n_tombstones++;
 }
 
-int tombstone_has(struct decode *d, const struct work_key *k)
+int tombstone_has(struct decode *d, const struct attempt_key *k)
 {
 	const struct tombstone *t = map_get(d->tombstone_by_key, k->b);
 	return t && clock_us() < t->until_us;
@@ -76,7 +76,7 @@ int tombstone_has(struct decode *d, const struct work_key *k)
 
 void tombstones_init(struct decode *d)
 {
-	d->tombstone_by_key = map_new(WORK_KEY_BYTES);
+	d->tombstone_by_key = map_new(ATTEMPT_KEY_BYTES);
 	d->tombstone_second = clock_us() / 1000000u;
 	for (uint32_t i = 0; i < TOMB_WHEEL; i++)
 		list_init(&d->tombstones[i]);

@@ -1,5 +1,5 @@
 /* copy.c - see copy.h. The innermost place of the messager: here bytes move. The block numbers come
- * from other processes; they were checked when the task was found, and are checked again here,
+ * from other processes; they were checked when the transfer was found, and are checked again here,
  * where places in a pool are made of them.
  *
  * The generations are the second guard of D's blocks: the first is that a lease is revoked, and the

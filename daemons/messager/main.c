@@ -2,11 +2,11 @@
  * is still being computed.
  *
  * One event loop thread does all: descriptors come in over svc/attached.h, messages over the links,
- * the copying is in mover.c and task.c. The pump runs the mover after anything that may let a task
- * go on: a doorbell, a message, a worker that came or went, and a slow timer while tasks are open.
- * Before the loop sleeps the rings are told so and looked at once more; an idle messager does
- * nothing at all until a bell rings. Killed at any time, it leaves nothing behind: the rings are
- * the workers', and the next messager goes on from them. */
+ * the copying is in mover.c and transfer.c. The pump runs the mover after anything that may let a
+ * transfer go on: a doorbell, a message, a worker that came or went, and a slow timer while
+ * transfers are open. Before the loop sleeps the rings are told so and looked at once more; an idle
+ * messager does nothing at all until a bell rings. Killed at any time, it leaves nothing behind:
+ * the rings are the workers', and the next messager goes on from them. */
 #include "mover.h"
 #include "svc/attached.h"
 #include "svc/svc.h"
@@ -31,7 +31,7 @@ enum messager_stat {
 	MS_COPIES,
 	MS_HANDOVERS_REFUSED,
 	MS_WORKERS,
-	MS_TASKS,
+	MS_TRANSFERS,
 	MS_COPY_SECONDS,
 	MS_TAIL_SECONDS,
 	MS_TRANSFER_SECONDS,
@@ -44,7 +44,7 @@ struct messager {
 	struct mover *mover;
 	struct attached *attached; /* connections of workers */
 	struct event *pump_ev;     /* zero timer: more to copy, after what else has come */
-	struct event *scan_ev;     /* while tasks are open */
+	struct event *scan_ev;     /* while transfers are open */
 	uint64_t scan_us;
 	int scanning;
 	uint64_t bytes_counted;
@@ -52,13 +52,15 @@ struct messager {
 
 static const struct conf_key keys[] = {
 	{"stall_ms", CONF_INT, "2000", 10, 600000, "ms", 1,
-     "a task ends when its prefill makes no progress, or its decode worker, a link or an answer is "
+     "a transfer ends when its prefill makes no progress, or its decode worker, a link or an "
+     "answer is "
      "waited for, so long",
      NULL},
 	{"slice_kb", CONF_INT, "1024", 16, 1048576, "KiB", 1,
      "bytes copied before other events are looked at", NULL},
 	{"scan_ms", CONF_INT, "20", 1, 10000, "ms", 1,
-     "while tasks are open the task rings are looked at this often even if no doorbell rings",
+     "while transfers are open the transfer rings are looked at this often even if no doorbell "
+     "rings",
      NULL},
 	{"workers_max", CONF_INT, "64", 2, 1024, "workers", 0,
      "workers of this host that may hand their memory over", NULL},
@@ -67,37 +69,39 @@ static const struct conf_key keys[] = {
 
 static const struct stat_def stats[MS_COUNT] = {
 	[MS_BYTES] = {"pdserve_transfer_bytes_total", "KV bytes copied.", STAT_COUNTER},
-	[MS_SENT] = {"pdserve_transfers_sent_total", "Tasks whose KV was delivered and acknowledged.",
-                 STAT_COUNTER},
+	[MS_SENT] = {"pdserve_transfers_sent_total",
+                 "Transfers whose KV was delivered and acknowledged.", STAT_COUNTER},
 	[MS_CANCELLED] = {"pdserve_transfers_cancelled_total",
-                      "Tasks that the prefill worker took back.", STAT_COUNTER},
+                      "Transfers that the prefill worker took back.", STAT_COUNTER},
 	[MS_REVOKED] = {"pdserve_transfers_revoked_total",
-                    "Tasks whose lease the decode worker revoked.", STAT_COUNTER},
+                    "Transfers whose lease the decode worker revoked.", STAT_COUNTER},
 	[MS_REFUSED] = {"pdserve_transfers_refused_total",
-                    "Tasks whose lease the decode worker would not open.", STAT_COUNTER},
-	[MS_STALLED] = {"pdserve_transfers_stalled_total", "Tasks that met the stall limit.",
+                    "Transfers whose lease the decode worker would not open.", STAT_COUNTER},
+	[MS_STALLED] = {"pdserve_transfers_stalled_total", "Transfers that met the stall limit.",
                     STAT_COUNTER},
-	[MS_DEADLINE] = {"pdserve_transfers_deadline_total", "Tasks whose deadline passed.",
+	[MS_DEADLINE] = {"pdserve_transfers_deadline_total", "Transfers whose deadline passed.",
                      STAT_COUNTER},
-	[MS_PEER_GONE] = {"pdserve_transfers_peer_gone_total", "Tasks one of whose workers ended.",
+	[MS_PEER_GONE] = {"pdserve_transfers_peer_gone_total", "Transfers one of whose workers ended.",
                       STAT_COUNTER},
 	[MS_MALFORMED] = {"pdserve_transfers_malformed_total",
-                      "Tasks with counts, blocks, names or layouts that do not fit.", STAT_COUNTER},
+                      "Transfers with counts, blocks, names or layouts that do not fit.",
+                      STAT_COUNTER},
 	[MS_COPY_FAILED] = {"pdserve_transfers_copy_failed_total",
-                        "Tasks whose copying failed on the device.", STAT_COUNTER},
+                        "Transfers whose copying failed on the device.", STAT_COUNTER},
 	[MS_PIECES] = {"pdserve_transfer_pieces_total", "Pieces (layer, block) copied.", STAT_COUNTER},
 	[MS_COPIES] = {"pdserve_transfer_copies_total",
                    "Copies into which neighbouring pieces were joined.", STAT_COUNTER},
 	[MS_HANDOVERS_REFUSED] = {"pdserve_handovers_refused_total",
                               "Hand-overs of workers' memory that were refused.", STAT_COUNTER},
 	[MS_WORKERS] = {"pdserve_workers", "Workers whose memory is mapped.", STAT_GAUGE},
-	[MS_TASKS] = {"pdserve_transfers_open", "Open tasks.", STAT_GAUGE},
-	[MS_COPY_SECONDS] = {"pdserve_transfer_copy_seconds", "Time spent copying, per delivered task.",
-                         STAT_SECONDS},
+	[MS_TRANSFERS] = {"pdserve_transfers_open", "Open transfers.", STAT_GAUGE},
+	[MS_COPY_SECONDS] = {"pdserve_transfer_copy_seconds",
+                         "Time spent copying, per delivered transfer.", STAT_SECONDS},
 	[MS_TAIL_SECONDS] = {"pdserve_transfer_tail_seconds",
                          "Last layer seen computed until all was delivered.", STAT_SECONDS},
 	[MS_TRANSFER_SECONDS] = {"pdserve_transfer_seconds",
-                             "Task found until it was closed, delivered tasks.", STAT_SECONDS},
+                             "Transfer found until it was closed, delivered transfers.",
+                             STAT_SECONDS},
 	[MS_REACTION_SECONDS] = {"pdserve_transfer_reaction_seconds",
                              "Doorbell's wake-up until what it announced was copied.",
                              STAT_SECONDS},
@@ -135,7 +139,7 @@ static int out_send(void *arg, const char *name, uint64_t epoch, enum msg_type t
 	return p ? chan_send(svc_chan(m->svc), p, type, head, body) : ERR_CLOSED;
 }
 
-static void out_ended(void *arg, const struct task_report *r)
+static void out_ended(void *arg, const struct transfer_report *r)
 {
 	static const enum messager_stat counter[END_COUNT] = {
 		[END_SENT] = MS_SENT,
@@ -187,7 +191,7 @@ static void pump_soon(struct messager *m)
 	event_add(m->pump_ev, &(struct timeval){0});
 }
 
-/* Looks at the rings and moves the tasks; called after anything that may let one go on. */
+/* Looks at the rings and moves the transfers; called after anything that may let one go on. */
 static void messager_pump(struct messager *m)
 {
 	mover_sleeping(m->mover, 0);
@@ -203,7 +207,7 @@ static void messager_pump(struct messager *m)
 	scan_while_open(m, turn != MOVER_IDLE);
 	stat_add(svc_stats(m->svc), MS_BYTES, mover_bytes(m->mover) - m->bytes_counted);
 	m->bytes_counted = mover_bytes(m->mover);
-	stat_set_value(svc_stats(m->svc), MS_TASKS, mover_open_tasks(m->mover));
+	stat_set_value(svc_stats(m->svc), MS_TRANSFERS, mover_open_transfers(m->mover));
 }
 
 static void on_pump(evutil_socket_t fd, short what, void *arg)
@@ -301,7 +305,7 @@ static void messager_stop(struct svc *s)
 	struct messager *m = messager_of(s);
 	if (!m)
 		return;
-	/* tasks are dropped without a word: the next messager goes on from the rings */
+	/* transfers are dropped without a word: the next messager goes on from the rings */
 	mover_destroy(&m->mover);
 	attached_close(&m->attached, "the messager ends");
 	event_free(m->pump_ev);
@@ -346,35 +350,35 @@ static void messager_reload(struct svc *s)
 	messager_pump(m);
 }
 
-/* Told to end, it goes on with all tasks, new ones too, until none is open or the time is up: what
- * is then left waits in the rings for the next messager, and nobody waits longer than that one
+/* Told to end, it goes on with all transfers, new ones too, until none is open or the time is up:
+ * what is then left waits in the rings for the next messager, and nobody waits longer than that one
  * takes to start. */
 static int messager_idle(struct svc *s)
 {
-	return mover_open_tasks(messager_of(s)->mover) == 0;
+	return mover_open_transfers(messager_of(s)->mover) == 0;
 }
 
 static void messager_status(struct svc *s, struct buf *out)
 {
 	const struct messager *m = messager_of(s);
-	buf_printf(out, ",\"open_tasks\":%u,\"bytes\":%llu,\"revoked_leases\":%u,\"attached\":",
-	           mover_open_tasks(m->mover), (unsigned long long)mover_bytes(m->mover),
+	buf_printf(out, ",\"open_transfers\":%u,\"bytes\":%llu,\"revoked_leases\":%u,\"attached\":",
+	           mover_open_transfers(m->mover), (unsigned long long)mover_bytes(m->mover),
 	           mover_revoked(m->mover));
 	mover_workers_json(m->mover, out);
 }
 
-static int ctl_tasks(struct svc *s, char *const *args, size_t n_args, struct buf *out,
-                     struct err *err)
+static int ctl_transfers(struct svc *s, char *const *args, size_t n_args, struct buf *out,
+                         struct err *err)
 {
 	(void)args;
 	if (n_args)
-		return err_set(err, ERR_INVALID, "tasks takes no arguments, %zu were given", n_args);
-	mover_tasks_json(messager_of(s)->mover, out);
+		return err_set(err, ERR_INVALID, "transfers takes no arguments, %zu were given", n_args);
+	mover_transfers_json(messager_of(s)->mover, out);
 	return 0;
 }
 
 static const struct svc_ctl ctl[] = {
-	{"tasks", ctl_tasks, "open transfers: request, state, from, to, blocks sent, age", 0},
+	{"transfers", ctl_transfers, "open transfers: request, state, from, to, blocks sent, age", 0},
 	{0},
 };
 

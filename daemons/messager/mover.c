@@ -1,10 +1,10 @@
-/* mover.c - workers, their rings, and what comes over their links; the tasks themselves are in
- * task.c. See mover.h.
+/* mover.c - workers, their rings, and what comes over their links; the transfers themselves are in
+ * transfer.c. See mover.h.
  *
- * A slot is taken up once for each generation: its note then names the open task, or says how the
- * task ended. What a link's full window did not take is said at a later turn. When a link is up
- * anew, failures and answers to revocations are said again and slots marked as sent are taken up
- * again, so that nothing rests on a message that may have been lost with the link before. */
+ * A slot is taken up once for each generation: its note then names the open transfer, or says how
+ * the transfer ended. What a link's full window did not take is said at a later turn. When a link
+ * is up anew, failures and answers to revocations are said again and slots marked as sent are taken
+ * up again, so that nothing rests on a message that may have been lost with the link before. */
 #include "mover_priv.h"
 
 #include "util/check.h"
@@ -17,7 +17,7 @@
 
 #define each_worker(it, m) list_each(it, &(m)->workers)
 #define worker_entry(it) list_entry(it, struct mover_worker, node)
-#define task_entry(it) list_entry(it, struct task, node)
+#define transfer_entry(it) list_entry(it, struct transfer, node)
 
 static void now(struct mover *m)
 {
@@ -30,7 +30,7 @@ struct mover *mover_new(const struct mover_out *out, const struct mover_limits *
 	m->out = *out;
 	m->limits = *limits;
 	list_init(&m->workers);
-	list_init(&m->tasks);
+	list_init(&m->transfers);
 	m->revoked = revoked_new(REVOKED_MAX);
 	return m;
 }
@@ -40,8 +40,8 @@ void mover_destroy(struct mover **mp)
 	struct mover *m = *mp;
 	if (!m)
 		return;
-	list_each_safe(it, nx, &m->tasks) {
-		task_drop(task_entry(it), END_PEER_GONE, "the messager ends");
+	list_each_safe(it, nx, &m->transfers) {
+		transfer_drop(transfer_entry(it), END_PEER_GONE, "the messager ends");
 	}
 	list_each_safe(it, nx, &m->workers)
 		mover_remove(m, worker_entry(it));
@@ -80,7 +80,7 @@ void mover_lease_fill(Pds__Lease *out, const struct lease_key *k)
 
 static void note_clear(struct mover *m, struct slot_note *n)
 {
-	CHECK(!n->task);
+	CHECK(!n->transfer);
 	m->n_untold -= n->untold != 0;
 	free(n->text);
 	memset(n, 0, sizeof *n);
@@ -89,13 +89,14 @@ static void note_clear(struct mover *m, struct slot_note *n)
 static void note_tell(struct mover *m, struct mover_worker *w, uint32_t slot)
 {
 	struct slot_note *n = &w->notes[slot];
-	Pds__TaskFailed f = PDS__TASK_FAILED__INIT;
+	Pds__TransferFailed f = PDS__TRANSFER_FAILED__INIT;
 	f.slot = slot;
 	f.generation = n->gen;
 	f.fault = n->fault;
 	f.text = n->text;
 	/* without a link there is nothing to try again: it is said when the link is up */
-	int again = mover_send(m, w->name, w->epoch, MSG_TASK_FAILED, &n->head, &f.base) == ERR_FULL;
+	int again = mover_send(m, w->name, w->epoch, MSG_TRANSFER_FAILED, &n->head, &f.base) ==
+	            ERR_FULL;
 	m->n_untold = m->n_untold - (n->untold != 0) + (again != 0);
 	n->untold = again;
 }
@@ -112,14 +113,14 @@ void note_fail(struct mover *m, struct mover_worker *w, uint32_t slot, Pds__Faul
 		note_tell(m, w, slot);
 }
 
-/* A task that cannot even be read, or that no message can name. */
+/* A transfer that cannot even be read, or that no message can name. */
 static void note_malformed(struct mover *m, struct mover_worker *w, uint32_t slot, const char *why)
 {
-	const struct ring_task *t = &m->scratch;
-	struct task_report r = {.req = t->req, .end = END_MALFORMED};
+	const struct ring_transfer *t = &m->scratch;
+	struct transfer_report r = {.req = t->req, .end = END_MALFORMED};
 	char text[160];
 	snprintf(text, sizeof text, "ring slot %u of %s: %s", slot, w->name, why);
-	log_req(LOG_WARN, &r.req, "task_malformed", "worker=%s slot=%u why=%s", w->name, slot,
+	log_req(LOG_WARN, &r.req, "transfer_malformed", "worker=%s slot=%u why=%s", w->name, slot,
 	        log_quote(text));
 	w->notes[slot].head = (struct msg_head){t->req, t->attempt ? t->attempt : 1, 0};
 	note_fail(m, w, slot, PDS__FAULT__FAULT_INTERNAL, text);
@@ -144,7 +145,7 @@ static void slot_take_up(struct mover *m, struct mover_worker *w, uint32_t slot)
 	else if ((!m->scratch.req.hi && !m->scratch.req.lo) || !m->scratch.attempt)
 		note_malformed(m, w, slot, "no request id or attempt");
 	else
-		task_found(m, w, slot, gen, state);
+		transfer_found(m, w, slot, gen, state);
 }
 
 static void slot_look(struct mover *m, struct mover_worker *w, uint32_t slot)
@@ -153,14 +154,14 @@ static void slot_look(struct mover *m, struct mover_worker *w, uint32_t slot)
 	uint64_t gen;
 	enum ring_state s = ring_peek(w->ring, slot, &gen);
 	if (n->known && n->gen != gen) {
-		if (n->task)
-			task_drop(n->task, END_CANCELLED, "the prefill worker has taken its slot back");
+		if (n->transfer)
+			transfer_drop(n->transfer, END_CANCELLED, "the prefill worker has taken its slot back");
 		note_clear(m, n);
 	}
 	if (!n->known && (s == RING_PENDING || s == RING_SENT))
 		slot_take_up(m, w, slot);
 	else if (n->untold && s != RING_PENDING && s != RING_SENT)
-		/* P has given the task up by itself; a VOID slot is not taken up again */
+		/* P has given the transfer up by itself; a VOID slot is not taken up again */
 		note_clear(m, n);
 	else if (n->untold)
 		note_tell(m, w, slot);
@@ -187,38 +188,38 @@ struct mover_worker *mover_add(struct mover *m, const char *name, uint64_t epoch
 	return w;
 }
 
-/* A task that is marked when P ends: D may have the first token already, so KV_READY is tried
+/* A transfer that is marked when P ends: D may have the first token already, so KV_READY is tried
  * once more. */
-static void drop_tasks_of(struct mover *m, struct mover_worker *p)
+static void drop_transfers_of(struct mover *m, struct mover_worker *p)
 {
 	for (uint32_t i = 0; p->ring && i < ring_slots(p->ring); i++) {
 		struct slot_note *n = &p->notes[i];
-		if (n->task && n->task->state == TASK_MARKED)
-			task_run(n->task);
-		if (n->task)
-			task_drop(n->task, END_PEER_GONE, "the prefill worker has ended");
+		if (n->transfer && n->transfer->state == TRANSFER_MARKED)
+			transfer_run(n->transfer);
+		if (n->transfer)
+			transfer_drop(n->transfer, END_PEER_GONE, "the prefill worker has ended");
 		note_clear(m, n);
 	}
 }
 
-static void fail_tasks_to(struct mover *m, const struct mover_worker *d)
+static void fail_transfers_to(struct mover *m, const struct mover_worker *d)
 {
-	list_each_safe(it, nx, &m->tasks) {
-		struct task *t = task_entry(it);
+	list_each_safe(it, nx, &m->transfers) {
+		struct transfer *t = transfer_entry(it);
 		if (t->lease.epoch != d->epoch || strcmp(t->lease.decode, d->name) != 0)
 			continue;
 		t->d = NULL;
 		/* else D has all it needs from us; P learns of its end by itself */
-		if (t->state != TASK_ACKED)
-			task_peer_gone(t, d->name);
+		if (t->state != TRANSFER_ACKED)
+			transfer_peer_gone(t, d->name);
 	}
 }
 
 void mover_remove(struct mover *m, struct mover_worker *w)
 {
 	now(m);
-	drop_tasks_of(m, w);
-	fail_tasks_to(m, w);
+	drop_transfers_of(m, w);
+	fail_transfers_to(m, w);
 	revoked_forget(m->revoked, w->name, w->epoch);
 	list_remove(&w->node);
 	m->n_workers--;
@@ -244,12 +245,12 @@ uint32_t mover_workers(const struct mover *m)
 
 /* --- what comes over the links ------------------------------------------- */
 
-struct task *mover_task_of_lease(struct mover *m, const struct mover_worker *p,
-                                 const struct lease_key *k)
+struct transfer *mover_transfer_of_lease(struct mover *m, const struct mover_worker *p,
+                                         const struct lease_key *k)
 {
-	list_each(it, &m->tasks) {
-		if (task_entry(it)->p == p && memcmp(&task_entry(it)->lease, k, sizeof *k) == 0)
-			return task_entry(it);
+	list_each(it, &m->transfers) {
+		if (transfer_entry(it)->p == p && memcmp(&transfer_entry(it)->lease, k, sizeof *k) == 0)
+			return transfer_entry(it);
 	}
 	return NULL;
 }
@@ -266,25 +267,26 @@ static int lease_of(const char *name, uint64_t epoch, const Pds__Lease *l, struc
 	return 0;
 }
 
-/* What D says of a lease it says of the task in that prefill worker's ring, and of no other that
- * names the lease. */
-static struct task *task_to(struct mover *m, const char *name, uint64_t epoch, const Pds__Lease *l,
-                            const char *prefill, uint64_t prefill_epoch)
+/* What D says of a lease it says of the transfer in that prefill worker's ring, and of no other
+ * that names the lease. */
+static struct transfer *transfer_to(struct mover *m, const char *name, uint64_t epoch,
+                                    const Pds__Lease *l, const char *prefill,
+                                    uint64_t prefill_epoch)
 {
 	struct lease_key k;
 	struct mover_worker *p = mover_find(m, prefill);
 	if (lease_of(name, epoch, l, &k) < 0 || !p || p->epoch != prefill_epoch)
 		return NULL;
-	return mover_task_of_lease(m, p, &k);
+	return mover_transfer_of_lease(m, p, &k);
 }
 
 void mover_lease_opened(struct mover *m, const char *name, uint64_t epoch,
                         const Pds__LeaseOpened *b)
 {
 	now(m);
-	struct task *t = task_to(m, name, epoch, b->lease, b->prefill, b->prefill_epoch);
+	struct transfer *t = transfer_to(m, name, epoch, b->lease, b->prefill, b->prefill_epoch);
 	if (t)
-		task_opened(t, b); /* a revoked lease has no task that asks */
+		transfer_opened(t, b); /* a revoked lease has no transfer that asks */
 }
 
 static int answer_revoke(struct mover *m, struct revoked_lease *e)
@@ -299,7 +301,7 @@ static int answer_revoke(struct mover *m, struct revoked_lease *e)
 	return !e->owed;
 }
 
-/* Final, whether the lease has an open task, one that waits for its answer, or none. Between
+/* Final, whether the lease has an open transfer, one that waits for its answer, or none. Between
  * turns no write is in flight. */
 void mover_lease_revoke(struct mover *m, const char *name, uint64_t epoch,
                         const struct msg_head *head, const Pds__LeaseRevoke *b)
@@ -311,9 +313,9 @@ void mover_lease_revoke(struct mover *m, const char *name, uint64_t epoch,
 	struct revoked_lease *e = revoked_add(m->revoked, &k, m->now_us);
 	e->req = head->req;
 	e->attempt = head->attempt ? head->attempt : 1;
-	list_each_safe(it, nx, &m->tasks) {
-		if (memcmp(&task_entry(it)->lease, &k, sizeof k) == 0)
-			task_revoked(task_entry(it));
+	list_each_safe(it, nx, &m->transfers) {
+		if (memcmp(&transfer_entry(it)->lease, &k, sizeof k) == 0)
+			transfer_revoked(transfer_entry(it));
 	}
 	if (!answer_revoke(m, e))
 		m->n_owed++;
@@ -322,18 +324,18 @@ void mover_lease_revoke(struct mover *m, const char *name, uint64_t epoch,
 void mover_kv_ready_ack(struct mover *m, const char *name, uint64_t epoch, const Pds__KvReadyAck *b)
 {
 	now(m);
-	struct task *t = task_to(m, name, epoch, b->lease, b->prefill, b->prefill_epoch);
+	struct transfer *t = transfer_to(m, name, epoch, b->lease, b->prefill, b->prefill_epoch);
 	if (t)
-		task_acked(t);
+		transfer_acked(t);
 }
 
-/* P may have missed how its tasks ended: failures are said again, a slot that still says SENT is
- * taken up again. */
+/* P may have missed how its transfers ended: failures are said again, a slot that still says SENT
+ * is taken up again. */
 static void say_again(struct mover *m, struct mover_worker *p)
 {
 	for (uint32_t i = 0; i < ring_slots(p->ring); i++) {
 		struct slot_note *n = &p->notes[i];
-		if (!n->known || n->task)
+		if (!n->known || n->transfer)
 			continue;
 		if (!n->failed) {
 			uint64_t gen;
@@ -370,10 +372,10 @@ void mover_linked(struct mover *m, const char *name, uint64_t epoch)
 	struct mover_worker *w = mover_find(m, name);
 	if (w && w->epoch == epoch && w->ring)
 		say_again(m, w);
-	list_each(it, &m->tasks) {
-		struct task *t = task_entry(it);
+	list_each(it, &m->transfers) {
+		struct transfer *t = transfer_entry(it);
 		if (t->lease.epoch == epoch && strcmp(t->lease.decode, name) == 0)
-			task_relinked(t);
+			transfer_relinked(t);
 	}
 }
 
@@ -398,13 +400,13 @@ enum mover_turn mover_turn(struct mover *m)
 		for (uint32_t i = 0; w->ring && i < ring_slots(w->ring); i++)
 			slot_look(m, w, i);
 	}
-	list_each_safe(it, nx, &m->tasks)
-		task_run(task_entry(it));
-	list_each_safe(it, nx, &m->tasks)
-		task_waits(task_entry(it));
+	list_each_safe(it, nx, &m->transfers)
+		transfer_run(transfer_entry(it));
+	list_each_safe(it, nx, &m->transfers)
+		transfer_waits(transfer_entry(it));
 	if (m->cut) { /* the others come first next time */
 		list_remove(&m->cut->node);
-		list_push_back(&m->tasks, &m->cut->node);
+		list_push_back(&m->transfers, &m->cut->node);
 	}
 	if (m->n_owed) {
 		m->n_owed = 0;
@@ -413,7 +415,7 @@ enum mover_turn mover_turn(struct mover *m)
 	}
 	if (m->more)
 		return MOVER_BUSY;
-	return m->n_tasks || m->n_untold || m->n_owed ? MOVER_OPEN : MOVER_IDLE;
+	return m->n_transfers || m->n_untold || m->n_owed ? MOVER_OPEN : MOVER_IDLE;
 }
 
 void mover_sleeping(struct mover *m, int sleeping)
@@ -426,9 +428,9 @@ void mover_sleeping(struct mover *m, int sleeping)
 
 /* --- what is shown ------------------------------------------------------- */
 
-uint32_t mover_open_tasks(const struct mover *m)
+uint32_t mover_open_transfers(const struct mover *m)
 {
-	return m->n_tasks;
+	return m->n_transfers;
 }
 
 uint32_t mover_revoked(const struct mover *m)
@@ -448,18 +450,18 @@ static void add_text(struct buf *out, const char *key, const char *value)
 	buf_addc(out, ',');
 }
 
-void mover_tasks_json(const struct mover *m, struct buf *out)
+void mover_transfers_json(const struct mover *m, struct buf *out)
 {
 	uint64_t t_now = m->out.now_us(m->out.arg);
 	buf_addc(out, '[');
-	list_each(it, &m->tasks) {
-		const struct task *t = task_entry(it);
+	list_each(it, &m->transfers) {
+		const struct transfer *t = transfer_entry(it);
 		uint32_t least = t->blocks;
 		for (uint32_t l = 0; l < t->p->layout.layers; l++)
 			least = t->sent[l] < least ? t->sent[l] : least;
-		buf_printf(out, "%s{\"request\":\"%s\",\"attempt\":%u,", it == m->tasks.next ? "" : ",",
+		buf_printf(out, "%s{\"request\":\"%s\",\"attempt\":%u,", it == m->transfers.next ? "" : ",",
 		           log_reqid(&t->head.req), t->head.attempt);
-		add_text(out, "state", task_state_name(t->state));
+		add_text(out, "state", transfer_state_name(t->state));
 		add_text(out, "from", t->p->name);
 		add_text(out, "to", t->lease.decode);
 		buf_printf(

@@ -1,7 +1,7 @@
 /* mover.h - what moves KV blocks from one worker's pool into another's: the workers of this host,
- * their task rings, and the open tasks.
+ * their transfer rings, and the open transfers.
  *
- * Life of a task (the model's messager process; the slot's word is P's and ours together, see
+ * Life of a transfer (the model's messager process; the slot's word is P's and ours together, see
  * kv/ring.h):
  *
  *   FOUND --D's memory and both links are here--> ASKED --LEASE_OPENED--> OPEN
@@ -9,13 +9,13 @@
  *         --KV_READY_ACK--> ACKED --KV_SENT out--> CLOSED
  *   FOUND --the slot is SENT already: an earlier messager marked it--> MARKED: only posted again
  *   any   --cancelled, revoked, refused, stalled, deadline, a worker gone, malformed--> CLOSED,
- *           with TASK_FAILED to P where P waits for one
+ *           with TRANSFER_FAILED to P where P waits for one
  *
  * What always holds: nothing is written before D has answered LEASE_OPENED for exactly this lease
  * in this life of ours, nothing but the blocks that D names there, and nothing after a
  * revocation, the mark, or CLOSED. No write is in flight between calls, so each LEASE_REVOKE is
  * answered at once and finally. All that comes out of shared memory is checked before it is used; a
- * malformed task is a failed task.
+ * malformed transfer is a failed transfer.
  *
  * One thread. No system calls, no sockets, no clock: those come in through struct mover_out, so
  * that tests drive every order of events. */
@@ -33,35 +33,35 @@
 struct mover;
 struct mover_worker;
 
-#define TASK_STATES(X) \
-	X(FOUND, "found")  \
-	X(ASKED, "asked")  \
+#define TRANSFER_STATES(X) \
+	X(FOUND, "found")      \
+	X(ASKED, "asked")      \
 	X(OPEN, "open") X(MARKED, "marked") X(POSTED, "posted") X(ACKED, "acked") X(CLOSED, "closed")
-enum task_state {
-#define X(name, text) TASK_##name,
-	TASK_STATES(X)
+enum transfer_state {
+#define X(name, text) TRANSFER_##name,
+	TRANSFER_STATES(X)
 #undef X
-		TASK_STATE_COUNT
+		TRANSFER_STATE_COUNT
 };
 
-/* How a task ended. */
+/* How a transfer ended. */
 /* clang-format off */
-#define TASK_ENDS(X) \
+#define TRANSFER_ENDS(X) \
 	X(SENT, "sent") X(CANCELLED, "cancelled") X(REVOKED, "revoked") X(REFUSED, "refused") \
 	X(STALLED, "stalled") X(DEADLINE, "deadline") X(PEER_GONE, "peer_gone") \
 	X(MALFORMED, "malformed") X(COPY_FAILED, "copy_failed")
 /* clang-format on */
-enum task_end {
+enum transfer_end {
 #define X(name, text) END_##name,
-	TASK_ENDS(X)
+	TRANSFER_ENDS(X)
 #undef X
 		END_COUNT
 };
 
-/* What is reported of a task when it ends. */
-struct task_report {
+/* What is reported of a transfer when it ends. */
+struct transfer_report {
 	struct reqid req;
-	enum task_end end;
+	enum transfer_end end;
 	/* tail: last layer seen computed until all was delivered; life: found until closed */
 	uint64_t bytes, copy_us, tail_us, life_us;
 	/* (layer, block) pieces, and the copies that they were coalesced into */
@@ -76,7 +76,7 @@ struct mover_out {
 	/* 0, ERR_FULL or ERR_CLOSED: it is tried again at a later turn. */
 	int (*send)(void *arg, const char *name, uint64_t epoch, enum msg_type type,
 	            const struct msg_head *head, const ProtobufCMessage *body);
-	void (*ended)(void *arg, const struct task_report *r); /* may be NULL */
+	void (*ended)(void *arg, const struct transfer_report *r); /* may be NULL */
 	/* A device is lost to this process: every copy of its pools would fail. May end the process;
 	 * may be NULL */
 	void (*lost)(void *arg, const char *why);
@@ -97,12 +97,13 @@ void mover_set_limits(struct mover *m, const struct mover_limits *limits);
 struct mover_worker *mover_add(struct mover *m, const char *name, uint64_t epoch,
                                const struct kv_layout *layout, const struct kv_region *region,
                                struct ring *ring);
-/* Its connection has ended: tasks from it close, tasks to it fail, its memory is unmapped. */
+/* Its connection has ended: transfers from it close, transfers to it fail, its memory is
+ * unmapped. */
 void mover_remove(struct mover *m, struct mover_worker *w);
 struct mover_worker *mover_find(struct mover *m, const char *name);
 uint32_t mover_workers(const struct mover *m);
 
-/* What came over the link from this life of a worker. Anything that fits no task is ignored;
+/* What came over the link from this life of a worker. Anything that fits no transfer is ignored;
  * LEASE_REVOKE is always answered. */
 void mover_lease_opened(struct mover *m, const char *name, uint64_t epoch,
                         const Pds__LeaseOpened *b);
@@ -114,21 +115,21 @@ void mover_kv_ready_ack(struct mover *m, const char *name, uint64_t epoch,
 void mover_linked(struct mover *m, const char *name, uint64_t epoch);
 
 enum mover_turn { MOVER_IDLE, MOVER_OPEN, MOVER_BUSY };
-/* Looks at all rings and moves every task as far as it goes, within slice_bytes. IDLE: nothing is
- * open. OPEN: tasks wait; look again when something comes and every few tens of milliseconds.
- * BUSY: there is more to copy at once. */
+/* Looks at all rings and moves every transfer as far as it goes, within slice_bytes. IDLE: nothing
+ * is open. OPEN: transfers wait; look again when something comes and every few tens of
+ * milliseconds. BUSY: there is more to copy at once. */
 enum mover_turn mover_turn(struct mover *m);
 /* The doorbell protocol of kv/ring.h for all rings: after mover_sleeping(m, 1) take one more
  * turn before going to sleep. */
 void mover_sleeping(struct mover *m, int sleeping);
 
-uint32_t mover_open_tasks(const struct mover *m);
-uint32_t mover_revoked(const struct mover *m);                   /* leases remembered as revoked */
-uint64_t mover_bytes(const struct mover *m);                     /* copied since start */
-void mover_tasks_json(const struct mover *m, struct buf *out);   /* array */
-void mover_workers_json(const struct mover *m, struct buf *out); /* array */
+uint32_t mover_open_transfers(const struct mover *m);
+uint32_t mover_revoked(const struct mover *m); /* leases remembered as revoked */
+uint64_t mover_bytes(const struct mover *m);   /* copied since start */
+void mover_transfers_json(const struct mover *m, struct buf *out); /* array */
+void mover_workers_json(const struct mover *m, struct buf *out);   /* array */
 
-const char *task_state_name(enum task_state s);
-const char *task_end_name(enum task_end e);
+const char *transfer_state_name(enum transfer_state s);
+const char *transfer_end_name(enum transfer_end e);
 
 #endif

@@ -1,7 +1,7 @@
 /* revoked.h - the leases that their decode worker has revoked: final for this life of the messager,
  * even if the revocation overtook the answer to our question (model, m17).
  *
- * Bounds. An entry is of use only while a LEASE_OPENED for its lease can still arrive or a task
+ * Bounds. An entry is of use only while a LEASE_OPENED for its lease can still arrive or a transfer
  * with it can still be published. It goes when D's epoch is gone; when it is REVOKED_LIFE_US old
  * (no request lives that long); and, the oldest first, when there are REVOKED_MAX: a link delivers
  * in order and has far fewer messages under way, so an answer older than that many revocations

@@ -99,8 +99,8 @@ static void fetch_over(struct fetch *f)
 	list_remove(&f->node);
 	if (j) {
 		uint32_t got = note_read(f);
-		log_req(got < f->n ? LOG_INFO : LOG_DEBUG, &j->work.id, "fetched",
-		        "attempt=%u asked=%u got=%u took_us=%llu", j->work.attempt, f->n, got,
+		log_req(got < f->n ? LOG_INFO : LOG_DEBUG, &j->req.id, "fetched",
+		        "attempt=%u asked=%u got=%u took_us=%llu", j->req.attempt, f->n, got,
 		        (unsigned long long)(clock_us() - f->begun_us));
 		j->fetch = NULL;
 		publish_read(j, f, got);
@@ -182,8 +182,8 @@ static uint32_t worth(struct job *j, uint32_t first)
 	free(tiers);
 	if (r < n) {
 		stat_add(svc_stats(j->w->svc), WS_NOT_WORTH_READING, n - r);
-		log_req(LOG_DEBUG, &j->work.id, "recompute", "attempt=%u stored=%u read=%u",
-		        j->work.attempt, n, r);
+		log_req(LOG_DEBUG, &j->req.id, "recompute", "attempt=%u stored=%u read=%u", j->req.attempt,
+		        n, r);
 	}
 	return r;
 }
@@ -234,8 +234,8 @@ void fetch_late(struct job *j)
 	struct fetch *f = j->fetch;
 	if (clock_us() < f->until_us + FENCE_US)
 		return;
-	log_req(LOG_WARN, &j->work.id, "fetch_abandoned", "attempt=%u blocks=%u after_us=%llu",
-	        j->work.attempt, j->n_blocks, (unsigned long long)(clock_us() - f->begun_us));
+	log_req(LOG_WARN, &j->req.id, "fetch_abandoned", "attempt=%u blocks=%u after_us=%llu",
+	        j->req.attempt, j->n_blocks, (unsigned long long)(clock_us() - f->begun_us));
 	stat_add(svc_stats(j->w->svc), WS_FETCHES_ABANDONED, 1);
 	note_read(f);
 	fetch_leave(j);

@@ -24,8 +24,8 @@ static void send_first(struct job *j)
 	struct msg_head h;
 	job_head(j, &h);
 	fill_timing(j, &timing);
-	f.index = j->work.given_tokens - j->work.prompt_tokens;
-	f.token = work_token(&j->first, j->work.sampling.logprobs >= 0);
+	f.index = j->req.given_tokens - j->req.prompt_tokens;
+	f.token = drawn_token(&j->first, j->req.sampling.logprobs >= 0);
 	f.decode = (char *)job_decode_name(j);
 	f.decode_epoch = j->candidate[j->at].target->epoch;
 	f.lease_id = j->lease.id;
@@ -35,7 +35,7 @@ static void send_first(struct job *j)
 	struct peer *d = job_decode(j);
 	if (d && j->finish == PDS__FINISH__FINISH_NONE)
 		svc_send(w->svc, d, MSG_REQUEST_FIRST_TOKEN, &h, &f.base);
-	struct peer *r = worker_router(w, j->work.router, j->work.router_epoch);
+	struct peer *r = worker_router(w, j->req.router, j->req.router_epoch);
 	if (r)
 		svc_send(w->svc, r, MSG_REQUEST_FIRST_TOKEN, &h, &f.base);
 	free(f.token);
@@ -43,10 +43,10 @@ static void send_first(struct job *j)
 
 static void log_done(const struct job *j)
 {
-	log_req(LOG_INFO, &j->work.id, "prefill_done",
+	log_req(LOG_INFO, &j->req.id, "prefill_done",
 	        "attempt=%u tokens=%u cached=%u stored=%u chunks=%u shared_us=%llu queue_us=%llu "
 	        "prepare_us=%llu reserve_us=%llu schedule_us=%llu prefill_us=%llu decode=%s",
-	        j->work.attempt, j->work.given_tokens, j->start_tokens, j->fetched_tokens, j->chunks,
+	        j->req.attempt, j->req.given_tokens, j->start_tokens, j->fetched_tokens, j->chunks,
 	        (unsigned long long)j->share_us,
 	        (unsigned long long)(j->prepare_begin_us - j->accepted_us),
 	        (unsigned long long)j->prepare_us, (unsigned long long)j->reserve_us,
@@ -67,11 +67,11 @@ void job_computed(struct job *j)
 		job_fail_draw(j);
 		return;
 	}
-	if (j->cancelled || j->computed < j->work.n_tokens) {
+	if (j->cancelled || j->computed < j->req.n_tokens) {
 		job_drop(j, "cancelled");
 		return;
 	}
-	j->finish = work_append(&j->work, j->first.id, j->w->info);
+	j->finish = request_copy_append(&j->req, j->first.id, j->w->info);
 	j->w->generated_tokens++;
 	stat_add(st, WS_GENERATED_TOKENS, 1);
 	stat_observe_us(st, WS_PREFILL_SECONDS, j->first_us - j->run_us);

@@ -3,8 +3,10 @@
  *
  * bench_prepare = serial     Preparation is not split from scheduling. One thread does both:
  *                            between two steps it prepares one request - hash, match, reservation
- *                            at D, own blocks, task to the messager - and waits until the messager
- *                            has said that it has seen the task; then it computes a step with what
+ *                            at D, own blocks, transfer to the messager - and waits until the
+ * messager
+ *                            has said that it has seen the transfer; then it computes a step with
+ * what
  *                            is prepared. Requests are prepared strictly one after the other.
  * bench_scheduler = shared   One scheduler with one waiting queue for prefill and its preparation,
  *                            as an aggregated engine has it: between two steps, in order of
@@ -125,14 +127,14 @@ void gate_run(struct job *j)
 		return;
 	g->run_us = clock_us();
 	if (!g->serial)
-		next(prefill_of(j->w), j->work.n_tokens - j->computed);
+		next(prefill_of(j->w), j->req.n_tokens - j->computed);
 }
 
 void gate_seen(struct job *j)
 {
 	struct gate *g = prefill_of(j->w)->gate;
 	if (g && g->now == j && g->run_us)
-		next(prefill_of(j->w), j->work.n_tokens);
+		next(prefill_of(j->w), j->req.n_tokens);
 }
 
 void gate_stalled(struct job *j)
@@ -185,7 +187,7 @@ void gate_check(struct prefill *s, uint64_t now_us)
 	struct gate *g = s->gate;
 	if (g && g->now && g->run_us && now_us - g->run_us > s->stall_us)
 		job_fail(g->now, PDS__FAULT__FAULT_STALLED, 1,
-		         "the messager does not say that it has seen the task");
+		         "the messager does not say that it has seen the transfer");
 }
 
 /* --- on the schedule thread ---------------------------------------------- */
@@ -208,7 +210,7 @@ void gate_hold(struct prefill *s)
 		struct list *l = i ? &s->inbox : &s->running;
 		list_each(it, l) {
 			const struct job *j = list_entry(it, struct job, run);
-			g->budget -= j->work.n_tokens - j->computed;
+			g->budget -= j->req.n_tokens - j->computed;
 		}
 	}
 	g->round_done = g->budget <= 0 && !g->serial;

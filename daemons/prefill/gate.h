@@ -26,7 +26,7 @@ void gate_gone(struct job *j); /* it has ended or is about to */
 /* begins the next preparation when the schedule thread stands between two steps */
 void gate_turn(struct prefill *s);
 void gate_check(struct prefill *s, uint64_t now_us); /* is the messager's answer late? */
-/* tasks ask the messager to say that it has seen them */
+/* transfers ask the messager to say that it has seen them */
 int gate_wants_seen(const struct prefill *s);
 
 /* On the schedule thread, between two steps, with s->lock held: returns when preparation has had

@@ -6,7 +6,7 @@
  * thread still holds ends when it comes back. Blocks that storage may still write stay with the
  * fetch, not with the job. */
 #include "prefill.h"
-#include "daemons/worker/constraint.h"
+#include "daemons/worker/seq/constraint.h"
 #include "util/check.h"
 #include "util/mem.h"
 
@@ -43,9 +43,9 @@ void job_enter(struct job *j, enum job_state next)
 {
 	struct prefill *s = prefill_of(j->w);
 	if (!legal(j->state, next))
-		PANIC("job %s: %s -> %s is no legal step", log_reqid(&j->work.id), job_state_name(j->state),
+		PANIC("job %s: %s -> %s is no legal step", log_reqid(&j->req.id), job_state_name(j->state),
 		      job_state_name(next));
-	log_req(LOG_DEBUG, &j->work.id, "job_state", "attempt=%u from=%s to=%s", j->work.attempt,
+	log_req(LOG_DEBUG, &j->req.id, "job_state", "attempt=%u from=%s to=%s", j->req.attempt,
 	        job_state_name(j->state), job_state_name(next));
 	enum job_state was = j->state;
 	s->count[was]--;
@@ -63,7 +63,7 @@ void job_enter(struct job *j, enum job_state next)
 
 void job_head(const struct job *j, struct msg_head *h)
 {
-	*h = (struct msg_head){j->work.id, j->work.attempt, j->work.deadline_us};
+	*h = (struct msg_head){j->req.id, j->req.attempt, j->req.deadline_us};
 }
 
 /* --- ending -------------------------------------------------------------- */
@@ -80,7 +80,7 @@ static void job_free_if_unheld(struct job *j)
 	free(j->dst);
 	free(j->blocks);
 	free(j->store_tier);
-	work_fini(&j->work);
+	request_copy_fini(&j->req);
 	free(j);
 	stage_jobs(s, -1);
 }
@@ -117,7 +117,7 @@ void job_release_blocks(struct job *j)
 void job_end(struct job *j)
 {
 	struct prefill *s = prefill_of(j->w);
-	struct work_key k = work_key(&j->work.id, j->work.attempt);
+	struct attempt_key k = attempt_key(&j->req.id, j->req.attempt);
 	enum job_state was = j->state;
 	gate_gone(j);
 	job_enter(j, JOB_END); /* first: what it counts for depends on what it holds */
@@ -141,7 +141,7 @@ void job_drop(struct job *j, const char *why)
 		return;
 	if (!j->cancelled) {
 		j->cancelled = 1;
-		log_req(LOG_INFO, &j->work.id, "job_dropped", "attempt=%u state=%s why=%s", j->work.attempt,
+		log_req(LOG_INFO, &j->req.id, "job_dropped", "attempt=%u state=%s why=%s", j->req.attempt,
 		        job_state_name(j->state), log_quote(why));
 		stat_add(svc_stats(j->w->svc), WS_CANCELLED, 1);
 		reserve_cancel(j, why);
@@ -171,7 +171,7 @@ void job_fail_by(struct job *j, Pds__Fault fault, int retry, const char *text, c
 		int room = fault == PDS__FAULT__FAULT_OVERLOADED || fault == PDS__FAULT__FAULT_NO_ROOM;
 		job_head(j, &h);
 		j->told_failed = 1;
-		worker_fail_by(j->w, &h, j->work.router, j->work.router_epoch,
+		worker_fail_by(j->w, &h, j->req.router, j->req.router_epoch,
 		               &(struct worker_failure){fault, retry, text, blame,
 		                                        room ? j->room_after_us : 0});
 	}
@@ -208,8 +208,8 @@ static void to_thread(struct job *j, int phase)
 	j->phase = phase;
 	j->releases = s->releases;
 	j->holders++;
-	j->form = (struct compile_task){.work = &j->work, .cancelled = &j->cancelled, .done = compiled};
-	if (phase == 2 && !constraint_is_ready(&j->work))
+	j->form = (struct compile_task){.req = &j->req, .cancelled = &j->cancelled, .done = compiled};
+	if (phase == 2 && !constraint_is_ready(&j->req))
 		compiler_put(j->w->compiler, &j->form, s->retrying == j);
 	else
 		compiled(&j->form);
@@ -289,19 +289,19 @@ void job_taken(struct job *j)
 
 /* --- run ----------------------------------------------------------------- */
 
-static void fill_task(const struct job *j, struct ring_task *t)
+static void fill_transfer(const struct job *j, struct ring_transfer *t)
 {
 	uint32_t skip = j->d_cached / j->w->info->kv.block_tokens;
-	t->req = j->work.id;
-	t->attempt = j->work.attempt;
+	t->req = j->req.id;
+	t->attempt = j->req.attempt;
 	t->lease_id = j->lease.id;
 	t->lease_epoch = j->lease.epoch;
 	t->lease_generation = j->lease.generation;
 	snprintf(t->decode, sizeof t->decode, "%s", job_decode_name(j));
-	t->deadline_us = j->work.deadline_us;
+	t->deadline_us = j->req.deadline_us;
 	t->want_seen = (uint32_t)gate_wants_seen(prefill_of(j->w));
 	t->first_token = j->d_cached;
-	t->tokens = j->work.n_tokens;
+	t->tokens = j->req.n_tokens;
 	t->blocks = j->n_dst;
 	memcpy(t->src, j->blocks + skip, j->n_dst * sizeof *t->src);
 	memcpy(t->dst, j->dst, j->n_dst * sizeof *t->dst);
@@ -310,9 +310,9 @@ static void fill_task(const struct job *j, struct ring_task *t)
 static int publish(struct job *j)
 {
 	struct worker *w = j->w;
-	struct ring_task *t = mem_zalloc(sizeof *t);
+	struct ring_transfer *t = mem_zalloc(sizeof *t);
 	uint32_t computed = j->computed;
-	fill_task(j, t);
+	fill_transfer(j, t);
 	int r = ring_publish(w->ring, t, &j->slot, &j->slot_gen);
 	free(t);
 	if (r < 0)

@@ -34,9 +34,9 @@
 #include "util/list.h"
 #include "util/map.h"
 #include "util/queue.h"
-#include "daemons/worker/score.h"
+#include "daemons/worker/seq/score.h"
 #include "daemons/worker/stage.h"
-#include "daemons/worker/work.h"
+#include "daemons/worker/seq/copy.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -111,7 +111,7 @@ struct job {
 	struct list back; /* on the way back to the loop */
 	struct list wait; /* parked, sharing, or at the gate */
 	struct worker *w;
-	struct work work;
+	struct request_copy req;
 	uint64_t seq; /* by arrival */
 	enum job_state state;
 	int holders;

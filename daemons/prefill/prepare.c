@@ -4,7 +4,7 @@
  * A thread never waits for a peer: phase 1 ends with the job parked, phase 2 begins when the decode
  * worker has granted. Results go back to the loop by stage_return. */
 #include "prefill.h"
-#include "daemons/worker/constraint.h"
+#include "daemons/worker/seq/constraint.h"
 #include "util/mem.h"
 
 #include <stdlib.h>
@@ -13,11 +13,11 @@
 static void phase_hash(struct job *j)
 {
 	struct worker *w = j->w;
-	uint32_t bt = w->info->kv.block_tokens, n = j->work.n_tokens;
+	uint32_t bt = w->info->kv.block_tokens, n = j->req.n_tokens;
 	j->prepare_begin_us = clock_us();
 	j->hashes = mem_array(n / bt + 1, sizeof *j->hashes);
-	j->n_hashes = (uint32_t)kv_hash_chain(&w->root, j->work.tokens, n, bt, j->hashes);
-	j->n_match = j->work.prompt_logprobs ? 0 : (n - 1) / bt;
+	j->n_hashes = (uint32_t)kv_hash_chain(&w->root, j->req.tokens, n, bt, j->hashes);
+	j->n_match = j->req.prompt_logprobs ? 0 : (n - 1) / bt;
 	j->probed = kv_pool_probe(w->pool, j->hashes, j->n_match);
 	j->prepare_us = clock_us() - j->prepare_begin_us;
 }
@@ -67,11 +67,11 @@ static void phase_take(struct job *j)
 	if (look_at_form(j) < 0)
 		return;
 	uint64_t begin = clock_us();
-	uint32_t need = worker_blocks_for(w, j->work.n_tokens);
+	uint32_t need = worker_blocks_for(w, j->req.n_tokens);
 	uint32_t *blocks = mem_array(need, sizeof *blocks);
-	uint32_t matched = kv_pool_match(w->pool, j->hashes, j->n_match, &j->work.id, blocks);
+	uint32_t matched = kv_pool_match(w->pool, j->hashes, j->n_match, &j->req.id, blocks);
 	if (wait_for_writes(j, need - matched) ||
-	    kv_pool_take(w->pool, need - matched, KV_HELD, &j->work.id, blocks + matched) < 0) {
+	    kv_pool_take(w->pool, need - matched, KV_HELD, &j->req.id, blocks + matched) < 0) {
 		kv_pool_release(w->pool, blocks, matched);
 		free(blocks);
 	} else {

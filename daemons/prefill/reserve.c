@@ -85,7 +85,7 @@ static void park(struct job *j)
 	j->parked = 1;
 	gate_stalled(j);
 	stat_add(svc_stats(j->w->svc), WS_PARKED, 1);
-	log_req(LOG_DEBUG, &j->work.id, "parked", "attempt=%u candidates=%u", j->work.attempt,
+	log_req(LOG_DEBUG, &j->req.id, "parked", "attempt=%u candidates=%u", j->req.attempt,
 	        j->n_candidates);
 }
 
@@ -144,10 +144,10 @@ static int ask(struct job *j, uint32_t at)
 	Pds__Request r;
 	Pds__Sampling s;
 	struct msg_head h;
-	work_request(&j->work, &r, &s);
+	request_copy_fill(&j->req, &r, &s);
 	m.request = &r;
-	m.router = j->work.router;
-	m.router_epoch = j->work.router_epoch;
+	m.router = j->req.router;
+	m.router_epoch = j->req.router_epoch;
 	job_head(j, &h);
 	/* before it leaves: the answer may be under way when the call returns */
 	uint64_t now = clock_us();
@@ -277,7 +277,7 @@ void reserve_queued(struct job *j, const Pds__Queued *m)
 	/* who comes later waits at least for as long */
 	if (!again || j->room_at_us >= t->room_at_us)
 		note_room(t, j->room_at_us, now);
-	log_req(again ? LOG_DEBUG : LOG_INFO, &j->work.id, "reserve_queued",
+	log_req(again ? LOG_DEBUG : LOG_INFO, &j->req.id, "reserve_queued",
 	        "decode=%s position=%u estimate_us=%llu", t->name, m->position,
 	        (unsigned long long)m->estimate_us);
 	reserve_check(j, now);
@@ -294,12 +294,12 @@ void reserve_denied(struct job *j, const Pds__Deny *m)
 	j->asked = 0;
 	reserve_uncount(j);
 	stat_add(svc_stats(j->w->svc), WS_DENIED, 1);
-	log_req(LOG_INFO, &j->work.id, "reserve_denied",
-	        "attempt=%u decode=%s fault=%d retry_after_us=%llu text=%s", j->work.attempt,
+	log_req(LOG_INFO, &j->req.id, "reserve_denied",
+	        "attempt=%u decode=%s fault=%d retry_after_us=%llu text=%s", j->req.attempt,
 	        c->target->name, m->fault, (unsigned long long)m->retry_after_us, log_quote(m->text));
 	if (wait && (!j->room_after_us || wait < j->room_after_us))
 		j->room_after_us = wait;
-	if (wait && wait < clock_left_us(j->work.deadline_us))
+	if (wait && wait < clock_left_us(j->req.deadline_us))
 		c->not_before_us = clock_us() + wait;
 	else
 		close_candidate(j, c, m->fault, m->text);
@@ -308,7 +308,7 @@ void reserve_denied(struct job *j, const Pds__Deny *m)
 
 static int grant_fits(const struct job *j, const Pds__Grant *g)
 {
-	uint32_t bt = j->w->info->kv.block_tokens, n = j->work.n_tokens;
+	uint32_t bt = j->w->info->kv.block_tokens, n = j->req.n_tokens;
 	return g->lease->epoch == j->candidate[j->at].target->epoch && g->cached_tokens % bt == 0 &&
 	       g->cached_tokens < n &&
 	       g->n_blocks == worker_blocks_for(j->w, n) - g->cached_tokens / bt &&

@@ -13,7 +13,7 @@
  * published then. A step that the device fails fails all who are in it. A step allocates
  * nothing. */
 #include "prefill.h"
-#include "daemons/worker/constraint.h"
+#include "daemons/worker/seq/constraint.h"
 #include "util/check.h"
 #include "util/mem.h"
 
@@ -28,12 +28,12 @@ static void give_back(struct prefill *s, struct job *j)
 
 static int precondition(const struct worker *w, struct job *j)
 {
-	uint32_t need = worker_blocks_for(w, j->work.n_tokens), computed = j->computed,
+	uint32_t need = worker_blocks_for(w, j->req.n_tokens), computed = j->computed,
 			 full = computed / w->info->kv.block_tokens;
 	int inside = j->n_blocks == need;
 	for (uint32_t i = 0; inside && i < need; i++)
 		inside = j->blocks[i] < w->region.blocks;
-	if (inside && computed < j->work.n_tokens && j->published <= full && j->in_ring &&
+	if (inside && computed < j->req.n_tokens && j->published <= full && j->in_ring &&
 	    j->slot < ring_slots(w->ring))
 		return 1;
 	snprintf(
@@ -41,9 +41,9 @@ static int precondition(const struct worker *w, struct job *j)
 		"scheduled with %u of %u blocks%s, %u of %u tokens computed, %u blocks published, slot %s",
 		j->n_blocks, need,
 		inside || j->n_blocks != need ? "" : " (one of them outside of the pool)", computed,
-		j->work.n_tokens, j->published, j->in_ring ? "held" : "missing");
+		j->req.n_tokens, j->published, j->in_ring ? "held" : "missing");
 	j->step_failed = j->broken = 1;
-	log_req(LOG_ERROR, &j->work.id, "precondition_broken", "attempt=%u text=%s", j->work.attempt,
+	log_req(LOG_ERROR, &j->req.id, "precondition_broken", "attempt=%u text=%s", j->req.attempt,
 	        log_quote(j->fail_text));
 	return 0;
 }
@@ -80,7 +80,7 @@ static int collect(struct prefill *s)
 static uint64_t key_of(const struct prefill *s, const struct job *j, uint64_t now)
 {
 	uint64_t waited = now > j->ready_us ? now - j->ready_us : 0;
-	uint32_t computed = j->computed, left = j->work.n_tokens - computed,
+	uint32_t computed = j->computed, left = j->req.n_tokens - computed,
 			 wanted = j->wanted * s->w->info->kv.block_tokens;
 	if (s->order == ORDER_FIFO || waited >= s->ageing_us)
 		return 0;
@@ -126,7 +126,7 @@ static uint32_t count_plain(const struct prefill *s)
 {
 	uint32_t n = 0;
 	list_each(it, &s->running)
-		n += !list_entry(it, struct job, run)->work.prompt_logprobs;
+		n += !list_entry(it, struct job, run)->req.prompt_logprobs;
 	return n;
 }
 
@@ -134,8 +134,8 @@ static uint32_t count_plain(const struct prefill *s)
  * any other may lack a row only for its last token, and computes all before it. */
 static uint32_t share_of(const struct job *j, const struct room *r)
 {
-	uint32_t left = j->work.n_tokens - j->computed, take = left < r->tokens ? left : r->tokens;
-	if (j->work.prompt_logprobs) {
+	uint32_t left = j->req.n_tokens - j->computed, take = left < r->tokens ? left : r->tokens;
+	if (j->req.prompt_logprobs) {
 		uint32_t rows = r->logits > r->kept ? r->logits - r->kept : 0;
 		return take < rows ? take : rows;
 	}
@@ -153,12 +153,12 @@ static void fail_draw(struct job *j, const struct err *err)
 static struct engine_draw ask(struct prefill *s, struct job *j, uint32_t row)
 {
 	struct err err = {0};
-	if (row + 1 == j->work.n_tokens) {
-		if (constraint_prepare(&j->work, s->w->info, 0, &err) == 0)
-			return work_draw(&j->work, 0);
+	if (row + 1 == j->req.n_tokens) {
+		if (constraint_prepare(&j->req, s->w->info, 0, &err) == 0)
+			return request_copy_draw(&j->req, 0);
 		fail_draw(j, &err);
-	} else if (row + 1 < j->work.prompt_tokens) {
-		return work_score(&j->work, row + 1);
+	} else if (row + 1 < j->req.prompt_tokens) {
+		return request_copy_score(&j->req, row + 1);
 	}
 	return (struct engine_draw){0};
 }
@@ -179,13 +179,13 @@ static void add_span(struct prefill *s, struct job *j, uint32_t take, uint32_t n
 	uint64_t *word = ring_progress_word(w->ring, j->slot, 0);
 	s->step_jobs[n] = j;
 	s->spans[n] = (struct engine_span){
-		.tokens = j->work.tokens + computed,
+		.tokens = j->req.tokens + computed,
 		.n = take,
 		.position = computed,
 		.blocks = j->blocks,
-		.logits = j->work.prompt_logprobs               ? ENGINE_LOGITS_ALL
-	              : computed + take == j->work.n_tokens ? ENGINE_LOGITS_LAST
-	                                                    : ENGINE_LOGITS_NONE,
+		.logits = j->req.prompt_logprobs               ? ENGINE_LOGITS_ALL
+	              : computed + take == j->req.n_tokens ? ENGINE_LOGITS_LAST
+	                                                   : ENGINE_LOGITS_NONE,
 		.progress = word,
 		.progress_stride = w->info->layers > 1
 	                           ? (size_t)(ring_progress_word(w->ring, j->slot, 1) - word)
@@ -239,12 +239,12 @@ static int score_prompt(struct prefill *s, struct job *j, const struct engine_sp
 {
 	struct score *c = NULL;
 	int rc = 0;
-	for (uint32_t i = 0; i < sp->n && sp->position + i + 1 < j->work.prompt_tokens; i++) {
+	for (uint32_t i = 0; i < sp->n && sp->position + i + 1 < j->req.prompt_tokens; i++) {
 		uint32_t at = sp->position + i + 1;
-		if ((rc = work_check_finite(&sp->drawn[i], "prompt", at, err)))
+		if ((rc = drawn_check_finite(&sp->drawn[i], "prompt", at, err)))
 			break;
 		if (!c)
-			c = score_new(s->w, &j->work, at);
+			c = score_new(s->w, &j->req, at);
 		if (score_add(c, &sp->drawn[i])) {
 			stage_score(s, c);
 			c = NULL;
@@ -263,12 +263,12 @@ static void after_step(struct prefill *s, struct job *j, const struct engine_spa
 	w->prompt_tokens += sp->n;
 	stat_add(svc_stats(w->svc), WS_PROMPT_TOKENS, sp->n);
 	struct err err = {0};
-	int whole = j->computed == j->work.n_tokens;
-	if (j->work.prompt_logprobs && score_prompt(s, j, sp, &err) < 0)
+	int whole = j->computed == j->req.n_tokens;
+	if (j->req.prompt_logprobs && score_prompt(s, j, sp, &err) < 0)
 		fail_draw(j, &err);
 	if (whole && !j->draw_fault) {
 		j->first = sp->drawn[sp->logits == ENGINE_LOGITS_ALL ? sp->n - 1 : 0];
-		if (work_check_finite(&j->first, "answer", work_index(&j->work), &err) < 0)
+		if (drawn_check_finite(&j->first, "answer", request_copy_index(&j->req), &err) < 0)
 			fail_draw(j, &err);
 	}
 	if (j->draw_fault != PDS__FAULT__FAULT_INTERNAL)
@@ -283,7 +283,7 @@ static void step_failed(struct prefill *s, struct job *j, const struct err *err)
 {
 	snprintf(j->fail_text, sizeof j->fail_text, "forward step failed: %.120s", err->text);
 	j->step_failed = 1;
-	log_req(LOG_ERROR, &j->work.id, "step_failed", "attempt=%u text=%s", j->work.attempt,
+	log_req(LOG_ERROR, &j->req.id, "step_failed", "attempt=%u text=%s", j->req.attempt,
 	        log_quote(err->text));
 	give_back(s, j);
 }

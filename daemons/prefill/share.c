@@ -88,8 +88,8 @@ int share_wait(struct job *j, uint32_t have)
 	job_enter(j, JOB_SHARE);
 	list_push_back(&s->sharing, &j->wait);
 	stat_add(svc_stats(j->w->svc), WS_SHARES, 1);
-	log_req(LOG_INFO, &j->work.id, "share_wait", "attempt=%u with=%s blocks=%u have=%u",
-	        j->work.attempt, log_reqid(&a->work.id), blocks, have);
+	log_req(LOG_INFO, &j->req.id, "share_wait", "attempt=%u with=%s blocks=%u have=%u",
+	        j->req.attempt, log_reqid(&a->req.id), blocks, have);
 	want(a, j);
 	return 1;
 }
@@ -112,8 +112,8 @@ void share_wake(struct prefill *s)
 			continue;
 		}
 		share_stop(j);
-		log_req(LOG_INFO, &j->work.id, "share_end", "attempt=%u source=%s waited_us=%llu",
-		        j->work.attempt, a ? "published" : "ended", (unsigned long long)j->share_us);
+		log_req(LOG_INFO, &j->req.id, "share_end", "attempt=%u source=%s waited_us=%llu",
+		        j->req.attempt, a ? "published" : "ended", (unsigned long long)j->share_us);
 		job_take(j);
 	}
 }

@@ -4,7 +4,7 @@
  * whoever sent it has heard or will hear of the end by the reservation's cancel, the lease's
  * expiry, or the ring slot. */
 #include "prefill.h"
-#include "daemons/worker/constraint.h"
+#include "daemons/worker/seq/constraint.h"
 #include "util/check.h"
 #include "util/mem.h"
 
@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #define TIMER_US 50000u
-#define STILL_US 1000000u /* a step without progress for so long stalls its tasks */
+#define STILL_US 1000000u /* a step without progress for so long stalls its transfers */
 #define RENEW_US 400000u  /* or a third of the shortest lease held, if that is less */
 
 static void on_timer(struct svc *svc, void *arg);
@@ -148,7 +148,7 @@ void stage_jobs(struct prefill *s, int by)
 
 static struct job *find(struct prefill *s, const struct msg_head *h)
 {
-	struct work_key k = work_key(&h->req, h->attempt);
+	struct attempt_key k = attempt_key(&h->req, h->attempt);
 	return map_get(s->by_key, k.b);
 }
 
@@ -193,7 +193,7 @@ static void copy_candidates(struct job *j, const Pds__Submit *m)
 static const char *refusal(struct prefill *s, const struct job *j, Pds__Fault *fault)
 {
 	static char text[160];
-	uint32_t need = worker_blocks_for(s->w, j->work.n_tokens);
+	uint32_t need = worker_blocks_for(s->w, j->req.n_tokens);
 	*fault = PDS__FAULT__FAULT_DRAINING;
 	if (s->draining)
 		return "the prefill worker is draining";
@@ -205,7 +205,7 @@ static const char *refusal(struct prefill *s, const struct job *j, Pds__Fault *f
 	*fault = PDS__FAULT__FAULT_TOO_LARGE;
 	if (need > s->w->region.blocks || need > RING_BLOCKS_MAX) {
 		snprintf(text, sizeof text, "%u tokens need %u KV blocks, the prefill worker has %u",
-		         j->work.n_tokens, need, s->w->region.blocks);
+		         j->req.n_tokens, need, s->w->region.blocks);
 		return text;
 	}
 	return NULL;
@@ -213,7 +213,7 @@ static const char *refusal(struct prefill *s, const struct job *j, Pds__Fault *f
 
 static void job_accept(struct prefill *s, struct job *j, const Pds__Submit *m)
 {
-	struct work_key k = work_key(&j->work.id, j->work.attempt);
+	struct attempt_key k = attempt_key(&j->req.id, j->req.attempt);
 	copy_candidates(j, m);
 	map_put(s->by_key, k.b, j);
 	list_push_back(&s->jobs, &j->node);
@@ -224,8 +224,8 @@ static void job_accept(struct prefill *s, struct job *j, const Pds__Submit *m)
 	stage_jobs(s, 1);
 	stat_add(svc_stats(j->w->svc), WS_REQUESTS, 1);
 	j->accepted_us = clock_us();
-	log_req(LOG_INFO, &j->work.id, "accepted", "attempt=%u tokens=%u candidates=%u",
-	        j->work.attempt, j->work.n_tokens, j->n_candidates);
+	log_req(LOG_INFO, &j->req.id, "accepted", "attempt=%u tokens=%u candidates=%u", j->req.attempt,
+	        j->req.n_tokens, j->n_candidates);
 	if (!gate_admit(j))
 		job_begin(j);
 }
@@ -246,8 +246,8 @@ static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h
 	}
 	struct job *j = mem_zalloc(sizeof *j);
 	j->w = w;
-	int code = work_init(&j->work, h, m->request, w->info, &err);
-	if (code < 0 || (code = constraint_take(w->constraints, &j->work, m->request, &err)) < 0) {
+	int code = request_copy_init(&j->req, h, m->request, w->info, &err);
+	if (code < 0 || (code = constraint_take(w->constraints, &j->req, m->request, &err)) < 0) {
 		int later = code == ERR_NOMEM;
 		struct worker_failure f = {.fault = PDS__FAULT__FAULT_INVALID, .text = err.text};
 		if (later)
@@ -256,18 +256,18 @@ static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h
 			                            .text = err.text,
 			                            .retry_after_us = CONSTRAINT_RETRY_US};
 		worker_fail_by(w, h, peer_name(p), peer_epoch(p), &f);
-		work_fini(&j->work);
+		request_copy_fini(&j->req);
 		free(j);
 		return;
 	}
-	snprintf(j->work.router, sizeof j->work.router, "%s", peer_name(p));
-	j->work.router_epoch = peer_epoch(p);
+	snprintf(j->req.router, sizeof j->req.router, "%s", peer_name(p));
+	j->req.router_epoch = peer_epoch(p);
 	Pds__Fault fault;
 	const char *why = refusal(s, j, &fault);
 	if (why) {
 		worker_fail(w, h, peer_name(p), peer_epoch(p), fault, fault != PDS__FAULT__FAULT_TOO_LARGE,
 		            why);
-		work_fini(&j->work);
+		request_copy_fini(&j->req);
 		free(j);
 		return;
 	}
@@ -351,9 +351,9 @@ static void on_sent(struct worker *w, struct peer *p, const struct msg_head *h,
 	job_finish_if_done(j);
 }
 
-/* A task that was malformed is our doing, and so is one that stalled because our step stands
+/* A transfer that was malformed is our doing, and so is one that stalled because our step stands
  * still. Else it was the messager, or the link to the decode worker. */
-static const char *task_failed_by(const struct job *j, Pds__Fault fault)
+static const char *transfer_failed_by(const struct job *j, Pds__Fault fault)
 {
 	struct worker *w = j->w;
 	int ours = fault == PDS__FAULT__FAULT_INTERNAL ||
@@ -361,22 +361,22 @@ static const char *task_failed_by(const struct job *j, Pds__Fault fault)
 	return ours ? svc_name(w->svc) : NULL;
 }
 
-static void on_task_failed(struct worker *w, struct peer *p, const struct msg_head *h,
-                           const ProtobufCMessage *body)
+static void on_transfer_failed(struct worker *w, struct peer *p, const struct msg_head *h,
+                               const ProtobufCMessage *body)
 {
-	const Pds__TaskFailed *m = (const Pds__TaskFailed *)body;
+	const Pds__TransferFailed *m = (const Pds__TransferFailed *)body;
 	struct job *j = of_slot(w, m->slot, m->generation);
 	(void)p;
 	(void)h;
 	if (j && !j->kv_sent)
-		job_fail_by(j, m->fault, 1, m->text, task_failed_by(j, m->fault));
+		job_fail_by(j, m->fault, 1, m->text, transfer_failed_by(j, m->fault));
 }
 
 /* Only asked for by the gate. */
-static void on_task_seen(struct worker *w, struct peer *p, const struct msg_head *h,
-                         const ProtobufCMessage *body)
+static void on_transfer_seen(struct worker *w, struct peer *p, const struct msg_head *h,
+                             const ProtobufCMessage *body)
 {
-	const Pds__TaskSeen *m = (const Pds__TaskSeen *)body;
+	const Pds__TransferSeen *m = (const Pds__TransferSeen *)body;
 	struct job *j = of_slot(w, m->slot, m->generation);
 	(void)p;
 	(void)h;
@@ -414,8 +414,8 @@ static void peer_down(struct worker *w, struct peer *p, const char *why)
 		struct job *j = list_entry(it, struct job, node);
 		if (j->state == JOB_END)
 			continue;
-		if (peer_tag(p) == TAG_ROUTER && strcmp(j->work.router, peer_name(p)) == 0 &&
-		    j->work.router_epoch == peer_epoch(p))
+		if (peer_tag(p) == TAG_ROUTER && strcmp(j->req.router, peer_name(p)) == 0 &&
+		    j->req.router_epoch == peer_epoch(p))
 			job_drop(j, "the router is gone");
 		else if (peer_tag(p) == TAG_WORKER && j->asked && !job_decode(j) &&
 		         strcmp(job_decode_name(j), peer_name(p)) == 0)
@@ -431,7 +431,7 @@ static void check_waits(struct prefill *s, struct job *j, uint64_t now)
 {
 	if (j->state == JOB_END || j->cancelled)
 		return;
-	if (now >= j->work.deadline_us)
+	if (now >= j->req.deadline_us)
 		job_fail(j, PDS__FAULT__FAULT_DEADLINE, 0, "the request's deadline has passed in prefill");
 	else if (j->state == JOB_RESERVE)
 		reserve_check(j, now);
@@ -538,7 +538,7 @@ static int start(struct worker *w, struct err *err)
 	list_init(&s->fetches);
 	list_init(&s->sharing);
 	pthread_mutex_init(&s->back_lock, NULL);
-	s->by_key = map_new(WORK_KEY_BYTES);
+	s->by_key = map_new(ATTEMPT_KEY_BYTES);
 	s->by_slot = mem_array(ring_slots(w->ring), sizeof *s->by_slot);
 	configure(s);
 	s->bell_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -644,9 +644,9 @@ static void requests(struct worker *w, struct buf *out)
 		buf_printf(out,
 		           "%s{\"request\":\"%s\",\"attempt\":%u,\"state\":\"%s\",\"age_ms\":%llu,"
 		           "\"tokens\":%u,\"computed\":%u,\"blocks\":%u,\"decode\":\"%s\"}",
-		           first ? "" : ",", log_reqid(&j->work.id), j->work.attempt,
+		           first ? "" : ",", log_reqid(&j->req.id), j->req.attempt,
 		           job_state_name(j->state), (unsigned long long)(now - j->accepted_us) / 1000,
-		           j->work.given_tokens, j->computed, j->n_blocks, job_decode_name(j));
+		           j->req.given_tokens, j->computed, j->n_blocks, job_decode_name(j));
 		first = 0;
 	}
 	buf_addc(out, ']');
@@ -686,8 +686,8 @@ static const struct stage_msg messages[] = {
 	{&pds__deny__descriptor, on_deny},
 	{&pds__first_token_ack__descriptor, on_first_ack},
 	{&pds__kv_sent__descriptor, on_sent},
-	{&pds__task_failed__descriptor, on_task_failed},
-	{&pds__task_seen__descriptor, on_task_seen},
+	{&pds__transfer_failed__descriptor, on_transfer_failed},
+	{&pds__transfer_seen__descriptor, on_transfer_seen},
 	{NULL, NULL},
 };
 

@@ -5,7 +5,7 @@
  * stage, which prefills by itself what comes without a candidate. role.c switches it live.
  * Start-up problems are fatal with a sentence; afterwards nothing that a peer does is. */
 #include "worker.h"
-#include "constraint.h"
+#include "seq/constraint.h"
 #include "stage.h"
 #include "util/check.h"
 #include "util/clock.h"
@@ -419,7 +419,7 @@ static int open_engine(struct worker *w, const struct conf *c, struct err *err)
 	                  ? 1 + (uint32_t)conf_int(c, "spec_tokens_max")
 	                  : 1;
 	o.max_spans = w->max_sequences;
-	/* each sequence up to 4096 blocks, the most that a transfer task takes */
+	/* each sequence up to 4096 blocks, the most that a transfer takes */
 	o.max_table = w->max_sequences * 4096u;
 	return engine_open(&o, &w->engine, err);
 }
@@ -1112,8 +1112,8 @@ int worker_main(int argc, char **argv, const char *program, const char *default_
 		{MSG_LEASE_REVOKED, to_stage},
 		{MSG_KV_READY, to_stage},
 		{MSG_KV_SENT, to_stage},
-		{MSG_TASK_FAILED, to_stage},
-		{MSG_TASK_SEEN, to_stage},
+		{MSG_TRANSFER_FAILED, to_stage},
+		{MSG_TRANSFER_SEEN, to_stage},
 		{MSG_STORE_DONE, to_store},
 		{MSG_STORE_FOUND, to_store},
 		{MSG_STORE_FENCED, to_store},

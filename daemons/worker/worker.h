@@ -3,20 +3,20 @@
 #ifndef WORKER_WORKER_H
 #define WORKER_WORKER_H
 
-#include "attach.h"
-#include "compiler.h"
+#include "links/attach.h"
+#include "seq/compiler.h"
 #include "engine/engine.h"
-#include "events.h"
+#include "links/events.h"
 #include "kv/pool.h"
 #include "kv/region.h"
 #include "kv/ring.h"
-#include "rates.h"
-#include "relay.h"
+#include "storage/rates.h"
+#include "storage/relay.h"
 #include "role.h"
-#include "store.h"
+#include "storage/client.h"
 #include "svc/svc.h"
 #include "watch.h"
-#include "writeout.h"
+#include "storage/writeout.h"
 
 /* of one step, over all sequences, when decoding is speculative */
 #define WORKER_DRAFT_ROWS 64u

@@ -1,6 +1,6 @@
 """bench_kv.py - how fast KV moves: the messager against memcpy of the same bytes, then the transfers of real requests.
 
-First build/bench/bench_transfer (a real messager, synthetic tasks; memcpy and the messager take turns). Then 1p1d with the real model and new prompts of about
+First build/bench/bench_transfer (a real messager, synthetic transfers; memcpy and the messager take turns). Then 1p1d with the real model and new prompts of about
 a thousand tokens: bytes and copy_us come from the messager's transfer_done lines; tail_us is what is left to copy when the last token has been computed, that is
 what a request waits for after its prefill.
 

@@ -3,8 +3,8 @@
 One prefill and one decode worker, etc/sim/dense-14b: about 2,700 answer tokens a second at 256 requests at a time, prompts of 1,280 and answers of 700
 tokens on average (drawn once, the same for all runs; pdbench sends them in that order). The decode worker hears every KV_RESERVE later by 0, 5 and 50 ms
 (its `fault` layer: late, so that one request's delay does not hold up another's message).
-    serial   (a) prepared by the schedule thread between two steps, strictly one after the other: reservation, own blocks, task, and the messager's word that
-             it has seen the task (bench_prepare = "serial"; daemons/prefill/gate.c says how it is built). The messages, the pool and the ring are
+    serial   (a) prepared by the schedule thread between two steps, strictly one after the other: reservation, own blocks, transfer, and the messager's word that
+             it has seen the transfer (bench_prepare = "serial"; daemons/prefill/gate.c says how it is built). The messages, the pool and the ring are
              the product's own and no waiting is by polling; what is measured is the order of things
     1        (b) a stage of one prepare thread beside the schedule, no acknowledgement
     5        (c) the same with five threads: the default
@@ -84,7 +84,7 @@ def main():
     rep.say(machine())
     rep.say(f"1p1d, {len(load)} requests, {CONCURRENCY} at a time, prompts of {sum(i for i, _ in load) / len(load):.0f} and answers of {sum(o for _, o in load) / len(load):.0f} "
             f"tokens on average, time x {a.scale:g}; all times below are modelled seconds")
-    rep.say("serial: between two steps the schedule thread prepares one request - reservation, own blocks, task - and waits for the messager's word that it has seen it")
+    rep.say("serial: between two steps the schedule thread prepares one request - reservation, own blocks, transfer - and waits for the messager's word that it has seen it")
     rep.say("1, 5: so many prepare threads beside the schedule, no acknowledgement. All use the product's own messages, pool and ring, and nothing polls or sleeps:")
     rep.say("what differs is the order of things. The bound: ideal workers, nothing but the devices takes time. The time scale makes our own messages weigh more, in every row")
     rep.say(f"bound {bound:.1f} s, {sum(o for _, o in load) / bound:.0f} answer tokens/s")

@@ -4,7 +4,7 @@
  * A real pdmessagerd (build/bin, or PD_BIN=folder), and in this process one prefill and one decode
  * worker with real pools, ring and links. Run from the repository's root after `make`. Prints
  * one line per measurement; ends with 1 when something did not work. */
-#include "daemons/worker/attach.h"
+#include "daemons/worker/links/attach.h"
 #include "tests/unit/pool_memory.h"
 #include "kv/ring.h"
 #include "svc/svc_int.h"
@@ -35,8 +35,8 @@ struct world {
 	struct chan *p_chan, *d_chan;
 	struct peer *p_peer, *d_peer;
 	unsigned on;
-	/* of the present task */
-	struct ring_task task;
+	/* of the present transfer */
+	struct ring_transfer transfer;
 	uint32_t slot;
 	uint64_t gen, lease, ready_us, opened_us, sent_us;
 	Pds__KvReady *ready;
@@ -47,7 +47,7 @@ static struct world world, *w = &world;
 
 /* --- decode worker, and what prefill hears ------------------------------- */
 
-/* D has granted what the present task names. */
+/* D has granted what the present transfer names. */
 static void say_opened(struct peer *p, const struct msg_head *head, const Pds__LeaseOpen *m)
 {
 	static uint64_t generations[RING_BLOCKS_MAX];
@@ -55,12 +55,12 @@ static void say_opened(struct peer *p, const struct msg_head *head, const Pds__L
 	o.lease = m->lease;
 	o.prefill = m->prefill;
 	o.prefill_epoch = m->prefill_epoch;
-	o.tokens = w->task.tokens;
-	o.blocks = w->task.dst;
+	o.tokens = w->transfer.tokens;
+	o.blocks = w->transfer.dst;
 	o.generations = generations;
-	o.n_blocks = o.n_generations = w->task.blocks;
-	for (uint32_t i = 0; i < w->task.blocks; i++)
-		generations[i] = w->d.region.generations[w->task.dst[i]];
+	o.n_blocks = o.n_generations = w->transfer.blocks;
+	for (uint32_t i = 0; i < w->transfer.blocks; i++)
+		generations[i] = w->d.region.generations[w->transfer.dst[i]];
 	chan_send(w->d_chan, p, MSG_LEASE_OPENED, head, &o.base);
 }
 
@@ -93,8 +93,8 @@ static void p_message(void *arg, struct peer *p, enum msg_type type, const struc
 	(void)head;
 	if (type == MSG_KV_SENT)
 		w->sent_us = clock_us();
-	if (type == MSG_TASK_FAILED) {
-		fprintf(stderr, "task failed: %s\n", ((const Pds__TaskFailed *)body)->text);
+	if (type == MSG_TRANSFER_FAILED) {
+		fprintf(stderr, "transfer failed: %s\n", ((const Pds__TransferFailed *)body)->text);
 		w->failed = 1;
 	}
 }
@@ -272,7 +272,7 @@ enum order { IN_ORDER, SCATTERED };
 /* Half of the pool, in order or with no two neighbours. */
 static void publish(enum order order)
 {
-	struct ring_task *t = &w->task;
+	struct ring_transfer *t = &w->transfer;
 	memset(t, 0, sizeof *t);
 	t->req = (struct reqid){1, ++w->lease};
 	t->attempt = 1;
@@ -371,12 +371,12 @@ static void rate(const char *name, enum order order)
  * until the last byte is in D's pool. */
 static void reaction(void)
 {
-	enum { TASKS = 10 };
-	static double us[TASKS * KV_LAYERS_MAX];
+	enum { TRANSFERS = 10 };
+	static double us[TRANSFERS * KV_LAYERS_MAX];
 	unsigned n = 0;
 	const uint32_t tokens = w->layout.block_tokens;
 	const struct err err = {.text = "no answer within 10 s"};
-	for (int t = 0; t < TASKS; t++) {
+	for (int t = 0; t < TRANSFERS; t++) {
 		publish(IN_ORDER);
 		must(loop_until(is_open), &err, "waiting for LEASE_OPEN");
 		usleep(20000); /* its answer has arrived */
@@ -426,7 +426,7 @@ static void idle(void)
 		event_base_loopexit(w->svc.base, &tv);
 		event_base_dispatch(w->svc.base);
 	}
-	printf("idle       2 workers attached, no task: %.2f %% of a core\n",
+	printf("idle       2 workers attached, no transfer: %.2f %% of a core\n",
 	       100.0 * (double)(messager_cpu_us() - before) / (double)(clock_us() - begin));
 }
 

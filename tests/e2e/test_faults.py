@@ -71,7 +71,7 @@ def test_messager_killed_in_a_transfer(want):
         for _ in range(TRIES):
             joined = s.log("decode-1").count("event=joined")
             box = in_thread(lambda: s.tokens(LONG, 60))
-            assert wait_for(lambda: any(t["blocks_sent"] >= 3 for t in s.ctl("messager", "tasks")) or s.log("decode-1").count("event=joined") > joined)
+            assert wait_for(lambda: any(t["blocks_sent"] >= 3 for t in s.ctl("messager", "transfers")) or s.log("decode-1").count("event=joined") > joined)
             s.kill("messager")
             in_time = s.log("decode-1").count("event=joined") == joined
             restart_when_dead(s, "messager")

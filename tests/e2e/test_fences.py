@@ -1,4 +1,4 @@
-"""A stopped messager (SIGSTOP at chosen moments of a task's life): what it may still write stays in quarantine until the fence, others decode on beside it
+"""A stopped messager (SIGSTOP at chosen moments of a transfer's life): what it may still write stays in quarantine until the fence, others decode on beside it
 with the same tokens, and what it does when it goes on lands nowhere that matters. The same for one that is killed while it is stopped. On simulated devices, which
 check every KV block that they read."""
 import json
@@ -36,8 +36,8 @@ def client(s, prompt):
     return c
 
 
-def tasks(s, state, blocks_sent=0):
-    return [t for t in s.ctl("messager", "tasks") if t["state"] == state and t["blocks_sent"] >= blocks_sent]
+def transfers(s, state, blocks_sent=0):
+    return [t for t in s.ctl("messager", "transfers") if t["state"] == state and t["blocks_sent"] >= blocks_sent]
 
 
 def states(s):
@@ -50,7 +50,7 @@ def faults(s):
 
 def forget(s):
     """As if LONG had not been asked."""
-    assert wait_for(lambda: not s.ctl("messager", "tasks") and s.ctl("prefill-1", "requests") == [])
+    assert wait_for(lambda: not s.ctl("messager", "transfers") and s.ctl("prefill-1", "requests") == [])
     for w in s.workers():
         s.ctl(w, "flush")
 
@@ -60,7 +60,7 @@ def stop_in_the_copy(s):
     while True:
         joined = s.log("decode-1").count("event=joined")
         c = client(s, LONG)
-        assert wait_for(lambda: tasks(s, "open", 2) or s.log("decode-1").count("event=joined") > joined), s.log("messager")[-2000:]
+        assert wait_for(lambda: transfers(s, "open", 2) or s.log("decode-1").count("event=joined") > joined), s.log("messager")[-2000:]
         s.kill("messager", signal.SIGSTOP)
         if "leased" in states(s):
             return c
@@ -111,9 +111,9 @@ def test_stopped_after_kv_ready(want):
         while True:
             joined, dropped, lost = s.log("decode-1").count("event=joined"), s.log("prefill-1").count("event=job_dropped"), s.log("router").count("event=attempt_lost")
             box = in_thread(lambda: s.tokens(LONG, 150))
-            assert wait_for(lambda: tasks(s, "open", 13) or s.log("decode-1").count("event=joined") > joined)      # of 16 blocks
+            assert wait_for(lambda: transfers(s, "open", 13) or s.log("decode-1").count("event=joined") > joined)      # of 16 blocks
             s.kill("decode-1", signal.SIGSTOP)           # what the messager posts now waits in D's socket
-            assert wait_for(lambda: tasks(s, "posted") or not s.ctl("messager", "tasks"))
+            assert wait_for(lambda: transfers(s, "posted") or not s.ctl("messager", "transfers"))
             s.kill("messager", signal.SIGSTOP)
             in_time = s.log("decode-1").count("event=joined") == joined and s.log("prefill-1").count("event=job_dropped") == dropped
             s.kill("decode-1", signal.SIGCONT)

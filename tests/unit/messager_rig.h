@@ -1,5 +1,5 @@
 /* messager_rig.h - a prefill worker, a decode worker and their links in one process, for driving
- * the messager's task machine event by event.
+ * the messager's transfer machine event by event.
  *
  * Time stands still unless a test moves it. What the machine sends is kept as struct said;
  * nothing is delivered by itself. */
@@ -59,10 +59,10 @@ struct rig {
 	unsigned points, kill_at;
 	sigjmp_buf killed; /* set by RIG_ALIVE */
 	void (*on_point)(struct rig *r);
-	enum task_end last_end;
+	enum transfer_end last_end;
 	unsigned n_ended;
-	struct task_report report;
-	uint32_t slot; /* of the task that rig_publish made last */
+	struct transfer_report report;
+	uint32_t slot; /* of the transfer that rig_publish made last */
 	uint64_t gen;
 	uint64_t lease;
 	struct mover_worker *wp, *wd;
@@ -128,8 +128,8 @@ static int rig_send(void *arg, const char *name, uint64_t epoch, enum msg_type t
 	} else if (type == MSG_KV_SENT) {
 		s->slot = ((const Pds__KvSent *)body)->slot;
 		s->slot_gen = ((const Pds__KvSent *)body)->generation;
-	} else if (type == MSG_TASK_FAILED) {
-		const Pds__TaskFailed *f = (const Pds__TaskFailed *)body;
+	} else if (type == MSG_TRANSFER_FAILED) {
+		const Pds__TransferFailed *f = (const Pds__TransferFailed *)body;
 		s->slot = f->slot;
 		s->slot_gen = f->generation;
 		s->fault = f->fault;
@@ -139,7 +139,7 @@ static int rig_send(void *arg, const char *name, uint64_t epoch, enum msg_type t
 	return 0;
 }
 
-static void rig_ended(void *arg, const struct task_report *rep)
+static void rig_ended(void *arg, const struct transfer_report *rep)
 {
 	struct rig *r = arg;
 	r->last_end = rep->end;
@@ -220,8 +220,8 @@ __attribute__((unused)) static void rig_restart(struct rig *r)
 
 /* --- P ------------------------------------------------------------------- */
 
-static void rig_task(struct rig *r, struct ring_task *t, uint64_t lease, uint32_t first_token,
-                     uint32_t tokens)
+static void rig_transfer(struct rig *r, struct ring_transfer *t, uint64_t lease,
+                         uint32_t first_token, uint32_t tokens)
 {
 	memset(t, 0, sizeof *t);
 	t->req = (struct reqid){7, lease};
@@ -240,8 +240,8 @@ static void rig_task(struct rig *r, struct ring_task *t, uint64_t lease, uint32_
 	}
 }
 
-/* D has granted a lease of just what the task names. */
-static void rig_grant(struct rig *r, const struct ring_task *t)
+/* D has granted a lease of just what the transfer names. */
+static void rig_grant(struct rig *r, const struct ring_transfer *t)
 {
 	CHECK(t->lease_id < RIG_LEASES && t->blocks <= RIG_BLOCKS);
 	struct grant *g = &r->grants[t->lease_id];
@@ -252,7 +252,7 @@ static void rig_grant(struct rig *r, const struct ring_task *t)
 	}
 }
 
-static void rig_post(struct rig *r, const struct ring_task *t)
+static void rig_post(struct rig *r, const struct ring_transfer *t)
 {
 	rig_grant(r, t);
 	int e = ring_publish(r->ring, t, &r->slot, &r->gen);
@@ -263,8 +263,8 @@ static void rig_post(struct rig *r, const struct ring_task *t)
 __attribute__((unused)) static void rig_publish(struct rig *r, uint64_t lease, uint32_t first_token,
                                                 uint32_t tokens)
 {
-	static struct ring_task t;
-	rig_task(r, &t, lease, first_token, tokens);
+	static struct ring_transfer t;
+	rig_transfer(r, &t, lease, first_token, tokens);
 	rig_post(r, &t);
 }
 
@@ -279,7 +279,7 @@ static unsigned char rig_value(uint64_t lease, uint32_t layer, uint32_t block)
 	return (unsigned char)(1 + (lease * 41 + layer * 17 + block * 3) % 250);
 }
 
-/* P computes all blocks of the layer up to `tokens` of the last published task, and says so. */
+/* P computes all blocks of the layer up to `tokens` of the last published transfer, and says so. */
 static void rig_compute_layer(struct rig *r, uint32_t layer, uint32_t first_block,
                               uint32_t n_blocks, uint32_t tokens)
 {
@@ -395,7 +395,7 @@ static size_t rig_written(const struct rig *r)
 	return n;
 }
 
-/* 1 when D has exactly these blocks of the task (10 + i of layer l), right in every byte. */
+/* 1 when D has exactly these blocks of the transfer (10 + i of layer l), right in every byte. */
 static int rig_arrived(const struct rig *r, uint32_t layer, uint32_t blocks)
 {
 	for (uint32_t i = 0; i < blocks; i++)

@@ -1,4 +1,4 @@
-/* messager_steps.h - the usual steps of a task over messager_rig.h, for tests that begin in the
+/* messager_steps.h - the usual steps of a transfer over messager_rig.h, for tests that begin in the
  * middle of one: published and asked for, opened, all posted; and what a test expects at the
  * end. */
 #ifndef TEST_MESSAGER_STEPS_H
@@ -47,9 +47,9 @@ static inline void posted(void)
 	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 1);
 }
 
-static inline void failed(enum task_end end, Pds__Fault fault, const char *text)
+static inline void failed(enum transfer_end end, Pds__Fault fault, const char *text)
 {
-	const struct said *s = rig_last(r, MSG_TASK_FAILED);
+	const struct said *s = rig_last(r, MSG_TRANSFER_FAILED);
 	ck_assert_ptr_nonnull(s);
 	ck_assert_str_eq(s->to, "prefill-1");
 	ck_assert_int_eq(s->fault, fault);
@@ -57,7 +57,7 @@ static inline void failed(enum task_end end, Pds__Fault fault, const char *text)
 	ck_assert_uint_eq(s->slot, r->slot);
 	ck_assert_uint_eq(s->slot_gen, r->gen);
 	ck_assert_int_eq(r->last_end, end);
-	ck_assert_uint_eq(mover_open_tasks(r->m), 0);
+	ck_assert_uint_eq(mover_open_transfers(r->m), 0);
 }
 
 static inline void word_is(enum ring_state want)
@@ -69,7 +69,7 @@ static inline void word_is(enum ring_state want)
 
 enum { STEPS = 8 };
 
-/* One step of the way, by P, D or the messager. After the last the task has ended well. */
+/* One step of the way, by P, D or the messager. After the last the transfer has ended well. */
 static inline void way(int step)
 {
 	switch (step) {

@@ -88,7 +88,7 @@ struct ask {
 	const char *regex; /* of the answer; NULL: free */
 };
 
-struct task {
+struct transfer {
 	uint32_t slot;
 	uint64_t gen;
 	enum ring_state state;
@@ -111,7 +111,7 @@ static struct pool_memory shared;
 static struct ring *ring;
 static uint64_t deadline_us; /* of what is said from now on, 0: none */
 static pid_t storage;
-static struct ring_task task_now; /* fields of the last task that task_of found */
+static struct ring_transfer transfer_now; /* fields of the last transfer that transfer_of found */
 
 /* --- waiting ------------------------------------------------------------- */
 
@@ -685,26 +685,26 @@ static inline void kv_sent_as(uint64_t req, uint32_t slot, uint64_t gen)
 	say(MESSAGER, MSG_KV_SENT, req, &m);
 }
 
-static inline void kv_sent(uint64_t req, const struct task *t)
+static inline void kv_sent(uint64_t req, const struct transfer *t)
 {
 	ck_assert_int_eq(ring_mark_sent(ring, t->slot, t->gen), 0);
 	kv_sent_as(req, t->slot, t->gen);
 }
 
-static inline void task_failed_as(uint64_t req, uint32_t slot, uint64_t gen, Pds__Fault fault,
-                                  const char *text)
+static inline void transfer_failed_as(uint64_t req, uint32_t slot, uint64_t gen, Pds__Fault fault,
+                                      const char *text)
 {
-	Pds__TaskFailed m = PDS__TASK_FAILED__INIT;
+	Pds__TransferFailed m = PDS__TRANSFER_FAILED__INIT;
 	m.slot = slot;
 	m.generation = gen;
 	m.fault = fault;
 	m.text = (char *)text;
-	say(MESSAGER, MSG_TASK_FAILED, req, &m);
+	say(MESSAGER, MSG_TRANSFER_FAILED, req, &m);
 }
 
-static inline void task_failed(uint64_t req, uint32_t slot, uint64_t gen)
+static inline void transfer_failed(uint64_t req, uint32_t slot, uint64_t gen)
 {
-	task_failed_as(req, slot, gen, PDS__FAULT__FAULT_LEASE_LOST, "the lease was refused");
+	transfer_failed_as(req, slot, gen, PDS__FAULT__FAULT_LEASE_LOST, "the lease was refused");
 }
 
 static inline void ack_as(enum who from, uint64_t req, uint64_t lease)
@@ -719,32 +719,33 @@ static inline void ack(enum who from, uint64_t req)
 	ack_as(from, req, req + 500);
 }
 
-static inline int find_task(uint64_t req, struct task *ret)
+static inline int find_transfer(uint64_t req, struct transfer *ret)
 {
 	for (uint32_t s = 0; s < ring_slots(ring); s++)
-		if (ring_read(ring, s, &task_now, &ret->gen, &ret->state) == 0 && task_now.req.lo == req) {
+		if (ring_read(ring, s, &transfer_now, &ret->gen, &ret->state) == 0 &&
+		    transfer_now.req.lo == req) {
 			ret->slot = s;
 			return 1;
 		}
 	return 0;
 }
 
-static inline struct task task_of(uint64_t req)
+static inline struct transfer transfer_of(uint64_t req)
 {
-	struct task t = {0};
-	WAIT(find_task(req, &t));
+	struct transfer t = {0};
+	WAIT(find_transfer(req, &t));
 	return t;
 }
 
 /* No messager may take it any more. */
-static inline int task_is_void(const struct task *t)
+static inline int transfer_is_void(const struct transfer *t)
 {
 	uint64_t gen;
 	enum ring_state s = ring_peek(ring, t->slot, &gen);
 	return gen != t->gen || (s != RING_PENDING && s != RING_SENT);
 }
 
-static inline int computed(const struct task *t, uint32_t tokens)
+static inline int computed(const struct transfer *t, uint32_t tokens)
 {
 	for (uint32_t l = 0; l < hello.layers; l++)
 		if (ring_progress(ring, t->slot, l, t->gen) != tokens)
@@ -765,17 +766,17 @@ static inline const struct seen *failed(uint64_t req)
 }
 
 /* Granted, computed; waits for KV_SENT and the acknowledgement. */
-static inline struct task to_computed(enum who d, struct ask a)
+static inline struct transfer to_computed(enum who d, struct ask a)
 {
 	submit(a);
 	grant(d, a.req, a.n);
-	struct task t = task_of(a.req);
+	struct transfer t = transfer_of(a.req);
 	first_token(a.req);
 	WAIT(count(d, MSG_REQUEST_FIRST_TOKEN, a.req));
 	return t;
 }
 
-static inline void finish(enum who d, uint64_t req, const struct task *t)
+static inline void finish(enum who d, uint64_t req, const struct transfer *t)
 {
 	kv_sent(req, t);
 	ack(d, req);
@@ -785,7 +786,7 @@ static inline void finish(enum who d, uint64_t req, const struct task *t)
 static inline uint32_t alone(struct ask a)
 {
 	flush();
-	struct task t = to_computed(D1, a);
+	struct transfer t = to_computed(D1, a);
 	const struct seen *f = last(ROUTER, MSG_REQUEST_FIRST_TOKEN, a.req);
 	ck_assert_uint_eq(f->cached, 0);
 	finish(D1, a.req, &t);
@@ -795,13 +796,13 @@ static inline uint32_t alone(struct ask a)
 
 /* A prompt of LONG tokens, met half way: the daemon is stopped there. One that was done before
  * this process looked is let go, and another tried. */
-static inline struct task to_running(enum who d, uint64_t *req, const char *to)
+static inline struct transfer to_running(enum who d, uint64_t *req, const char *to)
 {
 	for (unsigned i = 0; i < 5; i++, (*req)++) {
 		submit((struct ask){.req = *req, .n = LONG, .to = to, .seed = (uint32_t)*req});
 		grant(d, *req, LONG);
-		struct task t = task_of(*req);
-		while (ring_progress(ring, t.slot, 0, t.gen) == 0 && !task_is_void(&t))
+		struct transfer t = transfer_of(*req);
+		while (ring_progress(ring, t.slot, 0, t.gen) == 0 && !transfer_is_void(&t))
 			event_base_loop(base, EVLOOP_NONBLOCK);
 		kill(pid, SIGSTOP);
 		if (ring_progress(ring, t.slot, 0, t.gen) < LONG / 2)
@@ -809,11 +810,11 @@ static inline struct task to_running(enum who d, uint64_t *req, const char *to)
 		kill(pid, SIGCONT);
 		first_token(*req);
 		finish(d, *req, &t);
-		WAIT(task_is_void(&t)); /* others may be under way: not at_rest */
+		WAIT(transfer_is_void(&t)); /* others may be under way: not at_rest */
 	}
 	ck_abort_msg("a prompt of %u tokens is always computed before this process sees it half done",
 	             LONG);
-	return (struct task){0};
+	return (struct transfer){0};
 }
 
 /* The daemons that belong to this build lie beside the folder of the tests. First in main. */

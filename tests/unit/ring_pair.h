@@ -1,5 +1,5 @@
-/* ring_pair.h - the two ends of one task ring in one process: P's and, over a mapping of its
- * own, the messager's M; tasks whose every field follows from a number. */
+/* ring_pair.h - the two ends of one transfer ring in one process: P's and, over a mapping of its
+ * own, the messager's M; transfers whose every field follows from a number. */
 #ifndef TESTS_RING_PAIR_H
 #define TESTS_RING_PAIR_H
 
@@ -14,7 +14,7 @@
 #define EPOCH 77u
 
 static struct ring *P, *M;
-static struct ring_task task, got; /* 32 KiB each */
+static struct ring_transfer transfer, got; /* 32 KiB each */
 static struct err e;
 static uint32_t slot;
 static uint64_t gen;
@@ -32,10 +32,10 @@ static inline void close_both(void)
 	ring_destroy(&P);
 }
 
-/* A task whose every field follows from `id`, so that a mixture of two is seen. */
-static inline struct ring_task *task_of(struct ring_task *t, uint64_t id)
+/* A transfer whose every field follows from `id`, so that a mixture of two is seen. */
+static inline struct ring_transfer *transfer_of(struct ring_transfer *t, uint64_t id)
 {
-	memset(t, 0, offsetof(struct ring_task, src));
+	memset(t, 0, offsetof(struct ring_transfer, src));
 	t->req = (struct reqid){id, ~id};
 	t->attempt = (uint32_t)id;
 	t->lease_id = id * 3;
@@ -53,18 +53,18 @@ static inline struct ring_task *task_of(struct ring_task *t, uint64_t id)
 	return t;
 }
 
-static inline int is_task(const struct ring_task *t, uint64_t id)
+static inline int is_transfer(const struct ring_transfer *t, uint64_t id)
 {
-	static _Thread_local struct ring_task want;
-	task_of(&want, id);
-	return memcmp(t, &want, offsetof(struct ring_task, src)) == 0 &&
+	static _Thread_local struct ring_transfer want;
+	transfer_of(&want, id);
+	return memcmp(t, &want, offsetof(struct ring_transfer, src)) == 0 &&
 	       memcmp(t->src, want.src, want.blocks * 4) == 0 &&
 	       memcmp(t->dst, want.dst, want.blocks * 4) == 0;
 }
 
 static inline void publish(uint64_t id)
 {
-	ck_assert_int_eq(ring_publish(P, task_of(&task, id), &slot, &gen), 0);
+	ck_assert_int_eq(ring_publish(P, transfer_of(&transfer, id), &slot, &gen), 0);
 }
 
 static inline void device_store(uint32_t layer, uint64_t g, uint32_t tokens)

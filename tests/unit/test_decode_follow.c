@@ -1,7 +1,7 @@
-/* test_decode_follow.c - daemons/worker/events.c by itself, between a real pool and links that are
+/* test_decode_follow.c - worker/links/events.c by itself, between a real pool and links that are
  * played here: full for a while, gone, new. However they behave, each router knows the index
  * once its link takes messages again. */
-#include "daemons/worker/events.h"
+#include "daemons/worker/links/events.h"
 #include "util/mem.h"
 
 #include <check.h>

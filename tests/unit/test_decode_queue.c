@@ -180,21 +180,21 @@ END_TEST
 
 /* --- tombstones --------------------------------------------------------------- */
 
-static struct work_key key(uint64_t i)
+static struct attempt_key key(uint64_t i)
 {
 	struct reqid id = {5, i};
-	return work_key(&id, 1);
+	return attempt_key(&id, 1);
 }
 
 static void add(uint64_t i, uint64_t in_us)
 {
-	struct work_key k = key(i);
+	struct attempt_key k = key(i);
 	tombstone_add(D, &k, clock_us() + in_us);
 }
 
 static int has(uint64_t i)
 {
-	struct work_key k = key(i);
+	struct attempt_key k = key(i);
 	return tombstone_has(D, &k);
 }
 
@@ -251,7 +251,7 @@ START_TEST(hashed_in_pieces)
 	static const uint32_t sizes[] = {0, 15, 16, 17, 4095, 4096, 4097, 4096 * 3 + 5, 100000};
 	uint32_t n = sizes[_i], *tokens = mem_array(n + 1, sizeof *tokens), pieces = 1;
 	struct kv_hash *want = mem_array(n / 16 + 1, sizeof *want);
-	struct sequence q = {.w = &W, .work = {.tokens = tokens, .n_tokens = n}};
+	struct sequence q = {.w = &W, .req = {.tokens = tokens, .n_tokens = n}};
 	make(4);
 	kv_hash_root(&(struct kv_root){.model_fingerprint = "f"}, &W.root);
 	for (uint32_t i = 0; i < n; i++)

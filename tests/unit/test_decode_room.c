@@ -47,14 +47,14 @@ static void runs(uint32_t i, uint32_t n_tokens, uint32_t ahead)
 {
 	struct sequence *s = &q[i];
 	s->w = &w;
-	s->work = (struct work){.id = {1, i}, .tokens = tokens, .n_tokens = n_tokens};
+	s->req = (struct request_copy){.id = {1, i}, .tokens = tokens, .n_tokens = n_tokens};
 	s->ahead = ahead;
 	s->born_us = i;
 	s->running = 1;
 	s->n_blocks = worker_blocks_for(&w, n_tokens);
 	s->room_blocks = s->n_blocks;
 	s->blocks = calloc(s->n_blocks, sizeof *s->blocks);
-	ck_assert_int_eq(kv_pool_take(w.pool, s->n_blocks, KV_HELD, &s->work.id, s->blocks), 0);
+	ck_assert_int_eq(kv_pool_take(w.pool, s->n_blocks, KV_HELD, &s->req.id, s->blocks), 0);
 	list_push_back(&d.running, &s->batch);
 	d.n_running++;
 }
@@ -87,7 +87,7 @@ START_TEST(a_draft_has_the_rows_it_has_room_for)
 	room_grow(&d);
 	ck_assert_uint_eq(q[0].ahead, rows[_i].want);
 	ck_assert_uint_eq(q[0].n_blocks, rows[_i].blocks);
-	ck_assert_uint_le(q[0].work.n_tokens + q[0].ahead, q[0].n_blocks * BT);
+	ck_assert_uint_le(q[0].req.n_tokens + q[0].ahead, q[0].n_blocks * BT);
 }
 END_TEST
 
@@ -96,7 +96,7 @@ START_TEST(drafts_come_after_all_tokens)
 {
 	runs(0, 16, 16);
 	runs(1, 16, 16);
-	q[1].work.n_tokens = 17; /* it has just got it, and needs a block */
+	q[1].req.n_tokens = 17; /* it has just got it, and needs a block */
 	leave_free(1);
 	room_grow(&d);
 	ck_assert_uint_eq(q[1].n_blocks, 2);

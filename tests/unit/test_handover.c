@@ -3,7 +3,7 @@
  *
  * The peer of the attach tests is a forked process; it ends when the test tells it to, or with
  * the test. */
-#include "daemons/worker/attach.h"
+#include "daemons/worker/links/attach.h"
 #include "kv/handover.h"
 #include "pool_memory.h"
 #include "kv/ring.h"

@@ -1,9 +1,9 @@
 /* test_messager_daemon.c - the real messager and the real pddecoded, beside a prefill worker that
- * this process plays, a hostile one: D has granted it a lease, and its task ring names other blocks
- * of D. */
+ * this process plays, a hostile one: D has granted it a lease, and its transfer ring names other
+ * blocks of D. */
 #include "decode_world.h"
 
-#include "daemons/worker/attach.h"
+#include "daemons/worker/links/attach.h"
 #include "kv/ring.h"
 #include "svc/svc_int.h"
 
@@ -130,10 +130,10 @@ static void end(void)
 	ck_assert_int_eq(status, 0);
 }
 
-/* A task of the lease in all but its blocks, which the ring says are computed. */
+/* A transfer of the lease in all but its blocks, which the ring says are computed. */
 static void publish(uint32_t n, const Pds__Grant *g, uint32_t tokens, const uint32_t *dst)
 {
-	static struct ring_task t;
+	static struct ring_transfer t;
 	uint32_t slot;
 	uint64_t gen;
 	memset(&t, 0, sizeof t);
@@ -173,12 +173,12 @@ static int is_in(const Pds__Grant *g, uint32_t block)
 	return 0;
 }
 
-/* The messager's verdict on the task of request n: 1 sent, 0 failed. */
+/* The messager's verdict on the transfer of request n: 1 sent, 0 failed. */
 static int sent(uint32_t n)
 {
-	const Pds__TaskFailed *f = NULL;
+	const Pds__TransferFailed *f = NULL;
 	const Pds__KvSent *s = NULL;
-	UNTIL((f = (const Pds__TaskFailed *)take(&P.link, MSG_TASK_FAILED, n)) ||
+	UNTIL((f = (const Pds__TransferFailed *)take(&P.link, MSG_TRANSFER_FAILED, n)) ||
 	      (s = (const Pds__KvSent *)take(&P.link, MSG_KV_SENT, n)));
 	if (f)
 		ck_assert_msg(strstr(f->text, "nothing was written") != NULL, "%s", f->text);

@@ -1,12 +1,12 @@
-/* test_messager_forged.c - tasks that do not fit the pools or the lease, published or changed in
- * shared memory by a broken or hostile prefill worker; answers and revocations by one who is not
- * the lease's decode worker: such a task fails, nobody else is touched, and not a byte is written
- * outside of the lease. */
+/* test_messager_forged.c - transfers that do not fit the pools or the lease, published or changed
+ * in shared memory by a broken or hostile prefill worker; answers and revocations by one who is not
+ * the lease's decode worker: such a transfer fails, nobody else is touched, and not a byte is
+ * written outside of the lease. */
 #include "messager_steps.h"
 
 #include <sys/mman.h>
 
-/* Changes the fields of the published task in shared memory, as only a broken or hostile P
+/* Changes the fields of the published transfer in shared memory, as only a broken or hostile P
  * would. */
 static void forge(size_t offset, const void *value, size_t n)
 {
@@ -19,7 +19,7 @@ static void forge(size_t offset, const void *value, size_t n)
 	munmap(p, size);
 }
 
-#define FIELD(f) offsetof(struct ring_task, f)
+#define FIELD(f) offsetof(struct ring_transfer, f)
 static const struct {
 	const char *what;
 	size_t offset;
@@ -40,7 +40,7 @@ static const struct {
 	{"no attempt", FIELD(attempt), {0}, 4},
 };
 
-START_TEST(a_malformed_task_fails_and_harms_nobody)
+START_TEST(a_malformed_transfer_fails_and_harms_nobody)
 {
 	rig_publish(r, 1, 0, 10);
 	if (strcmp(forged[_i].what, "decode worker is the prefill worker") == 0)
@@ -53,9 +53,9 @@ START_TEST(a_malformed_task_fails_and_harms_nobody)
 	ck_assert_uint_eq(rig_written(r), 0);
 	ck_assert_uint_eq(r->n_ended, 1);
 	ck_assert_int_eq(r->last_end, END_MALFORMED);
-	if (rig_count(r, MSG_TASK_FAILED))
+	if (rig_count(r, MSG_TRANSFER_FAILED))
 		failed(END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "ring slot 0 of prefill-1");
-	/* the slot serves the next task as if nothing had been */
+	/* the slot serves the next transfer as if nothing had been */
 	ring_cancel(r->ring, r->slot, r->gen);
 	ring_retire(r->ring, r->slot, r->gen);
 	rig_publish(r, 2, 0, 10);
@@ -98,15 +98,16 @@ START_TEST(a_slot_marked_by_somebody_else)
 }
 END_TEST
 
-START_TEST(two_tasks_of_one_lease)
+START_TEST(two_transfers_of_one_lease)
 {
 	opened();
 	uint32_t first = r->slot;
 	uint64_t first_gen = r->gen;
 	rig_publish(r, 1, 0, 10);
 	turn(MOVER_OPEN);
-	ck_assert_uint_eq(mover_open_tasks(r->m), 1);
-	ck_assert_ptr_nonnull(strstr(rig_last(r, MSG_TASK_FAILED)->text, "lease 1 has a task already"));
+	ck_assert_uint_eq(mover_open_transfers(r->m), 1);
+	ck_assert_ptr_nonnull(
+		strstr(rig_last(r, MSG_TRANSFER_FAILED)->text, "lease 1 has a transfer already"));
 	/* but when the first was cancelled meanwhile the second is asked for */
 	ring_cancel(r->ring, r->slot, r->gen);
 	ring_retire(r->ring, r->slot, r->gen);
@@ -114,7 +115,7 @@ START_TEST(two_tasks_of_one_lease)
 	rig_publish(r, 1, 0, 10);
 	ring_cancel(r->ring, first, first_gen);
 	turn(MOVER_OPEN);
-	ck_assert_uint_eq(mover_open_tasks(r->m), 1);
+	ck_assert_uint_eq(mover_open_transfers(r->m), 1);
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 2);
 }
 END_TEST
@@ -200,8 +201,8 @@ static const struct {
 
 static void publish_foreign(int i)
 {
-	static struct ring_task t;
-	rig_task(r, &t, 1, 0, 10);
+	static struct ring_transfer t;
+	rig_transfer(r, &t, 1, 0, 10);
 	rig_grant(r, &t);
 	t.first_token = foreign[i].first_token;
 	t.tokens = foreign[i].tokens;
@@ -222,7 +223,7 @@ START_TEST(blocks_that_are_not_the_leases)
 	rig_opened(r, 0);
 	turn(MOVER_IDLE);
 	failed(END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, foreign[_i].text);
-	const char *said = rig_last(r, MSG_TASK_FAILED)->text;
+	const char *said = rig_last(r, MSG_TRANSFER_FAILED)->text;
 	ck_assert_ptr_eq(strstr(said, "ring slot 0 of prefill-1 names "), said);
 	rig_opened(r, 0); /* repeated */
 	turn(MOVER_IDLE);
@@ -274,7 +275,7 @@ START_TEST(an_answer_that_does_not_hold)
 END_TEST
 
 /* D has handed a block out again without a revocation: nothing more is written into it, and the
- * task ends. */
+ * transfer ends. */
 START_TEST(a_block_that_decode_has_reused)
 {
 	const uint32_t at = 10 + (uint32_t)_i % 3;
@@ -307,7 +308,7 @@ static struct ring *second_ring;
 
 /* prefill-2, whose pool is full of 0xBB and whose ring names, as computed, lease 1 of prefill-1,
  * and rightly in all. */
-static void attach_second(struct ring_task *t, enum ring_state state)
+static void attach_second(struct ring_transfer *t, enum ring_state state)
 {
 	struct kv_region p;
 	struct ring *ring;
@@ -345,11 +346,11 @@ static void answer_to(const char *prefill, int refused)
 }
 
 /* Another prefill worker's ring names the lease too, before or after its own: each is asked for by
- * itself, D refuses the other's, and the lease's own task does not notice. */
+ * itself, D refuses the other's, and the lease's own transfer does not notice. */
 START_TEST(a_lease_of_another_prefill_worker)
 {
-	static struct ring_task t;
-	rig_task(r, &t, 1, 0, 10);
+	static struct ring_transfer t;
+	rig_transfer(r, &t, 1, 0, 10);
 	if (_i)
 		asked();
 	attach_second(&t, RING_PENDING);
@@ -358,7 +359,7 @@ START_TEST(a_lease_of_another_prefill_worker)
 		rig_post(r, &t);
 	rig_compute(r, 3, 10);
 	turn(MOVER_OPEN);
-	ck_assert_uint_eq(mover_open_tasks(r->m), 2);
+	ck_assert_uint_eq(mover_open_transfers(r->m), 2);
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 2);
 	ck_assert_str_eq(r->said[_i].prefill, "prefill-2");
 	ck_assert_str_eq(r->said[!_i].prefill, "prefill-1");
@@ -367,12 +368,12 @@ START_TEST(a_lease_of_another_prefill_worker)
 	turn(MOVER_OPEN);
 	ck_assert_uint_eq(rig_written(r), 0);
 	answer_to("prefill-2", 1);
-	ck_assert_str_eq(rig_last(r, MSG_TASK_FAILED)->to, "prefill-2");
+	ck_assert_str_eq(rig_last(r, MSG_TRANSFER_FAILED)->to, "prefill-2");
 	ck_assert_int_eq(r->last_end, END_REFUSED);
 	answer_to("prefill-1", 0);
 	turn(MOVER_OPEN);
 	ck_assert(rig_all_arrived(r, 3));
-	ck_assert_uint_eq(rig_count(r, MSG_TASK_FAILED), 1);
+	ck_assert_uint_eq(rig_count(r, MSG_TRANSFER_FAILED), 1);
 	rig_ack(r);
 	turn(MOVER_IDLE);
 	ck_assert_int_eq(r->last_end, END_SENT);
@@ -381,13 +382,13 @@ START_TEST(a_lease_of_another_prefill_worker)
 END_TEST
 
 /* ... or says that all of it is there: KV_READY says whose ring says so, and its acknowledgement
- * ends that one's task, not the lease's own. */
+ * ends that one's transfer, not the lease's own. */
 START_TEST(another_prefill_worker_says_that_it_is_sent)
 {
-	static struct ring_task t;
+	static struct ring_transfer t;
 	Pds__Lease l = PDS__LEASE__INIT;
 	Pds__KvReadyAck ack = PDS__KV_READY_ACK__INIT;
-	rig_task(r, &t, 1, 0, 10);
+	rig_transfer(r, &t, 1, 0, 10);
 	posted();
 	attach_second(&t, RING_SENT);
 	turn(MOVER_OPEN);
@@ -429,7 +430,7 @@ START_TEST(words_of_another_decode_worker)
 	mover_lease_revoke(r->m, "decode-2", D_EPOCH, &head, &revoke);
 	turn(MOVER_OPEN);
 	ck_assert_uint_eq(rig_written(r), 0);
-	ck_assert_uint_eq(mover_open_tasks(r->m), 1);
+	ck_assert_uint_eq(mover_open_transfers(r->m), 1);
 	rig_opened(r, 0);
 	turn(MOVER_OPEN);
 	ck_assert(rig_all_arrived(r, 3));
@@ -449,12 +450,12 @@ static void add_tests(TCase *t)
 	tcase_add_loop_test(t, a_lease_of_another_prefill_worker, 0, 2);
 	tcase_add_test(t, another_prefill_worker_says_that_it_is_sent);
 	tcase_add_test(t, words_of_another_decode_worker);
-	tcase_add_loop_test(t, a_malformed_task_fails_and_harms_nobody, 0,
+	tcase_add_loop_test(t, a_malformed_transfer_fails_and_harms_nobody, 0,
 	                    (int)(sizeof forged / sizeof *forged));
 	tcase_add_test(t, a_name_without_end);
 	tcase_add_test(t, fields_that_change_later_change_nothing);
 	tcase_add_test(t, a_slot_marked_by_somebody_else);
-	tcase_add_test(t, two_tasks_of_one_lease);
+	tcase_add_test(t, two_transfers_of_one_lease);
 	tcase_add_test(t, layouts_must_be_equal);
 }
 

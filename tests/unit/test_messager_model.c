@@ -1,7 +1,7 @@
-/* test_messager_model.c - the messager's task machine killed at every point of its life, in every
- * order with what P does beside it; against a P on a thread of its own; and against a P whose
+/* test_messager_model.c - the messager's transfer machine killed at every point of its life, in
+ * every order with what P does beside it; against a P on a thread of its own; and against a P whose
  * memory is noise. The rules are those of the protocol's models (tests/model/README.md); named
- * sequences are in test_messager_task.c, random ones in test_messager_walk.c.
+ * sequences are in test_messager_transfer.c, random ones in test_messager_walk.c.
  *
  * A point (messager_rig.h) is where the machine asks for something outside itself, so that what it
  * does to shared memory is cut between any two of its steps: before and after each piece, the
@@ -27,7 +27,7 @@ static struct rig rig, *r = &rig;
 struct plan {
 	unsigned kill[2]; /* the second is counted from the restart */
 	unsigned cancel;  /* P cancels, and its blocks are at once another's */
-	int reuse;        /* ... and so is the slot: a task of another lease, complete at once */
+	int reuse;        /* ... and so is the slot: a transfer of another lease, complete at once */
 	/* what the messager said in the turn that it was killed in is lost: 1 all, 2 KV_READY alone */
 	int lose;
 };
@@ -57,8 +57,8 @@ static uint64_t sum_of(const struct pool_memory *g, uint32_t from, uint32_t n)
 
 static void publish(uint64_t lease)
 {
-	static struct ring_task t;
-	rig_task(r, &t, lease, 0, TOKENS);
+	static struct ring_transfer t;
+	rig_transfer(r, &t, lease, 0, TOKENS);
 	for (uint32_t i = 0; i < BLOCKS; i++)
 		t.dst[i] = 10 + (uint32_t)(lease - 1) * BLOCKS + i;
 	rig_post(r, &t);
@@ -80,7 +80,7 @@ static void at_point(struct rig *x)
 	}
 }
 
-/* The next step of P's device: one layer of the first task up to where a block ends. */
+/* The next step of P's device: one layer of the first transfer up to where a block ends. */
 static void device(unsigned round)
 {
 	static const uint32_t tokens[] = {4, 8, 10};
@@ -121,7 +121,7 @@ static int answer_next(unsigned *taken)
 		sent[lease] = 1;
 		ring_retire(r->ring, s.slot, s.slot_gen);
 	} else {
-		ENSURE(s.type == MSG_TASK_FAILED && s.slot_gen == gens[1] && cancelled);
+		ENSURE(s.type == MSG_TRANSFER_FAILED && s.slot_gen == gens[1] && cancelled);
 	}
 	return 1;
 }
@@ -174,7 +174,7 @@ static void live_once(const struct plan *p)
 	r->kill_at = 0;
 	ENSURE(cancelled || sent[1]);
 	ENSURE(!cancelled || !p->reuse || sent[2]);
-	ENSURE(mover_open_tasks(r->m) == 0);
+	ENSURE(mover_open_transfers(r->m) == 0);
 	ENSURE(ring_used(r->ring) == 0);
 }
 
@@ -273,7 +273,7 @@ END_TEST
 
 /* All was computed before the messager looked for the first time, or before D's memory or link
  * was there. */
-START_TEST(progress_before_the_task_is_seen)
+START_TEST(progress_before_the_transfer_is_seen)
 {
 	if (_i == 1)
 		mover_remove(r->m, r->wd);
@@ -299,17 +299,18 @@ START_TEST(progress_before_the_task_is_seen)
 }
 END_TEST
 
-/* Every slot has a task, computed in another order than published, and P can publish no more; the
- * messager is killed in the middle of it. All arrive, each slot comes back, and serves again. */
+/* Every slot has a transfer, computed in another order than published, and P can publish no more;
+ * the messager is killed in the middle of it. All arrive, each slot comes back, and serves
+ * again. */
 START_TEST(a_ring_that_is_full)
 {
-	static struct ring_task t;
+	static struct ring_transfer t;
 	uint32_t slot;
 	uint64_t gen[RIG_SLOTS + 1], any;
 	unsigned taken = 0, n_ready = 0, n_sent = 0;
 	for (int again = 0; again < 2; again++) {
 		for (uint64_t lease = 1; lease <= RIG_SLOTS; lease++) {
-			rig_task(r, &t, lease + 10u * (unsigned)again, 0, TOKENS);
+			rig_transfer(r, &t, lease + 10u * (unsigned)again, 0, TOKENS);
 			for (uint32_t i = 0; i < BLOCKS; i++)
 				t.dst[i] = 10 + (uint32_t)(lease - 1) * BLOCKS + i;
 			rig_post(r, &t);
@@ -343,12 +344,12 @@ END_TEST
 
 /* --- P on a thread of its own -------------------------------------------- */
 
-#define RACES (race_tasks())
+#define RACES (race_transfers())
 static _Atomic uint64_t done_gen; /* KV_SENT has come for this generation */
 static _Atomic int race_over;
 static unsigned race_cancelled, race_sent;
 
-static uint64_t race_tasks(void)
+static uint64_t race_transfers(void)
 {
 	return getenv("SAN") && *getenv("SAN") ? 300 : 2000;
 }
@@ -366,16 +367,16 @@ static void pause_some(unsigned *seed)
 		sched_yield();
 }
 
-/* P: one task after the other in one slot, its blocks always the same: a mark that a cancel
+/* P: one transfer after the other in one slot, its blocks always the same: a mark that a cancel
  * should have defeated shows as foreign KV at D. */
 static void *racing_prefill(void *arg)
 {
-	static struct ring_task t;
+	static struct ring_transfer t;
 	unsigned seed = *(unsigned *)arg;
 	for (uint64_t lease = 1; lease <= RACES; lease++) {
 		uint32_t slot;
 		uint64_t gen;
-		rig_task(r, &t, lease, 0, TOKENS);
+		rig_transfer(r, &t, lease, 0, TOKENS);
 		rig_grant(r, &t);
 		ck_assert_int_eq(ring_publish(r->ring, &t, &slot, &gen), 0);
 		pause_some(&seed);
@@ -392,7 +393,8 @@ static void *racing_prefill(void *arg)
 		} else {
 			for (uint64_t end = clock_us() + 60000000; atomic_load(&done_gen) != gen;
 			     pause_some(&seed))
-				ck_assert_msg(clock_us() < end, "task %llu never ends", (unsigned long long)lease);
+				ck_assert_msg(clock_us() < end, "transfer %llu never ends",
+				              (unsigned long long)lease);
 			race_sent++;
 		}
 		ring_retire(r->ring, slot, gen);
@@ -402,7 +404,7 @@ static void *racing_prefill(void *arg)
 }
 
 /* D: complete and its own, or the mark was wrong. (Its lease is given back when P cancels; here
- * all tasks name the same blocks.) */
+ * all transfers name the same blocks.) */
 static void race_answers(void)
 {
 	for (unsigned i = 0; i < r->n_said; i++) {
@@ -448,9 +450,9 @@ END_TEST
 
 /* Where things are in the ring's memory (ring.c); forge_is_right checks it. */
 #define PAGE 4096u
-#define HEAD_BYTES ((offsetof(struct ring_task, src) + 63) / 64 * 64)
+#define HEAD_BYTES ((offsetof(struct ring_transfer, src) + 63) / 64 * 64)
 #define FIELDS_AT (PAGE + PAGE)
-#define FIELDS_BYTES ((offsetof(struct ring_task, src) + 8u * RING_BLOCKS_MAX + 63) / 64 * 64)
+#define FIELDS_BYTES ((offsetof(struct ring_transfer, src) + 8u * RING_BLOCKS_MAX + 63) / 64 * 64)
 
 #define NOISE_LEASES 6u /* lease n: n blocks from 10 on */
 
@@ -474,14 +476,14 @@ static uint32_t odd_number(unsigned *seed, uint32_t usual)
 	return draw(seed, 12) ? usual : odd[draw(seed, 8)];
 }
 
-/* A task that is right but for a field here and there, under a word of any state; `lease` makes
+/* A transfer that is right but for a field here and there, under a word of any state; `lease` makes
  * it one of a few. */
 static void forge_slot(unsigned *seed, uint32_t slot, uint64_t lease, int odd)
 {
-	struct ring_task t;
+	struct ring_transfer t;
 	uint32_t n = (uint32_t)lease;
-	memset(&t, 0, offsetof(struct ring_task, src));
-	rig_task(r, &t, lease, 0, n * RIG_BLOCK_TOKENS - 1);
+	memset(&t, 0, offsetof(struct ring_transfer, src));
+	rig_transfer(r, &t, lease, 0, n * RIG_BLOCK_TOKENS - 1);
 	if (odd) {
 		t.req.lo = odd_number(seed, 7);
 		t.attempt = odd_number(seed, 1);
@@ -497,9 +499,9 @@ static void forge_slot(unsigned *seed, uint32_t slot, uint64_t lease, int odd)
 		}
 	}
 	size_t at_byte = FIELDS_AT + slot * FIELDS_BYTES;
-	store_words(at_byte, &t, offsetof(struct ring_task, src));
-	store_words(at_byte + offsetof(struct ring_task, src), t.src, n * 4);
-	store_words(at_byte + offsetof(struct ring_task, src) + 4u * RING_BLOCKS_MAX, t.dst, n * 4);
+	store_words(at_byte, &t, offsetof(struct ring_transfer, src));
+	store_words(at_byte + offsetof(struct ring_transfer, src), t.src, n * 4);
+	store_words(at_byte + offsetof(struct ring_transfer, src) + 4u * RING_BLOCKS_MAX, t.dst, n * 4);
 	uint64_t word = (uint64_t)(1 + draw(seed, 6)) << 8 | (odd ? draw(seed, 7) : RING_PENDING);
 	atomic_store_explicit((_Atomic uint64_t *)(noise_at + PAGE) + slot, word, memory_order_release);
 	for (uint32_t l = 0; l < RIG_LAYERS; l++)
@@ -531,7 +533,7 @@ static void noise_answers(unsigned *seed)
 	for (unsigned i = 0; i < r->n_said; i++) {
 		const struct said s = r->said[i];
 		r->lease = s.lease;
-		ck_assert(s.type != MSG_TASK_FAILED || s.slot < RIG_SLOTS);
+		ck_assert(s.type != MSG_TRANSFER_FAILED || s.slot < RIG_SLOTS);
 		if (s.type == MSG_LEASE_OPEN)
 			rig_opened(r, draw(seed, 8) == 0);
 		else if (s.type == MSG_KV_READY)
@@ -544,7 +546,7 @@ static void noise_answers(unsigned *seed)
 
 START_TEST(forge_is_right)
 {
-	static struct ring_task t;
+	static struct ring_transfer t;
 	unsigned seed = 5;
 	uint64_t gen;
 	enum ring_state s;
@@ -552,7 +554,7 @@ START_TEST(forge_is_right)
 		forge_slot(&seed, slot, 3, 0);
 		ck_assert_int_eq(ring_read(r->ring, slot, &t, &gen, &s), 0);
 		ck_assert_uint_eq(t.lease_id, 3);
-		ck_assert_int_eq(ring_task_check(&t, RIG_BLOCK_TOKENS, RIG_BLOCKS, RIG_BLOCKS), 0);
+		ck_assert_int_eq(ring_transfer_check(&t, RIG_BLOCK_TOKENS, RIG_BLOCKS, RIG_BLOCKS), 0);
 		ck_assert_uint_eq(t.src[0], 2);
 		ck_assert_uint_eq(t.dst[0], 10);
 	}
@@ -571,17 +573,17 @@ static size_t foreign_bytes(void)
 
 /* A worker that writes anything anywhere into its ring and board while the messager reads them: no
  * crash, no write into a block that D has not leased, nor beside its pool (whose mapping ends where
- * the pool ends), no turn without end, no more open tasks than slots. Then a task of an honest
- * worker goes through the same messager. */
+ * the pool ends), no turn without end, no more open transfers than slots. Then a transfer of an
+ * honest worker goes through the same messager. */
 START_TEST(hostile_worker)
 {
 	pthread_t t;
 	unsigned seed = 1000 + (unsigned)_i, other = 5 + (unsigned)_i;
 	unsigned ends[END_COUNT] = {0};
 	uint64_t until = clock_us() + 60000000, longest = 0;
-	static struct ring_task granted;
+	static struct ring_transfer granted;
 	for (uint64_t lease = 1; lease <= NOISE_LEASES; lease++) {
-		rig_task(r, &granted, lease, 0, (uint32_t)lease * RIG_BLOCK_TOKENS - 1);
+		rig_transfer(r, &granted, lease, 0, (uint32_t)lease * RIG_BLOCK_TOKENS - 1);
 		rig_grant(r, &granted);
 	}
 	memset(r->p.data, 0xBB, r->p.region.data_bytes);
@@ -594,7 +596,7 @@ START_TEST(hostile_worker)
 		mover_turn(r->m);
 		uint64_t took = clock_us() - begun;
 		longest = took > longest ? took : longest;
-		ck_assert_uint_le(mover_open_tasks(r->m), RIG_SLOTS);
+		ck_assert_uint_le(mover_open_transfers(r->m), RIG_SLOTS);
 		ends[r->last_end] += r->n_ended != before;
 		if (r->n_ended == before)
 			sched_yield(); /* nothing changes until the other thread runs */
@@ -648,7 +650,7 @@ int main(void)
 	tcase_add_loop_test(t, cancelled_at_every_point, 0, 2);
 	tcase_add_loop_test(t, cancelled_and_killed, 0, 4);
 	tcase_add_test(t, progress_repeated_and_backwards);
-	tcase_add_loop_test(t, progress_before_the_task_is_seen, 0, 3);
+	tcase_add_loop_test(t, progress_before_the_transfer_is_seen, 0, 3);
 	tcase_add_test(t, a_ring_that_is_full);
 	tcase_add_loop_test(t, prefill_races_with_the_messager, 0, 2);
 	suite_add_tcase(s, t);

@@ -101,7 +101,7 @@ END_TEST
 int main(void)
 {
 	Suite *s = suite_create("messager revoked");
-	TCase *t = tcase_create("task");
+	TCase *t = tcase_create("transfer");
 	tcase_add_test(t, each_part_of_the_name_counts);
 	tcase_add_test(t, repeated_is_one_entry);
 	tcase_add_test(t, the_oldest_make_room);

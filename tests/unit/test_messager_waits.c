@@ -29,7 +29,7 @@ START_TEST(progress_restarts_the_stall_clock)
 		r->now_us += RIG_STALL_US - 1;
 		turn(MOVER_OPEN);
 	}
-	ck_assert_uint_eq(rig_count(r, MSG_TASK_FAILED), 0);
+	ck_assert_uint_eq(rig_count(r, MSG_TRANSFER_FAILED), 0);
 }
 END_TEST
 
@@ -46,10 +46,10 @@ START_TEST(a_job_in_the_queue_is_not_stalled)
 		r->now_us += RIG_STALL_US / 2;
 		turn(MOVER_OPEN);
 	}
-	ck_assert_uint_eq(mover_open_tasks(r->m), 2);
+	ck_assert_uint_eq(mover_open_transfers(r->m), 2);
 	r->now_us += RIG_STALL_US;
 	turn(MOVER_IDLE);
-	ck_assert_uint_eq(rig_count(r, MSG_TASK_FAILED), 2);
+	ck_assert_uint_eq(rig_count(r, MSG_TRANSFER_FAILED), 2);
 }
 END_TEST
 
@@ -71,10 +71,10 @@ START_TEST(a_job_that_is_passed_over_is_not_stalled)
 			r->now_us += RIG_STALL_US / (_i == 0 ? 2 : 10);
 		turn(MOVER_OPEN);
 	}
-	ck_assert_uint_eq(mover_open_tasks(r->m), 2);
+	ck_assert_uint_eq(mover_open_transfers(r->m), 2);
 	r->now_us += RIG_STALL_US;
 	turn(MOVER_IDLE);
-	ck_assert_uint_eq(rig_count(r, MSG_TASK_FAILED), 2);
+	ck_assert_uint_eq(rig_count(r, MSG_TRANSFER_FAILED), 2);
 }
 END_TEST
 
@@ -114,14 +114,14 @@ START_TEST(a_job_that_waits_for_its_turn)
 	struct beside first = two_jobs();
 	for (uint32_t done = 1; done < 10; done++)
 		one_step(&first, 1, done);
-	ck_assert_uint_eq(mover_open_tasks(r->m), 2);
+	ck_assert_uint_eq(mover_open_transfers(r->m), 2);
 	r->slot = first.slot;
 	r->gen = first.gen;
 	r->lease = 1;
 	rig_compute(r, 3, 10);
 	turn(MOVER_OPEN);
 	ck_assert_uint_eq(rig_last(r, MSG_KV_READY)->lease, 1);
-	ck_assert_uint_eq(rig_count(r, MSG_TASK_FAILED), 0);
+	ck_assert_uint_eq(rig_count(r, MSG_TRANSFER_FAILED), 0);
 }
 END_TEST
 
@@ -136,10 +136,10 @@ START_TEST(a_job_that_prefill_has_lost)
 			one_step(&first, 1, done);
 	one_step(&first, 0, done++); /* may be about to say it */
 	one_step(&first, 0, done++);
-	ck_assert_uint_eq(mover_open_tasks(r->m), 2);
+	ck_assert_uint_eq(mover_open_transfers(r->m), 2);
 	one_step(&first, 0, done++);
-	ck_assert_uint_eq(mover_open_tasks(r->m), 1);
-	const struct said *s = rig_last(r, MSG_TASK_FAILED);
+	ck_assert_uint_eq(mover_open_transfers(r->m), 1);
+	const struct said *s = rig_last(r, MSG_TRANSFER_FAILED);
 	ck_assert_ptr_nonnull(s);
 	ck_assert_uint_eq(s->slot, first.slot);
 	ck_assert_int_eq(s->fault, PDS__FAULT__FAULT_STALLED);
@@ -147,7 +147,7 @@ START_TEST(a_job_that_prefill_has_lost)
 	                                      "schedule, for 2000 ms"));
 	for (; done < 10; done++)
 		one_step(&first, 0, done);
-	ck_assert_uint_eq(mover_open_tasks(r->m), 1);
+	ck_assert_uint_eq(mover_open_transfers(r->m), 1);
 }
 END_TEST
 
@@ -173,7 +173,7 @@ START_TEST(a_job_that_comes_in_the_middle_of_a_long_step)
 		r->now_us += RIG_STALL_US / 2;
 		turn(MOVER_OPEN);
 	}
-	ck_assert_uint_eq(mover_open_tasks(r->m), 2);
+	ck_assert_uint_eq(mover_open_transfers(r->m), 2);
 }
 END_TEST
 
@@ -188,7 +188,7 @@ START_TEST(a_messager_that_slept)
 	ring_schedule(r->ring, r->slot, r->gen);
 	*ring_progress_word(r->ring, done->slot, 0) = ring_progress_value(done->gen, 1);
 	turn(MOVER_OPEN);
-	ck_assert_uint_eq(mover_open_tasks(r->m), 2);
+	ck_assert_uint_eq(mover_open_transfers(r->m), 2);
 }
 END_TEST
 
@@ -198,7 +198,7 @@ START_TEST(a_schedule_that_hangs)
 	two_jobs();
 	r->now_us += RIG_STALL_US;
 	turn(MOVER_IDLE);
-	ck_assert_uint_eq(rig_count(r, MSG_TASK_FAILED), 2);
+	ck_assert_uint_eq(rig_count(r, MSG_TRANSFER_FAILED), 2);
 }
 END_TEST
 
@@ -257,8 +257,8 @@ END_TEST
 
 START_TEST(decode_has_restarted)
 {
-	static struct ring_task t;
-	rig_task(r, &t, 1, 0, 10);
+	static struct ring_transfer t;
+	rig_transfer(r, &t, 1, 0, 10);
 	t.lease_epoch = D_EPOCH - 1;
 	rig_post(r, &t);
 	turn(MOVER_IDLE);
@@ -341,18 +341,18 @@ START_TEST(an_end_is_said_again_on_a_new_link)
 	r->p_linked = 0;
 	rig_opened(r, 1);
 	turn(MOVER_IDLE); /* nothing to do until the link is up */
-	ck_assert_uint_eq(rig_count(r, MSG_TASK_FAILED), 0);
+	ck_assert_uint_eq(rig_count(r, MSG_TRANSFER_FAILED), 0);
 	r->p_linked = 1;
 	mover_linked(r->m, "prefill-1", P_EPOCH);
 	turn(MOVER_IDLE);
 	failed(END_REFUSED, PDS__FAULT__FAULT_LEASE_LOST, "refused");
 	mover_linked(r->m, "prefill-1", P_EPOCH);
 	turn(MOVER_IDLE);
-	ck_assert_uint_eq(rig_count(r, MSG_TASK_FAILED), 2);
+	ck_assert_uint_eq(rig_count(r, MSG_TRANSFER_FAILED), 2);
 	ring_cancel(r->ring, r->slot, r->gen);
 	mover_linked(r->m, "prefill-1", P_EPOCH);
 	turn(MOVER_IDLE);
-	ck_assert_uint_eq(rig_count(r, MSG_TASK_FAILED), 2);
+	ck_assert_uint_eq(rig_count(r, MSG_TRANSFER_FAILED), 2);
 }
 END_TEST
 
@@ -398,7 +398,7 @@ START_TEST(a_revocation_of_another_life_is_not_answered)
 	b.lease = NULL;
 	mover_lease_revoke(r->m, "decode-1", D_EPOCH, &head, &b);
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_REVOKED), 0);
-	ck_assert_uint_eq(mover_open_tasks(r->m), 1);
+	ck_assert_uint_eq(mover_open_transfers(r->m), 1);
 }
 END_TEST
 

@@ -1,5 +1,5 @@
-/* test_messager_walk.c - random walks through the hand-over: the real task machine, ring and pools;
- * P and D as the model has them.
+/* test_messager_walk.c - random walks through the hand-over: the real transfer machine, ring and
+ * pools; P and D as the model has them.
  *
  * As in the model, messages are a set: delivered in any order, some twice, lost when the messager
  * is killed. After each step: nothing was written into a block of D that is nobody's (a); when D
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 
 #define POISON 0xEE
-#define TASKS_MAX 4096u
+#define TRANSFERS_MAX 4096u
 #define NET_MAX 256u
 #define WALKS 100u
 
@@ -35,7 +35,7 @@ struct net {
 };
 
 static struct rig rig, *r = &rig;
-static struct job jobs[TASKS_MAX];
+static struct job jobs[TRANSFERS_MAX];
 static uint32_t n_jobs, src_owner[RIG_BLOCKS], dst_owner[RIG_BLOCKS];
 static struct net net[NET_MAX];
 static unsigned n_net, seed, step_no;
@@ -175,9 +175,9 @@ static int take_blocks(uint32_t *owner, uint32_t j, uint32_t n, uint32_t *out)
 
 static void p_publishes(void)
 {
-	static struct ring_task t;
+	static struct ring_transfer t;
 	uint32_t j = n_jobs, n = 1 + draw(4);
-	if (j + 1 >= TASKS_MAX || ring_used(r->ring) == RIG_SLOTS)
+	if (j + 1 >= TRANSFERS_MAX || ring_used(r->ring) == RIG_SLOTS)
 		return;
 	struct job *x = &jobs[j];
 	memset(x, 0, sizeof *x);
@@ -192,7 +192,7 @@ static void p_publishes(void)
 	x->p_live = 1;
 	x->blocks = n;
 	x->tokens = (n - 1) * RIG_BLOCK_TOKENS + 1 + draw(RIG_BLOCK_TOKENS);
-	rig_task(r, &t, j, 0, x->tokens);
+	rig_transfer(r, &t, j, 0, x->tokens);
 	memcpy(t.src, x->src, sizeof x->src);
 	memcpy(t.dst, x->dst, sizeof x->dst);
 	for (uint32_t i = 0; i < n; i++)
@@ -233,9 +233,9 @@ static int walk_send(void *arg, const char *name, uint64_t to_epoch, enum msg_ty
 	if (type == MSG_KV_SENT) {
 		m.slot = ((const Pds__KvSent *)body)->slot;
 		m.gen = ((const Pds__KvSent *)body)->generation;
-	} else if (type == MSG_TASK_FAILED) {
-		m.slot = ((const Pds__TaskFailed *)body)->slot;
-		m.gen = ((const Pds__TaskFailed *)body)->generation;
+	} else if (type == MSG_TRANSFER_FAILED) {
+		m.slot = ((const Pds__TransferFailed *)body)->slot;
+		m.gen = ((const Pds__TransferFailed *)body)->generation;
 	}
 	put(m);
 	return 0;
@@ -332,7 +332,7 @@ static void deliver(void)
 	case MSG_KV_READY:
 	case MSG_LEASE_REVOKED: d_takes(&m); break;
 	case MSG_KV_SENT:
-	case MSG_TASK_FAILED: p_takes(&m); break;
+	case MSG_TRANSFER_FAILED: p_takes(&m); break;
 	default: m_takes(&m);
 	}
 }
@@ -440,7 +440,7 @@ START_TEST(walk)
 		for (step_no = 0; step_no < 1500; step_no++)
 			step();
 		quiesce();
-		ENSURE(mover_open_tasks(r->m) == 0);
+		ENSURE(mover_open_transfers(r->m) == 0);
 		ENSURE(ring_used(r->ring) == 0);
 		for (uint32_t j = 1; j < n_jobs; j++)
 			ENSURE(!jobs[j].p_live && jobs[j].d == D_FREE);
@@ -462,7 +462,7 @@ END_TEST
 int main(void)
 {
 	Suite *s = suite_create("messager walk");
-	TCase *t = tcase_create("task");
+	TCase *t = tcase_create("transfer");
 	log_set_level("error");
 	tcase_set_timeout(t, 120);
 	tcase_add_loop_test(t, walk, 0, 4);

@@ -17,7 +17,7 @@ static uint64_t sum_of(const uint32_t *blocks, uint32_t n)
 }
 
 /* The words of the slot's row, whatever generation they are of. */
-static void row_of(const struct task *t, uint64_t out[8])
+static void row_of(const struct transfer *t, uint64_t out[8])
 {
 	for (uint32_t l = 0; l < hello.layers; l++)
 		out[l] = __atomic_load_n(ring_progress_word(ring, t->slot, l), __ATOMIC_ACQUIRE);
@@ -25,18 +25,18 @@ static void row_of(const struct task *t, uint64_t out[8])
 
 /* A prompt that is computed in one long step, stopped in the middle of it; 0: it was over before
  * this process looked. */
-static int to_mid_step(uint64_t req, struct task *t)
+static int to_mid_step(uint64_t req, struct transfer *t)
 {
 	submit((struct ask){.req = req, .n = LONG, .to = "1", .seed = (uint32_t)req});
 	grant(D1, req, LONG);
-	*t = task_of(req);
+	*t = transfer_of(req);
 	while (ring_progress(ring, t->slot, 0, t->gen) == 0)
 		;
 	kill(pid, SIGSTOP);
 	return ring_progress(ring, t->slot, hello.layers - 1, t->gen) == 0;
 }
 
-static int retired(const struct task *t)
+static int retired(const struct transfer *t)
 {
 	uint64_t gen;
 	ring_peek(ring, t->slot, &gen);
@@ -45,12 +45,12 @@ static int retired(const struct task *t)
 
 /* Cancelled in the middle of a step. Slot and blocks are given back when the device has drained,
  * not before: from the moment that the slot is free nothing is stored into its words and nothing
- * into the task's blocks, and no block is free while the request is still there. */
+ * into the transfer's blocks, and no block is free while the request is still there. */
 START_TEST(s_drain_not_blocks)
 {
 	uint64_t after[8], later[8], req = 1;
 	static uint32_t src[RING_BLOCKS_MAX];
-	struct task t;
+	struct transfer t;
 	BEGIN("kv_blocks=36", "max_batched_tokens=480");
 	ck_assert_uint_le(hello.layers, 8);
 	for (; !to_mid_step(req, &t); req++) {
@@ -60,8 +60,8 @@ START_TEST(s_drain_not_blocks)
 		finish(D1, req, &t);
 		at_rest();
 	}
-	uint32_t n = task_now.blocks;
-	memcpy(src, task_now.src, n * sizeof *src);
+	uint32_t n = transfer_now.blocks;
+	memcpy(src, transfer_now.src, n * sizeof *src);
 	cancel(req);
 	pump_for(5000);
 	kill(pid, SIGCONT);
@@ -93,9 +93,9 @@ END_TEST
 START_TEST(m8_cancel_not_in_slot_blocks_reused)
 {
 	BEGIN("kv_blocks=8");
-	struct task one = to_computed(D1, (struct ask){.req = 1, .n = 100, .to = "1"});
-	static struct ring_task first;
-	first = task_now;
+	struct transfer one = to_computed(D1, (struct ask){.req = 1, .n = 100, .to = "1"});
+	static struct ring_transfer first;
+	first = transfer_now;
 	submit((struct ask){.req = 2, .n = 100, .to = "2", .seed = 2});
 	grant(D2, 2, 100);
 	WAIT(told("status", "blocked") == 1);
@@ -108,7 +108,7 @@ START_TEST(m8_cancel_not_in_slot_blocks_reused)
 		for (uint32_t i = 0; i < first.blocks; i++)
 			reused |= shared.region.generations[first.src[i]] != gen[i];
 	ck_assert_int_eq(ring_mark_sent(ring, one.slot, one.gen), ERR_STALE);
-	struct task two = task_of(2);
+	struct transfer two = transfer_of(2);
 	first_token(2);
 	finish(D2, 2, &two);
 	end();

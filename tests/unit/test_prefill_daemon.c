@@ -166,9 +166,9 @@ START_TEST(test_grant_is_taken_once)
 	ck_assert_uint_eq(told("status", "reserve"), 1);
 	grant_as(D1, 2, 502, node[D1].epoch, 0, 4);
 	grant_as(D1, 2, 901, node[D1].epoch, 0, 4);
-	struct task t = task_of(2);
-	ck_assert_uint_eq(task_now.lease_id, 502);
-	ck_assert_str_eq(task_now.decode, "decode-1");
+	struct transfer t = transfer_of(2);
+	ck_assert_uint_eq(transfer_now.lease_id, 502);
+	ck_assert_str_eq(transfer_now.decode, "decode-1");
 	first_token(2);
 	grant_as(D1, 2, 902, node[D1].epoch, 0, 4);
 	pump_for(50000);
@@ -198,8 +198,8 @@ START_TEST(test_deny)
 	WAIT(count(D1, MSG_KV_RESERVE, 2));
 	deny(D1, 2, PDS__FAULT__FAULT_NO_ROOM, "decode-1 is full");
 	grant(D2, 2, 64);
-	struct task t = task_of(2);
-	ck_assert_str_eq(task_now.decode, "decode-2");
+	struct transfer t = transfer_of(2);
+	ck_assert_str_eq(transfer_now.decode, "decode-2");
 	ck_assert_str_eq(first_token(2)->name, "decode-2");
 	finish(D2, 2, &t);
 	end();
@@ -220,12 +220,12 @@ START_TEST(test_late_candidate)
 	ck_assert_uint_eq(count(D1, MSG_KV_RESERVE, 1), 1);
 	grant_as(D1, 1, 900, node[D1].epoch, 0, 4); /* too late */
 	grant(D2, 1, 64);
-	struct task one = task_of(1);
-	ck_assert_uint_eq(task_now.lease_id, 501);
+	struct transfer one = transfer_of(1);
+	ck_assert_uint_eq(transfer_now.lease_id, 501);
 	first_token(1);
 	finish(D2, 1, &one);
 	grant(D2, 2, 64);
-	struct task two = task_of(2);
+	struct transfer two = transfer_of(2);
 	first_token(2);
 	finish(D2, 2, &two);
 	ck_assert_int_eq(failed(3)->fault, PDS__FAULT__FAULT_PEER_LOST);
@@ -245,7 +245,7 @@ START_TEST(m11_m15_parked_with_blocks_or_thread)
 		WAIT(count(D1, MSG_KV_RESERVE, r));
 	ck_assert_uint_eq(told("kv", "held"), 0);
 	ck_assert_uint_eq(told("status", "ring_used"), 0);
-	struct task t = to_computed(D2, (struct ask){.req = 9, .n = 128, .to = "2"});
+	struct transfer t = to_computed(D2, (struct ask){.req = 9, .n = 128, .to = "2"});
 	ck_assert_uint_eq(told("kv", "held"), 8);
 	ck_assert_uint_eq(told("status", "reserve"), 8);
 	finish(D2, 9, &t);
@@ -262,14 +262,14 @@ START_TEST(test_granted_and_blocked)
 	static const char *const tight[2][3] = {{"kv_blocks=8", "ring_slots=8"},
 	                                        {"kv_blocks=64", "ring_slots=1"}};
 	begin(tight[_i]);
-	struct task one = to_computed(D1, (struct ask){.req = 1, .n = 100, .to = "1"});
+	struct transfer one = to_computed(D1, (struct ask){.req = 1, .n = 100, .to = "1"});
 	submit((struct ask){.req = 2, .n = 100, .to = "1", .seed = 2});
 	grant(D1, 2, 100);
 	WAIT(told("status", "blocked") == 1);
 	WAIT(renewals(D1, 502) >= 1);
 	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, 2), 0);
 	kv_sent(1, &one); /* from here on the first holds nothing but the request */
-	struct task two = task_of(2);
+	struct transfer two = transfer_of(2);
 	first_token(2);
 	ack(D1, 1);
 	finish(D1, 2, &two);
@@ -284,8 +284,8 @@ static const unsigned char *piece(uint32_t layer, uint32_t block)
 	return shared.data + kv_piece_offset(&layout, shared.region.blocks, layer, block);
 }
 
-/* The KV of the common prompt's full blocks, as the first task had it; later tasks name blocks
- * with the same bytes. */
+/* The KV of the common prompt's full blocks, as the first transfer had it; later transfers name
+ * blocks with the same bytes. */
 static void check_src(uint32_t skip, uint32_t full)
 {
 	static unsigned char *kv;
@@ -298,7 +298,7 @@ static void check_src(uint32_t skip, uint32_t full)
 	for (uint32_t l = 0; l < layout.layers; l++)
 		for (uint32_t b = skip; b < full; b++) {
 			unsigned char *at = kv + layout.before_bytes[l] * known + b * layout.piece_bytes[l];
-			const unsigned char *here = piece(l, task_now.src[b - skip]);
+			const unsigned char *here = piece(l, transfer_now.src[b - skip]);
 			if (first)
 				memcpy(at, here, layout.piece_bytes[l]);
 			ck_assert_msg(memcmp(at, here, layout.piece_bytes[l]) == 0,
@@ -306,7 +306,7 @@ static void check_src(uint32_t skip, uint32_t full)
 		}
 }
 
-START_TEST(test_task_and_first_token)
+START_TEST(test_transfer_and_first_token)
 {
 	static const struct {
 		uint32_t n, cached;
@@ -319,19 +319,19 @@ START_TEST(test_task_and_first_token)
 		submit((struct ask){.req = req, .n = n, .to = "1"});
 		WAIT(count(D1, MSG_KV_RESERVE, req));
 		grant_as(D1, req, req + 500, node[D1].epoch, cases[i].cached, blocks);
-		struct task t = task_of(req);
+		struct transfer t = transfer_of(req);
 		ck_assert_int_eq(t.state, RING_PENDING);
-		ck_assert_uint_eq(task_now.attempt, 1);
-		ck_assert_uint_eq(task_now.lease_id, req + 500);
-		ck_assert_uint_eq(task_now.lease_epoch, node[D1].epoch);
-		ck_assert_uint_eq(task_now.lease_generation, req + 505);
-		ck_assert_str_eq(task_now.decode, "decode-1");
-		ck_assert_uint_eq(task_now.first_token, cases[i].cached);
-		ck_assert_uint_eq(task_now.tokens, n);
-		ck_assert_uint_eq(task_now.blocks, blocks);
-		ck_assert_int_eq(ring_task_check(&task_now, BLOCK, hello.blocks, 200), 0);
+		ck_assert_uint_eq(transfer_now.attempt, 1);
+		ck_assert_uint_eq(transfer_now.lease_id, req + 500);
+		ck_assert_uint_eq(transfer_now.lease_epoch, node[D1].epoch);
+		ck_assert_uint_eq(transfer_now.lease_generation, req + 505);
+		ck_assert_str_eq(transfer_now.decode, "decode-1");
+		ck_assert_uint_eq(transfer_now.first_token, cases[i].cached);
+		ck_assert_uint_eq(transfer_now.tokens, n);
+		ck_assert_uint_eq(transfer_now.blocks, blocks);
+		ck_assert_int_eq(ring_transfer_check(&transfer_now, BLOCK, hello.blocks, 200), 0);
 		for (uint32_t b = 0; b < blocks; b++)
-			ck_assert_uint_eq(task_now.dst[b], 100 + b);
+			ck_assert_uint_eq(transfer_now.dst[b], 100 + b);
 		const struct seen *r = first_token(req);
 		ck_assert(computed(&t, n));
 		check_src(skip, n / BLOCK);
@@ -376,9 +376,9 @@ START_TEST(bm2_word_before_kernel)
 	uint32_t n = 320, full = n / BLOCK, half_way = 0, taken[8] = {0};
 	submit((struct ask){.req = 1, .n = n, .to = "1"});
 	grant(D1, 1, n);
-	struct task t = task_of(1);
-	static struct ring_task task;
-	task = task_now;
+	struct transfer t = transfer_of(1);
+	static struct ring_transfer transfer;
+	transfer = transfer_now;
 	ck_assert_uint_le(hello.layers, 8);
 	unsigned char *copy = mem_array(full, layout.block_bytes);
 	for (int done = 0; !done;) {
@@ -389,7 +389,7 @@ START_TEST(bm2_word_before_kernel)
 			ck_assert_uint_ge(p, taken[l] * BLOCK);
 			for (; (taken[l] + 1) * BLOCK <= p; taken[l]++)
 				memcpy(copy + layout.before_bytes[l] * full + taken[l] * layout.piece_bytes[l],
-				       piece(l, task.src[taken[l]]), layout.piece_bytes[l]);
+				       piece(l, transfer.src[taken[l]]), layout.piece_bytes[l]);
 			half_way += p > 0 && p < n;
 			done &= p == n;
 		}
@@ -402,14 +402,14 @@ START_TEST(bm2_word_before_kernel)
 			for (uint32_t b = 0; b < full; b++)
 				ck_assert_msg(
 					memcmp(copy + layout.before_bytes[l] * full + b * layout.piece_bytes[l],
-				           piece(l, task.src[b]), layout.piece_bytes[l]) == 0,
+				           piece(l, transfer.src[b]), layout.piece_bytes[l]) == 0,
 					"run %d: layer %u, block %u changed after progress had covered it", run, l, b);
 		if (run)
 			break;
 		finish(D1, 1, &t);
 		flush();
 		t = to_computed(D1, (struct ask){.req = 2, .n = n, .to = "1"});
-		task = task_now;
+		transfer = transfer_now;
 	}
 	finish(D1, 2, &t);
 	free(copy);
@@ -422,8 +422,8 @@ END_TEST
 START_TEST(s_p_ends_at_kvsent)
 {
 	BEGIN("kv_blocks=64");
-	struct task one = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"}),
-				two = to_computed(D2, (struct ask){.req = 2, .n = 64, .to = "2"});
+	struct transfer one = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"}),
+					two = to_computed(D2, (struct ask){.req = 2, .n = 64, .to = "2"});
 	kv_sent(1, &one);
 	ack_as(D1, 1, 999); /* of another lease: counts for nothing */
 	ack(D2, 2);
@@ -446,9 +446,9 @@ START_TEST(test_kv_sent_before_first_token)
 {
 	BEGIN("kv_blocks=64");
 	uint64_t req = 1;
-	struct task t = to_running(D1, &req, "1");
+	struct transfer t = to_running(D1, &req, "1");
 	kv_sent(req, &t);
-	task_failed(req, t.slot, t.gen); /* what was sent cannot fail */
+	transfer_failed(req, t.slot, t.gen); /* what was sent cannot fail */
 	kill(pid, SIGCONT);
 	first_token(req);
 	WAIT(told("kv", "held") == 0);
@@ -463,10 +463,10 @@ END_TEST
 START_TEST(test_other_generations_are_ignored)
 {
 	BEGIN("kv_blocks=64");
-	struct task old = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"});
+	struct transfer old = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"});
 	finish(D1, 1, &old);
 	at_rest();
-	struct task t = to_computed(D1, (struct ask){.req = 2, .n = 64, .to = "1"});
+	struct transfer t = to_computed(D1, (struct ask){.req = 2, .n = 64, .to = "1"});
 	const struct {
 		uint32_t slot;
 		uint64_t gen;
@@ -476,7 +476,7 @@ START_TEST(test_other_generations_are_ignored)
 		if (wrong[i].slot == t.slot && wrong[i].gen == t.gen)
 			continue;
 		kv_sent_as(2, wrong[i].slot, wrong[i].gen);
-		task_failed(2, wrong[i].slot, wrong[i].gen);
+		transfer_failed(2, wrong[i].slot, wrong[i].gen);
 	}
 	ack(D1, 2);
 	pump_for(100000);
@@ -486,7 +486,7 @@ START_TEST(test_other_generations_are_ignored)
 	kv_sent(2, &t);
 	at_rest();
 	t = to_computed(D1, (struct ask){.req = 3, .n = 64, .to = "1"});
-	task_failed(3, t.slot, t.gen); /* its own: the attempt ends with what the messager says */
+	transfer_failed(3, t.slot, t.gen); /* its own: the attempt ends with what the messager says */
 	const struct seen *f = failed(3);
 	ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_LEASE_LOST);
 	ck_assert_str_eq(f->text, "the lease was refused");
@@ -527,7 +527,7 @@ END_TEST
 START_TEST(test_cancel_granted)
 {
 	BEGIN("kv_blocks=8");
-	struct task other = to_computed(D2, (struct ask){.req = 1, .n = 100, .to = "2"});
+	struct transfer other = to_computed(D2, (struct ask){.req = 1, .n = 100, .to = "2"});
 	submit((struct ask){.req = 2, .n = 100, .to = "1", .seed = 2});
 	grant(D1, 2, 100);
 	WAIT(told("status", "blocked") == 1);
@@ -544,10 +544,10 @@ START_TEST(test_cancel_running)
 {
 	BEGIN("kv_blocks=64");
 	uint64_t req = 1;
-	struct task t = to_running(D1, &req, "1");
+	struct transfer t = to_running(D1, &req, "1");
 	cancel(req);
 	kill(pid, SIGCONT);
-	WAIT(task_is_void(&t));
+	WAIT(transfer_is_void(&t));
 	cancelled_quietly(D1, req, 0);
 	/* it was not computed to its end */
 	ck_assert_uint_ne(told("status", "prompt_tokens") % LONG, 0);
@@ -558,9 +558,9 @@ END_TEST
 START_TEST(test_cancel_computed)
 {
 	BEGIN("kv_blocks=64");
-	struct task t = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"});
+	struct transfer t = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"});
 	cancel(1);
-	WAIT(task_is_void(&t));
+	WAIT(transfer_is_void(&t));
 	ck_assert_int_lt(ring_mark_sent(ring, t.slot, t.gen), 0);
 	cancelled_quietly(D1, 1, 1);
 	end();
@@ -571,8 +571,8 @@ END_TEST
 START_TEST(test_stalled)
 {
 	BEGIN("kv_blocks=64", "stall_ms=300");
-	struct task one = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"}),
-				two = to_computed(D2, (struct ask){.req = 2, .n = 64, .to = "2"});
+	struct transfer one = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"}),
+					two = to_computed(D2, (struct ask){.req = 2, .n = 64, .to = "2"});
 	uint64_t begun = clock_us();
 	kv_sent(2, &two);
 	for (uint64_t r = 1; r <= 2; r++) {
@@ -585,14 +585,14 @@ START_TEST(test_stalled)
 		WAIT(count(r == 1 ? D1 : D2, MSG_REQUEST_CANCEL, r));
 	}
 	ck_assert_uint_lt(clock_us() - begun, 3000000);
-	WAIT(task_is_void(&one));
+	WAIT(transfer_is_void(&one));
 	end();
 }
 END_TEST
 
-/* A task that the messager found malformed is this worker's failure; one that stalled while its
+/* A transfer that the messager found malformed is this worker's failure; one that stalled while its
  * steps go on is not. */
-START_TEST(test_failed_tasks)
+START_TEST(test_failed_transfers)
 {
 	static const struct {
 		Pds__Fault fault;
@@ -603,8 +603,8 @@ START_TEST(test_failed_tasks)
 	BEGIN("kv_blocks=64");
 	for (unsigned i = 0; i < sizeof rows / sizeof *rows; i++) {
 		uint64_t req = i + 1;
-		struct task t = to_computed(D1, (struct ask){.req = req, .n = 64, .to = "1"});
-		task_failed_as(req, t.slot, t.gen, rows[i].fault, "so it is");
+		struct transfer t = to_computed(D1, (struct ask){.req = req, .n = 64, .to = "1"});
+		transfer_failed_as(req, t.slot, t.gen, rows[i].fault, "so it is");
 		const struct seen *f = failed(req);
 		ck_assert_int_eq(f->fault, rows[i].fault);
 		ck_assert_int_eq(f->retry, 1);
@@ -670,23 +670,23 @@ START_TEST(test_decode_worker_dies)
 	submit((struct ask){.req = 1, .n = 64, .to = "12"}); /* asked, another is left */
 	submit((struct ask){.req = 2, .n = 64, .to = "1"});  /* asked, the last one */
 	WAIT(count(D1, MSG_KV_RESERVE, 1) && count(D1, MSG_KV_RESERVE, 2));
-	struct task three = to_computed(D1, (struct ask){.req = 3, .n = 64, .to = "12"});
+	struct transfer three = to_computed(D1, (struct ask){.req = 3, .n = 64, .to = "12"});
 	uint64_t begun = clock_us();
 	node_close(D1);
 	WAIT(count(D2, MSG_KV_RESERVE, 1) && count(ROUTER, MSG_REQUEST_FAILED, 2));
 	/* at once: not when the wait for a link ends, 3 s */
 	ck_assert_uint_lt(clock_us() - begun, 2500000);
 	grant(D2, 1, 64);
-	struct task one = task_of(1);
+	struct transfer one = transfer_of(1);
 	first_token(1);
 	expect_lost(2);
 	expect_lost(3);
-	WAIT(task_is_void(&three));
+	WAIT(transfer_is_void(&three));
 	finish(D2, 1, &one);
 	at_rest();
 	node_open(D1); /* its next life */
 	uint64_t req = 10;
-	struct task long_one = to_running(D1, &req, "12");
+	struct transfer long_one = to_running(D1, &req, "12");
 	/* granted, and waits for blocks */
 	submit((struct ask){.req = 20, .n = 100, .to = "12", .seed = 20});
 	kill(pid, SIGCONT);
@@ -695,10 +695,10 @@ START_TEST(test_decode_worker_dies)
 	node_close(D1);
 	expect_lost(req);
 	expect_lost(20);
-	WAIT(task_is_void(&long_one));
+	WAIT(transfer_is_void(&long_one));
 	ck_assert_uint_eq(count(D2, MSG_KV_RESERVE, req), 0);
 	node_open(D1);
-	struct task t = to_computed(D1, (struct ask){.req = 30, .n = 64, .to = "1"});
+	struct transfer t = to_computed(D1, (struct ask){.req = 30, .n = 64, .to = "1"});
 	finish(D1, 30, &t);
 	end();
 }
@@ -708,21 +708,21 @@ START_TEST(test_router_dies)
 {
 	BEGIN("kv_blocks=64");
 	submit((struct ask){.req = 1, .n = 64, .to = "12"});
-	struct task two = to_computed(D1, (struct ask){.req = 2, .n = 64, .to = "1"});
+	struct transfer two = to_computed(D1, (struct ask){.req = 2, .n = 64, .to = "1"});
 	uint64_t req = 10;
 	WAIT(count(D1, MSG_KV_RESERVE, 1));
-	struct task three = to_running(D2, &req, "2");
+	struct transfer three = to_running(D2, &req, "2");
 	/* its goodbye and the end of the connection are there together when the daemon goes on */
 	node_close(ROUTER);
 	kill(pid, SIGCONT);
 	WAIT(count(D1, MSG_REQUEST_CANCEL, 1) && count(D1, MSG_REQUEST_CANCEL, 2) &&
 	     count(D2, MSG_REQUEST_CANCEL, req));
-	WAIT(task_is_void(&two) && task_is_void(&three));
+	WAIT(transfer_is_void(&two) && transfer_is_void(&three));
 	at_rest();
 	/* its next life hears nothing of the former's requests and is served */
 	node_open(ROUTER);
 	WAIT(node[ROUTER].p);
-	struct task t = to_computed(D1, (struct ask){.req = 20, .n = 64, .to = "1"});
+	struct transfer t = to_computed(D1, (struct ask){.req = 20, .n = 64, .to = "1"});
 	finish(D1, 20, &t);
 	at_rest();
 	for (uint64_t r = 1; r <= req; r++)
@@ -754,7 +754,7 @@ START_TEST(test_submitted_twice)
 	struct ask a = {.req = 1, .n = 64, .to = "1"};
 	submit(a);
 	submit(a);
-	struct task t = to_computed(D1, a);
+	struct transfer t = to_computed(D1, a);
 	submit(a);
 	pump_for(100000);
 	ck_assert_uint_eq(count(D1, MSG_KV_RESERVE, 1), 1);
@@ -779,7 +779,7 @@ START_TEST(test_prefix_of_a_finished_request)
 		                .seed = 3,
 		                .own_from = cases[i].own_from};
 		uint32_t want = alone(a);
-		struct task t = to_computed(D1, (struct ask){.req = 10 * i + 2, .n = 160, .to = "1"});
+		struct transfer t = to_computed(D1, (struct ask){.req = 10 * i + 2, .n = 160, .to = "1"});
 		finish(D1, 10 * i + 2, &t);
 		at_rest();
 		a.req = 10 * i + 3;
@@ -809,14 +809,14 @@ START_TEST(test_prefix_of_a_running_request)
 		submit((struct ask){.req = 20 + i, .n = 300, .to = "2", .seed = 10 + i});
 	for (unsigned i = 0; i < 5; i++)
 		WAIT(count(D2, MSG_KV_RESERVE, 20 + i));
-	struct task first = to_running(D1, &req, "1");
+	struct transfer first = to_running(D1, &req, "1");
 	uint64_t next = req + 10;
 	grant(D2, next, 300);
 	for (unsigned i = 0; i < 5; i++)
 		if (20 + i != next)
 			cancel(20 + i);
 	kill(pid, SIGCONT);
-	struct task second = task_of(next);
+	struct transfer second = transfer_of(next);
 	for (uint32_t l = 0; l < hello.layers; l++) {
 		uint32_t said = ring_progress(ring, second.slot, l, second.gen);
 		/* who takes the blocks now gets computed ones; from 288 on it computes its own */
@@ -870,7 +870,7 @@ START_TEST(test_prompt_logprobs)
 	BEGIN("kv_blocks=64", "max_batched_tokens=128");
 	for (uint64_t r = 1; r <= 2; r++) {
 		/* the second may not use what the first left in the cache */
-		struct task t = to_computed(
+		struct transfer t = to_computed(
 			D1, (struct ask){.req = r, .n = 150, .to = "1", .prompt_logprobs = 1});
 		const struct seen *f = last(ROUTER, MSG_REQUEST_FIRST_TOKEN, r);
 		ck_assert_uint_eq(f->n_prompt, 149);
@@ -907,7 +907,7 @@ int main(int argc, char **argv)
 	tcase_add_test(c, m11_m15_parked_with_blocks_or_thread);
 	tcase_add_loop_test(c, test_granted_and_blocked, 0, 2);
 	c = group(s, "grant");
-	tcase_add_test(c, test_task_and_first_token);
+	tcase_add_test(c, test_transfer_and_first_token);
 	tcase_add_test(c, bm2_word_before_kernel);
 	tcase_add_test(c, s_p_ends_at_kvsent);
 	tcase_add_test(c, test_kv_sent_before_first_token);
@@ -918,7 +918,7 @@ int main(int argc, char **argv)
 	tcase_add_test(c, test_cancel_running);
 	tcase_add_test(c, test_cancel_computed);
 	tcase_add_test(c, test_stalled);
-	tcase_add_test(c, test_failed_tasks);
+	tcase_add_test(c, test_failed_transfers);
 	tcase_add_test(c, test_asked_while_blocks_are_taken);
 	tcase_add_test(c, test_decode_worker_falls_silent);
 	tcase_add_test(c, test_decode_worker_dies);

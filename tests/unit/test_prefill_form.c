@@ -19,7 +19,7 @@ static void begun(struct ask a)
 START_TEST(first_token_is_of_the_form)
 {
 	BEGIN(letters_model(), "kv_blocks=64");
-	struct task t = to_computed(D1, with_form(1, "q[a-z]{3}"));
+	struct transfer t = to_computed(D1, with_form(1, "q[a-z]{3}"));
 	ck_assert_uint_eq(first_token(1)->token, 3 + 'q' - 'a');
 	finish(D1, 1, &t);
 	end();
@@ -92,14 +92,14 @@ END_TEST
  * when they have gone. */
 START_TEST(no_memory_for_now)
 {
-	struct task t[9];
+	struct transfer t[9];
 	unsigned has = 0;
 	BEGIN(letters_model(), "kv_blocks=64", "constraint_memory_mb=8", "max_inflight_prefill=100");
 	for (uint64_t i = 1; i <= 8; i++) {
 		begun(with_form(i, letters_costly((int)i)));
 		WAIT(count(ROUTER, MSG_REQUEST_FAILED, i) || count(ROUTER, MSG_REQUEST_FIRST_TOKEN, i));
 		if (count(ROUTER, MSG_REQUEST_FIRST_TOKEN, i)) {
-			t[i] = task_of(i);
+			t[i] = transfer_of(i);
 			has++;
 			continue;
 		}

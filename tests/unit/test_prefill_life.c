@@ -19,13 +19,13 @@ START_TEST(test_sigterm_while_computing)
 {
 	BEGIN("kv_blocks=64", "max_inflight_prefill=1", "stop_timeout_ms=60000");
 	uint64_t req = 10;
-	struct task done = to_computed(D2, (struct ask){.req = 1, .n = 64, .to = "2"});
+	struct transfer done = to_computed(D2, (struct ask){.req = 1, .n = 64, .to = "2"});
 	kv_sent(1, &done);
 	submit((struct ask){.req = 2, .n = 64, .to = "2"});
 	WAIT(count(D2, MSG_KV_RESERVE, 2));
 	submit((struct ask){.req = 3, .n = 64, .to = "2"});
 	WAIT(told("status", "reserve") == 2);
-	struct task t = to_running(D1, &req, "1");
+	struct transfer t = to_running(D1, &req, "1");
 	kill(pid, SIGTERM);
 	submit((struct ask){.req = 4, .n = 64, .to = "1"});
 	kill(pid, SIGCONT);
@@ -69,7 +69,7 @@ END_TEST
  * these have their first token before it. */
 static unsigned shorter_ones_first(uint64_t *req, uint64_t base_req)
 {
-	struct task t = to_running(D1, req, "1"), s;
+	struct transfer t = to_running(D1, req, "1"), s;
 	unsigned at = 0, before = 0;
 	for (uint64_t r = base_req; r < base_req + 3; r++)
 		submit((struct ask){.req = r, .n = 20, .to = "1", .seed = (uint32_t)r});
@@ -88,7 +88,7 @@ static unsigned shorter_ones_first(uint64_t *req, uint64_t base_req)
 		before += seen[i].who == ROUTER && seen[i].type == MSG_REQUEST_FIRST_TOKEN &&
 		          seen[i].req >= base_req;
 	for (uint64_t r = base_req; r < base_req + 3; r++) {
-		s = task_of(r);
+		s = transfer_of(r);
 		finish(D1, r, &s);
 	}
 	finish(D1, *req, &t);
@@ -115,15 +115,15 @@ END_TEST
 
 /* --- the benchmark baselines --------------------------------------------- */
 
-static void task_seen(uint64_t req, const struct task *t)
+static void transfer_seen(uint64_t req, const struct transfer *t)
 {
-	Pds__TaskSeen m = PDS__TASK_SEEN__INIT;
+	Pds__TransferSeen m = PDS__TRANSFER_SEEN__INIT;
 	m.slot = t->slot;
 	m.generation = t->gen;
-	say(MESSAGER, MSG_TASK_SEEN, req, &m);
+	say(MESSAGER, MSG_TRANSFER_SEEN, req, &m);
 }
 
-/* Strictly one after the other; no step before the messager has seen the task. */
+/* Strictly one after the other; no step before the messager has seen the transfer. */
 START_TEST(test_serial)
 {
 	BEGIN("kv_blocks=64", "bench_prepare=serial", "max_batched_tokens=128");
@@ -134,12 +134,12 @@ START_TEST(test_serial)
 		pump_for(60000);
 		ck_assert_uint_eq(n_of(D1, MSG_KV_RESERVE), r);
 		grant(D1, r, 64);
-		struct task t = task_of(r);
-		ck_assert_uint_eq(task_now.want_seen, 1);
+		struct transfer t = transfer_of(r);
+		ck_assert_uint_eq(transfer_now.want_seen, 1);
 		pump_for(60000);
 		ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, r), 0);
 		ck_assert_uint_eq(n_of(D1, MSG_KV_RESERVE), r);
-		task_seen(r, &t);
+		transfer_seen(r, &t);
 		first_token(r);
 		finish(D1, r, &t);
 	}
@@ -152,11 +152,11 @@ START_TEST(test_serial)
 	cancel(6);
 	cancel(4);
 	grant(D1, 5, 64);
-	task_of(5);
+	transfer_of(5);
 	cancel(5);
 	grant(D1, 7, 64);
-	struct task t = task_of(7);
-	task_seen(7, &t);
+	struct transfer t = transfer_of(7);
+	transfer_seen(7, &t);
 	first_token(7);
 	finish(D1, 7, &t);
 	end();
@@ -171,8 +171,8 @@ START_TEST(test_serial_waits)
 	submit((struct ask){.req = 1, .n = LONG, .to = "1", .seed = 1});
 	submit((struct ask){.req = 2, .n = 64, .to = "2", .seed = 2});
 	grant(D1, 1, LONG);
-	struct task one = task_of(1);
-	task_seen(1, &one);
+	struct transfer one = transfer_of(1);
+	transfer_seen(1, &one);
 	WAIT(count(D2, MSG_KV_RESERVE, 2));
 	Pds__Queued q = PDS__QUEUED__INIT;
 	q.position = 1;
@@ -180,12 +180,12 @@ START_TEST(test_serial_waits)
 	first_token(1);
 	finish(D1, 1, &one);
 	grant(D2, 2, 64);
-	task_of(2);
+	transfer_of(2);
 	ck_assert_int_eq(failed(2)->fault, PDS__FAULT__FAULT_STALLED);
 	submit((struct ask){.req = 3, .n = 64, .to = "1", .seed = 3});
 	grant(D1, 3, 64);
-	struct task three = task_of(3);
-	task_seen(3, &three);
+	struct transfer three = transfer_of(3);
+	transfer_seen(3, &three);
 	first_token(3);
 	finish(D1, 3, &three);
 	end();
@@ -201,12 +201,12 @@ START_TEST(test_shared_prefix_at_the_gate)
 		submit((struct ask){.req = r, .n = LONG, .to = "1", .seed = 1});
 	for (uint64_t r = 1; r <= 2; r++) {
 		grant(D1, r, LONG);
-		struct task t = task_of(r);
-		task_seen(r, &t);
+		struct transfer t = transfer_of(r);
+		transfer_seen(r, &t);
 	}
 	for (uint64_t r = 1; r <= 2; r++) {
 		first_token(r);
-		struct task t = task_of(r);
+		struct transfer t = transfer_of(r);
 		finish(D1, r, &t);
 	}
 	ck_assert_uint_eq(metric("pdserve_prefix_shares_total"), 1);
@@ -251,8 +251,8 @@ START_TEST(test_shared)
 	for (uint64_t r = 1; r <= 4; r++) {
 		if (r == 3)
 			continue;
-		struct task t = task_of(r);
-		ck_assert_uint_eq(task_now.want_seen, 0);
+		struct transfer t = transfer_of(r);
+		ck_assert_uint_eq(transfer_now.want_seen, 0);
 		finish(D1, r, &t);
 	}
 	end();

@@ -17,7 +17,7 @@ static void cancel_all(uint64_t from, uint64_t to)
 static void served(enum who d, uint64_t req, uint32_t n)
 {
 	grant(d, req, n);
-	struct task t = task_of(req);
+	struct transfer t = transfer_of(req);
 	first_token(req);
 	finish(d, req, &t);
 }
@@ -44,7 +44,7 @@ START_TEST(test_cap)
 	cancel(2);
 	WAIT(reserved(D1, 3));
 	grant(D1, 1, 64);
-	struct task t = task_of(1);
+	struct transfer t = transfer_of(1);
 	first_token(1);
 	pump_for(100000);
 	/* granted and computed: in flight until it is handed over */
@@ -206,7 +206,7 @@ START_TEST(test_blocked_in_order)
 {
 	BEGIN("kv_blocks=8");
 	/* 7 of 8 blocks */
-	struct task one = to_computed(D1, (struct ask){.req = 1, .n = 100, .to = "1", .seed = 1});
+	struct transfer one = to_computed(D1, (struct ask){.req = 1, .n = 100, .to = "1", .seed = 1});
 	submit((struct ask){.req = 2, .n = 128, .to = "1", .seed = 2});
 	grant(D1, 2, 128);
 	WAIT(told("status", "blocked") == 1);
@@ -218,7 +218,7 @@ START_TEST(test_blocked_in_order)
 	pump_for(150000);
 	ck_assert_uint_eq(told("kv", "held"), 7);
 	kv_sent(1, &one);
-	struct task two = task_of(2);
+	struct transfer two = transfer_of(2);
 	first_token(2);
 	/* the first of them looks once more, and does so beside the loop */
 	WAIT(told("status", "blocked") == 3);
@@ -226,7 +226,7 @@ START_TEST(test_blocked_in_order)
 	ack(D1, 1);
 	finish(D1, 2, &two);
 	for (uint64_t r = 3; r <= 5; r += 2) {
-		struct task t = task_of(r);
+		struct transfer t = transfer_of(r);
 		first_token(r);
 		finish(D1, r, &t);
 	}
@@ -239,17 +239,17 @@ END_TEST
 START_TEST(test_ring_full_and_no_messager)
 {
 	BEGIN("kv_blocks=64", "ring_slots=1", "stall_ms=300");
-	struct task one = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1", .seed = 1});
+	struct transfer one = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1", .seed = 1});
 	for (uint64_t r = 2; r <= 3; r++) {
 		submit((struct ask){.req = r, .n = 64, .to = "1", .seed = (uint32_t)r});
 		grant(D1, r, 64);
 	}
 	ck_assert_int_eq(failed(1)->fault, PDS__FAULT__FAULT_STALLED);
-	WAIT(task_is_void(&one));
+	WAIT(transfer_is_void(&one));
 	first_token(2);
 	ck_assert_int_eq(failed(2)->fault, PDS__FAULT__FAULT_STALLED);
 	first_token(3);
-	struct task three = task_of(3);
+	struct transfer three = transfer_of(3);
 	finish(D1, 3, &three);
 	end();
 }
@@ -331,7 +331,7 @@ static void to_stored(uint64_t req)
 {
 	storage_start();
 	WAIT(told("status", "storage_ready") == 1);
-	struct task t = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"});
+	struct transfer t = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"});
 	finish(D1, 1, &t);
 	/* free and stored together are what offload_low_percent asks for */
 	WAIT(told("kv", "cached_stored") == 2);
@@ -358,7 +358,7 @@ START_TEST(test_fetch_from_a_stopped_storage)
 	kill(storage, SIGSTOP);
 	grant(D1, 2, 80);
 	WAIT(told("status", "fetch") == 1);
-	struct task t = task_of(2);
+	struct transfer t = transfer_of(2);
 	const struct seen *f = first_token(2);
 	ck_assert_uint_eq(f->token, want);
 	ck_assert_uint_eq(f->cached, 32);
@@ -400,7 +400,7 @@ START_TEST(test_fetch)
 	uint32_t want = alone((struct ask){.req = 9, .n = 80, .to = "1"});
 	to_stored(2);
 	grant(D1, 2, 80);
-	struct task t = task_of(2);
+	struct transfer t = transfer_of(2);
 	const struct seen *f = first_token(2);
 	ck_assert_uint_eq(f->token, want);
 	ck_assert_uint_eq(f->cached, 64);
@@ -530,7 +530,7 @@ START_TEST(test_the_best_of_them)
 	queued(D1, 8, 1, 15 * S);
 	submit((struct ask){.req = 9, .n = 64, .to = "2"});
 	grant(D2, 9, 64); /* it has room */
-	struct task nine = task_of(9);
+	struct transfer nine = transfer_of(9);
 	first_token(9);
 	submit((struct ask){.req = 1, .n = 64, .to = "912"}); /* the first has no link for 3 s */
 	WAIT(reserved(D1, 1) || reserved(D2, 1));

@@ -51,7 +51,7 @@ static void set_up(void)
 static void tear_down(void)
 {
 	for (unsigned i = 0; i < n_jobs; i++) {
-		free(job[i].work.tokens);
+		free(job[i].req.tokens);
 		free(job[i].blocks);
 	}
 	ring_destroy(&w.ring);
@@ -64,24 +64,24 @@ static void tear_down(void)
 
 static struct job *add(uint32_t tokens, int logprobs, uint64_t ready_us)
 {
-	static struct ring_task task;
+	static struct ring_transfer transfer;
 	ck_assert_uint_lt(n_jobs, JOBS);
 	struct job *j = &job[n_jobs];
 	j->w = &w;
-	j->work.id.lo = n_jobs + 1;
+	j->req.id.lo = n_jobs + 1;
 	j->seq = n_jobs;
 	j->turn = n_jobs++;
-	j->work.n_tokens = j->work.given_tokens = tokens;
-	j->work.tokens = mem_array(tokens, sizeof *j->work.tokens);
-	j->work.prompt_logprobs = logprobs;
+	j->req.n_tokens = j->req.given_tokens = tokens;
+	j->req.tokens = mem_array(tokens, sizeof *j->req.tokens);
+	j->req.prompt_logprobs = logprobs;
 	j->n_blocks = worker_blocks_for(&w, tokens);
 	j->blocks = mem_array(j->n_blocks, sizeof *j->blocks);
 	j->ready_us = ready_us;
-	task.req = j->work.id;
-	task.attempt = 1;
-	task.tokens = tokens;
-	task.blocks = j->n_blocks;
-	ck_assert_int_eq(ring_publish(w.ring, &task, &j->slot, &j->slot_gen), 0);
+	transfer.req = j->req.id;
+	transfer.attempt = 1;
+	transfer.tokens = tokens;
+	transfer.blocks = j->n_blocks;
+	ck_assert_int_eq(ring_publish(w.ring, &transfer, &j->slot, &j->slot_gen), 0);
 	j->in_ring = 1;
 	list_push_back(&s.running, &j->run);
 	return j;
@@ -109,10 +109,10 @@ static void done(uint32_t n)
 	for (uint32_t i = 0; i < n; i++) {
 		struct job *j = s.step_jobs[i];
 		ck_assert_uint_eq(s.spans[i].position, j->computed);
-		ck_assert_ptr_eq(s.spans[i].tokens, j->work.tokens + j->computed);
+		ck_assert_ptr_eq(s.spans[i].tokens, j->req.tokens + j->computed);
 		j->computed += s.spans[i].n;
-		ck_assert_uint_le(j->computed, j->work.n_tokens);
-		if (j->computed == j->work.n_tokens)
+		ck_assert_uint_le(j->computed, j->req.n_tokens);
+		if (j->computed == j->req.n_tokens)
 			list_remove(&j->run);
 	}
 }
@@ -208,8 +208,8 @@ START_TEST(test_random_loads_are_computed_once)
 			schedule_sort(&s, now);
 			list_each(it, &s.running) {
 				const struct job *j = list_entry(it, struct job, run);
-				left += j->work.n_tokens - j->computed;
-				plain += !j->work.prompt_logprobs;
+				left += j->req.n_tokens - j->computed;
+				plain += !j->req.prompt_logprobs;
 			}
 			uint32_t n = schedule_fill(&s);
 			ck_assert_uint_ge(n, 1);
@@ -279,7 +279,7 @@ START_TEST(test_srpt_starves_nobody)
 	struct job *a = add(2560, 0, 0);
 	uint64_t now = 0, step_us = 50000;
 	unsigned steps = 0;
-	for (; a->computed < a->work.n_tokens; steps++, now += step_us) {
+	for (; a->computed < a->req.n_tokens; steps++, now += step_us) {
 		ck_assert_uint_lt(steps, 60);
 		add(256, 0, now);
 		schedule_sort(&s, now);
@@ -353,7 +353,7 @@ static void block_outside(struct job *j)
 }
 static void all_computed(struct job *j)
 {
-	j->computed = j->work.n_tokens;
+	j->computed = j->req.n_tokens;
 }
 static void beyond(struct job *j)
 {

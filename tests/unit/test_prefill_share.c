@@ -18,11 +18,11 @@ static void park(unsigned n)
 
 /* The first of LONG tokens half way, the daemon stopped; *ret_next shares its beginning and has
  * its grant on the way. Others are cancelled. */
-static struct task half_way(unsigned n, uint64_t *ret_first, uint64_t *ret_next)
+static struct transfer half_way(unsigned n, uint64_t *ret_first, uint64_t *ret_next)
 {
 	*ret_first = 10;
 	park(n);
-	struct task first = to_running(D1, ret_first, "1");
+	struct transfer first = to_running(D1, ret_first, "1");
 	*ret_next = *ret_first + 10;
 	grant(D2, *ret_next, N);
 	for (unsigned i = 0; i < n; i++)
@@ -48,12 +48,12 @@ START_TEST(test_waits_for_the_first)
 {
 	BEGIN("kv_blocks=64");
 	uint64_t a, b;
-	struct task first = half_way(4, &a, &b);
+	struct transfer first = half_way(4, &a, &b);
 	kill(pid, SIGCONT);
 	const struct seen *f = first_token(b);
 	const uint32_t token = f->token;
 	ck_assert_uint_eq(f->cached, SHARED);
-	struct task second = task_of(b);
+	struct transfer second = transfer_of(b);
 	first_token(a);
 	/* those met too late, too */
 	ck_assert_uint_eq(computed_tokens(), (a - 9) * LONG + N - SHARED);
@@ -84,7 +84,7 @@ START_TEST(test_longer_behind_shorter)
 	const struct seen *f = first_token(2);
 	ck_assert_uint_eq(f->token, whole);
 	first_token(3);
-	struct task t3 = task_of(3), t2 = task_of(2);
+	struct transfer t3 = transfer_of(3), t2 = transfer_of(2);
 	/* whichever of the two grants is taken first, the prefix is computed once */
 	ck_assert_uint_le(computed_tokens() - tokens, LONG + 2 * BLOCK + 16);
 	ck_assert_uint_ge(metric("pdserve_prefix_shares_total"), 1);
@@ -99,15 +99,15 @@ START_TEST(test_source_cancelled)
 {
 	BEGIN("kv_blocks=64");
 	uint64_t a, b;
-	struct task first = half_way(4, &a, &b);
+	struct transfer first = half_way(4, &a, &b);
 	cancel(a);
 	kill(pid, SIGCONT);
 	const struct seen *f = first_token(b);
 	const uint32_t token = f->token;
 	ck_assert_uint_eq(f->cached % BLOCK, 0);
 	ck_assert_uint_lt(f->cached, SHARED);
-	struct task second = task_of(b);
-	WAIT(task_is_void(&first));
+	struct transfer second = transfer_of(b);
+	WAIT(transfer_is_void(&first));
 	finish(D2, b, &second);
 	as_alone(b, token);
 	end();
@@ -119,13 +119,13 @@ START_TEST(test_source_fails)
 {
 	BEGIN("kv_blocks=64");
 	uint64_t a, b;
-	struct task first = half_way(4, &a, &b);
-	task_failed(a, first.slot, first.gen);
+	struct transfer first = half_way(4, &a, &b);
+	transfer_failed(a, first.slot, first.gen);
 	kill(pid, SIGCONT);
 	const struct seen *f = first_token(b);
 	const uint32_t token = f->token;
 	failed(a);
-	struct task second = task_of(b);
+	struct transfer second = transfer_of(b);
 	finish(D2, b, &second);
 	as_alone(b, token);
 	end();
@@ -137,7 +137,7 @@ START_TEST(test_sharer_goes)
 {
 	BEGIN("kv_blocks=64");
 	uint64_t a, b;
-	struct task first = half_way(4, &a, &b);
+	struct transfer first = half_way(4, &a, &b);
 	if (_i == 0)
 		cancel(b);
 	kill(pid, SIGCONT);
@@ -172,12 +172,12 @@ START_TEST(test_many_of_one)
 		grant(D1, r, LONG);
 	pump_for(20000);
 	kill(pid, SIGCONT);
-	struct task t = {0};
+	struct transfer t = {0};
 	uint64_t source = 0;
 	for (uint64_t until = clock_us() + WAIT_US; !source; pump()) {
 		ck_assert_uint_lt(clock_us(), until);
 		for (uint64_t r = 2; r <= 5 && !source; r++)
-			source = find_task(r, &t) ? r : 0;
+			source = find_transfer(r, &t) ? r : 0;
 	}
 	if (_i == 1)
 		cancel(source);
@@ -186,7 +186,7 @@ START_TEST(test_many_of_one)
 		if (_i == 1 && r == source)
 			continue;
 		ck_assert_uint_eq(first_token(r)->token, whole);
-		struct task own = task_of(r);
+		struct transfer own = transfer_of(r);
 		finish(D1, r, &own);
 		n++;
 	}
@@ -201,12 +201,12 @@ START_TEST(test_off)
 {
 	BEGIN("kv_blocks=64", "share_running_prefix=false");
 	uint64_t a, b;
-	struct task first = half_way(4, &a, &b);
+	struct transfer first = half_way(4, &a, &b);
 	kill(pid, SIGCONT);
 	const struct seen *f = first_token(b);
 	const uint32_t token = f->token;
 	ck_assert_uint_lt(f->cached, SHARED);
-	struct task second = task_of(b);
+	struct transfer second = transfer_of(b);
 	first_token(a);
 	ck_assert_uint_eq(metric("pdserve_prefix_shares_total"), 0);
 	finish(D1, a, &first);
@@ -223,14 +223,14 @@ START_TEST(test_logprobs_share_nothing)
 	uint64_t a = 10;
 	submit((struct ask){.req = 30, .n = N, .to = "2", .seed = 10, .prompt_logprobs = 1});
 	WAIT(count(D2, MSG_KV_RESERVE, 30));
-	struct task first = to_running(D1, &a, "1");
+	struct transfer first = to_running(D1, &a, "1");
 	grant(D2, 30, N);
 	kill(pid, SIGCONT);
 	const struct seen *f = first_token(30);
 	ck_assert_uint_eq(f->cached, 0);
 	ck_assert_uint_eq(f->n_prompt, N - 1);
 	ck_assert_uint_eq(metric("pdserve_prefix_shares_total"), 0);
-	struct task second = task_of(30);
+	struct transfer second = transfer_of(30);
 	first_token(a);
 	finish(D1, a, &first);
 	finish(D2, 30, &second);
@@ -244,7 +244,7 @@ START_TEST(test_srpt_hurries_the_source)
 {
 	BEGIN("kv_blocks=128", "prefill_order=srpt", "prefill_ageing_ms=600000");
 	uint64_t a, b;
-	struct task first = half_way(4, &a, &b);
+	struct transfer first = half_way(4, &a, &b);
 	/* shorter than what the first has left, longer than what the second waits for */
 	for (uint64_t r = 41; r <= 43; r++)
 		submit((struct ask){.req = r, .n = 200, .to = "1", .seed = (uint32_t)r});
@@ -257,11 +257,11 @@ START_TEST(test_srpt_hurries_the_source)
 	ck_assert_uint_eq(f->cached, SHARED);
 	first_token(a);
 	finish(D1, a, &first);
-	struct task t = task_of(b);
+	struct transfer t = transfer_of(b);
 	finish(D2, b, &t);
 	for (uint64_t r = 41; r <= 43; r++) {
 		first_token(r);
-		t = task_of(r);
+		t = transfer_of(r);
 		finish(D1, r, &t);
 	}
 	as_alone(b, token);

@@ -16,7 +16,7 @@ static void ready(void)
 static struct seen through(struct ask a)
 {
 	a.to = "1";
-	struct task t = to_computed(D1, a);
+	struct transfer t = to_computed(D1, a);
 	struct seen f = *last(ROUTER, MSG_REQUEST_FIRST_TOKEN, a.req);
 	finish(D1, a.req, &t);
 	WAIT(no_requests());
@@ -268,7 +268,7 @@ START_TEST(test_gone_since_the_look_up)
 	storage_start();
 	ready();
 	grant(D1, 2, 80);
-	struct task t = task_of(2);
+	struct transfer t = transfer_of(2);
 	const struct seen *f = first_token(2);
 	ck_assert_uint_eq(f->token, want);
 	ck_assert_uint_eq(f->cached, 0);

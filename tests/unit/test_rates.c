@@ -1,6 +1,6 @@
 /* test_rates.c - read or recompute: what was measured, where the blocks are, and how many of
  * them are read. */
-#include "daemons/worker/rates.h"
+#include "daemons/worker/storage/rates.h"
 #include "util/clock.h"
 
 #include <check.h>

@@ -1,4 +1,5 @@
-/* test_ring.c - the task ring and progress board between a prefill worker (P) and the messager (M).
+/* test_ring.c - the transfer ring and progress board between a prefill worker (P) and the messager
+ * (M).
  *
  * Tests named bm... and s_slot_not_closed are the counterexamples of the protocol's model
  * (tests/model, board), as far as they show at this level: what P's and M's calls must do when the
@@ -13,7 +14,7 @@
 
 /* --- life of a slot ------------------------------------------------------ */
 
-START_TEST(life_of_a_task)
+START_TEST(life_of_a_transfer)
 {
 	uint64_t g;
 	open_both(4);
@@ -26,7 +27,7 @@ START_TEST(life_of_a_task)
 	ck_assert_int_eq(ring_read(M, slot, &got, &g, &state), 0);
 	ck_assert_int_eq(state, RING_PENDING);
 	ck_assert_uint_eq(g, gen);
-	ck_assert(is_task(&got, 41));
+	ck_assert(is_transfer(&got, 41));
 	for (uint32_t i = 0; i < LAYERS; i++)
 		ck_assert_uint_eq(ring_progress(M, slot, i, gen), 0);
 	device_store(1, gen, 128);
@@ -54,7 +55,7 @@ static const struct {
 	int in;
 } in_hand[] = {{0, 1}, {1, 1}, {2, 0}, {3, 0}, {1000, 0}};
 
-START_TEST(tasks_in_hand)
+START_TEST(transfers_in_hand)
 {
 	open_both(4);
 	for (unsigned i = 0; i < 7; i++)
@@ -77,7 +78,7 @@ START_TEST(tasks_in_hand)
 		ring_step(P);
 	publish(2);
 	ck_assert(ring_in_schedule(M, slot, gen));
-	ring_schedule(P, slot, gen - 1); /* late, of the task before */
+	ring_schedule(P, slot, gen - 1); /* late, of the transfer before */
 	ck_assert(!ring_in_schedule(M, slot, gen));
 }
 END_TEST
@@ -95,7 +96,7 @@ START_TEST(full_ring)
 			gens[slot] = gen;
 		}
 		ck_assert_uint_eq(seen, 7);
-		ck_assert_int_eq(ring_publish(P, task_of(&task, 9), &s, &g), ERR_FULL);
+		ck_assert_int_eq(ring_publish(P, transfer_of(&transfer, 9), &s, &g), ERR_FULL);
 		for (s = 0; s < 3; s++) {
 			ck_assert_int_eq(ring_cancel(P, s, gens[s]), 0);
 			ring_retire(P, s, gens[s]);
@@ -104,17 +105,17 @@ START_TEST(full_ring)
 }
 END_TEST
 
-START_TEST(largest_task)
+START_TEST(largest_transfer)
 {
 	open_both(1);
-	task_of(&task, 1);
-	task.blocks = RING_BLOCKS_MAX;
-	task.tokens = 64 + RING_BLOCKS_MAX * 64;
+	transfer_of(&transfer, 1);
+	transfer.blocks = RING_BLOCKS_MAX;
+	transfer.tokens = 64 + RING_BLOCKS_MAX * 64;
 	for (uint32_t i = 0; i < RING_BLOCKS_MAX; i++)
-		task.src[i] = ~(task.dst[i] = i);
-	ck_assert_int_eq(ring_publish(P, &task, &slot, &gen), 0);
+		transfer.src[i] = ~(transfer.dst[i] = i);
+	ck_assert_int_eq(ring_publish(P, &transfer, &slot, &gen), 0);
 	ck_assert_int_eq(ring_read(M, slot, &got, &gen, &state), 0);
-	ck_assert_mem_eq(&got, &task, sizeof task);
+	ck_assert_mem_eq(&got, &transfer, sizeof transfer);
 }
 END_TEST
 
@@ -132,10 +133,10 @@ START_TEST(restarted_messager_finds_everything)
 	ck_assert_int_eq(ring_map(dup(ring_fd(P)), 4, LAYERS, EPOCH, &M, &e), 0);
 	ck_assert_int_eq(ring_read(M, sent, &got, &g, &state), 0);
 	ck_assert_int_eq(state, RING_SENT);
-	ck_assert(is_task(&got, 5));
+	ck_assert(is_transfer(&got, 5));
 	ck_assert_int_eq(ring_read(M, slot, &got, &g, &state), 0);
 	ck_assert_int_eq(state, RING_PENDING);
-	ck_assert(is_task(&got, 6));
+	ck_assert(is_transfer(&got, 6));
 	ck_assert_uint_eq(ring_progress(M, slot, 2, g), 64);
 }
 END_TEST
@@ -153,7 +154,7 @@ START_TEST(bm1_no_gen_in_word)
 	ring_retire(P, slot, gen);
 	publish(2);
 	for (uint32_t i = 0; i < LAYERS; i++) {
-		/* also of a task 2^32 generations ago nothing is left */
+		/* also of a transfer 2^32 generations ago nothing is left */
 		ck_assert_uint_eq(*ring_progress_word(P, slot, i), 0);
 		device_store(i, old, 64);
 		ck_assert_uint_eq(ring_progress(M, slot, i, gen), 0);
@@ -186,7 +187,7 @@ START_TEST(bm8_mark_without_generation)
 	ck_assert_int_eq(ring_mark_sent(M, slot, old), ERR_STALE);
 	ck_assert_int_eq(ring_peek(M, slot, &g), RING_PENDING);
 	ck_assert_uint_eq(g, gen);
-	/* nor does a late cancel hit the next task */
+	/* nor does a late cancel hit the next transfer */
 	ck_assert_int_eq(ring_cancel(P, slot, old), ERR_STALE);
 	ck_assert_int_eq(ring_peek(M, slot, &g), RING_PENDING);
 	ring_retire(P, slot, old); /* nor a late end */
@@ -211,12 +212,12 @@ END_TEST
 START_TEST(bm6_gen_wraps)
 {
 	open_both(1);
-	task_of(&task, 0);
-	ck_assert_int_eq(ring_publish(P, &task, &slot, &gen), 0);
+	transfer_of(&transfer, 0);
+	ck_assert_int_eq(ring_publish(P, &transfer, &slot, &gen), 0);
 	const uint64_t first = gen;
 	for (uint64_t last = gen; last < first + 70000; last = gen) {
 		ring_retire(P, slot, gen);
-		ck_assert_int_eq(ring_publish(P, &task, &slot, &gen), 0);
+		ck_assert_int_eq(ring_publish(P, &transfer, &slot, &gen), 0);
 		ck_assert_uint_gt(gen, last);
 	}
 	ck_assert_int_eq(ring_mark_sent(M, slot, first), ERR_STALE);
@@ -226,8 +227,8 @@ START_TEST(bm6_gen_wraps)
 }
 END_TEST
 
-/* Without a drain a store of task 1 may come when task 2 has the slot: it is not taken for 2's
- * progress. That it cannot undo 2's is the drain's duty, before ring_retire. */
+/* Without a drain a store of transfer 1 may come when transfer 2 has the slot: it is not taken for
+ * 2's progress. That it cannot undo 2's is the drain's duty, before ring_retire. */
 START_TEST(bm7_no_drain_late_store_is_nobodys_progress)
 {
 	open_both(1);
@@ -267,7 +268,7 @@ static void on_fault(int sig, siginfo_t *info, void *ctx)
 }
 
 /* The next touch (or, with PROT_READ, the next store) of the block numbers of r's only slot
- * calls act first. The ring holds task 0x5EED. */
+ * calls act first. The ring holds transfer 0x5EED. */
 static void set_trap(struct ring *r, int prot, void (*act)(void))
 {
 	uint32_t *w = (uint32_t *)ring_progress_word(r, 0, 0);
@@ -286,25 +287,25 @@ static void set_trap(struct ring *r, int prot, void (*act)(void))
 static void set_word_trap(struct ring *r, void (*act)(void))
 {
 	/* ring.c: header, words, fields, board */
-	size_t fields = (offsetof(struct ring_task, src) + 8u * RING_BLOCKS_MAX + 63) / 64 * 64;
+	size_t fields = (offsetof(struct ring_transfer, src) + 8u * RING_BLOCKS_MAX + 63) / 64 * 64;
 	set_trap(r, PROT_READ | PROT_WRITE, act);
 	trap.page = (unsigned char *)ring_progress_word(r, 0, 0) - (fields + 4095) / 4096 * 4096 - 4096;
 	ck_assert_int_eq(mprotect(trap.page, trap.bytes, PROT_READ), 0);
 }
 
-static struct ring_task *long_task(uint64_t id)
+static struct ring_transfer *long_transfer(uint64_t id)
 {
-	task_of(&task, id);
-	task.blocks = 600;
-	task.tokens = 64 + 600 * 64;
+	transfer_of(&transfer, id);
+	transfer.blocks = 600;
+	transfer.tokens = 64 + 600 * 64;
 	for (uint32_t i = 0; i < 600; i++)
-		task.src[i] = task.dst[i] = (uint32_t)id + i;
-	return &task;
+		transfer.src[i] = transfer.dst[i] = (uint32_t)id + i;
+	return &transfer;
 }
 
 static void publish_long(uint64_t id)
 {
-	ck_assert_int_eq(ring_publish(P, long_task(id), &slot, &gen), 0);
+	ck_assert_int_eq(ring_publish(P, long_transfer(id), &slot, &gen), 0);
 }
 
 static int read_result;
@@ -339,8 +340,8 @@ START_TEST(bm4_word_before_fields)
 }
 END_TEST
 
-/* Task 1 was marked already when P cancelled it. While P writes the next task's fields, M must
- * not find (old generation, SENT) with them. */
+/* Transfer 1 was marked already when P cancelled it. While P writes the next transfer's fields, M
+ * must not find (old generation, SENT) with them. */
 START_TEST(s_slot_not_closed)
 {
 	open_both(1);
@@ -356,7 +357,7 @@ static void p_reuses(void) /* in the handler: nothing of libcheck */
 {
 	ring_cancel(P, slot, gen);
 	ring_retire(P, slot, gen);
-	ring_publish(P, long_task(0x6000), &slot, &gen);
+	ring_publish(P, long_transfer(0x6000), &slot, &gen);
 }
 
 static void p_cancels(void)
@@ -393,7 +394,7 @@ START_TEST(bm9_check_then_store_at_the_store)
 }
 END_TEST
 
-START_TEST(task_cancelled_while_it_is_read)
+START_TEST(transfer_cancelled_while_it_is_read)
 {
 	open_both(1);
 	publish_long(0x5EED);
@@ -409,10 +410,10 @@ int main(void)
 	TCase *t = tcase_create("ring");
 	tcase_set_timeout(t, 120);
 	tcase_add_checked_fixture(t, NULL, close_both);
-	tcase_add_test(t, life_of_a_task);
-	tcase_add_loop_test(t, tasks_in_hand, 0, (int)(sizeof in_hand / sizeof *in_hand));
+	tcase_add_test(t, life_of_a_transfer);
+	tcase_add_loop_test(t, transfers_in_hand, 0, (int)(sizeof in_hand / sizeof *in_hand));
 	tcase_add_test(t, full_ring);
-	tcase_add_test(t, largest_task);
+	tcase_add_test(t, largest_transfer);
 	tcase_add_test(t, restarted_messager_finds_everything);
 	tcase_add_test(t, bm1_no_gen_in_word);
 	tcase_add_test(t, bm3_plain_mark);
@@ -424,7 +425,7 @@ int main(void)
 	tcase_add_test(t, bm10_ready_before_mark_defeats_the_cancel);
 	tcase_add_test(t, s_slot_not_closed);
 	tcase_add_test(t, slot_reused_while_it_is_read);
-	tcase_add_test(t, task_cancelled_while_it_is_read);
+	tcase_add_test(t, transfer_cancelled_while_it_is_read);
 	suite_add_tcase(s, t);
 	SRunner *r = srunner_create(s);
 	srunner_run_all(r, CK_NORMAL);

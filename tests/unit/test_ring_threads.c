@@ -1,6 +1,6 @@
-/* test_ring_threads.c - the task ring and progress board when both sides act in the same instant,
- * its doorbell, and what either end does with a ring that a hostile other end writes to: no
- * mixture of two tasks is read, no bell is lost, nothing is followed out of bounds. */
+/* test_ring_threads.c - the transfer ring and progress board when both sides act in the same
+ * instant, its doorbell, and what either end does with a ring that a hostile other end writes to:
+ * no mixture of two transfers is read, no bell is lost, nothing is followed out of bounds. */
 #include "ring_pair.h"
 #include "util/clock.h"
 
@@ -13,20 +13,20 @@
 
 /* --- threads ------------------------------------------------------------- */
 
-#define TASKS 20000u
+#define TRANSFERS 20000u
 static _Atomic int stop;
 
-/* M's side of the race: takes what it reads only when it is one whole task of that generation
- * (task id and generation are equal here). */
+/* M's side of the race: takes what it reads only when it is one whole transfer of that generation
+ * (transfer id and generation are equal here). */
 static void *reader(void *arg)
 {
-	static struct ring_task t;
+	static struct ring_transfer t;
 	uint64_t g, seen = 0, *count = arg;
 	while (!atomic_load(&stop)) {
 		enum ring_state s;
 		if (ring_read(M, 0, &t, &g, &s) < 0)
 			continue;
-		ck_assert_msg(is_task(&t, g), "generation %llu has a mixture of tasks",
+		ck_assert_msg(is_transfer(&t, g), "generation %llu has a mixture of transfers",
 		              (unsigned long long)g);
 		ck_assert_uint_ge(g, seen);
 		seen = g;
@@ -43,7 +43,7 @@ START_TEST(bm9_check_then_store)
 	uint64_t marked = 0, cancelled = 0, id = 1;
 	open_both(1);
 	ck_assert_int_eq(pthread_create(&t, NULL, reader, &marked), 0);
-	for (; id <= TASKS; id++) {
+	for (; id <= TRANSFERS; id++) {
 		publish(id);
 		ck_assert_uint_eq(gen, id);
 		device_store(0, gen, (uint32_t)gen % 1000 + 1);
@@ -54,7 +54,7 @@ START_TEST(bm9_check_then_store)
 	}
 	atomic_store(&stop, 1);
 	pthread_join(t, NULL);
-	ck_assert_uint_eq(marked + cancelled, TASKS); /* each ended in exactly one way */
+	ck_assert_uint_eq(marked + cancelled, TRANSFERS); /* each ended in exactly one way */
 }
 END_TEST
 
@@ -64,7 +64,7 @@ static _Atomic uint32_t seen_tokens;
 static void *sleeper(void *arg)
 {
 	int bell = *(int *)arg;
-	for (uint32_t want = 1; want <= TASKS; want++) {
+	for (uint32_t want = 1; want <= TRANSFERS; want++) {
 		while (ring_progress(M, 0, 0, 1) < want) {
 			ring_sleeping(M, 1);
 			if (ring_progress(M, 0, 0, 1) < want) {
@@ -89,7 +89,7 @@ START_TEST(no_bell_is_lost)
 	publish(1);
 	ck_assert_uint_eq(gen, 1);
 	ck_assert_int_eq(pthread_create(&t, NULL, sleeper, &bell), 0);
-	for (uint32_t i = 1; i <= TASKS; i++) {
+	for (uint32_t i = 1; i <= TRANSFERS; i++) {
 		device_store(0, gen, i);
 		ring_bell(P);
 		while (atomic_load(&seen_tokens) < i)
@@ -260,7 +260,7 @@ START_TEST(forged_rings_are_refused)
 }
 END_TEST
 
-START_TEST(task_that_does_not_fit_the_pools)
+START_TEST(transfer_that_does_not_fit_the_pools)
 {
 	static const struct {
 		uint32_t first, tokens, blocks, src1, dst1;
@@ -282,26 +282,26 @@ START_TEST(task_that_does_not_fit_the_pools)
 		{UINT32_MAX - 63, 10, 3, 9, 19, ERR_CORRUPT},
 	};
 	for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
-		memset(&task, 0, sizeof task);
-		strcpy(task.decode, "decode-1");
-		task.first_token = t[i].first;
-		task.tokens = t[i].tokens;
-		task.blocks = t[i].blocks;
-		task.src[1] = t[i].src1;
-		task.dst[1] = t[i].dst1;
-		ck_assert_msg(ring_task_check(&task, 64, 10, 20) == t[i].want, "case %zu", i);
+		memset(&transfer, 0, sizeof transfer);
+		strcpy(transfer.decode, "decode-1");
+		transfer.first_token = t[i].first;
+		transfer.tokens = t[i].tokens;
+		transfer.blocks = t[i].blocks;
+		transfer.src[1] = t[i].src1;
+		transfer.dst[1] = t[i].dst1;
+		ck_assert_msg(ring_transfer_check(&transfer, 64, 10, 20) == t[i].want, "case %zu", i);
 	}
-	memset(&task, 0, sizeof task);
-	task.tokens = task.blocks = 1;
+	memset(&transfer, 0, sizeof transfer);
+	transfer.tokens = transfer.blocks = 1;
 	static const char *const names[] = {"", "two words", "tab\t", "\x7f", "caf\xc3\xa9", "\xff"};
 	for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-		strcpy(task.decode, names[i]);
-		ck_assert_int_eq(ring_task_check(&task, 64, 10, 20), ERR_CORRUPT);
+		strcpy(transfer.decode, names[i]);
+		ck_assert_int_eq(ring_transfer_check(&transfer, 64, 10, 20), ERR_CORRUPT);
 	}
-	strcpy(task.decode, "decode-1");
-	ck_assert_int_eq(ring_task_check(&task, 64, 10, 20), 0);
-	memset(task.decode, 'x', sizeof task.decode); /* no end */
-	ck_assert_int_eq(ring_task_check(&task, 64, 10, 20), ERR_CORRUPT);
+	strcpy(transfer.decode, "decode-1");
+	ck_assert_int_eq(ring_transfer_check(&transfer, 64, 10, 20), 0);
+	memset(transfer.decode, 'x', sizeof transfer.decode); /* no end */
+	ck_assert_int_eq(ring_transfer_check(&transfer, 64, 10, 20), ERR_CORRUPT);
 }
 END_TEST
 
@@ -319,13 +319,14 @@ static uint64_t draw(uint64_t *s)
 	return *s;
 }
 
-/* A name that can be believed, or nothing else of a task ever is. */
+/* A name that can be believed, or nothing else of a transfer ever is. */
 static void noise_name(uint32_t s)
 {
 	/* ring.c */
 	size_t fields = 4096 + 4096,
-		   bytes = (offsetof(struct ring_task, src) + 8u * RING_BLOCKS_MAX + 63) / 64 * 64;
-	_Atomic uint64_t *to = noise.at + (fields + s * bytes + offsetof(struct ring_task, decode)) / 8;
+		   bytes = (offsetof(struct ring_transfer, src) + 8u * RING_BLOCKS_MAX + 63) / 64 * 64;
+	_Atomic uint64_t *to = noise.at +
+	                       (fields + s * bytes + offsetof(struct ring_transfer, decode)) / 8;
 	uint64_t name[RING_NAME_MAX / 8] = {0};
 	memcpy(name, "decode-1", 8);
 	for (size_t i = 0; i < RING_NAME_MAX / 8; i++)
@@ -382,7 +383,7 @@ START_TEST(hostile_prefill_worker)
 				          got.first_token < got.tokens);
 				ck_assert(state == RING_PENDING || state == RING_SENT);
 				ck_assert_ptr_nonnull(memchr(got.decode, 0, sizeof got.decode));
-				if (ring_task_check(&got, 1, 4096, 4096) == 0)
+				if (ring_transfer_check(&got, 1, 4096, 4096) == 0)
 					for (uint32_t i = 0; i < got.blocks; i++)
 						ck_assert(got.src[i] < 4096 && got.dst[i] < 4096);
 			} else if (r == ERR_CORRUPT) {
@@ -409,14 +410,14 @@ START_TEST(hostile_messager)
 		uint32_t busy = 0, s;
 		for (int i = 0; i < 4; i++) {
 			uint64_t new_gen;
-			ck_assert_int_eq(ring_publish(P, task_of(&task, 3), &s, &new_gen), 0);
+			ck_assert_int_eq(ring_publish(P, transfer_of(&transfer, 3), &s, &new_gen), 0);
 			ck_assert_uint_lt(s, 4);
 			ck_assert_uint_eq(busy & 1u << s, 0); /* no slot is given out twice */
 			ck_assert_uint_gt(new_gen, last[s]);
 			busy |= 1u << s;
 			last[s] = g[s] = new_gen;
 		}
-		ck_assert_int_eq(ring_publish(P, &task, &s, &(uint64_t){0}), ERR_FULL);
+		ck_assert_int_eq(ring_publish(P, &transfer, &s, &(uint64_t){0}), ERR_FULL);
 		for (s = 0; s < 4; s++) {
 			ring_bell(P);
 			ring_cancel(P, s, g[s]);
@@ -441,7 +442,7 @@ int main(void)
 	tcase_add_test(t, bell_rings_only_while_the_messager_sleeps);
 	tcase_add_test(t, strange_bells_neither_block_nor_kill);
 	tcase_add_test(t, forged_rings_are_refused);
-	tcase_add_test(t, task_that_does_not_fit_the_pools);
+	tcase_add_test(t, transfer_that_does_not_fit_the_pools);
 	tcase_add_test(t, hostile_prefill_worker);
 	tcase_add_test(t, hostile_messager);
 	suite_add_tcase(s, t);

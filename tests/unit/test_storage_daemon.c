@@ -5,7 +5,7 @@
  * Each test is a process that is the worker: its main thread runs the daemon skeleton, a second one
  * the script. Storage is this same program, started anew with the argument `storage`. */
 #include "daemons/storage/storage.h"
-#include "daemons/worker/store.h"
+#include "daemons/worker/storage/client.h"
 
 #include "pool_memory.h"
 #include "util/clock.h"

@@ -1,8 +1,8 @@
 /* test_store.c - the worker's storage client alone: link, attachment and loop are this file's own,
  * so that every order of events can be played. Each test says what is asked, what storage does,
  * and what completions come. */
-#include "daemons/worker/attach.h"
-#include "daemons/worker/store.h"
+#include "daemons/worker/links/attach.h"
+#include "daemons/worker/storage/client.h"
 
 #include "util/clock.h"
 #include "util/mem.h"

@@ -1,8 +1,8 @@
 /* test_worker_constraint.c - which tokens a constraint may be written with: special ones never, but
  * for a call those that are markers of calls and thoughts; and what all compiled constraints
  * take of memory. */
-#include "daemons/worker/constraint.h"
-#include "daemons/worker/work.h"
+#include "daemons/worker/seq/constraint.h"
+#include "daemons/worker/seq/copy.h"
 #include "draw_rig.h"
 #include "grammar/grammar.h"
 #include "tempdir.h"
@@ -88,7 +88,7 @@ static struct constraints *constraints(size_t bytes)
 }
 
 /* 0 or ERR_*; w is empty. */
-static int compile(struct constraints *all, struct work *w, Pds__ConstraintKind kind,
+static int compile(struct constraints *all, struct request_copy *w, Pds__ConstraintKind kind,
                    const char *text)
 {
 	Pds__Request r = PDS__REQUEST__INIT;
@@ -111,7 +111,7 @@ static int compile(struct constraints *all, struct work *w, Pds__ConstraintKind 
 START_TEST(tokens_that_may_be_written)
 {
 	struct constraints *all = constraints(16u << 20);
-	struct work w = {0};
+	struct request_copy w = {0};
 	ck_assert_int_eq(compile(all, &w, cases[_i].kind, cases[_i].text), 0);
 	w.tokens = (uint32_t *)cases[_i].tokens;
 	ck_assert_uint_eq(constraint_leading(&w, cases[_i].n), cases[_i].want);
@@ -152,7 +152,7 @@ START_TEST(networks_have_half)
 {
 	enum { N = 60, MB = 32 };
 	struct constraints *all = constraints(MB << 20);
-	static struct work w[N];
+	static struct request_copy w[N];
 	char text[128];
 	int live = 0;
 	memset(w, 0, sizeof w);
@@ -165,7 +165,7 @@ START_TEST(networks_have_half)
 	}
 	ck_assert_msg(live >= 4 && live < 30, "%d", live);
 	large(text, 0); /* what is there is shared, whatever it takes */
-	struct work same = {0};
+	struct request_copy same = {0};
 	ck_assert_int_eq(compile(all, &same, PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX, text), 0);
 	constraint_detach(&same);
 	for (int i = 0; i < N; i++)
@@ -186,7 +186,7 @@ END_TEST
 
 /* The next token, by the logits of all alike but for this one's advantage: what is drawn under
  * the constraint. */
-static int draw_under(struct work *w, struct draw_rig *s, uint32_t best, uint32_t *ret_id,
+static int draw_under(struct request_copy *w, struct draw_rig *s, uint32_t best, uint32_t *ret_id,
                       struct err *err)
 {
 	float logits[VOCAB] = {0};
@@ -195,13 +195,13 @@ static int draw_under(struct work *w, struct draw_rig *s, uint32_t best, uint32_
 	int rc = constraint_prepare(w, &info, 0, err);
 	if (rc < 0)
 		return rc;
-	struct engine_draw d = work_draw(w, 0);
+	struct engine_draw d = request_copy_draw(w, 0);
 	draw_rig_draw(s, logits, d.params, &d, &r);
 	*ret_id = r.id;
 	return 0;
 }
 
-static uint32_t draw(struct work *w, struct draw_rig *s, uint32_t best)
+static uint32_t draw(struct request_copy *w, struct draw_rig *s, uint32_t best)
 {
 	struct err err = {0};
 	uint32_t id = 0;
@@ -217,7 +217,7 @@ START_TEST(tables_give_way)
 	enum { LIVE = 24, STEPS = 60, ROOM = 4096, MB = 2 };
 	struct constraints *all = constraints(MB << 20), *alone = constraints(512u << 20);
 	struct draw_rig *s = draw_rig_new(info.vocab);
-	static struct work w[LIVE], own[LIVE];
+	static struct request_copy w[LIVE], own[LIVE];
 	static uint32_t tokens[LIVE][ROOM], own_tokens[LIVE][ROOM];
 	char text[128];
 	uint32_t rng = 1;
@@ -259,7 +259,7 @@ END_TEST
 START_TEST(drafted_tokens_are_not_said)
 {
 	struct constraints *all = constraints(8u << 20);
-	struct work w = {0};
+	struct request_copy w = {0};
 	struct err err = {0};
 	uint32_t tokens[8];
 	ck_assert_int_eq(compile(all, &w, PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX, "aab|bba"), 0);
@@ -289,7 +289,7 @@ END_TEST
 START_TEST(masks_of_a_draft_are_given_back)
 {
 	struct constraints *all = constraints(8u << 20);
-	struct work w = {0};
+	struct request_copy w = {0};
 	struct err err = {0};
 	uint32_t tokens[512] = {0};
 	ck_assert_int_eq(compile(all, &w, PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX, "a*"), 0);
@@ -320,7 +320,7 @@ static void *compile_some(void *arg)
 	struct compiler *c = arg;
 	struct draw_rig *s = draw_rig_new(info.vocab);
 	for (unsigned i = 0; i < 60; i++) {
-		struct work w = {0};
+		struct request_copy w = {0};
 		uint32_t tokens[8];
 		char text[128];
 		if ((i + c->seed) % 5)

@@ -344,11 +344,11 @@ static void device_text(const json_t *status, char *out, size_t size)
 /* What matters of a daemon, whichever it is: those of these members that it has. */
 static void doing_text(const json_t *status, char *out, size_t size)
 {
-	static const char *const keys[] = {"role",          "switching",     "model",
-	                                   "requests",      "running",       "waiting",
-	                                   "workers_up",    "blocks",        "blocks_held",
-	                                   "prompt_tokens", "cached_tokens", "generated_tokens",
-	                                   "preemptions",   "open_tasks",    "bytes",
+	static const char *const keys[] = {"role",          "switching",      "model",
+	                                   "requests",      "running",        "waiting",
+	                                   "workers_up",    "blocks",         "blocks_held",
+	                                   "prompt_tokens", "cached_tokens",  "generated_tokens",
+	                                   "preemptions",   "open_transfers", "bytes",
 	                                   "hits",          "misses"};
 	size_t at = 0;
 	out[0] = 0;

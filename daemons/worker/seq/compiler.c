@@ -38,7 +38,7 @@ static void *compiler_main(void *arg)
 	struct compile_task *t;
 	pthread_setname_np(pthread_self(), "compiler");
 	while ((t = next(c))) {
-		t->code = *t->cancelled ? ERR_CANCELLED : constraint_compile(t->work, &t->err);
+		t->code = *t->cancelled ? ERR_CANCELLED : constraint_compile(t->req, &t->err);
 		t->done(t);
 	}
 	return NULL;

@@ -1,9 +1,9 @@
-/* task.c - the life of one task: see mover.h for the drawing, and the messager process of the model
- * for the rules.
+/* transfer.c - the life of one transfer: see mover.h for the drawing, and the messager process of
+ * the model for the rules.
  *
  * States have a step function each, in one table with the states that may follow. A step says
- * whether the task moved, stays, or is gone. Ends: task_drop (quietly) or task_fail (P is told,
- * with a sentence). Nothing here is fatal but a wrong transition, which is a bug. */
+ * whether the transfer moved, stays, or is gone. Ends: transfer_drop (quietly) or transfer_fail (P
+ * is told, with a sentence). Nothing here is fatal but a wrong transition, which is a bug. */
 #include "copy.h"
 #include "mover_priv.h"
 #include "util/check.h"
@@ -17,69 +17,71 @@
 
 enum step { STEP_STAY, STEP_MOVED, STEP_GONE };
 
-static enum step step_found(struct task *t), step_asked(struct task *t), step_open(struct task *t),
-	step_marked(struct task *t), step_posted(struct task *t), step_acked(struct task *t);
+static enum step step_found(struct transfer *t), step_asked(struct transfer *t),
+	step_open(struct transfer *t), step_marked(struct transfer *t), step_posted(struct transfer *t),
+	step_acked(struct transfer *t);
 
-#define TO(s) (1u << TASK_##s)
+#define TO(s) (1u << TRANSFER_##s)
 static const struct {
 	unsigned next; /* states that may follow */
-	enum step (*step)(struct task *t);
+	enum step (*step)(struct transfer *t);
 	enum ring_state word; /* what the slot must say meanwhile */
-} states[TASK_STATE_COUNT] = {
-	[TASK_FOUND] = {TO(ASKED) | TO(MARKED) | TO(CLOSED), step_found, RING_PENDING},
-	[TASK_ASKED] = {TO(OPEN) | TO(CLOSED), step_asked, RING_PENDING},
-	[TASK_OPEN] = {TO(MARKED) | TO(CLOSED), step_open, RING_PENDING},
-	[TASK_MARKED] = {TO(POSTED) | TO(CLOSED), step_marked, RING_SENT},
-	[TASK_POSTED] = {TO(ACKED) | TO(MARKED) | TO(CLOSED), step_posted, RING_SENT},
-	[TASK_ACKED] = {TO(CLOSED), step_acked, RING_SENT},
-	[TASK_CLOSED] = {0, NULL, RING_FREE},
+} states[TRANSFER_STATE_COUNT] = {
+	[TRANSFER_FOUND] = {TO(ASKED) | TO(MARKED) | TO(CLOSED), step_found, RING_PENDING},
+	[TRANSFER_ASKED] = {TO(OPEN) | TO(CLOSED), step_asked, RING_PENDING},
+	[TRANSFER_OPEN] = {TO(MARKED) | TO(CLOSED), step_open, RING_PENDING},
+	[TRANSFER_MARKED] = {TO(POSTED) | TO(CLOSED), step_marked, RING_SENT},
+	[TRANSFER_POSTED] = {TO(ACKED) | TO(MARKED) | TO(CLOSED), step_posted, RING_SENT},
+	[TRANSFER_ACKED] = {TO(CLOSED), step_acked, RING_SENT},
+	[TRANSFER_CLOSED] = {0, NULL, RING_FREE},
 };
 
-const char *task_state_name(enum task_state s)
+const char *transfer_state_name(enum transfer_state s)
 {
 	static const char *const names[] = {
-#define X(name, text) [TASK_##name] = text,
-		TASK_STATES(X)
+#define X(name, text) [TRANSFER_##name] = text,
+		TRANSFER_STATES(X)
 #undef X
 	};
-	CHECK(s < TASK_STATE_COUNT);
+	CHECK(s < TRANSFER_STATE_COUNT);
 	return names[s];
 }
 
-const char *task_end_name(enum task_end e)
+const char *transfer_end_name(enum transfer_end e)
 {
 	static const char *const names[] = {
 #define X(name, text) [END_##name] = text,
-		TASK_ENDS(X)
+		TRANSFER_ENDS(X)
 #undef X
 	};
 	CHECK(e < END_COUNT);
 	return names[e];
 }
 
-static void task_enter(struct task *t, enum task_state s)
+static void transfer_enter(struct transfer *t, enum transfer_state s)
 {
 	if (!(states[t->state].next & 1u << s))
-		PANIC("task in state %s cannot become %s", task_state_name(t->state), task_state_name(s));
-	log_req(LOG_DEBUG, &t->head.req, "task_state",
-	        "from=%s to=%s worker=%s slot=%u generation=%" PRIu64, task_state_name(t->state),
-	        task_state_name(s), t->p->name, t->slot, t->gen);
+		PANIC("transfer in state %s cannot become %s", transfer_state_name(t->state),
+		      transfer_state_name(s));
+	log_req(LOG_DEBUG, &t->head.req, "transfer_state",
+	        "from=%s to=%s worker=%s slot=%u generation=%" PRIu64, transfer_state_name(t->state),
+	        transfer_state_name(s), t->p->name, t->slot, t->gen);
 	t->state = s;
 	t->since_us = t->m->now_us;
 }
 
 /* --- ends ---------------------------------------------------------------- */
 
-static void task_report(const struct task *t, enum task_end end, const char *why)
+static void transfer_report(const struct transfer *t, enum transfer_end end, const char *why)
 {
-	struct task_report r = {.req = t->head.req,
-	                        .end = end,
-	                        .bytes = t->bytes,
-	                        .copy_us = t->copy_us,
-	                        .tail_us = t->tail_us,
-	                        .life_us = t->m->now_us - t->found_us,
-	                        .pieces = t->pieces,
-	                        .runs = t->runs};
+	struct transfer_report r = {.req = t->head.req,
+	                            .end = end,
+	                            .bytes = t->bytes,
+	                            .copy_us = t->copy_us,
+	                            .tail_us = t->tail_us,
+	                            .life_us = t->m->now_us - t->found_us,
+	                            .pieces = t->pieces,
+	                            .runs = t->runs};
 	if (end == END_SENT)
 		log_req(LOG_INFO, &r.req, "transfer_done",
 		        "attempt=%u from=%s to=%s bytes=%" PRIu64 " copy_us=%" PRIu64 " tail_us=%" PRIu64
@@ -89,13 +91,13 @@ static void task_report(const struct task *t, enum task_end end, const char *why
 	else
 		log_req(LOG_INFO, &r.req, "transfer_ended",
 		        "attempt=%u from=%s to=%s end=%s in=%s bytes=%" PRIu64 " why=%s", t->head.attempt,
-		        t->p->name, log_quote(t->lease.decode), task_end_name(end),
-		        task_state_name(t->state), r.bytes, log_quote(why));
+		        t->p->name, log_quote(t->lease.decode), transfer_end_name(end),
+		        transfer_state_name(t->state), r.bytes, log_quote(why));
 	if (t->m->out.ended)
 		t->m->out.ended(t->m->out.arg, &r);
 }
 
-static void task_free(struct task *t)
+static void transfer_free(struct transfer *t)
 {
 	free(t->src);
 	free(t->dst);
@@ -105,23 +107,24 @@ static void task_free(struct task *t)
 	free(t);
 }
 
-void task_drop(struct task *t, enum task_end end, const char *why)
+void transfer_drop(struct transfer *t, enum transfer_end end, const char *why)
 {
 	struct slot_note *n = &t->p->notes[t->slot];
-	task_report(t, end, why);
-	task_enter(t, TASK_CLOSED);
-	CHECK(n->task == t);
-	n->task = NULL;
+	transfer_report(t, end, why);
+	transfer_enter(t, TRANSFER_CLOSED);
+	CHECK(n->transfer == t);
+	n->transfer = NULL;
 	list_remove(&t->node);
-	t->m->n_tasks--;
+	t->m->n_transfers--;
 	if (t->m->cut == t)
 		t->m->cut = NULL;
-	task_free(t);
+	transfer_free(t);
 }
 
-__attribute__((format(printf, 4, 5))) static enum step task_fail(struct task *t, enum task_end end,
-                                                                 Pds__Fault fault, const char *fmt,
-                                                                 ...)
+__attribute__((format(printf, 4, 5))) static enum step transfer_fail(struct transfer *t,
+                                                                     enum transfer_end end,
+                                                                     Pds__Fault fault,
+                                                                     const char *fmt, ...)
 {
 	char text[384];
 	va_list ap;
@@ -131,29 +134,30 @@ __attribute__((format(printf, 4, 5))) static enum step task_fail(struct task *t,
 	struct mover *m = t->m;
 	struct mover_worker *p = t->p;
 	uint32_t slot = t->slot;
-	task_drop(t, end, text);
+	transfer_drop(t, end, text);
 	note_fail(m, p, slot, fault, text);
 	return STEP_GONE;
 }
 
-void task_peer_gone(struct task *t, const char *who)
+void transfer_peer_gone(struct transfer *t, const char *who)
 {
-	task_fail(t, END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST,
-	          "%s has ended while its KV was on the way", who);
+	transfer_fail(t, END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST,
+	              "%s has ended while its KV was on the way", who);
 }
 
-/* --- a new task ---------------------------------------------------------- */
+/* --- a new transfer ---------------------------------------------------------- */
 
-static struct task *task_new(struct mover *m, struct mover_worker *p, uint32_t slot, uint64_t gen)
+static struct transfer *transfer_new(struct mover *m, struct mover_worker *p, uint32_t slot,
+                                     uint64_t gen)
 {
-	const struct ring_task *r = &m->scratch;
-	struct task *t = mem_zalloc(sizeof *t);
+	const struct ring_transfer *r = &m->scratch;
+	struct transfer *t = mem_zalloc(sizeof *t);
 	t->m = m;
 	t->p = p;
 	t->slot = slot;
 	t->gen = gen;
 	t->head = (struct msg_head){r->req, r->attempt, r->deadline_us};
-	uint64_t last = m->now_us + TASK_LIFE_MAX_US;
+	uint64_t last = m->now_us + TRANSFER_LIFE_MAX_US;
 	if (t->head.deadline_us == 0 || t->head.deadline_us > last)
 		t->head.deadline_us = last;
 	t->lease = lease_key_of(r->decode, r->lease_id, r->lease_epoch, r->lease_generation);
@@ -167,91 +171,91 @@ static struct task *task_new(struct mover *m, struct mover_worker *p, uint32_t s
 	t->sent = mem_array(p->layout.layers, sizeof *t->sent);
 	t->seen = mem_array(p->layout.layers, sizeof *t->seen);
 	t->found_us = t->since_us = t->progress_us = m->now_us;
-	t->state = TASK_FOUND;
+	t->state = TRANSFER_FOUND;
 	return t;
 }
 
 static int lease_is_taken(struct mover *m, const struct mover_worker *p, const struct lease_key *k)
 {
-	struct task *other = mover_task_of_lease(m, p, k);
+	struct transfer *other = mover_transfer_of_lease(m, p, k);
 	uint64_t gen;
 	if (!other)
 		return 0;
 	enum ring_state s = ring_peek(other->p->ring, other->slot, &gen);
 	if (gen == other->gen && s == states[other->state].word)
 		return 1;
-	task_drop(other, END_CANCELLED, "cancelled; its lease has another task");
+	transfer_drop(other, END_CANCELLED, "cancelled; its lease has another transfer");
 	return 0;
 }
 
-/* What P does not hear it does not hear: it gives such a task up by itself. */
-static void say_seen(struct task *t)
+/* What P does not hear it does not hear: it gives such a transfer up by itself. */
+static void say_seen(struct transfer *t)
 {
-	Pds__TaskSeen seen = PDS__TASK_SEEN__INIT;
+	Pds__TransferSeen seen = PDS__TRANSFER_SEEN__INIT;
 	seen.slot = t->slot;
 	seen.generation = t->gen;
-	mover_send(t->m, t->p->name, t->p->epoch, MSG_TASK_SEEN, &t->head, &seen.base);
+	mover_send(t->m, t->p->name, t->p->epoch, MSG_TRANSFER_SEEN, &t->head, &seen.base);
 }
 
-void task_found(struct mover *m, struct mover_worker *p, uint32_t slot, uint64_t gen,
-                enum ring_state state)
+void transfer_found(struct mover *m, struct mover_worker *p, uint32_t slot, uint64_t gen,
+                    enum ring_state state)
 {
-	const struct ring_task *r = &m->scratch;
+	const struct ring_transfer *r = &m->scratch;
 	const struct lease_key key = lease_key_of(r->decode, r->lease_id, r->lease_epoch,
 	                                          r->lease_generation);
 	int taken = lease_is_taken(m, p, &key);
-	struct task *t = task_new(m, p, slot, gen);
-	p->notes[slot].task = t;
+	struct transfer *t = transfer_new(m, p, slot, gen);
+	p->notes[slot].transfer = t;
 	p->notes[slot].head = t->head;
-	list_push_back(&m->tasks, &t->node);
-	m->n_tasks++;
+	list_push_back(&m->transfers, &t->node);
+	m->n_transfers++;
 	t->was_sent = state == RING_SENT;
-	log_req(LOG_DEBUG, &t->head.req, "task_found",
+	log_req(LOG_DEBUG, &t->head.req, "transfer_found",
 	        "worker=%s slot=%u generation=%" PRIu64 " to=%s tokens=%u blocks=%u sent=%d", p->name,
 	        slot, gen, log_quote(t->lease.decode), t->tokens, t->blocks, t->was_sent);
 	if (r->want_seen)
 		say_seen(t);
 	if (taken)
-		task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
-		          "ring slot %u of %s: lease %" PRIu64 " has a task already", slot, p->name,
-		          key.id);
+		transfer_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
+		              "ring slot %u of %s: lease %" PRIu64 " has a transfer already", slot, p->name,
+		              key.id);
 	else if (strcmp(t->lease.decode, p->name) == 0)
-		task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
-		          "ring slot %u of %s: asks for a copy to itself", slot, p->name);
+		transfer_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
+		              "ring slot %u of %s: asks for a copy to itself", slot, p->name);
 	else if (!t->was_sent && revoked_has(m->revoked, &key))
-		task_fail(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "%s has revoked lease %" PRIu64,
-		          t->lease.decode, key.id);
+		transfer_fail(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "%s has revoked lease %" PRIu64,
+		              t->lease.decode, key.id);
 }
 
 /* --- steps --------------------------------------------------------------- */
 
-static int stalled(const struct task *t, uint64_t since_us)
+static int stalled(const struct transfer *t, uint64_t since_us)
 {
 	return t->m->now_us > since_us && t->m->now_us - since_us >= t->m->limits.stall_us;
 }
 
-static enum step fail_stalled(struct task *t, const char *for_what)
+static enum step fail_stalled(struct transfer *t, const char *for_what)
 {
-	return task_fail(t, END_STALLED, PDS__FAULT__FAULT_STALLED,
-	                 "waited %" PRIu64 " ms for %s of %s (limit %" PRIu64 " ms)",
-	                 (t->m->now_us - t->since_us) / 1000, for_what, t->lease.decode,
-	                 t->m->limits.stall_us / 1000);
+	return transfer_fail(t, END_STALLED, PDS__FAULT__FAULT_STALLED,
+	                     "waited %" PRIu64 " ms for %s of %s (limit %" PRIu64 " ms)",
+	                     (t->m->now_us - t->since_us) / 1000, for_what, t->lease.decode,
+	                     t->m->limits.stall_us / 1000);
 }
 
-/* D's memory and both links are here. Both pools must be alike, and the task must fit them,
+/* D's memory and both links are here. Both pools must be alike, and the transfer must fit them,
  * before anything is asked. */
-static enum step ask(struct task *t, struct mover_worker *d)
+static enum step ask(struct transfer *t, struct mover_worker *d)
 {
 	if (strcmp(t->p->layout_text, d->layout_text) != 0)
-		return task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
-		                 "KV layouts differ: %s has %s, %s has %s", t->p->name, t->p->layout_text,
-		                 d->name, d->layout_text);
+		return transfer_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
+		                     "KV layouts differ: %s has %s, %s has %s", t->p->name,
+		                     t->p->layout_text, d->name, d->layout_text);
 	if (t->p->region.pool->by != d->region.pool->by)
-		return task_fail(
+		return transfer_fail(
 			t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
 			"KV of %s is memory of backend %s, of %s of %s: nothing copies between them",
 			t->p->name, t->p->region.pool->by->name, d->name, d->region.pool->by->name);
-	struct ring_task *r = &t->m->scratch;
+	struct ring_transfer *r = &t->m->scratch;
 	r->first_token = t->first_token;
 	r->tokens = t->tokens;
 	r->blocks = t->blocks;
@@ -259,20 +263,21 @@ static enum step ask(struct task *t, struct mover_worker *d)
 	memcpy(r->decode, t->lease.decode, sizeof r->decode);
 	memcpy(r->src, t->src, t->blocks * sizeof *r->src);
 	memcpy(r->dst, t->dst, t->blocks * sizeof *r->dst);
-	if (ring_task_check(r, d->layout.block_tokens, t->p->region.blocks, d->region.blocks) < 0)
-		return task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
-		                 "ring slot %u of %s: tokens %u to %u in %u blocks do not fit pools of %u "
-		                 "and %u blocks of %u tokens",
-		                 t->slot, t->p->name, t->first_token, t->tokens, t->blocks,
-		                 t->p->region.blocks, d->region.blocks, d->layout.block_tokens);
+	if (ring_transfer_check(r, d->layout.block_tokens, t->p->region.blocks, d->region.blocks) < 0)
+		return transfer_fail(
+			t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
+			"ring slot %u of %s: tokens %u to %u in %u blocks do not fit pools of %u "
+			"and %u blocks of %u tokens",
+			t->slot, t->p->name, t->first_token, t->tokens, t->blocks, t->p->region.blocks,
+			d->region.blocks, d->layout.block_tokens);
 	t->d = d;
 	t->said = 0;
-	task_enter(t, TASK_ASKED);
+	transfer_enter(t, TRANSFER_ASKED);
 	return STEP_MOVED;
 }
 
 /* While D is waited for, P computes: that is progress of P, for the others' sake. */
-static void watch_worker(struct task *t)
+static void watch_worker(struct transfer *t)
 {
 	uint32_t done = ring_progress(t->p->ring, t->slot, 0, t->gen);
 	if (done > t->watched) {
@@ -281,15 +286,15 @@ static void watch_worker(struct task *t)
 	}
 }
 
-static enum step step_found(struct task *t)
+static enum step step_found(struct transfer *t)
 {
 	struct mover_worker *d = mover_find(t->m, t->lease.decode);
 	if (d && d->epoch > t->lease.epoch)
-		return task_fail(t, END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST,
-		                 "%s has restarted: its epoch is %" PRIu64 ", the lease's %" PRIu64,
-		                 t->lease.decode, d->epoch, t->lease.epoch);
+		return transfer_fail(t, END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST,
+		                     "%s has restarted: its epoch is %" PRIu64 ", the lease's %" PRIu64,
+		                     t->lease.decode, d->epoch, t->lease.epoch);
 	if (t->was_sent) {
-		task_enter(t, TASK_MARKED);
+		transfer_enter(t, TRANSFER_MARKED);
 		return STEP_MOVED;
 	}
 	watch_worker(t);
@@ -302,7 +307,7 @@ static enum step step_found(struct task *t)
 	return fail_stalled(t, mapped ? "a link" : "the memory");
 }
 
-static enum step step_asked(struct task *t)
+static enum step step_asked(struct transfer *t)
 {
 	watch_worker(t);
 	if (!t->said) {
@@ -320,7 +325,7 @@ static enum step step_asked(struct task *t)
 
 /* Blocks that may be sent when so many tokens are computed: full ones, and the last one once
  * nothing of it is missing. */
-static uint32_t blocks_ready(const struct task *t, uint32_t tokens)
+static uint32_t blocks_ready(const struct transfer *t, uint32_t tokens)
 {
 	if (tokens >= t->tokens)
 		return t->blocks;
@@ -328,7 +333,7 @@ static uint32_t blocks_ready(const struct task *t, uint32_t tokens)
 }
 
 /* Reads the board. 1 when all layers of all tokens are computed. */
-static int look(struct task *t)
+static int look(struct transfer *t)
 {
 	int all = 1;
 	for (uint32_t l = 0; l < t->p->layout.layers; l++) {
@@ -349,7 +354,8 @@ static int look(struct task *t)
 /* Begins to copy what is computed and not yet sent, within the turn's budget. 1 when nothing of
  * that is left; ERR_STALE: D has reused the block of *ret_stale; ERR_IO: the device; ERR_CLOSED:
  * it is lost. */
-static int copy_begin(struct task *t, struct copy_sum *sum, uint32_t *ret_stale, struct err *err)
+static int copy_begin(struct transfer *t, struct copy_sum *sum, uint32_t *ret_stale,
+                      struct err *err)
 {
 	struct mover *m = t->m;
 	const struct copy_pools pools = {&t->p->layout,       t->p->region.pool,
@@ -378,7 +384,7 @@ static int copy_begin(struct task *t, struct copy_sum *sum, uint32_t *ret_stale,
 }
 
 /* The same, and no write is in flight on return. */
-static int copy(struct task *t, uint32_t *ret_stale, struct err *err)
+static int copy(struct transfer *t, uint32_t *ret_stale, struct err *err)
 {
 	struct copy_sum sum = {0};
 	int r = copy_begin(t, &sum, ret_stale, err), waited = copy_wait(&sum, err);
@@ -387,19 +393,19 @@ static int copy(struct task *t, uint32_t *ret_stale, struct err *err)
 }
 
 /* The lease ended at D without a revocation, which D owes its writer: D's fault. */
-static enum step fail_reused(struct task *t, uint32_t at)
+static enum step fail_reused(struct transfer *t, uint32_t at)
 {
 	uint64_t is = atomic_load_explicit(&t->d->region.generations[t->dst[at]], memory_order_relaxed);
 	log_req(LOG_WARN, &t->head.req, "block_reused",
 	        "worker=%s block=%u generation=%" PRIu64 " leased=%" PRIu64, t->lease.decode,
 	        t->dst[at], is, t->dst_gen[at]);
-	return task_fail(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST,
-	                 "%s has reused block %u of lease %" PRIu64 ": its generation is %" PRIu64
-	                 ", the lease's %" PRIu64,
-	                 t->lease.decode, t->dst[at], t->lease.id, is, t->dst_gen[at]);
+	return transfer_fail(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST,
+	                     "%s has reused block %u of lease %" PRIu64 ": its generation is %" PRIu64
+	                     ", the lease's %" PRIu64,
+	                     t->lease.decode, t->dst[at], t->lease.id, is, t->dst_gen[at]);
 }
 
-static enum step step_open(struct task *t)
+static enum step step_open(struct transfer *t)
 {
 	struct mover *m = t->m;
 	int all = look(t);
@@ -413,8 +419,8 @@ static enum step step_open(struct task *t)
 	if (done == ERR_CLOSED && m->out.lost)
 		m->out.lost(m->out.arg, err.text);
 	if (done == ERR_IO || done == ERR_CLOSED)
-		return task_fail(t, END_COPY_FAILED, PDS__FAULT__FAULT_INTERNAL, "KV of %s to %s: %s",
-		                 t->p->name, t->d->name, err.text);
+		return transfer_fail(t, END_COPY_FAILED, PDS__FAULT__FAULT_INTERNAL, "KV of %s to %s: %s",
+		                     t->p->name, t->d->name, err.text);
 	if (done < 0)
 		return fail_reused(t, stale);
 	if (!done) {
@@ -424,17 +430,17 @@ static enum step step_open(struct task *t)
 		return STEP_STAY;
 	}
 	if (!all)
-		return STEP_STAY; /* task_waits says how long */
+		return STEP_STAY; /* transfer_waits says how long */
 	t->tail_us = end - t->computed_us;
 	if (ring_mark_sent(t->p->ring, t->slot, t->gen) < 0) {
-		task_drop(t, END_CANCELLED, "cancelled by the prefill worker");
+		transfer_drop(t, END_CANCELLED, "cancelled by the prefill worker");
 		return STEP_GONE;
 	}
-	task_enter(t, TASK_MARKED);
+	transfer_enter(t, TRANSFER_MARKED);
 	return STEP_MOVED;
 }
 
-static enum step step_marked(struct task *t)
+static enum step step_marked(struct transfer *t)
 {
 	Pds__Lease lease;
 	Pds__KvReady ready = PDS__KV_READY__INIT;
@@ -448,7 +454,7 @@ static enum step step_marked(struct task *t)
 	if (mover_send(t->m, t->lease.decode, t->lease.epoch, MSG_KV_READY, &t->head, &ready.base) ==
 	    0) {
 		t->unlinked_us = 0;
-		task_enter(t, TASK_POSTED);
+		transfer_enter(t, TRANSFER_POSTED);
 		return STEP_MOVED;
 	}
 	return stalled(t, t->since_us) ? fail_stalled(t, "the link") : STEP_STAY;
@@ -456,7 +462,7 @@ static enum step step_marked(struct task *t)
 
 /* D's acknowledgement may take as long as the deadline lets it, but only over a link that is
  * there. */
-static enum step step_posted(struct task *t)
+static enum step step_posted(struct transfer *t)
 {
 	if (mover_is_linked(t->m, t->lease.decode, t->lease.epoch)) {
 		t->unlinked_us = 0;
@@ -468,54 +474,54 @@ static enum step step_posted(struct task *t)
 	                                  : STEP_STAY;
 }
 
-static enum step step_acked(struct task *t)
+static enum step step_acked(struct transfer *t)
 {
 	Pds__KvSent sent = PDS__KV_SENT__INIT;
 	sent.slot = t->slot;
 	sent.generation = t->gen;
 	if (mover_send(t->m, t->p->name, t->p->epoch, MSG_KV_SENT, &t->head, &sent.base) < 0)
 		return STEP_STAY;
-	task_drop(t, END_SENT, "");
+	transfer_drop(t, END_SENT, "");
 	return STEP_GONE;
 }
 
-/* Is the slot still this task's, and is there time? */
-static enum step task_watch(struct task *t)
+/* Is the slot still this transfer's, and is there time? */
+static enum step transfer_watch(struct transfer *t)
 {
 	uint64_t gen;
 	enum ring_state word = ring_peek(t->p->ring, t->slot, &gen),
-					want = t->state == TASK_FOUND && t->was_sent ? RING_SENT
-	                                                             : states[t->state].word;
+					want = t->state == TRANSFER_FOUND && t->was_sent ? RING_SENT
+	                                                                 : states[t->state].word;
 	if (gen == t->gen && word == RING_SENT && want == RING_PENDING)
-		return task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
-		                 "ring slot %u of %s was marked sent by somebody else", t->slot,
-		                 t->p->name);
+		return transfer_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
+		                     "ring slot %u of %s was marked sent by somebody else", t->slot,
+		                     t->p->name);
 	if (gen != t->gen || word != want) {
-		task_drop(t, END_CANCELLED, "cancelled by the prefill worker");
+		transfer_drop(t, END_CANCELLED, "cancelled by the prefill worker");
 		return STEP_GONE;
 	}
 	if (t->m->now_us >= t->head.deadline_us)
-		return task_fail(t, END_DEADLINE, PDS__FAULT__FAULT_DEADLINE,
-		                 "the request's deadline has passed %s, after %" PRIu64 " ms",
-		                 t->state == TASK_OPEN ? "while its KV was being sent"
-		                                       : "before its KV was handed over",
-		                 (t->m->now_us - t->found_us) / 1000);
+		return transfer_fail(t, END_DEADLINE, PDS__FAULT__FAULT_DEADLINE,
+		                     "the request's deadline has passed %s, after %" PRIu64 " ms",
+		                     t->state == TRANSFER_OPEN ? "while its KV was being sent"
+		                                               : "before its KV was handed over",
+		                     (t->m->now_us - t->found_us) / 1000);
 	return STEP_STAY;
 }
 
-void task_run(struct task *t)
+void transfer_run(struct transfer *t)
 {
-	enum step s = task_watch(t);
+	enum step s = transfer_watch(t);
 	while (s != STEP_GONE && (s = states[t->state].step(t)) == STEP_MOVED)
 		;
 }
 
 /* P computes its jobs in an order of its own, and may pass one over that it has begun: who still is
  * in P's schedule waits for its turn as long as P progresses with others, to its deadline at most.
- * For a task that is not in P's schedule only its own progress counts. */
-void task_waits(struct task *t)
+ * For a transfer that is not in P's schedule only its own progress counts. */
+void transfer_waits(struct transfer *t)
 {
-	if (t->state != TASK_OPEN || t->computed_us)
+	if (t->state != TRANSFER_OPEN || t->computed_us)
 		return;
 	int in_hand = ring_in_schedule(t->p->ring, t->slot, t->gen);
 	if (in_hand && t->p->progress_us > t->progress_us)
@@ -526,12 +532,12 @@ void task_waits(struct task *t)
 	for (uint32_t l = 1; l < t->p->layout.layers; l++)
 		if (t->seen[l] < t->seen[behind])
 			behind = l;
-	task_fail(t, END_STALLED, PDS__FAULT__FAULT_STALLED,
-	          "prefill on %s made no progress%s for %" PRIu64
-	          " ms: layer %u has %u of %u tokens (limit %" PRIu64 " ms)",
-	          t->p->name, in_hand ? "" : " with this prompt, which is not in its schedule,",
-	          (t->m->now_us - t->progress_us) / 1000, behind, t->seen[behind], t->tokens,
-	          t->m->limits.stall_us / 1000);
+	transfer_fail(t, END_STALLED, PDS__FAULT__FAULT_STALLED,
+	              "prefill on %s made no progress%s for %" PRIu64
+	              " ms: layer %u has %u of %u tokens (limit %" PRIu64 " ms)",
+	              t->p->name, in_hand ? "" : " with this prompt, which is not in its schedule,",
+	              (t->m->now_us - t->progress_us) / 1000, behind, t->seen[behind], t->tokens,
+	              t->m->limits.stall_us / 1000);
 }
 
 /* --- what D says --------------------------------------------------------- */
@@ -539,7 +545,7 @@ void task_waits(struct task *t)
 /* The destination named by P is checked here, and nowhere else: the blocks that P's ring named
  * must be just those that D names, in order, for the same tokens. 0, or 1 and in `why` what each of
  * them says. */
-static int differs(const struct task *t, const Pds__LeaseOpened *b, char *why, size_t size)
+static int differs(const struct transfer *t, const Pds__LeaseOpened *b, char *why, size_t size)
 {
 	const uint32_t bt = t->p->layout.block_tokens;
 	if (b->cached_tokens != t->first_token || b->tokens != t->tokens || b->n_blocks != t->blocks ||
@@ -559,47 +565,47 @@ static int differs(const struct task *t, const Pds__LeaseOpened *b, char *why, s
 	return 0;
 }
 
-void task_opened(struct task *t, const Pds__LeaseOpened *b)
+void transfer_opened(struct transfer *t, const Pds__LeaseOpened *b)
 {
 	char why[256];
-	if (t->state != TASK_ASKED)
+	if (t->state != TRANSFER_ASKED)
 		return;
 	if (b->refused) {
-		task_fail(t, END_REFUSED, PDS__FAULT__FAULT_LEASE_LOST,
-		          "%s refused to open lease %" PRIu64
-		          " for %s: it has ended there, or is another's",
-		          t->lease.decode, t->lease.id, t->p->name);
+		transfer_fail(t, END_REFUSED, PDS__FAULT__FAULT_LEASE_LOST,
+		              "%s refused to open lease %" PRIu64
+		              " for %s: it has ended there, or is another's",
+		              t->lease.decode, t->lease.id, t->p->name);
 		return;
 	}
 	if (differs(t, b, why, sizeof why)) {
 		log_req(LOG_WARN, &t->head.req, "lease_differs", "worker=%s slot=%u decode=%s why=%s",
 		        t->p->name, t->slot, t->lease.decode, log_quote(why));
-		task_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
-		          "ring slot %u of %s names %s: nothing was written", t->slot, t->p->name, why);
+		transfer_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
+		              "ring slot %u of %s names %s: nothing was written", t->slot, t->p->name, why);
 		return;
 	}
 	t->dst_gen = mem_array(t->blocks, sizeof *t->dst_gen);
 	memcpy(t->dst_gen, b->generations, t->blocks * sizeof *t->dst_gen);
-	task_enter(t, TASK_OPEN);
+	transfer_enter(t, TRANSFER_OPEN);
 	t->progress_us = t->m->now_us;
 }
 
-void task_revoked(struct task *t)
+void transfer_revoked(struct transfer *t)
 {
-	task_fail(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "%s has revoked lease %" PRIu64,
-	          t->lease.decode, t->lease.id);
+	transfer_fail(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "%s has revoked lease %" PRIu64,
+	              t->lease.decode, t->lease.id);
 }
 
-void task_acked(struct task *t)
+void transfer_acked(struct transfer *t)
 {
-	if (t->state == TASK_POSTED)
-		task_enter(t, TASK_ACKED);
+	if (t->state == TRANSFER_POSTED)
+		transfer_enter(t, TRANSFER_ACKED);
 }
 
-void task_relinked(struct task *t)
+void transfer_relinked(struct transfer *t)
 {
-	if (t->state == TASK_ASKED)
+	if (t->state == TRANSFER_ASKED)
 		t->said = 0;
-	else if (t->state == TASK_POSTED)
-		task_enter(t, TASK_MARKED);
+	else if (t->state == TRANSFER_POSTED)
+		transfer_enter(t, TRANSFER_MARKED);
 }

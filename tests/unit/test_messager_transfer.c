@@ -1,15 +1,15 @@
-/* test_messager_task.c - the messager's task machine against a real ring and two real pools, event
- * by event. Names in brackets are the model's counterexamples (tests/model/README.md) that the
- * messager guards against. */
+/* test_messager_transfer.c - the messager's transfer machine against a real ring and two real
+ * pools, event by event. Names in brackets are the model's counterexamples (tests/model/README.md)
+ * that the messager guards against. */
 #include "messager_steps.h"
 
 #include "daemons/messager/mover_priv.h"
 
 #include <sys/eventfd.h>
 
-/* --- the way of a task that ends well ------------------------------------ */
+/* --- the way of a transfer that ends well ------------------------------------ */
 
-START_TEST(life_of_a_task)
+START_TEST(life_of_a_transfer)
 {
 	turn(MOVER_IDLE);
 	asked();
@@ -102,8 +102,8 @@ static const struct {
 
 START_TEST(neighbours_are_copied_in_one_go)
 {
-	static struct ring_task t;
-	rig_task(r, &t, 1, 0, 16);
+	static struct ring_transfer t;
+	rig_transfer(r, &t, 1, 0, 16);
 	memcpy(t.src, runs[_i].src, sizeof runs[_i].src);
 	memcpy(t.dst, runs[_i].dst, sizeof runs[_i].dst);
 	rig_post(r, &t);
@@ -150,13 +150,13 @@ START_TEST(a_slice_smaller_than_a_piece_still_moves)
 }
 END_TEST
 
-START_TEST(tasks_take_turns)
+START_TEST(transfers_take_turns)
 {
 	const size_t piece = r->layout.piece_bytes[0];
 	mover_set_limits(r->m, &(struct mover_limits){RIG_STALL_US, 3 * piece});
-	static struct ring_task t;
+	static struct ring_transfer t;
 	for (uint64_t lease = 1; lease <= 2; lease++) {
-		rig_task(r, &t, lease, 0, 36);
+		rig_transfer(r, &t, lease, 0, 36);
 		for (int i = 0; i < 9; i++)
 			t.dst[i] = (uint32_t)((lease - 1) * 9) + (uint32_t)i;
 		rig_post(r, &t);
@@ -237,7 +237,7 @@ START_TEST(m17_cancel_forgotten)
 }
 END_TEST
 
-START_TEST(m17_cancel_forgotten_without_a_task)
+START_TEST(m17_cancel_forgotten_without_a_transfer)
 {
 	r->lease = 1;
 	rig_revoke(r);
@@ -283,13 +283,13 @@ START_TEST(m8_cancel_not_in_slot)
 	turn(MOVER_IDLE);
 	ck_assert_ptr_null(r->on_clock);
 	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 0);
-	ck_assert_uint_eq(rig_count(r, MSG_TASK_FAILED), 0);
+	ck_assert_uint_eq(rig_count(r, MSG_TRANSFER_FAILED), 0);
 	ck_assert_int_eq(r->last_end, END_CANCELLED);
 	word_is(RING_VOID);
 }
 END_TEST
 
-START_TEST(bm8_bm9_the_mark_never_hits_the_next_task_of_the_slot)
+START_TEST(bm8_bm9_the_mark_never_hits_the_next_transfer_of_the_slot)
 {
 	opened();
 	rig_compute(r, 3, 10);
@@ -400,8 +400,8 @@ START_TEST(restart_between_any_two_steps)
 	ck_assert(rig_all_arrived(r, 3));
 	word_is(RING_SENT);
 	ck_assert_uint_ge(rig_count(r, MSG_KV_SENT), 1);
-	ck_assert_uint_eq(rig_count(r, MSG_TASK_FAILED), 0);
-	ck_assert_uint_eq(mover_open_tasks(r->m), 0);
+	ck_assert_uint_eq(rig_count(r, MSG_TRANSFER_FAILED), 0);
+	ck_assert_uint_eq(mover_open_transfers(r->m), 0);
 }
 END_TEST
 
@@ -445,12 +445,12 @@ START_TEST(revoke_after_each_step)
 }
 END_TEST
 
-START_TEST(json_names_the_tasks)
+START_TEST(json_names_the_transfers)
 {
 	struct buf b;
 	opened();
 	buf_init(&b, 0);
-	mover_tasks_json(r->m, &b);
+	mover_transfers_json(r->m, &b);
 	ck_assert_ptr_nonnull(
 		strstr(b.data, "\"state\":\"open\",\"from\":\"prefill-1\",\"to\":\"decode-1\",\"slot\":0"));
 	mover_workers_json(r->m, &b);
@@ -556,7 +556,8 @@ START_TEST(copies_that_end_later_are_waited_for)
 }
 END_TEST
 
-/* Also before a task ends because D has reused one of its blocks: what was begun before is done. */
+/* Also before a transfer ends because D has reused one of its blocks: what was begun before is
+ * done. */
 START_TEST(a_stale_block_does_not_leave_copies_in_flight)
 {
 	static struct kern_copies c;
@@ -571,7 +572,7 @@ START_TEST(a_stale_block_does_not_leave_copies_in_flight)
 }
 END_TEST
 
-START_TEST(a_copy_that_fails_fails_its_task)
+START_TEST(a_copy_that_fails_fails_its_transfer)
 {
 	static struct kern_copies c;
 	backend_is(&c, _i ? copy_fails_at_once : NULL, copy_fails);
@@ -602,9 +603,9 @@ static void add_tests(TCase *t)
 {
 	tcase_add_test(t, copies_that_end_later_are_waited_for);
 	tcase_add_test(t, a_stale_block_does_not_leave_copies_in_flight);
-	tcase_add_loop_test(t, a_copy_that_fails_fails_its_task, 0, 2);
+	tcase_add_loop_test(t, a_copy_that_fails_fails_its_transfer, 0, 2);
 	tcase_add_test(t, nothing_copies_between_backends);
-	tcase_add_test(t, life_of_a_task);
+	tcase_add_test(t, life_of_a_transfer);
 	tcase_add_loop_test(t, full_blocks_as_they_fill_the_last_one_once, 0,
 	                    (int)(sizeof partial / sizeof *partial));
 	tcase_add_test(t, only_what_decode_lacks);
@@ -612,13 +613,13 @@ static void add_tests(TCase *t)
 	tcase_add_loop_test(t, neighbours_are_copied_in_one_go, 0, (int)(sizeof runs / sizeof *runs));
 	tcase_add_test(t, a_turn_copies_no_more_than_a_slice);
 	tcase_add_test(t, a_slice_smaller_than_a_piece_still_moves);
-	tcase_add_test(t, tasks_take_turns);
+	tcase_add_test(t, transfers_take_turns);
 	tcase_add_test(t, m4_restarted_unasked);
 	tcase_add_test(t, m5_ack_while_copying);
 	tcase_add_test(t, m17_cancel_forgotten);
-	tcase_add_test(t, m17_cancel_forgotten_without_a_task);
+	tcase_add_test(t, m17_cancel_forgotten_without_a_transfer);
 	tcase_add_test(t, m8_cancel_not_in_slot);
-	tcase_add_test(t, bm8_bm9_the_mark_never_hits_the_next_task_of_the_slot);
+	tcase_add_test(t, bm8_bm9_the_mark_never_hits_the_next_transfer_of_the_slot);
 	tcase_add_test(t, m19_bm10_ready_before_mark);
 	tcase_add_test(t, m19_ready_before_mark_nothing_is_written_again);
 	tcase_add_test(t, s_kvsent_at_once);
@@ -628,11 +629,11 @@ static void add_tests(TCase *t)
 	tcase_add_loop_test(t, restart_between_any_two_steps, 0, STEPS);
 	tcase_add_loop_test(t, cancel_after_each_step, 0, STEPS);
 	tcase_add_loop_test(t, revoke_after_each_step, 0, STEPS);
-	tcase_add_test(t, json_names_the_tasks);
+	tcase_add_test(t, json_names_the_transfers);
 	tcase_add_test(t, the_bell_rings_only_a_sleeper);
 }
 
 int main(void)
 {
-	return steps_main("messager task", add_tests);
+	return steps_main("messager transfer", add_tests);
 }

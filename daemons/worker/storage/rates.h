@@ -9,7 +9,7 @@
 #ifndef WORKER_RATES_H
 #define WORKER_RATES_H
 
-#include "store.h"
+#include "client.h"
 
 #include <pthread.h>
 #include <stdint.h>

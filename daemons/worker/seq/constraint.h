@@ -15,7 +15,7 @@
 
 struct constraints;
 struct constraint;
-struct work;
+struct request_copy;
 
 /* The vocabulary of the model there, if it has one; without, constraints are refused. Never
  * NULL. */
@@ -26,33 +26,33 @@ void constraints_destroy(struct constraints **all); /* no request has one any mo
 void constraints_json(struct constraints *all, struct buf *out);
 
 /* A copy of what the request asks for. Nothing asked for: 0, and it is ready. ERR_* with a
- * sentence; w has none then; ERR_NOMEM: there is no memory now. all may be NULL. */
-int constraint_take(struct constraints *all, struct work *w, const Pds__Request *r,
+ * sentence; req has none then; ERR_NOMEM: there is no memory now. all may be NULL. */
+int constraint_take(struct constraints *all, struct request_copy *req, const Pds__Request *r,
                     struct err *err);
-int constraint_is_ready(const struct work *w); /* nothing to compile, or not any more */
+int constraint_is_ready(const struct request_copy *req); /* nothing to compile, or not any more */
 /* Any thread; bounded in time (grammar.h). 0: it is ready. ERR_* with a sentence; ERR_NOMEM:
  * there is no memory now. */
-int constraint_compile(struct work *w, struct err *err);
-void constraint_detach(struct work *w);
-/* Into the message; the text stays the work's. */
-void constraint_request(const struct work *w, Pds__Request *r);
+int constraint_compile(struct request_copy *req, struct err *err);
+void constraint_detach(struct request_copy *req);
+/* Into the message; the text stays the request's. */
+void constraint_request(const struct request_copy *req, Pds__Request *r);
 
-/* Finds what w's next token may be, if it has a constraint (it is ready), and what the tokens may
+/* Finds what req's next token may be, if it has a constraint (it is ready), and what the tokens may
  * be that follow the first ones of `ahead` drafted ones behind its own. An end-of-sequence id is
  * allowed where the answer may end; with ignore_eos only where nothing else is. Returns how many of
  * `ahead` may be drafted: fewer when it cannot tell what follows. ERR_*: the constraint cannot
  * be followed (the tokens so far are not its, no token leads on, it is too costly); ERR_NOMEM:
  * there is no memory for it now. */
-int constraint_prepare(struct work *w, const struct engine_info *info, uint32_t ahead,
+int constraint_prepare(struct request_copy *req, const struct engine_info *info, uint32_t ahead,
                        struct err *err);
 /* What was found, behind `ahead` drafted tokens (struct engine_draw's `allowed`); NULL: there is
  * no constraint. */
-const uint64_t *constraint_allowed(const struct work *w, uint32_t ahead);
+const uint64_t *constraint_allowed(const struct request_copy *req, uint32_t ahead);
 /* How the attempt fails when it cannot be followed, or for logits that are not finite
  * (ERR_CORRUPT): OVERLOADED for ERR_NOMEM, which alone is worth another one; INTERNAL for
  * ERR_CORRUPT; else INVALID. */
 Pds__Fault constraint_fault(int code);
-/* How many of the n tokens drafted behind w's own are allowed, one after the other. */
-uint32_t constraint_leading(struct work *w, uint32_t n);
+/* How many of the n tokens drafted behind req's own are allowed, one after the other. */
+uint32_t constraint_leading(struct request_copy *req, uint32_t n);
 
 #endif

@@ -15,8 +15,8 @@
  * its completion came, and its pin ends (or is void) then at the latest. A batch leaves the list
  * on the loop, or where it could not be sent; whoever adds one, or gives it up, has the lock. */
 #include "writeout.h"
-#include "stage.h"
-#include "worker.h"
+#include "daemons/worker/stage.h"
+#include "daemons/worker/worker.h"
 #include "util/clock.h"
 #include "util/list.h"
 #include "util/mem.h"

@@ -1,4 +1,4 @@
-/* store.h - the worker's client of this host's storage daemon: put, get and look up KV blocks by
+/* client.h - the worker's client of this host's storage daemon: put, get and look up KV blocks by
  * prefix hash, in batches.
  *
  * store_put, store_get, store_lookup and store_cancel may be called from any thread; they copy what
@@ -19,8 +19,8 @@
  *           or computed into. quiet is always 1.
  *
  * The store asks no pool and frees no block: what belongs to a batch hangs on its user pointer. */
-#ifndef WORKER_STORE_H
-#define WORKER_STORE_H
+#ifndef WORKER_STORAGE_CLIENT_H
+#define WORKER_STORAGE_CLIENT_H
 
 #include "kv/handover.h"
 #include "kv/hash.h"

@@ -9,13 +9,13 @@
 #include <stdatomic.h>
 
 struct compiler;
-struct work;
+struct request_copy;
 
-/* Member of whatever has the work. The compiler's from compiler_put until `done` is called,
+/* Member of whatever has the request. The compiler's from compiler_put until `done` is called,
  * which is then the last thing that it does with it. */
 struct compile_task {
 	struct list node;
-	struct work *work;
+	struct request_copy *req;
 	const _Atomic int *cancelled;         /* not 0: it need not be compiled any more */
 	void (*done)(struct compile_task *t); /* on the compiler's thread */
 	int code;                             /* as constraint_compile gave it */

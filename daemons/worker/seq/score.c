@@ -19,7 +19,7 @@ struct score {
 	struct kern_top top[]; /* (SCORE_TOKENS_MAX, n_top) */
 };
 
-struct score *score_new(struct worker *worker, const struct work *w, uint32_t at)
+struct score *score_new(struct worker *worker, const struct request_copy *w, uint32_t at)
 {
 	uint32_t top = (uint32_t)w->prompt_top;
 	uint32_t n_top = top < worker->info->vocab ? top : worker->info->vocab;

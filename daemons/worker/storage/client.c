@@ -1,4 +1,4 @@
-/* store.c - see store.h.
+/* client.c - see client.h.
  *
  * A batch: IN_HAND (named, waits for the loop) -> SENT -> completed; or SENT -> FENCING ->
  * completed, for a get that was given up. Only the loop's thread moves a batch on, completes it and
@@ -12,9 +12,9 @@
  * fence's acknowledgement, or on gone; a fence is asked for again each second and when the link
  * is up again, because storage may have forgotten it or been stopped. Answers are checked
  * against what was asked; what does not match is an error of that item. */
-#include "store.h"
+#include "client.h"
 
-#include "attach.h"
+#include "daemons/worker/links/attach.h"
 #include "util/check.h"
 #include "util/clock.h"
 #include "util/list.h"

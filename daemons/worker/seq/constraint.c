@@ -6,7 +6,7 @@
  * is found on the way, which can be found again. Past HIGH of the pool the least recently used
  * give way: idle ones go, live ones are trimmed. */
 #include "constraint.h"
-#include "work.h"
+#include "copy.h"
 #include "format/gguf.h"
 #include "grammar/grammar.h"
 #include "text/markers.h"
@@ -311,7 +311,8 @@ static void publish(struct constraint *k, struct compiled *c, const unsigned cha
 	pthread_mutex_unlock(&all->lock);
 }
 
-int constraint_take(struct constraints *all, struct work *w, const Pds__Request *r, struct err *err)
+int constraint_take(struct constraints *all, struct request_copy *req, const Pds__Request *r,
+                    struct err *err)
 {
 	const Pds__Constraint *m = r->constraint;
 	unsigned char key[32];
@@ -338,9 +339,9 @@ int constraint_take(struct constraints *all, struct work *w, const Pds__Request 
 	k->message.text = quota_alloc(&k->quota, len + 1);
 	k->mask = quota_array(&k->quota, all->words, sizeof *k->mask);
 	k->masks = 1;
-	w->constraint = k;
+	req->constraint = k;
 	if (!k->message.text || !k->mask) {
-		constraint_detach(w);
+		constraint_detach(req);
 		return no_memory(all, err);
 	}
 	memcpy(k->message.text, m->text, len + 1);
@@ -351,14 +352,14 @@ int constraint_take(struct constraints *all, struct work *w, const Pds__Request 
 	return 0;
 }
 
-int constraint_is_ready(const struct work *w)
+int constraint_is_ready(const struct request_copy *req)
 {
-	return !w->constraint || w->constraint->compiled;
+	return !req->constraint || req->constraint->compiled;
 }
 
-int constraint_compile(struct work *w, struct err *err)
+int constraint_compile(struct request_copy *req, struct err *err)
 {
-	struct constraint *k = w->constraint;
+	struct constraint *k = req->constraint;
 	const Pds__Constraint *m = &k->message;
 	unsigned char key[32];
 	struct grammar *g;
@@ -381,9 +382,9 @@ int constraint_compile(struct work *w, struct err *err)
 	return 0;
 }
 
-void constraint_detach(struct work *w)
+void constraint_detach(struct request_copy *req)
 {
-	struct constraint *k = w->constraint;
+	struct constraint *k = req->constraint;
 	if (!k)
 		return;
 	pthread_mutex_lock(&k->all->lock);
@@ -396,20 +397,20 @@ void constraint_detach(struct work *w)
 	free(k->message.text);
 	quota_fini(&k->quota);
 	free(k);
-	w->constraint = NULL;
+	req->constraint = NULL;
 }
 
-void constraint_request(const struct work *w, Pds__Request *r)
+void constraint_request(const struct request_copy *req, Pds__Request *r)
 {
-	r->constraint = w->constraint ? &w->constraint->message : NULL;
+	r->constraint = req->constraint ? &req->constraint->message : NULL;
 }
 
 /* --- draws --------------------------------------------------------------- */
 
-static void allow_end(const struct work *w, const struct engine_info *info, unsigned flags,
-                      uint64_t *mask)
+static void allow_end(const struct request_copy *req, const struct engine_info *info,
+                      unsigned flags, uint64_t *mask)
 {
-	int may = flags & AUTOMATON_MAY_END && (!w->ignore_eos || !(flags & AUTOMATON_MAY_GO_ON));
+	int may = flags & AUTOMATON_MAY_END && (!req->ignore_eos || !(flags & AUTOMATON_MAY_GO_ON));
 	for (uint32_t i = 0; i < info->n_eos; i++) {
 		uint64_t bit = 1ull << info->eos[i] % 64;
 		uint64_t *word = &mask[info->eos[i] / 64];
@@ -431,23 +432,25 @@ static void touch(struct constraints *all, struct compiled *c, size_t lent_max)
 
 /* What may follow the answer and `ahead` drafted tokens, for which the walk is not remembered:
  * they may turn out to be others. */
-static int find_mask(struct work *w, const struct engine_info *info, uint32_t ahead,
+static int find_mask(struct request_copy *req, const struct engine_info *info, uint32_t ahead,
                      struct err *err)
 {
-	struct constraint *k = w->constraint;
+	struct constraint *k = req->constraint;
 	struct compiled *c = k->compiled;
 	struct grammar_walk tentative = k->walk, *walk = ahead ? &tentative : &k->walk;
-	const uint32_t *answer = w->tokens + w->prompt_tokens;
+	const uint32_t *answer = req->tokens + req->prompt_tokens;
 	uint64_t *mask = k->mask + ahead * k->all->words;
 	unsigned flags;
 	touch(k->all, c, HIGH(k->all->pool.size));
-	int r = automaton_mask(c->automaton, walk, answer, work_index(w) + ahead, mask, &flags, err);
+	int r = automaton_mask(c->automaton, walk, answer, request_copy_index(req) + ahead, mask,
+	                       &flags, err);
 	if (r == ERR_NOMEM && !ahead) { /* for a draft nobody gives way */
 		touch(k->all, c, 0);
-		r = automaton_mask(c->automaton, walk, answer, work_index(w) + ahead, mask, &flags, err);
+		r = automaton_mask(c->automaton, walk, answer, request_copy_index(req) + ahead, mask,
+		                   &flags, err);
 	}
 	if (r == 0)
-		allow_end(w, info, flags, mask);
+		allow_end(req, info, flags, mask);
 	return r;
 }
 
@@ -472,25 +475,25 @@ static uint32_t room_for(struct constraint *k, uint32_t masks)
 	return masks < k->masks ? masks : k->masks;
 }
 
-int constraint_prepare(struct work *w, const struct engine_info *info, uint32_t ahead,
+int constraint_prepare(struct request_copy *req, const struct engine_info *info, uint32_t ahead,
                        struct err *err)
 {
 	struct err ignored;
 	uint32_t i = 1, n;
-	if (!w->constraint)
+	if (!req->constraint)
 		return (int)ahead;
-	int r = find_mask(w, info, 0, err);
+	int r = find_mask(req, info, 0, err);
 	if (r < 0)
 		return r;
-	n = room_for(w->constraint, 1 + ahead);
-	while (i < n && find_mask(w, info, i, &ignored) == 0)
+	n = room_for(req->constraint, 1 + ahead);
+	while (i < n && find_mask(req, info, i, &ignored) == 0)
 		i++;
 	return (int)i - 1;
 }
 
-const uint64_t *constraint_allowed(const struct work *w, uint32_t ahead)
+const uint64_t *constraint_allowed(const struct request_copy *req, uint32_t ahead)
 {
-	const struct constraint *k = w->constraint;
+	const struct constraint *k = req->constraint;
 	return k ? k->mask + ahead * k->all->words : NULL;
 }
 
@@ -501,10 +504,10 @@ Pds__Fault constraint_fault(int code)
 	                             : PDS__FAULT__FAULT_INVALID;
 }
 
-uint32_t constraint_leading(struct work *w, uint32_t n)
+uint32_t constraint_leading(struct request_copy *req, uint32_t n)
 {
-	struct constraint *k = w->constraint;
-	return k ? automaton_leading(k->compiled->automaton, &k->walk, w->tokens + w->prompt_tokens,
-	                             work_index(w), w->tokens + w->n_tokens, n)
+	struct constraint *k = req->constraint;
+	return k ? automaton_leading(k->compiled->automaton, &k->walk, req->tokens + req->prompt_tokens,
+	                             request_copy_index(req), req->tokens + req->n_tokens, n)
 	         : n;
 }

@@ -1,6 +1,6 @@
-/* work.c - see work.h. Everything that a message says is checked here once; behind it the values
+/* copy.c - see copy.h. Everything that a message says is checked here once; behind it the values
  * are trusted. */
-#include "work.h"
+#include "copy.h"
 #include "constraint.h"
 #include "util/check.h"
 #include "util/clock.h"
@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct work_key work_key(const struct reqid *id, uint32_t attempt)
+struct attempt_key attempt_key(const struct reqid *id, uint32_t attempt)
 {
-	struct work_key k;
+	struct attempt_key k;
 	memcpy(k.b, &id->hi, 8);
 	memcpy(k.b + 8, &id->lo, 8);
 	memcpy(k.b + 16, &attempt, 4);
@@ -28,18 +28,18 @@ static int check_range(const char *name, float v, double min, double max, struct
 
 static int check_lists(const Pds__Sampling *s, struct err *err)
 {
-	if (s->n_bias_ids > WORK_BIASES_MAX || s->n_bias != s->n_bias_ids)
+	if (s->n_bias_ids > REQUEST_BIASES_MAX || s->n_bias != s->n_bias_ids)
 		return err_set(err, ERR_INVALID,
 		               "%zu ids and %zu values of logit_bias, allowed as many of both, %u at most",
-		               s->n_bias_ids, s->n_bias, WORK_BIASES_MAX);
-	if (s->n_allowed_ids > WORK_ALLOWED_MAX)
+		               s->n_bias_ids, s->n_bias, REQUEST_BIASES_MAX);
+	if (s->n_allowed_ids > REQUEST_ALLOWED_MAX)
 		return err_set(err, ERR_INVALID, "%zu allowed ids, the limit is %u", s->n_allowed_ids,
-		               WORK_ALLOWED_MAX);
-	if (s->n_bad_words > WORK_BAD_MAX || !sample_edit_bad_valid(s->bad_words, s->n_bad_words))
+		               REQUEST_ALLOWED_MAX);
+	if (s->n_bad_words > REQUEST_BAD_MAX || !sample_edit_bad_valid(s->bad_words, s->n_bad_words))
 		return err_set(
 			err, ERR_INVALID,
 			"a list of %zu for the bad words: longer than %u, or not made of whole words",
-			s->n_bad_words, WORK_BAD_MAX);
+			s->n_bad_words, REQUEST_BAD_MAX);
 	for (size_t i = 0; i < s->n_bias; i++)
 		if (check_range("a value of logit_bias,", s->bias[i], -100, 100, err) < 0)
 			return ERR_INVALID;
@@ -74,29 +74,29 @@ static Pds__Sampling *copy_message(const Pds__Sampling *s)
 	return copy;
 }
 
-/* Everything else of the work is there. */
-static void set_sampling(struct work *w, const struct engine_info *info)
+/* Everything else of the copy is there. */
+static void set_sampling(struct request_copy *req, const struct engine_info *info)
 {
-	const Pds__Sampling *s = w->asked;
-	uint64_t most = (uint64_t)w->prompt_tokens + w->max_tokens;
-	w->sampling = (struct sample_params){.temperature = s->temperature,
-	                                     .top_p = s->top_p,
-	                                     .min_p = s->min_p,
-	                                     .top_k = s->top_k,
-	                                     .seed = s->seed,
-	                                     .logprobs = s->logprobs,
-	                                     .typical_p = s->typical_p};
-	w->prompt_logprobs = s->prompt_logprobs;
-	w->prompt_top = s->prompt_top;
-	w->edit = sample_edit_new(&(struct sample_edit_opts){
+	const Pds__Sampling *s = req->asked;
+	uint64_t most = (uint64_t)req->prompt_tokens + req->max_tokens;
+	req->sampling = (struct sample_params){.temperature = s->temperature,
+	                                       .top_p = s->top_p,
+	                                       .min_p = s->min_p,
+	                                       .top_k = s->top_k,
+	                                       .seed = s->seed,
+	                                       .logprobs = s->logprobs,
+	                                       .typical_p = s->typical_p};
+	req->prompt_logprobs = s->prompt_logprobs;
+	req->prompt_top = s->prompt_top;
+	req->edit = sample_edit_new(&(struct sample_edit_opts){
 		.vocab = info->vocab,
 		.tokens_max = most < info->context ? (uint32_t)most : info->context,
 		.repetition = s->repetition_penalty,
 		.presence = s->presence_penalty,
 		.frequency = s->frequency_penalty,
 		.min_tokens = s->min_tokens,
-		.ends = {info->eos, w->stop_ids},
-		.n_ends = {info->n_eos, w->n_stop_ids},
+		.ends = {info->eos, req->stop_ids},
+		.n_ends = {info->n_eos, req->n_stop_ids},
 		.bias_ids = s->bias_ids,
 		.bias = s->bias,
 		.n_bias = s->n_bias,
@@ -119,102 +119,103 @@ static int check_tokens(const Pds__Request *r, const struct engine_info *info, s
 	return 0;
 }
 
-int work_init(struct work *w, const struct msg_head *head, const Pds__Request *r,
-              const struct engine_info *info, struct err *err)
+int request_copy_init(struct request_copy *req, const struct msg_head *head, const Pds__Request *r,
+                      const struct engine_info *info, struct err *err)
 {
-	memset(w, 0, sizeof *w);
-	if (r->n_stop_ids > WORK_STOP_IDS_MAX)
+	memset(req, 0, sizeof *req);
+	if (r->n_stop_ids > REQUEST_STOP_IDS_MAX)
 		return err_set(err, ERR_INVALID, "%zu stop ids, allowed %u", r->n_stop_ids,
-		               WORK_STOP_IDS_MAX);
+		               REQUEST_STOP_IDS_MAX);
 	int code = check_tokens(r, info, err);
 	if (code < 0 || (code = check_sampling(r->sampling, err)) < 0)
 		return code;
-	w->id = head->req;
-	w->attempt = head->attempt;
-	w->deadline_us = head->deadline_us ? head->deadline_us : clock_us() + 600000000u;
-	w->n_tokens = w->given_tokens = (uint32_t)r->n_tokens;
-	w->room_tokens = w->n_tokens + 64;
-	w->tokens = mem_try_array(w->room_tokens, sizeof *w->tokens);
-	if (!w->tokens)
+	req->id = head->req;
+	req->attempt = head->attempt;
+	req->deadline_us = head->deadline_us ? head->deadline_us : clock_us() + 600000000u;
+	req->n_tokens = req->given_tokens = (uint32_t)r->n_tokens;
+	req->room_tokens = req->n_tokens + 64;
+	req->tokens = mem_try_array(req->room_tokens, sizeof *req->tokens);
+	if (!req->tokens)
 		return err_set(err, ERR_NOMEM, "this worker has no memory for a request of %u tokens now",
-		               w->n_tokens);
-	memcpy(w->tokens, r->tokens, r->n_tokens * sizeof *w->tokens);
-	w->prompt_tokens = r->prompt_tokens;
-	w->max_tokens = r->max_tokens;
-	w->limit_tokens = info->context;
-	w->ignore_eos = r->ignore_eos;
-	w->n_stop_ids = (uint32_t)r->n_stop_ids;
+		               req->n_tokens);
+	memcpy(req->tokens, r->tokens, r->n_tokens * sizeof *req->tokens);
+	req->prompt_tokens = r->prompt_tokens;
+	req->max_tokens = r->max_tokens;
+	req->limit_tokens = info->context;
+	req->ignore_eos = r->ignore_eos;
+	req->n_stop_ids = (uint32_t)r->n_stop_ids;
 	if (r->n_stop_ids)
-		memcpy(w->stop_ids, r->stop_ids, r->n_stop_ids * sizeof *w->stop_ids);
-	w->asked = copy_message(r->sampling);
-	set_sampling(w, info);
+		memcpy(req->stop_ids, r->stop_ids, r->n_stop_ids * sizeof *req->stop_ids);
+	req->asked = copy_message(r->sampling);
+	set_sampling(req, info);
 	return 0;
 }
 
-void work_fini(struct work *w)
+void request_copy_fini(struct request_copy *req)
 {
-	constraint_detach(w);
-	sample_edit_destroy(&w->edit);
-	if (w->asked)
-		pds__sampling__free_unpacked(w->asked, NULL);
-	w->asked = NULL;
-	free(w->tokens);
-	w->tokens = NULL;
+	constraint_detach(req);
+	sample_edit_destroy(&req->edit);
+	if (req->asked)
+		pds__sampling__free_unpacked(req->asked, NULL);
+	req->asked = NULL;
+	free(req->tokens);
+	req->tokens = NULL;
 }
 
-void work_request(const struct work *w, Pds__Request *r, Pds__Sampling *s)
+void request_copy_fill(const struct request_copy *req, Pds__Request *r, Pds__Sampling *s)
 {
 	pds__request__init(r);
-	*s = *w->asked;
-	r->tokens = w->tokens;
-	r->n_tokens = w->n_tokens;
-	r->prompt_tokens = w->prompt_tokens;
-	r->max_tokens = w->max_tokens;
+	*s = *req->asked;
+	r->tokens = req->tokens;
+	r->n_tokens = req->n_tokens;
+	r->prompt_tokens = req->prompt_tokens;
+	r->max_tokens = req->max_tokens;
 	r->sampling = s;
-	r->stop_ids = (uint32_t *)w->stop_ids;
-	r->n_stop_ids = w->n_stop_ids;
-	r->ignore_eos = w->ignore_eos;
-	constraint_request(w, r);
+	r->stop_ids = (uint32_t *)req->stop_ids;
+	r->n_stop_ids = req->n_stop_ids;
+	r->ignore_eos = req->ignore_eos;
+	constraint_request(req, r);
 }
 
-static int is_stop(const struct work *w, uint32_t id, const struct engine_info *info)
+static int is_stop(const struct request_copy *req, uint32_t id, const struct engine_info *info)
 {
-	for (uint32_t i = 0; i < w->n_stop_ids; i++)
-		if (w->stop_ids[i] == id)
+	for (uint32_t i = 0; i < req->n_stop_ids; i++)
+		if (req->stop_ids[i] == id)
 			return 1;
-	for (uint32_t i = 0; i < info->n_eos && (!w->ignore_eos || w->constraint); i++)
+	for (uint32_t i = 0; i < info->n_eos && (!req->ignore_eos || req->constraint); i++)
 		if (info->eos[i] == id)
 			return 1;
 	return 0;
 }
 
-Pds__Finish work_append(struct work *w, uint32_t id, const struct engine_info *info)
+Pds__Finish request_copy_append(struct request_copy *req, uint32_t id,
+                                const struct engine_info *info)
 {
-	if (w->n_tokens == w->room_tokens) {
-		w->room_tokens *= 2;
-		w->tokens = mem_grow(w->tokens, w->room_tokens, sizeof *w->tokens);
+	if (req->n_tokens == req->room_tokens) {
+		req->room_tokens *= 2;
+		req->tokens = mem_grow(req->tokens, req->room_tokens, sizeof *req->tokens);
 	}
-	w->tokens[w->n_tokens++] = id;
-	if (is_stop(w, id, info))
+	req->tokens[req->n_tokens++] = id;
+	if (is_stop(req, id, info))
 		return PDS__FINISH__FINISH_STOP;
-	return work_index(w) >= w->max_tokens || w->n_tokens >= w->limit_tokens
+	return request_copy_index(req) >= req->max_tokens || req->n_tokens >= req->limit_tokens
 	           ? PDS__FINISH__FINISH_LENGTH
 	           : PDS__FINISH__FINISH_NONE;
 }
 
-struct engine_draw work_draw(const struct work *w, uint32_t ahead)
+struct engine_draw request_copy_draw(const struct request_copy *req, uint32_t ahead)
 {
-	return (struct engine_draw){.params = &w->sampling,
-	                            .index = work_index(w) + ahead,
-	                            .allowed = constraint_allowed(w, ahead),
-	                            .edit = w->edit,
-	                            .tokens = w->tokens,
-	                            .prompt_tokens = w->prompt_tokens,
-	                            .n_tokens = w->n_tokens + ahead,
+	return (struct engine_draw){.params = &req->sampling,
+	                            .index = request_copy_index(req) + ahead,
+	                            .allowed = constraint_allowed(req, ahead),
+	                            .edit = req->edit,
+	                            .tokens = req->tokens,
+	                            .prompt_tokens = req->prompt_tokens,
+	                            .n_tokens = req->n_tokens + ahead,
 	                            .drafted = ahead};
 }
 
-int work_check_finite(const struct kern_drawn *r, const char *part, uint32_t at, struct err *err)
+int drawn_check_finite(const struct kern_drawn *r, const char *part, uint32_t at, struct err *err)
 {
 	if (!r->not_finite)
 		return 0;
@@ -224,7 +225,7 @@ int work_check_finite(const struct kern_drawn *r, const char *part, uint32_t at,
 	               at, part);
 }
 
-Pds__Token *work_token(const struct kern_drawn *r, int want_logprobs)
+Pds__Token *drawn_token(const struct kern_drawn *r, int want_logprobs)
 {
 	struct piece {
 		Pds__Token t;
