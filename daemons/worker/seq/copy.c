@@ -2,6 +2,7 @@
  * are trusted. */
 #include "copy.h"
 #include "constraint.h"
+#include "daemons/worker/worker.h"
 #include "util/check.h"
 #include "util/clock.h"
 #include "util/mem.h"
@@ -17,6 +18,19 @@ struct attempt_key attempt_key(const struct reqid *id, uint32_t attempt)
 	memcpy(k.b + 8, &id->lo, 8);
 	memcpy(k.b + 16, &attempt, 4);
 	return k;
+}
+
+void request_copy_head(const struct request_copy *req, struct msg_head *ret)
+{
+	*ret = (struct msg_head){req->id, req->attempt, req->deadline_us};
+}
+
+void request_copy_fail(const struct request_copy *req, struct worker *w,
+                       const struct worker_failure *f)
+{
+	struct msg_head h;
+	request_copy_head(req, &h);
+	worker_fail_by(w, &h, req->router, req->router_epoch, f);
 }
 
 static int check_range(const char *name, float v, double min, double max, struct err *err)

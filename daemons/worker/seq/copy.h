@@ -42,6 +42,13 @@ struct attempt_key {
 	unsigned char b[ATTEMPT_KEY_BYTES];
 };
 struct attempt_key attempt_key(const struct reqid *id, uint32_t attempt);
+/* Of messages about this attempt. */
+void request_copy_head(const struct request_copy *req, struct msg_head *ret);
+struct worker;
+struct worker_failure;
+/* Tells the request's router, if it is still there, that the attempt has failed. */
+void request_copy_fail(const struct request_copy *req, struct worker *w,
+                       const struct worker_failure *f);
 
 /* ERR_INVALID with a sentence when the request does not fit the model (ids, context,
  * parameters); req is then empty. */

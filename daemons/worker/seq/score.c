@@ -90,3 +90,27 @@ void score_free(struct score *s)
 {
 	free(s);
 }
+
+int score_span(struct worker *w, const struct request_copy *req, const struct engine_span *sp,
+               uint32_t *scored, struct err *err)
+{
+	struct score *s = NULL;
+	int rc = 0;
+	for (uint32_t i = 0; i < sp->n; i++) {
+		uint32_t at = sp->position + i + 1;
+		if (at >= req->prompt_tokens || at != *scored + 1)
+			continue;
+		if ((rc = drawn_check_finite(&sp->drawn[i], "prompt", at, err)))
+			break;
+		if (!s)
+			s = score_new(w, req, at);
+		*scored = at;
+		if (score_add(s, &sp->drawn[i])) {
+			svc_post(w->svc, score_post, s);
+			s = NULL;
+		}
+	}
+	if (s)
+		svc_post(w->svc, score_post, s);
+	return rc;
+}

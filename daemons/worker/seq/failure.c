@@ -1,0 +1,34 @@
+/* failure.c - see failure.h. */
+#include "failure.h"
+#include "constraint.h"
+
+#include <stdio.h>
+
+static void fail(struct seq_failure *f, enum failure_kind kind, Pds__Fault fault, const char *text)
+{
+	if (f->kind != FAILURE_NONE)
+		return;
+	f->kind = kind;
+	f->fault = fault;
+	snprintf(f->text, sizeof f->text, "%.150s", text);
+}
+
+void seq_failure_draw(struct seq_failure *f, const struct err *err)
+{
+	fail(f, FAILURE_DRAW, constraint_fault(err->code), err->text);
+}
+
+void seq_failure_step(struct seq_failure *f, const char *text)
+{
+	fail(f, FAILURE_STEP, PDS__FAULT__FAULT_INTERNAL, text);
+}
+
+struct worker_failure seq_failure_report(const struct seq_failure *f, const struct worker *w)
+{
+	int no_memory = f->fault == PDS__FAULT__FAULT_OVERLOADED;
+	stat_add(svc_stats(w->svc), WS_NOT_FINITE, (uint64_t)seq_failure_is_not_finite(f));
+	if (f->kind == FAILURE_STEP)
+		return (struct worker_failure){f->fault, 1, f->text, svc_name(w->svc), 0};
+	return (struct worker_failure){f->fault, no_memory, f->text, NULL,
+	                               no_memory ? CONSTRAINT_RETRY_US : 0};
+}

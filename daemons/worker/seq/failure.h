@@ -1,0 +1,31 @@
+/* failure.h - why a job or sequence failed on its schedule thread, kept until the loop tells the
+ * router.
+ *
+ * Either its draw failed (its constraint cannot be followed, or the logits are not finite: another
+ * worker would find the same, unless memory was short), or the step did, or a precondition of the
+ * step did not hold (this worker's fault: worth another attempt elsewhere). The first failure
+ * counts. */
+#ifndef WORKER_SEQ_FAILURE_H
+#define WORKER_SEQ_FAILURE_H
+
+#include "daemons/worker/worker.h"
+
+enum failure_kind { FAILURE_NONE, FAILURE_DRAW, FAILURE_STEP };
+
+struct seq_failure {
+	enum failure_kind kind;
+	Pds__Fault fault; /* DRAW: constraint_fault of its error; STEP: INTERNAL */
+	char text[160];
+};
+
+void seq_failure_draw(struct seq_failure *f, const struct err *err);
+void seq_failure_step(struct seq_failure *f, const char *text);
+/* The logits were not finite: nothing that this step computed for it may be published. */
+static inline int seq_failure_is_not_finite(const struct seq_failure *f)
+{
+	return f->kind == FAILURE_DRAW && f->fault == PDS__FAULT__FAULT_INTERNAL;
+}
+/* What to tell the router; counts WS_NOT_FINITE. Points into f and w. */
+struct worker_failure seq_failure_report(const struct seq_failure *f, const struct worker *w);
+
+#endif
