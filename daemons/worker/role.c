@@ -1,9 +1,8 @@
 /* role.c - see role.h.
  *
- * What always holds: between two rounds of the loop exactly one stage is started, or none because
- * the next one could not be (the process ends then). Its messages go to it; messages of the
- * stage before, which may still be on their way, are answered so that nobody waits for what is
- * gone. */
+ * Invariant: between two rounds of the loop exactly one stage is started, or none if the next one
+ * failed to start (the process then ends). Messages meant for the previous stage may still arrive;
+ * they are answered so that no sender waits for ever. */
 #include "role.h"
 #include "stage.h"
 #include "util/clock.h"
@@ -12,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TELL_AGAIN_US 50000u /* to routers whose link was full */
+#define TELL_AGAIN_US 50000u /* retry interval for routers whose link was full */
 
 static const struct stage_ops *stage_of(enum worker_role r)
 {
@@ -25,7 +24,7 @@ static void look_in(struct worker *w, uint64_t us)
 	event_add(w->sw.look, &tv);
 }
 
-/* Not now: who calls is of the stage that may be stopped. */
+/* Not at once: the caller belongs to the stage that may be stopped. */
 void role_look(struct worker *w)
 {
 	if (w->sw.active)
@@ -46,7 +45,7 @@ static void tell_routers(struct worker *w)
 	for (struct peer *p = chan_next(c, NULL); p; p = chan_next(c, p))
 		if (peer_tag(p) == TAG_ROUTER && peer_is_up(p) &&
 		    chan_send(c, p, MSG_WORKER_UPDATE, &none, &m.base) == ERR_FULL)
-			w->sw.untold = 1; /* all are told once more: the last one counts */
+			w->sw.untold = 1; /* all are told again later; the last message counts */
 }
 
 static void tell_and_retry(struct worker *w)
@@ -110,8 +109,8 @@ static void change_stage(struct worker *w)
 	done(w, was);
 }
 
-/* The stage is idle, or the time is up, or neither. From the time on only the end of what is
- * fenced is waited for. */
+/* Completes the switch if the stage is idle. After the time limit what still runs is failed, and
+ * only fences are waited for. */
 static void on_look(evutil_socket_t fd, short what, void *arg)
 {
 	struct worker *w = arg;
@@ -124,7 +123,7 @@ static void on_look(evutil_socket_t fd, short what, void *arg)
 	} else if (!w->sw.aborted && clock_us() >= w->sw.until_us) {
 		w->sw.aborted = 1;
 		log_warn("role_switch_late",
-		         "to=%s timeout_us=%llu why=\"what still runs goes on elsewhere\"",
+		         "to=%s timeout_us=%llu why=\"running requests are moved to other workers\"",
 		         worker_role_name(w->sw.next),
 		         (unsigned long long)(w->sw.until_us - w->sw.began_us));
 		w->stage->abort(w, "the worker's role is switched");
@@ -289,7 +288,7 @@ void role_fini(struct worker *w)
 	free(w->sw.peers);
 }
 
-/* --- a worker without a stage: it is about to end ------------------------ */
+/* --- a worker without a stage is about to end ---------------------------- */
 
 static void nothing(struct worker *w)
 {

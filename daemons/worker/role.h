@@ -4,10 +4,9 @@
  *   DRAINS --role_switch_timeout_ms--> DRAINS: what still runs fails with retry
  *   DRAINS --idle--> RUNS: this stage stopped, the other started, routers told (WORKER_UPDATE)
  *
- * Engine, pool, prefix index, ring, links and the messager's mapping stay as they are. Between
- * decode and mixed, which are one stage, nothing has to end: the switch is done at once. A fence
- * (a messager that may still write) is waited for without a bound, as everywhere. On the loop's
- * thread. */
+ * Engine, pool, prefix index, ring, links and the messager's mapping stay. Decode and mixed are one
+ * stage: a switch between them is immediate. A fence (a messager may still write) is waited for
+ * without a time limit, as everywhere. On the loop's thread. */
 #ifndef WORKER_ROLE_H
 #define WORKER_ROLE_H
 
@@ -18,38 +17,37 @@
 struct worker;
 
 struct role_switch {
-	int active, aborted; /* aborted: the time was up, what ran was failed */
+	int active, aborted; /* aborted: timed out, and what was running was failed */
 	enum worker_role next;
-	uint64_t began_us, until_us; /* until_us: so long what runs may take to end */
-	int untold;                  /* a router has still to hear of the last switch */
+	uint64_t began_us, until_us; /* until_us: what runs then is failed with retry */
+	int untold;                  /* a router was not yet told of the last switch */
 	unsigned count;              /* switches so far */
 	struct event *look;
-	unsigned char *peers; /* the last PEERS, packed: the next stage is told, too */
+	unsigned char *peers; /* the last PEERS, packed, for the next stage */
 	size_t peers_len;
 };
 
-/* Before the stage is started. */
+/* Call before the stage is started. */
 void role_init(struct worker *w, enum worker_role r);
-/* Something ended that a switch may wait for: whether the stage is idle now is looked at in the
- * loop's next round. */
+/* Something that a switch may wait for has ended: the loop's next round checks whether the stage is
+ * idle. */
 void role_look(struct worker *w);
-/* The process is told to end: no switch any more. */
+/* The process was told to end: gives up a switch that is under way. */
 void role_give_up(struct worker *w);
 void role_fini(struct worker *w);
-/* `role`, `role NAME`: answers at once; "switching" names the role to come, or is null when it
- * is done. Asked again for the same role: the same answer. */
+/* pdctl's `role` and `role NAME`: answers at once. "switching" is the next role, or null when no
+ * switch is under way. Asking again for the same role gives the same answer. */
 int role_command(struct worker *w, char *const *args, size_t n, struct buf *out, struct err *err);
-/* JSON members, without a comma at the beginning */
+/* Appends JSON members, without a leading comma. */
 void role_json(const struct worker *w, struct buf *out);
-/* The link to a router has come up: its HELLO may have been sent before a switch that is done
+/* The link to a router has come up: our HELLO may have been sent before a switch that is done
  * now. */
 void role_router_up(struct worker *w);
 void role_keep_peers(struct worker *w, const Pds__Peers *m);
-/* The last ones that a router named; NULL: none yet. The caller frees them
- * (pds__peers__free_unpacked). */
+/* The last PEERS message; NULL: none yet. The caller frees it (pds__peers__free_unpacked). */
 Pds__Peers *role_peers(const struct worker *w);
-/* A message that the present stage has no use for: what its sender waits for is answered as of
- * one that holds nothing of it. */
+/* Handles a message that the present stage does not: if the sender waits for an answer, it gets the
+ * one that a worker without the job or lease would give. */
 void role_stray(struct worker *w, struct peer *p, const struct msg_head *h,
                 const ProtobufCMessage *body);
 

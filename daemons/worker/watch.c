@@ -6,11 +6,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#define AWAY_US 1000000u    /* between two looks: the loop did not run */
-#define GIVE_UP_US 5000000u /* without progress, when the process is told to end */
-#define JOIN_S 3            /* for the end of the last step; svc gives the whole end 4 s */
+#define AWAY_US 1000000u    /* this long between two looks: the loop did not run */
+#define GIVE_UP_US 5000000u /* without progress, once the process was told to end */
+#define JOIN_S 3            /* for the last step; svc allows 4 s for the whole end */
 
-/* Grows with every layer, and with the begin and the end of each step. */
+/* Grows with every layer, and at the begin and the end of each step. */
 static uint64_t pulse(const struct worker *w, uint64_t turns)
 {
 	return turns + engine_pulse(w->engine);
@@ -53,5 +53,5 @@ void watch_join(pthread_t thread)
 	clock_gettime(CLOCK_REALTIME, &until);
 	until.tv_sec += JOIN_S;
 	if (pthread_timedjoin_np(thread, NULL, &until) != 0)
-		svc_leave("told to end while a step runs that does not end");
+		svc_leave("told to end, and the running step does not end");
 }

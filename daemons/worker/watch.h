@@ -1,13 +1,12 @@
-/* watch.h - sees that a step does not end (a device that hangs, a rank that is stopped), and ends
- * the process then.
+/* watch.h - ends the process when a step hangs (the device hangs, a rank is stopped).
  *
- * Nothing can be freed while a step is under way: it may still write the pool. So the process
- * leaves as it is. Its end is the fence for every peer, the router goes on elsewhere, and the
- * service manager restarts it.
+ * Nothing can be freed while a step is running: it may still write to the pool. So the process
+ * exits at once, without cleaning up. Its end is the fence for every peer, the router resubmits its
+ * attempts elsewhere, and the service manager restarts it.
  *
- * The schedule thread says when a step begins and ends, the engine's pulse that its layers get
- * done; the loop looks. Time in which the loop itself did not run (a stopped process, a machine
- * that was suspended) does not count. */
+ * The schedule thread marks the begin and the end of each step, and the engine's pulse grows with
+ * each layer; the loop compares them. Time in which the loop did not run (the process was stopped,
+ * the machine was suspended) does not count. */
 #ifndef WORKER_WATCH_H
 #define WORKER_WATCH_H
 
@@ -19,26 +18,27 @@ struct worker;
 
 struct watch {
 	uint64_t limit_us;      /* step_timeout_ms; 0: off */
-	_Atomic uint64_t turns; /* the schedule thread's: odd while a step is under way */
-	/* the loop's */
+	_Atomic uint64_t turns; /* written by the schedule thread: odd while a step is running */
+	/* the loop's own: */
 	uint64_t seen, looked_us;
-	/* how long the step has been seen without any progress since `seen` */
+	/* how long the step has made no progress, as far as the loop has run */
 	uint64_t still_us;
 };
 
-/* The schedule thread: a step begins, or has ended. */
+/* Called by the schedule thread at the begin and the end of each step. */
 static inline void watch_turn(struct watch *t)
 {
 	atomic_fetch_add_explicit(&t->turns, 1, memory_order_relaxed);
 }
-/* The loop, each 50 ms or so while there is work. Does not return if a step has stood still for
- * the limit. */
+/* Called by the loop about every 50 ms while there are jobs or sequences. Ends the process if a
+ * step made no progress for limit_us. */
 void watch_look(struct worker *w);
-/* How long the present step has made no progress; 0: it does, or there is none. */
+/* How long the running step has made no progress; 0: it does, or no step is running. */
 uint64_t watch_still_us(const struct worker *w);
-/* 1: hanging for longer than a stopping process waits. */
+/* 1: the step hangs for longer than a process that is told to end waits for it. */
 int watch_gives_up(const struct worker *w);
-/* The schedule thread has been told to end. Does not return if its step does not end soon. */
+/* Joins the schedule thread, which was told to end. Ends the process if its step does not end in
+ * time. */
 void watch_join(pthread_t thread);
 
 #endif

@@ -1,5 +1,5 @@
-/* worker.h - what both stages stand on: one model on one device, its KV pool and prefix index,
- * its links. */
+/* worker.h - what both stages share: one model on one device, its KV pool and prefix index, and its
+ * links. */
 #ifndef WORKER_WORKER_H
 #define WORKER_WORKER_H
 
@@ -7,6 +7,7 @@
 #include "seq/compiler.h"
 #include "engine/engine.h"
 #include "links/events.h"
+#include "links/peers.h"
 #include "kv/pool.h"
 #include "kv/region.h"
 #include "kv/ring.h"
@@ -18,7 +19,7 @@
 #include "watch.h"
 #include "storage/writeout.h"
 
-/* of one step, over all sequences, when decoding is speculative */
+/* rows for drafted tokens in one step, over all sequences, with speculative decoding */
 #define WORKER_DRAFT_ROWS 64u
 
 enum worker_tag { TAG_NONE, TAG_ROUTER, TAG_MESSAGER, TAG_STORAGE, TAG_WORKER };
@@ -27,29 +28,29 @@ struct stage_ops;
 
 struct worker {
 	struct svc *svc;
-	enum worker_role role; /* the present one */
+	enum worker_role role;
 	struct role_switch sw;
 	struct engine *engine;
 	const struct engine_info *info;
 	struct kv_region region;
 	struct kv_pool *pool;
-	struct events *events; /* NULL: routers are told nothing */
+	struct events *events; /* NULL: no reports to routers */
 	struct relay *relay;   /* NULL: no storage is configured */
 	struct kv_hash root;   /* of prefix hashes */
 	struct ring *ring;     /* NULL: no messager is configured */
 	char layout[96];
 	struct attach *messager_attach;
 	struct peer *messager; /* NULL while its link is down */
-	/* the last epoch of a messager whose process has ended, 0: none */
+	/* epoch of the last messager whose process has ended, 0: none */
 	uint64_t messager_dead;
-	/* number of the last lease granted in this life, whatever roles it had */
+	/* id of the last lease granted since the start; it is kept across role switches */
 	uint64_t last_lease;
 	struct store *store; /* NULL: not configured */
 	struct event *store_ev;
 	struct writeout *writeout;       /* NULL: no storage is configured */
 	struct constraints *constraints; /* compiled ones, and the vocabulary */
 	struct compiler *compiler;
-	struct rates rates; /* of reading from storage and of computing */
+	struct rates rates; /* measured rates of reading from storage and of computing */
 	struct watch watch;
 	const struct stage_ops *stage;
 	void *state; /* the stage's */
@@ -136,38 +137,30 @@ enum worker_stat {
 	WS_COUNT
 };
 
-/* Member of whatever a batch of the worker's store is for; a pointer to it is the batch's
- * `user`. Its completion goes there, on the loop; it is the callee's. */
+/* Member of the object that a batch of the worker's store is for; the batch's `user` points to it.
+ * answered is called with the completion, on the loop, and owns it. */
 struct store_asker {
 	void (*answered)(struct worker *w, struct store_asker *a, struct store_completion *c);
 };
 
 int worker_main(int argc, char **argv, const char *program, const char *default_name,
                 enum worker_role default_role);
-/* What storage has is worth telling routers while this worker, in its role, reads it, and worth
- * hearing while it writes. After each change of the role. */
+/* Tells the relay whether this worker, in its present role, reads from storage (then routers are
+ * told what storage has) and writes to it. Call after each change of the role. */
 void worker_relay_by_role(struct worker *w);
-void worker_describe(struct worker *w, Pds__WorkerInfo *i); /* strings are the worker's own */
 static inline struct worker *worker_of(struct svc *s)
 {
 	return svc_data(s);
 }
-/* How an attempt ended here without an answer. */
-struct worker_failure {
-	Pds__Fault fault;
-	int retry; /* another attempt may succeed */
-	const char *text;
-	const char *blame;       /* the worker whose failure it is; NULL: nobody's */
-	uint64_t retry_after_us; /* when there may be room; 0: not known */
-};
-/* Sends Failed to the router of this life, if it is up. */
-void worker_fail_by(struct worker *w, const struct msg_head *head, const char *router,
-                    uint64_t router_epoch, const struct worker_failure *f);
-/* The same; it is nobody's failure. */
-void worker_fail(struct worker *w, const struct msg_head *head, const char *router,
-                 uint64_t router_epoch, Pds__Fault fault, int retry, const char *text);
-/* The router's link if it is up in that life, else NULL. */
-struct peer *worker_router(struct worker *w, const char *name, uint64_t epoch);
+/* Blocks for this many tokens. */
 uint32_t worker_blocks_for(const struct worker *w, uint32_t tokens);
+
+/* config.c, ctl.c: tables for worker.c */
+extern const struct conf_key worker_keys[];
+extern const struct stat_def worker_stats[WS_COUNT];
+extern const struct svc_ctl worker_ctl[];
+void worker_status(struct svc *s, struct buf *out); /* svc_hooks.status */
+/* Updates the metrics that the device counts. */
+void worker_count_device(struct worker *w);
 
 #endif

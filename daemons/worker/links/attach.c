@@ -1,11 +1,11 @@
 /* attach.c - see attach.h.
  *
- * Life: IDLE --connect, offer--> OFFERED --answer--> ON --end of file--> and --process dead-->
- * IDLE. The process is watched from before the offer, so that there is no moment in which the peer
- * has our memory and we could miss its death. A connection that ends before an answer was read is
- * no `on`, so it has no `gone`: the peer answers before it asks any lease to be opened, and what
- * it sent before its end is read before the end. Refusals and failures are logged once per text
- * and tried again; nothing here is fatal. */
+ * States: IDLE --connect, offer--> OFFERED --answer--> ON --end of file and process dead--> IDLE.
+ * The peer's process is watched before the offer is sent: there is no moment in which the peer has
+ * our memory and we could miss its death. If the connection ends before an answer was read, neither
+ * `on` nor `gone` is called: the peer answers before it opens any lease, and data that it sent is
+ * read before the end of file. Refusals and failures are logged once per text and retried; nothing
+ * here is fatal. */
 #include "attach.h"
 
 #include "kv/ring.h"
@@ -22,10 +22,10 @@
 #include <unistd.h>
 
 #define RETRY_US 50000u
-#define RETRIES_SOON 100u /* after so many, a tenth as often: nobody is there */
-/* a peer that is stopped while we wait for its answer: once more, from the start */
+#define RETRIES_SOON 100u /* after this many retries, one tenth of the rate */
+/* no answer within this time (the peer may be stopped): start over */
 #define ANSWER_US 5000000u
-/* the process outlives its connection by more than this: worth a warning */
+/* warn if the process lives this long after its connection ended */
 #define LINGER_US 1000000u
 
 enum attach_state { ATTACH_IDLE, ATTACH_OFFERED, ATTACH_ON };
@@ -37,11 +37,11 @@ struct attach {
 	int control_fd, data_fd, ring_fd;
 	struct attach_hooks hooks;
 	enum attach_state state;
-	/* -1: closed; while ON, sock -1 means that its end came, pidfd -1 that the process is dead */
+	/* -1: closed; while ON, sock -1: end of file was read; pidfd -1: the process is dead */
 	int sock, pidfd;
 	struct event *sock_ev, *pid_ev, *timer;
 	uint64_t epoch;
-	unsigned tries; /* since it was last on */
+	unsigned tries; /* since the last ON */
 	char said[384]; /* last complaint that was logged */
 };
 
@@ -87,7 +87,7 @@ static void again(struct attach *a)
 	arm(a, a->tries++ < RETRIES_SOON ? RETRY_US : 10 * RETRY_US);
 }
 
-/* While on: the end of file and the end of the process, in either order, are gone together. */
+/* While ON: `gone` needs both the end of file and the end of the process, in either order. */
 static void check_gone(struct attach *a)
 {
 	if (a->sock >= 0 || a->pidfd >= 0)
@@ -118,7 +118,7 @@ static void on_dead(evutil_socket_t fd, short what, void *arg)
 	drop_process(a);
 	if (a->state == ATTACH_ON)
 		check_gone(a);
-	/* else its socket's end follows; an answer that is still in the socket is read first */
+	/* else: the socket's end of file follows; an answer still in the socket is read first */
 }
 
 static void take_answer(struct attach *a)
@@ -154,7 +154,7 @@ static void on_readable(evutil_socket_t fd, short what, void *arg)
 	char byte;
 	ssize_t n = sock_recv(a->sock, &byte, sizeof byte, NULL, 0, NULL);
 	if (n > 0 || n == ERR_INVALID)
-		complain(a, "it sent something after its answer");
+		complain(a, "unexpected data after its answer");
 	else if (n != ERR_TIMEOUT)
 		sock_ended(a);
 }
@@ -167,7 +167,7 @@ static int offer(struct attach *a, struct err *err)
 	if ((a->pidfd = sock_peer_pidfd(a->sock, &pid)) < 0)
 		return err_set(
 			err, a->pidfd,
-			"the process behind %s cannot be watched (%s): without that its death is no fence",
+			"cannot watch the process behind %s (%s): its death could not serve as a fence",
 			a->path, err_name(a->pidfd));
 	int r = handover_offer(a->sock, &a->hello, a->control_fd, a->data_fd, a->ring_fd, err);
 	if (r < 0)
@@ -193,7 +193,7 @@ static void on_timer(evutil_socket_t fd, short what, void *arg)
 		log_warn(
 			"attach_lingers", "to=%s epoch=%llu why=%s", a->what, (unsigned long long)a->epoch,
 			log_quote(
-				"its connection has ended but its process lives: it may still have our memory"));
+				"the connection has ended but the process lives: it may still map our memory"));
 		return;
 	}
 	if (a->state == ATTACH_OFFERED) {

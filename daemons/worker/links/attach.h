@@ -2,10 +2,10 @@
  * connect, hand over, notice the end, connect again.
  *
  * `on` is called when the peer has mapped our memory. `gone` is called when the peer of that epoch
- * can no longer touch it: its end of the connection is closed and its process is dead (pidfd),
- * never on either alone and never by a timer. After gone, attach connects again, 20 times a
- * second at first, later twice; a refusal is logged once per text. All on the event loop's
- * thread. */
+ * can no longer touch it: its end of the connection is closed and its process is dead (pidfd);
+ * never after only one of the two, and never by a timer. After `gone`, attach connects again: 20
+ * times a second for the first 5 s, then twice a second. A refusal is logged once per text. All on
+ * the event loop's thread. */
 #ifndef WORKER_ATTACH_H
 #define WORKER_ATTACH_H
 

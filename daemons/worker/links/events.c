@@ -1,10 +1,10 @@
 /* events.c - see events.h.
  *
- * A list is sent in pieces, one a tick, while the pool goes on changing; the changes since before
- * its first piece come after its last, so that the last word on each hash is right. Within a
- * message a hash stands at most once, with the last that happened to it. A message that the link
- * does not take is made anew later: cursor and piece advance only with what was sent. Nothing
- * here is fatal. */
+ * A whole list is sent in pieces, one a tick, while the pool goes on changing. The changes that
+ * were made since its first piece are sent after its last piece, so the router ends up with the
+ * right state of each hash. A message names a hash at most once, with its latest state. If the link
+ * does not take a message, the message is built again later: cursor and piece advance only with
+ * what was sent. Nothing here is fatal. */
 #include "events.h"
 #include "util/clock.h"
 #include "util/list.h"
@@ -15,19 +15,20 @@
 #include <string.h>
 
 #define PIECE 4096u /* hashes of one message, at most */
-/* changes that are kept: as many as the pool has blocks, within these */
+/* bounds on the number of changes kept; between them it is the number of blocks */
 #define ROOM_MIN 1024u
 #define ROOM_MAX 65536u
 #define FULL_TICKS 32u /* longest pause, in intervals, after the link was full */
 
-struct follower {
+struct events_follower {
 	struct list node;
 	struct peer *p;
-	uint64_t cursor; /* of the next change that it is to hear of */
-	/* of the list: the next to look at; the pool's size: the list has been sent */
+	uint64_t cursor; /* next change to send */
+	/* next block of the list to send; the pool's size: the list has been sent */
 	uint32_t block;
-	int fresh;            /* the next piece is the first */
-	unsigned full, pause; /* ticks to wait, and how many were last waited */
+	int fresh; /* the next piece is the list's first */
+	/* full: length of the last pause after a full link, in ticks; pause: ticks left of it */
+	unsigned full, pause;
 };
 
 struct events {
@@ -51,7 +52,7 @@ static void start_ticking(struct events *ev)
 	event_add(ev->tick, &ev->interval);
 }
 
-static void begin_list(struct events *ev, struct follower *f, const char *why)
+static void begin_list(struct events *ev, struct events_follower *f, const char *why)
 {
 	f->cursor = kv_pool_changes_end(ev->pool);
 	f->block = 0;
@@ -60,8 +61,8 @@ static void begin_list(struct events *ev, struct follower *f, const char *why)
 	log_info("kv_list", "router=%s why=%s", peer_name(f->p), log_quote(why));
 }
 
-/* 0, or the link did not take it: later. */
-static int send_events(struct events *ev, struct follower *f, int reset, size_t n_stored,
+/* 0, or a negative code if the link did not take it: try again later. */
+static int send_events(struct events *ev, struct events_follower *f, int reset, size_t n_stored,
                        size_t n_removed)
 {
 	Pds__KvEvents m = PDS__KV_EVENTS__INIT;
@@ -80,7 +81,7 @@ static int send_events(struct events *ev, struct follower *f, int reset, size_t 
 	return r;
 }
 
-static void send_piece(struct events *ev, struct follower *f)
+static void send_piece(struct events *ev, struct events_follower *f)
 {
 	uint32_t block = f->block, n = kv_pool_entries(ev->pool, &block, PIECE, ev->stored);
 	if (!n && !f->fresh) {
@@ -100,11 +101,11 @@ static int by_hash(const void *a, const void *b)
 	                          : (x->stored >> 1) - (y->stored >> 1);
 }
 
-/* Sorts the changes into ev->stored and ev->removed, each hash once: as it was last. */
+/* Splits the changes into ev->stored and ev->removed; each hash once, by its latest change. */
 static void settle(struct events *ev, uint32_t n, size_t *ret_stored, size_t *ret_removed)
 {
 	size_t stored = 0, removed = 0;
-	for (uint32_t i = 0; i < n; i++) /* qsort keeps no order: the place goes above the bit */
+	for (uint32_t i = 0; i < n; i++) /* qsort is not stable: the index goes above the bit */
 		ev->change[i].stored |= (int)(i << 1);
 	qsort(ev->change, n, sizeof *ev->change, by_hash);
 	for (uint32_t i = 0; i < n; i++) {
@@ -119,8 +120,8 @@ static void settle(struct events *ev, uint32_t n, size_t *ret_stored, size_t *re
 	*ret_removed = removed;
 }
 
-/* 1: there is more. */
-static int send_changes(struct events *ev, struct follower *f)
+/* Returns 1 if more is to be sent. */
+static int send_changes(struct events *ev, struct events_follower *f)
 {
 	uint64_t cursor = f->cursor;
 	size_t stored, removed;
@@ -140,8 +141,8 @@ static int send_changes(struct events *ev, struct follower *f)
 	return n == PIECE;
 }
 
-/* 1: it is to be asked again at the next tick. */
-static int tell(struct events *ev, struct follower *f)
+/* Returns 1 if this follower needs another tick. */
+static int tell(struct events *ev, struct events_follower *f)
 {
 	if (f->pause) {
 		f->pause--;
@@ -161,7 +162,7 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
 	(void)what;
 	ev->ticking = 0;
 	list_each(it, &ev->followers)
-		more |= tell(ev, list_entry(it, struct follower, node));
+		more |= tell(ev, list_entry(it, struct events_follower, node));
 	if (more)
 		start_ticking(ev);
 }
@@ -201,7 +202,7 @@ struct events *events_new(struct svc *s, struct kv_pool *pool, uint64_t interval
 	return ev;
 }
 
-static void unfollow(struct follower *f)
+static void unfollow(struct events_follower *f)
 {
 	list_remove(&f->node);
 	free(f);
@@ -213,7 +214,7 @@ void events_destroy(struct events **evp)
 	if (!ev)
 		return;
 	list_each_safe(it, nx, &ev->followers)
-		unfollow(list_entry(it, struct follower, node));
+		unfollow(list_entry(it, struct events_follower, node));
 	event_free(ev->tick);
 	free(ev);
 	*evp = NULL;
@@ -223,7 +224,7 @@ void events_up(struct events *ev, struct peer *router)
 {
 	if (!ev)
 		return;
-	struct follower *f = mem_zalloc(sizeof *f);
+	struct events_follower *f = mem_zalloc(sizeof *f);
 	f->p = router;
 	list_push_back(&ev->followers, &f->node);
 	begin_list(ev, f, "the link came up");
@@ -235,6 +236,6 @@ void events_down(struct events *ev, struct peer *router)
 	if (!ev)
 		return;
 	list_each_safe(it, nx, &ev->followers)
-		if (list_entry(it, struct follower, node)->p == router)
-			unfollow(list_entry(it, struct follower, node));
+		if (list_entry(it, struct events_follower, node)->p == router)
+			unfollow(list_entry(it, struct events_follower, node));
 }

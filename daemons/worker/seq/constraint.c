@@ -1,10 +1,9 @@
-/* constraint.c - see constraint.h. A request whose constraint does not compile fails, nothing else
- * does.
+/* constraint.c - see constraint.h. A constraint that does not compile fails its own request only.
  *
- * What all compiled constraints take, live and idle, is one pool (constraint_memory_mb). Networks,
- * which a request needs for as long as it lives, have at most half of it; the rest is for what
- * is found on the way, which can be found again. Past HIGH of the pool the least recently used
- * give way: idle ones go, live ones are trimmed. */
+ * Memory of all compiled constraints, in use and idle, comes from one pool (constraint_memory_mb).
+ * Networks, which a request needs for as long as it lives, may take half of it; the rest is for
+ * automaton states and masks, which can be computed again. Above HIGH of the pool the least
+ * recently used constraints give memory back: idle ones are freed, those in use are trimmed. */
 #include "constraint.h"
 #include "copy.h"
 #include "format/gguf.h"
@@ -21,10 +20,10 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* of states and masks of one; a sixteenth of the pool if that is less */
+/* states and masks of one constraint; a sixteenth of the pool if that is less */
 #define AUTOMATON_BYTES (16u << 20)
-#define IDLE_MAX 32u               /* that no request has, */
-#define IDLE_BYTES_MAX (32u << 20) /* and what they take: memory goes back when work ends */
+#define IDLE_MAX 32u               /* cached constraints that no request uses */
+#define IDLE_BYTES_MAX (32u << 20) /* their memory */
 #define HIGH(size) ((size) - (size) / 4)
 #define LOW(size) ((size) / 2 + (size) / 8)
 
@@ -32,20 +31,20 @@ struct compiled {
 	struct list use; /* constraints.by_use */
 	unsigned char key[32];
 	struct automaton *automaton;
-	size_t network; /* bytes of it that stay as long as it lives */
+	size_t network; /* bytes that cannot be trimmed */
 	uint32_t users;
-	int trimmed; /* and not used since */
+	int trimmed; /* and not used since then */
 };
 
 struct constraints {
-	struct grammar_vocab *vocab; /* NULL: none, why says so */
-	/* of structures: with the special tokens of markers.h; NULL: there are none */
+	struct grammar_vocab *vocab; /* NULL: none; `why` has the reason */
+	/* for structures: includes the special tokens of markers.h; NULL: the model has none */
 	struct grammar_vocab *marked;
 	char why[200];
 	uint32_t n_eos;
 	size_t words;
 	struct quota_pool pool;
-	pthread_mutex_t lock; /* of what follows */
+	pthread_mutex_t lock; /* guards the fields below */
 	struct map *by_key;
 	struct list by_use; /* all, the least recently used first */
 	uint32_t n_idle;
@@ -56,10 +55,11 @@ struct constraint {
 	struct constraints *all;
 	struct compiled *compiled; /* NULL: not yet */
 	struct grammar_walk walk;
-	/* (masks, all->words) of the next draw, and behind drafted tokens */
+	/* (masks, all->words): mask 0 is for the next draw, mask i for the one after i drafted
+	 * tokens */
 	uint64_t *mask;
 	uint32_t masks;
-	struct quota quota; /* of the text and the masks */
+	struct quota quota; /* pays for the text and the masks */
 	Pds__Constraint message;
 };
 
@@ -73,7 +73,7 @@ static int is_among(const uint32_t *ids, size_t n, uint32_t id)
 	return 0;
 }
 
-/* Of special tokens only those named. */
+/* Special tokens are left out unless they are in `special`. */
 static struct grammar_vocab *arrange(const struct tokenizer *t, uint32_t n, const uint32_t *special,
                                      size_t n_special)
 {
@@ -139,7 +139,7 @@ struct constraints *constraints_new(const char *model_path, const struct engine_
 
 /* --- memory -------------------------------------------------------------- */
 
-/* With the lock held, as all below. */
+/* With the lock held, like all functions of this section. */
 static void compiled_free(struct constraints *all, struct compiled *c)
 {
 	all->n_idle--;
@@ -168,8 +168,8 @@ static void drop_idle(struct constraints *all)
 	}
 }
 
-/* Until no more than `bytes` of the pool are lent, if that can be: what was not used for longest
- * gives way first. */
+/* Frees or trims, least recently used first, until at most `bytes` of the pool are lent, if
+ * possible. */
 static void reclaim(struct constraints *all, const struct compiled *keep, size_t bytes)
 {
 	list_each_safe(n, next, &all->by_use) {
@@ -187,7 +187,7 @@ static void reclaim(struct constraints *all, const struct compiled *keep, size_t
 	}
 }
 
-/* Room for a network of so many bytes: 0, or -1. */
+/* Makes room for a network of this size. 0, or -1 if there is none. */
 static int network_room(struct constraints *all, size_t bytes)
 {
 	size_t most = all->pool.size / 2;
@@ -240,7 +240,7 @@ static void key_of(const Pds__Constraint *m, unsigned char key[32])
 	crypto_generichash_final(&h, key, 32);
 }
 
-/* What is compiled under this key is k's, too, now. 0: there is none. With the lock held. */
+/* Lets k use what is compiled under this key. Returns 0 if nothing is. With the lock held. */
 static int share(struct constraint *k, const unsigned char key[32])
 {
 	struct constraints *all = k->all;
@@ -261,7 +261,7 @@ static int no_memory(struct constraints *all, struct err *err)
 	               (size_t)all->pool.lent >> 20, (size_t)all->pool.size >> 20);
 }
 
-/* Takes g. *ret_c is in no list and no map yet. */
+/* Takes ownership of g. *ret_c is not yet in any list or map. */
 static int make_compiled(struct constraints *all, const Pds__Constraint *m, struct grammar *g,
                          struct compiled **ret_c, struct err *err)
 {
@@ -294,7 +294,7 @@ static int make_compiled(struct constraints *all, const Pds__Constraint *m, stru
 	return 0;
 }
 
-/* The same may be there by now, of a request that came first: then that one is used. */
+/* If another request has published the same constraint meanwhile, that one is used. */
 static void publish(struct constraint *k, struct compiled *c, const unsigned char key[32])
 {
 	struct constraints *all = k->all;
@@ -371,7 +371,7 @@ int constraint_compile(struct request_copy *req, struct err *err)
 	if (there)
 		return 0;
 	if (!room)
-		return no_memory(k->all, err); /* without compiling it first */
+		return no_memory(k->all, err); /* do not compile in vain */
 	int r = grammar_compile((enum grammar_kind)m->kind, m->text, strlen(m->text),
 	                        m->strict ? GRAMMAR_STRICT : 0, &g, err);
 	if (r == 0)
@@ -418,7 +418,7 @@ static void allow_end(const struct request_copy *req, const struct engine_info *
 	}
 }
 
-/* It is in use: the last to give way. Others give way while there is little room. */
+/* Marks c as most recently used. Reclaims memory from others if more than lent_max is lent. */
 static void touch(struct constraints *all, struct compiled *c, size_t lent_max)
 {
 	pthread_mutex_lock(&all->lock);
@@ -430,8 +430,8 @@ static void touch(struct constraints *all, struct compiled *c, size_t lent_max)
 	pthread_mutex_unlock(&all->lock);
 }
 
-/* What may follow the answer and `ahead` drafted tokens, for which the walk is not remembered:
- * they may turn out to be others. */
+/* Computes the mask of the token after the answer and `ahead` drafted tokens. With drafted tokens
+ * the walk is not kept, since they may be rejected. */
 static int find_mask(struct request_copy *req, const struct engine_info *info, uint32_t ahead,
                      struct err *err)
 {
@@ -444,7 +444,7 @@ static int find_mask(struct request_copy *req, const struct engine_info *info, u
 	touch(k->all, c, HIGH(k->all->pool.size));
 	int r = automaton_mask(c->automaton, walk, answer, request_copy_index(req) + ahead, mask,
 	                       &flags, err);
-	if (r == ERR_NOMEM && !ahead) { /* for a draft nobody gives way */
+	if (r == ERR_NOMEM && !ahead) { /* a draft is not worth reclaiming for */
 		touch(k->all, c, 0);
 		r = automaton_mask(c->automaton, walk, answer, request_copy_index(req) + ahead, mask,
 		                   &flags, err);
@@ -454,7 +454,7 @@ static int find_mask(struct request_copy *req, const struct engine_info *info, u
 	return r;
 }
 
-/* What the step before drafted more is given back. Returns for how many there is room. */
+/* Resizes the mask array to `masks`. Returns how many there is room for. */
 static uint32_t room_for(struct constraint *k, uint32_t masks)
 {
 	size_t words = k->all->words, had = k->masks * words, want = masks * words;

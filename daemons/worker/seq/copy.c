@@ -1,5 +1,5 @@
-/* copy.c - see copy.h. Everything that a message says is checked here once; behind it the values
- * are trusted. */
+/* copy.c - see copy.h. Every value of the message is checked here; the rest of the worker trusts
+ * the copy. */
 #include "copy.h"
 #include "constraint.h"
 #include "daemons/worker/worker.h"
@@ -88,7 +88,7 @@ static Pds__Sampling *copy_message(const Pds__Sampling *s)
 	return copy;
 }
 
-/* Everything else of the copy is there. */
+/* Call after the rest of the copy is filled in. */
 static void set_sampling(struct request_copy *req, const struct engine_info *info)
 {
 	const Pds__Sampling *s = req->asked;

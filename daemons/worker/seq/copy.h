@@ -1,5 +1,5 @@
-/* copy.h - what a worker keeps of a request: a checked copy of the message, its tokens growing
- * as they are generated. */
+/* copy.h - a worker's copy of a request: the checked contents of Pds__Request, with the tokens
+ * growing as they are generated. */
 #ifndef WORKER_SEQ_COPY_H
 #define WORKER_SEQ_COPY_H
 
@@ -12,7 +12,7 @@ struct constraint;
 #define ATTEMPT_KEY_BYTES 20u
 #define REQUEST_BIASES_MAX 1024u
 #define REQUEST_ALLOWED_MAX 16384u
-#define REQUEST_BAD_MAX 4096u /* of the list that holds all bad words */
+#define REQUEST_BAD_MAX 4096u /* entries of the list that holds all bad words */
 
 struct request_copy {
 	struct reqid id;
@@ -20,16 +20,16 @@ struct request_copy {
 	uint64_t deadline_us;
 	char router[48];
 	uint64_t router_epoch;
-	/* room: of the array, grows by doubling up to the context */
+	/* room_tokens: capacity of the array, which doubles as needed */
 	uint32_t *tokens, n_tokens, room_tokens;
 	uint32_t prompt_tokens, max_tokens;
-	/* n_tokens when it came: prompt and earlier attempts */
+	/* n_tokens on arrival: the prompt and the tokens of earlier attempts */
 	uint32_t given_tokens;
-	/* context length at which the answer ends: the model's, or what the stage has room for */
+	/* context length at which the answer ends: the model's, or the stage's limit */
 	uint32_t limit_tokens;
 	struct sample_params sampling;
 	struct sample_edit *edit; /* NULL: none */
-	/* the message's, a copy: for request_copy_fill, and `edit` reads its lists */
+	/* copy of the message: request_copy_fill sends it, and `edit` reads its lists */
 	Pds__Sampling *asked;
 	int prompt_logprobs, ignore_eos;
 	int32_t prompt_top;            /* alternatives for a token of the prompt */
@@ -50,33 +50,33 @@ struct worker_failure;
 void request_copy_fail(const struct request_copy *req, struct worker *w,
                        const struct worker_failure *f);
 
-/* ERR_INVALID with a sentence when the request does not fit the model (ids, context,
- * parameters); req is then empty. */
+/* 0; ERR_INVALID with a sentence: the request does not fit the model (ids, context, parameters);
+ * ERR_NOMEM. On error req is empty. */
 int request_copy_init(struct request_copy *req, const struct msg_head *head, const Pds__Request *r,
                       const struct engine_info *info, struct err *err);
 void request_copy_fini(struct request_copy *req);
-/* r and s point into req. */
+/* Fills r and s; they point into req. */
 void request_copy_fill(const struct request_copy *req, Pds__Request *r, Pds__Sampling *s);
 /* Answer tokens so far; the next token has this index. */
 static inline uint32_t request_copy_index(const struct request_copy *req)
 {
 	return req->n_tokens - req->prompt_tokens;
 }
-/* The draw of the token behind its own and `ahead` drafted ones, which stand behind them. */
+/* The draw of the token after its own and `ahead` drafted ones, which are stored after them. */
 struct engine_draw request_copy_draw(const struct request_copy *req, uint32_t ahead);
-/* How probable its token `at`, of the prompt, was. */
+/* Asks for the probability of the prompt's token `at`. */
 static inline struct engine_draw request_copy_score(const struct request_copy *req, uint32_t at)
 {
 	return (struct engine_draw){.score = 1, .id = req->tokens[at], .logprobs = req->prompt_top};
 }
-/* 0, or ERR_CORRUPT with a sentence: the logits that r comes from are not finite. part: "prompt" or
- * "answer", of which they were for token `at`. */
+/* 0, or ERR_CORRUPT with a sentence if the logits were not finite. part: "prompt" or "answer"; at:
+ * index of the token in it. */
 int drawn_check_finite(const struct kern_drawn *r, const char *part, uint32_t at, struct err *err);
 /* Appends the token and says whether it ends the answer. */
 Pds__Finish request_copy_append(struct request_copy *w, uint32_t id,
                                 const struct engine_info *info);
 
-/* A Token message from a sample; alternatives and all live in one malloc'd piece: free(). */
+/* A Token message with its alternatives in one piece of memory; the caller frees it with free(). */
 Pds__Token *drawn_token(const struct kern_drawn *r, int want_logprobs);
 
 #endif

@@ -13,7 +13,8 @@ struct score {
 	struct msg_head head;
 	char router[48];
 	uint64_t router_epoch;
-	uint32_t first, n, n_top; /* n_top: of each token */
+	uint32_t first, n; /* prompt index of its first token; tokens */
+	uint32_t n_top;    /* alternatives of each token */
 	float logprobs[SCORE_TOKENS_MAX];
 	uint32_t ranks[SCORE_TOKENS_MAX];
 	struct kern_top top[]; /* (SCORE_TOKENS_MAX, n_top) */

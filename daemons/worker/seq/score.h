@@ -1,6 +1,6 @@
-/* score.h - log-probabilities of a prompt's own tokens on their way to the router, a slice for each
- * step that computed some. So neither worker nor router ever has the prompt's log-probabilities
- * in one message, and nothing of them stays here. */
+/* score.h - log-probabilities of the prompt's tokens on their way to the router: one slice for each
+ * step that computed some. So no message holds those of a whole prompt, and the worker keeps
+ * none. */
 #ifndef WORKER_SCORE_H
 #define WORKER_SCORE_H
 
@@ -24,13 +24,13 @@ static inline int score_is_owed(const struct request_copy *req, uint32_t scored)
 
 struct score;
 
-/* The slice whose first token is the prompt's token `at`. Any thread; w is copied from. */
+/* A slice whose first token is the prompt's token `at`. Any thread; copies what it needs of w. */
 struct score *score_new(struct worker *worker, const struct request_copy *w, uint32_t at);
-/* The next token's. 1: the slice is full now. */
+/* Adds the next token's. Returns 1 if the slice is full now. */
 int score_add(struct score *s, const struct kern_drawn *r);
-struct list *score_node(struct score *s); /* for whoever holds it */
+struct list *score_node(struct score *s); /* for the list of its holder */
 struct score *score_of(struct list *node);
-/* to the request's router, if it is still there; frees. On the loop */
+/* Sends it to the request's router, if that is still there, and frees it. On the loop. */
 void score_send(struct score *s);
 void score_post(struct svc *svc, void *score); /* score_send, for svc_post */
 void score_free(struct score *s);

@@ -1,17 +1,17 @@
 /* client.c - see client.h.
  *
- * A batch: IN_HAND (named, waits for the loop) -> SENT -> completed; or SENT -> FENCING ->
- * completed, for a get that was given up. Only the loop's thread moves a batch on, completes it and
- * frees it; other threads add batches and mark them as unwanted, under the lock. A message goes out
- * without the lock, because the link may call back.
+ * States of a batch: IN_HAND (numbered, waits for the loop) -> SENT -> completed; a get that was
+ * given up goes SENT -> FENCING -> completed. Only the loop's thread changes a batch's state,
+ * completes it and frees it; other threads add batches and mark them unwanted, under the lock.
+ * Messages are sent without the lock, because the link may call back.
  *
- * What always holds: used = batches in the table + completions not taken <= batches_max, so the
- * queue has room for every completion. A batch is sent only while the link's peer and the process
- * that has our memory are the same life (epoch), so for each batch that was sent one of these
- * comes: an answer, or `gone` of that epoch. A get completes only on such an answer, on the
- * fence's acknowledgement, or on gone; a fence is asked for again each second and when the link
- * is up again, because storage may have forgotten it or been stopped. Answers are checked
- * against what was asked; what does not match is an error of that item. */
+ * Invariants: used = batches in the table + completions not taken <= batches_max, so the queue has
+ * room for every completion. A batch is sent only while the link's peer and the process that maps
+ * our memory have the same epoch, so each sent batch is ended either by an answer or by `gone` of
+ * that epoch. A get completes only on an answer, on the fence's acknowledgement, or on `gone`; the
+ * fence is requested again each second and when the link comes up, because storage may have
+ * forgotten it or been stopped. Answers are checked against the request; a mismatch is an error of
+ * that item. */
 #include "client.h"
 
 #include "daemons/worker/links/attach.h"
@@ -38,12 +38,12 @@ struct asked {
 	struct list link;
 	enum asked_state state;
 	atomic_int unwanted;                      /* store_cancel, store_reset */
-	uint64_t deadline_us, begun_us, fence_us; /* fence_us: of the next fence message */
-	uint64_t epoch;                           /* of the storage that it was sent to */
+	uint64_t deadline_us, begun_us, fence_us; /* fence_us: when to send the next STORE_FENCE */
+	uint64_t epoch;                           /* of the storage it was sent to */
 	uint32_t n;
 	int prefetch;                 /* lookups */
 	struct kv_hash *hash;         /* (n), lookups */
-	struct store_completion *out; /* filled as far as it is known */
+	struct store_completion *out; /* filled in as answers arrive */
 };
 
 struct store {
@@ -55,7 +55,7 @@ struct store {
 	struct peer *peer;   /* the link, up or not */
 	uint64_t link_epoch; /* of storage while the link is up, else 0 */
 	struct attach *attach;
-	uint64_t memory_epoch; /* of the storage that has our memory, 0: none */
+	uint64_t memory_epoch; /* of the storage that maps our memory, 0: none */
 	atomic_int ready;
 	struct event *timer;
 	struct queue *done;
@@ -83,7 +83,7 @@ static void set_reason(struct store_completion *c, int code, const char *fmt, ..
 	va_end(ap);
 }
 
-/* What was not answered fails for the batch's reason. */
+/* Items without an answer fail with the batch's reason. */
 static void fill_results(struct store_completion *c)
 {
 	Pds__StoreCode code = c->code == ERR_CLOSED || c->code == ERR_INVALID
@@ -130,7 +130,7 @@ static void complete(struct store *st, struct asked *a, int answered, int quiet)
 	c->quiet = quiet;
 	c->epoch = a->epoch;
 	c->took_us = clock_us() - a->begun_us;
-	/* a lookup has no results, and its own */
+	/* a lookup has no results; its `leading` is set from the answer */
 	while (c->leading < c->n && c->result[c->leading].code == PDS__STORE_CODE__STORE_OK)
 		c->leading++;
 	if (c->code != 0)
@@ -198,8 +198,8 @@ static void send_fence(struct store *st, struct asked *a)
 		svc_send(st->svc, st->peer, MSG_STORE_FENCE, NULL, &m);
 }
 
-/* The batch was sent and nobody waits for it any more. A put is void by generation, a lookup
- * touches nothing; only a get must be fenced. */
+/* The batch was sent and is not wanted any more. A put is void by the block's generation and a
+ * lookup touches nothing; only a get must be fenced. */
 static void give_up(struct store *st, struct asked *a)
 {
 	if (a->out->op != STORE_OP_LOOKUP)
@@ -215,7 +215,7 @@ static void send_batch(struct store *st, struct asked *a)
 	if (a->unwanted) {
 		set_reason(a->out, ERR_CANCELLED, "given up before it was sent");
 	} else if (a->deadline_us && a->deadline_us <= clock_us()) {
-		set_reason(a->out, ERR_TIMEOUT, "its deadline had passed before it was sent");
+		set_reason(a->out, ERR_TIMEOUT, "the deadline passed before it was sent");
 	} else if (!atomic_load(&st->ready)) {
 		set_reason(a->out, ERR_CLOSED, "storage %s is not attached", st->name);
 	} else {
@@ -231,15 +231,15 @@ static void send_batch(struct store *st, struct asked *a)
 
 /* --- the loop's round --- */
 
-/* What a batch needs now: it goes from the present state by one step, or by none. Returns when
- * it is to be looked at again, 0: only when something comes. */
+/* Advances a batch by at most one state. Returns when to look at it again; 0: not before a message
+ * or a link event arrives. */
 static uint64_t asked_step(struct store *st, struct asked *a, uint64_t now)
 {
 	uint64_t deadline = a->deadline_us;
 	switch (a->state) {
 	case ASKED_IN_HAND:
 		send_batch(st, a);
-		return deadline; /* a may be gone; a look for nothing does no harm */
+		return deadline; /* a may be freed; an unnecessary look does no harm */
 	case ASKED_SENT:
 		if (a->unwanted)
 			set_reason(a->out, ERR_CANCELLED, "given up");
@@ -260,8 +260,8 @@ static uint64_t asked_step(struct store *st, struct asked *a, uint64_t now)
 	return 0;
 }
 
-/* The batches of the table as of now. Only the loop removes any, so the pointers hold until it
- * does. */
+/* The batches that are in the table now. Only the loop removes batches, so the pointers stay valid
+ * until it does. */
 static struct asked **snapshot(struct store *st, uint32_t *ret_n)
 {
 	struct asked **list = mem_array(st->batches_max, sizeof *list);
@@ -326,10 +326,10 @@ static void wake_loop(struct store *st)
 	svc_post(st->svc, loop_run, st);
 }
 
-/* --- what comes from storage; on the loop --- */
+/* --- messages from storage; on the loop --- */
 
-/* The batch that an answer from p is about, sent to that life of it; NULL: completed already, or
- * never asked. */
+/* The batch that an answer from p is about, if it was sent to this epoch of p; NULL: completed
+ * already, or never sent. */
 static struct asked *asked_find(struct store *st, struct peer *p, uint64_t batch)
 {
 	struct asked *found = NULL;
@@ -363,7 +363,7 @@ static void result_read(const Pds__StoreResult *m, struct store_result *r)
 	    (m->hash.len && (m->hash.len != sizeof r->item.hash.b ||
 	                     memcmp(m->hash.data, r->item.hash.b, sizeof r->item.hash.b) != 0))) {
 		r->code = PDS__STORE_CODE__STORE_ERROR;
-		snprintf(r->text, sizeof r->text, "storage answered about another block");
+		snprintf(r->text, sizeof r->text, "storage's answer names another block");
 		return;
 	}
 	r->code = m->code <= PDS__STORE_CODE__STORE_CANCELLED ? m->code : PDS__STORE_CODE__STORE_ERROR;
@@ -411,7 +411,7 @@ static void on_fenced(struct store *st, struct peer *p, const Pds__StoreFenced *
 void store_message(struct store *st, struct peer *p, const ProtobufCMessage *body)
 {
 	if (!st || p != st->peer)
-		return; /* only storage speaks of its batches */
+		return; /* only storage may answer batches */
 	if (body->descriptor == &pds__store_done__descriptor)
 		on_done(st, p, (const Pds__StoreDone *)body);
 	else if (body->descriptor == &pds__store_found__descriptor)
@@ -420,7 +420,7 @@ void store_message(struct store *st, struct peer *p, const ProtobufCMessage *bod
 		on_fenced(st, p, (const Pds__StoreFenced *)body);
 }
 
-/* --- the link, and who has our memory --- */
+/* --- the link, and who maps our memory --- */
 
 static void set_ready(struct store *st)
 {
@@ -480,7 +480,7 @@ static void on_attached(void *arg, uint64_t epoch, int bell_fd)
 	set_ready(st);
 }
 
-/* That life of storage can touch nothing any more: what waits for it ends. */
+/* Storage of this epoch can touch nothing any more: its batches complete. */
 static void on_gone(void *arg, uint64_t epoch)
 {
 	struct store *st = arg;
@@ -506,7 +506,7 @@ static struct asked *asked_new(enum store_op op, uint32_t n, uint64_t deadline_u
 {
 	struct asked *a = mem_zalloc(sizeof *a);
 	uint32_t results = op == STORE_OP_LOOKUP ? 0 : n;
-	/* a lookup's tiers, or results */
+	/* a lookup's tiers, otherwise the results */
 	size_t behind = op == STORE_OP_LOOKUP ? n : (size_t)n * sizeof(struct store_result);
 	list_init(&a->link);
 	a->deadline_us = deadline_us;
@@ -521,7 +521,7 @@ static struct asked *asked_new(enum store_op op, uint32_t n, uint64_t deadline_u
 	return a;
 }
 
-/* Into the table and to the loop; a is freed if it cannot be. */
+/* Adds the batch to the table and wakes the loop; frees it on error. */
 static int ask(struct store *st, struct asked *a, uint64_t *ret_batch)
 {
 	pthread_mutex_lock(&st->lock);

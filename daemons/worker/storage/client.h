@@ -1,24 +1,24 @@
 /* client.h - the worker's client of this host's storage daemon: put, get and look up KV blocks by
  * prefix hash, in batches.
  *
- * store_put, store_get, store_lookup and store_cancel may be called from any thread; they copy what
- * they are given, never wait, and name the batch. Each batch that was named completes exactly once,
- * in one completion queue: answered, timed out, cancelled, or with storage gone. A completion may
- * be taken on any thread, by a blocking, a timed or a non-blocking take; store_fd is readable
- * exactly while completions are there. Batches outstanding and completions not yet taken together
- * are bounded (batches_max), so the queue never overflows and a caller that does not take gets
- * ERR_FULL.
+ * store_put, store_get, store_lookup and store_cancel may be called from any thread; they copy
+ * their arguments, never wait, and return the batch's number. Each numbered batch completes exactly
+ * once, in one completion queue: answered, timed out, cancelled, or because storage is gone.
+ * Completions may be taken on any thread, by a blocking, a timed or a non-blocking take; store_fd
+ * is readable exactly while the queue is not empty. Outstanding batches and completions not yet
+ * taken are bounded together (batches_max): the queue never overflows, and a caller that does not
+ * take completions gets ERR_FULL.
  *
  * Who may touch the blocks:
- *   put     storage reads them. completion->quiet 1: it does not any more (kv_pool_read_end). quiet
- *           0 (timed out, cancelled, link down): it may still read; its write is void once the
- *           block has a new generation (kv_pool_void).
- *   get     storage writes them. The completion comes only when it does not any more: it answered,
- *           it acknowledged a fence, or its process is gone. So a get that has timed out completes
- *           later than its deadline, and until it completes the blocks must not be reused, released
- *           or computed into. quiet is always 1.
+ *   put     storage reads them. completion->quiet 1: storage has stopped reading
+ *           (kv_pool_read_end). quiet 0 (timed out, cancelled, link down): storage may still read;
+ *           what it stores is void once the block has a new generation (kv_pool_void).
+ *   get     storage writes them. The completion arrives only after storage has stopped writing: it
+ *           answered, it acknowledged a fence, or its process is gone. So a get that times out
+ *           completes later than its deadline, and until it completes the blocks must not be
+ *           reused, released or computed into. quiet is always 1.
  *
- * The store asks no pool and frees no block: what belongs to a batch hangs on its user pointer. */
+ * The store knows no pool and frees no block: a batch's owner keeps what belongs to it (user). */
 #ifndef WORKER_STORAGE_CLIENT_H
 #define WORKER_STORAGE_CLIENT_H
 
@@ -33,7 +33,7 @@
 struct store;
 
 /* Where storage has a block, from the fastest to the slowest; the numbers are the protocol's
- * (StoreFound.tiers, KvEvents.tier). NONE: it did not say. */
+ * (StoreFound.tiers, KvEvents.tier). NONE: not told. */
 enum store_tier {
 	STORE_TIER_NONE,
 	STORE_TIER_MEMORY,
@@ -45,7 +45,7 @@ enum store_tier {
 struct store_item {
 	struct kv_hash hash;
 	uint32_t block;
-	/* of the block; put: its contents are valid under it, get: the room is ours under it */
+	/* the block's; put: the contents are valid under it; get: the block is ours under it */
 	uint64_t generation;
 };
 
@@ -53,9 +53,9 @@ enum store_op { STORE_OP_PUT, STORE_OP_GET, STORE_OP_LOOKUP };
 
 struct store_result {
 	struct store_item item; /* as asked */
-	Pds__StoreCode code;    /* STORE_OK: stored, or in the block and verified */
-	unsigned char tier;     /* enum store_tier: which has it */
-	char text[112];         /* reason of anything but OK and MISS, "" otherwise */
+	Pds__StoreCode code;    /* STORE_OK: put: stored; get: read into the block and verified */
+	unsigned char tier;     /* enum store_tier that has the block */
+	char text[112];         /* reason if code is neither OK nor MISS, else "" */
 };
 
 struct store_completion {
@@ -66,17 +66,17 @@ struct store_completion {
 	 * is gone), ERR_FULL, ERR_INVALID */
 	int code;
 	char text[160]; /* reason of code, "" when 0 */
-	int quiet;      /* storage does not touch the blocks any more; see above */
+	int quiet;      /* storage has stopped touching the blocks; see above */
 	/* lookup: how many of the hashes, from the first, are stored. get: how many leading items are
 	 * OK */
 	uint32_t leading;
-	uint64_t took_us; /* asked until completed */
-	uint64_t epoch;   /* life of storage that was asked, 0: it was not sent */
+	uint64_t took_us; /* from the call to the completion */
+	uint64_t epoch;   /* of the storage it was sent to, 0: it was not sent */
 	/* lookup: enum store_tier of each leading one (leading); NULL for put and get. Part of the
 	 * completion */
 	const unsigned char *tiers;
-	/* results: one for each item, in the order of the call, also when code is not 0 (what did
-	 * arrive is OK); 0 for lookups */
+	/* results: one per item, in the order of the call, also when code is not 0 (items that
+	 * arrived are OK); 0 for lookups */
 	uint32_t n;
 	struct store_result result[];
 };
@@ -87,48 +87,47 @@ struct store_opts {
 	const struct handover_hello *hello; /* copied */
 	int control_fd, data_fd;            /* the caller's; must stay open until store_destroy */
 	uint32_t batches_max;
-	/* Storage is ready (again), in this life of it; on the loop. What a former life said that it
-	 * has in host memory is gone. NULL: none */
+	/* Storage of this epoch is ready; on the loop. Host memory of an earlier epoch is lost. May be
+	 * NULL */
 	void (*on_ready)(void *arg, uint64_t epoch);
 	void *arg;
 };
 
-/* Connects in the background, again after storage was restarted, until destroyed. new and
- * destroy: on the loop's thread. */
+/* Connects in the background, and again after storage restarts, until destroyed. store_new and
+ * store_destroy: on the loop's thread. */
 struct store *store_new(struct svc *s, const struct store_opts *opts);
-/* Nobody may use it any more. Completions that were not taken are freed; their user pointers are
- * not touched. A get that is still outstanding is the caller's to wait for first (store_reset,
- * then take until store_outstanding says 0). */
+/* No other thread may use it any more. Completions not taken are freed; their user pointers are not
+ * touched. The caller must first wait for outstanding gets (store_reset, then take until
+ * store_outstanding returns 0). */
 void store_destroy(struct store **st);
 
-/* The life of storage that is ready now, 0: none. On the loop. */
+/* Epoch of the storage that is ready now, 0: none. On the loop. */
 uint64_t store_epoch(const struct store *st);
 const char *store_tier_name(unsigned tier);
 
-/* 1 while storage has our memory mapped and its link is up: what is asked now has a chance. Any
+/* 1 while storage maps our memory and its link is up: only then are batches accepted. Any
  * thread. */
 int store_ready(const struct store *st);
 
-/* deadline_us: monotonic, 0: none. 0 and *ret_batch, or no batch: ERR_CLOSED (not ready), ERR_FULL
- * (batches_max), ERR_INVALID (n is 0 or over STORE_ITEMS_MAX). ret_batch may be NULL. The
- * completion may be in the queue before the call returns. */
+/* deadline_us: monotonic, 0: none. Returns 0 and sets *ret_batch, or there is no batch: ERR_CLOSED
+ * (not ready), ERR_FULL (batches_max), ERR_INVALID (n is 0 or above STORE_ITEMS_MAX). ret_batch may
+ * be NULL. The completion may be queued before the call returns. */
 int store_put(struct store *st, const struct store_item *items, uint32_t n, uint64_t deadline_us,
               void *user, uint64_t *ret_batch);
 int store_get(struct store *st, const struct store_item *items, uint32_t n, uint64_t deadline_us,
               void *user, uint64_t *ret_batch);
-/* prefetch: what is found below host memory is brought up into it meanwhile, because a get will
+/* prefetch 1: storage copies blocks that it finds below host memory into it, because a get will
  * follow. */
 int store_lookup(struct store *st, const struct kv_hash *hashes, uint32_t n, int prefetch,
                  uint64_t deadline_us, void *user, uint64_t *ret_batch);
-/* Gives a batch up: it completes with ERR_CANCELLED (or as it was, if that came first). Unknown
+/* Gives a batch up: it completes with ERR_CANCELLED, unless it has completed before. Unknown
  * batches are ignored. */
 void store_cancel(struct store *st, uint64_t batch);
-/* Gives up all that is outstanding at the time of the call, sent or still in hand; each completes
- * with ERR_CANCELLED, gets once they are fenced. Completions that are in the queue already stay
- * as they are. Returns how many are still to be taken: take that many and nothing is left. Any
- * thread. */
+/* Gives up all outstanding batches, sent or not; each completes with ERR_CANCELLED (gets once they
+ * are fenced). Completions already queued stay as they are. Returns how many completions are still
+ * to be taken. Any thread. */
 uint32_t store_reset(struct store *st);
-uint32_t store_outstanding(struct store *st); /* batches named and not yet taken */
+uint32_t store_outstanding(struct store *st); /* batches whose completion is not yet taken */
 
 /* The completion is the caller's: store_completion_free. */
 /* waits; NULL after store_close, when drained */
@@ -139,22 +138,21 @@ struct store_completion *store_try(struct store *st); /* NULL: none now */
 /* for poll or an event loop; never read it */
 int store_fd(const struct store *st);
 void store_completion_free(struct store_completion **c);
-/* No new batches (ERR_CLOSED); everything outstanding completes as by store_reset, and takers
- * that wait get NULL when all was taken. */
+/* From now on batches are refused with ERR_CLOSED; outstanding ones complete as by store_reset.
+ * Takers that wait get NULL once all completions were taken. */
 void store_close(struct store *st);
 
-/* --- from the daemon's svc hooks, on the loop; without a store (NULL) they do nothing --- */
-/* For MSG_STORE_DONE, MSG_STORE_FOUND, MSG_STORE_FENCED: put one svc_msg handler on all three
- * that calls this. */
+/* --- called by the daemon's svc hooks, on the loop; NULL: nothing is done --- */
+/* Handles MSG_STORE_DONE, MSG_STORE_FOUND and MSG_STORE_FENCED. */
 void store_message(struct store *st, struct peer *p, const ProtobufCMessage *body);
-/* From the hooks up and down, for every peer: peers that are not storage are ignored. */
+/* Call for every peer: peers other than storage are ignored. */
 void store_up(struct store *st, struct peer *p);
 void store_down(struct store *st, struct peer *p, const char *why);
 
 struct store_counts {
 	uint64_t put_blocks, got_blocks, missed_blocks, lookups, timeouts, errors;
 	uint64_t looked_up; /* blocks, of all lookups */
-	/* blocks, by the tier that had, gave or took them; NONE: it did not say */
+	/* blocks by the tier that found, read or stored them; NONE: not told */
 	uint64_t found[STORE_TIERS], got[STORE_TIERS], put[STORE_TIERS];
 	uint32_t outstanding;
 	int ready;

@@ -1,5 +1,5 @@
-/* rates.c - see rates.h. Arithmetic under one small lock; nothing fails. A line that its points do
- * not determine (all reads of one size) goes through the origin, and neither its begin nor its
+/* rates.c - see rates.h. Arithmetic under one lock; nothing fails. Where the points do not
+ * determine a line (all reads have one size) it goes through the origin. Neither the begin nor the
  * slope is ever negative. */
 #include "rates.h"
 #include "util/clock.h"
@@ -32,7 +32,7 @@ static void line_add(struct rates_line *l, double x, double y)
 	l->xy = l->xy * KEEP + x * y;
 }
 
-/* y = *begin + x * *slope. 0: nothing is known. */
+/* Fits y = *begin + x * *slope. Returns 0 if there are no points. */
 static int line_fit(const struct rates_line *l, double *begin, double *slope)
 {
 	*begin = *slope = 0;
@@ -44,14 +44,14 @@ static int line_fit(const struct rates_line *l, double *begin, double *slope)
 		*begin = (l->y - *slope * l->x) / l->weight;
 	}
 	if (*slope <= 0 || *begin < 0) {
-		/* one size only, or noise: all time is the bytes'; without bytes it is nobody's */
+		/* one size only, or noise: attribute all time to the bytes */
 		*begin = l->x > 0 ? 0 : l->y / l->weight;
 		*slope = l->x > 0 ? l->y / l->x : 0;
 	}
 	return 1;
 }
 
-/* --- what is seen -------------------------------------------------------- */
+/* --- measurements -------------------------------------------------------- */
 
 void rates_note_read(struct rates *r, unsigned tier, uint64_t bytes, uint64_t us)
 {
@@ -63,7 +63,8 @@ void rates_note_read(struct rates *r, unsigned tier, uint64_t bytes, uint64_t us
 	pthread_mutex_unlock(&r->lock);
 }
 
-/* The slowest tier of a mixed read gets what the others, by what is known of them, did not take. */
+/* In a mixed read the slowest tier is charged what is left of the time after the estimates of the
+ * others. */
 void rates_note_blocks(struct rates *r, const uint32_t blocks[STORE_TIERS], unsigned expected,
                        uint64_t us)
 {
@@ -109,15 +110,15 @@ void rates_note_compute(struct rates *r, uint64_t tokens, uint64_t us)
 
 /* --- the rule ------------------------------------------------------------ */
 
-/* us to compute one block; 0: not known. The begin of a step is not counted: most steps are
- * taken anyhow. */
+/* us to compute one block; 0: not known. The fixed cost of a step is not counted: most steps are
+ * taken in any case. */
 static double compute_block_us(const struct rates *r)
 {
 	const struct rates_line *l = &r->compute;
 	return l->x > 0 ? l->y / l->x * r->block_tokens : 0;
 }
 
-/* 1: one read from this tier may be tried although it does not pay. */
+/* 1: a read from this tier may be tried although it is expected to be slower: rates change. */
 static int retry_due(struct rates *r, unsigned tier, uint64_t now_us)
 {
 	if (now_us - r->noted_us[tier] < r->retry_us)
@@ -182,7 +183,7 @@ void rates_brought_up(struct rates *r, unsigned char *tiers, uint32_t n_blocks, 
 	pthread_mutex_unlock(&r->lock);
 }
 
-/* --- for people ---------------------------------------------------------- */
+/* --- for pdctl ----------------------------------------------------------- */
 
 static uint32_t break_even(const struct rates *r, double begin, double slope)
 {

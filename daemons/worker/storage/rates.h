@@ -18,7 +18,7 @@
 
 enum rates_mode { RATES_AUTO, RATES_ALWAYS, RATES_NEVER }; /* setting storage_read */
 
-/* Weighted sums of what was seen: x bytes or tokens, y microseconds. weight 0: nothing was. */
+/* Weighted sums over the measurements: x bytes or tokens, y microseconds. weight 0: none yet. */
 struct rates_line {
 	double weight, x, y, xx, xy;
 };
@@ -29,36 +29,36 @@ struct rates {
 	uint32_t block_tokens;
 	uint64_t block_bytes, retry_us;
 	struct rates_line read[STORE_TIERS], compute, write;
-	uint64_t noted_us[STORE_TIERS];       /* when a read from the tier was noted, or tried, last */
-	uint64_t chosen_read, chosen_compute; /* blocks, of all that were asked about */
+	uint64_t noted_us[STORE_TIERS];       /* last read from the tier, or attempt */
+	uint64_t chosen_read, chosen_compute; /* blocks, over all decisions */
 };
 
 void rates_init(struct rates *r, enum rates_mode mode, uint32_t block_tokens, uint64_t block_bytes);
 void rates_fini(struct rates *r);
 
-/* bytes arrived after us; 0 bytes: nothing came in that time. */
+/* `bytes` arrived within `us`; 0 bytes: nothing arrived in that time. */
 void rates_note_read(struct rates *r, unsigned tier, uint64_t bytes, uint64_t us);
-/* A read that has ended: so many blocks came from each tier; expected: the slowest that was to
- * give some, for when nothing came. */
+/* A read has ended; blocks: how many each tier delivered; expected: the slowest tier that should
+ * have delivered some, charged if nothing arrived. */
 void rates_note_blocks(struct rates *r, const uint32_t blocks[STORE_TIERS], unsigned expected,
                        uint64_t us);
-/* The same of a get that has completed. */
+/* The same from a completed get. */
 void rates_note_got(struct rates *r, const struct store_completion *c, unsigned expected);
-/* So many blocks were written after us; only for people. */
+/* `blocks` were written within `us`; only for display. */
 void rates_note_write(struct rates *r, uint32_t blocks, uint64_t us);
 /* A step that computed `tokens` prompt tokens. */
 void rates_note_compute(struct rates *r, uint64_t tokens, uint64_t us);
 
-/* How many leading blocks are faster read than recomputed; tiers[i] says where block i is (enum
+/* How many leading blocks are faster to read than to compute. tiers[i] is where block i is (enum
  * store_tier; NONE counts as memory). */
 uint32_t rates_worth_reading(struct rates *r, const unsigned char *tiers, uint32_t n_blocks);
 
-/* Storage was asked elapsed_us ago to bring these blocks up into its memory: tiers[i] becomes
- * MEMORY for those that it should have brought up by now. */
+/* Storage was asked elapsed_us ago to prefetch these blocks into its memory: tiers[i] becomes
+ * MEMORY for those that should be there by now. */
 void rates_brought_up(struct rates *r, unsigned char *tiers, uint32_t n_blocks,
                       uint64_t elapsed_us);
 
-/* What is known now; 0: not known. */
+/* Current estimates; 0: not known. */
 struct rates_view {
 	/* bytes_us: bytes per microsecond, that is MB/s */
 	double read_begin_us[STORE_TIERS], read_bytes_us[STORE_TIERS];

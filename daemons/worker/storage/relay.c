@@ -1,8 +1,8 @@
 /* relay.c - see relay.h.
  *
- * What always holds: a router that heard of a tier (has) hears all that storage says of it, in
- * order, or hears nothing more of it until a list restarts (lacks). A message that is none of
- * storage's is counted and dropped. Nothing here is fatal. */
+ * Invariant: for each tier, a router either receives every event of storage in order (has), or
+ * nothing until a list restarts (lacks). A message from another peer than storage is counted and
+ * dropped. Nothing here is fatal. */
 #include "relay.h"
 #include "util/clock.h"
 #include "util/list.h"
@@ -16,16 +16,16 @@
 #define TIER_LAST 2u
 #define TIERS_ALL 6u   /* bits */
 #define PIECE 4096u    /* hashes of one message, at most */
-#define SOON_US 10000u /* several routers that come up together are asked for once */
-/* pause before storage is asked again because of a full link: twice as long each time, */
+#define SOON_US 10000u /* one list serves all routers that come up within this time */
+/* pause before lists are requested again after a full link; it doubles each time */
 #define AGAIN_US 200000u
-#define AGAIN_MAX_US 10000000u /* up to this, */
-#define CALM_US 60000000u      /* and short again after so long without one */
+#define AGAIN_MAX_US 10000000u
+#define CALM_US 60000000u /* without a full link: the pause is AGAIN_US again */
 
-struct follower {
+struct relay_follower {
 	struct list node;
 	struct peer *p;
-	/* bits of tiers: it was told of; the beginning of whose list it has not heard */
+	/* bits of tiers: those it was told about; those whose list it still needs */
 	unsigned has, lacks;
 };
 
@@ -34,10 +34,10 @@ struct relay {
 	struct relay_stats stats;
 	struct peer *storage; /* NULL: its link is down */
 	int reads, writes;
-	int needs_list; /* storage has not been asked since its link came up */
+	int needs_list; /* no list was requested since storage's link came up */
 	struct list followers;
 	struct event *timer;
-	uint64_t pause_us, cut_us; /* before the next question; when a link was last full */
+	uint64_t pause_us, cut_us; /* pause before the next request; when a link was last full */
 };
 
 static unsigned bit_of(uint32_t tier)
@@ -45,30 +45,30 @@ static unsigned bit_of(uint32_t tier)
 	return 1u << tier;
 }
 
-static void in(struct relay *r, uint64_t us)
+static void arm(struct relay *r, uint64_t us)
 {
 	struct timeval t = clock_timeval(us);
 	if (!event_pending(r->timer, EV_TIMEOUT, NULL))
 		event_add(r->timer, &t);
 }
 
-/* Storage is asked in a moment; sooner than was planned if there is no reason to wait. */
+/* Requests the lists in a moment, also if a longer pause was planned. */
 static void ask_soon(struct relay *r)
 {
 	event_del(r->timer);
-	in(r, SOON_US);
+	arm(r, SOON_US);
 }
 
 static void ask(struct relay *r)
 {
 	unsigned lacks = r->writes && r->needs_list;
 	list_each(it, &r->followers)
-		lacks |= r->reads ? list_entry(it, struct follower, node)->lacks : 0;
+		lacks |= r->reads ? list_entry(it, struct relay_follower, node)->lacks : 0;
 	if (!r->storage || !lacks)
 		return;
 	Pds__StoreList m = PDS__STORE_LIST__INIT;
 	if (svc_send(r->svc, r->storage, MSG_STORE_LIST, NULL, &m.base) < 0) {
-		in(r, AGAIN_US);
+		arm(r, AGAIN_US);
 		return;
 	}
 	r->needs_list = 0;
@@ -76,7 +76,7 @@ static void ask(struct relay *r)
 	log_info("store_list", "storage=%s", peer_name(r->storage));
 }
 
-static int say_empty(struct relay *r, struct follower *f, uint32_t tier)
+static int say_empty(struct relay *r, struct relay_follower *f, uint32_t tier)
 {
 	Pds__KvEvents m = PDS__KV_EVENTS__INIT;
 	m.reset = 1;
@@ -84,22 +84,22 @@ static int say_empty(struct relay *r, struct follower *f, uint32_t tier)
 	return svc_send(r->svc, f->p, MSG_KV_EVENTS, NULL, &m.base);
 }
 
-/* Storage is gone, or is not read any more: its tiers are empty to this router. What its link
- * does not take is said later. */
-static void say_gone(struct relay *r, struct follower *f)
+/* Storage is gone, or is not read any more: tells this router that its tiers are empty; again later
+ * if its link is full. */
+static void say_gone(struct relay *r, struct relay_follower *f)
 {
 	f->lacks = TIERS_ALL;
 	for (uint32_t t = TIER_FIRST; t <= TIER_LAST; t++)
 		if (f->has & bit_of(t) && say_empty(r, f, t) == 0)
 			f->has &= ~bit_of(t);
 	if (f->has)
-		in(r, AGAIN_US);
+		arm(r, AGAIN_US);
 }
 
 static void all_gone(struct relay *r)
 {
 	list_each(it, &r->followers)
-		say_gone(r, list_entry(it, struct follower, node));
+		say_gone(r, list_entry(it, struct relay_follower, node));
 }
 
 static void on_timer(evutil_socket_t fd, short what, void *arg)
@@ -112,9 +112,8 @@ static void on_timer(evutil_socket_t fd, short what, void *arg)
 	ask(r);
 }
 
-/* A router's link is full: its list restarts, but not at once, as that is more of what there
- * is too much of. */
-static void cut(struct relay *r, struct follower *f, unsigned bit)
+/* A router's link is full: its list restarts, after a pause, since a list is even more data. */
+static void cut(struct relay *r, struct relay_follower *f, unsigned bit)
 {
 	uint64_t now = clock_us();
 	stat_add(svc_stats(r->svc), r->stats.cut, 1);
@@ -127,10 +126,10 @@ static void cut(struct relay *r, struct follower *f, unsigned bit)
 	              : r->pause_us < AGAIN_MAX_US / 2          ? r->pause_us * 2
 	                                                        : AGAIN_MAX_US;
 	r->cut_us = now;
-	in(r, r->pause_us);
+	arm(r, r->pause_us);
 }
 
-static void pass(struct relay *r, struct follower *f, const Pds__KvEvents *m)
+static void pass(struct relay *r, struct relay_follower *f, const Pds__KvEvents *m)
 {
 	unsigned bit = bit_of(m->tier);
 	if (f->lacks & bit && !m->reset)
@@ -158,14 +157,14 @@ void relay_events(struct relay *r, const struct peer *from, const Pds__KvEvents 
 	if (!r->reads)
 		return;
 	list_each(it, &r->followers)
-		pass(r, list_entry(it, struct follower, node), m);
+		pass(r, list_entry(it, struct relay_follower, node), m);
 }
 
 void relay_router_up(struct relay *r, struct peer *router)
 {
 	if (!r)
 		return;
-	struct follower *f = mem_zalloc(sizeof *f);
+	struct relay_follower *f = mem_zalloc(sizeof *f);
 	f->p = router;
 	f->lacks = TIERS_ALL;
 	list_push_back(&r->followers, &f->node);
@@ -177,7 +176,7 @@ void relay_router_down(struct relay *r, struct peer *router)
 	if (!r)
 		return;
 	list_each_safe(it, nx, &r->followers) {
-		struct follower *f = list_entry(it, struct follower, node);
+		struct relay_follower *f = list_entry(it, struct relay_follower, node);
 		if (f->p != router)
 			continue;
 		list_remove(it);
@@ -238,7 +237,7 @@ void relay_destroy(struct relay **rp)
 	if (!r)
 		return;
 	list_each_safe(it, nx, &r->followers)
-		free(list_entry(it, struct follower, node));
+		free(list_entry(it, struct relay_follower, node));
 	event_free(r->timer);
 	free(r);
 	*rp = NULL;

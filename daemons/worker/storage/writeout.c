@@ -1,19 +1,19 @@
 /* writeout.c - see writeout.h.
  *
- * Sleeps until the pool says that something is due (any thread, posted to the loop), gathers for
- * GATHER_US so that a message carries many blocks, and goes on for as long as there is work and
- * room: at most BATCHES_MAX batches and a quarter of the pool under way. After a batch that storage
- * did not answer it pauses, longer each time.
+ * Sleeps until the pool says that blocks are due (on any thread; posted to the loop), waits
+ * GATHER_US so that a message carries many blocks, then sends until nothing is due or the bounds
+ * are reached: BATCHES_MAX batches, and a quarter of the pool. After a batch that storage did not
+ * answer it pauses, longer each time.
  *
- * Blocks of a sequence that gives way do not wait for their turn: they are pinned before the
- * sequence lets go of them, and sent beside what is under way. Nobody waits for them but who lacks
- * a block, for a bounded time; after that their pins are gone and the write-out goes on: what is
- * taken is void by its new generation, what is not is stored all the same. While there is one that
- * was waited for in vain no other is begun.
+ * Blocks of a preempted sequence do not wait for their turn: they are pinned before the sequence
+ * releases them, and sent beside the batches that are under way. Only a caller that lacks a block
+ * waits for them, for a bounded time. After it their pins are dropped and the write-out continues:
+ * blocks that are taken get a new generation, which makes their write void; the others are still
+ * stored. While a save that was given up is still under way, no other save begins.
  *
- * What always holds: each block that kv_pool_collect gave is in exactly one batch of the list until
- * its completion came, and its pin ends (or is void) then at the latest. A batch leaves the list
- * on the loop, or where it could not be sent; whoever adds one, or gives it up, has the lock. */
+ * Invariant: each block that kv_pool_collect returned is in exactly one batch of the list until the
+ * batch's completion, and its pin ends (or is void) by then. A batch is removed from the list on
+ * the loop, or where it could not be sent; adding a batch and giving it up need the lock. */
 #include "writeout.h"
 #include "daemons/worker/stage.h"
 #include "daemons/worker/worker.h"
@@ -36,9 +36,9 @@ struct writeout_batch {
 	struct store_asker asker;
 	struct list link;
 	uint64_t begun_us, number;
-	/* the sequence that gave its blocks up; zeros: by the pool's order */
+	/* the preempted sequence whose blocks these are; zeros: chosen by the pool */
 	struct reqid of;
-	int given_up; /* its pins are gone */
+	int given_up; /* its pins were dropped */
 	uint32_t n;
 	struct kv_due due[WRITEOUT_BATCH];
 };
@@ -47,11 +47,11 @@ struct writeout {
 	struct worker *w;
 	struct event *timer;
 	uint32_t blocks_max;
-	uint64_t epoch; /* life of storage that was ready last, 0: none yet */
+	uint64_t epoch; /* of the storage that was ready last, 0: none yet */
 	uint64_t pause_us;
 	_Atomic uint64_t not_before_us;
 
-	_Atomic int posted; /* on_post is on its way to the loop */
+	_Atomic int posted; /* on_post was posted to the loop */
 	int destroyed;
 
 	pthread_mutex_t lock; /* the fields below */
@@ -96,8 +96,7 @@ static void on_post(struct svc *s, void *arg)
 	free(wo);
 }
 
-/* The pool's wake; any thread, with whatever locks the caller of the pool holds: it takes none
- * here. */
+/* The pool's wake. Any thread, which may hold any lock: none is taken here. */
 static void something_is_due(void *arg)
 {
 	struct writeout *wo = arg;
@@ -119,7 +118,7 @@ static void pause_after(struct writeout *wo, int code)
 	wo->not_before_us = clock_us() + wo->pause_us;
 }
 
-/* It answered, and has no place for any of these: each of its tiers is full or away. */
+/* Storage answered that it stored none of the blocks: each of its tiers is full or unavailable. */
 static int took_nothing(const struct store_completion *c, uint32_t stored)
 {
 	for (uint32_t i = 0; i < c->n; i++)
@@ -143,8 +142,8 @@ static void batch_leave(struct writeout *wo, struct writeout_batch *b)
 	pthread_mutex_unlock(&wo->lock);
 }
 
-/* What storage said of each block, first; then the pins end, or are void if storage may still
- * read. c NULL: the batch was never sent. Returns how many are stored. */
+/* Notes storage's answer for each block, then ends the pins, or makes them void if storage may
+ * still read. c NULL: the batch was never sent. Returns how many blocks are stored. */
 static uint32_t settle(struct writeout *wo, struct writeout_batch *b,
                        const struct store_completion *c)
 {
@@ -233,7 +232,7 @@ static int send_batch(struct writeout *wo, struct writeout_batch *b)
 	return r;
 }
 
-/* How many blocks may go out beside those that are under way. */
+/* How many more blocks may be sent now. */
 static uint32_t may_send(struct writeout *wo)
 {
 	pthread_mutex_lock(&wo->lock);
@@ -244,7 +243,7 @@ static uint32_t may_send(struct writeout *wo)
 	return n < WRITEOUT_BATCH ? n : WRITEOUT_BATCH;
 }
 
-/* As much as is due and may be under way. */
+/* Sends what is due, within the bounds. */
 static void go(struct writeout *wo)
 {
 	struct worker *w = wo->w;
@@ -277,7 +276,7 @@ void writeout_hurry(struct writeout *wo)
 		go(wo);
 }
 
-/* With the lock held. Of a sequence's blocks those that nobody takes are stored all the same. */
+/* With the lock held. A save is not cancelled: blocks that nobody takes are still stored. */
 static void give_up(struct writeout *wo, struct writeout_batch *b)
 {
 	b->given_up = 1;
@@ -287,8 +286,8 @@ static void give_up(struct writeout *wo, struct writeout_batch *b)
 		store_cancel(wo->w->store, b->number);
 }
 
-/* Those that were begun before this time; how many blocks that is. *left: there are younger
- * ones. */
+/* Gives up the batches begun before this time; returns their number of blocks. *left: 1 if there
+ * are younger batches. */
 static uint32_t give_up_old(struct writeout *wo, uint64_t begun_before_us, int *left)
 {
 	uint32_t blocks = 0, saves = 0;
@@ -330,8 +329,8 @@ enum writeout_wait writeout_wait(struct writeout *wo, uint64_t wait_us)
 	return left ? WRITEOUT_WAIT : WRITEOUT_NONE;
 }
 
-/* 1: one of a sequence's was waited for in vain, and is under way still. */
-static int saves_in_vain(struct writeout *wo)
+/* 1: a save was given up and is still under way. */
+static int has_overdue_save(struct writeout *wo)
 {
 	int found = 0;
 	pthread_mutex_lock(&wo->lock);
@@ -345,7 +344,7 @@ static int saves_in_vain(struct writeout *wo)
 
 void writeout_save(struct writeout *wo, const struct reqid *id, const uint32_t *blocks, uint32_t n)
 {
-	if (!wo || !store_ready(wo->w->store) || writeout_pauses(wo) || saves_in_vain(wo))
+	if (!wo || !store_ready(wo->w->store) || writeout_pauses(wo) || has_overdue_save(wo))
 		return;
 	while (n) {
 		struct writeout_batch *b = mem_zalloc(sizeof *b);
@@ -380,7 +379,7 @@ int writeout_pauses(struct writeout *wo)
 	return until && clock_left_us(until);
 }
 
-/* Begin of the oldest that somebody may wait for, 0: none. */
+/* When the oldest batch that may still be waited for began, 0: none. */
 static uint64_t oldest_us(struct writeout *wo)
 {
 	uint64_t oldest = 0;

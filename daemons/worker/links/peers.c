@@ -1,0 +1,107 @@
+/* peers.c - see peers.h. */
+#include "peers.h"
+#include "daemons/worker/worker.h"
+
+#include <string.h>
+
+int worker_connect(struct worker *w, const char *endpoint, const char *name, int tag,
+                   struct err *err)
+{
+	return chan_connect(svc_chan(w->svc), endpoint, name, tag)
+	           ? 0
+	           : err_set(err, ERR_IO, "cannot connect to %s", endpoint);
+}
+
+int worker_connect_routers(struct worker *w, const struct conf *c, struct err *err)
+{
+	const char *const *items;
+	int n = conf_list(c, "routers", &items), r = 0;
+	char endpoint[256];
+	svc_ipc_endpoint(w->svc, "router", endpoint, sizeof endpoint);
+	for (int i = 0; i < n && r == 0; i++)
+		r = worker_connect(w, items[i], NULL, TAG_ROUTER, err);
+	return n ? r : worker_connect(w, endpoint, NULL, TAG_ROUTER, err);
+}
+
+void worker_describe(struct worker *w, Pds__WorkerInfo *i)
+{
+	static char endpoint[256];
+	struct svc *s = w->svc;
+	const char *e = conf_str(svc_conf(s), "endpoint");
+	if (e[0])
+		snprintf(endpoint, sizeof endpoint, "%s", e);
+	else
+		svc_ipc_endpoint(s, svc_name(s), endpoint, sizeof endpoint);
+	i->role = (char *)worker_role_name(w->role);
+	i->endpoint = endpoint;
+	i->model = (char *)w->info->name;
+	i->model_fingerprint = (char *)w->info->fingerprint;
+	i->numerics = (char *)w->info->numerics;
+	i->layout = w->layout;
+	i->blocks = w->region.blocks;
+	i->block_tokens = w->info->kv.block_tokens;
+	i->max_sequences = w->max_sequences;
+	i->context_tokens = w->info->context;
+	i->vocab = w->info->vocab;
+}
+
+int worker_describe_hook(struct svc *s, Pds__WorkerInfo *i)
+{
+	struct worker *w = worker_of(s);
+	if (!w || !w->info)
+		return 0;
+	worker_describe(w, i);
+	return 1;
+}
+
+static int differs(const char *what, const char *theirs, const char *ours, char *reason, size_t len)
+{
+	if (strcmp(theirs, ours) == 0)
+		return 0;
+	snprintf(reason, len, "%s differs: yours is %s, here it is %s", what, theirs, ours);
+	return 1;
+}
+
+/* Workers connect to workers to hand KV over; that needs the same model, numbers and layout. */
+int worker_admit(struct svc *s, const char *name, uint64_t epoch, const Pds__Hello *h, char *reason,
+                 size_t len)
+{
+	struct worker *w = worker_of(s);
+	(void)name;
+	(void)epoch;
+	if (!h->worker)
+		return 0;
+	return differs("model", h->worker->model_fingerprint, w->info->fingerprint, reason, len) ||
+	       differs("numerics", h->worker->numerics, w->info->numerics, reason, len) ||
+	       differs("KV layout", h->worker->layout, w->layout, reason, len);
+}
+
+struct peer *worker_router(struct worker *w, const char *name, uint64_t epoch)
+{
+	struct peer *p = chan_find(svc_chan(w->svc), name);
+	return p && peer_tag(p) == TAG_ROUTER && peer_epoch(p) == epoch ? p : NULL;
+}
+
+void worker_fail_by(struct worker *w, const struct msg_head *head, const char *router,
+                    uint64_t router_epoch, const struct worker_failure *f)
+{
+	Pds__Failed m = PDS__FAILED__INIT;
+	m.fault = f->fault;
+	m.retry = f->retry;
+	m.text = (char *)f->text;
+	m.blame = (char *)(f->blame ? f->blame : "");
+	m.retry_after_us = f->retry_after_us;
+	stat_add(svc_stats(w->svc), WS_FAILED, 1);
+	log_req(LOG_WARN, &head->req, "attempt_failed", "attempt=%u fault=%d retry=%d blame=%s text=%s",
+	        head->attempt, f->fault, f->retry, f->blame ? f->blame : "-", log_quote(f->text));
+	struct peer *p = worker_router(w, router, router_epoch);
+	if (p)
+		svc_send(w->svc, p, MSG_REQUEST_FAILED, head, &m.base);
+}
+
+void worker_fail(struct worker *w, const struct msg_head *head, const char *router,
+                 uint64_t router_epoch, Pds__Fault fault, int retry, const char *text)
+{
+	worker_fail_by(w, head, router, router_epoch,
+	               &(struct worker_failure){.fault = fault, .retry = retry, .text = text});
+}
