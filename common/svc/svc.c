@@ -10,6 +10,7 @@
 #include "util/clock.h"
 #include "util/descriptors.h"
 #include "util/mem.h"
+#include "util/slice.h"
 #include "util/trim.h"
 
 #include <errno.h>
@@ -433,6 +434,7 @@ static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
 	/* sockets are for the user and its group; the run directory's mode decides who gets near
 	 * them */
 	umask(0007);
+	slice_short(); /* the loop and ZeroMQ's threads, which inherit it, only pass messages */
 	if ((r = svc_rundir_make(s->rundir, err)) < 0 ||
 	    (r = s->lock_fd = svc_lock_take(s->rundir, s->name, &s->epoch, err)) < 0)
 		return r;
