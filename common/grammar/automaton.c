@@ -1,9 +1,10 @@
-/* automaton.c - see automaton.h: states, by closure and interning, as they are first reached.
+/* automaton.c - see automaton.h: builds states by closure and interning when they are first
+ * reached.
  *
- * What always holds: a state's configs are sorted and differ; every config can still be finished
- * within the limit on nesting (nfa_node.need), so no state but the dead one is a dead end for
- * bytes. Whether a state is dead depends on the network and the bytes alone, never on what was
- * cached; only `full` does, and it is made good by renewing. */
+ * Invariants: a state's configs are sorted and distinct. Every config can still be finished within
+ * the nesting limit (nfa_node.need), so the dead state is the only dead end for bytes. Whether a
+ * state is dead depends only on the network and the bytes, never on what is cached. The one
+ * exception is `full`: its results are not valid and are repeated after a renewal. */
 #include "automaton.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -11,10 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SEEN_SIZE 16384u /* places looked at in one closure: at most half of it */
+#define SEEN_SIZE 16384u /* hash table of visited configs; a closure may fill half of it */
 #define NONE UINT32_MAX
 
-/* What a new one has room for. */
+/* Initial capacities. */
 enum {
 	STATES_FIRST = 64,
 	CONFIGS_FIRST = 1024,
@@ -25,7 +26,7 @@ enum {
 
 /* --- closure ------------------------------------------------------------- */
 
-/* Scratch of one thread. */
+/* Working memory, one per thread. */
 struct closure {
 	struct {
 		uint32_t node, stack, turn;
@@ -33,7 +34,7 @@ struct closure {
 	uint32_t turn, n_seen;
 	struct config pending[SEEN_SIZE / 2], found[CONFIGS_MAX];
 	uint32_t n_pending, n_found;
-	int over; /* more than the limits: the state counts as dead */
+	int over; /* 1: a limit was exceeded, the state counts as dead */
 };
 
 static __thread struct closure *scratch;
@@ -45,7 +46,7 @@ static void make_key(void)
 	pthread_key_create(&scratch_key, free);
 }
 
-/* This thread's scratch is there: 0, or -1: no memory. */
+/* Allocates this thread's scratch if needed. Returns 0, or -1: out of memory. */
 static int scratch_ready(struct automaton *a)
 {
 	if (scratch)
@@ -136,7 +137,8 @@ static int row_room(struct automaton *a, uint32_t n)
 	return more ? 0 : -1;
 }
 
-/* Room for n entries. 0, 1: all are to be placed again, or -1 with `full` set: no memory. */
+/* Makes room for n entries. Returns 0; 1 if all entries must be inserted again; -1 with `full` set:
+ * out of memory. */
 static int table_grow(struct automaton *a, struct table *t, uint32_t n)
 {
 	uint32_t size = t->size ? t->size * 2 : TABLE_FIRST;
@@ -161,7 +163,7 @@ static void level_place(struct automaton *a, uint32_t l)
 	a->levels.slot[i] = l + 1;
 }
 
-/* The stack `up` with one more return. 0 with `full` set: no room. */
+/* The stack `up` with one more return node pushed. 0 with `full` set: no room. */
 static uint32_t level_of(struct automaton *a, uint32_t ret, uint32_t up)
 {
 	for (uint32_t i = mix(ret, up) & (a->levels.size - 1); a->levels.slot[i];
@@ -193,7 +195,7 @@ static void found(struct closure *c, uint32_t node, uint32_t stack)
 		c->found[c->n_found++] = (struct config){node, stack};
 }
 
-/* Follows what needs no byte. */
+/* Follows all transitions that consume no byte. */
 static void closure_run(struct automaton *a, struct closure *c)
 {
 	while (c->n_pending && !c->over && !a->full) {
@@ -260,7 +262,7 @@ static void state_place(struct automaton *a, uint32_t s)
 	a->states.slot[i] = s + 1;
 }
 
-/* 0, or -1 with `full` set: no memory. */
+/* Returns 0, or -1 with `full` set: out of memory. */
 static int state_add(struct automaton *a, const struct config *c, uint32_t n)
 {
 	if (state_room(a, a->n_states + 1) < 0 || config_room(a, a->n_configs + n) < 0)
@@ -278,7 +280,7 @@ static int state_add(struct automaton *a, const struct config *c, uint32_t n)
 	return 0;
 }
 
-/* The state of these configs (sorted here); DEAD with `full` set when there is no room. */
+/* The state of these configs, which are sorted here. STATE_DEAD with `full` set: no room. */
 static uint32_t state_of(struct automaton *a, struct config *c, uint32_t n)
 {
 	config_sort(c, n);
@@ -317,7 +319,8 @@ static uint32_t *row_of(struct automaton *a, uint32_t s)
 	return a->row + (size_t)a->state[s].row * k;
 }
 
-/* *ret_alike: the bytes that the same configs take. */
+/* Starts the closure of the configs reached by `byte`. *ret_alike: all bytes that the same configs
+ * accept. */
 static struct closure *follow(struct automaton *a, uint32_t s, unsigned byte,
                               struct byte_set *ret_alike)
 {
@@ -415,7 +418,7 @@ uint32_t automaton_alias(struct automaton *a, uint32_t s)
 	return as;
 }
 
-/* --- life ---------------------------------------------------------------- */
+/* --- lives --------------------------------------------------------------- */
 
 static void begin_life(struct automaton *a)
 {
@@ -427,12 +430,12 @@ static void begin_life(struct automaton *a)
 	a->level[0] = (struct level){0, 0, 0, 0};
 	memset(a->states.slot, 0, a->states.size * sizeof *a->states.slot);
 	memset(a->levels.slot, 0, a->levels.size * sizeof *a->levels.slot);
-	state_add(a, NULL, 0); /* the dead one; there is room */
+	state_add(a, NULL, 0); /* the dead state; there is room for it */
 	struct closure *c = closure_begin();
 	note(a, c, a->f->start, 0);
 	a->start = closed(a, c);
 	if (a->full)
-		a->start = STATE_UNKNOWN; /* no memory for it now */
+		a->start = STATE_UNKNOWN; /* out of memory for now */
 }
 
 int automaton_begin(struct automaton *a)
@@ -444,7 +447,7 @@ int automaton_begin(struct automaton *a)
 	return a->start == STATE_UNKNOWN ? -1 : 0;
 }
 
-/* Level l of the old table, in the new one; depth is bounded by GRAMMAR_DEPTH_MAX. */
+/* Copies level l of the old table to the new one. The recursion is bounded by GRAMMAR_DEPTH_MAX. */
 static uint32_t carry(struct automaton *a, const struct level *old, uint32_t l)
 {
 	return l == 0 ? 0 : level_of(a, old[l].ret, carry(a, old, old[l].up));
@@ -478,19 +481,19 @@ static uint32_t within(size_t bytes, size_t each, uint32_t least)
 
 static void set_limits(struct automaton *a)
 {
-	/* half for masks; a level takes no more than two configs, a state with its place in the
-	 * table no more than a row */
+	/* Half of the memory is for masks. The other four tables get an eighth each: a level is at most
+	 * as large as two configs, a state with its table slot at most as large as a row. */
 	size_t part = a->bytes_max / 8;
 	a->max_states = within(part, sizeof *a->state + 8, 4096);
 	a->max_rows = within(part, a->row_len * sizeof *a->row, 2048);
 	a->max_configs = within(part, sizeof *a->config, 16 * CONFIGS_MAX);
-	/* so that any state finds room in a new life */
+	/* large enough for any single state after a renewal */
 	a->max_levels = within(part, sizeof *a->level + 8, CONFIGS_MAX * GRAMMAR_DEPTH_MAX + 4096);
 	a->words = a->v ? grammar_mask_words(a->v->n) : 0;
 	a->max_slots = a->v ? within(4 * part, a->words * 8 + sizeof *a->slot, 16) : 0;
 }
 
-/* One byte of each class that is in a cell, or plain. */
+/* Picks one byte of each class per cell, and of the plain bytes. */
 static void find_representatives(struct automaton *a)
 {
 	unsigned char seen[CELLS + 1][256] = {{0}};
@@ -569,7 +572,7 @@ size_t automaton_bytes(struct automaton *a)
 	return n;
 }
 
-/* p, an array of *size elements, keeps n. */
+/* Shrinks p, an array of *size elements, to n elements. */
 static void *shrunk(struct automaton *a, void *p, uint32_t *size, uint32_t n, size_t each)
 {
 	void *less = *size > n ? mem_try_grow(p, n, each) : NULL;
@@ -603,7 +606,7 @@ void automaton_trim(struct automaton *a)
 	a->levels.slot = shrunk(a, a->levels.slot, &a->levels.size, TABLE_FIRST,
 	                        sizeof *a->levels.slot);
 	drop_masks(a);
-	a->life++; /* no walk is in it any more; it begins when one comes */
+	a->life++; /* invalidates all walks; the tables are filled again by the next one */
 	a->start = STATE_UNKNOWN;
 	pthread_mutex_unlock(&a->lock);
 }

@@ -1,5 +1,5 @@
-/* compile.c - from the text of a constraint to a grammar: its kind, JSON around it, the pieces
- * of a structure. */
+/* compile.c - compiles the text of a constraint to a grammar: dispatch by kind, the pieces of a
+ * structure, choices. */
 #include "automaton.h"
 #include "json.h"
 #include "regex.h"
@@ -82,7 +82,8 @@ static uint32_t free_text(struct nfa *f, uint32_t next)
 	return loop;
 }
 
-/* How much of the trigger its first `at` bytes and b end with (Knuth, Morris and Pratt). */
+/* Length of the longest prefix of the trigger that its first `at` bytes followed by b end with
+ * (Knuth, Morris and Pratt). */
 static size_t follows(const unsigned char *t, const size_t *fail, size_t at, unsigned b)
 {
 	while (at && t[at] != b)
@@ -90,7 +91,8 @@ static size_t follows(const unsigned char *t, const size_t *fail, size_t at, uns
 	return at + (t[at] == b);
 }
 
-/* place[i]: the text ends with the first i bytes of the trigger, and with no more of it. */
+/* place[i]: the node where the text ends with the first i bytes of the trigger, and no more of
+ * it. */
 static uint32_t until(struct nfa *f, const unsigned char *t, size_t n, uint32_t next)
 {
 	size_t fail[TRIGGER_MAX + 1] = {0};
@@ -128,7 +130,7 @@ static uint32_t any_of(struct builder *b, const json_t *lists, uint32_t next)
 		return bad(b, ERR_INVALID, "any_of must be an array with at least one array of pieces");
 	for (size_t i = 0; i < json_array_size(lists) && !b->failed && !b->f->err.code; i++) {
 		uint32_t part = pieces(b, json_array_get(lists, i), next);
-		way = i ? nfa_split(b->f, way, part) : part; /* 0 is a way as well: to the end */
+		way = i ? nfa_split(b->f, way, part) : part; /* 0 is a valid way too: the end of the rule */
 	}
 	return way;
 }
@@ -220,7 +222,7 @@ static uint32_t pieces(struct builder *b, const json_t *list, uint32_t next)
 	return next;
 }
 
-/* --- the whole ----------------------------------------------------------- */
+/* --- the whole constraint ------------------------------------------------ */
 
 static int build(enum grammar_kind kind, const char *text, size_t len, unsigned flags,
                  struct nfa *f, struct err *err)

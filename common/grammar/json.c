@@ -1,5 +1,5 @@
-/* json.c - see json.h. What is recursive here (any value) recurses by rules, so that nesting is
- * bounded where networks are walked. */
+/* json.c - see json.h. Recursive values use rules, so that nesting is bounded when the network is
+ * walked. */
 #include "json.h"
 #include "regex.h"
 
@@ -23,7 +23,7 @@ uint32_t json_space(struct nfa *f, uint32_t next)
 
 /* --- strings ------------------------------------------------------------- */
 
-/* \uXXXX, but no half of a surrogate pair. */
+/* \uXXXX, without unpaired surrogates. */
 static uint32_t unicode_escape(struct nfa *f, uint32_t next)
 {
 	uint32_t three = hex(f, hex(f, hex(f, next))), two = hex(f, hex(f, next));
@@ -74,7 +74,7 @@ static uint32_t string_body(struct json_rules *r)
 
 /* --- numbers ------------------------------------------------------------- */
 
-static uint32_t digits(struct nfa *f, uint32_t next) /* any number of them */
+static uint32_t digits(struct nfa *f, uint32_t next) /* zero or more */
 {
 	uint32_t loop = nfa_loop(f);
 	nfa_loop_set(f, loop, one_of(f, "0123456789", loop), next);
@@ -149,8 +149,8 @@ static uint32_t any_body(struct json_rules *r)
 	return nfa_split(f, simple, nfa_split(f, nfa_call(f, r->array - 1, 0), json_object_rule(r, 0)));
 }
 
-/* The rule in *slot, made by body(r) when it is not there. A body may ask for its own rule: the
- * number is there before. */
+/* The rule in *slot, built by body(r) on first use. The number is assigned before body is called,
+ * because a body may refer to its own rule. */
 static uint32_t shared(struct json_rules *r, uint32_t *slot, uint32_t (*body)(struct json_rules *r),
                        uint32_t next)
 {

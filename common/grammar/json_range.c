@@ -1,7 +1,7 @@
-/* json_range.c - numbers between bounds, exactly, as networks of digits. Numbers are written
- * without leading zeros; by their length, and for each length digit by digit along the bounds. A
- * builder returns 0 when no number is left (0 is also the node that ends a rule, which no number
- * begins with). */
+/* json_range.c - builds networks of digits for numbers between exact bounds. Numbers have no
+ * leading zeros; each length is handled separately, digit by digit along the bounds. A builder
+ * returns 0 if no number is left (0 is also the node that ends a rule, with which no number
+ * starts). */
 #include "json.h"
 
 #include <stdio.h>
@@ -33,7 +33,7 @@ static unsigned decimal(uint64_t v, char out[24])
 	return (unsigned)snprintf(out, 24, "%llu", (unsigned long long)v);
 }
 
-/* a .. b, both in it; b NO_END: no upper bound. */
+/* From a to b inclusive; b NO_END: no upper bound. */
 static uint32_t between(struct nfa *f, uint64_t a, uint64_t b, uint32_t next)
 {
 	char lo[24], hi[24], x[24], y[24];
@@ -52,7 +52,7 @@ static uint32_t between(struct nfa *f, uint64_t a, uint64_t b, uint32_t next)
 		way = either(f, nfa_between(f, (unsigned char *)x, (unsigned char *)y, n, '0', '9', next),
 		             way);
 	}
-	if (b == NO_END) { /* and all that are longer */
+	if (b == NO_END) { /* all longer numbers as well */
 		uint32_t tail = digits(f, next);
 		for (unsigned i = 0; i < from; i++)
 			tail = digit(f, '0', '9', tail);
@@ -89,7 +89,7 @@ static uint32_t any_fraction(struct nfa *f, uint32_t next)
 	return nfa_split(f, nfa_byte(f, '.', digit(f, '0', '9', digits(f, next))), next);
 }
 
-static uint32_t some_fraction(struct nfa *f, uint32_t next) /* above 0 */
+static uint32_t some_fraction(struct nfa *f, uint32_t next) /* greater than 0 */
 {
 	uint32_t zeros = nfa_loop(f);
 	nfa_loop_set(f, zeros, nfa_byte(f, '0', zeros), digit(f, '1', '9', digits(f, next)));

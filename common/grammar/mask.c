@@ -1,5 +1,6 @@
-/* mask.c - which tokens may follow. A mask belongs to a state (to its alias: what a counter says
- * beyond the longest token makes no difference) and is kept; which ones, is by use. */
+/* mask.c - computes which tokens may follow. Masks are cached per state, with the CLOCK algorithm,
+ * or rather per alias of a state: counts beyond the longest token make no difference to the
+ * mask. */
 #include "automaton.h"
 
 #include <stdlib.h>
@@ -8,7 +9,7 @@
 #define NONE UINT32_MAX
 #define SLOTS_FIRST 8u
 
-/* Room for one more mask. 0: there are enough, or no memory. */
+/* Makes room for one more mask. Returns 0 if the limit is reached or memory is exhausted. */
 static int slot_room(struct automaton *a)
 {
 	uint32_t masks = a->size_slots, want = 2 * masks < a->max_slots ? 2 * masks : a->max_slots;
@@ -29,7 +30,7 @@ static int slot_room(struct automaton *a)
 	return 1;
 }
 
-/* A slot that is free, or was not used for long. NONE with `full` set: no memory. */
+/* A free slot, or the next one that was not used recently. NONE with `full` set: out of memory. */
 static uint32_t take_slot(struct automaton *a)
 {
 	if (slot_room(a))
@@ -51,7 +52,8 @@ static uint32_t take_slot(struct automaton *a)
 	}
 }
 
-/* The mask of a state, in *ret_slot. ERR_FULL: a table was; ERR_UNSUPPORTED: too costly. */
+/* Finds or computes the mask of a state. ERR_FULL: a table was full; ERR_UNSUPPORTED: too
+ * expensive. */
 static int mask_of(struct automaton *a, uint32_t state, uint32_t *ret_slot, struct err *err)
 {
 	uint32_t as = automaton_alias(a, state), slot;
@@ -79,8 +81,9 @@ static int mask_of(struct automaton *a, uint32_t state, uint32_t *ret_slot, stru
 
 /* --- walks --------------------------------------------------------------- */
 
-/* No state follows by this byte: ERR_UNSUPPORTED when it would be too large, else 0. A mask is
- * that of an alias, which has fewer configs, so it may allow what is too much here. */
+/* Why is there no next state for this byte? Returns ERR_UNSUPPORTED if it would be too large, else
+ * 0. (The mask is that of an alias, which has fewer configs, so it may allow a token that is too
+ * expensive here.) */
 static int why_dead(struct automaton *a, uint32_t s, unsigned char byte)
 {
 	int over = automaton_is_over(a, s, byte);
@@ -91,8 +94,8 @@ static int why_dead(struct automaton *a, uint32_t s, unsigned char byte)
 	return over ? ERR_UNSUPPORTED : 0;
 }
 
-/* One token from *state: 1, 0 as it is none of the grammar's there, or ERR_UNSUPPORTED. The
- * tables may be renewed. */
+/* Advances *state by one token. Returns 1; 0 if the grammar does not allow it; ERR_UNSUPPORTED. May
+ * renew the tables. */
 static int take_token(struct automaton *a, uint32_t *state, uint32_t id)
 {
 	const struct grammar_vocab *v = a->v;
@@ -176,7 +179,7 @@ int automaton_mask(struct automaton *a, struct grammar_walk *walk_, const uint32
 				"no token of the vocabulary leads on behind token %u of the constrained answer", n);
 	}
 	if (a->lost || (r < 0 && a->quota.over)) {
-		/* whatever came of that says nothing of the answer */
+		/* the result says nothing about the answer */
 		r = err_set(err, ERR_NOMEM, "there is no memory for the constraint now: it has %zu bytes",
 		            a->quota.used);
 		walk_->life = 0;

@@ -1,6 +1,6 @@
-/* nfa.c - see nfa.h. Over a limit a builder notes the error, once, and returns node 0; what is
- * built on that is thrown away by nfa_finish. So builders need no checks between their steps;
- * those that loop over a count ask for f->err. */
+/* nfa.c - see nfa.h. When a limit is exceeded, a builder records the first error and returns node
+ * 0; nfa_finish rejects whatever was built on it. So builders need no checks between steps; only
+ * loops over a count check f->err. */
 #include "nfa.h"
 #include "util/mem.h"
 
@@ -8,7 +8,7 @@
 #include <string.h>
 
 #define SET_SLOTS (2 * NFA_SETS_MAX)
-#define COPIES 8u /* a unit that is repeated more often is called, not copied */
+#define COPIES 8u /* units repeated more often are called as a rule, not copied */
 
 int nfa_init(struct nfa *f)
 {
@@ -33,7 +33,7 @@ uint32_t nfa_no_memory(struct nfa *f)
 	return 0;
 }
 
-/* p, an array of *size elements, with twice as many; NULL with the error noted. */
+/* Doubles the array p of *size elements. Returns NULL with the error recorded. */
 static void *twice(struct nfa *f, void *p, uint32_t *size, size_t each)
 {
 	void *more = mem_try_grow(p, *size * 2u, each);
@@ -250,7 +250,7 @@ uint32_t nfa_points(struct nfa *f, uint32_t lo, uint32_t hi, uint32_t next)
 			continue;
 		uint32_t to = hi < end[i] ? hi : end[i];
 		unsigned char a[4], b[4];
-		if (i != 3) { /* 3: surrogates */
+		if (i != 3) { /* index 3: surrogates */
 			unsigned n = encode(lo, a);
 			encode(to, b);
 			uint32_t part = nfa_between(f, a, b, n, 0x80, 0xbf, next);
@@ -263,8 +263,8 @@ uint32_t nfa_points(struct nfa *f, uint32_t lo, uint32_t hi, uint32_t next)
 
 /* --- repetition ---------------------------------------------------------- */
 
-/* The places of a repetition from which the next NFA_LOOKAHEAD units are the same: so many to
- * come at least, so many at most. */
+/* Gives places of a repetition the same alias if the next NFA_LOOKAHEAD units are the same from
+ * there: as many required, as many allowed. */
 static void name_aliases(struct nfa *f, const uint32_t *place, uint32_t n, uint32_t min,
                          uint32_t max)
 {
@@ -288,7 +288,7 @@ static uint32_t one(struct nfa *f, uint32_t (*unit)(struct nfa *f, void *arg, ui
 	return rule == UINT32_MAX ? unit(f, arg, next) : nfa_call(f, rule, next);
 }
 
-/* place[i]: i units are done. */
+/* place[i]: the node after i units. */
 static uint32_t chain(struct nfa *f, uint32_t (*unit)(struct nfa *f, void *arg, uint32_t next),
                       void *arg, uint32_t rule, uint32_t min, uint32_t max, uint32_t next)
 {
@@ -300,7 +300,7 @@ static uint32_t chain(struct nfa *f, uint32_t (*unit)(struct nfa *f, void *arg, 
 		at = nfa_loop(f);
 		nfa_loop_set(f, at, one(f, unit, arg, rule, at), next);
 	} else {
-		at = add(f, NFA_SPLIT, next, next); /* a place of its own, even if nothing may follow */
+		at = add(f, NFA_SPLIT, next, next); /* a node of its own, even if nothing may follow */
 	}
 	place[n] = at;
 	for (uint32_t i = n; i-- > 0 && !f->err.code;) {
@@ -342,9 +342,9 @@ static int string_cmp(const void *a, const void *b)
 	return c ? c : (x->len > y->len) - (x->len < y->len);
 }
 
-/* list is sorted; all have the first `at` bytes in common. Common stretches are walked, not
- * recursed into, so that the depth is that of branches: log n would be usual, and a list of n
- * branches n deep has n * n bytes, which the limit on a text bounds. */
+/* list is sorted; all strings share their first `at` bytes. Common stretches are handled in a loop,
+ * so the recursion is only as deep as there are nested branches: usually log n. A list with n
+ * nested branches has about n * n bytes, which the limit on the text bounds. */
 static uint32_t branch(struct nfa *f, const struct nfa_string *list, size_t n, size_t at,
                        uint32_t next)
 {

@@ -1,9 +1,8 @@
-/* nfa.h - the network that constraints are compiled to, and what builds it. Internal to grammar.
+/* nfa.h - the network that constraints are compiled to, and its builders. Internal to grammar.
  *
- * A rule is a sub-network that is entered by CALL and left by RET; rules may call each other and
- * themselves. Builders work from the end to the beginning: each takes the node that follows
- * (`next`) and returns the node that begins, so that nothing is patched but loops. Node 0 is the
- * first RET. */
+ * A rule is a sub-network entered by CALL and left by RET; rules may call each other and
+ * themselves. Builders work from the end to the start: each takes the node that follows (`next`)
+ * and returns the node that starts, so only loops are patched later. Node 0 is RET. */
 #ifndef GRAMMAR_NFA_H
 #define GRAMMAR_NFA_H
 
@@ -15,8 +14,9 @@
 #define NFA_NODES_MAX 100000u
 #define NFA_RULES_MAX 4096u
 #define NFA_SETS_MAX 4096u
-#define NFA_NEED_NONE UINT16_MAX /* no way to the end of the rule */
-/* bytes: the longest token of which the places of a counted repetition are not told apart */
+#define NFA_NEED_NONE UINT16_MAX /* the end of the rule cannot be reached */
+/* in bytes; for tokens up to this length, equivalent positions in a counted repetition share a
+ * mask */
 #define NFA_LOOKAHEAD 32u
 #define NFA_REPEAT_MAX 10000u /* of any {m,n}, minItems, maxLength ... */
 #define NFA_UNBOUNDED UINT32_MAX
@@ -25,10 +25,10 @@ enum nfa_kind { NFA_RET, NFA_SET, NFA_SPLIT, NFA_CALL };
 
 struct nfa_node {
 	uint8_t kind;
-	/* stack levels that the shortest way from here to the end of its rule takes */
+	/* stack levels needed on the shortest way from here to the end of the rule */
 	uint16_t need;
 	uint32_t a, b; /* SET: set, next; SPLIT: both ways; CALL: rule, next */
-	/* a node from which the same NFA_LOOKAHEAD bytes may follow; mostly itself */
+	/* a node after which the same NFA_LOOKAHEAD bytes may follow; usually the node itself */
 	uint32_t alias;
 };
 
@@ -39,21 +39,21 @@ struct byte_set {
 struct nfa {
 	struct nfa_node *node;
 	uint32_t n, size;
-	uint32_t *rule; /* begin of each; 0 while it is not built */
+	uint32_t *rule; /* start node of each; 0: not built yet */
 	uint32_t n_rules, size_rules;
 	struct byte_set *set;
 	uint32_t n_sets, size_sets;
-	/* hash table over sets: index + 1. NULL: nothing is built any more */
+	/* hash table of sets: index + 1; NULL: building is finished */
 	uint32_t *set_slot;
 	uint32_t start;
-	struct err err;              /* of the first builder that hit a limit; then builders return 0 */
-	unsigned char class_of[256]; /* bytes that no set tells apart; by nfa_finish */
+	struct err err;              /* of the first builder that failed; builders then return 0 */
+	unsigned char class_of[256]; /* class of bytes that no set distinguishes; set by nfa_finish */
 	unsigned n_classes;
-	unsigned char byte_of[256]; /* one of each class */
+	unsigned char byte_of[256]; /* one byte of each class */
 };
 
 int nfa_init(struct nfa *f);           /* 0 or ERR_NOMEM */
-uint32_t nfa_no_memory(struct nfa *f); /* notes it as the error; 0 */
+uint32_t nfa_no_memory(struct nfa *f); /* records ERR_NOMEM; returns 0 */
 void nfa_fini(struct nfa *f);
 
 static inline void byte_add(struct byte_set *s, unsigned lo, unsigned hi)
@@ -73,34 +73,34 @@ uint32_t nfa_split(struct nfa *f, uint32_t a, uint32_t b);
 /* a SPLIT whose ways are set later */
 uint32_t nfa_loop(struct nfa *f);
 void nfa_loop_set(struct nfa *f, uint32_t loop, uint32_t again, uint32_t out);
-/* a number; its body is set later */
+/* returns a number; its body is set later */
 uint32_t nfa_rule(struct nfa *f);
 void nfa_rule_set(struct nfa *f, uint32_t rule, uint32_t begin);
 uint32_t nfa_call(struct nfa *f, uint32_t rule, uint32_t next);
-uint32_t nfa_optional(struct nfa *f, uint32_t begin, uint32_t next); /* begin leads to next */
+uint32_t nfa_optional(struct nfa *f, uint32_t begin, uint32_t next); /* begin: leads to next */
 
-/* n bytes that are from lo to hi in the order of bytes, where each byte but the first may be
- * from first to last: UTF-8, or digits. */
+/* n bytes between lo and hi inclusive, compared as byte strings, where each byte after the first is
+ * between `first` and `last`: for UTF-8 or digits. */
 #define NFA_BETWEEN_MAX 20u
 uint32_t nfa_between(struct nfa *f, const unsigned char *lo, const unsigned char *hi, unsigned n,
                      unsigned char first, unsigned char last, uint32_t next);
-/* Code points lo .. hi as UTF-8 (surrogates left out). */
+/* Code points lo to hi inclusive as UTF-8, without surrogates. */
 uint32_t nfa_points(struct nfa *f, uint32_t lo, uint32_t hi, uint32_t next);
-/* unit(arg, next) is one of what is repeated, min to max times (NFA_UNBOUNDED: any number). One
- * that is repeated often becomes a rule. */
+/* min to max repetitions (NFA_UNBOUNDED: no limit) of what unit(arg, next) builds. A unit repeated
+ * often becomes a rule. */
 uint32_t nfa_repeat(struct nfa *f, uint32_t (*unit)(struct nfa *f, void *arg, uint32_t next),
                     void *arg, uint32_t min, uint32_t max, uint32_t next);
-/* One of n byte strings, of which those with a common beginning share it; sorts them. */
+/* One of n byte strings; strings with a common prefix share it. Sorts the list. */
 struct nfa_string {
 	const char *s;
 	size_t len;
 };
 uint32_t nfa_one_of(struct nfa *f, struct nfa_string *list, size_t n, uint32_t next);
 
-/* Checks the whole network: f->err, recursion without end, nothing that can be finished, a
- * nesting over the limit; then fills in need and classes. */
+/* Checks the whole network and fails on f->err, infinite recursion, no finite answer, or nesting
+ * above the limit. Then sets need and classes. */
 int nfa_finish(struct nfa *f, uint32_t depth_max, struct err *err);
-/* What only builders need goes, and every array gets its size. */
+/* Frees what only builders need and shrinks the arrays. */
 void nfa_trim(struct nfa *f);
 size_t nfa_memory(const struct nfa *f);
 

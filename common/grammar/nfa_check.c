@@ -1,16 +1,16 @@
-/* nfa_check.c - what must hold of a whole network before it is walked: it can be finished within
- * the limit on nesting, and no rule enters itself again before a byte was written (which would
- * be no progress for ever). Bounded: a few passes over the nodes, each rule once. */
+/* nfa_check.c - checks a whole network before it is walked: it can be finished within the nesting
+ * limit, and no rule enters itself again without consuming a byte, which would be infinite
+ * recursion. Cost: a few passes over the nodes, each rule once. */
 #include "nfa.h"
 #include "util/mem.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* over all nodes until the needs stand; each level of nesting takes one at most */
+/* passes until the needs are stable; each level of nesting takes at most one */
 #define PASSES_MAX 256u
 
-/* --- need: levels of nesting to the end ---------------------------------- */
+/* --- need: levels of nesting to the end of the rule ---------------------- */
 
 static uint16_t least(uint16_t a, uint16_t b)
 {
@@ -29,14 +29,14 @@ static uint16_t need_of(const struct nfa *f, const struct nfa_node *n)
 		out = f->node[n->b].need;
 		if (in == NFA_NEED_NONE || out == NFA_NEED_NONE)
 			return NFA_NEED_NONE;
-		in = (uint16_t)(in + (n->b != 0)); /* the last call of a rule takes no level */
+		in = (uint16_t)(in + (n->b != 0)); /* the last call of a rule needs no level */
 		return in > out ? in : out;
 	}
 	return NFA_NEED_NONE;
 }
 
-/* Nodes stand behind what they lead to, but for loops and calls, so few passes are enough. 0, or
- * the passes were not. */
+/* Except for loops and calls, nodes come after the nodes they lead to, so few passes are enough.
+ * Returns ERR_FULL if they are not. */
 static int find_needs(struct nfa *f)
 {
 	int changed = 1;
@@ -55,12 +55,12 @@ static int find_needs(struct nfa *f)
 	return 0;
 }
 
-/* --- recursion without a byte -------------------------------------------- */
+/* --- recursion without consuming a byte ---------------------------------- */
 
 struct search {
 	struct nfa *f;
-	unsigned char *color; /* of rules: 0 new, 1 being looked at, 2 done */
-	unsigned char *seen;  /* nodes */
+	unsigned char *color; /* of rules: 0 new, 1 in progress, 2 done */
+	unsigned char *seen;  /* of nodes: visited */
 	uint32_t *stack;
 	uint32_t n;
 };
@@ -73,8 +73,8 @@ static void push(struct search *s, uint32_t node)
 	s->stack[s->n++] = node;
 }
 
-/* All that may be entered from here before a byte is written; a called rule counts as if it
- * could be empty. 1: a rule enters itself. */
+/* Visits everything that can be entered from here without consuming a byte; called rules count as
+ * possibly empty. Returns 1 if a rule enters itself. */
 static int enters_itself(struct search *s, uint32_t begin)
 {
 	uint32_t base = s->n;
@@ -100,7 +100,7 @@ static int enters_itself(struct search *s, uint32_t begin)
 	return 0;
 }
 
-/* 1, 0 or ERR_NOMEM */
+/* Returns 1, 0 or ERR_NOMEM. */
 static int has_endless(struct nfa *f)
 {
 	struct search s = {.f = f,
@@ -123,13 +123,13 @@ static int has_endless(struct nfa *f)
 
 /* --- classes of bytes ---------------------------------------------------- */
 
-/* Each set splits the classes that it cuts. */
+/* Each set splits the classes that it contains only in part. */
 static void find_classes(struct nfa *f)
 {
 	unsigned n = 1;
 	memset(f->class_of, 0, sizeof f->class_of);
 	for (uint32_t i = 0; i < f->n_sets && n < 256; i++) {
-		/* of each class: members in the set; the class that those get, -1: none yet */
+		/* per class: members in the set; the new class of those, -1: none yet */
 		int inside[256], moved[256];
 		unsigned size[256] = {0};
 		memset(inside, 0, sizeof inside);

@@ -1,7 +1,7 @@
-/* regex.c - see regex.h: parsed to a tree first, which is then built from its end to its beginning.
- * The parser's recursion is bounded by REGEX_NEST_MAX, the builder's work by the limit on nodes.
- * Escapes are ASCII as in ECMAScript; where its engines and Python's differ (\s, \S, the ends of
- * line), what is allowed is what all of them match. */
+/* regex.c - see regex.h. The expression is parsed to a tree, which is then built from its end to
+ * its start. REGEX_NEST_MAX bounds the parser's recursion, the limit on nodes the builder's work.
+ * Escapes are ASCII as in ECMAScript. Where ECMAScript and Python differ (\s, \S, line ends), only
+ * what both match is allowed. */
 #include "regex.h"
 #include "util/arena.h"
 #include "util/mem.h"
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define RANGES_MAX 512u /* of one [...]; what [^...] leaves may be one more */
+#define RANGES_MAX 512u /* per [...]; negating it may add one */
 #define LAST 0x10ffffu
 
 struct range {
@@ -20,11 +20,11 @@ enum tree_kind { T_EMPTY, T_RANGES, T_CAT, T_ALT, T_REPEAT };
 
 struct tree {
 	enum tree_kind kind;
-	struct range *range; /* RANGES: sorted, apart */
+	struct range *range; /* RANGES: sorted, disjoint, not adjacent */
 	uint32_t n;
 	struct tree *left, *right; /* CAT, ALT; REPEAT: left */
 	uint32_t min, max;
-	int open_begin, open_end; /* alternatives at the top: no ^, no $ */
+	int open_begin, open_end; /* top-level alternatives: no ^, no $ */
 };
 
 struct parser {
@@ -55,7 +55,7 @@ static int next_is(const struct parser *p, char c)
 	return more(p) && p->text[p->at] == c;
 }
 
-/* One code point of UTF-8, checked in full. */
+/* Decodes one code point of UTF-8, fully validated. */
 static int take_point(struct parser *p, uint32_t *ret)
 {
 	static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
@@ -186,7 +186,8 @@ static int add_named(struct parser *p, struct ranges *s, const struct range *r, 
 	return code;
 }
 
-/* Behind a backslash. 1: one character, in *ret; 0: a class, added to s; or an error. */
+/* After a backslash. Returns 1 with one character in *ret, 0 with a class added to s, or an
+ * error. */
 static int take_escape(struct parser *p, struct ranges *s, uint32_t *ret)
 {
 	static const char plain[] = "^$\\.*+?()[]{}|/-\"'`~!@#%&=:;<>, ", control[] = "n\nr\rt\tf\fv\v";
@@ -227,7 +228,7 @@ static int take_escape(struct parser *p, struct ranges *s, uint32_t *ret)
 	return 1;
 }
 
-/* One member of [...]: 1 and its character, or 0 when it was a class. */
+/* One member of [...]: returns 1 with its character, 0 if it was a class, or an error. */
 static int take_member(struct parser *p, struct ranges *s, uint32_t *ret)
 {
 	if (!next_is(p, '\\'))
@@ -323,7 +324,7 @@ static struct tree *parse_class(struct parser *p)
 
 static struct tree *parse_alternatives(struct parser *p, int top);
 
-/* What stands behind "(?": names of groups are skipped. */
+/* After "(?". Skips the names of groups. */
 static int group_kind(struct parser *p, size_t begin)
 {
 	if (next_is(p, ':')) {
@@ -399,8 +400,8 @@ static int take_count(struct parser *p, size_t *at, uint32_t *ret)
 	return *at > from;
 }
 
-/* A counter "{m}", "{m,}" or "{m,n}" at p->at: 1 and behind it; 0: there is none, the { stands
- * for itself. */
+/* Parses a counter "{m}", "{m,}" or "{m,n}" at p->at and moves behind it. Returns 1; 0 if there is
+ * none and the { stands for itself; or an error. */
 static int take_counter(struct parser *p, uint32_t *ret_min, uint32_t *ret_max)
 {
 	size_t at = p->at + 1;
@@ -478,7 +479,7 @@ static struct tree *parse_sequence(struct parser *p, int top)
 	if (!all)
 		all = tree_new(p, T_EMPTY, NULL, NULL);
 	if (top) {
-		/* a node of its own for the marks */
+		/* a node of its own for the flags */
 		all = tree_new(p, T_CAT, all, tree_new(p, T_EMPTY, NULL, NULL));
 		all->open_begin = open_begin;
 		all->open_end = open_end;
@@ -501,8 +502,8 @@ static struct tree *parse_alternatives(struct parser *p, int top)
 
 /* --- the builder --------------------------------------------------------- */
 
-/* Controls and quotes within a JSON string. Those with a short escape have that, the others
- * \u00XX. */
+/* Control characters, quotes and backslashes inside a JSON string: as their short escape if they
+ * have one, else as \u00XX. */
 static uint32_t build_escaped(struct nfa *f, const struct byte_set *s, uint32_t next)
 {
 	static const char shorts[] = "\"\"\\\\\bb\ff\nn\rr\tt", digit[] = "0123456789abcdefABCDEF";
@@ -597,7 +598,7 @@ static uint32_t build(struct nfa *f, const struct tree *t, int json, uint32_t ne
 	case T_EMPTY: return next;
 	case T_RANGES: return build_ranges(f, t->range, t->n, json, next);
 	case T_CAT:
-		for (; t->kind == T_CAT; t = t->left) /* long texts lean to the left */
+		for (; t->kind == T_CAT; t = t->left) /* long texts are nested to the left */
 			next = build(f, t->right, json, next);
 		return build(f, t, json, next);
 	case T_ALT: {
@@ -613,7 +614,7 @@ static uint32_t build(struct nfa *f, const struct tree *t, int json, uint32_t ne
 	return 0;
 }
 
-/* An alternative at the top, with what may stand around it. */
+/* A top-level alternative, with arbitrary text around it where no anchor forbids that. */
 static uint32_t build_top(struct nfa *f, const struct tree *t, const struct regex_opts *o,
                           uint32_t next)
 {

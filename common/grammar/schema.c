@@ -1,6 +1,6 @@
-/* schema.c - see schema.h: what kind of schema it is, references, alternatives, fixed values.
- * Recursion is bounded by SCHEMA_NEST_MAX, the work by the limit on nodes: after an error every
- * builder returns at once. */
+/* schema.c - see schema.h: the kind of a schema, references, alternatives, fixed values.
+ * SCHEMA_NEST_MAX bounds the recursion, the limit on nodes the work: after an error every builder
+ * returns at once. */
 #include "schema_int.h"
 #include "util/mem.h"
 
@@ -55,7 +55,7 @@ int schema_count(struct schema *s, const json_t *v, const char *key, uint32_t de
 
 /* --- fixed values -------------------------------------------------------- */
 
-/* Compact, with as few digits as a number needs. malloc'd. */
+/* Compact JSON, with the fewest digits that preserve each number. malloc'ed. */
 static char *dump(const json_t *v)
 {
 	char *text = NULL;
@@ -84,7 +84,7 @@ static int is_type(const json_t *v, const char *type)
 	       (json_is_array(v) && strcmp(type, "array") == 0);
 }
 
-/* Whether one of the named types, if any are named, is v's. */
+/* Does v have one of the named types? 1 if none is named. */
 static int fits_type(const json_t *types, const json_t *v)
 {
 	if (!types)
@@ -98,7 +98,7 @@ static int fits_type(const json_t *types, const json_t *v)
 	return 0;
 }
 
-/* values: an array, or with `single` the value itself. */
+/* The values of enum, or the one of const. */
 static uint32_t fixed(struct schema *s, const json_t *v, const char *key, uint32_t next)
 {
 	const json_t *values = json_object_get(v, key), *types = json_object_get(v, "type");
@@ -131,7 +131,7 @@ static uint32_t fixed(struct schema *s, const json_t *v, const char *key, uint32
 
 /* --- references ---------------------------------------------------------- */
 
-/* One step of a JSON pointer, up to '/' or the end, with its escapes undone. */
+/* One step of a JSON pointer, text[0..len), with its escapes decoded. */
 static const json_t *step(const json_t *at, const char *text, size_t len)
 {
 	char key[256];
@@ -207,9 +207,9 @@ static uint32_t reference(struct schema *s, const json_t *v, uint32_t next)
 	return begin;
 }
 
-/* --- which keywords may stand there -------------------------------------- */
+/* --- allowed keywords ---------------------------------------------------- */
 
-/* What says nothing about the value. */
+/* Keywords that do not constrain the value. */
 static int is_annotation(const char *key)
 {
 	static const char *const names[] = {"title",    "description", "default",  "examples",
@@ -236,8 +236,8 @@ static int is_typed(const char *key)
 
 static const char *const forms[] = {"$ref", "anyOf", "allOf", "enum", "const"};
 
-/* The form of the schema, one of the above, or NULL: by type. All its keywords are known and go
- * together, or the error is set. */
+/* The form of the schema: one of the above, or NULL: by type. Sets the error if a keyword is
+ * unknown or the combination is not supported. */
 static const char *form_of(struct schema *s, const json_t *v)
 {
 	const char *form = NULL, *key;
@@ -282,7 +282,7 @@ static uint32_t of_type(struct schema *s, const json_t *v, const char *type, uin
 	                  type);
 }
 
-/* Without a type: the one that the other keywords speak of, or any value when there are none. */
+/* Without "type": the type that the other keywords imply. NULL: any value. */
 static const char *implied_type(const json_t *v)
 {
 	static const struct {

@@ -1,6 +1,6 @@
-/* schema_format.c - the formats of strings as expressions: what they match is valid by their RFC
- * (3339, 5321 without quoted or literal parts, 1123, 4291 without zones, 4122), not all that is
- * valid is matched (years from 1000 on; no leap second). */
+/* schema_format.c - string formats as regular expressions. Everything they match is valid by its
+ * RFC (3339, 5321 without quoted or literal parts, 1123, 4291 without zones, 4122), but they do not
+ * match everything valid (years start at 1000; no leap seconds). */
 #include "regex.h"
 #include "schema.h"
 

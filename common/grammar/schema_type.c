@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NAME_MAX_BYTES 256u /* of a property, where others must be told from it */
-#define BOUND_MAX 9e15      /* whole numbers that a double holds exactly */
+#define NAME_MAX_BYTES 256u /* of a property name that other names must be told apart from */
+#define BOUND_MAX 9e15      /* doubles hold whole numbers up to this exactly */
 
 /* --- strings ------------------------------------------------------------- */
 
@@ -60,8 +60,8 @@ uint32_t schema_string(struct schema *s, const json_t *v, uint32_t next)
 
 /* --- numbers ------------------------------------------------------------- */
 
-/* One bound: to b->lo (b->hi with `high`), where it is the tighter one. For integers it is
- * rounded inwards and closed. */
+/* Applies one bound to b->lo (high: b->hi) if it is tighter. For integers, it is rounded inwards
+ * and made inclusive. */
 static int take_bound(struct schema *s, const json_t *v, const char *key, int high, int open,
                       int integer, struct json_bounds *b)
 {
@@ -157,10 +157,10 @@ struct property {
 struct object {
 	struct schema *s;
 	struct property *p;
-	/* named: of `properties`; behind them those that are only required */
+	/* n_named: members of `properties`; after them come those only listed in `required` */
 	size_t n, n_named;
-	const json_t *more;       /* additionalProperties; NULL: none */
-	struct nfa_string *taken; /* (n_taken) names that further properties may not have; sorted */
+	const json_t *more;       /* additionalProperties; NULL: none allowed */
+	struct nfa_string *taken; /* (n_taken) names that additional properties may not have; sorted */
 	size_t n_taken;
 };
 
@@ -263,8 +263,8 @@ static uint32_t pair(struct object *o, const struct property *p, uint32_t next)
 	return begin;
 }
 
-/* A name of plain ASCII that is none of the taken ones, of which list[0 .. n) have the first
- * `at` bytes in common with it; up to and with its quote. tail: any plain ASCII. */
+/* A plain ASCII name that is none of the taken ones, up to and including its quote. list[0 .. n):
+ * the taken names that share its first `at` bytes. tail: any plain ASCII. */
 static uint32_t other_name(struct nfa *f, const struct nfa_string *list, size_t n, size_t at,
                            uint32_t tail, uint32_t next)
 {
@@ -290,7 +290,7 @@ static uint32_t other_name(struct nfa *f, const struct nfa_string *list, size_t 
 	return taken ? way : nfa_split(f, way, nfa_byte(f, '"', next));
 }
 
-/* A further property, and what follows it. */
+/* An additional property, and what follows it. */
 static uint32_t further(struct object *o, uint32_t next)
 {
 	struct schema *s = o->s;
@@ -314,7 +314,8 @@ static uint32_t further(struct object *o, uint32_t next)
 	return nfa_byte(f, '"', other_name(f, o->taken, o->n_taken, 0, tail, after));
 }
 
-/* From the last property to the first: `first` as long as none was written, `rest` behind one. */
+/* Built from the last property to the first. first: continues if no property was written yet; rest:
+ * continues after one. */
 static uint32_t members(struct object *o, uint32_t next)
 {
 	struct nfa *f = o->s->f;

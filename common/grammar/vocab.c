@@ -1,6 +1,5 @@
-/* vocab.c - a vocabulary for walking: three trees of tokens by their bytes, one by their shapes. A
- * token that is no whole UTF-8 is a token as any other. Tokens over TOKEN_MAX bytes are left
- * out. */
+/* vocab.c - arranges a vocabulary for walking: three trees of tokens by their bytes, one by their
+ * shapes. Tokens need not be whole UTF-8. Tokens longer than TOKEN_MAX bytes are left out. */
 #include "grammar_int.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -10,8 +9,8 @@
 
 #define TOKEN_MAX 255u
 
-/* The first that fits is a byte's. What is left of 80 .. bf by the others has the mark 80, so 81
- * .. bf are free as marks. */
+/* The first matching cell counts. Bytes of 80 .. bf that belong to no other cell have the mark 80,
+ * so 81 .. bf can be used as marks. */
 const struct vocab_cell vocab_cell[CELLS] = {
 	{'a', 'z', 0, 'a'},       {'A', 'Z', 0, 'A'},       {'0', '9', 0, '0'},
 	{0xc2, 0xdf, 0, 0xc2},    {0xe1, 0xec, 0, 0xe1},    {0xee, 0xef, 0, 0xee},
@@ -57,7 +56,7 @@ static void shape_of(const char *s, uint32_t len, char *ret)
 	}
 }
 
-/* A node is open until one comes that is not deeper. */
+/* A node's subtree ends at the next node that is not deeper. */
 static void find_skips(struct trie *t)
 {
 	uint32_t open[TOKEN_MAX + 1], depth = 0;
@@ -85,7 +84,7 @@ static void trie_build(struct trie *t, struct entry *e, uint32_t n)
 			while (common < e[i].len && common < e[i - 1].len &&
 			       e[i].s[common] == e[i - 1].s[common])
 				common++;
-		/* tokens of the nodes before the last one: none, as this one ends deeper */
+		/* only the last of these nodes gets the token: its `tokens` range is not empty */
 		for (uint32_t d = common; d < e[i].len; d++)
 			t->node[t->n++] = (struct trie_node){.tokens = i,
 			                                     .byte = (uint8_t)e[i].s[d],

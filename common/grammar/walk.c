@@ -1,23 +1,23 @@
-/* walk.c - the mask of a state: the tree of token shapes is walked along the states. A shape stands
- * for all its tokens as long as the bytes of its cells lead to one state. Where they do not, tokens
- * are looked at by their bytes: those behind bytes that stand for themselves in the trees by bytes
- * (names, words of a choice, where most branches end at once), others one by one.
+/* walk.c - computes the mask of a state by walking the tree of token shapes along the states. A
+ * shape represents all its tokens as long as all bytes of its cells lead to the same state. Where
+ * they do not, tokens are checked by their bytes: those after bytes that stand for themselves by
+ * the trees over bytes (names, words of a choice: most branches end at once), others one by one.
  *
- * So a state that differs from others in a counter alone costs some thousand steps, not one for
- * each prefix of a token. What comes out is what each token's bytes would say.
+ * So a state that differs from others only in a counter costs a few thousand steps, not one per
+ * prefix of a token. The result is the same as checking the bytes of each token.
  *
- * The work of a mask is bounded by what it costs as if nothing was cached, so that all workers
- * find the same tokens too costly. */
+ * The work per mask is limited by its cost without any cache, so that all workers reject the same
+ * tokens as too expensive. */
 #include "automaton.h"
 
 #include <string.h>
 
-/* of the trees by bytes, on the average over a mask: more is too costly */
+/* average over the nodes of the trees by bytes; more is too expensive */
 #define CONFIGS_PER_NODE 16u
 #define BRANCHES_MAX 64u
 
 struct branch {
-	/* the node of the shapes that could not be followed, and the state before it */
+	/* shape: node whose cell leads to several states; state: the state before it */
 	uint32_t shape, state;
 };
 
@@ -45,8 +45,8 @@ static void allow(struct walker *w, const struct trie *t, uint32_t from, uint32_
 	}
 }
 
-/* Whether what JSON strings hold as it is leads from here to here: then all tokens of it are
- * allowed. */
+/* Do all bytes that JSON strings contain unescaped lead from this state to itself? Then all tokens
+ * of them are allowed. */
 static int loops(struct automaton *a, uint32_t state)
 {
 	for (unsigned i = 0; i < a->n_plain; i++)
@@ -55,7 +55,7 @@ static int loops(struct automaton *a, uint32_t state)
 	return a->n_plain > 0;
 }
 
-/* Nodes i .. end - 1, of which the first ones have this depth; state: before it. */
+/* Walks nodes [i, end), the first of which have this depth. state: the state before them. */
 static void walk(struct walker *w, const struct trie *t, uint32_t i, uint32_t end, uint32_t depth,
                  uint32_t state)
 {
@@ -81,7 +81,7 @@ static void walk(struct walker *w, const struct trie *t, uint32_t i, uint32_t en
 	}
 }
 
-/* The tokens that begin with these bytes and go on with one of a cell. */
+/* Walks the tokens that start with these n bytes, followed by a byte of the cell. */
 static void walk_branch(struct walker *w, const struct trie *t, const char *bytes, uint32_t n,
                         const struct vocab_cell *c, uint32_t state)
 {
@@ -143,7 +143,7 @@ static void one_by_one(struct walker *w, const struct trie_node *n, uint32_t sta
 	}
 }
 
-/* The bytes of a node's cell lead to several states. */
+/* The bytes of a node's cell lead to several states: check its tokens by their bytes. */
 static void split_up(struct walker *w, const struct trie_node *n, uint32_t state, int alone)
 {
 	const struct grammar_vocab *v = w->a->v;
@@ -153,13 +153,13 @@ static void split_up(struct walker *w, const struct trie_node *n, uint32_t state
 		one_by_one(w, n, state);
 }
 
-/* Leaves runs of the shapes' tokens, in order, and branches. */
+/* Collects runs of allowed tokens, in order, and branches. */
 static void walk_shapes(struct walker *w, uint32_t state)
 {
 	struct automaton *a = w->a;
 	const struct trie *t = &a->v->shape;
 	uint32_t at[NFA_LOOKAHEAD + 1], from = 0;
-	int alone[NFA_LOOKAHEAD + 1]; /* no cell so far */
+	int alone[NFA_LOOKAHEAD + 1]; /* no cell on the path so far */
 	at[0] = state;
 	alone[0] = 1;
 	a->n_runs = 0;
@@ -184,8 +184,7 @@ static void walk_shapes(struct walker *w, uint32_t state)
 	run_add(a, from, t->node[t->n].tokens);
 }
 
-/* The runs, to the mask: its bits are set, or those of the others are cleared, by which are
- * fewer. */
+/* Writes the runs to the mask: sets their bits or clears all others, whichever is fewer. */
 static void take_runs(struct walker *w)
 {
 	const struct automaton *a = w->a;

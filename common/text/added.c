@@ -1,6 +1,6 @@
-/* added.c - see added.h. The tokens are sorted; at a place where one may begin, the range of those
- * that agree with the text is narrowed byte by byte. No allocation and no failure while
- * searching. */
+/* added.c - see added.h. The tokens are sorted by their bytes. At each position where a token may
+ * start, a binary search per byte narrows the range of tokens that match the text. Searching
+ * allocates nothing and cannot fail. */
 #include "text/added.h"
 
 #include <stdlib.h>
@@ -32,8 +32,8 @@ void added_fini(struct added *a)
 	memset(a, 0, sizeof *a);
 }
 
-/* First of [lo, hi), which agree in depth bytes and are longer than that, whose next byte is not
- * below c. */
+/* All tokens of [lo, hi) share their first `depth` bytes and are longer than that. Returns the
+ * first one whose next byte is >= c, or hi. */
 static size_t lower(const struct added *a, size_t lo, size_t hi, size_t depth, unsigned c)
 {
 	while (lo < hi) {

@@ -23,7 +23,7 @@ struct shown {
 	size_t n;
 };
 
-/* -1: that is enough. */
+/* Returns -1 to stop the dump once the buffer is full. */
 static int show(const char *s, size_t len, void *arg)
 {
 	struct shown *out = arg;
@@ -34,7 +34,7 @@ static int show(const char *s, size_t len, void *arg)
 	return take < len ? -1 : 0;
 }
 
-/* A value may be megabytes: no more of it is written than is shown. */
+/* The value may have megabytes: the dump stops at SHOWN bytes. */
 const char *body_show(const json_t *v)
 {
 	static __thread struct shown out;

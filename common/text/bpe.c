@@ -1,10 +1,11 @@
 /* bpe.c - see bpe.h.
  *
- * Merges are in an open-addressing table from the pair of ids; the hash is multiplied by an odd
- * number drawn per table, so that a model file cannot be made to collide. Short pieces are merged
- * in an array with a scan for the lowest rank; long ones in a linked list with a heap of (rank,
- * position), where an entry whose pair has changed meanwhile is found stale by looking its pair
- * up again. */
+ * Merges lie in an open-addressing hash table keyed by the pair of ids. The hash multiplies by an
+ * odd random number drawn per table, so that no model file can provoke collisions.
+ *
+ * Short pieces are merged in an array by scanning for the lowest rank. Long pieces are merged in a
+ * linked list with a heap of (rank, position). Heap entries are not removed when their pair
+ * changes: looking the pair up again shows that an entry is stale. */
 #include "text/bpe.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -18,7 +19,7 @@ enum { SHORT_PIECE = 40 };
 
 struct merge {
 	uint64_t pair;     /* left << 32 | right */
-	uint32_t rank, id; /* rank BPE_NONE: free slot */
+	uint32_t rank, id; /* rank BPE_NONE: the slot is free */
 };
 
 struct bpe {
@@ -91,13 +92,14 @@ void bpe_scratch_fini(struct bpe_scratch *s)
 	memset(s, 0, sizeof *s);
 }
 
-/* What was there is lost. NULL with size 0: no memory. */
+/* Returns an array of at least `want` elements; the old contents are lost. On allocation failure
+ * returns NULL and sets *size to 0. */
 static void *grown(struct bpe_scratch *s, void *p, size_t *size, size_t want, size_t bytes)
 {
 	if (*size >= want)
 		return p;
 	quota_free(s->quota, p, *size * bytes);
-	/* what is that long is alone in a text */
+	/* longer pieces are rare: allocate exactly */
 	*size = want < 64 ? 64 : want < GROWN_AHEAD ? want + want / 2 : want;
 	p = quota_alloc(s->quota, *size * bytes);
 	if (!p)
@@ -109,7 +111,7 @@ static void *grown(struct bpe_scratch *s, void *p, size_t *size, size_t want, si
 
 static size_t merge_short(const struct bpe *b, uint32_t *ids, size_t n)
 {
-	uint32_t rank[SHORT_PIECE], id[SHORT_PIECE]; /* of the pair that begins at i */
+	uint32_t rank[SHORT_PIECE], id[SHORT_PIECE]; /* of the pair at i and i + 1 */
 	for (size_t i = 0; i + 1 < n; i++) {
 		const struct merge *m = find(b, ids[i], ids[i + 1]);
 		rank[i] = m->rank;
@@ -168,8 +170,8 @@ static uint64_t heap_pop(uint64_t *heap, size_t *n)
 	return top;
 }
 
-/* The heap entry of the pair that begins at symbol i; 0 when it cannot be merged. (An entry is
- * never 0 itself: rank + 1.) */
+/* The heap entry of the pair that starts at symbol i, or 0 if that pair cannot be merged. Valid
+ * entries are never 0 because they hold rank + 1. */
 static uint64_t entry_of(const struct bpe *b, const struct bpe_symbol *sym, int32_t i,
                          uint32_t *ret_id)
 {
@@ -195,7 +197,7 @@ static size_t merge_long(const struct bpe *b, struct bpe_scratch *s, size_t n)
 	uint32_t id;
 	size_t queued = 0, out = 0;
 	s->symbols = grown(s, s->symbols, &s->symbols_size, n, sizeof *s->symbols);
-	/* each join takes one entry out and puts at most two in */
+	/* each merge removes one entry and adds at most two */
 	s->heap = grown(s, s->heap, &s->heap_size, 2 * n, sizeof *s->heap);
 	if (!s->symbols || !s->heap)
 		return BPE_NO_MEMORY;

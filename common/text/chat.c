@@ -1,10 +1,12 @@
 /* chat.c - see chat.h.
  *
- * The order of things is that of transformers 5's apply_chat_template: members that are null are
- * dropped, reasoning gets its two names, the template is rendered, and for continue_final_message
- * the text is cut at a marker that was put behind the last message. Servers that hand templates
- * `"content": null` as it is differ in what they render for an assistant's message with tool
- * calls alone; dropping it is what the reference shows and what templates' authors test with. */
+ * Follows apply_chat_template of transformers 5 step by step: drop members that are null, copy
+ * reasoning to both names that templates read, render the template and, for continue_final_message,
+ * cut the text at a marker appended to the last message.
+ *
+ * Other servers pass `"content": null` to the template unchanged, so they render an assistant
+ * message that has only tool calls differently. We drop it, as the reference does: template authors
+ * test against the reference. */
 #include "text/chat.h"
 #include "jinja/jinja.h"
 #include "util/mem.h"
@@ -20,12 +22,12 @@ struct chat_template {
 	char *text;
 	size_t len;
 	int takes_parts, takes_one_call;
-	int names_content; /* the word "content" occurs in it */
+	int names_content; /* the template's text contains the word "content" */
 };
 
 static const char *const reasoning_names[] = {"reasoning_content", "thinking", "reasoning"};
 
-/* --- messages as the template shall see them ----------------------------- */
+/* --- messages as the template sees them --------------------------------- */
 
 static json_t *without_nulls(const json_t *m)
 {
@@ -37,8 +39,8 @@ static json_t *without_nulls(const json_t *m)
 	return out;
 }
 
-/* Reasoning under any of its names is put under both that templates read; `thinking` comes
- * first. */
+/* Copies reasoning, whatever its name, to both names that templates read. `thinking` becomes the
+ * first member. */
 static json_t *name_reasoning(json_t *m)
 {
 	json_t *text = NULL, *out;
@@ -80,7 +82,8 @@ static json_t *marked(const json_t *text)
 	return out;
 }
 
-/* The last part that has a text, marked, in a copy of the parts; NULL: none has. */
+/* Returns a copy of the parts with the marker appended to the last part that has a text. NULL: no
+ * part has one. */
 static json_t *mark_parts(const json_t *parts, const json_t **ret_text)
 {
 	json_t *out = json_copy((json_t *)parts);
@@ -98,7 +101,7 @@ static json_t *mark_parts(const json_t *parts, const json_t **ret_text)
 	return NULL;
 }
 
-/* Puts the marker behind the last message, which is ours to change. *ret_text: what is to be
+/* Appends the marker to the last message of `list`, which belongs to us. *ret_text: the text to be
  * continued. */
 static int mark_last(const struct chat_template *c, json_t *list, const json_t *given,
                      const json_t **ret_text, struct err *err)
@@ -136,7 +139,7 @@ static size_t trimmed(const char *s, size_t len)
 	return len;
 }
 
-/* Appends to out what stands in front of the marker. */
+/* Appends to out the text before the marker. */
 static int cut_at_mark(const struct buf *b, const json_t *final, struct buf *out, struct err *err)
 {
 	const char *text = json_string_value(final), *at = NULL, *from = b->data ? b->data : "";
@@ -154,7 +157,7 @@ static int cut_at_mark(const struct buf *b, const json_t *final, struct buf *out
 		               "message, so that it cannot be continued");
 	keep = (size_t)(at - from);
 	if (keep + strlen(MARK) >= b->len || at[strlen(MARK)] != ' ')
-		keep = trimmed(from, keep); /* the template stripped the message's end */
+		keep = trimmed(from, keep); /* the template stripped the end of the message */
 	if (buf_add(out, from, keep) < 0)
 		return err_set(err, ERR_FULL, "the output is longer than %zu bytes", out->limit);
 	return 0;
@@ -173,7 +176,7 @@ static int render(const struct chat_template *c, const struct chat_render *in, c
 	if (in->variables)
 		layers[run.n_layers++] = in->variables;
 	json_object_set(own, "messages", (json_t *)list);
-	/* defined, and none, where there are none */
+	/* defined as none if the request has none */
 	json_object_set_new(own, "tools", in->tools ? json_incref((json_t *)in->tools) : json_null());
 	json_object_set_new(own, "documents",
 	                    in->documents ? json_incref((json_t *)in->documents) : json_null());
@@ -216,7 +219,7 @@ int chat_template_render(const struct chat_template *c, const struct chat_render
 
 /* --- a template ---------------------------------------------------------- */
 
-/* What the template makes of these messages (taken), within the probe's limits. 0, or ERR_* */
+/* Renders `messages` (reference taken over) within the probe's limits. 0 or ERR_*. */
 static int probe(const struct chat_template *c, json_t *messages, struct buf *out)
 {
 	json_t *tokens = json_pack("{s:s, s:s}", "bos_token", "", "eos_token", "");
@@ -237,7 +240,7 @@ static int has(const struct buf *b, const char *text)
 	return b->data && memmem(b->data, b->len, text, strlen(text)) != NULL;
 }
 
-/* A template that knows parts shows their text alone; another fails, or prints the list. */
+/* A template that supports parts renders only their text; others fail or print the list itself. */
 static int probe_parts(const struct chat_template *c)
 {
 	struct buf out;
@@ -266,7 +269,8 @@ static json_t *probe_result(int i)
 	                 "r");
 }
 
-/* Which of the calls a template shows, a bit each: in a message each, or together in one. */
+/* Bit i: the template renders call i. The calls are either in one message each or together in
+ * one. */
 static unsigned calls_shown(const struct chat_template *c, int together)
 {
 	struct buf out;

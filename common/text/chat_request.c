@@ -1,5 +1,5 @@
-/* chat_request.c - see chat_request.h. Messages as the client sent them -> messages as the
- * template takes them -> text. */
+/* chat_request.c - see chat_request.h. Converts messages as the client sent them to messages as the
+ * template accepts them, and renders these. */
 #include "text/chat_request.h"
 #include "text/chat_turns.h"
 #include "util/json_load.h"
@@ -12,7 +12,7 @@
 #define TOOL_CALLS_MAX 128
 #define DOCUMENTS_MAX 1024
 
-/* A text in parts: as it is for a template that takes parts, else joined. */
+/* Sets into.content to the joined parts, unless the template accepts a list of parts. */
 static int join_parts(struct body_error *e, const json_t *parts, size_t at, int takes_parts,
                       struct quota *q, json_t *into)
 {
@@ -41,15 +41,15 @@ static int join_parts(struct body_error *e, const json_t *parts, size_t at, int 
 	return r;
 }
 
-/* jansson frees what it has no memory to add: that is not to be used any more. */
+/* jansson frees a value that it cannot add: do not use that value any more. */
 static int no_room(struct body_error *e, size_t at)
 {
 	return body_bad(e, "messages", "messages[%zu] needs more memory than is left for this request",
 	                at);
 }
 
-/* One call that the assistant made: its arguments, a string of JSON for OpenAI, are an object
- * for templates. Appends to `list` what those see. */
+/* Appends to `list` one tool call of the assistant as templates see it: OpenAI's arguments are a
+ * string of JSON, templates expect an object. */
 static int read_tool_call(struct body_error *e, const json_t *call, size_t at, size_t i,
                           json_t *list)
 {
@@ -75,7 +75,7 @@ static int read_tool_call(struct body_error *e, const json_t *call, size_t at, s
 	else
 		parsed = json_is_object(args) ? json_incref((json_t *)args) : json_object();
 	json_t *own = json_copy((json_t *)call), *own_f = json_copy((json_t *)f);
-	/* what is no object stays the string that it is: the template may take that */
+	/* if it is no object, keep the string: the template may accept it */
 	if (json_is_object(parsed))
 		json_object_set(own_f, "arguments", parsed);
 	json_decref(parsed);
@@ -102,7 +102,7 @@ static int read_tool_calls(struct body_error *e, const json_t *m, size_t at, jso
 	return 0;
 }
 
-/* An assistant that called tools or thought may have said nothing. */
+/* An assistant message with tool calls or reasoning may have no content. */
 static int may_be_silent(const json_t *m)
 {
 	const char *role = json_string_value(json_object_get(m, "role"));
@@ -112,7 +112,7 @@ static int may_be_silent(const json_t *m)
 	       (thought || json_array_size(json_object_get(m, "tool_calls")) > 0);
 }
 
-/* Appends to `list` the message as the template shall see it. */
+/* Appends to `list` the message as the template sees it. */
 static int read_message(struct body_error *e, const json_t *m, size_t at, int takes_parts,
                         struct quota *q, json_t *list)
 {
@@ -161,8 +161,8 @@ static int read_documents(struct body_error *e, const json_t *o, struct chat_ren
 	return 0;
 }
 
-/* What the body says beside messages and tools. own: an empty object, for the template's
- * variables. */
+/* Reads what the body has besides messages and tools. own: an empty object that receives the
+ * template's variables. */
 static int read_options(struct body_error *e, const json_t *o, json_t *own, struct chat_render *in)
 {
 	const json_t *more = body_member(o, "chat_template_kwargs");

@@ -1,11 +1,11 @@
-/* chat_request.h - from the body of a chat request (/v1/chat/completions, or /tokenize with
- * messages) to the text of its prompt: messages, tools, tool_choice, add_generation_prompt,
- * continue_final_message, documents, chat_template_kwargs, reasoning_effort, in OpenAI's and vLLM's
- * words.
+/* chat_request.h - renders the body of a chat request (/v1/chat/completions, or /tokenize with
+ * messages) to the text of its prompt. Reads messages, tools, tool_choice, add_generation_prompt,
+ * continue_final_message, documents, chat_template_kwargs and reasoning_effort, named as by OpenAI
+ * and vLLM.
  *
- * The router and pdctl both build prompts with these functions alone, so that what an operator is
- * shown is what a worker computes. A template itself is never taken from a request. What is
- * accepted is bounded in count, depth and size, because templates and parsers walk through it. */
+ * The router and pdctl both build prompts with these functions only, so an operator sees exactly
+ * what a worker computes. The template never comes from a request. Count, depth and size of the
+ * input are bounded because templates and parsers traverse all of it. */
 #ifndef TEXT_CHAT_REQUEST_H
 #define TEXT_CHAT_REQUEST_H
 
@@ -18,17 +18,17 @@
 enum chat_choice { CHAT_CHOICE_NONE, CHAT_CHOICE_AUTO, CHAT_CHOICE_REQUIRED, CHAT_CHOICE_NAMED };
 
 struct chat_tools {
-	/* what the template sees of them, the body's own; NULL: none, or tool_choice is "none" */
+	/* tools that the template sees, borrowed from the body; NULL: none, or tool_choice is "none" */
 	const json_t *tools;
-	enum chat_choice choice; /* NONE where there are no tools */
+	enum chat_choice choice; /* NONE if there are no tools */
 };
 
-/* What the body says about tools: checked and chosen. 0 or -1 with the error set. */
+/* Checks tools and tool_choice of the body. Returns 0, or -1 with the error set. */
 int chat_tools_read(const json_t *body, struct chat_tools *ret, struct body_error *e);
 
-/* The prompt's text, appended to out, which is empty and has a limit (chat_request_text_max);
- * its quota, if it has one, gives what rendering needs, too. now_s: for the template's
- * strftime_now. 0 or -1 with the error set. */
+/* Appends the prompt's text to out, which is empty and has a limit (chat_request_text_max). Memory
+ * for rendering also comes from out's quota, if it has one. now_s: for the template's strftime_now.
+ * Returns 0, or -1 with the error set. */
 int chat_request_render(const struct chat_set *chats, const json_t *body,
                         const struct chat_tools *tools, int64_t now_s, struct buf *out,
                         struct body_error *e);

@@ -1,4 +1,4 @@
-/* chat_request_tools.c - what a chat request says about tools, see chat_request.h. */
+/* chat_request_tools.c - checks the tools of a chat request, see chat_request.h. */
 #include "text/chat_request.h"
 #include "text/toolcall.h"
 
@@ -6,9 +6,10 @@
 
 #define TOOLS_MAX 128
 #define TOOL_DEPTH_MAX 64
-#define TOOL_VALUES_MAX 20000 /* of all tools together: members, elements, leaves */
+#define TOOL_VALUES_MAX 20000 /* members, elements and leaves of all tools together */
 
-/* Values below v, or SIZE_MAX when it is deeper than it may be. */
+/* The number of values in v, itself included. SIZE_MAX: v is nested too deeply. Stops counting
+ * above TOOL_VALUES_MAX. */
 static size_t count_values(const json_t *v, int depth)
 {
 	size_t n = 1, i;
@@ -119,7 +120,7 @@ static int read_choice(struct body_error *e, const json_t *o, const json_t *tool
 	                body_show(v));
 }
 
-/* The members from before there were tools. */
+/* Refuses OpenAI's members that preceded tools. */
 static int refuse_functions(struct body_error *e, const json_t *o)
 {
 	static const char *const old[][2] = {{"functions", "tools"}, {"function_call", "tool_choice"}};

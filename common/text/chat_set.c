@@ -1,5 +1,5 @@
-/* chat_set.c - see chat_set.h. Files are read up to a limit each; what is not JSON where JSON is
- * due, or no template, is an error that names the file. */
+/* chat_set.c - see chat_set.h. Each file is read up to a size limit. Invalid JSON or an invalid
+ * template is an error that names the file. */
 #include "text/chat_set.h"
 #include "format/gguf.h"
 #include "jinja/jinja.h"
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* tokenizer_config.json of some models lists every added token */
+/* some models list every added token in tokenizer_config.json */
 #define CONFIG_BYTES_MAX (64u << 20)
 
 static const char *const token_names[] = {"bos", "eos", "unk", "sep", "pad", "cls", "mask"};
@@ -42,7 +42,7 @@ static void set_token(struct chat_set *s, const char *name, const char *text, si
 
 static void tokens_from_gguf(const struct gguf *g, struct chat_set *s)
 {
-	/* the format spells it so */
+	/* the GGUF format spells it so */
 	static const char *const in_file[] = {"bos",     "eos", "unknown", "seperator",
 	                                      "padding", "cls", "mask"};
 	for (size_t i = 0; i < sizeof in_file / sizeof *in_file; i++) {
@@ -79,7 +79,8 @@ int chat_set_from_gguf(const struct gguf *g, struct chat_set *ret, struct err *e
 
 /* --- a folder ------------------------------------------------------------ */
 
-/* The whole file; *ret_text is malloc'd. ERR_NOTFOUND without a message when it is not there. */
+/* Reads the whole file; *ret_text is malloc'ed. Returns ERR_NOTFOUND without a message if the file
+ * does not exist. */
 static int read_file(const char *path, size_t most, char **ret_text, size_t *ret_len,
                      struct err *err)
 {
@@ -118,7 +119,7 @@ static int template_from_file(struct chat_template **slot, const char *path, str
 	return r;
 }
 
-/* "chat_template": a text, or a list of named ones; of these "default" and "tool_use" count. */
+/* "chat_template" is a text, or a list of named ones; only "default" and "tool_use" are used. */
 static int templates_from_json(struct chat_set *s, const json_t *v, const char *path,
                                struct err *err)
 {
@@ -140,7 +141,7 @@ static int templates_from_json(struct chat_set *s, const json_t *v, const char *
 	return r;
 }
 
-/* A token is a text, or an object whose content is the text. */
+/* A token is a text, or an object whose `content` is the text. */
 static void tokens_from_json(struct chat_set *s, const json_t *o)
 {
 	for (size_t i = 0; i < sizeof token_names / sizeof *token_names; i++) {

@@ -1,12 +1,12 @@
-/* chat_turns.c - see chat_turns.h. The list as it stands is what the reference renders: only what
- * fails is said otherwise. */
+/* chat_turns.c - see chat_turns.h. The unchanged list is what the reference renders, so it is tried
+ * first; only a conversation that the template refuses is reworded. */
 #include "text/chat_turns.h"
 
 #include <string.h>
 
 static const char *const reasoning_names[] = {"reasoning_content", "thinking", "reasoning"};
 
-/* Of n calls the one that this tool's message answers: by its id, else by its place. */
+/* Index of the call, among n, that tool message m answers: found by id, else `place`. */
 static size_t answered(const json_t *calls, const json_t *m, size_t place)
 {
 	const char *id = json_string_value(json_object_get(m, "tool_call_id")), *of;
@@ -24,7 +24,8 @@ static int is_result(const json_t *m)
 	return json_is_string(role) && strcmp(json_string_value(role), "tool") == 0;
 }
 
-/* The k-th of n calls in a message of its own. NULL: there is no memory. */
+/* A message with only call k. The first also keeps the content and the reasoning. NULL: out of
+ * memory. */
 static json_t *one_call(const json_t *m, const json_t *calls, size_t k)
 {
 	json_t *own = json_copy((json_t *)m);
@@ -38,13 +39,13 @@ static json_t *one_call(const json_t *m, const json_t *calls, size_t k)
 	return NULL;
 }
 
-/* Message `at` of the list, with the results behind it up to `end`: appended to out, with their
- * calls to out_came. */
+/* Splits message `at` of the list, whose tool results are at + 1 to end - 1: appends messages to
+ * out, and their calls as sent to out_came. Returns non-zero if out of memory. */
 static int split(const json_t *list, size_t at, size_t end, const json_t *sent, json_t *out,
                  json_t *out_came)
 {
 	const json_t *m = json_array_get(list, at), *calls = json_object_get(m, "tool_calls");
-	json_t *results = json_array(); /* of each call */
+	json_t *results = json_array(); /* an array per call */
 	int bad = !results;
 	for (size_t k = 0; k < json_array_size(calls); k++)
 		bad |= json_array_append_new(results, json_array());
@@ -89,8 +90,8 @@ int chat_turns_split_calls(json_t **list, json_t **came, int keeps_last)
 	return bad ? ERR_NOMEM : 0;
 }
 
-/* A copy of the list, where an assistant that thought, spoke and called has thought all that it
- * said; NULL: none did. */
+/* A copy of the list where, in each assistant message that has reasoning, content and calls, the
+ * content is appended to the reasoning. NULL: there is no such message. */
 static json_t *spoken_as_thought(const json_t *list)
 {
 	json_t *out = json_copy((json_t *)list);
@@ -118,7 +119,7 @@ static json_t *spoken_as_thought(const json_t *list)
 	return NULL;
 }
 
-/* A copy of the tools, where those without a description have an empty one; NULL: all have one. */
+/* A copy of the tools where a missing description is "". NULL: all have one. */
 static json_t *described(const json_t *tools)
 {
 	json_t *out = json_copy((json_t *)tools);
@@ -138,7 +139,8 @@ static json_t *described(const json_t *tools)
 	return NULL;
 }
 
-/* Content "" where an assistant that called has none; 0: there is no such message. */
+/* Sets content to "" in assistant messages that have calls but no content. Returns 0 if there are
+ * none. */
 static int content_where_none(json_t *list, const json_t *came)
 {
 	int any = 0;
@@ -150,7 +152,8 @@ static int content_where_none(json_t *list, const json_t *came)
 	return any;
 }
 
-/* Calls as the client sent them, with arguments that are a string; 0: there are none. */
+/* Restores the calls as the client sent them, with arguments as a string. Returns 0 if there are
+ * none. */
 static int calls_as_sent(json_t *list, const json_t *came)
 {
 	int any = 0;
@@ -170,7 +173,8 @@ static int render_again(const struct chat_template *t, const struct chat_render 
 	return chat_template_render(t, in, out, &later);
 }
 
-/* From the least that is said otherwise to the most. Tools that were described stay so. */
+/* Tries rewordings from the smallest to the largest change. Added descriptions stay for later
+ * tries. */
 int chat_turns_render(const struct chat_template *t, struct chat_render *in, json_t *list,
                       const json_t *came, struct buf *out, struct err *err)
 {

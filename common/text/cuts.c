@@ -1,5 +1,5 @@
-/* cuts.c - see cuts.h: pairs of ASCII characters in a small exact table, all others in a table
- * of bits by their hash. */
+/* cuts.c - see cuts.h. Pairs of ASCII characters are in a small exact table, all others in a bit
+ * table indexed by their hash. */
 #include "text/cuts.h"
 #include "text/unicode.h"
 
@@ -16,8 +16,8 @@ static int together(const struct cuts *c, uint32_t a, uint32_t b)
 	return (c->pairs[bit >> 6] >> (bit & 63) & 1) != 0;
 }
 
-/* Text of a file may be ill-formed: then a byte counts as a character, which no well-formed text
- * has. */
+/* Text of a model file may be ill-formed. Such a byte counts as a character beyond U+10FFFF, which
+ * well-formed text cannot contain. */
 static size_t step(const char *text, size_t len, uint32_t *ret_cp)
 {
 	int n = utf8_step(text, len, ret_cp);

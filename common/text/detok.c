@@ -1,6 +1,5 @@
-/* detok.c - streaming detokeniser (see tokenizer.h): bytes of tokens go in one by one, whole
- * characters come out. At most three bytes are held: a beginning of a character that may still
- * be completed. */
+/* detok.c - streaming detokeniser, see tokenizer.h. The bytes of tokens go in one by one; whole
+ * characters come out. It holds at most three bytes: the start of an incomplete character. */
 #include "text/tokenizer_int.h"
 #include "text/unicode.h"
 #include "util/check.h"
@@ -18,8 +17,8 @@ void detok_init(struct detok *d, const struct tokenizer *t, unsigned flags)
 	d->strip = d->begun ? 0 : t->spec.strip;
 }
 
-/* The first token of a text whose decoder drops what marks its beginning: what is left of its
- * text. */
+/* For tokenizers whose decoder strips the leading space marker: appends the text of the first token
+ * without it. */
 static int add_first(const struct detok *d, uint32_t id, struct buf *out)
 {
 	const struct vocab *v = &d->t->spec.vocab;
@@ -65,11 +64,11 @@ static int feed_byte(struct detok *d, unsigned char c, struct buf *out)
 	if (step > 0)
 		return buf_add(out, d->held, n);
 	int rc = buf_adds(out, REPLACEMENT);
-	/* What was held was a good beginning, so only c can be left: it begins anew. */
+	/* The held bytes were a valid start, so only c can be left over: decode it as a new start. */
 	return rc == 0 && bad < n ? feed_byte(d, c, out) : rc;
 }
 
-/* Most tokens are whole characters, and go out as they are. */
+/* Most tokens are whole ASCII characters: these are copied as they are. */
 static int feed_bytes(struct detok *d, const char *bytes, size_t len, struct buf *out)
 {
 	size_t whole = d->n_held ? 0 : ascii_span(bytes, len);

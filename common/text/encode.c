@@ -1,11 +1,11 @@
-/* encode.c - text to ids, in the reference's order: cut at added tokens, normalize what is between
- * (cut again at added tokens that are sought there), put a prefix before it, cut it by the
- * pre-tokenizer, and each piece becomes tokens by merging or by the best path. What is not UTF-8 is
- * taken out before normalizing.
+/* encode.c - converts text to ids in the reference's order: cut at added tokens; normalize the text
+ * between them, and cut that at added tokens that match normalized text; add the prefix; cut by the
+ * pre-tokenizer; turn each piece into tokens by merging or by the best path. Bytes that are not
+ * UTF-8 are taken out before normalizing.
  *
- * A piece that is known to become one token skips the model. Pieces of SentencePiece kinds, whole
- * texts often, are cut into words first where no token can reach across, which changes nothing
- * but the time. */
+ * A piece known to become one token skips the model. SentencePiece kinds often have the whole text
+ * as one piece: it is first cut into words where no token can span the cut, which changes the speed
+ * and not the result. */
 #include "text/tokenizer_int.h"
 #include "text/unicode.h"
 #include "util/check.h"
@@ -68,8 +68,8 @@ static int push(struct encoder *e, const uint32_t *ids, size_t n)
 
 /* --- words --------------------------------------------------------------- */
 
-/* Ids of a word; an unknown token that follows one in the word before is the same one where they
- * are fused. */
+/* Appends the ids of a word. If unknown tokens are fused and the word before ended with one, a
+ * leading unknown token is dropped. */
 static int push_word(struct encoder *e, const uint32_t *ids, size_t n)
 {
 	const struct spec *s = &e->t->spec;
@@ -97,7 +97,7 @@ static size_t symbols_of_bytes(const struct tokenizer *t, uint32_t *ids, const c
 	return n;
 }
 
-/* The bytes of a character by their names, all or none. */
+/* Looks up the byte tokens of a character. Returns len, or 0 if any byte has none. */
 static size_t add_bytes(const struct tokenizer *t, uint32_t *ids, const char *c, size_t len)
 {
 	for (size_t i = 0; i < len; i++)
@@ -106,8 +106,8 @@ static size_t add_bytes(const struct tokenizer *t, uint32_t *ids, const char *c,
 	return len;
 }
 
-/* As the reference: an unknown character waits, and comes out when one from the vocabulary
- * follows, behind bytes that were between. */
+/* Follows the reference: an unknown character is held back until the next known one, so it comes
+ * out after byte tokens in between. */
 static size_t symbols_of_chars(const struct tokenizer *t, uint32_t *ids, const char *word,
                                size_t len)
 {
@@ -208,8 +208,8 @@ static int encode_piece(void *arg, const char *piece, size_t len)
 
 /* --- stretches between added tokens -------------------------------------- */
 
-/* A stretch of text, or a part of one. first: it is where the stretch begins, and text_first:
- * where the whole text does. */
+/* Encodes a stretch of text or part of one. first: it starts the stretch; text_first: it starts the
+ * whole text. */
 typedef int (*stretch_fn)(struct encoder *e, const char *text, size_t len, int first,
                           int text_first);
 
@@ -219,7 +219,7 @@ static int encode_cut(struct encoder *e, const char *text, size_t len)
 	                    : encode_piece(e, text, len);
 }
 
-/* Before every U+2581 but the first of the text. */
+/* Cuts before every U+2581 except one at the start. */
 static int encode_split_at_spaces(struct encoder *e, const char *text, size_t len)
 {
 	size_t begin = 0;
@@ -283,9 +283,9 @@ static size_t space_behind(const char *text, size_t len, size_t at)
 	return at;
 }
 
-/* As the reference: a special token in text that is to be plain still hides what overlaps it from
- * the search, and white space that a token has taken along may hold another token, which then
- * comes out too. */
+/* Follows the reference in two oddities: a special token in plain text still hides the tokens that
+ * overlap it; and white space stripped by one token may contain another token, which comes out
+ * too. */
 static int split_added(struct encoder *e, const struct added *set, const char *text, size_t len,
                        int first, int text_first, stretch_fn between)
 {
@@ -311,7 +311,7 @@ static int split_added(struct encoder *e, const struct added *set, const char *t
 	return rc;
 }
 
-/* Well-formed UTF-8, or nothing where only a prefix may come. */
+/* The text is well-formed UTF-8, or empty if only a prefix is to be added. */
 static int encode_run(struct encoder *e, const char *text, size_t len, int first, int text_first)
 {
 	const struct tokenizer *t = e->t;
@@ -327,7 +327,7 @@ static int encode_run(struct encoder *e, const char *text, size_t len, int first
 	return encode_prefixed(e, text, len, first, text_first);
 }
 
-/* Bytes that are no character: each by itself, never merged. */
+/* Bytes that form no character become one token each and are never merged. */
 static int encode_ill_formed(struct encoder *e, const char *text, size_t len)
 {
 	const struct tokenizer *t = e->t;
@@ -341,7 +341,7 @@ static int encode_ill_formed(struct encoder *e, const char *text, size_t len)
 	return rc;
 }
 
-/* Text between added tokens: runs of characters, and what is between those. */
+/* Encodes text between added tokens, in runs of well-formed characters and of other bytes. */
 static int encode_stretch(struct encoder *e, const char *text, size_t len, int first,
                           int text_first)
 {

@@ -6,7 +6,7 @@
 
 #define NAMESPACE "functions."
 
-/* 1: s begins with it. 0: not. -1: it may, with more text. */
+/* Does s start with `with`? 1: yes; 0: no; -1: more text is needed to decide. */
 static int begins(const char *s, size_t n, int final, const char *with)
 {
 	size_t len = strlen(with);
@@ -53,7 +53,7 @@ static size_t word_end(const char *s, size_t n, size_t at)
 	return at;
 }
 
-/* 1: a recipient that is none of the tools. */
+/* Is it a recipient other than a tool? */
 static int is_person(const char *s, size_t n)
 {
 	static const char *const names[] = {"assistant", "user", "all"};
@@ -63,14 +63,14 @@ static int is_person(const char *s, size_t n)
 	return 0;
 }
 
-/* 1: a recipient that the format has, or the beginning of a function's. */
+/* Is it a recipient that the format defines, or the start of a function's? */
 static int is_recipient(const char *s, size_t n)
 {
 	return begins(s, n, 0, NAMESPACE) || is_person(s, n);
 }
 
-/* A message without <|start|>: the words that may stand before its first marker, or before the end
- * of the answer (cut). 1, 0, -1 as harmony_head_read. */
+/* Do words that may open a message without <|start|> stand before its first marker, or before the
+ * end of the answer (cut)? Returns 1, 0 or -1 like harmony_head_read. */
 static int words_lead(const char *s, size_t n, int final, int cut)
 {
 	static const char *const markers[] = {"<|channel|>", "<|message|>", "<|constrain|>"};
@@ -100,8 +100,8 @@ static int words_lead(const char *s, size_t n, int final, int cut)
 	return part ? 0 : -1;
 }
 
-/* The end of the head's words; *ret_len is the head's if <|message|> follows them, else 0. The
- * result 0: more text is needed. */
+/* Finds the end of the head's words. *ret_len: length of the head if <|message|> follows, else 0.
+ * Returns 0 if more text is needed. */
 static int words_end(const char *s, size_t n, int final, size_t *ret_end, size_t *ret_len)
 {
 	size_t at = *s == '<', len;
@@ -135,8 +135,8 @@ static size_t find(const char *s, size_t n, size_t from, const char *what)
 	return hit ? (size_t)(hit - s) : n;
 }
 
-/* The first channel of a known name; where there is none, an unknown one is not for the user.
- * Returns where its name ends, 0: there is no channel. cut: the answer ends with s. */
+/* Uses the first channel with a known name; a channel with an unknown name is not shown to the
+ * user. Returns where the name ends, or 0 if there is no channel. cut: the answer ends with s. */
 static size_t read_channel(const char *s, size_t n, int cut, enum harmony_kind *ret)
 {
 	static const struct {
@@ -162,8 +162,8 @@ static size_t read_channel(const char *s, size_t n, int cut, enum harmony_kind *
 	return end;
 }
 
-/* Of a head without <|message|>: behind the words from `at` on, at the space before the body. Where
- * the answer ends with s (cut), what may be the beginning of a word is one. */
+/* For a head without <|message|>: skips known words from `at` on and returns where the body starts,
+ * white space included. If the answer ends with s (cut), an incomplete word counts as that word. */
 static size_t body_begin(const char *s, size_t n, size_t at, int has_channel, int cut)
 {
 	enum { ROLE, TO, JSON, CODE, CONSTRAIN, CHANNEL, MESSAGE, N };
@@ -196,7 +196,8 @@ static size_t body_begin(const char *s, size_t n, size_t at, int has_channel, in
 	return at;
 }
 
-/* What the words s[0..n) say. Of a head without <|message|>, len is where its body begins. */
+/* Interprets the words s[0..n). For a head without <|message|>, also sets len to where the body
+ * starts. */
 static void read_words(const char *s, size_t n, int cut, struct harmony_head *ret)
 {
 	size_t channel = read_channel(s, n, cut, &ret->kind), from, to;
@@ -205,7 +206,7 @@ static void read_words(const char *s, size_t n, int cut, struct harmony_head *re
 	from = find(s, n, 0, "to=");
 	if (from < n)
 		from += strlen("to=");
-	else /* some write the name alone */
+	else /* some models write only the name */
 		from = find(s, n, 0, NAMESPACE);
 	to = word_end(s, n, from);
 	int is_function = begins(s + from, to - from, 1, NAMESPACE);

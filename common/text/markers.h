@@ -1,7 +1,7 @@
-/* markers.h - the tokens of a vocabulary that are markers of calls (toolcall.h) or thoughts
- * (reasoning.h) in any known format, as far as they are special tokens and a form of bound answers
- * spells them (toolcall_form.h, struct reasoning_form). An answer that is bound to be calls, or to
- * stand behind thoughts, may have these, and no other special token. */
+/* markers.h - finds the special tokens of a vocabulary that mark tool calls (toolcall.h) or
+ * reasoning (reasoning.h) in any known format and that constrained answers use (toolcall_form.h,
+ * struct reasoning_form). An answer constrained to be calls, or to follow reasoning, may contain
+ * these special tokens and no others. */
 #ifndef TEXT_MARKERS_H
 #define TEXT_MARKERS_H
 
@@ -12,7 +12,7 @@
 
 #define MARKERS_MAX 64
 
-/* Ids, each once, at most max of them; returns how many. */
+/* Writes at most max different ids and returns their number. */
 size_t markers_special(const struct tokenizer *t, uint32_t *ids, size_t max);
 
 #endif

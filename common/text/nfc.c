@@ -1,10 +1,10 @@
-/* nfc.c - see nfc.h. Most text is normal already: a look-up per character finds the first that
- * could change or join, and only the stretch from the starter before it to the next character that
- * stands for itself is taken apart, put in order and composed.
+/* nfc.c - see nfc.h. Most text is already normalized: one table look-up per character finds the
+ * first that normalization could change or combine. Only the span from the starter before it to the
+ * next character that cannot change is decomposed, ordered and composed.
  *
- * Ordering is a counting sort by combining class, so that a text of combining marks alone takes no
- * longer than any other. Nothing here fails but for the bounds of the output, of which its quota
- * also gives what is needed on the way. */
+ * Ordering is a counting sort by combining class, so a text of only combining marks takes no longer
+ * than any other. The only error is running out of space: the output's limit, or its quota, which
+ * also accounts for the working memory. */
 #include "text/nfc.h"
 #include "text/unicode.h"
 #include "util/check.h"
@@ -46,7 +46,7 @@ struct points {
 	uint32_t *v, *sorted; /* (size) each */
 	size_t n, size;
 	struct quota *quota;
-	int failed; /* no memory: some are missing */
+	int failed; /* 1: out of memory, characters are missing */
 };
 
 static void grow(struct points *p)
@@ -77,7 +77,8 @@ static void push(struct points *p, uint32_t cp)
 		p->v[p->n++] = cp;
 }
 
-/* Canonical decompositions are few levels deep, and all but the first part of one are whole. */
+/* A canonical decomposition recurses only into its first part, a few levels deep; the second part
+ * never decomposes further. */
 static void push_apart(struct points *p, uint32_t cp)
 {
 	uint32_t tail[8], s = cp - S_FIRST;
@@ -130,7 +131,7 @@ static uint32_t composed(uint32_t a, uint32_t b)
 	return lo < nfc_composition_count && p->first == a && p->second == b ? p->whole : 0;
 }
 
-/* Each run of characters with a combining class, by class; those of one class stay in order. */
+/* Sorts each run of combining characters by combining class; the sort is stable. */
 static void order(struct points *p)
 {
 	for (size_t i = 0, end; i < p->n; i = end + 1) {
@@ -153,7 +154,7 @@ static void order(struct points *p)
 static void compose(struct points *p)
 {
 	size_t out = 0, starter = SIZE_MAX;
-	/* combining class of what was kept last behind the starter; 0: nothing was */
+	/* combining class of the last character kept after the starter; 0: none was kept */
 	unsigned last = 0;
 	for (size_t i = 0; i < p->n; i++) {
 		uint32_t cp = p->v[i], whole;
@@ -198,7 +199,7 @@ static void add_changed(struct buf *out, struct points *p, const char *text, siz
 int nfc_add(struct buf *out, const char *text, size_t len)
 {
 	struct points p = {.quota = out->quota};
-	/* before: where the last character that stands for itself begins */
+	/* before: start of the last character that normalization does not change */
 	size_t copied = 0, before = 0, i = 0;
 	uint32_t cp;
 	pthread_once(&values_once, values_build);

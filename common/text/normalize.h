@@ -1,5 +1,5 @@
-/* normalize.h - what a tokenizer does to text before it cuts it: a short list of steps, each on
- * the result of the one before. */
+/* normalize.h - a tokenizer's normalizer: a short list of steps applied to the text, in order,
+ * before it is cut. */
 #ifndef TEXT_NORMALIZE_H
 #define TEXT_NORMALIZE_H
 
@@ -14,7 +14,7 @@ enum normalize_op { NORMALIZE_PREPEND, NORMALIZE_REPLACE, NORMALIZE_NFC };
 struct normalize_step {
 	enum normalize_op op;
 	unsigned from_len, to_len;
-	char from[NORMALIZE_TEXT], to[NORMALIZE_TEXT]; /* replace: from, to; prepend: to */
+	char from[NORMALIZE_TEXT], to[NORMALIZE_TEXT]; /* replace: from -> to; prepend: to */
 };
 
 struct normalizer {
@@ -22,15 +22,17 @@ struct normalizer {
 	unsigned n;
 };
 
-/* ERR_FULL: too many steps or a text longer than NORMALIZE_TEXT. from is not empty (replace). */
+/* Adds a step. `from` must not be empty for a replacement. ERR_FULL: too many steps, or a text
+ * longer than NORMALIZE_TEXT. */
 int normalizer_add(struct normalizer *n, enum normalize_op op, const char *from, size_t from_len,
                    const char *to, size_t to_len);
-/* The text, well-formed UTF-8, through all steps; out is emptied first, spare is used between.
- * Those that prepend are left out when first is 0: only what begins a stretch of text gets that.
- * 0, or ERR_FULL by the bound of out. */
+/* Applies all steps to well-formed UTF-8. The result replaces the contents of out; spare is a
+ * scratch buffer. first 0: skip prepending, which is only for the start of a stretch of text.
+ * Returns 0, or ERR_FULL if out's limit is reached. */
 int normalizer_run(const struct normalizer *n, int first, const char *text, size_t len,
                    struct buf *out, struct buf *spare);
-/* Every place of from becomes to, from the left; they do not overlap. Appends. */
+/* Appends the text with every occurrence of `from` replaced, from left to right, without
+ * overlap. */
 int normalize_replace(struct buf *out, const char *text, size_t len, const char *from,
                       size_t from_len, const char *to, size_t to_len);
 

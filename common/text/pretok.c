@@ -1,13 +1,13 @@
 /* pretok.c - see pretok.h.
  *
- * The expressions are PCRE2's, compiled by its JIT where the machine allows that, but they do not
- * run on the text itself: each character beyond ASCII is first replaced by one byte that stands for
- * its class (code_of), and \p{..}, \s and \S are rewritten to sets of such bytes. So the classes
- * are those of our own table whatever Unicode version the library has, subjects are one byte a
- * character, and pure ASCII needs no copy. The expressions in the table below stay as the models'
+ * The expressions are compiled by PCRE2, with its JIT where the host allows it, but they do not
+ * match the text itself: each character beyond ASCII is first replaced by one byte that encodes its
+ * class (code_of), and \p{..}, \s and \S are rewritten to sets of such bytes. So the classes come
+ * from our own table whatever Unicode version the library has, subjects have one byte per
+ * character, and pure ASCII needs no copy. The expressions in the table below are as the models'
  * makers wrote them, with three names of our own: \p{Numeric}, \p{LongS} and \p{HanKana}.
  *
- * An expression in the table that does not compile is a bug. */
+ * An expression of the table that does not compile is a bug: PANIC. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "text/pretok.h"
 #include "text/unicode.h"
@@ -21,7 +21,7 @@
 #include <string.h>
 
 enum { HEAP_LIMIT_KIB = 64 * 1024 };
-/* the last is a bit beside the class */
+/* CODE_FIRST and CODE_HAN_KANA are flags beside the class; CODE_LONG_S is a code of its own */
 enum { CODE_FIRST = 0x80, CODE_LONG_S = 0x8c, CODE_HAN_KANA = 0x20 };
 
 #define AS_WRITTEN "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -44,7 +44,7 @@ enum { CODE_FIRST = 0x80, CODE_LONG_S = 0x8c, CODE_HAN_KANA = 0x20 };
 	"?[\\p{P}\\p{S}]+[\\r\\n]*|" SPACES
 
 static const struct stage {
-	/* as tokenizer.json has it (NULL: by another name); as we compile it */
+	/* written: as in tokenizer.json (NULL: it has another form there); expr: as we compile it */
 	const char *name, *written, *expr;
 	int covers;
 } stages[PRETOK_STAGE_COUNT] = {
@@ -91,8 +91,8 @@ static const struct pretok_kind kinds[] = {
 
 struct property {
 	const char *name;
-	const char *ascii; /* as it is written inside [] */
-	unsigned classes;  /* bit per enum unicode_class */
+	const char *ascii; /* in the notation used inside [] */
+	unsigned classes;  /* bit set of enum unicode_class */
 };
 
 static const struct property properties[] = {
@@ -108,9 +108,9 @@ static const struct property properties[] = {
 	{"P", "!-#%-*,-/:;?@\\[-\\]_{}", 1u << UNICODE_P},
 	{"S", "$+<=>\\^`|~", 1u << UNICODE_S},
 	{"s", "\\t-\\r ", 1u << UNICODE_SPACE},
-	{"Numeric", "0-9", 1u << UNICODE_N | 1u << UNICODE_NUMERIC_LATER}, /* N of Unicode 17 */
+	{"Numeric", "0-9", 1u << UNICODE_N | 1u << UNICODE_NUMERIC_LATER}, /* \p{N} as of Unicode 17 */
 	{"LongS", "", 0},
-	{"HanKana", "", 0}, /* U+4E00-9FA5, U+3040-30FF, of whatever class */
+	{"HanKana", "", 0}, /* U+4E00-9FA5 and U+3040-30FF of any class */
 };
 
 struct pretok {
@@ -156,7 +156,7 @@ static void add_items(struct buf *out, const char *name, size_t len)
 			buf_printf(out, "\\x%02x", code);
 }
 
-/* Rewrites one escape at e (after the backslash); returns how many characters it took. */
+/* Rewrites the escape at e (after the backslash). Returns its length in characters. */
 static size_t expand_escape(struct buf *out, const char *e, int in_set)
 {
 	const char *name = *e == 'p' ? e + 2 : "s";
@@ -200,7 +200,7 @@ static void compile(struct pretok *p, enum pretok_stage stage)
 	if (!p->code[i])
 		PANIC("expression of pre-tokenizer %s: PCRE2 error %d at %zu of %s", stages[stage].name,
 		      code, (size_t)at, b.data);
-	/* refused on hardened hosts: slower, same pieces */
+	/* hardened hosts refuse it: slower, but the same pieces */
 	p->jit[i] = pcre2_jit_compile(p->code[i], PCRE2_JIT_COMPLETE) == 0;
 	buf_fini(&b);
 }
@@ -238,7 +238,7 @@ struct pretok *pretok_new(const enum pretok_stage *list)
 	p->classes = unicode_class_table();
 	p->context = pcre2_match_context_create(NULL);
 	CHECK(p->context);
-	/* time is bounded by the expressions: none backtracks twice over a character */
+	/* the expressions bound the time: none backtracks over a character twice */
 	pcre2_set_match_limit(p->context, UINT32_MAX);
 	pcre2_set_heap_limit(p->context, HEAP_LIMIT_KIB);
 	for (unsigned i = 0; i < PRETOK_STAGES && list[i] != PRETOK_NONE; i++)
@@ -270,8 +270,8 @@ void pretok_scratch_fini(struct pretok_scratch *s)
 struct split {
 	const struct pretok *p;
 	pcre2_match_data *match;
-	const unsigned char *subject; /* class codes, or the text itself when that is ASCII */
-	const char *next;             /* text of the next piece */
+	const unsigned char *subject; /* class codes, or the text itself if it is ASCII */
+	const char *next;             /* start of the next piece in the text */
 	int ascii;
 	pretok_give_fn give;
 	void *arg;
@@ -292,7 +292,7 @@ static int give_piece(struct split *s, size_t begin, size_t end)
 	return s->give(s->arg, piece, (size_t)(e - piece));
 }
 
-/* The first match of one stage within [begin, end). 1 found, 0 none, or an error. */
+/* Finds the first match of one stage in [begin, end). Returns 1, 0 for none, or ERR_NOMEM. */
 static int find(struct split *s, unsigned stage, size_t begin, size_t end, size_t *ret_begin,
                 size_t *ret_end)
 {
@@ -332,7 +332,7 @@ static int split_stage(struct split *s, unsigned stage, size_t begin, size_t end
 	return 0;
 }
 
-/* Class codes of the text into the scratch; returns how many, 0: no memory. */
+/* Writes the text's class codes to the scratch. Returns their number; 0: out of memory. */
 static size_t classify(const struct pretok *p, struct pretok_scratch *s, const char *text,
                        size_t len)
 {

@@ -1,5 +1,5 @@
-/* pretok.h - cuts text into the pieces that byte-level BPE works on, as the model's
- * pre-tokenizer expression says. */
+/* pretok.h - cuts text into the pieces that byte-level BPE merges, using the model's pre-tokenizer
+ * expression. */
 #ifndef TEXT_PRETOK_H
 #define TEXT_PRETOK_H
 
@@ -7,8 +7,8 @@
 
 #include <stddef.h>
 
-/* The expressions that this build knows; a pre-tokenizer is a few of them, each cutting the
- * pieces of the one before. */
+/* The expressions that this build knows. A pre-tokenizer is a list of them; each stage cuts the
+ * pieces of the stage before. */
 enum pretok_stage {
 	PRETOK_NONE,
 	PRETOK_DIGIT,
@@ -25,42 +25,43 @@ enum pretok_stage {
 };
 enum { PRETOK_STAGES = 4 };
 
-/* What a name in GGUF's tokenizer.ggml.pre stands for. */
+/* Describes a name in GGUF's tokenizer.ggml.pre. */
 struct pretok_kind {
 	const char *name;
-	enum pretok_stage stage[PRETOK_STAGES]; /* to the first PRETOK_NONE */
-	int nfc;                                /* text is normalized before */
-	/* a piece that is a token as a whole is taken without merging */
+	enum pretok_stage stage[PRETOK_STAGES]; /* ends at the first PRETOK_NONE */
+	int nfc;                                /* normalize the text to NFC first */
+	/* a piece that is one token as a whole is not merged */
 	int ignore_merges;
-	int adds_bos; /* when the file does not say */
+	int adds_bos; /* default if the file does not say */
 };
 
-/* NULL when the name is not in the table. */
+/* NULL: unknown name */
 const struct pretok_kind *pretok_kind_find(const char *name, size_t len);
-/* The stage whose expression tokenizer.json writes so, or PRETOK_NONE. */
+/* The stage whose expression tokenizer.json writes as `expr`, or PRETOK_NONE. */
 enum pretok_stage pretok_stage_find(const char *expr, size_t len);
-/* Its matches cover every text: what is between matches is nothing. */
+/* Do its matches always cover the whole text, without gaps? */
 int pretok_stage_covers(enum pretok_stage s);
 const char *pretok_stage_name(enum pretok_stage s);
 
 struct pretok;
 struct quota;
 
-/* Immutable. To the first PRETOK_NONE, or PRETOK_STAGES. */
+/* stages: ends at the first PRETOK_NONE, or has PRETOK_STAGES elements. The result is immutable. */
 struct pretok *pretok_new(const enum pretok_stage *stages);
 void pretok_destroy(struct pretok **p);
 
-/* What one call, or many calls of one thread, need besides; zeroed to begin with. */
+/* Working memory of one call, or of all calls of one thread. Initialise it with zeros. */
 struct pretok_scratch {
-	struct quota *quota; /* that it is taken from; NULL: none */
+	struct quota *quota; /* accounts for the memory; NULL: no limit */
 	void *match;         /* pcre2_match_data */
 	unsigned char *classes;
 	size_t classes_size;
 };
 void pretok_scratch_fini(struct pretok_scratch *s);
 
-/* Gives each piece of well-formed UTF-8, in order, without a gap. Stops when give returns an error,
- * and returns that; ERR_NOMEM when the expression needs more memory than its bound. */
+/* Calls give for each piece of well-formed UTF-8, in order and without gaps. Stops at and returns
+ * the first error of give. ERR_NOMEM: the expression exceeded its memory limit, or out of
+ * memory. */
 typedef int (*pretok_give_fn)(void *arg, const char *piece, size_t len);
 int pretok_split(const struct pretok *p, struct pretok_scratch *s, const char *text, size_t len,
                  pretok_give_fn give, void *arg);

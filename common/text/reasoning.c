@@ -1,9 +1,9 @@
 /* reasoning.c - see reasoning.h.
  *
- * The parts of an answer in their order are a table: what may open a part, what ends it. Text that
- * is not settled (white space that may have to be dropped, what may be a marker) is held: a run of
- * white space, which is looked at once, and behind it a marker or a head of harmony, which are
- * short and read anew with each piece. Time is linear. */
+ * The parts of an answer form a state machine (step): each part says which marker may open it and
+ * which ends it. Undecided text is held back: a run of white space that may have to be dropped,
+ * which is scanned once, and after it a possible marker or harmony head, which is short and parsed
+ * again whenever more text arrives. So time is linear in the text. */
 #include "text/reasoning_int.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -13,9 +13,10 @@
 
 #define NEWLINES "\\n{0,2}"
 
-/* The first in the table that a template shows is meant. */
+/* The first format of the table whose marker the template contains is used. */
 static const struct reasoning_format formats[] = {
-	/* Bound thoughts hold no other marker: it would begin a message that nothing binds. */
+	/* Constrained reasoning contains no other marker, which would start an unconstrained
+	 * message. */
 	{"harmony",
      {"<|channel|>analysis<|message|>", "<|", "end\\|><\\|start\\|>assistant",
       "<|channel|>final<|message|>"},
@@ -80,7 +81,7 @@ const struct reasoning_form *reasoning_format_form(const struct reasoning_format
 	return &f->form;
 }
 
-/* A close may be spelled in part by `next`: that part as text, up to its first operator. */
+/* The closing marker may continue in `next`, a regex: appends its text up to the first operator. */
 static int closes_with(const struct reasoning_form *f, const char *marker)
 {
 	char text[128];
@@ -148,8 +149,8 @@ static void give(struct reasoning *r, size_t to)
 	r->start = to;
 }
 
-/* A part that may begin with a marker behind white space: the part that follows with it, and the
- * one without. keeps_space: without it the space is the answer's. */
+/* A part that may start with white space and a marker. Enters `with` if the marker is there,
+ * `without` if not; then keeps_space tells whether the white space belongs to the answer. */
 static int lead(struct reasoning *r, const char *marker, enum part with, enum part without,
                 int keeps_space)
 {
@@ -164,7 +165,7 @@ static int lead(struct reasoning *r, const char *marker, enum part with, enum pa
 	return 1;
 }
 
-/* To the marker, without the white space before it. */
+/* Emits text up to the marker, without the white space before it. */
 static int body(struct reasoning *r, const char *marker, enum part next)
 {
 	size_t at = reasoning_skip_space(r), keep = r->start;
@@ -186,12 +187,12 @@ static int body(struct reasoning *r, const char *marker, enum part next)
 	}
 	give(r, keep);
 	r->space = at;
-	if (r->final) /* white space at the end of an answer is its own */
+	if (r->final) /* white space at the end of an answer belongs to it */
 		give(r, r->part == THOUGHTS ? keep : r->in.len);
 	return 0;
 }
 
-/* 0: more text is needed. */
+/* Returns 0 if more text is needed. */
 static int step(struct reasoning *r)
 {
 	const struct reasoning_format *f = r->f;

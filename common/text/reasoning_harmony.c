@@ -1,10 +1,10 @@
-/* reasoning_harmony.c - messages of the harmony format: reasoning.h, harmony.h. */
+/* reasoning_harmony.c - the messages of the harmony format, see reasoning.h and harmony.h. */
 #include "text/harmony.h"
 #include "text/reasoning_int.h"
 
 #include <string.h>
 
-/* The last message of the prompt, if it has a head and no end. */
+/* Looks at the last message of the prompt if that has a head and no end. */
 enum reasoning_at reasoning_last_message(const char *s, size_t len)
 {
 	struct harmony_head h = {0};
@@ -36,7 +36,7 @@ static void give_message(struct reasoning *r, size_t to)
 	r->start = to;
 }
 
-/* Text that no head comes before is of the answer. */
+/* Text without a head before it belongs to the answer. */
 static int message_head(struct reasoning *r)
 {
 	static const enum part parts[] = {
@@ -62,7 +62,7 @@ static int message_head(struct reasoning *r)
 		tc_json_init(&r->arguments);
 		r->reads_json = 1;
 		r->start = at;
-		if (r->in.data[at] != '<') /* the head of a call is known by its marker */
+		if (r->in.data[at] != '<') /* toolcall.h recognises the head of a call by its marker */
 			r->sink(r->arg, 0, "<|start|>", strlen("<|start|>"));
 		give_message(r, at + h.len);
 	} else if (read > 0) {
@@ -71,8 +71,8 @@ static int message_head(struct reasoning *r)
 	return 1;
 }
 
-/* A marker within a string of a call's arguments is text. But a string may have no end: a message
- * that another follows, by a whole head with a channel, ends there. */
+/* A marker inside a string of a call's arguments is text. But the string may be unterminated: an
+ * end marker followed by a complete head with a channel ends the message. */
 static enum harmony_mark mark_in_string(const struct reasoning *r, size_t at, enum harmony_mark m,
                                         size_t len)
 {
@@ -91,7 +91,8 @@ static enum harmony_mark mark_in_string(const struct reasoning *r, size_t at, en
 	           : HARMONY_TEXT;
 }
 
-/* What is at `at`. A < that no JSON goes on with is in no string of the arguments. */
+/* The marker at `at`. If the arguments up to here are not valid JSON, a marker cannot be inside one
+ * of their strings. */
 static enum harmony_mark body_mark(struct reasoning *r, size_t at, size_t *ret_len)
 {
 	char c = r->in.data[at];
@@ -104,7 +105,7 @@ static enum harmony_mark body_mark(struct reasoning *r, size_t at, size_t *ret_l
 	return r->reads_json ? mark_in_string(r, at, m, *ret_len) : m;
 }
 
-/* What lies before keep is the message's; next: behind the marker that ends it. */
+/* keep: end of the message's text; next: position after the marker that ends it. */
 static void end_message(struct reasoning *r, size_t keep, size_t next)
 {
 	int breaks = r->part == MESSAGE_CALL && r->reads_json;
@@ -116,8 +117,8 @@ static void end_message(struct reasoning *r, size_t keep, size_t next)
 	r->part = HEAD;
 }
 
-/* To the marker that ends the message or begins the next. White space at the end of thoughts is
- * dropped. */
+/* Emits text up to the marker that ends the message or starts the next. White space at the end of
+ * reasoning is dropped. */
 static int message_body(struct reasoning *r)
 {
 	int trims = r->part == MESSAGE_THOUGHTS;

@@ -1,4 +1,4 @@
-/* reasoning_int.h - what the files of reasoning share: formats, parts of an answer, its text. */
+/* reasoning_int.h - shared by the files of reasoning: formats, parts of an answer, its state. */
 #ifndef TEXT_REASONING_INT_H
 #define TEXT_REASONING_INT_H
 
@@ -9,26 +9,26 @@
 struct reasoning_format {
 	const char *name;
 	struct reasoning_form form;
-	const char *answer_open, *answer_close; /* around the answer, if they are there; NULL: none */
-	const char *detect[3];   /* a template that has one of these writes this format */
-	const char *channels[8]; /* harmony: its markers; else NULL, and thoughts come first */
+	const char *answer_open, *answer_close; /* optional markers around the answer; NULL: none */
+	const char *detect[3];   /* a template that contains one of these uses this format */
+	const char *channels[8]; /* harmony: its markers; NULL: reasoning comes first */
 };
 
 enum part {
-	BEGIN, /* white space, perhaps the opening marker */
-	/* within thoughts that the prompt opened: white space, perhaps the opening marker */
+	BEGIN, /* white space, maybe the opening marker */
+	/* in reasoning that the prompt opened: white space, maybe the opening marker */
 	LEAD,
-	FIRST, /* within thoughts: white space */
+	FIRST, /* in reasoning: leading white space */
 	THOUGHTS,
-	/* behind thoughts: white space, perhaps the answer's opening marker */
+	/* after reasoning: white space, maybe the answer's opening marker */
 	ANSWER_LEAD,
-	ANSWER_FIRST, /* behind that marker: white space */
+	ANSWER_FIRST, /* after that marker: white space */
 	ANSWER,
-	WRAPPED, /* an answer that its closing marker may end */
-	TAIL,    /* behind that marker: white space */
-	/* harmony */
+	WRAPPED, /* an answer that the closing marker may end */
+	TAIL,    /* after that marker: white space */
+	/* harmony only: */
 	HEAD,          /* between messages */
-	MESSAGE_FIRST, /* within thoughts: white space */
+	MESSAGE_FIRST, /* in reasoning: leading white space */
 	MESSAGE_THOUGHTS,
 	MESSAGE_ANSWER,
 	MESSAGE_CALL
@@ -40,16 +40,18 @@ struct reasoning {
 	void *arg;
 	enum part part;
 	int final;
-	unsigned said;            /* harmony: bit 1: thoughts were given, bit 0: of the answer */
-	int gap;                  /* an empty line comes first: a message of its kind came before */
-	struct tc_json arguments; /* of the call at hand, up to where they were read */
-	int reads_json;           /* they go on there */
+	unsigned said; /* harmony: bit 1: reasoning was emitted, bit 0: answer text was */
+	/* emit an empty line first: there was a message of this kind before */
+	int gap;
+	struct tc_json arguments; /* scans the arguments of the current call */
+	int reads_json;           /* 1: the scan is still inside valid JSON */
 	struct buf in;
-	size_t start; /* what lies before is settled */
-	size_t space; /* from start to here is white space; not behind start: unknown */
+	size_t start; /* text before it is settled */
+	size_t space; /* [start, space) is white space; space <= start: not scanned yet */
 };
 
-/* Behind the white space at start. However often it is called, each byte is looked at once. */
+/* Returns the position after the white space at start. Scans each byte only once, however often it
+ * is called. */
 static inline size_t reasoning_skip_space(struct reasoning *r)
 {
 	if (r->space < r->start)
@@ -61,7 +63,7 @@ static inline size_t reasoning_skip_space(struct reasoning *r)
 
 /* reasoning_harmony.c */
 enum reasoning_at reasoning_last_message(const char *prompt, size_t len);
-enum part reasoning_message_part(enum reasoning_at at); /* in which an answer begins */
+enum part reasoning_message_part(enum reasoning_at at); /* in which an answer starts */
 int reasoning_message_step(struct reasoning *r);        /* 0: more text is needed */
 
 #endif

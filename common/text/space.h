@@ -1,4 +1,4 @@
-/* space.h - white space between the parts of what a model writes: that of JSON. */
+/* space.h - white space in model output between markers and JSON: the same as JSON's. */
 #ifndef TEXT_SPACE_H
 #define TEXT_SPACE_H
 

@@ -1,4 +1,4 @@
-/* spec.c - see spec.h: what is done alike for every source. */
+/* spec.c - see spec.h: steps common to all sources. */
 #include "text/spec.h"
 #include "text/unicode.h"
 #include "util/check.h"
@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CUT_MAX = 1024 }; /* bytes of a token that is cut in all ways: its cost is their square */
+/* in bytes; splitting a token in all ways costs the square of its length */
+enum { CUT_MAX = 1024 };
 
 void spec_init(struct spec *s)
 {

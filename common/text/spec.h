@@ -1,6 +1,6 @@
-/* spec.h - everything that a model's files say about its tokenizer, whatever format they have. A
- * source (GGUF metadata, a Hugging Face folder) fills one, spec_finish completes it; the
- * tokenizer works from it alone. */
+/* spec.h - everything that a model's files say about its tokenizer, independent of their format. A
+ * source (GGUF metadata, a Hugging Face folder) fills it in; tokenizer.c completes it and works
+ * from it alone. */
 #ifndef TEXT_SPEC_H
 #define TEXT_SPEC_H
 
@@ -19,44 +19,44 @@ enum spec_prefix { SPEC_PREFIX_NEVER, SPEC_PREFIX_FIRST, SPEC_PREFIX_ALWAYS };
 enum { SPEC_EOS_MAX = 16 };
 
 struct spec_merge {
-	uint32_t left, right, id; /* its rank is its place */
+	uint32_t left, right, id; /* rank: its index */
 };
 
 struct spec_added {
 	uint32_t id;
-	uint8_t lstrip, rstrip; /* takes the white space before, behind it along */
-	uint8_t normalized;     /* is sought in normalized text */
+	uint8_t lstrip, rstrip; /* strips the white space before, after it */
+	uint8_t normalized;     /* is matched in normalized text */
 };
 
 struct spec {
 	struct vocab vocab;
 	enum spec_model model;
-	struct spec_merge *merges; /* BPE */
+	struct spec_merge *merges; /* BPE only */
 	size_t n_merges, merges_size;
 	struct spec_added *added;
 	size_t n_added, added_size;
 	struct normalizer normalizer;
 
-	/* pre-tokenizer: the prefix comes first (a space, byte-level; metaspace also where there is
-	 * no space: see below), then the stages */
+	/* pre-tokenizer: adds the prefix, then applies the stages. The prefix is a space; if
+	 * `metaspace` is set, U+2581. */
 	enum pretok_stage stages[PRETOK_STAGES];
-	/* a space before a stretch of text that has none there; FIRST: only where the whole text
-	 * begins */
+	/* when to put a space before a stretch of text that does not start with one; FIRST: only at the
+	 * start of the whole text */
 	enum spec_prefix prefix;
-	int metaspace;       /* the space is written U+2581, here and everywhere */
-	int metaspace_split; /* a piece begins at every U+2581 */
+	int metaspace;       /* every space, also the prefix, becomes U+2581 */
+	int metaspace_split; /* cut before every U+2581 */
 
 	/* model */
 	int byte_level; /* tokens are written in the byte table's characters */
 	int byte_fallback, fuse_unk, ignore_merges;
-	uint32_t unk; /* UINT32_MAX: none, what has no token is dropped */
+	uint32_t unk; /* UINT32_MAX: none; text without a token is dropped */
 
-	/* ids to text: replacements in each token, then bytes of <0x0A> and its like, then the first
-	 * strip spaces are dropped */
-	struct normalizer decode; /* only NORMALIZE_REPLACE */
+	/* Ids to text: replacements in each token, then tokens like <0x0A> become bytes, then the first
+	 * `strip` spaces of the text are dropped. */
+	struct normalizer decode; /* NORMALIZE_REPLACE only */
 	int decode_bytes;
 	unsigned strip;
-	int strip_metaspace; /* instead: every U+2581 of the first token */
+	int strip_metaspace; /* instead of `strip`: drop every U+2581 of the first token */
 
 	uint32_t bos, eos[SPEC_EOS_MAX];
 	unsigned n_eos;
@@ -69,20 +69,20 @@ void spec_init(struct spec *s);
 void spec_fini(struct spec *s);
 void spec_add_merge(struct spec *s, uint32_t left, uint32_t right, uint32_t id);
 void spec_add_added(struct spec *s, struct spec_added a);
-/* Appends where it is not there yet and there is room. */
+/* Adds an id unless it is already there or the array is full. */
 void spec_add_eos(struct spec *s, uint32_t id);
 
-/* SentencePiece's scores as merges: each token cut in two tokens, in every way; by score, then
- * length of left and right part in characters, all descending. ERR_INVALID names a token that is
- * too long for that. */
+/* Derives merges from SentencePiece's scores: every split of a token into two tokens is a merge.
+ * They are sorted by score, then by the length in characters of the left and of the right part, all
+ * descending. ERR_INVALID: a token, named in err, is too long for this. */
 int spec_merges_from_scores(struct spec *s, struct err *err);
-/* What each token decodes to. */
+/* Computes the bytes that each token decodes to. */
 void spec_make_bytes(struct spec *s);
-/* BLAKE2b-256 over what decides ids, 64 hex digits and a NUL. */
+/* BLAKE2b-256 over everything that determines ids: 64 hex digits and a NUL. */
 void spec_hash(const struct spec *s, char hex[65]);
 
-/* Errors name what in the file is wrong; ERR_UNSUPPORTED what this build does not do. After an
- * error the spec is to be freed all the same. */
+/* Errors name what is wrong in the file; ERR_UNSUPPORTED names the feature that this build lacks.
+ * Call spec_fini also after an error. */
 int spec_from_gguf(struct spec *s, const struct gguf *g, struct err *err);
 int spec_from_folder(struct spec *s, const char *folder, struct err *err);
 

@@ -1,7 +1,6 @@
-/* spec_folder.c - a tokenizer from a Hugging Face folder: tokenizer.json, and what
- * tokenizer_config.json, special_tokens_map.json and generation_config.json say about BOS and
- * EOS. Files are read with bounds on their size and on the number of their values; every message
- * begins with the file's name. */
+/* spec_folder.c - reads a tokenizer from a Hugging Face folder: tokenizer.json, and BOS and EOS
+ * from tokenizer_config.json, special_tokens_map.json and generation_config.json. File size and
+ * number of values are bounded. Every error starts with the file's path. */
 #include "text/spec_json.h"
 #include "util/mem.h"
 
@@ -13,8 +12,8 @@
 
 enum { FILE_MAX = 256 << 20, VALUES_MAX = 8 << 20, PATH_BYTES = 4200 };
 
-/* An upper bound of the values in a JSON text: one for each bracket and comma outside strings. A
- * value takes some 100 bytes of memory. */
+/* An upper bound of the number of values in a JSON text: one per bracket and comma outside strings.
+ * A value takes about 100 bytes of memory. */
 static size_t count_values(const char *s, size_t len)
 {
 	size_t n = 1;
@@ -67,7 +66,7 @@ int spec_json_read(const char *path, json_t **ret, struct err *err)
 
 /* --- BOS and EOS --------------------------------------------------------- */
 
-/* "bos_token": a text, or an object with one. UINT32_MAX: none, or not in the vocabulary. */
+/* "bos_token" is a text, or an object with one. UINT32_MAX: none, or not in the vocabulary. */
 static uint32_t named(const struct spec *s, const json_t *file, const char *key)
 {
 	const json_t *v = json_object_get(file, key),

@@ -1,8 +1,8 @@
-/* spec_gguf.c - a tokenizer from GGUF metadata, tokenizer.ggml.*: models gpt2 (byte-level BPE),
- * llama (SentencePiece BPE) and t5 (SentencePiece unigram).
+/* spec_gguf.c - reads a tokenizer from GGUF metadata, tokenizer.ggml.*: models gpt2 (byte-level
+ * BPE), llama (SentencePiece BPE) and t5 (SentencePiece unigram).
  *
- * Counts were checked against the file when it was opened; what is wrong beyond that is returned
- * in one sentence. */
+ * Counts were checked against the file when it was opened; other mistakes are returned as errors
+ * that name the key. */
 #include "format/gguf.h"
 #include "text/spec.h"
 #include "text/unicode.h"
@@ -21,7 +21,7 @@
 #define SCORES_KEY KEY "scores"
 #define MERGES_KEY KEY "merges"
 
-/* The key is not the array that it should be. */
+/* Error: the key does not hold the expected array. */
 static int wrong_array(const struct gguf *g, const char *key, struct err *err, const char *expected,
                        ...) __attribute__((format(printf, 4, 5)));
 static int wrong_array(const struct gguf *g, const char *key, struct err *err, const char *expected,
@@ -111,7 +111,7 @@ static int read_scores(struct spec *s, const struct gguf *g, struct err *err)
 	return 0;
 }
 
-/* Absent: *ret stays. */
+/* Leaves *ret unchanged if the key is absent. */
 static int read_bool(const struct gguf *g, const char *key, int *ret, struct err *err)
 {
 	int rc = gguf_get_bool(g, key, ret);
@@ -138,8 +138,8 @@ static int read_id(const struct spec *s, const struct gguf *g, const char *key, 
 	return 0;
 }
 
-/* left and right joined by one space, as the file has it. Control tokens never come out of
- * merges. */
+/* A merge is the left and the right part separated by one space. Merges with control tokens are
+ * skipped. */
 static int add_merge(struct spec *s, size_t rank, const struct gguf_str *m, char *tmp,
                      struct err *err)
 {
@@ -286,7 +286,7 @@ int spec_from_gguf(struct spec *s, const struct gguf *g, struct err *err)
 	int rc = read_model(s, g, err);
 	if (rc == 0)
 		rc = read_id(s, g, KEY "bos_token_id", &s->bos, err);
-	/* byte-level vocabularies drop what they lack, as the reference does */
+	/* byte-level vocabularies drop what has no token, as the reference does */
 	if (rc == 0 && !s->byte_level)
 		rc = read_id(s, g, KEY "unknown_token_id", &s->unk, err);
 	for (size_t i = 0; i < sizeof ends / sizeof *ends && rc == 0; i++) {

@@ -1,6 +1,6 @@
-/* spec_json.c - see spec_json.h: the steps around the model. Of every step that the format has,
- * those are known that the families of README.md use; any other is refused by its name, because a
- * step left out gives other ids without a sign.
+/* spec_json.c - see spec_json.h: all steps except the model. Supports the steps that the model
+ * families in README.md use; any other step is refused by name, because leaving it out would
+ * silently produce other ids.
  *
  * Format: the serialization of https://github.com/huggingface/tokenizers, as found in published
  * files. */
@@ -31,7 +31,7 @@ static int flag(const json_t *v, const char *key, int otherwise)
 	return json_is_boolean(f) ? json_is_true(f) : otherwise;
 }
 
-/* Calls one for v, or for each element of the list in a Sequence. */
+/* Calls `one` for v, or for each element if v is a Sequence. */
 typedef int (*step_fn)(struct spec *s, const json_t *v, struct err *err);
 static int each_step(struct spec *s, const json_t *v, const char *list, step_fn one, unsigned depth,
                      struct err *err)
@@ -53,7 +53,8 @@ static int each_step(struct spec *s, const json_t *v, const char *list, step_fn 
 	return rc;
 }
 
-/* {"String": "..."}: the text; {"Regex": "..."}: NULL and the expression. */
+/* {"String": "..."}: returns the text. {"Regex": "..."}: returns NULL, *ret_regex is the
+ * expression. */
 static const char *pattern_of(const json_t *v, size_t *ret_len, const char **ret_regex)
 {
 	const json_t *pattern = json_object_get(v, "pattern"),
@@ -123,7 +124,7 @@ static int add_stage(struct spec *s, enum pretok_stage stage, struct err *err)
 	return 0;
 }
 
-/* Gemma's: after every space; its normalizer has left none. */
+/* Gemma splits at every space, but its normalizer has replaced all of them. */
 static int cuts_nothing(const struct spec *s, const char *text, size_t len)
 {
 	for (unsigned i = 0; i < s->normalizer.n; i++) {
@@ -160,7 +161,7 @@ static int add_split(struct spec *s, const json_t *v, struct err *err)
 	return add_stage(s, stage, err);
 }
 
-/* Old files say add_prefix_space, new ones prepend_scheme. */
+/* Old files have add_prefix_space, new ones prepend_scheme. */
 static int prefix_of(const json_t *v, enum spec_prefix *ret, struct err *err)
 {
 	const char *scheme = json_string_value(json_object_get(v, "prepend_scheme"));
@@ -272,7 +273,7 @@ int spec_json_decoder(struct spec *s, const json_t *v, struct err *err)
 
 /* --- all ----------------------------------------------------------------- */
 
-/* The template of a post-processor may put one token before every text: BOS. */
+/* A post-processor's template may put one token, BOS, before every text. */
 static int template_step(struct spec *s, const json_t *v, struct err *err)
 {
 	(void)err;

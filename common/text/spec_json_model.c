@@ -1,9 +1,9 @@
 /* spec_json_model.c - see spec_json.h: the model of a tokenizer.json (BPE or Unigram) and its added
  * tokens.
  *
- * Every id has one text, and every text of the vocabulary one id; an added token has its
- * vocabulary's id where it stands there too. Ids may have gaps, but not many more than there are
- * tokens, so that a file cannot make us allocate far beyond its own size. */
+ * Every id has one text, and every text of the vocabulary one id; an added token that is also in
+ * the vocabulary has the same id there. Ids may have gaps, but not many more than there are tokens,
+ * so a file cannot make us allocate far more than its own size. */
 #include "text/spec_json.h"
 #include "text/unicode.h"
 #include "util/mem.h"
@@ -21,7 +21,7 @@ static int text_fits(size_t len)
 
 /* --- vocabulary ---------------------------------------------------------- */
 
-/* The number of ids: one more than the highest. */
+/* *ret: the number of ids, one more than the highest. */
 static int count_ids(const json_t *vocab, const json_t *added, uint32_t *ret, struct err *err)
 {
 	json_int_t top = -1, lowest = 0;
@@ -93,8 +93,8 @@ static int read_unigram_vocab(struct spec *s, const json_t *vocab, struct err *e
 	return 0;
 }
 
-/* Those of the vocabulary get their kind; the others are appended to it. vocab_find works
- * already. */
+/* Sets the kind of tokens that are in the vocabulary and appends the others. vocab_find already
+ * works. */
 static int read_added_one(struct spec *s, size_t i, const json_t *v, struct err *err)
 {
 	const json_t *content = json_object_get(v, "content");
@@ -123,8 +123,8 @@ static int read_added_one(struct spec *s, size_t i, const json_t *v, struct err 
 	return 0;
 }
 
-/* An added token whose text the vocabulary has under another id would be two tokens with one
- * text. */
+/* Refuses an added token whose text has another id in the vocabulary: two tokens would have the
+ * same text. */
 static int check_added(const json_t *vocab, const json_t *added, struct err *err)
 {
 	size_t i;
@@ -171,7 +171,7 @@ struct merge_text {
 	size_t left_len, right_len;
 };
 
-/* "a b" with one space, or ["a", "b"]. */
+/* A merge is "a b" with one space, or ["a", "b"]. */
 static int merge_parts(const json_t *v, struct merge_text *m)
 {
 	const json_t *left = json_array_get(v, 0), *right = json_array_get(v, 1);
@@ -193,7 +193,7 @@ static int merge_parts(const json_t *v, struct merge_text *m)
 	                                                                                        : -1;
 }
 
-/* Both parts as what vocab_find wants, one behind the other. */
+/* Writes both parts to tmp, one after the other, in the form that vocab_find expects. */
 static int merge_key(const struct spec *s, struct merge_text *m, char *tmp)
 {
 	if (!s->byte_level) {
@@ -298,7 +298,7 @@ static int read_kind(struct spec *s, const json_t *model, struct err *err)
 	const char *type = json_string_value(json_object_get(model, "type"));
 	if (!json_is_object(model))
 		return err_set(err, ERR_INVALID, "model: expected an object");
-	if (!type) /* old files: told by what they have */
+	if (!type) /* old files: the members tell the type */
 		type = json_object_get(model, "merges")                 ? "BPE"
 		       : json_is_array(json_object_get(model, "vocab")) ? "Unigram"
 		                                                        : "none given";

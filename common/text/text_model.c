@@ -17,7 +17,7 @@ static int read_file(struct text_model *m, const char *path, struct err *err)
 	return r;
 }
 
-/* Without a tokenizer.json only token ids are served. */
+/* A folder without a tokenizer.json is valid: it serves token ids only. */
 static int read_folder(struct text_model *m, const char *path, struct err *err)
 {
 	int r = tokenizer_from_folder(path, &m->tokenizer, err);

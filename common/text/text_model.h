@@ -1,5 +1,5 @@
-/* text_model.h - the text side of a model on disk: its tokenizer and its chat templates, from a
- * GGUF file or a Hugging Face folder. Immutable once opened; may be used by several threads at
+/* text_model.h - the text side of a model on disk: its tokenizer and its chat templates, read from
+ * a GGUF file or a Hugging Face folder. Immutable once opened, so several threads may use it at
  * once. */
 #ifndef TEXT_TEXT_MODEL_H
 #define TEXT_TEXT_MODEL_H
@@ -11,17 +11,18 @@
 struct gguf;
 
 struct text_model {
-	struct gguf *file;           /* NULL: a folder */
+	struct gguf *file;           /* NULL: the model is a folder */
 	struct tokenizer *tokenizer; /* NULL: the model has none */
-	struct chat_set chats;       /* empty: none, or see chats_error */
-	struct err chats_error;      /* code 0, or why those of its own cannot be used */
+	struct chat_set chats;       /* empty: none, or unusable (chats_error) */
+	/* why the model's own templates cannot be used; code 0: no error */
+	struct err chats_error;
 };
 
-/* A tokenizer that this build cannot do is an error, by name; none at all, and a chat template
- * that is wrong, are not. After an error nothing is open. */
+/* A tokenizer that this build does not support is an error that names it. A missing tokenizer or an
+ * invalid chat template is not. On error nothing is left open. */
 int text_model_open(const char *path, struct text_model *ret, struct err *err);
-/* The chat template in this file from now on, or for "" those of the model's own, which must be
- * right then. Before others use the model. */
+/* Uses the chat template in this file from now on. "": use the model's own templates; an error if
+ * these are invalid. Call it before other threads use the model. */
 int text_model_use_template(struct text_model *m, const char *path, struct err *err);
 void text_model_close(struct text_model *m);
 

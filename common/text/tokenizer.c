@@ -1,9 +1,9 @@
-/* tokenizer.c - see tokenizer.h: making an instance from a spec, ids to text, and what is known of
- * a token. encode.c has the way from text to ids.
+/* tokenizer.c - see tokenizer.h: builds an instance from a spec, converts ids to text and answers
+ * questions about tokens. encode.c converts text to ids.
  *
- * An instance is complete and checked when it is returned: ids are inside the vocabulary, every
- * merge's parts and result exist. What is wrong in the files is returned as one sentence that
- * begins with the file's name. */
+ * An instance is complete and checked before it is returned: ids are inside the vocabulary, and the
+ * parts and results of all merges exist. Errors in the files are returned as one sentence that
+ * starts with the file's name. */
 #include "format/gguf.h"
 #include "text/tokenizer_int.h"
 #include "text/unicode.h"
@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- making -------------------------------------------------------------- */
+/* --- building ------------------------------------------------------------- */
 
 static void make_merges(struct tokenizer *t)
 {
@@ -52,7 +52,7 @@ static int well_formed(const char *s, size_t len)
 	return step > 0;
 }
 
-/* A character may be dropped, and its neighbours then merge. */
+/* Can a character be dropped, so that its neighbours merge? */
 static int may_drop(const struct tokenizer *t)
 {
 	unsigned missing = 0;
@@ -67,7 +67,7 @@ static int is_odd(const struct vocab *v, uint32_t id)
 	       !well_formed(vocab_text(v, id), v->tokens[id].text_len);
 }
 
-/* Cuts are exact when every token that a word can become is made of the characters of its own
+/* Cuts are exact if every token that a word can become consists of characters of the word's own
  * text. */
 static void make_cuts(struct tokenizer *t)
 {
@@ -88,8 +88,8 @@ static void make_cuts(struct tokenizer *t)
 	t->cuts = c;
 }
 
-/* Which tokens a piece with their bytes becomes for sure: those that the model reaches from it,
- * or all ordinary ones where the kind says so. */
+/* Marks the tokens that a piece with exactly their text becomes: those that the model produces from
+ * it or, if the kind ignores merges, all ordinary ones. */
 static void mark_whole(struct tokenizer *t)
 {
 	struct vocab *v = &t->spec.vocab;
@@ -117,8 +117,8 @@ static char *copy(const char *s, size_t len)
 	return memcpy(mem_alloc(len), s, len);
 }
 
-/* The added tokens that are sought in raw text, or those that are sought in normalized text:
- * these as the normalizer makes them. */
+/* Builds the set of added tokens matched in raw text, or of those matched in normalized text, which
+ * are normalized here. */
 static int make_added(struct tokenizer *t, struct added *set, int normalized, struct err *err)
 {
 	const struct spec *s = &t->spec;

@@ -1,5 +1,4 @@
-/* tokenizer_int.h - what the parts of the tokenizer share; nothing outside common/text includes
- * it. */
+/* tokenizer_int.h - shared by the parts of the tokenizer; private to common/text. */
 #ifndef TEXT_TOKENIZER_INT_H
 #define TEXT_TOKENIZER_INT_H
 
@@ -13,24 +12,25 @@
 
 struct tokenizer {
 	struct spec spec;
-	struct added raw, normalized; /* sought in the text as it is, and after it was normalized */
+	struct added raw, normalized; /* matched in raw text, in normalized text */
 	struct pretok *pretok;        /* NULL: text is not cut */
-	struct bpe *bpe;              /* one of these two */
+	struct bpe *bpe;              /* bpe or unigram, the other is NULL */
 	struct unigram *unigram;
-	struct cuts *cuts; /* NULL: words may reach anywhere */
-	/* of a byte, as a piece of one (byte-level) or by its name (<0x0A>); UINT32_MAX: none */
+	struct cuts *cuts; /* NULL: no cut is known to be safe */
+	/* id of a byte: of its one-byte token (byte-level) or of <0x0A> and the like; UINT32_MAX:
+	 * none */
 	uint32_t byte_id[256];
-	uint32_t ascii_id[128]; /* not byte-level: of a character */
+	uint32_t ascii_id[128]; /* id of an ASCII character; not for byte-level */
 	char hash[65];
 };
 
-/* What encoding needs besides; zeroed to begin with. */
+/* State and working memory of one encoding. Initialise with encoder_init. */
 struct encoder {
 	const struct tokenizer *t;
 	struct token_list *out;
-	size_t limit; /* of out->n */
+	size_t limit; /* upper limit of out->n */
 	unsigned flags;
-	/* the piece's last id was the unknown token, and the next one joins it */
+	/* the last id of the piece is the unknown token, so a following one is fused with it */
 	int unk_open;
 	struct buf normal, spare, marked;
 	struct pretok_scratch pretok;
@@ -40,7 +40,7 @@ struct encoder {
 void encoder_init(struct encoder *e, const struct tokenizer *t, struct token_list *out,
                   size_t limit, unsigned flags);
 void encoder_fini(struct encoder *e);
-/* A text with added tokens in it; a piece that stays together, never looked up as a whole. */
+/* Encodes a text with added tokens in it; encodes one word, which is not looked up as a whole. */
 int encode_text(struct encoder *e, const char *text, size_t len);
 int encode_word(struct encoder *e, const char *word, size_t len);
 

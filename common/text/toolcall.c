@@ -1,8 +1,8 @@
-/* toolcall.c - the machine of toolcall.h: text outside of calls, what is held back, the events.
+/* toolcall.c - the state machine of toolcall.h: text outside of calls, held-back text, events.
  *
- * What always holds: text before `start` has been given out or belonged to a call; a candidate that
- * turns out to be none is given out from `start` to where it failed and never read again, which
- * is why hostile text costs no more than plain text. */
+ * Invariant: text before `start` has been emitted or belonged to a call. A candidate that turns out
+ * to be no call is emitted from `start` to where it failed and never parsed again, so hostile text
+ * costs no more than plain text. */
 #include "text/toolcall_int.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -105,7 +105,7 @@ void tc_copy(struct toolcall *t, const char *s, size_t n)
 	tc_give(t, s + done, n - done);
 }
 
-/* --- reading ------------------------------------------------------------- */
+/* --- parsing ------------------------------------------------------------- */
 
 enum tc_match tc_compare(const struct toolcall *t, size_t at, const char *s)
 {
@@ -140,7 +140,7 @@ enum tc_go tc_break(struct toolcall *t, size_t pos)
 	return TC_GO;
 }
 
-/* A trigger at `at`: PART if one may be coming and none is there. */
+/* Is there a trigger at `at`? TC_PART: no, but more text could complete one. */
 static enum tc_match find_trigger(struct toolcall *t, size_t at)
 {
 	enum tc_match found = TC_NO;
@@ -157,7 +157,7 @@ static enum tc_match find_trigger(struct toolcall *t, size_t at)
 
 enum tc_go tc_content(struct toolcall *t)
 {
-	size_t keep = t->start; /* content up to here; [keep, at) is white space */
+	size_t keep = t->start; /* content ends here; [keep, at) is white space */
 	const char *s = t->in.data;
 	while (t->at < t->in.len) {
 		unsigned char c = (unsigned char)s[t->at];
@@ -218,7 +218,7 @@ void tc_cursor_init(struct tc_cursor *c, const struct toolcall *t, size_t at)
 		c->end = at + TC_HEAD_MAX;
 }
 
-/* The text ends here: more may come, unless the head is longer than one can be. */
+/* At the end of the text? More may follow, unless the head already has its maximal length. */
 static int at_end(struct tc_cursor *c)
 {
 	if (c->at < c->end)
@@ -264,7 +264,7 @@ enum tc_go tc_cursor_no(struct toolcall *t, const struct tc_cursor *c)
 	return tc_break(t, t->begun ? t->start : c->at);
 }
 
-/* --- life ---------------------------------------------------------------- */
+/* --- public functions ---------------------------------------------------- */
 
 struct toolcall *toolcall_new(const struct toolcall_format *f, const struct toolcall_tools *tools,
                               struct quota *q, toolcall_sink *sink, void *arg)

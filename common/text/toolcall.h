@@ -1,14 +1,14 @@
-/* toolcall.h - calls of tools in a model's answer, found while it is written: text goes in by
- * pieces of any size, events come out.
+/* toolcall.h - finds tool calls in a model's answer while it is generated: text goes in in pieces
+ * of any size, events come out.
  *
- * Each format is how a family of models writes calls (their chat templates and model cards describe
- * it):
+ * Each format is the way a family of models writes calls, as described by their chat templates and
+ * model cards:
  *
  *   hermes        <tool_call>{"name": N, "arguments": {..}}</tool_call>
  *                 Hermes, Qwen 2.5 and 3, ERNIE 4.5, SmolLM3
  *   qwen3_coder   <tool_call><function=N><parameter=K>V</parameter></function></tool_call>
  *   llama3_json   {"name": N, "parameters": {..}}
- *                 as the whole answer or behind <|python_tag|>; several with ; between
+ *                 as the whole answer or after <|python_tag|>; several are separated by ;
  *   mistral       [TOOL_CALLS][{"name": N, "arguments": {..}}]  or  [TOOL_CALLS]N[ARGS]{..}
  *   deepseek      <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>N<｜tool▁sep｜>{..}<｜tool▁call▁end｜>..
  *                 V3: function<｜tool▁sep｜>N ```json {..}```
@@ -21,16 +21,16 @@
  *   cohere        <|START_ACTION|>[{"tool_name": N, "parameters": {..}}]<|END_ACTION|>
  *   harmony       <|channel|>commentary to=functions.N <|constrain|>json<|message|>{..}<|call|>
  *                 gpt-oss (harmony.h)
- *   pythonic      [N(K=V, ..), ..] as the whole answer, literals as Python writes them
+ *   pythonic      [N(K=V, ..), ..] as the whole answer, with Python literals
  *
- * Rules. What may be the beginning of a call is held back until it is decided. A call begins when
- * its name is complete and one of the tools', and is told at once; its arguments follow while they
- * are written, as JSON: copied where the model writes JSON (a raw control character in a string is
- * escaped), made where it does not (values get the type that the tool's schema names, a string
- * where it names none). What is no call is content, byte for byte; where a call that has begun
- * breaks off, its arguments stay as they are and the rest is content. White space right before a
- * call, and between a call and the end, is dropped, nothing else. The sum of the pieces is the
- * same however the text was cut. Time is linear in the text. */
+ * Rules. Text that may be the start of a call is held back until that is decided. A call starts
+ * once its name is complete and is the name of a tool; that is reported at once. Its arguments
+ * follow as JSON while they are generated: copied if the model writes JSON (raw control characters
+ * in strings are escaped), converted if it does not (a value gets the type that the tool's schema
+ * names, a string if it names none). Text that is no call is content, byte for byte. If a started
+ * call is broken off, its arguments stay incomplete and the rest is content. White space directly
+ * before a call, and between a call and the end, is dropped; nothing else is. The concatenation of
+ * the pieces does not depend on how the text was cut. Time is linear in the text. */
 #ifndef TEXT_TOOLCALL_H
 #define TEXT_TOOLCALL_H
 
@@ -39,7 +39,7 @@
 
 #define TOOLCALL_NAME_MAX 128
 #define TOOLCALL_ID_SIZE 40
-#define TOOLCALL_COUNT_MAX 128 /* calls in one answer; further ones are content */
+#define TOOLCALL_COUNT_MAX 128 /* per answer; further calls are content */
 
 struct quota;
 struct toolcall;
@@ -50,46 +50,47 @@ enum toolcall_kind { TOOLCALL_CONTENT, TOOLCALL_BEGIN, TOOLCALL_ARGUMENTS, TOOLC
 
 struct toolcall_event {
 	enum toolcall_kind kind;
-	unsigned index; /* of the call: 0, 1, ..; not of CONTENT */
-	/* CONTENT, ARGUMENTS: a piece; BEGIN: the name, terminated. Valid during the call of the
-	 * sink */
+	unsigned index; /* of the call: 0, 1, ..; not set for CONTENT */
+	/* CONTENT, ARGUMENTS: a piece; BEGIN: the name, NUL-terminated. Valid during the call of the
+	 * sink. */
 	const char *text;
 	size_t len;
 };
 typedef void toolcall_sink(void *arg, const struct toolcall_event *e);
 
-/* The format of that name; NULL: none. */
+/* NULL: unknown name */
 const struct toolcall_format *toolcall_format_find(const char *name);
-/* The format that a chat template (its text) shows; NULL: none that is known. */
+/* The format whose markers the chat template contains; NULL: no known one. */
 const struct toolcall_format *toolcall_format_detect(const char *template_text, size_t len);
 const char *toolcall_format_name(const struct toolcall_format *f);
-/* Marker i of those that open, separate and close calls, NULL past the last one. They may be
- * special tokens of a vocabulary. */
+/* The i-th marker that opens, separates or closes calls; NULL after the last one. Markers may be
+ * special tokens of the vocabulary. */
 const char *toolcall_format_marker(const struct toolcall_format *f, size_t i);
-/* The marker behind which an answer with a call ends, though its model file may not list it with
- * the ids that end sequences; NULL: there is none. */
+/* The marker that ends an answer with calls, although the model's files may not list it among the
+ * ids that end a sequence. NULL: none. */
 const char *toolcall_format_last(const struct toolcall_format *f);
-/* 1: a name that may be called: 1 to TOOLCALL_NAME_MAX of A-Z a-z 0-9 _ - . : / */
+/* Is the name valid: 1 to TOOLCALL_NAME_MAX of A-Z a-z 0-9 _ - . : / ? */
 int toolcall_name_good(const char *name, size_t len);
 
-/* tools: OpenAI's array, checked before (names good); what lies below `parameters` may be
- * anything. The result is independent of it. */
+/* tools: OpenAI's array, with valid names; below `parameters` anything is accepted. The result does
+ * not refer to it. */
 struct toolcall_tools *toolcall_tools_new(const json_t *tools);
 void toolcall_tools_destroy(struct toolcall_tools **t);
 
-/* tools outlives it, and so does q, which what is held back is taken from (NULL: none). */
+/* tools and q must outlive the result. q: accounts for the text held back; NULL: no limit. */
 struct toolcall *toolcall_new(const struct toolcall_format *f, const struct toolcall_tools *tools,
                               struct quota *q, toolcall_sink *sink, void *arg);
 void toolcall_destroy(struct toolcall **t);
 void toolcall_feed(struct toolcall *t, const char *text, size_t len);
-/* The answer is over; once. ended: the model ended it, by a token that is not in the text. */
+/* The answer is complete; call once. ended: the model ended it with a token that is not in the
+ * text. */
 void toolcall_finish(struct toolcall *t, int ended);
-unsigned toolcall_count(const struct toolcall *t); /* calls that have begun */
-/* the quota was exceeded: the text from there on is not looked at */
+unsigned toolcall_count(const struct toolcall *t); /* number of started calls */
+/* the quota was exceeded: later text was lost */
 int toolcall_is_full(const struct toolcall *t);
 
-/* An id as the format's models expect it ("call_" and 24 characters, or 9 characters), the same
- * for the same seed, choice and call. */
+/* Makes an id of the form that the format's models expect ("call_" and 24 characters, or 9
+ * characters). The same seed, choice and index give the same id. */
 void toolcall_make_id(const struct toolcall_format *f, const char *seed, unsigned choice,
                       unsigned index, char out[TOOLCALL_ID_SIZE]);
 

@@ -1,5 +1,5 @@
-/* toolcall_form.c - see toolcall_form.h. A table says how each format writes calls; a format
- * with several shapes has several lines, and the model chooses. */
+/* toolcall_form.c - see toolcall_form.h. A table describes how each format writes calls; a format
+ * with several shapes has several lines, among which the model chooses. */
 #include "text/toolcall_form.h"
 #include "text/toolcall_int.h"
 
@@ -7,15 +7,15 @@
 
 struct form {
 	const char *name;
-	const char *open, *close;  /* around all calls */
-	const char *head;          /* before a call's name; # is a digit, of the model's choice */
-	const char *middle, *tail; /* behind the name, behind the arguments */
-	const char *between;       /* two calls; NULL: the first one ends the answer */
-	/* parameters in tags; param NULL: the arguments are a JSON object */
-	/* before the key; behind it, for a string and for anything else */
+	const char *open, *close;  /* around all calls together */
+	const char *head;          /* before a call's name; # is a digit that the model chooses */
+	const char *middle, *tail; /* after the name, after the arguments */
+	const char *between;       /* between two calls; NULL: only one call per answer */
+	/* Parameters in tags; param NULL: the arguments are a JSON object. */
+	/* before the key; after the key of a string, of any other value */
 	const char *param, *text, *json;
-	const char *value_end, *param_end; /* the tag that ends a value, what follows it */
-	const char *before_end;            /* between a value whose end is known and that tag */
+	const char *value_end, *param_end; /* the tag that ends a value, the text after it */
+	const char *before_end;            /* before value_end, for values whose end is known */
 };
 
 static const struct form forms[] = {
@@ -74,7 +74,7 @@ static void add_text(json_t *list, const char *text)
 	}
 }
 
-/* min to max of what stands in `unit` (taken), joined by the separator ("": by nothing). */
+/* min to max repetitions of `unit` (reference taken over), joined by the separator ("": none). */
 static void add_repeat(json_t *list, json_t *unit, unsigned min, unsigned max,
                        const char *separator)
 {
@@ -104,8 +104,8 @@ json_t *toolcall_form_schema(const json_t *tool, struct err *err)
 	return json_deep_copy(p);
 }
 
-/* Nothing but types, so that whatever text comes is a value of it: the parser makes it one of
- * them or a string. */
+/* Does the schema constrain nothing but types, so that any text is a valid value? (The parser
+ * converts the text to an allowed type or a string.) */
 static int is_plain(const json_t *schema, int depth)
 {
 	static const char *const known[] = {"type",    "anyOf",    "title",      "description",
@@ -131,8 +131,7 @@ static int is_plain(const json_t *schema, int depth)
 	return !(type && tc_schema_types(schema) & (TC_OBJECT | TC_ARRAY));
 }
 
-/* The strings of enum or const; NULL: there are others, or none. Borrowed, or of one element and
- * made here. */
+/* The strings of enum or const. NULL: there are none, or other values too. A new reference. */
 static json_t *fixed_strings(const json_t *schema)
 {
 	json_t *one = json_object_get(schema, "const"), *list = json_object_get(schema, "enum");
@@ -180,12 +179,12 @@ static int add_fixed(json_t *list, const struct form *m, const json_t *strings)
 	return good;
 }
 
-/* Behind the key. */
+/* Adds what follows the key. */
 static int add_value(json_t *list, const struct form *m, const json_t *root, const json_t *schema)
 {
 	unsigned types = tc_schema_types(schema);
 	if (json_object_get(schema, "$ref") || json_object_get(schema, "allOf"))
-		return 0; /* the parser does not look through them */
+		return 0; /* the parser does not resolve them */
 	if (types && !(types & TC_STRING)) {
 		add_text(list, m->json);
 		add(list, "schema", with_definitions(root, schema));
@@ -240,7 +239,7 @@ static int add_params(json_t *list, const struct form *m, const json_t *root, st
 
 /* --- calls --------------------------------------------------------------- */
 
-/* The tool's name and arguments. */
+/* The tool's name and arguments. NULL: error. */
 static json_t *one_tool(const struct form *m, const json_t *tool, struct err *err)
 {
 	json_t *schema = toolcall_form_schema(tool, err), *list = json_array();

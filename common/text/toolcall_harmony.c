@@ -1,11 +1,11 @@
-/* toolcall_harmony.c - calls in the harmony format: harmony.h. */
+/* toolcall_harmony.c - calls in the harmony format, see harmony.h. */
 #include "text/harmony.h"
 #include "text/toolcall_int.h"
 
 #include <string.h>
 
-/* A head whose recipient is a function, and its object. A message that ends without a body has one
- * without members; where the answer was cut there, the call has no arguments. */
+/* Parses a head whose recipient is a function, and its JSON object. A message that ends without a
+ * body has the arguments {}; if the answer was cut off there, the call has no arguments. */
 enum tc_go tc_harmony_open(struct toolcall *t)
 {
 	size_t at = t->at - (t->is_bare ? 0 : strlen(t->f->triggers[t->trigger])), len = 0;

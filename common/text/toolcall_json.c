@@ -1,10 +1,10 @@
 /* toolcall_json.c - calls written as JSON: {"name": N, "arguments": {..}}, alone or in an array,
- * and bare argument objects.
+ * and arguments written as a bare object.
  *
- * The text is read byte by byte and once. A call object is held until its name is known; from then
- * on its arguments go out as they come. Members in any order: arguments that come first wait for
- * the name. Arguments written as a string that holds an object are taken out of it; null or none
- * at all is {}. Other members are not looked at. */
+ * Each byte is read once. A call object is held back until its name is known; then its arguments
+ * are emitted as they arrive. Members may come in any order: arguments before the name wait for it.
+ * Arguments written as a string that contains an object are unwrapped; null or missing arguments
+ * are {}. Other members are ignored. */
 #include "text/toolcall_int.h"
 #include "util/json_load.h"
 
@@ -55,7 +55,7 @@ static unsigned push(struct tc_json *j, int object)
 	return 0;
 }
 
-/* A value has ended that is not outermost. */
+/* A value that is not the outermost one has ended. */
 static unsigned value_ended(struct tc_json *j)
 {
 	j->state = J_AFTER;
@@ -145,7 +145,7 @@ static unsigned in_rest(struct tc_json *j, unsigned char c)
 	return *++j->rest ? 0 : value_ended(j);
 }
 
-/* What a number may go on with, by state; the state it then is in. */
+/* How a number may continue: state, next state, and the bytes that lead there. */
 static const struct {
 	unsigned state, next;
 	const char *bytes;
@@ -222,7 +222,8 @@ static void note_key(struct toolcall *t)
 		o->member = TC_ARGS;
 }
 
-/* Arguments that were held, and a name. 0 if they are none. */
+/* Starts the call, whose name is known, with the held arguments. Returns 0 if they are not
+ * valid. */
 static int give_held(struct toolcall *t)
 {
 	struct tc_object *o = &t->object;
@@ -252,7 +253,7 @@ static int give_held(struct toolcall *t)
 	return good;
 }
 
-/* The byte before `at` begins a member's value. 0: this object is no call. */
+/* The byte before `at` starts a member's value. Returns 0 if this object is no call. */
 static int begin_member(struct toolcall *t)
 {
 	struct tc_object *o = &t->object;
@@ -366,7 +367,7 @@ static void object_begin(struct toolcall *t, size_t at)
 	t->step = object_read;
 }
 
-/* --- objects behind a trigger, alone or in an array ---------------------- */
+/* --- objects after a trigger, alone or in an array ----------------------- */
 
 static enum tc_go element_first(struct toolcall *t)
 {
@@ -425,7 +426,8 @@ void tc_json_start(struct toolcall *t)
 	tc_json_init(&t->object.scan);
 }
 
-/* At a < that the scanner has taken: within a string, which it leaves as it was. */
+/* Called at a <, which the scanner accepts only inside a string and which leaves its state
+ * unchanged. */
 static enum tc_match breaks_off(const struct toolcall *t)
 {
 	enum tc_match m = t->f->breaks ? tc_compare(t, t->at, t->f->breaks) : TC_NO;

@@ -1,8 +1,8 @@
 /* toolcall_python.c - calls written as Python: [get_weather(city="Oslo", days=[1, 2]), get_time()].
  *
- * Only keyword arguments with literal values: strings, numbers, True, False, None, lists, tuples,
- * dicts with string keys. Each is held to its end and becomes JSON. An argument that is none of
- * these breaks the call off. */
+ * Supports keyword arguments with literal values: strings, numbers, True, False, None, lists,
+ * tuples, dicts with string keys. Each value is held back until it is complete and then converted
+ * to JSON. Any other argument breaks the call off. */
 #include "text/toolcall_int.h"
 #include "util/json_load.h"
 
@@ -39,7 +39,7 @@ static int hex(struct literal *l, int digits, uint32_t *ret)
 	return 1;
 }
 
-/* Behind the backslash. */
+/* After the backslash. */
 static int escape(struct literal *l)
 {
 	static const char from[] = "nrtbf\\\"'/", to[] = "\n\r\t\b\f\\\"'/";
@@ -84,7 +84,7 @@ static int string(struct literal *l)
 	return l->s < l->end && *l->s++ == quote;
 }
 
-/* What a list, tuple or dict holds, to its closing byte. */
+/* The elements of a list, tuple or dict, up to its closing byte. */
 static int items(struct literal *l, char close, int pairs)
 {
 	int n = 0;
@@ -96,7 +96,7 @@ static int items(struct literal *l, char close, int pairs)
 				return 0;
 			space(l);
 			if (l->s < l->end && *l->s == close)
-				break; /* a comma may come last */
+				break; /* a trailing comma is allowed */
 			buf_adds(l->out, ", ");
 		}
 		if (pairs) {
@@ -152,7 +152,7 @@ static int value(struct literal *l)
 	return good;
 }
 
-/* The held text is one literal: it goes out as JSON. */
+/* Emits the held text, one literal, as JSON. Returns 0 if it is invalid. */
 static int give_value(struct toolcall *t, size_t to)
 {
 	struct buf out;
@@ -172,13 +172,13 @@ static int give_value(struct toolcall *t, size_t to)
 
 static tc_step call_head, call_arguments, argument;
 
-/* The value's end: a comma or the closing parenthesis outside of brackets and strings. Between
- * two calls of it the place within the value is kept. */
+/* Looks for the end of the value: a comma or the closing parenthesis outside of brackets and
+ * strings. The position inside the value is kept between calls. */
 static enum tc_go argument(struct toolcall *t)
 {
 	for (; t->at < t->in.len; t->at++) {
 		char c = t->in.data[t->at];
-		if (t->quote) { /* the quote of the string at hand */
+		if (t->quote) { /* quote character of the current string */
 			if (t->escaped || c == '\\')
 				t->escaped = !t->escaped;
 			else if ((unsigned char)c == t->quote)
@@ -205,7 +205,7 @@ static enum tc_go argument(struct toolcall *t)
 	return TC_GO;
 }
 
-/* Behind a ( or a value. */
+/* After a ( or a value. */
 static enum tc_go call_arguments(struct toolcall *t)
 {
 	size_t key, key_len;
@@ -240,7 +240,7 @@ static enum tc_go call_arguments(struct toolcall *t)
 	return TC_GO;
 }
 
-/* [NAME( for the first, ,NAME( for the others, or ] */
+/* Expects [NAME( for the first call, ,NAME( for the others, or ]. */
 static enum tc_go call_head(struct toolcall *t)
 {
 	size_t from, n;

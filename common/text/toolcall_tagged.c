@@ -1,13 +1,13 @@
 /* toolcall_tagged.c - calls written as a name, a separator and a JSON object: DeepSeek V3 and V3.1,
  * Kimi K2, Mistral.
  *
- * The name is read with the separator and the first { behind it; then the call begins and the
- * object is copied to its end. */
+ * The head consists of the name, the separator and the first { after it; then the call starts and
+ * the object is copied up to its end. */
 #include "text/toolcall_int.h"
 
 #include <string.h>
 
-/* functions.NAME:12 is how Kimi K2 writes a name. */
+/* Kimi K2 writes a name as functions.NAME:12. */
 static void bare_name(const struct toolcall *t, size_t *from, size_t *n)
 {
 	static const char head[] = "functions.";
@@ -51,7 +51,8 @@ enum tc_go tc_tagged_open(struct toolcall *t)
 	size_t from, n;
 	struct tc_cursor c;
 	tc_cursor_init(&c, t, t->at);
-	if (strcmp(t->f->triggers[t->trigger], f->call) != 0) { /* a section of calls */
+	if (strcmp(t->f->triggers[t->trigger], f->call) != 0) {
+		/* the trigger opened a section of calls */
 		tc_cursor_space(&c);
 		if (!tc_cursor_literal(&c, f->call))
 			return tc_cursor_no(t, &c);
@@ -67,7 +68,7 @@ enum tc_go tc_tagged_open(struct toolcall *t)
 	return tc_begin_object(t, &c, from, n);
 }
 
-/* An array or object of JSON (up to v7), or NAME, perhaps [CALL_ID]ID, perhaps [ARGS], and an
+/* A JSON array or object (up to v7), or NAME, optionally [CALL_ID]ID, optionally [ARGS], and an
  * object. */
 enum tc_go tc_mistral_open(struct toolcall *t)
 {

@@ -1,5 +1,5 @@
-/* toolcall_tools.c - the tools that may be called and the types of their parameters; the table
- * of formats; ids of calls. */
+/* toolcall_tools.c - the table of formats, ids of calls, and the tools that may be called with the
+ * types of their parameters. */
 #include "text/harmony.h"
 #include "text/toolcall_int.h"
 #include "util/mem.h"
@@ -11,7 +11,7 @@
 
 /* --- formats ------------------------------------------------------------- */
 
-/* Where one template shows several of these, the first in the table is meant. */
+/* If a template matches several formats, the first in the table is used. */
 const struct toolcall_format toolcall_formats[] = {
 	{
 		.name = "deepseek_v32",
@@ -116,7 +116,7 @@ const struct toolcall_format toolcall_formats[] = {
 		.inner = {"<|message|>", "<|constrain|>"},
 		.detect = {"<|channel|>", "<|message|>"},
 		.open = tc_harmony_open,
-		.bare = 't', /* to=functions.N: the prompt has what comes before it */
+		.bare = 't', /* to=functions.N: the text before it is in the prompt */
 		.breaks = HARMONY_BREAK,
 		.last = "<|call|>",
 	},
@@ -203,7 +203,7 @@ void toolcall_make_id(const struct toolcall_format *f, const char *seed, unsigne
 #define SCHEMA_DEPTH_MAX 8
 
 struct toolcall_tools {
-	json_t *by_name; /* name -> the properties of its parameters, or null */
+	json_t *by_name; /* name -> properties of its parameters, or null */
 };
 
 struct toolcall_tools *toolcall_tools_new(const json_t *tools)

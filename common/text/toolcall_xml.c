@@ -1,10 +1,10 @@
-/* toolcall_xml.c - calls whose parameters stand in tags: Qwen3-Coder, GLM, DeepSeek V3.2. They
- * become JSON: {"key": value, ..}.
+/* toolcall_xml.c - calls with parameters in tags: Qwen3-Coder, GLM, DeepSeek V3.2. They are
+ * converted to JSON: {"key": value, ..}.
  *
- * A parameter that the schema lets be a string only goes out while it is written. Any other is held
- * to its end and becomes what the schema allows: a JSON value if the text is one of an allowed
- * type (True, False, None as Python has them too), else a string. A call that breaks off leaves
- * its JSON open. */
+ * A parameter that the schema allows only to be a string is emitted as it arrives. Any other is
+ * held back until it is complete and becomes a JSON value if the text is one of an allowed type
+ * (including Python's True, False, None), else a string. A call that is broken off leaves its JSON
+ * unterminated. */
 #include "text/toolcall_int.h"
 #include "util/json_load.h"
 
@@ -55,8 +55,8 @@ static void give_value(struct toolcall *t, const char *s, size_t n)
 	len = word ? strlen(word) : len;
 	json_error_t bad;
 	json_t *json = json_load(v, len, JSON_DECODE_ANY | JSON_ALLOW_NUL, &bad);
-	/* A string in quotes where a string is allowed is a string with quotes. Null where nothing
-	 * but another type is allowed is still null. */
+	/* If a string is allowed, a quoted text is a string that contains the quotes. Null is accepted
+	 * even if the schema allows only another type, unless that is a string. */
 	unsigned allowed = t->types & TC_STRING ? t->types & ~(unsigned)TC_STRING : t->types | TC_NULL;
 	if (json && type_of(json) & allowed) {
 		tc_give(t, v, len);
@@ -80,7 +80,7 @@ static void end_value(struct toolcall *t, size_t to, size_t next)
 	t->step = param_next;
 }
 
-/* From `start` to the tag that ends it; what lies before `at` holds none. */
+/* Looks for the tag that ends the value; [start, at) is known not to contain it. */
 static enum tc_go param_value(struct toolcall *t)
 {
 	const struct tc_xml *f = &t->f->xml;
@@ -191,7 +191,7 @@ enum tc_go tc_xml_open(struct toolcall *t)
 		if (!tc_cursor_literal(&c, f->name_end))
 			return tc_cursor_no(t, &c);
 		end = c.at;
-	} else { /* nothing ends the name but what must follow it */
+	} else { /* the name ends only where one of these tags follows */
 		tc_cursor_space(&c);
 		if (!tc_cursor_literal(&c, f->param) && !tc_cursor_literal(&c, f->call_end))
 			return tc_cursor_no(t, &c);

@@ -1,5 +1,5 @@
-/* unicode.c - see unicode.h. The class of every code point is expanded once per process from a list
- * of runs into a flat table, so that a look-up is one load. Nothing here fails. */
+/* unicode.c - see unicode.h. The list of runs is expanded once per process into a flat table, so a
+ * look-up is one load. Nothing here can fail. */
 #include "text/unicode.h"
 
 #include <pthread.h>
@@ -42,8 +42,8 @@ const unsigned char *unicode_class_table(void)
 	return classes;
 }
 
-/* What may follow a lead byte: how many bytes, and the bounds of the first of them (the others
- * are 80..BF). */
+/* Returns the number of bytes that follow a lead byte, or -1. lo, hi: bounds of the first of them
+ * (the others are 80..BF). */
 static int utf8_lead(unsigned char c, unsigned char *lo, unsigned char *hi)
 {
 	*lo = c == 0xe0 ? 0xa0 : c == 0xf0 ? 0x90 : 0x80;

@@ -1,6 +1,6 @@
 /* unigram.c - see unigram.h. Tokens are in a trie over bytes whose edges are in one open-addressing
- * table keyed by (node, byte); the hash is multiplied by an odd number drawn per table, so that
- * a model file cannot be made to collide. Scores are added as doubles from the left, as the
+ * table keyed by (node, byte). The hash multiplies by an odd random number drawn per table, so that
+ * no model file can provoke collisions. Scores are summed as doubles from the left, as the
  * reference does. */
 #include "text/unigram.h"
 #include "util/check.h"
@@ -13,12 +13,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* below the lowest score: what SentencePiece gives an unknown character */
+/* SentencePiece scores an unknown character this far below the lowest score */
 #define UNKNOWN_PENALTY 10.0
 
 struct edge {
-	uint64_t key;       /* node << 8 | byte, plus 1; 0: free */
-	uint32_t child, id; /* id: the token that ends in child, or UNIGRAM_UNKNOWN */
+	uint64_t key;       /* (node << 8 | byte) + 1; 0: the slot is free */
+	uint32_t child, id; /* id: the token that ends at `child`, or UNIGRAM_UNKNOWN */
 };
 
 struct unigram {
@@ -124,7 +124,7 @@ static void offer(struct unigram_step *to, double score, uint32_t id, size_t beg
 		*to = (struct unigram_step){score, id, (uint32_t)begin, 1};
 }
 
-/* All tokens that begin at one character. */
+/* Tries all tokens that start at one character. */
 static void walk(const struct unigram *u, struct unigram_step *steps, const char *text,
                  size_t begin, size_t len)
 {
@@ -167,7 +167,7 @@ static size_t collect(struct unigram_scratch *s, size_t len)
 	return n;
 }
 
-/* What was there is lost. 0 or ERR_NOMEM. */
+/* The old contents are lost. Returns 0 or ERR_NOMEM. */
 static int make_room(struct unigram_scratch *s, size_t n)
 {
 	if (s->steps_size >= n)

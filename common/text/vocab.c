@@ -1,8 +1,8 @@
-/* vocab.c - see vocab.h. Texts are copied, so that the file may be closed.
+/* vocab.c - see vocab.h. Texts are copied, so the file may be closed.
  *
  * Byte-level vocabularies write each byte as a printable character: 33-126, 161-172 and 174-255 as
- * themselves, the other 68 bytes, in order, as U+0100 and up. The index uses a hash with a
- * factor drawn per vocabulary. Nothing here fails but vocab_set. */
+ * themselves, the other 68 bytes, in order, as U+0100 and up. The index hashes with a random factor
+ * drawn per vocabulary. Only vocab_set can fail. */
 #include "text/vocab.h"
 #include "text/unicode.h"
 #include "util/check.h"
@@ -13,17 +13,17 @@
 #include <string.h>
 
 struct vocab_slot {
-	uint32_t id, tag; /* id UINT32_MAX: free; tag: the hash's other half */
+	uint32_t id, tag; /* id UINT32_MAX: the slot is free; tag: high half of the hash */
 };
 
-/* The byte that a character stands for, or -1. */
+/* The byte that a character stands for; -1: none. */
 static int unmap_char(uint32_t cp)
 {
 	if ((cp >= 33 && cp <= 126) || (cp >= 161 && cp <= 172) || (cp >= 174 && cp <= 255))
 		return (int)cp;
 	if (cp < 256 || cp >= 256 + 68)
 		return -1;
-	unsigned i = cp - 256; /* the i-th of 0-32, 127-160, 173 */
+	unsigned i = cp - 256; /* index into 0-32, 127-160, 173 */
 	return i <= 32 ? (int)i : i <= 66 ? (int)(i - 33 + 127) : 173;
 }
 
@@ -81,7 +81,7 @@ static uint64_t hash(const struct vocab *v, const char *p, size_t n)
 	return h ^ h >> 32;
 }
 
-/* What the token matches. Byte-level tokens keep their bytes; all others match their text,
+/* The text that a token matches: byte-level tokens match their bytes, all others match their text,
  * whatever they decode to. */
 static const char *key_of(const struct vocab *v, uint32_t id, size_t *ret_len)
 {
@@ -202,7 +202,7 @@ void vocab_index(struct vocab *v, int byte_level)
 	v->slots = mem_array(v->mask + 1, sizeof *v->slots);
 	for (size_t i = 0; i <= v->mask; i++)
 		v->slots[i].id = UINT32_MAX;
-	/* the blob is there even when every text is empty */
+	/* the buffer must exist even if every text is empty */
 	append(&v->texts, &v->texts_len, &v->texts_size, "", 0);
 	make_bytes(v);
 	for (uint32_t id = 0; id < v->n; id++) {

@@ -1,8 +1,8 @@
-/* vocab.h - the tokens of a vocabulary: as stored, as the bytes that they decode to, and found by
- * what text they match.
+/* vocab.h - the tokens of a vocabulary: their text as stored, the bytes they decode to, and an
+ * index by the text they match.
  *
- * Byte-level vocabularies write each byte as a printable character; a token matches the bytes
- * that it stands for. All others match their own text. */
+ * Byte-level vocabularies write each byte as a printable character; a token matches the bytes that
+ * it stands for. In other vocabularies a token matches its own text. */
 #ifndef TEXT_VOCAB_H
 #define TEXT_VOCAB_H
 
@@ -11,8 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { VOCAB_IDS_MAX = 1 << 22, VOCAB_TOKEN_MAX = 1 << 16 }; /* ids; bytes of one token */
-/* GGUF's numbers */
+enum { VOCAB_IDS_MAX = 1 << 22, VOCAB_TOKEN_MAX = 1 << 16 }; /* number of ids; bytes of one token */
+/* GGUF's values */
 enum vocab_type {
 	VOCAB_NORMAL = 1,
 	VOCAB_UNKNOWN,
@@ -23,14 +23,14 @@ enum vocab_type {
 };
 
 struct vocab_token {
-	size_t text, bytes; /* where in the blobs */
+	size_t text, bytes; /* offsets into vocab.texts, vocab.bytes */
 	uint32_t text_len, bytes_len;
 	double score;
 	uint8_t type;  /* enum vocab_type */
-	uint8_t given; /* vocab_set was called: not a gap */
-	/* byte-level: the text is made of the byte table's characters alone; else bytes = text */
+	uint8_t given; /* 1: vocab_set was called; 0: the id is a gap */
+	/* byte-level: the text consists of the byte table's characters only; else bytes = text */
 	uint8_t mapped;
-	/* a piece that this token matches becomes it (set by the tokenizer) */
+	/* a piece with exactly this text becomes this token (set by tokenizer.c) */
 	uint8_t whole;
 };
 
@@ -38,34 +38,35 @@ struct vocab {
 	struct vocab_token *tokens;
 	uint32_t n;
 	int byte_level;
-	char *texts, *bytes; /* all tokens, one after the other */
+	char *texts, *bytes; /* of all tokens, one after the other */
 	size_t texts_len, texts_size, bytes_len, bytes_size;
 	struct vocab_slot *slots;
 	size_t mask;
 	uint64_t factor;
-	uint32_t longest; /* bytes of the longest token that can be found */
+	uint32_t longest; /* bytes of the longest token in the index */
 };
 
-/* n ids, all of them gaps as yet: empty, VOCAB_UNUSED. */
+/* Makes n ids, all of them still gaps: empty, VOCAB_UNUSED. */
 void vocab_init(struct vocab *v, uint32_t n);
 void vocab_fini(struct vocab *v);
-/* Copies the text. ERR_EXISTS: the id has one. id < n, len <= VOCAB_TOKEN_MAX. */
+/* Copies the text. ERR_EXISTS: the id already has one. id < n, len <= VOCAB_TOKEN_MAX. */
 int vocab_set(struct vocab *v, uint32_t id, const char *text, size_t len, enum vocab_type type);
-/* After the last vocab_set: what each token matches, and the index behind vocab_find. bytes =
- * text until vocab_set_bytes. */
+/* Call after the last vocab_set: builds the index for vocab_find and sets each token's bytes, which
+ * vocab_set_bytes may change later. */
 void vocab_index(struct vocab *v, int byte_level);
-/* What the token decodes to, where that is not what vocab_index made it. */
+/* Sets the bytes that a token decodes to, if they differ from those that vocab_index set. */
 void vocab_set_bytes(struct vocab *v, uint32_t id, const char *bytes, size_t len);
 
-/* Id of the token that matches these bytes (of several an ordinary one, then the last), or
- * UINT32_MAX. Special ones are found too: whoever encodes leaves them out. */
+/* The id of the token that matches these bytes, or UINT32_MAX. If several match, ordinary tokens
+ * win over special ones, then the highest id wins. May return special tokens: encoders skip
+ * them. */
 uint32_t vocab_find(const struct vocab *v, const char *bytes, size_t len);
-/* Id of the token with this text, of any type, by looking at all of them; UINT32_MAX. */
+/* The id of the first token with this text, of any type, by linear search; UINT32_MAX: none. */
 uint32_t vocab_find_text(const struct vocab *v, const char *text, size_t len);
-/* Turns text in the byte table's characters into bytes; returns their number, or SIZE_MAX when it
- * holds another character. out has room for len bytes. */
+/* Converts text in the byte table's characters to bytes. Returns their number, or SIZE_MAX if the
+ * text contains another character. out has space for len bytes. */
 size_t vocab_unmap(const char *text, size_t len, char *out);
-/* The byte that <0x0A> and its like name, or -1. */
+/* The byte that a text like <0x0A> names; -1: none. */
 int vocab_byte_of(const char *text, size_t len);
 
 static inline int vocab_is_special(const struct vocab *v, uint32_t id)
