@@ -1,10 +1,10 @@
 /* gguf.c - see gguf.h: one file. One pass over the header reads metadata and tensor directory; then
- * the extents are checked. Files in parts: gguf_split.c.
+ * the extents are checked. gguf_split.c handles models split into several files.
  *
- * Always: every read goes through the cursor, which knows the file's end; lists grow with what was
- * really read; after gguf_open each tensor lies inside the file, aligned, and overlaps no other. A
- * file that shrinks while it is mapped is the operator's doing and ends the process by SIGBUS.
- * Errors are returned, as "file: field: found ..., expected ...". */
+ * Invariants: every read goes through the cursor, which knows the file's end; lists grow with what
+ * was actually read; after gguf_open each tensor lies inside the file, aligned, and overlaps no
+ * other. Errors are returned as "file: field: found ..., expected ...". Shrinking a file while it
+ * is mapped is an operator's mistake and ends the process with SIGBUS. */
 #include "format/gguf_int.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -24,12 +24,12 @@
 #define GGUF_NAME_MAX 255u
 #define GGUF_ALIGN_DEFAULT 32u
 #define GGUF_ALIGN_MAX (1u << 20)
-/* The smallest entries that a file can hold: what a stated count is compared with before
+/* The smallest possible entries: a stated count is compared with what the file can hold before
  * anything is read. */
 #define GGUF_KV_MIN (8 + 1 + 4 + 1)
 #define GGUF_INFO_MIN (8 + 1 + 4 + 8 + 4 + 8)
 
-/* Reading position; `field` names what is being read and goes into the error. */
+/* Reading position. field: what is being read, for error messages. */
 struct cursor {
 	const struct gguf *g;
 	size_t at;
@@ -65,7 +65,7 @@ const char *gguf_ggml_type_name(uint32_t ggml_type)
 	return ggml_type < sizeof ggml_types / sizeof *ggml_types ? ggml_types[ggml_type].name : NULL;
 }
 
-/* The end of a long path says more than its start. */
+/* Truncates a long path at the front: its end is more informative. */
 const char *gguf_short_path(const char *path)
 {
 	size_t n = strlen(path);
@@ -126,8 +126,8 @@ static int take_u64(struct cursor *c, uint64_t *ret)
 	return rc;
 }
 
-/* A length or count of things of at least `each` bytes: no more than the rest of the file can
- * hold. */
+/* Reads a length or count of items of at least `each` bytes; refuses more than the rest of the file
+ * can hold. */
 static int take_count(struct cursor *c, size_t each, uint64_t max, uint64_t *ret)
 {
 	uint64_t n = 0;
@@ -246,7 +246,7 @@ static int read_metadata(struct gguf *g, struct cursor *c, uint64_t count)
 		if (!kv->key.len)
 			return refuse(c, ERR_CORRUPT, "found an empty name, expected 1..%u bytes",
 			              GGUF_KEY_MAX);
-		g->kvs++; /* from here on gguf_close frees its index */
+		g->kvs++; /* from here on gguf_close frees kv->offset */
 		field_set(c, "metadata %.*s", (int)(kv->key.len > 100 ? 100 : kv->key.len), kv->key.s);
 		if ((rc = take_value(c, kv)))
 			return rc;
@@ -262,7 +262,7 @@ static int read_metadata(struct gguf *g, struct cursor *c, uint64_t count)
 	return 0;
 }
 
-/* Elements and bytes of the tensor, with every product checked. */
+/* Computes the tensor's size in bytes with overflow checks. */
 static int tensor_size(struct cursor *c, struct gguf_tensor *t)
 {
 	const char *name = gguf_ggml_type_name(t->ggml_type);
@@ -323,7 +323,7 @@ static int read_info(struct cursor *c, uint64_t index, struct gguf_tensor *t, ui
 	return 0;
 }
 
-/* Until place_tensors knows where the data starts, data holds the offset. */
+/* Until place_tensors knows where the data starts, t->data holds the offset. */
 static int read_tensors(struct gguf *g, struct cursor *c, uint64_t count)
 {
 	size_t size = 0;
@@ -378,7 +378,7 @@ static int by_data_cmp(const void *a, const void *b, void *arg)
 	return (x > y) - (x < y);
 }
 
-/* Nothing overlaps. */
+/* Checks that no tensors overlap. */
 static int check_overlap(struct gguf *g, struct cursor *c)
 {
 	if (!g->tensors)
@@ -565,7 +565,7 @@ static const struct kv *kv_find(const struct gguf *g, const char *key)
 	return g->kvs ? bsearch(&want, g->kv, g->kvs, sizeof want, kv_cmp) : NULL;
 }
 
-/* Little-endian value of n bytes; sign-extended where the type is signed. */
+/* Little-endian value of value_bytes[t] bytes; sign-extended if the type is signed. */
 static int64_t load_int(const unsigned char *p, enum gguf_type t)
 {
 	uint64_t v = 0;
@@ -630,7 +630,7 @@ int gguf_get_bool(const struct gguf *g, const char *key, int *ret)
 	return 0;
 }
 
-/* The length was checked at open. */
+/* The length was checked when the file was opened. */
 static struct gguf_str str_at(const unsigned char *p)
 {
 	uint64_t n = 0;

@@ -1,10 +1,11 @@
-/* gguf_split.c - models in several files, as gguf-split makes them: NAME-00001-of-00003.gguf and so
- * on. Each part is a GGUF file with a directory of its own tensors and the keys split.no (from 0),
- * split.count and split.tensors.count (of all parts); the first one has the model's metadata.
+/* gguf_split.c - models split into several files by gguf-split: NAME-00001-of-00003.gguf and so on.
+ * Each part is a GGUF file with a directory of its own tensors and the keys split.no (from 0),
+ * split.count and split.tensors.count (of all parts); the first part has the model's metadata.
  * https://github.com/ggml-org/llama.cpp/blob/master/tools/gguf-split/gguf-split.cpp
  *
- * Always: any part opens the whole; all parts are there, agree on count and total, and no tensor is
- * in two. The first part owns the others. Errors are returned and name the part. */
+ * Invariants: opening any part opens all; all parts exist and agree on count and total, and no
+ * tensor is in two of them. The first part owns the others. Errors are returned and name the
+ * part. */
 #include "format/gguf_int.h"
 #include "util/mem.h"
 
@@ -16,7 +17,7 @@
 #define GGUF_PARTS_MAX 1024u
 
 struct split {
-	uint32_t no, count, tensors; /* tensors: of all parts */
+	uint32_t no, count, tensors; /* no: from 0; tensors: in all parts together */
 };
 
 const struct gguf *gguf_part_of(const struct gguf *g, const struct gguf_tensor *t)
@@ -35,7 +36,7 @@ static int wrong(const struct gguf *g, struct err *err, const char *key, uint32_
 	               gguf_short_path(g->path), key, found, expected, number);
 }
 
-/* count 0 for a file that is not one of several. */
+/* count 0: the file is not part of a split model. */
 static int read_split(const struct gguf *g, struct split *ret, struct err *err)
 {
 	static const char *const keys[] = {"split.count", "split.no", "split.tensors.count"};
@@ -60,7 +61,7 @@ static int read_split(const struct gguf *g, struct split *ret, struct err *err)
 	return 0;
 }
 
-/* The length of NAME when the path is NAME-0000N-of-0000M.gguf for this part. */
+/* The length of NAME in the path, which must be NAME-0000N-of-0000M.gguf for this part. */
 static int stem_of(const struct gguf *g, const struct split *s, size_t *ret_len, struct err *err)
 {
 	char tail[40];
@@ -102,7 +103,7 @@ static int open_part(const struct gguf *from, const struct split *want, size_t s
 	return rc;
 }
 
-/* The part's tensors, names and all, to the end of the first part's. */
+/* Moves the part's tensors, including their names, to the end of the first part's list. */
 static void move_tensors(struct gguf *first, struct gguf *part)
 {
 	if (!part->tensors)
@@ -113,8 +114,8 @@ static void move_tensors(struct gguf *first, struct gguf *part)
 	part->tensors = 0;
 }
 
-/* part[i] is NULL or the one that is open already; all of them end in part[0], or stay with the
- * caller on errors. */
+/* Opens all parts where part[i] is NULL. On success part[0] owns the others; on error the caller
+ * still owns all of them. */
 static int join(struct gguf **part, const struct gguf *from, const struct split *s, size_t stem,
                 struct err *err)
 {

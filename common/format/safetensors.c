@@ -1,10 +1,10 @@
-/* safetensors.c - see safetensors.h. Each file: 8 bytes of length, a JSON header of that length,
- * data.
+/* safetensors.c - see safetensors.h. A file is 8 bytes of length, a JSON header of that length, and
+ * the data.
  *
- * Always: after st_open_folder the tensors of a file cover its data without gap or overlap, each as
- * large as shape x dtype says; a shard is a plain name inside the folder; no name comes twice. The
- * JSON header is bounded, so that its parse is too. Errors are returned, as "file: field: found
- * ..., expected ...". */
+ * Invariants: after st_open_folder the tensors of a file cover its data without gaps or overlaps,
+ * and each is as large as shape x dtype; shards are plain file names inside the folder; tensor
+ * names are unique. The JSON header is bounded, and so is the cost of parsing it. Errors are
+ * returned as "file: field: found ..., expected ...". */
 #include "format/safetensors.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -25,20 +25,20 @@
 #define ST_HEADER_MAX (32u << 20)
 #define ST_NAME_MAX 512u
 #define ST_SHARDS_MAX 1024u
-/* of a header: what bounds the memory of its parse; a tensor has about 10 */
+/* per header; bounds the memory for parsing; a tensor needs about 10 values */
 #define ST_VALUES_MAX (2u << 20)
 
 struct file {
 	char *path;
 	const unsigned char *map;
 	size_t bytes, data_at;
-	size_t first, count; /* its tensors, before they are sorted */
+	size_t first, count; /* range of its tensors in st->tensor, until those are sorted */
 };
 
 struct safetensors {
 	struct file *file;
 	size_t files;
-	struct st_tensor *tensor; /* sorted by name once everything is open */
+	struct st_tensor *tensor; /* sorted by name once all files are open */
 	size_t tensors, size;
 };
 
@@ -65,7 +65,7 @@ static int refuse(struct err *err, int code, const char *path, const char *field
 	return err_set(err, code, "%s: %.100s: %s", n > 120 ? path + n - 120 : path, field, what);
 }
 
-/* Maps a regular file. *ret_map is NULL when the file is not there at all and `optional` is set. */
+/* Maps a regular file. If `optional` is set and the file does not exist, *ret_map is NULL. */
 static int map_file(const char *path, size_t min, size_t max, int optional,
                     const unsigned char **ret_map, size_t *ret_bytes, struct err *err)
 {
@@ -97,7 +97,7 @@ static int map_file(const char *path, size_t min, size_t max, int optional,
 	return rc;
 }
 
-/* The JSON of a header or an index; the parser bounds its depth. */
+/* Parses the JSON of a header or an index. The JSON parser bounds the depth. */
 static int parse(const char *path, const char *field, const unsigned char *p, size_t n,
                  json_t **ret, struct err *err)
 {
@@ -202,7 +202,7 @@ static int by_data(const void *a, const void *b)
 	return (x->bytes > y->bytes) - (x->bytes < y->bytes);
 }
 
-/* The data is covered from its start to the file's end, each byte once. */
+/* Checks that the tensors cover the data from start to end, each byte once. */
 static int check_cover(struct safetensors *st, const struct file *f, struct err *err)
 {
 	struct st_tensor *t = f->count ? st->tensor + f->first : NULL;
@@ -247,8 +247,8 @@ static int read_tensors(struct safetensors *st, struct file *f, json_t *header, 
 	return check_cover(st, f, err);
 }
 
-/* The slot must be st->file[st->files]; it counts as open (and st_close frees it) from the first
- * line on. */
+/* Opens the next file into st->file[st->files]. It counts as open, so that st_close frees it, from
+ * the start. */
 static int open_file(struct safetensors *st, const char *path, struct err *err)
 {
 	struct file *f = &st->file[st->files++];
@@ -329,7 +329,7 @@ static int open_shards(struct safetensors *st, const char *folder, const char *i
 	return sort_tensors(st, folder, err);
 }
 
-/* Every tensor that the index names is in the shard that it names. */
+/* Checks that every tensor of the index is in the shard that the index names. */
 static int check_index(struct safetensors *st, const char *folder, const char *index_path,
                        json_t *map, struct err *err)
 {
@@ -348,7 +348,8 @@ static int check_index(struct safetensors *st, const char *folder, const char *i
 	return 0;
 }
 
-/* What to say of a folder without the two files that are looked for: perhaps it has others. */
+/* The error for a folder without model.safetensors and its index; says whether there are other
+ * shards. */
 static int refuse_folder(const char *folder, struct err *err)
 {
 	DIR *d = opendir(folder);

@@ -1,9 +1,8 @@
-/* safetensors.h - a safetensors file or a Hugging Face folder of them: tensor directory over mapped
- * files.
+/* safetensors.h - tensor directory of a Hugging Face folder with mapped safetensors files.
  *
- * Format: https://huggingface.co/docs/safetensors. A folder holds model.safetensors, or
- * model.safetensors.index.json and the shards it names. Offsets are checked against the file and
- * against shape x dtype; overlaps and gaps are refused. */
+ * Format: https://huggingface.co/docs/safetensors. A folder contains model.safetensors, or
+ * model.safetensors.index.json and the shards that it names. Offsets are checked against the file
+ * and against shape x dtype; overlaps and gaps are refused. */
 #ifndef FORMAT_SAFETENSORS_H
 #define FORMAT_SAFETENSORS_H
 

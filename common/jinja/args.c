@@ -1,5 +1,4 @@
-/* args.c - how builtins are found, called and given their arguments, and what can be called at
- * all. */
+/* args.c - calls builtins and other callable values, and gives access to their arguments. */
 #include "jinja/value.h"
 
 #include <string.h>
@@ -26,7 +25,7 @@ int64_t arg_int(struct jin *r, const struct jv *v, int64_t def, const char *what
 	return v->i;
 }
 
-/* Whether a list "a,b,c" has the name. */
+/* Does the comma-separated list contain the name? */
 static int has_name(const char *names, struct jv name)
 {
 	while (*names) {

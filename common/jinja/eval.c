@@ -1,8 +1,8 @@
-/* eval.c - walks a template's tree: statements write to the output, expressions give values.
+/* eval.c - evaluates a template's tree: statements write to the output, expressions return values.
  *
- * Variables: the template's own lie in an array by number of the name; loops, macros and blocks put
- * scopes in front of it, which are searched from the inside. An assignment goes to the innermost
- * scope and ends with it, as in Jinja. */
+ * Variables: the template's globals are in an array indexed by name number. Loops, macros and
+ * blocks push scopes in front of it, which are searched from the innermost outwards. An assignment
+ * goes to the innermost scope and is lost when that ends, as in Jinja. */
 #include "jinja/jinja.h"
 #include "jinja/tree.h"
 #include "util/mem.h"
@@ -88,7 +88,7 @@ static struct jlist *eval_list(struct jin *r, const struct node_list *from)
 	return l;
 }
 
-/* Arguments behind `first` (NULL: none). */
+/* Evaluates the arguments; `first`, if not NULL, comes before them. */
 static struct jargs eval_args(struct jin *r, const struct node_args *from, const struct jv *first)
 {
 	struct jargs a = {0};
@@ -186,7 +186,8 @@ static struct jv eval_concat(struct jin *r, const struct node *n)
 	return v;
 }
 
-/* A filter or test; input NULL: its innermost input is an expression. */
+/* Applies a filter or test. input: value of the innermost input; NULL: the input is an
+ * expression. */
 static struct jv eval_builtin(struct jin *r, const struct node *n, const struct jv *input)
 {
 	const char *kind = n->kind == N_FILTER ? "filter" : "test";
@@ -254,7 +255,7 @@ struct jv eval(struct jin *r, const struct node *n)
 	}
 }
 
-/* --- bodies whose text is caught ----------------------------------------- */
+/* --- bodies whose output is captured ------------------------------------- */
 
 static struct jv catch_body(struct jin *r, const struct node_list *body)
 {
@@ -268,7 +269,7 @@ static struct jv catch_body(struct jin *r, const struct node_list *body)
 	return buf_close(r);
 }
 
-/* The number of a name that the parser has entered. */
+/* Number of a name that the parser always enters. */
 static uint32_t special_name(const struct jin *r, const char *word)
 {
 	size_t len = strlen(word);
@@ -296,7 +297,8 @@ static int is_param(const struct jin *r, const struct node_params *p, struct jv 
 	return 0;
 }
 
-/* The arguments that no parameter takes: varargs, kwargs and caller, or an error. */
+/* Binds arguments without a parameter: varargs, kwargs and caller. Fails if the macro uses none of
+ * these. */
 static void bind_rest(struct jin *r, const struct node *def, const struct jargs *a)
 {
 	const struct node_params *p = def->params;

@@ -1,6 +1,6 @@
-/* filters.c - what may stand behind `|`. Those of Jinja that make HTML or depend on chance (urlize,
- * xmlattr, striptags, random, ...) are left out; a template that reaches one is told its name.
- * What is a generator in Jinja is one here, too: it can be gone through once. */
+/* filters.c - the filters, used after `|`. Jinja's filters for HTML or randomness (urlize, xmlattr,
+ * striptags, random, ...) are missing; using one is an error that names it. Filters that return a
+ * generator in Jinja return one here: it can be iterated once. */
 #include "jinja/tree.h"
 #include "jinja/value.h"
 
@@ -11,9 +11,9 @@
 
 #define FILTER(name) static struct jv name(struct jin *r, const struct jargs *a)
 
-/* --- help ---------------------------------------------------------------- */
+/* --- helpers ------------------------------------------------------------- */
 
-/* soft_str: a string stays what it is, Markup too */
+/* Jinja's soft_str: strings, including Markup, are returned unchanged. */
 static struct jv text_of(struct jin *r, struct jv v)
 {
 	return v.type == J_STR ? v : jv_to_str(r, v);
@@ -33,7 +33,8 @@ static int flag(struct jin *r, const struct jargs *a, size_t at, const char *nam
 	return v && jv_truth(r, *v);
 }
 
-/* "a.b.0" of v, as the filters that take an attribute do; an integer is an item. */
+/* Resolves a path like "a.b.0", as filters with an attribute argument do; an integer is an
+ * index. */
 static struct jv path_of(struct jin *r, struct jv v, const struct jv *path, const struct jv *def)
 {
 	if (!path || path->type == J_NONE)
@@ -177,7 +178,7 @@ FILTER(f_indent)
 	                   ? *width
 	                   : str_repeat(r, jv_text(" "), arg_int(r, width, 4, "the width of indent"));
 	if (s.type != J_STR)
-		s = op_binary(r, T_ADD, s, jv_text("\n")); /* the error that Python has here */
+		s = op_binary(r, T_ADD, s, jv_text("\n")); /* fails with Python's error */
 	struct jv lines = by_method(r, str_concat(r, jv_str(s.s, s.len), jv_text("\n")), "splitlines",
 	                            NULL, 0);
 	struct buf *b = buf_open(r);
@@ -206,7 +207,8 @@ FILTER(f_truncate)
 	int64_t leeway = leeway_arg && leeway_arg->type != J_NONE
 	                     ? arg_int(r, leeway_arg, 5, "the leeway of truncate")
 	                     : 5;
-	const int64_t far = (int64_t)1 << 40; /* longer than any text, and sums with it fit */
+	/* longer than any text, and sums with it cannot overflow */
+	const int64_t far = (int64_t)1 << 40;
 	leeway = leeway < far ? leeway : far;
 	most = most < far ? most : far;
 	if (leeway < 0)
@@ -296,7 +298,7 @@ FILTER(f_join)
 
 /* --- numbers ------------------------------------------------------------- */
 
-/* What Python's int(s, base) takes; 0: not a number */
+/* Parses like Python's int(s, base). Returns 0 if s is not a number. */
 static int read_int(struct jin *r, struct jv s, int64_t base, int64_t *ret)
 {
 	int negative, digits = 0, had_underscore = 1;
@@ -439,7 +441,7 @@ FILTER(f_round)
 		return jv_int(v.i);
 	if (precision < 0)
 		return jv_float(rint(f * scale) / scale);
-	/* rounds exactly, and halves to even, as Python does */
+	/* rounds exactly, with ties to even, as Python does */
 	snprintf(text, sizeof text, "%.*f", (int)precision, f);
 	return jv_float(isinf(f) || isnan(f) || fabs(f) > 1e60 ? f : strtod(text, NULL));
 }
@@ -697,9 +699,9 @@ FILTER(f_groupby)
 	return jv_list(all);
 }
 
-/* --- filters and tests on each item -------------------------------------- */
+/* --- filters and tests applied to each item ------------------------------ */
 
-/* The filter or test named by argument `at`, on v, with the arguments behind the name. */
+/* Applies the filter or test named by argument `at` to v, with the arguments after the name. */
 static struct jv apply(struct jin *r, const struct jargs *a, size_t at, struct jv v, int test)
 {
 	struct jv name = a->v[at];
@@ -768,7 +770,7 @@ FILTER(f_map)
 	return jv_iter(r, *l);
 }
 
-/* --- the rest ------------------------------------------------------------ */
+/* --- others -------------------------------------------------------------- */
 
 FILTER(f_default)
 {
@@ -777,7 +779,7 @@ FILTER(f_default)
 	return !use ? a->v[0] : def ? *def : jv_text("");
 }
 
-/* An attribute, never an item */
+/* Looks up an attribute only, never an item. */
 FILTER(f_attr)
 {
 	const struct jv *name = arg_get(a, 1, "name");

@@ -1,4 +1,4 @@
-/* globals.c - the functions that every template has, and what `loop` answers. */
+/* globals.c - the global functions of every template, and the attributes of `loop`. */
 #include "jinja/tree.h"
 #include "jinja/value.h"
 

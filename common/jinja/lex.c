@@ -1,6 +1,6 @@
-/* lex.c - a template's text to tokens: data, and what stands between {{ }} and {% %}. Comments and
- * raw blocks end here, and so does white space that `-`, `+`, trim_blocks and lstrip_blocks take
- * away. Line breaks are made "\n" first and one at the very end is dropped, as Jinja does. */
+/* lex.c - converts a template's text to tokens: data, and the contents of {{ }} and {% %}. Removes
+ * comments, raw blocks, and the white space that `-`, `+`, trim_blocks and lstrip_blocks strip. As
+ * in Jinja, line breaks are first normalized to "\n", and one at the very end is dropped. */
 #include "jinja/tree.h"
 
 #include <errno.h>
@@ -12,8 +12,8 @@ struct lexer {
 	const char *s;
 	size_t len, at;
 	uint32_t line;
-	size_t counted;    /* lines are counted up to here */
-	int line_starting; /* what was taken last ended with a line break */
+	size_t counted;    /* line numbers are counted up to here */
+	int line_starting; /* the text consumed last ended with a line break */
 };
 
 static uint32_t line_of(struct lexer *x, size_t at)
@@ -85,8 +85,8 @@ static int starts(const struct lexer *x, size_t at, const char *word)
 	return x->len - at >= n && !memcmp(x->s + at, word, n);
 }
 
-/* The end of the data in front of a tag at `end`, after what the tag's sign and lstrip_blocks
- * take away. */
+/* The end of the data before a tag at `end`, after stripping for the tag's sign and
+ * lstrip_blocks. */
 static size_t strip_data(const struct lexer *x, size_t begin, size_t end, char sign,
                          int is_variable)
 {
@@ -106,7 +106,8 @@ static size_t strip_data(const struct lexer *x, size_t begin, size_t end, char s
 	return skip_space(x, begin + line) >= end ? begin + line : end;
 }
 
-/* After the `}` of a comment or block whose sign is given: trim_blocks. */
+/* The position after a comment or block with the given sign, `at` being after its closing brace;
+ * applies trim_blocks. */
 static size_t after_block(const struct lexer *x, size_t at, char sign)
 {
 	if (sign == '-')
@@ -118,7 +119,7 @@ static size_t after_block(const struct lexer *x, size_t at, char sign)
 
 static const struct {
 	const char *s;
-	uint8_t kind, closes; /* closes: what a closing bracket closes */
+	uint8_t kind, closes; /* closes: the opening bracket of a closing one */
 } operators[] = {
 	{"//", T_FLOORDIV, 0},
 	{"**", T_POW, 0},
@@ -162,7 +163,8 @@ static int digit_of(char c)
 	                              : 99;
 }
 
-/* Digits with single underscores between them, from at; the end. Without a digit: at. */
+/* Skips digits with single underscores between them and returns the end; `at` if there is no
+ * digit. */
 static size_t digits(const struct lexer *x, size_t at, int base)
 {
 	size_t end = at;
@@ -173,7 +175,7 @@ static size_t digits(const struct lexer *x, size_t at, int base)
 	return end;
 }
 
-/* The end of a float at `at`, or at when there is none. */
+/* The end of a float at `at`; `at` if there is none. */
 static size_t float_end(const struct lexer *x, size_t at)
 {
 	size_t whole = digits(x, at, 10), end = whole;
@@ -224,7 +226,7 @@ static void lex_int(struct lexer *x)
 	if (base == 10 && x->s[begin] == '0')
 		for (size_t i = begin; i < end; i++)
 			if (x->s[i] != '0' && x->s[i] != '_')
-				end = i; /* 007 is 00 and then 7, which no place allows */
+				end = i; /* 007 is 00 and then 7, which is a syntax error everywhere */
 	for (size_t i = begin; i < end; i++)
 		if (x->s[i] != '_' && (__builtin_mul_overflow(t->i, base, &t->i) ||
 		                       __builtin_add_overflow(t->i, digit_of(x->s[i]), &t->i)))
@@ -232,8 +234,8 @@ static void lex_int(struct lexer *x)
 	x->at = end;
 }
 
-/* One escape at s[0] == '\\'; n >= 2 bytes are there. Returns the bytes used. What is no escape
- * stays as it is. */
+/* Decodes one escape at s[0] == '\\', n >= 2. Returns the number of bytes consumed. Unknown escapes
+ * are copied unchanged. */
 static size_t unescape(struct lexer *x, const char *s, size_t n, char *out, size_t *ret_len)
 {
 	static const char from[] = "\\'\"abfnrtv", to[] = "\\'\"\a\b\f\n\r\t\v";
@@ -316,7 +318,7 @@ static void lex_operator(struct lexer *x, uint8_t *open, unsigned *n_open)
 	           c >= 0x20 && c < 0x7f ? "unexpected character '%c'" : "unexpected byte 0x%02x", c);
 }
 
-/* At the end of the tag? Then *ret_sign is its sign and x->at stands behind the braces. */
+/* At the end of the tag? If so, sets *ret_sign to its sign and moves x->at behind the braces. */
 static int tag_end(struct lexer *x, int is_variable, char *ret_sign)
 {
 	const char *end = is_variable ? "}}" : "%}";
@@ -367,10 +369,10 @@ static void lex_tag(struct lexer *x, int is_variable)
 	}
 }
 
-/* --- outside ------------------------------------------------------------- */
+/* --- outside of tags ----------------------------------------------------- */
 
-/* "{%" at `at` begins the tag of this one word: the place behind it, with what follows taken as
- * `data_follows` (raw) or trim_blocks (endraw) say; or 0. */
+/* If the "{%" at `at` starts a tag that consists of this one word, returns the position after the
+ * tag, else 0. data_follows: raw; otherwise endraw, after which trim_blocks applies. */
 static size_t word_tag(const struct lexer *x, size_t at, const char *word, int data_follows,
                        char *ret_sign)
 {
@@ -420,7 +422,7 @@ static void lex_raw(struct lexer *x, size_t begin)
 	parse_fail(x->p, line_of(x, begin), "a raw block has no end: {%% endraw %%} is missing");
 }
 
-/* The next "{%", "{{" or "{#" at or after `at`, or the end. */
+/* The position of the next "{%", "{{" or "{#" from `at` on, or the end of the text. */
 static size_t next_tag(const struct lexer *x, size_t at)
 {
 	while (at < x->len) {

@@ -1,5 +1,5 @@
-/* look.c - what values are worth in Python: truth, equality, order, length, iteration,
- * attributes, items and slices. */
+/* look.c - Python's semantics of values: truth, equality, order, length, iteration, attributes,
+ * items and slices. */
 #include "jinja/value.h"
 
 #include <string.h>
@@ -92,7 +92,7 @@ int jv_equal(struct jin *r, struct jv a, struct jv b)
 		                            (a.range->n == 1 || a.range->step == b.range->step)));
 	case J_METHOD:
 		return a.method->def == b.method->def && jv_equal(r, a.method->self, b.method->self);
-	default: return a.list == b.list; /* the same one */
+	default: return a.list == b.list; /* identity */
 	}
 }
 
@@ -108,7 +108,7 @@ int jv_less(struct jin *r, struct jv a, struct jv b, const char *op)
 	if (a.type == J_STR && b.type == J_STR) {
 		size_t n = a.len < b.len ? a.len : b.len;
 		jin_step(r, n / 64);
-		int c = memcmp(a.s, b.s, n); /* UTF-8 sorts as code points do */
+		int c = memcmp(a.s, b.s, n); /* UTF-8 sorts in code point order */
 		return c ? c < 0 : a.len < b.len;
 	}
 	if ((a.type == J_LIST || a.type == J_TUPLE) && a.type == b.type) {
@@ -236,7 +236,7 @@ int jv_contains(struct jin *r, struct jv item, struct jv in)
 
 /* --- attributes, items, slices ------------------------------------------- */
 
-/* o[key], or UNDEF of kind NAME where Python raises TypeError or LookupError */
+/* o[key]; UNDEF_NAME if Python raises TypeError or LookupError */
 static struct jv plain_item(struct jin *r, struct jv o, struct jv key)
 {
 	struct jv none = jv_undef(UNDEF_NAME, "", 0, 0);

@@ -1,6 +1,6 @@
-/* methods.c - methods of Python's strings, lists, tuples and dicts. Those that would change a list
- * or dict are there only to be refused, as in Jinja's immutable sandbox. A string method of
- * Markup gives Markup. */
+/* methods.c - the methods of Python's strings, lists, tuples and dicts. Methods that modify a list
+ * or dict exist only to be refused, as in Jinja's immutable sandbox. A string method of Markup
+ * returns Markup. */
 #include "jinja/value.h"
 
 #include <string.h>
@@ -8,12 +8,12 @@
 struct method_def {
 	const char *name;
 	struct jv (*call)(struct jin *r, struct jv self, const struct jargs *a);
-	uint8_t least, most; /* arguments, keywords counted */
+	uint8_t least, most; /* arguments, including keywords */
 };
 
 #define METHOD(name) static struct jv name(struct jin *r, struct jv self, const struct jargs *a)
 
-/* --- help ---------------------------------------------------------------- */
+/* --- helpers ------------------------------------------------------------- */
 
 static struct jv part(struct jv self, size_t begin, size_t end)
 {
@@ -44,7 +44,7 @@ static const struct jv *or_none(const struct jv *v)
 	return v && v->type == J_NONE ? NULL : v;
 }
 
-/* What to look for at `at` or later; SIZE_MAX: not there. */
+/* Offset of the first `what` from `at` on; SIZE_MAX: none. */
 static size_t find_from(struct jin *r, struct jv in, struct jv what, size_t at)
 {
 	const char *hit = at > in.len ? NULL
@@ -55,7 +55,7 @@ static size_t find_from(struct jin *r, struct jv in, struct jv what, size_t at)
 	return hit ? to : SIZE_MAX;
 }
 
-/* The last one that ends at `end` or before. */
+/* Offset of the last `what` that ends at or before `end`; SIZE_MAX: none. */
 static size_t find_back(struct jin *r, struct jv in, struct jv what, size_t end)
 {
 	for (size_t at = end; at >= what.len; at--) {
@@ -68,7 +68,8 @@ static size_t find_back(struct jin *r, struct jv in, struct jv what, size_t end)
 	return SIZE_MAX;
 }
 
-/* s[begin:end] for the methods that take both behind their text. */
+/* self[begin:end] for methods with optional begin and end from argument `at` on. *ret_chars: begin,
+ * in characters. */
 static struct jv window(struct jin *r, struct jv self, const struct jargs *a, size_t at,
                         size_t *ret_chars)
 {
@@ -226,7 +227,7 @@ METHOD(s_islower)
 	return one_case(r, self, CP_LOWER, CP_UPPER);
 }
 
-/* --- ends ---------------------------------------------------------------- */
+/* --- prefixes, suffixes, padding ----------------------------------------- */
 
 static struct jv stripped(struct jin *r, struct jv self, const struct jargs *a, int left, int right)
 {
@@ -399,7 +400,7 @@ METHOD(s_count)
 	return jv_int(n);
 }
 
-/* --- taking apart and putting together ----------------------------------- */
+/* --- splitting and joining ----------------------------------------------- */
 
 static int64_t count_arg(struct jin *r, const struct jargs *a, size_t at, const char *name)
 {
@@ -589,7 +590,7 @@ METHOD(s_replace)
 	size_t begin = 0, at;
 	if (self.sub)
 		new = str_escape(r, new);
-	if (!old.len) { /* in front of each character, and at the end */
+	if (!old.len) { /* before each character and at the end */
 		for (; most-- > 0; begin = at) {
 			text_add(r, b, new.s, new.len);
 			at = begin + text_offset(self.s + begin, self.len - begin, 1);
@@ -715,7 +716,7 @@ METHOD(loop_changed)
 	return jv_bool(!same);
 }
 
-/* --- finding and calling ------------------------------------------------- */
+/* --- look-up and calling ------------------------------------------------- */
 
 enum { ANY = 255 };
 

@@ -1,5 +1,5 @@
-/* ops.c - operators as Python has them, the `%` of strings, and str.format. Integers have 64
- * bits here: what does not fit is an error, never a wrong number. */
+/* ops.c - Python's operators, `%` formatting of strings, and str.format. Integers have 64 bits:
+ * overflow is an error, never a wrong number. */
 #include "jinja/tree.h"
 #include "jinja/value.h"
 
@@ -73,7 +73,7 @@ static struct jv int_op(struct jin *r, uint8_t token, int64_t a, int64_t b)
 	case T_DIV: return jv_float((double)a / (double)b);
 	case T_POW: return int_power(r, a, b);
 	default:
-		if (b == -1) /* the one division that overflows */
+		if (b == -1) /* INT64_MIN / -1 is the only division that overflows */
 			return token == T_MOD ? jv_int(0) : int_op(r, T_SUB, 0, a);
 		v = a / b - (a % b != 0 && (a < 0) != (b < 0));
 		return jv_int(token == T_FLOORDIV ? v : a - v * b);
@@ -175,14 +175,14 @@ struct jv op_negate(struct jin *r, struct jv v)
 	return int_op(r, T_SUB, 0, v.i);
 }
 
-/* --- one value in a field ------------------------------------------------ */
+/* --- formatting one field ------------------------------------------------ */
 
-enum { FIELD_MAX = 10000 }; /* width and precision of a field */
+enum { FIELD_MAX = 10000 }; /* limit of a field's width and precision */
 
 struct field {
 	char fill[4], align, sign, type;
 	int fill_len, alternate, zero, group;
-	int64_t width, precision; /* -1: none */
+	int64_t width, precision; /* -1: not given */
 };
 
 static void put_padded(struct jin *r, struct buf *b, const struct field *f, const char *s,
@@ -202,7 +202,8 @@ static void put_padded(struct jin *r, struct buf *b, const struct field *f, cons
 		text_add(r, b, f->fill, (size_t)f->fill_len);
 }
 
-/* Thousands separated in the run of digits at s. */
+/* Inserts thousands separators into the run of digits that starts at s[begin]. Returns the new
+ * length. */
 static size_t group_digits(char *s, size_t len, size_t size, size_t begin, char by)
 {
 	size_t digits = begin;
@@ -287,7 +288,7 @@ struct percent {
 	const char *s;
 	size_t len, at;
 	struct jv args;
-	size_t used; /* of a tuple */
+	size_t used; /* number of args consumed */
 };
 
 static struct jv next_arg(struct jin *r, struct percent *p)
@@ -446,10 +447,10 @@ struct format {
 	size_t len, at;
 	const struct jargs *args;
 	size_t used;
-	int numbered; /* {0} was used: {} is not allowed any more */
+	int numbered; /* {0} was used: {} is no longer allowed */
 };
 
-/* name.attr[item] behind an argument's name */
+/* Resolves name.attr[item] after an argument's name. */
 static struct jv format_path(struct jin *r, struct jv v, const char *s, size_t len)
 {
 	for (size_t at = 0; at < len;) {
@@ -515,7 +516,7 @@ static int64_t spec_number(struct jin *r, const char *s, size_t len, size_t *at,
 	return *at > from ? v : def;
 }
 
-/* [[fill]align][sign][#][0][width][,][.precision][type] */
+/* Parses [[fill]align][sign][#][0][width][,][.precision][type]. */
 static struct field parse_spec(struct jin *r, const char *s, size_t len)
 {
 	struct field f = {.fill = " ", .fill_len = 1, .precision = -1};
@@ -582,7 +583,7 @@ static void put_formatted(struct jin *r, struct buf *b, struct jv v, const char 
 	}
 }
 
-/* {name!r:spec}; the brace is behind us. */
+/* Formats {name!r:spec}; f->at is after the brace. */
 static void format_field(struct jin *r, struct buf *b, struct format *f)
 {
 	size_t begin = f->at, open = 1, end = begin, name = begin, spec;

@@ -1,4 +1,4 @@
-/* parse.c - statements, and what a template is made of and freed with. */
+/* parse.c - parses statements; creates and frees templates. */
 #include "jinja/jinja.h"
 #include "jinja/tree.h"
 #include "util/mem.h"
@@ -22,7 +22,7 @@ static int at_end_word(const struct parse *p, const char *const *ends)
 	return 0;
 }
 
-/* The statements of a block up to one of its end words, which is left to be looked at. */
+/* Parses the statements of a block up to one of its end words, which is not consumed. */
 static void parse_block(struct parse *p, struct node_list *into, const char *const *ends)
 {
 	parse_skip(p, T_COLON);
@@ -42,7 +42,7 @@ static void parse_whole_block(struct parse *p, struct node_list *into, const cha
 	p->at++;
 }
 
-/* A block whose body cannot break out of a loop around it. */
+/* Parses a block whose body cannot break out of a surrounding loop. */
 static void parse_closed_block(struct parse *p, struct node_list *into, const char *end)
 {
 	unsigned loops = p->loops;
@@ -140,7 +140,7 @@ static struct node_params *parse_params(struct parse *p)
 	return s;
 }
 
-/* Whether one of the special variables of a macro is used anywhere in its tokens. */
+/* Do the tokens since `from` use this special variable of a macro? */
 static int uses(const struct parse *p, size_t from, const char *word)
 {
 	for (size_t i = from; i < p->at; i++)

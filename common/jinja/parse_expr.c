@@ -1,7 +1,7 @@
-/* parse_expr.c - expressions: from the loosest binding (`a if b else c`) to the tightest (a call,
- * an attribute, an item), in Jinja's order, where `~` binds tighter than `+`, and filters and tests
- * tighter than any operator. Depth is bounded twice: of the recursion here, and of the tree,
- * which the evaluator descends. */
+/* parse_expr.c - parses expressions, from the loosest binding (`a if b else c`) to the tightest (a
+ * call, an attribute, an item), in Jinja's order: `~` binds tighter than `+`, and filters and tests
+ * tighter than any operator. Two depths are bounded: the recursion of the parser, and the tree,
+ * into which the evaluator recurses. */
 #include "jinja/tree.h"
 
 #include <stdarg.h>
@@ -328,7 +328,7 @@ static void check_target(struct parse *p, const struct node *n)
 {
 	if (n->kind != N_NAME && n->kind != N_NSREF)
 		parse_fail(p, n->line, "a value cannot be assigned to this");
-	const struct jinja_name *name = &p->names[n->name]; /* there is one: that of n */
+	const struct jinja_name *name = &p->names[n->name]; /* n is a name, so the array is not empty */
 	if (name->len == 4 && !memcmp(name->s, "self", 4) && n->kind == N_NAME)
 		parse_fail(p, n->line, "the name self is not for use in a template");
 }
@@ -343,7 +343,7 @@ struct node *parse_target(struct parse *p, int allow_tuple, int allow_ns, const 
 		if (n->list.n && at_tuple_end(p, end_word))
 			break;
 		struct node *one = parse_primary(p, allow_ns);
-		if (one->kind == N_TUPLE) /* (a, b) within: names only */
+		if (one->kind == N_TUPLE) /* nested (a, b): names only */
 			for (uint32_t i = 0; i < one->list.n; i++)
 				check_target(p, one->list.v[i]);
 		else
@@ -356,7 +356,7 @@ struct node *parse_target(struct parse *p, int allow_tuple, int allow_ns, const 
 	return is_tuple ? n : n->list.v[0];
 }
 
-/* --- behind a primary ---------------------------------------------------- */
+/* --- calls, attributes, items, filters, tests ---------------------------- */
 
 static struct node_args *parse_args(struct parse *p, struct node *owner)
 {
@@ -488,7 +488,7 @@ static struct node *parse_postfix(struct parse *p, struct node *n)
 	}
 }
 
-/* name, or name.name; as a string constant */
+/* Parses name or name.name, as a string constant. */
 static struct jv dotted_name(struct parse *p, uint32_t *ret_line)
 {
 	const struct token *t = parse_expect(p, T_NAME);
@@ -628,7 +628,7 @@ static struct node *parse_sum(struct parse *p)
 	}
 }
 
-/* The comparison at the present token, or -1; skips it. */
+/* The comparison operator at the current token, which is consumed; -1: none. */
 static int compare_op(struct parse *p)
 {
 	static const uint8_t ops[][2] = {{T_EQ, CMP_EQ},   {T_NE, CMP_NE}, {T_LT, CMP_LT},

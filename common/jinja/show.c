@@ -1,4 +1,5 @@
-/* show.c - values as text: Python's str() and repr(), json.dumps, and strings put together. */
+/* show.c - converts values to text: Python's str() and repr(), json.dumps, and string
+ * concatenation. */
 #include "jinja/value.h"
 
 #include <math.h>
@@ -6,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The shortest digits that read back as the same number; an exponent below 1e-04 and from 1e+16
- * on. */
+/* Writes the shortest digits that read back as the same number, with an exponent below 1e-04 and
+ * from 1e+16 on. */
 void float_repr(double f, char out[40])
 {
 	char text[40];
@@ -23,7 +24,7 @@ void float_repr(double f, char out[40])
 	}
 	exponent = atoi(strchr(text, 'e') + 1);
 	if (exponent < -4 || exponent >= 16) {
-		/* C writes exponents as Python does: at least two digits */
+		/* C writes exponents like Python: at least two digits */
 		snprintf(out, 40, "%s", text);
 		return;
 	}
@@ -170,12 +171,12 @@ struct jv jv_to_str(struct jin *r, struct jv v)
 	return buf_close(r);
 }
 
-/* --- strings put together ------------------------------------------------ */
+/* --- concatenation and repetition ---------------------------------------- */
 
-enum { TIP_FROM = 256 }; /* bytes of a string that is given room to grow */
+enum { TIP_FROM = 256 }; /* strings from this size on, in bytes, get spare room to grow */
 
-/* a + b where room behind a was kept: a long text built up piece by piece is not copied each
- * time. */
+/* a + b. If there is spare room after a, b is appended in place, so building a long text piece by
+ * piece takes linear time. */
 static struct jv add_at_tip(struct jin *r, struct jv a, struct jv b)
 {
 	size_t len = a.len + b.len;
@@ -270,8 +271,8 @@ struct jv str_repeat(struct jin *r, struct jv s, int64_t times)
 
 struct json_style {
 	int ascii, sort;
-	const struct jv *indent; /* a string, or NULL: all on one line */
-	struct jv item, key;     /* what separates items, and a key from its value */
+	const struct jv *indent; /* a string; NULL: everything on one line */
+	struct jv item, key;     /* separators between items, and between key and value */
 };
 
 static void json_escape(struct jin *r, struct buf *b, uint32_t unit)
@@ -358,8 +359,7 @@ static void json_key(struct jin *r, struct buf *b, struct jv k, const struct jso
 	text_adds(r, b, "\"");
 }
 
-/* Places of a dict's entries in order of their keys; a merge sort, for it keeps equal ones in
- * order. */
+/* Sorts the indices of a dict's entries by key; a merge sort because the order must be stable. */
 static void sort_keys(struct jin *r, const struct jdict *d, size_t *at, size_t *spare, size_t n)
 {
 	size_t half = n / 2, i = 0, k = half, to = 0;

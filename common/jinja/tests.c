@@ -1,4 +1,4 @@
-/* tests.c - what may stand behind `is`. */
+/* tests.c - the tests, used after `is`. */
 #include "jinja/value.h"
 
 #include <string.h>

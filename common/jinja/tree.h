@@ -1,5 +1,5 @@
-/* tree.h - inside common/jinja: tokens, and the tree that the parser makes and the evaluator walks.
- * All of it lies in the template's arena and does not change once the template is made. */
+/* tree.h - inside common/jinja: tokens, and the tree that the parser builds and the evaluator
+ * walks. Everything is in the template's arena and immutable once the template is made. */
 #ifndef JINJA_TREE_H
 #define JINJA_TREE_H
 
@@ -53,14 +53,14 @@ enum token_kind {
 struct token {
 	uint8_t kind;
 	uint32_t line;
-	const char *s; /* DATA, NAME, STR: its text, escapes resolved */
+	const char *s; /* DATA, NAME, STR: its text, with escapes decoded */
 	size_t len;
 	int64_t i;
 	double f;
 };
 
-/* What lexer and parser share. An error leaves by longjmp: nothing but the arena is held while
- * they work. */
+/* State shared by lexer and parser. Errors leave by longjmp: the arena is the only memory in
+ * use. */
 struct parse {
 	struct arena *arena;
 	jmp_buf bad;
@@ -70,7 +70,7 @@ struct parse {
 	size_t len;
 	struct token *tokens;
 	size_t n_tokens, tokens_size;
-	size_t at; /* of the parser: the token to be looked at */
+	size_t at; /* the parser's current token */
 	unsigned nesting, loops;
 	struct jinja_name *names;
 	uint32_t n_names, names_size;
@@ -129,20 +129,39 @@ struct node_list {
 struct node_args {
 	struct node_list args;
 	struct node_list kw_values;
-	struct jv *kw_names; /* strings, one per kw_values */
+	struct jv *kw_names; /* strings, one per element of kw_values */
 	struct node *star, *star_star;
 };
 
-/* One form for all kinds; who uses what:
- *   TEXT value | PRINT list | FOR a: target, b: iterable, c: test, list: body, more: else, op:
- *   recursive | IF a, list: body, more: elifs as one IF, or else SET a: target, b | SET_BLOCK a:
- *   target, b: filter or NULL, list | MACRO name, params, list | CALL_BLOCK a: call, params, list
- *   FILTER_BLOCK a: filter whose innermost input is NULL, list | SCOPE list | WITH more: targets,
- *   args.args: values, list CONST value | NAME name | LIST, TUPLE list | DICT list: keys, more:
- *   values | ATTR a, value | ITEM a, b | SLICE a, list: begin, end, step (or NULL) CALL a, args
- *   | FILTER a, value: its name, builtin, args | TEST the same | BINARY op: token, a, b | AND OR
- *   NOT NEG POS a, b | CONCAT list COMPARE a, list, ops | COND a: condition, b, c or NULL |
- *   NSREF name, value */
+/* One struct for all kinds. Fields used by each kind:
+ *   TEXT          value
+ *   PRINT         a
+ *   FOR           a: target, b: iterable, c: condition or NULL, list: body, more: else,
+ *                 op: 1 if recursive, name: `loop`
+ *   IF            a: condition, list: body, more: else, or the next elif as an IF if op is 1
+ *   SET           a: target, b: value
+ *   SET_BLOCK     a: target, b: filter or NULL, list: body
+ *   MACRO         name, value: the name as a string, params, list: body
+ *   CALL_BLOCK    a: call, params, list: body
+ *   FILTER_BLOCK  a: filter whose innermost input is NULL, list: body
+ *   SCOPE         list: body
+ *   WITH          more: targets, args->args: values, list: body
+ *   CONST         value
+ *   NAME          name
+ *   LIST, TUPLE   list
+ *   DICT          list: keys, more: values
+ *   ATTR          a: object, value: the attribute's name
+ *   ITEM          a: object, b: key
+ *   SLICE         a: object, list: begin, end, step, each may be NULL
+ *   CALL          a: function, args
+ *   FILTER, TEST  a: input, value: its name, builtin, args
+ *   BINARY        op: token, a, b
+ *   AND, OR       a, b
+ *   NOT, NEG, POS a
+ *   CONCAT        list
+ *   COMPARE       a: first operand, list: the others, ops: operator before each of these
+ *   COND          a: condition, b: value, c: else or NULL
+ *   NSREF         name: namespace, value: the attribute's name */
 struct node {
 	uint8_t kind, op;
 	uint16_t depth;
@@ -151,14 +170,14 @@ struct node {
 	struct node_list list, more;
 	struct jv value;
 	struct node_args *args;
-	const void *builtin; /* NULL: no such filter or test; an error when it is reached */
+	const void *builtin; /* NULL: no such filter or test; an error only when it is evaluated */
 	const uint8_t *ops;
 	struct node_params *params;
 };
 
 struct node_params {
 	uint32_t *names;
-	struct node **defaults; /* NULL where there is none */
+	struct node **defaults; /* element NULL: no default */
 	uint32_t n;
 	int uses_caller, uses_varargs, uses_kwargs;
 };
@@ -171,14 +190,14 @@ struct jinja_name {
 struct jinja_template {
 	struct arena *arena;
 	struct node_list body;
-	/* every name that the text uses; the number of a name is its place here */
+	/* every name that the template uses; a name's number is its index */
 	struct jinja_name *names;
 	uint32_t n_names;
 };
 
-/* parse_expr.c for parse.c */
+/* parse_expr.c, for parse.c */
 struct node *parse_node(struct parse *p, enum node_kind kind, uint32_t line);
-/* keeps the depth; child may be NULL */
+/* updates the parent's depth; child may be NULL */
 void parse_adopt(struct parse *p, struct node *parent, const struct node *child);
 void parse_push(struct parse *p, struct node_list *l, struct node *n);
 void parse_enter(struct parse *p);

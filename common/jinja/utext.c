@@ -1,5 +1,5 @@
-/* utext.c - UTF-8 by code points, as Python's strings see them. Text that is no UTF-8 is taken
- * byte by byte; nothing here fails. */
+/* utext.c - UTF-8 processed by code point, like Python's strings. Ill-formed text is processed byte
+ * by byte; nothing here can fail. */
 #include "jinja/case_table.h"
 #include "jinja/value.h"
 
@@ -56,7 +56,7 @@ int cp_put(char out[4], uint32_t cp)
 	return 4;
 }
 
-/* str.isspace of one character */
+/* Python's str.isspace for one character. */
 int cp_is_space(uint32_t cp)
 {
 	if (cp < 0x80)
@@ -65,7 +65,7 @@ int cp_is_space(uint32_t cp)
 	       cp == 0x2028 || cp == 0x2029 || cp == 0x202f || cp == 0x205f || cp == 0x3000;
 }
 
-/* Flips at or below cp: odd or even. */
+/* Is the number of flips at or below cp odd? */
 static int flipped(uint32_t cp, const uint32_t *flips, unsigned n)
 {
 	unsigned lo = 0, hi = n;
@@ -133,7 +133,7 @@ static int is_cased(uint32_t cp)
 	       cp_case(cp, case_lower, case_lower_n) != cp || cp_many(cp, 1) != NULL;
 }
 
-/* Greek sigma at the end of a word has a lower case of its own. */
+/* A Greek sigma at the end of a word has its own lower case. */
 static int sigma_is_final(const char *s, size_t at, size_t len)
 {
 	size_t before = at;

@@ -1,5 +1,5 @@
-/* value.c - making values, and the bounds on it: every allocation and every piece of text under way
- * is counted against the rendering's memory, and what takes time against its steps. */
+/* value.c - creates values and enforces a rendering's limits: every allocation and all text being
+ * built count against its memory, everything that takes time against its steps. */
 #include "jinja/value.h"
 #include "util/map.h"
 #include "util/quota.h"
@@ -9,9 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- errors and bounds --------------------------------------------------- */
+/* --- errors and limits --------------------------------------------------- */
 
-/* A message is one line. */
+/* Control characters are replaced, so that a message is one line. */
 static _Noreturn void leave(struct jin *r, int code)
 {
 	for (char *p = r->err ? r->err->text : NULL; p && *p; p++)
@@ -107,7 +107,7 @@ void *jin_alloc(struct jin *r, size_t count, size_t size)
 	return p;
 }
 
-/* --- text under way ------------------------------------------------------ */
+/* --- text being built ---------------------------------------------------- */
 
 struct buf *buf_open(struct jin *r)
 {
@@ -117,7 +117,7 @@ struct buf *buf_open(struct jin *r)
 		buf_reset(&b->b);
 	} else {
 		b = jin_alloc(r, 1, sizeof *b);
-		buf_init(&b->b, r->memory_max + 1); /* reached only by what text_add has counted */
+		buf_init(&b->b, r->memory_max + 1); /* never reached: text_add fails first */
 	}
 	b->up = r->bufs;
 	r->bufs = b;
@@ -147,7 +147,7 @@ void text_adds(struct jin *r, struct buf *b, const char *s)
 	text_add(r, b, s, strlen(s));
 }
 
-/* --- making values ------------------------------------------------------- */
+/* --- creating values ----------------------------------------------------- */
 
 struct jv jv_text(const char *s)
 {
@@ -216,10 +216,10 @@ struct jdict *dict_new(struct jin *r, size_t size)
 	return d;
 }
 
-enum { INDEX_FROM = 16 }; /* entries of a dict that is looked up by hash */
+enum { INDEX_FROM = 16 }; /* dicts with more entries than this use a hash index */
 
-/* Keyed, as a client chooses keys: nobody can make them meet in one slot. No order that a template
- * sees comes from it. */
+/* Uses a secret key because clients choose keys: nobody can provoke collisions. Iteration order
+ * does not depend on the hash. */
 static uint64_t hash_value(struct jin *r, struct jv v)
 {
 	uint64_t h = 17;
@@ -244,7 +244,7 @@ static uint64_t hash_value(struct jin *r, struct jv v)
 	}
 }
 
-/* Keys are as different as types are, but for numbers: 1, 1.0 and true are one key. */
+/* Keys of different types differ, except numbers: 1, 1.0 and true are the same key. */
 static int key_equal(struct jin *r, struct jv a, struct jv b)
 {
 	if (a.type == J_STR || b.type == J_STR)
@@ -278,7 +278,7 @@ static size_t dict_find(struct jin *r, const struct jdict *d, struct jv key)
 	if (d->index)
 		return (size_t)d->index[*index_slot(r, d, key, &slot)] - 1;
 	if (key.type != J_STR)
-		hash_value(r, key); /* refuses what cannot be a key */
+		hash_value(r, key); /* fails if the key is unhashable */
 	for (size_t i = 0; i < d->n; i++)
 		if (key_equal(r, d->keys[i], key))
 			return i;
