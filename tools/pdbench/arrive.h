@@ -1,5 +1,5 @@
-/* arrive.h - open loop: when requests are due. With a ramp the rate grows linearly from 0, and
- * the drawn gaps with it. */
+/* arrive.h - open loop: computes when requests are due. During a ramp the rate grows linearly from
+ * 0, and the random gaps scale with it. */
 #ifndef PDBENCH_ARRIVE_H
 #define PDBENCH_ARRIVE_H
 
@@ -8,7 +8,7 @@
 
 struct arrive {
 	struct draw draw;
-	double rate, ramp_s, sum; /* sum: requests that should have come, as a real number */
+	double rate, ramp_s, sum; /* sum: requests due so far, as a real number */
 	int poisson;
 };
 
@@ -20,11 +20,11 @@ static inline void arrive_init(struct arrive *a, const struct options *o)
 	                     .poisson = o->arrivals == ARRIVE_POISSON};
 }
 
-/* µs since the beginning. */
+/* The next due time, in µs since the run began. */
 static inline uint64_t arrive_next(struct arrive *a)
 {
 	a->sum += a->poisson ? draw_exponential(&a->draw) : 1;
-	double whole = a->rate * a->ramp_s / 2, t; /* requests of the ramp */
+	double whole = a->rate * a->ramp_s / 2, t; /* requests during the ramp */
 	if (a->sum < whole)
 		t = sqrt(2 * a->ramp_s * a->sum / a->rate);
 	else

@@ -1,5 +1,5 @@
-/* client.c - see client.h. Plain non-blocking sockets and libevent: one read(2) for whatever has
- * arrived, parsed where it lies. */
+/* client.c - see client.h. Uses non-blocking sockets and libevent: one recv(2) for all that has
+ * arrived, parsed in place. */
 #include "client.h"
 
 #include "reply.h"
@@ -17,21 +17,21 @@
 
 #define READ_BYTES 65536
 
-/* A connection, and the call on it while there is one. */
+/* A connection, and the call on it, if any. */
 struct call {
 	struct client *client;
-	struct list node;        /* in client->idle, or alone */
-	int fd;                  /* -1: none */
-	int in_use, used_before; /* used_before: an answer has come on this connection */
-	int writing;             /* wr is added */
+	struct list node;        /* in client->idle while there is no call */
+	int fd;                  /* -1: not connected */
+	int in_use, used_before; /* used_before: this connection has already served an answer */
+	int writing;             /* 1: wr is added */
 	struct event rd, wr, later;
 	struct reply reply;
-	struct buf out; /* kept until an answer begins, for the second try */
+	struct buf out; /* kept until the answer starts, in case of a second try */
 	size_t sent;
-	int answered; /* a byte of the answer has come */
+	int answered; /* 1: at least one byte of the answer has arrived */
 	const struct call_hooks *hooks;
 	void *arg;
-	struct err why; /* of a failure that is told later */
+	struct err why; /* cause of a failure that is reported later */
 };
 
 struct client {
@@ -100,7 +100,7 @@ const struct client_stats *client_stats(const struct client *c)
 static void end_call(struct call *x, const struct err *given)
 {
 	struct client *c = x->client;
-	/* it may be the call's own, which ends here */
+	/* `given` may be x->why, and x may be freed below */
 	struct err why = given ? *given : (struct err){0};
 	int status = x->reply.status,
 		keep = !given && x->reply.keep_alive && !c->fresh && x->fd >= 0 && x->sent == x->out.len;
@@ -116,7 +116,7 @@ static void end_call(struct call *x, const struct err *given)
 	hooks->end(arg, status, given ? &why : NULL, c->now_us);
 }
 
-/* Told from the loop, so that a caller of client_call sees no end inside it. */
+/* Reports the failure from the loop, so that client_call never calls the end hook itself. */
 static void fail_later(struct call *x)
 {
 	struct timeval now = {0};
@@ -163,7 +163,7 @@ static int dial(struct call *x)
 	return 0;
 }
 
-/* 0, or ERR_IO with x->why: the connection is of no use. */
+/* Sends what the socket accepts. Returns 0, or ERR_IO with x->why: the connection is unusable. */
 static int push(struct call *x)
 {
 	while (x->sent < x->out.len) {
@@ -187,8 +187,8 @@ static int push(struct call *x)
 	return 0;
 }
 
-/* A kept connection turned out to be dead before a byte of the answer: 1 when the call goes on
- * over a new one. */
+/* If a kept connection turns out to be dead before the answer started, sends the call again on a
+ * new one. Returns 1 if the call goes on. */
 static int second_try(struct call *x)
 {
 	if (!x->used_before || x->answered)
@@ -262,7 +262,8 @@ static void on_bytes(struct call *x, size_t n)
 		return;
 	}
 	if (used < n)
-		x->reply.keep_alive = 0; /* more than was asked for: who knows what it belongs to */
+		/* unexpected bytes after the answer: do not reuse the connection */
+		x->reply.keep_alive = 0;
 	end_call(x, NULL);
 }
 
@@ -275,7 +276,7 @@ static void on_readable(evutil_socket_t fd, short what, void *arg)
 	if (k < 0 && (e == EAGAIN || e == EWOULDBLOCK || e == EINTR))
 		return;
 	x->client->now_us = clock_us();
-	if (!x->in_use) { /* idle: closed by the server, or it says what nobody asked */
+	if (!x->in_use) { /* idle: closed by the server, or unsolicited bytes */
 		call_free(x);
 		return;
 	}

@@ -1,8 +1,8 @@
-/* client.h - requests to one address over kept connections, on an event loop.
+/* client.h - sends HTTP requests to one address over kept-alive connections, on an event loop.
  *
- * A call ends exactly once: by its `end` hook, or by call_drop. A connection that the server closed
- * while it lay idle is replaced once without anybody noticing, as long as nothing of the answer
- * has come. */
+ * A call ends exactly once: by its `end` hook or by call_drop. If the server closed an idle
+ * connection, the call is silently repeated once on a new one, provided that nothing of the answer
+ * has arrived. */
 #ifndef PDBENCH_CLIENT_H
 #define PDBENCH_CLIENT_H
 
@@ -16,11 +16,11 @@ struct client;
 struct call;
 
 struct call_hooks {
-	/* Bytes of the body; now_us: when they were read. Nonzero: no more is wanted, the call ends
-	 * with ERR_CANCELLED. Must not drop the call. */
+	/* Receives bytes of the body; now_us: when they were read. Returning nonzero ends the call with
+	 * ERR_CANCELLED. Must not drop the call. */
 	int (*body)(void *arg, int status, const char *data, size_t n, uint64_t now_us);
-	/* why NULL: the answer is whole. Otherwise status is 0 or that of the broken answer. Never
-	 * from inside client_call. */
+	/* why NULL: the answer is complete. Otherwise status is that of the incomplete answer, or 0.
+	 * Never called from inside client_call. */
 	void (*end)(void *arg, int status, const struct err *why, uint64_t now_us);
 };
 
@@ -29,11 +29,11 @@ struct client_stats {
 };
 
 struct client *client_new(struct event_base *base, const struct url *url, int fresh_connections);
-void client_destroy(struct client **c); /* all its calls are over */
-/* request: head and body; its memory becomes the call's (the buf is empty afterwards). */
+void client_destroy(struct client **c); /* there must be no unfinished calls */
+/* request: head and body; the call takes over its memory and leaves the buf empty. */
 struct call *client_call(struct client *c, struct buf *request, const struct call_hooks *hooks,
                          void *arg);
-void call_drop(struct call *x); /* closes its connection */
+void call_drop(struct call *x); /* also closes its connection */
 const struct client_stats *client_stats(const struct client *c);
 
 #endif

@@ -1,4 +1,4 @@
-/* draw.h - seeded random numbers: the same seed gives the same run, on every machine. */
+/* draw.h - seeded random numbers: the same seed gives the same run on every machine. */
 #ifndef PDBENCH_DRAW_H
 #define PDBENCH_DRAW_H
 
@@ -10,7 +10,7 @@ struct draw {
 	uint64_t state;
 };
 
-/* splitmix64: a permutation of 64 bits. */
+/* The finalizer of splitmix64: a permutation of the 64-bit numbers. */
 static inline uint64_t draw_mix(uint64_t z)
 {
 	z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
@@ -23,7 +23,7 @@ static inline uint64_t draw_u64(struct draw *d)
 	return draw_mix(d->state += 0x9E3779B97F4A7C15u);
 }
 
-/* In (0, 1]. */
+/* Uniform in (0, 1]. */
 static inline double draw_unit(struct draw *d)
 {
 	return (double)((draw_u64(d) >> 11) + 1) * 0x1p-53;
@@ -34,7 +34,7 @@ static inline uint32_t draw_below(struct draw *d, uint32_t n)
 	return (uint32_t)((draw_u64(d) >> 32) * n >> 32);
 }
 
-/* Mean 1. */
+/* Exponential with mean 1. */
 static inline double draw_exponential(struct draw *d)
 {
 	return -log(draw_unit(d));

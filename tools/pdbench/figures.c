@@ -24,7 +24,7 @@ void hist_fini(struct hist *h)
 	h->count = NULL;
 }
 
-/* Up to 2^8 each value has a bucket of its own; above, each octave has 2^8 of them. */
+/* Values below 2^8 have one bucket each; above, each octave has 2^8 buckets. */
 static unsigned bucket_of(uint64_t v)
 {
 	if (v < 1u << HIST_SUB_BITS)
@@ -137,7 +137,7 @@ struct record *result_record(struct result *r)
 	return rec;
 }
 
-/* Equal but for the digits: "waited 12 ms" and "waited 13 ms" are one kind. */
+/* Are the texts equal except for digits? "waited 12 ms" and "waited 13 ms" are the same kind. */
 static int same_kind(const char *a, const char *b)
 {
 	while (*a && *b) {
@@ -239,7 +239,7 @@ static double late_ms(const struct record *r)
 	return r->sent_us ? (double)(r->sent_us - r->due_us) / 1e3 : NAN;
 }
 
-/* Of the measured requests that were answered whole (or, for `all`, of all that were sent). */
+/* Summarizes measured requests that completed (`all`: all measured requests that were sent). */
 static void summarize(const struct result *r, double (*of)(const struct record *), int all,
                       double *scratch, struct summary *ret)
 {
@@ -264,7 +264,8 @@ static void summarize_gaps(const struct hist *h, struct summary *ret)
 	                        .max = h->n ? (double)h->max / 1e3 : NAN};
 }
 
-/* Whenever they were due: what a steady server completes in a time. */
+/* Counts requests that ended in the window, whenever they were due: the throughput of a steady
+ * server. */
 static uint64_t ended_in_window(const struct result *r)
 {
 	uint64_t n = 0;

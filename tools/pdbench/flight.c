@@ -1,5 +1,5 @@
-/* flight.c - see flight.h. An answer counts only if it is whole: status 200, every event sound,
- * as many tokens as asked for, [DONE] last. */
+/* flight.c - see flight.h. An answer counts only if it is complete: status 200, all events valid,
+ * as many tokens as requested, [DONE] at the end. */
 #include "flight.h"
 
 #include "util/mem.h"
@@ -32,7 +32,8 @@ void flight_free(struct flight *f)
 	free(f);
 }
 
-/* From a server: cut to size, without control characters, and with its commonest escapes undone. */
+/* Stores text from a server: truncated, without control characters, with the most common escapes
+ * decoded. */
 static void set_fault(struct flight *f, const char *prefix, const char *text, size_t n)
 {
 	size_t k = (size_t)snprintf(f->fault, sizeof f->fault, "%s", prefix);
@@ -44,8 +45,8 @@ static void set_fault(struct flight *f, const char *prefix, const char *text, si
 	f->fault[k] = 0;
 }
 
-/* How many tokens an event brought: their ids say it, or the running count, or else every piece
- * of text counts as one. */
+/* Number of tokens in an event: the number of token ids, or the increase of the running count, or
+ * else one per piece of text. */
 static uint32_t tokens_of(struct flight *f, const struct event_parts *e, const struct record *rec)
 {
 	if (e->n_ids)
@@ -77,7 +78,7 @@ static void take_usage(struct flight *f, const struct event_parts *e)
 	rec->cached_tokens = (uint32_t)e->cached_tokens;
 	if (!e->n_choices && e->completion_tokens > rec->output_tokens &&
 	    e->completion_tokens < UINT32_MAX)
-		/* the last word of a server whose pieces were not tokens */
+		/* the final count of a server whose pieces are not single tokens */
 		rec->output_tokens = (uint32_t)e->completion_tokens;
 }
 
@@ -130,7 +131,7 @@ static int on_body(void *arg, int status, const char *data, size_t n, uint64_t n
 	return code;
 }
 
-/* The message of an error body in OpenAI's shape, or the body's beginning. */
+/* Stores the message of an OpenAI error body, or else the start of the body. */
 static void status_fault(struct flight *f)
 {
 	struct event_parts e;

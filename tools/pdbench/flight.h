@@ -1,4 +1,4 @@
-/* flight.h - one request under way: its stream, read event by event; how it ended. */
+/* flight.h - one request in flight: parses its stream event by event and judges how it ended. */
 #ifndef PDBENCH_FLIGHT_H
 #define PDBENCH_FLIGHT_H
 
@@ -15,15 +15,15 @@ struct flight {
 	struct run *run;
 	struct turn *turn;
 	struct call *call;
-	size_t record; /* index */
+	size_t record; /* index of its record */
 	struct sse sse;
-	struct buf answer; /* conversations: a piece of JSON */
-	struct buf body;   /* of an answer that is no stream */
+	struct buf answer; /* conversations: the answer so far, a piece of JSON */
+	struct buf body;   /* start of an answer that is not a stream */
 	int done, by_usage, leaving;
-	int64_t leave_at; /* --abort: after so many tokens; -1: stays */
+	int64_t leave_at; /* --abort: leave after this many tokens; -1: never */
 	uint64_t now_us;
 	char finish[24];
-	char fault[200]; /* what was wrong with the stream */
+	char fault[200]; /* what is wrong with the stream; "": nothing */
 };
 
 extern const struct call_hooks flight_hooks;
@@ -31,7 +31,7 @@ extern const struct call_hooks flight_hooks;
 struct flight *flight_new(struct turn *t, size_t record, struct run *r);
 void flight_free(struct flight *f);
 
-/* run.c, for flight.c */
+/* implemented in run.c */
 struct record *run_record(struct run *r, const struct flight *f);
 const struct options *run_options(const struct run *r);
 int run_wants_answer(const struct run *r, const struct flight *f);

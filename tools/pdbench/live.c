@@ -1,4 +1,4 @@
-/* live.c - see live.h. On stderr, and only when that is a terminal. */
+/* live.c - see live.h. Writes to stderr, and only if that is a terminal. */
 #include "live.h"
 
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* live.h - the line that shows on a terminal how the run is going. */
+/* live.h - the progress line on the terminal. */
 #ifndef PDBENCH_LIVE_H
 #define PDBENCH_LIVE_H
 
@@ -13,11 +13,11 @@ struct live {
 struct live_now {
 	uint64_t since_us, sent, done, failed, tokens;
 	unsigned in_flight, waiting;
-	const char *phase; /* "warm-up", "", "last answers" */
+	const char *phase; /* "(warm-up)", "" or "(last answers)" */
 };
 
 void live_init(struct live *l, const struct options *o);
-void live_fini(struct live *l);                             /* takes the line away */
-void live_show(struct live *l, const struct live_now *now); /* at most twice a second */
+void live_fini(struct live *l);                             /* clears the line */
+void live_show(struct live *l, const struct live_now *now); /* redraws at most twice a second */
 
 #endif

@@ -1,8 +1,9 @@
-/* main.c - pdbench: loads a server that speaks OpenAI's HTTP interface, and says how it did.
+/* main.c - pdbench: generates load on a server with OpenAI's HTTP interface and reports how it
+ * performed.
  *
- * Exit status: 0 done; 1 more requests failed than --allow-errors says, the run was interrupted, or
- * a file could not be written; 2 wrong usage; 3 no server is there, or it refuses us. Figures go
- * to stdout, everything else to stderr. */
+ * Exit status: 0 done; 1 more requests failed than --allow-errors permits, the run was interrupted,
+ * or a file could not be written; 2 wrong usage; 3 no server, or access denied. Figures go to
+ * stdout, everything else to stderr. */
 #include "report.h"
 #include "run.h"
 #include "util/log.h"
@@ -35,7 +36,7 @@ static int find_server(struct options *o, struct server_says *says, struct err *
 	return 0;
 }
 
-/* A file that cannot be written is said before the load, not after it. */
+/* Fails before the run, not after it, if an output file cannot be written. */
 static int check_files(const struct options *o, struct err *err)
 {
 	const char *const paths[] = {o->json, o->requests, o->svg};

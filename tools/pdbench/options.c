@@ -1,5 +1,5 @@
-/* options.c - see options.h. One table says every option: its name, its argument, its help and
- * who reads it; --help prints it. */
+/* options.c - see options.h. One table describes every option: name, argument, help and parser.
+ * --help prints it. */
 #include "options.h"
 
 #include "util/mem.h"
@@ -274,7 +274,7 @@ static int set_model(struct options *o, const char *name, const char *v, struct 
 	           : err_set(err, ERR_INVALID, "%s has %zu bytes, more than 1023", name, strlen(v));
 }
 
-/* No line break may get into the head of a request. */
+/* Line breaks must not get into the head of a request. */
 static int check_header(const char *name, const char *v, struct err *err)
 {
 	for (const char *p = v; *p; p++)
@@ -398,7 +398,7 @@ static int set_quiet(struct options *o, const char *name, const char *v, struct 
 static const struct entry {
 	const char *name; /* NULL: a heading */
 	char letter;
-	const char *arg; /* NULL: none */
+	const char *arg; /* NULL: no argument */
 	const char *help;
 	set_fn *set;
 } entries[] = {
@@ -547,7 +547,7 @@ static const struct entry *entry_of(int c)
 	return NULL;
 }
 
-/* A dash that a space follows belongs to nothing: what getopt stumbled over, in its own words. */
+/* Explains a getopt error; c is getopt's result. */
 static int usage_error(int c, char **argv, struct err *err)
 {
 	const char *word = argv[optind - 1];
@@ -586,7 +586,7 @@ static void set_defaults(struct options *o)
 	buf_init(&o->headers, 65536);
 }
 
-/* What excludes what. */
+/* Checks combinations of options. */
 static int check_together(struct options *o, struct err *err)
 {
 	int open = o->rate > 0 || (o->trace && !o->concurrency);

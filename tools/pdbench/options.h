@@ -1,7 +1,7 @@
-/* options.h - what the user asked for, read and checked: every value within its range, every
- * combination one that makes sense.
+/* options.h - the command line, parsed and checked: every value is in its range, and every
+ * combination makes sense.
  *
- * Times are in microseconds. All strings belong to argv, the rest to the struct; options_fini
+ * Times are in microseconds. Strings belong to argv, everything else to the struct: options_fini
  * frees it. */
 #ifndef PDBENCH_OPTIONS_H
 #define PDBENCH_OPTIONS_H
@@ -18,36 +18,36 @@
 
 enum arrivals { ARRIVE_POISSON, ARRIVE_CONSTANT, ARRIVE_TRACE };
 
-/* A length or a time that is fixed or drawn. */
+/* A length or a time, fixed or random. */
 struct dist {
 	enum { DIST_FIXED, DIST_UNIFORM, DIST_LOGNORMAL } kind;
-	/* FIXED: a; UNIFORM: a to b, both included; LOGNORMAL: mean a, b = sigma of the logarithm */
+	/* FIXED: a; UNIFORM: a to b inclusive; LOGNORMAL: a = mean, b = sigma of the logarithm */
 	double a, b;
-	double max; /* of what is drawn */
+	double max; /* larger random values are reduced to this */
 };
 
-/* A number of requests, or a time; one of the two is 0. */
+/* A number of requests or a time; the other is 0. */
 struct span {
 	uint64_t count, us;
 };
 
 struct slo {
-	uint64_t ttft_us, tpot_us, itl_us, e2e_us; /* 0: no such limit */
+	uint64_t ttft_us, tpot_us, itl_us, e2e_us; /* 0: no limit */
 };
 
 struct options {
 	struct url urls[URLS_MAX];
 	unsigned n_urls;
 	/* load */
-	double rate;          /* requests/s, > 0: open loop */
+	double rate;          /* requests/s; > 0: open loop */
 	unsigned concurrency; /* > 0: closed loop */
 	enum arrivals arrivals;
 	int has_arrivals;
-	uint64_t number;      /* of measured requests; 0: no such limit */
-	uint64_t duration_us; /* of the measured part; 0: no such limit */
+	uint64_t number;      /* of measured requests; 0: no limit */
+	uint64_t duration_us; /* of the measured part; 0: no limit */
 	struct span warmup;
 	uint64_t ramp_us, timeout_us;
-	/* open loop: past it a request waits, and its waiting counts */
+	/* open loop: requests above this limit wait, and their waiting time counts */
 	unsigned in_flight_max;
 	double abort_fraction;
 	int fresh_connections;
@@ -56,22 +56,23 @@ struct options {
 	int has_input, has_output, has_rounds;
 	uint32_t prefix_tokens, prefix_groups;
 	int text, chat;
-	/* token ids are in [low, high); high 0: as the server says */
+	/* token ids are in [low, high); high 0: use the server's vocabulary */
 	uint32_t vocab_low, vocab_high;
 	const char *lengths, *trace;
 	double time_scale, sample;
 	uint32_t length_scale, trace_block;
-	uint32_t max_input, max_output; /* 0: as the server's context allows */
-	int clip;                       /* what is too long is cut, not left out */
+	uint32_t max_input, max_output; /* 0: limited by the server's context only */
+	/* truncate requests that are too long, instead of skipping them */
+	int clip;
 	/* requests */
 	double temperature;
 	uint64_t seed;
-	int natural_end; /* ignore_eos is not sent */
-	int sessions;    /* name the conversation in X-Session-Id */
-	int token_ids;   /* ask for the ids of the answer */
+	int natural_end; /* 1: do not send ignore_eos */
+	int sessions;    /* 1: send the conversation in X-Session-Id */
+	int token_ids;   /* 1: request the answer's token ids */
 	const char *model, *api_key;
 	struct buf headers; /* "Name: value\r\n" ... */
-	json_t *extra;      /* object, or NULL */
+	json_t *extra;      /* object; NULL: none */
 	/* results */
 	struct slo slo;
 	int has_slo;
@@ -83,8 +84,8 @@ struct options {
 
 enum options_result { OPTIONS_RUN, OPTIONS_HELP };
 
-/* OPTIONS_RUN, OPTIONS_HELP (help was asked for), or ERR_INVALID with the sentence. `o` is set
- * up and must be freed in each case. */
+/* Returns OPTIONS_RUN, OPTIONS_HELP (help was requested), or ERR_INVALID with err set. `o` is
+ * always initialised: call options_fini. */
 int options_parse(int argc, char **argv, struct options *o, struct err *err);
 void options_fini(struct options *o);
 void options_help(FILE *f);

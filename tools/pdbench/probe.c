@@ -1,4 +1,4 @@
-/* probe.c - what the server says of itself, asked before the load begins. */
+/* probe.c - asks the server for its models before the load begins. */
 #include "client.h"
 #include "run.h"
 
@@ -42,7 +42,7 @@ static uint32_t whole_number(const json_t *o, const char *name)
 	           : 0;
 }
 
-/* The first of the list, or the one that --model names. */
+/* Uses the first model of the list, or the one named by --model. */
 static void read_models(const json_t *j, const char *wanted, struct server_says *ret)
 {
 	const json_t *list = json_object_get(j, "data");

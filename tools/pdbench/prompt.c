@@ -21,7 +21,7 @@ static char *put_number(char *p, uint32_t v)
 	return p;
 }
 
-/* Two or three syllables: one or two tokens for most vocabularies. */
+/* Two or three syllables: one or two tokens in most vocabularies. */
 static char *put_word(char *p, uint64_t v)
 {
 	static const char first[] = "bdfgklmnprstvz", then[] = "aeiou";

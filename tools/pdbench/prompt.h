@@ -1,5 +1,5 @@
-/* prompt.h - tokens (or words) that nobody has said before: place p of stream s under a seed is
- * always the same. */
+/* prompt.h - generates prompts of random tokens (or words): token p of stream s is always the same
+ * for the same seed. */
 #ifndef PDBENCH_PROMPT_H
 #define PDBENCH_PROMPT_H
 
@@ -13,8 +13,8 @@ struct prompt_maker {
 
 void prompt_maker_init(struct prompt_maker *m, uint64_t seed, uint32_t low, uint32_t high,
                        int words);
-/* Appends tokens 0 to n-1 of a stream: ids with commas, or words for a JSON string; what stands
- * in `out` already is gone on with. */
+/* Appends tokens 0 to n - 1 of a stream: ids separated by commas, or words for a JSON string.
+ * Continues whatever `out` already contains. */
 void prompt_add(const struct prompt_maker *m, struct buf *out, uint32_t kind, uint64_t stream,
                 uint32_t n);
 

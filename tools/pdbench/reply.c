@@ -1,4 +1,4 @@
-/* reply.c - see reply.h. A line is gathered in line[]; a body is handed on where it lies. */
+/* reply.c - see reply.h. Lines are collected in line[]; the body is passed on in place. */
 #include "reply.h"
 
 #include <ctype.h>
@@ -15,7 +15,8 @@ void reply_init(struct reply *r)
 	r->head_bytes = r->line_len = 0;
 }
 
-/* Takes bytes up to the end of a line; 1 when it is whole, without its end, in line[]. */
+/* Consumes bytes up to the end of a line. Returns 1 when the line is complete; line[] has it
+ * without its end. */
 static int take_line(struct reply *r, const char *data, size_t n, size_t *used)
 {
 	const char *at = data + *used, *end = memchr(at, '\n', n - *used);
@@ -39,7 +40,7 @@ static void line_done(struct reply *r)
 	r->line_cut = 0;
 }
 
-/* What the server sent instead, printable. */
+/* Error that shows what the server sent instead, made printable. */
 static int no_http(const struct reply *r, struct err *err)
 {
 	char seen[41];
@@ -83,10 +84,10 @@ static int on_length(struct reply *r, const char *v, struct err *err)
 	return 0;
 }
 
-/* The empty line: what follows? */
+/* At the empty line after the headers: decides what follows. */
 static void on_head_end(struct reply *r)
 {
-	if (r->status / 100 == 1) { /* 100 Continue and its like: the answer is still to come */
+	if (r->status / 100 == 1) { /* 100 Continue and the like: the answer is still to come */
 		reply_init(r);
 		return;
 	}
@@ -182,7 +183,7 @@ static int feed_line(struct reply *r, const char *data, size_t n, size_t *used, 
 		return err_set(err, ERR_INVALID,
 		               "the answer's head, or a line between chunks, has more than %d bytes",
 		               REPLY_HEAD_MAX);
-	if (!whole) { /* do not wait for the end of a line that cannot become one */
+	if (!whole) { /* fail early if the line cannot become a status line */
 		if (r->state == REPLY_STATUS && r->line_len >= 5 && memcmp(r->line, "HTTP/", 5) != 0)
 			return no_http(r, err);
 		return 0;

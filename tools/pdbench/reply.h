@@ -1,5 +1,5 @@
-/* reply.h - the answer of an HTTP/1.1 server, from bytes in pieces of any size: status, the few
- * headers that matter, the body without its chunks. No I/O. Nothing grows with what the server
+/* reply.h - parses the answer of an HTTP/1.1 server from pieces of any size: status, the headers
+ * that matter, the body without chunk framing. No I/O. Memory does not grow with what the server
  * sends. */
 #ifndef PDBENCH_REPLY_H
 #define PDBENCH_REPLY_H
@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* what is kept of a line of the head; what is beyond is skipped */
+/* bytes kept of a line; the rest of it is skipped */
 #define REPLY_LINE_MAX 1024
 #define REPLY_HEAD_MAX 65536
 
@@ -27,21 +27,21 @@ enum reply_state {
 struct reply {
 	enum reply_state state;
 	int status, chunked, keep_alive, has_length;
-	uint64_t left; /* of the body or of the chunk */
+	uint64_t left; /* rest of the body or of the chunk */
 	size_t head_bytes, line_len;
-	int line_cut; /* the line was longer than line[] */
+	int line_cut; /* 1: the line was longer than line[] */
 	char line[REPLY_LINE_MAX];
 };
 
-/* Nonzero ends the reading (ERR_CANCELLED). */
+/* Returning nonzero stops reading (ERR_CANCELLED). */
 typedef int reply_body_fn(void *arg, const char *data, size_t n);
 
 void reply_init(struct reply *r);
-/* 0: all was taken, more is to come. 1: the answer is whole; *ret_used bytes belonged to it.
- * ERR_INVALID: no HTTP. ERR_CANCELLED. */
+/* Returns 0: all consumed, more is expected; 1: the answer is complete, it had *ret_used of these
+ * bytes; ERR_INVALID: not HTTP; ERR_CANCELLED. */
 int reply_feed(struct reply *r, const char *data, size_t n, reply_body_fn *body, void *arg,
                size_t *ret_used, struct err *err);
-/* The connection ended: 1 when that ends the answer, or ERR_CLOSED. */
+/* The connection was closed. Returns 1 if that ends the answer, or ERR_CLOSED. */
 int reply_eof(struct reply *r, struct err *err);
 
 #endif

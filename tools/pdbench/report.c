@@ -1,4 +1,4 @@
-/* report.c - see report.h: the table, the RESULT lines, and both kinds of JSON. */
+/* report.c - see report.h: the table, the RESULT lines, and both JSON outputs. */
 #include "report.h"
 
 #include <errno.h>
@@ -236,7 +236,7 @@ static int close_out(FILE *f, const char *path, struct err *err)
 	return bad ? err_set(err, ERR_IO, "cannot write %s: %s", path, strerror(e)) : 0;
 }
 
-/* Text of any bytes: json_string refuses what is not UTF-8. */
+/* Accepts any bytes: json_string refuses text that is not UTF-8. */
 static json_t *any_text(const char *s)
 {
 	json_t *j = json_string(s);

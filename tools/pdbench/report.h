@@ -1,4 +1,4 @@
-/* report.h - the result for people, for scripts and for other programs. */
+/* report.h - writes the result for people, for scripts and for other programs. */
 #ifndef PDBENCH_REPORT_H
 #define PDBENCH_REPORT_H
 
@@ -14,11 +14,11 @@ struct report {
 	char *const *argv;
 };
 
-/* "closed loop of 8", "open loop of 5 requests/s (poisson)" ... */
+/* "closed loop of 8 requests", "open loop of 5 requests/s (poisson)" ... */
 void report_load(const struct options *o, char *out, size_t size);
 void report_table(const struct report *p, FILE *f);
 void report_results(const struct report *p, FILE *f); /* RESULT lines */
-/* 0, or ERR_IO naming the file. "-" is stdout. */
+/* "-" is stdout. Returns 0, or ERR_IO naming the file. */
 int report_json(const struct report *p, const char *path, struct err *err);
 int report_requests(const struct report *p, const char *path, struct err *err);
 int report_svg(const struct report *p, const char *path, struct err *err);

@@ -1,9 +1,9 @@
 /* run.c - see run.h.
  *
- * Open loop: request i is due at a time that no answer can move; it is measured from then, also
- * when it was sent late. Closed loop: a slot that becomes free takes the next request at once. A
- * request fails by itself (status, broken stream, fewer tokens than asked for, time) and is
- * noted; nothing that a server sends ends the run. */
+ * Open loop: request i is due at a time that does not depend on answers, and is measured from then
+ * even if it was sent late. Closed loop: a free slot takes the next request at once. A request
+ * fails on its own (status, invalid stream, fewer tokens than requested, timeout) and is recorded;
+ * nothing that a server sends ends the run. */
 #include "run.h"
 
 #include "arrive.h"
@@ -21,8 +21,8 @@
 #include <sys/resource.h>
 
 #define TICK_US 50000
-/* closed loop: of a slot whose request failed without a token, so that a server that refuses at
- * once is not hammered */
+/* closed loop: pause of a slot whose request failed without a token, so that a server that refuses
+ * requests at once is not flooded */
 #define REST_US 20000u
 #define FILES_SPARE 32u
 
@@ -37,21 +37,21 @@ struct run {
 	struct draw draw;
 	struct live live;
 	struct event *arrival, *tick, *stop[2];
-	struct list flights; /* in the order they were sent */
-	struct list pauses;  /* conversations between two rounds, slots at rest */
-	struct turn *ready;  /* made ahead, so that making it delays nobody */
+	struct list flights; /* in the order of sending */
+	struct list pauses;  /* conversations between two rounds, and resting slots */
+	struct turn *ready;  /* prepared in advance, so that its preparation delays no request */
 	struct buf ready_text;
 	uint64_t begun_us, due_us; /* due_us: of `ready`, since the run began; UINT64_MAX: none */
 	uint64_t issued, measured, done, failed;
 	unsigned in_flight, waiting, thinking, in_flight_max;
-	int closed, no_more, window_open, late; /* late: an arrival waits for room */
+	int closed, no_more, window_open, late; /* late: 1: a due request waits for in_flight_max */
 };
 
-/* A conversation between two rounds, or a slot of the closed loop at rest. Either takes a slot. */
+/* A conversation between two rounds, or a resting slot of the closed loop. Both occupy a slot. */
 struct pause {
 	struct list node;
 	struct run *run;
-	struct turn *turn; /* NULL: a slot */
+	struct turn *turn; /* NULL: a resting slot */
 	struct event *timer;
 	uint64_t due_us;
 };
@@ -71,7 +71,7 @@ static void start_timer(struct event *timer, uint64_t us)
 	event_add(timer, &wait);
 }
 
-/* --- what may still be sent ---------------------------------------------- */
+/* --- end of sending ------------------------------------------------------ */
 
 static void stop_sending(struct run *r, uint64_t at_us)
 {
@@ -81,7 +81,7 @@ static void stop_sending(struct run *r, uint64_t at_us)
 	r->res->full_end_us = at_us;
 }
 
-/* Is a request that is due then past the warm-up? Opens the window with the first one. */
+/* Is a request due at this time past the warm-up? The first one opens the measured window. */
 static int is_measured(struct run *r, uint64_t due_us)
 {
 	const struct span *w = &r->o->warmup;
@@ -206,7 +206,7 @@ static void wait_until_due(struct run *r)
 	start_timer(r->arrival, r->due_us > now ? r->due_us - now : 0);
 }
 
-/* Sends what is due; past the limit of open requests it waits until one ends. */
+/* Sends the requests that are due; above in_flight_max it stops until one ends. */
 static void issue_due(struct run *r)
 {
 	r->late = 0;
@@ -267,7 +267,7 @@ static void on_pause_end(evutil_socket_t fd, short what, void *arg)
 	uint64_t due = p->due_us, now = since(r, clock_us());
 	(void)fd;
 	(void)what;
-	if (now < due) { /* the loop's clock is a coarse one */
+	if (now < due) { /* the loop's clock is coarse */
 		start_timer(p->timer, due - now);
 		return;
 	}
@@ -289,7 +289,7 @@ static void pause_for(struct run *r, struct turn *t, uint64_t now, uint64_t us)
 	start_timer(p->timer, us);
 }
 
-/* --- what comes back ----------------------------------------------------- */
+/* --- answers ------------------------------------------------------------- */
 
 struct record *run_record(struct run *r, const struct flight *f)
 {
@@ -376,10 +376,10 @@ void run_ended(struct run *r, struct flight *f, enum outcome outcome, const char
 	maybe_end(r);
 }
 
-/* --- from time to time --------------------------------------------------- */
+/* --- periodic work ------------------------------------------------------- */
 
-/* The list is in the order of sending: the first ones are the oldest. Ending one adds others at
- * its end at most. */
+/* Ends requests that timed out. The list is in the order of sending, so the oldest come first;
+ * ending one only appends new ones. */
 static void end_old(struct run *r, uint64_t now_us)
 {
 	list_each_safe(it, nx, &r->flights) {
@@ -394,7 +394,7 @@ static void end_old(struct run *r, uint64_t now_us)
 	}
 }
 
-/* --abort: those that leave before their first token. */
+/* --abort: ends requests that leave before their first token. */
 static void end_impatient(struct run *r, uint64_t now_us)
 {
 	list_each_safe(it, nx, &r->flights) {
@@ -452,7 +452,7 @@ static void on_stop(evutil_socket_t fd, short what, void *arg)
 	event_base_loopbreak(r->base);
 }
 
-/* --- the whole ----------------------------------------------------------- */
+/* --- the whole run ------------------------------------------------------- */
 
 static int raise_files(struct run *r, struct err *err)
 {
@@ -486,7 +486,7 @@ static int run_open(struct run *r, const struct server_says *says, struct err *e
 	live_init(&r->live, r->o);
 	struct event_config *exact = event_config_new();
 	if (exact && (!r->closed || r->o->has_rounds))
-		/* the coarse clock is 4 ms off; costs a call a turn */
+		/* the coarse clock is off by 4 ms; costs one clock call per loop iteration */
 		event_config_set_flag(exact, EVENT_BASE_FLAG_PRECISE_TIMER);
 	r->base = exact ? event_base_new_with_config(exact) : NULL;
 	if (exact)
@@ -556,7 +556,7 @@ static void close_window(struct run *r)
 	uint64_t time_over = r->window_open && r->o->duration_us
 	                         ? s->window_begin_us + r->o->duration_us
 	                         : UINT64_MAX;
-	/* or the requests ran out before */
+	/* the window ends at the time limit, or earlier if there were no more requests */
 	s->window_end_us = last > time_over || s->full_end_us >= time_over ? time_over : last;
 }
 

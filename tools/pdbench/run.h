@@ -1,5 +1,5 @@
-/* run.h - the load itself: when each request is sent, what comes back, what is noted. Runs its
- * own event loop. */
+/* run.h - generates the load: when each request is sent, and what is recorded about its answer.
+ * Runs its own event loop. */
 #ifndef PDBENCH_RUN_H
 #define PDBENCH_RUN_H
 
@@ -7,13 +7,13 @@
 #include "options.h"
 #include "work.h"
 
-/* 0 with the result; ERR_*: the run could not begin. ret is to be freed in either case. o: its
- * addresses are resolved. */
+/* Returns 0 with the result, or ERR_*: the run could not begin. Call result_fini(ret) in both
+ * cases. The addresses in o must be resolved. */
 int run_load(const struct options *o, const struct server_says *says, struct result *ret,
              struct err *err);
 
-/* Asks GET /v1/models of the first address. 0 (also when the server does not know it: then *ret is
- * empty and err has the reason), or ERR_CLOSED: nobody is there, or it refuses us. */
+/* Asks the first address for GET /v1/models. Returns 0, or ERR_CLOSED: no server, or access denied.
+ * If the server does not support the request, returns 0 with *ret empty and the reason in err. */
 int probe_server(const struct options *o, struct server_says *ret, struct err *err);
 
 #endif

@@ -1,8 +1,8 @@
-/* svg.c - the page of plots: how long tokens took, how many came over time, how many requests were
- * under way.
+/* svg.c - the page of plots: distributions of TTFT and ITL; output tokens and requests in flight
+ * over time.
  *
- * One page of fixed size in plain SVG 1.1: no script, no font of its own; colours that differ in
- * lightness too. Everything from outside is escaped. */
+ * One page of fixed size in plain SVG 1.1: no script, no embedded font, colours that also differ in
+ * lightness. External text is escaped. */
 #include "report.h"
 
 #include "util/mem.h"
@@ -18,10 +18,10 @@
 #define ORANGE "#d9822b"
 #define GREY "#667"
 
-/* A plot's frame on the page and its axes. */
+/* A plot's frame on the page, and its axes. */
 struct plot {
 	double x, y, w, h;
-	double x0, x1, y1; /* values at the edges; y begins at 0 */
+	double x0, x1, y1; /* values at the edges; the y axis starts at 0 */
 	int log_x;
 	FILE *f;
 };
@@ -48,7 +48,7 @@ static double at_y(const struct plot *p, double v)
 	return p->y + p->h * (1 - (t < 0 ? 0 : t > 1 ? 1 : t));
 }
 
-/* 1, 2 or 5 times a power of ten: about n steps to `most`. */
+/* A step of 1, 2 or 5 times a power of ten, for about n steps up to `most`. */
 static double nice_step(double most, int n)
 {
 	double raw = most / n, ten = pow(10, floor(log10(raw))), r = raw / ten;
@@ -95,7 +95,7 @@ static void linear_ticks(const struct plot *p, int n, int times)
 	}
 }
 
-/* 1, 2 and 5 of each power of ten; of many powers only the first. */
+/* Ticks at 1, 2 and 5 times each power of ten; only at the powers if there are many. */
 static void power_ticks(const struct plot *p)
 {
 	static const int steps[] = {1, 2, 5};
@@ -140,7 +140,7 @@ static void axes(const struct plot *p, const char *title, const char *y_unit, co
 #define BARS 60
 
 struct spread {
-	double low, high, bars[BARS]; /* ms; shares in percent */
+	double low, high, bars[BARS]; /* ms; share of each bar in percent */
 	size_t n;
 };
 
@@ -228,8 +228,8 @@ static void gap_plot(const struct report *rep, struct plot *p)
 	const struct hist *h = &rep->r->gaps;
 	const struct summary *sum = &rep->f->itl;
 	struct spread s = {.n = h->n};
-	/* a few gaps of nothing (two events in one packet) or a single stall are not to press all
-	 * others into one bar */
+	/* a few gaps of 0 (two events in one packet) or a single stall must not squeeze all others into
+	 * one bar */
 	double low = h->n ? fmax(hist_percentile(h, 1), hist_percentile(h, 50) / 20) / 1e3 : 1;
 	spread_range(&s, low,
 	             h->n ? fmin(sum->max,
@@ -262,7 +262,7 @@ static double series_most(const struct timeline *t, enum series what)
 	return most;
 }
 
-/* A slot without a sample shows what the one before showed. */
+/* Slots without a sample are skipped: the line continues to the next one. */
 static void draw_series(const struct plot *p, const struct timeline *t, enum series what,
                         const char *colour, int area)
 {

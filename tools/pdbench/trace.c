@@ -1,4 +1,4 @@
-/* trace.c - see trace.h. A file that is wrong anywhere is refused as a whole. */
+/* trace.c - see trace.h. A single invalid line makes the whole file invalid. */
 #include "trace.h"
 
 #include "draw.h"
@@ -97,7 +97,7 @@ static int read_line(struct reader *r, const char *text, size_t n)
 		r->size = r->size ? r->size * 2 : 256;
 		r->t->records = mem_grow(r->t->records, r->size, sizeof *r->t->records);
 	}
-	/* counted at once: trace_fini frees what it got */
+	/* counted before parsing, so that trace_fini frees it after an error */
 	struct trace_record *rec = &r->t->records[r->t->n++];
 	memset(rec, 0, sizeof *rec);
 	int code = read_record(r, o, rec);

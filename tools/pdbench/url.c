@@ -10,7 +10,7 @@
 
 #define CONNECT_WAIT_S 3
 
-/* HOST, [IPv6], both with :PORT or without; returns what follows, or NULL. */
+/* Parses HOST or [IPv6], optionally with :PORT. Returns the rest of the text; NULL: invalid. */
 static const char *read_authority(const char *p, struct url *u)
 {
 	size_t n, bracket = *p == '[';
@@ -56,7 +56,7 @@ int url_parse(const char *text, struct url *ret, struct err *err)
 	while (n && p[n - 1] == '/')
 		n--;
 	if (n >= 3 && memcmp(p + n - 3, "/v1", 3) == 0)
-		n -= 3; /* the base address that OpenAI's clients take */
+		n -= 3; /* OpenAI's clients take this as part of the base address */
 	memcpy(u.path, p, n);
 	snprintf(u.authority, sizeof u.authority, strchr(u.host, ':') ? "[%s]:%s" : "%s:%s", u.host,
 	         u.port);
@@ -64,7 +64,7 @@ int url_parse(const char *text, struct url *ret, struct err *err)
 	return 0;
 }
 
-/* Does somebody listen there? Waits for CONNECT_WAIT_S at most. */
+/* Does a server listen there? Waits at most CONNECT_WAIT_S seconds. */
 static int listens(const struct addrinfo *a)
 {
 	struct timeval wait = {.tv_sec = CONNECT_WAIT_S};
@@ -77,8 +77,8 @@ static int listens(const struct addrinfo *a)
 	return r == 0;
 }
 
-/* A name may have several addresses (localhost: ::1 and 127.0.0.1): the first one where somebody
- * listens, or else the first one. */
+/* A name may have several addresses (localhost: ::1 and 127.0.0.1). Uses the first one with a
+ * listening server, or else the first one. */
 int url_resolve(struct url *u, struct err *err)
 {
 	struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list;

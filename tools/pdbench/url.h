@@ -1,4 +1,4 @@
-/* url.h - where requests go: http://HOST[:PORT][/PATH], resolved once. */
+/* url.h - the address for requests: http://HOST[:PORT][/PATH], resolved once. */
 #ifndef PDBENCH_URL_H
 #define PDBENCH_URL_H
 
@@ -7,14 +7,14 @@
 #include <sys/socket.h>
 
 struct url {
-	/* path without the slash at its end; a trailing /v1 is taken off */
+	/* path: without the trailing slash and a trailing /v1 */
 	char host[256], port[6], path[256];
-	char authority[272]; /* for Host: */
+	char authority[272]; /* for the Host header */
 	struct sockaddr_storage addr;
 	socklen_t addr_len; /* 0: not resolved */
 };
 
 int url_parse(const char *text, struct url *ret, struct err *err);
-int url_resolve(struct url *u, struct err *err); /* blocks; ERR_NOTFOUND */
+int url_resolve(struct url *u, struct err *err); /* blocks; ERR_NOTFOUND: unknown name */
 
 #endif

@@ -1,4 +1,4 @@
-/* value.c - see value.h. Nothing here allocates; a text that is not wholly used up is an error. */
+/* value.c - see value.h. Nothing here allocates. Trailing characters are an error. */
 #include "value.h"
 
 #include <ctype.h>
@@ -24,8 +24,8 @@ int value_uint(const char *name, const char *text, uint64_t min, uint64_t max, u
 	return 0;
 }
 
-/* Digits with a point and an exponent: no sign, no nan, no inf, no hexadecimals. What follows is
- * at *ret_end. */
+/* Accepts digits with a point and an exponent: no sign, nan, inf or hexadecimal. *ret_end: the rest
+ * of the text. */
 static int read_double(const char *text, const char **ret_end, double *ret)
 {
 	char digits[64];
@@ -58,7 +58,7 @@ int value_double(const char *name, const char *text, double min, double max, dou
 	return 0;
 }
 
-/* A number with its unit, in microseconds; what follows it is at *ret_end. */
+/* A number with its unit, in microseconds. *ret_end: the rest of the text. */
 static int read_time(const char *text, const char **ret_end, double *ret_us)
 {
 	static const struct {

@@ -13,18 +13,18 @@
 
 #define SKIPS_IN_A_ROW_MAX 100000u
 #define VOCAB_UNKNOWN 256u
-#define VOCAB_FIRST 3u /* the ids before are often special */
+#define VOCAB_FIRST 3u /* lower ids are often special tokens */
 
 enum stream_kind { STREAM_FRESH = 1, STREAM_PREFIX, STREAM_BLOCK };
 
-/* All that is drawn for a conversation comes from a generator of its own: what others do
- * meanwhile changes nothing. */
+/* A conversation, or a single request. All its random values come from its own generator, so they
+ * do not depend on other conversations. */
 struct talk {
 	struct list node;
 	struct draw draw;
-	size_t record; /* --lengths: of the present round */
+	size_t record; /* --lengths: record of the current round */
 	uint64_t number;
-	struct buf history; /* all before the present round's new tokens: a piece of JSON */
+	struct buf history; /* everything before the current round's new tokens: a piece of JSON */
 	uint64_t history_tokens;
 	uint32_t rounds_left;
 };
@@ -35,16 +35,16 @@ struct work {
 	struct trace trace;
 	size_t next_record;
 	uint64_t next_number, next_conversation;
-	uint32_t max_input, max_output, max_total; /* UINT32_MAX: none */
-	/* the members that all bodies share, without the closing brace */
+	uint32_t max_input, max_output, max_total; /* UINT32_MAX: no limit */
+	/* members common to all bodies, without the closing brace */
 	char *fixed;
 	char *headers;
-	int own_seed; /* --extra-body brings a seed for all */
+	int own_seed; /* 1: --extra-body sets a seed for all requests */
 	struct work_counts counts;
 	struct list talks;
 };
 
-/* --- making -------------------------------------------------------------- */
+/* --- set-up -------------------------------------------------------------- */
 
 static uint32_t limit_or_none(uint32_t v)
 {
@@ -118,7 +118,7 @@ int work_new(const struct options *o, const struct server_says *says, struct wor
 	w->o = o;
 	w->max_input = limit_or_none(o->max_input);
 	w->max_output = limit_or_none(o->max_output);
-	/* words are not tokens: the server will say */
+	/* words are not tokens: only the server knows the limit */
 	w->max_total = o->text ? UINT32_MAX : limit_or_none(says->context);
 	list_init(&w->talks);
 	if (check_vocab(w, says, err) < 0 || read_files(w, err) < 0) {
@@ -169,7 +169,7 @@ static uint32_t scaled(const struct work *w, uint32_t n)
 	return (n + w->o->length_scale - 1) / w->o->length_scale;
 }
 
-/* 0: it fits, perhaps after cutting; -1: it is left out. */
+/* Returns 0: it fits, maybe after clipping; -1: skip it. */
 static int fit(struct work *w, struct lengths *l)
 {
 	struct lengths was = *l;
@@ -257,7 +257,7 @@ static void draw_lengths(struct work *w, struct talk *k, struct lengths *l)
 	l->output = draw_length(k, &w->o->output);
 }
 
-/* prefix, what was said, what is new: as many of them as there are. */
+/* Appends prefix and new tokens to the history; the prompt is the whole history. */
 static void set_prompt(struct work *w, struct turn *t, uint64_t prefix, uint64_t fresh)
 {
 	struct talk *k = t->talk;

@@ -1,8 +1,8 @@
-/* work.h - what is asked: lengths, prompts, conversations, the trace; and the bodies of the
- * requests.
+/* work.h - generates the workload: lengths, prompts, conversations, the trace; and the requests'
+ * bodies.
  *
- * Prompts are made from the seed alone: token p of stream s is always the same, whoever asks. A
- * shared prefix, a block of the trace, the new tokens of a round are streams. */
+ * Prompts depend only on the seed: token p of stream s is always the same. A shared prefix, a block
+ * of the trace and the new tokens of a round are streams. */
 #ifndef PDBENCH_WORK_H
 #define PDBENCH_WORK_H
 
@@ -11,18 +11,18 @@
 struct work;
 struct talk;
 
-/* What /v1/models said. */
+/* What /v1/models reported. */
 struct server_says {
-	char model[256];         /* empty: not said */
-	uint32_t context, vocab; /* 0: not said */
+	char model[256];         /* "": unknown */
+	uint32_t context, vocab; /* 0: unknown */
 };
 
 /* One request to be sent. */
 struct turn {
-	struct talk *talk;             /* the conversation that it belongs to */
-	uint64_t at_us;                /* trace: when, since its beginning, at the replay's speed */
+	struct talk *talk;             /* the conversation it belongs to; NULL: a trace */
+	uint64_t at_us;                /* trace: due time since its start, at the replay's speed */
 	uint64_t number, conversation; /* from 0 */
-	/* added to --seed: the same for the same request, whenever it is sent */
+	/* added to --seed; depends on the request only, not on when it is sent */
 	uint64_t seed;
 	uint32_t round; /* from 0 */
 	uint32_t input_tokens, output_tokens;
@@ -30,26 +30,26 @@ struct turn {
 };
 
 struct work_counts {
-	uint64_t skipped, clipped;  /* by the limits */
-	uint64_t cut_conversations; /* that ended early because of them */
+	uint64_t skipped, clipped;  /* because of the limits */
+	uint64_t cut_conversations; /* ended early because of the limits */
 };
 
 int work_new(const struct options *o, const struct server_says *says, struct work **ret,
              struct err *err);
 void work_destroy(struct work **w);
-/* The next request that is not a further round, or NULL: there is none. */
+/* The next request that starts a conversation, or a single one. NULL: there is none. */
 struct turn *work_next(struct work *w);
-/* When the next one is due (trace); UINT64_MAX: there is none. */
+/* Trace: when the next request is due; UINT64_MAX: there is none. */
 uint64_t work_next_at(const struct work *w);
-/* The round after `t`, whose answer was `answer` (a piece of JSON as it came) of n tokens, or
- * NULL: the conversation has ended. Frees t. */
+/* The round after t, or NULL: the conversation has ended. answer: the answer of t, a piece of JSON
+ * as received, of n tokens. Frees t. */
 struct turn *work_follow(struct work *w, struct turn *t, const char *answer, size_t answer_len,
                          uint32_t n);
-void work_drop(struct work *w, struct turn *t); /* and its conversation */
-/* Head and body of the request. */
+void work_drop(struct work *w, struct turn *t); /* also drops its conversation */
+/* Writes head and body of the request. */
 void work_request(struct work *w, const struct url *u, const struct turn *t, struct buf *out);
-uint64_t work_think_us(struct work *w, struct turn *t); /* before t, a further round */
-/* a further round will need it */
+uint64_t work_think_us(struct work *w, struct turn *t); /* pause before t, a further round */
+/* a further round will need the answer */
 int work_wants_answer(const struct work *w, const struct turn *t);
 const struct work_counts *work_counts(const struct work *w);
 const char *work_path(const struct work *w);
