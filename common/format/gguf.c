@@ -267,10 +267,9 @@ static int tensor_size(struct cursor *c, struct gguf_tensor *t)
 {
 	const char *name = gguf_ggml_type_name(t->ggml_type);
 	if (!name)
-		return refuse(
-			c, ERR_UNSUPPORTED,
-			"found GGML type %u, expected one that this build knows (F32, F16, BF16, Q..., 0..41)",
-			t->ggml_type);
+		return refuse(c, ERR_UNSUPPORTED,
+		              "found GGML type %u, expected a supported one (F32, F16, BF16, Q..., 0..41)",
+		              t->ggml_type);
 	const struct ggml_type *y = &ggml_types[t->ggml_type];
 	if (t->ne[0] % y->block)
 		return refuse(c, ERR_CORRUPT,

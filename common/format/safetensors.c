@@ -151,7 +151,7 @@ static int read_shape(const struct file *f, const char *name, const json_t *v, s
 			continue;
 		if (!json_is_integer(e) || json_integer_value(e) < 0)
 			return refuse(err, ERR_CORRUPT, f->path, name,
-			              "found dimension %u that is no integer from 0, expected one", d);
+			              "found dimension %u that is not an integer >= 0", d);
 		t->shape[d] = (uint64_t)json_integer_value(e);
 		if (__builtin_mul_overflow(n, t->shape[d], &n))
 			return refuse(err, ERR_CORRUPT, f->path, name,
@@ -365,8 +365,8 @@ static int refuse_folder(const char *folder, struct err *err)
 		              "found neither model.safetensors nor model.safetensors.index.json, expected "
 		              "one of them");
 	return refuse(err, ERR_NOTFOUND, folder, "files",
-	              "found %zu .safetensors file%s (%s%s) but no model.safetensors.index.json that "
-	              "says what is in which, expected it",
+	              "found %zu .safetensors file%s (%s%s) but no model.safetensors.index.json, "
+	              "expected that index",
 	              shards, shards > 1 ? "s" : "", one, shards > 1 ? ", ..." : "");
 }
 
@@ -385,7 +385,7 @@ static int open_index(struct safetensors *st, const char *folder, struct err *er
 		json_t *weight_map = json_object_get(root, "weight_map");
 		if (!rc && !json_object_size(weight_map))
 			rc = refuse(err, ERR_CORRUPT, path, "weight_map",
-			            "found none, expected an object of tensor: shard");
+			            "found none, expected an object that maps tensors to shards");
 		if (!rc)
 			rc = open_shards(st, folder, path, weight_map, err);
 		if (!rc)

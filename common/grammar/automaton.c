@@ -615,12 +615,13 @@ int automaton_probe(struct grammar *g, struct err *err)
 {
 	struct automaton *a = automaton_new(g, NULL, 0, NULL);
 	if (!a)
-		return err_set(err, ERR_NOMEM, "there is no memory to look at the constraint");
+		return err_set(err, ERR_NOMEM, "out of memory while checking the constraint");
 	uint32_t start = a->start;
 	automaton_fini(a);
-	return start == STATE_DEAD ? err_set(err, ERR_FULL,
-	                                     "the constraint is too ambiguous: its beginning may be "
-	                                     "more than %u things at once",
-	                                     CONFIGS_MAX)
-	                           : 0;
+	return start == STATE_DEAD
+	           ? err_set(
+					 err, ERR_FULL,
+					 "the constraint is too ambiguous: its start has more than %u interpretations",
+					 CONFIGS_MAX)
+	           : 0;
 }

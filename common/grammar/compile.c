@@ -42,7 +42,7 @@ static json_t *parse(const char *text, size_t len, struct err *err)
 	json_error_t e;
 	json_t *v = json_load(text, len, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &e);
 	if (!v && json_error_code(&e) == json_error_out_of_memory)
-		err_set(err, ERR_NOMEM, "there is no memory to read the constraint now");
+		err_set(err, ERR_NOMEM, "out of memory while reading the constraint");
 	else if (!v)
 		err_set(err, ERR_INVALID, "not valid JSON: %.120s (line %d, column %d)", e.text, e.line,
 		        e.column);
@@ -267,7 +267,7 @@ int grammar_compile(enum grammar_kind kind, const char *text, size_t len, unsign
 	struct grammar *g = mem_zalloc(sizeof *g);
 	if (nfa_init(&g->f) < 0) {
 		free(g);
-		return err_set(err, ERR_NOMEM, "there is no memory to compile the constraint now");
+		return err_set(err, ERR_NOMEM, "out of memory while compiling the constraint");
 	}
 	int r = build(kind, text, len, flags, &g->f, &own);
 	if (r == 0)

@@ -128,13 +128,13 @@ static int catch_up(struct automaton *a, struct grammar_walk *w, const uint32_t 
 		int r = take_token(a, &s, tokens[w->n]);
 		if (r < 0)
 			return err_set(err, r,
-			               "the constraint is too ambiguous: behind token %u the answer may be "
-			               "more than %u things at once",
+			               "the constraint is too ambiguous: after token %u the answer has more "
+			               "than %u interpretations",
 			               w->n, CONFIGS_MAX);
 		if (r == 0)
 			return err_set(err, ERR_INVALID,
-			               "token %u (id %u) of the answer is not what its constraint allows there",
-			               w->n, tokens[w->n]);
+			               "token %u (id %u) of the answer violates its constraint", w->n,
+			               tokens[w->n]);
 		w->state = s;
 		w->life = a->life;
 	}
@@ -153,7 +153,7 @@ static int find_mask(struct automaton *a, struct grammar_walk *w, uint32_t *ret_
 	if (r == ERR_FULL)
 		a->full = 0;
 	return r == ERR_FULL ? err_set(err, ERR_FULL,
-	                               "the constraint is too ambiguous: telling the next token takes "
+	                               "the constraint is too ambiguous: finding the next token takes "
 	                               "more than %zu bytes",
 	                               a->bytes_max)
 	                     : r;
@@ -176,11 +176,12 @@ int automaton_mask(struct automaton *a, struct grammar_walk *walk_, const uint32
 		if (!*ret_flags)
 			r = err_set(
 				err, ERR_NOTFOUND,
-				"no token of the vocabulary leads on behind token %u of the constrained answer", n);
+				"after %u tokens of the constrained answer no token of the vocabulary is allowed",
+				n);
 	}
 	if (a->lost || (r < 0 && a->quota.over)) {
 		/* the result says nothing about the answer */
-		r = err_set(err, ERR_NOMEM, "there is no memory for the constraint now: it has %zu bytes",
+		r = err_set(err, ERR_NOMEM, "out of memory for the constraint, which has %zu bytes",
 		            a->quota.used);
 		walk_->life = 0;
 	}

@@ -29,7 +29,7 @@ int nfa_init(struct nfa *f)
 uint32_t nfa_no_memory(struct nfa *f)
 {
 	if (!f->err.code)
-		err_set(&f->err, ERR_NOMEM, "there is no memory to compile the constraint now");
+		err_set(&f->err, ERR_NOMEM, "out of memory while compiling the constraint");
 	return 0;
 }
 

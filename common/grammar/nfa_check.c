@@ -158,11 +158,11 @@ int nfa_finish(struct nfa *f, uint32_t depth_max, struct err *err)
 		return err_set(err, f->err.code, "%s", f->err.text);
 	int endless = has_endless(f);
 	if (endless < 0)
-		return err_set(err, endless, "there is no memory to look at the constraint now");
+		return err_set(err, endless, "out of memory while checking the constraint");
 	if (endless)
 		return err_set(
 			err, ERR_INVALID,
-			"the constraint refers to itself without anything in between: recursion without end");
+			"the constraint refers to itself with nothing in between: infinite recursion");
 	if (find_needs(f) < 0)
 		return err_set(err, ERR_FULL,
 		               "the constraint's parts refer to each other over more than %u levels",

@@ -66,15 +66,15 @@ static int take_point(struct parser *p, uint32_t *ret)
 	             : s[0] >= 0xf0 && s[0] < 0xf5 ? 4
 	                                           : 0;
 	if (!n || p->len - p->at < n)
-		return bad(p, ERR_INVALID, p->at, "a byte that is not UTF-8");
+		return bad(p, ERR_INVALID, p->at, "invalid UTF-8");
 	uint32_t c = n == 1 ? s[0] : s[0] & (0xffu >> (n + 1));
 	for (unsigned i = 1; i < n; i++) {
 		if ((s[i] & 0xc0) != 0x80)
-			return bad(p, ERR_INVALID, p->at, "a byte that is not UTF-8");
+			return bad(p, ERR_INVALID, p->at, "invalid UTF-8");
 		c = c << 6 | (s[i] & 63);
 	}
 	if (c < least[n] || c > LAST || (c >= 0xd800 && c < 0xe000))
-		return bad(p, ERR_INVALID, p->at, "a byte that is not UTF-8");
+		return bad(p, ERR_INVALID, p->at, "invalid UTF-8");
 	p->at += n;
 	*ret = c;
 	return 0;
@@ -104,12 +104,12 @@ static int take_u(struct parser *p, size_t begin, uint32_t *ret)
 	if (r < 0 || *ret < 0xd800 || *ret >= 0xe000)
 		return r;
 	if (*ret >= 0xdc00 || p->len - p->at < 6 || p->text[p->at] != '\\' || p->text[p->at + 1] != 'u')
-		return bad(p, ERR_INVALID, begin, "half of a surrogate pair");
+		return bad(p, ERR_INVALID, begin, "an unpaired surrogate");
 	p->at += 2;
 	if ((r = take_hex(p, 4, &low)) < 0)
 		return r;
 	if (low < 0xdc00 || low >= 0xe000)
-		return bad(p, ERR_INVALID, begin, "half of a surrogate pair");
+		return bad(p, ERR_INVALID, begin, "an unpaired surrogate");
 	*ret = 0x10000 + ((*ret - 0xd800) << 10 | (low - 0xdc00));
 	return 0;
 }
@@ -193,7 +193,7 @@ static int take_escape(struct parser *p, struct ranges *s, uint32_t *ret)
 	static const char plain[] = "^$\\.*+?()[]{}|/-\"'`~!@#%&=:;<>, ", control[] = "n\nr\rt\tf\fv\v";
 	size_t begin = p->at - 1;
 	if (!more(p))
-		return bad(p, ERR_INVALID, begin, "nothing behind the \\");
+		return bad(p, ERR_INVALID, begin, "nothing after the \\");
 	char c = p->text[p->at++];
 	switch (c) {
 	case 'd':
@@ -223,7 +223,7 @@ static int take_escape(struct parser *p, struct ranges *s, uint32_t *ret)
 	if (c >= '1' && c <= '9')
 		return bad(p, ERR_UNSUPPORTED, begin, "a back reference is not supported");
 	if (!strchr(plain, c))
-		return bad(p, ERR_UNSUPPORTED, begin, "an escape that is not known");
+		return bad(p, ERR_UNSUPPORTED, begin, "unknown escape");
 	*ret = (unsigned char)c;
 	return 1;
 }
@@ -249,7 +249,7 @@ static int class_members(struct parser *p, struct ranges *s, size_t begin)
 			return r;
 		int dash = next_is(p, '-') && p->at + 1 < p->len && p->text[p->at + 1] != ']';
 		if (r == 0 && dash)
-			return bad(p, ERR_INVALID, at, "a range that begins with a class");
+			return bad(p, ERR_INVALID, at, "a range that starts with a class");
 		if (r == 0)
 			continue;
 		hi = lo;
@@ -258,7 +258,7 @@ static int class_members(struct parser *p, struct ranges *s, size_t begin)
 			if ((r = take_member(p, s, &hi)) < 0)
 				return r;
 			if (r == 0 || hi < lo)
-				return bad(p, ERR_INVALID, at, "a range that ends before it begins");
+				return bad(p, ERR_INVALID, at, "a range that ends before it starts");
 		}
 		if ((r = range_add(p, s, lo, hi)) < 0)
 			return r;
@@ -307,7 +307,7 @@ static struct tree *parse_class(struct parser *p)
 	p->at += (size_t)negate;
 	if (next_is(p, ']'))
 		return bad(p, ERR_UNSUPPORTED, begin,
-		           "a [...] that begins with ] means different things to different engines: write "
+		           "a [...] that starts with ] means different things to different engines: write "
 		           "\\]"),
 		       NULL;
 	if (class_members(p, &s, begin) < 0)
@@ -336,12 +336,12 @@ static int group_kind(struct parser *p, size_t begin)
 	    p->text[name + 1] != '!') {
 		const char *end = memchr(p->text + name, '>', p->len - name);
 		if (!end)
-			return bad(p, ERR_INVALID, begin, "a group's name without its end");
+			return bad(p, ERR_INVALID, begin, "a group name without >");
 		p->at = (size_t)(end - p->text) + 1;
 		return 0;
 	}
 	if (more(p) && strchr("=!<", p->text[p->at]))
-		return bad(p, ERR_UNSUPPORTED, begin, "looking ahead or behind is not supported");
+		return bad(p, ERR_UNSUPPORTED, begin, "lookahead and lookbehind are not supported");
 	return bad(p, ERR_UNSUPPORTED, begin, "a group of this kind is not supported");
 }
 
@@ -420,9 +420,9 @@ static int take_counter(struct parser *p, uint32_t *ret_min, uint32_t *ret_max)
 	if (at >= p->len || p->text[at] != '}')
 		return 0;
 	if (*ret_min > NFA_REPEAT_MAX || (*ret_max != NFA_UNBOUNDED && *ret_max > NFA_REPEAT_MAX))
-		return bad(p, ERR_FULL, p->at, "a counter over 10000");
+		return bad(p, ERR_FULL, p->at, "a counter above 10000");
 	if (*ret_max < *ret_min)
-		return bad(p, ERR_INVALID, p->at, "a counter that ends before it begins");
+		return bad(p, ERR_INVALID, p->at, "a counter with max < min");
 	p->at = at + 1;
 	return 1;
 }
@@ -561,8 +561,7 @@ static uint32_t build_ranges(struct nfa *f, const struct range *r, uint32_t n, i
 		way = way ? nfa_split(f, part, way) : part;
 	}
 	if (!way && !f->err.code)
-		err_set(&f->err, ERR_INVALID,
-		        "a [...] of the regular expression has nothing but surrogates");
+		err_set(&f->err, ERR_INVALID, "a [...] of the regular expression contains only surrogates");
 	return way;
 }
 

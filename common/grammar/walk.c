@@ -225,7 +225,7 @@ int automaton_fill(struct automaton *a, uint32_t state, uint64_t *mask, int *ret
 	if (a->full)
 		return ERR_FULL;
 	return w.work > w.work_max ? err_set(err, ERR_UNSUPPORTED,
-	                                     "the constraint is too ambiguous: telling the next token "
+	                                     "the constraint is too ambiguous: finding the next token "
 	                                     "takes more than %u steps",
 	                                     (unsigned)w.work_max)
 	                           : 0;

@@ -365,7 +365,7 @@ struct jv macro_call(struct jin *r, const struct jmacro *m, const struct jargs *
 	struct buf *out = r->out;
 	jin_stack(r);
 	if (++r->macros > MACRO_DEPTH_MAX)
-		jin_over(r, "macros call each other deeper than %d", MACRO_DEPTH_MAX);
+		jin_over(r, "macro calls are nested deeper than %d", MACRO_DEPTH_MAX);
 	r->scope = m->scope;
 	scope_push(r);
 	bind_params(r, m->def, a);

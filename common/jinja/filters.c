@@ -125,7 +125,7 @@ FILTER(f_replace)
 	const struct jv *old = arg_get(a, 1, "old"), *new = arg_get(a, 2, "new"),
 					*count = arg_get(a, 3, "count");
 	if (!old || !new)
-		jin_fail(r, "filter 'replace' needs two texts");
+		jin_fail(r, "filter 'replace' needs two strings");
 	struct jv v[3] = {jv_to_str(r, *old), jv_to_str(r, *new), count ? *count : jv_none()};
 	return by_method(r, jv_to_str(r, a->v[0]), "replace", v, v[2].type == J_NONE ? 2 : 3);
 }

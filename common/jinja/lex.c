@@ -258,8 +258,8 @@ static size_t unescape(struct lexer *x, const char *s, size_t n, char *out, size
 		for (; used < n && used < 2 + most && digit_of(s[used]) < 16; used++)
 			cp = cp * 16 + (uint32_t)digit_of(s[used]);
 		if (used != 2 + most || cp > 0x10ffff || (cp & 0xfffff800) == 0xd800)
-			parse_fail(x->p, line_of(x, x->at),
-			           "an escape in a string is cut short or no character: \\%c", s[1]);
+			parse_fail(x->p, line_of(x, x->at), "invalid or incomplete escape \\%c in a string",
+			           s[1]);
 	} else if (s[1] == 'N') {
 		parse_fail(x->p, line_of(x, x->at),
 		           "escapes by a character's name (\\N) are not supported");
@@ -278,7 +278,7 @@ static void lex_string(struct lexer *x)
 	while (end < x->len && x->s[end] != quote)
 		end += x->s[end] == '\\' ? 2 : 1;
 	if (end >= x->len)
-		parse_fail(x->p, line_of(x, x->at), "a string has no end");
+		parse_fail(x->p, line_of(x, x->at), "unterminated string");
 	struct token *t = add_token(x, T_STR, x->at);
 	char *out = arena_alloc(x->p->arena, end - begin + 4), piece[4];
 	for (size_t i = begin; i < end;) {
@@ -397,7 +397,7 @@ static void lex_comment(struct lexer *x, size_t begin)
 {
 	const char *end = begin < x->len ? memmem(x->s + begin, x->len - begin, "#}", 2) : NULL;
 	if (!end)
-		parse_fail(x->p, line_of(x, begin), "a comment has no end: #} is missing");
+		parse_fail(x->p, line_of(x, begin), "unterminated comment: #} is missing");
 	size_t at = (size_t)(end - x->s);
 	char sign = at > begin && (x->s[at - 1] == '-' || x->s[at - 1] == '+') ? x->s[at - 1] : 0;
 	x->at = after_block(x, at + 2, sign);
@@ -419,7 +419,7 @@ static void lex_raw(struct lexer *x, size_t begin)
 		x->line_starting = x->s[after - 1] == '\n';
 		return;
 	}
-	parse_fail(x->p, line_of(x, begin), "a raw block has no end: {%% endraw %%} is missing");
+	parse_fail(x->p, line_of(x, begin), "unterminated raw block: {%% endraw %%} is missing");
 }
 
 /* The position of the next "{%", "{{" or "{#" from `at` on, or the end of the text. */

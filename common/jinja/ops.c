@@ -96,7 +96,7 @@ static struct jv float_op(struct jin *r, uint8_t token, double a, double b)
 		m = pow(a, b);
 		if ((a == 0 && b < 0) || (isnan(m) && !isnan(a) && !isnan(b)) ||
 		    (isinf(m) && !isinf(a) && !isinf(b)))
-			jin_fail(r, "the result of ** is no number");
+			jin_fail(r, "the result of ** is not a number");
 		return jv_float(m);
 	default:
 		m = fmod(a, b);

@@ -327,10 +327,10 @@ struct node *parse_tuple(struct parse *p, int with_cond, const char *end_word, i
 static void check_target(struct parse *p, const struct node *n)
 {
 	if (n->kind != N_NAME && n->kind != N_NSREF)
-		parse_fail(p, n->line, "a value cannot be assigned to this");
+		parse_fail(p, n->line, "cannot assign to this expression");
 	const struct jinja_name *name = &p->names[n->name]; /* n is a name, so the array is not empty */
 	if (name->len == 4 && !memcmp(name->s, "self", 4) && n->kind == N_NAME)
-		parse_fail(p, n->line, "the name self is not for use in a template");
+		parse_fail(p, n->line, "the name self is reserved");
 }
 
 struct node *parse_target(struct parse *p, int allow_tuple, int allow_ns, const char *end_word)
@@ -443,7 +443,7 @@ static struct node *parse_subscript(struct parse *p, struct node *object)
 			return n;
 		}
 		if (name->kind != T_INT)
-			parse_fail(p, name->line, "expected a name or a number behind the dot");
+			parse_fail(p, name->line, "expected a name or a number after the dot");
 		return binary(p, N_ITEM, 0, t->line, object, const_node(p, name->line, jv_int(name->i)));
 	}
 	struct node *key = NULL, *many = NULL;
@@ -471,7 +471,7 @@ static struct node *parse_subscript(struct parse *p, struct node *object)
 	}
 	for (uint32_t i = 0; many && i < many->list.n; i++)
 		if (many->list.v[i]->kind == N_SLICE)
-			parse_fail(p, t->line, "a slice of several dimensions");
+			parse_fail(p, t->line, "multi-dimensional slices are not supported");
 	return n;
 }
 

@@ -8,7 +8,7 @@
 static const struct jv *second(struct jin *r, const struct jargs *a)
 {
 	if (a->n < 2)
-		jin_fail(r, "a test lacks its argument");
+		jin_fail(r, "a test needs an argument");
 	return &a->v[1];
 }
 

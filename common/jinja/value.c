@@ -103,7 +103,7 @@ void *jin_alloc(struct jin *r, size_t count, size_t size)
 	count_memory(r, count * size + 16);
 	void *p = arena_try_alloc(r->arena, count * size);
 	if (!p)
-		jin_over(r, "there is no memory for the template");
+		jin_over(r, "out of memory for the template");
 	return p;
 }
 
@@ -139,7 +139,7 @@ void text_add(struct jin *r, struct buf *b, const char *s, size_t len)
 	jin_step(r, len / 64);
 	count_memory(r, len);
 	if (buf_add(b, s, len) < 0)
-		jin_over(r, "the output is longer than %zu bytes, or there is no memory for it", b->limit);
+		jin_over(r, "the output is longer than %zu bytes, or out of memory", b->limit);
 }
 
 void text_adds(struct jin *r, struct buf *b, const char *s)

@@ -206,7 +206,7 @@ int chat_set_override(struct chat_set *s, const char *path, struct err *err)
 {
 	int r = template_from_file(&s->plain, path, err);
 	if (r == ERR_NOTFOUND)
-		return err_set(err, r, "chat template %s: there is no such file", path);
+		return err_set(err, r, "chat template %s: no such file", path);
 	if (r == 0)
 		chat_template_destroy(&s->tools);
 	return r;

@@ -141,7 +141,7 @@ int spec_from_folder(struct spec *s, const char *folder, struct err *err)
 	int rc = spec_json_read(path, &root, err);
 	if (rc == ERR_NOTFOUND && stat(other, &st) == 0)
 		return err_set(err, ERR_UNSUPPORTED,
-		               "%s: not read by this build, which needs a tokenizer.json beside it", other);
+		               "%s: this format is not supported: put a tokenizer.json beside it", other);
 	if (rc < 0)
 		return rc;
 	rc = spec_from_json(s, root, err);

@@ -62,8 +62,7 @@ static int read_texts(struct spec *s, const struct gguf *g, struct err *err)
 	for (size_t i = 0; i < count; i++) {
 		CHECK(gguf_array_str(g, TOKENS_KEY, i, &text) == 0);
 		if (text.len > VOCAB_TOKEN_MAX)
-			return err_set(err, ERR_INVALID,
-			               "%s: found that token %zu has %zu bytes, expected at most %d",
+			return err_set(err, ERR_INVALID, "%s: token %zu has %zu bytes, expected at most %d",
 			               TOKENS_KEY, i, text.len, VOCAB_TOKEN_MAX);
 		vocab_set(&s->vocab, (uint32_t)i, text.s, text.len, VOCAB_NORMAL);
 	}
@@ -84,8 +83,8 @@ static int read_types(struct spec *s, const struct gguf *g, struct err *err)
 		uint32_t value;
 		memcpy(&value, (const char *)data + (size_t)i * 4, 4);
 		if (value < VOCAB_NORMAL || value > VOCAB_BYTE)
-			return err_set(err, ERR_INVALID, "%s: found that token %u has type %u, expected 1 to 6",
-			               TYPES_KEY, i, value);
+			return err_set(err, ERR_INVALID, "%s: token %u has type %u, expected 1 to 6", TYPES_KEY,
+			               i, value);
 		s->vocab.tokens[i].type = (uint8_t)value;
 	}
 	return 0;
@@ -105,8 +104,8 @@ static int read_scores(struct spec *s, const struct gguf *g, struct err *err)
 		s->vocab.tokens[i].score = (double)score;
 		if (!isfinite(score))
 			return err_set(err, ERR_INVALID,
-			               "%s: found %g as the score of token %u, expected a finite number",
-			               SCORES_KEY, (double)score, i);
+			               "%s: token %u has the score %g, expected a finite number", SCORES_KEY, i,
+			               (double)score);
 	}
 	return 0;
 }
@@ -208,7 +207,7 @@ static int read_byte_level(struct spec *s, const struct gguf *g, struct err *err
 	const struct pretok_kind *kind = pretok_kind_find(pre.s, pre.len);
 	if (!kind)
 		return err_set(err, ERR_UNSUPPORTED,
-		               KEY "pre: found '%s', expected a pre-tokenizer that this build knows",
+		               KEY "pre: found '%s', which is not a supported pre-tokenizer",
 		               ascii_quote(pre.s, pre.len, quote));
 	memcpy(s->stages, kind->stage, sizeof s->stages);
 	s->byte_level = 1;
@@ -228,11 +227,11 @@ static int refuse_unigram_extras(const struct gguf *g, struct err *err)
 	int remove = 0, rc = read_bool(g, KEY "remove_extra_whitespaces", &remove, err);
 	if (rc == 0 && remove)
 		return err_set(err, ERR_UNSUPPORTED,
-		               KEY "remove_extra_whitespaces: this build does not remove white space");
+		               KEY "remove_extra_whitespaces: removing white space is not supported");
 	if (rc == 0 && gguf_get_array(g, KEY "precompiled_charsmap", &type, &count, &data) == 0 &&
 	    count)
 		return err_set(err, ERR_UNSUPPORTED,
-		               KEY "precompiled_charsmap: this build has no such normalizer");
+		               KEY "precompiled_charsmap: this normalizer is not supported");
 	return rc;
 }
 

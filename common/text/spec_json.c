@@ -21,7 +21,7 @@ static const char *type_of(const json_t *v)
 static int refuse(const char *what, const char *name, struct err *err)
 {
 	char quote[ASCII_QUOTE + 1];
-	return err_set(err, ERR_UNSUPPORTED, "%s '%s' is not one this build has", what,
+	return err_set(err, ERR_UNSUPPORTED, "%s '%s' is not supported", what,
 	               ascii_quote(name, strlen(name), quote));
 }
 
@@ -149,7 +149,7 @@ static int add_split(struct spec *s, const json_t *v, struct err *err)
 	enum pretok_stage stage = regex ? pretok_stage_find(regex, len) : PRETOK_NONE;
 	if (stage == PRETOK_NONE)
 		return err_set(err, ERR_UNSUPPORTED,
-		               "pre-tokenizer Split: its pattern '%s...' is not one this build has",
+		               "pre-tokenizer Split: pattern '%s...' is not supported",
 		               ascii_quote(text    ? text
 		                           : regex ? regex
 		                                   : "",
@@ -186,7 +186,7 @@ static int pretokenizer_step(struct spec *s, const json_t *v, struct err *err)
 	int first = s->stages[0] == PRETOK_NONE && !s->metaspace && !s->byte_level;
 	if (s->byte_level || s->metaspace)
 		return err_set(err, ERR_UNSUPPORTED,
-		               "pre-tokenizer: nothing may follow ByteLevel or Metaspace in this build");
+		               "pre-tokenizer: steps after ByteLevel or Metaspace are not supported");
 	if (!strcmp(type, "Split"))
 		return add_split(s, v, err);
 	if (!strcmp(type, "Digits"))
@@ -194,9 +194,9 @@ static int pretokenizer_step(struct spec *s, const json_t *v, struct err *err)
 	if (!strcmp(type, "ByteLevel")) {
 		int prefix = flag(v, "add_prefix_space", 1);
 		if (prefix && !first)
-			return err_set(err, ERR_UNSUPPORTED,
-			               "pre-tokenizer ByteLevel: add_prefix_space behind another step is not "
-			               "something this build does");
+			return err_set(
+				err, ERR_UNSUPPORTED,
+				"pre-tokenizer ByteLevel: add_prefix_space after another step is not supported");
 		s->byte_level = 1;
 		s->prefix = prefix ? SPEC_PREFIX_ALWAYS : SPEC_PREFIX_NEVER;
 		return flag(v, "use_regex", 1) ? add_stage(s, PRETOK_GPT2, err) : 0;
@@ -228,7 +228,7 @@ static int add_strip(struct spec *s, const json_t *v, int fused, struct err *err
 	if (!content || strcmp(content, " ") || start < 0 || start > 255 || stop != 0 || !fused)
 		return err_set(
 			err, ERR_UNSUPPORTED,
-			"decoder Strip: this build drops spaces where all tokens, fused, begin; nothing else");
+			"decoder Strip: only stripping spaces at the start of the fused text is supported");
 	s->strip = (unsigned)start;
 	return 0;
 }
@@ -254,7 +254,7 @@ static int decoder_step(struct spec *s, const json_t *v, struct err *err)
 		normalizer_add(&s->decode, NORMALIZE_REPLACE, SPEC_SPACE, 3, " ", 1);
 		s->strip_metaspace |= prefix != SPEC_PREFIX_NEVER;
 	} else
-		return refuse("decoder (at this place)", type, err);
+		return refuse("decoder (at this position)", type, err);
 	return 0;
 }
 
@@ -262,7 +262,7 @@ int spec_json_decoder(struct spec *s, const json_t *v, struct err *err)
 {
 	if (!json_is_object(v))
 		return err_set(err, ERR_UNSUPPORTED,
-		               "decoder: not given, so it is not known how tokens become text");
+		               "decoder: missing, so tokens cannot be converted to text");
 	int rc = each_step(s, v, "decoders", decoder_step, 0, err);
 	if (rc == 0 && s->byte_level && (s->decode.n || s->decode_bytes || s->strip))
 		rc = err_set(err, ERR_UNSUPPORTED,

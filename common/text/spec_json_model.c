@@ -102,9 +102,8 @@ static int read_added_one(struct spec *s, size_t i, const json_t *v, struct err 
 	size_t len = json_string_length(content);
 	struct vocab_token *t = &s->vocab.tokens[id];
 	if (json_is_true(json_object_get(v, "single_word")))
-		return err_set(
-			err, ERR_UNSUPPORTED,
-			"added_tokens: entry %zu (id %u): single_word is not something this build does", i, id);
+		return err_set(err, ERR_UNSUPPORTED,
+		               "added_tokens: entry %zu (id %u): single_word is not supported", i, id);
 	if (!text_fits(len))
 		return err_set(err, ERR_INVALID,
 		               "added_tokens: entry %zu has %zu bytes, expected at most %d", i, len,
@@ -261,15 +260,13 @@ static int read_options(struct spec *s, const json_t *model, struct err *err)
 	                                      "end_of_word_suffix"};
 	for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++)
 		if (is_set(model, unknown[i]))
-			return err_set(err, ERR_UNSUPPORTED, "model.%s is not something this build does",
-			               unknown[i]);
+			return err_set(err, ERR_UNSUPPORTED, "model.%s is not supported", unknown[i]);
 	s->byte_fallback = json_is_true(json_object_get(model, "byte_fallback"));
 	s->fuse_unk = s->model == SPEC_UNIGRAM || json_is_true(json_object_get(model, "fuse_unk"));
 	s->ignore_merges = json_is_true(json_object_get(model, "ignore_merges"));
 	if (s->byte_level && (s->byte_fallback || s->model == SPEC_UNIGRAM))
 		return err_set(err, ERR_UNSUPPORTED,
-		               "model: byte-level tokens with byte_fallback or Unigram are not something "
-		               "this build does");
+		               "model: byte-level tokens with byte_fallback or Unigram are not supported");
 	return 0;
 }
 
@@ -303,8 +300,7 @@ static int read_kind(struct spec *s, const json_t *model, struct err *err)
 		       : json_is_array(json_object_get(model, "vocab")) ? "Unigram"
 		                                                        : "none given";
 	if (strcmp(type, "BPE") && strcmp(type, "Unigram"))
-		return err_set(err, ERR_UNSUPPORTED,
-		               "model '%s' is not one this build has; it has BPE and Unigram",
+		return err_set(err, ERR_UNSUPPORTED, "model '%s' is not supported: expected BPE or Unigram",
 		               ascii_quote(type, strlen(type), quote));
 	s->model = strcmp(type, "BPE") ? SPEC_UNIGRAM : SPEC_BPE;
 	return 0;

@@ -98,7 +98,8 @@ json_t *toolcall_form_schema(const json_t *tool, struct err *err)
 	int is_object = type ? json_is_string(type) && strcmp(json_string_value(type), "object") == 0
 	                     : json_is_object(json_object_get(p, "properties"));
 	if (!is_object) {
-		err_set(err, ERR_UNSUPPORTED, "must say type \"object\" to bind the arguments of a call");
+		err_set(err, ERR_UNSUPPORTED,
+		        "must have type \"object\" to constrain the arguments of a call");
 		return NULL;
 	}
 	return json_deep_copy(p);
@@ -219,9 +220,10 @@ static int add_param(json_t *list, const struct form *m, const json_t *root, con
 	add_text(unit, m->param_end);
 	add_repeat(list, unit, min, 1, "");
 	return good ? 0
-	            : err_set(err, ERR_UNSUPPORTED,
-	                      "/properties/%.80s: the format %s cannot bind a parameter of this kind",
-	                      key, m->name);
+	            : err_set(
+					  err, ERR_UNSUPPORTED,
+					  "/properties/%.80s: the format %s cannot constrain a parameter of this kind",
+					  key, m->name);
 }
 
 static int add_params(json_t *list, const struct form *m, const json_t *root, struct err *err)
@@ -229,8 +231,8 @@ static int add_params(json_t *list, const struct form *m, const json_t *root, st
 	const char *key;
 	json_t *schema;
 	if (json_object_get(root, "enum") || json_object_get(root, "const"))
-		return err_set(err, ERR_UNSUPPORTED, "the format %s cannot bind arguments of fixed values",
-		               m->name);
+		return err_set(err, ERR_UNSUPPORTED,
+		               "the format %s cannot constrain arguments to fixed values", m->name);
 	json_object_foreach(json_object_get(root, "properties"), key, schema)
 		if (add_param(list, m, root, key, schema, err) < 0)
 			return -1;
@@ -309,7 +311,7 @@ json_t *toolcall_form(const struct toolcall_format *f, const json_t *tools, cons
 	}
 	json_decref(ways);
 	json_decref(list);
-	err_set(err, ERR_UNSUPPORTED, "calls cannot be bound in the format %s",
+	err_set(err, ERR_UNSUPPORTED, "calls cannot be constrained in the format %s",
 	        toolcall_format_name(f));
 	return NULL;
 }

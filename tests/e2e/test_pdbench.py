@@ -44,7 +44,7 @@ def test_closed_loop_with_all_outputs(suite, tmp_path):
     assert all(x["output_tokens"] == x["max_tokens"] and x["prompt_tokens"] == x["input_tokens"] and x["good"] for x in lines)
     results = dict(re.findall(r"(?m)^RESULT t_(\w+)=(\S+)$", r.stdout))
     assert results["completed"] == "40" and float(results["ttft_p50_ms"]) == pytest.approx(f["ttft_p50_ms"], abs=0.001)
-    assert re.search(r"(?m)^  TTFT +\S+ \S+", r.stdout) and "40 whole, 0 failed" in r.stdout
+    assert re.search(r"(?m)^  TTFT +\S+ \S+", r.stdout) and "40 completed, 0 failed" in r.stdout
     page = xml.dom.minidom.parse(str(out["svg"]))
     assert "<a&b>" in "".join(t.firstChild.data for t in page.getElementsByTagName("text") if t.firstChild and t.firstChild.nodeType == 3)
     assert len(page.getElementsByTagName("rect")) > 5
@@ -139,11 +139,11 @@ def test_progress_on_a_terminal(suite):
     shown = None
     for seconds in (1.5, 6, 24):             # until an answer was complete before the last line
         seen, out = on_a_terminal(suite, f"-c 2 -d {int(seconds * 1000)}ms -i 8 -o 4")
-        shown = re.search(r"\r\x1b\[K +[\d.]+ s  \d+ sent  \d+ under way .* tokens/s  ttft p50", seen)
+        shown = re.search(r"\r\x1b\[K +[\d.]+ s  \d+ sent  \d+ in flight .* tokens/s  ttft p50", seen)
         if shown:
             break
     assert shown and seen.endswith("\r\x1b[K"), seen
-    assert "under way (" not in out
+    assert "in flight (" not in out
 
 
 def test_a_decode_worker_dies_while_it_measures(tiny_model):

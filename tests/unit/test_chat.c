@@ -206,7 +206,7 @@ static const struct refusal {
 	{"\n{{ messages[0].content", "line 2: the template ends within {{"},
 	{"{% include 'x' %}", "{% include %} is not supported"},
 	{"{% frobnicate %}", "unknown tag frobnicate"},
-	{"{{ 'x }}", "a string has no end"},
+	{"{{ 'x }}", "unterminated string"},
 };
 
 START_TEST(refused)

@@ -502,7 +502,7 @@ static const struct {
 	{"{\"a\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,6],\"data_offsets\":[0,24]}}", 24, ERR_CORRUPT,
      "a: found more dimensions"},
 	{"{\"a\":{\"dtype\":\"F32\",\"shape\":[2,-3],\"data_offsets\":[0,24]}}", 24, ERR_CORRUPT,
-     "a: found dimension 1 that is no integer from 0"},
+     "a: found dimension 1 that is not an integer >= 0"},
 	{"{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3.5],\"data_offsets\":[0,24]}}", 24, ERR_CORRUPT,
      "a: found dimension 1"},
 	{"{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296,2],\"data_offsets\":[0,24]}}", 24,

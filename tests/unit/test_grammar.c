@@ -278,24 +278,24 @@ static const struct {
 	unsigned flags;
 } refusals[] = {
 	{GRAMMAR_REGEX, "a(?=b)", ERR_UNSUPPORTED,
-     "looking ahead or behind is not supported at offset 1", 0},
+     "lookahead and lookbehind are not supported at offset 1", 0},
 	{GRAMMAR_REGEX, "ab\\b", ERR_UNSUPPORTED, "a word boundary is not supported at offset 2", 0},
 	{GRAMMAR_REGEX, "(a)\\1", ERR_UNSUPPORTED, "a back reference is not supported at offset 3", 0},
 	{GRAMMAR_REGEX, "a^b", ERR_UNSUPPORTED, "an anchor inside is not supported at offset 1", 0},
 	{GRAMMAR_REGEX, "(ab", ERR_INVALID, "a ( without ) at offset 0", 0},
 	{GRAMMAR_REGEX, "ab)", ERR_INVALID, "a ) without ( at offset 2", 0},
 	{GRAMMAR_REGEX, "[ab", ERR_INVALID, "a [ without ] at offset 0", 0},
-	{GRAMMAR_REGEX, "[b-a]", ERR_INVALID, "ends before it begins at offset 1", 0},
+	{GRAMMAR_REGEX, "[b-a]", ERR_INVALID, "ends before it starts at offset 1", 0},
 	{GRAMMAR_REGEX, "*a", ERR_INVALID, "nothing to repeat at offset 0", 0},
-	{GRAMMAR_REGEX, "a{5,2}", ERR_INVALID, "ends before it begins at offset 1", 0},
-	{GRAMMAR_REGEX, "a{99999}", ERR_FULL, "a counter over 10000 at offset 1", 0},
+	{GRAMMAR_REGEX, "a{5,2}", ERR_INVALID, "max < min at offset 1", 0},
+	{GRAMMAR_REGEX, "a{99999}", ERR_FULL, "a counter above 10000 at offset 1", 0},
 	{GRAMMAR_REGEX, "a**", ERR_INVALID, "a repetition of a repetition at offset 1", 0},
 	{GRAMMAR_REGEX, "a++", ERR_UNSUPPORTED, "a possessive repetition is not supported at offset 1",
      0},
 	{GRAMMAR_REGEX, "\\p{L}", ERR_UNSUPPORTED, "a Unicode property is not supported at offset 0",
      0},
-	{GRAMMAR_REGEX, "a\xff", ERR_INVALID, "not UTF-8 at offset 1", 0},
-	{GRAMMAR_REGEX, "\\", ERR_INVALID, "nothing behind the \\ at offset 0", 0},
+	{GRAMMAR_REGEX, "a\xff", ERR_INVALID, "invalid UTF-8 at offset 1", 0},
+	{GRAMMAR_REGEX, "\\", ERR_INVALID, "nothing after the \\ at offset 0", 0},
 	{GRAMMAR_CHOICE, "[]", ERR_INVALID, "1 to 10000 strings", 0},
 	{GRAMMAR_CHOICE, "[\"a\",1]", ERR_INVALID, "must be a string", 0},
 	{GRAMMAR_JSON_SCHEMA, "{\"type\":", ERR_INVALID, "not valid JSON", 0},
@@ -303,7 +303,7 @@ static const struct {
 	{GRAMMAR_JSON_SCHEMA, "{\"not\":{}}", ERR_UNSUPPORTED, "/not: this keyword is not supported",
      0},
 	{GRAMMAR_JSON_SCHEMA, "{\"properties\":{\"a\":{\"type\":\"string\",\"pattern\":\"(?!x)\"}}}",
-     ERR_UNSUPPORTED, "/properties/a/pattern: looking ahead", 0},
+     ERR_UNSUPPORTED, "/properties/a/pattern: lookahead", 0},
 	{GRAMMAR_JSON_SCHEMA, "{\"properties\":{\"a\":{\"items\":{\"multipleOf\":3}}}}",
      ERR_UNSUPPORTED, "/properties/a/items/multipleOf: ", 0},
 	{GRAMMAR_JSON_SCHEMA, "{\"anyOf\":[{\"type\":\"null\"},{\"type\":\"strin\"}]}", ERR_INVALID,
@@ -318,11 +318,11 @@ static const struct {
      "no number is between the bounds", 0},
 	{GRAMMAR_JSON_SCHEMA, "{\"$ref\":\"#/$defs/x\"}", ERR_INVALID,
      "/$ref: \"#/$defs/x\" leads nowhere", 0},
-	{GRAMMAR_JSON_SCHEMA, "{\"$ref\":\"#\"}", ERR_INVALID, "recursion without end", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"$ref\":\"#\"}", ERR_INVALID, "infinite recursion", 0},
 	{GRAMMAR_JSON_SCHEMA,
      "{\"anyOf\":[{\"$ref\":\"#/$defs/"
      "a\"}],\"$defs\":{\"a\":{\"anyOf\":[{\"type\":\"null\"},{\"$ref\":\"#/$defs/a\"}]}}}",
-     ERR_INVALID, "recursion without end", 0},
+     ERR_INVALID, "infinite recursion", 0},
 	{GRAMMAR_JSON_SCHEMA,
      "{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#\"}},\"required\":[\"a\"]}",
      ERR_INVALID, "no finite answer", 0},
@@ -807,7 +807,7 @@ START_TEST(too_costly)
 		struct err err = {0};
 		ck_assert_int_eq(automaton_mask(a, &walk, NULL, 0, mask, &flags, &err), ERR_UNSUPPORTED);
 		ck_assert_ptr_nonnull(
-			strstr(err.text, "too ambiguous: telling the next token takes more than"));
+			strstr(err.text, "too ambiguous: finding the next token takes more than"));
 	}
 	automaton_destroy(&a);
 	grammar_vocab_destroy(&v);
@@ -830,8 +830,8 @@ START_TEST(too_many_at_once)
 	ck_assert_int_eq(automaton_mask(a, &walk, tokens, 1, mask, &flags, &err), 0);
 	ck_assert(has(mask, tokens[1]));
 	ck_assert_int_eq(automaton_mask(a, &walk, tokens, 2, mask, &flags, &err), ERR_UNSUPPORTED);
-	ck_assert_msg(strstr(err.text,
-	                     "behind token 1 the answer may be more than 512 things at once") != NULL,
+	ck_assert_msg(strstr(err.text, "after token 1 the answer has more than 512 interpretations") !=
+	                  NULL,
 	              "%s", err.text);
 	automaton_destroy(&a);
 	grammar_vocab_destroy(&v);

@@ -651,10 +651,10 @@ START_TEST(bad_traces)
 	} cases[] = {
 		{"", "no records"},
 		{"\n  \n", "no records"},
-		{GOOD "nonsense\n", ":2: no JSON"},
+		{GOOD "nonsense\n", ":2: not JSON"},
 		{GOOD "[1]\n", ":2: the line must be a JSON object"},
 		{GOOD "{\"timestamp\":5,\"input_length\":600,\"output_length\":2,\"hash_ids\":[1,2]",
-	     ":2: no JSON"},
+	     ":2: not JSON"},
 		{"{\"timestamp\":5,\"output_length\":2,\"hash_ids\":[1]}\n",
 	     ":1: input_length must be a number from 1 to 1.67772e+07, got nothing"},
 		{"{\"timestamp\":5,\"input_length\":0,\"output_length\":2,\"hash_ids\":[]}\n", "got 0"},
@@ -670,10 +670,10 @@ START_TEST(bad_traces)
 	     "the 2 blocks of 512 tokens (input_length 513), got 1"},
 		{"{\"timestamp\":5,\"input_length\":512,\"output_length\":1,\"hash_ids\":[1,2]}\n",
 	     "the 1 blocks"},
-		{"{\"timestamp\":5,\"input_length\":512,\"output_length\":1}\n", "no list"},
+		{"{\"timestamp\":5,\"input_length\":512,\"output_length\":1}\n", "not a list"},
 		{"{\"timestamp\":5,\"input_length\":512,\"output_length\":1,\"hash_ids\":[1.5]}\n",
 	     "hash_ids[0]"},
-		{"\xff\xfe\n", "no JSON"},
+		{"\xff\xfe\n", "not JSON"},
 	};
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		struct trace t;

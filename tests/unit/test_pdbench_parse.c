@@ -332,10 +332,10 @@ START_TEST(answers_that_are_none)
 	static const struct {
 		const char *text, *says;
 	} cases[] = {
-		{"SSH-2.0-OpenSSH\r\n", "no HTTP"},
-		{"garbage without an end", "no HTTP"},
-		{"HTTP/2 200\r\n\r\n", "no HTTP"},
-		{"HTTP/1.1 2x0 OK\r\n\r\n", "no HTTP"},
+		{"SSH-2.0-OpenSSH\r\n", "not HTTP"},
+		{"garbage without an end", "not HTTP"},
+		{"HTTP/2 200\r\n\r\n", "not HTTP"},
+		{"HTTP/1.1 2x0 OK\r\n\r\n", "not HTTP"},
 		{"HTTP/1.1 200 OK\r\nno colon\r\n\r\n", "colon"},
 		{"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n", "Content-Length"},
 		{"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n\r\n", "Content-Length"},

@@ -138,7 +138,7 @@ START_TEST(override)
 		 *none = mem_printf("%s/none.jinja", folder);
 	ck_assert_int_eq(model_open(folder, "", &m, &err), 0);
 	ck_assert_int_lt(model_use_template(m, "", &err), 0);
-	has(err.text, "a string has no end");
+	has(err.text, "unterminated string");
 	has(err.text, "setting chat_template");
 	ck_assert_int_lt(model_use_template(m, bad, &err), 0);
 	has(err.text, "bad.jinja: line 1: unknown tag endif");

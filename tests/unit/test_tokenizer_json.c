@@ -48,7 +48,7 @@ static const struct refusal {
 	{"[]", ERR_INVALID, "expected a JSON object"},
 	{"{\"a\":1,\"a\":2}", ERR_INVALID, "duplicate"},
 	{"{\"a\":\"\xff\"}", ERR_INVALID, "tokenizer.json:1"},
-	{"{}", ERR_UNSUPPORTED, "decoder: not given"},
+	{"{}", ERR_UNSUPPORTED, "decoder: missing"},
 	{"{\"normalizer\":{\"type\":\"Lowercase\"}," BYTES "," BPE "}", ERR_UNSUPPORTED,
      "normalizer 'Lowercase'"},
 	{"{\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"a\"},\"content\":\"b\"}," BYTES

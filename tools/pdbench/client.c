@@ -146,7 +146,7 @@ static int dial(struct call *x)
 	int one = 1;
 	x->fd = socket(u->addr.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	if (x->fd < 0)
-		return err_set(&x->why, ERR_IO, "cannot make a socket: %s", strerror(errno));
+		return err_set(&x->why, ERR_IO, "cannot create a socket: %s", strerror(errno));
 	setsockopt(x->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
 	if (connect(x->fd, (const struct sockaddr *)&u->addr, u->addr_len) < 0 &&
 	    errno != EINPROGRESS) {

@@ -91,7 +91,7 @@ static int on_event(void *arg, const char *data, size_t n)
 		return 0;
 	}
 	if (event_scan(data, n, &e) < 0) {
-		set_fault(f, "the stream has an event that is no JSON: ", data, n);
+		set_fault(f, "the stream has an event that is not JSON: ", data, n);
 		return 1;
 	}
 	if (e.is_error) {

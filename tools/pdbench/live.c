@@ -25,7 +25,8 @@ void live_show(struct live *l, const struct live_now *now)
 	if (!l->on || passed < EVERY_US)
 		return;
 	fprintf(stderr,
-	        "\r\033[K%6.1f s  %llu sent  %u under way (%u wait for a token)  %llu done  %llu "
+	        "\r\033[K%6.1f s  %llu sent  %u in flight (%u waiting for the first token)  %llu done  "
+	        "%llu "
 	        "failed  %.0f tokens/s",
 	        (double)now->since_us / 1e6, (unsigned long long)now->sent, now->in_flight,
 	        now->waiting, (unsigned long long)now->done, (unsigned long long)now->failed,

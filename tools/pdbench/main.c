@@ -31,7 +31,7 @@ static int find_server(struct options *o, struct server_says *says, struct err *
 	}
 	if (why.code && !o->quiet)
 		fprintf(stderr,
-		        "pdbench: %s: the model's name, context and vocabulary are taken as not known\n",
+		        "pdbench: %s: continuing without the model's name, context and vocabulary\n",
 		        why.text);
 	return 0;
 }
@@ -80,12 +80,12 @@ static int verdict(const struct report *p)
 		return EXIT_FAILED;
 	if ((double)f->failed > allowed) {
 		err_set(&e, ERR_IO,
-		        "%llu of %llu requests failed, more than the %.0f that --allow-errors allows",
+		        "%llu of %llu requests failed, more than the %.0f that --allow-errors permits",
 		        (unsigned long long)f->failed, (unsigned long long)f->requests, allowed);
 		return complain(EXIT_FAILED, &e);
 	}
 	if (f->ok == 0 && f->left == 0) {
-		err_set(&e, ERR_IO, "no request was answered in the measured part");
+		err_set(&e, ERR_IO, "no request completed in the measured part of the run");
 		return complain(EXIT_FAILED, &e);
 	}
 	return EXIT_DONE;

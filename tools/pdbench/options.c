@@ -305,7 +305,7 @@ static int set_header(struct options *o, const char *name, const char *v, struct
 		if (strlen(ours[i]) == n && strncasecmp(ours[i], v, n) == 0)
 			return err_set(err, ERR_INVALID, "%s: %s is set by pdbench itself", name, ours[i]);
 	if (buf_printf(&o->headers, "%s\r\n", v) < 0)
-		return err_set(err, ERR_INVALID, "all headers together have more than %zu bytes",
+		return err_set(err, ERR_INVALID, "the headers have more than %zu bytes in total",
 		               o->headers.limit);
 	return 0;
 }
@@ -356,7 +356,7 @@ static int set_allow(struct options *o, const char *name, const char *v, struct 
 static int set_file(struct options *o, const char *name, const char *v, struct err *err)
 {
 	if (!*v)
-		return err_set(err, ERR_INVALID, "%s needs the name of a file, got nothing", name);
+		return err_set(err, ERR_INVALID, "%s needs a file name, got nothing", name);
 	if (strcmp(name, "--json") == 0)
 		o->json = v;
 	else if (strcmp(name, "--svg") == 0)
@@ -402,87 +402,85 @@ static const struct entry {
 	const char *help;
 	set_fn *set;
 } entries[] = {
-	{NULL, 0, NULL, "load (without any: --concurrency 1; with --trace: the trace's own times)",
-     NULL},
-	{"concurrency", 'c', "N", "closed loop: N requests (or conversations) are always under way",
+	{NULL, 0, NULL, "load (default: --concurrency 1; with --trace: the trace's own times)", NULL},
+	{"concurrency", 'c', "N", "closed loop: N requests (or conversations) are always in flight",
      set_concurrency},
 	{"rate", 'r', "R",
-     "open loop: R requests (or conversations) a second, whatever the server does", set_rate},
+     "open loop: R requests (or conversations) per second, however fast the server is", set_rate},
 	{"arrivals", 0, "KIND", "open loop: poisson (default), constant, or trace", set_arrivals},
 	{"number", 'n', "N",
-     "end after N measured requests (default 100, or 20 times the concurrency, or the whole trace)",
+     "stop after N measured requests (default: 100, 20 x concurrency, or the whole trace)",
      set_number},
-	{"duration", 'd', "TIME", "or after this time; requests under way are then waited for",
+	{"duration", 'd', "TIME", "or stop after this time; pdbench waits for requests in flight",
      set_duration},
-	{"warmup", 'w', "N|TIME", "this many requests, or this time (5s), before measuring begins",
+	{"warmup", 'w', "N|TIME", "number of requests or time (5s) before measuring begins",
      set_warmup},
-	{"ramp", 0, "TIME", "load grows from nothing to its full size during this time", set_ramp},
-	{"timeout", 0, "TIME", "a request that takes longer has failed (default 600s)", set_timeout},
+	{"ramp", 0, "TIME", "load grows linearly to its full size during this time", set_ramp},
+	{"timeout", 0, "TIME", "requests that take longer fail (default 600s)", set_timeout},
 	{"max-in-flight", 0, "N",
-     "open loop: past it requests wait, and their waiting counts (default 4096)", set_in_flight},
-	{"abort", 0, "P%", "this share of the clients leaves somewhere in its answer", set_abort},
-	{"fresh-connections", 0, NULL, "a connection for each request, instead of keeping them",
+     "open loop: limit of requests in flight; others wait, and the wait counts (default 4096)",
+     set_in_flight},
+	{"abort", 0, "P%", "share of requests that the client aborts at a random point of the answer",
+     set_abort},
+	{"fresh-connections", 0, NULL, "a new connection per request, instead of keep-alive",
      set_fresh},
 	{NULL, 0, NULL, "workload", NULL},
 	{"input", 'i', "LENGTH", "prompt tokens: N, LOW-HIGH, lognormal:MEAN,SIGMA[,MAX] (default 256)",
      set_input},
 	{"output", 'o', "LENGTH", "answer tokens, likewise (default 64)", set_output},
 	{"lengths", 0, "FILE",
-     "both from the lines of a JSONL file with input_length and output_length, over and over",
+     "both from a JSONL file with input_length and output_length per line, repeated as needed",
      set_lengths},
 	{"prefix-tokens", 0, "N",
-     "the first N tokens of every prompt are shared by its group; they come on top of --input",
+     "the first N tokens of a prompt are shared within its group, in addition to --input",
      set_prefix_tokens},
-	{"prefix-groups", 0, "N", "such groups (default 1)", set_prefix_groups},
+	{"prefix-groups", 0, "N", "number of groups that share a prefix (default 1)",
+     set_prefix_groups},
 	{"rounds", 0, "LENGTH",
-     "conversations of so many rounds; each prompt is all before, the answer and --input new "
-     "tokens",
+     "conversations with this many rounds; a prompt is the history plus --input new tokens",
      set_rounds},
 	{"think", 0, "TIME",
      "pause before the next round: a time, LOW-HIGH, lognormal:MEAN,SIGMA (default 0)", set_think},
 	{"text", 0, NULL, "prompts are text; lengths then count words, not tokens", set_text},
-	{"chat", 0, NULL, "text, by /v1/chat/completions", set_text},
-	{"vocab", 0, "N|LOW-HIGH", "token ids of prompts (default: as /v1/models says, else 3-256)",
+	{"chat", 0, NULL, "text, sent to /v1/chat/completions", set_text},
+	{"vocab", 0, "N|LOW-HIGH", "token ids of prompts (default: from /v1/models, else 3-256)",
      set_vocab},
 	{"trace", 0, "FILE",
      "replay a trace: JSONL with timestamp (ms), input_length, output_length, hash_ids", set_trace},
-	{"time-scale", 0, "F", "the trace's time runs F times as fast", set_time_scale},
-	{"sample", 0, "SHARE", "only this share of the trace's conversations", set_sample},
-	{"length-scale", 0, "N", "all lengths of the trace (or of --lengths) are divided by N",
+	{"time-scale", 0, "F", "replay the trace F times as fast", set_time_scale},
+	{"sample", 0, "SHARE", "use only this share of the trace's conversations", set_sample},
+	{"length-scale", 0, "N", "divide all lengths of the trace (or of --lengths) by N",
      set_length_scale},
-	{"trace-block", 0, "N", "tokens of one hash id (default 512)", set_trace_block},
-	{"max-input", 0, "N", "longest prompt (default: what the server's context leaves)",
+	{"trace-block", 0, "N", "tokens per hash id (default 512)", set_trace_block},
+	{"max-input", 0, "N", "longest prompt (default: limited by the server's context)",
      set_max_input},
 	{"max-output", 0, "N", "longest answer", set_max_output},
-	{"over", 0, "skip|clip", "requests past these limits are left out (default) or cut", set_over},
+	{"over", 0, "skip|clip", "skip (default) or clip requests that exceed these limits", set_over},
 	{NULL, 0, NULL, "requests", NULL},
 	{"temperature", 0, "T", "sampling temperature (default 0)", set_temperature},
-	{"seed", 0, "N", "of lengths, prompts, arrivals and of the requests' own seeds (default 1)",
-     set_seed},
-	{"natural-end", 0, NULL, "an answer may end before its length (ignore_eos is not sent)",
-     set_natural_end},
+	{"seed", 0, "N", "seed of lengths, prompts, arrivals and sampling (default 1)", set_seed},
+	{"natural-end", 0, NULL, "answers may end early (do not send ignore_eos)", set_natural_end},
 	{"token-ids", 0, NULL,
-     "ask for the answer's token ids (always so in conversations of token ids)", set_token_ids},
-	{"sessions", 0, NULL, "name each request's conversation in a header X-Session-Id",
+     "request the answer's token ids (always on in conversations of token ids)", set_token_ids},
+	{"sessions", 0, NULL, "send each request's conversation in the header X-Session-Id",
      set_sessions},
-	{"model", 'm', "NAME", "default: the server's first", set_model},
+	{"model", 'm', "NAME", "model to use (default: the server's first)", set_model},
 	{"api-key", 0, "KEY",
-     "sent as Authorization: Bearer KEY (default: the environment's OPENAI_API_KEY)", set_api_key},
-	{"header", 'H', "NAME: VALUE", "a further header of each request; may be given several times",
-     set_header},
-	{"extra-body", 'e', "JSON", "members to be added to each request's body", set_extra},
+     "sent as Authorization: Bearer KEY (default: environment variable OPENAI_API_KEY)",
+     set_api_key},
+	{"header", 'H', "NAME: VALUE", "additional request header; may be repeated", set_header},
+	{"extra-body", 'e', "JSON", "members to add to each request's body", set_extra},
 	{NULL, 0, NULL, "results", NULL},
 	{"slo", 0, "LIMITS",
-     "count requests within all of these: ttft=500ms,tpot=50ms,itl=200ms,e2e=10s (itl: the longest "
-     "gap)",
+     "limits for goodput, all must hold: ttft=500ms,tpot=50ms,itl=200ms,e2e=10s (itl: longest gap)",
      set_slo},
-	{"allow-errors", 0, "N|P%", "failed requests with which the exit status is still 0 (default 0)",
-     set_allow},
-	{"json", 'j', "FILE", "all figures; - is stdout", set_file},
-	{"requests", 0, "FILE", "one JSON line for each request", set_file},
-	{"svg", 0, "FILE", "a page of plots", set_file},
+	{"allow-errors", 0, "N|P%",
+     "number or share of failed requests allowed for exit status 0 (default 0)", set_allow},
+	{"json", 'j', "FILE", "write all figures as JSON; - is stdout", set_file},
+	{"requests", 0, "FILE", "write one JSON line per request", set_file},
+	{"svg", 0, "FILE", "write a page of plots", set_file},
 	{"result-prefix", 0, "TEXT", "print RESULT TEXTname=value lines at the end", set_result_prefix},
-	{"title", 0, "TEXT", "what the page of plots and the JSON are headed with", set_title},
+	{"title", 0, "TEXT", "title of the page of plots and of the JSON", set_title},
 	{"quiet", 'q', NULL, "no progress, no table", set_quiet},
 };
 #define ENTRIES (sizeof entries / sizeof *entries)
@@ -491,9 +489,8 @@ static const struct entry {
 void options_help(FILE *f)
 {
 	fputs("usage: pdbench [OPTION]... [URL]...\n"
-	      "Loads a server that speaks OpenAI's HTTP interface with streams and says how it did. "
-	      "URL: http://HOST:PORT (default\n"
-	      "http://127.0.0.1:8080); of several each request takes the next.\n",
+	      "Generates load on a server with OpenAI's HTTP interface and reports how it performed.\n"
+	      "URL: http://HOST:PORT (default http://127.0.0.1:8080). Several URLs take turns.\n",
 	      f);
 	for (size_t i = 0; i < ENTRIES; i++) {
 		const struct entry *e = &entries[i];
@@ -508,11 +505,12 @@ void options_help(FILE *f)
 		         e->arg ? e->arg : "");
 		fprintf(f, "  %-28s %s\n", left, e->help);
 	}
-	fputs("Times: 250us, 500ms, 5s, 2m, 1h. In open loop every time is measured from when the "
-	      "request was due, so that a server that\n"
-	      "stalls cannot hide it. exit status: 0 done, 1 requests failed or a file could not be "
-	      "written, 2 wrong usage, 3 no server\n",
-	      f);
+	fputs(
+		"Times: 250us, 500ms, 5s, 2m, 1h. In an open loop, times are measured from when a request\n"
+		"was due, so a server that stalls cannot hide it. Exit status: 0 done, 1 requests failed "
+	    "or\n"
+		"a file could not be written, 2 wrong usage, 3 no server.\n",
+		f);
 }
 
 static void fill_getopt(struct option *longs, char *shorts)
@@ -559,10 +557,9 @@ static int usage_error(int c, char **argv, struct err *err)
 	if (optopt && optopt < 256)
 		return err_set(err, ERR_INVALID, "there is no option -%c; pdbench --help lists them",
 		               optopt);
-	return err_set(
-		err, ERR_INVALID,
-		"there is no option \"%.60s\", or it is short for several; pdbench --help lists them",
-		word);
+	return err_set(err, ERR_INVALID,
+	               "there is no option \"%.60s\", or it is ambiguous; pdbench --help lists them",
+	               word);
 }
 
 static void set_defaults(struct options *o)
@@ -591,8 +588,9 @@ static int check_together(struct options *o, struct err *err)
 {
 	int open = o->rate > 0 || (o->trace && !o->concurrency);
 	if (o->rate > 0 && o->concurrency)
-		return err_set(err, ERR_INVALID,
-		               "--rate is an open loop and --concurrency a closed one: give one of them");
+		return err_set(
+			err, ERR_INVALID,
+			"--rate is an open loop, --concurrency a closed loop: give only one of them");
 	if (o->has_arrivals && !open)
 		return err_set(err, ERR_INVALID, "--arrivals needs an open loop: give --rate or --trace");
 	if (o->arrivals == ARRIVE_TRACE && (!o->trace || o->rate > 0))
@@ -602,11 +600,12 @@ static int check_together(struct options *o, struct err *err)
 	if (o->trace && (o->has_input || o->has_output || o->lengths || o->has_rounds ||
 	                 o->prefix_tokens || o->text))
 		return err_set(err, ERR_INVALID,
-		               "--trace brings lengths and prefixes itself: --input, --output, --lengths, "
-		               "--rounds, --prefix-tokens, --text and --chat do not go with it");
+		               "--trace defines lengths and prefixes: --input, --output, --lengths, "
+		               "--rounds, --prefix-tokens, --text and --chat cannot be used with it");
 	if (o->lengths && (o->has_input || o->has_output))
-		return err_set(err, ERR_INVALID,
-		               "--lengths brings both lengths: --input and --output do not go with it");
+		return err_set(
+			err, ERR_INVALID,
+			"--lengths defines both lengths: --input and --output cannot be used with it");
 	if (!o->trace && (o->time_scale != 1 || o->sample != 1))
 		return err_set(err, ERR_INVALID, "--time-scale and --sample need --trace");
 	if (o->ramp_us && open && o->rate <= 0)
@@ -617,10 +616,11 @@ static int check_together(struct options *o, struct err *err)
 		               o->length_scale, o->trace_block);
 	if (o->vocab_high && o->text)
 		return err_set(err, ERR_INVALID,
-		               "--vocab is of prompts that are token ids; --text and --chat have none");
+		               "--vocab applies to prompts of token ids, not to --text and --chat");
 	if (o->token_ids && o->text && o->chat && o->has_rounds)
-		return err_set(err, ERR_INVALID,
-		               "--token-ids brings nothing in a chat's rounds: they are sent as text");
+		return err_set(
+			err, ERR_INVALID,
+			"--token-ids has no effect in chat conversations: their rounds are sent as text");
 	if (o->api_key && !*o->api_key)
 		o->api_key = NULL;
 	if (o->api_key)

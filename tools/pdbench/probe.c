@@ -66,9 +66,9 @@ static void judge(struct probe *p, const struct options *o, struct server_says *
 	                ? json_loadb(p->answer.data ? p->answer.data : "", p->answer.len, 0, &why)
 	                : NULL;
 	if (p->status != 200)
-		err_set(err, ERR_NOTFOUND, "GET /v1/models is answered with status %d", p->status);
+		err_set(err, ERR_NOTFOUND, "GET /v1/models returned status %d", p->status);
 	else if (!j)
-		err_set(err, ERR_NOTFOUND, "GET /v1/models is answered with no JSON");
+		err_set(err, ERR_NOTFOUND, "GET /v1/models did not return JSON");
 	else
 		read_models(j, o->model, ret);
 	json_decref(j);
@@ -92,7 +92,7 @@ static void ask(struct probe *p, const struct options *o)
 	event_base_dispatch(p->base);
 	if (!p->over) {
 		call_drop(x);
-		err_set(&p->why, ERR_TIMEOUT, "%s does not answer within %d s", o->urls[0].authority,
+		err_set(&p->why, ERR_TIMEOUT, "%s did not answer within %d s", o->urls[0].authority,
 		        WAIT_S);
 	}
 	client_destroy(&c);
@@ -104,16 +104,15 @@ int probe_server(const struct options *o, struct server_says *ret, struct err *e
 	int code = 0;
 	memset(ret, 0, sizeof *ret);
 	if (!p.base)
-		return err_set(err, ERR_IO, "cannot make an event loop");
+		return err_set(err, ERR_IO, "cannot create an event loop");
 	buf_init(&p.answer, ANSWER_MAX);
 	ask(&p, o);
 	if (p.why.code < 0)
 		code = err_set(err, ERR_CLOSED, "%s", p.why.text);
 	else if (p.status == 401 || p.status == 403)
-		code = err_set(
-			err, ERR_CLOSED,
-			"%s refuses us with status %d: --api-key KEY, or the environment's OPENAI_API_KEY",
-			o->urls[0].authority, p.status);
+		code = err_set(err, ERR_CLOSED,
+		               "%s denied access with status %d: give --api-key KEY or set OPENAI_API_KEY",
+		               o->urls[0].authority, p.status);
 	else
 		judge(&p, o, ret, err);
 	buf_fini(&p.answer);

@@ -48,7 +48,7 @@ static int no_http(const struct reply *r, struct err *err)
 	for (; n < sizeof seen - 1 && n < r->line_len; n++)
 		seen[n] = isprint((unsigned char)r->line[n]) && r->line[n] != '"' ? r->line[n] : '.';
 	seen[n] = 0;
-	return err_set(err, ERR_INVALID, "the answer is no HTTP/1.1: it begins with \"%s\"", seen);
+	return err_set(err, ERR_INVALID, "the answer is not HTTP/1.1: it starts with \"%s\"", seen);
 }
 
 static int on_status(struct reply *r, struct err *err)
@@ -78,7 +78,8 @@ static int on_length(struct reply *r, const char *v, struct err *err)
 	char *end;
 	unsigned long long n = strtoull(v, &end, 10);
 	if (!isdigit((unsigned char)*v) || *end || end - v > 18)
-		return err_set(err, ERR_INVALID, "the answer's Content-Length is no number: \"%.40s\"", v);
+		return err_set(err, ERR_INVALID, "the answer's Content-Length is not a number: \"%.40s\"",
+		               v);
 	r->has_length = 1;
 	r->left = n;
 	return 0;
@@ -143,7 +144,7 @@ static int on_line(struct reply *r, struct err *err)
 		return r->line_len == 0
 		           ? 0
 		           : err_set(err, ERR_INVALID,
-		                     "the answer has a broken chunk: it is longer than its size says");
+		                     "the answer has a broken chunk: it is longer than its size");
 	default: /* a trailer */
 		if (r->line_len == 0)
 			r->state = REPLY_DONE;
@@ -170,7 +171,7 @@ static int feed_body(struct reply *r, const char *data, size_t n, size_t *used, 
 	if (bounded && r->left == 0)
 		r->state = r->state == REPLY_CHUNK ? REPLY_CHUNK_END : REPLY_DONE;
 	if (k && body(arg, at, k))
-		return err_set(err, ERR_CANCELLED, "the reader wants no more");
+		return err_set(err, ERR_CANCELLED, "the reader stopped");
 	return 0;
 }
 

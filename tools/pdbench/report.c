@@ -50,14 +50,14 @@ static void row(FILE *f, const char *name, const struct summary *s)
 static void requests_line(const struct report *p, FILE *f)
 {
 	const struct figures *g = p->f;
-	fprintf(f, "  requests    %llu whole, %llu failed", (unsigned long long)g->ok,
+	fprintf(f, "  requests    %llu completed, %llu failed", (unsigned long long)g->ok,
 	        (unsigned long long)g->failed);
 	if (p->o->abort_fraction > 0)
-		fprintf(f, ", %llu left by their client", (unsigned long long)g->left);
+		fprintf(f, ", %llu aborted by the client (--abort)", (unsigned long long)g->left);
 	if (g->cut)
-		fprintf(f, ", %llu cut by the end of the run", (unsigned long long)g->cut);
+		fprintf(f, ", %llu cut off by the end of the run", (unsigned long long)g->cut);
 	if (g->warmup_requests)
-		fprintf(f, "; before them %llu of warm-up (%llu failed), not counted",
+		fprintf(f, "; plus %llu during the warm-up (%llu failed), not counted",
 		        (unsigned long long)g->warmup_requests, (unsigned long long)g->warmup_failed);
 	fprintf(f, "; %.2f s\n", g->window_s);
 }
@@ -68,13 +68,13 @@ static void rates(const struct report *p, FILE *f)
 	fprintf(f, "  throughput  %.2f requests/s, %.1f output tokens/s", g->request_rate,
 	        g->token_rate);
 	if (!isnan(g->full_token_rate) && p->o->concurrency)
-		fprintf(f, " (%.1f while the load was full)", g->full_token_rate);
-	fprintf(f, ", %.1f tokens/s with prompts\n", g->total_token_rate);
+		fprintf(f, " (%.1f at full load)", g->full_token_rate);
+	fprintf(f, ", %.1f tokens/s including prompts\n", g->total_token_rate);
 	if (!isnan(g->input_mean))
-		fprintf(f, "  lengths     prompts of %.1f %s, answers of %.1f tokens in the mean",
-		        g->input_mean, p->o->text ? "words" : "tokens", g->output_mean);
+		fprintf(f, "  lengths     mean prompt %.1f %s, mean answer %.1f tokens", g->input_mean,
+		        p->o->text ? "words" : "tokens", g->output_mean);
 	if (!isnan(g->cached_percent))
-		fprintf(f, "; %.1f %% of the prompts' tokens came from the server's cache",
+		fprintf(f, "; %.1f %% of the prompt tokens came from the server's cache",
 		        g->cached_percent);
 	if (!isnan(g->input_mean))
 		fputc('\n', f);
@@ -84,10 +84,11 @@ static void events_line(const struct report *p, FILE *f)
 {
 	const struct figures *g = p->f;
 	if (!isnan(g->tokens_per_event) && g->tokens_per_event > 1.02)
-		fprintf(f, "  events      %.2f tokens in each; a gap (ITL) is from event to event\n",
+		fprintf(f,
+		        "  events      %.2f tokens per event; a gap (ITL) is the time between two events\n",
 		        g->tokens_per_event);
 	if (!isnan(g->together_percent) && g->together_percent > 2)
-		fprintf(f, "  together    %.1f %% of the gaps are 0: the tokens arrived at once\n",
+		fprintf(f, "  together    %.1f %% of the gaps are 0: these tokens arrived together\n",
 		        g->together_percent);
 }
 
@@ -102,7 +103,8 @@ static void slo_line(const struct report *p, FILE *f)
 	const char *comma = "";
 	if (!p->o->has_slo)
 		return;
-	fprintf(f, "  goodput     %.2f requests/s, %.1f %% of all (failed ones are misses) with ",
+	fprintf(f,
+	        "  goodput     %.2f requests/s, %.1f %% of all requests (failed ones included) with ",
 	        p->f->goodput_rate, p->f->goodput_percent);
 	for (size_t i = 0; i < 4; i++) {
 		if (parts[i].us) {
@@ -118,21 +120,21 @@ static void limits_lines(const struct report *p, FILE *f)
 	const struct result *r = p->r;
 	if (r->skipped)
 		fprintf(f,
-		        "  left out    %llu requests that are longer than the limits (context %u, "
+		        "  skipped     %llu requests longer than the limits (context %u, "
 		        "--max-input, --max-output)\n",
 		        (unsigned long long)r->skipped, p->says->context);
 	if (r->clipped)
 		fprintf(
 			f,
-			"  cut         %llu requests to the limits (context %u, --max-input, --max-output)\n",
+			"  clipped     %llu requests to the limits (context %u, --max-input, --max-output)\n",
 			(unsigned long long)r->clipped, p->says->context);
 	if (r->cut_conversations)
 		fprintf(f,
-		        "  ended       %llu conversations early, since their next round would be longer "
-		        "than the limits\n",
+		        "  ended       %llu conversations early, because their next round would exceed the "
+		        "limits\n",
 		        (unsigned long long)r->cut_conversations);
 	if (r->interrupted)
-		fprintf(f, "  the run was interrupted: the figures are of what came before\n");
+		fprintf(f, "  the run was interrupted: the figures cover the time before that\n");
 }
 
 static void client_lines(const struct report *p, FILE *f)
@@ -140,8 +142,8 @@ static void client_lines(const struct report *p, FILE *f)
 	const struct figures *g = p->f;
 	fprintf(f, "  client      %.1f %% of a core", g->cpu_percent);
 	if (!isnan(g->cpu_us_per_token))
-		fprintf(f, ", %.2f us of it for each token", g->cpu_us_per_token);
-	fprintf(f, "; %llu connections, at most %u requests under way",
+		fprintf(f, ", %.2f us of CPU time per token", g->cpu_us_per_token);
+	fprintf(f, "; %llu connections, at most %u requests in flight",
 	        (unsigned long long)p->r->connections, p->r->in_flight_most);
 	if (!p->o->concurrency && g->late.n) {
 		fputs("; sent late: p99", f);
@@ -150,17 +152,14 @@ static void client_lines(const struct report *p, FILE *f)
 	fputc('\n', f);
 	if (!p->o->concurrency && p->r->in_flight_most >= p->o->in_flight_max)
 		fprintf(f,
-		        "  warning     requests waited here since %u were under way already "
-		        "(--max-in-flight); their times say so\n",
+		        "  warning     requests waited in the client because %u were in flight "
+		        "(--max-in-flight); their times include it\n",
 		        p->o->in_flight_max);
 	if (g->cpu_percent > 80)
-		fprintf(
-			f,
-			"  warning     the client was busy most of the time: the figures are partly its own\n");
+		fprintf(f, "  warning     the client used most of a core, which may distort the figures\n");
 	fprintf(f, "  times       %s; percentiles of gaps within 0.2 %%, the others exact\n",
-	        p->o->concurrency
-	            ? "from when a request was sent"
-	            : "from when a request was due, whether or not it could be sent then");
+	        p->o->concurrency ? "from when a request was sent"
+	                          : "from when a request was due, even if it was sent later");
 }
 
 static void error_lines(const struct report *p, FILE *f)

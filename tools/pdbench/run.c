@@ -387,7 +387,7 @@ static void end_old(struct run *r, uint64_t now_us)
 		char why[80];
 		if (since(r, now_us) - run_record(r, f)->sent_us < r->o->timeout_us)
 			return;
-		snprintf(why, sizeof why, "not ended within %g s (--timeout)",
+		snprintf(why, sizeof why, "no complete answer within %g s (--timeout)",
 		         (double)r->o->timeout_us / 1e6);
 		call_drop(f->call);
 		run_ended(r, f, OUTCOME_FAILED, why, now_us);
@@ -467,10 +467,10 @@ static int raise_files(struct run *r, struct err *err)
 	if (l.rlim_cur >= want + FILES_SPARE)
 		return 0;
 	if (r->closed || l.rlim_cur <= FILES_SPARE)
-		return err_set(err, ERR_INVALID,
-		               "--concurrency %u needs %u open files, more than this process may have "
-		               "(%llu): ulimit -n",
-		               want, want + FILES_SPARE, (unsigned long long)l.rlim_cur);
+		return err_set(
+			err, ERR_INVALID,
+			"--concurrency %u needs %u open files, the limit is %llu: raise it with ulimit -n",
+			want, want + FILES_SPARE, (unsigned long long)l.rlim_cur);
 	r->in_flight_max = (unsigned)l.rlim_cur - FILES_SPARE;
 	return 0;
 }
@@ -492,7 +492,7 @@ static int run_open(struct run *r, const struct server_says *says, struct err *e
 	if (exact)
 		event_config_free(exact);
 	if (!r->base)
-		return err_set(err, ERR_IO, "cannot make an event loop");
+		return err_set(err, ERR_IO, "cannot create an event loop");
 	for (unsigned i = 0; i < r->o->n_urls; i++)
 		r->clients[r->n_clients++] = client_new(r->base, &r->o->urls[i], r->o->fresh_connections);
 	r->arrival = evtimer_new(r->base, on_arrival, r);
@@ -504,8 +504,8 @@ static int run_open(struct run *r, const struct server_says *says, struct err *e
 	make_ready(r);
 	if (!r->ready)
 		return err_set(err, ERR_INVALID,
-		               "no request fits: the server's context is %u tokens; --max-input, "
-		               "--max-output and --over clip cut longer ones",
+		               "no request fits the server's context of %u tokens: shorten them with "
+		               "--max-input, --max-output and --over clip",
 		               says->context);
 	return 0;
 }

@@ -190,7 +190,7 @@ static void draw_spread(struct plot *p, const struct spread *s, const struct sum
 	p->x0 = s->low;
 	p->x1 = s->high;
 	p->y1 = most > 0 ? most * 1.15 : 1;
-	axes(p, title, "% of all", "the outermost bars hold what is beyond them, too");
+	axes(p, title, "% of all", "the outermost bars include everything beyond them");
 	for (int i = 0; i < BARS; i++) {
 		double x = p->x + p->w * i / BARS, y = at_y(p, s->bars[i]);
 		if (s->bars[i] > 0)
@@ -306,7 +306,7 @@ static void tokens_plot(const struct report *rep, struct plot *p)
 	const struct timeline *t = &rep->r->timeline;
 	time_axis(p, t, series_most(t, SERIES_TOKENS));
 	axes(p, "Output tokens per second", "tokens/s",
-	     "s since the run began; grey: not in the measured window");
+	     "s since the run began; grey: outside of the measured window");
 	shade_rest(p, rep->r);
 	draw_series(p, t, SERIES_TOKENS, BLUE, 1);
 }
@@ -315,7 +315,7 @@ static void requests_plot(const struct report *rep, struct plot *p)
 {
 	const struct timeline *t = &rep->r->timeline;
 	time_axis(p, t, series_most(t, SERIES_IN_FLIGHT));
-	axes(p, "Requests under way", "requests", "s since the run began");
+	axes(p, "Requests in flight", "requests", "s since the run began");
 	shade_rest(p, rep->r);
 	draw_series(p, t, SERIES_IN_FLIGHT, BLUE, 1);
 	draw_series(p, t, SERIES_WAITING, ORANGE, 1);
@@ -348,10 +348,11 @@ static void head(const struct report *rep, FILE *f)
 	put_text(f, rep->o->title ? rep->o->title : *rep->says->model ? rep->says->model : "pdbench");
 	fputs("</text>\n<text class=\"line\" x=\"70\" y=\"62\">", f);
 	put_text(f, load);
-	fprintf(f,
-	        "; %llu requests whole, %llu failed in %.1f s; %.2f requests/s, %.1f output tokens/s",
-	        (unsigned long long)g->ok, (unsigned long long)g->failed, g->window_s, g->request_rate,
-	        g->token_rate);
+	fprintf(
+		f,
+		"; %llu requests completed, %llu failed in %.1f s; %.2f requests/s, %.1f output tokens/s",
+		(unsigned long long)g->ok, (unsigned long long)g->failed, g->window_s, g->request_rate,
+		g->token_rate);
 	if (rep->o->has_slo)
 		fprintf(f, "; goodput %.2f requests/s (%.1f %%)", g->goodput_rate, g->goodput_percent);
 	fputs("</text>\n", f);

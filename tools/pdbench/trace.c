@@ -50,7 +50,7 @@ static int read_hashes(const struct reader *r, const json_t *o, struct trace_rec
 		         "hash_ids must have an id for each of the %zu blocks of %u tokens (input_length "
 		         "%u), got %s%zu",
 		         want, r->block_tokens, rec->input_tokens,
-		         json_is_array(list) ? "" : "no list: ", n);
+		         json_is_array(list) ? "" : "not a list: ", n);
 		return wrong(r, text);
 	}
 	rec->hashes = mem_array(n, sizeof *rec->hashes);
@@ -90,7 +90,7 @@ static int read_line(struct reader *r, const char *text, size_t n)
 	char sentence[256];
 	json_t *o = json_loadb(text, n, 0, &why);
 	if (!o) {
-		snprintf(sentence, sizeof sentence, "no JSON: %s", why.text);
+		snprintf(sentence, sizeof sentence, "not JSON: %s", why.text);
 		return wrong(r, sentence);
 	}
 	if (r->t->n == r->size) {

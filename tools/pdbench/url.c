@@ -43,15 +43,15 @@ int url_parse(const char *text, struct url *ret, struct err *err)
 {
 	struct url u = {0};
 	if (strncmp(text, "https://", 8) == 0)
-		return err_set(
-			err, ERR_UNSUPPORTED,
-			"\"%.100s\": https is not spoken here; give the http:// address of the router", text);
+		return err_set(err, ERR_UNSUPPORTED,
+		               "\"%.100s\": https is not supported: use the router's http:// address",
+		               text);
 	const char *p = strncmp(text, "http://", 7) == 0 ? text + 7 : text;
 	if (!is_safe(text) || (p == text && strstr(text, "://")) || !(p = read_authority(p, &u)) ||
 	    (*p && *p != '/') || strlen(p) >= sizeof u.path || strpbrk(p, "?#"))
-		return err_set(err, ERR_INVALID,
-		               "\"%.100s\" is no address of the kind http://HOST:PORT (port 1 to 65535)",
-		               text);
+		return err_set(
+			err, ERR_INVALID,
+			"\"%.100s\" is not an address of the form http://HOST:PORT (port 1 to 65535)", text);
 	size_t n = strlen(p);
 	while (n && p[n - 1] == '/')
 		n--;

@@ -89,10 +89,10 @@ int value_time(const char *name, const char *text, uint64_t min_us, uint64_t max
 	const char *end;
 	double us;
 	if (read_time(text, &end, &us) < 0 || *end || us < (double)min_us || us > (double)max_us)
-		return err_set(
-			err, ERR_INVALID,
-			"%s must be a time from %g s to %g s, as 250us, 500ms, 5s, 2m or 1h, got \"%.60s\"",
-			name, (double)min_us / 1e6, (double)max_us / 1e6, text);
+		return err_set(err, ERR_INVALID,
+		               "%s must be a time from %g s to %g s, such as 250us, 500ms, 5s, 2m or 1h, "
+		               "got \"%.60s\"",
+		               name, (double)min_us / 1e6, (double)max_us / 1e6, text);
 	*ret_us = (uint64_t)llround(us);
 	return 0;
 }
@@ -163,7 +163,7 @@ int value_time_dist(const char *name, const char *text, struct dist *ret, struct
 	struct dist d = {.max = (double)TIME_MAX_US};
 	if (dist_from(text, read_time, &d) < 0 || d.a > d.max || d.max > (double)TIME_MAX_US)
 		return err_set(err, ERR_INVALID,
-		               "%s must be a time as 500ms, a range as 1s-5s, or "
+		               "%s must be a time like 500ms, a range like 1s-5s, or "
 		               "lognormal:MEAN,SIGMA[,MAX], got \"%.60s\"",
 		               name, text);
 	*ret = d;
@@ -192,7 +192,7 @@ int value_slo(const char *name, const char *text, struct slo *ret, struct err *e
 			i++;
 		if (i == 4 || p[k] != '=' || n - k - 1 >= sizeof part)
 			return err_set(err, ERR_INVALID,
-			               "%s must be a list of ttft=, tpot=, itl= or e2e= with a time, as "
+			               "%s must be a list of ttft=, tpot=, itl= or e2e= with a time, such as "
 			               "ttft=500ms,tpot=50ms, got \"%.60s\"",
 			               name, text);
 		snprintf(part, sizeof part, "%.*s", (int)(n - k - 1), p + k + 1);
@@ -203,7 +203,7 @@ int value_slo(const char *name, const char *text, struct slo *ret, struct err *e
 	}
 	if (!s.ttft_us && !s.tpot_us && !s.itl_us && !s.e2e_us)
 		return err_set(err, ERR_INVALID,
-		               "%s names no limit; it must be a list as ttft=500ms,tpot=50ms", name);
+		               "%s contains no limit; it must be a list like ttft=500ms,tpot=50ms", name);
 	*ret = s;
 	return 0;
 }

@@ -89,7 +89,7 @@ static int read_files(struct work *w, struct err *err)
 			return ERR_INVALID;
 		trace_sample(&w->trace, o->sample, o->seed);
 		if (!w->trace.n)
-			return err_set(err, ERR_INVALID, "--sample %g leaves nothing of %s", o->sample,
+			return err_set(err, ERR_INVALID, "--sample %g selects no records of %s", o->sample,
 			               o->trace);
 	}
 	return o->lengths ? trace_read(o->lengths, 0, &w->trace, err) : 0;
