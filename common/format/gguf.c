@@ -30,7 +30,7 @@
 #define GGUF_INFO_MIN (8 + 1 + 4 + 8 + 4 + 8)
 
 /* Reading position. field: what is being read, for error messages. */
-struct cursor {
+struct gguf_cursor {
 	const struct gguf *g;
 	size_t at;
 	char field[160];
@@ -72,9 +72,9 @@ const char *gguf_short_path(const char *path)
 	return n > 120 ? path + n - 120 : path;
 }
 
-static int refuse(struct cursor *c, int code, const char *fmt, ...)
+static int refuse(struct gguf_cursor *c, int code, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
-static int refuse(struct cursor *c, int code, const char *fmt, ...)
+static int refuse(struct gguf_cursor *c, int code, const char *fmt, ...)
 {
 	char what[200];
 	va_list ap;
@@ -84,8 +84,9 @@ static int refuse(struct cursor *c, int code, const char *fmt, ...)
 	return err_set(c->err, code, "%s: %s: %s", gguf_short_path(c->g->path), c->field, what);
 }
 
-static void field_set(struct cursor *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-static void field_set(struct cursor *c, const char *fmt, ...)
+static void field_set(struct gguf_cursor *c, const char *fmt, ...)
+	__attribute__((format(printf, 2, 3)));
+static void field_set(struct gguf_cursor *c, const char *fmt, ...)
 {
 	va_list ap;
 	va_start(ap, fmt);
@@ -96,7 +97,7 @@ static void field_set(struct cursor *c, const char *fmt, ...)
 			*p = '?';
 }
 
-static int take(struct cursor *c, size_t n, const unsigned char **ret_p)
+static int take(struct gguf_cursor *c, size_t n, const unsigned char **ret_p)
 {
 	size_t left = c->g->bytes - c->at;
 	if (n > left)
@@ -108,7 +109,7 @@ static int take(struct cursor *c, size_t n, const unsigned char **ret_p)
 	return 0;
 }
 
-static int take_u32(struct cursor *c, uint32_t *ret)
+static int take_u32(struct gguf_cursor *c, uint32_t *ret)
 {
 	const unsigned char *p = NULL;
 	int rc = take(c, sizeof *ret, &p);
@@ -117,7 +118,7 @@ static int take_u32(struct cursor *c, uint32_t *ret)
 	return rc;
 }
 
-static int take_u64(struct cursor *c, uint64_t *ret)
+static int take_u64(struct gguf_cursor *c, uint64_t *ret)
 {
 	const unsigned char *p = NULL;
 	int rc = take(c, sizeof *ret, &p);
@@ -128,7 +129,7 @@ static int take_u64(struct cursor *c, uint64_t *ret)
 
 /* Reads a length or count of items of at least `each` bytes; refuses more than the rest of the file
  * can hold. */
-static int take_count(struct cursor *c, size_t each, uint64_t max, uint64_t *ret)
+static int take_count(struct gguf_cursor *c, size_t each, uint64_t max, uint64_t *ret)
 {
 	uint64_t n = 0;
 	int rc = take_u64(c, &n);
@@ -142,7 +143,7 @@ static int take_count(struct cursor *c, size_t each, uint64_t max, uint64_t *ret
 	return 0;
 }
 
-static int take_str(struct cursor *c, uint64_t max, struct gguf_str *ret)
+static int take_str(struct gguf_cursor *c, uint64_t max, struct gguf_str *ret)
 {
 	uint64_t n = 0;
 	int rc = take_count(c, 1, max, &n);
@@ -155,7 +156,7 @@ static int take_str(struct cursor *c, uint64_t max, struct gguf_str *ret)
 	return 0;
 }
 
-static int take_string_array(struct cursor *c, struct kv *kv)
+static int take_string_array(struct gguf_cursor *c, struct kv *kv)
 {
 	size_t size = 0;
 	for (size_t i = 0; i < kv->count; i++) {
@@ -173,7 +174,7 @@ static int take_string_array(struct cursor *c, struct kv *kv)
 	return 0;
 }
 
-static int take_array(struct cursor *c, struct kv *kv)
+static int take_array(struct gguf_cursor *c, struct kv *kv)
 {
 	uint32_t elem = 0;
 	int rc = take_u32(c, &elem);
@@ -194,7 +195,7 @@ static int take_array(struct cursor *c, struct kv *kv)
 	return take(c, n * each, &kv->data);
 }
 
-static int take_value(struct cursor *c, struct kv *kv)
+static int take_value(struct gguf_cursor *c, struct kv *kv)
 {
 	uint32_t type = 0;
 	int rc = take_u32(c, &type);
@@ -229,7 +230,7 @@ static int kv_cmp(const void *a, const void *b)
 	return str_cmp(x->key.s, x->key.len, y->key.s, y->key.len);
 }
 
-static int read_metadata(struct gguf *g, struct cursor *c, uint64_t count)
+static int read_metadata(struct gguf *g, struct gguf_cursor *c, uint64_t count)
 {
 	size_t size = 0;
 	for (uint64_t i = 0; i < count; i++) {
@@ -263,7 +264,7 @@ static int read_metadata(struct gguf *g, struct cursor *c, uint64_t count)
 }
 
 /* Computes the tensor's size in bytes with overflow checks. */
-static int tensor_size(struct cursor *c, struct gguf_tensor *t)
+static int tensor_size(struct gguf_cursor *c, struct gguf_tensor *t)
 {
 	const char *name = gguf_ggml_type_name(t->ggml_type);
 	if (!name)
@@ -289,7 +290,8 @@ static int tensor_size(struct cursor *c, struct gguf_tensor *t)
 	return 0;
 }
 
-static int read_info(struct cursor *c, uint64_t index, struct gguf_tensor *t, uint64_t *ret_offset)
+static int read_info(struct gguf_cursor *c, uint64_t index, struct gguf_tensor *t,
+                     uint64_t *ret_offset)
 {
 	struct gguf_str name = {0};
 	field_set(c, "name of tensor %" PRIu64, index);
@@ -323,7 +325,7 @@ static int read_info(struct cursor *c, uint64_t index, struct gguf_tensor *t, ui
 }
 
 /* Until place_tensors knows where the data starts, t->data holds the offset. */
-static int read_tensors(struct gguf *g, struct cursor *c, uint64_t count)
+static int read_tensors(struct gguf *g, struct gguf_cursor *c, uint64_t count)
 {
 	size_t size = 0;
 	for (uint64_t i = 0; i < count; i++) {
@@ -343,7 +345,7 @@ static int read_tensors(struct gguf *g, struct cursor *c, uint64_t count)
 	return 0;
 }
 
-static int place_tensors(struct gguf *g, struct cursor *c, uint32_t align)
+static int place_tensors(struct gguf *g, struct gguf_cursor *c, uint32_t align)
 {
 	g->data_at = (c->at + align - 1) / align * align;
 	for (size_t i = 0; i < g->tensors; i++) {
@@ -378,7 +380,7 @@ static int by_data_cmp(const void *a, const void *b, void *arg)
 }
 
 /* Checks that no tensors overlap. */
-static int check_overlap(struct gguf *g, struct cursor *c)
+static int check_overlap(struct gguf *g, struct gguf_cursor *c)
 {
 	if (!g->tensors)
 		return 0;
@@ -400,7 +402,7 @@ static int check_overlap(struct gguf *g, struct cursor *c)
 
 int gguf_sort_names(struct gguf *g, struct err *err)
 {
-	struct cursor c = {.g = g, .err = err};
+	struct gguf_cursor c = {.g = g, .err = err};
 	size_t *o = g->by_name = g->tensors ? mem_array(g->tensors, sizeof *o) : NULL;
 	for (size_t i = 0; i < g->tensors; i++)
 		o[i] = i;
@@ -416,7 +418,7 @@ int gguf_sort_names(struct gguf *g, struct err *err)
 	return 0;
 }
 
-static int read_alignment(struct gguf *g, struct cursor *c, uint32_t *ret)
+static int read_alignment(struct gguf *g, struct gguf_cursor *c, uint32_t *ret)
 {
 	uint32_t a = GGUF_ALIGN_DEFAULT;
 	field_set(c, "metadata general.alignment");
@@ -430,7 +432,7 @@ static int read_alignment(struct gguf *g, struct cursor *c, uint32_t *ret)
 
 static int read_header(struct gguf *g, struct err *err)
 {
-	struct cursor c = {.g = g, .err = err};
+	struct gguf_cursor c = {.g = g, .err = err};
 	uint32_t magic = 0, version = 0, align = 0;
 	uint64_t tensors = 0, kvs = 0;
 	int rc;

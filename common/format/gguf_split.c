@@ -16,7 +16,7 @@
 
 #define GGUF_PARTS_MAX 1024u
 
-struct split {
+struct gguf_split {
 	uint32_t no, count, tensors; /* no: from 0; tensors: in all parts together */
 };
 
@@ -37,10 +37,10 @@ static int wrong(const struct gguf *g, struct err *err, const char *key, uint32_
 }
 
 /* count 0: the file is not part of a split model. */
-static int read_split(const struct gguf *g, struct split *ret, struct err *err)
+static int read_split(const struct gguf *g, struct gguf_split *ret, struct err *err)
 {
 	static const char *const keys[] = {"split.count", "split.no", "split.tensors.count"};
-	struct split s = {0};
+	struct gguf_split s = {0};
 	uint32_t *const to[] = {&s.count, &s.no, &s.tensors};
 	*ret = s;
 	for (size_t i = 0; i < 3; i++) {
@@ -62,7 +62,8 @@ static int read_split(const struct gguf *g, struct split *ret, struct err *err)
 }
 
 /* The length of NAME in the path, which must be NAME-0000N-of-0000M.gguf for this part. */
-static int stem_of(const struct gguf *g, const struct split *s, size_t *ret_len, struct err *err)
+static int stem_of(const struct gguf *g, const struct gguf_split *s, size_t *ret_len,
+                   struct err *err)
 {
 	char tail[40];
 	size_t n = strlen(g->path),
@@ -76,12 +77,12 @@ static int stem_of(const struct gguf *g, const struct split *s, size_t *ret_len,
 	return 0;
 }
 
-static int open_part(const struct gguf *from, const struct split *want, size_t stem, uint32_t no,
-                     struct gguf **ret, struct err *err)
+static int open_part(const struct gguf *from, const struct gguf_split *want, size_t stem,
+                     uint32_t no, struct gguf **ret, struct err *err)
 {
 	char *path = mem_printf("%.*s-%05u-of-%05u.gguf", (int)stem, from->path, no + 1, want->count);
 	struct gguf *g = NULL;
-	struct split s;
+	struct gguf_split s;
 	int rc = gguf_open_one(path, &g, err);
 	free(path);
 	if (rc)
@@ -116,8 +117,8 @@ static void move_tensors(struct gguf *first, struct gguf *part)
 
 /* Opens all parts where part[i] is NULL. On success part[0] owns the others; on error the caller
  * still owns all of them. */
-static int join(struct gguf **part, const struct gguf *from, const struct split *s, size_t stem,
-                struct err *err)
+static int join(struct gguf **part, const struct gguf *from, const struct gguf_split *s,
+                size_t stem, struct err *err)
 {
 	uint64_t total = 0;
 	for (uint32_t i = 0; i < s->count; i++) {
@@ -141,7 +142,7 @@ static int join(struct gguf **part, const struct gguf *from, const struct split 
 	return 0;
 }
 
-static int open_others(struct gguf **g, const struct split *s, struct err *err)
+static int open_others(struct gguf **g, const struct gguf_split *s, struct err *err)
 {
 	size_t stem = 0;
 	int rc = stem_of(*g, s, &stem, err);
@@ -161,7 +162,7 @@ static int open_others(struct gguf **g, const struct split *s, struct err *err)
 int gguf_open(const char *path, struct gguf **ret_g, struct err *err)
 {
 	struct gguf *g = NULL;
-	struct split s;
+	struct gguf_split s;
 	int rc = gguf_open_one(path, &g, err);
 	if (rc)
 		return rc;

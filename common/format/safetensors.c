@@ -28,7 +28,7 @@
 /* per header; bounds the memory for parsing; a tensor needs about 10 values */
 #define ST_VALUES_MAX (2u << 20)
 
-struct file {
+struct st_file {
 	char *path;
 	const unsigned char *map;
 	size_t bytes, data_at;
@@ -36,7 +36,7 @@ struct file {
 };
 
 struct safetensors {
-	struct file *file;
+	struct st_file *file;
 	size_t files;
 	struct st_tensor *tensor; /* sorted by name once all files are open */
 	size_t tensors, size;
@@ -120,8 +120,8 @@ static int parse(const char *path, const char *field, const unsigned char *p, si
 	return 0;
 }
 
-static int read_dtype(const struct file *f, const char *name, const json_t *v, struct st_tensor *t,
-                      unsigned *ret_bytes, struct err *err)
+static int read_dtype(const struct st_file *f, const char *name, const json_t *v,
+                      struct st_tensor *t, unsigned *ret_bytes, struct err *err)
 {
 	const char *s = json_string_value(json_object_get(v, "dtype"));
 	for (size_t i = 0; s && i < sizeof dtypes / sizeof *dtypes; i++)
@@ -134,8 +134,8 @@ static int read_dtype(const struct file *f, const char *name, const json_t *v, s
 	              "found dtype %.40s, expected one of F32, F16, BF16, ...", s ? s : "(none)");
 }
 
-static int read_shape(const struct file *f, const char *name, const json_t *v, struct st_tensor *t,
-                      uint64_t *ret_count, struct err *err)
+static int read_shape(const struct st_file *f, const char *name, const json_t *v,
+                      struct st_tensor *t, uint64_t *ret_count, struct err *err)
 {
 	const json_t *shape = json_object_get(v, "shape");
 	if (!json_is_array(shape) || json_array_size(shape) > 4)
@@ -161,8 +161,8 @@ static int read_shape(const struct file *f, const char *name, const json_t *v, s
 	return 0;
 }
 
-static int read_tensor(const struct file *f, const char *name, const json_t *v, struct st_tensor *t,
-                       struct err *err)
+static int read_tensor(const struct st_file *f, const char *name, const json_t *v,
+                       struct st_tensor *t, struct err *err)
 {
 	size_t len = strlen(name), data_bytes = f->bytes - f->data_at;
 	if (!json_is_object(v) || !len || len > ST_NAME_MAX)
@@ -203,7 +203,7 @@ static int by_data(const void *a, const void *b)
 }
 
 /* Checks that the tensors cover the data from start to end, each byte once. */
-static int check_cover(struct safetensors *st, const struct file *f, struct err *err)
+static int check_cover(struct safetensors *st, const struct st_file *f, struct err *err)
 {
 	struct st_tensor *t = f->count ? st->tensor + f->first : NULL;
 	const unsigned char *at = f->map + f->data_at;
@@ -225,7 +225,7 @@ static int check_cover(struct safetensors *st, const struct file *f, struct err 
 	return 0;
 }
 
-static int read_tensors(struct safetensors *st, struct file *f, json_t *header, struct err *err)
+static int read_tensors(struct safetensors *st, struct st_file *f, json_t *header, struct err *err)
 {
 	const char *name;
 	json_t *v;
@@ -251,8 +251,8 @@ static int read_tensors(struct safetensors *st, struct file *f, json_t *header, 
  * the start. */
 static int open_file(struct safetensors *st, const char *path, struct err *err)
 {
-	struct file *f = &st->file[st->files++];
-	*f = (struct file){.path = mem_strdup(path), .first = st->tensors};
+	struct st_file *f = &st->file[st->files++];
+	*f = (struct st_file){.path = mem_strdup(path), .first = st->tensors};
 	int rc = map_file(path, 8 + 2, SIZE_MAX / 2, 0, &f->map, &f->bytes, err);
 	if (rc)
 		return rc;
@@ -294,7 +294,7 @@ static int shard_name_ok(const char *s)
 	       strcmp(s + n - 12, ".safetensors") == 0;
 }
 
-static const struct file *file_find(const struct safetensors *st, const char *path)
+static const struct st_file *file_find(const struct safetensors *st, const char *path)
 {
 	for (size_t i = 0; i < st->files; i++)
 		if (strcmp(st->file[i].path, path) == 0)
@@ -337,7 +337,7 @@ static int check_index(struct safetensors *st, const char *folder, const char *i
 	json_t *v;
 	json_object_foreach(map, name, v) {
 		char *path = mem_printf("%s/%s", folder, json_string_value(v));
-		const struct file *f = file_find(st, path);
+		const struct st_file *f = file_find(st, path);
 		free(path);
 		const struct st_tensor *t = st_tensor_find(st, name);
 		const unsigned char *data = t ? t->data : NULL;

@@ -111,7 +111,7 @@ void *automaton_grow(struct automaton *a, void *p, uint32_t *size, uint32_t n, s
 
 static int level_room(struct automaton *a, uint32_t n)
 {
-	struct level *more = automaton_grow(a, a->level, &a->size_levels, n, sizeof *more);
+	struct automaton_level *more = automaton_grow(a, a->level, &a->size_levels, n, sizeof *more);
 	a->level = more ? more : a->level;
 	return more ? 0 : -1;
 }
@@ -139,7 +139,7 @@ static int row_room(struct automaton *a, uint32_t n)
 
 /* Makes room for n entries. Returns 0; 1 if all entries must be inserted again; -1 with `full` set:
  * out of memory. */
-static int table_grow(struct automaton *a, struct table *t, uint32_t n)
+static int table_grow(struct automaton *a, struct automaton_table *t, uint32_t n)
 {
 	uint32_t size = t->size ? t->size * 2 : TABLE_FIRST;
 	if (n * 2 < t->size)
@@ -180,7 +180,7 @@ static uint32_t level_of(struct automaton *a, uint32_t ret, uint32_t up)
 	                                               : table_grow(a, &a->levels, a->n_levels + 1);
 	if (again < 0)
 		return 0;
-	a->level[a->n_levels] = (struct level){ret, up, a->level[up].depth + 1, NONE};
+	a->level[a->n_levels] = (struct automaton_level){ret, up, a->level[up].depth + 1, NONE};
 	a->n_levels++;
 	for (uint32_t l = again ? 1 : a->n_levels - 1; l < a->n_levels; l++)
 		level_place(a, l);
@@ -427,7 +427,7 @@ static void begin_life(struct automaton *a)
 	a->n_states = a->n_configs = a->n_rows = 0;
 	a->n_levels = 1;
 	a->n_slots = a->hand = 0;
-	a->level[0] = (struct level){0, 0, 0, 0};
+	a->level[0] = (struct automaton_level){0, 0, 0, 0};
 	memset(a->states.slot, 0, a->states.size * sizeof *a->states.slot);
 	memset(a->levels.slot, 0, a->levels.size * sizeof *a->levels.slot);
 	state_add(a, NULL, 0); /* the dead state; there is room for it */
@@ -448,7 +448,7 @@ int automaton_begin(struct automaton *a)
 }
 
 /* Copies level l of the old table to the new one. The recursion is bounded by GRAMMAR_DEPTH_MAX. */
-static uint32_t carry(struct automaton *a, const struct level *old, uint32_t l)
+static uint32_t carry(struct automaton *a, const struct automaton_level *old, uint32_t l)
 {
 	return l == 0 ? 0 : level_of(a, old[l].ret, carry(a, old, old[l].up));
 }
@@ -457,7 +457,7 @@ uint32_t automaton_renew(struct automaton *a, uint32_t s)
 {
 	struct config own[CONFIGS_MAX];
 	uint32_t n = a->state[s].n;
-	struct level *old = mem_try_array(a->n_levels, sizeof *old);
+	struct automaton_level *old = mem_try_array(a->n_levels, sizeof *old);
 	if (!old) {
 		begin_life(a);
 		a->quota.over = QUOTA_NO_MEMORY;

@@ -20,7 +20,7 @@ struct config {
 	uint32_t node, stack; /* node 0 with stack 0: the answer may end */
 };
 
-struct level { /* of a stack, a linked list; level 0 is the empty stack */
+struct automaton_level { /* of a stack, a linked list; level 0 is the empty stack */
 	uint32_t ret, up, depth;
 	/* the level with all return nodes replaced by their aliases; UINT32_MAX: not computed */
 	uint32_t alias;
@@ -42,7 +42,7 @@ struct token_run { /* ids[from, to) of a trie */
 	uint32_t from, to;
 };
 
-struct table { /* hash table with open addressing; a slot holds index + 1, 0: free */
+struct automaton_table { /* hash table with open addressing; a slot holds index + 1, 0: free */
 	uint32_t *slot, size;
 };
 
@@ -64,11 +64,11 @@ struct automaton {
 	uint32_t n_states, size_states, max_states;
 	struct config *config;
 	uint32_t n_configs, size_configs, max_configs;
-	struct level *level;
+	struct automaton_level *level;
 	uint32_t n_levels, size_levels, max_levels;
 	uint32_t *row, n_rows, size_rows, max_rows;
 	uint32_t row_len; /* one state per byte class, then one per cell */
-	struct table states, levels;
+	struct automaton_table states, levels;
 
 	uint64_t *mask; /* (size_slots, words) */
 	struct mask_slot *slot;

@@ -12,7 +12,7 @@
 #define RANGES_MAX 512u /* per [...]; negating it may add one */
 #define LAST 0x10ffffu
 
-struct range {
+struct regex_range {
 	uint32_t lo, hi;
 };
 
@@ -20,7 +20,7 @@ enum tree_kind { T_EMPTY, T_RANGES, T_CAT, T_ALT, T_REPEAT };
 
 struct tree {
 	enum tree_kind kind;
-	struct range *range; /* RANGES: sorted, disjoint, not adjacent */
+	struct regex_range *range; /* RANGES: sorted, disjoint, not adjacent */
 	uint32_t n;
 	struct tree *left, *right; /* CAT, ALT; REPEAT: left */
 	uint32_t min, max;
@@ -116,26 +116,26 @@ static int take_u(struct parser *p, size_t begin, uint32_t *ret)
 
 /* --- sets of characters -------------------------------------------------- */
 
-struct ranges {
-	struct range r[RANGES_MAX + 1];
+struct regex_ranges {
+	struct regex_range r[RANGES_MAX + 1];
 	uint32_t n;
 };
 
-static int range_add(struct parser *p, struct ranges *s, uint32_t lo, uint32_t hi)
+static int range_add(struct parser *p, struct regex_ranges *s, uint32_t lo, uint32_t hi)
 {
 	if (s->n == RANGES_MAX)
 		return bad(p, ERR_FULL, p->at, "more than 512 ranges in [...]");
-	s->r[s->n++] = (struct range){lo, hi};
+	s->r[s->n++] = (struct regex_range){lo, hi};
 	return 0;
 }
 
 static int range_cmp(const void *a, const void *b)
 {
-	const struct range *x = a, *y = b;
+	const struct regex_range *x = a, *y = b;
 	return (x->lo > y->lo) - (x->lo < y->lo);
 }
 
-static void ranges_merge(struct ranges *s)
+static void ranges_merge(struct regex_ranges *s)
 {
 	uint32_t n = 0;
 	qsort(s->r, s->n, sizeof *s->r, range_cmp);
@@ -148,35 +148,37 @@ static void ranges_merge(struct ranges *s)
 	s->n = n;
 }
 
-static void ranges_negate(struct ranges *s)
+static void ranges_negate(struct regex_ranges *s)
 {
 	uint32_t from = 0, n = 0;
-	struct ranges was = *s;
+	struct regex_ranges was = *s;
 	for (uint32_t i = 0; i < was.n; i++) {
 		if (was.r[i].lo > from)
-			s->r[n++] = (struct range){from, was.r[i].lo - 1};
+			s->r[n++] = (struct regex_range){from, was.r[i].lo - 1};
 		from = was.r[i].hi + 1;
 	}
 	if (from <= LAST)
-		s->r[n++] = (struct range){from, LAST};
+		s->r[n++] = (struct regex_range){from, LAST};
 	s->n = n;
 }
 
-static const struct range digits[] = {{'0', '9'}},
-						  words[] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}},
-						  spaces[] = {{'\t', '\r'}, {' ', ' '}},
-						  all_spaces[] = {{'\t', '\r'},     {0x1c, ' '},      {0x85, 0x85},
-                                          {0xa0, 0xa0},     {0x1680, 0x1680}, {0x2000, 0x200a},
-                                          {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f},
-                                          {0x3000, 0x3000}, {0xfeff, 0xfeff}},
-						  line_ends[] = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
+static const struct regex_range digits[] = {{'0', '9'}},
+								words[] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}},
+								spaces[] = {{'\t', '\r'}, {' ', ' '}},
+								all_spaces[] = {{'\t', '\r'},     {0x1c, ' '},
+                                                {0x85, 0x85},     {0xa0, 0xa0},
+                                                {0x1680, 0x1680}, {0x2000, 0x200a},
+                                                {0x2028, 0x2029}, {0x202f, 0x202f},
+                                                {0x205f, 0x205f}, {0x3000, 0x3000},
+                                                {0xfeff, 0xfeff}},
+								line_ends[] = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
 
 #define COUNT(a) (uint32_t)(sizeof(a) / sizeof *(a))
 
-static int add_named(struct parser *p, struct ranges *s, const struct range *r, uint32_t n,
-                     int negate)
+static int add_named(struct parser *p, struct regex_ranges *s, const struct regex_range *r,
+                     uint32_t n, int negate)
 {
-	struct ranges own = {.n = n};
+	struct regex_ranges own = {.n = n};
 	int code = 0;
 	memcpy(own.r, r, n * sizeof *r);
 	if (negate)
@@ -188,7 +190,7 @@ static int add_named(struct parser *p, struct ranges *s, const struct range *r, 
 
 /* After a backslash. Returns 1 with one character in *ret, 0 with a class added to s, or an
  * error. */
-static int take_escape(struct parser *p, struct ranges *s, uint32_t *ret)
+static int take_escape(struct parser *p, struct regex_ranges *s, uint32_t *ret)
 {
 	static const char plain[] = "^$\\.*+?()[]{}|/-\"'`~!@#%&=:;<>, ", control[] = "n\nr\rt\tf\fv\v";
 	size_t begin = p->at - 1;
@@ -229,7 +231,7 @@ static int take_escape(struct parser *p, struct ranges *s, uint32_t *ret)
 }
 
 /* One member of [...]: returns 1 with its character, 0 if it was a class, or an error. */
-static int take_member(struct parser *p, struct ranges *s, uint32_t *ret)
+static int take_member(struct parser *p, struct regex_ranges *s, uint32_t *ret)
 {
 	if (!next_is(p, '\\'))
 		return take_point(p, ret) < 0 ? ERR_INVALID : 1;
@@ -237,7 +239,7 @@ static int take_member(struct parser *p, struct ranges *s, uint32_t *ret)
 	return take_escape(p, s, ret);
 }
 
-static int class_members(struct parser *p, struct ranges *s, size_t begin)
+static int class_members(struct parser *p, struct regex_ranges *s, size_t begin)
 {
 	while (more(p) && !next_is(p, ']')) {
 		uint32_t lo, hi;
@@ -279,7 +281,7 @@ static struct tree *tree_new(struct parser *p, enum tree_kind kind, struct tree 
 	return t;
 }
 
-static struct tree *tree_ranges(struct parser *p, struct ranges *s)
+static struct tree *tree_ranges(struct parser *p, struct regex_ranges *s)
 {
 	struct tree *t = tree_new(p, T_RANGES, NULL, NULL);
 	ranges_merge(s);
@@ -294,13 +296,13 @@ static struct tree *tree_point(struct parser *p, uint32_t c)
 	struct tree *t = tree_new(p, T_RANGES, NULL, NULL);
 	t->n = 1;
 	t->range = arena_alloc(p->arena, sizeof *t->range);
-	*t->range = (struct range){c, c};
+	*t->range = (struct regex_range){c, c};
 	return t;
 }
 
 static struct tree *parse_class(struct parser *p)
 {
-	struct ranges s;
+	struct regex_ranges s;
 	size_t begin = p->at++;
 	int negate = next_is(p, '^');
 	s.n = 0;
@@ -365,7 +367,7 @@ static struct tree *parse_group(struct parser *p)
 
 static struct tree *parse_atom(struct parser *p)
 {
-	struct ranges s;
+	struct regex_ranges s;
 	uint32_t c;
 	s.n = 0;
 	switch (p->text[p->at]) {
@@ -534,7 +536,7 @@ static uint32_t build_escaped(struct nfa *f, const struct byte_set *s, uint32_t 
 	return nfa_byte(f, '\\', way);
 }
 
-static uint32_t build_ranges(struct nfa *f, const struct range *r, uint32_t n, int json,
+static uint32_t build_ranges(struct nfa *f, const struct regex_range *r, uint32_t n, int json,
                              uint32_t next)
 {
 	struct byte_set plain = {{0}}, escaped = {{0}};
@@ -567,7 +569,7 @@ static uint32_t build_ranges(struct nfa *f, const struct range *r, uint32_t n, i
 
 uint32_t regex_points(struct nfa *f, uint32_t lo, uint32_t hi, int json, uint32_t next)
 {
-	return build_ranges(f, &(struct range){lo, hi}, 1, json, next);
+	return build_ranges(f, &(struct regex_range){lo, hi}, 1, json, next);
 }
 
 struct unit {

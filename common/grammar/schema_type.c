@@ -148,7 +148,7 @@ uint32_t schema_array(struct schema *s, const json_t *v, uint32_t next)
 
 /* --- objects ------------------------------------------------------------- */
 
-struct property {
+struct schema_property {
 	const char *name;
 	const json_t *v; /* NULL: any value */
 	int required;
@@ -156,7 +156,7 @@ struct property {
 
 struct object {
 	struct schema *s;
-	struct property *p;
+	struct schema_property *p;
 	/* n_named: members of `properties`; after them come those only listed in `required` */
 	size_t n, n_named;
 	const json_t *more;       /* additionalProperties; NULL: none allowed */
@@ -203,13 +203,13 @@ static int read_properties(struct object *o, const json_t *v)
 	qsort(must, n_must, sizeof *must, name_cmp);
 	json_object_foreach((json_t *)named, key, member) {
 		struct nfa_string name = {key, 0};
-		o->p[o->n++] = (struct property){
+		o->p[o->n++] = (struct schema_property){
 			key, member, bsearch(&name, must, n_must, sizeof *must, name_cmp) != NULL};
 	}
 	o->n_named = o->n;
 	for (size_t i = 0; i < n_must; i++)
 		if (!json_object_get(named, must[i].s) && (i == 0 || strcmp(must[i].s, must[i - 1].s) != 0))
-			o->p[o->n++] = (struct property){must[i].s, NULL, 1};
+			o->p[o->n++] = (struct schema_property){must[i].s, NULL, 1};
 	return 0;
 }
 
@@ -239,7 +239,7 @@ static int check_more(struct object *o, const json_t *v)
 	return 0;
 }
 
-static uint32_t member_value(struct object *o, const struct property *p, uint32_t next)
+static uint32_t member_value(struct object *o, const struct schema_property *p, uint32_t next)
 {
 	struct schema *s = o->s;
 	if (!p->v)
@@ -251,7 +251,7 @@ static uint32_t member_value(struct object *o, const struct property *p, uint32_
 	return begin;
 }
 
-static uint32_t pair(struct object *o, const struct property *p, uint32_t next)
+static uint32_t pair(struct object *o, const struct schema_property *p, uint32_t next)
 {
 	struct nfa *f = o->s->f;
 	json_t *name = json_string(p->name);

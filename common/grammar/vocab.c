@@ -18,14 +18,14 @@ const struct vocab_cell vocab_cell[CELLS] = {
 	{0x90, 0xbf, 0xf0, 0x90}, {0x80, 0x8f, 0xf4, 0x82}, {0x80, 0xbf, 0, 0x80},
 };
 
-struct entry {
+struct trie_entry {
 	const char *s;
 	uint32_t len, id;
 };
 
 static int entry_cmp(const void *a, const void *b)
 {
-	const struct entry *x = a, *y = b;
+	const struct trie_entry *x = a, *y = b;
 	int c = memcmp(x->s, y->s, x->len < y->len ? x->len : y->len);
 	return c                  ? c
 	       : x->len != y->len ? (x->len > y->len) - (x->len < y->len)
@@ -69,7 +69,7 @@ static void find_skips(struct trie *t)
 	}
 }
 
-static void trie_build(struct trie *t, struct entry *e, uint32_t n)
+static void trie_build(struct trie *t, struct trie_entry *e, uint32_t n)
 {
 	uint32_t size = 0;
 	qsort(e, n, sizeof *e, entry_cmp);
@@ -95,7 +95,7 @@ static void trie_build(struct trie *t, struct entry *e, uint32_t n)
 	find_skips(t);
 }
 
-static void shapes_build(struct grammar_vocab *v, struct entry *e)
+static void shapes_build(struct grammar_vocab *v, struct trie_entry *e)
 {
 	char *shapes = mem_array((size_t)v->at[v->n] + 1, 1);
 	uint32_t count = 0;
@@ -105,7 +105,7 @@ static void shapes_build(struct grammar_vocab *v, struct entry *e)
 		if (!len || len > NFA_LOOKAHEAD)
 			continue;
 		shape_of(v->bytes + v->at[i], len, shapes + v->at[i]);
-		e[count++] = (struct entry){shapes + v->at[i], len, i};
+		e[count++] = (struct trie_entry){shapes + v->at[i], len, i};
 		v->shaped[i / 64] |= 1ull << i % 64;
 	}
 	trie_build(&v->shape, e, count);
@@ -117,7 +117,7 @@ static void shapes_build(struct grammar_vocab *v, struct entry *e)
 struct grammar_vocab *grammar_vocab_new(const char *const *bytes, const uint32_t *len, uint32_t n)
 {
 	struct grammar_vocab *v = mem_zalloc(sizeof *v);
-	struct entry *e = mem_array((size_t)n + 1, sizeof *e);
+	struct trie_entry *e = mem_array((size_t)n + 1, sizeof *e);
 	size_t total = 0;
 	v->n = n;
 	v->at = mem_array((size_t)n + 1, sizeof *v->at);
@@ -137,7 +137,7 @@ struct grammar_vocab *grammar_vocab_new(const char *const *bytes, const uint32_t
 			uint32_t own = v->at[i + 1] - v->at[i];
 			if (!own || kind_of(v->bytes + v->at[i], own) != k)
 				continue;
-			e[count++] = (struct entry){v->bytes + v->at[i], own, i};
+			e[count++] = (struct trie_entry){v->bytes + v->at[i], own, i};
 		}
 		trie_build(&v->trie[k], e, count);
 	}

@@ -56,7 +56,7 @@ static struct jv scope_get(struct jin *r, uint32_t name)
 	return jv_undef(UNDEF_NAME, r->t->names[name].s, r->t->names[name].len, 0);
 }
 
-static void assign(struct jin *r, const struct node *target, struct jv v)
+static void assign(struct jin *r, const struct jinja_node *target, struct jv v)
 {
 	if (target->kind == N_NAME) {
 		scope_set(r, target->name, v);
@@ -148,7 +148,7 @@ static int compare(struct jin *r, uint8_t op, struct jv a, struct jv b)
 	}
 }
 
-static struct jv eval_compare(struct jin *r, const struct node *n)
+static struct jv eval_compare(struct jin *r, const struct jinja_node *n)
 {
 	struct jv a = eval(r, n->a);
 	for (uint32_t i = 0; i < n->list.n; i++) {
@@ -160,7 +160,7 @@ static struct jv eval_compare(struct jin *r, const struct node *n)
 	return jv_bool(1);
 }
 
-static struct jv eval_dict(struct jin *r, const struct node *n)
+static struct jv eval_dict(struct jin *r, const struct jinja_node *n)
 {
 	struct jdict *d = dict_new(r, n->list.n);
 	for (uint32_t i = 0; i < n->list.n; i++) {
@@ -170,7 +170,7 @@ static struct jv eval_dict(struct jin *r, const struct node *n)
 	return (struct jv){.type = J_DICT, .dict = d};
 }
 
-static struct jv eval_slice(struct jin *r, const struct node *n)
+static struct jv eval_slice(struct jin *r, const struct jinja_node *n)
 {
 	struct jv o = eval(r, n->a), part[3];
 	for (int i = 0; i < 3; i++)
@@ -178,7 +178,7 @@ static struct jv eval_slice(struct jin *r, const struct node *n)
 	return jv_slice(r, o, part);
 }
 
-static struct jv eval_concat(struct jin *r, const struct node *n)
+static struct jv eval_concat(struct jin *r, const struct jinja_node *n)
 {
 	struct jv v = jv_to_str(r, eval(r, n->list.v[0]));
 	for (uint32_t i = 1; i < n->list.n; i++)
@@ -188,7 +188,7 @@ static struct jv eval_concat(struct jin *r, const struct node *n)
 
 /* Applies a filter or test. input: value of the innermost input; NULL: the input is an
  * expression. */
-static struct jv eval_builtin(struct jin *r, const struct node *n, const struct jv *input)
+static struct jv eval_builtin(struct jin *r, const struct jinja_node *n, const struct jv *input)
 {
 	const char *kind = n->kind == N_FILTER ? "filter" : "test";
 	struct jv first = n->a ? (n->kind == N_FILTER && input && n->a->kind == N_FILTER
@@ -203,7 +203,7 @@ static struct jv eval_builtin(struct jin *r, const struct node *n, const struct 
 	return builtin_call(r, n->builtin, kind, &a);
 }
 
-static struct jv eval_cond(struct jin *r, const struct node *n)
+static struct jv eval_cond(struct jin *r, const struct jinja_node *n)
 {
 	if (jv_truth(r, eval(r, n->a)))
 		return eval(r, n->b);
@@ -215,7 +215,7 @@ static struct jv eval_cond(struct jin *r, const struct node *n)
 		n->line);
 }
 
-static struct jv eval_call(struct jin *r, const struct node *n)
+static struct jv eval_call(struct jin *r, const struct jinja_node *n)
 {
 	struct jv f = eval(r, n->a);
 	struct jargs a = eval_args(r, n->args, NULL);
@@ -223,7 +223,7 @@ static struct jv eval_call(struct jin *r, const struct node *n)
 	return jv_call(r, f, &a);
 }
 
-struct jv eval(struct jin *r, const struct node *n)
+struct jv eval(struct jin *r, const struct jinja_node *n)
 {
 	struct jv v;
 	jin_step(r, 1);
@@ -299,7 +299,7 @@ static int is_param(const struct jin *r, const struct node_params *p, struct jv 
 
 /* Binds arguments without a parameter: varargs, kwargs and caller. Fails if the macro uses none of
  * these. */
-static void bind_rest(struct jin *r, const struct node *def, const struct jargs *a)
+static void bind_rest(struct jin *r, const struct jinja_node *def, const struct jargs *a)
 {
 	const struct node_params *p = def->params;
 	int name_len = def->value.len < 80 ? (int)def->value.len : 80;
@@ -335,7 +335,7 @@ static void bind_rest(struct jin *r, const struct node *def, const struct jargs 
 	}
 }
 
-static void bind_params(struct jin *r, const struct node *def, const struct jargs *a)
+static void bind_params(struct jin *r, const struct jinja_node *def, const struct jargs *a)
 {
 	const struct node_params *p = def->params;
 	if (p->uses_caller)
@@ -377,7 +377,7 @@ struct jv macro_call(struct jin *r, const struct jmacro *m, const struct jargs *
 	return buf_close(r);
 }
 
-static struct jv make_macro(struct jin *r, const struct node *def)
+static struct jv make_macro(struct jin *r, const struct jinja_node *def)
 {
 	struct jmacro *m = jin_alloc(r, 1, sizeof *m);
 	m->def = def;
@@ -389,12 +389,12 @@ static struct jv make_macro(struct jin *r, const struct node *def)
 
 /* --- statements ---------------------------------------------------------- */
 
-static void exec_print(struct jin *r, const struct node *n)
+static void exec_print(struct jin *r, const struct jinja_node *n)
 {
 	jv_show(r, r->out, eval(r, n->a));
 }
 
-static struct jlist *loop_items(struct jin *r, const struct node *n, struct jv from)
+static struct jlist *loop_items(struct jin *r, const struct jinja_node *n, struct jv from)
 {
 	if (!jv_can_iterate(from))
 		jin_fail(r, "'%s' object is not iterable", jv_type_name((enum jv_type)from.type));
@@ -413,7 +413,7 @@ static struct jlist *loop_items(struct jin *r, const struct node *n, struct jv f
 	return some;
 }
 
-static enum flow run_loop(struct jin *r, const struct node *n, struct jloop *loop)
+static enum flow run_loop(struct jin *r, const struct jinja_node *n, struct jloop *loop)
 {
 	struct scope *around = r->scope, *s = NULL;
 	struct jv loop_value = {.type = J_LOOP, .loop = loop};
@@ -433,7 +433,7 @@ static enum flow run_loop(struct jin *r, const struct node *n, struct jloop *loo
 	return FLOW_ON;
 }
 
-static enum flow exec_for(struct jin *r, const struct node *n)
+static enum flow exec_for(struct jin *r, const struct jinja_node *n)
 {
 	enum flow flow = FLOW_ON;
 	struct jlist *items = loop_items(r, n, eval(r, n->b));
@@ -480,7 +480,7 @@ struct jv loop_call(struct jin *r, struct jloop *l, const struct jargs *a)
 	return buf_close(r);
 }
 
-static enum flow exec_if(struct jin *r, const struct node *n)
+static enum flow exec_if(struct jin *r, const struct jinja_node *n)
 {
 	for (;;) {
 		if (jv_truth(r, eval(r, n->a)))
@@ -492,13 +492,13 @@ static enum flow exec_if(struct jin *r, const struct node *n)
 	}
 }
 
-static void exec_set_block(struct jin *r, const struct node *n)
+static void exec_set_block(struct jin *r, const struct jinja_node *n)
 {
 	struct jv v = catch_body(r, &n->list);
 	assign(r, n->a, n->b ? eval_builtin(r, n->b, &v) : v);
 }
 
-static void exec_call_block(struct jin *r, const struct node *n)
+static void exec_call_block(struct jin *r, const struct jinja_node *n)
 {
 	struct jv f = eval(r, n->a->a), caller = make_macro(r, n);
 	struct jargs a = eval_args(r, n->a->args, NULL);
@@ -515,13 +515,13 @@ static void exec_call_block(struct jin *r, const struct node *n)
 	jv_show(r, r->out, jv_call(r, f, &a));
 }
 
-static void exec_filter_block(struct jin *r, const struct node *n)
+static void exec_filter_block(struct jin *r, const struct jinja_node *n)
 {
 	struct jv v = catch_body(r, &n->list);
 	jv_show(r, r->out, eval_builtin(r, n->a, &v));
 }
 
-static enum flow exec_scope(struct jin *r, const struct node *n)
+static enum flow exec_scope(struct jin *r, const struct jinja_node *n)
 {
 	struct scope *scope = r->scope;
 	struct jlist *values = n->kind == N_WITH ? eval_list(r, &n->args->args) : NULL;
@@ -533,7 +533,7 @@ static enum flow exec_scope(struct jin *r, const struct node *n)
 	return flow;
 }
 
-static enum flow exec(struct jin *r, const struct node *n)
+static enum flow exec(struct jin *r, const struct jinja_node *n)
 {
 	jin_step(r, 1);
 	r->line = n->line;

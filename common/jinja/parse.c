@@ -51,11 +51,11 @@ static void parse_closed_block(struct parse *p, struct node_list *into, const ch
 	p->loops = loops;
 }
 
-static struct node *parse_for(struct parse *p, uint32_t line)
+static struct jinja_node *parse_for(struct parse *p, uint32_t line)
 {
 	static const char *const ends[] = {"endfor", "else", NULL};
 	char got[80];
-	struct node *n = parse_node(p, N_FOR, line);
+	struct jinja_node *n = parse_node(p, N_FOR, line);
 	n->a = parse_target(p, 1, 0, "in");
 	if (n->a->kind == N_NAME && n->a->name == parse_name_id(p, "loop", 4))
 		parse_fail(p, line, "the name loop cannot be the target of a for");
@@ -76,16 +76,16 @@ static struct node *parse_for(struct parse *p, uint32_t line)
 	return n;
 }
 
-static struct node *parse_if(struct parse *p, uint32_t line)
+static struct jinja_node *parse_if(struct parse *p, uint32_t line)
 {
 	static const char *const ends[] = {"endif", "elif", "else", NULL};
-	struct node *first = parse_node(p, N_IF, line), *n = first;
+	struct jinja_node *first = parse_node(p, N_IF, line), *n = first;
 	for (;;) {
 		n->a = parse_tuple(p, 0, NULL, 0);
 		parse_block(p, &n->list, ends);
 		if (!parse_is_word(look(p), "elif"))
 			break;
-		struct node *next = parse_node(p, N_IF, look(p)->line);
+		struct jinja_node *next = parse_node(p, N_IF, look(p)->line);
 		p->at++;
 		parse_push(p, &n->more, next);
 		n->op = 1;
@@ -98,9 +98,9 @@ static struct node *parse_if(struct parse *p, uint32_t line)
 	return first;
 }
 
-static struct node *parse_set(struct parse *p, uint32_t line)
+static struct jinja_node *parse_set(struct parse *p, uint32_t line)
 {
-	struct node *n = parse_node(p, N_SET, line);
+	struct jinja_node *n = parse_node(p, N_SET, line);
 	n->a = parse_target(p, 1, 1, NULL);
 	if (parse_skip(p, T_ASSIGN)) {
 		n->b = parse_tuple(p, 1, NULL, 0);
@@ -149,7 +149,7 @@ static int uses(const struct parse *p, size_t from, const char *word)
 	return 0;
 }
 
-static void parse_macro_body(struct parse *p, struct node *n, const char *end)
+static void parse_macro_body(struct parse *p, struct jinja_node *n, const char *end)
 {
 	size_t from = p->at;
 	parse_closed_block(p, &n->list, end);
@@ -161,9 +161,9 @@ static void parse_macro_body(struct parse *p, struct node *n, const char *end)
 	parse_name_id(p, "kwargs", 6);
 }
 
-static struct node *parse_macro(struct parse *p, uint32_t line)
+static struct jinja_node *parse_macro(struct parse *p, uint32_t line)
 {
-	struct node *n = parse_node(p, N_MACRO, line);
+	struct jinja_node *n = parse_node(p, N_MACRO, line);
 	const struct token *name = parse_expect(p, T_NAME);
 	n->name = parse_name_id(p, name->s, name->len);
 	n->value = jv_str(name->s, name->len);
@@ -172,9 +172,9 @@ static struct node *parse_macro(struct parse *p, uint32_t line)
 	return n;
 }
 
-static struct node *parse_call_block(struct parse *p, uint32_t line)
+static struct jinja_node *parse_call_block(struct parse *p, uint32_t line)
 {
-	struct node *n = parse_node(p, N_CALL_BLOCK, line);
+	struct jinja_node *n = parse_node(p, N_CALL_BLOCK, line);
 	n->value = jv_str("caller", 6);
 	n->params = look(p)->kind == T_LPAREN ? parse_params(p)
 	                                      : arena_alloc(p->arena, sizeof *n->params);
@@ -185,17 +185,17 @@ static struct node *parse_call_block(struct parse *p, uint32_t line)
 	return n;
 }
 
-static struct node *parse_filter_block(struct parse *p, uint32_t line)
+static struct jinja_node *parse_filter_block(struct parse *p, uint32_t line)
 {
-	struct node *n = parse_node(p, N_FILTER_BLOCK, line);
+	struct jinja_node *n = parse_node(p, N_FILTER_BLOCK, line);
 	n->a = parse_filters(p, NULL, 1);
 	parse_closed_block(p, &n->list, "endfilter");
 	return n;
 }
 
-static struct node *parse_with(struct parse *p, uint32_t line)
+static struct jinja_node *parse_with(struct parse *p, uint32_t line)
 {
-	struct node *n = parse_node(p, N_WITH, line);
+	struct jinja_node *n = parse_node(p, N_WITH, line);
 	n->args = arena_alloc(p->arena, sizeof *n->args);
 	while (look(p)->kind != T_BLOCK_END) {
 		if (n->more.n)
@@ -208,9 +208,9 @@ static struct node *parse_with(struct parse *p, uint32_t line)
 	return n;
 }
 
-static struct node *parse_named_block(struct parse *p, uint32_t line)
+static struct jinja_node *parse_named_block(struct parse *p, uint32_t line)
 {
-	struct node *n = parse_node(p, N_SCOPE, line);
+	struct jinja_node *n = parse_node(p, N_SCOPE, line);
 	const struct token *name = parse_expect(p, T_NAME);
 	parse_skip_word(p, "scoped");
 	parse_closed_block(p, &n->list, "endblock");
@@ -220,14 +220,14 @@ static struct node *parse_named_block(struct parse *p, uint32_t line)
 	return n;
 }
 
-static struct node *parse_generation(struct parse *p, uint32_t line)
+static struct jinja_node *parse_generation(struct parse *p, uint32_t line)
 {
-	struct node *n = parse_node(p, N_SCOPE, line);
+	struct jinja_node *n = parse_node(p, N_SCOPE, line);
 	parse_closed_block(p, &n->list, "endgeneration");
 	return n;
 }
 
-static struct node *parse_jump(struct parse *p, uint32_t line)
+static struct jinja_node *parse_jump(struct parse *p, uint32_t line)
 {
 	const struct token *word = &p->tokens[p->at - 1];
 	if (!p->loops)
@@ -235,22 +235,22 @@ static struct node *parse_jump(struct parse *p, uint32_t line)
 	return parse_node(p, parse_is_word(word, "break") ? N_BREAK : N_CONTINUE, line);
 }
 
-static struct node *parse_print_statement(struct parse *p, uint32_t line)
+static struct jinja_node *parse_print_statement(struct parse *p, uint32_t line)
 {
-	struct node *n = parse_node(p, N_SCOPE, line);
+	struct jinja_node *n = parse_node(p, N_SCOPE, line);
 	do {
-		struct node *one = parse_node(p, N_PRINT, line);
+		struct jinja_node *one = parse_node(p, N_PRINT, line);
 		one->a = parse_expression(p);
 		parse_push(p, &n->list, one);
 	} while (parse_skip(p, T_COMMA));
 	return n;
 }
 
-static struct node *parse_statement(struct parse *p)
+static struct jinja_node *parse_statement(struct parse *p)
 {
 	static const struct {
 		const char *word;
-		struct node *(*parse)(struct parse *p, uint32_t line);
+		struct jinja_node *(*parse)(struct parse *p, uint32_t line);
 	} statements[] = {
 		{"for", parse_for},
 		{"if", parse_if},
@@ -280,9 +280,9 @@ static struct node *parse_statement(struct parse *p)
 	parse_fail(p, t->line, "unknown tag %s", token_show(t, got));
 }
 
-static struct node *text_node(struct parse *p, uint32_t line, struct jv text)
+static struct jinja_node *text_node(struct parse *p, uint32_t line, struct jv text)
 {
-	struct node *n = parse_node(p, N_TEXT, line);
+	struct jinja_node *n = parse_node(p, N_TEXT, line);
 	n->value = text;
 	return n;
 }
@@ -290,7 +290,7 @@ static struct node *text_node(struct parse *p, uint32_t line, struct jv text)
 static void parse_print(struct parse *p, struct node_list *into)
 {
 	uint32_t line = look(p)->line;
-	struct node *e = parse_tuple(p, 1, NULL, 0), *n;
+	struct jinja_node *e = parse_tuple(p, 1, NULL, 0), *n;
 	parse_expect(p, T_VAR_END);
 	if (e->kind == N_CONST && e->value.type == J_STR) {
 		n = text_node(p, line, e->value);

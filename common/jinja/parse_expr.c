@@ -121,16 +121,16 @@ void parse_enter(struct parse *p)
 		           NESTING_MAX);
 }
 
-struct node *parse_node(struct parse *p, enum node_kind kind, uint32_t line)
+struct jinja_node *parse_node(struct parse *p, enum node_kind kind, uint32_t line)
 {
-	struct node *n = arena_alloc(p->arena, sizeof *n);
+	struct jinja_node *n = arena_alloc(p->arena, sizeof *n);
 	n->kind = (uint8_t)kind;
 	n->line = line;
 	n->depth = 1;
 	return n;
 }
 
-void parse_adopt(struct parse *p, struct node *parent, const struct node *child)
+void parse_adopt(struct parse *p, struct jinja_node *parent, const struct jinja_node *child)
 {
 	if (!child || child->depth < parent->depth)
 		return;
@@ -141,11 +141,11 @@ void parse_adopt(struct parse *p, struct node *parent, const struct node *child)
 		           TREE_DEPTH_MAX);
 }
 
-void parse_push(struct parse *p, struct node_list *l, struct node *n)
+void parse_push(struct parse *p, struct node_list *l, struct jinja_node *n)
 {
 	if (l->n == l->size) {
 		uint32_t size = l->size ? l->size * 2 : 4;
-		struct node **more = arena_array(p->arena, size, sizeof *more);
+		struct jinja_node **more = arena_array(p->arena, size, sizeof *more);
 		if (l->n)
 			memcpy(more, l->v, l->n * sizeof *more);
 		l->v = more;
@@ -154,7 +154,7 @@ void parse_push(struct parse *p, struct node_list *l, struct node *n)
 	l->v[l->n++] = n;
 }
 
-static void push_child(struct parse *p, struct node *parent, struct node *child)
+static void push_child(struct parse *p, struct jinja_node *parent, struct jinja_node *child)
 {
 	parse_push(p, &parent->list, child);
 	parse_adopt(p, parent, child);
@@ -179,17 +179,17 @@ uint32_t parse_name_id(struct parse *p, const char *s, size_t len)
 	return p->n_names++;
 }
 
-static struct node *const_node(struct parse *p, uint32_t line, struct jv v)
+static struct jinja_node *const_node(struct parse *p, uint32_t line, struct jv v)
 {
-	struct node *n = parse_node(p, N_CONST, line);
+	struct jinja_node *n = parse_node(p, N_CONST, line);
 	n->value = v;
 	return n;
 }
 
-static struct node *binary(struct parse *p, enum node_kind kind, uint8_t op, uint32_t line,
-                           struct node *a, struct node *b)
+static struct jinja_node *binary(struct parse *p, enum node_kind kind, uint8_t op, uint32_t line,
+                                 struct jinja_node *a, struct jinja_node *b)
 {
-	struct node *n = parse_node(p, kind, line);
+	struct jinja_node *n = parse_node(p, kind, line);
 	n->op = op;
 	n->a = a;
 	n->b = b;
@@ -200,9 +200,9 @@ static struct node *binary(struct parse *p, enum node_kind kind, uint8_t op, uin
 
 /* --- primary ------------------------------------------------------------- */
 
-static struct node *parse_list(struct parse *p)
+static struct jinja_node *parse_list(struct parse *p)
 {
-	struct node *n = parse_node(p, N_LIST, next(p)->line);
+	struct jinja_node *n = parse_node(p, N_LIST, next(p)->line);
 	while (look(p, 0)->kind != T_RBRACKET) {
 		if (n->list.n)
 			parse_expect(p, T_COMMA);
@@ -214,9 +214,9 @@ static struct node *parse_list(struct parse *p)
 	return n;
 }
 
-static struct node *parse_dict(struct parse *p)
+static struct jinja_node *parse_dict(struct parse *p)
 {
-	struct node *n = parse_node(p, N_DICT, next(p)->line);
+	struct jinja_node *n = parse_node(p, N_DICT, next(p)->line);
 	while (look(p, 0)->kind != T_RBRACE) {
 		if (n->list.n)
 			parse_expect(p, T_COMMA);
@@ -224,7 +224,7 @@ static struct node *parse_dict(struct parse *p)
 			break;
 		push_child(p, n, parse_expression(p));
 		parse_expect(p, T_COLON);
-		struct node *value = parse_expression(p);
+		struct jinja_node *value = parse_expression(p);
 		parse_push(p, &n->more, value);
 		parse_adopt(p, n, value);
 	}
@@ -232,7 +232,7 @@ static struct node *parse_dict(struct parse *p)
 	return n;
 }
 
-static struct node *parse_strings(struct parse *p)
+static struct jinja_node *parse_strings(struct parse *p)
 {
 	const struct token *t = next(p);
 	if (look(p, 0)->kind != T_STR)
@@ -251,7 +251,7 @@ static struct node *parse_strings(struct parse *p)
 	return const_node(p, t->line, jv_str(s, len));
 }
 
-static struct node *parse_word(struct parse *p, int allow_ns)
+static struct jinja_node *parse_word(struct parse *p, int allow_ns)
 {
 	const struct token *t = next(p);
 	if (parse_is_word(t, "true") || parse_is_word(t, "True"))
@@ -260,7 +260,7 @@ static struct node *parse_word(struct parse *p, int allow_ns)
 		return const_node(p, t->line, jv_bool(0));
 	if (parse_is_word(t, "none") || parse_is_word(t, "None"))
 		return const_node(p, t->line, jv_none());
-	struct node *n = parse_node(p, N_NAME, t->line);
+	struct jinja_node *n = parse_node(p, N_NAME, t->line);
 	n->name = parse_name_id(p, t->s, t->len);
 	if (allow_ns && parse_skip(p, T_DOT)) {
 		const struct token *attr = parse_expect(p, T_NAME);
@@ -270,11 +270,11 @@ static struct node *parse_word(struct parse *p, int allow_ns)
 	return n;
 }
 
-static struct node *parse_primary(struct parse *p, int allow_ns)
+static struct jinja_node *parse_primary(struct parse *p, int allow_ns)
 {
 	const struct token *t = look(p, 0);
 	char got[80];
-	struct node *n;
+	struct jinja_node *n;
 	switch (t->kind) {
 	case T_NAME: return parse_word(p, allow_ns);
 	case T_STR: return parse_strings(p);
@@ -298,11 +298,12 @@ static int at_tuple_end(const struct parse *p, const char *end_word)
 	       (end_word && parse_is_word(t, end_word));
 }
 
-static struct node *parse_or(struct parse *p);
+static struct jinja_node *parse_or(struct parse *p);
 
-struct node *parse_tuple(struct parse *p, int with_cond, const char *end_word, int parentheses)
+struct jinja_node *parse_tuple(struct parse *p, int with_cond, const char *end_word,
+                               int parentheses)
 {
-	struct node *n = parse_node(p, N_TUPLE, look(p, 0)->line);
+	struct jinja_node *n = parse_node(p, N_TUPLE, look(p, 0)->line);
 	char got[80];
 	int is_tuple = 0;
 	for (;;) {
@@ -324,7 +325,7 @@ struct node *parse_tuple(struct parse *p, int with_cond, const char *end_word, i
 	return n;
 }
 
-static void check_target(struct parse *p, const struct node *n)
+static void check_target(struct parse *p, const struct jinja_node *n)
 {
 	if (n->kind != N_NAME && n->kind != N_NSREF)
 		parse_fail(p, n->line, "cannot assign to this expression");
@@ -333,16 +334,17 @@ static void check_target(struct parse *p, const struct node *n)
 		parse_fail(p, n->line, "the name self is reserved");
 }
 
-struct node *parse_target(struct parse *p, int allow_tuple, int allow_ns, const char *end_word)
+struct jinja_node *parse_target(struct parse *p, int allow_tuple, int allow_ns,
+                                const char *end_word)
 {
-	struct node *n = parse_node(p, N_TUPLE, look(p, 0)->line);
+	struct jinja_node *n = parse_node(p, N_TUPLE, look(p, 0)->line);
 	int is_tuple = 0;
 	for (;;) {
 		if (n->list.n)
 			parse_expect(p, T_COMMA);
 		if (n->list.n && at_tuple_end(p, end_word))
 			break;
-		struct node *one = parse_primary(p, allow_ns);
+		struct jinja_node *one = parse_primary(p, allow_ns);
 		if (one->kind == N_TUPLE) /* nested (a, b): names only */
 			for (uint32_t i = 0; i < one->list.n; i++)
 				check_target(p, one->list.v[i]);
@@ -358,7 +360,7 @@ struct node *parse_target(struct parse *p, int allow_tuple, int allow_ns, const 
 
 /* --- calls, attributes, items, filters, tests ---------------------------- */
 
-static struct node_args *parse_args(struct parse *p, struct node *owner)
+static struct node_args *parse_args(struct parse *p, struct jinja_node *owner)
 {
 	struct node_args *a = arena_alloc(p->arena, sizeof *a);
 	struct node_list names = {0};
@@ -371,7 +373,7 @@ static struct node_args *parse_args(struct parse *p, struct node *owner)
 				break;
 		}
 		first = 0;
-		struct node *v;
+		struct jinja_node *v;
 		if (look(p, 0)->kind == T_MUL && !a->star && !a->star_star) {
 			next(p);
 			v = a->star = parse_expression(p);
@@ -399,18 +401,18 @@ static struct node_args *parse_args(struct parse *p, struct node *owner)
 	return a;
 }
 
-static struct node *parse_call(struct parse *p, struct node *callee)
+static struct jinja_node *parse_call(struct parse *p, struct jinja_node *callee)
 {
-	struct node *n = parse_node(p, N_CALL, look(p, 0)->line);
+	struct jinja_node *n = parse_node(p, N_CALL, look(p, 0)->line);
 	n->a = callee;
 	parse_adopt(p, n, callee);
 	n->args = parse_args(p, n);
 	return n;
 }
 
-static struct node *parse_slice_or_index(struct parse *p)
+static struct jinja_node *parse_slice_or_index(struct parse *p)
 {
-	struct node *n = NULL, *part[3] = {0};
+	struct jinja_node *n = NULL, *part[3] = {0};
 	uint32_t line = look(p, 0)->line;
 	if (!parse_skip(p, T_COLON)) {
 		part[0] = parse_expression(p);
@@ -432,13 +434,13 @@ static struct node *parse_slice_or_index(struct parse *p)
 	return n;
 }
 
-static struct node *parse_subscript(struct parse *p, struct node *object)
+static struct jinja_node *parse_subscript(struct parse *p, struct jinja_node *object)
 {
 	const struct token *t = next(p), *name = look(p, 0);
 	if (t->kind == T_DOT) {
 		next(p);
 		if (name->kind == T_NAME) {
-			struct node *n = binary(p, N_ATTR, 0, t->line, object, NULL);
+			struct jinja_node *n = binary(p, N_ATTR, 0, t->line, object, NULL);
 			n->value = jv_str(name->s, name->len);
 			return n;
 		}
@@ -446,11 +448,11 @@ static struct node *parse_subscript(struct parse *p, struct node *object)
 			parse_fail(p, name->line, "expected a name or a number after the dot");
 		return binary(p, N_ITEM, 0, t->line, object, const_node(p, name->line, jv_int(name->i)));
 	}
-	struct node *key = NULL, *many = NULL;
+	struct jinja_node *key = NULL, *many = NULL;
 	while (look(p, 0)->kind != T_RBRACKET) {
 		if (key)
 			parse_expect(p, T_COMMA);
-		struct node *one = parse_slice_or_index(p);
+		struct jinja_node *one = parse_slice_or_index(p);
 		if (key && !many) {
 			many = parse_node(p, N_TUPLE, t->line);
 			push_child(p, many, key);
@@ -462,9 +464,9 @@ static struct node *parse_subscript(struct parse *p, struct node *object)
 	next(p);
 	if (!key)
 		key = parse_node(p, N_TUPLE, t->line);
-	struct node *n = binary(p, N_ITEM, 0, t->line, object, many ? many : key);
+	struct jinja_node *n = binary(p, N_ITEM, 0, t->line, object, many ? many : key);
 	if (n->b->kind == N_SLICE) {
-		struct node *slice = n->b;
+		struct jinja_node *slice = n->b;
 		slice->a = object;
 		parse_adopt(p, slice, object);
 		return slice;
@@ -475,7 +477,7 @@ static struct node *parse_subscript(struct parse *p, struct node *object)
 	return n;
 }
 
-static struct node *parse_postfix(struct parse *p, struct node *n)
+static struct jinja_node *parse_postfix(struct parse *p, struct jinja_node *n)
 {
 	for (;;) {
 		uint8_t kind = look(p, 0)->kind;
@@ -503,12 +505,12 @@ static struct jv dotted_name(struct parse *p, uint32_t *ret_line)
 	return jv_str(s, len);
 }
 
-struct node *parse_filters(struct parse *p, struct node *input, int at_name)
+struct jinja_node *parse_filters(struct parse *p, struct jinja_node *input, int at_name)
 {
 	while (at_name || parse_skip(p, T_PIPE)) {
 		uint32_t line;
 		struct jv name = dotted_name(p, &line);
-		struct node *n = parse_node(p, N_FILTER, line);
+		struct jinja_node *n = parse_node(p, N_FILTER, line);
 		n->value = name;
 		n->a = input;
 		n->builtin = filter_find(name.s, name.len);
@@ -521,12 +523,12 @@ struct node *parse_filters(struct parse *p, struct node *input, int at_name)
 	return input;
 }
 
-static struct node *parse_test(struct parse *p, struct node *input)
+static struct jinja_node *parse_test(struct parse *p, struct jinja_node *input)
 {
 	uint32_t line;
 	int negated = parse_skip_word(p, "not");
 	struct jv name = dotted_name(p, &line);
-	struct node *n = parse_node(p, N_TEST, line);
+	struct jinja_node *n = parse_node(p, N_TEST, line);
 	n->value = name;
 	n->a = input;
 	n->builtin = test_find(name.s, name.len);
@@ -540,7 +542,7 @@ static struct node *parse_test(struct parse *p, struct node *input)
 	           !parse_is_word(t, "and")) {
 		if (parse_is_word(t, "is"))
 			parse_fail(p, t->line, "tests cannot be chained with is");
-		struct node *arg = parse_postfix(p, parse_primary(p, 0));
+		struct jinja_node *arg = parse_postfix(p, parse_primary(p, 0));
 		n->args = arena_alloc(p->arena, sizeof *n->args);
 		parse_push(p, &n->args->args, arg);
 		parse_adopt(p, n, arg);
@@ -548,7 +550,7 @@ static struct node *parse_test(struct parse *p, struct node *input)
 	return negated ? binary(p, N_NOT, 0, line, n, NULL) : n;
 }
 
-static struct node *parse_behind(struct parse *p, struct node *n)
+static struct jinja_node *parse_behind(struct parse *p, struct jinja_node *n)
 {
 	for (;;) {
 		if (look(p, 0)->kind == T_PIPE)
@@ -564,10 +566,10 @@ static struct node *parse_behind(struct parse *p, struct node *n)
 
 /* --- operators ----------------------------------------------------------- */
 
-static struct node *parse_unary(struct parse *p, int with_filter)
+static struct jinja_node *parse_unary(struct parse *p, int with_filter)
 {
 	const struct token *t = look(p, 0);
-	struct node *n;
+	struct jinja_node *n;
 	parse_enter(p);
 	if (t->kind == T_SUB || t->kind == T_ADD) {
 		next(p);
@@ -580,9 +582,9 @@ static struct node *parse_unary(struct parse *p, int with_filter)
 	return with_filter ? parse_behind(p, n) : n;
 }
 
-static struct node *parse_pow(struct parse *p)
+static struct jinja_node *parse_pow(struct parse *p)
 {
-	struct node *n = parse_unary(p, 1);
+	struct jinja_node *n = parse_unary(p, 1);
 	while (look(p, 0)->kind == T_POW) {
 		uint32_t line = next(p)->line;
 		n = binary(p, N_BINARY, T_POW, line, n, parse_unary(p, 1));
@@ -590,9 +592,9 @@ static struct node *parse_pow(struct parse *p)
 	return n;
 }
 
-static struct node *parse_product(struct parse *p)
+static struct jinja_node *parse_product(struct parse *p)
 {
-	struct node *n = parse_pow(p);
+	struct jinja_node *n = parse_pow(p);
 	for (;;) {
 		const struct token *t = look(p, 0);
 		if (t->kind != T_MUL && t->kind != T_DIV && t->kind != T_FLOORDIV && t->kind != T_MOD)
@@ -602,9 +604,9 @@ static struct node *parse_product(struct parse *p)
 	}
 }
 
-static struct node *parse_concat(struct parse *p)
+static struct jinja_node *parse_concat(struct parse *p)
 {
-	struct node *first = parse_product(p), *n = NULL;
+	struct jinja_node *first = parse_product(p), *n = NULL;
 	while (look(p, 0)->kind == T_TILDE) {
 		uint32_t line = next(p)->line;
 		if (!n) {
@@ -616,9 +618,9 @@ static struct node *parse_concat(struct parse *p)
 	return n ? n : first;
 }
 
-static struct node *parse_sum(struct parse *p)
+static struct jinja_node *parse_sum(struct parse *p)
 {
-	struct node *n = parse_concat(p);
+	struct jinja_node *n = parse_concat(p);
 	for (;;) {
 		const struct token *t = look(p, 0);
 		if (t->kind != T_ADD && t->kind != T_SUB)
@@ -645,9 +647,9 @@ static int compare_op(struct parse *p)
 	return -1;
 }
 
-static struct node *parse_compare(struct parse *p)
+static struct jinja_node *parse_compare(struct parse *p)
 {
-	struct node *first = parse_sum(p), *n = NULL;
+	struct jinja_node *first = parse_sum(p), *n = NULL;
 	uint8_t *ops = NULL;
 	for (;;) {
 		uint32_t line = look(p, 0)->line;
@@ -671,20 +673,20 @@ static struct node *parse_compare(struct parse *p)
 	return n ? n : first;
 }
 
-static struct node *parse_not(struct parse *p)
+static struct jinja_node *parse_not(struct parse *p)
 {
 	const struct token *t = look(p, 0);
 	if (!parse_skip_word(p, "not"))
 		return parse_compare(p);
 	parse_enter(p);
-	struct node *n = binary(p, N_NOT, 0, t->line, parse_not(p), NULL);
+	struct jinja_node *n = binary(p, N_NOT, 0, t->line, parse_not(p), NULL);
 	p->nesting--;
 	return n;
 }
 
-static struct node *parse_and(struct parse *p)
+static struct jinja_node *parse_and(struct parse *p)
 {
-	struct node *n = parse_not(p);
+	struct jinja_node *n = parse_not(p);
 	while (parse_is_word(look(p, 0), "and")) {
 		uint32_t line = next(p)->line;
 		n = binary(p, N_AND, 0, line, n, parse_not(p));
@@ -692,9 +694,9 @@ static struct node *parse_and(struct parse *p)
 	return n;
 }
 
-static struct node *parse_or(struct parse *p)
+static struct jinja_node *parse_or(struct parse *p)
 {
-	struct node *n = parse_and(p);
+	struct jinja_node *n = parse_and(p);
 	while (parse_is_word(look(p, 0), "or")) {
 		uint32_t line = next(p)->line;
 		n = binary(p, N_OR, 0, line, n, parse_and(p));
@@ -702,12 +704,12 @@ static struct node *parse_or(struct parse *p)
 	return n;
 }
 
-struct node *parse_expression(struct parse *p)
+struct jinja_node *parse_expression(struct parse *p)
 {
 	parse_enter(p);
-	struct node *n = parse_or(p);
+	struct jinja_node *n = parse_or(p);
 	while (parse_is_word(look(p, 0), "if")) {
-		struct node *c = parse_node(p, N_COND, next(p)->line);
+		struct jinja_node *c = parse_node(p, N_COND, next(p)->line);
 		c->b = n;
 		c->a = parse_or(p);
 		if (parse_skip_word(p, "else"))

@@ -122,7 +122,7 @@ enum node_kind {
 enum compare_op { CMP_EQ, CMP_NE, CMP_LT, CMP_LE, CMP_GT, CMP_GE, CMP_IN, CMP_NOT_IN };
 
 struct node_list {
-	struct node **v;
+	struct jinja_node **v;
 	uint32_t n, size;
 };
 
@@ -130,7 +130,7 @@ struct node_args {
 	struct node_list args;
 	struct node_list kw_values;
 	struct jv *kw_names; /* strings, one per element of kw_values */
-	struct node *star, *star_star;
+	struct jinja_node *star, *star_star;
 };
 
 /* One struct for all kinds. Fields used by each kind:
@@ -162,11 +162,11 @@ struct node_args {
  *   COMPARE       a: first operand, list: the others, ops: operator before each of these
  *   COND          a: condition, b: value, c: else or NULL
  *   NSREF         name: namespace, value: the attribute's name */
-struct node {
+struct jinja_node {
 	uint8_t kind, op;
 	uint16_t depth;
 	uint32_t line, name;
-	struct node *a, *b, *c;
+	struct jinja_node *a, *b, *c;
 	struct node_list list, more;
 	struct jv value;
 	struct node_args *args;
@@ -177,7 +177,7 @@ struct node {
 
 struct node_params {
 	uint32_t *names;
-	struct node **defaults; /* element NULL: no default */
+	struct jinja_node **defaults; /* element NULL: no default */
 	uint32_t n;
 	int uses_caller, uses_varargs, uses_kwargs;
 };
@@ -196,10 +196,10 @@ struct jinja_template {
 };
 
 /* parse_expr.c, for parse.c */
-struct node *parse_node(struct parse *p, enum node_kind kind, uint32_t line);
+struct jinja_node *parse_node(struct parse *p, enum node_kind kind, uint32_t line);
 /* updates the parent's depth; child may be NULL */
-void parse_adopt(struct parse *p, struct node *parent, const struct node *child);
-void parse_push(struct parse *p, struct node_list *l, struct node *n);
+void parse_adopt(struct parse *p, struct jinja_node *parent, const struct jinja_node *child);
+void parse_push(struct parse *p, struct node_list *l, struct jinja_node *n);
 void parse_enter(struct parse *p);
 uint32_t parse_name_id(struct parse *p, const char *s, size_t len);
 const struct token *parse_expect(struct parse *p, enum token_kind kind);
@@ -207,10 +207,12 @@ int parse_skip(struct parse *p, enum token_kind kind);
 int parse_is_word(const struct token *t, const char *word);
 int parse_skip_word(struct parse *p, const char *word);
 const char *token_show(const struct token *t, char out[80]);
-struct node *parse_expression(struct parse *p);
-struct node *parse_tuple(struct parse *p, int with_cond, const char *end_word, int parentheses);
-struct node *parse_filters(struct parse *p, struct node *input, int at_name);
-struct node *parse_target(struct parse *p, int allow_tuple, int allow_ns, const char *end_word);
+struct jinja_node *parse_expression(struct parse *p);
+struct jinja_node *parse_tuple(struct parse *p, int with_cond, const char *end_word,
+                               int parentheses);
+struct jinja_node *parse_filters(struct parse *p, struct jinja_node *input, int at_name);
+struct jinja_node *parse_target(struct parse *p, int allow_tuple, int allow_ns,
+                                const char *end_word);
 
 /* parse.c */
 void parse_template(struct parse *p, struct node_list *body);

@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct node;
+struct jinja_node;
 struct node_list;
 struct jinja_template;
 struct method_def;
@@ -120,12 +120,12 @@ struct scope {
 };
 
 struct jmacro {
-	const struct node *def; /* N_MACRO or N_CALL_BLOCK */
+	const struct jinja_node *def; /* N_MACRO or N_CALL_BLOCK */
 	struct scope *scope;
 };
 
 struct jloop {
-	const struct node *def;
+	const struct jinja_node *def;
 	struct jlist *items;
 	size_t at; /* index of the current item */
 	unsigned depth;
@@ -301,7 +301,7 @@ size_t text_offset(const char *s, size_t len, size_t chars);
 void text_strip(const char **s, size_t *len, const struct jv *chars, int left, int right);
 
 /* eval.c */
-struct jv eval(struct jin *r, const struct node *n);
+struct jv eval(struct jin *r, const struct jinja_node *n);
 enum flow { FLOW_ON, FLOW_BREAK, FLOW_CONTINUE };
 enum flow exec_list(struct jin *r, const struct node_list *l);
 struct scope *scope_push(struct jin *r);

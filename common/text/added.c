@@ -13,7 +13,7 @@ static int compare(const void *pa, const void *pb)
 	return d ? d : (a->len > b->len) - (a->len < b->len);
 }
 
-void added_init(struct added *a, struct added_token *tokens, size_t n)
+void added_init(struct added_set *a, struct added_token *tokens, size_t n)
 {
 	memset(a, 0, sizeof *a);
 	a->tokens = tokens;
@@ -24,7 +24,7 @@ void added_init(struct added *a, struct added_token *tokens, size_t n)
 		a->begins[(unsigned char)tokens[i].text[0]] = 1;
 }
 
-void added_fini(struct added *a)
+void added_fini(struct added_set *a)
 {
 	for (size_t i = 0; i < a->n; i++)
 		free(a->tokens[i].text);
@@ -34,7 +34,7 @@ void added_fini(struct added *a)
 
 /* All tokens of [lo, hi) share their first `depth` bytes and are longer than that. Returns the
  * first one whose next byte is >= c, or hi. */
-static size_t lower(const struct added *a, size_t lo, size_t hi, size_t depth, unsigned c)
+static size_t lower(const struct added_set *a, size_t lo, size_t hi, size_t depth, unsigned c)
 {
 	while (lo < hi) {
 		size_t mid = lo + (hi - lo) / 2;
@@ -46,7 +46,7 @@ static size_t lower(const struct added *a, size_t lo, size_t hi, size_t depth, u
 	return lo;
 }
 
-static const struct added_token *longest_at(const struct added *a, const char *text, size_t len)
+static const struct added_token *longest_at(const struct added_set *a, const char *text, size_t len)
 {
 	const struct added_token *best = NULL;
 	size_t lo = 0, hi = a->n;
@@ -60,7 +60,7 @@ static const struct added_token *longest_at(const struct added *a, const char *t
 	return best;
 }
 
-const struct added_token *added_find(const struct added *a, const char *text, size_t len,
+const struct added_token *added_find(const struct added_set *a, const char *text, size_t len,
                                      size_t *pos)
 {
 	for (size_t i = *pos; a->n && i < len; i++) {

@@ -13,17 +13,17 @@ struct added_token {
 	uint8_t special, lstrip, rstrip;
 };
 
-struct added {
+struct added_set {
 	struct added_token *tokens; /* sorted by their bytes */
 	size_t n;
 	unsigned char begins[256]; /* 1: some token starts with this byte */
 };
 
 /* Takes ownership of the malloc'ed array `tokens`, none of which is empty, and sorts it. */
-void added_init(struct added *a, struct added_token *tokens, size_t n);
-void added_fini(struct added *a);
+void added_init(struct added_set *a, struct added_token *tokens, size_t n);
+void added_fini(struct added_set *a);
 /* Returns the first token at or after *pos and sets *pos to its position. NULL: none is left. */
-const struct added_token *added_find(const struct added *a, const char *text, size_t len,
+const struct added_token *added_find(const struct added_set *a, const char *text, size_t len,
                                      size_t *pos);
 
 #endif

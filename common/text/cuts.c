@@ -8,7 +8,7 @@ static uint32_t bit_of(uint32_t a, uint32_t b)
 	return (a * 0x9e3779b1u ^ (b * 0x85ebca77u + 0x27d4eb2fu)) >> (32 - CUTS_BITS);
 }
 
-static int together(const struct cuts *c, uint32_t a, uint32_t b)
+static int together(const struct text_cuts *c, uint32_t a, uint32_t b)
 {
 	if (a < 0x80 && b < 0x80)
 		return (c->ascii[a][b >> 6] >> (b & 63) & 1) != 0;
@@ -27,7 +27,7 @@ static size_t step(const char *text, size_t len, uint32_t *ret_cp)
 	return 1;
 }
 
-void cuts_add(struct cuts *c, const char *text, size_t len)
+void cuts_add(struct text_cuts *c, const char *text, size_t len)
 {
 	uint32_t a = 0, b;
 	for (size_t i = 0, n; i < len; i += n, a = b) {
@@ -42,7 +42,7 @@ void cuts_add(struct cuts *c, const char *text, size_t len)
 	}
 }
 
-size_t cuts_next(const struct cuts *c, const char *text, size_t len)
+size_t cuts_next(const struct text_cuts *c, const char *text, size_t len)
 {
 	uint32_t a, b;
 	size_t i = step(text, len, &a);

@@ -72,7 +72,7 @@ static int push(struct encoder *e, const uint32_t *ids, size_t n)
  * leading unknown token is dropped. */
 static int push_word(struct encoder *e, const uint32_t *ids, size_t n)
 {
-	const struct spec *s = &e->t->spec;
+	const struct tokenizer_spec *s = &e->t->spec;
 	if (!n)
 		return 0;
 	size_t skip = s->fuse_unk && e->unk_open && ids[0] == s->unk;
@@ -111,7 +111,7 @@ static size_t add_bytes(const struct tokenizer *t, uint32_t *ids, const char *c,
 static size_t symbols_of_chars(const struct tokenizer *t, uint32_t *ids, const char *word,
                                size_t len)
 {
-	const struct spec *s = &t->spec;
+	const struct tokenizer_spec *s = &t->spec;
 	size_t n = 0, bytes;
 	int waits = 0;
 	uint32_t cp;
@@ -238,7 +238,7 @@ static int encode_split_at_spaces(struct encoder *e, const char *text, size_t le
 static int encode_prefixed(struct encoder *e, const char *text, size_t len, int first,
                            int text_first)
 {
-	const struct spec *s = &e->t->spec;
+	const struct tokenizer_spec *s = &e->t->spec;
 	const char *space = s->metaspace ? SPEC_SPACE : " ";
 	int prefix = first && (s->prefix == SPEC_PREFIX_ALWAYS ||
 	                       (s->prefix == SPEC_PREFIX_FIRST && text_first));
@@ -286,7 +286,7 @@ static size_t space_behind(const char *text, size_t len, size_t at)
 /* Follows the reference in two oddities: a special token in plain text still hides the tokens that
  * overlap it; and white space stripped by one token may contain another token, which comes out
  * too. */
-static int split_added(struct encoder *e, const struct added *set, const char *text, size_t len,
+static int split_added(struct encoder *e, const struct added_set *set, const char *text, size_t len,
                        int first, int text_first, stretch_fn between)
 {
 	const struct added_token *a;

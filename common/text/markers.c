@@ -6,13 +6,13 @@
 
 #include <string.h>
 
-struct found {
+struct marker_list {
 	const struct tokenizer *t;
 	uint32_t *ids;
 	size_t n, max;
 };
 
-static void add(struct found *f, const char *text)
+static void add(struct marker_list *f, const char *text)
 {
 	struct token_list l = {0};
 	if (!toolcall_form_spells(text) && !reasoning_form_spells(text))
@@ -28,7 +28,7 @@ static void add(struct found *f, const char *text)
 
 size_t markers_special(const struct tokenizer *t, uint32_t *ids, size_t max)
 {
-	struct found f = {.t = t, .ids = ids, .max = max};
+	struct marker_list f = {.t = t, .ids = ids, .max = max};
 	const struct reasoning_format *r;
 	const char *text;
 	for (const struct toolcall_format *c = toolcall_formats; c->name; c++)

@@ -89,13 +89,13 @@ static const struct pretok_kind kinds[] = {
 	{"deepseek-v3", {PRETOK_NUMBERS_3, PRETOK_HAN_KANA, PRETOK_DEEPSEEK3}, 0, 0, 0},
 };
 
-struct property {
+struct pretok_property {
 	const char *name;
 	const char *ascii; /* in the notation used inside [] */
 	unsigned classes;  /* bit set of enum unicode_class */
 };
 
-static const struct property properties[] = {
+static const struct pretok_property properties[] = {
 	{"L", "A-Za-z",
      1u << UNICODE_LU | 1u << UNICODE_LL | 1u << UNICODE_LT | 1u << UNICODE_LM | 1u << UNICODE_LO},
 	{"Lu", "A-Z", 1u << UNICODE_LU},
@@ -133,7 +133,7 @@ static unsigned char code_of(const unsigned char *classes, uint32_t cp)
 
 /* --- expressions over class codes ---------------------------------------- */
 
-static int property_has(const struct property *p, unsigned code)
+static int property_has(const struct pretok_property *p, unsigned code)
 {
 	if (code == CODE_LONG_S)
 		return !strcmp(p->name, "LongS") || (p->classes & 1u << UNICODE_LL);
@@ -145,7 +145,7 @@ static int property_has(const struct property *p, unsigned code)
 
 static void add_items(struct buf *out, const char *name, size_t len)
 {
-	const struct property *p = NULL;
+	const struct pretok_property *p = NULL;
 	for (size_t i = 0; i < sizeof properties / sizeof *properties; i++)
 		if (strlen(properties[i].name) == len && !memcmp(properties[i].name, name, len))
 			p = &properties[i];
@@ -267,7 +267,7 @@ void pretok_scratch_fini(struct pretok_scratch *s)
 
 /* --- splitting ----------------------------------------------------------- */
 
-struct split {
+struct pretok_cursor {
 	const struct pretok *p;
 	pcre2_match_data *match;
 	const unsigned char *subject; /* class codes, or the text itself if it is ASCII */
@@ -277,7 +277,7 @@ struct split {
 	void *arg;
 };
 
-static int give_piece(struct split *s, size_t begin, size_t end)
+static int give_piece(struct pretok_cursor *s, size_t begin, size_t end)
 {
 	const char *piece = s->next, *e = piece;
 	if (s->ascii)
@@ -293,8 +293,8 @@ static int give_piece(struct split *s, size_t begin, size_t end)
 }
 
 /* Finds the first match of one stage in [begin, end). Returns 1, 0 for none, or ERR_NOMEM. */
-static int find(struct split *s, unsigned stage, size_t begin, size_t end, size_t *ret_begin,
-                size_t *ret_end)
+static int find(struct pretok_cursor *s, unsigned stage, size_t begin, size_t end,
+                size_t *ret_begin, size_t *ret_end)
 {
 	const pcre2_code *code = s->p->code[stage];
 	PCRE2_SPTR subject = s->subject + begin;
@@ -314,7 +314,7 @@ static int find(struct split *s, unsigned stage, size_t begin, size_t end, size_
 	return 1;
 }
 
-static int split_stage(struct split *s, unsigned stage, size_t begin, size_t end)
+static int split_stage(struct pretok_cursor *s, unsigned stage, size_t begin, size_t end)
 {
 	if (stage == s->p->stages)
 		return give_piece(s, begin, end);
@@ -359,7 +359,7 @@ int pretok_split(const struct pretok *p, struct pretok_scratch *s, const char *t
 {
 	if (!s->match && !(s->match = pcre2_match_data_create(1, NULL)))
 		return ERR_NOMEM;
-	struct split sp = {.p = p, .match = s->match, .next = text, .give = give, .arg = arg};
+	struct pretok_cursor sp = {.p = p, .match = s->match, .next = text, .give = give, .arg = arg};
 	sp.ascii = ascii_span(text, len) == len;
 	size_t n = sp.ascii ? len : classify(p, s, text, len);
 	if (!n && len)

@@ -151,8 +151,8 @@ static void give(struct reasoning *r, size_t to)
 
 /* A part that may start with white space and a marker. Enters `with` if the marker is there,
  * `without` if not; then keeps_space tells whether the white space belongs to the answer. */
-static int lead(struct reasoning *r, const char *marker, enum part with, enum part without,
-                int keeps_space)
+static int lead(struct reasoning *r, const char *marker, enum reasoning_part with,
+                enum reasoning_part without, int keeps_space)
 {
 	size_t at = reasoning_skip_space(r);
 	if (at == r->in.len && !r->final)
@@ -166,7 +166,7 @@ static int lead(struct reasoning *r, const char *marker, enum part with, enum pa
 }
 
 /* Emits text up to the marker, without the white space before it. */
-static int body(struct reasoning *r, const char *marker, enum part next)
+static int body(struct reasoning *r, const char *marker, enum reasoning_part next)
 {
 	size_t at = reasoning_skip_space(r), keep = r->start;
 	while (at < r->in.len) {

@@ -39,7 +39,7 @@ static void give_message(struct reasoning *r, size_t to)
 /* Text without a head before it belongs to the answer. */
 static int message_head(struct reasoning *r)
 {
-	static const enum part parts[] = {
+	static const enum reasoning_part parts[] = {
 		[HARMONY_THOUGHTS] = MESSAGE_FIRST,
 		[HARMONY_ANSWER] = MESSAGE_ANSWER,
 		[HARMONY_CALL] = MESSAGE_CALL,
@@ -142,9 +142,9 @@ static int message_body(struct reasoning *r)
 	return 0;
 }
 
-enum part reasoning_message_part(enum reasoning_at at)
+enum reasoning_part reasoning_message_part(enum reasoning_at at)
 {
-	static const enum part parts[] = {
+	static const enum reasoning_part parts[] = {
 		[REASONING_BEFORE] = HEAD,
 		[REASONING_WITHIN_THOUGHTS] = MESSAGE_FIRST,
 		[REASONING_WITHIN_ANSWER] = MESSAGE_ANSWER,

@@ -14,7 +14,7 @@ struct reasoning_format {
 	const char *channels[8]; /* harmony: its markers; NULL: reasoning comes first */
 };
 
-enum part {
+enum reasoning_part {
 	BEGIN, /* white space, maybe the opening marker */
 	/* in reasoning that the prompt opened: white space, maybe the opening marker */
 	LEAD,
@@ -38,7 +38,7 @@ struct reasoning {
 	const struct reasoning_format *f;
 	reasoning_sink *sink;
 	void *arg;
-	enum part part;
+	enum reasoning_part part;
 	int final;
 	unsigned said; /* harmony: bit 1: reasoning was emitted, bit 0: answer text was */
 	/* emit an empty line first: there was a message of this kind before */
@@ -63,7 +63,7 @@ static inline size_t reasoning_skip_space(struct reasoning *r)
 
 /* reasoning_harmony.c */
 enum reasoning_at reasoning_last_message(const char *prompt, size_t len);
-enum part reasoning_message_part(enum reasoning_at at); /* in which an answer starts */
-int reasoning_message_step(struct reasoning *r);        /* 0: more text is needed */
+enum reasoning_part reasoning_message_part(enum reasoning_at at); /* in which an answer starts */
+int reasoning_message_step(struct reasoning *r);                  /* 0: more text is needed */
 
 #endif

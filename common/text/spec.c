@@ -9,15 +9,15 @@
 #include <string.h>
 
 /* in bytes; splitting a token in all ways costs the square of its length */
-enum { CUT_MAX = 1024 };
+enum { SPLIT_BYTES_MAX = 1024 };
 
-void spec_init(struct spec *s)
+void spec_init(struct tokenizer_spec *s)
 {
 	memset(s, 0, sizeof *s);
 	s->unk = s->bos = UINT32_MAX;
 }
 
-void spec_fini(struct spec *s)
+void spec_fini(struct tokenizer_spec *s)
 {
 	vocab_fini(&s->vocab);
 	free(s->merges);
@@ -25,7 +25,7 @@ void spec_fini(struct spec *s)
 	memset(s, 0, sizeof *s);
 }
 
-void spec_add_merge(struct spec *s, uint32_t left, uint32_t right, uint32_t id)
+void spec_add_merge(struct tokenizer_spec *s, uint32_t left, uint32_t right, uint32_t id)
 {
 	if (s->n_merges == s->merges_size) {
 		s->merges_size = s->merges_size ? s->merges_size * 2 : 1024;
@@ -34,7 +34,7 @@ void spec_add_merge(struct spec *s, uint32_t left, uint32_t right, uint32_t id)
 	s->merges[s->n_merges++] = (struct spec_merge){left, right, id};
 }
 
-void spec_add_added(struct spec *s, struct spec_added a)
+void spec_add_added(struct tokenizer_spec *s, struct spec_added a)
 {
 	if (s->n_added == s->added_size) {
 		s->added_size = s->added_size ? s->added_size * 2 : 64;
@@ -43,7 +43,7 @@ void spec_add_added(struct spec *s, struct spec_added a)
 	s->added[s->n_added++] = a;
 }
 
-void spec_add_eos(struct spec *s, uint32_t id)
+void spec_add_eos(struct tokenizer_spec *s, uint32_t id)
 {
 	for (unsigned i = 0; i < s->n_eos; i++)
 		if (s->eos[i] == id)
@@ -54,7 +54,7 @@ void spec_add_eos(struct spec *s, uint32_t id)
 
 /* --- merges from scores -------------------------------------------------- */
 
-struct cut {
+struct merge_candidate {
 	struct spec_merge m;
 	double score;
 	uint32_t left_chars, right_chars;
@@ -63,7 +63,7 @@ struct cut {
 
 static int by_rank(const void *pa, const void *pb)
 {
-	const struct cut *a = pa, *b = pb;
+	const struct merge_candidate *a = pa, *b = pb;
 	if (a->score != b->score)
 		return a->score > b->score ? -1 : 1;
 	if (a->left_chars != b->left_chars)
@@ -73,12 +73,12 @@ static int by_rank(const void *pa, const void *pb)
 	return a->order < b->order ? -1 : a->order > b->order;
 }
 
-struct cuts {
-	struct cut *v;
+struct merge_candidates {
+	struct merge_candidate *v;
 	size_t n, size;
 };
 
-static void add_cuts(const struct vocab *v, uint32_t id, struct cuts *all)
+static void add_candidates(const struct vocab *v, uint32_t id, struct merge_candidates *all)
 {
 	const char *text = vocab_text(v, id);
 	size_t len = v->tokens[id].text_len;
@@ -97,27 +97,27 @@ static void add_cuts(const struct vocab *v, uint32_t id, struct cuts *all)
 			all->size = all->size ? all->size * 2 : 4096;
 			all->v = mem_grow(all->v, all->size, sizeof *all->v);
 		}
-		all->v[all->n] = (struct cut){
+		all->v[all->n] = (struct merge_candidate){
 			{left, right, id}, v->tokens[id].score, before, chars - before, all->n};
 		all->n++;
 	}
 }
 
-int spec_merges_from_scores(struct spec *s, struct err *err)
+int spec_merges_from_scores(struct tokenizer_spec *s, struct err *err)
 {
-	struct cuts all = {0};
+	struct merge_candidates all = {0};
 	int rc = 0;
 	for (uint32_t id = 0; id < s->vocab.n && rc == 0; id++) {
 		const struct vocab_token *t = &s->vocab.tokens[id];
 		if (vocab_is_special(&s->vocab, id) ||
 		    vocab_find(&s->vocab, vocab_text(&s->vocab, id), t->text_len) != id)
 			continue;
-		if (t->text_len > CUT_MAX)
+		if (t->text_len > SPLIT_BYTES_MAX)
 			rc = err_set(err, ERR_INVALID,
 			             "token %u has %u bytes, expected at most %d where merges come from scores",
-			             id, t->text_len, CUT_MAX);
+			             id, t->text_len, SPLIT_BYTES_MAX);
 		else
-			add_cuts(&s->vocab, id, &all);
+			add_candidates(&s->vocab, id, &all);
 	}
 	if (all.n)
 		qsort(all.v, all.n, sizeof *all.v, by_rank);
@@ -129,7 +129,7 @@ int spec_merges_from_scores(struct spec *s, struct err *err)
 
 /* --- decoding ------------------------------------------------------------ */
 
-void spec_make_bytes(struct spec *s)
+void spec_make_bytes(struct tokenizer_spec *s)
 {
 	struct buf out, spare;
 	if (!s->decode.n && !s->decode_bytes)
@@ -157,7 +157,7 @@ static void hash_str(crypto_generichash_state *h, const char *s, size_t len)
 	crypto_generichash_update(h, (const unsigned char *)s, len);
 }
 
-static void hash_numbers(crypto_generichash_state *h, const struct spec *s)
+static void hash_numbers(crypto_generichash_state *h, const struct tokenizer_spec *s)
 {
 	const uint32_t v[] = {s->model,
 	                      s->stages[0],
@@ -175,7 +175,7 @@ static void hash_numbers(crypto_generichash_state *h, const struct spec *s)
 	crypto_generichash_update(h, (const unsigned char *)v, sizeof v);
 }
 
-void spec_hash(const struct spec *s, char hex[65])
+void spec_hash(const struct tokenizer_spec *s, char hex[65])
 {
 	static const char label[] = "pdserve tokenizer 2";
 	crypto_generichash_state h;

@@ -28,7 +28,7 @@ struct spec_added {
 	uint8_t normalized;     /* is matched in normalized text */
 };
 
-struct spec {
+struct tokenizer_spec {
 	struct vocab vocab;
 	enum spec_model model;
 	struct spec_merge *merges; /* BPE only */
@@ -65,25 +65,25 @@ struct spec {
 
 #define SPEC_SPACE "\xe2\x96\x81" /* U+2581 */
 
-void spec_init(struct spec *s);
-void spec_fini(struct spec *s);
-void spec_add_merge(struct spec *s, uint32_t left, uint32_t right, uint32_t id);
-void spec_add_added(struct spec *s, struct spec_added a);
+void spec_init(struct tokenizer_spec *s);
+void spec_fini(struct tokenizer_spec *s);
+void spec_add_merge(struct tokenizer_spec *s, uint32_t left, uint32_t right, uint32_t id);
+void spec_add_added(struct tokenizer_spec *s, struct spec_added a);
 /* Adds an id unless it is already there or the array is full. */
-void spec_add_eos(struct spec *s, uint32_t id);
+void spec_add_eos(struct tokenizer_spec *s, uint32_t id);
 
 /* Derives merges from SentencePiece's scores: every split of a token into two tokens is a merge.
  * They are sorted by score, then by the length in characters of the left and of the right part, all
  * descending. ERR_INVALID: a token, named in err, is too long for this. */
-int spec_merges_from_scores(struct spec *s, struct err *err);
+int spec_merges_from_scores(struct tokenizer_spec *s, struct err *err);
 /* Computes the bytes that each token decodes to. */
-void spec_make_bytes(struct spec *s);
+void spec_make_bytes(struct tokenizer_spec *s);
 /* BLAKE2b-256 over everything that determines ids: 64 hex digits and a NUL. */
-void spec_hash(const struct spec *s, char hex[65]);
+void spec_hash(const struct tokenizer_spec *s, char hex[65]);
 
 /* Errors name what is wrong in the file; ERR_UNSUPPORTED names the feature that this build lacks.
  * Call spec_fini also after an error. */
-int spec_from_gguf(struct spec *s, const struct gguf *g, struct err *err);
-int spec_from_folder(struct spec *s, const char *folder, struct err *err);
+int spec_from_gguf(struct tokenizer_spec *s, const struct gguf *g, struct err *err);
+int spec_from_folder(struct tokenizer_spec *s, const char *folder, struct err *err);
 
 #endif

@@ -67,7 +67,7 @@ int spec_json_read(const char *path, json_t **ret, struct err *err)
 /* --- BOS and EOS --------------------------------------------------------- */
 
 /* "bos_token" is a text, or an object with one. UINT32_MAX: none, or not in the vocabulary. */
-static uint32_t named(const struct spec *s, const json_t *file, const char *key)
+static uint32_t named(const struct tokenizer_spec *s, const json_t *file, const char *key)
 {
 	const json_t *v = json_object_get(file, key),
 				 *text = json_is_object(v) ? json_object_get(v, "content") : v;
@@ -76,13 +76,13 @@ static uint32_t named(const struct spec *s, const json_t *file, const char *key)
 	           : UINT32_MAX;
 }
 
-static void add_id(struct spec *s, const json_t *v)
+static void add_id(struct tokenizer_spec *s, const json_t *v)
 {
 	if (json_is_integer(v) && json_integer_value(v) >= 0 && json_integer_value(v) < s->vocab.n)
 		spec_add_eos(s, (uint32_t)json_integer_value(v));
 }
 
-static void from_names(struct spec *s, const json_t *file)
+static void from_names(struct tokenizer_spec *s, const json_t *file)
 {
 	uint32_t bos = named(s, file, "bos_token"), eos = named(s, file, "eos_token");
 	if (bos != UINT32_MAX)
@@ -94,7 +94,7 @@ static void from_names(struct spec *s, const json_t *file)
 		s->adds_bos = json_is_true(adds);
 }
 
-static void from_generation(struct spec *s, const json_t *file)
+static void from_generation(struct tokenizer_spec *s, const json_t *file)
 {
 	const json_t *bos = json_object_get(file, "bos_token_id"),
 				 *eos = json_object_get(file, "eos_token_id");
@@ -108,11 +108,11 @@ static void from_generation(struct spec *s, const json_t *file)
 		add_id(s, id);
 }
 
-static int read_beside(struct spec *s, const char *folder, struct err *err)
+static int read_beside(struct tokenizer_spec *s, const char *folder, struct err *err)
 {
 	static const struct {
 		const char *name;
-		void (*take)(struct spec *s, const json_t *file);
+		void (*take)(struct tokenizer_spec *s, const json_t *file);
 	} files[] = {{"special_tokens_map.json", from_names},
 	             {"tokenizer_config.json", from_names},
 	             {"generation_config.json", from_generation}};
@@ -131,7 +131,7 @@ static int read_beside(struct spec *s, const char *folder, struct err *err)
 	return 0;
 }
 
-int spec_from_folder(struct spec *s, const char *folder, struct err *err)
+int spec_from_folder(struct tokenizer_spec *s, const char *folder, struct err *err)
 {
 	char path[PATH_BYTES], other[PATH_BYTES];
 	json_t *root = NULL;

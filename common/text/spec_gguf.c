@@ -47,7 +47,7 @@ static int wrong_array(const struct gguf *g, const char *key, struct err *err, c
 	return err_set(err, ERR_INVALID, "%s: found %s, expected %s", key, found, want);
 }
 
-static int read_texts(struct spec *s, const struct gguf *g, struct err *err)
+static int read_texts(struct tokenizer_spec *s, const struct gguf *g, struct err *err)
 {
 	enum gguf_type type;
 	size_t count;
@@ -69,7 +69,7 @@ static int read_texts(struct spec *s, const struct gguf *g, struct err *err)
 	return 0;
 }
 
-static int read_types(struct spec *s, const struct gguf *g, struct err *err)
+static int read_types(struct tokenizer_spec *s, const struct gguf *g, struct err *err)
 {
 	enum gguf_type type;
 	size_t count;
@@ -90,7 +90,7 @@ static int read_types(struct spec *s, const struct gguf *g, struct err *err)
 	return 0;
 }
 
-static int read_scores(struct spec *s, const struct gguf *g, struct err *err)
+static int read_scores(struct tokenizer_spec *s, const struct gguf *g, struct err *err)
 {
 	enum gguf_type type;
 	size_t count;
@@ -119,8 +119,8 @@ static int read_bool(const struct gguf *g, const char *key, int *ret, struct err
 	           : 0;
 }
 
-static int read_id(const struct spec *s, const struct gguf *g, const char *key, uint32_t *ret,
-                   struct err *err)
+static int read_id(const struct tokenizer_spec *s, const struct gguf *g, const char *key,
+                   uint32_t *ret, struct err *err)
 {
 	uint32_t id = UINT32_MAX;
 	int rc = gguf_get_u32(g, key, &id);
@@ -139,7 +139,7 @@ static int read_id(const struct spec *s, const struct gguf *g, const char *key, 
 
 /* A merge is the left and the right part separated by one space. Merges with control tokens are
  * skipped. */
-static int add_merge(struct spec *s, size_t rank, const struct gguf_str *m, char *tmp,
+static int add_merge(struct tokenizer_spec *s, size_t rank, const struct gguf_str *m, char *tmp,
                      struct err *err)
 {
 	const char *space = m->len > 1 ? memchr(m->s + 1, ' ', m->len - 1) : NULL;
@@ -165,7 +165,7 @@ static int add_merge(struct spec *s, size_t rank, const struct gguf_str *m, char
 	return 0;
 }
 
-static int read_merges(struct spec *s, const struct gguf *g, struct err *err)
+static int read_merges(struct tokenizer_spec *s, const struct gguf *g, struct err *err)
 {
 	enum gguf_type type;
 	size_t count, longest = 1;
@@ -188,7 +188,7 @@ static int read_merges(struct spec *s, const struct gguf *g, struct err *err)
 	return rc;
 }
 
-static void find_added(struct spec *s)
+static void find_added(struct tokenizer_spec *s)
 {
 	for (uint32_t id = 0; id < s->vocab.n; id++) {
 		const struct vocab_token *t = &s->vocab.tokens[id];
@@ -197,7 +197,7 @@ static void find_added(struct spec *s)
 	}
 }
 
-static int read_byte_level(struct spec *s, const struct gguf *g, struct err *err)
+static int read_byte_level(struct tokenizer_spec *s, const struct gguf *g, struct err *err)
 {
 	char quote[ASCII_QUOTE + 1];
 	struct gguf_str pre;
@@ -235,7 +235,7 @@ static int refuse_unigram_extras(const struct gguf *g, struct err *err)
 	return rc;
 }
 
-static int read_sentencepiece(struct spec *s, const struct gguf *g, struct err *err)
+static int read_sentencepiece(struct tokenizer_spec *s, const struct gguf *g, struct err *err)
 {
 	int prefix = 1, rc = read_bool(g, KEY "add_space_prefix", &prefix, err);
 	if (rc == 0 && s->model == SPEC_UNIGRAM)
@@ -258,7 +258,7 @@ static int read_sentencepiece(struct spec *s, const struct gguf *g, struct err *
 	return s->model == SPEC_BPE ? spec_merges_from_scores(s, err) : 0;
 }
 
-static int read_model(struct spec *s, const struct gguf *g, struct err *err)
+static int read_model(struct tokenizer_spec *s, const struct gguf *g, struct err *err)
 {
 	char quote[ASCII_QUOTE + 1];
 	struct gguf_str model;
@@ -279,7 +279,7 @@ static int read_model(struct spec *s, const struct gguf *g, struct err *err)
 	return rc;
 }
 
-int spec_from_gguf(struct spec *s, const struct gguf *g, struct err *err)
+int spec_from_gguf(struct tokenizer_spec *s, const struct gguf *g, struct err *err)
 {
 	static const char *const ends[] = {KEY "eos_token_id", KEY "eot_token_id", KEY "eom_token_id"};
 	int rc = read_model(s, g, err);

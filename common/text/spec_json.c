@@ -32,9 +32,9 @@ static int flag(const json_t *v, const char *key, int otherwise)
 }
 
 /* Calls `one` for v, or for each element if v is a Sequence. */
-typedef int (*step_fn)(struct spec *s, const json_t *v, struct err *err);
-static int each_step(struct spec *s, const json_t *v, const char *list, step_fn one, unsigned depth,
-                     struct err *err)
+typedef int (*step_fn)(struct tokenizer_spec *s, const json_t *v, struct err *err);
+static int each_step(struct tokenizer_spec *s, const json_t *v, const char *list, step_fn one,
+                     unsigned depth, struct err *err)
 {
 	size_t i;
 	json_t *e;
@@ -86,7 +86,7 @@ static int add_replace(struct normalizer *n, const json_t *v, const char *what, 
 
 /* --- normalizer ---------------------------------------------------------- */
 
-static int normalizer_step(struct spec *s, const json_t *v, struct err *err)
+static int normalizer_step(struct tokenizer_spec *s, const json_t *v, struct err *err)
 {
 	const char *type = type_of(v);
 	const json_t *prepend = json_object_get(v, "prepend");
@@ -106,14 +106,14 @@ static int normalizer_step(struct spec *s, const json_t *v, struct err *err)
 	              : 0;
 }
 
-int spec_json_normalizer(struct spec *s, const json_t *v, struct err *err)
+int spec_json_normalizer(struct tokenizer_spec *s, const json_t *v, struct err *err)
 {
 	return each_step(s, v, "normalizers", normalizer_step, 0, err);
 }
 
 /* --- pre-tokenizer ------------------------------------------------------- */
 
-static int add_stage(struct spec *s, enum pretok_stage stage, struct err *err)
+static int add_stage(struct tokenizer_spec *s, enum pretok_stage stage, struct err *err)
 {
 	unsigned n = 0;
 	while (n < PRETOK_STAGES && s->stages[n] != PRETOK_NONE)
@@ -125,7 +125,7 @@ static int add_stage(struct spec *s, enum pretok_stage stage, struct err *err)
 }
 
 /* Gemma splits at every space, but its normalizer has replaced all of them. */
-static int cuts_nothing(const struct spec *s, const char *text, size_t len)
+static int cuts_nothing(const struct tokenizer_spec *s, const char *text, size_t len)
 {
 	for (unsigned i = 0; i < s->normalizer.n; i++) {
 		const struct normalize_step *step = &s->normalizer.steps[i];
@@ -137,7 +137,7 @@ static int cuts_nothing(const struct spec *s, const char *text, size_t len)
 	return 0;
 }
 
-static int add_split(struct spec *s, const json_t *v, struct err *err)
+static int add_split(struct tokenizer_spec *s, const json_t *v, struct err *err)
 {
 	char quote[ASCII_QUOTE + 1];
 	size_t len;
@@ -180,7 +180,7 @@ static int prefix_of(const json_t *v, enum spec_prefix *ret, struct err *err)
 	           : refuse("Metaspace: replacement", replacement ? replacement : "", err);
 }
 
-static int pretokenizer_step(struct spec *s, const json_t *v, struct err *err)
+static int pretokenizer_step(struct tokenizer_spec *s, const json_t *v, struct err *err)
 {
 	const char *type = type_of(v);
 	int first = s->stages[0] == PRETOK_NONE && !s->metaspace && !s->byte_level;
@@ -209,7 +209,7 @@ static int pretokenizer_step(struct spec *s, const json_t *v, struct err *err)
 	return refuse("pre-tokenizer", type, err);
 }
 
-int spec_json_pretokenizer(struct spec *s, const json_t *v, struct err *err)
+int spec_json_pretokenizer(struct tokenizer_spec *s, const json_t *v, struct err *err)
 {
 	return each_step(s, v, "pretokenizers", pretokenizer_step, 0, err);
 }
@@ -220,7 +220,7 @@ struct decoder_state {
 	int byte_level, fused;
 };
 
-static int add_strip(struct spec *s, const json_t *v, int fused, struct err *err)
+static int add_strip(struct tokenizer_spec *s, const json_t *v, int fused, struct err *err)
 {
 	const char *content = json_string_value(json_object_get(v, "content"));
 	json_int_t start = json_integer_value(json_object_get(v, "start")),
@@ -233,7 +233,7 @@ static int add_strip(struct spec *s, const json_t *v, int fused, struct err *err
 	return 0;
 }
 
-static int decoder_step(struct spec *s, const json_t *v, struct err *err)
+static int decoder_step(struct tokenizer_spec *s, const json_t *v, struct err *err)
 {
 	const char *type = type_of(v);
 	enum spec_prefix prefix;
@@ -258,7 +258,7 @@ static int decoder_step(struct spec *s, const json_t *v, struct err *err)
 	return 0;
 }
 
-int spec_json_decoder(struct spec *s, const json_t *v, struct err *err)
+int spec_json_decoder(struct tokenizer_spec *s, const json_t *v, struct err *err)
 {
 	if (!json_is_object(v))
 		return err_set(err, ERR_UNSUPPORTED,
@@ -274,7 +274,7 @@ int spec_json_decoder(struct spec *s, const json_t *v, struct err *err)
 /* --- all ----------------------------------------------------------------- */
 
 /* A post-processor's template may put one token, BOS, before every text. */
-static int template_step(struct spec *s, const json_t *v, struct err *err)
+static int template_step(struct tokenizer_spec *s, const json_t *v, struct err *err)
 {
 	(void)err;
 	if (strcmp(type_of(v), "TemplateProcessing"))
@@ -296,7 +296,7 @@ static int template_step(struct spec *s, const json_t *v, struct err *err)
 	return 0;
 }
 
-int spec_from_json(struct spec *s, const json_t *root, struct err *err)
+int spec_from_json(struct tokenizer_spec *s, const json_t *root, struct err *err)
 {
 	if (!json_is_object(root))
 		return err_set(err, ERR_INVALID, "expected a JSON object");

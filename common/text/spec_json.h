@@ -8,12 +8,13 @@
 #include <jansson.h>
 
 /* ERR_UNSUPPORTED names the feature that this build lacks. */
-int spec_from_json(struct spec *s, const json_t *root, struct err *err);
+int spec_from_json(struct tokenizer_spec *s, const json_t *root, struct err *err);
 /* The parts. Read the pre-tokenizer before the model: it decides whether tokens are byte-level. */
-int spec_json_normalizer(struct spec *s, const json_t *v, struct err *err);
-int spec_json_pretokenizer(struct spec *s, const json_t *v, struct err *err);
-int spec_json_decoder(struct spec *s, const json_t *v, struct err *err);
-int spec_json_model(struct spec *s, const json_t *model, const json_t *added, struct err *err);
+int spec_json_normalizer(struct tokenizer_spec *s, const json_t *v, struct err *err);
+int spec_json_pretokenizer(struct tokenizer_spec *s, const json_t *v, struct err *err);
+int spec_json_decoder(struct tokenizer_spec *s, const json_t *v, struct err *err);
+int spec_json_model(struct tokenizer_spec *s, const json_t *model, const json_t *added,
+                    struct err *err);
 
 /* Parses a file, with limits on its size and number of values. ERR_NOTFOUND: the file does not
  * exist. The caller owns the reference. */

@@ -53,7 +53,8 @@ static int count_ids(const json_t *vocab, const json_t *added, uint32_t *ret, st
 	return 0;
 }
 
-static int set_token(struct spec *s, uint32_t id, const char *text, size_t len, struct err *err)
+static int set_token(struct tokenizer_spec *s, uint32_t id, const char *text, size_t len,
+                     struct err *err)
 {
 	if (!text_fits(len))
 		return err_set(err, ERR_INVALID, "token %u has %zu bytes, expected at most %d", id, len,
@@ -63,7 +64,7 @@ static int set_token(struct spec *s, uint32_t id, const char *text, size_t len, 
 	return 0;
 }
 
-static int read_bpe_vocab(struct spec *s, const json_t *vocab, struct err *err)
+static int read_bpe_vocab(struct tokenizer_spec *s, const json_t *vocab, struct err *err)
 {
 	json_t *v;
 	void *it = json_object_iter((json_t *)vocab);
@@ -76,7 +77,7 @@ static int read_bpe_vocab(struct spec *s, const json_t *vocab, struct err *err)
 	return rc;
 }
 
-static int read_unigram_vocab(struct spec *s, const json_t *vocab, struct err *err)
+static int read_unigram_vocab(struct tokenizer_spec *s, const json_t *vocab, struct err *err)
 {
 	size_t i;
 	json_t *v;
@@ -95,7 +96,7 @@ static int read_unigram_vocab(struct spec *s, const json_t *vocab, struct err *e
 
 /* Sets the kind of tokens that are in the vocabulary and appends the others. vocab_find already
  * works. */
-static int read_added_one(struct spec *s, size_t i, const json_t *v, struct err *err)
+static int read_added_one(struct tokenizer_spec *s, size_t i, const json_t *v, struct err *err)
 {
 	const json_t *content = json_object_get(v, "content");
 	uint32_t id = (uint32_t)json_integer_value(json_object_get(v, "id"));
@@ -142,7 +143,7 @@ static int check_added(const json_t *vocab, const json_t *added, struct err *err
 	return 0;
 }
 
-static int read_added(struct spec *s, const json_t *added, struct err *err)
+static int read_added(struct tokenizer_spec *s, const json_t *added, struct err *err)
 {
 	size_t i;
 	json_t *v;
@@ -153,7 +154,7 @@ static int read_added(struct spec *s, const json_t *added, struct err *err)
 	return rc;
 }
 
-static void mark_kinds(struct spec *s)
+static void mark_kinds(struct tokenizer_spec *s)
 {
 	for (uint32_t id = 0; s->byte_fallback && id < s->vocab.n; id++)
 		if (s->vocab.tokens[id].type == VOCAB_NORMAL &&
@@ -193,7 +194,7 @@ static int merge_parts(const json_t *v, struct merge_text *m)
 }
 
 /* Writes both parts to tmp, one after the other, in the form that vocab_find expects. */
-static int merge_key(const struct spec *s, struct merge_text *m, char *tmp)
+static int merge_key(const struct tokenizer_spec *s, struct merge_text *m, char *tmp)
 {
 	if (!s->byte_level) {
 		memcpy(tmp, m->left, m->left_len);
@@ -209,7 +210,8 @@ static int merge_key(const struct spec *s, struct merge_text *m, char *tmp)
 	return 0;
 }
 
-static int read_merge(struct spec *s, size_t rank, const json_t *v, char *tmp, struct err *err)
+static int read_merge(struct tokenizer_spec *s, size_t rank, const json_t *v, char *tmp,
+                      struct err *err)
 {
 	struct merge_text m;
 	if (merge_parts(v, &m) < 0 || merge_key(s, &m, tmp) < 0)
@@ -230,7 +232,7 @@ static int read_merge(struct spec *s, size_t rank, const json_t *v, char *tmp, s
 	return 0;
 }
 
-static int read_merges(struct spec *s, const json_t *merges, struct err *err)
+static int read_merges(struct tokenizer_spec *s, const json_t *merges, struct err *err)
 {
 	size_t i;
 	json_t *v;
@@ -254,7 +256,7 @@ static int is_set(const json_t *model, const char *key)
 	                         : json_is_number(v) && json_number_value(v) > 0;
 }
 
-static int read_options(struct spec *s, const json_t *model, struct err *err)
+static int read_options(struct tokenizer_spec *s, const json_t *model, struct err *err)
 {
 	static const char *const unknown[] = {"dropout", "continuing_subword_prefix",
 	                                      "end_of_word_suffix"};
@@ -270,7 +272,8 @@ static int read_options(struct spec *s, const json_t *model, struct err *err)
 	return 0;
 }
 
-static int read_unk(struct spec *s, const json_t *model, const json_t *vocab, struct err *err)
+static int read_unk(struct tokenizer_spec *s, const json_t *model, const json_t *vocab,
+                    struct err *err)
 {
 	const json_t *name = json_object_get(model, "unk_token"),
 				 *id = json_object_get(model, "unk_id");
@@ -289,7 +292,7 @@ static int read_unk(struct spec *s, const json_t *model, const json_t *vocab, st
 	return 0;
 }
 
-static int read_kind(struct spec *s, const json_t *model, struct err *err)
+static int read_kind(struct tokenizer_spec *s, const json_t *model, struct err *err)
 {
 	char quote[ASCII_QUOTE + 1];
 	const char *type = json_string_value(json_object_get(model, "type"));
@@ -306,7 +309,8 @@ static int read_kind(struct spec *s, const json_t *model, struct err *err)
 	return 0;
 }
 
-int spec_json_model(struct spec *s, const json_t *model, const json_t *added, struct err *err)
+int spec_json_model(struct tokenizer_spec *s, const json_t *model, const json_t *added,
+                    struct err *err)
 {
 	uint32_t n = 0;
 	const json_t *vocab = json_object_get(model, "vocab");

@@ -71,10 +71,10 @@ static int is_odd(const struct vocab *v, uint32_t id)
  * text. */
 static void make_cuts(struct tokenizer *t)
 {
-	const struct spec *s = &t->spec;
+	const struct tokenizer_spec *s = &t->spec;
 	if (s->byte_level || may_drop(t))
 		return;
-	struct cuts *c = mem_zalloc(sizeof *c);
+	struct text_cuts *c = mem_zalloc(sizeof *c);
 	for (size_t i = 0; i < s->n_merges && c; i++) {
 		const struct spec_merge *m = &s->merges[i];
 		if (is_odd(&s->vocab, m->left) || is_odd(&s->vocab, m->right)) {
@@ -119,9 +119,9 @@ static char *copy(const char *s, size_t len)
 
 /* Builds the set of added tokens matched in raw text, or of those matched in normalized text, which
  * are normalized here. */
-static int make_added(struct tokenizer *t, struct added *set, int normalized, struct err *err)
+static int make_added(struct tokenizer *t, struct added_set *set, int normalized, struct err *err)
 {
-	const struct spec *s = &t->spec;
+	const struct tokenizer_spec *s = &t->spec;
 	struct added_token *list = mem_array(s->n_added, sizeof *list);
 	struct buf text, spare;
 	size_t n = 0;
@@ -154,7 +154,7 @@ static int make_added(struct tokenizer *t, struct added *set, int normalized, st
 
 static int make(struct tokenizer *t, struct err *err)
 {
-	struct spec *s = &t->spec;
+	struct tokenizer_spec *s = &t->spec;
 	s->adds_bos = s->adds_bos && s->bos != UINT32_MAX;
 	spec_make_bytes(s);
 	find_bytes(t);

@@ -11,12 +11,12 @@
 #include "text/unigram.h"
 
 struct tokenizer {
-	struct spec spec;
-	struct added raw, normalized; /* matched in raw text, in normalized text */
-	struct pretok *pretok;        /* NULL: text is not cut */
-	struct bpe *bpe;              /* bpe or unigram, the other is NULL */
+	struct tokenizer_spec spec;
+	struct added_set raw, normalized; /* matched in raw text, in normalized text */
+	struct pretok *pretok;            /* NULL: text is not cut */
+	struct bpe *bpe;                  /* bpe or unigram, the other is NULL */
 	struct unigram *unigram;
-	struct cuts *cuts; /* NULL: no cut is known to be safe */
+	struct text_cuts *cuts; /* NULL: no cut is known to be safe */
 	/* id of a byte: of its one-byte token (byte-level) or of <0x0A> and the like; UINT32_MAX:
 	 * none */
 	uint32_t byte_id[256];

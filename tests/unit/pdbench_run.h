@@ -11,7 +11,7 @@
 #include <signal.h>
 
 struct outcome_of {
-	struct options o;
+	struct bench_options o;
 	struct result r;
 	struct figures f;
 	struct server_says says;

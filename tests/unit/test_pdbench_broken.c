@@ -241,7 +241,7 @@ static int say_401(struct request *q)
 static int probe(answer_fn *fn, const char *model, struct server_says *says, struct err *e)
 {
 	struct server *s = server_new(fn, NULL);
-	struct options o = {.n_urls = 1, .model = model};
+	struct bench_options o = {.n_urls = 1, .model = model};
 	char url[64];
 	memset(e, 0, sizeof *e);
 	snprintf(url, sizeof url, "http://127.0.0.1:%u", s->port);

@@ -35,7 +35,7 @@ START_TEST(percentiles_are_exact)
 	struct draw d = {11};
 	double v[300], copy[300];
 	for (size_t n = 1; n <= 300; n += n < 20 ? 1 : 71) {
-		struct summary s;
+		struct bench_summary s;
 		double sum = 0;
 		for (size_t i = 0; i < n; i++)
 			sum += v[i] = copy[i] = floor(draw_unit(&d) * 50) + (n % 2 ? 0 : draw_unit(&d));
@@ -47,7 +47,7 @@ START_TEST(percentiles_are_exact)
 		ck_assert_double_eq(s.max, by_counting(v, n, 100));
 		ck_assert_double_eq_tol(s.mean, sum / (double)n, 1e-9);
 	}
-	struct summary none;
+	struct bench_summary none;
 	summary_make(v, 0, &none);
 	ck_assert(isnan(none.mean) && isnan(none.p99) && isnan(none.max));
 }
@@ -70,7 +70,7 @@ START_TEST(gaps_within_their_error)
 			v[i] = floor(x);
 			hist_add(&h, (uint64_t)v[i]);
 		}
-		struct summary s;
+		struct bench_summary s;
 		summary_make(v, N, &s);
 		ck_assert_double_eq_tol(hist_mean(&h), s.mean, s.mean * 1e-9);
 		for (size_t i = 0; i < sizeof ps / sizeof *ps; i++) {
@@ -147,22 +147,22 @@ START_TEST(errors_of_a_kind)
 }
 END_TEST
 
-static struct record *add(struct result *r, uint64_t due, uint64_t first, uint64_t last,
-                          uint32_t tokens, enum outcome outcome)
+static struct bench_record *add(struct result *r, uint64_t due, uint64_t first, uint64_t last,
+                                uint32_t tokens, enum outcome outcome)
 {
-	struct record *rec = result_record(r);
-	*rec = (struct record){.due_us = due,
-	                       .sent_us = due + 10,
-	                       .first_us = first,
-	                       .last_us = last,
-	                       .end_us = last + 5,
-	                       .output_tokens = tokens,
-	                       .input_tokens = 100,
-	                       .prompt_tokens = 100,
-	                       .cached_tokens = 25,
-	                       .outcome = (uint8_t)outcome,
-	                       .measured = 1,
-	                       .error = -1};
+	struct bench_record *rec = result_record(r);
+	*rec = (struct bench_record){.due_us = due,
+	                             .sent_us = due + 10,
+	                             .first_us = first,
+	                             .last_us = last,
+	                             .end_us = last + 5,
+	                             .output_tokens = tokens,
+	                             .input_tokens = 100,
+	                             .prompt_tokens = 100,
+	                             .cached_tokens = 25,
+	                             .outcome = (uint8_t)outcome,
+	                             .measured = 1,
+	                             .error = -1};
 	return rec;
 }
 
@@ -183,7 +183,7 @@ START_TEST(goodput_counts_misses)
 		{{0}, 3},
 	};
 	struct result r;
-	struct options o = {.concurrency = 1};
+	struct bench_options o = {.concurrency = 1};
 	struct figures f;
 	result_init(&r);
 	add(&r, 0, 1000, 1000, 1, OUTCOME_OK);                          /* one token: it has no TPOT */
@@ -218,12 +218,12 @@ END_TEST
 START_TEST(an_empty_result_can_be_shown)
 {
 	struct result r;
-	struct options o = {.concurrency = 1,
-	                    .n_urls = 1,
-	                    .has_slo = 1,
-	                    .slo = {.ttft_us = 1},
-	                    .result_prefix = "x_",
-	                    .title = "<&\xff\x01>"};
+	struct bench_options o = {.concurrency = 1,
+	                          .n_urls = 1,
+	                          .has_slo = 1,
+	                          .slo = {.ttft_us = 1},
+	                          .result_prefix = "x_",
+	                          .title = "<&\xff\x01>"};
 	struct server_says says = {.model = ""};
 	struct figures f;
 	char path[] = "/tmp/test_pdbench_XXXXXX";
@@ -243,7 +243,7 @@ START_TEST(an_empty_result_can_be_shown)
 			r.window_end_us = 50000000;
 		}
 		figures_make(&r, &o, &f);
-		struct report p = {&o, &says, &r, &f, 0, NULL};
+		struct bench_report p = {&o, &says, &r, &f, 0, NULL};
 		FILE *null = fopen("/dev/null", "we");
 		report_table(&p, null);
 		report_results(&p, null);
@@ -265,7 +265,7 @@ START_TEST(an_empty_result_can_be_shown)
 		result_fini(&r);
 	}
 	unlink(path);
-	struct report p = {&o, &says, &r, &f, 0, NULL};
+	struct bench_report p = {&o, &says, &r, &f, 0, NULL};
 	result_init(&r);
 	ck_assert_int_eq(report_json(&p, "/dev/full", &e), ERR_IO);
 	ck_assert_int_eq(report_svg(&p, "/nowhere/x", &e), ERR_IO);
@@ -280,10 +280,10 @@ START_TEST(arrivals)
 {
 	for (int kind = ARRIVE_POISSON; kind <= ARRIVE_CONSTANT; kind++) {
 		for (int ramp = 0; ramp < 2; ramp++) {
-			struct options o = {.rate = 200,
-			                    .arrivals = (enum arrivals)kind,
-			                    .ramp_us = ramp ? 10000000 : 0,
-			                    .seed = 4};
+			struct bench_options o = {.rate = 200,
+			                          .arrivals = (enum arrivals)kind,
+			                          .ramp_us = ramp ? 10000000 : 0,
+			                          .seed = 4};
 			struct arrive a;
 			uint64_t last = 0, squares = 0, in_ramp = 0, n = 0, per_slot[600] = {0};
 			arrive_init(&a, &o);
@@ -342,7 +342,7 @@ END_TEST
 
 static const struct server_says says = {.model = "m", .context = 0, .vocab = 320};
 
-static void set(struct options *o, const char *line, struct work **ret_work, struct err *err)
+static void set(struct bench_options *o, const char *line, struct work **ret_work, struct err *err)
 {
 	static char text[1024];
 	char *argv[64] = {(char *)(uintptr_t) "pdbench"}, *at;
@@ -357,7 +357,7 @@ static void set(struct options *o, const char *line, struct work **ret_work, str
 }
 
 /* The body as a server reads it. */
-static json_t *body_of(struct work *w, const struct options *o, const struct turn *t)
+static json_t *body_of(struct work *w, const struct bench_options *o, const struct bench_turn *t)
 {
 	struct buf b;
 	json_error_t why;
@@ -390,12 +390,12 @@ static size_t shared(const json_t *a, const json_t *b)
 
 START_TEST(bodies)
 {
-	struct options o;
+	struct bench_options o;
 	struct err e;
 	struct work *w;
 	set(&o, "-i 20 -o 7 --temperature 0.5 --seed 9 -e {\"top_p\":0.5} --vocab 100-200 -H X-A:b", &w,
 	    &e);
-	struct turn *t = work_next(w);
+	struct bench_turn *t = work_next(w);
 	json_t *j = body_of(w, &o, t), *prompt = json_object_get(j, "prompt");
 	ck_assert_uint_eq(json_array_size(prompt), 20);
 	for (size_t i = 0; i < 20; i++)
@@ -431,13 +431,13 @@ END_TEST
 
 START_TEST(prefixes_are_shared_within_groups)
 {
-	struct options o;
+	struct bench_options o;
 	struct err e;
 	struct work *w;
 	json_t *prompts[40];
 	set(&o, "-i 10-30 --prefix-tokens 50 --prefix-groups 3", &w, &e);
 	for (int i = 0; i < 40; i++) {
-		struct turn *t = work_next(w);
+		struct bench_turn *t = work_next(w);
 		json_t *j = body_of(w, &o, t);
 		prompts[i] = json_incref(json_object_get(j, "prompt"));
 		ck_assert_uint_eq(json_array_size(prompts[i]), t->input_tokens);
@@ -475,12 +475,12 @@ START_TEST(the_same_seed_asks_the_same)
 {
 	json_t *seen[2][5];
 	for (int run = 0; run < 2; run++) {
-		struct options o;
+		struct bench_options o;
 		struct err e;
 		struct work *w;
 		set(&o, "-i lognormal:40,1 -o 5-50 --seed 12 --prefix-tokens 5 --prefix-groups 4", &w, &e);
 		for (int i = 0; i < 5; i++) {
-			struct turn *t = work_next(w);
+			struct bench_turn *t = work_next(w);
 			seen[run][i] = body_of(w, &o, t);
 			work_drop(w, t);
 		}
@@ -497,11 +497,11 @@ END_TEST
 
 START_TEST(a_conversation_goes_on_from_its_answer)
 {
-	struct options o;
+	struct bench_options o;
 	struct err e;
 	struct work *w;
 	set(&o, "-i 10 -o 3 --rounds 3 --prefix-tokens 4", &w, &e);
-	struct turn *t = work_next(w);
+	struct bench_turn *t = work_next(w);
 	json_t *j = body_of(w, &o, t), *first = json_incref(json_object_get(j, "prompt"));
 	ck_assert(json_is_true(json_object_get(j, "return_token_ids")));
 	json_decref(j);
@@ -548,10 +548,10 @@ START_TEST(conversations_do_not_change_each_other)
 	json_t *seen[2][3][2];
 	uint64_t thought[2][3];
 	for (int run = 0; run < 2; run++) {
-		struct options o;
+		struct bench_options o;
 		struct err e;
 		struct work *w;
-		struct turn *t[3];
+		struct bench_turn *t[3];
 		set(&o, "-i 5-50 -o 5-50 --rounds 2 --think 1ms-9s --prefix-tokens 9 --prefix-groups 5", &w,
 		    &e);
 		for (int i = 0; i < 3; i++) {
@@ -586,12 +586,12 @@ END_TEST
 
 START_TEST(limits_skip_or_clip)
 {
-	struct options o;
+	struct bench_options o;
 	struct err e;
 	struct work *w;
 	set(&o, "-i 10-100 -o 10 --max-input 50", &w, &e);
 	for (int i = 0; i < 50; i++) {
-		struct turn *t = work_next(w);
+		struct bench_turn *t = work_next(w);
 		ck_assert_uint_le(t->input_tokens, 50);
 		work_drop(w, t);
 	}
@@ -601,7 +601,7 @@ START_TEST(limits_skip_or_clip)
 	options_fini(&o);
 	set(&o, "-i 10-100 -o 10 --max-input 50 --max-output 4 --over clip", &w, &e);
 	for (int i = 0; i < 50; i++) {
-		struct turn *t = work_next(w);
+		struct bench_turn *t = work_next(w);
 		ck_assert(t->input_tokens <= 50 && t->output_tokens == 4);
 		json_t *j = body_of(w, &o, t);
 		ck_assert_uint_eq(json_array_size(json_object_get(j, "prompt")), t->input_tokens);
@@ -617,7 +617,7 @@ START_TEST(limits_skip_or_clip)
 	work_destroy(&w);
 	options_fini(&o);
 	set(&o, "-i 20 -o 5 --rounds 10 --max-input 50", &w, &e);
-	struct turn *t = work_next(w);
+	struct bench_turn *t = work_next(w);
 	ck_assert((t = work_follow(w, t, "1,2,3,4,5", 9, 5)) != NULL);
 	ck_assert(work_follow(w, t, "1,2,3,4,5", 9, 5) == NULL); /* 70 of 50 */
 	ck_assert_uint_eq(work_counts(w)->cut_conversations, 1);
@@ -676,7 +676,7 @@ START_TEST(bad_traces)
 		{"\xff\xfe\n", "not JSON"},
 	};
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-		struct trace t;
+		struct bench_trace t;
 		struct err e = {0};
 		char *path = file_of(cases[i].line, strlen(cases[i].line));
 		ck_assert_int_lt(trace_read(path, 512, &t, &e), 0);
@@ -684,7 +684,7 @@ START_TEST(bad_traces)
 		ck_assert_uint_eq(t.n, 0);
 		unlink(path);
 	}
-	struct trace t;
+	struct bench_trace t;
 	struct err e = {0};
 	ck_assert_int_eq(trace_read("/nowhere", 512, &t, &e), ERR_IO);
 	ck_assert_int_lt(trace_read("/", 512, &t, &e), 0);
@@ -699,7 +699,7 @@ START_TEST(lengths_from_a_file)
 {
 	static const char text[] = "{\"input_length\":40,\"output_length\":8}\n{\"input_length\":9,"
 							   "\"output_length\":3,\"timestamp\":-1,\"hash_ids\":false}\n";
-	struct options o;
+	struct bench_options o;
 	struct err e;
 	struct work *w;
 	char line[100], *path = file_of(text, sizeof text - 1);
@@ -707,7 +707,7 @@ START_TEST(lengths_from_a_file)
 	set(&o, line, &w, &e);
 	ck_assert_msg(w != NULL, "%s", e.text);
 	for (int i = 0; i < 10; i++) { /* over and over */
-		struct turn *t = work_next(w);
+		struct bench_turn *t = work_next(w);
 		ck_assert(t && t->input_tokens == (i % 2 ? 5 : 20) && t->output_tokens == (i % 2 ? 2 : 4));
 		work_drop(w, t);
 	}
@@ -721,7 +721,7 @@ START_TEST(a_line_that_is_too_long)
 {
 	size_t n = TRACE_LINE_MAX + 100;
 	char *text = mem_alloc(n);
-	struct trace t;
+	struct bench_trace t;
 	struct err e = {0};
 	memset(text, ' ', n);
 	memcpy(text + n - strlen(GOOD), GOOD, strlen(GOOD));
@@ -740,7 +740,7 @@ START_TEST(a_trace_in_order)
 		"{\"timestamp\":1000,\"input_length\":1024,\"output_length\":3,\"hash_ids\":[0,7],\"more\":"
 		"1}\n"
 		"{\"timestamp\":2500,\"input_length\":1536.0,\"output_length\":4,\"hash_ids\":[0,7,9]}";
-	struct options o;
+	struct bench_options o;
 	struct err e;
 	struct work *w;
 	char line[200];
@@ -753,7 +753,7 @@ START_TEST(a_trace_in_order)
 	static const uint32_t in[] = {1024, 600, 1536}, out[] = {3, 2, 4};
 	for (int i = 0; i < 3; i++) {
 		ck_assert_uint_eq(work_next_at(w), at[i]);
-		struct turn *t = work_next(w);
+		struct bench_turn *t = work_next(w);
 		ck_assert(t && t->at_us == at[i] && t->input_tokens == in[i] && t->output_tokens == out[i]);
 		json_t *j = body_of(w, &o, t);
 		p[i] = json_incref(json_object_get(j, "prompt"));
@@ -768,7 +768,7 @@ START_TEST(a_trace_in_order)
 	options_fini(&o);
 	snprintf(line, sizeof line, "--trace %s --length-scale 64", path);
 	set(&o, line, &w, &e);
-	struct turn *t = work_next(w);
+	struct bench_turn *t = work_next(w);
 	ck_assert(t->input_tokens == 16 && t->output_tokens == 1);
 	work_drop(w, t);
 	t = work_next(w);
@@ -792,7 +792,7 @@ static uint64_t second_block(const struct trace_record *r)
 
 START_TEST(a_sample_keeps_conversations_whole)
 {
-	struct trace all, some;
+	struct bench_trace all, some;
 	struct err e = {0};
 	static const char path[] = "tests/data/traces/conversation_tenth_20min.jsonl";
 	ck_assert_msg(trace_read(path, 512, &all, &e) == 0, "%s", e.text);

@@ -19,7 +19,7 @@ START_TEST(a_sound_server)
 	ck_assert_uint_eq(b.r.in_flight_most, 4);
 	uint64_t gaps = 0;
 	for (size_t i = 0; i < b.r.n; i++) {
-		const struct record *r = &b.r.records[i];
+		const struct bench_record *r = &b.r.records[i];
 		ck_assert(r->due_us <= r->sent_us && r->sent_us <= r->first_us &&
 		          r->first_us <= r->last_us && r->last_us <= r->end_us);
 		ck_assert(r->output_tokens == r->max_tokens && r->status == 200 && r->cached_tokens == 0 &&
@@ -54,7 +54,7 @@ START_TEST(a_slow_server_is_measured)
 	bench(&b, s, "-c 1 -n 3 -o 6 --slo ttft=29ms");
 	ck_assert_uint_eq(b.f.ok, 3);
 	for (size_t i = 0; i < b.r.n; i++) {
-		const struct record *r = &b.r.records[i];
+		const struct bench_record *r = &b.r.records[i];
 		double gaps_ms = (double)(r->last_us - r->first_us) / 1e3;
 		ck_assert_msg(record_ttft_ms(r) >= 29.9, "ttft %g", record_ttft_ms(r));
 		ck_assert_msg(record_ttft_ms(r) + gaps_ms >= 299.9, "ttft %g and gaps of %g ms",
@@ -202,7 +202,7 @@ START_TEST(conversations)
 	              r2);
 	ck_assert_int_le(atomic_load(&s->inside_most), 3);
 	for (size_t i = 0; i < b.r.n; i++) {
-		const struct record *r = &b.r.records[i];
+		const struct bench_record *r = &b.r.records[i];
 		for (size_t k = 0; k < i && r->round; k++)
 			if (b.r.records[k].conversation == r->conversation &&
 			    b.r.records[k].round + 1 == r->round)

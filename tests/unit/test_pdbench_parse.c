@@ -127,7 +127,7 @@ END_TEST
 
 /* --- options ------------------------------------------------------------- */
 
-static int parse(const char *line, struct options *o, struct err *e)
+static int parse(const char *line, struct bench_options *o, struct err *e)
 {
 	static char text[4096];
 	char *argv[64] = {(char *)(uintptr_t) "pdbench"}, *at;
@@ -187,7 +187,7 @@ START_TEST(wrong_options_say_what_and_why)
 		{"1 2 3 4 5 6 7 8 9 a b c d e f g h", "17 addresses, more than 16"},
 	};
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-		struct options o;
+		struct bench_options o;
 		struct err e;
 		int r = parse(cases[i].line, &o, &e);
 		ck_assert_msg(r == ERR_INVALID && strstr(e.text, cases[i].says), "%s: %d \"%s\"",
@@ -199,7 +199,7 @@ END_TEST
 
 START_TEST(good_options)
 {
-	struct options o;
+	struct bench_options o;
 	struct err e;
 	ck_assert_int_eq(parse("", &o, &e), OPTIONS_RUN);
 	ck_assert_uint_eq(o.concurrency, 1);

@@ -12,7 +12,7 @@ struct arrive {
 	int poisson;
 };
 
-static inline void arrive_init(struct arrive *a, const struct options *o)
+static inline void arrive_init(struct arrive *a, const struct bench_options *o)
 {
 	*a = (struct arrive){.draw = {draw_mix(o->seed ^ 0x61727276u)},
 	                     .rate = o->rate,

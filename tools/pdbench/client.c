@@ -19,7 +19,7 @@
 
 /* A connection, and the call on it, if any. */
 struct call {
-	struct client *client;
+	struct bench_client *client;
 	struct list node;        /* in client->idle while there is no call */
 	int fd;                  /* -1: not connected */
 	int in_use, used_before; /* used_before: this connection has already served an answer */
@@ -34,7 +34,7 @@ struct call {
 	struct err why; /* cause of a failure that is reported later */
 };
 
-struct client {
+struct bench_client {
 	struct event_base *base;
 	struct url url;
 	int fresh;
@@ -48,9 +48,10 @@ static void on_readable(evutil_socket_t fd, short what, void *arg);
 static void on_writable(evutil_socket_t fd, short what, void *arg);
 static void on_later(evutil_socket_t fd, short what, void *arg);
 
-struct client *client_new(struct event_base *base, const struct url *url, int fresh_connections)
+struct bench_client *client_new(struct event_base *base, const struct url *url,
+                                int fresh_connections)
 {
-	struct client *c = mem_zalloc(sizeof *c);
+	struct bench_client *c = mem_zalloc(sizeof *c);
 	c->base = base;
 	c->url = *url;
 	c->fresh = fresh_connections;
@@ -79,9 +80,9 @@ static void call_free(struct call *x)
 	free(x);
 }
 
-void client_destroy(struct client **pc)
+void client_destroy(struct bench_client **pc)
 {
-	struct client *c = *pc;
+	struct bench_client *c = *pc;
 	if (!c)
 		return;
 	list_each_safe(it, nx, &c->idle)
@@ -90,7 +91,7 @@ void client_destroy(struct client **pc)
 	*pc = NULL;
 }
 
-const struct client_stats *client_stats(const struct client *c)
+const struct client_stats *client_stats(const struct bench_client *c)
 {
 	return &c->stats;
 }
@@ -99,7 +100,7 @@ const struct client_stats *client_stats(const struct client *c)
 
 static void end_call(struct call *x, const struct err *given)
 {
-	struct client *c = x->client;
+	struct bench_client *c = x->client;
 	/* `given` may be x->why, and x may be freed below */
 	struct err why = given ? *given : (struct err){0};
 	int status = x->reply.status,
@@ -205,8 +206,8 @@ static void lost(struct call *x)
 		end_call(x, &x->why);
 }
 
-struct call *client_call(struct client *c, struct buf *request, const struct call_hooks *hooks,
-                         void *arg)
+struct call *client_call(struct bench_client *c, struct buf *request,
+                         const struct call_hooks *hooks, void *arg)
 {
 	struct call *x = list_empty(&c->idle) ? NULL : list_entry(c->idle.next, struct call, node);
 	int bad = 0;
@@ -246,7 +247,7 @@ static int on_body(void *arg, const char *data, size_t n)
 
 static void on_bytes(struct call *x, size_t n)
 {
-	struct client *c = x->client;
+	struct bench_client *c = x->client;
 	size_t used;
 	c->stats.bytes_in += n;
 	if (!x->answered && x->sent == x->out.len) { /* there will be no second try */

@@ -12,7 +12,7 @@
 #include <event2/event.h>
 #include <stdint.h>
 
-struct client;
+struct bench_client;
 struct call;
 
 struct call_hooks {
@@ -28,12 +28,13 @@ struct client_stats {
 	uint64_t connections, bytes_in;
 };
 
-struct client *client_new(struct event_base *base, const struct url *url, int fresh_connections);
-void client_destroy(struct client **c); /* there must be no unfinished calls */
+struct bench_client *client_new(struct event_base *base, const struct url *url,
+                                int fresh_connections);
+void client_destroy(struct bench_client **c); /* there must be no unfinished calls */
 /* request: head and body; the call takes over its memory and leaves the buf empty. */
-struct call *client_call(struct client *c, struct buf *request, const struct call_hooks *hooks,
-                         void *arg);
+struct call *client_call(struct bench_client *c, struct buf *request,
+                         const struct call_hooks *hooks, void *arg);
 void call_drop(struct call *x); /* also closes its connection */
-const struct client_stats *client_stats(const struct client *c);
+const struct client_stats *client_stats(const struct bench_client *c);
 
 #endif

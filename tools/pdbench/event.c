@@ -71,13 +71,13 @@ static int word(struct scan *s)
 	return s->p > from ? 0 : -1;
 }
 
-struct key {
+struct event_key {
 	const char *name;
 	value_fn *fn;
 };
 
 /* Parses an object and passes the members listed in the table to their functions. */
-static int object_rest(struct scan *s, const struct key *keys, size_t n)
+static int object_rest(struct scan *s, const struct event_key *keys, size_t n)
 {
 	struct slice name = {0};
 	if (next_is(s, '}'))
@@ -126,7 +126,7 @@ static int skip_value(struct scan *s)
 }
 
 /* Parses an object using the table, or skips any other value. */
-static int object_or_skip(struct scan *s, const struct key *keys, size_t n)
+static int object_or_skip(struct scan *s, const struct event_key *keys, size_t n)
 {
 	if (next_is(s, '{'))
 		return object_rest(s, keys, n);
@@ -201,15 +201,15 @@ static int on_cached_tokens(struct scan *s)
 
 static int on_details(struct scan *s)
 {
-	static const struct key keys[] = {{"cached_tokens", on_cached_tokens}};
+	static const struct event_key keys[] = {{"cached_tokens", on_cached_tokens}};
 	return object_or_skip(s, keys, 1);
 }
 
 static int on_usage(struct scan *s)
 {
-	static const struct key keys[] = {{"prompt_tokens", on_prompt_tokens},
-	                                  {"completion_tokens", on_completion_tokens},
-	                                  {"prompt_tokens_details", on_details}};
+	static const struct event_key keys[] = {{"prompt_tokens", on_prompt_tokens},
+	                                        {"completion_tokens", on_completion_tokens},
+	                                        {"prompt_tokens_details", on_details}};
 	space(s);
 	s->out->has_usage |= s->p < s->end && *s->p == '{';
 	return object_or_skip(s, keys, 3);
@@ -222,7 +222,7 @@ static int on_message(struct scan *s)
 
 static int on_error(struct scan *s)
 {
-	static const struct key keys[] = {{"message", on_message}};
+	static const struct event_key keys[] = {{"message", on_message}};
 	space(s);
 	if (s->p < s->end && *s->p == 'n')
 		return skip_value(s); /* null */
@@ -234,16 +234,16 @@ static int on_error(struct scan *s)
 
 static int on_delta(struct scan *s)
 {
-	static const struct key keys[] = {{"content", on_text}};
+	static const struct event_key keys[] = {{"content", on_text}};
 	return object_or_skip(s, keys, 1);
 }
 
 static int on_choice(struct scan *s)
 {
-	static const struct key keys[] = {{"text", on_text},
-	                                  {"delta", on_delta},
-	                                  {"finish_reason", on_finish},
-	                                  {"token_ids", on_ids}};
+	static const struct event_key keys[] = {{"text", on_text},
+	                                        {"delta", on_delta},
+	                                        {"finish_reason", on_finish},
+	                                        {"token_ids", on_ids}};
 	s->out->n_choices++;
 	return object_or_skip(s, keys, 4);
 }
@@ -257,9 +257,9 @@ static int on_choices(struct scan *s)
 
 int event_scan(const char *json, size_t n, struct event_parts *ret)
 {
-	static const struct key keys[] = {{"choices", on_choices},
-	                                  {"usage", on_usage},
-	                                  {"error", on_error}};
+	static const struct event_key keys[] = {{"choices", on_choices},
+	                                        {"usage", on_usage},
+	                                        {"error", on_error}};
 	struct scan s = {.p = json, .end = json + n, .out = ret};
 	memset(ret, 0, sizeof *ret);
 	if (!next_is(&s, '{') || object_rest(&s, keys, 3) < 0)

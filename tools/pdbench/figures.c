@@ -125,13 +125,13 @@ void result_fini(struct result *r)
 	r->records = NULL;
 }
 
-struct record *result_record(struct result *r)
+struct bench_record *result_record(struct result *r)
 {
 	if (r->n == r->size) {
 		r->size = r->size ? r->size * 2 : 1024;
 		r->records = mem_grow(r->records, r->size, sizeof *r->records);
 	}
-	struct record *rec = &r->records[r->n++];
+	struct bench_record *rec = &r->records[r->n++];
 	memset(rec, 0, sizeof *rec);
 	rec->error = -1;
 	return rec;
@@ -176,24 +176,24 @@ int result_error(struct result *r, int status, const char *text)
 
 /* --- figures ------------------------------------------------------------- */
 
-double record_ttft_ms(const struct record *r)
+double record_ttft_ms(const struct bench_record *r)
 {
 	return r->first_us ? (double)(r->first_us - r->due_us) / 1e3 : NAN;
 }
 
-double record_tpot_ms(const struct record *r)
+double record_tpot_ms(const struct bench_record *r)
 {
 	return r->first_us && r->output_tokens > 1
 	           ? (double)(r->last_us - r->first_us) / 1e3 / (r->output_tokens - 1)
 	           : NAN;
 }
 
-double record_e2e_ms(const struct record *r)
+double record_e2e_ms(const struct bench_record *r)
 {
 	return r->end_us ? (double)(r->end_us - r->due_us) / 1e3 : NAN;
 }
 
-int figures_is_good(const struct record *r, const struct slo *s)
+int figures_is_good(const struct bench_record *r, const struct slo *s)
 {
 	double tpot = record_tpot_ms(r);
 	if (r->outcome != OUTCOME_OK)
@@ -218,34 +218,34 @@ double percentile_sorted(const double *v, size_t n, double p)
 	return v[rank < 1 ? 0 : rank > n ? n - 1 : rank - 1];
 }
 
-void summary_make(double *v, size_t n, struct summary *ret)
+void summary_make(double *v, size_t n, struct bench_summary *ret)
 {
 	double sum = 0;
 	if (n)
 		qsort(v, n, sizeof *v, by_value);
 	for (size_t i = 0; i < n; i++)
 		sum += v[i];
-	*ret = (struct summary){.n = n,
-	                        .mean = n ? sum / (double)n : NAN,
-	                        .p50 = percentile_sorted(v, n, 50),
-	                        .p90 = percentile_sorted(v, n, 90),
-	                        .p95 = percentile_sorted(v, n, 95),
-	                        .p99 = percentile_sorted(v, n, 99),
-	                        .max = n ? v[n - 1] : NAN};
+	*ret = (struct bench_summary){.n = n,
+	                              .mean = n ? sum / (double)n : NAN,
+	                              .p50 = percentile_sorted(v, n, 50),
+	                              .p90 = percentile_sorted(v, n, 90),
+	                              .p95 = percentile_sorted(v, n, 95),
+	                              .p99 = percentile_sorted(v, n, 99),
+	                              .max = n ? v[n - 1] : NAN};
 }
 
-static double late_ms(const struct record *r)
+static double late_ms(const struct bench_record *r)
 {
 	return r->sent_us ? (double)(r->sent_us - r->due_us) / 1e3 : NAN;
 }
 
 /* Summarizes measured requests that completed (`all`: all measured requests that were sent). */
-static void summarize(const struct result *r, double (*of)(const struct record *), int all,
-                      double *scratch, struct summary *ret)
+static void summarize(const struct result *r, double (*of)(const struct bench_record *), int all,
+                      double *scratch, struct bench_summary *ret)
 {
 	size_t n = 0;
 	for (size_t i = 0; i < r->n; i++) {
-		const struct record *rec = &r->records[i];
+		const struct bench_record *rec = &r->records[i];
 		double v = rec->measured && (all || rec->outcome == OUTCOME_OK) ? of(rec) : NAN;
 		if (!isnan(v))
 			scratch[n++] = v;
@@ -253,15 +253,15 @@ static void summarize(const struct result *r, double (*of)(const struct record *
 	summary_make(scratch, n, ret);
 }
 
-static void summarize_gaps(const struct hist *h, struct summary *ret)
+static void summarize_gaps(const struct hist *h, struct bench_summary *ret)
 {
-	*ret = (struct summary){.n = h->n,
-	                        .mean = hist_mean(h) / 1e3,
-	                        .p50 = hist_percentile(h, 50) / 1e3,
-	                        .p90 = hist_percentile(h, 90) / 1e3,
-	                        .p95 = hist_percentile(h, 95) / 1e3,
-	                        .p99 = hist_percentile(h, 99) / 1e3,
-	                        .max = h->n ? (double)h->max / 1e3 : NAN};
+	*ret = (struct bench_summary){.n = h->n,
+	                              .mean = hist_mean(h) / 1e3,
+	                              .p50 = hist_percentile(h, 50) / 1e3,
+	                              .p90 = hist_percentile(h, 90) / 1e3,
+	                              .p95 = hist_percentile(h, 95) / 1e3,
+	                              .p99 = hist_percentile(h, 99) / 1e3,
+	                              .max = h->n ? (double)h->max / 1e3 : NAN};
 }
 
 /* Counts requests that ended in the window, whenever they were due: the throughput of a steady
@@ -270,18 +270,18 @@ static uint64_t ended_in_window(const struct result *r)
 {
 	uint64_t n = 0;
 	for (size_t i = 0; i < r->n; i++) {
-		const struct record *rec = &r->records[i];
+		const struct bench_record *rec = &r->records[i];
 		n += rec->outcome == OUTCOME_OK && rec->end_us >= r->window_begin_us &&
 		     rec->end_us <= r->window_end_us;
 	}
 	return n;
 }
 
-static void count(const struct result *r, const struct options *o, struct figures *f)
+static void count(const struct result *r, const struct bench_options *o, struct figures *f)
 {
 	uint64_t in = 0, out = 0, prompt = 0, cached = 0;
 	for (size_t i = 0; i < r->n; i++) {
-		const struct record *rec = &r->records[i];
+		const struct bench_record *rec = &r->records[i];
 		if (!rec->measured) {
 			f->warmup_requests++;
 			f->warmup_failed += rec->outcome == OUTCOME_FAILED;
@@ -306,7 +306,7 @@ static void count(const struct result *r, const struct options *o, struct figure
 	f->cached_percent = prompt ? 100 * (double)cached / (double)prompt : NAN;
 }
 
-void figures_make(const struct result *r, const struct options *o, struct figures *ret)
+void figures_make(const struct result *r, const struct bench_options *o, struct figures *ret)
 {
 	struct figures f = {0};
 	double *scratch = mem_array(r->n + 1, sizeof *scratch);
@@ -338,7 +338,7 @@ void figures_make(const struct result *r, const struct options *o, struct figure
 	*ret = f;
 }
 
-static void each_of(const char *name, const struct summary *s,
+static void each_of(const char *name, const struct bench_summary *s,
                     void (*fn)(void *, const char *, double, int), void *arg)
 {
 	const struct {

@@ -36,7 +36,7 @@ uint64_t hist_width(unsigned i);
 /* LEFT: aborted by the client (--abort); CUT: the run was interrupted */
 enum outcome { OUTCOME_OK, OUTCOME_FAILED, OUTCOME_LEFT, OUTCOME_CUT };
 
-struct record {
+struct bench_record {
 	/* since the run began; 0: did not happen (except due_us) */
 	uint64_t due_us, sent_us, first_us, last_us, end_us;
 	uint64_t number, conversation;
@@ -70,7 +70,7 @@ void timeline_init(struct timeline *t);
 struct slot *timeline_at(struct timeline *t, uint64_t since_us);
 
 struct result {
-	struct record *records;
+	struct bench_record *records;
 	size_t n, size;
 	struct hist gaps;
 	struct error_kind errors[ERRORS_MAX + 1]; /* the last element: all others */
@@ -91,12 +91,12 @@ struct result {
 
 void result_init(struct result *r);
 void result_fini(struct result *r);
-struct record *result_record(struct result *r);                   /* valid until the next call */
+struct bench_record *result_record(struct result *r);             /* valid until the next call */
 int result_error(struct result *r, int status, const char *text); /* returns the error's index */
 
 /* --- figures --- */
 
-struct summary {
+struct bench_summary {
 	size_t n;
 	double mean, p50, p90, p95, p99, max; /* ms; NAN if n is 0 */
 };
@@ -106,7 +106,7 @@ struct figures {
 	uint64_t warmup_requests, warmup_failed;
 	double window_s, request_rate, token_rate, total_token_rate, full_token_rate;
 	double input_mean, output_mean, cached_percent;
-	struct summary ttft, itl, tpot, e2e, late;
+	struct bench_summary ttft, itl, tpot, e2e, late;
 	uint64_t good;
 	double goodput_rate, goodput_percent;
 	double cpu_us_per_token, cpu_percent, tokens_per_event;
@@ -114,13 +114,13 @@ struct figures {
 	double together_percent;
 };
 
-void figures_make(const struct result *r, const struct options *o, struct figures *ret);
-int figures_is_good(const struct record *r, const struct slo *slo);
-double record_ttft_ms(const struct record *r); /* NAN: no token arrived */
-double record_tpot_ms(const struct record *r); /* NAN: fewer than two tokens */
-double record_e2e_ms(const struct record *r);
+void figures_make(const struct result *r, const struct bench_options *o, struct figures *ret);
+int figures_is_good(const struct bench_record *r, const struct slo *slo);
+double record_ttft_ms(const struct bench_record *r); /* NAN: no token arrived */
+double record_tpot_ms(const struct bench_record *r); /* NAN: fewer than two tokens */
+double record_e2e_ms(const struct bench_record *r);
 /* Sorts v. Percentiles use the nearest rank, p from 0 to 100. */
-void summary_make(double *v, size_t n, struct summary *ret);
+void summary_make(double *v, size_t n, struct bench_summary *ret);
 double percentile_sorted(const double *v, size_t n, double p);
 
 /* Calls fn for each figure by name, in a fixed order, for RESULT lines and JSON. Figures without a

@@ -9,7 +9,7 @@
 
 #define BODY_KEPT 4096u
 
-struct flight *flight_new(struct turn *t, size_t record, struct run *r)
+struct flight *flight_new(struct bench_turn *t, size_t record, struct run *r)
 {
 	struct flight *f = mem_zalloc(sizeof *f);
 	f->run = r;
@@ -47,7 +47,8 @@ static void set_fault(struct flight *f, const char *prefix, const char *text, si
 
 /* Number of tokens in an event: the number of token ids, or the increase of the running count, or
  * else one per piece of text. */
-static uint32_t tokens_of(struct flight *f, const struct event_parts *e, const struct record *rec)
+static uint32_t tokens_of(struct flight *f, const struct event_parts *e,
+                          const struct bench_record *rec)
 {
 	if (e->n_ids)
 		return e->n_ids;
@@ -73,7 +74,7 @@ static void keep_answer(struct flight *f, const struct event_parts *e)
 
 static void take_usage(struct flight *f, const struct event_parts *e)
 {
-	struct record *rec = run_record(f->run, f);
+	struct bench_record *rec = run_record(f->run, f);
 	rec->prompt_tokens = (uint32_t)e->prompt_tokens;
 	rec->cached_tokens = (uint32_t)e->cached_tokens;
 	if (!e->n_choices && e->completion_tokens > rec->output_tokens &&
@@ -148,7 +149,7 @@ static void status_fault(struct flight *f)
 
 static enum outcome judge(struct flight *f, int status, const struct err *why)
 {
-	const struct record *rec = run_record(f->run, f);
+	const struct bench_record *rec = run_record(f->run, f);
 	if (f->leaving)
 		return OUTCOME_LEFT;
 	if (*f->fault)

@@ -13,7 +13,7 @@ struct run;
 struct flight {
 	struct list node;
 	struct run *run;
-	struct turn *turn;
+	struct bench_turn *turn;
 	struct call *call;
 	size_t record; /* index of its record */
 	struct sse sse;
@@ -28,12 +28,12 @@ struct flight {
 
 extern const struct call_hooks flight_hooks;
 
-struct flight *flight_new(struct turn *t, size_t record, struct run *r);
+struct flight *flight_new(struct bench_turn *t, size_t record, struct run *r);
 void flight_free(struct flight *f);
 
 /* implemented in run.c */
-struct record *run_record(struct run *r, const struct flight *f);
-const struct options *run_options(const struct run *r);
+struct bench_record *run_record(struct run *r, const struct flight *f);
+const struct bench_options *run_options(const struct run *r);
 int run_wants_answer(const struct run *r, const struct flight *f);
 void run_tokens(struct run *r, struct flight *f, uint32_t n, uint64_t now_us);
 /* frees f */

@@ -6,7 +6,7 @@
 
 #define EVERY_US 500000u
 
-void live_init(struct live *l, const struct options *o)
+void live_init(struct live *l, const struct bench_options *o)
 {
 	*l = (struct live){.on = !o->quiet && isatty(STDERR_FILENO)};
 	hist_init(&l->ttft);

@@ -16,7 +16,7 @@ struct live_now {
 	const char *phase; /* "(warm-up)", "" or "(last answers)" */
 };
 
-void live_init(struct live *l, const struct options *o);
+void live_init(struct live *l, const struct bench_options *o);
 void live_fini(struct live *l);                             /* clears the line */
 void live_show(struct live *l, const struct live_now *now); /* redraws at most twice a second */
 

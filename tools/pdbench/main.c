@@ -19,7 +19,7 @@ static int complain(int code, const struct err *e)
 	return code;
 }
 
-static int find_server(struct options *o, struct server_says *says, struct err *err)
+static int find_server(struct bench_options *o, struct server_says *says, struct err *err)
 {
 	struct err why = {0};
 	for (unsigned i = 0; i < o->n_urls; i++)
@@ -37,7 +37,7 @@ static int find_server(struct options *o, struct server_says *says, struct err *
 }
 
 /* Fails before the run, not after it, if an output file cannot be written. */
-static int check_files(const struct options *o, struct err *err)
+static int check_files(const struct bench_options *o, struct err *err)
 {
 	const char *const paths[] = {o->json, o->requests, o->svg};
 	for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
@@ -50,9 +50,9 @@ static int check_files(const struct options *o, struct err *err)
 	return 0;
 }
 
-static int write_out(const struct report *p)
+static int write_out(const struct bench_report *p)
 {
-	const struct options *o = p->o;
+	const struct bench_options *o = p->o;
 	struct err e = {0};
 	int bad = 0;
 	int to_stdout = (o->json && strcmp(o->json, "-") == 0) ||
@@ -71,7 +71,7 @@ static int write_out(const struct report *p)
 	return bad;
 }
 
-static int verdict(const struct report *p)
+static int verdict(const struct bench_report *p)
 {
 	const struct figures *f = p->f;
 	double allowed = (double)p->o->allow_count + p->o->allow_fraction * (double)f->requests;
@@ -91,7 +91,7 @@ static int verdict(const struct report *p)
 	return EXIT_DONE;
 }
 
-static int bench(struct options *o, int argc, char **argv)
+static int bench(struct bench_options *o, int argc, char **argv)
 {
 	struct err e = {0};
 	struct server_says says;
@@ -106,7 +106,7 @@ static int bench(struct options *o, int argc, char **argv)
 		return complain(EXIT_USAGE, &e);
 	}
 	figures_make(&r, o, &f);
-	struct report p = {o, &says, &r, &f, argc, argv};
+	struct bench_report p = {o, &says, &r, &f, argc, argv};
 	int bad = write_out(&p), code = verdict(&p);
 	result_fini(&r);
 	return code ? code : bad;
@@ -114,7 +114,7 @@ static int bench(struct options *o, int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-	struct options o;
+	struct bench_options o;
 	struct err e = {0};
 	signal(SIGPIPE, SIG_IGN);
 	log_set_level("error");

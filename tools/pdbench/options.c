@@ -16,16 +16,17 @@
 #define CONCURRENCY_MAX 60000u
 #define HOURS_US (3600ull * 1000000)
 
-typedef int set_fn(struct options *o, const char *name, const char *v, struct err *err);
+typedef int set_fn(struct bench_options *o, const char *name, const char *v, struct err *err);
 
 /* --- load --- */
 
-static int set_rate(struct options *o, const char *name, const char *v, struct err *err)
+static int set_rate(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	return value_double(name, v, 0.001, RATE_MAX, &o->rate, err);
 }
 
-static int set_concurrency(struct options *o, const char *name, const char *v, struct err *err)
+static int set_concurrency(struct bench_options *o, const char *name, const char *v,
+                           struct err *err)
 {
 	uint64_t n = 0;
 	int r = value_uint(name, v, 1, CONCURRENCY_MAX, &n, err);
@@ -33,7 +34,7 @@ static int set_concurrency(struct options *o, const char *name, const char *v, s
 	return r;
 }
 
-static int set_arrivals(struct options *o, const char *name, const char *v, struct err *err)
+static int set_arrivals(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	static const char *const names[] = {"poisson", "constant", "trace"};
 	for (unsigned i = 0; i < 3; i++) {
@@ -47,32 +48,32 @@ static int set_arrivals(struct options *o, const char *name, const char *v, stru
 	               v);
 }
 
-static int set_number(struct options *o, const char *name, const char *v, struct err *err)
+static int set_number(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	return value_uint(name, v, 1, NUMBER_MAX, &o->number, err);
 }
 
-static int set_duration(struct options *o, const char *name, const char *v, struct err *err)
+static int set_duration(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	return value_time(name, v, 10000, 168 * HOURS_US, &o->duration_us, err);
 }
 
-static int set_warmup(struct options *o, const char *name, const char *v, struct err *err)
+static int set_warmup(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	return value_span(name, v, &o->warmup, err);
 }
 
-static int set_ramp(struct options *o, const char *name, const char *v, struct err *err)
+static int set_ramp(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	return value_time(name, v, 0, 24 * HOURS_US, &o->ramp_us, err);
 }
 
-static int set_timeout(struct options *o, const char *name, const char *v, struct err *err)
+static int set_timeout(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	return value_time(name, v, 10000, 24 * HOURS_US, &o->timeout_us, err);
 }
 
-static int set_in_flight(struct options *o, const char *name, const char *v, struct err *err)
+static int set_in_flight(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	uint64_t n = 0;
 	int r = value_uint(name, v, 1, CONCURRENCY_MAX, &n, err);
@@ -80,12 +81,12 @@ static int set_in_flight(struct options *o, const char *name, const char *v, str
 	return r;
 }
 
-static int set_abort(struct options *o, const char *name, const char *v, struct err *err)
+static int set_abort(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	return value_share(name, v, &o->abort_fraction, err);
 }
 
-static int set_fresh(struct options *o, const char *name, const char *v, struct err *err)
+static int set_fresh(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	(void)name;
 	(void)v;
@@ -96,13 +97,13 @@ static int set_fresh(struct options *o, const char *name, const char *v, struct 
 
 /* --- workload --- */
 
-static int set_input(struct options *o, const char *name, const char *v, struct err *err)
+static int set_input(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	o->has_input = 1;
 	return value_dist(name, v, 1, TOKENS_MAX, &o->input, err);
 }
 
-static int set_output(struct options *o, const char *name, const char *v, struct err *err)
+static int set_output(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	o->has_output = 1;
 	return value_dist(name, v, 1, TOKENS_MAX, &o->output, err);
@@ -117,28 +118,30 @@ static int set_u32(const char *name, const char *v, uint64_t min, uint64_t max, 
 	return r;
 }
 
-static int set_prefix_tokens(struct options *o, const char *name, const char *v, struct err *err)
+static int set_prefix_tokens(struct bench_options *o, const char *name, const char *v,
+                             struct err *err)
 {
 	return set_u32(name, v, 0, (uint64_t)TOKENS_MAX, &o->prefix_tokens, err);
 }
 
-static int set_prefix_groups(struct options *o, const char *name, const char *v, struct err *err)
+static int set_prefix_groups(struct bench_options *o, const char *name, const char *v,
+                             struct err *err)
 {
 	return set_u32(name, v, 1, 1000000, &o->prefix_groups, err);
 }
 
-static int set_rounds(struct options *o, const char *name, const char *v, struct err *err)
+static int set_rounds(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	o->has_rounds = 1;
 	return value_dist(name, v, 1, 10000, &o->rounds, err);
 }
 
-static int set_think(struct options *o, const char *name, const char *v, struct err *err)
+static int set_think(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	return value_time_dist(name, v, &o->think_us, err);
 }
 
-static int set_text(struct options *o, const char *name, const char *v, struct err *err)
+static int set_text(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	(void)v;
 	(void)err;
@@ -147,7 +150,7 @@ static int set_text(struct options *o, const char *name, const char *v, struct e
 	return 0;
 }
 
-static int set_vocab(struct options *o, const char *name, const char *v, struct err *err)
+static int set_vocab(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	uint64_t low = 0, high = 0;
 	char part[24];
@@ -169,7 +172,7 @@ static int set_vocab(struct options *o, const char *name, const char *v, struct 
 	return 0;
 }
 
-static int set_lengths(struct options *o, const char *name, const char *v, struct err *err)
+static int set_lengths(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	(void)name;
 	(void)err;
@@ -177,7 +180,7 @@ static int set_lengths(struct options *o, const char *name, const char *v, struc
 	return 0;
 }
 
-static int set_trace(struct options *o, const char *name, const char *v, struct err *err)
+static int set_trace(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	(void)name;
 	(void)err;
@@ -185,12 +188,12 @@ static int set_trace(struct options *o, const char *name, const char *v, struct 
 	return 0;
 }
 
-static int set_time_scale(struct options *o, const char *name, const char *v, struct err *err)
+static int set_time_scale(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	return value_double(name, v, 0.001, 100000, &o->time_scale, err);
 }
 
-static int set_sample(struct options *o, const char *name, const char *v, struct err *err)
+static int set_sample(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	if (value_share(name, v, &o->sample, err) < 0)
 		return ERR_INVALID;
@@ -199,27 +202,29 @@ static int set_sample(struct options *o, const char *name, const char *v, struct
 	                               "%s must be more than 0 and at most 1, got \"%.60s\"", name, v);
 }
 
-static int set_length_scale(struct options *o, const char *name, const char *v, struct err *err)
+static int set_length_scale(struct bench_options *o, const char *name, const char *v,
+                            struct err *err)
 {
 	return set_u32(name, v, 1, 4096, &o->length_scale, err);
 }
 
-static int set_trace_block(struct options *o, const char *name, const char *v, struct err *err)
+static int set_trace_block(struct bench_options *o, const char *name, const char *v,
+                           struct err *err)
 {
 	return set_u32(name, v, 1, 65536, &o->trace_block, err);
 }
 
-static int set_max_input(struct options *o, const char *name, const char *v, struct err *err)
+static int set_max_input(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	return set_u32(name, v, 1, (uint64_t)TOKENS_MAX, &o->max_input, err);
 }
 
-static int set_max_output(struct options *o, const char *name, const char *v, struct err *err)
+static int set_max_output(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	return set_u32(name, v, 1, (uint64_t)TOKENS_MAX, &o->max_output, err);
 }
 
-static int set_over(struct options *o, const char *name, const char *v, struct err *err)
+static int set_over(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	o->clip = strcmp(v, "clip") == 0;
 	return o->clip || strcmp(v, "skip") == 0
@@ -229,17 +234,19 @@ static int set_over(struct options *o, const char *name, const char *v, struct e
 
 /* --- requests --- */
 
-static int set_temperature(struct options *o, const char *name, const char *v, struct err *err)
+static int set_temperature(struct bench_options *o, const char *name, const char *v,
+                           struct err *err)
 {
 	return value_double(name, v, 0, 100, &o->temperature, err);
 }
 
-static int set_seed(struct options *o, const char *name, const char *v, struct err *err)
+static int set_seed(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	return value_uint(name, v, 0, INT64_MAX, &o->seed, err);
 }
 
-static int set_natural_end(struct options *o, const char *name, const char *v, struct err *err)
+static int set_natural_end(struct bench_options *o, const char *name, const char *v,
+                           struct err *err)
 {
 	(void)name;
 	(void)v;
@@ -248,7 +255,7 @@ static int set_natural_end(struct options *o, const char *name, const char *v, s
 	return 0;
 }
 
-static int set_token_ids(struct options *o, const char *name, const char *v, struct err *err)
+static int set_token_ids(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	(void)name;
 	(void)v;
@@ -257,7 +264,7 @@ static int set_token_ids(struct options *o, const char *name, const char *v, str
 	return 0;
 }
 
-static int set_sessions(struct options *o, const char *name, const char *v, struct err *err)
+static int set_sessions(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	(void)name;
 	(void)v;
@@ -266,7 +273,7 @@ static int set_sessions(struct options *o, const char *name, const char *v, stru
 	return 0;
 }
 
-static int set_model(struct options *o, const char *name, const char *v, struct err *err)
+static int set_model(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	o->model = v;
 	return strlen(v) < 1024
@@ -286,13 +293,13 @@ static int check_header(const char *name, const char *v, struct err *err)
 	           : err_set(err, ERR_INVALID, "%s has %zu bytes, more than 4096", name, strlen(v));
 }
 
-static int set_api_key(struct options *o, const char *name, const char *v, struct err *err)
+static int set_api_key(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	o->api_key = v;
 	return check_header(name, v, err);
 }
 
-static int set_header(struct options *o, const char *name, const char *v, struct err *err)
+static int set_header(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	static const char *const ours[] = {"host", "content-length", "transfer-encoding", "connection",
 	                                   "expect"};
@@ -310,7 +317,7 @@ static int set_header(struct options *o, const char *name, const char *v, struct
 	return 0;
 }
 
-static int set_extra(struct options *o, const char *name, const char *v, struct err *err)
+static int set_extra(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	static const char *const ours[] = {"prompt",     "messages",
 	                                   "stream",     "stream_options",
@@ -339,13 +346,13 @@ static int set_extra(struct options *o, const char *name, const char *v, struct 
 
 /* --- results --- */
 
-static int set_slo(struct options *o, const char *name, const char *v, struct err *err)
+static int set_slo(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	o->has_slo = 1;
 	return value_slo(name, v, &o->slo, err);
 }
 
-static int set_allow(struct options *o, const char *name, const char *v, struct err *err)
+static int set_allow(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	o->allow_fraction = 0;
 	o->allow_count = 0;
@@ -353,7 +360,7 @@ static int set_allow(struct options *o, const char *name, const char *v, struct 
 	                      : value_uint(name, v, 0, NUMBER_MAX, &o->allow_count, err);
 }
 
-static int set_file(struct options *o, const char *name, const char *v, struct err *err)
+static int set_file(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	if (!*v)
 		return err_set(err, ERR_INVALID, "%s needs a file name, got nothing", name);
@@ -366,7 +373,8 @@ static int set_file(struct options *o, const char *name, const char *v, struct e
 	return 0;
 }
 
-static int set_result_prefix(struct options *o, const char *name, const char *v, struct err *err)
+static int set_result_prefix(struct bench_options *o, const char *name, const char *v,
+                             struct err *err)
 {
 	o->result_prefix = v;
 	for (const char *p = v; *p; p++)
@@ -376,7 +384,7 @@ static int set_result_prefix(struct options *o, const char *name, const char *v,
 	return 0;
 }
 
-static int set_title(struct options *o, const char *name, const char *v, struct err *err)
+static int set_title(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	o->title = v;
 	return strlen(v) <= 200
@@ -384,7 +392,7 @@ static int set_title(struct options *o, const char *name, const char *v, struct 
 	           : err_set(err, ERR_INVALID, "%s has %zu bytes, more than 200", name, strlen(v));
 }
 
-static int set_quiet(struct options *o, const char *name, const char *v, struct err *err)
+static int set_quiet(struct bench_options *o, const char *name, const char *v, struct err *err)
 {
 	(void)name;
 	(void)v;
@@ -395,7 +403,7 @@ static int set_quiet(struct options *o, const char *name, const char *v, struct 
 
 /* --- the table --- */
 
-static const struct entry {
+static const struct option_entry {
 	const char *name; /* NULL: a heading */
 	char letter;
 	const char *arg; /* NULL: no argument */
@@ -493,7 +501,7 @@ void options_help(FILE *f)
 	      "URL: http://HOST:PORT (default http://127.0.0.1:8080). Several URLs take turns.\n",
 	      f);
 	for (size_t i = 0; i < ENTRIES; i++) {
-		const struct entry *e = &entries[i];
+		const struct option_entry *e = &entries[i];
 		char left[64], letter[5] = "    ";
 		if (!e->name) {
 			fprintf(f, "%s:\n", e->help);
@@ -508,7 +516,7 @@ void options_help(FILE *f)
 	fputs(
 		"Times: 250us, 500ms, 5s, 2m, 1h. In an open loop, times are measured from when a request\n"
 		"was due, so a server that stalls cannot hide it. Exit status: 0 done, 1 requests failed "
-	    "or\n"
+		"or\n"
 		"a file could not be written, 2 wrong usage, 3 no server.\n",
 		f);
 }
@@ -518,7 +526,7 @@ static void fill_getopt(struct option *longs, char *shorts)
 	size_t n = 0, s = 0;
 	shorts[s++] = ':';
 	for (size_t i = 0; i < ENTRIES; i++) {
-		const struct entry *e = &entries[i];
+		const struct option_entry *e = &entries[i];
 		if (!e->name)
 			continue;
 		longs[n++] = (struct option){e->name, e->arg ? required_argument : no_argument, NULL,
@@ -535,7 +543,7 @@ static void fill_getopt(struct option *longs, char *shorts)
 	shorts[s] = 0;
 }
 
-static const struct entry *entry_of(int c)
+static const struct option_entry *entry_of(int c)
 {
 	if (c > HELP_KEY && c <= HELP_KEY + (int)ENTRIES)
 		return &entries[c - HELP_KEY - 1];
@@ -549,7 +557,7 @@ static const struct entry *entry_of(int c)
 static int usage_error(int c, char **argv, struct err *err)
 {
 	const char *word = argv[optind - 1];
-	const struct entry *e = entry_of(optopt);
+	const struct option_entry *e = entry_of(optopt);
 	if (c == ':' && e)
 		return err_set(err, ERR_INVALID, "--%s needs a value (%s)", e->name, e->arg);
 	if (e && !e->arg)
@@ -562,9 +570,9 @@ static int usage_error(int c, char **argv, struct err *err)
 	               word);
 }
 
-static void set_defaults(struct options *o)
+static void set_defaults(struct bench_options *o)
 {
-	*o = (struct options){
+	*o = (struct bench_options){
 		.arrivals = ARRIVE_POISSON,
 		.timeout_us = 600 * 1000000ull,
 		.in_flight_max = 4096,
@@ -584,7 +592,7 @@ static void set_defaults(struct options *o)
 }
 
 /* Checks combinations of options. */
-static int check_together(struct options *o, struct err *err)
+static int check_together(struct bench_options *o, struct err *err)
 {
 	int open = o->rate > 0 || (o->trace && !o->concurrency);
 	if (o->rate > 0 && o->concurrency)
@@ -628,7 +636,7 @@ static int check_together(struct options *o, struct err *err)
 	return 0;
 }
 
-static void settle(struct options *o)
+static void settle(struct bench_options *o)
 {
 	if (o->rate <= 0 && !o->concurrency && !o->trace)
 		o->concurrency = 1;
@@ -638,7 +646,7 @@ static void settle(struct options *o)
 		o->number = o->concurrency ? 20 * (uint64_t)o->concurrency : 100;
 }
 
-static int read_urls(int argc, char **argv, struct options *o, struct err *err)
+static int read_urls(int argc, char **argv, struct bench_options *o, struct err *err)
 {
 	if (argc - optind > URLS_MAX)
 		return err_set(err, ERR_INVALID, "%d addresses, more than %d", argc - optind, URLS_MAX);
@@ -650,7 +658,7 @@ static int read_urls(int argc, char **argv, struct options *o, struct err *err)
 	return 0;
 }
 
-int options_parse(int argc, char **argv, struct options *o, struct err *err)
+int options_parse(int argc, char **argv, struct bench_options *o, struct err *err)
 {
 	struct option longs[ENTRIES + 2];
 	char shorts[2 * ENTRIES + 4], name[48];
@@ -662,7 +670,7 @@ int options_parse(int argc, char **argv, struct options *o, struct err *err)
 	while ((c = getopt_long(argc, argv, shorts, longs, NULL)) != -1) {
 		if (c == HELP_KEY || c == 'h')
 			return OPTIONS_HELP;
-		const struct entry *e = c == '?' || c == ':' ? NULL : entry_of(c);
+		const struct option_entry *e = c == '?' || c == ':' ? NULL : entry_of(c);
 		if (!e)
 			return usage_error(c, argv, err);
 		snprintf(name, sizeof name, "--%s", e->name);
@@ -675,7 +683,7 @@ int options_parse(int argc, char **argv, struct options *o, struct err *err)
 	return OPTIONS_RUN;
 }
 
-void options_fini(struct options *o)
+void options_fini(struct bench_options *o)
 {
 	buf_fini(&o->headers);
 	json_decref(o->extra);

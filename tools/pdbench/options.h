@@ -35,7 +35,7 @@ struct slo {
 	uint64_t ttft_us, tpot_us, itl_us, e2e_us; /* 0: no limit */
 };
 
-struct options {
+struct bench_options {
 	struct url urls[URLS_MAX];
 	unsigned n_urls;
 	/* load */
@@ -86,8 +86,8 @@ enum options_result { OPTIONS_RUN, OPTIONS_HELP };
 
 /* Returns OPTIONS_RUN, OPTIONS_HELP (help was requested), or ERR_INVALID with err set. `o` is
  * always initialised: call options_fini. */
-int options_parse(int argc, char **argv, struct options *o, struct err *err);
-void options_fini(struct options *o);
+int options_parse(int argc, char **argv, struct bench_options *o, struct err *err);
+void options_fini(struct bench_options *o);
 void options_help(FILE *f);
 
 #endif

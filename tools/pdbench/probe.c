@@ -58,7 +58,7 @@ static void read_models(const json_t *j, const char *wanted, struct server_says 
 	}
 }
 
-static void judge(struct probe *p, const struct options *o, struct server_says *ret,
+static void judge(struct probe *p, const struct bench_options *o, struct server_says *ret,
                   struct err *err)
 {
 	json_error_t why;
@@ -74,11 +74,11 @@ static void judge(struct probe *p, const struct options *o, struct server_says *
 	json_decref(j);
 }
 
-static void ask(struct probe *p, const struct options *o)
+static void ask(struct probe *p, const struct bench_options *o)
 {
 	static const struct call_hooks hooks = {on_body, on_end};
 	struct timeval limit = {.tv_sec = WAIT_S};
-	struct client *c = client_new(p->base, &o->urls[0], 1);
+	struct bench_client *c = client_new(p->base, &o->urls[0], 1);
 	struct buf request;
 	buf_init(&request, 0);
 	buf_printf(&request,
@@ -98,7 +98,7 @@ static void ask(struct probe *p, const struct options *o)
 	client_destroy(&c);
 }
 
-int probe_server(const struct options *o, struct server_says *ret, struct err *err)
+int probe_server(const struct bench_options *o, struct server_says *ret, struct err *err)
 {
 	struct probe p = {.base = event_base_new()};
 	int code = 0;

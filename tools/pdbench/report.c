@@ -11,7 +11,7 @@ static const char *arrivals_name(enum arrivals a)
 	return a == ARRIVE_POISSON ? "poisson" : a == ARRIVE_CONSTANT ? "constant" : "trace";
 }
 
-void report_load(const struct options *o, char *out, size_t size)
+void report_load(const struct bench_options *o, char *out, size_t size)
 {
 	const char *what = o->has_rounds ? "conversations" : "requests";
 	if (o->concurrency)
@@ -36,7 +36,7 @@ static void ms_cell(FILE *f, double ms)
 		fprintf(f, "%9.2f s", ms / 1e3);
 }
 
-static void row(FILE *f, const char *name, const struct summary *s)
+static void row(FILE *f, const char *name, const struct bench_summary *s)
 {
 	const double v[] = {s->mean, s->p50, s->p90, s->p95, s->p99, s->max};
 	if (!s->n)
@@ -47,7 +47,7 @@ static void row(FILE *f, const char *name, const struct summary *s)
 	fputc('\n', f);
 }
 
-static void requests_line(const struct report *p, FILE *f)
+static void requests_line(const struct bench_report *p, FILE *f)
 {
 	const struct figures *g = p->f;
 	fprintf(f, "  requests    %llu completed, %llu failed", (unsigned long long)g->ok,
@@ -62,7 +62,7 @@ static void requests_line(const struct report *p, FILE *f)
 	fprintf(f, "; %.2f s\n", g->window_s);
 }
 
-static void rates(const struct report *p, FILE *f)
+static void rates(const struct bench_report *p, FILE *f)
 {
 	const struct figures *g = p->f;
 	fprintf(f, "  throughput  %.2f requests/s, %.1f output tokens/s", g->request_rate,
@@ -80,7 +80,7 @@ static void rates(const struct report *p, FILE *f)
 		fputc('\n', f);
 }
 
-static void events_line(const struct report *p, FILE *f)
+static void events_line(const struct bench_report *p, FILE *f)
 {
 	const struct figures *g = p->f;
 	if (!isnan(g->tokens_per_event) && g->tokens_per_event > 1.02)
@@ -92,7 +92,7 @@ static void events_line(const struct report *p, FILE *f)
 		        g->together_percent);
 }
 
-static void slo_line(const struct report *p, FILE *f)
+static void slo_line(const struct bench_report *p, FILE *f)
 {
 	const struct slo *s = &p->o->slo;
 	const struct {
@@ -115,7 +115,7 @@ static void slo_line(const struct report *p, FILE *f)
 	fputc('\n', f);
 }
 
-static void limits_lines(const struct report *p, FILE *f)
+static void limits_lines(const struct bench_report *p, FILE *f)
 {
 	const struct result *r = p->r;
 	if (r->skipped)
@@ -137,7 +137,7 @@ static void limits_lines(const struct report *p, FILE *f)
 		fprintf(f, "  the run was interrupted: the figures cover the time before that\n");
 }
 
-static void client_lines(const struct report *p, FILE *f)
+static void client_lines(const struct bench_report *p, FILE *f)
 {
 	const struct figures *g = p->f;
 	fprintf(f, "  client      %.1f %% of a core", g->cpu_percent);
@@ -162,7 +162,7 @@ static void client_lines(const struct report *p, FILE *f)
 	                          : "from when a request was due, even if it was sent later");
 }
 
-static void error_lines(const struct report *p, FILE *f)
+static void error_lines(const struct bench_report *p, FILE *f)
 {
 	const struct result *r = p->r;
 	for (unsigned i = 0; i <= ERRORS_MAX; i++) {
@@ -176,7 +176,7 @@ static void error_lines(const struct report *p, FILE *f)
 	}
 }
 
-void report_table(const struct report *p, FILE *f)
+void report_table(const struct bench_report *p, FILE *f)
 {
 	char load[120];
 	report_load(p->o, load, sizeof load);
@@ -210,7 +210,7 @@ static void result_line(void *arg, const char *name, double v, int digits)
 	fprintf(r->f, "RESULT %s%s=%.*f\n", r->prefix, name, digits, v);
 }
 
-void report_results(const struct report *p, FILE *f)
+void report_results(const struct bench_report *p, FILE *f)
 {
 	struct results r = {f, p->o->result_prefix ? p->o->result_prefix : ""};
 	figures_each(p->f, p->o->has_slo, result_line, &r)
@@ -283,7 +283,7 @@ static json_t *timeline_json(const struct timeline *t)
 	                 "waiting_for_first_token", waiting);
 }
 
-static json_t *command_json(const struct report *p)
+static json_t *command_json(const struct bench_report *p)
 {
 	json_t *list = json_array();
 	for (int i = 0; i < p->argc; i++) {
@@ -295,7 +295,7 @@ static json_t *command_json(const struct report *p)
 	return list;
 }
 
-int report_json(const struct report *p, const char *path, struct err *err)
+int report_json(const struct bench_report *p, const char *path, struct err *err)
 {
 	char load[120];
 	json_t *all = json_object(), *figures = json_object(), *urls = json_array();
@@ -339,7 +339,7 @@ static void put_ms(FILE *f, const char *name, double ms)
 		fprintf(f, ",\"%s\":%.3f", name, ms);
 }
 
-static void put_record(const struct report *p, const struct record *r, FILE *f)
+static void put_record(const struct bench_report *p, const struct bench_record *r, FILE *f)
 {
 	static const char *const outcomes[] = {"ok", "failed", "left", "cut"};
 	fprintf(f,
@@ -368,7 +368,7 @@ static void put_record(const struct report *p, const struct record *r, FILE *f)
 	fputs("}\n", f);
 }
 
-int report_requests(const struct report *p, const char *path, struct err *err)
+int report_requests(const struct bench_report *p, const char *path, struct err *err)
 {
 	FILE *f = open_out(path, err);
 	if (!f)

@@ -5,8 +5,8 @@
 #include "figures.h"
 #include "work.h"
 
-struct report {
-	const struct options *o;
+struct bench_report {
+	const struct bench_options *o;
 	const struct server_says *says;
 	const struct result *r;
 	const struct figures *f;
@@ -15,12 +15,12 @@ struct report {
 };
 
 /* "closed loop of 8 requests", "open loop of 5 requests/s (poisson)" ... */
-void report_load(const struct options *o, char *out, size_t size);
-void report_table(const struct report *p, FILE *f);
-void report_results(const struct report *p, FILE *f); /* RESULT lines */
+void report_load(const struct bench_options *o, char *out, size_t size);
+void report_table(const struct bench_report *p, FILE *f);
+void report_results(const struct bench_report *p, FILE *f); /* RESULT lines */
 /* "-" is stdout. Returns 0, or ERR_IO naming the file. */
-int report_json(const struct report *p, const char *path, struct err *err);
-int report_requests(const struct report *p, const char *path, struct err *err);
-int report_svg(const struct report *p, const char *path, struct err *err);
+int report_json(const struct bench_report *p, const char *path, struct err *err);
+int report_requests(const struct bench_report *p, const char *path, struct err *err);
+int report_svg(const struct bench_report *p, const char *path, struct err *err);
 
 #endif

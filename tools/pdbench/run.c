@@ -27,19 +27,19 @@
 #define FILES_SPARE 32u
 
 struct run {
-	const struct options *o;
+	const struct bench_options *o;
 	struct result *res;
 	struct event_base *base;
-	struct client *clients[URLS_MAX];
+	struct bench_client *clients[URLS_MAX];
 	unsigned n_clients, next_client;
 	struct work *work;
 	struct arrive arrive;
 	struct draw draw;
 	struct live live;
 	struct event *arrival, *tick, *stop[2];
-	struct list flights; /* in the order of sending */
-	struct list pauses;  /* conversations between two rounds, and resting slots */
-	struct turn *ready;  /* prepared in advance, so that its preparation delays no request */
+	struct list flights;      /* in the order of sending */
+	struct list pauses;       /* conversations between two rounds, and resting slots */
+	struct bench_turn *ready; /* prepared in advance, so that its preparation delays no request */
 	struct buf ready_text;
 	uint64_t begun_us, due_us; /* due_us: of `ready`, since the run began; UINT64_MAX: none */
 	uint64_t issued, measured, done, failed;
@@ -51,7 +51,7 @@ struct run {
 struct pause {
 	struct list node;
 	struct run *run;
-	struct turn *turn; /* NULL: a resting slot */
+	struct bench_turn *turn; /* NULL: a resting slot */
 	struct event *timer;
 	uint64_t due_us;
 };
@@ -118,11 +118,11 @@ static void make_ready(struct run *r)
 	work_request(r->work, &r->o->urls[r->next_client], r->ready, &r->ready_text);
 }
 
-static void send_turn(struct run *r, struct turn *t, struct buf *text, uint64_t due_us)
+static void send_turn(struct run *r, struct bench_turn *t, struct buf *text, uint64_t due_us)
 {
 	uint64_t now = since(r, clock_us());
 	size_t at = r->res->n;
-	struct record *rec = result_record(r->res);
+	struct bench_record *rec = result_record(r->res);
 	rec->due_us = due_us < now ? due_us : now;
 	rec->sent_us = now;
 	rec->measured = (uint8_t)is_measured(r, rec->due_us);
@@ -150,7 +150,7 @@ static void send_turn(struct run *r, struct turn *t, struct buf *text, uint64_t 
 
 static void send_ready(struct run *r, uint64_t due_us)
 {
-	struct turn *t = r->ready;
+	struct bench_turn *t = r->ready;
 	r->ready = NULL;
 	send_turn(r, t, &r->ready_text, due_us);
 	make_ready(r);
@@ -246,7 +246,7 @@ static void pause_free(struct pause *p)
 	free(p);
 }
 
-static void next_round(struct run *r, struct turn *t, uint64_t due_us)
+static void next_round(struct run *r, struct bench_turn *t, uint64_t due_us)
 {
 	struct buf text;
 	if (r->no_more || is_past_end(r, due_us)) {
@@ -263,7 +263,7 @@ static void on_pause_end(evutil_socket_t fd, short what, void *arg)
 {
 	struct pause *p = arg;
 	struct run *r = p->run;
-	struct turn *t = p->turn;
+	struct bench_turn *t = p->turn;
 	uint64_t due = p->due_us, now = since(r, clock_us());
 	(void)fd;
 	(void)what;
@@ -279,7 +279,7 @@ static void on_pause_end(evutil_socket_t fd, short what, void *arg)
 	maybe_end(r);
 }
 
-static void pause_for(struct run *r, struct turn *t, uint64_t now, uint64_t us)
+static void pause_for(struct run *r, struct bench_turn *t, uint64_t now, uint64_t us)
 {
 	struct pause *p = mem_zalloc(sizeof *p);
 	*p = (struct pause){
@@ -291,12 +291,12 @@ static void pause_for(struct run *r, struct turn *t, uint64_t now, uint64_t us)
 
 /* --- answers ------------------------------------------------------------- */
 
-struct record *run_record(struct run *r, const struct flight *f)
+struct bench_record *run_record(struct run *r, const struct flight *f)
 {
 	return &r->res->records[f->record];
 }
 
-const struct options *run_options(const struct run *r)
+const struct bench_options *run_options(const struct run *r)
 {
 	return r->o;
 }
@@ -314,7 +314,7 @@ static int in_window(const struct run *r, uint64_t at)
 
 void run_tokens(struct run *r, struct flight *f, uint32_t n, uint64_t now_us)
 {
-	struct record *rec = run_record(r, f);
+	struct bench_record *rec = run_record(r, f);
 	uint64_t at = since(r, now_us);
 	int counts = in_window(r, at);
 	if (!rec->first_us) {
@@ -340,7 +340,7 @@ void run_tokens(struct run *r, struct flight *f, uint32_t n, uint64_t now_us)
 
 static void go_on(struct run *r, struct flight *f, int ok, uint64_t now)
 {
-	struct turn *next = NULL;
+	struct bench_turn *next = NULL;
 	if (ok && !r->no_more)
 		next = work_follow(r->work, f->turn, f->answer.data ? f->answer.data : "", f->answer.len,
 		                   run_record(r, f)->output_tokens);
@@ -353,7 +353,7 @@ static void go_on(struct run *r, struct flight *f, int ok, uint64_t now)
 void run_ended(struct run *r, struct flight *f, enum outcome outcome, const char *why,
                uint64_t now_us)
 {
-	struct record *rec = run_record(r, f);
+	struct bench_record *rec = run_record(r, f);
 	uint64_t now = since(r, now_us);
 	rec->outcome = (uint8_t)outcome;
 	rec->end_us = now;
@@ -581,7 +581,7 @@ static void run_all(struct run *r)
 	close_window(r);
 }
 
-int run_load(const struct options *o, const struct server_says *says, struct result *ret,
+int run_load(const struct bench_options *o, const struct server_says *says, struct result *ret,
              struct err *err)
 {
 	struct run r = {.o = o, .res = ret};

@@ -180,7 +180,7 @@ static void marker(const struct plot *p, double ms, const char *name, int level)
 	        label);
 }
 
-static void draw_spread(struct plot *p, const struct spread *s, const struct summary *sum,
+static void draw_spread(struct plot *p, const struct spread *s, const struct bench_summary *sum,
                         const char *title)
 {
 	double most = 0;
@@ -204,29 +204,29 @@ static void draw_spread(struct plot *p, const struct spread *s, const struct sum
 	marker(p, sum->p99, "p99", 2);
 }
 
-static void ttft_plot(const struct report *rep, struct plot *p)
+static void ttft_plot(const struct bench_report *rep, struct plot *p)
 {
-	const struct summary *sum = &rep->f->ttft;
+	const struct bench_summary *sum = &rep->f->ttft;
 	struct spread s = {.n = sum->n};
 	double low = INFINITY;
 	for (size_t i = 0; i < rep->r->n; i++) {
-		const struct record *r = &rep->r->records[i];
+		const struct bench_record *r = &rep->r->records[i];
 		double v = r->measured && r->outcome == OUTCOME_OK ? record_ttft_ms(r) : NAN;
 		low = !isnan(v) && v < low ? v : low;
 	}
 	spread_range(&s, isinf(low) ? 1 : low, sum->n ? sum->max : 1);
 	for (size_t i = 0; i < rep->r->n; i++) {
-		const struct record *r = &rep->r->records[i];
+		const struct bench_record *r = &rep->r->records[i];
 		if (r->measured && r->outcome == OUTCOME_OK)
 			spread_add(&s, record_ttft_ms(r), 100.0 / (double)sum->n);
 	}
 	draw_spread(p, &s, sum, "Time to first token (TTFT)");
 }
 
-static void gap_plot(const struct report *rep, struct plot *p)
+static void gap_plot(const struct bench_report *rep, struct plot *p)
 {
 	const struct hist *h = &rep->r->gaps;
-	const struct summary *sum = &rep->f->itl;
+	const struct bench_summary *sum = &rep->f->itl;
 	struct spread s = {.n = h->n};
 	/* a few gaps of 0 (two events in one packet) or a single stall must not squeeze all others into
 	 * one bar */
@@ -301,7 +301,7 @@ static void time_axis(struct plot *p, const struct timeline *t, double most)
 	p->y1 = most > 0 ? most * 1.1 : 1;
 }
 
-static void tokens_plot(const struct report *rep, struct plot *p)
+static void tokens_plot(const struct bench_report *rep, struct plot *p)
 {
 	const struct timeline *t = &rep->r->timeline;
 	time_axis(p, t, series_most(t, SERIES_TOKENS));
@@ -311,7 +311,7 @@ static void tokens_plot(const struct report *rep, struct plot *p)
 	draw_series(p, t, SERIES_TOKENS, BLUE, 1);
 }
 
-static void requests_plot(const struct report *rep, struct plot *p)
+static void requests_plot(const struct bench_report *rep, struct plot *p)
 {
 	const struct timeline *t = &rep->r->timeline;
 	time_axis(p, t, series_most(t, SERIES_IN_FLIGHT));
@@ -328,7 +328,7 @@ static void requests_plot(const struct report *rep, struct plot *p)
 
 /* --- the page ------------------------------------------------------------ */
 
-static void head(const struct report *rep, FILE *f)
+static void head(const struct bench_report *rep, FILE *f)
 {
 	char load[120];
 	const struct figures *g = rep->f;
@@ -358,7 +358,7 @@ static void head(const struct report *rep, FILE *f)
 	fputs("</text>\n", f);
 }
 
-int report_svg(const struct report *p, const char *path, struct err *err)
+int report_svg(const struct bench_report *p, const char *path, struct err *err)
 {
 	FILE *f = strcmp(path, "-") == 0 ? stdout : fopen(path, "we");
 	if (!f)

@@ -10,21 +10,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct reader {
+struct trace_reader {
 	const char *path;
 	unsigned long line;
 	uint32_t block_tokens;
-	struct trace *t;
+	struct bench_trace *t;
 	size_t size;
 	struct err *err;
 };
 
-static int wrong(const struct reader *r, const char *text)
+static int wrong(const struct trace_reader *r, const char *text)
 {
 	return err_set(r->err, ERR_INVALID, "%s:%lu: %s", r->path, r->line, text);
 }
 
-static int read_number(const struct reader *r, const json_t *o, const char *name, double min,
+static int read_number(const struct trace_reader *r, const json_t *o, const char *name, double min,
                        double max, double *ret)
 {
 	const json_t *v = json_object_get(o, name);
@@ -39,7 +39,7 @@ static int read_number(const struct reader *r, const json_t *o, const char *name
 	return bad ? ERR_INVALID : 0;
 }
 
-static int read_hashes(const struct reader *r, const json_t *o, struct trace_record *rec)
+static int read_hashes(const struct trace_reader *r, const json_t *o, struct trace_record *rec)
 {
 	const json_t *list = json_object_get(o, "hash_ids");
 	char text[160];
@@ -66,7 +66,7 @@ static int read_hashes(const struct reader *r, const json_t *o, struct trace_rec
 	return 0;
 }
 
-static int read_record(const struct reader *r, const json_t *o, struct trace_record *rec)
+static int read_record(const struct trace_reader *r, const json_t *o, struct trace_record *rec)
 {
 	double in, out, at = 0;
 	if (!json_is_object(o))
@@ -84,7 +84,7 @@ static int read_record(const struct reader *r, const json_t *o, struct trace_rec
 	return read_hashes(r, o, rec);
 }
 
-static int read_line(struct reader *r, const char *text, size_t n)
+static int read_line(struct trace_reader *r, const char *text, size_t n)
 {
 	json_error_t why;
 	char sentence[256];
@@ -113,7 +113,7 @@ static int by_time(const void *a, const void *b)
 	return x->hashes < y->hashes ? -1 : x->hashes > y->hashes;
 }
 
-static void in_order(struct trace *t)
+static void in_order(struct bench_trace *t)
 {
 	int sorted = 1;
 	for (size_t i = 1; i < t->n && sorted; i++)
@@ -122,14 +122,14 @@ static void in_order(struct trace *t)
 		qsort(t->records, t->n, sizeof *t->records, by_time);
 }
 
-static void from_zero(struct trace *t)
+static void from_zero(struct bench_trace *t)
 {
 	uint64_t first = t->n ? t->records[0].at_us : 0;
 	for (size_t i = 0; i < t->n; i++)
 		t->records[i].at_us -= first;
 }
 
-static int read_all(struct reader *r, FILE *f)
+static int read_all(struct trace_reader *r, FILE *f)
 {
 	char *line = NULL;
 	size_t size = 0;
@@ -154,13 +154,13 @@ static int read_all(struct reader *r, FILE *f)
 	return code;
 }
 
-int trace_read(const char *path, uint32_t block_tokens, struct trace *ret, struct err *err)
+int trace_read(const char *path, uint32_t block_tokens, struct bench_trace *ret, struct err *err)
 {
 	FILE *f = fopen(path, "re");
 	if (!f)
 		return err_set(err, ERR_IO, "cannot open %s: %s", path, strerror(errno));
-	*ret = (struct trace){0};
-	struct reader r = {.path = path, .block_tokens = block_tokens, .t = ret, .err = err};
+	*ret = (struct bench_trace){0};
+	struct trace_reader r = {.path = path, .block_tokens = block_tokens, .t = ret, .err = err};
 	int code = read_all(&r, f);
 	fclose(f);
 	if (code < 0) {
@@ -172,12 +172,12 @@ int trace_read(const char *path, uint32_t block_tokens, struct trace *ret, struc
 	return 0;
 }
 
-void trace_fini(struct trace *t)
+void trace_fini(struct bench_trace *t)
 {
 	for (size_t i = 0; i < t->n; i++)
 		free(t->records[i].hashes);
 	free(t->records);
-	*t = (struct trace){0};
+	*t = (struct bench_trace){0};
 }
 
 uint64_t trace_conversation(const struct trace_record *r)
@@ -185,7 +185,7 @@ uint64_t trace_conversation(const struct trace_record *r)
 	return r->n_hashes ? r->hashes[r->n_hashes > 1] : 0;
 }
 
-void trace_sample(struct trace *t, double share, uint64_t seed)
+void trace_sample(struct bench_trace *t, double share, uint64_t seed)
 {
 	size_t kept = 0;
 	for (size_t i = 0; i < t->n; i++) {

@@ -20,19 +20,19 @@ struct trace_record {
 	uint32_t n_hashes;
 };
 
-struct trace {
+struct bench_trace {
 	struct trace_record *records; /* sorted by time */
 	size_t n;
 };
 
 /* block_tokens 0: a list of lengths, without times and hashes. Errors name file, line, member and
  * value. */
-int trace_read(const char *path, uint32_t block_tokens, struct trace *ret, struct err *err);
-void trace_fini(struct trace *t);
+int trace_read(const char *path, uint32_t block_tokens, struct bench_trace *ret, struct err *err);
+void trace_fini(struct bench_trace *t);
 /* Identifies the conversation of a record: the id of its second block, because the first is often
  * the same for all (a system prompt). */
 uint64_t trace_conversation(const struct trace_record *r);
 /* Keeps the records of that share of the conversations. */
-void trace_sample(struct trace *t, double share, uint64_t seed);
+void trace_sample(struct bench_trace *t, double share, uint64_t seed);
 
 #endif

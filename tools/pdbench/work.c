@@ -30,9 +30,9 @@ struct talk {
 };
 
 struct work {
-	const struct options *o;
+	const struct bench_options *o;
 	struct prompt_maker maker;
-	struct trace trace;
+	struct bench_trace trace;
 	size_t next_record;
 	uint64_t next_number, next_conversation;
 	uint32_t max_input, max_output, max_total; /* UINT32_MAX: no limit */
@@ -53,7 +53,7 @@ static uint32_t limit_or_none(uint32_t v)
 
 static void make_fixed(struct work *w, const struct server_says *says)
 {
-	const struct options *o = w->o;
+	const struct bench_options *o = w->o;
 	json_t *j = json_object();
 	const char *model = o->model ? o->model : says->model;
 	int ids = !o->text && (o->token_ids || o->has_rounds);
@@ -83,7 +83,7 @@ static void make_fixed(struct work *w, const struct server_says *says)
 
 static int read_files(struct work *w, struct err *err)
 {
-	const struct options *o = w->o;
+	const struct bench_options *o = w->o;
 	if (o->trace) {
 		if (trace_read(o->trace, o->trace_block, &w->trace, err) < 0)
 			return ERR_INVALID;
@@ -97,7 +97,7 @@ static int read_files(struct work *w, struct err *err)
 
 static int check_vocab(struct work *w, const struct server_says *says, struct err *err)
 {
-	const struct options *o = w->o;
+	const struct bench_options *o = w->o;
 	uint32_t low = o->vocab_high ? o->vocab_low : VOCAB_FIRST, high = o->vocab_high ? o->vocab_high
 	                                                                  : says->vocab ? says->vocab
 	                                                                                : VOCAB_UNKNOWN;
@@ -111,7 +111,7 @@ static int check_vocab(struct work *w, const struct server_says *says, struct er
 	return 0;
 }
 
-int work_new(const struct options *o, const struct server_says *says, struct work **ret,
+int work_new(const struct bench_options *o, const struct server_says *says, struct work **ret,
              struct err *err)
 {
 	struct work *w = mem_zalloc(sizeof *w);
@@ -192,9 +192,9 @@ static int fit(struct work *w, struct lengths *l)
 	return l->input ? 0 : -1;
 }
 
-static struct turn *turn_new(struct work *w, struct talk *k, const struct lengths *l)
+static struct bench_turn *turn_new(struct work *w, struct talk *k, const struct lengths *l)
 {
-	struct turn *t = mem_zalloc(sizeof *t);
+	struct bench_turn *t = mem_zalloc(sizeof *t);
 	t->talk = k;
 	t->number = w->next_number++;
 	t->input_tokens = (uint32_t)l->input;
@@ -205,7 +205,7 @@ static struct turn *turn_new(struct work *w, struct talk *k, const struct length
 
 /* --- the trace ----------------------------------------------------------- */
 
-static void trace_prompt(struct work *w, const struct trace_record *r, struct turn *t)
+static void trace_prompt(struct work *w, const struct trace_record *r, struct bench_turn *t)
 {
 	uint32_t block = w->o->trace_block / w->o->length_scale, left = t->input_tokens;
 	for (uint32_t i = 0; i < r->n_hashes && left; i++) {
@@ -215,14 +215,14 @@ static void trace_prompt(struct work *w, const struct trace_record *r, struct tu
 	}
 }
 
-static struct turn *next_of_trace(struct work *w)
+static struct bench_turn *next_of_trace(struct work *w)
 {
 	while (w->next_record < w->trace.n) {
 		const struct trace_record *r = &w->trace.records[w->next_record++];
 		struct lengths l = {scaled(w, r->input_tokens), scaled(w, r->output_tokens)};
 		if (fit(w, &l) < 0)
 			continue;
-		struct turn *t = turn_new(w, NULL, &l);
+		struct bench_turn *t = turn_new(w, NULL, &l);
 		t->at_us = (uint64_t)((double)r->at_us / w->o->time_scale);
 		t->conversation = trace_conversation(r);
 		t->seed = w->next_record;
@@ -258,7 +258,7 @@ static void draw_lengths(struct work *w, struct talk *k, struct lengths *l)
 }
 
 /* Appends prefix and new tokens to the history; the prompt is the whole history. */
-static void set_prompt(struct work *w, struct turn *t, uint64_t prefix, uint64_t fresh)
+static void set_prompt(struct work *w, struct bench_turn *t, uint64_t prefix, uint64_t fresh)
 {
 	struct talk *k = t->talk;
 	uint64_t group = draw_below(&k->draw, w->o->prefix_groups);
@@ -285,7 +285,7 @@ static struct talk *talk_new(struct work *w)
 	return k;
 }
 
-static struct turn *next_drawn(struct work *w)
+static struct bench_turn *next_drawn(struct work *w)
 {
 	struct lengths l;
 	unsigned tries = 0;
@@ -299,7 +299,7 @@ static struct turn *next_drawn(struct work *w)
 		draw_lengths(w, k, &l);
 		l.input += w->o->prefix_tokens;
 	} while (fit(w, &l) < 0);
-	struct turn *t = turn_new(w, k, &l);
+	struct bench_turn *t = turn_new(w, k, &l);
 	uint64_t prefix = l.input > w->o->prefix_tokens ? w->o->prefix_tokens : l.input - 1;
 	t->conversation = k->number;
 	t->seed = k->number << 16;
@@ -308,18 +308,18 @@ static struct turn *next_drawn(struct work *w)
 	return t;
 }
 
-struct turn *work_next(struct work *w)
+struct bench_turn *work_next(struct work *w)
 {
 	return w->o->trace ? next_of_trace(w) : next_drawn(w);
 }
 
-static void turn_free(struct turn *t)
+static void turn_free(struct bench_turn *t)
 {
 	buf_fini(&t->prompt);
 	free(t);
 }
 
-void work_drop(struct work *w, struct turn *t)
+void work_drop(struct work *w, struct bench_turn *t)
 {
 	(void)w;
 	if (t->talk)
@@ -327,7 +327,7 @@ void work_drop(struct work *w, struct turn *t)
 	turn_free(t);
 }
 
-int work_wants_answer(const struct work *w, const struct turn *t)
+int work_wants_answer(const struct work *w, const struct bench_turn *t)
 {
 	(void)w;
 	return t->talk && t->talk->rounds_left > 0;
@@ -346,8 +346,8 @@ static void add_answer(const struct work *w, struct talk *k, const char *answer,
 	buf_add(&k->history, answer, len);
 }
 
-struct turn *work_follow(struct work *w, struct turn *t, const char *answer, size_t answer_len,
-                         uint32_t n)
+struct bench_turn *work_follow(struct work *w, struct bench_turn *t, const char *answer,
+                               size_t answer_len, uint32_t n)
 {
 	struct talk *k = t->talk;
 	struct lengths l;
@@ -366,7 +366,7 @@ struct turn *work_follow(struct work *w, struct turn *t, const char *answer, siz
 		work_drop(w, t);
 		return NULL;
 	}
-	struct turn *next = turn_new(w, k, &l);
+	struct bench_turn *next = turn_new(w, k, &l);
 	next->conversation = t->conversation;
 	next->round = t->round + 1;
 	next->seed = k->number << 16 | next->round;
@@ -376,7 +376,7 @@ struct turn *work_follow(struct work *w, struct turn *t, const char *answer, siz
 	return next;
 }
 
-uint64_t work_think_us(struct work *w, struct turn *t)
+uint64_t work_think_us(struct work *w, struct bench_turn *t)
 {
 	return (uint64_t)draw_dist(&t->talk->draw, &w->o->think_us);
 }
@@ -393,7 +393,7 @@ const char *work_path(const struct work *w)
 
 /* --- bodies -------------------------------------------------------------- */
 
-void work_request(struct work *w, const struct url *u, const struct turn *t, struct buf *out)
+void work_request(struct work *w, const struct url *u, const struct bench_turn *t, struct buf *out)
 {
 	char tail[96], seed[48] = "", session[80] = "";
 	const char *open = w->o->chat   ? ",\"messages\":["

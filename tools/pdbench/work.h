@@ -18,7 +18,7 @@ struct server_says {
 };
 
 /* One request to be sent. */
-struct turn {
+struct bench_turn {
 	struct talk *talk;             /* the conversation it belongs to; NULL: a trace */
 	uint64_t at_us;                /* trace: due time since its start, at the replay's speed */
 	uint64_t number, conversation; /* from 0 */
@@ -34,23 +34,23 @@ struct work_counts {
 	uint64_t cut_conversations; /* ended early because of the limits */
 };
 
-int work_new(const struct options *o, const struct server_says *says, struct work **ret,
+int work_new(const struct bench_options *o, const struct server_says *says, struct work **ret,
              struct err *err);
 void work_destroy(struct work **w);
 /* The next request that starts a conversation, or a single one. NULL: there is none. */
-struct turn *work_next(struct work *w);
+struct bench_turn *work_next(struct work *w);
 /* Trace: when the next request is due; UINT64_MAX: there is none. */
 uint64_t work_next_at(const struct work *w);
 /* The round after t, or NULL: the conversation has ended. answer: the answer of t, a piece of JSON
  * as received, of n tokens. Frees t. */
-struct turn *work_follow(struct work *w, struct turn *t, const char *answer, size_t answer_len,
-                         uint32_t n);
-void work_drop(struct work *w, struct turn *t); /* also drops its conversation */
+struct bench_turn *work_follow(struct work *w, struct bench_turn *t, const char *answer,
+                               size_t answer_len, uint32_t n);
+void work_drop(struct work *w, struct bench_turn *t); /* also drops its conversation */
 /* Writes head and body of the request. */
-void work_request(struct work *w, const struct url *u, const struct turn *t, struct buf *out);
-uint64_t work_think_us(struct work *w, struct turn *t); /* pause before t, a further round */
+void work_request(struct work *w, const struct url *u, const struct bench_turn *t, struct buf *out);
+uint64_t work_think_us(struct work *w, struct bench_turn *t); /* pause before t, a further round */
 /* a further round will need the answer */
-int work_wants_answer(const struct work *w, const struct turn *t);
+int work_wants_answer(const struct work *w, const struct bench_turn *t);
 const struct work_counts *work_counts(const struct work *w);
 const char *work_path(const struct work *w);
 size_t work_trace_records(const struct work *w); /* 0: no trace */
