@@ -86,7 +86,7 @@ def to_full_disk(program, *args):
         return subprocess.run([os.path.join(BIN, program), *args], stdout=full, stderr=subprocess.PIPE, timeout=60 * SLOW).returncode
 
 
-@pytest.mark.parametrize("options,part", [("size=64k", "2048 are needed"), ("size=8m,nr_inodes=4", "more files can be made")])
+@pytest.mark.parametrize("options,part", [("size=64k", "2048 are needed"), ("size=8m,nr_inodes=4", "more files can be created")])
 def test_launcher_on_a_full_disk(tmp_path, options, part):
     with Disk(tmp_path / "d", options) as d:
         l = Launcher(tmp_path / "d", MODEL)
@@ -119,7 +119,7 @@ def test_disk_fills_while_all_runs(tmp_path):
         before = l.pids()
         for name in ("decode-1", "router", "messager"):
             os.kill(before[name], signal.SIGKILL)
-            l.until(f"{name} died with status 137: starting it again")
+            l.until(f"{name} died with status 137: restarting it")
         end = time.time() + 30 * SLOW
         while '"token_ids":[' not in ask():
             assert time.time() < end, (l.pids(), before)

@@ -302,7 +302,7 @@ def test_launcher_restarts_and_ends(tmp_path, tiny_model):
         r = run(LAUNCH, "run", env={**l.env, "RUNDIR": l.dir + "2"})
         assert r.returncode == 1 and f"port {l.port} is in use" in r.stderr
         r = run(LAUNCH, "run", env={**l.env, "PORT": str(free_port())})
-        assert r.returncode == 1 and "another pdserve runs in" in r.stderr
+        assert r.returncode == 1 and "another pdserve is running in" in r.stderr
         l.p.terminate()
         assert l.p.wait(20 * SLOW) == 0
         assert not l.pids()
@@ -321,7 +321,7 @@ def test_launcher_restarts_all_that_die_at_once(tmp_path, tiny_model):
         l.p.terminate()
         assert l.p.wait(20 * SLOW) == 0
         said = "".join(l.lines) + l.p.stdout.read()
-        assert all(f"{n} died with status 137: starting it again\n" in said for n in victims), said
+        assert all(f"{n} died with status 137: restarting it\n" in said for n in victims), said
         assert "Killed" not in said and not l.pids()      # no notes of the shell
 
 
@@ -468,18 +468,18 @@ def test_launcher_killed_leaves_nothing(tmp_path, tiny_model):
 
 
 @pytest.mark.parametrize("env,part", [
-    ({"LAYOUT": "1p"}, "LAYOUT=1p is none"),
-    ({"PORT": "0"}, "PORT=0 is no port"),
+    ({"LAYOUT": "1p"}, "LAYOUT=1p is not a layout"),
+    ({"PORT": "0"}, "PORT=0 is not a port"),
     ({"THREADS": "many"}, "THREADS=many"),
     ({"KV_MB": "900000"}, "too little memory"),
     ({"MODEL": "/nonexistent"}, "MODEL=/nonexistent cannot be read"),
     ({"MODEL": os.path.join(ROOT, "README.md")}, "ended while starting"),
-    ({"RUNDIR": "/proc/none"}, "cannot make RUNDIR"),
-    ({"KV_EVICTION": "never"}, "KV_EVICTION=never is none"),
+    ({"RUNDIR": "/proc/none"}, "cannot create RUNDIR"),
+    ({"KV_EVICTION": "never"}, "KV_EVICTION=never is not a policy"),
     ({"KV_MEMORY_MB": "0"}, "leaves nowhere to store blocks"),
-    ({"KV_DISK": "/proc/none"}, "cannot make KV_DISK"),
-    ({"SET": "max_sequences=8"}, '"max_sequences" is none: use NAME.KEY=VALUE'),
-    ({"SET": "router.max_requests=9; decode-2.max_sequences=8"}, "there is no decode-2 here"),
+    ({"KV_DISK": "/proc/none"}, "cannot create KV_DISK"),
+    ({"SET": "max_sequences=8"}, '"max_sequences" is not a setting: use NAME.KEY=VALUE'),
+    ({"SET": "router.max_requests=9; decode-2.max_sequences=8"}, "there is no daemon decode-2"),
 ])
 def test_launcher_refuses(tmp_path, tiny_model, env, part):
     l = Launcher(tmp_path, tiny_model, **env)
@@ -509,7 +509,7 @@ def test_fetch_model_without_a_network(tmp_path):
     r = run(os.path.join(ROOT, "tools", "fetch-model"), env={k: v for k, v in env.items() if v})
     lines = r.stderr.strip().split("\n")
     assert r.returncode == 1 and r.stdout == "", r
-    assert lines[0].endswith("is damaged: getting it again"), r.stderr
+    assert lines[0].endswith("is damaged: downloading it again"), r.stderr
     assert lines[-1].startswith("model: no network: ") and "MODEL=path" in lines[-1] and "WARNING" not in r.stderr, r.stderr
     assert [f.name for f in cache.iterdir()] == ["SmolLM2-135M-Instruct.Q4_1.gguf"]
 
