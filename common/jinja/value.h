@@ -149,7 +149,7 @@ struct jin {
 	struct buf *out; /* where output currently goes */
 	struct jbuf *bufs, *spare;
 	uint64_t steps, steps_max;
-	size_t memory, memory_max, output_max;
+	size_t memory, memory_max;
 	struct quota *quota;
 	const char *stack; /* address at the start, to measure the stack's depth */
 	unsigned macros;   /* nesting depth of macro calls and recursive loops */

@@ -338,8 +338,8 @@ void figures_make(const struct result *r, const struct bench_options *o, struct 
 	*ret = f;
 }
 
-static void each_of(const char *name, const struct bench_summary *s,
-                    void (*fn)(void *, const char *, double, int), void *arg)
+static void summary_each(const char *name, const struct bench_summary *s,
+                         void (*fn)(void *, const char *, double, int), void *arg)
 {
 	const struct {
 		const char *what;
@@ -354,8 +354,8 @@ static void each_of(const char *name, const struct bench_summary *s,
 	}
 }
 
-void figures_each(const struct figures *f, int has_slo,
-                  void (*fn)(void *arg, const char *name, double value, int digits), void *arg)
+void figures_visit(const struct figures *f, int has_slo,
+                   void (*fn)(void *arg, const char *name, double value, int digits), void *arg)
 {
 	const struct {
 		const char *name;
@@ -383,14 +383,9 @@ void figures_each(const struct figures *f, int has_slo,
 	for (size_t i = 0; i < sizeof list / sizeof *list; i++)
 		if ((has_slo || !list[i].only_slo) && !isnan(list[i].v))
 			fn(arg, list[i].name, list[i].v, list[i].digits);
-	each_of("ttft", &f->ttft, fn, arg)
-		;
-	each_of("itl", &f->itl, fn, arg)
-		;
-	each_of("tpot", &f->tpot, fn, arg)
-		;
-	each_of("e2e", &f->e2e, fn, arg)
-		;
-	each_of("late", &f->late, fn, arg)
-		;
+	summary_each("ttft", &f->ttft, fn, arg);
+	summary_each("itl", &f->itl, fn, arg);
+	summary_each("tpot", &f->tpot, fn, arg);
+	summary_each("e2e", &f->e2e, fn, arg);
+	summary_each("late", &f->late, fn, arg);
 }

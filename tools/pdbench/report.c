@@ -213,8 +213,7 @@ static void result_line(void *arg, const char *name, double v, int digits)
 void report_results(const struct bench_report *p, FILE *f)
 {
 	struct results r = {f, p->o->result_prefix ? p->o->result_prefix : ""};
-	figures_each(p->f, p->o->has_slo, result_line, &r)
-		;
+	figures_visit(p->f, p->o->has_slo, result_line, &r);
 }
 
 /* --- JSON ---------------------------------------------------------------- */
@@ -303,8 +302,7 @@ int report_json(const struct bench_report *p, const char *path, struct err *err)
 	for (unsigned i = 0; i < p->o->n_urls; i++)
 		json_array_append_new(urls, json_sprintf("http://%s%s", p->o->urls[i].authority,
 		                                         p->o->urls[i].path));
-	figures_each(p->f, p->o->has_slo, member, figures)
-		;
+	figures_visit(p->f, p->o->has_slo, member, figures);
 	json_object_set_new(all, "format", json_string("pdbench 1"));
 	if (p->o->title)
 		json_object_set_new(all, "title", any_text(p->o->title));
