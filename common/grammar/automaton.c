@@ -72,17 +72,17 @@ static struct closure *closure_begin(void)
 	return scratch;
 }
 
-static uint32_t mix(uint32_t a, uint32_t b)
+static uint32_t hash_pair(uint32_t a, uint32_t b)
 {
 	uint64_t h = ((uint64_t)a << 32 | b) * 0x9E3779B97F4A7C15u;
 	return (uint32_t)(h >> 32);
 }
 
-static void note(const struct automaton *a, struct closure *c, uint32_t node, uint32_t stack)
+static void visit(const struct automaton *a, struct closure *c, uint32_t node, uint32_t stack)
 {
 	if (c->over || a->level[stack].depth + a->f->node[node].need > GRAMMAR_DEPTH_MAX)
 		return;
-	uint32_t i = mix(node, stack) % SEEN_SIZE;
+	uint32_t i = hash_pair(node, stack) % SEEN_SIZE;
 	for (; c->seen[i].turn == c->turn; i = (i + 1) % SEEN_SIZE)
 		if (c->seen[i].node == node && c->seen[i].stack == stack)
 			return;
@@ -157,7 +157,7 @@ static int table_grow(struct automaton *a, struct automaton_table *t, uint32_t n
 
 static void level_place(struct automaton *a, uint32_t l)
 {
-	uint32_t i = mix(a->level[l].ret, a->level[l].up) & (a->levels.size - 1);
+	uint32_t i = hash_pair(a->level[l].ret, a->level[l].up) & (a->levels.size - 1);
 	while (a->levels.slot[i])
 		i = (i + 1) & (a->levels.size - 1);
 	a->levels.slot[i] = l + 1;
@@ -166,7 +166,7 @@ static void level_place(struct automaton *a, uint32_t l)
 /* The stack `up` with one more return node pushed. 0 with `full` set: no room. */
 static uint32_t level_of(struct automaton *a, uint32_t ret, uint32_t up)
 {
-	for (uint32_t i = mix(ret, up) & (a->levels.size - 1); a->levels.slot[i];
+	for (uint32_t i = hash_pair(ret, up) & (a->levels.size - 1); a->levels.slot[i];
 	     i = (i + 1) & (a->levels.size - 1)) {
 		uint32_t l = a->levels.slot[i] - 1;
 		if (a->level[l].ret == ret && a->level[l].up == up)
@@ -187,7 +187,7 @@ static uint32_t level_of(struct automaton *a, uint32_t ret, uint32_t up)
 	return a->n_levels - 1;
 }
 
-static void found(struct closure *c, uint32_t node, uint32_t stack)
+static void config_found(struct closure *c, uint32_t node, uint32_t stack)
 {
 	if (c->n_found == CONFIGS_MAX)
 		c->over = 1;
@@ -202,22 +202,22 @@ static void closure_run(struct automaton *a, struct closure *c)
 		struct config at = c->pending[--c->n_pending];
 		const struct nfa_node *n = &a->f->node[at.node];
 		switch ((enum nfa_kind)n->kind) {
-		case NFA_SET: found(c, at.node, at.stack); break;
+		case NFA_SET: config_found(c, at.node, at.stack); break;
 		case NFA_SPLIT:
-			note(a, c, n->a, at.stack);
-			note(a, c, n->b, at.stack);
+			visit(a, c, n->a, at.stack);
+			visit(a, c, n->b, at.stack);
 			break;
 		case NFA_CALL:
 			if (n->b == 0)
-				note(a, c, a->f->rule[n->a], at.stack);
+				visit(a, c, a->f->rule[n->a], at.stack);
 			else if (a->level[at.stack].depth < GRAMMAR_DEPTH_MAX)
-				note(a, c, a->f->rule[n->a], level_of(a, n->b, at.stack));
+				visit(a, c, a->f->rule[n->a], level_of(a, n->b, at.stack));
 			break;
 		case NFA_RET:
 			if (at.stack)
-				note(a, c, a->level[at.stack].ret, a->level[at.stack].up);
+				visit(a, c, a->level[at.stack].ret, a->level[at.stack].up);
 			else
-				found(c, 0, 0);
+				config_found(c, 0, 0);
 			break;
 		}
 	}
@@ -250,7 +250,7 @@ static uint32_t config_hash(const struct config *c, uint32_t n)
 {
 	uint32_t h = n;
 	for (uint32_t i = 0; i < n; i++)
-		h = mix(h ^ c[i].node, c[i].stack + h);
+		h = hash_pair(h ^ c[i].node, c[i].stack + h);
 	return h;
 }
 
@@ -297,7 +297,7 @@ static uint32_t state_of(struct automaton *a, struct config *c, uint32_t n)
 	return state_add(a, c, n) < 0 ? STATE_DEAD : a->n_states - 1;
 }
 
-static uint32_t closed(struct automaton *a, struct closure *c)
+static uint32_t closure_state(struct automaton *a, struct closure *c)
 {
 	closure_run(a, c);
 	return c->over || a->full ? STATE_DEAD : state_of(a, c->found, c->n_found);
@@ -321,8 +321,8 @@ static uint32_t *row_of(struct automaton *a, uint32_t s)
 
 /* Starts the closure of the configs reached by `byte`. *ret_alike: all bytes that the same configs
  * accept. */
-static struct closure *follow(struct automaton *a, uint32_t s, unsigned byte,
-                              struct byte_set *ret_alike)
+static struct closure *closure_follow(struct automaton *a, uint32_t s, unsigned byte,
+                                      struct byte_set *ret_alike)
 {
 	struct closure *c = closure_begin();
 	const struct nfa *f = a->f;
@@ -336,7 +336,7 @@ static struct closure *follow(struct automaton *a, uint32_t s, unsigned byte,
 		for (unsigned w = 0; w < 4; w++)
 			ret_alike->w[w] &= takes ? f->set[n->a].w[w] : ~f->set[n->a].w[w];
 		if (takes)
-			note(a, c, n->b, at.stack);
+			visit(a, c, n->b, at.stack);
 	}
 	return c;
 }
@@ -344,7 +344,7 @@ static struct closure *follow(struct automaton *a, uint32_t s, unsigned byte,
 int automaton_is_over(struct automaton *a, uint32_t s, unsigned char byte)
 {
 	struct byte_set alike;
-	struct closure *c = follow(a, s, byte, &alike);
+	struct closure *c = closure_follow(a, s, byte, &alike);
 	closure_run(a, c);
 	return c->over;
 }
@@ -358,7 +358,7 @@ uint32_t automaton_next(struct automaton *a, uint32_t s, unsigned char byte)
 	if (row[class] != STATE_UNKNOWN)
 		return row[class];
 	struct byte_set alike;
-	uint32_t t = closed(a, follow(a, s, byte, &alike));
+	uint32_t t = closure_state(a, closure_follow(a, s, byte, &alike));
 	if (a->full)
 		return t;
 	row = row_of(a, s);
@@ -420,7 +420,7 @@ uint32_t automaton_alias(struct automaton *a, uint32_t s)
 
 /* --- lives --------------------------------------------------------------- */
 
-static void begin_life(struct automaton *a)
+static void life_begin(struct automaton *a)
 {
 	a->life++;
 	a->full = 0;
@@ -432,8 +432,8 @@ static void begin_life(struct automaton *a)
 	memset(a->levels.slot, 0, a->levels.size * sizeof *a->levels.slot);
 	state_add(a, NULL, 0); /* the dead state; there is room for it */
 	struct closure *c = closure_begin();
-	note(a, c, a->f->start, 0);
-	a->start = closed(a, c);
+	visit(a, c, a->f->start, 0);
+	a->start = closure_state(a, c);
 	if (a->full)
 		a->start = STATE_UNKNOWN; /* out of memory for now */
 }
@@ -443,14 +443,14 @@ int automaton_begin(struct automaton *a)
 	if (scratch_ready(a) < 0)
 		return -1;
 	if (a->start == STATE_UNKNOWN)
-		begin_life(a);
+		life_begin(a);
 	return a->start == STATE_UNKNOWN ? -1 : 0;
 }
 
 /* Copies level l of the old table to the new one. The recursion is bounded by GRAMMAR_DEPTH_MAX. */
-static uint32_t carry(struct automaton *a, const struct automaton_level *old, uint32_t l)
+static uint32_t level_copy(struct automaton *a, const struct automaton_level *old, uint32_t l)
 {
-	return l == 0 ? 0 : level_of(a, old[l].ret, carry(a, old, old[l].up));
+	return l == 0 ? 0 : level_of(a, old[l].ret, level_copy(a, old, old[l].up));
 }
 
 uint32_t automaton_renew(struct automaton *a, uint32_t s)
@@ -459,21 +459,21 @@ uint32_t automaton_renew(struct automaton *a, uint32_t s)
 	uint32_t n = a->state[s].n;
 	struct automaton_level *old = mem_try_array(a->n_levels, sizeof *old);
 	if (!old) {
-		begin_life(a);
+		life_begin(a);
 		a->quota.over = QUOTA_NO_MEMORY;
 		a->lost = 1;
 		return a->start == STATE_UNKNOWN ? STATE_DEAD : a->start;
 	}
 	memcpy(own, a->config + a->state[s].first, n * sizeof *own);
 	memcpy(old, a->level, a->n_levels * sizeof *old);
-	begin_life(a);
+	life_begin(a);
 	for (uint32_t i = 0; i < n; i++)
-		own[i].stack = carry(a, old, own[i].stack);
+		own[i].stack = level_copy(a, old, own[i].stack);
 	free(old);
 	return state_of(a, own, n);
 }
 
-static uint32_t within(size_t bytes, size_t each, uint32_t least)
+static uint32_t count_within(size_t bytes, size_t each, uint32_t least)
 {
 	size_t n = bytes / each;
 	return n < least ? least : n > 1u << 20 ? 1u << 20 : (uint32_t)n;
@@ -484,13 +484,14 @@ static void set_limits(struct automaton *a)
 	/* Half of the memory is for masks. The other four tables get an eighth each: a level is at most
 	 * as large as two configs, a state with its table slot at most as large as a row. */
 	size_t part = a->bytes_max / 8;
-	a->max_states = within(part, sizeof *a->state + 8, 4096);
-	a->max_rows = within(part, a->row_len * sizeof *a->row, 2048);
-	a->max_configs = within(part, sizeof *a->config, 16 * CONFIGS_MAX);
+	a->max_states = count_within(part, sizeof *a->state + 8, 4096);
+	a->max_rows = count_within(part, a->row_len * sizeof *a->row, 2048);
+	a->max_configs = count_within(part, sizeof *a->config, 16 * CONFIGS_MAX);
 	/* large enough for any single state after a renewal */
-	a->max_levels = within(part, sizeof *a->level + 8, CONFIGS_MAX * GRAMMAR_DEPTH_MAX + 4096);
+	a->max_levels = count_within(part, sizeof *a->level + 8,
+	                             CONFIGS_MAX * GRAMMAR_DEPTH_MAX + 4096);
 	a->words = a->v ? grammar_mask_words(a->v->n) : 0;
-	a->max_slots = a->v ? within(4 * part, a->words * 8 + sizeof *a->slot, 16) : 0;
+	a->max_slots = a->v ? count_within(4 * part, a->words * 8 + sizeof *a->slot, 16) : 0;
 }
 
 /* Picks one byte of each class per cell, and of the plain bytes. */
@@ -549,7 +550,7 @@ struct automaton *automaton_new(struct grammar *g, const struct grammar_vocab *v
 		return NULL;
 	}
 	find_representatives(a);
-	begin_life(a);
+	life_begin(a);
 	if (a->start == STATE_UNKNOWN)
 		automaton_destroy(&a);
 	return a;
@@ -573,7 +574,7 @@ size_t automaton_bytes(struct automaton *a)
 }
 
 /* Shrinks p, an array of *size elements, to n elements. */
-static void *shrunk(struct automaton *a, void *p, uint32_t *size, uint32_t n, size_t each)
+static void *array_shrink(struct automaton *a, void *p, uint32_t *size, uint32_t n, size_t each)
 {
 	void *less = *size > n ? mem_try_grow(p, n, each) : NULL;
 	if (!less)
@@ -597,14 +598,14 @@ static void drop_masks(struct automaton *a)
 void automaton_trim(struct automaton *a)
 {
 	pthread_mutex_lock(&a->lock);
-	a->state = shrunk(a, a->state, &a->size_states, STATES_FIRST, sizeof *a->state);
-	a->config = shrunk(a, a->config, &a->size_configs, CONFIGS_FIRST, sizeof *a->config);
-	a->level = shrunk(a, a->level, &a->size_levels, LEVELS_FIRST, sizeof *a->level);
-	a->row = shrunk(a, a->row, &a->size_rows, ROWS_FIRST, a->row_len * sizeof *a->row);
-	a->states.slot = shrunk(a, a->states.slot, &a->states.size, TABLE_FIRST,
-	                        sizeof *a->states.slot);
-	a->levels.slot = shrunk(a, a->levels.slot, &a->levels.size, TABLE_FIRST,
-	                        sizeof *a->levels.slot);
+	a->state = array_shrink(a, a->state, &a->size_states, STATES_FIRST, sizeof *a->state);
+	a->config = array_shrink(a, a->config, &a->size_configs, CONFIGS_FIRST, sizeof *a->config);
+	a->level = array_shrink(a, a->level, &a->size_levels, LEVELS_FIRST, sizeof *a->level);
+	a->row = array_shrink(a, a->row, &a->size_rows, ROWS_FIRST, a->row_len * sizeof *a->row);
+	a->states.slot = array_shrink(a, a->states.slot, &a->states.size, TABLE_FIRST,
+	                              sizeof *a->states.slot);
+	a->levels.slot = array_shrink(a, a->levels.slot, &a->levels.size, TABLE_FIRST,
+	                              sizeof *a->levels.slot);
 	drop_masks(a);
 	a->life++; /* invalidates all walks; the tables are filled again by the next one */
 	a->start = STATE_UNKNOWN;

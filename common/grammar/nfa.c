@@ -34,7 +34,7 @@ uint32_t nfa_no_memory(struct nfa *f)
 }
 
 /* Doubles the array p of *size elements. Returns NULL with the error recorded. */
-static void *twice(struct nfa *f, void *p, uint32_t *size, size_t each)
+static void *array_double(struct nfa *f, void *p, uint32_t *size, size_t each)
 {
 	void *more = mem_try_grow(p, *size * 2u, each);
 	if (more)
@@ -78,7 +78,7 @@ size_t nfa_memory(const struct nfa *f)
 	return n + (f->set_slot ? SET_SLOTS * sizeof *f->set_slot : 0);
 }
 
-static uint32_t over(struct nfa *f, const char *what, uint32_t limit)
+static uint32_t limit_exceeded(struct nfa *f, const char *what, uint32_t limit)
 {
 	if (!f->err.code)
 		err_set(&f->err, ERR_FULL, "the constraint is too large: it needs more than %u %s", limit,
@@ -86,12 +86,12 @@ static uint32_t over(struct nfa *f, const char *what, uint32_t limit)
 	return 0;
 }
 
-static uint32_t add(struct nfa *f, enum nfa_kind kind, uint32_t a, uint32_t b)
+static uint32_t node_add(struct nfa *f, enum nfa_kind kind, uint32_t a, uint32_t b)
 {
 	if (f->err.code || f->n == NFA_NODES_MAX)
-		return over(f, "nodes", NFA_NODES_MAX);
+		return limit_exceeded(f, "nodes", NFA_NODES_MAX);
 	if (f->n == f->size) {
-		struct nfa_node *more = twice(f, f->node, &f->size, sizeof *more);
+		struct nfa_node *more = array_double(f, f->node, &f->size, sizeof *more);
 		if (!more)
 			return 0;
 		f->node = more;
@@ -110,9 +110,9 @@ static uint32_t set_find(struct nfa *f, const struct byte_set *s)
 		if (f->set_slot[i])
 			continue;
 		if (f->n_sets == NFA_SETS_MAX)
-			return over(f, "sets of bytes", NFA_SETS_MAX);
+			return limit_exceeded(f, "sets of bytes", NFA_SETS_MAX);
 		if (f->n_sets == f->size_sets) {
-			struct byte_set *more = twice(f, f->set, &f->size_sets, sizeof *more);
+			struct byte_set *more = array_double(f, f->set, &f->size_sets, sizeof *more);
 			if (!more)
 				return 0;
 			f->set = more;
@@ -125,7 +125,7 @@ static uint32_t set_find(struct nfa *f, const struct byte_set *s)
 
 uint32_t nfa_set(struct nfa *f, const struct byte_set *s, uint32_t next)
 {
-	return add(f, NFA_SET, set_find(f, s), next);
+	return node_add(f, NFA_SET, set_find(f, s), next);
 }
 
 uint32_t nfa_byte(struct nfa *f, unsigned char b, uint32_t next)
@@ -144,12 +144,12 @@ uint32_t nfa_bytes(struct nfa *f, const char *s, size_t len, uint32_t next)
 
 uint32_t nfa_split(struct nfa *f, uint32_t a, uint32_t b)
 {
-	return a == b ? a : add(f, NFA_SPLIT, a, b);
+	return a == b ? a : node_add(f, NFA_SPLIT, a, b);
 }
 
 uint32_t nfa_loop(struct nfa *f)
 {
-	return add(f, NFA_SPLIT, 0, 0);
+	return node_add(f, NFA_SPLIT, 0, 0);
 }
 
 void nfa_loop_set(struct nfa *f, uint32_t loop, uint32_t again, uint32_t out)
@@ -161,9 +161,9 @@ void nfa_loop_set(struct nfa *f, uint32_t loop, uint32_t again, uint32_t out)
 uint32_t nfa_rule(struct nfa *f)
 {
 	if (f->n_rules == NFA_RULES_MAX)
-		return over(f, "rules", NFA_RULES_MAX);
+		return limit_exceeded(f, "rules", NFA_RULES_MAX);
 	if (f->n_rules == f->size_rules) {
-		uint32_t *more = twice(f, f->rule, &f->size_rules, sizeof *more);
+		uint32_t *more = array_double(f, f->rule, &f->size_rules, sizeof *more);
 		if (!more)
 			return 0;
 		f->rule = more;
@@ -179,7 +179,7 @@ void nfa_rule_set(struct nfa *f, uint32_t rule, uint32_t begin)
 
 uint32_t nfa_call(struct nfa *f, uint32_t rule, uint32_t next)
 {
-	return add(f, NFA_CALL, rule, next);
+	return node_add(f, NFA_CALL, rule, next);
 }
 
 uint32_t nfa_optional(struct nfa *f, uint32_t begin, uint32_t next)
@@ -282,8 +282,9 @@ static void name_aliases(struct nfa *f, const uint32_t *place, uint32_t n, uint3
 	}
 }
 
-static uint32_t one(struct nfa *f, uint32_t (*unit)(struct nfa *f, void *arg, uint32_t next),
-                    void *arg, uint32_t rule, uint32_t next)
+static uint32_t repeat_unit(struct nfa *f,
+                            uint32_t (*unit)(struct nfa *f, void *arg, uint32_t next), void *arg,
+                            uint32_t rule, uint32_t next)
 {
 	return rule == UINT32_MAX ? unit(f, arg, next) : nfa_call(f, rule, next);
 }
@@ -298,15 +299,15 @@ static uint32_t chain(struct nfa *f, uint32_t (*unit)(struct nfa *f, void *arg, 
 		return nfa_no_memory(f);
 	if (max == NFA_UNBOUNDED) {
 		at = nfa_loop(f);
-		nfa_loop_set(f, at, one(f, unit, arg, rule, at), next);
+		nfa_loop_set(f, at, repeat_unit(f, unit, arg, rule, at), next);
 	} else {
-		at = add(f, NFA_SPLIT, next, next); /* a node of its own, even if nothing may follow */
+		at = node_add(f, NFA_SPLIT, next, next); /* a node of its own, even if nothing may follow */
 	}
 	place[n] = at;
 	for (uint32_t i = n; i-- > 0 && !f->err.code;) {
-		uint32_t more = one(f, unit, arg, rule, at);
+		uint32_t more = repeat_unit(f, unit, arg, rule, at);
 		place[i] = at = i >= min             ? nfa_split(f, more, next)
-		                : rule == UINT32_MAX ? add(f, NFA_SPLIT, more, more)
+		                : rule == UINT32_MAX ? node_add(f, NFA_SPLIT, more, more)
 		                                     : more;
 	}
 	if (!f->err.code)

@@ -587,7 +587,7 @@ FILTER(f_unique)
 	return jv_iter(r, *l);
 }
 
-static struct jv extreme(struct jin *r, const struct jargs *a, int most)
+static struct jv min_or_max(struct jin *r, const struct jargs *a, int most)
 {
 	const struct jv *path = arg_get(a, 2, "attribute");
 	int sensitive = flag(r, a, 1, "case_sensitive");
@@ -608,12 +608,12 @@ static struct jv extreme(struct jin *r, const struct jargs *a, int most)
 
 FILTER(f_min)
 {
-	return extreme(r, a, 0);
+	return min_or_max(r, a, 0);
 }
 
 FILTER(f_max)
 {
-	return extreme(r, a, 1);
+	return min_or_max(r, a, 1);
 }
 
 FILTER(f_sum)

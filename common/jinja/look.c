@@ -279,7 +279,7 @@ static struct jv attribute(struct jin *r, struct jv o, const char *s, size_t len
 	return method_find(r, o, s, len);
 }
 
-static struct jv lacking(struct jin *r, struct jv o, struct jv key)
+static struct jv undefined_member(struct jin *r, struct jv o, struct jv key)
 {
 	if (key.type == J_STR)
 		return jv_undef(UNDEF_ATTR, key.s, key.len, o.type);
@@ -299,7 +299,7 @@ struct jv jv_attr(struct jin *r, struct jv o, struct jv name)
 	struct jv v = attribute(r, o, name.s, name.len);
 	if (is_missing(v))
 		v = plain_item(r, o, name);
-	return is_missing(v) ? lacking(r, o, name) : v;
+	return is_missing(v) ? undefined_member(r, o, name) : v;
 }
 
 struct jv jv_item(struct jin *r, struct jv o, struct jv key)
@@ -309,7 +309,7 @@ struct jv jv_item(struct jin *r, struct jv o, struct jv key)
 	struct jv v = plain_item(r, o, key);
 	if (is_missing(v) && key.type == J_STR)
 		v = attribute(r, o, key.s, key.len);
-	return is_missing(v) ? lacking(r, o, key) : v;
+	return is_missing(v) ? undefined_member(r, o, key) : v;
 }
 
 static int64_t clamp(int64_t v, int64_t lo, int64_t hi)

@@ -538,7 +538,7 @@ METHOD(s_splitlines)
 	return jv_list(l);
 }
 
-static struct jv parted(struct jin *r, struct jv self, const struct jargs *a, int back)
+static struct jv partition(struct jin *r, struct jv self, const struct jargs *a, int back)
 {
 	struct jv sep = *text_arg(r, a, 0, "sep");
 	struct jlist *l = list_new(r, 3);
@@ -556,12 +556,12 @@ static struct jv parted(struct jin *r, struct jv self, const struct jargs *a, in
 
 METHOD(s_partition)
 {
-	return parted(r, self, a, 0);
+	return partition(r, self, a, 0);
 }
 
 METHOD(s_rpartition)
 {
-	return parted(r, self, a, 1);
+	return partition(r, self, a, 1);
 }
 
 METHOD(s_join)

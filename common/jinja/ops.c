@@ -20,7 +20,7 @@ static const char *op_name(uint8_t token)
 	}
 }
 
-static _Noreturn void cannot(struct jin *r, uint8_t token, struct jv a, struct jv b)
+static _Noreturn void fail_operands(struct jin *r, uint8_t token, struct jv a, struct jv b)
 {
 	if (token == T_ADD && (a.type == J_STR || a.type == J_LIST || a.type == J_TUPLE)) {
 		const char *t = jv_type_name((enum jv_type)a.type);
@@ -161,7 +161,7 @@ struct jv op_binary(struct jin *r, uint8_t token, struct jv a, struct jv b)
 		return repeat(r, a, b.i);
 	if (token == T_MUL && is_sequence(b) && (a.type == J_INT || a.type == J_BOOL))
 		return repeat(r, b, a.i);
-	cannot(r, token, a, b);
+	fail_operands(r, token, a, b);
 }
 
 struct jv op_negate(struct jin *r, struct jv v)

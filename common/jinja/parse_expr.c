@@ -550,7 +550,7 @@ static struct jinja_node *parse_test(struct parse *p, struct jinja_node *input)
 	return negated ? binary(p, N_NOT, 0, line, n, NULL) : n;
 }
 
-static struct jinja_node *parse_behind(struct parse *p, struct jinja_node *n)
+static struct jinja_node *parse_filters_and_tests(struct parse *p, struct jinja_node *n)
 {
 	for (;;) {
 		if (look(p, 0)->kind == T_PIPE)
@@ -579,7 +579,7 @@ static struct jinja_node *parse_unary(struct parse *p, int with_filter)
 	}
 	n = parse_postfix(p, n);
 	p->nesting--;
-	return with_filter ? parse_behind(p, n) : n;
+	return with_filter ? parse_filters_and_tests(p, n) : n;
 }
 
 static struct jinja_node *parse_pow(struct parse *p)

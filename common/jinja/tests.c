@@ -5,7 +5,7 @@
 
 #define TEST(name) static struct jv name(struct jin *r, const struct jargs *a)
 
-static const struct jv *second(struct jin *r, const struct jargs *a)
+static const struct jv *test_argument(struct jin *r, const struct jargs *a)
 {
 	if (a->n < 2)
 		jin_fail(r, "a test needs an argument");
@@ -109,42 +109,44 @@ TEST(is_escaped)
 
 TEST(is_in)
 {
-	return jv_bool(jv_contains(r, a->v[0], *second(r, a)));
+	return jv_bool(jv_contains(r, a->v[0], *test_argument(r, a)));
 }
 
 TEST(is_eq)
 {
-	return jv_bool(jv_equal(r, a->v[0], *second(r, a)));
+	return jv_bool(jv_equal(r, a->v[0], *test_argument(r, a)));
 }
 
 TEST(is_ne)
 {
-	return jv_bool(!jv_equal(r, a->v[0], *second(r, a)));
+	return jv_bool(!jv_equal(r, a->v[0], *test_argument(r, a)));
 }
 
 TEST(is_lt)
 {
-	return jv_bool(jv_less(r, a->v[0], *second(r, a), "<"));
+	return jv_bool(jv_less(r, a->v[0], *test_argument(r, a), "<"));
 }
 
 TEST(is_gt)
 {
-	return jv_bool(jv_less(r, *second(r, a), a->v[0], ">"));
+	return jv_bool(jv_less(r, *test_argument(r, a), a->v[0], ">"));
 }
 
 TEST(is_le)
 {
-	return jv_bool(jv_less(r, a->v[0], *second(r, a), "<=") || jv_equal(r, a->v[0], a->v[1]));
+	return jv_bool(jv_less(r, a->v[0], *test_argument(r, a), "<=") ||
+	               jv_equal(r, a->v[0], a->v[1]));
 }
 
 TEST(is_ge)
 {
-	return jv_bool(jv_less(r, *second(r, a), a->v[0], ">=") || jv_equal(r, a->v[0], a->v[1]));
+	return jv_bool(jv_less(r, *test_argument(r, a), a->v[0], ">=") ||
+	               jv_equal(r, a->v[0], a->v[1]));
 }
 
 TEST(is_sameas)
 {
-	struct jv x = a->v[0], y = *second(r, a);
+	struct jv x = a->v[0], y = *test_argument(r, a);
 	return jv_bool(x.type == y.type &&
 	               (x.type == J_NONE ||
 	                (x.type == J_STR || jv_is_number(x) ? jv_equal(r, x, y) : x.list == y.list)));
@@ -174,7 +176,8 @@ TEST(is_even)
 
 TEST(is_divisible)
 {
-	return jv_bool(remainder_of(r, a->v[0], arg_int(r, second(r, a), 1, "divisibleby")) == 0);
+	return jv_bool(remainder_of(r, a->v[0], arg_int(r, test_argument(r, a), 1, "divisibleby")) ==
+	               0);
 }
 
 static struct jv is_case(struct jin *r, struct jv v, int upper)
@@ -195,8 +198,8 @@ TEST(is_lower)
 	return is_case(r, a->v[0], 0);
 }
 
-static struct jv named(struct jin *r, struct jv v,
-                       const struct builtin *(*find)(const char *, size_t))
+static struct jv is_known(struct jin *r, struct jv v,
+                          const struct builtin *(*find)(const char *, size_t))
 {
 	if (v.type != J_STR)
 		jin_fail(r, "the name of a filter or test must be a string");
@@ -205,12 +208,12 @@ static struct jv named(struct jin *r, struct jv v,
 
 TEST(is_filter)
 {
-	return named(r, a->v[0], filter_find);
+	return is_known(r, a->v[0], filter_find);
 }
 
 TEST(is_test)
 {
-	return named(r, a->v[0], test_find);
+	return is_known(r, a->v[0], test_find);
 }
 
 const struct builtin *test_find(const char *s, size_t len)

@@ -30,7 +30,7 @@ struct bpe {
 	size_t room;
 };
 
-#define GROWN_AHEAD 65536u
+#define GROW_AHEAD_MAX 65536u
 
 struct bpe_symbol {
 	uint32_t id;        /* BPE_NONE: merged into its left neighbour */
@@ -94,13 +94,13 @@ void bpe_scratch_fini(struct bpe_scratch *s)
 
 /* Returns an array of at least `want` elements; the old contents are lost. On allocation failure
  * returns NULL and sets *size to 0. */
-static void *grown(struct bpe_scratch *s, void *p, size_t *size, size_t want, size_t bytes)
+static void *array_reserve(struct bpe_scratch *s, void *p, size_t *size, size_t want, size_t bytes)
 {
 	if (*size >= want)
 		return p;
 	quota_free(s->quota, p, *size * bytes);
 	/* longer pieces are rare: allocate exactly */
-	*size = want < 64 ? 64 : want < GROWN_AHEAD ? want + want / 2 : want;
+	*size = want < 64 ? 64 : want < GROW_AHEAD_MAX ? want + want / 2 : want;
 	p = quota_alloc(s->quota, *size * bytes);
 	if (!p)
 		*size = 0;
@@ -196,9 +196,9 @@ static size_t merge_long(const struct bpe *b, struct bpe_scratch *s, size_t n)
 {
 	uint32_t id;
 	size_t queued = 0, out = 0;
-	s->symbols = grown(s, s->symbols, &s->symbols_size, n, sizeof *s->symbols);
+	s->symbols = array_reserve(s, s->symbols, &s->symbols_size, n, sizeof *s->symbols);
 	/* each merge removes one entry and adds at most two */
-	s->heap = grown(s, s->heap, &s->heap_size, 2 * n, sizeof *s->heap);
+	s->heap = array_reserve(s, s->heap, &s->heap_size, 2 * n, sizeof *s->heap);
 	if (!s->symbols || !s->heap)
 		return BPE_NO_MEMORY;
 	struct bpe_symbol *sym = s->symbols;
@@ -228,7 +228,7 @@ static size_t merge_long(const struct bpe *b, struct bpe_scratch *s, size_t n)
 uint32_t *bpe_room(struct bpe_scratch *s, size_t n)
 {
 	CHECK(n <= INT32_MAX);
-	return s->ids = grown(s, s->ids, &s->ids_size, n, sizeof *s->ids);
+	return s->ids = array_reserve(s, s->ids, &s->ids_size, n, sizeof *s->ids);
 }
 
 size_t bpe_merge(const struct bpe *b, struct bpe_scratch *s, size_t n)

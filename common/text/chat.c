@@ -71,7 +71,7 @@ static json_t *prepare_messages(const json_t *messages)
 
 /* --- continuing the last message ----------------------------------------- */
 
-static json_t *marked(const json_t *text)
+static json_t *with_marker(const json_t *text)
 {
 	struct buf b;
 	buf_init(&b, json_string_length(text) + sizeof MARK);
@@ -93,7 +93,7 @@ static json_t *mark_parts(const json_t *parts, const json_t **ret_text)
 			continue;
 		*ret_text = text; /* stays alive in the caller's parts */
 		own = json_copy(part);
-		json_object_set_new(own, "text", marked(text));
+		json_object_set_new(own, "text", with_marker(text));
 		json_array_set_new(out, i, own);
 		return out;
 	}
@@ -116,7 +116,7 @@ static int mark_last(const struct chat_template *c, json_t *list, const json_t *
 	json_t *with = NULL;
 	if (json_is_string(content)) {
 		*ret_text = content;
-		with = marked(content);
+		with = with_marker(content);
 	} else if (json_is_array(content)) {
 		with = mark_parts(content, ret_text);
 	}
@@ -235,7 +235,7 @@ static int probe(const struct chat_template *c, json_t *messages, struct buf *ou
 	return r;
 }
 
-static int has(const struct buf *b, const char *text)
+static int contains(const struct buf *b, const char *text)
 {
 	return b->data && memmem(b->data, b->len, text, strlen(text)) != NULL;
 }
@@ -246,8 +246,8 @@ static int probe_parts(const struct chat_template *c)
 	struct buf out;
 	json_t *m = json_pack("[{s:s, s:[{s:s, s:s}]}]", "role", "user", "content", "type", "text",
 	                      "text", PROBE);
-	int yes = probe(c, m, &out) == 0 && has(&out, PROBE) && !has(&out, "'text': '" PROBE) &&
-	          !has(&out, "\"text\": \"" PROBE);
+	int yes = probe(c, m, &out) == 0 && contains(&out, PROBE) &&
+	          !contains(&out, "'text': '" PROBE) && !contains(&out, "\"text\": \"" PROBE);
 	buf_fini(&out);
 	return yes;
 }
@@ -287,7 +287,7 @@ static unsigned calls_shown(const struct chat_template *c, int together)
 	unsigned shown = 0;
 	if (probe(c, list, &out) == 0)
 		for (int i = 0; i < CALLS; i++)
-			shown |= has(&out, call_names[i]) ? 1u << i : 0;
+			shown |= contains(&out, call_names[i]) ? 1u << i : 0;
 	buf_fini(&out);
 	return shown;
 }

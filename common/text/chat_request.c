@@ -204,23 +204,24 @@ int chat_request_render(const struct chat_set *chats, const json_t *body,
 		                MESSAGES_MAX, body_show(messages));
 	if (!t)
 		return body_bad(e, "messages", "the model has no chat template");
-	json_t *list = json_array(), *came = json_array(), *variables = json_object();
+	json_t *list = json_array(), *sent_calls = json_array(), *variables = json_object();
 	struct err err = {0};
 	int r = read_options(e, body, variables, &in);
 	for (size_t i = 0; i < n && r == 0; i++) {
 		json_t *m = json_array_get(messages, i), *calls = json_object_get(m, "tool_calls");
 		r = read_message(e, m, i, chat_template_takes_parts(t), out->quota, list);
-		if (r == 0 && json_array_append_new(came, calls ? json_incref(calls) : json_null()) < 0)
+		if (r == 0 &&
+		    json_array_append_new(sent_calls, calls ? json_incref(calls) : json_null()) < 0)
 			r = no_room(e, i);
 	}
 	if (r == 0 && chat_template_takes_one_call(t) &&
-	    chat_turns_split_calls(&list, &came, in.continue_final_message) < 0)
+	    chat_turns_split_calls(&list, &sent_calls, in.continue_final_message) < 0)
 		r = body_bad(e, "messages", "messages needs more memory than is left for this request");
-	if (r == 0 && chat_turns_render(t, &in, list, came, out, &err) < 0)
+	if (r == 0 && chat_turns_render(t, &in, list, sent_calls, out, &err) < 0)
 		r = body_bad(e, "messages", "the chat template cannot render this conversation: %s",
 		             *err.text ? err.text : "too long");
 	json_decref(list);
-	json_decref(came);
+	json_decref(sent_calls);
 	json_decref(variables);
 	return r;
 }

@@ -7,7 +7,7 @@
 static const char *const reasoning_names[] = {"reasoning_content", "thinking", "reasoning"};
 
 /* Index of the call, among n, that tool message m answers: found by id, else `place`. */
-static size_t answered(const json_t *calls, const json_t *m, size_t place)
+static size_t call_of_result(const json_t *calls, const json_t *m, size_t place)
 {
 	const char *id = json_string_value(json_object_get(m, "tool_call_id")), *of;
 	size_t n = json_array_size(calls);
@@ -40,9 +40,9 @@ static json_t *one_call(const json_t *m, const json_t *calls, size_t k)
 }
 
 /* Splits message `at` of the list, whose tool results are at + 1 to end - 1: appends messages to
- * out, and their calls as sent to out_came. Returns non-zero if out of memory. */
+ * out, and their calls as sent to out_sent. Returns non-zero if out of memory. */
 static int split(const json_t *list, size_t at, size_t end, const json_t *sent, json_t *out,
-                 json_t *out_came)
+                 json_t *out_sent)
 {
 	const json_t *m = json_array_get(list, at), *calls = json_object_get(m, "tool_calls");
 	json_t *results = json_array(); /* an array per call */
@@ -51,48 +51,48 @@ static int split(const json_t *list, size_t at, size_t end, const json_t *sent, 
 		bad |= json_array_append_new(results, json_array());
 	for (size_t i = at + 1; i < end; i++) {
 		json_t *result = json_array_get(list, i);
-		bad |= json_array_append(json_array_get(results, answered(calls, result, i - at - 1)),
+		bad |= json_array_append(json_array_get(results, call_of_result(calls, result, i - at - 1)),
 		                         result);
 	}
 	for (size_t k = 0; k < json_array_size(calls); k++) {
 		json_t *own = json_array_get(results, k);
 		bad |= json_array_append_new(out, one_call(m, calls, k));
-		bad |= json_array_append_new(out_came, json_pack("[O]", json_array_get(sent, k)));
+		bad |= json_array_append_new(out_sent, json_pack("[O]", json_array_get(sent, k)));
 		bad |= json_array_extend(out, own);
 		for (size_t i = 0; i < json_array_size(own); i++)
-			bad |= json_array_append_new(out_came, json_null());
+			bad |= json_array_append_new(out_sent, json_null());
 	}
 	json_decref(results);
 	return bad;
 }
 
-int chat_turns_split_calls(json_t **list, json_t **came, int keeps_last)
+int chat_turns_split_calls(json_t **list, json_t **sent_calls, int keeps_last)
 {
 	size_t n = json_array_size(*list);
-	json_t *out = json_array(), *out_came = json_array();
+	json_t *out = json_array(), *out_sent = json_array();
 	int bad = 0;
 	for (size_t i = 0, end; i < n; i = end) {
-		json_t *m = json_array_get(*list, i), *sent = json_array_get(*came, i);
+		json_t *m = json_array_get(*list, i), *sent = json_array_get(*sent_calls, i);
 		end = i + 1;
 		if ((keeps_last && end == n) || json_array_size(json_object_get(m, "tool_calls")) < 2) {
 			bad |= json_array_append(out, m);
-			bad |= json_array_append(out_came, sent);
+			bad |= json_array_append(out_sent, sent);
 			continue;
 		}
 		while (is_result(json_array_get(*list, end)))
 			end++;
-		bad |= split(*list, i, end, sent, out, out_came);
+		bad |= split(*list, i, end, sent, out, out_sent);
 	}
 	json_decref(*list);
-	json_decref(*came);
+	json_decref(*sent_calls);
 	*list = out;
-	*came = out_came;
+	*sent_calls = out_sent;
 	return bad ? ERR_NOMEM : 0;
 }
 
 /* A copy of the list where, in each assistant message that has reasoning, content and calls, the
  * content is appended to the reasoning. NULL: there is no such message. */
-static json_t *spoken_as_thought(const json_t *list)
+static json_t *content_to_reasoning(const json_t *list)
 {
 	json_t *out = json_copy((json_t *)list);
 	int any = 0;
@@ -120,7 +120,7 @@ static json_t *spoken_as_thought(const json_t *list)
 }
 
 /* A copy of the tools where a missing description is "". NULL: all have one. */
-static json_t *described(const json_t *tools)
+static json_t *with_descriptions(const json_t *tools)
 {
 	json_t *out = json_copy((json_t *)tools);
 	int any = 0;
@@ -141,11 +141,11 @@ static json_t *described(const json_t *tools)
 
 /* Sets content to "" in assistant messages that have calls but no content. Returns 0 if there are
  * none. */
-static int content_where_none(json_t *list, const json_t *came)
+static int add_empty_content(json_t *list, const json_t *sent_calls)
 {
 	int any = 0;
 	for (size_t i = 0; i < json_array_size(list); i++) {
-		json_t *own = json_array_get(list, i), *calls = json_array_get(came, i);
+		json_t *own = json_array_get(list, i), *calls = json_array_get(sent_calls, i);
 		if (json_array_size(calls) && !json_is_string(json_object_get(own, "content")))
 			any |= json_object_set_new(own, "content", json_string("")) == 0;
 	}
@@ -154,11 +154,11 @@ static int content_where_none(json_t *list, const json_t *came)
 
 /* Restores the calls as the client sent them, with arguments as a string. Returns 0 if there are
  * none. */
-static int calls_as_sent(json_t *list, const json_t *came)
+static int restore_calls(json_t *list, const json_t *sent_calls)
 {
 	int any = 0;
 	for (size_t i = 0; i < json_array_size(list); i++) {
-		json_t *calls = json_array_get(came, i);
+		json_t *calls = json_array_get(sent_calls, i);
 		if (json_array_size(calls))
 			any |= json_object_set(json_array_get(list, i), "tool_calls", calls) == 0;
 	}
@@ -176,24 +176,24 @@ static int render_again(const struct chat_template *t, const struct chat_render 
 /* Tries rewordings from the smallest to the largest change. Added descriptions stay for later
  * tries. */
 int chat_turns_render(const struct chat_template *t, struct chat_render *in, json_t *list,
-                      const json_t *came, struct buf *out, struct err *err)
+                      const json_t *sent_calls, struct buf *out, struct err *err)
 {
 	const json_t *sent = in->tools;
 	json_t *tools = NULL, *messages = NULL;
 	in->messages = list;
 	int r = chat_template_render(t, in, out, err);
-	if (r == ERR_INVALID && (tools = described(sent))) {
+	if (r == ERR_INVALID && (tools = with_descriptions(sent))) {
 		in->tools = tools;
 		r = render_again(t, in, out);
 	}
-	if (r == ERR_INVALID && (messages = spoken_as_thought(list))) {
+	if (r == ERR_INVALID && (messages = content_to_reasoning(list))) {
 		in->messages = messages;
 		r = render_again(t, in, out);
 		in->messages = list;
 	}
-	if (r == ERR_INVALID && content_where_none(list, came))
+	if (r == ERR_INVALID && add_empty_content(list, sent_calls))
 		r = render_again(t, in, out);
-	if (r == ERR_INVALID && calls_as_sent(list, came))
+	if (r == ERR_INVALID && restore_calls(list, sent_calls))
 		r = render_again(t, in, out);
 	in->tools = sent;
 	json_decref(messages);

@@ -8,7 +8,7 @@ static uint32_t bit_of(uint32_t a, uint32_t b)
 	return (a * 0x9e3779b1u ^ (b * 0x85ebca77u + 0x27d4eb2fu)) >> (32 - CUTS_BITS);
 }
 
-static int together(const struct text_cuts *c, uint32_t a, uint32_t b)
+static int may_be_adjacent(const struct text_cuts *c, uint32_t a, uint32_t b)
 {
 	if (a < 0x80 && b < 0x80)
 		return (c->ascii[a][b >> 6] >> (b & 63) & 1) != 0;
@@ -48,7 +48,7 @@ size_t cuts_next(const struct text_cuts *c, const char *text, size_t len)
 	size_t i = step(text, len, &a);
 	for (size_t n; i < len; i += n, a = b) {
 		n = step(text + i, len - i, &b);
-		if (!together(c, a, b))
+		if (!may_be_adjacent(c, a, b))
 			break;
 	}
 	return i;

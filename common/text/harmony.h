@@ -1,6 +1,6 @@
 /* harmony.h - parses message heads of the harmony format (gpt-oss) for reasoning.h and toolcall.h.
  *
- *   <|start|>assistant<|channel|>analysis<|message|>THOUGHTS<|end|>
+ *   <|start|>assistant<|channel|>analysis<|message|>REASONING<|end|>
  *   <|start|>assistant<|channel|>commentary<|message|>words to the user before a call<|end|>
  *   <|start|>assistant<|channel|>commentary to=functions.N <|constrain|>json<|message|>{..}<|call|>
  *   <|start|>assistant to=functions.N<|channel|>commentary json<|message|>{..}<|call|>

@@ -67,7 +67,7 @@ int spec_json_read(const char *path, json_t **ret, struct err *err)
 /* --- BOS and EOS --------------------------------------------------------- */
 
 /* "bos_token" is a text, or an object with one. UINT32_MAX: none, or not in the vocabulary. */
-static uint32_t named(const struct tokenizer_spec *s, const json_t *file, const char *key)
+static uint32_t token_id_of(const struct tokenizer_spec *s, const json_t *file, const char *key)
 {
 	const json_t *v = json_object_get(file, key),
 				 *text = json_is_object(v) ? json_object_get(v, "content") : v;
@@ -84,7 +84,7 @@ static void add_id(struct tokenizer_spec *s, const json_t *v)
 
 static void from_names(struct tokenizer_spec *s, const json_t *file)
 {
-	uint32_t bos = named(s, file, "bos_token"), eos = named(s, file, "eos_token");
+	uint32_t bos = token_id_of(s, file, "bos_token"), eos = token_id_of(s, file, "eos_token");
 	if (bos != UINT32_MAX)
 		s->bos = bos;
 	if (eos != UINT32_MAX)
@@ -108,7 +108,7 @@ static void from_generation(struct tokenizer_spec *s, const json_t *file)
 		add_id(s, id);
 }
 
-static int read_beside(struct tokenizer_spec *s, const char *folder, struct err *err)
+static int read_other_files(struct tokenizer_spec *s, const char *folder, struct err *err)
 {
 	static const struct {
 		const char *name;
@@ -150,5 +150,5 @@ int spec_from_folder(struct tokenizer_spec *s, const char *folder, struct err *e
 		err_prefix(err, "%s", path);
 		return rc;
 	}
-	return read_beside(s, folder, err);
+	return read_other_files(s, folder, err);
 }

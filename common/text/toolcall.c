@@ -257,7 +257,7 @@ int tc_cursor_peek(struct tc_cursor *c)
 	return at_end(c) ? -1 : (unsigned char)c->t->in.data[c->at];
 }
 
-enum tc_go tc_cursor_no(struct toolcall *t, const struct tc_cursor *c)
+enum tc_go tc_cursor_mismatch(struct toolcall *t, const struct tc_cursor *c)
 {
 	if (c->part && !t->final)
 		return TC_MORE;

@@ -119,6 +119,8 @@ struct toolcall {
 	size_t start, at;
 	size_t trigger;   /* index of the trigger that opened the current candidate */
 	int final, ended; /* ended: argument of toolcall_finish */
+	/* fresh: no content emitted yet; after_call: only white space since the last call; is_bare: the
+	 * candidate has no trigger; in_array: inside an array of calls; begun: BEGIN was emitted */
 	int fresh, after_call, is_bare, in_array, begun;
 	unsigned calls, closer;
 	char name[TOOLCALL_NAME_MAX + 1];
@@ -170,7 +172,7 @@ int tc_cursor_literal(struct tc_cursor *c, const char *s); /* 1: found and skipp
 int tc_cursor_name(struct tc_cursor *c, size_t *ret_from, size_t *ret_len);
 int tc_cursor_peek(struct tc_cursor *c); /* the next byte; -1: none */
 /* The head does not match: breaks off there, or waits for more text. */
-enum tc_go tc_cursor_no(struct toolcall *t, const struct tc_cursor *c);
+enum tc_go tc_cursor_mismatch(struct toolcall *t, const struct tc_cursor *c);
 
 /* The head is parsed up to the { of the arguments, where the cursor is. The name is in[from, from +
  * n). */

@@ -375,7 +375,7 @@ static enum tc_go element_first(struct toolcall *t)
 	tc_cursor_init(&c, t, t->at);
 	tc_cursor_space(&c);
 	if (tc_cursor_peek(&c) != '{')
-		return tc_cursor_no(t, &c);
+		return tc_cursor_mismatch(t, &c);
 	object_begin(t, c.at);
 	return TC_GO;
 }
@@ -414,7 +414,7 @@ enum tc_go tc_json_open(struct toolcall *t)
 		t->at = c.at + 1;
 		t->step = element_first;
 	} else {
-		return tc_cursor_no(t, &c);
+		return tc_cursor_mismatch(t, &c);
 	}
 	return TC_GO;
 }

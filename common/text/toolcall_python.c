@@ -215,7 +215,7 @@ static enum tc_go call_arguments(struct toolcall *t)
 	if (t->params && tc_cursor_literal(&c, ","))
 		tc_cursor_space(&c);
 	else if (t->params && tc_cursor_peek(&c) != ')')
-		return tc_cursor_no(t, &c);
+		return tc_cursor_mismatch(t, &c);
 	if (tc_cursor_literal(&c, ")")) {
 		tc_give(t, t->params ? "}" : "{}", t->params ? 1 : 2);
 		tc_end(t);
@@ -224,10 +224,10 @@ static enum tc_go call_arguments(struct toolcall *t)
 		return TC_GO;
 	}
 	if (!tc_cursor_name(&c, &key, &key_len))
-		return tc_cursor_no(t, &c);
+		return tc_cursor_mismatch(t, &c);
 	tc_cursor_space(&c);
 	if (!tc_cursor_literal(&c, "="))
-		return tc_cursor_no(t, &c);
+		return tc_cursor_mismatch(t, &c);
 	tc_give(t, t->params ? ", \"" : "{\"", t->params ? 3 : 2);
 	tc_give(t, t->in.data + key, key_len);
 	tc_give(t, "\": ", 3);
@@ -254,13 +254,13 @@ static enum tc_go call_head(struct toolcall *t)
 		return TC_GO;
 	}
 	if (!tc_cursor_literal(&c, t->in_array ? "," : "["))
-		return tc_cursor_no(t, &c);
+		return tc_cursor_mismatch(t, &c);
 	tc_cursor_space(&c);
 	if (!tc_cursor_name(&c, &from, &n))
-		return tc_cursor_no(t, &c);
+		return tc_cursor_mismatch(t, &c);
 	tc_cursor_space(&c);
 	if (!tc_cursor_literal(&c, "("))
-		return tc_cursor_no(t, &c);
+		return tc_cursor_mismatch(t, &c);
 	if (!tc_take_name(t, t->in.data + from, n))
 		return tc_break(t, c.at);
 	tc_begin(t);

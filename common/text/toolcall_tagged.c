@@ -55,15 +55,15 @@ enum tc_go tc_tagged_open(struct toolcall *t)
 		/* the trigger opened a section of calls */
 		tc_cursor_space(&c);
 		if (!tc_cursor_literal(&c, f->call))
-			return tc_cursor_no(t, &c);
+			return tc_cursor_mismatch(t, &c);
 	}
 	tc_cursor_space(&c);
 	if (!tc_cursor_name(&c, &from, &n) || !tc_cursor_literal(&c, f->sep))
-		return tc_cursor_no(t, &c);
+		return tc_cursor_mismatch(t, &c);
 	tc_cursor_space(&c);
 	if (tc_cursor_peek(&c) != '{' &&
 	    !(n == 8 && memcmp(t->in.data + from, "function", 8) == 0 && fenced_name(&c, &from, &n)))
-		return tc_cursor_no(t, &c);
+		return tc_cursor_mismatch(t, &c);
 	bare_name(t, &from, &n);
 	return tc_begin_object(t, &c, from, n);
 }
@@ -80,12 +80,12 @@ enum tc_go tc_mistral_open(struct toolcall *t)
 	if (next == '[' || next == '{')
 		return tc_json_open(t);
 	if (!tc_cursor_name(&c, &from, &n))
-		return tc_cursor_no(t, &c);
+		return tc_cursor_mismatch(t, &c);
 	if (tc_cursor_literal(&c, "[CALL_ID]") && !tc_cursor_name(&c, &id, &id_len))
-		return tc_cursor_no(t, &c);
+		return tc_cursor_mismatch(t, &c);
 	tc_cursor_literal(&c, "[ARGS]");
 	tc_cursor_space(&c);
 	if (tc_cursor_peek(&c) != '{')
-		return tc_cursor_no(t, &c);
+		return tc_cursor_mismatch(t, &c);
 	return tc_begin_object(t, &c, from, n);
 }

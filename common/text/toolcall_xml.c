@@ -159,13 +159,13 @@ static enum tc_go param_next(struct toolcall *t)
 		return TC_GO;
 	}
 	if (!tc_cursor_literal(&c, f->param))
-		return tc_cursor_no(t, &c);
+		return tc_cursor_mismatch(t, &c);
 	size_t key = c.at;
 	for (int b; (b = tc_cursor_peek(&c)) >= 0 && b != '<' && b != '>' && b != '"' && b != '\n';)
 		c.at++;
 	size_t key_len = c.at - key;
 	if (!key_len || !key_end(t, &c))
-		return tc_cursor_no(t, &c);
+		return tc_cursor_mismatch(t, &c);
 	return begin_param(t, &c, key, key_len);
 }
 
@@ -180,21 +180,21 @@ enum tc_go tc_xml_open(struct toolcall *t)
 	if (f->call && strcmp(t->f->triggers[t->trigger], f->call) != 0) {
 		tc_cursor_space(&c);
 		if (!tc_cursor_literal(&c, f->call))
-			return tc_cursor_no(t, &c);
+			return tc_cursor_mismatch(t, &c);
 	}
 	if (!f->name_end)
 		tc_cursor_space(&c);
 	if (!tc_cursor_name(&c, &from, &n))
-		return tc_cursor_no(t, &c);
+		return tc_cursor_mismatch(t, &c);
 	size_t end = c.at;
 	if (f->name_end) {
 		if (!tc_cursor_literal(&c, f->name_end))
-			return tc_cursor_no(t, &c);
+			return tc_cursor_mismatch(t, &c);
 		end = c.at;
 	} else { /* the name ends only where one of these tags follows */
 		tc_cursor_space(&c);
 		if (!tc_cursor_literal(&c, f->param) && !tc_cursor_literal(&c, f->call_end))
-			return tc_cursor_no(t, &c);
+			return tc_cursor_mismatch(t, &c);
 	}
 	if (!tc_take_name(t, t->in.data + from, n))
 		return tc_break(t, end);

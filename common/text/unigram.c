@@ -118,7 +118,7 @@ static size_t char_len(unsigned char c)
 	return c < 0x80 ? 1 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;
 }
 
-static void offer(struct unigram_step *to, double score, uint32_t id, size_t begin)
+static void step_improve(struct unigram_step *to, double score, uint32_t id, size_t begin)
 {
 	if (!to->reached || score > to->score)
 		*to = (struct unigram_step){score, id, (uint32_t)begin, 1};
@@ -141,10 +141,10 @@ static void walk(const struct unigram *u, struct unigram_step *steps, const char
 		if (e->id == UNIGRAM_UNKNOWN)
 			continue;
 		single |= i == begin + one;
-		offer(&steps[i], here + u->vocab->tokens[e->id].score, e->id, begin);
+		step_improve(&steps[i], here + u->vocab->tokens[e->id].score, e->id, begin);
 	}
 	if (!single)
-		offer(&steps[begin + one], here + u->unknown, UNIGRAM_UNKNOWN, begin);
+		step_improve(&steps[begin + one], here + u->unknown, UNIGRAM_UNKNOWN, begin);
 }
 
 static size_t collect(struct unigram_scratch *s, size_t len)

@@ -14,7 +14,7 @@ struct outcome_of {
 	struct bench_options o;
 	struct result r;
 	struct figures f;
-	struct server_says says;
+	struct server_info says;
 	struct err e;
 	int code;
 };

@@ -238,7 +238,7 @@ static int say_401(struct request *q)
 	return say(q, "HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n");
 }
 
-static int probe(answer_fn *fn, const char *model, struct server_says *says, struct err *e)
+static int probe(answer_fn *fn, const char *model, struct server_info *says, struct err *e)
 {
 	struct server *s = server_new(fn, NULL);
 	struct bench_options o = {.n_urls = 1, .model = model};
@@ -254,7 +254,7 @@ static int probe(answer_fn *fn, const char *model, struct server_says *says, str
 
 START_TEST(what_the_server_says_of_itself)
 {
-	struct server_says says;
+	struct server_info says;
 	struct err e;
 	ck_assert_int_eq(probe(say_models, NULL, &says, &e), 0);
 	ck_assert(strcmp(says.model, "a") == 0 && says.context == 100 && says.vocab == 0);

@@ -224,7 +224,7 @@ START_TEST(an_empty_result_can_be_shown)
 	                          .slo = {.ttft_us = 1},
 	                          .result_prefix = "x_",
 	                          .title = "<&\xff\x01>"};
-	struct server_says says = {.model = ""};
+	struct server_info says = {.model = ""};
 	struct figures f;
 	char path[] = "/tmp/test_pdbench_XXXXXX";
 	struct err e = {0};
@@ -340,7 +340,7 @@ END_TEST
 
 /* --- prompts and conversations ------------------------------------------- */
 
-static const struct server_says says = {.model = "m", .context = 0, .vocab = 320};
+static const struct server_info says = {.model = "m", .context = 0, .vocab = 320};
 
 static void set(struct bench_options *o, const char *line, struct work **ret_work, struct err *err)
 {

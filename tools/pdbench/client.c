@@ -200,7 +200,7 @@ static int second_try(struct call *x)
 	return dial(x) == 0 && push(x) == 0;
 }
 
-static void lost(struct call *x)
+static void connection_lost(struct call *x)
 {
 	if (!second_try(x))
 		end_call(x, &x->why);
@@ -297,7 +297,7 @@ static void on_readable(evutil_socket_t fd, short what, void *arg)
 		                                  : "cannot connect to %s: %s",
 		        x->client->url.authority, strerror(e));
 	}
-	lost(x);
+	connection_lost(x);
 }
 
 static void on_writable(evutil_socket_t fd, short what, void *arg)
@@ -307,6 +307,6 @@ static void on_writable(evutil_socket_t fd, short what, void *arg)
 	(void)what;
 	if (push(x) < 0) {
 		x->client->now_us = clock_us();
-		lost(x);
+		connection_lost(x);
 	}
 }

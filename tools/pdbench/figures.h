@@ -126,6 +126,6 @@ double percentile_sorted(const double *v, size_t n, double p);
 /* Calls fn for each figure by name, in a fixed order, for RESULT lines and JSON. Figures without a
  * value are omitted. */
 void figures_visit(const struct figures *f, int has_slo,
-                  void (*fn)(void *arg, const char *name, double value, int digits), void *arg);
+                   void (*fn)(void *arg, const char *name, double value, int digits), void *arg);
 
 #endif

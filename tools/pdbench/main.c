@@ -19,13 +19,13 @@ static int complain(int code, const struct err *e)
 	return code;
 }
 
-static int find_server(struct bench_options *o, struct server_says *says, struct err *err)
+static int find_server(struct bench_options *o, struct server_info *server, struct err *err)
 {
 	struct err why = {0};
 	for (unsigned i = 0; i < o->n_urls; i++)
 		if (url_resolve(&o->urls[i], err) < 0)
 			return -1;
-	if (probe_server(o, says, &why) < 0) {
+	if (probe_server(o, server, &why) < 0) {
 		*err = why;
 		return -1;
 	}
@@ -94,19 +94,19 @@ static int verdict(const struct bench_report *p)
 static int bench(struct bench_options *o, int argc, char **argv)
 {
 	struct err e = {0};
-	struct server_says says;
+	struct server_info server;
 	struct result r;
 	struct figures f;
 	if (check_files(o, &e) < 0)
 		return complain(EXIT_FAILED, &e);
-	if (find_server(o, &says, &e) < 0)
+	if (find_server(o, &server, &e) < 0)
 		return complain(EXIT_NO_SERVER, &e);
-	if (run_load(o, &says, &r, &e) < 0) {
+	if (run_load(o, &server, &r, &e) < 0) {
 		result_fini(&r);
 		return complain(EXIT_USAGE, &e);
 	}
 	figures_make(&r, o, &f);
-	struct bench_report p = {o, &says, &r, &f, argc, argv};
+	struct bench_report p = {o, &server, &r, &f, argc, argv};
 	int bad = write_out(&p), code = verdict(&p);
 	result_fini(&r);
 	return code ? code : bad;

@@ -636,7 +636,7 @@ static int check_together(struct bench_options *o, struct err *err)
 	return 0;
 }
 
-static void settle(struct bench_options *o)
+static void apply_defaults(struct bench_options *o)
 {
 	if (o->rate <= 0 && !o->concurrency && !o->trace)
 		o->concurrency = 1;
@@ -679,7 +679,7 @@ int options_parse(int argc, char **argv, struct bench_options *o, struct err *er
 	}
 	if (read_urls(argc, argv, o, err) < 0 || check_together(o, err) < 0)
 		return ERR_INVALID;
-	settle(o);
+	apply_defaults(o);
 	return OPTIONS_RUN;
 }
 

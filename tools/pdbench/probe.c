@@ -43,7 +43,7 @@ static uint32_t whole_number(const json_t *o, const char *name)
 }
 
 /* Uses the first model of the list, or the one named by --model. */
-static void read_models(const json_t *j, const char *wanted, struct server_says *ret)
+static void read_models(const json_t *j, const char *wanted, struct server_info *ret)
 {
 	const json_t *list = json_object_get(j, "data");
 	for (size_t i = 0; i < json_array_size(list); i++) {
@@ -58,7 +58,7 @@ static void read_models(const json_t *j, const char *wanted, struct server_says 
 	}
 }
 
-static void judge(struct probe *p, const struct bench_options *o, struct server_says *ret,
+static void judge(struct probe *p, const struct bench_options *o, struct server_info *ret,
                   struct err *err)
 {
 	json_error_t why;
@@ -98,7 +98,7 @@ static void ask(struct probe *p, const struct bench_options *o)
 	client_destroy(&c);
 }
 
-int probe_server(const struct bench_options *o, struct server_says *ret, struct err *err)
+int probe_server(const struct bench_options *o, struct server_info *ret, struct err *err)
 {
 	struct probe p = {.base = event_base_new()};
 	int code = 0;

@@ -41,7 +41,7 @@ static void line_done(struct reply *r)
 }
 
 /* Error that shows what the server sent instead, made printable. */
-static int no_http(const struct reply *r, struct err *err)
+static int fail_not_http(const struct reply *r, struct err *err)
 {
 	char seen[41];
 	size_t n = 0;
@@ -57,7 +57,7 @@ static int on_status(struct reply *r, struct err *err)
 	if (strncmp(p, "HTTP/1.", 7) != 0 || !isdigit((unsigned char)p[7]) || p[8] != ' ' ||
 	    !isdigit((unsigned char)p[9]) || !isdigit((unsigned char)p[10]) ||
 	    !isdigit((unsigned char)p[11]) || (p[12] && p[12] != ' '))
-		return no_http(r, err);
+		return fail_not_http(r, err);
 	r->keep_alive = p[7] != '0';
 	r->status = atoi(p + 9);
 	r->state = REPLY_HEADER;
@@ -186,7 +186,7 @@ static int feed_line(struct reply *r, const char *data, size_t n, size_t *used, 
 		               REPLY_HEAD_MAX);
 	if (!whole) { /* fail early if the line cannot become a status line */
 		if (r->state == REPLY_STATUS && r->line_len >= 5 && memcmp(r->line, "HTTP/", 5) != 0)
-			return no_http(r, err);
+			return fail_not_http(r, err);
 		return 0;
 	}
 	int code = on_line(r, err);

@@ -122,12 +122,12 @@ static void limits_lines(const struct bench_report *p, FILE *f)
 		fprintf(f,
 		        "  skipped     %llu requests longer than the limits (context %u, "
 		        "--max-input, --max-output)\n",
-		        (unsigned long long)r->skipped, p->says->context);
+		        (unsigned long long)r->skipped, p->server->context);
 	if (r->clipped)
 		fprintf(
 			f,
 			"  clipped     %llu requests to the limits (context %u, --max-input, --max-output)\n",
-			(unsigned long long)r->clipped, p->says->context);
+			(unsigned long long)r->clipped, p->server->context);
 	if (r->cut_conversations)
 		fprintf(f,
 		        "  ended       %llu conversations early, because their next round would exceed the "
@@ -180,7 +180,7 @@ void report_table(const struct bench_report *p, FILE *f)
 {
 	char load[120];
 	report_load(p->o, load, sizeof load);
-	fprintf(f, "%s at http://%s%s%s: %s\n", *p->says->model ? p->says->model : "server",
+	fprintf(f, "%s at http://%s%s%s: %s\n", *p->server->model ? p->server->model : "server",
 	        p->o->urls[0].authority, p->o->urls[0].path, p->o->n_urls > 1 ? " and others" : "",
 	        load);
 	fprintf(f, "  %-6s%11s%11s%11s%11s%11s%11s\n", "", "mean", "p50", "p90", "p95", "p99", "max");
@@ -308,7 +308,7 @@ int report_json(const struct bench_report *p, const char *path, struct err *err)
 		json_object_set_new(all, "title", any_text(p->o->title));
 	json_object_set_new(all, "command", command_json(p));
 	json_object_set_new(all, "urls", urls);
-	json_object_set_new(all, "model", any_text(p->o->model ? p->o->model : p->says->model));
+	json_object_set_new(all, "model", any_text(p->o->model ? p->o->model : p->server->model));
 	json_object_set_new(all, "load", json_string(load));
 	json_object_set_new(all, "began_unix_us", json_integer((json_int_t)p->r->began_unix_us));
 	json_object_set_new(all, "interrupted", json_boolean(p->r->interrupted));

@@ -7,7 +7,7 @@
 
 struct bench_report {
 	const struct bench_options *o;
-	const struct server_says *says;
+	const struct server_info *server;
 	const struct result *r;
 	const struct figures *f;
 	int argc;

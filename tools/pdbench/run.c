@@ -475,7 +475,7 @@ static int raise_files(struct run *r, struct err *err)
 	return 0;
 }
 
-static int run_open(struct run *r, const struct server_says *says, struct err *err)
+static int run_open(struct run *r, const struct server_info *server, struct err *err)
 {
 	list_init(&r->flights);
 	list_init(&r->pauses);
@@ -499,14 +499,14 @@ static int run_open(struct run *r, const struct server_says *says, struct err *e
 	r->tick = event_new(r->base, -1, EV_PERSIST, on_tick, r);
 	r->stop[0] = evsignal_new(r->base, SIGINT, on_stop, r);
 	r->stop[1] = evsignal_new(r->base, SIGTERM, on_stop, r);
-	if (raise_files(r, err) < 0 || work_new(r->o, says, &r->work, err) < 0)
+	if (raise_files(r, err) < 0 || work_new(r->o, server, &r->work, err) < 0)
 		return ERR_INVALID;
 	make_ready(r);
 	if (!r->ready)
 		return err_set(err, ERR_INVALID,
 		               "no request fits the server's context of %u tokens: shorten them with "
 		               "--max-input, --max-output and --over clip",
-		               says->context);
+		               server->context);
 	return 0;
 }
 
@@ -581,12 +581,12 @@ static void run_all(struct run *r)
 	close_window(r);
 }
 
-int run_load(const struct bench_options *o, const struct server_says *says, struct result *ret,
+int run_load(const struct bench_options *o, const struct server_info *server, struct result *ret,
              struct err *err)
 {
 	struct run r = {.o = o, .res = ret};
 	result_init(ret);
-	int code = run_open(&r, says, err);
+	int code = run_open(&r, server, err);
 	if (code == 0)
 		run_all(&r);
 	run_close(&r);

@@ -9,11 +9,11 @@
 
 /* Returns 0 with the result, or ERR_*: the run could not begin. Call result_fini(ret) in both
  * cases. The addresses in o must be resolved. */
-int run_load(const struct bench_options *o, const struct server_says *says, struct result *ret,
+int run_load(const struct bench_options *o, const struct server_info *server, struct result *ret,
              struct err *err);
 
 /* Asks the first address for GET /v1/models. Returns 0, or ERR_CLOSED: no server, or access denied.
  * If the server does not support the request, returns 0 with *ret empty and the reason in err. */
-int probe_server(const struct bench_options *o, struct server_says *ret, struct err *err);
+int probe_server(const struct bench_options *o, struct server_info *ret, struct err *err);
 
 #endif

@@ -345,7 +345,9 @@ static void head(const struct bench_report *rep, FILE *f)
 	      ".big{font-size:20px;font-weight:bold}.line{font-size:13px}</style>\n<rect "
 	      "width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n<text class=\"big\" x=\"70\" y=\"38\">",
 	      f);
-	put_text(f, rep->o->title ? rep->o->title : *rep->says->model ? rep->says->model : "pdbench");
+	put_text(f, rep->o->title         ? rep->o->title
+	            : *rep->server->model ? rep->server->model
+	                                  : "pdbench");
 	fputs("</text>\n<text class=\"line\" x=\"70\" y=\"62\">", f);
 	put_text(f, load);
 	fprintf(

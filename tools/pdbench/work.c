@@ -51,11 +51,11 @@ static uint32_t limit_or_none(uint32_t v)
 	return v ? v : UINT32_MAX;
 }
 
-static void make_fixed(struct work *w, const struct server_says *says)
+static void make_fixed(struct work *w, const struct server_info *server)
 {
 	const struct bench_options *o = w->o;
 	json_t *j = json_object();
-	const char *model = o->model ? o->model : says->model;
+	const char *model = o->model ? o->model : server->model;
 	int ids = !o->text && (o->token_ids || o->has_rounds);
 	if (*model)
 		json_object_set_new(j, "model", json_string(model));
@@ -95,23 +95,24 @@ static int read_files(struct work *w, struct err *err)
 	return o->lengths ? trace_read(o->lengths, 0, &w->trace, err) : 0;
 }
 
-static int check_vocab(struct work *w, const struct server_says *says, struct err *err)
+static int check_vocab(struct work *w, const struct server_info *server, struct err *err)
 {
 	const struct bench_options *o = w->o;
 	uint32_t low = o->vocab_high ? o->vocab_low : VOCAB_FIRST, high = o->vocab_high ? o->vocab_high
-	                                                                  : says->vocab ? says->vocab
-	                                                                                : VOCAB_UNKNOWN;
-	if (says->vocab && high > says->vocab)
+	                                                                  : server->vocab
+	                                                                      ? server->vocab
+	                                                                      : VOCAB_UNKNOWN;
+	if (server->vocab && high > server->vocab)
 		return err_set(err, ERR_INVALID,
 		               "--vocab goes up to %u, but the server's vocabulary has %u tokens", high,
-		               says->vocab);
+		               server->vocab);
 	if (low + 2 > high)
 		low = 0;
 	prompt_maker_init(&w->maker, o->seed, low, high, o->text);
 	return 0;
 }
 
-int work_new(const struct bench_options *o, const struct server_says *says, struct work **ret,
+int work_new(const struct bench_options *o, const struct server_info *server, struct work **ret,
              struct err *err)
 {
 	struct work *w = mem_zalloc(sizeof *w);
@@ -119,13 +120,13 @@ int work_new(const struct bench_options *o, const struct server_says *says, stru
 	w->max_input = limit_or_none(o->max_input);
 	w->max_output = limit_or_none(o->max_output);
 	/* words are not tokens: only the server knows the limit */
-	w->max_total = o->text ? UINT32_MAX : limit_or_none(says->context);
+	w->max_total = o->text ? UINT32_MAX : limit_or_none(server->context);
 	list_init(&w->talks);
-	if (check_vocab(w, says, err) < 0 || read_files(w, err) < 0) {
+	if (check_vocab(w, server, err) < 0 || read_files(w, err) < 0) {
 		work_destroy(&w);
 		return ERR_INVALID;
 	}
-	make_fixed(w, says);
+	make_fixed(w, server);
 	*ret = w;
 	return 0;
 }

@@ -12,7 +12,7 @@ struct work;
 struct talk;
 
 /* What /v1/models reported. */
-struct server_says {
+struct server_info {
 	char model[256];         /* "": unknown */
 	uint32_t context, vocab; /* 0: unknown */
 };
@@ -34,7 +34,7 @@ struct work_counts {
 	uint64_t cut_conversations; /* ended early because of the limits */
 };
 
-int work_new(const struct bench_options *o, const struct server_says *says, struct work **ret,
+int work_new(const struct bench_options *o, const struct server_info *server, struct work **ret,
              struct err *err);
 void work_destroy(struct work **w);
 /* The next request that starts a conversation, or a single one. NULL: there is none. */
