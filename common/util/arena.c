@@ -1,4 +1,4 @@
-/* arena.c - a chain of chunks; large pieces get a chunk of their own. */
+/* arena.c - a chain of chunks; an allocation above a quarter of a chunk gets its own. */
 #include "util/arena.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -51,7 +51,7 @@ void *arena_try_alloc(struct arena *a, size_t bytes)
 		c->size = size;
 		a->bytes += size;
 		if (size != CHUNK_BYTES && a->head) {
-			/* a big piece goes behind, so that the open chunk stays in use */
+			/* insert a large piece behind the open chunk, which stays in use */
 			c->next = a->head->next;
 			a->head->next = c;
 		} else {

@@ -1,5 +1,6 @@
-/* arena.h - memory of one request or one parse: many allocations, one release. Zeroed, 16-byte
- * aligned. Not thread-safe. */
+/* arena.h - memory of one request or one parse: many allocations, one release. Allocations are
+ * zeroed and 16-byte aligned. Out of memory is fatal, except in arena_try_alloc. Not
+ * thread-safe. */
 #ifndef UTIL_ARENA_H
 #define UTIL_ARENA_H
 
@@ -10,10 +11,10 @@ struct arena;
 struct arena *arena_new(void);
 void arena_destroy(struct arena **a);
 void *arena_alloc(struct arena *a, size_t bytes);
-void *arena_try_alloc(struct arena *a, size_t bytes); /* NULL: there is no memory */
+void *arena_try_alloc(struct arena *a, size_t bytes); /* NULL: out of memory */
 void *arena_array(struct arena *a, size_t count, size_t size);
 char *arena_strndup(struct arena *a, const char *s, size_t len);
 char *arena_printf(struct arena *a, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-size_t arena_bytes(const struct arena *a);
+size_t arena_bytes(const struct arena *a); /* of all its chunks */
 
 #endif

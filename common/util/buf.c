@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* larger buffers grow by a quarter: half of one may be unused */
+/* Larger buffers grow by a quarter at a time, which bounds the unused part. */
 #define GROW_DOUBLE_MAX (1u << 20)
 
 void buf_init(struct buf *b, size_t limit)
@@ -145,7 +145,7 @@ int buf_add_uint(struct buf *b, uint64_t v)
 	return buf_add(b, text + at, sizeof text - at);
 }
 
-enum { JSON_SELF, JSON_CONTROL, JSON_LONG }; /* else: what follows the backslash */
+enum { JSON_SELF, JSON_CONTROL, JSON_LONG }; /* any other value: the letter after the backslash */
 
 static inline unsigned char json_kind(unsigned char c)
 {

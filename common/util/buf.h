@@ -1,9 +1,9 @@
-/* buf.h - growable byte buffer with a bound. Past the bound nothing more is added and `full` stays
- * set until buf_reset: check it once at the end. data is always followed by a NUL that len does not
- * count (or is NULL while empty).
+/* buf.h - growable byte buffer with a limit. An addition that would pass the limit is refused as a
+ * whole, and so are all later ones: `full` stays set until buf_reset, so check it once at the end.
+ * data is followed by a NUL byte that len does not count (or is NULL before the first addition).
  *
- * With a limit or a quota, memory that cannot be had also makes the buffer full. With neither it
- * ends the process: such buffers are for what no client and no peer sizes. */
+ * With a limit or a quota, running out of memory also sets `full`. With neither it ends the
+ * process: use such buffers only where no client and no peer determines the size. */
 #ifndef UTIL_BUF_H
 #define UTIL_BUF_H
 
@@ -14,26 +14,27 @@ struct quota;
 
 struct buf {
 	char *data;
-	size_t len, size, limit; /* limit 0: none */
+	size_t len, size, limit; /* bytes; limit 0: none */
 	int full;
-	struct quota *quota; /* that `size` is taken from, NULL: none; outlives the buffer */
+	struct quota *quota; /* charged with `size`; NULL: none; must outlive the buffer */
 };
 
 void buf_init(struct buf *b, size_t limit);
 void buf_init_quota(struct buf *b, size_t limit, struct quota *q);
 void buf_fini(struct buf *b);
 void buf_reset(struct buf *b); /* empties, keeps the memory */
-/* room for n bytes more, at once: 0 or ERR_FULL */
+/* Makes room for n more bytes. 0 or ERR_FULL. */
 int buf_reserve(struct buf *b, size_t n);
 int buf_add(struct buf *b, const void *p, size_t n); /* 0 or ERR_FULL */
 int buf_adds(struct buf *b, const char *s);
 int buf_addc(struct buf *b, char c);
 int buf_printf(struct buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 int buf_add_uint(struct buf *b, uint64_t v); /* in decimal */
-/* s as a JSON string with its quotes; bytes that are not UTF-8 become U+FFFD. */
+/* Adds s as a JSON string with quotes; each byte that is not valid UTF-8 becomes U+FFFD. */
 int buf_add_json(struct buf *b, const char *s, size_t n);
-/* The same without quotes, for a long string in pieces. buf_json_piece: where a piece of at most
- * `most` bytes (4 or more) may end. */
+/* The same without quotes, for a long string that is added in pieces. buf_json_piece returns the
+ * length of the next piece, at most `most` bytes (4 or more), so that no UTF-8 sequence is
+ * split. */
 int buf_add_json_part(struct buf *b, const char *s, size_t n);
 size_t buf_json_piece(const char *s, size_t n, size_t most);
 

@@ -1,5 +1,4 @@
-/* check.c - see check.h. A stderr that nobody reads delays the end by END_S at most: SIGALRM
- * then ends the process. */
+/* check.c - see check.h. If nobody reads stderr, SIGALRM ends the process after END_S seconds. */
 #include "util/check.h"
 #include "util/log.h"
 
@@ -13,7 +12,7 @@
 #define END_S 2
 #define LOG_WAIT_MS 500
 
-/* Lines that were logged before stand before ours. */
+/* Flushes the log first, so that our line comes after the lines logged before it. */
 static void begin_end(void)
 {
 	signal(SIGALRM, SIG_DFL);
@@ -33,7 +32,7 @@ _Noreturn void check_panic(const char *file, int line, const char *fmt, ...)
 	fflush(stderr);
 	void *frames[64];
 	backtrace_symbols_fd(frames, backtrace(frames, 64), STDERR_FILENO);
-	alarm(0); /* a core dump may take its time */
+	alarm(0); /* writing the core dump may take longer */
 	abort();
 }
 

@@ -28,7 +28,7 @@ static inline uint64_t clock_unix_us(void)
 	return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
 }
 
-/* What is left until a monotonic deadline, 0 when it has passed. */
+/* Time until a monotonic deadline, 0 if it has passed. */
 static inline uint64_t clock_left_us(uint64_t deadline_us)
 {
 	uint64_t now = clock_us();

@@ -1,9 +1,9 @@
 /* descriptors.c - see descriptors.h.
  *
- * Any thread may call accept4. While a connection is refused the reserve is LOST: another thread
- * may take the descriptor that was freed for it, and refuse_one then cannot have it back. So who
- * accepts a connection while the reserve is LOST restores the reserve first, and keeps the
- * connection only if a descriptor is left for both. */
+ * Any thread may call accept4. While refuse_one uses the reserve, it is LOST: another thread may
+ * take the descriptor that was freed, and then refuse_one cannot reopen the reserve. So a thread
+ * that accepts a connection while the reserve is LOST reopens the reserve first, and keeps the
+ * connection only if there are descriptors for both. */
 #include "util/descriptors.h"
 #include "util/clock.h"
 #include "util/log.h"
@@ -20,9 +20,9 @@
 #include <unistd.h>
 
 #define LOG_EVERY_US 1000000u
-#define BACK_OFF_MS 1   /* a connection waits, and there is no descriptor to refuse it with */
-#define NOT_WANTED (-2) /* reserve: before descriptors_init */
-#define LOST (-1)       /* reserve */
+#define BACK_OFF_MS 1   /* a connection waits but there is no descriptor to accept and close it */
+#define NOT_WANTED (-2) /* value of `reserve` before descriptors_init */
+#define LOST (-1)       /* value of `reserve`: no descriptor could be opened for it */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic int reserve = NOT_WANTED; /* written with the lock held */
@@ -38,14 +38,14 @@ int descriptors_init(unsigned need, struct err *err)
 {
 	struct rlimit l;
 	if (getrlimit(RLIMIT_NOFILE, &l) < 0)
-		return err_set(err, ERR_IO, "cannot ask for the limit on file descriptors: %s",
+		return err_set(err, ERR_IO, "cannot read the limit on file descriptors: %s",
 		               strerror(errno));
 	l.rlim_cur = l.rlim_max;
 	setrlimit(RLIMIT_NOFILE, &l);
 	if (descriptors_limit() < need)
 		return err_set(err, ERR_FULL,
-		               "needs %u file descriptors, the system allows %u (ulimit -Hn, LimitNOFILE= "
-		               "of the unit)",
+		               "needs %u file descriptors, the system allows %u: raise the limit (ulimit "
+		               "-Hn, LimitNOFILE= of the unit)",
 		               need, descriptors_limit());
 	pthread_mutex_lock(&lock);
 	if (reserve < 0)
@@ -78,14 +78,14 @@ static void tell(uint64_t n)
 		descriptors_limit(), (unsigned long long)n);
 }
 
-/* Closes one waiting connection, if there is one. Returns errno for the caller of accept4. */
+/* Accepts and closes one waiting connection, if any. Returns the errno value for accept4. */
 static int refuse_one(int listener)
 {
 	struct pollfd p = {.fd = listener, .events = POLLIN};
 	int code = EAGAIN, waits, say;
 	pthread_mutex_lock(&lock);
 	int held = reserve;
-	reserve = LOST; /* before another thread can take its descriptor */
+	reserve = LOST; /* before close: from then on another thread may take the descriptor */
 	if (held >= 0)
 		close(held);
 	if ((waits = poll(&p, 1, 0) > 0)) {
@@ -108,7 +108,8 @@ static int refuse_one(int listener)
 	return code;
 }
 
-/* fd was accepted while the reserve was lost: fd, or -1 when the reserve took its descriptor. */
+/* fd was accepted while the reserve was LOST. Returns fd, or -1 if it was closed to reopen the
+ * reserve. */
 static int regain(int fd)
 {
 	pthread_mutex_lock(&lock);
@@ -124,7 +125,7 @@ static int regain(int fd)
 	return fd;
 }
 
-/* In place of libc's. */
+/* Replaces libc's accept4 for the whole process. */
 int accept4(int fd, struct sockaddr *address, socklen_t *len, int flags)
 {
 	int r = (int)syscall(SYS_accept4, fd, address, len, flags);

@@ -1,10 +1,10 @@
-/* descriptors.h - the process's file descriptors: enough of them at start, and an accept that
- * survives their end.
+/* descriptors.h - the process's file descriptors: raises the limit at start, and replaces accept4
+ * by one that copes with running out of them.
  *
- * With no descriptor left accept(2) fails, and the connection stays in the listener's queue: a loop
- * that is told of it spins, and libzmq 4.3 aborts. The program's own accept4, defined here, takes
- * the place of libc's for all its libraries: it keeps one descriptor in reserve, by which it
- * takes such a connection and closes it at once. Its client sees an end of file. */
+ * Without a free descriptor, accept(2) fails and the connection stays in the listener's queue: an
+ * event loop on the listener spins, and libzmq 4.3 aborts. The accept4 defined here replaces libc's
+ * for the program and all its libraries. It keeps one descriptor in reserve; when none is free it
+ * uses the reserve to accept the connection and closes it at once. The client sees end of file. */
 #ifndef UTIL_DESCRIPTORS_H
 #define UTIL_DESCRIPTORS_H
 
@@ -12,10 +12,10 @@
 
 #include <stdint.h>
 
-/* Raises the process's limit as far as it may go and takes the reserve. ERR_FULL: fewer than need
- * are allowed; the text names both numbers. */
+/* Raises the process's limit to its hard limit and opens the reserve. ERR_FULL: the hard limit is
+ * below `need`; the text names both numbers. */
 int descriptors_init(unsigned need, struct err *err);
 unsigned descriptors_limit(void);
-uint64_t descriptors_refused(void); /* connections that were closed for want of a descriptor */
+uint64_t descriptors_refused(void); /* connections closed because no descriptor was free */
 
 #endif

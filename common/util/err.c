@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What a file or a peer is quoted with must neither break the line nor steer a terminal. */
+/* Text quoted from a file or a peer must not break the line or send control codes to a terminal. */
 static void make_one_line(char *s)
 {
 	for (; *s; s++)

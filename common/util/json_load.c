@@ -1,5 +1,5 @@
-/* json_load.c - see json_load.h. The sizes are those of jansson's structures in glibc's blocks;
- * test_json_load holds them against jansson itself. */
+/* json_load.c - see json_load.h. The sizes below are those of jansson's structures in glibc's
+ * malloc blocks; test_json_load compares them with what jansson really allocates. */
 #include "util/json_load.h"
 #include "util/check.h"
 #include "util/err.h"
@@ -9,15 +9,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define JSON_SURE_BYTES 4096u /* of a text: up to here no memory is fatal, as mem.h has it */
+/* For texts up to this length running out of memory is fatal, as in mem.h: no reserve is taken. */
+#define JSON_SURE_BYTES 4096u
 
 static __thread struct json_account *account;
 static __thread int no_memory;
 static __thread int loading;
-/* of what is being loaded; given up when the system has no more */
+/* Spare memory while a text is loaded; freed when malloc fails, which makes the next try
+ * succeed. */
 static __thread void *reserve;
 
-/* --- what is allocated --------------------------------------------------- */
+/* --- allocation and accounting ------------------------------------------- */
 
 static size_t block_bytes(void *p)
 {
@@ -33,7 +35,7 @@ static void *alloc_loading(size_t n)
 		p = malloc(n);
 	}
 	if (!p)
-		check_fatal("out of memory while JSON is read (%zu bytes)", n);
+		check_fatal("out of memory while reading JSON (%zu bytes)", n);
 	if (account)
 		account->used += block_bytes(p);
 	return p;
@@ -100,22 +102,23 @@ int json_account_end(void)
 
 /* --- loading ------------------------------------------------------------- */
 
+/* Upper bounds, in bytes each. */
 enum {
-	ARRAY_BYTES = 144,  /* and a table for 8 elements */
-	OBJECT_BYTES = 256, /* and 8 buckets */
-	/* a table is twice as large as it was, which is there until it is copied */
+	ARRAY_BYTES = 144,  /* with its table for 8 elements */
+	OBJECT_BYTES = 256, /* with its 8 buckets */
+	/* a table doubles when it is full, and the old one is freed only after the copy */
 	ELEMENT_BYTES = 24,
-	MEMBER_BYTES = 144, /* likewise; with the key's node */
+	MEMBER_BYTES = 144, /* likewise; includes the node with the key */
 	STRING_BYTES = 80,
 	NUMBER_BYTES = 32,
-	LONGEST_TIMES = 3 /* the text of a string while it is gathered */
+	LONGEST_TIMES = 3 /* of the longest string or number: jansson's buffer while it reads one */
 };
 
 struct counts {
 	size_t arrays, objects, elements, members, strings, string_bytes, longest, numbers;
 };
 
-/* Behind the string that begins at p with a quote. */
+/* Returns the position after the string whose opening quote is at p. */
 static const char *string_end(const char *p, const char *end)
 {
 	for (p++; p < end && *p != '"'; p++)
@@ -152,7 +155,7 @@ size_t json_load_bytes(const char *text, size_t len)
 			continue;
 		}
 		if (isalnum((unsigned char)*p) || *p == '-') {
-			/* also true, false, null: they take nothing */
+			/* also counts true, false and null, which allocate nothing */
 			p = take_number(p, end, &n);
 			continue;
 		}
@@ -170,7 +173,7 @@ size_t json_load_bytes(const char *text, size_t len)
 static json_t *no_room(json_error_t *bad)
 {
 	memset(bad, 0, sizeof *bad);
-	/* where json_error_code looks */
+	/* json_error_code reads the code from here */
 	bad->text[JSON_ERROR_TEXT_LENGTH - 1] = json_error_out_of_memory;
 	return NULL;
 }

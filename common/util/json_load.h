@@ -1,10 +1,10 @@
-/* json_load.h - JSON that a client sent, read and kept within the quota of its request.
+/* json_load.h - loads JSON that a client sent, and charges it to the quota of its request.
  *
- * jansson 2.14 cannot be refused memory while it reads: where it ignores that, it reads and writes
- * past what it has. So what a text takes at most, which may be about 80 times its size
- * (JSON_LOAD_TIMES bounds it) ("[{},{},..."), is taken from the quota and from the system before it
- * is read, and what it did not take goes back. All else that jansson makes is refused when the
- * quota has no more. */
+ * jansson 2.14 does not check every allocation while it parses: when one fails, it reads and writes
+ * out of bounds. So the most memory a text can need is taken from the quota and from the system
+ * before it is parsed, and the unused part is given back after it. That bound may be about 80 times
+ * the text's size ("[{},{},..."); JSON_LOAD_TIMES bounds it. All other allocations by jansson fail
+ * when the quota is exhausted. */
 #ifndef UTIL_JSON_LOAD_H
 #define UTIL_JSON_LOAD_H
 
@@ -13,31 +13,33 @@
 #include <jansson.h>
 #include <stddef.h>
 
-/* JSON values made on this thread between begin and end are counted in `used`, and taken from the
- * quota. What is left of them at the end stays taken. One at a time on a thread. quota NULL: they
- * are only counted. Begun within another one's time: returns that one, which begin puts back. */
+/* JSON values made on this thread between begin and end are counted in `used` and charged to the
+ * quota (NULL: only counted). Values that still exist at the end stay charged. A thread has one
+ * current account: begin returns the one that was current before; to nest, make it current again by
+ * another begin. */
 struct json_account {
 	struct quota *quota;
 	size_t used;
 };
 
-/* once, at start, before there is any JSON; without it json_load is json_loadb */
+/* Call once at start, before any JSON is made; without it json_load does not count. */
 void json_account_setup(void);
 struct json_account *json_account_begin(struct json_account *a);
-/* From now on what it has counted is taken from this quota, unless it has one. 0, or ERR_NOMEM:
- * nothing has changed. */
+/* Charges what the account has counted to q, and all that follows; does nothing if the account has
+ * a quota already. 0, or ERR_NOMEM with nothing changed. */
 int json_account_charge(struct json_account *a, struct quota *q);
-int json_account_end(void); /* 0, or ERR_NOMEM: malloc failed for a value at least */
+int json_account_end(void); /* 0, or ERR_NOMEM: malloc failed at least once */
 
-/* json_loadb within the present account, or without one. NULL: bad says why. If that is
- * json_error_out_of_memory, the quota's `over` says whose memory it was; 0: the system's. */
+/* json_loadb, charged to the current account if there is one. NULL: bad says why. If the code is
+ * json_error_out_of_memory, the quota's `over` tells which limit was hit; 0: the system's. */
 json_t *json_load(const char *text, size_t len, size_t flags, json_error_t *bad);
 
-#define JSON_LOAD_TIMES 96u      /* no text takes more than so many times its size, */
-#define JSON_LOAD_NESTED 524288u /* and this: 2048 arrays within each other */
+/* No text of n bytes needs more than JSON_LOAD_TIMES * n, ... */
+#define JSON_LOAD_TIMES 96u
+#define JSON_LOAD_NESTED 524288u /* ... or this, the need of 2048 nested arrays */
 
-/* An upper bound of the bytes that jansson has allocated at once while it loads the text, whether
- * that is JSON or not. Reads each byte once. */
+/* An upper bound of the bytes that jansson holds at any time while it loads the text, whether that
+ * is valid JSON or not. Reads each byte once. */
 size_t json_load_bytes(const char *text, size_t len);
 
 #endif

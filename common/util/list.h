@@ -14,7 +14,7 @@ struct list {
 	}
 #define list_entry(p, type, member) ((type *)((char *)(p)-offsetof(type, member)))
 #define list_each(it, head) for (struct list *it = (head)->next; it != (head); it = it->next)
-/* the present node may be removed inside the body */
+/* the current node may be removed inside the body */
 #define list_each_safe(it, nx, head) \
 	for (struct list *it = (head)->next, *nx = it->next; it != (head); it = nx, nx = it->next)
 

@@ -1,10 +1,11 @@
-/* log.c - see log.h. A line longer than LINE_BYTES_MAX is cut.
+/* log.c - see log.h. A line longer than LINE_BYTES_MAX is truncated.
  *
- * The writer takes whole lines, at most PIPE_BUF bytes at once, copies them out of the ring and
- * writes them unlocked. So a writer that hangs in write(2) holds no lock, and what it writes to a
- * pipe is not mixed with other daemons' lines. It waits LINGER_MS for more lines, so that the lines
- * of a request do not cost a wake-up each; warnings do not wait. A write that fails (the pipe's
- * reader is gone, the disk is full) loses those lines; they count as dropped. */
+ * The writer thread copies whole lines, at most PIPE_BUF bytes, out of the ring and writes them
+ * without the lock. So a writer that blocks in write(2) holds no lock, and its lines do not mix
+ * with those of other daemons on the same pipe. After the first line it waits LINGER_MS for more,
+ * so that the lines of one request do not cost a wake-up each; warnings and errors are written at
+ * once. If a write fails (the pipe's reader is gone, the disk is full), its lines count as
+ * dropped. */
 #include "util/log.h"
 #include "util/clock.h"
 #include "util/err.h"
@@ -32,14 +33,14 @@ static struct {
 	pthread_mutex_t lock;
 	pthread_cond_t filled, hurried, written;
 	int running; /* between log_start and log_stop */
-	int hurry;   /* what is there is to be written at once */
+	int hurry;   /* write what is in the ring without waiting for more */
 	int writing; /* the writer is in write(2) */
-	/* its last write failed: no report of dropped lines until one succeeds */
+	/* the last write failed: dropped lines are reported only after one succeeds */
 	int failed;
 	char ring[LOG_BUFFER_BYTES];
-	size_t begin, len; /* of what is not yet taken */
-	uint64_t dropped;  /* in all */
-	uint64_t told;     /* of them: reported in a line */
+	size_t begin, len; /* bytes not yet taken by the writer */
+	uint64_t dropped;  /* lines in total */
+	uint64_t told;     /* how many of them a log line has reported */
 } sink = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
 	.filled = PTHREAD_COND_INITIALIZER,
@@ -86,7 +87,7 @@ static int stamp(char *out, size_t size)
 	                (unsigned)(us % 1000000u));
 }
 
-/* One line with its line break into line[LINE_BYTES_MAX]; returns its length. */
+/* Formats one line, with its line break, into line[LINE_BYTES_MAX]; returns its length. */
 static size_t format_line(char *line, enum log_level level, const struct reqid *req,
                           const char *event, const char *fmt, va_list ap)
 {
@@ -105,7 +106,7 @@ static size_t format_line(char *line, enum log_level level, const struct reqid *
 	return (size_t)n;
 }
 
-/* --- the ring: the caller holds the lock --------------------------------- */
+/* --- the ring; the caller holds the lock --------------------------------- */
 
 static int ring_put(const char *line, size_t n)
 {
@@ -119,7 +120,7 @@ static int ring_put(const char *line, size_t n)
 	return 0;
 }
 
-/* Whole lines, at most PIPE_BUF bytes, into chunk[PIPE_BUF]; the ring is not empty. */
+/* Moves whole lines, at most PIPE_BUF bytes, into chunk[PIPE_BUF]; the ring must not be empty. */
 static size_t ring_take(char *chunk)
 {
 	size_t n = sink.len < PIPE_BUF ? sink.len : PIPE_BUF, head = sizeof sink.ring - sink.begin;
@@ -163,7 +164,7 @@ static uint64_t count_lines(const char *s, size_t n)
 
 /* --- the writer ---------------------------------------------------------- */
 
-/* Returns how many bytes were not written. */
+/* Returns the number of bytes that could not be written. */
 static size_t write_whole(const char *s, size_t n)
 {
 	while (n) {
@@ -228,7 +229,7 @@ int log_start(void)
 	pthread_t thread;
 	sigset_t all, before;
 	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the main thread */
+	pthread_sigmask(SIG_SETMASK, &all, &before); /* the main thread takes all signals */
 	int r = pthread_create(&thread, NULL, writer_main, NULL);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (r)

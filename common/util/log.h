@@ -1,14 +1,15 @@
 /* log.h - one logfmt line per event on stderr: ts=... level=... prog=... [req=...] event=...
  * key=value ...
  *
- * Lines of threads and of daemons that share a pipe or a file never mix. Values that may hold
- * spaces or come from outside go through log_quote. Debug lines are free when the level is off.
+ * Lines of several threads, or of daemons that share a pipe or a file, never mix. Pass values
+ * through log_quote if they may contain spaces or come from outside. Debug lines cost nothing while
+ * the level is off.
  *
- * After log_start a log call never waits: lines go into a buffer of LOG_BUFFER_BYTES, which a
- * thread writes. What does not fit (nobody reads the pipe, the disk is full or hangs) is dropped
- * and counted; once there is room again one line, event=log_lines_dropped, says how many were lost.
- * Before log_start, and after log_stop, a log call writes by itself and may wait, as suits a
- * tool or a test. */
+ * After log_start a log call never waits: it puts the line into a buffer of LOG_BUFFER_BYTES, which
+ * a thread writes to stderr. When the buffer is full (nobody reads the pipe, the disk is full or
+ * hangs) lines are dropped and counted; event=log_lines_dropped reports how many once there is room
+ * again. Before log_start and after log_stop a log call writes to stderr itself and may wait, which
+ * suits a tool or a test. */
 #ifndef UTIL_LOG_H
 #define UTIL_LOG_H
 
@@ -24,10 +25,10 @@ struct reqid {
 #define LOG_BUFFER_BYTES (256u << 10)
 
 void log_init(const char *prog, const char *instance); /* both copied; instance may be NULL */
-/* 0, or ERR_NOMEM: no thread could be started */
+/* 0, or ERR_NOMEM: the thread could not be started */
 int log_start(void);
-/* Waits until the buffer is written, at most wait_ms; nothing is buffered any more after it.
- * Without log_start: nothing. */
+/* Waits until the buffer is written, at most wait_ms; from then on log calls write directly. Does
+ * nothing without log_start. */
 void log_stop(unsigned wait_ms);
 uint64_t log_dropped(void); /* lines lost so far */
 /* debug, info, warn, error; ERR_INVALID otherwise */
@@ -46,10 +47,10 @@ void log_write(enum log_level level, const struct reqid *req, const char *event,
 #define log_error(event, ...) log_at(LOG_ERROR, 0, event, __VA_ARGS__)
 #define log_req(level, id, event, ...) log_at(level, id, event, __VA_ARGS__)
 
-/* s as a quoted, escaped, bounded (256 bytes) value; from a per-thread ring of 8 buffers. NULL
- * gives "". */
+/* s as a quoted, escaped value, cut at about 256 bytes; NULL gives "". The result lies in one of 8
+ * buffers that the thread reuses in turn. */
 const char *log_quote(const char *s);
-/* 32 hex digits, same kind of buffer. */
+/* 32 hex digits, in one of the same buffers. */
 const char *log_reqid(const struct reqid *id);
 /* Parses 32 hex digits (dashes ignored). 0 or ERR_INVALID. */
 int reqid_parse(const char *s, struct reqid *ret_id);

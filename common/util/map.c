@@ -1,5 +1,5 @@
-/* map.c - open addressing with tombstones; grows at 70 % of used + tombstones, so that probes
- * stay short. */
+/* map.c - open addressing with tombstones; rehashes when more than 70 % of the slots are full or
+ * dead, so that probes stay short. */
 #include "util/map.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -23,7 +23,7 @@ static pthread_once_t sip_once = PTHREAD_ONCE_INIT;
 static void sip_draw(void)
 {
 	if (sodium_init() < 0)
-		check_fatal("libsodium cannot be initialised: no source of random numbers");
+		check_fatal("cannot initialise libsodium: no source of random numbers");
 	randombytes_buf(sip_key, sizeof sip_key);
 }
 
@@ -42,7 +42,7 @@ static void free_slots(struct map *m)
 	free(m->vals);
 }
 
-/* Empty ones. -1: no memory, and m is as it was. */
+/* Gives m empty slots. -1: out of memory, m is unchanged. */
 static int map_alloc(struct map *m, size_t slots)
 {
 	struct map got = {.key_bytes = m->key_bytes, .slots = slots};

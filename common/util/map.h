@@ -1,5 +1,5 @@
-/* map.h - hash map from a fixed-size binary key (1..128 bytes) to a pointer. Keys are copied. Keys
- * that a peer chooses are hashed with SipHash under a key drawn per process, so that nobody can
+/* map.h - hash map from a fixed-size binary key (1..128 bytes) to a pointer. Keys are copied, and
+ * hashed by SipHash with a key drawn at random per process, so that a peer that chooses keys cannot
  * choose collisions. Not thread-safe. */
 #ifndef UTIL_MAP_H
 #define UTIL_MAP_H
@@ -9,20 +9,20 @@
 
 struct map;
 
-/* That hash, for tables of another shape: it differs from process to process. */
+/* The same hash, for other tables; the value differs from process to process. */
 uint64_t map_hash(const void *p, size_t bytes);
 
 struct map *map_new(size_t key_bytes);
-void map_destroy(struct map **m); /* values are the caller's */
+void map_destroy(struct map **m); /* the caller frees the values */
 size_t map_count(const struct map *m);
 void *map_get(const struct map *m, const void *key); /* NULL when absent */
-/* Replaces; returns the value that was there before, or NULL. val must not be NULL. */
+/* Adds or replaces. Returns the value that was replaced, or NULL. val must not be NULL. */
 void *map_put(struct map *m, const void *key, void *val);
-/* So that the next map_put needs no memory. 0, or -1: there is none, and nothing has changed. */
+/* Makes room, so that the next map_put needs no memory. 0, or -1: out of memory, m is unchanged. */
 int map_make_room(struct map *m);
-void *map_remove(struct map *m, const void *key); /* the value, or NULL */
-/* Iterate: start with *it = 0; returns 0 at the end. The present entry may be removed, none may
- * be added meanwhile. */
+void *map_remove(struct map *m, const void *key); /* the removed value, or NULL */
+/* Iterates: start with *it = 0; returns 0 at the end. The current entry may be removed while
+ * iterating; nothing may be added. */
 int map_next(const struct map *m, size_t *it, const void **ret_key, void **ret_val);
 
 #endif

@@ -66,8 +66,8 @@ char *mem_printf(const char *fmt, ...)
 	return n < 0 ? present(NULL, 0) : s;
 }
 
-/* The number behind `key` in a file of lines, UINT64_MAX if there is none ("max" of a cgroup
- * included). */
+/* The number after `key` in the first line of a file that starts with key; UINT64_MAX if there is
+ * none, or if it is no number (such as "max" in a cgroup file). */
 static uint64_t read_number(const char *path, const char *key)
 {
 	char line[256];

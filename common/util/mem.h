@@ -1,7 +1,7 @@
-/* mem.h - allocation that does not return NULL: running out of memory is fatal and says so. It is
- * for what the program itself sizes, and for what has a small bound. Whatever a request, a
- * peer's message or a text of theirs can make large is allocated by mem_try_* (or a quota,
- * quota.h), and fails alone. */
+/* mem.h - allocation that never returns NULL: running out of memory is fatal and is reported. It
+ * is for sizes that the program itself chooses, and for small bounded ones. Where a request, a
+ * peer's message or a text in them determines the size, use mem_try_* (or a quota, quota.h): then
+ * only that request fails. */
 #ifndef UTIL_MEM_H
 #define UTIL_MEM_H
 
@@ -15,13 +15,13 @@ void *mem_grow(void *p, size_t count, size_t size); /* realloc */
 char *mem_strdup(const char *s);                    /* NULL stays NULL */
 char *mem_printf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* NULL: there is no memory (or count * size overflows); mem_try_grow then leaves p as it is. */
+/* NULL: out of memory (or count * size overflows); mem_try_grow then leaves p unchanged. */
 void *mem_try_alloc(size_t bytes);              /* not zeroed */
 void *mem_try_array(size_t count, size_t size); /* zeroed */
 void *mem_try_grow(void *p, size_t count, size_t size);
 
-/* Bytes that the process may still take: the machine's free memory, or its control group's limit
- * if that is less. UINT64_MAX: the system does not say. */
+/* Bytes that the process may still allocate: the machine's available memory, or the control group's
+ * limit if that is lower. UINT64_MAX: unknown. */
 uint64_t mem_available(void);
 
 #endif

@@ -1,10 +1,10 @@
-/* queue.c - a ring of pointers under one mutex, a condition variable for threads, an eventfd for
- * event loops.
+/* queue.c - a ring of pointers under one mutex, with a condition variable for threads and an
+ * eventfd for event loops.
  *
- * What always holds while the mutex is free: the eventfd's count is 1 if the queue has items or is
- * closed, and 0 if not. The count is changed only where that condition changes, under the mutex, so
- * no wake-up is lost and a drained queue leaves nothing readable. Producers and consumers never
- * wait for each other longer than the mutex. Failing to get a descriptor at creation is fatal. */
+ * Invariant while the mutex is free: the eventfd's count is 1 if the queue has items or is closed,
+ * else 0. The count is changed only where that condition changes, under the mutex, so no wake-up is
+ * lost and a drained queue is not readable. Producers and consumers wait for each other only for
+ * the mutex. A failure to create the eventfd is fatal. */
 #include "util/queue.h"
 #include "util/check.h"
 #include "util/clock.h"
@@ -24,7 +24,7 @@ struct queue {
 	pthread_cond_t more;
 	int fd, closed;
 	size_t bound, head, count;
-	void **item; /* (bound), a ring that starts at head */
+	void **item; /* (bound), a ring whose first item is at head */
 };
 
 struct queue *queue_new(size_t bound)
@@ -85,7 +85,7 @@ int queue_put(struct queue *q, void *item)
 	return r;
 }
 
-/* With the lock held; NULL when empty. */
+/* The caller holds the lock. NULL if the queue is empty. */
 static void *pop(struct queue *q)
 {
 	if (!q->count)
@@ -115,7 +115,7 @@ void *queue_take(struct queue *q)
 	return item;
 }
 
-/* A monotonic time that lies timeout_us ahead, at most a century. */
+/* The monotonic time timeout_us from now, at most 100 years. */
 static struct timespec time_ahead(uint64_t timeout_us)
 {
 	const uint64_t limit_us = UINT64_C(100) * 365 * 86400 * 1000000;

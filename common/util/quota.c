@@ -8,8 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PIECE_SMALL 4096u  /* what a pool lends at least: to small work, */
-#define PIECE_LARGE 65536u /* and to large */
+/* The least that is borrowed from the pool at once, in bytes: */
+#define PIECE_SMALL 4096u  /* while less than QUOTA_SMALL is lent */
+#define PIECE_LARGE 65536u /* from then on */
 
 void quota_init(struct quota *q, struct quota_pool *pool, size_t limit)
 {

@@ -1,42 +1,44 @@
-/* quota.h - memory that one piece of work may take, out of what all of them may take together.
+/* quota.h - limits the memory of one piece of work (such as a request), and of all of them
+ * together.
  *
- * Who allocates what an input sizes asks the work's quota first, and gives back what it frees. A
- * quota is used by one thread at a time, its pool by any. The pool lends in pieces, so that asking
- * costs next to nothing. The last eighth of a pool is for small work (QUOTA_SMALL), and for work
- * that has begun: large requests cannot keep ordinary ones from being answered. */
+ * Code whose allocations depend on an input's size takes the bytes from the quota first and gives
+ * back what it frees. One thread at a time uses a quota; any thread may use its pool. A quota
+ * borrows from the pool in pieces, so that most calls do not touch the pool. The last eighth of a
+ * pool is reserved for small work (QUOTA_SMALL) and for work that has begun, so that large requests
+ * cannot keep ordinary ones from being answered. */
 #ifndef UTIL_QUOTA_H
 #define UTIL_QUOTA_H
 
 #include <stdatomic.h>
 #include <stddef.h>
 
-#define QUOTA_SMALL 65536u /* bytes: work that has taken no more may use the whole pool */
+#define QUOTA_SMALL 65536u /* bytes: work that borrows no more may use the whole pool */
 
 struct quota_pool {
-	_Atomic size_t size; /* bytes; may be changed at any time, what is lent stays lent */
+	_Atomic size_t size; /* bytes; may change at any time, what is already lent stays lent */
 	_Atomic size_t lent;
 };
 
-/* Why the last request for memory failed. Stays until quota_init. */
+/* Why the last failed request for memory failed. Stays until quota_init. */
 enum quota_over {
 	QUOTA_FITS,
-	QUOTA_OVER_LIMIT, /* the work's own limit */
-	QUOTA_OVER_POOL,  /* the others have the rest */
-	QUOTA_NO_MEMORY   /* the system has none */
+	QUOTA_OVER_LIMIT, /* the quota's own limit */
+	QUOTA_OVER_POOL,  /* the pool has too little left */
+	QUOTA_NO_MEMORY   /* malloc failed */
 };
 
 struct quota {
-	struct quota_pool *pool; /* NULL: only the limit counts */
+	struct quota_pool *pool; /* NULL: only `limit` applies */
 	size_t limit;            /* bytes */
-	size_t used, lent;       /* used <= lent */
+	size_t used, lent;       /* bytes taken, and borrowed from the pool; used <= lent */
 	enum quota_over over;
-	int begun; /* set by its owner: it may use the last eighth, too */
+	int begun; /* set by the owner once the work has begun: it may use the last eighth too */
 };
 
 void quota_init(struct quota *q, struct quota_pool *pool, size_t limit);
-/* gives all back; may be used again after quota_init */
+/* Returns all memory to the pool; quota_init makes the quota usable again. */
 void quota_fini(struct quota *q);
-/* the slow path of quota_take: what is lent is not enough */
+/* The slow path of quota_take: borrows more from the pool. */
 int quota_borrow(struct quota *q, size_t bytes);
 /* 0, or ERR_NOMEM with `over` set and nothing taken. q NULL: always 0. */
 static inline int quota_take(struct quota *q, size_t bytes)
@@ -48,11 +50,11 @@ static inline int quota_take(struct quota *q, size_t bytes)
 	q->used += bytes;
 	return 0;
 }
-void quota_give(struct quota *q, size_t bytes); /* no more than was taken */
+void quota_give(struct quota *q, size_t bytes); /* at most what was taken; q NULL: does nothing */
 
-/* malloc, zeroed array and realloc of what is taken first; NULL: the quota or the system refused
- * (the old block stays). Freed by quota_free with the bytes that were asked for last. q NULL:
- * without a quota. */
+/* malloc, zeroed array and realloc, charged to the quota. NULL: the quota or malloc refused, and
+ * quota_grow leaves the old block as it is. Free with quota_free and the bytes of the last size.
+ * q NULL: no quota. */
 void *quota_alloc(struct quota *q, size_t bytes);
 void *quota_array(struct quota *q, size_t count, size_t size);
 void *quota_grow(struct quota *q, void *p, size_t old_count, size_t count, size_t size);

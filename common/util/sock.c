@@ -1,8 +1,8 @@
 /* sock.c - see sock.h.
  *
- * What always holds: a live owner's socket file is never unlinked; a descriptor that the kernel
- * gave us is returned, or closed. Peers are of our user or group, but nothing they send (sizes,
- * descriptors) does more than fail that one message. */
+ * Invariants: the socket file of a live owner is never unlinked; every descriptor that we receive
+ * is returned or closed. Peers are of our user or group, but nothing they send (sizes, descriptors)
+ * has any effect beyond failing that one message. */
 #include "util/sock.h"
 
 #include <errno.h>
@@ -41,7 +41,7 @@ static int sock_new(int flags, struct err *err)
 	return fd >= 0 ? fd : err_set(err, ERR_IO, "cannot create a local socket: %s", strerror(errno));
 }
 
-/* Removes what a dead owner left at the address. The caller holds the path's lock. */
+/* Removes a socket file whose owner is dead. The caller holds the path's lock. */
 static int clear_dead(const struct sockaddr_un *a, struct err *err)
 {
 	struct stat st;
@@ -80,8 +80,8 @@ static int lock_path(const char *path, struct err *err)
 	if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
 		close(fd);
 		return err_set(err, ERR_EXISTS,
-		               "%s is being taken by another process at this moment: a second one under "
-		               "the same name is refused",
+		               "%s is being set up by another process: a second one under the same name is "
+		               "refused",
 		               path);
 	}
 	return fd;
@@ -98,7 +98,7 @@ int sock_listen(const char *path, mode_t mode, struct err *err)
 		return lock;
 	if ((r = clear_dead(&a, err)) < 0 || (r = fd = sock_new(0, err)) < 0)
 		goto out;
-	/* until listen a connect is refused, so nobody gets in before the permissions stand */
+	/* connects are refused until listen, so nobody gets in before chmod */
 	if (bind(fd, (struct sockaddr *)&a, sizeof a) < 0 || chmod(path, mode) < 0 ||
 	    listen(fd, 64) < 0) {
 		r = err_set(err, ERR_IO, "cannot listen on %s: %s", path, strerror(errno));
@@ -129,7 +129,7 @@ int sock_connect(const char *path, struct err *err)
 		    : errno == EAGAIN                        ? ERR_FULL
 		                                             : ERR_IO;
 		err_set(err, r, "cannot connect to %s: %s", path,
-		        r == ERR_NOTFOUND ? "nobody listens there"
+		        r == ERR_NOTFOUND ? "nobody is listening there"
 		        : r == ERR_FULL   ? "its owner does not accept connections"
 		                          : strerror(errno));
 	} else if (fcntl(fd, F_SETFL, 0) < 0) {
@@ -174,8 +174,8 @@ int sock_send(int fd, const void *msg, size_t n, const int *fds, unsigned n_fds)
 	                                           : ERR_IO;
 }
 
-/* Takes the descriptors out of the control data: the first max into fds, the others are closed.
- * Returns how many were kept. */
+/* Takes the descriptors out of the control data: stores the first max in fds and closes the rest.
+ * Returns how many were stored. */
 static unsigned take_fds(struct msghdr *h, int *fds, unsigned max)
 {
 	unsigned kept = 0;
@@ -220,8 +220,8 @@ ssize_t sock_recv(int fd, void *msg, size_t size, int *fds, unsigned max_fds, un
 	return n;
 }
 
-/* For kernels before 6.5: by number. A process that has ended may have left its number to another,
- * so the connection must still stand once the pidfd is open. */
+/* For kernels before 6.5: opens the pidfd by process id. If the process has ended, another may have
+ * its id by now, so the connection must still be open after the pidfd is. */
 static int pidfd_by_number(int fd, pid_t pid)
 {
 	int p = (int)syscall(SYS_pidfd_open, pid, 0);

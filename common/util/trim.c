@@ -1,5 +1,5 @@
-/* trim.c - see trim.h. What is free in malloc may have gone back already, and what the process has
- * may be in use: since the last trim one of them must have grown. */
+/* trim.c - see trim.h. malloc's free memory may already be returned to the system, and resident
+ * memory may all be in use; so it trims only if one of the two has grown since the last trim. */
 #include "util/trim.h"
 #include "util/least.h"
 
@@ -8,12 +8,12 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#define LARGE_BYTES (1 << 20) /* own mappings from here on */
-#define TOP_BYTES (8 << 20)   /* kept at the end of the heap */
-#define WORTH_BYTES (16u << 20)
-#define CHANGE_BYTES (1u << 20)
+#define LARGE_BYTES (1 << 20)   /* blocks of this size and more get their own mapping */
+#define TOP_BYTES (8 << 20)     /* free memory that malloc keeps at the end of the heap */
+#define WORTH_BYTES (16u << 20) /* less than this is not worth a trim */
+#define CHANGE_BYTES (1u << 20) /* a change of resident memory that sets `changed` */
 
-/* Resident, without files and shared memory; 0: unknown. */
+/* Resident memory without files and shared memory; 0: unknown. */
 static size_t own_bytes(void)
 {
 	char text[128] = "";
@@ -30,7 +30,7 @@ static size_t own_bytes(void)
 
 void trim_setup(struct trim *t)
 {
-	/* and it stays there: by default the largest block freed so far raises it, to 32 MiB at most */
+	/* fixes the threshold: by default malloc raises it when a large block is freed, up to 32 MiB */
 	mallopt(M_MMAP_THRESHOLD, LARGE_BYTES);
 	mallopt(M_TRIM_THRESHOLD, TOP_BYTES);
 	t->last = t->resident = own_bytes();
