@@ -1,9 +1,10 @@
 /* copies.c - see copies.h.
  *
- * Two doubly linked lists run through the blocks. `rest`: the cached ones, by last use; the first
- * in_edge of them, up to and with `edge`, are the oldest that copies.h speaks of. `copy`: FRESH
- * ones by last use, or DUE ones in their order (a block is in one of these at most). What is
- * FRESH and before the edge is to be written. */
+ * Two kinds of doubly linked list run through the blocks. `rest` has the cached blocks by last use;
+ * its first `in_edge`, up to and including `edge`, are "the oldest" of copies.h. `fresh` has the
+ * FRESH blocks by last use, `due` the DUE ones in the order of writing; a block is in at most one
+ * of these two, so they share their links. The next to be written is the first DUE block, then a
+ * FRESH one among the oldest. */
 #include "kv/copies.h"
 #include "kv/pool.h"
 #include "util/check.h"
@@ -14,43 +15,44 @@
 
 #define NONE KV_BLOCK_NONE
 
-struct link {
+struct copies_link {
 	uint32_t prev, next;
 };
 
-struct chain {
+struct copies_list {
 	uint32_t first, last, n;
-	struct link *link; /* (blocks) */
+	struct copies_link *link; /* (blocks) */
 };
 
-struct entry {
-	unsigned char state, tier, rests;
-	uint32_t uses;
-	uint64_t rested; /* tick of its last rest: the order of `rest` and of FRESH */
+struct copies_entry {
+	unsigned char state, tier, rests; /* rests: 1 while the block is cached, so in `rest` */
+	uint32_t uses;                    /* matches since the entry was made */
+	uint64_t rested; /* tick at which it last became cached: the order of `rest` and of FRESH */
 };
 
 struct copies {
-	uint32_t blocks, low, after, n_free;
-	struct entry *entry; /* (blocks) */
-	struct chain rest, fresh, due;
-	struct link *rest_link, *copy_link; /* the latter is both fresh's and due's */
+	uint32_t blocks, low, after, n_free; /* low, after: copies_policy */
+	struct copies_entry *entry;          /* (blocks) */
+	struct copies_list rest, fresh, due;
+	struct copies_link *rest_link, *copy_link; /* copy_link is shared by fresh and due */
 	uint32_t edge, in_edge;
 	uint64_t ticks;
-	uint32_t count[COPY_STATES], cached[COPIES_TIERS];
+	uint32_t count[COPY_STATES];   /* blocks by state */
+	uint32_t cached[COPIES_TIERS]; /* cached blocks by tier */
 };
 
 /* --- lists --- */
 
-static void chain_init(struct chain *l, struct link *link)
+static void copies_list_init(struct copies_list *l, struct copies_link *link)
 {
 	l->first = l->last = NONE;
 	l->n = 0;
 	l->link = link;
 }
 
-static void chain_add(struct chain *l, uint32_t b, int first)
+static void copies_list_add(struct copies_list *l, uint32_t b, int first)
 {
-	struct link *k = l->link;
+	struct copies_link *k = l->link;
 	k[b].prev = first ? NONE : l->last;
 	k[b].next = first ? l->first : NONE;
 	*(k[b].prev == NONE ? &l->first : &k[k[b].prev].next) = b;
@@ -58,9 +60,9 @@ static void chain_add(struct chain *l, uint32_t b, int first)
 	l->n++;
 }
 
-static void chain_remove(struct chain *l, uint32_t b)
+static void copies_list_remove(struct copies_list *l, uint32_t b)
 {
-	struct link *k = l->link;
+	struct copies_link *k = l->link;
 	*(k[b].prev == NONE ? &l->first : &k[k[b].prev].next) = k[b].next;
 	*(k[b].next == NONE ? &l->last : &k[k[b].next].prev) = k[b].prev;
 	l->n--;
@@ -68,7 +70,7 @@ static void chain_remove(struct chain *l, uint32_t b)
 
 /* --- states --- */
 
-static struct entry *at(const struct copies *c, uint32_t b)
+static struct copies_entry *at(const struct copies *c, uint32_t b)
 {
 	CHECK(b < c->blocks);
 	return &c->entry[b];
@@ -76,9 +78,9 @@ static struct entry *at(const struct copies *c, uint32_t b)
 
 static void enter(struct copies *c, uint32_t b, enum copy_state s, unsigned tier, int first)
 {
-	struct entry *e = at(c, b);
+	struct copies_entry *e = at(c, b);
 	if (e->state == COPY_FRESH || e->state == COPY_DUE)
-		chain_remove(e->state == COPY_FRESH ? &c->fresh : &c->due, b);
+		copies_list_remove(e->state == COPY_FRESH ? &c->fresh : &c->due, b);
 	c->cached[e->tier] -= e->rests;
 	c->count[e->state]--;
 	e->state = (unsigned char)s;
@@ -86,7 +88,7 @@ static void enter(struct copies *c, uint32_t b, enum copy_state s, unsigned tier
 	c->count[s]++;
 	c->cached[tier] += e->rests;
 	if (s == COPY_FRESH || s == COPY_DUE)
-		chain_add(s == COPY_FRESH ? &c->fresh : &c->due, b, first);
+		copies_list_add(s == COPY_FRESH ? &c->fresh : &c->due, b, first);
 }
 
 /* --- the edge --- */
@@ -117,26 +119,26 @@ void copies_free_blocks(struct copies *c, uint32_t n_free)
 
 void copies_rest(struct copies *c, uint32_t b)
 {
-	struct entry *e = at(c, b);
+	struct copies_entry *e = at(c, b);
 	CHECK(!e->rests);
 	e->rests = 1;
 	e->rested = ++c->ticks;
 	c->cached[e->tier]++;
-	chain_add(&c->rest, b, 0);
+	copies_list_add(&c->rest, b, 0);
 	if (e->state == COPY_NONE)
 		enter(c, b, COPY_FRESH, 0, 0);
 }
 
 void copies_wake(struct copies *c, uint32_t b)
 {
-	struct entry *e = at(c, b);
+	struct copies_entry *e = at(c, b);
 	CHECK(e->rests);
 	if (before_edge(c, b)) {
 		if (b == c->edge)
 			c->edge = c->rest_link[b].prev;
 		c->in_edge--;
 	}
-	chain_remove(&c->rest, b);
+	copies_list_remove(&c->rest, b);
 	c->cached[e->tier]--;
 	e->rests = 0;
 	if (e->state == COPY_FRESH)
@@ -154,7 +156,7 @@ void copies_policy(struct copies *c, uint32_t low, uint32_t after)
 
 static void use_counts(struct copies *c, uint32_t b)
 {
-	struct entry *e = at(c, b);
+	struct copies_entry *e = at(c, b);
 	if (e->uses >= c->after && c->after != COPIES_NEVER &&
 	    (e->state == COPY_NONE || e->state == COPY_FRESH))
 		enter(c, b, COPY_DUE, 0, 0);
@@ -162,7 +164,7 @@ static void use_counts(struct copies *c, uint32_t b)
 
 void copies_add(struct copies *c, uint32_t b)
 {
-	struct entry *e = at(c, b);
+	struct copies_entry *e = at(c, b);
 	CHECK(e->state == COPY_NONE && !e->rests);
 	e->uses = 0;
 	use_counts(c, b);
@@ -170,7 +172,7 @@ void copies_add(struct copies *c, uint32_t b)
 
 void copies_use(struct copies *c, uint32_t b)
 {
-	struct entry *e = at(c, b);
+	struct copies_entry *e = at(c, b);
 	e->uses += e->uses < COPIES_NEVER;
 	use_counts(c, b);
 }
@@ -186,7 +188,7 @@ enum copy_state copies_drop(struct copies *c, uint32_t b)
 
 int copies_want(struct copies *c, uint32_t b, int first)
 {
-	const struct entry *e = at(c, b);
+	const struct copies_entry *e = at(c, b);
 	if (e->state != COPY_NONE && e->state != COPY_FRESH)
 		return 0;
 	enter(c, b, COPY_DUE, 0, first);
@@ -224,7 +226,7 @@ void copies_set(struct copies *c, uint32_t b, unsigned tier)
 
 void copies_note(struct copies *c, uint32_t b, unsigned tier, int stored)
 {
-	const struct entry *e = at(c, b);
+	const struct copies_entry *e = at(c, b);
 	CHECK(tier && tier < COPIES_TIERS);
 	if (stored && e->state != COPY_WRITING && tier > e->tier)
 		enter(c, b, COPY_STORED, tier, 0);
@@ -237,8 +239,8 @@ static int is_in(const struct copies *c, uint32_t b, unsigned tier)
 	return c->entry[b].state == COPY_STORED && c->entry[b].tier == tier;
 }
 
-/* Those that could not be written get another chance: FRESH again, in their order, for which all
- * that are FRESH are taken out and in again. */
+/* Also retries blocks whose write failed: they become FRESH. To keep FRESH in order of last use,
+ * all FRESH blocks are removed and added again. */
 void copies_forget(struct copies *c, unsigned tier)
 {
 	CHECK(tier && tier < COPIES_TIERS);
@@ -259,7 +261,7 @@ uint32_t copies_prepare(struct copies *c, uint32_t n)
 		without += c->entry[b].state != COPY_STORED;
 		want = b;
 	}
-	/* backwards, each before the others: the oldest comes first */
+	/* from the youngest to the oldest, each put first: the oldest ends up in front */
 	for (uint32_t left = without; left > 0; want = c->rest_link[want].prev)
 		if (c->entry[want].state != COPY_STORED) {
 			left--;
@@ -268,11 +270,11 @@ uint32_t copies_prepare(struct copies *c, uint32_t n)
 	return without;
 }
 
-/* --- looking --- */
+/* --- queries --- */
 
 enum copy_state copies_state(const struct copies *c, uint32_t b, unsigned *ret_tier)
 {
-	const struct entry *e = at(c, b);
+	const struct copies_entry *e = at(c, b);
 	if (ret_tier)
 		*ret_tier = e->tier;
 	return e->state;
@@ -296,9 +298,9 @@ struct copies *copies_new(uint32_t blocks)
 	c->entry = mem_array(blocks, sizeof *c->entry);
 	c->rest_link = mem_array(blocks, sizeof *c->rest_link);
 	c->copy_link = mem_array(blocks, sizeof *c->copy_link);
-	chain_init(&c->rest, c->rest_link);
-	chain_init(&c->fresh, c->copy_link);
-	chain_init(&c->due, c->copy_link);
+	copies_list_init(&c->rest, c->rest_link);
+	copies_list_init(&c->fresh, c->copy_link);
+	copies_list_init(&c->due, c->copy_link);
 	c->edge = NONE;
 	c->n_free = c->count[COPY_NONE] = blocks;
 	return c;
@@ -318,18 +320,19 @@ void copies_destroy(struct copies **cp)
 
 /* --- verification --- */
 
-static void verify_chain(const struct copies *c, const struct chain *l, const char *name,
-                         int ordered)
+static void verify_list(const struct copies *c, const struct copies_list *l, const char *name,
+                        int ordered)
 {
 	uint32_t n = 0, last = NONE;
 	for (uint32_t b = l->first; b != NONE; last = b, b = l->link[b].next, n++) {
 		if (n >= l->n || l->link[b].prev != last)
 			PANIC("copies: the list of %s is broken at block %u", name, b);
 		if (ordered && last != NONE && c->entry[b].rested <= c->entry[last].rested)
-			PANIC("copies: block %u is among the %s after %u, and rests for longer", b, name, last);
+			PANIC("copies: block %u follows %u in list %s, but was last used before it", b, last,
+			      name);
 	}
 	if (n != l->n || last != l->last)
-		PANIC("copies: %u %s are counted, there are %u", l->n, name, n);
+		PANIC("copies: list %s counts %u blocks, but has %u", name, l->n, n);
 }
 
 static void verify_edge(const struct copies *c, uint32_t n_free)
@@ -340,8 +343,8 @@ static void verify_edge(const struct copies *c, uint32_t n_free)
 	for (uint32_t i = 1; i < want; i++)
 		b = c->rest_link[b].next;
 	if (c->in_edge != want || (want && c->edge != b))
-		PANIC("copies: %u of the oldest up to block %u are watched, it should be %u up to %u",
-		      c->in_edge, c->edge, want, b);
+		PANIC("copies: the oldest blocks are %u up to block %u, expected %u up to %u", c->in_edge,
+		      c->edge, want, b);
 }
 
 void copies_verify(const struct copies *c, const unsigned char *cached,
@@ -349,7 +352,7 @@ void copies_verify(const struct copies *c, const unsigned char *cached,
 {
 	uint32_t count[COPY_STATES] = {0}, by_tier[COPIES_TIERS] = {0}, rests = 0;
 	for (uint32_t b = 0; b < c->blocks; b++) {
-		const struct entry *e = &c->entry[b];
+		const struct copies_entry *e = &c->entry[b];
 		if (e->rests != cached[b] || (e->state != COPY_NONE && !indexed[b]) ||
 		    (e->state == COPY_FRESH && !e->rests) || (e->state == COPY_STORED) != (e->tier != 0))
 			PANIC("copies: block %u has state %d, tier %d, rests %d; cached %d, indexed %d", b,
@@ -361,11 +364,11 @@ void copies_verify(const struct copies *c, const unsigned char *cached,
 	if (memcmp(count, c->count, sizeof count) != 0 ||
 	    memcmp(by_tier, c->cached, sizeof by_tier) != 0 || rests != c->rest.n ||
 	    count[COPY_FRESH] != c->fresh.n || count[COPY_DUE] != c->due.n)
-		PANIC("copies: %u fresh, %u due, %u writing, %u stored, %u at rest; that is not what is "
-		      "counted",
+		PANIC("copies: counts differ from the blocks: %u fresh, %u due, %u writing, %u stored, %u "
+		      "cached",
 		      count[COPY_FRESH], count[COPY_DUE], count[COPY_WRITING], count[COPY_STORED], rests);
-	verify_chain(c, &c->rest, "cached", 1);
-	verify_chain(c, &c->fresh, "fresh", 1);
-	verify_chain(c, &c->due, "due", 0);
+	verify_list(c, &c->rest, "cached", 1);
+	verify_list(c, &c->fresh, "fresh", 1);
+	verify_list(c, &c->due, "due", 0);
 	verify_edge(c, n_free);
 }

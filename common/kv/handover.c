@@ -1,10 +1,10 @@
 /* handover.c - see handover.h.
  *
- * One fixed message each way. A hello is believed only as a whole: magic, version, terminated name,
- * layout, and exactly the descriptors that its sizes call for; whatever else came is closed.
- * Whether the memory behind a descriptor has those sizes is the business of kv_region_map and
- * ring_map. Nothing here blocks longer than the socket itself: both messages fit any socket
- * buffer. */
+ * One fixed-size message in each direction. A hello is accepted or rejected as a whole: magic,
+ * version, terminated names, layout, and exactly the descriptors that its sizes require; on
+ * rejection all received descriptors are closed. kv_region_map and ring_map check whether the
+ * memory behind a descriptor has those sizes. Both messages fit into any socket buffer, so a send
+ * does not wait for the peer. */
 #include "kv/handover.h"
 #include "kv/ring.h"
 #include "util/check.h"
@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define BLOCKS_MAX (UINT32_MAX - 1) /* KV_BLOCK_NONE is no block */
+#define BLOCKS_MAX (UINT32_MAX - 1) /* KV_BLOCK_NONE is not a block number */
 
 static void close_all(const int *fds, unsigned n)
 {
@@ -42,7 +42,7 @@ void handover_hello_init(struct handover_hello *h, const char *name, uint64_t ep
 	memcpy(h->layer, layout->layer, layout->layers * sizeof *h->layer);
 }
 
-/* Names go into logs, paths and answers. */
+/* Names are used in logs, paths and replies. */
 static int name_holds(const char *name, size_t size)
 {
 	size_t n = strnlen(name, size);
@@ -72,18 +72,19 @@ static int hello_check(const struct handover_hello *h, size_t n, unsigned n_fds,
 		return err_set(err, ERR_UNSUPPORTED, "hand-over has version %u, this daemon speaks %u",
 		               h->version, HANDOVER_VERSION);
 	if (n != sizeof *h || h->magic != HANDOVER_MAGIC)
-		return err_set(err, ERR_CORRUPT, "hand-over of %zu bytes is not one of ours (%zu bytes)", n,
+		return err_set(err, ERR_CORRUPT,
+		               "hand-over message is malformed: %zu bytes, expected %zu with our magic", n,
 		               sizeof *h);
 	if (!name_holds(h->name, sizeof h->name) || h->epoch == 0)
-		return err_set(err, ERR_INVALID, "hand-over without a proper name and epoch");
+		return err_set(err, ERR_INVALID, "hand-over has an invalid name or epoch");
 	if (!name_holds(h->backend, sizeof h->backend) || h->device < 0)
-		return err_set(err, ERR_INVALID, "hand-over of %s without a proper backend and device",
+		return err_set(err, ERR_INVALID, "hand-over of %s has an invalid backend or device",
 		               h->name);
 	if (h->blocks == 0 || h->blocks > BLOCKS_MAX || layout_of(h, ret_layout) < 0)
-		return err_set(
-			err, ERR_INVALID,
-			"hand-over of %s: %u blocks of %u layers of %u tokens of type %u are no KV pool",
-			h->name, h->blocks, h->layers, h->block_tokens, h->kv_type);
+		return err_set(err, ERR_INVALID,
+		               "hand-over of %s: %u blocks of %u layers of %u tokens of type %u are not a "
+		               "valid KV pool",
+		               h->name, h->blocks, h->layers, h->block_tokens, h->kv_type);
 	if (h->ring_slots > RING_SLOTS_MAX ||
 	    (h->ring_slots ? h->ring_layers != h->layers : h->ring_layers != 0))
 		return err_set(err, ERR_INVALID,
@@ -93,7 +94,7 @@ static int hello_check(const struct handover_hello *h, size_t n, unsigned n_fds,
 	unsigned want = h->ring_slots ? 3 : 2;
 	if (n_fds != want)
 		return err_set(err, ERR_INVALID,
-		               "hand-over of %s came with %u descriptors, its sizes call for %u", h->name,
+		               "hand-over of %s came with %u descriptors, its sizes require %u", h->name,
 		               n_fds, want);
 	return 0;
 }
@@ -136,13 +137,13 @@ int handover_offer(int sock, const struct handover_hello *h, int control_fd, int
 	CHECK((h->ring_slots != 0) == (ring_fd >= 0));
 	if (data_fd < 0)
 		return err_set(err, ERR_UNSUPPORTED,
-		               "the KV pool of %s is memory that cannot be handed over as a descriptor",
+		               "the KV pool of %s cannot be handed over: its memory has no descriptor",
 		               h->name);
 	int fds[3] = {control_fd, data_fd, ring_fd};
 	int r = sock_send(sock, h, sizeof *h, fds, ring_fd >= 0 ? 3 : 2);
 	return r == 0
 	           ? 0
-	           : err_set(err, r, "cannot hand the KV memory of %s over: %s", h->name, err_name(r));
+	           : err_set(err, r, "cannot hand over the KV memory of %s: %s", h->name, err_name(r));
 }
 
 int handover_result(int sock, struct handover_reply *ret, int *ret_bell_fd, struct err *err)
@@ -153,19 +154,20 @@ int handover_result(int sock, struct handover_reply *ret, int *ret_bell_fd, stru
 	ssize_t n = sock_recv(sock, &a, sizeof a, &bell, 1, &n_fds);
 	if (n <= 0) {
 		int code = n == 0 ? ERR_CLOSED : (int)n;
-		return err_set(err, code, "no answer to the hand-over: %s", err_name(code));
+		return err_set(err, code, "no reply to the hand-over: %s", err_name(code));
 	}
 	int r = 0;
 	if ((size_t)n != sizeof a || a.magic != HANDOVER_MAGIC || !memchr(a.text, 0, sizeof a.text))
-		r = err_set(err, ERR_CORRUPT,
-		            "the answer to the hand-over, %zd bytes, is not one of ours (%zu bytes)", n,
-		            sizeof a);
+		r = err_set(
+			err, ERR_CORRUPT,
+			"the reply to the hand-over is malformed: %zd bytes, expected %zu with our magic", n,
+			sizeof a);
 	else if (a.version != HANDOVER_VERSION)
 		r = err_set(err, ERR_UNSUPPORTED,
-		            "the answer to the hand-over has version %u, this daemon speaks %u", a.version,
+		            "the reply to the hand-over has version %u, this daemon speaks %u", a.version,
 		            HANDOVER_VERSION);
 	else if (a.epoch == 0 || a.code > 0)
-		r = err_set(err, ERR_INVALID, "the answer to the hand-over has epoch %llu and code %d",
+		r = err_set(err, ERR_INVALID, "the reply to the hand-over has epoch %llu and code %d",
 		            (unsigned long long)a.epoch, a.code);
 	if (n_fds && (r < 0 || a.code)) {
 		close(bell);

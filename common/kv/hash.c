@@ -1,5 +1,5 @@
-/* hash.c - see hash.h. Bytes are laid out one by one, so that hosts of either byte order agree.
- * Nothing here fails. */
+/* hash.c - see hash.h. Numbers are serialized byte by byte, so that hosts of either byte order
+ * agree. Nothing here fails. */
 #include "kv/hash.h"
 #include "util/check.h"
 

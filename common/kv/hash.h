@@ -1,5 +1,5 @@
-/* hash.h - the prefix hash: what names a full block of tokens, the same on every daemon and host,
- * byte for byte.
+/* hash.h - the prefix hash, which names a full block of tokens together with all before it; the
+ * same on every daemon and host, byte for byte.
  *
  *   root      = BLAKE2b-256("pdserve-prefix-1" || 0x00 || for each of model fingerprint, tokenizer
  *             hash, numerics id, layout text,
@@ -8,10 +8,10 @@
  *             block_tokens of them)
  *
  * Workers leave tokenizer hash, adapter and salt empty: their model fingerprint covers the
- * tokenizer (common/engine/model_tokenizer.c). So fingerprint, numerics id and layout, which every
- * worker says of itself when a link begins (WorkerInfo), give anybody its root.
+ * tokenizer (common/engine/model_tokenizer.c). A worker reports fingerprint, numerics id and layout
+ * when a link comes up (WorkerInfo), so that any peer can compute its root.
  *
- * Only full blocks have a hash. Equal hashes are taken for equal prefixes (2^-128). */
+ * Only full blocks have a hash. Equal hashes are treated as equal prefixes (collision: 2^-128). */
 #ifndef KV_HASH_H
 #define KV_HASH_H
 
@@ -30,8 +30,8 @@ struct kv_root {
 void kv_hash_root(const struct kv_root *root, struct kv_hash *ret);
 void kv_hash_block(const struct kv_hash *parent, const uint32_t *tokens, uint32_t block_tokens,
                    struct kv_hash *ret);
-/* Hashes of all full blocks of tokens[0..n); out has room for n / block_tokens. Returns how
- * many. */
+/* Computes the hashes of all full blocks of tokens[0..n) into out, which has room for
+ * n / block_tokens. Returns how many. */
 size_t kv_hash_chain(const struct kv_hash *root, const uint32_t *tokens, size_t n,
                      uint32_t block_tokens, struct kv_hash *out);
 

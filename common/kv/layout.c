@@ -1,5 +1,5 @@
-/* layout.c - the arithmetic of layout.h. Shapes may come from a file or a peer, so every product is
- * bounded before it is made; nothing here is fatal. */
+/* layout.c - the arithmetic of layout.h. Shapes may come from a file or a peer, so operands are
+ * checked before each multiplication; nothing here is fatal. */
 #include "kv/layout.h"
 #include "util/err.h"
 
@@ -44,7 +44,7 @@ int kv_type_parse(const char *name, enum kv_type *ret_t)
 	return ERR_INVALID;
 }
 
-/* Bytes of (layer, block), 0 if the layer cannot be. */
+/* Bytes of one (layer, block); 0 if the layer's shape is invalid. */
 static uint64_t piece_bytes(const struct kv_layer *d, uint32_t block_tokens)
 {
 	if (!d->heads || !d->k_bytes)
@@ -133,7 +133,7 @@ static void add_le32(crypto_generichash_state *h, uint32_t v)
 	crypto_generichash_update(h, b, sizeof b);
 }
 
-/* 128 bits over the layer descriptors, the same on every host. */
+/* 128-bit hash of the layer descriptors, the same on every host. */
 static void shape_hash(const struct kv_layout *l, char hex[33])
 {
 	unsigned char sum[16];

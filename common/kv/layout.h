@@ -1,11 +1,11 @@
 /* layout.h - where the bytes of a KV block lie.
  *
  * A pool of N blocks is [layer][block][kv_head][K|V][token][head_dim]: the piece (layer, block) is
- * contiguous, and so is a range of heads of it. Types with scales have them inside, after the
- * values of each (kv_head, K|V): [token] floats; where exactly is the kernels' business
- * (kernels.h), how many bytes that makes is here. Pieces of one layer are neighbours. A layer
- * descriptor covers layers that differ; transport and storage know only (layer, block, byte
- * range). A block out of its pool (in storage, on a wire) is its pieces, layer 0 first. */
+ * contiguous, so is a range of its heads, and the pieces of one layer lie next to each other. For
+ * types with scales, [token] floats follow the values of each (kv_head, K|V); kernels.h defines
+ * their exact place, this file only their size. Layers may differ: each has a descriptor. Transport
+ * and storage know only (layer, block, byte range). Outside its pool (in storage, on the network) a
+ * block is its pieces one after another, layer 0 first. */
 #ifndef KV_LAYOUT_H
 #define KV_LAYOUT_H
 
@@ -16,14 +16,15 @@
 #define KV_BLOCK_TOKENS_DEFAULT 64u
 #define KV_LAYOUT_TEXT_MAX 64u
 
-/* the numbers are on wires: add at the end */
+/* the numbers are part of protocols: add at the end */
 enum kv_type { KV_BF16, KV_F16, KV_F32, KV_INT8, KV_FP8 };
 
 struct kv_layer {
 	uint32_t heads;
-	/* per token and head; v_bytes may be 0 (one latent serves as both) */
+	/* per token and head; v_bytes is 0 if one latent vector serves as both K and V */
 	uint32_t k_bytes, v_bytes;
-	/* per token and head, K's and V's together, beside the values; 0 for types without scales */
+	/* per token and head, K and V together, not in k_bytes or v_bytes; 0 for types without
+	 * scales */
 	uint32_t scale_bytes;
 };
 
@@ -32,18 +33,18 @@ struct kv_layout {
 	enum kv_type type;
 	struct kv_layer layer[KV_LAYERS_MAX];
 	size_t piece_bytes[KV_LAYERS_MAX];  /* of (layer, one block) */
-	size_t before_bytes[KV_LAYERS_MAX]; /* sum of piece_bytes of the layers before */
+	size_t before_bytes[KV_LAYERS_MAX]; /* sum of piece_bytes of all lower layers */
 	size_t block_bytes;                 /* all layers */
 };
 
-/* Fills the derived fields of l from layers, block_tokens and layer[]; 0, or ERR_INVALID (a zero,
- * too many, an unknown type, more than 1 GiB a block). On an error the derived fields are not to
- * be used. */
+/* Computes the derived fields of l from layers, block_tokens and layer[]. 0, or ERR_INVALID (a
+ * zero, too many layers, an unknown type, more than 1 GiB per block), which leaves them
+ * undefined. */
 int kv_layout_finish(struct kv_layout *l);
-/* Every layer alike. */
+/* A finished layout whose layers are all the same. */
 int kv_layout_uniform(struct kv_layout *l, uint32_t layers, uint32_t kv_heads, uint32_t head_dim,
                       uint32_t block_tokens, enum kv_type t);
-/* Every layer alike, one latent of `width` elements a token. */
+/* The same with one latent vector of `width` elements per token instead of K and V (MLA). */
 int kv_layout_latent(struct kv_layout *l, uint32_t layers, uint32_t width, uint32_t block_tokens,
                      enum kv_type t);
 
@@ -53,15 +54,15 @@ static inline size_t kv_piece_offset(const struct kv_layout *l, uint32_t blocks,
 	return l->before_bytes[layer] * blocks + (size_t)block * l->piece_bytes[layer];
 }
 
-size_t kv_type_bytes(enum kv_type t); /* of a value */
-/* of what goes with the values of one token and head, of K or of V; 0: nothing does */
+size_t kv_type_bytes(enum kv_type t); /* of one value */
+/* of the scale of one token and head, of K or of V; 0: the type has none */
 size_t kv_type_scale_bytes(enum kv_type t);
 const char *kv_type_name(enum kv_type t);                 /* "bf16", "f16", "f32", "int8", "fp8" */
 int kv_type_parse(const char *name, enum kv_type *ret_t); /* 0 or ERR_INVALID */
-/* "30x3x64:bf16:64": layers x heads x dim : type : block tokens, with a hash of the descriptors (32
- * hex digits) instead of heads x dim where layers differ, or K and V do, or the scales are not the
- * type's. Two daemons may exchange blocks only if these texts are equal. KV_LAYOUT_TEXT_MAX
- * bytes always suffice. */
+/* "30x3x64:bf16:64": layers x heads x dim : type : block tokens. A hash of the descriptors (32 hex
+ * digits) replaces heads x dim if layers differ, K and V differ, or the scales are not the type's
+ * default. Two daemons may exchange blocks only if their texts are equal. KV_LAYOUT_TEXT_MAX bytes
+ * always suffice. */
 void kv_layout_text(const struct kv_layout *l, char *out, size_t size);
 
 #endif

@@ -1,10 +1,10 @@
-/* pool.c - see pool.h. States and reference counts are here, the index is in prefix.c, what is
- * stored below in copies.c; one mutex covers all.
+/* pool.c - see pool.h. This file has states and reference counts, prefix.c the index, copies.c what
+ * storage has; one mutex protects all of it.
  *
- * What always holds: each block is in one state and counted there once; a FREE block has no
- * reference, no reader and no entry; a CACHED block has an entry and no reference; an entry is busy
- * in the index exactly while its block is not CACHED or is being read. A wrong call (a reference
- * given back twice, a FREE block published) is a bug and panics; readers that come late are not. */
+ * Invariants: each block is in one state and counted there once; a FREE block has no reference, no
+ * reader and no entry; a CACHED block has an entry and no reference; an entry is busy in the index
+ * exactly while its block is not CACHED or is being read. A wrong call (a reference released twice,
+ * a FREE block published) is a bug and panics; ending a reader twice or too late is harmless. */
 #include "kv/copies.h"
 #include "kv/pool.h"
 #include "kv/prefix.h"
@@ -17,17 +17,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A reader in flight. Its number is (turn << 32 | place): a place is used again in a new turn, so
- * the number of a reader that ended names nobody. */
+/* A reader of a block. Its number is (turn << 32 | index in `pin`). Each reuse of a place takes a
+ * new turn, so the number of a reader that has ended is never valid again. */
 struct pin {
 	const char *why;
 	uint64_t since_us;
-	uint32_t block; /* KV_BLOCK_NONE: a free place */
+	uint32_t block; /* KV_BLOCK_NONE: this place is free */
 	uint32_t turn;  /* counts from 1 */
-	uint32_t next;  /* free place after this one */
+	uint32_t next;  /* next free place */
 };
 
-struct block {
+struct pool_block {
 	enum kv_state state;
 	uint32_t refs, readers, next_free;
 	uint64_t since_us;
@@ -36,27 +36,27 @@ struct block {
 
 struct kv_pool {
 	pthread_mutex_t lock;
-	uint32_t n, block_tokens, free; /* free: first of the list */
-	struct block *block;            /* (n) */
-	_Atomic uint64_t *generation;   /* (n), the caller's */
+	uint32_t n, block_tokens, free; /* free: head of the free list */
+	struct pool_block *block;       /* (n) */
+	_Atomic uint64_t *generation;   /* (n), owned by the caller */
 	struct prefix *index;
 	struct copies *copies;
 	struct pin *pin;
 	uint32_t pins, free_pin;
 	uint32_t by_state[KV_STATE_COUNT], being_read;
-	/* ticks whenever a sequence gives back an entry's block */
+	/* LRU clock: advances when a block with an entry loses its last reference */
 	uint64_t uses;
 	uint64_t queries_tokens, hit_tokens, evictions, evicted_stored, given_back;
-	/* (room): change number i is at i % room; NULL: nobody follows */
+	/* (change_room): change i is at i % change_room; NULL: changes are not recorded */
 	struct kv_change *change;
-	uint64_t changes; /* number of the next one */
+	uint64_t changes; /* number of the next change */
 	uint32_t change_room;
-	/* armed: the next change is worth a wake; due: there was one */
+	/* armed: the next change shall call wake; due: it has happened, call wake after unlocking */
 	int wake_armed, wake_due;
 	void (*wake)(void *arg);
 	void *wake_arg;
-	int write_armed;               /* the next block that is due is worth a wake */
-	void (*write_wake)(void *arg); /* NULL: nothing is written out */
+	int write_armed;               /* the next block that becomes due shall call write_wake */
+	void (*write_wake)(void *arg); /* NULL: nothing is written to storage */
 	void *write_arg;
 };
 
@@ -67,15 +67,15 @@ const char *kv_state_name(enum kv_state s)
 	return (unsigned)s < KV_STATE_COUNT ? state_names[s] : "?";
 }
 
-/* --- states; all with the lock held -------------------------------------- */
+/* --- states; the caller holds the lock ----------------------------------- */
 
-static struct block *block_at(struct kv_pool *p, uint32_t b)
+static struct pool_block *block_at(struct kv_pool *p, uint32_t b)
 {
 	CHECK(b < p->n);
 	return &p->block[b];
 }
 
-/* The one place where a state changes. */
+/* The only place where a state changes. */
 static void block_enter(struct kv_pool *p, uint32_t b, enum kv_state s, uint64_t now_us)
 {
 	static const unsigned char legal[KV_STATE_COUNT] = {
@@ -84,7 +84,7 @@ static void block_enter(struct kv_pool *p, uint32_t b, enum kv_state s, uint64_t
 		[KV_LEASED] = 1 << KV_FREE | 1 << KV_CACHED | 1 << KV_HELD,
 		[KV_CACHED] = 1 << KV_FREE | 1 << KV_HELD,
 	};
-	struct block *k = &p->block[b];
+	struct pool_block *k = &p->block[b];
 	if (!(legal[k->state] & 1 << s))
 		PANIC("block %u cannot go from %s to %s", b, kv_state_name(k->state), kv_state_name(s));
 	p->by_state[k->state]--;
@@ -97,19 +97,19 @@ static void block_enter(struct kv_pool *p, uint32_t b, enum kv_state s, uint64_t
 	}
 }
 
-static int block_is_busy(const struct block *k)
+static int block_is_busy(const struct pool_block *k)
 {
 	return k->state != KV_CACHED || k->readers;
 }
 
-/* The index learns of a change of state or readers. */
+/* Tells the index about a change of state or readers. */
 static void entry_update(struct kv_pool *p, uint32_t b)
 {
 	if (prefix_hash(p->index, b))
 		prefix_set_busy(p->index, b, block_is_busy(&p->block[b]));
 }
 
-/* Whoever changed states or the index leaves by this door. */
+/* Unlocks after a change of states or of the index, then calls the wakes that are due. */
 static void pool_unlock(struct kv_pool *p)
 {
 	copies_free_blocks(p->copies, p->by_state[KV_FREE]);
@@ -141,8 +141,8 @@ static void record(struct kv_pool *p, const struct kv_hash *hash, int stored)
 	p->wake_armed = 0;
 }
 
-/* The one place where an entry begins: whoever wants to know what is stored here looks at these
- * two. */
+/* The only place where an entry is made. Together with entry_drop it sees every change of what is
+ * cached here. */
 static int entry_add(struct kv_pool *p, uint32_t b, const struct kv_hash *hash,
                      const struct kv_hash *parent)
 {
@@ -154,7 +154,7 @@ static int entry_add(struct kv_pool *p, uint32_t b, const struct kv_hash *hash,
 	return r;
 }
 
-/* The one place where an entry ends. Its block is CACHED, without readers. */
+/* The only place where an entry is removed. Its block is CACHED and has no readers. */
 static void entry_drop(struct kv_pool *p, uint32_t b, uint64_t now_us)
 {
 	CHECK(p->block[b].state == KV_CACHED && !p->block[b].readers);
@@ -165,15 +165,15 @@ static void entry_drop(struct kv_pool *p, uint32_t b, uint64_t now_us)
 	p->evictions++;
 }
 
-/* Nobody refers to the block: what becomes of it. With a reader and no entry it keeps its state
- * until the reader is gone. */
+/* The block has lost its last reference: it becomes CACHED or FREE. With a reader and without an
+ * entry it keeps its state until the reader has ended. */
 static void block_rest(struct kv_pool *p, uint32_t b, uint64_t now_us)
 {
-	struct block *k = &p->block[b];
+	struct pool_block *k = &p->block[b];
 	p->given_back += prefix_hash(p->index, b) || !k->readers;
 	if (prefix_hash(p->index, b)) {
 		block_enter(p, b, KV_CACHED, now_us);
-		/* being read by storage is no use: it must not keep a block young */
+		/* a read by storage is not a use: it must not make a block younger */
 		prefix_touch(p->index, b, ++p->uses);
 		copies_rest(p->copies, b);
 		entry_update(p, b);
@@ -182,12 +182,12 @@ static void block_rest(struct kv_pool *p, uint32_t b, uint64_t now_us)
 	}
 }
 
-/* New contents may come once this has returned: a reader that copies any of them sees the new
- * generation behind it. */
+/* New contents may be written only after this returns: a reader that copies any of them then sees
+ * the new generation when it checks. */
 static void block_hand_out(struct kv_pool *p, uint32_t b, enum kv_state s,
                            const struct reqid *owner, uint64_t now_us)
 {
-	struct block *k = &p->block[b];
+	struct pool_block *k = &p->block[b];
 	CHECK(k->state == KV_FREE && !k->refs && !k->readers);
 	atomic_fetch_add_explicit(&p->generation[b], 1, memory_order_seq_cst);
 	block_enter(p, b, s, now_us);
@@ -212,7 +212,7 @@ struct kv_pool *kv_pool_new(uint32_t blocks, uint32_t block_tokens, _Atomic uint
 	p->by_state[KV_FREE] = blocks;
 	uint64_t now = clock_us();
 	for (uint32_t b = blocks; b-- > 0;) {
-		/* block 0 is taken first, so that a fresh pool hands out neighbours */
+		/* block 0 is first in the free list, so that a new pool hands out neighbours */
 		p->block[b].since_us = now;
 		p->block[b].next_free = p->free;
 		p->free = b;
@@ -252,7 +252,7 @@ int kv_pool_take(struct kv_pool *p, uint32_t n, enum kv_state state, const struc
 			p->free = p->block[out[i]].next_free;
 			block_hand_out(p, out[i], state, owner, now);
 		}
-		/* generations before whatever is stored into the blocks */
+		/* the new generations become visible before anything stored into the blocks */
 		atomic_thread_fence(memory_order_release);
 	}
 	pool_unlock(p);
@@ -266,7 +266,7 @@ uint32_t kv_pool_match(struct kv_pool *p, const struct kv_hash *hashes, uint32_t
 	uint32_t i = 0;
 	pthread_mutex_lock(&p->lock);
 	for (uint32_t b; i < n && (b = prefix_find(p->index, &hashes[i])) != KV_BLOCK_NONE; i++) {
-		struct block *k = &p->block[b];
+		struct pool_block *k = &p->block[b];
 		if (k->state == KV_CACHED) {
 			block_enter(p, b, KV_HELD, now);
 			copies_wake(p->copies, b);
@@ -312,7 +312,7 @@ int kv_pool_publish(struct kv_pool *p, uint32_t block, const struct kv_hash *has
 	CHECK(block_at(p, block)->refs > 0);
 	const struct kv_hash *has = prefix_hash(p->index, block);
 	if (has && memcmp(has, hash, sizeof *hash) != 0)
-		PANIC("block %u is in the index already, under another hash", block);
+		PANIC("block %u is already in the index under another hash", block);
 	int r = has ? 1 : entry_add(p, block, hash, parent);
 	pool_unlock(p);
 	return r;
@@ -323,8 +323,8 @@ void kv_pool_release(struct kv_pool *p, const uint32_t *blocks, uint32_t n)
 	uint64_t now = clock_us();
 	pthread_mutex_lock(&p->lock);
 	for (uint32_t i = n; i-- > 0;) {
-		/* the tail of a sequence counts as used before its head, and is evicted before it */
-		struct block *k = block_at(p, blocks[i]);
+		/* backwards: the tail of a sequence gets the older use, and is evicted before the head */
+		struct pool_block *k = block_at(p, blocks[i]);
 		CHECK(k->refs > 0);
 		if (--k->refs == 0)
 			block_rest(p, blocks[i], now);
@@ -356,7 +356,7 @@ static uint64_t pin_add(struct kv_pool *p, uint32_t b, const char *why, uint64_t
 	pin->block = b;
 	pin->why = why;
 	pin->since_us = now_us;
-	pin->turn += pin->turn == UINT32_MAX ? 2 : 1; /* never 0 */
+	pin->turn += pin->turn == UINT32_MAX ? 2 : 1; /* skip 0 */
 	if (p->block[b].readers++ == 0)
 		p->being_read++;
 	entry_update(p, b);
@@ -370,7 +370,7 @@ static void pin_drop(struct kv_pool *p, uint64_t number)
 	    p->pin[place].turn != number >> 32)
 		return;
 	uint32_t b = p->pin[place].block;
-	struct block *k = &p->block[b];
+	struct pool_block *k = &p->block[b];
 	p->pin[place].block = KV_BLOCK_NONE;
 	p->pin[place].next = p->free_pin;
 	p->free_pin = place;
@@ -401,8 +401,8 @@ void kv_pool_read_end(struct kv_pool *p, uint64_t pin)
 	pool_unlock(p);
 }
 
-/* Every hand-out has a new generation, so there is nothing to do but to forget the reader: it is
- * on its own from here. */
+/* Same as the end of the reader: the next hand-out of the block takes a new generation, by which
+ * the late reader finds its copy invalid. */
 void kv_pool_void(struct kv_pool *p, uint64_t pin)
 {
 	kv_pool_read_end(p, pin);
@@ -467,7 +467,8 @@ uint32_t kv_pool_collect(struct kv_pool *p, uint32_t n, struct kv_due *out)
 	pthread_mutex_lock(&p->lock);
 	for (uint32_t b; count < n && (b = copies_next(p->copies)) != KV_BLOCK_NONE; count++)
 		out[count] = due_of(p, b);
-	/* parents first, mostly: then one step up each chain is enough */
+	/* Due blocks mostly list children before parents. Pinning backwards makes the parent busy
+	 * first, so that the update for the child stops after one step up the chain. */
 	for (uint32_t i = count; i-- > 0;)
 		out[i].pin = pin_add(p, out[i].block, "write-out", now);
 	p->write_armed = p->write_wake && !copies_pending(p->copies);
@@ -543,7 +544,7 @@ void kv_pool_note_stored(struct kv_pool *p, unsigned tier, const uint64_t *hashe
 	if (!tier || tier >= COPIES_TIERS)
 		return;
 	for (size_t i = 0, end; i < n;) {
-		/* thousands at a time: whoever computes is let in between */
+		/* 256 at a time, so that other threads get the lock in between */
 		pthread_mutex_lock(&p->lock);
 		for (end = n - i < 256 ? n : i + 256; i < end; i++) {
 			uint32_t b = prefix_find_64(p->index, hashes[i]);
@@ -624,7 +625,7 @@ uint32_t kv_pool_entries(struct kv_pool *p, uint32_t *block, uint32_t n, uint64_
 	return count;
 }
 
-/* --- looking ------------------------------------------------------------- */
+/* --- queries ------------------------------------------------------------- */
 
 void kv_pool_stats(struct kv_pool *p, struct kv_stats *ret)
 {
@@ -649,7 +650,7 @@ void kv_pool_stats(struct kv_pool *p, struct kv_stats *ret)
 void kv_pool_block(struct kv_pool *p, uint32_t block, struct kv_block_info *ret)
 {
 	pthread_mutex_lock(&p->lock);
-	const struct block *k = block_at(p, block);
+	const struct pool_block *k = block_at(p, block);
 	*ret = (struct kv_block_info){.block = block,
 	                              .refs = k->refs,
 	                              .readers = k->readers,
@@ -667,7 +668,7 @@ void kv_pool_block(struct kv_pool *p, uint32_t block, struct kv_block_info *ret)
 
 static void verify_block(const struct kv_pool *p, uint32_t b, uint32_t readers)
 {
-	const struct block *k = &p->block[b];
+	const struct pool_block *k = &p->block[b];
 	int indexed = prefix_hash(p->index, b) != NULL, ok = k->readers == readers;
 	switch (k->state) {
 	case KV_FREE: ok = ok && !k->refs && !k->readers && !indexed; break;
@@ -684,9 +685,10 @@ static void verify_free(const struct kv_pool *p)
 	uint32_t n = 0;
 	for (uint32_t b = p->free; b != KV_BLOCK_NONE; b = p->block[b].next_free, n++)
 		if (n >= p->n || p->block[b].state != KV_FREE)
-			PANIC("the free list has block %u, which is %s", b, kv_state_name(p->block[b].state));
+			PANIC("the free list contains block %u, which is %s", b,
+			      kv_state_name(p->block[b].state));
 	if (n != p->by_state[KV_FREE])
-		PANIC("the free list has %u blocks, %u are counted", n, p->by_state[KV_FREE]);
+		PANIC("the free list has %u blocks, the count is %u", n, p->by_state[KV_FREE]);
 }
 
 void kv_pool_verify(struct kv_pool *p)
@@ -708,10 +710,11 @@ void kv_pool_verify(struct kv_pool *p)
 		indexed[b] = prefix_hash(p->index, b) != NULL;
 	}
 	if (memcmp(count, p->by_state, sizeof count) != 0 || being_read != p->being_read)
-		PANIC("states do not add up: free %u held %u leased %u cached %u read %u are counted; "
-		      "there are %u %u %u %u and %u",
-		      p->by_state[0], p->by_state[1], p->by_state[2], p->by_state[3], p->being_read,
-		      count[0], count[1], count[2], count[3], being_read);
+		PANIC(
+			"wrong counts: free %u held %u leased %u cached %u read %u; the blocks are %u %u %u %u "
+			"and %u",
+			p->by_state[0], p->by_state[1], p->by_state[2], p->by_state[3], p->being_read, count[0],
+			count[1], count[2], count[3], being_read);
 	verify_free(p);
 	prefix_verify(p->index, busy);
 	copies_verify(p->copies, cached, indexed, p->by_state[KV_FREE]);

@@ -1,11 +1,11 @@
 /* prefix.c - see prefix.h.
  *
- * A node stands for a hash: with a block it is an entry, without one it is only the parent that
- * some entries name (its own entry is gone or never was). `blocked` is kept for each entry: its
- * block is busy, or a child is blocked. A change of it goes up the chain as far as it changes
- * something: chains are taken from the root and given back from the tail, so that is one step
- * nearly always. Leaves that are not blocked are in a heap by last use. Nodes are made at the
- * start: two per block are enough. */
+ * A node stands for a hash. With a block it is an entry; without one it is only named as the parent
+ * of entries (its own entry was dropped or never existed). An entry is `blocked` if its block is
+ * busy or one of its child entries is blocked. A change of that is propagated up the chain until
+ * nothing changes; chains are taken from the root and released from the tail, so that is nearly
+ * always one step. Leaves that are not blocked are in a heap by last use. All nodes are allocated
+ * at the start: two per block (an entry and its parent) are enough. */
 #include "kv/prefix.h"
 #include "kv/pool.h"
 #include "util/check.h"
@@ -17,25 +17,25 @@
 
 #define NO_PLACE UINT32_MAX
 
-struct node {
+struct prefix_node {
 	struct kv_hash hash;
-	/* of an entry; NULL: the root. Of a free node: the next free one */
-	struct node *parent;
+	/* of an entry; NULL: the root. In a free node: the next free node */
+	struct prefix_node *parent;
 	uint32_t block;    /* KV_BLOCK_NONE: not an entry */
 	uint32_t children; /* entries that name this hash as their parent */
 	uint32_t blocked_children;
 	uint32_t place; /* in the heap, or NO_PLACE */
 	int busy, blocked;
-	uint64_t used;
+	uint64_t used; /* when it was last used: prefix_touch */
 };
 
 struct prefix {
 	uint32_t blocks, evictable, heap_n;
-	struct map *by_hash;       /* struct node */
-	struct map *by_64;         /* entries by the hash's first 8 bytes */
-	struct node *nodes, *free; /* (2 x blocks) */
-	struct node **entry;       /* (blocks): NULL where a block has none */
-	struct node **heap;        /* (blocks) */
+	struct map *by_hash;              /* struct prefix_node, by the whole hash */
+	struct map *by_64;                /* entries, by the hash's first 8 bytes */
+	struct prefix_node *nodes, *free; /* (2 x blocks) */
+	struct prefix_node **entry;       /* (blocks): NULL if the block has none */
+	struct prefix_node **heap;        /* (blocks) */
 };
 
 struct prefix *prefix_new(uint32_t blocks)
@@ -70,20 +70,20 @@ void prefix_destroy(struct prefix **tp)
 
 /* --- heap of evictable leaves, the oldest on top ------------------------- */
 
-static void heap_set(struct prefix *t, uint32_t at, struct node *n)
+static void heap_set(struct prefix *t, uint32_t at, struct prefix_node *n)
 {
 	t->heap[at] = n;
 	n->place = at;
 }
 
-static void heap_up(struct prefix *t, uint32_t at, struct node *n)
+static void heap_up(struct prefix *t, uint32_t at, struct prefix_node *n)
 {
 	for (uint32_t up; at && n->used < t->heap[up = (at - 1) / 2]->used; at = up)
 		heap_set(t, at, t->heap[up]);
 	heap_set(t, at, n);
 }
 
-static void heap_down(struct prefix *t, uint32_t at, struct node *n)
+static void heap_down(struct prefix *t, uint32_t at, struct prefix_node *n)
 {
 	for (size_t low; (low = (size_t)at * 2 + 1) < t->heap_n; at = (uint32_t)low) {
 		if (low + 1 < t->heap_n && t->heap[low + 1]->used < t->heap[low]->used)
@@ -95,14 +95,14 @@ static void heap_down(struct prefix *t, uint32_t at, struct node *n)
 	heap_set(t, at, n);
 }
 
-static void heap_add(struct prefix *t, struct node *n)
+static void heap_add(struct prefix *t, struct prefix_node *n)
 {
 	heap_up(t, t->heap_n++, n);
 }
 
-static void heap_remove(struct prefix *t, struct node *n)
+static void heap_remove(struct prefix *t, struct prefix_node *n)
 {
-	struct node *last = t->heap[--t->heap_n];
+	struct prefix_node *last = t->heap[--t->heap_n];
 	uint32_t at = n->place;
 	n->place = NO_PLACE;
 	if (last == n)
@@ -115,26 +115,26 @@ static void heap_remove(struct prefix *t, struct node *n)
 
 /* --- nodes --------------------------------------------------------------- */
 
-static struct node *node_find(const struct prefix *t, const struct kv_hash *hash)
+static struct prefix_node *node_find(const struct prefix *t, const struct kv_hash *hash)
 {
 	return map_get(t->by_hash, hash);
 }
 
-static struct node *node_get(struct prefix *t, const struct kv_hash *hash)
+static struct prefix_node *node_get(struct prefix *t, const struct kv_hash *hash)
 {
-	struct node *n = node_find(t, hash);
+	struct prefix_node *n = node_find(t, hash);
 	if (n)
 		return n;
 	n = t->free;
 	CHECK(n);
 	t->free = n->parent;
-	*n = (struct node){.hash = *hash, .block = KV_BLOCK_NONE, .place = NO_PLACE};
+	*n = (struct prefix_node){.hash = *hash, .block = KV_BLOCK_NONE, .place = NO_PLACE};
 	map_put(t->by_hash, hash, n);
 	return n;
 }
 
-/* A node that is no entry and that nobody names is not needed. */
-static void node_put(struct prefix *t, struct node *n)
+/* Frees the node if it is neither an entry nor named as a parent. */
+static void node_put(struct prefix *t, struct prefix_node *n)
 {
 	if (n->block != KV_BLOCK_NONE || n->children)
 		return;
@@ -143,9 +143,9 @@ static void node_put(struct prefix *t, struct node *n)
 	t->free = n;
 }
 
-/* Something about the entry n changed: its place in the heap and what its ancestors know of it
- * follow. */
-static void node_update(struct prefix *t, struct node *n)
+/* The entry n has changed: updates its place in the heap, and the blocked counts of its
+ * ancestors. */
+static void node_update(struct prefix *t, struct prefix_node *n)
 {
 	for (; n && n->block != KV_BLOCK_NONE; n = n->parent) {
 		int blocked = n->busy || n->blocked_children, in_heap = !blocked && !n->children;
@@ -162,7 +162,7 @@ static void node_update(struct prefix *t, struct node *n)
 	}
 }
 
-static void node_link(struct prefix *t, struct node *n, struct node *parent)
+static void node_link(struct prefix *t, struct prefix_node *n, struct prefix_node *parent)
 {
 	n->parent = parent;
 	if (!parent)
@@ -172,9 +172,9 @@ static void node_link(struct prefix *t, struct node *n, struct node *parent)
 	node_update(t, parent);
 }
 
-static void node_unlink(struct prefix *t, struct node *n)
+static void node_unlink(struct prefix *t, struct prefix_node *n)
 {
-	struct node *parent = n->parent;
+	struct prefix_node *parent = n->parent;
 	n->parent = NULL;
 	if (!parent)
 		return;
@@ -188,7 +188,7 @@ static void node_unlink(struct prefix *t, struct node *n)
 
 uint32_t prefix_find(const struct prefix *t, const struct kv_hash *hash)
 {
-	const struct node *n = node_find(t, hash);
+	const struct prefix_node *n = node_find(t, hash);
 	return n ? n->block : KV_BLOCK_NONE;
 }
 
@@ -197,7 +197,7 @@ uint32_t prefix_find_64(const struct prefix *t, uint64_t hash)
 	unsigned char key[8];
 	for (unsigned i = 0; i < sizeof key; i++, hash >>= 8)
 		key[i] = (unsigned char)hash;
-	const struct node *n = map_get(t->by_64, key);
+	const struct prefix_node *n = map_get(t->by_64, key);
 	return n ? n->block : KV_BLOCK_NONE;
 }
 
@@ -205,7 +205,7 @@ int prefix_add(struct prefix *t, uint32_t block, const struct kv_hash *hash,
                const struct kv_hash *parent)
 {
 	CHECK(!t->entry[block] && !(parent && memcmp(hash, parent, sizeof *hash) == 0));
-	struct node *n = node_get(t, hash);
+	struct prefix_node *n = node_get(t, hash);
 	if (n->block != KV_BLOCK_NONE)
 		return 0;
 	n->block = block;
@@ -218,7 +218,7 @@ int prefix_add(struct prefix *t, uint32_t block, const struct kv_hash *hash,
 
 void prefix_drop(struct prefix *t, uint32_t block)
 {
-	struct node *n = t->entry[block];
+	struct prefix_node *n = t->entry[block];
 	CHECK(n);
 	if (n->place != NO_PLACE)
 		heap_remove(t, n);
@@ -234,7 +234,7 @@ void prefix_drop(struct prefix *t, uint32_t block)
 
 void prefix_set_busy(struct prefix *t, uint32_t block, int busy)
 {
-	struct node *n = t->entry[block];
+	struct prefix_node *n = t->entry[block];
 	CHECK(n);
 	n->busy = busy;
 	node_update(t, n);
@@ -242,7 +242,7 @@ void prefix_set_busy(struct prefix *t, uint32_t block, int busy)
 
 void prefix_touch(struct prefix *t, uint32_t block, uint64_t used)
 {
-	struct node *n = t->entry[block];
+	struct prefix_node *n = t->entry[block];
 	CHECK(n && n->busy); /* so it is not in the heap */
 	n->used = used;
 }
@@ -267,28 +267,28 @@ uint32_t prefix_oldest(const struct prefix *t)
 static void verify_heap(const struct prefix *t)
 {
 	for (uint32_t i = 0; i < t->heap_n; i++) {
-		const struct node *n = t->heap[i];
+		const struct prefix_node *n = t->heap[i];
 		if (n->place != i || n->block == KV_BLOCK_NONE || t->entry[n->block] != n || n->blocked ||
 		    n->children)
-			PANIC("prefix index: heap place %u has block %u, which is no evictable leaf", i,
+			PANIC("prefix index: heap place %u has block %u, which is not an evictable leaf", i,
 			      n->block);
 		if (i && n->used < t->heap[(i - 1) / 2]->used)
-			PANIC("prefix index: heap place %u was used before the one above", i);
+			PANIC("prefix index: heap place %u was used before its parent", i);
 	}
 }
 
-static void verify_node(const struct prefix *t, const struct node *n, uint32_t children,
+static void verify_node(const struct prefix *t, const struct prefix_node *n, uint32_t children,
                         uint32_t blocked_children)
 {
 	if (n->children != children || n->blocked_children != blocked_children)
-		PANIC("prefix index: block %u says %u children (%u blocked), there are %u (%u)", n->block,
+		PANIC("prefix index: block %u counts %u children (%u blocked), but has %u (%u)", n->block,
 		      n->children, n->blocked_children, children, blocked_children);
 	if (node_find(t, &n->hash) != n)
-		PANIC("prefix index: the hash of block %u leads elsewhere", n->block);
+		PANIC("prefix index: the hash of block %u finds another node", n->block);
 	if (n->block == KV_BLOCK_NONE ? !n->children : n->blocked != (n->busy || blocked_children))
 		PANIC("prefix index: block %u is blocked %d, busy %d", n->block, n->blocked, n->busy);
 	if (n->block != KV_BLOCK_NONE && (n->place != NO_PLACE) != (!n->blocked && !n->children))
-		PANIC("prefix index: block %u is in the heap or out of it wrongly", n->block);
+		PANIC("prefix index: block %u should not be in the heap, or is missing from it", n->block);
 }
 
 void prefix_verify(const struct prefix *t, const unsigned char *busy)
@@ -296,11 +296,11 @@ void prefix_verify(const struct prefix *t, const unsigned char *busy)
 	uint32_t *kids = mem_array((size_t)t->blocks * 4, sizeof *kids),
 			 *blocked = kids + (size_t)t->blocks * 2, evictable = 0;
 	for (uint32_t b = 0; b < t->blocks; b++) {
-		const struct node *n = t->entry[b];
+		const struct prefix_node *n = t->entry[b];
 		if (!n)
 			continue;
 		if (n->block != b || n->busy != busy[b])
-			PANIC("prefix index: the entry of block %u names block %u, busy %d, the pool says %d",
+			PANIC("prefix index: the entry of block %u has block %u, busy %d; the pool has busy %d",
 			      b, n->block, n->busy, busy[b]);
 		evictable += (uint32_t)!n->blocked;
 		if (n->parent) {
@@ -311,10 +311,10 @@ void prefix_verify(const struct prefix *t, const unsigned char *busy)
 	size_t it = 0;
 	void *val;
 	while (map_next(t->by_hash, &it, NULL, &val))
-		verify_node(t, val, kids[(struct node *)val - t->nodes],
-		            blocked[(struct node *)val - t->nodes]);
+		verify_node(t, val, kids[(struct prefix_node *)val - t->nodes],
+		            blocked[(struct prefix_node *)val - t->nodes]);
 	if (evictable != t->evictable)
-		PANIC("prefix index: %u entries can be evicted, %u are counted", evictable, t->evictable);
+		PANIC("prefix index: %u entries are evictable, the count is %u", evictable, t->evictable);
 	verify_heap(t);
 	free(kids);
 }

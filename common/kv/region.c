@@ -1,9 +1,9 @@
 /* region.c - see region.h.
  *
- * control is one page of header, then a generation word per block. The owner alone may write it: it
- * is sealed so that a peer cannot even map it writable. It has a fixed size from before it is
- * handed over, so that no access beyond it can come about. A peer's descriptors are checked for
- * size, seals and header before use; what does not hold is ERR_INVALID or ERR_CORRUPT. */
+ * control is a header page, then one generation word per block. Only the owner can write it: a seal
+ * keeps peers from mapping it writable. Its size is fixed before it is handed over, so that no
+ * access can go past its end. A peer checks size, seals and header of a received descriptor before
+ * use; a mismatch is ERR_INVALID or ERR_CORRUPT. */
 #include "kv/region.h"
 #include "kv/pool.h"
 #include "util/check.h"
@@ -34,7 +34,7 @@ static size_t page_round(size_t bytes)
 	return (bytes + PAGE_BYTES - 1) & ~(size_t)(PAGE_BYTES - 1);
 }
 
-/* Sets r to "nothing mapped" with the sizes that layout and blocks ask for. */
+/* Sets r to "nothing mapped", with the sizes that layout and blocks require. */
 static int region_init(struct kv_region *r, const struct kv_layout *layout, uint32_t blocks,
                        struct err *err)
 {
@@ -42,7 +42,7 @@ static int region_init(struct kv_region *r, const struct kv_layout *layout, uint
 	memset(r, 0, sizeof *r);
 	r->control_fd = r->data_fd = -1;
 	if (blocks == 0 || blocks == KV_BLOCK_NONE)
-		return err_set(err, ERR_INVALID, "a KV pool of %u blocks cannot be: the limit is 1 to %u",
+		return err_set(err, ERR_INVALID, "invalid KV pool of %u blocks: the limit is 1 to %u",
 		               blocks, KV_BLOCK_NONE - 1);
 	r->blocks = blocks;
 	r->control_bytes = PAGE_BYTES + page_round((size_t)blocks * sizeof *r->generations);
@@ -108,12 +108,12 @@ int kv_region_create(struct kv_region *r, const struct kv_layout *layout, uint32
 	return e;
 }
 
-/* A received descriptor must have exactly the size that the hello asks for, for ever. */
+/* A received descriptor must have exactly the size that the hello requires, and be sealed so. */
 static int control_check(const struct kv_region *r, struct err *err)
 {
 	struct stat st;
 	if (fstat(r->control_fd, &st) < 0)
-		return err_set(err, ERR_IO, "cannot look at received control memory: %s", strerror(errno));
+		return err_set(err, ERR_IO, "cannot stat received control memory: %s", strerror(errno));
 	int seals = fcntl(r->control_fd, F_GET_SEALS);
 	if (seals < 0 || (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW))
 		return err_set(err, ERR_INVALID, "received control memory is not sealed against resizing");
@@ -136,7 +136,7 @@ static int header_check(const struct kv_region *r, const struct region_header *i
 	if (h.blocks != r->blocks || h.block_bytes != block_bytes)
 		return err_set(err, ERR_CORRUPT,
 		               "received control memory is of %u blocks of %llu bytes, the peer's hello "
-		               "said %u of %zu",
+		               "announced %u of %zu",
 		               h.blocks, (unsigned long long)h.block_bytes, r->blocks, block_bytes);
 	return 0;
 }

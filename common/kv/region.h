@@ -1,11 +1,11 @@
-/* region.h - a worker's KV memory as other processes see it, handed over as two descriptors.
+/* region.h - a worker's KV memory as other processes see it: two descriptors that are handed over.
  *
- * `control` (header + one generation word per block) is anonymous shared memory (memfd), small and
- * always of the host. `data` is the pool itself, memory of the worker's device (engine_new_pool),
- * whose descriptor is all that is known of it here. A peer maps control, opens data as a pool of
- * the backend that the hello names (kernels/copy.h), and trusts nothing in it: sizes come from
- * the hello message, are checked against what a descriptor has for ever, and generations are
- * only compared. */
+ * `control` (a header and one generation word per block) is anonymous shared memory (memfd), small
+ * and always in host memory. `data` is the pool itself, in memory of the worker's device
+ * (engine_new_pool); this file knows only its descriptor. A peer maps control, opens data as a pool
+ * of the backend that the hello names (kernels/copy.h), and trusts nothing in it: sizes come from
+ * the hello and are checked against the descriptors' sealed sizes, and generations are only
+ * compared. */
 #ifndef KV_REGION_H
 #define KV_REGION_H
 
@@ -20,19 +20,20 @@ struct kv_region {
 	int control_fd, data_fd;
 	uint32_t blocks;
 	_Atomic uint64_t *generations; /* (blocks), in control */
-	struct kern_pool *pool;        /* peers: data, to be copied from and to; NULL for the owner */
+	struct kern_pool *pool;        /* peers: data, opened for copying; NULL for the owner */
 	size_t control_bytes, data_bytes;
 };
 
-/* Owner: makes control, zeroed, sealed against resizing and against writing by anybody else.
- * data_fd, a descriptor of the pool, is taken over, also on failure. 0, ERR_INVALID (blocks),
- * ERR_NOMEM or ERR_IO; after an error r is as after kv_region_fini. */
+/* Owner: makes control, zeroed, sealed against resizing and against writing by others. Takes over
+ * data_fd, a descriptor of the pool, also on failure. 0, ERR_INVALID (blocks), ERR_NOMEM or ERR_IO;
+ * on an error r is as after kv_region_fini. */
 int kv_region_create(struct kv_region *r, const struct kv_layout *layout, uint32_t blocks,
                      int data_fd, struct err *err);
-/* Peer: maps descriptors that were received (they are taken over, also on failure). layout was
- * finished (kv_layout_finish) from what the hello said; backend and device are the hello's. control
- * is read-only. 0, ERR_INVALID (not sealed, or not of exactly the right size), ERR_UNSUPPORTED
- * (a backend whose memory this program cannot copy), ERR_CORRUPT (header), ERR_NOMEM or ERR_IO. */
+/* Peer: maps received descriptors and takes them over, also on failure. layout was finished
+ * (kv_layout_finish) from the hello; backend and device are the hello's. control is mapped
+ * read-only. 0, ERR_INVALID (not sealed, or not exactly the right size), ERR_UNSUPPORTED (this
+ * program cannot copy memory of that backend), ERR_CORRUPT (header), ERR_CLOSED (the device is
+ * lost), ERR_NOMEM or ERR_IO. On an error r is as after kv_region_fini. */
 int kv_region_map(struct kv_region *r, const struct kv_layout *layout, uint32_t blocks,
                   const char *backend, int device, int control_fd, int data_fd, struct err *err);
 void kv_region_fini(struct kv_region *r);

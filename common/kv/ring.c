@@ -1,19 +1,18 @@
 /* ring.c - see ring.h.
  *
- * In the memfd: a page of header; one word per slot, packed, so that a scan of all slots touches
- * few cache lines; the fields of each slot; the board, a row of words per slot that shares no cache
- * line with another row. What only P decides with (which slots are free, each slot's generation) is
- * private to P: nothing that M writes into the mapping can make P give a slot out twice or run
- * wild.
+ * The memfd has: a header page; one word per slot, packed, so that a scan of all slots touches few
+ * cache lines; the fields of each slot; the board, one row of words per slot, where no two rows
+ * share a cache line. State that P relies on (which slots are free, each slot's generation) is
+ * private to P: nothing that M writes into the mapping can make P use a slot twice or crash.
  *
- * Order. Fields are stored with release and loaded with acquire, each. So whoever sees one field of
- * a new transfer also sees the word closed that was stored before it, and the second look at the
- * word in ring_read fails. The word (generation, PENDING) is stored with release after all of them.
- * On x86 these are plain moves.
+ * Memory order. Each field is stored with release and loaded with acquire. So a reader that sees
+ * any field of a new transfer also sees that the word was closed before it, and the second check of
+ * the word in ring_read fails. The word (generation, PENDING) is stored with release after all of
+ * them. On x86 these are plain moves.
  *
  * The doorbell. P: store progress, then read-modify-write `sleeping`. M: read-modify-write
- * `sleeping` to 1, then look at the ring. The two modifications of one word have an order: if
- * P's comes first M sees the progress, if M's comes first P sees the 1 and rings. */
+ * `sleeping` to 1, then look at the ring. The two modifications of one word have an order: if P's
+ * comes first M sees the progress, if M's comes first P sees the 1 and rings. */
 #include "kv/ring.h"
 #include "kv/layout.h"
 #include "util/check.h"
@@ -31,8 +30,8 @@
 
 #define RING_VERSION 2u
 #define PAGE_BYTES 4096u
-#define LINE_WORDS 8u                             /* 64-bit words of a cache line */
-#define GENERATION_LAST (((uint64_t)1 << 56) - 2) /* a slot that got here is used no more */
+#define LINE_WORDS 8u                             /* 64-bit words per cache line */
+#define GENERATION_LAST (((uint64_t)1 << 56) - 2) /* a slot that reaches it is not used again */
 
 struct header {
 	uint64_t magic;
@@ -42,8 +41,8 @@ struct header {
 	_Alignas(64) _Atomic uint32_t step;
 };
 
-/* A transfer travels as 32-bit words: the head (all before src), then src and dst, of which only
- * `blocks` entries are meant. */
+/* A transfer is stored as 32-bit words: the head (all fields before src), then src and dst, of
+ * which only the first `blocks` entries are valid. */
 #define HEAD_WORDS (offsetof(struct ring_transfer, src) / 4)
 struct fields {
 	_Alignas(64) _Atomic uint32_t head[HEAD_WORDS];
@@ -51,7 +50,7 @@ struct fields {
 };
 _Static_assert(offsetof(struct ring_transfer, src) % 4 == 0, "the head is whole words");
 _Static_assert(sizeof(_Atomic uint64_t) == 8 && sizeof(_Atomic uint32_t) == 4,
-               "atomics of the mapping have no hidden lock");
+               "atomics in the mapping must not have a hidden lock");
 _Static_assert(sizeof(struct header) <= PAGE_BYTES, "the header fits its page");
 
 struct ring {
@@ -64,7 +63,7 @@ struct ring {
 	_Atomic uint64_t *board; /* (slots, row_words): the layers' words, then the schedule's */
 	/* P only */
 	pthread_mutex_t lock;
-	uint64_t *generation;   /* (slots): of the present transfer, or of the next one */
+	uint64_t *generation;   /* (slots): of the current transfer, or of the next one */
 	unsigned char *busy;    /* (slots) */
 	uint32_t *free, n_free; /* a stack */
 };
@@ -88,10 +87,11 @@ static size_t page_round(size_t bytes)
 static int ring_new(int fd, uint32_t slots, uint32_t layers, struct ring **ret, struct err *err)
 {
 	if (slots < 1 || slots > RING_SLOTS_MAX || layers < 1 || layers > KV_LAYERS_MAX)
-		return err_set(err, ERR_INVALID,
-		               "a transfer ring of %u slots and %u layers cannot be: the limits are 1 to "
-		               "%u and 1 to %u",
-		               slots, layers, RING_SLOTS_MAX, KV_LAYERS_MAX);
+		return err_set(
+			err, ERR_INVALID,
+			"invalid transfer ring of %u slots and %u layers: the limits are 1 to %u and "
+			"1 to %u",
+			slots, layers, RING_SLOTS_MAX, KV_LAYERS_MAX);
 	struct ring *r = mem_zalloc(sizeof *r);
 	pthread_mutex_init(&r->lock, NULL);
 	r->fd = fd;
@@ -145,7 +145,7 @@ int ring_create(uint32_t slots, uint32_t layers, uint64_t epoch, struct ring **r
 	r->generation = mem_array(slots, sizeof *r->generation);
 	r->busy = mem_array(slots, 1);
 	r->free = mem_array(slots, sizeof *r->free);
-	for (uint32_t i = slots; i-- > 0;) { /* slot 0 is taken first */
+	for (uint32_t i = slots; i-- > 0;) { /* slot 0 ends up on top of the stack */
 		r->free[r->n_free++] = i;
 		r->generation[i] = 1;
 		atomic_store_explicit(&r->word[i], word_of(1, RING_FREE), memory_order_relaxed);
@@ -173,13 +173,13 @@ static int header_check(const struct ring *r, uint64_t epoch, struct err *err)
 			(unsigned long long)magic, version, transfer, RING_MAGIC, RING_VERSION,
 			sizeof(struct ring_transfer));
 	if (slots != r->slots || layers != r->layers)
-		return err_set(
-			err, ERR_CORRUPT,
-			"received transfer ring has %u slots and %u layers, the peer's hello said %u and %u",
-			slots, layers, r->slots, r->layers);
+		return err_set(err, ERR_CORRUPT,
+		               "received transfer ring has %u slots and %u layers, the peer's hello "
+		               "announced %u and %u",
+		               slots, layers, r->slots, r->layers);
 	if (is != epoch)
 		return err_set(err, ERR_STALE,
-		               "received transfer ring is of epoch %llu, the peer's hello said %llu",
+		               "received transfer ring is of epoch %llu, the peer's hello announced %llu",
 		               (unsigned long long)is, (unsigned long long)epoch);
 	return 0;
 }
@@ -189,10 +189,9 @@ static int memory_check(const struct ring *r, struct err *err)
 	struct stat st;
 	int seals = fcntl(r->fd, F_GET_SEALS);
 	if (seals < 0 || !(seals & F_SEAL_SHRINK))
-		return err_set(err, ERR_INVALID,
-		               "received transfer ring is not memory that is sealed against resizing");
+		return err_set(err, ERR_INVALID, "received transfer ring is not sealed against resizing");
 	if (fstat(r->fd, &st) < 0)
-		return err_set(err, ERR_IO, "cannot look at a received transfer ring: %s", strerror(errno));
+		return err_set(err, ERR_IO, "cannot stat a received transfer ring: %s", strerror(errno));
 	if ((uint64_t)st.st_size != r->bytes)
 		return err_set(err, ERR_INVALID,
 		               "received transfer ring has %lld bytes, %u slots and %u layers need %zu",
@@ -278,7 +277,7 @@ static int counts_hold(const struct ring_transfer *t)
 	       t->blocks <= t->tokens - t->first_token && memchr(t->decode, 0, sizeof t->decode);
 }
 
-/* M's side: of printable characters, since it goes into messages and logs. */
+/* On M's side: printable characters only, since the name goes into messages and logs. */
 static int name_holds(const char *name)
 {
 	size_t n = strnlen(name, RING_NAME_MAX);
@@ -297,7 +296,7 @@ static void fields_store(struct fields *f, const struct ring_transfer *t)
 	words_store(f->dst, t->dst, t->blocks);
 }
 
-/* Copies the head, and the block numbers only when their count can be believed. */
+/* Copies the head, and the block numbers only if their count is valid. */
 static int fields_load(const struct fields *f, struct ring_transfer *t)
 {
 	uint32_t head[HEAD_WORDS];
@@ -446,8 +445,8 @@ int ring_read(const struct ring *r, uint32_t slot, struct ring_transfer *ret_tra
 	if (s != RING_PENDING && s != RING_SENT)
 		return ERR_STALE;
 	int e = fields_load(&r->fields[slot], ret_transfer);
-	/* after the acquire loads of the fields: if one of them was of a later transfer, so is this
-	 * word */
+	/* after the acquire loads of the fields: if one was of a later transfer, the word has changed
+	 * too */
 	if (atomic_load_explicit(&r->word[slot], memory_order_relaxed) != w)
 		return ERR_STALE;
 	*ret_gen = w >> 8;
@@ -466,8 +465,8 @@ uint32_t ring_progress(const struct ring *r, uint32_t slot, uint32_t layer, uint
 int ring_in_schedule(const struct ring *r, uint32_t slot, uint64_t gen)
 {
 	CHECK(slot < r->slots);
-	/* the transfer's word first: were it read last, it could be of a step that `step` does not
-	 * count yet */
+	/* Load the transfer's word first: loaded after `step` it could belong to a step newer than the
+	 * value of `step`. */
 	uint64_t w = atomic_load_explicit(&board_row(r, slot)[r->layers], memory_order_acquire);
 	uint32_t step = atomic_load_explicit(&r->header->step, memory_order_acquire);
 	return w >> 32 == (gen & UINT32_MAX) && step - (uint32_t)w <= 1;
@@ -481,8 +480,8 @@ int ring_mark_sent(struct ring *r, uint32_t slot, uint64_t gen)
 
 /* --- doorbell ------------------------------------------------------------ */
 
-/* M may have handed over anything: a full counter must not make P wait, and a write must not
- * raise SIGPIPE. */
+/* M may pass any descriptor: a full counter must not make P wait, and a write must not raise
+ * SIGPIPE. */
 static int bell_usable(int fd)
 {
 	struct stat st;
@@ -513,7 +512,7 @@ void ring_bell(struct ring *r)
 	pthread_mutex_lock(&r->lock);
 	const uint64_t one = 1;
 	ssize_t done = r->bell >= 0 ? write(r->bell, &one, sizeof one) : 0;
-	(void)done; /* a counter that is full wakes M as well */
+	(void)done; /* if the counter is full, M wakes up anyway */
 	pthread_mutex_unlock(&r->lock);
 }
 
