@@ -1,8 +1,8 @@
-/* chan.c - sockets, sending, timers of the message links. See chan.h for what holds; chan_in.c has
- * what arrives.
+/* chan.c - sockets, sending, and the life of peers. chan.h states the guarantees; chan_in.c handles
+ * incoming messages.
  *
- * A send never waits: what the socket does not take now stays in the link's window and goes out
- * at a later tick. */
+ * A send never waits: messages that the socket does not take now stay in the link's window, and a
+ * later tick sends them. */
 #include "msg/chan_priv.h"
 #include "msg/process.h"
 #include "util/check.h"
@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define SOCKET_MESSAGES 4096 /* that a connection holds in each direction before it is full */
+#define SOCKET_MESSAGES 4096 /* per connection and direction, before the socket is full */
 
 static void sock_ready(evutil_socket_t fd, short what, void *arg)
 {
@@ -30,7 +30,7 @@ static int sock_open(struct chan *c, int type, struct sock **ret)
 	if (!z)
 		return ERR_IO;
 	int zero = 0, hwm = SOCKET_MESSAGES, one = 1, ivl = 20, ivl_max = 500, handshake_ms = 5000;
-	int64_t max = 2 * MSG_PART_BYTES; /* a part with its envelope; who sends more is cut off */
+	int64_t max = 2 * MSG_PART_BYTES; /* a part and its envelope; ZeroMQ closes on larger frames */
 	zmq_setsockopt(z, ZMQ_LINGER, &zero, sizeof zero);
 	zmq_setsockopt(z, ZMQ_SNDHWM, &hwm, sizeof hwm);
 	zmq_setsockopt(z, ZMQ_RCVHWM, &hwm, sizeof hwm);
@@ -87,8 +87,8 @@ void chan_envelope(struct chan *c, struct peer *p, enum msg_type type, Pds__Enve
 int chan_put_msg(struct sock *s, const void *rid, size_t rid_len, const void *head, size_t head_len,
                  zmq_msg_t *body)
 {
-	/* also when this fails: any call may take the descriptor's edge, and what came would lie
-	 * there */
+	/* Also if the send fails: any ZeroMQ call may consume the edge of its descriptor, and messages
+	 * that have arrived would stay unread. */
 	event_active(s->again, EV_READ, 1);
 	if (!s->peer && (!rid_len || zmq_send(s->z, rid, rid_len, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0))
 		return ERR_CLOSED;
@@ -137,7 +137,7 @@ static unsigned char *pack(const ProtobufCMessage *body, size_t *ret_len)
 	return b;
 }
 
-/* An acknowledgement has left with this message. */
+/* An acknowledgement was sent with this message. */
 static void ack_left(struct peer *p, const Pds__Envelope *env)
 {
 	if (!env->ack_epoch)
@@ -210,7 +210,8 @@ void chan_resend(struct chan *c, struct peer *p, uint32_t most)
 	}
 }
 
-/* What was given to the socket lies at the window's beginning. */
+/* The window begins with the messages that the socket has taken; this finds the first one after
+ * them. */
 void chan_send_rest(struct chan *c, struct peer *p)
 {
 	struct list *first = &p->link.window;
@@ -222,7 +223,7 @@ void chan_send_rest(struct chan *c, struct peer *p)
 		send_out(c, p, list_entry(first, struct link_out, node));
 }
 
-/* Progress: what remains has its time again. */
+/* Progress resets the resend time of the messages that remain. */
 void chan_acked(struct chan *c, struct peer *p, uint64_t ack)
 {
 	uint32_t before = p->link.n_window;
@@ -236,15 +237,15 @@ void chan_acked(struct chan *c, struct peer *p, uint64_t ack)
 		                      p->resend_wait_us);
 }
 
-/* Whether the peer would take it. What the peer refuses it drops without an answer: the sender is
- * told here. */
+/* Checks that the peer would accept the message. A peer drops what it refuses without an answer, so
+ * the sender gets the error here. */
 static int check_out(const struct chan *c, const struct peer *p, const struct msg_type_info *info,
                      const ProtobufCMessage *body, size_t len)
 {
 	size_t limit = info->flags & MSG_NUMBERED ? c->opts.message_bytes_max : MSG_PART_BYTES;
 	struct err err = {0};
 	if (len > limit)
-		err_set(&err, ERR_INVALID, "it has %zu bytes, allowed %zu", len, limit);
+		err_set(&err, ERR_INVALID, "the body has %zu bytes, allowed %zu", len, limit);
 	else if (msg_validate(info, body, &err) == 0)
 		return 0;
 	log_error("message_refused", "peer=%s type=%s why=%s", p->name, info->name,
@@ -257,8 +258,8 @@ static size_t parts_of(size_t len)
 	return len ? (len + MSG_PART_BYTES - 1) / MSG_PART_BYTES : 1;
 }
 
-/* Appends it to the window, in as many parts as it needs; *ret_first is the first. ERR_FULL: no
- * memory. */
+/* Appends the body to the window, in as many parts as needed; *ret_first is the first part.
+ * ERR_FULL: out of memory. */
 static int push_parts(struct peer *p, const ProtobufCMessage *body, size_t len,
                       struct link_out **ret_first)
 {
@@ -409,7 +410,7 @@ static void pid_ended(evutil_socket_t fd, short what, void *arg)
 	enum peer_state state = p->state;
 	uint64_t epoch = p->epoch;
 	peer_unwatch(p);
-	chan_take(p->dealer ? p->dealer : p->c->bound); /* its goodbye may lie there */
+	chan_take(p->dealer ? p->dealer : p->c->bound); /* its goodbye may still be unread */
 	if (p->state == state && p->epoch == epoch)
 		chan_peer_down(p->c, p, "its process ended", p->dealer ? PEER_HELLO : PEER_DEAD);
 }
@@ -445,7 +446,7 @@ void chan_peer_down(struct chan *c, struct peer *p, const char *why, enum peer_s
 {
 	int was_up = p->state == PEER_UP;
 	if (p->state == PEER_DEAD)
-		/* by its owner, in the hook that tells it so or later: there is one end */
+		/* ended already, by its owner within the `down` hook or before: `down` is called once */
 		return;
 	p->state = next;
 	if (was_up) {
@@ -478,15 +479,15 @@ void chan_peer_down(struct chan *c, struct peer *p, const char *why, enum peer_s
 
 /* --- life ---------------------------------------------------------------- */
 
-static struct pace pace_of(uint64_t resend_us)
+static struct chan_pace pace_of(uint64_t resend_us)
 {
 	uint64_t r = resend_us ? resend_us : RESEND_US;
-	return (struct pace){.resend_us = r,
-	                     .resend_max_us = 8 * r,
-	                     .ack_us = r / 4,
-	                     .retry_us = r / 20,
-	                     .gap_us = r / 20,
-	                     .hello_us = r < HELLO_RETRY_US ? r : HELLO_RETRY_US};
+	return (struct chan_pace){.resend_us = r,
+	                          .resend_max_us = 8 * r,
+	                          .ack_us = r / 4,
+	                          .retry_us = r / 20,
+	                          .gap_us = r / 20,
+	                          .hello_us = r < HELLO_RETRY_US ? r : HELLO_RETRY_US};
 }
 
 int chan_new(struct event_base *base, const struct chan_opts *opts, const struct chan_hooks *hooks,
@@ -576,7 +577,7 @@ struct peer *chan_connect(struct chan *c, const char *endpoint, const char *expe
 	p->dealer = dealer;
 	p->dealer->peer = p;
 	p->hello_us = clock_us();
-	p->hello_waits = 1; /* for the connection */
+	p->hello_waits = 1; /* until the connection is up */
 	chan_tick_soon(c, p->hello_us + c->pace.hello_us);
 	return p;
 }
@@ -586,7 +587,7 @@ void chan_disconnect(struct chan *c, struct peer *p)
 	chan_peer_down(c, p, "disconnected", PEER_DEAD);
 }
 
-/* --- looking at peers ---------------------------------------------------- */
+/* --- queries ------------------------------------------------------------- */
 
 struct peer *chan_find(struct chan *c, const char *name)
 {

@@ -1,29 +1,29 @@
-/* chan.h - all of a daemon's message links: one bound ROUTER socket, one DEALER socket for each
- * peer that it connects to. protobuf-c bodies go in and come out; ZeroMQ stops here. One thread:
- * the event loop's.
+/* chan.h - all message links of a daemon: one bound ROUTER socket, and one DEALER socket for each
+ * peer that it connects to. Callers pass and get protobuf-c bodies; ZeroMQ is hidden here. All
+ * functions run on one thread, the event loop's.
  *
- * A link joins two daemons' lives (name, epoch each). The connecting side says HELLO, the bound
- * side WELCOME (or refuses). Messages with MSG_NUMBERED are numbered, acknowledged cumulatively,
- * kept in a bounded window until acknowledged, and sent again after a reconnect: the receiver gets
- * each once and in order for as long as both lives last. When either side has a new epoch the link
- * restarts, what was in the window is dropped and `down` then `up` are called: the owner
+ * A link joins two daemons, each identified by name and epoch. The connecting side sends HELLO, the
+ * bound side answers WELCOME (or refuses). Messages with MSG_NUMBERED are numbered, acknowledged
+ * cumulatively, kept in a bounded window until acknowledged, and resent after a reconnect: the
+ * receiver gets each once and in order as long as both processes live. When either side has a new
+ * epoch the link restarts: the window is dropped, and `down` then `up` are called. The owner then
  * re-establishes its state from what it knows (requests, leases), not from messages. A peer is down
  * when it says goodbye, when its process ends (pidfd, same host), when it was silent for
  * `silence_us` (twice that on a watched link without work, five times between watched processes of
- * which neither is a router), or when it talks but acknowledges nothing.
+ * which neither is a router), or when it sends but acknowledges nothing.
  *
- * Nothing that a peer sends ends the daemon: what does not decode, has an unknown type, or lacks a
- * request id is counted, logged (rate-limited) and dropped. A HELLO of another protocol version is
- * refused with both numbers.
+ * Nothing that a peer sends ends the daemon: a message that does not decode, has an unknown type,
+ * or lacks a request id is counted, logged (rate-limited) and dropped. A HELLO of another protocol
+ * version is refused with both version numbers.
  *
- * Links are local (ipc). The process at the other end is known from the kernel: a HELLO that names
- * another process, or a name that a living process has, is refused, and each message of a link must
+ * Links are local (ipc). The kernel identifies the process at the other end: a HELLO is refused if
+ * it names another process or if a living process has its name, and each message of a link must
  * come from the process that said HELLO.
  *
- * A body longer than MSG_PART_BYTES travels in parts and is put together again, so what waits in
- * sockets is bounded by bytes: SOCKET_MESSAGES (chan.c) times MSG_PART_BYTES for each connection
- * and direction. That bounds daemons, not attackers: libzmq counts messages, so a process that
- * may open the socket (own user and its group) can send endless multipart messages. */
+ * A body longer than MSG_PART_BYTES is sent in parts and joined by the receiver, so the bytes that
+ * wait in sockets are bounded: SOCKET_MESSAGES (chan.c) times MSG_PART_BYTES per connection and
+ * direction. This bounds daemons, not attackers: libzmq counts messages, so a process that may open
+ * the socket (own user and its group) can send endless multipart messages. */
 #ifndef MSG_CHAN_H
 #define MSG_CHAN_H
 
@@ -40,34 +40,36 @@ struct peer;
 struct event_base;
 
 struct msg_head {
-	struct reqid req; /* 0, 0: about no request */
+	struct reqid req; /* 0, 0: not about a request */
 	uint32_t attempt;
-	/* local monotonic clock, 0: none. Travels as the time that remains */
+	/* local monotonic clock, 0: none. Sent as the time that remains */
 	uint64_t deadline_us;
 };
 
 struct chan_asked;
 #define CHAN_LATER 1
-#define CHAN_ASKED_MAX 64u /* questions that are not answered yet; the next ones are refused */
+#define CHAN_ASKED_MAX 64u /* unanswered questions of pdctl; further ones are refused */
 
 struct chan_hooks {
 	void *arg;
-	/* Fills what this daemon says of itself to this peer in HELLO/WELCOME; called before each. w
-	 * is zeroed, its strings may point to the daemon's own. NULL: no worker. */
-	int (*describe)(void *arg, Pds__WorkerInfo *w); /* 1: w is filled */
-	/* A peer says HELLO: 0 admits it; else reason (a sentence with both values) is sent back and
-	 * the peer is refused. NULL: admit all. */
+	/* Fills w, what this daemon reports about itself in a HELLO; called before each. w is zeroed;
+	 * its strings may point to the daemon's own. Returns 1 if w is filled. NULL: not a worker. */
+	int (*describe)(void *arg, Pds__WorkerInfo *w);
+	/* A peer says HELLO. 0 admits it; otherwise reason (a sentence with both values) is sent back
+	 * and the peer is refused. NULL: admit all. */
 	int (*admit)(void *arg, const char *name, uint64_t epoch, const Pds__Hello *hello, char *reason,
 	             size_t reason_len);
 	void (*up)(void *arg, struct peer *p);
-	/* its pointer stays valid until the next up or destroy */
+	/* A peer that connected to us is freed after the event loop's current callback; one that we
+	 * connected to stays and may come up again. */
 	void (*down)(void *arg, struct peer *p, const char *why);
 	void (*message)(void *arg, struct peer *p, enum msg_type type, const struct msg_head *head,
 	                const ProtobufCMessage *body);
-	void (*heartbeat)(void *arg, struct peer *p, Pds__Heartbeat *hb); /* fill; NULL: empty ones */
-	/* pdctl, which process who runs: the answer (JSON), or an error sentence, as a malloc'd string
-	 * in *ret_text; 0 or ERR_*. Or CHAN_LATER: chan_answer follows, with `asked`, which is the
-	 * hook's until then if it says so. */
+	/* fills hb; NULL: heartbeats are empty */
+	void (*heartbeat)(void *arg, struct peer *p, Pds__Heartbeat *hb);
+	/* A question of pdctl; `who` is the process that runs it. Puts the answer (JSON) or an error
+	 * sentence as a malloc'd string into *ret_text and returns 0 or ERR_*. Or returns CHAN_LATER
+	 * and calls chan_answer with `asked` later; until then the hook owns `asked`. */
 	int (*ctl)(void *arg, struct chan_asked *asked, const struct process_origin *who,
 	           const char *command, char *const *args, size_t n_args, char **ret_text);
 };
@@ -76,79 +78,78 @@ struct chan_opts {
 	const char *program, *name;
 	uint64_t epoch;
 	const char *bind; /* "ipc:///run/pdserve/decode-1.ipc"; NULL: binds nothing */
-	/* interval between routers and workers at work; else 5 to 10 times that, never more than a
-	 * quarter of what the peer bears */
+	/* interval between routers and workers at work; 5 to 10 times that otherwise; never more than a
+	 * quarter of the silence that the peer tolerates */
 	uint64_t heartbeat_us;
 	uint64_t silence_us;
-	/* unacknowledged messages of a link; past it chan_send says ERR_FULL */
+	/* limits on a link's unacknowledged messages; beyond them chan_send returns ERR_FULL */
 	uint32_t window_messages;
 	size_t window_bytes;
-	uint32_t peers_max;       /* that connected to us and that we connect to */
+	uint32_t peers_max;       /* those that connected to us plus those that we connect to */
 	size_t message_bytes_max; /* of a whole body, in one part or several */
-	/* what is not acknowledged by then is sent again; acknowledgements take a quarter of it; 0:
-	 * 400 ms */
+	/* a message is resent if it is not acknowledged within this time; acknowledgements are delayed
+	 * by at most a quarter of it; 0: 400 ms */
 	uint64_t resend_us;
-	/* for tests: loses, repeats, delays messages, as fault.h says; NULL or "": none */
+	/* for tests: loses, repeats and delays messages by the rules of fault.h; NULL or "": none */
 	const char *fault;
 };
 
 int chan_new(struct event_base *base, const struct chan_opts *opts, const struct chan_hooks *hooks,
              struct chan **ret_c, struct err *err);
-/* says goodbye to all, waits at most 300 ms for their answers, then at most 1 s for what must
- * leave */
+/* Says goodbye to all peers, waits up to 300 ms for their answers, then up to 1 s until the sockets
+ * have sent what they hold. */
 void chan_destroy(struct chan **c);
 
-/* Connects (in the background, again and again until chan_disconnect). tag is kept for the owner.
- * expected_name may be NULL. NULL, after a line in the log: the limit on peers (peers_max) is
- * reached, or the system has no descriptors left. */
+/* Connects in the background, and reconnects until chan_disconnect. tag is stored for the owner.
+ * expected_name may be NULL. Returns NULL and logs the reason if the limit on peers (peers_max) is
+ * reached or the system has no descriptors left. */
 struct peer *chan_connect(struct chan *c, const char *endpoint, const char *expected_name, int tag);
-/* p is not to be used any more after the hook, or the call of the loop, that this was called
- * from. */
+/* p must not be used after the hook or the event loop callback that called this has returned. */
 void chan_disconnect(struct chan *c, struct peer *p);
-struct peer *chan_find(struct chan *c, const char *name); /* an up peer, or NULL */
-/* iterate over all peers, NULL first */
+struct peer *chan_find(struct chan *c, const char *name); /* a peer that is up, or NULL */
+/* iterates over all peers: start with NULL */
 struct peer *chan_next(struct chan *c, struct peer *after);
 
-/* body is packed before the return. Numbered: kept until acknowledged, also while the peer is
- * reconnecting; ERR_FULL when the window or the memory is full; ERR_CLOSED when the peer is not
- * up. Not numbered: sent if that is possible now, else dropped (0 all the same). ERR_INVALID,
- * after a line in the log: the peer would refuse it, for its size (message_bytes_max; not
- * numbered: MSG_PART_BYTES) or for what msg_validate says. */
+/* Packs body before it returns. Numbered types: kept until acknowledged, also while the peer is
+ * reconnecting; ERR_FULL if the window is full or memory is out; ERR_CLOSED if the peer is not up.
+ * Other types: sent if that is possible now, else dropped (returns 0 in both cases). ERR_INVALID,
+ * logged: the peer would refuse the message, because of its size (message_bytes_max; for types not
+ * numbered MSG_PART_BYTES) or by msg_validate. */
 int chan_send(struct chan *c, struct peer *p, enum msg_type type, const struct msg_head *head,
               const ProtobufCMessage *body);
 
-const char *peer_name(const struct peer *p); /* "?" before hello */
+const char *peer_name(const struct peer *p); /* "?" before HELLO or WELCOME */
 uint64_t peer_epoch(const struct peer *p);
-/* within `down`: its process lives, it had lost sight of us, and it is up again next */
+/* within `down`: 1 if the peer's process lives but had lost its link to us; `up` follows at once */
 int peer_link_restarts(const struct peer *p);
-/* the name that chan_connect was given; "" for none */
+/* the expected_name of chan_connect; "" for none */
 const char *peer_expected(const struct peer *p);
-int peer_said_goodbye(const struct peer *p); /* within `down`: it ends in order */
-/* what chan_connect was given; "" for those that connected to us */
+int peer_said_goodbye(const struct peer *p); /* within `down`: the peer shuts down in order */
+/* the endpoint of chan_connect; "" for peers that connected to us */
 const char *peer_endpoint(const struct peer *p);
 int peer_is_up(const struct peer *p);
-int peer_tag(const struct peer *p); /* 0 for those that connected to us */
+int peer_tag(const struct peer *p); /* 0 for peers that connected to us */
 const char *peer_program(const struct peer *p);
-/* from its HELLO; NULL if it is no worker, or if we connected to it */
+/* from its HELLO; NULL if it is not a worker, or if we connected to it */
 const Pds__WorkerInfo *peer_worker(const struct peer *p);
 uint64_t peer_heard_us(const struct peer *p);
 void *peer_data(const struct peer *p);
-void peer_set_data(struct peer *p, void *data); /* the owner's; cleared after down */
+void peer_set_data(struct peer *p, void *data); /* for the owner; set to NULL after `down` */
 
 struct chan_counts {
 	uint64_t sent, received, resent, duplicates, bad, dropped;
-	uint64_t faults; /* messages that the fault layer touched */
+	uint64_t faults; /* messages changed by the fault layer */
 	uint32_t peers_up;
 };
 void chan_counts(const struct chan *c, struct chan_counts *ret);
 
-/* Answers a question of pdctl; `asked` is freed. What is not answered when the chan ends never
- * is. */
+/* Answers a question of pdctl and frees `asked`. Questions still open when the chan is destroyed
+ * get no answer. */
 void chan_answer(struct chan *c, struct chan_asked *asked, int code, const char *text);
 
-/* pdctl's side: one question, one answer, blocking, with a bound. *ret_text (NULL before) is
- * malloc'd: what was answered, also with an error; it stays NULL without an answer. Returns the
- * reply's code, or ERR_TIMEOUT ... */
+/* pdctl's side: sends one question and waits for the answer, up to timeout_us. *ret_text must be
+ * NULL; it becomes the answer's text (malloc'd), also if that is an error, and stays NULL without
+ * an answer. Returns the code of the reply, or ERR_TIMEOUT, ERR_CLOSED, ERR_CORRUPT. */
 int chan_ask(const char *endpoint, const char *command, char *const *args, size_t n_args,
              uint64_t timeout_us, char **ret_text, struct err *err);
 

@@ -1,5 +1,4 @@
-/* chan_ask.c - pdctl's side of the control connection: one question, one answer, a bound on the
- * wait. */
+/* chan_ask.c - pdctl's side of the control connection: one question, one answer, a bounded wait. */
 #include "msg/chan_priv.h"
 #include "util/clock.h"
 #include "util/mem.h"
@@ -64,7 +63,7 @@ int chan_ask(const char *endpoint, const char *command, char *const *args, size_
 {
 	int r, ms = (int)(timeout_us / 1000u), zero = 0;
 	if (strncmp(endpoint, "ipc://", 6) == 0 && access(endpoint + 6, W_OK) != 0)
-		return err_set(err, ERR_CLOSED, "nothing listens on %s", endpoint);
+		return err_set(err, ERR_CLOSED, "nothing is listening on %s", endpoint);
 	void *ctx = zmq_ctx_new(), *z = zmq_socket(ctx, ZMQ_DEALER);
 	zmq_setsockopt(z, ZMQ_LINGER, &zero, sizeof zero);
 	zmq_setsockopt(z, ZMQ_SNDTIMEO, &ms, sizeof ms);
@@ -73,7 +72,7 @@ int chan_ask(const char *endpoint, const char *command, char *const *args, size_
 		r = err_set(err, ERR_CLOSED, "cannot connect to %s: %s", endpoint,
 		            zmq_strerror(zmq_errno()));
 	else if (send_question(z, command, args, n_args) < 0)
-		r = err_set(err, ERR_TIMEOUT, "%s takes no question", endpoint);
+		r = err_set(err, ERR_TIMEOUT, "%s did not accept the question in time", endpoint);
 	else if ((r = read_answer(z, ret_text, err)) == ERR_TIMEOUT && !*ret_text)
 		err_set(err, r, "no answer from %s within %d ms", endpoint, ms);
 	zmq_close(z);

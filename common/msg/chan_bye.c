@@ -1,9 +1,9 @@
-/* chan_bye.c - the orderly end of all links.
+/* chan_bye.c - orderly shutdown of all links.
  *
- * ZeroMQ may drop what arrives together with the end of its connection. So the daemon that ends
- * waits until each peer has answered its goodbye, or its process has ended, but at most
- * BYE_WAIT_US: a peer that is alive and not stopped hears it. Nothing else is taken meanwhile,
- * no hook is called. */
+ * ZeroMQ may drop messages that arrive together with the end of their connection. So a daemon that
+ * shuts down waits until each peer has answered its goodbye or its process has ended, at most
+ * BYE_WAIT_US: every peer that is alive and not stopped receives it. Meanwhile all other messages
+ * are dropped and no hook is called. */
 #include "msg/chan_priv.h"
 #include "util/clock.h"
 #include "util/mem.h"
@@ -18,7 +18,7 @@ void chan_goodbye_taken(struct chan *c, struct peer *p, const struct incoming *i
 	Pds__Goodbye heard = PDS__GOODBYE__INIT;
 	if (c->ending) {
 		if (p)
-			p->bye_waits = 0; /* answered, or it ends as well and has had ours */
+			p->bye_waits = 0; /* it answered, or it shuts down too and has received ours */
 		return;
 	}
 	if (said->heard)
@@ -42,12 +42,12 @@ static void say(struct chan *c)
 	list_each(it, &c->peers) {
 		struct peer *p = list_entry(it, struct peer, node);
 		if (p->state == PEER_UP && chan_send_link(c, p, MSG_GOODBYE, &bye.base) == 0)
-			p->bye_waits = !p->self; /* who shares our thread cannot answer now */
+			p->bye_waits = !p->self; /* a peer on our own thread cannot answer now */
 	}
 }
 
-/* Sockets to read answers from and processes to see end, of those who have not answered. items
- * has room for 2 a peer and 1. */
+/* Collects the sockets and processes of the peers that have not answered, to be polled. items has
+ * room for two per peer and one more. */
 static int gather(struct chan *c, zmq_pollitem_t *items, struct sock **socks)
 {
 	int n = 0, bound = 0;

@@ -1,10 +1,10 @@
 /* chan_ctl.c - answers to pdctl.
  *
- * Who may open the socket may ask, and need not read: what its connection holds is bounded by
- * messages, and an answer may have megabytes. So each answer is counted until ZeroMQ has written
- * it out, and past ANSWERS_BYTES no question is worked on; past twice as many none of our own
- * user's or root's, whom others cannot lock out so. A daemon may answer later: CHAN_ASKED_MAX at
- * a time. */
+ * A process that may open the socket may ask without reading: ZeroMQ bounds a connection by
+ * messages, but an answer may have megabytes. So each answer is counted until ZeroMQ has written it
+ * out, and beyond ANSWERS_BYTES new questions are refused. The limit is twice as high for our own
+ * user and root, so that others cannot lock them out. A daemon may answer later, for up to
+ * CHAN_ASKED_MAX questions at a time. */
 #include "msg/chan_priv.h"
 
 #include "util/mem.h"
@@ -16,7 +16,7 @@
 
 #define ANSWERS_BYTES ((size_t)64 << 20)
 
-/* Where the answer goes. */
+/* A question, with the connection that the answer goes to. */
 struct chan_asked {
 	struct list link; /* in chan.asked */
 	struct sock *s;
@@ -30,7 +30,7 @@ struct ctl_reply {
 	unsigned char bytes[];
 };
 
-/* On ZeroMQ's thread, at the latest within zmq_ctx_term. */
+/* Called on ZeroMQ's thread, at the latest within zmq_ctx_term. */
 static void written(void *bytes, void *answer)
 {
 	struct ctl_reply *a = answer;
@@ -60,20 +60,20 @@ static int reply(struct chan *c, const struct chan_asked *to, int code, const ch
 		return ERR_NOMEM;
 	}
 	int r = chan_put_msg(to->s, to->rid, to->rid_len, head, pds__envelope__pack(&env, head), &body);
-	zmq_msg_close(&body); /* nothing, if it was sent */
+	zmq_msg_close(&body); /* does nothing if the message was sent */
 	return r;
 }
 
 void chan_answer(struct chan *c, struct chan_asked *asked, int code, const char *text)
 {
 	if (reply(c, asked, code, text) == ERR_NOMEM)
-		reply(c, asked, ERR_NOMEM, "no memory for the answer");
+		reply(c, asked, ERR_NOMEM, "out of memory for the answer");
 	list_remove(&asked->link);
 	c->n_asked--;
 	free(asked);
 }
 
-/* Why no question is worked on now; NULL: it is. */
+/* Returns why a question is refused now, or NULL if it is not. */
 static const char *too_much(const struct chan *c, const struct incoming *in, char *text,
                             size_t size)
 {

@@ -1,9 +1,9 @@
-/* chan_fault.c - carries out what fault.h decides, between the link layer and the socket: what is
- * lost here is what a network or a reconnect loses.
+/* chan_fault.c - carries out the verdicts of fault.h, between the link layer and the socket: losses
+ * here look like those of a network or a reconnect.
  *
- * Messages that wait are in one list by time. On one link in one direction nothing overtakes: who
- * comes while another waits, waits behind it. At most HELD_MAX messages of HELD_BYTES wait; past
- * it they are lost. When a peer goes down what waits for it or from it is lost. */
+ * Delayed messages are in one list by time. Messages of one link in one direction do not overtake
+ * each other: one that comes while another waits, waits behind it. At most HELD_MAX messages and
+ * HELD_BYTES wait; further ones are lost. When a peer goes down, its delayed messages are lost. */
 #include "msg/chan_priv.h"
 #include "util/check.h"
 #include "util/clock.h"
@@ -21,11 +21,11 @@ struct held {
 	struct list node;
 	uint64_t due_us;
 	enum held_kind kind;
-	struct peer *p;        /* NULL: not known (IN only) */
-	struct line *line;     /* NULL: LATE */
-	struct incoming in;    /* IN, LATE; OUT uses s, rid */
-	size_t head_len, len;  /* OUT */
-	unsigned char bytes[]; /* OUT: head, body */
+	struct peer *p;         /* NULL: unknown (IN only) */
+	struct chan_line *line; /* NULL for LATE */
+	struct incoming in;     /* IN, LATE: all of it; OUT: s and rid only */
+	size_t head_len, len;   /* OUT */
+	unsigned char bytes[];  /* OUT: envelope, body */
 };
 
 /* --- the list ------------------------------------------------------------ */
@@ -74,7 +74,7 @@ static void on_due(evutil_socket_t fd, short what, void *arg)
 		struct held *h = list_entry(c->held.next, struct held, node);
 		if (h->due_us > now)
 			break;
-		/* a handler may end the peer, which empties the list of what is its */
+		/* the handler may end the peer, which removes that peer's messages from the list */
 		list_remove(&h->node);
 		release(c, h);
 		held_free(c, h);
@@ -82,8 +82,8 @@ static void on_due(evutil_socket_t fd, short what, void *arg)
 	arm(c, now);
 }
 
-static struct held *hold(struct chan *c, enum held_kind kind, struct peer *p, struct line *line,
-                         uint64_t due_us, size_t bytes)
+static struct held *hold(struct chan *c, enum held_kind kind, struct peer *p,
+                         struct chan_line *line, uint64_t due_us, size_t bytes)
 {
 	if (c->n_held >= HELD_MAX || c->held_bytes + bytes > HELD_BYTES)
 		return NULL;
@@ -103,9 +103,9 @@ static struct held *hold(struct chan *c, enum held_kind kind, struct peer *p, st
 	return h;
 }
 
-/* Takes over in's parts. A body that is not yet decoded is copied: ZeroMQ's frame ends before it
- * is looked at. */
-static void hold_in(struct chan *c, enum held_kind kind, struct peer *p, struct line *line,
+/* Takes over the contents of in. A body that is not decoded yet is copied, because ZeroMQ's frame
+ * is freed before it is used. */
+static void hold_in(struct chan *c, enum held_kind kind, struct peer *p, struct chan_line *line,
                     struct incoming *in, uint64_t due_us)
 {
 	struct held *h = hold(c, kind, p, line, due_us, 0);
@@ -121,9 +121,9 @@ static void hold_in(struct chan *c, enum held_kind kind, struct peer *p, struct 
 	in->own = NULL;
 }
 
-/* Until when a message that is to wait delay_us waits, behind those before it on its line and on
- * the one before that (may be NULL); 0: it need not. */
-static uint64_t line_due(struct line *line, const struct line *before, uint64_t delay_us)
+/* Returns when a message delayed by delay_us is due: not before the messages that wait on its line,
+ * and on the line `before` (may be NULL). 0: it need not wait. */
+static uint64_t line_due(struct chan_line *line, const struct chan_line *before, uint64_t delay_us)
 {
 	uint64_t now = clock_us(), due = now + delay_us;
 	if (line->until_us > due)
@@ -138,8 +138,8 @@ static uint64_t line_due(struct line *line, const struct line *before, uint64_t 
 
 /* --- out ----------------------------------------------------------------- */
 
-/* The connection ends and is made anew: what ZeroMQ held for it is lost. A bound socket cannot
- * end one; it forgets whose the connection was. */
+/* Ends the connection and makes a new one: ZeroMQ loses what it held for it. A bound socket cannot
+ * end a single connection; there we forget which connection is the peer's. */
 static void cut(struct peer *p)
 {
 	if (!p)
@@ -156,7 +156,7 @@ static void cut(struct peer *p)
 static int send_or_hold(struct chan *c, struct peer *p, struct held *like, uint64_t delay_us,
                         const unsigned char *bytes)
 {
-	struct line *line = p ? &p->lines[FAULT_OUT] : NULL;
+	struct chan_line *line = p ? &p->lines[FAULT_OUT] : NULL;
 	uint64_t due = line ? line_due(line, NULL, delay_us) : 0;
 	if (!due)
 		return chan_put(like->in.s, like->in.rid, like->in.rid_len, bytes, like->head_len,
@@ -217,9 +217,9 @@ static ProtobufCMessage *twin(const ProtobufCMessage *m)
 static void pass(struct chan *c, struct incoming *in, uint64_t delay_us)
 {
 	struct peer *p = in->s->peer ? in->s->peer : chan_find_rid(c, in->rid, in->rid_len);
-	struct line *line = p ? &p->lines[FAULT_IN] : &c->strangers;
-	/* on the bound socket a peer is a stranger until its HELLO is taken: what it says after that
-	 * may not overtake it */
+	struct chan_line *line = p ? &p->lines[FAULT_IN] : &c->strangers;
+	/* On the bound socket a peer is a stranger until its HELLO is handled; its later messages must
+	 * not overtake the HELLO. */
 	uint64_t due = line_due(line, in->s->peer ? NULL : &c->strangers, delay_us);
 	if (due)
 		hold_in(c, HELD_IN, p, line, in, due);

@@ -1,11 +1,12 @@
-/* chan_in.c - what arrives on the message links: decode the envelope, find the peer, judge the
- * number, put parts together, decode the body, hand up.
+/* chan_in.c - incoming messages: decode the envelope, find the peer, check the number, join parts,
+ * decode the body, hand up.
  *
- * From an unknown connection only HELLO and CTL_REQUEST count; anything else is answered by WHO,
- * its body unread. What is malformed is counted, logged at most once a second, and dropped. A
- * numbered message with a bad body still counts as arrived, so that the link goes on; with a bad
- * envelope its number stays missing, and the link ends. Refusals are logged at most five times a
- * second. */
+ * On the bound socket an unknown connection may send HELLO, CTL_REQUEST and GOODBYE. Any other
+ * message from it is dropped without decoding its body, and answered by WHO unless it belongs to
+ * the link itself. Malformed messages are counted, logged at most once a second, and dropped. A
+ * numbered message with a bad body counts as received, so that the link goes on; with a bad
+ * envelope its number stays missing, and the link goes down. Refusals are logged at most five times
+ * a second. */
 #include "msg/chan_priv.h"
 #include "util/clock.h"
 #include "util/mem.h"
@@ -32,7 +33,7 @@ void incoming_fini(struct incoming *in)
 	in->own = NULL;
 }
 
-/* 0, or the message is counted as bad and to be dropped. */
+/* 0, or an error: the message was counted as bad, drop it. */
 static int decode_body(struct chan *c, struct incoming *in)
 {
 	struct err err = {0};
@@ -62,7 +63,7 @@ static struct peer *find_accepted(struct chan *c, const char *name)
 	return NULL;
 }
 
-/* --- HELLO: somebody connected to us ------------------------------------- */
+/* --- HELLO: a peer connected to us --------------------------------------- */
 
 static void refuse(struct chan *c, const struct incoming *in, const char *reason)
 {
@@ -84,8 +85,8 @@ static uint32_t pid_of(const struct peer *p)
 	return p->hello && p->hello->process ? p->hello->process->pid : 0;
 }
 
-/* 1: the name is another life's, which goes on. A peer whose process has ended or who was silent
- * is already down and gone. */
+/* 1 if another process has the name and is alive. A peer whose process has ended, or that was
+ * silent for too long, is no longer in the list. */
 static int name_taken(struct chan *c, const struct incoming *in, struct peer *old, char *why,
                       size_t len)
 {
@@ -93,7 +94,8 @@ static int name_taken(struct chan *c, const struct incoming *in, struct peer *ol
 	if (epoch == old->epoch && process_origin_same(&in->origin, &old->origin))
 		return 0;
 	if (epoch < old->epoch) {
-		snprintf(why, len, "the name %s belongs to a newer life: epoch %llu, yours is %llu",
+		snprintf(why, len,
+		         "the name %s belongs to a newer process: its epoch is %llu, yours is %llu",
 		         old->name, (unsigned long long)old->epoch, (unsigned long long)epoch);
 		return 1;
 	}
@@ -130,16 +132,16 @@ static void accept_hello(struct chan *c, struct incoming *in, struct peer *p, Pd
 	if (p->hello)
 		pds__hello__free_unpacked(p->hello, NULL);
 	p->hello = h;
-	in->m.body = NULL; /* kept: it is the peer's now */
+	in->m.body = NULL; /* the peer owns it now */
 	p->state = PEER_HELLO;
 	chan_peer_watch(c, p, h->process);
 	chan_welcome(c, p, 0);
 	chan_peer_up(c, p);
 }
 
-/* Nothing has come from it and it has acknowledged nothing: a second HELLO is then only a
+/* The peer has sent no numbered message and acknowledged none: then a second HELLO is only a
  * repetition of the first. */
-static int untouched(const struct link *l)
+static int untouched(const struct msg_link *l)
 {
 	return l->expect == 1 && l->n_window == l->next_seq - 1;
 }
@@ -158,9 +160,9 @@ static void on_hello(struct chan *c, struct incoming *in)
 		return;
 	}
 	if (old && old->epoch == in->m.env->epoch && h->nth <= old->hello_nth)
-		return; /* late, or a repetition */
+		return; /* an older HELLO, or a repetition */
 	if (strcmp(in->m.env->sender, c->name) == 0) {
-		refuse(c, in, "that is my own name");
+		refuse(c, in, "this is my own name");
 		return;
 	}
 	if (old && old->epoch == in->m.env->epoch &&
@@ -187,16 +189,16 @@ static void on_hello(struct chan *c, struct incoming *in)
 	accept_hello(c, in, chan_peer_new(c), h, 0);
 }
 
-/* --- WELCOME: the one we connected to ------------------------------------ */
+/* --- WELCOME: from a peer that we connected to --------------------------- */
 
-/* It refuses us, or we its WELCOME. */
+/* The peer refused us, or we refuse its WELCOME. */
 static void on_refused(struct chan *c, struct peer *p, const struct incoming *in,
                        const char *reason)
 {
 	if (p->state == PEER_UP)
 		chan_peer_down(c, p, reason, PEER_REFUSED);
 	if (p->state == PEER_DEAD)
-		return; /* its owner was told and has done with it */
+		return; /* disconnected by its owner within `down` */
 	if (strcmp(p->refusal, reason) != 0)
 		log_error("refused", "peer=%s reason=%s", log_quote(in->m.env->sender), log_quote(reason));
 	snprintf(p->refusal, sizeof p->refusal, "%s", reason);
@@ -231,7 +233,7 @@ static void on_welcome(struct chan *c, struct peer *p, struct incoming *in)
 		return;
 	}
 	if (same && w->link <= p->link_id)
-		return; /* of a link before this one, or a repetition */
+		return; /* of an earlier link, or a repetition */
 	p->restarting = same;
 	if (p->state == PEER_UP)
 		chan_peer_down(c, p, same ? "its link restarts" : "restarted", PEER_HELLO);
@@ -260,8 +262,8 @@ void chan_hand_up(struct chan *c, struct peer *p, struct incoming *in)
 		c->hooks.message(c->hooks.arg, p, in->m.info->type, &head, in->m.body);
 }
 
-/* 0, ERR_FULL past limit, or ERR_NOMEM. */
-static int parts_add(struct parts *j, const void *bytes, size_t len, size_t limit)
+/* 0, ERR_FULL (more than limit bytes), or ERR_NOMEM. */
+static int parts_add(struct chan_parts *j, const void *bytes, size_t len, size_t limit)
 {
 	if (len > limit || j->len > limit - len)
 		return ERR_FULL;
@@ -278,15 +280,15 @@ static int parts_add(struct parts *j, const void *bytes, size_t len, size_t limi
 	return 0;
 }
 
-void parts_drop(struct parts *j)
+void parts_drop(struct chan_parts *j)
 {
 	free(j->bytes);
-	*j = (struct parts){0};
+	*j = (struct chan_parts){0};
 }
 
-/* 1: the body is whole now, and in->bytes all of it. 0: it goes on, or could not be kept and is
- * dropped. */
-static int join_parts(struct chan *c, struct parts *j, struct incoming *in)
+/* 1: the body is complete, and in->bytes is all of it. 0: more parts follow, or the body was lost
+ * and is dropped. */
+static int join_parts(struct chan *c, struct chan_parts *j, struct incoming *in)
 {
 	struct err err = {0};
 	if (!in->m.env->more && !j->bytes && !j->lost)
@@ -294,8 +296,7 @@ static int join_parts(struct chan *c, struct parts *j, struct incoming *in)
 	int r = j->lost ? 0 : parts_add(j, in->bytes, in->len, c->opts.message_bytes_max);
 	if (r < 0) {
 		err_set(&err, r, "%s from %s %s %zu bytes", in->m.info->name, in->m.env->sender,
-		        r == ERR_FULL ? "has more than"
-		                      : "cannot be kept, there is no memory for more than",
+		        r == ERR_FULL ? "has more than" : "cannot be joined: out of memory after",
 		        r == ERR_FULL ? c->opts.message_bytes_max : j->len);
 		complain(c, &err);
 		parts_drop(j);
@@ -307,7 +308,7 @@ static int join_parts(struct chan *c, struct parts *j, struct incoming *in)
 	free(in->own);
 	in->bytes = in->own = j->bytes;
 	in->len = j->len;
-	*j = (struct parts){0};
+	*j = (struct chan_parts){0};
 	return whole;
 }
 
@@ -321,8 +322,7 @@ static void deliver(struct chan *c, struct peer *p, struct incoming *in)
 		chan_hand_up(c, p, in);
 }
 
-/* A number was skipped: what was lost is asked for again at once, but not for each of the
- * messages behind it. */
+/* A number was skipped: asks the peer to resend at once, but not again for each later message. */
 static void tell_gap(struct chan *c, struct peer *p)
 {
 	Pds__Ack a = PDS__ACK__INIT;
@@ -350,7 +350,7 @@ static void on_numbered(struct chan *c, struct peer *p, struct incoming *in)
 		return;
 	case LINK_DUPLICATE:
 		c->counts.duplicates++;
-		chan_owe_ack(c, p); /* its window still holds it */
+		chan_owe_ack(c, p); /* the peer's window still has it */
 		return;
 	case LINK_GAP: tell_gap(c, p); return;
 	}
@@ -372,7 +372,7 @@ static void on_known(struct chan *c, struct peer *p, struct incoming *in)
 {
 	const Pds__Envelope *e = in->m.env;
 	if (e->epoch != p->epoch)
-		return; /* of another life; that life's HELLO or WELCOME comes */
+		return; /* of another process; its HELLO or WELCOME follows */
 	p->heard_us = clock_us();
 	int this_link = e->ack_epoch == c->opts.epoch && e->link == p->link_id;
 	if (this_link)
@@ -387,12 +387,12 @@ static void on_known(struct chan *c, struct peer *p, struct incoming *in)
 		return;
 	}
 	deliver(c, p, in);
-	/* late: the fault layer has taken in->m */
+	/* if delayed by the fault layer, in->m is gone */
 	if (!in->late_us && in->m.info->type == MSG_HEARTBEAT && in->m.body)
 		chan_beat_taken(c, p, (const Pds__Heartbeat *)in->m.body);
 }
 
-/* It is up, but another process sent this on its connection's name. */
+/* The peer is up, but the message on its connection came from another process. */
 static int is_forged(struct chan *c, const struct peer *p, const struct incoming *in)
 {
 	struct err err = {0};
@@ -412,13 +412,13 @@ void chan_dispatch(struct chan *c, struct incoming *in)
 	enum msg_type t = in->m.info->type;
 	c->counts.received++;
 	if ((p && p->state == PEER_DEAD) || (c->ending && t != MSG_GOODBYE))
-		return; /* disconnected: its socket closes at the next tick */
+		return; /* disconnected: its socket is closed at the next tick */
 	if (!s->peer && t == MSG_HELLO) {
 		if (decode_body(c, in) == 0)
 			on_hello(c, in);
 	} else if (!s->peer && t == MSG_CTL_REQUEST) {
 		if (decode_body(c, in) == 0)
-			chan_ctl(c, in); /* whom we connected to asks us nothing */
+			chan_ctl(c, in); /* only on the bound socket */
 	} else if (s->peer && t == MSG_WELCOME) {
 		if (decode_body(c, in) == 0)
 			on_welcome(c, p, in);
@@ -438,8 +438,8 @@ void chan_dispatch(struct chan *c, struct incoming *in)
 	}
 }
 
-/* A peer of another protocol version hears why, and we say it of one that we connected to: what
- * a WELCOME refuses is the same in all versions. */
+/* Tells a peer of another protocol version why it is refused, or logs it for one that we connected
+ * to. The fields of a refusing WELCOME are the same in all versions. */
 static void other_version(struct chan *c, struct incoming *in, const char *why)
 {
 	struct err ignored = {0};
@@ -454,16 +454,16 @@ static void other_version(struct chan *c, struct incoming *in, const char *why)
 	}
 }
 
-/* The bytes were written by ZeroMQ's own thread, which a race detector does not see synchronise:
- * kept apart for its suppressions. */
+/* The bytes were written by ZeroMQ's own thread in a way that race detectors do not see as
+ * synchronised: a function of its own, which their suppressions name. */
 __attribute__((noinline)) static size_t copy_rid(unsigned char *out, zmq_msg_t *f)
 {
 	memcpy(out, zmq_msg_data(f), zmq_msg_size(f));
 	return zmq_msg_size(f);
 }
 
-/* The frames of one message, the first `want` into f[want + 1]. Returns how many there were, 0:
- * none. */
+/* Reads the frames of one message, the first `want` into f[want + 1]. Returns how many it had; 0:
+ * no message. */
 static int take_frames(struct sock *s, zmq_msg_t *f, int want)
 {
 	int n = 0;
@@ -496,8 +496,8 @@ static void take_message(struct sock *s, zmq_msg_t *env, struct incoming *in)
 	incoming_fini(in);
 }
 
-/* Reads one multipart message; 0, or -1 when there is none. Frames beyond what is expected make
- * it bad. */
+/* Reads one multipart message. 0, or -1 if there is none. Any other number of frames than expected
+ * makes it bad. */
 static int take_one(struct sock *s)
 {
 	zmq_msg_t f[4];

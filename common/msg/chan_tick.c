@@ -1,11 +1,10 @@
-/* chan_tick.c - what a link does by the clock: hello again, heartbeat, resend, acknowledge, notice
- * silence.
+/* chan_tick.c - timers of a link: repeat HELLO, heartbeat, resend, acknowledge, detect silence.
  *
- * One timer for all links, armed for what is due first, so that an idle daemon sleeps. At work (a
- * numbered message within ACTIVE_US, or load to report) routers and workers beat each heartbeat_us;
- * else every link beats seldom, and so that few wake-ups do for all: the side that connected
- * beats at common points of the clock, the other side answers. Never more seldom than a quarter
- * of the silence that the peer bears. */
+ * One timer for all links is armed for the earliest due time, so that an idle daemon sleeps. At
+ * work (a numbered message within ACTIVE_US, or load to report) routers and workers send a
+ * heartbeat each heartbeat_us. Otherwise heartbeats are rarer, and aligned so that few wake-ups
+ * suffice: the side that connected sends them at common points of the clock, and the other side
+ * answers. The interval is never longer than a quarter of the silence that the peer tolerates. */
 #include "msg/chan_priv.h"
 #include "util/clock.h"
 #include "util/least.h"
@@ -15,12 +14,12 @@
 #include <string.h>
 #include <xxhash.h>
 
-#define WORK_BEAT_US 50000u /* after an idle time, the first beat that tells of work */
-#define BEAT_MIN_US 20000u  /* whatever a peer says that it bears */
+#define WORK_BEAT_US 50000u /* delay of the first heartbeat after an idle time, at most */
+#define BEAT_MIN_US 20000u  /* shortest interval, whatever silence the peer announces */
 
-/* --- how often, how long ------------------------------------------------- */
+/* --- intervals ----------------------------------------------------------- */
 
-/* Routers go by the load figures of their workers. */
+/* One of the two is a router: it places requests by the load in its workers' heartbeats. */
 static int tells_load(const struct chan *c, const struct peer *p)
 {
 	return strcmp(p->program, "pdrouterd") == 0 || strcmp(c->program, "pdrouterd") == 0;
@@ -31,8 +30,8 @@ static int busy(const struct chan *c, const struct peer *p, uint64_t now)
 	return !list_empty(&p->link.window) || now - p->busy_us < c->opts.silence_us;
 }
 
-/* How many times silence_us a peer may be silent: the end of a watched process is known at once,
- * what remains is that it is stuck. */
+/* Multiple of silence_us that a peer may be silent. The end of a watched process is noticed at
+ * once, so that silence there only means that it hangs. */
 static unsigned patience(const struct chan *c, const struct peer *p, int is_busy)
 {
 	if (!p->watched)
@@ -68,15 +67,15 @@ static uint64_t beat_at(const struct chan *c, const struct peer *p, uint64_t now
 	uint64_t every = beat_every(c, p, now);
 	if (!is_idle(c, p, now))
 		return p->beat_us + every;
-	if (!p->dealer)
-		return p->beat_us + every + every / 4; /* theirs comes first and is answered */
+	if (!p->dealer) /* the peer's comes first and is answered; this is sent only if it does not */
+		return p->beat_us + every + every / 4;
 	return (p->beat_us + every / 4) / every * every + every;
 }
 
 /* --- heartbeats ---------------------------------------------------------- */
 
-/* One with fields that we do not know may be longer than any of ours: it then never counts as
- * changed. */
+/* Hash of a heartbeat. One with fields that we do not know may be longer than any of ours: it gets
+ * a constant, so that it never counts as changed. */
 static uint64_t sum(const Pds__Heartbeat *hb)
 {
 	unsigned char b[160];
@@ -84,7 +83,7 @@ static uint64_t sum(const Pds__Heartbeat *hb)
 	return n <= sizeof b ? XXH3_64bits(b, pds__heartbeat__pack(hb, b)) : 1;
 }
 
-/* News are a reason to beat at the quick pace for a while: load is what a router places by. */
+/* News make heartbeats frequent for a while, because routers place requests by load. */
 static int is_news(const Pds__Heartbeat *hb, uint64_t *last)
 {
 	uint64_t now = sum(hb), before = *last;
@@ -129,7 +128,7 @@ void chan_owe_ack(struct chan *c, struct peer *p)
 
 /* --- the timer ----------------------------------------------------------- */
 
-/* When the clock has something to do for this peer. */
+/* When the timer has something to do for this peer. */
 static uint64_t due_at(const struct chan *c, const struct peer *p, uint64_t now)
 {
 	if (p->state == PEER_DEAD)
@@ -201,7 +200,7 @@ void chan_tick_soon(struct chan *c, uint64_t at_us)
 	event_add(c->tick, &tv);
 }
 
-/* For what is due first, sooner or later than it was. */
+/* Arms the timer for the earliest due time, also if that is later than now armed. */
 static void arm(struct chan *c, uint64_t now)
 {
 	uint64_t at = list_empty(&c->graveyard) ? UINT64_MAX : now + GRAVE_US;
@@ -212,13 +211,13 @@ static void arm(struct chan *c, uint64_t now)
 		chan_tick_soon(c, most(at, now + 1000));
 }
 
-/* A timer that comes much too late says that this process was stopped, or had no processor: what a
- * peer sent meanwhile waits in the sockets, and may be read only after this tick. That time is
- * nobody's silence. (A peer that has given us up says so with a HELLO, which restarts its
- * link.) */
+/* A timer that fires much too late means that this process was stopped or got no processor. What
+ * peers sent meanwhile waits in the sockets, and may be read only after this tick, so that time
+ * does not count as silence. (A peer that has taken us for dead says so by a HELLO, which restarts
+ * its link.) */
 static void excuse_absence(struct chan *c, uint64_t now)
 {
-	uint64_t late = now > c->tick_at_us ? now - c->tick_at_us : 0; /* UINT64_MAX: not armed */
+	uint64_t late = now > c->tick_at_us ? now - c->tick_at_us : 0; /* not armed: UINT64_MAX */
 	if (late <= c->opts.silence_us / 4)
 		return;
 	list_each(it, &c->peers) {
@@ -238,8 +237,8 @@ void chan_tick(evutil_socket_t fd, short what, void *arg)
 	c->tick_at_us = UINT64_MAX;
 	list_each_safe(it, nx, &c->graveyard)
 		chan_peer_free(list_entry(it, struct peer, node));
-	/* a hook may end any peer; the ended stay in the graveyard until the next tick, so a
-	 * snapshot of pointers is safe to walk */
+	/* A hook may end any peer; ended peers stay in the graveyard until the next tick, so the
+	 * pointers in this snapshot stay valid. */
 	uint32_t n = 0;
 	struct peer **all = mem_array(c->n_peers, sizeof *all);
 	list_each(it, &c->peers)
@@ -260,6 +259,6 @@ void chan_beat_taken(struct chan *c, struct peer *p, const Pds__Heartbeat *hb)
 		return;
 	beat(c, p, now);
 	excuse_absence(c, now);
-	/* mostly later than it was: else each answer is followed by a look for nothing */
+	/* the next heartbeat is mostly later now: without this the timer would fire for nothing */
 	arm(c, now);
 }

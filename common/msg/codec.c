@@ -1,14 +1,14 @@
-/* codec.c - see codec.h. Runs on bytes from anywhere; every answer is a return code. */
+/* codec.c - see codec.h. Input may be any bytes; every error is a return code. */
 #include "msg/codec.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define NAME_CHARS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
-/* of the link's own messages; HELLO is kept for as long as the link lasts */
+/* limit for the link's own messages: a HELLO is kept as long as the link exists */
 #define LINK_BODY_MAX 16384u
-#define BODY_BYTES (64u << 20) /* what any decoded body may take ... */
-/* ... and for each byte that came: two bytes may ask for an empty sub-message of sixty */
+#define BODY_BYTES (64u << 20) /* memory that a decoded body may take ... */
+/* ... plus this for each encoded byte: two bytes may encode an empty sub-message of sixty */
 #define BODY_FACTOR 8u
 
 static void *budget_alloc(void *left, size_t n)
@@ -41,7 +41,7 @@ static int check_sender(const char *sender, struct err *err)
 		return err_set(err, ERR_CORRUPT, "sender's name has %zu bytes, allowed 1 to %u", n,
 		               MSG_NAME_MAX);
 	if (strspn(sender, NAME_CHARS) != n)
-		return err_set(err, ERR_CORRUPT, "sender's name holds other characters than " NAME_CHARS);
+		return err_set(err, ERR_CORRUPT, "sender's name has characters other than " NAME_CHARS);
 	return 0;
 }
 
@@ -63,7 +63,7 @@ static int check_head(const Pds__Envelope *env, const struct msg_type_info *info
 		return err_set(err, ERR_CORRUPT, "%s of %zu bytes from %s, allowed %u", info->name,
 		               body_len, env->sender, LINK_BODY_MAX);
 	if (env->more && !(info->flags & MSG_NUMBERED))
-		return err_set(err, ERR_CORRUPT, "%s from %s in parts, although it is not numbered",
+		return err_set(err, ERR_CORRUPT, "%s from %s is in parts, but its type is not numbered",
 		               info->name, env->sender);
 	return 0;
 }
@@ -164,7 +164,8 @@ static int check_peers(const Pds__Peers *p, struct err *err)
 	for (size_t i = 0; i < p->n_peers; i++)
 		if (!p->peers[i]->name[0] || strlen(p->peers[i]->name) > MSG_NAME_MAX ||
 		    strlen(p->peers[i]->endpoint) > MSG_ENDPOINT_MAX)
-			return err_set(err, ERR_CORRUPT, "peer %zu has no name or endpoint within bounds", i);
+			return err_set(err, ERR_CORRUPT, "peer %zu has no name, or name or endpoint too long",
+			               i);
 	return 0;
 }
 
@@ -204,7 +205,7 @@ static int check_tokens(const Pds__Tokens *t, struct err *err)
 	return 0;
 }
 
-/* Each `case` reads one field or calls one check: the table of what must be there. */
+/* One case per type: the list of what each message must contain. */
 int msg_validate(const struct msg_type_info *info, const ProtobufCMessage *body, struct err *err)
 {
 #define AS(T) ((const Pds__##T *)body)

@@ -1,7 +1,7 @@
-/* codec.h - two frames to and from a message. The envelope is decoded first and says what the
- * body is; the body once the peer is known and all parts have arrived. Decoding is whole:
- * unpacked, left-over bytes refused, required parts present, sizes within bounds; only then is a
- * message handed on. */
+/* codec.h - converts two frames to a message. The envelope is decoded first and tells the body's
+ * type; the body is decoded once the peer is known and all parts have arrived. A message is handed
+ * on only after it is fully decoded and checked: unpacked, no left-over bytes, required parts
+ * present, sizes within bounds. */
 #ifndef MSG_CODEC_H
 #define MSG_CODEC_H
 
@@ -11,8 +11,8 @@
 #include <stddef.h>
 
 #define MSG_TOKENS_MAX (1u << 20) /* token ids of one request */
-#define MSG_NAME_MAX 47u          /* of a daemon: letters, digits, '.', '_', '-' */
-/* bytes of a text in HELLO, of one that a worker says of itself */
+#define MSG_NAME_MAX 47u          /* of a daemon's name: letters, digits, '.', '_', '-' */
+/* bytes of a text in HELLO and in a worker's description of itself */
 #define MSG_TEXT_MAX 1024u
 #define MSG_ENDPOINT_MAX 200u /* bytes of an endpoint in PEERS */
 
@@ -22,18 +22,18 @@ struct msg_in {
 	ProtobufCMessage *body;
 };
 
-/* The envelope alone, of a message with body_len bytes of body. ERR_UNSUPPORTED: another protocol
- * version (ret->env is set, and
- * ret->info when it is a HELLO or a WELCOME) or an unknown type; ERR_CORRUPT: all else. */
+/* Decodes the envelope of a message with body_len bytes of body. ERR_UNSUPPORTED: another protocol
+ * version (ret->env is set; ret->info too if it is a HELLO or a WELCOME) or an unknown type;
+ * ERR_CORRUPT: any other error. Call msg_in_fini also after an error. */
 int msg_decode_head(const void *env, size_t env_len, size_t body_len, struct msg_in *ret,
                     struct err *err);
-/* The body of a message whose head is decoded; ERR_CORRUPT. */
+/* Decodes and validates the body after msg_decode_head; 0 or ERR_CORRUPT. */
 int msg_decode_body(struct msg_in *m, const void *body, size_t len, struct err *err);
 /* Both. */
 int msg_decode(const void *env, size_t env_len, const void *body, size_t body_len,
                struct msg_in *ret, struct err *err);
 void msg_in_fini(struct msg_in *m);
-/* What the .proto files cannot say: sub-messages that must be there, bounds of counts. */
+/* Checks what the .proto files cannot express: required sub-messages, limits of counts. */
 int msg_validate(const struct msg_type_info *info, const ProtobufCMessage *body, struct err *err);
 
 #endif

@@ -1,5 +1,5 @@
-/* fault.c - see fault.h. The same seed, rules and messages give the same verdicts; how messages
- * interleave is not in its hands. */
+/* fault.c - see fault.h. The same seed, rules and messages give the same verdicts; the order of the
+ * messages is not controlled here. */
 #include "msg/fault.h"
 #include "util/mem.h"
 
@@ -11,15 +11,15 @@
 #define TIME_MAX_US 60000000u
 
 struct chance {
-	double share;            /* 0 to 1 */
-	uint64_t from_us, to_us; /* effects that last */
+	double share;            /* probability, 0 to 1 */
+	uint64_t from_us, to_us; /* range of an effect with a duration */
 };
 
 struct rule {
 	enum msg_type type; /* 0: all */
 	int dir;            /* -1: both */
 	char peer[48];      /* "": all */
-	uint64_t nth, seen; /* 0: all */
+	uint64_t nth, seen; /* nth 0: all; seen: matching messages so far */
 	struct chance drop, repeat, delay, late, noack, cut;
 };
 
@@ -29,7 +29,7 @@ struct fault {
 	struct rule rules[RULES_MAX];
 };
 
-/* splitmix64: any seed is as good as any other */
+/* splitmix64: all seeds are equally good */
 static uint64_t draw(struct fault *f)
 {
 	uint64_t z = f->state += 0x9e3779b97f4a7c15u;
@@ -51,17 +51,17 @@ static const char *parse_time(const char *s, struct chance *c)
 	if (end != s && *end == '-')
 		to = strtod(s = end + 1, &end);
 	if (end == s)
-		return "a time is 5ms, 200us, 1s, or a range 1-20ms";
+		return "expected a time such as 5ms, 200us, 1s, or a range such as 1-20ms";
 	for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
 		if (strcmp(end, units[i].unit) != 0)
 			continue;
 		if (!(from >= 0 && to >= from && to * units[i].us <= TIME_MAX_US))
-			return "a time is at most 60s, and a range goes up";
+			return "a time is at most 60s, and a range must not decrease";
 		c->from_us = (uint64_t)(from * units[i].us);
 		c->to_us = (uint64_t)(to * units[i].us);
 		return NULL;
 	}
-	return "a time ends in us, ms or s";
+	return "a time must end in us, ms or s";
 }
 
 static const char *parse_share(const char *s, struct chance *c)
@@ -69,7 +69,7 @@ static const char *parse_share(const char *s, struct chance *c)
 	char *end;
 	double v = strtod(s, &end);
 	if (end == s || strcmp(end, "%") != 0 || !(v >= 0 && v <= 100))
-		return "a share is 0% to 100%";
+		return "expected a share from 0% to 100%";
 	c->share = v / 100;
 	return NULL;
 }
@@ -83,13 +83,13 @@ static const char *parse_type(const char *s, struct rule *r)
 			return NULL;
 		}
 	}
-	return "no message has this type";
+	return "unknown message type";
 }
 
 static const char *parse_dir(const char *s, struct rule *r)
 {
 	r->dir = strcmp(s, "in") == 0 ? FAULT_IN : strcmp(s, "out") == 0 ? FAULT_OUT : -1;
-	return r->dir < 0 ? "dir is in or out" : NULL;
+	return r->dir < 0 ? "dir must be in or out" : NULL;
 }
 
 static const char *parse_peer(const char *s, struct rule *r)
@@ -104,11 +104,11 @@ static const char *parse_nth(const char *s, struct rule *r)
 {
 	char *end;
 	r->nth = strtoull(s, &end, 10);
-	return end == s || *end || !r->nth ? "nth is a number from 1" : NULL;
+	return end == s || *end || !r->nth ? "nth must be a number from 1" : NULL;
 }
 
-/* One part "key=value" of a rule; *rest is what follows it in the word, and moves on when a time
- * was taken from it. */
+/* Parses one part "key=value" of a rule. *rest is the remainder of the word; it advances past a
+ * time that belongs to the part. */
 static const char *parse_part(char *part, char **rest, struct rule *r)
 {
 	const struct {
@@ -119,7 +119,7 @@ static const char *parse_part(char *part, char **rest, struct rule *r)
 	               {"late", &r->late, 1}, {"noack", &r->noack, 0},   {"cut", &r->cut, 0}};
 	char *value = strchr(part, '=');
 	if (!value)
-		return "a part is KEY=VALUE";
+		return "expected KEY=VALUE";
 	*value++ = 0;
 	if (strcmp(part, "type") == 0)
 		return parse_type(value, r);
@@ -139,7 +139,7 @@ static const char *parse_part(char *part, char **rest, struct rule *r)
 		return time ? parse_time(time, effects[i].chance)
 		            : "a time must follow, as in delay=5%:20ms";
 	}
-	return "it is none of type, dir, peer, nth, drop, repeat, delay, late, noack, cut";
+	return "unknown key; known are type, dir, peer, nth, drop, repeat, delay, late, noack, cut";
 }
 
 static const char *parse_rule(struct fault *f, char *word)
@@ -147,17 +147,17 @@ static const char *parse_rule(struct fault *f, char *word)
 	if (strncmp(word, "seed=", 5) == 0) {
 		char *end;
 		f->state = strtoull(word + 5, &end, 10);
-		return end == word + 5 || *end ? "a seed is a number" : NULL;
+		return end == word + 5 || *end ? "the seed must be a number" : NULL;
 	}
 	if (f->n == RULES_MAX)
-		return "there are 64 rules already";
+		return "more than 64 rules";
 	struct rule *r = &f->rules[f->n];
 	*r = (struct rule){.dir = -1};
 	const char *why = NULL;
 	for (char *part; !why && (part = strsep(&word, ":"));)
 		why = parse_part(part, &word, r);
 	if (!why && r->late.share > 0 && r->dir == FAULT_OUT)
-		why = "late is for messages that come in";
+		why = "late applies to incoming messages only";
 	f->n++;
 	return why;
 }

@@ -1,24 +1,23 @@
-/* fault.h - for tests: which message is lost, repeated, delayed, or cuts its link. A seed and a
- * text of rules in, verdicts out; chan_fault.c carries them out.
+/* fault.h - for tests: which message is lost, repeated or delayed, or cuts its link. Turns a seed
+ * and a text of rules into verdicts; chan_fault.c carries them out.
  *
  * The text: words separated by spaces. A word is a list of parts separated by colons: `seed=N`, or
  * one rule.
- *   which messages   type=KV_GRANT  dir=in|out  peer=NAME    (each: all if it is not there; pdctl's
+ *   which messages   type=KV_GRANT  dir=in|out  peer=NAME    (a missing part means all; pdctl's
  *                    messages are never touched)
- *                    nth=N          of those, only the N-th, from 1; what is sent again counts
- *                                   again
- *   what happens     drop=P%        it is lost before it reaches the socket, or before the link has
- *                    seen it
- *                    repeat=P%      it comes twice
- *                    delay=P%:TIME  it waits, and all that follows it on this link in this
- *                                   direction waits behind it: order holds, and throughput too
- *                    late=P%:TIME   (dir=in) the link has taken and counted it, its handler hears
- *                                   of it later; what follows is not held up
- *                    noack=P%       the acknowledgement that travels with it is lost
- *                    cut=P%         it is lost with the connection: that is made anew
+ *                    nth=N          only the N-th of those, from 1; resent messages count again
+ *   what happens     drop=P%        lost before it reaches the socket, or before the link has seen
+ *                                   it
+ *                    repeat=P%      sent or received twice
+ *                    delay=P%:TIME  delayed, and all later messages of this link in this direction
+ *                                   wait behind it: order and throughput are kept
+ *                    late=P%:TIME   (dir=in) the link counts it at once, but its handler is called
+ *                                   later; later messages do not wait
+ *                    noack=P%       the acknowledgement that it carries is lost
+ *                    cut=P%         lost together with its connection, which is made again
  * TIME is 5ms, 200us, 1s, or a range 1-20ms. Example: "seed=7 drop=2% repeat=2% delay=5%:1-20ms
- * type=KV_RESERVE:dir=in:delay=100%:5ms". For each message the rules are asked in order; each
- * adds its effects. */
+ * type=KV_RESERVE:dir=in:delay=100%:5ms". Each message is matched against all rules in order; each
+ * matching rule adds its effects. */
 #ifndef MSG_FAULT_H
 #define MSG_FAULT_H
 
@@ -34,7 +33,7 @@ struct fault_verdict {
 
 struct fault;
 
-/* *ret is NULL, and the answer 0, when text is empty. ERR_INVALID names the word that is wrong. */
+/* Empty text: returns 0 and sets *ret to NULL. ERR_INVALID: the error names the wrong word. */
 int fault_new(const char *text, struct fault **ret, struct err *err);
 void fault_destroy(struct fault **f);
 void fault_judge(struct fault *f, enum fault_dir dir, enum msg_type type, const char *peer,

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-void link_init(struct link *l)
+void link_init(struct msg_link *l)
 {
 	l->next_seq = l->expect = 1;
 	l->told = 0;
@@ -12,7 +12,7 @@ void link_init(struct link *l)
 	list_init(&l->window);
 }
 
-static void link_drop(struct link *l, struct link_out *o)
+static void link_drop(struct msg_link *l, struct link_out *o)
 {
 	list_remove(&o->node);
 	l->n_window--;
@@ -20,20 +20,20 @@ static void link_drop(struct link *l, struct link_out *o)
 	free(o);
 }
 
-void link_fini(struct link *l)
+void link_fini(struct msg_link *l)
 {
 	list_each_safe(it, nx, &l->window)
 		link_drop(l, list_entry(it, struct link_out, node));
 }
 
-int link_has_room(const struct link *l, uint32_t max_messages, size_t max_bytes, size_t n,
+int link_has_room(const struct msg_link *l, uint32_t max_messages, size_t max_bytes, size_t n,
                   size_t bytes)
 {
 	return n <= max_messages && l->n_window <= max_messages - n && bytes <= max_bytes &&
 	       l->window_bytes <= max_bytes - bytes;
 }
 
-struct link_out *link_push(struct link *l, size_t len)
+struct link_out *link_push(struct msg_link *l, size_t len)
 {
 	struct link_out *o = malloc(sizeof *o + len);
 	if (!o)
@@ -45,13 +45,13 @@ struct link_out *link_push(struct link *l, size_t len)
 	return o;
 }
 
-void link_pop(struct link *l)
+void link_pop(struct msg_link *l)
 {
 	link_drop(l, list_entry(l->window.prev, struct link_out, node));
 	l->next_seq--;
 }
 
-void link_acked(struct link *l, uint64_t ack)
+void link_acked(struct msg_link *l, uint64_t ack)
 {
 	if (ack >= l->next_seq)
 		return;
@@ -63,7 +63,7 @@ void link_acked(struct link *l, uint64_t ack)
 	}
 }
 
-enum link_verdict link_arrived(struct link *l, uint64_t seq)
+enum link_verdict link_arrived(struct msg_link *l, uint64_t seq)
 {
 	if (seq < l->expect)
 		return LINK_DUPLICATE;

@@ -1,4 +1,4 @@
-/* process.c - see process.h. The start time guards against a PID that was used again. */
+/* process.c - see process.h. The start time detects a PID that has been reused. */
 #include "msg/process.h"
 #include "util/err.h"
 
@@ -28,8 +28,8 @@ static void read_host(void)
 		pid_namespace = st.st_ino;
 }
 
-/* Field 22 of /proc/PID/stat; 0 if there is no such process. The name in field 2 may hold
- * anything, so count from its last ')'. */
+/* Field 22 of /proc/PID/stat; 0 if there is no such process. The name in field 2 may contain
+ * anything, so fields are counted from its last ')'. */
 static uint64_t start_ticks(long pid)
 {
 	char path[64], line[1024];
@@ -73,10 +73,10 @@ int process_watch(const Pds__Process *p, int *ret_dead)
 	return -1;
 }
 
-/* --- who is at the other end --------------------------------------------- */
+/* --- the process at the other end ---------------------------------------- */
 
-/* libzmq 4.x writes an ipc peer's SO_PEERCRED as "localhost:UID:GID:PID"; of TCP it has the
- * address alone. */
+/* libzmq 4.x reports an ipc peer's SO_PEERCRED as "localhost:UID:GID:PID"; for TCP only the
+ * address. */
 void process_origin_parse(const char *text, struct process_origin *ret)
 {
 	unsigned long v[3];
@@ -113,19 +113,21 @@ int process_origin_check(const struct process_origin *o, const Pds__Process *p, 
 		snprintf(why, why_len, "process %u runs as user %u; allowed are user %u and root", o->pid,
 		         o->uid, (unsigned)geteuid());
 	else if (!p)
-		snprintf(why, why_len, "it does not say which process it is");
+		snprintf(why, why_len, "the peer does not say which process it is");
 	else if (strcmp(p->boot_id, boot_id) != 0)
-		snprintf(why, why_len,
-		         "it says that it runs on another host: this version has no links between hosts");
+		snprintf(
+			why, why_len,
+			"the peer says that it runs on another host: this version has no links between hosts");
 	else if (p->pid_namespace == pid_namespace && p->pid != o->pid)
-		snprintf(why, why_len, "it says that it is process %u, the connection is process %u's",
+		snprintf(why, why_len,
+		         "the peer says that it is process %u, but the connection is from process %u",
 		         p->pid, o->pid);
 	else
 		return 0;
 	return ERR_INVALID;
 }
 
-/* Field Groups of /proc/PID/status: its groups besides its own. */
+/* Searches the field Groups of /proc/PID/status, the supplementary groups. */
 static int has_other_group(uint32_t pid, uint32_t gid)
 {
 	char path[64], line[4096];

@@ -1,4 +1,4 @@
-/* role.h - what a worker does, as HELLO, WORKER_UPDATE and the configuration name it. */
+/* role.h - the roles of a worker, by their names in HELLO, WORKER_UPDATE and the configuration. */
 #ifndef MSG_ROLE_H
 #define MSG_ROLE_H
 

@@ -1,5 +1,5 @@
-/* types.h - the one list of message types. proto/PROTOCOL.md says what each means; X(NAME,
- * number, body, flags, from). */
+/* types.h - the only list of message types: X(NAME, number, body, flags, from). proto/PROTOCOL.md
+ * explains each. */
 #ifndef MSG_TYPES_H
 #define MSG_TYPES_H
 
@@ -10,17 +10,16 @@
 #include <stdint.h>
 
 #define PROTOCOL_VERSION 2u
-#define MSG_PART_BYTES 65536u /* of a body in one message: a longer one goes in parts */
+#define MSG_PART_BYTES 65536u /* limit of one message's body: longer ones are sent in parts */
 
 enum msg_flags {
-	/* numbered on its link, acknowledged, sent again after a reconnect, delivered once and in
-	 * order */
+	/* numbered on its link, acknowledged, resent after a reconnect, delivered once and in order */
 	MSG_NUMBERED = 1,
 	MSG_REQUEST = 2, /* about one request: request id and attempt must be set */
-	MSG_LINK = 4     /* the link's own business: handled in common/msg, never handed up */
+	MSG_LINK = 4     /* of the link itself: handled in common/msg, never handed up */
 };
 
-/* Who may send it: programs by their name in HELLO and WELCOME. */
+/* Which programs may send the type; their names are those in HELLO and WELCOME. */
 enum msg_from {
 	FROM_R = 1, /* routers */
 	FROM_W = 2, /* workers, prefill and decode: a worker's role may change */
@@ -84,9 +83,9 @@ struct msg_type_info {
 	unsigned flags, from;
 };
 
-/* Whether a program of this name ("pdrouterd") may send it. */
+/* 1 if a program of this name ("pdrouterd") may send the type. */
 int msg_type_is_from(const struct msg_type_info *info, const char *program);
-/* NULL for a number that is no type. */
+/* NULL if there is no type with this number. */
 const struct msg_type_info *msg_type_find(uint32_t number);
 
 #endif

@@ -106,4 +106,4 @@ def test_delayed_reservation_costs_its_delay(tiny_model, want):
 
 def test_wrong_rules_are_refused(tmp_path):
     r = subprocess.run([os.path.join(BIN, "pdmessagerd"), "-o", f"rundir={tmp_path}", "-o", "fault=drop=200%"], capture_output=True, text=True, timeout=20 * SLOW)
-    assert r.returncode == 1 and 'fault: "drop=200%": a share is 0% to 100%' in r.stderr
+    assert r.returncode == 1 and 'fault: "drop=200%": expected a share from 0% to 100%' in r.stderr

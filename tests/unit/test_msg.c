@@ -338,7 +338,7 @@ START_TEST(link_numbers)
 		enum link_verdict want;
 	} in[] = {{1, LINK_DELIVER}, {1, LINK_DUPLICATE}, {3, LINK_GAP},
 	          {2, LINK_DELIVER}, {3, LINK_DELIVER},   {2, LINK_DUPLICATE}};
-	struct link l;
+	struct msg_link l;
 	link_init(&l);
 	for (size_t i = 0; i < sizeof in / sizeof *in; i++)
 		ck_assert_int_eq(link_arrived(&l, in[i].seq), in[i].want);

@@ -86,7 +86,7 @@ static int name_another_process(void)
 	rogue_describe(&h, &parent);
 	h.nth = 1;
 	rogue_send(&g, "rogue", MSG_HELLO, 0, 0, &h.base);
-	return await_refusal(&g, "the connection is process");
+	return await_refusal(&g, "the connection is from process");
 }
 
 static int name_another_host(void)
