@@ -1,9 +1,9 @@
 /* attached.c - see attached.h.
  *
- * What always holds: a connection is in the list from accept to close; `worker` is set exactly
- * while the daemon has an object for it. Descriptors that came with a hello are closed, or belong
- * to the region or ring that was mapped from them. A listener whose accept fails without taking
- * the connection stays readable: it leaves the loop for ACCEPT_REST_MS, so that the loop does
+ * Invariants: a connection is in the list from accept to close; `worker` is set exactly while the
+ * daemon has an object for it. Descriptors received with a hello are closed, or belong to the
+ * region or ring that was mapped from them. A listener whose accept fails without taking the
+ * connection stays readable: it is removed from the loop for ACCEPT_REST_MS, so that the loop does
  * not spin. */
 #include "kv/ring.h"
 #include "svc/attached.h"
@@ -23,9 +23,9 @@
 
 #define HELLO_WAIT_S 5
 #define ACCEPT_REST_MS 100
-/* the same refusal, and a failing accept: a refused worker asks again 20 times a second */
+/* for the same refusal, and for a failing accept: a refused worker retries 20 times a second */
 #define LOG_EVERY_US 10000000u
-#define SPARE 16u /* connections beside those of workers_max workers */
+#define SPARE 16u /* connections allowed in addition to workers_max */
 
 struct connection {
 	struct list link;
@@ -87,7 +87,7 @@ static void connection_end(struct connection *c, const char *why)
 	free(c);
 }
 
-/* Of a worker that is attached: whatever is readable is the end. Returns 1 if c has ended. */
+/* For an attached worker: anything readable ends the connection. Returns 1 if c has ended. */
 static int connection_read(struct connection *c)
 {
 	char byte;
@@ -95,11 +95,11 @@ static int connection_read(struct connection *c)
 	if (n == ERR_TIMEOUT)
 		return 0;
 	connection_end(c, n == 0 || n == ERR_CLOSED ? "its socket is closed"
-	                                            : "it sent something after its hello");
+	                                            : "it sent data after its hello");
 	return 1;
 }
 
-/* An end of file that has arrived and was not read yet counts. */
+/* An unread end of file counts: that worker no longer has the name. */
 static int name_taken(struct attached *a, const char *name)
 {
 	list_each_safe(it, nx, &a->connections) {
@@ -115,7 +115,7 @@ static int admit(struct attached *a, const struct handover_hello *h, struct err 
 	if (name_taken(a, h->name))
 		return err_set(
 			err, ERR_EXISTS,
-			"a worker named %s is attached already and its socket lives: a second one is refused",
+			"a worker named %s is already attached and its socket is open: a second one is refused",
 			h->name);
 	if (a->n_workers >= a->h.workers_max)
 		return err_set(err, ERR_FULL, "%u workers are attached; workers_max is %u", a->n_workers,
@@ -123,13 +123,13 @@ static int admit(struct attached *a, const struct handover_hello *h, struct err 
 	return 0;
 }
 
-/* fds are taken over. After an error m has nothing. */
+/* Takes over fds. On an error m owns nothing. */
 static int map(struct connection *c, struct attached_memory *m, const int fds[3], struct err *err)
 {
 	const struct handover_hello *h = m->hello;
 	int r = kv_region_map(&m->region, &m->layout, h->blocks, h->backend, h->device, fds[0], fds[1],
 	                      err);
-	if (r == ERR_CLOSED) /* the device is lost to this process, perhaps not to the next one */
+	if (r == ERR_CLOSED) /* this process has lost the device; a restarted one may have it */
 		svc_leave(err->text);
 	if (fds[2] >= 0 && (r < 0 || !c->a->h.bell)) {
 		close(fds[2]);
@@ -189,7 +189,7 @@ static void log_attached(const struct attached_memory *m)
 	         h->ring_slots, log_quote(layout));
 }
 
-/* Receives the hello and answers it. */
+/* Receives the hello and replies. */
 static void greet(struct connection *c)
 {
 	struct attached *a = c->a;
@@ -210,7 +210,7 @@ static void greet(struct connection *c)
 	}
 	log_attached(&m);
 	if (answered < 0) {
-		connection_end(c, "it could not be answered");
+		connection_end(c, "the reply to its hello could not be sent");
 		return;
 	}
 	event_remove_timer(c->event);
@@ -229,7 +229,7 @@ static void on_readable(evutil_socket_t fd, short what, void *arg)
 	} else if (what & EV_READ) {
 		greet(c);
 	} else {
-		refused(c->a, "?", ERR_TIMEOUT, "a connection said no hello within 5 s");
+		refused(c->a, "?", ERR_TIMEOUT, "no hello on a new connection within 5 s");
 		connection_end(c, "no hello");
 	}
 }
@@ -237,7 +237,7 @@ static void on_readable(evutil_socket_t fd, short what, void *arg)
 static void connection_new(struct attached *a, int sock)
 {
 	if (a->n_connections >= a->h.workers_max + SPARE || fcntl(sock, F_SETFL, O_NONBLOCK) < 0) {
-		refused(a, "?", ERR_FULL, "too many connections: workers_max and 16 more");
+		refused(a, "?", ERR_FULL, "too many connections: the limit is workers_max + 16");
 		close(sock);
 		return;
 	}
@@ -259,7 +259,7 @@ static void on_rested(evutil_socket_t fd, short what, void *arg)
 	event_add(a->accept, NULL);
 }
 
-/* For want of a descriptor accept4 (util/descriptors.h) has logged it, and says ERR_TIMEOUT. */
+/* If no descriptor is free, accept4 (util/descriptors.h) has logged it and code is ERR_TIMEOUT. */
 static void rest(struct attached *a, int code)
 {
 	uint64_t now = clock_us();

@@ -1,10 +1,10 @@
 /* conf.c - see conf.h. libconfig parses; this file checks each value against its table and keeps it
  * with its source.
  *
- * What always holds: a loaded conf has a valid value for every key. All values come in as text or
- * as a libconfig setting and go through one check (value_check), so that default, file and -o obey
- * the same limits. A wrong file or option is returned as an error; a wrong table (default out of
- * range, two keys of one name) is a bug and panics. */
+ * Invariants: a loaded conf has a valid value for every key. Every value, from text or from a
+ * libconfig setting, passes one check (value_check), so that default, file and -o obey the same
+ * limits. A wrong file or option is returned as an error; a wrong table (default out of range, two
+ * keys of one name) is a bug and panics. */
 #include "svc/conf.h"
 #include "svc/conf_int.h"
 #include "util/check.h"
@@ -40,7 +40,7 @@ static void add_item(struct conf_value *v, const char *s, size_t n)
 	v->items[v->n_items++][n] = 0;
 }
 
-/* The items of a list as text, with spaces between; what conf_reload compares and pdctl shows. */
+/* Sets the value's text: its items separated by spaces, for conf_reload to compare. */
 static void list_text(struct conf_value *v)
 {
 	struct buf b;
@@ -87,7 +87,7 @@ static int parse_float(struct conf_value *v, const char *s)
 	return 0;
 }
 
-/* ERR_INVALID when the text is not of the key's type. */
+/* ERR_INVALID if the text is not of the key's type. */
 static int value_parse(const struct conf_key *k, const char *s, struct conf_value *v)
 {
 	switch (k->type) {
@@ -104,7 +104,7 @@ static int value_parse(const struct conf_key *k, const char *s, struct conf_valu
 		list_text(v);
 		return 0;
 	}
-	PANIC("configuration key \"%s\" has type %d, which is none", k->name, (int)k->type);
+	PANIC("configuration key \"%s\" has the unknown type %d", k->name, (int)k->type);
 }
 
 static const char *type_name(enum conf_type t)
@@ -175,7 +175,7 @@ static int in_range(const struct conf_key *k, const struct conf_value *v)
 	return x >= k->min && x <= upper(k);
 }
 
-/* A value as a message may show it. */
+/* The value as error messages may show it. */
 static const char *shown(const struct conf_key *k, const char *text)
 {
 	return k->flags & CONF_SECRET ? "(secret)" : text;
@@ -231,7 +231,7 @@ static int is_kind(enum conf_type want, const config_setting_t *s)
 	return 0;
 }
 
-/* What the file says, as text, for parsing and for error messages. */
+/* The setting's value as text, for parsing and for error messages. */
 static void setting_text(const config_setting_t *s, char *out, size_t size)
 {
 	switch (config_setting_type(s)) {
@@ -289,7 +289,7 @@ static int set_from_file(struct conf *c, const config_setting_t *s, const char *
 	return e->key->type == CONF_LIST ? set_list(e, s, source, err) : set_text(e, text, source, err);
 }
 
-/* libconfig reads what it gets as a whole, so the bound is checked first. */
+/* libconfig reads a file as a whole, so its size is checked first. */
 static int open_file(const char *path, FILE **ret_f, struct err *err)
 {
 	FILE *f = fopen(path, "re");
@@ -299,7 +299,7 @@ static int open_file(const char *path, FILE **ret_f, struct err *err)
 	if (fseek(f, 0, SEEK_END) < 0 || ftell(f) > FILE_BYTES_MAX || fseek(f, 0, SEEK_SET) < 0) {
 		fclose(f);
 		return err_set(err, ERR_INVALID,
-		               "the configuration file %s is no regular file of at most %d bytes", path,
+		               "the configuration file %s is not a regular file of at most %d bytes", path,
 		               FILE_BYTES_MAX);
 	}
 	*ret_f = f;
@@ -347,7 +347,7 @@ static int set_override(struct conf *c, const char *o, struct err *err)
 	return r;
 }
 
-/* --- the whole ----------------------------------------------------------- */
+/* --- load, reload -------------------------------------------------------- */
 
 static int is_required(const struct conf_key *k)
 {
@@ -357,7 +357,7 @@ static int is_required(const struct conf_key *k)
 static void set_default(struct conf *c, const struct conf_key *k)
 {
 	if (conf_entry_find(c, k->name))
-		PANIC("configuration key \"%s\" is twice in the tables", k->name);
+		PANIC("configuration key \"%s\" is defined twice", k->name);
 	c->entries = mem_grow(c->entries, c->n + 1, sizeof *c->entries);
 	struct conf_entry *e = &c->entries[c->n++];
 	memset(e, 0, sizeof *e);

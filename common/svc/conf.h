@@ -1,6 +1,6 @@
-/* conf.h - configuration by table: libconfig files, every key with type, default, range, unit and
- * one line of help. An unknown key, a wrong type or a value out of range is refused with file,
- * line, key, value and range. */
+/* conf.h - configuration by table: libconfig files; each key has a type, default, range, unit and
+ * one line of help. An unknown key, a wrong type or a value out of range is an error that names
+ * file, line, key, value and range. */
 #ifndef SVC_CONF_H
 #define SVC_CONF_H
 
@@ -12,8 +12,8 @@
 enum conf_type { CONF_BOOL, CONF_INT, CONF_FLOAT, CONF_STRING, CONF_LIST /* of strings */ };
 
 enum conf_flag {
-	CONF_RELOADABLE = 1, /* may change by SIGHUP */
-	/* STRING, LIST: no answer, message or log says more than whether it is set */
+	CONF_RELOADABLE = 1, /* can change by SIGHUP */
+	/* STRING, LIST: replies, messages and logs show only whether it is set */
 	CONF_SECRET = 2
 };
 
@@ -21,7 +21,7 @@ struct conf_key {
 	const char *name; /* "max_batched_tokens" */
 	enum conf_type type;
 	const char *def; /* as text; lists: items separated by spaces */
-	/* INT, FLOAT: inclusive; STRING: of the length; LIST: of the count */
+	/* INT, FLOAT: inclusive; STRING: of the length in bytes; LIST: of the number of items */
 	double min, max;
 	const char *unit; /* "tokens", "us", "" */
 	int flags;        /* of enum conf_flag */
@@ -35,26 +35,28 @@ struct conf_key {
 
 struct conf;
 
-/* tables: NULL-terminated list of key tables (each ended by CONF_END). path may be NULL:
- * defaults. overrides: "key=value", may be NULL. */
+/* tables: NULL-terminated list of key tables (each ended by CONF_END). path NULL: defaults only.
+ * overrides: "key=value", may be NULL. */
 int conf_load(const struct conf_key *const *tables, const char *path, char *const *overrides,
               int n_overrides, struct conf **ret_c, struct err *err);
 void conf_destroy(struct conf **c);
-/* Reads the file again. What may change is changed; changed keys that cannot are named in
- * *ret_refused (malloc, or NULL). On error nothing changes. */
+/* Reads the file again. Reloadable keys get their new values; ret_changed and ret_refused
+ * (malloc'd, or NULL) name the changed keys that are reloadable and those that are not. On an error
+ * nothing changes. */
 int conf_reload(struct conf *c, char **ret_changed, char **ret_refused, struct err *err);
 
-/* Asking for a key that is in no table is a bug (panic). Texts and items live until the next
- * conf_reload: other threads take copies at start. */
+/* A key that is in no table is a bug (panic). Texts and items are valid until the next conf_reload:
+ * other threads take copies at start. */
 int conf_bool(const struct conf *c, const char *key);
 int64_t conf_int(const struct conf *c, const char *key);
 double conf_float(const struct conf *c, const char *key);
-const char *conf_str(const struct conf *c, const char *key); /* "" when empty */
-int conf_list(const struct conf *c, const char *key, const char *const **ret_items); /* count */
-/* key -> {value, default, unit, min, max, help, reloadable, source}; a secret's value is "set",
- * "set, 2 items" or "not set" */
+const char *conf_str(const struct conf *c, const char *key); /* "" if empty, never NULL */
+/* returns the number of items */
+int conf_list(const struct conf *c, const char *key, const char *const **ret_items);
+/* key -> {value, type, default, unit, min, max, help, choices, reloadable, source}; the value of a
+ * secret is "set", "set, 2 items" or "not set" */
 void conf_json(const struct conf *c, struct buf *out);
-/* text for --help and the manual */
+/* text for --help, --print-config and the manual */
 void conf_help(const struct conf_key *const *tables, struct buf *out);
 
 #endif

@@ -1,4 +1,4 @@
-/* conf_int.h - what conf.c (loading) and conf_show.c (reading, text) share. Private to
+/* conf_int.h - shared by conf.c (loading) and conf_show.c (reading, text). Private to
  * common/svc. */
 #ifndef SVC_CONF_INT_H
 #define SVC_CONF_INT_H
@@ -6,7 +6,7 @@
 #include "svc/conf.h"
 
 struct conf_value {
-	char *text;      /* in one spelling per value, so that equal values are equal texts */
+	char *text;      /* normalised, so that equal values have equal texts */
 	char *source;    /* "default", "FILE:LINE", "option -o" */
 	int64_t integer; /* BOOL, INT */
 	double real;     /* FLOAT */
@@ -26,11 +26,11 @@ struct conf {
 	size_t n;
 };
 
-/* NULL if there is none */
+/* NULL if there is no such key */
 struct conf_entry *conf_entry_find(const struct conf *c, const char *name);
 /* a key of similar spelling, or NULL */
 const char *conf_entry_near(const struct conf *c, const char *name);
-/* "1 to 64 threads"; "" when there is no limit */
+/* "1 to 64 threads"; "" if there is no limit */
 void conf_range_text(const struct conf_key *k, char *out, size_t size);
 
 #endif

@@ -1,5 +1,5 @@
-/* conf_show.c - reading a loaded configuration, and showing it: as JSON for pdctl, as a
- * commented file for -h and etc/. */
+/* conf_show.c - reads a loaded configuration, and prints it: as JSON for pdctl, as a commented file
+ * for -h, --print-config and etc/. */
 #include "svc/conf_int.h"
 #include "util/check.h"
 #include "util/least.h"
@@ -17,7 +17,7 @@ struct conf_entry *conf_entry_find(const struct conf *c, const char *name)
 	return NULL;
 }
 
-/* Levenshtein distance of two short names; long ones are simply far apart. */
+/* Levenshtein distance of two short names; 100 if one has 63 bytes or more. */
 static unsigned distance(const char *a, const char *b)
 {
 	unsigned row[64], n = (unsigned)strlen(b);
@@ -115,7 +115,7 @@ static void json_value(struct buf *out, const struct conf_key *k, const struct c
 		}
 		buf_addc(out, ']');
 	} else {
-		buf_adds(out, v->text); /* true, false and numbers are spelled as in JSON */
+		buf_adds(out, v->text); /* true, false and numbers are written as in JSON */
 	}
 }
 
@@ -168,7 +168,7 @@ static void help_default(const struct conf_key *k, struct buf *out)
 	}
 }
 
-/* Text as comment lines of at most 110 columns. */
+/* Writes text as comment lines of at most 110 columns. */
 static void comment(struct buf *out, const char *text)
 {
 	size_t column = 0;

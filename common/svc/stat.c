@@ -1,6 +1,5 @@
-/* stat.c - see stat.h. Every cell is an atomic that is added to with relaxed order: a reader may
- * see one counter a moment before another, never a torn or a lost value. A wrong index is a bug
- * and panics. */
+/* stat.c - see stat.h. Every cell is atomic, with relaxed order: a reader may see one counter a
+ * moment before another, but never a torn or a lost value. A wrong index is a bug and panics. */
 #include "svc/stat.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -8,7 +7,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-/* Upper bounds of the histogram's buckets; the last bucket has none. */
+/* Upper bounds of the histogram's buckets; the last bucket is unbounded. */
 static const uint64_t bound_us[] = {100,     250,     500,     1000,     2500,     5000,
                                     10000,   25000,   50000,   100000,   250000,   500000,
                                     1000000, 2500000, 5000000, 10000000, 30000000, 60000000};
@@ -18,8 +17,8 @@ static const char *const bound_text[] = {"0.0001", "0.00025", "0.0005", "0.001",
 #define BOUNDS (sizeof bound_us / sizeof *bound_us)
 
 struct cell {
-	_Atomic uint64_t value;              /* counter, gauge; histogram: sum, microseconds */
-	_Atomic uint64_t bucket[BOUNDS + 1]; /* histogram: observations, not cumulated */
+	_Atomic uint64_t value;              /* counter, gauge; histogram: sum in microseconds */
+	_Atomic uint64_t bucket[BOUNDS + 1]; /* histogram: observations, not cumulative */
 };
 
 struct stat_set {
@@ -49,7 +48,7 @@ void stat_destroy(struct stat_set **s)
 static struct cell *cell(const struct stat_set *s, unsigned i, enum stat_type type)
 {
 	if (i >= s->n)
-		PANIC("statistic %u of %u", i, s->n);
+		PANIC("statistic %u does not exist: there are %u", i, s->n);
 	if (s->defs[i].type != type)
 		PANIC("statistic %s has type %d, used as type %d", s->defs[i].name, (int)s->defs[i].type,
 		      (int)type);

@@ -1,5 +1,5 @@
-/* stat.h - counters, gauges and histograms of a daemon, rendered as Prometheus text. Definitions
- * are one table per daemon. Thread-safe. */
+/* stat.h - counters, gauges and histograms of a daemon, rendered as Prometheus text. Each daemon
+ * defines its statistics in one table. Thread-safe. */
 #ifndef SVC_STAT_H
 #define SVC_STAT_H
 
@@ -15,13 +15,13 @@ struct stat_def {
 };
 
 struct stat_set;
-/* defs must outlive the set; index in defs names a stat */
+/* defs must outlive the set; the index in defs identifies a statistic */
 struct stat_set *stat_new(const struct stat_def *defs, unsigned n);
 void stat_destroy(struct stat_set **s);
 void stat_add(struct stat_set *s, unsigned i, uint64_t n);         /* counters */
 void stat_set_value(struct stat_set *s, unsigned i, int64_t v);    /* gauges */
 void stat_observe_us(struct stat_set *s, unsigned i, uint64_t us); /* histograms */
-/* counter or gauge; histograms: the count */
+/* value of a counter or gauge; number of observations of a histogram */
 uint64_t stat_get(const struct stat_set *s, unsigned i);
 /* labels: "" or "name=\"x\"" */
 void stat_render(const struct stat_set *s, const char *labels, struct buf *out);

@@ -1,10 +1,10 @@
-/* svc.c - a daemon's life: options, configuration, name, event loop, signals, end. See svc.h.
+/* svc.c - a daemon's life: options, configuration, name, event loop, signals, shutdown. See svc.h.
  *
- * What always holds: between `start` and `stop` the loop runs on this thread and every hook is
- * called on it; `drain` is called at most once; once the end has begun the process is gone after
- * stop_timeout_ms + LAST_WORDS_S + END_GRACE_S, whatever a hook does (SIGALRM); from the loop's end
- * on it has STOP_S. What keeps a daemon from starting is one sentence on stderr and exit status
- * 1. */
+ * Invariants: between `start` and `stop` the loop runs on this thread and every hook is called on
+ * it; `drain` is called at most once. Once the shutdown has begun the process ends within
+ * stop_timeout_ms + LAST_WORDS_S + END_GRACE_S whatever a hook does (SIGALRM); once the loop has
+ * ended, within STOP_S. If a daemon cannot start it prints one sentence on stderr and exits with
+ * status 1. */
 #include "svc/svc_int.h"
 #include "util/check.h"
 #include "util/clock.h"
@@ -25,50 +25,51 @@
 #include <unistd.h>
 
 #define END_GRACE_S 3
-#define LAST_WORDS_S 1 /* after `expire` */
+#define LAST_WORDS_S 1 /* between `expire` and the end of the loop, at most */
 #define STOP_S (END_GRACE_S + 1)
 #define IDLE_TICK_US 20000
-#define DESCRIPTORS_RESERVED 256u /* own files, and links to other daemons, three each */
-#define LOG_WAIT_MS 300           /* at the end, for what is not yet written */
+#define DESCRIPTORS_RESERVED 256u /* own files, and three per link to another daemon */
+#define LOG_WAIT_MS 300           /* at the end, for lines that are not yet written */
 #define TRIM_TICK_US 1000000u
-#define TRIM_IDLE_US (8 * TRIM_TICK_US) /* at most between two looks, while nothing changes */
+#define TRIM_IDLE_US (8 * TRIM_TICK_US) /* longest interval, while memory does not change */
 
 static const struct conf_key common_keys[] = {
 	{"name", CONF_STRING, "", 1, 47, "", 0,
-     "Name of this daemon; one running process per name and run directory", NULL},
+     "Name of this daemon; only one process per name and run directory can run", NULL},
 	{"rundir", CONF_STRING, "/run/pdserve", 1, 80, "", 0,
-     "Folder of sockets and lock files, made if it is missing", NULL},
+     "Directory of sockets and lock files, created if missing", NULL},
 	{"endpoint", CONF_STRING, "", 0, 256, "", 0,
      "ZeroMQ address that other daemons and pdctl connect to: ipc://PATH; empty: "
      "ipc://RUNDIR/NAME.ipc",
      NULL},
 	{"control_group", CONF_STRING, "", 0, 64, "", 0,
-     "Group whose members may give the commands that change something or show the configuration; "
-     "always allowed: the daemon's own user and root",
+     "Group whose members may use the pdctl commands that change something or show the "
+     "configuration; the daemon's own user and root always may",
      NULL},
-	{"log_level", CONF_STRING, "info", 0, 0, "", 1, "Least level of events that are logged",
+	{"log_level", CONF_STRING, "info", 0, 0, "", 1, "Lowest level of events that are logged",
      "debug|info|warn|error"},
 	{"heartbeat_ms", CONF_INT, "200", 10, 60000, "ms", 0,
-     "Interval of heartbeats between routers and workers at work; without work 5 to 10 times that",
+     "Interval of heartbeats between routers and workers at work; 5 to 10 times that without work",
      NULL},
 	{"silence_ms", CONF_INT, "2000", 100, 600000, "ms", 0,
-     "A connected daemon that was silent for this long counts as down; on one host without work "
-     "twice that, 5 times if neither is a router",
+     "A connected daemon that sends nothing for this long is considered down; on one host twice "
+     "that without work, 5 times if neither is a router",
      NULL},
 	{"stop_timeout_ms", CONF_INT, "5000", 0, 600000, "ms", 1,
      "After SIGTERM: how long running work may take to finish or move away", NULL},
 	{"window_messages", CONF_INT, "65536", 16, 1048576, "messages", 0,
-     "Messages of one link that are kept until acknowledged; past it the link counts as stuck and "
-     "work for it fails",
+     "Unacknowledged messages kept per link; beyond it the link is considered stuck and work for "
+     "it "
+     "fails",
      NULL},
 	{"fault", CONF_STRING, "", 0, 1000, "", 0,
-     "For tests only: messages lost, repeated or delayed on purpose, e.g. \"seed=7 drop=2% "
+     "For tests only: loses, repeats or delays messages on purpose, e.g. \"seed=7 drop=2% "
      "delay=5%:1-20ms\" (rules: common/msg/fault.h)",
      NULL},
 	CONF_END,
 };
 
-/* --- hooks of the channel ------------------------------------------------ */
+/* --- hooks of the message links ------------------------------------------ */
 
 static int on_describe(void *arg, Pds__WorkerInfo *w)
 {
@@ -105,7 +106,7 @@ static void on_heartbeat(void *arg, struct peer *p, Pds__Heartbeat *hb)
 		s->hooks->heartbeat(s, p, hb);
 }
 
-/* At most one line a second for each type. */
+/* Limits log lines to one per second and message type. */
 static int may_say(struct svc *s, unsigned type)
 {
 	uint64_t now = clock_us();
@@ -129,17 +130,17 @@ static void on_message(void *arg, struct peer *p, enum msg_type type, const stru
 	if ((unsigned)type < SVC_MESSAGE_TYPES && s->dispatch[type])
 		s->dispatch[type](s, p, head, body);
 	else if (type != MSG_HEARTBEAT && may_say(s, (unsigned)type))
-		log_warn("message_dropped", "peer=%s type=%s why=\"%s does not take it\"",
+		log_warn("message_dropped", "peer=%s type=%s why=\"%s does not handle it\"",
 		         log_quote(peer_name(p)), info->name, s->hooks->program);
 }
 
-/* --- the end ------------------------------------------------------------- */
+/* --- shutdown ------------------------------------------------------------ */
 
-/* A second alarm, now with its default action, ends the process where stderr takes nothing. */
+/* If stderr blocks, a second alarm, now with its default action, ends the process. */
 static void on_alarm(int sig)
 {
 	static const char text[] =
-		"level=error event=stop_timeout why=\"the end took too long: leaving at once\"\n";
+		"level=error event=stop_timeout why=\"shutdown took too long: exiting at once\"\n";
 	sigset_t alone;
 	signal(sig, SIG_DFL);
 	sigemptyset(&alone);
@@ -180,7 +181,7 @@ void svc_drain_begin(struct svc *s, const char *why)
 	s->stop_at_us = clock_us() + timeout_us;
 	log_info("stopping", "why=%s timeout_us=%llu", log_quote(why), (unsigned long long)timeout_us);
 	unsigned end_s = (unsigned)((timeout_us + 999999) / 1000000) + LAST_WORDS_S + END_GRACE_S;
-	/* systemd kills after this time, or TimeoutStopSec if that is longer */
+	/* systemd kills after this time, or after TimeoutStopSec if that is longer */
 	svc_notify("STOPPING=1\nEXTEND_TIMEOUT_USEC=%llu\nSTATUS=stopping: %s",
 	           (end_s + STOP_S + 1ull) * 1000000, why);
 	signal(SIGALRM, on_alarm);
@@ -274,7 +275,7 @@ static void on_watchdog(evutil_socket_t fd, short what, void *arg)
 	svc_notify("WATCHDOG=1");
 }
 
-/* --- the start ----------------------------------------------------------- */
+/* --- start --------------------------------------------------------------- */
 
 static int check_name(const char *name, struct err *err)
 {
@@ -283,8 +284,8 @@ static int check_name(const char *name, struct err *err)
 	    name[0] != '.')
 		return 0;
 	return err_set(err, ERR_INVALID,
-	               "name = \"%s\": only letters, digits, '.', '_' and '-' are allowed, and no '.' "
-	               "at its beginning",
+	               "name = \"%s\": only letters, digits, '.', '_' and '-' are allowed, and it must "
+	               "not begin with '.'",
 	               name);
 }
 
@@ -293,7 +294,7 @@ static int check_paths(const char *rundir, const char *name, struct err *err)
 	size_t n = strlen(rundir) + strlen(name) + sizeof "/.sock.lock",
 		   limit = sizeof((struct sockaddr_un *)0)->sun_path;
 	if (rundir[0] != '/')
-		return err_set(err, ERR_INVALID, "rundir = \"%s\" is no absolute path", rundir);
+		return err_set(err, ERR_INVALID, "rundir = \"%s\" is not an absolute path", rundir);
 	if (n > limit)
 		return err_set(err, ERR_INVALID,
 		               "socket paths in %s would have %zu bytes, the system's limit is %zu: choose "
@@ -309,7 +310,7 @@ static int follow_parent(int parent, struct err *err)
 	if (prctl(PR_SET_PDEATHSIG, SIGTERM) < 0)
 		return err_set(err, ERR_IO, "cannot watch the parent process: %s", strerror(errno));
 	if (getppid() != parent)
-		return err_set(err, ERR_CLOSED, "the parent process %d has ended already", parent);
+		return err_set(err, ERR_CLOSED, "the parent process %d has already ended", parent);
 	return 0;
 }
 
@@ -380,7 +381,7 @@ static int check_endpoint(const char *endpoint, struct err *err)
 	if (!*endpoint || strncmp(endpoint, "ipc://", 6) == 0)
 		return 0;
 	return err_set(err, ERR_UNSUPPORTED,
-	               "endpoint = \"%s\": only ipc://PATH can be used: links between hosts would not "
+	               "endpoint = \"%s\": only ipc://PATH is supported: links between hosts would not "
 	               "be authenticated",
 	               endpoint);
 }
@@ -389,7 +390,7 @@ static int find_group(const char *name, int64_t *ret_gid, struct err *err)
 {
 	const struct group *g = *name ? getgrnam(name) : NULL;
 	if (*name && !g)
-		return err_set(err, ERR_INVALID, "control_group = \"%s\": there is no such group", name);
+		return err_set(err, ERR_INVALID, "control_group = \"%s\": no such group", name);
 	*ret_gid = g ? (int64_t)g->gr_gid : -1;
 	return 0;
 }
@@ -430,9 +431,9 @@ static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
 	if ((r = take_descriptors(s, err)) < 0)
 		return r;
 	if (log_start() < 0)
-		return err_set(err, ERR_NOMEM, "cannot start the log's thread: raise the limit on tasks");
-	/* sockets are for the user and its group; the run directory's mode decides who gets near
-	 * them */
+		return err_set(err, ERR_NOMEM, "cannot start the log thread: raise the limit on tasks");
+	/* sockets are accessible to the user and its group; the run directory's mode decides who can
+	 * reach them */
 	umask(0007);
 	slice_short(); /* the loop and ZeroMQ's threads, which inherit it, only pass messages */
 	if ((r = svc_rundir_make(s->rundir, err)) < 0 ||
@@ -458,7 +459,8 @@ static void teardown(struct svc *s)
 	int bound = s->chan != NULL;
 	chan_destroy(&s->chan);
 	if (bound && strncmp(s->endpoint, "ipc://", 6) == 0)
-		/* the name is still locked, so it is ours; what remains of a killed daemon shows as down */
+		/* the name is still locked, so the socket is ours (a killed daemon's stays: shown as
+		 * down) */
 		unlink(s->endpoint + 6);
 	svc_posts_stop(s);
 	stat_destroy(&s->stats);
@@ -479,10 +481,10 @@ static int run(struct svc *s, const struct svc_opts *o)
 	s->lock_fd = s->posts.fd = -1;
 	s->started_us = clock_us();
 	if (setup(s, o, &err) < 0) {
-		alarm(END_GRACE_S); /* should stderr take nothing */
+		alarm(END_GRACE_S); /* in case stderr blocks */
 		log_stop(LOG_WAIT_MS);
 		fprintf(stderr, "%s: cannot start: %s%s\n", s->hooks->program,
-		        err.text[0] ? err.text : "no reason given", svc_remedy(err.text));
+		        err.text[0] ? err.text : "unknown reason", svc_remedy(err.text));
 		return 1;
 	}
 	log_info("ready", "endpoint=%s epoch=%llu pid=%ld start_us=%llu", log_quote(s->endpoint),

@@ -1,6 +1,6 @@
-/* svc_ctl.c - commands of pdctl that every daemon has, and the way to the daemon's own. Answers are
- * JSON, but for `metrics`, which is Prometheus text. What an operator asks is bounded
- * (ANSWER_BYTES_MAX) and never ends the daemon. */
+/* svc_ctl.c - the pdctl commands that every daemon has, and the dispatch to the daemon's own.
+ * Answers are JSON, except `metrics`, which is Prometheus text. An answer is bounded
+ * (ANSWER_BYTES_MAX); nothing that is asked ends the daemon. */
 #include "svc/svc_int.h"
 #include "util/clock.h"
 #include "util/descriptors.h"
@@ -113,7 +113,7 @@ static uint64_t resident_bytes(void)
 	return pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-/* The figures that each daemon has, whatever it does. */
+/* The metrics that every daemon has. */
 static void common_metrics(struct svc *s, const char *labels, struct buf *out)
 {
 	static const struct stat_def defs[] = {
@@ -124,16 +124,16 @@ static void common_metrics(struct svc *s, const char *labels, struct buf *out)
 		{"pdserve_messages_received_total", "Messages received from other daemons.", STAT_COUNTER},
 		{"pdserve_messages_resent_total", "Messages sent again after a reconnect.", STAT_COUNTER},
 		{"pdserve_messages_bad_total",
-	     "Messages dropped because they did not decode or had no place.", STAT_COUNTER},
-		{"pdserve_messages_duplicate_total", "Messages that had come before and were dropped.",
+	     "Messages dropped because they did not decode or broke the protocol.", STAT_COUNTER},
+		{"pdserve_messages_duplicate_total", "Messages dropped because they had arrived before.",
 	     STAT_COUNTER},
 		{"pdserve_messages_gap_total",
-	     "Messages dropped because one before them was missing; they come again.", STAT_COUNTER},
+	     "Messages dropped because an earlier one was missing; they are resent.", STAT_COUNTER},
 		{"pdserve_messages_faults_total",
 	     "Messages that the fault layer lost, repeated or delayed on purpose (0 unless `fault` is "
 	     "set).",
 	     STAT_COUNTER},
-		{"pdserve_log_lines_dropped_total", "Log lines lost because stderr took nothing.",
+		{"pdserve_log_lines_dropped_total", "Log lines lost because stderr blocked or failed.",
 	     STAT_COUNTER},
 		{"pdserve_connections_without_descriptor_total",
 	     "Connections closed because the process had no file descriptor left.", STAT_COUNTER},
@@ -181,7 +181,7 @@ static int ctl_log_level(struct svc *s, char *const *args, size_t n_args, struct
 		const char *old = log_level_name();
 		if (log_set_level(args[0]) < 0)
 			return err_set(err, ERR_INVALID,
-			               "log level \"%.40s\" is none of debug, info, warn, error", args[0]);
+			               "log level \"%.40s\" is not one of debug, info, warn, error", args[0]);
 		log_warn("log_level", "old=%s new=%s", old, log_level_name());
 	}
 	buf_addc(out, '{');
@@ -202,7 +202,7 @@ static int ctl_stop(struct svc *s, char *const *args, size_t n_args, struct buf 
 	(void)args;
 	(void)n_args;
 	(void)err;
-	svc_post(s, stop_later, NULL); /* after the answer has left */
+	svc_post(s, stop_later, NULL); /* after the answer was sent */
 	buf_adds(out, "{\"stopping\":true}");
 	return 0;
 }
@@ -211,12 +211,12 @@ static int ctl_help(struct svc *s, char *const *args, size_t n_args, struct buf 
                     struct err *err);
 
 static const struct svc_ctl common_commands[] = {
-	{"status", ctl_status, "what the daemon is and does", 0},
+	{"status", ctl_status, "state of the daemon, its links and its work", 0},
 	{"config", ctl_config, "every configuration key with value, default, range and source", 1},
 	{"reload", ctl_reload, "read the configuration again, as SIGHUP does", 1},
-	{"metrics", ctl_metrics, "all figures as Prometheus text", 0},
-	{"log-level", ctl_log_level, "[debug|info|warn|error] show or set what is logged", 1},
-	{"stop", ctl_stop, "end in order", 1},
+	{"metrics", ctl_metrics, "all metrics as Prometheus text", 0},
+	{"log-level", ctl_log_level, "[debug|info|warn|error] show or set the log level", 1},
+	{"stop", ctl_stop, "shut down in order", 1},
 	{"help", ctl_help, "list the commands", 0},
 	{0},
 };
@@ -293,7 +293,7 @@ int svc_ctl_call(void *arg, struct chan_asked *asked, const struct process_origi
 		c = find(common_commands, command);
 	int r;
 	if (!c)
-		r = err_set(&err, ERR_NOTFOUND, "%s has no command \"%.60s\"; `help` lists what it has",
+		r = err_set(&err, ERR_NOTFOUND, "%s has no command \"%.60s\"; `help` lists its commands",
 		            s->hooks->program, command);
 	else if (c->operator_only && !is_operator(s, who))
 		r = refuse_stranger(s, who, c->name, &err);

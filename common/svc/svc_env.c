@@ -1,8 +1,8 @@
-/* svc_env.c - what surrounds a daemon: its run directory, the lock on its name, systemd.
+/* svc_env.c - a daemon's environment: its run directory, the lock on its name, systemd.
  *
- * The lock file RUNDIR/NAME.lock holds "PID EPOCH" of its present or last holder. It is never
- * removed, so that two processes can never hold locks on two files of one name, and so that
- * epochs grow even when the wall clock is set back. */
+ * The lock file RUNDIR/NAME.lock has "PID EPOCH" of its current or last holder. It is never
+ * removed, so that two processes cannot lock two different files of one name, and so that epochs
+ * increase even if the wall clock is set back. */
 #include "svc/svc_int.h"
 #include "util/clock.h"
 #include "util/mem.h"
@@ -44,13 +44,13 @@ int svc_rundir_make(const char *dir, struct err *err)
 	free(path);
 	struct stat st;
 	if (r < 0)
-		return err_set(
-			err, ERR_IO,
-			"cannot make the run directory %s: %s; set rundir to a folder that this user may write",
-			dir, strerror(code));
+		return err_set(err, ERR_IO,
+		               "cannot make the run directory %s: %s; set rundir to a directory this user "
+		               "can write to",
+		               dir, strerror(code));
 	if (stat(dir, &st) < 0 || !S_ISDIR(st.st_mode) || access(dir, W_OK | X_OK) < 0)
 		return err_set(err, ERR_IO,
-		               "the run directory %s is no folder that this user may write; change its "
+		               "the run directory %s is not a directory this user can write to; change its "
 		               "owner, or set rundir",
 		               dir);
 	return 0;
@@ -59,8 +59,8 @@ int svc_rundir_make(const char *dir, struct err *err)
 const char *svc_remedy(const char *why)
 {
 	return strstr(why, strerror(ENOSPC)) || strstr(why, strerror(EDQUOT))
-	           ? ": the disk of the run directory is full; make room there, or set rundir to a "
-	             "folder on another disk"
+	           ? ": the disk of the run directory is full; free some space, or set rundir to a "
+	             "directory on another disk"
 	           : "";
 }
 
@@ -74,7 +74,8 @@ static void read_holder(int fd, long *ret_pid, uint64_t *ret_epoch)
 		sscanf(text, "%ld %" SCNu64, ret_pid, ret_epoch);
 }
 
-/* Who looks whether a daemon lives, as pdctl does, has its lock for a moment: that is no holder. */
+/* A process that only checks whether a daemon is alive, such as pdctl, takes the lock for a moment:
+ * retry for up to a second before the name counts as taken. */
 static int lock_try(int fd)
 {
 	for (int i = 0; flock(fd, LOCK_EX | LOCK_NB) < 0; i++) {
@@ -99,7 +100,7 @@ int svc_lock_take(const char *rundir, const char *name, uint64_t *ret_epoch, str
 	read_holder(fd, &pid, &last);
 	if (r < 0) {
 		err_set(err, r,
-		        "the name \"%s\" is taken by process %ld, which runs in %s: stop that one, or "
+		        "the name \"%s\" is taken by process %ld, which runs in %s: stop that process, or "
 		        "choose another name",
 		        name, pid, rundir);
 		goto out;
@@ -107,8 +108,8 @@ int svc_lock_take(const char *rundir, const char *name, uint64_t *ret_epoch, str
 	if (epoch <= last && last < UINT64_MAX / 2)
 		epoch = last + 1;
 	int n = snprintf(text, sizeof text, "%ld %" PRIu64 "\n", (long)getpid(), epoch);
-	/* over the old text, then cut: on a full disk the room that the file has is enough, and the
-	 * last epoch is never lost */
+	/* Overwrite, then truncate: on a full disk the file's own block suffices, and the last epoch is
+	 * never lost. */
 	if (pwrite(fd, text, (size_t)n, 0) != n || ftruncate(fd, n) < 0) {
 		r = err_set(err, ERR_IO, "cannot write the lock file %s: %s", path, strerror(errno));
 		goto out;

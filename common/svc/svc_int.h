@@ -39,35 +39,35 @@ struct svc {
 	struct conf *conf;
 	struct stat_set *stats;
 	struct chan *chan;
-	struct chan_asked *asked; /* by the pdctl command that is being called */
+	struct chan_asked *asked; /* identifies the asker of the pdctl command being called */
 	struct event_base *base;
 	struct event *signals[3], *idle_tick, *watchdog;
 	struct svc_posts posts;
 	struct trim trim;
 	struct svc_timer *trim_tick;
-	uint64_t trim_us; /* its interval */
+	uint64_t trim_us; /* interval of trim_tick */
 	svc_msg_fn *dispatch[SVC_MESSAGE_TYPES];
-	uint64_t unknown_us[SVC_MESSAGE_TYPES]; /* when a type without a handler was last logged */
+	uint64_t unknown_us[SVC_MESSAGE_TYPES]; /* when a dropped message of the type was last logged */
 	char *name, *rundir, *endpoint;
 	uint64_t epoch, started_us, stop_at_us;
 	int64_t control_gid; /* -1: none */
-	int lock_fd, draining, expired, stopped, exit_status;
+	int lock_fd, draining, expired, exit_status;
 	void *data;
 };
 
-/* svc_opts.c: 0, or -1 after a message on stderr. */
+/* svc_opts.c: 0, or -1 after printing an error on stderr. */
 int svc_opts_parse(int argc, char **argv, const char *program, struct svc_opts *ret_o);
 void svc_opts_usage(const char *program, const char *default_name, struct buf *out);
 
 /* svc_env.c */
 int svc_rundir_make(const char *dir, struct err *err);
-/* What to do about that failure, to stand behind its text: about a full disk; "" otherwise. */
+/* Text to append to a start-up error: what to do if the disk is full; "" otherwise. */
 const char *svc_remedy(const char *why);
-/* Takes RUNDIR/NAME.lock for this process's life. *ret_epoch is greater than that of every
- * earlier holder. Returns the descriptor or ERR_*. */
+/* Takes RUNDIR/NAME.lock until this process ends. *ret_epoch is greater than that of every earlier
+ * holder. Returns the descriptor or ERR_*. */
 int svc_lock_take(const char *rundir, const char *name, uint64_t *ret_epoch, struct err *err);
 void svc_notify(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-uint64_t svc_watchdog_us(void); /* interval of sd_watchdog, 0: none wanted */
+uint64_t svc_watchdog_us(void); /* timeout of systemd's watchdog; 0: disabled */
 
 /* svc_post.c */
 int svc_posts_start(struct svc *s, struct err *err);

@@ -1,5 +1,5 @@
-/* svc_leave.c - the end of a process that has nothing left to wait for. Apart from svc.c, which
- * tests replace. */
+/* svc_leave.c - ends the process without draining. Not in svc.c, because tests replace that
+ * file. */
 #include "svc/svc.h"
 #include "util/log.h"
 
@@ -7,7 +7,7 @@
 
 void svc_leave(const char *why)
 {
-	enum { LOG_WAIT_MS = 300 }; /* for the log's last lines */
+	enum { LOG_WAIT_MS = 300 }; /* for the last lines of the log */
 	log_error("give_up", "why=%s", log_quote(why));
 	log_stop(LOG_WAIT_MS);
 	_exit(1);

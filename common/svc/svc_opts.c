@@ -1,5 +1,5 @@
-/* svc_opts.c - the command line that all daemons share. A wrong option is told on stderr and
- * returned; nothing exits here. */
+/* svc_opts.c - the command line of all daemons. A wrong option is reported on stderr and returned
+ * as an error; nothing exits here. */
 #include "svc/svc_int.h"
 #include "util/mem.h"
 
@@ -26,14 +26,14 @@ void svc_opts_usage(const char *program, const char *default_name, struct buf *o
 		"usage: %s [-c FILE] [-o KEY=VALUE]... [-t]\n"
 		"  -c, --config FILE          read this configuration (usually /etc/pdserve/%s.conf); "
 		"without it: the defaults\n"
-		"  -o, --option KEY=VALUE     set one key, stronger than the file; lists: items separated "
+		"  -o, --option KEY=VALUE     set one key, overriding the file; lists: items separated "
 		"by spaces\n"
 		"  -t, --test                 check the configuration, print OK, exit with 0 or 1\n"
 		"      --print-config         print a configuration file with every key and its default\n"
-		"      --die-with-parent PID  end when this parent process ends\n"
+		"      --die-with-parent PID  stop when this parent process ends\n"
 		"  -V, --version              print the version\n"
 		"  -h, --help                 print this and all keys\n"
-		"signals: SIGTERM, SIGINT end in order (a second one at once); SIGHUP reads the "
+		"signals: SIGTERM, SIGINT shut down in order (a second one at once); SIGHUP reads the "
 		"configuration again\n",
 		program, default_name);
 }

@@ -1,8 +1,8 @@
-/* svc_post.c - work that other threads give to the loop, and timers.
+/* svc_post.c - work that other threads post to the loop, and timers.
  *
- * What always holds while the mutex is free: the eventfd is readable if items wait. One run takes
- * what is there at its begin; what the functions post in turn waits for the loop's next round,
- * so that other events get their turn. */
+ * Invariant while the mutex is free: the eventfd is readable if items are waiting. A run takes the
+ * items that are there when it begins; items posted by them wait for the loop's next round, so that
+ * other events get their turn. */
 #include "svc/svc_int.h"
 #include "util/check.h"
 #include "util/clock.h"
@@ -22,8 +22,7 @@ void svc_post(struct svc *s, void (*fn)(struct svc *s, void *arg), void *arg)
 	pthread_mutex_lock(&p->lock);
 	if (p->n == p->size) {
 		if (p->n >= POSTS_MAX)
-			PANIC("%zu posts wait for the event loop: it has stopped, or a caller has no bound",
-			      p->n);
+			PANIC("%zu posts wait for the event loop: it hangs, or a caller has no bound", p->n);
 		p->size = p->size ? p->size * 2 : 64;
 		p->items = mem_grow(p->items, p->size, sizeof *p->items);
 	}

@@ -58,14 +58,14 @@ def small_model(program):
 def test_daemon_on_a_full_disk(tmp_path, program):
     with Disk(tmp_path / "d", "size=64k") as d:
         d.fill()
-        one_line(run(os.path.join(BIN, program), "-o", f"rundir={d.path}", *small_model(program)), "cannot start", ".lock: No space left", "make room there, or set rundir")
+        one_line(run(os.path.join(BIN, program), "-o", f"rundir={d.path}", *small_model(program)), "cannot start", ".lock: No space left", "free some space, or set rundir")
 
 
 @pytest.mark.parametrize("program,files", [(p, 2) for p in PROGRAMS] + [("pdmessagerd", 3), ("pdstoraged", 3)])
 def test_daemon_without_room_for_another_file(tmp_path, program, files):
     """Room for the folder, the lock and, with 3, one socket: whichever cannot be made is named."""
     with Disk(tmp_path / "d", f"size=64k,nr_inodes={files}") as d:
-        one_line(run(os.path.join(BIN, program), "-o", f"rundir={d.path}", *small_model(program)), "cannot start", "No space left", "make room there")
+        one_line(run(os.path.join(BIN, program), "-o", f"rundir={d.path}", *small_model(program)), "cannot start", "No space left", "free some space")
 
 
 def test_pdctl_on_a_full_disk(tmp_path):

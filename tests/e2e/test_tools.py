@@ -67,7 +67,7 @@ def test_config(suite):
 def test_log_level_and_metrics(suite):
     assert json.loads(pdctl(suite, "-d", "storage", "--json", "log-level", "debug").stdout) == {"level": "debug"}
     r = pdctl(suite, "-d", "storage", "log-level", "loud")
-    assert r.returncode == 1 and "none of debug, info, warn, error" in r.stderr
+    assert r.returncode == 1 and "not one of debug, info, warn, error" in r.stderr
     pdctl(suite, "-d", "storage", "log-level", "info")
     text = pdctl(suite, "-d", "decode-1", "metrics").stdout
     assert re.search(r'^pdserve_uptime_seconds\{name="decode-1"\} \d+$', text, re.M)
@@ -215,7 +215,7 @@ def test_options(program, tmp_path):
 
 @pytest.mark.parametrize("option,part", [
     ("rundir=/proc/none", "cannot make the run directory /proc/none"),
-    ("rundir=relative", "no absolute path"),
+    ("rundir=relative", "not an absolute path"),
     ("name=a/b", "only letters, digits"),
 ])
 def test_cannot_start(option, part, tmp_path):
