@@ -1,7 +1,8 @@
-/* engine.c - see engine.h: opening a model on a device, its memory, the KV pool.
+/* engine.c - see engine.h: opens a model on a device; its memory, the KV pool.
  *
- * Always: everything that a step needs is allocated in engine_open, after a check that the machine
- * has room for it. Errors are returned; an engine that failed to open leaves nothing behind. */
+ * Invariant: everything that a step needs is allocated in engine_open, after a check that the
+ * machine has room for it. Errors are returned; an engine that failed to open leaves nothing
+ * behind. */
 #include "engine/mla.h"
 #include "engine/moe.h"
 #include "kv/pool.h"
@@ -40,8 +41,8 @@ static int check_opts(const struct engine_opts *o, struct err *err)
 
 /* --- memory -------------------------------------------------------------- */
 
-/* Rows of most buffers: with few spans all rows may be wanted, so those of a whole step serve
- * the tail as well. */
+/* Rows of most buffers. With few spans all rows may go to the head, so buffers for the rows of a
+ * whole step also serve the tail. */
 static size_t most_rows(const struct engine *e)
 {
 	return most(e->opts.max_rows, e->opts.max_logits);
@@ -67,7 +68,7 @@ struct tp_sizes engine_whole_sizes(const struct engine *e)
 	                         .words = e->limits.batch_bytes / 4};
 }
 
-/* Memory that is handed out from its beginning; with no memory yet it only counts. */
+/* Hands out memory from its beginning; with base 0 it only counts. */
 struct carve {
 	kern_ptr base;
 	size_t bytes;
@@ -85,7 +86,7 @@ static struct kern_tensor take_tensor(struct carve *c, size_t rows, size_t width
 	return (struct kern_tensor){take(c, rows * width), width, KERN_F32};
 }
 
-/* The scratch of this rank alone, and, where it is alone, of what ranks would share. */
+/* Scratch of this rank alone; with a single rank also the buffers that ranks would share. */
 static void carve_scratch(struct engine *e, struct carve *own)
 {
 	const struct model_conf *c = &e->conf;
@@ -141,10 +142,10 @@ static struct kern_config device_config(const struct engine *e)
 	                            .options = e->sim ? &e->sim->options : NULL};
 }
 
-/* With several ranks somewhat more than one of them needs: as if it had all columns. */
+/* With several ranks this overestimates: it assumes that a rank has all columns. */
 size_t engine_program_bytes(const struct engine *e)
 {
-	/* operations of a layer at most (record.c, moe.c), and of each part of the heads of latent
+	/* upper bounds: operations of a layer (record.c, moe.c), and of each group of heads with latent
 	 * attention (mla.c) */
 	enum { LAYER_OPS = 24, LATENT_OPS = 8 };
 	const struct model_conf *c = &e->conf;
@@ -185,7 +186,7 @@ static int check_memory(struct engine *e, struct err *err)
 		return err_set(
 			err, ERR_NOMEM,
 			"%.160s: memory%s%s: found %llu MiB available, expected %llu MiB for weights and %llu "
-			"MiB for steps of %u tokens: lower max_batched_tokens or take a smaller model",
+			"MiB for steps of %u tokens: lower max_batched_tokens or use a smaller model",
 			e->path, device.memory_bytes ? " of " : "", device.name, (unsigned long long)have >> 20,
 			(unsigned long long)weights >> 20, (unsigned long long)step >> 20, e->opts.max_rows);
 	return 0;
@@ -198,7 +199,7 @@ static int alloc_mem(struct engine *e, enum kern_memory kind, size_t bytes, stru
 	return rc ? engine_device_error(e, rc, "cannot allocate a step's memory", err) : 0;
 }
 
-/* A part of the mapping that the ranks share. */
+/* Part of the mapping that the ranks share. */
 static struct kern_mem shared_part(const struct engine *e, const void *host, size_t bytes)
 {
 	size_t at = (size_t)((const unsigned char *)host - (const unsigned char *)e->shared.host);
@@ -208,7 +209,7 @@ static struct kern_mem shared_part(const struct engine *e, const void *host, siz
 	                         .kind = KERN_MEM_PINNED};
 }
 
-/* What all ranks see, in the mapping that they share. */
+/* Points the scratch that all ranks see into the mapping that they share. */
 static int share_scratch(struct engine *e, struct err *err)
 {
 	const struct model_conf *c = &e->conf;
@@ -217,7 +218,7 @@ static int share_scratch(struct engine *e, struct err *err)
 	struct tp_sizes sizes = engine_whole_sizes(e);
 	int rc = e->ops->mem_pin(e->dev, v.base, v.bytes, &e->shared);
 	if (rc)
-		return engine_device_error(e, rc, "cannot pin what the ranks share", err);
+		return engine_device_error(e, rc, "cannot pin the ranks' shared memory", err);
 	s->att = (struct kern_tensor){shared_part(e, v.att, 0).dev,
 	                              (size_t)c->heads * engine_att_width(c), KERN_F32};
 	s->sum = (struct kern_tensor){shared_part(e, v.sum, 0).dev, c->hidden, KERN_F32};
@@ -284,7 +285,7 @@ static int open_device(struct engine *e, struct err *err)
 		               o->variant ? o->variant : "auto", text);
 	rc = e->ops->stream_new(e->dev, &e->stream);
 	if (rc)
-		return engine_device_error(e, rc, "cannot make a stream", err);
+		return engine_device_error(e, rc, "cannot create a stream", err);
 	return 0;
 }
 
@@ -315,15 +316,17 @@ static int fill_info(struct engine *e, struct err *err)
 	                          : kv_layout_uniform(&i->kv, c->layers, c->kv_heads, c->head_dim,
 	                                              e->opts.block_tokens, e->opts.kv_type);
 	if (rc)
-		return err_set(err, ERR_INVALID,
-		               "KV layout: %u layers, %u heads of %u, blocks of %u tokens exceed what a "
-		               "block may hold",
-		               c->layers, c->kv_heads, c->head_dim, e->opts.block_tokens);
+		return err_set(
+			err, ERR_INVALID,
+			"KV layout: %u layers, %u heads of %u, blocks of %u tokens exceed the size of "
+			"a block",
+			c->layers, c->kv_heads, c->head_dim, e->opts.block_tokens);
 	return 0;
 }
 
-/* Masks and lists of a step: of every span two masks and all tokens that it can have seen, up to
- * LISTS_MAX words, or all that one span may ask for. */
+/* Words for masks and lists of a step: for every span two masks, all tokens that it can have seen,
+ * and an eighth of the longest lists, up to LISTS_MAX words in total; at least all that one span
+ * may need. */
 static size_t plan_lists(const struct engine *e)
 {
 	enum { LISTS_MAX = 16 << 20 };
@@ -369,7 +372,7 @@ static int open_model(struct engine *e, struct err *err)
 		if (!rc && !e->rank)
 			e->print = fingerprint_begin(&e->conf, &e->src);
 		else if (!rc)
-			/* which rank 0 told it to find */
+			/* rank 0 has told this rank which outline to expect */
 			model_outline(&e->conf, &e->src, e->info.fingerprint);
 		return rc;
 	}
@@ -387,7 +390,7 @@ static int find_backend(struct engine *e, struct err *err)
 	return e->ops ? 0 : err_set(err, ERR_UNSUPPORTED, "%s", text);
 }
 
-/* Several ranks: the group is there before the device, which is told of it. */
+/* With several ranks the group starts before the device is opened, which is told of it. */
 static int open_group(struct engine *e, struct err *err)
 {
 	int rc = e->opts.tp > 1 ? ranks_check(e, err) : 0;
@@ -400,8 +403,8 @@ static int open_group(struct engine *e, struct err *err)
 	return rc;
 }
 
-/* A device that is not there is said before a model is read, unless the device wants to know the
- * model or the group first. */
+/* Opens the device first, so that a missing device is reported before a model is read; last, if the
+ * device needs to know the model or the group. */
 static int open_parts(struct engine *e, struct err *err)
 {
 	int rc = find_backend(e, err), first = !rc && !e->ops->modelled && e->opts.tp < 2;
@@ -441,7 +444,7 @@ int engine_open_rank(const struct engine_opts *opts, int has_progress, struct tp
 	if (rc)
 		return rc;
 	if (sodium_init() < 0)
-		return err_set(err, ERR_IO, "libsodium cannot be initialised");
+		return err_set(err, ERR_IO, "cannot initialise libsodium");
 	struct engine *e = mem_zalloc(sizeof *e);
 	e->opts = *opts;
 	e->tp = tp;
@@ -449,7 +452,7 @@ int engine_open_rank(const struct engine_opts *opts, int has_progress, struct tp
 	e->rank = tp ? tp_rank(tp) : 0;
 	e->opts.model_path = e->path = mem_strdup(opts->model_path);
 	rc = open_steps(e, err);
-	e->opts.backend = e->opts.variant = NULL; /* the caller's, and not needed any more */
+	e->opts.backend = e->opts.variant = NULL; /* the caller's strings; not needed any more */
 	if (rc)
 		engine_close(&e);
 	else
@@ -473,8 +476,8 @@ void engine_close(struct engine **ep)
 			e->ops->stream_destroy(&e->stream);
 		e->ops->close(&e->dev);
 	}
-	if (!e->rank)
-		tp_destroy(&e->tp); /* another rank's is its main's, which may have a reason to tell */
+	if (!e->rank) /* another rank's group belongs to its main, which may still report an error */
+		tp_destroy(&e->tp);
 	fingerprint_end(&e->print, NULL);
 	if (e->src_open)
 		model_close(&e->src);
@@ -515,7 +518,7 @@ uint64_t engine_pulse(const struct engine *e)
 int engine_attach_board(struct engine *e, void *board, size_t bytes, struct err *err)
 {
 	if (e->board.host)
-		return err_set(err, ERR_EXISTS, "a progress board of %zu bytes is attached already",
+		return err_set(err, ERR_EXISTS, "a progress board of %zu bytes is already attached",
 		               e->board.bytes);
 	int rc = e->ops->mem_pin(e->dev, board, bytes, &e->board);
 	return rc ? engine_device_error(e, rc, "cannot pin the progress board", err) : 0;
@@ -558,7 +561,7 @@ int engine_use_pool(struct engine *e, uint32_t blocks, struct err *err)
 int engine_pool_room(struct engine *e, uint64_t *ret_bytes, struct err *err)
 {
 	struct kern_info device;
-	e->pool.dev = e->own.dev; /* for its addresses: nothing runs */
+	e->pool.dev = e->own.dev; /* any address will do: nothing runs */
 	int rc = engine_use_pool(e, 1, err);
 	e->ops->info(e->dev, &device);
 	e->ops->program_destroy(&e->program);
@@ -568,13 +571,13 @@ int engine_pool_room(struct engine *e, uint64_t *ret_bytes, struct err *err)
 	           ? rc
 	           : err_set(
 					 err, ERR_IO,
-					 "the device does not say how much of its memory is free: set kv_memory_mb");
+					 "the device does not report how much of its memory is free: set kv_memory_mb");
 }
 
 int engine_new_pool(struct engine *e, uint32_t blocks, int *ret_fd, struct err *err)
 {
 	if (e->pool.dev.v)
-		return err_set(err, ERR_EXISTS, "there is a KV pool of %u blocks already", e->kv_blocks);
+		return err_set(err, ERR_EXISTS, "the KV pool already exists, with %u blocks", e->kv_blocks);
 	if (blocks < 1 || blocks == KV_BLOCK_NONE)
 		return err_set(err, ERR_INVALID, "KV pool of %u blocks, limits are 1 and %u", blocks,
 		               KV_BLOCK_NONE - 1);
@@ -582,8 +585,8 @@ int engine_new_pool(struct engine *e, uint32_t blocks, int *ret_fd, struct err *
 	int fd = -1, rc = e->ops->mem_new(e->dev, KERN_MEM_SHARED, bytes, &e->pool);
 	if (rc)
 		return engine_device_error(
-			e, rc, "cannot make the KV pool (lower kv_blocks, kv_memory_mb or kv_memory_fraction)",
-			err);
+			e, rc,
+			"cannot create the KV pool (lower kv_blocks, kv_memory_mb or kv_memory_fraction)", err);
 	if ((rc = engine_use_pool(e, blocks, err)) || (e->tp && (rc = ranks_attach(e, blocks, err))))
 		return rc;
 	if (ret_fd && (rc = e->ops->mem_share(e->dev, &e->pool, &fd)))

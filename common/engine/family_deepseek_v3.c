@@ -1,17 +1,17 @@
-/* family_deepseek_v3.c - DeepSeek-V3 and R1: one latent for all heads' keys and values, experts in
- * groups chosen by corrected sigmoid scores. */
+/* family_deepseek_v3.c - DeepSeek-V3 and R1: one latent for the keys and values of all heads;
+ * experts in groups, chosen by corrected sigmoid scores. */
 #include "engine/family.h"
 #include "kernels/own_math.h"
 
 #include <math.h>
 
-/* Of the two inner norms, whatever the model's own norms have. */
+/* For the two inner norms, whatever the epsilon of the model's other norms. */
 #define INNER_NORM_EPS 1e-6f
 
 /* --- GGUF ---------------------------------------------------------------- */
 
-/* YaRN's factor is squared in attention's scale instead of multiplying cos and sin; the files have
- * it as a multiplier of ln(factor). */
+/* YaRN's factor is squared into the attention scale instead of multiplying cos and sin; GGUF files
+ * give it as a multiplier of ln(factor). */
 static void read_scale(struct gguf_reader *r, struct model_conf *c)
 {
 	static const char key[] = "rope.scaling.yarn_log_multiplier";
@@ -34,7 +34,7 @@ static void read_gguf(struct gguf_reader *r, struct model_conf *c)
 		.v = meta_u32(r, "attention.value_length_mla", 1, MODEL_HEAD_DIM_MAX, value),
 		.norm_eps = INNER_NORM_EPS,
 	};
-	c->kv_heads = c->heads; /* files may say 1, of the cache */
+	c->kv_heads = c->heads; /* files may have 1 here, the heads of the cache */
 	meta_experts(r, c, MODEL_SIGMOID);
 	c->experts.norm_eps = DEEPSEEK_NORM_EPS;
 	read_scale(r, c);

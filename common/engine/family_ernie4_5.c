@@ -1,4 +1,4 @@
-/* family_ernie4_5.c - ERNIE 4.5, dense and with experts: rotary pairs are neighbours in both
+/* family_ernie4_5.c - ERNIE 4.5, dense and with experts: rotary pairs are adjacent elements in both
  * formats. */
 #include "engine/family.h"
 
@@ -10,7 +10,7 @@ const struct family family_ernie4_5 = {
 	.rope_base = 500000,
 };
 
-/* The least sum that weights of chosen experts are divided by. */
+/* Lower bound of the sum by which the weights of the chosen experts are divided. */
 #define NORM_MIN 1e-12
 
 static void read_gguf(struct gguf_reader *r, struct model_conf *c)

@@ -1,5 +1,5 @@
-/* family_gemma3.c - Gemma 3 (text): norms behind attention and MLP as well, scaled embeddings,
- * layers with a window rotate by another base. */
+/* family_gemma3.c - Gemma 3 (text): additional norms after attention and MLP, scaled embeddings,
+ * and another rotary base in layers with a window. */
 #include "engine/family.h"
 
 #include <math.h>
@@ -8,13 +8,13 @@ static void quirks(struct model_conf *c)
 {
 	c->act = KERN_GELU_TANH;
 	c->post_norms = 1;
-	c->norm_plus_one = c->source == MODEL_HF; /* GGUF's converter has added it */
+	c->norm_plus_one = c->source == MODEL_HF; /* GGUF files have the one added already */
 	c->embed_scale = (float)sqrt((double)c->hidden);
 }
 
-/* GGUF has no key for query_pre_attn_scalar. It is the head's size in all published models but one,
- * which is known by the shape of its attention, so that derivatives of other depth are taken right,
- * too. */
+/* GGUF has no key for query_pre_attn_scalar. It equals the head size in all published models except
+ * the 27B one. That is recognised by the shape of its attention, not by its depth, so that models
+ * derived from it with other depths are read correctly. */
 static double query_scalar(const struct model_conf *c)
 {
 	int is_27b = c->hidden == 5376 && c->heads == 32 && c->head_dim == 128;

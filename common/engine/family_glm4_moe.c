@@ -1,5 +1,4 @@
-/* family_glm4_moe.c - GLM 4.5 to 4.7: half of each head is rotated; experts as DeepSeek-V3 has
- * them. */
+/* family_glm4_moe.c - GLM 4.5 to 4.7: half of each head is rotated; experts as in DeepSeek-V3. */
 #include "engine/family.h"
 
 static void read_gguf(struct gguf_reader *r, struct model_conf *c)

@@ -1,6 +1,6 @@
-/* family_gpt_oss.c - gpt-oss: every other layer sees a window, each head has a sink, experts have
- * biases and a clamped activation; published folders have them in MXFP4, with the rows of gate and
- * up taking turns in one tensor. */
+/* family_gpt_oss.c - gpt-oss: a window in every other layer, an attention sink per head, experts
+ * with biases and a clamped activation. Published folders store experts in MXFP4, with the rows of
+ * gate and up interleaved in one tensor. */
 #include "engine/family.h"
 #include "format/safetensors.h"
 #include "util/mem.h"
@@ -8,14 +8,14 @@
 #include <math.h>
 #include <stdio.h>
 
-enum { BLOCK = 32, CODES = BLOCK / 2 }; /* values of an MXFP4 block, and bytes of its codes */
+enum { BLOCK = 32, CODES = BLOCK / 2 }; /* values of an MXFP4 block, and bytes of their codes */
 
 static void quirks(struct model_conf *c)
 {
 	c->act = KERN_SWIGLU_CLAMPED;
 	c->attn_sinks = 1;
 	c->experts.bias = 1;
-	c->experts.normalise = 1; /* softmax over the chosen logits is the same */
+	c->experts.normalise = 1; /* equals a softmax over the chosen logits */
 }
 
 static void read_gguf(struct gguf_reader *r, struct model_conf *c)
@@ -24,7 +24,7 @@ static void read_gguf(struct gguf_reader *r, struct model_conf *c)
 	quirks(c);
 }
 
-/* A number that the activation has built in. */
+/* Checks a number that is built into the activation. */
 static void expect_number(struct hf_reader *r, const json_t *o, const char *key, double want)
 {
 	if (fabs(hf_may_number(r, o, key, 0, want) - want) > 1e-6)
@@ -46,7 +46,7 @@ static void read_hf(struct hf_reader *r, const json_t *o, struct model_conf *c)
 
 /* --- experts of a folder ------------------------------------------------- */
 
-/* Finds the bytes of all experts: (experts, rows, blocks) and, of codes, (16). */
+/* Finds the bytes of all experts: shape (experts, rows, blocks), with codes also (16). */
 static int find(const struct model_source *src, const char *name, uint32_t experts, uint32_t rows,
                 uint32_t blocks, uint32_t codes, const unsigned char **ret, struct err *err)
 {
@@ -64,8 +64,8 @@ static int find(const struct model_source *src, const char *name, uint32_t exper
 	return 0;
 }
 
-/* One block as GGUF has it: the scale, then values i and i + 16 of 32 in a byte, where a folder has
- * values 2 i and 2 i + 1. */
+/* Converts one block to GGUF's layout: the scale, then values i and i + 16 of 32 in a byte, where a
+ * folder has values 2 i and 2 i + 1. */
 static void turn(unsigned char *out, const unsigned char *codes, unsigned char scale)
 {
 	out[0] = scale;
@@ -106,7 +106,7 @@ static int expert_get(const struct model_source *src, const struct model_conf *c
 	*ret = (struct model_tensor){.name = "experts", .dtype = KERN_MXFP4, .n = n, .k = k};
 	ret->data = ret->own = out;
 	ret->bytes = bytes;
-	if (part != MODEL_EXPERT_GATE) { /* up comes next, from the same bytes */
+	if (part != MODEL_EXPERT_GATE) { /* after gate, up is still read from the same bytes */
 		size_t all = (size_t)rows * blocks;
 		ret->made_of[0].data = codes + expert * all * CODES;
 		ret->made_of[0].bytes = all * CODES;

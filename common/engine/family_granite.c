@@ -1,5 +1,6 @@
-/* family_granite.c - Granite 3 (IBM): llama with four factors, of embeddings, of attention (in
- * place of 1 / sqrt(head size)), of what layers add, and a divisor of the logits. */
+/* family_granite.c - Granite 3 (IBM): llama with factors for the embeddings, for attention (in
+ * place of 1 / sqrt(head size)) and for what layers add to the residual stream, and a divisor of
+ * the logits. */
 #include "engine/family.h"
 
 static void read_gguf(struct gguf_reader *r, struct model_conf *c)

@@ -1,4 +1,4 @@
-/* family_llama.c - Llama 2 and 3, and what is built alike (SmolLM2, TinyLlama). */
+/* family_llama.c - Llama 2 and 3, and models of the same architecture (SmolLM2, TinyLlama). */
 #include "engine/family.h"
 
 const struct family family_llama = {

@@ -1,4 +1,5 @@
-/* family_mistral.c - Mistral: llama with one window for all layers; its GGUF files say llama. */
+/* family_mistral.c - Mistral: llama with one window for all layers. Its GGUF files use llama's
+ * name. */
 #include "engine/family.h"
 
 const struct family family_mistral = {

@@ -1,6 +1,5 @@
-/* family_phi3.c - Phi-3, Phi-3.5 and Phi-4 (mini): q, k, v in one tensor, gate and up in another; a
- * part of each head is rotated, for long contexts by frequencies of a list
- * (model_rope_longrope). */
+/* family_phi3.c - Phi-3, Phi-3.5 and Phi-4 (mini): q, k, v in one tensor, gate and up in another;
+ * part of each head is rotated, with LongRoPE's lists of divisors for the frequencies. */
 #include "engine/family.h"
 
 const struct family family_phi3 = {

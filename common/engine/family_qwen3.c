@@ -1,4 +1,4 @@
-/* family_qwen3.c - Qwen 3, dense and with experts: q and k are normed, head by head. */
+/* family_qwen3.c - Qwen 3, dense and with experts: q and k are normed per head. */
 #include "engine/family.h"
 
 const struct family family_qwen3 = {

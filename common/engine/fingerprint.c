@@ -1,5 +1,5 @@
-/* fingerprint.c - see fingerprint.h. Nothing here fails; where there is no thread to be had, the
- * end does the work. */
+/* fingerprint.c - see fingerprint.h. Nothing here fails; if no thread can be started,
+ * fingerprint_end does the work. */
 #include "engine/fingerprint.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -13,13 +13,13 @@
 #include <string.h>
 #include <xxhash.h>
 
-/* Between looks whether it is still wanted, and whether the tensor was dropped meanwhile. */
+/* Bytes hashed between two checks of `stop` and of whether the tensor was dropped. */
 #define WINDOW_BYTES (4u << 20)
 #define SAMPLE_PIECE 1024u
 #define SAMPLE_PIECES 16u
 
-/* Where a tensor lies. */
-struct place {
+/* The place of a tensor in memory. */
+struct tensor_place {
 	const unsigned char *data;
 	size_t bytes, entry;
 };
@@ -30,18 +30,18 @@ struct fingerprint {
 	pthread_t thread;
 	int has_thread;
 	_Atomic int stop;
-	struct model_entry *entry; /* (n) in the file's order */
-	struct place *place;       /* (n) by address */
+	struct model_entry *entry;  /* (n) in the order of the file */
+	struct tensor_place *place; /* (n) sorted by address */
 	size_t n;
-	/* (n) whoever loads it has given pages of it back: then we give back what we touch */
+	/* (n) 1: the loader has given back pages of the tensor, so we give back what we touch */
 	_Atomic unsigned char *dropped;
 	unsigned char sum[32];
 };
 
 /* --- the description ----------------------------------------------------- */
 
-/* Every number of it that changes a result, in words, so that no padding and no order of bytes is
- * in it. */
+/* Hashes numbers as text, so that padding and byte order do not matter. hash_conf passes every
+ * number that changes a result. */
 static void hash_words(crypto_generichash_state *h, const char *fmt, ...)
 	__attribute__((format(printf, 2, 3)));
 static void hash_words(crypto_generichash_state *h, const char *fmt, ...)
@@ -85,12 +85,12 @@ static void hash_conf(crypto_generichash_state *h, const struct model_conf *c)
 
 /* --- tensors ------------------------------------------------------------- */
 
-/* The same values by AVX2 or AVX-512, of which baseline x86-64 gives a third of the speed: in a
- * libxxhash that was built with DISPATCH=1, as Debian's is. */
+/* Same result as XXH3_128bits_update, but with AVX2 or AVX-512: about three times as fast as
+ * baseline x86-64. Only in a libxxhash built with DISPATCH=1, such as Debian's. */
 XXH_errorcode XXH3_128bits_update_dispatch(XXH3_state_t *state, const void *data, size_t bytes)
 	__attribute__((weak));
 
-/* Of all bytes; until `stop`. */
+/* Hashes all bytes, or stops early if `stop` is set. */
 static void hash_all(crypto_generichash_state *h, const struct model_entry *e, void *arg)
 {
 	const struct fingerprint *f = arg;
@@ -98,7 +98,7 @@ static void hash_all(crypto_generichash_state *h, const struct model_entry *e, v
 	XXH3_state_t *state = XXH3_createState();
 	XXH128_canonical_t sum;
 	if (!state)
-		check_fatal("out of memory for a hash's state");
+		check_fatal("out of memory for the state of a hash");
 	XXH_errorcode (*update)(XXH3_state_t *, const void *,
 	                        size_t) = XXH3_128bits_update_dispatch ? XXH3_128bits_update_dispatch
 	                                                               : XXH3_128bits_update;
@@ -114,7 +114,8 @@ static void hash_all(crypto_generichash_state *h, const struct model_entry *e, v
 	crypto_generichash_update(h, sum.digest, sizeof sum.digest);
 }
 
-/* Small data whole; of large data pieces at equal distances, from the first byte to the last. */
+/* Hashes small data whole; of large data pieces at equal distances, from the first byte to the
+ * last. */
 static void hash_sample(crypto_generichash_state *h, const struct model_entry *e, void *arg)
 {
 	const unsigned char *p = e->data;
@@ -167,14 +168,14 @@ static void *hash_thread(void *arg)
 
 static int place_cmp(const void *a, const void *b)
 {
-	const struct place *x = a, *y = b;
+	const struct tensor_place *x = a, *y = b;
 	return x->data != y->data ? (x->data > y->data) - (x->data < y->data)
 	                          : (x->bytes > y->bytes) - (x->bytes < y->bytes);
 }
 
 static int place_holds(const void *key, const void *elem)
 {
-	const struct place *k = key, *p = elem;
+	const struct tensor_place *k = key, *p = elem;
 	return k->data < p->data ? -1 : k->data >= p->data + p->bytes;
 }
 
@@ -187,7 +188,7 @@ struct fingerprint *fingerprint_begin(const struct model_conf *conf, const struc
 	f->dropped = mem_array(f->n + 1, sizeof *f->dropped);
 	f->place = mem_array(f->n + 1, sizeof *f->place);
 	for (size_t i = 0; i < f->n; i++)
-		f->place[i] = (struct place){f->entry[i].data, f->entry[i].bytes, i};
+		f->place[i] = (struct tensor_place){f->entry[i].data, f->entry[i].bytes, i};
 	qsort(f->place, f->n, sizeof *f->place, place_cmp);
 	f->has_thread = pthread_create(&f->thread, NULL, hash_thread, f) == 0;
 	return f;
@@ -195,10 +196,10 @@ struct fingerprint *fingerprint_begin(const struct model_conf *conf, const struc
 
 static void drop(struct fingerprint *f, const void *data, size_t bytes)
 {
-	const struct place key = {.data = data}, *p = NULL;
+	const struct tensor_place key = {.data = data}, *p = NULL;
 	p = f ? bsearch(&key, f->place, f->n, sizeof *p, place_holds) : NULL;
 	if (p)
-		f->dropped[p->entry] = 1; /* before its pages go */
+		f->dropped[p->entry] = 1; /* before the pages are given back */
 	model_tensor_drop(&(struct model_tensor){.data = data, .bytes = bytes});
 }
 

@@ -1,10 +1,10 @@
-/* mla.c - multi-head latent attention: loading, and what a step does in its layers.
+/* mla.c - multi-head latent attention: loading, and recording its operations of a step.
  *
- * A token's cache is its latent (kv_rank elements, normed) and the rotated part of the key that all
- * heads share. Keys and values are never made from it: a head's query, not rotated part, times the
- * key part of kv_b is a query for the latent itself, and the weighted sum of latents times the
- * value part is the head's output. Prompt and decode do the same, so a row's bits depend on
- * neither. Errors are returned and name the tensor. */
+ * The cache of a token is its latent (kv_rank elements, normed) and the rotated part of the key
+ * that all heads share. Keys and values are never computed from it: the part of a head's query that
+ * is not rotated, times the key part of kv_b, is a query for the latent itself, and the weighted
+ * sum of latents, times the value part, is the head's output. Prefill and decode compute the same,
+ * so a row's bits do not depend on which it is. Errors are returned and name the tensor. */
 #include "engine/mla.h"
 #include "util/mem.h"
 
@@ -14,7 +14,7 @@
 
 /* --- loading ------------------------------------------------------------- */
 
-/* Rows [first, first + n) of a matrix of single elements as (k, n). */
+/* Rows [first, first + n) of a matrix of plain (not block) elements, transposed to (k, n). */
 static struct kern_weight *transposed_rows(struct loader *l, const struct model_tensor *t,
                                            uint32_t first, uint32_t n)
 {
@@ -43,7 +43,7 @@ static struct kern_weight *transposed_rows(struct loader *l, const struct model_
 	return w;
 }
 
-/* The matrices of all heads from kv_b. */
+/* Splits kv_b into the matrices of all heads. */
 static void load_whole(struct loader *l, uint32_t layer, struct mla *m)
 {
 	const struct model_mla *d = &l->e->conf.mla;
@@ -59,7 +59,7 @@ static void load_whole(struct loader *l, uint32_t layer, struct mla *m)
 	fingerprint_drop(l->e->print, &kv_b);
 }
 
-/* The same from a file that has them in two tensors, the keys' turned already. */
+/* The same from a file that has two tensors, with the keys' part already transposed. */
 static void load_parts(struct loader *l, uint32_t layer, struct kern_weight **w, int value,
                        uint32_t rows)
 {
@@ -129,7 +129,7 @@ static void record_norm(struct recorder *r, struct kern_tensor x, kern_ptr w, ui
 	                           .head_norm = {x, w, 1, dim, r->e->conf.mla.norm_eps}});
 }
 
-/* Queries of all heads, and latents, beside each other in qkv. */
+/* Writes the queries of all heads, and the latents, side by side into qkv. */
 static void project_in(struct recorder *r, uint32_t layer, struct kern_tensor kv)
 {
 	struct engine *e = r->e;

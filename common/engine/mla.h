@@ -6,8 +6,8 @@
 #include "engine/record.h"
 #include "engine/weights.h"
 
-/* One layer's. Queries come by q_a, a norm, and q_b; or by the layer's q if the model has no
- * rank for them. */
+/* One layer's matrices. Queries are computed by q_a, a norm, and q_b; or by the layer's q if the
+ * model has no rank for them. */
 struct mla {
 	struct kern_weight *q_a, *q_b, *kv_a;
 	kern_ptr q_a_norm, kv_a_norm;
@@ -16,8 +16,7 @@ struct mla {
 	struct kern_weight **key, **value;
 };
 
-/* NULL for a model without it, and on an error of the loader if it came before anything was
- * loaded. */
+/* NULL for a model without MLA, and if the loader already has an error. */
 struct mla *mla_load(struct loader *l, uint32_t layer);
 void mla_free(struct engine *e, struct mla **m);
 
@@ -26,11 +25,12 @@ static inline uint32_t mla_width(const struct model_conf *c)
 {
 	return c->mla.kv_rank + c->mla.rope;
 }
-/* Heads whose queries in the latent's space are held at a time, so that long prompts need no
- * large scratch. */
+/* How many heads' queries in latent space are held at a time; bounds the scratch of long
+ * prompts. */
 uint32_t mla_heads_at_once(const struct model_conf *c, uint32_t max_rows);
 
-/* From h of all rows to queries (in qkv) and the KV pool; from queries to att. */
+/* mla_in: from h of all rows to queries (in qkv) and the KV pool. mla_attention: from queries to
+ * att. */
 void mla_in(struct recorder *r, uint32_t layer);
 void mla_attention(struct recorder *r, uint32_t layer, struct kern_tensor qkv);
 

@@ -1,9 +1,9 @@
-/* model.c - see model.h: the table of families, the usual names of tensors, checks and sums that do
- * not depend on the file's format.
+/* model.c - see model.h: the table of families, the usual names of tensors, and checks and shapes
+ * that do not depend on the file's format.
  *
- * Always: a description that model_open returns is within the limits below, so that later products
- * of its numbers fit in size_t. Errors are returned and name the file, the field, what was found
- * and what was expected. */
+ * Invariant: a description that model_open returns is within the limits below, so that products of
+ * its numbers fit into size_t. Errors are returned and name the file, the field, what was found and
+ * what was expected. */
 #include "engine/family.h"
 #include "format/safetensors.h"
 #include "kv/layout.h"
@@ -84,7 +84,7 @@ void family_defaults(struct model_conf *c)
 	c->ropes = c->family->local_rope ? 2 : 1;
 }
 
-/* The tensor that holds this role's matrix and others; NULL: it has one of its own. */
+/* The tensor that contains this role's matrix among others; NULL: the matrix has its own tensor. */
 static const struct family_stack *stack_of(const struct model_conf *c, enum model_role role)
 {
 	for (size_t i = 0; i < sizeof c->family->stacks / sizeof *c->family->stacks; i++) {
@@ -317,7 +317,7 @@ static int check_experts(const struct model_conf *c, struct err *err)
 	if (!rc && x->count && !(isfinite(x->scale) && x->norm_min >= 0 && isfinite(x->norm_min)))
 		rc = err_set(err, ERR_CORRUPT,
 		             "factor and least sum of experts' weights: found %g and %g, expected numbers, "
-		             "the sum from 0",
+		             "the sum at least 0",
 		             x->scale, x->norm_min);
 	return rc;
 }
@@ -409,7 +409,7 @@ int model_has_tensor(const struct model_source *src, const char *name)
 	return entry_find(src, name, &e);
 }
 
-/* Both formats name the types as the kernels do, in capitals. */
+/* Both formats use the kernels' names of the types, in capitals. */
 static int dtype_parse(const char *name, enum kern_dtype *ret)
 {
 	for (unsigned t = 0; t < KERN_WEIGHT_DTYPES; t++)
@@ -428,8 +428,8 @@ static void shape_text(const struct model_entry *e, char *out, size_t size)
 		at += (size_t)snprintf(out + at, size - at, "%s%" PRIu64, d ? " x " : "", e->shape[d]);
 }
 
-/* `stack` matrices (n, k) that lie one after the other in one tensor, as one of all their rows;
- * 0: a matrix or a vector of its own. */
+/* Finds a tensor. stack 0: a matrix (n, k) or a vector; otherwise a tensor of `stack` matrices (n,
+ * k) one after another, returned as one matrix of all their rows. */
 static int tensor_get(const struct model_source *src, const char *name, uint32_t stack, uint32_t n,
                       uint32_t k, struct model_tensor *ret, struct err *err)
 {
@@ -584,7 +584,6 @@ void model_tensor_drop(const struct model_tensor *t)
 	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
 	uintptr_t from = (uintptr_t)t->data & ~(page - 1);
 	uintptr_t to = ((uintptr_t)t->data + t->bytes + page - 1) & ~(page - 1);
-	if (t->bytes)
-		madvise((void *)from, to - from,
-		        MADV_DONTNEED); /* a neighbour's part of a page is read again */
+	if (t->bytes) /* if a neighbour uses part of a page, the page is read from the file again */
+		madvise((void *)from, to - from, MADV_DONTNEED);
 }

@@ -1,7 +1,8 @@
-/* model.h - what a model file says, before it is on a device: a description, and tensors by role.
+/* model.h - the contents of a model file before it is on a device: a description, and tensors by
+ * role.
  *
- * Two sources, GGUF and Hugging Face folders, fill the same description. What one family of models
- * has of its own (names, quirks, keys) is in its file, family_*.c; what readers share, in
+ * Two sources, GGUF and Hugging Face folders, fill the same description. What is special to a
+ * family of models (names, quirks, keys) is in its file, family_*.c; what the readers share is in
  * family.h. */
 #ifndef ENGINE_MODEL_H
 #define ENGINE_MODEL_H
@@ -14,7 +15,7 @@
 #include <stdint.h>
 
 #define MODEL_HEAD_DIM_MAX 512u
-/* of a token's latent and its rotated part together */
+/* elements of a token's latent and its rotated part together */
 #define MODEL_LATENT_MAX 640u
 #define MODEL_EOS_MAX 8u
 #define MODEL_HIDDEN_MAX (1u << 16)
@@ -25,8 +26,8 @@
 
 enum model_source_kind { MODEL_GGUF, MODEL_HF, MODEL_SOURCES };
 
-/* Roles of tensors. Those up to MODEL_ROLE_LAST_GLOBAL exist once, the others in each layer that
- * model_has_role tells. */
+/* Roles of tensors. Those up to MODEL_ROLE_LAST_GLOBAL exist once; the others exist in each layer
+ * for which model_has_role returns 1. */
 enum model_role {
 	MODEL_EMBED,
 	MODEL_NORM,
@@ -46,7 +47,7 @@ enum model_role {
 	MODEL_UP,
 	MODEL_DOWN,
 	MODEL_FFN_POST_NORM,
-	/* MLA; MODEL_Q where q has no rank */
+	/* MLA; MODEL_Q is used if queries have no rank */
 	MODEL_Q_A,
 	MODEL_Q_A_NORM,
 	MODEL_Q_B,
@@ -62,25 +63,25 @@ enum model_role {
 	MODEL_ROLES
 };
 
-/* Which layers see a window of positions only. BY_PATTERN: those of a list, or all but every n-th;
- * such a model cannot be without a window. */
+/* Which layers have a sliding window. BY_PATTERN: those in a list, or all but every n-th; such a
+ * model must have a window. */
 enum family_window {
 	FAMILY_WINDOW_NONE,
 	FAMILY_WINDOW_ALL,
 	FAMILY_WINDOW_BY_FLAG,
 	FAMILY_WINDOW_BY_PATTERN
 };
-/* A switch of config.json: NULL never, FAMILY_ALWAYS always, else the key of a boolean. GGUF
- * shows by its tensors. */
+/* A switch in config.json: NULL: never on; FAMILY_ALWAYS: always on; else the key of a boolean. In
+ * GGUF files the tensors tell. */
 #define FAMILY_ALWAYS ""
 
-/* Another name for a role's tensor than the usual one (model.c); NULL: the usual one. */
+/* A role's tensor name that differs from the usual one (model.c); NULL: the usual one. */
 struct family_name {
 	enum model_role role;
 	const char *name[MODEL_SOURCES];
 };
 
-/* Matrices whose rows lie one after the other in one tensor. */
+/* Matrices whose rows are stored one after another in one tensor. */
 struct family_stack {
 	const char *name[MODEL_SOURCES];
 	uint32_t count;
@@ -103,34 +104,36 @@ struct model_source;
 struct model_tensor;
 
 struct family {
-	/* general.architecture (NULL: its files say another family's); model_type of config.json */
+	/* general.architecture (NULL: GGUF uses another family's name); model_type of config.json */
 	const char *name[MODEL_SOURCES];
-	/* a GGUF llama has q and k permuted for interleaved pairs; Hugging Face has not */
+	/* GGUF files of llama have q and k permuted for interleaved pairs; Hugging Face folders do
+	 * not */
 	enum kern_rope_style rope[MODEL_SOURCES];
 	enum family_window window;
-	uint32_t window_period; /* BY_PATTERN: every n-th layer sees all, unless the file says */
-	/* a GGUF file's YaRN ramp does not begin and end at whole pairs */
+	/* BY_PATTERN: every n-th layer has full attention, unless the file tells */
+	uint32_t window_period;
+	/* 1: in GGUF files, the bounds of YaRN's ramp are not rounded to whole pairs */
 	int yarn_whole;
-	int local_rope; /* layers with a window have frequencies of their own base */
+	int local_rope; /* layers with a window have another base of their frequencies */
 	struct {
 		const char *qkv, *o, *mlp;
 	} bias;              /* switches */
 	const char *qk_norm; /* switch: RMSNorm of each head of q and k before the rotation */
-	/* What a config.json means that has no tie_word_embeddings, rope_theta (0: 10000),
+	/* Defaults for config.json without tie_word_embeddings, rope_theta (0: 10000),
 	 * partial_rotary_factor (0: 1). */
 	int tied;
 	double rope_base, rope_part;
-	/* Keys of config.json: sizes that add up to a head's, in place of head_dim; the rotated size,
-	 * in place of a part of it. */
+	/* Keys of config.json: sizes whose sum is the head size, in place of head_dim; the rotated
+	 * size, in place of partial_rotary_factor. */
 	const char *head_dim_keys[2], *rope_dims_key;
 	struct family_name names[2];
 	struct family_stack stacks[2];
-	/* What only this family says: called last, when all else is read; may be NULL. Errors are left
-	 * in the reader. */
+	/* Read the keys of this family only; called last, after everything else is read; may be NULL.
+	 * Errors are left in the reader. */
 	void (*read_gguf)(struct gguf_reader *r, struct model_conf *c);
 	void (*read_hf)(struct hf_reader *r, const struct json_t *o, struct model_conf *c);
-	/* Hugging Face, where an expert's matrix and bias are otherwise than usual, or NULL: as
-	 * model_expert_get and model_expert_bias_get, without layer. */
+	/* Hugging Face, if an expert's matrix and bias are not stored in the usual way; else NULL. As
+	 * model_expert_get and model_expert_bias_get; the bias's name is without the layer. */
 	int (*expert_get)(const struct model_source *src, const struct model_conf *c,
 	                  enum model_expert_part part, uint32_t layer, uint32_t expert,
 	                  struct model_tensor *ret, struct err *err);
@@ -138,14 +141,15 @@ struct family {
 	                    uint32_t *ret_step);
 };
 
-/* A table of angles: position * inv_freq[i] turns pair i; cos and sin are multiplied by scale. */
+/* A table of angles: pair i is rotated by position * inv_freq[i]; cos and sin are multiplied by
+ * scale. */
 struct model_rope {
 	float scale;
 	float inv_freq[MODEL_HEAD_DIM_MAX / 2]; /* rope_dims / 2 of them */
 };
 
 struct model_layer {
-	/* positions that a row sees, itself included; 0: all before it */
+	/* number of positions that a row sees, itself included; 0: all before it */
 	uint32_t window;
 	uint8_t rope; /* index in model_conf.rope */
 	/* 1: the feed-forward part is a mixture of experts */
@@ -154,12 +158,13 @@ struct model_layer {
 
 enum model_scoring { MODEL_SOFTMAX, MODEL_SIGMOID };
 
-/* Experts of a layer that has them. Chosen are the `active` largest scores (+ correction), in
- * `top_groups` of `groups` runs of experts; a weight is the score without the correction,
- * divided by max(sum of the chosen, norm_min) + norm_eps if `normalise`, times scale. */
+/* Experts of a layer that has them. The `active` experts with the largest scores (+ correction) are
+ * chosen, within `top_groups` of `groups` groups of consecutive experts. Their weights are the
+ * scores without correction, divided by max(sum of the chosen, norm_min) + norm_eps if `normalise`,
+ * times scale. */
 struct model_experts {
-	uint32_t count, active; /* 0: the model is dense */
-	/* of one expert; of the one that all tokens pass, 0: none */
+	uint32_t count, active; /* count 0: the model is dense */
+	/* of one expert; of the shared expert, which all tokens pass, 0: none */
 	uint32_t ffn, shared_ffn;
 	uint32_t groups, top_groups; /* 1 and 1: no groups */
 	enum model_scoring scoring;
@@ -169,14 +174,15 @@ struct model_experts {
 
 /* Multi-head latent attention. */
 struct model_mla {
-	uint32_t kv_rank; /* 0: none of it */
-	uint32_t q_rank;  /* 0: q comes by one product */
+	uint32_t kv_rank; /* 0: the model has no MLA */
+	uint32_t q_rank;  /* 0: queries are computed by one product */
 	/* sizes within a head: not rotated, rotated, value */
 	uint32_t nope, rope, v;
 	float norm_eps; /* of the two inner norms */
 };
 
-/* All that the engine needs to know; it never asks the family or the source, except for names. */
+/* All that the engine needs to know. It never asks for the family or the source, except for
+ * names. */
 struct model_conf {
 	const struct family *family;
 	enum model_source_kind source;
@@ -184,12 +190,12 @@ struct model_conf {
 	/* head_dim: of q and k; ffn: of dense layers */
 	uint32_t layers, hidden, heads, kv_heads, head_dim, ffn, vocab, context;
 	float norm_eps;
-	/* Of embeddings, of q k before the softmax, of what attention and MLP add to the residual
-	 * stream, of the logits; 1: as they are. */
+	/* Factors of the embeddings, of q k before the softmax, of what attention and MLP add to the
+	 * residual stream, of the logits; 1: none. */
 	float embed_scale, attn_scale, residual_scale, logit_scale;
-	int tied; /* the head is the embedding */
+	int tied; /* the head's matrix is the embedding */
 	int qkv_bias, o_bias, mlp_bias, qk_norm, post_norms, norm_plus_one;
-	int attn_sinks; /* a logit of each head that joins its softmax */
+	int attn_sinks; /* each head has a sink: a logit that joins its softmax */
 	enum kern_act act;
 	enum kern_rope_style rope_style;
 	uint32_t rope_dims, ropes;
@@ -206,12 +212,12 @@ struct model_tensor {
 	uint32_t n, k; /* a vector has n = 1 */
 	const void *data;
 	size_t bytes;
-	/* data that was made, for the caller to free; NULL: the file's */
+	/* converted data, which the caller frees; NULL: data is the file's */
 	void *own;
 	struct {
 		const void *data;
 		size_t bytes;
-	} made_of[2]; /* own: bytes of the file that are not read for another tensor */
+	} made_of[2]; /* if own: bytes of the file that no later tensor is read from */
 };
 
 struct model_source {
@@ -220,49 +226,50 @@ struct model_source {
 	const char *path;
 };
 
-/* A .gguf file, or a folder with config.json. Both outputs only on success; the source's mapping
- * stays until model_close. */
+/* Opens a .gguf file, or a folder with config.json. Outputs are written only on success; the file
+ * stays mapped until model_close. */
 int model_open(const char *path, struct model_conf *ret_conf, struct model_source *ret_src,
                struct err *err);
 void model_close(struct model_source *src);
 /* "blk.3.attn_q.weight"; suffix is "weight" or "bias". */
 void model_tensor_name(const struct model_conf *c, enum model_role role, uint32_t layer,
                        const char *suffix, char *out, size_t size);
-/* Whether the description asks for the role's tensor, in that layer. */
+/* 1 if a model of this description has the role's tensor in that layer. */
 int model_has_role(const struct model_conf *c, enum model_role role, uint32_t layer);
 /* Finds the tensor and checks that it is (n, k). ERR_NOTFOUND, ERR_CORRUPT (another shape) or
  * ERR_UNSUPPORTED (type). */
 int model_tensor_get(const struct model_source *src, const char *name, uint32_t n, uint32_t k,
                      struct model_tensor *ret, struct err *err);
-/* A role's matrix or vector, or its bias (a vector of the matrix's rows), of the description's
- * shape; also where a larger tensor holds it. Errors as above. */
+/* Finds a role's matrix or vector, or its bias (one element per row of the matrix), with the
+ * description's shape; also inside a larger tensor. Errors as above. */
 int model_role_get(const struct model_source *src, const struct model_conf *c, enum model_role role,
                    uint32_t layer, struct model_tensor *ret, struct err *err);
 int model_bias_get(const struct model_source *src, const struct model_conf *c, enum model_role role,
                    uint32_t layer, struct model_tensor *ret, struct err *err);
-/* The same of expert `expert` in a layer that has them: its own tensor, or its part of one that
- * holds all experts' (GGUF). The vector that corrects the scores for the choice. */
+/* The same for one expert's matrix in a layer with experts: its own tensor, or its part of a tensor
+ * of all experts (GGUF). The caller frees ret->own. */
 int model_expert_get(const struct model_source *src, const struct model_conf *c,
                      enum model_expert_part part, uint32_t layer, uint32_t expert,
                      struct model_tensor *ret, struct err *err);
-/* Biases of a part of all experts in a layer: value i of expert e is element e * k + first + i *
- * step of (experts, k). */
+/* Biases of one part of all experts in a layer: value i of expert e is element
+ * e * k + first + i * step of (experts, k). */
 int model_expert_bias_get(const struct model_source *src, const struct model_conf *c,
                           enum model_expert_part part, uint32_t layer, struct model_tensor *ret,
                           uint32_t *ret_first, uint32_t *ret_step, struct err *err);
-/* One of the two parts of MODEL_KV_B where a file has them apart, all heads one after the other:
- * keys (kv_rank, nope), values (v, kv_rank). ERR_NOTFOUND if it has not. */
+/* One of the two parts of MODEL_KV_B from a file that stores them separately, all heads one after
+ * another: keys (kv_rank, nope), or values (v, kv_rank). ERR_NOTFOUND if the file does not. */
 int model_latent_get(const struct model_source *src, const struct model_conf *c, int value,
                      uint32_t layer, struct model_tensor *ret, struct err *err);
+/* The vector that corrects the experts' scores for the choice. */
 int model_correction_get(const struct model_source *src, const struct model_conf *c, uint32_t layer,
                          struct model_tensor *ret, struct err *err);
 int model_has_tensor(const struct model_source *src, const char *name);
 /* Gives the pages of a tensor's data back to the kernel; the mapping stays. */
 void model_tensor_drop(const struct model_tensor *t);
-/* BLAKE2b-256 of what turns text into this model's token ids; of nothing when the source says
- * none. */
+/* BLAKE2b-256 of the data that turns text into this model's token ids; missing data counts as
+ * empty. */
 void model_tokenizer_hash(const struct model_source *src, unsigned char ret[32]);
-/* What both formats say about a tensor; dims are row-major, the last is contiguous. */
+/* A tensor's entry in either format; shape is row-major, the last dimension is contiguous. */
 struct model_entry {
 	const char *name, *type;
 	uint32_t dims;
@@ -272,7 +279,7 @@ struct model_entry {
 };
 size_t model_entries(const struct model_source *src);
 void model_entry_at(const struct model_source *src, size_t i, struct model_entry *ret);
-/* Shape (n, k) that the description asks of a role. */
+/* Shape (n, k) of a role's tensor by the description. */
 void model_role_shape(const struct model_conf *c, enum model_role role, uint32_t *ret_n,
                       uint32_t *ret_k);
 

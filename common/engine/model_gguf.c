@@ -1,5 +1,5 @@
-/* model_gguf.c - a GGUF file's metadata as a model description. Missing optional keys take the
- * values that the format defines. Errors are returned and name file and key. */
+/* model_gguf.c - reads a GGUF file's metadata into a model description. Missing optional keys get
+ * the defaults of the format. Errors are returned and name file and key. */
 #include "engine/family.h"
 
 #include <math.h>
@@ -22,7 +22,7 @@ void meta_fail(struct gguf_reader *r, const char *key, double found, const char 
 		                gguf_path(r->g), key_of(r, key, full), found, expected);
 }
 
-/* What reading a key gave: a value that is not within its range, none, or another type. */
+/* Reports a key that is missing, has another type, or whose value is out of range. */
 static void check(struct gguf_reader *r, const char *key, int rc, int within, double found,
                   const char *expected)
 {
@@ -77,7 +77,7 @@ int meta_bool(struct gguf_reader *r, const char *key, int absent)
 
 static int read_sizes(struct gguf_reader *r, struct model_conf *c)
 {
-	/* where it is, key_length is the cache's */
+	/* if this key exists, key_length is that of the cache */
 	static const char mla[] = "attention.key_length_mla";
 	static const char eps[] = "attention.layer_norm_rms_epsilon";
 	const char *key_length = meta_has(r, mla) ? mla : "attention.key_length";
@@ -95,7 +95,7 @@ static int read_sizes(struct gguf_reader *r, struct model_conf *c)
 	return r->rc;
 }
 
-/* What would change the results and is not computed here. */
+/* Refuses features that would change the results and are not implemented. */
 static int refuse_others(struct gguf_reader *r, const struct model_conf *c)
 {
 	uint32_t value = meta_u32(r, "attention.value_length", 0, UINT32_MAX, c->head_dim);
@@ -112,8 +112,8 @@ static int refuse_others(struct gguf_reader *r, const struct model_conf *c)
 
 /* --- windows ------------------------------------------------------------- */
 
-/* Which layers see the window: a list of flags, or a period whose last layer sees all; all do
- * without one. */
+/* Finds the layers with a window: by a list of flags, or by a period whose last layer has full
+ * attention; period 0: all layers. */
 static int read_pattern(struct gguf_reader *r, struct model_conf *c, uint8_t *slides)
 {
 	static const char key[] = "attention.sliding_window_pattern";
@@ -154,8 +154,8 @@ static int read_windows(struct gguf_reader *r, struct model_conf *c)
 
 /* --- rotation ------------------------------------------------------------ */
 
-/* Llama 3.1 files carry their scaling as divisors of the frequencies, those with LongRoPE two lists
- * of them and the scale of cos and sin. */
+/* Llama 3.1 files store their scaling as divisors of the frequencies; files with LongRoPE store two
+ * lists of divisors, and the scale of cos and sin. */
 static int read_divisors(struct gguf_reader *r, struct model_conf *c)
 {
 	static const char original[] = "rope.scaling.original_context_length",
@@ -208,7 +208,7 @@ static int is_word(struct gguf_str s, const char *word)
 	return s.len == strlen(word) && memcmp(s.s, word, s.len) == 0;
 }
 
-/* Scaling is for the layers that see everything; those with a window have plain frequencies of
+/* Scaling applies to layers with full attention; layers with a window have unscaled frequencies of
  * their own base. */
 static int read_rope(struct gguf_reader *r, struct model_conf *c)
 {
@@ -244,7 +244,7 @@ void meta_experts(struct gguf_reader *r, struct model_conf *c, enum model_scorin
 	enum { SOFTMAX = 1, SIGMOID = 2 };
 	struct model_experts *x = &c->experts;
 	char name[64], correction[64] = "";
-	/* the last ones guess further tokens; not used */
+	/* the last layers predict further tokens; not used */
 	c->layers -= meta_u32(r, "nextn_predict_layers", 0, c->layers - 1, 0);
 	*x = (struct model_experts){
 		.count = meta_u32(r, "expert_count", 1, KERN_EXPERTS_MAX, 0),
@@ -270,7 +270,7 @@ void meta_experts(struct gguf_reader *r, struct model_conf *c, enum model_scorin
 	x->correction = *correction && model_has_tensor(r->src, correction);
 }
 
-/* --- the rest ------------------------------------------------------------ */
+/* --- other values -------------------------------------------------------- */
 
 static void add_eos(struct model_conf *c, uint32_t id)
 {
@@ -311,7 +311,7 @@ static void read_name(struct gguf_reader *r, struct model_conf *c)
 		snprintf(c->name, sizeof c->name, "%.127s", slash ? slash + 1 : gguf_path(r->g));
 }
 
-/* A switch of the family: what it may have shows by a tensor of the first layer. */
+/* A switch of the family; if it may be on, a tensor of the first layer tells. */
 static int is_on(const struct model_source *src, const char *key, const char *tensor)
 {
 	return key && (!*key || model_has_tensor(src, tensor));

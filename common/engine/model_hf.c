@@ -1,9 +1,9 @@
-/* model_hf.c - a Hugging Face folder (config.json, generation_config.json, safetensors) as a model
- * description.
+/* model_hf.c - reads a Hugging Face folder (config.json, generation_config.json, safetensors) into
+ * a model description.
  *
- * Keys of transformers 5 and those before are read alike. What is about rotation and windows is in
- * model_hf_rope.c. Every number is checked against its limits before it is used for anything.
- * Errors are returned and name file and key. */
+ * The keys of transformers 5 and of earlier versions are accepted. Rotation and windows are in
+ * model_hf_rope.c. Every number is checked against its limits before it is used. Errors are
+ * returned and name file and key. */
 #include "engine/family.h"
 #include "format/safetensors.h"
 #include "util/mem.h"
@@ -33,8 +33,7 @@ static int read_json(const char *path, int optional, json_t **ret, struct err *e
 	if (failed)
 		rc = err_set(err, ERR_IO, "%.200s: cannot read", path);
 	else if (n > CONFIG_MAX)
-		rc = err_set(err, ERR_CORRUPT,
-		             "%.200s: file: found more than %u bytes, expected at most that", path,
+		rc = err_set(err, ERR_CORRUPT, "%.200s: file: found more than %u bytes, the limit", path,
 		             CONFIG_MAX);
 	else
 		root = json_loadb(text, n, JSON_REJECT_DUPLICATES, &je);
@@ -138,7 +137,7 @@ void hf_expect(struct hf_reader *r, const json_t *o, const char *key, const char
 
 /* --- config.json --------------------------------------------------------- */
 
-/* As config.json says, or as much as hidden_size leaves for each head. */
+/* The head size in config.json, or hidden_size divided by the number of heads. */
 static void read_head_dim(struct hf_reader *r, const json_t *o, struct model_conf *c)
 {
 	const char *const *parts = c->family->head_dim_keys;
@@ -150,7 +149,7 @@ static void read_head_dim(struct hf_reader *r, const json_t *o, struct model_con
 		return;
 	if (!r->rc && (c->hidden % c->heads || c->hidden / c->heads > MODEL_HEAD_DIM_MAX))
 		hf_fail(r, "head_dim", NULL,
-		        "one up to %u, as hidden_size %u over num_attention_heads %u gives none",
+		        "a size up to %u, because hidden_size %u / num_attention_heads %u gives none",
 		        MODEL_HEAD_DIM_MAX, c->hidden, c->heads);
 	c->head_dim = c->hidden / c->heads;
 }
@@ -178,7 +177,7 @@ static int read_sizes(struct hf_reader *r, const json_t *o, struct model_conf *c
 	return r->rc;
 }
 
-/* What would change the results and is not computed here. */
+/* Refuses features that would change the results and are not implemented. */
 static int refuse_others(struct hf_reader *r, const json_t *o)
 {
 	static const char *const off[] = {"attn_logit_softcapping", "final_logit_softcapping"},
@@ -206,7 +205,7 @@ static int read_act(struct hf_reader *r, const json_t *o, const struct model_con
 	return r->rc;
 }
 
-/* One id or a list of them; those past MODEL_EOS_MAX are left out. */
+/* Adds one id or a list of ids; those beyond MODEL_EOS_MAX are dropped. */
 static void read_eos(const json_t *o, struct model_conf *c)
 {
 	const json_t *v = hf_get(o, "eos_token_id");

@@ -1,6 +1,6 @@
 /* model_hf_rope.c - windows and rotary tables of config.json, in both spellings: rope_parameters
- * (transformers 5), there by type of layer where types differ, and rope_theta, rope_scaling,
- * rope_local_base_freq (before). Errors as in family.h. */
+ * (transformers 5; one per layer type if they differ), and rope_theta, rope_scaling,
+ * rope_local_base_freq (earlier versions). Errors as in family.h. */
 #include "engine/family.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@
 
 /* --- windows ------------------------------------------------------------- */
 
-/* 1 for layers that see a window, by the family's own rule. */
+/* Sets slides[i] to 1 for layers with a window, by the family's rule. */
 static void slide_by_rule(struct hf_reader *r, const json_t *o, const struct model_conf *c,
                           uint32_t window, uint8_t *slides)
 {
@@ -23,8 +23,8 @@ static void slide_by_rule(struct hf_reader *r, const json_t *o, const struct mod
 		slides[i] = window && i >= from && (!step || (i + 1) % step != 0);
 }
 
-/* The list layer_types, if there is one, in place of the rule where the family has a list, and
- * else not against it. */
+/* Applies the list layer_types, if there is one: it replaces the rule if the family allows a
+ * choice; otherwise it must agree with the rule. */
 static void slide_by_list(struct hf_reader *r, const json_t *o, const struct model_conf *c,
                           uint32_t window, uint8_t *slides)
 {
@@ -91,7 +91,8 @@ static void read_llama3(struct hf_reader *r, const json_t *p, struct model_conf 
 		model_rope_llama3(t, c->rope_dims, factor, low, high, original);
 }
 
-/* Without attention_factor: the quotient of two factors if both are given, else one of m = 1. */
+/* Default of attention_factor: mscale's factor divided by mscale_all_dim's if both are given, else
+ * the factor for m = 1. */
 static void read_yarn(struct hf_reader *r, const json_t *p, struct model_conf *c,
                       struct model_rope *t, double base)
 {
@@ -117,7 +118,7 @@ static void read_yarn(struct hf_reader *r, const json_t *p, struct model_conf *c
 	model_rope_yarn(t, c->rope_dims, &y);
 }
 
-/* The original length is beside the parameters in older configurations. */
+/* In older configurations the original length is not among the rotary parameters. */
 static void read_longrope(struct hf_reader *r, const json_t *o, const json_t *p,
                           const struct model_conf *c, struct model_rope *t)
 {
@@ -138,7 +139,7 @@ static void read_longrope(struct hf_reader *r, const json_t *o, const json_t *p,
 	                                model_rope_longrope_scale(factor, original));
 }
 
-/* One table from an object of parameters, which may be NULL; o: the whole configuration. */
+/* Reads one table from an object of parameters, which may be NULL; o: the whole configuration. */
 static void read_table(struct hf_reader *r, const json_t *o, const json_t *p, struct model_conf *c,
                        struct model_rope *t, double base)
 {

@@ -1,5 +1,5 @@
-/* model_rope.c - the rules by which a model's rotary frequencies are scaled for longer contexts.
- * Nothing here fails. */
+/* model_rope.c - the rules that scale a model's rotary frequencies for longer contexts. Nothing
+ * here fails. */
 #include "engine/family.h"
 #include "kernels/own_math.h"
 
@@ -18,7 +18,7 @@ void model_rope_linear(struct model_rope *r, uint32_t dims, double factor)
 		r->inv_freq[i] = (float)(r->inv_freq[i] / factor);
 }
 
-/* Long waves are stretched by factor, short ones stay, between them the two are mixed. */
+/* Long waves are stretched by factor, short ones are kept, those between are a mix of both. */
 void model_rope_llama3(struct model_rope *r, uint32_t dims, double factor, double low, double high,
                        double original)
 {
@@ -33,9 +33,9 @@ void model_rope_llama3(struct model_rope *r, uint32_t dims, double factor, doubl
 	}
 }
 
-/* YaRN (arXiv:2309.00071): a pair that turns more than beta_fast times over the original length
- * keeps its frequency, one that turns less than beta_slow times is stretched by factor, between
- * them the two are mixed along a ramp over the pairs. */
+/* YaRN (arXiv:2309.00071): a pair that rotates more than beta_fast times within the original length
+ * keeps its frequency, one that rotates less than beta_slow times is stretched by factor, and those
+ * between are mixed along a ramp over the pairs. */
 void model_rope_yarn(struct model_rope *r, uint32_t dims, const struct model_yarn *y)
 {
 	double low = dims * own_log(y->original / (2.0 * M_PI * y->beta_fast)) /
@@ -54,10 +54,11 @@ void model_rope_yarn(struct model_rope *r, uint32_t dims, const struct model_yar
 	r->scale = (float)y->attention_factor;
 }
 
-/* LongRoPE (arXiv:2402.13753) has two lists of divisors, for contexts up to the original one and
- * for longer ones. The model's context decides, not a sequence's length: a sequence that grows past
- * the original length would leave keys behind that were rotated otherwise, and a row's bits would
- * depend on the rows around it. vLLM (max_model_len) and llama.cpp (n_ctx) decide so, too. */
+/* LongRoPE (arXiv:2402.13753) has two lists of divisors: for contexts up to the original length,
+ * and for longer ones. The model's context decides, not a sequence's length: a sequence that grows
+ * past the original length would leave keys in the cache that were rotated by the other list, and a
+ * row's bits would depend on the rows around it. vLLM (max_model_len) and llama.cpp (n_ctx) do the
+ * same. */
 int model_rope_is_long(const struct model_conf *c, double original)
 {
 	return c->context > original;

@@ -1,10 +1,10 @@
 /* model_sim.c - the description of a model and a device for the simulated accelerator (backend
  * "sim"): a libconfig file with the groups `model` and `device`, as in etc/sim/.
  *
- * The engine that comes out has the model's sizes and records its steps from them; only in the pool
- * a token's K and V have eight bytes each. What the operations cost goes to the device in struct
- * sim_options. The fingerprint covers the group `model` alone, so that workers with different
- * devices may hand KV over. An unknown key, a missing one, a wrong type and a value out of its
+ * The resulting engine has the model's sizes and records its steps from them; only the pool is
+ * smaller: a token's K and V have eight bytes each. The cost of operations is passed to the device
+ * in struct sim_options. The fingerprint covers only the group `model`, so that workers with
+ * different devices can hand over KV. An unknown or missing key, a wrong type and a value out of
  * range are returned as errors with file, line, key, value and range. */
 #include "engine/model_sim.h"
 #include "engine/family.h"
@@ -23,8 +23,8 @@
 static const struct family sim_family = {.name = {"sim", "sim"},
                                          .rope = {KERN_ROPE_HALF, KERN_ROPE_HALF}};
 
-/* Numbers of the file; `whole`: no fraction allowed. A fallback of 0 for params means: from the
- * sizes. */
+/* The numbers in the file. `whole`: integers only. params = 0 (the default) means that the number
+ * is computed from the sizes. */
 enum key_id {
 	LAYERS,
 	HIDDEN,
@@ -53,7 +53,7 @@ enum key_id {
 	NUMBERS
 };
 
-static const struct key {
+static const struct sim_key {
 	const char *name, *unit;
 	double min, max, fallback;
 	int whole;
@@ -83,7 +83,7 @@ static const struct key {
 	[HANG_STEP] = {"hang_step", "", 0, 1e15, 0, 1},
 };
 
-struct file {
+struct sim_file {
 	const char *path;
 	config_t cf;
 	double v[NUMBERS];
@@ -93,8 +93,9 @@ struct file {
 	struct err *err;
 };
 
-__attribute__((format(printf, 3, 4))) static int wrong(struct file *f, const config_setting_t *s,
-                                                       const char *fmt, ...)
+__attribute__((format(printf, 3, 4))) static int wrong(struct sim_file *f,
+                                                       const config_setting_t *s, const char *fmt,
+                                                       ...)
 {
 	char text[200];
 	va_list ap;
@@ -119,9 +120,9 @@ static double number_of(const config_setting_t *s)
 	                                                   : (double)config_setting_get_int64(s);
 }
 
-static int read_number(struct file *f, const config_setting_t *s, enum key_id id)
+static int read_number(struct sim_file *f, const config_setting_t *s, enum key_id id)
 {
-	const struct key *k = &keys[id];
+	const struct sim_key *k = &keys[id];
 	if (!is_number(s))
 		return wrong(f, s, "%s: expected a number, %.10g to %.10g %s", k->name, k->min, k->max,
 		             k->unit);
@@ -133,7 +134,7 @@ static int read_number(struct file *f, const config_setting_t *s, enum key_id id
 	return 0;
 }
 
-static int read_name(struct file *f, const config_setting_t *s)
+static int read_name(struct sim_file *f, const config_setting_t *s)
 {
 	const char *v = config_setting_get_string(s);
 	if (!v || !v[0] || strlen(v) >= sizeof f->name)
@@ -142,7 +143,7 @@ static int read_name(struct file *f, const config_setting_t *s)
 	return 0;
 }
 
-static int read_eos(struct file *f, const config_setting_t *s)
+static int read_eos(struct sim_file *f, const config_setting_t *s)
 {
 	int n = config_setting_is_aggregate(s) ? config_setting_length(s) : -1;
 	if (n < 0 || n > (int)MODEL_EOS_MAX)
@@ -157,7 +158,7 @@ static int read_eos(struct file *f, const config_setting_t *s)
 	return 0;
 }
 
-static int read_check(struct file *f, const config_setting_t *s)
+static int read_check(struct sim_file *f, const config_setting_t *s)
 {
 	const char *v = config_setting_get_string(s);
 	if (!v || (strcmp(v, "always") != 0 && strcmp(v, "new") != 0))
@@ -166,7 +167,7 @@ static int read_check(struct file *f, const config_setting_t *s)
 	return 0;
 }
 
-static int read_key(struct file *f, const config_setting_t *s, int device)
+static int read_key(struct sim_file *f, const config_setting_t *s, int device)
 {
 	const char *name = config_setting_name(s);
 	for (int id = device ? FIRST_OF_DEVICE : 0; id < (device ? (int)NUMBERS : (int)FIRST_OF_DEVICE);
@@ -179,10 +180,10 @@ static int read_key(struct file *f, const config_setting_t *s, int device)
 		return read_eos(f, s);
 	if (device && strcmp(name, "check") == 0)
 		return read_check(f, s);
-	return wrong(f, s, "%.60s is no key of group %s", name, device ? "device" : "model");
+	return wrong(f, s, "unknown key %.60s in group %s", name, device ? "device" : "model");
 }
 
-static int read_group(struct file *f, const char *name, int device)
+static int read_group(struct sim_file *f, const char *name, int device)
 {
 	config_setting_t *g = config_lookup(&f->cf, name);
 	if (!g || !config_setting_is_group(g))
@@ -203,15 +204,15 @@ static int read_group(struct file *f, const char *name, int device)
 	return 0;
 }
 
-/* What no single key says. */
-static int check_together(struct file *f)
+/* Checks that involve more than one key. */
+static int check_together(struct sim_file *f)
 {
 	const double *v = f->v;
 	if (fmod(v[HEADS], v[KV_HEADS]) != 0)
 		return wrong(f, config_lookup(&f->cf, "model.kv_heads"),
 		             "model.kv_heads: found %.0f, expected a divisor of %.0f heads", v[KV_HEADS],
 		             v[HEADS]);
-	if (fmod(v[HEAD_DIM], 4) != 0) /* the operations take no other */
+	if (fmod(v[HEAD_DIM], 4) != 0) /* required by the operations */
 		return wrong(f, config_lookup(&f->cf, "model.head_dim"),
 		             "model.head_dim: found %.0f, expected a multiple of 4", v[HEAD_DIM]);
 	for (uint32_t i = 0; i < f->n_eos; i++)
@@ -226,15 +227,15 @@ static int check_together(struct file *f)
 	return 0;
 }
 
-static int read_file(struct file *f)
+static int read_file(struct sim_file *f)
 {
 	struct stat st;
 	if (stat(f->path, &st))
 		return err_set(f->err, ERR_IO, "%.200s: %m", f->path);
 	if (!S_ISREG(st.st_mode) || st.st_size > FILE_BYTES_MAX)
 		return err_set(f->err, ERR_INVALID,
-		               "%.160s: found %lld bytes, a description of a simulated accelerator is a "
-		               "file of at most %d",
+		               "%.160s: found %lld bytes, expected a regular file of at most %d, the "
+		               "description of a simulated accelerator",
 		               f->path, (long long)st.st_size, FILE_BYTES_MAX);
 	if (!config_read_file(&f->cf, f->path))
 		return config_error_type(&f->cf) == CONFIG_ERR_FILE_IO
@@ -245,9 +246,9 @@ static int read_file(struct file *f)
 	return rc || (rc = read_group(f, "device", 1)) ? rc : check_together(f);
 }
 
-/* --- what it means ------------------------------------------------------- */
+/* --- results ------------------------------------------------------------- */
 
-static void fill_conf(const struct file *f, struct model_conf *c)
+static void fill_conf(const struct sim_file *f, struct model_conf *c)
 {
 	const double *v = f->v;
 	*c = (struct model_conf){
@@ -271,15 +272,15 @@ static void fill_conf(const struct file *f, struct model_conf *c)
 	family_defaults(c);
 }
 
-/* Weights of a layer as it is recorded: q, k, v, o and a gated feed-forward part. */
+/* Weights of a layer as recorded: q, k, v, o and a gated feed-forward part. */
 static double layer_weights(const double *v)
 {
 	return v[HIDDEN] * v[HEAD_DIM] * 2.0 * (v[HEADS] + v[KV_HEADS]) + 3.0 * v[HIDDEN] * v[FFN];
 }
 
-/* Where the file gives totals (experts), a recorded weight stands for more than one in memory,
- * and for as many as are used of them. */
-static void fill_options(const struct file *f, struct model_sim *m)
+/* If the file gives totals (a model with experts), each recorded weight stands for several in
+ * memory, and for those of them that a token uses. */
+static void fill_options(const struct sim_file *f, struct model_sim *m)
 {
 	const double *v = f->v, recorded = layer_weights(v) * v[LAYERS],
 				 params = v[PARAMS] > 0 ? v[PARAMS] : recorded;
@@ -305,7 +306,7 @@ static void fill_options(const struct file *f, struct model_sim *m)
 	memcpy(m->options.eos, f->eos, sizeof m->options.eos);
 }
 
-static void fingerprint(const struct file *f, char hex[65])
+static void fingerprint(const struct sim_file *f, char hex[65])
 {
 	crypto_generichash_state h;
 	unsigned char out[32];
@@ -328,9 +329,9 @@ static void fingerprint(const struct file *f, char hex[65])
 
 int model_sim_open(const char *path, enum kv_type type, struct model_sim *ret, struct err *err)
 {
-	struct file f = {.path = path, .err = err};
+	struct sim_file f = {.path = path, .err = err};
 	if (!kv_type_bytes(type))
-		return err_set(err, ERR_INVALID, "KV type %d is none", (int)type);
+		return err_set(err, ERR_INVALID, "unknown KV type %d", (int)type);
 	for (int id = 0; id < NUMBERS; id++)
 		f.v[id] = keys[id].fallback;
 	config_init(&f.cf);

@@ -1,10 +1,10 @@
-/* model_tokenizer.c - the tokenizer's part of a model's fingerprint, so that two workers with the
- * same weights and other words for the ids are told apart.
+/* model_tokenizer.c - the tokenizer's part of a model's fingerprint: it tells apart two workers
+ * with the same weights but different token texts.
  *
- * GGUF: what stands under tokenizer.ggml: names of model and pre-tokenizer, tokens, their kinds and
- * scores, merges, the special ids, whether text gets a space before it. Hugging Face: the bytes of
- * tokenizer.json. What is missing counts as empty: a worker needs no tokenizer to run. Nothing
- * here fails. */
+ * GGUF: keys of tokenizer.ggml: names of model and pre-tokenizer, tokens, their types and scores,
+ * merges, the special ids, and whether text gets a space in front. Hugging Face: the bytes of
+ * tokenizer.json. Missing data counts as empty: a worker needs no tokenizer to run. Nothing here
+ * fails. */
 #include "engine/model.h"
 #include "format/gguf.h"
 

@@ -1,10 +1,11 @@
-/* moe.c - layers whose feed-forward part is a mixture of experts: loading, and what a step does in
- * them.
+/* moe.c - layers whose feed-forward part is a mixture of experts: loading, and recording their
+ * operations of a step.
  *
- * A row's experts are chosen by the router, which every rank computes whole. Each rank has its
- * columns of every expert's gate and up and of down, as of a dense layer's, so the bits do not
- * depend on the number of ranks. The one that all rows pass (shared) comes first, the chosen ones
- * are added to it. A missing tensor or a wrong shape is returned and names the tensor. */
+ * The router chooses a row's experts; every rank computes the whole router. Each rank has its
+ * columns of gate, up and down of every expert, as in a dense layer, so the bits do not depend on
+ * the number of ranks. The shared expert, which all rows pass, is computed first, and the chosen
+ * ones are added to it. A missing tensor or a wrong shape is returned as an error that names the
+ * tensor. */
 #include "engine/moe.h"
 #include "util/mem.h"
 

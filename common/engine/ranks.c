@@ -1,9 +1,9 @@
-/* ranks.c - an engine of several processes: how the work is shared out, the other ranks' start, and
- * what they do (tp.h has the group itself).
+/* ranks.c - an engine of several processes: how the work is divided, how the other ranks start, and
+ * what they run (tp.h has the group itself).
  *
- * Each rank opens the model's file by itself and keeps its part of every matrix. An error of any
- * rank while it opens is returned by engine_open of rank 0 in that rank's words; later ones fail
- * the step and all that follow (engine_broken). */
+ * Each rank opens the model's file itself and loads its part of every matrix. If a rank fails to
+ * open, engine_open of rank 0 returns that rank's error text; a later failure of any rank fails the
+ * step and all that follow (engine_broken). */
 #include "engine/engine_impl.h"
 
 #include <signal.h>
@@ -11,11 +11,11 @@
 #include <string.h>
 #include <unistd.h>
 
-/* What a rank's engine is opened with. */
+/* The parameters that a rank's engine is opened with. */
 struct rank_hello {
 	char model_path[4096], backend[16], variant[16], outline[65];
 	struct engine_opts opts; /* all its pointers are NULL */
-	int32_t has_progress;    /* steps of the group tell of layers */
+	int32_t has_progress;    /* spans may have progress words */
 };
 
 unsigned ranks_threads(const struct engine_opts *o)
@@ -43,7 +43,7 @@ int ranks_check(struct engine *e, struct err *err)
 	if (e->opts.tp > e->conf.kv_heads)
 		return err_set(
 			err, ERR_INVALID,
-			"tensor_parallel is %u, the model has %u KV heads: at most one rank for each",
+			"tensor_parallel is %u, the model has %u KV heads: at most one rank per KV head",
 			e->opts.tp, e->conf.kv_heads);
 	if (strlen(e->path) >= sizeof((struct rank_hello *)0)->model_path)
 		return err_set(err, ERR_INVALID, "model path of %zu bytes, the limit is %zu",
@@ -67,7 +67,7 @@ void ranks_share_out(struct engine *e)
 	};
 }
 
-/* Rank 0 starts the others, which load their shares while it loads its own. */
+/* Rank 0 starts the others, which load their parts while it loads its own. */
 int ranks_start(struct engine *e, struct err *err)
 {
 	struct tp_sizes sizes = engine_whole_sizes(e);
@@ -85,7 +85,7 @@ int ranks_start(struct engine *e, struct err *err)
 	                err);
 }
 
-/* All ranks have loaded, or one says why not. */
+/* Waits until all ranks have loaded, or one has failed. */
 int ranks_await(struct engine *e, struct err *err)
 {
 	return !e->tp || !tp_barrier(e->tp, TP_OPEN_LIMIT_S)
@@ -93,7 +93,7 @@ int ranks_await(struct engine *e, struct err *err)
 	           : err_set(err, ERR_IO, "%.300s", tp_why(e->tp));
 }
 
-/* What the other ranks are told of a pool; its descriptor follows. */
+/* Data of the order that announces a pool; its descriptor follows. */
 struct rank_pool {
 	uint32_t blocks;
 };
@@ -118,7 +118,7 @@ static void attach(struct engine *e, const struct rank_pool *pool)
 {
 	struct err err = {0};
 	int fd = tp_take_fd(e->tp),
-		rc = fd < 0 ? err_set(&err, ERR_IO, "no descriptor of the KV pool has come") : 0;
+		rc = fd < 0 ? err_set(&err, ERR_IO, "no descriptor of the KV pool received") : 0;
 	if (!rc && (rc = e->ops->mem_map(e->dev, fd, e->info.kv.block_bytes * pool->blocks, &e->pool)))
 		engine_device_error(e, rc, "cannot map the KV pool", &err);
 	if (!rc)
@@ -136,8 +136,8 @@ int engine_rank_main(int fd)
 	struct rank_hello h;
 	struct tp *tp = NULL;
 	struct engine *e = NULL;
-	/* signals of a terminal or a service manager go to all processes of a group; rank 0 decides
-	 * when its ranks end */
+	/* a terminal or a service manager signals all processes of a group; rank 0 decides when its
+	 * ranks end */
 	static const int ignored[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGUSR1, SIGUSR2};
 	for (size_t i = 0; i < sizeof ignored / sizeof *ignored; i++)
 		signal(ignored[i], SIG_IGN);

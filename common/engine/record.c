@@ -1,12 +1,12 @@
-/* record.c - the program of a step: one forward pass over a batch, by the device's operations
- * alone.
+/* record.c - the program of a step: one forward pass over a batch, built only from the device's
+ * operations.
  *
- * In the last layer only the tail, the rows whose logits are wanted, goes on past the KV write; as
- * each row is computed from itself alone (kernels.h), that changes no bit.
+ * After the last layer's KV write only the tail continues, the rows whose logits are wanted; since
+ * each row is computed independently (kernels.h), this changes no bit.
  * With several ranks each records the same operations over its own heads and columns (struct
- * shard). What the next product needs in whole lies in memory that all see: written, then gathered,
- * then read. A buffer is written again only after one more gathering than its readers': sum and
- * att of a layer, then act. */
+ * shard). A buffer that the next product needs as a whole is in memory that all ranks see: written,
+ * then gathered, then read. It is overwritten only after one more gather, when all ranks have
+ * finished reading: in each layer att, sum and act take turns. */
 #include "engine/mla.h"
 #include "engine/moe.h"
 #include "util/mem.h"
@@ -93,13 +93,13 @@ static void record_norm(struct recorder *r, struct kern_tensor y, struct kern_te
 
 /* --- a layer ------------------------------------------------------------- */
 
-/* Each rank looks up the tokens of its rows of the table. */
+/* Each rank looks up the tokens that are in its rows of the table. */
 static void record_embed(struct recorder *r)
 {
 	struct engine *e = r->e;
 	float scale = e->conf.embed_scale;
 	struct kern_tensor y = e->tp ? e->s.sum : e->s.x;
-	if (e->embed) /* a rank may have no rows of a small table */
+	if (e->embed) /* NULL if this rank has no rows, of a small table */
 		record(r,
 		       (struct kern_op){.kind = KERN_OP_EMBED,
 		                        .embed = {.y = y, .w = e->embed, .first = e->shard.vocab.begin}});
@@ -112,8 +112,7 @@ static void record_embed(struct recorder *r)
 					  .scale = {.y = e->s.x, .x = y, .factor = scale, .dim = e->conf.hidden}});
 }
 
-/* x += sum, normed itself first or scaled where the family does that; then h, what the next
- * product reads. */
+/* x += sum, which some families norm or scale first; then h, the input of the next product. */
 static void record_add_norm(struct recorder *r, struct kern_tensor x, kern_ptr post, kern_ptr next)
 {
 	const struct scratch *s = &r->e->s;
@@ -158,21 +157,21 @@ static void record_qkv(struct recorder *r, uint32_t l)
 		record_head_norm(r, q, heads, w->q_norm);
 		record_head_norm(r, k, kv_heads, w->k_norm);
 	}
-	/* the heads of k follow those of q: one operation turns both */
+	/* the heads of k follow those of q in memory: one operation rotates both */
 	record(r,
 	       (struct kern_op){.kind = KERN_OP_ROPE,
 	                        .rope = {q, e->rope[c->layer[l].rope], heads + kv_heads, c->head_dim}});
 	record(r, (struct kern_op){.kind = KERN_OP_KV_WRITE, .kv_write = {e->kv[l], k, v}});
 }
 
-/* The KV of layer l is in the pool. */
+/* Reports that the KV of layer l is in the pool. */
 static void record_progress(struct recorder *r, uint32_t l)
 {
 	if (r->e->has_progress)
 		record(r, (struct kern_op){.kind = KERN_OP_PROGRESS, .progress = {l}});
 }
 
-/* From the queries to the sum for the residual stream, which is added with the next norm. */
+/* From the queries to `sum`, which is added to the residual stream with the next norm. */
 static void record_layer(struct recorder *r, uint32_t l, struct kern_tensor x,
                          struct kern_tensor qkv)
 {
@@ -207,9 +206,9 @@ static void record_layer(struct recorder *r, uint32_t l, struct kern_tensor x,
 	gather_sum(r);
 }
 
-/* --- the whole ----------------------------------------------------------- */
+/* --- the whole step ------------------------------------------------------ */
 
-/* The last layer past its KV write, for the tail alone; then the head. */
+/* The last layer after its KV write, for the tail only; then the head. */
 static void record_tail(struct recorder *r)
 {
 	struct engine *e = r->e;
@@ -224,7 +223,7 @@ static void record_tail(struct recorder *r)
 	record_layer(r, last, s->tail_x, s->tail_qkv);
 	record_add_norm(r, s->tail_x, e->layer[last].ffn_post_norm, e->final_norm);
 	record_project(r, s->logits, s->h, e->head, (kern_ptr){0}, e->shard.vocab);
-	/* and no other rank reads this batch any more */
+	/* after this gather no other rank reads the batch any more */
 	record_gather(r, gathered(s->logits, 1, e->shard.vocab, 1), NULL);
 	record(r, (struct kern_op){.kind = KERN_OP_SAMPLE,
 	                           .sample = {.logits = s->logits, .results = e->results.dev}});

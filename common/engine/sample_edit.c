@@ -1,9 +1,8 @@
 /* sample_edit.c - see sample_edit.h.
  *
- * The different tokens so far stand in a compact list, found by a hash table of places in it; both
- * are as large as they can become from the beginning (untouched pages cost nothing), so a draw
- * allocates nothing. An id beyond the vocabulary is skipped where it would be used. Nothing here
- * fails. */
+ * The distinct tokens so far are in a compact list, indexed by a hash table of positions in it.
+ * Both are allocated at their maximum size (untouched pages cost nothing), so a draw allocates
+ * nothing. An id beyond the vocabulary is skipped where it would be used. Nothing here fails. */
 #include "engine/sample_edit.h"
 #include "engine/draw.h"
 #include "util/mem.h"
@@ -11,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct seen { /* as kern_draw.seen has them */
+struct seen { /* in the layout of kern_draw.seen */
 	uint32_t id;
 	uint32_t times; /* in the answer; 0: only in the prompt */
 };
@@ -19,11 +18,11 @@ struct seen { /* as kern_draw.seen has them */
 struct sample_edit {
 	struct sample_edit_opts o;
 	uint64_t *allowed;         /* ((vocab + 63) / 64); NULL: all */
-	int counts, prompt_counts; /* are the answer's tokens counted, and the prompt's? */
-	uint32_t n_counted;        /* tokens that have been counted */
+	int counts, prompt_counts; /* 1: the answer's, the prompt's tokens are counted */
+	uint32_t n_counted;        /* tokens counted so far */
 	struct seen *seen;         /* (n_seen) */
 	uint32_t n_seen;
-	uint32_t *slot; /* (mask + 1) place in seen + 1; 0: empty */
+	uint32_t *slot; /* (mask + 1) index in seen + 1; 0: empty */
 	uint32_t mask;
 };
 
@@ -89,7 +88,7 @@ static struct seen *seen_of(struct sample_edit *e, uint32_t id)
 	return &e->seen[e->n_seen - 1];
 }
 
-/* Tokens beyond what the table was made for, which nobody sends, are not counted. */
+/* Tokens beyond tokens_max, which no caller passes, are not counted. */
 static void count(struct sample_edit *e, const uint32_t *tokens, uint32_t prompt_tokens,
                   uint32_t n_tokens)
 {
@@ -111,7 +110,7 @@ int sample_edit_bad_valid(const uint32_t *bad, size_t n)
 	return at == n;
 }
 
-/* The last token of each bad word of which the answer's end is the rest. */
+/* Adds the last token of each bad word whose other tokens end the answer. */
 static void list_bad(const struct sample_edit *e, const uint32_t *answer, uint32_t n_answer,
                      uint32_t *words, uint32_t *at)
 {

@@ -1,8 +1,7 @@
-/* step.c - one step: the spans are checked, laid out as the program's batch, and the program is
- * replayed.
+/* step.c - one step: checks the spans, lays them out as the program's batch, and runs the program.
  *
- * Nothing is written to the KV pool before every span has been checked. A bad span is the caller's
- * error and is returned; so is a failure of the device or of a rank. A step allocates nothing. */
+ * All spans are checked before anything is written to the KV pool. A bad span is the caller's error
+ * and is returned, as is a failure of the device or of a rank. A step allocates nothing. */
 #include "engine/engine_impl.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -29,7 +28,7 @@ static uint32_t table_length(const struct engine *e, const struct engine_span *s
 
 /* --- checks -------------------------------------------------------------- */
 
-/* The words of all layers. */
+/* Checks that the words of all layers are on the board. */
 static int on_board(const struct engine *e, const struct engine_span *s)
 {
 	uintptr_t at = (uintptr_t)s->progress - (uintptr_t)e->board.host,
@@ -91,7 +90,7 @@ static int check_draws(const struct engine *e, const struct engine_span *s, uint
 	return 0;
 }
 
-/* Sums over the spans of one run. */
+/* Sums over the spans of one pass. */
 struct totals {
 	uint64_t rows, logits, table;
 	size_t lists;
@@ -135,22 +134,22 @@ static int check_step(const struct engine *e, const struct engine_span *spans, u
 
 /* --- the batch ----------------------------------------------------------- */
 
-/* How much of the batch is laid out. */
+/* The batch while it is laid out. */
 struct layout {
 	uint32_t *words;
 	struct kern_batch *b;
 	uint32_t table;
 };
 
-/* What some spans have of what a batch may have or not. */
-struct parts {
+/* Which optional parts of a batch the spans need. */
+struct step_parts {
 	uint32_t tail_spans;
 	int progress, draws;
 };
 
-static struct parts parts_of(const struct engine_span *spans, uint32_t n)
+static struct step_parts parts_of(const struct engine_span *spans, uint32_t n)
 {
-	struct parts p = {0};
+	struct step_parts p = {0};
 	for (uint32_t i = 0; i < n; i++) {
 		p.tail_spans += wanted_rows(&spans[i]) != 0;
 		p.progress |= spans[i].progress != NULL;
@@ -159,9 +158,10 @@ static struct parts parts_of(const struct engine_span *spans, uint32_t n)
 	return p;
 }
 
-/* Where the parts lie, without a hole, so that a small step is a small batch. Lists of draws
+/* Sets the parts' offsets without gaps, so that a small step is a small batch. The lists of draws
  * follow as they are written. */
-static void place(struct layout *l, const struct totals *t, uint32_t spans, const struct parts *p)
+static void place(struct layout *l, const struct totals *t, uint32_t spans,
+                  const struct step_parts *p)
 {
 	struct kern_batch *b = l->b;
 	uint32_t at = HEAD_WORDS;
@@ -251,7 +251,7 @@ static void lay_out(struct engine *e, const struct engine_span *spans, uint32_t 
                     const struct totals *t)
 {
 	struct layout l = {.words = e->batch.host, .b = e->batch.host};
-	struct parts parts = parts_of(spans, n);
+	struct step_parts parts = parts_of(spans, n);
 	uint32_t row = 0, tail = 0, tails = 0, table = 0;
 	place(&l, t, n, &parts);
 	CHECK(((size_t)l.b->words + t->lists) * 4 <= e->limits.batch_bytes);
@@ -302,8 +302,8 @@ static int step_error(struct engine *e, int kern_rc, struct err *err)
 	return err ? (err->code = ERR_IO) : ERR_IO;
 }
 
-/* How many of the spans, at least one, have draws that a batch holds; *ret is what these add up
- * to. */
+/* Returns how many of the spans, at least one, fit into a batch with their draws; *ret are their
+ * sums. */
 static uint32_t count_fitting(const struct engine *e, const struct engine_span *spans,
                               const size_t *listed, uint32_t n, struct totals *ret)
 {
@@ -314,7 +314,7 @@ static uint32_t count_fitting(const struct engine *e, const struct engine_span *
 	return i;
 }
 
-/* One pass over some of the spans, the first of which has its results from row `first` on. */
+/* Runs one pass over some of the spans; their results begin at row `first`. */
 static int run_pass(struct engine *e, struct engine_span *spans, uint32_t n, const struct totals *t,
                     uint32_t first)
 {

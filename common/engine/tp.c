@@ -1,11 +1,12 @@
 /* tp.c - see tp.h.
  *
- * A meeting is a counter of those that have come and a generation that the last one raises; who
- * waits spins briefly, then sleeps on the generation. Orders are a second such word. All words are
- * in the shared mapping, so the futexes are shared ones. Rank 0 keeps a socket to each rank: its
- * end of file tells either side that the other process is gone. A thread of rank 0 waits for that
- * (and so no wait of a step needs to look), one of each rank ends it at once. Nothing in the
- * mapping is read from outside this group of processes. */
+ * The barrier is a counter of ranks that have arrived, and a generation that the last one
+ * increments; a waiting rank spins briefly, then sleeps on the generation. Orders have a sequence
+ * number of the same kind. All these words are in the shared mapping, so the futexes are shared
+ * ones. Rank 0 has a socket to each rank; its end of file tells either side that the other process
+ * is gone. A thread of rank 0 watches the sockets (so the waits of a step need not), and a thread
+ * of each other rank exits at once. The mapping has no data from outside this group of
+ * processes. */
 #include "engine/tp.h"
 #include "kernels/kernels.h"
 #include "util/clock.h"
@@ -39,15 +40,15 @@ struct tp_shared {
 	uint64_t magic, bytes;
 	uint32_t ranks;
 	struct tp_sizes sizes;
-	_Alignas(64) atomic_uint order_seq; /* raised with each order */
+	_Alignas(64) atomic_uint order_seq; /* incremented with each order */
 	enum tp_order order;
 	unsigned char order_data[TP_ORDER_BYTES];
-	_Alignas(64) atomic_uint generation; /* of the meeting */
+	_Alignas(64) atomic_uint generation; /* of the barrier */
 	_Alignas(64) atomic_uint arrived;
-	atomic_uint failing, failed; /* who writes `why`; it is written */
+	atomic_uint failing, failed; /* failing: someone writes `why`; failed: it is written */
 	char why[320];
 	struct {
-		_Alignas(64) atomic_uint met;
+		_Alignas(64) atomic_uint met; /* number of barriers that the rank has reached */
 	} at[TP_RANKS_MAX];
 };
 
@@ -60,14 +61,14 @@ struct tp {
 	struct tp_shared *sh;
 	unsigned rank, ranks;
 	unsigned order_seen;
-	int fd;                              /* other ranks: to rank 0 */
-	struct tp_child child[TP_RANKS_MAX]; /* rank 0: of rank i, from 1 on */
-	int stop_fd;                         /* rank 0: ends the watcher */
+	int fd;                              /* other ranks: socket to rank 0 */
+	struct tp_child child[TP_RANKS_MAX]; /* rank 0: rank i, from 1 on */
+	int stop_fd;                         /* rank 0: stops the watcher */
 	pthread_t watcher;
 	int watching;
 	tp_broken *broken;
 	void *broken_arg;
-	atomic_uint told;
+	atomic_uint told; /* `broken` was called */
 };
 
 struct hello_head {
@@ -116,8 +117,8 @@ static int map(struct tp *tp, int fd, size_t bytes, struct err *err)
 {
 	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (p == MAP_FAILED)
-		return err_set(err, ERR_NOMEM, "cannot map %zu bytes that the ranks share: %s", bytes,
-		               strerror(errno));
+		return err_set(err, ERR_NOMEM, "cannot map %zu bytes of the ranks' shared memory: %s",
+		               bytes, strerror(errno));
 	madvise(p, bytes, MADV_HUGEPAGE);
 	tp->sh = p;
 	return 0;
@@ -139,7 +140,7 @@ static int make_mapping(struct tp *tp, const struct tp_sizes *sizes, struct err 
 		close(fd);
 		return rc;
 	}
-	memset(tp->sh, 0, bytes); /* touched now, not in the first steps */
+	memset(tp->sh, 0, bytes); /* touch the pages now, not in the first steps */
 	tp->sh->magic = TP_MAGIC;
 	tp->sh->bytes = bytes;
 	tp->sh->ranks = tp->ranks;
@@ -201,13 +202,13 @@ void tp_fail(struct tp *tp, const char *why)
 		tp->broken(tp->broken_arg, tp_why(tp) ? tp_why(tp) : why);
 }
 
-/* Names a rank that has not come to meeting number n. */
+/* Fails the group, naming a rank that did not reach barrier number n. */
 static void fail_late(struct tp *tp, unsigned n, unsigned limit_s)
 {
 	char why[160];
 	for (unsigned r = 0; r < tp->ranks; r++)
 		if (atomic_load(&tp->sh->at[r].met) != n) {
-			snprintf(why, sizeof why, "rank %u has not come within %u s", r, limit_s);
+			snprintf(why, sizeof why, "rank %u did not reach the barrier within %u s", r, limit_s);
 			tp_fail(tp, why);
 			return;
 		}
@@ -259,9 +260,9 @@ enum tp_order tp_await(struct tp *tp, void *data, size_t bytes)
 	return sh->order;
 }
 
-/* --- rank 0: the others' processes --------------------------------------- */
+/* --- rank 0: the processes of the other ranks ---------------------------- */
 
-/* The program stands beside this one, or in ../bin of it (tests, benchmarks). */
+/* Finds pdrank beside this program, or in ../bin of it (tests, benchmarks). */
 static int find_program(char *path, size_t size, struct err *err)
 {
 	static const char *const from[] = {"pdrank", "../bin/pdrank"};
@@ -269,7 +270,7 @@ static int find_program(char *path, size_t size, struct err *err)
 	ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
 	char *slash = n > 0 ? (self[n] = 0, strrchr(self, '/')) : NULL;
 	if (!slash)
-		return err_set(err, ERR_IO, "cannot tell where this program is: %s", strerror(errno));
+		return err_set(err, ERR_IO, "cannot find the path of this program: %s", strerror(errno));
 	slash[1] = 0;
 	for (size_t i = 0; i < sizeof from / sizeof *from; i++) {
 		snprintf(path, size, "%s%s", self, from[i]);
@@ -328,10 +329,10 @@ static int start_rank(struct tp *tp, unsigned rank, const char *program, int mem
 	memcpy(msg + sizeof head, hello, bytes);
 	rc = sock_send(pair[0], msg, sizeof head + bytes, &memory, 1);
 	free(msg);
-	return rc ? err_set(err, ERR_IO, "rank %u ended before it began", rank) : 0;
+	return rc ? err_set(err, ERR_IO, "rank %u ended before it started", rank) : 0;
 }
 
-/* How the process ended, for people; a process that lingers is killed. */
+/* Waits for the process to end, kills it after wait_ms, and describes how it ended. */
 static void end_of(pid_t pid, unsigned wait_ms, char *out, size_t size)
 {
 	int status = 0;
@@ -350,7 +351,7 @@ static void end_of(pid_t pid, unsigned wait_ms, char *out, size_t size)
 		snprintf(out, size, "ended with status %d", WEXITSTATUS(status));
 }
 
-/* Waits for the end of any rank; that is the end of the group. */
+/* Waits until any rank ends, which fails the group. */
 static void *watch(void *arg)
 {
 	struct tp *tp = arg;
@@ -420,7 +421,7 @@ void tp_destroy(struct tp **tpp)
 		close(tp->stop_fd);
 	for (unsigned r = 1; tp->rank == 0 && r < tp->ranks; r++)
 		if (tp->child[r].fd >= 0)
-			close(tp->child[r].fd); /* end of file: the rank ends */
+			close(tp->child[r].fd); /* the rank sees end of file and exits */
 	for (unsigned r = 1; tp->rank == 0 && r < tp->ranks; r++) {
 		char how[64];
 		if (tp->child[r].pid)
@@ -438,7 +439,7 @@ int tp_give_fd(struct tp *tp, int fd)
 {
 	for (unsigned r = 1; r < tp->ranks; r++)
 		if (sock_send(tp->child[r].fd, "", 1, &fd, 1)) {
-			tp_fail(tp, "a rank did not take the KV pool");
+			tp_fail(tp, "cannot hand the KV pool to a rank");
 			return ERR_IO;
 		}
 	return 0;
@@ -446,8 +447,8 @@ int tp_give_fd(struct tp *tp, int fd)
 
 /* --- the other ranks ----------------------------------------------------- */
 
-/* Rank 0's process is gone, or has closed the group: there is nothing left to do, and nobody to
- * tell. */
+/* Exits when rank 0 is gone or has closed the group: nothing is left to do, and no one to report
+ * to. */
 static void *lifeline(void *arg)
 {
 	const struct tp *tp = arg;
@@ -479,7 +480,7 @@ static int take_hello(struct tp *tp, void *hello, size_t hello_bytes, struct err
 		else if (fstat(memory, &st) < 0 || (uint64_t)st.st_size != head.bytes ||
 		         head.bytes < head_bytes())
 			rc = err_set(err, ERR_INVALID,
-			             "shared memory of another size than the %llu bytes that were said",
+			             "the shared memory does not have the announced size of %llu bytes",
 			             (unsigned long long)head.bytes);
 	}
 	free(msg);
@@ -492,7 +493,7 @@ static int take_hello(struct tp *tp, void *hello, size_t hello_bytes, struct err
 		close(memory);
 	if (!rc && (tp->sh->magic != TP_MAGIC || tp->sh->ranks != tp->ranks ||
 	            mapping_bytes(&tp->sh->sizes) != tp->sh->bytes))
-		rc = err_set(err, ERR_CORRUPT, "shared memory of another program");
+		rc = err_set(err, ERR_CORRUPT, "the shared memory is not that of a group of ranks");
 	return rc;
 }
 
@@ -502,7 +503,8 @@ int tp_join(int fd, void *hello, size_t hello_bytes, struct tp **ret_tp, struct 
 	pthread_t thread;
 	tp->fd = fd;
 	tp->stop_fd = -1;
-	/* at the end of rank 0's thread that started us: who is stopped does not see the end of file */
+	/* the kernel kills us when the thread that started us ends: also if we are stopped, and would
+	 * not see the end of file */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	int rc = take_hello(tp, hello, hello_bytes, err);
 	if (!rc && pthread_create(&thread, NULL, lifeline, tp))

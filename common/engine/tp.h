@@ -1,18 +1,18 @@
-/* tp.h - tensor parallel on one host: processes that compute one forward pass together, each with
- * its share of the weights.
+/* tp.h - tensor parallelism on one host: processes that compute one forward pass together, each
+ * with its share of the weights.
  *
  * Rank 0 is the process that opened the engine; ranks 1 .. n-1 are processes of the program pdrank,
- * which it starts. What they tell each other lies in one shared mapping: the batch, and the
- * activations that a product needs in whole. A rank writes its columns, `tp_barrier` is the
- * barrier, then every rank reads all columns (an all-gather). No partial sums are added up: each
- * element is computed by one rank, in the order of additions of a single process. So the bits do
- * not depend on the number of ranks, and workers of different tensor parallelism may exchange KV.
+ * which it starts. They exchange data in one shared mapping: the batch, and the activations that a
+ * product needs as a whole. A rank writes its columns, all ranks meet at `tp_barrier`, then every
+ * rank reads all columns (an all-gather). No partial sums are added up: each element is computed by
+ * one rank, with the additions in the order of a single process. So the bits do not depend on the
+ * number of ranks, and workers with different tensor parallelism can exchange KV.
  *
- * The KV pool is one for all ranks; each writes and reads its own heads' part of every block.
+ * All ranks share one KV pool; each writes and reads the part of its heads in every block.
  *
- * Failure: a rank that ends, fails, or does not come to a meeting in time fails the group for good;
- * every wait returns then. Ranks end when rank 0's process does, however it ended, stopped ones
- * too; and with the thread that called tp_start. */
+ * Failure: a rank that ends, fails, or does not reach a barrier in time fails the group for good;
+ * from then on every barrier returns an error. Ranks end when rank 0's process does, however it
+ * ended, also if they are stopped; and when the thread that called tp_start ends. */
 #ifndef ENGINE_TP_H
 #define ENGINE_TP_H
 
@@ -23,25 +23,25 @@
 
 enum {
 	TP_RANKS_MAX = 64,
-	TP_COLUMNS = 16,       /* columns are shared out in units of these */
+	TP_COLUMNS = 16,       /* columns are divided in units of this many */
 	TP_OPEN_LIMIT_S = 600, /* for a rank to load its weights */
-	TP_STEP_LIMIT_S = 60   /* for a rank to come to a meeting of a step */
+	TP_STEP_LIMIT_S = 60   /* for a rank to reach a barrier of a step */
 };
 
-/* A rank's part of `total` things, which are shared out in units: [begin, begin + count). */
+/* A rank's part of `total` items, which are divided in units: [begin, begin + count). */
 struct tp_share {
 	uint32_t begin, count, total, unit;
 };
 struct tp_share tp_share_of(uint32_t total, uint32_t unit, unsigned rank, unsigned ranks);
 
-/* What all ranks see, in elements. */
+/* Buffers that all ranks see; sizes in elements. */
 struct tp_sizes {
 	size_t att, sum, act, logits, words;
 };
 struct tp_view {
-	float *att, *sum, *act, *logits; /* one row after the other, whole rows */
+	float *att, *sum, *act, *logits; /* whole rows, one after another */
 	uint32_t *words;                 /* the batch */
-	void *base;                      /* of all of them, `bytes` long */
+	void *base;                      /* beginning of all of them, `bytes` long */
 	size_t bytes;
 };
 
@@ -49,40 +49,41 @@ enum tp_order { TP_STEP, TP_ATTACH };
 
 struct tp;
 
-/* Told once, on any thread, when the group has failed; not while it is destroyed. */
+/* Called at most once, on any thread, when the group has failed; not during tp_destroy. */
 typedef void tp_broken(void *arg, const char *why);
 
-/* Rank 0: makes the mapping and starts the others with a copy of `hello` (what their engines are
- * opened with; its meaning is the caller's). They load while the caller does; tp_barrier with
- * TP_OPEN_LIMIT_S is where all are ready. `broken` may be NULL. 0, ERR_INVALID (ranks),
- * ERR_NOTFOUND (pdrank), ERR_NOMEM, ERR_IO. */
+/* Rank 0: makes the mapping and starts the other ranks with a copy of `hello` (parameters of their
+ * engines, opaque here). They load while the caller does; tp_barrier with TP_OPEN_LIMIT_S waits
+ * until all are ready. `broken` may be NULL. 0, ERR_INVALID (ranks), ERR_NOTFOUND (pdrank),
+ * ERR_NOMEM, ERR_IO. */
 int tp_start(unsigned ranks, const struct tp_sizes *sizes, const void *hello, size_t hello_bytes,
              tp_broken *broken, void *broken_arg, struct tp **ret_tp, struct err *err);
-/* A rank, from the socket that rank 0 gave it: `hello` is filled with what rank 0 said. 0,
- * ERR_INVALID, ERR_CORRUPT, ERR_IO. */
+/* Other ranks: joins the group through the socket from rank 0 and copies its `hello`. 0,
+ * ERR_INVALID, ERR_NOMEM, ERR_CORRUPT, ERR_IO. */
 int tp_join(int fd, void *hello, size_t hello_bytes, struct tp **ret_tp, struct err *err);
-/* Rank 0: ends the other ranks and waits for them. Any rank: unmaps. */
+/* Rank 0: ends the other ranks and waits for them. Any rank: unmaps the mapping. */
 void tp_destroy(struct tp **tp);
 
 unsigned tp_rank(const struct tp *tp);
 unsigned tp_ranks(const struct tp *tp);
 struct tp_view tp_view(const struct tp *tp);
 
-/* Returns 0 when all ranks have come, or ERR_IO once the group has failed. All ranks must make
- * the same calls in the same order. */
+/* Waits for all ranks. 0, or ERR_IO once the group has failed. All ranks must make the same calls
+ * in the same order. */
 int tp_barrier(struct tp *tp, unsigned limit_s);
-/* Fails the group; the first reason stays. tp_why: that reason, or NULL while the group is well. */
+/* Fails the group; the first reason is kept. tp_why: that reason, or NULL if the group has not
+ * failed. */
 void tp_fail(struct tp *tp, const char *why);
 const char *tp_why(const struct tp *tp);
 
-/* Rank 0: wakes the others for an order with `bytes` of data, at most TP_ORDER_BYTES. They must
- * have met since the order before. */
+/* Rank 0: wakes the others for an order with `bytes` of data, at most TP_ORDER_BYTES. All ranks
+ * must have met at a barrier since the previous order. */
 #define TP_ORDER_BYTES 256u
 void tp_order(struct tp *tp, enum tp_order order, const void *data, size_t bytes);
-/* Other ranks: waits for the next order, however long; copies its data. */
+/* Other ranks: waits for the next order, without limit; copies its data. */
 enum tp_order tp_await(struct tp *tp, void *data, size_t bytes);
-/* Rank 0 hands a descriptor to every other rank, after the order that announces it; a rank takes
- * it. ERR_IO on failure. */
+/* Rank 0 passes a descriptor to every other rank, after the order that announces it; tp_take_fd
+ * receives it. ERR_IO on failure. */
 int tp_give_fd(struct tp *tp, int fd);
 int tp_take_fd(struct tp *tp);
 

@@ -1,9 +1,9 @@
-/* weights.c - from a model's tensors to matrices and vectors on the device.
+/* weights.c - loads a model's tensors into matrices and vectors on the device.
  *
- * Each tensor is handed to the device as it lies in the file; the device repacks it, and then the
+ * Each tensor is passed to the device as it is in the file; the device repacks it, and then the
  * file's pages are given back, so that loading needs little more memory than the model itself.
- * Vectors lie side by side in few pieces of memory, which go together. A missing tensor, a wrong
- * shape or type, and too little memory are returned as errors that name the tensor. */
+ * Vectors share a few pieces of memory, which are freed together. A missing tensor, a wrong shape
+ * or type, and too little memory are returned as errors that name the tensor. */
 #include "engine/mla.h"
 #include "engine/moe.h"
 #include "util/mem.h"
@@ -21,7 +21,7 @@ int engine_device_error(struct engine *e, int kern_rc, const char *doing, struct
 	               e->ops->last_error(e->dev));
 }
 
-/* The rows of a role's matrix that this rank has. */
+/* The rows of a role's matrix that belong to this rank. */
 static struct tp_share rows_of(const struct engine *e, enum model_role role, uint32_t n)
 {
 	const struct shard *own = &e->shard;
@@ -104,7 +104,7 @@ static float half_to_float(uint16_t h)
 	return f;
 }
 
-/* Elements of a plain type as float32; ERR_UNSUPPORTED for block types, which no vector has. */
+/* Converts plain elements to float32; ERR_UNSUPPORTED for block types, which no vector has. */
 static int widen(const struct model_tensor *t, float *out)
 {
 	const unsigned char *p = t->data;
@@ -128,7 +128,7 @@ static int widen(const struct model_tensor *t, float *out)
 	return 0;
 }
 
-/* Room for `bytes` in the vectors' memory. */
+/* Allocates `bytes` in the vectors' memory. */
 static int vector_room(struct loader *l, size_t bytes, kern_ptr *ret)
 {
 	enum { PIECE = 1 << 20 };
@@ -163,7 +163,7 @@ static kern_ptr upload(struct loader *l, const float *host, uint32_t count, cons
 	return rc ? (kern_ptr){0} : dev;
 }
 
-/* The tensor's numbers, each plus `more`, times `factor`. */
+/* Loads a vector: each element plus `more`, times `factor`. */
 static kern_ptr load_numbers(struct loader *l, const struct model_tensor *t, float more,
                              float factor)
 {
@@ -187,7 +187,7 @@ kern_ptr load_vector(struct loader *l, const struct model_tensor *t, float more)
 	return load_numbers(l, t, more, 1.0f);
 }
 
-/* The logits' scale is in the last norm's weights, which nothing but the head's product sees. */
+/* The logits' scale is folded into the last norm's weights, which only the head's product uses. */
 kern_ptr load_norm(struct loader *l, enum model_role role, uint32_t layer)
 {
 	const struct model_conf *c = &l->e->conf;
@@ -198,7 +198,7 @@ kern_ptr load_norm(struct loader *l, enum model_role role, uint32_t layer)
 	                    role == MODEL_NORM ? c->logit_scale : 1.0f);
 }
 
-/* This rank's part of a vector. */
+/* Loads this rank's part of a vector. */
 static kern_ptr load_own(struct loader *l, enum model_role role, struct model_tensor *t)
 {
 	struct tp_share own = rows_of(l->e, role, t->k);
@@ -245,7 +245,7 @@ kern_ptr load_expert_biases(struct loader *l, enum model_expert_part part, uint3
 	return dev;
 }
 
-/* The bias of a matrix: a vector of its rows. */
+/* Loads a matrix's bias: one element per row of the matrix. */
 kern_ptr load_bias(struct loader *l, int has, enum model_role role, uint32_t layer)
 {
 	struct model_tensor t;
@@ -286,7 +286,7 @@ static void load_layer(struct loader *l, uint32_t i)
 	};
 }
 
-/* A simulated model's matrices are sizes only, and it has no vectors. */
+/* A matrix of a simulated model has only a size; such a model has no vectors. */
 static struct kern_weight *shape(struct loader *l, enum model_role role)
 {
 	struct engine *e = l->e;

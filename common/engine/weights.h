@@ -1,9 +1,8 @@
-/* weights.h - what the loading of a model's parts has in common (weights.c has the rest, moe.c and
- * mla.c have theirs).
+/* weights.h - loading the parts of a model, shared by weights.c, moe.c and mla.c.
  *
- * A loader keeps the first error; after it every call does nothing and returns NULL or 0. Matrices
- * are the caller's, who frees them with the functions below, whether loading went well or not;
- * vectors go with the engine. */
+ * A loader keeps the first error; after it every call does nothing and returns NULL or 0. The
+ * caller owns the matrices and frees them with the functions below, also after an error; vectors
+ * belong to the engine. */
 #ifndef ENGINE_WEIGHTS_H
 #define ENGINE_WEIGHTS_H
 
@@ -15,19 +14,19 @@ struct loader {
 	int rc;
 };
 
-/* The tensor of a role in a layer, counted among the model's; 0 on an error. */
+/* Finds the tensor of a role in a layer and counts it in the model's parameters; 0 on an error. */
 int load_find(struct loader *l, enum model_role role, uint32_t layer, struct model_tensor *t);
-/* Counts a tensor that was found otherwise; rc is what finding it gave. Returns whether it is
- * there. */
+/* Counts a tensor that was found by another function, which returned rc. Returns 1 if there is no
+ * error. */
 int load_found(struct loader *l, int rc, const struct model_tensor *t);
-/* Some rows of a matrix; NULL if there are none. The file's pages stay. */
+/* Loads some rows of a matrix; NULL if there are none. Keeps the file's pages. */
 struct kern_weight *load_rows(struct loader *l, const struct model_tensor *t, struct tp_share rows);
-/* This rank's rows of a role's matrix; NULL if the model has no such role there. */
+/* Loads this rank's rows of a role's matrix; NULL if the model has no such role in the layer. */
 struct kern_weight *load_matrix(struct loader *l, enum model_role role, uint32_t layer);
-/* The numbers of a tensor that is no block type, as floats, each plus `more`. */
+/* Loads a vector as floats, each element plus `more`; block types are an error. */
 kern_ptr load_vector(struct loader *l, const struct model_tensor *t, float more);
-/* A matrix's bias, if `has`: this rank's rows; biases of a part of all experts, (experts, own).
- * 0: none. */
+/* load_bias: a matrix's bias, this rank's rows, if `has`. load_expert_biases: biases of one part of
+ * all experts, (experts, own). 0: none. */
 kern_ptr load_bias(struct loader *l, int has, enum model_role role, uint32_t layer);
 kern_ptr load_expert_biases(struct loader *l, enum model_expert_part part, uint32_t layer,
                             struct tp_share own);

@@ -299,7 +299,7 @@ static const struct {
 	{"llama", "{\"num_key_value_heads\":7}",
      "num_key_value_heads: found 7, expected an integer, 1..6"},
 	{"llama", "{\"num_attention_heads\":7,\"num_key_value_heads\":7,\"head_dim\":null}",
-     "head_dim: found none, expected one up to 512"},
+     "head_dim: found none, expected a size up to 512"},
 	{"llama", "{\"head_dim\":514}", "head_dim: found 514, expected an integer, 2..512"},
 	{"llama", "{\"head_dim\":18}", "head size: found 18, expected a multiple of 4"},
 	{"llama", "{\"vocab_size\":0}", "vocab_size: found 0, expected an integer"},

@@ -500,7 +500,7 @@ START_TEST(stopped_rank)
 	ck_assert_uint_eq(children(getpid(), pid), 1);
 	kill(pid[0], SIGSTOP);
 	ck_assert_int_eq(tp_barrier(r.e->tp, 1), ERR_IO);
-	ck_assert_str_eq(engine_broken(r.e), "rank 1 has not come within 1 s");
+	ck_assert_str_eq(engine_broken(r.e), "rank 1 did not reach the barrier within 1 s");
 	rig_close(&r);
 	ck_assert_uint_eq(children(getpid(), pid), 0);
 }

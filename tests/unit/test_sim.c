@@ -736,8 +736,8 @@ END_TEST
 static const struct wrong {
 	const char *model, *device, *text;
 } wrong[] = {
-	{MODEL " colour = 3;", DEVICE, "colour is no key of group model"},
-	{MODEL, DEVICE " layers = 3;", "layers is no key of group device"},
+	{MODEL " colour = 3;", DEVICE, "unknown key colour in group model"},
+	{MODEL, DEVICE " layers = 3;", "unknown key layers in group device"},
 	{"layers = 6; hidden = 64; heads = 4; kv_heads = 2; head_dim = 16; context = 512;", DEVICE,
      "model.ffn is missing: expected 1 to 1048576"},
 	{MODEL, "bandwidth = 1e9;", "device.flops is missing"},
