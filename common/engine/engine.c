@@ -266,7 +266,7 @@ static void free_memory(struct engine *e)
 
 /* --- opening ------------------------------------------------------------- */
 
-static int meet(void *tp)
+static int device_barrier(void *tp)
 {
 	return tp_barrier(tp, TP_STEP_LIMIT_S);
 }
@@ -277,7 +277,7 @@ static int open_device(struct engine *e, struct err *err)
 	const struct engine_opts *o = &e->opts;
 	struct kern_config conf = device_config(e);
 	if (e->tp)
-		conf.group = (struct kern_group){tp_rank(e->tp), tp_ranks(e->tp), meet, e->tp};
+		conf.group = (struct kern_group){tp_rank(e->tp), tp_ranks(e->tp), device_barrier, e->tp};
 	int rc = e->ops->open(&conf, &e->dev, text, sizeof text);
 	if (rc)
 		return err_set(err, rc == KERN_ENOMEM ? ERR_NOMEM : ERR_UNSUPPORTED,

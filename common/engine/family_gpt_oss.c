@@ -66,7 +66,7 @@ static int find(const struct model_source *src, const char *name, uint32_t exper
 
 /* Converts one block to GGUF's layout: the scale, then values i and i + 16 of 32 in a byte, where a
  * folder has values 2 i and 2 i + 1. */
-static void turn(unsigned char *out, const unsigned char *codes, unsigned char scale)
+static void convert_block(unsigned char *out, const unsigned char *codes, unsigned char scale)
 {
 	out[0] = scale;
 	for (unsigned i = 0; i < CODES; i++) {
@@ -101,7 +101,7 @@ static int expert_get(const struct model_source *src, const struct model_conf *c
 	for (uint32_t r = 0; r < n; r++) {
 		size_t from = ((size_t)expert * rows + r * step + (part == MODEL_EXPERT_UP)) * blocks;
 		for (uint32_t b = 0; b < blocks; b++, to += 1 + CODES)
-			turn(to, codes + (from + b) * CODES, scales[from + b]);
+			convert_block(to, codes + (from + b) * CODES, scales[from + b]);
 	}
 	*ret = (struct model_tensor){.name = "experts", .dtype = KERN_MXFP4, .n = n, .k = k};
 	ret->data = ret->own = out;

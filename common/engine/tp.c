@@ -333,7 +333,7 @@ static int start_rank(struct tp *tp, unsigned rank, const char *program, int mem
 }
 
 /* Waits for the process to end, kills it after wait_ms, and describes how it ended. */
-static void end_of(pid_t pid, unsigned wait_ms, char *out, size_t size)
+static void describe_end(pid_t pid, unsigned wait_ms, char *out, size_t size)
 {
 	int status = 0;
 	pid_t got = 0;
@@ -364,7 +364,7 @@ static void *watch(void *arg)
 		if (p[r].revents) {
 			char how[64], why[160];
 			int pid = (int)tp->child[r].pid;
-			end_of(tp->child[r].pid, 200, how, sizeof how);
+			describe_end(tp->child[r].pid, 200, how, sizeof how);
 			tp->child[r].pid = 0;
 			snprintf(why, sizeof why, "rank %u (process %d) %s", r, pid, how);
 			tp_fail(tp, why);
@@ -425,7 +425,7 @@ void tp_destroy(struct tp **tpp)
 	for (unsigned r = 1; tp->rank == 0 && r < tp->ranks; r++) {
 		char how[64];
 		if (tp->child[r].pid)
-			end_of(tp->child[r].pid, END_MS, how, sizeof how);
+			describe_end(tp->child[r].pid, END_MS, how, sizeof how);
 	}
 	if (tp->fd >= 0)
 		close(tp->fd);

@@ -74,8 +74,8 @@ int kv_layout_finish(struct kv_layout *l)
 	return 0;
 }
 
-static int alike(struct kv_layout *l, uint32_t layers, struct kv_layer each, uint32_t block_tokens,
-                 enum kv_type t)
+static int fill_uniform(struct kv_layout *l, uint32_t layers, struct kv_layer each,
+                        uint32_t block_tokens, enum kv_type t)
 {
 	memset(l, 0, sizeof *l);
 	l->layers = layers;
@@ -93,12 +93,12 @@ int kv_layout_uniform(struct kv_layout *l, uint32_t layers, uint32_t kv_heads, u
 	if (layers > KV_LAYERS_MAX || !unit || head_dim > UINT32_MAX / unit)
 		return ERR_INVALID;
 	uint32_t bytes = head_dim * (uint32_t)unit, scale = (uint32_t)kv_type_scale_bytes(t);
-	return alike(l, layers,
-	             (struct kv_layer){.heads = kv_heads,
-	                               .k_bytes = bytes,
-	                               .v_bytes = bytes,
-	                               .scale_bytes = 2 * scale},
-	             block_tokens, t);
+	return fill_uniform(l, layers,
+	                    (struct kv_layer){.heads = kv_heads,
+	                                      .k_bytes = bytes,
+	                                      .v_bytes = bytes,
+	                                      .scale_bytes = 2 * scale},
+	                    block_tokens, t);
 }
 
 int kv_layout_latent(struct kv_layout *l, uint32_t layers, uint32_t width, uint32_t block_tokens,
@@ -108,7 +108,7 @@ int kv_layout_latent(struct kv_layout *l, uint32_t layers, uint32_t width, uint3
 	if (layers > KV_LAYERS_MAX || !unit || width > UINT32_MAX / unit)
 		return ERR_INVALID;
 	uint32_t scale = (uint32_t)kv_type_scale_bytes(t);
-	return alike(
+	return fill_uniform(
 		l, layers,
 		(struct kv_layer){.heads = 1, .k_bytes = width * (uint32_t)unit, .scale_bytes = scale},
 		block_tokens, t);

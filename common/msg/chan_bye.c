@@ -35,7 +35,7 @@ void chan_goodbye_taken(struct chan *c, struct peer *p, const struct incoming *i
 	p->bye = 0;
 }
 
-static void say(struct chan *c)
+static void send_goodbyes(struct chan *c)
 {
 	Pds__Goodbye bye = PDS__GOODBYE__INIT;
 	bye.reason = (char *)"the daemon ends";
@@ -48,7 +48,7 @@ static void say(struct chan *c)
 
 /* Collects the sockets and processes of the peers that have not answered, to be polled. items has
  * room for two per peer and one more. */
-static int gather(struct chan *c, zmq_pollitem_t *items, struct sock **socks)
+static int collect_waiting(struct chan *c, zmq_pollitem_t *items, struct sock **socks)
 {
 	int n = 0, bound = 0;
 	list_each(it, &c->peers) {
@@ -86,9 +86,9 @@ void chan_say_goodbye(struct chan *c)
 	uint64_t until = clock_us() + BYE_WAIT_US, left;
 	zmq_pollitem_t *items = mem_array(2u * c->n_peers + 1u, sizeof *items);
 	struct sock **socks = mem_array(2u * c->n_peers + 1u, sizeof *socks);
-	say(c);
+	send_goodbyes(c);
 	c->ending = 1;
-	for (int n; (n = gather(c, items, socks)) > 0 && (left = clock_left_us(until)) > 0;) {
+	for (int n; (n = collect_waiting(c, items, socks)) > 0 && (left = clock_left_us(until)) > 0;) {
 		if (zmq_poll(items, n, (long)(left / 1000u) + 1) < 0)
 			break;
 		for (int i = 0; i < n; i++) {

@@ -74,8 +74,8 @@ void chan_answer(struct chan *c, struct chan_asked *asked, int code, const char 
 }
 
 /* Returns why a question is refused now, or NULL if it is not. */
-static const char *too_much(const struct chan *c, const struct incoming *in, char *text,
-                            size_t size)
+static const char *refusal_reason(const struct chan *c, const struct incoming *in, char *text,
+                                  size_t size)
 {
 	int own = in->origin.uid == 0 || in->origin.uid == geteuid();
 	size_t most = own ? 2 * ANSWERS_BYTES : ANSWERS_BYTES;
@@ -94,7 +94,7 @@ void chan_ctl(struct chan *c, const struct incoming *in)
 {
 	const Pds__CtlRequest *q = (const Pds__CtlRequest *)in->m.body;
 	char full[80], *text = NULL;
-	const char *refused = too_much(c, in, full, sizeof full);
+	const char *refused = refusal_reason(c, in, full, sizeof full);
 	struct chan_asked *asked = mem_zalloc(sizeof *asked);
 	asked->s = in->s;
 	memcpy(asked->rid, in->rid, in->rid_len);

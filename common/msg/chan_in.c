@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void complain(struct chan *c, const struct err *err)
+static void count_bad(struct chan *c, const struct err *err)
 {
 	c->counts.bad++;
 	uint64_t now = clock_us();
@@ -39,7 +39,7 @@ static int decode_body(struct chan *c, struct incoming *in)
 	struct err err = {0};
 	int r = msg_decode_body(&in->m, in->bytes, in->len, &err);
 	if (r < 0)
-		complain(c, &err);
+		count_bad(c, &err);
 	return r;
 }
 
@@ -141,7 +141,7 @@ static void accept_hello(struct chan *c, struct incoming *in, struct peer *p, Pd
 
 /* The peer has sent no numbered message and acknowledged none: then a second HELLO is only a
  * repetition of the first. */
-static int untouched(const struct msg_link *l)
+static int is_unused(const struct msg_link *l)
 {
 	return l->expect == 1 && l->n_window == l->next_seq - 1;
 }
@@ -167,7 +167,7 @@ static void on_hello(struct chan *c, struct incoming *in)
 	}
 	if (old && old->epoch == in->m.env->epoch &&
 	    ((h->knows_epoch == c->opts.epoch && h->link == old->link_id) ||
-	     (h->link == 0 && untouched(&old->link)))) {
+	     (h->link == 0 && is_unused(&old->link)))) {
 		accept_hello(c, in, old, h, 1);
 		return;
 	}
@@ -298,7 +298,7 @@ static int join_parts(struct chan *c, struct chan_parts *j, struct incoming *in)
 		err_set(&err, r, "%s from %s %s %zu bytes", in->m.info->name, in->m.env->sender,
 		        r == ERR_FULL ? "has more than" : "cannot be joined: out of memory after",
 		        r == ERR_FULL ? c->opts.message_bytes_max : j->len);
-		complain(c, &err);
+		count_bad(c, &err);
 		parts_drop(j);
 		j->lost = 1;
 	}
@@ -323,7 +323,7 @@ static void deliver(struct chan *c, struct peer *p, struct incoming *in)
 }
 
 /* A number was skipped: asks the peer to resend at once, but not again for each later message. */
-static void tell_gap(struct chan *c, struct peer *p)
+static void report_gap(struct chan *c, struct peer *p)
 {
 	Pds__Ack a = PDS__ACK__INIT;
 	uint64_t now = clock_us();
@@ -352,7 +352,7 @@ static void on_numbered(struct chan *c, struct peer *p, struct incoming *in)
 		c->counts.duplicates++;
 		chan_owe_ack(c, p); /* the peer's window still has it */
 		return;
-	case LINK_GAP: tell_gap(c, p); return;
+	case LINK_GAP: report_gap(c, p); return;
 	}
 }
 
@@ -401,7 +401,7 @@ static int is_forged(struct chan *c, const struct peer *p, const struct incoming
 	err_set(&err, ERR_INVALID, "%s as %s, but from process %u of user %u, not %u of %u",
 	        in->m.info->name, p->name, in->origin.pid, in->origin.uid, p->origin.pid,
 	        p->origin.uid);
-	complain(c, &err);
+	count_bad(c, &err);
 	return 1;
 }
 
@@ -488,7 +488,7 @@ static void take_message(struct sock *s, zmq_msg_t *env, struct incoming *in)
 	if (r == ERR_UNSUPPORTED && in->m.info)
 		other_version(s->c, in, err.text);
 	if (r < 0)
-		complain(s->c, &err);
+		count_bad(s->c, &err);
 	else if (s->c->fault)
 		chan_fault_in(s->c, in);
 	else
@@ -516,7 +516,7 @@ static int take_one(struct sock *s)
 		take_message(s, env, &in);
 	} else {
 		err_set(&err, ERR_CORRUPT, "message of %d frames, expected %d", n, want);
-		complain(s->c, &err);
+		count_bad(s->c, &err);
 	}
 	for (int i = 0; i < n && i < want; i++)
 		zmq_msg_close(&f[i]);

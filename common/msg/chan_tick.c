@@ -20,7 +20,7 @@
 /* --- intervals ----------------------------------------------------------- */
 
 /* One of the two is a router: it places requests by the load in its workers' heartbeats. */
-static int tells_load(const struct chan *c, const struct peer *p)
+static int has_router(const struct chan *c, const struct peer *p)
 {
 	return strcmp(p->program, "pdrouterd") == 0 || strcmp(c->program, "pdrouterd") == 0;
 }
@@ -32,23 +32,23 @@ static int busy(const struct chan *c, const struct peer *p, uint64_t now)
 
 /* Multiple of silence_us that a peer may be silent. The end of a watched process is noticed at
  * once, so that silence there only means that it hangs. */
-static unsigned patience(const struct chan *c, const struct peer *p, int is_busy)
+static unsigned silence_factor(const struct chan *c, const struct peer *p, int is_busy)
 {
 	if (!p->watched)
 		return 1;
-	return !tells_load(c, p) ? 5 : is_busy ? 1 : 2;
+	return !has_router(c, p) ? 5 : is_busy ? 1 : 2;
 }
 
 static uint64_t silent_at(const struct chan *c, const struct peer *p, uint64_t now)
 {
 	int is_busy = busy(c, p, now);
 	uint64_t since = is_busy ? most(p->heard_us, p->stir_us) : p->heard_us;
-	return since + c->opts.silence_us * patience(c, p, is_busy);
+	return since + c->opts.silence_us * silence_factor(c, p, is_busy);
 }
 
 static int is_idle(const struct chan *c, const struct peer *p, uint64_t now)
 {
-	return !tells_load(c, p) || now - c->active_us >= ACTIVE_US;
+	return !has_router(c, p) || now - c->active_us >= ACTIVE_US;
 }
 
 static uint64_t beat_every(const struct chan *c, const struct peer *p, uint64_t now)
@@ -56,8 +56,8 @@ static uint64_t beat_every(const struct chan *c, const struct peer *p, uint64_t 
 	uint64_t theirs = p->their_silence_ms ? p->their_silence_ms * 1000ull : c->opts.silence_us;
 	uint64_t own = c->opts.heartbeat_us;
 	if (is_idle(c, p, now)) {
-		theirs *= patience(c, p, 0);
-		own *= tells_load(c, p) ? 5 : 10;
+		theirs *= silence_factor(c, p, 0);
+		own *= has_router(c, p) ? 5 : 10;
 	}
 	return most(BEAT_MIN_US, least(own, theirs / 4));
 }
@@ -91,7 +91,7 @@ static int is_news(const Pds__Heartbeat *hb, uint64_t *last)
 	return now != before || hb->running || hb->waiting;
 }
 
-static void stir(struct chan *c, struct peer *p, uint64_t now)
+static void mark_busy(struct chan *c, struct peer *p, uint64_t now)
 {
 	if (!busy(c, p, now))
 		p->stir_us = now;
@@ -104,7 +104,7 @@ static void beat(struct chan *c, struct peer *p, uint64_t now)
 	if (c->hooks.heartbeat)
 		c->hooks.heartbeat(c->hooks.arg, p, &hb);
 	p->beat_us = now;
-	if (is_news(&hb, &p->beat_sum) && tells_load(c, p))
+	if (is_news(&hb, &p->beat_sum) && has_router(c, p))
 		c->active_us = now;
 	chan_send_link(c, p, MSG_HEARTBEAT, &hb.base);
 }
@@ -112,7 +112,7 @@ static void beat(struct chan *c, struct peer *p, uint64_t now)
 void chan_worked(struct chan *c, struct peer *p)
 {
 	uint64_t now = clock_us();
-	stir(c, p, now);
+	mark_busy(c, p, now);
 	if (now - c->active_us >= ACTIVE_US)
 		chan_tick_soon(c, now + least(c->opts.heartbeat_us / 4, WORK_BEAT_US));
 	c->active_us = now;
@@ -147,7 +147,7 @@ static uint64_t due_at(const struct chan *c, const struct peer *p, uint64_t now)
 	return at;
 }
 
-static void look_at_window(struct chan *c, struct peer *p, uint64_t now)
+static void check_window(struct chan *c, struct peer *p, uint64_t now)
 {
 	if (list_empty(&p->link.window))
 		p->resend_at_us = 0, p->resend_all = 0;
@@ -163,7 +163,7 @@ static void look_at_window(struct chan *c, struct peer *p, uint64_t now)
 	}
 }
 
-static void look_at(struct chan *c, struct peer *p, uint64_t now)
+static void check_peer(struct chan *c, struct peer *p, uint64_t now)
 {
 	if (now < due_at(c, p, now))
 		return;
@@ -182,7 +182,7 @@ static void look_at(struct chan *c, struct peer *p, uint64_t now)
 	}
 	if (now >= beat_at(c, p, now))
 		beat(c, p, now);
-	look_at_window(c, p, now);
+	check_window(c, p, now);
 	if (p->ack_due_us && now >= p->ack_due_us) {
 		Pds__Ack a = PDS__ACK__INIT;
 		p->ack_due_us = 0;
@@ -244,7 +244,7 @@ void chan_tick(evutil_socket_t fd, short what, void *arg)
 	list_each(it, &c->peers)
 		all[n++] = list_entry(it, struct peer, node);
 	for (uint32_t i = 0; i < n; i++)
-		look_at(c, all[i], now);
+		check_peer(c, all[i], now);
 	free(all);
 	arm(c, now);
 }
@@ -253,7 +253,7 @@ void chan_beat_taken(struct chan *c, struct peer *p, const Pds__Heartbeat *hb)
 {
 	uint64_t now = clock_us();
 	if (is_news(hb, &p->heard_sum))
-		stir(c, p, now);
+		mark_busy(c, p, now);
 	if (p->state != PEER_UP || p->dealer || !is_idle(c, p, now) ||
 	    now - p->beat_us < beat_every(c, p, now) / 2)
 		return;

@@ -3,7 +3,7 @@
  * Invariants: a connection is in the list from accept to close; `worker` is set exactly while the
  * daemon has an object for it. Descriptors received with a hello are closed, or belong to the
  * region or ring that was mapped from them. A listener whose accept fails without taking the
- * connection stays readable: it is removed from the loop for ACCEPT_REST_MS, so that the loop does
+ * connection stays readable: it is removed from the loop for ACCEPT_PAUSE_MS, so that the loop does
  * not spin. */
 #include "kv/ring.h"
 #include "svc/attached.h"
@@ -22,7 +22,7 @@
 #include <unistd.h>
 
 #define HELLO_WAIT_S 5
-#define ACCEPT_REST_MS 100
+#define ACCEPT_PAUSE_MS 100
 /* for the same refusal, and for a failing accept: a refused worker retries 20 times a second */
 #define LOG_EVERY_US 10000000u
 #define SPARE 16u /* connections allowed in addition to workers_max */
@@ -40,7 +40,7 @@ struct connection {
 struct attached {
 	struct attached_hooks h;
 	int listener;
-	struct event *accept, *rest;
+	struct event *accept, *pause;
 	struct list connections;
 	unsigned n_connections, n_workers;
 	uint64_t accept_logged_us, refusal_logged_us;
@@ -190,7 +190,7 @@ static void log_attached(const struct attached_memory *m)
 }
 
 /* Receives the hello and replies. */
-static void greet(struct connection *c)
+static void receive_hello(struct connection *c)
 {
 	struct attached *a = c->a;
 	struct err err = {0};
@@ -227,7 +227,7 @@ static void on_readable(evutil_socket_t fd, short what, void *arg)
 	if (c->worker) {
 		connection_read(c);
 	} else if (what & EV_READ) {
-		greet(c);
+		receive_hello(c);
 	} else {
 		refused(c->a, "?", ERR_TIMEOUT, "no hello on a new connection within 5 s");
 		connection_end(c, "no hello");
@@ -251,7 +251,7 @@ static void connection_new(struct attached *a, int sock)
 	event_add(c->event, &(struct timeval){.tv_sec = HELLO_WAIT_S});
 }
 
-static void on_rested(evutil_socket_t fd, short what, void *arg)
+static void on_pause_end(evutil_socket_t fd, short what, void *arg)
 {
 	struct attached *a = arg;
 	(void)fd;
@@ -260,17 +260,17 @@ static void on_rested(evutil_socket_t fd, short what, void *arg)
 }
 
 /* If no descriptor is free, accept4 (util/descriptors.h) has logged it and code is ERR_TIMEOUT. */
-static void rest(struct attached *a, int code)
+static void pause_listener(struct attached *a, int code)
 {
 	uint64_t now = clock_us();
 	if (code != ERR_TIMEOUT &&
 	    (!a->accept_logged_us || now - a->accept_logged_us >= LOG_EVERY_US)) {
 		log_error("accept_failed", "why=%s retry_ms=%d", log_quote(strerror(errno)),
-		          ACCEPT_REST_MS);
+		          ACCEPT_PAUSE_MS);
 		a->accept_logged_us = now;
 	}
 	event_del(a->accept);
-	event_add(a->rest, &(struct timeval){.tv_usec = ACCEPT_REST_MS * 1000});
+	event_add(a->pause, &(struct timeval){.tv_usec = ACCEPT_PAUSE_MS * 1000});
 }
 
 static void on_connect(evutil_socket_t fd, short what, void *arg)
@@ -281,7 +281,7 @@ static void on_connect(evutil_socket_t fd, short what, void *arg)
 	for (; (sock = sock_accept(fd)) >= 0; taken = 1)
 		connection_new(a, sock);
 	if (!taken)
-		rest(a, sock);
+		pause_listener(a, sock);
 }
 
 int attached_listen(const struct attached_hooks *hooks, struct attached **ret_a, struct err *err)
@@ -302,7 +302,7 @@ int attached_listen(const struct attached_hooks *hooks, struct attached **ret_a,
 	a->listener = fd;
 	list_init(&a->connections);
 	a->accept = event_new(svc_base(hooks->svc), fd, EV_READ | EV_PERSIST, on_connect, a);
-	a->rest = event_new(svc_base(hooks->svc), -1, 0, on_rested, a);
+	a->pause = event_new(svc_base(hooks->svc), -1, 0, on_pause_end, a);
 	event_add(a->accept, NULL);
 	*ret_a = a;
 	return 0;
@@ -316,7 +316,7 @@ void attached_close(struct attached **ap, const char *why)
 	while (!list_empty(&a->connections))
 		connection_end(list_entry(a->connections.next, struct connection, link), why);
 	event_free(a->accept);
-	event_free(a->rest);
+	event_free(a->pause);
 	close(a->listener);
 	free(a);
 	*ap = NULL;

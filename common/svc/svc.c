@@ -107,7 +107,7 @@ static void on_heartbeat(void *arg, struct peer *p, Pds__Heartbeat *hb)
 }
 
 /* Limits log lines to one per second and message type. */
-static int may_say(struct svc *s, unsigned type)
+static int may_log(struct svc *s, unsigned type)
 {
 	uint64_t now = clock_us();
 	if (type >= SVC_MESSAGE_TYPES || (s->unknown_us[type] && now - s->unknown_us[type] < 1000000))
@@ -122,14 +122,14 @@ static void on_message(void *arg, struct peer *p, enum msg_type type, const stru
 	struct svc *s = arg;
 	const struct msg_type_info *info = msg_type_find(type);
 	if (!msg_type_is_from(info, peer_program(p))) {
-		if (may_say(s, (unsigned)type))
+		if (may_log(s, (unsigned)type))
 			log_warn("message_dropped", "peer=%s type=%s why=\"%s may not send it\"",
 			         log_quote(peer_name(p)), info->name, log_quote(peer_program(p)));
 		return;
 	}
 	if ((unsigned)type < SVC_MESSAGE_TYPES && s->dispatch[type])
 		s->dispatch[type](s, p, head, body);
-	else if (type != MSG_HEARTBEAT && may_say(s, (unsigned)type))
+	else if (type != MSG_HEARTBEAT && may_log(s, (unsigned)type))
 		log_warn("message_dropped", "peer=%s type=%s why=\"%s does not handle it\"",
 		         log_quote(peer_name(p)), info->name, s->hooks->program);
 }
@@ -246,7 +246,7 @@ static void on_reload_signal(evutil_socket_t sig, short what, void *arg)
 
 static void on_trim_tick(struct svc *s, void *arg);
 
-static void look_again(struct svc *s, uint64_t us)
+static void schedule_trim(struct svc *s, uint64_t us)
 {
 	us = us < TRIM_IDLE_US ? us : TRIM_IDLE_US;
 	if (us == s->trim_us)
@@ -264,7 +264,7 @@ static void on_trim_tick(struct svc *s, void *arg)
 	if (given)
 		log_info("memory_given_back", "bytes=%zu took_us=%llu", given,
 		         (unsigned long long)(clock_us() - t));
-	look_again(s, s->trim.changed ? TRIM_TICK_US : 2 * s->trim_us);
+	schedule_trim(s, s->trim.changed ? TRIM_TICK_US : 2 * s->trim_us);
 }
 
 static void on_watchdog(evutil_socket_t fd, short what, void *arg)
@@ -442,7 +442,7 @@ static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
 	if ((r = setup_base(s, err)) < 0 || (r = setup_chan(s, err)) < 0)
 		return r;
 	s->stats = stat_new(s->hooks->stats, s->hooks->n_stats);
-	look_again(s, TRIM_TICK_US);
+	schedule_trim(s, TRIM_TICK_US);
 	return s->hooks->start(s, err);
 }
 

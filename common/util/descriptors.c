@@ -70,7 +70,7 @@ uint64_t descriptors_refused(void)
 	return n;
 }
 
-static void tell(uint64_t n)
+static void log_exhausted(uint64_t n)
 {
 	log_error(
 		"descriptors_exhausted",
@@ -102,7 +102,7 @@ static int refuse_one(int listener)
 		logged_us = clock_us();
 	pthread_mutex_unlock(&lock);
 	if (say)
-		tell(n);
+		log_exhausted(n);
 	if (waits && code == EAGAIN)
 		poll(NULL, 0, BACK_OFF_MS);
 	return code;
@@ -110,7 +110,7 @@ static int refuse_one(int listener)
 
 /* fd was accepted while the reserve was LOST. Returns fd, or -1 if it was closed to reopen the
  * reserve. */
-static int regain(int fd)
+static int reopen_reserve(int fd)
 {
 	pthread_mutex_lock(&lock);
 	if (reserve == LOST)
@@ -131,7 +131,7 @@ int accept4(int fd, struct sockaddr *address, socklen_t *len, int flags)
 	int r = (int)syscall(SYS_accept4, fd, address, len, flags);
 	if (r < 0 && (errno == EMFILE || errno == ENFILE))
 		errno = refuse_one(fd);
-	else if (r >= 0 && reserve == LOST && (r = regain(r)) < 0)
+	else if (r >= 0 && reserve == LOST && (r = reopen_reserve(r)) < 0)
 		errno = ECONNABORTED;
 	return r;
 }

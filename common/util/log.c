@@ -145,7 +145,7 @@ __attribute__((format(printf, 2, 3))) static void put_own_line(const char *event
 	ring_put(line, n);
 }
 
-static void tell_dropped(void)
+static void report_dropped(void)
 {
 	if (sink.failed || sink.dropped == sink.told || sink.len > sizeof sink.ring / 2)
 		return;
@@ -206,7 +206,7 @@ static void *writer_main(void *arg)
 	pthread_setname_np(pthread_self(), "log");
 	pthread_mutex_lock(&sink.lock);
 	for (;;) {
-		tell_dropped();
+		report_dropped();
 		wait_for_lines();
 		size_t n = ring_take(chunk);
 		sink.writing = 1;
