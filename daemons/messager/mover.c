@@ -40,9 +40,8 @@ void mover_destroy(struct mover **mp)
 	struct mover *m = *mp;
 	if (!m)
 		return;
-	list_each_safe(it, nx, &m->transfers) {
-		transfer_drop(transfer_entry(it), END_PEER_GONE, "the messager ends");
-	}
+	list_each_safe(it, nx, &m->transfers)
+		transfer_step(transfer_entry(it), TRANSFER_ON_SHUTDOWN);
 	list_each_safe(it, nx, &m->workers)
 		mover_remove(m, worker_entry(it));
 	revoked_destroy(&m->revoked);
@@ -155,7 +154,7 @@ static void slot_look(struct mover *m, struct mover_worker *w, uint32_t slot)
 	enum ring_state s = ring_peek(w->ring, slot, &gen);
 	if (n->known && n->gen != gen) {
 		if (n->transfer)
-			transfer_drop(n->transfer, END_CANCELLED, "the prefill worker has taken its slot back");
+			transfer_step(n->transfer, TRANSFER_ON_CANCELLED);
 		note_clear(m, n);
 	}
 	if (!n->known && (s == RING_PENDING || s == RING_SENT))
@@ -188,30 +187,24 @@ struct mover_worker *mover_add(struct mover *m, const char *name, uint64_t epoch
 	return w;
 }
 
-/* A transfer that is marked when P ends: D may have the first token already, so KV_READY is tried
- * once more. */
 static void drop_transfers_of(struct mover *m, struct mover_worker *p)
 {
 	for (uint32_t i = 0; p->ring && i < ring_slots(p->ring); i++) {
 		struct slot_note *n = &p->notes[i];
-		if (n->transfer && n->transfer->state == TRANSFER_MARKED)
-			transfer_run(n->transfer);
 		if (n->transfer)
-			transfer_drop(n->transfer, END_PEER_GONE, "the prefill worker has ended");
+			transfer_step(n->transfer, TRANSFER_ON_PREFILL_GONE);
 		note_clear(m, n);
 	}
 }
 
-static void fail_transfers_to(struct mover *m, const struct mover_worker *d)
+/* All transfers under leases of this life of a decode worker. */
+static void step_transfers_to(struct mover *m, const char *name, uint64_t epoch,
+                              enum transfer_event e)
 {
 	list_each_safe(it, nx, &m->transfers) {
 		struct transfer *t = transfer_entry(it);
-		if (t->lease.epoch != d->epoch || strcmp(t->lease.decode, d->name) != 0)
-			continue;
-		t->d = NULL;
-		/* else D has all it needs from us; P learns of its end by itself */
-		if (t->state != TRANSFER_ACKED)
-			transfer_peer_gone(t, d->name);
+		if (t->lease.epoch == epoch && strcmp(t->lease.decode, name) == 0)
+			transfer_step(t, e);
 	}
 }
 
@@ -219,7 +212,7 @@ void mover_remove(struct mover *m, struct mover_worker *w)
 {
 	now(m);
 	drop_transfers_of(m, w);
-	fail_transfers_to(m, w);
+	step_transfers_to(m, w->name, w->epoch, TRANSFER_ON_DECODE_GONE);
 	revoked_forget(m->revoked, w->name, w->epoch);
 	list_remove(&w->node);
 	m->n_workers--;
@@ -285,8 +278,10 @@ void mover_lease_opened(struct mover *m, const char *name, uint64_t epoch,
 {
 	now(m);
 	struct transfer *t = transfer_to(m, name, epoch, b->lease, b->prefill, b->prefill_epoch);
+	m->opened = b;
 	if (t)
-		transfer_opened(t, b); /* a revoked lease has no transfer that asks */
+		transfer_step(t, TRANSFER_ON_OPENED);
+	m->opened = NULL;
 }
 
 static int answer_revoke(struct mover *m, struct revoked_lease *e)
@@ -315,7 +310,7 @@ void mover_lease_revoke(struct mover *m, const char *name, uint64_t epoch,
 	e->attempt = head->attempt ? head->attempt : 1;
 	list_each_safe(it, nx, &m->transfers) {
 		if (memcmp(&transfer_entry(it)->lease, &k, sizeof k) == 0)
-			transfer_revoked(transfer_entry(it));
+			transfer_step(transfer_entry(it), TRANSFER_ON_REVOKED);
 	}
 	if (!answer_revoke(m, e))
 		m->n_owed++;
@@ -326,7 +321,7 @@ void mover_kv_ready_ack(struct mover *m, const char *name, uint64_t epoch, const
 	now(m);
 	struct transfer *t = transfer_to(m, name, epoch, b->lease, b->prefill, b->prefill_epoch);
 	if (t)
-		transfer_acked(t);
+		transfer_step(t, TRANSFER_ON_ACKED);
 }
 
 /* P may have missed how its transfers ended: failures are said again, a slot that still says SENT
@@ -372,11 +367,7 @@ void mover_linked(struct mover *m, const char *name, uint64_t epoch)
 	struct mover_worker *w = mover_find(m, name);
 	if (w && w->epoch == epoch && w->ring)
 		say_again(m, w);
-	list_each(it, &m->transfers) {
-		struct transfer *t = transfer_entry(it);
-		if (t->lease.epoch == epoch && strcmp(t->lease.decode, name) == 0)
-			transfer_relinked(t);
-	}
+	step_transfers_to(m, name, epoch, TRANSFER_ON_RELINKED);
 }
 
 /* --- a turn -------------------------------------------------------------- */
@@ -401,9 +392,11 @@ enum mover_turn mover_turn(struct mover *m)
 			slot_look(m, w, i);
 	}
 	list_each_safe(it, nx, &m->transfers)
-		transfer_run(transfer_entry(it));
-	list_each_safe(it, nx, &m->transfers)
-		transfer_waits(transfer_entry(it));
+		transfer_step(transfer_entry(it), TRANSFER_ON_TURN);
+	list_each_safe(it, nx, &m->transfers) {
+		if (transfer_entry(it)->state == TRANSFER_OPEN)
+			transfer_step(transfer_entry(it), TRANSFER_ON_TURN_END);
+	}
 	if (m->cut) { /* the others come first next time */
 		list_remove(&m->cut->node);
 		list_push_back(&m->transfers, &m->cut->node);

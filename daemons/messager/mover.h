@@ -1,15 +1,21 @@
 /* mover.h - what moves KV blocks from one worker's pool into another's: the workers of this host,
  * their transfer rings, and the open transfers.
  *
- * Life of a transfer (the model's messager process; the slot's word is P's and ours together, see
- * kv/ring.h):
+ * Life of a transfer (the messager process of the model; the slot's word is P's and ours together,
+ * see kv/ring.h):
  *
- *   FOUND --D's memory and both links are here--> ASKED --LEASE_OPENED--> OPEN
- *         --all delivered, slot marked--> MARKED --KV_READY out--> POSTED
- *         --KV_READY_ACK--> ACKED --KV_SENT out--> CLOSED
- *   FOUND --the slot is SENT already: an earlier messager marked it--> MARKED: only posted again
- *   any   --cancelled, revoked, refused, stalled, deadline, a worker gone, malformed--> CLOSED,
- *           with TRANSFER_FAILED to P where P waits for one
+ *   FOUND -> ASKED, CLOSED           waits for D's memory and both links, then sends LEASE_OPEN
+ *   RESUMED -> MARKED, CLOSED        found with the slot SENT: an earlier messager delivered it
+ *   ASKED -> FOUND, OPEN, CLOSED     waits for LEASE_OPENED; a new link to D: asks again
+ *   OPEN -> MARKED, CLOSED           copies what P has computed; when all is delivered, marks the
+ *                                    slot SENT
+ *   MARKED -> POSTED, CLOSED         sends KV_READY to D
+ *   POSTED -> MARKED, ACKED, CLOSED  waits for KV_READY_ACK; the link is down or new: posts again
+ *   ACKED -> CLOSED                  sends KV_SENT to P
+ *   CLOSED                           reported; P gets TRANSFER_FAILED if it waits for one; freed
+ *
+ * Every state becomes CLOSED when the transfer is cancelled, revoked, refused, stalled, malformed,
+ * past its deadline, or when a worker or the messager ends.
  *
  * What always holds: nothing is written before D has answered LEASE_OPENED for exactly this lease
  * in this life of ours, nothing but the blocks that D names there, and nothing after a
@@ -35,6 +41,7 @@ struct mover_worker;
 
 #define TRANSFER_STATES(X) \
 	X(FOUND, "found")      \
+	X(RESUMED, "resumed")  \
 	X(ASKED, "asked")      \
 	X(OPEN, "open") X(MARKED, "marked") X(POSTED, "posted") X(ACKED, "acked") X(CLOSED, "closed")
 enum transfer_state {

@@ -35,28 +35,59 @@ struct mover_worker {
 	uint64_t progress_us;    /* one of its transfers was last seen to progress */
 };
 
+/* What a transfer acts on. */
+enum transfer_event {
+	TRANSFER_ON_ENTER,    /* its state was just entered */
+	TRANSFER_ON_FOUND,    /* it is new */
+	TRANSFER_ON_TURN,     /* it may move on, within the turn's budget */
+	TRANSFER_ON_TURN_END, /* all have: everything that P has computed is known */
+	TRANSFER_ON_OPENED,   /* LEASE_OPENED: mover.opened */
+	TRANSFER_ON_REVOKED,
+	TRANSFER_ON_ACKED,     /* KV_READY_ACK */
+	TRANSFER_ON_RELINKED,  /* the link to D restarted; what was sent may be lost */
+	TRANSFER_ON_CANCELLED, /* P has taken the slot back */
+	TRANSFER_ON_PREFILL_GONE,
+	TRANSFER_ON_DECODE_GONE,
+	TRANSFER_ON_SHUTDOWN
+};
+
 struct transfer {
 	struct list node; /* in mover.transfers */
-	struct mover *m;
-	struct mover_worker *p, *d; /* d: NULL until its memory is needed and here */
-	uint32_t slot;
-	uint64_t gen;
-	struct msg_head head; /* request, attempt, deadline (never 0) */
-	struct lease_key lease;
-	uint32_t first_token, tokens, blocks;
-	uint32_t *src, *dst; /* (blocks) */
-	uint64_t *dst_gen;   /* (blocks) of D's blocks, as D has said; from OPEN on */
-	uint32_t *sent;      /* (layers) blocks delivered */
-	uint32_t *seen;      /* (layers) tokens seen computed, at most tokens */
-	enum transfer_state state;
-	int was_sent;                /* an earlier messager marked it */
-	int said;                    /* ASKED: LEASE_OPEN is out on the present link */
-	uint32_t watched;            /* tokens seen in layer 0 before it is OPEN */
-	uint64_t found_us, since_us; /* since: of the present state */
-	uint64_t progress_us;        /* OPEN: it was last seen to progress, or to wait for its turn */
-	uint64_t computed_us, unlinked_us; /* 0: not yet, not now */
-	uint64_t bytes, copy_us, tail_us;
-	uint32_t pieces, runs;
+	/* constant: what the slot said when the transfer was found */
+	const struct {
+		struct mover *m;
+		struct mover_worker *p;
+		uint32_t slot;
+		uint64_t gen;
+		struct msg_head head; /* request, attempt, deadline (never 0) */
+		struct lease_key lease;
+		uint32_t first_token, tokens, blocks;
+		uint32_t *src, *dst; /* (blocks) */
+		uint64_t found_us;
+	};
+	/* how far it is */
+	struct {
+		enum transfer_state state;
+		uint64_t since_us;      /* of the present state */
+		struct mover_worker *d; /* from ASKED on; NULL: before, or D has ended */
+		uint64_t *dst_gen;      /* (blocks) D's blocks' generations, from LEASE_OPENED; else NULL */
+		uint32_t *sent;         /* (layers) blocks delivered */
+		uint32_t *seen;         /* (layers) tokens seen computed, at most tokens */
+		uint64_t progress_us;   /* OPEN: progress was last seen, or its turn was waited for */
+		uint64_t computed_us;   /* all was seen computed; 0: not yet */
+	};
+	/* what it cost */
+	struct {
+		uint64_t bytes, copy_us, tail_us;
+		uint32_t pieces, runs;
+	};
+	/* why it is CLOSED; recorded before that state is entered */
+	struct {
+		enum transfer_end how;
+		Pds__Fault fault;       /* FAULT_NONE: P is not told */
+		enum transfer_state in; /* the state that it ended in */
+		char why[384];
+	} end;
 };
 
 struct mover {
@@ -65,10 +96,11 @@ struct mover {
 	struct list workers, transfers;
 	uint32_t n_workers, n_transfers, n_untold, n_owed;
 	struct revoked *revoked;
-	uint64_t bytes, now_us; /* now: of the present call */
-	size_t budget;          /* bytes left in this turn */
-	int more;               /* the budget ended before the work did */
-	struct transfer *cut;   /* the first transfer that it cut short */
+	uint64_t bytes, now_us;         /* now: of the present call */
+	size_t budget;                  /* bytes left in this turn */
+	int more;                       /* the budget ended before the work did */
+	struct transfer *cut;           /* the first transfer that it cut short */
+	const Pds__LeaseOpened *opened; /* of the present call */
 	struct ring_transfer scratch;
 };
 
@@ -85,21 +117,10 @@ void note_fail(struct mover *m, struct mover_worker *w, uint32_t slot, Pds__Faul
                const char *text);
 
 /* transfer.c */
-/* Makes a transfer of m->scratch, or fails it. */
+/* Makes a transfer of m->scratch and takes its first step. */
 void transfer_found(struct mover *m, struct mover_worker *p, uint32_t slot, uint64_t gen,
-                    enum ring_state state);
-/* As far as it goes. The transfer may be gone afterwards. */
-void transfer_run(struct transfer *t);
-/* Of one that is OPEN, when all have run and so all that P has computed is known: is it time to
- * give it up? The transfer may be gone afterwards. */
-void transfer_waits(struct transfer *t);
-void transfer_opened(struct transfer *t, const Pds__LeaseOpened *b);
-void transfer_revoked(struct transfer *t);
-void transfer_acked(struct transfer *t);
-/* The link to D is up anew: what this state says is said again. */
-void transfer_relinked(struct transfer *t);
-void transfer_peer_gone(struct transfer *t, const char *who);
-/* Closes without telling anybody. */
-void transfer_drop(struct transfer *t, enum transfer_end end, const char *why);
+                    enum ring_state word);
+/* The only function that changes a transfer's state. It may be freed afterwards. */
+void transfer_step(struct transfer *t, enum transfer_event e);
 
 #endif

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct entry {
+struct revoked_entry {
 	struct list node;
 	struct revoked_lease e;
 };
@@ -36,7 +36,7 @@ struct revoked *revoked_new(uint32_t max)
 	return r;
 }
 
-static void drop(struct revoked *r, struct entry *x)
+static void drop(struct revoked *r, struct revoked_entry *x)
 {
 	map_remove(r->by_lease, &x->e.lease);
 	list_remove(&x->node);
@@ -50,7 +50,7 @@ void revoked_destroy(struct revoked **rp)
 	if (!r)
 		return;
 	list_each_safe(it, nx, &r->by_age)
-		drop(r, list_entry(it, struct entry, node));
+		drop(r, list_entry(it, struct revoked_entry, node));
 	map_destroy(&r->by_lease);
 	free(r);
 	*rp = NULL;
@@ -58,11 +58,11 @@ void revoked_destroy(struct revoked **rp)
 
 struct revoked_lease *revoked_add(struct revoked *r, const struct lease_key *lease, uint64_t now_us)
 {
-	struct entry *x = map_get(r->by_lease, lease);
+	struct revoked_entry *x = map_get(r->by_lease, lease);
 	if (x)
 		return &x->e;
 	while (!list_empty(&r->by_age)) {
-		struct entry *old = list_entry(r->by_age.next, struct entry, node);
+		struct revoked_entry *old = list_entry(r->by_age.next, struct revoked_entry, node);
 		if (r->count < r->max && now_us - old->e.at_us < REVOKED_LIFE_US)
 			break;
 		drop(r, old);
@@ -84,7 +84,7 @@ int revoked_has(const struct revoked *r, const struct lease_key *lease)
 void revoked_forget(struct revoked *r, const char *decode, uint64_t epoch)
 {
 	list_each_safe(it, nx, &r->by_age) {
-		struct entry *x = list_entry(it, struct entry, node);
+		struct revoked_entry *x = list_entry(it, struct revoked_entry, node);
 		if (x->e.lease.epoch == epoch && strcmp(x->e.lease.decode, decode) == 0)
 			drop(r, x);
 	}
@@ -93,7 +93,7 @@ void revoked_forget(struct revoked *r, const char *decode, uint64_t epoch)
 void revoked_each(struct revoked *r, int (*fn)(struct revoked_lease *e, void *arg), void *arg)
 {
 	list_each_safe(it, nx, &r->by_age) {
-		if (!fn(&list_entry(it, struct entry, node)->e, arg))
+		if (!fn(&list_entry(it, struct revoked_entry, node)->e, arg))
 			return;
 	}
 }

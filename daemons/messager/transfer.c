@@ -1,9 +1,10 @@
 /* transfer.c - the life of one transfer: see mover.h for the drawing, and the messager process of
  * the model for the rules.
  *
- * States have a step function each, in one table with the states that may follow. A step says
- * whether the transfer moved, stays, or is gone. Ends: transfer_drop (quietly) or transfer_fail (P
- * is told, with a sentence). Nothing here is fatal but a wrong transition, which is a bug. */
+ * transfer_step alone changes the state and frees the object. Each state has a step function, in
+ * one table with the states that may follow; it acts on an event and returns the next state.
+ * Helpers return verdicts. Before CLOSED is returned, record_end says why, and whether P is told.
+ * Only a wrong transition is fatal: it is our bug. */
 #include "copy.h"
 #include "mover_priv.h"
 #include "util/check.h"
@@ -15,25 +16,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum step { STEP_STAY, STEP_MOVED, STEP_GONE };
-
-static enum step step_found(struct transfer *t), step_asked(struct transfer *t),
-	step_open(struct transfer *t), step_marked(struct transfer *t), step_posted(struct transfer *t),
-	step_acked(struct transfer *t);
+typedef enum transfer_state transfer_step_fn(struct transfer *t, enum transfer_event e);
+static transfer_step_fn step_found, step_resumed, step_asked, step_open, step_marked, step_posted,
+	step_acked, step_closed;
 
 #define TO(s) (1u << TRANSFER_##s)
 static const struct {
 	unsigned next; /* states that may follow */
-	enum step (*step)(struct transfer *t);
+	transfer_step_fn *step;
 	enum ring_state word; /* what the slot must say meanwhile */
 } states[TRANSFER_STATE_COUNT] = {
-	[TRANSFER_FOUND] = {TO(ASKED) | TO(MARKED) | TO(CLOSED), step_found, RING_PENDING},
-	[TRANSFER_ASKED] = {TO(OPEN) | TO(CLOSED), step_asked, RING_PENDING},
+	[TRANSFER_FOUND] = {TO(ASKED) | TO(CLOSED), step_found, RING_PENDING},
+	[TRANSFER_RESUMED] = {TO(MARKED) | TO(CLOSED), step_resumed, RING_SENT},
+	[TRANSFER_ASKED] = {TO(FOUND) | TO(OPEN) | TO(CLOSED), step_asked, RING_PENDING},
 	[TRANSFER_OPEN] = {TO(MARKED) | TO(CLOSED), step_open, RING_PENDING},
 	[TRANSFER_MARKED] = {TO(POSTED) | TO(CLOSED), step_marked, RING_SENT},
-	[TRANSFER_POSTED] = {TO(ACKED) | TO(MARKED) | TO(CLOSED), step_posted, RING_SENT},
+	[TRANSFER_POSTED] = {TO(MARKED) | TO(ACKED) | TO(CLOSED), step_posted, RING_SENT},
 	[TRANSFER_ACKED] = {TO(CLOSED), step_acked, RING_SENT},
-	[TRANSFER_CLOSED] = {0, NULL, RING_FREE},
+	[TRANSFER_CLOSED] = {0, step_closed, RING_FREE},
 };
 
 const char *transfer_state_name(enum transfer_state s)
@@ -70,31 +70,74 @@ static void transfer_enter(struct transfer *t, enum transfer_state s)
 	t->since_us = t->m->now_us;
 }
 
-/* --- ends ---------------------------------------------------------------- */
+/* --- how it ends --------------------------------------------------------- */
 
-static void transfer_report(const struct transfer *t, enum transfer_end end, const char *why)
+/* For the step that returns CLOSED next. FAULT_NONE: P is not told. */
+__attribute__((format(printf, 4, 5))) static void record_end(struct transfer *t,
+                                                             enum transfer_end how,
+                                                             Pds__Fault fault, const char *fmt, ...)
 {
-	struct transfer_report r = {.req = t->head.req,
-	                            .end = end,
-	                            .bytes = t->bytes,
-	                            .copy_us = t->copy_us,
-	                            .tail_us = t->tail_us,
-	                            .life_us = t->m->now_us - t->found_us,
-	                            .pieces = t->pieces,
-	                            .runs = t->runs};
-	if (end == END_SENT)
+	va_list ap;
+	va_start(ap, fmt);
+	vsnprintf(t->end.why, sizeof t->end.why, fmt, ap);
+	va_end(ap);
+	t->end.how = how;
+	t->end.fault = fault;
+	t->end.in = t->state;
+}
+
+static int stalled(const struct transfer *t, uint64_t since_us)
+{
+	return t->m->now_us > since_us && t->m->now_us - since_us >= t->m->limits.stall_us;
+}
+
+static void record_stall(struct transfer *t, const char *for_what)
+{
+	record_end(t, END_STALLED, PDS__FAULT__FAULT_STALLED,
+	           "waited %" PRIu64 " ms for %s of %s (limit %" PRIu64 " ms)",
+	           (t->m->now_us - t->since_us) / 1000, for_what, t->lease.decode,
+	           t->m->limits.stall_us / 1000);
+}
+
+static void transfer_report(const struct transfer *t)
+{
+	const struct transfer_report r = {.req = t->head.req,
+	                                  .end = t->end.how,
+	                                  .bytes = t->bytes,
+	                                  .copy_us = t->copy_us,
+	                                  .tail_us = t->tail_us,
+	                                  .life_us = t->m->now_us - t->found_us,
+	                                  .pieces = t->pieces,
+	                                  .runs = t->runs};
+	if (r.end == END_SENT)
 		log_req(LOG_INFO, &r.req, "transfer_done",
 		        "attempt=%u from=%s to=%s bytes=%" PRIu64 " copy_us=%" PRIu64 " tail_us=%" PRIu64
-		        " life_us=%" PRIu64 " pieces=%u coalesced=%u again=%d",
+		        " life_us=%" PRIu64 " pieces=%u coalesced=%u resumed=%d",
 		        t->head.attempt, t->p->name, t->lease.decode, r.bytes, r.copy_us, r.tail_us,
-		        r.life_us, r.pieces, r.runs, t->was_sent);
+		        r.life_us, r.pieces, r.runs, r.pieces == 0);
 	else
 		log_req(LOG_INFO, &r.req, "transfer_ended",
 		        "attempt=%u from=%s to=%s end=%s in=%s bytes=%" PRIu64 " why=%s", t->head.attempt,
-		        t->p->name, log_quote(t->lease.decode), transfer_end_name(end),
-		        transfer_state_name(t->state), r.bytes, log_quote(why));
+		        t->p->name, log_quote(t->lease.decode), transfer_end_name(r.end),
+		        transfer_state_name(t->end.in), r.bytes, log_quote(t->end.why));
 	if (t->m->out.ended)
 		t->m->out.ended(t->m->out.arg, &r);
+}
+
+static enum transfer_state step_closed(struct transfer *t, enum transfer_event e)
+{
+	struct slot_note *n = &t->p->notes[t->slot];
+	(void)e;
+	transfer_report(t);
+	CHECK(n->transfer == t);
+	n->transfer = NULL;
+	list_remove(&t->node);
+	t->m->n_transfers--;
+	if (t->m->cut == t)
+		t->m->cut = NULL;
+	if (t->end.fault != PDS__FAULT__FAULT_NONE)
+		note_fail(t->m, t->p, t->slot, t->end.fault, t->end.why);
+	return TRANSFER_CLOSED;
 }
 
 static void transfer_free(struct transfer *t)
@@ -107,85 +150,51 @@ static void transfer_free(struct transfer *t)
 	free(t);
 }
 
-void transfer_drop(struct transfer *t, enum transfer_end end, const char *why)
-{
-	struct slot_note *n = &t->p->notes[t->slot];
-	transfer_report(t, end, why);
-	transfer_enter(t, TRANSFER_CLOSED);
-	CHECK(n->transfer == t);
-	n->transfer = NULL;
-	list_remove(&t->node);
-	t->m->n_transfers--;
-	if (t->m->cut == t)
-		t->m->cut = NULL;
-	transfer_free(t);
-}
+/* --- found --------------------------------------------------------------- */
 
-__attribute__((format(printf, 4, 5))) static enum step transfer_fail(struct transfer *t,
-                                                                     enum transfer_end end,
-                                                                     Pds__Fault fault,
-                                                                     const char *fmt, ...)
+static uint32_t *copy_of(const uint32_t *numbers, uint32_t n)
 {
-	char text[384];
-	va_list ap;
-	va_start(ap, fmt);
-	vsnprintf(text, sizeof text, fmt, ap);
-	va_end(ap);
-	struct mover *m = t->m;
-	struct mover_worker *p = t->p;
-	uint32_t slot = t->slot;
-	transfer_drop(t, end, text);
-	note_fail(m, p, slot, fault, text);
-	return STEP_GONE;
+	return memcpy(mem_array(n, sizeof *numbers), numbers, n * sizeof *numbers);
 }
-
-void transfer_peer_gone(struct transfer *t, const char *who)
-{
-	transfer_fail(t, END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST,
-	              "%s has ended while its KV was on the way", who);
-}
-
-/* --- a new transfer ---------------------------------------------------------- */
 
 static struct transfer *transfer_new(struct mover *m, struct mover_worker *p, uint32_t slot,
-                                     uint64_t gen)
+                                     uint64_t gen, enum ring_state word)
 {
 	const struct ring_transfer *r = &m->scratch;
-	struct transfer *t = mem_zalloc(sizeof *t);
-	t->m = m;
-	t->p = p;
-	t->slot = slot;
-	t->gen = gen;
-	t->head = (struct msg_head){r->req, r->attempt, r->deadline_us};
-	uint64_t last = m->now_us + TRANSFER_LIFE_MAX_US;
-	if (t->head.deadline_us == 0 || t->head.deadline_us > last)
-		t->head.deadline_us = last;
-	t->lease = lease_key_of(r->decode, r->lease_id, r->lease_epoch, r->lease_generation);
-	t->first_token = r->first_token;
-	t->tokens = r->tokens;
-	t->blocks = r->blocks;
-	t->src = mem_array(t->blocks, sizeof *t->src);
-	t->dst = mem_array(t->blocks, sizeof *t->dst);
-	memcpy(t->src, r->src, t->blocks * sizeof *t->src);
-	memcpy(t->dst, r->dst, t->blocks * sizeof *t->dst);
-	t->sent = mem_array(p->layout.layers, sizeof *t->sent);
-	t->seen = mem_array(p->layout.layers, sizeof *t->seen);
-	t->found_us = t->since_us = t->progress_us = m->now_us;
-	t->state = TRANSFER_FOUND;
-	return t;
+	const uint64_t last_us = m->now_us + TRANSFER_LIFE_MAX_US,
+				   until_us = r->deadline_us && r->deadline_us < last_us ? r->deadline_us : last_us;
+	const struct transfer first = {.m = m,
+	                               .p = p,
+	                               .slot = slot,
+	                               .gen = gen,
+	                               .head = {r->req, r->attempt, until_us},
+	                               .lease = lease_key_of(r->decode, r->lease_id, r->lease_epoch,
+	                                                     r->lease_generation),
+	                               .first_token = r->first_token,
+	                               .tokens = r->tokens,
+	                               .blocks = r->blocks,
+	                               .src = copy_of(r->src, r->blocks),
+	                               .dst = copy_of(r->dst, r->blocks),
+	                               .found_us = m->now_us,
+	                               .state = word == RING_SENT ? TRANSFER_RESUMED : TRANSFER_FOUND,
+	                               .since_us = m->now_us,
+	                               .sent = mem_array(p->layout.layers, sizeof(uint32_t)),
+	                               .seen = mem_array(p->layout.layers, sizeof(uint32_t))};
+	return memcpy(mem_zalloc(sizeof first), &first, sizeof first);
 }
 
-static int lease_is_taken(struct mover *m, const struct mover_worker *p, const struct lease_key *k)
+enum slot_verdict { SLOT_OURS, SLOT_FORGED, SLOT_GONE };
+
+/* Is the slot still this transfer's? FORGED: somebody else has marked it sent. */
+static enum slot_verdict slot_of(const struct transfer *t)
 {
-	struct transfer *other = mover_transfer_of_lease(m, p, k);
 	uint64_t gen;
-	if (!other)
-		return 0;
-	enum ring_state s = ring_peek(other->p->ring, other->slot, &gen);
-	if (gen == other->gen && s == states[other->state].word)
-		return 1;
-	transfer_drop(other, END_CANCELLED, "cancelled; its lease has another transfer");
-	return 0;
+	enum ring_state word = ring_peek(t->p->ring, t->slot, &gen), want = states[t->state].word;
+	if (gen != t->gen)
+		return SLOT_GONE;
+	if (word == want)
+		return SLOT_OURS;
+	return word == RING_SENT && want == RING_PENDING ? SLOT_FORGED : SLOT_GONE;
 }
 
 /* What P does not hear it does not hear: it gives such a transfer up by itself. */
@@ -198,133 +207,292 @@ static void say_seen(struct transfer *t)
 }
 
 void transfer_found(struct mover *m, struct mover_worker *p, uint32_t slot, uint64_t gen,
-                    enum ring_state state)
+                    enum ring_state word)
 {
 	const struct ring_transfer *r = &m->scratch;
-	const struct lease_key key = lease_key_of(r->decode, r->lease_id, r->lease_epoch,
-	                                          r->lease_generation);
-	int taken = lease_is_taken(m, p, &key);
-	struct transfer *t = transfer_new(m, p, slot, gen);
+	struct transfer *t = transfer_new(m, p, slot, gen, word),
+					*other = mover_transfer_of_lease(m, p, &t->lease);
+	if (other && slot_of(other) != SLOT_OURS) /* P has cancelled it before it published this one */
+		transfer_step(other, TRANSFER_ON_CANCELLED);
 	p->notes[slot].transfer = t;
 	p->notes[slot].head = t->head;
 	list_push_back(&m->transfers, &t->node);
 	m->n_transfers++;
-	t->was_sent = state == RING_SENT;
 	log_req(LOG_DEBUG, &t->head.req, "transfer_found",
-	        "worker=%s slot=%u generation=%" PRIu64 " to=%s tokens=%u blocks=%u sent=%d", p->name,
-	        slot, gen, log_quote(t->lease.decode), t->tokens, t->blocks, t->was_sent);
+	        "worker=%s slot=%u generation=%" PRIu64 " to=%s tokens=%u blocks=%u state=%s", p->name,
+	        slot, gen, log_quote(t->lease.decode), t->tokens, t->blocks,
+	        transfer_state_name(t->state));
 	if (r->want_seen)
 		say_seen(t);
-	if (taken)
-		transfer_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
-		              "ring slot %u of %s: lease %" PRIu64 " has a transfer already", slot, p->name,
-		              key.id);
-	else if (strcmp(t->lease.decode, p->name) == 0)
-		transfer_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
-		              "ring slot %u of %s: asks for a copy to itself", slot, p->name);
-	else if (!t->was_sent && revoked_has(m->revoked, &key))
-		transfer_fail(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "%s has revoked lease %" PRIu64,
-		              t->lease.decode, key.id);
+	transfer_step(t, TRANSFER_ON_FOUND);
 }
 
-/* --- steps --------------------------------------------------------------- */
+/* --- what any state does ------------------------------------------------- */
 
-static int stalled(const struct transfer *t, uint64_t since_us)
+/* May a new transfer live? 0: its end is recorded. */
+static int is_admissible(struct transfer *t)
 {
-	return t->m->now_us > since_us && t->m->now_us - since_us >= t->m->limits.stall_us;
+	if (mover_transfer_of_lease(t->m, t->p, &t->lease) != t)
+		record_end(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
+		           "ring slot %u of %s: lease %" PRIu64 " has a transfer already", t->slot,
+		           t->p->name, t->lease.id);
+	else if (strcmp(t->lease.decode, t->p->name) == 0)
+		record_end(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
+		           "ring slot %u of %s: asks for a copy to itself", t->slot, t->p->name);
+	else if (t->state == TRANSFER_FOUND && revoked_has(t->m->revoked, &t->lease))
+		record_end(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "%s has revoked lease %" PRIu64,
+		           t->lease.decode, t->lease.id);
+	else
+		return 1;
+	return 0;
 }
 
-static enum step fail_stalled(struct transfer *t, const char *for_what)
+static void record_cancel(struct transfer *t)
 {
-	return transfer_fail(t, END_STALLED, PDS__FAULT__FAULT_STALLED,
-	                     "waited %" PRIu64 " ms for %s of %s (limit %" PRIu64 " ms)",
-	                     (t->m->now_us - t->since_us) / 1000, for_what, t->lease.decode,
-	                     t->m->limits.stall_us / 1000);
+	record_end(t, END_CANCELLED, PDS__FAULT__FAULT_NONE, "cancelled by the prefill worker");
 }
 
-/* D's memory and both links are here. Both pools must be alike, and the transfer must fit them,
- * before anything is asked. */
-static enum step ask(struct transfer *t, struct mover_worker *d)
+/* Is the slot still ours, and is there time? 0: its end is recorded. */
+static int is_alive(struct transfer *t)
 {
-	if (strcmp(t->p->layout_text, d->layout_text) != 0)
-		return transfer_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
-		                     "KV layouts differ: %s has %s, %s has %s", t->p->name,
-		                     t->p->layout_text, d->name, d->layout_text);
-	if (t->p->region.pool->by != d->region.pool->by)
-		return transfer_fail(
-			t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
-			"KV of %s is memory of backend %s, of %s of %s: nothing copies between them",
-			t->p->name, t->p->region.pool->by->name, d->name, d->region.pool->by->name);
+	enum slot_verdict slot = slot_of(t);
+	if (slot == SLOT_FORGED)
+		record_end(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
+		           "ring slot %u of %s was marked sent by somebody else", t->slot, t->p->name);
+	else if (slot == SLOT_GONE)
+		record_cancel(t);
+	else if (t->m->now_us >= t->head.deadline_us)
+		record_end(t, END_DEADLINE, PDS__FAULT__FAULT_DEADLINE,
+		           "the request's deadline has passed %s, after %" PRIu64 " ms",
+		           t->state == TRANSFER_OPEN ? "while its KV was being sent"
+		                                     : "before its KV was handed over",
+		           (t->m->now_us - t->found_us) / 1000);
+	else
+		return 1;
+	return 0;
+}
+
+static int send_kv_ready(const struct transfer *t)
+{
+	Pds__Lease lease;
+	Pds__KvReady ready = PDS__KV_READY__INIT;
+	mover_lease_fill(&lease, &t->lease);
+	ready.lease = &lease;
+	ready.prefill = t->p->name;
+	ready.prefill_epoch = t->p->epoch;
+	ready.bytes = t->bytes;
+	ready.copy_us = t->copy_us;
+	ready.tail_us = t->tail_us;
+	return mover_send(t->m, t->lease.decode, t->lease.epoch, MSG_KV_READY, &t->head, &ready.base);
+}
+
+/* Comes before the state's own step, which acts on the event only if the state stays. */
+static enum transfer_state transfer_common(struct transfer *t, enum transfer_event e)
+{
+	switch (e) {
+	case TRANSFER_ON_FOUND: return is_admissible(t) ? t->state : TRANSFER_CLOSED;
+	case TRANSFER_ON_TURN: return is_alive(t) ? t->state : TRANSFER_CLOSED;
+	case TRANSFER_ON_CANCELLED: record_cancel(t); return TRANSFER_CLOSED;
+	case TRANSFER_ON_REVOKED:
+		record_end(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "%s has revoked lease %" PRIu64,
+		           t->lease.decode, t->lease.id);
+		return TRANSFER_CLOSED;
+	case TRANSFER_ON_PREFILL_GONE:
+		if (t->state == TRANSFER_MARKED) /* D may have the first token already */
+			send_kv_ready(t);
+		record_end(t, END_PEER_GONE, PDS__FAULT__FAULT_NONE, "the prefill worker has ended");
+		return TRANSFER_CLOSED;
+	case TRANSFER_ON_DECODE_GONE:
+		t->d = NULL;
+		if (t->state == TRANSFER_ACKED) /* D had all it needs; P learns of its end by itself */
+			return t->state;
+		record_end(t, END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST,
+		           "%s has ended while its KV was on the way", t->lease.decode);
+		return TRANSFER_CLOSED;
+	case TRANSFER_ON_SHUTDOWN:
+		record_end(t, END_PEER_GONE, PDS__FAULT__FAULT_NONE, "the messager ends");
+		return TRANSFER_CLOSED;
+	default: return t->state;
+	}
+}
+
+void transfer_step(struct transfer *t, enum transfer_event e)
+{
+	enum transfer_state next = transfer_common(t, e);
+	if (next == t->state)
+		next = states[t->state].step(t, e);
+	while (next != t->state) {
+		transfer_enter(t, next);
+		next = states[t->state].step(t, TRANSFER_ON_ENTER);
+	}
+	if (t->state == TRANSFER_CLOSED)
+		transfer_free(t);
+}
+
+/* --- FOUND and RESUMED --------------------------------------------------- */
+
+/* Both pools must be alike, and the transfer must fit them, before anything is asked. 0: its end is
+ * recorded. */
+static int fits(struct transfer *t, const struct mover_worker *d)
+{
+	const struct kv_region *from = &t->p->region, *to = &d->region;
 	struct ring_transfer *r = &t->m->scratch;
+	_Static_assert(sizeof r->decode == sizeof t->lease.decode, "both names have one size");
+	memcpy(r->decode, t->lease.decode, sizeof r->decode);
 	r->first_token = t->first_token;
 	r->tokens = t->tokens;
 	r->blocks = t->blocks;
-	_Static_assert(sizeof r->decode == sizeof t->lease.decode, "both names have one size");
-	memcpy(r->decode, t->lease.decode, sizeof r->decode);
 	memcpy(r->src, t->src, t->blocks * sizeof *r->src);
 	memcpy(r->dst, t->dst, t->blocks * sizeof *r->dst);
-	if (ring_transfer_check(r, d->layout.block_tokens, t->p->region.blocks, d->region.blocks) < 0)
-		return transfer_fail(
-			t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
-			"ring slot %u of %s: tokens %u to %u in %u blocks do not fit pools of %u "
-			"and %u blocks of %u tokens",
-			t->slot, t->p->name, t->first_token, t->tokens, t->blocks, t->p->region.blocks,
-			d->region.blocks, d->layout.block_tokens);
-	t->d = d;
-	t->said = 0;
-	transfer_enter(t, TRANSFER_ASKED);
-	return STEP_MOVED;
+	if (strcmp(t->p->layout_text, d->layout_text) != 0)
+		record_end(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
+		           "KV layouts differ: %s has %s, %s has %s", t->p->name, t->p->layout_text,
+		           d->name, d->layout_text);
+	else if (from->pool->by != to->pool->by)
+		record_end(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
+		           "cannot copy between backends: KV of %s is in memory of %s, of %s in memory "
+		           "of %s",
+		           t->p->name, from->pool->by->name, d->name, to->pool->by->name);
+	else if (ring_transfer_check(r, d->layout.block_tokens, from->blocks, to->blocks) < 0)
+		record_end(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
+		           "ring slot %u of %s: tokens %u to %u in %u blocks do not fit pools of %u and %u "
+		           "blocks of %u tokens",
+		           t->slot, t->p->name, t->first_token, t->tokens, t->blocks, from->blocks,
+		           to->blocks, d->layout.block_tokens);
+	else
+		return 1;
+	return 0;
 }
 
-/* While D is waited for, P computes: that is progress of P, for the others' sake. */
-static void watch_worker(struct transfer *t)
+static int send_lease_open(const struct transfer *t)
 {
-	uint32_t done = ring_progress(t->p->ring, t->slot, 0, t->gen);
-	if (done > t->watched) {
-		t->watched = done;
-		t->p->progress_us = t->m->now_us;
-	}
+	Pds__Lease lease;
+	Pds__LeaseOpen open = PDS__LEASE_OPEN__INIT;
+	mover_lease_fill(&lease, &t->lease);
+	open.lease = &lease;
+	open.prefill = t->p->name;
+	open.prefill_epoch = t->p->epoch;
+	return mover_send(t->m, t->lease.decode, t->lease.epoch, MSG_LEASE_OPEN, &t->head, &open.base);
 }
 
-static enum step step_found(struct transfer *t)
+/* 1: its end is recorded. */
+static int decode_has_restarted(struct transfer *t, const struct mover_worker *d)
+{
+	if (!d || d->epoch <= t->lease.epoch)
+		return 0;
+	record_end(t, END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST,
+	           "%s has restarted: its epoch is %" PRIu64 ", the lease's %" PRIu64, t->lease.decode,
+	           d->epoch, t->lease.epoch);
+	return 1;
+}
+
+/* Reads the board for one layer. 1: all its tokens are computed. */
+static int look(struct transfer *t, uint32_t layer)
+{
+	uint32_t done = ring_progress(t->p->ring, t->slot, layer, t->gen);
+	if (done > t->tokens)
+		done = t->tokens;
+	if (done > t->seen[layer]) {
+		t->seen[layer] = done;
+		t->progress_us = t->p->progress_us = t->m->now_us;
+	}
+	return t->seen[layer] == t->tokens;
+}
+
+static enum transfer_state step_found(struct transfer *t, enum transfer_event e)
 {
 	struct mover_worker *d = mover_find(t->m, t->lease.decode);
-	if (d && d->epoch > t->lease.epoch)
-		return transfer_fail(t, END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST,
-		                     "%s has restarted: its epoch is %" PRIu64 ", the lease's %" PRIu64,
-		                     t->lease.decode, d->epoch, t->lease.epoch);
-	if (t->was_sent) {
-		transfer_enter(t, TRANSFER_MARKED);
-		return STEP_MOVED;
-	}
-	watch_worker(t);
+	(void)e;
+	if (decode_has_restarted(t, d))
+		return TRANSFER_CLOSED;
+	look(t, 0); /* while D is waited for, P's progress keeps P's other transfers from stalling */
 	int mapped = d && d->epoch == t->lease.epoch;
 	if (mapped && mover_is_linked(t->m, d->name, d->epoch) &&
-	    mover_is_linked(t->m, t->p->name, t->p->epoch))
-		return ask(t, d);
-	if (!stalled(t, t->since_us))
-		return STEP_STAY;
-	return fail_stalled(t, mapped ? "a link" : "the memory");
-}
-
-static enum step step_asked(struct transfer *t)
-{
-	watch_worker(t);
-	if (!t->said) {
-		Pds__Lease lease;
-		Pds__LeaseOpen open = PDS__LEASE_OPEN__INIT;
-		mover_lease_fill(&lease, &t->lease);
-		open.lease = &lease;
-		open.prefill = t->p->name;
-		open.prefill_epoch = t->p->epoch;
-		t->said = mover_send(t->m, t->lease.decode, t->lease.epoch, MSG_LEASE_OPEN, &t->head,
-		                     &open.base) == 0;
+	    mover_is_linked(t->m, t->p->name, t->p->epoch)) {
+		if (!fits(t, d))
+			return TRANSFER_CLOSED;
+		t->d = d;
+		if (send_lease_open(t) == 0)
+			return TRANSFER_ASKED;
 	}
-	return stalled(t, t->since_us) ? fail_stalled(t, "the answer to LEASE_OPEN") : STEP_STAY;
+	if (!stalled(t, t->since_us))
+		return TRANSFER_FOUND;
+	record_stall(t, mapped ? "a link" : "the memory");
+	return TRANSFER_CLOSED;
 }
 
-/* Blocks that may be sent when so many tokens are computed: full ones, and the last one once
- * nothing of it is missing. */
+static enum transfer_state step_resumed(struct transfer *t, enum transfer_event e)
+{
+	(void)e;
+	if (decode_has_restarted(t, mover_find(t->m, t->lease.decode)))
+		return TRANSFER_CLOSED;
+	return TRANSFER_MARKED;
+}
+
+/* --- ASKED --------------------------------------------------------------- */
+
+/* The only check of the destination that P's ring names: its blocks must be exactly those that D
+ * names, in order, for the same tokens. Returns 1 if they differ, with what each says in `why`. */
+static int differs(const struct transfer *t, const Pds__LeaseOpened *b, char *why, size_t size)
+{
+	const uint32_t bt = t->p->layout.block_tokens;
+	if (b->cached_tokens != t->first_token || b->tokens != t->tokens || b->n_blocks != t->blocks ||
+	    b->n_generations != b->n_blocks)
+		return snprintf(why, size,
+		                "tokens %u to %u in %u blocks, but lease %" PRIu64
+		                " of %s is of tokens %u to %u in %zu blocks of %zu generations",
+		                t->first_token, t->tokens, t->blocks, t->lease.id, t->lease.decode,
+		                b->cached_tokens, b->tokens, b->n_blocks, b->n_generations) > 0;
+	for (uint32_t i = 0; i < t->blocks; i++)
+		if (b->blocks[i] != t->dst[i])
+			return snprintf(why, size,
+			                "block %u of %s for the tokens from %u on, but its lease %" PRIu64
+			                " has block %u there",
+			                t->dst[i], t->lease.decode, t->first_token + i * bt, t->lease.id,
+			                b->blocks[i]) > 0;
+	return 0;
+}
+
+/* Takes D's answer, m->opened. 0: the lease does not open, and the end is recorded. */
+static int take_answer(struct transfer *t)
+{
+	const Pds__LeaseOpened *b = t->m->opened;
+	char why[256];
+	if (b->refused) {
+		record_end(t, END_REFUSED, PDS__FAULT__FAULT_LEASE_LOST,
+		           "%s refused to open lease %" PRIu64
+		           " for %s: it has ended there, or belongs to another prefill worker",
+		           t->lease.decode, t->lease.id, t->p->name);
+	} else if (differs(t, b, why, sizeof why)) {
+		log_req(LOG_WARN, &t->head.req, "lease_differs", "worker=%s slot=%u decode=%s why=%s",
+		        t->p->name, t->slot, t->lease.decode, log_quote(why));
+		record_end(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
+		           "ring slot %u of %s names %s: nothing was written", t->slot, t->p->name, why);
+	} else {
+		t->dst_gen = mem_array(t->blocks, sizeof *t->dst_gen);
+		memcpy(t->dst_gen, b->generations, t->blocks * sizeof *t->dst_gen);
+		return 1;
+	}
+	return 0;
+}
+
+static enum transfer_state step_asked(struct transfer *t, enum transfer_event e)
+{
+	if (e == TRANSFER_ON_RELINKED)
+		return TRANSFER_FOUND;
+	if (e == TRANSFER_ON_OPENED)
+		return take_answer(t) ? TRANSFER_OPEN : TRANSFER_CLOSED;
+	look(t, 0); /* as in FOUND */
+	if (!stalled(t, t->since_us))
+		return TRANSFER_ASKED;
+	record_stall(t, "the answer to LEASE_OPEN");
+	return TRANSFER_CLOSED;
+}
+
+/* --- OPEN ---------------------------------------------------------------- */
+
+/* Blocks that may be sent when `tokens` are computed: full ones, and the last one when all of its
+ * tokens are. */
 static uint32_t blocks_ready(const struct transfer *t, uint32_t tokens)
 {
 	if (tokens >= t->tokens)
@@ -332,28 +500,9 @@ static uint32_t blocks_ready(const struct transfer *t, uint32_t tokens)
 	return tokens <= t->first_token ? 0 : (tokens - t->first_token) / t->p->layout.block_tokens;
 }
 
-/* Reads the board. 1 when all layers of all tokens are computed. */
-static int look(struct transfer *t)
-{
-	int all = 1;
-	for (uint32_t l = 0; l < t->p->layout.layers; l++) {
-		uint32_t done = ring_progress(t->p->ring, t->slot, l, t->gen);
-		if (done > t->tokens)
-			done = t->tokens;
-		if (done > t->seen[l]) {
-			t->seen[l] = done;
-			t->progress_us = t->p->progress_us = t->m->now_us;
-		}
-		all &= t->seen[l] == t->tokens;
-	}
-	if (all && !t->computed_us)
-		t->computed_us = t->m->now_us;
-	return all;
-}
-
-/* Begins to copy what is computed and not yet sent, within the turn's budget. 1 when nothing of
- * that is left; ERR_STALE: D has reused the block of *ret_stale; ERR_IO: the device; ERR_CLOSED:
- * it is lost. */
+/* Begins to copy what is computed and not yet sent, within the turn's budget. 1: nothing of that is
+ * left. 0: the budget has ended. ERR_STALE: D has reused the block of *ret_stale; ERR_IO: the
+ * device; ERR_CLOSED: the device is lost. */
 static int copy_begin(struct transfer *t, struct copy_sum *sum, uint32_t *ret_stale,
                       struct err *err)
 {
@@ -383,229 +532,143 @@ static int copy_begin(struct transfer *t, struct copy_sum *sum, uint32_t *ret_st
 	return 1;
 }
 
-/* The same, and no write is in flight on return. */
-static int copy(struct transfer *t, uint32_t *ret_stale, struct err *err)
-{
-	struct copy_sum sum = {0};
-	int r = copy_begin(t, &sum, ret_stale, err), waited = copy_wait(&sum, err);
-	t->runs += sum.runs;
-	return waited < 0 ? waited : r;
-}
-
-/* The lease ended at D without a revocation, which D owes its writer: D's fault. */
-static enum step fail_reused(struct transfer *t, uint32_t at)
+/* D has reused a block without revoking the lease from its writer: D's fault. */
+static void record_reuse(struct transfer *t, uint32_t at)
 {
 	uint64_t is = atomic_load_explicit(&t->d->region.generations[t->dst[at]], memory_order_relaxed);
 	log_req(LOG_WARN, &t->head.req, "block_reused",
 	        "worker=%s block=%u generation=%" PRIu64 " leased=%" PRIu64, t->lease.decode,
 	        t->dst[at], is, t->dst_gen[at]);
-	return transfer_fail(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST,
-	                     "%s has reused block %u of lease %" PRIu64 ": its generation is %" PRIu64
-	                     ", the lease's %" PRIu64,
-	                     t->lease.decode, t->dst[at], t->lease.id, is, t->dst_gen[at]);
+	record_end(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST,
+	           "%s has reused block %u of lease %" PRIu64 ": its generation is %" PRIu64
+	           ", the lease's %" PRIu64,
+	           t->lease.decode, t->dst[at], t->lease.id, is, t->dst_gen[at]);
 }
 
-static enum step step_open(struct transfer *t)
+/* Reads the board. 1: all layers of all tokens are computed. */
+static int look_at_all(struct transfer *t)
+{
+	int all = 1;
+	for (uint32_t l = 0; l < t->p->layout.layers; l++)
+		all &= look(t, l);
+	if (all && !t->computed_us)
+		t->computed_us = t->m->now_us;
+	return all;
+}
+
+enum copied { COPIED_ALL, COPIED_SOME, COPIED_FAILED };
+
+/* Copies what is computed and not yet sent; no write is in flight on return. SOME: the turn's
+ * budget has ended. FAILED: its end is recorded. */
+static enum copied copy_computed(struct transfer *t)
 {
 	struct mover *m = t->m;
-	int all = look(t);
-	uint32_t stale = 0;
-	uint64_t bytes = t->bytes, begin = m->out.now_us(m->out.arg);
+	struct copy_sum sum = {0};
 	struct err err = {0};
-	int done = copy(t, &stale, &err);
-	uint64_t end = m->out.now_us(m->out.arg);
+	uint32_t stale = 0;
+	uint64_t bytes = t->bytes, begin_us = m->out.now_us(m->out.arg);
+	int r = copy_begin(t, &sum, &stale, &err), waited = copy_wait(&sum, &err);
+	uint64_t end_us = m->out.now_us(m->out.arg);
+	r = waited < 0 ? waited : r;
+	t->runs += sum.runs;
 	if (t->bytes != bytes)
-		t->copy_us += end - begin;
-	if (done == ERR_CLOSED && m->out.lost)
-		m->out.lost(m->out.arg, err.text);
-	if (done == ERR_IO || done == ERR_CLOSED)
-		return transfer_fail(t, END_COPY_FAILED, PDS__FAULT__FAULT_INTERNAL, "KV of %s to %s: %s",
-		                     t->p->name, t->d->name, err.text);
-	if (done < 0)
-		return fail_reused(t, stale);
-	if (!done) {
+		t->copy_us += end_us - begin_us;
+	t->tail_us = t->computed_us ? end_us - t->computed_us : 0;
+	if (r > 0)
+		return COPIED_ALL;
+	if (r == 0) {
 		m->more = 1;
 		if (!m->cut)
 			m->cut = t;
-		return STEP_STAY;
+		return COPIED_SOME;
 	}
-	if (!all)
-		return STEP_STAY; /* transfer_waits says how long */
-	t->tail_us = end - t->computed_us;
-	if (ring_mark_sent(t->p->ring, t->slot, t->gen) < 0) {
-		transfer_drop(t, END_CANCELLED, "cancelled by the prefill worker");
-		return STEP_GONE;
-	}
-	transfer_enter(t, TRANSFER_MARKED);
-	return STEP_MOVED;
+	if (r == ERR_CLOSED && m->out.lost)
+		m->out.lost(m->out.arg, err.text);
+	if (r == ERR_STALE)
+		record_reuse(t, stale);
+	else
+		record_end(t, END_COPY_FAILED, PDS__FAULT__FAULT_INTERNAL, "KV of %s to %s: %s", t->p->name,
+		           t->d->name, err.text);
+	return COPIED_FAILED;
 }
 
-static enum step step_marked(struct transfer *t)
+/* P computes its jobs in its own order, and may pass over one that it has begun. A job in P's
+ * schedule waits for its turn as long as P progresses with others, to its deadline at most. For one
+ * that is not in the schedule only its own progress counts. 1: its end is recorded. */
+static int prefill_is_stalled(struct transfer *t)
 {
-	Pds__Lease lease;
-	Pds__KvReady ready = PDS__KV_READY__INIT;
-	mover_lease_fill(&lease, &t->lease);
-	ready.lease = &lease;
-	ready.prefill = t->p->name;
-	ready.prefill_epoch = t->p->epoch;
-	ready.bytes = t->bytes;
-	ready.copy_us = t->copy_us;
-	ready.tail_us = t->tail_us;
-	if (mover_send(t->m, t->lease.decode, t->lease.epoch, MSG_KV_READY, &t->head, &ready.base) ==
-	    0) {
-		t->unlinked_us = 0;
-		transfer_enter(t, TRANSFER_POSTED);
-		return STEP_MOVED;
-	}
-	return stalled(t, t->since_us) ? fail_stalled(t, "the link") : STEP_STAY;
-}
-
-/* D's acknowledgement may take as long as the deadline lets it, but only over a link that is
- * there. */
-static enum step step_posted(struct transfer *t)
-{
-	if (mover_is_linked(t->m, t->lease.decode, t->lease.epoch)) {
-		t->unlinked_us = 0;
-		return STEP_STAY;
-	}
-	if (!t->unlinked_us)
-		t->unlinked_us = t->m->now_us;
-	return stalled(t, t->unlinked_us) ? fail_stalled(t, "the link (KV_READY is not acknowledged)")
-	                                  : STEP_STAY;
-}
-
-static enum step step_acked(struct transfer *t)
-{
-	Pds__KvSent sent = PDS__KV_SENT__INIT;
-	sent.slot = t->slot;
-	sent.generation = t->gen;
-	if (mover_send(t->m, t->p->name, t->p->epoch, MSG_KV_SENT, &t->head, &sent.base) < 0)
-		return STEP_STAY;
-	transfer_drop(t, END_SENT, "");
-	return STEP_GONE;
-}
-
-/* Is the slot still this transfer's, and is there time? */
-static enum step transfer_watch(struct transfer *t)
-{
-	uint64_t gen;
-	enum ring_state word = ring_peek(t->p->ring, t->slot, &gen),
-					want = t->state == TRANSFER_FOUND && t->was_sent ? RING_SENT
-	                                                                 : states[t->state].word;
-	if (gen == t->gen && word == RING_SENT && want == RING_PENDING)
-		return transfer_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
-		                     "ring slot %u of %s was marked sent by somebody else", t->slot,
-		                     t->p->name);
-	if (gen != t->gen || word != want) {
-		transfer_drop(t, END_CANCELLED, "cancelled by the prefill worker");
-		return STEP_GONE;
-	}
-	if (t->m->now_us >= t->head.deadline_us)
-		return transfer_fail(t, END_DEADLINE, PDS__FAULT__FAULT_DEADLINE,
-		                     "the request's deadline has passed %s, after %" PRIu64 " ms",
-		                     t->state == TRANSFER_OPEN ? "while its KV was being sent"
-		                                               : "before its KV was handed over",
-		                     (t->m->now_us - t->found_us) / 1000);
-	return STEP_STAY;
-}
-
-void transfer_run(struct transfer *t)
-{
-	enum step s = transfer_watch(t);
-	while (s != STEP_GONE && (s = states[t->state].step(t)) == STEP_MOVED)
-		;
-}
-
-/* P computes its jobs in an order of its own, and may pass one over that it has begun: who still is
- * in P's schedule waits for its turn as long as P progresses with others, to its deadline at most.
- * For a transfer that is not in P's schedule only its own progress counts. */
-void transfer_waits(struct transfer *t)
-{
-	if (t->state != TRANSFER_OPEN || t->computed_us)
-		return;
-	int in_hand = ring_in_schedule(t->p->ring, t->slot, t->gen);
-	if (in_hand && t->p->progress_us > t->progress_us)
+	int in_schedule = ring_in_schedule(t->p->ring, t->slot, t->gen);
+	if (in_schedule && t->p->progress_us > t->progress_us)
 		t->progress_us = t->p->progress_us;
 	if (!stalled(t, t->progress_us))
-		return;
+		return 0;
 	uint32_t behind = 0;
 	for (uint32_t l = 1; l < t->p->layout.layers; l++)
 		if (t->seen[l] < t->seen[behind])
 			behind = l;
-	transfer_fail(t, END_STALLED, PDS__FAULT__FAULT_STALLED,
-	              "prefill on %s made no progress%s for %" PRIu64
-	              " ms: layer %u has %u of %u tokens (limit %" PRIu64 " ms)",
-	              t->p->name, in_hand ? "" : " with this prompt, which is not in its schedule,",
-	              (t->m->now_us - t->progress_us) / 1000, behind, t->seen[behind], t->tokens,
-	              t->m->limits.stall_us / 1000);
+	if (t->seen[behind] == t->tokens)
+		return 0; /* all is computed: what is left is ours to copy */
+	record_end(t, END_STALLED, PDS__FAULT__FAULT_STALLED,
+	           "prefill on %s made no progress%s for %" PRIu64
+	           " ms: layer %u has %u of %u tokens (limit %" PRIu64 " ms)",
+	           t->p->name, in_schedule ? "" : " with this prompt, which is not in its schedule,",
+	           (t->m->now_us - t->progress_us) / 1000, behind, t->seen[behind], t->tokens,
+	           t->m->limits.stall_us / 1000);
+	return 1;
 }
 
-/* --- what D says --------------------------------------------------------- */
-
-/* The destination named by P is checked here, and nowhere else: the blocks that P's ring named
- * must be just those that D names, in order, for the same tokens. 0, or 1 and in `why` what each of
- * them says. */
-static int differs(const struct transfer *t, const Pds__LeaseOpened *b, char *why, size_t size)
+/* Copies only within a turn: outside there is no budget. */
+static enum transfer_state step_open(struct transfer *t, enum transfer_event e)
 {
-	const uint32_t bt = t->p->layout.block_tokens;
-	if (b->cached_tokens != t->first_token || b->tokens != t->tokens || b->n_blocks != t->blocks ||
-	    b->n_generations != b->n_blocks)
-		return snprintf(why, size,
-		                "tokens %u to %u in %u blocks, but lease %" PRIu64
-		                " of %s is of tokens %u to %u in %zu blocks of %zu generations",
-		                t->first_token, t->tokens, t->blocks, t->lease.id, t->lease.decode,
-		                b->cached_tokens, b->tokens, b->n_blocks, b->n_generations) > 0;
-	for (uint32_t i = 0; i < t->blocks; i++)
-		if (b->blocks[i] != t->dst[i])
-			return snprintf(why, size,
-			                "block %u of %s for the tokens from %u on, but its lease %" PRIu64
-			                " has block %u there",
-			                t->dst[i], t->lease.decode, t->first_token + i * bt, t->lease.id,
-			                b->blocks[i]) > 0;
-	return 0;
+	if (e == TRANSFER_ON_ENTER)
+		t->progress_us = t->m->now_us;
+	if (e == TRANSFER_ON_TURN_END && prefill_is_stalled(t))
+		return TRANSFER_CLOSED;
+	if (e != TRANSFER_ON_TURN)
+		return TRANSFER_OPEN;
+	int all = look_at_all(t);
+	enum copied copied = copy_computed(t);
+	if (copied == COPIED_FAILED)
+		return TRANSFER_CLOSED;
+	if (copied == COPIED_SOME || !all)
+		return TRANSFER_OPEN;
+	if (ring_mark_sent(t->p->ring, t->slot, t->gen) == 0)
+		return TRANSFER_MARKED;
+	record_cancel(t);
+	return TRANSFER_CLOSED;
 }
 
-void transfer_opened(struct transfer *t, const Pds__LeaseOpened *b)
+/* --- MARKED, POSTED, ACKED ----------------------------------------------- */
+
+static enum transfer_state step_marked(struct transfer *t, enum transfer_event e)
 {
-	char why[256];
-	if (t->state != TRANSFER_ASKED)
-		return;
-	if (b->refused) {
-		transfer_fail(t, END_REFUSED, PDS__FAULT__FAULT_LEASE_LOST,
-		              "%s refused to open lease %" PRIu64
-		              " for %s: it has ended there, or is another's",
-		              t->lease.decode, t->lease.id, t->p->name);
-		return;
-	}
-	if (differs(t, b, why, sizeof why)) {
-		log_req(LOG_WARN, &t->head.req, "lease_differs", "worker=%s slot=%u decode=%s why=%s",
-		        t->p->name, t->slot, t->lease.decode, log_quote(why));
-		transfer_fail(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
-		              "ring slot %u of %s names %s: nothing was written", t->slot, t->p->name, why);
-		return;
-	}
-	t->dst_gen = mem_array(t->blocks, sizeof *t->dst_gen);
-	memcpy(t->dst_gen, b->generations, t->blocks * sizeof *t->dst_gen);
-	transfer_enter(t, TRANSFER_OPEN);
-	t->progress_us = t->m->now_us;
+	(void)e;
+	if (send_kv_ready(t) == 0)
+		return TRANSFER_POSTED;
+	if (!stalled(t, t->since_us))
+		return TRANSFER_MARKED;
+	record_stall(t, "the link (KV_READY is not acknowledged)");
+	return TRANSFER_CLOSED;
 }
 
-void transfer_revoked(struct transfer *t)
+/* D may take until the deadline to acknowledge, but only over a link that is up. */
+static enum transfer_state step_posted(struct transfer *t, enum transfer_event e)
 {
-	transfer_fail(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "%s has revoked lease %" PRIu64,
-	              t->lease.decode, t->lease.id);
+	if (e == TRANSFER_ON_ACKED)
+		return TRANSFER_ACKED;
+	if (e == TRANSFER_ON_RELINKED || !mover_is_linked(t->m, t->lease.decode, t->lease.epoch))
+		return TRANSFER_MARKED;
+	return TRANSFER_POSTED;
 }
 
-void transfer_acked(struct transfer *t)
+static enum transfer_state step_acked(struct transfer *t, enum transfer_event e)
 {
-	if (t->state == TRANSFER_POSTED)
-		transfer_enter(t, TRANSFER_ACKED);
-}
-
-void transfer_relinked(struct transfer *t)
-{
-	if (t->state == TRANSFER_ASKED)
-		t->said = 0;
-	else if (t->state == TRANSFER_POSTED)
-		transfer_enter(t, TRANSFER_MARKED);
+	Pds__KvSent sent = PDS__KV_SENT__INIT;
+	(void)e;
+	sent.slot = t->slot;
+	sent.generation = t->gen;
+	if (mover_send(t->m, t->p->name, t->p->epoch, MSG_KV_SENT, &t->head, &sent.base) < 0)
+		return TRANSFER_ACKED;
+	record_end(t, END_SENT, PDS__FAULT__FAULT_NONE, "D has acknowledged");
+	return TRANSFER_CLOSED;
 }

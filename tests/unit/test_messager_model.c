@@ -600,7 +600,9 @@ START_TEST(hostile_worker)
 		ends[r->last_end] += r->n_ended != before;
 		if (r->n_ended == before)
 			sched_yield(); /* nothing changes until the other thread runs */
+		before = r->n_ended;
 		noise_answers(&other);
+		ends[r->last_end] += r->n_ended != before;
 		r->now_us += draw(&other, 100000);
 		if (draw(&other, 300) == 0)
 			rig_restart(r);

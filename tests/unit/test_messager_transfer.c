@@ -594,7 +594,7 @@ START_TEST(nothing_copies_between_backends)
 	rig_publish(r, 1, 0, 10);
 	turn(MOVER_IDLE);
 	failed(END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
-	       "KV of prefill-1 is memory of backend cpu, of decode-1 of test");
+	       "KV of prefill-1 is in memory of cpu, of decode-1 in memory of test");
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 0);
 }
 END_TEST

@@ -266,6 +266,20 @@ START_TEST(decode_has_restarted)
 }
 END_TEST
 
+/* The same for one that an earlier messager has delivered: D's new life knows nothing of it. */
+START_TEST(decode_has_restarted_since_the_mark)
+{
+	static struct ring_transfer t;
+	rig_transfer(r, &t, 1, 0, 10);
+	t.lease_epoch = D_EPOCH - 1;
+	rig_post(r, &t);
+	ck_assert_int_eq(ring_mark_sent(r->ring, r->slot, r->gen), 0);
+	turn(MOVER_IDLE);
+	failed(END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST, "decode-1 has restarted");
+	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 0);
+}
+END_TEST
+
 START_TEST(decode_ends_after_each_step)
 {
 	for (int i = 0; i <= _i; i++)
@@ -383,6 +397,49 @@ START_TEST(a_full_window_is_tried_again)
 }
 END_TEST
 
+/* LEASE_OPEN (0) or KV_READY (1) cannot be sent for as long as the stall limit. */
+START_TEST(a_window_that_stays_full)
+{
+	if (_i == 1) {
+		opened();
+		rig_compute(r, 3, 10);
+	} else {
+		rig_publish(r, 1, 0, 10);
+	}
+	r->full = 1;
+	turn(MOVER_OPEN);
+	r->now_us += RIG_STALL_US - 1;
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(mover_open_transfers(r->m), 1);
+	r->now_us += 1;
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(mover_open_transfers(r->m), 0);
+	r->full = 0;
+	turn(MOVER_IDLE);
+	failed(END_STALLED, PDS__FAULT__FAULT_STALLED,
+	       _i == 1 ? "the link (KV_READY is not acknowledged)" : "a link of decode-1");
+}
+END_TEST
+
+/* A link that restarts has lost the question; an answer to the old one opens nothing yet. */
+START_TEST(an_answer_between_two_questions)
+{
+	asked();
+	r->full = 1;
+	mover_linked(r->m, "decode-1", D_EPOCH);
+	rig_opened(r, 0);
+	rig_compute(r, 3, 10);
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_written(r), 0);
+	r->full = 0;
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 2);
+	rig_opened(r, 0);
+	turn(MOVER_OPEN);
+	ck_assert(rig_all_arrived(r, 3));
+}
+END_TEST
+
 START_TEST(a_revocation_of_another_life_is_not_answered)
 {
 	opened();
@@ -418,12 +475,15 @@ static void add_tests(TCase *t)
 	tcase_add_test(t, decode_comes_late);
 	tcase_add_test(t, decode_never_comes);
 	tcase_add_test(t, decode_has_restarted);
+	tcase_add_test(t, decode_has_restarted_since_the_mark);
 	tcase_add_loop_test(t, decode_ends_after_each_step, 0, STEPS - 1);
 	tcase_add_loop_test(t, prefill_ends_after_each_step, 0, STEPS);
 	tcase_add_test(t, kv_ready_is_posted_again_on_a_new_link);
 	tcase_add_test(t, lease_open_is_said_again_on_a_new_link);
 	tcase_add_test(t, an_end_is_said_again_on_a_new_link);
 	tcase_add_test(t, a_full_window_is_tried_again);
+	tcase_add_loop_test(t, a_window_that_stays_full, 0, 2);
+	tcase_add_test(t, an_answer_between_two_questions);
 	tcase_add_test(t, a_revocation_of_another_life_is_not_answered);
 }
 
