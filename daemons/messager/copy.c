@@ -1,10 +1,9 @@
-/* copy.c - see copy.h. The innermost place of the messager: here bytes move. The block numbers come
- * from other processes; they were checked when the transfer was found, and are checked again here,
- * where places in a pool are made of them.
+/* copy.c - see copy.h. The messager's inner loop. The block numbers come from other processes; they
+ * were checked when the transfer was found, and are checked again here, where they become offsets.
  *
- * The generations are the second guard of D's blocks: the first is that a lease is revoked, and the
- * revocation answered, before D reuses one. What remains is a block that D reuses without a
- * revocation, between the look at its generation and the end of its copy: a burst is short. */
+ * The generations are the second guard of D's blocks. The first: D revokes a lease, and waits for
+ * the answer, before it reuses a block. One case remains: D reuses a block without a revocation
+ * between the check of its generation and the end of its copy. Bursts are short for that reason. */
 #include "copy.h"
 
 #include "util/check.h"
@@ -21,7 +20,7 @@ uint32_t copy_run(const uint32_t *src, const uint32_t *dst, uint32_t n)
 	return i;
 }
 
-/* How many of the leading blocks still have their generation. */
+/* The number of leading blocks that still have their generation. */
 static uint32_t still_leased(const struct copy_pools *p, const uint32_t *dst, const uint64_t *gen,
                              uint32_t n)
 {
@@ -32,8 +31,8 @@ static uint32_t still_leased(const struct copy_pools *p, const uint32_t *dst, co
 	return i;
 }
 
-/* The leading blocks as runs, at most BURST_RUNS and n blocks. Returns how many are in them;
- * *ret_end: what follows may not be written. */
+/* Collects the leading blocks into runs: at most BURST_RUNS runs and n blocks. Returns the number
+ * of blocks; *ret_end: the next block must not be written. */
 static uint32_t gather(const struct copy_pools *p, uint32_t layer, const struct copy_list *list,
                        uint32_t first, uint32_t n, struct kern_piece *piece, size_t *ret_runs,
                        int *ret_end)

@@ -1,4 +1,4 @@
-/* copy.h - copies blocks of one layer from one pool into another, neighbours in one go. */
+/* copy.h - copies blocks of one layer from one pool into another, neighbours in one copy. */
 #ifndef MESSAGER_COPY_H
 #define MESSAGER_COPY_H
 
@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 struct copy_pools {
-	const struct kv_layout *layout; /* of both */
+	const struct kv_layout *layout; /* of both pools */
 	struct kern_pool *from, *to;
 	uint32_t from_blocks, to_blocks;
 	const _Atomic uint64_t *to_generations; /* (to_blocks), in D's control memory */
@@ -20,25 +20,26 @@ struct copy_pools {
 /* Which blocks go where; the numbers are below the pools' counts. Three arrays of n. */
 struct copy_list {
 	const uint32_t *src, *dst;
-	const uint64_t *dst_gen; /* under which dst may be written */
+	const uint64_t *dst_gen; /* dst may be written only while it has this generation */
 	uint32_t n;
 };
 
-/* What copies of several layers have come to. Zeroed at first. */
+/* The sum over the copies of several layers. The caller zeroes it first. */
 struct copy_sum {
 	uint32_t runs; /* separate copies */
 	struct kern_ticket last;
 };
 
-/* How many of the leading blocks are neighbours on both sides, 1 .. n. */
+/* The number of leading blocks that are neighbours on both sides, 1 .. n. */
 uint32_t copy_run(const uint32_t *src, const uint32_t *dst, uint32_t n);
-/* Begins to copy blocks of the layer until limit_bytes is reached (at least one block) or all are
- * done. A block that has another generation than the list says is not written, nor is one behind
- * it: ERR_STALE, else 0, ERR_IO (the device), ERR_CLOSED (the device is lost). *ret_n: blocks of
- * which the copy has begun. */
+/* Starts copies of the layer's blocks until limit_bytes is reached (at least one block) or all are
+ * started. Stops with ERR_STALE before a block that has another generation than the list says.
+ * Else 0, ERR_IO (the device failed) or ERR_CLOSED (the device is lost). *ret_n: blocks whose copy
+ * was started. */
 int copy_layer(const struct copy_pools *p, uint32_t layer, const struct copy_list *list,
                size_t limit_bytes, struct copy_sum *sum, uint32_t *ret_n, struct err *err);
-/* All that copy_layer has begun is done, also after an error of it. 0, ERR_IO or ERR_CLOSED. */
+/* Waits until all copies that copy_layer started are done; call it after an error, too. 0, ERR_IO
+ * or ERR_CLOSED. */
 int copy_wait(const struct copy_sum *sum, struct err *err);
 
 #endif

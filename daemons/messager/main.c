@@ -1,12 +1,12 @@
 /* main.c - pdmessagerd: moves KV blocks between the pools of this host's workers while the prompt
  * is still being computed.
  *
- * One event loop thread does all: descriptors come in over svc/attached.h, messages over the links,
- * the copying is in mover.c and transfer.c. The pump runs the mover after anything that may let a
- * transfer go on: a doorbell, a message, a worker that came or went, and a slow timer while
- * transfers are open. Before the loop sleeps the rings are told so and looked at once more; an idle
- * messager does nothing at all until a bell rings. Killed at any time, it leaves nothing behind:
- * the rings are the workers', and the next messager goes on from them. */
+ * One event loop thread does everything: svc/attached.h receives descriptors, the links deliver
+ * messages, mover.c and transfer.c copy. The pump runs the mover after every event that may let a
+ * transfer go on: a doorbell, a message, a worker that attaches or detaches, and a slow timer while
+ * transfers are open. Before the loop sleeps, the messager says so in the rings and checks them
+ * once more; an idle messager does nothing until a bell rings. It leaves nothing behind when it is
+ * killed: the rings belong to the workers, and the next messager continues from them. */
 #include "mover.h"
 #include "svc/attached.h"
 #include "svc/svc.h"
@@ -43,7 +43,7 @@ struct messager {
 	struct svc *svc;
 	struct mover *mover;
 	struct attached *attached; /* connections of workers */
-	struct event *pump_ev;     /* zero timer: more to copy, after what else has come */
+	struct event *pump_ev;     /* zero timer: more to copy, after other events */
 	struct event *scan_ev;     /* while transfers are open */
 	uint64_t scan_us;
 	int scanning;
@@ -52,18 +52,17 @@ struct messager {
 
 static const struct conf_key keys[] = {
 	{"stall_ms", CONF_INT, "2000", 10, 600000, "ms", 1,
-     "a transfer ends when its prefill makes no progress, or its decode worker, a link or an "
-     "answer is "
-     "waited for, so long",
+     "longest time that a transfer waits for progress of the prefill worker, for the decode "
+     "worker's memory, for a link or for an answer; then it ends",
      NULL},
 	{"slice_kb", CONF_INT, "1024", 16, 1048576, "KiB", 1,
-     "bytes copied before other events are looked at", NULL},
+     "bytes copied before the messager handles other events", NULL},
 	{"scan_ms", CONF_INT, "20", 1, 10000, "ms", 1,
-     "while transfers are open the transfer rings are looked at this often even if no doorbell "
-     "rings",
+     "while transfers are open, the messager checks the transfer rings this often, even without a "
+     "doorbell",
      NULL},
-	{"workers_max", CONF_INT, "64", 2, 1024, "workers", 0,
-     "workers of this host that may hand their memory over", NULL},
+	{"workers_max", CONF_INT, "64", 2, 1024, "workers", 0, "maximum number of attached workers",
+     NULL},
 	CONF_END,
 };
 
@@ -72,38 +71,37 @@ static const struct stat_def stats[MS_COUNT] = {
 	[MS_SENT] = {"pdserve_transfers_sent_total",
                  "Transfers whose KV was delivered and acknowledged.", STAT_COUNTER},
 	[MS_CANCELLED] = {"pdserve_transfers_cancelled_total",
-                      "Transfers that the prefill worker took back.", STAT_COUNTER},
+                      "Transfers that the prefill worker cancelled.", STAT_COUNTER},
 	[MS_REVOKED] = {"pdserve_transfers_revoked_total",
                     "Transfers whose lease the decode worker revoked.", STAT_COUNTER},
 	[MS_REFUSED] = {"pdserve_transfers_refused_total",
-                    "Transfers whose lease the decode worker would not open.", STAT_COUNTER},
-	[MS_STALLED] = {"pdserve_transfers_stalled_total", "Transfers that met the stall limit.",
+                    "Transfers whose lease the decode worker refused to open.", STAT_COUNTER},
+	[MS_STALLED] = {"pdserve_transfers_stalled_total", "Transfers that reached the stall limit.",
                     STAT_COUNTER},
 	[MS_DEADLINE] = {"pdserve_transfers_deadline_total", "Transfers whose deadline passed.",
                      STAT_COUNTER},
-	[MS_PEER_GONE] = {"pdserve_transfers_peer_gone_total", "Transfers one of whose workers ended.",
+	[MS_PEER_GONE] = {"pdserve_transfers_peer_gone_total", "Transfers with a worker that ended.",
                       STAT_COUNTER},
 	[MS_MALFORMED] = {"pdserve_transfers_malformed_total",
                       "Transfers with counts, blocks, names or layouts that do not fit.",
                       STAT_COUNTER},
 	[MS_COPY_FAILED] = {"pdserve_transfers_copy_failed_total",
-                        "Transfers whose copying failed on the device.", STAT_COUNTER},
+                        "Transfers with a copy that failed on the device.", STAT_COUNTER},
 	[MS_PIECES] = {"pdserve_transfer_pieces_total", "Pieces (layer, block) copied.", STAT_COUNTER},
 	[MS_COPIES] = {"pdserve_transfer_copies_total",
                    "Copies into which neighbouring pieces were joined.", STAT_COUNTER},
 	[MS_HANDOVERS_REFUSED] = {"pdserve_handovers_refused_total",
-                              "Hand-overs of workers' memory that were refused.", STAT_COUNTER},
+                              "Workers whose memory was refused.", STAT_COUNTER},
 	[MS_WORKERS] = {"pdserve_workers", "Workers whose memory is mapped.", STAT_GAUGE},
 	[MS_TRANSFERS] = {"pdserve_transfers_open", "Open transfers.", STAT_GAUGE},
 	[MS_COPY_SECONDS] = {"pdserve_transfer_copy_seconds",
                          "Time spent copying, per delivered transfer.", STAT_SECONDS},
 	[MS_TAIL_SECONDS] = {"pdserve_transfer_tail_seconds",
-                         "Last layer seen computed until all was delivered.", STAT_SECONDS},
+                         "Last layer seen computed until all blocks were delivered.", STAT_SECONDS},
 	[MS_TRANSFER_SECONDS] = {"pdserve_transfer_seconds",
-                             "Transfer found until it was closed, delivered transfers.",
-                             STAT_SECONDS},
+                             "Transfer found until closed, per delivered transfer.", STAT_SECONDS},
 	[MS_REACTION_SECONDS] = {"pdserve_transfer_reaction_seconds",
-                             "Doorbell's wake-up until what it announced was copied.",
+                             "Doorbell until the blocks that it announced were copied.",
                              STAT_SECONDS},
 };
 
@@ -164,7 +162,7 @@ static void out_ended(void *arg, const struct transfer_report *r)
 	stat_observe_us(s, MS_TRANSFER_SECONDS, r->life_us);
 }
 
-/* Workers keep their pools, and hand their descriptors to the process that is started next. */
+/* Workers keep their pools and hand their descriptors to the next process. */
 static void out_lost(void *arg, const char *why)
 {
 	(void)arg;
@@ -187,18 +185,18 @@ static void scan_while_open(struct messager *m, int open)
 
 static void pump_soon(struct messager *m)
 {
-	/* a timer, not a self-made event: the loop polls everything else first */
+	/* a timer, not event_active: the loop polls all other events first */
 	event_add(m->pump_ev, &(struct timeval){0});
 }
 
-/* Looks at the rings and moves the transfers; called after anything that may let one go on. */
+/* Checks the rings and moves the transfers; called after anything that may let one go on. */
 static void messager_pump(struct messager *m)
 {
 	mover_sleeping(m->mover, 0);
 	enum mover_turn turn = mover_turn(m->mover);
 	if (turn != MOVER_BUSY) {
 		mover_sleeping(m->mover, 1);
-		turn = mover_turn(m->mover); /* what came before the 1 was seen rang no bell */
+		turn = mover_turn(m->mover); /* a transfer published before P saw the 1 rang no bell */
 	}
 	if (turn == MOVER_BUSY) {
 		mover_sleeping(m->mover, 0);
@@ -219,7 +217,7 @@ static void on_pump(evutil_socket_t fd, short what, void *arg)
 
 /* --- workers ------------------------------------------------------------- */
 
-/* The pump comes after the answer: no lease is opened for a worker that does not know of us. */
+/* The pump runs after the answer: no lease is opened for a worker that does not know us yet. */
 static int on_attach(void *arg, const struct attached_memory *h, void **ret_worker, struct err *err)
 {
 	struct messager *m = arg;
@@ -234,7 +232,7 @@ static void on_detach(void *arg, void *worker, const char *why)
 {
 	struct messager *m = arg;
 	(void)why;
-	if (!m->mover) /* at the stop it is gone, with its workers */
+	if (!m->mover) /* we stop: mover_destroy has removed the workers */
 		return;
 	mover_remove(m->mover, worker);
 	pump_soon(m);
@@ -305,7 +303,7 @@ static void messager_stop(struct svc *s)
 	struct messager *m = messager_of(s);
 	if (!m)
 		return;
-	/* transfers are dropped without a word: the next messager goes on from the rings */
+	/* workers are not told: the next messager continues from the rings */
 	mover_destroy(&m->mover);
 	attached_close(&m->attached, "the messager ends");
 	event_free(m->pump_ev);
@@ -350,9 +348,9 @@ static void messager_reload(struct svc *s)
 	messager_pump(m);
 }
 
-/* Told to end, it goes on with all transfers, new ones too, until none is open or the time is up:
- * what is then left waits in the rings for the next messager, and nobody waits longer than that one
- * takes to start. */
+/* When told to stop, the messager continues all transfers, new ones too, until none is open or the
+ * time is up. The rest stays in the rings for the next messager and waits until that has
+ * started. */
 static int messager_idle(struct svc *s)
 {
 	return mover_open_transfers(messager_of(s)->mover) == 0;
@@ -382,7 +380,7 @@ static const struct svc_ctl ctl[] = {
 	{0},
 };
 
-/* For each worker: its connection, door bell, ring and memory, its process, its link. */
+/* For each worker: connection, doorbell, ring, memory, process (pidfd), link. */
 static unsigned descriptors(const struct conf *c, const char **ret_key)
 {
 	*ret_key = "workers_max";

@@ -1,10 +1,10 @@
-/* mover.c - workers, their rings, and what comes over their links; the transfers themselves are in
+/* mover.c - workers, their rings, and messages from their links; the transfers themselves are in
  * transfer.c. See mover.h.
  *
- * A slot is taken up once for each generation: its note then names the open transfer, or says how
- * the transfer ended. What a link's full window did not take is said at a later turn. When a link
- * is up anew, failures and answers to revocations are said again and slots marked as sent are taken
- * up again, so that nothing rests on a message that may have been lost with the link before. */
+ * Each generation of a slot becomes a transfer once; the slot's note then names the open transfer,
+ * or how it ended. A message that a link's full window refuses is sent at a later turn. When a link
+ * comes up, failures and answers to revocations are sent again, and slots marked as sent become
+ * transfers again, because messages may have been lost with the previous link. */
 #include "mover_priv.h"
 
 #include "util/check.h"
@@ -75,7 +75,7 @@ void mover_lease_fill(Pds__Lease *out, const struct lease_key *k)
 	out->generation = k->generation;
 }
 
-/* --- what is known of a slot --------------------------------------------- */
+/* --- notes of slots ------------------------------------------------------ */
 
 static void note_clear(struct mover *m, struct slot_note *n)
 {
@@ -93,7 +93,7 @@ static void note_tell(struct mover *m, struct mover_worker *w, uint32_t slot)
 	f.generation = n->gen;
 	f.fault = n->fault;
 	f.text = n->text;
-	/* without a link there is nothing to try again: it is said when the link is up */
+	/* without a link: sent when the link comes up */
 	int again = mover_send(m, w->name, w->epoch, MSG_TRANSFER_FAILED, &n->head, &f.base) ==
 	            ERR_FULL;
 	m->n_untold = m->n_untold - (n->untold != 0) + (again != 0);
@@ -112,7 +112,7 @@ void note_fail(struct mover *m, struct mover_worker *w, uint32_t slot, Pds__Faul
 		note_tell(m, w, slot);
 }
 
-/* A transfer that cannot even be read, or that no message can name. */
+/* A transfer that cannot be read, or that has no request id or attempt to name it by. */
 static void note_malformed(struct mover *m, struct mover_worker *w, uint32_t slot, const char *why)
 {
 	const struct ring_transfer *t = &m->scratch;
@@ -160,7 +160,7 @@ static void slot_look(struct mover *m, struct mover_worker *w, uint32_t slot)
 	if (!n->known && (s == RING_PENDING || s == RING_SENT))
 		slot_take_up(m, w, slot);
 	else if (n->untold && s != RING_PENDING && s != RING_SENT)
-		/* P has given the transfer up by itself; a VOID slot is not taken up again */
+		/* P has given the transfer up; a VOID slot becomes no transfer again */
 		note_clear(m, n);
 	else if (n->untold)
 		note_tell(m, w, slot);
@@ -197,7 +197,7 @@ static void drop_transfers_of(struct mover *m, struct mover_worker *p)
 	}
 }
 
-/* All transfers under leases of this life of a decode worker. */
+/* All transfers under leases of this epoch of a decode worker. */
 static void step_transfers_to(struct mover *m, const char *name, uint64_t epoch,
                               enum transfer_event e)
 {
@@ -236,7 +236,7 @@ uint32_t mover_workers(const struct mover *m)
 	return m->n_workers;
 }
 
-/* --- what comes over the links ------------------------------------------- */
+/* --- messages ------------------------------------------------------------ */
 
 struct transfer *mover_transfer_of_lease(struct mover *m, const struct mover_worker *p,
                                          const struct lease_key *k)
@@ -248,7 +248,7 @@ struct transfer *mover_transfer_of_lease(struct mover *m, const struct mover_wor
 	return NULL;
 }
 
-/* A lease is spoken of only by the life of D that granted it. */
+/* Only the epoch of D that granted a lease may send messages about it. */
 static int lease_of(const char *name, uint64_t epoch, const Pds__Lease *l, struct lease_key *ret)
 {
 	if (!l || l->epoch != epoch) {
@@ -260,7 +260,7 @@ static int lease_of(const char *name, uint64_t epoch, const Pds__Lease *l, struc
 	return 0;
 }
 
-/* What D says of a lease it says of the transfer in that prefill worker's ring, and of no other
+/* A message of D about a lease is for the transfer in that prefill worker's ring, and for no other
  * that names the lease. */
 static struct transfer *transfer_to(struct mover *m, const char *name, uint64_t epoch,
                                     const Pds__Lease *l, const char *prefill,
@@ -296,8 +296,7 @@ static int answer_revoke(struct mover *m, struct revoked_lease *e)
 	return !e->owed;
 }
 
-/* Final, whether the lease has an open transfer, one that waits for its answer, or none. Between
- * turns no write is in flight. */
+/* Final, whether or not the lease has a transfer. No write is in flight between turns. */
 void mover_lease_revoke(struct mover *m, const char *name, uint64_t epoch,
                         const struct msg_head *head, const Pds__LeaseRevoke *b)
 {
@@ -324,8 +323,8 @@ void mover_kv_ready_ack(struct mover *m, const char *name, uint64_t epoch, const
 		transfer_step(t, TRANSFER_ON_ACKED);
 }
 
-/* P may have missed how its transfers ended: failures are said again, a slot that still says SENT
- * is taken up again. */
+/* P may have missed how its transfers ended: failures are sent again, a slot that is still SENT
+ * becomes a transfer again. */
 static void say_again(struct mover *m, struct mover_worker *p)
 {
 	for (uint32_t i = 0; i < ring_slots(p->ring); i++) {
@@ -419,7 +418,7 @@ void mover_sleeping(struct mover *m, int sleeping)
 	}
 }
 
-/* --- what is shown ------------------------------------------------------- */
+/* --- pdctl --------------------------------------------------------------- */
 
 uint32_t mover_open_transfers(const struct mover *m)
 {

@@ -1,8 +1,8 @@
-/* mover.h - what moves KV blocks from one worker's pool into another's: the workers of this host,
- * their transfer rings, and the open transfers.
+/* mover.h - moves KV blocks from one worker's pool into another's: the workers of this host, their
+ * transfer rings, and the open transfers.
  *
- * Life of a transfer (the messager process of the model; the slot's word is P's and ours together,
- * see kv/ring.h):
+ * Life of a transfer (the messager process of the model; P and we share the slot's word, see
+ * kv/ring.h):
  *
  *   FOUND -> ASKED, CLOSED           waits for D's memory and both links, then sends LEASE_OPEN
  *   RESUMED -> MARKED, CLOSED        found with the slot SENT: an earlier messager delivered it
@@ -18,13 +18,13 @@
  * past its deadline, or when a worker or the messager ends.
  *
  * What always holds: nothing is written before D has answered LEASE_OPENED for exactly this lease
- * in this life of ours, nothing but the blocks that D names there, and nothing after a
- * revocation, the mark, or CLOSED. No write is in flight between calls, so each LEASE_REVOKE is
- * answered at once and finally. All that comes out of shared memory is checked before it is used; a
- * malformed transfer is a failed transfer.
+ * to this process, only the blocks that D names there are written, and none after a revocation, the
+ * mark, or CLOSED. No write is in flight between calls, so each LEASE_REVOKE is answered at once
+ * and finally. Everything read from shared memory is checked before it is used; a malformed
+ * transfer fails.
  *
- * One thread. No system calls, no sockets, no clock: those come in through struct mover_out, so
- * that tests drive every order of events. */
+ * One thread. System calls, sockets and the clock are behind struct mover_out, so that tests can
+ * drive every order of events. */
 #ifndef MESSAGER_MOVER_H
 #define MESSAGER_MOVER_H
 
@@ -78,56 +78,56 @@ struct transfer_report {
 struct mover_out {
 	void *arg;
 	uint64_t (*now_us)(void *arg);
-	/* Is the link to this life of that worker up? */
+	/* Is the link to this epoch of that worker up? */
 	int (*linked)(void *arg, const char *name, uint64_t epoch);
-	/* 0, ERR_FULL or ERR_CLOSED: it is tried again at a later turn. */
+	/* 0, or ERR_FULL or ERR_CLOSED: the mover tries again at a later turn. */
 	int (*send)(void *arg, const char *name, uint64_t epoch, enum msg_type type,
 	            const struct msg_head *head, const ProtobufCMessage *body);
 	void (*ended)(void *arg, const struct transfer_report *r); /* may be NULL */
-	/* A device is lost to this process: every copy of its pools would fail. May end the process;
-	 * may be NULL */
+	/* This process has lost a device: every copy of its pools would fail. May end the process; may
+	 * be NULL */
 	void (*lost)(void *arg, const char *why);
 };
 
 struct mover_limits {
-	/* without progress, or waiting for D's socket, a link or LEASE_OPENED */
+	/* longest wait for progress of P, for D's memory, a link or LEASE_OPENED */
 	uint64_t stall_us;
-	size_t slice_bytes; /* copied at most in one turn (at least one piece) */
+	size_t slice_bytes; /* copied in one turn at most (but at least one piece) */
 };
 
 struct mover *mover_new(const struct mover_out *out, const struct mover_limits *limits);
 void mover_destroy(struct mover **m);
 void mover_set_limits(struct mover *m, const struct mover_limits *limits);
 
-/* A worker has handed its memory over. Takes region and ring (NULL: does not prefill) over; name
- * is shorter than RING_NAME_MAX and not taken. */
+/* A worker attaches its memory. The mover owns region and ring (NULL: the worker does not prefill)
+ * from now on. name is shorter than RING_NAME_MAX and unused. */
 struct mover_worker *mover_add(struct mover *m, const char *name, uint64_t epoch,
                                const struct kv_layout *layout, const struct kv_region *region,
                                struct ring *ring);
-/* Its connection has ended: transfers from it close, transfers to it fail, its memory is
+/* The worker's connection has ended: transfers from it close, transfers to it fail, its memory is
  * unmapped. */
 void mover_remove(struct mover *m, struct mover_worker *w);
 struct mover_worker *mover_find(struct mover *m, const char *name);
 uint32_t mover_workers(const struct mover *m);
 
-/* What came over the link from this life of a worker. Anything that fits no transfer is ignored;
- * LEASE_REVOKE is always answered. */
+/* Messages from this epoch of a worker. A message that fits no transfer is ignored; LEASE_REVOKE is
+ * always answered. */
 void mover_lease_opened(struct mover *m, const char *name, uint64_t epoch,
                         const Pds__LeaseOpened *b);
 void mover_lease_revoke(struct mover *m, const char *name, uint64_t epoch,
                         const struct msg_head *head, const Pds__LeaseRevoke *b);
 void mover_kv_ready_ack(struct mover *m, const char *name, uint64_t epoch,
                         const Pds__KvReadyAck *b);
-/* A link is up (again): what may have been lost with the one before is said again. */
+/* A link came up: messages that may have been lost with the previous one are sent again. */
 void mover_linked(struct mover *m, const char *name, uint64_t epoch);
 
 enum mover_turn { MOVER_IDLE, MOVER_OPEN, MOVER_BUSY };
-/* Looks at all rings and moves every transfer as far as it goes, within slice_bytes. IDLE: nothing
- * is open. OPEN: transfers wait; look again when something comes and every few tens of
- * milliseconds. BUSY: there is more to copy at once. */
+/* Checks all rings and moves every transfer as far as possible, within slice_bytes. IDLE: nothing
+ * is open. OPEN: transfers wait; call again after each event and every few tens of milliseconds.
+ * BUSY: there is more to copy, call again at once. */
 enum mover_turn mover_turn(struct mover *m);
-/* The doorbell protocol of kv/ring.h for all rings: after mover_sleeping(m, 1) take one more
- * turn before going to sleep. */
+/* The doorbell protocol of kv/ring.h for all rings: after mover_sleeping(m, 1) take one more turn
+ * before sleeping. */
 void mover_sleeping(struct mover *m, int sleeping);
 
 uint32_t mover_open_transfers(const struct mover *m);

@@ -8,16 +8,16 @@
 #include "util/list.h"
 
 #define LAYOUT_TEXT_MAX 96
-/* a transfer without a believable deadline ends after this */
+/* limit for a transfer without a plausible deadline */
 #define TRANSFER_LIFE_MAX_US (3600ull * 1000000u)
 
-/* What is known of one slot of a ring: which generation was looked at, its open transfer, or how it
+/* What the mover knows of one slot of a ring: the generation, its open transfer, or how that
  * failed. */
 struct slot_note {
-	int known; /* gen has been taken up */
+	int known; /* gen became a transfer */
 	uint64_t gen;
 	struct transfer *transfer; /* NULL: closed */
-	int failed, untold;        /* it failed; and P could not be told yet */
+	int failed, untold;        /* it failed; TRANSFER_FAILED could not be sent yet */
 	Pds__Fault fault;
 	char *text;
 	struct msg_head head;
@@ -32,7 +32,7 @@ struct mover_worker {
 	struct kv_region region;
 	struct ring *ring;       /* NULL: does not prefill */
 	struct slot_note *notes; /* (slots of ring) */
-	uint64_t progress_us;    /* one of its transfers was last seen to progress */
+	uint64_t progress_us;    /* last progress of any of its transfers */
 };
 
 /* What a transfer acts on. */
@@ -98,7 +98,7 @@ struct mover {
 	struct revoked *revoked;
 	uint64_t bytes, now_us;         /* now: of the present call */
 	size_t budget;                  /* bytes left in this turn */
-	int more;                       /* the budget ended before the work did */
+	int more;                       /* the budget did not suffice */
 	struct transfer *cut;           /* the first transfer that it cut short */
 	const Pds__LeaseOpened *opened; /* of the present call */
 	struct ring_transfer scratch;
@@ -112,7 +112,7 @@ void mover_lease_fill(Pds__Lease *out, const struct lease_key *k);
 /* The transfer in p's ring that names the lease. */
 struct transfer *mover_transfer_of_lease(struct mover *m, const struct mover_worker *p,
                                          const struct lease_key *k);
-/* The slot's transfer, or what would be one, failed: P is told, now or later. */
+/* The slot's transfer failed, or was malformed: sends TRANSFER_FAILED to P, now or later. */
 void note_fail(struct mover *m, struct mover_worker *w, uint32_t slot, Pds__Fault fault,
                const char *text);
 

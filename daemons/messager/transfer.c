@@ -212,7 +212,7 @@ void transfer_found(struct mover *m, struct mover_worker *p, uint32_t slot, uint
 	const struct ring_transfer *r = &m->scratch;
 	struct transfer *t = transfer_new(m, p, slot, gen, word),
 					*other = mover_transfer_of_lease(m, p, &t->lease);
-	if (other && slot_of(other) != SLOT_OURS) /* P has cancelled it before it published this one */
+	if (other && slot_of(other) != SLOT_OURS) /* P cancelled it before it published this one */
 		transfer_step(other, TRANSFER_ON_CANCELLED);
 	p->notes[slot].transfer = t;
 	p->notes[slot].head = t->head;
@@ -229,7 +229,7 @@ void transfer_found(struct mover *m, struct mover_worker *p, uint32_t slot, uint
 
 /* --- what any state does ------------------------------------------------- */
 
-/* May a new transfer live? 0: its end is recorded. */
+/* May a new transfer start? 0: its end is recorded. */
 static int is_admissible(struct transfer *t)
 {
 	if (mover_transfer_of_lease(t->m, t->p, &t->lease) != t)
@@ -405,7 +405,7 @@ static enum transfer_state step_found(struct transfer *t, enum transfer_event e)
 	(void)e;
 	if (decode_has_restarted(t, d))
 		return TRANSFER_CLOSED;
-	look(t, 0); /* while D is waited for, P's progress keeps P's other transfers from stalling */
+	look(t, 0); /* P's progress counts for its other transfers while this one waits for D */
 	int mapped = d && d->epoch == t->lease.epoch;
 	if (mapped && mover_is_linked(t->m, d->name, d->epoch) &&
 	    mover_is_linked(t->m, t->p->name, t->p->epoch)) {

@@ -1,14 +1,14 @@
 /* handover.pml: prefill -> decode hand-over of a request's KV.
  *
  * One router, one P, ND decode workers, one messager, NREQ requests, MAXATT attempts each.  A "job" j is one attempt of one
- * request.  Every pool is ONE block of LAYERS pieces, which is the scarcest that still serves: each conflict is a reuse.
+ * request.  Every pool is ONE block of LAYERS pieces, the smallest that works, so each conflict is a reuse.
  * A request answers NTOK tokens: index base[j] comes from P, the next from D.
  *
  * The network is a set of messages.  A message once sent may be delivered at any later time, any number of times, in any
- * order; when its sender crashes it may also be lost.  A delivery that would change nothing is not a transition, so that
+ * order; when its sender crashes it may also be lost.  A delivery that changes nothing is no transition, so that
  * the graph has no cycles and `timeout` means quiescence.  Timers (lease, stall, deadline) may fire at any moment unless
  * switched off.  SIGSTOP of a process is an interleaving in which it does not move.
- * Default = the protocol as amended.  S_x = the page as written.  MUT=n = a seeded bug (README.md). */
+ * Default = the protocol.  S_x = without one of its rules, as first written.  MUT=n = a seeded bug (README.md). */
 #ifndef NREQ
 #define NREQ 2
 #endif
@@ -97,7 +97,7 @@ byte base[NJ], jpe[NJ];         /* tokens so far when the attempt began; P epoch
 #define P_END 6
 byte pst[NJ], pd[NJ], pn[NJ], pown, pep, pthr;
 byte pcont[PE*LAYERS];
-/* task ring and board: P's shared memory, outlives M */
+/* transfer ring and board: P's shared memory, outlives M */
 #define T_NONE 0
 #define T_PENDING 1
 #define T_SENT 2

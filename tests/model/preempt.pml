@@ -40,7 +40,7 @@ byte turns, cxl, sep;
 /* messages: the latest put and get of each sequence, kept deliverable; acks by generation */
 byte putb[NS+1], putg[NS+1], getb[NS+1], getg[NS+1];     /* generation 0 = none */
 bit  fence[NS+1], fenced[NS+1], gotit[NS+1], miss[NS+1];
-bit  z[NS+1];                              /* APART: block zb is kept by a restore that was given up, asked of S in its life zs */
+bit  z[NS+1];                              /* APART: block zb is kept by a restore that was given up; zs: the epoch of S that was asked */
 byte zb[NS+1], zs[NS+1];
 byte acked[NS+1];
 /* storage */
@@ -77,7 +77,7 @@ end: do
 #endif
         skip }
   :: atomic { qs[s]==Q_GET && gotit[s] -> getg[s]=0; gotit[s]=0; assert(OWN2(s)); qs[s]=Q_RUN }
-  /* a miss, or storage restarted (end of file): nobody writes any more, recompute in place */
+  /* a miss, or storage restarted (end of file): no more writes, recompute in place */
   :: atomic { qs[s]==Q_GET && !gotit[s] && (miss[s] || qg[s]!=sep) -> getg[s]=0; miss[s]=0; qs[s]=Q_FILL; fillp[s]=0 }
   /* the wait for the restore ends, or the client cancels */
   :: atomic { qs[s]==Q_GET && !gotit[s] && cxl<CXL -> cxl++; getg[s]=0;
@@ -126,7 +126,7 @@ end: do
   :: atomic { sw==s && sp==3 -> if :: !si[s] -> sc[s*2]=sbuf[0] :: else fi; sp=4 }
   :: atomic { sw==s && sp==4 -> if :: !si[s] -> sc[s*2+1]=sbuf[1] :: else fi; sp=5 }
   :: atomic { sw==s && sp==5 -> si[s]=1; sp=6;
-        assert(sc[s*2]==s && sc[s*2+1]==s) }                  /* never under a hash what was not wholly copied before reuse */
+        assert(sc[s*2]==s && sc[s*2+1]==s) }                  /* a hash names only contents that were copied completely before reuse */
   :: atomic { sw==s && sp==6 -> acked[s]=sg; s_clear() }
 #endif
   /* get: S is a remote writer of D's block */

@@ -16,7 +16,7 @@ meaning() {
 		-e 's/.*(rst\[j\]==2).*/(e) not answered/' -e 's/.*rst\[j\]>=2.*/(e) never ends/' -e 's/.*seen.*/(d) token twice or skipped/' \
 		-e 's/.*rst\[1\].*/(f) held up by a full D/' -e 's/.*dst\[.*/(a,c) lease left, or written when not leased/' \
 		-e 's/.*got\[.*/KvReady for KV not computed, or not its own/' -e 's/.*ready\[mt.*/write after KvReady/' \
-		-e 's/.*pdone.*/a task waits for ever/' -e 's/.*own\[gb.*/late write into a reused block/' \
+		-e 's/.*pdone.*/a transfer waits forever/' -e 's/.*own\[gb.*/late write into a reused block/' \
 		-e 's/.*sc\[.*/foreign contents under a hash/' -e 's/.*cont\[.*/wrong contents restored/' | cut -c1-60
 }
 
