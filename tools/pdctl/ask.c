@@ -1,7 +1,7 @@
 /* ask.c - finds daemons by their sockets and asks them.
  *
- * A daemon holds a lock on RUNDIR/NAME.lock while it lives, so a socket without a holder is what a
- * killed one left. Whatever a daemon answers is only printed: a wrong answer is told, nothing
+ * A daemon holds a lock on RUNDIR/NAME.lock while it lives; a socket without a lock holder is left
+ * over from a killed daemon. Answers are only printed: a malformed one is reported, nothing
  * more. */
 #include "pdctl.h"
 
@@ -139,8 +139,8 @@ int ask_json(const struct options *o, const struct target *t, const char *comman
 	if (r != EXIT_DONE) {
 		fprintf(stderr, "pdctl: %s: %s\n", t->name, text);
 	} else if (!(*ret_json = json_loads(text, JSON_DECODE_ANY, &why))) {
-		fprintf(stderr, "pdctl: %s: the answer to %s is no JSON: %s at byte %d\n", t->name, command,
-		        why.text, why.position);
+		fprintf(stderr, "pdctl: %s: the answer to %s is not JSON: %s at byte %d\n", t->name,
+		        command, why.text, why.position);
 		r = EXIT_REFUSED;
 	}
 	free(text);

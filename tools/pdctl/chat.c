@@ -1,9 +1,9 @@
 /* chat.c - `pdctl chat`: a conversation with the model over the router's HTTP interface; the answer
  * is printed as it streams.
  *
- * With a text as argument: one question, exit status 0 if it was answered. Without: a line is a
- * turn, until end of file. With --json the answer is one object with the text, the request's id
- * and the usage figures. */
+ * With a text as argument: one question, exit status 0 if it was answered. Without: each line of
+ * input is a turn, until end of file. With --json the output is one object with the text, the
+ * request's id and the usage figures. */
 #include "pdctl.h"
 
 #include "util/err.h"
@@ -83,7 +83,7 @@ static int on_body(void *arg, int status, const char *data, size_t n)
 	return 0;
 }
 
-/* The message of an error answer, or what came instead of one. */
+/* The message of an error answer, or the start of the answer if it has none. */
 static void take_failure(struct turn *t)
 {
 	json_t *j = t->line.data ? json_loads(t->line.data, 0, NULL) : NULL;
@@ -103,16 +103,16 @@ static void turn_fini(struct turn *t)
 	json_decref(t->usage);
 }
 
-/* As api_keys of the router want it; NULL: none. */
+/* The key for a router with api_keys; NULL: none. */
 static const char *key_of_user(void)
 {
 	const char *key = getenv("OPENAI_API_KEY");
 	return key && *key ? key : NULL;
 }
 
-/* Sends the conversation, adds the answer to it. An exit code. The API's own default, temperature 1
- * without a limit, makes small models ramble: a person who has not chosen gets what people
- * usually choose. */
+/* Sends the conversation and adds the answer to it. Returns an exit code. The API's default,
+ * temperature 1 without min_p, makes small models ramble, so the default here is the usual choice
+ * of people who chat. */
 static int ask(const struct options *o, const char *base, json_t *messages, struct turn *t)
 {
 	json_t *request = json_pack("{s:O,s:b,s:{s:b},s:f,s:f}", "messages", messages, "stream", 1,
@@ -186,7 +186,7 @@ static int conversation(const struct options *o, const char *base, json_t *messa
 	return code;
 }
 
-/* Where the router listens: -u, or its configuration. */
+/* The router's HTTP address: -u, or from its configuration. */
 static int find_base(const struct options *o, char *out, size_t size)
 {
 	struct target t;

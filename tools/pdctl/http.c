@@ -1,9 +1,9 @@
-/* http.c - a small HTTP/1.1 client: one POST on a connection of its own, the body handed on as it
+/* http.c - a small HTTP/1.1 client: one POST on its own connection; the body is passed on as it
  * arrives.
  *
- * Takes what a server may send (chunked, with a length, or until the end of the connection);
- * headers are bounded. A server that stays silent for SILENCE_S seconds, or ends early, is an
- * error with a sentence. */
+ * Accepts chunked bodies, bodies with a length, and bodies until the end of the connection; headers
+ * are bounded. A server that is silent for SILENCE_S seconds, or closes early, is an error with a
+ * reason. */
 #include "pdctl.h"
 
 #include "util/err.h"
@@ -25,7 +25,7 @@
 struct reader {
 	int fd, status;
 	const struct http_hooks *hooks;
-	struct buf in; /* what has arrived and is not used yet */
+	struct buf in; /* received, not consumed yet */
 	int chunked, ended;
 	long long left; /* of the body or the chunk; -1: until the end of the connection */
 	char *why;
@@ -44,7 +44,7 @@ static int connect_to(const char *base, char *host, size_t host_size, char **ret
 	const char *p = strncmp(base, "http://", 7) == 0 ? base + 7 : base;
 	size_t n = strcspn(p, ":/");
 	if (n == 0 || n >= host_size) {
-		*ret_why = mem_printf("\"%s\" is no address of the kind http://HOST:PORT", base);
+		*ret_why = mem_printf("\"%s\" is not an address of the form http://HOST:PORT", base);
 		return -1;
 	}
 	memcpy(host, p, n);
@@ -136,7 +136,7 @@ static int read_head(struct reader *r)
 	int ok = sscanf(line, "HTTP/1.%*d %d", &r->status) == 1;
 	free(line);
 	if (!ok)
-		return fail(r, mem_strdup("the answer is no HTTP"));
+		return fail(r, mem_strdup("the answer is not HTTP"));
 	r->left = -1;
 	for (int lines = 0; (line = next_line(r)) != NULL; lines++) {
 		int last = !*line;
@@ -153,7 +153,7 @@ static int read_head(struct reader *r)
 	return -1;
 }
 
-/* Hands on what is there of the body or of the chunk. */
+/* Passes on the received part of the body or of the chunk. */
 static int hand_on(struct reader *r)
 {
 	size_t n = r->in.len;
@@ -196,7 +196,7 @@ static int read_chunks(struct reader *r)
 		int bad = end == line || r->left < 0;
 		free(line);
 		if (bad)
-			return fail(r, mem_strdup("the answer has a broken chunk"));
+			return fail(r, mem_strdup("the answer has a malformed chunk"));
 		if (r->left == 0)
 			return 0;
 		if (read_part(r) < 0 || !(line = next_line(r)))
@@ -229,7 +229,7 @@ int http_post(const char *base, const char *path, const char *key, const char *b
 {
 	char host[256];
 	if (key && strpbrk(key, "\r\n")) {
-		*ret_why = mem_strdup("the key has a line break in it");
+		*ret_why = mem_strdup("the API key contains a line break");
 		return -1;
 	}
 	int fd = connect_to(base, host, sizeof host, ret_why);

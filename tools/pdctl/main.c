@@ -1,7 +1,7 @@
-/* main.c - pdctl: what an operator types. Options, the table of commands, exit codes.
+/* main.c - pdctl, the operator's command line: options, the table of commands, exit codes.
  *
- * Exit status: 0 done; 1 a daemon refused, or what was asked for does not exist; 2 wrong usage; 3 a
- * daemon could not be reached. Answers go to stdout, everything else to stderr. */
+ * Exit status: 0 done; 1 a daemon refused, or the item does not exist; 2 wrong usage; 3 a daemon
+ * could not be reached. Answers go to stdout, everything else to stderr. */
 #include "pdctl.h"
 
 #include "util/log.h"
@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #define WAIT_US 2000000u
-#define FLUSH_WAIT_US 130000000u /* storage gives a Redis two minutes */
+#define FLUSH_WAIT_US 130000000u /* storage waits up to two minutes for a Redis */
 
 typedef int command_fn(const struct options *o, char *const *args, size_t n_args);
 
@@ -22,7 +22,7 @@ static int worse(int a, int b)
 	return a > b ? a : b;
 }
 
-/* The targets of a command: the one that -d or -e names, else all. */
+/* The targets of a command: the daemon that -d or -e names, else all. */
 static size_t chosen(const struct options *o, struct target **ret_list)
 {
 	struct target one;
@@ -69,7 +69,8 @@ static int status_command(const struct options *o, char *const *args, size_t n_a
 
 /* --- kv, requests -------------------------------------------------------- */
 
-/* Asks all that know the command; with -d or -e the one must know it. ret_all: {name: answer}. */
+/* Asks all daemons that know the command; a daemon named by -d or -e must know it. ret_all: {name:
+ * answer}. */
 static int ask_all(const struct options *o, const char *command, char *const *args, size_t n_args,
                    json_t **ret_all)
 {
@@ -85,10 +86,10 @@ static int ask_all(const struct options *o, const char *command, char *const *ar
 		json_t *j = r == EXIT_DONE ? json_loads(text, JSON_DECODE_ANY, NULL) : NULL;
 		if (j)
 			answers += json_object_set_new(*ret_all, list[i].name, j) == 0;
-		/* of several, those without the command are passed over */
+		/* of several, skip those without the command */
 		else if (r != EXIT_REFUSED || n == 1)
 			fprintf(stderr, "pdctl: %s: %s\n", list[i].name,
-			        r == EXIT_DONE ? "the answer is no JSON" : text);
+			        r == EXIT_DONE ? "the answer is not JSON" : text);
 		if (r != EXIT_REFUSED || n == 1)
 			code = worse(code, r);
 		free(text);
@@ -101,7 +102,7 @@ static int ask_all(const struct options *o, const char *command, char *const *ar
 	return code;
 }
 
-/* For --json: the one daemon's answer itself, or {name: answer}. */
+/* For --json: the answer of a single daemon, or {name: answer}. */
 static void print_answers(const struct options *o, const json_t *all)
 {
 	if (!o->daemon && !o->endpoint)
@@ -112,7 +113,7 @@ static void print_answers(const struct options *o, const json_t *all)
 
 static void show_tiers(const json_t *all);
 
-/* What is below the pools; nothing where no storage runs, or one worker was asked for. */
+/* The storage tiers as the workers see them; nothing without storage, or for a single worker. */
 static void show_stored(const struct options *o)
 {
 	struct target *list;
@@ -177,7 +178,7 @@ static int kv_command(const struct options *o, char *const *args, size_t n_args)
 	return code;
 }
 
-/* The tiers below the workers' pools, of every storage daemon that there is. */
+/* The tiers of every storage daemon. */
 static void show_tiers(const json_t *all)
 {
 	const char *name;
@@ -205,7 +206,7 @@ static int storage_command(const struct options *o, char *const *args, size_t n_
 	return code;
 }
 
-/* The answer comes when it is done, which takes a Redis with millions of keys a while. */
+/* The answer comes when the flush is done; a Redis with millions of keys takes a while. */
 static int flush_command(const struct options *o, char *const *args, size_t n_args)
 {
 	struct options patient = *o;
@@ -326,7 +327,7 @@ static int stop_command(const struct options *o, char *const *args, size_t n_arg
 	if (n_args && !o->daemon && strcmp(args[0], "all") != 0)
 		one.daemon = args[0];
 	if (!n_args && !o->daemon && !o->endpoint) {
-		fprintf(stderr, "pdctl: stop whom? `pdctl stop NAME`, or `pdctl stop all`\n");
+		fprintf(stderr, "pdctl: stop needs a name: `pdctl stop NAME`, or `pdctl stop all`\n");
 		return EXIT_USAGE;
 	}
 	return show_answers(&one, "stop", NULL, 0);
@@ -335,7 +336,7 @@ static int stop_command(const struct options *o, char *const *args, size_t n_arg
 #define ROLE_WAIT_S 120
 #define ROLE_POLL_US 20000
 
-/* Asks for the switch and then waits until it is done, as a role is no use to anybody half-way. */
+/* Starts the switch and waits until it is done. */
 static int role_command(const struct options *o, char *const *args, size_t n_args)
 {
 	struct options one = *o;
@@ -345,8 +346,7 @@ static int role_command(const struct options *o, char *const *args, size_t n_arg
 	if (skip)
 		one.daemon = args[0];
 	if (!one.daemon && !o->endpoint) {
-		fprintf(stderr,
-		        "pdctl: role of whom? `pdctl role NAME`, `pdctl role NAME prefill|decode|mixed`\n");
+		fprintf(stderr, "pdctl: role needs a name: `pdctl role NAME [prefill|decode|mixed]`\n");
 		return EXIT_USAGE;
 	}
 	int r = target_one(&one, "", &t);
@@ -356,8 +356,8 @@ static int role_command(const struct options *o, char *const *args, size_t n_arg
 	for (int i = 0; json_is_string(json_object_get(j, "switching")) && n_args > skip; i++) {
 		if (i == ROLE_WAIT_S * (1000000 / ROLE_POLL_US)) {
 			fprintf(stderr,
-			        "pdctl: %s: still on its way to %s after %d s; `pdctl -d %s requests` shows "
-			        "what it waits for\n",
+			        "pdctl: %s: still switching to %s after %d s; `pdctl -d %s requests` shows "
+			        "the requests that it waits for\n",
 			        t.name, json_string_value(json_object_get(j, "switching")), ROLE_WAIT_S,
 			        t.name);
 			r = EXIT_REFUSED;
@@ -385,31 +385,33 @@ static const struct command {
 } commands[] = {
 	{"status", "", "all daemons: state, process, links, load", status_command, 0},
 	{"workers", "", "the workers that the router knows", workers_command, 0},
-	{"requests", "", "requests under way, at each daemon", requests_command, 0},
+	{"requests", "", "what each daemon has of the requests under way", requests_command, 0},
 	{"kv", "", "KV blocks by state; owner, age and reason of every block in use", kv_command, 0},
-	{"storage", "", "stored blocks by tier, hits, rates, what is under way; the workers attached",
+	{"storage", "",
+     "stored blocks by tier: state, hits, rates, queues, losses; the attached workers",
      storage_command, 0},
-	{"flush", "[TIER]", "drop what is stored: all, or memory, disk or redis", flush_command, 1},
+	{"flush", "[TIER]", "drop stored blocks, in all tiers or in memory, disk or redis",
+     flush_command, 1},
 	{"trace", "ID", "one request's timeline, from the logs of all daemons", trace_command, 1},
 	{"config", "[KEY]", "configuration of the router, or of the daemon that -d names",
      config_command, 1},
-	{"metrics", "", "figures of the router, or of the daemon that -d names, as Prometheus text",
+	{"metrics", "", "metrics of the router, or of the daemon that -d names, as Prometheus text",
      metrics_command, 0},
 	{"role", "NAME [ROLE]",
-     "show a worker's role, or switch it to prefill, decode or mixed and wait until that is done",
+     "show a worker's role, or switch it to prefill, decode or mixed and wait until it is done",
      role_command, 2},
-	{"log-level", "[LEVEL]", "show or set what is logged: debug, info, warn, error",
+	{"log-level", "[LEVEL]", "show or set the log level: debug, info, warn, error",
      log_level_command, 1},
-	{"chat", "[TEXT]", "ask the model; without TEXT: a conversation, one line each", chat_command,
+	{"chat", "[TEXT]", "ask the model; without TEXT: a conversation, one line a turn", chat_command,
      64},
 	{"render", "MODEL [FILE|-]",
-     "the prompt that the body of a chat request becomes; without daemons; MODEL: a GGUF file or a "
-     "folder",
+     "the prompt for the body of a chat request; needs no daemon; MODEL: a GGUF file or a folder",
      render_command, 2},
-	{"tokenize", "MODEL [TEXT|-]", "a text's token ids and pieces, likewise", tokenize_command, 2},
-	{"detokenize", "MODEL [ID...|-]", "the text of token ids, likewise", detokenize_command,
+	{"tokenize", "MODEL [TEXT|-]", "a text's token ids and pieces; needs no daemon",
+     tokenize_command, 2},
+	{"detokenize", "MODEL [ID...|-]", "the text of token ids; needs no daemon", detokenize_command,
      SIZE_MAX},
-	{"stop", "NAME|all", "end daemons in order", stop_command, 1},
+	{"stop", "NAME|all", "stop daemons in order", stop_command, 1},
 };
 #define COMMANDS (sizeof commands / sizeof *commands)
 
@@ -423,14 +425,17 @@ static void usage(FILE *f)
 		"options:\n"
 		"  -r, --rundir DIR     folder of the daemons' sockets (default: PDSERVE_RUNDIR, "
 		"/run/pdserve, or the launcher's)\n"
-		"  -e, --endpoint ADDR  one daemon's ZeroMQ address, as ipc:///run/pdserve/router.ipc\n"
+		"  -e, --endpoint ADDR  one daemon's ZeroMQ address, for instance "
+		"ipc:///run/pdserve/router.ipc\n"
 		"  -d, --daemon NAME    only this daemon\n"
-		"  -u, --url URL        the router's HTTP address for chat (default: as the router says)\n"
+		"  -u, --url URL        the router's HTTP address for chat (default: from the router's "
+		"configuration)\n"
 		"  -S, --system TEXT    the system message of a chat\n"
-		"  -s, --set KEY=VALUE  a member of the chat request, as temperature=0 (VALUE is JSON, or "
-		"else a text; without: temperature=0.7, min_p=0.05),\n"
+		"  -s, --set KEY=VALUE  sets a member of the chat request, for instance temperature=0 "
+		"(VALUE "
+		"is JSON, otherwise text; default: temperature=0.7, min_p=0.05),\n"
 		"                       of render's body, or add_special_tokens of tokenize\n"
-		"      --template FILE  the chat template of render, instead of the model's own\n"
+		"      --template FILE  chat template for render, instead of the model's own\n"
 		"  -j, --json           JSON instead of text\n"
 		"  -t, --timeout MS     longest wait for an answer (default 2000; flush: 130000)\n"
 		"exit status: 0 done, 1 refused or not found, 2 wrong usage, 3 a daemon could not be "
@@ -505,7 +510,7 @@ static int parse(int argc, char **argv, struct options *o)
 	return 0;
 }
 
-/* What follows "--" is no option, and getopt, asked again, would begin anew with it. */
+/* Arguments after "--" are not options, but a further getopt call would parse them as options. */
 static int options_ended(char **argv)
 {
 	return optind > 1 && strcmp(argv[optind - 1], "--") == 0;

@@ -1,5 +1,4 @@
-/* pdctl.h - what the parts of pdctl share: how daemons are found and asked, tables, the
- * commands. */
+/* pdctl.h - shared by the parts of pdctl: finding and asking daemons, tables, the commands. */
 #ifndef PDCTL_PDCTL_H
 #define PDCTL_PDCTL_H
 
@@ -15,19 +14,19 @@ struct options {
 	const char *rundir, *daemon, *endpoint, *http, *system, *chat_template;
 	int json;
 	uint64_t timeout_us;
-	json_t *members; /* further members of a chat request or of its body (-s), or NULL */
+	json_t *members; /* -s: members of a chat request or of render's or tokenize's body, or NULL */
 };
 
 /* --- ask.c: the daemons of a run directory, or the one of an endpoint --- */
 struct target {
 	char name[64], endpoint[320];
-	int alive; /* 0: it left its socket behind and its process is gone */
+	int alive; /* 0: its process is gone, only the socket is left */
 };
-/* Sorted by name: router first, then the rest. Says why on stderr if there is none, and returns
- * 0. The caller frees *ret_list. */
+/* Sorted by name, the router first. Returns their number; 0 after printing the reason to stderr.
+ * The caller frees *ret_list. */
 size_t targets_find(const struct options *o, struct target **ret_list);
-/* The daemon that -d or -e names, or else the one called `standard`. Says why on stderr and
- * returns an exit code if there is none. */
+/* The daemon that -d or -e names, else the one called `standard`. If there is none, prints the
+ * reason to stderr and returns an exit code. */
 int target_one(const struct options *o, const char *standard, struct target *ret);
 /* Returns an exit code; *ret_text (malloc'd) is the answer, or the reason if the code is not 0. */
 int ask_text(const struct options *o, const struct target *t, const char *command,
@@ -43,13 +42,13 @@ struct table *table_new(void);
 void table_cell(struct table *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void table_end_row(struct table *t);
 void table_destroy(struct table **t);
-/* first row is the head; columns of numbers are set to the right; frees it */
+/* The first row is the header; columns of numbers are right-aligned. Frees the table. */
 void table_print(struct table **t);
 void text_bytes(char *out, size_t size, double bytes); /* "1.5 GiB" */
 void text_us(char *out, size_t size, double us);       /* "12.3 ms" */
 void print_json(const json_t *j);
 
-/* --- show.c: an answer for people --- */
+/* --- show.c: answers as text --- */
 void show_any(const json_t *j);
 void show_config(const json_t *j, const char *only);
 void show_workers(const json_t *list);
@@ -71,10 +70,10 @@ int render_command(const struct options *o, char *const *args, size_t n_args);
 int tokenize_command(const struct options *o, char *const *args, size_t n_args);
 int detokenize_command(const struct options *o, char *const *args, size_t n_args);
 
-/* --- http.c: one POST, the answer's body handed over in pieces --- */
+/* --- http.c: one POST, the answer's body passed on in pieces --- */
 struct http_hooks {
 	void *arg;
-	/* status: of the answer; n 0 at its end. Nonzero ends the transfer. */
+	/* status: HTTP status of the answer; n is 0 at the end of the body. Nonzero aborts. */
 	int (*body)(void *arg, int status, const char *data, size_t n);
 };
 /* 0, or -1 with the reason in *ret_why (malloc'd). base: "http://HOST:PORT". key: sent as

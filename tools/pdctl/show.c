@@ -1,5 +1,5 @@
-/* show.c - answers of daemons for people. Everything here takes any JSON: what is missing is shown
- * as "-", what is new is shown under its own name. */
+/* show.c - prints answers of daemons as text. Every function accepts any JSON: a missing member is
+ * shown as "-", an unknown one under its own name. */
 #include "pdctl.h"
 
 #include <stdio.h>
@@ -11,7 +11,7 @@ static int ends_with(const char *s, const char *end)
 	return n >= m && strcmp(s + n - m, end) == 0;
 }
 
-/* One value as text; the key's unit says how a number is written. */
+/* One value as text; the unit in the key selects the format of a number. */
 static void value_text(const char *key, const json_t *v, char *out, size_t size)
 {
 	if (!v || json_is_null(v))
@@ -53,7 +53,7 @@ static void head_of(struct table *t, const char *key)
 	table_cell(t, "%s", text);
 }
 
-/* The members of the first object are the columns. */
+/* The members of the first object become the columns. */
 static void show_list(const json_t *list)
 {
 	const json_t *first = json_array_get(list, 0), *row, *v;
@@ -206,7 +206,7 @@ void show_kv_below_head(struct table *t)
 	table_end_row(t);
 }
 
-/* The tiers as one worker sees them: those of which it has found, read or written anything. */
+/* The tiers as one worker sees them: those where it has found, read or written a block. */
 int show_kv_below_rows(struct table *t, const char *name, const json_t *kv)
 {
 	const json_t *storage = json_object_get(kv, "storage"), *tier;
@@ -318,8 +318,7 @@ static uint64_t count_of(const json_t *o, const char *key)
 	return (uint64_t)json_integer_value(json_object_get(o, key));
 }
 
-/* A worker's GPU; nothing for one without. Temperature and clocks are 0 where the driver's
- * library is not there. */
+/* A worker's GPU, or nothing. Temperature and clocks are 0 without the driver's library. */
 static void device_text(const json_t *status, char *out, size_t size)
 {
 	const json_t *d = json_object_get(status, "device"), *name = json_object_get(d, "name");
@@ -341,7 +340,7 @@ static void device_text(const json_t *status, char *out, size_t size)
 		         (unsigned long long)count_of(d, "memory_errors"));
 }
 
-/* What matters of a daemon, whichever it is: those of these members that it has. */
+/* The important members of any daemon's status, those that it has. */
 static void doing_text(const json_t *status, char *out, size_t size)
 {
 	static const char *const keys[] = {"role",          "switching",      "model",

@@ -1,5 +1,5 @@
-/* table.c - aligned columns of text, and figures in units that people read. Widths count
- * characters, not bytes. */
+/* table.c - aligned columns of text, and numbers in readable units. Widths count characters, not
+ * bytes. */
 #include "pdctl.h"
 
 #include "util/mem.h"

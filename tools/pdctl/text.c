@@ -1,9 +1,9 @@
 /* text.c - `pdctl render`, `tokenize` and `detokenize`: a model's prompts and tokens from its own
  * files, without any daemon.
  *
- * All three stand on the functions with which the router does it (common/text), so what they print
- * is what the router would make. Model, template and request are as untrusted here as there, and
- * bounded alike. What does not fit is refused in one line, exit status 1. */
+ * All three use the router's functions (common/text), so they print exactly what the router would
+ * build. Model, template and request are as untrusted here as there, with the same bounds. Bad
+ * input is refused with one line, exit status 1. */
 #include "pdctl.h"
 
 #include "text/chat_request.h"
@@ -51,7 +51,7 @@ static int need_tokenizer(const struct text_model *m, const char *path)
 	return EXIT_REFUSED;
 }
 
-/* The whole of a file, or of standard input for "-" and NULL. */
+/* A whole file, or standard input for "-" and NULL. */
 static int read_input(const char *path, struct buf *out)
 {
 	char piece[65536];
@@ -74,7 +74,7 @@ static int read_input(const char *path, struct buf *out)
 	return EXIT_REFUSED;
 }
 
-/* A text as it is, nothing added; a terminal gets an end of line. */
+/* The text unchanged; on a terminal followed by a line feed. */
 static void print_text(const struct buf *b)
 {
 	if (b->len)
@@ -103,7 +103,7 @@ static void add_tokens(struct buf *out, const struct token_list *l)
 	buf_addc(out, ']');
 }
 
-/* add_special_tokens of the body, or def; what -s says is part of it. */
+/* add_special_tokens of the body, which includes the members of -s; else def. */
 static int encode(const struct text_model *m, const json_t *body, int def, const struct buf *text,
                   struct token_list *ret)
 {
@@ -114,7 +114,7 @@ static int encode(const struct text_model *m, const json_t *body, int def, const
 	int r = tokenizer_encode_prompt(m->tokenizer, text->data ? text->data : "", text->len, add, 0,
 	                                ret);
 	return r < 0 ? refuse(r == ERR_NOMEM
-	                          ? "the text needs more memory to be cut than the tokenizer may use"
+	                          ? "the tokenizer would need more memory for this text than its limit"
 	                          : "the text is too long")
 	             : EXIT_DONE;
 }
@@ -143,15 +143,16 @@ static int read_body(const struct options *o, const char *path, json_t **ret)
 	return code;
 }
 
-/* A router would refuse these tools until its setting says how the model calls them; the prompt
+/* A router refuses these tools until its setting tool_parser names the format of calls; the prompt
  * does not depend on it. */
 static void note_unknown_calls(const struct text_model *m, const struct chat_tools *tools)
 {
 	size_t len;
 	const char *text = chat_template_text(chat_set_choose(&m->chats, 1), &len);
 	if (tools->tools && !toolcall_format_detect(text, len))
-		fprintf(stderr, "pdctl: note: the template does not show how the model writes calls of "
-		                "tools; the router takes tools only with its setting tool_parser\n");
+		fprintf(stderr,
+		        "pdctl: note: the template does not show the format of tool calls; the router "
+		        "accepts tools only if its setting tool_parser names it\n");
 }
 
 static int render(const struct text_model *m, const json_t *body, struct buf *out)
@@ -219,7 +220,7 @@ int render_command(const struct options *o, char *const *args, size_t n_args)
 
 /* --- tokenize ------------------------------------------------------------ */
 
-/* A token's bytes for people: what is no character, and what a terminal might act on, as \xNN. */
+/* A token's bytes in readable form: invalid UTF-8 and control characters as \xNN. */
 static void print_piece(const char *s, size_t n)
 {
 	putchar('"');
@@ -292,7 +293,7 @@ int tokenize_command(const struct options *o, char *const *args, size_t n_args)
 
 /* --- detokenize ---------------------------------------------------------- */
 
-/* Ids as people paste them: with spaces, commas and brackets between. */
+/* Ids separated by spaces, commas and brackets, as people paste them. */
 static int read_ids(const struct text_model *m, const char *s, struct token_list *l)
 {
 	uint32_t size = tokenizer_size(m->tokenizer);
@@ -305,7 +306,7 @@ static int read_ids(const struct text_model *m, const char *s, struct token_list
 		unsigned long id = strtoul(s, &end, 10);
 		size_t word = strcspn(s, "[], \t\r\n");
 		if (*s < '0' || *s > '9' || (size_t)(end - s) != word || errno || id >= size) {
-			fprintf(stderr, "pdctl: a token id of this model is a number from 0 to %u, got %.*s\n",
+			fprintf(stderr, "pdctl: token ids of this model are numbers from 0 to %u, got %.*s\n",
 			        size - 1, word < 40 ? (int)word : 40, s);
 			return EXIT_REFUSED;
 		}

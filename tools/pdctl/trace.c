@@ -2,8 +2,8 @@
  * (RUNDIR/logs/NAME.log, or RUNDIR/NAME.log).
  *
  * Every line with req=ID is an event. The bars come from the router's summary line
- * (event=request_done); the list shows each event with the time since the first. Logs are read
- * as text that anybody may have written: what does not parse is passed over. */
+ * (event=request_done); the list shows each event with the time since the first. Logs are untrusted
+ * text: lines that do not parse are skipped. */
 #include "pdctl.h"
 
 #include "util/err.h"
@@ -124,7 +124,7 @@ static void read_log(struct trace *t, const char *dir, const char *file)
 	free(want);
 }
 
-/* How many logs there were. */
+/* Returns the number of logs. */
 static size_t read_dir(struct trace *t, const char *dir)
 {
 	size_t logs = 0;
@@ -172,9 +172,9 @@ static double number(const char *fields, const char *key)
 	return field(fields, key, text, sizeof text) ? strtod(text, NULL) : 0;
 }
 
-/* Places the stages on the request's time. The summary has lengths: prepare, reserve and prefill
- * follow each other and end with the first token; the transfer runs beside prefill, from the
- * grant on; decode ends the request. */
+/* Places the stages on the request's time axis. The summary has durations: prepare, reserve and
+ * prefill follow each other and end with the first token; the transfer runs beside prefill, from
+ * the grant on; decode ends the request. */
 static void bars_of(const char *fields, struct bar bars[STAGES])
 {
 	double queue = number(fields, "queue_us"), prepare = number(fields, "prepare_us"),
@@ -199,7 +199,7 @@ static const struct event *summary_of(const struct trace *t)
 	return NULL;
 }
 
-/* The stage's columns of the scale: at least one if it took any time. */
+/* The columns that the stage covers: at least one if it took any time. */
 static void columns_of(const struct bar *b, double total, int *ret_from, int *ret_len)
 {
 	int from = (int)(b->from_us / total * BAR_COLUMNS),
@@ -302,7 +302,7 @@ int trace_command(const struct options *o, char *const *args, size_t n_args)
 {
 	struct trace t = {0};
 	if (!n_args || !find_id(args[0], t.id)) {
-		fprintf(stderr, "pdctl: trace wants a request id: 32 hexadecimal digits, or an answer's id "
+		fprintf(stderr, "pdctl: trace needs a request id: 32 hexadecimal digits, or an answer's id "
 		                "that contains them (chatcmpl-..., cmpl-...)\n");
 		return EXIT_USAGE;
 	}
@@ -312,8 +312,8 @@ int trace_command(const struct options *o, char *const *args, size_t n_args)
 	if (!files)
 		fprintf(stderr, "pdctl: no logs in %s/logs; name the run directory with -r\n", o->rundir);
 	else if (!t.n)
-		fprintf(stderr, "pdctl: request %s is in none of the %zu logs in %s\n", t.id, files,
-		        o->rundir);
+		fprintf(stderr, "pdctl: none of the %zu logs in %s has request %s\n", files, o->rundir,
+		        t.id);
 	if (t.n) {
 		qsort(t.events, t.n, sizeof *t.events, by_time);
 		const struct event *done = summary_of(&t);
