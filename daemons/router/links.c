@@ -8,14 +8,14 @@
 
 #include <stdlib.h>
 
-int links_send(void *arg, struct worker *w, enum msg_type type, const struct msg_head *head,
+int links_send(void *arg, struct worker_record *w, enum msg_type type, const struct msg_head *head,
                const void *body)
 {
 	struct router *r = arg;
 	return svc_send(r->svc, w->peer, type, head, body);
 }
 
-static void add_peer(Pds__Peer *p, struct worker *w)
+static void add_peer(Pds__Peer *p, struct worker_record *w)
 {
 	pds__peer__init(p);
 	p->name = w->name;
@@ -31,13 +31,13 @@ static void send_peers(struct router *r)
 	unsigned n = r->registry.n_up;
 	Pds__Peer *peers = mem_array(n, sizeof *peers), **list = mem_array(n, sizeof *list);
 	list_each(to, &r->registry.workers) {
-		struct worker *w = list_entry(to, struct worker, node);
+		struct worker_record *w = list_entry(to, struct worker_record, node);
 		struct msg_head head = {0};
 		Pds__Peers body = PDS__PEERS__INIT;
 		if (!worker_is_up(w))
 			continue;
 		list_each(it, &r->registry.workers) {
-			struct worker *o = list_entry(it, struct worker, node);
+			struct worker_record *o = list_entry(it, struct worker_record, node);
 			if (o == w || !worker_is_up(o))
 				continue;
 			add_peer(&peers[body.n_peers], o);
@@ -69,7 +69,8 @@ void links_up(struct svc *s, struct peer *p)
 	const Pds__WorkerInfo *info = peer_worker(p);
 	if (!info)
 		return;
-	struct worker *w = registry_up(&r->registry, p, peer_name(p), peer_epoch(p), info, clock_us());
+	struct worker_record *w = registry_up(&r->registry, p, peer_name(p), peer_epoch(p), info,
+	                                      clock_us());
 	peer_set_data(p, w);
 	log_info("worker_up", "worker=%s role=%s epoch=%016llx endpoint=%s numerics=%s blocks=%u",
 	         w->name, worker_role_name(w->role), (unsigned long long)w->epoch,
@@ -82,7 +83,7 @@ void links_down(struct svc *s, struct peer *p, const char *why)
 {
 	struct router *r = svc_data(s);
 	/* no router: it has ended, and its registry with it */
-	struct worker *w = r ? peer_data(p) : NULL;
+	struct worker_record *w = r ? peer_data(p) : NULL;
 	if (!w || w->peer != p)
 		return;
 	log_warn("worker_down", "worker=%s requests=%u why=%s", w->name, w->requests, log_quote(why));
@@ -96,9 +97,9 @@ void links_down(struct svc *s, struct peer *p, const char *why)
 	send_peers(r);
 }
 
-static struct worker *sender(struct peer *p)
+static struct worker_record *sender(struct peer *p)
 {
-	struct worker *w = peer_data(p);
+	struct worker_record *w = peer_data(p);
 	return w && w->peer == p ? w : NULL;
 }
 
@@ -106,7 +107,7 @@ static void on_first_token(struct svc *s, struct peer *p, const struct msg_head 
                            const ProtobufCMessage *body)
 {
 	struct router *r = svc_data(s);
-	struct worker *w = sender(p);
+	struct worker_record *w = sender(p);
 	if (w)
 		attempts_first_token(&r->attempts, w, head, (const Pds__FirstToken *)body);
 }
@@ -115,7 +116,7 @@ static void on_prompt_logprobs(struct svc *s, struct peer *p, const struct msg_h
                                const ProtobufCMessage *body)
 {
 	struct router *r = svc_data(s);
-	struct worker *w = sender(p);
+	struct worker_record *w = sender(p);
 	if (w)
 		attempts_prompt(&r->attempts, w, head, (const Pds__PromptLogprobs *)body);
 }
@@ -124,7 +125,7 @@ static void on_tokens(struct svc *s, struct peer *p, const struct msg_head *head
                       const ProtobufCMessage *body)
 {
 	struct router *r = svc_data(s);
-	struct worker *w = sender(p);
+	struct worker_record *w = sender(p);
 	(void)head;
 	if (w)
 		attempts_tokens(&r->attempts, w, (const Pds__Tokens *)body);
@@ -134,7 +135,7 @@ static void on_failed(struct svc *s, struct peer *p, const struct msg_head *head
                       const ProtobufCMessage *body)
 {
 	struct router *r = svc_data(s);
-	struct worker *w = sender(p);
+	struct worker_record *w = sender(p);
 	if (w)
 		attempts_failed(&r->attempts, w, head, (const Pds__Failed *)body);
 }
@@ -142,7 +143,7 @@ static void on_failed(struct svc *s, struct peer *p, const struct msg_head *head
 static void on_heartbeat(struct svc *s, struct peer *p, const struct msg_head *head,
                          const ProtobufCMessage *body)
 {
-	struct worker *w = sender(p);
+	struct worker_record *w = sender(p);
 	(void)s;
 	(void)head;
 	if (w)
@@ -153,7 +154,7 @@ static void on_kv_events(struct svc *s, struct peer *p, const struct msg_head *h
                          const ProtobufCMessage *body)
 {
 	struct router *r = svc_data(s);
-	struct worker *w = sender(p);
+	struct worker_record *w = sender(p);
 	(void)head;
 	if (w)
 		registry_kv_events(&r->registry, w, (const Pds__KvEvents *)body);
@@ -165,7 +166,7 @@ static void on_worker_update(struct svc *s, struct peer *p, const struct msg_hea
                              const ProtobufCMessage *body)
 {
 	struct router *r = svc_data(s);
-	struct worker *w = sender(p);
+	struct worker_record *w = sender(p);
 	const Pds__WorkerUpdate *m = (const Pds__WorkerUpdate *)body;
 	char why[256];
 	(void)head;

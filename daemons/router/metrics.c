@@ -168,7 +168,7 @@ static const struct {
 	{"pdserve_worker_draining", "1 while it takes nothing new", "gauge"},
 };
 
-static uint64_t worker_value(const struct worker *w, unsigned i)
+static uint64_t worker_value(const struct worker_record *w, unsigned i)
 {
 	const uint64_t values[] = {(uint64_t)worker_is_up(w), w->beat.running,
 	                           w->beat.waiting,           w->blocks,
@@ -217,7 +217,7 @@ void metrics_render(struct router *r, struct buf *out)
 		buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", worker_metrics[i].name,
 		           worker_metrics[i].help, worker_metrics[i].name, worker_metrics[i].type);
 		list_each(it, &r->registry.workers) {
-			const struct worker *w = list_entry(it, struct worker, node);
+			const struct worker_record *w = list_entry(it, struct worker_record, node);
 			buf_printf(out, "%s{worker=", worker_metrics[i].name);
 			buf_add_json(out, w->name, strlen(w->name));
 			buf_printf(out, ",role=\"%s\"} %llu\n", worker_role_name(w->role),

@@ -101,7 +101,7 @@ void api_request(void *arg, struct http_conn *c, struct http_request *q);
 uint32_t router_retry_after_s(const struct router *r);
 /* links.c: svc_hooks and attempts_opts.send */
 extern const struct svc_msg links_messages[];
-int links_send(void *arg, struct worker *w, enum msg_type type, const struct msg_head *head,
+int links_send(void *arg, struct worker_record *w, enum msg_type type, const struct msg_head *head,
                const void *body);
 int links_admit(struct svc *s, const char *name, uint64_t epoch, const Pds__Hello *hello,
                 char *reason, size_t reason_len);

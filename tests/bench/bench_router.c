@@ -126,7 +126,7 @@ static void fill(struct registry *g, const uint64_t *hashes, size_t n, size_t ot
 	uint64_t *h = mem_array(others, sizeof *h);
 	Pds__KvEvents m = PDS__KV_EVENTS__INIT;
 	list_each(it, &g->workers) {
-		struct worker *w = list_entry(it, struct worker, node);
+		struct worker_record *w = list_entry(it, struct worker_record, node);
 		randombytes_buf(h, others * sizeof *h);
 		m.stored = h;
 		m.n_stored = others;

@@ -11,8 +11,8 @@
 #define COUNT(a) (int)(sizeof(a) / sizeof *(a))
 #define BT 16u
 
-static inline struct worker *add_like(struct registry *g, const char *name, const char *role,
-                                      const char *numerics, uint32_t context)
+static inline struct worker_record *add_like(struct registry *g, const char *name, const char *role,
+                                             const char *numerics, uint32_t context)
 {
 	Pds__WorkerInfo w = PDS__WORKER_INFO__INIT;
 	w.role = (char *)role;
@@ -25,7 +25,7 @@ static inline struct worker *add_like(struct registry *g, const char *name, cons
 	return registry_up(g, (struct peer *)g, name, 1, &w, clock_us());
 }
 
-static inline struct worker *add(struct registry *g, const char *name, const char *role)
+static inline struct worker_record *add(struct registry *g, const char *name, const char *role)
 {
 	return add_like(g, name, role, "n", 0);
 }
@@ -64,7 +64,7 @@ static inline void make_prompt(struct registry *g, struct prompt_of *p, uint32_t
 	p->wish = (struct place_wish){.tokens = n, .total_tokens = n + 10, .prefixes = &p->prefixes};
 }
 
-static inline void holds(struct registry *g, struct worker *w, const struct prompt_of *p,
+static inline void holds(struct registry *g, struct worker_record *w, const struct prompt_of *p,
                          size_t blocks, uint32_t tier)
 {
 	Pds__KvEvents m = PDS__KV_EVENTS__INIT;

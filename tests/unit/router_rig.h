@@ -28,7 +28,7 @@ struct rig {
 	int destroy_at_end;
 };
 
-static inline int rig_send(void *arg, struct worker *w, enum msg_type type,
+static inline int rig_send(void *arg, struct worker_record *w, enum msg_type type,
                            const struct msg_head *head, const void *body)
 {
 	struct rig *r = arg;
@@ -96,8 +96,8 @@ static const struct attempt_hooks rig_hooks = {.tokens = rig_tokens,
                                                .ended = rig_ended};
 
 /* A worker comes up; the pointer only has to differ from NULL. */
-static inline struct worker *rig_up(struct rig *r, const char *name, const char *role,
-                                    uint64_t epoch)
+static inline struct worker_record *rig_up(struct rig *r, const char *name, const char *role,
+                                           uint64_t epoch)
 {
 	Pds__WorkerInfo w = PDS__WORKER_INFO__INIT;
 	w.role = (char *)role;
@@ -110,7 +110,7 @@ static inline struct worker *rig_up(struct rig *r, const char *name, const char 
 	return registry_up(&r->g, (struct peer *)r, name, epoch, &w, clock_us());
 }
 
-static inline void rig_down(struct rig *r, struct worker *w)
+static inline void rig_down(struct rig *r, struct worker_record *w)
 {
 	registry_down(&r->g, w, clock_us());
 	attempts_worker_down(&r->e, w, "killed", WORKER_LOST);
@@ -134,7 +134,7 @@ static inline void rig_free(struct rig *r)
 	ck_assert(r->e.waiting.next == &r->e.waiting);
 	ck_assert(r->e.ending.next == &r->e.ending);
 	list_each(it, &r->g.workers) { /* nothing stays charged to any worker */
-		const struct worker *w = list_entry(it, struct worker, node);
+		const struct worker_record *w = list_entry(it, struct worker_record, node);
 		ck_assert_uint_eq(w->tokens_in_flight, 0);
 		ck_assert_uint_eq(w->backlog_tokens, 0);
 		ck_assert_uint_eq(w->requests, 0);
@@ -160,8 +160,8 @@ static inline struct attempt *rig_seq(struct rig *r, uint32_t max_tokens, int pr
 /* --- what workers say --- */
 
 /* Log-probabilities of n prompt tokens from `first` on: token i's is -i. */
-static inline void rig_told(struct rig *r, struct worker *w, struct reqid id, uint32_t attempt,
-                            uint32_t first, size_t n)
+static inline void rig_told(struct rig *r, struct worker_record *w, struct reqid id,
+                            uint32_t attempt, uint32_t first, size_t n)
 {
 	float logprobs[16];
 	uint32_t ranks[16];
@@ -179,7 +179,7 @@ static inline void rig_told(struct rig *r, struct worker *w, struct reqid id, ui
 }
 
 /* n_prompt: log-probabilities of so many prompt tokens come before. */
-static inline void rig_first_full(struct rig *r, struct worker *w, struct reqid id,
+static inline void rig_first_full(struct rig *r, struct worker_record *w, struct reqid id,
                                   uint32_t attempt, uint32_t index, uint32_t token,
                                   const char *decode, uint64_t epoch, Pds__Finish finish,
                                   size_t n_prompt)
@@ -198,15 +198,15 @@ static inline void rig_first_full(struct rig *r, struct worker *w, struct reqid 
 	attempts_first_token(&r->e, w, &head, &m);
 }
 
-static inline void rig_first(struct rig *r, struct worker *w, uint32_t attempt, uint32_t index,
-                             uint32_t token, const char *decode, uint64_t epoch)
+static inline void rig_first(struct rig *r, struct worker_record *w, uint32_t attempt,
+                             uint32_t index, uint32_t token, const char *decode, uint64_t epoch)
 {
 	rig_first_full(r, w, r->s->id, attempt, index, token, decode, epoch, PDS__FINISH__FINISH_NONE,
 	               0);
 }
 
 /* n tokens: token, token + 1, ... */
-static inline void rig_tokens_from(struct rig *r, struct worker *w, struct reqid id,
+static inline void rig_tokens_from(struct rig *r, struct worker_record *w, struct reqid id,
                                    uint32_t attempt, uint32_t index, uint32_t token, size_t n,
                                    Pds__Finish finish)
 {
@@ -230,15 +230,15 @@ static inline void rig_tokens_from(struct rig *r, struct worker *w, struct reqid
 	attempts_tokens(&r->e, w, &m);
 }
 
-static inline void rig_more(struct rig *r, struct worker *w, uint32_t attempt, uint32_t index,
-                            uint32_t token, size_t n)
+static inline void rig_more(struct rig *r, struct worker_record *w, uint32_t attempt,
+                            uint32_t index, uint32_t token, size_t n)
 {
 	rig_tokens_from(r, w, r->s->id, attempt, index, token, n, PDS__FINISH__FINISH_NONE);
 }
 
 /* blame: whose failure it is said to be; "": nobody's. */
-static inline void rig_fail_by(struct rig *r, struct worker *w, uint32_t attempt, Pds__Fault fault,
-                               int retry, const char *blame)
+static inline void rig_fail_by(struct rig *r, struct worker_record *w, uint32_t attempt,
+                               Pds__Fault fault, int retry, const char *blame)
 {
 	Pds__Failed m = PDS__FAILED__INIT;
 	struct msg_head head = {.req = r->s->id, .attempt = attempt};
@@ -249,8 +249,8 @@ static inline void rig_fail_by(struct rig *r, struct worker *w, uint32_t attempt
 	attempts_failed(&r->e, w, &head, &m);
 }
 
-static inline void rig_fail(struct rig *r, struct worker *w, uint32_t attempt, Pds__Fault fault,
-                            int retry)
+static inline void rig_fail(struct rig *r, struct worker_record *w, uint32_t attempt,
+                            Pds__Fault fault, int retry)
 {
 	rig_fail_by(r, w, attempt, fault, retry, "");
 }

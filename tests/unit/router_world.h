@@ -21,7 +21,7 @@ struct world_attempt {
 	struct reqid id;
 	uint32_t number, index, max_tokens, prompt_tokens;
 	int prompt_logprobs, prompt_top, logprobs;
-	struct worker *to;
+	struct worker_record *to;
 };
 
 struct world {
@@ -29,7 +29,7 @@ struct world {
 	struct model model;
 	struct event_base *base;
 	struct event *turn, *tick;
-	struct worker *p, *d;
+	struct worker_record *p, *d;
 	struct list running;
 	const uint32_t *script; /* token i of every answer; NULL: i + 10 */
 	size_t n_script;
@@ -49,7 +49,7 @@ static inline void world_wake(struct world *w)
 	event_active(w->turn, EV_TIMEOUT, 0);
 }
 
-static inline int world_send(void *arg, struct worker *to, enum msg_type type,
+static inline int world_send(void *arg, struct worker_record *to, enum msg_type type,
                              const struct msg_head *head, const void *body)
 {
 	struct world *w = arg;
@@ -122,7 +122,7 @@ static inline void world_tell(struct world *w, const struct world_attempt *s)
 	static float logprobs[WORLD_SLICE], top[WORLD_SLICE * 20];
 	static uint32_t ranks[WORLD_SLICE], ids[WORLD_SLICE * 20];
 	struct msg_head head = {.req = s->id, .attempt = s->number};
-	struct worker *from = s->to;
+	struct worker_record *from = s->to;
 	uint32_t n = s->prompt_tokens, k = (uint32_t)s->prompt_top;
 	for (uint32_t first = 1; first < n; first += WORLD_SLICE) {
 		Pds__PromptLogprobs m = PDS__PROMPT_LOGPROBS__INIT;
@@ -252,7 +252,8 @@ static inline void world_post(void *arg, struct text_job *j)
 	CHECK(event_base_once(w->base, -1, EV_TIMEOUT, world_job_done, j, &now) == 0);
 }
 
-static inline struct worker *world_worker(struct world *w, const char *name, const char *role)
+static inline struct worker_record *world_worker(struct world *w, const char *name,
+                                                 const char *role)
 {
 	Pds__WorkerInfo info = PDS__WORKER_INFO__INIT;
 	info.role = (char *)role;

@@ -97,7 +97,7 @@ END_TEST
 
 static void kill_all(struct world *w)
 {
-	struct worker *both[] = {w->p, w->d};
+	struct worker_record *both[] = {w->p, w->d};
 	for (int i = 0; i < 2; i++) {
 		registry_down(&w->r.registry, both[i], clock_us());
 		attempts_worker_down(&w->r.attempts, both[i], "killed", 0);

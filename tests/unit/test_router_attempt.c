@@ -13,7 +13,7 @@
 /* A router with p1, d1, d2 and a sequence that was submitted to p1. */
 struct three {
 	struct rig *r;
-	struct worker *p, *d1, *d2;
+	struct worker_record *p, *d1, *d2;
 };
 
 static struct three three(uint32_t max_tokens, int prompt_logprobs)
@@ -137,7 +137,7 @@ END_TEST
 START_TEST(prefill_dies_before_anybody_spoke)
 {
 	struct three t = three(8, 0);
-	struct worker *p2 = rig_up(t.r, "p2", "prefill", 12);
+	struct worker_record *p2 = rig_up(t.r, "p2", "prefill", 12);
 	rig_down(t.r, t.p);
 	(void)p2;
 	expect(t.r, ATTEMPT_SUBMITTED, "", "cancel d1 #1; cancel d2 #1; submit p2 #2 5 d2 d1; ");
@@ -284,7 +284,7 @@ END_TEST
 START_TEST(tokens_of_a_stranger)
 {
 	struct three t = three(8, 0);
-	struct worker *d3 = rig_up(t.r, "d3", "decode", 23);
+	struct worker_record *d3 = rig_up(t.r, "d3", "decode", 23);
 	rig_more(t.r, d3, 1, 0, 10, 1);
 	expect(t.r, ATTEMPT_SUBMITTED, "", "");
 	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
@@ -370,7 +370,7 @@ END_TEST
 START_TEST(waits_for_a_worker_to_come_back)
 {
 	struct rig *r = rig_new();
-	struct worker *m = rig_up(r, "m1", "mixed", 11);
+	struct worker_record *m = rig_up(r, "m1", "mixed", 11);
 	rig_seq(r, 8, 0);
 	ck_assert_int_eq(attempt_start(r->s), 0);
 	rig_more(r, m, 1, 0, 10, 2);
@@ -390,7 +390,7 @@ END_TEST
 START_TEST(waits_only_so_long)
 {
 	struct rig *r = rig_new();
-	struct worker *m = rig_up(r, "m1", "mixed", 11);
+	struct worker_record *m = rig_up(r, "m1", "mixed", 11);
 	rig_seq(r, 8, 0);
 	ck_assert_int_eq(attempt_start(r->s), 0);
 	rig_down(r, m);
@@ -442,8 +442,8 @@ static const struct {
 START_TEST(cancel_in_each_phase)
 {
 	struct rig *r = rig_new();
-	struct worker *p = rig_up(r, "p1", "prefill", 11), *d1 = rig_up(r, "d1", "decode", 21),
-				  *d2 = rig_up(r, "d2", "decode", 22);
+	struct worker_record *p = rig_up(r, "p1", "prefill", 11), *d1 = rig_up(r, "d1", "decode", 21),
+						 *d2 = rig_up(r, "d2", "decode", 22);
 	struct attempt *s = rig_seq(r, 8, 0);
 	if (_i >= 1)
 		ck_assert_int_eq(attempt_start(s), 0);
@@ -483,7 +483,7 @@ END_TEST
 START_TEST(many_on_one_worker_that_dies)
 {
 	struct rig *r = rig_new();
-	struct worker *m = rig_up(r, "m1", "mixed", 11);
+	struct worker_record *m = rig_up(r, "m1", "mixed", 11);
 	struct attempt *s[50];
 	r->e.opts.max_attempts = 1;
 	for (int i = 0; i < 50; i++) {
@@ -557,7 +557,7 @@ END_TEST
 START_TEST(more_held_than_there_can_be)
 {
 	struct rig *r = rig_new();
-	struct worker *p = rig_up(r, "p1", "prefill", 11), *d = rig_up(r, "d1", "decode", 21);
+	struct worker_record *p = rig_up(r, "p1", "prefill", 11), *d = rig_up(r, "d1", "decode", 21);
 	rig_seq(r, 8, 1);
 	ck_assert_int_eq(attempt_start(r->s), 0);
 	for (uint32_t i = 0; i < 9; i++)
@@ -617,7 +617,7 @@ END_TEST
 START_TEST(prompt_logprobs_over_attempts)
 {
 	struct three t = three(8, 1);
-	struct worker *p2 = rig_up(t.r, "p2", "prefill", 12);
+	struct worker_record *p2 = rig_up(t.r, "p2", "prefill", 12);
 	rig_told(t.r, t.p, t.r->s->id, 1, 1, 3);
 	rig_fail(t.r, t.p, 1, PDS__FAULT__FAULT_STALLED, 1);
 	ck_assert_int_eq(t.r->s->want_prompt, 1);
@@ -702,7 +702,7 @@ static char *logged(FILE *f)
 	return text;
 }
 
-static void say_first(struct rig *r, struct worker *w, struct reqid id, uint32_t attempt)
+static void say_first(struct rig *r, struct worker_record *w, struct reqid id, uint32_t attempt)
 {
 	Pds__Timing timing = PDS__TIMING__INIT;
 	Pds__Token t = PDS__TOKEN__INIT;

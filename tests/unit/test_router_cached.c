@@ -34,7 +34,7 @@ START_TEST(by_what_is_cached)
 	make_prompt(&g, &p, 1, 320);
 	g.policy.kv_load_weight = 0.5;
 	for (int i = 0; i < 3; i++) {
-		struct worker *w = registry_find(&g, names[i]);
+		struct worker_record *w = registry_find(&g, names[i]);
 		w->backlog_tokens = w->tokens_in_flight = caches[_i].backlog[i];
 		holds(&g, w, &p, caches[_i].blocks[i], caches[_i].tier[i]);
 	}
@@ -79,7 +79,7 @@ START_TEST(by_measured_rates)
 	Pds__Heartbeat b = PDS__HEARTBEAT__INIT;
 	int measured = -1;
 	registry_init(&g, 1000000);
-	struct worker *p1 = add(&g, "p1", "prefill"), *p2 = add(&g, "p2", "prefill");
+	struct worker_record *p1 = add(&g, "p1", "prefill"), *p2 = add(&g, "p2", "prefill");
 	add(&g, "d1", "decode");
 	make_prompt(&g, &p, 1, 320);
 	b.compute_tokens_per_s = weights[_i].compute;
@@ -120,7 +120,7 @@ START_TEST(storage_is_read_by_prefill_workers)
 	struct prompt_of p;
 	struct placement pl;
 	registry_init(&g, 1000000);
-	struct worker *w1 = add(&g, "w1", roles[_i]), *w2 = add(&g, "w2", roles[_i]);
+	struct worker_record *w1 = add(&g, "w1", roles[_i]), *w2 = add(&g, "w2", roles[_i]);
 	if (_i != 1)
 		add(&g, _i ? "d1" : "p1", _i ? "decode" : "prefill");
 	make_prompt(&g, &p, 1, 320);
@@ -128,7 +128,7 @@ START_TEST(storage_is_read_by_prefill_workers)
 	holds(&g, w2, &p, 1, 0);
 	holds(&g, w2, &p, 15, 2);
 	ck_assert_int_eq(place_choose(&g, &p.wish, clock_us(), &pl), 0);
-	struct worker *at = _i ? pl.first : pl.decode[0];
+	struct worker_record *at = _i ? pl.first : pl.decode[0];
 	ck_assert_ptr_eq(at, _i == 2 ? w1 : w2);
 	ck_assert_uint_eq(pl.hit_tokens, _i == 2 ? 15 * BT : _i ? BT : 0);
 	ck_assert_uint_eq(pl.stored_tokens, _i == 2 ? 15 * BT : 0);
@@ -144,7 +144,7 @@ START_TEST(other_prompts_help_nobody)
 	struct prompt_of a, b;
 	struct placement pl;
 	registry_init(&g, 1000000);
-	struct worker *p1 = add(&g, "p1", "prefill"), *p2 = add(&g, "p2", "prefill");
+	struct worker_record *p1 = add(&g, "p1", "prefill"), *p2 = add(&g, "p2", "prefill");
 	add(&g, "d1", "decode");
 	make_prompt(&g, &a, 1, 320);
 	make_prompt(&g, &b, 2, 320);
@@ -197,7 +197,7 @@ START_TEST(decode_workers)
 		add(&g, names[i], "decode");
 	make_prompt(&g, &p, 1, 320);
 	for (int i = 0; i < 3; i++) {
-		struct worker *w = registry_find(&g, names[i]);
+		struct worker_record *w = registry_find(&g, names[i]);
 		Pds__Heartbeat b = PDS__HEARTBEAT__INIT;
 		b.blocks_free = decodes[_i].free_blocks[i];
 		registry_beat(w, &b, clock_us());
@@ -222,7 +222,7 @@ START_TEST(long_and_short)
 	struct place_wish wish = {.tokens = rows[_i].tokens, .total_tokens = rows[_i].tokens + 1};
 	registry_init(&g, 1000000);
 	add(&g, "p1", "prefill");
-	struct worker *d1 = add(&g, "d1", "decode"), *d2 = add(&g, "d2", "decode");
+	struct worker_record *d1 = add(&g, "d1", "decode"), *d2 = add(&g, "d2", "decode");
 	d1->tokens_in_flight = 60000;
 	d1->requests = 1;
 	d2->tokens_in_flight = 20000;
@@ -241,7 +241,7 @@ START_TEST(other_routers)
 	struct place_wish wish = {.tokens = 100, .total_tokens = 110};
 	registry_init(&g, 1000000);
 	add(&g, "p1", "prefill");
-	struct worker *d1 = add(&g, "d1", "decode"), *d2 = add(&g, "d2", "decode");
+	struct worker_record *d1 = add(&g, "d1", "decode"), *d2 = add(&g, "d2", "decode");
 	d1->requests = 2;
 	d1->tokens_in_flight = 50 * BT;
 	b.running = 2;
@@ -289,7 +289,7 @@ START_TEST(room_that_was_given_away)
 	struct place_wish wish = {.tokens = 320, .total_tokens = 330};
 	registry_init(&g, 1000000);
 	add(&g, "p1", "prefill");
-	struct worker *d1 = add(&g, "d1", "decode"), *d2 = add(&g, "d2", "decode");
+	struct worker_record *d1 = add(&g, "d1", "decode"), *d2 = add(&g, "d2", "decode");
 	b.blocks_free = 30;
 	registry_beat(d1, &b, clock_us());
 	registry_beat(d2, &b, clock_us());
@@ -311,7 +311,7 @@ START_TEST(bursts)
 	struct prompt_of p;
 	struct placement pl;
 	registry_init(&g, 1000000);
-	struct worker *w[2] = {add(&g, "p1", "prefill"), add(&g, "p2", "prefill")};
+	struct worker_record *w[2] = {add(&g, "p1", "prefill"), add(&g, "p2", "prefill")};
 	add(&g, "d1", "decode");
 	make_prompt(&g, &p, 1, 330);
 	for (int i = 0; i < 2; i++)
@@ -330,7 +330,7 @@ START_TEST(bursts)
 	else
 		ck_assert_msg(n[0] == 5 && n[1] == 5, "%u %u", n[0], n[1]);
 	/* what waits there in the end outweighs the prefix */
-	struct worker *last = pl.first;
+	struct worker_record *last = pl.first;
 	last->backlog_tokens += 5000;
 	ck_assert_int_eq(place_choose(&g, &p.wish, clock_us(), &pl), 0);
 	ck_assert_ptr_ne(pl.first, last);

@@ -9,7 +9,7 @@
 /* p1 and p2, d1 and d2, and a sequence that was submitted to p1 with d1 and d2 as candidates. */
 struct four {
 	struct rig *r;
-	struct worker *p1, *p2, *d1, *d2;
+	struct worker_record *p1, *p2, *d1, *d2;
 };
 
 static struct four four(void)
@@ -26,13 +26,13 @@ static struct four four(void)
 	return f;
 }
 
-static struct worker *named(struct four *f, const char *name)
+static struct worker_record *named(struct four *f, const char *name)
 {
 	return registry_find(&f->r->g, name);
 }
 
 /* It runs something and has not got forward for so long. */
-static void still(struct worker *w, uint64_t us)
+static void still(struct worker_record *w, uint64_t us)
 {
 	w->beat.running = 1;
 	w->progress_us = clock_us() - us;
@@ -49,7 +49,7 @@ static void expect(struct rig *r, enum attempt_state state, const char *log)
 	ck_assert_str_eq(r->log, log);
 }
 
-static int bad_of(const struct worker *w)
+static int bad_of(const struct worker_record *w)
 {
 	int n = 0;
 	for (unsigned i = 0; i < BREAKER_SLICES; i++)
@@ -80,7 +80,7 @@ START_TEST(it_counts_against_the_blamed)
 	rig_more(f.r, f.d1, 1, 0, 10, 3);
 	rig_fail_by(f.r, named(&f, blames[_i].from), 1, blames[_i].fault, 1, blames[_i].blame);
 	ck_assert_uint_eq(f.r->s->number, 2);
-	struct worker *all[] = {f.p1, f.p2, f.d1, f.d2};
+	struct worker_record *all[] = {f.p1, f.p2, f.d1, f.d2};
 	for (int i = 0; i < 4; i++)
 		ck_assert_msg(bad_of(all[i]) ==
 		                  (blames[_i].counts && strcmp(all[i]->name, blames[_i].counts) == 0),
@@ -115,7 +115,7 @@ static int chosen(struct rig *r)
 	for (int i = 0; i < 20; i++) {
 		rig_seq(r, 1, 0);
 		ck_assert_int_eq(attempt_start(r->s), 0);
-		struct worker *d = r->s->decode;
+		struct worker_record *d = r->s->decode;
 		n += strcmp(d->name, "d1") == 0;
 		rig_tokens_from(r, d, r->s->id, 1, 0, 10, 1, PDS__FINISH__FINISH_LENGTH);
 		attempt_destroy(&r->s);
@@ -125,7 +125,7 @@ static int chosen(struct rig *r)
 
 static void life(struct rig *r, const char *name, uint64_t epoch, int in_order)
 {
-	struct worker *w = registry_find(&r->g, name);
+	struct worker_record *w = registry_find(&r->g, name);
 	registry_down(&r->g, w, clock_us());
 	if (in_order)
 		registry_ended_in_order(w);
@@ -136,7 +136,7 @@ START_TEST(crash_loop)
 {
 	struct rig *r = rig_new();
 	rig_up(r, "p1", "prefill", 11);
-	struct worker *d1 = rig_up(r, "d1", "decode", 21), *d2;
+	struct worker_record *d1 = rig_up(r, "d1", "decode", 21), *d2;
 	d2 = rig_up(r, "d2", "decode", 22);
 	ck_assert_int_ge(chosen(r), 9);
 	life(r, "d1", 31, 0); /* one crash: on trial, which succeeds at once */
@@ -270,7 +270,7 @@ END_TEST
 START_TEST(a_stuck_lone_worker)
 {
 	struct rig *r = rig_new();
-	struct worker *m = rig_up(r, "m1", _i ? "decode" : "mixed", 31);
+	struct worker_record *m = rig_up(r, "m1", _i ? "decode" : "mixed", 31);
 	rig_seq(r, 20, 0);
 	ck_assert_int_eq(attempt_start(r->s), 0);
 	rig_more(r, m, 1, 0, 10, 2);
@@ -288,7 +288,7 @@ END_TEST
 START_TEST(all_of_a_stuck_worker)
 {
 	struct rig *r = rig_new();
-	struct worker *m = rig_up(r, "m1", "mixed", 31);
+	struct worker_record *m = rig_up(r, "m1", "mixed", 31);
 	struct attempt *s[50];
 	for (int i = 0; i < 50; i++) {
 		s[i] = rig_seq(r, 20, 0);
@@ -315,7 +315,7 @@ START_TEST(many_of_a_stuck_worker)
 {
 	enum { LONG_ONES = 300, SHORT_ONES = 10, MANY = LONG_ONES + SHORT_ONES };
 	struct rig *r = rig_new();
-	struct worker *m = rig_up(r, "m1", "mixed", 31);
+	struct worker_record *m = rig_up(r, "m1", "mixed", 31);
 	static struct attempt *s[MANY];
 	for (int i = 0; i < MANY; i++) {
 		s[i] = rig_seq(r, i < LONG_ONES ? 2000 : 20, 0);
@@ -340,7 +340,7 @@ END_TEST
 
 /* --- told to end --------------------------------------------------------- */
 
-static void ends(struct worker *w)
+static void ends(struct worker_record *w)
 {
 	w->beat.draining = w->beat.ending = 1;
 }
@@ -446,7 +446,7 @@ END_TEST
 START_TEST(moves_are_bounded)
 {
 	struct rig *r = rig_new();
-	struct worker *m = rig_up(r, "m1", "mixed", 31);
+	struct worker_record *m = rig_up(r, "m1", "mixed", 31);
 	rig_seq(r, 20, 0);
 	ck_assert_int_eq(attempt_start(r->s), 0);
 	uint64_t now = clock_us();

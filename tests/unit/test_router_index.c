@@ -263,8 +263,8 @@ END_TEST
 
 /* --- events -------------------------------------------------------------- */
 
-static struct worker *up(struct registry *g, const char *name, uint64_t epoch,
-                         uint32_t block_tokens)
+static struct worker_record *up(struct registry *g, const char *name, uint64_t epoch,
+                                uint32_t block_tokens)
 {
 	Pds__WorkerInfo w = PDS__WORKER_INFO__INIT;
 	w.role = (char *)"prefill";
@@ -276,7 +276,7 @@ static struct worker *up(struct registry *g, const char *name, uint64_t epoch,
 	return registry_up(g, (struct peer *)g, name, epoch, &w, clock_us());
 }
 
-static void tell(struct registry *g, struct worker *w, int reset, uint32_t tier,
+static void tell(struct registry *g, struct worker_record *w, int reset, uint32_t tier,
                  const uint64_t *stored, size_t n_stored, const uint64_t *removed, size_t n_removed)
 {
 	Pds__KvEvents m = PDS__KV_EVENTS__INIT;
@@ -294,7 +294,7 @@ START_TEST(events_of_a_worker)
 	static const uint64_t h[] = {1, 2, 3, 4, 5};
 	struct registry g;
 	registry_init(&g, 1000000);
-	struct worker *w = up(&g, "p1", 1, 64);
+	struct worker_record *w = up(&g, "p1", 1, 64);
 	tell(&g, w, 1, 0, h, 3, NULL, 0);
 	ck_assert_uint_eq(leading(w->index, h, 5, 0), 3);
 	tell(&g, w, 0, 0, h + 3, 2, NULL, 0); /* the list goes on */
@@ -324,7 +324,7 @@ START_TEST(events_of_its_storage)
 	static const uint64_t h[] = {1, 2, 3, 4, 5};
 	struct registry g;
 	registry_init(&g, 1000000);
-	struct worker *w = up(&g, "p1", 1, 64);
+	struct worker_record *w = up(&g, "p1", 1, 64);
 	tell(&g, w, 1, 1, h, 4, NULL, 0); /* before the worker's own list */
 	tell(&g, w, 1, 2, h, 5, NULL, 0);
 	tell(&g, w, 1, 0, h, 2, NULL, 0);
@@ -363,7 +363,7 @@ START_TEST(index_of_a_worker_that_goes_and_comes)
 	struct registry g;
 	char why[200];
 	registry_init(&g, 1000000);
-	struct worker *w = up(&g, "p1", 1, 64), *o = up(&g, "p2", 1, 64);
+	struct worker_record *w = up(&g, "p1", 1, 64), *o = up(&g, "p2", 1, 64);
 	tell(&g, w, 1, 0, h, 3, NULL, 0);
 	tell(&g, o, 1, 0, h, 2, NULL, 0);
 	ck_assert_uint_eq(g.roots.n, 1);
@@ -411,7 +411,7 @@ START_TEST(index_is_bounded)
 	struct registry g;
 	registry_init(&g, 1000000);
 	registry_set_index_max(&g, 1024);
-	struct worker *w = up(&g, "p1", 1, 64);
+	struct worker_record *w = up(&g, "p1", 1, 64);
 	for (uint64_t i = 0; i < N; i++)
 		h[i] = i;
 	tell(&g, w, 1, 0, h, N, NULL, 0);
@@ -443,7 +443,7 @@ START_TEST(hashes_are_those_of_the_workers)
 	for (uint32_t i = 0; i < 200; i++)
 		tokens[i] = i * 7;
 	registry_init(&g, 1000000);
-	struct worker *w = up(&g, "p1", 1, 16), *o = up(&g, "p2", 1, 64);
+	struct worker_record *w = up(&g, "p1", 1, 16), *o = up(&g, "p2", 1, 64);
 	up(&g, "p3", 1, 64);
 	up(&g, "p4", 1, 0);
 	ck_assert_uint_eq(g.roots.n, 2); /* once for all that are alike */

@@ -361,8 +361,8 @@ END_TEST
 
 /* --- placement ----------------------------------------------------------- */
 
-static struct worker *add(struct registry *g, const char *name, const char *role,
-                          const char *numerics, const char *layout)
+static struct worker_record *add(struct registry *g, const char *name, const char *role,
+                                 const char *numerics, const char *layout)
 {
 	Pds__WorkerInfo w = PDS__WORKER_INFO__INIT;
 	w.role = (char *)role;
@@ -394,19 +394,20 @@ START_TEST(placement)
 	struct registry g;
 	registry_init(&g, 1000000);
 	ck_assert_str_eq(choose(&g, 5, NULL, NULL), err_name(ERR_NOTFOUND));
-	struct worker *p1 = add(&g, "p1", "prefill", "n", "l"),
-				  *d1 = add(&g, "d1", "decode", "other", "l");
+	struct worker_record *p1 = add(&g, "p1", "prefill", "n", "l"),
+						 *d1 = add(&g, "d1", "decode", "other", "l");
 	/* no pair: decode does it alone */
 	ck_assert_str_eq(choose(&g, 5, NULL, NULL), "d1");
 	add(&g, "d2", "decode", "n", "other");
-	struct worker *d3 = add(&g, "d3", "decode", "n", "l"), *d4 = add(&g, "d4", "decode", "n", "l");
+	struct worker_record *d3 = add(&g, "d3", "decode", "n", "l"),
+						 *d4 = add(&g, "d4", "decode", "n", "l");
 	/* equal numerics and layout only */
 	ck_assert_str_eq(choose(&g, 5, NULL, NULL), "p1 d3 d4");
 	ck_assert_str_eq(choose(&g, 5, NULL, NULL), "p1 d4 d3"); /* ties go round */
 	d4->tokens_in_flight = 100;
 	ck_assert_str_eq(choose(&g, 5, NULL, NULL), "p1 d3 d4");
 	ck_assert_str_eq(choose(&g, 5, NULL, "d3"), "p1 d4 d3"); /* who failed is taken last */
-	struct worker *m = add(&g, "m1", "mixed", "m", "l");
+	struct worker_record *m = add(&g, "m1", "mixed", "m", "l");
 	m->tokens_in_flight = 50;
 	ck_assert_str_eq(choose(&g, 5, NULL, NULL), "p1 d3 d4");
 	p1->tokens_in_flight = p1->backlog_tokens = 60;
@@ -431,7 +432,7 @@ END_TEST
 START_TEST(more_decode_workers_than_candidates)
 {
 	struct registry g;
-	struct worker *d[20];
+	struct worker_record *d[20];
 	char name[8];
 	registry_init(&g, 1000000);
 	add(&g, "p1", "prefill", "n", "l");
@@ -492,7 +493,7 @@ START_TEST(an_endpoint_that_nobody_could_be_told)
 	w.endpoint = text;
 	ck_assert_int_eq(registry_admit(&g, "d1", &w, 0, why, sizeof why), ERR_INVALID);
 	ck_assert_ptr_nonnull(strstr(why, "201 bytes, allowed 200"));
-	struct worker *d = add(&g, "d1", "decode", "n", "l");
+	struct worker_record *d = add(&g, "d1", "decode", "n", "l");
 	ck_assert_int_eq(registry_update(&g, d, &w, why, sizeof why), ERR_INVALID);
 	ck_assert_str_eq(d->endpoint, "");
 	text[MSG_ENDPOINT_MAX] = 0;
@@ -510,7 +511,7 @@ START_TEST(records_are_bounded)
 	struct registry g;
 	char name[16];
 	registry_init(&g, 1000000);
-	struct worker *up = add(&g, "up", "decode", "n", "l");
+	struct worker_record *up = add(&g, "up", "decode", "n", "l");
 	for (unsigned i = 0; i < WORKERS_MAX + 100; i++) {
 		snprintf(name, sizeof name, "w%u", i);
 		registry_down(&g, add(&g, name, "decode", "n", "l"), i + 1);

@@ -20,9 +20,9 @@ START_TEST(constraints_under_each_policy)
 		both(&g, (unsigned)_i);
 		for (int i = 0, n = 1 + rand_r(&seed) % 14; i < n; i++) {
 			snprintf(name, sizeof name, "w%d", i);
-			struct worker *w = add_like(&g, name, roles[rand_r(&seed) % 3],
-			                            numerics[rand_r(&seed) % 2],
-			                            rand_r(&seed) % 3 ? 2000 : 100);
+			struct worker_record *w = add_like(&g, name, roles[rand_r(&seed) % 3],
+			                                   numerics[rand_r(&seed) % 2],
+			                                   rand_r(&seed) % 3 ? 2000 : 100);
 			w->tokens_in_flight = (uint64_t)(rand_r(&seed) % 1000);
 			w->backlog_tokens = (uint64_t)rand_r(&seed) % (w->tokens_in_flight + 1);
 			w->requests = (uint32_t)rand_r(&seed) % 5;
@@ -45,13 +45,13 @@ START_TEST(constraints_under_each_policy)
 		int r = place_choose(&g, &wish, now, &p);
 		ck_assert_int_eq(r == 0, place_possible(&g, &wish));
 		for (unsigned i = 0; r == 0 && i <= p.n_decode; i++) {
-			const struct worker *w = i ? p.decode[i - 1] : p.first;
+			const struct worker_record *w = i ? p.decode[i - 1] : p.first;
 			ck_assert(worker_is_up(w) && !w->beat.draining &&
 			          w->context_tokens >= wish.total_tokens);
 			ck_assert(i ? w->role == ROLE_DECODE && strcmp(w->numerics, p.first->numerics) == 0
 			            : 1);
 			for (unsigned k = 1; k < i; k++) {
-				const struct worker *before = p.decode[k - 1];
+				const struct worker_record *before = p.decode[k - 1];
 				ck_assert_ptr_ne(before, w);
 				ck_assert_int_le(worker_is_stuck(&g, before, now) && !before->breaker.open,
 				                 worker_is_stuck(&g, w, now) || w->breaker.open);
@@ -63,7 +63,7 @@ START_TEST(constraints_under_each_policy)
 			ck_assert_uint_gt(p.n_decode, 0);
 		if (r == 0 && (p.first->breaker.open || worker_is_stuck(&g, p.first, now)))
 			list_each(it, &g.workers) {
-				const struct worker *o = list_entry(it, struct worker, node);
+				const struct worker_record *o = list_entry(it, struct worker_record, node);
 				ck_assert(o->role != ROLE_MIXED || !worker_is_up(o) || o->beat.draining ||
 				          o->context_tokens < wish.total_tokens || o->breaker.open ||
 				          (!p.first->breaker.open && worker_is_stuck(&g, o, now)));
@@ -87,7 +87,7 @@ START_TEST(breaker_lets_one_try)
 	registry_init(&g, 1000000);
 	both(&g, POLICY_ROUND_ROBIN);
 	add(&g, "p1", "prefill");
-	struct worker *p2 = add(&g, "p2", "prefill");
+	struct worker_record *p2 = add(&g, "p2", "prefill");
 	add(&g, "d1", "decode");
 	for (int i = 0; i < 10; i++)
 		registry_outcome(&g, p2, 0, now);
@@ -119,8 +119,8 @@ START_TEST(all_prefill_workers_are_ill)
 	struct place_wish wish = {.tokens = 8, .total_tokens = 9};
 	uint64_t now = clock_us();
 	registry_init(&g, 1000000);
-	struct worker *p1 = add(&g, "p1", "prefill"), *p2 = add(&g, "p2", "prefill"),
-				  *d1 = add(&g, "d1", "decode");
+	struct worker_record *p1 = add(&g, "p1", "prefill"), *p2 = add(&g, "p2", "prefill"),
+						 *d1 = add(&g, "d1", "decode");
 	p1->beat.running = p2->beat.running = 1;
 	p1->progress_us = now - 2000000;
 	ck_assert_str_eq(show(&g, &wish), "p2 d1");
@@ -182,7 +182,7 @@ START_TEST(retry_after)
 	uint64_t now = clock_us();
 	registry_init(&g, 1000000);
 	ck_assert_uint_eq(registry_retry_after_s(&g, 2, 60), 2); /* nothing was measured */
-	struct worker *p = add(&g, "p1", "prefill"), *d = add(&g, "d1", "decode");
+	struct worker_record *p = add(&g, "p1", "prefill"), *d = add(&g, "d1", "decode");
 	p->backlog_tokens = 10000;
 	ck_assert_uint_eq(registry_retry_after_s(&g, 2, 60), 2);
 	for (int i = 0; i < 5; i++) {
@@ -225,7 +225,7 @@ START_TEST(only_uncached_tokens_weigh)
 {
 	struct rig *r = rig_new();
 	struct prompt_of p;
-	struct worker *pw = add(&r->g, "p1", "prefill"), *d = add(&r->g, "d1", "decode");
+	struct worker_record *pw = add(&r->g, "p1", "prefill"), *d = add(&r->g, "d1", "decode");
 	make_prompt(&r->g, &p, 1, 320);
 	holds(&r->g, pw, &p, 15, 0);
 	struct attempt_spec spec = {.tokens = p.tokens,
@@ -264,7 +264,7 @@ START_TEST(stored_tokens_weigh_what_reading_takes)
 	struct rig *r = rig_new();
 	struct prompt_of p;
 	Pds__Heartbeat b = PDS__HEARTBEAT__INIT;
-	struct worker *pw = add(&r->g, "p1", "prefill"), *d = add(&r->g, "d1", "decode");
+	struct worker_record *pw = add(&r->g, "p1", "prefill"), *d = add(&r->g, "d1", "decode");
 	make_prompt(&r->g, &p, 1, 320);
 	holds(&r->g, pw, &p, 15, 2);
 	holds(&r->g, pw, &p, 5, 1);
@@ -295,7 +295,7 @@ END_TEST
 START_TEST(a_lone_worker_weighs_the_whole_sequence)
 {
 	struct rig *r = rig_new();
-	struct worker *m = rig_up(r, "m1", "mixed", 7);
+	struct worker_record *m = rig_up(r, "m1", "mixed", 7);
 	rig_seq(r, 8, 0);
 	ck_assert_int_eq(attempt_start(r->s), 0);
 	ck_assert_uint_eq(m->backlog_tokens, 5);
@@ -318,7 +318,7 @@ START_TEST(client_errors_trip_no_breaker)
 	                                      PDS__FAULT__FAULT_DRAINING,   PDS__FAULT__FAULT_NO_ROOM,
 	                                      PDS__FAULT__FAULT_PEER_LOST};
 	struct rig *r = rig_new();
-	struct worker *m = rig_up(r, "m1", "mixed", 7);
+	struct worker_record *m = rig_up(r, "m1", "mixed", 7);
 	r->g.breaker.min_requests = 3;
 	for (int i = 0; i < 70; i++) {
 		rig_seq(r, 8, 0);
@@ -349,7 +349,7 @@ END_TEST
 START_TEST(a_role_changes_under_way)
 {
 	struct rig *r = rig_new();
-	struct worker *p = rig_up(r, "p1", "prefill", 11), *d = rig_up(r, "d1", "decode", 21);
+	struct worker_record *p = rig_up(r, "p1", "prefill", 11), *d = rig_up(r, "d1", "decode", 21);
 	Pds__WorkerInfo info = PDS__WORKER_INFO__INIT;
 	char why[200];
 	rig_seq(r, 3, 0);

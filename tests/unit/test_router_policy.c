@@ -55,7 +55,7 @@ START_TEST(by_load)
 	g.policy.session_fallback = POLICY_LEAST_TOKENS;
 	g.place_seq = 100;
 	for (int i = 0; i < 3; i++) {
-		struct worker *p = add(&g, pn[i], "prefill"), *d = add(&g, dn[i], "decode");
+		struct worker_record *p = add(&g, pn[i], "prefill"), *d = add(&g, dn[i], "decode");
 		p->tokens_in_flight = p->backlog_tokens = loads[_i].p[i].tokens;
 		p->requests = loads[_i].p[i].requests;
 		p->placed_seq = loads[_i].p[i].placed;
@@ -144,7 +144,7 @@ END_TEST
 
 /* --- sessions ------------------------------------------------------------ */
 
-static struct worker *session_goes_to(struct registry *g, uint64_t session)
+static struct worker_record *session_goes_to(struct registry *g, uint64_t session)
 {
 	struct placement p;
 	struct place_wish wish = {.tokens = 8, .total_tokens = 9, .session = session};
@@ -155,7 +155,7 @@ static struct worker *session_goes_to(struct registry *g, uint64_t session)
 START_TEST(sessions_stay)
 {
 	enum { N = 2000 };
-	static struct worker *had[N];
+	static struct worker_record *had[N];
 	struct registry g;
 	char name[8];
 	unsigned at[11] = {0}, moved = 0;
@@ -174,10 +174,10 @@ START_TEST(sessions_stay)
 		ck_assert_msg(at[i] > N / 10 * 7 / 10 && at[i] < N / 10 * 13 / 10, "%u", at[i]);
 	for (uint32_t s = 0; s < N; s++)
 		ck_assert_ptr_eq(session_goes_to(&g, policy_key((const char *)&s, sizeof s)), had[s]);
-	struct worker *gone = registry_find(&g, "m3"), *joined;
+	struct worker_record *gone = registry_find(&g, "m3"), *joined;
 	registry_down(&g, gone, clock_us());
 	for (uint32_t s = 0; s < N; s++) { /* its own move, nobody else's */
-		struct worker *now = session_goes_to(&g, policy_key((const char *)&s, sizeof s));
+		struct worker_record *now = session_goes_to(&g, policy_key((const char *)&s, sizeof s));
 		ck_assert(had[s] == gone ? now != gone : now == had[s]);
 	}
 	add(&g, "m3", "mixed"); /* back again: so are they */
@@ -185,7 +185,7 @@ START_TEST(sessions_stay)
 		ck_assert_ptr_eq(session_goes_to(&g, policy_key((const char *)&s, sizeof s)), had[s]);
 	joined = add(&g, "m10", "mixed");
 	for (uint32_t s = 0; s < N; s++) {
-		struct worker *now = session_goes_to(&g, policy_key((const char *)&s, sizeof s));
+		struct worker_record *now = session_goes_to(&g, policy_key((const char *)&s, sizeof s));
 		ck_assert(now == had[s] || now == joined);
 		moved += now == joined;
 	}
@@ -203,8 +203,9 @@ START_TEST(sessions_give_way)
 	registry_init(&g, 1000000);
 	both(&g, POLICY_SESSION);
 	g.policy.session_fallback = POLICY_LEAST_TOKENS;
-	struct worker *m[3] = {add(&g, "m0", "mixed"), add(&g, "m1", "mixed"), add(&g, "m2", "mixed")};
-	struct worker *w = session_goes_to(&g, 5);
+	struct worker_record *m[3] = {add(&g, "m0", "mixed"), add(&g, "m1", "mixed"),
+	                              add(&g, "m2", "mixed")};
+	struct worker_record *w = session_goes_to(&g, 5);
 	w->tokens_in_flight = 16; /* two such requests: not more than twice this one */
 	ck_assert_ptr_eq(session_goes_to(&g, 5), w);
 	w->tokens_in_flight = 17;

@@ -10,7 +10,7 @@
 
 struct fleet {
 	struct rig *r;
-	struct worker *p1, *p2, *d1, *d2, *d3;
+	struct worker_record *p1, *p2, *d1, *d2, *d3;
 	uint64_t now; /* ahead of the clock by what the test let pass */
 };
 
@@ -37,7 +37,7 @@ static void later(struct fleet *f, uint64_t us)
 
 /* --- what may happen ----------------------------------------------------- */
 
-static void anew(struct fleet *f, struct worker *w)
+static void anew(struct fleet *f, struct worker_record *w)
 {
 	char role[16];
 	if (!worker_is_up(w))
@@ -49,7 +49,7 @@ static void anew(struct fleet *f, struct worker *w)
 	attempts_worker_up(&f->r->e);
 }
 
-static void dies(struct fleet *f, struct worker *w)
+static void dies(struct fleet *f, struct worker_record *w)
 {
 	if (worker_is_up(w))
 		rig_down(f->r, w);
@@ -175,7 +175,7 @@ static void serve(struct fleet *f, const char *story)
 		          s->cand[0].epoch);
 	}
 	uint32_t n = s->n_out;
-	struct worker *w = s->alone ? s->prefill : s->decode;
+	struct worker_record *w = s->alone ? s->prefill : s->decode;
 	ck_assert_msg(w, "%s: nobody decodes", story);
 	rig_tokens_from(f->r, w, s->id, s->number, n, 10 + n, MAX_TOKENS - n,
 	                PDS__FINISH__FINISH_LENGTH);
@@ -371,7 +371,7 @@ START_TEST(attempts_are_bounded)
 	s = rig_seq(f.r, 200, 0);
 	ck_assert_int_eq(attempt_start(s), 0);
 	for (; !attempt_ended(s); n++) {
-		struct worker *d = s->decode;
+		struct worker_record *d = s->decode;
 		rig_more(f.r, d, s->number, s->n_out, 10 + s->n_out, 2);
 		if (_i == 0) {
 			anew(&f, d);
@@ -441,7 +441,7 @@ START_TEST(no_wait_for_workers)
 		goes_on(&f, "no wait");
 		return;
 	}
-	struct worker *all[] = {f.p1, f.p2, f.d1, f.d2, f.d3};
+	struct worker_record *all[] = {f.p1, f.p2, f.d1, f.d2, f.d3};
 	for (int i = 0; i < 5; i++)
 		rig_down(f.r, all[i]);
 	later(&f, 400000);

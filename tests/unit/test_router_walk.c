@@ -49,7 +49,7 @@ struct actor {
 	uint64_t epoch;
 	int alive, down; /* down: to the router, though it may live */
 	int stuck;       /* it does not work, and says so */
-	struct worker *w;
+	struct worker_record *w;
 	struct list in, out, jobs, tombstones;
 };
 
@@ -128,8 +128,8 @@ static int actor_number(struct walk *w, const char *name)
 	return -1;
 }
 
-static int on_send(void *arg, struct worker *to, enum msg_type type, const struct msg_head *head,
-                   const void *body)
+static int on_send(void *arg, struct worker_record *to, enum msg_type type,
+                   const struct msg_head *head, const void *body)
 {
 	struct walk *w = arg;
 	struct actor *a = &w->a[actor_number(w, to->name)];

@@ -162,7 +162,7 @@ struct attempt *attempt_new(struct attempts *e, const struct attempt_spec *spec,
 
 /* --- where the present attempt is ---------------------------------------- */
 
-static void unlink_worker(struct worker *w, struct list *node, uint64_t *charged)
+static void unlink_worker(struct worker_record *w, struct list *node, uint64_t *charged)
 {
 	list_remove(node);
 	w->requests--;
@@ -192,7 +192,7 @@ void attempt_leave_decode(struct attempt *a)
 	a->decode = NULL;
 }
 
-static void join_prefill(struct attempt *a, struct worker *w, uint64_t tokens)
+static void join_prefill(struct attempt *a, struct worker_record *w, uint64_t tokens)
 {
 	a->prefill = w;
 	a->charged_prefill = tokens;
@@ -204,7 +204,7 @@ static void join_prefill(struct attempt *a, struct worker *w, uint64_t tokens)
 	snprintf(a->prefill_name, sizeof a->prefill_name, "%s", w->name);
 }
 
-void attempt_join_decode(struct attempt *a, struct worker *w)
+void attempt_join_decode(struct attempt *a, struct worker_record *w)
 {
 	if (a->decode == w)
 		return;
@@ -228,7 +228,7 @@ void attempt_prefill_done(struct attempt *a)
 
 void attempt_weigh(struct attempt *a, uint64_t tokens)
 {
-	struct worker *w = a->alone ? a->prefill : a->decode;
+	struct worker_record *w = a->alone ? a->prefill : a->decode;
 	uint64_t *charged = a->alone ? &a->charged_prefill : &a->charged_decode;
 	if (!w)
 		return;
@@ -258,7 +258,7 @@ int attempts_is_recent(const struct attempts *e, const struct reqid *id, uint32_
 	       e->recent[i].attempt == attempt && e->recent[i].epoch == epoch;
 }
 
-int attempts_send_cancel(struct attempts *e, struct worker *w, const struct reqid *id,
+int attempts_send_cancel(struct attempts *e, struct worker_record *w, const struct reqid *id,
                          uint32_t attempt, const char *reason)
 {
 	struct msg_head head = {.req = *id, .attempt = attempt};
@@ -269,7 +269,8 @@ int attempts_send_cancel(struct attempts *e, struct worker *w, const struct reqi
 
 /* Another life than `epoch` had nothing to do with it. One that is down cannot be told now:
  * should it live after all, its next message is answered. */
-static void cancel_at(struct attempt *a, struct worker *w, uint64_t epoch, const char *reason)
+static void cancel_at(struct attempt *a, struct worker_record *w, uint64_t epoch,
+                      const char *reason)
 {
 	if (!w || !worker_is_up(w) || w->epoch != epoch)
 		return;
@@ -594,13 +595,13 @@ static void go_on(struct attempt *a, int status, const char *why, uint64_t pause
 	try_again(a, clock_us());
 }
 
-const struct worker *attempt_link_restarted(const struct attempt *a)
+const struct worker_record *attempt_link_restarted(const struct attempt *a)
 {
 	for (unsigned i = 0; i < a->n_cand; i++) {
 		const struct attempt_place *c = &a->cand[i];
-		const struct worker *w = !a->named || strcmp(c->name, a->decode_name) == 0
-		                             ? registry_find(a->all->registry, c->name)
-		                             : NULL;
+		const struct worker_record *w = !a->named || strcmp(c->name, a->decode_name) == 0
+		                                    ? registry_find(a->all->registry, c->name)
+		                                    : NULL;
 		if (w && worker_is_up(w) && w->epoch == c->epoch && w->up_no > a->began_ups)
 			return w;
 	}
@@ -609,7 +610,7 @@ const struct worker *attempt_link_restarted(const struct attempt *a)
 
 /* The link took it, through no fault of the answer or the worker. That one is up again in a
  * moment, and so are others if it was us who were away. */
-void attempt_cut(struct attempt *a, const struct worker *w, const char *why)
+void attempt_cut(struct attempt *a, const struct worker_record *w, const char *why)
 {
 	if (a->n_out > a->began_out + 1)
 		a->lost = 0;
@@ -622,12 +623,12 @@ void attempt_cut(struct attempt *a, const struct worker *w, const char *why)
 
 void attempt_lost(struct attempt *a, const struct attempt_loss *l)
 {
-	const struct worker *restarted = l->retry ? attempt_link_restarted(a) : NULL;
+	const struct worker_record *restarted = l->retry ? attempt_link_restarted(a) : NULL;
 	if (restarted) {
 		attempt_cut(a, restarted, l->why);
 		return;
 	}
-	struct worker *blamed = l->blame ? registry_find(a->all->registry, l->blame) : NULL;
+	struct worker_record *blamed = l->blame ? registry_find(a->all->registry, l->blame) : NULL;
 	if (blamed)
 		registry_outcome(a->all->registry, blamed, 0, clock_us());
 	a->lost = a->n_out > a->began_out + 1 ? 1 : a->lost + 1;
@@ -646,7 +647,7 @@ void attempt_lost(struct attempt *a, const struct attempt_loss *l)
 }
 
 /* Placed again at once; after a pause if the same worker gave the attempt before back too. */
-void attempt_moved(struct attempt *a, const struct worker *w, const char *why)
+void attempt_moved(struct attempt *a, const struct worker_record *w, const char *why)
 {
 	int again = strcmp(a->avoid, w->name) == 0;
 	if (a->moved >= ATTEMPT_MOVES_MAX) {
@@ -687,7 +688,7 @@ void attempts_worker_up(struct attempts *e)
 	retry_waiting(e, clock_us());
 }
 
-static void worker_lost(struct attempt *a, const struct worker *w, const char *why,
+static void worker_lost(struct attempt *a, const struct worker_record *w, const char *why,
                         enum worker_end how)
 {
 	if (how == WORKER_LINK_RESTART)
@@ -699,7 +700,7 @@ static void worker_lost(struct attempt *a, const struct worker *w, const char *w
 		             &(struct attempt_loss){PDS__FAULT__FAULT_PEER_LOST, 1, w->name, w->name, why});
 }
 
-void attempts_worker_down(struct attempts *e, struct worker *w, const char *why,
+void attempts_worker_down(struct attempts *e, struct worker_record *w, const char *why,
                           enum worker_end how)
 {
 	char text[256];
@@ -725,7 +726,8 @@ void attempts_worker_down(struct attempts *e, struct worker *w, const char *why,
 
 /* Could a worker that is neither stuck nor broken take it? From one that still runs it goes only to
  * one that has room. */
-static int can_leave(const struct attempt *a, const struct worker *w, int stuck, uint64_t now)
+static int can_leave(const struct attempt *a, const struct worker_record *w, int stuck,
+                     uint64_t now)
 {
 	struct place_wish wish = wish_of(a);
 	wish.leaves = w;
@@ -734,7 +736,7 @@ static int can_leave(const struct attempt *a, const struct worker *w, int stuck,
 	return list_empty(&a->ending) && place_possible(a->all->registry, &wish);
 }
 
-static void leave(struct attempt *a, const struct worker *w, int stuck)
+static void leave(struct attempt *a, const struct worker_record *w, int stuck)
 {
 	char why[160];
 	if (!stuck) {
@@ -749,7 +751,7 @@ static void leave(struct attempt *a, const struct worker *w, int stuck)
 
 /* Does the present attempt need w? A prefill worker that is told to end finishes it or gives it
  * back by itself. */
-static int needs(const struct attempt *a, const struct worker *w, int stuck)
+static int needs(const struct attempt *a, const struct worker_record *w, int stuck)
 {
 	if (a->prefill == w &&
 	    (a->alone || (stuck && (a->state != ATTEMPT_DECODING || a->want_prompt))))
@@ -759,7 +761,7 @@ static int needs(const struct attempt *a, const struct worker *w, int stuck)
 
 /* Each answer may end here, and its owner may destroy others: a list is taken from its head.
  * Those that were looked at go to the back; the next tick goes on with the rest. */
-static void leave_worker(struct worker *w, enum place_stage stage, int stuck, uint64_t now)
+static void leave_worker(struct worker_record *w, enum place_stage stage, int stuck, uint64_t now)
 {
 	struct list some, *attempts = stage == PLACE_PREFILL ? &w->prefills : &w->decodes;
 	list_init(&some);
@@ -783,7 +785,7 @@ static void leave_worker(struct worker *w, enum place_stage stage, int stuck, ui
 static void leave_workers(struct attempts *e, uint64_t now)
 {
 	list_each(n, &e->registry->workers) {
-		struct worker *w = list_entry(n, struct worker, node);
+		struct worker_record *w = list_entry(n, struct worker_record, node);
 		int stuck = worker_is_stuck(e->registry, w, now);
 		if (!worker_is_up(w) || (!stuck && !w->beat.ending))
 			continue;

@@ -152,11 +152,11 @@ struct attempt {
 	uint32_t got_prompt;
 
 	/* the present attempt */
-	struct worker *prefill; /* who got Submit; NULL when it is down */
-	struct worker *decode;  /* who decodes or is expected to; NULL when it is down */
-	int alone;              /* no candidates: prefill does it all */
-	int prefill_told;       /* the prefill worker has given its account of it */
-	int named;              /* it is known which of the candidates decodes */
+	struct worker_record *prefill; /* who got Submit; NULL when it is down */
+	struct worker_record *decode;  /* who decodes or is expected to; NULL when it is down */
+	int alone;                     /* no candidates: prefill does it all */
+	int prefill_told;              /* the prefill worker has given its account of it */
+	int named;                     /* it is known which of the candidates decodes */
 	struct attempt_place cand[PLACE_CANDIDATES_MAX];
 	unsigned n_cand;
 	uint64_t charged_prefill, charged_decode; /* in the workers' tokens_in_flight */
@@ -193,7 +193,7 @@ struct attempts_opts {
 	uint64_t retry_wait_us; /* how long a lost attempt waits for a worker */
 	void *arg;
 	/* 0, ERR_FULL or ERR_CLOSED */
-	int (*send)(void *arg, struct worker *w, enum msg_type type, const struct msg_head *head,
+	int (*send)(void *arg, struct worker_record *w, enum msg_type type, const struct msg_head *head,
 	            const void *body);
 };
 
@@ -244,12 +244,12 @@ int attempt_ended(const struct attempt *a);
 const char *attempt_state_name(enum attempt_state state);
 const char *answer_finish_name(enum answer_finish finish);
 
-void attempts_first_token(struct attempts *e, struct worker *w, const struct msg_head *head,
+void attempts_first_token(struct attempts *e, struct worker_record *w, const struct msg_head *head,
                           const Pds__FirstToken *m);
-void attempts_prompt(struct attempts *e, struct worker *w, const struct msg_head *head,
+void attempts_prompt(struct attempts *e, struct worker_record *w, const struct msg_head *head,
                      const Pds__PromptLogprobs *m);
-void attempts_tokens(struct attempts *e, struct worker *w, const Pds__Tokens *m);
-void attempts_failed(struct attempts *e, struct worker *w, const struct msg_head *head,
+void attempts_tokens(struct attempts *e, struct worker_record *w, const Pds__Tokens *m);
+void attempts_failed(struct attempts *e, struct worker_record *w, const struct msg_head *head,
                      const Pds__Failed *m);
 void attempts_worker_up(struct attempts *e);
 enum worker_end {
@@ -258,7 +258,7 @@ enum worker_end {
 	WORKER_GOODBYE       /* it ends in order */
 };
 /* After registry_down. */
-void attempts_worker_down(struct attempts *e, struct worker *w, const char *why,
+void attempts_worker_down(struct attempts *e, struct worker_record *w, const char *why,
                           enum worker_end how);
 void attempts_tick(struct attempts *e,
                    uint64_t now_us); /* deadlines and waits; about every 50 ms */

@@ -17,7 +17,7 @@
 
 #define RETRY_AFTER_MAX_US 3600000000u
 
-static struct attempt_place *candidate(struct attempt *a, const struct worker *w)
+static struct attempt_place *candidate(struct attempt *a, const struct worker_record *w)
 {
 	for (unsigned i = 0; i < a->n_cand; i++)
 		if (a->cand[i].epoch == w->epoch && strcmp(a->cand[i].name, w->name) == 0)
@@ -26,7 +26,7 @@ static struct attempt_place *candidate(struct attempt *a, const struct worker *w
 }
 
 /* The answer whose present attempt this is, or NULL. */
-static struct attempt *present(struct attempts *e, struct worker *w, const struct reqid *id,
+static struct attempt *present(struct attempts *e, struct worker_record *w, const struct reqid *id,
                                uint32_t attempt)
 {
 	struct attempt *a = attempts_find(e, id);
@@ -106,7 +106,7 @@ static void append(struct attempt *a, Pds__Token *const *tokens, size_t n)
 
 /* The part that was there before must be the same: seeds and numerics are equal (a difference is
  * counted; what was said stays). */
-static void compare(struct attempt *a, const struct worker *w, uint32_t index,
+static void compare(struct attempt *a, const struct worker_record *w, uint32_t index,
                     Pds__Token *const *tokens, size_t n)
 {
 	for (size_t i = 0; i < n && index + i < a->n_out; i++) {
@@ -121,14 +121,14 @@ static void compare(struct attempt *a, const struct worker *w, uint32_t index,
 }
 
 /* What w sent cannot be. */
-static void lost_by(struct attempt *a, const struct worker *w, const char *why, int retry)
+static void lost_by(struct attempt *a, const struct worker_record *w, const char *why, int retry)
 {
 	attempt_lost(a,
 	             &(struct attempt_loss){PDS__FAULT__FAULT_INTERNAL, retry, w->name, w->name, why});
 }
 
 /* Returns 0 if the answer goes on, 1 if it ended and must not be touched. */
-static int take_tokens(struct attempt *a, struct worker *w, uint32_t index,
+static int take_tokens(struct attempt *a, struct worker_record *w, uint32_t index,
                        Pds__Token *const *tokens, size_t n, Pds__Finish finish)
 {
 	if (index > a->n_out) {
@@ -177,7 +177,7 @@ static int take_tokens(struct attempt *a, struct worker *w, uint32_t index,
 /* --- log-probabilities of the prompt ------------------------------------- */
 
 /* 0, or 1: more messages than tokens, so the attempt is lost. */
-static int hold(struct attempt *a, const struct worker *w, const Pds__SequenceTokens *m)
+static int hold(struct attempt *a, const struct worker_record *w, const Pds__SequenceTokens *m)
 {
 	if (a->n_held > a->max_tokens) { /* one per token, and one that repeats the first */
 		char why[192];
@@ -199,7 +199,7 @@ static int hold(struct attempt *a, const struct worker *w, const Pds__SequenceTo
 	return 0;
 }
 
-int attempt_release_held(struct attempt *a, struct worker *w)
+int attempt_release_held(struct attempt *a, struct worker_record *w)
 {
 	struct list waiting; /* the answer may end on the way: the list must outlive it */
 	list_init(&waiting);
@@ -258,7 +258,7 @@ static ptrdiff_t new_of(const struct attempt *a, const Pds__PromptLogprobs *m, s
 
 /* They are kept over attempts, as all attempts have the same numerics: a new attempt tells them
  * again from the beginning. */
-void attempts_prompt(struct attempts *e, struct worker *w, const struct msg_head *head,
+void attempts_prompt(struct attempts *e, struct worker_record *w, const struct msg_head *head,
                      const Pds__PromptLogprobs *m)
 {
 	struct attempt *a = present(e, w, &head->req, head->attempt);
@@ -284,7 +284,7 @@ void attempts_prompt(struct attempts *e, struct worker *w, const struct msg_head
 
 /* Who computed the prompt has sent its first token. 0, or 1: something is missing, and the
  * attempt is lost. */
-static int prompt_is_told(struct attempt *a, const struct worker *w)
+static int prompt_is_told(struct attempt *a, const struct worker_record *w)
 {
 	if (a->want_prompt && a->got_prompt < a->prompt_tokens) {
 		char why[192];
@@ -300,7 +300,7 @@ static int prompt_is_told(struct attempt *a, const struct worker *w)
 
 /* --- messages ------------------------------------------------------------ */
 
-static void name_decode(struct attempt *a, struct worker *d)
+static void name_decode(struct attempt *a, struct worker_record *d)
 {
 	attempt_join_decode(a, d);
 	a->named = 1;
@@ -309,10 +309,10 @@ static void name_decode(struct attempt *a, struct worker *d)
 
 /* P has said who goes on. 0, or 1: that one is dead already, or has lost its lease, and so the
  * attempt is lost. */
-static int hand_to(struct attempt *a, struct worker *p, const Pds__FirstToken *m)
+static int hand_to(struct attempt *a, struct worker_record *p, const Pds__FirstToken *m)
 {
 	const char *name = m->decode ? m->decode : "";
-	struct worker *d = registry_find(a->all->registry, name);
+	struct worker_record *d = registry_find(a->all->registry, name);
 	int lives = d && worker_is_up(d) && d->epoch == m->decode_epoch;
 	struct attempt_place *c = lives ? candidate(a, d) : NULL;
 	char why[192];
@@ -344,7 +344,7 @@ static int hand_to(struct attempt *a, struct worker *p, const Pds__FirstToken *m
 	return 0;
 }
 
-void attempts_first_token(struct attempts *e, struct worker *w, const struct msg_head *head,
+void attempts_first_token(struct attempts *e, struct worker_record *w, const struct msg_head *head,
                           const Pds__FirstToken *m)
 {
 	if (attempts_late_first_token(e, w, head, m))
@@ -380,7 +380,7 @@ void attempts_first_token(struct attempts *e, struct worker *w, const struct msg
 		attempt_release_held(a, w);
 }
 
-static void take_sequence(struct attempts *e, struct worker *w, const Pds__SequenceTokens *m)
+static void take_sequence(struct attempts *e, struct worker_record *w, const Pds__SequenceTokens *m)
 {
 	struct reqid id = {m->request_hi, m->request_lo};
 	struct attempt *a = present(e, w, &id, m->attempt);
@@ -421,7 +421,7 @@ static void take_sequence(struct attempts *e, struct worker *w, const Pds__Seque
 		take_tokens(a, w, m->index, m->tokens, m->n_tokens, m->finish);
 }
 
-void attempts_tokens(struct attempts *e, struct worker *w, const Pds__Tokens *m)
+void attempts_tokens(struct attempts *e, struct worker_record *w, const Pds__Tokens *m)
 {
 	for (size_t i = 0; i < m->n_sequences; i++)
 		take_sequence(e, w, m->sequences[i]);
@@ -451,7 +451,7 @@ static void keep_failure(struct attempt *a, struct attempt_place *c, const Pds__
 	        c->name, attempt_state_name(a->state), log_quote(m->text));
 }
 
-void attempts_failed(struct attempts *e, struct worker *w, const struct msg_head *head,
+void attempts_failed(struct attempts *e, struct worker_record *w, const struct msg_head *head,
                      const Pds__Failed *m)
 {
 	struct attempt *a = attempts_find(e, &head->req);

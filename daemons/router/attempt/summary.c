@@ -17,7 +17,7 @@
 #define LATE_MAX 4096u
 
 /* What the line says, by value: the answer is gone when it is written late. */
-struct summary {
+struct attempt_summary {
 	struct reqid id;
 	uint32_t number, prompt_tokens, n_out;
 	struct attempt_times times;
@@ -29,13 +29,13 @@ struct summary {
 
 struct late {
 	struct list node;
-	struct summary sum;
+	struct attempt_summary sum;
 	struct attempt_prediction predicted;
 };
 
-static void summarize(const struct attempt *a, struct summary *sum)
+static void summarize(const struct attempt *a, struct attempt_summary *sum)
 {
-	*sum = (struct summary){
+	*sum = (struct attempt_summary){
 		.id = a->id,
 		.number = a->number,
 		.prompt_tokens = a->prompt_tokens,
@@ -54,7 +54,7 @@ static void summarize(const struct attempt *a, struct summary *sum)
 	memcpy(sum->why, a->why, sizeof sum->why);
 }
 
-static void log_summary(const struct summary *s)
+static void log_summary(const struct attempt_summary *s)
 {
 	const struct attempt_times *t = &s->times;
 	log_req(LOG_INFO, &s->id, "request_done",
@@ -86,7 +86,7 @@ void attempts_summary(struct attempt *a)
 	a->ended_us = clock_us();
 	if (a->state != ATTEMPT_DONE || a->alone || a->prefill_told ||
 	    map_count(e->late_by_id) == LATE_MAX) {
-		struct summary now;
+		struct attempt_summary now;
 		summarize(a, &now);
 		log_summary(&now);
 		return;
@@ -99,7 +99,7 @@ void attempts_summary(struct attempt *a)
 	map_put(e->late_by_id, &l->sum.id, l);
 }
 
-int attempts_late_first_token(struct attempts *e, const struct worker *w,
+int attempts_late_first_token(struct attempts *e, const struct worker_record *w,
                               const struct msg_head *head, const Pds__FirstToken *m)
 {
 	struct late *l = map_get(e->late_by_id, &head->req);

@@ -19,7 +19,7 @@
 #define DEVICE 1u /* bit of tier 0 */
 #define MEMORY 2u
 
-struct entry {
+struct index_entry {
 	uint64_t hash;
 	uint8_t tiers; /* bits; 0: empty */
 };
@@ -29,7 +29,7 @@ struct expected {
 };
 
 struct kv_index {
-	struct entry *slots;
+	struct index_entry *slots;
 	unsigned log; /* 1 << log slots */
 	size_t used;  /* slots with an entry */
 	size_t below; /* of them: in a tier below the device */
@@ -76,7 +76,7 @@ void kv_index_set_max(struct kv_index *ix, size_t entries_max)
 }
 
 /* The slot that has the hash, or the empty one where it belongs. */
-static struct entry *slot_of(const struct kv_index *ix, uint64_t hash)
+static struct index_entry *slot_of(const struct kv_index *ix, uint64_t hash)
 {
 	size_t mask = size_of(ix) - 1;
 	for (size_t i = home_of(ix, hash, ix->log);; i = (i + 1) & mask)
@@ -88,7 +88,7 @@ static struct entry *slot_of(const struct kv_index *ix, uint64_t hash)
  * others goes. */
 static void rebuild(struct kv_index *ix, unsigned log, unsigned without)
 {
-	struct entry *old = ix->slots;
+	struct index_entry *old = ix->slots;
 	size_t n = size_of(ix);
 	ix->log = log;
 	ix->slots = mem_array(size_of(ix), sizeof *ix->slots);
@@ -97,7 +97,7 @@ static void rebuild(struct kv_index *ix, unsigned log, unsigned without)
 		uint8_t tiers = old[i].tiers & (uint8_t)~without;
 		if (!tiers)
 			continue;
-		*slot_of(ix, old[i].hash) = (struct entry){old[i].hash, tiers};
+		*slot_of(ix, old[i].hash) = (struct index_entry){old[i].hash, tiers};
 		ix->used++;
 		ix->below += (tiers & ~DEVICE) != 0;
 	}
@@ -155,7 +155,7 @@ static void settle(struct kv_index *ix, uint64_t hash)
 		x->until_us = 0;
 }
 
-static int is_full(const struct kv_index *ix, const struct entry *e, unsigned tier)
+static int is_full(const struct kv_index *ix, const struct index_entry *e, unsigned tier)
 {
 	if (tier == 0)
 		return ix->count[0] >= ix->max;
@@ -168,7 +168,7 @@ int kv_index_store(struct kv_index *ix, uint64_t hash, unsigned tier)
 		return ERR_INVALID;
 	if (tier == 0)
 		settle(ix, hash);
-	struct entry *e = slot_of(ix, hash);
+	struct index_entry *e = slot_of(ix, hash);
 	if (e->tiers >> tier & 1)
 		return 0;
 	if (is_full(ix, e, tier)) {
@@ -209,7 +209,7 @@ void kv_index_remove(struct kv_index *ix, uint64_t hash, unsigned tier)
 		return;
 	if (tier == 0)
 		settle(ix, hash);
-	struct entry *e = slot_of(ix, hash);
+	struct index_entry *e = slot_of(ix, hash);
 	if (!(e->tiers >> tier & 1))
 		return;
 	e->tiers &= (uint8_t) ~(1u << tier);

@@ -20,7 +20,7 @@
 enum class { CLASS_NUMERICS = 1, CLASS_AVOIDED = 2, CLASS_STUCK = 4, CLASS_BROKEN = 8 };
 
 /* A sequence slot, and blocks, by its last heartbeat and what was placed there since. */
-static int has_room(const struct worker *w, uint32_t tokens)
+static int has_room(const struct worker_record *w, uint32_t tokens)
 {
 	uint64_t need = w->block_tokens ? tokens / w->block_tokens + 1 : 0;
 	if (w->max_sequences && w->requests + w->other_sequences >= w->max_sequences)
@@ -29,7 +29,7 @@ static int has_room(const struct worker *w, uint32_t tokens)
 }
 
 /* May it take an attempt away from the worker that this one is to leave? */
-static int takes_over(const struct registry *g, const struct worker *w,
+static int takes_over(const struct registry *g, const struct worker_record *w,
                       const struct place_wish *wish)
 {
 	if (w == wish->leaves || worker_is_stuck(g, w, wish->now_us) ||
@@ -38,7 +38,8 @@ static int takes_over(const struct registry *g, const struct worker *w,
 	return !wish->wants_room || w->role == ROLE_PREFILL || has_room(w, wish->tokens);
 }
 
-static int usable(const struct registry *g, const struct worker *w, const struct place_wish *wish)
+static int usable(const struct registry *g, const struct worker_record *w,
+                  const struct place_wish *wish)
 {
 	if (wish->leaves && !takes_over(g, w, wish))
 		return 0;
@@ -46,12 +47,12 @@ static int usable(const struct registry *g, const struct worker *w, const struct
 	       (w->context_tokens == 0 || wish->total_tokens <= w->context_tokens);
 }
 
-static int compatible(const struct worker *p, const struct worker *d)
+static int compatible(const struct worker_record *p, const struct worker_record *d)
 {
 	return memcmp(&p->prefix.hash, &d->prefix.hash, sizeof p->prefix.hash) == 0;
 }
 
-static unsigned class_of(const struct registry *g, const struct worker *w,
+static unsigned class_of(const struct registry *g, const struct worker_record *w,
                          const struct place_wish *wish, uint64_t now_us)
 {
 	unsigned c = breaker_takes(&w->breaker, &g->breaker, now_us) ? 0 : CLASS_BROKEN;
@@ -65,7 +66,7 @@ static unsigned class_of(const struct registry *g, const struct worker *w,
 }
 
 /* The place of this worker in the pinned list, -1: not in it. Without a list: 0. */
-static int pinned_decode(const struct place_pin *pin, const struct worker *w)
+static int pinned_decode(const struct place_pin *pin, const struct worker_record *w)
 {
 	if (!pin || !pin->n_decode)
 		return 0;
@@ -75,24 +76,24 @@ static int pinned_decode(const struct place_pin *pin, const struct worker *w)
 	return -1;
 }
 
-static int decodes_for(const struct registry *g, const struct worker *p, const struct worker *d,
-                       const struct place_wish *wish)
+static int decodes_for(const struct registry *g, const struct worker_record *p,
+                       const struct worker_record *d, const struct place_wish *wish)
 {
 	return d->role == ROLE_DECODE && usable(g, d, wish) && compatible(p, d) &&
 	       pinned_decode(wish->pin, d) >= 0;
 }
 
-static int has_decoder(const struct registry *g, const struct worker *p,
+static int has_decoder(const struct registry *g, const struct worker_record *p,
                        const struct place_wish *wish)
 {
 	list_each(it, &g->workers)
-		if (decodes_for(g, p, list_entry(it, struct worker, node), wish))
+		if (decodes_for(g, p, list_entry(it, struct worker_record, node), wish))
 			return 1;
 	return 0;
 }
 
 /* May it get Submit? roles: bits. */
-static int may_be_first(const struct registry *g, unsigned roles, const struct worker *w,
+static int may_be_first(const struct registry *g, unsigned roles, const struct worker_record *w,
                         const struct place_wish *wish)
 {
 	const struct place_pin *pin = wish->pin;
@@ -124,7 +125,7 @@ static void look_up(struct option *o, const struct place_wish *wish, uint64_t no
 	o->hit_tokens = m.blocks * bt;
 }
 
-static struct option option_of(const struct registry *g, struct worker *w,
+static struct option option_of(const struct registry *g, struct worker_record *w,
                                const struct place_wish *wish, uint64_t now_us)
 {
 	struct option o = {.w = w, .class = class_of(g, w, wish, now_us)};
@@ -138,19 +139,19 @@ static unsigned all_first(struct registry *g, unsigned roles, const struct place
 {
 	unsigned n = 0;
 	list_each(it, &g->workers) {
-		struct worker *w = list_entry(it, struct worker, node);
+		struct worker_record *w = list_entry(it, struct worker_record, node);
 		if (may_be_first(g, roles, w, wish))
 			g->options[n++] = option_of(g, w, wish, now_us);
 	}
 	return n;
 }
 
-static unsigned all_decoders(struct registry *g, const struct worker *p,
+static unsigned all_decoders(struct registry *g, const struct worker_record *p,
                              const struct place_wish *wish, uint64_t now_us)
 {
 	unsigned n = 0;
 	list_each(it, &g->workers) {
-		struct worker *d = list_entry(it, struct worker, node);
+		struct worker_record *d = list_entry(it, struct worker_record, node);
 		if (decodes_for(g, p, d, wish))
 			g->options[n++] = option_of(g, d, wish, now_us);
 	}
@@ -273,8 +274,8 @@ static void rank_pinned(struct registry *g, const struct place_pin *pin, unsigne
 }
 
 /* The decode workers for p, best first. */
-static unsigned decoders(struct registry *g, const struct worker *p, const struct place_wish *wish,
-                         uint64_t now_us, struct worker **out)
+static unsigned decoders(struct registry *g, const struct worker_record *p,
+                         const struct place_wish *wish, uint64_t now_us, struct worker_record **out)
 {
 	unsigned n = all_decoders(g, p, wish, now_us);
 	if (wish->pin && wish->pin->n_decode)
@@ -288,8 +289,8 @@ static unsigned decoders(struct registry *g, const struct worker *p, const struc
 
 /* It will hold these blocks soon: requests with the same beginning are placed knowing that.
  * wait_us: before they are begun. */
-static void remember(struct registry *g, struct worker *w, const struct place_wish *wish, int keeps,
-                     uint64_t wait_us, uint64_t now_us)
+static void remember(struct registry *g, struct worker_record *w, const struct place_wish *wish,
+                     int keeps, uint64_t wait_us, uint64_t now_us)
 {
 	size_t n;
 	const uint64_t *hashes = prefixes_find(wish->prefixes, &w->prefix, &n);
@@ -307,7 +308,7 @@ int place_possible(const struct registry *g, const struct place_wish *wish)
 {
 	for (unsigned i = 0; i < 2; i++)
 		list_each(it, &g->workers)
-			if (may_be_first(g, first_roles[i], list_entry(it, struct worker, node), wish))
+			if (may_be_first(g, first_roles[i], list_entry(it, struct worker_record, node), wish))
 				return 1;
 	return 0;
 }
@@ -324,7 +325,7 @@ static unsigned lone_decoders(struct registry *g, const struct place_wish *wish,
 }
 
 /* How long the worker has to do with what waits there, at its measured rate; bounded. */
-static uint64_t backlog_us(const struct worker *w)
+static uint64_t backlog_us(const struct worker_record *w)
 {
 	double us = w->prompt_rate > 0 ? (double)w->backlog_tokens * 1e6 / w->prompt_rate : 0;
 	return us < WAIT_MAX_US ? (uint64_t)us : WAIT_MAX_US;

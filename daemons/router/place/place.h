@@ -8,8 +8,8 @@
 #define PLACE_CANDIDATES_MAX 8
 
 struct placement {
-	struct worker *first; /* gets Submit */
-	struct worker *decode[PLACE_CANDIDATES_MAX];
+	struct worker_record *first; /* gets Submit */
+	struct worker_record *decode[PLACE_CANDIDATES_MAX];
 	unsigned n_decode;      /* 0: `first` runs it alone */
 	uint32_t hit_tokens;    /* tokens that `first` is expected to have cached */
 	uint32_t stored_tokens; /* of them: to be read from storage */
@@ -34,7 +34,7 @@ struct place_wish {
 	const char *avoid;     /* worker that failed the attempt before: taken last; or NULL */
 	/* The worker that an attempt is to leave: the others count only if neither stuck nor broken.
 	 * NULL: a new attempt. The next two only with it. */
-	const struct worker *leaves;
+	const struct worker_record *leaves;
 	uint64_t now_us;
 	int wants_room; /* the decoder must have a free place, as far as is known */
 	/* prefill worker that computes the same prompt for another answer of the request: preferred to

@@ -84,17 +84,17 @@ static void power_of_two(struct policy_case *c, struct option *o, unsigned n)
 
 /* What each step there has to read beside the weights: the contexts of our sequences, as we know
  * them now, and of others' by its last heartbeat. */
-static double context_at(const struct worker *w)
+static double context_at(const struct worker_record *w)
 {
 	return (double)(w->tokens_in_flight - w->backlog_tokens) + (double)w->other_tokens;
 }
 
-static double sequences_at(const struct worker *w)
+static double sequences_at(const struct worker_record *w)
 {
 	return (double)w->requests + (double)w->other_sequences;
 }
 
-static double decode_load(const struct policy_case *c, const struct worker *w)
+static double decode_load(const struct policy_case *c, const struct worker_record *w)
 {
 	return context_at(w) + c->opts->kv_sequence_tokens * sequences_at(w);
 }
@@ -103,7 +103,7 @@ static double decode_load(const struct policy_case *c, const struct worker *w)
  * once they are matched: the whole sequence needs room. */
 static double lacking(const struct policy_case *c, const struct option *o)
 {
-	const struct worker *w = o->w;
+	const struct worker_record *w = o->w;
 	if (!w->blocks || !w->has_heartbeat)
 		return 0;
 	double free_tokens = ((double)w->beat.blocks_free - (double)w->promised_blocks) *
@@ -112,7 +112,7 @@ static double lacking(const struct policy_case *c, const struct option *o)
 	return need > free_tokens ? need - (free_tokens > 0 ? free_tokens : 0) : 0;
 }
 
-double policy_read_weight(const struct policy_opts *o, const struct worker *w, unsigned tier,
+double policy_read_weight(const struct policy_opts *o, const struct worker_record *w, unsigned tier,
                           int *ret_measured)
 {
 	uint32_t compute = w->beat.compute_tokens_per_s,
@@ -127,7 +127,7 @@ double policy_read_weight(const struct policy_opts *o, const struct worker *w, u
 
 static double prefill_cost(const struct policy_case *c, const struct option *o)
 {
-	const struct worker *w = o->w;
+	const struct worker_record *w = o->w;
 	double backlog = (double)w->backlog_tokens + (w->role == ROLE_PREFILL ? 0 : decode_load(c, w));
 	return (double)(c->tokens - o->hit_tokens) +
 	       policy_read_weight(c->opts, w, 1, NULL) * o->memory_tokens +

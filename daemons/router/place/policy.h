@@ -35,7 +35,7 @@
 
 #include <stdint.h>
 
-struct worker;
+struct worker_record;
 
 enum place_stage { PLACE_PREFILL, PLACE_DECODE, PLACE_STAGES };
 enum place_reason {
@@ -50,7 +50,7 @@ enum place_reason {
 
 struct policy_case;
 struct option {
-	struct worker *w;
+	struct worker_record *w;
 	unsigned class; /* hard constraints, place.c */
 	/* of the sequence, that the worker is thought to hold or to have soon */
 	uint32_t hit_tokens;
@@ -104,7 +104,7 @@ int policy_uses_prefixes(const struct policy_opts *o);
 /* What a token that this worker would read from tier 1 (memory) or 2 (disk) weighs against one that
  * it computes: by the rates in its heartbeats, at most 1; where it has not measured both yet,
  * kv_restore_weight or kv_disk_weight. ret_measured, if asked for: which of them. */
-double policy_read_weight(const struct policy_opts *o, const struct worker *w, unsigned tier,
+double policy_read_weight(const struct policy_opts *o, const struct worker_record *w, unsigned tier,
                           int *ret_measured);
 uint64_t policy_draw(uint64_t *state);
 /* of a session, or of a name; never 0; the same in every process */

@@ -28,7 +28,7 @@ void registry_init(struct registry *g, uint64_t stuck_us)
 	randombytes_buf(&g->draw, sizeof g->draw);
 }
 
-static void free_info(struct worker *w)
+static void free_info(struct worker_record *w)
 {
 	free(w->endpoint);
 	free(w->model);
@@ -37,7 +37,7 @@ static void free_info(struct worker *w)
 	free(w->layout);
 }
 
-static void free_worker(struct worker *w)
+static void free_worker(struct worker_record *w)
 {
 	list_remove(&w->node);
 	kv_index_destroy(&w->index);
@@ -48,7 +48,7 @@ static void free_worker(struct worker *w)
 void registry_fini(struct registry *g)
 {
 	list_each_safe(n, next, &g->workers)
-		free_worker(list_entry(n, struct worker, node));
+		free_worker(list_entry(n, struct worker_record, node));
 	free(g->options);
 	g->options = NULL;
 }
@@ -93,7 +93,7 @@ int registry_admit(const struct registry *g, const char *name, const Pds__Worker
 		return ERR_INVALID;
 	}
 	list_each(n, &g->workers) {
-		const struct worker *o = list_entry(n, struct worker, node);
+		const struct worker_record *o = list_entry(n, struct worker_record, node);
 		if (!worker_is_up(o) || strcmp(o->name, name) == 0 ||
 		    strcmp(o->fingerprint, text(w->model_fingerprint)) == 0)
 			continue;
@@ -104,17 +104,17 @@ int registry_admit(const struct registry *g, const char *name, const Pds__Worker
 	return 0;
 }
 
-struct worker *registry_find(const struct registry *g, const char *name)
+struct worker_record *registry_find(const struct registry *g, const char *name)
 {
 	list_each(n, &g->workers) {
-		struct worker *w = list_entry(n, struct worker, node);
+		struct worker_record *w = list_entry(n, struct worker_record, node);
 		if (strcmp(w->name, name) == 0)
 			return w;
 	}
 	return NULL;
 }
 
-static void forget(struct registry *g, struct worker *w)
+static void forget(struct registry *g, struct worker_record *w)
 {
 	free_worker(w);
 	g->n_workers--;
@@ -122,9 +122,9 @@ static void forget(struct registry *g, struct worker *w)
 
 static void forget_longest_down(struct registry *g)
 {
-	struct worker *longest = NULL;
+	struct worker_record *longest = NULL;
 	list_each(n, &g->workers) {
-		struct worker *w = list_entry(n, struct worker, node);
+		struct worker_record *w = list_entry(n, struct worker_record, node);
 		if (!worker_is_up(w) && (!longest || w->down_us < longest->down_us))
 			longest = w;
 	}
@@ -132,11 +132,11 @@ static void forget_longest_down(struct registry *g)
 		forget(g, longest);
 }
 
-static struct worker *add_worker(struct registry *g, const char *name)
+static struct worker_record *add_worker(struct registry *g, const char *name)
 {
 	if (g->n_workers >= WORKERS_MAX)
 		forget_longest_down(g);
-	struct worker *w = mem_zalloc(sizeof *w);
+	struct worker_record *w = mem_zalloc(sizeof *w);
 	snprintf(w->name, sizeof w->name, "%s", name);
 	w->name_key = policy_key(w->name, strlen(w->name));
 	list_push_back(&g->workers, &w->node);
@@ -150,13 +150,13 @@ static void collect_roots(struct registry *g)
 {
 	g->roots.n = 0;
 	list_each(n, &g->workers) {
-		const struct worker *w = list_entry(n, struct worker, node);
+		const struct worker_record *w = list_entry(n, struct worker_record, node);
 		if (worker_is_up(w))
 			prefix_root_add(&g->roots, &w->prefix);
 	}
 }
 
-static void set_info(struct worker *w, const Pds__WorkerInfo *info)
+static void set_info(struct worker_record *w, const Pds__WorkerInfo *info)
 {
 	free_info(w);
 	worker_role_parse(info->role, &w->role);
@@ -182,7 +182,7 @@ static void set_info(struct worker *w, const Pds__WorkerInfo *info)
 
 /* Whoever ended without a goodbye was killed, or could not go on, or was away for so long that
  * its end was not seen. */
-static void begin_life(struct registry *g, struct worker *w, uint64_t now_us)
+static void begin_life(struct registry *g, struct worker_record *w, uint64_t now_us)
 {
 	if (w->epoch && w->ended_in_order) {
 		breaker_restart(&w->breaker, now_us);
@@ -199,10 +199,10 @@ static void begin_life(struct registry *g, struct worker *w, uint64_t now_us)
 	w->ended_in_order = 0;
 }
 
-struct worker *registry_up(struct registry *g, struct peer *peer, const char *name, uint64_t epoch,
-                           const Pds__WorkerInfo *info, uint64_t now_us)
+struct worker_record *registry_up(struct registry *g, struct peer *peer, const char *name,
+                                  uint64_t epoch, const Pds__WorkerInfo *info, uint64_t now_us)
 {
-	struct worker *w = registry_find(g, name);
+	struct worker_record *w = registry_find(g, name);
 	if (!w)
 		w = add_worker(g, name);
 	if (w->epoch != epoch)
@@ -223,8 +223,8 @@ struct worker *registry_up(struct registry *g, struct peer *peer, const char *na
 	return w;
 }
 
-int registry_update(struct registry *g, struct worker *w, const Pds__WorkerInfo *info, char *reason,
-                    size_t reason_len)
+int registry_update(struct registry *g, struct worker_record *w, const Pds__WorkerInfo *info,
+                    char *reason, size_t reason_len)
 {
 	if (check_info(info, reason, reason_len) < 0)
 		return ERR_INVALID;
@@ -239,7 +239,7 @@ int registry_update(struct registry *g, struct worker *w, const Pds__WorkerInfo 
 	return 0;
 }
 
-void registry_down(struct registry *g, struct worker *w, uint64_t now_us)
+void registry_down(struct registry *g, struct worker_record *w, uint64_t now_us)
 {
 	g->n_up -= worker_is_up(w);
 	w->peer = NULL;
@@ -248,14 +248,14 @@ void registry_down(struct registry *g, struct worker *w, uint64_t now_us)
 	collect_roots(g);
 }
 
-void registry_ended_in_order(struct worker *w)
+void registry_ended_in_order(struct worker_record *w)
 {
 	w->ended_in_order = 1;
 }
 
 /* --- what it holds ------------------------------------------------------- */
 
-void registry_kv_events(struct registry *g, struct worker *w, const Pds__KvEvents *m)
+void registry_kv_events(struct registry *g, struct worker_record *w, const Pds__KvEvents *m)
 {
 	if (m->tier >= KV_TIERS || !w->block_tokens || !worker_is_up(w)) {
 		g->events_bad++;
@@ -282,7 +282,7 @@ void registry_set_index_max(struct registry *g, size_t entries)
 {
 	g->index_entries_max = entries;
 	list_each(n, &g->workers) {
-		struct worker *w = list_entry(n, struct worker, node);
+		struct worker_record *w = list_entry(n, struct worker_record, node);
 		if (w->index)
 			kv_index_set_max(w->index, entries);
 	}
@@ -292,20 +292,20 @@ size_t registry_index_entries(const struct registry *g, unsigned tier)
 {
 	size_t sum = 0;
 	list_each(n, &g->workers) {
-		const struct worker *w = list_entry(n, struct worker, node);
+		const struct worker_record *w = list_entry(n, struct worker_record, node);
 		sum += worker_known(w, tier);
 	}
 	return sum;
 }
 
-size_t worker_known(const struct worker *w, unsigned tier)
+size_t worker_known(const struct worker_record *w, unsigned tier)
 {
 	return w->index ? kv_index_count(w->index, tier) : 0;
 }
 
 /* --- how it does --------------------------------------------------------- */
 
-void registry_outcome(struct registry *g, struct worker *w, int good, uint64_t now_us)
+void registry_outcome(struct registry *g, struct worker_record *w, int good, uint64_t now_us)
 {
 	if (!breaker_outcome(&w->breaker, &g->breaker, good, now_us))
 		return;
@@ -330,7 +330,7 @@ static void measure(double *rate, uint64_t tokens, uint64_t us)
 
 /* Totals grow within a life. An interval in which nothing was done says nothing; one that had
  * work for a part of it makes the rate too low, never too high. */
-static void measure_beat(struct worker *w, const Pds__Heartbeat *b, uint64_t now_us)
+static void measure_beat(struct worker_record *w, const Pds__Heartbeat *b, uint64_t now_us)
 {
 	uint64_t us = now_us - w->beat_us;
 	if (!w->has_heartbeat || us < 1000)
@@ -345,7 +345,7 @@ uint32_t registry_retry_after_s(const struct registry *g, uint32_t min_s, uint32
 {
 	double backlog = 0, prompt_rate = 0, output_rate = 0, s = 0;
 	list_each(n, &g->workers) {
-		const struct worker *w = list_entry(n, struct worker, node);
+		const struct worker_record *w = list_entry(n, struct worker_record, node);
 		if (!worker_is_up(w))
 			continue;
 		backlog += (double)w->backlog_tokens;
@@ -361,7 +361,7 @@ uint32_t registry_retry_after_s(const struct registry *g, uint32_t min_s, uint32
 
 /* What it runs beyond ours is other routers'. Counted now, so that ours count as they come and
  * go and not as they were when it last beat. */
-static void count_others(struct worker *w, const Pds__Heartbeat *b)
+static void count_others(struct worker_record *w, const Pds__Heartbeat *b)
 {
 	uint64_t told = (uint64_t)b->running + b->waiting,
 			 held = (uint64_t)b->blocks_held * w->block_tokens,
@@ -370,7 +370,7 @@ static void count_others(struct worker *w, const Pds__Heartbeat *b)
 	w->other_tokens = w->other_sequences && held > ours ? held - ours : 0;
 }
 
-void registry_beat(struct worker *w, const Pds__Heartbeat *b, uint64_t now_us)
+void registry_beat(struct worker_record *w, const Pds__Heartbeat *b, uint64_t now_us)
 {
 	if (b->progress != w->beat.progress || b->running == 0)
 		w->progress_us = now_us;
@@ -398,18 +398,18 @@ void registry_beat(struct worker *w, const Pds__Heartbeat *b, uint64_t now_us)
 void registry_forget(struct registry *g, uint64_t now_us)
 {
 	list_each_safe(n, next, &g->workers) {
-		struct worker *w = list_entry(n, struct worker, node);
+		struct worker_record *w = list_entry(n, struct worker_record, node);
 		if (!worker_is_up(w) && now_us - w->down_us > WORKER_FORGET_US)
 			forget(g, w);
 	}
 }
 
-int worker_is_up(const struct worker *w)
+int worker_is_up(const struct worker_record *w)
 {
 	return w->peer != NULL;
 }
 
-int worker_is_stuck(const struct registry *g, const struct worker *w, uint64_t now_us)
+int worker_is_stuck(const struct registry *g, const struct worker_record *w, uint64_t now_us)
 {
 	return w->beat.running > 0 && now_us > w->progress_us && now_us - w->progress_us > g->stuck_us;
 }
@@ -418,7 +418,7 @@ uint32_t registry_context(const struct registry *g)
 {
 	uint32_t most = 0;
 	list_each(n, &g->workers) {
-		const struct worker *w = list_entry(n, struct worker, node);
+		const struct worker_record *w = list_entry(n, struct worker_record, node);
 		if (worker_is_up(w) && w->context_tokens > most)
 			most = w->context_tokens;
 	}
@@ -429,7 +429,7 @@ uint32_t registry_vocab(const struct registry *g)
 {
 	uint32_t least = 0;
 	list_each(n, &g->workers) {
-		const struct worker *w = list_entry(n, struct worker, node);
+		const struct worker_record *w = list_entry(n, struct worker_record, node);
 		if (worker_is_up(w) && w->vocab && (!least || w->vocab < least))
 			least = w->vocab;
 	}
@@ -437,7 +437,8 @@ uint32_t registry_vocab(const struct registry *g)
 }
 
 /* What reading from storage costs there; null: of one that is not placed by it. */
-static void add_read_weights(const struct registry *g, const struct worker *w, struct buf *out)
+static void add_read_weights(const struct registry *g, const struct worker_record *w,
+                             struct buf *out)
 {
 	static const char *const names[] = {NULL, "memory", "disk"};
 	for (unsigned tier = 1; tier <= 2; tier++) {
@@ -455,7 +456,7 @@ void registry_json(const struct registry *g, uint64_t now_us, struct buf *out)
 {
 	buf_addc(out, '[');
 	list_each(n, &g->workers) {
-		const struct worker *w = list_entry(n, struct worker, node);
+		const struct worker_record *w = list_entry(n, struct worker_record, node);
 		int up = worker_is_up(w);
 		const char *state = !up                             ? "down"
 		                    : w->beat.draining              ? "draining"

@@ -27,7 +27,7 @@
 
 struct peer;
 
-struct worker {
+struct worker_record {
 	struct list node; /* registry.workers */
 	char name[WORKER_NAME_MAX];
 	uint64_t epoch;
@@ -87,20 +87,20 @@ void registry_fini(struct registry *g);
  * vocab_min: 0 when unknown. */
 int registry_admit(const struct registry *g, const char *name, const Pds__WorkerInfo *w,
                    uint32_t vocab_min, char *reason, size_t reason_len);
-struct worker *registry_up(struct registry *g, struct peer *peer, const char *name, uint64_t epoch,
-                           const Pds__WorkerInfo *w, uint64_t now_us);
+struct worker_record *registry_up(struct registry *g, struct peer *peer, const char *name,
+                                  uint64_t epoch, const Pds__WorkerInfo *w, uint64_t now_us);
 /* Marks it down: nothing is sent to it or placed on it any more. Its sequences are the caller's
  * to move, next. */
-void registry_down(struct registry *g, struct worker *w, uint64_t now_us);
+void registry_down(struct registry *g, struct worker_record *w, uint64_t now_us);
 /* It has said goodbye: its next life is none after a crash. */
-void registry_ended_in_order(struct worker *w);
+void registry_ended_in_order(struct worker_record *w);
 /* What it said of itself has changed. 0, or the sentence why that cannot be: nothing has changed
  * then. */
-int registry_update(struct registry *g, struct worker *w, const Pds__WorkerInfo *info, char *reason,
-                    size_t reason_len);
-void registry_kv_events(struct registry *g, struct worker *w, const Pds__KvEvents *m);
+int registry_update(struct registry *g, struct worker_record *w, const Pds__WorkerInfo *info,
+                    char *reason, size_t reason_len);
+void registry_kv_events(struct registry *g, struct worker_record *w, const Pds__KvEvents *m);
 /* An attempt ended well here, or by this worker's own failure. */
-void registry_outcome(struct registry *g, struct worker *w, int good, uint64_t now_us);
+void registry_outcome(struct registry *g, struct worker_record *w, int good, uint64_t now_us);
 void registry_answered(struct registry *g, uint32_t tokens);
 /* Seconds until the workers have computed what they were sent, and one more answer, at the rates
  * that they were measured at: from min_s to max_s. */
@@ -108,14 +108,14 @@ uint32_t registry_retry_after_s(const struct registry *g, uint32_t min_s, uint32
 void registry_set_index_max(struct registry *g, size_t entries);
 size_t registry_index_entries(const struct registry *g, unsigned tier); /* over all workers */
 /* blocks that it, or its storage for it, is known to hold */
-size_t worker_known(const struct worker *w, unsigned tier);
-void registry_beat(struct worker *w, const Pds__Heartbeat *b, uint64_t now_us);
+size_t worker_known(const struct worker_record *w, unsigned tier);
+void registry_beat(struct worker_record *w, const Pds__Heartbeat *b, uint64_t now_us);
 /* records of workers that are long gone */
 void registry_forget(struct registry *g, uint64_t now_us);
 /* up or down, or NULL */
-struct worker *registry_find(const struct registry *g, const char *name);
-int worker_is_up(const struct worker *w);
-int worker_is_stuck(const struct registry *g, const struct worker *w, uint64_t now_us);
+struct worker_record *registry_find(const struct registry *g, const char *name);
+int worker_is_up(const struct worker_record *w);
+int worker_is_stuck(const struct registry *g, const struct worker_record *w, uint64_t now_us);
 /* Longest sequence that some worker takes; 0 when none is up. */
 uint32_t registry_context(const struct registry *g);
 /* smallest of those that are up; 0 when none is */
