@@ -79,7 +79,7 @@ static inline void rig_prompt(void *owner, struct attempt *s, const Pds__PromptL
 	ck_assert_uint_eq(m->first + from, (size_t)r->n_prompt + 1);
 	for (size_t i = 0; i < n; i++)
 		r->prompt[r->n_prompt++] = m->logprobs[from + i];
-	ck_assert_uint_eq(s->got_prompt, (uint32_t)r->n_prompt + 1);
+	ck_assert_uint_eq(s->got.prompt_rows, (uint32_t)r->n_prompt + 1);
 }
 
 static inline void rig_ended(void *owner, struct attempt *s)

@@ -57,8 +57,9 @@ START_TEST(decode_speaks_first)
 {
 	struct three t = three(4, 0);
 	rig_more(t.r, t.d1, 1, 0, 10, 2);
-	expect(t.r, ATTEMPT_DECODING, "10 11 ", "");
+	expect(t.r, ATTEMPT_JOINED, "10 11 ", "");
 	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
+	expect(t.r, ATTEMPT_DECODING, "10 11 ", "");
 	rig_tokens_from(t.r, t.d1, t.r->s->id, 1, 2, 12, 1, STOP);
 	expect(t.r, ATTEMPT_DONE, "10 11 12 stop", "");
 	rig_free(t.r);
@@ -116,7 +117,7 @@ START_TEST(stop_string_in_the_first_token)
 	t.r->stop_at = 10;
 	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
 	expect(t.r, ATTEMPT_DONE, "10 ", "cancel p1 #1; cancel d1 #1; cancel d2 #1; ");
-	ck_assert_int_eq(t.r->s->finish, ANSWER_FINISH_STOP);
+	ck_assert_int_eq(t.r->s->end.finish, ANSWER_FINISH_STOP);
 	rig_free(t.r);
 }
 END_TEST
@@ -253,7 +254,7 @@ START_TEST(m23_report_before_named)
 		rig_first(t.r, t.p, 1, 0, 10, "d2", 22);
 	else
 		rig_more(t.r, t.d2, 1, 0, 10, 1);
-	expect(t.r, _i ? ATTEMPT_DECODING : ATTEMPT_HANDED, "10 ", "");
+	expect(t.r, _i ? ATTEMPT_JOINED : ATTEMPT_HANDED, "10 ", "");
 	rig_fail(t.r, t.d1, 1, PDS__FAULT__FAULT_LEASE_LOST, 1); /* nor is it after that */
 	rig_tokens_from(t.r, t.d2, t.r->s->id, 1, 1, 11, 1, STOP);
 	if (_i)
@@ -315,8 +316,8 @@ START_TEST(failure_of_an_attempt)
 	       "cancel p1 #2; cancel d2 #2; cancel d1 #2; submit p1 #3 6 d1 d2; ");
 	rig_fail(t.r, t.p, 3, PDS__FAULT__FAULT_STALLED, 1); /* the third is the last */
 	ck_assert_int_eq(t.r->s->state, ATTEMPT_FAILED);
-	ck_assert_int_eq(t.r->s->status, 500);
-	ck_assert_str_eq(t.r->s->why, "so it is (attempt 3, 3 lost in a row: max_attempts)");
+	ck_assert_int_eq(t.r->s->end.status, 500);
+	ck_assert_str_eq(t.r->s->end.why, "so it is (attempt 3, 3 lost in a row: max_attempts)");
 	rig_free(t.r);
 }
 END_TEST
@@ -326,7 +327,7 @@ START_TEST(failure_that_no_retry_mends)
 	struct three t = three(8, 0);
 	rig_fail(t.r, t.p, 1, PDS__FAULT__FAULT_INVALID, 0);
 	expect(t.r, ATTEMPT_FAILED, "", "cancel p1 #1; cancel d1 #1; cancel d2 #1; ");
-	ck_assert_int_eq(t.r->s->status, 400);
+	ck_assert_int_eq(t.r->s->end.status, 400);
 	rig_free(t.r);
 }
 END_TEST
@@ -338,7 +339,7 @@ START_TEST(failure_of_prefill_after_decode_joined_is_nothing)
 	rig_fail(t.r, t.p, 1, PDS__FAULT__FAULT_STALLED, 1);
 	/* the candidate that was not taken */
 	rig_fail(t.r, t.d2, 1, PDS__FAULT__FAULT_LEASE_LOST, 1);
-	expect(t.r, ATTEMPT_DECODING, "10 ", "");
+	expect(t.r, ATTEMPT_JOINED, "10 ", "");
 	rig_free(t.r);
 }
 END_TEST
@@ -396,7 +397,7 @@ START_TEST(waits_only_so_long)
 	rig_down(r, m);
 	attempts_tick(&r->e, clock_us() + 11000000);
 	ck_assert_int_eq(r->s->state, ATTEMPT_FAILED);
-	ck_assert_int_eq(r->s->status, 503);
+	ck_assert_int_eq(r->s->end.status, 503);
 	ck_assert_int_eq(r->ended, 1);
 	rig_free(r);
 }
@@ -410,7 +411,7 @@ START_TEST(deadline_ends_every_wait)
 	ck_assert_int_eq(t.r->s->state, ATTEMPT_HANDED);
 	attempts_tick(&t.r->e, clock_us() + 61000000);
 	expect(t.r, ATTEMPT_FAILED, "10 ", "cancel p1 #1; cancel d1 #1; cancel d2 #1; ");
-	ck_assert_int_eq(t.r->s->status, 504);
+	ck_assert_int_eq(t.r->s->end.status, 504);
 	rig_free(t.r);
 }
 END_TEST
@@ -544,7 +545,7 @@ START_TEST(prompt_logprobs_before_tokens)
 	struct three t = three(8, 1);
 	rig_more(t.r, t.d1, 1, 0, 10, 2); /* decode is faster: held */
 	rig_more(t.r, t.d1, 1, 2, 12, 1);
-	expect(t.r, ATTEMPT_DECODING, "", "");
+	expect(t.r, ATTEMPT_HELD, "", "");
 	rig_first_full(t.r, t.p, t.r->s->id, 1, 0, 10, "d1", 21, NONE, 4);
 	ck_assert_int_eq(t.r->n_prompt, 4);
 	expect(t.r, ATTEMPT_DECODING, "10 11 12 ", "");
@@ -563,15 +564,15 @@ START_TEST(more_held_than_there_can_be)
 	for (uint32_t i = 0; i < 9; i++)
 		rig_more(r, d, 1, i ? i - 1 : 0, 10 + (i ? i - 1 : 0), 1);
 	ck_assert_uint_eq(r->s->number, 1);
-	ck_assert_uint_eq(r->s->n_held, 9);
+	ck_assert_uint_eq(r->s->try.n_held, 9);
 	rig_more(r, d, 1, 0, 10, 1);
 	ck_assert_uint_eq(r->s->number, 2);
-	ck_assert_uint_eq(r->s->n_held, 0);
-	ck_assert(list_empty(&r->s->held));
+	ck_assert_uint_eq(r->s->try.n_held, 0);
+	ck_assert(list_empty(&r->s->try.held));
 	rig_more(r, d, 2, 0, 10, 1); /* the next one is as any */
 	rig_first_full(r, p, r->s->id, 2, 0, 10, "d1", 21, PDS__FINISH__FINISH_NONE, 4);
 	ck_assert_str_eq(r->out, "10 ");
-	ck_assert_uint_eq(r->s->n_held, 0);
+	ck_assert_uint_eq(r->s->try.n_held, 0);
 	rig_free(r);
 }
 END_TEST
@@ -620,14 +621,14 @@ START_TEST(prompt_logprobs_over_attempts)
 	struct worker_record *p2 = rig_up(t.r, "p2", "prefill", 12);
 	rig_told(t.r, t.p, t.r->s->id, 1, 1, 3);
 	rig_fail(t.r, t.p, 1, PDS__FAULT__FAULT_STALLED, 1);
-	ck_assert_int_eq(t.r->s->want_prompt, 1);
+	ck_assert_uint_eq(t.r->s->got.prompt_rows, 4);
 	rig_told(t.r, p2, t.r->s->id, 2, 1, 4);
 	ck_assert_int_eq(t.r->n_prompt, 4);
 	rig_fail(t.r, p2, 2, PDS__FAULT__FAULT_DRAINING, 1);
 	attempts_tick(&t.r->e, clock_us() + 1000000);
 	ck_assert_uint_eq(t.r->s->number, 3);
-	ck_assert_int_eq(t.r->s->want_prompt, 0);
-	rig_first(t.r, t.r->s->prefill, 3, 0, 10, "d1", 21);
+	ck_assert_uint_eq(t.r->s->got.prompt_rows, 5);
+	rig_first(t.r, t.r->s->try.prefill, 3, 0, 10, "d1", 21);
 	ck_assert_str_eq(t.r->out, "10 ");
 	rig_free(t.r);
 }
@@ -773,13 +774,13 @@ START_TEST(end_waits_for_the_account)
 	rig_more(t.r, t.d1, 1, 0, 10, 2);
 	rig_tokens_from(t.r, t.d1, t.r->s->id, 1, 2, 12, 2, LENGTH);
 	rig_tokens_from(t.r, t.d1, t.r->s->id, 1, 2, 12, 2, LENGTH); /* again */
-	expect(t.r, ATTEMPT_DECODING, "10 11 ", "");
+	expect(t.r, ATTEMPT_ENDING, "10 11 ", "");
 	attempts_tick(&t.r->e, clock_us() + 1000);
-	expect(t.r, ATTEMPT_DECODING, "10 11 ", "");
+	expect(t.r, ATTEMPT_ENDING, "10 11 ", "");
 	if (_i == 0) {
 		say_first(t.r, t.p, t.r->s->id, 1);
-		ck_assert_uint_eq(t.r->s->times.cached_tokens, 3);
-		ck_assert_uint_eq(t.r->s->times.prefill_us, 4321);
+		ck_assert_uint_eq(t.r->s->got.times.cached_tokens, 3);
+		ck_assert_uint_eq(t.r->s->got.times.prefill_us, 4321);
 	} else if (_i == 1) {
 		attempts_tick(&t.r->e, clock_us() + 300000);
 	} else if (_i == 2) {

@@ -99,8 +99,8 @@ START_TEST(a_lost_worker_counts)
 	registry_down(&f.r->g, f.d1, clock_us());
 	attempts_worker_down(&f.r->e, f.d1, "its process ended", how[_i]);
 	ck_assert_int_eq(bad_of(f.d1), _i == 0);
-	ck_assert_uint_eq(f.r->s->lost, _i == 0);
-	ck_assert_uint_eq(f.r->s->moved, _i == 2);
+	ck_assert_uint_eq(f.r->s->past.lost, _i == 0);
+	ck_assert_uint_eq(f.r->s->past.moved, _i == 2);
 	ck_assert_int_eq(f.r->s->state, _i == 1 ? ATTEMPT_WAITING : ATTEMPT_SUBMITTED);
 	rig_free(f.r);
 }
@@ -115,7 +115,7 @@ static int chosen(struct rig *r)
 	for (int i = 0; i < 20; i++) {
 		rig_seq(r, 1, 0);
 		ck_assert_int_eq(attempt_start(r->s), 0);
-		struct worker_record *d = r->s->decode;
+		struct worker_record *d = r->s->try.decode;
 		n += strcmp(d->name, "d1") == 0;
 		rig_tokens_from(r, d, r->s->id, 1, 0, 10, 1, PDS__FINISH__FINISH_LENGTH);
 		attempt_destroy(&r->s);
@@ -256,11 +256,11 @@ START_TEST(nowhere_to_go)
 	for (int i = 0; i < 5; i++)
 		tick(f.r);
 	expect(f.r, ATTEMPT_DECODING, "");
-	ck_assert_uint_eq(f.r->s->lost, 0);
+	ck_assert_uint_eq(f.r->s->past.lost, 0);
 	rig_up(f.r, "d3", "decode", 23);
 	tick(f.r);
 	ck_assert_uint_eq(f.r->s->number, 2);
-	ck_assert_str_eq(f.r->s->cand[0].name, "d3");
+	ck_assert_str_eq(f.r->s->try.cand[0].name, "d3");
 	rig_free(f.r);
 }
 END_TEST
@@ -300,7 +300,7 @@ START_TEST(all_of_a_stuck_worker)
 	ck_assert_uint_eq(m->requests, 0);
 	for (int i = 0; i < 50; i++) {
 		ck_assert_uint_eq(s[i]->number, 2);
-		ck_assert_str_eq(s[i]->prefill->name, "m2");
+		ck_assert_str_eq(s[i]->try.prefill->name, "m2");
 		r->s = s[i];
 		attempt_destroy(&r->s);
 	}
@@ -362,7 +362,7 @@ START_TEST(a_decode_worker_ends)
 	       _i ? "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 6 d2; "
 	          : "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 8 d2; ");
 	ck_assert_int_eq(bad_of(f.d1), 0);
-	ck_assert_uint_eq(f.r->s->lost, 0);
+	ck_assert_uint_eq(f.r->s->past.lost, 0);
 	rig_free(f.r);
 }
 END_TEST
@@ -412,7 +412,7 @@ START_TEST(the_only_decode_worker_ends)
 	expect(f.r, ATTEMPT_DECODING, "");
 	rig_fail(f.r, f.d1, 1, PDS__FAULT__FAULT_DRAINING, 1);
 	ck_assert_int_eq(f.r->s->state, ATTEMPT_WAITING);
-	ck_assert_uint_eq(f.r->s->lost, 0);
+	ck_assert_uint_eq(f.r->s->past.lost, 0);
 	registry_down(&f.r->g, f.d1, clock_us());
 	registry_ended_in_order(f.d1);
 	attempts_worker_down(&f.r->e, f.d1, "it said goodbye", WORKER_GOODBYE);
@@ -420,7 +420,7 @@ START_TEST(the_only_decode_worker_ends)
 	attempts_worker_up(&f.r->e);
 	ck_assert_int_eq(f.r->s->state, ATTEMPT_SUBMITTED);
 	rig_tokens_from(f.r, f.d1, f.r->s->id, 2, 5, 15, 1, PDS__FINISH__FINISH_STOP);
-	rig_first(f.r, f.r->s->prefill, 2, 5, 15, "d1", 31);
+	rig_first(f.r, f.r->s->try.prefill, 2, 5, 15, "d1", 31);
 	ck_assert_str_eq(f.r->out, "10 11 12 13 14 15 stop");
 	rig_free(f.r);
 }
@@ -436,7 +436,7 @@ START_TEST(a_prefill_worker_ends)
 	rig_fail(f.r, f.p1, 1, PDS__FAULT__FAULT_DRAINING, 1);
 	expect(f.r, ATTEMPT_SUBMITTED,
 	       "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 5 d2 d1; ");
-	ck_assert_uint_eq(f.r->s->lost, 0);
+	ck_assert_uint_eq(f.r->s->past.lost, 0);
 	rig_free(f.r);
 }
 END_TEST
@@ -457,7 +457,7 @@ START_TEST(moves_are_bounded)
 		attempts_tick(&r->e, now += 500000);
 	}
 	ck_assert_int_eq(r->s->state, ATTEMPT_FAILED);
-	ck_assert_uint_eq(r->s->moved, ATTEMPT_MOVES_MAX);
+	ck_assert_uint_eq(r->s->past.moved, ATTEMPT_MOVES_MAX);
 	ck_assert_uint_eq(r->s->number, ATTEMPT_MOVES_MAX + 3);
 	rig_free(r);
 }

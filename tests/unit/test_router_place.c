@@ -281,7 +281,7 @@ START_TEST(stored_tokens_weigh_what_reading_takes)
 	pds__sampling__init(&spec.sampling);
 	r->s = attempt_new(&r->e, &spec, &rig_hooks, r);
 	ck_assert_int_eq(attempt_start(r->s), 0);
-	ck_assert_uint_eq(r->s->predicted.stored, 15 * BT);
+	ck_assert_uint_eq(r->s->try.predicted.stored, 15 * BT);
 	ck_assert_uint_eq(pw->backlog_tokens, rows[_i].want);
 	ck_assert_uint_eq(pw->tokens_in_flight, rows[_i].want);
 	rig_first(r, pw, 1, 0, 10, "d1", 1);

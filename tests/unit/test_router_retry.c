@@ -133,10 +133,10 @@ static void d1_fails(struct fleet *f)
 static void drains(struct fleet *f)
 {
 	struct attempt *s = f->r->s;
-	if (s->prefill && s->state != ATTEMPT_DECODING)
-		rig_fail(f->r, s->prefill, s->number, PDS__FAULT__FAULT_DRAINING, 1);
-	else if (s->decode)
-		rig_fail(f->r, s->decode, s->number, PDS__FAULT__FAULT_DRAINING, 1);
+	if (s->try.prefill && (s->state == ATTEMPT_SUBMITTED || s->state == ATTEMPT_HANDED))
+		rig_fail(f->r, s->try.prefill, s->number, PDS__FAULT__FAULT_DRAINING, 1);
+	else if (s->try.decode)
+		rig_fail(f->r, s->try.decode, s->number, PDS__FAULT__FAULT_DRAINING, 1);
 }
 
 static void tick(struct fleet *f)
@@ -157,7 +157,7 @@ static void waits(struct fleet *f, const char *story)
 	struct attempt *s = f->r->s;
 	for (int i = 0; i < 4 && s->state == ATTEMPT_WAITING; i++)
 		later(f, 400000);
-	ck_assert_msg(!attempt_ended(s), "%s: %s: %s", story, attempt_state_name(s->state), s->why);
+	ck_assert_msg(!attempt_ended(s), "%s: %s: %s", story, attempt_state_name(s->state), s->end.why);
 	ck_assert_msg(s->state != ATTEMPT_WAITING, "%s: still waiting", story);
 }
 
@@ -165,17 +165,17 @@ static void waits(struct fleet *f, const char *story)
 static void serve(struct fleet *f, const char *story)
 {
 	struct attempt *s = f->r->s;
-	if (s->state == ATTEMPT_SUBMITTED && !s->alone)
-		rig_first(f->r, s->prefill, s->number, s->n_out, 10 + s->n_out, s->cand[0].name,
-		          s->cand[0].epoch);
+	if (s->state == ATTEMPT_SUBMITTED && s->try.n_cand)
+		rig_first(f->r, s->try.prefill, s->number, s->got.n_out, 10 + s->got.n_out,
+		          s->try.cand[0].name, s->try.cand[0].epoch);
 	if (s->state == ATTEMPT_WAITING) {
 		/* the one that it was handed to has a new link since: once more */
 		waits(f, story);
-		rig_first(f->r, s->prefill, s->number, s->n_out, 10 + s->n_out, s->cand[0].name,
-		          s->cand[0].epoch);
+		rig_first(f->r, s->try.prefill, s->number, s->got.n_out, 10 + s->got.n_out,
+		          s->try.cand[0].name, s->try.cand[0].epoch);
 	}
-	uint32_t n = s->n_out;
-	struct worker_record *w = s->alone ? s->prefill : s->decode;
+	uint32_t n = s->got.n_out;
+	struct worker_record *w = s->try.n_cand ? s->try.decode : s->try.prefill;
 	ck_assert_msg(w, "%s: nobody decodes", story);
 	rig_tokens_from(f->r, w, s->id, s->number, n, 10 + n, MAX_TOKENS - n,
 	                PDS__FINISH__FINISH_LENGTH);
@@ -249,10 +249,10 @@ START_TEST(restarted_in_turn)
 	struct fleet f = fleet_new();
 	for (uint32_t i = 0; i < 5; i++) {
 		struct attempt *s = f.r->s;
-		rig_more(f.r, s->decode, s->number, s->n_out, 10 + s->n_out, 2);
-		ck_assert_uint_eq(s->n_out, 2 * (i + 1));
+		rig_more(f.r, s->try.decode, s->number, s->got.n_out, 10 + s->got.n_out, 2);
+		ck_assert_uint_eq(s->got.n_out, 2 * (i + 1));
 		drains(&f);
-		ck_assert_uint_eq(s->lost, 0);
+		ck_assert_uint_eq(s->past.lost, 0);
 		ck_assert_uint_eq(s->number, i + 2); /* at once */
 	}
 	goes_on(&f, "restarted in turn");
@@ -267,11 +267,12 @@ START_TEST(links_anew_again_and_again)
 		struct attempt *s = f.r->s;
 		f.now = 0;
 		ck_assert_uint_eq(s->number, i);
-		rig_first(f.r, s->prefill, i, s->n_out, 10 + s->n_out, s->cand[0].name, s->cand[0].epoch);
+		rig_first(f.r, s->try.prefill, i, s->got.n_out, 10 + s->got.n_out, s->try.cand[0].name,
+		          s->try.cand[0].epoch);
 		for (unsigned k = 0; k < 5; k++)
 			events[(k + i) % 5](&f);
 		ck_assert_int_eq(s->state, ATTEMPT_WAITING);
-		ck_assert_uint_eq(s->lost, 0);
+		ck_assert_uint_eq(s->past.lost, 0);
 		later(&f, 50000);
 		ck_assert_int_eq(s->state, ATTEMPT_WAITING);
 		later(&f, 60000);
@@ -301,8 +302,8 @@ START_TEST(anew_before_it_is_named)
 		rig_first(f.r, f.p1, 1, 0, 10, "d1", 21);
 	}
 	ck_assert_msg(s->state == ATTEMPT_WAITING, "%d: %s: %s", _i, attempt_state_name(s->state),
-	              s->why);
-	ck_assert_uint_eq(s->lost, 0);
+	              s->end.why);
+	ck_assert_uint_eq(s->past.lost, 0);
 	goes_on(&f, "anew before it is named");
 }
 END_TEST
@@ -316,7 +317,7 @@ START_TEST(another_one_anew)
 	rig_first(f.r, f.p1, 1, 0, 10, "d1", 21);
 	ck_assert_int_eq(s->state, ATTEMPT_HANDED);
 	rig_more(f.r, f.d1, 1, 3, 13, 1);
-	ck_assert_uint_eq(s->lost, 1);
+	ck_assert_uint_eq(s->past.lost, 1);
 	later(&f, 200000);
 	goes_on(&f, "another one anew");
 }
@@ -329,10 +330,10 @@ START_TEST(cut_after_progress)
 	struct fleet f = fleet_new();
 	struct attempt *s = f.r->s;
 	rig_fail(f.r, f.p1, 1, PDS__FAULT__FAULT_STALLED, 1);
-	ck_assert_uint_eq(s->lost, 1);
-	rig_more(f.r, s->decode, 2, 0, 10, (size_t)_i + 1);
-	anew(&f, s->decode);
-	ck_assert_uint_eq(s->lost, _i == 0); /* a first token alone is no progress */
+	ck_assert_uint_eq(s->past.lost, 1);
+	rig_more(f.r, s->try.decode, 2, 0, 10, (size_t)_i + 1);
+	anew(&f, s->try.decode);
+	ck_assert_uint_eq(s->past.lost, _i == 0); /* a first token alone is no progress */
 	later(&f, 200000);
 	ck_assert_uint_eq(s->number, 3);
 	goes_on(&f, "cut after progress");
@@ -347,14 +348,14 @@ START_TEST(one_that_kills)
 	struct attempt *s = f.r->s;
 	for (uint32_t i = 0; i < 3; i++) {
 		ck_assert_uint_eq(s->number, i + 1);
-		rig_first(f.r, s->prefill, s->number, s->n_out, 10 + s->n_out, s->decode->name,
-		          s->decode->epoch);
-		rig_down(f.r, s->decode);
+		rig_first(f.r, s->try.prefill, s->number, s->got.n_out, 10 + s->got.n_out,
+		          s->try.decode->name, s->try.decode->epoch);
+		rig_down(f.r, s->try.decode);
 		later(&f, 500000);
 	}
 	ck_assert_int_eq(s->state, ATTEMPT_FAILED);
-	ck_assert_int_eq(s->status, 503);
-	ck_assert_str_eq(s->why,
+	ck_assert_int_eq(s->end.status, 503);
+	ck_assert_str_eq(s->end.why,
 	                 "worker d3 is gone: killed (attempt 3, 3 lost in a row: max_attempts)");
 	ck_assert_str_eq(f.r->out, "10 11 12 ");
 	rig_free(f.r);
@@ -371,8 +372,8 @@ START_TEST(attempts_are_bounded)
 	s = rig_seq(f.r, 200, 0);
 	ck_assert_int_eq(attempt_start(s), 0);
 	for (; !attempt_ended(s); n++) {
-		struct worker_record *d = s->decode;
-		rig_more(f.r, d, s->number, s->n_out, 10 + s->n_out, 2);
+		struct worker_record *d = s->try.decode;
+		rig_more(f.r, d, s->number, s->got.n_out, 10 + s->got.n_out, 2);
 		if (_i == 0) {
 			anew(&f, d);
 		} else {
@@ -383,7 +384,7 @@ START_TEST(attempts_are_bounded)
 	}
 	ck_assert_uint_eq(n, 3 * ATTEMPTS_TIMES);
 	ck_assert_int_eq(s->state, ATTEMPT_FAILED);
-	ck_assert_int_eq(s->status, 503);
+	ck_assert_int_eq(s->end.status, 503);
 	rig_free(f.r);
 }
 END_TEST
@@ -407,10 +408,10 @@ START_TEST(room_at_a_time)
 	attempts_failed(&f.r->e, f.p1, &head, &m);
 	if (!rows[_i].waits_us) {
 		ck_assert_int_eq(s->state, ATTEMPT_FAILED);
-		ck_assert_int_eq(s->status, 429);
-		ck_assert_str_eq(s->why, "full");
-		ck_assert_uint_ge(s->retry_after_us, 60000000);
-		ck_assert_uint_le(s->retry_after_us, 3600000000);
+		ck_assert_int_eq(s->end.status, 429);
+		ck_assert_str_eq(s->end.why, "full");
+		ck_assert_uint_ge(s->end.retry_after_us, 60000000);
+		ck_assert_uint_le(s->end.retry_after_us, 3600000000);
 		rig_free(f.r);
 		return;
 	}
@@ -420,7 +421,7 @@ START_TEST(room_at_a_time)
 	f.now = 0;
 	later(&f, rows[_i].waits_us);
 	ck_assert_int_eq(s->state, ATTEMPT_SUBMITTED);
-	ck_assert_uint_eq(s->retry_after_us, 0);
+	ck_assert_uint_eq(s->end.retry_after_us, 0);
 	goes_on(&f, "room");
 }
 END_TEST
@@ -433,7 +434,7 @@ START_TEST(no_wait_for_workers)
 	f.r->e.opts.retry_wait_us = 0;
 	rig_fail(f.r, f.p1, 1, PDS__FAULT__FAULT_STALLED, 1);
 	ck_assert_int_eq(s->state, ATTEMPT_SUBMITTED);
-	rig_fail(f.r, s->prefill, 2, PDS__FAULT__FAULT_STALLED, 1);
+	rig_fail(f.r, s->try.prefill, 2, PDS__FAULT__FAULT_STALLED, 1);
 	ck_assert_int_eq(s->state, ATTEMPT_WAITING);
 	later(&f, 100000);
 	ck_assert_int_eq(s->state, ATTEMPT_WAITING);
@@ -446,7 +447,7 @@ START_TEST(no_wait_for_workers)
 		rig_down(f.r, all[i]);
 	later(&f, 400000);
 	ck_assert_int_eq(s->state, ATTEMPT_FAILED);
-	ck_assert_int_eq(s->status, 503);
+	ck_assert_int_eq(s->end.status, 503);
 	rig_free(f.r);
 }
 END_TEST

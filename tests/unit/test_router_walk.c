@@ -177,7 +177,7 @@ static void on_ended(void *owner, struct attempt *s)
 	struct owner *o = owner;
 	ck_assert_int_eq(o->ended, 0);
 	o->ended = 1;
-	if (s->state == ATTEMPT_DONE && s->finish == ANSWER_FINISH_LENGTH)
+	if (s->state == ATTEMPT_DONE && s->end.finish == ANSWER_FINISH_LENGTH)
 		ck_assert_uint_eq(o->seen, o->max_tokens);
 	attempt_destroy(&o->s);
 }

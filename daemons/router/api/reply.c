@@ -143,7 +143,7 @@ static void add_ids(const struct answer *ans, const struct opening *o, struct bu
 	for (uint32_t i = ans->ids_given; o->is_last && i < ans->n_tokens; i++) {
 		if (i > ans->ids_given)
 			buf_addc(out, ',');
-		buf_add_uint(out, ans->attempt->out[i]);
+		buf_add_uint(out, ans->attempt->got.out[i]);
 	}
 	buf_addc(out, ']');
 }
@@ -327,7 +327,7 @@ static void put_ids(const struct answer *ans, struct parts *p)
 		return;
 	buf_adds(&p->text, ",\"token_ids\":[");
 	if (ans->attempt)
-		parts_ids(p, ans->attempt->out, ans->n_tokens);
+		parts_ids(p, ans->attempt->got.out, ans->n_tokens);
 	buf_addc(&p->text, ']');
 }
 

@@ -1,62 +1,147 @@
-/* attempt_int.h - between attempt.c (states, attempts) and messages.c (what workers say). */
+/* attempt_int.h - between attempt.c (states), try.c (workers of the present try), messages.c (what
+ * workers send) and summary.c.
+ *
+ * Events go into attempt_step, and nothing else changes a state. What a state's step function calls
+ * returns a verdict and never steps by itself. */
 #ifndef ROUTER_ATTEMPT_INT_H
 #define ROUTER_ATTEMPT_INT_H
 
 #include "attempt.h"
 
-/* A decode worker's tokens that came before the prompt's log-probabilities, or before the
- * prefill worker's account: a packed SequenceTokens. */
+enum attempt_event_type {
+	ON_ENTER,       /* the state was entered */
+	ON_START,       /* placed */
+	ON_RETRY,       /* WAITING: a worker may be there, or time has passed; now_us */
+	ON_FIRST_TOKEN, /* worker, first */
+	ON_PROMPT,      /* worker, prompt */
+	ON_TOKENS,      /* worker, tokens */
+	ON_FAILED,      /* worker, failed */
+	ON_WORKER_DOWN, /* worker, how, why */
+	ON_LEAVE,       /* worker is stuck, or is told to end: another one can take the attempt */
+	ON_TIME,        /* ENDING: until_us */
+	ON_DEADLINE,    /* end is set */
+	ON_CANCEL       /* end is set; the owner knows */
+};
+
+/* LINK_FULL: the chosen worker's link took nothing; not_before_us is set. TOO_EARLY: a pause has
+ * not ended yet */
+enum attempt_placed { PLACED, NO_WORKER, TOO_LONG, LINK_FULL, TOO_EARLY };
+
+struct attempt_event {
+	enum attempt_event_type type;
+	struct worker_record *worker;
+	union {
+		const Pds__FirstToken *first;
+		const Pds__PromptLogprobs *prompt;
+		const Pds__SequenceTokens *tokens;
+		const Pds__Failed *failed;
+		enum attempt_placed placed;
+		int stuck;
+		uint64_t now_us;
+		struct {
+			enum worker_end how;
+			const char *why;
+		};
+	};
+};
+
+/* What an event means for the present try. */
+enum verdict {
+	GO_ON,    /* nothing has changed */
+	TAKEN,    /* tokens were taken; the answer goes on */
+	KEPT,     /* tokens are held for later */
+	COMPLETE, /* the answer is complete; end is set */
+	RETRY,   /* the try is lost and its workers are cancelled; another one, from not_before_us on */
+	GIVE_UP, /* the attempt has failed; end is set */
+	ABORTED  /* nobody wants the answer; end is set */
+};
+
+/* Why a try is lost. */
+struct attempt_loss {
+	Pds__Fault fault;
+	int retry;         /* another try may succeed */
+	const char *who;   /* the worker that reported it, or that is gone */
+	const char *blame; /* the worker that caused it; NULL: no worker did */
+	const char *why;
+};
+
+/* attempt.c. The attempt may be freed when it returns. */
+void attempt_step(struct attempt *a, const struct attempt_event *event);
+/* a worker has it: SUBMITTED to ENDING */
+int attempt_is_running(const struct attempt *a);
+
+/* try.c: the present try */
+enum attempt_placed attempt_submit(struct attempt *a);
+static inline int attempt_is_alone(const struct attempt *a)
+{
+	return a->try.n_cand == 0;
+}
+static inline struct worker_record *attempt_decoder(const struct attempt *a)
+{
+	return attempt_is_alone(a) ? a->try.prefill : a->try.decode;
+}
+struct place_wish attempt_wish(const struct attempt *a);
+struct attempt_candidate *attempt_candidate(struct attempt *a, const struct worker_record *w);
+void attempt_join_decode(struct attempt *a, struct worker_record *w);
+void attempt_leave(struct attempt *a, struct worker_record *w); /* w is down */
+/* The prompt is computed: no backlog any more, and no load where another worker decodes. */
+void attempt_prefill_done(struct attempt *a);
+/* The context at the decoding worker has grown by `tokens`. */
+void attempt_add_load(struct attempt *a, uint64_t tokens);
+/* All workers of the try are cancelled and forgotten. */
+void attempt_close_try(struct attempt *a, const char *reason);
+/* Likewise, when the workers have ended it by themselves: they are not told. */
+void attempt_close_ended_try(struct attempt *a);
+/* The decode worker, or any candidate before it is known, if it lives but its link has restarted
+ * since the try was submitted; else NULL. What it sent may have been lost with the old link, and it
+ * has given up what was reserved there, because its router was gone. */
+const struct worker_record *attempt_link_restarted(const struct attempt *a);
+/* The try is lost. RETRY or GIVE_UP. */
+enum verdict attempt_lost(struct attempt *a, const struct attempt_loss *l);
+/* Likewise by its link, through no fault of the attempt or of w. */
+enum verdict attempt_cut(struct attempt *a, const struct worker_record *w, const char *why);
+/* Likewise: w gave it back, or is left, in order. */
+enum verdict attempt_moved(struct attempt *a, const struct worker_record *w, const char *why);
+int attempts_send_cancel(struct attempts *e, struct worker_record *w, const struct reqid *id,
+                         uint32_t number, const char *reason);
+int attempts_is_recent(const struct attempts *e, const struct reqid *id, uint32_t number,
+                       uint64_t epoch);
+
+/* messages.c: what they mean */
+static inline int attempt_prompt_missing(const struct attempt *a)
+{
+	return a->asked.sampling.prompt_logprobs && a->got.prompt_rows < a->asked.prompt_tokens;
+}
+/* A SequenceTokens message that waits, packed. */
 struct held_tokens {
 	struct list node;
 	size_t len;
 	uint8_t bytes[];
 };
+/* The prefill worker's first token, without the token: its timing, and that the prompt is
+ * computed. */
+void attempt_take_account(struct attempt *a, const struct attempt_event *event);
+enum verdict attempt_take_first(struct attempt *a, const struct attempt_event *event);
+/* and tokens that were held for it */
+enum verdict attempt_take_prompt(struct attempt *a, const struct attempt_event *event);
+/* early: the prefill worker's first token has not arrived. KEPT then: the message is held, because
+ * log-probabilities of the prompt are missing, or because the answer is complete. */
+enum verdict attempt_take_tokens(struct attempt *a, const struct attempt_event *event, int early);
+/* Takes what is held. KEPT: the answer is complete and its end stays held, unless to_end. */
+enum verdict attempt_release(struct attempt *a, int to_end);
+enum verdict attempt_take_failure(struct attempt *a, const struct attempt_event *event);
+/* Does the try end when w fails or is gone? */
+int attempt_needs(const struct attempt *a, const struct worker_record *w);
 
-void attempt_enter(struct attempt *a, enum attempt_state to);
-void attempt_leave_prefill(struct attempt *a);
-void attempt_leave_decode(struct attempt *a);
-void attempt_join_decode(struct attempt *a, struct worker_record *w);
-/* its prompt is computed: no backlog any more, and no load where another worker decodes */
-void attempt_prefill_done(struct attempt *a);
-/* What was held is taken now; w: for the log. 1: the answer ended and must not be touched. */
-int attempt_release_held(struct attempt *a, struct worker_record *w);
-void attempts_ending_tick(struct attempts *e, uint64_t now_us);
-/* Its context at the decoding worker has grown by `tokens`. */
-void attempt_weigh(struct attempt *a, uint64_t tokens);
-/* How an attempt was lost. */
-struct attempt_loss {
-	Pds__Fault fault;
-	int retry;         /* another attempt may succeed */
-	const char *who;   /* the worker that reported it, or that is gone */
-	const char *blame; /* whose failure it is; NULL: no worker's */
-	const char *why;
-};
-/* These end in the owner's `ended` (of an attempt: perhaps); the answer is not to be touched
- * after them. */
-void attempt_done(struct attempt *a, enum answer_finish finish, int worker_knows);
-void attempt_fail(struct attempt *a, int status, const char *why);
-void attempt_lost(struct attempt *a, const struct attempt_loss *l);
-/* The link took it, through no fault of the answer or of w. */
-void attempt_cut(struct attempt *a, const struct worker_record *w, const char *why);
-/* w gave it back, or is left, in order. */
-void attempt_moved(struct attempt *a, const struct worker_record *w, const char *why);
-/* Who decodes the present attempt, or any candidate before that is known, if it lives but its link
- * has restarted since the attempt was submitted; else NULL. What it sent may have been lost
- * with the old link, and it has given up what was reserved there, as its router was gone. */
-const struct worker_record *attempt_link_restarted(const struct attempt *a);
-/* Writes the summary line of an answer that has ended, or keeps it until the prefill worker's
- * account is there. */
-void attempts_summary(struct attempt *a);
-/* 1: it belongs to an answer whose summary waits for it. */
+/* summary.c. Writes the summary line of an attempt that has ended. awaits: the prefill worker's
+ * first token is still to come, so the line is kept until then. */
+void attempts_summary(struct attempt *a, int awaits);
+/* 1: the message belongs to an answer whose summary waits for it. */
 int attempts_late_first_token(struct attempts *e, const struct worker_record *w,
                               const struct msg_head *head, const Pds__FirstToken *m);
 void attempts_late_tick(struct attempts *e, uint64_t now_us);
 /* Queue to prefill; counts what had been predicted, once. */
 void attempts_take_prompt_times(struct attempts *e, struct attempt_times *times,
                                 struct attempt_prediction *p, const Pds__Timing *t);
-int attempts_send_cancel(struct attempts *e, struct worker_record *w, const struct reqid *id,
-                         uint32_t attempt, const char *reason);
-int attempts_is_recent(const struct attempts *e, const struct reqid *id, uint32_t attempt,
-                       uint64_t epoch);
 
 #endif

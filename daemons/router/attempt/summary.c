@@ -1,10 +1,10 @@
-/* summary.c - an answer's summary line, and the prefill worker's first token that comes when
- * all is over.
+/* summary.c - the summary line of an attempt that has ended, and a prefill worker's first token
+ * that arrives after that.
  *
- * Prefill and decode workers speak on links of their own, so a short answer may be complete before
- * the prefill worker's account of it arrives. The summary of such an answer waits for that, at
- * most LATE_US, so that log and timeline have all stages. At most LATE_MAX wait; past that the
- * summary is written without. */
+ * Prefill and decode workers use links of their own, so a short answer may be complete before the
+ * prefill worker's first token and its timing arrive. The summary of such an answer waits for them,
+ * at most LATE_US, so that log and timeline have all stages. At most LATE_MAX summaries wait;
+ * beyond that they are written without. */
 #include "attempt_int.h"
 #include "util/clock.h"
 #include "util/map.h"
@@ -16,7 +16,7 @@
 #define LATE_US 1000000u
 #define LATE_MAX 4096u
 
-/* What the line says, by value: the answer is gone when it is written late. */
+/* What the line says, by value: the attempt is gone when the line is written late. */
 struct attempt_summary {
 	struct reqid id;
 	uint32_t number, prompt_tokens, n_out;
@@ -38,20 +38,20 @@ static void summarize(const struct attempt *a, struct attempt_summary *sum)
 	*sum = (struct attempt_summary){
 		.id = a->id,
 		.number = a->number,
-		.prompt_tokens = a->prompt_tokens,
-		.n_out = a->n_out,
-		.times = a->times,
-		.begun_us = a->begun_us,
-		.first_us = a->first_us,
-		.ended_us = a->ended_us,
-		.status = a->status,
+		.prompt_tokens = a->asked.prompt_tokens,
+		.n_out = a->got.n_out,
+		.times = a->got.times,
+		.begun_us = a->asked.begun_us,
+		.first_us = a->got.first_us,
+		.ended_us = a->end.ended_us,
+		.status = a->end.status,
 		.finish = a->state == ATTEMPT_FAILED      ? "error"
 	              : a->state == ATTEMPT_CANCELLED ? "abort"
-	                                              : answer_finish_name(a->finish),
+	                                              : answer_finish_name(a->end.finish),
 	};
-	memcpy(sum->prefill, a->prefill_name, sizeof sum->prefill);
-	memcpy(sum->decode, a->decode_name, sizeof sum->decode);
-	memcpy(sum->why, a->why, sizeof sum->why);
+	memcpy(sum->prefill, a->try.prefill_name, sizeof sum->prefill);
+	memcpy(sum->decode, a->try.decode_name, sizeof sum->decode);
+	memcpy(sum->why, a->end.why, sizeof sum->why);
 }
 
 static void log_summary(const struct attempt_summary *s)
@@ -80,12 +80,11 @@ static void end_late(struct attempts *e, struct late *l)
 	free(l);
 }
 
-void attempts_summary(struct attempt *a)
+void attempts_summary(struct attempt *a, int awaits)
 {
 	struct attempts *e = a->all;
-	a->ended_us = clock_us();
-	if (a->state != ATTEMPT_DONE || a->alone || a->prefill_told ||
-	    map_count(e->late_by_id) == LATE_MAX) {
+	a->end.ended_us = clock_us();
+	if (a->state != ATTEMPT_DONE || !awaits || map_count(e->late_by_id) == LATE_MAX) {
 		struct attempt_summary now;
 		summarize(a, &now);
 		log_summary(&now);
@@ -93,7 +92,7 @@ void attempts_summary(struct attempt *a)
 	}
 	struct late *l = mem_zalloc(sizeof *l);
 	summarize(a, &l->sum);
-	l->predicted = a->predicted;
+	l->predicted = a->try.predicted;
 	list_init(&l->node);
 	list_push_back(&e->late, &l->node);
 	map_put(e->late_by_id, &l->sum.id, l);

@@ -148,7 +148,7 @@ void answer_finish(struct answer *ans, enum answer_finish finish)
 /* The attempt's own list of tokens grows with the answer. */
 static void charge_ids(struct answer *ans)
 {
-	size_t bytes = ans->attempt->size * sizeof *ans->attempt->out;
+	size_t bytes = ans->attempt->got.size * sizeof *ans->attempt->got.out;
 	if (bytes <= ans->charged)
 		return;
 	ans->lost |= quota_take(&ans->request->quota, bytes - ans->charged) < 0;
@@ -205,8 +205,8 @@ static void on_ended(void *owner, struct attempt *s)
 	struct request *q = ans->request;
 	if (s->state == ATTEMPT_FAILED) {
 		struct api_error e = {0};
-		api_fault(&e, s->status, "%s", s->why);
-		e.retry_after_s = (uint32_t)((s->retry_after_us + 999999) / 1000000);
+		api_fault(&e, s->end.status, "%s", s->end.why);
+		e.retry_after_s = (uint32_t)((s->end.retry_after_us + 999999) / 1000000);
 		request_fail(q, &e);
 		return;
 	}
@@ -217,7 +217,7 @@ static void on_ended(void *owner, struct attempt *s)
 		return;
 	}
 	if (ans->finish == ANSWER_FINISH_NONE) {
-		answer_finish(ans, s->finish);
+		answer_finish(ans, s->end.finish);
 		if (q->p.stream && answer_send(q, ans) < 0) {
 			struct api_error e = {0};
 			api_fault(&e, 503, REQUEST_NOT_TAKEN);

@@ -321,7 +321,7 @@ static void fail_start(struct request *q, int code)
 	else
 		api_fault(&e, 503, "no worker is ready to take this request");
 	for (uint32_t k = q->n_started; k < q->n_answers; k++)
-		q->answers[k].attempt->status = e.status;
+		q->answers[k].attempt->end.status = e.status;
 	request_fail(q, &e);
 }
 
@@ -497,7 +497,7 @@ uint32_t request_cached_tokens(const struct request *q)
 {
 	uint32_t n = 0;
 	for (uint32_t i = 0; i < q->n_answers; i += q->p.n)
-		n += q->answers[i].attempt ? q->answers[i].attempt->times.cached_tokens : 0;
+		n += q->answers[i].attempt ? q->answers[i].attempt->got.times.cached_tokens : 0;
 	return n;
 }
 
@@ -512,10 +512,10 @@ static void count_choice(const struct request *q, const struct answer *ans)
 		stat_add(st, ans->finish == ANSWER_FINISH_STOP ? STAT_SUCCESS_STOP : STAT_SUCCESS_LENGTH,
 		         1);
 	stat_observe_us(st, STAT_E2E, now - q->begun_us);
-	if (s->first_us)
-		stat_observe_us(st, STAT_TTFT, s->first_us - q->begun_us);
-	if (s->first_us && ans->n_tokens > 1)
-		stat_observe_us(st, STAT_TPOT, (now - s->first_us) / (ans->n_tokens - 1));
+	if (s->got.first_us)
+		stat_observe_us(st, STAT_TTFT, s->got.first_us - q->begun_us);
+	if (s->got.first_us && ans->n_tokens > 1)
+		stat_observe_us(st, STAT_TPOT, (now - s->got.first_us) / (ans->n_tokens - 1));
 }
 
 void request_answer_ended(struct request *q, struct answer *ans)
@@ -615,7 +615,7 @@ void request_stop_all(struct router *r)
 			struct attempt *s = q->answers[i].attempt;
 			if (!s || attempt_ended(s))
 				continue;
-			s->status = e.status;
+			s->end.status = e.status;
 			attempt_cancel(s, e.text);
 		}
 		text_job_skip(&q->job);

@@ -1,0 +1,432 @@
+/* try.c - the present try of an attempt: its workers and their load, Submit and Cancel, and what
+ * follows when it is lost.
+ *
+ * A try is linked to a worker only while that worker is up. Closing a try cancels it at every
+ * worker that has a part in it. */
+#include "attempt_int.h"
+#include "util/check.h"
+#include "util/clock.h"
+#include "util/err.h"
+#include "util/mem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* pause after a link restart: by then all links that restart have done so */
+#define LINK_RESTART_US 100000u
+/* pause before an attempt is placed again that the same worker gave back twice in a row */
+#define MOVED_AGAIN_US 50000u
+/* pause after a worker's link took nothing */
+#define LINK_FULL_US 20000u
+
+/* --- load ---------------------------------------------------------------- */
+
+static void unlink_worker(struct worker_record *w, struct list *node, uint64_t *charged)
+{
+	list_remove(node);
+	w->requests--;
+	w->tokens_in_flight -= *charged;
+	*charged = 0;
+}
+
+static void leave_prefill(struct attempt_try *t)
+{
+	if (!t->prefill)
+		return;
+	t->prefill->backlog_tokens -= t->backlog;
+	t->backlog = 0;
+	unlink_worker(t->prefill, &t->at_prefill, &t->charged_prefill);
+	t->prefill = NULL;
+}
+
+static void leave_decode(struct attempt_try *t)
+{
+	if (t->decode)
+		unlink_worker(t->decode, &t->at_decode, &t->charged_decode);
+	t->decode = NULL;
+}
+
+void attempt_leave(struct attempt *a, struct worker_record *w)
+{
+	if (a->try.prefill == w)
+		leave_prefill(&a->try);
+	if (a->try.decode == w)
+		leave_decode(&a->try);
+}
+
+static void join_prefill(struct attempt_try *t, struct worker_record *w, uint64_t tokens)
+{
+	t->prefill = w;
+	t->charged_prefill = t->backlog = tokens;
+	list_push_back(&w->prefills, &t->at_prefill);
+	w->requests++;
+	w->tokens_in_flight += tokens;
+	w->backlog_tokens += tokens;
+	snprintf(t->prefill_name, sizeof t->prefill_name, "%s", w->name);
+}
+
+static uint64_t context_of(const struct attempt *a)
+{
+	return (uint64_t)a->asked.prompt_tokens + a->got.n_out;
+}
+
+void attempt_join_decode(struct attempt *a, struct worker_record *w)
+{
+	struct attempt_try *t = &a->try;
+	if (t->decode == w)
+		return;
+	leave_decode(t);
+	t->decode = w;
+	t->charged_decode = context_of(a);
+	list_push_back(&w->decodes, &t->at_decode);
+	w->requests++;
+	w->tokens_in_flight += t->charged_decode;
+}
+
+void attempt_prefill_done(struct attempt *a)
+{
+	struct attempt_try *t = &a->try;
+	if (!t->prefill || !t->backlog)
+		return;
+	t->prefill->backlog_tokens -= t->backlog;
+	t->backlog = 0;
+	t->prefill->tokens_in_flight -= t->charged_prefill;
+	t->charged_prefill = attempt_is_alone(a) ? context_of(a) : 0;
+	t->prefill->tokens_in_flight += t->charged_prefill;
+}
+
+void attempt_add_load(struct attempt *a, uint64_t tokens)
+{
+	struct worker_record *w = attempt_decoder(a);
+	if (!w)
+		return;
+	w->tokens_in_flight += tokens;
+	*(attempt_is_alone(a) ? &a->try.charged_prefill : &a->try.charged_decode) += tokens;
+}
+
+struct attempt_candidate *attempt_candidate(struct attempt *a, const struct worker_record *w)
+{
+	for (unsigned i = 0; i < a->try.n_cand; i++)
+		if (a->try.cand[i].epoch == w->epoch && strcmp(a->try.cand[i].name, w->name) == 0)
+			return &a->try.cand[i];
+	return NULL;
+}
+
+/* --- Cancel -------------------------------------------------------------- */
+
+static unsigned recent_slot(const struct reqid *id, uint32_t number, uint64_t epoch)
+{
+	return (unsigned)(id->lo + number + epoch) % ATTEMPTS_RECENT;
+}
+
+static void remember(struct attempt *a, uint64_t epoch)
+{
+	struct attempts *e = a->all;
+	unsigned i = recent_slot(&a->id, a->number, epoch);
+	e->recent[i].id = a->id;
+	e->recent[i].number = a->number;
+	e->recent[i].epoch = epoch;
+}
+
+int attempts_is_recent(const struct attempts *e, const struct reqid *id, uint32_t number,
+                       uint64_t epoch)
+{
+	unsigned i = recent_slot(id, number, epoch);
+	return e->recent[i].id.hi == id->hi && e->recent[i].id.lo == id->lo &&
+	       e->recent[i].number == number && e->recent[i].epoch == epoch;
+}
+
+int attempts_send_cancel(struct attempts *e, struct worker_record *w, const struct reqid *id,
+                         uint32_t number, const char *reason)
+{
+	struct msg_head head = {.req = *id, .attempt = number};
+	Pds__Cancel body = PDS__CANCEL__INIT;
+	body.reason = (char *)reason;
+	return e->opts.send(e->opts.arg, w, MSG_REQUEST_CANCEL, &head, &body);
+}
+
+/* A worker of another epoch never had this try. A worker that is down cannot be told now: if it
+ * lives after all, its next message is answered with a cancel. */
+static void cancel_at(struct attempt *a, struct worker_record *w, uint64_t epoch,
+                      const char *reason)
+{
+	if (!w || !worker_is_up(w) || w->epoch != epoch)
+		return;
+	if (attempts_send_cancel(a->all, w, &a->id, a->number, reason) == 0)
+		remember(a, epoch);
+}
+
+static void forget_workers(struct attempt_try *t)
+{
+	leave_prefill(t);
+	leave_decode(t);
+	t->n_cand = 0;
+	t->n_held = 0;
+	list_each_safe(n, next, &t->held) {
+		list_remove(n);
+		free(list_entry(n, struct held_tokens, node));
+	}
+}
+
+void attempt_close_try(struct attempt *a, const char *reason)
+{
+	struct attempt_try *t = &a->try;
+	if (t->prefill)
+		cancel_at(a, t->prefill, t->prefill->epoch, reason);
+	for (unsigned i = 0; i < t->n_cand; i++)
+		cancel_at(a, registry_find(a->all->registry, t->cand[i].name), t->cand[i].epoch, reason);
+	forget_workers(t);
+}
+
+void attempt_close_ended_try(struct attempt *a)
+{
+	struct attempt_try *t = &a->try;
+	if (t->prefill)
+		remember(a, t->prefill->epoch);
+	for (unsigned i = 0; i < t->n_cand; i++)
+		remember(a, t->cand[i].epoch);
+	forget_workers(t);
+}
+
+/* --- Submit -------------------------------------------------------------- */
+
+/* Prompt and answer so far, as one array; *ret_own must be freed. NULL: no memory. */
+static uint32_t *all_tokens(const struct attempt *a, uint32_t **ret_own)
+{
+	uint32_t n_prompt = a->asked.prompt_tokens, n_out = a->got.n_out;
+	*ret_own = NULL;
+	if (!n_out)
+		return (uint32_t *)a->asked.tokens;
+	uint32_t *all = mem_try_alloc(((size_t)n_prompt + n_out) * sizeof *all);
+	if (all) {
+		memcpy(all, a->asked.tokens, n_prompt * sizeof *all);
+		memcpy(all + n_prompt, a->got.out, n_out * sizeof *all);
+	}
+	return *ret_own = all;
+}
+
+static int send_submit(struct attempt *a, const struct placement *p)
+{
+	const struct attempt_spec *s = &a->asked;
+	uint32_t *own;
+	Pds__Candidate cands[PLACE_CANDIDATES_MAX], *list[PLACE_CANDIDATES_MAX];
+	Pds__Request req = PDS__REQUEST__INIT;
+	Pds__Submit body = PDS__SUBMIT__INIT;
+	Pds__Sampling sampling = s->sampling;
+	sampling.prompt_logprobs = attempt_prompt_missing(a);
+	for (unsigned i = 0; i < p->n_decode; i++) {
+		pds__candidate__init(&cands[i]);
+		cands[i].name = p->decode[i]->name;
+		cands[i].endpoint = p->decode[i]->endpoint;
+		cands[i].epoch = p->decode[i]->epoch;
+		list[i] = &cands[i];
+	}
+	req.tokens = all_tokens(a, &own);
+	req.n_tokens = (size_t)context_of(a);
+	req.prompt_tokens = s->prompt_tokens;
+	req.max_tokens = s->max_tokens;
+	req.sampling = &sampling;
+	req.stop_ids = (uint32_t *)s->stop_ids;
+	req.n_stop_ids = s->n_stop_ids;
+	req.ignore_eos = s->ignore_eos;
+	req.constraint = (Pds__Constraint *)s->constraint;
+	body.request = &req;
+	body.candidates = list;
+	body.n_candidates = p->n_decode;
+	struct msg_head head = {.req = a->id, .attempt = a->number, .deadline_us = s->deadline_us};
+	int r = req.tokens
+	            ? a->all->opts.send(a->all->opts.arg, p->first, MSG_REQUEST_SUBMIT, &head, &body)
+	            : ERR_NOMEM;
+	free(own);
+	return r;
+}
+
+struct place_wish attempt_wish(const struct attempt *a)
+{
+	const struct attempt_spec *s = &a->asked;
+	const struct worker_record *beside = s->beside ? s->beside->try.prefill : NULL;
+	return (struct place_wish){.tokens = s->prompt_tokens + a->got.n_out,
+	                           .total_tokens = s->prompt_tokens + s->max_tokens,
+	                           .numerics = *a->past.numerics ? a->past.numerics : NULL,
+	                           .avoid = *a->past.avoid ? a->past.avoid : NULL,
+	                           .prefixes = s->prefixes,
+	                           .beside = beside ? beside->name : NULL,
+	                           .pin = s->pin,
+	                           .session = s->session,
+	                           .id = &a->id};
+}
+
+static void begin_try(struct attempt *a, const struct placement *p)
+{
+	struct attempt_try *t = &a->try;
+	*t = (struct attempt_try){.n_cand = p->n_decode,
+	                          .predicted = {p->predicted, p->hit_tokens, p->stored_tokens},
+	                          .began_out = a->got.n_out,
+	                          .began_ups = a->all->registry->ups};
+	list_init(&t->at_prefill);
+	list_init(&t->at_decode);
+	list_init(&t->held);
+	for (unsigned i = 0; i < p->n_decode; i++) {
+		t->cand[i].epoch = p->decode[i]->epoch;
+		snprintf(t->cand[i].name, sizeof t->cand[i].name, "%s", p->decode[i]->name);
+	}
+	join_prefill(t, p->first, p->work_tokens);
+	if (p->n_decode)
+		attempt_join_decode(a, p->decode[0]);
+}
+
+enum attempt_placed attempt_submit(struct attempt *a)
+{
+	struct placement p;
+	struct place_wish wish = attempt_wish(a);
+	uint64_t now = clock_us();
+	CHECK(a->got.n_out < a->asked.max_tokens);
+	int r = place_choose(a->all->registry, &wish, now, &p);
+	if (r < 0)
+		return r == ERR_FULL ? TOO_LONG : NO_WORKER;
+	a->number++;
+	if (send_submit(a, &p) < 0) {
+		snprintf(a->past.avoid, sizeof a->past.avoid, "%s", p.first->name);
+		registry_outcome(a->all->registry, p.first, 0, now);
+		a->number--;
+		a->past.not_before_us = now + LINK_FULL_US;
+		return LINK_FULL;
+	}
+	begin_try(a, &p);
+	a->end.retry_after_us = 0;
+	if (!*a->past.numerics)
+		snprintf(a->past.numerics, sizeof a->past.numerics, "%s", p.first->numerics);
+	log_req(
+		LOG_INFO, &a->id, "submitted",
+		"attempt=%u tokens=%u output_tokens=%u prefill=%s decode=%s candidates=%u hit_tokens=%u",
+		a->number, wish.tokens, a->got.n_out, p.first->name,
+		p.n_decode ? p.decode[0]->name : p.first->name, p.n_decode, p.hit_tokens);
+	return PLACED;
+}
+
+/* --- losses -------------------------------------------------------------- */
+
+static enum verdict give_up(struct attempt *a, int status, const char *why)
+{
+	a->end.status = status;
+	snprintf(a->end.why, sizeof a->end.why, "%s", why);
+	return GIVE_UP;
+}
+
+/* Some tokens came, beyond a first one that every try brings. */
+static int has_progress(const struct attempt *a)
+{
+	return a->got.n_out > a->try.began_out + 1;
+}
+
+/* The total is bounded too: an attempt that brings some tokens each time and then crashes its
+ * worker must not reach all workers. */
+static enum verdict again(struct attempt *a, int status, const char *why, uint64_t pause_us)
+{
+	uint32_t most = a->all->opts.max_attempts;
+	char text[sizeof a->end.why];
+	if (a->past.lost >= most || a->number - a->past.moved >= (uint64_t)most * ATTEMPTS_TIMES) {
+		snprintf(text, sizeof text, "%s (attempt %u, %u lost in a row: max_attempts)", why,
+		         a->number, a->past.lost);
+		return give_up(a, status, text);
+	}
+	attempt_close_try(a, why);
+	a->all->counts.retries++;
+	a->past.not_before_us = clock_us() + pause_us;
+	return RETRY;
+}
+
+const struct worker_record *attempt_link_restarted(const struct attempt *a)
+{
+	const struct attempt_try *t = &a->try;
+	for (unsigned i = 0; i < t->n_cand; i++) {
+		const struct attempt_candidate *c = &t->cand[i];
+		const struct worker_record *w = !*t->decode_name || strcmp(c->name, t->decode_name) == 0
+		                                    ? registry_find(a->all->registry, c->name)
+		                                    : NULL;
+		if (w && worker_is_up(w) && w->epoch == c->epoch && w->up_no > t->began_ups)
+			return w;
+	}
+	return NULL;
+}
+
+/* The worker's link is up again in a moment, and so are others if this process was stopped. */
+enum verdict attempt_cut(struct attempt *a, const struct worker_record *w, const char *why)
+{
+	if (has_progress(a))
+		a->past.lost = 0;
+	log_req(LOG_WARN, &a->id, "attempt_cut",
+	        "attempt=%u lost=%u state=%s worker=%s output_tokens=%u", a->number, a->past.lost,
+	        attempt_state_name(a->state), w->name, a->got.n_out);
+	a->past.avoid[0] = 0;
+	return again(a, 503, why, LINK_RESTART_US);
+}
+
+static int status_of(Pds__Fault fault)
+{
+	switch (fault) {
+	case PDS__FAULT__FAULT_INVALID:
+	case PDS__FAULT__FAULT_TOO_LARGE: return 400;
+	case PDS__FAULT__FAULT_OVERLOADED: return 429;
+	case PDS__FAULT__FAULT_DRAINING:
+	case PDS__FAULT__FAULT_NO_ROOM:
+	case PDS__FAULT__FAULT_PEER_LOST: return 503;
+	case PDS__FAULT__FAULT_DEADLINE: return 504;
+	default: return 500;
+	}
+}
+
+/* Would another try at once meet the same fault? A full worker stays full for a while, and what
+ * took two tries in a row may take a third. */
+static uint64_t pause_of(const struct attempt *a, Pds__Fault fault)
+{
+	int busy = fault == PDS__FAULT__FAULT_OVERLOADED || fault == PDS__FAULT__FAULT_NO_ROOM ||
+	           fault == PDS__FAULT__FAULT_DRAINING;
+	uint32_t lost = a->past.lost;
+	uint64_t pause = busy || lost > 1 ? 50000u << (lost < 4 ? lost : 4) : 0,
+			 room = a->end.retry_after_us;
+	if (room > a->all->opts.retry_wait_us)
+		room = a->all->opts.retry_wait_us;
+	return pause > room ? pause : room;
+}
+
+enum verdict attempt_lost(struct attempt *a, const struct attempt_loss *l)
+{
+	const struct worker_record *restarted = l->retry ? attempt_link_restarted(a) : NULL;
+	if (restarted)
+		return attempt_cut(a, restarted, l->why);
+	struct worker_record *blamed = l->blame ? registry_find(a->all->registry, l->blame) : NULL;
+	uint64_t now = clock_us();
+	if (blamed)
+		registry_outcome(a->all->registry, blamed, 0, now);
+	a->past.lost = has_progress(a) ? 1 : a->past.lost + 1;
+	log_req(LOG_WARN, &a->id, "attempt_lost",
+	        "attempt=%u lost=%u state=%s worker=%s blame=%s fault=%d retry=%d output_tokens=%u "
+	        "why=%s",
+	        a->number, a->past.lost, attempt_state_name(a->state), l->who,
+	        blamed ? blamed->name : "-", (int)l->fault, l->retry, a->got.n_out, log_quote(l->why));
+	snprintf(a->past.avoid, sizeof a->past.avoid, "%s", blamed ? blamed->name : l->who);
+	/* the worker has room only after the deadline: the client may come again, with more time */
+	int too_late = a->end.retry_after_us && now + a->end.retry_after_us >= a->asked.deadline_us;
+	if (!l->retry || too_late)
+		return give_up(a, status_of(l->fault), l->why);
+	return again(a, status_of(l->fault), l->why, pause_of(a, l->fault));
+}
+
+/* Placed again at once; after a pause if the same worker gave back the try before too. */
+enum verdict attempt_moved(struct attempt *a, const struct worker_record *w, const char *why)
+{
+	int same = strcmp(a->past.avoid, w->name) == 0;
+	if (a->past.moved >= ATTEMPT_MOVES_MAX)
+		return attempt_lost(a, &(struct attempt_loss){PDS__FAULT__FAULT_DRAINING, 1, w->name, NULL,
+		                                              why});
+	a->past.moved++;
+	if (has_progress(a))
+		a->past.lost = 0;
+	log_req(LOG_INFO, &a->id, "attempt_moved",
+	        "attempt=%u state=%s worker=%s output_tokens=%u why=%s", a->number,
+	        attempt_state_name(a->state), w->name, a->got.n_out, log_quote(why));
+	snprintf(a->past.avoid, sizeof a->past.avoid, "%s", w->name);
+	return again(a, 503, why, same ? MOVED_AGAIN_US : 0);
+}
