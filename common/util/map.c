@@ -13,6 +13,7 @@ enum { SLOT_EMPTY, SLOT_FULL, SLOT_DEAD };
 
 struct map {
 	size_t key_bytes, slots, count, used; /* used counts full and dead */
+	int random_keys;
 	unsigned char *state, *keys;
 	void **vals;
 };
@@ -45,7 +46,7 @@ static void free_slots(struct map *m)
 /* Gives m empty slots. -1: out of memory, m is unchanged. */
 static int map_alloc(struct map *m, size_t slots)
 {
-	struct map got = {.key_bytes = m->key_bytes, .slots = slots};
+	struct map got = {.key_bytes = m->key_bytes, .slots = slots, .random_keys = m->random_keys};
 	got.state = mem_try_array(slots, 1);
 	got.keys = mem_try_array(slots, m->key_bytes);
 	got.vals = mem_try_array(slots, sizeof *got.vals);
@@ -75,6 +76,14 @@ struct map *map_new(size_t key_bytes)
 	return m;
 }
 
+struct map *map_new_random_keys(size_t key_bytes)
+{
+	CHECK(key_bytes >= sizeof(uint64_t));
+	struct map *m = map_new(key_bytes);
+	m->random_keys = 1;
+	return m;
+}
+
 void map_destroy(struct map **mp)
 {
 	struct map *m = *mp;
@@ -94,7 +103,10 @@ size_t map_count(const struct map *m)
 static size_t map_find(const struct map *m, const void *key, int *ret_found)
 {
 	uint64_t h;
-	crypto_shorthash((unsigned char *)&h, key, m->key_bytes, sip_key);
+	if (m->random_keys)
+		memcpy(&h, key, sizeof h);
+	else
+		crypto_shorthash((unsigned char *)&h, key, m->key_bytes, sip_key);
 	size_t mask = m->slots - 1, i = h & mask, free_at = SIZE_MAX;
 	for (;; i = (i + 1) & mask) {
 		if (m->state[i] == SLOT_EMPTY) {

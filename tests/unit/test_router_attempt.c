@@ -553,6 +553,50 @@ START_TEST(prompt_logprobs_before_tokens)
 }
 END_TEST
 
+/* The last log-probabilities release what is held; the end of a complete answer stays held until the
+ * prefill worker's first token. */
+START_TEST(held_until_the_prompt_is_told)
+{
+	struct three t = three(8, 1);
+	struct reqid id = t.r->s->id;
+	rig_more(t.r, t.d1, 1, 0, 10, 2);
+	if (_i)
+		rig_tokens_from(t.r, t.d1, id, 1, 2, 12, 1, STOP);
+	rig_more(t.r, t.d2, 1, 0, 10, 1); /* not the worker that decodes */
+	expect(t.r, ATTEMPT_HELD, "", "");
+	rig_told(t.r, t.p, id, 1, 1, 3);
+	expect(t.r, ATTEMPT_HELD, "", "");
+	rig_told(t.r, t.p, id, 1, 4, 1);
+	expect(t.r, _i ? ATTEMPT_ENDING : ATTEMPT_JOINED, "10 11 ", "");
+	if (!_i)
+		rig_tokens_from(t.r, t.d1, id, 1, 2, 12, 1, STOP);
+	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
+	expect(t.r, ATTEMPT_DONE, "10 11 12 stop", "");
+	rig_free(t.r);
+}
+END_TEST
+
+/* An answer that is complete cannot fail any more, and an end that is none is not kept as one. */
+START_TEST(end_that_nothing_undoes)
+{
+	struct three t = three(8, 0);
+	struct reqid id = t.r->s->id;
+	rig_tokens_from(t.r, t.d1, id, 1, 0, 10, 2, (Pds__Finish)77);
+	expect(t.r, ATTEMPT_JOINED, "10 11 ", "");
+	rig_tokens_from(t.r, t.d1, id, 1, 0, 10, 1, STOP); /* before tokens that are here */
+	expect(t.r, ATTEMPT_JOINED, "10 11 ", "");
+	rig_tokens_from(t.r, t.d1, id, 1, 2, 12, 1, STOP);
+	rig_more(t.r, t.d1, 1, 3, 13, 1);
+	rig_told(t.r, t.p, id, 1, 1, 1);
+	rig_fail(t.r, t.p, 1, PDS__FAULT__FAULT_STALLED, 1);
+	rig_fail(t.r, t.d1, 1, PDS__FAULT__FAULT_LEASE_LOST, 1);
+	expect(t.r, ATTEMPT_ENDING, "10 11 ", "");
+	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
+	expect(t.r, ATTEMPT_DONE, "10 11 12 stop", "");
+	rig_free(t.r);
+}
+END_TEST
+
 /* A decode worker that talks on while its tokens wait for the prompt's log-probabilities fills
  * no memory: its attempt is lost. */
 START_TEST(more_held_than_there_can_be)
@@ -860,6 +904,8 @@ int main(void)
 	tcase_add_test(c, prefill_that_was_only_silent);
 	tcase_add_test(c, ended_in_order_needs_no_cancel);
 	tcase_add_test(c, prompt_logprobs_before_tokens);
+	tcase_add_loop_test(c, held_until_the_prompt_is_told, 0, 2);
+	tcase_add_test(c, end_that_nothing_undoes);
 	tcase_add_test(c, prompt_logprobs_in_slices);
 	tcase_add_test(c, prompt_logprobs_over_attempts);
 	tcase_add_test(c, prompt_logprobs_lost_with_prefill);

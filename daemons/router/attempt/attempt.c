@@ -25,12 +25,6 @@
 
 /* --- what an event means ------------------------------------------------- */
 
-static void set_end(struct attempt *a, int status, const char *why)
-{
-	a->end.status = status;
-	snprintf(a->end.why, sizeof a->end.why, "%s", why);
-}
-
 static enum verdict worker_down(struct attempt *a, const struct attempt_event *e)
 {
 	struct worker_record *w = e->worker;
@@ -118,14 +112,14 @@ static enum attempt_state step_waiting(struct attempt *a, const struct attempt_e
 	case PLACED: return ATTEMPT_SUBMITTED;
 	case TOO_EARLY: return ATTEMPT_WAITING;
 	case TOO_LONG:
-		set_end(a, 503, "the workers that are left take no sequence of this length");
+		attempt_give_up(a, 503, "the workers that are left take no sequence of this length");
 		return ATTEMPT_FAILED;
 	case LINK_FULL:
 	case NO_WORKER: break;
 	}
 	if (now < a->until_us)
 		return ATTEMPT_WAITING;
-	set_end(a, 503, "no worker came back in time for another attempt (retry_wait_ms)");
+	attempt_give_up(a, 503, "no worker came back in time for another attempt (retry_wait_ms)");
 	return ATTEMPT_FAILED;
 }
 
@@ -281,11 +275,6 @@ int attempt_ended(const struct attempt *a)
 	return !states[a->state].step;
 }
 
-int attempt_is_running(const struct attempt *a)
-{
-	return a->state >= ATTEMPT_SUBMITTED && a->state <= ATTEMPT_ENDING;
-}
-
 static void attempt_enter(struct attempt *a, enum attempt_state to)
 {
 	if (!(states[a->state].next & 1u << to))
@@ -340,7 +329,7 @@ void attempts_init(struct attempts *e, struct registry *g, const struct attempts
 	memset(e, 0, sizeof *e);
 	e->opts = *opts;
 	e->registry = g;
-	e->by_id = map_new(sizeof(struct reqid));
+	e->by_id = map_new_random_keys(sizeof(struct reqid));
 	list_init(&e->live);
 	list_init(&e->waiting);
 	list_init(&e->ending);
@@ -373,9 +362,12 @@ struct attempt *attempt_new(struct attempts *e, const struct attempt_spec *spec,
 	a->all = e;
 	a->hooks = hooks;
 	a->owner = owner;
-	do
-		randombytes_buf(&a->id, sizeof a->id);
-	while ((a->id.hi == 0 && a->id.lo == 0) || map_get(e->by_id, &a->id));
+	do {
+		if (e->n_drawn == 0)
+			randombytes_buf(e->drawn, sizeof e->drawn);
+		e->n_drawn = (e->n_drawn ? e->n_drawn : ATTEMPTS_DRAWN) - 1;
+		a->id = e->drawn[e->n_drawn];
+	} while ((a->id.hi == 0 && a->id.lo == 0) || map_get(e->by_id, &a->id));
 	a->asked = *spec;
 	a->got.size = spec->max_tokens < 256 ? spec->max_tokens : 256;
 	a->got.out = mem_array(a->got.size, sizeof *a->got.out);
@@ -408,7 +400,7 @@ void attempt_cancel(struct attempt *a, const char *reason)
 {
 	if (attempt_ended(a))
 		return;
-	set_end(a, a->end.status ? a->end.status : 499, reason);
+	attempt_give_up(a, a->end.status ? a->end.status : 499, reason);
 	a->end.finish = ANSWER_FINISH_ABORT;
 	attempt_step(a, &(struct attempt_event){.type = ON_CANCEL});
 }
@@ -506,7 +498,7 @@ void attempts_tick(struct attempts *e, uint64_t now_us)
 		struct attempt *a = list_entry(e->live.next, struct attempt, by_deadline);
 		if (a->asked.deadline_us > now_us)
 			break;
-		set_end(a, 504, "the request's time is up (request_timeout_ms)");
+		attempt_give_up(a, 504, "the request's time is up (request_timeout_ms)");
 		attempt_step(a, &(struct attempt_event){.type = ON_DEADLINE});
 	}
 	list_each(n, &e->registry->workers) {

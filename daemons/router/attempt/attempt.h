@@ -221,6 +221,7 @@ struct attempts_counts {
 
 #define ATTEMPTS_RECENT 16384u
 #define ATTEMPTS_TIMES 4u
+#define ATTEMPTS_DRAWN 128u
 #define ATTEMPT_MOVES_MAX 64u /* tries given back in order; each one after that is a loss */
 
 struct attempts {
@@ -232,6 +233,9 @@ struct attempts {
 	struct list late;            /* summary.c */
 	struct map *late_by_id;
 	struct attempts_counts counts;
+	/* ids of the next attempts: one system call draws many. The first n_drawn are left */
+	struct reqid drawn[ATTEMPTS_DRAWN];
+	unsigned n_drawn;
 	/* tries that ended in order at a worker or were cancelled there: its late messages need no
 	 * answer */
 	struct {

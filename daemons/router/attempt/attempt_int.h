@@ -67,8 +67,11 @@ struct attempt_loss {
 
 /* attempt.c. The attempt may be freed when it returns. */
 void attempt_step(struct attempt *a, const struct attempt_event *event);
-/* a worker has it: SUBMITTED to ENDING */
-int attempt_is_running(const struct attempt *a);
+/* a worker has it */
+static inline int attempt_is_running(const struct attempt *a)
+{
+	return a->state >= ATTEMPT_SUBMITTED && a->state <= ATTEMPT_ENDING;
+}
 
 /* try.c: the present try */
 enum attempt_placed attempt_submit(struct attempt *a);
@@ -96,6 +99,8 @@ void attempt_close_ended_try(struct attempt *a);
  * since the try was submitted; else NULL. What it sent may have been lost with the old link, and it
  * has given up what was reserved there, because its router was gone. */
 const struct worker_record *attempt_link_restarted(const struct attempt *a);
+/* Sets the outcome. GIVE_UP */
+enum verdict attempt_give_up(struct attempt *a, int status, const char *why);
 /* The try is lost. RETRY or GIVE_UP. */
 enum verdict attempt_lost(struct attempt *a, const struct attempt_loss *l);
 /* Likewise by its link, through no fault of the attempt or of w. */

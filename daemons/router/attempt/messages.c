@@ -6,6 +6,7 @@
 #include "attempt_int.h"
 #include "util/clock.h"
 #include "util/err.h"
+#include "util/map.h"
 #include "util/mem.h"
 
 #include <stdio.h>
@@ -20,7 +21,7 @@
 static struct attempt *present(struct attempts *e, struct worker_record *w, const struct reqid *id,
                                uint32_t number)
 {
-	struct attempt *a = attempts_find(e, id);
+	struct attempt *a = map_get(e->by_id, id);
 	if (a && a->number == number && attempt_is_running(a))
 		return a;
 	e->counts.stale++;
@@ -82,9 +83,14 @@ static enum verdict wrong(struct attempt *a, const char *from, const char *why)
 
 static enum verdict no_memory(struct attempt *a)
 {
-	a->end.status = 503;
-	snprintf(a->end.why, sizeof a->end.why, "this server has no memory for the answer's tokens");
-	return GIVE_UP;
+	return attempt_give_up(a, 503, "this server has no memory for the answer's tokens");
+}
+
+static enum answer_finish finish_of(Pds__Finish f)
+{
+	return f == PDS__FINISH__FINISH_STOP     ? ANSWER_FINISH_STOP
+	       : f == PDS__FINISH__FINISH_LENGTH ? ANSWER_FINISH_LENGTH
+	                                         : ANSWER_FINISH_NONE;
 }
 
 /* Room for n more tokens of the answer. 0 or ERR_NOMEM. */
@@ -122,9 +128,7 @@ static enum verdict take_tokens(struct attempt *a, const char *from, uint32_t in
                                 Pds__Token *const *tokens, size_t n, Pds__Finish end)
 {
 	struct attempt_output *got = &a->got;
-	enum answer_finish last = end == PDS__FINISH__FINISH_STOP     ? ANSWER_FINISH_STOP
-	                          : end == PDS__FINISH__FINISH_LENGTH ? ANSWER_FINISH_LENGTH
-	                                                              : ANSWER_FINISH_NONE;
+	enum answer_finish last = finish_of(end);
 	if (index > got->n_out) {
 		char why[128];
 		snprintf(why, sizeof why, "tokens %u to %u are missing before what %s sent", got->n_out,
@@ -159,9 +163,8 @@ static enum verdict take_tokens(struct attempt *a, const char *from, uint32_t in
 	if (v == ATTEMPT_GO && !last)
 		return TAKEN;
 	if (v == ATTEMPT_ABORT) {
-		a->end.status = 499;
+		attempt_give_up(a, 499, "the client takes no more");
 		a->end.finish = ANSWER_FINISH_ABORT;
-		snprintf(a->end.why, sizeof a->end.why, "the client takes no more");
 		return ABORTED;
 	}
 	if (worker_knows)
@@ -198,7 +201,7 @@ static void name_decoder(struct attempt *a, struct worker_record *d)
 {
 	if (!attempt_is_alone(a))
 		attempt_join_decode(a, d);
-	snprintf(a->try.decode_name, sizeof a->try.decode_name, "%s", d->name);
+	memcpy(a->try.decode_name, d->name, sizeof a->try.decode_name);
 }
 
 /* All log-probabilities of the prompt must come before the first token. */
@@ -237,7 +240,7 @@ static enum verdict hold(struct attempt *a, const char *from, const Pds__Sequenc
  * that are here already, is none. */
 static int is_end(const struct attempt *a, const Pds__SequenceTokens *m)
 {
-	return m->finish != PDS__FINISH__FINISH_NONE && m->index <= a->got.n_out &&
+	return finish_of(m->finish) != ANSWER_FINISH_NONE && m->index <= a->got.n_out &&
 	       m->index + m->n_tokens >= a->got.n_out;
 }
 

@@ -63,7 +63,7 @@ static void join_prefill(struct attempt_try *t, struct worker_record *w, uint64_
 	w->requests++;
 	w->tokens_in_flight += tokens;
 	w->backlog_tokens += tokens;
-	snprintf(t->prefill_name, sizeof t->prefill_name, "%s", w->name);
+	memcpy(t->prefill_name, w->name, sizeof t->prefill_name);
 }
 
 static uint64_t context_of(const struct attempt *a)
@@ -269,7 +269,7 @@ static void begin_try(struct attempt *a, const struct placement *p)
 	list_init(&t->held);
 	for (unsigned i = 0; i < p->n_decode; i++) {
 		t->cand[i].epoch = p->decode[i]->epoch;
-		snprintf(t->cand[i].name, sizeof t->cand[i].name, "%s", p->decode[i]->name);
+		memcpy(t->cand[i].name, p->decode[i]->name, sizeof t->cand[i].name);
 	}
 	join_prefill(t, p->first, p->work_tokens);
 	if (p->n_decode)
@@ -307,7 +307,7 @@ enum attempt_placed attempt_submit(struct attempt *a)
 
 /* --- losses -------------------------------------------------------------- */
 
-static enum verdict give_up(struct attempt *a, int status, const char *why)
+enum verdict attempt_give_up(struct attempt *a, int status, const char *why)
 {
 	a->end.status = status;
 	snprintf(a->end.why, sizeof a->end.why, "%s", why);
@@ -329,7 +329,7 @@ static enum verdict again(struct attempt *a, int status, const char *why, uint64
 	if (a->past.lost >= most || a->number - a->past.moved >= (uint64_t)most * ATTEMPTS_TIMES) {
 		snprintf(text, sizeof text, "%s (attempt %u, %u lost in a row: max_attempts)", why,
 		         a->number, a->past.lost);
-		return give_up(a, status, text);
+		return attempt_give_up(a, status, text);
 	}
 	attempt_close_try(a, why);
 	a->all->counts.retries++;
@@ -410,7 +410,7 @@ enum verdict attempt_lost(struct attempt *a, const struct attempt_loss *l)
 	/* the worker has room only after the deadline: the client may come again, with more time */
 	int too_late = a->end.retry_after_us && now + a->end.retry_after_us >= a->asked.deadline_us;
 	if (!l->retry || too_late)
-		return give_up(a, status_of(l->fault), l->why);
+		return attempt_give_up(a, status_of(l->fault), l->why);
 	return again(a, status_of(l->fault), l->why, pause_of(a, l->fault));
 }
 
