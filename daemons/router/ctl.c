@@ -1,4 +1,4 @@
-/* ctl.c - what pdctl may ask of the router. */
+/* ctl.c - commands that pdctl sends to the router. */
 #include "daemons/router/request/request.h"
 #include "util/clock.h"
 
@@ -37,14 +37,14 @@ static int ctl_cancel(struct svc *s, char *const *args, size_t n_args, struct bu
 		return err_set(err, ERR_INVALID,
 		               "cancel takes one request id of 32 hexadecimal digits, got \"%.80s\"", text);
 	if (request_abort(r, &id) < 0)
-		return err_set(err, ERR_NOTFOUND, "no request %.32s is at work here", hex);
+		return err_set(err, ERR_NOTFOUND, "no request %.32s is in progress here", hex);
 	buf_adds(out, "{\"cancelled\":true}");
 	return 0;
 }
 
 const struct svc_ctl router_ctl[] = {
-	{"workers", ctl_workers, "the workers that the router knows, with their load", 0},
-	{"requests", ctl_requests, "the requests at work: state, age, attempt, tokens, workers", 0},
-	{"cancel", ctl_cancel, "ID: ends a request everywhere; its client gets what there is", 1},
+	{"workers", ctl_workers, "workers that the router knows, with their load", 0},
+	{"requests", ctl_requests, "requests in progress: state, age, attempt, tokens, workers", 0},
+	{"cancel", ctl_cancel, "ID: ends a request everywhere; its client gets the tokens so far", 1},
 	{0},
 };

@@ -1,6 +1,6 @@
-/* links.c - the router's links with workers: who is admitted, who is up, and what they send.
+/* links.c - the router's links to workers: which are admitted, which are up, and their messages.
  *
- * A message counts only if its sender is the worker that the registry has under this link. */
+ * A message counts only if the registry has its sender under the link on which it came. */
 #include "daemons/router/attempt/attempt.h"
 #include "router.h"
 #include "util/clock.h"
@@ -24,7 +24,7 @@ static void add_peer(Pds__Peer *p, struct worker_record *w)
 	p->epoch = w->epoch;
 }
 
-/* Tells every worker who the others are, so that their connections exist before the first
+/* Sends every worker the list of the others, so that their connections exist before the first
  * request. */
 static void send_peers(struct router *r)
 {
@@ -82,7 +82,7 @@ void links_up(struct svc *s, struct peer *p)
 void links_down(struct svc *s, struct peer *p, const char *why)
 {
 	struct router *r = svc_data(s);
-	/* no router: it has ended, and its registry with it */
+	/* r is NULL when the router has ended, and its registry with it */
 	struct worker_record *w = r ? peer_data(p) : NULL;
 	if (!w || w->peer != p)
 		return;
@@ -160,8 +160,8 @@ static void on_kv_events(struct svc *s, struct peer *p, const struct msg_head *h
 		registry_kv_events(&r->registry, w, (const Pds__KvEvents *)body);
 }
 
-/* A role was switched: the peers hear of it, and what waited for such a worker is tried. What
- * runs there stays what it is. */
+/* A worker has switched its role. Peers are told, and attempts that wait for such a worker are
+ * tried again. What runs there goes on. */
 static void on_worker_update(struct svc *s, struct peer *p, const struct msg_head *head,
                              const ProtobufCMessage *body)
 {

@@ -1,8 +1,8 @@
-/* main.c - pdrouterd: the client edge. Requests in over HTTP, attempts out to workers, tokens
- * back.
+/* main.c - pdrouterd: the client edge. Requests come in over HTTP, attempts go out to workers,
+ * tokens come back.
  *
- * The router computes nothing and keeps nothing: a restarted one is whole again as soon as the
- * workers have said HELLO. */
+ * The router computes nothing and stores nothing: after a restart it is complete again as soon as
+ * the workers have sent HELLO. */
 #include "daemons/router/request/request.h"
 #include "util/check.h"
 #include "util/clock.h"
@@ -15,7 +15,8 @@
 
 #define TICK_US 50000u
 #define SLOW_TICK_US 30000000u
-#define LAST_LOOK_US 30000u /* before the end: what clients had sent by then is read */
+/* drain: input is read for this long, so that requests sent before the drain are served */
+#define LAST_LOOK_US 30000u
 
 static const struct conf_key keys[] = {
 	{"http_listen", CONF_STRING, "127.0.0.1:8080", 2, 255, "HOST:PORT", 0, "where clients connect",
@@ -227,7 +228,7 @@ static void post_job(void *arg, struct text_job *j)
 	svc_post(arg, on_job_done, j);
 }
 
-/* Only while there is something to tick for: an idle router sleeps. */
+/* The timer runs only while attempts or summaries wait, so that an idle router sleeps. */
 static void on_tick(struct svc *s, void *arg)
 {
 	struct router *r = svc_data(s);
@@ -290,7 +291,8 @@ static int start_http(struct router *r, struct err *err)
 	return rc;
 }
 
-/* Connections past max_connections are answered, too (listen.c). */
+/* Includes descriptors for connections beyond max_connections, which are answered too
+ * (listen.c). */
 static unsigned descriptors(const struct conf *c, const char **ret_key)
 {
 	*ret_key = "max_connections";
@@ -310,16 +312,15 @@ static void on_drain(struct svc *s)
 	http_drain(r->http);
 }
 
-/* A request has ended when its answer is written; the client may still have to take what the socket
- * had no room for. What was sent before the end began is looked at, even when nothing is left to
- * do. */
+/* A request has ended when its answer is written, but the socket may still have unsent bytes of it.
+ * Input that arrived before the drain is read even when nothing is in progress. */
 static int on_idle(struct svc *s)
 {
 	struct router *r = svc_data(s);
 	return clock_us() - r->drain_us >= LAST_LOOK_US && r->n_requests == 0 && !http_busy(r->http);
 }
 
-/* What is not answered by now is told so; the answers have a moment to leave. */
+/* Requests that are still open get an error; there is a moment left to send it. */
 static void on_expire(struct svc *s)
 {
 	struct router *r = svc_data(s);

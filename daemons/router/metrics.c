@@ -1,90 +1,92 @@
-/* metrics.c - what /metrics shows: the names that dashboards of the field expect, our own, and
- * each worker's figures from its heartbeats. */
+/* metrics.c - /metrics: the names that dashboards for LLM servers expect, our own, and each
+ * worker's figures from its heartbeats. */
 #include "daemons/router/request/request.h"
 
 #include <string.h>
 
 const struct stat_def router_stats[STAT_COUNT] = {
-	[STAT_RUNNING] = {"vllm:num_requests_running", "sequences at workers", STAT_GAUGE},
-	[STAT_WAITING] = {"vllm:num_requests_waiting", "sequences that wait for a worker", STAT_GAUGE},
+	[STAT_RUNNING] = {"vllm:num_requests_running", "attempts at workers", STAT_GAUGE},
+	[STAT_WAITING] = {"vllm:num_requests_waiting", "attempts that wait for a worker", STAT_GAUGE},
 	[STAT_PROMPT_TOKENS] = {"vllm:prompt_tokens_total", "tokens of all prompts", STAT_COUNTER},
 	[STAT_OUTPUT_TOKENS] = {"vllm:generation_tokens_total", "tokens of all answers", STAT_COUNTER},
-	[STAT_CACHED_TOKENS] = {"pdserve_cached_prompt_tokens_total",
-                            "prompt tokens that needed no computing", STAT_COUNTER},
+	[STAT_CACHED_TOKENS] = {"pdserve_cached_prompt_tokens_total", "prompt tokens that were cached",
+                            STAT_COUNTER},
 	[STAT_SUCCESS_STOP] = {"pdserve_answers_stop_total",
-                           "answers that ended by end of sequence or stop", STAT_COUNTER},
-	[STAT_SUCCESS_LENGTH] = {"pdserve_answers_length_total", "answers that ended at their longest",
+                           "answers that ended by an end-of-sequence token or a stop string",
+                           STAT_COUNTER},
+	[STAT_SUCCESS_LENGTH] = {"pdserve_answers_length_total", "answers that ended at max_tokens",
                              STAT_COUNTER},
-	[STAT_TTFT] = {"vllm:time_to_first_token_seconds", "request in until first token",
-                   STAT_SECONDS},
-	[STAT_TPOT] = {"vllm:time_per_output_token_seconds", "mean of an answer, first token apart",
-                   STAT_SECONDS},
-	[STAT_E2E] = {"vllm:e2e_request_latency_seconds", "request in until last token", STAT_SECONDS},
-	[STAT_HTTP_REQUESTS] = {"pdserve_http_requests_total", "requests that came in", STAT_COUNTER},
+	[STAT_TTFT] = {"vllm:time_to_first_token_seconds",
+                   "time from a request's arrival to its first token", STAT_SECONDS},
+	[STAT_TPOT] = {"vllm:time_per_output_token_seconds",
+                   "mean time per token of an answer, without its first token", STAT_SECONDS},
+	[STAT_E2E] = {"vllm:e2e_request_latency_seconds",
+                  "time from a request's arrival to its last token", STAT_SECONDS},
+	[STAT_HTTP_REQUESTS] = {"pdserve_http_requests_total", "requests received", STAT_COUNTER},
 	[STAT_HTTP_CONNECTIONS] = {"pdserve_http_connections", "open client connections", STAT_GAUGE},
 	[STAT_HTTP_REFUSED] = {"pdserve_http_refused_total",
                            "requests and connections that the HTTP edge itself refused: malformed, "
                            "too long, too late, too many",
                            STAT_COUNTER},
 	[STAT_HTTP_CLOSED_WAITING] = {"pdserve_http_closed_waiting_total",
-                                  "connections without a request that had to make room for others",
+                                  "idle connections that were closed to make room for others",
                                   STAT_COUNTER},
 	[STAT_HTTP_CUT] = {"pdserve_http_answers_cut_total",
-                       "answers that ended in the middle: no room or no memory for the rest, or "
-                       "the end of this process",
+                       "answers that were cut off: no room or no memory for the rest, or the end "
+                       "of this process",
                        STAT_COUNTER},
 	[STAT_HTTP_IN_BYTES] = {"pdserve_http_input_bytes",
-                            "of requests that are held (input_bytes_max)", STAT_GAUGE},
+                            "bytes of requests being received or waiting (input_bytes_max)",
+                            STAT_GAUGE},
 	[STAT_HTTP_OUT_BYTES] = {"pdserve_http_output_bytes",
-                             "of answers that clients have not taken (output_bytes_max)",
+                             "bytes of answers that clients have not read yet (output_bytes_max)",
                              STAT_GAUGE},
 	[STAT_REFUSED] = {"pdserve_requests_refused_total", "answers with status 4xx", STAT_COUNTER},
 	[STAT_FAILED] = {"pdserve_requests_failed_total",
                      "answers with status 5xx, and streams that ended in an error", STAT_COUNTER},
-	[STAT_CANCELLED] = {"pdserve_sequences_cancelled_total", "sequences that were given up",
+	[STAT_CANCELLED] = {"pdserve_sequences_cancelled_total", "attempts that were cancelled",
                         STAT_COUNTER},
-	[STAT_RETRIES] = {"pdserve_attempts_retried_total", "attempts after the first", STAT_COUNTER},
-	[STAT_DUPLICATES] = {"pdserve_tokens_repeated_total", "tokens that came again and were dropped",
+	[STAT_RETRIES] = {"pdserve_attempts_retried_total", "tries after the first one of an attempt",
+                      STAT_COUNTER},
+	[STAT_DUPLICATES] = {"pdserve_tokens_repeated_total", "repeated tokens, which were dropped",
                          STAT_COUNTER},
-	[STAT_STALE] = {"pdserve_messages_stale_total", "messages of attempts that are over",
+	[STAT_STALE] = {"pdserve_messages_stale_total", "messages about attempts that have ended",
                     STAT_COUNTER},
-	[STAT_MISMATCHES] = {"pdserve_tokens_differ_total",
-                         "repeated tokens that were not the same: a bug or broken hardware",
-                         STAT_COUNTER},
+	[STAT_MISMATCHES] =
+		{"pdserve_tokens_differ_total",
+         "repeated tokens that differ from the first ones: a bug or broken hardware", STAT_COUNTER},
 	[STAT_WORKERS_UP] = {"pdserve_workers_up", "workers that are connected", STAT_GAUGE},
 	[STAT_PREPARE] = {"pdserve_prepare_seconds", "parsing, template and tokenizing of a request",
                       STAT_SECONDS},
 	[STAT_KV_EVENTS] = {"pdserve_router_kv_events_total",
                         "messages of workers about their prefix indexes", STAT_COUNTER},
 	[STAT_KV_EVENTS_BAD] = {"pdserve_router_kv_events_bad_total",
-                            "of them: of an unknown tier, or from a worker without blocks",
+                            "of these: with an unknown tier, or from a worker without blocks",
                             STAT_COUNTER},
 	[STAT_KV_INDEX] = {"pdserve_router_kv_index_entries",
-                       "blocks that are known to be cached, over all workers", STAT_GAUGE},
-	[STAT_KV_INDEX_DROPPED] = {"pdserve_router_kv_index_dropped_total",
-                               "cached blocks that were not taken in (kv_index_entries)",
-                               STAT_COUNTER},
-	[STAT_HITS_PREDICTED] =
-		{"pdserve_router_kv_hit_tokens_predicted_total",
-         "prompt tokens that were thought to be cached where the prompt was sent", STAT_COUNTER},
+                       "blocks known to be cached, over all workers", STAT_GAUGE},
+	[STAT_KV_INDEX_DROPPED] =
+		{"pdserve_router_kv_index_dropped_total",
+         "cached blocks that are not tracked, for lack of room (kv_index_entries)", STAT_COUNTER},
+	[STAT_HITS_PREDICTED] = {"pdserve_router_kv_hit_tokens_predicted_total",
+                             "prompt tokens expected to be cached at the chosen worker",
+                             STAT_COUNTER},
 	[STAT_HITS_ACTUAL] = {"pdserve_router_kv_hit_tokens_actual_total",
                           "prompt tokens of the same requests that were cached there",
                           STAT_COUNTER},
-	[STAT_HITS_STORED_PREDICTED] =
-		{"pdserve_router_kv_hit_tokens_stored_predicted_total",
-         "of the predicted: those that only the worker's storage was thought to have",
-         STAT_COUNTER},
+	[STAT_HITS_STORED_PREDICTED] = {"pdserve_router_kv_hit_tokens_stored_predicted_total",
+                                    "of the predicted: those expected only in the worker's storage",
+                                    STAT_COUNTER},
 	[STAT_HITS_STORED_ACTUAL] = {"pdserve_router_kv_hit_tokens_stored_actual_total",
-                                 "of the actual: those that were read back from storage",
-                                 STAT_COUNTER},
+                                 "of the actual: those read from storage", STAT_COUNTER},
 	[STAT_KV_STORED] = {"pdserve_router_kv_stored_entries",
-                        "blocks that storage is known to have in memory or on disk, over all "
-                        "workers that read from it",
+                        "blocks known to be in storage, in memory or on disk, over all workers "
+                        "that read from it",
                         STAT_GAUGE},
 	[STAT_BREAKER_OPENED] = {"pdserve_router_breaker_opened_total",
-                             "workers that were left out for a while because they failed",
+                             "times that a worker was left out for a while because it failed",
                              STAT_COUNTER},
-	[STAT_RETRY_AFTER] = {"pdserve_router_retry_after_seconds", "what Retry-After would say now",
+	[STAT_RETRY_AFTER] = {"pdserve_router_retry_after_seconds", "the value of Retry-After, now",
                           STAT_GAUGE},
 };
 
@@ -146,26 +148,26 @@ static const struct {
 } worker_metrics[] = {
 	{"pdserve_worker_up", "1 while the worker is connected", "gauge"},
 	{"pdserve_worker_running", "sequences or jobs in its schedule", "gauge"},
-	{"pdserve_worker_waiting", "accepted, not yet running", "gauge"},
+	{"pdserve_worker_waiting", "accepted and not running yet", "gauge"},
 	{"pdserve_worker_blocks", "KV blocks of its pool", "gauge"},
 	{"pdserve_worker_blocks_free", "KV blocks free or evictable", "gauge"},
 	{"pdserve_worker_prompt_tokens_total", "prompt tokens since its start", "counter"},
 	{"pdserve_worker_generated_tokens_total", "tokens generated since its start", "counter"},
-	{"pdserve_worker_cached_tokens_total", "prompt tokens that needed no computing", "counter"},
-	{"pdserve_worker_preemptions_total", "sequences that had to give way", "counter"},
-	{"pdserve_worker_tokens_in_flight", "tokens that the router has there", "gauge"},
+	{"pdserve_worker_cached_tokens_total", "prompt tokens that were cached", "counter"},
+	{"pdserve_worker_preemptions_total", "sequences that were preempted", "counter"},
+	{"pdserve_worker_tokens_in_flight", "tokens of this router's attempts there", "gauge"},
 	{"pdserve_worker_backlog_tokens",
-     "of them: uncached prompt tokens that are not computed yet, stored ones by the weight of "
-     "reading them",
+     "of these: uncached prompt tokens that are not computed yet; tokens in storage count by the "
+     "cost of reading them",
      "gauge"},
-	{"pdserve_worker_kv_index_entries", "blocks that the router knows to be cached there", "gauge"},
-	{"pdserve_worker_kv_memory_entries",
-     "blocks that the router knows to be in its host's storage, in memory", "gauge"},
-	{"pdserve_worker_kv_disk_entries",
-     "blocks that the router knows to be in its host's storage, on disk", "gauge"},
+	{"pdserve_worker_kv_index_entries", "blocks known to be cached there", "gauge"},
+	{"pdserve_worker_kv_memory_entries", "blocks known to be in its host's storage, in memory",
+     "gauge"},
+	{"pdserve_worker_kv_disk_entries", "blocks known to be in its host's storage, on disk",
+     "gauge"},
 	{"pdserve_worker_breaker_open", "1 while the worker is left out because it failed, or on trial",
      "gauge"},
-	{"pdserve_worker_draining", "1 while it takes nothing new", "gauge"},
+	{"pdserve_worker_draining", "1 while it takes no new work", "gauge"},
 };
 
 static uint64_t worker_value(const struct worker_record *w, unsigned i)
@@ -184,7 +186,7 @@ static uint64_t worker_value(const struct worker_record *w, unsigned i)
 static void render_placed(const struct registry *g, struct buf *out)
 {
 	static const char *const stages[] = {"prefill", "decode"};
-	buf_adds(out, "# HELP pdserve_placed_total placements by stage, policy and why that worker\n# "
+	buf_adds(out, "# HELP pdserve_placed_total placements by stage, policy and reason\n# "
 	              "TYPE pdserve_placed_total counter\n");
 	for (unsigned s = 0; s < PLACE_STAGES; s++)
 		for (unsigned p = 0; p < POLICIES; p++)
@@ -205,7 +207,7 @@ void metrics_render(struct router *r, struct buf *out)
 	buf_add_json(&label, r->model->name, strlen(r->model->name));
 	metrics_refresh(r);
 	stat_render(r->stats, label.data, out);
-	buf_printf(out, "# HELP vllm:request_success_total answers by how they ended\n# TYPE "
+	buf_printf(out, "# HELP vllm:request_success_total answers by finish reason\n# TYPE "
 	                "vllm:request_success_total counter\n");
 	buf_printf(out, "vllm:request_success_total{%s,finished_reason=\"stop\"} %llu\n", label.data,
 	           (unsigned long long)stat_get(r->stats, STAT_SUCCESS_STOP));

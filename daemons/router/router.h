@@ -1,5 +1,5 @@
-/* router.h - what the router consists of. One thread, the event loop's; only text jobs run
- * elsewhere, and they see their own request and the model alone. */
+/* router.h - the parts of the router. One thread, the event loop's. Only text jobs run elsewhere,
+ * and they use nothing but their own request and the model. */
 #ifndef ROUTER_ROUTER_H
 #define ROUTER_ROUTER_H
 
@@ -60,8 +60,8 @@ struct router_conf {
 	int allow_pinning;
 	uint64_t request_timeout_us;
 	size_t text_inline_bytes;
-	size_t request_memory_bytes; /* of one request; of all: router.memory */
-	size_t out_bytes_max;        /* as http_opts has it */
+	size_t request_memory_bytes; /* limit of one request; router.memory has that of all */
+	size_t out_bytes_max;        /* http_opts.out_bytes_max */
 };
 
 struct router {
@@ -75,29 +75,29 @@ struct router {
 	struct http_server *http;
 	struct text_pool *text;
 	struct stat_set *stats;
-	struct svc_timer *tick, *slow_tick; /* tick: while there are attempts; NULL: none */
-	/* attempts were made; NULL in tests, which tick themselves */
+	struct svc_timer *tick, *slow_tick; /* tick: NULL while there are no attempts */
+	/* call it after attempt_new: starts `tick`. NULL in tests, which tick themselves */
 	void (*wake)(struct router *r);
 	struct quota_pool memory; /* budget.h */
 	struct pace pace;
-	/* what is being written for some client, for as long as a function runs */
+	/* scratch for output to a client; its content is lost when the function returns */
 	struct buf out;
 	struct list requests; /* struct request, node */
 	uint32_t n_requests, n_answers;
 	int draining;
-	uint64_t drain_us; /* since then */
+	uint64_t drain_us; /* draining: when it began */
 };
 
-/* request.c: what requests need, before there is one, and when none is left. r is zeroed but for
- * its base and configuration. */
+/* request.c: set up before the first request, torn down after the last. r is zeroed except for its
+ * base and configuration. */
 void requests_init(struct router *r);
 void requests_fini(struct router *r);
-/* now and then: gives up on who does not take his answer */
+/* about every 30 s: drops clients that do not read their answers */
 void requests_tick(struct router *r, uint64_t now);
-/* api/route.c: every HTTP request comes in here, as http_handlers has it. */
+/* api/route.c: http_handlers of every HTTP request */
 int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *body_max);
 void api_request(void *arg, struct http_conn *c, struct http_request *q);
-/* What Retry-After says now. */
+/* the value of Retry-After, now */
 uint32_t router_retry_after_s(const struct router *r);
 /* links.c: svc_hooks and attempts_opts.send */
 extern const struct svc_msg links_messages[];

@@ -5,28 +5,22 @@
  * number, when workers lose it. attempt_step (attempt.c) is the only function that changes the
  * state:
  *
- *   NEW -> SUBMITTED, WAITING, FAILED, CANCELLED
- *                             the answer is known; nothing was sent
- *   WAITING -> SUBMITTED, FAILED, CANCELLED
- *                             no worker has it; the next try waits for a worker or for the end of a
- *                             pause
- *   SUBMITTED -> HANDED, HELD, JOINED, DECODING, ENDING, WAITING, DONE, FAILED, CANCELLED
- *                             the prefill worker has it; which candidate decodes is not known yet
- *   HANDED -> DECODING, WAITING, DONE, FAILED, CANCELLED
- *                             the prefill worker has sent the first token and named the decode
- *                             worker, which has sent nothing yet
- *   HELD -> JOINED, ENDING, WAITING, DONE, FAILED, CANCELLED
- *                             the decode worker sends tokens, which are held until all of the
- *                             prompt's log-probabilities have arrived
- *   JOINED -> DECODING, ENDING, WAITING, DONE, FAILED, CANCELLED
- *                             the decode worker sends tokens; the prefill worker's first token and
- *                             its timing have not arrived yet
- *   DECODING -> WAITING, DONE, FAILED, CANCELLED
- *                             the decode worker, or the only worker, sends tokens; nothing more is
- *                             expected from the prefill worker
- *   ENDING -> DONE, FAILED, CANCELLED
- *                             the answer is complete; its last tokens are held for a moment, so
- *                             that the prefill worker's timing and cached tokens arrive first
+ *   NEW -> SUBMITTED, WAITING, FAILED, CANCELLED  nothing was sent
+ *   WAITING -> SUBMITTED, FAILED, CANCELLED  no worker has it; the next try waits for a worker, or
+ *                            for a pause to end
+ *   SUBMITTED -> HANDED, HELD, JOINED, DECODING, ENDING, WAITING, DONE, FAILED, CANCELLED  sent to
+ *                            the prefill worker; which candidate decodes is not known yet
+ *   HANDED -> DECODING, WAITING, DONE, FAILED, CANCELLED  the prefill worker has sent the first
+ *                            token and named the decode worker, which has sent nothing yet
+ *   HELD -> JOINED, ENDING, WAITING, DONE, FAILED, CANCELLED  the decode worker sends tokens, which
+ *                            are held until all log-probabilities of the prompt are here
+ *   JOINED -> DECODING, ENDING, WAITING, DONE, FAILED, CANCELLED  the decode worker sends tokens;
+ *                            the prefill worker's first token and its timing are not here yet
+ *   DECODING -> WAITING, DONE, FAILED, CANCELLED  the decode worker, or the only worker, sends
+ *                            tokens; nothing more is expected from the prefill worker
+ *   ENDING -> DONE, FAILED, CANCELLED  the answer is complete; its last tokens are held for a
+ *                            moment, so that the prefill worker's timing and cached tokens arrive
+ *                            first
  *
  * Rules (model-checked, the handover model): before an attempt is submitted the one before is
  * cancelled at its prefill worker and at every candidate; messages of lower numbers are dropped; a

@@ -70,7 +70,7 @@ static void count(struct breaker *b, const struct breaker_opts *o, int good, uin
 int breaker_outcome(struct breaker *b, const struct breaker_opts *o, int good, uint64_t now_us)
 {
 	switch (breaker_state(b, now_us)) {
-	case BREAKER_OPEN: /* of requests from before */ return 0;
+	case BREAKER_OPEN: /* a request from before it opened */ return 0;
 	case BREAKER_HALF_OPEN:
 		if (!b->trial_us)
 			return 0;

@@ -1,10 +1,10 @@
 /* kvindex.c - see kvindex.h: open addressing with linear probing, at most three quarters full; an
  * entry without a tier is empty.
  *
- * Hashes come from workers. Slots are chosen by a multiplication with an odd number that is drawn
- * per index, so that nobody who does not know it can fill one run of slots. Expectations are a
- * small table of buckets beside the set: in a full bucket the one that ends first makes room,
- * which costs a guess, no more. Nothing here fails but by ERR_FULL. */
+ * Hashes come from workers. Slots are chosen by multiplication with an odd number that is drawn for
+ * each index, so that a worker, which does not know the number, cannot fill one run of slots.
+ * Expectations are in a small table of buckets beside the set: in a full bucket the one that ends
+ * first is replaced, which makes one prediction worse and nothing else. */
 #include "kvindex.h"
 #include "util/err.h"
 #include "util/mem.h"
@@ -32,10 +32,10 @@ struct kv_index {
 	struct index_entry *slots;
 	unsigned log; /* 1 << log slots */
 	size_t used;  /* slots with an entry */
-	size_t below; /* of them: in a tier below the device */
+	size_t below; /* of these: in a tier below the device */
 	size_t count[KV_TIERS], max;
 	uint64_t dropped[KV_TIERS], odd;
-	struct expected *expected; /* 1 << EXPECTED_LOG of them; NULL before the first */
+	struct expected *expected; /* (1 << EXPECTED_LOG); NULL before the first */
 };
 
 static size_t size_of(const struct kv_index *ix)
@@ -75,7 +75,7 @@ void kv_index_set_max(struct kv_index *ix, size_t entries_max)
 	ix->max = entries_max;
 }
 
-/* The slot that has the hash, or the empty one where it belongs. */
+/* The slot with the hash, or the empty slot where it would go. */
 static struct index_entry *slot_of(const struct kv_index *ix, uint64_t hash)
 {
 	size_t mask = size_of(ix) - 1;
@@ -84,8 +84,8 @@ static struct index_entry *slot_of(const struct kv_index *ix, uint64_t hash)
 			return &ix->slots[i];
 }
 
-/* All entries into a new table of 1 << log slots, without those bits: an entry that has no
- * others goes. */
+/* Moves entries into a new table of 1 << log slots and clears the tiers `without`; an entry that is
+ * left without a tier is removed. */
 static void rebuild(struct kv_index *ix, unsigned log, unsigned without)
 {
 	struct index_entry *old = ix->slots;
@@ -130,7 +130,7 @@ void kv_index_clear(struct kv_index *ix, unsigned tier)
 	ix->expected = NULL;
 }
 
-/* The expectation of this hash, or NULL; *ret_room, if asked for, is where one may be written. */
+/* The expectation of this hash, or NULL; then *ret_room, if asked for, is where to write one. */
 static struct expected *expected_of(const struct kv_index *ix, uint64_t hash,
                                     struct expected **ret_room)
 {
@@ -147,7 +147,7 @@ static struct expected *expected_of(const struct kv_index *ix, uint64_t hash,
 	return NULL;
 }
 
-/* An event has told of this block on the device: nothing is left to guess. */
+/* An event has reported this block on the device, so it is not expected any more. */
 static void settle(struct kv_index *ix, uint64_t hash)
 {
 	struct expected *x = ix->expected ? expected_of(ix, hash, NULL) : NULL;
@@ -189,7 +189,7 @@ int kv_index_store(struct kv_index *ix, uint64_t hash, unsigned tier)
 	return 0;
 }
 
-/* Entries behind an emptied slot move up, so that none is cut off from its home. */
+/* Entries after an emptied slot move up, so that probing from their home slots still finds them. */
 static void close_gap(struct kv_index *ix, size_t gap)
 {
 	size_t mask = size_of(ix) - 1;

@@ -1,16 +1,16 @@
-/* pin.c - X-Pdserve-Prefill: NAME and X-Pdserve-Decode: NAME[,NAME...], by which a test or a
- * benchmark says who is to take a request.
+/* pin.c - the headers X-Pdserve-Prefill: NAME and X-Pdserve-Decode: NAME[,NAME...], by which a test
+ * or a benchmark chooses the workers of a request.
  *
- * Only with allow_pinning: without it such a header is refused by name, because a request that was
- * measured on another worker than was asked for would be worse than none. A name that no worker
- * has, or had lately, is refused; one of a worker that is not there now is a 503. */
+ * Without allow_pinning such a header is refused, because a measurement on another worker than the
+ * one asked for would be misleading. An unknown name is refused; a worker that is known but not
+ * ready is a 503. */
 #include "daemons/router/request/request.h"
 #include "util/mem.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* One name from *list, without blanks; *list goes behind its comma. 0 or -1. */
+/* Takes one name from *list, without blanks, and its comma. 0 or -1. */
 static int next_name(struct request *q, const char *header, const char **list, char *ret)
 {
 	const char *s = *list + strspn(*list, " \t");
@@ -48,7 +48,7 @@ int pin_read(struct request *q, const struct http_head *head)
 		return 0;
 	if (!q->r->conf.allow_pinning)
 		return api_bad(&q->error, *prefill ? header : "X-Pdserve-Decode",
-		               "%s is not taken here: pinning is off (allow_pinning)",
+		               "%s is refused: pinning is off (allow_pinning)",
 		               *prefill ? header : "X-Pdserve-Decode");
 	q->pin = mem_zalloc(sizeof *q->pin);
 	if (*prefill && next_name(q, header, &prefill, q->pin->prefill) < 0)

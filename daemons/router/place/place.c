@@ -1,13 +1,13 @@
-/* place.c - see place.h. What binds every policy is here; how the workers that are left compare is
- * policy.c's.
+/* place.c - see place.h. Rules that hold for every policy are here; policy.c compares the workers
+ * that are left.
  *
  * A prefill worker is chosen only together with a decode worker whose model, numerics and layout
- * are equal, because the KV of one must be good for the other, bit for bit. Mixed workers take
- * sequences alone. Without a usable pair, or when all who should begin are stuck or broken, decode
- * workers take them alone too. Among those that may take it, these come last, in this order,
- * whatever the policy says: an open breaker, stuck, failed the attempt before, other numerics
- * than the attempt before. A candidate that is stuck or whose breaker is open is named only when
- * there is no other. */
+ * are equal, because the decode worker must be able to use its KV bit for bit. Mixed workers do it
+ * all. Without a usable pair, or when all prefill and mixed workers are stuck or broken, decode
+ * workers do it all too. Whatever the policy is, workers with one of these are chosen last, the
+ * first being the worst: an open breaker, stuck, failed the last try, other numerics than the last
+ * try. A decode worker that is stuck or whose breaker is open is a candidate only when there is no
+ * other. */
 #include "place.h"
 #include "util/err.h"
 #include "util/log.h"
@@ -19,7 +19,8 @@
 
 enum class { CLASS_NUMERICS = 1, CLASS_AVOIDED = 2, CLASS_STUCK = 4, CLASS_BROKEN = 8 };
 
-/* A sequence slot, and blocks, by its last heartbeat and what was placed there since. */
+/* Has w a free sequence slot and enough free blocks, by its last heartbeat and what was placed
+ * there since? */
 static int has_room(const struct worker_record *w, uint32_t tokens)
 {
 	uint64_t need = w->block_tokens ? tokens / w->block_tokens + 1 : 0;
@@ -28,7 +29,7 @@ static int has_room(const struct worker_record *w, uint32_t tokens)
 	return !w->has_heartbeat || !w->blocks || w->beat.blocks_free >= w->promised_blocks + need;
 }
 
-/* May it take an attempt away from the worker that this one is to leave? */
+/* May w take over an attempt that leaves another worker? */
 static int takes_over(const struct registry *g, const struct worker_record *w,
                       const struct place_wish *wish)
 {
@@ -65,7 +66,7 @@ static unsigned class_of(const struct registry *g, const struct worker_record *w
 	return c;
 }
 
-/* The place of this worker in the pinned list, -1: not in it. Without a list: 0. */
+/* The position of w in the pinned list; -1: not in it. 0 if there is no list. */
 static int pinned_decode(const struct place_pin *pin, const struct worker_record *w)
 {
 	if (!pin || !pin->n_decode)
@@ -92,7 +93,7 @@ static int has_decoder(const struct registry *g, const struct worker_record *p,
 	return 0;
 }
 
-/* May it get Submit? roles: bits. */
+/* May w get Submit? roles: bits, 1 << role */
 static int may_be_first(const struct registry *g, unsigned roles, const struct worker_record *w,
                         const struct place_wish *wish)
 {
@@ -107,8 +108,8 @@ static int may_be_first(const struct registry *g, unsigned roles, const struct w
 	return w->role != ROLE_PREFILL || has_decoder(g, w, wish);
 }
 
-/* What is known of this prompt there. The last token is always computed. Only prefill workers
- * read from storage what is not on their device. */
+/* How much of the prompt the worker is known to hold. The last token is always computed. Only
+ * prefill workers read from storage. */
 static void look_up(struct option *o, const struct place_wish *wish, uint64_t now_us)
 {
 	uint32_t bt = o->w->prefix.block_tokens;
@@ -166,7 +167,7 @@ static unsigned lowest_class(const struct option *o, unsigned n)
 	return least;
 }
 
-/* Options of the lowest class go to the front: how many. */
+/* Moves options of the lowest class to the front; returns how many. */
 static unsigned best_class(struct option *o, unsigned n)
 {
 	unsigned least = lowest_class(o, n), k = 0;
@@ -184,7 +185,7 @@ static int cheaper(const struct option *a, const struct option *b)
 	return a->cost != b->cost ? a->cost < b->cost : a->w->placed_seq < b->w->placed_seq;
 }
 
-/* The m best of o[0..n) come first, in order. */
+/* Sorts the m best of o[0..n) to the front. */
 static void order(struct option *o, unsigned n, unsigned m)
 {
 	for (unsigned i = 0; i < m && i < n; i++)
@@ -214,8 +215,8 @@ static void log_options(const struct place_wish *wish, const struct policy_case 
 	        place_reason_name(c->reason), o[0].w->name, text);
 }
 
-/* Orders the m best of g->options[0..n), one class after the other; the first policy's reason
- * counts. */
+/* Sorts the m best of g->options[0..n) to the front, one class after the other; returns how many.
+ * The first class's reason is counted. */
 static unsigned rank(struct registry *g, enum place_stage stage, const struct place_wish *wish,
                      unsigned n, unsigned m)
 {
@@ -247,9 +248,9 @@ static unsigned rank(struct registry *g, enum place_stage stage, const struct pl
 	return done < m ? done : m;
 }
 
-/* Answers of one request have one prompt: whoever computes it for the first of them has it for the
- * others, whatever the policy says. Only prefill workers; where whoever computes also decodes,
- * many answers at one place would be slower. */
+/* The answers of a request share its prompt: the worker that computes it for the first answer has
+ * it for the others, so it is chosen whatever the policy is. Only prefill workers: a worker that
+ * also decodes would be slower with many answers. */
 static void prefer_beside(struct registry *g, const struct place_wish *wish, unsigned n)
 {
 	struct option *o = g->options;
@@ -264,7 +265,7 @@ static void prefer_beside(struct registry *g, const struct place_wish *wish, uns
 	}
 }
 
-/* The pinned ones, in the order of the list. */
+/* Sorts pinned workers by the order of the list. */
 static void rank_pinned(struct registry *g, const struct place_pin *pin, unsigned n)
 {
 	for (unsigned i = 0; i < n; i++)
@@ -287,8 +288,8 @@ static unsigned decoders(struct registry *g, const struct worker_record *p,
 	return n;
 }
 
-/* It will hold these blocks soon: requests with the same beginning are placed knowing that.
- * wait_us: before they are begun. */
+/* w will hold these blocks soon, which counts for prompts with the same beginning. wait_us: time
+ * until w begins with them. keeps: w decodes */
 static void remember(struct registry *g, struct worker_record *w, const struct place_wish *wish,
                      int keeps, uint64_t wait_us, uint64_t now_us)
 {
@@ -313,8 +314,8 @@ int place_possible(const struct registry *g, const struct place_wish *wish)
 	return 0;
 }
 
-/* Nobody who should begin can, or all n that can are stuck or broken: decode workers that are
- * neither do it alone. The options are then theirs, else as before. */
+/* No prefill or mixed worker can take it, or all n that can are stuck or broken: decode workers
+ * that are neither do it all. The options are theirs then; else they stay. Returns how many. */
 static unsigned lone_decoders(struct registry *g, const struct place_wish *wish, unsigned n,
                               uint64_t now_us)
 {
@@ -324,14 +325,14 @@ static unsigned lone_decoders(struct registry *g, const struct place_wish *wish,
 	return all_first(g, first_roles[0], wish, now_us);
 }
 
-/* How long the worker has to do with what waits there, at its measured rate; bounded. */
+/* Time until w has computed its backlog, at its measured rate; bounded. */
 static uint64_t backlog_us(const struct worker_record *w)
 {
 	double us = w->prompt_rate > 0 ? (double)w->backlog_tokens * 1e6 / w->prompt_rate : 0;
 	return us < WAIT_MAX_US ? (uint64_t)us : WAIT_MAX_US;
 }
 
-/* Is the sequence longer than any worker that is up takes? */
+/* Is the sequence longer than every worker that is up takes? */
 static int too_long_for_all(const struct registry *g, const struct place_wish *wish)
 {
 	uint32_t most = registry_context(g);

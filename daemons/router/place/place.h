@@ -1,4 +1,4 @@
-/* place.h - which workers a sequence goes to. */
+/* place.h - chooses the workers of an attempt. */
 #ifndef ROUTER_PLACE_H
 #define ROUTER_PLACE_H
 
@@ -10,47 +10,47 @@
 struct placement {
 	struct worker_record *first; /* gets Submit */
 	struct worker_record *decode[PLACE_CANDIDATES_MAX];
-	unsigned n_decode;      /* 0: `first` runs it alone */
-	uint32_t hit_tokens;    /* tokens that `first` is expected to have cached */
-	uint32_t stored_tokens; /* of them: to be read from storage */
-	/* what `first` has to do before the first token: those to be computed, and those to be read
-	 * by their weight */
+	unsigned n_decode;      /* 0: `first` does it all */
+	uint32_t hit_tokens;    /* expected to be cached at `first`, on its device or in its storage */
+	uint32_t stored_tokens; /* the part of hit_tokens that is read from storage */
+	/* work of `first` before the first token: tokens to be computed, and tokens to be read from
+	 * storage times the cost of reading one */
 	uint32_t work_tokens;
-	/* hit_tokens is valid: the prompt was hashed for that worker */
+	/* hit_tokens is a prediction: the prompt was hashed for that worker */
 	int predicted;
 };
 
-/* Who must take it, for tests and benchmarks (allow_pinning). */
+/* Workers that must take it, for tests and benchmarks (allow_pinning). */
 struct place_pin {
-	char prefill[WORKER_NAME_MAX];                      /* "": anybody */
+	char prefill[WORKER_NAME_MAX];                      /* "": any */
 	char decode[PLACE_CANDIDATES_MAX][WORKER_NAME_MAX]; /* candidates, in this order */
-	unsigned n_decode;                                  /* 0: anybody */
+	unsigned n_decode;                                  /* 0: any */
 };
 
 struct place_wish {
-	uint32_t tokens;       /* that the attempt begins with */
-	uint32_t total_tokens; /* of the whole sequence at its longest */
-	const char *numerics;  /* of the attempt before: preferred; or NULL */
-	const char *avoid;     /* worker that failed the attempt before: taken last; or NULL */
-	/* The worker that an attempt is to leave: the others count only if neither stuck nor broken.
-	 * NULL: a new attempt. The next two only with it. */
+	uint32_t tokens;       /* prompt and answer so far */
+	uint32_t total_tokens; /* prompt and max_tokens */
+	const char *numerics;  /* preferred, because the last try had it; NULL: none */
+	const char *avoid;     /* worker that failed the last try: chosen last; NULL: none */
+	/* The worker that an attempt is to leave: others count only if they are neither stuck nor
+	 * broken. NULL: none. now_us and wants_room are used only with it. */
 	const struct worker_record *leaves;
 	uint64_t now_us;
-	int wants_room; /* the decoder must have a free place, as far as is known */
-	/* prefill worker that computes the same prompt for another answer of the request: preferred to
-	 * its equals; or NULL */
+	int wants_room; /* the decode worker must have room, as far as is known */
+	/* prefill worker that computes the same prompt for another answer of the request: preferred
+	 * among equals; NULL: none */
 	const char *beside;
-	const struct prefixes *prefixes; /* of the prompt; NULL: not known */
+	const struct prefixes *prefixes; /* of the prompt; NULL: not hashed */
 	const struct place_pin *pin;     /* NULL: none */
 	uint64_t session;                /* policy_key, 0: none */
 	const struct reqid *id;          /* for the log; NULL: none */
 };
 
-/* 0, ERR_NOTFOUND (nobody can take it now), or ERR_FULL (nobody takes a sequence of that
- * length). Counts, and remembers what was placed. */
+/* 0, ERR_NOTFOUND (no worker can take it now), or ERR_FULL (no worker takes a sequence of that
+ * length). Counts, and records the placement for those that follow. */
 int place_choose(struct registry *g, const struct place_wish *wish, uint64_t now_us,
                  struct placement *ret);
-/* Would place_choose find somebody? Changes nothing. */
+/* Would place_choose find a worker? Changes nothing. */
 int place_possible(const struct registry *g, const struct place_wish *wish);
 
 #endif

@@ -1,5 +1,5 @@
-/* policy.c - see policy.h. Each function fills o[0..n).cost, n > 0, all of one class; nothing
- * here fails. */
+/* policy.c - see policy.h. Each policy fills o[0..n).cost, n > 0, for options of one class; nothing
+ * fails. */
 #include "policy.h"
 #include "registry.h"
 
@@ -70,7 +70,7 @@ static void random_one(struct policy_case *c, struct option *o, unsigned n)
 		o[i].cost = (double)(policy_draw(c->draw) >> 11);
 }
 
-/* The two that were drawn come before all others, which follow by the same measure. */
+/* The two that were drawn come before all others, which are sorted likewise. */
 static void power_of_two(struct policy_case *c, struct option *o, unsigned n)
 {
 	unsigned a = (unsigned)(policy_draw(c->draw) % n),
@@ -80,10 +80,10 @@ static void power_of_two(struct policy_case *c, struct option *o, unsigned n)
 		o[i].cost = (double)o[i].w->tokens_in_flight + (i == a || i == b ? 0 : 1e15);
 }
 
-/* --- by what is cached --------------------------------------------------- */
+/* --- by cached blocks ---------------------------------------------------- */
 
-/* What each step there has to read beside the weights: the contexts of our sequences, as we know
- * them now, and of others' by its last heartbeat. */
+/* Tokens that each step there reads: the contexts of our sequences as they are now, and those of
+ * other routers by its last heartbeat. */
 static double context_at(const struct worker_record *w)
 {
 	return (double)(w->tokens_in_flight - w->backlog_tokens) + (double)w->other_tokens;
@@ -99,8 +99,8 @@ static double decode_load(const struct policy_case *c, const struct worker_recor
 	return context_at(w) + c->opts->kv_sequence_tokens * sequences_at(w);
 }
 
-/* Blocks that it holds of this prompt count as free while nobody uses them, and not any more
- * once they are matched: the whole sequence needs room. */
+/* Cached blocks of this prompt count as free until they are matched, so the whole sequence needs
+ * room, not only its missing part. */
 static double lacking(const struct policy_case *c, const struct option *o)
 {
 	const struct worker_record *w = o->w;
@@ -135,8 +135,8 @@ static double prefill_cost(const struct policy_case *c, const struct option *o)
 	       c->opts->kv_load_weight * backlog;
 }
 
-/* A step's time grows with all context that it reads. So this sequence is slowed by the context
- * there, and each sequence there by this one's. */
+/* A step's time grows with all context that it reads, so this sequence is slowed by the context
+ * there, and each sequence there by the context of this one. */
 static double decode_cost(const struct policy_case *c, const struct option *o)
 {
 	return c->opts->kv_transfer_weight * (c->tokens - o->hit_tokens) + decode_load(c, o->w) +

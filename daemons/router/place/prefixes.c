@@ -1,5 +1,5 @@
-/* prefixes.c - see prefixes.h. Touches nothing but its arguments: any thread. Nothing here
- * fails; a prompt for whose hashes there is no memory counts as not cached. */
+/* prefixes.c - see prefixes.h. Uses nothing but its arguments, so any thread may call it. Nothing
+ * fails: without memory for its hashes a prompt counts as not cached. */
 #include "prefixes.h"
 #include "util/mem.h"
 

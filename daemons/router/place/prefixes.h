@@ -1,9 +1,9 @@
-/* prefixes.h - the hashes of a prompt's full blocks, once for each kind of worker: what kvindex.h
- * is asked with.
+/* prefixes.h - the hashes of a prompt's full blocks, once for each kind of worker; kvindex.h looks
+ * them up.
  *
- * Workers whose KV is alike (fingerprint, numerics, layout) share a root, so the hashes are
- * computed once for all of them, on the thread that prepares the request. A prompt of 64,000 tokens
- * costs about half a millisecond. */
+ * Workers whose KV is interchangeable (fingerprint, numerics, layout) share a root, so the hashes
+ * are computed once for all of them, on the thread that prepares the request. A prompt of 64,000
+ * tokens costs about half a millisecond. */
 #ifndef ROUTER_PREFIXES_H
 #define ROUTER_PREFIXES_H
 
@@ -12,9 +12,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* of one prompt that are hashed; what follows counts as not cached */
+/* blocks of a prompt that are hashed; further ones count as not cached */
 #define PREFIX_BLOCKS_MAX 65536u
-/* kinds of workers that are hashed for; a fifth is placed by load alone */
+/* kinds of workers; prompts are not hashed for further kinds, which are placed by load alone */
 #define PREFIX_ROOTS_MAX 4u
 
 struct prefix_root {
@@ -37,7 +37,7 @@ struct prefixes {
 };
 
 int prefix_root_same(const struct prefix_root *a, const struct prefix_root *b);
-/* once; past the bound: not */
+/* ignores a root that is there already, and roots beyond PREFIX_ROOTS_MAX */
 void prefix_root_add(struct prefix_roots *roots, const struct prefix_root *root);
 uint64_t prefix_short(const struct kv_hash *h);
 void prefixes_make(const struct prefix_roots *roots, const uint32_t *tokens, size_t n,

@@ -1,9 +1,9 @@
 /* registry.c - see registry.h.
  *
- * All workers that are up serve the same model: the first one's fingerprint decides, others are
- * refused with both values until it is gone. What differs in numerics or layout may join, but is
- * never paired (place.c). What a worker says of itself is copied, bounded. What its index holds
- * is dropped when it goes down: a worker begins each life, and each new link, with a whole list. */
+ * All workers that are up serve the same model: the first one's fingerprint decides, and others are
+ * refused until it is gone. Workers with other numerics or another layout are admitted, but never
+ * paired (place.c). Strings from a worker are copied, with limits. Its index is dropped when it
+ * goes down, because a worker reports everything again on each new link. */
 #include "registry.h"
 #include "msg/codec.h"
 #include "util/err.h"
@@ -58,13 +58,13 @@ static const char *text(const char *s)
 	return s ? s : "";
 }
 
-/* What a worker says of itself, in HELLO or later. An endpoint goes on to all other workers, in
- * messages that have their bounds. */
+/* Checks what a worker reports of itself, in HELLO or later. Its endpoint is sent to all other
+ * workers, in messages with a limit. */
 static int check_info(const Pds__WorkerInfo *w, char *reason, size_t reason_len)
 {
 	enum worker_role role;
 	if (worker_role_parse(w->role, &role) < 0) {
-		snprintf(reason, reason_len, "role \"%.32s\" is none of prefill, decode, mixed",
+		snprintf(reason, reason_len, "role \"%.32s\" is not prefill, decode or mixed",
 		         text(w->role));
 		return ERR_INVALID;
 	}
@@ -80,7 +80,8 @@ int registry_admit(const struct registry *g, const char *name, const Pds__Worker
                    uint32_t vocab_min, char *reason, size_t reason_len)
 {
 	if (!*name || strlen(name) >= WORKER_NAME_MAX) {
-		snprintf(reason, reason_len, "a worker's name has 1 to %d bytes", WORKER_NAME_MAX - 1);
+		snprintf(reason, reason_len, "a worker's name must have 1 to %d bytes",
+		         WORKER_NAME_MAX - 1);
 		return ERR_INVALID;
 	}
 	if (check_info(w, reason, reason_len) < 0)
@@ -180,7 +181,7 @@ static void set_info(struct worker_record *w, const Pds__WorkerInfo *info)
 		kv_index_destroy(&w->index);
 }
 
-/* Whoever ended without a goodbye was killed, or could not go on, or was away for so long that
+/* A worker that ended without a goodbye was killed, or crashed, or was unreachable for so long that
  * its end was not seen. */
 static void begin_life(struct registry *g, struct worker_record *w, uint64_t now_us)
 {
@@ -253,7 +254,7 @@ void registry_ended_in_order(struct worker_record *w)
 	w->ended_in_order = 1;
 }
 
-/* --- what it holds ------------------------------------------------------- */
+/* --- blocks of a worker -------------------------------------------------- */
 
 void registry_kv_events(struct registry *g, struct worker_record *w, const Pds__KvEvents *m)
 {
@@ -273,8 +274,8 @@ void registry_kv_events(struct registry *g, struct worker_record *w, const Pds__
 		kv_index_store(w->index, m->stored[i], m->tier);
 	if (!dropped && kv_index_dropped(w->index, m->tier))
 		log_warn("kv_index_full",
-		         "worker=%s tier=%u entries=%zu effect=\"blocks beyond that are not known here\"",
-		         w->name, m->tier, kv_index_count(w->index, m->tier));
+		         "worker=%s tier=%u entries=%zu effect=\"further blocks are not tracked\"", w->name,
+		         m->tier, kv_index_count(w->index, m->tier));
 	g->index_dropped += kv_index_dropped(w->index, m->tier) - dropped;
 }
 
@@ -303,7 +304,7 @@ size_t worker_known(const struct worker_record *w, unsigned tier)
 	return w->index ? kv_index_count(w->index, tier) : 0;
 }
 
-/* --- how it does --------------------------------------------------------- */
+/* --- health and rates ---------------------------------------------------- */
 
 void registry_outcome(struct registry *g, struct worker_record *w, int good, uint64_t now_us)
 {
@@ -328,8 +329,8 @@ static void measure(double *rate, uint64_t tokens, uint64_t us)
 	*rate = *rate > 0 ? *rate * keep + now * (1 - keep) : now;
 }
 
-/* Totals grow within a life. An interval in which nothing was done says nothing; one that had
- * work for a part of it makes the rate too low, never too high. */
+/* Totals grow until the worker restarts. An interval without work is ignored; one with work for a
+ * part of the time makes the rate too low, never too high. */
 static void measure_beat(struct worker_record *w, const Pds__Heartbeat *b, uint64_t now_us)
 {
 	uint64_t us = now_us - w->beat_us;
@@ -359,8 +360,8 @@ uint32_t registry_retry_after_s(const struct registry *g, uint32_t min_s, uint32
 	return s <= min_s ? min_s : s >= max_s ? max_s : (uint32_t)ceil(s);
 }
 
-/* What it runs beyond ours is other routers'. Counted now, so that ours count as they come and
- * go and not as they were when it last beat. */
+/* Sequences there beyond ours belong to other routers. Computed at the heartbeat, so that ours
+ * count as they are now and not as they were then. */
 static void count_others(struct worker_record *w, const Pds__Heartbeat *b)
 {
 	uint64_t told = (uint64_t)b->running + b->waiting,
@@ -436,7 +437,7 @@ uint32_t registry_vocab(const struct registry *g)
 	return least;
 }
 
-/* What reading from storage costs there; null: of one that is not placed by it. */
+/* The cost of reading from storage there; null where placement does not use it. */
 static void add_read_weights(const struct registry *g, const struct worker_record *w,
                              struct buf *out)
 {
