@@ -13,7 +13,7 @@ struct map;
 uint64_t map_hash(const void *p, size_t bytes);
 
 struct map *map_new(size_t key_bytes);
-/* For keys that this process draws at random, of 8 bytes or more: their first bytes are the hash. */
+/* For keys of 8 bytes or more that this process draws at random: their first bytes are the hash. */
 struct map *map_new_random_keys(size_t key_bytes);
 void map_destroy(struct map **m); /* the caller frees the values */
 size_t map_count(const struct map *m);

@@ -103,8 +103,8 @@ static struct worker_record *sender(struct peer *p)
 	return w && w->peer == p ? w : NULL;
 }
 
-static void on_first_token(struct svc *s, struct peer *p, const struct msg_head *head,
-                           const ProtobufCMessage *body)
+static void got_first_token(struct svc *s, struct peer *p, const struct msg_head *head,
+                            const ProtobufCMessage *body)
 {
 	struct router *r = svc_data(s);
 	struct worker_record *w = sender(p);
@@ -112,8 +112,8 @@ static void on_first_token(struct svc *s, struct peer *p, const struct msg_head 
 		attempts_first_token(&r->attempts, w, head, (const Pds__FirstToken *)body);
 }
 
-static void on_prompt_logprobs(struct svc *s, struct peer *p, const struct msg_head *head,
-                               const ProtobufCMessage *body)
+static void got_prompt_logprobs(struct svc *s, struct peer *p, const struct msg_head *head,
+                                const ProtobufCMessage *body)
 {
 	struct router *r = svc_data(s);
 	struct worker_record *w = sender(p);
@@ -121,8 +121,8 @@ static void on_prompt_logprobs(struct svc *s, struct peer *p, const struct msg_h
 		attempts_prompt(&r->attempts, w, head, (const Pds__PromptLogprobs *)body);
 }
 
-static void on_tokens(struct svc *s, struct peer *p, const struct msg_head *head,
-                      const ProtobufCMessage *body)
+static void got_tokens(struct svc *s, struct peer *p, const struct msg_head *head,
+                       const ProtobufCMessage *body)
 {
 	struct router *r = svc_data(s);
 	struct worker_record *w = sender(p);
@@ -131,8 +131,8 @@ static void on_tokens(struct svc *s, struct peer *p, const struct msg_head *head
 		attempts_tokens(&r->attempts, w, (const Pds__Tokens *)body);
 }
 
-static void on_failed(struct svc *s, struct peer *p, const struct msg_head *head,
-                      const ProtobufCMessage *body)
+static void got_failed(struct svc *s, struct peer *p, const struct msg_head *head,
+                       const ProtobufCMessage *body)
 {
 	struct router *r = svc_data(s);
 	struct worker_record *w = sender(p);
@@ -140,8 +140,8 @@ static void on_failed(struct svc *s, struct peer *p, const struct msg_head *head
 		attempts_failed(&r->attempts, w, head, (const Pds__Failed *)body);
 }
 
-static void on_heartbeat(struct svc *s, struct peer *p, const struct msg_head *head,
-                         const ProtobufCMessage *body)
+static void got_heartbeat(struct svc *s, struct peer *p, const struct msg_head *head,
+                          const ProtobufCMessage *body)
 {
 	struct worker_record *w = sender(p);
 	(void)s;
@@ -150,8 +150,8 @@ static void on_heartbeat(struct svc *s, struct peer *p, const struct msg_head *h
 		registry_beat(w, (const Pds__Heartbeat *)body, clock_us());
 }
 
-static void on_kv_events(struct svc *s, struct peer *p, const struct msg_head *head,
-                         const ProtobufCMessage *body)
+static void got_kv_events(struct svc *s, struct peer *p, const struct msg_head *head,
+                          const ProtobufCMessage *body)
 {
 	struct router *r = svc_data(s);
 	struct worker_record *w = sender(p);
@@ -162,8 +162,8 @@ static void on_kv_events(struct svc *s, struct peer *p, const struct msg_head *h
 
 /* A worker has switched its role. Peers are told, and attempts that wait for such a worker are
  * tried again. What runs there goes on. */
-static void on_worker_update(struct svc *s, struct peer *p, const struct msg_head *head,
-                             const ProtobufCMessage *body)
+static void got_worker_update(struct svc *s, struct peer *p, const struct msg_head *head,
+                              const ProtobufCMessage *body)
 {
 	struct router *r = svc_data(s);
 	struct worker_record *w = sender(p);
@@ -184,12 +184,12 @@ static void on_worker_update(struct svc *s, struct peer *p, const struct msg_hea
 }
 
 const struct svc_msg links_messages[] = {
-	{MSG_REQUEST_FIRST_TOKEN, on_first_token},
-	{MSG_REQUEST_PROMPT_LOGPROBS, on_prompt_logprobs},
-	{MSG_REQUEST_TOKENS, on_tokens},
-	{MSG_REQUEST_FAILED, on_failed},
-	{MSG_HEARTBEAT, on_heartbeat},
-	{MSG_KV_EVENTS, on_kv_events},
-	{MSG_WORKER_UPDATE, on_worker_update},
+	{MSG_REQUEST_FIRST_TOKEN, got_first_token},
+	{MSG_REQUEST_PROMPT_LOGPROBS, got_prompt_logprobs},
+	{MSG_REQUEST_TOKENS, got_tokens},
+	{MSG_REQUEST_FAILED, got_failed},
+	{MSG_HEARTBEAT, got_heartbeat},
+	{MSG_KV_EVENTS, got_kv_events},
+	{MSG_WORKER_UPDATE, got_worker_update},
 	{0},
 };

@@ -553,8 +553,8 @@ START_TEST(prompt_logprobs_before_tokens)
 }
 END_TEST
 
-/* The last log-probabilities release what is held; the end of a complete answer stays held until the
- * prefill worker's first token. */
+/* The last log-probabilities release what is held; the end of a complete answer stays held until
+ * the prefill worker's first token. */
 START_TEST(held_until_the_prompt_is_told)
 {
 	struct three t = three(8, 1);

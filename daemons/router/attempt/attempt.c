@@ -41,7 +41,7 @@ static enum verdict worker_down(struct attempt *a, const struct attempt_event *e
 	                                              e->why});
 }
 
-static enum verdict leave(struct attempt *a, const struct attempt_event *e)
+static enum verdict take_away(struct attempt *a, const struct attempt_event *e)
 {
 	const char *name = e->worker->name;
 	char why[160];
@@ -70,7 +70,7 @@ static enum verdict judge(struct attempt *a, const struct attempt_event *e)
 	case ON_TOKENS: return attempt_take_tokens(a, e, awaits_first_token(a));
 	case ON_FAILED: return attempt_take_failure(a, e);
 	case ON_WORKER_DOWN: return worker_down(a, e);
-	case ON_LEAVE: return leave(a, e);
+	case ON_LEAVE: return take_away(a, e);
 	case ON_DEADLINE: return GIVE_UP;
 	case ON_CANCEL: return ABORTED;
 	case ON_ENTER:
@@ -286,7 +286,7 @@ static void attempt_enter(struct attempt *a, enum attempt_state to)
 	list_remove(&a->by_state);
 }
 
-static void finish(struct attempt *a, int awaits)
+static void end_attempt(struct attempt *a, int awaits)
 {
 	struct attempts *e = a->all;
 	attempt_close_try(a, a->state == ATTEMPT_DONE ? "the answer is complete" : a->end.why);
@@ -317,7 +317,7 @@ void attempt_step(struct attempt *a, const struct attempt_event *event)
 			break;
 		e = &enter;
 	}
-	finish(a, awaits);
+	end_attempt(a, awaits);
 	if (event->type != ON_CANCEL) /* else the owner knows */
 		a->hooks->ended(a->owner, a);
 }

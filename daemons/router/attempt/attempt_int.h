@@ -91,10 +91,9 @@ void attempt_leave(struct attempt *a, struct worker_record *w); /* w is down */
 void attempt_prefill_done(struct attempt *a);
 /* The context at the decoding worker has grown by `tokens`. */
 void attempt_add_load(struct attempt *a, uint64_t tokens);
-/* All workers of the try are cancelled and forgotten. */
+/* Cancels the try at all its workers and forgets them. reason NULL: they have ended it by
+ * themselves. */
 void attempt_close_try(struct attempt *a, const char *reason);
-/* Likewise, when the workers have ended it by themselves: they are not told. */
-void attempt_close_ended_try(struct attempt *a);
 /* The decode worker, or any candidate before it is known, if it lives but its link has restarted
  * since the try was submitted; else NULL. What it sent may have been lost with the old link, and it
  * has given up what was reserved there, because its router was gone. */

@@ -18,8 +18,8 @@
 /* --- from the links ------------------------------------------------------ */
 
 /* The attempt whose present try this is, or NULL. */
-static struct attempt *present(struct attempts *e, struct worker_record *w, const struct reqid *id,
-                               uint32_t number)
+static struct attempt *find_running(struct attempts *e, struct worker_record *w,
+                                    const struct reqid *id, uint32_t number)
 {
 	struct attempt *a = map_get(e->by_id, id);
 	if (a && a->number == number && attempt_is_running(a))
@@ -35,7 +35,7 @@ void attempts_first_token(struct attempts *e, struct worker_record *w, const str
 {
 	if (attempts_late_first_token(e, w, head, m))
 		return;
-	struct attempt *a = present(e, w, &head->req, head->attempt);
+	struct attempt *a = find_running(e, w, &head->req, head->attempt);
 	if (a && a->try.prefill == w && m->token)
 		attempt_step(a, &(struct attempt_event){.type = ON_FIRST_TOKEN, .worker = w, .first = m});
 	else
@@ -45,7 +45,7 @@ void attempts_first_token(struct attempts *e, struct worker_record *w, const str
 void attempts_prompt(struct attempts *e, struct worker_record *w, const struct msg_head *head,
                      const Pds__PromptLogprobs *m)
 {
-	struct attempt *a = present(e, w, &head->req, head->attempt);
+	struct attempt *a = find_running(e, w, &head->req, head->attempt);
 	if (a && a->try.prefill == w)
 		attempt_step(a, &(struct attempt_event){.type = ON_PROMPT, .worker = w, .prompt = m});
 	else
@@ -57,7 +57,7 @@ void attempts_tokens(struct attempts *e, struct worker_record *w, const Pds__Tok
 	for (size_t i = 0; i < m->n_sequences; i++) {
 		const Pds__SequenceTokens *s = m->sequences[i];
 		struct reqid id = {s->request_hi, s->request_lo};
-		struct attempt *a = present(e, w, &id, s->attempt);
+		struct attempt *a = find_running(e, w, &id, s->attempt);
 		if (a)
 			attempt_step(a, &(struct attempt_event){.type = ON_TOKENS, .worker = w, .tokens = s});
 	}
@@ -76,12 +76,12 @@ void attempts_failed(struct attempts *e, struct worker_record *w, const struct m
 /* --- tokens -------------------------------------------------------------- */
 
 /* The worker `from` sent what cannot be right. */
-static enum verdict wrong(struct attempt *a, const char *from, const char *why)
+static enum verdict lost_by_sender(struct attempt *a, const char *from, const char *why)
 {
 	return attempt_lost(a, &(struct attempt_loss){PDS__FAULT__FAULT_INTERNAL, 1, from, from, why});
 }
 
-static enum verdict no_memory(struct attempt *a)
+static enum verdict no_token_memory(struct attempt *a)
 {
 	return attempt_give_up(a, 503, "this server has no memory for the answer's tokens");
 }
@@ -94,7 +94,7 @@ static enum answer_finish finish_of(Pds__Finish f)
 }
 
 /* Room for n more tokens of the answer. 0 or ERR_NOMEM. */
-static int make_room(struct attempt_output *got, size_t n)
+static int grow_output(struct attempt_output *got, size_t n)
 {
 	if (got->n_out + n <= got->size)
 		return 0;
@@ -109,8 +109,8 @@ static int make_room(struct attempt_output *got, size_t n)
 
 /* Repeated tokens must be the same, because seeds and numerics are equal. A difference is counted;
  * what the client has stays. */
-static void compare(struct attempt *a, const char *from, uint32_t index, Pds__Token *const *tokens,
-                    size_t n)
+static void compare_repeated(struct attempt *a, const char *from, uint32_t index,
+                             Pds__Token *const *tokens, size_t n)
 {
 	for (size_t i = 0; i < n && index + i < a->got.n_out; i++) {
 		uint32_t had = a->got.out[index + i];
@@ -133,10 +133,10 @@ static enum verdict take_tokens(struct attempt *a, const char *from, uint32_t in
 		char why[128];
 		snprintf(why, sizeof why, "tokens %u to %u are missing before what %s sent", got->n_out,
 		         index - 1, from);
-		return wrong(a, from, why);
+		return lost_by_sender(a, from, why);
 	}
 	if (index < got->n_out)
-		compare(a, from, index, tokens, n);
+		compare_repeated(a, from, index, tokens, n);
 	size_t skip = got->n_out - index, fresh = n > skip ? n - skip : 0,
 		   room = a->asked.max_tokens - got->n_out;
 	if (skip > n) /* an end before tokens that are here already: a faulty worker */
@@ -146,8 +146,8 @@ static enum verdict take_tokens(struct attempt *a, const char *from, uint32_t in
 		last = ANSWER_FINISH_LENGTH;
 	}
 	int worker_knows = last != ANSWER_FINISH_NONE;
-	if (make_room(got, fresh) < 0)
-		return no_memory(a);
+	if (grow_output(got, fresh) < 0)
+		return no_token_memory(a);
 	for (size_t i = 0; i < fresh; i++)
 		got->out[got->n_out + i] = tokens[skip + i]->id;
 	got->n_out += (uint32_t)fresh;
@@ -168,7 +168,7 @@ static enum verdict take_tokens(struct attempt *a, const char *from, uint32_t in
 		return ABORTED;
 	}
 	if (worker_knows)
-		attempt_close_ended_try(a);
+		attempt_close_try(a, NULL);
 	a->end.status = 200;
 	a->end.finish = v == ATTEMPT_STOP ? ANSWER_FINISH_STOP : last;
 	return COMPLETE;
@@ -211,24 +211,24 @@ static enum verdict prompt_incomplete(struct attempt *a, const char *from)
 	snprintf(why, sizeof why,
 	         "%s sent the first token after log-probabilities of %u of %u prompt tokens", from,
 	         a->got.prompt_rows, a->asked.prompt_tokens);
-	return wrong(a, from, why);
+	return lost_by_sender(a, from, why);
 }
 
 /* --- tokens that are held ------------------------------------------------ */
 
-static enum verdict hold(struct attempt *a, const char *from, const Pds__SequenceTokens *m)
+static enum verdict hold_tokens(struct attempt *a, const char *from, const Pds__SequenceTokens *m)
 {
 	struct attempt_try *t = &a->try;
 	if (t->n_held > a->asked.max_tokens) { /* one per token, and one that repeats the first */
 		char why[192];
 		snprintf(why, sizeof why, "%s sent more than %u messages of an answer of at most %u tokens",
 		         from, t->n_held, a->asked.max_tokens);
-		return wrong(a, from, why);
+		return lost_by_sender(a, from, why);
 	}
 	size_t len = pds__sequence_tokens__get_packed_size(m);
 	struct held_tokens *h = mem_try_alloc(sizeof *h + len);
 	if (!h)
-		return no_memory(a);
+		return no_token_memory(a);
 	t->n_held++;
 	h->len = pds__sequence_tokens__pack(m, h->bytes);
 	list_init(&h->node);
@@ -262,7 +262,7 @@ enum verdict attempt_take_tokens(struct attempt *a, const struct attempt_event *
 		attempts_take_prompt_times(a->all, &a->got.times, &a->try.predicted, m->timing);
 	take_answer_times(a, m->timing);
 	if (early && (attempt_prompt_missing(a) || is_end(a, m)))
-		return hold(a, w->name, m);
+		return hold_tokens(a, w->name, m);
 	if (attempt_prompt_missing(a))
 		return prompt_incomplete(a, w->name);
 	return take_tokens(a, w->name, m->index, m->tokens, m->n_tokens, m->finish);
@@ -276,7 +276,7 @@ enum verdict attempt_release(struct attempt *a, int to_end)
 		struct held_tokens *h = list_entry(t->held.next, struct held_tokens, node);
 		Pds__SequenceTokens *m = pds__sequence_tokens__unpack(NULL, h->len, h->bytes);
 		if (!m)
-			return no_memory(a);
+			return no_token_memory(a);
 		if (!to_end && is_end(a, m)) {
 			v = KEPT;
 		} else {
@@ -323,7 +323,7 @@ enum verdict attempt_take_prompt(struct attempt *a, const struct attempt_event *
 		         "%s sent log-probabilities of %zu prompt tokens from %u on, having sent %u of %u",
 		         e->worker->name, m->n_logprobs, m->first, a->got.prompt_rows,
 		         a->asked.prompt_tokens);
-		return wrong(a, e->worker->name, why);
+		return lost_by_sender(a, e->worker->name, why);
 	}
 	a->got.prompt_rows += (uint32_t)n;
 	if (n)
@@ -357,7 +357,8 @@ void attempts_take_prompt_times(struct attempts *e, struct attempt_times *times,
 
 /* The prefill worker has named the decode worker. RETRY or GIVE_UP: that one is dead already, or
  * has lost its lease. */
-static enum verdict hand_over(struct attempt *a, struct worker_record *p, const Pds__FirstToken *m)
+static enum verdict accept_decoder(struct attempt *a, struct worker_record *p,
+                                   const Pds__FirstToken *m)
 {
 	const char *name = m->decode ? m->decode : "";
 	struct worker_record *d = registry_find(a->all->registry, name);
@@ -411,7 +412,7 @@ enum verdict attempt_take_first(struct attempt *a, const struct attempt_event *e
 	if (a->state == ATTEMPT_SUBMITTED && attempt_is_alone(a))
 		name_decoder(a, e->worker);
 	else if (a->state == ATTEMPT_SUBMITTED && m->finish == PDS__FINISH__FINISH_NONE)
-		v = hand_over(a, e->worker, m);
+		v = accept_decoder(a, e->worker, m);
 	if (v != GO_ON)
 		return v;
 	return take_tokens(a, e->worker->name, m->index, one, 1, m->finish);

@@ -120,7 +120,7 @@ static unsigned recent_slot(const struct reqid *id, uint32_t number, uint64_t ep
 	return (unsigned)(id->lo + number + epoch) % ATTEMPTS_RECENT;
 }
 
-static void remember(struct attempt *a, uint64_t epoch)
+static void note_recent(struct attempt *a, uint64_t epoch)
 {
 	struct attempts *e = a->all;
 	unsigned i = recent_slot(&a->id, a->number, epoch);
@@ -148,17 +148,22 @@ int attempts_send_cancel(struct attempts *e, struct worker_record *w, const stru
 
 /* A worker of another epoch never had this try. A worker that is down cannot be told now: if it
  * lives after all, its next message is answered with a cancel. */
-static void cancel_at(struct attempt *a, struct worker_record *w, uint64_t epoch,
-                      const char *reason)
+static void end_at(struct attempt *a, struct worker_record *w, uint64_t epoch, const char *reason)
 {
-	if (!w || !worker_is_up(w) || w->epoch != epoch)
+	if (reason && (!w || !worker_is_up(w) || w->epoch != epoch))
 		return;
-	if (attempts_send_cancel(a->all, w, &a->id, a->number, reason) == 0)
-		remember(a, epoch);
+	if (!reason || attempts_send_cancel(a->all, w, &a->id, a->number, reason) == 0)
+		note_recent(a, epoch);
 }
 
-static void forget_workers(struct attempt_try *t)
+void attempt_close_try(struct attempt *a, const char *reason)
 {
+	struct attempt_try *t = &a->try;
+	if (t->prefill)
+		end_at(a, t->prefill, t->prefill->epoch, reason);
+	for (unsigned i = 0; i < t->n_cand; i++)
+		end_at(a, reason ? registry_find(a->all->registry, t->cand[i].name) : NULL,
+		       t->cand[i].epoch, reason);
 	leave_prefill(t);
 	leave_decode(t);
 	t->n_cand = 0;
@@ -167,26 +172,6 @@ static void forget_workers(struct attempt_try *t)
 		list_remove(n);
 		free(list_entry(n, struct held_tokens, node));
 	}
-}
-
-void attempt_close_try(struct attempt *a, const char *reason)
-{
-	struct attempt_try *t = &a->try;
-	if (t->prefill)
-		cancel_at(a, t->prefill, t->prefill->epoch, reason);
-	for (unsigned i = 0; i < t->n_cand; i++)
-		cancel_at(a, registry_find(a->all->registry, t->cand[i].name), t->cand[i].epoch, reason);
-	forget_workers(t);
-}
-
-void attempt_close_ended_try(struct attempt *a)
-{
-	struct attempt_try *t = &a->try;
-	if (t->prefill)
-		remember(a, t->prefill->epoch);
-	for (unsigned i = 0; i < t->n_cand; i++)
-		remember(a, t->cand[i].epoch);
-	forget_workers(t);
 }
 
 /* --- Submit -------------------------------------------------------------- */
@@ -322,7 +307,7 @@ static int has_progress(const struct attempt *a)
 
 /* The total is bounded too: an attempt that brings some tokens each time and then crashes its
  * worker must not reach all workers. */
-static enum verdict again(struct attempt *a, int status, const char *why, uint64_t pause_us)
+static enum verdict next_try(struct attempt *a, int status, const char *why, uint64_t pause_us)
 {
 	uint32_t most = a->all->opts.max_attempts;
 	char text[sizeof a->end.why];
@@ -360,7 +345,7 @@ enum verdict attempt_cut(struct attempt *a, const struct worker_record *w, const
 	        "attempt=%u lost=%u state=%s worker=%s output_tokens=%u", a->number, a->past.lost,
 	        attempt_state_name(a->state), w->name, a->got.n_out);
 	a->past.avoid[0] = 0;
-	return again(a, 503, why, LINK_RESTART_US);
+	return next_try(a, 503, why, LINK_RESTART_US);
 }
 
 static int status_of(Pds__Fault fault)
@@ -411,7 +396,7 @@ enum verdict attempt_lost(struct attempt *a, const struct attempt_loss *l)
 	int too_late = a->end.retry_after_us && now + a->end.retry_after_us >= a->asked.deadline_us;
 	if (!l->retry || too_late)
 		return attempt_give_up(a, status_of(l->fault), l->why);
-	return again(a, status_of(l->fault), l->why, pause_of(a, l->fault));
+	return next_try(a, status_of(l->fault), l->why, pause_of(a, l->fault));
 }
 
 /* Placed again at once; after a pause if the same worker gave back the try before too. */
@@ -428,5 +413,5 @@ enum verdict attempt_moved(struct attempt *a, const struct worker_record *w, con
 	        "attempt=%u state=%s worker=%s output_tokens=%u why=%s", a->number,
 	        attempt_state_name(a->state), w->name, a->got.n_out, log_quote(why));
 	snprintf(a->past.avoid, sizeof a->past.avoid, "%s", w->name);
-	return again(a, 503, why, same ? MOVED_AGAIN_US : 0);
+	return next_try(a, 503, why, same ? MOVED_AGAIN_US : 0);
 }
