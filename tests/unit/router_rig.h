@@ -1,5 +1,5 @@
-/* router_rig.h - the sequences of a router without network or text: what they send is recorded,
- * what workers say is made by hand. */
+/* router_rig.h - the attempts of a router without network or text: what they send is recorded, what
+ * workers send is made by hand. */
 #ifndef TESTS_ROUTER_RIG_H
 #define TESTS_ROUTER_RIG_H
 
@@ -17,10 +17,10 @@ struct rig {
 	struct registry g;
 	struct attempts e;
 	char log[8192];   /* "submit p1 #1 5 [d1 d2]; cancel p1 #1; " */
-	int refuse;       /* so many sends answer ERR_FULL */
+	int refuse;       /* the next `refuse` submits return ERR_FULL */
 	char out[4096];   /* "10 11 12 stop" */
 	int n_prompt;     /* prompt log-probabilities that arrived, one after the other */
-	float prompt[16]; /* they */
+	float prompt[16]; /* (n_prompt) */
 	int ended;
 	uint32_t stop_at; /* the owner says stop at this token id */
 	int abort_now;

@@ -1,4 +1,4 @@
-/* test_router_attempt.c - the life of a sequence at the router: first token from either side,
+/* test_router_attempt.c - the life of an attempt at the router: first token from either side,
  * repetitions, old attempts, deaths, cancels, retries. Each test is a story of messages and
  * deaths, then what was sent to workers, what the client saw, and how it ended. */
 #include "router_rig.h"
@@ -10,7 +10,7 @@
 #define LENGTH PDS__FINISH__FINISH_LENGTH
 #define NONE PDS__FINISH__FINISH_NONE
 
-/* A router with p1, d1, d2 and a sequence that was submitted to p1. */
+/* A router with p1, d1, d2 and an attempt that was submitted to p1. */
 struct three {
 	struct rig *r;
 	struct worker_record *p, *d1, *d2;
@@ -597,6 +597,18 @@ START_TEST(end_that_nothing_undoes)
 }
 END_TEST
 
+/* A first token with an end that is none: the decode worker that it names counts. */
+START_TEST(first_token_with_no_end)
+{
+	struct three t = three(8, 0);
+	rig_first_full(t.r, t.p, t.r->s->id, 1, 0, 10, "d2", 22, (Pds__Finish)77, 0);
+	expect(t.r, ATTEMPT_HANDED, "10 ", "");
+	rig_tokens_from(t.r, t.d2, t.r->s->id, 1, 0, 10, 2, STOP);
+	expect(t.r, ATTEMPT_DONE, "10 11 stop", "");
+	rig_free(t.r);
+}
+END_TEST
+
 /* A decode worker that talks on while its tokens wait for the prompt's log-probabilities fills
  * no memory: its attempt is lost. */
 START_TEST(more_held_than_there_can_be)
@@ -845,7 +857,7 @@ START_TEST(end_waits_for_the_account)
 }
 END_TEST
 
-/* Stop strings and a sequence that was gone when its time came. */
+/* A stop string in the held end; the owner destroys the attempt. */
 START_TEST(end_that_waits_meets_a_stop_string)
 {
 	struct three t = three(9, 0);
@@ -862,8 +874,8 @@ END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("router_request");
-	TCase *c = tcase_create("sequence");
+	Suite *suite = suite_create("router_attempt");
+	TCase *c = tcase_create("attempt");
 	log_init("test", NULL);
 	log_set_level("error");
 	tcase_add_test(c, prefill_speaks_first);
@@ -906,6 +918,7 @@ int main(void)
 	tcase_add_test(c, prompt_logprobs_before_tokens);
 	tcase_add_loop_test(c, held_until_the_prompt_is_told, 0, 2);
 	tcase_add_test(c, end_that_nothing_undoes);
+	tcase_add_test(c, first_token_with_no_end);
 	tcase_add_test(c, prompt_logprobs_in_slices);
 	tcase_add_test(c, prompt_logprobs_over_attempts);
 	tcase_add_test(c, prompt_logprobs_lost_with_prefill);

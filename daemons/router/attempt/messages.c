@@ -93,6 +93,14 @@ static enum answer_finish finish_of(Pds__Finish f)
 	                                         : ANSWER_FINISH_NONE;
 }
 
+/* Are n tokens from `index` on the last ones of the answer? An end that leaves a gap, or that comes
+ * before tokens that are here already, is none. */
+static int is_end(const struct attempt *a, uint32_t index, size_t n, Pds__Finish finish)
+{
+	return finish_of(finish) != ANSWER_FINISH_NONE && index <= a->got.n_out &&
+	       index + n >= a->got.n_out;
+}
+
 /* Room for n more tokens of the answer. 0 or ERR_NOMEM. */
 static int grow_output(struct attempt_output *got, size_t n)
 {
@@ -236,14 +244,6 @@ static enum verdict hold_tokens(struct attempt *a, const char *from, const Pds__
 	return KEPT;
 }
 
-/* These are the last tokens of the answer. An end that leaves a gap, or that comes before tokens
- * that are here already, is none. */
-static int is_end(const struct attempt *a, const Pds__SequenceTokens *m)
-{
-	return finish_of(m->finish) != ANSWER_FINISH_NONE && m->index <= a->got.n_out &&
-	       m->index + m->n_tokens >= a->got.n_out;
-}
-
 enum verdict attempt_take_tokens(struct attempt *a, const struct attempt_event *e, int early)
 {
 	const Pds__SequenceTokens *m = e->tokens;
@@ -261,7 +261,7 @@ enum verdict attempt_take_tokens(struct attempt *a, const struct attempt_event *
 	if (attempt_is_alone(a))
 		attempts_take_prompt_times(a->all, &a->got.times, &a->try.predicted, m->timing);
 	take_answer_times(a, m->timing);
-	if (early && (attempt_prompt_missing(a) || is_end(a, m)))
+	if (early && (attempt_prompt_missing(a) || is_end(a, m->index, m->n_tokens, m->finish)))
 		return hold_tokens(a, w->name, m);
 	if (attempt_prompt_missing(a))
 		return prompt_incomplete(a, w->name);
@@ -277,7 +277,7 @@ enum verdict attempt_release(struct attempt *a, int to_end)
 		Pds__SequenceTokens *m = pds__sequence_tokens__unpack(NULL, h->len, h->bytes);
 		if (!m)
 			return no_token_memory(a);
-		if (!to_end && is_end(a, m)) {
+		if (!to_end && is_end(a, m->index, m->n_tokens, m->finish)) {
 			v = KEPT;
 		} else {
 			list_remove(&h->node);
@@ -411,7 +411,7 @@ enum verdict attempt_take_first(struct attempt *a, const struct attempt_event *e
 		return prompt_incomplete(a, e->worker->name);
 	if (a->state == ATTEMPT_SUBMITTED && attempt_is_alone(a))
 		name_decoder(a, e->worker);
-	else if (a->state == ATTEMPT_SUBMITTED && m->finish == PDS__FINISH__FINISH_NONE)
+	else if (a->state == ATTEMPT_SUBMITTED && !is_end(a, m->index, 1, m->finish))
 		v = accept_decoder(a, e->worker, m);
 	if (v != GO_ON)
 		return v;
