@@ -1,9 +1,9 @@
 /* test_router_retry.c - attempts that are lost: every order of events that may happen to one at the
  * same moment, which of them count as losses and which do not.
  *
- * One fault may take several workers: a router that was stopped for a while finds that all its links
- * have restarted, one after the other. In every order of such events the attempt goes on elsewhere,
- * and its client sees every token once. */
+ * One fault may take several workers: a router that was stopped for a while finds that all its
+ * links have restarted, one after the other. In every order of such events the attempt goes on
+ * elsewhere, and its client sees every token once. */
 #include "router_rig.h"
 
 #define MAX_TOKENS 12u
