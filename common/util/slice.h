@@ -2,8 +2,8 @@
  *
  * A thread that wakes up waits until the running one has used its slice (3 ms by default), unless
  * its own slice is shorter. Threads that only pass messages ask for a short one, so that a message
- * does not wait behind compute threads; their share of the processor stays the same. No privilege is
- * needed. Threads inherit the slice of the thread that creates them. Older kernels ignore the
+ * does not wait behind compute threads; their share of the processor stays the same. No privilege
+ * is needed. Threads inherit the slice of the thread that creates them. Older kernels ignore the
  * request. */
 #ifndef UTIL_SLICE_H
 #define UTIL_SLICE_H
