@@ -1,425 +1,448 @@
 /* batch.c - continuous batching: the decode stage's schedule thread.
  *
- * Each step takes one row of every sequence that decodes and, beside them, chunks of those whose
- * prompt (or, after a preemption, whole prefix) is still to be computed. A sequence needs only
- * `computed < n_tokens`: decoding is the case of one token, and a draft of what may come next
- * (spec.c) is rows beyond it, of which those that turn out right count. When a block is missing the
- * youngest sequence gives way (room.c). A failed step fails the sequences in it; logits that are
- * not finite fail their own, and none of its blocks of that step is published. */
-#include "decode.h"
+ * Each step takes one row of every run that decodes and, beside them, chunks of those whose prompt
+ * (after a preemption: all tokens so far) is still to be computed. A run needs only
+ * `computed < n_tokens`: decoding is the case of one token, and a draft of the next tokens (draft/)
+ * is rows beyond it, which count as long as they are right. When a block is missing the youngest
+ * run is preempted (preempt.c). A failed step fails the runs in it; logits that are not finite fail
+ * their own run, and none of its blocks of that step is published. */
+#include "batch.h"
 #include "daemons/worker/seq/constraint.h"
+#include "daemons/worker/seq/score.h"
 #include "util/check.h"
+#include "util/least.h"
 #include "util/mem.h"
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
-static void give_back(struct decode *d, struct sequence *q)
+/* --- phases of a run ----------------------------------------------------- */
+
+#define TO(p) (1u << RUN_##p)
+
+static const unsigned followers[RUN_PHASE_COUNT] = {
+	[RUN_NEW] = TO(WAITING) | TO(RUNNING),
+	[RUN_WAITING] = TO(RUNNING) | TO(RETURNED),
+	[RUN_PREEMPTED] = TO(RUNNING) | TO(RETURNED),
+	[RUN_LATE] = TO(RUNNING) | TO(RETURNED),
+	[RUN_RUNNING] = TO(RESTORING) | TO(PREEMPTED) | TO(RETURNED),
+	[RUN_RESTORING] = TO(RUNNING) | TO(PREEMPTED) | TO(LATE) | TO(RETURNED),
+};
+
+static void insert_by_age(struct list *head, struct sequence_run *r)
 {
-	keep_output(d, q);
-	room_drop_blocks(q);
-	spec_forget(q);
-	list_remove(&q->batch);
-	/* now, not at the next count: the loop looks for room as soon as it hears of the end */
-	d->growth_blocks -= q->growth;
-	q->growth = 0;
-	if (q->running)
-		d->n_running--;
-	else if (q->preemptions)
-		d->preempted--;
-	q->running = 0;
-	q->done_us = clock_us();
-	svc_post(d->w->svc, sequence_ended, q);
+	struct list *at = head->prev;
+	while (at != head && list_entry(at, struct sequence_run, node)->born_us > r->born_us)
+		at = at->prev;
+	list_push_front(at, &r->node); /* after `at` */
+}
+
+void run_enter(struct batcher *b, struct sequence_run *r, enum run_phase next)
+{
+	const unsigned has_blocks = TO(RUNNING) | TO(RESTORING), first = TO(PREEMPTED) | TO(LATE);
+	enum run_phase was = run_phase(r);
+	int ran = (has_blocks >> was) & 1, runs = (has_blocks >> next) & 1;
+	if (!((followers[was] >> next) & 1))
+		PANIC("run of %s: phase %d after %d", log_reqid(&r->req.id), (int)next, (int)was);
+	if (was == RUN_NEW || ran != runs || next == RUN_RETURNED) {
+		list_remove(&r->node);
+		if (next != RUN_RETURNED)
+			insert_by_age(runs ? &b->own.running : &b->own.waiting, r);
+	}
+	b->own.n_running += (uint32_t)runs - (uint32_t)ran;
+	b->shared.preempted += ((first >> next) & 1) - ((first >> was) & 1);
+	atomic_store_explicit(&r->shared->phase, next, memory_order_relaxed);
+}
+
+/* Output caching: what a sequence has computed, prompt and answer, goes to storage when it ends, so
+ * that the next turn of the conversation finds both there. Blocks are only marked here; the
+ * worker's write-out sends those that storage lacks, and they stay matchable meanwhile. */
+static void keep_output(struct batcher *b, struct sequence_run *r)
+{
+	if (!b->config.keep_outputs || r->failure.kind != FAILURE_NONE || b->shared.stop)
+		return;
+	uint32_t n = kv_pool_want_stored(b->w->pool, r->blocks.block,
+	                                 (uint32_t)least(r->blocks.published, r->blocks.n));
+	stat_add(svc_stats(b->w->svc), WS_KEPT, n);
+}
+
+static void give_back(struct batcher *b, struct sequence_run *r)
+{
+	keep_output(b, r);
+	preempt_drop_blocks(b, r);
+	drafts_forget(r);
+	/* not only at the next count: the loop looks for room as soon as it hears of the end */
+	b->shared.growth_blocks -= r->growth;
+	r->growth = 0;
+	run_enter(b, r, RUN_RETURNED);
+	r->done_us = clock_us();
+	svc_post(b->w->svc, sequence_returned, r);
 }
 
 /* --- collecting ---------------------------------------------------------- */
 
-static uint64_t growth_blocks(const struct decode *d, const struct sequence *q)
+uint64_t batcher_growth(const struct batcher *b, const struct request_copy *req, double ratio)
 {
-	return (uint64_t)ceil((double)sequence_growth_tokens(d, &q->req) * d->ratio /
-	                      d->w->info->kv.block_tokens);
+	uint64_t left = least(req->max_tokens - request_copy_index(req), b->config.growth_cap_tokens);
+	return (uint64_t)ceil((double)left * ratio / b->w->info->kv.block_tokens);
 }
 
-static uint64_t growth_of(const struct decode *d, const struct list *l)
+static uint64_t growth_of(const struct batcher *b, const struct list *l)
 {
 	uint64_t blocks = 0;
 	list_each(it, l) {
-		struct sequence *q = list_entry(it, struct sequence, batch);
-		blocks += q->growth = growth_blocks(d, q);
+		struct sequence_run *r = list_entry(it, struct sequence_run, node);
+		blocks += r->growth = batcher_growth(b, &r->req, b->locked.ratio);
 	}
 	return blocks;
 }
 
-static int may_sleep(const struct decode *d)
+static int may_sleep(const struct batcher *b)
 {
-	return !d->stop && !d->kicked && list_empty(&d->inbox) && list_empty(&d->answers) &&
-	       (list_empty(&d->running) || d->stalled);
+	return !b->shared.stop && !b->locked.kicked && list_empty(&b->locked.inbox) &&
+	       list_empty(&b->locked.answers) && (list_empty(&b->own.running) || b->own.stalled);
 }
 
-/* Until there is something to do, or until those who wait for room or for storage are to be
- * looked at again. */
-static void sleep_for_work(struct decode *d)
+/* Until there is something to do, or until those that wait for room or for storage are to be looked
+ * at again. */
+static void sleep_for_work(struct batcher *b)
 {
-	while (may_sleep(d)) {
-		uint64_t until = room_wake_us(d);
-		if (!until && (list_empty(&d->running) || !list_empty(&d->restores))) {
-			pthread_cond_wait(&d->wake, &d->lock);
+	struct batcher_locked *l = &b->locked;
+	while (may_sleep(b)) {
+		uint64_t until = preempt_wake_us(b);
+		if (!until && (list_empty(&b->own.running) || !list_empty(&b->own.restores))) {
+			pthread_cond_wait(&l->wake, &l->lock);
 			continue;
 		}
 		struct timespec t = {.tv_sec = (time_t)(until / 1000000u),
 		                     .tv_nsec = (long)(until % 1000000u) * 1000};
-		pthread_cond_timedwait(&d->wake, &d->lock, &t);
+		pthread_cond_timedwait(&l->wake, &l->lock, &t);
 		break;
 	}
-	d->kicked = 0;
+	l->kicked = 0;
 }
 
-static void sweep(struct decode *d, struct list *l)
+static void sweep(struct batcher *b, struct list *l)
 {
 	list_each_safe(it, nx, l) {
-		struct sequence *q = list_entry(it, struct sequence, batch);
-		if (q->cancelled || d->stop)
-			give_back(d, q);
+		struct sequence_run *r = list_entry(it, struct sequence_run, node);
+		if (r->shared->cancelled || b->shared.stop)
+			give_back(b, r);
 	}
 }
 
-/* With the lock held. Also before the thread sleeps: what has ended asks for no room any more. */
-static void count_growth(struct decode *d)
+/* With the lock held. Also before the thread sleeps: runs that were returned ask for no room. */
+static void count_growth(struct batcher *b)
 {
-	d->growth_blocks = growth_of(d, &d->running) + growth_of(d, &d->waiting) +
-	                   growth_of(d, &d->inbox);
+	b->shared.growth_blocks = growth_of(b, &b->own.running) + growth_of(b, &b->own.waiting) +
+	                          growth_of(b, &b->locked.inbox);
 }
 
-static int collect(struct decode *d)
+/* Returns 0 when the thread is to end. */
+static int collect(struct batcher *b)
 {
-	pthread_mutex_lock(&d->lock);
-	count_growth(d);
-	sleep_for_work(d);
-	list_each_safe(it, nx, &d->inbox) {
-		struct sequence *q = list_entry(it, struct sequence, batch);
-		list_remove(it);
-		room_insert_by_age(q->n_blocks ? &d->running : &d->waiting, q);
-		q->running = q->n_blocks != 0;
-		q->phase = q->running ? PHASE_RUNNING : PHASE_WAITING;
-		d->n_running += q->running;
+	struct batcher_locked *l = &b->locked;
+	pthread_mutex_lock(&l->lock);
+	count_growth(b);
+	sleep_for_work(b);
+	list_each_safe(it, nx, &l->inbox) {
+		struct sequence_run *r = list_entry(it, struct sequence_run, node);
+		run_enter(b, r, r->blocks.n ? RUN_RUNNING : RUN_WAITING);
 	}
-	if (!list_empty(&d->running))
-		d->ratio = fmax(d->ratio - d->ratio_step, d->ratio_min);
-	d->raised = 0;
-	count_growth(d);
-	int go = !d->stop;
-	pthread_mutex_unlock(&d->lock);
-	restore_deal(d);
-	sweep(d, &d->running);
-	sweep(d, &d->waiting);
+	if (!list_empty(&b->own.running))
+		l->ratio = fmax(l->ratio - b->config.ratio_step, b->config.ratio_min);
+	count_growth(b);
+	int go = !b->shared.stop;
+	pthread_mutex_unlock(&l->lock);
+	restore_progress(b);
+	sweep(b, &b->own.running);
+	sweep(b, &b->own.waiting);
 	return go;
 }
 
 /* --- one step ------------------------------------------------------------ */
 
-/* Its constraint cannot be followed any further, or its logits are not finite: another worker would
- * find the same, unless it was memory that lacked. */
-static void fail_draw(struct sequence *q, const struct err *err)
+static uint32_t tokens_left(const struct sequence_run *r)
 {
-	q->failed = 1;
-	q->draw_fault = constraint_fault(err->code);
-	snprintf(q->fail_text, sizeof q->fail_text, "%.150s", err->text);
+	return r->req.n_tokens - r->computed;
 }
 
-/* Finds what may be drawn behind its last token and behind those of its draft, which is cut where
- * the constraint cannot tell. A sequence that fails here goes through the step like the others,
+/* Finds the tokens that the constraint allows after the last token and after each of its draft,
+ * which is cut where that is unknown. A run that fails here goes through the step like the others,
  * and is given back after it. */
-static void prepare(struct decode *d, struct sequence *q)
+static void prepare(struct batcher *b, struct sequence_run *r)
 {
 	struct err err = {0};
-	int ahead = constraint_prepare(&q->req, d->w->info, q->ahead, &err);
+	int ahead = constraint_prepare(&r->req, b->w->info, r->ahead, &err);
 	if (ahead < 0)
-		fail_draw(q, &err);
-	q->ahead = ahead < 0 ? 0 : (uint32_t)ahead;
+		seq_failure_draw(&r->failure, &err);
+	r->ahead = ahead < 0 ? 0 : (uint32_t)ahead;
 }
 
-/* What is asked of the row that computes token `row` of q, counted with its draft. */
-static struct engine_draw ask(const struct sequence *q, uint32_t row)
+/* What to draw or score from the row that computes token `row`, counted with the draft. */
+static struct engine_draw row_draw(const struct sequence_run *r, uint32_t row)
 {
-	uint32_t last = q->req.n_tokens - 1;
-	if (row >= last && !q->failed)
-		return request_copy_draw(&q->req, row - last);
-	if (q->req.prompt_logprobs && row + 1 < q->req.prompt_tokens && row + 1 > q->scored)
-		return request_copy_score(&q->req, row + 1);
+	uint32_t last = r->req.n_tokens - 1;
+	if (row >= last && r->failure.kind == FAILURE_NONE)
+		return request_copy_draw(&r->req, row - last);
+	if (r->req.prompt_logprobs && row + 1 < r->req.prompt_tokens && row + 1 > r->scored)
+		return request_copy_score(&r->req, row + 1);
 	return (struct engine_draw){0};
 }
 
-static void add_draws(struct decode *d, const struct sequence *q, struct engine_span *sp,
-                      uint32_t *at)
-{
-	uint32_t rows = sp->logits == ENGINE_LOGITS_ALL ? sp->n : sp->logits == ENGINE_LOGITS_LAST;
-	sp->draws = d->draws + *at;
-	for (uint32_t i = 0; i < rows; i++)
-		d->draws[(*at)++] = ask(q, sp->position + sp->n - rows + i);
-}
-
-static void add_span(struct decode *d, struct sequence *q, uint32_t n_rows, uint32_t *n,
+static void add_span(struct batcher *b, struct sequence_run *r, uint32_t n_rows, uint32_t *n,
                      uint32_t *draws)
 {
-	uint32_t left = q->req.n_tokens - q->computed;
-	int all = q->req.prompt_logprobs && q->scored + 1 < q->req.prompt_tokens && !q->first_us;
-	d->step_sequences[*n] = q;
-	d->spans[*n] = (struct engine_span){
-		.tokens = q->req.tokens + q->computed,
+	uint32_t left = tokens_left(r);
+	struct engine_span *sp = &b->own.spans[*n];
+	b->own.step_runs[(*n)++] = r;
+	*sp = (struct engine_span){
+		.tokens = r->req.tokens + r->computed,
 		.n = n_rows,
-		.position = q->computed,
-		.blocks = q->blocks,
-		.logits = all || n_rows > left ? ENGINE_LOGITS_ALL
-	              : n_rows == left     ? ENGINE_LOGITS_LAST
-	                                   : ENGINE_LOGITS_NONE,
+		.position = r->computed,
+		.blocks = r->blocks.block,
+		.logits = score_is_owed(&r->req, r->scored) || n_rows > left ? ENGINE_LOGITS_ALL
+	              : n_rows == left                                   ? ENGINE_LOGITS_LAST
+	                                                                 : ENGINE_LOGITS_NONE,
+		.draws = b->own.draws + *draws,
 	};
 	if (left > 1 && n_rows == left)
-		prepare(d, q);
-	add_draws(d, q, &d->spans[*n], draws);
-	q->chunks += left > 1;
-	++*n;
+		prepare(b, r);
+	uint32_t rows = sp->logits == ENGINE_LOGITS_ALL ? n_rows : sp->logits == ENGINE_LOGITS_LAST;
+	for (uint32_t i = 0; i < rows; i++)
+		b->own.draws[(*draws)++] = row_draw(r, sp->position + n_rows - rows + i);
+	r->chunks += left > 1;
 }
 
-static uint32_t fill(struct decode *d)
+/* Chooses the spans of the next step; returns their number. */
+static uint32_t fill(struct batcher *b)
 {
-	struct worker *w = d->w;
+	struct worker *w = b->w;
 	uint32_t n = 0, rows = 0, logits = 0, draws = 0;
-	list_each(it, &d->running) {
-		struct sequence *q = list_entry(it, struct sequence, batch);
-		if (q->req.n_tokens - q->computed == 1 && n < w->max_sequences && room_ready(d, q)) {
-			prepare(d, q);
-			/* its last token's row, and those of its draft for which room_grow has found room */
-			uint32_t take = 1 + q->ahead;
-			add_span(d, q, take, &n, &draws);
+	list_each(it, &b->own.running) {
+		struct sequence_run *r = list_entry(it, struct sequence_run, node);
+		if (tokens_left(r) == 1 && n < w->max_sequences && preempt_is_ready(b, r)) {
+			prepare(b, r);
+			/* the row of its last token, and rows of the draft, for which there is room */
+			uint32_t take = 1 + r->ahead;
+			add_span(b, r, take, &n, &draws);
 			rows += take;
 			logits += take;
 		}
 	}
-	uint32_t budget = rows ? d->chunk_tokens : w->max_batched_tokens;
-	if (budget >
-	    w->max_batched_tokens - (rows < w->max_batched_tokens ? rows : w->max_batched_tokens))
-		budget = w->max_batched_tokens -
-		         (rows < w->max_batched_tokens ? rows : w->max_batched_tokens);
-	list_each(it, &d->running) {
-		struct sequence *q = list_entry(it, struct sequence, batch);
-		uint32_t left = q->req.n_tokens - q->computed, take = left < budget ? left : budget;
-		if (left <= 1 || !room_ready(d, q))
+	uint32_t free_rows = rows < w->max_batched_tokens ? w->max_batched_tokens - rows : 0;
+	uint32_t budget = (uint32_t)least(rows ? b->config.chunk_tokens : w->max_batched_tokens,
+	                                  free_rows);
+	list_each(it, &b->own.running) {
+		struct sequence_run *r = list_entry(it, struct sequence_run, node);
+		uint32_t left = tokens_left(r), take = (uint32_t)least(left, budget);
+		int all = score_is_owed(&r->req, r->scored);
+		if (left <= 1 || !preempt_is_ready(b, r))
 			continue;
-		int all = q->req.prompt_logprobs && !q->first_us;
-		if (all && take > w->max_logits - logits)
-			take = w->max_logits - logits;
+		if (all)
+			take = (uint32_t)least(take, w->max_logits - logits);
 		if (!take || n == w->max_sequences || logits == w->max_logits)
 			break;
 		budget -= take;
 		logits += all ? take : 1;
-		add_span(d, q, take, &n, &draws);
+		add_span(b, r, take, &n, &draws);
 	}
 	return n;
 }
 
-static void publish_full(struct worker *w, struct sequence *q)
+static void publish_full(struct batcher *b, struct sequence_run *r)
 {
-	uint32_t full = q->computed / w->info->kv.block_tokens;
-	if (q->published >= full)
+	uint32_t full = r->computed / b->w->info->kv.block_tokens;
+	if (r->blocks.published >= full)
 		return;
-	sequence_hash(q);
-	for (; q->published < full; q->published++)
-		kv_pool_publish(w->pool, q->blocks[q->published], &q->hashes[q->published],
-		                q->published ? &q->hashes[q->published - 1] : NULL);
+	seq_blocks_hash(&r->blocks, b->w, &r->req, r->req.n_tokens);
+	seq_blocks_publish(&r->blocks, b->w, full);
 }
 
-/* Row i of a span is the distribution of token position + i + 1. What was sent before a preemption
- * is not sent again. 0, or ERR_CORRUPT: one is not finite. */
-static int score_prompt(struct decode *d, struct sequence *q, const struct engine_span *sp,
-                        struct err *err)
+/* Takes what was drawn after the last token, and after each token of its draft as long as the draft
+ * has the token that was drawn. Returns how the answer ended, if it did; the run may have
+ * failed. */
+static Pds__Finish take_drawn(struct batcher *b, struct sequence_run *r,
+                              const struct kern_drawn *drawn, uint32_t drafted,
+                              struct token_report *report)
 {
-	struct score *c = NULL;
-	int rc = 0;
-	for (uint32_t i = 0; i < sp->n; i++) {
-		uint32_t at = sp->position + i + 1;
-		if (at >= q->req.prompt_tokens || at != q->scored + 1)
-			continue;
-		if ((rc = drawn_check_finite(&sp->drawn[i], "prompt", at, err)))
-			break;
-		if (!c)
-			c = score_new(d->w, &q->req, at);
-		q->scored++;
-		if (score_add(c, &sp->drawn[i])) {
-			svc_post(d->w->svc, score_post, c);
-			c = NULL;
-		}
-	}
-	if (c)
-		svc_post(d->w->svc, score_post, c);
-	return rc;
-}
-
-/* Takes what was drawn behind the last token, and behind its draft as long as the draft says
- * what was drawn. Returns how the answer ended, if it did; it may have failed. */
-static Pds__Finish take_drawn(struct decode *d, struct sequence *q, const struct kern_drawn *drawn,
-                              uint32_t drafted, struct report *rep)
-{
-	struct worker *w = d->w;
-	struct request_copy *k = &q->req;
+	struct worker *w = b->w;
+	struct request_copy *req = &r->req;
 	for (uint32_t right = 0;; right++) {
 		const struct kern_drawn *s = &drawn[right];
-		uint32_t index = request_copy_index(k),
-				 draft = right < drafted ? k->tokens[k->n_tokens] : UINT32_MAX;
+		uint32_t index = request_copy_index(req),
+				 draft = right < drafted ? req->tokens[req->n_tokens] : UINT32_MAX;
 		struct err err = {0};
 		if (drawn_check_finite(s, "answer", index, &err) < 0) {
-			fail_draw(q, &err);
+			seq_failure_draw(&r->failure, &err);
 			return PDS__FINISH__FINISH_NONE;
 		}
-		if (!q->first_us)
-			q->first_us = clock_us();
-		Pds__Finish finish = request_copy_append(k, s->id, w->info);
-		report_token(rep, q, index, s, finish);
+		if (!r->first_us)
+			r->first_us = clock_us();
+		Pds__Finish finish = request_copy_append(req, s->id, w->info);
+		report_token(report, r, index, s, finish);
 		w->generated_tokens++;
 		stat_add(svc_stats(w->svc), WS_GENERATED_TOKENS, 1);
 		int go = s->id == draft && finish == PDS__FINISH__FINISH_NONE;
-		q->computed += go; /* that token's KV is there already */
+		r->computed += go; /* that token's KV was computed as the draft's */
 		if (go)
 			continue;
 		if (drafted)
-			spec_learn(d, q, drafted, right + (s->id == draft));
+			drafts_learn(b, r, drafted, right + (s->id == draft));
 		return finish;
 	}
 }
 
-static void after_step(struct decode *d, struct sequence *q, const struct engine_span *sp,
-                       struct report *rep)
+static void note_caught_up(struct batcher *b, struct sequence_run *r)
 {
-	uint32_t left = q->req.n_tokens - q->computed, drafted = sp->n > left ? sp->n - left : 0,
+	if (r->back_us)
+		stat_observe_us(svc_stats(b->w->svc), WS_RESTORE_SECONDS, clock_us() - r->back_us);
+	r->back_us = 0;
+}
+
+static void after_step(struct batcher *b, struct sequence_run *r, const struct engine_span *sp,
+                       struct token_report *report)
+{
+	uint32_t left = tokens_left(r), drafted = sp->n > left ? sp->n - left : 0,
 			 own = sp->n - drafted;
 	Pds__Finish finish = PDS__FINISH__FINISH_NONE;
 	struct err err = {0};
-	q->computed += own;
-	if (sp->logits == ENGINE_LOGITS_ALL && !drafted && score_prompt(d, q, sp, &err) < 0)
-		fail_draw(q, &err);
-	if (q->computed == q->req.n_tokens && !q->failed) {
-		if (q->back_us)
-			room_caught_up(d, q);
+	r->computed += own;
+	if (sp->logits == ENGINE_LOGITS_ALL && !drafted &&
+	    score_span(b->w, &r->req, sp, &r->scored, &err) < 0)
+		seq_failure_draw(&r->failure, &err);
+	if (r->computed == r->req.n_tokens && r->failure.kind == FAILURE_NONE) {
 		uint32_t last = sp->logits == ENGINE_LOGITS_ALL ? own - 1 : 0;
-		finish = take_drawn(d, q, sp->drawn + last, drafted, rep);
+		note_caught_up(b, r);
+		finish = take_drawn(b, r, sp->drawn + last, drafted, report);
 	}
-	if (q->draw_fault != PDS__FAULT__FAULT_INTERNAL)
-		publish_full(d->w, q);
-	if (finish != PDS__FINISH__FINISH_NONE || q->failed)
-		give_back(d, q);
+	if (!seq_failure_is_not_finite(&r->failure))
+		publish_full(b, r);
+	if (finish != PDS__FINISH__FINISH_NONE || r->failure.kind != FAILURE_NONE)
+		give_back(b, r);
 }
 
-static void fail(struct decode *d, struct sequence *q, const struct err *err)
+static void fail_step(struct batcher *b, struct sequence_run *r, const struct err *err)
 {
-	q->failed = 1;
-	q->draw_fault = PDS__FAULT__FAULT_NONE;
-	snprintf(q->fail_text, sizeof q->fail_text, "forward step failed: %.120s", err->text);
-	give_back(d, q);
+	char text[sizeof r->failure.text];
+	snprintf(text, sizeof text, "forward step failed: %.120s", err->text);
+	seq_failure_step(&r->failure, text);
+	give_back(b, r);
 }
 
-static void step(struct decode *d, uint32_t n)
+static void run_step(struct batcher *b, uint32_t n)
 {
-	struct worker *w = d->w;
+	struct worker *w = b->w;
 	struct err err = {0};
 	uint64_t begin = clock_us(), rows = 0, of_prompts = 0;
-	struct report *rep = report_new(w);
+	struct token_report *report = report_new(w);
 	watch_turn(&w->watch);
-	int r = engine_step(w->engine, d->spans, n, &err);
+	int code = engine_step(w->engine, b->own.spans, n, &err);
 	watch_turn(&w->watch);
 	uint64_t took = clock_us() - begin;
 	for (uint32_t i = 0; i < n; i++) {
-		struct sequence *q = d->step_sequences[i];
-		uint32_t take = d->spans[i].n, left = q->req.n_tokens - q->computed;
+		struct sequence_run *r = b->own.step_runs[i];
+		uint32_t take = b->own.spans[i].n;
 		rows += take;
-		of_prompts += take > 1 && left > 1 ? take : 0;
-		if (r < 0)
-			fail(d, q, &err);
+		of_prompts += take > 1 && tokens_left(r) > 1 ? take : 0;
+		if (code < 0)
+			fail_step(b, r, &err);
 		else
-			after_step(d, q, &d->spans[i], rep);
+			after_step(b, r, &b->own.spans[i], report);
 	}
-	if (!of_prompts && r == 0)
-		spec_step_took(d, (uint32_t)rows, took);
-	/* before anybody sees the answer: who has it finds it counted */
+	if (!of_prompts && code == 0)
+		drafts_step_took(b, (uint32_t)rows, took);
+	/* counted before it is sent: whoever sees an answer finds it in the counters */
 	w->prompt_tokens += of_prompts;
 	stat_add(svc_stats(w->svc), WS_PROMPT_TOKENS, of_prompts);
 	stat_add(svc_stats(w->svc), WS_STEPS, 1);
-	report_send(rep);
+	report_send(report);
 	w->progress++;
 	stat_observe_us(svc_stats(w->svc), WS_STEP_SECONDS, clock_us() - begin);
-	/* drafts, and rows of those who decode, cost more than a prompt's */
-	if (2 * of_prompts > rows && r == 0)
+	/* rows of drafts and of those that decode cost more than rows of a prompt */
+	if (2 * of_prompts > rows && code == 0)
 		rates_note_compute(&w->rates, rows, clock_us() - begin);
 }
 
 static void *batch_main(void *arg)
 {
-	struct decode *d = arg;
-	while (collect(d)) {
-		spec_plan(d);
-		room_grow(d);
-		room_admit_waiting(d);
-		uint32_t n = fill(d);
-		d->stalled = n == 0;
+	struct batcher *b = arg;
+	while (collect(b)) {
+		drafts_plan(b);
+		preempt_grow(b);
+		preempt_admit(b);
+		uint32_t n = fill(b);
+		b->own.stalled = n == 0;
 		if (n)
-			step(d, n);
+			run_step(b, n);
 	}
 	return NULL;
 }
 
 /* --- towards the loop ---------------------------------------------------- */
 
-void batch_add(struct decode *d, struct sequence *q)
+void batcher_add(struct batcher *b, struct sequence_run *r)
 {
-	pthread_mutex_lock(&d->lock);
-	d->active++;
-	d->growth_blocks += q->growth = growth_blocks(d, q);
-	list_push_back(&d->inbox, &q->batch);
-	pthread_cond_signal(&d->wake);
-	pthread_mutex_unlock(&d->lock);
+	pthread_mutex_lock(&b->locked.lock);
+	b->shared.growth_blocks += r->growth = batcher_growth(b, &r->req, b->locked.ratio);
+	list_push_back(&b->locked.inbox, &r->node);
+	pthread_cond_signal(&b->locked.wake);
+	pthread_mutex_unlock(&b->locked.lock);
 }
 
-void batch_kick(struct decode *d)
+void batcher_kick(struct batcher *b)
 {
-	pthread_mutex_lock(&d->lock);
-	d->kicked = 1;
-	pthread_cond_signal(&d->wake);
-	pthread_mutex_unlock(&d->lock);
+	pthread_mutex_lock(&b->locked.lock);
+	b->locked.kicked = 1;
+	pthread_cond_signal(&b->locked.wake);
+	pthread_mutex_unlock(&b->locked.lock);
 }
 
-int batch_start(struct decode *d, struct err *err)
+double batcher_ratio(struct batcher *b)
 {
+	pthread_mutex_lock(&b->locked.lock);
+	double ratio = b->locked.ratio;
+	pthread_mutex_unlock(&b->locked.lock);
+	return ratio;
+}
+
+int batcher_start(struct batcher *b, struct err *err)
+{
+	struct batcher_own *own = &b->own;
+	struct batcher_locked *l = &b->locked;
 	pthread_condattr_t a;
 	pthread_condattr_init(&a);
 	pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
-	pthread_mutex_init(&d->lock, NULL);
-	pthread_cond_init(&d->wake, &a);
+	pthread_mutex_init(&l->lock, NULL);
+	pthread_cond_init(&l->wake, &a);
 	pthread_condattr_destroy(&a);
-	list_init(&d->inbox);
-	list_init(&d->waiting);
-	list_init(&d->running);
-	list_init(&d->answers);
-	list_init(&d->restores);
-	d->draws = mem_array(d->w->max_logits, sizeof *d->draws);
-	d->spans = mem_array(d->w->max_sequences, sizeof *d->spans);
-	d->step_sequences = mem_array(d->w->max_sequences, sizeof *d->step_sequences);
-	d->spec = spec_new(d->w);
-	if (pthread_create(&d->thread, NULL, batch_main, d) != 0)
+	list_init(&l->inbox);
+	list_init(&l->answers);
+	l->ratio = b->config.ratio_first;
+	list_init(&own->waiting);
+	list_init(&own->running);
+	list_init(&own->restores);
+	own->draws = mem_array(b->w->max_logits, sizeof *own->draws);
+	own->spans = mem_array(b->w->max_sequences, sizeof *own->spans);
+	own->step_runs = mem_array(b->w->max_sequences, sizeof *own->step_runs);
+	own->drafts = drafts_new(b->w);
+	if (pthread_create(&b->thread, NULL, batch_main, b) != 0)
 		return err_set(err, ERR_NOMEM, "cannot start the schedule thread");
 	return 0;
 }
 
-void batch_stop(struct decode *d)
+void batcher_stop(struct batcher *b)
 {
-	pthread_mutex_lock(&d->lock);
-	d->stop = 1;
-	pthread_cond_signal(&d->wake);
-	pthread_mutex_unlock(&d->lock);
-	watch_join(d->thread);
-	restore_fini(d);
-	spec_destroy(&d->spec);
-	free(d->spans);
-	free(d->draws);
-	free(d->step_sequences);
-	pthread_mutex_destroy(&d->lock);
-	pthread_cond_destroy(&d->wake);
+	pthread_mutex_lock(&b->locked.lock);
+	b->shared.stop = 1;
+	pthread_cond_signal(&b->locked.wake);
+	pthread_mutex_unlock(&b->locked.lock);
+	watch_join(b->thread);
+	restore_fini(b);
+	drafts_destroy(&b->own.drafts);
+	free(b->own.spans);
+	free(b->own.draws);
+	free(b->own.step_runs);
+	pthread_mutex_destroy(&b->locked.lock);
+	pthread_cond_destroy(&b->locked.wake);
 }

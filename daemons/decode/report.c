@@ -1,144 +1,137 @@
-/* report.c - what a step produced, from the schedule thread to the routers: one message a step for
- * all sequences of a router. A sequence stands in it once, with all tokens that the step brought
- * it. */
-#include "decode.h"
+/* report.c - the tokens of a step, from the schedule thread to the routers: one message per router
+ * for all its sequences. A sequence has one entry in it, with all tokens that the step brought. */
+#include "batch.h"
 #include "util/mem.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-struct entry {
+struct report_entry {
 	char router[48];
 	uint64_t router_epoch;
 	Pds__SequenceTokens s;
 	Pds__Timing timing;
-	uint32_t first; /* its tokens: s.n_tokens of report.token from here on */
+	uint32_t first; /* its s.n_tokens tokens begin at token_report.token[first] */
+	int sent;
 };
 
-struct report {
+struct token_report {
 	struct worker *w;
-	uint32_t n, room;
-	struct entry *entry;
-	uint32_t n_tokens, room_tokens;
+	uint32_t n, capacity;
+	struct report_entry *entry;
+	uint32_t n_tokens, token_capacity;
 	Pds__Token **token;
 };
 
-struct report *report_new(struct worker *w)
+struct token_report *report_new(struct worker *w)
 {
-	struct report *r = mem_zalloc(sizeof *r);
-	r->w = w;
-	return r;
+	struct token_report *t = mem_zalloc(sizeof *t);
+	t->w = w;
+	return t;
 }
 
-void report_timing(const struct sequence *q, Pds__Timing *t)
+static void fill_timing(const struct sequence_run *r, Pds__Timing *t)
 {
-	uint64_t now = clock_us();
 	pds__timing__init(t);
-	t->queue_us = q->prefill[0]         ? q->joined_us - q->ready_us
-	              : q->prefill_begin_us ? q->prefill_begin_us - q->accepted_us
-	                                    : 0;
-	t->prefill_us = q->prefill[0] || !q->first_us ? 0 : q->first_us - q->prefill_begin_us;
-	t->transfer_us = q->prefill[0] ? q->ready_us - q->granted_us : 0;
-	t->decode_us = q->first_us ? now - q->first_us : 0;
-	t->cached_tokens = q->cached_tokens;
-	t->chunks = q->chunks;
-	t->preemptions = q->preemptions;
+	t->queue_us = r->queue_us;
+	t->prefill_us = r->first_us ? r->first_us - r->begin_us : 0;
+	t->transfer_us = r->transfer_us;
+	t->decode_us = r->first_us ? clock_us() - r->first_us : 0;
+	t->cached_tokens = r->cached_tokens;
+	t->chunks = r->chunks;
+	t->preemptions = r->preemptions;
 }
 
-static struct entry *add_entry(struct report *r, struct sequence *q, uint32_t index)
+static struct report_entry *add_entry(struct token_report *t, const struct sequence_run *r,
+                                      uint32_t index)
 {
-	if (r->n == r->room) {
-		r->room = r->room ? r->room * 2 : 8;
-		r->entry = mem_grow(r->entry, r->room, sizeof *r->entry);
+	if (t->n == t->capacity) {
+		t->capacity = t->capacity ? t->capacity * 2 : 8;
+		t->entry = mem_grow(t->entry, t->capacity, sizeof *t->entry);
 	}
-	struct entry *e = &r->entry[r->n++];
-	memcpy(e->router, q->req.router, sizeof e->router);
-	e->router_epoch = q->req.router_epoch;
+	struct report_entry *e = &t->entry[t->n++];
+	memcpy(e->router, r->req.router, sizeof e->router);
+	e->router_epoch = r->req.router_epoch;
+	e->first = t->n_tokens;
+	e->sent = 0;
 	pds__sequence_tokens__init(&e->s);
-	e->s.request_hi = q->req.id.hi;
-	e->s.request_lo = q->req.id.lo;
-	e->s.attempt = q->req.attempt;
+	e->s.request_hi = r->req.id.hi;
+	e->s.request_lo = r->req.id.lo;
+	e->s.attempt = r->req.attempt;
 	e->s.index = index;
-	e->first = r->n_tokens;
 	return e;
 }
 
-static void add_token(struct report *r, Pds__Token *t)
+void report_token(struct token_report *t, const struct sequence_run *r, uint32_t index,
+                  const struct kern_drawn *drawn, Pds__Finish finish)
 {
-	if (r->n_tokens == r->room_tokens) {
-		r->room_tokens = r->room_tokens ? r->room_tokens * 2 : 8;
-		r->token = mem_grow(r->token, r->room_tokens, sizeof *r->token);
+	const struct request_copy *req = &r->req;
+	struct report_entry *e = t->n ? &t->entry[t->n - 1] : NULL;
+	if (!e || e->s.request_hi != req->id.hi || e->s.request_lo != req->id.lo ||
+	    e->s.attempt != req->attempt)
+		e = add_entry(t, r, index);
+	if (t->n_tokens == t->token_capacity) {
+		t->token_capacity = t->token_capacity ? t->token_capacity * 2 : 8;
+		t->token = mem_grow(t->token, t->token_capacity, sizeof *t->token);
 	}
-	r->token[r->n_tokens++] = t;
-}
-
-/* The tokens of one sequence come one behind the other. */
-void report_token(struct report *r, struct sequence *q, uint32_t index, const struct kern_drawn *s,
-                  Pds__Finish finish)
-{
-	struct entry *e = r->n ? &r->entry[r->n - 1] : NULL;
-	if (!e || e->s.request_hi != q->req.id.hi || e->s.request_lo != q->req.id.lo ||
-	    e->s.attempt != q->req.attempt)
-		e = add_entry(r, q, index);
-	add_token(r, drawn_token(s, q->req.sampling.logprobs >= 0));
+	t->token[t->n_tokens++] = drawn_token(drawn, req->sampling.logprobs >= 0);
 	e->s.n_tokens++;
 	e->s.finish = finish;
-	if (index != q->req.given_tokens - q->req.prompt_tokens && finish == PDS__FINISH__FINISH_NONE)
-		return;
-	report_timing(q, &e->timing);
-	e->s.timing = &e->timing;
+	/* the attempt's first token and its last one carry the timing */
+	if (index == req->given_tokens - req->prompt_tokens || finish != PDS__FINISH__FINISH_NONE) {
+		fill_timing(r, &e->timing);
+		e->s.timing = &e->timing;
+	}
 }
 
-static void report_free(struct report *r)
+static void report_free(struct token_report *t)
 {
-	for (uint32_t i = 0; i < r->n_tokens; i++)
-		free(r->token[i]);
-	free(r->token);
-	free(r->entry);
-	free(r);
+	for (uint32_t i = 0; i < t->n_tokens; i++)
+		free(t->token[i]);
+	free(t->token);
+	free(t->entry);
+	free(t);
 }
 
-static void send_to(struct report *r, uint32_t from, Pds__SequenceTokens **list,
-                    unsigned char *done)
+/* To the router of entry `from`, with all others of that router. list: room for all. */
+static void send_to(struct token_report *t, uint32_t from, Pds__SequenceTokens **list)
 {
-	struct worker *w = r->w;
+	struct worker *w = t->w;
+	const struct report_entry *first = &t->entry[from];
 	Pds__Tokens m = PDS__TOKENS__INIT;
 	m.sequences = list;
-	for (uint32_t i = from; i < r->n; i++) {
-		struct entry *e = &r->entry[i];
-		if (done[i] || e->router_epoch != r->entry[from].router_epoch ||
-		    strcmp(e->router, r->entry[from].router) != 0)
+	for (uint32_t i = from; i < t->n; i++) {
+		struct report_entry *e = &t->entry[i];
+		if (e->sent || e->router_epoch != first->router_epoch ||
+		    strcmp(e->router, first->router) != 0)
 			continue;
-		e->s.tokens = r->token + e->first;
+		e->s.tokens = t->token + e->first;
 		if (e->s.timing)
 			e->s.timing = &e->timing; /* the array may have moved since */
 		list[m.n_sequences++] = &e->s;
-		done[i] = 1;
+		e->sent = 1;
 	}
-	struct peer *p = worker_router(w, r->entry[from].router, r->entry[from].router_epoch);
+	struct peer *p = worker_router(w, first->router, first->router_epoch);
 	if (p)
 		svc_send(w->svc, p, MSG_REQUEST_TOKENS, NULL, &m.base);
 }
 
-static void deliver(struct svc *s, void *arg)
+static void deliver(struct svc *s, void *report)
 {
-	struct report *r = arg;
+	struct token_report *t = report;
 	(void)s;
-	unsigned char *done = mem_array(r->n, 1);
-	Pds__SequenceTokens **list = mem_array(r->n, sizeof *list);
-	for (uint32_t i = 0; i < r->n; i++)
-		if (!done[i])
-			send_to(r, i, list, done);
-	free(done);
+	Pds__SequenceTokens **list = mem_array(t->n, sizeof *list);
+	for (uint32_t i = 0; i < t->n; i++)
+		if (!t->entry[i].sent)
+			send_to(t, i, list);
 	free(list);
-	report_free(r);
+	report_free(t);
 }
 
-void report_send(struct report *r)
+void report_send(struct token_report *t)
 {
-	if (r->n) {
-		svc_post(r->w->svc, deliver, r);
-		return;
-	}
-	report_free(r);
+	if (t->n)
+		svc_post(t->w->svc, deliver, t);
+	else
+		report_free(t);
 }

@@ -1,4 +1,8 @@
-/* sequence.c - sequences of the decode stage: registration, state, end. On the loop's thread. */
+/* sequence.c - sequences of the decode stage: registration, states, end. On the loop's thread.
+ *
+ * sequence_step alone enters states. A step function acts on an event and returns the next state;
+ * what it calls (lease.c, queue.c, batch.c) answers and never steps. The end of a sequence gives
+ * room back: who waits for it is looked at in the loop's next round (queue_room). */
 #include "decode.h"
 #include "daemons/worker/seq/constraint.h"
 #include "util/check.h"
@@ -7,44 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *sequence_state_name(enum sequence_state s)
-{
-	static const char *const names[] = {"new",        "compiling", "queued", "leased",
-	                                    "quarantine", "active",    "end"};
-	return names[s];
-}
-
-static int legal(enum sequence_state from, enum sequence_state to)
-{
-	static const unsigned next[SEQUENCE_STATE_COUNT] = {
-		[SEQUENCE_NEW] = 1u << SEQUENCE_COMPILING | 1u << SEQUENCE_QUEUED | 1u << SEQUENCE_ACTIVE |
-	                     1u << SEQUENCE_END,
-		[SEQUENCE_COMPILING] = 1u << SEQUENCE_QUEUED | 1u << SEQUENCE_ACTIVE | 1u << SEQUENCE_END,
-		[SEQUENCE_QUEUED] = 1u << SEQUENCE_LEASED | 1u << SEQUENCE_END,
-		[SEQUENCE_LEASED] = 1u << SEQUENCE_QUARANTINE | 1u << SEQUENCE_ACTIVE | 1u << SEQUENCE_END,
-		[SEQUENCE_QUARANTINE] = 1u << SEQUENCE_END,
-		[SEQUENCE_ACTIVE] = 1u << SEQUENCE_END,
-	};
-	return (next[from] >> to) & 1;
-}
-
-void sequence_enter(struct sequence *q, enum sequence_state next)
-{
-	struct decode *d = decode_of(q->w);
-	if (!legal(q->state, next))
-		PANIC("sequence %s: %s -> %s is no legal step", log_reqid(&q->req.id),
-		      sequence_state_name(q->state), sequence_state_name(next));
-	log_req(LOG_DEBUG, &q->req.id, "sequence_state", "attempt=%u from=%s to=%s", q->req.attempt,
-	        sequence_state_name(q->state), sequence_state_name(next));
-	d->count[q->state]--;
-	d->count[next]++;
-	q->state = next;
-}
-
-void sequence_head(const struct sequence *q, struct msg_head *h)
-{
-	*h = (struct msg_head){q->req.id, q->req.attempt, q->req.deadline_us};
-}
+/* --- registration -------------------------------------------------------- */
 
 struct sequence *sequence_find(struct decode *d, const struct msg_head *h)
 {
@@ -52,48 +19,21 @@ struct sequence *sequence_find(struct decode *d, const struct msg_head *h)
 	return map_get(d->by_key, k.b);
 }
 
-int sequence_hash_some(struct sequence *q, uint32_t tokens)
-{
-	const struct worker *w = q->w;
-	uint32_t bt = w->info->kv.block_tokens, full = q->req.n_tokens / bt;
-	uint32_t some = (tokens + bt - 1) / bt, left = full - q->n_hashes;
-	uint32_t to = left > some ? q->n_hashes + some : full;
-	if (full > q->room_hashes) {
-		q->room_hashes = full + 64;
-		q->hashes = mem_grow(q->hashes, q->room_hashes, sizeof *q->hashes);
-	}
-	for (; q->n_hashes < to; q->n_hashes++)
-		kv_hash_block(q->n_hashes ? &q->hashes[q->n_hashes - 1] : &w->root,
-		              q->req.tokens + (size_t)q->n_hashes * bt, bt, &q->hashes[q->n_hashes]);
-	return q->n_hashes == full;
-}
-
-void sequence_hash(struct sequence *q)
-{
-	sequence_hash_some(q, q->req.n_tokens);
-}
-
-uint64_t sequence_growth_tokens(const struct decode *d, const struct request_copy *w)
-{
-	uint64_t left = w->max_tokens - (w->n_tokens - w->prompt_tokens);
-	return left < d->growth_cap ? left : d->growth_cap;
-}
-
-static int refuse(struct decode *d, const struct request_copy *k, Pds__Fault *fault,
+static int refuse(struct decode *d, const struct request_copy *req, Pds__Fault *fault,
                   struct err *err)
 {
-	uint32_t need = worker_blocks_for(d->w, k->n_tokens + 1);
+	uint32_t need = worker_blocks_for(d->w, req->n_tokens + 1);
 	*fault = PDS__FAULT__FAULT_DRAINING;
 	if (d->draining)
 		return err_set(err, ERR_CLOSED, "the decode worker is draining");
 	*fault = PDS__FAULT__FAULT_OVERLOADED;
-	if (d->n_sequences >= d->max_sequences)
-		return err_set(err, ERR_FULL, "the decode worker holds %u requests, its limit",
-		               d->max_sequences);
+	if (d->n_sequences >= d->config.max_sequences)
+		return err_set(err, ERR_FULL, "the decode worker has %u requests, the limit (max_jobs)",
+		               d->config.max_sequences);
 	*fault = PDS__FAULT__FAULT_TOO_LARGE;
 	if (need > d->w->region.blocks || need > RING_BLOCKS_MAX)
 		return err_set(err, ERR_FULL, "%u tokens need %u KV blocks, the decode worker has %u",
-		               k->n_tokens, need, d->w->region.blocks);
+		               req->n_tokens, need, d->w->region.blocks);
 	return 0;
 }
 
@@ -102,60 +42,349 @@ struct sequence *sequence_new(struct worker *w, const struct msg_head *h, const 
 {
 	struct decode *d = decode_of(w);
 	struct sequence *q = mem_zalloc(sizeof *q);
-	q->w = w;
+	struct request_copy *req = &q->run.req;
 	*fault = PDS__FAULT__FAULT_INVALID;
-	int code = request_copy_init(&q->req, h, r, w->info, err);
+	int code = request_copy_init(req, h, r, w->info, err);
 	if (code == 0)
-		code = constraint_take(w->constraints, &q->req, r, err);
+		code = constraint_take(w->constraints, req, r, err);
 	if (code == ERR_NOMEM)
 		*fault = PDS__FAULT__FAULT_OVERLOADED;
-	if (code < 0 || refuse(d, &q->req, fault, err) < 0) {
-		request_copy_fini(&q->req);
+	if (code < 0 || refuse(d, req, fault, err) < 0) {
+		request_copy_fini(req);
 		free(q);
 		return NULL;
 	}
-	/* the last token needs no room; more would be preempted for ever */
+	/* The last token needs no block. A longer sequence would be preempted again and again. */
 	uint64_t most = (uint64_t)w->region.blocks * w->info->kv.block_tokens + 1;
-	if (q->req.limit_tokens > most)
-		q->req.limit_tokens = (uint32_t)most;
+	if (req->limit_tokens > most)
+		req->limit_tokens = (uint32_t)most;
 	struct attempt_key k = attempt_key(&h->req, h->attempt);
 	map_put(d->by_key, k.b, q);
 	list_push_back(&d->sequences, &q->node);
-	list_init(&q->queue);
-	list_init(&q->batch);
+	list_init(&q->place.node);
+	list_init(&q->run.node);
+	q->w = w;
+	q->run.shared = &q->shared;
+	q->run.born_us = clock_us();
 	d->n_sequences++;
 	d->count[SEQUENCE_NEW]++;
-	q->accepted_us = q->born_us = clock_us();
 	stat_add(svc_stats(w->svc), WS_REQUESTS, 1);
 	decode_watch(d);
 	return q;
 }
 
-void sequence_end(struct sequence *q)
-{
-	struct attempt_key k = attempt_key(&q->req.id, q->req.attempt);
-	tombstone_add(decode_of(q->w), &k, q->req.deadline_us);
-	sequence_forget(q);
-}
-
-void sequence_forget(struct sequence *q)
+/* Gives back what it has. */
+static void sequence_free(struct sequence *q, int leave_tombstone)
 {
 	struct decode *d = decode_of(q->w);
-	struct attempt_key k = attempt_key(&q->req.id, q->req.attempt);
-	if (q->n_blocks)
-		kv_pool_release(q->w->pool, q->blocks, q->n_blocks);
+	struct request_copy *req = &q->run.req;
+	struct attempt_key k = attempt_key(&req->id, req->attempt);
+	if (leave_tombstone)
+		tombstone_add(d, &k, req->deadline_us);
+	seq_blocks_release(&q->run.blocks, q->w);
+	seq_blocks_fini(&q->run.blocks);
 	map_remove(d->by_key, k.b);
-	if (q->lease_id)
-		map_remove(d->by_lease, &q->lease_id);
-	sequence_enter(q, SEQUENCE_END);
-	d->count[SEQUENCE_END]--;
+	if (q->lease.id)
+		map_remove(d->by_lease, &q->lease.id);
+	d->count[q->state]--;
 	d->n_sequences--;
 	list_remove(&q->node);
 	queue_remove(d, q);
-	d->ended++;
+	d->queue.ended++;
 	role_look(q->w);
-	free(q->hashes);
-	free(q->blocks);
-	request_copy_fini(&q->req);
+	request_copy_fini(req);
 	free(q);
+	queue_room(d);
+}
+
+/* --- giving up ----------------------------------------------------------- */
+
+static void note_cancelled(struct sequence *q, const char *why)
+{
+	log_req(LOG_INFO, &q->run.req.id, "cancelled",
+	        "attempt=%u why=%s state=%s lease=%llu writer=%d", q->run.req.attempt, log_quote(why),
+	        sequence_state_name(q->state), (unsigned long long)q->lease.id, q->lease.writer != 0);
+	stat_add(svc_stats(q->w->svc), WS_CANCELLED, 1);
+}
+
+void sequence_cancel(struct sequence *q, const char *why)
+{
+	if (sequence_is_given_up(q))
+		return;
+	note_cancelled(q, why);
+	sequence_step(q, SEQUENCE_ON_CANCEL);
+}
+
+static void fail_late(struct sequence *q)
+{
+	request_copy_fail(
+		&q->run.req, q->w,
+		&(struct worker_failure){.fault = PDS__FAULT__FAULT_DEADLINE,
+	                             .text = "the request's deadline has passed in decode"});
+	note_cancelled(q, "deadline");
+}
+
+/* --- states -------------------------------------------------------------- */
+
+static enum sequence_state step_new(struct sequence *q, enum sequence_event event)
+{
+	(void)event;
+	if (!constraint_is_ready(&q->run.req))
+		return SEQUENCE_COMPILING;
+	return *q->prefill ? SEQUENCE_QUEUED : SEQUENCE_ACTIVE;
+}
+
+static void compiled(struct svc *s, void *sequence)
+{
+	(void)s;
+	sequence_step(sequence, SEQUENCE_ON_COMPILED);
+}
+
+static void on_compiler_done(struct compile_task *t)
+{
+	struct sequence *q = list_entry(t, struct sequence, form);
+	svc_post(q->w->svc, compiled, q);
+}
+
+static int takes_no_more(const struct sequence *q)
+{
+	return decode_of(q->w)->draining || (*q->prefill && q->w->role != ROLE_DECODE);
+}
+
+static enum sequence_state step_compiling(struct sequence *q, enum sequence_event event)
+{
+	switch (event) {
+	case SEQUENCE_ON_ENTER:
+		q->form = (struct compile_task){.req = &q->run.req,
+		                                .cancelled = &q->shared.cancelled,
+		                                .done = on_compiler_done};
+		compiler_put(q->w->compiler, &q->form, 0);
+		lease_send_queued(q);
+		return SEQUENCE_COMPILING;
+	case SEQUENCE_ON_COMPILED:
+		if (q->form.code < 0 || takes_no_more(q))
+			return SEQUENCE_REFUSED;
+		return *q->prefill ? SEQUENCE_QUEUED : SEQUENCE_ACTIVE;
+	case SEQUENCE_ON_TICK: lease_send_queued_again(q); return SEQUENCE_COMPILING;
+	case SEQUENCE_ON_PREFILL_GONE:
+	case SEQUENCE_ON_CANCEL: return SEQUENCE_DROPPED;
+	default: return SEQUENCE_COMPILING;
+	}
+}
+
+static enum sequence_state step_queued(struct sequence *q, enum sequence_event event)
+{
+	struct decode *d = decode_of(q->w);
+	switch (event) {
+	case SEQUENCE_ON_ENTER:
+		q->place.blocks = worker_blocks_for(q->w, q->run.req.n_tokens) +
+		                  (uint32_t)batcher_growth(&d->batcher, &q->run.req,
+		                                           batcher_ratio(&d->batcher));
+		queue_push(d, q);
+		if (queue_position(d, q) == 1 && lease_try(q) == LEASE_GRANTED)
+			return SEQUENCE_LEASED;
+		stat_add(svc_stats(q->w->svc), WS_QUEUED, 1);
+		lease_send_queued(q);
+		return SEQUENCE_QUEUED;
+	case SEQUENCE_ON_ROOM: return lease_try(q) == LEASE_GRANTED ? SEQUENCE_LEASED : SEQUENCE_QUEUED;
+	case SEQUENCE_ON_NO_HANDOVER: return SEQUENCE_REFUSED;
+	case SEQUENCE_ON_TICK: lease_send_queued_again(q); return SEQUENCE_QUEUED;
+	case SEQUENCE_ON_PREFILL_GONE:
+		/* The router is not told. A prefill worker that lives asks the next candidate, or fails the
+		 * attempt itself. */
+		log_req(LOG_INFO, &q->run.req.id, "reservation_dropped",
+		        "attempt=%u prefill=%s why=\"its prefill worker is gone\"", q->run.req.attempt,
+		        q->prefill);
+		stat_add(svc_stats(q->w->svc), WS_CANCELLED, 1);
+		return SEQUENCE_END;
+	case SEQUENCE_ON_CANCEL: return SEQUENCE_END;
+	default: return SEQUENCE_QUEUED;
+	}
+}
+
+static enum sequence_state step_leased(struct sequence *q, enum sequence_event event)
+{
+	switch (event) {
+	case SEQUENCE_ON_ENTER: lease_send_grant(q); return SEQUENCE_LEASED;
+	case SEQUENCE_ON_KV_READY:
+	case SEQUENCE_ON_FIRST_TOKEN:
+		if (!q->lease.ready_us || !q->lease.first_us)
+			return SEQUENCE_LEASED;
+		return lease_join(q) == JOIN_RUNS ? SEQUENCE_ACTIVE : SEQUENCE_END;
+	case SEQUENCE_ON_TICK:
+		if (clock_us() < q->lease.until_us)
+			return SEQUENCE_LEASED;
+		lease_fail(q, "the lease expired: its prefill worker did not renew it", 1);
+		break;
+	case SEQUENCE_ON_BAD_TOKEN:
+		lease_fail(q, "the prefill worker's first token is outside the vocabulary", 1);
+		break;
+	case SEQUENCE_ON_PREFILL_GONE: lease_fail(q, "its prefill worker is gone", 0); break;
+	case SEQUENCE_ON_CANCEL: break;
+	default: return SEQUENCE_LEASED;
+	}
+	return q->lease.writer ? SEQUENCE_QUARANTINE : SEQUENCE_END;
+}
+
+static enum sequence_state step_quarantine(struct sequence *q, enum sequence_event event)
+{
+	switch (event) {
+	case SEQUENCE_ON_ENTER:
+	case SEQUENCE_ON_MESSAGER_UP:
+		return lease_revoke(q) == REVOKE_DONE ? SEQUENCE_QUARANTINE : SEQUENCE_UNREVOKED;
+	case SEQUENCE_ON_FENCED: return SEQUENCE_END;
+	default: return SEQUENCE_QUARANTINE;
+	}
+}
+
+static enum sequence_state step_unrevoked(struct sequence *q, enum sequence_event event)
+{
+	(void)q;
+	switch (event) {
+	case SEQUENCE_ON_TICK:
+	case SEQUENCE_ON_MESSAGER_UP: return SEQUENCE_QUARANTINE;
+	case SEQUENCE_ON_FENCED: return SEQUENCE_END;
+	default: return SEQUENCE_UNREVOKED;
+	}
+}
+
+static enum sequence_state step_dropped(struct sequence *q, enum sequence_event event)
+{
+	if (event == SEQUENCE_ON_ENTER)
+		q->shared.cancelled = 1;
+	return event == SEQUENCE_ON_COMPILED ? SEQUENCE_END : SEQUENCE_DROPPED;
+}
+
+static void log_done(const struct sequence *q)
+{
+	const struct sequence_run *r = &q->run;
+	log_req(LOG_INFO, &r->req.id, "decode_done",
+	        "attempt=%u tokens=%u cached=%u decode_us=%llu preemptions=%u drafted=%u accepted=%u "
+	        "cancelled=%d",
+	        r->req.attempt, request_copy_index(&r->req), r->cached_tokens,
+	        (unsigned long long)(r->first_us ? r->done_us - r->first_us : 0), r->preemptions,
+	        r->drafted, r->accepted, q->state == SEQUENCE_ENDING);
+}
+
+static enum sequence_state step_active(struct sequence *q, enum sequence_event event)
+{
+	switch (event) {
+	case SEQUENCE_ON_ENTER: batcher_add(&decode_of(q->w)->batcher, &q->run); return SEQUENCE_ACTIVE;
+	case SEQUENCE_ON_RETURNED:
+		if (q->run.failure.kind != FAILURE_NONE) {
+			struct worker_failure f = seq_failure_report(&q->run.failure, q->w);
+			request_copy_fail(&q->run.req, q->w, &f);
+		}
+		log_done(q);
+		return SEQUENCE_END;
+	case SEQUENCE_ON_CANCEL: return SEQUENCE_ENDING;
+	default: return SEQUENCE_ACTIVE;
+	}
+}
+
+static enum sequence_state step_ending(struct sequence *q, enum sequence_event event)
+{
+	switch (event) {
+	case SEQUENCE_ON_ENTER:
+		q->shared.cancelled = 1;
+		batcher_kick(&decode_of(q->w)->batcher);
+		return SEQUENCE_ENDING;
+	case SEQUENCE_ON_RETURNED: log_done(q); return SEQUENCE_END;
+	default: return SEQUENCE_ENDING;
+	}
+}
+
+static enum sequence_state step_refused(struct sequence *q, enum sequence_event event)
+{
+	Pds__Fault fault = PDS__FAULT__FAULT_DRAINING;
+	const char *text = decode_of(q->w)->draining ? "the decode worker is draining"
+	                                             : "the worker's role is mixed now: no hand-over";
+	(void)event;
+	if (q->form.code < 0) {
+		fault = q->form.code == ERR_NOMEM ? PDS__FAULT__FAULT_OVERLOADED
+		                                  : PDS__FAULT__FAULT_INVALID;
+		text = q->form.err.text;
+	}
+	uint64_t retry_us = fault == PDS__FAULT__FAULT_OVERLOADED ? CONSTRAINT_RETRY_US : 0;
+	if (*q->prefill) /* and not the router: the prefill worker asks its next candidate */
+		lease_send_deny(q, fault, text, retry_us);
+	else
+		request_copy_fail(&q->run.req, q->w,
+		                  &(struct worker_failure){.fault = fault,
+		                                           .retry = fault != PDS__FAULT__FAULT_INVALID,
+		                                           .text = text,
+		                                           .retry_after_us = retry_us});
+	return SEQUENCE_END;
+}
+
+#define TO(s) (1u << SEQUENCE_##s)
+
+static const struct {
+	const char *name;
+	unsigned followers;
+	enum sequence_state (*step)(struct sequence *q, enum sequence_event event);
+} states[SEQUENCE_STATE_COUNT] = {
+	[SEQUENCE_NEW] = {"new", TO(COMPILING) | TO(QUEUED) | TO(ACTIVE) | TO(END), step_new},
+	[SEQUENCE_COMPILING] = {"compiling",
+                            TO(QUEUED) | TO(ACTIVE) | TO(REFUSED) | TO(DROPPED) | TO(END),
+                            step_compiling},
+	[SEQUENCE_QUEUED] = {"queued", TO(LEASED) | TO(REFUSED) | TO(END), step_queued},
+	[SEQUENCE_LEASED] = {"leased", TO(ACTIVE) | TO(QUARANTINE) | TO(END), step_leased},
+	[SEQUENCE_ACTIVE] = {"active", TO(ENDING) | TO(END), step_active},
+	[SEQUENCE_QUARANTINE] = {"quarantine", TO(UNREVOKED) | TO(END), step_quarantine},
+	[SEQUENCE_UNREVOKED] = {"unrevoked", TO(QUARANTINE) | TO(END), step_unrevoked},
+	[SEQUENCE_DROPPED] = {"dropped", TO(END), step_dropped},
+	[SEQUENCE_ENDING] = {"ending", TO(END), step_ending},
+	[SEQUENCE_REFUSED] = {"refused", TO(END), step_refused},
+	[SEQUENCE_END] = {"end", 0, NULL},
+};
+
+const char *sequence_state_name(enum sequence_state s)
+{
+	return states[s].name;
+}
+
+static void sequence_enter(struct sequence *q, enum sequence_state next)
+{
+	struct decode *d = decode_of(q->w);
+	if (!((states[q->state].followers >> next) & 1))
+		PANIC("sequence %s: %s -> %s is no legal step", log_reqid(&q->run.req.id),
+		      states[q->state].name, states[next].name);
+	log_req(LOG_DEBUG, &q->run.req.id, "sequence_state", "attempt=%u from=%s to=%s",
+	        q->run.req.attempt, states[q->state].name, states[next].name);
+	d->count[q->state]--;
+	d->count[next]++;
+	q->state = next;
+}
+
+/* Common to all states: ON_STOP ends it, and the deadline is a cancel. */
+void sequence_step(struct sequence *q, enum sequence_event event)
+{
+	if (event == SEQUENCE_ON_TICK && !sequence_is_given_up(q) &&
+	    clock_us() >= q->run.req.deadline_us) {
+		fail_late(q);
+		event = SEQUENCE_ON_CANCEL;
+	}
+	for (;;) {
+		enum sequence_state was = q->state;
+		enum sequence_state next = event == SEQUENCE_ON_STOP ? SEQUENCE_END
+		                                                     : states[was].step(q, event);
+		if (next == was)
+			return;
+		sequence_enter(q, next);
+		if (next == SEQUENCE_END) {
+			sequence_free(q, was != SEQUENCE_REFUSED);
+			return;
+		}
+		event = SEQUENCE_ON_ENTER;
+	}
+}
+
+/* --- from the schedule thread -------------------------------------------- */
+
+void sequence_returned(struct svc *s, void *run)
+{
+	(void)s;
+	sequence_step(list_entry((struct sequence_run *)run, struct sequence, run),
+	              SEQUENCE_ON_RETURNED);
 }

@@ -1,8 +1,7 @@
-/* stage.c - the decode stage towards the worker: messages, peers, timers, life. It also takes whole
- * requests (role mixed, or no prefill worker lives): they have no lease and no candidate, and go
- * straight to the schedule thread. */
+/* stage.c - the decode stage towards the worker: messages, peers, timer, life. It also takes whole
+ * requests (the role is mixed, or no prefill worker is left): they have no lease and no candidates,
+ * and go straight to the schedule thread. */
 #include "decode.h"
-#include "daemons/worker/seq/constraint.h"
 #include "util/mem.h"
 
 #include <math.h>
@@ -17,7 +16,7 @@ static void on_peers(struct worker *w, struct peer *p, const struct msg_head *h,
 	(void)w;
 	(void)p;
 	(void)h;
-	(void)body; /* a decode worker is connected to; it connects to nobody */
+	(void)body; /* others connect to a decode worker; it connects to nobody */
 }
 
 static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h,
@@ -30,9 +29,9 @@ static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h
 	Pds__Fault fault;
 	if (sequence_find(d, h) || tombstone_has(d, &k))
 		return;
-	if (m->n_candidates) { /* the router took this for a prefill worker, which it was */
+	if (m->n_candidates) { /* the router does not know yet that the role was switched */
 		worker_fail(w, h, peer_name(p), peer_epoch(p), PDS__FAULT__FAULT_DRAINING, 1,
-		            "the worker's role has been switched: it hands nothing over");
+		            "the worker's role was switched to one without hand-over");
 		return;
 	}
 	struct sequence *q = sequence_new(w, h, m->request, &fault, &err);
@@ -42,34 +41,11 @@ static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h
 		            err.text);
 		return;
 	}
-	snprintf(q->req.router, sizeof q->req.router, "%s", peer_name(p));
-	q->req.router_epoch = peer_epoch(p);
+	snprintf(q->run.req.router, sizeof q->run.req.router, "%s", peer_name(p));
+	q->run.req.router_epoch = peer_epoch(p);
 	log_req(LOG_INFO, &h->req, "accepted", "attempt=%u tokens=%u local=1", h->attempt,
-	        q->req.n_tokens);
-	form_then_go_on(q);
-}
-
-void submitted_new(struct sequence *q)
-{
-	sequence_enter(q, SEQUENCE_ACTIVE);
-	batch_add(decode_of(q->w), q);
-}
-
-static void cancel_sequence(struct sequence *q, const char *why)
-{
-	if (q->state == SEQUENCE_ACTIVE) {
-		if (q->cancelled)
-			return;
-		q->cancelled = 1;
-		log_req(LOG_INFO, &q->req.id, "cancelled", "attempt=%u why=%s", q->req.attempt,
-		        log_quote(why));
-		stat_add(svc_stats(q->w->svc), WS_CANCELLED, 1);
-		batch_kick(decode_of(q->w));
-	} else if (q->state == SEQUENCE_COMPILING) {
-		q->cancelled = 1;
-	} else if (q->state != SEQUENCE_QUARANTINE) {
-		lease_drop(q, why);
-	}
+	        q->run.req.n_tokens);
+	sequence_step(q, SEQUENCE_ON_ENTER);
 }
 
 static void on_cancel(struct worker *w, struct peer *p, const struct msg_head *h,
@@ -80,91 +56,39 @@ static void on_cancel(struct worker *w, struct peer *p, const struct msg_head *h
 	struct attempt_key k = attempt_key(&h->req, h->attempt);
 	if (q && q->state == SEQUENCE_ACTIVE && peer_tag(p) != TAG_ROUTER)
 		log_req(LOG_INFO, &h->req, "cancel_ignored", "attempt=%u peer=%s why=%s", h->attempt,
-		        peer_name(p), log_quote("it has joined: from then on only the router ends it"));
+		        peer_name(p), log_quote("it has joined: only the router may cancel it now"));
 	else if (q)
-		cancel_sequence(q, ((const Pds__Cancel *)body)->reason);
+		sequence_cancel(q, ((const Pds__Cancel *)body)->reason);
 	else
 		tombstone_add(d, &k, h->deadline_us ? h->deadline_us : clock_us() + 600000000u);
-}
-
-void sequence_ended(struct svc *s, void *arg)
-{
-	struct sequence *q = arg;
-	struct decode *d = decode_of(q->w);
-	struct msg_head h;
-	(void)s;
-	sequence_head(q, &h);
-	if (q->failed && !q->cancelled) {
-		struct worker_failure f = {.fault = PDS__FAULT__FAULT_INTERNAL,
-		                           .retry = 1,
-		                           .text = q->fail_text,
-		                           .blame = svc_name(q->w->svc)};
-		int no_memory = q->draw_fault == PDS__FAULT__FAULT_OVERLOADED;
-		if (q->draw_fault)
-			f = (struct worker_failure){.fault = q->draw_fault,
-			                            .retry = no_memory,
-			                            .text = q->fail_text};
-		f.retry_after_us = no_memory ? CONSTRAINT_RETRY_US : 0;
-		stat_add(svc_stats(q->w->svc), WS_NOT_FINITE, q->draw_fault == PDS__FAULT__FAULT_INTERNAL);
-		worker_fail_by(q->w, &h, q->req.router, q->req.router_epoch, &f);
-	}
-	log_req(LOG_INFO, &q->req.id, "decode_done",
-	        "attempt=%u tokens=%u cached=%u decode_us=%llu preemptions=%u drafted=%u accepted=%u "
-	        "cancelled=%d",
-	        q->req.attempt, request_copy_index(&q->req), q->cached_tokens,
-	        (unsigned long long)(q->first_us ? q->done_us - q->first_us : 0), q->preemptions,
-	        q->drafted, q->accepted, q->cancelled);
-	d->active--;
-	sequence_end(q);
-	lease_try_grant(d);
 }
 
 /* --- peers --------------------------------------------------------------- */
 
 static void peer_up(struct worker *w, struct peer *p)
 {
-	if (peer_tag(p) == TAG_MESSAGER)
-		lease_messager_up(decode_of(w));
+	if (peer_tag(p) != TAG_MESSAGER)
+		return;
+	list_each_safe(it, nx, &decode_of(w)->sequences)
+		sequence_step(list_entry(it, struct sequence, node), SEQUENCE_ON_MESSAGER_UP);
 }
 
-/* Does not grant what becomes free to others: the caller does. */
-static void reservation_drop(struct sequence *q, const char *why)
-{
-	log_req(LOG_INFO, &q->req.id, "reservation_dropped", "attempt=%u prefill=%s why=%s",
-	        q->req.attempt, q->prefill, log_quote(why));
-	stat_add(svc_stats(q->w->svc), WS_CANCELLED, 1);
-	sequence_end(q);
-}
-
-/* A prefill worker that lives asks the next candidate, or fails the attempt itself. So the router
- * hears of leases only, one of which it may know to be the attempt's. Reservations go first: what
- * leases give back is for others. */
 static void prefill_gone(struct decode *d, struct peer *p)
 {
-	static const enum sequence_state order[] = {SEQUENCE_COMPILING, SEQUENCE_QUEUED,
-	                                            SEQUENCE_LEASED};
-	for (int i = 0; i < 3; i++)
-		list_each_safe(it, nx, &d->sequences) {
-			struct sequence *q = list_entry(it, struct sequence, node);
-			if (q->state != order[i] || q->prefill_epoch != peer_epoch(p) ||
-			    strcmp(q->prefill, peer_name(p)) != 0)
-				continue;
-			if (q->state == SEQUENCE_COMPILING)
-				q->cancelled = 1;
-			else if (q->state == SEQUENCE_QUEUED)
-				reservation_drop(q, "its prefill worker is gone");
-			else
-				lease_lost(q, "its prefill worker is gone", 0);
-		}
-	lease_try_grant(d);
+	list_each_safe(it, nx, &d->sequences) {
+		struct sequence *q = list_entry(it, struct sequence, node);
+		if (q->prefill_epoch == peer_epoch(p) && strcmp(q->prefill, peer_name(p)) == 0)
+			sequence_step(q, SEQUENCE_ON_PREFILL_GONE);
+	}
 }
 
 static void router_gone(struct decode *d, struct peer *p)
 {
 	list_each_safe(it, nx, &d->sequences) {
 		struct sequence *q = list_entry(it, struct sequence, node);
-		if (strcmp(q->req.router, peer_name(p)) == 0 && q->req.router_epoch == peer_epoch(p))
-			cancel_sequence(q, "the router is gone");
+		const struct request_copy *req = &q->run.req;
+		if (strcmp(req->router, peer_name(p)) == 0 && req->router_epoch == peer_epoch(p))
+			sequence_cancel(q, "the router is gone");
 	}
 }
 
@@ -182,13 +106,23 @@ static void messager_gone(struct worker *w, uint64_t epoch)
 	lease_messager_gone(decode_of(w), epoch);
 }
 
-/* A write-out has ended: what it was of can be taken. */
+/* A write-out has ended: its blocks can be taken. */
 static void room(struct worker *w)
 {
 	struct decode *d = decode_of(w);
-	if (d->active)
-		batch_kick(d);
-	lease_try_grant(d);
+	if (decode_active(d))
+		batcher_kick(&d->batcher);
+	queue_room(d);
+}
+
+void restore_returned(struct svc *s, void *batcher)
+{
+	struct decode *d = list_entry(batcher, struct decode, batcher);
+	(void)s;
+	/* not before: at 0 the stage may be idle, and freed */
+	d->batcher.shared.at_storage--;
+	queue_room(d);
+	role_look(d->w);
 }
 
 static void sample_waiting(struct decode *d)
@@ -201,16 +135,9 @@ static void sample_waiting(struct decode *d)
 	stat_add(svc_stats(d->w->svc), WS_WAIT_FREE, ks.by_state[KV_FREE] + ks.evictable);
 }
 
-static void on_hashing(evutil_socket_t fd, short what, void *arg)
-{
-	(void)fd;
-	(void)what;
-	lease_try_grant(arg);
-}
-
 static const struct timeval interval = {0, TIMER_US};
 
-/* Runs only while there are sequences: an idle worker is not woken. */
+/* Runs only while there are sequences: it does not wake an idle worker. */
 static void on_timer(evutil_socket_t fd, short what, void *arg)
 {
 	struct decode *d = arg;
@@ -218,11 +145,11 @@ static void on_timer(evutil_socket_t fd, short what, void *arg)
 	(void)fd;
 	(void)what;
 	tombstone_expire(d, now);
-	rates_update(d, now);
+	queue_rates_update(d, now);
 	sample_waiting(d);
-	lease_check(d, now);
-	lease_try_grant(d);
-	lease_tell_queued(d, now);
+	list_each_safe(it, nx, &d->sequences)
+		sequence_step(list_entry(it, struct sequence, node), SEQUENCE_ON_TICK);
+	queue_room(d);
 	watch_look(d->w);
 	if (!list_empty(&d->sequences))
 		event_add(d->timer, &interval);
@@ -232,71 +159,89 @@ void decode_watch(struct decode *d)
 {
 	if (event_pending(d->timer, EV_TIMEOUT, NULL))
 		return;
-	rates_begin(d, clock_us());
+	queue_rates_begin(d, clock_us());
 	event_add(d->timer, &interval);
 }
 
 /* --- life ---------------------------------------------------------------- */
 
+static void read_config(struct decode *d, struct conf *c)
+{
+	double first = conf_float(c, "growth_ratio");
+	d->config = (struct decode_config){
+		.max_sequences = (uint32_t)conf_int(c, "max_jobs"),
+		.max_queued = (uint32_t)conf_int(c, "max_queued"),
+		.lease_us = (uint64_t)conf_int(c, "lease_ms") * 1000u,
+	};
+	d->batcher.config = (struct batcher_config){
+		.growth_cap_tokens = (uint32_t)conf_int(c, "growth_cap_tokens"),
+		.chunk_tokens = (uint32_t)conf_int(c, "prefill_chunk_tokens"),
+		.save_preempted = conf_bool(c, "save_preempted_kv"),
+		.keep_outputs = conf_bool(c, "output_caching"),
+		.wait_us = (uint64_t)conf_int(c, "preempt_wait_ms") * 1000u,
+		.restore_wait_us = (uint64_t)conf_int(c, "restore_wait_ms") * 1000u,
+		.ratio_first = first,
+		.ratio_min = fmin(conf_float(c, "growth_ratio_min"), first),
+		.ratio_step = conf_float(c, "growth_ratio_step"),
+		.ratio_rise = conf_float(c, "growth_ratio_rise"),
+	};
+}
+
 static int start(struct worker *w, struct err *err)
 {
-	struct conf *c = svc_conf(w->svc);
 	struct decode *d = mem_zalloc(sizeof *d);
-	d->w = w;
+	d->w = d->batcher.w = w;
 	w->state = d;
 	list_init(&d->sequences);
-	list_init(&d->queued);
 	tombstones_init(d);
+	queue_init(d);
 	d->by_key = map_new(ATTEMPT_KEY_BYTES);
 	d->by_lease = map_new(sizeof(uint64_t));
-	d->max_sequences = (uint32_t)conf_int(c, "max_jobs");
-	d->max_queued = (uint32_t)conf_int(c, "max_queued");
-	d->lease_us = (uint64_t)conf_int(c, "lease_ms") * 1000u;
-	d->ratio = d->ratio_first = conf_float(c, "growth_ratio");
-	d->ratio_min = fmin(conf_float(c, "growth_ratio_min"), d->ratio_first);
-	d->ratio_step = conf_float(c, "growth_ratio_step");
-	d->ratio_rise = conf_float(c, "growth_ratio_rise");
-	d->growth_cap = (uint32_t)conf_int(c, "growth_cap_tokens");
-	d->keep_outputs = conf_bool(c, "output_caching");
-	d->chunk_tokens = (uint32_t)conf_int(c, "prefill_chunk_tokens");
-	d->save_preempted = conf_bool(c, "save_preempted_kv");
-	d->wait_us = (uint64_t)conf_int(c, "preempt_wait_ms") * 1000u;
-	d->restore_wait_us = (uint64_t)conf_int(c, "restore_wait_ms") * 1000u;
+	read_config(d, svc_conf(w->svc));
 	d->timer = event_new(svc_base(w->svc), -1, 0, on_timer, d);
-	d->hashing = event_new(svc_base(w->svc), -1, 0, on_hashing, d);
-	return batch_start(d, err);
+	return batcher_start(&d->batcher, err);
+}
+
+static void refuse_reservations(struct decode *d)
+{
+	list_each_safe(it, nx, &d->queue.waiting)
+		sequence_step(list_entry(it, struct sequence, place.node), SEQUENCE_ON_NO_HANDOVER);
 }
 
 static void drain(struct worker *w)
 {
 	decode_of(w)->draining = 1;
-	lease_deny_queued(decode_of(w), "the decode worker is draining");
+	refuse_reservations(decode_of(w));
 }
 
-/* The router goes on elsewhere with what it has; leases that are written go through the fence. */
+static void fail_unless_given_up(struct sequence *q, const char *why)
+{
+	if (!sequence_is_given_up(q))
+		request_copy_fail(
+			&q->run.req, q->w,
+			&(struct worker_failure){.fault = PDS__FAULT__FAULT_DRAINING, .retry = 1, .text = why});
+}
+
+/* The router resumes elsewhere with the tokens so far; leases that are written to are fenced. */
 static void abort_all(struct worker *w, const char *why)
 {
 	list_each_safe(it, nx, &decode_of(w)->sequences) {
 		struct sequence *q = list_entry(it, struct sequence, node);
-		struct msg_head h;
-		sequence_head(q, &h);
-		if (q->state == SEQUENCE_QUARANTINE || q->cancelled)
-			continue;
-		worker_fail(w, &h, q->req.router, q->req.router_epoch, PDS__FAULT__FAULT_DRAINING, 1, why);
-		cancel_sequence(q, why);
+		fail_unless_given_up(q, why);
+		sequence_cancel(q, why);
 	}
 }
 
 static void role_changed(struct worker *w)
 {
 	if (w->role != ROLE_DECODE)
-		lease_deny_queued(decode_of(w), "the worker's role is mixed now: no hand-over");
+		refuse_reservations(decode_of(w));
 }
 
 static int idle(struct worker *w)
 {
 	const struct decode *d = decode_of(w);
-	return d->n_sequences == 0 && d->at_storage == 0;
+	return d->n_sequences == 0 && d->batcher.shared.at_storage == 0;
 }
 
 static void stop(struct worker *w)
@@ -304,19 +249,18 @@ static void stop(struct worker *w)
 	struct decode *d = decode_of(w);
 	if (!d)
 		return;
-	event_free(d->timer);
-	event_free(d->hashing);
-	form_stop(d);
-	batch_stop(d);
 	list_each_safe(it, nx, &d->sequences) {
 		struct sequence *q = list_entry(it, struct sequence, node);
-		struct msg_head h;
-		sequence_head(q, &h);
-		if (q->state != SEQUENCE_QUARANTINE)
-			worker_fail(w, &h, q->req.router, q->req.router_epoch, PDS__FAULT__FAULT_DRAINING, 1,
-			            "the decode worker ends");
-		sequence_end(q);
+		fail_unless_given_up(q, "the decode worker ends");
+		if (q->state == SEQUENCE_COMPILING)
+			sequence_step(q, SEQUENCE_ON_CANCEL);
 	}
+	compiler_wait(w->compiler);
+	batcher_stop(&d->batcher);
+	list_each_safe(it, nx, &d->sequences)
+		sequence_step(list_entry(it, struct sequence, node), SEQUENCE_ON_STOP);
+	event_free(d->timer);
+	queue_fini(d);
 	tombstones_fini(d);
 	map_destroy(&d->by_key);
 	map_destroy(&d->by_lease);
@@ -327,18 +271,18 @@ static void stop(struct worker *w)
 static void heartbeat(struct worker *w, Pds__Heartbeat *hb)
 {
 	struct decode *d = decode_of(w);
-	hb->running = d->active;
+	hb->running = decode_active(d);
 	hb->waiting = d->count[SEQUENCE_COMPILING] + d->count[SEQUENCE_QUEUED] +
 	              d->count[SEQUENCE_LEASED];
 }
 
 static const char *state_word(const struct sequence *q)
 {
-	static const char *const phases[] = {[PHASE_WAITING] = "waiting",
-	                                     [PHASE_PREEMPTED] = "preempted",
-	                                     [PHASE_RESTORING] = "restoring",
-	                                     [PHASE_RUNNING] = "active"};
-	return q->state == SEQUENCE_ACTIVE ? phases[q->phase] : sequence_state_name(q->state);
+	static const char *const phases[RUN_PHASE_COUNT] = {
+		[RUN_NEW] = "waiting",    [RUN_WAITING] = "waiting", [RUN_PREEMPTED] = "preempted",
+		[RUN_LATE] = "late",      [RUN_RUNNING] = "active",  [RUN_RESTORING] = "restoring",
+		[RUN_RETURNED] = "active"};
+	return q->state == SEQUENCE_ACTIVE ? phases[run_phase(&q->run)] : sequence_state_name(q->state);
 }
 
 static void requests(struct worker *w, struct buf *out)
@@ -352,9 +296,9 @@ static void requests(struct worker *w, struct buf *out)
 		buf_printf(out,
 		           "%s{\"request\":\"%s\",\"attempt\":%u,\"state\":\"%s\",\"age_ms\":%llu,"
 		           "\"prompt\":%u,\"lease\":%llu,\"prefill\":\"%s\"}",
-		           first ? "" : ",", log_reqid(&q->req.id), q->req.attempt, state_word(q),
-		           (unsigned long long)(now - q->accepted_us) / 1000, q->req.given_tokens,
-		           (unsigned long long)q->lease_id, q->prefill);
+		           first ? "" : ",", log_reqid(&q->run.req.id), q->run.req.attempt, state_word(q),
+		           (unsigned long long)(now - q->run.born_us) / 1000, q->run.req.given_tokens,
+		           (unsigned long long)q->lease.id, q->prefill);
 		first = 0;
 	}
 	buf_addc(out, ']');
@@ -363,33 +307,29 @@ static void requests(struct worker *w, struct buf *out)
 static void status(struct worker *w, struct buf *out)
 {
 	struct decode *d = decode_of(w);
-	pthread_mutex_lock(&d->lock);
-	double ratio = d->ratio;
-	pthread_mutex_unlock(&d->lock);
+	const struct batcher_shared *shared = &d->batcher.shared;
+	uint32_t queued = d->count[SEQUENCE_QUEUED];
+	uint64_t blocks = d->queue.last_cumulative_blocks - d->queue.gone_cumulative_blocks;
 	buf_printf(out, ",\"storage_ready\":%s,\"saving_blocks\":%u,\"at_storage\":%u",
 	           w->store && store_ready(w->store) ? "true" : "false", writeout_saving(w->writeout),
-	           d->at_storage);
+	           shared->at_storage);
 	buf_printf(out,
 	           ",\"running\":%u,\"waiting\":%u,\"preempted\":%u,\"growth_ratio\":%.3f,\"growth_"
 	           "blocks\":%llu,\"queue_us\":%llu,\"sequences\":{",
-	           d->active, d->count[SEQUENCE_QUEUED] + d->count[SEQUENCE_LEASED], d->preempted,
-	           ratio, (unsigned long long)lease_growth(d),
-	           (unsigned long long)(d->count[SEQUENCE_QUEUED]
-	                                    ? queue_estimate(d,
-	                                                     d->last_cumulative_blocks -
-	                                                         d->gone_cumulative_blocks,
-	                                                     d->count[SEQUENCE_QUEUED])
-	                                    : 0));
-	for (int i = SEQUENCE_COMPILING; i < SEQUENCE_END; i++)
+	           decode_active(d), queued + d->count[SEQUENCE_LEASED], shared->preempted,
+	           batcher_ratio(&d->batcher), (unsigned long long)lease_growth(d),
+	           (unsigned long long)(queued ? queue_estimate(d, blocks, queued) : 0));
+	for (int i = SEQUENCE_COMPILING; i < SEQUENCE_REFUSED; i++)
 		buf_printf(out, "%s\"%s\":%u", i == SEQUENCE_COMPILING ? "" : ",",
 		           sequence_state_name((enum sequence_state)i), d->count[i]);
 	buf_adds(out, "}");
-	spec_status(d, out);
+	drafts_status(&d->batcher, out);
 }
 
 static const char *reason(struct worker *w, uint32_t block)
 {
-	return restore_fences(decode_of(w), block) ? "fence: storage may still write it" : NULL;
+	return restore_fences(&decode_of(w)->batcher, block) ? "fence: storage may still write it"
+	                                                     : NULL;
 }
 
 static const struct stage_msg messages[] = {

@@ -1,9 +1,11 @@
 /* test_decode_room.c - blocks for the rows of a step, on a pool of its own: a draft has as many
- * rows as there is room for, and loses them with its blocks. */
-#include "daemons/decode/decode.h"
+ * rows as there is room for, and loses them with its blocks; phases of a run, their lists and
+ * counts. */
+#include "daemons/decode/batch.h"
 
 #include "world_run.h"
 
+#include <signal.h>
 #include <string.h>
 
 #define BT 16u
@@ -12,51 +14,49 @@
 static _Atomic uint64_t generations[BLOCKS];
 static struct engine_info info;
 static struct worker w;
-static struct decode d;
-static struct sequence q[2];
+static struct batcher b;
+static struct sequence_run q[2];
+static struct sequence_shared shared[2];
 static uint32_t tokens[256], others[BLOCKS];
 
 static void begin(void)
 {
 	memset(q, 0, sizeof q);
-	memset(&d, 0, sizeof d);
+	memset(shared, 0, sizeof shared);
+	memset(&b, 0, sizeof b);
 	info.kv.block_tokens = BT;
-	w = (struct worker){.info = &info, .region = {.blocks = BLOCKS}, .state = &d};
+	w = (struct worker){.info = &info, .region = {.blocks = BLOCKS}};
 	w.pool = kv_pool_new(BLOCKS, BT, generations);
-	d.w = &w;
-	pthread_mutex_init(&d.lock, NULL);
-	list_init(&d.running);
-	list_init(&d.waiting);
-	list_init(&d.restores);
+	b.w = &w;
+	pthread_mutex_init(&b.locked.lock, NULL);
+	list_init(&b.own.running);
+	list_init(&b.own.waiting);
+	list_init(&b.own.restores);
 }
 
 static void end(void)
 {
 	for (uint32_t i = 0; i < 2; i++) {
-		if (q[i].n_blocks)
-			kv_pool_release(w.pool, q[i].blocks, q[i].n_blocks);
-		free(q[i].blocks);
+		seq_blocks_release(&q[i].blocks, &w);
+		seq_blocks_fini(&q[i].blocks);
 	}
 	kv_pool_verify(w.pool);
 	kv_pool_destroy(&w.pool);
-	pthread_mutex_destroy(&d.lock);
+	pthread_mutex_destroy(&b.locked.lock);
 }
 
 /* A sequence that has so many tokens, blocks for them, and a draft. */
 static void runs(uint32_t i, uint32_t n_tokens, uint32_t ahead)
 {
-	struct sequence *s = &q[i];
-	s->w = &w;
-	s->req = (struct request_copy){.id = {1, i}, .tokens = tokens, .n_tokens = n_tokens};
-	s->ahead = ahead;
-	s->born_us = i;
-	s->running = 1;
-	s->n_blocks = worker_blocks_for(&w, n_tokens);
-	s->room_blocks = s->n_blocks;
-	s->blocks = calloc(s->n_blocks, sizeof *s->blocks);
-	ck_assert_int_eq(kv_pool_take(w.pool, s->n_blocks, KV_HELD, &s->req.id, s->blocks), 0);
-	list_push_back(&d.running, &s->batch);
-	d.n_running++;
+	struct sequence_run *r = &q[i];
+	r->shared = &shared[i];
+	r->req = (struct request_copy){.id = {1, i}, .tokens = tokens, .n_tokens = n_tokens};
+	r->ahead = ahead;
+	r->born_us = i;
+	list_init(&r->node);
+	while (r->blocks.n < worker_blocks_for(&w, n_tokens))
+		ck_assert(seq_blocks_add(&r->blocks, &w, &r->req));
+	run_enter(&b, r, RUN_RUNNING);
 }
 
 /* All but so many blocks are somebody's. */
@@ -84,10 +84,10 @@ START_TEST(a_draft_has_the_rows_it_has_room_for)
 {
 	runs(0, rows[_i].tokens, rows[_i].ahead);
 	leave_free(rows[_i].free);
-	room_grow(&d);
+	preempt_grow(&b);
 	ck_assert_uint_eq(q[0].ahead, rows[_i].want);
-	ck_assert_uint_eq(q[0].n_blocks, rows[_i].blocks);
-	ck_assert_uint_le(q[0].req.n_tokens + q[0].ahead, q[0].n_blocks * BT);
+	ck_assert_uint_eq(q[0].blocks.n, rows[_i].blocks);
+	ck_assert_uint_le(q[0].req.n_tokens + q[0].ahead, q[0].blocks.n * BT);
 }
 END_TEST
 
@@ -98,10 +98,10 @@ START_TEST(drafts_come_after_all_tokens)
 	runs(1, 16, 16);
 	q[1].req.n_tokens = 17; /* it has just got it, and needs a block */
 	leave_free(1);
-	room_grow(&d);
-	ck_assert_uint_eq(q[1].n_blocks, 2);
+	preempt_grow(&b);
+	ck_assert_uint_eq(q[1].blocks.n, 2);
 	ck_assert_uint_eq(q[1].ahead, 15);
-	ck_assert_uint_eq(q[0].n_blocks, 1);
+	ck_assert_uint_eq(q[0].blocks.n, 1);
 	ck_assert_uint_eq(q[0].ahead, 0);
 }
 END_TEST
@@ -111,11 +111,41 @@ END_TEST
 START_TEST(no_draft_while_it_waits)
 {
 	runs(0, 17, 9);
-	room_wait_again(&d, &q[0]);
+	preempt_wait_again(&b, &q[0], RUN_PREEMPTED);
 	ck_assert_uint_eq(q[0].ahead, 0);
-	ck_assert_uint_eq(q[0].n_blocks, 0);
-	ck_assert_int_eq(q[0].running, 0);
-	ck_assert(d.waiting.next == &q[0].batch);
+	ck_assert_uint_eq(q[0].blocks.n, 0);
+	ck_assert_int_eq(run_phase(&q[0]), RUN_PREEMPTED);
+	ck_assert(b.own.waiting.next == &q[0].node);
+}
+END_TEST
+
+/* Each phase has its list and its counts. */
+START_TEST(phases_have_lists_and_counts)
+{
+	static const struct {
+		enum run_phase phase;
+		uint32_t running, preempted;
+	} walk[] = {{RUN_RESTORING, 2, 0}, {RUN_RUNNING, 2, 0},   {RUN_PREEMPTED, 1, 1},
+	            {RUN_RUNNING, 2, 0},   {RUN_RESTORING, 2, 0}, {RUN_LATE, 1, 1},
+	            {RUN_RUNNING, 2, 0},   {RUN_RETURNED, 1, 0}};
+	runs(0, 20, 0);
+	runs(1, 20, 0);
+	for (size_t i = 0; i < sizeof walk / sizeof *walk; i++) {
+		run_enter(&b, &q[0], walk[i].phase);
+		ck_assert_uint_eq(b.own.n_running, walk[i].running);
+		ck_assert_uint_eq(b.shared.preempted, walk[i].preempted);
+		if (walk[i].phase == RUN_RETURNED)
+			ck_assert(list_empty(&q[0].node));
+		else /* the older of the two comes first */
+			ck_assert((walk[i].running == 2 ? &b.own.running : &b.own.waiting)->next == &q[0].node);
+	}
+}
+END_TEST
+
+START_TEST(only_a_read_is_late)
+{
+	runs(0, 20, 0);
+	run_enter(&b, &q[0], RUN_LATE);
 }
 END_TEST
 
@@ -128,6 +158,8 @@ int main(void)
 	                    (int)(sizeof rows / sizeof *rows));
 	tcase_add_test(c, drafts_come_after_all_tokens);
 	tcase_add_test(c, no_draft_while_it_waits);
+	tcase_add_test(c, phases_have_lists_and_counts);
+	tcase_add_test_raise_signal(c, only_a_read_is_late, SIGABRT);
 	suite_add_tcase(s, c);
 	return world_run(s);
 }

@@ -1,9 +1,9 @@
-/* spec_cost.c - see spec.h: is a drafted row worth what it costs?
+/* cost.c - see spec.h: is a drafted row worth what it costs?
  *
  * A step reads all weights whether it has one row or eight, so that further rows are cheap until
  * the device has to compute more than it has to read. Where that is depends on the machine.
- * SmolLM2-135M, Q4_1, AVX-512 VNNI, 300 tokens of context; steps of so many rows, in steps of one
- * row:
+ * SmolLM2-135M, Q4_1, AVX-512 VNNI, 300 tokens of context; time of a step by its rows, in multiples
+ * of a step of one row:
  *     rows                   2     3     4     5     8     9     12    16    32
  *     one core    (4.8 ms)   1.35  1.7   2.1   3.0   4.0   5.5   5.7   7.3   15.5
  *     two cores   (4.2 ms)   1.1   1.25  1.45  2.05  2.7   3.6   3.8   4.7   9.8
@@ -11,11 +11,11 @@
  * are all right bring 1.9 times the tokens and sixteen 2.2 times, on two cores 2.8 and 3.4 times;
  * the fifth and the ninth row cost as much as three others; and four sequences of one row each have
  * used up nearly all that one core has to gain. On an accelerator dozens of rows cost as much as
- * one. Hence no rule but a table of what was measured.
+ * one. Hence a table of measured times instead of a rule.
  *
- * One bad moment of the machine must not count for long: an entry is believed from its second note
- * on, its first few notes count by the least of them, and what was not looked at for long is
- * forgotten, so that it is tried again. */
+ * One bad moment of the machine must not count for long: an entry is used from its second note on,
+ * of its first few notes the smallest counts, and an entry without notes for long is forgotten, so
+ * that it is measured again. */
 #include "spec.h"
 #include "util/least.h"
 
@@ -23,18 +23,17 @@
 #include <stddef.h>
 
 #define FORGET 256u /* notes */
-#define BELIEVED 2u
-#define SETTLED 4u /* notes, from which on an entry follows them slowly */
-/* of a deviation, what is held to be true of all steps: most of it, as sizes that are rarely
- * seen must not fall behind; */
+#define BELIEVED 2u /* notes from which on an entry is used */
+#define SETTLED 4u  /* notes, from which on an entry follows them slowly */
+/* part of a deviation that moves all entries: most of it, because entries of rare sizes must not
+ * fall behind */
 #define COMMON 0.15
-#define OWN 0.05 /* and of steps of this size */
-/* a step that was more out of the way than this is counted as if it had been this */
-#define OUTLIER 4.0
-/* nothing else is known: each further row costs so much of the first */
+#define OWN 0.05    /* part of it that moves the entry of its size */
+#define OUTLIER 4.0 /* largest deviation that is counted, as a factor */
+/* without measurements: cost of each further row, in costs of the first one */
 #define GUESS 0.15
 #define WORTH 1.03 /* less gain is noise */
-#define TINY 0.005 /* nothing worth a row anywhere */
+#define TINY 0.005 /* gain of a row that is not worth it on any machine */
 
 static int known(const struct spec_cost *c, uint32_t rows)
 {
@@ -69,7 +68,7 @@ void spec_cost_note(struct spec_cost *c, uint32_t rows, uint64_t us)
 	c->when[rows] = ++c->notes;
 }
 
-/* The next known entry from `rows` on in this direction, 0: none. */
+/* The nearest known entry from `rows` on in this direction, 0: none. */
 static uint32_t neighbour(const struct spec_cost *c, uint32_t rows, int step)
 {
 	for (uint32_t r = rows; r >= 1 && r <= SPEC_COST_ROWS; r += (uint32_t)step)
@@ -117,8 +116,8 @@ static void expect_next(struct spec_want *w)
 	w->gain = log1p(w->right / w->tokens);
 }
 
-/* The want whose next row brings most; NULL: none that brings anything. As its gain falls with
- * each row, equals get equally many. */
+/* The want whose next row gains most; NULL: none gains anything. A want's gain falls with each row,
+ * so that equal ones get equally many. */
 static struct spec_want *next_row(struct spec_want *want, uint32_t n)
 {
 	struct spec_want *best = NULL;

@@ -1,11 +1,11 @@
 /* ngram.c - see ngram.h.
  *
  * Places are chained by the hash of the `min` tokens before them: head[] has the latest place of a
- * hash, prev[] the one before each place. A chain may lead to places of another hash or to such as
- * have left the window (prev[] is a ring): every place is compared before it counts, and a chain
- * ends where it does not go back any more. Both arrays double as the sequence grows, up to the
- * window; then everything in it is chained anew, so that taking a token in costs the same on
- * average. Nothing here fails. */
+ * hash, prev[] the one before each place. A chain may lead to places of another hash, or to places
+ * that have left the window (prev[] is a ring): every place is compared before it counts, and a
+ * chain ends where it does not go back any more. Both arrays double as the sequence grows, up to
+ * the window, and all tokens in it are indexed again: O(1) per token on average. Nothing here
+ * fails. */
 #include "ngram.h"
 #include "util/check.h"
 #include "util/mem.h"
@@ -16,7 +16,7 @@
 
 struct ngram {
 	uint32_t min;
-	/* places below it are chained; place p: the tokens before p match, tokens[p] followed */
+	/* places below it are chained. Place p: the tokens before p match, tokens[p] followed them */
 	uint32_t taken;
 	uint32_t size;         /* of both arrays, a power of two */
 	uint32_t *head, *prev; /* places; 0: none, as no match ends there */
@@ -79,7 +79,7 @@ static void make_room(struct ngram *x, uint32_t n)
 	x->taken = n > NGRAM_WINDOW + x->min ? n - NGRAM_WINDOW : x->min;
 }
 
-/* How many tokens before `place` and before `n` are alike. */
+/* How many tokens before `place` and before `n` are equal. */
 static uint32_t alike(const uint32_t *tokens, uint32_t place, uint32_t n)
 {
 	uint32_t k = 0;

@@ -1,0 +1,197 @@
+/* batch.h - the schedule thread of the decode stage: what it owns, what it is handed, what it
+ * shares with the loop. Files of the thread (batch, preempt, restore, draft/) include this header
+ * and not decode.h: they cannot name what belongs to the loop.
+ *
+ * The loop hands a sequence's run to the thread (batcher_add) and gets it back once
+ * (sequence_returned). What a run does in between:
+ *
+ *   NEW -> WAITING, RUNNING    in the inbox
+ *   WAITING -> RUNNING, RETURNED    has no blocks yet
+ *   PREEMPTED -> RUNNING, RETURNED    gave its blocks to an older run; goes before new reservations
+ *   LATE -> RUNNING, RETURNED    gave its blocks up because storage did not answer in time; goes
+ *          before new reservations, and computes instead of reading
+ *   RUNNING -> RESTORING, PREEMPTED, RETURNED    takes part in steps
+ *   RESTORING -> RUNNING, PREEMPTED, LATE, RETURNED    has blocks, and storage is asked for their
+ *          contents; takes part in no step
+ *   RETURNED    the loop's again
+ *
+ * Blocks that storage may still write after their run has lost them belong to the restore until
+ * storage has acknowledged the fence. */
+#ifndef DECODE_BATCH_H
+#define DECODE_BATCH_H
+
+#include "engine/draw.h"
+#include "util/clock.h"
+#include "util/list.h"
+#include "daemons/worker/seq/blocks.h"
+#include "daemons/worker/seq/copy.h"
+#include "daemons/worker/seq/failure.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum run_phase {
+	RUN_NEW,
+	RUN_WAITING,
+	RUN_PREEMPTED,
+	RUN_LATE,
+	RUN_RESTORING,
+	RUN_RUNNING,
+	RUN_RETURNED,
+	RUN_PHASE_COUNT
+};
+
+struct restore;
+struct drafts;
+struct sequence_drafts;
+
+/* Read and written by both threads. */
+struct sequence_shared {
+	_Atomic int cancelled;        /* set by the loop: the run is to be returned */
+	_Atomic enum run_phase phase; /* set by the schedule thread, by run_enter */
+};
+
+/* A sequence as the schedule thread has it. Before batcher_add and after sequence_returned it is
+ * the loop's. Of `req` the loop may always read what never changes: id, attempt, deadline, router,
+ * prompt and given tokens. */
+struct sequence_run {
+	struct list node; /* of inbox, waiting or running */
+	struct sequence_shared *shared;
+	struct request_copy req;
+	struct seq_blocks blocks;
+	struct seq_failure failure;
+	uint64_t born_us;        /* when the sequence came; the youngest is preempted first */
+	uint64_t growth;         /* its part of batcher_shared.growth_blocks */
+	uint32_t computed;       /* tokens whose KV is in the blocks */
+	uint32_t scored;         /* the last token of the prompt whose log-probability was sent */
+	uint32_t ahead;          /* tokens drafted for the next step; they stand behind req's tokens */
+	struct restore *restore; /* RESTORING: what storage is asked for */
+	struct sequence_drafts *drafts; /* NULL: nothing was drafted yet */
+	uint64_t back_us; /* when it got blocks again, until it has caught up; 0: it has caught up */
+	uint32_t preemptions, chunks, drafted, accepted, cached_tokens;
+	/* for Timing: queue_us and transfer_us are durations, the others points in time; 0: not yet */
+	uint64_t queue_us, transfer_us, begin_us, first_us, done_us;
+};
+
+struct batcher_config {
+	uint32_t growth_cap_tokens, chunk_tokens;
+	int save_preempted, keep_outputs;
+	uint64_t wait_us, restore_wait_us;
+	double ratio_first, ratio_min, ratio_step, ratio_rise;
+};
+
+/* The schedule thread's alone. */
+struct batcher_own {
+	struct list waiting, running; /* by age */
+	struct list restores;         /* by the time when they were asked for */
+	/* the one that storage reads for: one at a time, so that a storage daemon that stops takes few
+	 * blocks with it */
+	struct restore *reading;
+	uint32_t n_running;
+	uint32_t fenced;              /* abandoned restores that storage has not acknowledged: 0 or 1 */
+	uint64_t no_storage_until_us; /* storage did not answer: it is not asked before this time */
+	int lacking; /* a run sits this step out, until a write-out or a fence has ended */
+	int stalled; /* the last step had nothing that can run */
+	struct engine_draw *draws; /* (max_logits) of the present step */
+	struct engine_span *spans; /* (max_sequences) */
+	struct sequence_run **step_runs;
+	struct drafts *drafts;
+};
+
+struct batcher_locked {
+	pthread_mutex_t lock;
+	pthread_cond_t wake;
+	struct list inbox;   /* runs that the thread has not seen yet */
+	struct list answers; /* restores that storage has answered */
+	int kicked;
+	double ratio; /* part of the tokens that may still be generated for which room is kept */
+	uint32_t *fence_blocks, n_fence_blocks; /* of the abandoned restore */
+};
+
+struct batcher_shared {
+	_Atomic int stop;
+	_Atomic uint32_t preempted;     /* runs that are PREEMPTED or LATE */
+	_Atomic uint32_t at_storage;    /* batches of restores that storage has not ended */
+	_Atomic uint64_t growth_blocks; /* room kept for the growth of all runs */
+};
+
+struct batcher {
+	struct worker *w;
+	struct batcher_config config;
+	struct batcher_own own;
+	struct batcher_locked locked;
+	struct batcher_shared shared;
+	pthread_t thread;
+};
+
+/* batch.c: towards the loop */
+int batcher_start(struct batcher *b, struct err *err); /* w and config are set */
+void batcher_stop(struct batcher *b);
+void batcher_add(struct batcher *b, struct sequence_run *r);
+/* Something changed that a sleeping thread cannot see: a cancel, or blocks that came back. */
+void batcher_kick(struct batcher *b);
+double batcher_ratio(struct batcher *b);
+/* Blocks that req is expected to grow by. */
+uint64_t batcher_growth(const struct batcher *b, const struct request_copy *req, double ratio);
+/* The loop's: a run comes back, with what it owns; for svc_post. */
+void sequence_returned(struct svc *s, void *run);
+/* The loop's: storage has ended an abandoned restore, its blocks are free; for svc_post. */
+void restore_returned(struct svc *s, void *batcher);
+
+/* batch.c: enters the phase and moves the run to the list that goes with it */
+void run_enter(struct batcher *b, struct sequence_run *r, enum run_phase next);
+static inline enum run_phase run_phase(const struct sequence_run *r)
+{
+	return atomic_load_explicit(&r->shared->phase, memory_order_relaxed);
+}
+
+/* preempt.c: blocks for those that run */
+/* A block for the next token of each running one, at the cost of the youngest; then rows for
+ * drafts, as far as there is room. */
+void preempt_grow(struct batcher *b);
+void preempt_admit(struct batcher *b); /* waiting ones by age, while there is room */
+/* Has what its next step needs. */
+int preempt_is_ready(const struct batcher *b, const struct sequence_run *r);
+void preempt_drop_blocks(struct batcher *b, struct sequence_run *r);
+/* Gives the blocks back and waits: PREEMPTED or LATE. */
+void preempt_wait_again(struct batcher *b, struct sequence_run *r, enum run_phase phase);
+/* When to look again although nobody woke the thread; 0: never. */
+uint64_t preempt_wake_us(const struct batcher *b);
+
+/* restore.c: blocks that are read back from storage */
+/* r has just got its blocks. Asks storage for those before `end` whose contents it lacks;
+ * may_read 0: they are computed. */
+void restore_begin(struct batcher *b, struct sequence_run *r, uint32_t end, int may_read);
+/* r gives its blocks back; those that storage may still write stay with the restore. */
+void restore_leave(struct batcher *b, struct sequence_run *r);
+/* Takes what storage has answered, gives up what it did not answer in time, reads on. */
+void restore_progress(struct batcher *b);
+/* Blocks come back when storage acknowledges a fence, which is not overdue. */
+int restore_is_fenced_soon(const struct batcher *b);
+uint64_t restore_wake_us(const struct batcher *b); /* when one is due; 0: never */
+/* The block waits for the fence of an abandoned restore. Any thread. */
+int restore_fences(struct batcher *b, uint32_t block);
+void restore_fini(struct batcher *b);
+
+/* draft/spec.c: drafts of the next tokens, computed and checked in one step */
+struct drafts *drafts_new(struct worker *w); /* by the configuration */
+void drafts_destroy(struct drafts **d);
+/* Before preempt_grow: sets `ahead` of all that run; the drafts stand behind their tokens. */
+void drafts_plan(struct batcher *b);
+/* right: number of leading tokens of the draft that were drawn. */
+void drafts_learn(struct batcher *b, struct sequence_run *r, uint32_t drafted, uint32_t right);
+/* The time of a step in which all runs only decoded. */
+void drafts_step_took(struct batcher *b, uint32_t rows, uint64_t us);
+void drafts_forget(struct sequence_run *r);
+/* JSON members, begins with a comma. Any thread. */
+void drafts_status(const struct batcher *b, struct buf *out);
+
+/* report.c: the tokens of a step on their way to the routers */
+struct token_report;
+struct token_report *report_new(struct worker *w);
+/* The tokens of one sequence are added one after the other. */
+void report_token(struct token_report *t, const struct sequence_run *r, uint32_t index,
+                  const struct kern_drawn *drawn, Pds__Finish finish);
+void report_send(struct token_report *t); /* posts it to the loop, which sends and frees it */
+
+#endif

@@ -1,0 +1,223 @@
+/* spec.c - speculative decoding on the schedule thread: which running ones get a draft for the next
+ * step, how long, and what became of it.
+ *
+ * A draft is what the proposer expects after a run's last token. It is written behind the tokens
+ * (n_tokens does not count it) and computed in the same step, one row per token. Each row is
+ * sampled as it would have been alone, by the request's seed and the token's index, and the rows
+ * count as long as the draft has the token that was sampled. So the answer is the same bit for bit
+ * as without drafts: they only decide how many steps it takes.
+ *
+ * How long a draft may be is learned from what became of the run's last ones (record.c) and from
+ * what rows cost (cost.c). A draft only gets rows that the step has to spare: it never makes a
+ * prompt's chunk smaller, preempts nobody, and takes no block that a preempted one waits for. */
+#include "spec.h"
+#include "daemons/decode/batch.h"
+#include "daemons/worker/seq/constraint.h"
+#include "ngram.h"
+#include "util/least.h"
+#include "util/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define SHOWN 5u /* sizes of steps whose times pdctl shows: 1, 2, 4, 8, 16 rows */
+
+struct sequence_drafts {
+	struct ngram *index;
+	struct spec_record record;
+	/* of the present draft: the place that it is copied from; number of tokens before that place
+	 * that equal the last ones */
+	uint32_t next, match;
+};
+
+struct proposer {
+	const char *name;
+	/* 1: something is proposed, sd->next and sd->match are set. */
+	int (*find)(struct sequence_drafts *sd, const struct request_copy *req);
+};
+
+struct drafts {
+	const struct proposer *proposer; /* NULL: off */
+	uint32_t tokens_max, ngram_min;
+	struct spec_cost cost;
+	_Atomic uint32_t shown_us[SHOWN]; /* of `cost`, for other threads; 0: nothing was measured */
+	struct spec_want *want;           /* (max_sequences) of this step */
+	struct sequence_run **wanting;    /* (max_sequences) the runs that they are of */
+};
+
+static int find_nothing(struct sequence_drafts *sd, const struct request_copy *req)
+{
+	(void)sd;
+	(void)req;
+	return 0;
+}
+
+static int find_ngram(struct sequence_drafts *sd, const struct request_copy *req)
+{
+	sd->match = ngram_find(sd->index, req->tokens, req->n_tokens, &sd->next);
+	return sd->match != 0;
+}
+
+static const struct proposer proposers[] = {{"naive", find_nothing}, {"ngram", find_ngram}};
+
+/* --- life ---------------------------------------------------------------- */
+
+struct drafts *drafts_new(struct worker *w)
+{
+	struct conf *c = svc_conf(w->svc);
+	struct drafts *s = mem_zalloc(sizeof *s);
+	for (size_t i = 0; i < sizeof proposers / sizeof *proposers; i++)
+		if (strcmp(conf_str(c, "speculative"), proposers[i].name) == 0)
+			s->proposer = &proposers[i];
+	s->tokens_max = (uint32_t)conf_int(c, "spec_tokens_max");
+	s->ngram_min = (uint32_t)conf_int(c, "spec_ngram_min");
+	s->want = mem_array(w->max_sequences, sizeof *s->want);
+	s->wanting = mem_array(w->max_sequences, sizeof *s->wanting);
+	if (s->proposer)
+		log_info("speculative", "proposer=%s tokens_max=%u ngram_min=%u", s->proposer->name,
+		         s->tokens_max, s->ngram_min);
+	return s;
+}
+
+void drafts_destroy(struct drafts **sp)
+{
+	struct drafts *s = *sp;
+	if (!s)
+		return;
+	free(s->want);
+	free(s->wanting);
+	free(s);
+	*sp = NULL;
+}
+
+void drafts_forget(struct sequence_run *r)
+{
+	if (!r->drafts)
+		return;
+	ngram_destroy(&r->drafts->index);
+	free(r->drafts);
+	r->drafts = NULL;
+}
+
+static struct sequence_drafts *sequence_drafts_new(const struct drafts *s)
+{
+	struct sequence_drafts *sd = mem_zalloc(sizeof *sd);
+	sd->index = ngram_new(s->ngram_min);
+	spec_record_init(&sd->record, s->tokens_max);
+	return sd;
+}
+
+/* --- planning ------------------------------------------------------------ */
+
+/* How many tokens its answer may get after the one of this step. */
+static uint32_t tokens_beyond(const struct request_copy *req)
+{
+	uint32_t answer = req->max_tokens - request_copy_index(req),
+			 room = req->limit_tokens - req->n_tokens;
+	return (answer < room ? answer : room) - 1;
+}
+
+/* 1: a draft is expected to help r; *ret says how many rows it could use. */
+static int wants(struct drafts *s, const struct batcher *b, struct sequence_run *r,
+                 struct spec_want *ret)
+{
+	if (!r->first_us)
+		return 0; /* it computes its prompt's last token, which may be scored */
+	if (!r->drafts)
+		r->drafts = sequence_drafts_new(s);
+	struct sequence_drafts *sd = r->drafts;
+	spec_record_step(&sd->record);
+	uint32_t most = tokens_beyond(&r->req), has = r->blocks.n * b->w->info->kv.block_tokens;
+	if (b->shared.preempted)
+		/* free blocks are for those that wait for them */
+		most = least(most, has > r->req.n_tokens ? has - r->req.n_tokens : 0);
+	if (!s->proposer->find(sd, &r->req) || !most)
+		return 0;
+	*ret = (struct spec_want){.most = least(most, sd->record.length),
+	                          .match = sd->match,
+	                          .miss = spec_record_miss(&sd->record)};
+	return 1;
+}
+
+/* Writes the draft behind the tokens, where the next ones will be. */
+static void write_draft(struct sequence_run *r, uint32_t rows)
+{
+	struct request_copy *req = &r->req;
+	if (req->n_tokens + rows > req->room_tokens) {
+		req->room_tokens = req->n_tokens + rows + 64;
+		req->tokens = mem_grow(req->tokens, req->room_tokens, sizeof *req->tokens);
+	}
+	ngram_copy(req->tokens, req->n_tokens, r->drafts->next, rows, req->tokens + req->n_tokens);
+	/* tokens that its constraint does not allow will not be sampled */
+	r->ahead = constraint_leading(req, rows);
+}
+
+void drafts_plan(struct batcher *b)
+{
+	struct drafts *s = b->own.drafts;
+	uint32_t n = 0, decode = 0, prompt = 0, chunk;
+	if (!s->proposer)
+		return;
+	list_each(it, &b->own.running) {
+		struct sequence_run *r = list_entry(it, struct sequence_run, node);
+		uint32_t left = r->req.n_tokens - r->computed;
+		r->ahead = 0;
+		if (run_phase(r) != RUN_RUNNING)
+			continue; /* it takes part in no step before storage has answered */
+		decode += left == 1;
+		prompt += left > 1 ? left : 0;
+		if (left == 1 && n < b->w->max_sequences && wants(s, b, r, &s->want[n]))
+			s->wanting[n++] = r;
+	}
+	uint32_t spare = spec_spare(b->w->max_batched_tokens, b->config.chunk_tokens, decode, prompt,
+	                            &chunk);
+	if (!n || !spec_share(&s->cost, decode, chunk, spare, s->want, n))
+		return;
+	for (uint32_t i = 0; i < n; i++)
+		if (s->want[i].rows)
+			write_draft(s->wanting[i], s->want[i].rows);
+}
+
+/* --- learning ------------------------------------------------------------ */
+
+void drafts_step_took(struct batcher *b, uint32_t rows, uint64_t us)
+{
+	struct drafts *s = b->own.drafts;
+	if (!s->proposer)
+		return;
+	spec_cost_note(&s->cost, rows, us);
+	if (s->cost.notes % 16)
+		return;
+	for (uint32_t i = 0; i < SHOWN; i++)
+		s->shown_us[i] = (uint32_t)spec_cost_of(&s->cost, 1u << i);
+}
+
+void drafts_learn(struct batcher *b, struct sequence_run *r, uint32_t drafted, uint32_t right)
+{
+	struct sequence_drafts *sd = r->drafts;
+	struct stat_set *stats = svc_stats(b->w->svc);
+	spec_record_draft(&sd->record, sd->match, drafted, right, b->own.drafts->tokens_max);
+	r->drafted += drafted;
+	r->accepted += right;
+	stat_add(stats, WS_SPEC_DRAFTS, 1);
+	stat_add(stats, WS_SPEC_PROPOSED, drafted);
+	stat_add(stats, WS_SPEC_ACCEPTED, right);
+}
+
+void drafts_status(const struct batcher *b, struct buf *out)
+{
+	const struct stat_set *stats = svc_stats(b->w->svc);
+	buf_printf(
+		out,
+		",\"speculative\":\"%s\",\"drafts\":%llu,\"drafted_tokens\":%llu,\"accepted_tokens\":%llu",
+		b->own.drafts->proposer ? b->own.drafts->proposer->name : "off",
+		(unsigned long long)stat_get(stats, WS_SPEC_DRAFTS),
+		(unsigned long long)stat_get(stats, WS_SPEC_PROPOSED),
+		(unsigned long long)stat_get(stats, WS_SPEC_ACCEPTED));
+	if (!b->own.drafts->proposer)
+		return;
+	buf_adds(out, ",\"step_us_by_rows\":{");
+	for (uint32_t i = 0; i < SHOWN; i++)
+		buf_printf(out, "%s\"%u\":%u", i ? "," : "", 1u << i, b->own.drafts->shown_us[i]);
+	buf_addc(out, '}');
+}
