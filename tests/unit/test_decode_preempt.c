@@ -213,6 +213,26 @@ START_TEST(a_silent_read_keeps_its_blocks)
 }
 END_TEST
 
+/* A lease takes the room that the late one needs, so that it waits until its fence has ended: it
+ * does not ask storage once more then. */
+START_TEST(a_late_read_is_computed)
+{
+	preempt_begin(PAIR_BLOCKS, "restore_wait_ms=300", NULL);
+	learn_pair();
+	const Pds__StoreGet *m = to_read();
+	ck_assert_uint_ge(m->n_items, 2);
+	reserve(3, tokens_of(150)); /* 10 blocks */
+	const Pds__StoreFence *f = (const Pds__StoreFence *)await(&S.side, MSG_STORE_FENCE, 0);
+	UNTIL(requests_are("\"state\":\"late\""));
+	answer_fence(f);
+	UNTIL(requests_are("\"state\":\"active\""));
+	say_cancel(&W.prefill, 3);
+	same_pair();
+	ck_assert_ptr_null(take(&S.side, MSG_STORE_GET, 0));
+	preempt_end();
+}
+END_TEST
+
 /* Answered after all, before the fence: what has come is used. */
 START_TEST(a_slow_read_is_used)
 {
@@ -468,6 +488,7 @@ int main(int argc, char **argv)
 	tcase_set_timeout(c, 120);
 	tcase_add_loop_test(c, never_answered, 0, COUNT(silent));
 	tcase_add_test(c, a_silent_read_keeps_its_blocks);
+	tcase_add_test(c, a_late_read_is_computed);
 	tcase_add_test(c, a_slow_read_is_used);
 	tcase_add_loop_test(c, cancelled_while_it_is_restored, 0, 2);
 	tcase_add_test(c, the_role_waits_for_the_fence);
