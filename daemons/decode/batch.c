@@ -20,14 +20,23 @@
 
 #define TO(p) (1u << RUN_##p)
 
-static const unsigned followers[RUN_PHASE_COUNT] = {
-	[RUN_NEW] = TO(WAITING) | TO(RUNNING),
-	[RUN_WAITING] = TO(RUNNING) | TO(RETURNED),
-	[RUN_PREEMPTED] = TO(RUNNING) | TO(RETURNED),
-	[RUN_LATE] = TO(RUNNING) | TO(RETURNED),
-	[RUN_RUNNING] = TO(RESTORING) | TO(PREEMPTED) | TO(RETURNED),
-	[RUN_RESTORING] = TO(RUNNING) | TO(PREEMPTED) | TO(LATE) | TO(RETURNED),
+static const struct {
+	const char *name;
+	unsigned followers;
+} phases[RUN_PHASE_COUNT] = {
+	[RUN_NEW] = {"waiting", TO(WAITING) | TO(RUNNING)},
+	[RUN_WAITING] = {"waiting", TO(RUNNING) | TO(RETURNED)},
+	[RUN_PREEMPTED] = {"preempted", TO(RUNNING) | TO(RETURNED)},
+	[RUN_LATE] = {"late", TO(RUNNING) | TO(RETURNED)},
+	[RUN_RUNNING] = {"active", TO(RESTORING) | TO(PREEMPTED) | TO(RETURNED)},
+	[RUN_RESTORING] = {"restoring", TO(RUNNING) | TO(PREEMPTED) | TO(LATE) | TO(RETURNED)},
+	[RUN_RETURNED] = {"active", 0},
 };
+
+const char *run_phase_name(enum run_phase p)
+{
+	return phases[p].name;
+}
 
 static void insert_by_age(struct list *head, struct sequence_run *r)
 {
@@ -42,8 +51,9 @@ void run_enter(struct batcher *b, struct sequence_run *r, enum run_phase next)
 	const unsigned has_blocks = TO(RUNNING) | TO(RESTORING), first = TO(PREEMPTED) | TO(LATE);
 	enum run_phase was = run_phase(r);
 	int ran = (has_blocks >> was) & 1, runs = (has_blocks >> next) & 1;
-	if (!((followers[was] >> next) & 1))
-		PANIC("run of %s: phase %d after %d", log_reqid(&r->req.id), (int)next, (int)was);
+	if (!((phases[was].followers >> next) & 1))
+		PANIC("run of %s: %s -> %s is no legal step", log_reqid(&r->req.id), phases[was].name,
+		      phases[next].name);
 	if (was == RUN_NEW || ran != runs || next == RUN_RETURNED) {
 		list_remove(&r->node);
 		if (next != RUN_RETURNED)
@@ -162,11 +172,6 @@ static int collect(struct batcher *b)
 
 /* --- one step ------------------------------------------------------------ */
 
-static uint32_t tokens_left(const struct sequence_run *r)
-{
-	return r->req.n_tokens - r->computed;
-}
-
 /* Finds the tokens that the constraint allows after the last token and after each of its draft,
  * which is cut where that is unknown. A run that fails here goes through the step like the others,
  * and is given back after it. */
@@ -193,7 +198,7 @@ static struct engine_draw row_draw(const struct sequence_run *r, uint32_t row)
 static void add_span(struct batcher *b, struct sequence_run *r, uint32_t n_rows, uint32_t *n,
                      uint32_t *draws)
 {
-	uint32_t left = tokens_left(r);
+	uint32_t left = run_tokens_left(r);
 	struct engine_span *sp = &b->own.spans[*n];
 	b->own.step_runs[(*n)++] = r;
 	*sp = (struct engine_span){
@@ -221,7 +226,7 @@ static uint32_t fill(struct batcher *b)
 	uint32_t n = 0, rows = 0, logits = 0, draws = 0;
 	list_each(it, &b->own.running) {
 		struct sequence_run *r = list_entry(it, struct sequence_run, node);
-		if (tokens_left(r) == 1 && n < w->max_sequences && preempt_is_ready(b, r)) {
+		if (run_tokens_left(r) == 1 && n < w->max_sequences && preempt_is_ready(b, r)) {
 			prepare(b, r);
 			/* the row of its last token, and rows of the draft, for which there is room */
 			uint32_t take = 1 + r->ahead;
@@ -235,7 +240,7 @@ static uint32_t fill(struct batcher *b)
 	                                  free_rows);
 	list_each(it, &b->own.running) {
 		struct sequence_run *r = list_entry(it, struct sequence_run, node);
-		uint32_t left = tokens_left(r), take = (uint32_t)least(left, budget);
+		uint32_t left = run_tokens_left(r), take = (uint32_t)least(left, budget);
 		int all = score_is_owed(&r->req, r->scored);
 		if (left <= 1 || !preempt_is_ready(b, r))
 			continue;
@@ -303,7 +308,7 @@ static void note_caught_up(struct batcher *b, struct sequence_run *r)
 static void after_step(struct batcher *b, struct sequence_run *r, const struct engine_span *sp,
                        struct token_report *report)
 {
-	uint32_t left = tokens_left(r), drafted = sp->n > left ? sp->n - left : 0,
+	uint32_t left = run_tokens_left(r), drafted = sp->n > left ? sp->n - left : 0,
 			 own = sp->n - drafted;
 	Pds__Finish finish = PDS__FINISH__FINISH_NONE;
 	struct err err = {0};
@@ -344,7 +349,7 @@ static void run_step(struct batcher *b, uint32_t n)
 		struct sequence_run *r = b->own.step_runs[i];
 		uint32_t take = b->own.spans[i].n;
 		rows += take;
-		of_prompts += take > 1 && tokens_left(r) > 1 ? take : 0;
+		of_prompts += take > 1 && run_tokens_left(r) > 1 ? take : 0;
 		if (code < 0)
 			fail_step(b, r, &err);
 		else

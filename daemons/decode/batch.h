@@ -138,7 +138,12 @@ void sequence_returned(struct svc *s, void *run);
 /* The loop's: storage has ended an abandoned restore, its blocks are free; for svc_post. */
 void restore_returned(struct svc *s, void *batcher);
 
-/* batch.c: enters the phase and moves the run to the list that goes with it */
+static inline uint32_t run_tokens_left(const struct sequence_run *r)
+{
+	return r->req.n_tokens - r->computed; /* to be computed; 1: it decodes */
+}
+const char *run_phase_name(enum run_phase p); /* as pdctl shows it */
+/* Enters the phase and moves the run to the list that goes with it. */
 void run_enter(struct batcher *b, struct sequence_run *r, enum run_phase next);
 static inline enum run_phase run_phase(const struct sequence_run *r)
 {
@@ -146,6 +151,14 @@ static inline enum run_phase run_phase(const struct sequence_run *r)
 }
 
 /* preempt.c: blocks for those that run */
+struct pool_room {
+	struct kv_pool *pool;
+	uint64_t growth; /* blocks that are to stay free */
+};
+int pool_has_room(void *pool_room, uint32_t missing); /* for seq_blocks_take */
+/* Leading blocks of r that need not be computed if they are found. The last token always is, and
+ * all of the prompt while its log-probabilities are owed. */
+uint32_t run_may_match(const struct sequence_run *r, const struct worker *w);
 /* A block for the next token of each running one, at the cost of the youngest; then rows for
  * drafts, as far as there is room. */
 void preempt_grow(struct batcher *b);

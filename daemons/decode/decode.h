@@ -219,7 +219,8 @@ void lease_send_deny(struct sequence *q, Pds__Fault fault, const char *text, uin
 void lease_fail(struct sequence *q, const char *why, int by_prefill);
 /* Blocks that are kept for the growth of those who have room. */
 uint64_t lease_growth(struct decode *d);
-void lease_messager_gone(struct decode *d, uint64_t epoch);
+/* That messager process has ended: it writes no more. */
+void lease_messager_gone(struct worker *w, uint64_t epoch);
 void on_reserve(struct worker *w, struct peer *p, const struct msg_head *h,
                 const ProtobufCMessage *body);
 void on_renew(struct worker *w, struct peer *p, const struct msg_head *h,

@@ -9,7 +9,6 @@
  * a timer alone never frees them. KvReady and the first token are acknowledged also for leases
  * that are gone, so that their senders end. */
 #include "decode.h"
-#include "daemons/worker/seq/score.h"
 #include "util/mem.h"
 
 #include <stdlib.h>
@@ -85,30 +84,18 @@ uint64_t lease_growth(struct decode *d)
 	return d->batcher.shared.growth_blocks + growth_of_leases(d);
 }
 
-struct pool_room {
-	struct kv_pool *pool;
-	uint64_t growth; /* blocks that stay free */
-};
-
-static int has_room(void *arg, uint32_t missing)
-{
-	const struct pool_room *room = arg;
-	struct kv_stats ks;
-	kv_pool_stats(room->pool, &ks);
-	return missing + room->growth <= (uint64_t)ks.by_state[KV_FREE] + ks.evictable;
-}
-
 static int take_blocks(struct sequence *q)
 {
-	struct decode *d = decode_of(q->w);
-	const struct request_copy *req = &q->run.req;
+	struct worker *w = q->w;
+	struct decode *d = decode_of(w);
+	struct sequence_run *r = &q->run;
 	uint32_t others = decode_active(d) + d->count[SEQUENCE_LEASED];
-	if (d->batcher.shared.preempted || others >= q->w->max_sequences)
+	if (d->batcher.shared.preempted || others >= w->max_sequences)
 		return 0;
 	/* with nobody else there is nobody's growth to wait for */
-	struct pool_room room = {q->w->pool, others ? lease_growth(d) : 0};
-	uint32_t may = req->prompt_logprobs ? 0 : (req->n_tokens - 1) / q->w->info->kv.block_tokens;
-	return seq_blocks_take(&q->run.blocks, q->w, req, may, KV_LEASED, has_room, &room);
+	struct pool_room room = {w->pool, others ? lease_growth(d) : 0};
+	return seq_blocks_take(&r->blocks, w, &r->req, run_may_match(r, w), KV_LEASED, pool_has_room,
+	                       &room);
 }
 
 enum lease_verdict lease_try(struct sequence *q)
@@ -303,9 +290,9 @@ static void fenced(struct sequence *q, const char *how)
 	sequence_step(q, SEQUENCE_ON_FENCED);
 }
 
-void lease_messager_gone(struct decode *d, uint64_t epoch)
+void lease_messager_gone(struct worker *w, uint64_t epoch)
 {
-	list_each_safe(it, nx, &d->sequences) {
+	list_each_safe(it, nx, &decode_of(w)->sequences) {
 		struct sequence *q = list_entry(it, struct sequence, node);
 		if (q->lease.writer != epoch)
 			continue;

@@ -34,31 +34,28 @@ void preempt_wait_again(struct batcher *b, struct sequence_run *r, enum run_phas
 
 /* --- coming back --------------------------------------------------------- */
 
-struct asker {
-	const struct batcher *b;
-	const struct sequence_run *r;
-};
+int pool_has_room(void *arg, uint32_t missing)
+{
+	const struct pool_room *room = arg;
+	struct kv_stats ks;
+	kv_pool_stats(room->pool, &ks);
+	return missing + room->growth <= (uint64_t)ks.by_state[KV_FREE] + ks.evictable;
+}
+
+uint32_t run_may_match(const struct sequence_run *r, const struct worker *w)
+{
+	return score_is_owed(&r->req, r->scored) ? 0 : (r->req.n_tokens - 1) / w->info->kv.block_tokens;
+}
 
 /* One that was preempted leaves free what the running ones are expected to grow by: else it would
  * soon be preempted again. */
-static int has_room(void *arg, uint32_t missing)
+static uint64_t growth_to_leave(const struct batcher *b, const struct sequence_run *r)
 {
-	const struct asker *a = arg;
-	struct kv_stats ks;
-	uint64_t growth = 0;
-	if (run_phase(a->r) != RUN_WAITING)
-		list_each(it, &a->b->own.running)
-			growth += run_of(it)->growth;
-	kv_pool_stats(a->b->w->pool, &ks);
-	return missing + growth <= (uint64_t)ks.by_state[KV_FREE] + ks.evictable;
-}
-
-/* Leading blocks that need not be computed if they are found. The last token always is, and all of
- * the prompt while its log-probabilities are owed. */
-static uint32_t may_match(const struct batcher *b, const struct sequence_run *r)
-{
-	return score_is_owed(&r->req, r->scored) ? 0
-	                                         : (r->req.n_tokens - 1) / b->w->info->kv.block_tokens;
+	uint64_t blocks = 0;
+	if (run_phase(r) != RUN_WAITING)
+		list_each(it, &b->own.running)
+			blocks += run_of(it)->growth;
+	return blocks;
 }
 
 /* Does a running one compute blocks now that r would compute once more, as when one request has
@@ -66,13 +63,13 @@ static uint32_t may_match(const struct batcher *b, const struct sequence_run *r)
  * nobody: it ends when the blocks are published, or when that run loses its place. */
 static int comes_soon(struct batcher *b, const struct sequence_run *r)
 {
-	uint32_t may = may_match(b, r);
+	uint32_t may = run_may_match(r, b->w);
 	uint32_t have = may ? kv_pool_probe(b->w->pool, r->blocks.hash, may) : 0;
 	if (have == may)
 		return 0;
 	list_each(it, &b->own.running) {
 		struct sequence_run *other = run_of(it);
-		if (other->req.n_tokens - other->computed <= 1)
+		if (run_tokens_left(other) <= 1)
 			continue; /* it decodes */
 		seq_blocks_hash(&other->blocks, b->w, &other->req, other->req.n_tokens);
 		uint32_t common = seq_blocks_common(&other->blocks, &r->blocks, may);
@@ -85,8 +82,9 @@ static int comes_soon(struct batcher *b, const struct sequence_run *r)
 static int take_blocks(struct batcher *b, struct sequence_run *r)
 {
 	struct worker *w = b->w;
-	struct asker a = {b, r};
-	while (!seq_blocks_take(&r->blocks, w, &r->req, may_match(b, r), KV_HELD, has_room, &a))
+	struct pool_room room = {w->pool, growth_to_leave(b, r)};
+	while (!seq_blocks_take(&r->blocks, w, &r->req, run_may_match(r, w), KV_HELD, pool_has_room,
+	                        &room))
 		if (writeout_wait(w->writeout, b->config.wait_us) != WRITEOUT_VOID)
 			return 0;
 	r->computed = r->blocks.published * w->info->kv.block_tokens;
@@ -108,7 +106,7 @@ static void admit(struct batcher *b, struct sequence_run *r)
 	if (was == RUN_PREEMPTED)
 		r->back_us = now;
 	run_enter(b, r, RUN_RUNNING);
-	restore_begin(b, r, may_match(b, r), was != RUN_LATE);
+	restore_begin(b, r, run_may_match(r, w), was != RUN_LATE);
 }
 
 void preempt_admit(struct batcher *b)

@@ -101,11 +101,6 @@ static void peer_down(struct worker *w, struct peer *p, const char *why)
 		prefill_gone(decode_of(w), p);
 }
 
-static void messager_gone(struct worker *w, uint64_t epoch)
-{
-	lease_messager_gone(decode_of(w), epoch);
-}
-
 /* A write-out has ended: its blocks can be taken. */
 static void room(struct worker *w)
 {
@@ -251,7 +246,7 @@ static void stop(struct worker *w)
 		return;
 	list_each_safe(it, nx, &d->sequences) {
 		struct sequence *q = list_entry(it, struct sequence, node);
-		fail_unless_given_up(q, "the decode worker ends");
+		fail_unless_given_up(q, "the decode worker is stopping");
 		if (q->state == SEQUENCE_COMPILING)
 			sequence_step(q, SEQUENCE_ON_CANCEL);
 	}
@@ -278,11 +273,8 @@ static void heartbeat(struct worker *w, Pds__Heartbeat *hb)
 
 static const char *state_word(const struct sequence *q)
 {
-	static const char *const phases[RUN_PHASE_COUNT] = {
-		[RUN_NEW] = "waiting",    [RUN_WAITING] = "waiting", [RUN_PREEMPTED] = "preempted",
-		[RUN_LATE] = "late",      [RUN_RUNNING] = "active",  [RUN_RESTORING] = "restoring",
-		[RUN_RETURNED] = "active"};
-	return q->state == SEQUENCE_ACTIVE ? phases[run_phase(&q->run)] : sequence_state_name(q->state);
+	return q->state == SEQUENCE_ACTIVE ? run_phase_name(run_phase(&q->run))
+	                                   : sequence_state_name(q->state);
 }
 
 static void requests(struct worker *w, struct buf *out)
@@ -357,7 +349,7 @@ const struct stage_ops decode_stage = {
 	.peer_up = peer_up,
 	.peer_down = peer_down,
 	.room = room,
-	.messager_gone = messager_gone,
+	.messager_gone = lease_messager_gone,
 	.heartbeat = heartbeat,
 	.requests = requests,
 	.status = status,

@@ -160,7 +160,7 @@ void drafts_plan(struct batcher *b)
 		return;
 	list_each(it, &b->own.running) {
 		struct sequence_run *r = list_entry(it, struct sequence_run, node);
-		uint32_t left = r->req.n_tokens - r->computed;
+		uint32_t left = run_tokens_left(r);
 		r->ahead = 0;
 		if (run_phase(r) != RUN_RUNNING)
 			continue; /* it takes part in no step before storage has answered */
