@@ -101,16 +101,19 @@ int buf_addc(struct buf *b, char c)
 int buf_printf(struct buf *b, const char *fmt, ...)
 {
 	va_list ap, again;
+	size_t room = b->full ? 0 : b->size - b->len;
 	va_start(ap, fmt);
 	va_copy(again, ap);
-	int n = vsnprintf(NULL, 0, fmt, ap);
+	int n = vsnprintf(room ? b->data + b->len : NULL, room, fmt, ap);
 	va_end(ap);
 	int r = n < 0 ? ERR_INVALID : buf_room(b, (size_t)n);
-	if (r == 0) {
+	if (r == 0 && (size_t)n >= room)
 		vsnprintf(b->data + b->len, (size_t)n + 1, fmt, again);
-		b->len += (size_t)n;
-	}
 	va_end(again);
+	if (r == 0)
+		b->len += (size_t)n;
+	else if (room)
+		b->data[b->len] = 0;
 	return r;
 }
 

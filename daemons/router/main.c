@@ -292,7 +292,7 @@ static int start_http(struct router *r, struct err *err)
 }
 
 /* Includes descriptors for connections beyond max_connections, which are answered too
- * (listen.c). */
+ * (http/server.c). */
 static unsigned descriptors(const struct conf *c, const char **ret_key)
 {
 	*ret_key = "max_connections";
@@ -326,7 +326,7 @@ static void on_expire(struct svc *s)
 	struct router *r = svc_data(s);
 	log_warn("requests_stopped", "requests=%u answers=%zu", r->n_requests,
 	         attempts_count(&r->attempts));
-	request_stop_all(r);
+	requests_stop(r);
 	http_drain(r->http);
 }
 
@@ -336,13 +336,13 @@ static void on_stop(struct svc *s)
 	svc_timer_del(&r->tick);
 	svc_timer_del(&r->slow_tick);
 	text_pool_destroy(&r->text);
-	request_abort_all(r);
+	requests_shut_down(r);
 	requests_fini(r);
 	http_destroy(&r->http);
 	api_keys_fini(&r->keys);
 	attempts_fini(&r->attempts);
 	registry_fini(&r->registry);
-	model_close(&r->model);
+	served_model_close(&r->model);
 	svc_set_data(s, NULL);
 	free(r);
 }
@@ -350,7 +350,8 @@ static void on_stop(struct svc *s)
 static int set_up(struct router *r, struct err *err)
 {
 	const struct conf *c = svc_conf(r->svc);
-	int rc = model_open(conf_str(c, "model"), conf_str(c, "served_model_name"), &r->model, err);
+	int rc = served_model_open(conf_str(c, "model"), conf_str(c, "served_model_name"), &r->model,
+	                           err);
 	if (rc < 0)
 		return rc;
 	rc = model_use_template(r->model, conf_str(c, "chat_template"), err);

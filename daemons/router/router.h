@@ -1,12 +1,11 @@
-/* router.h - the parts of the router. One thread, the event loop's. Only text jobs run elsewhere,
- * and they use nothing but their own request and the model. */
+/* router.h - the parts of the router. One thread, the event loop's. Only text jobs run elsewhere, and
+ * they see a request_prepare (request/prepare.h) and the model alone. */
 #ifndef ROUTER_ROUTER_H
 #define ROUTER_ROUTER_H
 
 #include "daemons/router/api/keys.h"
 #include "daemons/router/http/http.h"
 #include "daemons/router/api/model.h"
-#include "daemons/router/request/pace.h"
 #include "daemons/router/place/registry.h"
 #include "daemons/router/attempt/attempt.h"
 #include "svc/svc.h"
@@ -79,7 +78,10 @@ struct router {
 	/* call it after attempt_new: starts `tick`. NULL in tests, which tick themselves */
 	void (*wake)(struct router *r);
 	struct quota_pool memory; /* budget.h */
-	struct pace pace;
+	struct {                  /* requests that have work to do in steps: request.c */
+		struct event *ev;
+		struct list waiting;
+	} turns;
 	/* scratch for output to a client; its content is lost when the function returns */
 	struct buf out;
 	struct list requests; /* struct request, node */

@@ -192,7 +192,7 @@ int main(int argc, char **argv)
 	struct err err = {0};
 	log_init("bench", NULL);
 	log_set_level("error");
-	if (argc > 1 && model_open(argv[1], "", &m, &err) < 0) {
+	if (argc > 1 && served_model_open(argv[1], "", &m, &err) < 0) {
 		fprintf(stderr, "%s\n", err.text);
 		return 1;
 	}
@@ -221,6 +221,6 @@ int main(int argc, char **argv)
 	}
 	placements();
 	world_free(w);
-	model_close(&m);
+	served_model_close(&m);
 	return 0;
 }

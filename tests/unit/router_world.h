@@ -325,7 +325,7 @@ static inline struct world *world_new(const struct model *model, size_t out_byte
 static inline void world_free(struct world *w)
 {
 	text_pool_destroy(&w->r.text);
-	request_abort_all(&w->r);
+	requests_shut_down(&w->r);
 	requests_fini(&w->r);
 	list_each_safe(n, next, &w->running)
 		free(list_entry(n, struct world_attempt, node));

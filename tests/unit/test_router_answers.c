@@ -532,7 +532,7 @@ START_TEST(answer_is_not_taken)
 	while (!w->r.n_requests || w->r.n_answers)
 		event_base_loop(w->base, EVLOOP_ONCE);
 	struct request *c = list_entry(w->r.requests.next, struct request, node);
-	while (!c->writing)
+	while (c->state != REQUEST_WRITING)
 		event_base_loop(w->base, EVLOOP_ONCE);
 	requests_tick(&w->r, clock_us());
 	ck_assert_uint_eq(w->r.n_requests, 1);

@@ -661,7 +661,7 @@ int main(void)
 	log_init("test", NULL);
 	log_set_level("error");
 	/* without one the tests that need text are skipped */
-	if (path && *path && model_open(path, "", &model, &err) < 0) {
+	if (path && *path && served_model_open(path, "", &model, &err) < 0) {
 		printf("%s\n", err.text);
 		return 1;
 	}
@@ -687,6 +687,6 @@ int main(void)
 	srunner_run_all(sr, CK_NORMAL);
 	int failed = srunner_ntests_failed(sr);
 	srunner_free(sr);
-	model_close(&model);
+	served_model_close(&model);
 	return failed ? 1 : 0;
 }

@@ -319,7 +319,7 @@ int main(void)
 	signal(SIGPIPE, SIG_IGN); /* as the daemon skeleton does */
 	const char *path = getenv("PD_MODEL");
 	struct err err = {0};
-	if (path && *path && model_open(path, "", &model, &err) < 0) {
+	if (path && *path && served_model_open(path, "", &model, &err) < 0) {
 		fprintf(stderr, "%s\n", err.text);
 		return 1;
 	}
@@ -335,6 +335,6 @@ int main(void)
 	srunner_run_all(sr, CK_NORMAL);
 	int bad = srunner_ntests_failed(sr);
 	srunner_free(sr);
-	model_close(&model);
+	served_model_close(&model);
 	return bad ? 1 : 0;
 }

@@ -19,7 +19,7 @@ static void drain(struct world *w)
 
 static void expire(struct world *w)
 {
-	request_stop_all(&w->r);
+	requests_stop(&w->r);
 	http_drain(w->r.http);
 }
 

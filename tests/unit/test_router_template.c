@@ -136,7 +136,7 @@ START_TEST(override)
 	put(folder, "bad.jinja", "{% endif %}");
 	char *mine = mem_printf("%s/mine.jinja", folder), *bad = mem_printf("%s/bad.jinja", folder),
 		 *none = mem_printf("%s/none.jinja", folder);
-	ck_assert_int_eq(model_open(folder, "", &m, &err), 0);
+	ck_assert_int_eq(served_model_open(folder, "", &m, &err), 0);
 	ck_assert_int_lt(model_use_template(m, "", &err), 0);
 	has(err.text, "unterminated string");
 	has(err.text, "setting chat_template");
@@ -146,7 +146,7 @@ START_TEST(override)
 	has(err.text, "no such file");
 	ck_assert_int_eq(model_use_template(m, mine, &err), 0);
 	check_template(chat_set_choose(&m->text.chats, 1), "mine");
-	model_close(&m);
+	served_model_close(&m);
 	free(mine);
 	free(bad);
 	free(none);
@@ -289,7 +289,7 @@ int main(void)
 	log_init("test", NULL);
 	log_set_level("error");
 	/* without one the tests that need text are skipped */
-	if (path && *path && model_open(path, "", &model, &err) < 0) {
+	if (path && *path && served_model_open(path, "", &model, &err) < 0) {
 		printf("%s\n", err.text);
 		return 1;
 	}
@@ -305,6 +305,6 @@ int main(void)
 	srunner_run_all(sr, CK_ENV);
 	int failed = srunner_ntests_failed(sr);
 	srunner_free(sr);
-	model_close(&model);
+	served_model_close(&model);
 	return failed ? 1 : 0;
 }

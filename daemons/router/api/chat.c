@@ -1,15 +1,15 @@
 /* chat.c - POST /v1/chat/completions: messages through the model's own template. */
-#include "daemons/router/request/request.h"
+#include "daemons/router/request/prepare.h"
 #include "util/mem.h"
 
 #include <string.h>
 
-int request_bad_body(struct request *q, const struct body_error *e)
+int chat_bad_body(struct request_prepare *q, const struct body_error *e)
 {
 	return api_bad(&q->error, e->param, "%s", e->text);
 }
 
-int chat_render(struct request *q, const json_t *o, struct buf *out)
+int chat_render(struct request_prepare *q, const json_t *o, struct buf *out)
 {
 	struct chat_tools tools;
 	struct body_error bad;
@@ -21,18 +21,18 @@ int chat_render(struct request *q, const json_t *o, struct buf *out)
 		               "give the server one (setting chat_template)",
 		               q->model->name);
 	if (chat_request_render(&q->model->text.chats, o, &tools, q->created_s, out, &bad) < 0)
-		return request_bad_body(q, &bad);
+		return chat_bad_body(q, &bad);
 	if (q->message.reasoning)
 		q->message.at = reasoning_opened(q->message.reasoning, out->data ? out->data : "",
 		                                 out->len);
 	return 0;
 }
 
-int api_chat_prepare(struct request *q, const json_t *o)
+int api_chat_prepare(struct request_prepare *q, const json_t *o)
 {
 	const json_t *v = json_object_get(o, "messages");
 	struct buf text;
-	if (params_read(o, 1, q->max_choices, &q->p, &q->error) < 0 ||
+	if (params_read(o, 1, q->max_answers, &q->p, &q->error) < 0 ||
 	    params_read_ids(o, q->model->tokenizer, q->vocab, &q->p, &q->error) < 0 ||
 	    format_read(q, o) < 0)
 		return -1;

@@ -1,19 +1,19 @@
 /* completions.c - POST /v1/completions: prompts as a string, strings, token ids or lists of
  * ids. */
-#include "daemons/router/request/request.h"
+#include "daemons/router/request/prepare.h"
 #include "util/mem.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static int bad_prompt(struct request *q)
+static int bad_prompt(struct request_prepare *q)
 {
 	return api_bad(&q->error, "prompt",
 	               "prompt must be a string, an array of strings, an array of token ids, or an "
 	               "array of such arrays");
 }
 
-static int take_text(struct request *q, struct prompt *p, const json_t *v)
+static int take_text(struct request_prepare *q, struct prompt *p, const json_t *v)
 {
 	if (q->p.echo) {
 		buf_init_quota(&p->text, 0, &q->quota);
@@ -22,7 +22,7 @@ static int take_text(struct request *q, struct prompt *p, const json_t *v)
 	return prompt_encode(q, p, json_string_value(v), json_string_length(v), "prompt");
 }
 
-static int take_ids(struct request *q, struct prompt *p, const json_t *v)
+static int take_ids(struct request_prepare *q, struct prompt *p, const json_t *v)
 {
 	size_t n = json_array_size(v);
 	p->tokens.quota = &q->quota;
@@ -47,17 +47,17 @@ static int take_ids(struct request *q, struct prompt *p, const json_t *v)
 	return 0;
 }
 
-static int read_prompts(struct request *q, const json_t *v)
+static int read_prompts(struct request_prepare *q, const json_t *v)
 {
 	const json_t *first = json_array_get(v, 0);
 	int several = json_is_array(v) && !json_is_integer(first);
 	size_t n = several ? json_array_size(v) : 1;
 	if (!json_is_string(v) && !json_is_array(v))
 		return bad_prompt(q);
-	if (n == 0 || n * q->p.n > q->max_choices)
+	if (n == 0 || n * q->p.n > q->max_answers)
 		return api_bad(&q->error, "prompt",
 		               "prompt has %zu items; with n %u that must be 1 to %u answers (max_choices)",
-		               n, q->p.n, q->max_choices);
+		               n, q->p.n, q->max_answers);
 	q->prompts = quota_take(&q->quota, n * sizeof *q->prompts) < 0
 	                 ? NULL
 	                 : mem_try_array(n, sizeof *q->prompts);
@@ -74,10 +74,10 @@ static int read_prompts(struct request *q, const json_t *v)
 	return 0;
 }
 
-int api_completions_prepare(struct request *q, const json_t *o)
+int api_completions_prepare(struct request_prepare *q, const json_t *o)
 {
 	const json_t *v = json_object_get(o, "prompt");
-	if (params_read(o, 0, q->max_choices, &q->p, &q->error) < 0 || format_read(q, o) < 0)
+	if (params_read(o, 0, q->max_answers, &q->p, &q->error) < 0 || format_read(q, o) < 0)
 		return -1;
 	if (!v || json_is_null(v))
 		return api_bad(&q->error, "prompt", "prompt is required");

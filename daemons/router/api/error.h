@@ -6,14 +6,14 @@
 
 struct api_error {
 	int status; /* of HTTP; 0: no error */
-	/* the least that Retry-After says, of a status that has one; 0: what the workers' load says */
+	/* smallest Retry-After, if the status has one; 0: as the workers' load suggests */
 	uint32_t retry_after_s;
 	const char *type, *code; /* static strings; code may be NULL */
 	char param[64];          /* "" : none */
 	char text[512];
 };
 
-/* 400, invalid_request_error. Returns -1, so that `return api_bad(...)` reads well. */
+/* 400, invalid_request_error. Returns -1, for `return api_bad(...)`. */
 int api_bad(struct api_error *e, const char *param, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
 /* Any status; type and code follow from it. Returns -1. */

@@ -1,7 +1,7 @@
 /* format.c - the form that an answer must have: response_format of OpenAI, guided_* and
  * structured_outputs of vLLM. Each asks for one constraint (grammar.h), which is compiled here
- * to be refused with its reason at once, and again at the worker. */
-#include "daemons/router/request/request.h"
+ * so that an error is reported at once, and again at the worker. */
+#include "daemons/router/request/prepare.h"
 #include "grammar/grammar.h"
 #include "util/json_load.h"
 #include "util/mem.h"
@@ -9,13 +9,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int no_memory(struct request *q, const char *param)
+static int no_memory(struct request_prepare *q, const char *param)
 {
 	return api_fault(&q->error, 503, "%s: this server has no memory to look at it now", param);
 }
 
-/* text is taken. param: who asks; a second one that asks is refused. */
-int request_constrain(struct request *q, const char *param, unsigned kind, char *text, int strict)
+/* param: the parameter that asks; a second one is refused. */
+int format_constrain(struct request_prepare *q, const char *param, unsigned kind, char *text,
+                     int strict)
 {
 	struct err err = {0};
 	struct grammar *g;
@@ -29,7 +30,7 @@ int request_constrain(struct request *q, const char *param, unsigned kind, char 
 	q->bound_by = param;
 	if (!q->model->tokenizer)
 		return api_bad(&q->error, param,
-		               "%s needs the model's vocabulary, which this server has not", param);
+		               "%s needs the model's vocabulary, which this server does not have", param);
 	int r = grammar_compile(kind, text, strlen(text), strict ? GRAMMAR_STRICT : 0, &g, &err);
 	if (r < 0)
 		return r == ERR_NOMEM ? no_memory(q, param)
@@ -45,9 +46,9 @@ static char *dump(const json_t *v)
 	return json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(17));
 }
 
-/* A text as the client gave it, copied. */
-static int constrain_text(struct request *q, const char *param, unsigned kind, const json_t *v,
-                          int strict)
+/* v: the constraint as a string. */
+static int constrain_text(struct request_prepare *q, const char *param, unsigned kind,
+                          const json_t *v, int strict)
 {
 	size_t len = json_string_length(v);
 	if (len > GRAMMAR_TEXT_MAX)
@@ -56,20 +57,20 @@ static int constrain_text(struct request *q, const char *param, unsigned kind, c
 	char *text = mem_try_alloc(len + 1);
 	if (text)
 		memcpy(text, json_string_value(v), len + 1);
-	return request_constrain(q, param, kind, text, strict);
+	return format_constrain(q, param, kind, text, strict);
 }
 
-/* A schema as an object, or as a text of one. */
-static int constrain_json(struct request *q, const char *param, const json_t *v, int strict)
+/* A schema, as an object or as a string. */
+static int constrain_json(struct request_prepare *q, const char *param, const json_t *v, int strict)
 {
 	if (json_is_string(v) && strlen(json_string_value(v)) == json_string_length(v))
 		return constrain_text(q, param, GRAMMAR_JSON_SCHEMA, v, strict);
 	if (!json_is_object(v))
 		return api_bad(&q->error, param, "%s must be a JSON schema, got %s", param, param_show(v));
-	return request_constrain(q, param, GRAMMAR_JSON_SCHEMA, dump(v), strict);
+	return format_constrain(q, param, GRAMMAR_JSON_SCHEMA, dump(v), strict);
 }
 
-static int constrain_regex(struct request *q, const char *param, const json_t *v)
+static int constrain_regex(struct request_prepare *q, const char *param, const json_t *v)
 {
 	if (!json_is_string(v) || json_string_length(v) == 0 ||
 	    strlen(json_string_value(v)) != json_string_length(v))
@@ -78,22 +79,22 @@ static int constrain_regex(struct request *q, const char *param, const json_t *v
 	return constrain_text(q, param, GRAMMAR_REGEX, v, 0);
 }
 
-static int constrain_choice(struct request *q, const char *param, const json_t *v)
+static int constrain_choice(struct request_prepare *q, const char *param, const json_t *v)
 {
 	if (!json_is_array(v))
 		return api_bad(&q->error, param, "%s must be an array of strings, got %s", param,
 		               param_show(v));
-	return request_constrain(q, param, GRAMMAR_CHOICE, dump(v), 0);
+	return format_constrain(q, param, GRAMMAR_CHOICE, dump(v), 0);
 }
 
-/* null is as good as nothing. */
+/* NULL also for null. */
 static const json_t *member(const json_t *o, const char *name)
 {
 	const json_t *v = json_object_get(o, name);
 	return json_is_null(v) ? NULL : v;
 }
 
-static int read_response_format(struct request *q, const json_t *v)
+static int read_response_format(struct request_prepare *q, const json_t *v)
 {
 	const char *type = json_string_value(json_object_get(v, "type"));
 	if (!type)
@@ -102,7 +103,7 @@ static int read_response_format(struct request *q, const json_t *v)
 	if (strcmp(type, "text") == 0)
 		return 0;
 	if (strcmp(type, "json_object") == 0)
-		return request_constrain(q, "response_format", GRAMMAR_JSON_OBJECT, mem_strdup(""), 0);
+		return format_constrain(q, "response_format", GRAMMAR_JSON_OBJECT, mem_strdup(""), 0);
 	if (strcmp(type, "json_schema") != 0)
 		return api_bad(&q->error, "response_format",
 		               "response_format.type must be text, json_object or json_schema, got %s",
@@ -120,7 +121,7 @@ static int read_response_format(struct request *q, const json_t *v)
 	return constrain_json(q, "response_format", schema, json_is_true(strict));
 }
 
-static int read_structured(struct request *q, const json_t *v)
+static int read_structured(struct request_prepare *q, const json_t *v)
 {
 	static const char *const known[] = {"json", "regex", "choice", "json_object"};
 	const char *key;
@@ -145,18 +146,18 @@ static int read_structured(struct request *q, const json_t *v)
 	if ((m = (json_t *)member(v, "choice")) && constrain_choice(q, "structured_outputs", m) < 0)
 		return -1;
 	return json_is_true(json_object_get(v, "json_object"))
-	           ? request_constrain(q, "structured_outputs", GRAMMAR_JSON_OBJECT, mem_strdup(""), 0)
+	           ? format_constrain(q, "structured_outputs", GRAMMAR_JSON_OBJECT, mem_strdup(""), 0)
 	           : 0;
 }
 
-/* What asks for nothing: null, "", [], {}. */
+/* null, "", [] and {} ask for nothing. */
 static int is_empty(const json_t *v)
 {
 	return !v || (json_is_string(v) && !json_string_length(v)) ||
 	       (json_is_array(v) && !json_array_size(v)) || (json_is_object(v) && !json_object_size(v));
 }
 
-int format_read(struct request *q, const json_t *o)
+int format_read(struct request_prepare *q, const json_t *o)
 {
 	const json_t *v;
 	if ((v = member(o, "response_format")) && read_response_format(q, v) < 0)
@@ -170,7 +171,53 @@ int format_read(struct request *q, const json_t *o)
 	return (v = member(o, "structured_outputs")) ? read_structured(q, v) : 0;
 }
 
-/* The form as one piece; NULL: there is no memory. */
+/* --- thoughts before the answer ------------------------------------------
+ *
+ * A model may think before an answer that is bound. Thoughts that the prompt opened come to their
+ * end. Where the prompt neither opened nor closed them, the model chooses by its first token, if
+ * that is a marker: in harmony, and where the marker that opens thoughts is one token (Qwen 3). A
+ * marker of several tokens of text (Granite 3.2: "Here is my thought process:") begins as any
+ * answer may begin, and then only thoughts could follow: there the answer is bound from its first
+ * token. */
+
+/* NULL, here and below: no memory. */
+static json_t *to_the_end(const struct reasoning_form *f)
+{
+	return json_pack("[{s:s},{s:s}]", "free", f->close, "regex", f->next);
+}
+
+static json_t *if_the_model_thinks(const struct reasoning_form *f)
+{
+	return json_pack("[{s:[[{s:s},{s:s},{s:s}],[]]}]", "any_of", "literal", f->open, "free",
+	                 f->close, "regex", f->next);
+}
+
+json_t *format_thoughts(const struct request_prepare *q, const char *prompt, size_t len,
+                        int is_call)
+{
+	const struct reasoning_format *format = q->model->reasoning;
+	if (!format)
+		return json_array();
+	const struct reasoning_form *f = reasoning_format_form(format);
+	enum reasoning_at at = reasoning_opened(format, prompt, len);
+	int is_row = *f->answer != 0; /* of messages; what the prompt began is one */
+	json_t *first;
+	if (at == REASONING_BEFORE && (is_row || q->model->opens_by_token))
+		first = if_the_model_thinks(f);
+	else if (at == REASONING_WITHIN_THOUGHTS ||
+	         (at == REASONING_WITHIN_ANSWER && is_row && is_call))
+		first = to_the_end(f);
+	else
+		first = json_array();
+	if (is_row && !is_call && at != REASONING_WITHIN_ANSWER &&
+	    json_array_append_new(first, json_pack("{s:s}", "literal", f->answer)) < 0) {
+		json_decref(first);
+		return NULL;
+	}
+	return first;
+}
+
+/* The form as one piece; NULL: no memory. */
 static json_t *as_piece(const Pds__Constraint *k)
 {
 	json_error_t bad;
@@ -183,12 +230,12 @@ static json_t *as_piece(const Pds__Constraint *k)
 	return json_pack("{s:o}", is_choice ? "choice" : "schema", v);
 }
 
-int format_behind_thoughts(struct request *q, const char *prompt, size_t len)
+int format_behind_thoughts(struct request_prepare *q, const char *prompt, size_t len)
 {
 	Pds__Constraint *k = &q->constraint;
 	if (!k->kind)
 		return 0;
-	json_t *pieces = thoughts_first(q, prompt, len, 0);
+	json_t *pieces = format_thoughts(q, prompt, len, 0);
 	if (pieces && !json_array_size(pieces)) {
 		json_decref(pieces);
 		return 0;
@@ -200,5 +247,5 @@ int format_behind_thoughts(struct request *q, const char *prompt, size_t len)
 	free(k->text);
 	k->text = NULL;
 	k->kind = (Pds__ConstraintKind)GRAMMAR_NONE;
-	return request_constrain(q, q->bound_by, GRAMMAR_STRUCTURE, text, k->strict);
+	return format_constrain(q, q->bound_by, GRAMMAR_STRUCTURE, text, k->strict);
 }

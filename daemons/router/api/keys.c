@@ -28,7 +28,7 @@ void api_keys_fini(struct api_keys *k)
 	memset(k, 0, sizeof *k);
 }
 
-/* What stands behind the scheme and its spaces; "" if that is not Bearer. */
+/* What follows the scheme and its spaces; "" if the scheme is not Bearer. */
 static const char *bearer(const char *authorization)
 {
 	static const char scheme[] = "Bearer ";

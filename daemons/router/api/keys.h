@@ -1,5 +1,5 @@
-/* keys.h - the keys that clients may send, as keyed digests made once: a request costs one
- * digest, and time does not tell how much of a key was right. */
+/* keys.h - the keys that clients may send, stored as keyed digests: checking a request costs one
+ * digest, in a time that does not depend on how much of its key is right. */
 #ifndef ROUTER_API_KEYS_H
 #define ROUTER_API_KEYS_H
 
@@ -8,15 +8,15 @@
 #define API_KEY_DIGEST_BYTES 32u
 
 struct api_keys {
-	unsigned char secret[API_KEY_DIGEST_BYTES]; /* drawn with each set */
+	unsigned char secret[API_KEY_DIGEST_BYTES]; /* random, new with each api_keys_set */
 	unsigned char (*digests)[API_KEY_DIGEST_BYTES];
 	size_t n; /* 0: no key is needed */
 };
 
-/* In place of those before. The texts are not kept. */
+/* Replaces the keys. The texts are not kept. */
 void api_keys_set(struct api_keys *k, const char *const *keys, size_t n);
 void api_keys_fini(struct api_keys *k);
-/* May a request with this Authorization come in? "Bearer" in any case, one or more spaces, a
+/* 1 if a request with this Authorization is allowed: "Bearer" in any case, one or more spaces, a
  * key. */
 int api_keys_allow(const struct api_keys *k, const char *authorization);
 

@@ -7,15 +7,81 @@
 #include "logprob.h"
 #include "text/tokenizer.h"
 #include "text/unicode.h"
+#include "util/err.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
+/* --- rows ---------------------------------------------------------------- */
+
+void rows_init(struct rows *l, uint32_t top, struct quota *q)
+{
+	memset(l, 0, sizeof *l);
+	l->top = top;
+	l->quota = q;
+}
+
+void rows_fini(struct rows *l)
+{
+	quota_free(l->quota, l->data, l->size * row_bytes(l->top));
+	l->data = NULL;
+	l->n = l->size = 0;
+}
+
+int rows_reserve(struct rows *l, uint32_t n)
+{
+	if (n <= l->size)
+		return 0;
+	unsigned char *data = quota_grow(l->quota, l->data, l->size, n, row_bytes(l->top));
+	if (!data)
+		return ERR_NOMEM;
+	l->data = data;
+	l->size = n;
+	return 0;
+}
+
+struct row *rows_add(struct rows *l)
+{
+	if (l->n == l->size && rows_reserve(l, l->size ? l->size + l->size / 2 : 4) < 0 &&
+	    rows_reserve(l, l->n + 1) < 0)
+		return NULL;
+	struct row *r = rows_at(l, l->n++);
+	memset(r, 0, row_bytes(l->top));
+	return r;
+}
+
+int rows_add_token(struct rows *l, const Pds__Token *t, uint32_t offset)
+{
+	struct row *r = rows_add(l);
+	if (!r)
+		return ERR_NOMEM;
+	r->id = t->id;
+	r->logprob = t->logprob;
+	r->rank = t->rank;
+	r->offset = offset;
+	r->n_top = t->n_top < l->top ? (uint32_t)t->n_top : l->top;
+	for (uint32_t i = 0; i < r->n_top; i++)
+		r->top[i] = (struct row_top){t->top[i]->id, t->top[i]->logprob};
+	return 0;
+}
+
+void row_take(struct row *r, uint32_t top, const Pds__PromptLogprobs *m, size_t i)
+{
+	size_t n_top = m->n_top_ids / m->n_logprobs;
+	r->logprob = m->logprobs[i];
+	r->rank = m->ranks[i];
+	r->n_top = n_top < top ? (uint32_t)n_top : top;
+	for (size_t k = 0; k < r->n_top; k++)
+		r->top[k] = (struct row_top){m->top_ids[i * n_top + k], m->top_logprobs[i * n_top + k]};
+}
+
+/* --- JSON ---------------------------------------------------------------- */
+
 #define DIGITS 7 /* as "%.7g" */
 
-/* A value from 1e-4 up to 1e7 as "%.7g" has it, 20 times as fast: a float's 24 bits times 10^10
- * is exact in a double, so it is rounded once. */
+/* A value from 1e-4 up to 1e7 as "%.7g", 20 times as fast: a float's 24 bits times 10^10 is exact
+ * in a double, so the value is rounded once. */
 static size_t fixed_number(double v, char *out)
 {
 	static const double power[] = {1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10};
@@ -75,14 +141,21 @@ static int is_utf8(const char *s, size_t n)
 	return 1;
 }
 
-/* A token's bytes; of one that the vocabulary lacks, its number in room. */
+/* A token's bytes; if the vocabulary lacks it, "token_id:N" in room. */
 static const char *token_bytes(const struct model *m, uint32_t id, char room[32], size_t *ret_len)
 {
+	static const char prefix[] = "token_id:";
 	const char *bytes = m->tokenizer ? tokenizer_bytes(m->tokenizer, id, ret_len) : NULL;
 	if (bytes)
 		return bytes;
-	*ret_len = (size_t)snprintf(room, 32, "token_id:%u", id);
-	return room;
+	char *end = room + 31, *at = end;
+	do
+		*--at = (char)('0' + id % 10);
+	while (id /= 10);
+	at -= sizeof prefix - 1;
+	memcpy(at, prefix, sizeof prefix - 1);
+	*ret_len = (size_t)(end - at);
+	return at;
 }
 
 /* The token's text as a JSON string of the completions shape. */

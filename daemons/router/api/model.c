@@ -33,7 +33,7 @@ static void choose_name(struct model *m, const char *served_name)
 	         n > at ? m->path + at : "default");
 }
 
-/* The context that a GGUF file says; a folder's is the workers' to say. */
+/* From a GGUF file; of a folder the workers report it. */
 static void read_context(struct model *m)
 {
 	struct gguf_str s;
@@ -44,13 +44,16 @@ static void read_context(struct model *m)
 	}
 }
 
+/* How it writes thoughts and calls of tools, as its chat template shows. */
 static void see_template(struct model *m)
 {
 	const struct chat_template *t = chat_set_choose(&m->text.chats, 1);
 	size_t len;
 	const char *text = t ? chat_template_text(t, &len) : NULL;
-	if (text)
-		model_see_template(m, text, len);
+	if (!text)
+		return;
+	m->calls = toolcall_format_detect(text, len);
+	m->reasoning = reasoning_format_detect(text, len);
 }
 
 int model_use_template(struct model *m, const char *path, struct err *err)
@@ -64,7 +67,8 @@ int model_use_template(struct model *m, const char *path, struct err *err)
 	return r;
 }
 
-int model_open(const char *path, const char *served_name, struct model **ret_m, struct err *err)
+int served_model_open(const char *path, const char *served_name, struct model **ret_m,
+                      struct err *err)
 {
 	struct model *m = mem_zalloc(sizeof *m);
 	snprintf(m->path, sizeof m->path, "%s", path);
@@ -76,7 +80,7 @@ int model_open(const char *path, const char *served_name, struct model **ret_m, 
 	else if (*path)
 		r = text_model_open(path, &m->text, err);
 	if (r < 0) {
-		model_close(&m);
+		served_model_close(&m);
 		return r;
 	}
 	m->tokenizer = m->text.tokenizer;
@@ -87,7 +91,7 @@ int model_open(const char *path, const char *served_name, struct model **ret_m, 
 	return 0;
 }
 
-void model_close(struct model **mp)
+void served_model_close(struct model **mp)
 {
 	struct model *m = *mp;
 	if (!m)
@@ -95,4 +99,74 @@ void model_close(struct model **mp)
 	text_model_close(&m->text);
 	free(m);
 	*mp = NULL;
+}
+
+/* --- thoughts and calls of tools ----------------------------------------- */
+
+/* 1: text is one token, with this id. */
+static int is_one_token(const struct tokenizer *t, const char *text, uint32_t *ret_id)
+{
+	struct token_list l = {0};
+	int r = tokenizer_encode(t, text, strlen(text), TOKENIZE_PARSE_SPECIAL, 0, &l);
+	int is_one = r == 0 && l.n == 1;
+	if (is_one)
+		*ret_id = l.ids[0];
+	token_list_fini(&l);
+	return is_one;
+}
+
+/* Markers that are special tokens: their text is left out of answers, unless the answer looks for
+ * it. */
+static void add_marker(struct model *m, const char *text, unsigned whose)
+{
+	uint32_t id;
+	if (is_one_token(m->tokenizer, text, &id) && tokenizer_is_special(m->tokenizer, id) &&
+	    m->n_markers < MODEL_MARKERS_MAX)
+		m->markers[m->n_markers++] = (struct model_marker){id, whose};
+}
+
+static int opens_by_token(const struct model *m)
+{
+	uint32_t id;
+	return m->tokenizer && m->reasoning &&
+	       is_one_token(m->tokenizer, reasoning_format_form(m->reasoning)->open, &id);
+}
+
+static unsigned marks_of_calls(const struct model *m, const char *marker)
+{
+	const char *last = toolcall_format_last(m->calls);
+	return MODEL_MARKS_CALLS | (last && strcmp(last, marker) == 0 ? MODEL_MARKS_LAST : 0);
+}
+
+int model_set_parsers(struct model *m, const char *tool_parser, const char *reasoning_parser,
+                      struct err *err)
+{
+	const char *marker;
+	if (strcmp(tool_parser, "auto") != 0)
+		m->calls = toolcall_format_find(tool_parser);
+	if (strcmp(reasoning_parser, "auto") != 0)
+		m->reasoning = reasoning_format_find(reasoning_parser);
+	m->n_markers = 0;
+	if (!m->calls && strcmp(tool_parser, "auto") != 0 && strcmp(tool_parser, "none") != 0)
+		return err_set(err, ERR_INVALID, "tool_parser: there is no format \"%s\"", tool_parser);
+	if (!m->reasoning && strcmp(reasoning_parser, "auto") != 0 &&
+	    strcmp(reasoning_parser, "none") != 0)
+		return err_set(err, ERR_INVALID, "reasoning_parser: there is no format \"%s\"",
+		               reasoning_parser);
+	for (size_t i = 0; m->tokenizer && m->calls && (marker = toolcall_format_marker(m->calls, i));
+	     i++)
+		add_marker(m, marker, marks_of_calls(m, marker));
+	for (size_t i = 0;
+	     m->tokenizer && m->reasoning && (marker = reasoning_format_marker(m->reasoning, i)); i++)
+		add_marker(m, marker, MODEL_MARKS_REASONING);
+	m->opens_by_token = opens_by_token(m);
+	return 0;
+}
+
+unsigned model_marker(const struct model *m, uint32_t id)
+{
+	unsigned whose = 0;
+	for (unsigned i = 0; i < m->n_markers; i++)
+		whose |= m->markers[i].id == id ? m->markers[i].whose : 0;
+	return whose;
 }

@@ -16,7 +16,7 @@
 #define REASONING_PARSERS "auto|none|think|ernie|mistral|granite|cohere|harmony"
 #define MODEL_MARKERS_MAX 24
 
-/* LAST: an answer with a call ends there, also where the model does not list it with its
+/* LAST: an answer with a call ends with this marker, even if the model does not list it among its
  * end-of-sequence ids. */
 enum { MODEL_MARKS_CALLS = 1, MODEL_MARKS_REASONING = 2, MODEL_MARKS_LAST = 4 };
 
@@ -30,33 +30,31 @@ struct model {
 	char path[1024];
 	struct text_model text;
 	const struct tokenizer *tokenizer; /* of text; NULL: only token ids are served */
-	/* how it writes calls of tools; NULL: not known, or not wanted */
+	/* how it writes calls of tools; NULL: unknown, or turned off */
 	const struct toolcall_format *calls;
 	const struct reasoning_format *reasoning; /* and thoughts */
 	int opens_by_token; /* the marker that opens thoughts is a token of its own */
-	/* of these formats, as far as they are special tokens */
+	/* of these formats, if they are special tokens */
 	struct model_marker markers[MODEL_MARKERS_MAX];
 	unsigned n_markers;
-	uint32_t context; /* 0: not known here, the workers say it */
+	uint32_t context; /* 0: unknown here, workers report it */
 	int64_t created_s;
 };
 
-/* path "": a router without text. served_name "": the file's own name. A tokenizer that this
- * build cannot do is an error, by name. */
-int model_open(const char *path, const char *served_name, struct model **ret_m, struct err *err);
-/* The chat template in this file, or for "" those of the model's own, which must be right then.
- * To be called once, before the model is used. */
+/* path "": a router without text. served_name "": the file's own name. A tokenizer that this build
+ * does not support is an error that names it. */
+int served_model_open(const char *path, const char *served_name, struct model **ret_m,
+                      struct err *err);
+/* Uses the chat template in this file, or for "" the model's own, which must be valid then. To be
+ * called once, before the model is used. */
 int model_use_template(struct model *m, const char *path, struct err *err);
-void model_close(struct model **m);
+void served_model_close(struct model **m);
 
-/* parsers.c */
-/* sets the formats that the template shows */
-void model_see_template(struct model *m, const char *text, size_t len);
-/* Each "auto" (as seen), "none" or a format's name. To be called once, when the tokenizer is
- * there. */
+/* Each is "auto" (as the template shows), "none" or a format's name. To be called once, after the
+ * tokenizer is open. */
 int model_set_parsers(struct model *m, const char *tool_parser, const char *reasoning_parser,
                       struct err *err);
-/* MODEL_MARKS_ of both that this token is a marker of */
+/* MODEL_MARKS_ of this token; 0: it is no marker */
 unsigned model_marker(const struct model *m, uint32_t id);
 
 #endif

@@ -1,6 +1,6 @@
-/* params.h - the parameters of a request, read from JSON and checked: wrong types and values out of
- * range are refused by name, with value and range. Unknown parameters are ignored; known ones
- * that this build cannot do are refused unless they ask for nothing. */
+/* params.h - the parameters of a request, read from JSON and checked: an error names the parameter,
+ * the value and the range. Unknown parameters are ignored; known ones that this build does not
+ * support are refused, unless their value asks for nothing. */
 #ifndef ROUTER_PARAMS_H
 #define ROUTER_PARAMS_H
 
@@ -54,7 +54,7 @@ static inline const char *param_show(const json_t *v)
 
 /* All that completions and chat share. n_max: limit on n. */
 int params_read(const json_t *o, int chat, uint32_t n_max, struct params *p, struct api_error *e);
-/* params_ids.c: those that name tokens, by id or by text: logit_bias, allowed_token_ids,
+/* Those that name tokens, by id or by text: logit_bias, allowed_token_ids,
  * bad_words. t NULL: no text. After params_read. */
 int params_read_ids(const json_t *o, const struct tokenizer *t, uint32_t vocab, struct params *p,
                     struct api_error *e);

@@ -13,7 +13,7 @@
 
 enum part_kind { PART_TEXT, PART_BYTES, PART_STRING, PART_IDS, PART_ROWS };
 
-struct part {
+struct answer_part {
 	enum part_kind kind;
 	enum row_shape shape;
 	uint32_t most;
@@ -21,33 +21,33 @@ struct part {
 	size_t from, n; /* TEXT: begin in parts.text; bytes, ids, rows */
 };
 
-void parts_init(struct parts *p)
+void parts_init(struct answer_parts *p)
 {
 	memset(p, 0, sizeof *p);
 	buf_init(&p->text, TEXT_MAX);
 }
 
-void parts_fini(struct parts *p)
+void parts_fini(struct answer_parts *p)
 {
 	buf_fini(&p->text);
 	free(p->part);
 	memset(p, 0, sizeof *p);
 }
 
-void parts_reset(struct parts *p)
+void parts_reset(struct answer_parts *p)
 {
 	buf_reset(&p->text);
 	p->closed = p->done = 0;
 	p->n = p->at = 0;
 }
 
-/* A list is bounded by the calls that an answer may have (TOOLCALL_COUNT_MAX). Without memory
- * for it nothing more is written. */
-static void push(struct parts *p, struct part part)
+/* Bounded by the calls that an answer may have (TOOLCALL_COUNT_MAX). Without memory nothing more is
+ * written. */
+static void push(struct answer_parts *p, struct answer_part part)
 {
 	if (p->n == p->size) {
 		uint32_t size = p->size ? p->size * 2 : 16;
-		struct part *more = mem_try_grow(p->part, size, sizeof *more);
+		struct answer_part *more = mem_try_grow(p->part, size, sizeof *more);
 		if (!more) {
 			p->text.full = 1;
 			return;
@@ -58,15 +58,16 @@ static void push(struct parts *p, struct part part)
 	p->part[p->n++] = part;
 }
 
-/* What was added to the text since the last part is one. */
-static void close_text(struct parts *p)
+/* The text added since the last part becomes a part. */
+static void close_text(struct answer_parts *p)
 {
 	if (p->closed < p->text.len)
-		push(p, (struct part){.kind = PART_TEXT, .from = p->closed, .n = p->text.len - p->closed});
+		push(p, (struct answer_part){
+					.kind = PART_TEXT, .from = p->closed, .n = p->text.len - p->closed});
 	p->closed = p->text.len;
 }
 
-static void add(struct parts *p, struct part part)
+static void add(struct answer_parts *p, struct answer_part part)
 {
 	if (!part.n)
 		return;
@@ -74,35 +75,36 @@ static void add(struct parts *p, struct part part)
 	push(p, part);
 }
 
-void parts_bytes(struct parts *p, const char *s, size_t n)
+void parts_bytes(struct answer_parts *p, const char *s, size_t n)
 {
-	add(p, (struct part){.kind = PART_BYTES, .of = s, .n = n});
+	add(p, (struct answer_part){.kind = PART_BYTES, .of = s, .n = n});
 }
 
-void parts_inside(struct parts *p, const char *s, size_t n)
+void parts_inside(struct answer_parts *p, const char *s, size_t n)
 {
 	if (n <= STRING_SHORT)
 		buf_add_json_part(&p->text, s, n);
 	else
-		add(p, (struct part){.kind = PART_STRING, .of = s, .n = n});
+		add(p, (struct answer_part){.kind = PART_STRING, .of = s, .n = n});
 }
 
-void parts_string(struct parts *p, const char *s, size_t n)
+void parts_string(struct answer_parts *p, const char *s, size_t n)
 {
 	buf_addc(&p->text, '"');
 	parts_inside(p, s, n);
 	buf_addc(&p->text, '"');
 }
 
-void parts_ids(struct parts *p, const uint32_t *ids, size_t n)
+void parts_ids(struct answer_parts *p, const uint32_t *ids, size_t n)
 {
-	add(p, (struct part){.kind = PART_IDS, .of = ids, .n = n});
+	add(p, (struct answer_part){.kind = PART_IDS, .of = ids, .n = n});
 }
 
-void parts_rows(struct parts *p, const struct rows *rows, enum row_shape shape, uint32_t most)
+void parts_rows(struct answer_parts *p, const struct rows *rows, enum row_shape shape,
+                uint32_t most)
 {
-	add(p,
-	    (struct part){.kind = PART_ROWS, .of = rows, .n = rows->n, .shape = shape, .most = most});
+	add(p, (struct answer_part){
+			   .kind = PART_ROWS, .of = rows, .n = rows->n, .shape = shape, .most = most});
 }
 
 static size_t write_ids(const uint32_t *ids, size_t from, size_t n, struct buf *out)
@@ -116,7 +118,8 @@ static size_t write_ids(const uint32_t *ids, size_t from, size_t n, struct buf *
 	return to - from;
 }
 
-static size_t write_row(const struct part *part, const struct model *m, uint32_t i, struct buf *out)
+static size_t write_row(const struct answer_part *part, const struct model *m, uint32_t i,
+                        struct buf *out)
 {
 	if (i)
 		buf_addc(out, ',');
@@ -124,16 +127,16 @@ static size_t write_row(const struct part *part, const struct model *m, uint32_t
 	return 1;
 }
 
-/* A piece of the part, from `done` on; returns how much of it that was. */
-static size_t write_piece(const struct parts *p, const struct part *part, const struct model *m,
-                          size_t most, struct buf *out)
+/* Writes a piece of the part, from `done` on; returns how much of it. */
+static size_t write_piece(const struct answer_parts *p, const struct answer_part *part,
+                          const struct model *m, size_t max_size, struct buf *out)
 {
 	const char *s = part->of;
 	size_t left = part->n - p->done, n = left;
 	switch (part->kind) {
 	case PART_TEXT: buf_add(out, p->text.data + part->from, n); return n;
 	case PART_BYTES:
-		n = left < most ? left : most;
+		n = left < max_size ? left : max_size;
 		buf_add(out, s + p->done, n);
 		return n;
 	case PART_STRING:
@@ -146,15 +149,15 @@ static size_t write_piece(const struct parts *p, const struct part *part, const 
 	return n;
 }
 
-int parts_write(struct parts *p, const struct model *m, struct buf *out, size_t most)
+int parts_write(struct answer_parts *p, const struct model *m, struct buf *out, size_t max_size)
 {
 	close_text(p);
 	out->full |= p->text.full;
 	while (p->at < p->n) {
-		const struct part *part = &p->part[p->at];
-		if (out->len >= most || out->full)
+		const struct answer_part *part = &p->part[p->at];
+		if (out->len >= max_size || out->full)
 			return 0;
-		p->done += write_piece(p, part, m, most - out->len, out);
+		p->done += write_piece(p, part, m, max_size - out->len, out);
 		if (p->done == part->n) {
 			p->done = 0;
 			p->at++;

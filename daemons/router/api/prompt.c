@@ -1,6 +1,6 @@
 /* prompt.c - from text to tokens, within the context. Runs on the event loop for short texts, on
  * a text thread for long ones. */
-#include "daemons/router/request/request.h"
+#include "daemons/router/request/prepare.h"
 #include "text/unicode.h"
 
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 /* tokens that truncate_prompt_tokens -1 leaves for an answer whose length is open */
 #define ROOM_LEFT 16u
 
-int prompt_need_text(struct request *q, const char *param)
+int prompt_need_text(struct request_prepare *q, const char *param)
 {
 	if (q->model->tokenizer)
 		return 0;
@@ -19,7 +19,7 @@ int prompt_need_text(struct request *q, const char *param)
 	               q->model->name);
 }
 
-int prompt_encode(struct request *q, struct prompt *p, const char *text, size_t len,
+int prompt_encode(struct request_prepare *q, struct prompt *p, const char *text, size_t len,
                   const char *param)
 {
 	if (prompt_need_text(q, param) < 0)
@@ -47,7 +47,7 @@ int prompt_encode(struct request *q, struct prompt *p, const char *text, size_t 
 	return 0;
 }
 
-static int too_long(struct request *q, const char *param, size_t n)
+static int too_long(struct request_prepare *q, const char *param, size_t n)
 {
 	if (q->p.has_max_tokens)
 		api_bad(&q->error, param,
@@ -63,8 +63,8 @@ static int too_long(struct request *q, const char *param, size_t n)
 	return -1;
 }
 
-/* truncate_prompt_tokens: the last ones stay. What is echoed is then what is left. */
-static int truncate_prompts(struct request *q)
+/* truncate_prompt_tokens: the last tokens are kept, and only those are echoed. */
+static int truncate_prompts(struct request_prepare *q)
 {
 	if (q->p.truncate > 0 && q->context && q->p.truncate > q->context)
 		return api_bad(
@@ -85,9 +85,9 @@ static int truncate_prompts(struct request *q)
 	return 0;
 }
 
-/* Each prompt has a token, and room for the answer that was asked for. Sets max_tokens where the
- * client left it open. */
-static int fit(struct request *q, const char *param)
+/* Checks that each prompt has a token, and that prompt and answer fit into the context. Sets
+ * max_tokens if the client left it open. */
+static int fit(struct request_prepare *q, const char *param)
 {
 	size_t longest = 0;
 	for (size_t i = 0; i < q->n_prompts; i++) {
@@ -100,14 +100,14 @@ static int fit(struct request *q, const char *param)
 	if (!q->context) {
 		if (longest > INT32_MAX / 2)
 			return too_long(q, param, longest);
-		if (!q->p.has_max_tokens && q->kind == REQUEST_CHAT)
+		if (!q->p.has_max_tokens && q->kind == KIND_CHAT)
 			q->p.max_tokens = 4096;
 		return 0;
 	}
 	if (longest > q->context || (longest == q->context && q->p.max_tokens > 0))
 		return too_long(q, param, longest);
 	uint32_t room = q->context - (uint32_t)longest;
-	if (!q->p.has_max_tokens && (q->kind == REQUEST_CHAT || q->p.max_tokens > room))
+	if (!q->p.has_max_tokens && (q->kind == KIND_CHAT || q->p.max_tokens > room))
 		q->p.max_tokens = room;
 	if (q->p.max_tokens <= room)
 		return 0;
@@ -119,7 +119,7 @@ static int fit(struct request *q, const char *param)
 	return -1;
 }
 
-int prompt_check_lengths(struct request *q, const char *param)
+int prompt_check_lengths(struct request_prepare *q, const char *param)
 {
 	if (truncate_prompts(q) < 0 || fit(q, param) < 0)
 		return -1;
@@ -132,8 +132,8 @@ int prompt_check_lengths(struct request *q, const char *param)
 
 /* --- what the answer needs of a prompt ----------------------------------- */
 
-/* The text as it was given is there already, unless it was cut. */
-static int keep_echo(struct request *q, struct prompt *p)
+/* The text is there already as the client gave it, unless it was cut. */
+static int keep_echo(struct request_prepare *q, struct prompt *p)
 {
 	if (!p->text.quota) {
 		buf_init_quota(&p->text, 0, &q->quota);
@@ -145,7 +145,7 @@ static int keep_echo(struct request *q, struct prompt *p)
 	return p->text.full ? budget_refuse(q, "echo", "the prompt to be echoed") : 0;
 }
 
-static int keep_ids(struct request *q, struct prompt *p)
+static int keep_ids(struct request_prepare *q, struct prompt *p)
 {
 	buf_init_quota(&p->ids, 0, &q->quota);
 	for (size_t i = 0; i < p->tokens.n; i++) {
@@ -156,8 +156,8 @@ static int keep_ids(struct request *q, struct prompt *p)
 	return p->ids.full ? budget_refuse(q, "return_token_ids", "the ids of its prompt") : 0;
 }
 
-/* The row of the first token, which nobody computes. */
-static void add_first_row(struct request *q, struct prompt *p)
+/* The first token has a row without a log-probability. */
+static void add_first_row(struct request_prepare *q, struct prompt *p)
 {
 	struct row *r = rows_add(&p->rows);
 	r->id = p->tokens.ids[0];
@@ -166,7 +166,7 @@ static void add_first_row(struct request *q, struct prompt *p)
 		detok_init(&p->detok, q->model->tokenizer, q->p.skip_special ? DECODE_SKIP_SPECIAL : 0);
 }
 
-int prompt_keep(struct request *q)
+int prompt_keep(struct request_prepare *q)
 {
 	if (budget_prompt_rows(q) < 0)
 		return -1;
@@ -180,8 +180,8 @@ int prompt_keep(struct request *q)
 	return 0;
 }
 
-/* Code points of the prompt's text before token `at`; called for one after the other. */
-static size_t chars_before(struct request *q, struct prompt *p, uint32_t at)
+/* Code points of the prompt's text before token `at`; to be called for each token in order. */
+static size_t chars_before(const struct request_prepare *q, struct prompt *p, uint32_t at)
 {
 	struct buf text;
 	if (!q->p.echo || !q->model->tokenizer)
@@ -193,8 +193,8 @@ static size_t chars_before(struct request *q, struct prompt *p, uint32_t at)
 	return p->row_chars;
 }
 
-void prompt_add_rows(struct request *q, struct prompt *p, const Pds__PromptLogprobs *m, size_t from,
-                     size_t n)
+void prompt_add_rows(const struct request_prepare *q, struct prompt *p,
+                     const Pds__PromptLogprobs *m, size_t from, size_t n)
 {
 	for (size_t i = 0; i < n; i++) {
 		uint32_t at = p->rows.n;

@@ -1,19 +1,31 @@
-/* reply.c - answers in OpenAI's JSON, whole and as stream events. Events are written by hand into
- * one buffer and cost a few microseconds; a whole answer is made answer by answer, as a list of
- * parts, and written from that. */
+/* reply.c - answers in OpenAI's JSON, whole and as stream events. An event is written by hand into
+ * one buffer: what all events of a request begin with is made once (reply_head), and nothing of an
+ * ordinary token is formatted but its number and its text. A whole answer is made answer by answer,
+ * as a list of parts, and written from that. */
 #include "daemons/router/request/request.h"
 
 #include <stdio.h>
 #include <string.h>
 
+#define ADD(out, literal) buf_add(out, literal, sizeof literal - 1)
+
+#define EVENT "data: " /* of the head: only events begin with it */
+
 void reply_head(struct request *q)
 {
-	const char *object = q->kind != REQUEST_CHAT ? "text_completion"
-	                     : q->p.stream           ? "chat.completion.chunk"
-	                                             : "chat.completion";
-	buf_printf(&q->head, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", q->id,
-	           object, (long long)q->created_s);
-	buf_add_json(&q->head, q->model->name, strlen(q->model->name));
+	struct buf *head = &q->reply.head;
+	const char *object = q->prep.kind != KIND_CHAT ? "text_completion"
+	                     : q->prep.p.stream        ? "chat.completion.chunk"
+	                                               : "chat.completion";
+	ADD(head, EVENT "{\"id\":\"");
+	buf_adds(head, q->id);
+	ADD(head, "\",\"object\":\"");
+	buf_adds(head, object);
+	ADD(head, "\",\"created\":");
+	buf_add_uint(head, (uint64_t)q->prep.created_s);
+	ADD(head, ",\"model\":");
+	buf_add_json(head, q->prep.model->name, strlen(q->prep.model->name));
+	ADD(head, ",\"choices\":[");
 }
 
 static void add_prompt_ids(const struct prompt *p, struct buf *out)
@@ -23,35 +35,50 @@ static void add_prompt_ids(const struct prompt *p, struct buf *out)
 	buf_addc(out, ']');
 }
 
-/* finish: of the answer, or NONE while there is more of it */
+/* finish: of the answer, or NONE if more of it follows */
 static void add_finish(const struct answer *ans, enum answer_finish finish, struct buf *out)
 {
 	size_t len;
 	if (finish == ANSWER_FINISH_NONE) {
-		buf_adds(out, ",\"finish_reason\":null");
+		ADD(out, ",\"finish_reason\":null");
 		return;
 	}
 	int calls = ans->finish == ANSWER_FINISH_STOP && ans->message && message_count(ans->message) &&
-	            !ans->request->message.named;
-	buf_printf(out, ",\"finish_reason\":\"%s\",\"stop_reason\":",
-	           calls ? "tool_calls" : answer_finish_name(ans->finish));
+	            !ans->request->prep.message.named;
+	ADD(out, ",\"finish_reason\":\"");
+	buf_adds(out, calls ? "tool_calls" : answer_finish_name(ans->finish));
+	ADD(out, "\",\"stop_reason\":");
 	if (ans->stopped >= 0) {
-		const char *s = stop_string(ans->request->p.stop, (size_t)ans->stopped, &len);
+		const char *s = stop_string(ans->request->prep.p.stop, (size_t)ans->stopped, &len);
 		buf_add_json(out, s, len);
 	} else if (ans->stop_id >= 0) {
-		buf_printf(out, "%lld", (long long)ans->stop_id);
+		buf_add_uint(out, (uint64_t)ans->stop_id);
 	} else {
 		buf_adds(out, "null");
 	}
 }
 
+/* "usage": the prompts' tokens, the answers' tokens, and how many of the former were cached. */
 static void add_usage(const struct request *q, struct buf *out)
 {
-	uint32_t in = request_prompt_tokens(q), gen = request_output_tokens(q);
-	buf_printf(out,
-	           "{\"prompt_tokens\":%u,\"completion_tokens\":%u,\"total_tokens\":%u,\"prompt_tokens_"
-	           "details\":{\"cached_tokens\":%u}}",
-	           in, gen, in + gen, request_cached_tokens(q));
+	uint32_t in = 0, gen = 0, cached = 0;
+	for (size_t i = 0; i < q->prep.n_prompts; i++)
+		in += (uint32_t)q->prep.prompts[i].tokens.n;
+	for (uint32_t i = 0; i < q->n_answers; i++) {
+		const struct answer *ans = &q->answers[i];
+		gen += ans->n_tokens;
+		if (i % q->prep.p.n == 0 && ans->attempt)
+			cached += ans->attempt->got.times.cached_tokens;
+	}
+	ADD(out, "{\"prompt_tokens\":");
+	buf_add_uint(out, in);
+	ADD(out, ",\"completion_tokens\":");
+	buf_add_uint(out, gen);
+	ADD(out, ",\"total_tokens\":");
+	buf_add_uint(out, in + gen);
+	ADD(out, ",\"prompt_tokens_details\":{\"cached_tokens\":");
+	buf_add_uint(out, cached);
+	ADD(out, "}}");
 }
 
 /* --- streams ------------------------------------------------------------- */
@@ -59,29 +86,29 @@ static void add_usage(const struct request *q, struct buf *out)
 #define ECHO_PIECE 8192u /* of an event: bytes of the prompt's text */
 #define ROWS_PIECE 128u  /* and log-probabilities of its tokens */
 
-/* Whether the answer shows its prompt's log-probabilities among its own. */
+/* The answer shows its prompt's log-probabilities before its own. */
 static int echoes_rows(const struct request *q)
 {
-	return q->p.echo && q->p.logprobs >= 0;
+	return q->prep.p.echo && q->prep.p.logprobs >= 0;
 }
 
 size_t reply_opening_bytes(const struct answer *ans)
 {
 	const struct request *q = ans->request;
 	size_t n = 0;
-	if (q->p.echo)
-		n += ans->prompt->text.len - ans->echo_given;
+	if (q->prep.p.echo)
+		n += ans->prompt->text.len - ans->given.echo;
 	if (echoes_rows(q))
-		n += (ans->prompt->tokens.n - ans->rows_given) * (64 + 48 * (size_t)q->p.logprobs);
-	if (q->p.return_token_ids && !ans->ids_sent)
+		n += (ans->prompt->tokens.n - ans->given.rows) * (64 + 48 * (size_t)q->prep.p.logprobs);
+	if (q->prep.p.return_token_ids && !ans->given.prompt_ids)
 		n += ans->prompt->ids.len;
 	return n;
 }
 
-/* What of the opening goes into this event; all when it is 0 after it. */
+/* The piece of a stream's beginning that goes into one event. */
 struct opening {
-	size_t echo;   /* bytes, from echo_given on */
-	uint32_t rows; /* from rows_given on */
+	size_t echo;   /* bytes, from given.echo on */
+	uint32_t rows; /* from given.rows on */
 	int is_last;
 };
 
@@ -90,9 +117,9 @@ static struct opening next_opening(const struct answer *ans)
 	const struct request *q = ans->request;
 	const struct prompt *p = ans->prompt;
 	struct opening o = {0};
-	size_t text = q->p.echo ? p->text.len - ans->echo_given : 0;
-	uint32_t rows = echoes_rows(q) ? p->rows.n - ans->rows_given : 0;
-	o.echo = text ? buf_json_piece(p->text.data + ans->echo_given, text, ECHO_PIECE) : 0;
+	size_t text = q->prep.p.echo ? p->text.len - ans->given.echo : 0;
+	uint32_t rows = echoes_rows(q) ? p->rows.n - ans->given.rows : 0;
+	o.echo = text ? buf_json_piece(p->text.data + ans->given.echo, text, ECHO_PIECE) : 0;
 	o.rows = rows < ROWS_PIECE ? rows : ROWS_PIECE;
 	o.is_last = o.echo == text && o.rows == rows;
 	return o;
@@ -103,161 +130,160 @@ static void add_array(const struct answer *ans, const struct opening *o, enum ro
                       struct buf *out)
 {
 	const struct request *q = ans->request;
-	uint32_t most = (uint32_t)q->p.logprobs, own = o->is_last ? ans->rows.n : 0;
-	logprob_rows(q->model, &ans->prompt->rows, ans->rows_given, ans->rows_given + o->rows, shape,
-	             most, out);
+	uint32_t most = (uint32_t)q->prep.p.logprobs, own = o->is_last ? ans->rows.n : 0;
+	if (o->rows)
+		logprob_rows(q->prep.model, &ans->prompt->rows, ans->given.rows, ans->given.rows + o->rows,
+		             shape, most, out);
 	if (o->rows && own)
 		buf_addc(out, ',');
-	logprob_rows(q->model, &ans->rows, 0, own, shape, most, out);
+	logprob_rows(q->prep.model, &ans->rows, 0, own, shape, most, out);
 }
 
 static void add_logprobs(const struct answer *ans, const struct opening *o, struct buf *out)
 {
 	const struct request *q = ans->request;
-	buf_adds(out, ",\"logprobs\":");
-	if (q->p.logprobs < 0 || (!o->rows && !(o->is_last && ans->rows.n))) {
-		buf_adds(out, "null");
+	if (q->prep.p.logprobs < 0 || (!o->rows && !(o->is_last && ans->rows.n))) {
+		ADD(out, ",\"logprobs\":null");
 		return;
 	}
-	if (q->kind == REQUEST_CHAT) {
-		buf_adds(out, "{\"content\":[");
+	if (q->prep.kind == KIND_CHAT) {
+		ADD(out, ",\"logprobs\":{\"content\":[");
 		add_array(ans, o, ROW_CHAT, out);
 	} else {
-		buf_adds(out, "{\"tokens\":[");
+		ADD(out, ",\"logprobs\":{\"tokens\":[");
 		add_array(ans, o, ROW_NAME, out);
-		buf_adds(out, "],\"token_logprobs\":[");
+		ADD(out, "],\"token_logprobs\":[");
 		add_array(ans, o, ROW_VALUE, out);
-		buf_adds(out, "],\"top_logprobs\":[");
+		ADD(out, "],\"top_logprobs\":[");
 		add_array(ans, o, ROW_TOP, out);
-		buf_adds(out, "],\"text_offset\":[");
+		ADD(out, "],\"text_offset\":[");
 		add_array(ans, o, ROW_OFFSET, out);
 	}
-	buf_adds(out, "]}");
+	ADD(out, "]}");
 }
 
 static void add_ids(const struct answer *ans, const struct opening *o, struct buf *out)
 {
-	if (!ans->request->p.return_token_ids)
-		return;
-	buf_adds(out, ",\"token_ids\":[");
-	for (uint32_t i = ans->ids_given; o->is_last && i < ans->n_tokens; i++) {
-		if (i > ans->ids_given)
+	ADD(out, ",\"token_ids\":[");
+	for (uint32_t i = ans->given.ids; o->is_last && i < ans->n_tokens; i++) {
+		if (i > ans->given.ids)
 			buf_addc(out, ',');
 		buf_add_uint(out, ans->attempt->got.out[i]);
 	}
 	buf_addc(out, ']');
 }
 
-static void add_completion_delta(struct answer *ans, const struct opening *o, size_t text_len,
-                                 struct buf *out)
+/* "text" of a completion, its quotes included: of the prompt what is echoed, then the answer's. */
+static void add_text(const struct answer *ans, const struct opening *o, size_t text_len,
+                     struct buf *out)
 {
-	const struct prompt *p = ans->prompt;
-	buf_printf(out, ",\"choices\":[{\"index\":%u,\"text\":\"", ans->index);
+	ADD(out, ",\"text\":\"");
 	if (o->echo)
-		buf_add_json_part(out, p->text.data + ans->echo_given, o->echo);
+		buf_add_json_part(out, ans->prompt->text.data + ans->given.echo, o->echo);
 	if (o->is_last && text_len)
 		buf_add_json_part(out, ans->text.data, text_len);
 	buf_addc(out, '"');
-	add_logprobs(ans, o, out);
-	add_finish(ans, o->is_last ? ans->finish : ANSWER_FINISH_NONE, out);
-	if (ans->request->p.return_token_ids && !ans->ids_sent)
-		add_prompt_ids(p, out);
-	ans->ids_sent = 1;
-	add_ids(ans, o, out);
-	buf_adds(out, "}]");
 }
 
-static void add_chat_delta(struct answer *ans, const struct opening *o, size_t text_len,
-                           struct buf *out)
+static void add_delta(const struct answer *ans, size_t text_len, struct buf *out)
 {
-	struct parts *parts = &ans->request->parts;
-	buf_printf(out, ",\"choices\":[{\"index\":%u,\"delta\":{", ans->index);
+	struct answer_parts *parts = &ans->request->reply.parts;
 	if (ans->message) {
+		ADD(out, ",\"delta\":{");
 		parts_reset(parts);
 		message_add(ans->message, 0, parts);
-		parts_write(parts, ans->request->model, out, SIZE_MAX);
-	} else {
-		buf_adds(out, "\"content\":");
-		buf_add_json(out, ans->text.data ? ans->text.data : "", text_len);
+		parts_write(parts, ans->request->prep.model, out, SIZE_MAX);
+		buf_addc(out, '}');
+		return;
 	}
-	buf_addc(out, '}');
-	add_logprobs(ans, o, out);
-	add_finish(ans, ans->finish, out);
-	add_ids(ans, o, out);
-	buf_adds(out, "}]");
+	ADD(out, ",\"delta\":{\"content\":\"");
+	buf_add_json_part(out, ans->text.data, text_len);
+	ADD(out, "\"}");
 }
 
-static void event_begin(const struct request *q, struct buf *out)
+static void event_begin(const struct answer *ans, struct buf *out)
 {
-	buf_adds(out, "data: ");
-	buf_add(out, q->head.data, q->head.len);
+	const struct buf *head = &ans->request->reply.head;
+	buf_add(out, head->data, head->len);
+	ADD(out, "{\"index\":");
+	buf_add_uint(out, ans->index);
 }
 
+/* What stands behind the choices. */
 static void event_end(const struct request *q, struct buf *out)
 {
-	if (q->p.continuous_usage) {
-		buf_adds(out, ",\"usage\":");
+	if (q->prep.p.continuous_usage) {
+		ADD(out, ",\"usage\":");
 		add_usage(q, out);
-	} else if (q->p.include_usage) {
-		buf_adds(out, ",\"usage\":null");
+	} else if (q->prep.p.include_usage) {
+		ADD(out, ",\"usage\":null");
 	}
-	buf_adds(out, "}\n\n");
+	ADD(out, "}\n\n");
 }
 
 static void add_role_event(struct answer *ans, struct buf *out)
 {
 	const struct request *q = ans->request;
-	event_begin(q, out);
-	buf_printf(out,
-	           ",\"choices\":[{\"index\":%u,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},"
-	           "\"logprobs\":null,\"finish_reason\":null}]",
-	           ans->index);
-	if (q->p.return_token_ids)
+	event_begin(ans, out);
+	ADD(out, ",\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,"
+	         "\"finish_reason\":null}]");
+	if (q->prep.p.return_token_ids)
 		add_prompt_ids(ans->prompt, out);
-	ans->ids_sent = 1;
+	ans->given.prompt_ids = 1;
 	event_end(q, out);
 }
 
-int reply_chunk(struct request *q, struct answer *ans, size_t text_len, struct buf *out)
+int reply_chunk(struct answer *ans, size_t text_len, struct buf *out)
 {
+	const struct request *q = ans->request;
+	const struct params *p = &q->prep.p;
 	struct opening o = next_opening(ans);
-	if (q->kind == REQUEST_CHAT && !ans->role_sent)
+	if (q->prep.kind == KIND_CHAT && !ans->given.role)
 		add_role_event(ans, out);
-	ans->role_sent = 1;
-	event_begin(q, out);
-	if (q->kind == REQUEST_CHAT)
-		add_chat_delta(ans, &o, text_len, out);
+	ans->given.role = 1;
+	event_begin(ans, out);
+	if (q->prep.kind == KIND_CHAT)
+		add_delta(ans, text_len, out);
 	else
-		add_completion_delta(ans, &o, text_len, out);
+		add_text(ans, &o, text_len, out);
+	add_logprobs(ans, &o, out);
+	add_finish(ans, o.is_last ? ans->finish : ANSWER_FINISH_NONE, out);
+	if (p->return_token_ids && !ans->given.prompt_ids) {
+		add_prompt_ids(ans->prompt, out);
+		ans->given.prompt_ids = 1;
+	}
+	if (p->return_token_ids)
+		add_ids(ans, &o, out);
+	ADD(out, "}]");
 	event_end(q, out);
-	ans->echo_given += o.echo;
-	ans->rows_given += o.rows;
+	ans->given.echo += o.echo;
+	ans->given.rows += o.rows;
 	return o.is_last;
 }
 
 int reply_is_empty(const struct answer *ans)
 {
 	const struct request *q = ans->request;
-	int ids = q->p.return_token_ids && ans->ids_given < ans->n_tokens;
+	int ids = q->prep.p.return_token_ids && ans->given.ids < ans->n_tokens;
 	return ans->finish == ANSWER_FINISH_NONE && message_is_empty(ans->message) && !ans->rows.n &&
-	       !ids && !q->p.continuous_usage;
+	       !ids && !q->prep.p.continuous_usage;
 }
 
 void reply_usage_chunk(struct request *q, struct buf *out)
 {
-	event_begin(q, out);
-	buf_adds(out, ",\"choices\":[],\"usage\":");
+	buf_add(out, q->reply.head.data, q->reply.head.len);
+	ADD(out, "],\"usage\":");
 	add_usage(q, out);
-	buf_adds(out, "}\n\n");
+	ADD(out, "}\n\n");
 }
 
 /* --- whole --------------------------------------------------------------- */
 
-static void put_text(const struct answer *ans, struct parts *p)
+static void put_text(const struct answer *ans, struct answer_parts *p)
 {
 	const struct buf *echo = &ans->prompt->text;
 	const char *text = ans->text.data ? ans->text.data : "";
-	if (!ans->request->p.echo || !echo->len) {
+	if (!ans->request->prep.p.echo || !echo->len) {
 		parts_string(p, text, ans->text.len);
 		return;
 	}
@@ -268,10 +294,10 @@ static void put_text(const struct answer *ans, struct parts *p)
 }
 
 static void put_array(const struct answer *ans, const char *name, enum row_shape shape,
-                      struct parts *p)
+                      struct answer_parts *p)
 {
 	const struct request *q = ans->request;
-	uint32_t most = (uint32_t)q->p.logprobs;
+	uint32_t most = (uint32_t)q->prep.p.logprobs;
 	buf_printf(&p->text, "\"%s\":[", name);
 	if (echoes_rows(q))
 		parts_rows(p, &ans->prompt->rows, shape, most);
@@ -281,16 +307,16 @@ static void put_array(const struct answer *ans, const char *name, enum row_shape
 	buf_addc(&p->text, ']');
 }
 
-static void put_logprobs(const struct answer *ans, struct parts *p)
+static void put_logprobs(const struct answer *ans, struct answer_parts *p)
 {
 	const struct request *q = ans->request;
 	buf_adds(&p->text, ",\"logprobs\":");
-	if (q->p.logprobs < 0) {
+	if (q->prep.p.logprobs < 0) {
 		buf_adds(&p->text, "null");
 		return;
 	}
 	buf_addc(&p->text, '{');
-	if (q->kind == REQUEST_CHAT) {
+	if (q->prep.kind == KIND_CHAT) {
 		put_array(ans, "content", ROW_CHAT, p);
 	} else {
 		put_array(ans, "tokens", ROW_NAME, p);
@@ -304,7 +330,7 @@ static void put_logprobs(const struct answer *ans, struct parts *p)
 	buf_addc(&p->text, '}');
 }
 
-static void put_prompt_ids(const struct prompt *prompt, struct parts *p)
+static void put_prompt_ids(const struct prompt *prompt, struct answer_parts *p)
 {
 	buf_adds(&p->text, ",\"prompt_token_ids\":[");
 	parts_bytes(p, prompt->ids.data, prompt->ids.len);
@@ -312,18 +338,18 @@ static void put_prompt_ids(const struct prompt *prompt, struct parts *p)
 }
 
 static void put_prompt_logprobs(const struct request *q, const struct prompt *prompt,
-                                struct parts *p)
+                                struct answer_parts *p)
 {
-	if (q->p.prompt_logprobs < 0)
+	if (q->prep.p.prompt_logprobs < 0)
 		return;
 	buf_adds(&p->text, ",\"prompt_logprobs\":[");
-	parts_rows(p, &prompt->rows, ROW_PROMPT, (uint32_t)q->p.prompt_logprobs);
+	parts_rows(p, &prompt->rows, ROW_PROMPT, (uint32_t)q->prep.p.prompt_logprobs);
 	buf_addc(&p->text, ']');
 }
 
-static void put_ids(const struct answer *ans, struct parts *p)
+static void put_ids(const struct answer *ans, struct answer_parts *p)
 {
-	if (!ans->request->p.return_token_ids)
+	if (!ans->request->prep.p.return_token_ids)
 		return;
 	buf_adds(&p->text, ",\"token_ids\":[");
 	if (ans->attempt)
@@ -331,38 +357,40 @@ static void put_ids(const struct answer *ans, struct parts *p)
 	buf_addc(&p->text, ']');
 }
 
-static void put_answer(struct answer *ans, struct parts *p)
+static void put_answer(struct answer *ans, struct answer_parts *p)
 {
 	const struct request *q = ans->request;
-	buf_printf(&p->text, "%s{\"index\":%u,", ans->index ? "," : "", ans->index);
+	buf_adds(&p->text, ans->index ? ",{\"index\":" : "{\"index\":");
+	buf_add_uint(&p->text, ans->index);
+	buf_addc(&p->text, ',');
 	if (ans->message) {
 		buf_adds(&p->text, "\"message\":{\"role\":\"assistant\",");
 		message_add(ans->message, 1, p);
 		buf_addc(&p->text, '}');
 	} else {
-		buf_adds(&p->text, q->kind == REQUEST_CHAT
+		buf_adds(&p->text, q->prep.kind == KIND_CHAT
 		                       ? "\"message\":{\"role\":\"assistant\",\"content\":"
 		                       : "\"text\":");
 		put_text(ans, p);
-		buf_adds(&p->text, q->kind == REQUEST_CHAT ? ",\"refusal\":null}" : "");
+		buf_adds(&p->text, q->prep.kind == KIND_CHAT ? ",\"refusal\":null}" : "");
 	}
 	put_logprobs(ans, p);
 	add_finish(ans, ans->finish, &p->text);
-	if (q->kind != REQUEST_CHAT && q->p.return_token_ids)
+	if (q->prep.kind != KIND_CHAT && q->prep.p.return_token_ids)
 		put_prompt_ids(ans->prompt, p);
-	if (q->kind != REQUEST_CHAT)
+	if (q->prep.kind != KIND_CHAT)
 		put_prompt_logprobs(q, ans->prompt, p);
 	put_ids(ans, p);
 	buf_addc(&p->text, '}');
 }
 
-static void put_end(struct request *q, struct parts *p)
+static void put_end(struct request *q, struct answer_parts *p)
 {
 	buf_addc(&p->text, ']');
-	if (q->kind == REQUEST_CHAT && q->p.return_token_ids)
-		put_prompt_ids(&q->prompts[0], p);
-	if (q->kind == REQUEST_CHAT)
-		put_prompt_logprobs(q, &q->prompts[0], p);
+	if (q->prep.kind == KIND_CHAT && q->prep.p.return_token_ids)
+		put_prompt_ids(&q->prep.prompts[0], p);
+	if (q->prep.kind == KIND_CHAT)
+		put_prompt_logprobs(q, &q->prep.prompts[0], p);
 	buf_adds(&p->text, ",\"usage\":");
 	add_usage(q, &p->text);
 	buf_addc(&p->text, '}');
@@ -371,16 +399,17 @@ static void put_end(struct request *q, struct parts *p)
 /* Makes the next list of parts. 0: there is none. */
 static int next_stage(struct request *q)
 {
-	struct parts *p = &q->parts;
-	uint32_t stage = q->stage++;
+	struct answer_parts *p = &q->reply.parts;
+	uint32_t stage = q->reply.stage++;
 	parts_reset(p);
-	if (q->kind == REQUEST_TOKENIZE || q->kind == REQUEST_DETOKENIZE) {
-		parts_bytes(p, q->out.data, stage ? 0 : q->out.len);
+	if (q->prep.kind == KIND_TOKENIZE || q->prep.kind == KIND_DETOKENIZE) {
+		parts_bytes(p, q->prep.out.data, stage ? 0 : q->prep.out.len);
 		return stage == 0;
 	}
 	if (stage == 0) {
-		buf_add(&p->text, q->head.data, q->head.len);
-		buf_adds(&p->text, ",\"choices\":[");
+		const struct buf *head = &q->reply.head;
+		size_t skip = sizeof EVENT - 1;
+		buf_add(&p->text, head->data + skip, head->len - skip);
 	} else if (stage <= q->n_answers) {
 		put_answer(&q->answers[stage - 1], p);
 	} else if (stage == q->n_answers + 1) {
@@ -389,10 +418,10 @@ static int next_stage(struct request *q)
 	return stage <= q->n_answers + 1;
 }
 
-int reply_more(struct request *q, struct buf *out, size_t most)
+int reply_more(struct request *q, struct buf *out, size_t max_size)
 {
 	do
-		if (!parts_write(&q->parts, q->model, out, most))
+		if (!parts_write(&q->reply.parts, q->prep.model, out, max_size))
 			return 0;
 	while (next_stage(q));
 	return 1;

@@ -10,13 +10,14 @@ typedef void api_fn(struct router *r, struct http_conn *c, struct http_request *
 
 struct route {
 	const char *method, *path; /* a path that ends in / stands for all below it */
-	api_fn *fn;
+	api_fn *fn;                /* NULL: a request of this `kind` */
 	enum {
 		OPEN, /* without an access key */
 		KEYED,
-		WORKS /* with a key, and not any more when the router is about to end */
+		WORKS /* with a key, and refused while the router stops */
 	} admits;
 	size_t body_max; /* and max_body_bytes */
+	enum request_kind kind;
 };
 
 static void reply_error(struct router *r, struct http_conn *c, const struct api_error *e,
@@ -28,34 +29,6 @@ static void reply_error(struct router *r, struct http_conn *c, const struct api_
 	stat_add(r->stats, e->status < 500 ? STAT_REFUSED : STAT_FAILED, 1);
 	http_reply(c, e->status, "application/json", extra, b.data, b.len);
 	buf_fini(&b);
-}
-
-static void begin(struct router *r, struct http_conn *c, struct http_request *q,
-                  enum request_kind kind)
-{
-	struct http_body body = q->body;
-	q->body.data = NULL;
-	request_begin(r, c, kind, q->head, &body);
-}
-
-static void completions(struct router *r, struct http_conn *c, struct http_request *q)
-{
-	begin(r, c, q, REQUEST_COMPLETION);
-}
-
-static void chat_completions(struct router *r, struct http_conn *c, struct http_request *q)
-{
-	begin(r, c, q, REQUEST_CHAT);
-}
-
-static void tokenize(struct router *r, struct http_conn *c, struct http_request *q)
-{
-	begin(r, c, q, REQUEST_TOKENIZE);
-}
-
-static void detokenize(struct router *r, struct http_conn *c, struct http_request *q)
-{
-	begin(r, c, q, REQUEST_DETOKENIZE);
 }
 
 static void add_model(const struct router *r, struct buf *b)
@@ -166,7 +139,7 @@ static void metrics(struct router *r, struct http_conn *c, struct http_request *
 	reply_buf(c, "text/plain; version=0.0.4", &b);
 }
 
-#define SMALL_BYTES_MAX 4096u /* of a body that is parsed on the event loop, or not looked at */
+#define SMALL_BYTES_MAX 4096u /* of a body that is parsed on the event loop, or ignored */
 
 /* POST /v1/abort {"request_id": "cmpl-..." or 32 hex digits} */
 static void abort_request(struct router *r, struct http_conn *c, struct http_request *q)
@@ -190,16 +163,16 @@ static void abort_request(struct router *r, struct http_conn *c, struct http_req
 }
 
 static const struct route routes[] = {
-	{"POST", "/v1/completions", completions, WORKS, SIZE_MAX},
-	{"POST", "/v1/chat/completions", chat_completions, WORKS, SIZE_MAX},
-	{"GET", "/v1/models", models, KEYED, SMALL_BYTES_MAX},
-	{"GET", "/v1/models/", one_model, KEYED, SMALL_BYTES_MAX},
-	{"POST", "/v1/abort", abort_request, KEYED, SMALL_BYTES_MAX},
-	{"POST", "/tokenize", tokenize, WORKS, SIZE_MAX},
-	{"POST", "/detokenize", detokenize, WORKS, SIZE_MAX},
-	{"GET", "/health", health, OPEN, SMALL_BYTES_MAX},
-	{"GET", "/ready", ready, OPEN, SMALL_BYTES_MAX},
-	{"GET", "/metrics", metrics, OPEN, SMALL_BYTES_MAX},
+	{"POST", "/v1/completions", NULL, WORKS, SIZE_MAX, KIND_COMPLETION},
+	{"POST", "/v1/chat/completions", NULL, WORKS, SIZE_MAX, KIND_CHAT},
+	{"GET", "/v1/models", models, KEYED, SMALL_BYTES_MAX, 0},
+	{"GET", "/v1/models/", one_model, KEYED, SMALL_BYTES_MAX, 0},
+	{"POST", "/v1/abort", abort_request, KEYED, SMALL_BYTES_MAX, 0},
+	{"POST", "/tokenize", NULL, WORKS, SIZE_MAX, KIND_TOKENIZE},
+	{"POST", "/detokenize", NULL, WORKS, SIZE_MAX, KIND_DETOKENIZE},
+	{"GET", "/health", health, OPEN, SMALL_BYTES_MAX, 0},
+	{"GET", "/ready", ready, OPEN, SMALL_BYTES_MAX, 0},
+	{"GET", "/metrics", metrics, OPEN, SMALL_BYTES_MAX, 0},
 };
 
 static int path_matches(const char *entry, const char *path)
@@ -208,7 +181,7 @@ static int path_matches(const char *entry, const char *path)
 	return entry[n - 1] == '/' ? strncmp(entry, path, n) == 0 && path[n] : strcmp(entry, path) == 0;
 }
 
-/* NULL: there is none; *ret_allowed is then the method that the path takes, or NULL. */
+/* NULL: no such route; *ret_allowed is then a method that the path takes, or NULL. */
 static const struct route *find(const struct http_head *head, const char **ret_allowed)
 {
 	const char *method = strcmp(head->method, "HEAD") == 0 ? "GET" : head->method;
@@ -259,5 +232,11 @@ int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *bod
 void api_request(void *arg, struct http_conn *c, struct http_request *q)
 {
 	const struct route *route = q->head->route;
-	route->fn(arg, c, q);
+	if (route->fn) {
+		route->fn(arg, c, q);
+		return;
+	}
+	struct http_body body = q->body;
+	q->body.data = NULL;
+	request_begin(arg, c, route->kind, q->head, &body);
 }

@@ -1,11 +1,11 @@
-/* tokenize.c - POST /tokenize and /detokenize, as vLLM has them. They need no worker. The answer is
- * made as a whole, within what the request may hold, and sent in steps. */
-#include "daemons/router/request/request.h"
+/* tokenize.c - POST /tokenize and /detokenize, as in vLLM. They need no worker. The whole answer is
+ * in memory, within the request's quota, and is sent in steps. */
+#include "daemons/router/request/prepare.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static void add_token_strings(struct request *q, const struct token_list *l)
+static void add_token_strings(struct request_prepare *q, const struct token_list *l)
 {
 	for (size_t i = 0; i < l->n; i++) {
 		size_t len = 0;
@@ -15,12 +15,12 @@ static void add_token_strings(struct request *q, const struct token_list *l)
 	}
 }
 
-static int whole(struct request *q)
+static int whole(struct request_prepare *q)
 {
 	return q->out.full ? budget_refuse(q, NULL, "its answer") : 0;
 }
 
-int api_tokenize_prepare(struct request *q, const json_t *o)
+int api_tokenize_prepare(struct request_prepare *q, const json_t *o)
 {
 	const json_t *prompt = json_object_get(o, "prompt"), *messages = json_object_get(o, "messages");
 	int strings, chat = !prompt && messages;
@@ -57,9 +57,8 @@ int api_tokenize_prepare(struct request *q, const json_t *o)
 	return r < 0 ? r : whole(q);
 }
 
-/* The ids that were asked about; of a size that is taken from the quota. NULL with the error
- * set. */
-static uint32_t *read_ids(struct request *q, const json_t *v, uint32_t vocab)
+/* The ids, in memory taken from the quota. NULL with the error set. */
+static uint32_t *read_ids(struct request_prepare *q, const json_t *v, uint32_t vocab)
 {
 	size_t n = json_array_size(v);
 	uint32_t *ids = quota_alloc(&q->quota, n * sizeof *ids);
@@ -80,7 +79,7 @@ static uint32_t *read_ids(struct request *q, const json_t *v, uint32_t vocab)
 	return ids;
 }
 
-int api_detokenize_prepare(struct request *q, const json_t *o)
+int api_detokenize_prepare(struct request_prepare *q, const json_t *o)
 {
 	const json_t *v = json_object_get(o, "tokens");
 	if (prompt_need_text(q, "tokens") < 0)

@@ -1,8 +1,18 @@
 /* tools.c - what a chat request says about tools and thoughts: tools, tool_choice,
- * parallel_tool_calls, include_reasoning, separate_reasoning. */
-#include "daemons/router/request/request.h"
+ * parallel_tool_calls, include_reasoning, separate_reasoning. With tool_choice "required", or one
+ * function, the answer is made to be calls, by a constraint in the model's own format; the schemas
+ * are compiled one by one before that, so that an error names its tool. */
+#include "daemons/router/request/prepare.h"
+#include "grammar/grammar.h"
+#include "text/toolcall_form.h"
 
-static int read_reasoning(struct request *q, const json_t *o)
+#include <stdlib.h>
+#include <string.h>
+
+#define CALLS_MAX 8u      /* in an answer that must call */
+#define NODES_MAX 100000u /* of all schemas */
+
+static int read_reasoning(struct request_prepare *q, const json_t *o)
 {
 	int include, separate;
 	if (param_bool(o, "include_reasoning", 1, &include, &q->error) < 0 ||
@@ -14,7 +24,7 @@ static int read_reasoning(struct request *q, const json_t *o)
 	return 0;
 }
 
-static void end_with_call(struct request *q)
+static void end_with_call(struct request_prepare *q)
 {
 	const struct model *m = q->model;
 	struct params *p = &q->p;
@@ -23,8 +33,8 @@ static void end_with_call(struct request *q)
 			p->stop_ids[p->n_stop_ids++] = m->markers[i].id;
 }
 
-/* They stay, so they count, also where the rest of the body does not. */
-static void take_tools(struct request *q, const json_t *tools)
+/* They are kept, so they are counted, even if the rest of the body is not. */
+static void take_tools(struct request_prepare *q, const json_t *tools)
 {
 	struct json_account own = {.quota = &q->quota};
 	struct json_account *all = q->json.quota ? NULL : json_account_begin(&own);
@@ -33,7 +43,7 @@ static void take_tools(struct request *q, const json_t *tools)
 		json_account_begin(all);
 }
 
-int tools_read(struct request *q, const json_t *o, struct chat_tools *ret)
+int tools_read(struct request_prepare *q, const json_t *o, struct chat_tools *ret)
 {
 	struct body_error bad;
 	int parallel;
@@ -41,7 +51,7 @@ int tools_read(struct request *q, const json_t *o, struct chat_tools *ret)
 		return -1;
 	end_with_call(q);
 	if (chat_tools_read(o, ret, &bad) < 0)
-		return request_bad_body(q, &bad);
+		return chat_bad_body(q, &bad);
 	if (param_bool(o, "parallel_tool_calls", 1, &parallel, &q->error) < 0)
 		return -1;
 	if (ret->choice == CHAT_CHOICE_NONE)
@@ -57,4 +67,80 @@ int tools_read(struct request *q, const json_t *o, struct chat_tools *ret)
 	q->message.one_call = !parallel || q->message.named;
 	q->must_call = ret->choice == CHAT_CHOICE_REQUIRED || q->message.named;
 	return 0;
+}
+
+/* --- an answer that must be a call --------------------------------------- */
+
+static int bad_tool(struct request_prepare *q, size_t at, const struct err *err)
+{
+	return api_bad(&q->error, "tools", "tools[%zu].function.parameters: %s", at, err->text);
+}
+
+static int check_schema(struct request_prepare *q, const json_t *tool, size_t at, uint32_t *nodes)
+{
+	struct grammar *g;
+	struct err err = {0};
+	json_t *schema = toolcall_form_schema(tool, &err);
+	if (!schema)
+		return bad_tool(q, at, &err);
+	char *text = json_dumps(schema, JSON_COMPACT | JSON_REAL_PRECISION(17));
+	int r = text ? grammar_compile(GRAMMAR_JSON_SCHEMA, text, strlen(text), 0, &g, &err)
+	             : err_set(&err, ERR_INVALID, "no text can say it");
+	free(text);
+	json_decref(schema);
+	if (r < 0)
+		return bad_tool(q, at, &err);
+	*nodes += grammar_nodes(g);
+	grammar_destroy(&g);
+	return *nodes <= NODES_MAX ? 0
+	                           : api_bad(&q->error, "tools",
+	                                     "tools[%zu].function.parameters: the schemas up to here "
+	                                     "are together too large to bind a call",
+	                                     at);
+}
+
+static int check_schemas(struct request_prepare *q, const json_t *tools, const char *only)
+{
+	uint32_t nodes = 0;
+	for (size_t i = 0; i < json_array_size(tools); i++) {
+		const json_t *tool = json_array_get(tools, i);
+		if (only && strcmp(only, json_string_value(json_object_get(
+									 json_object_get(tool, "function"), "name"))) != 0)
+			continue;
+		if (check_schema(q, tool, i, &nodes) < 0)
+			return -1;
+	}
+	return 0;
+}
+
+int tools_force(struct request_prepare *q, const json_t *o, const char *prompt, size_t len)
+{
+	const json_t *tools = json_object_get(o, "tools");
+	const char *only = json_string_value(
+		json_object_get(json_object_get(json_object_get(o, "tool_choice"), "function"), "name"));
+	struct err err = {0};
+	size_t at;
+	if (!q->must_call)
+		return 0;
+	if (q->constraint.kind)
+		return api_bad(&q->error, "tool_choice",
+		               "tool_choice %s and the form that the request gives for its answer bind "
+		               "both: give one of them",
+		               param_show(json_object_get(o, "tool_choice")));
+	if (check_schemas(q, tools, only) < 0)
+		return -1;
+	json_t *pieces = toolcall_form(q->message.calls, tools, only,
+	                               q->message.one_call ? 1 : CALLS_MAX, &at, &err);
+	if (!pieces)
+		return at == TOOLCALL_FORM_WHOLE
+		           ? api_bad(&q->error, "tool_choice", "tool_choice: %s; use \"auto\" or \"none\"",
+		                     err.text)
+		           : bad_tool(q, at, &err);
+	json_t *all = format_thoughts(q, prompt, len, 1);
+	int r = json_array_extend(all, pieces);
+	char *text = r == 0 ? json_dumps(all, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
+	json_decref(all);
+	json_decref(pieces);
+	return text ? format_constrain(q, "tool_choice", GRAMMAR_STRUCTURE, text, 0)
+	            : api_bad(&q->error, "tool_choice", "tool_choice: no text can say this form");
 }

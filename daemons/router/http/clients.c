@@ -1,5 +1,5 @@
-/* clients.c - see clients.h. What always holds: an address is in the map as long as somebody has a
- * reference to it; `bytes` is the sum over the map. */
+/* clients.c - see clients.h. What always holds: an address is in the map while there are references
+ * to it; `bytes` is the sum over the map. */
 #include "clients.h"
 #include "util/check.h"
 #include "util/err.h"
@@ -11,24 +11,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct clients {
+struct http_clients {
 	pthread_mutex_t lock;
 	struct map *by_address;
 	size_t bytes, bytes_max;
 };
 
-struct clients *clients_new(size_t bytes_max)
+struct http_clients *clients_new(size_t bytes_max)
 {
-	struct clients *c = mem_zalloc(sizeof *c);
+	struct http_clients *c = mem_zalloc(sizeof *c);
 	pthread_mutex_init(&c->lock, NULL);
-	c->by_address = map_new(sizeof((struct client *)0)->key);
+	c->by_address = map_new(sizeof((struct http_client *)0)->key);
 	c->bytes_max = bytes_max;
 	return c;
 }
 
-void clients_destroy(struct clients **cp)
+void clients_destroy(struct http_clients **cp)
 {
-	struct clients *c = *cp;
+	struct http_clients *c = *cp;
 	if (!c)
 		return;
 	CHECK(map_count(c->by_address) == 0 && c->bytes == 0);
@@ -52,12 +52,12 @@ static void address_key(const struct sockaddr *from, unsigned char key[16])
 	}
 }
 
-struct client *clients_find(struct clients *all, const struct sockaddr *from)
+struct http_client *clients_find(struct http_clients *all, const struct sockaddr *from)
 {
 	unsigned char key[16];
 	address_key(from, key);
 	pthread_mutex_lock(&all->lock);
-	struct client *c = map_get(all->by_address, key);
+	struct http_client *c = map_get(all->by_address, key);
 	if (!c && map_make_room(all->by_address) == 0 && (c = mem_try_array(1, sizeof *c))) {
 		c->all = all;
 		memcpy(c->key, key, sizeof key);
@@ -70,21 +70,21 @@ struct client *clients_find(struct clients *all, const struct sockaddr *from)
 	return c;
 }
 
-void client_hold(struct client *c)
+void client_hold(struct http_client *c)
 {
 	pthread_mutex_lock(&c->all->lock);
 	c->shared.refs++;
 	pthread_mutex_unlock(&c->all->lock);
 }
 
-/* Under the lock. What it has then is no more than what is free then. */
-static size_t room(const struct client *c)
+/* Call with the lock held. Growing by this much, it holds no more than what then is free. */
+static size_t room(const struct http_client *c)
 {
 	size_t free_bytes = c->all->bytes_max > c->all->bytes ? c->all->bytes_max - c->all->bytes : 0;
 	return free_bytes > c->shared.bytes ? (free_bytes - c->shared.bytes) / 2 : 0;
 }
 
-int client_resize(struct client *c, size_t had, size_t now)
+int client_resize(struct http_client *c, size_t had, size_t now)
 {
 	if (had == now)
 		return 0;
@@ -98,7 +98,7 @@ int client_resize(struct client *c, size_t had, size_t now)
 	return full ? ERR_FULL : 0;
 }
 
-size_t client_room(struct client *c)
+size_t client_room(struct http_client *c)
 {
 	pthread_mutex_lock(&c->all->lock);
 	size_t n = room(c);
@@ -106,7 +106,7 @@ size_t client_room(struct client *c)
 	return n;
 }
 
-size_t clients_bytes(struct clients *all)
+size_t clients_bytes(struct http_clients *all)
 {
 	pthread_mutex_lock(&all->lock);
 	size_t n = all->bytes;
@@ -114,9 +114,9 @@ size_t clients_bytes(struct clients *all)
 	return n;
 }
 
-void client_put(struct client *c, size_t had)
+void client_put(struct http_client *c, size_t had)
 {
-	struct clients *all = c->all;
+	struct http_clients *all = c->all;
 	pthread_mutex_lock(&all->lock);
 	c->shared.bytes -= had;
 	all->bytes -= had;

@@ -1,7 +1,26 @@
-/* conn.h - what the files of the HTTP edge share: server.c (connections), input.c (requests),
- * output.c (answers), listen.c (who gets in). */
-#ifndef ROUTER_HTTP_INT_H
-#define ROUTER_HTTP_INT_H
+/* conn.h - one connection of a client, and what the files of the HTTP edge share: conn.c
+ * (connections: states, requests), output.c (answers), server.c (who gets in, limits of time).
+ *
+ *   HEAD -> AUTHORISING, FLUSHING, REFUSED, CLOSED  between requests, or a head is arriving
+ *   AUTHORISING -> BODY, HEAD, FLUSHING, REFUSED, CLOSED  the handler decides by the head
+ *                                             whether the body may come
+ *   BODY -> SERVING, REFUSED, CLOSED          the body is arriving
+ *   SERVING -> STREAMING, BROKEN, HEAD, FLUSHING, CLOSED  a handler has the request and has not
+ *                                             answered yet
+ *   STREAMING -> HEAD, FLUSHING, CLOSED       an answer has begun and has not ended
+ *   BROKEN -> CLOSED                          no memory for the head of a stream: nothing more is
+ *                                             sent
+ *   FLUSHING -> CLOSED                        the last answer is on its way out
+ *   REFUSED -> LINGERING, FLUSHING, CLOSED    the same, of an answer to a request that was not read
+ *                                             to its end
+ *   LINGERING -> CLOSED                       what the client still sends is dropped, so that it
+ *                                             sees the answer
+ *   CLOSED                                    to be freed by its event
+ *
+ * connection_step moves it on: with each event the function of its state (step_..., conn.c) acts
+ * and returns the next state. */
+#ifndef ROUTER_HTTP_CONN_H
+#define ROUTER_HTTP_CONN_H
 
 #include "clients.h"
 #include "http.h"
@@ -12,41 +31,57 @@
 #include <event2/event.h>
 #include <event2/listener.h>
 
-/* of answers that a client has not taken: its next request waits */
-#define HTTP_UNREAD_MAX 65536u
+enum connection_state {
+	CONNECTION_HEAD,
+	CONNECTION_AUTHORISING,
+	CONNECTION_BODY,
+	CONNECTION_SERVING,
+	CONNECTION_STREAMING,
+	CONNECTION_BROKEN,
+	CONNECTION_FLUSHING,
+	CONNECTION_REFUSED,
+	CONNECTION_LINGERING,
+	CONNECTION_CLOSED
+};
 
-enum conn_state {
-	CONN_READING,   /* between requests, or in the middle of one: `frame` says which */
-	CONN_ANSWERING, /* the handlers have it */
-	CONN_FLUSHING,  /* the last answer is on its way out, then it closes or lingers */
-	CONN_LINGER,    /* refused: what its client sends is dropped, so that it sees the answer */
-	CONN_DEAD       /* to be freed by its event */
+enum connection_event {
+	CONNECTION_ON_ENTER,     /* the state has just been entered */
+	CONNECTION_ON_INPUT,     /* bytes have arrived, or are still there */
+	CONNECTION_ON_WRITTEN,   /* the client has taken all there was */
+	CONNECTION_ON_EOF,       /* the client sends nothing more */
+	CONNECTION_ON_TICK,      /* about twice a second */
+	CONNECTION_ON_DRAIN,     /* the server stops: no new requests */
+	CONNECTION_ON_TOO_MANY,  /* there is no room for this connection: it is told so */
+	CONNECTION_ON_STREAM,    /* the head of a stream is out */
+	CONNECTION_ON_NO_MEMORY, /* it is not: there was no memory for it */
+	CONNECTION_ON_ANSWERED,  /* the answer is complete */
+	CONNECTION_ON_CLOSE      /* the client is gone, or is dropped */
 };
 
 struct http_conn {
-	struct list node;
+	enum connection_state state;
+	int keep_alive;    /* further requests may follow this one */
+	int not_served;    /* one too many: it is only told so */
+	uint64_t since_us; /* of the present state's limit */
 	struct http_server *server;
-	struct client *client;
+	struct http_client *client;
+	struct list node;
 	struct list by_server, by_client; /* see conn_waits */
 	struct bufferevent *bev;
 	struct event *later;  /* goes on reading, or frees, outside of everybody's stack */
-	struct event *closed; /* the client's end, while its input is full; NULL until it was */
-	enum conn_state state;
-	int streaming, keep_alive;
-	int no_head;       /* of the stream: there was no memory for it, and nothing follows */
-	int refused;       /* an answer goes out before the request was read: it lingers */
-	int not_served;    /* one too many: it is only told so */
-	uint64_t since_us; /* of the present state's limit */
+	struct event *closed; /* the client's end, while its input is full; NULL before that */
 	struct http_frame frame;
 	size_t in_bytes;  /* charged to the client */
 	size_t out_bytes; /* counted in the server's and the client's */
-	void (*gone)(void *arg);
-	void *gone_arg;
-	void (*taken)(void *arg);
-	void *taken_arg;
+	struct {          /* the owner of the request that is served */
+		void (*gone)(void *arg);
+		void *gone_arg;
+		void (*taken)(void *arg);
+		void *taken_arg;
+	} owner;
 };
 
-/* Of a flood one line a second is logged, with the number of those that were not. */
+/* At most one line a second is logged, with the number of lines left out. */
 struct http_note {
 	uint64_t at_us;
 	unsigned more;
@@ -59,51 +94,40 @@ struct http_server {
 	void *arg;
 	struct evconnlistener *listener;
 	struct event *tick;
-	struct clients *clients;
+	struct http_clients *clients;
 	struct list conns;
-	struct list waiting; /* without a whole head; who has waited longest comes first */
+	struct list waiting; /* connections without a complete head, longest waiting first */
 	unsigned n_served, n_not_served, port;
 	size_t out_bytes;
+	struct buf head; /* of the answer that is being written */
 	uint64_t accepted, refused, closed_waiting, cut;
 	struct http_note refused_note, full_note, cut_note;
 	int stopping;
-	/* the listener is off, until the tick: there was no descriptor or memory */
+	/* the listener is off until the next tick: no descriptor or memory */
 	int paused;
 };
 
-/* server.c */
+/* conn.c */
 /* Takes the descriptor. NULL: no memory; the descriptor is closed, the client still the
  * caller's. */
-struct http_conn *conn_new(struct http_server *h, evutil_socket_t fd, struct client *client,
+struct http_conn *conn_new(struct http_server *h, evutil_socket_t fd, struct http_client *client,
                            int not_served);
-/* From the loop alone, under no function that its owner called. */
+/* From the loop alone, never under a function that its owner called. */
 void conn_free(struct http_conn *c);
-void conn_kill(struct http_conn *c);   /* closes it, soon; its owner is not told */
-void conn_lost(struct http_conn *c);   /* the client is gone: its owner is told */
-void conn_retire(struct http_conn *c); /* no further request; what is answered still goes out */
-/* It may give way to others, the longest waiting first: it has no whole head, and its answers were
- * taken; or it does not. */
-void conn_waits(struct http_conn *c, int waits);
-int http_note_due(struct http_note *n, unsigned *ret_more);
+void connection_step(struct http_conn *c, enum connection_event e);
+int conn_has_begun(const struct http_conn *c); /* something of a request is there */
 
+/* server.c */
+/* 1: a line may be logged. *ret_more: how many were left out before it. */
+int http_note_due(struct http_note *n, unsigned *ret_more);
 /* The tick looks at limits and tries a paused listener again. It ends by itself when there is
  * nobody and nothing is paused, so that an idle server sleeps. */
 void http_tick_on(struct http_server *h);
 
-/* input.c */
-void conn_go_on(struct http_conn *c);
-/* An error of the edge itself: answered, and the connection ends, because where the next request
- * begins is not known. */
-void conn_refuse(struct http_conn *c, int status, const char *text);
-int conn_has_begun(const struct http_conn *c); /* something of a request is there */
-void conn_uncharge(struct http_conn *c); /* what it no longer holds its client has free again */
-
 /* output.c */
-void conn_answered(struct http_conn *c);
 void conn_count_output(struct http_conn *c);
-
-/* listen.c */
-int http_listen(struct http_server *h, struct err *err);
-void http_listen_end(struct http_server *h); /* takes in who has connected already */
+/* A whole answer, or a 503 if there is no room for it. 0 or ERR_NOMEM: then perhaps half of it. */
+int conn_write_answer(struct http_conn *c, int status, const char *type, const char *extra,
+                      const void *body, size_t len);
 
 #endif

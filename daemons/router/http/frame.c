@@ -1,5 +1,5 @@
-/* frame.c - see frame.h. Each step uses what it can of the bytes that are there and says
- * whether the next step may go on with the rest. */
+/* frame.c - see frame.h. Each step uses as many of the given bytes as it can; HTTP_MORE: the next
+ * step may go on with the rest. */
 #include "frame.h"
 #include "util/check.h"
 
@@ -21,7 +21,7 @@ static int bad(struct http_frame *f, int status, const char *why)
 	return HTTP_BAD;
 }
 
-/* 0, or -1: bad. Each limit was looked at before, so only memory can be missing. */
+/* 0, or -1: bad. Limits have been checked before, so the only failure is lack of memory. */
 static int append(struct http_frame *f, struct buf *b, struct piece *in, size_t n)
 {
 	if (buf_add(b, in->p, n) < 0) {
@@ -33,7 +33,7 @@ static int append(struct http_frame *f, struct buf *b, struct piece *in, size_t 
 	return 0;
 }
 
-/* How much of the bytes belongs to the present line, its LF included. */
+/* How many of the bytes belong to the present line, including its LF. */
 static size_t line_part(const struct piece *in)
 {
 	const char *lf = memchr(in->p, '\n', in->n);

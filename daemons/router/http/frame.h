@@ -4,11 +4,11 @@
  *   HEAD -> ASKED -> BODY ---------------------------------------> DONE
  *                 -> CHUNK_SIZE -> CHUNK_DATA -> CHUNK_END -> ...
  *                               -> TRAILER ----------------------> DONE
- *   from each of them: BAD, from which nothing leads away
+ *   from each of them: BAD, which is final
  *
- * Lines end in CR LF and in nothing else; a bare LF is refused as soon as it is there. Empty lines
- * before a head are let pass and count as a part of it. A head is bounded by head_max, a body by
- * body_max, what surrounds its chunks (extensions, trailer) by head_max again. */
+ * Lines end in CR LF; a bare LF is refused as soon as it arrives. Empty lines before a head are
+ * skipped and count as part of it. Limits: head_max for a head, body_max for a body, head_max again
+ * for what surrounds its chunks (extensions, trailer). */
 #ifndef ROUTER_HTTP_FRAME_H
 #define ROUTER_HTTP_FRAME_H
 
@@ -17,7 +17,7 @@
 
 enum http_frame_state {
 	HTTP_FRAME_HEAD,
-	HTTP_FRAME_ASKED, /* the head is there: may its body come? */
+	HTTP_FRAME_ASKED, /* the head is complete: may its body come? */
 	HTTP_FRAME_BODY,
 	HTTP_FRAME_CHUNK_SIZE,
 	HTTP_FRAME_CHUNK_DATA,
@@ -29,7 +29,7 @@ enum http_frame_state {
 
 enum http_event {
 	HTTP_MORE,    /* all bytes were used, more are needed */
-	HTTP_HEAD,    /* `head` is there, nothing behind it was looked at; http_frame_go_on follows */
+	HTTP_HEAD,    /* `head` is complete, nothing after it was read; http_frame_go_on follows */
 	HTTP_REQUEST, /* the request is complete */
 	HTTP_BAD      /* `status` and `why` say what was wrong: 400, 413, 431, 501, 503 or 505 */
 };
@@ -57,7 +57,7 @@ enum http_event http_frame_feed(struct http_frame *f, const char *p, size_t n, s
 /* After HTTP_HEAD: the body may come, up to body_max bytes. 0, or -1 (HTTP_BAD) when the head
  * already says that it is longer. */
 int http_frame_go_on(struct http_frame *f, size_t body_max);
-/* Forgets the request, however far it came, and frees what it held. */
+/* Forgets the request, complete or not, and frees what it held. */
 void http_frame_next(struct http_frame *f);
 /* Has anything of a request arrived? Empty lines count. */
 int http_frame_begun(const struct http_frame *f);

@@ -4,9 +4,9 @@
  * One thread, the event loop's. The handlers are asked twice about a request: when its head is
  * complete, before anything of the body is asked for or kept, and when the body is complete. They,
  * or whatever they start, answer with http_reply, or with http_stream_begin, http_stream_add,
- * http_stream_end. Until the answer is complete the connection pointer is valid, unless the client
- * goes first: then the function given to http_on_gone is called, once, and the pointer is dead
- * after it. */
+ * http_stream_end. The connection pointer is valid until the answer is complete. If the client
+ * leaves before that, the function given to http_on_gone is called once, and the pointer is invalid
+ * from then on. */
 #ifndef ROUTER_HTTP_H
 #define ROUTER_HTTP_H
 
@@ -16,9 +16,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define HTTP_SURE_BYTES 4096u /* an answer up to here is always given */
+#define HTTP_SURE_BYTES 4096u /* an answer of at most this size is always accepted */
 
-struct client;
+struct http_client;
 struct event_base;
 struct http_server;
 struct http_conn;
@@ -27,11 +27,11 @@ struct http_conn;
 struct http_body {
 	char *data; /* malloc, followed by a NUL; NULL: none, or given away */
 	size_t len;
-	struct client *client;
+	struct http_client *client;
 	size_t charged;
 };
 
-void http_body_free(struct http_body *b); /* any thread; again: nothing */
+void http_body_free(struct http_body *b); /* from any thread; may be repeated */
 
 struct http_request {
 	const struct http_head *head;
@@ -49,13 +49,13 @@ struct http_handlers {
 struct http_opts {
 	const char *listen; /* "127.0.0.1:8080", "[::1]:0", ":8080" (all addresses) */
 	size_t max_header_bytes, max_body_bytes;
-	/* of requests that are held, for all clients; at least twice the above */
+	/* bytes of requests held for all clients; at least twice the sum of the above */
 	size_t in_bytes_max;
 	/* not yet taken by one client; past it http_stream_add says ERR_FULL */
 	size_t out_bytes_max;
 	size_t out_total_max; /* not yet taken by all clients; shares: output.c */
 	unsigned max_connections;
-	unsigned max_per_address; /* 0: as many as are left to others */
+	unsigned max_per_address; /* 0: at most as many as remain free for others */
 	uint64_t idle_us;         /* a connection without a request is closed */
 	uint64_t read_us;         /* from a request's first byte to its last */
 	uint64_t write_us;        /* a client that reads nothing for this long is dropped */
@@ -66,7 +66,7 @@ struct http_opts {
 struct http_counts {
 	uint64_t accepted;       /* connections */
 	uint64_t refused;        /* requests and connections, by the edge itself */
-	uint64_t closed_waiting; /* connections without a request that had to make room */
+	uint64_t closed_waiting; /* connections without a request that were closed to make room */
 	uint64_t cut;            /* answers that were dropped after they had begun */
 	unsigned connections;
 	size_t in_bytes, out_bytes; /* held now */
@@ -75,7 +75,8 @@ struct http_counts {
 int http_new(struct event_base *base, const struct http_opts *opts,
              const struct http_handlers *handlers, void *arg, struct http_server **ret_h,
              struct err *err);
-/* Closes every connection; gone functions are not called. After the last http_body_free. */
+/* Closes every connection; gone functions are not called. To be called after the last
+ * http_body_free. */
 void http_destroy(struct http_server **h);
 unsigned http_port(const struct http_server *h);
 unsigned http_connections(const struct http_server *h);
@@ -83,11 +84,11 @@ void http_counts(const struct http_server *h, struct http_counts *ret);
 /* How many may be open at once, the listener's included. */
 unsigned http_descriptors(unsigned max_connections);
 
-/* The end: nobody is accepted any more, what is not a whole request yet is refused with 503, later
- * answers close their connections. May be called again. */
+/* Stops accepting connections; a request that is not complete gets 503, and each later answer
+ * closes its connection. May be repeated. */
 void http_drain(struct http_server *h);
-/* Is there a client that is still to be told something: a request that is not whole, an answer that
- * was not taken, a refusal that may not have been read? */
+/* 1 while a client still has something to send or to receive: an incomplete request, an answer that
+ * it has not taken, a refusal that it may not have read. */
 int http_busy(const struct http_server *h);
 
 /* extra: header lines, each ended by CR LF, or NULL. An answer for which there is no room
@@ -95,6 +96,7 @@ int http_busy(const struct http_server *h);
 void http_reply(struct http_conn *c, int status, const char *type, const char *extra,
                 const void *body, size_t len);
 void http_stream_begin(struct http_conn *c, const char *type, const char *extra);
+int http_is_streaming(const struct http_conn *c);                     /* begun and not ended */
 int http_stream_add(struct http_conn *c, const void *data, size_t n); /* 0 or ERR_FULL */
 void http_stream_end(struct http_conn *c);
 /* bytes of its answers that the client has not taken */

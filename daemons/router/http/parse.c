@@ -1,16 +1,16 @@
 /* parse.c - see parse.h.
  *
- * Strict where leniency would let two readers of the same bytes disagree about where a request ends
- * or whose it is: a bare LF or CR, white space before a colon, a folded header, both kinds of
- * length, a length, coding or host given twice are refused. What is refused is answered with a
- * status and ends the connection. */
+ * Strict, because with leniency two readers of the same bytes could disagree about where a request
+ * ends or for whom it is. Refused are: a bare LF or CR, white space before a colon, a folded
+ * header, both kinds of length, and a length, coding or host given twice. A refusal is answered
+ * with a status and ends the connection. */
 #include "parse.h"
 
 #include <ctype.h>
 #include <string.h>
 #include <strings.h>
 
-#define CHUNK_DIGITS_MAX 16u /* what 64 bits hold */
+#define CHUNK_DIGITS_MAX 16u /* 64 bits */
 
 static int is_token_char(unsigned char c)
 {
@@ -25,8 +25,7 @@ static int fail(const char **why, int status, const char *text)
 
 /* --- the authority: Host, and the target's ------------------------------- */
 
-/* "name", "name:port", "1.2.3.4:port", "[v6]:port". A comma, which a name might have, would be two
- * hosts to others. */
+/* "name", "name:port", "1.2.3.4:port", "[v6]:port". No comma: other readers would see two hosts. */
 static int is_authority(const char *s, size_t len)
 {
 	const char *end = s + len, *p = s;
@@ -62,7 +61,7 @@ static int parse_version(const char *v, struct http_head *h, const char **why)
 	return 0;
 }
 
-/* A path, or a URL whose authority is looked at and then left out. */
+/* A path, or a URL, whose authority is checked and then left out. */
 static int parse_target(char *target, struct http_head *h, const char **why)
 {
 	static const char scheme[] = "http://";
@@ -133,8 +132,8 @@ static int ends_in_chunked(const char *list)
 	return n > len && strcasecmp(list + n - len, word) == 0 && strchr(", \t", list[n - len - 1]);
 }
 
-/* A body whose coding does not end in "chunked" has no end that can be known; another coding before
- * it is merely not known here. */
+/* A body whose coding does not end in "chunked" has no known end: 400. Another coding before
+ * "chunked" is only unsupported: 501. */
 static int take_coding(const char *v, struct http_head *h, const char **why)
 {
 	if (h->has_coding)
@@ -281,7 +280,7 @@ static int parse_header_line(char *line, size_t len, struct http_head *h, const 
 	return parse_field(line, v, h, why);
 }
 
-/* What the fields say together. */
+/* Checks that involve several fields. */
 static int check_head(struct http_head *h, const char **why)
 {
 	if (h->chunked && h->has_length)
@@ -331,7 +330,7 @@ static size_t token_length(const char *s, size_t len)
 	return n;
 }
 
-/* Of a string in double quotes at the beginning of s; 0 when it is none. */
+/* The length of a string in double quotes at the beginning of s; 0: there is none. */
 static size_t quoted_length(const char *s, size_t len)
 {
 	if (!len || s[0] != '"')

@@ -1,6 +1,5 @@
-/* parse.h - the lines of an HTTP/1.x request: its head, the size lines of chunks, trailer
- * fields, from bytes that nobody has checked. RFC 9110 and 9112, without their leniencies. No I/O,
- * no allocation. */
+/* parse.h - the lines of an HTTP/1.x request (head, size lines of chunks, trailer fields), from
+ * unchecked bytes. RFC 9110 and 9112, strictly. No I/O, no allocation. */
 #ifndef ROUTER_HTTP_PARSE_H
 #define ROUTER_HTTP_PARSE_H
 
@@ -16,8 +15,7 @@ struct http_head {
 	int keep_alive, chunked, expect_continue;
 	int has_length, has_host, has_coding; /* the field was there */
 	uint64_t content_length;
-	const void
-		*route; /* of whoever handles the head, for whoever handles the request; NULL until then */
+	const void *route; /* set by the handler of the head for the handler of the request */
 };
 
 /* text[0..len) is the head with its empty line; it is cut up in place and must live as long as ret.
@@ -26,7 +24,7 @@ int http_parse_head(char *text, size_t len, struct http_head *ret, const char **
 /* A chunk's size line, without CR LF: 1 to 16 hexadecimal digits, then extensions (";name",
  * ";name=value", ";name=\"value\"") without white space around them. 0 or -1. */
 int http_parse_chunk_size(const char *line, size_t len, uint64_t *ret);
-/* A line of the trailer, without CR LF; its content is nobody's. 0 or -1. */
+/* A line of the trailer, without CR LF; its content is ignored. 0 or -1. */
 int http_parse_trailer(const char *line, size_t len);
 
 #endif

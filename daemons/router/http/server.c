@@ -1,26 +1,30 @@
-/* server.c - see http.h: one connection's life, from accept to the last byte, and the server's.
+/* server.c - see http.h: the listener, who gets in, and limits of time.
  *
- * What always holds: a client that leaves is noticed at once, in every phase; what it sends while
- * it is answered waits in the input buffer, which is bounded, and a client that does not take its
- * answers is asked for no further request, so that pipelining fills no memory and does not keep the
- * loop from the others. A half-closed client counts as gone. All bytes that a client makes the edge
- * hold are charged to its address. A connection is freed from the loop alone (by an event of its
- * own, by the tick, or to make room), never under a function that its owner called. Whatever a
- * client sends costs at most its own connection. */
+ * An address has at most max_per_address connections, or as many as remain free for others. Without
+ * room a new connection takes the place of one that has no complete head yet, the longest waiting
+ * first: one of its own address if there is one; else, if its address has less than its share, one
+ * of an address that has more connections. If there is none to take, the client gets a 503; beyond
+ * max_connections / 8 such refusals at once, or a few from one address, or without memory, the
+ * connection is closed without a word. */
 #include "conn.h"
-#include "util/check.h"
 #include "util/clock.h"
 #include "util/log.h"
 #include "util/mem.h"
 
-#include <netinet/tcp.h>
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netdb.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #define TICK_US 500000u
 #define NOTE_US 1000000u
-#define INPUT_MAX 16384u /* bytes behind a request that is being answered */
-#define LINGER_US 3000000u
+#define REFUSED_EACH_MAX 16u
+#define BACKLOG 1024
+#define HEAD_MAX 4096u /* of an answer */
 
 int http_note_due(struct http_note *n, unsigned *ret_more)
 {
@@ -35,184 +39,87 @@ int http_note_due(struct http_note *n, unsigned *ret_more)
 	return 1;
 }
 
-/* --- the end of a connection --------------------------------------------- */
+/* --- who gets in --------------------------------------------------------- */
 
-void conn_waits(struct http_conn *c, int waits)
+static unsigned refused_max(unsigned max_connections)
 {
-	list_remove(&c->by_server);
-	list_remove(&c->by_client);
-	if (!waits)
-		return;
-	list_push_back(&c->server->waiting, &c->by_server);
-	list_push_back(&c->client->loop.waiting, &c->by_client);
+	return max_connections / 8 + 16;
 }
 
-void conn_free(struct http_conn *c)
+unsigned http_descriptors(unsigned max_connections)
 {
-	list_remove(&c->node);
-	conn_waits(c, 0);
-	c->server->out_bytes -= c->out_bytes;
-	c->client->loop.out_bytes -= c->out_bytes;
-	*(c->not_served ? &c->server->n_not_served : &c->server->n_served) -= 1;
-	*(c->not_served ? &c->client->loop.refused : &c->client->loop.conns) -= 1;
-	event_free(c->later);
-	if (c->closed)
-		event_free(c->closed);
-	bufferevent_free(c->bev);
-	http_frame_fini(&c->frame);
-	client_put(c->client, c->in_bytes);
-	free(c);
+	return max_connections + refused_max(max_connections) + 1;
 }
 
-void conn_kill(struct http_conn *c)
+static void close_waiting(struct http_server *h, struct http_conn *c)
 {
-	c->gone = NULL;
-	c->taken = NULL;
-	c->state = CONN_DEAD;
-	conn_waits(c, 0);
-	bufferevent_disable(c->bev, EV_READ | EV_WRITE);
-	event_active(c->later, EV_TIMEOUT, 0);
-}
-
-void conn_lost(struct http_conn *c)
-{
-	void (*gone)(void *) = c->gone;
-	void *arg = c->gone_arg;
-	if (c->state == CONN_DEAD)
-		return;
-	conn_kill(c);
-	if (gone)
-		gone(arg);
-}
-
-void conn_retire(struct http_conn *c)
-{
-	if (http_unsent(c) == 0) {
-		conn_lost(c);
-		return;
-	}
-	c->state = CONN_FLUSHING;
-	c->since_us = clock_us();
-	conn_waits(c, 0);
-	bufferevent_disable(c->bev, EV_READ);
-}
-
-void http_drop(struct http_conn *c)
-{
-	struct http_server *h = c->server;
 	unsigned more;
-	if (c->state == CONN_DEAD)
-		return;
-	if (c->streaming) {
-		h->cut++;
-		if (http_note_due(&h->cut_note, &more))
-			log_warn("http_answer_cut", "unsent=%zu more=%u", http_unsent(c), more);
-	}
-	conn_kill(c);
+	h->closed_waiting++;
+	if (http_note_due(&h->full_note, &more))
+		log_warn("http_full",
+		         "what=connections open=%u limit=%u more=%u "
+		         "why=\"one without a request was closed\"",
+		         h->n_served, h->opts.max_connections, more);
+	conn_free(c);
 }
 
-void http_on_taken(struct http_conn *c, void (*fn)(void *arg), void *arg)
+static struct http_conn *first_by_client(struct http_client *c)
 {
-	c->taken = fn;
-	c->taken_arg = arg;
+	struct list *first = c->loop.waiting.next;
+	return first == &c->loop.waiting ? NULL : list_entry(first, struct http_conn, by_client);
 }
 
-void http_on_gone(struct http_conn *c, void (*fn)(void *arg), void *arg)
+static struct http_conn *first_by_server(struct http_server *h)
 {
-	c->gone = fn;
-	c->gone_arg = arg;
+	struct list *first = h->waiting.next;
+	return first == &h->waiting ? NULL : list_entry(first, struct http_conn, by_server);
 }
 
-size_t http_unsent(const struct http_conn *c)
+static int make_room(struct http_server *h, struct http_client *from)
 {
-	return evbuffer_get_length(bufferevent_get_output(c->bev));
+	unsigned max = h->opts.max_connections, each = h->opts.max_per_address, has = from->loop.conns;
+	unsigned left = h->n_served < max ? max - h->n_served : 0;
+	struct http_conn *first = NULL;
+	int capped = each ? has >= each : left && has >= left;
+	if (!capped && left)
+		return 1;
+	if (has)
+		first = first_by_client(from);
+	if (!first && !capped)
+		first = first_by_server(h);
+	if (!first || (first->client != from && first->client->loop.conns <= has))
+		return 0;
+	close_waiting(h, first);
+	return 1;
 }
 
-/* --- what happens to it -------------------------------------------------- */
-
-/* All written and nothing more to come: close, or (after a refusal) read on for a while. */
-static void conn_flushed(struct http_conn *c)
+static int may_be_told(const struct http_server *h, const struct http_client *from)
 {
-	if (c->state != CONN_FLUSHING || http_unsent(c))
-		return;
-	if (!c->refused) {
-		conn_kill(c);
-		return;
-	}
-	c->state = CONN_LINGER;
-	c->since_us = clock_us();
-	if (!c->not_served)
-		conn_waits(c, 1); /* it gives way to others as one without a request does */
-	shutdown(bufferevent_getfd(c->bev), SHUT_WR);
+	return h->n_not_served < refused_max(h->opts.max_connections) &&
+	       from->loop.refused < REFUSED_EACH_MAX;
 }
 
-static void on_closed(evutil_socket_t fd, short what, void *arg)
+static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct sockaddr *addr, int len,
+                      void *arg)
 {
-	(void)fd;
-	(void)what;
-	conn_lost(arg);
-}
-
-/* Nothing is read any more when the input is full, so that its end would not be seen. */
-static void watch_end(struct http_conn *c)
-{
-	int full = c->state == CONN_ANSWERING &&
-	           evbuffer_get_length(bufferevent_get_input(c->bev)) >= INPUT_MAX;
-	if (full && !c->closed)
-		c->closed = event_new(c->server->base, bufferevent_getfd(c->bev), EV_CLOSED, on_closed, c);
-	if (full && c->closed)
-		event_add(c->closed, NULL);
-	else if (c->closed)
-		event_del(c->closed);
-}
-
-static void go_on(struct http_conn *c)
-{
-	conn_go_on(c);
-	conn_flushed(c);
-	watch_end(c);
-}
-
-static void on_read(struct bufferevent *bev, void *arg)
-{
-	(void)bev;
-	go_on(arg);
-}
-
-/* The client has taken all there was: its answer goes on, or a request of its that waited for that,
- * or it may make room for others now. */
-static void on_written(struct bufferevent *bev, void *arg)
-{
-	(void)bev;
-	struct http_conn *c = arg;
-	conn_count_output(c);
-	if (c->taken)
-		c->taken(c->taken_arg);
-	if (c->state == CONN_READING && c->frame.state == HTTP_FRAME_HEAD)
-		conn_waits(c, 1);
-	go_on(c);
-}
-
-static void on_event(struct bufferevent *bev, short what, void *arg)
-{
-	(void)bev;
-	struct http_conn *c = arg;
-	int waits = c->state == CONN_READING && !http_frame_begun(&c->frame);
-	if ((what & BEV_EVENT_EOF) && (waits || c->state == CONN_FLUSHING))
-		conn_retire(c);
-	else if (what & (BEV_EVENT_EOF | BEV_EVENT_ERROR | BEV_EVENT_TIMEOUT))
-		conn_lost(c);
-}
-
-static void on_later(evutil_socket_t fd, short what, void *arg)
-{
-	(void)fd;
-	(void)what;
-	struct http_conn *c = arg;
-	if (c->state == CONN_DEAD)
-		conn_free(c);
+	(void)l;
+	(void)len;
+	struct http_server *h = arg;
+	struct http_client *from = clients_find(h->clients, addr);
+	int served = from && make_room(h, from);
+	struct http_conn *c = NULL;
+	if (served || (from && may_be_told(h, from)))
+		c = conn_new(h, fd, from, !served);
 	else
-		go_on(c);
+		evutil_closesocket(fd);
+	if (!c) {
+		h->refused++;
+		if (from)
+			client_put(from, 0);
+		return;
+	}
+	if (!served)
+		connection_step(c, CONNECTION_ON_TOO_MANY);
 }
 
 void http_tick_on(struct http_server *h)
@@ -222,107 +129,100 @@ void http_tick_on(struct http_server *h)
 		event_add(h->tick, &each);
 }
 
-/* What of it needs memory. The descriptor is its own, also when there is none. */
-static struct http_conn *conn_made(struct http_server *h, evutil_socket_t fd)
-{
-	const uint64_t limit_us = h->opts.write_us;
-	struct timeval limit = clock_timeval(limit_us);
-	struct http_conn *c = mem_try_array(1, sizeof *c);
-	if (!c) {
-		evutil_closesocket(fd);
-		return NULL;
-	}
-	c->server = h;
-	c->later = event_new(h->base, -1, 0, on_later, c);
-	c->bev = c->later ? bufferevent_socket_new(h->base, fd, BEV_OPT_CLOSE_ON_FREE) : NULL;
-	if (c->bev) {
-		bufferevent_setcb(c->bev, on_read, on_written, on_event, c);
-		bufferevent_setwatermark(c->bev, EV_READ, 0, INPUT_MAX);
-		if (bufferevent_set_timeouts(c->bev, NULL, &limit) == 0 &&
-		    bufferevent_enable(c->bev, EV_READ | EV_WRITE) == 0)
-			return c;
-		bufferevent_free(c->bev);
-	} else {
-		evutil_closesocket(fd);
-	}
-	if (c->later)
-		event_free(c->later);
-	free(c);
-	return NULL;
-}
-
-struct http_conn *conn_new(struct http_server *h, evutil_socket_t fd, struct client *client,
-                           int not_served)
-{
-	struct http_conn *c = conn_made(h, fd);
-	int one = 1;
-	if (!c)
-		return NULL;
-	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-	c->client = client;
-	c->not_served = not_served;
-	http_frame_init(&c->frame, h->opts.max_header_bytes);
-	c->since_us = clock_us();
-	list_init(&c->by_server);
-	list_init(&c->by_client);
-	list_push_back(&h->conns, &c->node);
-	*(not_served ? &h->n_not_served : &h->n_served) += 1;
-	*(not_served ? &client->loop.refused : &client->loop.conns) += 1;
-	if (!not_served)
-		conn_waits(c, 1);
-	h->accepted++;
-	http_tick_on(h);
-	return c;
-}
-
-/* --- limits of time ------------------------------------------------------ */
-
-/* Empty lines are no request: who sends nothing else is told nothing. */
-static void request_is_late(struct http_conn *c)
-{
-	if (c->frame.state == HTTP_FRAME_HEAD && !c->frame.text.len)
-		conn_retire(c);
-	else
-		conn_refuse(c, 408,
-		            "the request did not arrive within this server's limit (read_timeout_ms)");
-}
-
-static void check_limits(struct http_conn *c, uint64_t now)
-{
-	const struct http_opts *o = &c->server->opts;
-	size_t had = c->out_bytes;
-	conn_count_output(c);
-	if (c->state == CONN_FLUSHING && c->out_bytes < had)
-		c->since_us = now;
-	uint64_t age = now > c->since_us ? now - c->since_us : 0;
-	if (c->taken && !http_unsent(c))
-		c->taken(c->taken_arg);
-	if (c->state == CONN_READING && http_frame_begun(&c->frame)) {
-		if (age > o->read_us)
-			request_is_late(c);
-	} else if (c->state == CONN_READING) {
-		/* with a request there it waits for its client to read: that has its own limit */
-		if (age > o->idle_us && !conn_has_begun(c))
-			conn_retire(c);
-	} else if (c->state == CONN_FLUSHING && age > o->write_us) {
-		conn_lost(c); /* libevent has the same limit, unless it found no memory for its event */
-	} else if (c->state == CONN_LINGER && age > LINGER_US) {
-		conn_lost(c);
-	}
-}
-
 static void on_tick(evutil_socket_t fd, short what, void *arg)
 {
 	(void)fd;
 	(void)what;
 	struct http_server *h = arg;
-	uint64_t now = clock_us();
 	if (h->paused)
 		h->paused = h->listener && evconnlistener_enable(h->listener) < 0;
 	list_each_safe(n, next, &h->conns)
-		check_limits(list_entry(n, struct http_conn, node), now);
-	if (list_empty(&h->conns) && !h->paused) /* until somebody comes */
+		connection_step(list_entry(n, struct http_conn, node), CONNECTION_ON_TICK);
+	if (list_empty(&h->conns) && !h->paused) /* http_tick_on starts it again */
 		event_del(h->tick);
+}
+
+/* Out of descriptors. Trying again at once would spin, so the tick does; a connection that only
+ * waits is closed to free a descriptor. */
+static void on_accept_error(struct evconnlistener *l, void *arg)
+{
+	struct http_server *h = arg;
+	struct http_conn *first = first_by_server(h);
+	log_warn("http_accept_failed", "why=%s",
+	         log_quote(evutil_socket_error_to_string(EVUTIL_SOCKET_ERROR())));
+	evconnlistener_disable(l);
+	h->paused = 1;
+	if (first)
+		close_waiting(h, first);
+	http_tick_on(h);
+}
+
+/* Accepts those who have connected already, then closes the listener. */
+static void listen_end(struct http_server *h)
+{
+	if (!h->listener)
+		return;
+	struct sockaddr_storage from;
+	for (int i = 0; i < BACKLOG; i++) {
+		socklen_t len = sizeof from;
+		int fd = accept4(evconnlistener_get_fd(h->listener), (struct sockaddr *)&from, &len,
+		                 SOCK_NONBLOCK | SOCK_CLOEXEC);
+		if (fd < 0)
+			break;
+		on_accept(h->listener, fd, (struct sockaddr *)&from, (int)len, h);
+	}
+	evconnlistener_free(h->listener);
+	h->listener = NULL;
+}
+
+/* "host:port", "[v6]:port", ":port" */
+static int split_listen(const char *s, char *host, size_t host_size, char *port, size_t port_size,
+                        struct err *err)
+{
+	const char *colon = strrchr(s, ':');
+	if (!colon || !colon[1] || strlen(colon + 1) >= port_size)
+		return err_set(err, ERR_INVALID, "http_listen \"%s\" is not HOST:PORT", s);
+	size_t n = (size_t)(colon - s);
+	if (n >= 2 && s[0] == '[' && s[n - 1] == ']') {
+		s++;
+		n -= 2;
+	}
+	if (n >= host_size)
+		return err_set(err, ERR_INVALID, "http_listen: the host's name is longer than %zu bytes",
+		               host_size - 1);
+	memcpy(host, s, n);
+	host[n] = 0;
+	memcpy(port, colon + 1, strlen(colon + 1) + 1);
+	return 0;
+}
+
+static int listen_on(struct http_server *h, struct err *err)
+{
+	char host[256], port[16];
+	struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_ADDRCONFIG};
+	struct addrinfo *found = NULL;
+	if (split_listen(h->opts.listen, host, sizeof host, port, sizeof port, err) < 0)
+		return ERR_INVALID;
+	int r = getaddrinfo(*host ? host : NULL, port, &hints, &found);
+	if (r)
+		return err_set(err, ERR_INVALID, "http_listen \"%s\": %s", h->opts.listen, gai_strerror(r));
+	h->listener = evconnlistener_new_bind(h->base, on_accept, h,
+	                                      LEV_OPT_CLOSE_ON_FREE | LEV_OPT_CLOSE_ON_EXEC |
+	                                          LEV_OPT_REUSEABLE,
+	                                      BACKLOG, found->ai_addr, (int)found->ai_addrlen);
+	int cause = errno;
+	freeaddrinfo(found);
+	if (!h->listener)
+		return err_set(err, ERR_IO, "cannot listen on http_listen \"%s\": %s%s", h->opts.listen,
+		               strerror(cause),
+		               cause == EADDRINUSE ? "; stop what uses the port, or choose another" : "");
+	evconnlistener_set_error_cb(h->listener, on_accept_error);
+	struct sockaddr_storage a;
+	socklen_t len = sizeof a;
+	if (getsockname(evconnlistener_get_fd(h->listener), (struct sockaddr *)&a, &len) == 0)
+		h->port = ntohs(a.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&a)->sin6_port
+		                                        : ((struct sockaddr_in *)&a)->sin_port);
+	return 0;
 }
 
 /* --- the server ---------------------------------------------------------- */
@@ -344,7 +244,8 @@ int http_new(struct event_base *base, const struct http_opts *opts,
 	h->arg = arg;
 	list_init(&h->conns);
 	list_init(&h->waiting);
-	int r = http_listen(h, err);
+	buf_init(&h->head, HEAD_MAX);
+	int r = listen_on(h, err);
 	if (r < 0) {
 		free(h);
 		return r;
@@ -366,6 +267,7 @@ void http_destroy(struct http_server **hp)
 		evconnlistener_free(h->listener);
 	event_free(h->tick);
 	clients_destroy(&h->clients);
+	buf_fini(&h->head);
 	free(h);
 	*hp = NULL;
 }
@@ -373,20 +275,19 @@ void http_destroy(struct http_server **hp)
 void http_drain(struct http_server *h)
 {
 	h->stopping = 1;
-	http_listen_end(h);
-	list_each_safe(n, next, &h->conns) {
-		struct http_conn *c = list_entry(n, struct http_conn, node);
-		if (c->state == CONN_READING && conn_has_begun(c))
-			conn_refuse(c, 503, "this server is shutting down");
-	}
+	listen_end(h);
+	list_each_safe(n, next, &h->conns)
+		connection_step(list_entry(n, struct http_conn, node), CONNECTION_ON_DRAIN);
 }
 
 int http_busy(const struct http_server *h)
 {
 	list_each(n, &h->conns) {
 		const struct http_conn *c = list_entry(n, struct http_conn, node);
-		if (c->state != CONN_DEAD && (http_unsent(c) || c->state == CONN_LINGER ||
-		                              (c->state == CONN_READING && conn_has_begun(c))))
+		int reads = (c->state == CONNECTION_HEAD || c->state == CONNECTION_BODY) &&
+		            conn_has_begun(c);
+		if (c->state != CONNECTION_CLOSED &&
+		    (reads || c->state == CONNECTION_LINGERING || http_unsent(c)))
 			return 1;
 	}
 	return 0;

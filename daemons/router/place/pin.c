@@ -19,11 +19,11 @@ static int next_name(struct request *q, const char *header, const char **list, c
 		len--;
 	*list = s + n + (s[n] == ',');
 	if (len == 0 || len >= WORKER_NAME_MAX)
-		return api_bad(&q->error, header, "%s names a worker by 1 to %d bytes, got %zu", header,
-		               WORKER_NAME_MAX - 1, len);
+		return api_bad(&q->prep.error, header, "%s names a worker by 1 to %d bytes, got %zu",
+		               header, WORKER_NAME_MAX - 1, len);
 	snprintf(ret, WORKER_NAME_MAX, "%.*s", (int)len, s);
 	if (!registry_find(&q->r->registry, ret))
-		return api_bad(&q->error, header, "%s: there is no worker %s", header, ret);
+		return api_bad(&q->prep.error, header, "%s: there is no worker %s", header, ret);
 	return 0;
 }
 
@@ -32,7 +32,7 @@ static int read_decode(struct request *q, const char *list)
 	static const char header[] = "X-Pdserve-Decode";
 	for (const char *at = list; *at;) {
 		if (q->pin->n_decode == PLACE_CANDIDATES_MAX)
-			return api_bad(&q->error, header, "%s names more than %d workers", header,
+			return api_bad(&q->prep.error, header, "%s names more than %d workers", header,
 			               PLACE_CANDIDATES_MAX);
 		if (next_name(q, header, &at, q->pin->decode[q->pin->n_decode++]) < 0)
 			return -1;
@@ -47,14 +47,14 @@ int pin_read(struct request *q, const struct http_head *head)
 	if (!*prefill && !*head->pin_decode)
 		return 0;
 	if (!q->r->conf.allow_pinning)
-		return api_bad(&q->error, *prefill ? header : "X-Pdserve-Decode",
+		return api_bad(&q->prep.error, *prefill ? header : "X-Pdserve-Decode",
 		               "%s is refused: pinning is off (allow_pinning)",
 		               *prefill ? header : "X-Pdserve-Decode");
 	q->pin = mem_zalloc(sizeof *q->pin);
 	if (*prefill && next_name(q, header, &prefill, q->pin->prefill) < 0)
 		return -1;
 	if (*prefill)
-		return api_bad(&q->error, header, "%s names one worker, got \"%.80s\"", header,
+		return api_bad(&q->prep.error, header, "%s names one worker, got \"%.80s\"", header,
 		               head->pin_prefill);
 	return read_decode(q, head->pin_decode);
 }

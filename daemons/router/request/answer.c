@@ -1,14 +1,17 @@
-/* answer.c - one answer in the making: tokens become text, stop strings cut it, what may be the
- * beginning of one waits.
+/* answer.c - one answer: tokens become text, a stop string cuts it, what may be the beginning of
+ * one waits, the rest is sent if the client wants a stream.
  *
- * What always holds: text holds what was decoded and not yet given to the client; it never holds
- * anything behind a stop string; what is given to the client is whole UTF-8 (detok gives whole
- * characters, and a stop string begins with one). */
+ * What always holds: `text` is what was decoded and not yet sent; it has nothing after a stop
+ * string; what is sent is whole UTF-8 (detok gives whole characters, and a stop string begins with
+ * one). */
 #include "request.h"
 #include "text/unicode.h"
-#include "util/check.h"
+#include "util/clock.h"
+#include "util/err.h"
 
 #include <string.h>
+
+#define OPENING_BYTES 16384u /* of a stream's beginning: a longer one is written in steps */
 
 void answer_init(struct answer *ans, struct request *q, struct prompt *prompt, uint32_t index)
 {
@@ -19,14 +22,15 @@ void answer_init(struct answer *ans, struct request *q, struct prompt *prompt, u
 	ans->stopped = -1;
 	ans->stop_id = -1;
 	ans->charged = ANSWER_IDS_BYTES;
-	ans->chars = q->p.echo ? prompt->chars : 0;
-	buf_init_quota(&ans->text, 0, &q->quota);
-	rows_init(&ans->rows, q->p.logprobs > 0 ? (uint32_t)q->p.logprobs : 0, &q->quota);
-	if (q->model->tokenizer)
-		detok_init(&ans->detok, q->model->tokenizer,
-		           DECODE_CONTINUES | (q->p.skip_special ? DECODE_SKIP_SPECIAL : 0));
-	if (q->kind == REQUEST_CHAT)
-		ans->message = message_new(&q->message, &q->quota, q->id, index);
+	ans->chars = q->prep.p.echo ? prompt->chars : 0;
+	buf_init_quota(&ans->text, 0, &q->prep.quota);
+	rows_init(&ans->rows, q->prep.p.logprobs > 0 ? (uint32_t)q->prep.p.logprobs : 0,
+	          &q->prep.quota);
+	if (q->prep.model->tokenizer)
+		detok_init(&ans->detok, q->prep.model->tokenizer,
+		           DECODE_CONTINUES | (q->prep.p.skip_special ? DECODE_SKIP_SPECIAL : 0));
+	if (q->prep.kind == KIND_CHAT)
+		ans->message = message_new(&q->prep.message, &q->prep.quota, q->id, index);
 }
 
 void answer_fini(struct answer *ans)
@@ -37,10 +41,10 @@ void answer_fini(struct answer *ans)
 	rows_fini(&ans->rows);
 }
 
-/* New text is at text[from ..]: 1 if a stop string ended it there (the text is cut). */
+/* Looks for stop strings in the new text, text[from ..]. 1: one was found, and the text is cut. */
 static int scan_new(struct answer *ans, size_t from)
 {
-	const struct params *p = &ans->request->p;
+	const struct params *p = &ans->request->prep.p;
 	size_t end, len;
 	if (ans->text.len == from)
 		return 0;
@@ -61,11 +65,11 @@ static int scan_new(struct answer *ans, size_t from)
 	return 0;
 }
 
-/* No more tokens come: half a character that is left becomes U+FFFD. */
+/* After the last token: an incomplete character becomes U+FFFD. */
 static void flush_text(struct answer *ans)
 {
 	size_t from = ans->text.len;
-	if (!ans->request->model->tokenizer)
+	if (!ans->request->prep.model->tokenizer)
 		return;
 	detok_finish(&ans->detok, &ans->text);
 	ans->lost |= ans->text.full;
@@ -73,26 +77,26 @@ static void flush_text(struct answer *ans)
 		ans->finish = ANSWER_FINISH_STOP;
 }
 
-/* A special token's text is left out, unless it marks what is looked for in this answer. */
+/* The text of a special token is left out, unless it is a marker that this answer looks for. */
 static int is_skipped(const struct answer *ans, uint32_t id)
 {
 	const struct request *q = ans->request;
-	const struct message_opts *m = &q->message;
+	const struct message_opts *m = &q->prep.message;
 	unsigned wanted = m->calls ? MODEL_MARKS_CALLS : 0;
 	wanted |= m->reasoning || m->marks_reasoning ? MODEL_MARKS_REASONING : 0;
-	return q->p.skip_special && !(model_marker(q->model, id) & wanted);
+	return q->prep.p.skip_special && !(model_marker(q->prep.model, id) & wanted);
 }
 
-/* One token: 1 if a stop string is complete, or the answer ends as there is no memory for the
- * token. silent: it ends the answer and is not part of its text. */
+/* 1: the answer ends: a stop string is complete, or there is no memory for the token. silent: the
+ * token ends the answer and is not part of its text. */
 static int add_token(struct answer *ans, const Pds__Token *t, int silent)
 {
 	const struct request *q = ans->request;
 	size_t from = ans->text.len;
-	if (q->p.logprobs >= 0 && rows_add_token(&ans->rows, t, (uint32_t)ans->chars) < 0)
+	if (q->prep.p.logprobs >= 0 && rows_add_token(&ans->rows, t, (uint32_t)ans->chars) < 0)
 		return ans->lost = 1;
 	ans->n_tokens++;
-	if (silent || !q->model->tokenizer)
+	if (silent || !q->prep.model->tokenizer)
 		return 0;
 	ans->detok.flags &= ~(unsigned)DECODE_SKIP_SPECIAL;
 	ans->detok.flags |= is_skipped(ans, t->id) ? DECODE_SKIP_SPECIAL : 0;
@@ -101,22 +105,23 @@ static int add_token(struct answer *ans, const Pds__Token *t, int silent)
 	return scan_new(ans, from) | ans->lost;
 }
 
-/* The attempt ended with this token: an end of sequence, the marker behind a call, or one that the
- * client named. */
+/* The attempt ended with this token: an end of sequence, the marker after a call, or a stop token
+ * that the client named. */
 static void note_stop_id(struct answer *ans, uint32_t id)
 {
-	const struct params *p = &ans->request->p;
+	const struct params *p = &ans->request->prep.p;
 	for (size_t i = 0; i < p->n_stop_ids; i++)
 		if (p->stop_ids[i] == id)
 			ans->stop_id = id;
-	ans->model_ended = ans->stop_id < 0 || model_marker(ans->request->model, id) & MODEL_MARKS_LAST;
+	ans->model_ended = ans->stop_id < 0 ||
+	                   model_marker(ans->request->prep.model, id) & MODEL_MARKS_LAST;
 }
 
 static void feed_message(struct answer *ans)
 {
 	size_t n = ans->text.len, held = 0;
-	if (ans->finish == ANSWER_FINISH_NONE && ans->request->p.stop)
-		held = stop_held(ans->request->p.stop, &ans->scan);
+	if (ans->finish == ANSWER_FINISH_NONE && ans->request->prep.p.stop)
+		held = stop_held(ans->request->prep.p.stop, &ans->scan);
 	n -= held;
 	message_feed(ans->message, ans->text.data, n);
 	ans->lost |= message_is_full(ans->message);
@@ -127,7 +132,7 @@ static void feed_message(struct answer *ans)
 		message_finish(ans->message, ans->model_ended);
 }
 
-/* Text that is settled goes to the message: all but what may be the beginning of a stop string. */
+/* Text goes to the message, except for what may be the beginning of a stop string. */
 static void settle_text(struct answer *ans)
 {
 	if (ans->message)
@@ -145,15 +150,69 @@ void answer_finish(struct answer *ans, enum answer_finish finish)
 	settle_text(ans);
 }
 
-/* The attempt's own list of tokens grows with the answer. */
+/* The attempt's list of tokens grows with the answer, so it is charged as it grows. */
 static void charge_ids(struct answer *ans)
 {
 	size_t bytes = ans->attempt->got.size * sizeof *ans->attempt->got.out;
 	if (bytes <= ans->charged)
 		return;
-	ans->lost |= quota_take(&ans->request->quota, bytes - ans->charged) < 0;
+	ans->lost |= quota_take(&ans->request->prep.quota, bytes - ans->charged) < 0;
 	ans->charged = bytes;
 }
+
+/* --- to the client ------------------------------------------------------- */
+
+/* Tokens that wait behind the beginning of their stream are bounded as those that the client does
+ * not take. */
+static int wait_for_opening(const struct answer *ans)
+{
+	size_t bytes = ans->text.len + ans->rows.n * row_bytes(ans->rows.top);
+	return bytes > ans->request->r->conf.out_bytes_max ? ERR_FULL : 0;
+}
+
+int answer_send_event(struct answer *ans)
+{
+	struct request *q = ans->request;
+	struct buf *out = &q->r->out;
+	size_t n = ans->message ? 0 : ans->text.len;
+	if (!ans->message && ans->finish == ANSWER_FINISH_NONE && q->prep.p.stop)
+		n -= stop_held(q->prep.p.stop, &ans->scan);
+	buf_reset(out);
+	if (reply_chunk(ans, n, out)) { /* the text up to n, and all else, is the client's now */
+		if (n < ans->text.len)
+			memmove(ans->text.data, ans->text.data + n, ans->text.len - n);
+		ans->text.len -= n;
+		if (ans->message)
+			message_given(ans->message);
+		ans->given.ids = ans->n_tokens;
+		ans->rows.n = 0;
+	}
+	return out->full ? ERR_FULL : http_stream_add(q->conn, out->data, out->len);
+}
+
+int answer_send(struct answer *ans)
+{
+	struct request *q = ans->request;
+	if (ans->opening)
+		return wait_for_opening(ans);
+	if (ans->message && reply_is_empty(ans))
+		return 0;
+	size_t opening = reply_opening_bytes(ans);
+	write_begin_stream(q);
+	if (opening > OPENING_BYTES || (opening && !prompt_is_told(&q->prep, ans->prompt))) {
+		ans->opening = 1;
+		q->n_opening++;
+		write_soon(q);
+		return 0;
+	}
+	do
+		if (answer_send_event(ans) < 0)
+			return ERR_FULL;
+	while (opening && reply_opening_bytes(ans));
+	return 0;
+}
+
+/* --- what its attempt says ----------------------------------------------- */
 
 static enum attempt_verdict on_tokens(void *owner, struct attempt *s, Pds__Token *const *tokens,
                                       size_t n, enum answer_finish last)
@@ -162,7 +221,7 @@ static enum attempt_verdict on_tokens(void *owner, struct attempt *s, Pds__Token
 	int stop = 0;
 	(void)s;
 	charge_ids(ans);
-	if (ans->request->score_only) {
+	if (ans->request->prep.score_only) {
 		answer_finish(ans, ANSWER_FINISH_LENGTH);
 		stop = 1;
 	}
@@ -170,7 +229,7 @@ static enum attempt_verdict on_tokens(void *owner, struct attempt *s, Pds__Token
 		int ends = last == ANSWER_FINISH_STOP && i == n - 1;
 		if (ends)
 			note_stop_id(ans, tokens[i]->id);
-		stop = add_token(ans, tokens[i], ends && !ans->request->p.include_stop);
+		stop = add_token(ans, tokens[i], ends && !ans->request->prep.p.include_stop);
 	}
 	if (stop)
 		ans->finish = ans->finish != ANSWER_FINISH_NONE ? ans->finish
@@ -184,7 +243,7 @@ static enum attempt_verdict on_tokens(void *owner, struct attempt *s, Pds__Token
 		answer_finish(ans, ans->lost ? ANSWER_FINISH_LENGTH : ANSWER_FINISH_STOP);
 		stop = 1;
 	}
-	if (ans->request->p.stream && answer_send(ans->request, ans) < 0)
+	if (ans->request->prep.p.stream && answer_send(ans) < 0)
 		return ATTEMPT_ABORT;
 	return stop ? ATTEMPT_STOP : ATTEMPT_GO;
 }
@@ -193,39 +252,51 @@ static void on_prompt(void *owner, struct attempt *s, const Pds__PromptLogprobs 
                       size_t n)
 {
 	struct answer *ans = owner;
+	struct request *q = ans->request;
 	(void)s;
-	prompt_add_rows(ans->request, ans->prompt, m, from, n);
-	if (prompt_is_told(ans->request, ans->prompt))
-		request_prompt_told(ans->request);
+	prompt_add_rows(&q->prep, ans->prompt, m, from, n);
+	if (q->n_opening && prompt_is_told(&q->prep, ans->prompt))
+		request_work_soon(q);
+}
+
+static void count_answer(const struct answer *ans)
+{
+	const struct request *q = ans->request;
+	struct stat_set *st = q->r->stats;
+	uint64_t now = clock_us();
+	const struct attempt *s = ans->attempt;
+	if (ans->finish == ANSWER_FINISH_STOP || ans->finish == ANSWER_FINISH_LENGTH)
+		stat_add(st, ans->finish == ANSWER_FINISH_STOP ? STAT_SUCCESS_STOP : STAT_SUCCESS_LENGTH,
+		         1);
+	stat_observe_us(st, STAT_E2E, now - q->begun_us);
+	if (s->got.first_us)
+		stat_observe_us(st, STAT_TTFT, s->got.first_us - q->begun_us);
+	if (s->got.first_us && ans->n_tokens > 1)
+		stat_observe_us(st, STAT_TPOT, (now - s->got.first_us) / (ans->n_tokens - 1));
 }
 
 static void on_ended(void *owner, struct attempt *s)
 {
 	struct answer *ans = owner;
 	struct request *q = ans->request;
+	struct api_error *e = &q->prep.error;
 	if (s->state == ATTEMPT_FAILED) {
-		struct api_error e = {0};
-		api_fault(&e, s->end.status, "%s", s->end.why);
-		e.retry_after_s = (uint32_t)((s->end.retry_after_us + 999999) / 1000000);
-		request_fail(q, &e);
-		return;
-	}
-	if (s->state == ATTEMPT_CANCELLED) {
-		struct api_error e = {0};
-		api_fault(&e, 503, REQUEST_NOT_TAKEN);
-		request_fail(q, &e);
-		return;
-	}
-	if (ans->finish == ANSWER_FINISH_NONE) {
+		api_fault(e, s->end.status, "%s", s->end.why);
+		e->retry_after_s = (uint32_t)((s->end.retry_after_us + 999999) / 1000000);
+	} else if (s->state == ATTEMPT_CANCELLED) {
+		api_fault(e, 503, CLIENT_TOO_SLOW);
+	} else if (ans->finish == ANSWER_FINISH_NONE) {
 		answer_finish(ans, s->end.finish);
-		if (q->p.stream && answer_send(q, ans) < 0) {
-			struct api_error e = {0};
-			api_fault(&e, 503, REQUEST_NOT_TAKEN);
-			request_fail(q, &e);
-			return;
-		}
+		if (q->prep.p.stream && answer_send(ans) < 0)
+			api_fault(e, 503, CLIENT_TOO_SLOW);
 	}
-	request_answer_ended(q, ans);
+	if (e->status) {
+		request_step(q, REQUEST_ON_FAILURE);
+		return;
+	}
+	count_answer(ans);
+	if (++q->n_ended == q->n_answers)
+		request_step(q, REQUEST_ON_ANSWERED);
 }
 
 const struct attempt_hooks answer_hooks = {.tokens = on_tokens,

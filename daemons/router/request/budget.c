@@ -12,7 +12,7 @@ static unsigned long long mib(size_t bytes)
 	return (bytes + (1u << 20) - 1) >> 20;
 }
 
-int budget_refuse(struct request *q, const char *param, const char *what)
+int budget_refuse(struct request_prepare *q, const char *param, const char *what)
 {
 	const struct quota *quota = &q->quota;
 	q->refused = 1;
@@ -47,7 +47,7 @@ static size_t prefixes_bytes(const struct prefixes *p)
 	return n;
 }
 
-int budget_keep(struct request *q)
+int budget_keep(struct request_prepare *q)
 {
 	size_t n = params_bytes(&q->p) + (q->constraint.text ? strlen(q->constraint.text) : 0);
 	for (size_t i = 0; i < q->n_prompts; i++)
@@ -57,7 +57,7 @@ int budget_keep(struct request *q)
 
 /* 0; or -1 with the error set: rows of `tokens` with this many alternatives are more than any
  * request may have. */
-static int too_many(struct request *q, const char *param, const char *of, uint64_t tokens,
+static int too_many(struct request_prepare *q, const char *param, const char *of, uint64_t tokens,
                     uint32_t top, const char *lower)
 {
 	uint64_t bytes = tokens * row_bytes(top);
@@ -69,7 +69,7 @@ static int too_many(struct request *q, const char *param, const char *of, uint64
 	               (unsigned long long)tokens, of, top, mib(bytes), mib(q->quota.limit), lower);
 }
 
-int budget_prompt_rows(struct request *q)
+int budget_prompt_rows(struct request_prepare *q)
 {
 	uint32_t top = (uint32_t)q->p.sampling.prompt_top;
 	uint64_t tokens = 0;
@@ -89,20 +89,21 @@ int budget_prompt_rows(struct request *q)
 	return 0;
 }
 
-/* Called when the answers are there, before any of them has begun. */
+/* To be called when the answers exist and none of them has begun. */
 int budget_answers(struct request *q)
 {
-	uint32_t tokens = q->p.max_tokens, top = q->p.logprobs > 0 ? (uint32_t)q->p.logprobs : 0;
-	if (q->p.logprobs < 0 || q->p.stream || q->score_only || !tokens)
+	uint32_t tokens = q->prep.p.max_tokens,
+			 top = q->prep.p.logprobs > 0 ? (uint32_t)q->prep.p.logprobs : 0;
+	if (q->prep.p.logprobs < 0 || q->prep.p.stream || q->prep.score_only || !tokens)
 		return 0;
-	if (!q->p.has_max_tokens && tokens > OPEN_ANSWER_TOKENS)
+	if (!q->prep.p.has_max_tokens && tokens > OPEN_ANSWER_TOKENS)
 		tokens = OPEN_ANSWER_TOKENS;
-	const char *param = q->kind == REQUEST_CHAT ? "top_logprobs" : "logprobs";
-	if (too_many(q, param, "its answers", (uint64_t)tokens * q->n_answers, top,
+	const char *param = q->prep.kind == KIND_CHAT ? "top_logprobs" : "logprobs";
+	if (too_many(&q->prep, param, "its answers", (uint64_t)tokens * q->n_answers, top,
 	             "n, max_tokens or the number of alternatives, or ask for a stream"))
 		return -1;
 	for (uint32_t i = 0; i < q->n_answers; i++)
 		if (rows_reserve(&q->answers[i].rows, tokens) < 0)
-			return budget_refuse(q, param, "the log-probabilities of its answers");
+			return budget_refuse(&q->prep, param, "the log-probabilities of its answers");
 	return 0;
 }

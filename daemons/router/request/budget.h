@@ -1,28 +1,26 @@
 /* budget.h - what a client's request may hold of the router's memory.
  *
  * One pool (max_memory_mb) for all requests, one limit for each (max_request_memory_mb). Everything
- * whose size a client chooses is taken from both, by what it really takes:
+ * whose size a client chooses is taken from both, by its real size:
  *
- *   until it is prepared                    the JSON tree (the body itself counts at the edge,
- *                                           clients.h); what chat template and tokenizer need on
- *                                           the way
- *   to its end                              the prompts' tokens, the texts to be echoed, tools,
- *                                           stop strings, lists of ids, the constraint's text
- *                                           log-probabilities of the prompts: one set for each
- *                                           prompt, whatever n is what was generated and the client
- *                                           has not been sent
+ *   until it is prepared    the JSON tree (the body itself is counted at the edge, clients.h); what
+ *                           chat template and tokenizer need meanwhile
+ *   to its end              the prompts' tokens, texts to be echoed, tools, stop strings, lists of
+ *                           ids, the constraint's text;
+ *                           log-probabilities of the prompts: one set for each prompt, for any n;
+ *                           what was generated and has not been sent yet
  *
- * When it is decided:
+ * When a request is refused or cut:
  *
- *   before anything is queued   all that is certain by then, and beside it log-probabilities of
- *                               answers that are not streamed: for max_tokens, or for
- *                               OPEN_ANSWER_TOKENS if the client left the length open. Over the
- *                               request's own limit: 400, with the limit, the amount, and what to
- *                               lower. More than the pool has left: 429 with Retry-After.
- *   while an answer grows       its text and the rest, as they come; nothing of it is estimated
- *                               before. An answer that finds no more memory ends there with
- *                               finish_reason "length". What was admitted may use the whole pool,
- *                               so it comes to its end before others are admitted.
+ *   before anything is queued   by all that is known then, and the log-probabilities of answers
+ *                               that are not streamed: for max_tokens, or for OPEN_ANSWER_TOKENS
+ *                               if the client left the length open. Beyond the request's own limit:
+ *                               400 with the limit, the amount, and what to lower. More than the
+ *                               pool has left: 429 with Retry-After.
+ *   while an answer grows       by its text and the rest, as they come; none of it is estimated
+ *                               before. An answer without memory for more ends there with
+ *                               finish_reason "length". Admitted requests may use the whole pool,
+ *                               so that they end before others are admitted.
  *
  * The last eighth of the pool is for requests that hold no more than QUOTA_SMALL and for those
  * that were admitted: large ones cannot keep ordinary ones out. */
@@ -38,20 +36,20 @@
 #define OPEN_ANSWER_TOKENS 1024u
 
 struct request;
+struct request_prepare;
 
-/* bytes of a body whose JSON tree, some 80 times as much, is counted only if it waits for a text
- * thread; else it is gone before the loop goes on */
+/* The JSON tree of a body up to this size (it takes some 80 times as much) is counted only if it
+ * waits for a text thread; else it is freed before the loop goes on. */
 #define JSON_SMALL 4096u
 
-/* Sets the request's error by what its quota says of the last thing it asked for; what: for whom it
- * asked, "the log-probabilities of its prompt". Returns -1. */
-int budget_refuse(struct request *q, const char *param, const char *what);
-/* What stays of a request that is prepared and that nobody else has counted. 0 or -1 with the error
- * set. */
-int budget_keep(struct request *q);
+/* Sets the request's error from the state of its quota after a failed take; what: what the memory
+ * was for, as in "the log-probabilities of its prompt". Returns -1. */
+int budget_refuse(struct request_prepare *q, const char *param, const char *what);
+/* Takes what a prepared request keeps and nobody has counted yet. 0 or -1 with the error set. */
+int budget_keep(struct request_prepare *q);
 /* Takes what the log-probabilities of its prompts, and of answers that are not streamed, need. 0
  * or -1 with the error set. */
-int budget_prompt_rows(struct request *q);
+int budget_prompt_rows(struct request_prepare *q);
 int budget_answers(struct request *q);
 
 #endif

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* NULL: there is no room for it. */
+/* NULL: no room. */
 static struct message_call *add_call(struct message *m)
 {
 	if (m->n_calls == m->calls_size) {
@@ -26,7 +26,7 @@ static struct message_call *add_call(struct message *m)
 	return c;
 }
 
-/* What cannot be kept ends the message: nothing is added behind it. */
+/* After text that cannot be kept nothing is added to the message. */
 static void keep(struct message *m, struct buf *to, const char *text, size_t len)
 {
 	if (!m->lost_text && buf_add(to, text, len) < 0)
@@ -162,13 +162,13 @@ void message_given(struct message *m)
 
 /* --- JSON ---------------------------------------------------------------- */
 
-static void add_text(struct parts *out, const char *name, const struct buf *text)
+static void add_text(struct answer_parts *out, const char *name, const struct buf *text)
 {
 	buf_printf(&out->text, "\"%s\":", name);
 	parts_string(out, text->data ? text->data : "", text->len);
 }
 
-static void add_call_json(const struct message_call *c, int whole, struct parts *out)
+static void add_call_json(const struct message_call *c, int whole, struct answer_parts *out)
 {
 	buf_addc(&out->text, '{');
 	if (!whole)
@@ -185,8 +185,8 @@ static void add_call_json(const struct message_call *c, int whole, struct parts 
 	buf_adds(&out->text, "}}");
 }
 
-/* vLLM and SGLang say reasoning_content, newer vLLM reasoning: clients of both find it. */
-void message_add(const struct message *m, int whole, struct parts *out)
+/* vLLM and SGLang name it reasoning_content, newer vLLM reasoning: both are sent. */
+void message_add(const struct message *m, int whole, struct answer_parts *out)
 {
 	const char *comma = "";
 	if (m->content.len || (whole && !m->n_calls && !m->reasoning.len)) {

@@ -1,5 +1,5 @@
-/* message.h - what the text of one chat answer consists of: thoughts, content and calls of
- * tools, each gathered until the client has it. */
+/* message.h - the text of one chat answer split into thoughts, content and calls of tools, each
+ * collected until it is sent to the client. */
 #ifndef ROUTER_MESSAGE_H
 #define ROUTER_MESSAGE_H
 
@@ -16,15 +16,15 @@ struct message_opts {
 	const struct reasoning_format *reasoning; /* NULL: thoughts are not looked for */
 	enum reasoning_at at;                     /* where the answer begins */
 	int marks_reasoning;                      /* thoughts stay in the text, with what marks them */
-	int drop_reasoning;                       /* thoughts are not the client's */
+	int drop_reasoning;                       /* thoughts are not sent */
 	int one_call;                             /* the answer ends with its first call */
-	/* the request names the function: its call is no news, the finish reason stays "stop" */
+	/* the request names the function: as the call is expected, the finish reason stays "stop" */
 	int named;
 };
 
 struct message_call {
 	unsigned index;
-	int begins; /* id and name are told with this piece */
+	int begins; /* this piece has id and name */
 	char id[TOOLCALL_ID_SIZE], name[TOOLCALL_NAME_MAX + 1];
 	struct buf arguments;
 };
@@ -34,10 +34,10 @@ struct message {
 	struct quota *quota; /* that texts are taken from */
 	const char *seed;    /* of ids; the call's */
 	unsigned choice;
-	struct toolcall *toolcall; /* NULL: none looked for */
-	struct reasoning *split;   /* NULL: none looked for */
-	int finished, enough;      /* enough: the answer ends here, as one_call has it */
-	/* the quota had no room for some text; what is here came before it */
+	struct toolcall *toolcall; /* NULL: not looked for */
+	struct reasoning *split;   /* NULL: not looked for */
+	int finished, enough;      /* enough: the answer ends here, because of one_call */
+	/* the quota had no room for some text: only what came before it is here */
 	int lost_text;
 	/* since message_given */
 	struct buf reasoning, content;
@@ -45,13 +45,13 @@ struct message {
 	size_t n_calls, calls_size;
 };
 
-/* NULL when there is nothing to look for. opts, q and seed outlive it; seed may be filled in
+/* NULL: there is nothing to look for. opts, q and seed must outlive it; seed may be filled in
  * later, before the first text. */
 struct message *message_new(const struct message_opts *opts, struct quota *q, const char *seed,
                             unsigned choice);
 void message_destroy(struct message **m);
 void message_feed(struct message *m, const char *text, size_t len);
-/* The answer is over; again: nothing. ended: the model ended it, by a token that is not in the
+/* The answer has ended; may be repeated. ended: by the model, with a token that is not in the
  * text. */
 void message_finish(struct message *m, int ended);
 unsigned message_count(const struct message *m); /* calls that have begun */
@@ -62,6 +62,6 @@ void message_given(struct message *m);
 
 /* Members of `message` (whole: content and refusal always) or of `delta` (only what there is),
  * without braces, the first without a comma. */
-void message_add(const struct message *m, int whole, struct parts *out);
+void message_add(const struct message *m, int whole, struct answer_parts *out);
 
 #endif

@@ -1,6 +1,6 @@
 /* stop.h - stop strings in a text that arrives in pieces: where the answer must be cut, and how
- * much of its end must be held back because it may be the beginning of one. One pass, constant
- * work per byte and string, whatever the text (Knuth-Morris-Pratt). */
+ * much of its end must be held back because it may begin one. One pass, constant work per byte and
+ * string (Knuth-Morris-Pratt). */
 #ifndef ROUTER_STOP_H
 #define ROUTER_STOP_H
 
@@ -27,8 +27,8 @@ struct stop_scan { /* of one text; zeroed at its beginning */
  * its last one. */
 int stop_feed(const struct stop_set *s, struct stop_scan *scan, const char *text, size_t n,
               size_t *ret_end);
-/* Feeds n bytes in which no string may end: one that does is passed over; one that only begins
- * there counts. */
+/* Feeds n bytes in which no string may end: one that does is ignored, one that only begins there
+ * counts. */
 void stop_pass(const struct stop_set *s, struct stop_scan *scan, const char *text, size_t n);
 /* Bytes at the end of what was fed that may begin a stop string. */
 size_t stop_held(const struct stop_set *s, const struct stop_scan *scan);

@@ -1,5 +1,5 @@
-/* textpool.h - the pool of threads for work on long texts, so that it never runs on the event loop:
- * parsing, templates, tokenising. */
+/* textpool.h - threads for work on long texts (parsing, templates, tokenizing), which would block
+ * the event loop. */
 #ifndef ROUTER_TEXT_H
 #define ROUTER_TEXT_H
 
@@ -11,7 +11,7 @@ struct text_pool;
 struct text_job {
 	void (*work)(struct text_job *j); /* on a thread of the pool */
 	void (*done)(struct text_job *j); /* on the event loop */
-	/* nobody wants its result: if it has not begun, it does not */
+	/* its result is not wanted: do not begin it */
 	atomic_int skip;
 };
 
@@ -19,10 +19,10 @@ struct text_job {
  * waiting. */
 struct text_pool *text_pool_new(unsigned threads, size_t bound,
                                 void (*post)(void *arg, struct text_job *j), void *arg);
-/* Waits for the jobs at work; those waiting are not worked on any more. Their `done` is posted, but
- * may never run. */
+/* Waits for the jobs at work; jobs still waiting are not begun. Their `done` is posted, but may
+ * never run. */
 void text_pool_destroy(struct text_pool **p);
 int text_pool_put(struct text_pool *p, struct text_job *j); /* 0 or ERR_FULL */
-void text_job_skip(struct text_job *j);                     /* its `done` runs all the same */
+void text_job_skip(struct text_job *j);                     /* `done` is still called */
 
 #endif

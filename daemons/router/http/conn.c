@@ -1,0 +1,600 @@
+/* conn.c - see conn.h: one connection, from accept to its last byte.
+ *
+ * What always holds: a client that leaves is noticed at once, in every state; what it sends while
+ * it is answered waits in the input buffer, which is bounded, and a client that does not take its
+ * answers gets no further request read, so that pipelining fills no memory and does not keep the
+ * loop from others. A half-closed client counts as gone. All bytes that a client makes the edge
+ * hold are charged to its address. A connection is freed from the loop alone (by its own event, by
+ * the tick, or to make room), never under a function that its owner called. Whatever a client
+ * sends costs at most its own connection. */
+#include "conn.h"
+#include "util/check.h"
+#include "util/clock.h"
+#include "util/log.h"
+#include "util/mem.h"
+
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#define INPUT_MAX 16384u  /* bytes after a request that is being answered */
+#define UNREAD_MAX 65536u /* bytes of answers not taken: the next request waits */
+#define LINGER_US 3000000u
+
+/* It may give way to others, the longest waiting first: it has no whole head, and its answers were
+ * taken. waits 0: it may not. */
+static void conn_waits(struct http_conn *c, int waits)
+{
+	list_remove(&c->by_server);
+	list_remove(&c->by_client);
+	if (!waits)
+		return;
+	list_push_back(&c->server->waiting, &c->by_server);
+	list_push_back(&c->client->loop.waiting, &c->by_client);
+}
+
+/* --- what is held -------------------------------------------------------- */
+
+void http_body_free(struct http_body *b)
+{
+	if (!b->data)
+		return;
+	free(b->data);
+	b->data = NULL;
+	client_put(b->client, b->charged);
+}
+
+size_t http_unsent(const struct http_conn *c)
+{
+	return evbuffer_get_length(bufferevent_get_output(c->bev));
+}
+
+static size_t input_bytes(const struct http_conn *c)
+{
+	return evbuffer_get_length(bufferevent_get_input(c->bev));
+}
+
+int conn_has_begun(const struct http_conn *c)
+{
+	return http_frame_begun(&c->frame) || input_bytes(c);
+}
+
+/* What the connection holds is charged to its client. 0, or ERR_FULL: no room. Never when it holds
+ * less than before. */
+static int charge(struct http_conn *c)
+{
+	struct http_server *h = c->server;
+	size_t held = http_frame_held(&c->frame) + input_bytes(c);
+	unsigned more;
+	int r = client_resize(c->client, c->in_bytes, held);
+	if (r == 0)
+		c->in_bytes = held;
+	else if (http_note_due(&h->full_note, &more))
+		log_warn("http_full", "what=input bytes=%zu limit=%zu more=%u", clients_bytes(h->clients),
+		         h->opts.in_bytes_max, more);
+	return r;
+}
+
+static void drop_input(struct http_conn *c)
+{
+	evbuffer_drain(bufferevent_get_input(c->bev), input_bytes(c));
+	charge(c);
+}
+
+/* --- requests ------------------------------------------------------------ */
+
+/* Feeds the frame until it says something, or all bytes are used. The bytes of a next request are
+ * left alone while the client has much of its answers to take. */
+static enum http_event read_some(struct http_conn *c)
+{
+	struct evbuffer *in = bufferevent_get_input(c->bev);
+	for (;;) {
+		size_t n = evbuffer_get_contiguous_space(in), used;
+		if (!http_frame_begun(&c->frame)) {
+			if (!n || http_unsent(c) >= UNREAD_MAX)
+				return HTTP_MORE;
+			c->since_us = clock_us();
+		}
+		enum http_event event = http_frame_feed(
+			&c->frame, n ? (const char *)evbuffer_pullup(in, (ev_ssize_t)n) : "", n, &used);
+		evbuffer_drain(in, used);
+		if (event != HTTP_MORE || !used)
+			return event;
+	}
+}
+
+/* The next request is there; others have their turn first. Without memory for that it is now. */
+static void read_later(struct http_conn *c)
+{
+	static const struct timeval at_once = {0};
+	if (event_add(c->later, &at_once) < 0)
+		event_active(c->later, EV_TIMEOUT, 0);
+}
+
+static int has_body(const struct http_conn *c)
+{
+	return c->frame.head.chunked || c->frame.head.content_length;
+}
+
+/* The answer is complete: its request is forgotten. */
+static void forget_request(struct http_conn *c)
+{
+	memset(&c->owner, 0, sizeof c->owner);
+	http_frame_next(&c->frame);
+	size_t held = http_frame_held(&c->frame) + input_bytes(c);
+	if (held < c->in_bytes)
+		charge(c);
+	conn_count_output(c);
+}
+
+static int stays_open(const struct http_conn *c)
+{
+	return c->keep_alive && !c->server->stopping;
+}
+
+struct refusal {
+	int status;
+	const char *text;
+};
+
+static const struct refusal
+	no_room = {503, "this server has no room for the request now (input_bytes_max); try again in a "
+                    "second"},
+	no_memory = {503, "this server has no memory for the request now"},
+	too_late = {408, "the request did not arrive within this server's limit (read_timeout_ms)"},
+	stopping = {503, "this server is shutting down"},
+	too_many = {503, "too many connections (max_connections, max_connections_per_address); try "
+                     "again in a second"};
+
+/* An error of the edge itself is answered. The connection ends then, because it is not known where
+ * the next request begins. Less than 0: no memory for the answer. */
+static int refuse(struct http_conn *c, struct refusal why)
+{
+	struct http_server *h = c->server;
+	char body[1024];
+	unsigned more;
+	size_t n = h->opts.error_body ? h->opts.error_body(why.status, why.text, body, sizeof body)
+	                              : (size_t)snprintf(body, sizeof body, "%s\n", why.text);
+	h->refused++;
+	if (http_note_due(&h->refused_note, &more))
+		log_info("http_refused", "status=%d why=%s more=%u", why.status, log_quote(why.text), more);
+	conn_waits(c, 0);
+	c->keep_alive = 0;
+	int r = conn_write_answer(c, why.status, h->opts.error_body ? "application/json" : "text/plain",
+	                          why.status == 503 ? "Retry-After: 1\r\n" : NULL, body, n);
+	forget_request(c);
+	drop_input(c);
+	return r;
+}
+
+static struct refusal bad_frame(const struct http_conn *c)
+{
+	return (struct refusal){c->frame.status, c->frame.why};
+}
+
+/* --- states -------------------------------------------------------------- */
+
+static int is_older(const struct http_conn *c, uint64_t limit_us)
+{
+	uint64_t now = clock_us();
+	return now > c->since_us && now - c->since_us > limit_us;
+}
+
+static enum connection_state step_head(struct http_conn *c, enum connection_event e)
+{
+	const struct http_opts *o = &c->server->opts;
+	struct refusal why = no_room;
+	switch (e) {
+	case CONNECTION_ON_ENTER:
+		c->since_us = clock_us();
+		if (input_bytes(c))
+			read_later(c);
+		return CONNECTION_HEAD;
+	case CONNECTION_ON_WRITTEN: conn_waits(c, 1); /* fall through */
+	case CONNECTION_ON_INPUT:
+		switch (read_some(c)) {
+		case HTTP_HEAD: return CONNECTION_AUTHORISING;
+		case HTTP_BAD: why = bad_frame(c); break;
+		default:
+			if (charge(c) == 0)
+				return CONNECTION_HEAD;
+		}
+		break;
+	case CONNECTION_ON_EOF:
+		return !http_frame_begun(&c->frame) && http_unsent(c) ? CONNECTION_FLUSHING
+		                                                      : CONNECTION_CLOSED;
+	case CONNECTION_ON_TICK:
+		conn_count_output(c);
+		/* with bytes of a request it waits for its client to read: that has its own limit */
+		if (!http_frame_begun(&c->frame) && (input_bytes(c) || !is_older(c, o->idle_us)))
+			return CONNECTION_HEAD;
+		if (http_frame_begun(&c->frame) && !is_older(c, o->read_us))
+			return CONNECTION_HEAD;
+		/* empty lines are no request: a client that sends nothing else is told nothing */
+		if (!c->frame.text.len)
+			return http_unsent(c) ? CONNECTION_FLUSHING : CONNECTION_CLOSED;
+		why = too_late;
+		break;
+	case CONNECTION_ON_DRAIN:
+		if (!conn_has_begun(c))
+			return CONNECTION_HEAD;
+		why = stopping;
+		break;
+	case CONNECTION_ON_TOO_MANY: why = too_many; break;
+	case CONNECTION_ON_CLOSE: return CONNECTION_CLOSED;
+	default: return CONNECTION_HEAD;
+	}
+	return refuse(c, why) < 0 ? CONNECTION_CLOSED : CONNECTION_REFUSED;
+}
+
+/* A request that the handler answers by its head is not read further, and nothing of its body is
+ * kept. */
+static enum connection_state step_authorising(struct http_conn *c, enum connection_event e)
+{
+	struct http_server *h = c->server;
+	struct http_head *head = &c->frame.head;
+	size_t body_max = h->opts.max_body_bytes;
+	struct refusal why = no_room;
+	int sends_body = has_body(c);
+	switch (e) {
+	case CONNECTION_ON_ENTER:
+		conn_waits(c, 0);
+		c->keep_alive = head->keep_alive && !sends_body;
+		if (h->handlers.head(h->arg, c, head, &body_max))
+			return CONNECTION_AUTHORISING; /* it has answered, and that was a step of its own */
+		if (http_frame_go_on(&c->frame, body_max) < 0) {
+			why = bad_frame(c);
+			break;
+		}
+		if (head->content_length > CLIENT_SURE_BYTES &&
+		    head->content_length > client_room(c->client))
+			break;
+		if (head->expect_continue && sends_body)
+			evbuffer_add(bufferevent_get_output(c->bev), "HTTP/1.1 100 Continue\r\n\r\n", 25);
+		return CONNECTION_BODY;
+	case CONNECTION_ON_ANSWERED:
+		forget_request(c);
+		if (sends_body)
+			return CONNECTION_REFUSED;
+		return stays_open(c) ? CONNECTION_HEAD : CONNECTION_FLUSHING;
+	case CONNECTION_ON_CLOSE: return CONNECTION_CLOSED;
+	default: return CONNECTION_AUTHORISING;
+	}
+	return refuse(c, why) < 0 ? CONNECTION_CLOSED : CONNECTION_REFUSED;
+}
+
+static enum connection_state step_body(struct http_conn *c, enum connection_event e)
+{
+	struct refusal why = no_room;
+	struct buf *body = &c->frame.body;
+	switch (e) {
+	case CONNECTION_ON_ENTER: /* a request without a body is complete at once */
+	case CONNECTION_ON_WRITTEN:
+	case CONNECTION_ON_INPUT:
+		switch (read_some(c)) {
+		case HTTP_REQUEST:
+			if (charge(c) < 0)
+				break;
+			if (body->data || (body->data = mem_try_array(1, 1)))
+				return CONNECTION_SERVING;
+			why = no_memory;
+			break;
+		case HTTP_BAD: why = bad_frame(c); break;
+		default:
+			if (charge(c) == 0)
+				return CONNECTION_BODY;
+		}
+		break;
+	case CONNECTION_ON_TICK:
+		conn_count_output(c);
+		if (!is_older(c, c->server->opts.read_us))
+			return CONNECTION_BODY;
+		why = too_late;
+		break;
+	case CONNECTION_ON_DRAIN: why = stopping; break;
+	case CONNECTION_ON_EOF:
+	case CONNECTION_ON_CLOSE: return CONNECTION_CLOSED;
+	default: return CONNECTION_BODY;
+	}
+	return refuse(c, why) < 0 ? CONNECTION_CLOSED : CONNECTION_REFUSED;
+}
+
+static void hand_over(struct http_conn *c)
+{
+	struct http_server *h = c->server;
+	struct buf *b = &c->frame.body;
+	struct http_request q = {.head = &c->frame.head, .body = {b->data, b->len, c->client, b->size}};
+	c->in_bytes -= b->size;
+	memset(b, 0, sizeof *b);
+	client_hold(c->client);
+	c->keep_alive = c->frame.head.keep_alive;
+	h->handlers.request(h->arg, c, &q);
+	http_body_free(&q.body);
+}
+
+/* What happens beside an answer. 1: the connection ends. */
+static int is_cut(struct http_conn *c, enum connection_event e)
+{
+	switch (e) {
+	case CONNECTION_ON_INPUT: return charge(c) < 0; /* further requests wait in the input */
+	case CONNECTION_ON_TICK: conn_count_output(c);  /* fall through */
+	case CONNECTION_ON_WRITTEN:
+		if (c->owner.taken && !http_unsent(c))
+			c->owner.taken(c->owner.taken_arg);
+		return 0;
+	case CONNECTION_ON_EOF:
+	case CONNECTION_ON_CLOSE: return 1;
+	default: return 0;
+	}
+}
+
+static enum connection_state step_serving(struct http_conn *c, enum connection_event e)
+{
+	switch (e) {
+	case CONNECTION_ON_ENTER:
+		hand_over(c); /* may answer: that is a step of its own */
+		return CONNECTION_SERVING;
+	case CONNECTION_ON_STREAM: return CONNECTION_STREAMING;
+	case CONNECTION_ON_NO_MEMORY: return CONNECTION_BROKEN;
+	case CONNECTION_ON_ANSWERED:
+		forget_request(c);
+		return stays_open(c) ? CONNECTION_HEAD : CONNECTION_FLUSHING;
+	default: return is_cut(c, e) ? CONNECTION_CLOSED : CONNECTION_SERVING;
+	}
+}
+
+static enum connection_state step_streaming(struct http_conn *c, enum connection_event e)
+{
+	if (e == CONNECTION_ON_ANSWERED) {
+		forget_request(c);
+		return stays_open(c) ? CONNECTION_HEAD : CONNECTION_FLUSHING;
+	}
+	return is_cut(c, e) ? CONNECTION_CLOSED : CONNECTION_STREAMING;
+}
+
+static enum connection_state step_broken(struct http_conn *c, enum connection_event e)
+{
+	return is_cut(c, e) ? CONNECTION_CLOSED : CONNECTION_BROKEN;
+}
+
+/* The client has taken nothing for too long. libevent has the same limit, unless it found no memory
+ * for its event. */
+static int is_stalled(struct http_conn *c)
+{
+	size_t had = c->out_bytes;
+	conn_count_output(c);
+	if (c->out_bytes < had)
+		c->since_us = clock_us();
+	return is_older(c, c->server->opts.write_us);
+}
+
+static enum connection_state step_flushing(struct http_conn *c, enum connection_event e)
+{
+	if (e == CONNECTION_ON_ENTER) {
+		conn_waits(c, 0);
+		c->since_us = clock_us();
+	}
+	drop_input(c);
+	if (e == CONNECTION_ON_CLOSE || !http_unsent(c) || (e == CONNECTION_ON_TICK && is_stalled(c)))
+		return CONNECTION_CLOSED;
+	return CONNECTION_FLUSHING;
+}
+
+static enum connection_state step_refused(struct http_conn *c, enum connection_event e)
+{
+	if (e == CONNECTION_ON_ENTER)
+		c->since_us = clock_us();
+	drop_input(c);
+	if (e == CONNECTION_ON_CLOSE || (e == CONNECTION_ON_TICK && is_stalled(c)))
+		return CONNECTION_CLOSED;
+	if (e == CONNECTION_ON_EOF)
+		return CONNECTION_FLUSHING;
+	return http_unsent(c) ? CONNECTION_REFUSED : CONNECTION_LINGERING;
+}
+
+static enum connection_state step_lingering(struct http_conn *c, enum connection_event e)
+{
+	if (e == CONNECTION_ON_ENTER) {
+		c->since_us = clock_us();
+		if (!c->not_served)
+			conn_waits(c, 1); /* it gives way to others as one without a request does */
+		shutdown(bufferevent_getfd(c->bev), SHUT_WR);
+	}
+	drop_input(c);
+	if (e == CONNECTION_ON_CLOSE || e == CONNECTION_ON_EOF ||
+	    (e == CONNECTION_ON_TICK && is_older(c, LINGER_US)))
+		return CONNECTION_CLOSED;
+	return CONNECTION_LINGERING;
+}
+
+/* The owner is told that its client is gone, unless it was the one who dropped it. */
+static enum connection_state step_closed(struct http_conn *c, enum connection_event e)
+{
+	void (*gone)(void *) = c->owner.gone;
+	void *arg = c->owner.gone_arg;
+	if (e != CONNECTION_ON_ENTER)
+		return CONNECTION_CLOSED;
+	memset(&c->owner, 0, sizeof c->owner);
+	conn_waits(c, 0);
+	bufferevent_disable(c->bev, EV_READ | EV_WRITE);
+	event_active(c->later, EV_TIMEOUT, 0);
+	if (gone)
+		gone(arg);
+	return CONNECTION_CLOSED;
+}
+
+#define TO(s) (1u << CONNECTION_##s)
+static const struct {
+	const char *name;
+	unsigned next; /* states that may follow */
+	enum connection_state (*step)(struct http_conn *c, enum connection_event e);
+} states[] = {
+	[CONNECTION_HEAD] = {"head", TO(AUTHORISING) | TO(FLUSHING) | TO(REFUSED) | TO(CLOSED),
+                         step_head},
+	[CONNECTION_AUTHORISING] = {"authorising",
+                                TO(BODY) | TO(HEAD) | TO(FLUSHING) | TO(REFUSED) | TO(CLOSED),
+                                step_authorising},
+	[CONNECTION_BODY] = {"body", TO(SERVING) | TO(REFUSED) | TO(CLOSED), step_body},
+	[CONNECTION_SERVING] = {"serving",
+                            TO(STREAMING) | TO(BROKEN) | TO(HEAD) | TO(FLUSHING) | TO(CLOSED),
+                            step_serving},
+	[CONNECTION_STREAMING] = {"streaming", TO(HEAD) | TO(FLUSHING) | TO(CLOSED), step_streaming},
+	[CONNECTION_BROKEN] = {"broken", TO(CLOSED), step_broken},
+	[CONNECTION_FLUSHING] = {"flushing", TO(CLOSED), step_flushing},
+	[CONNECTION_REFUSED] = {"refused", TO(LINGERING) | TO(FLUSHING) | TO(CLOSED), step_refused},
+	[CONNECTION_LINGERING] = {"lingering", TO(CLOSED), step_lingering},
+	[CONNECTION_CLOSED] = {"closed", 0, step_closed},
+};
+
+static void connection_enter(struct http_conn *c, enum connection_state to)
+{
+	if (!(states[c->state].next & 1u << to))
+		PANIC("connection: illegal step %s -> %s", states[c->state].name, states[to].name);
+	c->state = to;
+}
+
+/* A handler that is called inside of a step may answer, which is a step of its own: the outer one
+ * then returns the state that it had, and ends. */
+void connection_step(struct http_conn *c, enum connection_event e)
+{
+	for (;;) {
+		enum connection_state from = c->state, to = states[from].step(c, e);
+		if (to == from)
+			return;
+		connection_enter(c, to);
+		e = CONNECTION_ON_ENTER;
+	}
+}
+
+/* --- events -------------------------------------------------------------- */
+
+static void on_closed(evutil_socket_t fd, short what, void *arg)
+{
+	(void)fd;
+	(void)what;
+	connection_step(arg, CONNECTION_ON_CLOSE);
+}
+
+/* When the input is full nothing more is read, so the client's end would not be seen. */
+static void watch_end(struct http_conn *c)
+{
+	int full = c->state >= CONNECTION_SERVING && c->state <= CONNECTION_BROKEN &&
+	           input_bytes(c) >= INPUT_MAX;
+	if (full && !c->closed)
+		c->closed = event_new(c->server->base, bufferevent_getfd(c->bev), EV_CLOSED, on_closed, c);
+	if (full && c->closed)
+		event_add(c->closed, NULL);
+	else if (c->closed)
+		event_del(c->closed);
+}
+
+static void on_read(struct bufferevent *bev, void *arg)
+{
+	(void)bev;
+	connection_step(arg, CONNECTION_ON_INPUT);
+	watch_end(arg);
+}
+
+static void on_written(struct bufferevent *bev, void *arg)
+{
+	(void)bev;
+	conn_count_output(arg);
+	connection_step(arg, CONNECTION_ON_WRITTEN);
+	watch_end(arg);
+}
+
+static void on_event(struct bufferevent *bev, short what, void *arg)
+{
+	(void)bev;
+	if (what & (BEV_EVENT_ERROR | BEV_EVENT_TIMEOUT))
+		connection_step(arg, CONNECTION_ON_CLOSE);
+	else if (what & BEV_EVENT_EOF)
+		connection_step(arg, CONNECTION_ON_EOF);
+}
+
+static void on_later(evutil_socket_t fd, short what, void *arg)
+{
+	(void)fd;
+	(void)what;
+	struct http_conn *c = arg;
+	if (c->state == CONNECTION_CLOSED) {
+		conn_free(c);
+		return;
+	}
+	connection_step(c, CONNECTION_ON_INPUT);
+	watch_end(c);
+}
+
+/* --- begin and end ------------------------------------------------------- */
+
+/* What of it needs memory. The descriptor is its own, also when there is none. */
+static struct http_conn *conn_made(struct http_server *h, evutil_socket_t fd)
+{
+	const uint64_t limit_us = h->opts.write_us;
+	struct timeval limit = clock_timeval(limit_us);
+	struct http_conn *c = mem_try_array(1, sizeof *c);
+	if (!c) {
+		evutil_closesocket(fd);
+		return NULL;
+	}
+	c->server = h;
+	c->later = event_new(h->base, -1, 0, on_later, c);
+	c->bev = c->later ? bufferevent_socket_new(h->base, fd, BEV_OPT_CLOSE_ON_FREE) : NULL;
+	if (c->bev) {
+		bufferevent_setcb(c->bev, on_read, on_written, on_event, c);
+		bufferevent_setwatermark(c->bev, EV_READ, 0, INPUT_MAX);
+		if (bufferevent_set_timeouts(c->bev, NULL, &limit) == 0 &&
+		    bufferevent_enable(c->bev, EV_READ | EV_WRITE) == 0)
+			return c;
+		bufferevent_free(c->bev);
+	} else {
+		evutil_closesocket(fd);
+	}
+	if (c->later)
+		event_free(c->later);
+	free(c);
+	return NULL;
+}
+
+struct http_conn *conn_new(struct http_server *h, evutil_socket_t fd, struct http_client *client,
+                           int not_served)
+{
+	struct http_conn *c = conn_made(h, fd);
+	int one = 1;
+	if (!c)
+		return NULL;
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+	c->client = client;
+	c->not_served = not_served;
+	http_frame_init(&c->frame, h->opts.max_header_bytes);
+	c->since_us = clock_us();
+	list_init(&c->by_server);
+	list_init(&c->by_client);
+	list_push_back(&h->conns, &c->node);
+	*(not_served ? &h->n_not_served : &h->n_served) += 1;
+	*(not_served ? &client->loop.refused : &client->loop.conns) += 1;
+	if (!not_served)
+		conn_waits(c, 1);
+	h->accepted++;
+	http_tick_on(h);
+	return c;
+}
+
+void conn_free(struct http_conn *c)
+{
+	list_remove(&c->node);
+	conn_waits(c, 0);
+	c->server->out_bytes -= c->out_bytes;
+	c->client->loop.out_bytes -= c->out_bytes;
+	*(c->not_served ? &c->server->n_not_served : &c->server->n_served) -= 1;
+	*(c->not_served ? &c->client->loop.refused : &c->client->loop.conns) -= 1;
+	event_free(c->later);
+	if (c->closed)
+		event_free(c->closed);
+	bufferevent_free(c->bev);
+	http_frame_fini(&c->frame);
+	client_put(c->client, c->in_bytes);
+	free(c);
+}

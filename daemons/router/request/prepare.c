@@ -1,0 +1,170 @@
+/* prepare.c - the body of a request becomes prompts and parameters: on the event loop, or on a text
+ * thread if that may take long. Nothing here sees more of the request than its request_prepare.
+ * What is wrong with the body is an error for the client. */
+#include "prepare.h"
+#include "util/clock.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int check_model(struct request_prepare *q, const json_t *o)
+{
+	const json_t *v = json_object_get(o, "model");
+	if (!v || json_is_null(v))
+		return 0; /* there is one */
+	if (!json_is_string(v))
+		return api_bad(&q->error, "model", "model must be a string, got %s", param_show(v));
+	if (strcmp(json_string_value(v), q->model->name) == 0)
+		return 0;
+	api_fault(&q->error, 404, "the model %s does not exist; this server has %s", param_show(v),
+	          q->model->name);
+	snprintf(q->error.param, sizeof q->error.param, "model");
+	q->error.code = "model_not_found";
+	return -1;
+}
+
+/* 1 if there is a number beyond 64 bits. */
+static int has_huge(const json_t *v)
+{
+	const char *name;
+	const json_t *member;
+	size_t i;
+	if (json_is_object(v)) {
+		json_object_foreach((json_t *)v, name, member)
+			if (has_huge(member))
+				return 1;
+	} else if (json_is_array(v)) {
+		json_array_foreach((json_t *)v, i, member)
+			if (has_huge(member))
+				return 1;
+	}
+	return json_is_real(v) && fabs(json_real_value(v)) >= 0x1p63;
+}
+
+/* The body is no JSON, or has an integer beyond 64 bits: that is reported as any other value out of
+ * range. */
+static void refuse_body(struct request_prepare *q, const json_error_t *bad)
+{
+	json_t *o = NULL;
+	json_error_t again;
+	if (json_error_code(bad) == json_error_numeric_overflow)
+		o = json_load(q->body.data, q->body.len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &again);
+	const char *name;
+	const json_t *v;
+	api_bad(&q->error, NULL, "the body is not valid JSON: %s (line %d, column %d)", bad->text,
+	        bad->line, bad->column);
+	json_object_foreach(o, name, v) {
+		if (has_huge(v)) {
+			api_bad(&q->error, name,
+			        "%.64s has a number out of range: integers are from %lld to %lld, got %s", name,
+			        (long long)INT64_MIN, (long long)INT64_MAX, param_show(v));
+			break;
+		}
+	}
+	json_decref(o);
+}
+
+/* NULL with the error set. Frees the body in any case. */
+static json_t *read_body(struct request_prepare *q)
+{
+	json_error_t bad;
+	json_t *o = json_load(q->body.data, q->body.len, JSON_ALLOW_NUL, &bad);
+	if (!o && json_error_code(&bad) == json_error_out_of_memory)
+		budget_refuse(q, NULL, "its body as JSON");
+	else if (!o)
+		refuse_body(q, &bad);
+	else if (!json_is_object(o))
+		api_bad(&q->error, NULL, "the body must be a JSON object, got %s", param_show(o));
+	http_body_free(&q->body);
+	if (!q->error.status)
+		return o;
+	json_decref(o);
+	return NULL;
+}
+
+static int prepare_by_kind(struct request_prepare *q, const json_t *o)
+{
+	static int (*const by_kind[])(struct request_prepare *, const json_t *) = {
+		[KIND_COMPLETION] = api_completions_prepare,
+		[KIND_CHAT] = api_chat_prepare,
+		[KIND_TOKENIZE] = api_tokenize_prepare,
+		[KIND_DETOKENIZE] = api_detokenize_prepare,
+	};
+	return check_model(q, o) < 0 ? -1 : by_kind[q->kind](q, o);
+}
+
+/* The JSON is freed by now: only the prompts' tokens are needed. */
+static void prepare_prompts(struct request_prepare *q)
+{
+	for (size_t i = 0; q->roots.n && i < q->n_prompts; i++)
+		prefixes_make(&q->roots, q->prompts[i].tokens.ids, q->prompts[i].tokens.n,
+		              &q->prompts[i].prefixes);
+	if (prompt_keep(q) == 0)
+		budget_keep(q);
+}
+
+void request_prepare(struct text_job *j)
+{
+	struct request_prepare *q = (struct request_prepare *)j;
+	json_account_begin(&q->json);
+	json_t *o = q->parsed ? q->parsed : read_body(q);
+	q->parsed = NULL;
+	int r = o ? prepare_by_kind(q, o) : -1;
+	json_decref(o);
+	if ((json_account_end() < 0 || q->quota.over) && !q->refused)
+		/* without memory JSON was incomplete, so any other error may be a consequence of that */
+		budget_refuse(q, NULL, "its body");
+	else if (r == 0)
+		prepare_prompts(q);
+	q->prepared_us = clock_us();
+}
+
+/* Compiling a constraint takes milliseconds, however short it is. */
+static int has_constraint(const json_t *o)
+{
+	static const char *const names[] = {"response_format", "guided_json",        "guided_regex",
+	                                    "guided_choice",   "structured_outputs", "tool_choice"};
+	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+		if (param_is_set(o, names[i]))
+			return 1;
+	return 0;
+}
+
+int request_prepare_is_slow(struct request_prepare *q)
+{
+	json_account_begin(&q->json);
+	q->parsed = read_body(q);
+	if (json_account_end() < 0)
+		budget_refuse(q, NULL, "its body as JSON");
+	if (!q->parsed || !has_constraint(q->parsed))
+		return 0;
+	if (json_account_charge(&q->json, &q->quota) == 0)
+		return 1;
+	budget_refuse(q, NULL, "its body as JSON");
+	return 0;
+}
+
+static void prompt_fini(struct prompt *p)
+{
+	token_list_fini(&p->tokens);
+	prefixes_fini(&p->prefixes);
+	buf_fini(&p->text);
+	buf_fini(&p->ids);
+	rows_fini(&p->rows);
+}
+
+void request_prepare_fini(struct request_prepare *q)
+{
+	for (size_t i = 0; i < q->n_prompts; i++)
+		prompt_fini(&q->prompts[i]);
+	free(q->prompts);
+	json_decref(q->parsed);
+	toolcall_tools_destroy(&q->message.tools);
+	params_fini(&q->p);
+	free(q->constraint.text);
+	buf_fini(&q->out);
+	http_body_free(&q->body);
+	quota_fini(&q->quota);
+}

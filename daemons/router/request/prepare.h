@@ -1,0 +1,113 @@
+/* prepare.h - from a request's body to prompts and parameters: the part of a request that a text
+ * thread may have. While it has it nobody else touches it, but for job.skip; the thread sees
+ * nothing else of the request.
+ *
+ * The functions return 0, or -1 with q->error set, unless they say otherwise. */
+#ifndef ROUTER_PREPARE_H
+#define ROUTER_PREPARE_H
+
+#include "budget.h"
+#include "daemons/router/api/error.h"
+#include "daemons/router/api/logprob.h"
+#include "daemons/router/api/params.h"
+#include "daemons/router/http/http.h"
+#include "daemons/router/place/prefixes.h"
+#include "message.h"
+#include "text/chat_request.h"
+#include "text/tokenizer.h"
+#include "textpool.h"
+
+enum request_kind { KIND_COMPLETION, KIND_CHAT, KIND_TOKENIZE, KIND_DETOKENIZE };
+
+/* Shared by the answers to it. */
+struct prompt {
+	struct token_list tokens;
+	struct prefixes prefixes; /* hashes of its blocks; empty unless a policy uses them */
+	struct buf text;          /* to be echoed; else empty */
+	size_t chars;             /* code points of text */
+	struct buf ids;           /* "1,2,3": return_token_ids; else empty */
+	/* log-probabilities, if wanted: row i belongs to token i. Complete before the first token of
+	 * an answer */
+	struct rows rows;
+	struct detok detok; /* of the tokens that have rows: finds their place in the text */
+	size_t row_chars;
+};
+
+/* What is made from the body. It is the event loop's, but a text thread's while the request is
+ * IN_POOL or ABANDONED (request.h). */
+struct request_prepare {
+	struct text_job job; /* first; its `skip` is shared by both */
+	/* set by the event loop when the request comes */
+	enum request_kind kind;
+	const struct model *model;
+	int64_t created_s;
+	uint32_t context, vocab; /* limits as they were then */
+	uint32_t max_model_len;  /* context, to show */
+	uint32_t max_answers;
+	struct prefix_roots roots; /* of the workers there were then; empty: no policy uses them */
+	struct http_body body;     /* until it is parsed; its len stays */
+	json_t *parsed;            /* the body, on its way to a text thread; else NULL */
+	struct json_account json;
+	struct quota quota; /* what the request may hold, to its end */
+	/* results */
+	struct api_error error;
+	int refused; /* the error is by budget_refuse */
+	struct params p;
+	struct message_opts message; /* chat */
+	int must_call;               /* chat: tool_choice is "required" or names a function */
+	Pds__Constraint constraint;  /* form of the answers; kind 0: none. Owns its text */
+	const char *bound_by;        /* the parameter that asked for it */
+	struct prompt *prompts;
+	size_t n_prompts;
+	int score_only; /* max_tokens 0 with prompt log-probabilities: the one token is not shown */
+	struct buf out; /* tokenize and detokenize: the answer */
+	uint64_t prepared_us;
+};
+
+/* prepare.c: the body becomes prompts and parameters. j: of a request_prepare. May take long: see
+ * request_prepare_is_slow. */
+void request_prepare(struct text_job *j);
+/* Parses a short body. 1: what it asks for takes long. 0 else, also if there is an error. */
+int request_prepare_is_slow(struct request_prepare *q);
+void request_prepare_fini(struct request_prepare *q);
+/* api/: from JSON to prompts and parameters, or to the answer in `out`. */
+int api_completions_prepare(struct request_prepare *q, const json_t *o);
+int api_chat_prepare(struct request_prepare *q, const json_t *o);
+int api_tokenize_prepare(struct request_prepare *q, const json_t *o);
+int api_detokenize_prepare(struct request_prepare *q, const json_t *o);
+/* prompt.c: shared by them */
+int prompt_need_text(struct request_prepare *q, const char *param);
+int prompt_encode(struct request_prepare *q, struct prompt *p, const char *text, size_t len,
+                  const char *param);
+int prompt_check_lengths(struct request_prepare *q, const char *param);
+/* What the answer needs of the prompts besides their tokens. */
+int prompt_keep(struct request_prepare *q);
+/* The next rows of a prompt: n of m's tokens, from `from` on. */
+void prompt_add_rows(const struct request_prepare *q, struct prompt *p,
+                     const Pds__PromptLogprobs *m, size_t from, size_t n);
+static inline int prompt_is_told(const struct request_prepare *q, const struct prompt *p)
+{
+	return !q->p.sampling.prompt_logprobs || p->rows.n == p->tokens.n;
+}
+/* chat.c: the prompt of a chat request (o), appended to out */
+int chat_render(struct request_prepare *q, const json_t *o, struct buf *out);
+int chat_bad_body(struct request_prepare *q, const struct body_error *e); /* -1 */
+/* tools.c: what the request says about tools and thoughts, into q->message. */
+int tools_read(struct request_prepare *q, const json_t *o, struct chat_tools *ret);
+/* The form of an answer that must be a call. o: the request; prompt: as it was rendered. */
+int tools_force(struct request_prepare *q, const json_t *o, const char *prompt, size_t len);
+/* format.c: the form that the answers must have. */
+int format_read(struct request_prepare *q, const json_t *o);
+/* If the model thinks, the form applies to the answer after its thoughts. prompt: as it was
+ * rendered. */
+int format_behind_thoughts(struct request_prepare *q, const char *prompt, size_t len);
+/* The pieces (GRAMMAR_STRUCTURE) before those of a bound answer, as an array that may be empty: the
+ * rest of the thoughts that the prompt opened, or thoughts if the model wants them; and, unless it
+ * is a call, what opens an answer. A new reference; NULL: no memory. */
+json_t *format_thoughts(const struct request_prepare *q, const char *prompt, size_t len,
+                        int is_call);
+/* kind: enum grammar_kind; text is malloc'd and taken */
+int format_constrain(struct request_prepare *q, const char *param, unsigned kind, char *text,
+                     int strict);
+
+#endif
