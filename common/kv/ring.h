@@ -54,8 +54,6 @@ struct ring_transfer {
 	uint32_t first_token;
 	/* prompt tokens in total; [first_token, tokens) are sent */
 	uint32_t tokens;
-	/* 1: M tells P when it has taken up the transfer (TRANSFER_SEEN; for measurements) */
-	uint32_t want_seen;
 	uint32_t blocks;               /* entries in src and dst: the blocks of [first_token, tokens) */
 	uint32_t src[RING_BLOCKS_MAX]; /* P's blocks */
 	uint32_t dst[RING_BLOCKS_MAX]; /* D's blocks */

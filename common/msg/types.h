@@ -60,7 +60,6 @@ enum msg_from {
 	X(KV_SENT, 46, kv_sent, MSG_NUMBERED | MSG_REQUEST, FROM_M)                         \
 	X(TRANSFER_FAILED, 47, transfer_failed, MSG_NUMBERED | MSG_REQUEST, FROM_M)         \
 	X(KV_EVENTS, 48, kv_events, MSG_NUMBERED, FROM_W | FROM_S)                          \
-	X(TRANSFER_SEEN, 49, transfer_seen, MSG_NUMBERED | MSG_REQUEST, FROM_M)             \
 	X(STORE_PUT, 64, store_put, MSG_NUMBERED, FROM_W)                                   \
 	X(STORE_GET, 65, store_get, MSG_NUMBERED, FROM_W)                                   \
 	X(STORE_LOOKUP, 66, store_lookup, MSG_NUMBERED, FROM_W)                             \

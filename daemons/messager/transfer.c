@@ -197,19 +197,9 @@ static enum slot_verdict slot_of(const struct transfer *t)
 	return word == RING_SENT && want == RING_PENDING ? SLOT_FORGED : SLOT_GONE;
 }
 
-/* What P does not hear it does not hear: it gives such a transfer up by itself. */
-static void say_seen(struct transfer *t)
-{
-	Pds__TransferSeen seen = PDS__TRANSFER_SEEN__INIT;
-	seen.slot = t->slot;
-	seen.generation = t->gen;
-	mover_send(t->m, t->p->name, t->p->epoch, MSG_TRANSFER_SEEN, &t->head, &seen.base);
-}
-
 void transfer_found(struct mover *m, struct mover_worker *p, uint32_t slot, uint64_t gen,
                     enum ring_state word)
 {
-	const struct ring_transfer *r = &m->scratch;
 	struct transfer *t = transfer_new(m, p, slot, gen, word),
 					*other = mover_transfer_of_lease(m, p, &t->lease);
 	if (other && slot_of(other) != SLOT_OURS) /* P cancelled it before it published this one */
@@ -222,8 +212,6 @@ void transfer_found(struct mover *m, struct mover_worker *p, uint32_t slot, uint
 	        "worker=%s slot=%u generation=%" PRIu64 " to=%s tokens=%u blocks=%u state=%s", p->name,
 	        slot, gen, log_quote(t->lease.decode), t->tokens, t->blocks,
 	        transfer_state_name(t->state));
-	if (r->want_seen)
-		say_seen(t);
 	transfer_step(t, TRANSFER_ON_FOUND);
 }
 

@@ -1,68 +1,75 @@
 /* schedule.c - the prefill scheduler: one thread that walks the running jobs in order and fills the
  * whole token budget of each step.
  *
- * It has no waiting queue and takes no blocks: what is in its list has everything it needs. Long
- * prompts are computed in chunks. Order: by arrival (fifo), or the least left to compute first
- * (srpt), which shrinks with the time a job has waited and is nothing after ageing_us: from then on
- * it stands, by arrival, before everybody, so that no prompt waits for ever. A job is never passed
- * over for what another lacks.
+ * It has no waiting queue and takes no blocks: a job in its list has everything it needs. Long
+ * prompts are computed in chunks. Order: by arrival (fifo), or the shortest rest first (srpt). The
+ * rest of a job shrinks with the time that it has waited and is 0 after ageing_us; then the job
+ * comes before all others, by arrival, so no prompt starves. A job is never passed over for what
+ * another job lacks.
  *
- * A job that is cancelled or whose precondition does not hold goes back to the loop before the next
- * step; a precondition is checked in every build, and fails its own request only. So does a span
- * that the engine refuses, and one whose logits are not finite: none of that step's blocks is
- * published then. A step that the device fails fails all who are in it. A step allocates
- * nothing. */
-#include "prefill.h"
+ * A job that is cancelled, or whose precondition does not hold, goes back to the loop before the
+ * next step. Preconditions are checked in every build and fail their own request only. The same
+ * holds for a span that the engine refuses and for logits that are not finite: none of that step's
+ * blocks is published then. A step that the device fails fails all jobs in it. A step allocates
+ * nothing, but for slices of a prompt's log-probabilities. */
+#include "schedule.h"
 #include "daemons/worker/seq/constraint.h"
-#include "util/check.h"
+#include "daemons/worker/seq/score.h"
+#include "util/clock.h"
 #include "util/mem.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static void give_back(struct prefill *s, struct job *j)
+static void give_back(struct schedule *s, struct job_run *r)
 {
-	list_remove(&j->run);
-	stage_return(s, j, BACK_COMPUTED);
+	list_remove(&r->node);
+	svc_post(s->w->svc, s->back, r);
 }
 
-static int precondition(const struct worker *w, struct job *j)
+static int precondition(const struct worker *w, struct job_run *r)
 {
-	uint32_t need = worker_blocks_for(w, j->req.n_tokens), computed = j->computed,
+	const struct seq_blocks *b = r->blocks;
+	uint32_t need = worker_blocks_for(w, r->req->n_tokens), computed = r->shared->computed,
 			 full = computed / w->info->kv.block_tokens;
-	int inside = j->n_blocks == need;
+	int inside = b->n == need, slot = r->slot < ring_slots(w->ring);
+	char text[160];
 	for (uint32_t i = 0; inside && i < need; i++)
-		inside = j->blocks[i] < w->region.blocks;
-	if (inside && computed < j->req.n_tokens && j->published <= full && j->in_ring &&
-	    j->slot < ring_slots(w->ring))
+		inside = b->block[i] < w->region.blocks;
+	if (inside && computed < r->req->n_tokens && b->published <= full && slot)
 		return 1;
-	snprintf(
-		j->fail_text, sizeof j->fail_text,
-		"scheduled with %u of %u blocks%s, %u of %u tokens computed, %u blocks published, slot %s",
-		j->n_blocks, need,
-		inside || j->n_blocks != need ? "" : " (one of them outside of the pool)", computed,
-		j->req.n_tokens, j->published, j->in_ring ? "held" : "missing");
-	j->step_failed = j->broken = 1;
-	log_req(LOG_ERROR, &j->req.id, "precondition_broken", "attempt=%u text=%s", j->req.attempt,
-	        log_quote(j->fail_text));
+	snprintf(text, sizeof text,
+	         "scheduled with %u of %u blocks%s, %u of %u tokens computed, %u blocks published, "
+	         "slot %s",
+	         b->n, need, inside || b->n != need ? "" : " (one of them outside of the pool)",
+	         computed, r->req->n_tokens, b->published, slot ? "held" : "missing");
+	seq_failure_step(&r->failure, text);
+	stat_add(svc_stats(w->svc), WS_PRECONDITIONS, 1);
+	log_req(LOG_ERROR, &r->req->id, "precondition_broken", "attempt=%u text=%s", r->req->attempt,
+	        log_quote(text));
 	return 0;
 }
 
-void schedule_sweep(struct prefill *s, int all)
+void schedule_sweep(struct schedule *s, int all)
 {
 	list_each_safe(it, nx, &s->running) {
-		struct job *j = list_entry(it, struct job, run);
-		if (all || j->cancelled || !precondition(s->w, j))
-			give_back(s, j);
+		struct job_run *r = list_entry(it, struct job_run, node);
+		if (all || r->shared->cancelled || !precondition(s->w, r))
+			give_back(s, r);
 	}
 }
 
-/* Collects the new; sleeps while there is nothing. 0: stop. */
-static int collect(struct prefill *s)
+/* Moves new jobs to the list; sleeps while there are none. 0: stop. */
+static int collect(struct schedule *s)
 {
 	pthread_mutex_lock(&s->lock);
-	for (gate_hold(s); list_empty(&s->inbox) && list_empty(&s->running) && !s->stop; gate_hold(s))
+	for (;;) {
+		if (s->before_step)
+			s->before_step(s);
+		if (!list_empty(&s->inbox) || !list_empty(&s->running) || s->stop)
+			break;
 		pthread_cond_wait(&s->wake, &s->lock);
+	}
 	list_each_safe(it, nx, &s->inbox) {
 		list_remove(it);
 		list_push_back(&s->running, it);
@@ -75,13 +82,13 @@ static int collect(struct prefill *s)
 
 /* --- order --------------------------------------------------------------- */
 
-/* What is left of it, or of the part that somebody waits for, less the share of ageing_us that
- * it has waited. */
-static uint64_t key_of(const struct prefill *s, const struct job *j, uint64_t now)
+/* The tokens left to compute, or those that a sharing job waits for, less the share of ageing_us
+ * that the job has waited. */
+static uint64_t key_of(const struct schedule *s, const struct job_run *r, uint64_t now)
 {
-	uint64_t waited = now > j->ready_us ? now - j->ready_us : 0;
-	uint32_t computed = j->computed, left = j->req.n_tokens - computed,
-			 wanted = j->wanted * s->w->info->kv.block_tokens;
+	uint64_t waited = now > r->ready_us ? now - r->ready_us : 0;
+	uint32_t computed = r->shared->computed, left = r->req->n_tokens - computed,
+			 wanted = r->shared->wanted * s->w->info->kv.block_tokens;
 	if (s->order == ORDER_FIFO || waited >= s->ageing_us)
 		return 0;
 	if (wanted > computed && wanted - computed < left)
@@ -89,24 +96,25 @@ static uint64_t key_of(const struct prefill *s, const struct job *j, uint64_t no
 	return 1 + left * (s->ageing_us - waited) / s->ageing_us;
 }
 
-static int before(const struct job *a, const struct job *b)
+static int before(const struct job_run *a, const struct job_run *b)
 {
-	return a->key != b->key     ? a->key < b->key
-	       : a->turn != b->turn ? a->turn < b->turn
-	                            : a->seq < b->seq;
+	uint64_t a_turn = a->shared->turn, b_turn = b->shared->turn;
+	return a->key != b->key   ? a->key < b->key
+	       : a_turn != b_turn ? a_turn < b_turn
+	                          : a->seq < b->seq;
 }
 
 /* By insertion: the list is nearly in order from the step before. */
-void schedule_sort(struct prefill *s, uint64_t now_us)
+void schedule_sort(struct schedule *s, uint64_t now_us)
 {
 	list_each(it, &s->running) {
-		struct job *j = list_entry(it, struct job, run);
-		j->key = key_of(s, j, now_us);
+		struct job_run *r = list_entry(it, struct job_run, node);
+		r->key = key_of(s, r, now_us);
 	}
 	list_each_safe(it, nx, &s->running) {
 		struct list *at = it->prev;
 		while (at != &s->running &&
-		       before(list_entry(it, struct job, run), list_entry(at, struct job, run)))
+		       before(list_entry(it, struct job_run, node), list_entry(at, struct job_run, node)))
 			at = at->prev;
 		if (at == it->prev)
 			continue;
@@ -117,105 +125,103 @@ void schedule_sort(struct prefill *s, uint64_t now_us)
 
 /* --- a step's spans ------------------------------------------------------ */
 
-struct room {
+struct schedule_room {
 	uint32_t tokens, logits;
 	uint32_t kept; /* rows of logits that prompts with logprobs leave for the others */
 };
 
-static uint32_t count_plain(const struct prefill *s)
+static uint32_t count_plain(const struct schedule *s)
 {
 	uint32_t n = 0;
 	list_each(it, &s->running)
-		n += !list_entry(it, struct job, run)->req.prompt_logprobs;
+		n += !list_entry(it, struct job_run, node)->req->prompt_logprobs;
 	return n;
 }
 
-/* Tokens that the job gets. One that wants logits of every token gets as many as there are rows;
- * any other may lack a row only for its last token, and computes all before it. */
-static uint32_t share_of(const struct job *j, const struct room *r)
+/* How many tokens of the job the step computes. A job that wants logits of every token gets at most
+ * as many as there are rows; any other needs a row for its last token only, and computes all tokens
+ * before that without one. */
+static uint32_t share_of(const struct job_run *r, const struct schedule_room *room)
 {
-	uint32_t left = j->req.n_tokens - j->computed, take = left < r->tokens ? left : r->tokens;
-	if (j->req.prompt_logprobs) {
-		uint32_t rows = r->logits > r->kept ? r->logits - r->kept : 0;
+	uint32_t left = r->req->n_tokens - r->shared->computed,
+			 take = left < room->tokens ? left : room->tokens;
+	if (r->req->prompt_logprobs) {
+		uint32_t rows = room->logits > room->kept ? room->logits - room->kept : 0;
 		return take < rows ? take : rows;
 	}
-	return take == left && r->logits == 0 ? take - 1 : take;
+	return take == left && room->logits == 0 ? take - 1 : take;
 }
 
-static void fail_draw(struct job *j, const struct err *err)
-{
-	snprintf(j->fail_text, sizeof j->fail_text, "%.150s", err->text);
-	j->draw_fault = constraint_fault(err->code);
-}
-
-/* What is asked of the row that computes token `row`. A job that fails here goes through the
- * step like the others. */
-static struct engine_draw ask(struct prefill *s, struct job *j, uint32_t row)
+/* What to draw from the logits of token `row`. A job that fails here takes part in the step like
+ * the others. */
+static struct engine_draw ask(struct schedule *s, struct job_run *r, uint32_t row)
 {
 	struct err err = {0};
-	if (row + 1 == j->req.n_tokens) {
-		if (constraint_prepare(&j->req, s->w->info, 0, &err) == 0)
-			return request_copy_draw(&j->req, 0);
-		fail_draw(j, &err);
-	} else if (row + 1 < j->req.prompt_tokens) {
-		return request_copy_score(&j->req, row + 1);
+	if (row + 1 == r->req->n_tokens) {
+		if (constraint_prepare(r->req, s->w->info, 0, &err) == 0)
+			return request_copy_draw(r->req, 0);
+		seq_failure_draw(&r->failure, &err);
+	} else if (row + 1 < r->req->prompt_tokens) {
+		return request_copy_score(r->req, row + 1);
 	}
 	return (struct engine_draw){0};
 }
 
 /* draws: how many the step has so far. */
-static void add_draws(struct prefill *s, struct job *j, struct engine_span *sp, uint32_t *draws)
+static void add_draws(struct schedule *s, struct job_run *r, struct engine_span *sp,
+                      uint32_t *draws)
 {
 	uint32_t rows = sp->logits == ENGINE_LOGITS_ALL ? sp->n : sp->logits == ENGINE_LOGITS_LAST;
 	sp->draws = s->draws + *draws;
 	for (uint32_t i = 0; i < rows; i++)
-		s->draws[(*draws)++] = ask(s, j, sp->position + sp->n - rows + i);
+		s->draws[(*draws)++] = ask(s, r, sp->position + sp->n - rows + i);
 }
 
-static void add_span(struct prefill *s, struct job *j, uint32_t take, uint32_t n, uint32_t *draws)
+static void add_span(struct schedule *s, struct job_run *r, uint32_t take, uint32_t n,
+                     uint32_t *draws)
 {
 	struct worker *w = s->w;
-	uint32_t computed = j->computed;
-	uint64_t *word = ring_progress_word(w->ring, j->slot, 0);
-	s->step_jobs[n] = j;
+	uint32_t computed = r->shared->computed;
+	uint64_t *word = ring_progress_word(w->ring, r->slot, 0);
+	s->step_runs[n] = r;
 	s->spans[n] = (struct engine_span){
-		.tokens = j->req.tokens + computed,
+		.tokens = r->req->tokens + computed,
 		.n = take,
 		.position = computed,
-		.blocks = j->blocks,
-		.logits = j->req.prompt_logprobs               ? ENGINE_LOGITS_ALL
-	              : computed + take == j->req.n_tokens ? ENGINE_LOGITS_LAST
-	                                                   : ENGINE_LOGITS_NONE,
+		.blocks = r->blocks->block,
+		.logits = r->req->prompt_logprobs               ? ENGINE_LOGITS_ALL
+	              : computed + take == r->req->n_tokens ? ENGINE_LOGITS_LAST
+	                                                    : ENGINE_LOGITS_NONE,
 		.progress = word,
 		.progress_stride = w->info->layers > 1
-	                           ? (size_t)(ring_progress_word(w->ring, j->slot, 1) - word)
+	                           ? (size_t)(ring_progress_word(w->ring, r->slot, 1) - word)
 	                           : 1,
-		.progress_value = ring_progress_value(j->slot_gen, computed + take),
+		.progress_value = ring_progress_value(r->slot_gen, computed + take),
 	};
-	add_draws(s, j, &s->spans[n], draws);
-	if (!j->run_us)
-		j->run_us = clock_us();
-	j->chunks++;
+	add_draws(s, r, &s->spans[n], draws);
+	if (!r->begun_us)
+		r->begun_us = clock_us();
+	r->chunks++;
 }
 
-uint32_t schedule_fill(struct prefill *s)
+uint32_t schedule_fill(struct schedule *s)
 {
 	struct worker *w = s->w;
 	uint32_t n = 0, draws = 0, plain = count_plain(s);
-	struct room r = {w->max_batched_tokens, w->max_logits,
-	                 plain < w->max_logits / 2 ? plain : w->max_logits / 2};
+	struct schedule_room room = {w->max_batched_tokens, w->max_logits,
+	                             plain < w->max_logits / 2 ? plain : w->max_logits / 2};
 	list_each(it, &s->running) {
-		struct job *j = list_entry(it, struct job, run);
-		uint32_t take = share_of(j, &r);
-		if (r.tokens == 0 || n == w->max_sequences)
+		struct job_run *r = list_entry(it, struct job_run, node);
+		uint32_t take = share_of(r, &room);
+		if (room.tokens == 0 || n == w->max_sequences)
 			break;
 		if (take == 0)
 			continue;
-		add_span(s, j, take, n, &draws);
-		r.tokens -= take;
-		r.logits -= s->spans[n].logits == ENGINE_LOGITS_ALL
-		                ? take
-		                : s->spans[n].logits == ENGINE_LOGITS_LAST;
+		add_span(s, r, take, n, &draws);
+		room.tokens -= take;
+		room.logits -= s->spans[n].logits == ENGINE_LOGITS_ALL
+		                   ? take
+		                   : s->spans[n].logits == ENGINE_LOGITS_LAST;
 		n++;
 	}
 	return n;
@@ -223,97 +229,76 @@ uint32_t schedule_fill(struct prefill *s)
 
 /* --- the step ------------------------------------------------------------ */
 
-static void publish_full(struct worker *w, struct job *j)
+void schedule_publish(struct schedule *s, struct job_run *r)
 {
-	uint32_t full = j->computed / w->info->kv.block_tokens;
-	for (; j->published < full && j->published < j->n_hashes; j->published++)
-		kv_pool_publish(w->pool, j->blocks[j->published], &j->hashes[j->published],
-		                j->published ? &j->hashes[j->published - 1] : NULL);
-	share_published(j);
+	seq_blocks_publish(r->blocks, s->w, r->shared->computed / s->w->info->kv.block_tokens);
+	uint32_t wanted = r->shared->wanted;
+	if (!wanted || r->blocks->published < wanted)
+		return;
+	r->shared->wanted = 0;
+	svc_post(s->w->svc, s->published, r);
 }
 
-/* Row i of a span is the distribution of token position + i + 1. 0, or ERR_CORRUPT: one is not
- * finite. */
-static int score_prompt(struct prefill *s, struct job *j, const struct engine_span *sp,
-                        struct err *err)
-{
-	struct score *c = NULL;
-	int rc = 0;
-	for (uint32_t i = 0; i < sp->n && sp->position + i + 1 < j->req.prompt_tokens; i++) {
-		uint32_t at = sp->position + i + 1;
-		if ((rc = drawn_check_finite(&sp->drawn[i], "prompt", at, err)))
-			break;
-		if (!c)
-			c = score_new(s->w, &j->req, at);
-		if (score_add(c, &sp->drawn[i])) {
-			stage_score(s, c);
-			c = NULL;
-		}
-	}
-	if (c)
-		stage_score(s, c);
-	return rc;
-}
-
-static void after_step(struct prefill *s, struct job *j, const struct engine_span *sp)
+static void after_step(struct schedule *s, struct job_run *r, const struct engine_span *sp)
 {
 	struct worker *w = s->w;
-	j->computed += sp->n;
-	/* before anybody sees the answer: who has it finds it counted */
+	r->shared->computed += sp->n;
+	/* before the answer leaves: whoever has it finds its tokens counted */
 	w->prompt_tokens += sp->n;
 	stat_add(svc_stats(w->svc), WS_PROMPT_TOKENS, sp->n);
 	struct err err = {0};
-	int whole = j->computed == j->req.n_tokens;
-	if (j->req.prompt_logprobs && score_prompt(s, j, sp, &err) < 0)
-		fail_draw(j, &err);
-	if (whole && !j->draw_fault) {
-		j->first = sp->drawn[sp->logits == ENGINE_LOGITS_ALL ? sp->n - 1 : 0];
-		if (drawn_check_finite(&j->first, "answer", request_copy_index(&j->req), &err) < 0)
-			fail_draw(j, &err);
+	int whole = r->shared->computed == r->req->n_tokens;
+	if (r->req->prompt_logprobs && score_span(w, r->req, sp, &r->scored, &err) < 0)
+		seq_failure_draw(&r->failure, &err);
+	if (whole && r->failure.kind == FAILURE_NONE) {
+		r->first = sp->drawn[sp->logits == ENGINE_LOGITS_ALL ? sp->n - 1 : 0];
+		if (drawn_check_finite(&r->first, "answer", request_copy_index(r->req), &err) < 0)
+			seq_failure_draw(&r->failure, &err);
 	}
-	if (j->draw_fault != PDS__FAULT__FAULT_INTERNAL)
-		publish_full(w, j);
-	if (!j->draw_fault && !whole)
+	if (!seq_failure_is_not_finite(&r->failure))
+		schedule_publish(s, r);
+	if (r->failure.kind == FAILURE_NONE && !whole)
 		return;
-	j->first_us = clock_us();
-	give_back(s, j);
+	r->done_us = clock_us();
+	give_back(s, r);
 }
 
-static void step_failed(struct prefill *s, struct job *j, const struct err *err)
+static void step_failed(struct schedule *s, struct job_run *r, const struct err *err)
 {
-	snprintf(j->fail_text, sizeof j->fail_text, "forward step failed: %.120s", err->text);
-	j->step_failed = 1;
-	log_req(LOG_ERROR, &j->req.id, "step_failed", "attempt=%u text=%s", j->req.attempt,
+	char text[160];
+	snprintf(text, sizeof text, "forward step failed: %.120s", err->text);
+	seq_failure_step(&r->failure, text);
+	log_req(LOG_ERROR, &r->req->id, "step_failed", "attempt=%u text=%s", r->req->attempt,
 	        log_quote(err->text));
-	give_back(s, j);
+	give_back(s, r);
 }
 
-/* A span that the engine refuses (nothing was written then) fails alone: each is tried by
+/* A span that the engine refuses (it has written nothing then) fails alone: each span is tried by
  * itself. */
-static uint64_t step(struct prefill *s, uint32_t first, uint32_t n)
+static uint64_t step(struct schedule *s, uint32_t first, uint32_t n)
 {
 	struct worker *w = s->w;
 	struct err err = {0};
 	uint64_t rows = 0;
-	int r = engine_step(w->engine, s->spans + first, n, &err);
-	if (r == ERR_INVALID && n > 1) {
+	int code = engine_step(w->engine, s->spans + first, n, &err);
+	if (code == ERR_INVALID && n > 1) {
 		for (uint32_t i = 0; i < n; i++)
 			rows += step(s, first + i, 1);
 		return rows;
 	}
 	for (uint32_t i = first; i < first + n; i++) {
-		struct job *j = s->step_jobs[i];
-		if (r < 0) {
-			step_failed(s, j, &err);
+		struct job_run *r = s->step_runs[i];
+		if (code < 0) {
+			step_failed(s, r, &err);
 			continue;
 		}
 		rows += s->spans[i].n;
-		after_step(s, j, &s->spans[i]);
+		after_step(s, r, &s->spans[i]);
 	}
 	return rows;
 }
 
-static void whole_step(struct prefill *s, uint32_t n)
+static void whole_step(struct schedule *s, uint32_t n)
 {
 	struct worker *w = s->w;
 	watch_turn(&w->watch);
@@ -325,18 +310,18 @@ static void whole_step(struct prefill *s, uint32_t n)
 	rates_note_compute(&w->rates, rows, clock_us() - begin);
 }
 
-void schedule_tell(struct prefill *s)
+void schedule_tell(struct schedule *s)
 {
 	ring_step(s->w->ring);
 	list_each(it, &s->running) {
-		const struct job *j = list_entry(it, struct job, run);
-		ring_schedule(s->w->ring, j->slot, j->slot_gen);
+		const struct job_run *r = list_entry(it, struct job_run, node);
+		ring_schedule(s->w->ring, r->slot, r->slot_gen);
 	}
 }
 
 static void *schedule_main(void *arg)
 {
-	struct prefill *s = arg;
+	struct schedule *s = arg;
 	while (collect(s)) {
 		schedule_tell(s);
 		schedule_sort(s, clock_us());
@@ -347,22 +332,22 @@ static void *schedule_main(void *arg)
 	return NULL;
 }
 
-void schedule_add(struct prefill *s, struct job *j)
+void schedule_add(struct schedule *s, struct job_run *r)
 {
 	pthread_mutex_lock(&s->lock);
-	list_push_back(&s->inbox, &j->run);
+	list_push_back(&s->inbox, &r->node);
 	pthread_cond_signal(&s->wake);
 	pthread_mutex_unlock(&s->lock);
 }
 
-void schedule_kick(struct prefill *s)
+void schedule_kick(struct schedule *s)
 {
 	pthread_mutex_lock(&s->lock);
 	pthread_cond_signal(&s->wake);
 	pthread_mutex_unlock(&s->lock);
 }
 
-int schedule_start(struct prefill *s, struct err *err)
+int schedule_start(struct schedule *s, struct err *err)
 {
 	pthread_mutex_init(&s->lock, NULL);
 	pthread_cond_init(&s->wake, NULL);
@@ -370,20 +355,22 @@ int schedule_start(struct prefill *s, struct err *err)
 	list_init(&s->running);
 	s->draws = mem_array(s->w->max_logits, sizeof *s->draws);
 	s->spans = mem_array(s->w->max_sequences, sizeof *s->spans);
-	s->step_jobs = mem_array(s->w->max_sequences, sizeof *s->step_jobs);
-	if (pthread_create(&s->schedule, NULL, schedule_main, s) != 0)
+	s->step_runs = mem_array(s->w->max_sequences, sizeof *s->step_runs);
+	if (pthread_create(&s->thread, NULL, schedule_main, s) != 0)
 		return err_set(err, ERR_NOMEM, "cannot start the schedule thread");
 	return 0;
 }
 
-void schedule_stop(struct prefill *s)
+void schedule_stop(struct schedule *s)
 {
 	pthread_mutex_lock(&s->lock);
 	s->stop = 1;
 	pthread_cond_signal(&s->wake);
 	pthread_mutex_unlock(&s->lock);
-	watch_join(s->schedule);
+	watch_join(s->thread);
 	free(s->spans);
 	free(s->draws);
-	free(s->step_jobs);
+	free(s->step_runs);
+	pthread_mutex_destroy(&s->lock);
+	pthread_cond_destroy(&s->wake);
 }

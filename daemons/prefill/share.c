@@ -1,34 +1,18 @@
-/* share.c - requests that share a prefix which is being computed right now: the later one waits for
+/* share.c - requests that share a prefix which is being computed right now: the later job waits for
  * those blocks instead of computing them again.
  *
  * Only granted jobs wait, and only for a job that is in the schedule, has everything it needs, and
- * waits for nobody. The waiting one holds no block and no thread, so it can keep nobody from going
- * on; it is not in the schedule, so it never reads a block that is not computed: it goes through
- * TAKE again, which matches what was published by then; so does a job whose next block was
- * published after its match. If its source is cancelled or fails it goes on at once. It takes again
+ * waits for nobody. The waiting job holds no block and no thread, so it cannot hold up any other
+ * job. It is not in the schedule, so it never reads a block that is not computed: it goes through
+ * TAKE again, which matches the blocks published by then. So does a job whose next block was
+ * published after its match. If the source is cancelled or fails, the job goes on at once. It waits
  * SHARES_MAX times at most.
  *
- * All of it runs on the loop's thread but for share_published. The source stands in the schedule
- * as early as the earliest who waits for it. */
+ * All of it runs on the loop's thread. The schedule thread places the source as early as the
+ * earliest job that waits for it (job_shared.turn), and reports `wanted` blocks as published. */
 #include "prefill.h"
 
-#include <string.h>
-
 #define SHARES_MAX 4u
-
-/* Leading blocks that both have. A hash covers all before it: equal at one place, equal before. */
-static uint32_t common_blocks(const struct job *a, const struct job *j)
-{
-	uint32_t low = 0, high = a->n_hashes < j->n_match ? a->n_hashes : j->n_match;
-	while (low < high) {
-		uint32_t mid = low + (high - low) / 2;
-		if (memcmp(&a->hashes[mid], &j->hashes[mid], sizeof *a->hashes) == 0)
-			low = mid + 1;
-		else
-			high = mid;
-	}
-	return low;
-}
 
 static struct job *source(struct prefill *s, const struct job *j, uint32_t have,
                           uint32_t *ret_blocks)
@@ -37,10 +21,10 @@ static struct job *source(struct prefill *s, const struct job *j, uint32_t have,
 	*ret_blocks = 0;
 	for (uint32_t i = 0; i < ring_slots(s->w->ring); i++) {
 		struct job *a = s->by_slot[i];
-		if (!a || a->state != JOB_RUN || a->cancelled || a->n_hashes <= have)
+		if (!a || a->state != JOB_RUN || a->blocks.n_hashes <= have)
 			continue;
-		uint32_t n = common_blocks(a, j);
-		if (n > have && n > a->published && n > *ret_blocks) {
+		uint32_t n = seq_blocks_common(&a->blocks, &j->blocks, j->prepare.may_match);
+		if (n > have && n > a->blocks.published && n > *ret_blocks) {
 			best = a;
 			*ret_blocks = n;
 		}
@@ -48,44 +32,44 @@ static struct job *source(struct prefill *s, const struct job *j, uint32_t have,
 	return best;
 }
 
-/* The earlier the waiting, the earlier its source. A source that has published meanwhile is seen
- * here; one that publishes later sees `wanted`. */
+/* Blocks that the source published before `wanted` was set are noticed here, later ones by the
+ * schedule thread. */
 static void want(struct job *a, const struct job *j)
 {
-	uint32_t wanted = a->wanted;
-	if (!wanted || j->share_blocks < wanted)
-		a->wanted = j->share_blocks;
-	if (j->turn < a->turn)
-		a->turn = j->turn;
-	if (a->published >= j->share_blocks)
+	uint32_t wanted = a->shared.wanted;
+	if (!wanted || j->share.blocks < wanted)
+		a->shared.wanted = j->share.blocks;
+	if (j->shared.turn < a->shared.turn)
+		a->shared.turn = j->shared.turn;
+	if (a->blocks.published >= j->share.blocks)
 		stage_soon(prefill_of(j->w), SOON_SHARE);
 }
 
-int share_wait(struct job *j, uint32_t have)
+static void count_share(struct job *j, uint32_t have)
+{
+	job_release_blocks(j);
+	if (!j->share.times++)
+		j->share.had = have;
+}
+
+int share_wait(struct job *j)
 {
 	struct prefill *s = prefill_of(j->w);
-	uint32_t blocks;
-	if (!s->share || j->shares >= SHARES_MAX || j->n_match <= have)
+	uint32_t blocks, have = j->blocks.n ? j->blocks.published : j->prepare.probed;
+	if (!s->conf.share || j->share.times >= SHARES_MAX || j->prepare.may_match <= have)
 		return 0;
-	if (kv_pool_probe(j->w->pool, &j->hashes[have], 1)) {
-		/* came between the match and now: its source may have nothing left to wait for */
-		job_release_blocks(j);
-		if (!j->shares++)
-			j->share_had = have;
-		job_enter(j, JOB_SHARE);
-		job_take(j);
-		return 1;
+	if (kv_pool_probe(j->w->pool, &j->blocks.hash[have], 1)) {
+		/* published between the match and now: its source may have nothing left to compute */
+		count_share(j, have);
+		return 0;
 	}
 	struct job *a = source(s, j, have, &blocks);
 	if (!a)
 		return 0;
-	job_release_blocks(j);
-	if (!j->shares++)
-		j->share_had = have;
-	j->share_with = a;
-	j->share_blocks = blocks;
-	j->share_since_us = clock_us();
-	job_enter(j, JOB_SHARE);
+	count_share(j, have);
+	j->share.with = a;
+	j->share.blocks = blocks;
+	j->share.since_us = clock_us();
 	list_push_back(&s->sharing, &j->wait);
 	stat_add(svc_stats(j->w->svc), WS_SHARES, 1);
 	log_req(LOG_INFO, &j->req.id, "share_wait", "attempt=%u with=%s blocks=%u have=%u",
@@ -94,27 +78,25 @@ int share_wait(struct job *j, uint32_t have)
 	return 1;
 }
 
-void share_stop(struct job *j)
+void share_over(struct job *j)
 {
-	list_remove(&j->wait);
-	j->share_with = NULL;
-	j->share_us += clock_us() - j->share_since_us;
+	j->share.waited_us += clock_us() - j->share.since_us;
+	log_req(LOG_INFO, &j->req.id, "share_end", "attempt=%u source=%s waited_us=%llu",
+	        j->req.attempt, j->share.with ? "published" : "ended",
+	        (unsigned long long)j->share.waited_us);
+	j->share.with = NULL;
 }
 
-/* Those whose blocks are there, or whose source has ended; the others' sources are told anew for
- * how many they wait. */
+/* Wakes the jobs whose blocks are published or whose source computes no more. The other sources are
+ * told again how many blocks are wanted. */
 void share_wake(struct prefill *s)
 {
 	list_each_safe(it, nx, &s->sharing) {
-		struct job *j = list_entry(it, struct job, wait), *a = j->share_with;
-		if (a && a->published < j->share_blocks) {
+		struct job *j = list_entry(it, struct job, wait), *a = j->share.with;
+		if (a && a->blocks.published < j->share.blocks)
 			want(a, j);
-			continue;
-		}
-		share_stop(j);
-		log_req(LOG_INFO, &j->req.id, "share_end", "attempt=%u source=%s waited_us=%llu",
-		        j->req.attempt, a ? "published" : "ended", (unsigned long long)j->share_us);
-		job_take(j);
+		else
+			job_step(j, JE_PREFIX);
 	}
 }
 
@@ -123,18 +105,16 @@ void share_left(struct job *a)
 	struct prefill *s = prefill_of(a->w);
 	list_each(it, &s->sharing) {
 		struct job *j = list_entry(it, struct job, wait);
-		if (j->share_with == a) {
-			j->share_with = NULL;
+		if (j->share.with == a) {
+			j->share.with = NULL;
 			stage_soon(s, SOON_SHARE);
 		}
 	}
 }
 
-void share_published(struct job *a)
+void share_published(struct svc *svc, void *run)
 {
-	uint32_t wanted = a->wanted;
-	if (wanted && a->published >= wanted) {
-		a->wanted = 0;
-		stage_soon(prefill_of(a->w), SOON_SHARE);
-	}
+	const struct job *a = list_entry(run, struct job, run);
+	(void)svc;
+	stage_soon(prefill_of(a->w), SOON_SHARE);
 }

@@ -1,93 +1,49 @@
 /* stage.c - the prefill stage towards the worker: messages, peers, timers, life.
  *
- * A message about a job that is not known (ended, of another attempt, of another life) is dropped:
- * whoever sent it has heard or will hear of the end by the reservation's cancel, the lease's
- * expiry, or the ring slot. */
+ * A message about an unknown job (ended, of another attempt, of another life) is dropped: its
+ * sender learns of the end by the reservation's cancel, the lease's expiry, or the ring slot. */
 #include "prefill.h"
 #include "daemons/worker/seq/constraint.h"
-#include "util/check.h"
 #include "util/mem.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #define TIMER_US 50000u
-#define STILL_US 1000000u /* a step without progress for so long stalls its transfers */
+#define STILL_US 1000000u /* a step without progress for this long stalls its transfers */
 #define RENEW_US 400000u  /* or a third of the shortest lease held, if that is less */
 
 static void on_timer(struct svc *svc, void *arg);
 
-/* --- between the threads and the loop ------------------------------------ */
+const struct prefill_baseline *prefill_baseline;
 
-void stage_soon(struct prefill *s, unsigned what)
-{
-	if (atomic_fetch_or(&s->soon, what) == 0)
-		CHECK(eventfd_write(s->bell_fd, 1) == 0);
-}
+/* --- soon ---------------------------------------------------------------- */
 
-void stage_return(struct prefill *s, struct job *j, enum job_back as)
+static void look_soon(struct svc *svc, void *arg)
 {
-	j->back_as = as;
-	pthread_mutex_lock(&s->back_lock);
-	list_push_back(&s->back, &j->back);
-	pthread_mutex_unlock(&s->back_lock);
-	stage_soon(s, SOON_RETURNED);
-}
-
-void stage_score(struct prefill *s, struct score *c)
-{
-	pthread_mutex_lock(&s->back_lock);
-	list_push_back(&s->scores, score_node(c));
-	pthread_mutex_unlock(&s->back_lock);
-	stage_soon(s, SOON_RETURNED);
-}
-
-static struct list *take_first(struct list *l)
-{
-	struct list *n = list_empty(l) ? NULL : l->next;
-	if (n)
-		list_remove(n);
-	return n;
-}
-
-/* The next job that came back, when all slices that were given before it are sent. */
-static struct job *returned(struct prefill *s)
-{
-	struct list *slice, *job;
-	do {
-		pthread_mutex_lock(&s->back_lock);
-		slice = take_first(&s->scores);
-		job = slice ? NULL : take_first(&s->back);
-		pthread_mutex_unlock(&s->back_lock);
-		if (slice)
-			score_send(score_of(slice));
-	} while (slice);
-	return job ? list_entry(job, struct job, back) : NULL;
-}
-
-static void on_bell(evutil_socket_t fd, short what, void *arg)
-{
-	static void (*const back[])(struct job * j) = {
-		[BACK_PREPARED] = job_prepared, [BACK_TAKEN] = job_taken, [BACK_COMPUTED] = job_computed};
-	struct prefill *s = arg;
-	eventfd_t v;
-	(void)what;
-	eventfd_read(fd, &v);
-	unsigned soon = atomic_exchange(&s->soon, 0);
-	for (struct job *j; (j = returned(s));)
-		back[j->back_as](j);
+	struct worker *w = worker_of(svc);
+	(void)arg;
+	if (w->stage != &prefill_stage)
+		return; /* the role has changed since this was posted */
+	struct prefill *s = prefill_of(w);
+	unsigned soon = s->soon;
+	s->soon = 0;
 	if (soon & SOON_SHARE)
 		share_wake(s);
 	if (soon & SOON_BLOCKED)
 		job_retry_blocked(s);
 	if (soon & SOON_PLACE)
 		reserve_parked(s);
-	if (soon & SOON_GATE)
-		gate_turn(s);
 }
+
+void stage_soon(struct prefill *s, unsigned what)
+{
+	if (!s->soon)
+		svc_post(s->w->svc, look_soon, NULL);
+	s->soon |= what;
+}
+
+/* --- links --------------------------------------------------------------- */
 
 static int is_named(const Pds__Peers *m, const char *endpoint)
 {
@@ -101,7 +57,7 @@ static int is_named(const Pds__Peers *m, const char *endpoint)
 static int is_target(const struct prefill *s, const char *name)
 {
 	list_each(it, &s->targets)
-		if (strcmp(list_entry(it, struct target, node)->name, name) == 0)
+		if (strcmp(list_entry(it, struct decode_target, node)->name, name) == 0)
 			return 1;
 	return 0;
 }
@@ -114,8 +70,8 @@ static int any_link_down(struct chan *c)
 	return 0;
 }
 
-/* Links that are down to decode workers which no router and no job names any more: each holds a
- * socket, and asks again and again. */
+/* Closes links that are down, to decode workers that no router and no job names any more: each
+ * holds a socket and tries to connect again and again. */
 static void close_dead_links(struct prefill *s)
 {
 	struct chan *c = svc_chan(s->w->svc);
@@ -181,12 +137,12 @@ static void on_peers(struct worker *w, struct peer *p, const struct msg_head *h,
 
 static void copy_candidates(struct job *j, const Pds__Submit *m)
 {
-	j->candidate = mem_array(m->n_candidates, sizeof *j->candidate);
-	for (size_t i = 0; i < m->n_candidates; i++) {
-		connect_to(j->w, m->candidates[i]->name, m->candidates[i]->endpoint);
-		j->candidate[j->n_candidates++].target = target_get(prefill_of(j->w),
-		                                                    m->candidates[i]->name,
-		                                                    m->candidates[i]->epoch);
+	struct job_reserve *r = &j->reserve;
+	r->candidate = mem_array(m->n_candidates, sizeof *r->candidate);
+	for (; r->n < m->n_candidates; r->n++) {
+		const Pds__Candidate *c = m->candidates[r->n];
+		connect_to(j->w, c->name, c->endpoint);
+		r->candidate[r->n].target = target_get(prefill_of(j->w), c->name, c->epoch);
 	}
 }
 
@@ -198,8 +154,9 @@ static const char *refusal(struct prefill *s, const struct job *j, Pds__Fault *f
 	if (s->draining)
 		return "the prefill worker is draining";
 	*fault = PDS__FAULT__FAULT_OVERLOADED;
-	if (s->n_jobs >= s->max_jobs) {
-		snprintf(text, sizeof text, "the prefill worker holds %u requests, its limit", s->max_jobs);
+	if (s->n_jobs >= s->conf.max_jobs) {
+		snprintf(text, sizeof text, "the prefill worker holds %u requests, its limit",
+		         s->conf.max_jobs);
 		return text;
 	}
 	*fault = PDS__FAULT__FAULT_TOO_LARGE;
@@ -211,23 +168,39 @@ static const char *refusal(struct prefill *s, const struct job *j, Pds__Fault *f
 	return NULL;
 }
 
-static void job_accept(struct prefill *s, struct job *j, const Pds__Submit *m)
+static void accept_job(struct prefill *s, struct job *j, const Pds__Submit *m)
 {
-	struct attempt_key k = attempt_key(&j->req.id, j->req.attempt);
 	copy_candidates(j, m);
-	map_put(s->by_key, k.b, j);
-	list_push_back(&s->jobs, &j->node);
-	list_init(&j->run);
-	j->seq = s->next_seq++;
-	j->turn = j->seq;
-	s->count[JOB_NEW]++;
-	stage_jobs(s, 1);
-	stat_add(svc_stats(j->w->svc), WS_REQUESTS, 1);
 	j->accepted_us = clock_us();
+	job_init(j, s);
+	stat_add(svc_stats(j->w->svc), WS_REQUESTS, 1);
 	log_req(LOG_INFO, &j->req.id, "accepted", "attempt=%u tokens=%u candidates=%u", j->req.attempt,
-	        j->req.n_tokens, j->n_candidates);
-	if (!gate_admit(j))
-		job_begin(j);
+	        j->req.n_tokens, j->reserve.n);
+	if (!prefill_baseline || !prefill_baseline->holds(j))
+		job_step(j, JE_BEGIN);
+}
+
+/* Copies the request. -1: *f says why it is not accepted; its text may be in err. */
+static int take_request(struct prefill *s, struct job *j, const struct msg_head *h,
+                        const Pds__Submit *m, struct worker_failure *f, struct err *err)
+{
+	struct worker *w = s->w;
+	int code = request_copy_init(&j->req, h, m->request, w->info, err);
+	if (code == 0)
+		code = constraint_take(w->constraints, &j->req, m->request, err);
+	if (code == 0) {
+		f->text = refusal(s, j, &f->fault);
+		f->retry = f->fault != PDS__FAULT__FAULT_TOO_LARGE;
+		return f->text ? -1 : 0;
+	}
+	f->text = err->text;
+	f->fault = PDS__FAULT__FAULT_INVALID;
+	if (code == ERR_NOMEM) {
+		f->fault = PDS__FAULT__FAULT_OVERLOADED;
+		f->retry = 1;
+		f->retry_after_us = CONSTRAINT_RETRY_US;
+	}
+	return -1;
 }
 
 static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h,
@@ -235,26 +208,19 @@ static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h
 {
 	struct prefill *s = prefill_of(w);
 	const Pds__Submit *m = (const Pds__Submit *)body;
+	struct worker_failure f = {0};
 	struct err err = {0};
 	if (find(s, h))
 		return;
 	if (m->n_candidates == 0) {
-		/* the router took this for a worker that decodes, which it was */
+		/* the router believes that this worker decodes, as it did before */
 		worker_fail(w, h, peer_name(p), peer_epoch(p), PDS__FAULT__FAULT_DRAINING, 1,
 		            "the worker's role is prefill, and no decode worker was named");
 		return;
 	}
 	struct job *j = mem_zalloc(sizeof *j);
 	j->w = w;
-	int code = request_copy_init(&j->req, h, m->request, w->info, &err);
-	if (code < 0 || (code = constraint_take(w->constraints, &j->req, m->request, &err)) < 0) {
-		int later = code == ERR_NOMEM;
-		struct worker_failure f = {.fault = PDS__FAULT__FAULT_INVALID, .text = err.text};
-		if (later)
-			f = (struct worker_failure){.fault = PDS__FAULT__FAULT_OVERLOADED,
-			                            .retry = 1,
-			                            .text = err.text,
-			                            .retry_after_us = CONSTRAINT_RETRY_US};
+	if (take_request(s, j, h, m, &f, &err) < 0) {
 		worker_fail_by(w, h, peer_name(p), peer_epoch(p), &f);
 		request_copy_fini(&j->req);
 		free(j);
@@ -262,16 +228,7 @@ static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h
 	}
 	snprintf(j->req.router, sizeof j->req.router, "%s", peer_name(p));
 	j->req.router_epoch = peer_epoch(p);
-	Pds__Fault fault;
-	const char *why = refusal(s, j, &fault);
-	if (why) {
-		worker_fail(w, h, peer_name(p), peer_epoch(p), fault, fault != PDS__FAULT__FAULT_TOO_LARGE,
-		            why);
-		request_copy_fini(&j->req);
-		free(j);
-		return;
-	}
-	job_accept(s, j, m);
+	accept_job(s, j, m);
 }
 
 static void on_cancel(struct worker *w, struct peer *p, const struct msg_head *h,
@@ -285,37 +242,47 @@ static void on_cancel(struct worker *w, struct peer *p, const struct msg_head *h
 
 /* --- from the decode worker ---------------------------------------------- */
 
-static int is_asked(const struct job *j, const struct peer *p)
+/* The job that asked this peer and has no answer yet. NULL: the message is late (granted meanwhile,
+ * or another candidate is asked). */
+static struct job *find_asked(struct worker *w, const struct peer *p, const struct msg_head *h)
 {
-	return j && j->state == JOB_RESERVE && j->asked &&
-	       strcmp(peer_name(p), job_decode_name(j)) == 0;
+	struct job *j = find(prefill_of(w), h);
+	return j && j->state == JOB_ASKED && strcmp(peer_name(p), job_decode_name(j)) == 0 ? j : NULL;
 }
 
 static void on_queued(struct worker *w, struct peer *p, const struct msg_head *h,
                       const ProtobufCMessage *body)
 {
-	const Pds__Queued *m = (const Pds__Queued *)body;
-	struct job *j = find(prefill_of(w), h);
-	if (!is_asked(j, p))
-		return; /* late: granted meanwhile, or another candidate is asked */
-	gate_stalled(j);
-	reserve_queued(j, m);
+	struct job *j = find_asked(w, p, h);
+	if (!j)
+		return;
+	reserve_queued(j, (const Pds__Queued *)body);
+	job_step(j, JE_CHECK);
 }
 
 static void on_grant(struct worker *w, struct peer *p, const struct msg_head *h,
                      const ProtobufCMessage *body)
 {
-	struct job *j = find(prefill_of(w), h);
-	if (j)
-		reserve_granted(j, (const Pds__Grant *)body, peer_name(p));
+	struct job *j = find_asked(w, p, h);
+	if (!j)
+		return;
+	if (reserve_granted(j, (const Pds__Grant *)body)) {
+		job_step(j, JE_GRANTED);
+		return;
+	}
+	reserve_close(j, PDS__FAULT__FAULT_INTERNAL,
+	              "the decode worker's grant does not fit the prompt");
+	job_step(j, JE_REFUSED);
 }
 
 static void on_deny(struct worker *w, struct peer *p, const struct msg_head *h,
                     const ProtobufCMessage *body)
 {
-	struct job *j = find(prefill_of(w), h);
-	if (is_asked(j, p))
-		reserve_denied(j, (const Pds__Deny *)body);
+	struct job *j = find_asked(w, p, h);
+	if (!j)
+		return;
+	reserve_denied(j, (const Pds__Deny *)body);
+	job_step(j, JE_REFUSED);
 }
 
 static void on_first_ack(struct worker *w, struct peer *p, const struct msg_head *h,
@@ -323,10 +290,8 @@ static void on_first_ack(struct worker *w, struct peer *p, const struct msg_head
 {
 	struct job *j = find(prefill_of(w), h);
 	(void)p;
-	if (!j || ((const Pds__FirstTokenAck *)body)->lease_id != j->lease.id)
-		return;
-	j->first_acked = 1;
-	job_finish_if_done(j);
+	if (j && ((const Pds__FirstTokenAck *)body)->lease_id == j->lease.id.id)
+		job_step(j, JE_ACKED);
 }
 
 /* --- from the messager --------------------------------------------------- */
@@ -335,7 +300,7 @@ static struct job *of_slot(struct worker *w, uint32_t slot, uint64_t gen)
 {
 	struct prefill *s = prefill_of(w);
 	struct job *j = w->ring && slot < ring_slots(w->ring) ? s->by_slot[slot] : NULL;
-	return j && j->slot_gen == gen ? j : NULL;
+	return j && j->run.slot_gen == gen ? j : NULL;
 }
 
 static void on_sent(struct worker *w, struct peer *p, const struct msg_head *h,
@@ -345,14 +310,12 @@ static void on_sent(struct worker *w, struct peer *p, const struct msg_head *h,
 	struct job *j = of_slot(w, m->slot, m->generation);
 	(void)p;
 	(void)h;
-	if (!j)
-		return;
-	j->kv_sent = 1;
-	job_finish_if_done(j);
+	if (j)
+		job_step(j, JE_SENT);
 }
 
-/* A transfer that was malformed is our doing, and so is one that stalled because our step stands
- * still. Else it was the messager, or the link to the decode worker. */
+/* A malformed transfer is our failure, and so is one that stalled because our step makes no
+ * progress. Otherwise it was the messager, or the link to the decode worker. */
 static const char *transfer_failed_by(const struct job *j, Pds__Fault fault)
 {
 	struct worker *w = j->w;
@@ -368,20 +331,11 @@ static void on_transfer_failed(struct worker *w, struct peer *p, const struct ms
 	struct job *j = of_slot(w, m->slot, m->generation);
 	(void)p;
 	(void)h;
-	if (j && !j->kv_sent)
-		job_fail_by(j, m->fault, 1, m->text, transfer_failed_by(j, m->fault));
-}
-
-/* Only asked for by the gate. */
-static void on_transfer_seen(struct worker *w, struct peer *p, const struct msg_head *h,
-                             const ProtobufCMessage *body)
-{
-	const Pds__TransferSeen *m = (const Pds__TransferSeen *)body;
-	struct job *j = of_slot(w, m->slot, m->generation);
-	(void)p;
-	(void)h;
-	if (j)
-		gate_seen(j);
+	if (j && j->state != JOB_EARLY) /* a transfer that was sent cannot fail */
+		job_fail(j, &(struct worker_failure){.fault = m->fault,
+		                                     .retry = 1,
+		                                     .text = m->text,
+		                                     .blame = transfer_failed_by(j, m->fault)});
 }
 
 /* --- peers --------------------------------------------------------------- */
@@ -392,16 +346,20 @@ static void peer_up(struct worker *w, struct peer *p)
 		reserve_link(prefill_of(w), p, 1);
 }
 
-/* anew: it lives, and had lost sight of us. */
+/* restarts: the worker is alive, but had lost sight of us. */
 static void decode_lost(struct job *j, int restarts)
 {
-	const struct target *t = j->candidate[j->at].target;
-	j->asked = 0;
-	if (j->state == JOB_RESERVE)
-		reserve_close(j, reserve_gone_fault(t), "every decode worker that was named is gone");
-	else
-		job_fail_by(j, reserve_gone_fault(t), 1, "the decode worker is gone",
-		            restarts || t->ended_in_order ? NULL : t->name);
+	const struct decode_target *t = j->reserve.asked->target;
+	struct worker_failure f = {.fault = reserve_gone_fault(t),
+	                           .retry = 1,
+	                           .text = "the decode worker is gone",
+	                           .blame = restarts || t->ended_in_order ? NULL : t->name};
+	if (j->state != JOB_ASKED) {
+		job_fail(j, &f);
+		return;
+	}
+	reserve_close(j, f.fault, "every decode worker that was named is gone");
+	job_step(j, JE_REFUSED);
 }
 
 static void peer_down(struct worker *w, struct peer *p, const char *why)
@@ -412,12 +370,10 @@ static void peer_down(struct worker *w, struct peer *p, const char *why)
 		reserve_link(s, p, 0);
 	list_each_safe(it, nx, &s->jobs) {
 		struct job *j = list_entry(it, struct job, node);
-		if (j->state == JOB_END)
-			continue;
 		if (peer_tag(p) == TAG_ROUTER && strcmp(j->req.router, peer_name(p)) == 0 &&
 		    j->req.router_epoch == peer_epoch(p))
 			job_drop(j, "the router is gone");
-		else if (peer_tag(p) == TAG_WORKER && j->asked && !job_decode(j) &&
+		else if (peer_tag(p) == TAG_WORKER && j->reserve.asked && !job_decode(j) &&
 		         strcmp(job_decode_name(j), peer_name(p)) == 0)
 			decode_lost(j, peer_link_restarts(p));
 	}
@@ -427,31 +383,25 @@ static void peer_down(struct worker *w, struct peer *p, const char *why)
 
 /* --- timers -------------------------------------------------------------- */
 
-static void check_waits(struct prefill *s, struct job *j, uint64_t now)
+static void check_waits(struct job *j, uint64_t now)
 {
-	if (j->state == JOB_END || j->cancelled)
-		return;
-	if (now >= j->req.deadline_us)
-		job_fail(j, PDS__FAULT__FAULT_DEADLINE, 0, "the request's deadline has passed in prefill");
-	else if (j->state == JOB_RESERVE)
-		reserve_check(j, now);
-	else if (j->state == JOB_FETCH)
-		fetch_late(j);
-	else if (j->state == JOB_COMPUTED && now - j->first_us > s->stall_us)
-		job_fail_by(j, PDS__FAULT__FAULT_STALLED, 1,
-		            j->kv_sent ? "the decode worker does not acknowledge the first token"
-		                       : "the messager does not report the transfer as done",
-		            j->kv_sent ? job_decode_name(j) : NULL);
+	static const struct worker_failure late = {
+		.fault = PDS__FAULT__FAULT_DEADLINE,
+		.text = "the request's deadline has passed in prefill"};
+	if (now < j->req.deadline_us)
+		job_step(j, JE_CHECK);
+	else
+		job_fail(j, &late);
 }
 
-/* A lease of this length is held: it must be renewed twice at least while it lasts. */
+/* A lease of this length is held: it must be renewed at least twice before it expires. */
 void stage_leased(struct prefill *s, uint64_t lease_us)
 {
 	if (lease_us / 3 < s->renew_us)
 		s->renew_us = lease_us / 3;
 }
 
-static void send_renew(struct worker *w, struct target *t, uint64_t *ids, size_t n)
+static void send_renew(struct worker *w, struct decode_target *t, uint64_t *ids, size_t n)
 {
 	Pds__Renew m = PDS__RENEW__INIT;
 	m.lease_ids = ids;
@@ -460,23 +410,22 @@ static void send_renew(struct worker *w, struct target *t, uint64_t *ids, size_t
 	svc_send(w->svc, t->peer, MSG_KV_RENEW, NULL, &m.base);
 }
 
-/* In batches, each decode worker's leases by themselves; a few times a second. */
+/* A few times a second, in batches, one message for each decode worker. */
 static void renew(struct prefill *s)
 {
 	uint64_t ids[256];
 	s->renew_us = RENEW_US;
 	list_each(at, &s->targets) {
-		struct target *t = list_entry(at, struct target, node);
+		struct decode_target *t = list_entry(at, struct decode_target, node);
 		size_t n = 0;
 		if (!t->peer)
 			continue;
 		list_each(it, &s->jobs) {
 			struct job *j = list_entry(it, struct job, node);
-			if (j->state == JOB_END || j->cancelled || !j->leased ||
-			    j->candidate[j->at].target != t)
+			if (!job_is_leased(j) || j->reserve.asked->target != t)
 				continue;
-			ids[n++] = j->lease.id;
-			stage_leased(s, j->lease_us);
+			ids[n++] = j->lease.id.id;
+			stage_leased(s, j->lease.length_us);
 			if (n == sizeof ids / sizeof *ids) {
 				send_renew(s->w, t, ids, n);
 				n = 0;
@@ -493,12 +442,11 @@ static void on_timer(struct svc *svc, void *arg)
 	uint64_t now = clock_us();
 	(void)svc;
 	list_each_safe(it, nx, &s->jobs)
-		check_waits(s, list_entry(it, struct job, node), now);
+		check_waits(list_entry(it, struct job, node), now);
 	if (now - s->renewed_us > s->renew_us) {
 		s->renewed_us = now;
 		renew(s);
 	}
-	gate_check(s, now);
 	job_retry_blocked(s);
 	watch_look(s->w);
 }
@@ -509,16 +457,22 @@ static void configure(struct prefill *s)
 {
 	struct conf *c = svc_conf(s->w->svc);
 	s->renew_us = RENEW_US;
-	s->max_jobs = (uint32_t)conf_int(c, "max_jobs");
-	s->stall_us = (uint64_t)conf_int(c, "stall_ms") * 1000u;
-	s->max_inflight = (uint32_t)conf_int(c, "max_inflight_prefill");
-	s->share = conf_bool(c, "share_running_prefix");
-	s->order = strcmp(conf_str(c, "prefill_order"), "srpt") == 0 ? ORDER_SRPT : ORDER_FIFO;
-	s->ageing_us = (uint64_t)conf_int(c, "prefill_ageing_ms") * 1000u;
-	s->lookup_us = (uint64_t)conf_int(c, "storage_lookup_wait_ms") * 1000u;
-	s->fetch_us = (uint64_t)conf_int(c, "storage_read_wait_ms") * 1000u;
-	s->evict_wait_us = (uint64_t)conf_int(c, "offload_wait_ms") * 1000u;
-	s->offload = strcmp(conf_str(c, "kv_eviction"), "offload") == 0;
+	s->conf = (struct prefill_conf){
+		.max_jobs = (uint32_t)conf_int(c, "max_jobs"),
+		.max_inflight = (uint32_t)conf_int(c, "max_inflight_prefill"),
+		.stall_us = (uint64_t)conf_int(c, "stall_ms") * 1000u,
+		.lookup_us = (uint64_t)conf_int(c, "storage_lookup_wait_ms") * 1000u,
+		.read_us = (uint64_t)conf_int(c, "storage_read_wait_ms") * 1000u,
+		.share = conf_bool(c, "share_running_prefix"),
+	};
+	s->prepare.w = s->schedule.w = s->w;
+	s->prepare.back = job_prepare_back;
+	s->prepare.evict_wait_us = (uint64_t)conf_int(c, "offload_wait_ms") * 1000u;
+	s->prepare.offload = strcmp(conf_str(c, "kv_eviction"), "offload") == 0;
+	s->schedule.back = job_run_back;
+	s->schedule.published = share_published;
+	s->schedule.order = strcmp(conf_str(c, "prefill_order"), "srpt") == 0 ? ORDER_SRPT : ORDER_FIFO;
+	s->schedule.ageing_us = (uint64_t)conf_int(c, "prefill_ageing_ms") * 1000u;
 }
 
 static int start(struct worker *w, struct err *err)
@@ -531,44 +485,41 @@ static int start(struct worker *w, struct err *err)
 	s->w = w;
 	w->state = s;
 	list_init(&s->jobs);
-	list_init(&s->back);
-	list_init(&s->scores);
 	list_init(&s->targets);
 	list_init(&s->parked);
-	list_init(&s->fetches);
+	list_init(&s->reads);
 	list_init(&s->sharing);
-	pthread_mutex_init(&s->back_lock, NULL);
 	s->by_key = map_new(ATTEMPT_KEY_BYTES);
 	s->by_slot = mem_array(ring_slots(w->ring), sizeof *s->by_slot);
 	configure(s);
-	s->bell_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (s->bell_fd < 0)
-		return err_set(err, ERR_IO, "cannot create an eventfd: %s", strerror(errno));
-	s->bell = event_new(svc_base(w->svc), s->bell_fd, EV_READ | EV_PERSIST, on_bell, s);
-	if (!s->bell || event_add(s->bell, NULL) < 0)
-		return err_set(err, ERR_IO, "cannot watch an eventfd");
-	int r = gate_init(s, err);
-	if (r < 0 || (r = prepare_start(s, err)) < 0)
-		return r;
-	return schedule_start(s, err);
+	if (prefill_baseline)
+		prefill_baseline->start(s);
+	int r = prepare_start(&s->prepare, s->conf.max_jobs, err);
+	return r < 0 ? r : schedule_start(&s->schedule, err);
 }
 
-/* Who has no grant yet goes elsewhere at once; what is granted is computed and handed over. */
+static void fail_draining(struct job *j, const char *why)
+{
+	job_fail(
+		j, &(struct worker_failure){.fault = PDS__FAULT__FAULT_DRAINING, .retry = 1, .text = why});
+}
+
+/* Jobs without a lease go elsewhere at once; the others are computed and handed over. */
 static void drain(struct worker *w)
 {
 	struct prefill *s = prefill_of(w);
 	s->draining = 1;
 	list_each_safe(it, nx, &s->jobs) {
 		struct job *j = list_entry(it, struct job, node);
-		if (!j->leased)
-			job_fail(j, PDS__FAULT__FAULT_DRAINING, 1, "the prefill worker is draining");
+		if (!job_is_leased(j))
+			fail_draining(j, "the prefill worker is draining");
 	}
 }
 
 static void abort_all(struct worker *w, const char *why)
 {
 	list_each_safe(it, nx, &prefill_of(w)->jobs)
-		job_fail(list_entry(it, struct job, node), PDS__FAULT__FAULT_DRAINING, 1, why);
+		fail_draining(list_entry(it, struct job, node), why);
 }
 
 static void role_changed(struct worker *w)
@@ -576,22 +527,16 @@ static void role_changed(struct worker *w)
 	(void)w; /* it serves one role only */
 }
 
-/* A write-out has ended: what it was of can be taken. */
+/* A write-out has ended: its blocks can be taken. */
 static void room(struct worker *w)
 {
-	job_came_back(prefill_of(w));
+	job_room_made(prefill_of(w));
 }
 
 static int idle(struct worker *w)
 {
 	struct prefill *s = prefill_of(w);
-	return s->n_jobs == 0 && list_empty(&s->fetches);
-}
-
-static void free_fetches(struct prefill *s)
-{
-	list_each_safe(it, nx, &s->fetches)
-		fetch_free(list_entry(it, struct fetch, node));
+	return s->n_jobs == 0 && list_empty(&s->reads);
 }
 
 static void stop(struct worker *w)
@@ -599,29 +544,18 @@ static void stop(struct worker *w)
 	struct prefill *s = prefill_of(w);
 	if (!s)
 		return;
-	prepare_stop(s);
-	schedule_stop(s);
-	list_each_safe(it, nx, &s->jobs) {
-		struct job *j = list_entry(it, struct job, node);
-		job_adopt_taken(j);
-		j->holders = 0;
-		j->cancelled = 0;
-		job_fail(j, PDS__FAULT__FAULT_DRAINING, 1, "the prefill worker ends");
-	}
-	list_each_safe(it, nx, &s->scores)
-		score_free(score_of(it));
-	free_fetches(s);
-	gate_fini(s);
-	if (s->bell)
-		event_free(s->bell);
-	if (s->bell_fd >= 0)
-		close(s->bell_fd);
+	list_each_safe(it, nx, &s->jobs)
+		fail_draining(list_entry(it, struct job, node), "the prefill worker ends");
+	prepare_stop(&s->prepare);
+	schedule_stop(&s->schedule);
+	/* jobs that a thread or a look-up had */
+	list_each_safe(it, nx, &s->jobs)
+		job_step(list_entry(it, struct job, node), JE_BACK);
+	list_each_safe(it, nx, &s->reads)
+		read_free(list_entry(it, struct prefill_read, node));
 	svc_timer_del(&s->timer);
 	map_destroy(&s->by_key);
 	free(s->by_slot);
-	pthread_mutex_destroy(&s->back_lock);
-	pthread_mutex_destroy(&s->lock);
-	pthread_cond_destroy(&s->wake);
 	free(s);
 	w->state = NULL;
 }
@@ -630,7 +564,14 @@ static void heartbeat(struct worker *w, Pds__Heartbeat *hb)
 {
 	struct prefill *s = prefill_of(w);
 	hb->running = s->count[JOB_RUN];
-	hb->waiting = s->n_jobs - s->count[JOB_RUN] - s->count[JOB_COMPUTED];
+	hb->waiting = s->n_jobs - s->count[JOB_RUN] - s->count[JOB_COMPUTED] - s->count[JOB_ACKED] -
+	              s->count[JOB_MOVED];
+}
+
+/* In TAKE a prepare thread may be taking them. */
+static int has_blocks(const struct job *j)
+{
+	return j->state >= JOB_READ && j->state <= JOB_ACKED;
 }
 
 static void requests(struct worker *w, struct buf *out)
@@ -646,7 +587,8 @@ static void requests(struct worker *w, struct buf *out)
 		           "\"tokens\":%u,\"computed\":%u,\"blocks\":%u,\"decode\":\"%s\"}",
 		           first ? "" : ",", log_reqid(&j->req.id), j->req.attempt,
 		           job_state_name(j->state), (unsigned long long)(now - j->accepted_us) / 1000,
-		           j->req.given_tokens, j->computed, j->n_blocks, job_decode_name(j));
+		           j->req.given_tokens, j->shared.computed, has_blocks(j) ? j->blocks.n : 0,
+		           job_decode_name(j));
 		first = 0;
 	}
 	buf_addc(out, ']');
@@ -663,7 +605,7 @@ static void status(struct worker *w, struct buf *out)
 		           job_state_name((enum job_state)i), s->count[i]);
 	buf_printf(out, "},\"ring_used\":%u,\"inflight\":{", ring_used(w->ring));
 	list_each(it, &s->targets) {
-		const struct target *t = list_entry(it, struct target, node);
+		const struct decode_target *t = list_entry(it, struct decode_target, node);
 		buf_addc(out, first ? ' ' : ',');
 		buf_add_json(out, t->name, strlen(t->name));
 		buf_printf(out, ":%u", t->inflight);
@@ -674,7 +616,7 @@ static void status(struct worker *w, struct buf *out)
 
 static const char *reason(struct worker *w, uint32_t block)
 {
-	return fetch_fences(prefill_of(w), block) ? "fence: storage may still write it" : NULL;
+	return read_fences(prefill_of(w), block) ? "fence: storage may still write it" : NULL;
 }
 
 static const struct stage_msg messages[] = {
@@ -687,7 +629,6 @@ static const struct stage_msg messages[] = {
 	{&pds__first_token_ack__descriptor, on_first_ack},
 	{&pds__kv_sent__descriptor, on_sent},
 	{&pds__transfer_failed__descriptor, on_transfer_failed},
-	{&pds__transfer_seen__descriptor, on_transfer_seen},
 	{NULL, NULL},
 };
 

@@ -1,5 +1,5 @@
-/* router.h - the parts of the router. One thread, the event loop's. Only text jobs run elsewhere, and
- * they see a request_prepare (request/prepare.h) and the model alone. */
+/* router.h - the parts of the router. One thread, the event loop's. Only text jobs run elsewhere,
+ * and they see a request_prepare (request/prepare.h) and the model alone. */
 #ifndef ROUTER_ROUTER_H
 #define ROUTER_ROUTER_H
 

@@ -145,14 +145,6 @@ const struct conf_key worker_keys[] = {
 	{"role_switch_timeout_ms", CONF_INT, "10000", 0, 3600000, "ms", 1,
      "role switch: how long running requests may take to finish; then they move to other workers",
      NULL},
-	{"bench_prepare", CONF_STRING, "stage", 0, 8, "", 0,
-     "prefill, for benchmarks only: serial prepares requests one after the other between steps, "
-     "each to the messager's acknowledgement",
-     "stage|serial"},
-	{"bench_scheduler", CONF_STRING, "own", 0, 8, "", 0,
-     "prefill, for benchmarks only: shared reserves and allocates in order between steps, as one "
-     "scheduler for both phases does",
-     "own|shared"},
 	{"routers", CONF_LIST, "", 0, 16, "", 0, "endpoints of the routers; empty: router on this host",
      NULL},
 	{"messager", CONF_STRING, "messager", 0, 47, "", 0,

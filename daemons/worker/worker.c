@@ -510,7 +510,6 @@ int worker_main(int argc, char **argv, const char *program, const char *default_
 		{MSG_KV_READY, to_stage},
 		{MSG_KV_SENT, to_stage},
 		{MSG_TRANSFER_FAILED, to_stage},
-		{MSG_TRANSFER_SEEN, to_stage},
 		{MSG_STORE_DONE, to_store},
 		{MSG_STORE_FOUND, to_store},
 		{MSG_STORE_FENCED, to_store},

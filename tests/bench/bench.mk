@@ -80,9 +80,9 @@ bench-suite: all
 # tokens of running streams while long prompts arrive: 1p1d against mixed; needs cores 0 and 1 for itself
 bench-interference: all
 	@model=$(BENCH_MODEL) && python3 tests/bench/bench_interference.py $(if $(SECONDS),--seconds $(SECONDS)) "$$model"
-bench-prefill-sched: all
+bench-prefill-sched: all $(BASELINE)
 	@python3 tests/bench/bench_prefill_sched.py
-bench-prepare: all
+bench-prepare: all $(BASELINE)
 	@python3 tests/bench/bench_prepare.py $(if $(REQUESTS),-n $(REQUESTS))
 
 # the router's placement policies on a slice of a published trace, 4P4D simulated: POLICIES=kv_aware,random SLICE=other

@@ -3,9 +3,9 @@ decode workers on simulated accelerators.
 
 The device is etc/sim/dense-70b-tp8 (70 billion weights, eight accelerators, tensor parallel), its 80 layers modelled as 20 of four times the cost, so
 that a token's simulated KV is small; time runs at --scale. The same conversations, lengths and pauses run
-    shared   with bench_scheduler = "shared": one queue for preparing and computing, as one scheduler for both phases has it. Between two steps requests are
-             reserved at D and given blocks in order of arrival until the step's budget is spoken for (daemons/prefill/gate.c says how it is built). It is
-             made of the product's own parts and pays for nothing but its order of things
+    shared   one queue for preparing and computing, as one scheduler for both phases has it: between two steps requests are reserved at D and given blocks in
+             order of arrival until the step's token budget is used up (tests/bench/baseline/main.c). It is made of the product's own parts and pays for
+             nothing but its order of things
     own      with the prefill scheduler
 and, by a virtual clock, on ideal workers of the same cost (ideal.py): nothing but the devices takes time there. That is the bound.
 Every run is made with decode workers that answer at once, and with such that hear a reservation 5 ms late (modelled time, by their `fault` layer): another
@@ -29,7 +29,7 @@ import time
 
 import ideal
 from benchlib import Report, percentile
-from suite import Suite
+from baselib import suite_of
 
 BUDGET, BLOCK, SEQUENCES = 8192, 64, 64
 DEVICE = {"base": "dense-70b-tp8", "layers": 20, "params": 7.0e10, "heads": 256, "kv_heads": 32, "hidden": 32768, "launch_us": 120.0, "exchange_us": 80.0,
@@ -91,8 +91,8 @@ class Run:
         blocks = most // BLOCK + 40 * len(sessions)
         worker = {"max_batched_tokens": BUDGET, "max_sequences": SEQUENCES, "block_tokens": BLOCK, "kv_blocks": blocks, "output_caching": False}
         late = {"fault": f"type=KV_RESERVE:dir=in:late=100%:{round(latency_ms * 1000 * a.scale)}us"} if latency_ms else {}
-        with Suite(layout=f"1p{a.decodes}d", sim={**DEVICE, "time_scale": a.scale}, worker=worker, prefill={"bench_scheduler": mode},
-                   decode=late, storage={"memory_mb": 16}) as s:
+        with suite_of(mode)(layout=f"1p{a.decodes}d", sim={**DEVICE, "time_scale": a.scale}, worker=worker,
+                            decode=late, storage={"memory_mb": 16}) as s:
             before = s.ctl("prefill-1", "status")["device_busy_us"]
             threads = [Conversation(s.port, i, x, time.monotonic() + 0.5) for i, x in enumerate(sessions)]
             for t in threads:

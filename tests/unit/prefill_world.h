@@ -411,6 +411,18 @@ static uint32_t told(const char *command, const char *key)
 	return v;
 }
 
+/* Jobs without a lease that are past the look-up. */
+static inline uint32_t reserving(void)
+{
+	return told("status", "parked") + told("status", "asked");
+}
+
+/* Jobs whose first token was sent. */
+static inline uint32_t handed_over(void)
+{
+	return told("status", "computed") + told("status", "acked") + told("status", "moved");
+}
+
 /* A counter of /metrics. */
 static inline uint64_t metric(const char *name)
 {

@@ -163,7 +163,7 @@ START_TEST(test_grant_is_taken_once)
 	grant_as(D2, 2, 900, node[D2].epoch, 0, 4);
 	deny(D2, 2, PDS__FAULT__FAULT_NO_ROOM, "nobody asked");
 	pump_for(50000);
-	ck_assert_uint_eq(told("status", "reserve"), 1);
+	ck_assert_uint_eq(reserving(), 1);
 	grant_as(D1, 2, 502, node[D1].epoch, 0, 4);
 	grant_as(D1, 2, 901, node[D1].epoch, 0, 4);
 	struct transfer t = transfer_of(2);
@@ -247,7 +247,7 @@ START_TEST(m11_m15_parked_with_blocks_or_thread)
 	ck_assert_uint_eq(told("status", "ring_used"), 0);
 	struct transfer t = to_computed(D2, (struct ask){.req = 9, .n = 128, .to = "2"});
 	ck_assert_uint_eq(told("kv", "held"), 8);
-	ck_assert_uint_eq(told("status", "reserve"), 8);
+	ck_assert_uint_eq(reserving(), 8);
 	finish(D2, 9, &t);
 	for (uint64_t r = 1; r <= 8; r++)
 		cancel(r);
@@ -265,7 +265,7 @@ START_TEST(test_granted_and_blocked)
 	struct transfer one = to_computed(D1, (struct ask){.req = 1, .n = 100, .to = "1"});
 	submit((struct ask){.req = 2, .n = 100, .to = "1", .seed = 2});
 	grant(D1, 2, 100);
-	WAIT(told("status", "blocked") == 1);
+	WAIT(told("status", _i ? "slot" : "blocked") == 1);
 	WAIT(renewals(D1, 502) >= 1);
 	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, 2), 0);
 	kv_sent(1, &one); /* from here on the first holds nothing but the request */
@@ -354,7 +354,7 @@ START_TEST(test_transfer_and_first_token)
 		else
 			kv_sent(req, &t);
 		pump_for(30000);
-		ck_assert_uint_eq(told("status", "computed"), 1);
+		ck_assert_uint_eq(handed_over(), 1);
 		ck_assert_uint_eq(told("kv", "held"), cases[i].ack_first ? blocks_for(n) : 0);
 		if (cases[i].ack_first)
 			kv_sent(req, &t);
@@ -429,7 +429,7 @@ START_TEST(s_p_ends_at_kvsent)
 	ack(D2, 2);
 	unsigned before1 = renewals(D1, 501), before2 = renewals(D2, 502);
 	WAIT(renewals(D1, 501) >= before1 + 2 && renewals(D2, 502) >= before2 + 2);
-	ck_assert_uint_eq(told("status", "computed"), 2);
+	ck_assert_uint_eq(handed_over(), 2);
 	ack(D1, 1);
 	kv_sent(2, &two);
 	at_rest();
@@ -452,7 +452,7 @@ START_TEST(test_kv_sent_before_first_token)
 	kill(pid, SIGCONT);
 	first_token(req);
 	WAIT(told("kv", "held") == 0);
-	ck_assert_uint_eq(told("status", "computed"), 1);
+	ck_assert_uint_eq(handed_over(), 1);
 	ack(D1, req);
 	at_rest();
 	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, req), 0);
@@ -480,7 +480,7 @@ START_TEST(test_other_generations_are_ignored)
 	}
 	ack(D1, 2);
 	pump_for(100000);
-	ck_assert_uint_eq(told("status", "computed"), 1);
+	ck_assert_uint_eq(handed_over(), 1);
 	ck_assert_uint_eq(told("kv", "held"), 4);
 	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, 2), 0);
 	kv_sent(2, &t);

@@ -1,14 +1,6 @@
-/* test_prefill_life.c - the end of a pdprefilld that has work, the order of the schedule as a
- * client meets it, and the two benchmark baselines: what is held back until when. */
+/* test_prefill_life.c - the end of a pdprefilld that has work, and the order of the schedule as a
+ * client meets it. */
 #include "prefill_world.h"
-
-static unsigned n_of(enum who who, enum msg_type type)
-{
-	unsigned n = 0;
-	for (unsigned i = 0; i < n_seen; i++)
-		n += seen[i].who == who && seen[i].type == type;
-	return n;
-}
 
 /* --- SIGTERM ------------------------------------------------------------- */
 
@@ -24,7 +16,7 @@ START_TEST(test_sigterm_while_computing)
 	submit((struct ask){.req = 2, .n = 64, .to = "2"});
 	WAIT(count(D2, MSG_KV_RESERVE, 2));
 	submit((struct ask){.req = 3, .n = 64, .to = "2"});
-	WAIT(told("status", "reserve") == 2);
+	WAIT(reserving() == 2);
 	struct transfer t = to_running(D1, &req, "1");
 	kill(pid, SIGTERM);
 	submit((struct ask){.req = 4, .n = 64, .to = "1"});
@@ -113,152 +105,6 @@ START_TEST(test_order)
 }
 END_TEST
 
-/* --- the benchmark baselines --------------------------------------------- */
-
-static void transfer_seen(uint64_t req, const struct transfer *t)
-{
-	Pds__TransferSeen m = PDS__TRANSFER_SEEN__INIT;
-	m.slot = t->slot;
-	m.generation = t->gen;
-	say(MESSAGER, MSG_TRANSFER_SEEN, req, &m);
-}
-
-/* Strictly one after the other; no step before the messager has seen the transfer. */
-START_TEST(test_serial)
-{
-	BEGIN("kv_blocks=64", "bench_prepare=serial", "max_batched_tokens=128");
-	for (uint64_t r = 1; r <= 3; r++)
-		submit((struct ask){.req = r, .n = 64, .to = "1", .seed = (uint32_t)r});
-	for (uint64_t r = 1; r <= 3; r++) {
-		WAIT(count(D1, MSG_KV_RESERVE, r));
-		pump_for(60000);
-		ck_assert_uint_eq(n_of(D1, MSG_KV_RESERVE), r);
-		grant(D1, r, 64);
-		struct transfer t = transfer_of(r);
-		ck_assert_uint_eq(transfer_now.want_seen, 1);
-		pump_for(60000);
-		ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, r), 0);
-		ck_assert_uint_eq(n_of(D1, MSG_KV_RESERVE), r);
-		transfer_seen(r, &t);
-		first_token(r);
-		finish(D1, r, &t);
-	}
-	/* cancelled at each stand; the next one has its turn */
-	submit((struct ask){.req = 4, .n = 64, .to = "1"});
-	WAIT(count(D1, MSG_KV_RESERVE, 4));
-	submit((struct ask){.req = 5, .n = 64, .to = "1"});
-	submit((struct ask){.req = 6, .n = 64, .to = "1"});
-	submit((struct ask){.req = 7, .n = 64, .to = "1"});
-	cancel(6);
-	cancel(4);
-	grant(D1, 5, 64);
-	transfer_of(5);
-	cancel(5);
-	grant(D1, 7, 64);
-	struct transfer t = transfer_of(7);
-	transfer_seen(7, &t);
-	first_token(7);
-	finish(D1, 7, &t);
-	end();
-}
-END_TEST
-
-/* The head waits for room at D: what runs is computed; a messager that does not answer ends the
- * wait. */
-START_TEST(test_serial_waits)
-{
-	BEGIN("kv_blocks=64", "bench_prepare=serial", "stall_ms=700");
-	submit((struct ask){.req = 1, .n = LONG, .to = "1", .seed = 1});
-	submit((struct ask){.req = 2, .n = 64, .to = "2", .seed = 2});
-	grant(D1, 1, LONG);
-	struct transfer one = transfer_of(1);
-	transfer_seen(1, &one);
-	WAIT(count(D2, MSG_KV_RESERVE, 2));
-	Pds__Queued q = PDS__QUEUED__INIT;
-	q.position = 1;
-	say(D2, MSG_KV_QUEUED, 2, &q);
-	first_token(1);
-	finish(D1, 1, &one);
-	grant(D2, 2, 64);
-	transfer_of(2);
-	ck_assert_int_eq(failed(2)->fault, PDS__FAULT__FAULT_STALLED);
-	submit((struct ask){.req = 3, .n = 64, .to = "1", .seed = 3});
-	grant(D1, 3, 64);
-	struct transfer three = transfer_of(3);
-	transfer_seen(3, &three);
-	first_token(3);
-	finish(D1, 3, &three);
-	end();
-}
-END_TEST
-
-/* The head shares a prefix with what runs: the schedule thread computes that, it is not held for
- * the head. */
-START_TEST(test_shared_prefix_at_the_gate)
-{
-	BEGIN("kv_blocks=64", "bench_prepare=serial");
-	for (uint64_t r = 1; r <= 2; r++)
-		submit((struct ask){.req = r, .n = LONG, .to = "1", .seed = 1});
-	for (uint64_t r = 1; r <= 2; r++) {
-		grant(D1, r, LONG);
-		struct transfer t = transfer_of(r);
-		transfer_seen(r, &t);
-	}
-	for (uint64_t r = 1; r <= 2; r++) {
-		first_token(r);
-		struct transfer t = transfer_of(r);
-		finish(D1, r, &t);
-	}
-	ck_assert_uint_eq(metric("pdserve_prefix_shares_total"), 1);
-	end();
-}
-END_TEST
-
-static unsigned n_requests(void)
-{
-	char *text = ctl("requests");
-	unsigned n = 0;
-	for (const char *p = text; *p; p++)
-		n += *p == '{';
-	free(text);
-	return n;
-}
-
-/* One queue: the next is reserved when the one before has its blocks, until the budget of a step
- * is spoken for. */
-START_TEST(test_shared)
-{
-	BEGIN("kv_blocks=64", "bench_scheduler=shared", "max_batched_tokens=128");
-	for (uint64_t r = 1; r <= 4; r++)
-		submit((struct ask){.req = r, .n = 64, .to = "1", .seed = (uint32_t)r});
-	WAIT(count(D1, MSG_KV_RESERVE, 1));
-	WAIT(n_requests() == 4); /* else the first may run before there is a second */
-	pump_for(60000);
-	ck_assert_uint_eq(n_of(D1, MSG_KV_RESERVE), 1);
-	grant(D1, 1, 64);
-	WAIT(count(D1, MSG_KV_RESERVE, 2));
-	pump_for(60000);
-	/* held until 2 has its blocks: then the budget is spoken for */
-	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, 1), 0);
-	ck_assert_uint_eq(n_of(D1, MSG_KV_RESERVE), 2);
-	grant(D1, 2, 64);
-	first_token(1);
-	first_token(2);
-	WAIT(count(D1, MSG_KV_RESERVE, 3));
-	deny(D1, 3, PDS__FAULT__FAULT_TOO_LARGE, "no");
-	grant(D1, 4, 64);
-	first_token(4);
-	for (uint64_t r = 1; r <= 4; r++) {
-		if (r == 3)
-			continue;
-		struct transfer t = transfer_of(r);
-		ck_assert_uint_eq(transfer_now.want_seen, 0);
-		finish(D1, r, &t);
-	}
-	end();
-}
-END_TEST
-
 int main(int argc, char **argv)
 {
 	(void)argc;
@@ -270,9 +116,5 @@ int main(int argc, char **argv)
 	tcase_add_test(c, test_sigterm_while_computing);
 	tcase_add_test(c, test_sigterm_and_no_messager);
 	tcase_add_loop_test(c, test_order, 0, 2);
-	tcase_add_test(c, test_serial);
-	tcase_add_test(c, test_serial_waits);
-	tcase_add_test(c, test_shared);
-	tcase_add_test(c, test_shared_prefix_at_the_gate);
 	return world_run(s);
 }

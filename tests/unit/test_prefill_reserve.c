@@ -30,7 +30,7 @@ START_TEST(test_cap)
 	for (uint64_t r = 1; r <= 6; r++)
 		submit((struct ask){.req = r, .n = 64, .to = "1"});
 	WAIT(reserved(D1, 1) && reserved(D1, 2));
-	WAIT(told("status", "reserve") == 6);
+	WAIT(reserving() == 6);
 	pump_for(150000);
 	for (uint64_t r = 3; r <= 6; r++)
 		ck_assert(!reserved(D1, r));
@@ -67,7 +67,7 @@ START_TEST(test_slow_peer_holds_nobody)
 	BEGIN("kv_blocks=8", "prepare_threads=1", "max_inflight_prefill=4");
 	for (uint64_t r = 1; r <= 40; r++)
 		submit((struct ask){.req = r, .n = 128, .to = "1"});
-	WAIT(told("status", "reserve") == 40);
+	WAIT(reserving() == 40);
 	for (uint64_t r = 101; r <= 106; r++) {
 		submit((struct ask){.req = r, .n = 128, .to = r % 2 ? "2" : "12"});
 		served(D2, r, 128);
@@ -89,7 +89,7 @@ START_TEST(test_parked_for_either)
 	submit((struct ask){.req = 3, .n = 64, .to = "1"});
 	submit((struct ask){.req = 4, .n = 64, .to = "12"});
 	submit((struct ask){.req = 5, .n = 64, .to = "21"});
-	WAIT(told("status", "reserve") == 5);
+	WAIT(reserving() == 5);
 	cancel(2);
 	WAIT(reserved(D2, 4));
 	cancel(1);
@@ -309,9 +309,9 @@ START_TEST(test_cancel_parked)
 	submit((struct ask){.req = 4, .n = 64, .to = "2"});
 	WAIT(reserved(D2, 4));
 	deny_for(D2, 4, PDS__FAULT__FAULT_OVERLOADED, "later", 20000000); /* told to wait */
-	WAIT(told("status", "reserve") == 4);
+	WAIT(reserving() == 4);
 	cancel_all(2, 4);
-	WAIT(told("status", "reserve") == 1);
+	WAIT(reserving() == 1);
 	cancel(1);
 	for (uint64_t r = 1; r <= 4; r++)
 		gone_quietly(r);
@@ -357,7 +357,7 @@ START_TEST(test_fetch_from_a_stopped_storage)
 	to_stored(2);
 	kill(storage, SIGSTOP);
 	grant(D1, 2, 80);
-	WAIT(told("status", "fetch") == 1);
+	WAIT(told("status", "read") == 1);
 	struct transfer t = transfer_of(2);
 	const struct seen *f = first_token(2);
 	ck_assert_uint_eq(f->token, want);
@@ -378,7 +378,7 @@ START_TEST(test_cancel_in_fetch)
 	to_stored(2);
 	kill(storage, SIGSTOP);
 	grant(D1, 2, 80);
-	WAIT(told("status", "fetch") == 1);
+	WAIT(told("status", "read") == 1);
 	cancel(2);
 	WAIT(count(D1, MSG_REQUEST_CANCEL, 2));
 	/* the request ends at once, its blocks when storage is done with them */

@@ -1,14 +1,14 @@
 /* test_prefill_schedule.c - the prefill scheduler by itself: which tokens of which jobs make a
  * step, in which order, and what happens to a job that is broken. Jobs are made up; nothing is
  * computed, only counted. */
-#include "daemons/prefill/prefill.h"
+#include "daemons/prefill/schedule.h"
+#include "svc/svc_int.h"
+#include "util/clock.h"
 #include "util/mem.h"
 
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #define BLOCK 16u
 #define POOL 4096u
@@ -16,9 +16,35 @@
 
 static struct engine_info info;
 static struct worker w;
-static struct prefill s;
-static struct job job[JOBS];
+static struct schedule s;
+static struct svc svc; /* its posts and its counters only */
+static struct stat_def counters[WS_COUNT];
+static struct job_run job[JOBS];
+static struct request_copy req[JOBS];
+static struct seq_blocks blocks[JOBS];
+static struct job_shared shared[JOBS];
 static unsigned n_jobs;
+
+static void on_back(struct svc *unused, void *run)
+{
+	(void)unused;
+	(void)run;
+}
+
+static void on_published(struct svc *unused, void *run)
+{
+	(void)unused;
+	(void)run;
+}
+
+/* How often this was posted. */
+static unsigned posted(void (*fn)(struct svc *, void *), const struct job_run *r)
+{
+	unsigned n = 0;
+	for (size_t i = 0; i < svc.posts.n; i++)
+		n += svc.posts.items[i].fn == fn && svc.posts.items[i].arg == r;
+	return n;
+}
 
 static void set_up(void)
 {
@@ -26,73 +52,84 @@ static void set_up(void)
 	memset(&info, 0, sizeof info);
 	memset(&w, 0, sizeof w);
 	memset(&s, 0, sizeof s);
+	memset(&svc, 0, sizeof svc);
 	memset(job, 0, sizeof job);
+	memset(req, 0, sizeof req);
+	memset(blocks, 0, sizeof blocks);
+	memset(shared, 0, sizeof shared);
 	n_jobs = 0;
 	info.layers = 3;
 	info.kv.block_tokens = BLOCK;
 	w.info = &info;
+	w.svc = &svc;
 	w.region.blocks = POOL;
 	w.max_batched_tokens = 256;
 	w.max_sequences = 32;
 	w.max_logits = 64;
-	w.state = &s;
 	ck_assert_int_eq(ring_create(JOBS, info.layers, 1, &w.ring, &err), 0);
+	for (unsigned i = 0; i < WS_COUNT; i++)
+		counters[i] = (struct stat_def){.name = "x", .help = "x", .type = STAT_COUNTER};
+	svc.stats = stat_new(counters, WS_COUNT);
+	svc.base = event_base_new();
+	pthread_mutex_init(&svc.posts.lock, NULL);
+	ck_assert_int_eq(svc_posts_start(&svc, &err), 0);
 	s.w = &w;
+	s.back = on_back;
+	s.published = on_published;
 	s.ageing_us = 1000000;
-	s.bell_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	list_init(&s.running);
-	list_init(&s.back);
-	pthread_mutex_init(&s.back_lock, NULL);
 	s.spans = mem_array(w.max_sequences, sizeof *s.spans);
-	s.step_jobs = mem_array(w.max_sequences, sizeof *s.step_jobs);
+	s.step_runs = mem_array(w.max_sequences, sizeof *s.step_runs);
 	s.draws = mem_array(64, sizeof *s.draws);
 }
 
 static void tear_down(void)
 {
 	for (unsigned i = 0; i < n_jobs; i++) {
-		free(job[i].req.tokens);
-		free(job[i].blocks);
+		free(req[i].tokens);
+		seq_blocks_fini(&blocks[i]);
 	}
 	ring_destroy(&w.ring);
 	free(s.spans);
-	free(s.step_jobs);
+	free(s.step_runs);
 	free(s.draws);
-	close(s.bell_fd);
-	pthread_mutex_destroy(&s.back_lock);
+	svc_posts_stop(&svc);
+	event_base_free(svc.base);
+	stat_destroy(&svc.stats);
 }
 
-static struct job *add(uint32_t tokens, int logprobs, uint64_t ready_us)
+static struct job_run *add(uint32_t tokens, int logprobs, uint64_t ready_us)
 {
 	static struct ring_transfer transfer;
 	ck_assert_uint_lt(n_jobs, JOBS);
-	struct job *j = &job[n_jobs];
-	j->w = &w;
-	j->req.id.lo = n_jobs + 1;
+	struct job_run *j = &job[n_jobs];
+	j->req = &req[n_jobs];
+	j->blocks = &blocks[n_jobs];
+	j->shared = &shared[n_jobs];
+	j->req->id.lo = n_jobs + 1;
 	j->seq = n_jobs;
-	j->turn = n_jobs++;
-	j->req.n_tokens = j->req.given_tokens = tokens;
-	j->req.tokens = mem_array(tokens, sizeof *j->req.tokens);
-	j->req.prompt_logprobs = logprobs;
-	j->n_blocks = worker_blocks_for(&w, tokens);
-	j->blocks = mem_array(j->n_blocks, sizeof *j->blocks);
+	j->shared->turn = n_jobs++;
+	j->req->n_tokens = j->req->given_tokens = tokens;
+	j->req->tokens = mem_array(tokens, sizeof *j->req->tokens);
+	j->req->prompt_logprobs = logprobs;
+	j->blocks->n = worker_blocks_for(&w, tokens);
+	j->blocks->block = mem_array(j->blocks->n, sizeof *j->blocks->block);
 	j->ready_us = ready_us;
-	transfer.req = j->req.id;
+	transfer.req = j->req->id;
 	transfer.attempt = 1;
 	transfer.tokens = tokens;
-	transfer.blocks = j->n_blocks;
+	transfer.blocks = j->blocks->n;
 	ck_assert_int_eq(ring_publish(w.ring, &transfer, &j->slot, &j->slot_gen), 0);
-	j->in_ring = 1;
-	list_push_back(&s.running, &j->run);
+	list_push_back(&s.running, &j->node);
 	return j;
 }
 
-static struct job *nth(unsigned n)
+static struct job_run *nth(unsigned n)
 {
 	struct list *it = s.running.next;
 	while (n--)
 		it = it->next;
-	return list_entry(it, struct job, run);
+	return list_entry(it, struct job_run, node);
 }
 
 static unsigned running(void)
@@ -107,20 +144,20 @@ static unsigned running(void)
 static void done(uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++) {
-		struct job *j = s.step_jobs[i];
-		ck_assert_uint_eq(s.spans[i].position, j->computed);
-		ck_assert_ptr_eq(s.spans[i].tokens, j->req.tokens + j->computed);
-		j->computed += s.spans[i].n;
-		ck_assert_uint_le(j->computed, j->req.n_tokens);
-		if (j->computed == j->req.n_tokens)
-			list_remove(&j->run);
+		struct job_run *j = s.step_runs[i];
+		ck_assert_uint_eq(s.spans[i].position, j->shared->computed);
+		ck_assert_ptr_eq(s.spans[i].tokens, j->req->tokens + j->shared->computed);
+		j->shared->computed += s.spans[i].n;
+		ck_assert_uint_le(j->shared->computed, j->req->n_tokens);
+		if (j->shared->computed == j->req->n_tokens)
+			list_remove(&j->node);
 	}
 }
 
-static uint32_t tokens_of(const struct job *j, uint32_t n)
+static uint32_t tokens_of(const struct job_run *j, uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++)
-		if (s.step_jobs[i] == j)
+		if (s.step_runs[i] == j)
 			return s.spans[i].n;
 	return 0;
 }
@@ -129,7 +166,7 @@ static uint32_t tokens_of(const struct job *j, uint32_t n)
 
 START_TEST(test_whole_budget_in_order)
 {
-	struct job *a = add(100, 0, 0), *b = add(500, 0, 0), *c = add(50, 0, 0);
+	struct job_run *a = add(100, 0, 0), *b = add(500, 0, 0), *c = add(50, 0, 0);
 	schedule_sort(&s, 0);
 	uint32_t n = schedule_fill(&s);
 	ck_assert_uint_eq(n, 2);
@@ -155,7 +192,8 @@ END_TEST
  * and the rest of the budget. */
 START_TEST(test_logprobs_do_not_block_others)
 {
-	struct job *a = add(500, 1, 0), *b = add(400, 1, 0), *c = add(40, 0, 0), *d = add(300, 0, 0);
+	struct job_run *a = add(500, 1, 0), *b = add(400, 1, 0), *c = add(40, 0, 0),
+				   *d = add(300, 0, 0);
 	uint32_t n = schedule_fill(&s), rows = 0;
 	ck_assert_uint_ge(tokens_of(a, n), 32);
 	ck_assert_uint_eq(tokens_of(c, n), 40);
@@ -207,9 +245,9 @@ START_TEST(test_random_loads_are_computed_once)
 			ck_assert_uint_lt(step, 60000);
 			schedule_sort(&s, now);
 			list_each(it, &s.running) {
-				const struct job *j = list_entry(it, struct job, run);
-				left += j->req.n_tokens - j->computed;
-				plain += !j->req.prompt_logprobs;
+				const struct job_run *j = list_entry(it, struct job_run, node);
+				left += j->req->n_tokens - j->shared->computed;
+				plain += !j->req->prompt_logprobs;
 			}
 			uint32_t n = schedule_fill(&s);
 			ck_assert_uint_ge(n, 1);
@@ -238,15 +276,15 @@ END_TEST
 
 START_TEST(test_fifo_is_by_arrival)
 {
-	struct job *a = add(900, 0, 500), *b = add(10, 0, 0), *c = add(100, 0, 0);
-	list_remove(&a->run);
-	list_push_back(&s.running, &a->run); /* came back late: parked longer */
+	struct job_run *a = add(900, 0, 500), *b = add(10, 0, 0), *c = add(100, 0, 0);
+	list_remove(&a->node);
+	list_push_back(&s.running, &a->node); /* came back late: parked longer */
 	schedule_sort(&s, 3000000);
 	ck_assert_ptr_eq(nth(0), a);
 	ck_assert_ptr_eq(nth(1), b);
 	ck_assert_ptr_eq(nth(2), c);
-	a->turn = 2; /* b and c do not wait for it */
-	c->turn = 0; /* somebody older waits for c's blocks */
+	a->shared->turn = 2; /* b and c do not wait for it */
+	c->shared->turn = 0; /* somebody older waits for c's blocks */
 	schedule_sort(&s, 3000000);
 	ck_assert_ptr_eq(nth(0), c);
 	ck_assert_ptr_eq(nth(1), b);
@@ -256,16 +294,16 @@ END_TEST
 START_TEST(test_srpt_shortest_first)
 {
 	s.order = ORDER_SRPT;
-	struct job *a = add(900, 0, 0), *b = add(500, 0, 0), *c = add(700, 0, 0);
+	struct job_run *a = add(900, 0, 0), *b = add(500, 0, 0), *c = add(700, 0, 0);
 	schedule_sort(&s, 1000);
 	ck_assert_ptr_eq(nth(0), b);
 	ck_assert_ptr_eq(nth(1), c);
 	ck_assert_ptr_eq(nth(2), a);
-	a->computed = 850; /* what is left counts */
+	a->shared->computed = 850; /* what is left counts */
 	schedule_sort(&s, 1000);
 	ck_assert_ptr_eq(nth(0), a);
-	a->computed = 0;
-	a->wanted = 2; /* somebody waits for its first 32 tokens */
+	a->shared->computed = 0;
+	a->shared->wanted = 2; /* somebody waits for its first 32 tokens */
 	schedule_sort(&s, 1000);
 	ck_assert_ptr_eq(nth(0), a);
 }
@@ -276,17 +314,17 @@ END_TEST
 START_TEST(test_srpt_starves_nobody)
 {
 	s.order = ORDER_SRPT;
-	struct job *a = add(2560, 0, 0);
+	struct job_run *a = add(2560, 0, 0);
 	uint64_t now = 0, step_us = 50000;
 	unsigned steps = 0;
-	for (; a->computed < a->req.n_tokens; steps++, now += step_us) {
+	for (; a->shared->computed < a->req->n_tokens; steps++, now += step_us) {
 		ck_assert_uint_lt(steps, 60);
 		add(256, 0, now);
 		schedule_sort(&s, now);
 		done(schedule_fill(&s));
 		if (now + step_us < s.ageing_us / 2)
 			/* and the short ones were not held up by it at first */
-			ck_assert_uint_eq(a->computed, 0);
+			ck_assert_uint_eq(a->shared->computed, 0);
 	}
 	ck_assert_uint_le(now, s.ageing_us + 11 * step_us);
 }
@@ -295,7 +333,7 @@ END_TEST
 START_TEST(test_aged_stand_by_arrival)
 {
 	s.order = ORDER_SRPT;
-	struct job *a = add(900, 0, 0), *b = add(800, 0, 0), *c = add(5, 0, 1999000);
+	struct job_run *a = add(900, 0, 0), *b = add(800, 0, 0), *c = add(5, 0, 1999000);
 	schedule_sort(&s, 2000000);
 	ck_assert_ptr_eq(nth(0), a);
 	ck_assert_ptr_eq(nth(1), b);
@@ -309,7 +347,7 @@ END_TEST
 START_TEST(test_ageing_is_gradual)
 {
 	s.order = ORDER_SRPT;
-	struct job *a = add(900, 0, 0), *b = add(200, 0, 900000);
+	struct job_run *a = add(900, 0, 0), *b = add(200, 0, 900000);
 	schedule_sort(&s, 100000);
 	ck_assert_ptr_eq(nth(0), b);
 	schedule_sort(&s, 900000);
@@ -320,61 +358,60 @@ END_TEST
 /* Who waits for a running prompt's blocks is told when they are published, once, and not before. */
 START_TEST(test_sharers_are_told)
 {
-	struct job *a = add(100, 0, 0);
-	a->published = 2;
-	share_published(a);
-	ck_assert_uint_eq(s.soon, 0);
-	a->wanted = 3;
-	share_published(a);
-	ck_assert_uint_eq(s.soon, 0);
-	a->published = 4;
-	share_published(a);
-	ck_assert_uint_eq(s.soon, SOON_SHARE);
-	ck_assert_uint_eq(a->wanted, 0);
-	s.soon = 0;
-	share_published(a);
-	ck_assert_uint_eq(s.soon, 0);
+	struct job_run *a = add(100, 0, 0);
+	a->blocks->published = 2;
+	schedule_publish(&s, a);
+	ck_assert_uint_eq(posted(on_published, a), 0);
+	a->shared->wanted = 3;
+	schedule_publish(&s, a);
+	ck_assert_uint_eq(posted(on_published, a), 0);
+	a->blocks->published = 4;
+	schedule_publish(&s, a);
+	ck_assert_uint_eq(posted(on_published, a), 1);
+	ck_assert_uint_eq(a->shared->wanted, 0);
+	schedule_publish(&s, a);
+	ck_assert_uint_eq(posted(on_published, a), 1);
 }
 END_TEST
 
 /* --- what is broken ------------------------------------------------------ */
 
-static void few_blocks(struct job *j)
+static void few_blocks(struct job_run *j)
 {
-	j->n_blocks--;
+	j->blocks->n--;
 }
-static void no_blocks(struct job *j)
+static void no_blocks(struct job_run *j)
 {
-	j->n_blocks = 0;
+	j->blocks->n = 0;
 }
-static void block_outside(struct job *j)
+static void block_outside(struct job_run *j)
 {
-	j->blocks[2] = POOL;
+	j->blocks->block[2] = POOL;
 }
-static void all_computed(struct job *j)
+static void all_computed(struct job_run *j)
 {
-	j->computed = j->req.n_tokens;
+	j->shared->computed = j->req->n_tokens;
 }
-static void beyond(struct job *j)
+static void beyond(struct job_run *j)
 {
-	j->computed = UINT32_MAX;
+	j->shared->computed = UINT32_MAX;
 }
-static void early(struct job *j)
+static void early(struct job_run *j)
 {
-	j->published = j->computed / BLOCK + 1;
+	j->blocks->published = j->shared->computed / BLOCK + 1;
 }
-static void no_slot(struct job *j)
+static void no_slot(struct job_run *j)
 {
-	j->in_ring = 0;
+	j->slot = RUN_NO_SLOT;
 }
-static void slot_outside(struct job *j)
+static void slot_outside(struct job_run *j)
 {
 	j->slot = JOBS;
 }
 
 static const struct {
 	const char *name;
-	void (*fn)(struct job *j);
+	void (*fn)(struct job_run *j);
 } breaks[] = {
 	{"a block too few", few_blocks},
 	{"no block", no_blocks},
@@ -390,34 +427,34 @@ static const struct {
 START_TEST(test_broken_precondition)
 {
 	log_set_level("error");
-	struct job *a = add(100, 0, 0), *b = add(100, 0, 0), *c = add(100, 0, 0);
+	struct job_run *a = add(100, 0, 0), *b = add(100, 0, 0), *c = add(100, 0, 0);
 	breaks[_i].fn(b);
 	schedule_sweep(&s, 0);
 	ck_assert_msg(running() == 2 && nth(0) == a && nth(1) == c, "%s: %u are left", breaks[_i].name,
 	              running());
-	ck_assert_msg(!list_empty(&s.back) && list_entry(s.back.next, struct job, back) == b,
-	              "%s: was not given back", breaks[_i].name);
-	ck_assert_int_eq(b->step_failed, 1);
-	ck_assert_int_eq(b->broken, 1);
-	ck_assert_int_eq(b->back_as, BACK_COMPUTED);
-	ck_assert_uint_gt(strlen(b->fail_text), 20);
-	ck_assert_int_eq(a->step_failed + c->step_failed, 0);
+	ck_assert_msg(posted(on_back, b) == 1, "%s: was not given back", breaks[_i].name);
+	ck_assert_int_eq(b->failure.kind, FAILURE_STEP);
+	ck_assert_uint_eq(stat_get(svc.stats, WS_PRECONDITIONS), 1);
+	ck_assert_uint_gt(strlen(b->failure.text), 20);
+	ck_assert_int_eq(a->failure.kind, FAILURE_NONE);
+	ck_assert_int_eq(c->failure.kind, FAILURE_NONE);
 	uint32_t n = schedule_fill(&s);
 	ck_assert_uint_eq(n, 2);
-	b->n_blocks = 7;
 }
 END_TEST
 
 START_TEST(test_sweep_gives_back_the_cancelled)
 {
-	struct job *a = add(100, 0, 0), *b = add(100, 0, 0);
-	a->cancelled = 1;
+	struct job_run *a = add(100, 0, 0), *b = add(100, 0, 0);
+	a->shared->cancelled = 1;
 	schedule_sweep(&s, 0);
 	ck_assert_uint_eq(running(), 1);
-	ck_assert_int_eq(a->step_failed, 0);
+	ck_assert_uint_eq(posted(on_back, a), 1);
+	ck_assert_int_eq(a->failure.kind, FAILURE_NONE);
 	schedule_sweep(&s, 1);
 	ck_assert_uint_eq(running(), 0);
-	ck_assert_int_eq(b->broken, 0);
+	ck_assert_uint_eq(posted(on_back, b), 1);
+	ck_assert_int_eq(b->failure.kind, FAILURE_NONE);
 }
 END_TEST
 
@@ -425,8 +462,8 @@ END_TEST
  * steps on, one that the schedule has not is not in hand any more. */
 START_TEST(test_messager_is_told_who_is_in_hand)
 {
-	struct job *a = add(10000, 0, 0), *b = add(100, 0, 0), *lost = add(100, 0, 0);
-	list_remove(&lost->run);
+	struct job_run *a = add(10000, 0, 0), *b = add(100, 0, 0), *lost = add(100, 0, 0);
+	list_remove(&lost->node);
 	for (int step = 0; step < 3; step++) {
 		schedule_tell(&s);
 		schedule_sort(&s, 0);

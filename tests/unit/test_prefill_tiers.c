@@ -321,7 +321,7 @@ START_TEST(test_cancelled_read)
 	written_in_one(80);
 	submit((struct ask){.req = 3, .n = 80, .to = "1"});
 	grant(D1, 3, 80);
-	WAIT(told("status", "fetch") == 1);
+	WAIT(told("status", "read") == 1);
 	cancel(3);
 	WAIT(no_requests());
 	WAIT(told("kv", "held") == 0); /* the fence was acknowledged */
@@ -362,7 +362,7 @@ START_TEST(test_role_after_a_read)
 	written_in_one(80);
 	submit((struct ask){.req = 3, .n = 80, .to = "1"});
 	grant(D1, 3, 80);
-	WAIT(told("status", "fetch") == 1);
+	WAIT(told("status", "read") == 1);
 	role("decode");
 	ck_assert(role_is("{\"role\":\"prefill\",\"switching\":\"decode\"}"));
 	cancel(3);

@@ -1,0 +1,85 @@
+/* handover.c - from the last computed token to the end: the first token goes to the decode worker
+ * and to the router, then KvSent and the acknowledgement are awaited. Runs on the loop's thread. */
+#include "prefill.h"
+
+#include <stdlib.h>
+
+static void fill_timing(const struct job *j, Pds__Timing *t)
+{
+	pds__timing__init(t);
+	t->queue_us = j->prepare.begun_us - j->accepted_us;
+	t->prepare_us = j->prepare.spent_us;
+	t->reserve_us = j->reserve_us;
+	t->prefill_us = j->run.done_us - j->run.begun_us;
+	t->cached_tokens = j->start_tokens;
+	t->stored_tokens = j->stored.read_tokens;
+	t->chunks = j->run.chunks;
+}
+
+static void send_first(struct job *j)
+{
+	struct worker *w = j->w;
+	Pds__FirstToken f = PDS__FIRST_TOKEN__INIT;
+	Pds__Timing timing;
+	struct msg_head h;
+	request_copy_head(&j->req, &h);
+	fill_timing(j, &timing);
+	f.index = j->req.given_tokens - j->req.prompt_tokens;
+	f.token = drawn_token(&j->run.first, j->req.sampling.logprobs >= 0);
+	f.decode = (char *)job_decode_name(j);
+	f.decode_epoch = j->reserve.asked->target->epoch;
+	f.lease_id = j->lease.id.id;
+	f.lease_generation = j->lease.id.generation;
+	f.finish = j->finish;
+	f.timing = &timing;
+	struct peer *d = job_decode(j);
+	if (d && j->finish == PDS__FINISH__FINISH_NONE)
+		svc_send(w->svc, d, MSG_REQUEST_FIRST_TOKEN, &h, &f.base);
+	struct peer *r = worker_router(w, j->req.router, j->req.router_epoch);
+	if (r)
+		svc_send(w->svc, r, MSG_REQUEST_FIRST_TOKEN, &h, &f.base);
+	free(f.token);
+}
+
+static void log_done(const struct job *j)
+{
+	log_req(LOG_INFO, &j->req.id, "prefill_done",
+	        "attempt=%u tokens=%u cached=%u stored=%u chunks=%u shared_us=%llu queue_us=%llu "
+	        "prepare_us=%llu reserve_us=%llu schedule_us=%llu prefill_us=%llu decode=%s",
+	        j->req.attempt, j->req.given_tokens, j->start_tokens, j->stored.read_tokens,
+	        j->run.chunks, (unsigned long long)j->share.waited_us,
+	        (unsigned long long)(j->prepare.begun_us - j->accepted_us),
+	        (unsigned long long)j->prepare.spent_us, (unsigned long long)j->reserve_us,
+	        (unsigned long long)(j->run.begun_us - j->run.ready_us),
+	        (unsigned long long)(j->run.done_us - j->run.begun_us), job_decode_name(j));
+}
+
+enum handover_first handover_first(struct job *j)
+{
+	struct stat_set *st = svc_stats(j->w->svc);
+	j->finish = request_copy_append(&j->req, j->run.first.id, j->w->info);
+	j->w->generated_tokens++;
+	stat_add(st, WS_GENERATED_TOKENS, 1);
+	stat_observe_us(st, WS_PREFILL_SECONDS, j->run.done_us - j->run.begun_us);
+	log_done(j);
+	send_first(j);
+	if (j->finish == PDS__FINISH__FINISH_NONE)
+		return FIRST_SENT;
+	reserve_cancel(j, "the first token ended the answer");
+	return FIRST_ENDS_ANSWER;
+}
+
+void handover_release(struct job *j)
+{
+	reserve_uncount(j);
+	job_leave_ring(j);
+	job_release_blocks(j);
+}
+
+const char *handover_late(const struct job *j)
+{
+	if (clock_us() - j->run.done_us <= prefill_of(j->w)->conf.stall_us)
+		return NULL;
+	return j->state == JOB_MOVED ? "the decode worker does not acknowledge the first token"
+	                             : "the messager does not report the transfer as done";
+}

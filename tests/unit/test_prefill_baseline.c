@@ -1,0 +1,159 @@
+/* test_prefill_baseline.c - the two designs that benchmarks compare with (tests/bench/baseline):
+ * what is held back until when. */
+#include "prefill_world.h"
+
+#define BEGIN_AS(mode, ...)                              \
+	do {                                                 \
+		setenv("PREFILL_BASELINE", mode, 1);             \
+		begin((const char *const[]){__VA_ARGS__, NULL}); \
+	} while (0)
+
+static unsigned n_of(enum who who, enum msg_type type)
+{
+	unsigned n = 0;
+	for (unsigned i = 0; i < n_seen; i++)
+		n += seen[i].who == who && seen[i].type == type;
+	return n;
+}
+
+/* Strictly one after the other, one for each step. */
+START_TEST(test_serial)
+{
+	BEGIN_AS("serial", "kv_blocks=64", "max_batched_tokens=128");
+	for (uint64_t r = 1; r <= 3; r++)
+		submit((struct ask){.req = r, .n = 64, .to = "1", .seed = (uint32_t)r});
+	for (uint64_t r = 1; r <= 3; r++) {
+		WAIT(count(D1, MSG_KV_RESERVE, r));
+		pump_for(60000);
+		ck_assert_uint_eq(n_of(D1, MSG_KV_RESERVE), r);
+		grant(D1, r, 64);
+		struct transfer t = transfer_of(r);
+		first_token(r);
+		finish(D1, r, &t);
+	}
+	/* cancelled in each state; the next one has its turn */
+	submit((struct ask){.req = 4, .n = 64, .to = "1"});
+	WAIT(count(D1, MSG_KV_RESERVE, 4));
+	submit((struct ask){.req = 5, .n = 64, .to = "1"});
+	submit((struct ask){.req = 6, .n = 64, .to = "1"});
+	submit((struct ask){.req = 7, .n = 64, .to = "1"});
+	cancel(6);
+	cancel(4);
+	grant(D1, 5, 64);
+	transfer_of(5);
+	cancel(5);
+	grant(D1, 7, 64);
+	struct transfer t = transfer_of(7);
+	first_token(7);
+	finish(D1, 7, &t);
+	end();
+}
+END_TEST
+
+/* The head waits for room at D: running jobs are computed meanwhile. */
+START_TEST(test_serial_waits)
+{
+	BEGIN_AS("serial", "kv_blocks=64");
+	submit((struct ask){.req = 1, .n = LONG, .to = "1", .seed = 1});
+	submit((struct ask){.req = 2, .n = 64, .to = "2", .seed = 2});
+	grant(D1, 1, LONG);
+	struct transfer one = transfer_of(1);
+	WAIT(count(D2, MSG_KV_RESERVE, 2));
+	Pds__Queued q = PDS__QUEUED__INIT;
+	q.position = 1;
+	say(D2, MSG_KV_QUEUED, 2, &q);
+	first_token(1);
+	finish(D1, 1, &one);
+	grant(D2, 2, 64);
+	struct transfer two = transfer_of(2);
+	first_token(2);
+	finish(D2, 2, &two);
+	submit((struct ask){.req = 3, .n = 64, .to = "1", .seed = 3});
+	grant(D1, 3, 64);
+	struct transfer three = transfer_of(3);
+	first_token(3);
+	finish(D1, 3, &three);
+	end();
+}
+END_TEST
+
+/* The head shares a prefix with a running job: the schedule thread is not held for the head. */
+START_TEST(test_shared_prefix)
+{
+	BEGIN_AS("serial", "kv_blocks=64");
+	for (uint64_t r = 1; r <= 2; r++)
+		submit((struct ask){.req = r, .n = LONG, .to = "1", .seed = 1});
+	for (uint64_t r = 1; r <= 2; r++) {
+		grant(D1, r, LONG);
+		transfer_of(r);
+	}
+	for (uint64_t r = 1; r <= 2; r++) {
+		first_token(r);
+		struct transfer t = transfer_of(r);
+		finish(D1, r, &t);
+	}
+	ck_assert_uint_eq(metric("pdserve_prefix_shares_total"), 1);
+	end();
+}
+END_TEST
+
+static unsigned n_requests(void)
+{
+	char *text = ctl("requests");
+	unsigned n = 0;
+	for (const char *p = text; *p; p++)
+		n += *p == '{';
+	free(text);
+	return n;
+}
+
+/* One queue: the next is reserved when the one before has its blocks, until the budget of a step
+ * is spoken for. */
+START_TEST(test_shared)
+{
+	BEGIN_AS("shared", "kv_blocks=64", "max_batched_tokens=128");
+	for (uint64_t r = 1; r <= 4; r++)
+		submit((struct ask){.req = r, .n = 64, .to = "1", .seed = (uint32_t)r});
+	WAIT(count(D1, MSG_KV_RESERVE, 1));
+	WAIT(n_requests() == 4); /* else the first may run before there is a second */
+	pump_for(60000);
+	ck_assert_uint_eq(n_of(D1, MSG_KV_RESERVE), 1);
+	grant(D1, 1, 64);
+	WAIT(count(D1, MSG_KV_RESERVE, 2));
+	pump_for(60000);
+	/* held until 2 has its blocks: then the budget is spoken for */
+	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, 1), 0);
+	ck_assert_uint_eq(n_of(D1, MSG_KV_RESERVE), 2);
+	grant(D1, 2, 64);
+	first_token(1);
+	first_token(2);
+	WAIT(count(D1, MSG_KV_RESERVE, 3));
+	deny(D1, 3, PDS__FAULT__FAULT_TOO_LARGE, "no");
+	grant(D1, 4, 64);
+	first_token(4);
+	for (uint64_t r = 1; r <= 4; r++) {
+		if (r == 3)
+			continue;
+		struct transfer t = transfer_of(r);
+		finish(D1, r, &t);
+	}
+	end();
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+	(void)argc;
+	world_main(argv[0]);
+	char *at = strstr(program, "bin/pdprefilld");
+	snprintf(at, sizeof program - (size_t)(at - program), "bench/pdprefilld_baseline");
+	Suite *s = suite_create("prefill_baseline");
+	TCase *c = tcase_create("all");
+	tcase_set_timeout(c, 300);
+	suite_add_tcase(s, c);
+	tcase_add_test(c, test_serial);
+	tcase_add_test(c, test_serial_waits);
+	tcase_add_test(c, test_shared_prefix);
+	tcase_add_test(c, test_shared);
+	return world_run(s);
+}
