@@ -1,5 +1,5 @@
-/* backend.c - finding a backend by its name: built in, or a shared object that is loaded and
- * stays. */
+/* backend.c - finds a backend by name: built in, or a shared object that is loaded and stays
+ * loaded. */
 #include "kernels/kernels.h"
 #include "kernels/load.h"
 

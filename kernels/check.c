@@ -1,5 +1,5 @@
-/* check.c - what no backend can run, whatever it computes with: found when a weight is made or a
- * program recorded. What depends on a backend's own limits is that backend's to refuse. */
+/* check.c - checks of weights and programs that apply to every backend, made when a weight is
+ * created or a program recorded. Each backend checks its own limits. */
 #include "kernels/kernels.h"
 
 #include <stdarg.h>
@@ -29,9 +29,9 @@ static int check_rows(const struct report *r, const struct kern_limits *l, int w
 {
 	static const char *const name[] = {[KERN_ROWS_ALL] = "all rows", [KERN_ROWS_TAIL] = "the tail"};
 	if ((unsigned)r->op->rows > KERN_ROWS_TAIL)
-		return refuse(r, "rows of kind %u: there are 0 and 1", (unsigned)r->op->rows);
+		return refuse(r, "kind of rows %u is unknown, expected 0 or 1", (unsigned)r->op->rows);
 	if (r->op->rows == KERN_ROWS_TAIL && !l->tail_rows)
-		return refuse(r, "rows of the tail, limits.tail_rows is 0");
+		return refuse(r, "over the tail, but limits.tail_rows is 0");
 	return want < 0 || r->op->rows == (enum kern_rows)want
 	           ? KERN_OK
 	           : refuse(r, "must be over %s", name[want]);
@@ -122,7 +122,7 @@ static int check_rope(const struct report *r)
 	if ((unsigned)rope->style > KERN_ROPE_INTERLEAVED)
 		return refuse(r, "style %u is unknown", (unsigned)rope->style);
 	if (rope->dims % 2 || rope->dims > r->op->rope.head_dim)
-		return refuse(r, "over %u of %u elements: must be even, no more than all", rope->dims,
+		return refuse(r, "over %u of %u elements: must be even and at most all", rope->dims,
 		              r->op->rope.head_dim);
 	return KERN_OK;
 }
@@ -200,7 +200,7 @@ static int check_op(const struct report *r, const struct kern_limits *l)
 	case KERN_OP_PROGRESS:
 	case KERN_OP_REDUCE:
 	case KERN_OP_BARRIER: return check_rows(r, l, -1);
-	default: refuse(r, "there is no operation %u", (unsigned)op->kind); return KERN_ENOTSUP;
+	default: refuse(r, "operation %u is unknown", (unsigned)op->kind); return KERN_ENOTSUP;
 	}
 }
 

@@ -1,4 +1,4 @@
-/* common.c - what all backends agree on: names and sizes of the element types. */
+/* common.c - shared by all backends: names and sizes of the element types, batch checks. */
 #include "kernels/kernels.h"
 
 #include <stdio.h>
@@ -74,7 +74,7 @@ static int part_fits(const struct kern_batch *b, uint32_t at, uint64_t words)
 	return at + words <= b->words;
 }
 
-/* Do the spans have the rows one after the other, all of them? Tells the first that does not. */
+/* Checks that the spans cover all rows in order; describes the first that does not. */
 static int spans_fit(const struct kern_span *span, uint32_t spans, uint32_t rows,
                      uint32_t positions, char *errbuf, size_t errlen)
 {
@@ -143,7 +143,7 @@ static int draws_fit(const struct kern_batch *b, const struct kern_limits *l, ch
 		}
 	for (uint32_t i = 0; i < b->rows; i++)
 		if (tokens[i] & KERN_OF_CARRY && tokens[i] - KERN_OF_CARRY >= l->carries) {
-			snprintf(errbuf, errlen, "a batch whose row %u is what carry %u drew, there are %u", i,
+			snprintf(errbuf, errlen, "a batch whose row %u refers to carry %u of %u", i,
 			         tokens[i] - KERN_OF_CARRY, l->carries);
 			return 0;
 		}
@@ -174,7 +174,7 @@ int kern_batch_check(const struct kern_mem *batch, const struct kern_limits *l, 
 	          (b->progress % 2 || !part_fits(b, b->progress, b->spans * progress))) ||
 	         (b->draws && !part_fits(b, b->draws, b->tail_rows * draw)))
 		snprintf(errbuf, errlen,
-		         "a part of a batch lies beyond its %u words, or its progress at an odd word",
+		         "a part of a batch is beyond its %u words, or its progress is at an odd word",
 		         b->words);
 	else if (spans_fit(kern_part(b, b->span), b->spans, b->rows, l->positions, errbuf, errlen) &&
 	         spans_fit(kern_part(b, b->tail_span), b->tail_spans, b->tail_rows, l->positions,

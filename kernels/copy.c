@@ -1,5 +1,5 @@
-/* copy.c - finding a backend's copies by its name; what all of them need of a list of pieces:
- * that it is checked, and neighbours joined. */
+/* copy.c - finds a backend's copy functions by name; checks lists of pieces and joins adjacent
+ * ones. */
 #include "kernels/copy.h"
 #include "kernels/load.h"
 
@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { JOINED_MAX = 64 }; /* pieces that a backend is given at a time */
+enum { JOINED_MAX = 64 }; /* pieces per call of a backend */
 
 static const struct kern_copies *find(const char *name, char *errbuf, size_t errlen)
 {
@@ -69,8 +69,8 @@ static int check(const struct kern_copy *c, char *errbuf, size_t errlen)
 	return KERN_EINVAL;
 }
 
-/* Makes b part of a, if it goes on where a ends, on both sides alike; or begins within a, if
- * nobody counts the bytes. */
+/* Merges b into a if it continues a on both sides; with `overlaps` also if it begins within a at
+ * the same offset on both sides. */
 static bool join(struct kern_piece *a, const struct kern_piece *b, bool overlaps)
 {
 	uint64_t at = b->to - a->to;
@@ -101,7 +101,7 @@ int kern_copy(const struct kern_copy *c, struct kern_ticket *ret_ticket, char *e
 			else
 				break;
 		uint64_t number = 0;
-		char later[64]; /* the first error is told */
+		char later[64]; /* discarded: the first error is reported */
 		rc = t.pool->by->copy(&part, &number, errbuf, errlen);
 		if (rc && begun)
 			t.pool->by->wait(t.pool, t.number, later, sizeof later);

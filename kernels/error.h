@@ -1,4 +1,4 @@
-/* error.h - what functions of a backend return. */
+/* error.h - return codes of backend functions. */
 #ifndef KERNELS_ERROR_H
 #define KERNELS_ERROR_H
 
@@ -8,7 +8,7 @@ enum kern_error {
 	KERN_EINVAL = -2,
 	KERN_ENOTSUP = -3,
 	KERN_EDEVICE = -4,
-	KERN_ELOST = -5 /* the device is of no use any more: every later call fails */
+	KERN_ELOST = -5 /* the device is lost: every later call fails */
 };
 
 #endif

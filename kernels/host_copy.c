@@ -1,8 +1,8 @@
-/* host_copy.c - the copies of backends whose pools are host memory: done when `copy` returns.
+/* host_copy.c - copying for backends whose pools are host memory; complete when `copy` returns.
  *
- * From pool to pool by memcpy: the decode worker reads soon. Between a pool and host memory past
- * the cache (stream.h); bytes that are to be seen are shown chunk by chunk before they are
- * copied, while they are in the first cache. */
+ * Copies between pools use memcpy because the decode worker reads them soon. Copies between a pool
+ * and host memory bypass the cache (stream.h); `seen` gets each chunk before it is copied, while
+ * the chunk is in the L1 cache. */
 #include "kernels/copy.h"
 #include "kernels/host_memory.h"
 #include "kernels/stream.h"
@@ -54,8 +54,8 @@ static unsigned char *address(struct kern_pool *pool, uint64_t at)
 	return pool ? ((struct host_pool *)pool)->at + at : (unsigned char *)(uintptr_t)at;
 }
 
-/* Memory is written while a chunk is copied; without fetching ahead it would be read only while
- * the next one is looked at. */
+/* Prefetches the next chunk while copying this one; otherwise its first read would stall in
+ * `seen`. */
 static void copy_seen(const struct kern_copy *c, unsigned char *to, const unsigned char *from,
                       size_t bytes)
 {

@@ -1,5 +1,5 @@
-/* host_memory.c - see host_memory.h. Nothing here needs the rest of a backend: who only copies
- * blocks of a pool links it alone. Failures are returned with a text. */
+/* host_memory.c - see host_memory.h. Independent of the rest of a backend, so that programs that
+ * only copy blocks can link it alone. */
 #include "kernels/host_memory.h"
 
 #include <fcntl.h>
@@ -43,7 +43,7 @@ static int map(int fd, size_t bytes, void **ret_at, char *errbuf, size_t errlen)
 		snprintf(errbuf, errlen, "cannot map %zu bytes of shared memory: %m", bytes);
 		return KERN_ENOMEM;
 	}
-	/* both are refused on some kernels: slower, or a larger core file */
+	/* some kernels refuse these: slower, or a larger core file */
 	madvise(p, bytes, MADV_HUGEPAGE);
 	madvise(p, bytes, MADV_DONTDUMP);
 	*ret_at = p;
@@ -55,7 +55,7 @@ int host_shared_new(size_t bytes, void **ret_at, int *ret_fd, char *errbuf, size
 	int fd = memfd_create("pdserve-shared", MFD_CLOEXEC | MFD_ALLOW_SEALING), rc = KERN_ENOMEM;
 	if (fd < 0 || ftruncate(fd, (off_t)bytes) ||
 	    fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL))
-		snprintf(errbuf, errlen, "no shared memory of %zu bytes: %m", bytes);
+		snprintf(errbuf, errlen, "cannot create %zu bytes of shared memory: %m", bytes);
 	else
 		rc = map(fd, bytes, ret_at, errbuf, errlen);
 	if (rc && fd >= 0)
@@ -81,7 +81,7 @@ int host_shared_map(int fd, size_t bytes, void **ret_at, char *errbuf, size_t er
 
 /* --- memory of a device -------------------------------------------------- */
 
-/* What the memory of a kern_mem is freed with. */
+/* How the memory of a kern_mem is freed. */
 enum own { OWN_NOTHING, OWN_HEAP, OWN_MAPPING };
 
 static struct kern_mem memory(void *p, size_t bytes, enum kern_memory kind, enum own own)
@@ -93,7 +93,7 @@ static struct kern_mem memory(void *p, size_t bytes, enum kern_memory kind, enum
 	                         .own = (void *)(uintptr_t)own};
 }
 
-/* Zeroed and there at once. */
+/* Zeroed, all pages allocated. */
 static void *touched(size_t bytes)
 {
 	size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : 64;
@@ -102,7 +102,7 @@ static void *touched(size_t bytes)
 	size_t size = bytes ? (bytes + align - 1) / align * align : align;
 	void *p = aligned_alloc(align, size);
 	if (p && align == HUGE_PAGE)
-		madvise(p, size, MADV_HUGEPAGE); /* refused on some kernels: slower, not wrong */
+		madvise(p, size, MADV_HUGEPAGE); /* some kernels refuse it: slower, not wrong */
 	return p ? memset(p, 0, size) : NULL;
 }
 

@@ -1,42 +1,43 @@
-/* kernels.h - the contract between the engine and a device: memory, weights, and programs. Nothing
- * of pdserve is above it.
+/* kernels.h - the contract between the engine and a device: memory, weights and programs. It
+ * depends on nothing else of pdserve.
  *
- * A step of a model is a program: an array of operations (struct kern_op), recorded once for its
- * largest shape and replayed. All that differs from step to step - how many rows, which tokens,
- * where their KV lies - is in the batch that a replay is given (struct kern_batch). A backend
- * (kernels/cpu, kernels/sim, or one that is loaded by name) compiles the array into what suits it:
- * phases of a crew of threads, a graph of launches.
+ * A model step is a program: an array of operations (struct kern_op), recorded once for its largest
+ * shape and replayed. Everything that differs between steps (number of rows, tokens, KV locations)
+ * is in the batch passed to each replay (struct kern_batch). A backend (kernels/cpu, kernels/sim,
+ * or a shared object loaded by name) compiles the array into its own form: phases of a thread crew,
+ * a graph of launches.
  *
- * Rules that every backend keeps:
+ * Rules for every backend:
  *  - A device address is a kern_ptr, which the host cannot dereference. `upload` and `download`
- *    copy; memory of the kinds KERN_MEM_PINNED and KERN_MEM_SHARED may have a host address as well
- *    (struct kern_mem).
- *  - Work of one stream runs in order. `upload`, `download` and `run` may return before it is done;
- *    `sync` returns when all is. Host memory given to them may be changed or freed only after
- *    `sync`. Streams of a device are not ordered among each other; a program runs on one at a time,
- *    which is the caller's duty.
- *  - What a program, a batch or a run names (memory, weights, constants) is read when it runs, and
- *    freed or destroyed only after `sync`.
+ *    copy; KERN_MEM_PINNED and KERN_MEM_SHARED memory may also have a host address (struct
+ *    kern_mem).
+ *  - Work on one stream runs in order. `upload`, `download` and `run` may return before it
+ *    completes; `sync` returns when all of it has. Host memory passed to them may be changed or
+ *    freed only after `sync`. Streams of a device are not ordered with respect to each other; the
+ *    caller ensures that a program runs on one stream at a time.
+ *  - Whatever a program, a batch or a run refers to (memory, weights, constants) is read when it
+ *    runs, and may be freed or destroyed only after `sync`.
  *  - A replay allocates nothing.
- *  - 0, or a negative KERN_E*; the text of the latest error of a device is `last_error`. An error
- *    of work may be reported by a later call on the stream, at the latest by `sync`. What cannot
- *    run at all (shapes, types and mixes of types, sizes beyond what the backend has) is refused by
- *    `program_new`, in a sentence that names the operation: that is how capabilities are asked for.
- *    So are unknown enum values, weights and addresses that are missing or not aligned, and rows
- *    that overlap. That enough memory lies behind an address is the caller's to get right.
- *  - What is not finite in a row makes that row's results not finite, wherever they depend on it (a
- *    clamp may make an infinity finite), and changes no bit of other rows. Denormal numbers are
- *    kept.
- *  - Calls on one device and its streams come from one thread at a time; `counters` from any.
+ *  - Functions return 0 or a negative KERN_E*; `last_error` returns the text of the device's latest
+ *    error. An error of asynchronous work may be reported by a later call on the stream, at the
+ *    latest by `sync`. `program_new` rejects what cannot run at all (unsupported shapes, types,
+ *    type combinations or sizes) with a message that names the operation; callers use it to query
+ *    capabilities. It also rejects unknown enum values, missing or misaligned weights and
+ *    addresses, and overlapping rows. The caller ensures that enough memory lies behind each
+ *    address.
+ *  - A non-finite value in a row makes that row's dependent results non-finite (a clamp may make an
+ *    infinity finite) and changes no bit of other rows. Denormal numbers are kept.
+ *  - One thread at a time calls functions of a device and its streams; `counters` and `info` may be
+ *    called from any thread.
  *  - Every operation computes each output row from that row's inputs alone, in an order of
- *    additions that depends on neither the number of rows, the place of the row in the batch, nor
- *    the number of threads (invariant I8). What a row must not see (later tokens, other sequences)
+ *    additions that is independent of the number of rows, the row's place in the batch and the
+ *    number of threads (invariant I8). What a row must not see (later tokens, other sequences)
  *    never changes its bits.
  *
- * Layouts: shapes are written (rows, columns), the last index is contiguous. Addresses are 4-byte
- * aligned at least, leading dimensions any; what lies between the columns of a row and the next
- * row, and rows beyond the batch's, is neither read nor written. Outputs overlap no input unless
- * it is said. */
+ * Layouts: shapes are written (rows, columns); the last index is contiguous. Addresses are at least
+ * 4-byte aligned; leading dimensions are arbitrary. Padding between a row's columns and the next
+ * row, and rows beyond the batch, are neither read nor written. Outputs do not overlap inputs
+ * unless stated otherwise. */
 #ifndef KERNELS_H
 #define KERNELS_H
 
@@ -49,7 +50,7 @@
 extern "C" {
 #endif
 
-/* What devices compute with as well. */
+/* For functions that device code uses too. */
 #ifdef __CUDACC__
 #define KERN_INLINE static inline __host__ __device__
 #else
@@ -74,29 +75,29 @@ enum kern_dtype {
 	KERN_Q5_0,
 	/* 32 values: f16 d, f16 m, 32 high bits, 16 bytes of low nibbles; w = d q + m */
 	KERN_Q5_1,
-	/* 256 values: f16 d, f16 m, 8 x 6 bits each of s and t, 128 bytes of nibbles; w = d s q - m
-	 * t for each 32 values */
+	/* 256 values: f16 d, f16 m, 8 pairs of 6-bit s and t, 128 bytes of nibbles; for each group of
+	 * 32 values w = d s q - m t */
 	KERN_Q4_K,
-	KERN_Q5_K, /* the same with 32 bytes of high bits before the nibbles */
-	/* 32 values (OCP MX): exponent e, 16 bytes of nibbles as Q4_0's; w = E2M1(q) 2^(e - 127), e
-	 * = 255: NaN */
+	KERN_Q5_K, /* as Q4_K, with 32 bytes of high bits before the nibbles */
+	/* 32 values (OCP MX): exponent e, 16 bytes of nibbles in Q4_0's order; w = E2M1(q) 2^(e - 127);
+	 * e = 255: NaN */
 	KERN_MXFP4,
-	/* weights have one of the types above; the types below are KV's alone: */
+	/* end of the weight types; the types below are for KV only */
 	KERN_WEIGHT_DTYPES,
-	/* int8 q, |q| <= 127; x = s q with a float32 scale s for each token, head, and K or V */
+	/* int8 q, |q| <= 127; x = s q, one float32 scale s per token, head, and K or V */
 	KERN_I8 = KERN_WEIGHT_DTYPES,
-	KERN_F8, /* OCP's 8-bit E4M3 f, |f| <= 448; x = s f, with scales as above */
+	KERN_F8, /* OCP 8-bit E4M3 f, |f| <= 448; x = s f, scales as for KERN_I8 */
 	KERN_DTYPE_COUNT
 };
 
-struct kern_device; /* a backend's own state: threads, contexts, scratch */
+struct kern_device; /* backend state: threads, contexts, scratch */
 struct kern_stream;
-struct kern_weight; /* a matrix (n, k), repacked by the backend; y = x W^T */
+struct kern_weight; /* a matrix (n, k), repacked by the backend; computes y = x W^T */
 struct kern_program;
 
 /* --- memory -------------------------------------------------------------- */
 
-/* An address on the device; v is 0 for none. */
+/* A device address; v = 0: none. */
 typedef struct kern_ptr {
 	uintptr_t v;
 } kern_ptr;
@@ -107,9 +108,9 @@ KERN_INLINE kern_ptr kern_at(kern_ptr p, size_t bytes)
 }
 
 enum kern_memory {
-	KERN_MEM_DEVICE, /* the device's own; host is NULL */
+	KERN_MEM_DEVICE, /* device memory; host is NULL */
 	KERN_MEM_PINNED, /* host memory that the device reads and writes in place */
-	/* the device's, and other processes can map it by a descriptor; host is NULL where the host
+	/* device memory that other processes can map through a descriptor; host is NULL where the host
 	 * cannot address it */
 	KERN_MEM_SHARED
 };
@@ -119,12 +120,11 @@ struct kern_mem {
 	void *host;
 	size_t bytes;
 	enum kern_memory kind;
-	void *own; /* the backend's, */
-	int fd;    /* and so is this */
+	void *own; /* private to the backend */
+	int fd;    /* private to the backend */
 };
 
-/* A matrix of activations (rows, columns) in the device's memory: row r begins at element r *
- * ld. */
+/* A matrix of activations (rows, columns) in device memory; row r starts at element r * ld. */
 struct kern_tensor {
 	kern_ptr at;
 	size_t ld;
@@ -133,138 +133,141 @@ struct kern_tensor {
 
 /* --- devices ------------------------------------------------------------- */
 
-/* The processes of a tensor-parallel group, this one among them. They run the same programs over
- * their own columns. What a collective names lies in memory that all ranks share and each has
- * pinned. A rank writes it again only after one more collective, when all have read it; a backend
- * that computes in memory of its own moves what the operations name, and need not meet for that.
- * Every rank takes part in every collective, also with no row or column to give. There are no
- * carries in a group. */
+/* The processes of a tensor-parallel group, this one included. All run the same programs over their
+ * own columns. The operands of a collective lie in memory that all ranks share and each has pinned.
+ * A rank may overwrite an operand only after one further collective, by which time all ranks have
+ * read it; a backend that computes in private memory moves the operands itself and need not meet
+ * for that. Every rank takes part in every collective, even with no row or column to contribute. A
+ * group has no carries. */
 struct kern_group {
-	unsigned rank, ranks; /* ranks 0 or 1: alone */
-	/* returns 0 when all ranks have called it, else the group is broken; on any thread, one at a
-	 * time: once for each collective and each KERN_OP_PROGRESS (of a batch with progress), in
-	 * their order, by every rank */
+	unsigned rank, ranks; /* ranks 0 or 1: no group */
+	/* barrier: returns 0 once all ranks have called it, nonzero if the group is broken. Called from
+	 * any thread, one call at a time; every rank calls it once per collective and once per
+	 * KERN_OP_PROGRESS (of a batch with progress), in the same order */
 	int (*meet)(void *arg);
 	void *arg;
 };
 
 struct kern_config {
-	/* NULL or "auto": best for this machine; cpu: "plain", "avx2", "avx512", "avx512bf16"; the
-	 * cpu variant "reference" keeps every product in float32 (no quantised activations). cuda:
-	 * "fast" multiplies BF16 weights by cuBLASLt, and has `activations` of KERN_BF16 whatever
-	 * they say; then, against invariant I8, a row's bits may depend on its batch */
+	/* NULL or "auto": the best for this machine. cpu: "plain", "avx2", "avx512", "avx512bf16", or
+	 * "reference", which keeps every product in float32 (no quantised activations). cuda: "fast"
+	 * multiplies BF16 weights with cuBLASLt and always uses KERN_BF16 activations; with it a row's
+	 * bits may depend on its batch (contrary to invariant I8) */
 	const char *variant;
-	unsigned threads; /* 0: one per core that the process may run on */
+	unsigned threads; /* 0: one per core available to the process */
 	int device_index;
-	/* KERN_F32 (0); or KERN_BF16, which products round activations to: with weights of that
-	 * type, cuda: with quantised ones too; cuda's attention rounds queries, K, V and the
-	 * softmax's weights to it as well */
+	/* KERN_F32 (0), or KERN_BF16: products with BF16 weights round activations to BF16. cuda with
+	 * KERN_BF16 also rounds for quantised weights, and attention rounds queries, K, V and softmax
+	 * weights */
 	enum kern_dtype activations;
 	struct kern_group group;
-	/* called, on any thread, soon after KERN_OP_PROGRESS of a batch with progress; may be NULL.
-	 * It must not wait */
+	/* called from any thread soon after KERN_OP_PROGRESS of a batch with progress; must not block;
+	 * may be NULL */
 	void (*progressed)(void *arg);
 	void *progressed_arg;
-	/* the backend's own, or NULL (sim: struct sim_options of kernels/sim/options.h) */
+	/* backend-specific, or NULL (sim: struct sim_options of kernels/sim/options.h) */
 	const void *options;
 };
 
-/* A device as its user knows it. Zeros and an empty name: the host itself, or not known. */
+/* Device facts for the operator. Zeros and an empty name: the device is the host, or unknown. */
 struct kern_info {
 	char name[64]; /* "NVIDIA H100 80GB HBM3" */
 	uint64_t memory_bytes, free_bytes;
 	uint32_t temperature_c, power_w, clock_mhz, memory_clock_mhz;
-	uint64_t memory_errors; /* that could not be corrected, since the driver was loaded */
+	uint64_t memory_errors; /* uncorrectable, since the driver was loaded */
 };
 
-/* What a device counted since it was opened. */
+/* Counters since the device was opened. */
 struct kern_counters {
-	/* grows while a replay advances: with each layer, or at least with each replay */
+	/* grows while a replay advances: per layer, or at least per replay */
 	uint64_t pulse;
-	/* time in which it had work; this and what follows: 0 where it is not counted */
+	/* time with work in progress; this and the fields below are 0 where not counted */
 	uint64_t busy_ns;
 	uint64_t steps;
-	uint64_t rows;      /* over the steps */
-	uint64_t kv_faults; /* steps that found KV which cannot be: wrong, stale or torn */
+	uint64_t rows;      /* summed over the steps */
+	uint64_t kv_faults; /* steps that found invalid KV: wrong, stale or torn */
 };
 
-/* --- what a replay reads ------------------------------------------------- */
+/* --- batches: what a replay reads ---------------------------------------- */
 
 /* Consecutive rows of one sequence at consecutive positions: a chunk of a prompt, or one
  * decoding row. */
 struct kern_span {
-	uint32_t row, rows; /* rows [row, row + rows) of its rows (enum kern_rows) */
-	/* of the first row; row i of the span attends to positions 0 .. position + i */
+	uint32_t row, rows; /* rows [row, row + rows) of its kind (enum kern_rows) */
+	/* position of the first row; row i of the span attends to positions 0 .. position + i */
 	uint32_t position;
-	uint32_t table; /* index in the batch's block table of this sequence's block 0 */
+	uint32_t table; /* index in the batch's block table of this sequence's first block */
 };
 
-/* What KERN_OP_PROGRESS stores for a span: `value` to the word of the layer, words `stride`
+/* What KERN_OP_PROGRESS stores for a span: `value`, to the word of the layer; words are `stride`
  * apart. */
 struct kern_progress {
-	kern_ptr word; /* of layer 0; 0: none */
+	kern_ptr word; /* of layer 0; 0: no progress for this span */
 	uint64_t value;
 	uint64_t stride; /* in words */
 };
 
-/* What is asked of a row of the tail. */
+/* What the host wants for a tail row. */
 enum kern_ask { KERN_ASK_NOTHING, KERN_ASK_DRAW, KERN_ASK_SCORE };
 enum { KERN_TOP_MAX = 20, KERN_CARRY_DRAWS = 8, KERN_DRAFTED_MAX = 64 };
 #define KERN_NO_CARRY UINT32_MAX
 
-/* Entries one after the other in the batch, the first at word `at`. */
+/* `n` consecutive entries in the batch, from word `at`. */
 struct kern_list {
 	uint32_t at, n;
 };
 
-/* A draw: logits -> (log-probabilities are of these, the model's own) -> ids that are not in both
- * masks, and the forbidden ones, become minus infinity
- * -> biases are added -> of each id seen, l > 0 ? l / repetition : l * repetition, then - frequency
- * * times, then - presence if times > 0, all in float32 -> / temperature -> min_p -> top_k -> top_p
- *   -> typical_p -> the draw. Each cut renormalises what is left for the next.
- *  - min_p keeps ids of at least min_p times the largest probability, top_k the k largest, top_p
- *    the largest until their sum reaches it, typical_p those whose surprise -ln p is nearest to the
- *    entropy, in order of that distance, until their sum reaches it. Of equals the lowest ids come
- *    first.
- *  - The draw is Philox4x32-10 (key: the seed, counter: the index) as a fraction u of 53 bits: the
- *    first id, in descending order of probability, where the sum, in double, passes u.
+/* A draw applies these steps to a row's logits, in this order:
+ *    logits (reported log-probabilities are of these, the model's own)
+ *    -> minus infinity for ids missing from either mask and for forbidden ids
+ *    -> add biases
+ *    -> for each seen id, in float32: l > 0 ? l / repetition : l * repetition, then - frequency
+ *       * times, then - presence if times > 0
+ *    -> / temperature -> min_p -> top_k -> top_p -> typical_p -> draw
+ * Each filter renormalises the probabilities for the next one.
+ *  - min_p keeps ids of at least min_p times the largest probability; top_k the k largest; top_p
+ *    the largest until their sum reaches it; typical_p those whose surprise -ln p is nearest to the
+ *    entropy, in order of that distance, until their sum reaches it. Ties: lower ids first.
+ *  - The draw takes a 53-bit fraction u from Philox4x32-10 (key: seed, counter: index) and picks
+ *    the first id, in descending order of probability, at which the running sum (double) exceeds u.
  *  - A temperature below 1e-5 is greedy: the lowest id among the largest logits after the changes.
  *    So is a row whose largest logit is then infinite.
- *  - If no id is left above minus infinity it is the lowest that both masks have; without masks, or
- *    if they have none, 0.
- * Rows may share masks and lists.
- * A score gives the log-probability of `id` in the same way, without a draw. */
+ *  - If no id is left above minus infinity, the result is the lowest id in both masks; without
+ *    masks, or if they have none in common, 0.
+ * Rows may share masks and lists. A score computes the log-probability of `id` in the same way,
+ * without a draw. */
 struct kern_draw {
 	uint32_t ask; /* enum kern_ask; NOTHING: no result is written */
-	uint32_t id;  /* of a score, below the vocabulary */
-	/* how many of the most probable ids are wanted, at most KERN_TOP_MAX; -1: no
-	 * log-probabilities at all */
+	uint32_t id;  /* the id to score; below the vocabulary */
+	/* number of most probable ids to report, at most KERN_TOP_MAX; -1: no log-probabilities at
+	 * all */
 	int32_t logprobs;
-	uint32_t carry; /* keeps what is drawn (struct kern_carry); KERN_NO_CARRY: none */
+	uint32_t carry; /* carry that receives the drawn id (struct kern_carry); KERN_NO_CARRY: none */
 	float temperature, min_p, top_p, typical_p; /* min_p 0, top_p 1, typical_p 0 or 1: off */
 	uint32_t top_k;                             /* 0: off */
-	uint32_t seed[2], index[2];                 /* 64 bits, the lower ones first */
+	uint32_t seed[2], index[2];                 /* 64 bits, low word first */
 	float repetition, presence, frequency;      /* 1, 0, 0: off */
-	/* words of a bit for each id, id % 32 of word id / 32, in whole 64 bits; 0: all are allowed */
+	/* word offset of a bit mask (id % 32 of word id / 32), padded to whole 64 bits; 0: all ids
+	 * allowed */
 	uint32_t mask[2];
-	/* ids. Here and below ids beyond the vocabulary mean nothing */
+	/* ids; here and below, ids beyond the vocabulary are ignored */
 	struct kern_list forbidden;
 	struct kern_list bias; /* pairs: id, float32 */
-	/* pairs: id, how many times the answer has it (0: the prompt alone). Ids differ */
+	/* pairs: id, its count in the answer (0: in the prompt only); ids are distinct */
 	struct kern_list seen;
-	/* ids that are in the answer as well, at most KERN_DRAFTED_MAX */
+	/* further ids that count as part of the answer, at most KERN_DRAFTED_MAX */
 	struct kern_list drafted;
-	/* and so many of the carry's latest draws, at most KERN_CARRY_DRAWS */
+	/* number of the carry's latest draws that count as well, at most KERN_CARRY_DRAWS */
 	uint32_t pending;
 };
 
-/* What a sequence drew last, the latest first, carried from run to run in device memory that the
- * caller has zeroed. A row's token can be one of these, so that a sequence goes on without the
- * host in between. */
+/* The latest draws of a sequence, newest first, kept across runs in device memory that the caller
+ * has zeroed. A row's token can refer to the newest, so a sequence continues without a round trip
+ * to the host. */
 struct kern_carry {
 	uint32_t id[KERN_CARRY_DRAWS];
 };
-/* a token that is KERN_OF_CARRY + carry: what this carry drew last */
+/* token KERN_OF_CARRY + c: the id that carry c drew last */
 #define KERN_OF_CARRY 0x80000000u
 
 struct kern_top {
@@ -272,40 +275,41 @@ struct kern_top {
 	float logprob;
 };
 
-/* What came of a row. Log-probabilities are natural, of the unscaled distribution. */
+/* The result of a row. Log-probabilities are natural logarithms of the unscaled distribution. */
 struct kern_drawn {
-	/* a logit is NaN or plus infinity: the rest is set, NaN counts as minus infinity, and must
-	 * not be used */
+	/* a logit is NaN or plus infinity: the other fields are set (NaN counts as minus infinity) but
+	 * must not be used */
 	uint32_t not_finite;
 	uint32_t id;
-	float logprob; /* this and what follows: 0 without log-probabilities */
-	uint32_t rank; /* 1: the most probable; of equals the lowest id is first */
+	float logprob; /* this and the fields below are 0 without log-probabilities */
+	uint32_t rank; /* 1: the most probable; ties: lower ids first */
 	uint32_t n_top;
 	struct kern_top top[KERN_TOP_MAX]; /* descending */
 };
 
-/* Operations run over all rows of the batch, or over its tail: the rows that go on to the head. */
+/* An operation runs over all rows of the batch or over its tail, the rows that reach the head. */
 enum kern_rows { KERN_ROWS_ALL, KERN_ROWS_TAIL };
 
-/* The head of a batch. The batch is one block of 4-byte words, at most kern_limits.batch_bytes
- * long, 64-byte aligned; where its parts lie is said in words from its beginning. The parts: */
+/* The header of a batch. The batch is one block of 4-byte words, 64-byte aligned, at most
+ * kern_limits.batch_bytes long. Its parts are located by word offsets from its start: */
 struct kern_batch {
-	uint32_t words; /* of the batch, this head included */
+	uint32_t words; /* of the batch, including this header */
 	/* at least 1 row and span; the tail may be empty */
 	uint32_t rows, spans, tail_rows, tail_spans;
-	/* (rows) ids, each below the vocabulary (the caller checks), or KERN_OF_CARRY + carry */
+	/* (rows) ids below the vocabulary (the caller checks), or KERN_OF_CARRY + carry */
 	uint32_t tokens;
-	uint32_t positions; /* (rows) as the spans say */
-	/* (rows) where a row's KV goes: block * block_tokens + position % block_tokens; all differ */
+	uint32_t positions; /* (rows) consistent with the spans */
+	/* (rows) where a row's KV is written: block * block_tokens + position % block_tokens; all
+	 * distinct */
 	uint32_t slots;
-	uint32_t span;       /* (spans) struct kern_span, all rows in order */
-	uint32_t tail_index; /* (tail_rows) which of all rows it is */
+	uint32_t span;       /* (spans) struct kern_span, covering all rows in order */
+	uint32_t tail_index; /* (tail_rows) index among all rows */
 	uint32_t tail_span;  /* (tail_spans) struct kern_span over the tail's rows */
-	/* pool block numbers; token t of a span lies in the block at [table + t / block_tokens] */
+	/* pool block numbers; token t of a span is in the block at [table + t / block_tokens] */
 	uint32_t table;
-	/* (spans) struct kern_progress, at an even word; 0: nothing is told */
+	/* (spans) struct kern_progress, at an even word; 0: no progress */
 	uint32_t progress;
-	uint32_t draws; /* (tail_rows) struct kern_draw; 0: nothing is asked */
+	uint32_t draws; /* (tail_rows) struct kern_draw; 0: no draws */
 	uint32_t unused[2];
 };
 
@@ -313,16 +317,16 @@ struct kern_batch {
 struct kern_limits {
 	uint32_t rows, tail_rows, spans;
 	uint32_t positions;      /* of a sequence */
-	uint32_t vocab, carries; /* of draws; 0: there are none */
+	uint32_t vocab, carries; /* for draws; 0: none */
 	size_t batch_bytes;
 };
 
 /* --- operations ---------------------------------------------------------- */
 
 enum kern_rope_style { KERN_ROPE_HALF, KERN_ROPE_INTERLEAVED };
-/* (u, v) -> (u cos a - v sin a, v cos a + u sin a), a = position * inv_freq[i]; cos and sin times
- * `scale`. The angle is rounded to float32 before its sine and cosine are taken. HALF: pair i is
- * elements (i, i + dims/2); INTERLEAVED: (2i, 2i + 1). */
+/* (u, v) -> (u cos a - v sin a, v cos a + u sin a), a = position * inv_freq[i], rounded to float32;
+ * cos and sin are multiplied by `scale`. HALF: pair i is elements (i, i + dims/2); INTERLEAVED:
+ * (2i, 2i + 1). */
 struct kern_rope {
 	enum kern_rope_style style;
 	uint32_t dims;
@@ -330,34 +334,34 @@ struct kern_rope {
 	kern_ptr inv_freq; /* (dims / 2) float32 */
 };
 
-/* act(g) * u: silu(g) u; gelu(g) u; with g' = min(g, 7), u' = u within -7 .. 7: g' sigmoid(1.702
- * g') (u' + 1) */
+/* act(gate) * up: silu(g) u; gelu(g) u; SWIGLU_CLAMPED: g' sigmoid(1.702 g') (u' + 1) with g' =
+ * min(g, 7) and u' = u clamped to -7 .. 7 */
 enum kern_act { KERN_SILU, KERN_GELU_TANH, KERN_SWIGLU_CLAMPED };
 
-/* One layer of the paged KV pool. The piece of block b starts at base + b * block_stride_bytes and
- * is (kv_heads, 2) planes, index 1 being 0 for K and 1 for V. A plane is (block_tokens, head_dim)
- * elements of dtype and, right behind them for the types that have scales, (block_tokens) float32
- * scales. So a range of heads of a piece is contiguous, scales and all, and whoever moves pieces
- * need not know of scales. Nothing is padded: head_dim is a multiple of 4, which aligns the
- * scales. With a latent the piece is (kv_heads) planes, one for each head: V is K's first
+/* One layer of the paged KV pool. The layer's piece of block b starts at base + b *
+ * block_stride_bytes and is (kv_heads, 2) planes; index 0 is K, 1 is V. A plane is (block_tokens,
+ * head_dim) elements of dtype, directly followed, for types with scales, by (block_tokens) float32
+ * scales. A range of heads of a piece is therefore contiguous including its scales, and code that
+ * moves pieces need not know about scales. There is no padding: head_dim is a multiple of 4, which
+ * aligns the scales. With a latent the piece is (kv_heads) planes, one per head, and V is K's first
  * `latent` elements (multi-head latent attention, arXiv:2405.04434). */
 struct kern_kv_layer {
 	kern_ptr base;
 	size_t block_stride_bytes;
 	uint32_t kv_heads, head_dim, block_tokens;
 	enum kern_dtype dtype; /* KERN_F32, KERN_F16, KERN_BF16, KERN_I8 or KERN_F8 */
-	uint32_t layer;        /* which one it is, from 0 */
-	/* 0: K and V each have planes; else V is the first `latent` elements of K, at most head_dim,
-	 * a multiple of 4 */
+	uint32_t layer;        /* layer number, from 0 */
+	/* 0: separate planes for K and V; else V is K's first `latent` elements; at most head_dim, a
+	 * multiple of 4 */
 	uint32_t latent;
 };
 
 /* How a row's experts are chosen. The scores s are the softmax of the row's logits over all
- * experts, or the sigmoid of each; c = s + bias. With groups, a group's worth is the sum of its two
- * largest c, and only experts of the groups_used best groups can be chosen. Then the `used` largest
- * c are; of equals the lowest number. Their weights are s, divided by max(their sum, norm_min) +
- * norm_add if `normalise`, times `scale`. Formulas: DeepSeek-V3 (arXiv:2412.19437), section
- * 2.1.2; without groups and bias the usual top-k. */
+ * experts, or the sigmoid of each; c = s + bias. With groups, a group's score is the sum of its two
+ * largest c, and only experts of the `groups_used` best groups are eligible. The `used` largest c
+ * are chosen; ties: lower numbers first. Their weights are s, divided by max(their sum, norm_min) +
+ * norm_add if `normalise`, times `scale`. Formulas: DeepSeek-V3 (arXiv:2412.19437), section 2.1.2;
+ * without groups and bias the usual top-k. */
 enum kern_score { KERN_SCORE_SOFTMAX, KERN_SCORE_SIGMOID };
 enum {
 	KERN_EXPERTS_MAX = 1024,
@@ -367,33 +371,33 @@ enum {
 };
 struct kern_router {
 	enum kern_score score;
-	uint32_t experts, used; /* used <= experts, and no more than the groups used have */
-	/* equal ones, neighbours together, of at least 2 experts; groups 0 or 1: none */
+	uint32_t experts, used; /* used <= experts, and at most as many as groups_used groups have */
+	/* equal groups of at least 2 consecutive experts; 0 or 1: no groups */
 	uint32_t groups, groups_used;
 	kern_ptr bias; /* (experts) float32, or 0 */
 	int normalise;
 	float norm_min, norm_add, scale;
 };
 
-/* The weights of a layer's experts, arrays of `experts` entries in host memory, which live as long
- * as programs that name them. All of gate and up are (ffn, hidden), all of down (n, k). Biases
- * are (experts, ffn), (experts, ffn), (experts, n) float32, or 0. */
+/* The weights of a layer's experts: arrays of `experts` entries in host memory that outlive every
+ * program that refers to them. All gate and up matrices are (ffn, hidden), all down matrices (n,
+ * k). Biases are (experts, ffn), (experts, ffn), (experts, n) float32, or 0. */
 struct kern_experts {
 	uint32_t experts;
 	struct kern_weight **gate, **up, **down;
 	kern_ptr gate_bias, up_bias, down_bias;
 };
 
-/* One product of a group over the same activations: y (rows, n) = x W^T + bias. */
+/* One product of a group that shares its activations: y (rows, n) = x W^T + bias. */
 struct kern_product {
 	const struct kern_weight *w;
 	kern_ptr bias; /* (n) float32, or 0 */
 	struct kern_tensor y;
 };
 
-/* x (R, parts, dim), leading dimension of a part. With ids 0 each rank has written its columns of
- * every part: its kern_share of dim, in units of `unit`, at least 1. Else whole rows: row r was
- * written by the rank in whose kern_share of `ids` its token is. */
+/* x (R, parts, dim); the leading dimension is a part's. ids = 0: each rank has written its columns
+ * of every part, its kern_share of dim in units of `unit` (at least 1). Else whole rows: row r was
+ * written by the rank whose kern_share of `ids` contains the row's token. */
 struct kern_gathered {
 	struct kern_tensor x;
 	uint32_t parts, dim, unit, ids;
@@ -415,7 +419,7 @@ enum kern_op_kind {
 	KERN_OP_EXPERTS_ACT,
 	KERN_OP_EXPERTS_DOWN,
 	KERN_OP_HEADS_MATMUL,
-	/* the collectives: nothing, or a copy, for a device that is alone */
+	/* collectives: a no-op or a copy on a device without a group */
 	KERN_OP_GATHER,
 	KERN_OP_REDUCE,
 	KERN_OP_BARRIER,
@@ -423,14 +427,14 @@ enum kern_op_kind {
 	KERN_OPS
 };
 
-/* An operation over `rows` (R below: as many as the batch has). Every address and shape is fixed
- * when it is recorded. Weights of norms are float32. */
+/* An operation over `rows` (R below: their number in the batch). All addresses and shapes are fixed
+ * when it is recorded. Norm weights are float32. */
 struct kern_op {
 	enum kern_op_kind kind;
 	enum kern_rows rows;
 	union {
-		/* y[r] = W[token - first] for the rows whose token is in [first, first + W.n): the others
-		 * are left as they are. y (R, W.k); carries (limits.carries) struct kern_carry, or 0 */
+		/* y[r] = W[token - first] for rows with token in [first, first + W.n); other rows are left
+		 * unchanged. y (R, W.k); carries (limits.carries) struct kern_carry, or 0 */
 		struct {
 			struct kern_tensor y;
 			const struct kern_weight *w;
@@ -448,15 +452,15 @@ struct kern_op {
 			float factor;
 			uint32_t dim;
 		} scale;
-		/* x += a first, unless a is none; y = w * x / sqrt(mean(x^2) + eps): (R, dim); y may be
-		 * x or a */
+		/* first x += a, if a is given; then y = w * x / sqrt(mean(x^2) + eps): (R, dim); y may be x
+		 * or a */
 		struct {
 			struct kern_tensor y, x, a;
 			kern_ptr w;
 			uint32_t dim;
 			float eps;
 		} norm;
-		/* in place, each head by itself: x (R, heads, head_dim), w (head_dim) */
+		/* in place, per head: x (R, heads, head_dim), w (head_dim) */
 		struct {
 			struct kern_tensor x;
 			kern_ptr w;
@@ -469,7 +473,7 @@ struct kern_op {
 			uint32_t products;
 			struct kern_product p[KERN_PRODUCTS_MAX];
 		} matmul;
-		/* in place: x (R, heads, head_dim); rows are all. Elements of a head from dims on are
+		/* in place: x (R, heads, head_dim); over all rows only. Elements of a head beyond dims are
 		 * neither read nor written */
 		struct {
 			struct kern_tensor x;
@@ -477,22 +481,22 @@ struct kern_op {
 			uint32_t heads, head_dim;
 		} rope;
 		/* k, v (R, kv_heads, head_dim; no v with a latent), rounded to the layer's dtype, to each
-		 * row's slot. The scale of a token and head is its largest magnitude over the type's
-		 * largest; a row with a NaN or an infinity has the scale NaN. Rows are all */
+		 * row's slot. The scale of a token and head is its largest magnitude divided by the type's
+		 * largest; NaN if the row contains a NaN or an infinity. Over all rows only */
 		struct {
 			struct kern_kv_layer kv;
 			struct kern_tensor k, v;
 		} kv_write;
-		/* stores the words of the batch's progress for `layer`, with release order, after the KV
-		 * that earlier operations wrote. Of a group rank 0 stores, when all ranks have come this
-		 * far. Does nothing for a batch without progress */
+		/* stores the batch's progress words of `layer` with release order, after the KV that
+		 * earlier operations wrote. In a group rank 0 stores, once all ranks have reached this
+		 * operation. No-op for a batch without progress */
 		struct {
 			uint32_t layer;
 		} progress;
 		/* out (R, heads, head_dim) = softmax(q k * scale) v over positions max(0, p - window + 1)
-		 * .. p of the row's own sequence; window 0: none; query head h reads KV head h / (heads /
-		 * kv_heads). With a latent out is (R, heads, latent). sinks (heads) float32, or 0: one
-		 * more logit for each head, of no position and no value; -infinity: none */
+		 * .. p of the row's own sequence; window 0: unlimited; query head h reads KV head h /
+		 * (heads / kv_heads). With a latent, out is (R, heads, latent). sinks (heads) float32, or
+		 * 0: one extra logit per head, without position or value; -infinity: no sink */
 		struct {
 			struct kern_kv_layer kv;
 			struct kern_tensor out, q;
@@ -506,16 +510,16 @@ struct kern_op {
 			enum kern_act act;
 			uint32_t dim;
 		} act_mul;
-		/* ids and weights (R, used), dense, of each row's experts in the order of their c, from
-		 * logits (R, experts). With a NaN among its logits a row has weights of NaN, and its ids
-		 * are some experts that differ */
+		/* ids and weights (R, used), dense: each row's experts in order of their c, from logits (R,
+		 * experts). A NaN among a row's logits makes its weights NaN and its ids arbitrary but
+		 * distinct experts */
 		struct {
 			struct kern_router router;
 			kern_ptr ids, weights;
 			struct kern_tensor logits;
 		} route;
-		/* y[r, j] = act(gate_e x[r]) * up_e x[r], e = ids[r, j]: x (R, hidden), y (R, used, ffn)
-		 * with the leading dimension of a pair (r, j). ids of a row differ */
+		/* y[r, j] = act(gate_e x[r]) * up_e x[r], e = ids[r, j]: x (R, hidden), y (R, used, ffn);
+		 * the leading dimension is a pair's (r, j). A row's ids are distinct */
 		struct {
 			struct kern_experts experts;
 			kern_ptr ids;
@@ -523,8 +527,8 @@ struct kern_op {
 			enum kern_act act;
 			struct kern_tensor y, x;
 		} experts_act;
-		/* y[r] = sum of weights[r, j] * down_e x[r, j], in ascending order of e; added to what y[r]
-		 * has if `add`: x (R, used, k), leading dimension of a pair, y (R, n) */
+		/* y[r] = sum of weights[r, j] * down_e x[r, j] in ascending order of e, added to y[r] if
+		 * `add`: x (R, used, k), leading dimension of a pair; y (R, n) */
 		struct {
 			struct kern_experts experts;
 			kern_ptr ids, weights;
@@ -532,33 +536,33 @@ struct kern_op {
 			int add;
 			struct kern_tensor y, x;
 		} experts_down;
-		/* y[r, h] = w[h] x[r, h], with the `tail` elements behind a head's k copied behind its n: x
-		 * (R, heads, k + tail) and y (R, heads, n + tail); w is `heads` matrices (n, k), an
-		 * array in host memory that lives as long as the program */
+		/* y[r, h] = w[h] x[r, h]; the `tail` elements after a head's k are copied after its n: x
+		 * (R, heads, k + tail), y (R, heads, n + tail). w: `heads` matrices (n, k), an array in
+		 * host memory that lives as long as the program */
 		struct {
 			struct kern_tensor y, x;
 			struct kern_weight *const *w;
 			uint32_t heads, tail;
 		} heads_matmul;
-		/* every tensor is whole for every rank */
+		/* afterwards every rank has every tensor complete */
 		struct {
 			uint32_t tensors;
 			struct kern_gathered t[KERN_GATHERED_MAX];
 		} gather;
-		/* y[r] = the sum of the ranks' x[r], added in their order: (R, dim); y is no rank's x. Rank
-		 * i + 1's x lies `stride` bytes behind rank i's, where ranks share memory */
+		/* y[r] = the sum of the ranks' x[r], added in rank order: (R, dim); y is no rank's x. Where
+		 * ranks share memory, rank i + 1's x lies `stride` bytes after rank i's */
 		struct {
 			struct kern_tensor y, x;
 			uint32_t dim;
 			size_t stride;
 		} reduce;
-		/* no rank goes on before all have come */
+		/* no rank continues before all ranks have arrived */
 		struct {
 			int none;
 		} barrier;
-		/* what the batch asks of each row: results (R) struct kern_drawn in PINNED memory, from
-		 * logits (R, limits.vocab); carries (limits.carries) struct kern_carry, or 0. A carry
-		 * stands in one row at most. Rows are the tail; of a group rank 0 does it */
+		/* answers the batch's draws: results (R) struct kern_drawn in PINNED memory, from logits
+		 * (R, limits.vocab); carries (limits.carries) struct kern_carry, or 0. A carry belongs to
+		 * at most one row. Over the tail only; in a group rank 0 does it */
 		struct {
 			struct kern_tensor logits;
 			kern_ptr results, carries;
@@ -566,16 +570,17 @@ struct kern_op {
 	};
 };
 
-/* The largest shapes of a program's operations, for kern_ops.program_bytes; 0: it has none such. */
+/* The largest shapes of a program's operations, for kern_ops.program_bytes; 0: no such
+ * operation. */
 struct kern_shape {
 	size_t ops;
-	/* columns that a product reads, all heads of a heads_matmul together */
+	/* columns that a product reads, for a heads_matmul over all heads */
 	uint32_t in;
-	uint32_t heads;          /* of attention, over: */
-	struct kern_kv_layer kv; /* its heads, head_dim and latent */
-	uint32_t angles;         /* dims of all ropes that differ */
-	uint32_t experts, used;  /* used: of a row */
-	/* columns: read; given, of gate and up together */
+	uint32_t heads;          /* of attention */
+	struct kern_kv_layer kv; /* attention's KV heads, head_dim and latent */
+	uint32_t angles;         /* dims summed over all distinct ropes */
+	uint32_t experts, used;  /* used: per row */
+	/* columns: expert_in: read; expert_out: written, gate and up together */
 	uint32_t expert_layers, expert_in, expert_out;
 };
 
@@ -584,35 +589,34 @@ struct kern_shape {
 struct kern_ops {
 	uint32_t abi;       /* KERN_ABI */
 	const char *name;   /* "cpu", "sim" */
-	unsigned ranks_max; /* of a group; 1: a device works alone */
-	/* 1: computes nothing; its model is a description, `options` are needed, weights have no
-	 * data */
+	unsigned ranks_max; /* largest group; 1: no groups */
+	/* 1: computes nothing, models time; needs `options`, and weights have no data */
 	int modelled;
 
 	/* device; ret_ values are written only on success */
 	int (*open)(const struct kern_config *conf, struct kern_device **ret_dev, char *errbuf,
 	            size_t errlen);
 	void (*close)(struct kern_device **dev);
-	/* "cpu-r4", "cpu-r4-bf16act" with activations of KERN_BF16: part of the numerics id; equal
-	 * texts promise equal bits (all CPU variants but "reference" have the same); cuda's variant
-	 * "fast" promises no bits */
+	/* part of the numerics id: "cpu-r4", with KERN_BF16 activations "cpu-r4-bf16act". Equal texts
+	 * promise equal bits (all CPU variants but "reference" share one text), except for cuda's
+	 * variant "fast" */
 	const char *(*numerics)(const struct kern_device *dev);
 	const char *(*last_error)(const struct kern_device *dev);
-	/* the next two: any thread, at any time */
+	/* counters and info: from any thread, at any time */
 	void (*counters)(const struct kern_device *dev, struct kern_counters *ret);
 	void (*info)(const struct kern_device *dev, struct kern_info *ret);
 
 	/* memory: zeroed, aligned to at least 64 bytes */
 	int (*mem_new)(struct kern_device *dev, enum kern_memory kind, size_t bytes,
 	               struct kern_mem *ret_mem);
-	/* a descriptor of SHARED memory for other processes (the caller closes it); the memory behind a
-	 * descriptor, as SHARED memory. ENOTSUP where the device cannot */
+	/* mem_share: a descriptor of SHARED memory for other processes; the caller closes it. mem_map:
+	 * the memory behind such a descriptor, as SHARED memory. ENOTSUP where the device cannot */
 	int (*mem_share)(struct kern_device *dev, const struct kern_mem *mem, int *ret_fd);
 	int (*mem_map)(struct kern_device *dev, int fd, size_t bytes, struct kern_mem *ret_mem);
-	/* host memory of the caller's (a shared mapping) becomes PINNED memory; it stays the
-	 * caller's and is mapped until mem_free */
+	/* registers the caller's host memory (a shared mapping) as PINNED; it stays the caller's, who
+	 * keeps it mapped until mem_free */
 	int (*mem_pin)(struct kern_device *dev, void *host, size_t bytes, struct kern_mem *ret_mem);
-	/* clears *mem; nothing for a cleared one */
+	/* clears *mem; no-op for a cleared one */
 	void (*mem_free)(struct kern_device *dev, struct kern_mem *mem);
 
 	int (*stream_new)(struct kern_device *dev, struct kern_stream **ret_stream);
@@ -621,64 +625,65 @@ struct kern_ops {
 	int (*download)(struct kern_stream *s, void *dst, kern_ptr src, size_t bytes);
 	int (*sync)(struct kern_stream *s);
 
-	/* weights: `data` is host memory in the file's format, n rows of k (sim: not read, may be
-	 * NULL), row_bytes apart (0: dense; more for some columns of a wider matrix); it may be
-	 * unmapped after the call returns */
+	/* `data` is host memory in the file's format, n rows of k, row_bytes apart (0: dense; larger
+	 * for a column range of a wider matrix); may be unmapped after the call returns. sim: not read,
+	 * may be NULL */
 	int (*weight_new)(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k,
 	                  const void *data, size_t row_bytes, struct kern_weight **ret_w);
 	void (*weight_destroy)(struct kern_device *dev, struct kern_weight **w);
 
-	/* About the most memory of the host that a program takes beside what its operations name,
-	 * before there is a device or a weight; 0: not known. Never NULL. */
+	/* Upper estimate of the host memory that a program takes besides what its operations refer to;
+	 * callable before there is a device or a weight. 0: unknown. Never NULL. */
 	size_t (*program_bytes)(const struct kern_config *conf, const struct kern_limits *limits,
 	                        const struct kern_shape *shape);
-	/* The operations are copied; what they name must outlive the program. One program of a
+	/* Copies the operations; whatever they refer to must outlive the program. One program of a
 	 * device runs at a time. */
 	int (*program_new)(struct kern_device *dev, const struct kern_op *ops, size_t n,
 	                   const struct kern_limits *limits, struct kern_program **ret_p);
 	void (*program_destroy)(struct kern_program **p);
-	/* Replays it over a batch in PINNED memory or a part of it (dev and host moved alike), which
-	 * must not change before `sync`; another run may have another one. EINVAL, before anything
-	 * runs, for a batch that kern_batch_check refuses. */
+	/* Replays the program over a batch that is PINNED memory or a part of it (dev and host offset
+	 * alike). The batch must not change before `sync`; each run may use another batch. Returns
+	 * EINVAL, before anything runs, for a batch that kern_batch_check rejects. */
 	int (*run)(struct kern_stream *s, struct kern_program *p, const struct kern_mem *batch);
 };
 
-/* The backend of that name: one that is built in, or the shared object pdserve-NAME.so (load.h).
- * NULL and a sentence in errbuf if there is none, or its ABI is another. */
+/* The backend called `name`: a built-in one, or the shared object pdserve-NAME.so (load.h). NULL
+ * and a message in errbuf if there is none or its ABI differs. */
 const struct kern_ops *kern_backend(const char *name, char *errbuf, size_t errlen);
 
-/* Where rank `rank`'s share of `total` things begins, which are shared out in whole units of at
- * least 1; its end is the next rank's beginning. */
+/* Start of rank `rank`'s share of `total` items, distributed in whole units of `unit` (at least 1);
+ * the share ends where the next rank's starts. */
 KERN_INLINE uint32_t kern_share(uint32_t total, uint32_t unit, unsigned rank, unsigned ranks)
 {
 	uint64_t units = ((uint64_t)total + unit - 1) / unit, begin = units * rank / ranks * unit;
 	return begin < total ? (uint32_t)begin : total;
 }
 
-/* Size in bytes of `count` elements of a type, 0 if that is no multiple of the type's block. */
+/* Size in bytes of `count` elements; 0 if `count` is not a multiple of the type's block. */
 size_t kern_dtype_bytes(enum kern_dtype t, size_t count);
 const char *kern_dtype_name(enum kern_dtype t);
 const char *kern_op_name(enum kern_op_kind k);
-/* Of one token and head, beside its elements: 4 for the types with scales, else 0. */
+/* Scale bytes per token and head, in addition to its elements: 4 for types with scales, else 0. */
 size_t kern_kv_scale_bytes(enum kern_dtype t);
 size_t kern_kv_plane_bytes(const struct kern_kv_layer *kv);
 KERN_INLINE uint32_t kern_kv_planes(const struct kern_kv_layer *kv)
 {
 	return kv->latent ? kv->kv_heads : 2 * kv->kv_heads;
 }
-/* 0, or KERN_EINVAL and a sentence for a batch beyond the limits, with parts beyond its words, or
- * whose spans are not all its rows in order. That block tables cover their spans, and that slots
- * and blocks are the pool's, is the caller's to check. */
+/* Returns 0, or KERN_EINVAL and a message for a batch that exceeds the limits, has parts beyond its
+ * words, or whose spans do not cover all rows in order. The caller checks that block tables cover
+ * their spans and that slots and blocks belong to the pool. */
 int kern_batch_check(const struct kern_mem *batch, const struct kern_limits *limits, char *errbuf,
                      size_t errlen);
-/* For backends: 0, or KERN_EINVAL (KERN_ENOTSUP: an unknown operation) and a sentence for programs
- * and weights that the contract has not. Checks nothing that needs a weight's shape or a backend's
- * own limits: tensors and constants are the backend's to check. row_bytes 0: dense. */
+/* For backends: returns 0, or KERN_EINVAL (KERN_ENOTSUP: an unknown operation) and a message for
+ * programs and weights that violate the contract. Does not check what depends on a weight's shape
+ * or on a backend's own limits; tensors and constants are the backend's to check. row_bytes 0:
+ * dense. */
 int kern_program_check(const struct kern_op *ops, size_t n, const struct kern_limits *limits,
                        char *errbuf, size_t errlen);
 int kern_weight_check(enum kern_dtype dtype, uint32_t n, uint32_t k, size_t row_bytes, char *errbuf,
                       size_t errlen);
-/* A part of a batch. */
+/* The part of a batch at word `at`. */
 KERN_INLINE const void *kern_part(const struct kern_batch *b, uint32_t at)
 {
 	return (const uint32_t *)(const void *)b + at;

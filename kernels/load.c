@@ -9,7 +9,8 @@
 
 enum { PATH_BYTES = 512 };
 
-/* PDSERVE_BACKENDS, or lib/pdserve beside the folder of this program. 0: the path does not fit */
+/* In PDSERVE_BACKENDS, else in ../lib/pdserve relative to the program's folder. 0: the path is too
+ * long */
 static int object_path(const char *name, char path[PATH_BYTES])
 {
 	const char *folder = getenv("PDSERVE_BACKENDS");
@@ -34,14 +35,13 @@ const void *kern_load(const char *name, const char *symbol, uint32_t abi, char *
 	char path[PATH_BYTES];
 	if (!*name || strchr(name, '/') || !object_path(name, path)) {
 		snprintf(errbuf, errlen,
-		         "backend: found \"%.60s\", expected cpu, sim, or one that is installed", name);
+		         "backend: found \"%.60s\", expected cpu, sim or an installed backend", name);
 		return NULL;
 	}
 	if (access(path, R_OK)) {
-		snprintf(
-			errbuf, errlen,
-			"backend: found %.60s, expected cpu, sim, or one that is installed: there is no %.400s",
-			name, path);
+		snprintf(errbuf, errlen,
+		         "backend: found %.60s, expected cpu, sim or an installed backend: no file %.400s",
+		         name, path);
 		return NULL;
 	}
 	void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL);

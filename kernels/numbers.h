@@ -1,5 +1,5 @@
-/* numbers.h - conversions between number formats, for every backend; to nearest, ties to even,
- * where something is rounded. C, and C++ for devices. */
+/* numbers.h - conversions between number formats, for every backend; rounding is to nearest, ties
+ * to even. Compiles as C, and as C++ for devices. */
 #ifndef KERNELS_NUMBERS_H
 #define KERNELS_NUMBERS_H
 
@@ -51,7 +51,7 @@ KERN_INLINE float kern_f16_to_f32(uint16_t h)
 	return kern_bits_to_f32(sign | (exp + 112) << 23 | man << 13);
 }
 
-/* S.EEEE.MMM, bias 7; 0 has E = 0; S.1111.111 is NaN */
+/* S.EEEE.MMM, bias 7; E = 0: subnormal; S.1111.111: NaN */
 KERN_INLINE float kern_f8_to_f32(uint8_t c)
 {
 	uint32_t man = c & 7, exp = c >> 3 & 15, sign = (uint32_t)(c & 0x80) << 24;
@@ -61,9 +61,9 @@ KERN_INLINE float kern_f8_to_f32(uint8_t c)
 	return sign ? -f : f;
 }
 
-/* The next two without a branch, for loops over a row: what is too small for the type's exponents
- * is rounded by adding a number whose last place is the type's smallest step. The choice is by
- * masks, for a compiler makes a branch of any other. */
+/* The next two have no branch, for loops over a row. Values too small for a normal exponent are
+ * rounded by adding a constant whose last place is the type's smallest step. Selection uses masks
+ * because compilers turn conditionals into branches. */
 KERN_INLINE uint16_t kern_f32_to_f16(float f) /* NaN stays NaN */
 {
 	uint32_t u = kern_f32_bits(f), sum = kern_f32_bits(fabsf(f) + 0.5f);
@@ -76,7 +76,7 @@ KERN_INLINE uint16_t kern_f32_to_f16(float f) /* NaN stays NaN */
 	return (uint16_t)((u >> 16 & 0x8000) | c | (0x200 & is_nan));
 }
 
-KERN_INLINE uint8_t kern_f32_to_f8(float f) /* beyond 448: 448; f is no NaN */
+KERN_INLINE uint8_t kern_f32_to_f8(float f) /* saturates at 448; f must not be NaN */
 {
 	uint32_t u = kern_f32_bits(f), sum = kern_f32_bits(fabsf(f) + 0x1p14f);
 	uint32_t a = u & 0x7fffffff, normal = ((a + 0x7ffff + (a >> 20 & 1)) >> 20) - (120 << 3),
@@ -86,7 +86,7 @@ KERN_INLINE uint8_t kern_f32_to_f8(float f) /* beyond 448: 448; f is no NaN */
 	return (uint8_t)((u >> 24 & 0x80) | (0x7e & is_large) | (c & ~is_large));
 }
 
-/* The scale that an exponent of MXFP4 stands for, halved, as bfloat16. */
+/* 2^(e - 127) / 2, the halved MXFP4 scale of exponent e, as bfloat16. */
 KERN_INLINE uint16_t kern_mxfp4_scale(unsigned char e)
 {
 	if (e == 255)
@@ -95,8 +95,8 @@ KERN_INLINE uint16_t kern_mxfp4_scale(unsigned char e)
 }
 
 /* The 6-bit scale and offset of group j (32 values, j < 8) from the 12 bytes of a Q4_K or Q5_K
- * block: those of groups 0 .. 3 are the low 6 bits of bytes j and j + 4; those of groups 4 .. 7
- * have their low nibbles in byte j + 4 and their high pairs above the others. */
+ * block. Groups 0 .. 3: the low 6 bits of bytes j and j + 4. Groups 4 .. 7: low nibbles in byte j +
+ * 4, the high pairs in the top 2 bits of bytes j - 4 and j. */
 KERN_INLINE void kern_k_scales(const unsigned char *s, unsigned j, unsigned *ret_scale,
                                unsigned *ret_offset)
 {

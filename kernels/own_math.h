@@ -1,6 +1,7 @@
-/* own_math.h - functions whose results decide tokens: a libm's last bit depends on its version and
- * on the CPU. Additions, products, divisions and what IEEE 754 defines to the bit (ldexp,
- * nearbyint, sqrt, fma, floor) are the same everywhere, given -ffp-contract=off (Makefile). */
+/* own_math.h - functions whose results decide tokens. The last bit of a libm result depends on the
+ * library version and the CPU; additions, products, divisions and what IEEE 754 defines exactly
+ * (ldexp, nearbyint, sqrt, fma, floor) are the same everywhere, given -ffp-contract=off
+ * (Makefile). */
 #ifndef KERNELS_OWN_MATH_H
 #define KERNELS_OWN_MATH_H
 
@@ -9,11 +10,11 @@
 #include <math.h>
 #include <stdint.h>
 
-/* ln 2 in two parts, the first exact in its product with an exponent */
+/* ln 2 in two parts; products of the first with an exponent are exact */
 #define OWN_LN2_HIGH 0.693147180369123816490
 #define OWN_LN2_LOW 1.90821492927058770002e-10
 
-/* e^x within 1e-15 of itself; x is cut to -700 .. 700 */
+/* e^x with relative error below 1e-15; x is clamped to -700 .. 700 */
 KERN_INLINE double own_exp(double x)
 {
 	static const double inverse[] = {1,
@@ -40,9 +41,9 @@ KERN_INLINE double own_exp(double x)
 	return ldexp(sum, (int)n);
 }
 
-/* ln x within 3e-16 of itself; -infinity for 0, NaN below. With x = 2^e (1 + f) and s = f / (2 +
- * f), ln(1 + f) = 2 (s + s^3 / 3 + s^5 / 5 + ...), cut off after s^15 with coefficients that make
- * up for the rest. */
+/* ln x with relative error below 3e-16; -infinity for 0, NaN for negative x. With x = 2^e (1 + f)
+ * and s = f / (2 + f), ln(1 + f) = 2 (s + s^3 / 3 + s^5 / 5 + ...), truncated after s^15 with
+ * coefficients that compensate for the rest. */
 KERN_INLINE double own_log(double x)
 {
 	if (!(x > 0) || isinf(x))
@@ -52,7 +53,7 @@ KERN_INLINE double own_log(double x)
 		uint64_t u;
 	} m = {x < 0x1p-1022 ? x * 0x1p54 : x};
 	double e = (double)((int64_t)(m.u >> 52) - 1022 - (x < 0x1p-1022 ? 54 : 0));
-	m.u = (m.u & 0xfffffffffffff) | 0x3fe0000000000000; /* from 1/2 on, below 1 */
+	m.u = (m.u & 0xfffffffffffff) | 0x3fe0000000000000; /* in [1/2, 1) */
 	if (m.d < 0.70710678118654752440) {
 		m.d *= 2;
 		e--;
@@ -66,15 +67,14 @@ KERN_INLINE double own_log(double x)
 	return e * OWN_LN2_HIGH - ((half - (s * (half + (even + odd)) + e * OWN_LN2_LOW)) - f);
 }
 
-/* b^y of b > 0 within 1e-15 (1 + |y ln b|) of itself */
+/* b^y for b > 0, with relative error below 1e-15 (1 + |y ln b|) */
 KERN_INLINE double own_pow(double b, double y)
 {
 	return own_exp(y * own_log(b));
 }
 
-/* A fraction from 0 on, below 1, of a seed and a draw's index, 64 bits each, the lower ones first:
- * Philox4x32-10 of counter (index, 0, 0) with the seed as key; of its first 64 bits the upper
- * 53. */
+/* A fraction in [0, 1) from a seed and a draw's index (64 bits each, low word first): the upper 53
+ * of the first 64 bits of Philox4x32-10 with counter (index, 0, 0) and the seed as key. */
 KERN_INLINE double own_uniform(const uint32_t seed[2], const uint32_t index[2])
 {
 	uint32_t c0 = index[0], c1 = index[1], c2 = 0, c3 = 0, k0 = seed[0], k1 = seed[1];
@@ -90,8 +90,8 @@ KERN_INLINE double own_uniform(const uint32_t seed[2], const uint32_t index[2])
 	return (double)(((uint64_t)c1 << 32 | c0) >> 11) * 0x1p-53;
 }
 
-/* Sine and cosine of an angle that the caller has rounded to float, as the models' own code
- * does. Error below 2e-9 for angles up to 1e7. */
+/* Sine and cosine of an angle that the caller has rounded to float, as the models' own code does.
+ * Error below 2e-9 for angles up to 1e7. */
 KERN_INLINE void own_sin_cos(float angle, float *sin_out, float *cos_out)
 {
 	double x = (double)angle, n = nearbyint(x * 0.63661977236758134308);

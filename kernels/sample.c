@@ -1,13 +1,13 @@
 /* sample.c - see sample.h and struct kern_draw.
  *
- * The vocabulary is long and the answer lies near its top, so nothing is sorted whole: one vector
- * pass turns logits into weights exp((l - max) / temperature) and keeps the largest of each block
- * of 64; candidates are gathered from blocks that can hold them, by falling thresholds, and the
- * cuts of top_k, top_p and the draw are found by selection. Always: the same logits and parameters
- * give the same id and the same log-probabilities, to the bit, on every machine and with every
- * compiler's options: no operation is fused or reordered by the instruction set (-ffp-contract=off
- * in the Makefile), and the logarithm is our own. A temperature below 1e-5 is greedy. Nothing here
- * fails; the pass that first reads a row tells whether all of it is finite. */
+ * The vocabulary is large and the result is near its top, so nothing is sorted completely: one
+ * vector pass turns logits into weights exp((l - max) / temperature) and records the largest of
+ * each block of 64. Candidates are gathered, with falling thresholds, from blocks that can contain
+ * them; top_k, top_p and the draw are found by selection. The same logits and parameters give the
+ * same id and log-probabilities, bit for bit, on every machine and with any compiler options: no
+ * operation is fused or reordered per instruction set (-ffp-contract=off in the Makefile), and the
+ * logarithm is our own. Nothing here fails; the pass that first reads a row reports whether all of
+ * it is finite. */
 #include "kernels/sample.h"
 #include "kernels/own_math.h"
 
@@ -24,13 +24,13 @@ typedef double vd __attribute__((vector_size(64), aligned(8)));
 
 struct kern_sampler {
 	uint32_t vocab, blocks;
-	float *edited;    /* (blocks * BLOCK) the logits of a draw that may not see them as they are */
-	float *padded;    /* (BLOCK) the last, short block of logits, filled up with -inf */
-	float *block_max; /* (blocks) largest logit */
-	float *weight;    /* (blocks * BLOCK) */
+	float *edited;       /* (blocks * BLOCK) copy of the logits that a draw modifies */
+	float *padded;       /* (BLOCK) the last, partial block of logits, padded with -inf */
+	float *block_max;    /* (blocks) largest logit */
+	float *weight;       /* (blocks * BLOCK) */
 	float *block_weight; /* (blocks) largest weight */
-	/* (vocab) candidates: bits of the weight above the complement of the id, so that a larger
-	 * key comes first */
+	/* (vocab) candidates: the weight's bits above the complement of the id; a larger key comes
+	 * first */
 	uint64_t *key;
 	uint32_t pivot_state;
 	double (*weigh)(struct kern_sampler *s, const float *logits, float max, float inv_t,
@@ -49,7 +49,7 @@ struct kern_sampler {
 #define MASKED(mask, a) ((vf)((vi)(mask) & (vi)(a)))
 #define SELECT(mask, a, b) ((vf)(((vi)(mask) & (vi)(a)) | (~(vi)(mask) & (vi)(b))))
 
-/* exp for x <= 0, and 0 for x <= -87 and NaN: 2^n times the Taylor series of the rest, |rest| <=
+/* exp(x) for x <= 0; 0 for x <= -87 and NaN. 2^n times the Taylor series of the remainder, |r| <=
  * ln(2) / 2; relative error about 1e-7. */
 INLINE void exp_below_zero(const vf *px, vf *ret)
 {
@@ -70,7 +70,7 @@ INLINE void exp_below_zero(const vf *px, vf *ret)
 	*ret = MASKED(live, (vf)bits);
 }
 
-/* Block b of the logits; the last, short one from its padded copy. */
+/* Block b of the logits; the last, partial one from its padded copy. */
 INLINE const float *block_at(const struct kern_sampler *s, const float *logits, uint32_t b)
 {
 	return b + 1 == s->blocks ? s->padded : logits + (size_t)b * BLOCK;
@@ -117,15 +117,14 @@ INLINE uint64_t mask_word(const uint32_t *mask, uint32_t i)
 	return word;
 }
 
-/* Ids must be in both masks, where there are any. */
+/* Ids in both masks; a missing mask allows all ids. */
 INLINE uint64_t allowed_word(const uint32_t *a, const uint32_t *b, uint32_t i)
 {
 	return mask_word(a, i) & mask_word(b, i);
 }
 
-/* To `edited`, with minus infinity for ids that are not in the masks: a word of a mask is a block
- * of the logits, whose last, short one comes from its padded copy. Returns as find_max does, of the
- * logits, not of the copy. */
+/* Copies the logits to `edited`, with minus infinity for ids outside the masks. A mask word covers
+ * one block of logits. Returns whether all logits (not the copy) are finite, as find_max does. */
 INLINE int copy_body(struct kern_sampler *s, const float *logits, const uint32_t *mask_a,
                      const uint32_t *mask_b)
 {
@@ -146,8 +145,8 @@ INLINE int copy_body(struct kern_sampler *s, const float *logits, const uint32_t
 	return lane_all(&finite);
 }
 
-/* Fills weight and block_weight; weights below min_weight become 0. Returns the sum, lane by
- * lane in one fixed order. */
+/* Fills weight and block_weight; weights below min_weight become 0. Returns the sum, accumulated
+ * per lane in a fixed order. */
 INLINE double weigh_body(struct kern_sampler *s, const float *logits, float max, float inv_t,
                          float min_weight)
 {
@@ -189,7 +188,7 @@ static double weigh_plain(struct kern_sampler *s, const float *logits, float max
 }
 
 #ifdef __x86_64__
-/* without FMA, so that the bits are those of the plain pass */
+/* without FMA, so that the results equal the plain pass bit for bit */
 __attribute__((target("avx2"))) static int find_max_avx2(struct kern_sampler *s,
                                                          const float *logits)
 {
@@ -217,8 +216,8 @@ static void pad(struct kern_sampler *s, const float *logits)
 		s->padded[i] = last + i < s->vocab ? logits[last + i] : -INFINITY;
 }
 
-/* Prepares the padded block and block_max; returns the lowest id among the largest logits (0 if
- * there is none). */
+/* Prepares the padded block and block_max. Returns the lowest id among the largest logits, or 0 if
+ * there is none. */
 static uint32_t scan(struct kern_sampler *s, const float *logits, int *ret_finite)
 {
 	uint32_t best = 0;
@@ -235,7 +234,7 @@ static uint32_t scan(struct kern_sampler *s, const float *logits, int *ret_finit
 
 /* --- log-probabilities --------------------------------------------------- */
 
-/* Log of the sum of exp(logit), of the unscaled distribution. */
+/* Log of the sum of exp(logit), for the unscaled distribution. */
 static double log_sum(struct kern_sampler *s, const float *logits, float max)
 {
 	return (double)max + own_log(s->weigh(s, logits, max, 1.0f, 0.0f));
@@ -257,8 +256,8 @@ static uint32_t rank_of(const float *logits, uint32_t vocab, uint32_t id)
 	return rank;
 }
 
-/* The `want` largest, by insertion; blocks whose largest cannot enter are skipped. logprob holds
- * the logit meanwhile. */
+/* Finds the `want` largest logits by insertion, skipping blocks whose maximum is too small. Stores
+ * logits in `logprob`. */
 static uint32_t find_top(const struct kern_sampler *s, const float *logits, uint32_t want,
                          struct kern_top *top)
 {
@@ -279,7 +278,7 @@ static uint32_t find_top(const struct kern_sampler *s, const float *logits, uint
 	return n;
 }
 
-/* scan() must have run for these logits. */
+/* Requires that scan() has run for these logits. */
 static void score(struct kern_sampler *s, const float *logits, uint32_t best, uint32_t id,
                   int32_t logprobs, struct kern_drawn *ret)
 {
@@ -310,7 +309,7 @@ static uint32_t key_id(uint64_t key)
 	return ~(uint32_t)key;
 }
 
-/* Bits of what is not negative compare as it does. */
+/* The bits of non-negative floats compare like the floats. */
 static uint32_t bits_of(float f)
 {
 	uint32_t bits;
@@ -323,8 +322,8 @@ static uint64_t make_key(uint32_t first, uint32_t id)
 	return (uint64_t)first << 32 | (uint32_t)~id;
 }
 
-/* Candidates of at least this weight (and more than 0); returns their number and adds their
- * weights up. */
+/* Gathers candidates of at least this weight and more than 0; returns their number and their total
+ * weight. */
 static uint32_t gather(struct kern_sampler *s, float at_least, double *ret_mass)
 {
 	uint32_t n = 0;
@@ -350,15 +349,15 @@ static uint64_t pick_pivot(struct kern_sampler *s, const uint64_t *key, uint32_t
 	return key[(uint64_t)s->pivot_state * n >> 32];
 }
 
-/* What a key stands for: its own weight, or, in an order of something else, the one that the
- * table has for its id. */
+/* The weight of a key: its own, or, for keys ordered by another quantity, the table's entry for its
+ * id. */
 INLINE double mass_of(const float *weight, uint64_t key)
 {
 	return (double)(weight ? weight[key_id(key)] : key_weight(key));
 }
 
-/* Keys above the pivot first, then the pivot; returns the pivot's index. All keys differ, as
- * their ids do. */
+/* Moves keys above the pivot to the front, followed by the pivot; returns the pivot's index. Keys
+ * are distinct because ids are. */
 static uint32_t partition(uint64_t *key, uint32_t n, uint64_t pivot, const float *weight,
                           double *ret_mass)
 {
@@ -381,13 +380,13 @@ static uint32_t partition(uint64_t *key, uint32_t n, uint64_t pivot, const float
 	return k - 1;
 }
 
-/* What a selection looks for in descending order: the `count`-th key, or the first where the
- * cumulative weight passes `mass`. */
+/* Where a selection in descending order ends: at the `count`-th key, or at the first key whose
+ * cumulative weight exceeds `mass`. */
 struct cut {
 	uint32_t count; /* 0: by mass */
 	double mass;
-	int reach;           /* by mass: reaching it is enough, it need not be passed */
-	const float *weight; /* (vocab) see mass_of; NULL: the keys have them */
+	int reach;           /* by mass: reaching it is enough; exceeding is not required */
+	const float *weight; /* (vocab) see mass_of; NULL: the keys contain the weights */
 };
 
 static int beyond(const struct cut *c, uint32_t keys, double mass)
@@ -395,8 +394,8 @@ static int beyond(const struct cut *c, uint32_t keys, double mass)
 	return c->count ? keys >= c->count : c->reach ? mass >= c->mass : mass > c->mass;
 }
 
-/* Index of the key that is looked for (the last one if none is); keys before it are the larger
- * ones. *ret_mass includes it. */
+/* Returns the index of the key where the selection ends (the last key if none qualifies), with
+ * larger keys before it. *ret_mass includes its weight. */
 static uint32_t select_key(struct kern_sampler *s, uint32_t n, const struct cut *c,
                            double *ret_mass)
 {
@@ -421,8 +420,8 @@ static uint32_t select_key(struct kern_sampler *s, uint32_t n, const struct cut 
 	return lo;
 }
 
-/* Of the n gathered candidates of weight *total those whose surprise is nearest to the entropy,
- * until they have `part` of it; returns how many. */
+/* Of the n gathered candidates of weight *total, keeps those whose surprise is nearest to the
+ * entropy, up to the fraction `part` of *total. Returns their number and updates *total. */
 static uint32_t keep_typical(struct kern_sampler *s, uint32_t n, float part, double *total)
 {
 	double sum = 0;
@@ -443,8 +442,8 @@ static uint32_t keep_typical(struct kern_sampler *s, uint32_t n, float part, dou
 	return n;
 }
 
-/* top_k, top_p, typical_p and the draw among the n gathered candidates of the whole weight
- * `total`; 0 if a heavier or longer list is needed. */
+/* Applies top_k, top_p, typical_p and the draw to the n gathered candidates; mass: their weight,
+ * total: the weight of the vocabulary. Returns 0 if more candidates are needed. */
 static int draw_among(struct kern_sampler *s, const struct kern_draw *p, double u, uint32_t n,
                       double mass, double total, int whole, uint32_t *ret_id)
 {
@@ -457,7 +456,7 @@ static int draw_among(struct kern_sampler *s, const struct kern_draw *p, double 
 	if (p->top_k && p->top_k < n)
 		n = select_key(s, n, &(struct cut){.count = p->top_k}, &mass) + 1;
 	if (p->top_k == n)
-		total = mass; /* also where just so many were gathered */
+		total = mass; /* also where exactly top_k were gathered */
 	if (p->top_p < 1.0f) {
 		double want = (double)p->top_p * total;
 		if (mass < want && !whole && !p->top_k)
@@ -489,14 +488,14 @@ static uint32_t draw(struct kern_sampler *s, const float *logits, uint32_t best,
 	return id;
 }
 
-/* --- what a draw sees of the logits -------------------------------------- */
+/* --- edits of the logits before a draw ----------------------------------- */
 
 static const uint32_t *mask_at(const struct kern_batch *b, uint32_t at)
 {
 	return at ? kern_part(b, at) : NULL;
 }
 
-/* 0 if none is, or if there are no masks. */
+/* 0 if no id is allowed, or without masks. */
 static uint32_t lowest_allowed(const struct kern_sampler *s, const uint32_t *mask_a,
                                const uint32_t *mask_b)
 {
@@ -541,7 +540,7 @@ static void penalise_one(const struct kern_sampler *s, const struct kern_draw *d
 	s->edited[id] = l - (times ? d->presence : 0);
 }
 
-/* How many of the first n ids are this one. */
+/* Occurrences of id among the first n ids. */
 static uint32_t count_id(const uint32_t *ids, uint32_t n, uint32_t id)
 {
 	uint32_t times = 0;
@@ -550,7 +549,7 @@ static uint32_t count_id(const uint32_t *ids, uint32_t n, uint32_t id)
 	return times;
 }
 
-/* Tokens of the answer beside those seen. */
+/* Tokens of the answer that `seen` does not count yet: drafted and pending ones. */
 struct added {
 	uint32_t id[KERN_DRAFTED_MAX + KERN_CARRY_DRAWS], n;
 };
@@ -580,8 +579,8 @@ static void penalise(const struct kern_sampler *s, const struct kern_batch *b,
 			penalise_one(s, d, a->id[k], count_id(a->id, a->n, a->id[k]));
 }
 
-/* The logits themselves if nothing changes them, or a changed copy; then whether the logits are
- * finite is known. */
+/* Returns the logits themselves if the draw changes nothing; else a modified copy, and sets
+ * *ret_finite. */
 static const float *edit(struct kern_sampler *s, const float *logits, const struct kern_batch *b,
                          const struct kern_draw *d, const struct kern_carry *carries,
                          int *ret_finite)
@@ -600,7 +599,7 @@ static const float *edit(struct kern_sampler *s, const float *logits, const stru
 
 /* --- interface ----------------------------------------------------------- */
 
-/* From `mem`, or counted only. */
+/* Takes aligned bytes from `mem`; with NULL only counts. */
 static void *take(unsigned char *mem, size_t *used, size_t bytes)
 {
 	void *at = mem ? mem + *used : NULL;

@@ -1,22 +1,22 @@
-/* sample.h - KERN_OP_SAMPLE of one row on the host, for backends whose memory it can address. */
+/* sample.h - KERN_OP_SAMPLE for one row on the host, for backends whose memory the host can
+ * address. */
 #ifndef KERNELS_SAMPLE_H
 #define KERNELS_SAMPLE_H
 
 #include "kernels/kernels.h"
 
-/* Scratch for a vocabulary; one thread at a time. It lives in memory of the caller's, 64-byte
- * aligned. */
+/* Scratch for a vocabulary, in the caller's memory (64-byte aligned); one thread at a time. */
 struct kern_sampler;
 
 size_t kern_sampler_bytes(uint32_t vocab);
 struct kern_sampler *kern_sampler_init(void *mem, uint32_t vocab);
 
-/* What d, one of the draws of b, asks of its row of logits (vocab). carries may be NULL if d
- * names none. */
+/* Answers d, one of the draws of b, for its row of logits (vocab). carries may be NULL if d names
+ * none. */
 void kern_sample(struct kern_sampler *s, const float *logits, const struct kern_batch *b,
                  const struct kern_draw *d, struct kern_carry *carries, struct kern_drawn *ret);
 
-/* The id that a batch's token is. */
+/* Resolves a batch's token to its id. */
 static inline uint32_t kern_token(uint32_t token, const struct kern_carry *carries)
 {
 	return token & KERN_OF_CARRY ? carries[token - KERN_OF_CARRY].id[0] : token;

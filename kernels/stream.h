@@ -1,6 +1,5 @@
-/* stream.h - copying blocks past the cache: what is stored is not read again soon, and neither
- * reading nor keeping the lines that it overwrites leaves more of the memory's bandwidth and of
- * the cache to the engine. */
+/* stream.h - copying blocks past the cache. What is stored is not read again soon; not loading and
+ * not keeping the overwritten lines leaves memory bandwidth and cache to the engine. */
 #ifndef KERNELS_STREAM_H
 #define KERNELS_STREAM_H
 
@@ -10,8 +9,8 @@
 #include <emmintrin.h>
 #endif
 
-/* As memcpy. Other threads see the bytes only after stream_end. ahead, unless 0: what lies so
- * many bytes behind is fetched meanwhile. */
+/* Like memcpy; other threads see the bytes only after stream_end. ahead: prefetch distance in
+ * bytes; 0: none. */
 static inline void stream_copy_ahead(void *dst, const void *src, size_t n, size_t ahead)
 {
 #if defined(__x86_64__)
@@ -48,7 +47,7 @@ static inline void stream_copy(void *dst, const void *src, size_t n)
 	stream_copy_ahead(dst, src, n, 0);
 }
 
-/* All that this thread has copied is there before whatever it stores next. */
+/* Orders all earlier copies of this thread before its later stores. */
 static inline void stream_end(void)
 {
 #if defined(__x86_64__)
