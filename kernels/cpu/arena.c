@@ -1,6 +1,6 @@
-/* arena.c - memory of the weights: many matrices side by side in large mappings, so that huge pages
- * hold all of them and reading a model costs few address translations. A mapping goes when its
- * last weight goes. Memory comes zeroed; NULL when there is none. */
+/* arena.c - memory of the weights: many matrices in large mappings, so that huge pages cover them
+ * and reading a model needs few address translations. A mapping is freed with its last weight.
+ * Memory is zeroed; NULL: out of memory. */
 #include "kernels/cpu/cpu.h"
 
 #include <stdlib.h>
@@ -36,7 +36,7 @@ static struct cpu_chunk *chunk_new(size_t bytes)
 	}
 	c->base = c->map + (HUGE_PAGE - (uintptr_t)c->map % HUGE_PAGE) % HUGE_PAGE;
 	if (bytes >= HUGE_PAGE)
-		/* refused on some kernels: slower, not wrong */
+		/* some kernels refuse it: slower, not wrong */
 		madvise(c->base, c->bytes, MADV_HUGEPAGE);
 	return c;
 }
@@ -48,7 +48,7 @@ void *cpu_arena_alloc(struct cpu_chunk **arena, size_t bytes, struct cpu_chunk *
 		return NULL;
 	bytes = (bytes + ALIGN - 1) / ALIGN * ALIGN;
 	if (!c || c->bytes - c->used < bytes) {
-		/* so that a small model stays small */
+		/* grows, so that a small model uses little memory */
 		size_t size = c ? c->bytes * CHUNK_GROWTH : CHUNK_FIRST;
 		size = size > CHUNK_MOST ? CHUNK_MOST : size;
 		c = chunk_new(bytes > size ? bytes : size);

@@ -1,4 +1,4 @@
-/* build.h - what the files share that cut operations into phases (program.c, rows.c, products.c,
+/* build.h - shared by the files that compile operations into phases (program.c, rows.c, products.c,
  * experts.c, cut.c). */
 #ifndef CPU_BUILD_H
 #define CPU_BUILD_H
@@ -8,28 +8,28 @@
 /* --- phases of rows (rows.c) --- */
 
 struct row_step {
-	/* rows [from, to) of the phase's; from is a multiple of CPU_TILE_ROWS */
+	/* processes rows [from, to) of the phase; from is a multiple of CPU_TILE_ROWS */
 	void (*run)(const struct row_step *s, const struct kern_program *p, uint32_t from, uint32_t to);
 	const struct kern_op *op;
-	const void *with; /* what it needs beside the operation */
+	const void *with; /* further data of the step */
 };
 
 enum { ROW_STEPS_MAX = 8 };
 struct row_phase {
 	struct kern_program *p;
 	enum kern_rows rows;
-	size_t work; /* elements of a row that the steps touch */
+	size_t work; /* elements per row that the steps touch */
 	uint32_t steps;
 	struct row_step step[ROW_STEPS_MAX];
 };
 
 struct build {
 	struct kern_program *p;
-	struct row_phase *open;        /* the last phase, if it is one of rows */
+	struct row_phase *open;        /* the last phase, if it is a row phase */
 	const struct cpu_group *group; /* the last grouping of pairs by expert */
-	const struct kern_op *op;      /* the present one; what it is built of lies behind it */
-	size_t room;                   /* of p->phase */
-	int rc;                        /* the first KERN_E*; all that follows does nothing */
+	const struct kern_op *op; /* the program's copy of the operation; its allocations follow it */
+	size_t room;              /* of p->phase */
+	int rc;                   /* the first KERN_E*; later build calls do nothing */
 };
 
 int build_fail(struct build *b, int code, const char *fmt, ...)
@@ -37,19 +37,19 @@ int build_fail(struct build *b, int code, const char *fmt, ...)
 void *build_alloc(struct build *b, size_t bytes);
 void build_phase(struct build *b, uint32_t (*items)(const void *),
                  void (*item)(const void *, uint32_t, unsigned), const void *ctx);
-/* Appends to the open phase of rows, or begins one; work: elements of a row. */
+/* Appends a step to the open row phase, or starts a new one; work: elements per row. */
 void build_row_step(struct build *b, const struct kern_op *op,
                     void (*run)(const struct row_step *, const struct kern_program *, uint32_t,
                                 uint32_t),
                     const void *with, size_t work);
-/* A tensor of float32, `columns` wide; an address of float32 or ids; else the build fails and names
- * the operation. */
+/* Checks a float32 tensor with `columns` columns; an address of float32 or ids. On error the build
+ * fails with a message that names the operation. */
 int build_tensor(struct build *b, const struct kern_op *op, const struct kern_tensor *t,
                  size_t columns);
 int build_address(struct build *b, const struct kern_op *op, kern_ptr p);
 uint32_t build_max_rows(const struct build *b, enum kern_rows rows);
 
-/* what a row needs of itself alone */
+/* operations that need only the row itself */
 void build_rows(struct build *b, const struct kern_op *op);
 void build_matmul(struct build *b, const struct kern_op *op);
 void build_heads_matmul(struct build *b, const struct kern_op *op);
@@ -61,7 +61,7 @@ void build_collective(struct build *b, const struct kern_op *op);
 
 /* --- products (products.c) --- */
 
-/* How activations are made ready for products with some weights: nothing to do, quantised,
+/* How activations are prepared for products with some weights: not at all, quantised, or
  * rounded. */
 struct cpu_make {
 	uint32_t k;
@@ -75,28 +75,27 @@ static inline size_t more(size_t a, size_t b)
 
 struct cpu_make build_make(struct build *b, const struct kern_op *op,
                            const struct kern_weight *const *w, uint32_t n);
-/* The program's room for `rows` rows that are made ready so. */
+/* Reserves room in the program for `rows` rows prepared in this way. */
 void build_ready_room(struct build *b, const struct cpu_make *m, size_t rows, size_t tiles);
-/* Rows x, from record and rounded row `tile` and `row` of the program's on. */
+/* Rows x, using the program's records from tile `tile` on and rounded rows from `row` on. */
 struct cpu_ready cpu_ready_at(const struct kern_program *p, const struct cpu_make *m,
                               const float *x, size_t ldx, size_t tile, size_t row);
 
-/* Panels of an item: small enough to share the work out evenly and to stay in the second-level
- * cache, and few enough to claim cheaply. total_bytes: of all weights of the phase; many: rows
- * of more than a tile. */
+/* Panels per item: small enough for an even distribution and the L2 cache, few enough items to
+ * claim cheaply. total_bytes: of all weights of the phase; many: more than one tile of rows. */
 uint32_t cpu_panels_per_item(const struct kern_program *p, const struct kern_weight *w,
                              size_t total_bytes, int many);
 size_t cpu_packed_bytes(const struct kern_program *p, const struct kern_weight *w);
 
-/* Floats for chunks that are done apart: less than the most that such a batch needs, and no more
- * than 64 MiB. */
+/* Floats for the states of chunks computed separately, at most 64 MiB; a batch that needs more is
+ * not split. */
 size_t cpu_partial_floats(const struct cpu_variant *v, const struct cpu_attention *a,
                           unsigned threads, uint32_t positions);
-/* cut.c: cuts the present batch for all attention of the program */
+/* cut.c: cuts the current batch for all attention operations of the program */
 void cpu_cut_batch(struct kern_program *p);
 
-/* Items of `work` elements each, `count` of them, taken together so that claiming costs little
- * and threads get equal shares. */
+/* Number of items to claim together, out of `count` items of `work` elements each, so that claiming
+ * is cheap and threads get equal shares. */
 uint32_t cpu_grain(const struct kern_program *p, uint32_t count, size_t work, uint32_t multiple);
 
 #endif

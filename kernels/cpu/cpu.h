@@ -1,5 +1,5 @@
-/* cpu.h - what the files of the CPU backend share: the device, weights, activations ready for a
- * product, and the table that a variant fills. */
+/* cpu.h - shared by the files of the CPU backend: the device, weights, prepared activations, and
+ * the table that a variant implements. */
 #ifndef CPU_CPU_H
 #define CPU_CPU_H
 
@@ -12,40 +12,41 @@
 #include <stdbool.h>
 
 enum {
-	CPU_MAX_HEAD_DIM = 640, /* DeepSeek's latent and its rotated part are 576 */
+	CPU_MAX_HEAD_DIM = 640, /* DeepSeek: latent plus rotated part are 576 */
 	CPU_MAX_DIM = 1 << 20,
-	CPU_MAX_COLUMNS = 1 << 24, /* of a row of activations, all heads together */
-	CPU_TILE_ROWS = 4          /* rows of activations that are made ready for products together */
+	CPU_MAX_COLUMNS = 1 << 24, /* of an activation row, over all heads */
+	CPU_TILE_ROWS = 4          /* rows of activations prepared for products together */
 };
 
 /* --- products ------------------------------------------------------------ */
 
-/* A matrix (n, k). Plain rows in the file's format, or panels (see pack.c) when `packed`. */
+/* A matrix (n, k): panels (see pack.c) if `packed`, else rows in the file's format. */
 struct kern_weight {
 	enum kern_dtype dtype;
 	uint32_t n, k;
 	bool packed;
 	size_t panel_bytes;
 	unsigned char *data;
-	struct cpu_chunk *chunk; /* that holds data */
+	struct cpu_chunk *chunk; /* the arena chunk that contains data */
 };
 
-/* Activations as products read them, tile by tile: tile t's records at rec + t * tile_bytes. */
+/* Activations as products read them, in tiles of rows; tile t's records are at rec + t *
+ * tile_bytes. */
 struct cpu_ready {
 	uint32_t k;
 	const float *x; /* the rows themselves, ldx apart */
 	size_t ldx;
-	/* quantised, where a weight is; tile_bytes from one tile to the next */
+	/* quantised records, if a weight needs them; tile_bytes: stride of the tiles */
 	unsigned char *rec;
 	size_t tile_bytes;
-	/* to bfloat16, ld_rounded apart; NULL: no weight wants it. fast: (k + 1) / 2 pairs;
-	 * reference: k floats */
+	/* rounded to bfloat16, ld_rounded apart; NULL: not needed. fast: (k + 1) / 2 pairs; reference:
+	 * k floats */
 	float *rounded;
 	size_t ld_rounded;
 };
 
-/* A product over rows that lie one after the other, from the first row of a tile on: y (rows, n)
- * = x W^T + bias. */
+/* A product over consecutive rows starting with the first row of a tile: y (rows, n) = x W^T +
+ * bias. */
 struct cpu_part {
 	const struct kern_weight *w;
 	const float *bias;
@@ -62,14 +63,14 @@ struct att_tile {
 	uint32_t row, rows, first_chunk, chunks, partial;
 };
 
-/* The tiles of the present batch, for all attention of a program that is cut alike. */
+/* The tiles of the current batch, shared by all attention operations that are cut alike. */
 struct cpu_cut {
 	enum kern_rows rows;
 	uint32_t window, tile_rows;
-	uint32_t heads;                  /* items of a tile */
-	struct att_tile *tile;           /* room for all that a batch may have */
-	uint32_t tiles, chunks, longest; /* longest: rows of a tile, at most tile_rows */
-	bool apart;                      /* chunks would be done apart and joined, see cpu_apart */
+	uint32_t heads;                  /* items per tile */
+	struct att_tile *tile;           /* room for the most tiles of a batch */
+	uint32_t tiles, chunks, longest; /* longest: most rows of a tile, at most tile_rows */
+	bool apart;                      /* chunks are computed separately and joined, see cpu_apart */
 };
 
 struct cpu_attention {
@@ -82,7 +83,8 @@ struct cpu_attention {
 	struct kern_kv_layer kv;
 	float scale;
 	const float *sinks; /* (heads) or NULL */
-	/* a KV head's query heads are cut into parts; of all KV heads; query heads of a part */
+	/* parts per KV head, into which its query heads are divided; parts of all KV heads; query heads
+	 * per part */
 	uint32_t parts, items, group;
 };
 
@@ -91,24 +93,24 @@ struct cpu_variant {
 	const char *name, *numerics;
 	bool packed;    /* wants packed weights */
 	bool vdpbf16ps; /* may use that instruction */
-	/* a: NULL or added to x */
+	/* a is added to x, or NULL */
 	void (*rms_norm)(float *y, float *x, const float *a, const float *w, uint32_t dim, float eps);
 	void (*rope)(float *x, uint32_t heads, uint32_t head_dim, const struct kern_rope *rope,
 	             const float *cos_sin);
 	void (*act_mul)(float *y, const float *gate, const float *up, enum kern_act act, uint32_t dim);
-	/* of a tile's records for `groups` groups of a row, 0 of none; floats of a rounded row */
+	/* bytes of a tile's records for `groups` groups per row, 0: no records; floats of a rounded
+	 * row */
 	size_t (*tile_bytes)(uint32_t groups);
 	size_t (*rounded_floats)(uint32_t k);
-	/* makes rows [from, to) ready, `from` a multiple of CPU_TILE_ROWS; rec NULL: nothing is
-	 * quantised */
+	/* prepares rows [from, to), `from` a multiple of CPU_TILE_ROWS; rec NULL: without quantising */
 	void (*make_ready)(const struct cpu_ready *r, uint32_t from, uint32_t to);
-	/* columns come in panels; scratch: k floats */
+	/* columns are grouped into panels; scratch: k floats */
 	uint32_t (*panels)(const struct kern_weight *w);
 	void (*product)(const struct cpu_part *part, const struct cpu_variant *v, uint32_t panel,
 	                uint32_t end, float *scratch);
-	/* attention: fills parts, items and group in, and says how many rows a tile has; floats of a
-	 * worker's scratch, and of the state of a chunk; then two phases, the second only when
-	 * chunks are done apart (NULL: they never are) */
+	/* attention. att_share: sets parts, items and group, and returns the rows per tile. Floats of a
+	 * worker's scratch; floats of a chunk's state. Two phases, the second only if chunks are
+	 * computed separately (NULL: never) */
 	void (*att_share)(struct cpu_attention *a, uint32_t *ret_tile_rows);
 	size_t (*att_scratch)(const struct cpu_attention *a, uint32_t positions);
 	size_t (*att_state)(const struct cpu_attention *a, uint32_t longest);
@@ -130,8 +132,8 @@ struct kern_device {
 	struct kern_group group;
 	bool bf16_activations; /* kern_config.activations */
 	char numerics[32];
-	pthread_mutex_t lock;          /* of the crew: one program at a time */
-	struct cpu_chunk *arena;       /* weights; guarded by lock */
+	pthread_mutex_t lock;          /* the crew runs one program at a time */
+	struct cpu_chunk *arena;       /* weights; protected by lock */
 	void (*progressed)(void *arg); /* kern_config */
 	void *progressed_arg;
 };
@@ -158,20 +160,19 @@ size_t cpu_program_bytes(const struct cpu_variant *v, unsigned threads, bool bf1
 int cpu_fail(struct kern_device *dev, int code, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
 
-/* `bytes` of zeroed memory in one of the arena's chunks, which counts its users; NULL when there
- * is none */
+/* allocates zeroed memory in a chunk of the arena, which counts its users; NULL: out of memory */
 void *cpu_arena_alloc(struct cpu_chunk **arena, size_t bytes, struct cpu_chunk **ret_chunk);
 void cpu_arena_release(struct cpu_chunk **arena, struct cpu_chunk *chunk);
 
 /* --- numbers ------------------------------------------------------------- */
 
-/* count values (whole blocks) of a row in the file's format, to float; KV types: without their
- * scale */
+/* converts count values (whole blocks) of a row from the file's format to float; KV types: without
+ * their scale */
 void cpu_dequantise(float *out, enum kern_dtype dtype, const void *src, uint32_t count);
-/* MXFP4: of four bits, twice the value plus 16 */
+/* MXFP4: for each nibble, twice the value plus 16 */
 extern const unsigned char cpu_mxfp4_codes[16];
 size_t cpu_weight_bytes(const struct kern_weight *w);
-/* into w->data, zeroed, from rows row_bytes apart */
+/* packs rows that are row_bytes apart into w->data, which is zeroed */
 void cpu_weight_pack(struct kern_weight *w, const void *src, size_t row_bytes, struct crew *crew);
 void cpu_weight_row(const struct kern_weight *w, uint32_t row, float *out);
 
@@ -185,19 +186,19 @@ static inline unsigned char *cpu_kv_plane(const struct kern_kv_layer *kv, uint32
 	       plane * kern_kv_plane_bytes(kv);
 }
 
-/* of a plane's tokens, where the type has scales */
+/* the scales of a plane's tokens, if the type has scales */
 static inline float *cpu_kv_scales(const struct kern_kv_layer *kv, const unsigned char *plane)
 {
 	return (float *)(void *)(uintptr_t)(plane + kern_dtype_bytes(kv->dtype, kv->head_dim) *
 	                                                kv->block_tokens);
 }
 
-/* KERN_EINVAL and a text beyond what the device has */
+/* KERN_EINVAL and a message for layers that the device does not support */
 int cpu_kv_check(struct kern_device *dev, enum kern_op_kind kind, const struct kern_kv_layer *kv);
-/* k and v (NULL with a latent) of all KV heads to slot `slot` */
+/* stores k and v (NULL with a latent) of all KV heads in slot `slot` */
 void cpu_kv_row(const struct kern_kv_layer *kv, uint32_t slot, const float *k, const float *v);
 
-/* what attention gives for a head */
+/* elements that attention outputs per head */
 static inline uint32_t cpu_kv_out_dim(const struct kern_kv_layer *kv)
 {
 	return kv->latent ? kv->latent : kv->head_dim;

@@ -1,14 +1,14 @@
-/* crew.c - see crew.h: persistent threads that walk the phases of the present run, spin briefly
+/* crew.c - see crew.h: persistent threads that execute the phases of the current run, spin briefly
  * where they must wait, then sleep on a futex.
  *
- * The items of a phase are cut into as many shares as there are threads, each of items that follow
- * each other. A thread takes from its own share, which reads memory that lies together and whose
- * claim nobody else changes meanwhile, then from the others'. A claim is one word, changed by
- * compare-and-swap: the number of the run and what is left; a claim of an earlier run means that
- * nothing was taken yet in this one. Run numbers of claims never go round (40 bits). Whoever
- * finishes the last item of a phase opens the next one. A thread that comes late, even whole runs
- * too late, finds claims of its own run with nothing left, or of later runs, and touches neither
- * phases nor data, so nobody ever waits for it. Opening phase n ends the run. */
+ * The items of a phase are divided into one share of consecutive items per thread. A thread takes
+ * items from its own share first, which reads adjacent memory and whose claim word is uncontended,
+ * then from the others'. A claim is one word, changed by compare-and-swap: the run's number and the
+ * remaining claims; a claim of an earlier run means that nothing has been claimed in this one. Run
+ * numbers in claims never wrap (40 bits). The thread that finishes the last item of a phase opens
+ * the next one. A thread that is late, even by whole runs, finds claims of its own run used up, or
+ * claims of later runs, and touches neither phases nor data, so no thread ever waits for it.
+ * Opening phase n ends the run. */
 #include "kernels/cpu/crew.h"
 
 #include <linux/futex.h>
@@ -30,24 +30,24 @@ enum {
 	LEFT_MAX = (1 << LEFT_BITS) - 1
 };
 
-/* The word of the seqlock goes round soon after: whoever counts by it finds out in the first
+/* Just before the seqlock's word wraps, so that an error in handling the wrap shows in the first
  * seconds, not after months. */
 #define FIRST_RUN 0x7ffffff0u
 
-/* run << LEFT_BITS | how often one can still claim */
+/* run << LEFT_BITS | remaining claims */
 struct share {
 	_Alignas(64) _Atomic uint64_t claim;
 };
 
 struct progress {
-	/* run << 32 | items: the run in which it was opened last (its lower 32 bits) */
+	/* run << 32 | items: low 32 bits of the run that opened it last, and its number of items */
 	_Alignas(64) _Atomic uint64_t opened;
-	atomic_uint turn;              /* that run, stored after it: what threads wait for */
-	_Alignas(64) atomic_uint done; /* how many items of it are done */
+	atomic_uint turn;              /* that run, stored after `opened`; threads wait on it */
+	_Alignas(64) atomic_uint done; /* completed items */
 };
 
-/* What runs of up to n phases are counted with. A thread that comes late may still look at an older
- * one, so that these stay. */
+/* Counters for runs of up to n phases. Older ones are kept because a late thread may still read
+ * them. */
 struct room {
 	struct room *older;
 	size_t n;
@@ -56,8 +56,8 @@ struct room {
 };
 
 struct crew {
-	/* these change together, under a word that is odd meanwhile (a seqlock): twice the lower
-	 * bits of the run's number, which counts all runs */
+	/* these change together under a seqlock: `run` is odd during a change, else twice the low bits
+	 * of the run's number; number counts all runs */
 	_Alignas(64) atomic_uint run;
 	_Atomic uint64_t number;
 	_Atomic(const struct crew_phase *) phases;
@@ -95,7 +95,7 @@ static uint64_t now_ns(void)
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* A wait for *word to be no longer `seen`; the caller looks again after each turn. */
+/* A wait while *word == seen; the caller checks again after each turn. */
 struct spin {
 	uint64_t until;
 	unsigned turns;
@@ -136,7 +136,7 @@ static unsigned word_of(uint64_t number)
 	return (unsigned)number << 1;
 }
 
-/* Opens phase i, and those behind it while there is nothing to do in them. */
+/* Opens phase i, and the following ones while they have no items. */
 static void open_phase(const struct walk *w, size_t i)
 {
 	for (uint32_t items = 0; !items && i <= w->n; i++) {
@@ -157,7 +157,7 @@ static void fetch_near(const struct walk *w, size_t i)
 		__builtin_prefetch((const char *)w->phases[i].near + at);
 }
 
-/* false when the run is over, or another one goes on */
+/* false: the run is over, or another run has started */
 static bool await_phase(const struct walk *w, size_t i, uint32_t *ret_items)
 {
 	struct progress *p = &w->room->phase[i];
@@ -180,15 +180,15 @@ static uint32_t share_begin(uint32_t items, unsigned share, unsigned shares)
 	return (uint32_t)((uint64_t)items * share / shares);
 }
 
-/* How often one can still claim of a share, of which one can claim `all` times in this run. */
+/* Remaining claims of a share that has `all` claims in this run. */
 static uint32_t left_of(uint64_t claim, uint64_t run, uint32_t all)
 {
 	uint64_t last = claim >> LEFT_BITS;
 	return last < run ? all : last > run ? 0 : (uint32_t)claim & LEFT_MAX;
 }
 
-/* Runs what is left of a share; *mine counts this thread's items of the phase. A claim takes one
- * item, or a few where there are more than a claim can count. */
+/* Runs the remaining items of a share; *mine counts this thread's items of the phase. A claim takes
+ * one item, or several if there are more items than a claim can count. */
 static void take_share(const struct walk *w, size_t i, unsigned share, uint32_t items,
                        uint32_t *mine)
 {
@@ -204,7 +204,7 @@ static void take_share(const struct walk *w, size_t i, unsigned share, uint32_t 
 		                                           memory_order_acq_rel, memory_order_acquire))
 			continue;
 		if (!*mine)
-			fetch_near(w, i + 1); /* while the run cannot end */
+			fetch_near(w, i + 1); /* now, while the run cannot end */
 		uint32_t first = from + (all - left) * each;
 		for (uint32_t item = first; item < end && item - first < each; item++, ++*mine)
 			phase->item(phase->ctx, item, w->worker);
@@ -230,7 +230,7 @@ static void walk(const struct walk *w)
 		walk_phase(w, i, items);
 }
 
-/* Waits for a run after `last`; false when the crew stops. */
+/* Waits for a run after `last`; false: the crew is stopping. */
 static bool await_run(struct crew *c, unsigned last, struct walk *w)
 {
 	for (struct spin spin = {0};;) {
@@ -286,15 +286,15 @@ void crew_run(struct crew *c, const struct crew_phase *phases, size_t n)
 	walk(&w);
 }
 
-/* --- life ---------------------------------------------------------------- */
+/* --- start and end ------------------------------------------------------- */
 
 size_t crew_phase_bytes(unsigned threads)
 {
 	return threads > 1 ? sizeof(struct progress) + threads * sizeof(struct share) : 0;
 }
 
-/* Twice what there was at least: older ones are together no larger. Its claims are of no run yet,
- * which is before all runs to come. */
+/* At least doubles the room, so that all older ones together are no larger. New claims have run 0,
+ * which precedes all runs. */
 int crew_grow(struct crew *c, size_t n)
 {
 	struct room *old = c->newest;

@@ -1,6 +1,6 @@
-/* cut.c - attention: the spans of a batch are cut into tiles of rows, and where few tiles have long
- * histories, these into chunks that threads do apart and join. How it is cut shows in no bit
- * (fast_attention.h). Layers that are cut alike share one cut. */
+/* cut.c - attention: the spans of a batch are cut into tiles of rows; where few tiles have long
+ * histories, tiles are cut into chunks that threads compute separately and join. The cut changes no
+ * bit of the results (fast_attention.h). Layers that are cut alike share one cut. */
 #include "kernels/cpu/build.h"
 
 enum { ITEMS_PER_THREAD = 4 };
@@ -73,7 +73,7 @@ static struct cpu_cut *cut_of(struct build *b, const struct kern_op *op, uint32_
 	}
 	struct cpu_cut *c = build_alloc(b, sizeof *c);
 	if (p->cuts == sizeof p->cut / sizeof *p->cut)
-		build_fail(b, KERN_ENOTSUP, "attention of more than %u kinds", p->cuts);
+		build_fail(b, KERN_ENOTSUP, "more than %u kinds of attention", p->cuts);
 	if (b->rc)
 		return NULL;
 	*c = (struct cpu_cut){

@@ -1,5 +1,5 @@
 /* dequant.c - scalar conversions: half formats and the blocks of the file formats. Used at load, by
- * `embed` and by the reference; the fast kernels read panels. Every value is exact but for one
+ * `embed` and by the reference; the fast kernels read panels. Every value is exact except for one
  * rounding to float. */
 #include "kernels/cpu/cpu.h"
 
@@ -36,8 +36,8 @@ static void q4_1(float *out, const unsigned char *b)
 }
 
 /* Two halves of 128 values; in a half, value l + 32 j (l < 32, j < 4) has its low nibble in ql[l +
- * 32 (j & 1)] (high half of the byte for j >= 2) and its high pair in bits 2j of qh[l]; scales
- * go with 16 values each. */
+ * 32 (j & 1)] (high half of the byte for j >= 2) and its high pair in bits 2j of qh[l]; each scale
+ * applies to 16 values. */
 static void q6_k(float *out, const unsigned char *b)
 {
 	float d = half_at(b + 208);
@@ -52,7 +52,7 @@ static void q6_k(float *out, const unsigned char *b)
 	}
 }
 
-/* value i's fifth bit is bit i of the 32 at p */
+/* value i's fifth bit: bit i of the 32 at p */
 static unsigned fifth(const unsigned char *p, int i)
 {
 	return (p[i / 8] >> i % 8 & 1u) << 4;
@@ -76,9 +76,9 @@ static void q5_1(float *out, const unsigned char *b)
 	}
 }
 
-/* Groups 2 j and 2 j + 1 have the low and the high nibbles of 32 bytes; bit g of high[i] is the
- * fifth bit of value i of group g. The products of f16 and 6 bits, and those with q, are exact
- * in a float: only the difference is rounded. */
+/* Groups 2 j and 2 j + 1 are the low and high nibbles of 32 bytes; bit g of high[i] is the fifth
+ * bit of value i of group g. The products of f16 and 6 bits, and those with q, are exact in a
+ * float: only the difference is rounded. */
 static void q45_k(float *out, const unsigned char *b, const unsigned char *high,
                   const unsigned char *low)
 {
@@ -104,7 +104,7 @@ static void q5_k(float *out, const unsigned char *b)
 	q45_k(out, b, b + 16, b + 48);
 }
 
-/* Twice the values of E2M1, plus 16: four bits to an unsigned code. */
+/* Twice the E2M1 value of each nibble, plus 16. */
 const unsigned char cpu_mxfp4_codes[16] = {16, 17, 18, 19, 20, 22, 24, 28,
                                            16, 15, 14, 13, 12, 10, 8,  4};
 

@@ -1,6 +1,5 @@
-/* device.c - the CPU device: choice of the variant, streams, weights. Work is done in the calling
- * thread and the crew's, before the call returns. Failures are returned with a text; nothing
- * here is fatal. */
+/* device.c - the CPU device: choice of the variant, streams, weights. The calling thread and the
+ * crew do all work before the call returns. Errors are returned with a text; none is fatal. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/program.h"
@@ -122,7 +121,7 @@ static int device_open(const struct kern_config *conf, struct kern_device **ret_
 	return KERN_OK;
 nomem:
 	device_close(&dev);
-	snprintf(errbuf, errlen, "no memory or threads for the cpu device");
+	snprintf(errbuf, errlen, "out of memory or threads for the cpu device");
 	return KERN_ENOMEM;
 }
 
@@ -142,7 +141,7 @@ static int stream_new(struct kern_device *dev, struct kern_stream **ret_stream)
 {
 	struct kern_stream *s = malloc(sizeof *s);
 	if (!s)
-		return cpu_fail(dev, KERN_ENOMEM, "no memory for a stream");
+		return cpu_fail(dev, KERN_ENOMEM, "out of memory for a stream");
 	s->dev = dev;
 	*ret_stream = s;
 	return KERN_OK;
@@ -194,7 +193,7 @@ static int weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n
 		return rc;
 	struct kern_weight *w = malloc(sizeof *w);
 	if (!w)
-		return cpu_fail(dev, KERN_ENOMEM, "no memory for a weight");
+		return cpu_fail(dev, KERN_ENOMEM, "out of memory for a weight");
 	*w = (struct kern_weight){.dtype = dtype,
 	                          .n = n,
 	                          .k = k,
@@ -206,7 +205,7 @@ static int weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n
 	if (!w->data) {
 		free(w);
 		return cpu_fail(dev, KERN_ENOMEM,
-		                "no memory for a weight of %u rows of %u values of type %s", n, k,
+		                "out of memory for a weight of %u rows of %u values of type %s", n, k,
 		                kern_dtype_name(dtype));
 	}
 	pthread_mutex_lock(&dev->lock);

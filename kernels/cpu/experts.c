@@ -1,26 +1,26 @@
 /* experts.c - products with the experts that each row has chosen.
  *
  * Pairs (row, slot) are sorted by expert, so that an expert's matrices are read once for all rows
- * that chose it; all experts' products are one phase. Each product of a row comes from that row
- * alone, and a row's are added up in ascending order of the experts' numbers: so neither the
- * batch nor the number of threads shows in a result. */
+ * that chose it; the products of all experts form one phase. Each product of a row depends on that
+ * row alone, and a row's products are added in ascending order of the experts' numbers, so results
+ * depend neither on the batch nor on the number of threads. */
 #include "kernels/cpu/build.h"
 #include "kernels/cpu/panel.h"
 
 #include <string.h>
 
-/* Pairs, numbered row * used + slot, sorted by expert and then by number. */
+/* Pairs, numbered row * used + slot, sorted by expert, then by number. */
 struct cpu_group {
 	struct kern_program *p;
 	enum kern_rows rows;
 	const uint32_t *ids;
 	uint32_t used, experts;
-	uint32_t *pair;        /* (pairs) the sorted ones */
-	uint32_t *place;       /* (pairs) where each is among them */
-	uint32_t *first;       /* (experts + 1) where an expert's begin */
-	uint32_t *first_tile;  /* (experts + 1) its first tile: tiles hold pairs of one expert */
+	uint32_t *pair;       /* (pairs) in sorted order */
+	uint32_t *place;      /* (pairs) each pair's place in `pair` */
+	uint32_t *first;      /* (experts + 1) start of an expert's pairs in `pair` */
+	uint32_t *first_tile; /* (experts + 1) an expert's first tile: a tile has pairs of one expert */
 	uint32_t *tile_expert; /* (tiles) */
-	uint32_t *present;     /* (experts) those that have pairs */
+	uint32_t *present;     /* (experts) experts that have pairs */
 	uint32_t n_present;
 };
 
@@ -52,7 +52,7 @@ static void group_item(const void *ctx, uint32_t item, unsigned worker)
 		g->place[i] = g->first[g->ids[i]]++;
 		g->pair[g->place[i]] = i;
 	}
-	/* each was moved on to the next one's */
+	/* the loop advanced each start to the next expert's */
 	memmove(g->first + 1, g->first, g->experts * sizeof *g->first);
 	g->first[0] = 0;
 }
@@ -64,7 +64,7 @@ static const struct cpu_group *group_of(struct build *b, const struct kern_op *o
 		   tiles = pairs / CPU_TILE_ROWS + experts + 1;
 	if (build_address(b, op, ids))
 		return NULL;
-	/* the rows have not chosen again since: see build_route */
+	/* valid while the ids are unchanged: build_route clears b->group */
 	if (b->group && b->group->ids == (const uint32_t *)(void *)ids.v &&
 	    b->group->rows == op->rows && b->group->used == used && b->group->experts == experts)
 		return b->group;
@@ -96,15 +96,15 @@ struct experts_phase {
 	const struct cpu_group *g;
 	struct cpu_make make;
 	const struct kern_tensor *x;
-	/* of x: `used` where each row of it serves all its experts, 1 where each pair has its own */
+	/* rows of x: `used` if one row serves all its experts, 1 if each pair has its own row */
 	uint32_t pairs_per_row;
-	struct kern_weight **w[2]; /* gate and up, or down, */
-	const float *bias[2];      /* and their biases, NULL or (experts, n) */
+	struct kern_weight **w[2]; /* gate and up, or down */
+	const float *bias[2];      /* of w; NULL or (experts, n) */
 	uint32_t matrices, n;
-	uint32_t panels[2], panels_per_item[2], items[2]; /* of each matrix of an expert */
+	uint32_t panels[2], panels_per_item[2], items[2]; /* per matrix of an expert */
 };
 
-/* A tile's pairs, gathered and made ready. */
+/* One item per tile: gathers and prepares its pairs' activations. */
 static uint32_t tile_items(const void *ctx)
 {
 	const struct experts_phase *ph = ctx;
@@ -142,7 +142,7 @@ static uint32_t expert_items(const void *ctx)
 	return cpu_rows(ph->p, ph->op->rows) ? ph->g->n_present * (ph->items[0] + ph->items[1]) : 0;
 }
 
-/* y: (pairs, matrices * n) in the order of the sorted pairs */
+/* y: (pairs, matrices * n) in sorted order */
 static void expert_item(const void *ctx, uint32_t item, unsigned worker)
 {
 	const struct experts_phase *ph = ctx;
@@ -163,7 +163,7 @@ static void expert_item(const void *ctx, uint32_t item, unsigned worker)
 	           ph->p->scratch[worker]);
 }
 
-/* All experts' matrices of one kind have one type and shape. */
+/* Checks that all experts' matrices of one kind have the same type and shape. */
 static void check_alike(struct build *b, const struct kern_op *op, struct kern_weight *const *w,
                         uint32_t n)
 {
@@ -175,7 +175,7 @@ static void check_alike(struct build *b, const struct kern_op *op, struct kern_w
 			           w[i]->n, w[i]->k, kern_dtype_name(w[i]->dtype));
 }
 
-/* up: NULL for one matrix an expert; bias: of gate and up, or 0 */
+/* up: NULL if an expert has one matrix; bias: of gate and up, or 0 */
 static struct experts_phase *build_products(struct build *b, const struct kern_op *op,
                                             const struct cpu_group *g, const struct kern_tensor *x,
                                             uint32_t pairs_per_row, struct kern_weight **gate,
@@ -252,7 +252,7 @@ void build_experts_act(struct build *b, const struct kern_op *op)
 	build_row_step(b, op, act_rows, ph, 4 * (size_t)g->used * ph->n);
 }
 
-/* A row's experts in ascending order of their numbers. */
+/* Adds up the experts of a row in ascending order of their numbers. */
 static void down_row(const struct experts_phase *ph, const struct kern_op *op, uint32_t r)
 {
 	const struct cpu_group *g = ph->g;

@@ -1,7 +1,7 @@
-/* fast.h - assembles a fast variant. The including file has defined before: quant_kernel and
- * transpose16, and the macros FLOAT_ROWS and FLOAT_VECS (tile of float products; FLOAT_VECS_MAX for
- * one row), ATT_ROWS and ATT_VECS (tile of attention), VARIANT and VARIANT_NAME. All fast
- * variants have equal numerics: the same additions in the same order, see fast_*.h. */
+/* fast.h - assembles a fast variant. The including file defines quant_kernel and transpose16, and
+ * the macros FLOAT_ROWS and FLOAT_VECS (tile of float products; FLOAT_VECS_MAX for one row),
+ * ATT_ROWS and ATT_VECS (tile of attention), VARIANT and VARIANT_NAME. All fast variants have equal
+ * numerics: the same additions in the same order, see fast_*.h. */
 #include "kernels/cpu/fast_attention.h"
 #include "kernels/cpu/fast_matmul.h"
 #include "kernels/cpu/fast_rows.h"

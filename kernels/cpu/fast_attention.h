@@ -1,15 +1,15 @@
 /* fast_attention.h - softmax attention over paged KV for the fast variants. Included by each
  * variant's file.
  *
- * A row meets its tokens in steps of 64 and chunks of 256, both at multiples of the position, so
- * the order of its additions depends on its position alone. Within a chunk the softmax is online (a
- * running maximum, the sum in 16 lanes, the weighted V); chunks are merged in order, either as they
- * come or, when few rows have long histories, after threads have done them apart (cut.c). A score
- * is sum over d of q[d] k[d], each step fused, in the order of d, with q in units of log2. Where
- * the type has scales, a token's K scale multiplies its score, and its V scale its weight, so codes
- * are converted and no more. Tokens that a row must not see are left out of its sums, so that an
- * infinity or a NaN there does not reach it. Rows of one span and heads of one group share each
- * converted block of K and V. */
+ * A row processes its tokens in steps of 64 and chunks of 256, both aligned to positions, so the
+ * order of its additions depends only on its position. Within a chunk the softmax is online (a
+ * running maximum, the sum in 16 lanes, the weighted V). Chunks are merged in order: one after the
+ * other, or, when few rows have long histories, after threads have computed them separately
+ * (cut.c). A score is the sum over d, in order, of q[d] k[d], with fused multiply-adds and q scaled
+ * to base 2. For types with scales, a token's K scale multiplies its score and its V scale
+ * multiplies its weight, so codes are only converted. Tokens that a row must not see are excluded
+ * from its sums, so an infinity or NaN there does not reach it. Rows of a span and heads of a group
+ * share each converted block of K and V. */
 #ifndef CPU_FAST_ATTENTION_H
 #define CPU_FAST_ATTENTION_H
 
@@ -20,21 +20,21 @@
 #define DIRECT_ROWS (ATT_ROWS < 3 ? ATT_ROWS : 3)
 enum { STEP = 64, CHUNK = CPU_CHUNK, TILE_Q_ROWS = 96, STEP_VECS = STEP / 16 };
 
-/* bytes of an element of a KV type, for the compiler to know */
+/* element size of a KV type; inlined so that it is a compile-time constant */
 INLINE size_t kv_elem(enum kern_dtype type)
 {
 	return type == KERN_F32 ? 4 : type == KERN_I8 || type == KERN_F8 ? 1 : 2;
 }
 
-/* What the items of an attention share. */
+/* State shared by the items of an attention operation. */
 struct fast_attention {
 	const struct cpu_attention *a;
-	uint32_t group; /* query heads of a part */
-	/* of K, of V; padded: out_dim rounded up to 16; q_rows: most of a tile, rounded up to
-	 * ATT_ROWS */
+	uint32_t group; /* query heads per part */
+	/* dim: of K; out_dim: of V; padded: out_dim rounded up to 16; q_rows: the most query rows of a
+	 * tile, rounded up to ATT_ROWS */
 	uint32_t dim, out_dim, padded, q_rows;
 	enum kern_dtype type; /* of KV */
-	size_t elem;          /* its bytes */
+	size_t elem;          /* element size */
 	bool scaled;
 };
 
@@ -75,12 +75,12 @@ static void state_clear(const struct fast_attention *f, struct att_state *s)
 		s->max[i] = -INFINITY;
 }
 
-struct att_work {      /* a thread's buffers */
+struct att_work {      /* buffers of a thread */
 	float *q, *kt, *v; /* (q_rows, dim), (dim, STEP), (STEP, padded) */
 	float weight[ATT_ROWS * STEP], factor[ATT_ROWS];
-	const unsigned char *k_token[STEP], *v_token[STEP]; /* of the step, in the pool */
-	float k_scale[STEP], v_scale[STEP];                 /* the same; 0 beyond its tokens */
-	/* few rows: they read the pool itself, kt and v are not filled */
+	const unsigned char *k_token[STEP], *v_token[STEP]; /* the step's tokens in the pool */
+	float k_scale[STEP], v_scale[STEP];                 /* of these tokens; 0 beyond the last */
+	/* few rows: read K and V in the pool; kt and v are unused */
 	bool direct;
 	struct att_state chunk, run;
 };
@@ -104,14 +104,14 @@ static struct att_work work_at(const struct fast_attention *f, unsigned worker)
 
 /* --- one step ------------------------------------------------------------ */
 
-/* Elements of K that are moved as one lane of a transposition. */
+/* Elements of K that a transposition moves as one lane. */
 INLINE uint32_t lane_elements(enum kern_dtype type)
 {
 	return type == KERN_BF16 ? 2 : type == KERN_I8 ? 4 : 1;
 }
 
-/* Up to 16 tokens' K, lanes of n elements from element d on, as they lie (n > 1) or as floats,
- * with tokens as columns. */
+/* Loads K of up to 16 tokens, as lanes of n elements from element d on, raw (n > 1) or converted to
+ * float, and transposes so that tokens are columns. */
 INLINE void lanes_load(const unsigned char *const *k, uint32_t count, uint32_t d, uint32_t dim,
                        enum kern_dtype type, uint32_t n, v16 *block)
 {
@@ -123,7 +123,7 @@ INLINE void lanes_load(const unsigned char *const *k, uint32_t count, uint32_t d
 	transpose16(block);
 }
 
-/* Element e of a lane of n. */
+/* Element e of a lane of n elements, as float. */
 INLINE v16 lane_part(v16 lane, enum kern_dtype type, uint32_t n, uint32_t e)
 {
 	if (n == 1)
@@ -131,8 +131,8 @@ INLINE v16 lane_part(v16 lane, enum kern_dtype type, uint32_t n, uint32_t e)
 	return type == KERN_I8 ? v_byte_i8(lane, (int)e) : e ? v_second_bf16(lane) : v_first_bf16(lane);
 }
 
-/* Up to 16 tokens' K from element d on, transposed into rows of kt: 16 lanes of n elements, or
- * what is left. */
+/* Transposes K of up to 16 tokens from element d on into rows of kt: 16 lanes of n elements, or
+ * fewer at the end. */
 INLINE void load_k(const unsigned char *const *k, uint32_t count, uint32_t d, uint32_t dim,
                    enum kern_dtype type, uint32_t n, float *kt)
 {
@@ -143,7 +143,7 @@ INLINE void load_k(const unsigned char *const *k, uint32_t count, uint32_t d, ui
 			v_store(kt + (size_t)(j * n + e) * STEP, lane_part(block[j], type, n, e));
 }
 
-/* Where K and V of tokens [from, from + count) lie; count is at most STEP. */
+/* Finds K and V of tokens [from, from + count); count is at most STEP. */
 static void find_step(const struct fast_attention *f, const struct att_tile *t, uint32_t part,
                       uint32_t from, uint32_t count, struct att_work *w)
 {
@@ -151,13 +151,13 @@ static void find_step(const struct fast_attention *f, const struct att_tile *t, 
 	const struct kern_kv_layer *kv = &f->a->kv;
 	const uint32_t *table = cpu_table(f->a->p, t->span);
 	size_t token_bytes = f->dim * f->elem;
-	for (uint32_t i = 0, n; i < count; i += n) { /* what lies in one block */
+	for (uint32_t i = 0, n; i < count; i += n) { /* tokens of one block */
 		uint32_t entry = (from + i) / kv->block_tokens, at = (from + i) % kv->block_tokens;
 		const unsigned char *k = cpu_kv_plane(kv, table[entry], head, 0),
 							*v = cpu_kv_plane(kv, table[entry], head, 1);
 		n = kv->block_tokens - at < count - i ? kv->block_tokens - at : count - i;
 		if (w->direct) {
-			/* read once, and pages of a pool may be small: all of it is fetched at once */
+			/* data is read once and pool pages may be small, so prefetch all of it */
 			fetch(k + at * token_bytes, n * token_bytes);
 			fetch(v + at * token_bytes, n * token_bytes);
 		}
@@ -173,7 +173,7 @@ static void find_step(const struct fast_attention *f, const struct att_tile *t, 
 	for (uint32_t i = count; f->scaled && i < STEP; i++)
 		w->k_scale[i] = w->v_scale[i] = 0;
 	for (uint32_t i = 0; f->type == KERN_F8 && i < STEP; i++) {
-		w->k_scale[i] *= 256; /* v_load_f8 leaves it to us */
+		w->k_scale[i] *= 256; /* the factor that v_load_f8 omits */
 		w->v_scale[i] *= 256;
 	}
 }
@@ -208,8 +208,8 @@ INLINE void convert_as(const struct fast_attention *f, uint32_t count, enum kern
 	convert_v(f, count, type, w);
 }
 
-/* The step's K transposed into kt, its V into v, both as floats; the compiler knows the type in
- * each. */
+/* Converts the step's K (transposed, into kt) and V (into v) to float; the type is a compile-time
+ * constant in each case. */
 static void convert_step(const struct fast_attention *f, uint32_t count, struct att_work *w)
 {
 	switch (f->type) {
@@ -221,7 +221,7 @@ static void convert_step(const struct fast_attention *f, uint32_t count, struct 
 	}
 }
 
-/* weight (R, STEP) = q (R, dim) kt, for vectors [from, from + V) of tokens */
+/* weight (R, STEP) = q (R, dim) kt, for V vectors of tokens */
 INLINE void scores(const int R, const int V, const float *q, const float *kt, uint32_t dim,
                    float *weight)
 {
@@ -244,7 +244,7 @@ INLINE void scores(const int R, const int V, const float *q, const float *kt, ui
 			v_store(weight + r * STEP + c * 16, sum[r][c]);
 }
 
-/* acc (R, V vectors) = acc * factor + weight (R, STEP) v, of tokens [lo, hi) */
+/* acc (R, V vectors) = acc * factor + weight (R, STEP) v, over tokens [lo, hi) */
 INLINE void values(const int R, const int V, const float *weight, const float *factor,
                    const float *v, uint32_t lo, uint32_t hi, size_t ld, float *acc)
 {
@@ -268,9 +268,9 @@ INLINE void values(const int R, const int V, const float *weight, const float *f
 			v_store(acc + r * ld + c * 16, sum[r][c]);
 }
 
-/* The two products again for few rows of bf16, the same additions, without the way through kt and
- * v; dim is a multiple of 32. Not for the other types: each would be the same code again, three
- * times as much for a compiler as all the rest of this file. */
+/* Both products for few rows of bf16: the same additions without conversion into kt and v; dim is a
+ * multiple of 32. Not for other types: each would add the same code again and triple the compile
+ * time of the rest of this file. */
 INLINE void scores_direct(const int R, const float *q, const unsigned char *const *k,
                           uint32_t count, uint32_t dim, float *weight)
 {
@@ -320,15 +320,15 @@ INLINE void values_direct(const int R, const int V, const float *weight, const f
 	}
 }
 
-/* one row's scores or weights, times the scales of the step's tokens */
+/* multiplies one row's scores or weights by the scales of the step's tokens */
 INLINE void apply_scales(float *weight, const float *scale)
 {
 	for (int c = 0; c < STEP; c += 16)
 		v_store(weight + c, v_mul(v_load(weight + c), v_load(scale + c)));
 }
 
-/* Scores of one row to weights, given that it sees tokens [lo, hi) of the step. Returns the
- * factor for what it had before. */
+/* Turns the scores of a row that sees tokens [lo, hi) of the step into weights. Returns the factor
+ * for its earlier sums. */
 static float softmax_step(float *weight, int lo, int hi, float *max, float *sum)
 {
 	if (hi <= lo) {
@@ -382,12 +382,13 @@ INLINE void values_all(const int R, const float *weight, const float *factor, co
 		values(R, 1, weight, factor, v + d, lo, hi, padded, acc + d);
 }
 
-/* Of a step's tokens row r of a group sees [lo[r], hi[r]). Both ascend with r, as positions do. */
+/* The tokens [lo[r], hi[r]) of a step that row r of a group sees. Both ascend with r, as positions
+ * do. */
 struct att_seen {
 	uint32_t lo[ATT_ROWS], hi[ATT_ROWS];
 };
 
-/* The n rows from q0. Returns whether any sees a token of the step. */
+/* Fills *see for the n rows from q0. Returns whether any sees a token of the step. */
 static bool rows_see(const struct fast_attention *f, const struct att_tile *t, uint32_t q0,
                      uint32_t n, uint32_t from, struct att_seen *see)
 {
@@ -404,7 +405,7 @@ static bool rows_see(const struct fast_attention *f, const struct att_tile *t, u
 	return any;
 }
 
-/* acc (R, padded) of the rows from q0: tokens [lo, hi) of the step, which all of them see */
+/* acc (R, padded) of the rows from q0, over tokens [lo, hi) of the step, which all of them see */
 INLINE void values_seen(const struct fast_attention *f, const struct att_work *w, const int R,
                         const float *weight, const float *factor, uint32_t lo, uint32_t hi,
                         float *acc)
@@ -417,7 +418,7 @@ INLINE void values_seen(const struct fast_attention *f, const struct att_work *w
 		values_all(R, weight, factor, w->v, lo, hi, f->padded, acc);
 }
 
-/* row r of the group from q0 alone: the tokens at an end of what the group sees */
+/* row r of the group from q0 alone, over tokens at an end of the range that the group sees */
 static __attribute__((noinline)) void values_end(const struct fast_attention *f, struct att_work *w,
                                                  uint32_t q0, uint32_t r, uint32_t lo, uint32_t hi)
 {
@@ -432,7 +433,7 @@ static __attribute__((noinline)) void values_end(const struct fast_attention *f,
 INLINE void step_rows(const struct fast_attention *f, const struct att_tile *t, struct att_work *w,
                       const int R, uint32_t q0, uint32_t rows, uint32_t from, uint32_t count)
 {
-	uint32_t n = rows - q0 < (uint32_t)R ? rows - q0 : (uint32_t)R; /* the others are spare */
+	uint32_t n = rows - q0 < (uint32_t)R ? rows - q0 : (uint32_t)R; /* the other rows are padding */
 	struct att_seen see = {{0}, {0}};
 	if (!rows_see(f, t, q0, n, from, &see))
 		return;
@@ -493,7 +494,7 @@ static void load_queries(const struct fast_attention *f, const struct att_tile *
 	memset(w->q + (size_t)rows * f->dim, 0, (size_t)(f->q_rows - rows) * f->dim * sizeof(float));
 }
 
-/* chunk c of a tile, into w->chunk */
+/* computes chunk c of a tile into w->chunk */
 static void chunk_tile(const struct fast_attention *f, const struct att_tile *t, uint32_t head,
                        uint32_t c, struct att_work *w)
 {
@@ -517,7 +518,7 @@ static void merge_row(const struct fast_attention *f, struct att_state *into,
                       const struct att_state *s, uint32_t i)
 {
 	float max = into->max[i] > s->max[i] ? into->max[i] : s->max[i];
-	/* -infinity: both are empty, or hold NaN and nothing else, which must stay */
+	/* -infinity: both are empty, or contain only NaN, which must be kept */
 	v16 old = max == -INFINITY ? v_set1(1) : v_exp2(v_sub(v_set1(into->max[i]), v_set1(max)));
 	v16 add = max == -INFINITY ? v_set1(1) : v_exp2(v_sub(v_set1(s->max[i]), v_set1(max)));
 	v_store(into->sum + i * 16,
@@ -534,8 +535,7 @@ static void merge(const struct fast_attention *f, const struct att_tile *t, stru
 		merge_row(f, into, s, i);
 }
 
-/* what a sink adds to the sum of weights, which are relative to the largest score, in units of
- * log2 */
+/* what a sink adds to the sum of weights; weights are relative to the largest score, in base 2 */
 static float sink_term(float sink, float max)
 {
 	float lanes[16];
@@ -560,8 +560,7 @@ static void finish(const struct fast_attention *f, const struct att_tile *t, uin
 	}
 }
 
-/* a tile from its first chunk to the output; items count tiles from the last, which have the
- * longest histories */
+/* computes a tile completely; items start with the last tiles, which have the longest histories */
 static void whole_item(const struct fast_attention *f, const struct att_tile *t, uint32_t head,
                        unsigned worker)
 {
@@ -613,8 +612,8 @@ static void fast_att_join(const void *attention, uint32_t item, unsigned worker)
 	finish(&f, t, head, &w.run);
 }
 
-/* A KV head's query heads in the smallest number of equal parts of at most PART_HEADS, so that
- * threads can share out a large group. */
+/* Divides a KV head's query heads into the smallest number of equal parts of at most PART_HEADS, so
+ * that threads can share a large group. */
 static void fast_att_share(struct cpu_attention *a, uint32_t *ret_tile_rows)
 {
 	enum { PART_HEADS = 32 };

@@ -1,11 +1,11 @@
 /* fast_avx2.c - the fast variant for AVX2 with FMA. A side of a panel is two registers of 8
- * columns; a tile holds up to 4 rows.
+ * columns; a tile has up to 4 rows.
  *
- * Codes are widened to 16 bits and multiplied with the activations' 15-bit integers as they are,
- * two k at a time (vpmaddwd): as many products an instruction as bytes would give in two halves
- * (vpmaddubsw of hi and of lo), but nothing can overflow and nothing is left to join. One
- * broadcast of activations serves two registers of columns: with one for each register, Zen 3
- * does 1.75 times fewer products a second. */
+ * Codes are widened to 16 bits and multiplied with the activations' 15-bit integers, two k at a
+ * time (vpmaddwd). This gives as many products per instruction as separate hi and lo bytes
+ * (vpmaddubsw) would, without overflow and without combining hi and lo afterwards. One broadcast of
+ * activations serves two column registers: with one broadcast per register, Zen 3 does 1.75 times
+ * fewer products per second. */
 #include "kernels/cpu/fast_record.h"
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/vec.h"
@@ -18,21 +18,22 @@
 
 enum { HALVES = 2, SUMS = TILE_ROWS * HALVES };
 
-/* always unrolled: the accumulators must be registers, not an array; sum i is that of row i /
+/* always unrolled, so that the accumulators are registers, not an array; sum i belongs to row i /
  * HALVES and columns 8 (i % HALVES) .. + 7 */
 #define EACH_ROW _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
 #define EACH_HALF _Pragma("GCC unroll 2") for (int c = 0; c < HALVES; c++)
 #define EACH_SUM _Pragma("GCC unroll 16") for (int i = 0; i < R * HALVES; i++)
-/* never unrolled: gcc 12 then loads weights again for each use, or has no registers for them */
+/* never unrolled: otherwise gcc 12 reloads weights for each use or runs out of registers */
 #define EACH_STEP(n) _Pragma("GCC unroll 1") for (int s = 0; s < (n); s++)
-/* Inline assembly because gcc 12 adds the products of several steps to each other first, and
- * spills them. */
+/* Inline assembly, because gcc 12 otherwise first adds the products of several steps to each other
+ * and spills them. */
 #define ADD32(acc, v) __asm__("vpaddd %1, %0, %0" : "+x"(acc) : "x"(v))
 
 /* --- activations as words ------------------------------------------------ */
 
-/* A row's values are its 64 bytes of the record, 16 bits each, of the four of a step the first,
- * third, second, fourth: codes are bytes, and a mask makes words of every other one. */
+/* A row's values occupy its 64 bytes of the record, 16 bits each; the four of a step in the order
+ * first, third, second, fourth, because codes are bytes and a mask turns every other one into a
+ * word. */
 #define RECORD_STORE record_store
 enum { ROW_BYTES = 2 * GROUP, STEP_BYTES = 8 };
 
@@ -63,7 +64,7 @@ INLINE __m256 rec_f32(const unsigned char *rec, int offset, int R, int r)
 
 /* --- products of a group ------------------------------------------------- */
 
-/* sum (R, HALVES) += words w of two k with the two activations at x of each row */
+/* sum (R, HALVES) += words w of two k times the two activations at x of each row */
 INLINE void dots(int R, const __m256i *w, const unsigned char *x, __m256i *sum)
 {
 	EACH_ROW
@@ -74,7 +75,7 @@ INLINE void dots(int R, const __m256i *w, const unsigned char *x, __m256i *sum)
 	}
 }
 
-/* the four codes of a step, one a byte */
+/* the four codes of a step, as bytes */
 INLINE void dots_bytes(int R, const __m256i *codes, const unsigned char *x, __m256i *sum)
 {
 	__m256i w[HALVES];
@@ -102,7 +103,7 @@ INLINE void dots_q8(int R, const unsigned char *codes, const unsigned char *x, _
 	}
 }
 
-/* A vector holds a step in its low nibbles, the one four later in the high ones. */
+/* A vector has step s in its low nibbles and step s + 4 in its high nibbles. */
 INLINE void dots_q4(int R, const unsigned char *codes, const unsigned char *x, __m256i *sum)
 {
 	const __m256i mask = _mm256_set1_epi16(15);
@@ -145,8 +146,8 @@ INLINE void dots_mxfp4(int R, const unsigned char *codes, const unsigned char *x
 	}
 }
 
-/* steps 4 half .. 4 half + 3 of nibbles with more bits: `bits` of them a step, those of the
- * first from bit `from` of the vectors at `more` on */
+/* steps 4 half .. 4 half + 3 of nibbles with `bits` more bits per step, taken from bit `from` on of
+ * the vectors at `more` */
 INLINE void dots_more(int R, int half, int bits, int from, const unsigned char *codes,
                       const unsigned char *more, const unsigned char *x, __m256i *sum)
 {
@@ -181,10 +182,10 @@ INLINE void dots_six(int R, int half, const unsigned char *codes, const unsigned
 	dots_more(R, half, 2, 0, codes, codes + (4 + half) * CODE_STEP, x, sum);
 }
 
-/* --- and their scales ---------------------------------------------------- */
+/* --- scaling ------------------------------------------------------------- */
 
-/* acc (R, 32) += float(sum + zero) * d * the row's scale, then, where m is not NULL, += m * the
- * row's scaled sum. Zero is `times` times the record's field, or none. */
+/* acc (R, 32) += float(sum + zero) * d * the row's scale, then, if m is not NULL, += m * the row's
+ * scaled sum. The zero term is `times` times the record's field; times 0: none. */
 INLINE void add_scaled(int R, const __m256i *sum, const unsigned char *rec, int zero, int times,
                        const __m256 *d, const __m256 *m, float *acc)
 {
@@ -203,14 +204,15 @@ INLINE void add_scaled(int R, const __m256i *sum, const unsigned char *rec, int 
 	}
 }
 
-/* d times 8 integers of a byte each */
+/* d times 8 byte integers */
 INLINE __m256 scaled8(const unsigned char *d, __m256i integers)
 {
 	return _mm256_mul_ps(_mm256_load_ps((const float *)(const void *)d),
 	                     _mm256_cvtepi32_ps(integers));
 }
 
-/* scales, or with `part` 1 offsets, of columns 8 c .. 8 c + 7; d is read where the block has one */
+/* scales (part 0) or offsets (part 1) of columns 8 c .. 8 c + 7; d is used by types that have one
+ * per block */
 INLINE __m256 scales8(enum kern_dtype type, int part, int c, const unsigned char *d,
                       const unsigned char *scale)
 {
@@ -259,7 +261,7 @@ INLINE void group32(int R, enum kern_dtype type, const unsigned char *d, const u
 	}
 }
 
-/* half a group of Q6_K, which has a scale of its own */
+/* half a group of Q6_K, which has its own scale */
 INLINE void group16(int R, int half, const unsigned char *d, const unsigned char *scale,
                     const unsigned char *codes, const unsigned char *rec, float *acc)
 {
@@ -281,7 +283,7 @@ INLINE void quant_group(int R, int side, enum kern_dtype type, const unsigned ch
 	const unsigned char *scale = block + panel_scale_at(type, j, side),
 						*codes = block + panel_code_at(type, j, side);
 	const unsigned char *d = block + panel_d_at(type, side);
-	__asm__("" : "+r"(acc)); /* gcc 12 keeps copies of the sums on the stack otherwise */
+	__asm__("" : "+r"(acc)); /* otherwise gcc 12 keeps copies of the sums on the stack */
 	if (type != KERN_Q6_K) {
 		group32(R, type, d, scale, codes, rec, acc);
 		return;
@@ -290,7 +292,7 @@ INLINE void quant_group(int R, int side, enum kern_dtype type, const unsigned ch
 	group16(R, 1, d, scale, codes, rec, acc);
 }
 
-/* acc (R, 32) = panel x records. It stays in memory: registers are for a group's sums. */
+/* acc (R, 32) = panel x records. acc stays in memory because the registers hold a group's sums. */
 INLINE void quant_kernel(int R, enum kern_dtype type, const unsigned char *panel,
                          const unsigned char *rec, uint32_t groups, bool first, float *acc)
 {

@@ -1,7 +1,7 @@
 /* fast_avx512.c - the fast variant for AVX-512 with VNNI. A side of a panel is one register of 16
- * columns; a tile holds up to 4 rows: sums of the hi and lo bytes for both sides in 16 registers.
+ * columns; a tile has up to 4 rows: the sums of hi and lo bytes for both sides take 16 registers.
  * Tiles of 6 and 12 rows (lo after hi in the same registers) are 3 to 5 % slower on Zen 5, and
- * would do 4 % fewer instructions for a product on Intel. */
+ * would need 4 % fewer instructions per product on Intel. */
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/vec.h"
 
@@ -14,16 +14,16 @@
 
 enum { SUMS = 2 * TILE_ROWS * SIDES };
 
-/* acc += 4 products a lane of unsigned w and signed x. Inline assembly because gcc 12 copies and
+/* acc += 4 products per lane of unsigned w and signed x. Inline assembly, because gcc 12 copies and
  * spills the accumulators of the intrinsic in large tiles. */
 #define DOT(acc, w, x) __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x))
 
-/* always unrolled: the accumulators must be registers, not an array; sum i is that of row i /
+/* always unrolled, so that the accumulators are registers, not an array; sum i belongs to row i /
  * SIDES and side i % SIDES */
 #define EACH_ROW _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
 #define EACH_SIDE _Pragma("GCC unroll 2") for (int c = 0; c < SIDES; c++)
 #define EACH_SUM _Pragma("GCC unroll 8") for (int i = 0; i < R * SIDES; i++)
-/* never unrolled: gcc 12 then loads weights again for each use */
+/* never unrolled: otherwise gcc 12 reloads weights for each use */
 #define EACH_STEP(n) _Pragma("GCC unroll 1") for (int s = 0; s < (n); s++)
 
 INLINE __m512i rec_i32(const unsigned char *rec, int offset, int R, int r)
@@ -146,8 +146,8 @@ INLINE void dots_q6(int R, int half, const unsigned char *const *codes, const un
 	}
 }
 
-/* sum (R, SIDES) = RADIX * hi + lo of a group, of Q6_K one half of it. The hi and lo bytes go as 2
- * R rows, so that weights are unpacked once for both. */
+/* sum (R, SIDES) = RADIX * hi + lo of a group (Q6_K: of half a group). The hi and lo bytes are
+ * processed as 2 R rows, so that weights are unpacked once for both. */
 INLINE void group_sums(int R, enum kern_dtype type, int half, const unsigned char *const *codes,
                        const unsigned char *rec, __m512i *sum)
 {
@@ -168,8 +168,8 @@ INLINE void group_sums(int R, enum kern_dtype type, int half, const unsigned cha
 	sum[i] = _mm512_add_epi32(_mm512_slli_epi32(sum[i], LO_BITS), low[i]);
 }
 
-/* acc += float(sum + times * zero) * d * the row's scale; zero: the record's field, negative
- * when there is none */
+/* acc += float(sum + times * zero) * d * the row's scale; zero: offset of the record's field,
+ * negative: none; times is 1 or 2 */
 INLINE void add_scaled(int R, const __m512i *sum, const unsigned char *rec, int zero, int times,
                        const __m512 *d, float *acc)
 {
@@ -188,14 +188,14 @@ INLINE void add_scaled(int R, const __m512i *sum, const unsigned char *rec, int 
 	}
 }
 
-/* d times 16 integers of a byte each */
+/* d times 16 byte integers */
 INLINE __m512 scaled16(const unsigned char *d, __m512i integers)
 {
 	return _mm512_mul_ps(_mm512_load_ps((const float *)(const void *)d),
 	                     _mm512_cvtepi32_ps(integers));
 }
 
-/* a side's scales, or with `part` 1 its offsets, in group j of a block */
+/* a side's scales (part 0) or offsets (part 1) in group j of a block */
 INLINE __m512 scales16(enum kern_dtype type, int part, const unsigned char *block, uint32_t j,
                        int side)
 {
@@ -208,7 +208,7 @@ INLINE __m512 scales16(enum kern_dtype type, int part, const unsigned char *bloc
 	                _mm512_cvtepu8_epi32(_mm_load_si128((const void *)(scale + 16 * part))));
 }
 
-/* group j of a block of all types but Q6_K */
+/* group j of a block, for all types except Q6_K */
 INLINE void group32(int R, enum kern_dtype type, const unsigned char *block, uint32_t j,
                     const unsigned char *rec, float *acc)
 {
@@ -259,7 +259,7 @@ INLINE void group16(int R, const unsigned char *block, uint32_t j, int half,
 	add_scaled(R, sum, rec, REC_Z32 + 4 * half, 1, d, acc);
 }
 
-/* acc (R, 32) = panel x records. It stays in memory: registers are for a group's sums. */
+/* acc (R, 32) = panel x records. acc stays in memory because the registers hold a group's sums. */
 INLINE void quant_kernel(int R, enum kern_dtype type, const unsigned char *panel,
                          const unsigned char *rec, uint32_t groups, bool first, float *acc)
 {

@@ -1,31 +1,32 @@
 /* fast_matmul.h - products of the fast variants. Included by each variant's file after its
  * micro-kernels.
  *
- * Quantised weights: each activation row becomes integers of 15 bits in groups of 32 with a float
- * scale, kept as two bytes each (fast_record.h), so that byte products do the work. Over one group
- * the products add up exactly in int32; the groups follow each other in one float sum, so the
- * variants agree in every bit, whatever order their integers go in:
- *     acc = fma(float(sum of w_code * x_code - zero * sum of x_code), d_w * d_x, acc), and for
- *     types with an offset acc = fma(m_w, d_x * sum, acc).
+ * Quantised weights: each activation row is quantised to 15-bit integers in groups of 32 with a
+ * float scale, and stored as two bytes per value (fast_record.h), so that byte dot products can be
+ * used. Within a group the products are summed exactly in int32; the groups are added in order to
+ * one float sum, so all variants agree bit for bit, whatever the order of their integer additions:
+ *    acc = fma(float(sum of w_code * x_code - zero * sum of x_code), d_w * d_x, acc), and for
+ *    types with an offset acc = fma(m_w, d_x * sum, acc).
  * d_w and m_w of Q4_K and Q5_K are the exact products of their 6-bit scales with the block's d and
- * m. Float weights: acc = fma(x, w, acc) in the order of k.
- * BF16 weights with activations rounded to bfloat16 (kern_config.activations): what vdpbf16ps does,
- * for each pair of k the second and then the first,
- *     acc = fma(x1, w1, acc), acc = fma(x0, w0, acc), each rounded to nearest even; denormals are
- *     zeros, in and out, after that rounding.
- * Found on Zen 4: equal in 48 million sums of random, huge, tiny, denormal and cancelling values.
- * Not tried on other processors: test_conform_cpu compares the instruction with the other variants
- * wherever it runs.
+ * m. Float weights: acc = fma(x, w, acc) in the order of k. BF16 weights with activations rounded
+ * to bfloat16 (kern_config.activations) do what vdpbf16ps does: for each pair of k the second and
+ * then the first,
+ *    acc = fma(x1, w1, acc), acc = fma(x0, w0, acc), each rounded to nearest even; denormals are
+ *    flushed to zero, in and out, after that rounding.
+ * Measured on Zen 4: equal in 48 million sums of random, huge, tiny, denormal and cancelling
+ * values. Not measured on other processors; test_conform_cpu compares the instruction with the
+ * other variants wherever it runs.
  *
- * Why two bytes a value, which is twice the products: mean error of a log-probability on SmolLM2
- * Q4_1, teacher-forced over 3,704 positions, with float KV 0.0007 and with bf16 KV 0.0092, which is
- * the KV's own; with one byte 0.072. With the second byte only in groups whose largest value is
- * large beside the row's others: 0.032 with it in 21 % of the groups, 0.019 with 61 %; but a tile
- * must do what any of its rows wants, 48 % and 87 % in tiles of 12. The model's close calls change
- * at 0.05, so what a tenth fewer products would save is not worth the half of that.
+ * Why two bytes per value, which doubles the number of products: mean error of a log-probability on
+ * SmolLM2 Q4_1, teacher-forced over 3,704 positions: 0.0007 with float KV and 0.0092 with bf16 KV
+ * (the error of the KV itself); with one byte 0.072. With the second byte only in groups whose
+ * largest value is large compared to the row's others: 0.032 with it in 21 % of the groups, 0.019
+ * with 61 %; but a tile must use it if any of its rows does: 48 % and 87 % in tiles of 12. The
+ * model's close decisions change at 0.05, so saving a tenth of the products is not worth half of
+ * that error.
  *
- * Rows are cut into tiles of up to TILE_ROWS; the quantised rows of a tile lie interleaved, one
- * record a group, so that a kernel addresses all of them from one pointer. */
+ * Rows are cut into tiles of up to TILE_ROWS; the quantised rows of a tile are interleaved, one
+ * record per group, so that a kernel addresses all of them from one pointer. */
 #ifndef CPU_FAST_MATMUL_H
 #define CPU_FAST_MATMUL_H
 
@@ -35,7 +36,7 @@
 
 #ifndef RECORD_STORE
 #define RECORD_STORE record_bytes
-/* 16 integers of 15 bits, half of a group, as two bytes each; returns their sum */
+/* stores 16 15-bit integers, half of a group, as two bytes each; returns their sum */
 INLINE int32_t record_bytes(unsigned char *rec, uint32_t R, uint32_t r, int half, v16 q)
 {
 	int8_t *hi = (int8_t *)rec + r * GROUP + half * 16, *lo = hi + REC_LO * R;
@@ -45,8 +46,8 @@ INLINE int32_t record_bytes(unsigned char *rec, uint32_t R, uint32_t r, int half
 }
 #endif
 
-/* One group into slot r of a record of R rows. With a NaN or an infinity in it the scale is NaN,
- * and so is every sum that the group goes into; its integers are zeros. */
+/* Quantises one group into slot r of a record of R rows. If it contains a NaN or an infinity, the
+ * scale is NaN, which makes every sum with this group NaN, and its integers are zero. */
 INLINE void quantise_group(unsigned char *rec, uint32_t R, uint32_t r, const float *x)
 {
 	v16 v[2] = {v_load(x), v_load(x + 16)}, round = v_set1(V_ROUND);
@@ -57,7 +58,7 @@ INLINE void quantise_group(unsigned char *rec, uint32_t R, uint32_t r, const flo
 	float d = max.f / LEVELS;
 	int32_t sum[2];
 	if (!(max.f >= 1e-30f && max.f < INFINITY)) {
-		/* its reciprocal would overflow, or it is none */
+		/* the reciprocal would overflow, or max is not finite */
 		d = max.f < 1e-30f ? 0 : NAN;
 		v[0] = v[1] = v_set1(0);
 		max.f = 1;
@@ -74,7 +75,7 @@ INLINE void quantise_group(unsigned char *rec, uint32_t R, uint32_t r, const flo
 	((int32_t *)(void *)(rec + REC_Z32 * R))[R + r] = -32 * sum[1];
 }
 
-/* to pairs of bfloat16, an odd k with a zero behind it */
+/* rounds to pairs of bfloat16; an odd k is padded with a zero */
 static void round_row(float *pairs, const float *x, uint32_t k)
 {
 	union {
@@ -117,7 +118,7 @@ static void fast_make_ready(const struct cpu_ready *in, uint32_t from, uint32_t 
 	}
 }
 
-/* columns c0 .. c0 + 15 of rows [row, row + rows) from acc (rows, 16), with the bias */
+/* stores columns c0 .. c0 + 15 of rows [row, row + rows) from acc (rows, 16), adding the bias */
 static void store_columns(const struct cpu_part *p, uint32_t row, uint32_t rows, uint32_t c0,
                           const float *acc, size_t ld)
 {
@@ -132,11 +133,11 @@ static void store_columns(const struct cpu_part *p, uint32_t row, uint32_t rows,
 	}
 }
 
-/* Types of weights, and what is done with BF16: float activations; bfloat16 ones, in pairs; the
- * same by the instruction for it. */
+/* Weight types; for BF16 also the treatment of activations: float; pairs of bfloat16; pairs with
+ * vdpbf16ps. */
 enum float_kind { FLOAT_F32, FLOAT_F16, FLOAT_BF16, FLOAT_BF16_PAIRS, FLOAT_BF16_DOT };
 
-/* sum (R, V) += products with one k: the first or second of each pair i */
+/* sum (R, V) += products for one k, the first or second of pair i */
 INLINE void float_of_pair(const int R, const int V, enum float_kind kind, int second,
                           const float *const *x, uint32_t i, const unsigned char *w,
                           v16 (*sum)[FLOAT_VECS_MAX])
@@ -156,7 +157,7 @@ INLINE void float_of_pair(const int R, const int V, enum float_kind kind, int se
 	}
 }
 
-/* the same for a row of the panel that is not taken apart */
+/* the same for a panel row that is used as a whole */
 INLINE void float_row(const int R, const int V, enum float_kind kind, const float *const *x,
                       uint32_t i, const unsigned char *w, v16 (*sum)[FLOAT_VECS_MAX])
 {
@@ -203,7 +204,7 @@ INLINE void float_kernel(const int R, const int V, enum float_kind kind, const f
 			v_store(acc + (r * V + c) * 16, sum[r][c]);
 }
 
-/* returns the number of vectors of columns done */
+/* returns the number of column vectors computed */
 INLINE int float_rows(enum float_kind kind, uint32_t rows, const float *const *x,
                       const unsigned char *w, uint32_t k, bool first, float *acc)
 {
@@ -219,7 +220,8 @@ INLINE int float_rows(enum float_kind kind, uint32_t rows, const float *const *x
 	return FLOAT_VECS;
 }
 
-/* a function of its own, so that no arithmetic leaves the place where denormals are zeros */
+/* a separate function, so that no other arithmetic is moved to where denormals are flushed to
+ * zero */
 static __attribute__((noinline)) int float_flushed(uint32_t rows, const float *const *x,
                                                    const unsigned char *w, uint32_t k, bool first,
                                                    float *acc)
@@ -252,8 +254,8 @@ static enum float_kind float_kind_of(const struct cpu_part *p, const struct cpu_
 	return !p->in.rounded ? FLOAT_BF16 : v->vdpbf16ps ? FLOAT_BF16_DOT : FLOAT_BF16_PAIRS;
 }
 
-/* The panel's columns of all rows, in parts of nearly equal height; spare rows of a kernel
- * repeat the last one. */
+/* The panel's columns for all rows, in parts of nearly equal height; unused kernel rows repeat the
+ * last one. */
 static void float_panel(const struct cpu_part *p, enum float_kind kind, uint32_t panel)
 {
 	const struct kern_weight *w = p->w;
@@ -289,7 +291,7 @@ INLINE void quant_rows(enum kern_dtype type, uint32_t rows, const unsigned char 
 	}
 }
 
-/* rows of a tile from `row` on */
+/* the rows of the tile that starts at `row` */
 static void quant_panel(const struct cpu_part *p, uint32_t row, uint32_t panel)
 {
 	_Alignas(64) float acc[TILE_ROWS * PANEL_COLUMNS];

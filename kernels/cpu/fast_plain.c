@@ -1,5 +1,5 @@
 /* fast_plain.c - the fast variant's arithmetic in portable C: for machines without AVX2, and the
- * yardstick of the other two. */
+ * reference for the other two. */
 #include "kernels/cpu/fast_record.h"
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/vec.h"
@@ -23,8 +23,7 @@ static unsigned code(enum kern_dtype type, const unsigned char *codes, int i, in
 	return low | (codes[(4 + step / 4) * CODE_STEP + byte] >> 2 * (step % 4) & 3u) << 4;
 }
 
-/* sum[c] = start + products of values from .. to - 1 of row r of the record with column c's
- * codes */
+/* sum[c] = start + products of values [from, to) of row r of the record with column c's codes */
 static void dot(enum kern_dtype type, const unsigned char *codes, int R, int r,
                 const unsigned char *rec, int from, int to, int32_t start, float *sum)
 {
@@ -75,7 +74,7 @@ static int32_t zero_sum(enum kern_dtype type, const unsigned char *rec, int R, i
 	                         : rec_i32(rec, REC_Z8, R, r) * panel_zero_eights(type);
 }
 
-/* column c's scale, or with `part` 1 its offset */
+/* column c's scale (part 0) or offset (part 1) */
 static float scale_of(enum kern_dtype type, int part, const unsigned char *d,
                       const unsigned char *scale, int c)
 {

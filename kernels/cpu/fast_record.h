@@ -1,10 +1,10 @@
 /* fast_record.h - the quantised activations of one group of 32 for a tile of R rows. A value is
  * RADIX * hi + lo, two signed bytes, times the group's scale. The record is int8 hi[R][32], int8
- * lo[R][32] (AVX2: R rows of 32 int16 in their place, see fast_avx2.c), then R each of the rest:
- * the offsets are per row, field f begins at f * R.
+ * lo[R][32] (AVX2: R rows of 32 int16 instead, see fast_avx2.c), then R of each further field: the
+ * offsets below are per row, field f starts at f * R.
  *
- * |RADIX hi + lo| <= LEVELS, so with unsigned weight codes up to 255, their zero point not yet
- * taken off, a group's sum stays within 32 * 255 * 16319 < 2^27 and cannot overflow int32. */
+ * |RADIX hi + lo| <= LEVELS, so with unsigned weight codes up to 255, before subtracting their zero
+ * point, a group's sum stays below 32 * 255 * 16319 < 2^27 and cannot overflow int32. */
 #ifndef CPU_FAST_RECORD_H
 #define CPU_FAST_RECORD_H
 
@@ -19,10 +19,10 @@ static inline __attribute__((always_inline)) void fetch(const unsigned char *at,
 		__builtin_prefetch(at + i);
 }
 
-/* Of a stream of weights: what comes FETCH_AHEAD bytes behind `at`. Hardware fetches ahead within a
- * page of 4 KiB and not beyond: without this one row reads at 78 % of what memory gives, and a few
- * rows, which have work to do between two reads, at less. The first rows that read a panel do it;
- * the others find it in the cache. Nearer is too late, farther is worse again. */
+/* Prefetches in a stream of weights, FETCH_AHEAD bytes after `at`. Hardware prefetches only within
+ * a 4 KiB page: without this one row reaches 78 % of the memory bandwidth, and a few rows, which
+ * compute between reads, less. The first rows that read a panel prefetch; the others find it in the
+ * cache. Shorter and longer distances are both slower. */
 enum { FETCH_AHEAD = 8192 };
 static inline __attribute__((always_inline)) void fetch_ahead(const unsigned char *at, size_t bytes)
 {
@@ -36,10 +36,10 @@ enum {
 	REC_LO = 32,
 	REC_D = 64,    /* float scale */
 	REC_DSUM = 68, /* float scale * sum of the values */
-	/* int32 -8 * sum: what zero points add up to, for Q4_0 and (twice) Q5_0 and MXFP4, */
+	/* int32 -8 * sum: the sum of zero points for Q4_0 and (twice) Q5_0 and MXFP4 */
 	REC_Z8 = 72,
-	REC_Z128 = 76, /* ... Q8_0, */
-	REC_Z32 = 80,  /* ... and Q6_K, first halves of all rows, then second halves */
+	REC_Z128 = 76, /* int32 -128 * sum: for Q8_0 */
+	REC_Z32 = 80,  /* int32 -32 * sum: for Q6_K, first halves of all rows, then second halves */
 	REC_BYTES = 88
 };
 

@@ -37,7 +37,7 @@ static void fast_rms_norm(float *y, float *x, const float *a, const float *w, ui
 		v_storen(y + i, v_mul(v_mul(v_loadn(x + i, rest), f), v_loadn(w + i, rest)), rest);
 }
 
-/* (u, v) -> (u c - v s, v c + u s), one product rounded, the other inside the fused addition */
+/* (u, v) -> (u c - v s, v c + u s); one product is rounded, the other is fused into the addition */
 static void rope_half(float *u, float *v, const float *c, const float *s, uint32_t pairs)
 {
 	for (uint32_t i = 0; i < pairs; i += 16) {
@@ -68,12 +68,12 @@ static void fast_rope(float *x, uint32_t heads, uint32_t head_dim, const struct 
 	}
 }
 
-/* g / (1 + exp(-z)): SiLU with z = g; clamped SwiGLU with 1.702 g; GELU's tanh form is the same
- * with z = 2 sqrt(2/pi) (g + 0.044715 g^3) */
+/* g / (1 + exp(-z)): z = g for SiLU, 1.702 g for clamped SwiGLU, 2 sqrt(2/pi) (g + 0.044715 g^3)
+ * for GELU's tanh form */
 INLINE v16 act(v16 g, v16 up, enum kern_act kind)
 {
 	if (kind == KERN_SWIGLU_CLAMPED) {
-		/* the limit first: of a NaN the second operand stays */
+		/* the limit is the first operand: for NaN, min and max return the second */
 		g = v_min(v_set1(7), g);
 		up = v_add(v_max(v_set1(-7), v_min(v_set1(7), up)), v_set1(1));
 	}

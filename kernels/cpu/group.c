@@ -1,6 +1,6 @@
-/* group.c - what ranks of a group do together: they meet, and tell of progress when all have come.
- * What a collective reads of other ranks lies in memory that all share, so a gather is a
- * meeting, and a reduce a meeting and a sum. */
+/* group.c - collectives of a group, and progress, which is reported after all ranks have met.
+ * Operands of collectives are in memory that all ranks share, so a gather is a barrier, and a
+ * reduce a barrier and a sum. */
 #include "kernels/cpu/build.h"
 
 #include <string.h>
@@ -87,8 +87,8 @@ static void check_reduce(struct build *b, const struct kern_op *op)
 	build_tensor(b, op, &op->reduce.y, dim);
 	build_tensor(b, op, &op->reduce.x, dim);
 	if (b->p->dev->group.ranks > 1 && (stride < dim * sizeof(float) || stride % sizeof(float)))
-		build_fail(b, KERN_EINVAL, "reduce: rows of %zu columns, whose ranks are %zu bytes apart",
-		           dim, stride);
+		build_fail(b, KERN_EINVAL, "reduce: rows of %zu columns with ranks %zu bytes apart", dim,
+		           stride);
 }
 
 void build_collective(struct build *b, const struct kern_op *op)

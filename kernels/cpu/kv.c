@@ -1,7 +1,7 @@
-/* kv.c - rows of K and V into the paged pool, in the layer's type.
+/* kv.c - stores rows of K and V in the paged pool, in the layer's type.
  *
- * What a row becomes depends on that row alone: types with scales have one for each token and head.
- * All variants share this file, so they write the same bytes. Numbers that are none are kept: in
+ * The stored bytes of a row depend on that row alone: types with scales have one per token and
+ * head. All variants share this file, so they write the same bytes. NaN and infinities are kept: in
  * a type with scales they make the scale, and so the whole row, NaN. */
 #include "kernels/cpu/cpu.h"
 
@@ -21,7 +21,8 @@ int cpu_kv_check(struct kern_device *dev, enum kern_op_kind kind, const struct k
 	return KERN_OK;
 }
 
-/* The largest magnitude; NaN if it is none or infinite. As bits: a NaN's are above all numbers'. */
+/* The largest magnitude, or NaN if it is NaN or infinite. Compares bits: a NaN's are above all
+ * numbers'. */
 static float largest(const float *src, uint32_t count)
 {
 	uint32_t top = 0;
@@ -36,8 +37,8 @@ static float largest(const float *src, uint32_t count)
 	return top < 0x7f800000 ? max : NAN;
 }
 
-/* The row's scale, and what its values are multiplied by; 0 for rows that are as good as zero,
- * or none. */
+/* Sets the row's scale and returns the factor for its values; 0 if they are (nearly) zero or not
+ * finite. */
 static float scale_for(const float *src, uint32_t count, float type_max, float *ret_scale)
 {
 	float max = largest(src, count);
@@ -77,7 +78,7 @@ static void store_f8(unsigned char *dst, float *scale, const float *src, uint32_
 		dst[i] = kern_f32_to_f8(src[i] * factor);
 }
 
-/* token `at` of a plane */
+/* stores token `at` of a plane */
 static void kv_store(const struct kern_kv_layer *kv, unsigned char *plane, uint32_t at,
                      const float *src)
 {

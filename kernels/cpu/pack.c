@@ -1,9 +1,9 @@
-/* pack.c - weights from the file's rows into panels (panel.h) and single rows back out, for
- * embeddings. Exact in both directions: a row read back is what cpu_dequantise makes of the file's
- * row. The reference variant keeps the file's rows.
+/* pack.c - converts weights from the file's rows to panels (panel.h), and single rows back, for
+ * embeddings. Exact in both directions: a row read back equals cpu_dequantise of the file's row.
+ * The reference variant keeps the file's rows.
  *
- * Panels are packed by all threads, each panel by one. Codes move as words of 4 bytes, the unit
- * that a column has in a panel; a mask after each shift keeps a byte's bits to itself. */
+ * All threads pack, each panel by one thread. Codes move as 4-byte words, the unit of a column in a
+ * panel; a mask after each shift keeps bits within their byte. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/panel.h"
 
@@ -38,7 +38,7 @@ static unsigned pair_shift(uint32_t i)
 	return 2 * (i / 4 % 4);
 }
 
-/* bit i of the file's 32 bits to bit s of the column's byte l, i = 4 s + l */
+/* moves bit i of the file's 32 bits to bit s of byte l of the column, i = 4 s + l */
 static uint32_t spread_fifths(const unsigned char *bits)
 {
 	uint32_t from = load_word(bits), to = 0;
@@ -47,7 +47,7 @@ static uint32_t spread_fifths(const unsigned char *bits)
 	return to;
 }
 
-/* the file's bytes are the panel's: value i in the low, i + 16 in the high nibble */
+/* the file's bytes are used as they are: value i in the low, i + 16 in the high nibble */
 static void pack_q4(unsigned char *scale, unsigned char *codes, enum kern_dtype t, unsigned c,
                     const unsigned char *b)
 {
@@ -79,7 +79,7 @@ static void pack_q8(unsigned char *scale, unsigned char *codes, unsigned c, cons
 		store_word(codes + i * CODE_STEP + 4 * c, load_word(b + 2 + 4 * i) ^ 0x80808080);
 }
 
-/* the low or high nibbles of 32 bytes as a group's codes */
+/* stores the low or high nibbles of 32 bytes as a group's codes */
 static void pack_nibbles(unsigned char *codes, unsigned c, const unsigned char *low, unsigned shift)
 {
 	for (uint32_t i = 0; i < 4; i++)
@@ -88,7 +88,7 @@ static void pack_nibbles(unsigned char *codes, unsigned c, const unsigned char *
 		               (load_word(low + 16 + 4 * i) >> shift & 0x0f0f0f0f) << 4);
 }
 
-/* group j of the file's 256 values; see q45_k in dequant.c */
+/* group j of a 256-value block of the file; see q45_k in dequant.c */
 static void pack_k(unsigned char *ds, unsigned char *scale, unsigned char *codes, enum kern_dtype t,
                    unsigned j, unsigned c, const unsigned char *b)
 {
@@ -111,7 +111,7 @@ static void pack_k(unsigned char *ds, unsigned char *scale, unsigned char *codes
 	pack_nibbles(codes, c, b + j / 2 * 32, j % 2 ? 4 : 0);
 }
 
-/* group j of the file's 256 values; see q6_k in dequant.c */
+/* group j of a 256-value block of the file; see q6_k in dequant.c */
 static void pack_q6(unsigned char *ds, unsigned char *scale, unsigned char *codes, unsigned j,
                     unsigned c, const unsigned char *b)
 {
@@ -129,7 +129,7 @@ static void pack_q6(unsigned char *ds, unsigned char *scale, unsigned char *code
 	pack_nibbles(codes, c, low, shift);
 }
 
-/* `columns` rows of the file to one panel, a group of all of them before the next one */
+/* packs `columns` rows of the file into one panel, group by group */
 static void pack_quantised(const struct kern_weight *w, unsigned char *panel,
                            const unsigned char *src, size_t row_bytes, uint32_t columns)
 {
@@ -157,8 +157,8 @@ static void pack_quantised(const struct kern_weight *w, unsigned char *panel,
 	}
 }
 
-/* `columns` rows of the file to one panel, a cache line of each row at a time. Units are floats,
- * F16 or pairs of BF16; half a pair may be left. */
+/* packs `columns` rows of the file into one panel, a cache line of each row at a time. Units are
+ * floats, F16 or pairs of BF16; the last pair may be incomplete. */
 static void pack_float(const struct kern_weight *w, unsigned char *panel, const unsigned char *src,
                        size_t row_bytes, uint32_t columns)
 {
@@ -251,7 +251,7 @@ static void unpack_group_q6(float *out, const unsigned char *ds, const unsigned 
 	}
 }
 
-/* d and m of a group's column; ds: of the block, for the types that have them there */
+/* d and m of a group's column; ds: the block's, for types that have them */
 static void unpack_scales(enum kern_dtype t, const unsigned char *ds, const unsigned char *scale,
                           unsigned c, float *ret_d, float *ret_m)
 {

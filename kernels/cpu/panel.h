@@ -1,14 +1,14 @@
 /* panel.h - the layout of packed weights, written by pack.c and read by the matmul kernels.
  *
  * A weight is a sequence of panels. F32, F16: a panel is 64 columns (rows of W), as k rows of 64
- * elements. BF16: the same with pairs of k, 2 i and 2 i + 1 of a column beside each other, as
- * vdpbf16ps wants them; an odd k has a zero behind it. Quantised types: a panel is 32 columns in
- * two sides, 0 .. 15 and 16 .. 31; k is cut into groups of 32, and one or more groups with their
- * scales make a block: first the scales of both sides, then for each group the codes, of which the
- * two sides take turns by 64 bytes: so a kernel that does 32 columns reads memory as one stream
- * (two streams 512 bytes apart cost half the bandwidth, 256 bytes apart a tenth). All parts begin
- * at multiples of 64 bytes. Codes are unsigned bytes, four consecutive k of one column beside each
- * other (step s: k 4s .. 4s + 3), as the dot-product instructions want them. A side has:
+ * elements. BF16: the same with pairs of k: 2 i and 2 i + 1 of a column are adjacent, as vdpbf16ps
+ * needs; an odd k is padded with a zero. Quantised types: a panel is 32 columns in two sides, 0 ..
+ * 15 and 16 .. 31; k is cut into groups of 32, and one or more groups with their scales form a
+ * block: first the scales of both sides, then for each group the codes, alternating between the
+ * sides every 64 bytes. A kernel for 32 columns thus reads memory as one stream (two streams 512
+ * bytes apart cost half the bandwidth, 256 bytes apart a tenth). All parts start at multiples of 64
+ * bytes. Codes are unsigned bytes, four consecutive k of one column adjacent (step s: k 4s .. 4s +
+ * 3), as the dot-product instructions need. A side has:
  *   Q8_0  2 groups a block: 2 x 16 f16 scales; a group's codes: 8 steps of 64 bytes, q + 128
  *   Q4_0  2 groups a block: 2 x 16 f16 scales; 4 times 64 bytes, low nibbles step j, high nibbles
  *         step j + 4
@@ -17,14 +17,13 @@
  *         nibbles as Q4_0, then 2 x 64 bytes of pairs, step s in bits 2 (s % 4) of vector s / 4;
  *         code = value + 32
  *   MXFP4 as Q4_0 with bfloat16 scales, half of the file's; a nibble's code is twice its value,
- *   plus 16 (cpu_mxfp4_codes): 4.5 bits of the file's 4.25
- *   Q5_0  as Q4_0, and 64 bytes behind a group's nibbles: bit s of a byte is the fifth bit of its
+ *         plus 16 (cpu_mxfp4_codes): 4.5 bits a value, 4.25 in the file
+ *   Q5_0  as Q4_0, plus 64 bytes after a group's nibbles: bit s of a byte is the fifth bit of its
  *         column's value in step s
- *   Q5_1  as Q4_1, and the same fifth bits
+ *   Q5_1  as Q4_1, plus the fifth bits of Q5_0
  *   Q4_K  8 groups a block: 16 f32 d, 16 f32 -m, 8 x (16 uint8 s, 16 uint8 t); codes as Q4_0: 4.75
- *         bits a value, of the file's 4.5. d s and m t are exact in a float, so nothing is lost
- *         that the file has
- *   Q5_K  as Q4_K, and the fifth bits of Q5_0: 5.75 bits a value, of the file's 5.5
+ *         bits a value, 4.5 in the file. d s and m t are exact in float, so nothing is lost
+ *   Q5_K  as Q4_K, plus the fifth bits of Q5_0: 5.75 bits a value, 5.5 in the file
  * Columns beyond n and groups beyond k are zero. */
 #ifndef CPU_PANEL_H
 #define CPU_PANEL_H
@@ -38,19 +37,22 @@ enum {
 	FLOAT_COLUMNS = 64,
 	GROUP = 32
 };
-enum { CODE_STEP = 4 * PANEL_COLUMNS }; /* bytes from 64 of a side's codes to its next 64 */
+enum {
+	CODE_STEP = 4 * PANEL_COLUMNS
+}; /* distance between a side's consecutive 64-byte pieces of
+                                         * codes */
 
 static inline int panel_is_float(enum kern_dtype t)
 {
 	return t == KERN_F32 || t == KERN_F16 || t == KERN_BF16;
 }
 
-static inline uint32_t panel_float_k(enum kern_dtype t) /* k of a row of a float panel */
+static inline uint32_t panel_float_k(enum kern_dtype t) /* k per row of a float panel */
 {
 	return t == KERN_BF16 ? 2 : 1;
 }
 
-static inline size_t panel_float_bytes(enum kern_dtype t) /* of a column in such a row */
+static inline size_t panel_float_bytes(enum kern_dtype t) /* per column of such a row */
 {
 	return t == KERN_F16 ? 2 : 4;
 }
@@ -60,13 +62,13 @@ static inline uint32_t panel_columns(enum kern_dtype t)
 	return panel_is_float(t) ? FLOAT_COLUMNS : PANEL_COLUMNS;
 }
 
-/* Q4_K and Q5_K: float d and m for each 8 groups, integer scales for each group */
+/* Q4_K and Q5_K: float d and m per 8 groups, integer scales per group */
 static inline int panel_is_k(enum kern_dtype t)
 {
 	return t == KERN_Q4_K || t == KERN_Q5_K;
 }
 
-/* bits a code: nibbles and fifth bits */
+/* codes with nibbles and fifth bits */
 static inline int panel_is_five(enum kern_dtype t)
 {
 	return t == KERN_Q5_0 || t == KERN_Q5_1 || t == KERN_Q5_K;
@@ -78,7 +80,7 @@ static inline int panel_has_offset(enum kern_dtype t)
 	return t == KERN_Q4_1 || t == KERN_Q5_1 || panel_is_k(t);
 }
 
-/* the zero point of codes of nibbles, in eights */
+/* zero point of nibble codes, in units of 8 */
 static inline int panel_zero_eights(enum kern_dtype t)
 {
 	return t == KERN_Q5_0 || t == KERN_MXFP4 ? 2 : 1;
@@ -89,12 +91,12 @@ static inline uint32_t panel_block_groups(enum kern_dtype t)
 	return t == KERN_Q6_K || panel_is_k(t) ? 8 : t == KERN_Q4_1 || t == KERN_Q5_1 ? 1 : 2;
 }
 
-static inline size_t panel_scale_bytes(enum kern_dtype t) /* of a side */
+static inline size_t panel_scale_bytes(enum kern_dtype t) /* per side */
 {
 	return t == KERN_Q6_K ? 320 : panel_is_k(t) ? 384 : 64;
 }
 
-static inline size_t panel_code_bytes(enum kern_dtype t) /* of a group and side */
+static inline size_t panel_code_bytes(enum kern_dtype t) /* per group and side */
 {
 	return t == KERN_Q8_0 ? 512 : t == KERN_Q6_K ? 384 : panel_is_five(t) ? 320 : 256;
 }
@@ -104,7 +106,7 @@ static inline size_t panel_block_bytes(enum kern_dtype t)
 	return SIDES * (panel_scale_bytes(t) + panel_block_groups(t) * panel_code_bytes(t));
 }
 
-static inline size_t panel_group_bytes(enum kern_dtype t) /* with its share of the scales */
+static inline size_t panel_group_bytes(enum kern_dtype t) /* including its share of the scales */
 {
 	return panel_block_bytes(t) / panel_block_groups(t);
 }
@@ -117,8 +119,8 @@ static inline size_t panel_bytes(enum kern_dtype t, uint32_t k)
 	return (k / GROUP + panel_block_groups(t) - 1) / panel_block_groups(t) * panel_block_bytes(t);
 }
 
-/* Group g of a panel: its block, and in that a side's scales (Q6_K, Q4_K, Q5_K: d, and m, of the
- * block's groups, and a group's integers) and codes. */
+/* Offsets for group g of a panel: its block; in that, a side's scales (Q6_K, Q4_K, Q5_K: d and m of
+ * the block's groups, and the group's integers) and codes. */
 static inline size_t panel_block_at(enum kern_dtype t, uint32_t g)
 {
 	return g / panel_block_groups(t) * panel_block_bytes(t);

@@ -1,11 +1,11 @@
-/* products.c - products of a group over the same activations, and of one matrix for each head:
- * activations are made ready (quantised, rounded) by rows, then columns are shared out. */
+/* products.c - products of a group that shares its activations, and of one matrix per head:
+ * activations are prepared (quantised, rounded) by rows, then columns are distributed. */
 #include "kernels/cpu/build.h"
 #include "kernels/cpu/panel.h"
 
 #include <string.h>
 
-/* --- making activations ready -------------------------------------------- */
+/* --- preparing activations ----------------------------------------------- */
 
 struct cpu_make build_make(struct build *b, const struct kern_op *op,
                            const struct kern_weight *const *w, uint32_t n)
@@ -65,7 +65,7 @@ uint32_t cpu_panels_per_item(const struct kern_program *p, const struct kern_wei
 
 /* --- one group ----------------------------------------------------------- */
 
-/* The two ways in which the columns are shared out: for rows of one tile, for more. */
+/* Two distributions of the columns: for rows of one tile [0], and for more [1]. */
 struct matmul_phase {
 	struct kern_program *p;
 	const struct kern_op *op;
@@ -157,13 +157,13 @@ void build_matmul(struct build *b, const struct kern_op *op)
 	build_phase(b, matmul_items, matmul_item, ph);
 }
 
-/* --- one matrix for each head -------------------------------------------- */
+/* --- one matrix per head ------------------------------------------------- */
 
 struct heads_phase {
 	struct kern_program *p;
 	const struct kern_op *op;
 	struct cpu_make make;
-	size_t tiles, rows; /* room for a head */
+	size_t tiles, rows; /* capacity per head */
 	uint32_t panels, panels_per_item[2], items_per_head[2];
 };
 

@@ -1,7 +1,7 @@
-/* program.c - see program.h: from recorded operations to phases, and running them.
+/* program.c - see program.h: compiles recorded operations into phases, and runs them.
  *
- * What cannot run is refused when the program is made; a batch beyond its limits before anything
- * runs. Only a group of ranks that does not meet is reported after the run. */
+ * program_new rejects what cannot run; a batch beyond the limits is rejected before anything runs.
+ * Only a broken group of ranks is reported after the run. */
 #include "kernels/cpu/build.h"
 
 #include <stdarg.h>
@@ -18,7 +18,7 @@ enum { PIECE = 64 << 10, SMALL = 4 << 10, NEAR_MAX = 2 << 10 };
 
 static void *alloc_block(struct kern_program *p, size_t bytes)
 {
-	/* untouched pages stay the system's */
+	/* calloc: untouched pages use no memory */
 	struct cpu_block *block = bytes > SIZE_MAX - 128 ? NULL : calloc(1, bytes + 128);
 	if (!block)
 		return NULL;
@@ -27,7 +27,7 @@ static void *alloc_block(struct kern_program *p, size_t bytes)
 	return (void *)(((uintptr_t)(block + 1) + 63) & ~(uintptr_t)63);
 }
 
-/* Small things lie one after the other, in the order in which a run needs them. */
+/* Small allocations are placed one after the other, in the order in which a run reads them. */
 void *cpu_program_alloc(struct kern_program *p, size_t bytes)
 {
 	if (bytes > SMALL)
@@ -58,7 +58,7 @@ void *build_alloc(struct build *b, size_t bytes)
 {
 	void *mem = cpu_program_alloc(b->p, bytes);
 	if (!mem)
-		build_fail(b, KERN_ENOMEM, "no memory for a program: %zu bytes", bytes);
+		build_fail(b, KERN_ENOMEM, "out of memory for a program: %zu bytes", bytes);
 	return mem;
 }
 
@@ -73,13 +73,13 @@ void build_phase(struct build *b, uint32_t (*items)(const void *),
 		size_t room = b->room ? 2 * b->room : 64;
 		struct crew_phase *grown = realloc(p->phase, room * sizeof *grown);
 		if (!grown) {
-			build_fail(b, KERN_ENOMEM, "no memory for %zu phases", room);
+			build_fail(b, KERN_ENOMEM, "out of memory for %zu phases", room);
 			return;
 		}
 		p->phase = grown;
 		b->room = room;
 	}
-	/* the description of the phase before ends here; it may hold parts of this one's */
+	/* the previous phase's description ends here; it may include parts of this one's */
 	size_t bytes = p->phases ? (uintptr_t)p->piece - (uintptr_t)p->phase[p->phases - 1].near : 0;
 	if (p->phases)
 		p->phase[p->phases - 1].near_bytes = bytes < NEAR_MAX ? bytes : 0;
@@ -156,7 +156,7 @@ static void build_sample(struct build *b, const struct kern_op *op)
 	build_phase(b, sample_items, sample_item, ph);
 }
 
-/* --- life ---------------------------------------------------------------- */
+/* --- start and end ------------------------------------------------------- */
 
 static void build_op(struct build *b, const struct kern_op *op)
 {
@@ -208,7 +208,7 @@ int cpu_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n
 {
 	struct kern_program *p = calloc(1, sizeof *p);
 	if (!p)
-		return cpu_fail(dev, KERN_ENOMEM, "no memory for a program of %zu operations", n);
+		return cpu_fail(dev, KERN_ENOMEM, "out of memory for a program of %zu operations", n);
 	p->dev = dev;
 	p->limits = *limits;
 	p->ops = n;
@@ -229,7 +229,7 @@ int cpu_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n
 		build_memory(&b);
 	pthread_mutex_lock(&dev->lock);
 	if (!b.rc && crew_grow(dev->crew, p->phases))
-		build_fail(&b, KERN_ENOMEM, "no memory for a program of %zu phases", p->phases);
+		build_fail(&b, KERN_ENOMEM, "out of memory for a program of %zu phases", p->phases);
 	pthread_mutex_unlock(&dev->lock);
 	if (b.rc)
 		cpu_program_destroy(&p);
@@ -251,7 +251,6 @@ int cpu_run(struct kern_stream *s, struct kern_program *p, const struct kern_mem
 	cpu_cut_batch(p);
 	crew_run(dev->crew, p->phase, p->phases);
 	pthread_mutex_unlock(&dev->lock);
-	return atomic_load(&p->broken)
-	           ? cpu_fail(dev, KERN_EDEVICE, "the ranks of the group do not meet")
-	           : KERN_OK;
+	return atomic_load(&p->broken) ? cpu_fail(dev, KERN_EDEVICE, "the group of ranks is broken")
+	                               : KERN_OK;
 }

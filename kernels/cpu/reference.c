@@ -1,5 +1,5 @@
-/* reference.c - every operation written plainly, in float32 without quantised activations. The
- * other variants are measured against it, so it stays simple: weights are dequantised row by row
+/* reference.c - every operation in its simplest form, in float32 without quantised activations. The
+ * other variants are measured against it, so it stays simple: weights are dequantised row by row,
  * and dot products add up in 16 fixed lanes. */
 #include "kernels/cpu/program.h"
 #include "kernels/own_math.h"
@@ -56,8 +56,8 @@ static void ref_act_mul(float *y, const float *gate, const float *up, enum kern_
                         uint32_t dim)
 {
 	for (uint32_t i = 0; i < dim; i++) {
-		/* all are g / (1 + exp(-z)) times something: GELU's tanh form, too, with z twice what
-		 * the tanh is of */
+		/* all are g / (1 + exp(-z)) times something; GELU's tanh form too, with z twice the
+		 * argument of the tanh */
 		double g = (double)gate[i], u = (double)up[i], z = g;
 		if (act == KERN_SWIGLU_CLAMPED) {
 			g = g > 7 ? 7 : g;
@@ -103,7 +103,7 @@ static void ref_product(const struct cpu_part *p, const struct cpu_variant *v, u
 	}
 }
 
-/* K (or V) of one token as floats */
+/* loads K or V of one token as floats */
 static void kv_load(float *out, const struct kern_kv_layer *kv, const uint32_t *table,
                     uint32_t token, uint32_t head, int is_v)
 {
@@ -116,7 +116,7 @@ static void kv_load(float *out, const struct kern_kv_layer *kv, const uint32_t *
 			out[d] *= cpu_kv_scales(kv, plane)[at];
 }
 
-/* An item is a row and head. */
+/* An item is one row and head. */
 static void ref_att_item(const void *attention, uint32_t item, unsigned worker)
 {
 	const struct cpu_attention *a = attention;

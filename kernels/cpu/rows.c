@@ -1,6 +1,6 @@
-/* rows.c - phases of rows: operations that compute a row from that row alone. Those that follow
- * each other run one after the other over a few rows, which stay in the cache, before the next
- * few. A row is always computed whole by one thread. */
+/* rows.c - row phases: operations that compute a row from that row alone. Consecutive ones run one
+ * after the other over a few rows, which stay in the cache, before the next few. A row is always
+ * computed by one thread. */
 #include "kernels/cpu/build.h"
 #include "kernels/own_math.h"
 
@@ -129,8 +129,8 @@ static void act_rows(const struct row_step *s, const struct kern_program *p, uin
 
 /* --- rotation ------------------------------------------------------------ */
 
-/* (cos, sin) of each row of the batch: (rows, 2, dims / 2). All layers with the same rope read
- * the same table. */
+/* (cos, sin) of each row of the batch: (rows, 2, dims / 2). All layers with the same rope share the
+ * table. */
 struct cpu_angles {
 	struct kern_rope rope;
 	float *cos_sin;
@@ -162,7 +162,7 @@ static void rope_rows(const struct row_step *s, const struct kern_program *p, ui
 		                      &op->rope.rope, a->cos_sin + (size_t)r * a->rope.dims);
 }
 
-/* The table of a rope, made by the step before its first use. */
+/* The table of a rope; computed by a step before its first use. */
 static const struct cpu_angles *angles_of(struct build *b, const struct kern_op *op)
 {
 	struct kern_program *p = b->p;
@@ -237,8 +237,8 @@ static void softmax(float *s, const float *logits, uint32_t n)
 		s[i] = (float)(e[i] / sum);
 }
 
-/* The number of the largest value that is not out yet; of equals the lowest. Always one that is
- * not out. */
+/* Index of the largest value not marked `out`, the lowest of equals; never one that is out, even
+ * with NaN. */
 static uint32_t largest(const float *v, const bool *out, uint32_t n)
 {
 	uint32_t best = n;
@@ -248,7 +248,7 @@ static uint32_t largest(const float *v, const bool *out, uint32_t n)
 	return best;
 }
 
-/* Marks the experts of all but the best groups as out. */
+/* Marks the experts outside the best groups as out. */
 static void limit_groups(const struct kern_router *r, const float *c, bool *out)
 {
 	float worth[KERN_EXPERTS_MAX / 2];
@@ -279,7 +279,7 @@ static void route_row(const struct kern_router *r, const float *logits, uint32_t
 			s[e] = (float)(1.0 / (1.0 + own_exp(-(double)logits[e])));
 	for (uint32_t e = 0; e < r->experts; e++) {
 		c[e] = bias ? s[e] + bias[e] : s[e];
-		nan += 0 * s[e]; /* also of a score that is not among the largest */
+		nan += 0 * s[e]; /* becomes NaN if any score is */
 	}
 	if (r->groups > 1)
 		limit_groups(r, c, out);
@@ -309,14 +309,14 @@ static void route_rows(const struct row_step *s, const struct kern_program *p, u
 static void build_route(struct build *b, const struct kern_op *op)
 {
 	const struct kern_router *r = &op->route.router;
-	b->group = NULL; /* rows choose anew */
+	b->group = NULL; /* the rows' experts change */
 	if (!build_tensor(b, op, &op->route.logits, r->experts) &&
 	    !build_address(b, op, op->route.ids) && !build_address(b, op, op->route.weights) &&
 	    !(r->bias.v && build_address(b, op, r->bias)))
 		build_row_step(b, op, route_rows, NULL, 16 * (size_t)r->experts);
 }
 
-/* --- all of them --------------------------------------------------------- */
+/* --- dispatch ------------------------------------------------------------ */
 
 void build_rows(struct build *b, const struct kern_op *op)
 {

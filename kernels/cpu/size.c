@@ -1,5 +1,5 @@
-/* size.c - what a program takes, from its limits and its largest shapes, before there is one: the
- * sum of what the files that cut operations into phases ask for. */
+/* size.c - estimates a program's memory from its limits and largest shapes before it exists: the
+ * sum of what the files that compile operations into phases allocate. */
 #include "kernels/cpu/build.h"
 #include "kernels/cpu/panel.h"
 
@@ -10,7 +10,7 @@ static size_t tiles_of(size_t rows)
 	return (rows + CPU_TILE_ROWS - 1) / CPU_TILE_ROWS;
 }
 
-/* Activations of `columns` columns that are made ready for products. */
+/* Prepared activations of `columns` columns. */
 static size_t ready_bytes(const struct cpu_variant *v, bool bf16, size_t rows, size_t tiles,
                           uint32_t columns)
 {

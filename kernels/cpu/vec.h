@@ -1,9 +1,10 @@
-/* vec.h - sixteen floats at once, in the instructions that the including file may use: AVX-512, AVX2 with FMA, or plain C.
+/* vec.h - operations on 16 floats for AVX-512, AVX2 with FMA, or plain C, as the including file may
+ * use.
  *
- * Every operation gives the same bits in all three, so that code written on top of it does too:
- * products and sums are rounded where they are written (v_fma rounds once), reductions have one
- * order. The bits of a NaN are the exception. v_min and v_max return their second operand where one
- * of the two is NaN; v_hmax of lanes that have a NaN is undefined. */
+ * Every operation gives the same bits in all three, and so does code built on it: products and sums
+ * are rounded as written (v_fma rounds once), and reductions have a fixed order. NaN payloads are
+ * an exception. v_min and v_max return their second operand if either is NaN; v_hmax is undefined
+ * if a lane is NaN. */
 #ifndef CPU_VEC_H
 #define CPU_VEC_H
 
@@ -16,7 +17,8 @@
 #endif
 
 #define INLINE static inline __attribute__((always_inline, unused))
-#define V_ROUND 12582912.0f        /* 1.5 * 2^23 = bits 0x4b400000: adding it leaves the nearest integer in the low bits */
+/* 1.5 * 2^23 = bits 0x4b400000: adding it leaves the nearest integer in the low bits */
+#define V_ROUND 12582912.0f
 
 #if defined(__AVX512F__)
 typedef struct { __m512 v; } v16;
@@ -35,7 +37,7 @@ INLINE v16 v_max(v16 a, v16 b) { return V1(_mm512_max_ps(a.v, b.v)); }
 INLINE v16 v_min(v16 a, v16 b) { return V1(_mm512_min_ps(a.v, b.v)); }
 INLINE v16 v_abs(v16 a) { return V1(_mm512_abs_ps(a.v)); }
 INLINE float v_hmax(v16 a) { return _mm512_reduce_max_ps(a.v); }
-/* by the lanes' bits: of magnitudes it is the largest, and a NaN's bits are above all numbers' */
+/* compares the lanes' bits: for magnitudes this is the maximum, and a NaN is above all numbers */
 INLINE v16 v_max_bits(v16 a, v16 b)
 {
 	return V1(_mm512_castsi512_ps(
@@ -52,7 +54,8 @@ INLINE v16 v_second_bf16(v16 a)
 {
 	return V1(_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32((int)0xffff0000))));
 }
-/* acc + two products a lane of such pairs, see fast_matmul.h. Inline assembly, so that one file serves processors with AVX512_BF16 and without. */
+/* acc + two products per lane of such pairs, see fast_matmul.h. Inline assembly, so that one file
+ * serves processors with and without AVX512_BF16. */
 INLINE v16 v_dot_bf16(v16 a, v16 b, v16 acc)
 {
 	__m512 sum = acc.v;
@@ -61,7 +64,7 @@ INLINE v16 v_dot_bf16(v16 a, v16 b, v16 acc)
 }
 INLINE v16 v_load_f16(const uint16_t *p) { return V1(_mm512_cvtph_ps(_mm256_loadu_si256((const void *)p))); }
 INLINE v16 v_load_i8(const unsigned char *p) { return V1(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p)))); }
-/* E4M3 times 2^-8: its bits are an f16's, three places to the right */
+/* E4M3 times 2^-8: the bits, shifted left by 7 (sign kept), are those of an f16 */
 INLINE v16 v_load_f8(const unsigned char *p)
 {
 	__m256i h = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)p)), 7);
@@ -72,14 +75,14 @@ INLINE v16 v_byte_i8(v16 a, int n)
 {
 	return V1(_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(_mm512_castps_si512(a.v), 24 - 8 * n), 24)));
 }
-/* a * 2^n for integral n, 0 where t < -126; NaN where all three are */
+/* a * 2^n for integral n; 0 where t < -126; NaN where a, n and t are NaN */
 INLINE v16 v_scale2(v16 a, v16 n, v16 t)
 {
 	return V1(_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(t.v, _mm512_set1_ps(-126.0f),
 	                                                    _CMP_NLT_UQ),
 	                                 a.v, n.v));
 }
-/* nearest integers as 16 int8, and their sum; the values must lie within +-127.5 */
+/* stores the nearest integers as 16 int8 and returns their sum; values must be within +-127.5 */
 INLINE int32_t v_store_i8(int8_t *p, v16 a)
 {
 	__m512i n = _mm512_cvtps_epi32(a.v);
@@ -182,7 +185,8 @@ typedef int32_t i4 __attribute__((vector_size(16)));
 typedef uint32_t u4 __attribute__((vector_size(16)));
 typedef struct { f4 q[4]; } v16;
 #define V4(expr) do { for (int i = 0; i < 4; i++) r.q[i] = (expr); return r; } while (0)
-/* a loop that stays one: unrolled sixteenfold in every use it makes the compiler slow, more so under sanitizers */
+/* not unrolled: unrolling it sixteenfold at every use slows the compiler down, especially with
+ * sanitizers */
 #define V_EACH _Pragma("GCC unroll 1") for (int i = 0; i < 16; i++)
 INLINE f4 v_choose(i4 yes, f4 a, f4 b) { return (f4)((yes & (i4)a) | (~yes & (i4)b)); }
 INLINE v16 v_set1(float x) { v16 r; V4(((f4){ x, x, x, x })); }
@@ -224,7 +228,7 @@ INLINE v16 v_load_f16(const uint16_t *p) { v16 r; V_EACH r.q[i / 4][i % 4] = ker
 INLINE v16 v_load_i8(const unsigned char *p) { v16 r; V_EACH r.q[i / 4][i % 4] = (float)(int8_t)p[i]; return r; }
 INLINE v16 v_load_f8(const unsigned char *p) { v16 r; V_EACH r.q[i / 4][i % 4] = kern_f16_to_f32((uint16_t)((p[i] & 0x80) << 8 | (p[i] & 0x7f) << 7)); return r; }
 INLINE v16 v_byte_i8(v16 a, int n) { v16 r; V_EACH r.q[i / 4][i % 4] = (float)(int8_t)(((i4)a.q[i / 4])[i % 4] >> 8 * n); return r; }
-/* V_ROUND's own bits taken off leave the nearest integer */
+/* subtracting V_ROUND's bits leaves the nearest integer */
 INLINE i4 v_integer(f4 a) { return (i4)((u4)(a + V_ROUND) - 0x4b400000u); }
 INLINE v16 v_scale2(v16 a, v16 n, v16 t)
 {
@@ -240,9 +244,10 @@ INLINE int32_t v_store_i8(int8_t *p, v16 a)
 }
 #endif
 
-/* v_fma with denormals as zeros, in and out, as vdpbf16ps has them: between v_flush_begin and v_flush_end. Vector instructions take that from a register of the
- * thread. In plain C a result is flushed that would be below 2^-126 if it were rounded with as many bits as any other: from 2^-126 - 2^-151 on it is not. Where
- * that is in question the sum of a product of two bfloat16 and a float is exact in a double. */
+/* v_fma with denormals flushed to zero, in and out, like vdpbf16ps; use between v_flush_begin and
+ * v_flush_end. Vector instructions take the mode from a register of the thread. Plain C flushes a
+ * result that would be below 2^-126 if rounded with unlimited exponent range, i.e. below 2^-126 -
+ * 2^-151. In that range the sum of a product of two bfloat16 and a float is exact in a double. */
 #if defined(__AVX2__)
 INLINE unsigned v_flush_begin(void)
 {
@@ -281,7 +286,7 @@ INLINE v16 v_loadn(const float *p, uint32_t n)
 INLINE void v_storen(float *p, v16 a, uint32_t n)
 {
 	float t[16];
-	if (n >= 16) {             /* what nearly always is, and a memcpy of any length is slow */
+	if (n >= 16) { /* the common case; a memcpy of variable length is slow */
 		v_store(p, a);
 		return;
 	}
@@ -309,7 +314,7 @@ INLINE float v_hsum(v16 a)
 	return t[0];
 }
 
-/* n (at most 16) elements of a KV or weight type; the rest are 0. KERN_F8: times 2^-8 */
+/* loads n (at most 16) elements of a KV or weight type; the others are 0. KERN_F8: times 2^-8 */
 INLINE v16 v_load_as(const unsigned char *p, enum kern_dtype type, uint32_t n)
 {
 	uint16_t h[16] = { 0 };
@@ -327,7 +332,7 @@ INLINE v16 v_load_as(const unsigned char *p, enum kern_dtype type, uint32_t n)
 	return type == KERN_BF16 ? v_load_bf16(src) : v_load_f16(src);
 }
 
-/* 2^t within 2 units of the last place; 0 below -126, 2^127 above 127, NaN for NaN */
+/* 2^t within 2 ulp; 0 below -126, 2^127 above 127, NaN for NaN */
 INLINE v16 v_exp2(v16 t)
 {
 	t = v_min(v_set1(127.0f), t);
