@@ -1,9 +1,9 @@
-/* clock.c - the simulated device's time: adding it up, and sleeping until it is over.
+/* clock.c - the simulated device's time: adding it up and sleeping until it is over.
  *
- * Durations are added up on a clock of the device's own, never measured, and the device sleeps
- * until an absolute time: an error of one sleep is not carried into the next. The host does its
- * bookkeeping while the device "works", so its time is hidden as that of a real device's host
- * is. Nothing here fails, and nothing spins. */
+ * Durations are added up on the device's own clock, never measured, and the device sleeps until an
+ * absolute time, so the error of one sleep does not carry over to the next. The host does its
+ * bookkeeping while the device "works", so its time is hidden as with a real device. Nothing here
+ * fails or spins. */
 #include "kernels/sim/sim.h"
 
 #include <errno.h>
@@ -12,9 +12,9 @@
 #include <unistd.h>
 
 enum {
-	NEAR_NS = 50 * 1000,            /* not worth a sleep: the clock keeps the rest */
-	FORGIVEN_NS = 20 * 1000 * 1000, /* of a late wake-up, at most */
-	/* a host that takes longer between two steps had nothing to do */
+	NEAR_NS = 50 * 1000,            /* too short to sleep: left to the next wait */
+	FORGIVEN_NS = 20 * 1000 * 1000, /* most lateness of a wake-up that is compensated */
+	/* a host that takes longer between two steps was idle */
 	PROMPT_NS = 2 * 1000 * 1000,
 };
 
@@ -25,7 +25,7 @@ uint64_t sim_clock_now(void)
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* Timers of this thread may be late by 50 us unless it asks for better. */
+/* Reduces the thread's timer slack, by default 50 us. */
 static void exact_timers(void)
 {
 	static _Thread_local int done;
@@ -42,9 +42,8 @@ static void sleep_until(uint64_t ns)
 		;
 }
 
-/* A step begins when the host gives it, but not before the one before is done. A host that was
- * woken late by a busy machine, and then came at once, is treated as if it had been woken in
- * time. */
+/* A step starts when the host submits it, but not before the previous one is done. If a busy
+ * machine woke the host late and the host then continued promptly, the lateness is not counted. */
 void sim_clock_begin(struct kern_device *dev, uint64_t now)
 {
 	struct sim_clock *c = &dev->clock;
@@ -55,7 +54,7 @@ void sim_clock_begin(struct kern_device *dev, uint64_t now)
 	c->late_ns = 0;
 	dev->step++;
 	while (dev->step == dev->opt.hang_step)
-		pause(); /* as a device that does not answer any more */
+		pause(); /* like a device that no longer responds */
 	sim_clock_charge(dev, dev->opt.step_us * 1e3);
 }
 

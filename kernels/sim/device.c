@@ -1,8 +1,7 @@
-/* device.c - the simulated device: opening, streams, weights that are sizes only. A replay
- * (program.c) runs in the calling thread and is done when it returns, but for the time that it
- * takes: progress words are stored, and `sync` returns, when the modelled device would be there.
- * Pages of its memory that nobody writes do not exist. Failures are returned with a text;
- * nothing here is fatal. */
+/* device.c - the simulated device: opening, streams, weights (sizes only). A replay (program.c)
+ * runs in the calling thread and is complete when it returns, except for its time: progress words
+ * are stored, and `sync` returns, when the modelled device would be done. Memory uses no pages
+ * until it is written. Errors are returned with a text; none is fatal. */
 #include "kernels/sim/sim.h"
 
 #include <stdarg.h>
@@ -41,10 +40,10 @@ static int device_open(const struct kern_config *conf, struct kern_device **ret_
 		return KERN_EINVAL;
 	}
 	struct kern_device *dev = calloc(1, sizeof *dev);
-	/* pages that nobody writes do not exist */
+	/* untouched pages use no memory */
 	uint64_t *record = calloc(SIM_RECORDS, sizeof *record);
 	if (!dev || !record) {
-		snprintf(errbuf, errlen, "no memory for the simulated device");
+		snprintf(errbuf, errlen, "out of memory for the simulated device");
 		free(record);
 		free(dev);
 		return KERN_ENOMEM;
@@ -102,7 +101,7 @@ static int weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n
 	int rc = kern_weight_check(dtype, n, k, row_bytes, dev->host.error, sizeof dev->host.error);
 	struct kern_weight *w = rc ? NULL : malloc(sizeof *w);
 	if (!w)
-		return rc ? rc : sim_fail(dev, KERN_ENOMEM, "no memory for a weight");
+		return rc ? rc : sim_fail(dev, KERN_ENOMEM, "out of memory for a weight");
 	*w = (struct kern_weight){.n = n, .k = k};
 	*ret_w = w;
 	return KERN_OK;

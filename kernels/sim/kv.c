@@ -1,23 +1,23 @@
-/* kv.c - chains of checkable words in the KV pool.
+/* kv.c - chains of verifiable words in the KV pool.
  *
- * A token's K in a layer is a function of all tokens before it, through the K of the token before,
- * which is read from the pool. So a block that is wrong, stale, torn or of another sequence changes
- * the answer, and before that it is found: a context that the device has not followed itself is
- * walked from its start (a sequence that arrived, that was restored, or that begins with matched
- * blocks). A context that it has followed is known by a record at its last block: over the block
- * table, the position and the chain there. Of such a context the newest positions are checked in
- * every step, and one block in one layer, in turn. A chain that does not hold is an error of the
- * device that names layer, block and position; the step fails and is counted. */
+ * A token's K in a layer is a function of all earlier tokens, through the K of the previous token,
+ * which is read from the pool. A block that is wrong, stale, torn or from another sequence would
+ * therefore change the answer; it is detected first. A context that the device has not computed
+ * itself (a sequence that arrived, was restored, or starts with matched blocks) is checked from its
+ * start. A context that it has computed is recognised by a record at its last block: a hash of the
+ * block table, the position and the chain there. For such a context every step checks the newest
+ * positions, and one block in one layer, in turn. A broken chain is a device error that names
+ * layer, block and position; the step fails and is counted. */
 #include "kernels/sim/sim.h"
 
-enum { NEWEST = 8 }; /* positions that are checked in every step */
+enum { NEWEST = 8 }; /* positions checked in every step */
 
-/* What the functions below need of one layer in one step. */
+/* One layer in one step. */
 struct walk {
 	const struct kern_program *p;
 	const struct kern_kv_layer *kv;
 	uint64_t salt;         /* of the layer */
-	const uint32_t *table; /* of the present sequence */
+	const uint32_t *table; /* of the current sequence */
 };
 
 static uint64_t *piece(const struct kern_kv_layer *kv, uint32_t block)
@@ -25,8 +25,8 @@ static uint64_t *piece(const struct kern_kv_layer *kv, uint32_t block)
 	return (uint64_t *)(void *)(kv->base.v + (size_t)block * kv->block_stride_bytes);
 }
 
-/* V begins so many words behind K: it is the end of the piece. Scales, where the type has them,
- * lie between and are not used. */
+/* Distance in words from K to V, which is at the end of the piece. Scales, if the type has any,
+ * would be between and are not used. */
 static size_t v_behind(const struct kern_kv_layer *kv)
 {
 	return kv->block_stride_bytes / sizeof(uint64_t) - kv->block_tokens;
@@ -53,11 +53,11 @@ int sim_kv_check(struct kern_program *p, const struct kern_kv_layer *kv)
 	if (!kv->block_tokens || bytes % sizeof(uint64_t) ||
 	    bytes / kv->block_tokens < 2 * sizeof(uint64_t) || kv->layer >= SIM_LAYERS_MAX ||
 	    (p->block_tokens && p->block_tokens != kv->block_tokens))
-		return sim_fail(p->dev, KERN_EINVAL,
-		                "KV of layer %u, %u tokens in %zu bytes: a simulated device has blocks of "
-		                "one size, 16 bytes "
-		                "a token, and %d layers",
-		                kv->layer, kv->block_tokens, bytes, SIM_LAYERS_MAX);
+		return sim_fail(
+			p->dev, KERN_EINVAL,
+			"KV of layer %u, %u tokens in %zu bytes: a simulated device needs blocks of "
+			"one size, at least 16 bytes a token, and at most %d layers",
+			kv->layer, kv->block_tokens, bytes, SIM_LAYERS_MAX);
 	p->block_tokens = kv->block_tokens;
 	return KERN_OK;
 }
@@ -70,12 +70,12 @@ static int broken(const struct walk *w, uint32_t position)
 	uint32_t entry = position / w->kv->block_tokens;
 	atomic_fetch_add_explicit(&dev->kv_faults, 1, memory_order_relaxed);
 	return sim_fail(dev, KERN_EDEVICE,
-	                "KV fault: layer %u, block %u (entry %u of its table), position %u is not what "
-	                "follows position %lld",
+	                "KV fault: layer %u, block %u (entry %u of its table): position %u does not "
+	                "follow from position %lld",
 	                w->kv->layer, w->table[entry], entry, position, (long long)position - 1);
 }
 
-/* Positions [from, to): each must follow from the one before. */
+/* Checks that each position in [from, to) follows from the previous one. */
 static int check(const struct walk *w, uint32_t from, uint32_t to)
 {
 	uint32_t bt = w->kv->block_tokens;
@@ -93,7 +93,7 @@ static int check(const struct walk *w, uint32_t from, uint32_t to)
 	return KERN_OK;
 }
 
-/* The newest positions, and in one layer of this step one block: each block's turn comes. */
+/* Checks the newest positions, and in one layer per step one block; each block gets its turn. */
 static int check_sample(const struct walk *w, uint32_t position)
 {
 	uint32_t bt = w->kv->block_tokens;
@@ -110,16 +110,16 @@ static int check_sample(const struct walk *w, uint32_t position)
 
 /* --- records, over block tables ------------------------------------------ */
 
-/* Of the block that ends a context of `position` tokens. In a very large pool some share one,
- * and are walked more often. */
+/* The record of the block that ends a context of `position` tokens. In a very large pool blocks
+ * share records and are checked more often. */
 static uint64_t *record_at(const struct walk *w, uint32_t position)
 {
 	uint64_t block = w->table[(position - 1) / w->kv->block_tokens];
 	return &w->p->dev->record[(block * w->p->layers + w->kv->layer) % SIM_RECORDS];
 }
 
-/* What the record says of a context of `position` tokens, table_hash being that of the entries
- * that cover it. Never 0. */
+/* The record's value for a context of `position` tokens; table_hash: of the entries that cover it.
+ * Never 0. */
 static uint64_t record_value(const struct walk *w, uint64_t table_hash, uint32_t position)
 {
 	return sim_mix(sim_mix(table_hash, position), chain_before(w, position)) | 1;

@@ -1,13 +1,14 @@
-/* program.c - programs: what an operation does to the word of each row, and what it costs.
+/* program.c - programs: what an operation does to the word of each row, and its cost.
  *
- * x of a token goes through the layers: each adds its chain (attention), so that the logits depend
- * on every layer's KV of the whole prefix. Every row is made from that row alone.
- * Costs are added up from one KV write to the next, so that a replay charges a layer at a time:
- * products read every weight once and use it once a row, attention counts the positions that rows
- * attend to and reads the KV of their sequences, a layer has one launch, at its KV write. Of tensor
- * parallelism a program says nothing, for the device is alone: a sum that goes to the residual
- * stream (a norm that adds) is an all-reduce of 16-bit rows, as a ring sends them. What a
- * simulated model has not is refused when it is recorded. */
+ * A token's x passes through the layers: each mixes in its chain (attention), so the logits depend
+ * on every layer's KV of the whole prefix. Every row is computed from that row alone.
+ *
+ * Costs accumulate from one KV write to the next, so a replay charges one layer at a time. Products
+ * read every weight once and use it once per row; attention counts the positions that rows attend
+ * to and reads the KV of their sequences; a layer has one launch, at its KV write. Programs do not
+ * express tensor parallelism, as the device has no group: an addition to the residual stream (a
+ * norm that adds) counts as a ring all-reduce of 16-bit rows. Recording rejects what a simulated
+ * model does not support. */
 #include "kernels/sim/sim.h"
 
 #include <stdlib.h>
@@ -37,8 +38,8 @@ static int is_eos(const struct sim_options *o, uint32_t id)
 	return 0;
 }
 
-/* The highest token that a row's word asks for, and a few less likely ones. eos comes by
- * eos_rate alone. */
+/* Chooses the most likely token for a row's word, and a few less likely ones. Only eos_rate
+ * produces eos. */
 static void choose_peaks(const struct sim_options *o, uint32_t vocab, uint64_t x,
                          uint32_t peak[SIM_PEAKS])
 {
@@ -53,8 +54,8 @@ static void choose_peaks(const struct sim_options *o, uint32_t vocab, uint64_t x
 		peak[0] = o->eos[0];
 }
 
-/* A floor of zero with SIM_PEAKS entries above it. Only what differs from the row's last use is
- * written. */
+/* Logits are zero except for SIM_PEAKS entries. Writes only the differences from the row's last
+ * use. */
 static int run_logits(struct kern_program *p, const struct sim_op *o)
 {
 	static const float height[SIM_PEAKS] = {14.0f, 13.0f, 12.25f, 11.5f, 10.75f};
@@ -79,7 +80,7 @@ static int run_logits(struct kern_program *p, const struct sim_op *o)
 	return KERN_OK;
 }
 
-/* --- what else rows' words go through ------------------------------------ */
+/* --- other operations on row words --------------------------------------- */
 
 static int run_embed(struct kern_program *p, const struct sim_op *o)
 {
@@ -92,7 +93,7 @@ static int run_embed(struct kern_program *p, const struct sim_op *o)
 
 static int run_nothing(struct kern_program *p, const struct sim_op *o)
 {
-	(void)p, (void)o; /* rope: the position goes into the chain */
+	(void)p, (void)o; /* rope: the position is part of the chain */
 	return KERN_OK;
 }
 
@@ -131,8 +132,8 @@ static int run_attention(struct kern_program *p, const struct sim_op *o)
 	return KERN_OK;
 }
 
-/* What was done since a layer's KV was written: the longer of computing and of reading memory,
- * and what comes on top. */
+/* Charges the work since the last KV write: the longer of computing and reading memory, plus
+ * overhead. */
 static void charge(struct kern_program *p)
 {
 	sim_clock_charge(p->dev,
@@ -162,7 +163,7 @@ static int run_progress(struct kern_program *p, const struct sim_op *o)
 	return KERN_OK;
 }
 
-/* Costs no simulated time: sampling is negligible beside the forward pass. */
+/* Costs no simulated time: sampling is negligible compared to the forward pass. */
 static int run_sample(struct kern_program *p, const struct sim_op *o)
 {
 	const struct kern_batch *b = p->batch;
@@ -177,7 +178,7 @@ static int run_sample(struct kern_program *p, const struct sim_op *o)
 
 /* --- recording ----------------------------------------------------------- */
 
-/* The words of a matrix's rows. */
+/* The row words of a matrix; NULL: too many matrices. */
 static uint64_t *column(struct kern_program *p, const struct kern_tensor *t)
 {
 	size_t i = 0;
@@ -197,7 +198,7 @@ static int record_embed(struct kern_program *p, const struct kern_op *op, struct
 	if (op->embed.first || p->table->n <= SIM_PEAKS)
 		return sim_fail(
 			p->dev, KERN_EINVAL,
-			"embed: %u tokens from %u on, a simulated model has more than %d, from 0 on",
+			"embed: %u tokens from %u on, a simulated model needs more than %d, from 0 on",
 			p->table->n, op->embed.first, SIM_PEAKS);
 	return KERN_OK;
 }
@@ -216,7 +217,7 @@ static int record_norm(struct kern_program *p, const struct kern_op *op, struct 
 	return KERN_OK;
 }
 
-/* The only tensor whose elements there are. */
+/* Logits are the only tensor with real elements. */
 static int check_logits(const struct kern_program *p, const struct kern_op *op,
                         const struct kern_tensor *t)
 {
@@ -224,7 +225,7 @@ static int check_logits(const struct kern_program *p, const struct kern_op *op,
 		return KERN_OK;
 	return sim_fail(
 		p->dev, KERN_EINVAL,
-		"%s: logits of type %s at %#zx, %zu columns apart: a simulated model has %u of f32",
+		"%s: logits of type %s at %#zx, %zu columns apart: a simulated model needs %u of f32",
 		kern_op_name(op->kind), kern_dtype_name(t->type), (size_t)t->at.v, t->ld, p->table->n);
 }
 
@@ -276,7 +277,7 @@ static int record_attention(struct kern_program *p, const struct kern_op *op, st
 	if (op->attention.window || kv->latent)
 		return sim_fail(
 			p->dev, KERN_ENOTSUP,
-			"attention with a window of %u and a latent of %u: a simulated model has neither",
+			"attention with a window of %u and a latent of %u: a simulated model supports neither",
 			op->attention.window, kv->latent);
 	o->cost = (struct sim_cost){
 		.attended = 1e9 * 4.0 * op->attention.heads * kv->head_dim / (d->flops * d->tp),
@@ -286,7 +287,8 @@ static int record_attention(struct kern_program *p, const struct kern_op *op, st
 
 #define AT(member) offsetof(struct kern_op, member)
 
-/* What an operation becomes; y and x are its tensors in struct kern_op, 0: none. */
+/* How operations are recorded and run; y and x: offsets of their tensors in struct kern_op, 0:
+ * none. */
 static const struct {
 	int (*run)(struct kern_program *p, const struct sim_op *o);
 	int (*record)(struct kern_program *p, const struct kern_op *op, struct sim_op *o);
@@ -317,7 +319,7 @@ static int check(struct kern_device *dev, const struct kern_op *ops, size_t n,
 {
 	for (size_t i = 0; i < n; i++)
 		if ((unsigned)ops[i].kind >= KERN_OPS || !kinds[ops[i].kind].run)
-			return sim_fail(dev, KERN_ENOTSUP, "operation %s: a simulated model has none",
+			return sim_fail(dev, KERN_ENOTSUP, "operation %s is not supported by a simulated model",
 			                kern_op_name(ops[i].kind));
 	return kern_program_check(ops, n, limits, dev->host.error, sizeof dev->host.error);
 }
@@ -332,7 +334,7 @@ static int record(struct kern_program *p, const struct kern_op *op)
 	int rc = kinds[k].record ? kinds[k].record(p, op, o) : KERN_OK;
 	return rc || p->columns < SIM_COLUMNS
 	           ? rc
-	           : sim_fail(p->dev, KERN_EINVAL, "a program over more than %d matrices",
+	           : sim_fail(p->dev, KERN_EINVAL, "a program with more than %d matrices",
 	                      SIM_COLUMNS - 1);
 }
 
@@ -355,7 +357,7 @@ int sim_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n
 	if (rc)
 		return rc;
 	if (!p)
-		return sim_fail(dev, KERN_ENOMEM, "no memory for a program");
+		return sim_fail(dev, KERN_ENOMEM, "out of memory for a program");
 	*p = (struct kern_program){.dev = dev, .limits = *limits};
 	p->column_rows = limits->rows > limits->tail_rows ? limits->rows : limits->tail_rows;
 	p->op = calloc(n, sizeof *p->op);
@@ -366,7 +368,7 @@ int sim_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n
 	for (size_t i = 0; !rc && i < n; i++)
 		rc = record(p, &ops[i]);
 	if (rc == KERN_ENOMEM)
-		sim_fail(dev, rc, "no memory for a program of %zu operations over %zu rows", n,
+		sim_fail(dev, rc, "out of memory for a program of %zu operations over %zu rows", n,
 		         p->column_rows);
 	if (rc)
 		sim_program_destroy(&p);

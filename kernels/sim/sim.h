@@ -1,9 +1,8 @@
-/* sim.h - the simulated device's own state, shared by device.c (life, memory), program.c (recording
+/* sim.h - the simulated device's state, shared by device.c (opening, memory), program.c (recording
  * and replay), clock.c (modelled time) and kv.c (chains in the pool).
  *
- * A row of any matrix of activations carries one 64-bit word, kept by the program. In the pool a
- * token of a layer has two words: K holds the chain of the layer up to this token, V what went
- * into it. */
+ * A row of any activation matrix is one 64-bit word, kept by the program. In the pool a token of a
+ * layer has two words: K is the layer's chain up to this token, V the input of this token. */
 #ifndef SIM_SIM_H
 #define SIM_SIM_H
 
@@ -16,14 +15,14 @@
 
 enum { SIM_PEAKS = 5, SIM_COLUMNS = 64, SIM_LAYERS_MAX = 256, SIM_RECORDS = 1 << 24 };
 
-/* Modelled time. `done_ns` is when the work enqueued so far is done; the host may be ahead of it
- * or behind it. */
+/* Modelled time. done_ns: when the work enqueued so far is complete; may be before or after the
+ * present. */
 struct sim_clock {
 	uint64_t done_ns;
 	uint64_t woke_ns; /* when the latest sync returned */
-	/* by how much that was late: the next step may begin by so much earlier */
+	/* how late that was; the next step may start this much earlier */
 	uint64_t late_ns;
-	double rest_ns; /* what rounding to whole nanoseconds left over */
+	double rest_ns; /* remainder of rounding to whole nanoseconds */
 };
 
 struct kern_stream {
@@ -33,12 +32,12 @@ struct kern_stream {
 struct kern_device {
 	struct host_device host; /* first */
 	struct sim_options opt;
-	struct kern_stream stream; /* runs work at once, so that one is as good as several */
+	struct kern_stream stream; /* work runs immediately, so one stream serves for all */
 	void (*progressed)(void *arg);
 	void *progressed_arg;
 	struct sim_clock clock;
 	uint64_t *record; /* (SIM_RECORDS); see kv.c */
-	/* the latest program that did; not to be read, it may be gone */
+	/* the last program that wrote logits; only for comparison, it may have been freed */
 	const struct kern_program *wrote_logits;
 	uint64_t step;
 	_Atomic uint64_t pulse, busy_ns, steps, rows, kv_faults;
@@ -48,15 +47,14 @@ struct kern_weight {
 	uint32_t n, k;
 };
 
-/* What an operation takes, in modelled nanoseconds: of computing, of reading memory, and what
- * comes on top. */
+/* An operation's modelled time in nanoseconds: computing, reading memory, and overhead. */
 struct sim_cost {
-	double row, attended;    /* computing: per row; per row and position that it attends to */
+	double row, attended;    /* computing: per row; per row and attended position */
 	double once, context;    /* memory: weights; per token of the spans' contexts */
-	double launch, exchange; /* on top: fixed; per row */
+	double launch, exchange; /* overhead: fixed; per row */
 };
 
-/* What a batch has of one kind of rows. */
+/* The size of a batch for one kind of rows. */
 struct sim_amount {
 	double rows, attended, context;
 };
@@ -66,21 +64,21 @@ struct kern_program {
 	struct kern_limits limits;
 	struct sim_op *op;
 	size_t ops;
-	kern_ptr matrix[SIM_COLUMNS]; /* whose rows' words each column has */
+	kern_ptr matrix[SIM_COLUMNS]; /* the matrix whose row words are in each column */
 	size_t columns, column_rows;
 	uint64_t *word;                  /* (SIM_COLUMNS, column_rows) */
-	const struct kern_weight *table; /* the embedding, which is the head as well */
-	/* (column_rows, SIM_PEAKS) entries of logits that are above the floor */
+	const struct kern_weight *table; /* the embedding, which also serves as the head */
+	/* (column_rows, SIM_PEAKS) indices of logits above the floor */
 	uint32_t *peak;
 	void *sampler_memory;
 	struct kern_sampler *sampler;
-	uint32_t floors; /* rows of logits that have one */
+	uint32_t floors; /* rows of logits filled with the floor */
 	uint32_t layers, block_tokens;
-	const struct kern_batch *batch;         /* of the present replay, and: */
+	const struct kern_batch *batch;         /* of the current replay, as are: */
 	struct sim_amount amount[2];            /* by enum kern_rows */
 	double compute_ns, memory_ns, fixed_ns; /* not charged yet */
-	/* (limits.spans) of the block tables: over what covers a span's context, and its context
-	 * with its rows */
+	/* (limits.spans) hashes of the table entries that cover a span's context, without and with
+	 * its rows */
 	uint64_t (*hash)[2];
 };
 
@@ -104,16 +102,16 @@ int sim_run(struct kern_stream *s, struct kern_program *p, const struct kern_mem
 
 /* clock.c */
 uint64_t sim_clock_now(void);
-/* a step begins, which the host gave at now_ns */
+/* a step starts, submitted by the host at now_ns */
 void sim_clock_begin(struct kern_device *dev, uint64_t now_ns);
-/* modelled, before the time scale */
+/* adds modelled time, before the time scale */
 void sim_clock_charge(struct kern_device *dev, double ns);
-/* until what was charged is done, or nearly */
+/* sleeps until the charged time is over, or nearly */
 void sim_clock_wait(struct kern_device *dev);
-void sim_clock_end(struct kern_device *dev); /* waits; the step is over */
+void sim_clock_end(struct kern_device *dev); /* waits, then ends the step */
 
-/* kv.c: whether the device can have that pool; hashes of the batch's block tables, once for all
- * layers; the words of its rows to the pool; K of a position. */
+/* kv.c: checks that the device supports a pool; hashes the batch's block tables, once for all
+ * layers; writes the rows' words to the pool; returns K of a position. */
 int sim_kv_check(struct kern_program *p, const struct kern_kv_layer *kv);
 void sim_kv_tables(struct kern_program *p);
 int sim_kv_write(struct kern_program *p, const struct kern_kv_layer *kv, const uint64_t *v);
