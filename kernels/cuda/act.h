@@ -1,11 +1,11 @@
-/* act.h - enum kern_act in float32: about 4 roundings beside that of the exponent. */
+/* act.h - enum kern_act in float32: about 4 rounding errors in addition to the exponential's. */
 #ifndef CUDA_ACT_H
 #define CUDA_ACT_H
 
 #include "kernels/cuda/kernel.h"
 
-/* All are g / (1 + exp(-z)) times something: GELU's tanh form, too, with z twice what the tanh
- * is of. */
+/* All are g / (1 + exp(-z)) times something; GELU's tanh form too, with z twice the argument of the
+ * tanh. */
 static __device__ inline float act_mul(int act, float g, float u)
 {
 	float z = g;

@@ -1,17 +1,18 @@
-/* attention.cu - softmax attention over the paged KV, one arithmetic for prompts and decoding.
+/* attention.cu - softmax attention over the paged KV, with the same arithmetic for prompts and
+ * decoding.
  *
- * A tile is 16 or 32 vectors, a row's heads of one KV head's group one after the other and then the
- * next row's, of one span. A block multiplies a tile's vectors by K of a chunk, 256 positions from
- * a multiple of 256 on, makes weights of all scores of the chunk, multiplies them by V, and has a
- * chunk's state (attention.h). Warps share out a chunk's positions for scores, and columns of V for
+ * A tile is 16 or 32 vectors of one span: the heads of one KV head's group for one row, then for
+ * the next row. A block multiplies a tile's vectors by K of a chunk (256 positions, aligned to
+ * 256), turns all scores of the chunk into weights, multiplies these by V, and obtains the chunk's
+ * state (attention.h). Warps divide the chunk's positions for scores, and the columns of V for
  * values.
  *
- * Chunks' states are merged in ascending order into a run's state (8 chunks), and runs' states into
- * the vector's. Whether a block does all of that for its tile, or blocks write states of single
- * chunks or runs that another kernel merges, makes no difference to a bit: the same states are
- * merged in the same order. Nor do a vector's place in its tile, the size of the tile or the
- * other vectors, for rows of the tensor cores' A do not touch each other. What a vector must not
- * see has a weight of 0, and V is made finite there; a visible V that is not finite makes NaN
+ * Chunk states are merged in ascending order into a run's state (8 chunks), and run states into the
+ * vector's. One block may do all of that for its tile, or blocks may write the states of single
+ * chunks or runs, which another kernel merges: the bits are the same, because the same states are
+ * merged in the same order. The vector's place in the tile, the tile's size and the other vectors
+ * do not matter either, because rows of the tensor cores' A operand are independent. Positions that
+ * a vector must not see have weight 0, and V is made finite there; a visible non-finite V gives NaN
  * (clean_quad). */
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/kv.h"
@@ -22,8 +23,8 @@ enum {
 	CHUNK = 256,
 	RUN = 8 * CHUNK,
 	SCORES_AT_ONCE = 32, /* positions that a warp has in registers */
-	COLUMNS = 32,        /* of V, that a warp has in registers */
-	/* lanes of a quarter warp read four columns each of two rows, from different banks */
+	COLUMNS = 32,        /* columns of V that a warp has in registers */
+	/* quarter warps read four columns of two rows each, from different banks */
 	SCORE_LD = CHUNK + 16
 };
 
@@ -32,38 +33,38 @@ struct attention_args {
 	struct kern_kv_layer kv;
 	struct kern_tensor out, q;
 	const float *sinks; /* or NULL */
-	/* with units: (rows, heads, units, state_ld); else for each block its vectors' merged runs */
+	/* with units: (rows, heads, units, state_ld); else per block the merged runs of its vectors */
 	float *states;
 	uint32_t heads, group, window, out_dim;
 	float scale;
 	int rows;       /* enum kern_rows */
-	uint32_t tiles; /* the most there can be */
-	/* positions of the states that blocks write, CHUNK or RUN; 0: blocks do all */
+	uint32_t tiles; /* largest number */
+	/* positions per state that blocks write, CHUNK or RUN; 0: blocks do everything */
 	uint32_t unit;
-	uint32_t units, slots; /* the most that a row has; blocks that share them out */
-	bool aligned;          /* KV to four elements */
+	uint32_t units, slots; /* most units of a row; blocks that divide them */
+	bool aligned;          /* KV is aligned to four elements */
 };
 
 template <int TILES> struct alignas(16) attention_shared {
-	/* rows of the chunk's positions; NULL: nobody sees them */
+	/* rows of the chunk's positions; NULL: no vector sees them */
 	const unsigned char *k[CHUNK];
 	float k_scale[CHUNK], v_scale[CHUNK];
 	float score[16 * TILES][SCORE_LD]; /* then weights */
-	/* what vectors see; first > last: there is no such vector */
+	/* positions that vectors see; first > last: no such vector */
 	uint32_t first[16 * TILES], last[16 * TILES];
 	uint32_t row[16 * TILES], head[16 * TILES];
-	float *state[16 * TILES]; /* where one is to be written; NULL: nowhere */
-	/* of the present run; of those before */
+	float *state[16 * TILES]; /* where to write the state; NULL: nowhere */
+	/* of the current run; of the earlier ones */
 	float max[16 * TILES], sum[16 * TILES], run_max[16 * TILES], run_sum[16 * TILES];
 	float kept[16 * TILES], added[16 * TILES]; /* factors of a merge */
 	struct kern_span span;
-	/* the tile's, among the span's; 0: there is no such tile */
+	/* the tile's vectors, within the span's; 0: no such tile */
 	uint32_t begin, vectors;
-	/* positions that some vector sees; that all see */
+	/* positions that any vector sees; that all see */
 	uint32_t see_first, see_last, all_first, all_last;
 };
 
-/* Where a thread is in its warp, and in the tensor cores' registers (mma_bf16). */
+/* A thread's place in its warp and in the tensor cores' registers (mma_bf16). */
 struct place {
 	uint32_t warp, lane, g, t;
 };
@@ -79,7 +80,7 @@ static __host__ __device__ inline uint32_t round_up(uint32_t n, uint32_t to)
 	return (n + to - 1) / to * to;
 }
 
-/* values, largest score, sum */
+/* a state in memory: values, largest score, sum */
 static __host__ __device__ inline uint32_t state_ld(uint32_t out_dim)
 {
 	return round_up(out_dim + 2, 4);
@@ -90,8 +91,8 @@ static __device__ inline uint32_t first_seen(uint32_t position, uint32_t window)
 	return window && position + 1 > window ? position + 1 - window : 0;
 }
 
-/* Dynamic shared memory: struct attention_shared, then vectors as A's rows, then values of the
- * run's state. */
+/* Dynamic shared memory: struct attention_shared, then the vectors as rows of A, then the values of
+ * the run's state. */
 template <int TILES> static __device__ inline struct attention_shared<TILES> &shared_part(void) {
 	return *(struct attention_shared<TILES> *)shared_memory();
 }
@@ -123,8 +124,8 @@ static __device__ inline const struct kern_span *batch_spans(const struct kern_b
 	return (const struct kern_span *)batch_words(b, rows == KERN_ROWS_ALL ? b->span : b->tail_span);
 }
 
-/* Tile numbers of a span begin where all spans before it have fewer, whatever they are: some
- * numbers are nobody's. */
+/* Finds the span of a tile number. A span's numbers start at an upper bound of the tiles of all
+ * earlier spans, so some numbers are unused. */
 template <int TILES>
 static __device__ void find_tile(const struct attention_args &a, struct attention_shared<TILES> &s,
                                  uint32_t number)
@@ -146,8 +147,8 @@ static __device__ void find_tile(const struct attention_args &a, struct attentio
 	__syncthreads();
 }
 
-/* What vectors see, and the vectors: for each 16 columns and 16 vectors the four columns of row
- * g of all lanes, then of row g + 8. */
+/* Loads the vectors and what they see. Layout of vectors, for each 16 columns and 16 vectors: all
+ * lanes' four columns of row g, then of row g + 8. */
 template <int TILES>
 static __device__ void load_tile(const struct attention_args &a, struct attention_shared<TILES> &s)
 {
@@ -182,7 +183,8 @@ static __device__ void load_tile(const struct attention_args &a, struct attentio
 
 /* --- a chunk ------------------------------------------------------------- */
 
-/* Positions of a chunk that the tile needs: from a multiple of SCORES_AT_ONCE on. */
+/* Positions of a chunk that the tile needs; begin is a multiple of SCORES_AT_ONCE or the chunk's
+ * start. */
 struct range {
 	uint32_t chunk, begin, end;
 };
@@ -226,7 +228,7 @@ static __device__ inline bool is_scaled(int type)
 	return type == KERN_I8 || type == KERN_F8;
 }
 
-/* -infinity for positions that the vector does not see; 0 where there is no vector. */
+/* Stores -infinity for positions that the vector does not see; 0 where there is no vector. */
 template <int TYPE, int TILES>
 static __device__ inline void put_score(const struct attention_args &a,
                                         struct attention_shared<TILES> &s, uint32_t v,
@@ -285,8 +287,8 @@ static __device__ void make_scores(const struct attention_args &a,
 	__syncthreads();
 }
 
-/* Scores become weights (times V's scales), the chunk's largest score and sum are merged into
- * the run's. A warp has a vector. */
+/* Turns scores into weights (times V's scales) and merges the chunk's largest score and sum into
+ * the run's. One vector per warp. */
 template <int TYPE, int TILES>
 static __device__ void make_weights(struct attention_shared<TILES> &s, struct range r, bool fresh)
 {
@@ -328,9 +330,9 @@ static __device__ void make_weights(struct attention_shared<TILES> &s, struct ra
 	__syncthreads();
 }
 
-/* Elements of V that are not finite, where not all vectors see them, have become 0: they make NaN
- * of the values of those who see them. mark: a quad for each of the lane's four positions from p
- * + 4t on. */
+/* Handles non-finite elements of V that have been set to 0 where not all vectors see them: sets the
+ * values of the vectors that see them to NaN. mark: a quad for each of the lane's four positions
+ * from p + 4t on. */
 template <int TILES>
 static __device__ void mark_values(const struct attention_shared<TILES> &s, uint32_t p,
                                    const uint32_t mark[4][2], float acc[TILES][4][4])
@@ -357,8 +359,8 @@ static __device__ void mark_values(const struct attention_shared<TILES> &s, uint
 	}
 }
 
-/* Weights times V of the chunk for 32 columns: those of lane group g are 4g .. 4g + 3, column j
- * of each in acc[][j]. */
+/* Weights times V of the chunk for 32 columns: lane group g has columns 4g .. 4g + 3, column j in
+ * acc[][j]. */
 template <int TYPE, bool ROUNDED, int TILES>
 static __device__ inline void chunk_values(const struct attention_args &a,
                                            const struct attention_shared<TILES> &s, struct range r,
@@ -408,8 +410,7 @@ static __device__ inline void chunk_values(const struct attention_args &a,
 	}
 }
 
-/* A value of the run's state that this thread, and no other, has: where it is, whose, and of
- * which column. */
+/* A value of the run's state that belongs to this thread: its place, vector and column. */
 struct own_value {
 	uint32_t at, vector, column;
 };
@@ -422,7 +423,7 @@ static __device__ inline struct own_value own_value(struct place at, uint32_t co
 	        16 * tile + at.g + e / 2 * 8, columns + 8 * at.t + e % 2 * 4 + j};
 }
 
-/* Calls f for all values that the thread has. */
+/* Calls f for all values of the thread. */
 template <int TILES, typename F> static __device__ inline void each_value(uint32_t out_dim, F f)
 {
 	struct place at = place_of_thread();
@@ -452,8 +453,8 @@ static __device__ void make_values(const struct attention_args &a,
 	__syncthreads();
 }
 
-/* States of positions [first, first + count), of whole chunks, as the tile sees them: in shared
- * memory. */
+/* Computes the states of positions [first, first + count), in whole chunks, for the tile's vectors;
+ * results in shared memory. */
 template <int TYPE, bool ROUNDED, int TILES>
 static __device__ void make_state(const struct attention_args &a, struct attention_shared<TILES> &s,
                                   uint32_t first, uint32_t count)
@@ -470,10 +471,10 @@ static __device__ void make_state(const struct attention_args &a, struct attenti
 	}
 }
 
-/* --- what becomes of states ---------------------------------------------- */
+/* --- using states -------------------------------------------------------- */
 
-/* Merges the run's state into that of the runs before it, in the block's own memory; after the
- * last run the whole is in shared memory. */
+/* Merges the run's state into that of the earlier runs, in the block's own memory; the last run
+ * leaves the result in shared memory. */
 template <int TILES>
 static __device__ void merge_run(const struct attention_args &a, struct attention_shared<TILES> &s,
                                  bool fresh, bool is_last)
@@ -514,7 +515,7 @@ static __device__ void put_results(const struct attention_args &a,
 	});
 }
 
-/* Writes the state of a unit for the vectors that see a part of it. */
+/* Writes the state of a unit for the vectors that see part of it. */
 template <int TILES>
 static __device__ void put_states(const struct attention_args &a, struct attention_shared<TILES> &s,
                                   uint32_t unit)
@@ -538,7 +539,7 @@ static __device__ void put_states(const struct attention_args &a, struct attenti
 	});
 }
 
-/* The largest score, the sum, and one column's value. */
+/* State for one column: the largest score, the sum, and the column's value. */
 struct column_state {
 	float max, sum, value;
 };
@@ -551,8 +552,8 @@ static __device__ inline void add_state(struct column_state *to, struct column_s
 	                   state_merge(to->value, kept, s.value, added)};
 }
 
-/* Merges the states of units first .. last into runs, and those into one, as a block does for its
- * tile. Reads several at once; those that are not there are empty. */
+/* Merges the states of units first .. last into runs, and those into one, in the same order as a
+ * block for its tile. Reads several at once; missing ones are empty. */
 static __device__ struct column_state merge_units(const struct attention_args &a,
                                                   const float *states, uint32_t first,
                                                   uint32_t last, uint32_t column)
@@ -583,7 +584,7 @@ static __device__ struct column_state merge_units(const struct attention_args &a
 	return all;
 }
 
-/* A block has a row and head. */
+/* One block per row and head. */
 KERNEL(attention_merge, THREADS, struct attention_args)
 {
 	uint32_t row = blockIdx.x, head = blockIdx.y, spans, *position = (uint32_t *)shared_memory();
@@ -605,8 +606,8 @@ KERNEL(attention_merge, THREADS, struct attention_args)
 
 /* --- kernels ------------------------------------------------------------- */
 
-/* A block has a KV head (blockIdx.y), and tiles with all their runs, or every so many units of
- * one. */
+/* A block has one KV head (blockIdx.y) and either tiles with all their runs, or every a.slots-th
+ * unit of a tile. */
 template <int TYPE, bool ROUNDED, int TILES>
 static __device__ inline void attention_body(const struct attention_args &a)
 {
@@ -658,14 +659,14 @@ ATTENTION_KERNELS(attention_f8, KERN_F8)
 
 /* --- planning ------------------------------------------------------------ */
 
-/* Tiles of at most `rows` rows in at most `spans` spans, see find_tile. */
+/* Most tiles for the planned rows and spans, see find_tile. */
 static size_t most_tiles(const struct plan *p, const struct attention_args *a,
                          uint32_t tile_vectors)
 {
 	return (size_t)plan_rows(p) * a->group / tile_vectors + p->spans;
 }
 
-/* How many units of that many positions a row sees at most. */
+/* Most units of `unit` positions that a row sees. */
 static uint32_t most_units(const struct plan *p, const struct attention_args *a, uint32_t unit)
 {
 	uint32_t all = (p->limits->positions + unit - 1) / unit;
@@ -675,8 +676,8 @@ static uint32_t most_units(const struct plan *p, const struct attention_args *a,
 	return seen < all ? seen : all;
 }
 
-/* Units for blocks to share out, if the tiles alone are too few for the device: chunks, or runs
- * if chunks' states took too much memory. 0: none. */
+/* The unit that blocks divide if the tiles alone are too few for the device: chunks, or runs if the
+ * states of chunks would take too much memory. 0: none. */
 static uint32_t choose_unit(const struct plan *p, const struct attention_args *a)
 {
 	const size_t states_max = (size_t)192 << 20;
@@ -689,7 +690,7 @@ static uint32_t choose_unit(const struct plan *p, const struct attention_args *a
 	                                                         : 0;
 }
 
-/* The type, whether numbers are rounded, the tiles of 16 vectors. */
+/* The kernel for a type, with or without rounding, and `tiles` times 16 vectors. */
 static const void *choose_kernel(const struct plan *p, enum kern_dtype type, uint32_t tiles)
 {
 	static const struct {
@@ -701,13 +702,13 @@ static const void *choose_kernel(const struct plan *p, enum kern_dtype type, uin
 		{KERN_F8, KERNELS_OF(attention_f8)},
 	};
 	uint32_t i = 0;
-	while (kernels[i].type != type) /* kern_program_check has seen it */
+	while (kernels[i].type != type) /* kern_program_check has checked it */
 		i++;
 	return kernels[i].kernel[p->dev->bf16_activations][tiles - 1];
 }
 
-/* Blocks that write states, and the kernel that merges them. Slots of a tile: as many as fill the
- * device some times over, for batches have fewer tiles than they may. */
+/* Plans blocks that write states, and the kernel that merges them. Slots per tile: enough to fill
+ * the device several times, because batches have fewer tiles than the most. */
 static void plan_units(struct plan *p, struct attention_args *a)
 {
 	uint32_t heads = a->kv.kv_heads;
@@ -724,8 +725,8 @@ static void plan_units(struct plan *p, struct attention_args *a)
 	PLAN(p, attention_merge, plan_rows(p), a->heads, THREADS, sizeof(uint32_t), *a);
 }
 
-/* Blocks that do whole tiles, one after the other: as many as are on the device at once, for
- * each has memory for merged runs. */
+/* Plans blocks that process whole tiles one after the other: as many as run at once, because each
+ * has memory for merged runs. */
 static void plan_tiles(struct plan *p, struct attention_args *a)
 {
 	uint32_t heads = a->kv.kv_heads, wide = (size_t)plan_rows(p) * a->group > 32 &&

@@ -1,10 +1,10 @@
-/* attention.h - what attention.cu computes with: elements of K and V as sums of bfloat16 numbers
- * for the tensor cores, and states of the softmax.
+/* attention.h - building blocks of attention.cu: elements of K and V as sums of bfloat16 numbers
+ * for the tensor cores, and softmax states.
  *
- * A float32 number is exactly the sum of three bfloat16 numbers: its leading 8 bits, the next 8,
- * the rest ("parts", cut off, not rounded). A product of parts is exact in float32, so that sums
- * of all products of parts are as good as sums of float32 products. f16 has two parts, bf16 and
- * the codes of int8 and fp8 one. */
+ * A float32 number is exactly the sum of three bfloat16 numbers ("parts"): its leading 8 bits, the
+ * next 8, and the rest, truncated, not rounded. A product of two parts is exact in float32, so sums
+ * of all products of parts are as good as sums of float32 products. f16 has two parts; bf16 and the
+ * codes of int8 and fp8 have one. */
 #ifndef CUDA_ATTENTION_H
 #define CUDA_ATTENTION_H
 
@@ -12,12 +12,12 @@
 
 /* --- parts --------------------------------------------------------------- */
 
-/* How many parts an element of K or V has; one if it is rounded to bfloat16. */
+/* Number of parts of an element of K or V; one if it is rounded to bfloat16. */
 template <int TYPE, bool ROUNDED> struct kv_parts {
 	enum { N = ROUNDED ? 1 : TYPE == KERN_F32 ? 3 : TYPE == KERN_F16 ? 2 : 1 };
 };
 
-/* Two numbers rounded to bfloat16, the first in the low half. */
+/* Rounds two numbers to bfloat16; the first goes into the low half. */
 static __device__ inline uint32_t bf16_pair(float low, float high)
 {
 #ifdef __CUDACC__
@@ -29,7 +29,7 @@ static __device__ inline uint32_t bf16_pair(float low, float high)
 #endif
 }
 
-/* The parts of two numbers, first[0], first[STRIDE] ...; a single part is rounded. */
+/* Splits two numbers into parts at first[0], first[STRIDE] ...; a single part is rounded. */
 template <int PARTS, int STRIDE>
 static __device__ inline void split_pair(float low, float high, uint32_t *first)
 {
@@ -40,16 +40,16 @@ static __device__ inline void split_pair(float low, float high, uint32_t *first)
 		for (int i = 0; i < PARTS; i++) {
 			uint32_t l = kern_f32_bits(low) & 0xffff0000u, h = kern_f32_bits(high) & 0xffff0000u;
 			first[i * STRIDE] = l >> 16 | h;
-			low -= kern_bits_to_f32(l); /* of an infinity NaN is left, in the second part */
+			low -= kern_bits_to_f32(l); /* an infinity leaves NaN in the second part */
 			high -= kern_bits_to_f32(h);
 		}
 	}
 }
 
-/* acc += a b over all products of parts, but for those of two third parts, below 2^-30 of the
- * whole. Tensor cores cut off what is below 2^-24 of a sum's largest term: so a sum starts at
- * zero, with the smallest products first, and is added to acc in float32. Rounded numbers need
- * none of that. */
+/* acc += a b, summed over all products of parts except that of two third parts, which is below
+ * 2^-30 of the whole. Tensor cores truncate what is below 2^-24 of a sum's largest term, so each
+ * sum starts at zero, adds the smallest products first, and is then added to acc in float32.
+ * Rounded numbers do not need this. */
 template <int A_PARTS, int B_PARTS>
 static __device__ inline void multiply(float acc[4], const uint32_t a[A_PARTS][4],
                                        const uint32_t b[B_PARTS][2])
@@ -71,9 +71,9 @@ static __device__ inline void multiply(float acc[4], const uint32_t a[A_PARTS][4
 	}
 }
 
-/* A's registers from four neighbouring columns of rows g and g + 8. The order of columns is free,
- * as long as B's rows have the same: lane t of a group has columns 4t .. 4t + 3 of 16. The
- * numbers are aligned to 16 bytes, so that one load has them. */
+/* Fills A's registers from four adjacent columns of rows g and g + 8. The order of columns is
+ * arbitrary if B's rows have the same order: lane t of a group has columns 4t .. 4t + 3 of 16. The
+ * numbers are aligned to 16 bytes, so that one load reads them. */
 template <int PARTS>
 static __device__ inline void split_a(uint32_t a[PARTS][4], const float *upper, const float *lower)
 {
@@ -86,13 +86,13 @@ static __device__ inline void split_a(uint32_t a[PARTS][4], const float *upper, 
 	split_pair<PARTS, 4>(l.v[2], l.v[3], &a[0][3]);
 }
 
-/* --- quads: four neighbouring elements of K or V ------------------------- */
+/* --- quads: four adjacent elements of K or V ----------------------------- */
 
 template <int WORDS> struct alignas(4 * WORDS) words {
 	uint32_t w[WORDS];
 };
 
-/* In one load if the address is aligned to as much. */
+/* Uses one load if the address is aligned to the size. */
 template <int WORDS>
 static __device__ inline struct words<WORDS> load_words(const unsigned char *at, bool aligned) {
 	if (aligned)
@@ -104,8 +104,8 @@ static __device__ inline struct words<WORDS> load_words(const unsigned char *at,
 	return v;
 }
 
-/* A code of int8 or fp8 as a number, which bfloat16 has. E4M3's bits are those of a float32 with
- * an exponent that is 120 less, denormals too. */
+/* The value of an int8 or fp8 code, exact in bfloat16. E4M3's bits are those of a float32 with an
+ * exponent reduced by 120, including denormals. */
 template <int TYPE>
 static __device__ inline float code_value(uint32_t c)
 {
@@ -114,7 +114,7 @@ static __device__ inline float code_value(uint32_t c)
 	return kern_bits_to_f32((c & 0x80) << 24 | (c & 0x7f) << 20) * 0x1p120f;
 }
 
-/* Parts of elements c .. c + 3 of a row, pairs with the first low. */
+/* Loads elements c .. c + 3 of a row as parts; pairs have the first element in the low half. */
 template <int TYPE, int PARTS>
 static __device__ inline void load_quad(uint32_t quad[PARTS][2], const unsigned char *row,
                                         uint32_t c, bool aligned)
@@ -153,7 +153,7 @@ template <int PARTS> static __device__ inline void clear_quad(uint32_t quad[PART
 		quad[i][0] = quad[i][1] = 0;
 }
 
-/* Elements that are not finite become 0; mark has a bfloat16 1 for each. */
+/* Sets non-finite elements to 0 and marks them with a bfloat16 1 in `mark`. */
 template <int PARTS>
 static __device__ inline void clean_quad(uint32_t quad[PARTS][2], uint32_t mark[2])
 {
@@ -168,7 +168,7 @@ static __device__ inline void clean_quad(uint32_t quad[PARTS][2], uint32_t mark[
 	}
 }
 
-/* Element j of two quads. */
+/* Element j of both quads, as a pair. */
 static __device__ inline uint32_t pick_pair(const uint32_t x[2], const uint32_t y[2], int j)
 {
 	return j % 2 ? x[j / 2] >> 16 | (y[j / 2] & 0xffff0000u)
@@ -177,16 +177,16 @@ static __device__ inline uint32_t pick_pair(const uint32_t x[2], const uint32_t 
 
 /* --- states ----------------------------------------------------------------
  * A state of some positions: the largest score, the sum of weights exp(score - largest), and V's
- * elements times their weights. An empty one is -infinity, 0 and zeros: merging it changes
- * nothing, beside the sign of zeros. */
+ * elements times their weights. An empty state is -infinity, 0 and zeros: merging it changes
+ * nothing except the sign of zeros. */
 
-/* NaN counts as more than all numbers. */
+/* NaN counts as larger than all numbers. */
 static __device__ inline float state_max(float a, float b)
 {
 	return b > a || isnan(b) ? b : a;
 }
 
-/* What a state's sums are multiplied by when its largest score becomes `max`. */
+/* Factor of a state's sums when its largest score becomes `max`. */
 static __device__ inline float state_factor(float own, float max)
 {
 	return own == max ? 1.0f : expf(own - max);
@@ -197,8 +197,7 @@ static __device__ inline float state_merge(float a, float a_factor, float b, flo
 	return fmaf(b, b_factor, a * a_factor);
 }
 
-/* 1 / x within a unit in the last place, of a normal number; without the call of a function that
- * a division has. */
+/* 1 / x within one ulp, for a normal number; avoids the function call of a division. */
 static __device__ inline float reciprocal(float x)
 {
 #ifdef __CUDACC__
@@ -210,8 +209,7 @@ static __device__ inline float reciprocal(float x)
 #endif
 }
 
-/* What values are multiplied by in the end. A sink is merged last, as a state of one position
- * without a value. */
+/* Final factor of the values. A sink is merged last, as a state of one position without a value. */
 static __device__ inline float state_end(float max, float sum, const float *sinks, uint32_t head)
 {
 	if (!sinks)
@@ -220,8 +218,8 @@ static __device__ inline float state_end(float max, float sum, const float *sink
 	return factor * reciprocal(state_merge(sum, factor, 1, state_factor(sinks[head], m)));
 }
 
-/* What is not finite becomes NaN: whether a visible infinity of V gives infinity or NaN depends
- * on the order of work. No zero is negative. */
+/* Turns non-finite values into NaN, because whether a visible infinity of V gives infinity or NaN
+ * depends on the order of work. No zero is negative. */
 static __device__ inline float state_result(float value, float end)
 {
 	return isfinite(value) ? value * end + 0.0f : NAN;

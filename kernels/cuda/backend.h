@@ -1,9 +1,9 @@
-/* backend.h - what the host's files of the CUDA backend share: the device, memory, weights,
- * programs. C, and C++ for the .cu files.
+/* backend.h - shared by the host files of the CUDA backend: the device, memory, weights, programs.
+ * C, and C++ for the .cu files.
  *
- * A program is planned from its operations: an array of launches (plan.h) for each of a few sizes
- * of batches, captured as CUDA graphs. A run copies its batch to the device and launches the
- * smallest graph that holds it. Kernels read how many rows there are from that copy. */
+ * A program is planned from its operations: an array of launches (plan.h) for each of a few batch
+ * sizes, captured as CUDA graphs. A run copies its batch to the device and launches the smallest
+ * graph that fits. Kernels read the number of rows from that copy. */
 #ifndef CUDA_BACKEND_H
 #define CUDA_BACKEND_H
 
@@ -18,13 +18,13 @@ extern "C" {
 #endif
 
 enum {
-	CUDA_MAX_HEAD_DIM = 640, /* DeepSeek's latent and its rotated part are 576 */
-	CUDA_MAX_DIM = 1 << 20,  /* of a weight's row */
+	CUDA_MAX_HEAD_DIM = 640, /* DeepSeek: latent plus rotated part are 576 */
+	CUDA_MAX_DIM = 1 << 20,  /* columns of a weight */
 	CUDA_MAX_ROWS = 1 << 22, /* of a weight */
-	/* of a row of activations, all heads together: a grid's height, in blocks of 256 */
+	/* columns of an activation row, all heads together: a grid's height in blocks of 256 */
 	CUDA_MAX_COLUMNS = 65535 * 256,
-	CUDA_SIZES = 11, /* graphs of a program at most */
-	/* the driver: of the runtime's own major version, and one that has what is used here */
+	CUDA_SIZES = 11, /* most graphs of a program */
+	/* oldest driver: the runtime's major version, and at least 12.8, which has what is used here */
 	CUDA_DRIVER_MIN = CUDART_VERSION >= 13000 ? CUDART_VERSION / 1000 * 1000 : 12080
 };
 
@@ -34,26 +34,25 @@ struct kern_device {
 	int index;
 	char name[64];
 	size_t memory_bytes;
-	int multiprocessors, shared_max; /* shared_max: bytes of a block's shared memory */
-	/* a kernel may begin before the one before it is done (kernel.h, grid_begin) */
+	int multiprocessors, shared_max; /* shared_max: bytes of shared memory per block */
+	/* kernels may start before the previous one is done (kernel.h, grid_begin) */
 	int overlaps;
-	/* kern_config.activations: products and attention round them */
+	/* kern_config.activations is BF16: products and attention round activations */
 	int bf16_activations;
-	int fast;         /* the variant: products with BF16 weights by cuBLASLt */
-	struct lt *lt;    /* of the variant fast, else NULL (lt.c) */
+	int fast;         /* variant "fast": products with BF16 weights by cuBLASLt */
+	struct lt *lt;    /* of variant "fast", else NULL (lt.c) */
 	char error[400];  /* the latest */
-	char broken[300]; /* no call succeeds any more: why; else empty */
+	char broken[300]; /* why every further call fails; empty: the device works */
 	char numerics[48];
 	struct kern_group group;
-	cudaStream_t loading;    /* of weights */
+	cudaStream_t loading;    /* for weights */
 	struct staging *staging; /* weight.cu */
-	/* Progress: kernels add to *pulse (pinned), a thread calls `progressed` when it has grown
-	 * (watch.c). */
+	/* Progress: kernels increment *pulse (pinned); a thread then calls `progressed` (watch.c). */
 	volatile uint64_t *pulse;
-	kern_ptr pulse_dev; /* the same, as the device sees it */
+	kern_ptr pulse_dev; /* device address of pulse */
 	struct watch *watch;
-	uint64_t steps, rows; /* atomic: any thread may ask for them */
-	struct nvml *nvml;    /* NULL: there is none */
+	uint64_t steps, rows; /* atomic: read from any thread */
+	struct nvml *nvml;    /* NULL: unavailable */
 };
 
 struct kern_stream {
@@ -61,15 +60,15 @@ struct kern_stream {
 	cudaStream_t stream;
 };
 
-/* Keeps the text of an error; returns code. */
+/* Stores the text of an error; returns code. */
 int cuda_fail(struct kern_device *dev, int code, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
-/* 0, or KERN_ENOMEM, KERN_EDEVICE or KERN_ELOST and a text for a call that failed: "doing: the
- * runtime's words". What a device cannot recover from is kept. */
+/* Returns 0, or KERN_ENOMEM, KERN_EDEVICE or KERN_ELOST and a text for a failed call: "doing: the
+ * runtime's message". Errors from which the device cannot recover are remembered. */
 int cuda_check(struct kern_device *dev, cudaError_t rc, const char *doing);
 int cuda_check_driver(struct kern_device *dev, CUresult rc, const char *doing);
-/* The driver's function of that name; the object is not linked to the driver, for machines
- * without one. */
+/* The driver function of that name. The object is not linked to the driver, so that it loads on
+ * machines without one. */
 void *cuda_driver(const char *name);
 
 /* --- memory (memory.c) --------------------------------------------------- */
@@ -81,12 +80,12 @@ int cuda_mem_map(struct kern_device *dev, int fd, size_t bytes, struct kern_mem 
 int cuda_mem_pin(struct kern_device *dev, void *host, size_t bytes, struct kern_mem *ret_mem);
 void cuda_mem_free(struct kern_device *dev, struct kern_mem *mem);
 
-/* Is there a driver, new enough, and this device? 0, or KERN_ENOTSUP and a sentence with the
- * remedy. */
+/* Checks that there is a driver, that it is recent enough, and that it has this device. 0, or
+ * KERN_ENOTSUP and a message with the remedy. */
 int cuda_find(int index, struct cudaDeviceProp *ret_prop, char *errbuf, size_t errlen);
 
-/* Without a device: maps the memory behind a descriptor into the address space of device
- * `index`, whose context is current. Errors as a text. */
+/* Without a device: maps the memory behind a descriptor into the address space of device `index`,
+ * whose context is current. Errors are returned as a text. */
 int cuda_shared_map(int index, int fd, size_t bytes, CUdeviceptr *ret_at, char *errbuf,
                     size_t errlen);
 void cuda_shared_unmap(int index, CUdeviceptr at, size_t bytes);
@@ -97,7 +96,7 @@ void cuda_shared_unmap(int index, CUdeviceptr at, size_t bytes);
 struct kern_weight {
 	enum kern_dtype dtype;
 	uint32_t n, k;
-	int plain;           /* BF16 in plain rows, which cuBLASLt reads */
+	int plain;           /* BF16 in row-major order, for cuBLASLt */
 	unsigned char *data; /* on the device */
 	size_t bytes;
 };
@@ -116,42 +115,41 @@ int cuda_run(struct kern_stream *s, struct kern_program *p, const struct kern_me
 
 /* --- products by cuBLASLt (lt.c), for the variant fast ------------------- */
 
-/* y (rows, n) = x (rows, k) W^T. x and y are dense; n and k are multiples of 8, all addresses of
- * 16 bytes. */
+/* y (rows, n) = x (rows, k) W^T. x and y are dense; n and k are multiples of 8, all addresses of 16
+ * bytes. */
 struct lt_product {
 	const void *x, *w; /* bfloat16 */
 	float *y;
 	uint32_t rows, n, k;
 };
 
-/* Loads the library. KERN_ENOTSUP and a text with the remedy if it is not there. */
+/* Loads the library. KERN_ENOTSUP and a message with the remedy if it is missing. */
 int lt_open(struct kern_device *dev, struct lt **ret_lt);
 void lt_close(struct lt **lt);
-/* On that stream, which may be recording. The device's products share a workspace: they run one
- * after the other. */
+/* Launches on that stream, which may be capturing. The device's products share a workspace, so they
+ * run one after the other. */
 int lt_launch(struct kern_device *dev, const struct lt_product *product, cudaStream_t stream);
 
-/* --- a first check (envelope.c) ------------------------------------------ */
+/* --- self-test at open (envelope.c) -------------------------------------- */
 
-/* 0, or KERN_ENOTSUP and a text: a row's bits depend on the rows beside it. */
+/* Returns 0, or KERN_ENOTSUP and a text if a row's bits depend on the other rows. */
 int cuda_envelope(struct kern_device *dev);
 
 /* --- temperature and clocks (nvml.c) ------------------------------------- */
 
-/* The management library of the driver for the device at that PCI bus id; NULL if it is not
- * there. */
+/* The driver's management library for the device at that PCI bus id; NULL if unavailable. */
 struct nvml *nvml_open(const char *bus);
 void nvml_close(struct nvml **n);
-/* Sets what it knows; nothing for NULL. Any thread. */
+/* Sets the known fields; no-op for NULL. Any thread. */
 void nvml_read(const struct nvml *n, struct kern_info *ret);
 
 /* --- progress (watch.c) -------------------------------------------------- */
 
-/* A thread that calls `progressed` each time *pulse has grown, while growth is expected. */
+/* Starts a thread that calls `progressed` each time *pulse has grown, while growth is expected. */
 int watch_new(volatile uint64_t *pulse, void (*progressed)(void *arg), void *arg,
               struct watch **ret_w);
 void watch_expect(struct watch *w, uint64_t growth);
-/* No growth is expected any more. */
+/* Cancels all expected growth. */
 void watch_forget(struct watch *w);
 void watch_destroy(struct watch **w);
 

@@ -1,10 +1,10 @@
-/* copies.c - copies of KV pools for the messager and the storage (kernels/copy.h): copy engines on
- * a stream of each pool, never kernels, which would take multiprocessors from decoding.
+/* copies.c - copies of KV pools for the messager and the storage (kernels/copy.h): uses copy
+ * engines on one stream per pool, never kernels, which would take multiprocessors from decoding.
  *
- * A copy is numbered; its end is an event in a ring, which is not used again before its copy is
- * done: so at most RING copies of a pool are under way. What is to be shown goes through two
- * pieces of pinned memory: the host looks at one while the other is filled. After an error the
- * stream is waited for. */
+ * Copies are numbered; the end of a copy is an event in a ring, which is reused only after its copy
+ * is done, so at most RING copies of a pool are in progress. Copies with `seen` go through two
+ * pinned buffers: the host reads one while the other is filled. After an error the stream is
+ * synchronised. */
 #include "kernels/copy.h"
 #include "kernels/cuda/backend.h"
 
@@ -21,14 +21,14 @@ struct cuda_pool {
 	CUdeviceptr at;
 	size_t bytes;
 	cudaStream_t stream;
-	/* of what follows, and of the order in which work is given to the stream */
+	/* protects the fields below and the order of submissions to the stream */
 	pthread_mutex_t lock;
 	uint64_t number;       /* of the latest copy; the first is 1 */
 	cudaEvent_t end[RING]; /* of copy n: n % RING */
 	struct {
 		unsigned char *host;
 		cudaEvent_t full;
-	} stage[2]; /* made when first needed */
+	} stage[2]; /* allocated on first use */
 };
 
 static int check(cudaError_t rc, const char *doing, char *errbuf, size_t errlen)
@@ -68,16 +68,16 @@ static void pool_close(struct kern_pool **poolp)
 
 static int pool_begin(struct cuda_pool *p, char *errbuf, size_t errlen)
 {
-	int rc = check(cudaStreamCreateWithFlags(&p->stream, cudaStreamNonBlocking), "making a stream",
-	               errbuf, errlen);
+	int rc = check(cudaStreamCreateWithFlags(&p->stream, cudaStreamNonBlocking),
+	               "creating a stream", errbuf, errlen);
 	for (int i = 0; i < RING && !rc; i++)
 		rc = check(cudaEventCreateWithFlags(&p->end[i],
 		                                    cudaEventDisableTiming | cudaEventBlockingSync),
-		           "making an event", errbuf, errlen);
+		           "creating an event", errbuf, errlen);
 	return rc;
 }
 
-/* The context is of no use any more: KERN_ELOST, else rc. */
+/* Returns KERN_ELOST if the context is broken, else rc. */
 static int open_failed(int rc, char *errbuf, size_t errlen)
 {
 	cudaError_t state = cudaDeviceSynchronize();
@@ -100,7 +100,7 @@ static int pool_open(int device, int fd, size_t bytes, struct kern_pool **ret_po
 		return open_failed(rc, errbuf, errlen);
 	struct cuda_pool *p = calloc(1, sizeof *p);
 	if (!p) {
-		snprintf(errbuf, errlen, "no memory");
+		snprintf(errbuf, errlen, "out of memory");
 		return KERN_ENOMEM;
 	}
 	p->device = device;
@@ -124,7 +124,7 @@ static unsigned char *address(const struct kern_pool *pool, uint64_t at)
 	            : (unsigned char *)(uintptr_t)at;
 }
 
-/* May one piece need what another has written, or overwrite it, so that their order counts? */
+/* Whether pieces may overlap, so that their order matters. */
 static bool ordered(const struct kern_copy *c)
 {
 	if (c->to == c->from)
@@ -137,8 +137,8 @@ static bool ordered(const struct kern_copy *c)
 	return false;
 }
 
-/* Pieces in one call of the driver, in no order among themselves. Only this call can be told to
- * use copy engines. */
+/* Copies pieces in one driver call, in no particular order. Only this call can request copy
+ * engines. */
 static cudaError_t copy_batch(const struct kern_copy *c, const struct kern_piece *piece,
                               size_t pieces, cudaStream_t stream)
 {
@@ -159,7 +159,7 @@ static cudaError_t copy_batch(const struct kern_copy *c, const struct kern_piece
 	return n ? cudaMemcpyBatchAsync(to, from, bytes, n, &attrs, &first, 1, stream) : cudaSuccess;
 }
 
-/* Within a device. */
+/* Copies within a device. */
 static cudaError_t copy_batches(const struct kern_copy *c, cudaStream_t stream)
 {
 	size_t most = ordered(c) ? 1 : BATCH_MAX;
@@ -171,8 +171,8 @@ static cudaError_t copy_batches(const struct kern_copy *c, cudaStream_t stream)
 	return rc;
 }
 
-/* Copy engines copy between device and host anyway. A pool's memory is mapped for its own device
- * alone: between two devices the driver must be told of both. */
+/* Between device and host, copies always use copy engines. A pool's memory is mapped only for its
+ * own device, so for copies between devices the driver needs both. */
 static cudaError_t copy_pieces(const struct kern_copy *c, cudaStream_t stream)
 {
 	const struct cuda_pool *to_pool = (const struct cuda_pool *)c->to,
@@ -199,7 +199,7 @@ static int stages_new(struct cuda_pool *p, char *errbuf, size_t errlen)
 		if (!p->stage[i].full)
 			rc = check(cudaEventCreateWithFlags(&p->stage[i].full,
 			                                    cudaEventDisableTiming | cudaEventBlockingSync),
-			           "making an event", errbuf, errlen);
+			           "creating an event", errbuf, errlen);
 		if (!rc && !p->stage[i].host)
 			rc = check(cudaHostAlloc((void **)&p->stage[i].host, STAGE_BYTES,
 			                         cudaHostAllocPortable),
@@ -208,7 +208,7 @@ static int stages_new(struct cuda_pool *p, char *errbuf, size_t errlen)
 	return rc;
 }
 
-/* The next part of a copy, at most a stage long; false: there is none. */
+/* Iterates over a copy in parts of at most one stage; false: the end. */
 struct cursor {
 	size_t piece;
 	uint64_t at;
@@ -234,7 +234,7 @@ static cudaError_t fill(const struct cuda_pool *p, const struct kern_copy *c, un
 	return rc == cudaSuccess ? cudaEventRecord(p->stage[i].full, p->stream) : rc;
 }
 
-/* What the source's part is, when it is there; to its place. */
+/* Waits for stage i, passes it to `seen`, and copies it to its destination. */
 static cudaError_t show(const struct cuda_pool *p, const struct kern_copy *c, unsigned i,
                         const struct kern_piece *part)
 {
@@ -253,8 +253,8 @@ static int copy_seen(struct cuda_pool *p, const struct kern_copy *c, char *errbu
 {
 	if (c->to && ((const struct cuda_pool *)c->from)->device != p->device) {
 		snprintf(errbuf, errlen,
-		         "a copy that is shown, from a pool of device %d to one of device %d: only within "
-		         "a device, or to host memory",
+		         "a copy with a reader from a pool of device %d to one of device %d: only possible "
+		         "within a device or to host memory",
 		         ((const struct cuda_pool *)c->from)->device, p->device);
 		return KERN_ENOTSUP;
 	}
@@ -277,8 +277,8 @@ static int copy_seen(struct cuda_pool *p, const struct kern_copy *c, char *errbu
 	return rc ? rc : check(e, "copying", errbuf, errlen);
 }
 
-/* A device that is of no use any more is that to this process: one that restarts may find it
- * well. p: may be NULL, host memory. */
+/* Returns KERN_ELOST if this process has lost the device; a restarted process may be able to use
+ * it. p may be NULL: host memory. */
 static int or_lost(const struct kern_pool *p, int rc)
 {
 	cudaError_t state = rc == KERN_EDEVICE && p
@@ -310,7 +310,7 @@ static int pool_copy(const struct kern_copy *c, uint64_t *ret_number, char *errb
 	return or_lost(c->to, or_lost(c->from, rc));
 }
 
-/* An event that was used again since belongs to a later copy: this one was done before. */
+/* If the event was reused, it belongs to a later copy, and this one has completed. */
 static int pool_wait(struct kern_pool *pool, uint64_t number, char *errbuf, size_t errlen)
 {
 	struct cuda_pool *p = (struct cuda_pool *)pool;

@@ -1,8 +1,8 @@
-/* device.c - a GPU as a kern_device: opening it, errors, streams, and the table of the backend.
+/* device.c - a GPU as a kern_device: opening, errors, streams, and the backend's table.
  *
- * What a device cannot recover from (an illegal access, an uncorrectable ECC error, a device that
- * fell off the bus) is kept: every later call returns KERN_ELOST with the reason, so that the
- * worker ends and its requests go on elsewhere. */
+ * Errors from which the device cannot recover (an illegal access, an uncorrectable ECC error, a
+ * device lost from the bus) are remembered: every later call returns KERN_ELOST with the reason, so
+ * that the worker exits and its requests continue elsewhere. */
 #include "kernels/cuda/backend.h"
 
 #include <stdarg.h>
@@ -12,7 +12,7 @@
 
 enum {
 	CAPABILITY_MIN = 80,
-	CAPABILITY_MAX = 99 /* there is no code for later ones: the Makefile's CUDA_ARCH */
+	CAPABILITY_MAX = 99 /* later ones have no code: the Makefile's CUDA_ARCH */
 };
 
 /* --- errors -------------------------------------------------------------- */
@@ -26,8 +26,8 @@ int cuda_fail(struct kern_device *dev, int code, const char *fmt, ...)
 	return code;
 }
 
-/* Keeps the present text as the reason, if no work can be done any more. Not to be called while
- * `loading` records (program.c). */
+/* Remembers the current text as the reason if the device no longer works. Must not be called while
+ * `loading` is capturing (program.c). */
 static int failed(struct kern_device *dev)
 {
 	cudaError_t state = dev->broken[0] ? cudaSuccess : cudaStreamQuery(dev->loading);
@@ -59,7 +59,7 @@ int cuda_check_driver(struct kern_device *dev, CUresult rc, const char *doing)
 {
 	if (rc == CUDA_SUCCESS)
 		return KERN_OK;
-	cuda_fail(dev, KERN_EDEVICE, "%s: error %d of the driver", doing, (int)rc);
+	cuda_fail(dev, KERN_EDEVICE, "%s: driver error %d", doing, (int)rc);
 	return rc == CUDA_ERROR_OUT_OF_MEMORY ? KERN_ENOMEM : failed(dev);
 }
 
@@ -94,8 +94,7 @@ int cuda_find(int index, struct cudaDeviceProp *prop, char *errbuf, size_t errle
 			"the NVIDIA driver supports CUDA %d.%d, expected %d.%d or later: update the driver",
 			driver / 1000, driver % 1000 / 10, CUDA_DRIVER_MIN / 1000, CUDA_DRIVER_MIN % 1000 / 10);
 	else if (rc != cudaSuccess || (rc = cudaGetDeviceCount(&count)) != cudaSuccess)
-		snprintf(errbuf, errlen, "this machine lacks a GPU that can be used: %s",
-		         cudaGetErrorString(rc));
+		snprintf(errbuf, errlen, "this machine has no usable GPU: %s", cudaGetErrorString(rc));
 	else if (index < 0 || index >= count)
 		snprintf(errbuf, errlen, "device %d: this machine has %d GPUs, from 0 on", index, count);
 	else if ((rc = cudaGetDeviceProperties(prop, index)) != cudaSuccess)
@@ -139,7 +138,7 @@ static int device_begin(struct kern_device *dev, const struct kern_config *conf)
 	void *pulse = NULL;
 	if (!rc)
 		rc = cuda_check(dev, cudaStreamCreateWithFlags(&dev->loading, cudaStreamNonBlocking),
-		                "making a stream");
+		                "creating a stream");
 	if (!rc)
 		rc = cuda_check(dev,
 		                cudaHostAlloc(&pulse, sizeof *dev->pulse,
@@ -154,8 +153,8 @@ static int device_begin(struct kern_device *dev, const struct kern_config *conf)
 		return rc;
 	if (conf->progressed &&
 	    watch_new(dev->pulse, conf->progressed, conf->progressed_arg, &dev->watch))
-		return cuda_fail(dev, KERN_ENOMEM, "no memory or thread to watch progress");
-	/* fast does not promise what the check is for */
+		return cuda_fail(dev, KERN_ENOMEM, "out of memory or threads for watching progress");
+	/* "fast" does not promise what the self-test checks */
 	rc = dev->fast ? lt_open(dev, &dev->lt) : cuda_envelope(dev);
 	dev->steps = dev->rows = 0;
 	return rc;
@@ -180,7 +179,7 @@ static int device_open(const struct kern_config *conf, struct kern_device **ret_
 		return rc;
 	struct kern_device *dev = calloc(1, sizeof *dev);
 	if (!dev) {
-		snprintf(errbuf, errlen, "no memory for a device");
+		snprintf(errbuf, errlen, "out of memory for a device");
 		return KERN_ENOMEM;
 	}
 	dev->index = conf->device_index;
@@ -237,12 +236,12 @@ static int stream_new(struct kern_device *dev, struct kern_stream **ret_stream)
 {
 	struct kern_stream *s = calloc(1, sizeof *s);
 	if (!s)
-		return cuda_fail(dev, KERN_ENOMEM, "no memory for a stream");
+		return cuda_fail(dev, KERN_ENOMEM, "out of memory for a stream");
 	s->dev = dev;
 	int rc = cuda_check(dev, cudaSetDevice(dev->index), "choosing the device");
 	if (!rc)
 		rc = cuda_check(dev, cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking),
-		                "making a stream");
+		                "creating a stream");
 	if (rc)
 		free(s);
 	else
@@ -260,7 +259,7 @@ static void stream_destroy(struct kern_stream **s)
 	*s = NULL;
 }
 
-/* The calling thread's device is the stream's. */
+/* Makes the stream's device the calling thread's. */
 static int choose(struct kern_stream *s)
 {
 	return cuda_check(s->dev, cudaSetDevice(s->dev->index), "choosing the device");
@@ -294,7 +293,7 @@ static int stream_sync(struct kern_stream *s)
 	return rc || !dev->broken[0] ? rc : cuda_fail(dev, KERN_ELOST, "%s", dev->broken);
 }
 
-/* What programs keep of the host is small: copies of operations and launches. */
+/* Programs need little host memory: copies of operations and launches. */
 static size_t program_bytes(const struct kern_config *conf, const struct kern_limits *limits,
                             const struct kern_shape *shape)
 {

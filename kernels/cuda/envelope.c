@@ -1,13 +1,13 @@
-/* envelope.c - the same tokens whatever a request is batched with: that is promised (kernels.h) and
- * rests on how tensor cores add, which no test elsewhere shows for the device at hand. So before it
- * is used, rows of a small model's step are computed among many, in a few, and alone, also deep
- * in a context, and must have the same bits; a device where they differ is refused. */
+/* envelope.c - self-test at open. The same tokens for a request, whatever it is batched with: this
+ * promise (kernels.h) depends on how tensor cores add, which no other test verifies for the device
+ * at hand. So before use, rows of a small model's step are computed among many, in a few, and
+ * alone, also deep in a context, and must have the same bits; otherwise the device is rejected. */
 #include "kernels/cuda/backend.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Products cut DIM into several segments (linear.h). */
+/* DIM is large enough that products cut it into several segments (linear.h). */
 enum {
 	ROWS = 70,
 	DIM = 1024,
@@ -19,8 +19,8 @@ enum {
 	TYPES = 3
 };
 
-/* A context beyond a run of attention's chunks, 2048 positions (attention.cu): its rows,
- * (FAR_ROWS, FAR_HEADS * FAR_HEAD) of one KV head. */
+/* A context longer than a run of attention's chunks, 2048 positions (attention.cu): rows (FAR_ROWS,
+ * FAR_HEADS * FAR_HEAD) of one KV head. */
 enum {
 	FAR_ROWS = 9,
 	FAR_HEADS = 2,
@@ -36,7 +36,7 @@ struct envelope {
 	struct kern_mem mem, pool, batch;
 	struct kern_weight *w[TYPES]; /* (WIDTH, DIM) */
 	struct kern_program *p;
-	struct kern_tensor x, of[TYPES], y; /* what the program reads; w x; what it gives */
+	struct kern_tensor x, of[TYPES], y; /* input; w x; output */
 	float in[ROWS * DIM], all[ROWS * WIDTH], part[ROWS * WIDTH];
 };
 
@@ -47,7 +47,7 @@ static uint32_t random_bits(uint32_t *seed)
 	return *seed ^= *seed << 5;
 }
 
-/* Any bytes; as bfloat16 numbers of magnitudes 2^-8 to 2^-4 if `bf16`. NULL: no memory. */
+/* Random bytes; with `bf16`, bfloat16 numbers of magnitudes 2^-8 to 2^-4. NULL: out of memory. */
 static unsigned char *random_bytes(size_t bytes, uint32_t seed, int bf16)
 {
 	unsigned char *data = malloc(bytes);
@@ -61,11 +61,11 @@ static unsigned char *random_bytes(size_t bytes, uint32_t seed, int bf16)
 
 static int no_memory(struct kern_device *dev)
 {
-	return cuda_fail(dev, KERN_ENOMEM, "no memory for a first check of the device");
+	return cuda_fail(dev, KERN_ENOMEM, "out of memory for the device's self-test");
 }
 
-/* Rows of any bytes are numbers of these types, if the scales are: every block begins with one
- * of 2^-5, as float16. */
+/* Random bytes are valid numbers of these types if the scales are: every block starts with a scale
+ * of 2^-5 as float16. */
 static int weight_new(struct envelope *e, int i, enum kern_dtype type, uint32_t block_bytes)
 {
 	size_t bytes = kern_dtype_bytes(type, DIM) * WIDTH;
@@ -117,7 +117,7 @@ static struct kern_op attention(struct kern_kv_layer kv, struct kern_tensor q,
 	return op;
 }
 
-/* y = attention(w[0] x, w[1] x, w[2] x), each w of another type. */
+/* y = attention(w[0] x, w[1] x, w[2] x), each w of a different type. */
 static int model_new(struct envelope *e)
 {
 	struct kern_op op[TYPES + 2];
@@ -149,7 +149,7 @@ static int envelope_begin(struct envelope *e)
 		   far_bytes = FAR_BLOCKS * far.block_stride_bytes;
 	uint32_t seed = 5;
 	int rc = cuda_check(e->dev, cudaStreamCreateWithFlags(&e->stream.stream, cudaStreamNonBlocking),
-	                    "making a stream");
+	                    "creating a stream");
 	e->stream.dev = e->dev;
 	for (size_t i = 0; i < ROWS * DIM; i++)
 		e->in[i] = (float)(int32_t)random_bits(&seed) * 0x1p-31f;
@@ -174,7 +174,7 @@ static int envelope_begin(struct envelope *e)
 static void envelope_end(struct envelope *e)
 {
 	if (e->stream.stream)
-		/* after an error something may be under way */
+		/* after an error work may be in progress */
 		cudaStreamSynchronize(e->stream.stream);
 	cuda_program_destroy(&e->p);
 	for (int i = 0; i < TYPES; i++)
@@ -186,7 +186,7 @@ static void envelope_end(struct envelope *e)
 		cudaStreamDestroy(e->stream.stream);
 }
 
-/* `rows` rows of the one sequence, whose blocks are in order, the first at `position`. */
+/* A batch of `rows` rows of one sequence, with blocks in order, starting at `position`. */
 static void batch_write(struct envelope *e, uint32_t position, uint32_t rows)
 {
 	struct kern_batch *b = e->batch.host;
@@ -198,13 +198,13 @@ static void batch_write(struct envelope *e, uint32_t position, uint32_t rows)
 	b->words = b->table + FAR_BLOCKS;
 	memcpy(words + b->span, &span, sizeof span);
 	for (uint32_t r = 0; r < rows; r++)
-		words[b->slots + r] = position + r; /* also a row's position */
+		words[b->slots + r] = position + r; /* also the row's position */
 	for (uint32_t i = 0; i < FAR_BLOCKS; i++)
 		words[b->table + i] = i;
 }
 
-/* Runs the program over rows from .. from + rows of `in`, at positions from `first` + from on; y
- * gets their results. */
+/* Runs the program over rows [from, from + rows) of `in`, at positions first + from on; results in
+ * y. */
 static int step(struct envelope *e, uint32_t first, uint32_t from, uint32_t rows, float *y)
 {
 	size_t x_bytes = rows * e->x.ld * sizeof *e->in, y_bytes = rows * e->y.ld * sizeof *y;
@@ -220,18 +220,20 @@ static int step(struct envelope *e, uint32_t first, uint32_t from, uint32_t rows
 		rc = cuda_check(e->dev,
 		                cudaMemcpyAsync(y, (const void *)e->y.at.v, y_bytes, cudaMemcpyDefault, s),
 		                "downloading");
-	return rc ? rc : cuda_check(e->dev, cudaStreamSynchronize(s), "a first check of the device");
+	return rc ? rc : cuda_check(e->dev, cudaStreamSynchronize(s), "self-test of the device");
 }
 
-/* Rows from .. from + rows again, without the others of the `among` in e->all: the same bits? */
+/* Repeats rows [from, from + rows) without the others of the `among` in e->all and compares the
+ * bits. */
 static int compare(struct envelope *e, uint32_t first, uint32_t from, uint32_t rows, int among)
 {
 	int rc = step(e, first, from, rows, e->part);
 	if (!rc && memcmp(e->part, e->all + from * e->y.ld, rows * e->y.ld * sizeof *e->part))
-		rc = cuda_fail(e->dev, KERN_ENOTSUP,
-		               "%s computes other bits for %u rows from position %u on alone than among "
-		               "%d: this build must not be used on it",
-		               e->dev->name, rows, first + from, among);
+		rc = cuda_fail(
+			e->dev, KERN_ENOTSUP,
+			"%s computes different bits for %u rows from position %u on alone than among "
+			"%d: this build must not be used on it",
+			e->dev->name, rows, first + from, among);
 	return rc;
 }
 
@@ -262,15 +264,15 @@ static int far_fill(struct envelope *e)
 	if (!rc)
 		rc = cuda_check(e->dev, cudaStreamSynchronize(e->stream.stream), "uploading");
 	if (rc)
-		cudaStreamSynchronize(e->stream.stream); /* a copy that has begun reads it */
+		cudaStreamSynchronize(e->stream.stream); /* a started copy still reads data */
 	free(data);
 	return rc;
 }
 
-/* Deep in a context attention is shared out to blocks by chunks, by runs of chunks where states of
- * chunks would take too much memory, or not at all: which, is chosen by the largest number of
- * rows and positions that there can be. Limits that need each (most of 41 million: runs for up
- * to 8 rows, none for 64). */
+/* Deep in a context, attention is split among blocks by chunks, by runs of chunks if the states of
+ * chunks would need too much memory, or not at all, depending on the largest possible number of
+ * rows and positions. Tests limits that need each (41 million positions: runs for up to 8 rows, no
+ * split for 64). */
 static int compare_far(struct envelope *e)
 {
 	static const uint32_t positions[] = {FAR_POSITIONS, 41000000};

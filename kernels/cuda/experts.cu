@@ -1,10 +1,10 @@
 /* experts.cu - products with the experts that each row has chosen.
  *
  * Pairs (row, slot), numbered row * used + slot, are sorted by expert, so that an expert's matrices
- * are read once for all rows that chose it. In which order an expert's pairs come is left to
- * chance: each pair's product comes from that pair alone (linear.h), and a row's are added up in
- * ascending order of the experts' numbers. So neither shows in a result. Products are numbered
- * like pairs. */
+ * are read once for all rows that chose it. The order of an expert's pairs is arbitrary: each
+ * pair's product depends on that pair alone (linear.h), and a row's products are added in ascending
+ * order of the experts' numbers, so results do not depend on it. Products are numbered like
+ * pairs. */
 #include "kernels/cuda/act.h"
 #include "kernels/cuda/linear.h"
 
@@ -12,7 +12,7 @@
 
 enum { SORT_THREADS_MAX = 512, THREADS_MAX = 256 };
 
-/* Whole warps, no more than there is work for. */
+/* Whole warps, but no more than the work needs. */
 static uint32_t threads_for(uint32_t items, uint32_t most)
 {
 	return items < most ? (items + WARP - 1) / WARP * WARP : most;
@@ -26,13 +26,13 @@ struct sort_args {
 	uint32_t used, experts;
 	int rows; /* enum kern_rows */
 	uint32_t group_rows;
-	uint32_t *groups; /* struct chosen, to write */
+	uint32_t *groups; /* output: struct chosen */
 	struct group *group;
 	uint32_t *pair;
 };
 
-/* By the first warp: makes the groups from how many pairs each expert has, which becomes the place
- * of its first one. Each lane has experts that are neighbours. */
+/* For the first warp: creates the groups from each expert's number of pairs, and replaces that
+ * number by the place of the expert's first pair. Each lane handles adjacent experts. */
 static __device__ void place_experts(const struct sort_args &a, uint32_t *count)
 {
 	uint32_t each = (a.experts + WARP - 1) / WARP, from = threadIdx.x * each,
@@ -61,7 +61,7 @@ static __device__ void place_experts(const struct sort_args &a, uint32_t *count)
 		*a.groups = groups_end;
 }
 
-/* One block. */
+/* A single block. */
 KERNEL(sort_pairs, SORT_THREADS_MAX, struct sort_args)
 {
 	uint32_t *count = (uint32_t *)shared_memory(), pairs = batch_rows(a.batch, a.rows) * a.used;
@@ -78,7 +78,7 @@ KERNEL(sort_pairs, SORT_THREADS_MAX, struct sort_args)
 		a.pair[atomicAdd(&count[a.ids[i]], 1u)] = i;
 }
 
-/* What an operation of experts has of the choice of its rows. */
+/* An operation's view of the experts chosen by its rows. */
 struct choice {
 	const uint32_t *ids;
 	uint32_t used, experts;
@@ -93,15 +93,16 @@ static struct choice choice_of(const struct kern_op *op)
 	              op->experts_down.experts.experts};
 }
 
-/* At most: each expert's last group may not be full. */
+/* Most groups: each expert's last group may be partial. */
 static uint32_t groups_max(const struct plan *p, const struct choice *c)
 {
 	uint32_t pairs = plan_rows(p) * c->used;
 	return pairs / plan_block_rows(p) + (pairs < c->experts ? pairs : c->experts);
 }
 
-/* The pairs in order. p->groups is the operation that sorted last, NULL if rows have chosen since
- * (plan_route). No other file uses ROOM_GATHERED, so that what it sorted is still there. */
+/* Sorts the pairs unless they are sorted already. p->groups is the operation that sorted last, NULL
+ * if rows have chosen since (plan_route). Only this file uses ROOM_GATHERED, so the sorted pairs
+ * are still there. */
 static struct chosen plan_chosen(struct plan *p, uint32_t pairs_per_input)
 {
 	const struct kern_op *last = (const struct kern_op *)p->groups;
@@ -125,21 +126,21 @@ static struct chosen plan_chosen(struct plan *p, uint32_t pairs_per_input)
 
 /* --- products of all experts --------------------------------------------- */
 
-/* One matrix of each expert, and where its product goes. */
+/* One matrix per expert, and the destination of its products. */
 struct matrices {
 	struct kern_weight *const *w;
 	kern_ptr bias;
 	struct kern_tensor y;
 };
 
-/* All experts' matrices of one kind have one type and shape. */
+/* Checks that all experts' matrices of one kind have the same type and shape. */
 static int check_alike(struct plan *p, struct kern_weight *const *w, uint32_t experts)
 {
 	for (uint32_t e = 1; e < experts; e++)
 		if (w[e]->n != w[0]->n || w[e]->k != w[0]->k || w[e]->dtype != w[0]->dtype)
 			return plan_fail(
 				p, KERN_EINVAL,
-				"expert 0's matrix is (%u, %u, %s), expert %u's (%u, %u, %s): must be alike",
+				"expert 0's matrix is (%u, %u, %s), expert %u's (%u, %u, %s): must be equal",
 				w[0]->n, w[0]->k, kern_dtype_name(w[0]->dtype), e, w[e]->n, w[e]->k,
 				kern_dtype_name(w[e]->dtype));
 	return p->rc;
@@ -150,7 +151,7 @@ static struct product product_of_experts(struct plan *p, const struct matrices *
 	struct product r = product_of(m->w[0], (const float *)m->bias.v, m->y);
 	const unsigned char **data = (const unsigned char **)calloc(experts, sizeof *data);
 	if (!data) {
-		plan_fail(p, KERN_ENOMEM, "no memory for %u experts", experts);
+		plan_fail(p, KERN_ENOMEM, "out of memory for %u experts", experts);
 		return r;
 	}
 	for (uint32_t e = 0; e < experts; e++)
@@ -198,7 +199,7 @@ static int check_act(struct plan *p)
 	if (check_alike(p, x->gate, x->experts) || check_alike(p, x->up, x->experts))
 		return p->rc;
 	if (x->up[0]->n != x->gate[0]->n || x->up[0]->k != x->gate[0]->k)
-		return plan_fail(p, KERN_EINVAL, "gate is (%u, %u), up (%u, %u): must be alike",
+		return plan_fail(p, KERN_EINVAL, "gate is (%u, %u), up (%u, %u): must be equal",
 		                 x->gate[0]->n, x->gate[0]->k, x->up[0]->n, x->up[0]->k);
 	if (plan_address(p, op->experts_act.ids) || (x->gate_bias.v && plan_address(p, x->gate_bias)) ||
 	    (x->up_bias.v && plan_address(p, x->up_bias)))
@@ -239,7 +240,7 @@ struct sum_args {
 	int rows, add;
 };
 
-/* A row's experts in ascending order of their numbers, which differ. */
+/* Adds up a row's experts in ascending order of their numbers, which are distinct. */
 KERNEL(sum_experts, THREADS_MAX, struct sum_args)
 {
 	uint32_t *order = (uint32_t *)shared_memory();

@@ -1,15 +1,14 @@
-/* fast.cu - products of the variant fast: activations are rounded into a dense matrix of bfloat16,
- * cuBLASLt multiplies it (lt.c), and what comes of it is written to the batch's rows, with the
- * bias.
+/* fast.cu - products of variant "fast": activations are rounded into a dense bfloat16 matrix,
+ * cuBLASLt multiplies it (lt.c), and the results are written to the batch's rows, with the bias.
  *
- * The library multiplies as many rows as the program's size has. Rows beyond the batch hold zeros
- * or what an earlier operation left; the rows of a product are independent, and nobody reads
- * those. */
+ * The library multiplies as many rows as the program's size has. Rows beyond the batch contain
+ * zeros or leftovers of an earlier operation; the rows of a product are independent, and those rows
+ * are not read. */
 #include "kernels/cuda/linear.h"
 
-enum { THREADS = 256, COLUMNS = 2 }; /* COLUMNS: of a thread; they divide ROWS_UNIT */
+enum { THREADS = 256, COLUMNS = 2 }; /* COLUMNS: per thread; divides ROWS_UNIT */
 
-/* Blocks that a row of so many columns takes. */
+/* Blocks for a row with that many columns. */
 static uint32_t blocks_for(uint32_t columns)
 {
 	return (columns + THREADS * COLUMNS - 1) / (THREADS * COLUMNS);
@@ -23,7 +22,7 @@ struct round_args {
 	int rows; /* enum kern_rows */
 };
 
-/* Each blockIdx.x has a row. */
+/* blockIdx.x is the row. */
 KERNEL(round_rows, THREADS, struct round_args)
 {
 	uint32_t r = blockIdx.x, c = (blockIdx.y * THREADS + threadIdx.x) * COLUMNS;
@@ -46,7 +45,7 @@ struct give_args {
 	int rows;
 };
 
-/* Each blockIdx.x has a row; the products' columns follow one another. */
+/* blockIdx.x is the row; the products' columns follow one another. */
 KERNEL(give_rows, THREADS, struct give_args)
 {
 	uint32_t r = blockIdx.x, c = (blockIdx.y * THREADS + threadIdx.x) * COLUMNS;
@@ -81,7 +80,7 @@ void plan_fast_products(struct plan *p, const struct kern_tensor *x, const struc
 		struct lt_product l = {rounded, product[i].w.data, to, rows, product[i].w.n, k};
 		plan_library(p, &l);
 		give.of[i] = {product[i].y, to, product[i].bias, product[i].w.n};
-		/* a multiple of 32 bytes, which the library asks for 16 of */
+		/* a multiple of 32 bytes; the library needs 16 */
 		to += (size_t)rows * product[i].w.n;
 	}
 	PLAN(p, give_rows, rows, blocks_for(columns), THREADS, 0, give);

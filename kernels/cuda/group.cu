@@ -1,4 +1,4 @@
-/* group.cu - collectives. A device works alone so far: a gather and a barrier are nothing, a
+/* group.cu - collectives. This backend has no groups yet: a gather and a barrier are no-ops, a
  * reduce is a copy. */
 #include "kernels/cuda/kernel.h"
 

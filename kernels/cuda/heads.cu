@@ -1,11 +1,10 @@
-/* heads.cu - operations on the heads of a row, each by itself: norm, rotation, K and V into the
- * pool.
+/* heads.cu - operations on single heads of a row: norm, rotation, storing K and V in the pool.
  *
- * Consecutive ones are one launch, as far as they fit: a warp takes a piece of a row (an item),
- * mostly a head, and does to it, in the order of the operations, all that they do there. That is
- * right if what an operation writes and another one touches always lies in one item of one row,
- * which the planning sees to; and bits are those of an operation by itself, for each is computed
- * by one warp in any case. */
+ * Consecutive operations share one launch if possible: a warp takes a piece of a row (an item),
+ * usually a head, and applies all operations to it in order. This is correct if data that one
+ * operation writes and another one touches always lies in one item of one row, which planning
+ * ensures. The bits equal those of separate operations, because one warp computes each operation in
+ * either case. */
 #include "kernels/cuda/kv.h"
 #include "kernels/own_math.h"
 
@@ -20,13 +19,13 @@ struct head_step {
 	float eps;
 	uint32_t heads, stride;
 	uint32_t dim;   /* elements of a head that are touched */
-	uint32_t first; /* head i is of item first + i */
+	uint32_t first; /* head i belongs to item first + i */
 	enum step_kind kind;
 };
 
 struct heads_args {
 	const struct kern_batch *batch;
-	const float *inv_freq; /* (pairs), of all steps that turn */
+	const float *inv_freq; /* (pairs), for all rotation steps */
 	uint32_t pairs;
 	float scale;
 	struct kern_kv_layer kv;
@@ -37,7 +36,7 @@ struct heads_args {
 
 /* --- in kernels ---------------------------------------------------------- */
 
-/* A head of a row, for the lanes of a warp. */
+/* A head of a row, processed by the lanes of a warp. */
 struct head {
 	struct kern_tensor x;
 	size_t row;
@@ -57,8 +56,8 @@ static __device__ void norm_head(const struct head &h, const float *w, float eps
 		tensor_put(h.x, h.row, h.first + c, tensor_get(h.x, h.row, h.first + c) * f * w[c]);
 }
 
-/* Sine and cosine of a row's pairs, for all its heads: they are computed in double precision, of
- * which some GPUs have little. */
+/* Sine and cosine of a row's pairs, shared by all its heads because they are computed in double
+ * precision, which is slow on some GPUs. */
 static __device__ void put_angles(const struct heads_args &a, uint32_t row, float *sines)
 {
 	float position = (float)batch_words(a.batch, a.batch->positions)[row];
@@ -82,8 +81,8 @@ static __device__ void turn_head(const struct head &h, const float *sines, bool 
 	}
 }
 
-/* The largest magnitude of a head's elements; NaN if one is none or infinite. As bits: a NaN's
- * are above all numbers'. */
+/* The largest magnitude of a head's elements, or NaN if one is NaN or infinite. Compares bits: a
+ * NaN's are above all numbers'. */
 static __device__ float largest_of(const struct head &h)
 {
 	uint32_t top = 0;
@@ -98,7 +97,7 @@ static __device__ float largest_of(const struct head &h)
 static __device__ void store_scaled(unsigned char *to, float *scale, const struct head &h, int i8)
 {
 	float max = largest_of(h), top = i8 ? 127.0f : 448.0f;
-	float factor = max >= 1e-30f ? top / max : 0.0f; /* as good as zero, or none: all zeros */
+	float factor = max >= 1e-30f ? top / max : 0.0f; /* (nearly) zero or not finite: all zeros */
 	if (h.lane == 0)
 		*scale = max >= 1e-30f ? max / top : isnan(max) ? max : 0.0f;
 	for (uint32_t c = h.lane; c < h.count; c += WARP) {
@@ -141,7 +140,7 @@ static __device__ void do_step(const struct heads_args &a, const struct head_ste
 	}
 }
 
-/* Blocks share a row's items out among them; a warp takes them in turn. */
+/* Blocks divide a row's items; their warps take them in turn. */
 KERNEL(head_steps, WARPS *WARP, struct heads_args)
 {
 	float *sines = (float *)shared_memory();
@@ -156,16 +155,16 @@ KERNEL(head_steps, WARPS *WARP, struct heads_args)
 		for (uint32_t s = 0; s < a.steps; s++) {
 			if (item - a.step[s].first < a.step[s].heads)
 				do_step(a, a.step[s], r, item - a.step[s].first, sines);
-			__syncwarp(); /* what the step wrote, other lanes read in the next */
+			__syncwarp(); /* other lanes read what the step wrote */
 		}
 }
 
-/* --- lots: items of one tensor, equally far apart ------------------------ */
+/* --- lots: equally spaced items of one tensor ---------------------------- */
 
 struct lot {
-	struct kern_tensor x;   /* from the first item on */
-	uint32_t items, stride; /* in elements, as the next: */
-	uint32_t width;         /* of an item, as far as steps touch it */
+	struct kern_tensor x;   /* starts at the first item */
+	uint32_t items, stride; /* stride: in elements, as is: */
+	uint32_t width;         /* part of an item that steps touch */
 	uint32_t first;         /* number of the first item */
 };
 
@@ -174,8 +173,8 @@ static uint32_t element_bytes(const struct kern_tensor *x)
 	return x->type == KERN_F32 ? 4 : 2;
 }
 
-/* The lot takes the step's heads as items, those it has or more at either end. False: they do
- * not fit its grid. */
+/* Adds the step's heads to the lot: existing items, or new ones at either end. False: they do not
+ * fit its grid. */
 static bool lot_take(struct lot *l, const struct head_step *s)
 {
 	int64_t bytes = element_bytes(&l->x), apart = (int64_t)(s->x.at.v - l->x.at.v),
@@ -203,8 +202,7 @@ static struct extent lot_extent(const struct lot *l, size_t rows)
 	return tensor_extent(&l->x, rows, (l->items - 1) * (size_t)l->stride + l->width);
 }
 
-/* Whether no byte is touched for both: they are different memory, or different parts of the same
- * rows. */
+/* Whether the lots share no byte: different memory, or different columns of the same rows. */
 static bool lots_apart(const struct lot *a, const struct lot *b, uint32_t rows)
 {
 	struct extent x = lot_extent(a, 1), y = lot_extent(b, 1);
@@ -215,9 +213,9 @@ static bool lots_apart(const struct lot *a, const struct lot *b, uint32_t rows)
 	       (x.to > y.to ? x.to : y.to) - (x.from < y.from ? x.from : y.from) <= row_bytes;
 }
 
-/* Finds the items of all steps, the last step first: of those of one head it has the most, as a
- * latent with what is turned behind it. False: steps that touch the same bytes have them in
- * different items. */
+/* Assigns items to all steps, starting with the last step, which covers the most of a head, such as
+ * a latent and its rotated part. False: steps that touch the same bytes have them in different
+ * items. */
 static bool place_steps(struct heads_args *a, uint32_t rows)
 {
 	struct lot lot[STEPS];
@@ -265,7 +263,7 @@ static bool add_norm(struct plan *p, struct heads_args *a)
 	return true;
 }
 
-/* All steps that turn have the same angles. */
+/* Adds a rotation; all rotations of a launch must have the same angles. */
 static bool add_turn(struct plan *p, struct heads_args *a)
 {
 	const struct kern_op *op = p->op;
@@ -290,7 +288,7 @@ static bool add_turn(struct plan *p, struct heads_args *a)
 	return true;
 }
 
-/* One operation only: two could write the same slots. */
+/* Adds a kv_write; one per launch, because two could write the same slots. */
 static bool add_store(struct plan *p, struct heads_args *a)
 {
 	const struct kern_op *op = p->op;
@@ -306,7 +304,8 @@ static bool add_store(struct plan *p, struct heads_args *a)
 	return true;
 }
 
-/* The steps of the present operation; false: they do not fit to those before them, or are wrong. */
+/* Adds the steps of the current operation; false: they do not fit the earlier ones, or are
+ * invalid. */
 static bool add_op(struct plan *p, struct heads_args *a)
 {
 	if (a->steps + 2 > STEPS)
@@ -319,7 +318,7 @@ static bool add_op(struct plan *p, struct heads_args *a)
 	}
 }
 
-/* Few rows are shared out among many blocks. */
+/* With few rows, each row is divided among several blocks. */
 static void launch_heads(struct plan *p, const struct heads_args *a)
 {
 	uint32_t warps = a->items < (uint32_t)WARPS ? a->items : (uint32_t)WARPS, across = 1;
@@ -338,7 +337,7 @@ void plan_heads(struct plan *p)
 	a.rows = p->op->rows;
 	if (!add_op(p, &a))
 		return;
-	/* one operation always fits: only K and V may overlap, which are read */
+	/* one operation always fits: only K and V may overlap, and they are only read */
 	place_steps(&a, rows);
 	while (p->op + 1 < p->end && p->op[1].rows == p->op->rows) {
 		more = a;
@@ -349,6 +348,6 @@ void plan_heads(struct plan *p)
 		}
 		a = more;
 	}
-	if (a.steps) /* a rotation may be of no element */
+	if (a.steps) /* a rotation may have no elements */
 		launch_heads(p, &a);
 }

@@ -1,10 +1,9 @@
-/* kernel.h - what kernels are written with: how one is declared, threads, shared memory, warps,
- * tensor cores, numbers of the three types of activations.
+/* kernel.h - the basis of all kernels: how to declare one, threads, shared memory, warps, tensor
+ * cores, and numbers of the three activation types.
  *
- * Kernels take one struct, launched by plan.h. Nothing is fused or reordered by the compiler
- * (-fmad=false): where a multiplication and an addition are to be one operation, fmaf says so.
- * Without nvcc the same sources are compiled for the host, where tests/cuda_host runs a block's
- * threads as fibres. */
+ * A kernel takes one struct and is launched by plan.h. The compiler fuses and reorders nothing
+ * (-fmad=false): fused multiply-adds are written as fmaf. Without nvcc the same sources are
+ * compiled for the host, where tests/cuda_host runs a block's threads as fibres. */
 #ifndef CUDA_KERNEL_H
 #define CUDA_KERNEL_H
 
@@ -13,9 +12,8 @@
 
 #ifdef __CUDACC__
 
-/* KERNEL(name, most threads of a block, struct of its argument `a`) { ... }
- * That one block is to fit a multiprocessor keeps the compiler from spilling registers so that
- * more do. */
+/* KERNEL(name, most threads per block, struct of its argument `a`) { ... } Requesting one block per
+ * multiprocessor keeps the compiler from spilling registers to fit more. */
 #define KERNEL(NAME, THREADS, ARGS)                                                               \
 	static __device__ __forceinline__ void NAME##_body(const ARGS &a);                            \
 	extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_constant__ ARGS a) \
@@ -25,10 +23,10 @@
 	}                                                                                             \
 	static __device__ __forceinline__ void NAME##_body(const ARGS &a)
 
-/* The next kernel of the stream may be launched; this one waits until those before it are done
- * (programmatic dependent launch). Every thread waits before it reads or writes, so what the one
- * before waited for is done as well. A kernel without this must not be launched so that it
- * overlaps (program.c). */
+/* Lets the next kernel of the stream be launched, and waits until the previous one is done
+ * (programmatic dependent launch). Every thread waits before it reads or writes, so everything
+ * before the previous kernel is done too. A kernel without this call must not be launched with
+ * overlap (program.c). */
 static __device__ __forceinline__ void grid_begin(void)
 {
 #if __CUDA_ARCH__ >= 900
@@ -45,9 +43,10 @@ static __device__ __forceinline__ unsigned char *shared_memory(void)
 }
 
 /* d (16, 8) += a (16, 16) b (16, 8) in float32, for a warp. With g = lane / 4 and t = lane % 4, low
- * half of a register first: a[0]: row g, columns 2t, 2t+1; a[1]: row g + 8; a[2]: row g, columns
- * 2t+8, 2t+9; a[3]: row g + 8, the same; b[0]: rows 2t, 2t+1 of column g; b[1]: rows 2t+8, 2t+9;
- * d[0], d[1]: row g, columns 2t, 2t+1; d[2], d[3]: row g + 8 (PTX ISA, mma.m16n8k16). */
+ * half of a register first: a[0]: row g, columns 2t, 2t+1; a[1]: row g + 8, same columns; a[2]: row
+ * g, columns 2t+8, 2t+9; a[3]: row g + 8, same columns as a[2]; b[0]: rows 2t, 2t+1 of column g;
+ * b[1]: rows 2t+8, 2t+9; d[0], d[1]: row g, columns 2t, 2t+1; d[2], d[3]: row g + 8 (PTX ISA,
+ * mma.m16n8k16). */
 static __device__ __forceinline__ void mma_bf16(float d[4], const uint32_t a[4],
                                                 const uint32_t b[2])
 {
@@ -57,7 +56,7 @@ static __device__ __forceinline__ void mma_bf16(float d[4], const uint32_t a[4],
 	             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/* a b + c of each half, numbers of bfloat16, rounded once; denormals are kept. */
+/* a b + c for each bfloat16 half, rounded once; denormals are kept. */
 static __device__ __forceinline__ uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c)
 {
 	uint32_t d;
@@ -65,8 +64,8 @@ static __device__ __forceinline__ uint32_t fma_bf16x2(uint32_t a, uint32_t b, ui
 	return d;
 }
 
-/* Stores a word that another process or the host reads: what this block's threads have written
- * before (and __syncthreads) is there first. */
+/* Stores a word that another process or the host reads, after all earlier writes of this block's
+ * threads (which the caller orders with __syncthreads). */
 static __device__ __forceinline__ void store_release_system(uint64_t *at, uint64_t value)
 {
 	__threadfence_system();
@@ -95,14 +94,15 @@ static __device__ inline const uint32_t *batch_words(const struct kern_batch *b,
 
 /* --- numbers ------------------------------------------------------------- */
 
-/* Before a loop whose index must be known to the compiler, so that what it indexes is registers. */
+/* For loops whose index must be a compile-time constant, so that indexed arrays become
+ * registers. */
 #ifdef __CUDACC__
 #define UNROLL _Pragma("unroll")
 #else
 #define UNROLL
 #endif
 
-/* The number of a float16's bits, by the device's own instruction. */
+/* Converts float16 bits with the device's instruction. */
 static __device__ inline float f16_value(uint16_t bits)
 {
 #ifdef __CUDACC__
@@ -126,7 +126,7 @@ static __device__ inline float tensor_get(const struct kern_tensor &t, size_t r,
 	return t.type == KERN_BF16 ? kern_bf16_to_f32(h) : kern_f16_to_f32(h);
 }
 
-/* Returns what is stored: v, rounded to the tensor's type. */
+/* Stores v, rounded to the tensor's type, and returns the stored value. */
 static __device__ inline float tensor_put(const struct kern_tensor &t, size_t r, uint32_t c,
                                           float v)
 {
@@ -138,8 +138,7 @@ static __device__ inline float tensor_put(const struct kern_tensor &t, size_t r,
 	return t.type == KERN_BF16 ? kern_bf16_to_f32(h) : kern_f16_to_f32(h);
 }
 
-/* The magnitude's bits, in the order of magnitudes: those of infinities and NaN are above all
- * others'. */
+/* Bits of the magnitude, which sort like magnitudes; infinities and NaN are above all numbers. */
 static __device__ inline uint32_t magnitude_bits(float v)
 {
 	return kern_f32_bits(v) & 0x7fffffff;
@@ -147,7 +146,7 @@ static __device__ inline uint32_t magnitude_bits(float v)
 
 /* --- warps and blocks ---------------------------------------------------- */
 
-/* Sums and maxima over all 32 lanes, in a fixed order; every lane gets it. */
+/* Sums and maxima over all 32 lanes, in a fixed order; every lane gets the result. */
 static __device__ inline float warp_sum(float v)
 {
 	for (uint32_t by = WARP / 2; by; by /= 2)
@@ -162,7 +161,7 @@ static __device__ inline double warp_sum(double v)
 	return v;
 }
 
-/* NaN counts as less than all numbers. */
+/* NaN counts as smaller than all numbers. */
 static __device__ inline float warp_max(float v)
 {
 	for (uint32_t by = WARP / 2; by; by /= 2)
@@ -179,8 +178,8 @@ static __device__ inline uint32_t warp_largest(uint32_t v)
 	return v;
 }
 
-/* Over the whole block, whose size is a multiple of 32; `part` is shared memory for a value of
- * each warp, and may be used again after the call. */
+/* Sum over the whole block, whose size is a multiple of 32; `part` is shared memory for one value
+ * per warp, and may be reused after the call. */
 template <typename T> static __device__ inline T block_sum(T v, T *part)
 {
 	uint32_t warp = threadIdx.x / WARP, warps = blockDim.x / WARP;

@@ -1,13 +1,13 @@
-/* kv.h - where K and V lie in a layer's pool, for kernels. */
+/* kv.h - the layout of K and V in a layer's pool, for kernels. */
 #ifndef CUDA_KV_H
 #define CUDA_KV_H
 
 #include "kernels/cuda/kernel.h"
 
 struct kv_shape {
-	size_t row_bytes; /* of a token and head, without its scale */
+	size_t row_bytes; /* per token and head, without its scale */
 	size_t plane_bytes;
-	/* the type has scales: (block_tokens) float32 behind a plane's elements */
+	/* the type has scales: (block_tokens) float32 after a plane's elements */
 	int scaled;
 };
 
@@ -20,7 +20,7 @@ static __host__ __device__ inline struct kv_shape kv_shape_of(const struct kern_
 	return s;
 }
 
-/* Beyond what the device has; see plan_fail. */
+/* Checks the device's limits; see plan_fail. */
 static inline int plan_kv(struct plan *p, const struct kern_kv_layer *kv)
 {
 	if (kv->head_dim > CUDA_MAX_HEAD_DIM)

@@ -1,4 +1,4 @@
-/* linear.cu - products of activations with weights: planning, when activations are made ready for
+/* linear.cu - products of activations with weights: planning, when to prepare activations for
  * tensor cores, and products with weights of float32 and float16. See linear.h and ready.h. */
 #include "kernels/cuda/linear.h"
 
@@ -12,7 +12,7 @@ enum {
 	SPLIT_WARPS_WANTED = 4096
 };
 
-/* --- making ready -------------------------------------------------------- */
+/* --- preparing activations ----------------------------------------------- */
 
 struct ready_args {
 	const struct kern_batch *batch;
@@ -21,7 +21,7 @@ struct ready_args {
 	int rows; /* enum kern_rows */
 };
 
-/* A block has a row of one input. */
+/* One block per row of an input. */
 KERNEL(ready_rows, READY_THREADS_MAX, struct ready_args)
 {
 	uint32_t r = blockIdx.x, first = blockIdx.y * a.input_columns, top = 0;
@@ -34,7 +34,7 @@ KERNEL(ready_rows, READY_THREADS_MAX, struct ready_args)
 	ready_row(a.make, r, first, (size_t)blockIdx.y * a.make.to.rows + r, top);
 }
 
-/* The room for what is made ready, in the order in which all planning functions have it. */
+/* Lays out the room for prepared activations, in the same way for all planning functions. */
 static struct make_ready make_ready_of(struct plan *p, const struct inputs *in, bool sums)
 {
 	uint32_t rows = plan_rows(p) * in->rows_each, parts = p->dev->bf16_activations ? 1 : 3;
@@ -54,8 +54,8 @@ static bool same_tensor(const struct kern_tensor *a, const struct kern_tensor *b
 	return a->at.v == b->at.v && a->ld == b->ld && a->type == b->type;
 }
 
-/* What an operation of products of whole rows reads, with the weights that our own kernels take; of
- * experts, all have the first one's type and shape. x NULL: it is none such. */
+/* The input of an operation that multiplies whole rows, and the weights that our own kernels
+ * process; for experts, the first one's represent all. x NULL: no such operation. */
 struct reading {
 	const struct kern_tensor *x;
 	uint32_t count;
@@ -78,8 +78,8 @@ static struct reading reading_of(const struct kern_op *op)
 	return r;
 }
 
-/* Whether an operation leaves (R, k) of x as they are: of those that stand between readers of
- * one x. */
+/* Whether an operation leaves x (R, k) unchanged; only operations that occur between readers of the
+ * same x are recognised. */
 static bool leaves(const struct plan *p, const struct kern_op *op, const struct kern_tensor *x,
                    uint32_t k)
 {
@@ -103,7 +103,7 @@ static bool leaves(const struct plan *p, const struct kern_op *op, const struct 
 	}
 }
 
-/* Whether an operation made ready what the present one needs, and all since have left it. */
+/* Whether an earlier operation prepared what the current one needs, and it is still valid. */
 static bool is_ready(const struct plan *p, const struct inputs *in, bool sums)
 {
 	if (!p->ready.since || in->count != 1 || in->rows_each != 1 || p->ready.rows != p->op->rows ||
@@ -137,7 +137,7 @@ struct make_ready plan_ready_next(struct plan *p, const struct kern_tensor *y, u
 	return make_ready_of(p, &in, sums);
 }
 
-/* A launch, unless x is ready already. */
+/* Adds a launch that prepares x, unless it is prepared already. */
 static struct ready plan_ready(struct plan *p, const struct inputs *in, bool sums)
 {
 	if (is_ready(p, in, sums))
@@ -172,8 +172,8 @@ template <typename T> static __device__ float float_weight(const unsigned char *
 		return ((const float *)data)[at];
 }
 
-/* A warp has a row of the weight: each lane every 32nd product, then the sum over lanes. T: of a
- * weight's element. */
+/* One warp per row of the weight: each lane adds every 32nd product, then the lanes are summed. T:
+ * a weight's element type. */
 template <typename T>
 static __device__ __forceinline__ void product_float(const struct product_args &a)
 {
@@ -222,7 +222,7 @@ KERNEL(product_f16, FLOAT_THREADS, struct product_args)
 
 /* --- planning ------------------------------------------------------------ */
 
-/* So many segments that the device has enough warps, none shorter than segment_unit. */
+/* Enough segments for the device to have enough warps, none shorter than segment_unit. */
 static uint32_t segments_of(const struct weight_view &w)
 {
 	uint32_t unit = segment_unit(w.type), units = (steps_of(w.k) + unit - 1) / unit, segments = 1;
@@ -239,7 +239,7 @@ struct product product_of(const struct kern_weight *w, const float *bias, struct
 	return r;
 }
 
-/* Enough for the segments, and a few pairs of panels where segments are few. */
+/* Enough warps for the segments, and a few pairs of panels if there are few segments. */
 static uint32_t split_warps(const struct product *product, uint32_t products)
 {
 	uint32_t warps = 1;
@@ -269,7 +269,7 @@ static void launch_products(struct plan *p, struct product_args *a, int type,
 	a->blocks_each = alike ? each : 0;
 	if ((uint64_t)blocks * a->row_blocks > INT32_MAX) {
 		plan_fail(p, KERN_EINVAL,
-		          "%u rows by weights of %u blocks of rows: a grid of more than %d blocks",
+		          "%u rows by weights of %u blocks of rows: the grid would exceed %d blocks",
 		          plan_rows(p), blocks, INT32_MAX);
 		return;
 	}
@@ -295,7 +295,7 @@ void plan_products(struct plan *p, const struct inputs *in, const struct product
 	struct product *like = (struct product *)calloc(products, sizeof *like);
 	bool any_ready = false;
 	if (!like) {
-		plan_fail(p, KERN_ENOMEM, "no memory for %u products", products);
+		plan_fail(p, KERN_ENOMEM, "out of memory for %u products", products);
 		return;
 	}
 	for (uint32_t i = 0; i < products; i++)
@@ -334,9 +334,8 @@ void plan_matmul(struct plan *p)
 	for (uint32_t i = 0; i < op->matmul.products; i++) {
 		const struct kern_product *of = &op->matmul.p[i];
 		if (of->w->k != in.k) {
-			plan_fail(p, KERN_EINVAL,
-			          "product %u is over %u columns, product 0 over %u: must be as many", i,
-			          of->w->k, in.k);
+			plan_fail(p, KERN_EINVAL, "product %u has %u columns, product 0 has %u: must be equal",
+			          i, of->w->k, in.k);
 			return;
 		}
 		if (plan_tensor(p, &of->y, of->w->n) || (of->bias.v && plan_address(p, of->bias)))
@@ -350,7 +349,7 @@ void plan_matmul(struct plan *p)
 		plan_fast_products(p, &in.x, fast, fasts);
 }
 
-/* --- a matrix for each head ---------------------------------------------- */
+/* --- a matrix per head --------------------------------------------------- */
 
 struct tail_args {
 	const struct kern_batch *batch;
@@ -359,7 +358,7 @@ struct tail_args {
 	int rows;
 };
 
-/* What lies behind each head's columns is copied. */
+/* Copies the elements after each head's columns. */
 KERNEL(copy_tails, TAIL_THREADS, struct tail_args)
 {
 	uint32_t r = blockIdx.x, i = blockIdx.y * TAIL_THREADS + threadIdx.x, head = i / a.tail,
@@ -378,7 +377,7 @@ static int check_heads(struct plan *p)
 		if (w[h]->n != w[0]->n || w[h]->k != w[0]->k || w[h]->dtype != w[0]->dtype)
 			return plan_fail(
 				p, KERN_EINVAL,
-				"head 0's matrix is (%u, %u, %s), head %u's (%u, %u, %s): must be alike", w[0]->n,
+				"head 0's matrix is (%u, %u, %s), head %u's (%u, %u, %s): must be equal", w[0]->n,
 				w[0]->k, kern_dtype_name(w[0]->dtype), h, w[h]->n, w[h]->k,
 				kern_dtype_name(w[h]->dtype));
 	return plan_tensor(p, &op->heads_matmul.x, heads * ((size_t)w[0]->k + tail)) ||
@@ -396,7 +395,7 @@ void plan_heads_matmul(struct plan *p)
 	struct inputs in = {op->heads_matmul.x, k, heads, k + tail, 1};
 	struct tail_args t = {p->batch, op->heads_matmul.y, in.x, heads, tail, k, n, op->rows};
 	if (!product) {
-		plan_fail(p, KERN_ENOMEM, "no memory for %u heads", heads);
+		plan_fail(p, KERN_ENOMEM, "out of memory for %u heads", heads);
 		return;
 	}
 	for (uint32_t h = 0; h < heads; h++) {

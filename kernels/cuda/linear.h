@@ -1,14 +1,14 @@
 /* linear.h - products of activations with weights, for matmul, heads_matmul and the experts'
  * operations.
  *
- * Activations are first made ready for the tensor cores (ready.h); then a kernel for each type of
- * weights computes all products of that type (linear_mma.cu), or, for weights of float32 and
- * float16, a kernel that takes activations as they are (linear.cu).
+ * Activations are first prepared for the tensor cores (ready.h); then one kernel per weight type
+ * computes all products of that type (linear_mma.cu). Weights of float32 and float16 use a kernel
+ * that reads the activations directly (linear.cu).
  *
- * A row's bits depend on that row alone: K is cut into segments whose number depends on the
- * weight's shape and type only; each is added up in order, and so are their sums. The kernel for
- * few rows gives each segment a warp, the kernel for many rows has one warp for all segments:
- * the bits are the same. */
+ * A row's bits depend on that row alone: K is cut into segments, whose number depends only on the
+ * weight's shape and type; each is summed in order, and so are the segments' sums. The kernel for
+ * few rows gives each segment a warp; the kernel for many rows has one warp for all segments. Both
+ * give the same bits. */
 #ifndef CUDA_LINEAR_H
 #define CUDA_LINEAR_H
 
@@ -16,45 +16,45 @@
 #include "kernels/cuda/weight.h"
 
 enum {
-	PANELS = 2,          /* that a warp has at a time */
-	SPLIT_ROWS_MAX = 64, /* planned rows up to which segments have warps of their own */
+	PANELS = 2,          /* per warp at a time */
+	SPLIT_ROWS_MAX = 64, /* planned rows up to which segments have their own warps */
 	SEGMENTS_MAX = 16,
-	/* of a block: a warp has a segment of two panels, and SPLIT_TILES of rows */
+	/* split blocks: a warp has one segment of two panels, for SPLIT_TILES tiles of rows */
 	SPLIT_WARPS_MAX = 16,
 	SPLIT_TILES = 2,
-	/* of a block: so many warps, each with two panels of its own, times SERIAL_DOWN, each with
-	 * SERIAL_TILES of its own */
+	/* serial blocks: SERIAL_ACROSS warps with two panels each, times SERIAL_DOWN with
+	 * SERIAL_TILES tiles of rows each */
 	SERIAL_ACROSS = 4,
 	SERIAL_DOWN = 2,
 	SERIAL_TILES = 4,
-	FLOAT_WARPS = 8 /* of a block: each has a row of the weight */
+	FLOAT_WARPS = 8 /* per block: each has one row of the weight */
 };
 
 enum product_kernel { PRODUCT_SPLIT, PRODUCT_SERIAL, PRODUCT_FLOAT };
 
 /* y = x W^T + bias */
 struct product {
-	struct weight_view w; /* of experts: the shape that all have */
-	/* (experts) each one's panels or rows; NULL: no experts */
+	struct weight_view w; /* experts: their common shape */
+	/* (experts) panels or rows of each; NULL: no experts */
 	const unsigned char *const *data;
-	const float *bias; /* (n), of experts (experts, n), or NULL */
+	const float *bias; /* (n), experts: (experts, n), or NULL */
 	struct kern_tensor y;
-	uint32_t input;    /* of several: which, see struct ready */
+	uint32_t input;    /* index of the input, see struct ready */
 	uint32_t segments; /* a power of two */
 };
 
-/* Pairs (row, slot) of one expert, numbered row * used + slot: `rows` of struct chosen.pair,
- * from `first` on. */
+/* `rows` pairs (row, slot) of one expert in chosen.pair, from `first` on; a pair's number is row *
+ * used + slot. */
 struct group {
 	uint32_t expert, first, rows;
 };
 
-/* What rows have chosen, sorted by expert; on the device. */
+/* The pairs sorted by expert; in device memory. */
 struct chosen {
-	const uint32_t *groups; /* how many; NULL: no experts */
+	const uint32_t *groups; /* number of groups; NULL: no experts */
 	const struct group *group;
 	const uint32_t *pair;
-	/* the input's row of a pair is pair / this, the output's is the pair */
+	/* a pair's input row is pair / pairs_per_input, its output row is the pair */
 	uint32_t pairs_per_input;
 };
 
@@ -62,20 +62,19 @@ struct product_args {
 	const struct kern_batch *batch;
 	const struct product *product;
 	uint32_t products;
-	/* of a block: for PRODUCT_SPLIT a power of two, no fewer than a product has segments */
+	/* per block; for PRODUCT_SPLIT a power of two, at least the segments of a product */
 	uint32_t warps;
-	uint32_t blocks_each; /* of every product, if they are alike, else 0 */
-	uint32_t row_blocks;  /* blocks for the rows, or the groups, of each product's block, */
-	uint32_t block_rows;  /* so many of them each */
+	uint32_t blocks_each; /* per product if all are alike, else 0 */
+	uint32_t row_blocks;  /* blocks of rows (or groups) for each block of a product */
+	uint32_t block_rows;  /* rows per such block */
 	int rows;             /* enum kern_rows */
 	struct ready ready;
 	struct kern_tensor x;   /* for PRODUCT_FLOAT */
-	uint32_t input_columns; /* of x, from one input to the next */
+	uint32_t input_columns; /* distance between inputs in x */
 	struct chosen chosen;
 };
 
-/* How many columns of a step's size are added up before segments are cut: whole blocks of the
- * types that have large ones. */
+/* Granularity of segments, in steps: whole blocks for types with large ones. */
 static __host__ __device__ inline uint32_t segment_unit(int type)
 {
 	return type == KERN_Q4_K || type == KERN_Q5_K || type == KERN_Q6_K ? 8 : 4;
@@ -87,7 +86,7 @@ static __host__ __device__ inline uint32_t panel_pairs_of(uint32_t n)
 	return (n + ROWS - 1) / ROWS;
 }
 
-/* Where segment `s` begins, as a step; segment `segments` is the end. */
+/* First step of segment `s`; segment `segments` is the end. */
 static __host__ __device__ inline uint32_t segment_begin(const struct product &p, uint32_t s)
 {
 	uint32_t unit = segment_unit(p.w.type), steps = steps_of(p.w.k),
@@ -95,7 +94,7 @@ static __host__ __device__ inline uint32_t segment_begin(const struct product &p
 	return at < steps ? at : steps;
 }
 
-/* Blocks of a kernel, of so many warps, for all rows of a product's weight. */
+/* Number of blocks of a kernel with that many warps, for all rows of a product's weight. */
 static __host__ __device__ inline uint32_t product_blocks(const struct product &p,
                                                           enum product_kernel kernel,
                                                           uint32_t warps)
@@ -110,45 +109,44 @@ static __host__ __device__ inline uint32_t product_blocks(const struct product &
 
 /* --- planning (linear.cu) ------------------------------------------------ */
 
-/* The operation's inputs; what is the same for all its products. */
+/* The inputs of an operation, common to all its products. */
 struct inputs {
 	struct kern_tensor x;
 	uint32_t k;
-	uint32_t count, columns; /* inputs side by side in a row of x, so far apart */
-	uint32_t rows_each;      /* rows of x for a row of the batch */
+	uint32_t count, columns; /* number of inputs in a row of x, and their distance */
+	uint32_t rows_each;      /* rows of x per row of the batch */
 };
 
-/* Rows of x, or pairs, that a block has in the present size. */
+/* Rows of x, or pairs, per block in the current size. */
 static inline uint32_t plan_block_rows(const struct plan *p)
 {
 	return (plan_rows(p) <= SPLIT_ROWS_MAX ? SPLIT_TILES : SERIAL_DOWN * SERIAL_TILES) * TILE_ROWS;
 }
 
 struct product product_of(const struct kern_weight *w, const float *bias, struct kern_tensor y);
-/* Launches all products, in one launch for each type of weights, after one that makes x ready for
- * them unless it is. chosen: of experts, with at most so many groups of at most plan_block_rows
- * pairs; or NULL. */
+/* Launches all products, one launch per weight type, preceded by one that prepares x unless it is
+ * prepared. chosen: for experts, with at most `groups` groups of at most plan_block_rows pairs; or
+ * NULL. */
 void plan_products(struct plan *p, const struct inputs *in, const struct product *product,
                    uint32_t products, const struct chosen *chosen, uint32_t groups);
 
-/* The same for rows of bfloat16 and one input x, by cuBLASLt (fast.cu). At most
+/* The same for bfloat16 weights and one input x, with cuBLASLt (fast.cu). At most
  * KERN_PRODUCTS_MAX. */
 void plan_fast_products(struct plan *p, const struct kern_tensor *x, const struct product *product,
                         uint32_t products);
 
 /* --- in kernels ---------------------------------------------------------- */
 
-/* What a block has to do: a block of a product's weight, for some rows or for the pairs of one
- * expert. */
+/* A block's work: one block of a product's weight, for some rows or for the pairs of one expert. */
 struct task {
 	const struct product *of;
 	const unsigned char *data;
 	const float *bias;    /* or NULL */
-	uint32_t block;       /* of the product's */
-	uint32_t first, rows; /* positions: rows of the batch, or in chosen.pair */
+	uint32_t block;       /* index among the product's blocks */
+	uint32_t first, rows; /* positions: rows of the batch, or indices in chosen.pair */
 };
 
-/* False: nothing. The same for all threads of a block. */
+/* Returns false if there is no work; the same for all threads of a block. */
 static __device__ inline bool task_find(const struct product_args &a, enum product_kernel kernel,
                                         struct task *ret)
 {
@@ -181,7 +179,7 @@ static __device__ inline bool task_find(const struct product_args &a, enum produ
 	return true;
 }
 
-/* The row of x, and of y, at a position. */
+/* The row of x (input_row) and of y (output_row) at a position. */
 static __device__ inline uint32_t input_row(const struct product_args &a, uint32_t position)
 {
 	return a.chosen.groups ? a.chosen.pair[position] / a.chosen.pairs_per_input : position;

@@ -1,10 +1,10 @@
-/* linear_mma.cu - products with weights in panels, or in rows of bfloat16, by tensor cores.
+/* linear_mma.cu - products with weights in panels, or in rows of bfloat16, on tensor cores.
  *
- * The weight is always the A operand, 16 of its rows, and activations the B operand, 8 rows as 8
- * columns: so the same instructions in the same order make a result, however many rows there are.
- * 32 values are added up in the tensor cores, which cut off rather than round; that sum is
- * scaled and added to a sum of float32, so that little is lost. Of three parts of activations
- * the smallest are added first. */
+ * The weight is always the A operand (16 of its rows), and activations the B operand (8 rows as 8
+ * columns), so the same instructions in the same order compute a result for any number of rows.
+ * Tensor cores sum 32 values; they truncate rather than round, so that sum is scaled and added to a
+ * float32 sum, which limits the loss. Of three parts of activations the smallest are added
+ * first. */
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/record.h"
 
@@ -15,12 +15,12 @@ enum {
 	SERIAL_THREADS = SERIAL_ACROSS * SERIAL_DOWN * WARP
 };
 
-/* A lane's part of the activations of some tiles. */
+/* A lane's part of the activations of several tiles. */
 template <int TILES> struct lane_inputs {
-	/* of its column's row: step 0's largest part; NULL: no row */
+	/* the largest part of step 0 of its column's row; NULL: no row */
 	const unsigned char *at[TILES];
 	const float *sums[TILES];
-	uint32_t tiles; /* that have rows; the same for all lanes */
+	uint32_t tiles; /* number of tiles with rows; the same for all lanes */
 };
 
 template <int TILES>
@@ -56,13 +56,13 @@ static __device__ __forceinline__ void load_inputs(uint32_t b[PARTS][4], const u
 	}
 }
 
-/* What a step adds to a tile of a panel. */
+/* Adds a step to a tile of a panel. */
 template <int TYPE, int PARTS>
 static __device__ __forceinline__ void add_tile(float acc[4], const struct record &r,
                                                 const uint32_t a[2][4], const uint32_t b[PARTS][4],
                                                 const float sums[2])
 {
-	if constexpr (TYPE == KERN_Q6_K) { /* a scale for each tile of 16 values */
+	if constexpr (TYPE == KERN_Q6_K) { /* one scale per tile of 16 values */
 		for (int j = 0; j < 2; j++) {
 			float sum[4] = {0, 0, 0, 0};
 			for (int part = PARTS - 1; part >= 0; part--)
@@ -91,7 +91,7 @@ static __device__ __forceinline__ void add_step(float acc[PANELS][TILES][4],
                                                 const struct record r[PANELS],
                                                 const struct lane_inputs<TILES> &x, uint32_t step)
 {
-	/* all tiles are loaded before the first is needed; for few rows there is but one */
+	/* loads all tiles before the first is used; few rows have few tiles */
 	constexpr bool at_once = TILES > SPLIT_TILES;
 	uint32_t a[PANELS][2][4], b[TILES][PARTS][4], lane = threadIdx.x % WARP;
 	UNROLL
@@ -108,7 +108,7 @@ static __device__ __forceinline__ void add_step(float acc[PANELS][TILES][4],
 		if (!at_once)
 			load_inputs<PARTS>(b[tile], x.at[tile], step);
 		if constexpr (has_offset<TYPE>) {
-			/* from the lanes that have the columns of this one's results */
+			/* from the lanes that have the columns of this lane's results */
 			float own = x.at[tile] ? x.sums[tile][step] : 0;
 			sums[0] = __shfl_sync(ALL_LANES, own, lane % 4 * 8);
 			sums[1] = __shfl_sync(ALL_LANES, own, lane % 4 * 8 + 4);
@@ -119,8 +119,8 @@ static __device__ __forceinline__ void add_step(float acc[PANELS][TILES][4],
 	}
 }
 
-/* acc: the sum over a segment, of two panels of the weight. Records are loaded some steps ahead;
- * behind the end it is the last one again. */
+/* acc: the sum over a segment, for two panels of the weight. Records are loaded some steps ahead;
+ * loads beyond the end repeat the last record. */
 template <int TYPE, int PARTS, int TILES>
 static __device__ __forceinline__ void sum_segment(float acc[PANELS][TILES][4],
                                                    const struct task &t, uint32_t pair,
@@ -130,11 +130,11 @@ static __device__ __forceinline__ void sum_segment(float acc[PANELS][TILES][4],
 	uint32_t lane = threadIdx.x % WARP, from = segment_begin(*t.of, segment),
 			 to = segment_begin(*t.of, segment + 1);
 	uint32_t k = t.of->w.k, panels = (t.of->w.n + PANEL_ROWS - 1) / PANEL_ROWS;
-	/* the second of the last two may not be there: then it is the first again, and not written */
+	/* the last pair may have one panel: then the second repeats the first, and is discarded */
 	const struct panel panel[PANELS] = {
 		panel_of<TYPE>(t.of->w, t.data, PANELS * pair, lane),
 		panel_of<TYPE>(t.of->w, t.data, PANELS * pair + (PANELS * pair + 1 < panels), lane)};
-	/* many tiles take long; and both take many registers */
+	/* many tiles take long, and both cases take many registers: load only one step ahead */
 	constexpr uint32_t AHEAD = TILES > SPLIT_TILES || (is_k_type<TYPE> && has_offset<TYPE>) ? 1 : 2;
 	struct record ahead[AHEAD][PANELS];
 	UNROLL
@@ -144,7 +144,7 @@ static __device__ __forceinline__ void sum_segment(float acc[PANELS][TILES][4],
 	UNROLL
 	for (uint32_t i = 0; i < PANELS * TILES * 4; i++)
 		acc[i / (TILES * 4)][i / 4 % TILES][i % 4] = 0;
-	/* lanes with and without a row meet again: what follows needs all of them */
+	/* reconverge lanes with and without rows: all are needed below */
 	__syncwarp();
 	for (uint32_t step = from; step < to; step++) {
 		struct record now[PANELS];
@@ -160,7 +160,8 @@ static __device__ __forceinline__ void sum_segment(float acc[PANELS][TILES][4],
 	}
 }
 
-/* The results of two panels for one row of x; of a lane, rows lane / 4 and 8 more of each panel. */
+/* Stores the results of two panels for one row of x; a lane has rows lane / 4 and lane / 4 + 8 of
+ * each panel. */
 static __device__ __forceinline__ void put_row(const struct product_args &a, const struct task &t,
                                                uint32_t pair, uint32_t at, const float v[PANELS][2])
 {
@@ -178,9 +179,10 @@ static __device__ __forceinline__ void put_row(const struct product_args &a, con
 
 /* --- few rows: a warp for each segment ----------------------------------- */
 
-enum { SPLIT_RESULTS = PANELS * SPLIT_TILES * 4 }; /* of a lane */
+enum { SPLIT_RESULTS = PANELS * SPLIT_TILES * 4 }; /* per lane */
 
-/* The sums of each warp's segment are in shared memory: (warps, PANELS, SPLIT_TILES, 4, lanes). */
+/* Adds the segments' sums and stores the results. part: each warp's sums, (warps, PANELS,
+ * SPLIT_TILES, 4, lanes). */
 static __device__ __forceinline__ void put_sums(const struct product_args &a, const struct task &t,
                                                 const float *part)
 {
@@ -255,7 +257,7 @@ static __device__ __forceinline__ void product_serial(const struct product_args 
 	}
 }
 
-/* --- all of them --------------------------------------------------------- */
+/* --- the kernels --------------------------------------------------------- */
 
 #define FOR_PANEL_TYPES(DO) \
 	DO(BF16) DO(Q8_0) DO(Q4_0) DO(Q4_1) DO(Q6_K) DO(Q5_0) DO(Q5_1) DO(Q4_K) DO(Q5_K) DO(MXFP4)
@@ -279,7 +281,7 @@ static __device__ __forceinline__ void product_serial(const struct product_args 
 	}
 FOR_PANEL_TYPES(PRODUCT_KERNELS)
 
-/* Rows of bfloat16 come with rounded activations only. */
+/* Rows of bfloat16 are only used with rounded activations. */
 KERNEL(product_split_rows, SPLIT_THREADS, struct product_args)
 {
 	product_split<WEIGHT_BF16_ROWS, 1>(a);
@@ -289,7 +291,7 @@ KERNEL(product_serial_rows, SERIAL_THREADS, struct product_args)
 	product_serial<WEIGHT_BF16_ROWS, 1>(a);
 }
 
-static_assert(PRODUCT_SPLIT == 0 && PRODUCT_SERIAL == 1, "the order of the table below");
+static_assert(PRODUCT_SPLIT == 0 && PRODUCT_SERIAL == 1, "the table below needs this order");
 
 const void *mma_kernel(enum product_kernel kernel, int type, int parts, const char **ret_name)
 {

@@ -1,10 +1,9 @@
-/* lt.c - cuBLASLt, which makes the products of the variant fast with weights of BF16. No other file
- * knows of it.
+/* lt.c - cuBLASLt, which computes products with BF16 weights for variant "fast". Only this file
+ * uses it.
  *
- * The library is loaded when a device of that variant is opened, and stays loaded: a process that
- * uses no such device needs none. Which algorithm makes a product is the library's own choice
- * for the product's shape, without a measurement. What goes wrong is a text with the library's
- * name for it. */
+ * The library is loaded when a device of that variant is opened, and stays loaded; other processes
+ * do not need it. It chooses the algorithm from the product's shape, without measurements. Errors
+ * are texts with the library's status name. */
 #include "kernels/cuda/backend.h"
 
 #include <cublasLt.h>
@@ -48,11 +47,11 @@ static struct {
 	__typeof__(cublasLtMatmulPreferenceSetAttribute) *preference_set;
 	__typeof__(cublasLtMatmulAlgoGetHeuristic) *choose;
 	__typeof__(cublasLtMatmul) *matmul;
-	int found;     /* 1: all */
-	char why[256]; /* if not: what the loader says */
+	int found;     /* 1: all functions */
+	char why[256]; /* if not: the loader's message */
 } api;
 
-/* Beside this object, else where the system's loader looks. */
+/* Loads it from this object's folder, else from the system's search path. */
 static void *library_open(void)
 {
 	char path[PATH_BYTES] = "";
@@ -116,14 +115,14 @@ static int check(struct kern_device *dev, cublasStatus_t status, const char *doi
 		return KERN_OK;
 	if (status == CUBLAS_STATUS_NOT_SUPPORTED)
 		return cuda_fail(dev, KERN_ENOTSUP,
-		                 "%s: cuBLASLt has no algorithm for it: leave `variant` at auto", doing);
+		                 "%s: cuBLASLt has no algorithm for this: leave `variant` at auto", doing);
 	return cuda_fail(dev, status == CUBLAS_STATUS_ALLOC_FAILED ? KERN_ENOMEM : KERN_EDEVICE,
-	                 "%s: %s of cuBLASLt", doing, api.status_name(status));
+	                 "%s: cuBLASLt %s", doing, api.status_name(status));
 }
 
-/* --- life ---------------------------------------------------------------- */
+/* --- opening and closing ------------------------------------------------- */
 
-/* Algorithms that take matrices aligned to ALIGNMENT, and this workspace. */
+/* Restricts algorithms to matrices aligned to ALIGNMENT and to this workspace. */
 static int preference_new(struct kern_device *dev, struct lt *lt)
 {
 	static const cublasLtMatmulPreferenceAttributes_t alignments[] = {
@@ -151,14 +150,14 @@ int lt_open(struct kern_device *dev, struct lt **ret_lt)
 		return rc;
 	struct lt *lt = calloc(1, sizeof *lt);
 	if (!lt)
-		return cuda_fail(dev, KERN_ENOMEM, "no memory for cuBLASLt");
+		return cuda_fail(dev, KERN_ENOMEM, "out of memory for cuBLASLt");
 	lt->workspace_bytes = dev->overlaps ? WORKSPACE_BYTES_SM90 : WORKSPACE_BYTES;
 	rc = check(dev, api.create(&lt->handle), "opening the device");
 	if (!rc)
 		rc = preference_new(dev, lt);
 	if (!rc)
 		rc = cuda_check(dev, cudaMalloc(&lt->workspace, lt->workspace_bytes),
-		                "allocating a workspace of cuBLASLt");
+		                "allocating the cuBLASLt workspace");
 	if (rc)
 		lt_close(&lt);
 	else
@@ -183,8 +182,8 @@ void lt_close(struct lt **ltp)
 
 /* --- a product ----------------------------------------------------------- */
 
-/* The library counts down columns: to it a matrix of rows is its transpose. So it multiplies W
- * (k, n), which it is to transpose, with x (k, rows). */
+/* The library uses column-major order, in which a matrix of rows is its transpose. So it multiplies
+ * W (k, n), transposed, with x (k, rows). */
 struct shape {
 	cublasLtMatmulDesc_t op;
 	cublasLtMatrixLayout_t w, x, y;

@@ -1,20 +1,19 @@
 /* memory.c - memory of the three kinds. SHARED memory is the driver's virtual memory with a POSIX
- * descriptor, which another process maps wherever it runs (no shared namespace of processes is
- * needed). The driver tells nobody how large the memory behind a descriptor is, so each has a
- * trailer that does. */
+ * descriptor, which another process can map anywhere (no shared PID namespace is needed). The
+ * driver does not report the size of the memory behind a descriptor, so a trailer stores it. */
 #include "kernels/cuda/backend.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-/* The last bytes of SHARED memory. */
+/* At the end of SHARED memory. */
 struct trailer {
 	uint64_t magic, bytes;
 };
 #define TRAILER_MAGIC 0x32656d6d6b647073ull
 
-/* What the memory of a kern_mem is freed with. */
+/* How the memory of a kern_mem is freed. */
 enum own { OWN_NOTHING, OWN_DEVICE, OWN_HOST, OWN_SHARED, OWN_REGISTERED };
 
 /* --- the driver's virtual memory ----------------------------------------- */
@@ -37,7 +36,7 @@ static struct {
 	CUresult (*import)(CUmemGenericAllocationHandle *ret, void *handle,
 	                   CUmemAllocationHandleType type);
 	CUresult (*retain)(CUmemGenericAllocationHandle *ret, void *at);
-	int found; /* 1: all */
+	int found; /* 1: all functions */
 } vmm;
 
 static void vmm_look(void)
@@ -67,7 +66,7 @@ static void vmm_look(void)
 	vmm.found = 1;
 }
 
-/* 1: the driver has all of it. */
+/* 1: the driver has all functions. */
 static int vmm_find(void)
 {
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -86,7 +85,8 @@ static CUmemAllocationProp prop_of(int index)
 	return p;
 }
 
-/* Bytes with the trailer, in whole pages of the device; 0: the driver does not say. */
+/* `bytes` plus the trailer, rounded up to whole device pages; 0: the driver does not tell the page
+ * size. */
 static size_t shared_bytes(int index, size_t bytes)
 {
 	CUmemAllocationProp prop = prop_of(index);
@@ -98,7 +98,7 @@ static size_t shared_bytes(int index, size_t bytes)
 	return (bytes + sizeof(struct trailer) + page - 1) / page * page;
 }
 
-/* Maps all of an allocation. */
+/* Maps a whole allocation. */
 static CUresult shared_place(int index, CUmemGenericAllocationHandle h, size_t whole,
                              CUdeviceptr *ret_at)
 {
@@ -138,15 +138,15 @@ static int shared_new(struct kern_device *dev, size_t bytes, CUdeviceptr *ret_at
 		                 "the driver lacks virtual memory that processes can share");
 	size_t whole = shared_bytes(dev->index, bytes);
 	if (!whole)
-		return cuda_fail(dev, KERN_ENOMEM, "no shared memory of %zu bytes", bytes);
+		return cuda_fail(dev, KERN_ENOMEM, "cannot allocate %zu bytes of shared memory", bytes);
 	int rc = cuda_check_driver(dev, vmm.create(&h, whole, &prop, 0), "allocating shared memory");
 	if (rc == KERN_ENOMEM)
-		/* the text has the sizes */
+		/* adds the sizes to the text */
 		cuda_check(dev, cudaErrorMemoryAllocation, "allocating shared memory");
 	if (rc)
 		return rc;
 	rc = cuda_check_driver(dev, shared_place(dev->index, h, whole, &at), "mapping shared memory");
-	vmm.release(h); /* the mapping holds it */
+	vmm.release(h); /* the mapping keeps a reference */
 	if (!rc)
 		rc = cuda_check(dev, cudaMemset((void *)(uintptr_t)at, 0, whole), "clearing memory");
 	if (!rc)
@@ -173,17 +173,18 @@ int cuda_shared_map(int index, int fd, size_t bytes, CUdeviceptr *ret_at, char *
 	                               : CUDA_ERROR_INVALID_VALUE;
 	if (rc != CUDA_SUCCESS) {
 		snprintf(errbuf, errlen,
-		         "descriptor %d is no memory of a GPU that can be mapped (error %d of the driver)",
-		         fd, (int)rc);
+		         "descriptor %d is not GPU memory that can be mapped (driver error %d)", fd,
+		         (int)rc);
 		return KERN_EINVAL;
 	}
 	rc = shared_place(index, h, whole, &at);
 	vmm.release(h);
 	if (rc != CUDA_SUCCESS) {
-		snprintf(errbuf, errlen,
-		         "received memory is not of %zu bytes, as announced, or cannot be mapped (error %d "
-		         "of the driver)",
-		         bytes, (int)rc);
+		snprintf(
+			errbuf, errlen,
+			"received memory does not have the announced %zu bytes, or cannot be mapped (driver "
+			"error %d)",
+			bytes, (int)rc);
 		return KERN_EINVAL;
 	}
 	cudaError_t got = cudaMemcpy(&end, (unsigned char *)(uintptr_t)at + whole - sizeof end,
@@ -230,7 +231,7 @@ static int device_new(struct kern_device *dev, size_t bytes, struct kern_mem *re
 	if (!rc)
 		rc = cuda_check(dev, cudaMemset(at, 0, bytes ? bytes : 1), "clearing memory");
 	if (!rc)
-		/* streams here do not wait for the one that clears */
+		/* other streams do not wait for the one that clears */
 		rc = cuda_check(dev, cudaStreamSynchronize(0), "clearing memory");
 	if (!rc)
 		*ret_mem = memory(at, NULL, bytes, KERN_MEM_DEVICE, OWN_DEVICE);

@@ -1,5 +1,5 @@
-/* nvml.c - temperature, power, clocks and memory errors, of the driver's management library,
- * which is loaded if it is there. What it does not know stays 0. */
+/* nvml.c - temperature, power, clocks and memory errors from the driver's management library, if it
+ * is installed. Unavailable values stay 0. */
 #include "kernels/cuda/backend.h"
 
 #include <dlfcn.h>
@@ -12,7 +12,7 @@ enum { TEMPERATURE_GPU = 0, CLOCK_SM = 1, CLOCK_MEM = 2, UNCORRECTED = 1, SINCE_
 
 struct nvml {
 	void *library, *device;
-	int begun; /* to be shut down */
+	int begun; /* initialised: needs shutdown */
 	int (*shutdown)(void);
 	int (*temperature)(void *device, int sensor, unsigned *ret);
 	int (*power)(void *device, unsigned *ret_mw);

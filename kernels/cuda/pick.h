@@ -1,11 +1,11 @@
-/* pick.h - the k-th largest of a vocabulary, and the first id where a sum of weights passes a mass,
- * for a block of threads: keys, exact sums, lists of candidates, cuts.
+/* pick.h - finds the k-th largest of a vocabulary, and the first id where a sum of weights exceeds
+ * a mass, with a block of threads: keys, exact sums, lists of candidates, cuts.
  *
- * Always: no result depends on the number of threads or their order. So weights are added up as
- * integers (mass_of), and every id has a key that no other has: what ids are ordered by above the
- * complement of the id, so that a larger key comes first, and of equals the lowest id. Nothing is
- * sorted: candidates are gathered into a list, in any order, and a cut is a key of it, found by
- * a histogram of its upper bits, then of the next ones, and so on. */
+ * No result depends on the number of threads or their order. Weights are therefore added as
+ * integers (mass_of), and every id has a unique key: its sort value above the complement of the id,
+ * so that a larger key comes first, and the lowest id among equals. Nothing is sorted: candidates
+ * are gathered in a list, in any order, and a cut is a key of the list, found by a histogram of the
+ * upper bits, then of the next ones, and so on. */
 #ifndef CUDA_PICK_H
 #define CUDA_PICK_H
 
@@ -17,17 +17,18 @@ enum {
 	/* ids are below CUDA_MAX_COLUMNS */
 	PICK_ID_BITS = 24,
 	PICK_ID_LAST = (1 << PICK_ID_BITS) - 1,
-	PICK_SUMS = 3 /* that are made at once, at most */
+	PICK_SUMS = 3 /* most sums computed at once */
 };
 
-/* Ids and their mass, in two words, for there is no fast addition of 64 bits in shared memory. */
+/* Number and mass of ids; the mass in two words because shared memory has no fast 64-bit
+ * addition. */
 struct tally {
 	uint32_t count, low, high;
 };
 
 struct pick_shared {
 	struct tally bin[PICK_BINS], part[PICK_SUMS][WARP], sum[PICK_SUMS];
-	/* what find_bin found */
+	/* result of find_bin */
 	struct {
 		uint32_t bin, count;
 		uint64_t above, mass_above, mass;
@@ -35,10 +36,10 @@ struct pick_shared {
 	uint32_t listed, found;
 };
 
-/* What a block picks with. */
+/* A block's state for picking. */
 struct picker {
 	uint32_t vocab;
-	/* the mass of a weight of 1, a power of two: vocab of them are at most 2^62 */
+	/* mass of weight 1, a power of two such that vocab * one <= 2^62 */
 	float one;
 	uint64_t *list; /* (vocab) keys */
 	struct pick_shared *s;
@@ -74,7 +75,7 @@ static __device__ inline float key_logit(uint64_t key)
 	return kern_bits_to_f32(u >> 31 ? u & 0x7fffffff : ~u);
 }
 
-/* Weights are not negative: their bits compare as they do. */
+/* Weights are not negative, so their bits sort like them. */
 static __device__ inline uint64_t weight_key(float w, uint32_t id)
 {
 	return key_of(kern_f32_bits(w), id);
@@ -87,13 +88,13 @@ static __device__ inline float key_weight(uint64_t key)
 
 /* --- weights ------------------------------------------------------------- */
 
-/* What a row's weights are made of: exp((logit - max) * inv_t), or 0 below min_weight. */
+/* Parameters of a row's weights: exp((logit - max) * inv_t), or 0 if below min_weight. */
 struct weighing {
 	const float *logits;
 	float max, inv_t, min_weight;
 };
 
-/* exp for x <= 0, and 0 for x <= -87 and NaN: to the bit that of kernels/sample.c. */
+/* exp(x) for x <= 0; 0 for x <= -87 and NaN. Bit-identical to kernels/sample.c. */
 static __device__ inline float exp_below_zero(float x)
 {
 	const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
@@ -118,13 +119,13 @@ static __device__ inline float weight_at(const struct weighing &v, uint32_t id)
 	return w >= v.min_weight ? w : 0;
 }
 
-/* In units of 1 / one, cut off. With 2^18 ids these are 2^-44. */
+/* In units of 1 / one, truncated. With 2^18 ids the unit is 2^-44. */
 static __device__ inline uint64_t mass_of(const struct picker &p, float w)
 {
 	return (uint64_t)(w * p.one);
 }
 
-/* A power of two of which `vocab` are no more than 2^62. */
+/* The largest power of two (see struct picker) such that vocab * one <= 2^62. */
 static inline float pick_one(uint32_t vocab)
 {
 	float one = 0x1p62f;
@@ -150,8 +151,7 @@ static __device__ inline uint64_t tally_mass(const struct tally &t)
 	return (uint64_t)t.high << 32 | t.low;
 }
 
-/* Fills sum[0 .. N) with the threads' sums; first one for each lane of a warp, so that few
- * threads meet at a word. */
+/* Sets sum[0 .. N) to the block's sums; sums per lane first, to reduce contention. */
 template <int N>
 static __device__ void block_sums(struct pick_shared *s, const uint32_t (&count)[N],
                                   const uint64_t (&mass)[N])
@@ -182,14 +182,14 @@ static __device__ inline void list_begin(struct pick_shared *s)
 	__syncthreads();
 }
 
-/* Returns how many keys there are, which all threads may read. */
+/* Returns the number of keys, which all threads may then read. */
 static __device__ inline uint32_t list_end(const struct pick_shared *s)
 {
 	__syncthreads();
 	return s->listed;
 }
 
-/* Adds a key if it is `wanted`. All lanes of a warp come. */
+/* Adds a key if `wanted`. All lanes of a warp must call it. */
 static __device__ inline void list_add(const struct picker &p, bool wanted, uint64_t key)
 {
 	uint32_t lane = threadIdx.x % WARP, lanes = __ballot_sync(ALL_LANES, wanted), at = 0;
@@ -202,7 +202,7 @@ static __device__ inline void list_add(const struct picker &p, bool wanted, uint
 		p.list[at + (uint32_t)__popc(lanes & ((1u << lane) - 1))] = key;
 }
 
-/* Keys of weights, of ids that weigh at least so much and more than 0. */
+/* Lists the weight keys of ids that weigh at least at_least and more than 0. */
 static __device__ inline uint32_t list_weights(const struct picker &p, const struct weighing &v,
                                                float at_least)
 {
@@ -215,7 +215,7 @@ static __device__ inline uint32_t list_weights(const struct picker &p, const str
 	return list_end(p.s);
 }
 
-/* Keys of logits; at_least is more than 0. */
+/* Lists the logit keys of at least at_least, which is more than 0. */
 static __device__ inline uint32_t list_logits(const struct picker &p, const float *logits,
                                               uint64_t at_least)
 {
@@ -230,20 +230,19 @@ static __device__ inline uint32_t list_logits(const struct picker &p, const floa
 
 /* --- cuts ---------------------------------------------------------------- */
 
-/* The keys that a cut is looked for among: the first n of the list, as far as they are in lo .. hi.
- * Key i is read by thread i % blockDim.x, which may have written it without a barrier since. */
+/* The keys to search for a cut: those in lo .. hi among the first n of the list. Thread i %
+ * blockDim.x reads key i, and may have written it without a barrier since. */
 struct keys {
 	uint32_t n;
 	uint64_t lo, hi;
-	/* what the keys are of; logits have no mass */
+	/* kind of keys; logits have no mass */
 	enum order { OF_WEIGHTS, OF_DISTANCES, OF_LOGITS } order;
-	struct weighing weights; /* OF_DISTANCES: what their mass is of */
+	struct weighing weights; /* OF_DISTANCES: the weights that give the mass */
 };
 
 enum pick_by { BY_COUNT, BY_MASS };
 
-/* The one key of the list that is in lo .. hi was looked for. The mass is its own and that of
- * all above it. */
+/* A cut: the only key of the list in lo .. hi. mass: its own and that of all keys above it. */
 struct cut {
 	uint64_t lo, hi, mass;
 };
@@ -270,8 +269,8 @@ static __device__ inline void fill_bins(const struct picker &p, const struct key
 	__syncthreads();
 }
 
-/* In descending order the first bin with which the count or mass reaches `want`. For a warp: a lane
- * adds up its part of the bins, and learns what is above. */
+/* Finds the first bin, in descending order, at which the count or mass reaches `want`. For one
+ * warp: each lane sums its part of the bins and computes the sum above it. */
 static __device__ inline void find_bin(struct pick_shared *s, enum pick_by by, uint64_t want)
 {
 	enum { PART = PICK_BINS / WARP };
@@ -303,8 +302,8 @@ static __device__ inline void find_bin(struct pick_shared *s, enum pick_by by, u
 	}
 }
 
-/* In descending order the key with which the count or mass reaches `want`, which is at least 1 and
- * at most what all have. */
+/* Finds the key, in descending order, at which the count or mass reaches `want`, which is at least
+ * 1 and at most the total. */
 static __device__ inline struct cut find_cut(const struct picker &p, struct keys k, enum pick_by by,
                                              uint64_t want)
 {
@@ -329,7 +328,7 @@ static __device__ inline struct cut find_cut(const struct picker &p, struct keys
 	}
 }
 
-/* The id of the key that was looked for, among the first n of the list. */
+/* The id of the cut's key, among the first n of the list. */
 static __device__ inline uint32_t cut_id(const struct picker &p, uint32_t n, const struct cut &c)
 {
 	for (uint32_t i = threadIdx.x; i < n; i += blockDim.x)

@@ -1,4 +1,4 @@
-/* plan.c - what planning functions ask for: checks of tensors, memory, launches. See plan.h. */
+/* plan.c - services for planning functions: checks of tensors, memory, launches. See plan.h. */
 #include "kernels/cuda/plan.h"
 
 #include <stdarg.h>
@@ -67,7 +67,7 @@ void *plan_keep(struct plan *p, const void *data, size_t bytes)
 	return p->memory + at;
 }
 
-/* One more, cleared; NULL where there is none to fill. */
+/* A new cleared launch; NULL when counting or after an error. */
 static struct launch *launch_new(struct plan *p)
 {
 	if (p->rc || p->counting)
@@ -76,7 +76,7 @@ static struct launch *launch_new(struct plan *p)
 		size_t room = p->launch_room ? 2 * p->launch_room : 64;
 		struct launch *grown = realloc(p->launch, room * sizeof *grown);
 		if (!grown) {
-			plan_fail(p, KERN_ENOMEM, "no memory for %zu launches", room);
+			plan_fail(p, KERN_ENOMEM, "out of memory for %zu launches", room);
 			return NULL;
 		}
 		p->launch = grown;

@@ -1,10 +1,10 @@
-/* plan.h - from recorded operations to launches of kernels. Each family of operations (rows.cu,
+/* plan.h - from recorded operations to kernel launches. Each family of operations (rows.cu,
  * linear.cu, ...) has its kernels and the functions that plan them.
  *
- * A program is planned for each of its sizes (largest numbers of rows), twice: the first time only
- * to count how much memory it needs, the second time with that memory. A planning function need
- * not care: it asks for memory, and launches. Addresses of the first time point nowhere; nothing
- * is read through them. */
+ * A program is planned for each of its sizes (largest numbers of rows), twice: first only to count
+ * the memory that it needs, then with that memory. Planning functions need not distinguish: they
+ * request memory and add launches. Addresses of the first pass are invalid and must not be
+ * dereferenced. */
 #ifndef CUDA_PLAN_H
 #define CUDA_PLAN_H
 
@@ -16,39 +16,39 @@
 extern "C" {
 #endif
 
-enum { LAUNCH_ARGS = 448 }; /* bytes of a kernel's argument, a struct */
+enum { LAUNCH_ARGS = 448 }; /* bytes of a kernel's argument struct */
 
 struct launch {
-	const void *kernel; /* NULL: a product by cuBLASLt, a struct lt_product in args */
+	const void *kernel; /* NULL: a cuBLASLt product, struct lt_product in args */
 	const char *name;
 	uint32_t grid[3], threads, shared; /* shared: bytes of dynamic shared memory */
 	uint32_t args_bytes;
 	unsigned char args[LAUNCH_ARGS];
 };
 
-/* Memory that operations use one after the other: what is there is only good until the next
- * operation. */
+/* Memory that operations share: its contents are valid only until the next operation that uses
+ * it. */
 enum plan_room { ROOM_READY, ROOM_PARTIAL, ROOM_GATHERED, ROOM_GIVEN, ROOM_OTHER, PLAN_ROOMS };
 
 struct plan {
 	struct kern_device *dev;
 	const struct kern_limits *limits;
-	/* the present one; what plans several at once leaves the last of them here */
+	/* the current one; after planning several at once, the last of them */
 	const struct kern_op *op;
-	const struct kern_op *end; /* behind the program's last */
-	/* of the present size; spans are those of all rows, and of the tail's */
+	const struct kern_op *end; /* one past the program's last */
+	/* of the current size; spans: of all rows and of the tail's */
 	uint32_t rows, tail_rows, spans;
-	const struct kern_batch *batch; /* the device's copy */
+	const struct kern_batch *batch; /* in device memory */
 	struct launch *launch;
 	size_t launches, launch_room;
-	bool counting; /* the first time */
-	int rc;        /* the first KERN_E*; all that follows does nothing */
+	bool counting; /* the first pass */
+	int rc;        /* the first KERN_E*; later calls do nothing */
 	/* memory */
 	unsigned char *memory; /* of the program */
 	size_t room[PLAN_ROOMS], room_at[PLAN_ROOMS], kept, kept_at;
-	unsigned progress; /* how many progress operations */
-	/* whose activations are in ROOM_READY: x (R, k), as they were before operation `since`, with
-	 * sums or without; since NULL: nobody's. linear.cu's own */
+	unsigned progress; /* number of progress operations */
+	/* the prepared activations in ROOM_READY: of x (R, k) as of operation `since`, with or without
+	 * sums; since NULL: none. Private to linear.cu */
 	struct {
 		const struct kern_op *since;
 		struct kern_tensor x;
@@ -56,22 +56,22 @@ struct plan {
 		enum kern_rows rows;
 		bool sums;
 	} ready;
-	/* what attention and experts of the program have in common; of these files alone */
+	/* state shared by the program's attention and experts operations; private to their files */
 	void *cuts, *groups;
 };
 
-/* The first error stays; its text names the operation. Returns it. */
+/* Keeps the first error; its text names the operation. Returns it. */
 int plan_fail(struct plan *p, int code, const char *fmt, ...)
 	__attribute__((format(printf, 2 + 1, 4)));
-/* A matrix of activations of float32, bfloat16 or float16, `columns` wide; an address of float32
- * or ids. Returns the plan's error. */
+/* Checks a matrix of activations (float32, bfloat16 or float16) with `columns` columns; an address
+ * of float32 or ids. Returns the plan's error. */
 int plan_tensor(struct plan *p, const struct kern_tensor *t, size_t columns);
 int plan_address(struct plan *p, kern_ptr a);
-/* At least `bytes` of a room, the same for every operation that asks. */
+/* At least `bytes` of a room, which all operations share. */
 void *plan_room(struct plan *p, enum plan_room room, size_t bytes);
-/* Zeroed memory that lives as long as the program, and is the same in all sizes of it: so `bytes`
- * may depend on the limits, but not on the size. data: what it holds (the same in all sizes), or
- * NULL. */
+/* Zeroed memory that lives as long as the program and is shared by all its sizes; `bytes` may
+ * therefore depend on the limits, but not on the size. data: its contents (the same in all sizes),
+ * or NULL. */
 void *plan_keep(struct plan *p, const void *data, size_t bytes);
 /* args: the kernel's argument, copied */
 void plan_launch(struct plan *p, const char *name, const void *kernel, uint32_t grid_x,
@@ -80,15 +80,15 @@ void plan_launch(struct plan *p, const char *name, const void *kernel, uint32_t 
 #define PLAN(P, KERNEL, X, Y, THREADS, SHARED, ARGS) \
 	plan_launch(P, #KERNEL, (const void *)KERNEL, X, Y, THREADS, SHARED, &(ARGS), sizeof(ARGS))
 
-void plan_library(struct plan *p, const struct lt_product *product); /* of the variant fast */
+void plan_library(struct plan *p, const struct lt_product *product); /* for variant "fast" */
 
-/* of the present operation, at most */
+/* most rows of the current operation */
 static inline uint32_t plan_rows(const struct plan *p)
 {
 	return p->op->rows == KERN_ROWS_ALL ? p->rows : p->tail_rows;
 }
 
-/* Bytes that a tensor's rows take, with what lies between them. */
+/* Bytes occupied by a tensor's rows, including the padding between them. */
 struct extent {
 	uintptr_t from, to;
 };
@@ -107,7 +107,7 @@ static inline bool extents_apart(struct extent a, struct extent b)
 
 /* rows.cu: embed, gather_rows, scale, norm, act_mul */
 void plan_row_op(struct plan *p);
-/* heads.cu: head_norm, rope, kv_write, and those that follow */
+/* heads.cu: head_norm, rope, kv_write; also plans the heads operations that follow directly */
 void plan_heads(struct plan *p);
 void plan_progress(struct plan *p); /* rows.cu */
 void plan_matmul(struct plan *p);   /* linear.cu */

@@ -1,13 +1,13 @@
 /* program.c - programs: checked, planned for each of a few sizes, captured as CUDA graphs, run.
  *
- * What cannot run is refused when the program is made; a batch beyond its limits before anything
- * runs. What goes wrong on the device is found by `sync`. */
+ * program_new rejects what cannot run; a batch beyond the limits is rejected before anything runs.
+ * `sync` reports device errors. */
 #include "kernels/cuda/plan.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* A graph for batches of at most so many rows. */
+/* A graph for batches up to this size. */
 struct size {
 	uint32_t rows, tail_rows, spans;
 	cudaGraphExec_t graph;
@@ -19,7 +19,7 @@ struct kern_program {
 	struct size size[CUDA_SIZES];
 	unsigned sizes, progress;
 	unsigned char *memory;
-	size_t batch_at; /* the device's copy of the batch, in memory */
+	size_t batch_at; /* offset of the device's copy of the batch */
 };
 
 /* --- planning ------------------------------------------------------------ */
@@ -65,9 +65,9 @@ static uint32_t least(uint32_t a, uint32_t b)
 	return a < b ? a : b;
 }
 
-/* Few rows, which decoding has, and all that the limits allow, with some between: more of them
- * where cuBLASLt multiplies all rows of a size, and not only the batch's. Results do not depend
- * on the size that a batch runs in, but with the variant fast. */
+/* Sizes: few rows, as in decoding, and the limits, with some in between; more of them with
+ * cuBLASLt, which multiplies all rows of a size, not only the batch's. Results do not depend on the
+ * size that a batch runs in, except with variant "fast". */
 static void choose_sizes(struct kern_program *p)
 {
 	static const uint32_t own[] = {8, 64, 512, UINT32_MAX},
@@ -102,7 +102,7 @@ static cudaError_t launch_one(const struct launch *l, int overlaps, cudaStream_t
 	config.dynamicSmemBytes = l->shared;
 	config.stream = stream;
 	config.attrs = &overlap;
-	/* every kernel waits for those before it: KERNEL in kernel.h */
+	/* every kernel waits for the previous ones: KERNEL in kernel.h */
 	config.numAttrs = overlaps ? 1 : 0;
 	return cudaLaunchKernelExC(&config, l->kernel, args);
 }
@@ -118,7 +118,7 @@ static int allow_shared(struct kern_device *dev, const struct launch *l)
 	                  l->name);
 }
 
-/* On the loading stream, which is nobody's while programs are made. */
+/* Uses the loading stream, which is idle while programs are created. */
 static int capture(struct plan *p, struct size *s)
 {
 	struct kern_device *dev = p->dev;
@@ -130,35 +130,35 @@ static int capture(struct plan *p, struct size *s)
 		rc = allow_shared(dev, &p->launch[i]);
 	if (rc ||
 	    (rc = cuda_check(dev, cudaStreamBeginCapture(dev->loading, cudaStreamCaptureModeRelaxed),
-	                     "recording a program")))
+	                     "capturing a program")))
 		return rc;
 	for (i = 0; i < p->launches && launched == cudaSuccess && !rc; i++) {
 		const struct launch *l = &p->launch[i];
-		/* A kernel of ours does not begin before a product by cuBLASLt is done, which records
-		 * whatever it likes, not only kernels. What the library launches may begin beside our
-		 * kernel before it, if it waits for that one's end itself, as such launches are to. */
+		/* Our kernel must not start before a cuBLASLt product is done, because the library may
+		 * capture anything, not only kernels. The library's own launches may overlap our previous
+		 * kernel if they wait for its end themselves, as such launches must. */
 		if (l->kernel)
 			launched = launch_one(l, dev->overlaps && i && l[-1].kernel, dev->loading);
 		else
 			rc = lt_launch(dev, (const struct lt_product *)(const void *)l->args, dev->loading);
 	}
-	/* before an error is looked at: a stream that records cannot be asked */
+	/* end the capture before handling an error: a capturing stream cannot be queried */
 	cudaError_t end = cudaStreamEndCapture(dev->loading, &graph);
 	if (!rc)
-		rc = cuda_check(dev, launched, i ? p->launch[i - 1].name : "recording a program");
-	/* the library's failure is a device's that is lost */
+		rc = cuda_check(dev, launched, i ? p->launch[i - 1].name : "capturing a program");
+	/* the library failed because the device is lost */
 	else if (cudaStreamQuery(dev->loading) != cudaSuccess)
-		rc = cuda_check(dev, cudaStreamQuery(dev->loading), "recording a program");
+		rc = cuda_check(dev, cudaStreamQuery(dev->loading), "capturing a program");
 	if (!rc)
-		rc = cuda_check(dev, end, "recording a program");
+		rc = cuda_check(dev, end, "capturing a program");
 	if (!rc)
-		rc = cuda_check(dev, cudaGraphInstantiate(&s->graph, graph, 0), "making a program's graph");
+		rc = cuda_check(dev, cudaGraphInstantiate(&s->graph, graph, 0), "creating a graph");
 	if (graph)
 		cudaGraphDestroy(graph);
 	return rc;
 }
 
-/* --- life ---------------------------------------------------------------- */
+/* --- creating and destroying --------------------------------------------- */
 
 void cuda_program_destroy(struct kern_program **pp)
 {
@@ -174,7 +174,7 @@ void cuda_program_destroy(struct kern_program **pp)
 	*pp = NULL;
 }
 
-/* Memory for all sizes, as counted: rooms, what is kept, the batch. */
+/* Allocates the counted memory for all sizes: rooms, kept memory, the batch. */
 static int program_alloc(struct kern_program *p, struct plan *plan)
 {
 	struct kern_mem mem;
@@ -205,7 +205,7 @@ static int program_build(struct kern_program *p, struct plan *plan, const struct
 		if (!plan->rc && plan->launches)
 			plan->rc = capture(plan, &p->size[i]);
 	}
-	/* constants are there before a stream that does not wait for their copies needs them */
+	/* streams do not wait for the copies of constants, so wait here */
 	if (!plan->rc)
 		plan->rc = cuda_check(p->dev, cudaStreamSynchronize(0), "writing a program's constants");
 	p->progress = plan->progress;
@@ -221,7 +221,7 @@ int cuda_program_new(struct kern_device *dev, const struct kern_op *ops, size_t 
 		return rc;
 	struct kern_program *p = calloc(1, sizeof *p);
 	if (!p)
-		return cuda_fail(dev, KERN_ENOMEM, "no memory for a program of %zu operations", n);
+		return cuda_fail(dev, KERN_ENOMEM, "out of memory for a program of %zu operations", n);
 	p->dev = dev;
 	p->limits = *limits;
 	choose_sizes(p);

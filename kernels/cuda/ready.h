@@ -1,8 +1,8 @@
-/* ready.h - activations made ready for tensor cores: by a launch of its own before a product, or,
- * where a product reads what a norm or an activation has just computed, by that operation's kernel.
- * The planning is in linear.cu.
+/* ready.h - preparing activations for tensor cores: in a separate launch before a product, or,
+ * where a product reads the output of a norm or an activation, in that operation's kernel. Planned
+ * in linear.cu.
  *
- * What is made of a row depends on that row alone, not on how many threads make it: maxima, and
+ * A row is prepared from that row alone, independent of the number of threads: only maxima, and
  * sums over the four lanes of a step. */
 #ifndef CUDA_READY_H
 #define CUDA_READY_H
@@ -10,36 +10,36 @@
 #include "kernels/cuda/kernel.h"
 
 enum {
-	TILE_ROWS = 8, /* rows of x that a tensor core's operation takes */
-	/* of a row: what is added up in tensor cores before it is scaled and added in float32 */
+	TILE_ROWS = 8, /* rows of x per tensor-core operation */
+	/* columns of a row that tensor cores sum before the sum is scaled and added in float32 */
 	STEP_VALUES = 32
 };
 
 /* Activations in the order in which tensor cores read them: the B operand of mma_bf16. A row is
- * scaled by a power of two such that its largest magnitude is within 1 and 2, and is the sum of
- * `parts` numbers of bfloat16: one if activations are rounded to it, else three, which have all 24
- * bits of a float32. For each tile of 8 rows, step of 32 columns, and part, the largest first, a
- * lane has 16 bytes: its two registers of the first 16 columns, then of the others. Columns
- * beyond the weight's are zeros. Rows beyond the batch are not written, and nobody reads them. */
+ * scaled by a power of two such that its largest magnitude is between 1 and 2, and is the sum of
+ * `parts` bfloat16 numbers: one if activations are rounded to bfloat16, else three, which hold all
+ * 24 bits of a float32. For each tile of 8 rows, each step of 32 columns, and each part (largest
+ * first), a lane has 16 bytes: its two registers of the first 16 columns, then of the others.
+ * Columns beyond the weight's are zero. Rows beyond the batch are neither written nor read. */
 struct ready {
 	unsigned char *parts;
-	/* (rows, steps) of a row's 32 columns; NULL if no type of weights needs them */
+	/* (rows, steps) sums over 32 columns of a row; NULL if no weight type needs them */
 	float *sums;
-	/* (rows) of the power of two that the result is to be multiplied by */
+	/* (rows) exponents of two by which results are scaled */
 	int32_t *exponents;
 	uint32_t steps;
-	uint32_t rows; /* of one input; those of the next one follow */
+	uint32_t rows; /* per input; inputs follow each other */
 };
 
-/* What is made ready: x (rows, k). */
+/* What to prepare: x (rows, k). */
 struct make_ready {
 	struct ready to; /* to.parts NULL: nothing */
 	struct kern_tensor x;
 	uint32_t k, parts;
 };
 
-/* For an operation that writes y (R, dim): what its kernel is to make ready, because an
- * operation after it reads y. Nothing if none does. */
+/* For an operation that writes y (R, dim): what its kernel must prepare because a later operation
+ * multiplies y. Nothing if none does. */
 struct make_ready plan_ready_next(struct plan *p, const struct kern_tensor *y, uint32_t dim);
 
 static __host__ __device__ inline uint32_t steps_of(uint32_t k)
@@ -47,7 +47,7 @@ static __host__ __device__ inline uint32_t steps_of(uint32_t k)
 	return (k + STEP_VALUES - 1) / STEP_VALUES;
 }
 
-/* v 2^e. Such a power may be none that float32 has: two factors. */
+/* v 2^e, as two factors because float32 may not represent 2^e. */
 static __device__ inline float times_power(float v, int e)
 {
 	int half = e / 2;
@@ -55,7 +55,7 @@ static __device__ inline float times_power(float v, int e)
 	       kern_bits_to_f32((uint32_t)(127 + e - half) << 23);
 }
 
-/* The largest of all threads' numbers. Uses the block's shared memory: 4 bytes a warp. */
+/* The largest value of all threads. Uses the block's shared memory: 4 bytes per warp. */
 static __device__ inline uint32_t block_largest(uint32_t top)
 {
 	uint32_t *warp_top = (uint32_t *)shared_memory();
@@ -68,8 +68,8 @@ static __device__ inline uint32_t block_largest(uint32_t top)
 	return top;
 }
 
-/* The exponent of the largest magnitude of a row, whose bits are `top`; 0 for rows of zeros, and
- * for those with a NaN or an infinity. */
+/* The exponent of a row's largest magnitude, whose bits are `top`; 0 for rows of zeros and rows
+ * with a NaN or an infinity. */
 static __device__ inline int row_exponent(uint32_t top)
 {
 	if (top == 0 || top >= 0x7f800000)
@@ -77,8 +77,8 @@ static __device__ inline int row_exponent(uint32_t top)
 	return top >> 23 ? (int)(top >> 23) - 127 : 31 - __clz((int)top) - 149;
 }
 
-/* A lane's 8 values of a step, as `parts` numbers each, in order: 16 bytes for each part, 512
- * apart. Returns their sum, as they are rounded. */
+/* Stores a lane's 8 values of a step as `parts` numbers each: 16 bytes per part, 512 bytes apart.
+ * Returns the sum of the values as represented. */
 static __device__ inline float put_parts(unsigned char *to, float x[8], uint32_t parts)
 {
 	float sum = 0;
@@ -90,7 +90,7 @@ static __device__ inline float put_parts(unsigned char *to, float x[8], uint32_t
 			words[i / 2] |= (uint32_t)h << 16 * (i % 2);
 			if (part == 0)
 				sum += parts == 1 ? value : x[i];
-			x[i] = isfinite(value) ? rest : 0.0f; /* what is infinite has no rest */
+			x[i] = isfinite(value) ? rest : 0.0f; /* infinities leave no remainder */
 		}
 		uint32_t *at = (uint32_t *)(to + 512 * part);
 		for (uint32_t i = 0; i < 4; i++)
@@ -99,10 +99,11 @@ static __device__ inline float put_parts(unsigned char *to, float x[8], uint32_t
 	return sum;
 }
 
-/* By a whole block: columns [first, first + k) of x's row r become row `to_row`. top: the largest
- * of magnitude_bits of the columns that this thread has looked at; all threads together have looked
- * at all, and what they wrote of the row before this call is seen. Four threads have a step of
- * the row, as four lanes of a warp read it: columns 2 t, 2 t + 1, 2 t + 8, 2 t + 9, and 16 more. */
+/* Prepares columns [first, first + k) of x's row r as row `to_row`, with a whole block. top: the
+ * largest magnitude_bits of the columns that this thread has seen; together the threads have seen
+ * all, and their earlier writes to the row are visible. Four threads process a step of the row,
+ * like the four lanes of a warp that read it: columns 2 t, 2 t + 1, 2 t + 8, 2 t + 9, and the same
+ * + 16. */
 static __device__ inline void ready_row(const struct make_ready &m, uint32_t r, uint32_t first,
                                         size_t to_row, uint32_t top)
 {

@@ -1,8 +1,8 @@
-/* record.h - a record of a weight (weight.h) from memory into registers of tensor cores.
+/* record.h - loads a record of a weight (weight.h) from memory into tensor-core registers.
  *
- * Loading and unpacking are two steps, so that the next records are on their way while the present
- * one is computed with. Codes become integers, two to a register, less code_zero, without a
- * detour over float32: a byte c below 128 behind the byte 0x43 is the bfloat16 128 + c. */
+ * Loading and unpacking are separate, so that the next records are loaded during computation with
+ * the current one. Codes minus code_zero become integers, two per register, without conversion
+ * through float32: a byte c below 128 after the byte 0x43 is the bfloat16 128 + c. */
 #ifndef CUDA_RECORD_H
 #define CUDA_RECORD_H
 
@@ -15,8 +15,8 @@ struct alignas(8) words2 {
 	uint32_t w[2];
 };
 
-/* What a lane has of 32 values of a panel: of its two rows, lane / 4 and 8 more. What a type has
- * not is left out by the compiler. */
+/* A lane's part of 32 values of a panel, for its rows lane / 4 and lane / 4 + 8. The compiler
+ * removes fields that a type does not use. */
 struct record {
 	uint32_t code[8];             /* bf16: the registers of both tiles; else bytes or nibbles */
 	uint32_t high;                /* bits of the codes */
@@ -30,8 +30,8 @@ constexpr bool is_k_type = TYPE == KERN_Q4_K || TYPE == KERN_Q5_K || TYPE == KER
 template <int TYPE>
 constexpr bool has_offset = TYPE == KERN_Q4_1 || TYPE == KERN_Q5_1 || TYPE == KERN_Q4_K ||
                             TYPE == KERN_Q5_K;
-/* What is subtracted from a code. Types with offsets have none in the file: the middle of the
- * codes makes offset and products small, and their sums exact. */
+/* Subtracted from a code. Types with offsets have no zero point in the file; using the middle of
+ * the codes keeps offsets and products small, and their sums exact. */
 template <int TYPE>
 constexpr uint32_t code_zero = !has_offset<TYPE> ? (uint32_t)weight_zero(TYPE)
                                : TYPE == KERN_Q5_1 || TYPE == KERN_Q5_K ? 16
@@ -81,8 +81,8 @@ static __device__ __forceinline__ void load_scales(struct record &r, const unsig
 	}
 }
 
-/* Where a lane reads a panel: its records; of plain rows, the lane's first row, and how far
- * behind it the second one is. */
+/* Where a lane reads a panel: the records; for plain rows the lane's first row, and the distance to
+ * the second. */
 struct panel {
 	const unsigned char *at;
 	size_t second;
@@ -95,14 +95,15 @@ static __device__ __forceinline__ struct panel panel_of(const struct weight_view
 {
 	if constexpr (TYPE == WEIGHT_BF16_ROWS) {
 		uint32_t row = index * PANEL_ROWS + lane / 4;
-		/* the last panel may have 8 rows: then the first ones are read again, and not written */
+		/* the last panel may have 8 rows: then the first rows are read twice, and the second result
+		 * is discarded */
 		return panel{data + row * w.ld * 2 + lane % 4 * 4, row + 8 < w.n ? 8 * w.ld * 2 : 0};
 	} else {
 		return panel{data + index * w.ld, 0};
 	}
 }
 
-/* 32 values of two plain rows, of which a lane has words lane % 4 of each 8 values. */
+/* 32 values of two plain rows: a lane has word lane % 4 of each 8 values. */
 static __device__ __forceinline__ void load_plain(struct record &r, const struct panel &p,
                                                   uint32_t step, uint32_t k)
 {
@@ -114,7 +115,7 @@ static __device__ __forceinline__ void load_plain(struct record &r, const struct
 	}
 }
 
-/* Step `step` of a panel. k: of a row, which of bf16 may end in the middle of a step. */
+/* Loads step `step` of a panel. k: columns of a row; a bf16 row may end in the middle of a step. */
 template <int TYPE>
 static __device__ __forceinline__ void load_record(struct record &r, const struct panel &p,
                                                    uint32_t step, uint32_t k, uint32_t lane)
@@ -141,35 +142,35 @@ static __device__ __forceinline__ void load_record(struct record &r, const struc
 
 #define BOTH_HALVES(H) ((H)*0x10001u)
 
-/* Bytes 2 w and 2 w + 1 to the low bytes of both halves, whose high bytes are those of `fill`. */
+/* Moves bytes 2 w and 2 w + 1 to the low bytes of both halves, with `fill` as high bytes. */
 static __device__ __forceinline__ uint32_t spread(uint32_t bytes, uint32_t fill, int w)
 {
 	return __byte_perm(bytes, fill, w ? 0x4342 : 0x4140);
 }
 
-/* A byte b with a sign is (b & 127) - (b & 128). 0x4380 is 256: so it is 128 + (b & 127) minus
- * 128, or minus 256. */
+/* A signed byte b is (b & 127) - (b & 128). 0x4380 is 256, so it is 128 + (b & 127) minus 128, or
+ * minus 256. */
 static __device__ __forceinline__ uint32_t q8_pair(uint32_t bytes, int w)
 {
 	uint32_t v = spread(bytes, 0x43, w);
 	return fma_bf16x2(v & BOTH_HALVES(0xff80u), BOTH_HALVES(0xbf80u), v & BOTH_HALVES(0xff7fu));
 }
 
-/* Bits of E2M1 at the place of bfloat16's exponent and mantissa mean 2^-126 of the number, whose
- * double is wanted. */
+/* E2M1 bits in the place of bfloat16's exponent and mantissa represent 2^-126 times the number; the
+ * result is twice the number. */
 static __device__ __forceinline__ uint32_t mxfp4_pair(uint32_t q)
 {
 	return fma_bf16x2((q & BOTH_HALVES(7u)) << 6 | (q & BOTH_HALVES(8u)) << 12,
 	                  BOTH_HALVES(0x7f00u), 0);
 }
 
-/* The bits above the nibbles of register i (values 2 i, 2 i + 1) of tile j, at bit 4 of each
+/* The bits above the nibbles in register i (values 2 i, 2 i + 1) of tile j, at bit 4 of each
  * half. */
 template <int TYPE>
 static __device__ __forceinline__ uint32_t high_bits(uint32_t high, int j, int i)
 {
 	if constexpr (has_fifth_bits<TYPE>) {
-		/* of even values; of odd ones */
+		/* bits of the even values in the low half, of the odd ones in the high half */
 		uint32_t both = (high & 0x5555) | (high & 0xaaaa) << 15;
 		return (both >> (8 * j + 2 * i) & BOTH_HALVES(1u)) << 4;
 	}
@@ -180,7 +181,7 @@ static __device__ __forceinline__ uint32_t high_bits(uint32_t high, int j, int i
 	return 0;
 }
 
-/* The A operand of tile j in a[j]. */
+/* Sets a[j] to the A operand of tile j. */
 template <int TYPE>
 static __device__ __forceinline__ void unpack_codes(const struct record &r, uint32_t a[2][4])
 {
@@ -199,7 +200,7 @@ static __device__ __forceinline__ void unpack_codes(const struct record &r, uint
 		}
 }
 
-/* Of row lane / 4 + 8 i, tile j. */
+/* The scale of row lane / 4 + 8 i, tile j. */
 template <int TYPE>
 static __device__ __forceinline__ float record_scale(const struct record &r, int i, int j)
 {

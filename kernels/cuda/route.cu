@@ -1,8 +1,8 @@
-/* route.cu - the choice of each row's experts (struct kern_router), as kernels/cpu/rows.c makes it:
- * in the same double arithmetic but for the sum of a softmax, whose order is that of a warp's
+/* route.cu - the choice of each row's experts (struct kern_router), as in kernels/cpu/rows.c: in
+ * the same double arithmetic except for the sum of a softmax, whose order is that of a warp's
  * lanes.
  *
- * A warp has a row, and its scores are in shared memory. Warps never wait for each other. */
+ * A warp handles a row, with its scores in shared memory. Warps never wait for each other. */
 #include "kernels/cuda/kernel.h"
 #include "kernels/own_math.h"
 
@@ -17,12 +17,12 @@ struct route_args {
 	int rows;       /* enum kern_rows */
 };
 
-/* A warp's shared memory. An order is a number that compares as the value that it stands for; 0:
- * not to be chosen. */
+/* A warp's shared memory. An order is an integer that sorts like the value it represents; 0: not
+ * eligible. */
 struct route_room {
 	float *score;          /* (experts) */
 	uint32_t *order;       /* (experts) of score + bias */
-	uint32_t *group_order; /* (groups) of a group's worth */
+	uint32_t *group_order; /* (groups) of a group's score */
 	float *chosen;         /* (used) scores of the chosen */
 };
 
@@ -38,7 +38,7 @@ static __device__ struct route_room route_room_of(const struct kern_router &r, u
 	return {(float *)at, order, group_order, (float *)(group_order + r.groups)};
 }
 
-/* NaN is below all numbers, the two zeros are equal. */
+/* NaN is below all numbers; the two zeros are equal. */
 static __device__ uint32_t order_of(float v)
 {
 	if (isnan(v))
@@ -47,8 +47,8 @@ static __device__ uint32_t order_of(float v)
 	return u >> 31 ? ~u : u | 0x80000000u;
 }
 
-/* The number of the largest order, of equals the lowest; it is taken out. All lanes get it. One
- * must be left. */
+/* Returns the index of the largest order (the lowest of equals) to all lanes, and makes it
+ * ineligible. At least one must be eligible. */
 static __device__ uint32_t take_largest(uint32_t *order, uint32_t n, uint32_t lane)
 {
 	uint64_t best = 0;
@@ -114,7 +114,7 @@ static __device__ float worth_of(const struct kern_router &r, const float *score
 	return first + second;
 }
 
-/* Takes out the experts of all but the best groups. */
+/* Makes the experts of all but the best groups ineligible. */
 static __device__ void limit_groups(const struct kern_router &r, const struct route_room &room,
                                     uint32_t lane)
 {
@@ -163,7 +163,7 @@ void plan_route(struct plan *p)
 	const struct kern_op *op = p->op;
 	const struct kern_router &r = op->route.router;
 	kern_ptr ids = op->route.ids, weights = op->route.weights;
-	p->groups = NULL; /* rows choose anew */
+	p->groups = NULL; /* the rows' experts change */
 	if (plan_tensor(p, &op->route.logits, r.experts) || plan_address(p, ids) ||
 	    plan_address(p, weights) || (r.bias.v && plan_address(p, r.bias)))
 		return;

@@ -1,7 +1,7 @@
 /* rows.cu - operations that compute a row from that row alone: embedding, norms, activation; and
- * progress. A block has a row, or a part of one; sums go over a fixed number of threads, so that
- * a row's bits depend on nothing else. A norm or an activation whose row a product reads next
- * makes it ready for that. */
+ * progress. A block processes a row or a part of one; sums use a fixed number of threads, so a
+ * row's bits depend on nothing else. A norm or an activation whose output a product reads next also
+ * prepares it for that product. */
 #include "kernels/cuda/kernel.h"
 #include "kernels/cuda/act.h"
 #include "kernels/cuda/ready.h"
@@ -97,8 +97,8 @@ struct norm_args {
 	struct make_ready make; /* of y */
 };
 
-/* The sum goes over all threads in the order of columns, then over the block: the number of
- * threads is the same for every row of every batch. */
+/* Each thread sums its columns in order, then the block is summed: the number of threads is the
+ * same for every row of every batch. */
 KERNEL(norm_rows, NORM_THREADS, struct norm_args)
 {
 	double *part = (double *)shared_memory();
@@ -143,7 +143,8 @@ struct act_args {
 	struct make_ready make; /* of y */
 };
 
-/* Blocks share a row out among them, but what makes it ready has all of it. */
+/* Blocks divide a row, except when it is prepared for a product: then one block processes all of
+ * it. */
 KERNEL(act_rows, ACT_THREADS_MAX, struct act_args)
 {
 	uint32_t r = blockIdx.x, top = 0;
@@ -184,8 +185,8 @@ struct progress_args {
 	uint32_t layer;
 };
 
-/* One thread, so that a span's words are stored one after the other; the grid begins when those
- * before it are done, so KV is there. */
+/* A single thread, so that a span's words are stored in order. The grid starts when the previous
+ * ones are done, so the KV is written. */
 KERNEL(progress_words, 1, struct progress_args)
 {
 	const struct kern_batch *b = a.batch;
@@ -206,7 +207,7 @@ void plan_progress(struct plan *p)
 	PLAN(p, progress_words, 1, 1, 1, 0, a);
 }
 
-/* --- all of them --------------------------------------------------------- */
+/* --- dispatch ------------------------------------------------------------ */
 
 void plan_row_op(struct plan *p)
 {
@@ -216,6 +217,6 @@ void plan_row_op(struct plan *p)
 	case KERN_OP_SCALE: plan_scale(p); break;
 	case KERN_OP_NORM: plan_norm(p); break;
 	case KERN_OP_ACT_MUL: plan_act_mul(p); break;
-	default: plan_fail(p, KERN_ENOTSUP, "this device has no such operation");
+	default: plan_fail(p, KERN_ENOTSUP, "not supported by this device");
 	}
 }

@@ -1,9 +1,8 @@
-/* sample.cu - what a batch asks of the tail's rows: draws, log-probabilities, carries. See struct
- * kern_draw; kernels/sample.c does the same on the host.
+/* sample.cu - draws, log-probabilities and carries for the tail's rows. See struct kern_draw;
+ * kernels/sample.c does the same on the host.
  *
- * A block has a row at a time. All threads of a block go the same way: whatever they branch on is
- * the same for all. How many there are changes no result, for nothing is added up in an order of
- * theirs (pick.h). */
+ * A block processes one row at a time. Control flow is uniform within a block. The number of
+ * threads does not affect results, because no sum depends on their order (pick.h). */
 #include "kernels/cuda/kernel.h"
 #include "kernels/cuda/pick.h"
 #include "kernels/own_math.h"
@@ -12,7 +11,7 @@ enum {
 	THREADS_MIN = 128,
 	THREADS_MAX = 1024,
 	WARPS_MAX = THREADS_MAX / WARP,
-	BLOCKS_MAX = 64,    /* each has a list and a copy of a row: 12 bytes for each id */
+	BLOCKS_MAX = 64,    /* each has a list and a copy of a row: 12 bytes per id */
 	LEVELS = PICK_SUMS, /* see level_weight */
 	ADDED_MAX = KERN_DRAFTED_MAX + KERN_CARRY_DRAWS
 };
@@ -23,17 +22,17 @@ struct sample_args {
 	const float *logits; /* (tail_rows, vocab), rows ld apart */
 	size_t ld;
 	uint32_t vocab;
-	float one; /* struct picker's */
+	float one; /* see struct picker */
 	struct kern_drawn *results;
 	struct kern_carry *carries;
 	uint64_t *lists; /* (blocks, vocab) */
-	/* (blocks, vocab) logits as a draw sees them, where they are changed */
+	/* (blocks, vocab) modified copies of the logits */
 	float *edited;
 };
 
 struct shared {
 	struct pick_shared pick;
-	/* of the latest scan: the largest key of a warp's ids; 0: it has none */
+	/* of the latest scan: the largest key of each warp's ids; 0: no ids */
 	uint64_t warp_best[WARPS_MAX];
 	uint64_t best, bound;
 	uint64_t top[KERN_TOP_MAX];
@@ -59,8 +58,8 @@ static __device__ uint64_t warp_max_key(uint64_t key)
 	return key;
 }
 
-/* The largest key of a row of logits, which all threads get; *ret_finite: no logit is NaN or
- * plus infinity. */
+/* Returns the largest key of a row of logits to all threads; *ret_finite: no logit is NaN or plus
+ * infinity. */
 static __device__ uint64_t scan(const struct block &b, const float *logits, bool *ret_finite)
 {
 	uint64_t best = 0;
@@ -81,14 +80,14 @@ static __device__ uint64_t scan(const struct block &b, const float *logits, bool
 	return b.s->best;
 }
 
-/* Candidates of a draw are those of at least the first of these weights that is enough for its
- * cuts. */
+/* A draw's candidates are the ids of at least the first of these weights that suffices for its
+ * filters. */
 static __device__ float level_weight(int level)
 {
 	return level == 0 ? 0x1p-7f : level == 1 ? 0x1p-14f : 0;
 }
 
-/* Fills the sums: by level the ids of at least that weight, and more than 0. */
+/* Sums, per level, number and mass of ids of at least that weight and more than 0. */
 static __device__ void weigh(const struct block &b, const struct weighing &v)
 {
 	uint32_t count[LEVELS] = {0};
@@ -105,7 +104,7 @@ static __device__ void weigh(const struct block &b, const struct weighing &v)
 	block_sums<LEVELS>(b.p.s, count, mass);
 }
 
-/* Log of the sum of exp(logit), of the unscaled distribution. */
+/* Log of the sum of exp(logit), for the unscaled distribution. */
 static __device__ double log_sum(const struct block &b, const float *logits, float max)
 {
 	weigh(b, {logits, max, 1, 0});
@@ -122,8 +121,8 @@ static __device__ uint32_t rank_of(const struct block &b, const float *logits, u
 	return b.p.s->sum[0].count + 1;
 }
 
-/* At least n ids have keys of at least this: there are n warps whose largest have. 1, for all ids,
- * if fewer warps have any. */
+/* A lower bound that at least n ids' keys reach: the n-th largest of the warps' largest keys. 1
+ * (all ids) if fewer warps have ids. */
 static __device__ uint64_t bound_of(struct shared *s, uint32_t n)
 {
 	if (threadIdx.x == 0)
@@ -142,7 +141,8 @@ static __device__ uint64_t bound_of(struct shared *s, uint32_t n)
 	return s->bound;
 }
 
-/* The n largest logits, in descending order. scan() must have run for them, and found `best`. */
+/* Finds the n largest logits, in descending order. Requires that scan() has run for them and
+ * returned `best`. */
 static __device__ void find_top(const struct block &b, const float *logits, uint64_t best,
                                 uint32_t n, double sum)
 {
@@ -163,7 +163,8 @@ static __device__ void find_top(const struct block &b, const float *logits, uint
 	}
 }
 
-/* Fills s->drawn but not_finite. scan() must have run for these logits, and found `best`. */
+/* Fills s->drawn except not_finite. Requires that scan() has run for these logits and returned
+ * `best`. */
 static __device__ void score(const struct block &b, const float *logits, uint64_t best, uint32_t id,
                              int32_t logprobs)
 {
@@ -196,13 +197,13 @@ static __device__ uint64_t within(double mass, uint64_t total)
 	return !(mass > 1) ? 1 : mass < (double)total ? (uint64_t)mass : total;
 }
 
-/* The least mass that reaches this part of the total. */
+/* The smallest mass that reaches this part of the total. */
 static __device__ uint64_t reaching(float part, uint64_t total)
 {
 	return within(ceil((double)part * (double)total), total);
 }
 
-/* The least mass that passes it. */
+/* The smallest mass that exceeds this part of the total. */
 static __device__ uint64_t passing(double u, uint64_t total)
 {
 	return within(floor(u * (double)total) + 1, total);
@@ -213,7 +214,7 @@ static __device__ bool is_typical(const struct kern_draw &d)
 	return d.typical_p > 0 && d.typical_p < 1;
 }
 
-/* Does the draw need none but these, the largest of a whole mass `total`? */
+/* Whether the draw needs no candidates but these, the largest ones, of the whole mass `total`. */
 static __device__ bool enough(const struct kern_draw &d, const struct tally &t, uint64_t total,
                               double u)
 {
@@ -224,8 +225,8 @@ static __device__ bool enough(const struct kern_draw &d, const struct tally &t, 
 	return !is_typical(d) && tally_mass(t) >= passing(u, total);
 }
 
-/* Of the candidates of mass *total those whose surprise is nearest to the entropy, until they have
- * `part` of it: the others' keys become 0. */
+/* Of the candidates of mass *total, keeps those whose surprise is nearest to the entropy, up to
+ * `part` of the mass: the others' keys become 0. Updates *total. */
 static __device__ void keep_typical(const struct block &b, const struct keys &k, float part,
                                     uint64_t *total)
 {
@@ -251,7 +252,7 @@ static __device__ void keep_typical(const struct block &b, const struct keys &k,
 	*total = c.mass;
 }
 
-/* From logits whose largest is finite. */
+/* Draws from logits whose largest is finite. */
 static __device__ uint32_t draw(const struct block &b, const float *logits, uint64_t best,
                                 const struct kern_draw &d)
 {
@@ -286,7 +287,7 @@ static __device__ uint32_t draw(const struct block &b, const float *logits, uint
 	return cut_id(b.p, k.n, find_cut(b.p, k, BY_MASS, passing(u, total)));
 }
 
-/* --- what a draw sees of the logits -------------------------------------- */
+/* --- edits of the logits before a draw ----------------------------------- */
 
 /* Up to two masks. */
 struct masks {
@@ -305,7 +306,7 @@ static __device__ bool is_allowed(const struct masks &m, uint32_t id)
 	return (!m.of[0] || m.of[0][at] >> bit & 1) && (!m.of[1] || m.of[1][at] >> bit & 1);
 }
 
-/* The lowest id that both masks have; 0 if none is. */
+/* The lowest id in both masks; 0 if there is none. */
 static __device__ uint32_t lowest_allowed(const struct block &b, const struct masks &masks)
 {
 	uint32_t id = threadIdx.x;
@@ -320,8 +321,8 @@ static __device__ uint32_t lowest_allowed(const struct block &b, const struct ma
 	return b.s->lowest < b.a.vocab ? b.s->lowest : 0;
 }
 
-/* With minus infinity for ids that are not in the masks. Returns as scan() does whether the
- * logits are finite. */
+/* Copies the logits, with minus infinity for ids outside the masks. Returns whether the logits are
+ * finite, like scan(). */
 static __device__ bool copy_allowed(uint32_t vocab, const struct masks &masks, const float *logits,
                                     float *edited)
 {
@@ -343,7 +344,7 @@ static __device__ void forbid(const struct sample_args &a, struct kern_list ids,
 	__syncthreads();
 }
 
-/* An id may have several, which its first one's thread adds in their order. */
+/* An id may have several biases; the thread of its first one adds them in order. */
 static __device__ void add_bias(const struct sample_args &a, struct kern_list pairs, float *edited)
 {
 	const uint32_t *pair = batch_words(a.batch, pairs.at);
@@ -377,7 +378,8 @@ static __device__ uint32_t count_id(const uint32_t *ids, uint32_t n, uint32_t id
 	return times;
 }
 
-/* `added` are tokens of the answer beside those seen: drafted ones, then the carry's. */
+/* `added`: number of the answer's tokens that `seen` does not count: drafted ones, then the
+ * carry's. */
 static __device__ void penalise(const struct block &b, const struct kern_draw &d, uint32_t added,
                                 float *edited)
 {
@@ -404,8 +406,8 @@ static __device__ void penalise(const struct block &b, const struct kern_draw &d
 	__syncthreads();
 }
 
-/* The logits themselves if nothing changes them; or a changed copy, and then whether the logits
- * are finite is known. */
+/* Returns the logits themselves if the draw changes nothing; else a modified copy, and sets
+ * *ret_finite. */
 static __device__ const float *edit(const struct block &b, const float *logits,
                                     const struct kern_draw &d, bool *ret_finite)
 {
@@ -423,8 +425,8 @@ static __device__ const float *edit(const struct block &b, const float *logits,
 
 /* --- rows ---------------------------------------------------------------- */
 
-/* Returns what is drawn. *ret_best is of the row's own logits, where log-probabilities are
- * wanted. */
+/* Returns the drawn id. *ret_best is for the row's unmodified logits if log-probabilities are
+ * requested. */
 static __device__ uint32_t draw_row(const struct block &b, const float *logits,
                                     const struct kern_draw &d, uint64_t *ret_best, bool *ret_finite)
 {
@@ -443,7 +445,7 @@ static __device__ uint32_t draw_row(const struct block &b, const float *logits,
 	return id;
 }
 
-/* What a carry drew last is its first. */
+/* A carry's first id is the latest. */
 static __device__ void keep(struct kern_carry *carry, uint32_t id)
 {
 	for (uint32_t i = KERN_CARRY_DRAWS - 1; i > 0; i--)

@@ -1,6 +1,6 @@
-/* watch.c - telling of progress without host callbacks in a stream: a thread looks at a pinned word
- * while runs that advance it are under way, and sleeps otherwise. It looks each WATCH_NS; a run
- * that never advances (a broken device) is given up by watch_forget. */
+/* watch.c - reports progress without host callbacks in a stream: a thread polls a pinned word every
+ * WATCH_NS while runs that advance it are in progress, and sleeps otherwise. watch_forget cancels
+ * runs that never advance (a broken device). */
 #include "kernels/cuda/backend.h"
 
 #include <stdbool.h>
@@ -16,11 +16,11 @@ struct watch {
 	pthread_t thread;
 	pthread_mutex_t lock;
 	pthread_cond_t wake;
-	uint64_t expected; /* of *pulse; guarded by lock, as is: */
+	uint64_t expected; /* value of *pulse; protected by lock, like: */
 	bool ending;
 };
 
-/* Waits until growth is expected beyond `seen`; false: the watch ends. */
+/* Waits until growth beyond `seen` is expected; false: the watch ends. */
 static bool watch_wait(struct watch *w, uint64_t seen)
 {
 	pthread_mutex_lock(&w->lock);

@@ -1,7 +1,7 @@
-/* weight.cu - weights: from the file's format into the order of weight.h.
+/* weight.cu - converts weights from the file's format to the layout of weight.h.
  *
- * The host copies some rows at a time into pinned memory, from where they go to the device and
- * are put in order there, while the host copies the next. */
+ * The host copies a batch of rows into pinned memory; they are copied to the device and packed
+ * there while the host copies the next batch. */
 #include "kernels/cuda/weight.h"
 
 #include <stdlib.h>
@@ -14,22 +14,22 @@ struct staging {
 		unsigned char *host, *dev;
 		cudaEvent_t free;
 	} stage[STAGES];
-	size_t bytes; /* of each */
+	size_t bytes; /* per stage */
 	unsigned next;
 };
 
-/* --- putting in order ---------------------------------------------------- */
+/* --- packing ------------------------------------------------------------- */
 
 struct pack_args {
-	unsigned char *to;         /* of the first row here: a panel's beginning */
+	unsigned char *to;         /* destination of the first row, the start of a panel */
 	const unsigned char *from; /* rows in the file's format, dense */
 	size_t row_bytes, ld;      /* of the file's rows; weight_view.ld */
-	uint32_t n, k;             /* rows here */
+	uint32_t n, k;             /* n: rows in this batch */
 	int type;
 };
 
-/* Value `column` of a row in the file's format, as the code that weight_code gives. The formats
- * are GGML's, see kernels.h. */
+/* Code of value `column` of a row in the file's format, as returned by weight_code before
+ * subtracting the zero. The formats are GGML's, see kernels.h. */
 static __device__ int file_code(int type, const unsigned char *row, uint32_t column)
 {
 	uint32_t b = column / 32, i = column % 32, q;
@@ -58,7 +58,7 @@ static __device__ int file_code(int type, const unsigned char *row, uint32_t col
 	}
 }
 
-/* The two bytes at an address of any alignment. */
+/* Reads two bytes at an address of any alignment. */
 static __device__ uint16_t file_half(const unsigned char *at)
 {
 	return (uint16_t)(at[0] | at[1] << 8);
@@ -97,7 +97,8 @@ static __device__ void pack_codes(const struct pack_args &a, unsigned char *reco
 	}
 }
 
-/* Scales of row `row` of a record; `first` is its first column. Absent rows have zeros. */
+/* Stores the scales of row `row` of a record; `first` is the record's first column. Missing rows
+ * get zeros. */
 static __device__ void pack_scales(const struct pack_args &a, unsigned char *record,
                                    unsigned char *shared, uint32_t row, const unsigned char *from,
                                    uint32_t first)
@@ -135,7 +136,7 @@ static __device__ void pack_scales(const struct pack_args &a, unsigned char *rec
 	}
 }
 
-/* A warp has a record: blockIdx.x is which of its panel, blockIdx.y the panel. */
+/* One warp per record: blockIdx.x is its number in the panel, blockIdx.y the panel. */
 KERNEL(pack_records, PACK_THREADS, struct pack_args)
 {
 	struct weight_layout l = weight_layout_of(a.type);
@@ -178,7 +179,7 @@ void cuda_staging_free(struct kern_device *dev)
 	dev->staging = NULL;
 }
 
-/* Stages of at least `bytes` each. */
+/* Ensures stages of at least `bytes` each. */
 static int staging_room(struct kern_device *dev, size_t bytes)
 {
 	if (bytes < STAGE_BYTES)
@@ -191,7 +192,7 @@ static int staging_room(struct kern_device *dev, size_t bytes)
 		return rc;
 	struct staging *s = (struct staging *)calloc(1, sizeof *s);
 	if (!s)
-		return cuda_fail(dev, KERN_ENOMEM, "no memory to load weights");
+		return cuda_fail(dev, KERN_ENOMEM, "out of memory for loading weights");
 	dev->staging = s;
 	s->bytes = bytes;
 	for (int i = 0; i < STAGES && !rc; i++) {
@@ -211,7 +212,7 @@ static int staging_room(struct kern_device *dev, size_t bytes)
 	return rc;
 }
 
-/* Rows [from, from + rows) on their way; `data` is their first. */
+/* Starts loading rows [from, from + rows); `data` is the first of them. */
 static int load_rows(struct kern_device *dev, const struct kern_weight *weight,
                      const unsigned char *data, size_t row_bytes, uint32_t from, uint32_t rows)
 {
@@ -264,14 +265,14 @@ static int weight_load(struct kern_device *dev, const struct kern_weight *w,
 	size_t fit = dev->staging->bytes / dense / PANEL_ROWS * PANEL_ROWS;
 	for (uint32_t from = 0; from < w->n && !rc;) {
 		uint32_t rows = w->n - from < fit ? w->n - from : (uint32_t)fit;
-		rows = rows > 1 << 19 ? 1 << 19 : rows; /* a grid's second dimension */
+		rows = rows > 1 << 19 ? 1 << 19 : rows; /* limit of a grid's second dimension */
 		rc = load_rows(dev, w, data + from * row_bytes, row_bytes, from, rows);
 		from += rows;
 	}
 	return rc ? rc : cuda_check(dev, cudaStreamSynchronize(dev->loading), "loading weights");
 }
 
-/* Programs that use a weight may run on any stream, so it is there when this returns. */
+/* Returns when the weight is loaded, because programs that use it may run on any stream. */
 int cuda_weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k,
                     const void *data, size_t row_bytes, struct kern_weight **ret_w)
 {
@@ -287,7 +288,7 @@ int cuda_weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, 
 		return rc;
 	struct kern_weight *w = (struct kern_weight *)calloc(1, sizeof *w);
 	if (!w)
-		return cuda_fail(dev, KERN_ENOMEM, "no memory for a weight");
+		return cuda_fail(dev, KERN_ENOMEM, "out of memory for a weight");
 	w->dtype = dtype;
 	w->n = n;
 	w->k = k;

@@ -1,26 +1,26 @@
-/* weight.h - how weights lie in the device's memory.
+/* weight.h - the layout of weights in device memory.
  *
- * float32 and float16 stay rows, `ld` elements apart, and so does bfloat16 that cuBLASLt is to read
- * (WEIGHT_BF16_ROWS, see lt.c). The other types lie in the order in which the tensor cores read
- * them: 16 rows (a panel) by 16 or 32 values (a record). Of a record each lane of a warp has what
+ * float32 and float16 stay rows, `ld` elements apart, as does bfloat16 for cuBLASLt
+ * (WEIGHT_BF16_ROWS, see lt.c). The other types are stored in the order in which tensor cores read
+ * them: 16 rows (a panel) by 16 or 32 values (a record). In a record each lane of a warp has what
  * its registers of mma_bf16 need (kernel.h): 8 values of 16, in one or two tiles, so that a warp
  * reads a record's values from consecutive addresses and nothing is expanded in memory. Lane l has
  * rows l / 4 and l / 4 + 8; its value e (0 .. 7) of a tile is half e % 2 of register e / 2.
  *
- *   type    values    record                                                          block:
- *           records and what they share
- *   bf16    16        512: a lane's 8 values
- *   q8_0    32        512 codes, 16 x f16 d
- *   q4_0    32        256 nibbles, 16 x f16 d
- *   q4_1    32        256 nibbles, 16 x f16 d, 16 x f16 m
- *   q5_0    32        256 nibbles, 64 fifth bits, 16 x f16 d
- *   q5_1    32        256 nibbles, 64 fifth bits, 16 x f16 d, 16 x f16 m
- *   mxfp4   32        256 nibbles, 16 x exponent
- *   q4_k    32        256 nibbles, 16 x s, 16 x t                                     8, and 16 x
- *           f16 d, 16 x f16 m
- *   q5_k    32        256 nibbles, 64 fifth bits, 16 x s, 16 x t                      8, the same
- *   q6_k    32        256 nibbles, 128 high pairs, 16 x scale of tile 0, of tile 1    8, and 16 x
- *           f16 d
+ *   type    values  record (bytes)
+ *   bf16    16      512: a lane's 8 values
+ *   q8_0    32      512 codes, 16 x f16 d
+ *   q4_0    32      256 nibbles, 16 x f16 d
+ *   q4_1    32      256 nibbles, 16 x f16 d, 16 x f16 m
+ *   q5_0    32      256 nibbles, 64 fifth bits, 16 x f16 d
+ *   q5_1    32      256 nibbles, 64 fifth bits, 16 x f16 d, 16 x f16 m
+ *   mxfp4   32      256 nibbles, 16 x exponent
+ *   q4_k    32      256 nibbles, 16 x s, 16 x t
+ *   q5_k    32      256 nibbles, 64 fifth bits, 16 x s, 16 x t
+ *   q6_k    32      256 nibbles, 128 high pairs, 16 x scale of tile 0, of tile 1
+ *
+ * A block of q4_k and q5_k is 8 records and their shared 16 x f16 d, 16 x f16 m; of q6_k 8 records
+ * and 16 x f16 d; of the other types one record.
  *
  * Nibbles: a lane has 8 bytes, value e of tile 0 in the low half of byte e, of tile 1 in the high
  * half. Fifth bits: a lane has 16, value e of tile j is bit 8 j + e. High pairs: a lane has 32
@@ -33,24 +33,23 @@
 
 enum { PANEL_ROWS = 16, TILE_VALUES = 16 };
 
-/* How a weight lies: its enum kern_dtype, or rows of bfloat16, whose length and number are
+/* How a weight is stored: its enum kern_dtype, or as bfloat16 rows, whose length and number are
  * multiples of ROWS_UNIT (16 bytes). */
 enum { WEIGHT_BF16_ROWS = KERN_WEIGHT_DTYPES, WEIGHT_TYPES, ROWS_UNIT = 8 };
 
 struct weight_layout {
 	int panels;                                       /* 0: rows */
 	uint32_t values, record_bytes, high_at, scale_at; /* of a record */
-	/* of a block, whose shared part follows its records */
+	/* records of a block, which are followed by their shared part; bytes of a block */
 	uint32_t records, block_bytes;
-	/* of m or t behind scale_at or in the shared part; 0: the type has none */
+	/* of m or t, from scale_at or in the shared part; 0: the type has none */
 	uint32_t offset_at;
 };
 
 static __host__ __device__ constexpr struct weight_layout weight_layout_of(int type)
 {
 	switch (type) {
-	/*                                panels values record high scale  records block
-	 *                                offset */
+	/* panels values record high scale records block offset */
 	case KERN_BF16: return weight_layout{1, 16, 512, 0, 0, 1, 512, 0};
 	case KERN_Q8_0: return weight_layout{1, 32, 544, 0, 512, 1, 544, 0};
 	case KERN_Q4_0: return weight_layout{1, 32, 288, 0, 256, 1, 288, 0};
@@ -65,12 +64,12 @@ static __host__ __device__ constexpr struct weight_layout weight_layout_of(int t
 	}
 }
 
-/* A weight as kernels are given it. */
+/* A weight as passed to kernels. */
 struct weight_view {
 	const unsigned char *data;
 	uint32_t n, k;
 	int type;  /* or WEIGHT_BF16_ROWS */
-	size_t ld; /* rows: elements; panels: bytes from one panel to the next */
+	size_t ld; /* rows: elements between rows; panels: bytes between panels */
 };
 
 static inline struct weight_view weight_view_of(const struct kern_weight *w)
@@ -83,26 +82,27 @@ static inline struct weight_view weight_view_of(const struct kern_weight *w)
 	return weight_view{w->data, w->n, w->k, type, ld};
 }
 
-/* Whether products are made by tensor cores (linear_mma.cu). */
+/* Whether tensor cores compute products with it (linear_mma.cu). */
 static inline bool by_tensor_cores(int type)
 {
 	return weight_layout_of(type).panels || type == WEIGHT_BF16_ROWS;
 }
 
-/* Twice the value of E2M1's code. */
+/* Twice the value of an E2M1 code. */
 static __device__ inline int mxfp4_code(uint32_t q)
 {
 	int v = (int)(0xc8643210u >> 4 * (q & 7) & 15);
 	return q & 8 ? -v : v;
 }
 
-/* What a code is a multiple of: code - zero, as an integer. */
+/* Zero point of the codes: values are multiples of code - zero. */
 static __host__ __device__ constexpr int weight_zero(int type)
 {
 	return type == KERN_Q4_0 ? 8 : type == KERN_Q5_0 ? 16 : type == KERN_Q6_K ? 32 : 0;
 }
 
-/* Value e of tile j of a lane in a record of a quantised type, as an integer: exact in bfloat16. */
+/* Value e of tile j of a lane in a record of a quantised type, as an integer that is exact in
+ * bfloat16. */
 static __device__ inline int weight_code(int type, const unsigned char *record, uint32_t lane,
                                          uint32_t j, uint32_t e)
 {
@@ -123,8 +123,8 @@ static __device__ inline float f16_at(const unsigned char *at)
 	return f16_value(*(const uint16_t *)at);
 }
 
-/* The scale of row `row` (0 .. 15) of a record, tile j (q6_k alone has one for each tile): its
- * values are scale * code + offset, offset by *ret_offset. */
+/* The scale for row `row` (0 .. 15) of a record, tile j (only q6_k has one per tile): values are
+ * scale * code + offset. */
 static __device__ inline float weight_scale(int type, const unsigned char *record,
                                             const unsigned char *shared, uint32_t row, uint32_t j,
                                             float *ret_offset)
@@ -145,7 +145,7 @@ static __device__ inline float weight_scale(int type, const unsigned char *recor
 	}
 }
 
-/* The tile, lane and place of a value: row and column within a record. */
+/* The tile, lane and index of the value at a row and column of a record. */
 static __host__ __device__ inline void weight_place(uint32_t row, uint32_t column,
                                                     uint32_t *ret_tile, uint32_t *ret_lane,
                                                     uint32_t *ret_e)
@@ -156,7 +156,7 @@ static __host__ __device__ inline void weight_place(uint32_t row, uint32_t colum
 	*ret_e = ((row >= 8) + 2 * (c >= 8)) * 2 + c % 2;
 }
 
-/* One value, for embeddings and the like. */
+/* One value, for embeddings and similar uses. */
 static __device__ inline float weight_value(const struct weight_view &w, uint32_t row,
                                             uint32_t column)
 {

@@ -120,7 +120,7 @@ def refused(env, conf):
 @pytest.mark.parametrize("env, conf, text", [
     ({"CUDA_HOST_DRIVER": "0"}, {}, "this machine lacks an NVIDIA driver"),
     ({"CUDA_HOST_DRIVER": "12040"}, {}, "the NVIDIA driver supports CUDA 12.4, expected 13.0 or later"),
-    ({"CUDA_HOST_DEVICES": "0"}, {}, "this machine lacks a GPU that can be used"),
+    ({"CUDA_HOST_DEVICES": "0"}, {}, "this machine has no usable GPU"),
     ({}, {"device": 9}, "device 9: this machine has 8 GPUs"),
     ({"CUDA_HOST_MEMORY_MB": "64"}, {"max_batched_tokens": 65536}, "memory of host: found 48 MiB available, expected 0 MiB for weights and"),
     ({"CUDA_HOST_MEMORY_MB": "600"}, {"kv_memory_mb": 700}, "allocating shared memory: the device has"),
