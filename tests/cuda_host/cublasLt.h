@@ -1,6 +1,6 @@
 /* cublasLt.h - the part of cuBLASLt's interface that kernels/cuda uses, for builds without the
- * toolkit. Names and values are NVIDIA's, which lt/values.c checks against the toolkit's header
- * where there is one; lt/cublaslt.cu has the functions. */
+ * toolkit. Names and values are NVIDIA's; lt/values.c checks them against the toolkit's header if
+ * available; lt/cublaslt.cu has the functions. */
 #ifndef CUDA_HOST_CUBLASLT_H
 #define CUDA_HOST_CUBLASLT_H
 

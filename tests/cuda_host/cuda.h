@@ -1,5 +1,5 @@
-/* cuda.h - the part of the CUDA driver's interface that kernels/cuda uses, for builds without
- * the toolkit. Names and values are NVIDIA's. */
+/* cuda.h - the part of the CUDA driver's interface that kernels/cuda uses, for builds without the
+ * toolkit. Names and values are NVIDIA's. */
 #ifndef CUDA_HOST_CUDA_H
 #define CUDA_HOST_CUDA_H
 

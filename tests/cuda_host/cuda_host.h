@@ -1,8 +1,8 @@
-/* cuda_host.h - kernels on the host: a block's threads are fibres of one thread, which change at
- * barriers and exchanges between lanes only, in an order that a seed decides. Blocks run one after
- * the other, in such an order too. So what lacks a barrier computes something else, and with
- * AddressSanitizer what leaves its memory ends. Included by kernels/cuda/kernel.h instead of the
- * toolkit's headers. */
+/* cuda_host.h - runs kernels on the host. A block's threads are fibres of one thread, which switch
+ * only at barriers and at exchanges between lanes, in an order determined by a seed. Blocks run one
+ * after the other, also in such an order. Code that lacks a barrier therefore computes a different
+ * result, and with AddressSanitizer an access out of bounds aborts. Included by
+ * kernels/cuda/kernel.h instead of the toolkit's headers. */
 #ifndef CUDA_HOST_H
 #define CUDA_HOST_H
 
@@ -45,7 +45,7 @@ static inline void mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2]
 	cuda_host_mma(d, a, b);
 }
 
-/* Finite numbers, for which the result is exact. */
+/* For finite numbers, for which the result is exact. */
 static inline uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c)
 {
 	uint32_t d[2];
@@ -60,8 +60,8 @@ static inline uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c)
 	return d[0] >> 16 | (d[1] & 0xffff0000u);
 }
 
-/* Byte i of the result is that byte of (low, high) which the lower three bits of nibble i of
- * `which` name. */
+/* Byte i of the result is the byte of (low, high) selected by the lower three bits of nibble i of
+ * `which`. */
 static inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t which)
 {
 	uint64_t all = (uint64_t)high << 32 | low;
@@ -120,7 +120,7 @@ template <typename T> static inline T __shfl_xor_sync(unsigned mask, T v, unsign
 	return cuda_host_lane<T>(cuda_host_warp_meet(mask, &v, sizeof v), cuda_host_now->lane ^ by);
 }
 
-/* Lanes beyond the end keep their own. */
+/* Lanes beyond the end keep their own value. */
 template <typename T> static inline T __shfl_down_sync(unsigned mask, T v, unsigned by)
 {
 	const unsigned char *all = cuda_host_warp_meet(mask, &v, sizeof v);
@@ -154,7 +154,7 @@ static inline int __all_sync(unsigned mask, int value)
 	return __ballot_sync(mask, value) == mask;
 }
 
-/* Fibres change nowhere else, so plain accesses are atomic. */
+/* Fibres do not switch here, so plain accesses are atomic. */
 template <typename T> static inline T atomicAdd(T *at, std::common_type_t<T> by)
 {
 	T old = *at;

@@ -1,4 +1,4 @@
-/* grid.c - runs a grid of a kernel: see cuda_host.h. One thread at a time runs grids. */
+/* grid.c - runs a kernel's grid: see cuda_host.h. Only one thread at a time may run grids. */
 #include "tests/cuda_host/grid.h"
 
 #include <math.h>
@@ -14,7 +14,7 @@ enum fibre_state { READY, WAITS_BLOCK, WAITS_WARP, DONE };
 struct fibre {
 	struct cuda_host_thread me; /* first */
 	enum fibre_state state;
-	void *stack; /* where it stands while it does not run */
+	void *stack; /* stack pointer while it does not run */
 	unsigned exchanges;
 };
 
@@ -65,7 +65,7 @@ uint32_t cuda_host_random(void)
 
 /* --- fibres -------------------------------------------------------------- */
 
-/* Keeps what a function must, and its stack in *save; goes on where `load` stands. */
+/* Saves the callee-saved registers and stores the stack pointer in *save; continues at `load`. */
 void cuda_host_switch(void **save, void *load);
 #if defined(__x86_64__)
 __asm__(".text\n.globl cuda_host_switch\n.hidden cuda_host_switch\n.type cuda_host_switch, "
@@ -113,7 +113,7 @@ static void *stack_begin(unsigned i)
 	unsigned char *top = stacks + (size_t)(i + 1) * STACK_BYTES;
 #if defined(__x86_64__)
 	void (*entry)(void) = fibre_main;
-	/* when it has returned to the entry, the stack is 8 beyond a multiple of 16, as after a call */
+	/* when it starts, the stack is 8 beyond a multiple of 16, as after a call */
 	top -= 16;
 	memset(top, 0, 16);
 	memcpy(top, &entry, sizeof entry);
@@ -136,7 +136,7 @@ __attribute__((noreturn)) static void die(const char *what)
 	abort();
 }
 
-/* --- meetings ------------------------------------------------------------ */
+/* --- barriers and exchanges ---------------------------------------------- */
 
 unsigned char *cuda_host_shared(void)
 {
@@ -170,16 +170,16 @@ const unsigned char *cuda_host_warp_meet(unsigned mask, const void *mine, size_t
 	unsigned first = (unsigned)(f - fibre) / WARP * WARP, buffer = f->exchanges++ & 1;
 	struct warp *w = &warp[first / WARP];
 	if (!(mask >> f->me.lane & 1))
-		die("exchanges with a mask that lacks its own lane");
+		die("exchange with a mask that lacks its own lane");
 	if (w->arrived && w->wanted != mask)
 		die("lanes exchange with different masks");
-	/* lanes that end later are found by run_block */
+	/* run_block detects lanes that end later */
 	for (unsigned i = 0; i < WARP && !w->arrived; i++)
 		if (mask >> i & 1 && (first + i >= threads || fibre[first + i].state == DONE ||
 		                      fibre[first + i].state == WAITS_BLOCK))
-			die("exchanges with a lane that does not come");
+			die("exchange with a lane that does not take part");
 	if (bytes > EXCHANGE)
-		die("exchanges more than a slot holds");
+		die("exchange of more bytes than a slot holds");
 	if (bytes)
 		memcpy(w->slot[buffer][f->me.lane], mine, bytes);
 	w->wanted = mask;
@@ -213,11 +213,11 @@ static double power_of_2(int e) /* -1022 .. 1023 */
 	return v.d;
 }
 
-/* The sum of n terms, cut off below 2^-24 of the largest; to float32, cut off. */
+/* The sum of n terms, truncated below 2^-24 of the largest, then truncated to float32. */
 static float cut_sum(const double *term, int n)
 {
 	uint64_t top = 0;
-	int32_t sum = 0; /* of at most 17 terms below 2^25 */
+	int32_t sum = 0; /* at most 17 terms below 2^25 */
 	double all = 0;
 	for (int i = 0; i < n; i++) {
 		uint64_t u;
@@ -228,7 +228,7 @@ static float cut_sum(const double *term, int n)
 	}
 	int e = (int)(top >> 52) - 1023;
 	if (e > 127 || top == 0)
-		return (float)all; /* infinite, or NaN, or beyond; or nothing but zeros */
+		return (float)all; /* infinite, NaN or overflow; or only zeros */
 	double step = power_of_2(e - 24), inverse = power_of_2(24 - e);
 	for (int i = 0; i < n; i++)
 		sum += (int32_t)(term[i] * inverse);
@@ -241,13 +241,13 @@ static float cut_sum(const double *term, int n)
 	return (float)r.d;
 }
 
-/* What a warp multiplies, for the present exchange and the next. */
+/* A warp's operands, for the current exchange and the next. */
 static struct {
 	double a[16][16], b[8][16];
 } matrices[THREADS_MAX / WARP][2];
 
-/* Whether one of them is all zeros and the other finite: then the product adds nothing. Tiles
- * are often not full. */
+/* Whether one is all zeros and the other finite, so that the product adds nothing; common in
+ * partial tiles. */
 static int adds_nothing(const double *x, const double *y)
 {
 	int zeros_x = 1, zeros_y = 1, finite = 1;
@@ -310,13 +310,13 @@ static void run_block(struct dim3 grid, struct dim3 at)
 			cuda_host_now = &f->me;
 			cuda_host_switch(&scheduler, f->stack);
 		}
-		/* those who have ended need not come to a barrier */
+		/* threads that have ended do not count for a barrier */
 		if (alive && at_barrier == alive) {
 			barrier_result = barrier_sum;
 			at_barrier = barrier_sum = 0;
 			wake(WAITS_BLOCK, 0, threads);
 		} else if (!ran && !before)
-			die("waits for lanes that never come");
+			die("deadlock: waits for lanes that never arrive");
 		before = ran;
 	}
 }
@@ -338,7 +338,7 @@ int cuda_host_grid(const struct cuda_host_kernel *k, struct dim3 grid, unsigned 
 	int back = cuda_host_random() & 1;
 	for (size_t i = 0; i < blocks; i++) {
 		size_t at = (first + (back ? blocks - i : i)) % blocks;
-		/* of its very size, so that AddressSanitizer sees what lies beyond */
+		/* allocated at its exact size, so that AddressSanitizer detects accesses beyond it */
 		shared = malloc(shared_bytes ? shared_bytes : 1);
 		memset(shared, 0xa5, shared_bytes);
 		run_block(grid, (struct dim3){(unsigned)(at % grid.x), (unsigned)(at / grid.x), 0});

@@ -1,5 +1,5 @@
-/* grid.h - runs grids of kernels on the host: for streams.c, and for kernels, which include it
- * by cuda_host.h. C and C++. */
+/* grid.h - runs grids of kernels on the host; used by streams.c, and by kernels through
+ * cuda_host.h. C and C++. */
 #ifndef CUDA_HOST_GRID_H
 #define CUDA_HOST_GRID_H
 
@@ -31,17 +31,17 @@ uint32_t cuda_host_random(void);
 
 /* --- for kernels --- */
 
-/* The present block's dynamic shared memory. */
+/* The current block's dynamic shared memory. */
 unsigned char *cuda_host_shared(void);
-/* Waits for all threads of the block; returns how many of them gave a value that is not 0. */
+/* Waits for all threads of the block; returns the number of them with a nonzero value. */
 int cuda_host_block_meet(int value);
-/* Shows `bytes` (at most 32) of each lane of the mask to the others: returns the warp's, 32
- * bytes a lane, good until the next but one exchange. */
+/* Exchanges `bytes` (at most 32) between the lanes of the mask: returns the warp's values, 32 bytes
+ * per lane, valid until the exchange after the next. */
 const unsigned char *cuda_host_warp_meet(unsigned mask, const void *mine, size_t bytes);
-/* See mma_bf16 in kernels/cuda/kernel.h. Products are exact; the 16 of them and d are cut off below
- * 2^-24 of the largest and so added, the sum is cut off to float32: no less exact than the
- * tensor cores of any device that kernels/cuda supports are known to be (arXiv:2301.11471,
- * arXiv:2412.00287). */
+/* See mma_bf16 in kernels/cuda/kernel.h. Products are exact; the 16 products and d are truncated
+ * below 2^-24 of the largest and then added, and the sum is truncated to float32. This is no more
+ * exact than the known behaviour of the tensor cores of any device that kernels/cuda supports
+ * (arXiv:2301.11471, arXiv:2412.00287). */
 void cuda_host_mma(float d[4], const uint32_t a[4], const uint32_t b[2]);
 
 /* --- for the runtime --- */

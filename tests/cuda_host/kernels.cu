@@ -1,10 +1,10 @@
-/* kernels.cu - kernels that test the host's shim itself (tests/unit/test_cuda_host.c): right
- * ones, and ones with faults that it must show. */
+/* kernels.cu - kernels that test the stand-in itself (tests/unit/test_cuda_host.c): correct ones,
+ * and ones with faults that it must reveal. */
 #include "kernels/cuda/kernel.h"
 #include "tests/cuda_host/kernels.h"
 
-/* y[block, i] = x[block, the next thread of the block], through shared memory; with_barrier 0:
- * wrong, whatever order threads run in. */
+/* y[block, i] = x[block, next thread of the block], through shared memory; with_barrier 0: wrong in
+ * any order of threads. */
 KERNEL(rotate_block, 256, struct rotate_args)
 {
 	float *s = (float *)shared_memory();
@@ -15,14 +15,14 @@ KERNEL(rotate_block, 256, struct rotate_args)
 	a.y[first + i] = s[(i + 1) % n];
 }
 
-/* The same within a warp, by an exchange between lanes. */
+/* The same within a warp, with an exchange between lanes. */
 KERNEL(rotate_warp, 256, struct rotate_args)
 {
 	uint32_t i = threadIdx.x, first = blockIdx.x * blockDim.x;
 	a.y[first + i] = __shfl_sync(ALL_LANES, a.x[first + i], (i + 1) % WARP);
 }
 
-/* One element beyond a block's shared memory. */
+/* Writes one element beyond a block's shared memory. */
 KERNEL(write_beyond, 32, struct rotate_args)
 {
 	float *s = (float *)shared_memory();
@@ -31,7 +31,7 @@ KERNEL(write_beyond, 32, struct rotate_args)
 	a.y[threadIdx.x] = s[threadIdx.x];
 }
 
-/* Lane 0 leaves its warp alone. */
+/* Lane 0 does not take part in the warp's exchange. */
 KERNEL(lone_lane, 32, struct rotate_args)
 {
 	if (threadIdx.x)

@@ -1,5 +1,5 @@
-/* memory.c - the stand-in's devices, errors and memory: of a device, of the host, and what
- * processes share. See runtime.h. */
+/* memory.c - the stand-in's devices, errors and memory: device memory, host memory, and memory
+ * shared by processes. See runtime.h. */
 #include "tests/cuda_host/runtime.h"
 
 #include <cuda.h>
@@ -16,7 +16,7 @@ enum { MAPPINGS_MAX = 4096, PAGE = 2 << 20 };
 
 /* --- devices and errors -------------------------------------------------- */
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of what is static below */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects the static data below */
 static cudaError_t broken;
 static _Thread_local cudaError_t last;
 
@@ -28,7 +28,7 @@ long cuda_host_environment(const char *name, long otherwise)
 
 bool cuda_host_injected(const char *name)
 {
-	static char text[80]; /* what is counted */
+	static char text[80]; /* the setting that `left` counts for */
 	static int left;
 	const char *what = getenv("CUDA_HOST_FAIL"), *colon = what ? strrchr(what, ':') : NULL;
 	if (!colon || strncmp(what, name, (size_t)(colon - what)) != 0 || name[colon - what])
@@ -149,7 +149,7 @@ cudaError_t cudaMemGetInfo(size_t *ret_free, size_t *ret_total)
 	return cudaSuccess;
 }
 
-/* Before each allocation its size, so that freeing it gives the size back. */
+/* A header before each allocation stores its size for cudaFree. */
 enum { HEAD = 256 };
 
 cudaError_t cudaMalloc(void **ret, size_t bytes)
@@ -194,7 +194,7 @@ cudaError_t cudaFreeHost(void *at)
 
 static void *registered[MAPPINGS_MAX]; /* NULL: free */
 
-/* With the lock. */
+/* Call with the lock held. */
 static void **find_registered(const void *at)
 {
 	for (int i = 0; i < MAPPINGS_MAX; i++)
@@ -238,7 +238,7 @@ cudaError_t cudaHostGetDevicePointer(void **ret, void *host, unsigned flags)
 	return cudaSuccess;
 }
 
-/* --- memory that processes share ----------------------------------------- */
+/* --- memory shared by processes ------------------------------------------ */
 
 struct handle {
 	int fd;
@@ -252,7 +252,7 @@ static struct mapping {
 	struct handle *h;
 } mappings[MAPPINGS_MAX];
 
-/* At the beginning of a call of the driver. */
+/* Starts a driver call. */
 #define DRIVER_CALL(NAME)                                                                        \
 	do {                                                                                         \
 		if (cuda_host_broken() || cuda_host_injected(NAME))                                      \
@@ -268,7 +268,7 @@ static void handle_release(struct handle *h)
 	free(h);
 }
 
-/* With the lock. */
+/* Call with the lock held. */
 static struct mapping *find_mapping(uintptr_t at)
 {
 	for (int i = 0; i < MAPPINGS_MAX; i++)
@@ -461,7 +461,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **ret_fn, un
 	return cudaSuccess;
 }
 
-/* --- copies and clearing at once ----------------------------------------- */
+/* --- synchronous copies and clearing ------------------------------------- */
 
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind)
 {
@@ -471,7 +471,7 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpy
 	return cudaSuccess;
 }
 
-/* Memory that processes share may be larger than the machine's: its zeros take no room. */
+/* Shared memory may be larger than the machine's: clearing a whole mapping releases its pages. */
 cudaError_t cudaMemset(void *at, int value, size_t bytes)
 {
 	CALL("cudaMemset");

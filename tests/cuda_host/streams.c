@@ -1,8 +1,8 @@
 /* streams.c - the stand-in's device: streams, events, copies, graphs, launches, and the one thread
  * that does all work. See runtime.h.
  *
- * Work of a stream is a list, of which the thread takes the first piece; of a graph it takes one
- * node at a time, so that streams mix. A device that broke drops the work that it has. */
+ * A stream is a list of work, of which the thread takes the first piece; it takes a graph's nodes
+ * one at a time, so that streams interleave. A broken device drops its work. */
 #include "tests/cuda_host/runtime.h"
 
 #include <pthread.h>
@@ -42,7 +42,7 @@ struct work {
 			struct CUevent_st *e;
 			uint64_t number;
 		} event;
-		const struct work *node; /* of a graph, the next */
+		const struct work *node; /* next node of a graph */
 	};
 };
 
@@ -52,13 +52,13 @@ struct list {
 
 struct CUstream_st {
 	struct list queue;
-	bool busy; /* its first piece of work is under way */
+	bool busy; /* its first piece of work is running */
 	struct CUgraph_st *capturing;
 	struct CUstream_st *next;
 };
 struct CUevent_st {
-	uint64_t recorded, done;
-}; /* numbers of records: asked for; done */
+	uint64_t recorded, done; /* latest record submitted; latest completed */
+};
 struct CUgraph_st {
 	struct list nodes;
 };
@@ -88,7 +88,7 @@ static void copy_run(const struct work *w)
 		        w->copy.width);
 }
 
-/* What CUDA_HOST_FAIL names it by. */
+/* Its name in CUDA_HOST_FAIL. */
 static const char *work_name(const struct work *w)
 {
 	return w->kind == WORK_KERNEL ? w->kernel.k->name : w->kind == WORK_COPY ? "copy" : "set";
@@ -118,8 +118,8 @@ static void pop(struct CUstream_st *s)
 	work_free(w);
 }
 
-/* One piece of work of a stream; of a graph one node. Called with the lock, which is given away
- * meanwhile. */
+/* Runs one piece of a stream's work, or one node of a graph. Call with the lock held; it is
+ * released meanwhile. */
 static void advance(struct CUstream_st *s)
 {
 	struct work *w = s->queue.first;
@@ -161,7 +161,7 @@ static void *device_run(void *arg)
 	return NULL;
 }
 
-/* A child has no device thread; its streams are those of its parent, and done. */
+/* A child process has no device thread and starts without streams. */
 static void after_fork(void)
 {
 	pthread_mutex_init(&lock, NULL);
@@ -171,7 +171,7 @@ static void after_fork(void)
 	streams = NULL;
 }
 
-/* With the lock. */
+/* Call with the lock held. */
 static cudaError_t device_start(void)
 {
 	static bool once;
@@ -202,7 +202,7 @@ static void append(struct list *l, struct work *w)
 	l->end = &w->next;
 }
 
-/* To the stream, or to the graph that it records. Takes the work. */
+/* Adds work to the stream, or to the graph that it captures. Takes ownership of the work. */
 static cudaError_t submit(struct CUstream_st *s, struct work w)
 {
 	struct work *copy = malloc(sizeof *copy);
@@ -239,7 +239,7 @@ static bool has_work(const struct CUstream_st *s)
 	return s->queue.first || s->busy;
 }
 
-/* What calls that wait return. */
+/* The result of calls that wait. */
 static cudaError_t state(void)
 {
 	cudaError_t e = cuda_host_broken();
@@ -265,7 +265,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
 	CALL("cudaStreamSynchronize");
 	if (!s)
-		return cudaSuccess; /* what has no stream is done at once */
+		return cudaSuccess; /* work without a stream is done synchronously */
 	pthread_mutex_lock(&lock);
 	while (has_work(s))
 		pthread_cond_wait(&to_host, &lock);
@@ -324,7 +324,7 @@ cudaError_t cudaMemcpyPeerAsync(void *to, int to_index, const void *from, int fr
 	                              : cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, s);
 }
 
-/* The pieces of a batch are in no order. */
+/* The pieces of a batch have no order: runs them in reverse. */
 cudaError_t cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t *bytes,
                                  size_t n, struct cudaMemcpyAttributes *attrs,
                                  size_t *first_of_attrs, size_t n_attrs, cudaStream_t s)
@@ -435,7 +435,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *ret)
 	return *ret ? cudaSuccess : cuda_host_failed(cudaErrorInvalidValue);
 }
 
-/* Takes the nodes: a graph is instantiated once. */
+/* Moves the nodes: a graph can be instantiated once. */
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret, cudaGraph_t g, unsigned long long flags)
 {
 	(void)flags;

@@ -1,10 +1,11 @@
-/* cublaslt.cu - cuBLASLt on the host, as far as kernels/cuda uses it: y = x W^T of bfloat16 in
- * float32, in the order of the stream, by a kernel of the stand-in. A library of its own
- * (libcublasLt.so.13 beside the stand-in's pdserve-cuda.so), as the real one is.
+/* cublaslt.cu - the part of cuBLASLt that kernels/cuda uses, on the host: y = x W^T of bfloat16 in
+ * float32, in stream order, with a kernel of the stand-in. Like the real one it is a separate
+ * library (libcublasLt.so.13, next to the stand-in's pdserve-cuda.so).
  *
- * Like the real one it promises no bits: into how many parts a sum is cut depends on the number of
- * rows. It refuses what the real one has no fast algorithm for. CUDA_HOST_FAIL=function:n: the
- * n-th call of that function fails; of cublasLtMatmulAlgoGetHeuristic, finds nothing. */
+ * Like the real one it does not promise bits: the number of parts of a sum depends on the number of
+ * rows. It rejects products for which the real one has no fast algorithm.
+ * CUDA_HOST_FAIL=function:n: the n-th call of that function fails; cublasLtMatmulAlgoGetHeuristic
+ * then finds nothing. */
 #include "kernels/cuda/kernel.h"
 extern "C" {
 #include "tests/cuda_host/runtime.h"
@@ -26,10 +27,9 @@ struct cublasLtMatrixLayoutOpaque {
 	uint64_t rows, columns;
 	int64_t ld;
 };
-/* of A, B, C, D */
 struct cublasLtMatmulPreferenceOpaque {
 	uint64_t workspace_bytes;
-	uint32_t alignment[4];
+	uint32_t alignment[4]; /* of A, B, C, D */
 };
 
 template <typename T> static cublasStatus_t object_new(const char *name, T **ret, T object)
@@ -129,8 +129,8 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 	return CUBLAS_STATUS_SUCCESS;
 }
 
-/* Matrices of which each column begins at a multiple of ALIGNMENT, of the types and shapes of a
- * product. */
+/* Whether the types and shapes are those of a product, and each column starts at a multiple of
+ * ALIGNMENT. */
 static bool can_multiply(cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                          cublasLtMatrixLayout_t to)
 {
@@ -167,7 +167,7 @@ struct multiply_args {
 	uint32_t k, a_columns, b_columns, parts;
 };
 
-/* A thread has a column of a. */
+/* One thread per column of a. */
 KERNEL(cublaslt_multiply, THREADS, struct multiply_args)
 {
 	uint32_t i = blockIdx.x * THREADS + threadIdx.x;

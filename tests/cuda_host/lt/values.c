@@ -1,6 +1,6 @@
-/* values.c - what the stand-in for cublasLt.h says of names and values, which are NVIDIA's.
- * Compiled with the stand-in, and by `make cuda` with the toolkit's own header: where the two
- * differ, one of them does not compile. */
+/* values.c - checks the stand-in for cublasLt.h, whose names and values are NVIDIA's. Compiled with
+ * the stand-in, and by `make cuda` with the toolkit's header: if the two differ, one of the
+ * compilations fails. */
 #include <cublasLt.h>
 #include <stddef.h>
 
@@ -29,7 +29,7 @@ IS(sizeof(cublasLtMatmulHeuristicResult_t), 96);
 IS(offsetof(cublasLtMatmulHeuristicResult_t, workspaceSize), 64);
 IS(offsetof(cublasLtMatmulHeuristicResult_t, state), 72);
 
-/* Parameters, in their order. */
+/* Parameters and their order. */
 extern cublasStatus_t cublasLtCreate(cublasLtHandle_t *ret);
 extern cublasStatus_t cublasLtDestroy(cublasLtHandle_t h);
 extern const char *cublasLtGetStatusName(cublasStatus_t status);
