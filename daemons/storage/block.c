@@ -1,4 +1,4 @@
-/* block.c - see memory.h: a block's bytes, in and out. */
+/* block.c - see memory.h: copying a block's bytes in and out. */
 #include "memory.h"
 #include "spans.h"
 #include "sum.h"
@@ -32,7 +32,7 @@ void block_release(struct block *b)
 		free(b);
 }
 
-/* Walks two rows of spans of the same length beside each other; s sums what is copied. */
+/* Copies between two span lists of equal length; s hashes the bytes. */
 static void spans_copy(const struct tier_span *to, unsigned n_to, const struct tier_span *from,
                        unsigned n_from, struct sum_state *s)
 {

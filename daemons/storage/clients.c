@@ -1,8 +1,8 @@
-/* clients.c - the workers whose memory this daemon has mapped (svc/attached.h has their
+/* clients.c - the workers whose memory this daemon has mapped (svc/attached.h handles their
  * connections).
  *
- * What always holds: a client's memory is unmapped only when none of its batches is under way;
- * until then it stays in the list, detached. The end of its connection gives up its batches. */
+ * Invariant: a client's memory is unmapped only when none of its batches is in progress; until then
+ * it stays in the list, detached. The end of its connection cancels its batches. */
 #include "storage.h"
 
 #include "util/log.h"
@@ -82,7 +82,7 @@ int clients_start(struct storage *st, struct err *err)
 void clients_stop(struct storage *st)
 {
 	attached_close(&st->attached, "storage ends");
-	/* detached before, with batches that serve_forget took */
+	/* detached earlier; serve_forget freed their batches */
 	list_each_safe(it, nx, &st->clients)
 		client_free_if_done(list_entry(it, struct client, link));
 }

@@ -1,19 +1,19 @@
-/* copier.c - the copy threads: they take items from two queues (gets first) and hand them to the
+/* copier.c - the copy threads: they take items from two queues (gets first) and pass them to the
  * tier, which calls back to copy.
  *
- * What always holds while the lock is free: a batch is in its worker's turn exactly while next < n
- * and it is not over; a turn is in the queue of its kind exactly while it has a batch and less than
- * AWAY_BYTES_MAX is away; `running` items of it are with the tier; it is over when next == n and
- * running == 0, and then `finished` has been or is about to be called, once. Nobody reads or writes
- * a worker's memory but inside the move of an item that is counted as running.
+ * Invariants while the lock is free: a batch is in its worker's turn exactly while next < n and it
+ * is not over; a turn is in the queue of its kind exactly while it has a batch and less than
+ * AWAY_BYTES_MAX with the tiers; `running` items of a batch are with the tier; a batch is over when
+ * next == n and running == 0, and `finished` is then called once. A worker's memory is accessed
+ * only inside `move` of an item that counts as running.
  *
- * A ride is what a tier sees of an item. When the batch is given up it may become an orphan
- * (tier_op_state): the item has ended then, and the ride is freed when the tier is done with it.
+ * A ride is the tier's view of an item. When the batch is cancelled it may become an orphan
+ * (tier_op_state): the item is then complete, and the ride is freed when the tier is done with it.
  *
- * A put copies, then checks the block's generation (and before, to spare the work); what was not
- * valid all the while is STORE_VOID and leaves nothing. A get checks before each burst that it was
- * not given up. What goes wrong with one item is that item's code and text; a device that is
- * lost to this process ends it, for the one started next can copy. */
+ * A put copies, then checks the block's generation (and also before, to avoid useless work); a
+ * block that was not valid throughout becomes STORE_VOID and is not stored. A get checks for
+ * cancellation before each burst. An error of one item is reported as that item's code and text. If
+ * this process loses the device, it exits, because a restarted process can use the device again. */
 #include "copier.h"
 #include "spans.h"
 #include "sum.h"
@@ -35,7 +35,7 @@ struct copier {
 	pthread_mutex_t lock;
 	pthread_cond_t more;
 	struct list queue[COPY_KINDS]; /* of copy_turn */
-	size_t gets_bytes;             /* begun since the last put */
+	size_t gets_bytes;             /* started since the last put */
 	int stop, joined;
 	unsigned n_threads;
 	pthread_t thread[];
@@ -43,11 +43,11 @@ struct copier {
 
 /* --- copying --- */
 
-/* All reads of the block before are done before the generation is read. */
+/* Orders all reads of the block before the read of its generation. */
 static void order_copy_before_check(void)
 {
 #if defined(__SANITIZE_THREAD__)
-	atomic_signal_fence(memory_order_seq_cst); /* the sanitizer knows no fences */
+	atomic_signal_fence(memory_order_seq_cst); /* ThreadSanitizer does not model fences */
 #else
 	atomic_thread_fence(memory_order_acquire);
 #endif
@@ -59,7 +59,7 @@ static int generation_holds(const struct copy_item *it)
 	return atomic_load_explicit(&r->generations[it->block], memory_order_acquire) == it->generation;
 }
 
-/* What is copied in one go: the batch may be given up between two of them. */
+/* bounds of one copy; cancellation is checked between copies */
 enum { BURST_PIECES = 32, BURST_BYTES = 1 << 20 };
 
 struct burst {
@@ -68,7 +68,7 @@ struct burst {
 	size_t bytes;
 };
 
-/* 0, ERR_CANCELLED, ERR_IO. */
+/* Returns 0, ERR_CANCELLED or ERR_IO. */
 static int burst_run(struct burst *b, const struct copy_item *it)
 {
 	struct kern_ticket ticket;
@@ -91,8 +91,8 @@ static int burst_run(struct burst *b, const struct copy_item *it)
 	return ERR_IO;
 }
 
-/* Walks the block's pieces and the spans beside each other, and copies each range that is
- * contiguous in both. */
+/* Copies the block between its pieces and the spans, range by range, each contiguous on both
+ * sides. */
 static int walk(const struct copy_item *it, const struct tier_span *span, unsigned n,
                 struct burst *b)
 {
@@ -124,7 +124,7 @@ static void see_sum(void *sum, const void *at, size_t bytes)
 
 struct copy_ride {
 	struct tier_op op;      /* first */
-	struct copy_item *item; /* not to be looked at once it is an orphan */
+	struct copy_item *item; /* invalid once the ride is an orphan */
 };
 
 static int copy_in(struct copy_item *it, struct tier_op *op, const struct tier_span *span,
@@ -170,9 +170,9 @@ static void item_set(struct copy_item *it, int code, enum tier_id tier, const ch
 	} as[] = {
 		{0, PDS__STORE_CODE__STORE_OK, NULL},
 		{ERR_NOTFOUND, PDS__STORE_CODE__STORE_MISS, NULL},
-		{ERR_STALE, PDS__STORE_CODE__STORE_VOID, "the block has another generation than asked for"},
+		{ERR_STALE, PDS__STORE_CODE__STORE_VOID, "the block's generation has changed"},
 		{ERR_FULL, PDS__STORE_CODE__STORE_FULL, "no room"},
-		{ERR_CANCELLED, PDS__STORE_CODE__STORE_CANCELLED, "given up"},
+		{ERR_CANCELLED, PDS__STORE_CODE__STORE_CANCELLED, "cancelled"},
 	};
 	it->tier = tier;
 	it->code = PDS__STORE_CODE__STORE_ERROR;
@@ -184,7 +184,7 @@ static void item_set(struct copy_item *it, int code, enum tier_id tier, const ch
 		}
 }
 
-/* With the lock held: is this the end of the batch? Then the caller calls finished, without the
+/* With the lock held: returns 1 if the batch is over; the caller then calls finished without the
  * lock. */
 static int batch_ends(struct batch *b)
 {
@@ -194,8 +194,8 @@ static int batch_ends(struct batch *b)
 	return 1;
 }
 
-/* With the lock held, after a change: the turn is in the queue if it is to be, and at its end
- * once it was long enough. */
+/* With the lock held, after a change: queues or dequeues the turn, and moves it to the end of the
+ * queue when it has used up its bytes. */
 static void turn_settle(struct copier *c, enum copy_kind kind, struct copy_turn *t)
 {
 	int queued = !list_empty(&t->link),
@@ -212,7 +212,7 @@ static void turn_settle(struct copier *c, enum copy_kind kind, struct copy_turn 
 		pthread_cond_broadcast(&c->more);
 }
 
-/* With the lock held: an item that was begun is not with a tier any more. */
+/* With the lock held: a started item is no longer with a tier. */
 static void item_back(struct copier *c, struct copy_item *it)
 {
 	struct batch *b = it->batch;
@@ -238,7 +238,7 @@ static void item_done(struct copier *c, struct copy_item *it)
 		c->finished(c->arg, b);
 }
 
-/* The tier has done with it; any thread. */
+/* tier_op.done; any thread. */
 static void ride_done(struct tier_op *op, int code, enum tier_id tier, const char *text)
 {
 	struct copy_ride *ride = (struct copy_ride *)op;
@@ -256,7 +256,7 @@ static void item_ends(struct copier *c, struct copy_item *it, int code)
 	item_done(c, it);
 }
 
-/* NULL: the batch was given up meanwhile. */
+/* Returns NULL if the batch has been cancelled. */
 static struct copy_ride *ride_new(struct copier *c, struct copy_item *it)
 {
 	struct copy_ride *ride = mem_zalloc(sizeof *ride);
@@ -285,7 +285,7 @@ static void item_run(struct copier *c, struct copy_item *it)
 	} else if (!generation_holds(it)) {
 		item_ends(c, it, ERR_STALE);
 	} else {
-		int put = b->kind == COPY_PUT; /* the batch may be gone as soon as the ride is known */
+		int put = b->kind == COPY_PUT; /* the batch may be freed as soon as the ride is visible */
 		struct copy_ride *ride = ride_new(c, it);
 		if (!ride)
 			item_ends(c, it, ERR_CANCELLED);
@@ -296,8 +296,7 @@ static void item_run(struct copier *c, struct copy_item *it)
 	}
 }
 
-/* With the lock held: the next item to run, or NULL. Its batch leaves the turn with its last
- * item. */
+/* With the lock held: the next item to run, or NULL. A batch leaves the turn with its last item. */
 static struct copy_item *next_item(struct copier *c)
 {
 	int put_waits = !list_empty(&c->queue[COPY_PUT]);
@@ -382,7 +381,7 @@ void copier_submit(struct copier *c, struct batch *b)
 	pthread_mutex_unlock(&c->lock);
 }
 
-/* With the lock held: what a tier has of it and does not copy at this moment ends here. */
+/* With the lock held: cancels an item that a tier has and is not copying at this moment. */
 static void ride_give_up(struct copier *c, struct copy_item *it)
 {
 	if (!it->ride || !tier_op_give_up(&it->ride->op, it->batch->kind == COPY_PUT))

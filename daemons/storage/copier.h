@@ -1,19 +1,19 @@
-/* copier.h - batches of puts and gets, and the threads that copy.
+/* copier.h - batches of puts and gets, and the threads that copy them.
  *
- * A batch belongs to one worker's life: it reads or writes the blocks of the region that was handed
- * over. Workers are served in turn, TURN_BYTES at a time, and at most AWAY_BYTES_MAX of one worker
- * are with the tiers: a worker that queues 65,536 blocks delays another one by these, not by all of
- * its own. Gets are served before puts (somebody waits for them), but for one put after GETS_BYTES
- * of gets. Within a worker batches run in order, and items within a batch, several at a time if
- * there are several threads.
+ * A batch belongs to one attachment of a worker: it reads or writes the blocks of the region that
+ * the worker handed over. Workers are served round-robin, TURN_BYTES at a time, and at most
+ * AWAY_BYTES_MAX of one worker are with the tiers. A worker that queues 65,536 blocks therefore
+ * delays others by at most that much, not by its whole queue. Gets go first because a request waits
+ * for them, but one put is served after every GETS_BYTES of gets. A worker's batches start in
+ * order, and so do the items of a batch; several threads may run items concurrently.
  *
- * `finished` is called exactly once for each batch, when no thread touches the region for it any
- * more; so what it leads to (the answer, the acknowledged fence, the unmapping) is a fence. It is
- * called on a copy thread, a tier's, or by copier_cancel on the caller's; the batch is then the
- * callee's.
+ * `finished` is called exactly once per batch, when no thread touches the region for it any more.
+ * What it triggers (the reply, the fence acknowledgement, the unmapping) is therefore safe. It is
+ * called on a copy thread, a tier's thread, or by copier_cancel on the caller's thread; the batch
+ * then belongs to the callee.
  *
- * A batch that is given up does not wait for a tier: what a tier has of it (a ride) goes on
- * alone and touches the region no more. */
+ * A cancelled batch does not wait for a tier: an operation in a tier (a ride) continues detached
+ * and no longer touches the region. */
 #ifndef STORAGE_COPIER_H
 #define STORAGE_COPIER_H
 
@@ -28,21 +28,21 @@
 #include <stdint.h>
 
 #define TURN_BYTES ((size_t)4 << 20)
-/* up to the block that reaches it; as much as the disk tier has buffers for at most */
+/* may be exceeded by the last block; equals the maximum of the disk tier's buffers */
 #define AWAY_BYTES_MAX ((size_t)256 << 20)
 #define GETS_BYTES ((size_t)16 << 20)
 
 enum copy_kind { COPY_GET, COPY_PUT, COPY_KINDS };
 
-/* A worker's place in the queue of one kind; the copier's, under its lock. */
+/* A worker's place in the queue of one kind; protected by the copier's lock. */
 struct copy_turn {
-	struct list link;    /* in the queue while something is left to begin and may begin */
-	struct list batches; /* with items left to begin */
-	size_t begun_bytes;  /* in this turn */
+	struct list link;    /* in the queue while an item is left to start and may start */
+	struct list batches; /* batches with items left to start */
+	size_t begun_bytes;  /* started in this turn */
 	size_t away_bytes;   /* with the tiers */
 };
 
-/* What copying needs to know of a worker. It must outlive the batches on it. */
+/* The copier's state of a worker. It must outlive the worker's batches. */
 struct copy_target {
 	struct kv_layout layout;
 	struct kv_region region;
@@ -60,26 +60,26 @@ struct copy_ride;
 struct copy_item {
 	struct tier_key key;
 	struct batch *batch;
-	struct copy_ride *ride; /* while a tier has it, under the copier's lock */
+	struct copy_ride *ride; /* while a tier has the item; protected by the copier's lock */
 	uint32_t block;
 	uint64_t generation, begun_ns;
-	int refused;           /* code is set already: not to be done */
-	int moved;             /* its bytes were copied */
+	int refused;           /* code is already set: skip the item */
+	int moved;             /* its bytes have been copied */
 	unsigned char tail[8]; /* the owner's */
 	Pds__StoreCode code;
-	enum tier_id tier; /* who has it */
+	enum tier_id tier; /* the tier that has the block */
 	const char *text;  /* static, or NULL */
 };
 
 struct batch {
-	struct list run; /* in its worker's turn while items are left to begin */
+	struct list run; /* in its worker's turn while items are left to start */
 	enum copy_kind kind;
 	struct copier *copier;
 	struct copy_target *target;
 	atomic_int cancelled;
 	uint32_t n, next, running;
-	int over; /* finished was called */
-	/* bytes: copied; copy_ns: time of the items with the tier */
+	int over; /* finished has been called */
+	/* bytes: copied; copy_ns: time that items spent in the tier */
 	uint64_t begun_us, bytes, copy_ns;
 	/* the owner's */
 	struct list link;
@@ -91,19 +91,19 @@ struct batch {
 
 struct copier *copier_new(struct tier *tier, unsigned threads,
                           void (*finished)(void *arg, struct batch *b), void *arg);
-/* Every batch must be given up before. Ends the threads. What a tier still has ends by the
- * tier's end, which comes before copier_destroy. */
+/* Ends the threads; every batch must have been cancelled. Operations still in a tier end when the
+ * tier is destroyed, which happens before copier_destroy. */
 void copier_stop(struct copier *c);
-void copier_destroy(struct copier **c); /* stops it if it was not */
+void copier_destroy(struct copier **c); /* stops it if necessary */
 
-/* Zeroed, with n items; block, generation and key are to be set. */
+/* Zeroed, with n items; the caller sets block, generation and key. */
 struct batch *batch_new(enum copy_kind kind, struct copy_target *target, uint32_t n);
 void batch_free(struct batch *b);
 void copier_submit(struct copier *c, struct batch *b);
-/* Items that have not begun become STORE_CANCELLED, and so do those that a tier has and has not
- * copied yet; a put that it has copied, too, though the block may be stored after all. What is
- * being copied just now ends with the present burst of pieces. Not for a batch that is finished
- * and gone. */
+/* Items that have not started become STORE_CANCELLED, as do those in a tier that are not copied
+ * yet. A put that the tier has copied becomes STORE_CANCELLED too, although its block may be
+ * stored. An item that is being copied ends after the current burst of pieces. Must not be called
+ * for a finished batch. */
 void copier_cancel(struct copier *c, struct batch *b);
 
 #endif

@@ -1,9 +1,9 @@
-/* daemon.c - pdstoraged as a table of hooks: it keeps KV blocks of this host's workers below their
- * own pools; configuration, commands, figures.
+/* daemon.c - pdstoraged's hooks: start, end, pdctl commands, figures. The daemon stores KV blocks
+ * of this host's workers in tiers below their own pools.
  *
- * Start fails with a sentence when memory or the descriptor socket cannot be had. After that
- * nothing that a worker, a disk or a Redis does ends it. On SIGTERM everything under way is
- * given up and answered; what it kept in memory ends with it, what disk and Redis have stays. */
+ * Start fails with a message if memory or the descriptor socket is unavailable. After that nothing
+ * that a worker, a disk or a Redis does ends it. On SIGTERM everything in progress is cancelled and
+ * answered; blocks in memory are lost, blocks on disk and in Redis stay. */
 #include "storage.h"
 
 #include "util/clock.h"
@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A flush that pdctl has asked for. */
+/* A flush requested with pdctl. */
 struct flushing {
 	struct tier_flush f; /* first */
 	struct list link;    /* in storage.flushing */
@@ -30,7 +30,7 @@ static struct storage *storage_of(struct svc *s)
 	return svc_data(s);
 }
 
-/* The tiers count for themselves; the figures follow, here and before they are shown. */
+/* Updates the figures from the tiers' own counters; also called before figures are shown. */
 static void figures(struct svc *s, void *arg)
 {
 	(void)arg;
@@ -49,7 +49,7 @@ static int start(struct svc *s, struct err *err)
 	list_init(&st->findings);
 	list_init(&st->flushing);
 	if (sodium_init() < 0)
-		return err_set(err, ERR_IO, "libsodium did not start; is /dev/urandom there?");
+		return err_set(err, ERR_IO, "libsodium did not start; check that /dev/urandom exists");
 	st->tell = tell_new(st, (uint64_t)conf_int(conf, "kv_events_ms") * 1000);
 	int r = tiers_start(st, err);
 	if (r != 0)
@@ -80,8 +80,8 @@ static int idle(struct svc *s)
 	return serve_batches(storage_of(s)) == 0;
 }
 
-/* The copy threads end within a piece of what they have, the tiers with what they have begun; what
- * then was not answered yet stays so: the end of the process tells. */
+/* The copy threads end after the current piece, the tiers after their started operations. Batches
+ * not answered by then get no answer: the worker notices the end of the connection. */
 static void stop(struct svc *s)
 {
 	struct storage *st = storage_of(s);
@@ -163,7 +163,7 @@ static void flush_done(struct tier_flush *f)
 	svc_post(((struct flushing *)f)->st->svc, flushed, f);
 }
 
-/* Answered when it is last: nothing of it comes back then, whatever happens. */
+/* Answered when the flush is persistent: none of the blocks can come back. */
 static int ctl_flush(struct svc *s, char *const *args, size_t n_args, struct buf *out,
                      struct err *err)
 {
@@ -173,7 +173,7 @@ static int ctl_flush(struct svc *s, char *const *args, size_t n_args, struct buf
 	if (n_args > 1)
 		return err_set(err, ERR_INVALID, "flush takes the name of one tier, or nothing: all tiers");
 	if (n_args && tiers_find(args[0], &id) != 0)
-		return err_set(err, ERR_INVALID, "there is no tier \"%.32s\": memory, disk, redis",
+		return err_set(err, ERR_INVALID, "no tier \"%.32s\": expected memory, disk or redis",
 		               args[0]);
 	struct flushing *a = mem_zalloc(sizeof *a);
 	a->f.done = flush_done;
@@ -215,14 +215,14 @@ static const struct svc_msg messages[] = {
 
 static const struct svc_ctl ctl[] = {
 	{"storage", ctl_storage,
-     "tiers (state, blocks, bytes, hits, evictions, copies, rates, what is under way) and attached "
-     "workers",
+     "tiers (state, blocks, bytes, hits, evictions, copies, rates, operations in progress) and "
+     "attached workers",
      0},
 	{"flush", ctl_flush, "drop every stored block, or those of one tier: memory, disk, redis", 1},
 	{0},
 };
 
-/* For each worker: its connection, door bell, ring and memory, its process, its link. */
+/* Per worker: connection, door bell, ring, memory, process and link. */
 static unsigned descriptors(const struct conf *c, const char **ret_key)
 {
 	*ret_key = "workers_max";

@@ -1,13 +1,13 @@
-/* disk.c - the disk tier's calls, start and end. disk_int.h says which thread does what.
+/* disk.c - the disk tier's calls, start and end. disk_int.h describes the threads.
  *
- * Callers never wait: they queue a job, or are told at once that the queue is full. What is dropped
- * (a remove, damage, a flush) cannot be found from that moment on; its head is cleared by the
- * keeper. A flush drops nothing one by one: blocks whose sequence number is below its mark are not
- * found, and make room as the least recently used ones.
+ * Callers never wait: they queue a job, or learn at once that the queue is full. A dropped block
+ * (removed, damaged, flushed) cannot be found from that moment on; the keeper clears its head. A
+ * flush does not drop blocks one by one: blocks with a sequence number below its mark are not
+ * found, and are evicted as the least recently used.
  *
- * Errors of the device end the operation with a reason and are counted; after three failed writes
- * in a row the tier takes no puts for ten seconds, while reads go on. A full disk is no error:
- * the tier goes on with the room that it has. */
+ * A device error ends the operation with a reason and is counted; after three consecutive failed
+ * writes the tier rejects puts for ten seconds, while reads continue. A full disk is not an error:
+ * the tier continues with the room it has. */
 #include "disk_int.h"
 #include "disk_segment.h"
 
@@ -24,12 +24,12 @@
 
 #define CAPACITY_MIN ((uint64_t)1 << 20)
 #define SEGMENT_DEFAULT ((uint64_t)256 << 20)
-/* as the capacity is cut; each has two descriptors. Leftovers come on top, up to
- * DISK_SEGMENTS_MAX */
+/* number of segments that the capacity is divided into; each uses two descriptors. Existing
+ * segments may add to them, up to DISK_SEGMENTS_MAX */
 #define SEGMENTS_AT_MOST 256u
 #define SEGMENTS_AT_LEAST 8u
 #define PLAIN_WORKERS_MAX 64u
-/* keys that are looked up, and slots that are listed, before others have their turn */
+/* keys looked up, and slots listed, per lock acquisition */
 #define FIND_AT_ONCE 64u
 #define LIST_AT_ONCE 16384u
 
@@ -50,7 +50,7 @@ void disk_gone(struct disk *d, uint32_t id, enum disk_why why)
 {
 	const struct disk_slot *s = disk_slot_at(&d->x, id);
 	if (s->seq < d->flush_mark)
-		return; /* the flush has counted it */
+		return; /* counted by the flush */
 	d->stat.blocks--;
 	d->stat.bytes -= s->bytes;
 	d->stat.evictions += why == DISK_EVICTED;
@@ -164,7 +164,7 @@ void disk_job_end(struct disk *d, struct disk_job *j)
 	pthread_mutex_lock(&d->lock);
 	list_remove(&j->busy);
 	if (j->put && d->n_puts)
-		disk_workers_wake(d, 1); /* puts may have waited for this one */
+		disk_workers_wake(d, 1); /* puts may be waiting for this one to end */
 	pthread_mutex_unlock(&d->lock);
 	struct tier_op *op = j->op;
 	int code = j->code;
@@ -201,7 +201,7 @@ static void disk_put(struct tier *t, struct tier_op *op)
 	d->stat.puts++;
 	if (!j) {
 		code = ERR_INVALID;
-		text = "the disk tier takes blocks of 1 byte to 64 MiB";
+		text = "the disk tier accepts blocks of 1 byte to 64 MiB";
 	} else if (d->stop) {
 		code = ERR_CANCELLED;
 	} else if (clock_us() < d->no_puts_until_us) {
@@ -289,7 +289,7 @@ static void disk_flush(struct tier *t, struct tier_flush *f)
 	pthread_mutex_unlock(&d->lock);
 }
 
-/* --- what is to be copied down; which blocks there are --- */
+/* --- demotion and listing --- */
 
 static void disk_policy(struct tier *t, enum tier_policy policy, uint32_t after,
                         unsigned low_percent)
@@ -302,8 +302,8 @@ static void disk_policy(struct tier *t, enum tier_policy policy, uint32_t after,
 	pthread_mutex_unlock(&d->lock);
 }
 
-/* How many of the least recently used blocks of that class should be stored below: the share that
- * is to be free or stored, less what is free. A class that may still get a new segment is not
+/* How many of the class's least recently used blocks should be stored below: the share that is to
+ * be free or stored below, minus what is free. A class that may still get a new segment is not
  * full. */
 static uint32_t class_share(const struct disk *d, const struct disk_class *c)
 {
@@ -332,7 +332,7 @@ static uint32_t disk_due(struct tier *t, uint32_t max, struct tier_due *ret)
 	return n;
 }
 
-/* What could not be taken now, or is no longer below, is named again, with all others. */
+/* After LATER or GONE all blocks are candidates for demotion again. */
 static void disk_stored(struct tier *t, const struct tier_key *key, enum tier_below what)
 {
 	struct disk *d = disk_of(t);
@@ -363,7 +363,7 @@ static void disk_watch(struct tier *t,
 	pthread_mutex_unlock(&d->lock);
 }
 
-/* The cursor's number is that of the next slot. */
+/* The cursor's number is the next slot's. */
 static uint32_t disk_list(struct tier *t, struct tier_cursor *at, uint32_t max,
                           struct tier_key *ret)
 {
@@ -412,14 +412,14 @@ static void oldest(struct tier_stat *s, const struct list *jobs, int busy)
 		if (!s->oldest_us || j->begun_us < s->oldest_us)
 			s->oldest_us = j->begun_us;
 		if (!busy)
-			break; /* in order */
+			break; /* sorted by time */
 	}
 }
 
 static void state_text(const struct disk *d, uint64_t now, struct tier_stat *s)
 {
 	if (now < d->no_puts_until_us)
-		snprintf(s->state, sizeof s->state, "takes no puts: %s", strerror(d->error));
+		snprintf(s->state, sizeof s->state, "rejects puts: %s", strerror(d->error));
 	else if (now < d->no_room_until_us)
 		snprintf(s->state, sizeof s->state, "ready, but the disk is full");
 	else
@@ -456,7 +456,7 @@ static int options_set(struct tier_disk_opts *o, const struct tier_disk_opts *fr
 	o->threads = o->threads ? o->threads : 1;
 	o->io = o->io ? o->io : "auto";
 	if (!o->path || !o->path[0])
-		return err_set(err, ERR_INVALID, "disk tier: no folder is named");
+		return err_set(err, ERR_INVALID, "disk tier: no folder given");
 	if (o->capacity_bytes < CAPACITY_MIN)
 		return err_set(err, ERR_INVALID, "disk tier: a capacity of %llu bytes is below %llu",
 		               (unsigned long long)o->capacity_bytes, (unsigned long long)CAPACITY_MIN);
@@ -466,14 +466,14 @@ static int options_set(struct tier_disk_opts *o, const struct tier_disk_opts *fr
 		               o->threads);
 	if (strcmp(o->io, "auto") != 0 && strcmp(o->io, "io_uring") != 0 &&
 	    strcmp(o->io, "threads") != 0)
-		return err_set(err, ERR_INVALID, "disk tier: io %s is none of auto, io_uring, threads",
+		return err_set(err, ERR_INVALID, "disk tier: io is %s, expected auto, io_uring or threads",
 		               o->io);
 	if (o->threads > o->depth)
 		o->threads = o->depth;
 	return 0;
 }
 
-/* How many workers, and whether with rings. */
+/* Decides the number of workers, and whether they use io_uring. */
 static int workers_plan(const struct tier_disk_opts *o, int *ret_ringed, unsigned *ret_n,
                         struct err *err)
 {
@@ -546,7 +546,7 @@ static void cancel_queued(struct disk *d)
 		struct disk_job *j = list_entry(it, struct disk_job, link);
 		list_remove(it);
 		j->code = ERR_CANCELLED;
-		j->text = "the disk tier ends";
+		j->text = "the disk tier is shutting down";
 		disk_job_end(d, j);
 	}
 }
@@ -562,7 +562,7 @@ static void disk_destroy(struct tier *t)
 		disk_io_wake(d->worker[i].io);
 		pthread_join(d->worker[i].thread, NULL);
 	}
-	cancel_queued(d); /* a put that waited for a slot */
+	cancel_queued(d); /* a put that was waiting for a slot */
 	pthread_mutex_lock(&d->lock);
 	d->keep_stop = 1;
 	pthread_cond_signal(&d->keep_more);
@@ -631,7 +631,7 @@ int tier_disk_new(const struct tier_disk_opts *from, struct tier **ret, struct e
 	}
 	d->o.path = d->dir.path;
 	d->o.io = ringed ? "io_uring" : "threads";
-	d->keep = 1; /* a first round: what is too much, heads that are to be cleared */
+	d->keep = 1; /* first round: reduces to the capacity, clears heads of invalid blocks */
 	log_info("disk_opened",
 	         "path=%s blocks=%llu bytes=%llu capacity_bytes=%llu io=%s workers=%u depth=%u sync=%d",
 	         log_quote(d->dir.path), (unsigned long long)d->stat.blocks,

@@ -1,8 +1,8 @@
 /* disk_buffer.c - slabs of whole huge pages, each cut into buffers of one size.
  *
- * What was used last is taken first: it is in the cache. A slab without a taken buffer is unmapped
- * when its room is needed for other sizes. Where there are no huge pages all is the same, but
- * slower. */
+ * The most recently used buffer is taken first because it is in the cache. A slab without taken
+ * buffers is unmapped when its room is needed for another size. Without huge pages everything
+ * works, but slower. */
 #include "disk_buffer.h"
 
 #include "util/check.h"
@@ -12,16 +12,16 @@
 #include <sys/mman.h>
 
 #define HUGE_BYTES ((size_t)2 << 20)
-/* of those below a huge page at least, so that what is left over is little */
+/* minimum per slab for buffers smaller than a huge page, to limit the unused remainder */
 #define SLAB_BUFFERS 4u
 
 struct disk_slab {
 	struct list link;
 	unsigned char *at;
 	size_t bytes, each;
-	/* buffers there is room for, that were cut so far, that are taken */
+	/* buffers: capacity, cut so far, taken */
 	unsigned n, cut, taken;
-	/* the first of those that were given back; each begins with the next one's address */
+	/* list of returned buffers; each starts with the next one's address */
 	void *idle;
 };
 
@@ -39,7 +39,7 @@ static size_t slab_bytes(size_t each)
 	return (bytes + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
 }
 
-/* Aligned to huge pages; NULL: no memory. */
+/* Aligned to huge pages; NULL: out of memory. */
 static unsigned char *map_aligned(size_t bytes)
 {
 	unsigned char *p = mmap(NULL, bytes + HUGE_BYTES, PROT_READ | PROT_WRITE,

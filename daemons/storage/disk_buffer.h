@@ -1,9 +1,9 @@
-/* disk_buffer.h - memory that the disk reads into and writes from: a few buffers of a few sizes,
- * cut from huge pages.
+/* disk_buffer.h - memory for disk reads and writes: a few buffers of a few sizes, cut from huge
+ * pages.
  *
- * A device takes a transfer as a list of pieces that are contiguous in physical memory, and lists
- * are short (a virtio queue has 256 entries for all that is under way): in pages of 4 KiB a
- * single block of 1 MiB fills it, and depth is of no use. Nothing here takes a lock. */
+ * A device takes a transfer as a list of physically contiguous pieces, and lists are short (a
+ * virtio queue has 256 entries for everything in flight): with 4 KiB pages a single 1 MiB block
+ * fills the queue, and depth has no effect. No locks: the caller serialises. */
 #ifndef STORAGE_DISK_BUFFER_H
 #define STORAGE_DISK_BUFFER_H
 
@@ -13,9 +13,9 @@
 #include <stdint.h>
 
 struct disk_buffers {
-	struct list slabs; /* the last given back to first */
-	/* taken at a time; the first `depth` of them whatever their size, the others while all have
-	 * at most ahead_bytes */
+	struct list slabs; /* the most recently returned buffer's first */
+	/* most buffers taken at a time: the first `depth` regardless of size, further ones while all
+	 * together have at most ahead_bytes */
 	unsigned max, depth;
 	uint64_t max_bytes; /* mapped */
 	uint64_t ahead_bytes;
@@ -32,12 +32,12 @@ struct disk_buffer {
 
 void disk_buffers_init(struct disk_buffers *b, unsigned depth, unsigned ahead, uint64_t max_bytes,
                        uint64_t ahead_bytes);
-/* All have been given back. */
+/* All buffers must have been returned. */
 void disk_buffers_fini(struct disk_buffers *b);
-/* bytes is a multiple of the page size. 0: no more may be taken now, or the system has no
- * memory; then `taken` says whether one may come back. */
+/* bytes is a multiple of the page size. Returns 0 if the limit is reached or the system is out of
+ * memory; `taken` then tells whether a buffer may be returned later. */
 int disk_buffer_take(struct disk_buffers *b, size_t bytes, struct disk_buffer *ret);
-/* Nothing happens to one that is none; then it is none. */
+/* Returns a buffer and clears *buf; no-op for a cleared one. */
 void disk_buffer_give(struct disk_buffers *b, struct disk_buffer *buf);
 
 #endif

@@ -1,7 +1,7 @@
-/* disk_dir.c - the folder of the disk tier: lock, state file, which files are there.
+/* disk_dir.c - the folder of the disk tier: lock, state file, list of files.
  *
- * The state file is replaced whole: written beside, synced, renamed, and the folder synced.
- * Nothing is deleted before it is certain that the folder is ours. */
+ * The state file is replaced atomically: a new one is written, synced and renamed, and the folder
+ * synced. Nothing is deleted before the folder is known to be ours. */
 #include "disk_dir.h"
 #include "disk_index.h"
 
@@ -23,7 +23,7 @@
 #define FORMAT 2
 #define LOCK_TRIES 50
 #define LOCK_PAUSE_US 10000
-#define NAMED_MAX 3u /* files of others, in a message */
+#define NAMED_MAX 3u /* foreign files listed in a message */
 
 char *disk_dir_file(const struct disk_dir *d, const char *name, uint32_t number)
 {
@@ -38,7 +38,7 @@ static uint64_t state_check(unsigned format, uint64_t flush)
 	return XXH3_64bits(all, sizeof all);
 }
 
-/* NULL, or why it cannot be used. */
+/* Returns NULL, or why the state cannot be used. */
 static const char *state_read(const struct disk_dir *d, uint64_t *ret_flush)
 {
 	char *path = mem_printf("%s/state", d->path);
@@ -53,7 +53,7 @@ static const char *state_read(const struct disk_dir *d, uint64_t *ret_flush)
 	if (n >= 1 && format != FORMAT)
 		return "it has another format";
 	if (n != 3 || check != state_check(format, flush))
-		return "its state file is missing or not readable";
+		return "its state file is missing or unreadable";
 	*ret_flush = flush;
 	return NULL;
 }
@@ -122,7 +122,7 @@ int disk_dir_segments(const struct disk_dir *d, unsigned char *ret_there)
 	return e;
 }
 
-/* All but lock and state file. 0 or an errno. */
+/* Deletes everything but lock and state file. 0 or an errno. */
 static int delete_all(const struct disk_dir *d, const char *why)
 {
 	DIR *dir = opendir(d->path);
@@ -140,8 +140,9 @@ static int delete_all(const struct disk_dir *d, const char *why)
 	return e;
 }
 
-/* May be in a folder of ours; the first ones also before it has the mark, when a start was
- * killed ("lost+found": the folder is a file system of its own). */
+/* Names allowed in our folder. The first five are also allowed before the state file exists,
+ * because a process may be killed while starting ("lost+found": the folder is the root of a file
+ * system). */
 static int name_is_ours(const char *name, int marked)
 {
 	static const char *const known[] = {".",          "..",    "lock",  "state.new",
@@ -153,7 +154,7 @@ static int name_is_ours(const char *name, int marked)
 	return marked && segment_number(name) >= 0;
 }
 
-/* Before anything is written to it or deleted from it. */
+/* Called before anything in the folder is written or deleted. */
 static int folder_is_ours(const char *path, struct err *err)
 {
 	char *mark = mem_printf("%s/state", path), names[160] = "";
@@ -172,15 +173,15 @@ static int folder_is_ours(const char *path, struct err *err)
 	if (!n)
 		return 0;
 	return err_set(err, ERR_EXISTS,
-	               "%s%s in the folder %s: not of a disk tier; set disk_path to an empty folder, "
+	               "%s%s in the folder %s: not disk tier files; set disk_path to an empty folder, "
 	               "or remove them",
 	               names, n > NAMED_MAX ? ", ..." : "", path);
 }
 
 /* --- open and close --- */
 
-/* A process that was just killed may leave a child that has not closed its copy yet; that takes
- * moments, and so long it is waited for. */
+/* A killed process may leave a child that has not closed its copy of the descriptor yet, so the
+ * lock is retried for half a second. */
 static int lock_take(int fd)
 {
 	int r = flock(fd, LOCK_EX | LOCK_NB);
@@ -195,7 +196,7 @@ static int folder_lock(struct disk_dir *d, struct err *err)
 {
 	struct stat st;
 	if (mkdir(d->path, 0700) != 0 && errno != EEXIST)
-		return err_set(err, ERR_IO, "cannot make the folder %s: %s", d->path, strerror(errno));
+		return err_set(err, ERR_IO, "cannot create the folder %s: %s", d->path, strerror(errno));
 	if (stat(d->path, &st) != 0)
 		return err_set(err, ERR_IO, "cannot use the folder %s: %s", d->path, strerror(errno));
 	if (!S_ISDIR(st.st_mode))
@@ -220,14 +221,14 @@ static int error_code(int e)
 	return e == ENOSPC || e == EDQUOT ? ERR_FULL : ERR_IO;
 }
 
-/* A folder whose state does not hold, or that has none yet, begins with nothing. */
+/* Starts empty if the state is invalid or missing. */
 static int state_open(const struct disk_dir *d, uint64_t *ret_flush, struct err *err)
 {
 	char *path = mem_printf("%s/state", d->path);
 	int there = access(path, F_OK) == 0, error = there ? 0 : errno;
 	free(path);
 	if (error && error != ENOENT)
-		return err_set(err, ERR_IO, "cannot look at %s/state: %s", d->path, strerror(error));
+		return err_set(err, ERR_IO, "cannot access %s/state: %s", d->path, strerror(error));
 	const char *why = there ? state_read(d, ret_flush) : NULL;
 	if (there && !why)
 		return 0;
@@ -248,7 +249,7 @@ int disk_dir_open(struct disk_dir *d, const char *path, int sync, uint64_t *ret_
 	if (r == 0)
 		r = state_open(d, ret_flush, err);
 	if (r == 0 && sync)
-		syncfs(d->lock_fd); /* what a daemon without disk_sync has left */
+		syncfs(d->lock_fd); /* data left unsynced by a daemon without disk_sync */
 	if (r != 0)
 		disk_dir_close(d);
 	return r;

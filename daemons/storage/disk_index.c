@@ -1,10 +1,10 @@
 /* disk_index.c - see disk_index.h.
  *
- * What always holds: a slot is in exactly one place: free (beyond `cut`, or in its segment's list),
- * with its owner, in hash table and order of use (HELD), or dropped (in the list unless somebody
- * reads it). A class's `slots` and `free` count living segments only; its order of use also has
- * the blocks of those that die. The order of use is the order of `seq`. The blocks that are
- * named are the n_named oldest. A call in the wrong state is a bug. */
+ * Invariants: a slot is in exactly one place: free (beyond `cut`, or in its segment's list), with
+ * its owner (TAKEN), in the hash table and LRU list (HELD), or dropped (listed unless it has
+ * readers). A class's `slots` and `free` count living segments only; its LRU list also has the
+ * blocks of dying ones. The LRU list is sorted by `seq`. The `named` blocks are the n_named oldest.
+ * A call in the wrong state is a bug. */
 #include "disk_index.h"
 
 #include "util/check.h"
@@ -39,7 +39,7 @@ void disk_index_fini(struct disk_index *x)
 static uint32_t *bucket_of(const struct disk_index *x, const struct tier_key *key)
 {
 	uint64_t h = XXH3_64bits_withSeed(key->b, sizeof key->b, x->hash_seed);
-	/* buckets below n_buckets - round are split already */
+	/* buckets below n_buckets - round are already split */
 	uint32_t round = 1u << (31 - __builtin_clz(x->n_buckets));
 	uint32_t at = (uint32_t)h & (2 * round - 1);
 	return &x->bucket[at < x->n_buckets ? at : at - round];
@@ -53,7 +53,7 @@ static uint32_t *link_of(const struct disk_index *x, uint32_t id)
 	return at;
 }
 
-/* One bucket more, with what of its elder's chain belongs there. */
+/* Adds a bucket and moves to it the matching part of the chain being split. */
 static void buckets_grow(struct disk_index *x)
 {
 	uint32_t round = 1u << (31 - __builtin_clz(x->n_buckets)), old = x->n_buckets - round;
@@ -85,7 +85,7 @@ uint32_t disk_index_find(const struct disk_index *x, const struct tier_key *key)
 
 struct disk_segment *disk_segment_new(uint32_t number, uint32_t slot_bytes, uint32_t slots)
 {
-	/* pages of slots that are never used are never touched */
+	/* memory of slots that are never used is never touched */
 	struct disk_segment *g = mem_zalloc(sizeof *g + (size_t)slots * sizeof g->slot[0]);
 	g->number = number;
 	g->slot_bytes = slot_bytes;
@@ -169,7 +169,7 @@ void disk_index_remove_segment(struct disk_index *x, struct disk_segment *g)
 	x->n_dying--;
 }
 
-/* --- the order of use --- */
+/* --- the LRU list --- */
 
 static void order_add(struct disk_index *x, struct disk_class *c, uint32_t id)
 {
@@ -245,7 +245,7 @@ static struct disk_segment *segment_with_room(struct disk_index *x, const struct
 	struct disk_segment *g = x->segment[c->fill];
 	for (uint32_t i = 0; !g || g->dying || g->slot_bytes != c->slot_bytes || g->taken == g->slots;
 	     i++) {
-		CHECK(i < x->n_segments); /* there is one, as c->free says */
+		CHECK(i < x->n_segments); /* exists because c->free > 0 */
 		g = x->segment[i];
 	}
 	return g;
@@ -292,7 +292,7 @@ void disk_index_insert(struct disk_index *x, uint32_t id)
 	order_add(x, c, id);
 }
 
-/* Out of hash table and order of use. */
+/* Removes a HELD slot from hash table and LRU list. */
 static void slot_forget(struct disk_index *x, uint32_t id, enum disk_slot_state state)
 {
 	struct disk_slot *s = disk_slot_at(x, id);

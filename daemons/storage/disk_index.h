@@ -1,9 +1,9 @@
-/* disk_index.h - what the disk tier knows in memory: which block lies in which slot of which
- * segment, and the order of use.
+/* disk_index.h - the disk tier's in-memory index: which block is in which slot of which segment,
+ * and the LRU order.
  *
- * A segment is a file of slots of one size; all segments of one slot size are a class. A slot takes
- * 80 bytes of memory once it was used, and 4 to 8 for the hash table. Not thread-safe: the disk
- * tier's lock is held for every call. Nothing here touches a file. */
+ * A segment is a file of slots of one size; all segments of one slot size form a class. A slot
+ * takes 80 bytes of memory once it has been used, plus 4 to 8 for the hash table. Not thread-safe:
+ * every call needs the disk tier's lock. Nothing here touches a file. */
 #ifndef STORAGE_DISK_INDEX_H
 #define STORAGE_DISK_INDEX_H
 
@@ -16,35 +16,35 @@
 #define DISK_BLOCK_BYTES_MAX ((size_t)64 << 20)
 #define DISK_SLOT_UNIT 4096u
 #define DISK_SEGMENTS_MAX 4095u
-#define DISK_SLOTS_LOG 20u /* slots of a segment, at most */
+#define DISK_SLOTS_LOG 20u /* most slots of a segment */
 #define DISK_SLOTS_MAX (1u << DISK_SLOTS_LOG)
 #define DISK_CLASSES_MAX 64u
 #define DISK_NONE UINT32_MAX /* no slot */
 
 enum disk_slot_state {
 	DISK_FREE,
-	/* a put owns it: nothing names it, on disk neither once its head was cleared */
+	/* owned by a put; not in the index, and not on disk either once its head is cleared */
 	DISK_TAKEN,
 	DISK_HELD,   /* has a block that can be found */
-	DISK_DROPPED /* out of the index; free once nobody reads it and its head was cleared */
+	DISK_DROPPED /* not in the index; becomes FREE once it has no readers and its head is cleared */
 };
 
 struct disk_slot {
 	struct tier_key key;
 	struct tier_sum sum;
-	uint64_t seq; /* of its put or its last use */
+	uint64_t seq; /* of its put or latest use */
 	uint32_t bytes;
-	/* HELD: in the class's order of use. newer: in the list of free ones, or of dropped ones */
+	/* HELD: LRU links of the class. `newer` of FREE and DROPPED slots: link of their list */
 	uint32_t older, newer;
-	uint32_t chain; /* the next with the same hash */
+	uint32_t chain; /* next with the same hash */
 	uint16_t readers;
 	uint8_t state;
-	uint8_t hits;      /* as many as fit */
+	uint8_t hits;      /* saturates */
 	unsigned used : 1; /* since its head was written */
-	/* was looked at for being copied down; all older ones of its class were, too */
+	/* has been considered for demotion, like all older slots of its class */
 	unsigned named : 1;
 	unsigned copied : 1; /* a tier below has it */
-	unsigned due : 1;    /* it is to be copied down since it was hit so often */
+	unsigned due : 1;    /* to be demoted because of its many hits */
 };
 
 struct disk_class;
@@ -54,11 +54,11 @@ struct disk_segment {
 	uint32_t number, slot_bytes, slots;
 	uint32_t taken; /* slots that are not FREE */
 	uint32_t cut;   /* slots from here on were never used */
-	uint32_t free;  /* the first of the others that are free */
+	uint32_t free;  /* first free slot below `cut` */
 	uint32_t users; /* jobs that use its file */
 	int fd, heads_fd;
-	int direct;              /* fd goes past the page cache */
-	int dying;               /* takes nothing more; is deleted when it is empty */
+	int direct;              /* fd is open with O_DIRECT */
+	int dying;               /* accepts no more blocks; deleted when empty */
 	uint64_t file_bytes;     /* of its slots */
 	uint64_t last_used;      /* the largest seq of its blocks */
 	struct disk_slot slot[]; /* (slots) */
@@ -66,29 +66,29 @@ struct disk_segment {
 
 struct disk_class {
 	uint32_t slot_bytes;  /* 0: unused entry */
-	uint32_t slots, free; /* of segments that live */
-	uint32_t held;        /* of all its segments, as `oldest` to `newest` */
+	uint32_t slots, free; /* of segments that are not dying */
+	uint32_t held;        /* of all its segments: length of the list `oldest` .. `newest` */
 	uint32_t busy;        /* TAKEN or DROPPED, of all its segments */
-	uint32_t clearing;    /* of them DROPPED without readers: free soon */
+	uint32_t clearing;    /* DROPPED without readers: free soon */
 	uint32_t oldest, newest;
 	uint32_t n_named;  /* of the oldest */
-	uint32_t next_due; /* the oldest that is not named */
+	uint32_t next_due; /* the oldest that is not `named` */
 	uint32_t fill;     /* number of the segment that is being filled */
 	int wants_segment;
 };
 
 struct disk_index {
 	struct disk_segment *segment[DISK_SEGMENTS_MAX];
-	uint32_t n_segments; /* all have lower numbers */
+	uint32_t n_segments; /* all numbers are below it */
 	struct disk_class class[DISK_CLASSES_MAX];
 	unsigned n_classes; /* with slots */
 	uint32_t n_dying;
 	uint64_t file_bytes, dying_bytes;
-	uint32_t *bucket; /* (bucket_room); linear hashing: as many as there are blocks */
+	uint32_t *bucket; /* (bucket_room); linear hashing: n_buckets follows the number of blocks */
 	uint32_t n_buckets, bucket_room;
 	uint64_t hash_seed;
 	uint32_t held;
-	uint32_t dropped; /* the first of those that nobody reads */
+	uint32_t dropped; /* head of the list of DROPPED slots without readers */
 };
 
 static inline uint32_t disk_slot_bytes(size_t bytes)
@@ -112,51 +112,51 @@ static inline uint32_t disk_slot_id(const struct disk_segment *g, uint32_t slot)
 }
 
 void disk_index_init(struct disk_index *x);
-void disk_index_fini(struct disk_index *x); /* files are closed already */
+void disk_index_fini(struct disk_index *x); /* files must be closed */
 
 /* --- segments and classes --- */
 /* without files, not in the index */
 struct disk_segment *disk_segment_new(uint32_t number, uint32_t slot_bytes, uint32_t slots);
 /* NULL: DISK_CLASSES_MAX slot sizes are in use. */
 struct disk_class *disk_index_class(struct disk_index *x, uint32_t slot_bytes);
-int disk_index_number(const struct disk_index *x); /* that no segment has, or -1 */
+int disk_index_number(const struct disk_index *x); /* a free segment number, or -1 */
 void disk_index_add_segment(struct disk_index *x, struct disk_segment *g);
-/* The living segment whose blocks were all used longest ago, of another class if other_than !=
- * 0; or NULL. */
+/* The least recently used living segment, of a class other than other_than if that is nonzero; or
+ * NULL. */
 struct disk_segment *disk_index_coldest(const struct disk_index *x, uint32_t other_than);
 void disk_index_kill(struct disk_index *x, struct disk_segment *g);
-/* dying, empty, without users; the caller frees it */
+/* g must be dying, empty and without users; the caller frees it */
 void disk_index_remove_segment(struct disk_index *x, struct disk_segment *g);
 
 /* --- slots --- */
-/* HELD, or DISK_NONE */
+/* a HELD slot, or DISK_NONE */
 uint32_t disk_index_find(const struct disk_index *x, const struct tier_key *key);
 /* FREE -> TAKEN, or DISK_NONE */
 uint32_t disk_index_take(struct disk_index *x, struct disk_class *c);
-/* A slot that was never used or lies before `cut`: -> TAKEN. For the start, in the order of the
- * slots. */
+/* Takes a slot that was never used, for loading at the start, in slot order; slots skipped become
+ * free ones below `cut`. */
 void disk_segment_take_at(struct disk_segment *g, uint32_t slot);
-/* TAKEN -> HELD, the newest of its class; its key is not in the index. key, sum, bytes, seq are
- * set. */
+/* TAKEN -> HELD, as the newest of its class. key, sum, bytes and seq are set; the key must not be
+ * in the index. */
 void disk_index_insert(struct disk_index *x, uint32_t id);
-/* becomes the newest */
+/* makes it the newest */
 void disk_index_touch(struct disk_index *x, uint32_t id, uint64_t seq);
 /* HELD -> TAKEN */
 void disk_index_evict(struct disk_index *x, uint32_t id);
 /* HELD or TAKEN -> DROPPED */
 void disk_index_drop(struct disk_index *x, uint32_t id);
-/* one reader less */
+/* releases one reader */
 void disk_index_unread(struct disk_index *x, uint32_t id);
-/* out of the list, still DROPPED; or DISK_NONE */
+/* removes a slot from the list of DROPPED ones, or DISK_NONE; it stays DROPPED */
 uint32_t disk_index_next_dropped(struct disk_index *x);
-/* into the list again */
+/* returns a slot to that list */
 void disk_index_dropped_back(struct disk_index *x, uint32_t id);
 /* TAKEN or DROPPED -> FREE */
 void disk_index_free(struct disk_index *x, uint32_t id);
-/* The next of the `share` oldest blocks of the class that was not named yet: now it is. Or
- * DISK_NONE. */
+/* Marks and returns the next slot among the `share` oldest blocks of the class that is not `named`;
+ * or DISK_NONE. */
 uint32_t disk_index_name(struct disk_index *x, struct disk_class *c, uint32_t share);
-/* all of them */
+/* clears `named` of all slots */
 void disk_index_unname(struct disk_index *x);
 
 #endif

@@ -1,14 +1,14 @@
-/* disk_int.h - what the disk tier's files share: its state, jobs, and which thread does what.
+/* disk_int.h - shared by the disk tier's files: its state, its jobs, and which thread does what.
  *
- * A put or get becomes a job in a queue. Workers (disk_work.c) take jobs, gets first: find a slot,
- * copy, check, and have blocks read and written. A put whose data is written goes to the keeper
- * (disk_keep.c), which writes the heads of all that has gathered, and only then is the put in the
- * index and acknowledged. The keeper also makes and deletes segments, clears the heads of dropped
- * slots and makes a flush last. Look-ups, removes and figures are answered by whoever asks, from
- * memory.
+ * A put or get becomes a queued job. Workers (disk_work.c) take jobs, gets first: they find a slot,
+ * copy, verify, and submit reads and writes. A put whose data is written goes to the keeper
+ * (disk_keep.c), which writes the heads of all puts gathered so far; only then is a put in the
+ * index and acknowledged. The keeper also creates and deletes segments, clears the heads of dropped
+ * slots and persists flushes. Look-ups, removals and figures are answered from memory on the
+ * caller's thread.
  *
- * The lock is held for moments only: never during a copy, a transfer, a write of heads, or a
- * `done`. `changed` (tier_ops.watch) is called with it held. */
+ * The lock is held briefly: never during a copy, a transfer, a write of heads, or a `done`.
+ * `changed` (tier_ops.watch) is called with it held. */
 #ifndef STORAGE_DISK_INT_H
 #define STORAGE_DISK_INT_H
 
@@ -26,24 +26,24 @@
 #define DISK_GETS_MAX 4096u /* queued */
 #define DISK_PUTS_MAX 1024u
 #define DISK_BUFFER_BYTES_MAX ((uint64_t)256 << 20)
-/* of all buffers that are taken, for more of them than the depth: they are to stay in the cache */
+/* bound on all taken buffers while more than `depth` are taken: they should stay in the cache */
 #define DISK_AHEAD_BYTES_MAX ((uint64_t)16 << 20)
-#define DISK_FAILS_MAX 3u /* failed writes in a row before it pauses */
-/* how long it takes no puts then; and how long a full disk is not asked for more */
+#define DISK_FAILS_MAX 3u /* consecutive failed writes before the tier pauses puts */
+/* duration of that pause; also how long a full disk is not asked for another segment */
 #define DISK_PAUSE_US 10000000u
 #define DISK_RECENT_MAX 64u
-/* blocks that are to be copied down; for one more the next hit counts again */
+/* queued blocks due for demotion; a block that finds the queue full becomes due at its next hit */
 #define DISK_DUE_MAX 1024u
 
 enum disk_way { DISK_READS, DISK_WRITES, DISK_WAYS };
 
 struct disk_job {
-	struct list link; /* in a queue, in `written`, or none */
-	struct list busy; /* in `busy` from its begin to its end */
+	struct list link; /* in a queue, in `written`, or in none */
+	struct list busy; /* in `busy` from start to end */
 	struct tier_op *op;
 	int put;
 	uint64_t begun_us;
-	uint32_t slot;                /* put: TAKEN by it; get: it is one of its readers */
+	uint32_t slot;                /* put: the TAKEN slot; get: the slot it reads */
 	struct disk_segment *segment; /* NULL: it has no slot */
 	struct tier_sum sum;          /* get: of the stored block */
 	struct disk_buffer buf;
@@ -54,7 +54,7 @@ struct disk_job {
 	const char *text;
 };
 
-/* Written through the page cache: its pages are dropped some writes later. */
+/* A range written through the page cache; its pages are dropped some writes later. */
 struct disk_recent {
 	uint32_t segment;
 	off_t at;
@@ -67,12 +67,12 @@ struct disk_worker {
 	struct disk *disk;
 	pthread_t thread;
 	struct disk_io *io;
-	unsigned depth; /* jobs with the device at most */
-	/* jobs beside them at most, that are being checked and copied while the device has the next
+	unsigned depth; /* most jobs with the device */
+	/* most further jobs, which are verified and copied while the device works on the next
 	 * ones */
 	unsigned ahead;
 	unsigned running; /* all of them */
-	int idle;         /* sleeps, and could begin a job */
+	int idle;         /* sleeps and could start a job */
 };
 
 struct disk {
@@ -80,7 +80,7 @@ struct disk {
 	struct tier_disk_opts o;
 	struct disk_dir dir;
 	int ringed;
-	pthread_mutex_t lock; /* of all that follows */
+	pthread_mutex_t lock; /* protects everything below */
 	pthread_cond_t keep_more;
 	int stop, keep_stop;
 	struct disk_index x;
@@ -88,16 +88,16 @@ struct disk {
 
 	struct list gets, puts, busy, written;
 	unsigned n_gets, n_puts;
-	unsigned putting;     /* puts that have begun and are not with the keeper */
+	unsigned putting;     /* puts that have started and are not with the keeper yet */
 	unsigned uncommitted; /* puts that the keeper has */
-	/* the first put waits for a slot: none begins until disk_unstall */
+	/* the first put waits for a slot; no put starts until disk_unstall */
 	int stalled;
 	struct disk_buffers buffers;
 
-	int keep;            /* there is something for the keeper */
-	uint64_t seq;        /* the last sequence number that was given */
-	uint64_t flush_mark; /* blocks below it are gone */
-	struct list flushes; /* of tier_flush: to be made last */
+	int keep;            /* the keeper has work */
+	uint64_t seq;        /* last sequence number handed out */
+	uint64_t flush_mark; /* blocks below it are flushed */
+	struct list flushes; /* of tier_flush: waiting to be persisted */
 	unsigned fails;
 	uint64_t no_puts_until_us, no_room_until_us;
 	int error; /* errno of the last failed write */
@@ -107,7 +107,7 @@ struct disk {
 	enum tier_policy policy;
 	uint32_t after; /* TIER_WRITE_THROUGH: hits */
 	unsigned low_percent;
-	struct tier_due due[DISK_DUE_MAX]; /* ring: blocks that were hit so often */
+	struct tier_due due[DISK_DUE_MAX]; /* ring: blocks due for demotion because of their hits */
 	unsigned due_at, n_due;
 	void (*changed)(void *arg, const struct tier_key *key, int stored); /* or NULL */
 	void *changed_arg;
@@ -124,23 +124,23 @@ struct disk {
 enum disk_why { DISK_ASKED, DISK_EVICTED, DISK_DAMAGED };
 
 /* --- disk.c; with the lock held --- */
-/* a block that was not flushed, or DISK_NONE */
+/* a block that is not flushed, or DISK_NONE */
 uint32_t disk_find(const struct disk *d, const struct tier_key *key);
-/* HELD, and about to leave the index: figures, `changed` */
+/* accounts for a HELD block that leaves the index: figures, `changed` */
 void disk_gone(struct disk *d, uint32_t id, enum disk_why why);
 void disk_drop(struct disk *d, uint32_t id, enum disk_why why);
-/* TAKEN, now in the index */
+/* inserts a TAKEN slot into the index */
 void disk_stored_here(struct disk *d, uint32_t id);
-/* was it hit so often that it is to be copied down? */
+/* queues the block for demotion if it has enough hits */
 void disk_due_check(struct disk *d, uint32_t id);
-/* slots of the next segment of that class; 0: no room for one */
+/* slots of the class's next segment; 0: no room */
 uint32_t disk_next_slots(const struct disk *d, uint32_t slot_bytes);
 void disk_keep_wake(struct disk *d);
-void disk_unstall(struct disk *d); /* a slot may be had now */
-/* an errno, or 0: a write went through */
+void disk_unstall(struct disk *d); /* a slot may be available */
+/* records the result of a write: an errno, or 0 */
 void disk_write_result(struct disk *d, int error);
 void disk_segment_leave(struct disk *d, struct disk_segment *g);
-/* without it */
+/* call without the lock */
 void disk_job_end(struct disk *d, struct disk_job *j);
 const char *disk_error_text(int error, int *ret_code);
 
@@ -150,9 +150,9 @@ void disk_workers_wake(struct disk *d, unsigned n); /* with the lock held */
 
 /* --- disk_keep.c --- */
 void *disk_keeper_main(void *arg);
-/* at the start: what is in the folder */
+/* at the start: loads the folder's contents */
 int disk_load(struct disk *d, struct err *err);
-/* at the end: the order of use; no other thread is left */
+/* at the end, after all other threads: saves the LRU order */
 void disk_save_use(struct disk *d);
 
 #endif

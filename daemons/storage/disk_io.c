@@ -1,12 +1,10 @@
-/* disk_io.c - block transfers through a ring of the kernel's, or one after another by the thread
- * itself.
+/* disk_io.c - block transfers through io_uring, or synchronously on the calling thread.
  *
- * What always holds: a request is either in the ring (`flying`), or in `over`, or the caller's.
- * Nothing waits in the ring without the kernel knowing all of it; what was submitted together goes
- * there together, and neighbours on the disk become one transfer. The ring always has one entry
- * that waits for the wake descriptor, so that a thread that sleeps in the ring hears of new
- * work. Errors of the device are the request's result; only a ring that cannot be entered at all
- * is a bug. */
+ * Invariants: a request is in the ring (`flying`), in `over`, or the caller's. Requests submitted
+ * together reach the kernel together, so that adjacent ones are merged into one transfer. The ring
+ * always has one poll entry for the wake descriptor, so that a thread sleeping in the ring notices
+ * new work. Device errors are the request's result; only a ring that cannot be entered at all is a
+ * bug. */
 #include "disk_io.h"
 
 #include "util/check.h"
@@ -47,7 +45,7 @@ static void req_over(struct disk_io *io, struct disk_req *q, int result)
 	list_push_back(&io->over, &q->link);
 }
 
-/* res as of pread: counts it. 1: the request is over. */
+/* Accounts for a transfer with pread's result res. 1: the request is complete. */
 static int req_advance(struct disk_io *io, struct disk_req *q, ssize_t res)
 {
 	if (res == -EINTR || res == -EAGAIN)
@@ -60,14 +58,14 @@ static int req_advance(struct disk_io *io, struct disk_req *q, ssize_t res)
 	return 1;
 }
 
-/* 1: somebody has called disk_io_wake since the last time. */
+/* 1: disk_io_wake has been called since the last time. */
 static int wake_read(struct disk_io *io)
 {
 	uint64_t n;
 	return read(io->wake_fd, &n, sizeof n) == (ssize_t)sizeof n;
 }
 
-/* --- by the thread itself --- */
+/* --- synchronous --- */
 
 static void plain_run(struct disk_io *io, struct disk_req *q)
 {
@@ -93,12 +91,12 @@ static void plain_wait(struct disk_io *io)
 	wake_read(io);
 }
 
-/* --- by the ring --- */
+/* --- io_uring --- */
 
 static struct io_uring_sqe *ring_entry(struct disk_io *io)
 {
 	struct io_uring_sqe *e = io_uring_get_sqe(&io->ring);
-	if (!e) { /* entries that the kernel did not take yet fill the ring */
+	if (!e) { /* the ring is full of entries not yet submitted */
 		io_uring_submit(&io->ring);
 		e = io_uring_get_sqe(&io->ring);
 	}
@@ -130,7 +128,7 @@ static void ring_put(struct disk_io *io, struct disk_req *q)
 	io->flying++;
 }
 
-/* Moves what the kernel has done to `over`; 1: the wake descriptor spoke. */
+/* Moves completed requests to `over`; 1: woken by disk_io_wake. */
 static int ring_reap(struct disk_io *io)
 {
 	struct io_uring_cqe *c;
@@ -177,7 +175,7 @@ void disk_io_submit(struct disk_io *io, struct disk_req *q)
 void disk_io_send(struct disk_io *io)
 {
 	if (io->ringed && io_uring_sq_ready(&io->ring) > 0)
-		io_uring_submit(&io->ring); /* what it does not take now goes with the next call */
+		io_uring_submit(&io->ring); /* the rest goes with the next call */
 }
 
 int disk_io_over(struct disk_io *io)
@@ -214,7 +212,7 @@ void disk_io_wake(struct disk_io *io)
 {
 	uint64_t one = 1;
 	ssize_t n = write(io->wake_fd, &one, sizeof one);
-	(void)n; /* full: it is readable anyway */
+	(void)n; /* counter full: still readable */
 }
 
 static int ring_open(struct disk_io *io, unsigned depth, const struct disk_calls *calls,
@@ -233,7 +231,7 @@ static int ring_open(struct disk_io *io, unsigned depth, const struct disk_calls
 	if (!there) {
 		io_uring_queue_exit(&io->ring);
 		return err_set(err, ERR_UNSUPPORTED,
-		               "io_uring of this kernel lacks reads or writes (5.6 has them)");
+		               "this kernel's io_uring lacks reads or writes (needs 5.6)");
 	}
 	ring_arm_wake(io);
 	return 0;

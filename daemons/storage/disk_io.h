@@ -1,9 +1,9 @@
-/* disk_io.h - reads and writes of whole blocks, several at a time: by io_uring, or by plain pread
- * and pwrite where that is forbidden (containers).
+/* disk_io.h - asynchronous reads and writes of whole blocks: with io_uring, or with plain pread and
+ * pwrite where io_uring is forbidden (containers).
  *
- * A disk_io is one thread's: only disk_io_wake may be called from others. A request is the caller's
- * and must live until it was taken back. Short transfers are gone on with; what comes back is
- * done whole or has failed. */
+ * A disk_io belongs to one thread; only disk_io_wake may be called from others. A request belongs
+ * to the caller and must live until it is taken back. Short transfers are continued; a returned
+ * request is complete or has failed. */
 #ifndef STORAGE_DISK_IO_H
 #define STORAGE_DISK_IO_H
 
@@ -16,19 +16,19 @@
 
 struct io_uring;
 
-/* What tests put in the place of the system's; a NULL member is the system's. */
+/* Replacements of system calls, for tests; NULL members: the system's. */
 struct disk_calls {
 	int (*open)(const char *path, int flags, mode_t mode);
 	int (*fallocate)(int fd, int mode, off_t at, off_t bytes);
 	int (*datasync)(int fd);
 	int (*ring_init)(unsigned entries, struct io_uring *ring); /* 0 or -errno */
-	/* before each: how many of the bytes to do in one go, or -errno instead */
+	/* called before each transfer: how many bytes to transfer at once, or -errno to fail it */
 	ssize_t (*transfer)(int write, size_t bytes, off_t at);
-	/* before heads are written: 0 or an errno instead */
+	/* called before heads are written: 0, or an errno to fail it */
 	int (*commit)(void);
 };
 
-/* As fdatasync. */
+/* Like fdatasync. */
 int disk_datasync(const struct disk_calls *calls, int fd);
 
 struct disk_req {
@@ -37,29 +37,29 @@ struct disk_req {
 	unsigned char *buf;
 	size_t bytes, done;
 	off_t at;
-	int result; /* 0, or an errno; ENODATA: the file ends before */
+	int result; /* 0 or an errno; ENODATA: end of file reached early */
 };
 
 struct disk_io;
 
-/* Room for `depth` requests. With ring == 0 requests are done by the calling thread inside
+/* Room for `depth` requests. With ring == 0 the calling thread executes requests inside
  * disk_io_submit. ERR_UNSUPPORTED: io_uring unavailable. */
 int disk_io_new(int ring, unsigned depth, const struct disk_calls *calls, struct disk_io **ret,
                 struct err *err);
 void disk_io_destroy(struct disk_io **io);
-/* bytes, at, buf, fd and write are set. At most `depth` at a time. The kernel hears of it with
+/* fd, write, buf, bytes and at are set. At most `depth` requests at a time. Passed to the kernel by
  * the next disk_io_send, disk_io_take or disk_io_wait. */
 void disk_io_submit(struct disk_io *io, struct disk_req *req);
 void disk_io_send(struct disk_io *io);
-/* 1: disk_io_take has one. */
+/* 1: disk_io_take would return a request. */
 int disk_io_over(struct disk_io *io);
-/* How many are submitted and not over, as of the last call. */
+/* Requests submitted and not complete, as of the last call. */
 unsigned disk_io_flying(const struct disk_io *io);
-/* A request that is over, or NULL. */
+/* A completed request, or NULL. */
 struct disk_req *disk_io_take(struct disk_io *io);
-/* Until one is over, or disk_io_wake was called. */
+/* Blocks until a request completes or disk_io_wake is called. */
 void disk_io_wait(struct disk_io *io);
-/* Any thread: ends a wait, the present one or the next. */
+/* Any thread: ends the current wait, or the next one. */
 void disk_io_wake(struct disk_io *io);
 
 #endif

@@ -1,15 +1,15 @@
-/* disk_keep.c - the disk tier's keeper: heads, segments and the state file; and reading all of it
- * at the start.
+/* disk_keep.c - the disk tier's keeper: heads, segments and the state file; and loading them at the
+ * start.
  *
- * Order of things, which kill -9 or (with sync) a crash of the machine may cut anywhere: a block's
- * data is written, then its head, then the put is acknowledged. A slot's head is cleared before the
- * slot is used again. A segment's files are there before any of its slots, and go after its last
- * block. What cannot be written ends those puts with the reason and leaves all else as it was; a
- * head that cannot be cleared names data that does not hold, or an older copy.
+ * Order of writes, which kill -9 or (with sync) a crash of the machine may interrupt anywhere: a
+ * block's data, then its head, then the put is acknowledged. A slot's head is cleared before the
+ * slot is reused. A segment's files are created before any of its slots is used, and deleted after
+ * its last block. A failed write ends the affected puts with the reason and changes nothing else; a
+ * head that could not be cleared refers to invalid data or to an older copy.
  *
- * Room for a put comes from, in this order: a free slot; a new segment while the capacity allows it
- * and the disk has room; a segment of another slot size whose blocks were all used before the
- * oldest of this size; the least recently used block of this size. */
+ * Room for a put comes from, in this order: a free slot; a new segment, if capacity and disk allow;
+ * a segment of another slot size whose blocks were all used before the oldest of this size; the
+ * least recently used block of this size. */
 #include "disk_int.h"
 #include "disk_segment.h"
 
@@ -25,7 +25,7 @@
 #include <unistd.h>
 
 #define CLEARS_AT_ONCE 256u
-#define DROPS_AT_ONCE 1024u /* blocks of dying segments, before puts have their turn */
+#define DROPS_AT_ONCE 1024u /* blocks of dying segments dropped per round, before puts are served */
 
 /* --- puts whose data is written --- */
 
@@ -35,7 +35,7 @@ static int by_slot(const void *a, const void *b)
 	return (x->slot > y->slot) - (x->slot < y->slot);
 }
 
-/* The blocks that are written, in the order of their slots; their slots say what they have. */
+/* Takes the written puts, sorted by slot, and fills in their slots. */
 static struct disk_job **written_take(struct disk *d, unsigned *ret_n)
 {
 	unsigned n = 0;
@@ -58,7 +58,8 @@ static struct disk_job **written_take(struct disk *d, unsigned *ret_n)
 	return job;
 }
 
-/* fdatasync of data or heads of every segment among them; 0 or an errno. */
+/* fdatasync of the data or heads file of each segment of the jobs (sorted by slot); 0 or an
+ * errno. */
 static int sync_each(const struct disk *d, struct disk_job **job, unsigned n, int heads)
 {
 	int e = 0;
@@ -71,7 +72,7 @@ static int sync_each(const struct disk *d, struct disk_job **job, unsigned n, in
 	return e;
 }
 
-/* Neighbours in one write. */
+/* Writes adjacent heads together. */
 static int heads_write(struct disk_job **job, unsigned n)
 {
 	int e = 0;
@@ -83,7 +84,7 @@ static int heads_write(struct disk_job **job, unsigned n)
 	return e;
 }
 
-/* Data is on the disk: now the heads. 0 or an errno. */
+/* Writes the heads after the data. 0 or an errno. */
 static int make_last(const struct disk *d, struct disk_job **job, unsigned n)
 {
 	int e = d->o.sync ? sync_each(d, job, n, 0) : 0;
@@ -94,7 +95,7 @@ static int make_last(const struct disk *d, struct disk_job **job, unsigned n)
 	return e == 0 && d->o.sync ? sync_each(d, job, n, 1) : e;
 }
 
-/* How one put ends: in the index, unless another put was faster. With the lock held. */
+/* Completes a put: inserts it into the index unless an equal block is there. With the lock held. */
 static void put_end(struct disk *d, struct disk_job *j, int error)
 {
 	struct disk_slot *s = disk_slot_at(&d->x, j->slot);
@@ -106,7 +107,7 @@ static void put_end(struct disk *d, struct disk_job *j, int error)
 		j->text = disk_error_text(error, &j->code);
 	} else if (dying && !there) {
 		j->code = ERR_FULL;
-		j->text = "the disk tier's room was taken for something else meanwhile";
+		j->text = "the put's segment is being deleted to make room";
 	}
 	d->stat.full += j->code == ERR_FULL;
 	d->stat.known += j->code == 0 && there;
@@ -114,7 +115,7 @@ static void put_end(struct disk *d, struct disk_job *j, int error)
 		disk_index_drop(&d->x, j->slot);
 	} else {
 		if (old != DISK_NONE)
-			disk_drop(d, old, DISK_ASKED); /* of another size, or flushed */
+			disk_drop(d, old, DISK_ASKED); /* of another size or flushed */
 		disk_stored_here(d, j->slot);
 	}
 	j->tier = j->code == 0 ? TIER_DISK : TIER_NONE;
@@ -145,11 +146,11 @@ static void commit(struct disk *d)
 	free(job);
 }
 
-/* --- slots that were dropped --- */
+/* --- dropped slots --- */
 
-/* The head of a block that is dropped may be newer than one of the same key that stays (two puts of
- * it at a time, or one that failed): so with sync it is gone on the device before the slot is
- * used again, else a crash could leave it there with other data. */
+/* The head of a dropped block may be newer than that of a valid block with the same key (concurrent
+ * or failed puts). With sync its clearing must therefore reach the device before the slot is
+ * reused; else a crash could leave the head there with other data. */
 static int clear(const struct disk *d, const uint32_t *id, uint32_t n)
 {
 	int e = 0;
@@ -159,7 +160,7 @@ static int clear(const struct disk *d, const uint32_t *id, uint32_t n)
 		uint32_t k = 0;
 		while (disk_segment_of(&d->x, id[k]) != disk_segment_of(&d->x, id[i]))
 			k++;
-		/* the first of its segment */
+		/* once per segment */
 		if (k == i && disk_datasync(d->o.calls, disk_segment_of(&d->x, id[i])->heads_fd) != 0)
 			e = errno;
 	}
@@ -180,7 +181,7 @@ static void clear_dropped(struct disk *d)
 		disk_write_result(d, e);
 	for (uint32_t i = 0; i < n; i++) {
 		if (e)
-			disk_index_dropped_back(&d->x, id[i]); /* again when a put wants one of them */
+			disk_index_dropped_back(&d->x, id[i]); /* retried when a put needs one of them */
 		else
 			disk_index_free(&d->x, id[i]);
 		disk_segment_leave(d, disk_segment_of(&d->x, id[i]));
@@ -192,7 +193,7 @@ static void clear_dropped(struct disk *d)
 
 /* --- segments --- */
 
-/* Segments die as long as more than the capacity is there. With the lock held. */
+/* Marks segments as dying until the others fit the capacity. With the lock held. */
 static void shrink(struct disk *d)
 {
 	struct disk_segment *g;
@@ -201,8 +202,8 @@ static void shrink(struct disk *d)
 		disk_index_kill(&d->x, g);
 }
 
-/* Blocks of dying segments are dropped, at most so many; one that is empty then. With the lock
- * held. */
+/* Drops up to DROPS_AT_ONCE blocks of dying segments; returns a segment that is empty, or NULL.
+ * With the lock held. */
 static struct disk_segment *segment_empty(struct disk *d)
 {
 	unsigned left = DROPS_AT_ONCE;
@@ -228,7 +229,7 @@ static void delete_dying(struct disk *d)
 	shrink(d);
 	for (struct disk_segment *g; (g = segment_empty(d)) != NULL;) {
 		uint32_t number = g->number;
-		g->users++; /* nobody else deletes it, or makes one of that number */
+		g->users++; /* prevents reuse of the number while unlocked */
 		pthread_mutex_unlock(&d->lock);
 		disk_segment_close(g);
 		disk_segment_delete(&d->dir, number);
@@ -236,13 +237,13 @@ static void delete_dying(struct disk *d)
 		g->users--;
 		disk_index_remove_segment(&d->x, g);
 		free(g);
-		d->no_room_until_us = 0; /* a disk that was full has room again */
+		d->no_room_until_us = 0; /* a full disk has room again */
 		disk_unstall(d);
 	}
 	pthread_mutex_unlock(&d->lock);
 }
 
-/* With the lock held, which is given up meanwhile. */
+/* Called with the lock held; releases it temporarily. */
 static void make_segment(struct disk *d, struct disk_class *c)
 {
 	uint32_t slot_bytes = c->slot_bytes, slots = disk_next_slots(d, slot_bytes);
@@ -347,7 +348,7 @@ struct finds {
 	size_t n, room;
 };
 
-/* Its blocks are TAKEN; what they are is in their slots. */
+/* Adds a segment to the index. Its blocks become TAKEN; their slots are filled from the heads. */
 static void segment_load(struct disk *d, struct disk_segment *g, const struct disk_head *head,
                          struct finds *f)
 {
@@ -384,7 +385,7 @@ static int newest_first(const void *a, const void *b)
 	return (x->seq < y->seq) - (x->seq > y->seq);
 }
 
-/* 0; or an error: it cannot be told what there is, so nothing is deleted. */
+/* 0, or an error: the contents cannot be determined, so nothing is deleted. */
 static int segments_load(struct disk *d, struct finds *f, struct err *err)
 {
 	unsigned char *there = mem_zalloc(DISK_SEGMENTS_MAX);
@@ -408,8 +409,7 @@ static int segments_load(struct disk *d, struct finds *f, struct err *err)
 			free(heads);
 		}
 		if (e != 0)
-			err_set(err, ERR_IO, "cannot look at segment %u of %s: %s", i, d->dir.path,
-			        strerror(e));
+			err_set(err, ERR_IO, "cannot read segment %u of %s: %s", i, d->dir.path, strerror(e));
 	}
 	free(there);
 	return e == 0 ? 0 : ERR_IO;
@@ -422,12 +422,12 @@ int disk_load(struct disk *d, struct err *err)
 	d->seq = d->flush_mark;
 	if (f.n)
 		qsort(f.at, f.n, sizeof *f.at, newest_first);
-	for (size_t i = 0; i < f.n; i++) /* of two heads with one key the newer counts */
+	for (size_t i = 0; i < f.n; i++) /* of two heads with one key the newer wins */
 		if (disk_index_find(&d->x, &disk_slot_at(&d->x, f.at[i].slot)->key) == DISK_NONE)
 			disk_index_insert(&d->x, f.at[i].slot);
 		else
 			disk_index_drop(&d->x, f.at[i].slot);
-	for (size_t i = f.n; i-- > 0;) { /* in the order of use */
+	for (size_t i = f.n; i-- > 0;) { /* in LRU order */
 		struct disk_slot *s = disk_slot_at(&d->x, f.at[i].slot);
 		if (s->state != DISK_HELD)
 			continue;

@@ -1,6 +1,6 @@
-/* disk_segment.c - makes, opens and deletes the files of segments; writes heads. No lock is needed
- * but for the slots that are written. A disk that has not the room is an answer (an errno), not
- * an error; a file that does not hold costs its own blocks only. */
+/* disk_segment.c - creates, opens and deletes segment files; writes heads. Needs no lock except for
+ * the slots written. Lack of disk space is a result (an errno), not an error; an invalid file costs
+ * its own blocks only. */
 #include "disk_segment.h"
 #include "disk_dir.h"
 #include "disk_io.h"
@@ -17,8 +17,8 @@
 #include <xxhash.h>
 
 #define HALVINGS 4
-#define MAGIC 0x32766b7364706471u /* and byte order */
-#define RUN_MAX 64u               /* heads in one write */
+#define MAGIC 0x32766b7364706471u /* also identifies the byte order */
+#define RUN_MAX 64u               /* heads per write */
 #define READ_BYTES ((size_t)1 << 20)
 #define PAGE ((size_t)4096)
 
@@ -87,8 +87,8 @@ static int sys_open(const struct disk_calls *calls, const char *path, int flags)
 	                            : open(path, flags | O_CLOEXEC | O_NOFOLLOW, 0600);
 }
 
-/* Sets g->fd and g->heads_fd, g->direct if it was asked for and the file system can. 0 or an
- * errno; then none is open. */
+/* Opens g->fd and g->heads_fd; sets g->direct if requested and supported. 0 or an errno; then none
+ * is open. */
 static int files_open(const struct disk_dir *dir, const struct disk_calls *calls, int direct,
                       int flags, struct disk_segment *g)
 {
@@ -120,7 +120,7 @@ void disk_segment_close(struct disk_segment *g)
 
 void disk_segment_delete(const struct disk_dir *dir, uint32_t number)
 {
-	static const char *const name[] = {"heads", "segment"}; /* data without heads is nobody's */
+	static const char *const name[] = {"heads", "segment"}; /* data without heads is ignored */
 	for (int i = 0; i < 2; i++) {
 		char *path = disk_dir_file(dir, name[i], number);
 		unlink(path);
@@ -128,9 +128,9 @@ void disk_segment_delete(const struct disk_dir *dir, uint32_t number)
 	}
 }
 
-/* --- a new one --- */
+/* --- new segments --- */
 
-/* 0 or an errno. Where the file system cannot preallocate, the file has holes, and a write may
+/* 0 or an errno. Where the file system cannot preallocate, the file is sparse and a later write may
  * find the disk full. */
 static int file_fill(const struct disk_calls *calls, int fd, off_t bytes)
 {
@@ -141,7 +141,7 @@ static int file_fill(const struct disk_calls *calls, int fd, off_t bytes)
 	return r == 0 ? 0 : errno;
 }
 
-/* As many slots as there is room for; *slots becomes that. */
+/* Preallocates both files, halving *slots while there is no room. */
 static int files_fill(const struct disk_calls *calls, struct disk_segment *g, uint32_t *slots)
 {
 	int e = ENOSPC;
@@ -151,7 +151,7 @@ static int files_fill(const struct disk_calls *calls, struct disk_segment *g, ui
 			e = file_fill(NULL, g->heads_fd, head_at(*slots));
 		if (e != ENOSPC && e != EDQUOT && e != EFBIG)
 			break;
-		(void)!ftruncate(g->fd, 0); /* what it got */
+		(void)!ftruncate(g->fd, 0); /* gives back what was allocated */
 		(void)!ftruncate(g->heads_fd, 0);
 	}
 	return e;
@@ -197,9 +197,9 @@ int disk_segment_make(const struct disk_dir *dir, const struct disk_calls *calls
 	return 0;
 }
 
-/* --- one that is there --- */
+/* --- existing segments --- */
 
-/* A page that cannot be read is zero: its blocks are lost, the others are not. */
+/* An unreadable page becomes zero, so that only its blocks are lost. */
 static void read_table(int fd, unsigned char *to, size_t bytes, const char *path)
 {
 	unsigned bad = 0;
@@ -226,8 +226,8 @@ static void read_table(int fd, unsigned char *to, size_t bytes, const char *path
 		          log_quote(path), bad);
 }
 
-/* The whole of heads-NNNN, of which *ret_slots were meant to be there; NULL: it does not say
- * what it is. Heads that do not hold become zero. */
+/* Reads the heads of heads-NNNN (*ret_slots); NULL: its header is invalid. Invalid heads become
+ * zero. */
 static struct disk_head *heads_read(int fd, uint32_t number, const char *path,
                                     uint32_t *ret_slot_bytes, uint32_t *ret_slots)
 {
@@ -256,7 +256,7 @@ static int is_whole(int fd, uint64_t bytes)
 	return fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && (uint64_t)st.st_size >= bytes;
 }
 
-static int sure(int e) /* it is not there, or not one of ours: no passing trouble of the system */
+static int sure(int e) /* the file is missing or not ours, as opposed to a temporary error */
 {
 	return e == ENOENT || e == ELOOP || e == EISDIR || e == ENXIO;
 }

@@ -1,16 +1,16 @@
-/* disk_work.c - the disk tier's workers: they begin jobs, and end what the device has done.
+/* disk_work.c - the disk tier's workers: they start jobs, and finish those whose transfer is done.
  *
- * A get counts itself among its slot's readers, so that the slot is not given to another block
- * before it has read: a checksum that does not hold means damage.
+ * A get counts as a reader of its slot, so the slot is not reused before it has read: a checksum
+ * mismatch means damage.
  *
- * A put takes a free slot, or that of the least recently used block, whose head it clears first:
- * whatever a crash leaves in the slot is nobody's. Where neither can be had now the put goes back
- * to the front of the queue, and puts rest until disk_unstall.
+ * A put takes a free slot, or that of the least recently used block, whose head it clears first, so
+ * that a crash never leaves a head with other data. If neither is available the put returns to the
+ * front of the queue, and no put starts until disk_unstall.
  *
- * With a ring one worker has many jobs with the device; without, there are many workers with one
- * each. What the device has done is replaced first, then checked and copied, so that the device
- * never waits for the processor: gets begin before anything else, then jobs end, then puts
- * begin. */
+ * With io_uring one worker has many jobs with the device; without, there are many workers with one
+ * job each. Completed transfers are replaced by new ones before their data is verified and copied,
+ * so that the device never waits for the CPU: gets start first, then jobs finish, then puts
+ * start. */
 #include "disk_int.h"
 #include "disk_segment.h"
 #include "sum.h"
@@ -25,7 +25,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* blocks that are being read, or whose segment dies, are passed over, so many at most */
+/* bound on blocks skipped because they have readers or their segment is dying */
 #define EVICT_TRIES 64u
 
 /* --- choosing --- */
@@ -43,7 +43,7 @@ void disk_workers_wake(struct disk *d, unsigned n)
 	}
 }
 
-/* Some of the depth is left to gets, for which somebody waits. */
+/* Reserves part of the depth for gets because requests wait for them. */
 static unsigned puts_at_most(const struct disk *d)
 {
 	unsigned left = d->o.depth > 8 ? d->o.depth / 8 : d->o.depth > 1;
@@ -60,7 +60,7 @@ static struct disk_job *queue_head(struct disk *d, int puts_too)
 	return NULL;
 }
 
-/* The next job to begin, with a buffer. With the lock held. */
+/* The next job to start, with a buffer. With the lock held. */
 static struct disk_job *job_next(struct disk *d, int puts_too)
 {
 	struct disk_job *j = queue_head(d, puts_too);
@@ -69,7 +69,7 @@ static struct disk_job *job_next(struct disk *d, int puts_too)
 	j->buf_bytes = disk_slot_bytes(j->op->bytes);
 	if (!disk_buffer_take(&d->buffers, j->buf_bytes, &j->buf)) {
 		if (d->buffers.taken > 0)
-			return NULL; /* who has them looks here again */
+			return NULL; /* their holders will check the queue again */
 		j->code = ERR_NOMEM;
 		j->text = "no memory for a buffer";
 	}
@@ -110,11 +110,11 @@ static void transfer(struct disk_worker *w, struct disk_job *j)
 	                           .at = (off_t)(j->slot & (DISK_SLOTS_MAX - 1)) * (off_t)j->buf_bytes};
 	disk_io_submit(w->io, &j->req);
 	if (j->put)
-		disk_io_send(w->io); /* the next one is copied first */
+		disk_io_send(w->io); /* start it now: copying the next put takes time */
 }
 
-/* Where the page cache is in between, what went through leaves it: reads at once, writes when
- * the kernel has had the time to write them. */
+/* Drops transferred pages from the page cache if it is in use: after reads at once, after writes
+ * when the kernel has had time to write them back. */
 static void pages_leave(struct disk *d, struct disk_job *j)
 {
 	if (j->segment->direct || !d->o.direct)
@@ -140,9 +140,9 @@ static void pages_leave(struct disk *d, struct disk_job *j)
 	pthread_mutex_unlock(&d->lock);
 }
 
-/* --- the end of a job that is not with the keeper --- */
+/* --- the end of a job that has not reached the keeper --- */
 
-/* With the lock held: it has no buffer, no slot and no segment any more. */
+/* Releases a job's buffer, slot and segment. With the lock held. */
 static void job_leaves(struct disk_worker *w, struct disk_job *j)
 {
 	struct disk *d = w->disk;
@@ -176,7 +176,7 @@ static void job_over(struct disk_worker *w, struct disk_job *j, int code, const 
 
 /* --- puts --- */
 
-/* The least recently used block that nobody reads; taken. */
+/* Takes the slot of the least recently used block without readers, or DISK_NONE. */
 static uint32_t evict(struct disk *d, const struct disk_class *c)
 {
 	uint32_t id = c->oldest;
@@ -191,7 +191,7 @@ static uint32_t evict(struct disk *d, const struct disk_class *c)
 	return id;
 }
 
-/* Asks for a new segment if one may be had. */
+/* Requests a new segment if capacity and disk allow one. */
 static int want_segment(struct disk *d, struct disk_class *c)
 {
 	int may = clock_us() >= d->no_room_until_us && disk_next_slots(d, c->slot_bytes) > 0 &&
@@ -203,8 +203,8 @@ static int want_segment(struct disk *d, struct disk_class *c)
 	return may;
 }
 
-/* Is the room of a segment of other blocks on its way to this class? One dies if all in it was
- * used before the oldest of this class. */
+/* Returns whether a segment of another class is being deleted for this one; starts that if all its
+ * blocks were used before the oldest of this class. */
 static int room_of_others(struct disk *d, const struct disk_class *c)
 {
 	uint64_t oldest = c->oldest == DISK_NONE ? UINT64_MAX : disk_slot_at(&d->x, c->oldest)->seq;
@@ -221,8 +221,8 @@ static int room_of_others(struct disk *d, const struct disk_class *c)
 	return 1;
 }
 
-/* 0: the job has a slot; *ret_clear: its head is to be cleared. ERR_NOTFOUND: not now. Or why
- * not. With the lock held. */
+/* 0: the job has a slot; *ret_clear: its head must be cleared first. ERR_NOTFOUND: wait. Other
+ * codes: failed. With the lock held. */
 static int slot_find(struct disk *d, struct disk_job *j, int *ret_clear, const char **ret_text)
 {
 	uint32_t slot_bytes = (uint32_t)j->buf_bytes;
@@ -252,11 +252,11 @@ static int slot_find(struct disk *d, struct disk_job *j, int *ret_clear, const c
 		j->slot = evict(d, c);
 		*ret_clear = 1;
 	}
-	*ret_text = "the disk tier has no room that is not in use";
+	*ret_text = "all room of the disk tier is in use";
 	return j->slot != DISK_NONE ? 0 : c->busy || c->held ? ERR_NOTFOUND : ERR_FULL;
 }
 
-/* 0; ERR_NOTFOUND: back in the queue, and no longer this worker's; or why not. */
+/* 0; ERR_NOTFOUND: back in the queue, no longer this worker's; other codes: failed. */
 static int put_slot(struct disk_worker *w, struct disk_job *j, const char **ret_text)
 {
 	struct disk *d = w->disk;
@@ -287,7 +287,7 @@ static int put_slot(struct disk_worker *w, struct disk_job *j, const char **ret_
 	return r;
 }
 
-/* Is the block there already? Then it counts as used. */
+/* Returns whether the block is already stored; then it counts as used. */
 static int put_known(struct disk *d, const struct tier_op *op)
 {
 	pthread_mutex_lock(&d->lock);

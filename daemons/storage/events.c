@@ -1,12 +1,12 @@
 /* events.c - tells each worker that asked (STORE_LIST) which keys of its layout memory and disk
- * have: a whole list of each tier, then the changes, so that it can pass them on to its routers.
+ * have, for its routers: a full list of each tier, then the changes.
  *
- * Changes of all tiers and layouts go into one ring, from whatever thread makes them; what a worker
- * has heard of is a cursor in it. A list is sent in pieces, one a tick, while the tiers go on
- * changing; the changes since before its first piece come after its last, so that the last word on
- * each key is right. A worker that is slower than the ring is long gets its lists anew. A
- * message that the link does not take is made anew later. So nothing here grows with the time
- * that a worker is slow, and while nobody has asked nothing is kept. Nothing here is fatal. */
+ * Changes of all tiers and layouts go into one ring, from any thread; each worker has a cursor in
+ * it. A list is sent in pieces, one per tick, while the tiers change; the changes since before its
+ * first piece are sent after its last, so the final state of each key is right. A worker that falls
+ * behind by more than the ring gets its lists again. A message that the link rejects is rebuilt
+ * later. So memory does not grow for a slow worker, and nothing is recorded while nobody listens.
+ * No error here is fatal. */
 #include "storage.h"
 
 #include "util/clock.h"
@@ -19,12 +19,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PIECE 4096u      /* keys of one message, at most */
-#define PIECES_A_TICK 8u /* that are looked at without one of this layout */
-#define ROOM 65536u      /* changes that are kept */
+#define PIECE 4096u      /* most keys per message */
+#define PIECES_A_TICK 8u /* most pieces searched per tick for keys of a layout */
+#define ROOM 65536u      /* changes kept */
 #define FULL_TICKS 32u   /* longest pause, in intervals, after the link was full */
 
-/* others change what is in a Redis */
+/* without Redis, which other clients change */
 static const enum tier_id told_tiers[] = {TIER_MEMORY, TIER_DISK};
 #define TOLD (sizeof told_tiers / sizeof *told_tiers)
 
@@ -32,17 +32,17 @@ struct change {
 	uint64_t hash;
 	unsigned char salt[KEY_SALT_BYTES];
 	unsigned char tier, stored;
-	uint32_t order; /* among equals, when they are sorted */
+	uint32_t order; /* original order of changes with equal hashes, for sorting */
 };
 
 struct listener {
 	struct list node;
 	char name[HANDOVER_NAME_MAX];
-	uint64_t epoch, cursor; /* cursor: of the next change that it is to hear of */
-	unsigned listing;       /* index in told_tiers of the list under way; TOLD: all were sent */
-	int fresh;              /* the list's next piece is the first */
+	uint64_t epoch, cursor; /* cursor: next change to send */
+	unsigned listing;       /* index in told_tiers of the list being sent; TOLD: all sent */
+	int fresh;              /* the next piece is the list's first */
 	struct tier_cursor at;
-	unsigned full, pause; /* ticks to wait, and how many were last waited */
+	unsigned full, pause; /* ticks left to wait; length of the last wait */
 };
 
 struct tell {
@@ -54,12 +54,12 @@ struct tell {
 	struct change change[PIECE], mine[PIECE];
 	uint64_t stored[PIECE], removed[PIECE];
 	struct tier_key key[PIECE];
-	atomic_int wanted; /* somebody listens */
+	atomic_int wanted; /* there are listeners */
 
-	pthread_mutex_t lock; /* the fields below */
+	pthread_mutex_t lock; /* protects the fields below */
 	struct change *ring;  /* (ROOM) */
 	uint64_t end;         /* number of the next change */
-	int posted, opened;   /* opened: a tier has come that was not there */
+	int posted, opened;   /* opened: a tier has been opened */
 };
 
 static void tell_tick_soon(struct tell *t)
@@ -104,8 +104,8 @@ static uint64_t ring_end(struct tell *t)
 	return end;
 }
 
-/* At most PIECE changes from *cursor on into t->change; how many. *cursor moves; ERR_FULL: they
- * are not kept any more. */
+/* Copies at most PIECE changes from *cursor into t->change and advances it. ERR_FULL: the changes
+ * at *cursor are no longer kept. */
 static int ring_read(struct tell *t, uint64_t *cursor, uint32_t *ret_n)
 {
 	uint32_t n = 0;
@@ -151,7 +151,7 @@ static int send_events(struct tell *t, struct listener *l, struct peer *p, enum 
 	return r;
 }
 
-/* The next keys of this layout in the tier's list, into t->stored; *at moves. */
+/* The next keys of this layout in the tier's list, into t->stored; advances *at. */
 static size_t list_piece(struct tell *t, const struct client *c, enum tier_id id,
                          struct tier_cursor *at)
 {
@@ -191,8 +191,8 @@ static int by_hash(const void *a, const void *b)
 	                          : (x->order > y->order) - (x->order < y->order);
 }
 
-/* The changes of one tier and layout into t->stored and t->removed, each key once: as it was
- * last. */
+/* Collects the latest state of each changed key of one tier and layout in t->stored and
+ * t->removed. */
 static void settle(struct tell *t, const struct client *c, enum tier_id id, uint32_t n,
                    size_t *ret_stored, size_t *ret_removed)
 {
@@ -215,29 +215,28 @@ static void settle(struct tell *t, const struct client *c, enum tier_id id, uint
 	*ret_removed = removed;
 }
 
-/* 1: there is more. */
+/* 1: more changes are left. */
 static int send_changes(struct tell *t, struct listener *l, struct peer *p, const struct client *c)
 {
 	uint64_t cursor = l->cursor;
 	uint32_t n;
 	if (ring_read(t, &cursor, &n) < 0) {
 		stat_add(svc_stats(t->st->svc), ST_KV_OVERFLOWS, 1);
-		begin_lists(t, l, "more changes than are kept");
+		begin_lists(t, l, "fell behind");
 		return 1;
 	}
 	for (unsigned k = 0; k < TOLD && n; k++) {
 		size_t stored, removed;
 		settle(t, c, told_tiers[k], n, &stored, &removed);
 		if ((stored || removed) && send_events(t, l, p, told_tiers[k], 0, stored, removed) < 0)
-			return 1; /* what did go is said again, which does no harm */
+			return 1; /* tiers already sent are repeated, which is harmless */
 		stat_add(svc_stats(t->st->svc), ST_KV_EVENTS, stored + removed);
 	}
 	l->cursor = cursor;
 	return n == PIECE;
 }
 
-/* 1: it is to be asked again at the next tick. A worker that is not attached, or not up, waits
- * for that. */
+/* 1: call again at the next tick. A worker that is not attached or not connected waits for that. */
 static int tell_one(struct tell *t, struct listener *l)
 {
 	struct peer *p = chan_find(svc_chan(t->st->svc), l->name);
@@ -281,7 +280,7 @@ static void on_change(struct svc *s, void *arg)
 	tell_tick_soon(t);
 }
 
-/* --- who listens --- */
+/* --- listeners --- */
 
 static struct listener *listener_find(struct tell *t, const char *name, uint64_t epoch)
 {
@@ -302,7 +301,7 @@ void tell_list(struct svc *s, struct peer *p, const struct msg_head *head,
 	if (!t)
 		return;
 	struct listener *l = listener_find(t, peer_name(p), peer_epoch(p));
-	if (!l) { /* as many as there are links up */
+	if (!l) { /* at most one per connected worker */
 		l = mem_zalloc(sizeof *l);
 		strncpy(l->name, peer_name(p), sizeof l->name - 1);
 		l->epoch = peer_epoch(p);

@@ -1,18 +1,18 @@
 /* memory.c - see memory.h: memory cut into units of 64 KiB (units.h); a block is as many units as
  * it needs.
  *
- * Units make the bound exact and leave no holes: any free units serve a block of any size, so
- * blocks of several models live together.
+ * Units make the bound exact and avoid fragmentation: any free units serve a block of any size, so
+ * blocks of several models share the memory.
  *
- * What always holds while the lock is free: every unit is free or belongs to one entry; `index` has
- * exactly the entries that are whole and not dropped; each of those is in one of two orders,
- * `clean` (a tier below has them, and they are next to be evicted) or `lru`. Data is copied and
- * checked outside the lock: a put fills a block that is not in the index, a get holds one. A block
- * that is dropped while it is held is freed by the last holder.
+ * Invariants while the lock is free: every unit is free or belongs to one entry; `index` has
+ * exactly the complete entries that are not dropped; each of those is in one of two LRU lists,
+ * `clean` (stored in a tier below; evicted first) or `lru`. Data is copied and verified outside the
+ * lock: a put fills a block that is not in the index yet, a get holds one. A block dropped while
+ * held is freed by its last holder.
  *
- * Eviction takes the oldest of `clean`, else the oldest of `lru`, that nobody holds: what no tier
- * below has is lost then, and counted. A checksum that does not hold is logged and counted and
- * the block dropped, which may lose it as well. Nothing here ends the process but bugs. */
+ * Eviction takes the oldest entry without holders of `clean`, else of `lru`; a block that no tier
+ * below has is then lost, which is counted. A checksum mismatch is logged and counted and the block
+ * dropped, which may also lose it. Only bugs end the process. */
 #include "memory.h"
 #include "sum.h"
 #include "units.h"
@@ -28,17 +28,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define COPY_TRIES 3u        /* a block that no tier below took so often is not offered again */
-#define RETIRE_AT_A_TIME 64u /* units whose memory is given back under one lock */
+#define COPY_TRIES 3u        /* refusals by the tiers below before a block is no longer offered */
+#define RETIRE_AT_A_TIME 64u /* units returned to the system per lock acquisition */
 
 struct entry {
 	struct block b;    /* first */
 	struct list order; /* in lru or clean while indexed */
-	struct list due;   /* in memory.due while it waits for being copied down */
+	struct list due;   /* in memory.due while waiting to be copied down */
 	uint32_t hits, slot;
-	/* stored: a tier below has it; going: it is being copied there; clean: in that order */
+	/* stored: a tier below has it; going: being copied there; clean: in that list */
 	unsigned char indexed, stored, going, clean, tries;
-	struct tier_span span[]; /* one unit each, the last one cut to the block's end */
+	struct tier_span span[]; /* one unit each, the last one truncated at the block's end */
 };
 
 struct memory {
@@ -49,7 +49,7 @@ struct memory {
 	size_t clean_units, going_units;
 	struct list due;
 	struct units units;
-	struct entry **slot; /* (slots) indexed entries, for walks over all; NULL: free */
+	struct entry **slot; /* (slots) indexed entries, for listing; NULL: free */
 	uint32_t *slot_free; /* stack (slots) */
 	size_t slots, n_slot_free;
 	enum tier_policy policy;
@@ -70,7 +70,7 @@ static size_t units_for(size_t bytes)
 	return bytes ? (bytes + UNIT_BYTES - 1) / UNIT_BYTES : 1;
 }
 
-/* --- orders; all with the lock held --- */
+/* --- LRU lists; all with the lock held --- */
 
 static void order_remove(struct memory *m, struct entry *e)
 {
@@ -80,7 +80,7 @@ static void order_remove(struct memory *m, struct entry *e)
 	e->clean = 0;
 }
 
-/* As the one used last. */
+/* Makes it the most recently used. */
 static void order_used(struct memory *m, struct entry *e)
 {
 	order_remove(m, e);
@@ -103,7 +103,7 @@ static void going_set(struct memory *m, struct entry *e, int going)
 	m->going_units += going ? e->b.n : -(size_t)e->b.n;
 }
 
-/* Is it to be copied down by its hits? */
+/* Queues the entry for copying down if it has enough hits. */
 static void due_check(struct memory *m, struct entry *e)
 {
 	if (m->policy != TIER_WRITE_THROUGH || e->stored || e->going || e->hits < m->after ||
@@ -129,7 +129,7 @@ static void changed(struct memory *m, const struct entry *e, int stored)
 		m->changed(m->changed_arg, &e->b.key, stored);
 }
 
-/* Out of the index; its room is given back now, or by its last holder. */
+/* Removes an entry from the index; its memory is freed now or by its last holder. */
 static void entry_drop(struct memory *m, struct entry *e)
 {
 	CHECK(map_remove(m->index, e->b.key.b) == e);
@@ -161,28 +161,28 @@ static void entry_index(struct memory *m, struct entry *e)
 
 static struct entry *oldest_unheld(struct list *order)
 {
-	list_each(it, order) /* those that are held are few */
+	list_each(it, order) /* few are held */
 		if (!list_entry(it, struct entry, order)->b.held)
 			return list_entry(it, struct entry, order);
 	return NULL;
 }
 
-/* 1: the block that is to go first has gone. spare: not if no tier below has it. */
+/* Evicts the next block; 1: done. spare: not if no tier below has it. */
 static int evict_one(struct memory *m, int spare)
 {
 	struct entry *e = oldest_unheld(&m->clean);
 	if (!e)
 		e = oldest_unheld(&m->lru);
 	if (!e || (spare && !e->stored))
-		return 0; /* all there is is held, or worth more than what comes */
+		return 0; /* everything is held, or worth more than the new block */
 	m->stat.evictions++;
 	m->stat.lost += !e->stored;
 	entry_drop(m, e);
 	return 1;
 }
 
-/* What was in use when the tier became smaller makes room now: a freed entry's units go back as
- * long as there are too many. */
+/* Continues an earlier shrink with blocks that were held then; units of freed entries are returned
+ * to the system while total exceeds target. */
 static void shrink_on(struct memory *m)
 {
 	while (m->units.total > m->units.target && evict_one(m, 0))
@@ -199,7 +199,7 @@ static int make_room(struct memory *m, size_t units, int spare)
 	return 0;
 }
 
-/* A block with room for so many bytes, in no index yet; NULL: no room. With the lock held. */
+/* A block for `bytes` bytes, not indexed yet; NULL: no room. With the lock held. */
 static struct block *block_make(struct memory *m, const struct tier_key *key, size_t bytes,
                                 int spare)
 {
@@ -239,7 +239,7 @@ struct block *memory_block(struct tier *t, const struct tier_key *key, size_t by
 	return b;
 }
 
-/* 1: the block is here already (and counts as used just now). With the lock held. */
+/* 1: the block is stored already, and now counts as used. With the lock held. */
 static int already_here(struct memory *m, const struct tier_key *key, size_t bytes)
 {
 	struct entry *e = entry_find(m, key, bytes);
@@ -255,7 +255,7 @@ void memory_insert(struct block *b)
 	struct memory *m = memory_of(b->memory);
 	pthread_mutex_lock(&m->lock);
 	if (!already_here(m, &b->key, b->bytes)) {
-		/* of another size: the newer one counts */
+		/* of another size: the newer one wins */
 		struct entry *other = map_get(m->index, b->key.b);
 		if (other)
 			entry_drop(m, other);
@@ -314,7 +314,7 @@ static void memory_put(struct tier *t, struct tier_op *op)
 	pthread_mutex_unlock(&m->lock);
 	if (!b) {
 		op->done(op, here ? 0 : ERR_FULL, here ? TIER_MEMORY : TIER_NONE,
-		         here ? NULL : "the memory tier has no room that is not in use");
+		         here ? NULL : "all room of the memory tier is in use");
 		return;
 	}
 	uint64_t begun = clock_us();
@@ -331,7 +331,7 @@ static void memory_put(struct tier *t, struct tier_op *op)
 	op->done(op, code, code == 0 ? TIER_MEMORY : TIER_NONE, NULL);
 }
 
-/* The stored block, held, or NULL; counted. */
+/* Finds, counts and holds the block, or NULL. */
 static struct block *get_begin(struct memory *m, const struct tier_op *op)
 {
 	pthread_mutex_lock(&m->lock);
@@ -435,7 +435,7 @@ static void memory_stat(struct tier *t, struct tier_stat *ret)
 
 /* --- capacity --- */
 
-/* Places for as many entries as there are units. With the lock held. */
+/* Slots for as many entries as there are units. With the lock held. */
 static void slots_grow(struct memory *m)
 {
 	if (m->units.target <= m->slots)
@@ -459,17 +459,18 @@ static int capacity_units(uint64_t bytes, size_t *ret, struct err *err)
 	return 0;
 }
 
-/* More units, without the lock while the system gives them. With the lock held. */
+/* Sets the target and adds missing units; unlocks while the system provides them. Call with the
+ * lock held. */
 static int grow(struct memory *m, size_t units, struct err *err)
 {
 	unsigned char *at[RETIRE_AT_A_TIME];
 	struct units_range range;
-	size_t missing = units_missing(&m->units, units), n; /* stays: nobody else adds any */
+	size_t missing = units_missing(&m->units, units), n; /* constant while unlocked: only this
+	                                                      * function adds units */
 	if (missing && m->units.n_ranges == UNIT_RANGES_MAX)
-		return err_set(
-			err, ERR_FULL,
-			"the memory tier was enlarged %d times already; a restart sets it to any size",
-			UNIT_RANGES_MAX);
+		return err_set(err, ERR_FULL,
+		               "the memory tier was enlarged %d times already; restart to enlarge it again",
+		               UNIT_RANGES_MAX);
 	pthread_mutex_unlock(&m->lock);
 	int r = missing ? units_reserve(missing, &range, err) : 0;
 	pthread_mutex_lock(&m->lock);
@@ -489,7 +490,7 @@ static int grow(struct memory *m, size_t units, struct err *err)
 	return 0;
 }
 
-/* What is read while the tier shrinks gives its room back afterwards. */
+/* Blocks held during the shrink return their units when released. */
 static int memory_resize(struct tier *t, uint64_t capacity_bytes, struct err *err)
 {
 	struct memory *m = memory_of(t);
@@ -503,7 +504,7 @@ static int memory_resize(struct tier *t, uint64_t capacity_bytes, struct err *er
 		m->stat.capacity_bytes = units * UNIT_BYTES;
 	while (r == 0 && m->units.total > m->units.target && (m->units.n_free || evict_one(m, 0))) {
 		units_retire(&m->units, RETIRE_AT_A_TIME);
-		pthread_mutex_unlock(&m->lock); /* others want it too */
+		pthread_mutex_unlock(&m->lock); /* let others have the lock */
 		pthread_mutex_lock(&m->lock);
 	}
 	pthread_mutex_unlock(&m->lock);
@@ -530,7 +531,7 @@ static void due_name(struct memory *m, struct entry *e, struct tier_due *ret)
 	ret->bytes = e->b.bytes;
 }
 
-/* From the oldest on until so many units are free, clean, or will be. */
+/* Returns the oldest blocks until enough units are free, clean or being copied down. */
 static uint32_t due_oldest(struct memory *m, uint32_t max, struct tier_due *ret)
 {
 	size_t low = m->units.target / 100 * m->low_percent +
@@ -564,7 +565,8 @@ static uint32_t memory_due(struct tier *t, uint32_t max, struct tier_due *ret)
 	return n;
 }
 
-/* It would be lost now if it were evicted; it is not used for that. */
+/* The block would now be lost if evicted, so it leaves `clean`; this is no use, so it goes to the
+ * front. */
 static void below_gone(struct memory *m, struct entry *e)
 {
 	e->stored = 0;
@@ -599,7 +601,7 @@ static void memory_stored(struct tier *t, const struct tier_key *key, enum tier_
 	pthread_mutex_unlock(&m->lock);
 }
 
-/* --- who wants to know what is here --- */
+/* --- watching and listing --- */
 
 static void memory_watch(struct tier *t,
                          void (*fn)(void *arg, const struct tier_key *key, int stored), void *arg)
@@ -625,13 +627,13 @@ static uint32_t memory_list(struct tier *t, struct tier_cursor *at, uint32_t max
 	return n;
 }
 
-/* --- life --- */
+/* --- start and end --- */
 
 static void memory_destroy(struct tier *t)
 {
 	struct memory *m = memory_of(t);
 	drop_all(memory_of(t));
-	CHECK(m->units.n_free == m->units.total); /* else an operation is still under way */
+	CHECK(m->units.n_free == m->units.total); /* else an operation is in progress */
 	map_destroy(&m->index);
 	units_fini(&m->units);
 	free(m->slot);

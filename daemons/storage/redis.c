@@ -1,9 +1,9 @@
-/* redis.c - see redis.h: options, the calls of tier.h, figures. What is sent and what answers mean
- * is in redis_work.c.
+/* redis.c - see redis.h: options, the calls of tier.h, figures. Commands and replies are in
+ * redis_work.c.
  *
- * What always holds: an operation is handed to the link, which ends it exactly once, or is ended
- * here at once. Nothing that the server says or does not say ends the process, waits longer than
- * its limit, or makes a block be served that was not stored under its key. */
+ * Invariants: an operation is passed to the link, which ends it exactly once, or is ended here at
+ * once. No reply, or lack of one, ends the process, delays an operation beyond its limit, or
+ * returns a block that was not stored under its key. */
 #include "redis_int.h"
 
 #include "util/clock.h"
@@ -34,16 +34,16 @@ static const struct refusal {
 	const char *text;
 } refusals[] = {
 	{"OOM", ERR_FULL, 1, "redis is at its maxmemory and evicts nothing"},
-	{"READONLY", ERR_IO, 1, "this redis is a replica and takes no writes"},
-	{"MISCONF", ERR_IO, 1, "redis takes no writes: it cannot save its data"},
-	{"NOREPLICAS", ERR_IO, 1, "redis takes no writes: it has too few replicas"},
-	{"NOPERM", ERR_IO, 1, "redis does not permit this user the command or the key"},
-	{"NOAUTH", ERR_IO, 1, "redis wants a password"},
+	{"READONLY", ERR_IO, 1, "this redis is a replica and refuses writes"},
+	{"MISCONF", ERR_IO, 1, "redis refuses writes: it cannot save its data"},
+	{"NOREPLICAS", ERR_IO, 1, "redis refuses writes: it has too few replicas"},
+	{"NOPERM", ERR_IO, 1, "redis denies this user the command or the key"},
+	{"NOAUTH", ERR_IO, 1, "redis requires a password"},
 	{"LOADING", ERR_IO, 1, "redis is loading its data"},
 	{"BUSY", ERR_IO, 0, "redis is busy with a script"},
 	{"MASTERDOWN", ERR_IO, 1, "this redis is a replica without its master"},
 	{"CLUSTERDOWN", ERR_IO, 1, "the redis cluster is down"},
-	{"MOVED", ERR_IO, 1, "this redis is one of a cluster and has other keys"},
+	{"MOVED", ERR_IO, 1, "this redis is a cluster node without this key"},
 };
 static const struct refusal refusal_other = {"", ERR_IO, 0, "redis answered with an error"};
 
@@ -76,7 +76,7 @@ int redis_refusal(struct redis_tier *t, const redisReply *r, int is_put, const c
 
 /* --- the calls --- */
 
-/* Why no put is tried now: a code and its text; 0: none. With the lock held. */
+/* Why puts are refused now: a code and its text; 0: they are not. With the lock held. */
 static int puts_refused(const struct redis_tier *t, const char **ret_text)
 {
 	if (t->flushing) {
@@ -163,7 +163,7 @@ static void redis_flush(struct tier *tier, struct tier_flush *f)
 	redis_flush_all(redis_of(tier), f);
 }
 
-/* "ready", and what it does not do all the same, or why it is away. */
+/* State: "ready", with a restriction if any, or "away" with the reason. */
 static void redis_stat(struct tier *tier, struct tier_stat *ret)
 {
 	struct redis_tier *t = redis_of(tier);
@@ -221,7 +221,7 @@ static int check_prefix(const char *prefix, struct err *err)
 	for (size_t i = 0; i < n; i++)
 		if (prefix[i] <= ' ' || prefix[i] > '~')
 			return err_set(err, ERR_INVALID,
-			               "redis tier: byte %zu of the prefix is no printable character", i);
+			               "redis tier: byte %zu of the prefix is not a printable character", i);
 	return 0;
 }
 
@@ -275,12 +275,12 @@ int redis_address_parse(struct redis_address *ret, const char *text, struct err 
 		host = text + 1;
 		end = strchr(host, ']');
 		if (!end || (end[1] && end[1] != ':'))
-			return bad_address(err, text, "the bracket does not end");
+			return bad_address(err, text, "missing closing bracket");
 		port = end[1] ? end + 2 : NULL;
 	} else if (strchr(text, ':')) {
 		end = strrchr(text, ':');
 		if (strchr(text, ':') != end)
-			return bad_address(err, text, "an address of IPv6 needs brackets");
+			return bad_address(err, text, "an IPv6 address needs brackets");
 		port = end + 1;
 	}
 	if (end == host || (size_t)(end - host) >= sizeof a.host)
@@ -318,7 +318,7 @@ int tier_redis_new(const struct tier_redis_opts *opts, struct tier **ret_t, stru
 	t->timeout_us = (uint64_t)o.timeout_ms * 1000;
 	t->lookup_us = (uint64_t)o.lookup_ms * 1000;
 	t->ttl_ms = (uint64_t)o.ttl_s * 1000;
-	t->evictions_seen = UINT64_MAX; /* those before we came are not counted */
+	t->evictions_seen = UINT64_MAX; /* earlier evictions are not counted */
 	r = redis_link_new(t, &t->link, err);
 	if (r != 0)
 		redis_destroy(&t->tier);

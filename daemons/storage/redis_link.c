@@ -1,23 +1,22 @@
-/* redis_link.c - see redis_int.h: three connections by hiredis on one thread with one libevent
- * base.
+/* redis_link.c - see redis_int.h: three hiredis connections on one thread with one libevent base.
  *
- * What always holds: a work is in one of its line's lists `waiting` (not begun) and `running`
- * (begun, in this order), or over and owed replies; then hiredis alone knows it. Nothing is begun,
- * and no connection is ended, from within a reply: `step` does that, once per turn of the loop.
- * While it is away the queue is empty: who asks then is told at once, on its own thread. Works are
+ * Invariants: a work is in its line's list `waiting` (not started) or `running` (started, in
+ * order), or it is over and owed replies, when only hiredis refers to it. No work is started and no
+ * connection closed from within a reply: `step` does that, once per turn of the loop. While the
+ * link is away its queue is empty, and redis_submit fails at once on the caller's thread. Works are
  * ended and released without the lock.
  *
- * The three are one: each says who it is (AUTH, SELECT) and asks for one key before the link is
- * ready, and when one is lost all are. The next attempt comes at once if the last connection was of
- * use, then after 100 ms, then twice that, up to 5 s. They are given up when one breaks, when the
- * server says what cannot be a reply, when a reply has not come for twice timeout_ms, and when
- * three works in a row were late. That is logged once, and so is the return; attempts in between
- * are not.
+ * The three connections form one link: each authenticates (AUTH, SELECT) and asks for one key
+ * before the link is ready, and when one is lost all are closed. The next attempt is immediate if
+ * the last link was useful, then after 100 ms, doubling up to 5 s. The link is closed when a
+ * connection breaks, when the server sends an invalid reply, when a reply is overdue by twice
+ * timeout_ms, or when three consecutive works time out. This is logged once, as is the return;
+ * attempts in between are not.
  *
- * Around hiredis: what a server may make it build is bounded (`charge`, `on_readable`), blocks are
- * looked at where they were received (`on_string`), and leave from the buffer that they were
- * copied into (`send_more`): its own output buffer would copy each twice, and move the rest of
- * it at each partial write. */
+ * Changes to hiredis's behaviour: what a server can make it allocate is bounded (`charge`,
+ * `on_readable`), blocks are read in the receive buffer (`on_string`), and sent from the buffer
+ * that they were copied into (`send_more`), because hiredis's output buffer would copy each block
+ * twice and move the rest at each partial write. */
 #include "redis_int.h"
 
 #include "util/clock.h"
@@ -40,23 +39,23 @@
 #include <unistd.h>
 
 #define BEAT_US 2000000u
-/* asked for at a time: more only makes the server keep answers in its memory */
+/* most bytes requested at a time: more would only make the server buffer replies */
 #define GET_WINDOW_BYTES ((size_t)6 << 20)
-#define REPLY_BYTES ((size_t)64 << 10) /* not understood yet, of any reply but blocks */
-#define BUILT_BYTES ((size_t)4 << 20)  /* of what is made of one reply */
+#define REPLY_BYTES ((size_t)64 << 10) /* most unparsed bytes of a reply that is not a block */
+#define BUILT_BYTES ((size_t)4 << 20)  /* most memory for the objects of one reply */
 #define READ_BYTES ((size_t)256 << 10)
-#define HIREDIS_READ_BYTES 16384 /* it reads at a time */
-/* less than this is left of a value: the next may be copied */
+#define HIREDIS_READ_BYTES 16384 /* hiredis's read size */
+/* when less than this is left of a value, the next may be copied */
 #define ROOM_BYTES ((size_t)256 << 10)
 #define PAUSE_FIRST_US 100000u
 #define PAUSE_MAX_US 5000000u
-/* ready for so long: the next attempt is made at once */
+/* after this time of being ready, the next attempt is immediate */
 #define STEADY_US 10000000u
 #define LATE_MAX 3u
-/* a reply that has not come for so many times timeout_ms: the connection is of no use */
+/* a reply overdue by this many times timeout_ms closes the connections */
 #define OWED_TIMEOUTS 2u
 
-/* A value to be sent, and the text of its command around it. */
+/* A value to be sent, and the command text around it. */
 struct value {
 	struct redis_work *work; /* NULL: none */
 	const char *before, *at, *after;
@@ -66,15 +65,15 @@ struct value {
 struct line {
 	struct redis_link *link;
 	redisAsyncContext *ac;                /* NULL: not connected */
-	redisReplyObjectFunctions build, own; /* hiredis's own, and ours around them */
+	redisReplyObjectFunctions build, own; /* hiredis's functions, and our wrappers */
 	size_t built, allowed;
 	struct list waiting, running, turn;
-	unsigned n_running; /* begun and not released, */
-	size_t weight;      /* and their weight */
-	/* works in a row that were begun in good time and not over by their deadline */
+	unsigned n_running; /* works started and not released */
+	size_t weight;      /* of these works */
+	/* consecutive works that started in time and missed their deadline */
 	unsigned late;
 	struct redis_work hello;
-	struct value now, next; /* on its way; ready to go */
+	struct value now, next; /* being sent; ready to be sent */
 };
 
 struct redis_link {
@@ -82,24 +81,24 @@ struct redis_link {
 	pthread_t thread;
 	struct event_base *base;
 	struct event *woken, *step, *retry, *beat;
-	int wake; /* eventfd: something is in the inbox, or stop */
+	int wake; /* eventfd: inbox not empty, or stop */
 	_Atomic uint64_t oldest_us;
 
-	/* under the tier's lock */
+	/* protected by the tier's lock */
 	struct list inbox;
-	unsigned queued[REDIS_LINES]; /* in the inbox and waiting */
+	unsigned queued[REDIS_LINES]; /* in the inbox and in `waiting` */
 	int ready, stop;
-	char why[80]; /* it is not ready */
+	char why[80]; /* why it is not ready */
 
-	/* the thread's */
+	/* private to the thread */
 	struct line line[REDIS_LINES];
 	unsigned n_greeted;
-	uint64_t heard_us; /* when anything last came */
+	uint64_t heard_us; /* time of the latest received data */
 	uint64_t ready_us, pause_us;
-	int end_code; /* what those are told whose connection is ended */
-	/* something that was submitted got its end since they connected */
+	int end_code; /* for works of a connection being closed */
+	/* a submitted work was completed since connecting */
 	int useful;
-	char broken[80]; /* why the connections are to be given up */
+	char broken[80]; /* why the connections must be closed; "": they need not */
 	char in[READ_BYTES];
 };
 
@@ -109,7 +108,8 @@ static void set_timer(struct event *e, uint64_t us)
 	event_add(e, &tv);
 }
 
-/* The first reason counts. What a server says is made fit for a log line and a state. */
+/* Schedules the closing of the connections; keeps the first reason, with unprintable bytes replaced
+ * because the server may have sent it. */
 __attribute__((format(printf, 2, 3))) static void link_break(struct redis_link *l, const char *fmt,
                                                              ...)
 {
@@ -160,7 +160,7 @@ static void note_oldest(struct redis_link *l)
 	atomic_store_explicit(&l->oldest_us, oldest, memory_order_relaxed);
 }
 
-/* After each call of its functions: it may be over by now. */
+/* Called after each call of a work's functions: releases it if it is over and owed nothing. */
 static void settle(struct redis_work *w)
 {
 	struct redis_link *l = w->t->link;
@@ -172,7 +172,7 @@ static void settle(struct redis_work *w)
 	if (w->begun_us) {
 		n->n_running--;
 		n->weight -= w->weight;
-		event_active(l->step, EV_TIMEOUT, 0); /* there is room for others */
+		event_active(l->step, EV_TIMEOUT, 0); /* room for others */
 	}
 	if (event_initialized(&w->timer))
 		event_del(&w->timer);
@@ -207,7 +207,7 @@ static void unqueue(struct redis_work *w)
 	pthread_mutex_unlock(&l->t->lock);
 }
 
-/* Ended by the link; its memory stays while replies are owed. */
+/* Ended by the link; its memory stays until no reply is owed. */
 static void work_end(struct redis_work *w, int code)
 {
 	if (!w->begun_us)
@@ -223,7 +223,7 @@ static void on_deadline(evutil_socket_t fd, short what, void *arg)
 	struct redis_link *l = w->t->link;
 	(void)fd, (void)what;
 	if (w->over) {
-		no_answer(l, w->begun_us); /* what it is owed does not come */
+		no_answer(l, w->begun_us); /* an owed reply is overdue */
 		return;
 	}
 	if (w->begun_us && clock_us() - w->begun_us > l->t->timeout_us / 2 &&
@@ -268,7 +268,7 @@ static void begin_waiting(struct line *n)
 
 /* --- commands --- */
 
-/* A callback of hiredis. r NULL: the connection is being ended. */
+/* hiredis callback. r NULL: the connection is being closed. */
 static void on_reply(redisAsyncContext *ac, void *r, void *arg)
 {
 	struct redis_work *w = arg;
@@ -277,7 +277,7 @@ static void on_reply(redisAsyncContext *ac, void *r, void *arg)
 	if (n->now.work == w) {
 		n->now.work = NULL;
 		if (r)
-			link_break(n->link, "the server answered before it had the block");
+			link_break(n->link, "the server replied before it had the block");
 	}
 	if (!w->over && r && !n->link->broken[0])
 		w->ops->reply(w, r);
@@ -290,7 +290,7 @@ static void on_reply(redisAsyncContext *ac, void *r, void *arg)
 static void sent(struct line *n, struct redis_work *w, int code)
 {
 	if (code != REDIS_OK)
-		link_break(n->link, "the connection takes no commands");
+		link_break(n->link, "the connection accepts no commands");
 	else if (w)
 		w->owed++;
 }
@@ -319,7 +319,7 @@ void redis_allow(struct redis_link *l, size_t bytes)
 			l->line[i].allowed = bytes + REPLY_BYTES;
 }
 
-/* --- values out: hiredis sends what is before one, we the value, hiredis what is after it --- */
+/* --- sending values: hiredis sends the text before, we the value, hiredis the text after --- */
 
 static void send_next(struct line *n)
 {
@@ -331,8 +331,8 @@ static void send_next(struct line *n)
 		                                strlen(n->now.before)));
 }
 
-/* The next is copied when little of the one before is left, so that few buffers are in use and
- * the line is never idle. */
+/* Copies the next value when little of the current one is left, so that few buffers are in use and
+ * the connection is never idle. */
 static void next_turn(struct line *n)
 {
 	while (!n->next.work && (!n->now.work || n->now.left < ROOM_BYTES) && !list_empty(&n->turn) &&
@@ -359,7 +359,7 @@ void redis_send_value(struct redis_work *w, const char *before, const void *valu
 	line_of(w)->next = (struct value){w, before, value, after, bytes};
 }
 
-/* 1: there is more to be written. */
+/* 1: more is to be written. */
 static int send_more(struct line *n)
 {
 	struct value *v = &n->now;
@@ -384,7 +384,7 @@ static int send_more(struct line *n)
 	return 0;
 }
 
-/* hiredis's hook: all that it had was written. */
+/* hiredis hook: its output buffer is empty. */
 static void on_written(void *events)
 {
 	struct line *n = ((redisLibeventEvents *)events)->context->data;
@@ -394,16 +394,16 @@ static void on_written(void *events)
 		redisLibeventDelWrite(events);
 }
 
-/* --- replies in --- */
+/* --- receiving replies --- */
 
-/* May this be made of a reply? Of one that was asked for, and up to a bound. The line, or NULL. */
+/* Returns the line if the reply was requested and `bytes` more are within the bound, else NULL. */
 static struct line *charge(const redisReadTask *task, size_t bytes)
 {
 	struct line *n = task->privdata;
 	if (!task->parent) {
 		n->built = 0;
 		if (!n->ac || !n->ac->replies.head) {
-			link_break(n->link, "the server answered what nobody had asked");
+			link_break(n->link, "the server sent an unrequested reply");
 			return NULL;
 		}
 	}
@@ -414,7 +414,7 @@ static struct line *charge(const redisReadTask *task, size_t bytes)
 	return NULL;
 }
 
-/* A block is handed on and forgotten. */
+/* Passes a block to its work; hiredis keeps only an empty string. */
 static void *on_string(const redisReadTask *task, char *text, size_t bytes)
 {
 	struct line *n = task->privdata;
@@ -447,7 +447,7 @@ static void *on_nil(const redisReadTask *task)
 	return n ? n->build.createNil(task) : NULL;
 }
 
-/* hiredis reads little at a time: all but the end is read here. */
+/* hiredis reads small pieces: reads all but the last byte here. */
 static void on_readable(evutil_socket_t fd, short what, void *arg)
 {
 	struct line *n = arg;
@@ -463,11 +463,11 @@ static void on_readable(evutil_socket_t fd, short what, void *arg)
 	}
 	redisAsyncHandleRead(n->ac);
 	if (n->ac && n->ac->c.reader->len - n->ac->c.reader->pos > n->allowed)
-		link_break(l, "a reply of more than the %zu bytes that were asked for", n->allowed);
+		link_break(l, "a reply of more than the %zu bytes requested", n->allowed);
 	l->heard_us = clock_us();
 }
 
-/* --- who we are: a work like others, but begun before the link is ready --- */
+/* --- handshake: a work that starts before the link is ready --- */
 
 static void link_ready(struct redis_link *l)
 {
@@ -488,7 +488,7 @@ static void hello_begin(struct redis_work *w)
 		redis_ask(t->link, w->line, w, "AUTH %s", t->password);
 	if (t->db)
 		redis_ask(t->link, w->line, w, "SELECT %u", t->db);
-	/* may we, and is it there for others than replicas? */
+	/* checks permission, and that the server is not loading or a replica without its master */
 	redis_ask(t->link, w->line, w, "EXISTS %s", t->prefix);
 }
 
@@ -499,7 +499,7 @@ static void hello_reply(struct redis_work *w, const redisReply *r)
 	if (r->type == REDIS_REPLY_ERROR)
 		link_break(l, "%s: %.100s", to, r->str);
 	else if (r->type != (w->owed ? REDIS_REPLY_STATUS : REDIS_REPLY_INTEGER))
-		link_break(l, "%s: the answer is not one of Redis", to);
+		link_break(l, "%s: not a Redis reply", to);
 	if (l->broken[0] || w->owed)
 		return;
 	redis_over(w);
@@ -524,7 +524,7 @@ static const struct redis_work_ops hello_ops = {
 
 /* --- connected and lost --- */
 
-/* The context is freed by hiredis after these two. */
+/* hiredis frees the context after these two. */
 static void on_connect(const redisAsyncContext *ac, int status)
 {
 	struct line *n = ac->data;
@@ -549,13 +549,13 @@ static void line_connect(struct line *n)
 	redisAsyncContext *ac = to->port ? redisAsyncConnect(to->host, to->port)
 	                                 : redisAsyncConnectUnix(to->host);
 	if (!ac || ac->err) {
-		link_break(l, "%s", ac ? ac->errstr : "no memory");
+		link_break(l, "%s", ac ? ac->errstr : "out of memory");
 		if (ac)
 			redisAsyncFree(ac);
 		return;
 	}
 	fcntl(ac->c.fd, F_SETFD, FD_CLOEXEC);
-	if (to->port) /* a host that vanished is noticed, if late, also while nothing is asked */
+	if (to->port) /* detects a dead host even without requests, though late */
 		setsockopt(ac->c.fd, SOL_SOCKET, SO_KEEPALIVE, &(int){1}, sizeof(int));
 	n->ac = ac;
 	n->allowed = REPLY_BYTES;
@@ -612,7 +612,7 @@ static void take_inbox(struct redis_link *l)
 	pthread_mutex_unlock(&l->t->lock);
 }
 
-/* Nobody is let in any more, and all who are inside are told. */
+/* Rejects new works and ends all present ones. */
 static void link_empty(struct redis_link *l, const char *why, int code)
 {
 	pthread_mutex_lock(&l->t->lock);
@@ -628,7 +628,7 @@ static void link_empty(struct redis_link *l, const char *why, int code)
 		n->late = 0;
 		n->now.work = n->next.work = NULL;
 		if (ac)
-			redisAsyncFree(ac); /* which ends those that are owed replies */
+			redisAsyncFree(ac); /* ends works that are owed replies */
 	}
 	for (int i = 0; i < REDIS_LINES; i++) {
 		end_all(&l->line[i].running, code);
@@ -679,7 +679,7 @@ static void on_step(evutil_socket_t fd, short what, void *arg)
 		begin_waiting(n);
 		next_turn(n);
 		if (n->ac && sdslen(n->ac->c.obuf))
-			redisAsyncHandleWrite(n->ac); /* at once, not when the loop has asked */
+			redisAsyncHandleWrite(n->ac); /* now, rather than in the loop's next turn */
 	}
 }
 
@@ -688,7 +688,7 @@ static void on_wake(evutil_socket_t fd, short what, void *arg)
 	struct redis_link *l = arg;
 	uint64_t n;
 	if (read(fd, &n, sizeof n) < 0)
-		return; /* woken for nothing */
+		return; /* spurious wake-up */
 	pthread_mutex_lock(&l->t->lock);
 	int stop = l->stop;
 	pthread_mutex_unlock(&l->t->lock);
@@ -712,7 +712,7 @@ static void *link_main(void *arg)
 static void link_wake(struct redis_link *l)
 {
 	if (write(l->wake, &(uint64_t){1}, sizeof(uint64_t)) < 0)
-		return; /* full: it is awake */
+		return; /* counter full: already signalled */
 }
 
 int redis_submit(struct redis_link *l, struct redis_work *w)
@@ -773,7 +773,7 @@ static void line_init(struct line *n, struct redis_link *l)
 	list_init(&n->turn);
 }
 
-/* The thread takes no signals: those are the event loop's. */
+/* The thread blocks all signals; the event loop handles them. */
 static int start_thread(struct redis_link *l)
 {
 	sigset_t all, old;
@@ -809,7 +809,7 @@ int redis_link_new(struct redis_tier *t, struct redis_link **ret, struct err *er
 		return 0;
 	link_free(l);
 	*ret = NULL;
-	return err_set(err, ERR_NOMEM, "redis: no thread for the connections");
+	return err_set(err, ERR_NOMEM, "redis: cannot start the connection thread");
 }
 
 void redis_link_destroy(struct redis_link **pl)

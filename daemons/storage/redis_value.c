@@ -1,5 +1,5 @@
-/* redis_value.c - see redis_value.h. Nothing of a value is believed before all of its head and
- * its checksum hold. */
+/* redis_value.c - see redis_value.h. A value is used only if its whole head and its checksum are
+ * valid. */
 #include "redis_value.h"
 #include "sum.h"
 
@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-static const char magic[8] = "pdkv-1\r\n"; /* a line end that a text tool would change */
+static const char magic[8] = "pdkv-1\r\n"; /* the line end reveals conversion by a text tool */
 
 enum { AT_MAGIC = 0, AT_BYTES = 8, AT_SUM_LOW = 16, AT_SUM_HIGH = 24, AT_KEY = 32 };
 _Static_assert(AT_KEY + TIER_KEY_BYTES == REDIS_VALUE_HEAD_BYTES, "the head's fields fill it");
@@ -54,15 +54,15 @@ enum redis_value_is redis_value_check(const unsigned char *v, size_t n, const st
                                       size_t bytes, struct tier_sum *ret_sum, const char **ret_why)
 {
 	if (n < REDIS_VALUE_HEAD_BYTES)
-		return wrong(ret_why, "shorter than a head");
+		return wrong(ret_why, "shorter than its head");
 	if (memcmp(v + AT_MAGIC, magic, sizeof magic) != 0)
-		return wrong(ret_why, "not a block of ours");
+		return wrong(ret_why, "not a pdserve block");
 	if (memcmp(v + AT_KEY, key->b, TIER_KEY_BYTES) != 0)
 		return wrong(ret_why, "a block of another key");
 	uint64_t says = get_number(v + AT_BYTES), has = n - REDIS_VALUE_HEAD_BYTES;
-	/* of a longer block one byte too many was asked for */
+	/* of a longer block the tier requests one byte too many */
 	if (says > bytes ? has <= bytes : has != says)
-		return wrong(ret_why, "not as long as its head says");
+		return wrong(ret_why, "length differs from its head's");
 	if (says != bytes)
 		return REDIS_VALUE_OTHER_SIZE;
 	const struct tier_span span = {.at = (unsigned char *)v + REDIS_VALUE_HEAD_BYTES,

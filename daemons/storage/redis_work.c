@@ -1,19 +1,23 @@
-/* redis_work.c - see redis_int.h: what is asked of the server, and what its answers mean.
+/* redis_work.c - see redis_int.h: the commands sent to the server, and the meaning of its replies.
  *
- * put: STRLEN first (and PEXPIRE, when blocks have a time to live): what is there whole is not sent
- * again. Else, when the value before it has left, the block is copied once into a buffer behind its
- * head, and SET sends that buffer. Two hosts that put the same block write the same bytes; the last
- * one stays. get: GETRANGE of one byte more than the block has with its head, so that whatever the
- * server holds there, no more than that is sent. The value is checked where it was received and
- * copied out of there. What is wrong under our key (truncated, damaged, foreign, not a string) is
- * dropped and said to be corrupt; a right block of another size is a miss. Somebody may have stored
- * a right one in between: then that is dropped too, and computed again. look-up: the lengths of its
- * keys (a block of another size is a miss), some hundred at a time, so that one that may stop at
- * the first gap does. Redis has no way to ask for a length that leaves its own LRU order alone;
- * who looks a block up is about to use it. flush: begins when all puts before it have their
- * answers, and walks over all keys of the database with SCAN, step by step, and unlinks those
- * under our prefix; other clients are served in between. It ends with the last step, after
- * FLUSH_US, or with the connection. */
+ * put: STRLEN first (and PEXPIRE if blocks expire), so that a block already stored is not sent
+ * again. Else, when the previous value has been sent, the block is copied once into a buffer after
+ * its head, and SET sends that buffer. Two hosts that put the same block write the same bytes; the
+ * last write wins.
+ *
+ * get: GETRANGE of one byte more than head and block, so that the server never sends more than
+ * that. The value is verified in the receive buffer and copied out of it. An invalid value under
+ * our key (truncated, damaged, foreign, not a string) is removed and reported as corrupt; a valid
+ * block of another size is a miss. If another host stores a valid block in between, the removal
+ * drops that one, and it is computed again.
+ *
+ * look-up: the lengths of the keys' values (a block of another size is a miss), some hundred at a
+ * time, so that it can stop at the first gap. No Redis command returns a length without touching
+ * Redis's own LRU order; but a block that is looked up is about to be used.
+ *
+ * flush: starts when all earlier puts are answered, iterates over the database with SCAN and
+ * unlinks the keys under our prefix; other clients are served in between. It ends with the last
+ * step, after FLUSH_US, or with the connection. */
 #include "redis_int.h"
 #include "sum.h"
 
@@ -26,18 +30,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FIND_KEYS 256u /* asked for at a time */
+#define FIND_KEYS 256u /* requested at a time */
 #define FLUSH_US 60000000u
-#define SCAN_KEYS 1000     /* looked at in one step */
-#define KEY_BYTES_MAX 512u /* of what may be ours */
+#define SCAN_KEYS 1000     /* examined per step */
+#define KEY_BYTES_MAX 512u /* longest key that may be ours */
 
 /* Redis closes the connection on a value of more than 512 MiB (proto-max-bulk-len). */
 #define BLOCK_BYTES_MAX (((size_t)512 << 20) - REDIS_VALUE_HEAD_BYTES)
 
 #define KEY_TEXT_BYTES (REDIS_PREFIX_MAX + REDIS_KEY_DIGITS + 1)
 
-/* "PREFIX" and the key's digits. */
-/* (KEY_TEXT_BYTES) */
+/* "PREFIX" and the key's digits; room: KEY_TEXT_BYTES bytes. */
 static const char *key_text(const struct redis_tier *t, const struct tier_key *key, char *room)
 {
 	memcpy(room, t->prefix, t->prefix_bytes);
@@ -55,7 +58,7 @@ static int no_number(struct redis_work *w, const redisReply *r)
 {
 	if (r->type == REDIS_REPLY_INTEGER || r->type == REDIS_REPLY_ERROR)
 		return 0;
-	redis_distrust(w, "the answer is no number");
+	redis_distrust(w, "the reply is not an integer");
 	return 1;
 }
 
@@ -63,14 +66,15 @@ static int no_number(struct redis_work *w, const redisReply *r)
 
 struct block_work {
 	struct redis_work w;
-	struct tier_op *op;   /* the caller's; not looked at when over */
-	unsigned flushes;     /* when it was asked for */
-	uint64_t device_us;   /* when the block's way began */
+	struct tier_op *op;   /* the caller's; invalid once the work is over */
+	unsigned flushes;     /* redis_tier.flushes at the request */
+	uint64_t device_us;   /* start of the transfer */
 	unsigned char *value; /* put: head and block, or NULL */
 	char before[2 * KEY_TEXT_BYTES], after[64];
 };
 
-/* A block has gone through: blocks overlap, and time counts once. With the lock held. */
+/* Accounts for a transferred block; the time of overlapping transfers counts once. With the lock
+ * held. */
 static void count_time(uint64_t *sum_us, uint64_t *mark_us, uint64_t begun_us)
 {
 	uint64_t now = clock_us(), from = begun_us > *mark_us ? begun_us : *mark_us;
@@ -101,7 +105,7 @@ static void count_get(struct block_work *b, int code)
 	t->stat.hits += hit && !b->op->aside;
 	t->stat.misses += miss && !b->op->aside;
 	t->stat.corrupt += code == ERR_CORRUPT;
-	t->stat.lost += code == ERR_CORRUPT; /* it was dropped, and there is no tier below */
+	t->stat.lost += code == ERR_CORRUPT; /* removed, and no tier is below */
 	t->stat.errors += !hit && !miss && code != ERR_CANCELLED;
 	if (code == 0) {
 		t->stat.read_bytes += b->op->bytes;
@@ -158,7 +162,7 @@ static struct block_work *block_new(struct redis_tier *t, struct tier_op *op, un
 
 static void put_over(struct block_work *b, int code, int known, const char *text)
 {
-	if (code == 0 && flushed_since(b)) { /* it goes with the others */
+	if (code == 0 && flushed_since(b)) { /* the flush removes the block */
 		code = ERR_FULL;
 		text = redis_flush_text;
 	}
@@ -174,7 +178,7 @@ static void put_end(struct redis_work *w, int code)
 	tell(b, code, text_of_end(code));
 }
 
-/* Nobody waits for it, or it came before a flush: 1. */
+/* 1: the put was cancelled or precedes a flush, and has been ended. */
 static int put_void(struct block_work *b)
 {
 	if (unwanted(b))
@@ -239,16 +243,16 @@ static void put_reply(struct redis_work *w, const redisReply *r)
 	if (b->value && r->type == REDIS_REPLY_STATUS)
 		put_over(b, 0, 0, NULL);
 	else if (b->value && r->type != REDIS_REPLY_ERROR)
-		redis_distrust(w, "SET: the answer is no status");
+		redis_distrust(w, "SET: the reply is not a status");
 	else if (!b->value && r->type == REDIS_REPLY_INTEGER &&
 	         r->integer == (long long)(REDIS_VALUE_HEAD_BYTES + b->op->bytes))
 		put_over(b, 0, 1, NULL);
 	else if (!b->value && (r->type == REDIS_REPLY_INTEGER || says(r, "WRONGTYPE")))
-		redis_wait_turn(w); /* not there, or what SET replaces */
+		redis_wait_turn(w); /* absent, or replaced by SET */
 	else if (r->type == REDIS_REPLY_ERROR)
 		put_refused(b, r);
 	else
-		redis_distrust(w, "STRLEN: the answer is no number");
+		redis_distrust(w, "STRLEN: the reply is not an integer");
 }
 
 static const struct redis_work_ops put_ops = {.begin = put_begin,
@@ -260,7 +264,7 @@ static const struct redis_work_ops put_ops = {.begin = put_begin,
 void redis_put_block(struct redis_tier *t, struct tier_op *op, unsigned flushes)
 {
 	if (op->bytes > BLOCK_BYTES_MAX) {
-		op->done(op, ERR_INVALID, TIER_NONE, "the redis tier takes blocks of up to 512 MiB");
+		op->done(op, ERR_INVALID, TIER_NONE, "the redis tier accepts blocks up to 512 MiB");
 		return;
 	}
 	struct block_work *b = block_new(t, op, flushes, &put_ops, REDIS_PUT);
@@ -307,7 +311,7 @@ static void get_wrong(struct block_work *b, const char *why)
 	redis_ask(b->w.t->link, REDIS_ASK, NULL, "UNLINK %s", key_text(b->w.t, &b->op->key, key));
 	log_error("stored_block_corrupt", "tier=redis bytes=%zu reason=%s action=dropped", b->op->bytes,
 	          log_quote(why));
-	get_over(b, ERR_CORRUPT, "the block stored in redis is damaged or not ours; it was dropped");
+	get_over(b, ERR_CORRUPT, "the block stored in redis is damaged or foreign; it was dropped");
 }
 
 static void get_value(struct redis_work *w, const char *bytes, size_t n)
@@ -341,7 +345,7 @@ static void get_reply(struct redis_work *w, const redisReply *r)
 		int code = redis_refusal(w->t, r, 0, &text);
 		get_over(b, code, text);
 	} else {
-		redis_distrust(w, "GETRANGE: the answer is no string");
+		redis_distrust(w, "GETRANGE: the reply is not a string");
 	}
 }
 
@@ -367,11 +371,11 @@ void redis_get_block(struct redis_tier *t, struct tier_op *op, unsigned flushes)
 
 struct find_work {
 	struct redis_work w;
-	struct tier_find *f; /* the caller's; not looked at when over */
-	/* first key that was not asked for, and first whose answer has not come */
+	struct tier_find *f; /* the caller's; invalid once the work is over */
+	/* first key not requested yet; first key without a reply yet */
 	uint32_t next, told;
-	int gap;          /* a key is nowhere */
-	unsigned flushes; /* when it was asked for */
+	int gap;          /* a key was not found */
+	unsigned flushes; /* redis_tier.flushes at the request */
 };
 
 static void find_done(struct find_work *q)
@@ -383,7 +387,7 @@ static void find_done(struct find_work *q)
 	f->done(f);
 }
 
-/* From i on, the next that another tier does not have. */
+/* The first key from i on that no other tier has. */
 static uint32_t wanted(const struct tier_find *f, uint32_t i)
 {
 	while (i < f->n && f->where[i] != TIER_NONE)
@@ -391,7 +395,7 @@ static uint32_t wanted(const struct tier_find *f, uint32_t i)
 	return i;
 }
 
-/* Asks for the next keys; without any left the look-up is over. */
+/* Requests the next keys; with none left the look-up is over. */
 static void find_begin(struct redis_work *w)
 {
 	struct find_work *q = (struct find_work *)w;
@@ -417,7 +421,7 @@ static void find_reply(struct redis_work *w, const redisReply *r)
 	    r->integer == (long long)(REDIS_VALUE_HEAD_BYTES + q->f->bytes))
 		q->f->where[i] = TIER_REDIS;
 	else
-		q->gap = 1; /* also what is no string, or may not be read */
+		q->gap = 1; /* includes values that are not strings or not readable */
 	if (w->owed)
 		return;
 	if (q->gap && q->f->leading)
@@ -428,7 +432,7 @@ static void find_reply(struct redis_work *w, const redisReply *r)
 static void find_end(struct redis_work *w, int code)
 {
 	(void)code;
-	find_done((struct find_work *)w); /* with what is known by now */
+	find_done((struct find_work *)w); /* with the results so far */
 }
 
 static const struct redis_work_ops find_ops = {.begin = find_begin,
@@ -470,7 +474,7 @@ static void remove_reply(struct redis_work *w, const redisReply *r)
 	if (no_number(w, r))
 		return;
 	if (r->type == REDIS_REPLY_ERROR)
-		redis_refusal(w->t, r, 0, &text); /* for its log line */
+		redis_refusal(w->t, r, 0, &text); /* logs it */
 	redis_over(w);
 }
 
@@ -503,9 +507,9 @@ int redis_remove_key(struct redis_tier *t, const struct tier_key *key)
 struct flush_work {
 	struct redis_work w;
 	struct tier_flush *f;
-	char match[2 * REDIS_PREFIX_MAX + 2]; /* the prefix, escaped, and a star */
+	char match[2 * REDIS_PREFIX_MAX + 2]; /* the escaped prefix and a star */
 	char cursor[24];
-	int unlinks; /* the answer to come is that of UNLINK */
+	int unlinks; /* the next reply is UNLINK's */
 	uint64_t asked_us, begun_us;
 };
 
@@ -521,7 +525,7 @@ static void flush_done(struct flush_work *fl, int code, const char *why)
 	fl->f->code = code;
 	if (why)
 		snprintf(fl->f->text, sizeof fl->f->text,
-		         "redis was not flushed to the end (%s): blocks are still there", why);
+		         "redis flush incomplete (%s): some blocks are still there", why);
 	fl->f->done(fl->f);
 }
 
@@ -535,21 +539,21 @@ static void flush_over(struct flush_work *fl, int code, const char *why)
 static void flush_end(struct redis_work *w, int code)
 {
 	flush_done((struct flush_work *)w, code == ERR_CANCELLED ? code : ERR_IO,
-	           text_of_end(code) ? text_of_end(code) : "the daemon ends");
+	           text_of_end(code) ? text_of_end(code) : "the daemon is shutting down");
 }
 
-/* The next step, or the end of it. Each step has the time of one operation. */
+/* Sends the next step or ends the flush. Each step may take as long as one operation. */
 static void flush_step(struct redis_work *w)
 {
 	struct flush_work *fl = (struct flush_work *)w;
 	if (!fl->begun_us) {
 		fl->begun_us = clock_us();
-		redis_tell_gone(w->t); /* also of what was put until then */
+		redis_tell_gone(w->t); /* includes blocks put since the request */
 	} else if (!strcmp(fl->cursor, "0")) {
 		flush_over(fl, 0, NULL);
 		return;
 	} else if (clock_us() - fl->begun_us > FLUSH_US) {
-		flush_over(fl, ERR_IO, "it took too long");
+		flush_over(fl, ERR_IO, "timeout");
 		return;
 	}
 	redis_deadline(w, w->t->timeout_us);
@@ -557,7 +561,7 @@ static void flush_step(struct redis_work *w)
 	          SCAN_KEYS);
 }
 
-/* Of what SCAN lists only keys under our prefix are believed to be ours. 1: an UNLINK was sent. */
+/* Unlinks the keys under our prefix among those that SCAN returned. 1: an UNLINK was sent. */
 static int flush_unlink(struct flush_work *fl, const redisReply *keys)
 {
 	const struct redis_tier *t = fl->w.t;
@@ -592,7 +596,7 @@ static void flush_keys(struct flush_work *fl, const redisReply *r)
 	for (size_t i = 0; right && i < r->element[1]->elements; i++)
 		right = r->element[1]->element[i]->type == REDIS_REPLY_STRING;
 	if (!right) {
-		redis_distrust(&fl->w, "SCAN: the answer is not one of Redis");
+		redis_distrust(&fl->w, "SCAN: not a Redis reply");
 		return;
 	}
 	memcpy(fl->cursor, cursor->str, (size_t)cursor->len + 1);
@@ -621,7 +625,7 @@ static const struct redis_work_ops flush_ops = {.begin = flush_step,
                                                 .reply = flush_reply,
                                                 .end = flush_end};
 
-/* MATCH takes a pattern: what is special in one is escaped. */
+/* Escapes the prefix for the pattern of MATCH. */
 static void match_of(char *out, const char *prefix)
 {
 	for (; *prefix; *out++ = *prefix++)
@@ -639,7 +643,7 @@ void redis_flush_all(struct redis_tier *t, struct tier_flush *f)
 	fl->w.line = REDIS_PUT;
 	fl->w.alone = 1;
 	fl->asked_us = clock_us();
-	fl->w.deadline_us = fl->asked_us + FLUSH_US; /* to begin; see flush_step */
+	fl->w.deadline_us = fl->asked_us + FLUSH_US; /* until it starts; see flush_step */
 	fl->f = f;
 	f->blocks = 0;
 	strcpy(fl->cursor, "0");
@@ -662,7 +666,7 @@ void redis_flush_all(struct redis_tier *t, struct tier_flush *f)
 
 /* --- the server's figures ------------------------------------------------ */
 
-/* The number after "name:" at the begin of a line; 0 without one. */
+/* The number after "name:" at the start of a line; 0 if missing. */
 static uint64_t number_of(const char *text, const char *name)
 {
 	size_t n = strlen(name);
@@ -679,8 +683,8 @@ static void info_begin(struct redis_work *w)
 	redis_ask(w->t->link, REDIS_ASK, w, "DBSIZE");
 }
 
-/* Half of the keys, or as many as a quarter of them, have gone: emptied by somebody, started
- * again without what it had, evicted, expired. With the lock held. */
+/* Returns whether half of the keys, or evictions equal to a quarter of them, are gone: flushed by a
+ * client, a restart without data, eviction or expiry. With the lock held. */
 static int many_gone(struct redis_tier *t)
 {
 	uint64_t keys = t->stat.blocks, evicted = t->stat.evictions - t->evictions_told;
@@ -693,8 +697,7 @@ static int many_gone(struct redis_tier *t)
 	return 1;
 }
 
-/* A server that does not let us ask (an error) leaves the figures as they were. 1: many have
- * gone. */
+/* An error reply (no permission) leaves the figures unchanged. 1: many keys are gone. */
 static int info_take(struct redis_tier *t, const redisReply *r)
 {
 	if (r->type == REDIS_REPLY_INTEGER) {
@@ -721,7 +724,7 @@ static void info_reply(struct redis_work *w, const redisReply *r)
 {
 	struct redis_tier *t = w->t;
 	if (r->type == REDIS_REPLY_ARRAY) {
-		redis_distrust(w, "INFO: the answer is an array");
+		redis_distrust(w, "INFO: the reply is an array");
 		return;
 	}
 	pthread_mutex_lock(&t->lock);

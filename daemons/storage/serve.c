@@ -1,14 +1,14 @@
-/* serve.c - what workers ask: put, get, look up, fence; and what they are told.
+/* serve.c - requests of workers: put, get, look-up, fence; and the replies.
  *
- * What always holds: a batch is answered once, when nothing of it is in flight, and a fence is
- * acknowledged after that answer (or at once when there is no such batch). Batch numbers of one
- * worker's life only grow: a number that was used or fenced is never begun again, however late its
- * message comes. A worker that is down, or detached, or has a new epoch has nothing under way that
- * is not ending.
+ * Invariants: a batch is answered once, when nothing of it is in progress; its fence is
+ * acknowledged after that answer (at once if there is no such batch). Batch numbers of one
+ * attachment only increase: a number that was used or fenced never starts again, however late its
+ * message arrives. A worker that is down, detached or has a new epoch has only batches that are
+ * ending.
  *
- * Every field of a message is checked here before anything acts on it; what is wrong with one item
- * is that item's result, what is wrong with the message is the result of all its items. Nothing
- * that a worker sends does more than fail itself. */
+ * Every field of a message is checked here before use; an error in one item is that item's result,
+ * an error in the message is the result of all its items. No message affects anything but its own
+ * batch. */
 #include "storage.h"
 
 #include "util/check.h"
@@ -24,7 +24,7 @@ static struct storage *storage_of(struct svc *s)
 	return svc_data(s);
 }
 
-/* --- answers --- */
+/* --- replies --- */
 
 static void result_set(Pds__StoreResult *r, ProtobufCBinaryData hash, uint32_t block,
                        uint64_t generation, Pds__StoreCode code, enum tier_id tier,
@@ -55,7 +55,7 @@ static void send_results(struct svc *s, struct peer *p, uint64_t number, Pds__St
 	free(list);
 }
 
-/* The same for all items of a message; nothing of it was begun. */
+/* Replies with the same result for all items of a message that was not started. */
 static void refuse(struct svc *s, struct peer *p, uint64_t number, Pds__StoreItem **items, size_t n,
                    Pds__StoreCode code, const char *why)
 {
@@ -79,7 +79,7 @@ static void send_fenced(struct svc *s, struct peer *p, uint64_t number)
 	svc_send(s, p, MSG_STORE_FENCED, NULL, &m);
 }
 
-/* The peer that this client's answers go to; NULL when that life of it is not there. */
+/* The peer that this client's replies go to, or NULL if it is gone or has a new epoch. */
 static struct peer *client_peer(const struct client *c)
 {
 	struct peer *p = chan_find(svc_chan(c->st->svc), c->name);
@@ -90,7 +90,7 @@ static struct peer *client_peer(const struct client *c)
 
 #define KEY_TAIL(key) ((key)->b + sizeof(key)->b - KEY_SALT_BYTES)
 
-/* Hash of a worker to key of the tiers: the last bytes say the layout. */
+/* Converts a worker's hash to a tier key, whose last bytes identify the layout. */
 static void key_of_hash(const struct client *c, const unsigned char *hash, struct tier_key *ret)
 {
 	memcpy(ret->b, hash, sizeof ret->b);
@@ -125,7 +125,7 @@ static void answer(struct client *c, struct batch *b)
 	struct svc *s = c->st->svc;
 	struct peer *p = client_peer(c);
 	if (!p)
-		return; /* it learns from the end of the link that nothing comes */
+		return; /* the worker learns from the lost link that no reply comes */
 	Pds__StoreResult *result = mem_array(b->n, sizeof *result);
 	for (uint32_t i = 0; i < b->n; i++) {
 		struct copy_item *it = &b->item[i];
@@ -142,7 +142,7 @@ static void answer(struct client *c, struct batch *b)
 	free(result);
 }
 
-/* On the loop: nothing of the batch is in flight. */
+/* On the loop's thread: nothing of the batch is in progress. */
 static void batch_over(struct svc *s, void *arg)
 {
 	struct batch *b = arg;
@@ -190,13 +190,13 @@ static void item_read(struct client *c, const Pds__StoreItem *m, struct copy_ite
 	it->block = m->block;
 	it->generation = m->generation;
 	if (m->hash.len != sizeof it->key.b) {
-		item_refuse(it, "the hash is not 32 bytes long");
+		item_refuse(it, "the hash does not have 32 bytes");
 		return;
 	}
 	key_of_hash(c, m->hash.data, &it->key);
 	memcpy(it->tail, m->hash.data + sizeof it->key.b - sizeof it->tail, sizeof it->tail);
 	if (m->block >= c->target.region.blocks)
-		item_refuse(it, "the block is not in the region that was handed over");
+		item_refuse(it, "the block is beyond the region handed over");
 }
 
 static void batch_begin(struct client *c, enum copy_kind kind, uint64_t number,
@@ -220,21 +220,21 @@ static void serve_batch(struct svc *s, struct peer *p, enum copy_kind kind, uint
 	struct client *c = client_find(storage_of(s), peer_name(p), peer_epoch(p));
 	if (!c)
 		refuse(s, p, number, items, n, PDS__STORE_CODE__STORE_ERROR,
-		       "this life of the worker has not handed its memory over");
+		       "this worker process has not handed its memory over");
 	else if (n == 0 || n > BATCH_ITEMS_MAX)
 		refuse(s, p, number, items, n, PDS__STORE_CODE__STORE_ERROR, "a batch has 1 to 4096 items");
 	else if (number <= c->last_batch && batch_find(c, number))
-		/* its answer is on the way */
+		/* its reply is still to come */
 		log_debug("batch_repeated", "worker=%s batch=%llu", log_quote(c->name),
 		          (unsigned long long)number);
 	else if (number <= c->last_batch)
 		refuse(s, p, number, items, n, PDS__STORE_CODE__STORE_CANCELLED,
-		       "this batch number was used or fenced before");
+		       "this batch number is already used or fenced");
 	else if (svc_draining(s))
-		refuse(s, p, number, items, n, PDS__STORE_CODE__STORE_FULL, "storage ends");
+		refuse(s, p, number, items, n, PDS__STORE_CODE__STORE_FULL, "storage is shutting down");
 	else if (c->n_batches >= CLIENT_BATCHES_MAX || c->n_items + n > CLIENT_ITEMS_MAX)
 		refuse(s, p, number, items, n, PDS__STORE_CODE__STORE_FULL,
-		       "1024 batches or 65536 blocks of this worker are under way");
+		       "1024 batches or 65536 blocks of this worker are in progress");
 	else
 		batch_begin(c, kind, number, items, n);
 }
@@ -262,12 +262,12 @@ void serve_fence(struct svc *s, struct peer *p, const struct msg_head *head,
 	const Pds__StoreFence *m = (const Pds__StoreFence *)body;
 	struct storage *st = storage_of(s);
 	struct batch *under_way = NULL;
-	list_each(it, &st->clients) { /* also one that is detached, while its last batches end */
+	list_each(it, &st->clients) { /* including detached clients whose last batches are ending */
 		struct client *c = list_entry(it, struct client, link);
 		if (c->epoch != peer_epoch(p) || strcmp(c->name, peer_name(p)) != 0)
 			continue;
 		if (m->batch > c->last_batch)
-			c->last_batch = m->batch; /* final, also if it overtook its batch */
+			c->last_batch = m->batch; /* final, even if it overtook its batch */
 		struct batch *b = batch_find(c, m->batch);
 		if (b)
 			under_way = b;
@@ -282,7 +282,7 @@ void serve_fence(struct svc *s, struct peer *p, const struct msg_head *head,
 
 void serve_cancel(struct client *c)
 {
-	list_each(it, &c->batches) /* they leave the list later, from batch_over */
+	list_each(it, &c->batches) /* batch_over removes them from the list later */
 		copier_cancel(c->st->copier, list_entry(it, struct batch, link));
 }
 
@@ -343,7 +343,7 @@ static void find_done(struct tier_find *find)
 	svc_post(f->st->svc, found, f);
 }
 
-/* Keys of the hashes up to the first that cannot be one. */
+/* Converts the hashes to keys, up to the first invalid one; returns their number. */
 static uint32_t keys_read(const struct client *c, const Pds__StoreLookup *m, size_t n,
                           struct tier_key *key)
 {
@@ -362,7 +362,7 @@ void serve_lookup(struct svc *s, struct peer *p, const struct msg_head *head,
 	const Pds__StoreLookup *m = (const Pds__StoreLookup *)body;
 	struct storage *st = storage_of(s);
 	struct client *c = client_find(st, peer_name(p), peer_epoch(p));
-	int look = c && st->n_findings < FINDINGS_MAX; /* unknown memory: nothing of it is stored */
+	int look = c && st->n_findings < FINDINGS_MAX; /* without an attachment nothing is stored */
 	size_t n = !look ? 0 : m->n_hashes < BATCH_ITEMS_MAX ? m->n_hashes : BATCH_ITEMS_MAX;
 	struct finding *f = mem_zalloc(sizeof *f + n * (sizeof f->key[0] + 1));
 	f->st = st;

@@ -1,17 +1,16 @@
-/* spans.h - a walk over a row of spans, for copies between rows that are cut at different
- * places. */
+/* spans.h - iterating over lists of spans, for copies between lists with different boundaries. */
 #ifndef STORAGE_SPANS_H
 #define STORAGE_SPANS_H
 
 #include "tier.h"
 
 struct span_walk {
-	const struct tier_span *span; /* what is left of the row */
+	const struct tier_span *span; /* remaining spans */
 	unsigned n;
-	size_t used; /* of the first */
+	size_t used; /* bytes used of the first */
 };
 
-/* Bytes that lie in a row from here on; 0: the end. */
+/* Contiguous bytes available at the current position; 0: the end. */
 static inline size_t span_left(struct span_walk *w)
 {
 	for (; w->n && w->used == w->span->bytes; w->span++, w->n--)
@@ -19,7 +18,7 @@ static inline size_t span_left(struct span_walk *w)
 	return w->n ? w->span->bytes - w->used : 0;
 }
 
-/* Goes on by so many, at most span_left; where they are. */
+/* Advances by `bytes`, at most span_left; returns the old position. */
 static inline unsigned char *span_take(struct span_walk *w, size_t bytes)
 {
 	unsigned char *at = w->span->at + w->used;

@@ -1,15 +1,14 @@
-/* stack_copy.c - blocks on their way from one tier of a stack to another, and the thread that
- * begins them, opens tiers and changes their size.
+/* stack_copy.c - copies of blocks between the tiers of a stack, and the thread that starts them,
+ * opens tiers and resizes them.
  *
- * Down: what a tier names as due goes to the next one below; what memory has is read from there, at
- * most COPIES_MAX others through a block of their own. Up: a block that is asked for and is not in
- * memory is fetched once, for all who wait for it, and put into memory.
+ * Down: a block that a tier reports as due is copied to the next tier below; memory's blocks are
+ * read in place, up to COPIES_MAX others through a buffer block each. Up: a requested block that is
+ * not in memory is fetched once for all waiters and inserted into memory.
  *
- * What always holds: a copy down that was begun ends with `stored` for the tier it came from. A
- * flush meanwhile makes it void, and what is fetched does not get into memory then. A tier below
- * that does not take blocks is left alone for pause_us; nothing is lost by that but the room in
- * which the blocks would have been safe. The thread sleeps until something is to be done;
- * nothing here is fatal but that it cannot be started. */
+ * Invariants: a started copy down ends with `stored` for the tier it came from. A flush in between
+ * voids it, and keeps a fetched block out of memory. A tier below that does not accept blocks is
+ * left alone for pause_us; meanwhile blocks may be evicted without a copy. The thread sleeps until
+ * there is work; only failure to start it is fatal. */
 #include "stack_int.h"
 #include "memory.h"
 
@@ -22,14 +21,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A block on its way down. */
+/* A block being copied down. */
 struct sink {
 	struct tier_op op;      /* the put below; first */
 	struct tier_op from_op; /* the get of a block that is not in memory */
 	struct stack *s;
 	struct level *from, *to;
 	uint64_t flushes;
-	struct block *block; /* or NULL: memory has it */
+	struct block *block; /* buffer, or NULL: memory has the block */
 };
 
 static void found_nothing(struct tier_find *f)
@@ -37,7 +36,7 @@ static void found_nothing(struct tier_find *f)
 	(void)f;
 }
 
-/* Has the level, whose tier answers at once, this block now? */
+/* Whether the level has this block now; only for tiers that answer synchronously. */
 static int level_has(struct level *l, const struct tier_key *key, size_t bytes)
 {
 	struct tier *t = level_tier(l);
@@ -48,9 +47,9 @@ static int level_has(struct level *l, const struct tier_key *key, size_t bytes)
 	return where != TIER_NONE;
 }
 
-/* A block is kept in `below` too: `t` may evict it for nothing. If it has gone there meanwhile, who
- * watches `below` told that before this was said, so it is looked at after. (What a Redis has
- * cannot be seen at once.) */
+/* Tells `t` that `below` has the block, so that it may evict it at no loss. `below` may have lost
+ * the block before that, when its `changed` was ignored, so check again. (Redis cannot be checked
+ * synchronously.) */
 static void kept_below(struct tier *t, struct level *below, const struct tier_key *key,
                        size_t bytes)
 {
@@ -72,7 +71,7 @@ static int is_void(const struct stack *s, uint64_t flushes)
 
 /* --- down --- */
 
-/* What the tier that the block came from hears. */
+/* Tells the source tier the result. */
 static void down_told(struct sink *c, int code)
 {
 	struct tier *from = level_tier(c->from);
@@ -83,7 +82,7 @@ static void down_told(struct sink *c, int code)
 		from->ops->stored(from, &c->op.key, later ? TIER_BELOW_LATER : TIER_BELOW_REFUSED);
 }
 
-/* Leaves the tier below alone for a while; says so once in that while. */
+/* Stops copies to the tier for pause_us; logs once per pause. */
 static void pause_level(struct level *to, const struct level *from, int code, const char *text)
 {
 	uint64_t now = clock_us();
@@ -102,7 +101,7 @@ static void down_end(struct sink *c, int code, const char *text)
 {
 	struct stack *s = c->s;
 	struct tier *to = level_tier(c->to);
-	if (code == 0 && is_void(s, c->flushes)) { /* flushed while it was written */
+	if (code == 0 && is_void(s, c->flushes)) { /* flushed during the write */
 		if (!atomic_load(&s->closing))
 			to->ops->remove(to, &c->op.key);
 		code = ERR_CANCELLED;
@@ -169,10 +168,10 @@ static void read_done(struct tier_op *op, int code, enum tier_id tier, const cha
 	if (code == 0 && !is_void(c->s, c->flushes))
 		down_put(c);
 	else
-		down_end(c, ERR_NOTFOUND, NULL); /* it is not there any more: there is nothing to copy */
+		down_end(c, ERR_NOTFOUND, NULL); /* no longer there: nothing to copy */
 }
 
-/* 1: memory has it, too, and the device need not read it. */
+/* 1: the block is also in memory and was copied from there, which saves a device read. */
 static int read_above(struct sink *c)
 {
 	struct tier *memory = memory_tier(c->s);
@@ -205,7 +204,7 @@ static void down_start(struct stack *s, struct level *from, struct level *to,
 		return;
 	}
 	c->block = block_new(&d->key, d->bytes);
-	if (!c->block) { /* a block may be large: this one does not go down now */
+	if (!c->block) { /* blocks may be large; retried later */
 		down_end(c, ERR_NOMEM, "no memory for a buffer");
 		return;
 	}
@@ -226,7 +225,7 @@ void stack_used(struct level *l)
 		stack_kick(l->s);
 }
 
-/* Begins as many as may be under way; *wake becomes earlier if there is a pause to wait for. */
+/* Starts as many copies as allowed; makes *wake earlier if a pause must end first. */
 static void downs_begin(struct stack *s, unsigned i, uint64_t *wake)
 {
 	struct level *l = &s->level[i];
@@ -290,8 +289,8 @@ static void list_move_all(struct list *to, struct list *from)
 	}
 }
 
-/* Into memory, unless there is no room that may be taken, or a flush came since it was asked
- * for. */
+/* Inserts the block into memory, unless there is no room without evicting better blocks or a flush
+ * came after the request. */
 static void fetch_keep(struct fetch *f, const struct tier_span *span, unsigned n)
 {
 	struct stack *s = f->s;
@@ -307,10 +306,10 @@ static void fetch_keep(struct fetch *f, const struct tier_span *span, unsigned n
 	f->kept = !is_void(s, f->flushes);
 	if (f->kept)
 		kept_below(memory, &s->level[f->level], &f->op.key, f->op.bytes);
-	else /* a flush that comes later than this look finds the block in memory */
+	else /* a flush after this check finds the block in memory */
 		memory->ops->remove(memory, &f->op.key);
 	if (atomic_load(&s->level[0].policy) == TIER_OFFLOAD)
-		stack_kick(s); /* it took room */
+		stack_kick(s); /* it used up free room */
 }
 
 static int fetch_move(struct tier_op *get, const struct tier_span *span, unsigned n)
@@ -337,7 +336,7 @@ static void fetch_done(struct tier_op *get, int code, enum tier_id tier, const c
 	struct stack *s = f->s;
 	struct level *l = &s->level[f->level];
 	pthread_mutex_lock(&s->lock);
-	list_remove(&f->link); /* nobody joins it any more */
+	list_remove(&f->link); /* no more waiters can join */
 	s->n_prefetching -= f->prefetch != 0;
 	l->count.promoted += f->kept && code == 0;
 	l->count.prefetched += f->kept && code == 0 && f->prefetch;
@@ -356,7 +355,7 @@ static void fetch_done(struct tier_op *get, int code, enum tier_id tier, const c
 		struct tier_op *late = list_entry(f->waiters.next, struct tier_op, link);
 		list_remove(&late->link);
 		if (f->moved || code == ERR_CANCELLED) {
-			/* it came too late: the block may be in memory now */
+			/* joined too late: the block may be in memory now */
 			late->route.waited |= f->moved;
 			late->route.level = 0;
 			stack_op_next(late);
@@ -398,9 +397,9 @@ void stack_fetch(struct tier_op *op)
 	for (unsigned i = 0; own && i < s->n_wishes; i++) {
 		struct wish *w = &s->wish[(s->wish_at + i) % PREFETCH_MAX];
 		if (same_block(op, &w->what.key, w->what.bytes))
-			w->what.bytes = 0; /* this one brings it up */
+			w->what.bytes = 0; /* the new fetch brings it up */
 	}
-	list_push_back(&f->waiters, &op->link); /* whoever ends the fetch has it from now on */
+	list_push_back(&f->waiters, &op->link); /* from here on the fetch owns op */
 	pthread_mutex_unlock(&s->lock);
 	if (own)
 		stack_level_submit(&s->level[level], KIND_GET, &own->op);
@@ -424,7 +423,7 @@ void stack_prefetch(struct stack *s, const struct tier_find *f)
 		stack_kick(s);
 }
 
-/* The next block to be prefetched, or NULL. */
+/* Starts tracking the next prefetch, or NULL. */
 static struct fetch *prefetch_next(struct stack *s)
 {
 	struct fetch *f = NULL;
@@ -468,7 +467,7 @@ static int level_open(struct level *l, struct tier **ret, struct err *err)
 	return *ret ? 0 : l->opts.open(l->opts.arg, ret, err);
 }
 
-/* Blocks that are kept in a tier above because they were here are not any more. With the tier's
+/* tier_ops.watch callback: tells the tiers above that blocks are gone below them. With the tier's
  * lock held. */
 static void level_changed(void *arg, const struct tier_key *key, int stored)
 {
@@ -479,7 +478,7 @@ static void level_changed(void *arg, const struct tier_key *key, int stored)
 		if (t && t->ops->stored)
 			t->ops->stored(t, key, TIER_BELOW_GONE);
 	}
-	if (s->opts.changed && l->opts.id != TIER_REDIS) /* others change what is in a Redis */
+	if (s->opts.changed && l->opts.id != TIER_REDIS) /* other clients change what is in Redis */
 		s->opts.changed(s->opts.arg, l->opts.id, key, stored);
 }
 
@@ -497,7 +496,7 @@ static void level_try(struct level *l)
 			t->ops->policy(t, l->opts.policy, l->opts.after, l->opts.low_percent);
 		atomic_store_explicit(&l->tier, t, memory_order_release);
 	} else {
-		snprintf(l->why, sizeof l->why, "not there: %.80s", err.text);
+		snprintf(l->why, sizeof l->why, "unavailable: %.80s", err.text);
 		l->open_at_us = clock_us() + s->opts.reopen_us;
 	}
 	int first = !l->tried;
@@ -507,10 +506,10 @@ static void level_try(struct level *l)
 	if (r == 0 && s->opts.changed)
 		s->opts.changed(s->opts.arg, l->opts.id, NULL, 1);
 	if (r == 0)
-		/* at first the start of the daemon is enough */
+		/* the first time, the daemon's start message is enough */
 		log_at(first ? LOG_DEBUG : LOG_INFO, NULL, "tier_open", "tier=%s", tier_name(l->opts.id));
 	else if (first)
-		log_error("tier_missing", "tier=%s why=%s action=\"goes on without it\" again_ms=%llu",
+		log_error("tier_missing", "tier=%s why=%s action=\"continuing without it\" again_ms=%llu",
 		          tier_name(l->opts.id), log_quote(err.text),
 		          (unsigned long long)(s->opts.reopen_us / 1000));
 	else
@@ -528,7 +527,7 @@ static void level_resize(struct level *l)
 	if (!to)
 		return;
 	if (!t->ops->resize)
-		log_warn("tier_resize_failed", "tier=%s why=\"this tier's size is not ours\"",
+		log_warn("tier_resize_failed", "tier=%s why=\"this tier has a fixed size\"",
 		         tier_name(l->opts.id));
 	else if (t->ops->resize(t, to, &err) != 0)
 		log_error("tier_resize_failed", "tier=%s capacity_bytes=%llu why=%s", tier_name(l->opts.id),
@@ -538,7 +537,7 @@ static void level_resize(struct level *l)
 		         (unsigned long long)to);
 }
 
-/* All there is to do now; when to look again at the latest. */
+/* Does everything due now; returns the latest time of the next call. */
 static uint64_t work(struct stack *s)
 {
 	uint64_t wake = UINT64_MAX;

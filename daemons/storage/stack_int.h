@@ -1,5 +1,5 @@
-/* stack_int.h - what tier_stack.c (operations, look-ups) and stack_copy.c (copies between tiers,
- * and the thread that begins them) share. */
+/* stack_int.h - shared by tier_stack.c (operations, look-ups) and stack_copy.c (copies between
+ * tiers and the thread that starts them). */
 #ifndef STORAGE_STACK_INT_H
 #define STORAGE_STACK_INT_H
 
@@ -8,25 +8,25 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-/* puts, and gets, of others that the stack has with a lower tier at a time */
+/* concurrent puts, and concurrent gets, of callers per lower tier */
 #define LEVEL_OPS_MAX 64u
-/* from one level down at a time; together with the others fewer than a tier queues */
+/* concurrent copies down from one level; together with the above less than a tier's queue */
 #define COPIES_MAX 16u
-#define PREFETCHING_MAX 16u /* at a time */
+#define PREFETCHING_MAX 16u /* concurrent */
 #define PREFETCH_MAX 1024u  /* waiting */
 
 enum { KIND_GET, KIND_PUT, KINDS };
 
 struct stack;
 
-/* A block on its way up from a lower tier: to all gets that wait for it, and into memory. */
+/* A block being read from a lower tier, for all waiting gets and for memory. */
 struct fetch {
 	struct tier_op op;           /* the get; first */
 	struct list link;            /* in stack.fetches */
-	struct list waiters, served; /* of tier_op; served: its `move` was called */
+	struct list waiters, served; /* of tier_op; served: `move` has been called */
 	struct stack *s;
 	unsigned level;
-	uint64_t flushes;          /* as counted at its begin */
+	uint64_t flushes;          /* stack.flushes at the start */
 	int prefetch, moved, kept; /* kept: in memory now */
 };
 
@@ -36,7 +36,7 @@ struct level {
 	_Atomic(struct tier *) tier; /* NULL until it is open */
 	atomic_int policy;           /* enum tier_policy */
 	atomic_uint after;
-	/* under the stack's lock */
+	/* protected by the stack's lock */
 	unsigned running[KINDS];
 	int pumping[KINDS];
 	struct list waiting[KINDS]; /* of tier_op: puts, and fetches */
@@ -48,7 +48,7 @@ struct level {
 };
 
 struct wish {
-	struct tier_due what; /* bytes 0: not wanted any more */
+	struct tier_due what; /* bytes 0: cancelled */
 	unsigned level;
 };
 
@@ -61,13 +61,13 @@ struct stack {
 	pthread_mutex_t lock;
 	pthread_cond_t wake, opened;
 	atomic_int kicked, closing;
-	_Atomic uint64_t flushes; /* begun and ended */
-	/* under way: some tiers have nothing yet, others still have theirs */
+	_Atomic uint64_t flushes; /* counts starts and ends */
+	/* a flush is in progress: some tiers are empty, others still have their blocks */
 	atomic_uint flushing;
 	int stop;
-	struct list fetches; /* under way or waiting for their turn */
+	struct list fetches; /* in progress or queued */
 	unsigned n_prefetching;
-	struct wish *wish; /* ring (PREFETCH_MAX): what is to be prefetched */
+	struct wish *wish; /* ring (PREFETCH_MAX): blocks to prefetch */
 	unsigned wish_at, n_wishes;
 	pthread_t thread;
 };
@@ -77,24 +77,24 @@ static inline struct tier *level_tier(const struct level *l)
 {
 	return atomic_load_explicit((_Atomic(struct tier *) *)&l->tier, memory_order_acquire);
 }
-/* the first open level at or below, -1: none */
+/* the first open level from `from` down, -1: none */
 int stack_next_open(const struct stack *s, unsigned from);
-/* to the next tier that is there, from route.level on */
+/* passes the operation to the next open tier from route.level on */
 void stack_op_next(struct tier_op *op);
-/* this tier did not do it: to the next one */
+/* the tier failed: tries the next one */
 void stack_op_failed(struct tier_op *op, int code, const char *text);
 void stack_op_end(struct tier_op *op, int code, enum tier_id tier, const char *text);
 int stack_op_unwanted(const struct tier_op *op);
-void stack_level_submit(struct level *l, int kind, struct tier_op *op); /* when it is its turn */
-void stack_level_back(struct level *l, int kind); /* the tier is done with one */
+void stack_level_submit(struct level *l, int kind, struct tier_op *op); /* queues it if needed */
+void stack_level_back(struct level *l, int kind); /* the tier has finished one operation */
 
 /* --- stack_copy.c --- */
 void stack_kick(struct stack *s);
-/* its tier took a block, or had one: some may be due now */
+/* the tier stored or returned a block: some blocks may be due for copying down */
 void stack_used(struct level *l);
 void stack_prefetch(struct stack *s, const struct tier_find *f);
 void stack_fetch(struct tier_op *op); /* a get, from route.level */
-/* it is given up if nobody waits for it any more. With the lock held */
+/* cancels the fetch if no get waits for it any more. Call with the lock held */
 void stack_fetch_begins(struct tier_op *op);
 void stack_copy_start(struct stack *s); /* the thread */
 void stack_copy_stop(struct stack *s);

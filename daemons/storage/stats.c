@@ -1,7 +1,7 @@
-/* stats.c - the figures of pdstoraged for /metrics; the order is that of enum storage_stat. */
+/* stats.c - the figures of pdstoraged for /metrics, in the order of enum storage_stat. */
 #include "storage.h"
 
-/* One tier's, in the order of enum tier_stat_index. */
+/* The figures of one tier, in the order of enum tier_stat_index. */
 #define TIER_STATS(id, tier)                                                                       \
 	[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                    \
 		TS_BLOCKS] = {"pdserve_storage_" tier "_blocks", "Blocks in this tier.", STAT_GAUGE},      \
@@ -12,19 +12,19 @@
 			TS_CAPACITY] = {"pdserve_storage_" tier "_capacity_bytes",                             \
 	                        "Bytes that this tier may hold.", STAT_GAUGE},                         \
 		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
-			TS_QUEUED] = {"pdserve_storage_" tier "_queued",                                       \
-	                      "Operations that wait for this tier.", STAT_GAUGE},                      \
+			TS_QUEUED] = {"pdserve_storage_" tier "_queued", "Operations waiting for this tier.",  \
+	                      STAT_GAUGE},                                                             \
 		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
 			TS_PUTS] = {"pdserve_storage_" tier "_puts_total", "Blocks offered to this tier.",     \
 	                    STAT_COUNTER},                                                             \
 		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
 			TS_KNOWN] = {"pdserve_storage_" tier "_known_total",                                   \
-	                     "Of those, blocks that it had already.", STAT_COUNTER},                   \
+	                     "Of those, blocks it already had.", STAT_COUNTER},                        \
 		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
-			TS_GETS] = {"pdserve_storage_" tier "_gets_total",                                     \
-	                    "Blocks that this tier was asked for.", STAT_COUNTER},                     \
+			TS_GETS] = {"pdserve_storage_" tier "_gets_total", "Blocks requested from this tier.", \
+	                    STAT_COUNTER},                                                             \
 		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
-			TS_HITS] = {"pdserve_storage_" tier "_hits_total", "Of those, blocks that it had.",    \
+			TS_HITS] = {"pdserve_storage_" tier "_hits_total", "Of those, blocks found.",          \
 	                    STAT_COUNTER},                                                             \
 		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
 			TS_READ_BYTES] = {"pdserve_storage_" tier "_read_bytes_total",                         \
@@ -37,12 +37,12 @@
 	                         "Blocks dropped to make room.", STAT_COUNTER},                        \
 		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
 			TS_LOST] = {"pdserve_storage_" tier "_lost_total",                                     \
-	                    "Blocks that were evicted, damaged or vanished, and that no tier below "   \
+	                    "Blocks evicted, damaged or vanished that no tier below "                  \
 	                    "was known to have.",                                                      \
 	                    STAT_COUNTER},                                                             \
 		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
 			TS_CORRUPT] = {"pdserve_storage_" tier "_corrupt_total",                               \
-	                       "Blocks whose checksum did not hold.", STAT_COUNTER},                   \
+	                       "Blocks with a checksum mismatch.", STAT_COUNTER},                      \
 		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
 			TS_FULL] = {"pdserve_storage_" tier "_full_total",                                     \
 	                    "Blocks for which there was no room.", STAT_COUNTER},                      \
@@ -51,33 +51,33 @@
 	                      "Operations that failed for another reason.", STAT_COUNTER},             \
 		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
 			TS_COPIED_DOWN] = {"pdserve_storage_" tier "_copied_down_total",                       \
-	                           "Blocks that the tier below took from this one.", STAT_COUNTER},    \
+	                           "Blocks copied to the tier below.", STAT_COUNTER},                  \
 		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
 			TS_COPY_FAILED] = {"pdserve_storage_" tier "_copy_failed_total",                       \
-	                           "Blocks that the tier below did not take.", STAT_COUNTER},          \
+	                           "Blocks the tier below did not accept.", STAT_COUNTER},             \
 		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
 			TS_PROMOTED] = {"pdserve_storage_" tier "_promoted_total",                             \
-	                        "Blocks of this tier that were copied up into memory.", STAT_COUNTER}, \
+	                        "Blocks of this tier copied up into memory.", STAT_COUNTER},           \
 		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
 			TS_PREFETCHED] = {"pdserve_storage_" tier "_prefetched_total",                         \
-	                          "Of those, before a worker asked for them.", STAT_COUNTER}
+	                          "Of those, prefetched before a worker requested them.",              \
+	                          STAT_COUNTER}
 
 const struct stat_def storage_stats[ST_COUNT] = {
 	[ST_PUT_BLOCKS] = {"pdserve_storage_put_blocks_total", "Blocks whose put was acknowledged.",
                        STAT_COUNTER},
 	[ST_PUT_BYTES] = {"pdserve_storage_put_bytes_total",
-                      "Bytes copied out of workers' blocks and kept.", STAT_COUNTER},
+                      "Bytes copied from workers' blocks and stored.", STAT_COUNTER},
 	[ST_PUT_VOID] = {"pdserve_storage_void_total",
-                     "Blocks whose generation was another one before or after the copy.",
-                     STAT_COUNTER},
+                     "Blocks whose generation changed before the copy was complete.", STAT_COUNTER},
 	[ST_GETS_HIT] = {"pdserve_storage_hits_total",
                      "Blocks found, verified and copied into workers.", STAT_COUNTER},
-	[ST_GETS_MISSED] = {"pdserve_storage_misses_total", "Blocks asked for that are not stored.",
+	[ST_GETS_MISSED] = {"pdserve_storage_misses_total", "Requested blocks that are not stored.",
                         STAT_COUNTER},
 	[ST_GET_BYTES] = {"pdserve_storage_get_bytes_total", "Bytes copied into workers' blocks.",
                       STAT_COUNTER},
 	[ST_LOOKUPS] = {"pdserve_storage_lookups_total", "Lookups.", STAT_COUNTER},
-	[ST_CANCELLED] = {"pdserve_storage_cancelled_total", "Blocks of batches that were given up.",
+	[ST_CANCELLED] = {"pdserve_storage_cancelled_total", "Blocks of cancelled batches.",
                       STAT_COUNTER},
 	[ST_FULL] = {"pdserve_storage_full_total", "Blocks for which there was no room.", STAT_COUNTER},
 	[ST_ERRORS] = {"pdserve_storage_errors_total", "Blocks that failed for another reason.",
@@ -86,24 +86,22 @@ const struct stat_def storage_stats[ST_COUNT] = {
 	[ST_EVICTIONS] = {"pdserve_storage_evictions_total", "Blocks dropped to make room.",
                       STAT_COUNTER},
 	[ST_CORRUPT] = {"pdserve_storage_corrupt_total",
-                    "Stored blocks whose checksum did not hold; they were dropped.", STAT_COUNTER},
+                    "Stored blocks dropped for a checksum mismatch.", STAT_COUNTER},
 	[ST_BLOCKS] = {"pdserve_storage_blocks", "Blocks stored.", STAT_GAUGE},
 	[ST_BYTES] = {"pdserve_storage_bytes", "Bytes of the blocks stored.", STAT_GAUGE},
 	[ST_CAPACITY] = {"pdserve_storage_capacity_bytes", "Bytes that all tiers may hold.",
                      STAT_GAUGE},
 	[ST_WORKERS] = {"pdserve_storage_workers", "Workers whose memory is mapped.", STAT_GAUGE},
-	[ST_BATCHES] = {"pdserve_storage_batches", "Batches under way.", STAT_GAUGE},
+	[ST_BATCHES] = {"pdserve_storage_batches", "Batches in progress.", STAT_GAUGE},
 	[ST_PUT_SECONDS] = {"pdserve_storage_put_seconds", "From a put's arrival to its answer.",
                         STAT_SECONDS},
 	[ST_GET_SECONDS] = {"pdserve_storage_get_seconds", "From a get's arrival to its answer.",
                         STAT_SECONDS},
 	[ST_KV_EVENTS] = {"pdserve_storage_kv_events_total",
-                      "Keys stored or dropped that workers were told of.", STAT_COUNTER},
-	[ST_KV_LISTS] = {"pdserve_storage_kv_lists_total", "Whole lists of keys that were begun.",
-                     STAT_COUNTER},
+                      "Stored or dropped keys reported to workers.", STAT_COUNTER},
+	[ST_KV_LISTS] = {"pdserve_storage_kv_lists_total", "Full lists of keys started.", STAT_COUNTER},
 	[ST_KV_OVERFLOWS] = {"pdserve_storage_kv_overflows_total",
-                         "Whole lists that were begun because more had changed than is kept.",
-                         STAT_COUNTER},
+                         "Full lists started because a worker fell behind.", STAT_COUNTER},
 	TIER_STATS(TIER_MEMORY, "memory"),
 	TIER_STATS(TIER_DISK, "disk"),
 	TIER_STATS(TIER_REDIS, "redis"),

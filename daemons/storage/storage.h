@@ -1,16 +1,16 @@
-/* storage.h - what the parts of pdstoraged share: the attached workers and the calls between
- * daemon, clients, serve and events.
+/* storage.h - shared by the parts of pdstoraged: the attached workers and the calls between daemon,
+ * clients, serve and events.
  *
- *   clients.c     workers that handed their memory over, until their last batch is finished
- *   serve.c       messages in, batches to the copier, answers out
- *   events.c      tells workers what is stored and what is not any more
- *   tiers.c       the tiers as the configuration wants them, their figures
- *   daemon.c      start, end, pdctl
- *   copier.c      the copy threads: between a worker's region and the stack of tiers
- *   tier_stack.c  several tiers as one; stack_copy.c blocks on their way between them; memory.c,
- *                 block.c; redis.c; disk.c (README.md)
+ *  clients.c     workers that handed their memory over, until their last batch is finished
+ *  serve.c       messages in, batches to the copier, replies out
+ *  events.c      tells workers which blocks are stored and which are gone
+ *  tiers.c       configures the tiers, reports their figures
+ *  daemon.c      start, end, pdctl
+ *  copier.c      the copy threads: between a worker's region and the stack of tiers
+ *  tier_stack.c  several tiers as one; stack_copy.c copies between them; memory.c, block.c;
+ *                redis.c; disk.c (README.md)
  *
- * Everything here is on the loop's thread, but serve_finished and tell_changed. */
+ * Everything runs on the loop's thread except serve_finished and tell_changed. */
 #ifndef STORAGE_STORAGE_H
 #define STORAGE_STORAGE_H
 
@@ -24,11 +24,11 @@
 
 #include <stdint.h>
 
-#define KEY_SALT_BYTES 8         /* the last ones of a key; the others are the hash's */
-#define BATCH_ITEMS_MAX 4096u    /* of one message */
-#define CLIENT_BATCHES_MAX 1024u /* under way for one worker */
-#define CLIENT_ITEMS_MAX 65536u  /* of all these */
-/* look-ups under way, of all workers; the next ones find nothing */
+#define KEY_SALT_BYTES 8         /* the last bytes of a key; the others are the hash */
+#define BATCH_ITEMS_MAX 4096u    /* per message */
+#define CLIENT_BATCHES_MAX 1024u /* in progress per worker */
+#define CLIENT_ITEMS_MAX 65536u  /* in all batches of a worker */
+/* look-ups in progress, all workers; further ones find nothing */
 #define FINDINGS_MAX 1024u
 
 /* Figures of one tier. */
@@ -79,13 +79,13 @@ enum storage_stat {
 	ST_KV_EVENTS,
 	ST_KV_LISTS,
 	ST_KV_OVERFLOWS,
-	/* from here on TS_COUNT for each tier, in the order of enum tier_id from TIER_MEMORY on */
+	/* TS_COUNT entries per tier, in the order of enum tier_id from TIER_MEMORY on */
 	ST_TIERS,
 	ST_COUNT = ST_TIERS + (TIER_IDS - 1) * TS_COUNT
 };
 
-/* One life of a worker that handed its memory over. It stays, detached, until its last batch is
- * finished. */
+/* One attachment of a worker that handed its memory over. After detaching it remains until its last
+ * batch is finished. */
 struct client {
 	struct list link;
 	struct storage *st;
@@ -93,16 +93,16 @@ struct client {
 	uint64_t epoch;
 	struct copy_target target;
 	char layout[KV_LAYOUT_TEXT_MAX];
-	/* of the layout: equal hashes under another layout are other blocks */
+	/* hash of the layout: equal block hashes under different layouts are different blocks */
 	unsigned char salt[KEY_SALT_BYTES];
 	int attached;
-	uint64_t last_batch; /* numbers grow; up to this one they are used up */
+	uint64_t last_batch; /* batch numbers increase; those up to this one are used */
 	struct list batches;
 	unsigned n_batches, n_items;
 };
 
-/* How fast a tier reads and writes, the last blocks weighing most; and how much of its figures
- * the counters have. */
+/* Read and write rates of a tier as moving averages, and the figures already added to the
+ * counters. */
 struct tier_rate {
 	double read_bytes, read_us, write_bytes, write_us;
 	struct stack_stat told;
@@ -111,14 +111,14 @@ struct tier_rate {
 struct storage {
 	struct svc *svc;
 	struct tier *tier;          /* the stack */
-	struct tiers_open *opening; /* what its tiers are opened with */
-	struct tell *tell;          /* NULL: nobody is told anything */
+	struct tiers_open *opening; /* parameters for opening the tiers */
+	struct tell *tell;          /* NULL: events are off */
 	struct copier *copier;
-	struct list findings; /* look-ups under way */
+	struct list findings; /* look-ups in progress */
 	unsigned n_findings;
 	struct list flushing; /* flushes that pdctl waits for */
 	struct attached *attached;
-	struct list clients; /* attached, and those detached whose batches end */
+	struct list clients; /* attached ones, and detached ones with batches in progress */
 	unsigned clients_max;
 	struct tier_rate rate[TIER_IDS];
 	struct svc_timer *timer;
@@ -133,7 +133,7 @@ int clients_start(struct storage *st, struct err *err);
 void clients_stop(struct storage *st); /* every batch must be finished */
 /* attached, or NULL */
 struct client *client_find(struct storage *st, const char *name, uint64_t epoch);
-/* detached and without batches: unmapped and freed */
+/* unmaps and frees a detached client without batches */
 void client_free_if_done(struct client *c);
 
 /* --- serve.c --- */
@@ -146,9 +146,9 @@ void serve_lookup(struct svc *s, struct peer *p, const struct msg_head *head,
 void serve_fence(struct svc *s, struct peer *p, const struct msg_head *head,
                  const ProtobufCMessage *body);
 void serve_finished(void *storage, struct batch *b); /* the copier's hook; any thread */
-void serve_cancel(struct client *c);                 /* all its batches */
+void serve_cancel(struct client *c);                 /* cancels all its batches */
 void serve_down(struct svc *s, struct peer *p, const char *why);
-/* at the end: frees batches that will not be answered any more */
+/* at the end: frees batches that will not be answered */
 void serve_forget(struct storage *st);
 unsigned serve_batches(const struct storage *st);
 
@@ -162,7 +162,7 @@ int tiers_find(const char *name, enum tier_id *ret);  /* 0 or ERR_NOTFOUND */
 
 /* --- events.c --- */
 struct tell;
-/* 0: NULL, which all functions take */
+/* interval 0: returns NULL, which all functions accept */
 struct tell *tell_new(struct storage *st, uint64_t interval_us);
 void tell_destroy(struct tell **t);
 /* any thread; key NULL: the tier was opened */

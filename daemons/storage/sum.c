@@ -1,8 +1,8 @@
-/* sum.c - XXH3 with 128 bits from libxxhash; on x86-64 its variant for the present CPU is chosen at
- * run time, with the same result.
+/* sum.c - 128-bit XXH3 from libxxhash; on x86-64 the variant for the CPU is chosen at run time,
+ * with the same result.
  *
- * It guards against memory that changed and torn writes, not against somebody who forges blocks:
- * who can write a store can write its checksums. Nothing here fails. */
+ * It protects against changed memory and torn writes, not against forgery: anyone who can write a
+ * store can write its checksums. Nothing here fails. */
 #include "sum.h"
 #include "kernels/stream.h"
 
@@ -13,7 +13,7 @@
 #include <xxhash.h>
 #endif
 
-/* Stays in the first cache between the sum and the copy. */
+/* Fits into the L1 cache between hashing and copying. */
 #define CHUNK_BYTES 8192u
 
 _Static_assert(sizeof(XXH3_state_t) <= sizeof(struct sum_state), "the hash's state does not fit");
@@ -34,8 +34,8 @@ void sum_add_copy(struct sum_state *s, void *dst, const void *src, size_t n)
 	for (size_t at = 0; at < n; at += CHUNK_BYTES) {
 		size_t part = n - at < CHUNK_BYTES ? n - at : CHUNK_BYTES;
 		sum_add(s, (const char *)src + at, part);
-		/* memory is written while this chunk is copied; without more it would be read only while
-		 * the next one is added up */
+		/* prefetches the next chunk while copying this one; otherwise its first read would stall in
+		 * sum_add */
 		stream_copy_ahead((char *)dst + at, (const char *)src + at, part, CHUNK_BYTES);
 	}
 }

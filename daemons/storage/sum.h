@@ -1,18 +1,18 @@
-/* sum.h - the checksum of stored blocks (XXH3, 128 bits), alone and together with the copy. */
+/* sum.h - the checksum of stored blocks (XXH3, 128 bits), alone or combined with a copy. */
 #ifndef STORAGE_SUM_H
 #define STORAGE_SUM_H
 
 #include "tier.h"
 
-/* The hash's running state; sum.c checks that it fits. */
+/* The hash's state; sum.c checks that it fits. */
 struct sum_state {
 	_Alignas(64) unsigned char bytes[640];
 };
 
 void sum_begin(struct sum_state *s);
 void sum_add(struct sum_state *s, const void *p, size_t n);
-/* Adds src and copies it to dst (stream_copy), chunk by chunk while it is in the cache. A source
- * that changes meanwhile gives a sum that does not hold. */
+/* Hashes src and copies it to dst (stream_copy), chunk by chunk while it is in the cache. If the
+ * source changes meanwhile, the sum will not match. */
 void sum_add_copy(struct sum_state *s, void *dst, const void *src, size_t n);
 struct tier_sum sum_end(const struct sum_state *s);
 struct tier_sum sum_spans(const struct tier_span *span, unsigned n);

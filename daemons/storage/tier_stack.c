@@ -1,13 +1,13 @@
-/* tier_stack.c - see tier_stack.h: operations and look-ups on their way through the tiers.
+/* tier_stack.c - see tier_stack.h: operations and look-ups passing through the tiers.
  *
- * What always holds: an operation is with at most one tier at a time, and its `move` is called at
- * most once; what moved, or was taken without, ends with that tier's word; what did not goes to the
- * next tier. At most LEVEL_OPS_MAX of a kind are with a lower tier, the rest wait here in order. A
- * tier may answer before its call returns: whoever is handing out (`pumping`) goes on then, so
- * nothing nests deeper than there are tiers.
+ * Invariants: an operation is with at most one tier at a time, and its `move` is called at most
+ * once. If it has moved, or was accepted without a move, it ends with that tier's result; otherwise
+ * it goes to the next tier. At most LEVEL_OPS_MAX of a kind are with a lower tier, the rest are
+ * queued here in order. A tier may complete before its call returns: the running pump (`pumping`)
+ * then continues, so recursion is no deeper than the number of tiers.
  *
- * Every end has a code and, but for a plain miss, a reason: of several tiers that failed the
- * first one's. Nothing here is fatal. */
+ * Every failure has a code and, except for a plain miss, a reason: the first one's if several tiers
+ * failed. Nothing here is fatal. */
 #include "stack_int.h"
 
 #include "util/check.h"
@@ -61,7 +61,7 @@ static void op_start(struct level *l, int kind, struct tier_op *op)
 		t->ops->get(t, op);
 }
 
-/* Hands out what waits, as long as the tier may have more. */
+/* Passes queued operations to the tier up to LEVEL_OPS_MAX. */
 static void level_pump(struct level *l, int kind)
 {
 	struct stack *s = l->s;
@@ -77,7 +77,7 @@ static void level_pump(struct level *l, int kind)
 		l->n_waiting--;
 		l->running[kind]++;
 		if (kind == KIND_GET)
-			stack_fetch_begins(op); /* does anybody wait for it still? */
+			stack_fetch_begins(op); /* cancels it if no get waits for it */
 		pthread_mutex_unlock(&s->lock);
 		op_start(l, kind, op);
 		pthread_mutex_lock(&s->lock);
@@ -90,7 +90,7 @@ void stack_level_submit(struct level *l, int kind, struct tier_op *op)
 {
 	pthread_mutex_lock(&l->s->lock);
 	op->route.since_us = clock_us();
-	/* it is the tier's as soon as somebody hands it out */
+	/* from here on another thread may pass it to the tier */
 	list_push_back(&l->waiting[kind], &op->link);
 	l->n_waiting++;
 	pthread_mutex_unlock(&l->s->lock);
@@ -138,7 +138,7 @@ void stack_op_failed(struct tier_op *op, int code, const char *text)
 	stack_op_next(op);
 }
 
-/* The tier has done with it: memory, or a lower one with a put. */
+/* tier_op.done while the operation is with a tier: memory, or a lower one for a put. */
 static void op_done(struct tier_op *op, int code, enum tier_id tier, const char *text)
 {
 	struct level *l = &op->route.s->level[op->route.level];
@@ -176,10 +176,10 @@ static void stack_get(struct tier *t, struct tier_op *op)
 /* --- look-ups --- */
 
 struct finder {
-	struct tier_find find; /* what the tiers see; first */
+	struct tier_find find; /* passed to the tiers; first */
 	struct tier_find *outer;
 	struct stack *s;
-	unsigned level; /* that was asked last */
+	unsigned level; /* the last one asked */
 };
 
 static int all_found(const struct tier_find *f)
@@ -209,7 +209,7 @@ static void finder_ask(struct finder *f, unsigned from)
 	struct level *l = &f->s->level[at];
 	struct tier *t = level_tier(l);
 	f->level = (unsigned)at;
-	/* a hole here may be filled below */
+	/* a lower tier may fill a gap of this one */
 	f->find.leading = f->outer->leading && stack_next_open(f->s, f->level + 1) < 0;
 	f->find.until_us = f->outer->until_us;
 	if (l->opts.id == TIER_REDIS && f->s->opts.redis_lookup_us) {
@@ -246,7 +246,7 @@ struct flush_part {
 
 struct flush {
 	struct tier_flush *outer;
-	atomic_uint left; /* parts that are not done, and the begin */
+	atomic_uint left; /* unfinished parts, plus one until all are started */
 	unsigned n;
 	struct flush_part part[STACK_LEVELS_MAX];
 };
@@ -266,7 +266,7 @@ static void flush_leave(struct flush *a)
 	outer->text[0] = 0;
 	if (failed && failed->f.code == ERR_CLOSED)
 		snprintf(outer->text, sizeof outer->text,
-		         "tier %s is away and keeps what it has; %llu blocks of the others were dropped",
+		         "tier %s is away and keeps its blocks; %llu blocks of other tiers were dropped",
 		         tier_name(failed->id), (unsigned long long)outer->blocks);
 	else if (failed)
 		snprintf(outer->text, sizeof outer->text, "tier %s: %.140s", tier_name(failed->id),
@@ -286,8 +286,7 @@ void tier_stack_flush(struct tier *t, enum tier_id id, struct tier_flush *f)
 	struct flush *a = mem_zalloc(sizeof *a);
 	a->outer = f;
 	atomic_init(&a->left, 1);
-	/* what is on its way from one tier to another, or comes on its way meanwhile, does not
-	 * arrive */
+	/* voids copies between tiers that are in progress or start meanwhile */
 	atomic_fetch_add(&s->flushing, 1);
 	atomic_fetch_add(&s->flushes, 1);
 	for (unsigned i = 0; i < s->n; i++) {
@@ -306,12 +305,12 @@ void tier_stack_flush(struct tier *t, enum tier_id id, struct tier_flush *f)
 	}
 	if (a->n == 0) {
 		a->part[a->n++] = (struct flush_part){.f = {.code = ERR_NOTFOUND}, .id = id};
-		snprintf(a->part[0].f.text, sizeof a->part[0].f.text, "there is none of that name");
+		snprintf(a->part[0].f.text, sizeof a->part[0].f.text, "no such tier");
 	}
 	atomic_fetch_add(&s->flushes, 1);
 	atomic_fetch_sub(&s->flushing, 1);
 	flush_leave(a);
-	/* what is kept above a tier that has nothing now may have to be copied down again */
+	/* blocks above a flushed tier may have to be copied down again */
 	stack_kick(s);
 }
 
@@ -396,20 +395,21 @@ void tier_stack_policy(struct tier *t, enum tier_id id, enum tier_policy policy,
 	atomic_store(&l->after, after);
 	struct tier *tier = level_tier(l);
 	if (tier && tier->ops->policy)
-		/* under the lock, as when it is opened: the last word is the one that stays */
+		/* under the lock, as in level_try, so that the latest policy wins */
 		tier->ops->policy(tier, policy, after, low_percent);
 	pthread_mutex_unlock(&s->lock);
 	stack_kick(s);
 }
 
-/* --- life --- */
+/* --- start and end --- */
 
 static void stack_destroy(struct tier *t)
 {
 	struct stack *s = stack_of(t);
-	atomic_store(&s->closing, 1); /* what comes back from a tier ends, whatever the tier said */
+	atomic_store(&s->closing, 1); /* from now on failed operations end instead of going to the next
+	                               * tier */
 	stack_copy_stop(s);
-	for (unsigned i = s->n; i-- > 0;) { /* memory last: copies may still be read from it */
+	for (unsigned i = s->n; i-- > 0;) { /* memory last: copies may still read it */
 		struct tier *l = level_tier(&s->level[i]);
 		for (int k = 0; k < KINDS; k++)
 			level_pump(&s->level[i], k);

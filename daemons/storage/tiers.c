@@ -1,9 +1,8 @@
-/* tiers.c - the tiers as the configuration wants them: options, opening, what a reload changes,
- * figures.
+/* tiers.c - the tiers according to the configuration: options, opening, reloading, figures.
  *
- * Memory must be there at start if it is wanted; a disk or a Redis that is not is left out with one
- * log line and tried again, so the daemon runs with what there is. Figures are what the tiers
- * count for themselves; the counters follow. */
+ * A configured memory tier must be available at start. A disk or Redis that is not is skipped with
+ * one log line and retried, so the daemon runs with the available tiers. Each tier counts its own
+ * figures; the daemon's counters are updated from them. */
 #include "storage.h"
 #include "disk.h"
 #include "memory.h"
@@ -19,11 +18,11 @@
 #include <string.h>
 
 #define REOPEN_US 30000000u
-#define OPEN_WAIT_US 5000000u /* of the start, for a disk whose heads are read */
+#define OPEN_WAIT_US 5000000u /* wait at start for a disk tier that reads its heads */
 #define PAUSE_US 1000000u
 #define REDIS_LOOKUP_US 10000u
 
-/* Copied from the configuration at start, since tiers are opened by another thread. */
+/* Copied from the configuration at start because another thread opens the tiers. */
 struct tiers_open {
 	char *disk_path, *disk_io, *redis, *username, *password_file, *prefix;
 	struct tier_disk_opts disk;
@@ -32,7 +31,7 @@ struct tiers_open {
 
 static const char *const policy_names[] = {"recycle", "offload", "write_through"};
 
-/* below: a lower tier is configured, so `auto` has where to copy to. */
+/* below: a lower tier is configured, to which `auto` can offload. */
 static enum tier_policy policy_of(struct conf *c, const char *key, int below)
 {
 	const char *name = conf_str(c, key);
@@ -165,7 +164,7 @@ int tiers_start(struct storage *st, struct err *err)
 		                                      TIER_RECYCLE, 0,    0};
 	if (o.n == 0)
 		return err_set(err, ERR_INVALID,
-		               "there is no tier: memory_mb is 0, disk_path and redis are empty");
+		               "no tier is configured: memory_mb is 0, disk_path and redis are empty");
 	st->tier = tier_stack_new(&o);
 	return 0;
 }
@@ -176,7 +175,7 @@ void tiers_reload(struct storage *st)
 	uint64_t memory = (uint64_t)conf_int(c, "memory_mb") << 20;
 	if ((memory != 0) != (tier_stack_find(st->tier, TIER_MEMORY) != NULL))
 		log_warn("reload_ignored",
-		         "key=memory_mb why=\"a memory tier comes and goes only with a restart\"");
+		         "key=memory_mb why=\"adding or removing the memory tier needs a restart\"");
 	else if (memory)
 		tier_stack_resize(st->tier, TIER_MEMORY, memory);
 	tier_stack_resize(st->tier, TIER_DISK, (uint64_t)conf_int(c, "disk_mb") << 20);
@@ -217,8 +216,7 @@ int tiers_find(const char *name, enum tier_id *ret)
 
 /* --- figures --- */
 
-/* The last bytes weigh most: what was counted before by nine tenths of it, each time that there
- * is something new. */
+/* Adds to a moving average: each new measurement scales the earlier ones by 0.9. */
 static void rate_add(double *bytes, double *us, uint64_t more_bytes, uint64_t more_us)
 {
 	if (!more_bytes)
@@ -235,7 +233,7 @@ static void rate_follow(struct tier_rate *r, const struct stack_stat *now)
 	         a->write_us - b->write_us);
 }
 
-/* The figures of a tier that are counters, and its last word on them. */
+/* Adds the change of a tier's figures since `told` to the counters. */
 static void counters_follow(struct stat_set *set, unsigned first, const struct stack_stat *now,
                             const struct stack_stat *told)
 {

@@ -1,5 +1,4 @@
-/* units.c - see units.h. What the system refuses is an error with a sentence; nothing else can
- * fail. */
+/* units.c - see units.h. Only the system's refusal of memory is an error, with a message. */
 #include "units.h"
 
 #include "util/check.h"
@@ -10,9 +9,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define TOUCH_BYTES ((size_t)256 << 20) /* at a time: the longest that a signal waits */
+#define TOUCH_BYTES ((size_t)256 << 20) /* per call: bounds how long a signal waits */
 
-/* Has the system give the memory now. 0 or an errno. */
+/* Allocates the pages now. 0 or an errno. */
 static int touch(unsigned char *at, size_t bytes)
 {
 	for (size_t done = 0, n; done < bytes; done += n) {
@@ -34,20 +33,20 @@ int units_reserve(size_t n, struct units_range *ret, struct err *err)
 	uint64_t there = mem_available();
 	if (bytes > there)
 		return err_set(err, ERR_NOMEM,
-		               "memory tier: %zu MiB are wanted, %llu MiB are available; lower memory_mb",
+		               "memory tier: needs %zu MiB, %llu MiB are available; lower memory_mb",
 		               bytes >> 20, (unsigned long long)(there >> 20));
 	unsigned char *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
 	                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (at == MAP_FAILED)
 		return err_set(err, ERR_NOMEM, "memory tier: cannot map %zu MiB: %s; lower memory_mb",
 		               bytes >> 20, strerror(errno));
-	madvise(at, bytes, MADV_HUGEPAGE); /* only faster */
-	/* else each page written while a child lives is there twice */
+	madvise(at, bytes, MADV_HUGEPAGE); /* optional: faster */
+	/* else each page written while a child lives would exist twice */
 	madvise(at, bytes, MADV_DONTFORK);
 	int e = touch(at, bytes);
 	if (e != 0) {
 		munmap(at, bytes);
-		return err_set(err, ERR_NOMEM, "memory tier: %zu MiB cannot be had: %s; lower memory_mb",
+		return err_set(err, ERR_NOMEM, "memory tier: cannot allocate %zu MiB: %s; lower memory_mb",
 		               bytes >> 20, strerror(e));
 	}
 	*ret = (struct units_range){at, n};
@@ -56,7 +55,7 @@ int units_reserve(size_t n, struct units_range *ret, struct err *err)
 
 void units_touch(unsigned char *at)
 {
-	(void)touch(at, UNIT_BYTES); /* if not now, then when it is written */
+	(void)touch(at, UNIT_BYTES); /* on failure the page is allocated at its first write */
 }
 
 void units_init(struct units *u)
@@ -95,7 +94,7 @@ void units_add(struct units *u, struct units_range r)
 	u->mapped += r.units;
 	u->free = mem_grow(u->free, u->mapped, sizeof *u->free);
 	u->spare = mem_grow(u->spare, u->mapped, sizeof *u->spare);
-	for (size_t i = r.units; i-- > 0; u->total++) /* the lowest is taken first */
+	for (size_t i = r.units; i-- > 0; u->total++) /* so that the lowest is taken first */
 		units_give(u, r.at + i * UNIT_BYTES);
 }
 

@@ -1,11 +1,10 @@
-/* units.h - the memory tier's room: ranges of memory cut into units of 64 KiB, as many as the
- * capacity says; it can grow and shrink.
+/* units.h - the memory tier's allocator: ranges of memory cut into units of 64 KiB, up to the
+ * capacity; it can grow and shrink.
  *
- * Memory is the system's until it is in use no longer: a range is touched as a whole before its
- * units count, so that a capacity is there, or is an error with a sentence, and no put finds later
- * that it is not. A child process has none of it. Addresses stay good until units_fini; what
- * shrinks goes back to the system page by page. Every call but units_reserve and units_touch is
- * under one lock of the caller's. */
+ * A range is touched completely before its units count, so a capacity either exists or is an error
+ * with a message; no put runs out of memory later. Child processes do not inherit it. Addresses
+ * stay valid until units_fini; shrinking returns memory to the system page by page. All calls
+ * except units_reserve and units_touch need one lock of the caller's. */
 #ifndef STORAGE_UNITS_H
 #define STORAGE_UNITS_H
 
@@ -23,35 +22,37 @@ struct units_range {
 };
 
 struct units {
-	size_t target; /* as many as there may be */
-	/* as there are: free or taken; more than target only while taken ones must come back first */
+	size_t target; /* desired number of units */
+	/* existing units, free or taken; exceeds target only until taken ones are given back */
 	size_t total;
 	size_t n_free, n_spare;
 	unsigned char **free; /* stack (mapped) */
-	/* stack (mapped): units without memory behind them, left from a larger target */
+	/* stack (mapped): addresses of units without memory, left from a larger target */
 	unsigned char **spare;
 	size_t mapped; /* of all ranges */
 	struct units_range range[UNIT_RANGES_MAX];
 	unsigned n_ranges;
 };
 
-/* n units that are there: a second for some gigabytes. ERR_NOMEM: they are not. */
+/* Allocates and touches n units: about a second per few gigabytes. ERR_NOMEM: not enough memory. */
 int units_reserve(size_t n, struct units_range *ret, struct err *err);
-/* a unit that was spare has memory again */
+/* gives a spare unit memory again */
 void units_touch(unsigned char *at);
 
 void units_init(struct units *u);
 void units_fini(struct units *u);
-unsigned char *units_take(struct units *u); /* there is a free one */
+unsigned char *units_take(struct units *u); /* requires a free one */
 void units_give(struct units *u, unsigned char *at);
-/* How many are to be reserved before there can be n; 0: spare ones do. */
+/* Units to reserve before the total can be n; 0: the spare ones suffice. */
 size_t units_missing(const struct units *u, size_t n);
-/* all free; n_ranges is below UNIT_RANGES_MAX */
+/* adds a range of free units; n_ranges must be below UNIT_RANGES_MAX */
 void units_add(struct units *u, struct units_range r);
-/* At most max spare ones, for a total up to the target: to be touched and given to units_back. */
+/* Takes at most max spare units, up to the target; the caller touches them and passes them to
+ * units_back. */
 size_t units_spare(struct units *u, size_t max, unsigned char **ret);
 void units_back(struct units *u, unsigned char *const *at, size_t n);
-/* Gives the memory of at most max free units back as long as there are too many; how many. */
+/* Returns the memory of at most max free units to the system while total exceeds target; returns
+ * their number. */
 size_t units_retire(struct units *u, size_t max);
 
 #endif

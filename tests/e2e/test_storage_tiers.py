@@ -135,7 +135,7 @@ def test_a_disk_that_is_named_is_used(tiny_model, wanted, disk):
 @pytest.mark.parametrize("path", ["/dev/null/blocks", "/proc/blocks", "/nonexistent/folder/blocks"])
 def test_no_disk(tiny_model, wanted, path):
     with Suite("1p1d", tiny_model, worker=WORKER, storage={"memory_mb": 16, "disk_path": path, "memory_eviction": "offload"}) as s:
-        until(lambda: tiers(s)["disk"]["state"].startswith("not there: "), lambda: tiers(s))
+        until(lambda: tiers(s)["disk"]["state"].startswith("unavailable: "), lambda: tiers(s))
         until(lambda: "event=tier_missing" in s.log("storage"), lambda: s.log("storage"))
         same_answers(s, wanted)
         assert tiers(s)["memory"]["state"] == "ready"

@@ -116,10 +116,10 @@ START_TEST(test_folders)
 	static const struct {
 		const char *path, *says;
 	} row[] = {
-		{"/nowhere/at/all", "cannot make the folder"},
+		{"/nowhere/at/all", "cannot create the folder"},
 		{"/proc/version", "is not a folder"},
-		{"/proc/sys", "not of a disk tier"},
-		{"", "no folder is named"},
+		{"/proc/sys", "not disk tier files"},
+		{"", "no folder given"},
 	};
 	for (unsigned i = 0; i < sizeof row / sizeof row[0]; i++) {
 		o.path = row[i].path;
@@ -247,7 +247,7 @@ START_TEST(test_write_errors)
 			ck_assert_int_eq(rig_get(t, 10 + k, SLOT), ERR_NOTFOUND);
 		}
 		ck_assert_uint_eq(rig_stat(t).errors, 8);
-		ck_assert_ptr_nonnull(strstr(rig_stat(t).state, "takes no puts"));
+		ck_assert_ptr_nonnull(strstr(rig_stat(t).state, "rejects puts"));
 		write_error = 0;
 		if (getenv("PD_FULL")) {
 			usleep(10200000);
@@ -533,7 +533,7 @@ START_TEST(test_segment_unseen)
 	t->ops->destroy(t);
 	o.calls = &without;
 	ck_assert_int_eq(tier_disk_new(&o, &t, &err), ERR_IO);
-	ck_assert_msg(strstr(err.text, "cannot look at segment 0") != NULL, "%s", err.text);
+	ck_assert_msg(strstr(err.text, "cannot read segment 0") != NULL, "%s", err.text);
 	o.calls = NULL;
 	t = rig_open(&o);
 	ck_assert_int_eq(rig_get(t, 1, SLOT), 0);

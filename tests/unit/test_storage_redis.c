@@ -444,7 +444,7 @@ START_TEST(test_replica)
 	RIG_DO(&rig, "REPLICAOF", "127.0.0.1", "1");
 	rop_begin_put(t, &o, 2, BLOCK);
 	ck_assert_int_eq(rop_end(&o), ERR_IO);
-	ck_assert_str_eq(o.text, "this redis is a replica and takes no writes");
+	ck_assert_str_eq(o.text, "this redis is a replica and refuses writes");
 	ck_assert_int_eq(get(t, 1, BLOCK), 0);
 	t->ops->destroy(t);
 }
@@ -804,7 +804,7 @@ START_TEST(test_flush_cut)
 	flush_rig_wait(&cut);
 	ck_assert_int_eq(cut.f.code, ERR_IO); /* whoever asked for it hears */
 	ck_assert_str_eq(cut.f.text,
-	                 "redis was not flushed to the end (redis is away): blocks are still there");
+	                 "redis flush incomplete (redis is away): some blocks are still there");
 	wait_state(t, "away");
 	rig_start(&rig, NULL);
 	for (uint64_t until = clock_us() + LONG_US; strcmp(stat_of(t).state, "ready") != 0; usleep(500))
