@@ -7,14 +7,14 @@
 
 enum { ROWS_MAX = 1 << 20, KV_HEADS_MAX = 1 << 16 };
 
-struct report {
+struct check_report {
 	const struct kern_op *op;
 	char *buf;
 	size_t len;
 };
 
-__attribute__((format(printf, 2, 3))) static int refuse(const struct report *r, const char *fmt,
-                                                        ...)
+__attribute__((format(printf, 2, 3))) static int refuse(const struct check_report *r,
+                                                        const char *fmt, ...)
 {
 	va_list ap;
 	int n = snprintf(r->buf, r->len, "%s: ", kern_op_name(r->op->kind));
@@ -25,7 +25,7 @@ __attribute__((format(printf, 2, 3))) static int refuse(const struct report *r, 
 	return KERN_EINVAL;
 }
 
-static int check_rows(const struct report *r, const struct kern_limits *l, int want)
+static int check_rows(const struct check_report *r, const struct kern_limits *l, int want)
 {
 	static const char *const name[] = {[KERN_ROWS_ALL] = "all rows", [KERN_ROWS_TAIL] = "the tail"};
 	if ((unsigned)r->op->rows > KERN_ROWS_TAIL)
@@ -37,14 +37,14 @@ static int check_rows(const struct report *r, const struct kern_limits *l, int w
 	           : refuse(r, "must be over %s", name[want]);
 }
 
-static int check_act(const struct report *r, enum kern_act act)
+static int check_act(const struct check_report *r, enum kern_act act)
 {
 	return (unsigned)act <= KERN_SWIGLU_CLAMPED
 	           ? KERN_OK
 	           : refuse(r, "activation %u is unknown", (unsigned)act);
 }
 
-static int check_weights(const struct report *r, struct kern_weight *const *w, uint32_t n)
+static int check_weights(const struct check_report *r, struct kern_weight *const *w, uint32_t n)
 {
 	if (!w)
 		return refuse(r, "no array of %u weights", n);
@@ -54,7 +54,8 @@ static int check_weights(const struct report *r, struct kern_weight *const *w, u
 	return KERN_OK;
 }
 
-static int check_carries(const struct report *r, const struct kern_limits *l, kern_ptr carries)
+static int check_carries(const struct check_report *r, const struct kern_limits *l,
+                         kern_ptr carries)
 {
 	if (l->carries && (!carries.v || carries.v % 4))
 		return refuse(r, "%u carries at %#zx: no address, or not aligned to 4 bytes", l->carries,
@@ -62,7 +63,7 @@ static int check_carries(const struct report *r, const struct kern_limits *l, ke
 	return KERN_OK;
 }
 
-static int check_products(const struct report *r)
+static int check_products(const struct check_report *r)
 {
 	uint32_t n = r->op->matmul.products;
 	if (!n || n > KERN_PRODUCTS_MAX)
@@ -73,7 +74,7 @@ static int check_products(const struct report *r)
 	return KERN_OK;
 }
 
-static int check_gather(const struct report *r, const struct kern_limits *l)
+static int check_gather(const struct check_report *r, const struct kern_limits *l)
 {
 	uint32_t n = r->op->gather.tensors;
 	if (!n || n > KERN_GATHERED_MAX)
@@ -86,7 +87,7 @@ static int check_gather(const struct report *r, const struct kern_limits *l)
 	return check_rows(r, l, -1);
 }
 
-static int check_kv(const struct report *r, const struct kern_kv_layer *kv)
+static int check_kv(const struct check_report *r, const struct kern_kv_layer *kv)
 {
 	if (!kv->base.v || kv->base.v % 4 || kv->block_stride_bytes % 4)
 		return refuse(r, "KV layer at %#zx with blocks %zu bytes apart: not aligned to 4 bytes",
@@ -107,7 +108,7 @@ static int check_kv(const struct report *r, const struct kern_kv_layer *kv)
 	return KERN_OK;
 }
 
-static int check_attention(const struct report *r)
+static int check_attention(const struct check_report *r)
 {
 	uint32_t heads = r->op->attention.heads, kv_heads = r->op->attention.kv.kv_heads;
 	int rc = check_kv(r, &r->op->attention.kv);
@@ -116,7 +117,7 @@ static int check_attention(const struct report *r)
 	return rc;
 }
 
-static int check_rope(const struct report *r)
+static int check_rope(const struct check_report *r)
 {
 	const struct kern_rope *rope = &r->op->rope.rope;
 	if ((unsigned)rope->style > KERN_ROPE_INTERLEAVED)
@@ -127,7 +128,7 @@ static int check_rope(const struct report *r)
 	return KERN_OK;
 }
 
-static int check_router(const struct report *r, const struct kern_router *x)
+static int check_router(const struct check_report *r, const struct kern_router *x)
 {
 	uint32_t groups = x->groups > 1 ? x->groups : 1, of = x->groups > 1 ? x->groups_used : 1;
 	if ((unsigned)x->score > KERN_SCORE_SIGMOID)
@@ -141,7 +142,7 @@ static int check_router(const struct report *r, const struct kern_router *x)
 	return KERN_OK;
 }
 
-static int check_experts(const struct report *r, uint32_t experts, uint32_t used)
+static int check_experts(const struct check_report *r, uint32_t experts, uint32_t used)
 {
 	if (!used || used > KERN_EXPERTS_USED_MAX || !experts || experts > KERN_EXPERTS_MAX ||
 	    used > experts)
@@ -150,7 +151,7 @@ static int check_experts(const struct report *r, uint32_t experts, uint32_t used
 	return KERN_OK;
 }
 
-static int check_op(const struct report *r, const struct kern_limits *l)
+static int check_op(const struct check_report *r, const struct kern_limits *l)
 {
 	const struct kern_op *op = r->op;
 	int rc = KERN_OK;
@@ -216,7 +217,7 @@ int kern_program_check(const struct kern_op *ops, size_t n, const struct kern_li
 		return KERN_EINVAL;
 	}
 	for (size_t i = 0; i < n; i++) {
-		int rc = check_op(&(struct report){&ops[i], errbuf, errlen}, l);
+		int rc = check_op(&(struct check_report){&ops[i], errbuf, errlen}, l);
 		if (rc)
 			return rc;
 	}

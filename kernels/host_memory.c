@@ -82,9 +82,9 @@ int host_shared_map(int fd, size_t bytes, void **ret_at, char *errbuf, size_t er
 /* --- memory of a device -------------------------------------------------- */
 
 /* How the memory of a kern_mem is freed. */
-enum own { OWN_NOTHING, OWN_HEAP, OWN_MAPPING };
+enum host_own { OWN_NOTHING, OWN_HEAP, OWN_MAPPING };
 
-static struct kern_mem memory(void *p, size_t bytes, enum kern_memory kind, enum own own)
+static struct kern_mem memory(void *p, size_t bytes, enum kern_memory kind, enum host_own own)
 {
 	return (struct kern_mem){.dev = {(uintptr_t)p},
 	                         .host = kind == KERN_MEM_DEVICE ? NULL : p,
@@ -165,9 +165,9 @@ void host_mem_free(struct kern_device *dev, struct kern_mem *mem)
 {
 	(void)dev;
 	void *p = (void *)mem->dev.v;
-	if ((enum own)(uintptr_t)mem->own == OWN_HEAP)
+	if ((enum host_own)(uintptr_t)mem->own == OWN_HEAP)
 		free(p);
-	if ((enum own)(uintptr_t)mem->own == OWN_MAPPING)
+	if ((enum host_own)(uintptr_t)mem->own == OWN_MAPPING)
 		munmap(p, mem->bytes);
 	if (mem->fd > 0)
 		close(mem->fd);

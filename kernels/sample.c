@@ -382,21 +382,21 @@ static uint32_t partition(uint64_t *key, uint32_t n, uint64_t pivot, const float
 
 /* Where a selection in descending order ends: at the `count`-th key, or at the first key whose
  * cumulative weight exceeds `mass`. */
-struct cut {
+struct sample_cut {
 	uint32_t count; /* 0: by mass */
 	double mass;
 	int reach;           /* by mass: reaching it is enough; exceeding is not required */
 	const float *weight; /* (vocab) see mass_of; NULL: the keys contain the weights */
 };
 
-static int beyond(const struct cut *c, uint32_t keys, double mass)
+static int beyond(const struct sample_cut *c, uint32_t keys, double mass)
 {
 	return c->count ? keys >= c->count : c->reach ? mass >= c->mass : mass > c->mass;
 }
 
 /* Returns the index of the key where the selection ends (the last key if none qualifies), with
  * larger keys before it. *ret_mass includes its weight. */
-static uint32_t select_key(struct kern_sampler *s, uint32_t n, const struct cut *c,
+static uint32_t select_key(struct kern_sampler *s, uint32_t n, const struct sample_cut *c,
                            double *ret_mass)
 {
 	uint32_t lo = 0, hi = n;
@@ -433,9 +433,10 @@ static uint32_t keep_typical(struct kern_sampler *s, uint32_t n, float part, dou
 		float far = (float)fabs(own_log((double)key_weight(s->key[i])) - mean);
 		s->key[i] = make_key(~bits_of(far), key_id(s->key[i]));
 	}
-	n = select_key(s, n,
-	               &(struct cut){.mass = (double)part * *total, .reach = 1, .weight = s->weight},
-	               total) +
+	n = select_key(
+			s, n,
+			&(struct sample_cut){.mass = (double)part * *total, .reach = 1, .weight = s->weight},
+			total) +
 	    1;
 	for (uint32_t i = 0; i < n; i++)
 		s->key[i] = make_key(bits_of(s->weight[key_id(s->key[i])]), key_id(s->key[i]));
@@ -454,20 +455,20 @@ static int draw_among(struct kern_sampler *s, const struct kern_draw *p, double 
 	if (typical && !whole && !p->top_k && p->top_p >= 1.0f)
 		return 0;
 	if (p->top_k && p->top_k < n)
-		n = select_key(s, n, &(struct cut){.count = p->top_k}, &mass) + 1;
+		n = select_key(s, n, &(struct sample_cut){.count = p->top_k}, &mass) + 1;
 	if (p->top_k == n)
 		total = mass; /* also where exactly top_k were gathered */
 	if (p->top_p < 1.0f) {
 		double want = (double)p->top_p * total;
 		if (mass < want && !whole && !p->top_k)
 			return 0;
-		n = select_key(s, n, &(struct cut){.mass = want, .reach = 1}, &total) + 1;
+		n = select_key(s, n, &(struct sample_cut){.mass = want, .reach = 1}, &total) + 1;
 	} else if (!whole && !p->top_k && !(mass > u * total)) {
 		return 0;
 	}
 	if (typical)
 		n = keep_typical(s, n, p->typical_p, &total);
-	*ret_id = key_id(s->key[select_key(s, n, &(struct cut){.mass = u * total}, &ignored)]);
+	*ret_id = key_id(s->key[select_key(s, n, &(struct sample_cut){.mass = u * total}, &ignored)]);
 	return 1;
 }
 
@@ -550,14 +551,14 @@ static uint32_t count_id(const uint32_t *ids, uint32_t n, uint32_t id)
 }
 
 /* Tokens of the answer that `seen` does not count yet: drafted and pending ones. */
-struct added {
+struct sample_added {
 	uint32_t id[KERN_DRAFTED_MAX + KERN_CARRY_DRAWS], n;
 };
 
-static struct added added_of(const struct kern_batch *b, const struct kern_draw *d,
-                             const struct kern_carry *carries)
+static struct sample_added added_of(const struct kern_batch *b, const struct kern_draw *d,
+                                    const struct kern_carry *carries)
 {
-	struct added a = {.n = d->drafted.n + d->pending};
+	struct sample_added a = {.n = d->drafted.n + d->pending};
 	memcpy(a.id, kern_part(b, d->drafted.at), d->drafted.n * sizeof *a.id);
 	if (d->pending)
 		memcpy(a.id + d->drafted.n, carries[d->carry].id, d->pending * sizeof *a.id);
@@ -565,7 +566,7 @@ static struct added added_of(const struct kern_batch *b, const struct kern_draw 
 }
 
 static void penalise(const struct kern_sampler *s, const struct kern_batch *b,
-                     const struct kern_draw *d, const struct added *a)
+                     const struct kern_draw *d, const struct sample_added *a)
 {
 	const uint32_t *seen = kern_part(b, d->seen.at);
 	uint8_t was_seen[sizeof a->id / sizeof *a->id] = {0};
@@ -585,7 +586,7 @@ static const float *edit(struct kern_sampler *s, const float *logits, const stru
                          const struct kern_draw *d, const struct kern_carry *carries,
                          int *ret_finite)
 {
-	struct added a = added_of(b, d, carries);
+	struct sample_added a = added_of(b, d, carries);
 	if (!d->mask[0] && !d->mask[1] && !d->forbidden.n && !d->bias.n && !d->seen.n && !a.n)
 		return logits;
 	pad(s, logits);

@@ -9,22 +9,22 @@
 #include <stdlib.h>
 
 struct alone {
-	struct block b; /* first */
+	struct storage_block b; /* first */
 	struct tier_span span;
 	_Alignas(64) unsigned char bytes[];
 };
 
-struct block *block_new(const struct tier_key *key, size_t bytes)
+struct storage_block *block_new(const struct tier_key *key, size_t bytes)
 {
 	struct alone *a = aligned_alloc(64, (sizeof *a + bytes + 63) / 64 * 64);
 	if (!a)
 		return NULL;
 	a->span = (struct tier_span){a->bytes, bytes};
-	a->b = (struct block){.key = *key, .bytes = bytes, .held = 1, .n = 1, .span = &a->span};
+	a->b = (struct storage_block){.key = *key, .bytes = bytes, .held = 1, .n = 1, .span = &a->span};
 	return &a->b;
 }
 
-void block_release(struct block *b)
+void block_release(struct storage_block *b)
 {
 	if (b->memory)
 		memory_release(b);
@@ -45,7 +45,7 @@ static void spans_copy(const struct tier_span *to, unsigned n_to, const struct t
 	stream_end();
 }
 
-void block_write(struct block *b, const struct tier_span *span, unsigned n)
+void block_write(struct storage_block *b, const struct tier_span *span, unsigned n)
 {
 	struct sum_state s;
 	sum_begin(&s);
@@ -53,7 +53,7 @@ void block_write(struct block *b, const struct tier_span *span, unsigned n)
 	b->sum = sum_end(&s);
 }
 
-int block_read(const struct block *b, const struct tier_span *span, unsigned n)
+int block_read(const struct storage_block *b, const struct tier_span *span, unsigned n)
 {
 	struct sum_state s;
 	sum_begin(&s);

@@ -13,12 +13,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct client *client_find(struct storage *st, const char *name, uint64_t epoch)
+struct storage_client *client_find(struct storage *st, const char *name, uint64_t epoch)
 {
 	return attached_find(st->attached, name, epoch);
 }
 
-void client_free_if_done(struct client *c)
+void client_free_if_done(struct storage_client *c)
 {
 	if (c->attached || c->n_batches)
 		return;
@@ -38,7 +38,7 @@ static int client_attach(void *arg, const struct attached_memory *m, void **ret_
                          struct err *err)
 {
 	struct storage *st = arg;
-	struct client *c = mem_zalloc(sizeof *c);
+	struct storage_client *c = mem_zalloc(sizeof *c);
 	(void)err;
 	c->st = st;
 	c->attached = 1;
@@ -56,7 +56,7 @@ static int client_attach(void *arg, const struct attached_memory *m, void **ret_
 
 static void client_detach(void *arg, void *worker, const char *why)
 {
-	struct client *c = worker;
+	struct storage_client *c = worker;
 	(void)arg;
 	if (c->n_batches)
 		log_info("batches_given_up", "worker=%s batches=%u why=%s", log_quote(c->name),
@@ -84,5 +84,5 @@ void clients_stop(struct storage *st)
 	attached_close(&st->attached, "storage ends");
 	/* detached earlier; serve_forget freed their batches */
 	list_each_safe(it, nx, &st->clients)
-		client_free_if_done(list_entry(it, struct client, link));
+		client_free_if_done(list_entry(it, struct storage_client, link));
 }

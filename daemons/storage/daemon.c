@@ -72,7 +72,7 @@ static void reload(struct svc *s)
 static void drain(struct svc *s)
 {
 	list_each(it, &storage_of(s)->clients)
-		serve_cancel(list_entry(it, struct client, link));
+		serve_cancel(list_entry(it, struct storage_client, link));
 }
 
 static int idle(struct svc *s)
@@ -100,7 +100,7 @@ static void stop(struct svc *s)
 
 /* --- pdctl --- */
 
-static uint64_t oldest_batch_us(const struct client *c)
+static uint64_t oldest_batch_us(const struct storage_client *c)
 {
 	uint64_t begun = 0, now = clock_us();
 	list_each(it, &c->batches) {
@@ -110,7 +110,7 @@ static uint64_t oldest_batch_us(const struct client *c)
 	return begun && begun < now ? now - begun : 0;
 }
 
-static void client_json(const struct client *c, struct buf *out)
+static void client_json(const struct storage_client *c, struct buf *out)
 {
 	buf_adds(out, "{\"name\":");
 	buf_add_json(out, c->name, strlen(c->name));
@@ -137,7 +137,7 @@ static int ctl_storage(struct svc *s, char *const *args, size_t n_args, struct b
 		if (!first)
 			buf_addc(out, ',');
 		first = 0;
-		client_json(list_entry(it, struct client, link), out);
+		client_json(list_entry(it, struct storage_client, link), out);
 	}
 	buf_adds(out, "]}");
 	return 0;

@@ -338,13 +338,13 @@ void *disk_keeper_main(void *arg)
 
 /* --- the start --- */
 
-struct found {
+struct found_head {
 	uint64_t seq;
 	uint32_t slot;
 };
 
 struct finds {
-	struct found *at;
+	struct found_head *at;
 	size_t n, room;
 };
 
@@ -375,13 +375,13 @@ static void segment_load(struct disk *d, struct disk_segment *g, const struct di
 			f->room = f->room ? 2 * f->room : 1024;
 			f->at = mem_grow(f->at, f->room, sizeof *f->at);
 		}
-		f->at[f->n++] = (struct found){h->seq, disk_slot_id(g, i)};
+		f->at[f->n++] = (struct found_head){h->seq, disk_slot_id(g, i)};
 	}
 }
 
 static int newest_first(const void *a, const void *b)
 {
-	const struct found *x = a, *y = b;
+	const struct found_head *x = a, *y = b;
 	return (x->seq < y->seq) - (x->seq > y->seq);
 }
 

@@ -152,7 +152,7 @@ static int send_events(struct tell *t, struct listener *l, struct peer *p, enum 
 }
 
 /* The next keys of this layout in the tier's list, into t->stored; advances *at. */
-static size_t list_piece(struct tell *t, const struct client *c, enum tier_id id,
+static size_t list_piece(struct tell *t, const struct storage_client *c, enum tier_id id,
                          struct tier_cursor *at)
 {
 	struct tier *tier = tier_stack_find(t->st->tier, id);
@@ -168,7 +168,8 @@ static size_t list_piece(struct tell *t, const struct client *c, enum tier_id id
 	return n;
 }
 
-static void send_piece(struct tell *t, struct listener *l, struct peer *p, const struct client *c)
+static void send_piece(struct tell *t, struct listener *l, struct peer *p,
+                       const struct storage_client *c)
 {
 	enum tier_id id = told_tiers[l->listing];
 	struct tier_cursor at = l->at;
@@ -193,7 +194,7 @@ static int by_hash(const void *a, const void *b)
 
 /* Collects the latest state of each changed key of one tier and layout in t->stored and
  * t->removed. */
-static void settle(struct tell *t, const struct client *c, enum tier_id id, uint32_t n,
+static void settle(struct tell *t, const struct storage_client *c, enum tier_id id, uint32_t n,
                    size_t *ret_stored, size_t *ret_removed)
 {
 	size_t stored = 0, removed = 0, m = 0;
@@ -216,7 +217,8 @@ static void settle(struct tell *t, const struct client *c, enum tier_id id, uint
 }
 
 /* 1: more changes are left. */
-static int send_changes(struct tell *t, struct listener *l, struct peer *p, const struct client *c)
+static int send_changes(struct tell *t, struct listener *l, struct peer *p,
+                        const struct storage_client *c)
 {
 	uint64_t cursor = l->cursor;
 	uint32_t n;
@@ -240,7 +242,7 @@ static int send_changes(struct tell *t, struct listener *l, struct peer *p, cons
 static int tell_one(struct tell *t, struct listener *l)
 {
 	struct peer *p = chan_find(svc_chan(t->st->svc), l->name);
-	const struct client *c = client_find(t->st, l->name, l->epoch);
+	const struct storage_client *c = client_find(t->st, l->name, l->epoch);
 	if (!c || !p || peer_epoch(p) != l->epoch)
 		return 0;
 	if (l->pause) {
@@ -313,7 +315,7 @@ void tell_list(struct svc *s, struct peer *p, const struct msg_head *head,
 	begin_lists(t, l, "it asked");
 }
 
-void tell_attached(struct tell *t, const struct client *c)
+void tell_attached(struct tell *t, const struct storage_client *c)
 {
 	struct listener *l = t ? listener_find(t, c->name, c->epoch) : NULL;
 	if (l)

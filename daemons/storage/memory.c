@@ -31,10 +31,10 @@
 #define COPY_TRIES 3u        /* refusals by the tiers below before a block is no longer offered */
 #define RETIRE_AT_A_TIME 64u /* units returned to the system per lock acquisition */
 
-struct entry {
-	struct block b;    /* first */
-	struct list order; /* in lru or clean while indexed */
-	struct list due;   /* in memory.due while waiting to be copied down */
+struct memory_entry {
+	struct storage_block b; /* first */
+	struct list order;      /* in lru or clean while indexed */
+	struct list due;        /* in memory.due while waiting to be copied down */
 	uint32_t hits, slot;
 	/* stored: a tier below has it; going: being copied there; clean: in that list */
 	unsigned char indexed, stored, going, clean, tries;
@@ -49,8 +49,8 @@ struct memory {
 	size_t clean_units, going_units;
 	struct list due;
 	struct units units;
-	struct entry **slot; /* (slots) indexed entries, for listing; NULL: free */
-	uint32_t *slot_free; /* stack (slots) */
+	struct memory_entry **slot; /* (slots) indexed entries, for listing; NULL: free */
+	uint32_t *slot_free;        /* stack (slots) */
 	size_t slots, n_slot_free;
 	enum tier_policy policy;
 	uint32_t after;
@@ -72,7 +72,7 @@ static size_t units_for(size_t bytes)
 
 /* --- LRU lists; all with the lock held --- */
 
-static void order_remove(struct memory *m, struct entry *e)
+static void order_remove(struct memory *m, struct memory_entry *e)
 {
 	list_remove(&e->order);
 	if (e->clean)
@@ -81,13 +81,13 @@ static void order_remove(struct memory *m, struct entry *e)
 }
 
 /* Makes it the most recently used. */
-static void order_used(struct memory *m, struct entry *e)
+static void order_used(struct memory *m, struct memory_entry *e)
 {
 	order_remove(m, e);
 	list_push_back(&m->lru, &e->order);
 }
 
-static void order_clean(struct memory *m, struct entry *e)
+static void order_clean(struct memory *m, struct memory_entry *e)
 {
 	order_remove(m, e);
 	list_push_back(&m->clean, &e->order);
@@ -95,7 +95,7 @@ static void order_clean(struct memory *m, struct entry *e)
 	m->clean_units += e->b.n;
 }
 
-static void going_set(struct memory *m, struct entry *e, int going)
+static void going_set(struct memory *m, struct memory_entry *e, int going)
 {
 	if (e->going == going)
 		return;
@@ -104,7 +104,7 @@ static void going_set(struct memory *m, struct entry *e, int going)
 }
 
 /* Queues the entry for copying down if it has enough hits. */
-static void due_check(struct memory *m, struct entry *e)
+static void due_check(struct memory *m, struct memory_entry *e)
 {
 	if (m->policy != TIER_WRITE_THROUGH || e->stored || e->going || e->hits < m->after ||
 	    e->tries >= COPY_TRIES)
@@ -115,7 +115,7 @@ static void due_check(struct memory *m, struct entry *e)
 
 /* --- entries; all with the lock held --- */
 
-static void entry_free(struct memory *m, struct entry *e)
+static void entry_free(struct memory *m, struct memory_entry *e)
 {
 	for (unsigned i = 0; i < e->b.n; i++)
 		units_give(&m->units, e->span[i].at);
@@ -123,14 +123,14 @@ static void entry_free(struct memory *m, struct entry *e)
 	free(e);
 }
 
-static void changed(struct memory *m, const struct entry *e, int stored)
+static void changed(struct memory *m, const struct memory_entry *e, int stored)
 {
 	if (m->changed)
 		m->changed(m->changed_arg, &e->b.key, stored);
 }
 
 /* Removes an entry from the index; its memory is freed now or by its last holder. */
-static void entry_drop(struct memory *m, struct entry *e)
+static void entry_drop(struct memory *m, struct memory_entry *e)
 {
 	CHECK(map_remove(m->index, e->b.key.b) == e);
 	e->indexed = 0;
@@ -146,7 +146,7 @@ static void entry_drop(struct memory *m, struct entry *e)
 		entry_free(m, e);
 }
 
-static void entry_index(struct memory *m, struct entry *e)
+static void entry_index(struct memory *m, struct memory_entry *e)
 {
 	CHECK(!map_put(m->index, e->b.key.b, e) && m->n_slot_free);
 	e->indexed = 1;
@@ -159,18 +159,18 @@ static void entry_index(struct memory *m, struct entry *e)
 	due_check(m, e);
 }
 
-static struct entry *oldest_unheld(struct list *order)
+static struct memory_entry *oldest_unheld(struct list *order)
 {
 	list_each(it, order) /* few are held */
-		if (!list_entry(it, struct entry, order)->b.held)
-			return list_entry(it, struct entry, order);
+		if (!list_entry(it, struct memory_entry, order)->b.held)
+			return list_entry(it, struct memory_entry, order);
 	return NULL;
 }
 
 /* Evicts the next block; 1: done. spare: not if no tier below has it. */
 static int evict_one(struct memory *m, int spare)
 {
-	struct entry *e = oldest_unheld(&m->clean);
+	struct memory_entry *e = oldest_unheld(&m->clean);
 	if (!e)
 		e = oldest_unheld(&m->lru);
 	if (!e || (spare && !e->stored))
@@ -200,21 +200,21 @@ static int make_room(struct memory *m, size_t units, int spare)
 }
 
 /* A block for `bytes` bytes, not indexed yet; NULL: no room. With the lock held. */
-static struct block *block_make(struct memory *m, const struct tier_key *key, size_t bytes,
-                                int spare)
+static struct storage_block *block_make(struct memory *m, const struct tier_key *key, size_t bytes,
+                                        int spare)
 {
 	size_t n = units_for(bytes);
 	if (make_room(m, n, spare && m->policy == TIER_OFFLOAD) != 0)
 		return NULL;
-	struct entry *e = mem_zalloc(sizeof *e + n * sizeof e->span[0]);
+	struct memory_entry *e = mem_zalloc(sizeof *e + n * sizeof e->span[0]);
 	list_init(&e->order);
 	list_init(&e->due);
-	e->b = (struct block){.key = *key,
-	                      .bytes = bytes,
-	                      .memory = &m->tier,
-	                      .held = 1,
-	                      .n = (unsigned)n,
-	                      .span = e->span};
+	e->b = (struct storage_block){.key = *key,
+	                              .bytes = bytes,
+	                              .memory = &m->tier,
+	                              .held = 1,
+	                              .n = (unsigned)n,
+	                              .span = e->span};
 	for (size_t i = 0; i < n; i++) {
 		e->span[i].at = units_take(&m->units);
 		e->span[i].bytes = i + 1 < n ? UNIT_BYTES : bytes - (n - 1) * UNIT_BYTES;
@@ -224,17 +224,18 @@ static struct block *block_make(struct memory *m, const struct tier_key *key, si
 
 /* --- blocks --- */
 
-static struct entry *entry_find(struct memory *m, const struct tier_key *key, size_t bytes)
+static struct memory_entry *entry_find(struct memory *m, const struct tier_key *key, size_t bytes)
 {
-	struct entry *e = map_get(m->index, key->b);
+	struct memory_entry *e = map_get(m->index, key->b);
 	return e && e->b.bytes == bytes ? e : NULL;
 }
 
-struct block *memory_block(struct tier *t, const struct tier_key *key, size_t bytes, int spare)
+struct storage_block *memory_block(struct tier *t, const struct tier_key *key, size_t bytes,
+                                   int spare)
 {
 	struct memory *m = memory_of(t);
 	pthread_mutex_lock(&m->lock);
-	struct block *b = block_make(m, key, bytes, spare);
+	struct storage_block *b = block_make(m, key, bytes, spare);
 	pthread_mutex_unlock(&m->lock);
 	return b;
 }
@@ -242,7 +243,7 @@ struct block *memory_block(struct tier *t, const struct tier_key *key, size_t by
 /* 1: the block is stored already, and now counts as used. With the lock held. */
 static int already_here(struct memory *m, const struct tier_key *key, size_t bytes)
 {
-	struct entry *e = entry_find(m, key, bytes);
+	struct memory_entry *e = entry_find(m, key, bytes);
 	if (!e)
 		return 0;
 	order_used(m, e);
@@ -250,35 +251,35 @@ static int already_here(struct memory *m, const struct tier_key *key, size_t byt
 	return 1;
 }
 
-void memory_insert(struct block *b)
+void memory_insert(struct storage_block *b)
 {
 	struct memory *m = memory_of(b->memory);
 	pthread_mutex_lock(&m->lock);
 	if (!already_here(m, &b->key, b->bytes)) {
 		/* of another size: the newer one wins */
-		struct entry *other = map_get(m->index, b->key.b);
+		struct memory_entry *other = map_get(m->index, b->key.b);
 		if (other)
 			entry_drop(m, other);
-		entry_index(m, (struct entry *)b);
+		entry_index(m, (struct memory_entry *)b);
 	}
 	pthread_mutex_unlock(&m->lock);
 }
 
-struct block *memory_hold(struct tier *t, const struct tier_key *key, size_t bytes)
+struct storage_block *memory_hold(struct tier *t, const struct tier_key *key, size_t bytes)
 {
 	struct memory *m = memory_of(t);
 	pthread_mutex_lock(&m->lock);
-	struct entry *e = entry_find(m, key, bytes);
+	struct memory_entry *e = entry_find(m, key, bytes);
 	if (e)
 		e->b.held++;
 	pthread_mutex_unlock(&m->lock);
 	return e ? &e->b : NULL;
 }
 
-void memory_release(struct block *b)
+void memory_release(struct storage_block *b)
 {
 	struct memory *m = memory_of(b->memory);
-	struct entry *e = (struct entry *)b;
+	struct memory_entry *e = (struct memory_entry *)b;
 	pthread_mutex_lock(&m->lock);
 	if (--b->held == 0 && !e->indexed)
 		entry_free(m, e);
@@ -286,10 +287,10 @@ void memory_release(struct block *b)
 	pthread_mutex_unlock(&m->lock);
 }
 
-void memory_damaged(struct block *b)
+void memory_damaged(struct storage_block *b)
 {
 	struct memory *m = memory_of(b->memory);
-	struct entry *e = (struct entry *)b;
+	struct memory_entry *e = (struct memory_entry *)b;
 	log_error("stored_block_corrupt", "tier=%s bytes=%zu action=dropped", tier_name(TIER_MEMORY),
 	          b->bytes);
 	pthread_mutex_lock(&m->lock);
@@ -309,7 +310,7 @@ static void memory_put(struct tier *t, struct tier_op *op)
 	pthread_mutex_lock(&m->lock);
 	m->stat.puts++;
 	int here = already_here(m, &op->key, op->bytes);
-	struct block *b = here ? NULL : block_make(m, &op->key, op->bytes, 0);
+	struct storage_block *b = here ? NULL : block_make(m, &op->key, op->bytes, 0);
 	m->stat.full += !here && !b;
 	pthread_mutex_unlock(&m->lock);
 	if (!b) {
@@ -332,10 +333,10 @@ static void memory_put(struct tier *t, struct tier_op *op)
 }
 
 /* Finds, counts and holds the block, or NULL. */
-static struct block *get_begin(struct memory *m, const struct tier_op *op)
+static struct storage_block *get_begin(struct memory *m, const struct tier_op *op)
 {
 	pthread_mutex_lock(&m->lock);
-	struct entry *e = entry_find(m, &op->key, op->bytes);
+	struct memory_entry *e = entry_find(m, &op->key, op->bytes);
 	m->stat.gets++;
 	m->stat.hits += e != NULL;
 	m->stat.misses += e == NULL;
@@ -352,7 +353,7 @@ static struct block *get_begin(struct memory *m, const struct tier_op *op)
 static void memory_get(struct tier *t, struct tier_op *op)
 {
 	struct memory *m = memory_of(t);
-	struct block *b = op->aside ? memory_hold(t, &op->key, op->bytes) : get_begin(m, op);
+	struct storage_block *b = op->aside ? memory_hold(t, &op->key, op->bytes) : get_begin(m, op);
 	if (!b) {
 		op->done(op, ERR_NOTFOUND, TIER_NONE, NULL);
 		return;
@@ -383,7 +384,7 @@ static void memory_lookup(struct tier *t, struct tier_find *f)
 	struct memory *m = memory_of(t);
 	pthread_mutex_lock(&m->lock);
 	for (uint32_t i = 0; i < f->n; i++) {
-		const struct entry *e = f->where[i] ? NULL : map_get(m->index, f->key[i].b);
+		const struct memory_entry *e = f->where[i] ? NULL : map_get(m->index, f->key[i].b);
 		if (e && e->b.bytes == f->bytes)
 			f->where[i] = TIER_MEMORY;
 		else if (f->leading && !f->where[i])
@@ -397,7 +398,7 @@ static int memory_remove(struct tier *t, const struct tier_key *key)
 {
 	struct memory *m = memory_of(t);
 	pthread_mutex_lock(&m->lock);
-	struct entry *e = map_get(m->index, key->b);
+	struct memory_entry *e = map_get(m->index, key->b);
 	if (e)
 		entry_drop(m, e);
 	pthread_mutex_unlock(&m->lock);
@@ -524,7 +525,7 @@ static void memory_policy(struct tier *t, enum tier_policy policy, uint32_t afte
 	pthread_mutex_unlock(&m->lock);
 }
 
-static void due_name(struct memory *m, struct entry *e, struct tier_due *ret)
+static void due_name(struct memory *m, struct memory_entry *e, struct tier_due *ret)
 {
 	going_set(m, e, 1);
 	ret->key = e->b.key;
@@ -538,7 +539,7 @@ static uint32_t due_oldest(struct memory *m, uint32_t max, struct tier_due *ret)
 	             m->units.target % 100 * m->low_percent / 100;
 	uint32_t n = 0;
 	list_each_safe(it, nx, &m->lru) {
-		struct entry *e = list_entry(it, struct entry, order);
+		struct memory_entry *e = list_entry(it, struct memory_entry, order);
 		if (n == max || m->units.n_free + m->clean_units + m->going_units >= low)
 			break;
 		if (e->stored)
@@ -557,7 +558,7 @@ static uint32_t memory_due(struct tier *t, uint32_t max, struct tier_due *ret)
 	if (m->policy == TIER_OFFLOAD)
 		n = due_oldest(m, max, ret);
 	while (m->policy == TIER_WRITE_THROUGH && n < max && !list_empty(&m->due)) {
-		struct entry *e = list_entry(m->due.next, struct entry, due);
+		struct memory_entry *e = list_entry(m->due.next, struct memory_entry, due);
 		list_remove(&e->due);
 		due_name(m, e, &ret[n++]);
 	}
@@ -567,7 +568,7 @@ static uint32_t memory_due(struct tier *t, uint32_t max, struct tier_due *ret)
 
 /* The block would now be lost if evicted, so it leaves `clean`; this is no use, so it goes to the
  * front. */
-static void below_gone(struct memory *m, struct entry *e)
+static void below_gone(struct memory *m, struct memory_entry *e)
 {
 	e->stored = 0;
 	if (!e->clean)
@@ -580,12 +581,12 @@ static void memory_stored(struct tier *t, const struct tier_key *key, enum tier_
 {
 	struct memory *m = memory_of(t);
 	pthread_mutex_lock(&m->lock);
-	struct entry *e = key ? map_get(m->index, key->b) : NULL;
+	struct memory_entry *e = key ? map_get(m->index, key->b) : NULL;
 	if (!key) {
 		while (!list_empty(&m->clean))
-			below_gone(m, list_entry(m->clean.prev, struct entry, order));
+			below_gone(m, list_entry(m->clean.prev, struct memory_entry, order));
 		list_each(it, &m->lru)
-			list_entry(it, struct entry, order)->stored = 0;
+			list_entry(it, struct memory_entry, order)->stored = 0;
 	} else if (e && what == TIER_BELOW_GONE) {
 		below_gone(m, e);
 	} else if (e) {

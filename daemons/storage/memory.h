@@ -7,7 +7,7 @@
 
 #include "tier.h"
 
-struct block {
+struct storage_block {
 	struct tier_key key;
 	size_t bytes;
 	struct tier_sum sum; /* once complete */
@@ -23,26 +23,26 @@ int tier_memory_new(uint64_t capacity_bytes, struct tier **ret_t, struct err *er
 
 /* A block for the caller to fill, held once by the caller. NULL: no room. spare: evict no block
  * that must first be copied down (TIER_OFFLOAD). */
-struct block *memory_block(struct tier *memory, const struct tier_key *key, size_t bytes,
-                           int spare);
+struct storage_block *memory_block(struct tier *memory, const struct tier_key *key, size_t bytes,
+                                   int spare);
 /* Publishes a complete block unless the index has its key. The caller still holds it. */
-void memory_insert(struct block *b);
+void memory_insert(struct storage_block *b);
 /* Looks up and holds a block, without counting a hit or a miss and without changing the LRU order.
  * NULL: not found. */
-struct block *memory_hold(struct tier *memory, const struct tier_key *key, size_t bytes);
+struct storage_block *memory_hold(struct tier *memory, const struct tier_key *key, size_t bytes);
 /* Checksum mismatch: logs, counts and drops the block. */
-void memory_damaged(struct block *b);
+void memory_damaged(struct storage_block *b);
 
 /* --- block.c --- */
 
 /* A block with its own memory, to be filled; NULL: out of memory. */
-struct block *block_new(const struct tier_key *key, size_t bytes);
-void block_release(struct block *b);
+struct storage_block *block_new(const struct tier_key *key, size_t bytes);
+void block_release(struct storage_block *b);
 /* Copies the spans into the block and computes its checksum. */
-void block_write(struct block *b, const struct tier_span *span, unsigned n);
+void block_write(struct storage_block *b, const struct tier_span *span, unsigned n);
 /* Copies the block into the spans. 0, or ERR_CORRUPT: checksum mismatch. */
-int block_read(const struct block *b, const struct tier_span *span, unsigned n);
+int block_read(const struct storage_block *b, const struct tier_span *span, unsigned n);
 /* --- memory.c, for block_release --- */
-void memory_release(struct block *b);
+void memory_release(struct storage_block *b);
 
 #endif

@@ -62,7 +62,7 @@ struct value {
 	size_t left;
 };
 
-struct line {
+struct redis_conn {
 	struct redis_link *link;
 	redisAsyncContext *ac;                /* NULL: not connected */
 	redisReplyObjectFunctions build, own; /* hiredis's functions, and our wrappers */
@@ -91,7 +91,7 @@ struct redis_link {
 	char why[80]; /* why it is not ready */
 
 	/* private to the thread */
-	struct line line[REDIS_LINES];
+	struct redis_conn line[REDIS_LINES];
 	unsigned n_greeted;
 	uint64_t heard_us; /* time of the latest received data */
 	uint64_t ready_us, pause_us;
@@ -142,7 +142,7 @@ void redis_distrust(struct redis_work *w, const char *why)
 
 /* --- works --- */
 
-static struct line *line_of(const struct redis_work *w)
+static struct redis_conn *line_of(const struct redis_work *w)
 {
 	return &w->t->link->line[w->line];
 }
@@ -164,7 +164,7 @@ static void note_oldest(struct redis_link *l)
 static void settle(struct redis_work *w)
 {
 	struct redis_link *l = w->t->link;
-	struct line *n = line_of(w);
+	struct redis_conn *n = line_of(w);
 	if (!w->over || w->owed)
 		return;
 	if (n->next.work == w)
@@ -243,7 +243,7 @@ void redis_deadline(struct redis_work *w, uint64_t in_us)
 
 void redis_begin(struct redis_work *w)
 {
-	struct line *n = line_of(w);
+	struct redis_conn *n = line_of(w);
 	w->begun_us = clock_us();
 	n->n_running++;
 	n->weight += w->weight;
@@ -254,7 +254,7 @@ void redis_begin(struct redis_work *w)
 	settle(w);
 }
 
-static void begin_waiting(struct line *n)
+static void begin_waiting(struct redis_conn *n)
 {
 	while (!list_empty(&n->waiting) && n->n_running < n->link->t->depth && !n->link->broken[0]) {
 		struct redis_work *w = list_entry(n->waiting.next, struct redis_work, link);
@@ -272,7 +272,7 @@ static void begin_waiting(struct line *n)
 static void on_reply(redisAsyncContext *ac, void *r, void *arg)
 {
 	struct redis_work *w = arg;
-	struct line *n = ac->data;
+	struct redis_conn *n = ac->data;
 	w->owed--;
 	if (n->now.work == w) {
 		n->now.work = NULL;
@@ -287,7 +287,7 @@ static void on_reply(redisAsyncContext *ac, void *r, void *arg)
 		settle(w);
 }
 
-static void sent(struct line *n, struct redis_work *w, int code)
+static void sent(struct redis_conn *n, struct redis_work *w, int code)
 {
 	if (code != REDIS_OK)
 		link_break(n->link, "the connection accepts no commands");
@@ -298,7 +298,7 @@ static void sent(struct line *n, struct redis_work *w, int code)
 void redis_ask(struct redis_link *l, enum redis_line line, struct redis_work *w, const char *format,
                ...)
 {
-	struct line *n = &l->line[line];
+	struct redis_conn *n = &l->line[line];
 	va_list ap;
 	va_start(ap, format);
 	sent(n, w, redisvAsyncCommand(n->ac, w ? on_reply : NULL, w, format, ap));
@@ -308,7 +308,7 @@ void redis_ask(struct redis_link *l, enum redis_line line, struct redis_work *w,
 void redis_ask_argv(struct redis_link *l, enum redis_line line, struct redis_work *w, int n_args,
                     const char **arg, const size_t *bytes)
 {
-	struct line *n = &l->line[line];
+	struct redis_conn *n = &l->line[line];
 	sent(n, w, redisAsyncCommandArgv(n->ac, w ? on_reply : NULL, w, n_args, arg, bytes));
 }
 
@@ -321,7 +321,7 @@ void redis_allow(struct redis_link *l, size_t bytes)
 
 /* --- sending values: hiredis sends the text before, we the value, hiredis the text after --- */
 
-static void send_next(struct line *n)
+static void send_next(struct redis_conn *n)
 {
 	n->now = n->next;
 	n->next.work = NULL;
@@ -333,7 +333,7 @@ static void send_next(struct line *n)
 
 /* Copies the next value when little of the current one is left, so that few buffers are in use and
  * the connection is never idle. */
-static void next_turn(struct line *n)
+static void next_turn(struct redis_conn *n)
 {
 	while (!n->next.work && (!n->now.work || n->now.left < ROOM_BYTES) && !list_empty(&n->turn) &&
 	       !n->link->broken[0]) {
@@ -348,7 +348,7 @@ static void next_turn(struct line *n)
 
 void redis_wait_turn(struct redis_work *w)
 {
-	struct line *n = line_of(w);
+	struct redis_conn *n = line_of(w);
 	list_push_back(&n->turn, &w->turn);
 	event_active(n->link->step, EV_TIMEOUT, 0);
 }
@@ -360,7 +360,7 @@ void redis_send_value(struct redis_work *w, const char *before, const void *valu
 }
 
 /* 1: more is to be written. */
-static int send_more(struct line *n)
+static int send_more(struct redis_conn *n)
 {
 	struct value *v = &n->now;
 	while (v->work && !n->link->broken[0]) {
@@ -387,7 +387,7 @@ static int send_more(struct line *n)
 /* hiredis hook: its output buffer is empty. */
 static void on_written(void *events)
 {
-	struct line *n = ((redisLibeventEvents *)events)->context->data;
+	struct redis_conn *n = ((redisLibeventEvents *)events)->context->data;
 	if (send_more(n))
 		redisLibeventAddWrite(events);
 	else
@@ -397,9 +397,9 @@ static void on_written(void *events)
 /* --- receiving replies --- */
 
 /* Returns the line if the reply was requested and `bytes` more are within the bound, else NULL. */
-static struct line *charge(const redisReadTask *task, size_t bytes)
+static struct redis_conn *charge(const redisReadTask *task, size_t bytes)
 {
-	struct line *n = task->privdata;
+	struct redis_conn *n = task->privdata;
 	if (!task->parent) {
 		n->built = 0;
 		if (!n->ac || !n->ac->replies.head) {
@@ -417,7 +417,7 @@ static struct line *charge(const redisReadTask *task, size_t bytes)
 /* Passes a block to its work; hiredis keeps only an empty string. */
 static void *on_string(const redisReadTask *task, char *text, size_t bytes)
 {
-	struct line *n = task->privdata;
+	struct redis_conn *n = task->privdata;
 	int whole = !task->parent && task->type == REDIS_REPLY_STRING && n->ac && n->ac->replies.head &&
 	            n->ac->replies.head->fn;
 	struct redis_work *w = whole ? n->ac->replies.head->privdata : NULL;
@@ -431,26 +431,26 @@ static void *on_string(const redisReadTask *task, char *text, size_t bytes)
 
 static void *on_array(const redisReadTask *task, int elements)
 {
-	struct line *n = charge(task, (size_t)(elements > 0 ? elements : 0) * sizeof(void *));
+	struct redis_conn *n = charge(task, (size_t)(elements > 0 ? elements : 0) * sizeof(void *));
 	return n ? n->build.createArray(task, elements) : NULL;
 }
 
 static void *on_integer(const redisReadTask *task, long long number)
 {
-	struct line *n = charge(task, 0);
+	struct redis_conn *n = charge(task, 0);
 	return n ? n->build.createInteger(task, number) : NULL;
 }
 
 static void *on_nil(const redisReadTask *task)
 {
-	struct line *n = charge(task, 0);
+	struct redis_conn *n = charge(task, 0);
 	return n ? n->build.createNil(task) : NULL;
 }
 
 /* hiredis reads small pieces: reads all but the last byte here. */
 static void on_readable(evutil_socket_t fd, short what, void *arg)
 {
-	struct line *n = arg;
+	struct redis_conn *n = arg;
 	struct redis_link *l = n->link;
 	int there = 0;
 	(void)what;
@@ -527,7 +527,7 @@ static const struct redis_work_ops hello_ops = {
 /* hiredis frees the context after these two. */
 static void on_connect(const redisAsyncContext *ac, int status)
 {
-	struct line *n = ac->data;
+	struct redis_conn *n = ac->data;
 	if (status == REDIS_OK)
 		return;
 	n->ac = NULL;
@@ -536,13 +536,13 @@ static void on_connect(const redisAsyncContext *ac, int status)
 
 static void on_disconnect(const redisAsyncContext *ac, int status)
 {
-	struct line *n = ac->data;
+	struct redis_conn *n = ac->data;
 	(void)status;
 	n->ac = NULL;
 	link_break(n->link, "%s", ac->errstr);
 }
 
-static void line_connect(struct line *n)
+static void line_connect(struct redis_conn *n)
 {
 	struct redis_link *l = n->link;
 	const struct redis_address *to = &l->t->address;
@@ -622,7 +622,7 @@ static void link_empty(struct redis_link *l, const char *why, int code)
 	l->end_code = code;
 	take_inbox(l);
 	for (int i = 0; i < REDIS_LINES; i++) {
-		struct line *n = &l->line[i];
+		struct redis_conn *n = &l->line[i];
 		redisAsyncContext *ac = n->ac;
 		n->ac = NULL;
 		n->late = 0;
@@ -675,7 +675,7 @@ static void on_step(evutil_socket_t fd, short what, void *arg)
 	if (l->broken[0])
 		link_lost(l);
 	for (int i = 0; i < REDIS_LINES; i++) {
-		struct line *n = &l->line[i];
+		struct redis_conn *n = &l->line[i];
 		begin_waiting(n);
 		next_turn(n);
 		if (n->ac && sdslen(n->ac->c.obuf))
@@ -765,7 +765,7 @@ static void link_free(struct redis_link *l)
 	free(l);
 }
 
-static void line_init(struct line *n, struct redis_link *l)
+static void line_init(struct redis_conn *n, struct redis_link *l)
 {
 	n->link = l;
 	list_init(&n->waiting);

@@ -139,14 +139,14 @@ static int unwanted(const struct block_work *b)
 	return tier_op_unwanted(b->op);
 }
 
-static void block_release(struct redis_work *w)
+static void block_work_release(struct redis_work *w)
 {
 	free(((struct block_work *)w)->value);
 	free(w);
 }
 
-static struct block_work *block_new(struct redis_tier *t, struct tier_op *op, unsigned flushes,
-                                    const struct redis_work_ops *ops, enum redis_line line)
+static struct block_work *block_work_new(struct redis_tier *t, struct tier_op *op, unsigned flushes,
+                                         const struct redis_work_ops *ops, enum redis_line line)
 {
 	struct block_work *b = mem_zalloc(sizeof *b);
 	b->w.t = t;
@@ -259,7 +259,7 @@ static const struct redis_work_ops put_ops = {.begin = put_begin,
                                               .turn = put_turn,
                                               .reply = put_reply,
                                               .end = put_end,
-                                              .release = block_release};
+                                              .release = block_work_release};
 
 void redis_put_block(struct redis_tier *t, struct tier_op *op, unsigned flushes)
 {
@@ -267,7 +267,7 @@ void redis_put_block(struct redis_tier *t, struct tier_op *op, unsigned flushes)
 		op->done(op, ERR_INVALID, TIER_NONE, "the redis tier accepts blocks up to 512 MiB");
 		return;
 	}
-	struct block_work *b = block_new(t, op, flushes, &put_ops, REDIS_PUT);
+	struct block_work *b = block_work_new(t, op, flushes, &put_ops, REDIS_PUT);
 	int r = redis_submit(t->link, &b->w);
 	if (r == 0)
 		return;
@@ -353,11 +353,11 @@ static const struct redis_work_ops get_ops = {.begin = get_begin,
                                               .value = get_value,
                                               .reply = get_reply,
                                               .end = get_end,
-                                              .release = block_release};
+                                              .release = block_work_release};
 
 void redis_get_block(struct redis_tier *t, struct tier_op *op, unsigned flushes)
 {
-	struct block_work *b = block_new(t, op, flushes, &get_ops, REDIS_GET);
+	struct block_work *b = block_work_new(t, op, flushes, &get_ops, REDIS_GET);
 	b->w.weight = op->bytes;
 	int r = redis_submit(t->link, &b->w);
 	if (r == 0)

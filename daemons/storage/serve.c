@@ -80,7 +80,7 @@ static void send_fenced(struct svc *s, struct peer *p, uint64_t number)
 }
 
 /* The peer that this client's replies go to, or NULL if it is gone or has a new epoch. */
-static struct peer *client_peer(const struct client *c)
+static struct peer *client_peer(const struct storage_client *c)
 {
 	struct peer *p = chan_find(svc_chan(c->st->svc), c->name);
 	return p && peer_epoch(p) == c->epoch ? p : NULL;
@@ -91,7 +91,8 @@ static struct peer *client_peer(const struct client *c)
 #define KEY_TAIL(key) ((key)->b + sizeof(key)->b - KEY_SALT_BYTES)
 
 /* Converts a worker's hash to a tier key, whose last bytes identify the layout. */
-static void key_of_hash(const struct client *c, const unsigned char *hash, struct tier_key *ret)
+static void key_of_hash(const struct storage_client *c, const unsigned char *hash,
+                        struct tier_key *ret)
 {
 	memcpy(ret->b, hash, sizeof ret->b);
 	memcpy(KEY_TAIL(ret), c->salt, KEY_SALT_BYTES);
@@ -120,7 +121,7 @@ static void count_batch(struct storage *st, const struct batch *b)
 	stat_observe_us(stats, put ? ST_PUT_SECONDS : ST_GET_SECONDS, clock_us() - b->begun_us);
 }
 
-static void answer(struct client *c, struct batch *b)
+static void answer(struct storage_client *c, struct batch *b)
 {
 	struct svc *s = c->st->svc;
 	struct peer *p = client_peer(c);
@@ -146,7 +147,7 @@ static void answer(struct client *c, struct batch *b)
 static void batch_over(struct svc *s, void *arg)
 {
 	struct batch *b = arg;
-	struct client *c = b->owner;
+	struct storage_client *c = b->owner;
 	struct storage *st = storage_of(s);
 	count_batch(st, b);
 	log_debug("batch_done", "worker=%s batch=%llu kind=%s items=%u bytes=%llu", log_quote(c->name),
@@ -168,7 +169,7 @@ void serve_finished(void *storage, struct batch *b)
 
 /* --- puts and gets --- */
 
-static struct batch *batch_find(struct client *c, uint64_t number)
+static struct batch *batch_find(struct storage_client *c, uint64_t number)
 {
 	list_each(it, &c->batches) {
 		struct batch *b = list_entry(it, struct batch, link);
@@ -185,7 +186,7 @@ static void item_refuse(struct copy_item *it, const char *why)
 	it->text = why;
 }
 
-static void item_read(struct client *c, const Pds__StoreItem *m, struct copy_item *it)
+static void item_read(struct storage_client *c, const Pds__StoreItem *m, struct copy_item *it)
 {
 	it->block = m->block;
 	it->generation = m->generation;
@@ -199,7 +200,7 @@ static void item_read(struct client *c, const Pds__StoreItem *m, struct copy_ite
 		item_refuse(it, "the block is beyond the region handed over");
 }
 
-static void batch_begin(struct client *c, enum copy_kind kind, uint64_t number,
+static void batch_begin(struct storage_client *c, enum copy_kind kind, uint64_t number,
                         Pds__StoreItem **items, size_t n)
 {
 	struct batch *b = batch_new(kind, &c->target, (uint32_t)n);
@@ -217,7 +218,7 @@ static void batch_begin(struct client *c, enum copy_kind kind, uint64_t number,
 static void serve_batch(struct svc *s, struct peer *p, enum copy_kind kind, uint64_t number,
                         Pds__StoreItem **items, size_t n)
 {
-	struct client *c = client_find(storage_of(s), peer_name(p), peer_epoch(p));
+	struct storage_client *c = client_find(storage_of(s), peer_name(p), peer_epoch(p));
 	if (!c)
 		refuse(s, p, number, items, n, PDS__STORE_CODE__STORE_ERROR,
 		       "this worker process has not handed its memory over");
@@ -263,7 +264,7 @@ void serve_fence(struct svc *s, struct peer *p, const struct msg_head *head,
 	struct storage *st = storage_of(s);
 	struct batch *under_way = NULL;
 	list_each(it, &st->clients) { /* including detached clients whose last batches are ending */
-		struct client *c = list_entry(it, struct client, link);
+		struct storage_client *c = list_entry(it, struct storage_client, link);
 		if (c->epoch != peer_epoch(p) || strcmp(c->name, peer_name(p)) != 0)
 			continue;
 		if (m->batch > c->last_batch)
@@ -280,7 +281,7 @@ void serve_fence(struct svc *s, struct peer *p, const struct msg_head *head,
 	copier_cancel(st->copier, under_way);
 }
 
-void serve_cancel(struct client *c)
+void serve_cancel(struct storage_client *c)
 {
 	list_each(it, &c->batches) /* batch_over removes them from the list later */
 		copier_cancel(c->st->copier, list_entry(it, struct batch, link));
@@ -292,7 +293,7 @@ void serve_down(struct svc *s, struct peer *p, const char *why)
 	struct storage *st = storage_of(s);
 	tell_down(st->tell, p);
 	list_each(it, &st->clients) {
-		struct client *c = list_entry(it, struct client, link);
+		struct storage_client *c = list_entry(it, struct storage_client, link);
 		if (c->epoch == peer_epoch(p) && strcmp(c->name, peer_name(p)) == 0)
 			serve_cancel(c);
 	}
@@ -302,7 +303,7 @@ unsigned serve_batches(const struct storage *st)
 {
 	unsigned n = 0;
 	list_each(it, &st->clients)
-		n += list_entry(it, struct client, link)->n_batches;
+		n += list_entry(it, struct storage_client, link)->n_batches;
 	return n;
 }
 
@@ -344,7 +345,7 @@ static void find_done(struct tier_find *find)
 }
 
 /* Converts the hashes to keys, up to the first invalid one; returns their number. */
-static uint32_t keys_read(const struct client *c, const Pds__StoreLookup *m, size_t n,
+static uint32_t keys_read(const struct storage_client *c, const Pds__StoreLookup *m, size_t n,
                           struct tier_key *key)
 {
 	for (uint32_t i = 0; i < n; i++) {
@@ -361,7 +362,7 @@ void serve_lookup(struct svc *s, struct peer *p, const struct msg_head *head,
 	(void)head;
 	const Pds__StoreLookup *m = (const Pds__StoreLookup *)body;
 	struct storage *st = storage_of(s);
-	struct client *c = client_find(st, peer_name(p), peer_epoch(p));
+	struct storage_client *c = client_find(st, peer_name(p), peer_epoch(p));
 	int look = c && st->n_findings < FINDINGS_MAX; /* without an attachment nothing is stored */
 	size_t n = !look ? 0 : m->n_hashes < BATCH_ITEMS_MAX ? m->n_hashes : BATCH_ITEMS_MAX;
 	struct finding *f = mem_zalloc(sizeof *f + n * (sizeof f->key[0] + 1));
@@ -387,7 +388,7 @@ void serve_lookup(struct svc *s, struct peer *p, const struct msg_head *head,
 void serve_forget(struct storage *st)
 {
 	list_each(it, &st->clients) {
-		struct client *c = list_entry(it, struct client, link);
+		struct storage_client *c = list_entry(it, struct storage_client, link);
 		list_each_safe(at, nx, &c->batches)
 			batch_free(list_entry(at, struct batch, link));
 		list_init(&c->batches);

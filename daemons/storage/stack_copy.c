@@ -26,9 +26,9 @@ struct sink {
 	struct tier_op op;      /* the put below; first */
 	struct tier_op from_op; /* the get of a block that is not in memory */
 	struct stack *s;
-	struct level *from, *to;
+	struct stack_tier *from, *to;
 	uint64_t flushes;
-	struct block *block; /* buffer, or NULL: memory has the block */
+	struct storage_block *block; /* buffer, or NULL: memory has the block */
 };
 
 static void found_nothing(struct tier_find *f)
@@ -37,7 +37,7 @@ static void found_nothing(struct tier_find *f)
 }
 
 /* Whether the level has this block now; only for tiers that answer synchronously. */
-static int level_has(struct level *l, const struct tier_key *key, size_t bytes)
+static int level_has(struct stack_tier *l, const struct tier_key *key, size_t bytes)
 {
 	struct tier *t = level_tier(l);
 	unsigned char where = TIER_NONE;
@@ -50,7 +50,7 @@ static int level_has(struct level *l, const struct tier_key *key, size_t bytes)
 /* Tells `t` that `below` has the block, so that it may evict it at no loss. `below` may have lost
  * the block before that, when its `changed` was ignored, so check again. (Redis cannot be checked
  * synchronously.) */
-static void kept_below(struct tier *t, struct level *below, const struct tier_key *key,
+static void kept_below(struct tier *t, struct stack_tier *below, const struct tier_key *key,
                        size_t bytes)
 {
 	t->ops->stored(t, key, TIER_BELOW_HAS);
@@ -83,7 +83,8 @@ static void down_told(struct sink *c, int code)
 }
 
 /* Stops copies to the tier for pause_us; logs once per pause. */
-static void pause_level(struct level *to, const struct level *from, int code, const char *text)
+static void pause_level(struct stack_tier *to, const struct stack_tier *from, int code,
+                        const char *text)
 {
 	uint64_t now = clock_us();
 	pthread_mutex_lock(&to->s->lock);
@@ -134,7 +135,8 @@ static void down_done(struct tier_op *op, int code, enum tier_id tier, const cha
 static int down_move(struct tier_op *op, const struct tier_span *span, unsigned n)
 {
 	struct sink *c = (struct sink *)op;
-	struct block *b = c->block ? c->block : memory_hold(memory_tier(c->s), &op->key, op->bytes);
+	struct storage_block *b = c->block ? c->block
+	                                   : memory_hold(memory_tier(c->s), &op->key, op->bytes);
 	if (!b)
 		return ERR_NOTFOUND;
 	int code = is_void(c->s, c->flushes) ? ERR_CANCELLED : block_read(b, span, n);
@@ -175,7 +177,7 @@ static void read_done(struct tier_op *op, int code, enum tier_id tier, const cha
 static int read_above(struct sink *c)
 {
 	struct tier *memory = memory_tier(c->s);
-	struct block *b = memory ? memory_hold(memory, &c->op.key, c->op.bytes) : NULL;
+	struct storage_block *b = memory ? memory_hold(memory, &c->op.key, c->op.bytes) : NULL;
 	int there = b && block_read(b, c->block->span, c->block->n) == 0;
 	if (there)
 		c->block->sum = b->sum;
@@ -184,7 +186,7 @@ static int read_above(struct sink *c)
 	return there;
 }
 
-static void down_start(struct stack *s, struct level *from, struct level *to,
+static void down_start(struct stack *s, struct stack_tier *from, struct stack_tier *to,
                        const struct tier_due *d)
 {
 	struct sink *c = mem_zalloc(sizeof *c);
@@ -218,7 +220,7 @@ static void down_start(struct stack *s, struct level *from, struct level *to,
 	level_tier(from)->ops->get(level_tier(from), &c->from_op);
 }
 
-void stack_used(struct level *l)
+void stack_used(struct stack_tier *l)
 {
 	if (atomic_load(&l->policy) != TIER_RECYCLE &&
 	    stack_next_open(l->s, (unsigned)(l - l->s->level) + 1) >= 0)
@@ -228,7 +230,7 @@ void stack_used(struct level *l)
 /* Starts as many copies as allowed; makes *wake earlier if a pause must end first. */
 static void downs_begin(struct stack *s, unsigned i, uint64_t *wake)
 {
-	struct level *l = &s->level[i];
+	struct stack_tier *l = &s->level[i];
 	struct tier *t = level_tier(l);
 	int below = stack_next_open(s, i + 1);
 	if (!t || !t->ops->due || below < 0 || atomic_load(&l->policy) == TIER_RECYCLE)
@@ -258,11 +260,11 @@ static int same_block(const struct tier_op *a, const struct tier_key *key, size_
 	return a->bytes == bytes && memcmp(a->key.b, key->b, sizeof key->b) == 0;
 }
 
-static struct fetch *fetch_find(struct stack *s, const struct tier_key *key, size_t bytes,
-                                int moved_too)
+static struct stack_fetch *fetch_find(struct stack *s, const struct tier_key *key, size_t bytes,
+                                      int moved_too)
 {
 	list_each(it, &s->fetches) {
-		struct fetch *f = list_entry(it, struct fetch, link);
+		struct stack_fetch *f = list_entry(it, struct stack_fetch, link);
 		if (same_block(&f->op, key, bytes) && (moved_too || !f->moved) &&
 		    f->flushes == atomic_load(&s->flushes))
 			return f;
@@ -272,7 +274,7 @@ static struct fetch *fetch_find(struct stack *s, const struct tier_key *key, siz
 
 void stack_fetch_begins(struct tier_op *op)
 {
-	struct fetch *f = (struct fetch *)op;
+	struct stack_fetch *f = (struct stack_fetch *)op;
 	int wanted = f->prefetch;
 	list_each(it, &f->waiters)
 		wanted |= !stack_op_unwanted(list_entry(it, struct tier_op, link));
@@ -291,13 +293,13 @@ static void list_move_all(struct list *to, struct list *from)
 
 /* Inserts the block into memory, unless there is no room without evicting better blocks or a flush
  * came after the request. */
-static void fetch_keep(struct fetch *f, const struct tier_span *span, unsigned n)
+static void fetch_keep(struct stack_fetch *f, const struct tier_span *span, unsigned n)
 {
 	struct stack *s = f->s;
 	struct tier *memory = memory_tier(s);
-	struct block *b = memory && !is_void(s, f->flushes)
-	                      ? memory_block(memory, &f->op.key, f->op.bytes, 1)
-	                      : NULL;
+	struct storage_block *b = memory && !is_void(s, f->flushes)
+	                              ? memory_block(memory, &f->op.key, f->op.bytes, 1)
+	                              : NULL;
 	if (!b)
 		return;
 	block_write(b, span, n);
@@ -314,7 +316,7 @@ static void fetch_keep(struct fetch *f, const struct tier_span *span, unsigned n
 
 static int fetch_move(struct tier_op *get, const struct tier_span *span, unsigned n)
 {
-	struct fetch *f = (struct fetch *)get;
+	struct stack_fetch *f = (struct stack_fetch *)get;
 	int code = 0;
 	pthread_mutex_lock(&f->s->lock);
 	f->moved = 1;
@@ -332,9 +334,9 @@ static int fetch_move(struct tier_op *get, const struct tier_span *span, unsigne
 
 static void fetch_done(struct tier_op *get, int code, enum tier_id tier, const char *text)
 {
-	struct fetch *f = (struct fetch *)get;
+	struct stack_fetch *f = (struct stack_fetch *)get;
 	struct stack *s = f->s;
-	struct level *l = &s->level[f->level];
+	struct stack_tier *l = &s->level[f->level];
 	pthread_mutex_lock(&s->lock);
 	list_remove(&f->link); /* no more waiters can join */
 	s->n_prefetching -= f->prefetch != 0;
@@ -367,10 +369,10 @@ static void fetch_done(struct tier_op *get, int code, enum tier_id tier, const c
 	stack_level_back(l, KIND_GET);
 }
 
-static struct fetch *fetch_new(struct stack *s, const struct tier_key *key, size_t bytes,
-                               unsigned level)
+static struct stack_fetch *fetch_new(struct stack *s, const struct tier_key *key, size_t bytes,
+                                     unsigned level)
 {
-	struct fetch *f = mem_zalloc(sizeof *f);
+	struct stack_fetch *f = mem_zalloc(sizeof *f);
 	list_init(&f->op.link);
 	list_init(&f->waiters);
 	list_init(&f->served);
@@ -389,9 +391,9 @@ void stack_fetch(struct tier_op *op)
 {
 	struct stack *s = op->route.s;
 	unsigned level = op->route.level;
-	struct fetch *own = NULL;
+	struct stack_fetch *own = NULL;
 	pthread_mutex_lock(&s->lock);
-	struct fetch *f = fetch_find(s, &op->key, op->bytes, !op->route.waited);
+	struct stack_fetch *f = fetch_find(s, &op->key, op->bytes, !op->route.waited);
 	if (!f || f->level != level)
 		f = own = fetch_new(s, &op->key, op->bytes, level);
 	for (unsigned i = 0; own && i < s->n_wishes; i++) {
@@ -424,9 +426,9 @@ void stack_prefetch(struct stack *s, const struct tier_find *f)
 }
 
 /* Starts tracking the next prefetch, or NULL. */
-static struct fetch *prefetch_next(struct stack *s)
+static struct stack_fetch *prefetch_next(struct stack *s)
 {
-	struct fetch *f = NULL;
+	struct stack_fetch *f = NULL;
 	pthread_mutex_lock(&s->lock);
 	while (!f && s->n_wishes && s->n_prefetching < PREFETCHING_MAX) {
 		struct wish w = s->wish[s->wish_at];
@@ -445,7 +447,7 @@ static struct fetch *prefetch_next(struct stack *s)
 
 static void prefetches_begin(struct stack *s)
 {
-	struct fetch *f;
+	struct stack_fetch *f;
 	while ((f = prefetch_next(s)))
 		stack_level_submit(&s->level[f->level], KIND_GET, &f->op);
 }
@@ -461,7 +463,7 @@ void stack_kick(struct stack *s)
 	pthread_mutex_unlock(&s->lock);
 }
 
-static int level_open(struct level *l, struct tier **ret, struct err *err)
+static int level_open(struct stack_tier *l, struct tier **ret, struct err *err)
 {
 	*ret = l->opts.tier;
 	return *ret ? 0 : l->opts.open(l->opts.arg, ret, err);
@@ -471,9 +473,9 @@ static int level_open(struct level *l, struct tier **ret, struct err *err)
  * lock held. */
 static void level_changed(void *arg, const struct tier_key *key, int stored)
 {
-	struct level *l = arg;
+	struct stack_tier *l = arg;
 	struct stack *s = l->s;
-	for (struct level *above = s->level; !stored && above < l; above++) {
+	for (struct stack_tier *above = s->level; !stored && above < l; above++) {
 		struct tier *t = level_tier(above);
 		if (t && t->ops->stored)
 			t->ops->stored(t, key, TIER_BELOW_GONE);
@@ -482,7 +484,7 @@ static void level_changed(void *arg, const struct tier_key *key, int stored)
 		s->opts.changed(s->opts.arg, l->opts.id, key, stored);
 }
 
-static void level_try(struct level *l)
+static void level_try(struct stack_tier *l)
 {
 	struct stack *s = l->s;
 	struct err err = {0};
@@ -516,7 +518,7 @@ static void level_try(struct level *l)
 		log_debug("tier_missing", "tier=%s why=%s", tier_name(l->opts.id), log_quote(err.text));
 }
 
-static void level_resize(struct level *l)
+static void level_resize(struct stack_tier *l)
 {
 	struct tier *t = level_tier(l);
 	struct err err = {0};
@@ -542,7 +544,7 @@ static uint64_t work(struct stack *s)
 {
 	uint64_t wake = UINT64_MAX;
 	for (unsigned i = 0; i < s->n && !atomic_load(&s->closing); i++) {
-		struct level *l = &s->level[i];
+		struct stack_tier *l = &s->level[i];
 		if (!level_tier(l) && l->open_at_us <= clock_us())
 			level_try(l);
 		if (!level_tier(l) && l->open_at_us < wake)

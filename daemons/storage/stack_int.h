@@ -20,7 +20,7 @@ enum { KIND_GET, KIND_PUT, KINDS };
 struct stack;
 
 /* A block being read from a lower tier, for all waiting gets and for memory. */
-struct fetch {
+struct stack_fetch {
 	struct tier_op op;           /* the get; first */
 	struct list link;            /* in stack.fetches */
 	struct list waiters, served; /* of tier_op; served: `move` has been called */
@@ -30,7 +30,7 @@ struct fetch {
 	int prefetch, moved, kept; /* kept: in memory now */
 };
 
-struct level {
+struct stack_tier {
 	struct stack *s;
 	struct stack_level opts;
 	_Atomic(struct tier *) tier; /* NULL until it is open */
@@ -56,7 +56,7 @@ struct stack {
 	struct tier tier;
 	struct stack_opts opts;
 	unsigned n;
-	struct level level[STACK_LEVELS_MAX];
+	struct stack_tier level[STACK_LEVELS_MAX];
 	int memory; /* level 0 is memory */
 	pthread_mutex_t lock;
 	pthread_cond_t wake, opened;
@@ -73,7 +73,7 @@ struct stack {
 };
 
 /* --- tier_stack.c --- */
-static inline struct tier *level_tier(const struct level *l)
+static inline struct tier *level_tier(const struct stack_tier *l)
 {
 	return atomic_load_explicit((_Atomic(struct tier *) *)&l->tier, memory_order_acquire);
 }
@@ -85,13 +85,14 @@ void stack_op_next(struct tier_op *op);
 void stack_op_failed(struct tier_op *op, int code, const char *text);
 void stack_op_end(struct tier_op *op, int code, enum tier_id tier, const char *text);
 int stack_op_unwanted(const struct tier_op *op);
-void stack_level_submit(struct level *l, int kind, struct tier_op *op); /* queues it if needed */
-void stack_level_back(struct level *l, int kind); /* the tier has finished one operation */
+void stack_level_submit(struct stack_tier *l, int kind,
+                        struct tier_op *op);           /* queues it if needed */
+void stack_level_back(struct stack_tier *l, int kind); /* the tier has finished one operation */
 
 /* --- stack_copy.c --- */
 void stack_kick(struct stack *s);
 /* the tier stored or returned a block: some blocks may be due for copying down */
-void stack_used(struct level *l);
+void stack_used(struct stack_tier *l);
 void stack_prefetch(struct stack *s, const struct tier_find *f);
 void stack_fetch(struct tier_op *op); /* a get, from route.level */
 /* cancels the fetch if no get waits for it any more. Call with the lock held */

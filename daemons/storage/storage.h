@@ -86,7 +86,7 @@ enum storage_stat {
 
 /* One attachment of a worker that handed its memory over. After detaching it remains until its last
  * batch is finished. */
-struct client {
+struct storage_client {
 	struct list link;
 	struct storage *st;
 	char name[HANDOVER_NAME_MAX];
@@ -132,9 +132,9 @@ extern const struct conf_key storage_keys[];          /* keys.c */
 int clients_start(struct storage *st, struct err *err);
 void clients_stop(struct storage *st); /* every batch must be finished */
 /* attached, or NULL */
-struct client *client_find(struct storage *st, const char *name, uint64_t epoch);
+struct storage_client *client_find(struct storage *st, const char *name, uint64_t epoch);
 /* unmaps and frees a detached client without batches */
-void client_free_if_done(struct client *c);
+void client_free_if_done(struct storage_client *c);
 
 /* --- serve.c --- */
 void serve_put(struct svc *s, struct peer *p, const struct msg_head *head,
@@ -146,7 +146,7 @@ void serve_lookup(struct svc *s, struct peer *p, const struct msg_head *head,
 void serve_fence(struct svc *s, struct peer *p, const struct msg_head *head,
                  const ProtobufCMessage *body);
 void serve_finished(void *storage, struct batch *b); /* the copier's hook; any thread */
-void serve_cancel(struct client *c);                 /* cancels all its batches */
+void serve_cancel(struct storage_client *c);         /* cancels all its batches */
 void serve_down(struct svc *s, struct peer *p, const char *why);
 /* at the end: frees batches that will not be answered */
 void serve_forget(struct storage *st);
@@ -169,7 +169,7 @@ void tell_destroy(struct tell **t);
 void tell_changed(void *tell, enum tier_id id, const struct tier_key *key, int stored);
 void tell_list(struct svc *s, struct peer *p, const struct msg_head *head,
                const ProtobufCMessage *body);
-void tell_attached(struct tell *t, const struct client *c);
+void tell_attached(struct tell *t, const struct storage_client *c);
 void tell_down(struct tell *t, const struct peer *p);
 
 #endif

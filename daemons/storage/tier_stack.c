@@ -45,12 +45,12 @@ int stack_op_unwanted(const struct tier_op *op)
 	return atomic_load(&op->route.s->closing) || tier_op_unwanted(op);
 }
 
-static int is_memory(const struct level *l)
+static int is_memory(const struct stack_tier *l)
 {
 	return l->s->memory && l == &l->s->level[0];
 }
 
-static void op_start(struct level *l, int kind, struct tier_op *op)
+static void op_start(struct stack_tier *l, int kind, struct tier_op *op)
 {
 	struct tier *t = level_tier(l);
 	if (atomic_load(&l->s->closing) || tier_op_unwanted(op))
@@ -62,7 +62,7 @@ static void op_start(struct level *l, int kind, struct tier_op *op)
 }
 
 /* Passes queued operations to the tier up to LEVEL_OPS_MAX. */
-static void level_pump(struct level *l, int kind)
+static void level_pump(struct stack_tier *l, int kind)
 {
 	struct stack *s = l->s;
 	pthread_mutex_lock(&s->lock);
@@ -86,7 +86,7 @@ static void level_pump(struct level *l, int kind)
 	pthread_mutex_unlock(&s->lock);
 }
 
-void stack_level_submit(struct level *l, int kind, struct tier_op *op)
+void stack_level_submit(struct stack_tier *l, int kind, struct tier_op *op)
 {
 	pthread_mutex_lock(&l->s->lock);
 	op->route.since_us = clock_us();
@@ -97,7 +97,7 @@ void stack_level_submit(struct level *l, int kind, struct tier_op *op)
 	level_pump(l, kind);
 }
 
-void stack_level_back(struct level *l, int kind)
+void stack_level_back(struct stack_tier *l, int kind)
 {
 	pthread_mutex_lock(&l->s->lock);
 	l->running[kind]--;
@@ -116,7 +116,7 @@ void stack_op_next(struct tier_op *op)
 		stack_op_end(op, code, TIER_NONE,
 		             r->code || r->kind == KIND_GET ? r->text : "no tier is open");
 	} else {
-		struct level *l = &r->s->level[at];
+		struct stack_tier *l = &r->s->level[at];
 		r->level = (unsigned)at;
 		if (is_memory(l))
 			op_start(l, r->kind, op);
@@ -141,7 +141,7 @@ void stack_op_failed(struct tier_op *op, int code, const char *text)
 /* tier_op.done while the operation is with a tier: memory, or a lower one for a put. */
 static void op_done(struct tier_op *op, int code, enum tier_id tier, const char *text)
 {
-	struct level *l = &op->route.s->level[op->route.level];
+	struct stack_tier *l = &op->route.s->level[op->route.level];
 	int kind = op->route.kind;
 	if (code == ERR_CORRUPT)
 		stack_kick(l->s); /* dropped: the tier above may have to copy it down again */
@@ -206,7 +206,7 @@ static void finder_ask(struct finder *f, unsigned from)
 		finder_end(f);
 		return;
 	}
-	struct level *l = &f->s->level[at];
+	struct stack_tier *l = &f->s->level[at];
 	struct tier *t = level_tier(l);
 	f->level = (unsigned)at;
 	/* a lower tier may fill a gap of this one */
@@ -319,7 +319,7 @@ unsigned tier_stack_levels(const struct tier *t)
 	return ((const struct stack *)t)->n;
 }
 
-static struct level *level_find(struct stack *s, enum tier_id id)
+static struct stack_tier *level_find(struct stack *s, enum tier_id id)
 {
 	for (unsigned i = 0; i < s->n; i++)
 		if (s->level[i].opts.id == id)
@@ -329,11 +329,11 @@ static struct level *level_find(struct stack *s, enum tier_id id)
 
 struct tier *tier_stack_find(struct tier *t, enum tier_id id)
 {
-	struct level *l = level_find(stack_of(t), id);
+	struct stack_tier *l = level_find(stack_of(t), id);
 	return l ? level_tier(l) : NULL;
 }
 
-static uint64_t waiting_since(const struct level *l)
+static uint64_t waiting_since(const struct stack_tier *l)
 {
 	uint64_t oldest = 0;
 	for (int k = 0; k < KINDS; k++)
@@ -347,7 +347,7 @@ static uint64_t waiting_since(const struct level *l)
 void tier_stack_level(struct tier *t, unsigned i, struct stack_stat *ret)
 {
 	struct stack *s = stack_of(t);
-	struct level *l = &s->level[i];
+	struct stack_tier *l = &s->level[i];
 	struct tier_stat ts = {0};
 	struct tier *tier = level_tier(l);
 	if (tier)
@@ -371,7 +371,7 @@ void tier_stack_level(struct tier *t, unsigned i, struct stack_stat *ret)
 void tier_stack_resize(struct tier *t, enum tier_id id, uint64_t capacity_bytes)
 {
 	struct stack *s = stack_of(t);
-	struct level *l = level_find(s, id);
+	struct stack_tier *l = level_find(s, id);
 	if (!l)
 		return;
 	pthread_mutex_lock(&s->lock);
@@ -384,7 +384,7 @@ void tier_stack_policy(struct tier *t, enum tier_id id, enum tier_policy policy,
                        unsigned low_percent)
 {
 	struct stack *s = stack_of(t);
-	struct level *l = level_find(s, id);
+	struct stack_tier *l = level_find(s, id);
 	if (!l)
 		return;
 	pthread_mutex_lock(&s->lock);
@@ -449,7 +449,7 @@ struct tier *tier_stack_new(const struct stack_opts *o)
 	list_init(&s->fetches);
 	s->wish = mem_array(PREFETCH_MAX, sizeof *s->wish);
 	for (unsigned i = 0; i < s->n; i++) {
-		struct level *l = &s->level[i];
+		struct stack_tier *l = &s->level[i];
 		l->s = s;
 		l->opts = o->level[i];
 		atomic_init(&l->policy, (int)l->opts.policy);

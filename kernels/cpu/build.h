@@ -68,7 +68,7 @@ struct cpu_make {
 	size_t tile_bytes, ld_rounded; /* 0: not quantised; not rounded */
 };
 
-static inline size_t more(size_t a, size_t b)
+static inline size_t max_size(size_t a, size_t b)
 {
 	return a > b ? a : b;
 }

@@ -48,8 +48,8 @@ struct progress {
 
 /* Counters for runs of up to n phases. Older ones are kept because a late thread may still read
  * them. */
-struct room {
-	struct room *older;
+struct crew_room {
+	struct crew_room *older;
 	size_t n;
 	struct progress *phase; /* (n + 1) */
 	struct share *share;    /* (n, threads) */
@@ -62,8 +62,8 @@ struct crew {
 	_Atomic uint64_t number;
 	_Atomic(const struct crew_phase *) phases;
 	_Atomic size_t n;
-	_Atomic(struct room *) room;
-	struct room *newest;
+	_Atomic(struct crew_room *) room;
+	struct crew_room *newest;
 	_Alignas(64) _Atomic uint64_t pulse;
 	atomic_uint sleepers;
 	atomic_bool stop;
@@ -122,11 +122,11 @@ static void wait_turn(struct crew *c, struct spin *spin, atomic_uint *word, unsi
 
 /* --- one run ------------------------------------------------------------- */
 
-struct walk {
+struct crew_walk {
 	struct crew *crew;
 	const struct crew_phase *phases;
 	size_t n;
-	const struct room *room;
+	const struct crew_room *room;
 	uint64_t run;
 	unsigned worker;
 };
@@ -137,7 +137,7 @@ static unsigned word_of(uint64_t number)
 }
 
 /* Opens phase i, and the following ones while they have no items. */
-static void open_phase(const struct walk *w, size_t i)
+static void open_phase(const struct crew_walk *w, size_t i)
 {
 	for (uint32_t items = 0; !items && i <= w->n; i++) {
 		struct progress *p = &w->room->phase[i];
@@ -151,14 +151,14 @@ static void open_phase(const struct walk *w, size_t i)
 	}
 }
 
-static void fetch_near(const struct walk *w, size_t i)
+static void fetch_near(const struct crew_walk *w, size_t i)
 {
 	for (uint32_t at = 0; i < w->n && at < w->phases[i].near_bytes; at += LINE)
 		__builtin_prefetch((const char *)w->phases[i].near + at);
 }
 
 /* false: the run is over, or another run has started */
-static bool await_phase(const struct walk *w, size_t i, uint32_t *ret_items)
+static bool await_phase(const struct crew_walk *w, size_t i, uint32_t *ret_items)
 {
 	struct progress *p = &w->room->phase[i];
 	uint64_t opened;
@@ -189,7 +189,7 @@ static uint32_t left_of(uint64_t claim, uint64_t run, uint32_t all)
 
 /* Runs the remaining items of a share; *mine counts this thread's items of the phase. A claim takes
  * one item, or several if there are more items than a claim can count. */
-static void take_share(const struct walk *w, size_t i, unsigned share, uint32_t items,
+static void take_share(const struct crew_walk *w, size_t i, unsigned share, uint32_t items,
                        uint32_t *mine)
 {
 	const struct crew_phase *phase = &w->phases[i];
@@ -212,7 +212,7 @@ static void take_share(const struct walk *w, size_t i, unsigned share, uint32_t 
 	}
 }
 
-static void walk_phase(const struct walk *w, size_t i, uint32_t items)
+static void walk_phase(const struct crew_walk *w, size_t i, uint32_t items)
 {
 	struct progress *p = &w->room->phase[i];
 	unsigned shares = w->crew->threads;
@@ -223,7 +223,7 @@ static void walk_phase(const struct walk *w, size_t i, uint32_t items)
 		open_phase(w, i + 1);
 }
 
-static void walk(const struct walk *w)
+static void walk(const struct crew_walk *w)
 {
 	uint32_t items;
 	for (size_t i = 0; await_phase(w, i, &items) && i < w->n; i++)
@@ -231,7 +231,7 @@ static void walk(const struct walk *w)
 }
 
 /* Waits for a run after `last`; false: the crew is stopping. */
-static bool await_run(struct crew *c, unsigned last, struct walk *w)
+static bool await_run(struct crew *c, unsigned last, struct crew_walk *w)
 {
 	for (struct spin spin = {0};;) {
 		unsigned run = atomic_load_explicit(&c->run, memory_order_acquire);
@@ -251,7 +251,7 @@ static bool await_run(struct crew *c, unsigned last, struct walk *w)
 static void *thread_main(void *arg)
 {
 	struct crew_thread *t = arg;
-	struct walk w = {.crew = t->crew, .worker = t->worker};
+	struct crew_walk w = {.crew = t->crew, .worker = t->worker};
 	for (unsigned last = word_of(FIRST_RUN); await_run(t->crew, last, &w); last = word_of(w.run))
 		walk(&w);
 	return NULL;
@@ -259,7 +259,7 @@ static void *thread_main(void *arg)
 
 static void run_alone(struct crew *c, const struct crew_phase *phases, size_t n)
 {
-	const struct walk w = {.crew = c, .phases = phases, .n = n};
+	const struct crew_walk w = {.crew = c, .phases = phases, .n = n};
 	for (size_t i = 0; i < n; i++, atomic_fetch_add_explicit(&c->pulse, 1, memory_order_relaxed)) {
 		fetch_near(&w, i + 1);
 		for (uint32_t item = 0, items = phases[i].items(phases[i].ctx); item < items; item++)
@@ -281,7 +281,7 @@ void crew_run(struct crew *c, const struct crew_phase *phases, size_t n)
 	atomic_store_explicit(&c->room, c->newest, memory_order_relaxed);
 	atomic_store_explicit(&c->run, word_of(run), memory_order_seq_cst);
 	futex_wake_all(c, &c->run);
-	struct walk w = {.crew = c, .phases = phases, .n = n, .room = c->newest, .run = run};
+	struct crew_walk w = {.crew = c, .phases = phases, .n = n, .room = c->newest, .run = run};
 	open_phase(&w, 0);
 	walk(&w);
 }
@@ -297,19 +297,19 @@ size_t crew_phase_bytes(unsigned threads)
  * which precedes all runs. */
 int crew_grow(struct crew *c, size_t n)
 {
-	struct room *old = c->newest;
+	struct crew_room *old = c->newest;
 	if (c->threads == 1 || (old && n <= old->n))
 		return 0;
 	if (old && n < 2 * old->n)
 		n = 2 * old->n;
 	size_t each = crew_phase_bytes(c->threads), head = (sizeof *old + 63) / 64 * 64;
-	struct room *r = n < SIZE_MAX / each / 2 ? aligned_alloc(64, head + (n + 1) * each) : NULL;
+	struct crew_room *r = n < SIZE_MAX / each / 2 ? aligned_alloc(64, head + (n + 1) * each) : NULL;
 	if (!r)
 		return -1;
 	memset(r, 0, head + (n + 1) * each);
-	*r = (struct room){.older = old,
-	                   .n = n,
-	                   .phase = (struct progress *)(void *)((unsigned char *)r + head)};
+	*r = (struct crew_room){.older = old,
+	                        .n = n,
+	                        .phase = (struct progress *)(void *)((unsigned char *)r + head)};
 	r->share = (struct share *)(void *)(r->phase + n + 1);
 	c->newest = r;
 	return 0;
@@ -350,7 +350,7 @@ void crew_destroy(struct crew **cp)
 	syscall(SYS_futex, &c->run, FUTEX_WAKE_PRIVATE, CREW_THREADS_MAX, NULL, NULL, 0);
 	for (unsigned i = 1; i <= c->started; i++)
 		pthread_join(c->thread[i].id, NULL);
-	for (struct room *r = c->newest, *older; r; r = older) {
+	for (struct crew_room *r = c->newest, *older; r; r = older) {
 		older = r->older;
 		free(r);
 	}

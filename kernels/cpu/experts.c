@@ -203,8 +203,8 @@ static struct experts_phase *build_products(struct build *b, const struct kern_o
 			build_fail(b, KERN_EINVAL, "%s: gate is (%u, %u), up (%u, %u)", kern_op_name(op->kind),
 			           ph->n, ph->make.k, up[0]->n, up[0]->k);
 		struct cpu_make also = build_make(b, op, (const struct kern_weight *const *)up, g->experts);
-		ph->make.tile_bytes = more(ph->make.tile_bytes, also.tile_bytes);
-		ph->make.ld_rounded = more(ph->make.ld_rounded, also.ld_rounded);
+		ph->make.tile_bytes = max_size(ph->make.tile_bytes, also.tile_bytes);
+		ph->make.ld_rounded = max_size(ph->make.ld_rounded, also.ld_rounded);
 	}
 	for (uint32_t i = 0; i < 2; i++)
 		if (bias[i].v && !build_address(b, op, bias[i]))
@@ -216,9 +216,9 @@ static struct experts_phase *build_products(struct build *b, const struct kern_o
 		ph->items[i] = (ph->panels[i] + ph->panels_per_item[i] - 1) / ph->panels_per_item[i];
 	}
 	build_ready_room(b, &ph->make, pairs, pairs / CPU_TILE_ROWS + g->experts + 1);
-	p->scratch_floats = more(p->scratch_floats, ph->make.k);
-	p->gathered_floats = more(p->gathered_floats, pairs * ph->make.k);
-	p->given_floats = more(p->given_floats, pairs * ph->matrices * ph->n);
+	p->scratch_floats = max_size(p->scratch_floats, ph->make.k);
+	p->gathered_floats = max_size(p->gathered_floats, pairs * ph->make.k);
+	p->given_floats = max_size(p->given_floats, pairs * ph->matrices * ph->n);
 	build_phase(b, tile_items, tile_item, ph);
 	build_phase(b, expert_items, expert_item, ph);
 	return ph;

@@ -27,8 +27,8 @@ struct cpu_make build_make(struct build *b, const struct kern_op *op,
 void build_ready_room(struct build *b, const struct cpu_make *m, size_t rows, size_t tiles)
 {
 	struct kern_program *p = b->p;
-	p->rec_bytes = more(p->rec_bytes, tiles * m->tile_bytes);
-	p->rounded_floats = more(p->rounded_floats, rows * m->ld_rounded);
+	p->rec_bytes = max_size(p->rec_bytes, tiles * m->tile_bytes);
+	p->rounded_floats = max_size(p->rounded_floats, rows * m->ld_rounded);
 }
 
 struct cpu_ready cpu_ready_at(const struct kern_program *p, const struct cpu_make *m,
@@ -128,7 +128,7 @@ static void share_out(struct matmul_phase *ph)
 
 static void need_scratch(struct build *b, size_t floats)
 {
-	b->p->scratch_floats = more(b->p->scratch_floats, floats);
+	b->p->scratch_floats = max_size(b->p->scratch_floats, floats);
 }
 
 void build_matmul(struct build *b, const struct kern_op *op)

@@ -40,15 +40,15 @@ static size_t attention_bytes(const struct cpu_variant *v, unsigned threads,
 size_t cpu_program_bytes(const struct cpu_variant *v, unsigned threads, bool bf16,
                          const struct kern_limits *l, const struct kern_shape *s)
 {
-	size_t rows = more(l->rows, l->tail_rows), tiles = tiles_of(rows), pairs = rows * s->used;
+	size_t rows = max_size(l->rows, l->tail_rows), tiles = tiles_of(rows), pairs = rows * s->used;
 	size_t scratch, attention = attention_bytes(v, threads, l, s, rows, &scratch);
 	size_t room = 2 * sizeof(struct crew_phase) + crew_phase_bytes(threads);
 	size_t described = s->ops * (sizeof(struct kern_op) + DESCRIPTION + room);
 	size_t ready = ready_bytes(v, bf16, rows, tiles, s->in);
 	if (s->used)
-		ready = more(ready,
-		             ready_bytes(v, bf16, pairs, tiles_of(pairs) + s->experts + 1, s->expert_in));
-	scratch = more(more(scratch, s->in), s->expert_in) * sizeof(float);
+		ready = max_size(ready, ready_bytes(v, bf16, pairs, tiles_of(pairs) + s->experts + 1,
+		                                    s->expert_in));
+	scratch = max_size(max_size(scratch, s->in), s->expert_in) * sizeof(float);
 	return described + attention + ready + expert_bytes(s, rows) +
 	       threads * (scratch + (l->vocab ? kern_sampler_bytes(l->vocab) : 0)) +
 	       (size_t)l->rows * s->angles * sizeof(float);

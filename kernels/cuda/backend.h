@@ -50,7 +50,7 @@ struct kern_device {
 	/* Progress: kernels increment *pulse (pinned); a thread then calls `progressed` (watch.c). */
 	volatile uint64_t *pulse;
 	kern_ptr pulse_dev; /* device address of pulse */
-	struct watch *watch;
+	struct cuda_watch *watch;
 	uint64_t steps, rows; /* atomic: read from any thread */
 	struct nvml *nvml;    /* NULL: unavailable */
 };
@@ -147,11 +147,11 @@ void nvml_read(const struct nvml *n, struct kern_info *ret);
 
 /* Starts a thread that calls `progressed` each time *pulse has grown, while growth is expected. */
 int watch_new(volatile uint64_t *pulse, void (*progressed)(void *arg), void *arg,
-              struct watch **ret_w);
-void watch_expect(struct watch *w, uint64_t growth);
+              struct cuda_watch **ret_w);
+void watch_expect(struct cuda_watch *w, uint64_t growth);
 /* Cancels all expected growth. */
-void watch_forget(struct watch *w);
-void watch_destroy(struct watch **w);
+void watch_forget(struct cuda_watch *w);
+void watch_destroy(struct cuda_watch **w);
 
 #ifdef __cplusplus
 }

@@ -209,14 +209,14 @@ static int stages_new(struct cuda_pool *p, char *errbuf, size_t errlen)
 }
 
 /* Iterates over a copy in parts of at most one stage; false: the end. */
-struct cursor {
+struct copy_cursor {
 	size_t piece;
 	uint64_t at;
 };
-static bool next_part(const struct kern_copy *c, struct cursor *cursor, struct kern_piece *ret)
+static bool next_part(const struct kern_copy *c, struct copy_cursor *cursor, struct kern_piece *ret)
 {
 	while (cursor->piece < c->n && cursor->at == c->piece[cursor->piece].bytes)
-		*cursor = (struct cursor){cursor->piece + 1, 0};
+		*cursor = (struct copy_cursor){cursor->piece + 1, 0};
 	if (cursor->piece == c->n)
 		return false;
 	const struct kern_piece *p = &c->piece[cursor->piece];
@@ -258,7 +258,7 @@ static int copy_seen(struct cuda_pool *p, const struct kern_copy *c, char *errbu
 		         ((const struct cuda_pool *)c->from)->device, p->device);
 		return KERN_ENOTSUP;
 	}
-	struct cursor cursor = {0, 0};
+	struct copy_cursor cursor = {0, 0};
 	struct kern_piece part[2];
 	unsigned i = 0;
 	int rc = stages_new(p, errbuf, errlen);

@@ -58,7 +58,7 @@ static __device__ __forceinline__ void load_inputs(uint32_t b[PARTS][4], const u
 
 /* Adds a step to a tile of a panel. */
 template <int TYPE, int PARTS>
-static __device__ __forceinline__ void add_tile(float acc[4], const struct record &r,
+static __device__ __forceinline__ void add_tile(float acc[4], const struct weight_record &r,
                                                 const uint32_t a[2][4], const uint32_t b[PARTS][4],
                                                 const float sums[2])
 {
@@ -88,7 +88,7 @@ static __device__ __forceinline__ void add_tile(float acc[4], const struct recor
 
 template <int TYPE, int PARTS, int TILES>
 static __device__ __forceinline__ void add_step(float acc[PANELS][TILES][4],
-                                                const struct record r[PANELS],
+                                                const struct weight_record r[PANELS],
                                                 const struct lane_inputs<TILES> &x, uint32_t step)
 {
 	/* loads all tiles before the first is used; few rows have few tiles */
@@ -136,7 +136,7 @@ static __device__ __forceinline__ void sum_segment(float acc[PANELS][TILES][4],
 		panel_of<TYPE>(t.of->w, t.data, PANELS * pair + (PANELS * pair + 1 < panels), lane)};
 	/* many tiles take long, and both cases take many registers: load only one step ahead */
 	constexpr uint32_t AHEAD = TILES > SPLIT_TILES || (is_k_type<TYPE> && has_offset<TYPE>) ? 1 : 2;
-	struct record ahead[AHEAD][PANELS];
+	struct weight_record ahead[AHEAD][PANELS];
 	UNROLL
 	for (uint32_t i = 0; i < AHEAD; i++)
 		for (int p = 0; p < PANELS; p++)
@@ -147,7 +147,7 @@ static __device__ __forceinline__ void sum_segment(float acc[PANELS][TILES][4],
 	/* reconverge lanes with and without rows: all are needed below */
 	__syncwarp();
 	for (uint32_t step = from; step < to; step++) {
-		struct record now[PANELS];
+		struct weight_record now[PANELS];
 		UNROLL
 		for (int p = 0; p < PANELS; p++) {
 			now[p] = ahead[0][p];

@@ -14,7 +14,7 @@ struct trailer {
 #define TRAILER_MAGIC 0x32656d6d6b647073ull
 
 /* How the memory of a kern_mem is freed. */
-enum own { OWN_NOTHING, OWN_DEVICE, OWN_HOST, OWN_SHARED, OWN_REGISTERED };
+enum cuda_own { OWN_NOTHING, OWN_DEVICE, OWN_HOST, OWN_SHARED, OWN_REGISTERED };
 
 /* --- the driver's virtual memory ----------------------------------------- */
 
@@ -215,7 +215,7 @@ static int choose(struct kern_device *dev)
 }
 
 static struct kern_mem memory(const void *at, void *host, size_t bytes, enum kern_memory kind,
-                              enum own own)
+                              enum cuda_own own)
 {
 	return (struct kern_mem){.dev = {(uintptr_t)at},
 	                         .host = host,
@@ -324,7 +324,7 @@ int cuda_mem_pin(struct kern_device *dev, void *host, size_t bytes, struct kern_
 void cuda_mem_free(struct kern_device *dev, struct kern_mem *mem)
 {
 	cudaSetDevice(dev->index);
-	switch ((enum own)(uintptr_t)mem->own) {
+	switch ((enum cuda_own)(uintptr_t)mem->own) {
 	case OWN_DEVICE: cudaFree((void *)mem->dev.v); break;
 	case OWN_HOST: cudaFreeHost(mem->host); break;
 	case OWN_SHARED: cuda_shared_unmap(dev->index, mem->dev.v, mem->bytes); break;

@@ -243,7 +243,7 @@ struct keys {
 enum pick_by { BY_COUNT, BY_MASS };
 
 /* A cut: the only key of the list in lo .. hi. mass: its own and that of all keys above it. */
-struct cut {
+struct pick_cut {
 	uint64_t lo, hi, mass;
 };
 
@@ -304,8 +304,8 @@ static __device__ inline void find_bin(struct pick_shared *s, enum pick_by by, u
 
 /* Finds the key, in descending order, at which the count or mass reaches `want`, which is at least
  * 1 and at most the total. */
-static __device__ inline struct cut find_cut(const struct picker &p, struct keys k, enum pick_by by,
-                                             uint64_t want)
+static __device__ inline struct pick_cut find_cut(const struct picker &p, struct keys k,
+                                                  enum pick_by by, uint64_t want)
 {
 	uint64_t mass = 0;
 	for (;;) {
@@ -329,7 +329,8 @@ static __device__ inline struct cut find_cut(const struct picker &p, struct keys
 }
 
 /* The id of the cut's key, among the first n of the list. */
-static __device__ inline uint32_t cut_id(const struct picker &p, uint32_t n, const struct cut &c)
+static __device__ inline uint32_t cut_id(const struct picker &p, uint32_t n,
+                                         const struct pick_cut &c)
 {
 	for (uint32_t i = threadIdx.x; i < n; i += blockDim.x)
 		if (p.list[i] >= c.lo && p.list[i] <= c.hi)

@@ -17,7 +17,7 @@ struct alignas(8) words2 {
 
 /* A lane's part of 32 values of a panel, for its rows lane / 4 and lane / 4 + 8. The compiler
  * removes fields that a type does not use. */
-struct record {
+struct weight_record {
 	uint32_t code[8];             /* bf16: the registers of both tiles; else bytes or nibbles */
 	uint32_t high;                /* bits of the codes */
 	uint16_t scale[2], offset[2]; /* q6_k: the scales of tile 0, of tile 1 */
@@ -47,8 +47,8 @@ static __device__ __forceinline__ void load_words4(uint32_t to[4], const unsigne
 }
 
 template <int TYPE>
-static __device__ __forceinline__ void load_codes(struct record &r, const unsigned char *record,
-                                                  uint32_t lane)
+static __device__ __forceinline__ void load_codes(struct weight_record &r,
+                                                  const unsigned char *record, uint32_t lane)
 {
 	if constexpr (TYPE == KERN_Q8_0) {
 		load_words4(r.code, record + 16 * lane);
@@ -64,7 +64,8 @@ static __device__ __forceinline__ void load_codes(struct record &r, const unsign
 }
 
 template <int TYPE>
-static __device__ __forceinline__ void load_scales(struct record &r, const unsigned char *scales,
+static __device__ __forceinline__ void load_scales(struct weight_record &r,
+                                                   const unsigned char *scales,
                                                    const unsigned char *shared, uint32_t lane)
 {
 	constexpr bool bytes = is_k_type<TYPE> || TYPE == KERN_MXFP4;
@@ -104,7 +105,7 @@ static __device__ __forceinline__ struct panel panel_of(const struct weight_view
 }
 
 /* 32 values of two plain rows: a lane has word lane % 4 of each 8 values. */
-static __device__ __forceinline__ void load_plain(struct record &r, const struct panel &p,
+static __device__ __forceinline__ void load_plain(struct weight_record &r, const struct panel &p,
                                                   uint32_t step, uint32_t k)
 {
 	for (uint32_t i = 0; i < 4; i++) {
@@ -117,7 +118,7 @@ static __device__ __forceinline__ void load_plain(struct record &r, const struct
 
 /* Loads step `step` of a panel. k: columns of a row; a bf16 row may end in the middle of a step. */
 template <int TYPE>
-static __device__ __forceinline__ void load_record(struct record &r, const struct panel &p,
+static __device__ __forceinline__ void load_record(struct weight_record &r, const struct panel &p,
                                                    uint32_t step, uint32_t k, uint32_t lane)
 {
 	constexpr struct weight_layout l = weight_layout_of(TYPE);
@@ -183,7 +184,7 @@ static __device__ __forceinline__ uint32_t high_bits(uint32_t high, int j, int i
 
 /* Sets a[j] to the A operand of tile j. */
 template <int TYPE>
-static __device__ __forceinline__ void unpack_codes(const struct record &r, uint32_t a[2][4])
+static __device__ __forceinline__ void unpack_codes(const struct weight_record &r, uint32_t a[2][4])
 {
 	for (int j = 0; j < 2; j++)
 		for (int i = 0; i < 4; i++) {
@@ -202,7 +203,7 @@ static __device__ __forceinline__ void unpack_codes(const struct record &r, uint
 
 /* The scale of row lane / 4 + 8 i, tile j. */
 template <int TYPE>
-static __device__ __forceinline__ float record_scale(const struct record &r, int i, int j)
+static __device__ __forceinline__ float record_scale(const struct weight_record &r, int i, int j)
 {
 	if constexpr (TYPE == KERN_MXFP4)
 		return kern_bf16_to_f32(kern_mxfp4_scale((unsigned char)r.scale[i]));
@@ -214,7 +215,7 @@ static __device__ __forceinline__ float record_scale(const struct record &r, int
 }
 
 template <int TYPE>
-static __device__ __forceinline__ float record_offset(const struct record &r, int i)
+static __device__ __forceinline__ float record_offset(const struct weight_record &r, int i)
 {
 	float offset = is_k_type<TYPE> ? -(f16_value(r.block_offset[i]) * (float)r.offset[i])
 	                               : f16_value(r.offset[i]);

@@ -148,7 +148,7 @@ static __device__ void find_top(const struct block &b, const float *logits, uint
 {
 	uint64_t bound = bound_of(b.s, n);
 	uint32_t listed = list_logits(b.p, logits, bound);
-	struct cut last = find_cut(b.p, {listed, bound, best, keys::OF_LOGITS, {}}, BY_COUNT, n);
+	struct pick_cut last = find_cut(b.p, {listed, bound, best, keys::OF_LOGITS, {}}, BY_COUNT, n);
 	list_begin(b.p.s);
 	for (uint32_t i = threadIdx.x; i < listed; i += blockDim.x)
 		if (b.p.list[i] >= last.lo)
@@ -244,7 +244,7 @@ static __device__ void keep_typical(const struct block &b, const struct keys &k,
 		list[i] = list[i] >= k.lo ? key_of(0x7fffffff - kern_f32_bits(far), key_id(list[i])) : 0;
 	}
 	const struct keys distances = {k.n, 1, key_of(0x7fffffff, 0), keys::OF_DISTANCES, k.weights};
-	struct cut c = find_cut(b.p, distances, BY_MASS, reaching(part, *total));
+	struct pick_cut c = find_cut(b.p, distances, BY_MASS, reaching(part, *total));
 	for (uint32_t i = threadIdx.x; i < k.n; i += blockDim.x) {
 		uint32_t id = key_id(list[i]);
 		list[i] = list[i] >= c.lo ? weight_key(weight_at(k.weights, id), id) : 0;
@@ -273,12 +273,12 @@ static __device__ uint32_t draw(const struct block &b, const float *logits, uint
 	if (d.top_k)
 		total = mass;
 	if (d.top_k && d.top_k < k.n) {
-		struct cut c = find_cut(b.p, k, BY_COUNT, d.top_k);
+		struct pick_cut c = find_cut(b.p, k, BY_COUNT, d.top_k);
 		k.lo = c.lo;
 		total = c.mass;
 	}
 	if (d.top_p < 1) {
-		struct cut c = find_cut(b.p, k, BY_MASS, reaching(d.top_p, total));
+		struct pick_cut c = find_cut(b.p, k, BY_MASS, reaching(d.top_p, total));
 		k.lo = c.lo;
 		total = c.mass;
 	}

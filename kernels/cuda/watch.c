@@ -9,7 +9,7 @@
 
 enum { WATCH_NS = 20000 };
 
-struct watch {
+struct cuda_watch {
 	volatile uint64_t *pulse;
 	void (*progressed)(void *arg);
 	void *arg;
@@ -21,7 +21,7 @@ struct watch {
 };
 
 /* Waits until growth beyond `seen` is expected; false: the watch ends. */
-static bool watch_wait(struct watch *w, uint64_t seen)
+static bool watch_wait(struct cuda_watch *w, uint64_t seen)
 {
 	pthread_mutex_lock(&w->lock);
 	while (!w->ending && w->expected <= seen)
@@ -33,7 +33,7 @@ static bool watch_wait(struct watch *w, uint64_t seen)
 
 static void *watch_run(void *arg)
 {
-	struct watch *w = arg;
+	struct cuda_watch *w = arg;
 	uint64_t seen = 0;
 	while (watch_wait(w, seen)) {
 		uint64_t now = __atomic_load_n(w->pulse, __ATOMIC_ACQUIRE);
@@ -47,12 +47,12 @@ static void *watch_run(void *arg)
 }
 
 int watch_new(volatile uint64_t *pulse, void (*progressed)(void *arg), void *arg,
-              struct watch **ret_w)
+              struct cuda_watch **ret_w)
 {
-	struct watch *w = calloc(1, sizeof *w);
+	struct cuda_watch *w = calloc(1, sizeof *w);
 	if (!w)
 		return -1;
-	*w = (struct watch){.pulse = pulse, .progressed = progressed, .arg = arg};
+	*w = (struct cuda_watch){.pulse = pulse, .progressed = progressed, .arg = arg};
 	pthread_mutex_init(&w->lock, NULL);
 	pthread_cond_init(&w->wake, NULL);
 	if (pthread_create(&w->thread, NULL, watch_run, w)) {
@@ -65,7 +65,7 @@ int watch_new(volatile uint64_t *pulse, void (*progressed)(void *arg), void *arg
 	return 0;
 }
 
-void watch_expect(struct watch *w, uint64_t growth)
+void watch_expect(struct cuda_watch *w, uint64_t growth)
 {
 	pthread_mutex_lock(&w->lock);
 	w->expected += growth;
@@ -73,16 +73,16 @@ void watch_expect(struct watch *w, uint64_t growth)
 	pthread_mutex_unlock(&w->lock);
 }
 
-void watch_forget(struct watch *w)
+void watch_forget(struct cuda_watch *w)
 {
 	pthread_mutex_lock(&w->lock);
 	w->expected = 0;
 	pthread_mutex_unlock(&w->lock);
 }
 
-void watch_destroy(struct watch **wp)
+void watch_destroy(struct cuda_watch **wp)
 {
-	struct watch *w = *wp;
+	struct cuda_watch *w = *wp;
 	if (!w)
 		return;
 	pthread_mutex_lock(&w->lock);

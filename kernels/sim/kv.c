@@ -13,7 +13,7 @@
 enum { NEWEST = 8 }; /* positions checked in every step */
 
 /* One layer in one step. */
-struct walk {
+struct kv_walk {
 	const struct kern_program *p;
 	const struct kern_kv_layer *kv;
 	uint64_t salt;         /* of the layer */
@@ -42,7 +42,7 @@ uint64_t sim_kv_chain(const struct kern_kv_layer *kv, const uint32_t *table, uin
 	return piece(kv, table[position / kv->block_tokens])[position % kv->block_tokens];
 }
 
-static uint64_t chain_before(const struct walk *w, uint32_t position)
+static uint64_t chain_before(const struct kv_walk *w, uint32_t position)
 {
 	return position ? sim_kv_chain(w->kv, w->table, position - 1) : w->salt;
 }
@@ -64,7 +64,7 @@ int sim_kv_check(struct kern_program *p, const struct kern_kv_layer *kv)
 
 /* --- checking ------------------------------------------------------------ */
 
-static int broken(const struct walk *w, uint32_t position)
+static int broken(const struct kv_walk *w, uint32_t position)
 {
 	struct kern_device *dev = w->p->dev;
 	uint32_t entry = position / w->kv->block_tokens;
@@ -76,7 +76,7 @@ static int broken(const struct walk *w, uint32_t position)
 }
 
 /* Checks that each position in [from, to) follows from the previous one. */
-static int check(const struct walk *w, uint32_t from, uint32_t to)
+static int check(const struct kv_walk *w, uint32_t from, uint32_t to)
 {
 	uint32_t bt = w->kv->block_tokens;
 	uint64_t before = chain_before(w, from);
@@ -94,7 +94,7 @@ static int check(const struct walk *w, uint32_t from, uint32_t to)
 }
 
 /* Checks the newest positions, and in one layer per step one block; each block gets its turn. */
-static int check_sample(const struct walk *w, uint32_t position)
+static int check_sample(const struct kv_walk *w, uint32_t position)
 {
 	uint32_t bt = w->kv->block_tokens;
 	uint64_t step = w->p->dev->step, turn = step / w->p->layers;
@@ -112,7 +112,7 @@ static int check_sample(const struct walk *w, uint32_t position)
 
 /* The record of the block that ends a context of `position` tokens. In a very large pool blocks
  * share records and are checked more often. */
-static uint64_t *record_at(const struct walk *w, uint32_t position)
+static uint64_t *record_at(const struct kv_walk *w, uint32_t position)
 {
 	uint64_t block = w->table[(position - 1) / w->kv->block_tokens];
 	return &w->p->dev->record[(block * w->p->layers + w->kv->layer) % SIM_RECORDS];
@@ -120,7 +120,7 @@ static uint64_t *record_at(const struct walk *w, uint32_t position)
 
 /* The record's value for a context of `position` tokens; table_hash: of the entries that cover it.
  * Never 0. */
-static uint64_t record_value(const struct walk *w, uint64_t table_hash, uint32_t position)
+static uint64_t record_value(const struct kv_walk *w, uint64_t table_hash, uint32_t position)
 {
 	return sim_mix(sim_mix(table_hash, position), chain_before(w, position)) | 1;
 }
@@ -147,7 +147,7 @@ void sim_kv_tables(struct kern_program *p)
 
 /* --- writing ------------------------------------------------------------- */
 
-static int check_context(const struct walk *w, uint32_t position, uint64_t table_hash)
+static int check_context(const struct kv_walk *w, uint32_t position, uint64_t table_hash)
 {
 	if (!position)
 		return KERN_OK;
@@ -157,7 +157,7 @@ static int check_context(const struct walk *w, uint32_t position, uint64_t table
 	return check(w, 0, position);
 }
 
-static void extend(const struct walk *w, const struct kern_span *sp, const uint64_t *v,
+static void extend(const struct kv_walk *w, const struct kern_span *sp, const uint64_t *v,
                    const uint32_t *slot)
 {
 	const struct kern_kv_layer *kv = w->kv;
@@ -175,7 +175,7 @@ int sim_kv_write(struct kern_program *p, const struct kern_kv_layer *kv, const u
 	const struct kern_batch *b = p->batch;
 	const struct kern_span *sp = kern_part(b, b->span);
 	const uint32_t *slot = kern_part(b, b->slots);
-	struct walk w = {.p = p, .kv = kv, .salt = sim_mix(p->dev->opt.seed, kv->layer)};
+	struct kv_walk w = {.p = p, .kv = kv, .salt = sim_mix(p->dev->opt.seed, kv->layer)};
 	for (uint32_t i = 0; i < b->spans; i++, sp++) {
 		w.table = kern_part(b, b->table + sp->table);
 		int rc = check_context(&w, sp->position, p->hash[i][0]);

@@ -359,7 +359,7 @@ static inline void tear_down(void)
 	char path[128];
 	atomic_store(&gate.closed, 0);
 	list_each(it, &st.clients)
-		serve_cancel(list_entry(it, struct client, link));
+		serve_cancel(list_entry(it, struct storage_client, link));
 	copier_destroy(&st.copier);
 	loop();
 	serve_forget(&st);
