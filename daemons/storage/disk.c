@@ -322,7 +322,7 @@ static uint32_t disk_due(struct tier *t, uint32_t max, struct tier_due *ret)
 	for (unsigned i = 0; d->policy == TIER_OFFLOAD && i < DISK_CLASSES_MAX; i++) {
 		struct disk_class *c = &d->x.class[i];
 		uint32_t share = class_share(d, c), id;
-		while (n < max && (id = disk_index_name(&d->x, c, share)) != DISK_NONE) {
+		while (n < max && (id = disk_index_next_candidate(&d->x, c, share)) != DISK_NONE) {
 			const struct disk_slot *s = disk_slot_at(&d->x, id);
 			if (s->seq >= d->flush_mark && !s->copied)
 				ret[n++] = (struct tier_due){s->key, s->bytes};
@@ -348,7 +348,7 @@ static void disk_stored(struct tier *t, const struct tier_key *key, enum tier_be
 		for (uint32_t k = 0; d->x.segment[i] && k < d->x.segment[i]->cut; k++)
 			d->x.segment[i]->slot[k].copied = 0;
 	if (what == TIER_BELOW_LATER || what == TIER_BELOW_GONE)
-		disk_index_unname(&d->x);
+		disk_index_reset_candidates(&d->x);
 	pthread_mutex_unlock(&d->lock);
 }
 

@@ -3,8 +3,8 @@
  * Invariants: a slot is in exactly one place: free (beyond `cut`, or in its segment's list), with
  * its owner (TAKEN), in the hash table and LRU list (HELD), or dropped (listed unless it has
  * readers). A class's `slots` and `free` count living segments only; its LRU list also has the
- * blocks of dying ones. The LRU list is sorted by `seq`. The `named` blocks are the n_named oldest.
- * A call in the wrong state is a bug. */
+ * blocks of dying ones. The LRU list is sorted by `seq`. The `considered` blocks are the
+ * n_considered oldest. A call in the wrong state is a bug. */
 #include "disk_index.h"
 
 #include "util/check.h"
@@ -109,7 +109,7 @@ struct disk_class *disk_index_class(struct disk_index *x, uint32_t slot_bytes)
 		*unused = (struct disk_class){.slot_bytes = slot_bytes,
 		                              .oldest = DISK_NONE,
 		                              .newest = DISK_NONE,
-		                              .next_due = DISK_NONE};
+		                              .next_candidate = DISK_NONE};
 	return unused;
 }
 
@@ -174,7 +174,7 @@ void disk_index_remove_segment(struct disk_index *x, struct disk_segment *g)
 static void order_add(struct disk_index *x, struct disk_class *c, uint32_t id)
 {
 	struct disk_slot *s = disk_slot_at(x, id);
-	s->named = 0;
+	s->considered = 0;
 	s->older = c->newest;
 	s->newer = DISK_NONE;
 	if (c->newest != DISK_NONE)
@@ -182,8 +182,8 @@ static void order_add(struct disk_index *x, struct disk_class *c, uint32_t id)
 	else
 		c->oldest = id;
 	c->newest = id;
-	if (c->next_due == DISK_NONE)
-		c->next_due = id;
+	if (c->next_candidate == DISK_NONE)
+		c->next_candidate = id;
 	if (disk_segment_of(x, id)->last_used < s->seq)
 		disk_segment_of(x, id)->last_used = s->seq;
 }
@@ -191,9 +191,9 @@ static void order_add(struct disk_index *x, struct disk_class *c, uint32_t id)
 static void order_remove(struct disk_index *x, struct disk_class *c, uint32_t id)
 {
 	struct disk_slot *s = disk_slot_at(x, id);
-	c->n_named -= s->named;
-	if (c->next_due == id)
-		c->next_due = s->newer;
+	c->n_considered -= s->considered;
+	if (c->next_candidate == id)
+		c->next_candidate = s->newer;
 	*(s->older == DISK_NONE ? &c->oldest : &disk_slot_at(x, s->older)->newer) = s->newer;
 	*(s->newer == DISK_NONE ? &c->newest : &disk_slot_at(x, s->newer)->older) = s->older;
 }
@@ -208,24 +208,25 @@ void disk_index_touch(struct disk_index *x, uint32_t id, uint64_t seq)
 	order_add(x, c, id);
 }
 
-uint32_t disk_index_name(struct disk_index *x, struct disk_class *c, uint32_t share)
+uint32_t disk_index_next_candidate(struct disk_index *x, struct disk_class *c, uint32_t share)
 {
-	uint32_t id = c->next_due;
-	if (id == DISK_NONE || c->n_named >= share)
+	uint32_t id = c->next_candidate;
+	if (id == DISK_NONE || c->n_considered >= share)
 		return DISK_NONE;
-	disk_slot_at(x, id)->named = 1;
-	c->n_named++;
-	c->next_due = disk_slot_at(x, id)->newer;
+	disk_slot_at(x, id)->considered = 1;
+	c->n_considered++;
+	c->next_candidate = disk_slot_at(x, id)->newer;
 	return id;
 }
 
-void disk_index_unname(struct disk_index *x)
+void disk_index_reset_candidates(struct disk_index *x)
 {
 	for (unsigned i = 0; i < DISK_CLASSES_MAX; i++) {
 		struct disk_class *c = &x->class[i];
-		for (uint32_t id = c->oldest; c->n_named; id = disk_slot_at(x, id)->newer, c->n_named--)
-			disk_slot_at(x, id)->named = 0;
-		c->next_due = c->slot_bytes ? c->oldest : DISK_NONE;
+		for (uint32_t id = c->oldest; c->n_considered;
+		     id = disk_slot_at(x, id)->newer, c->n_considered--)
+			disk_slot_at(x, id)->considered = 0;
+		c->next_candidate = c->slot_bytes ? c->oldest : DISK_NONE;
 	}
 }
 

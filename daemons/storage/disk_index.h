@@ -42,7 +42,7 @@ struct disk_slot {
 	uint8_t hits;      /* saturates */
 	unsigned used : 1; /* since its head was written */
 	/* has been considered for demotion, like all older slots of its class */
-	unsigned named : 1;
+	unsigned considered : 1;
 	unsigned copied : 1; /* a tier below has it */
 	unsigned due : 1;    /* to be demoted because of its many hits */
 };
@@ -71,9 +71,9 @@ struct disk_class {
 	uint32_t busy;        /* TAKEN or DROPPED, of all its segments */
 	uint32_t clearing;    /* DROPPED without readers: free soon */
 	uint32_t oldest, newest;
-	uint32_t n_named;  /* of the oldest */
-	uint32_t next_due; /* the oldest that is not `named` */
-	uint32_t fill;     /* number of the segment that is being filled */
+	uint32_t n_considered;   /* of the oldest */
+	uint32_t next_candidate; /* the oldest that is not `considered` */
+	uint32_t fill;           /* number of the segment that is being filled */
 	int wants_segment;
 };
 
@@ -153,10 +153,10 @@ uint32_t disk_index_next_dropped(struct disk_index *x);
 void disk_index_dropped_back(struct disk_index *x, uint32_t id);
 /* TAKEN or DROPPED -> FREE */
 void disk_index_free(struct disk_index *x, uint32_t id);
-/* Marks and returns the next slot among the `share` oldest blocks of the class that is not `named`;
- * or DISK_NONE. */
-uint32_t disk_index_name(struct disk_index *x, struct disk_class *c, uint32_t share);
-/* clears `named` of all slots */
-void disk_index_unname(struct disk_index *x);
+/* Marks and returns the next slot among the `share` oldest blocks of the class that is not
+ * `considered`; or DISK_NONE. */
+uint32_t disk_index_next_candidate(struct disk_index *x, struct disk_class *c, uint32_t share);
+/* clears `considered` of all slots */
+void disk_index_reset_candidates(struct disk_index *x);
 
 #endif

@@ -16,9 +16,9 @@ const struct conf_key storage_keys[] = {
      "recycle",
      POLICIES},
 	{"memory_write_through_after", CONF_INT, "2", 0, 1000000, "hits", 1,
-     "write_through: hits before a block is copied; 0: as soon as it is stored", NULL},
+     "hits before write_through copies a block; 0: as soon as it is stored", NULL},
 	{"memory_offload_percent", CONF_INT, "10", 1, 90, "%", 1,
-     "offload: the share of memory kept free or already copied to the next tier", NULL},
+     "share of memory that offload keeps free or already copied to the next tier", NULL},
 	{"disk_path", CONF_STRING, "", 0, 4000, "bytes", 0,
      "folder of the disk tier, used by this daemon alone; created if missing (its parent must "
      "exist); empty: no disk tier",
@@ -45,9 +45,9 @@ const struct conf_key storage_keys[] = {
 	{"disk_eviction", CONF_STRING, "auto", 0, 16, "", 1, "like memory_eviction, from disk to Redis",
      POLICIES},
 	{"disk_write_through_after", CONF_INT, "2", 0, 250, "hits", 1,
-     "write_through: hits before a block is copied; 0: as soon as it is stored", NULL},
+     "hits before write_through copies a block; 0: as soon as it is stored", NULL},
 	{"disk_offload_percent", CONF_INT, "10", 1, 90, "%", 1,
-     "offload: the share of the disk tier kept free or already copied to Redis", NULL},
+     "share of the disk tier that offload keeps free or already copied to Redis", NULL},
 	{"redis", CONF_STRING, "", 0, 256, "bytes", 0,
      "address of a Redis or Valkey shared by hosts: HOST:PORT or unix:/PATH; empty: none. Its "
      "own maxmemory limits its size",

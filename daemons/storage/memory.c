@@ -525,7 +525,7 @@ static void memory_policy(struct tier *t, enum tier_policy policy, uint32_t afte
 	pthread_mutex_unlock(&m->lock);
 }
 
-static void due_name(struct memory *m, struct memory_entry *e, struct tier_due *ret)
+static void due_add(struct memory *m, struct memory_entry *e, struct tier_due *ret)
 {
 	going_set(m, e, 1);
 	ret->key = e->b.key;
@@ -545,7 +545,7 @@ static uint32_t due_oldest(struct memory *m, uint32_t max, struct tier_due *ret)
 		if (e->stored)
 			order_clean(m, e);
 		else if (!e->going && e->tries < COPY_TRIES)
-			due_name(m, e, &ret[n++]);
+			due_add(m, e, &ret[n++]);
 	}
 	return n;
 }
@@ -560,7 +560,7 @@ static uint32_t memory_due(struct tier *t, uint32_t max, struct tier_due *ret)
 	while (m->policy == TIER_WRITE_THROUGH && n < max && !list_empty(&m->due)) {
 		struct memory_entry *e = list_entry(m->due.next, struct memory_entry, due);
 		list_remove(&e->due);
-		due_name(m, e, &ret[n++]);
+		due_add(m, e, &ret[n++]);
 	}
 	pthread_mutex_unlock(&m->lock);
 	return n;
