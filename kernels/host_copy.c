@@ -28,7 +28,7 @@ static int host_open(int device, int fd, size_t bytes, struct kern_pool **ret_po
 	void *at;
 	int rc = KERN_ENOMEM;
 	if (!p)
-		snprintf(errbuf, errlen, "no memory");
+		snprintf(errbuf, errlen, "out of memory");
 	else
 		rc = host_shared_map(fd, bytes, &at, errbuf, errlen);
 	if (rc) {

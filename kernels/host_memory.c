@@ -124,7 +124,7 @@ int host_mem_new(struct kern_device *dev, enum kern_memory kind, size_t bytes,
 		if (rc)
 			return rc;
 	} else if (!(p = h->untouched ? untouched(bytes) : touched(bytes))) {
-		snprintf(h->error, sizeof h->error, "no memory for %zu bytes", bytes);
+		snprintf(h->error, sizeof h->error, "out of memory for %zu bytes", bytes);
 		return KERN_ENOMEM;
 	}
 	*ret_mem = memory(p, bytes, kind,

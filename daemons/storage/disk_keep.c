@@ -254,11 +254,11 @@ static void make_segment(struct disk *d, struct disk_class *c)
 		int e = disk_segment_make(&d->dir, d->o.calls, d->o.direct, (uint32_t)number, slot_bytes,
 		                          slots, &g);
 		if (e)
-			log_warn(
-				"disk_full",
-				"path=%s segment=%d wanted_bytes=%llu reason=%s action=goes_on_with_what_it_has",
-				log_quote(d->dir.path), number, (unsigned long long)slots * slot_bytes,
-				log_quote(strerror(e)));
+			log_warn("disk_full",
+			         "path=%s segment=%d wanted_bytes=%llu reason=%s "
+			         "action=continues_with_existing_segments",
+			         log_quote(d->dir.path), number, (unsigned long long)slots * slot_bytes,
+			         log_quote(strerror(e)));
 		pthread_mutex_lock(&d->lock);
 		if (e)
 			d->no_room_until_us = clock_us() + DISK_PAUSE_US;

@@ -71,7 +71,7 @@ static struct disk_job *job_next(struct disk *d, int puts_too)
 		if (d->buffers.taken > 0)
 			return NULL; /* their holders will check the queue again */
 		j->code = ERR_NOMEM;
-		j->text = "no memory for a buffer";
+		j->text = "out of memory for a buffer";
 	}
 	list_remove(&j->link);
 	list_push_back(&d->busy, &j->busy);

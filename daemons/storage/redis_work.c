@@ -210,7 +210,7 @@ static void put_turn(struct redis_work *w)
 		return;
 	b->value = malloc(bytes);
 	if (!b->value) {
-		put_over(b, ERR_NOMEM, 0, "no memory for a buffer");
+		put_over(b, ERR_NOMEM, 0, "out of memory for a buffer");
 		return;
 	}
 	struct tier_span span = {.at = b->value + REDIS_VALUE_HEAD_BYTES, .bytes = b->op->bytes};

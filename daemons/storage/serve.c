@@ -315,7 +315,7 @@ struct finding {
 	struct storage *st;
 	char name[HANDOVER_NAME_MAX];
 	uint64_t epoch, number;
-	unsigned char *where; /* behind the keys */
+	unsigned char *where; /* after the keys */
 	struct tier_key key[];
 };
 

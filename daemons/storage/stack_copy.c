@@ -207,7 +207,7 @@ static void down_start(struct stack *s, struct stack_tier *from, struct stack_ti
 	}
 	c->block = block_new(&d->key, d->bytes);
 	if (!c->block) { /* blocks may be large; retried later */
-		down_end(c, ERR_NOMEM, "no memory for a buffer");
+		down_end(c, ERR_NOMEM, "out of memory for a buffer");
 		return;
 	}
 	if (read_above(c)) {

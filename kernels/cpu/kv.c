@@ -15,7 +15,7 @@ int cpu_kv_check(struct kern_device *dev, enum kern_op_kind kind, const struct k
 		                kern_op_name(kind), kv->head_dim, CPU_MAX_HEAD_DIM);
 	if (kv->block_stride_bytes / kern_kv_planes(kv) < kern_kv_plane_bytes(kv))
 		return cpu_fail(dev, KERN_EINVAL,
-		                "%s: KV blocks are %zu bytes apart, %u planes of %zu bytes take more",
+		                "%s: KV blocks are %zu bytes apart, too little for %u planes of %zu bytes",
 		                kern_op_name(kind), kv->block_stride_bytes, kern_kv_planes(kv),
 		                kern_kv_plane_bytes(kv));
 	return KERN_OK;

@@ -28,7 +28,7 @@ static inline int plan_kv(struct plan *p, const struct kern_kv_layer *kv)
 		                 CUDA_MAX_HEAD_DIM);
 	if (kv->block_stride_bytes / kern_kv_planes(kv) < kern_kv_plane_bytes(kv))
 		return plan_fail(p, KERN_EINVAL,
-		                 "KV blocks are %zu bytes apart, %u planes of %zu bytes take more",
+		                 "KV blocks are %zu bytes apart, too little for %u planes of %zu bytes",
 		                 kv->block_stride_bytes, kern_kv_planes(kv), kern_kv_plane_bytes(kv));
 	return p->rc;
 }

@@ -570,7 +570,7 @@ START_TEST(test_no_memory)
 	ck_assert_int_eq(setrlimit(RLIMIT_DATA, &little), 0);
 	struct rig_op *p = rig_put_begin(t, 2, 64 * MIB);
 	ck_assert_int_eq(rig_wait(p), ERR_NOMEM);
-	ck_assert_str_eq(p->text, "no memory for a buffer");
+	ck_assert_str_eq(p->text, "out of memory for a buffer");
 	rig_free(p);
 	ck_assert_int_eq(rig_put(t, 3, SLOT), 0);
 	ck_assert_int_eq(setrlimit(RLIMIT_DATA, &was), 0);
