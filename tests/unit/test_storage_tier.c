@@ -693,7 +693,7 @@ START_TEST(test_reserved)
 	resize(t, 96 * MIB_UNITS); /* what it gave back, and a new range */
 	ck_assert_uint_ge(resident_kb() / 1024, before + 96);
 	ck_assert_int_eq(t->ops->resize(t, more, &err), ERR_NOMEM);
-	ck_assert_msg(strstr(err.text, "are wanted") && strstr(err.text, "are available") &&
+	ck_assert_msg(strstr(err.text, "needs") && strstr(err.text, "are available") &&
 	                  strstr(err.text, "memory_mb"),
 	              "%s", err.text);
 	ck_assert_uint_eq(stat_of(t).capacity_bytes, 96 * MIB_UNITS * UNIT);
