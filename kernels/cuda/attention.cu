@@ -65,14 +65,14 @@ template <int TILES> struct alignas(16) attention_shared {
 };
 
 /* A thread's place in its warp and in the tensor cores' registers (mma_bf16). */
-struct place {
+struct lane_place {
 	uint32_t warp, lane, g, t;
 };
 
-static __device__ inline struct place place_of_thread(void)
+static __device__ inline struct lane_place place_of_thread(void)
 {
 	uint32_t lane = threadIdx.x % WARP;
-	return place{threadIdx.x / WARP, lane, lane / 4, lane % 4};
+	return lane_place{threadIdx.x / WARP, lane, lane / 4, lane % 4};
 }
 
 static __host__ __device__ inline uint32_t round_up(uint32_t n, uint32_t to)
@@ -185,22 +185,22 @@ static __device__ void load_tile(const struct attention_args &a, struct attentio
 
 /* Positions of a chunk that the tile needs; begin is a multiple of SCORES_AT_ONCE or the chunk's
  * start. */
-struct range {
+struct chunk_part {
 	uint32_t chunk, begin, end;
 };
 
 template <int TILES>
-static __device__ inline struct range chunk_range(const struct attention_shared<TILES> &s,
-                                                  uint32_t chunk)
+static __device__ inline struct chunk_part chunk_range(const struct attention_shared<TILES> &s,
+                                                       uint32_t chunk)
 {
 	uint32_t first = chunk * CHUNK, see = s.see_first / SCORES_AT_ONCE * SCORES_AT_ONCE;
-	return range{first, first < see ? see : first,
-	             s.see_last - first < CHUNK ? s.see_last + 1 : first + CHUNK};
+	return chunk_part{first, first < see ? see : first,
+	                  s.see_last - first < CHUNK ? s.see_last + 1 : first + CHUNK};
 }
 
 template <int TILES>
 static __device__ void find_rows(const struct attention_args &a, struct attention_shared<TILES> &s,
-                                 struct range r)
+                                 struct chunk_part r)
 {
 	const struct kern_kv_layer &kv = a.kv;
 	struct kv_shape shape = kv_shape_of(kv);
@@ -242,14 +242,14 @@ static __device__ inline void put_score(const struct attention_args &a,
 
 template <int TYPE, bool ROUNDED, int TILES>
 static __device__ void make_scores(const struct attention_args &a,
-                                   struct attention_shared<TILES> &s, struct range r)
+                                   struct attention_shared<TILES> &s, struct chunk_part r)
 {
 	enum {
 		Q_PARTS = ROUNDED ? 1 : 3,
 		K_PARTS = kv_parts<TYPE, ROUNDED>::N,
 		N = SCORES_AT_ONCE / 8
 	};
-	struct place at = place_of_thread();
+	struct lane_place at = place_of_thread();
 	for (uint32_t p = r.begin + SCORES_AT_ONCE * at.warp; p < r.end; p += SCORES_AT_ONCE * WARPS) {
 		const unsigned char *row[N];
 		float acc[TILES][N][4] = {};
@@ -290,10 +290,11 @@ static __device__ void make_scores(const struct attention_args &a,
 /* Turns scores into weights (times V's scales) and merges the chunk's largest score and sum into
  * the run's. One vector per warp. */
 template <int TYPE, int TILES>
-static __device__ void make_weights(struct attention_shared<TILES> &s, struct range r, bool fresh)
+static __device__ void make_weights(struct attention_shared<TILES> &s, struct chunk_part r,
+                                    bool fresh)
 {
 	enum { N = CHUNK / WARP };
-	struct place at = place_of_thread();
+	struct lane_place at = place_of_thread();
 	uint32_t begin = r.begin - r.chunk, end = r.end - r.chunk;
 	for (uint32_t v = at.warp; v < s.vectors; v += WARPS) {
 		float score[N], max = -INFINITY, sum = 0;
@@ -337,7 +338,7 @@ template <int TILES>
 static __device__ void mark_values(const struct attention_shared<TILES> &s, uint32_t p,
                                    const uint32_t mark[4][2], float acc[TILES][4][4])
 {
-	struct place at = place_of_thread();
+	struct lane_place at = place_of_thread();
 	UNROLL
 	for (int i = 0; i < TILES; i++) {
 		uint32_t sees[4];
@@ -363,12 +364,12 @@ static __device__ void mark_values(const struct attention_shared<TILES> &s, uint
  * acc[][j]. */
 template <int TYPE, bool ROUNDED, int TILES>
 static __device__ inline void chunk_values(const struct attention_args &a,
-                                           const struct attention_shared<TILES> &s, struct range r,
-                                           size_t v_offset, uint32_t columns,
+                                           const struct attention_shared<TILES> &s,
+                                           struct chunk_part r, size_t v_offset, uint32_t columns,
                                            float acc[TILES][4][4])
 {
 	enum { P_PARTS = ROUNDED ? 1 : 3, V_PARTS = kv_parts<TYPE, ROUNDED>::N };
-	struct place at = place_of_thread();
+	struct lane_place at = place_of_thread();
 	uint32_t c = columns + 4 * at.g;
 	for (uint32_t p = r.begin; p < r.end; p += 16) {
 		uint32_t quad[4][V_PARTS][2], i0 = p - r.chunk + 4 * at.t;
@@ -416,7 +417,7 @@ struct own_value {
 };
 
 template <int TILES>
-static __device__ inline struct own_value own_value(struct place at, uint32_t columns,
+static __device__ inline struct own_value own_value(struct lane_place at, uint32_t columns,
                                                     uint32_t tile, uint32_t j, uint32_t e)
 {
 	return {((columns / COLUMNS * TILES + tile) * 16 + 4 * j + e) * WARP + at.lane,
@@ -426,7 +427,7 @@ static __device__ inline struct own_value own_value(struct place at, uint32_t co
 /* Calls f for all values of the thread. */
 template <int TILES, typename F> static __device__ inline void each_value(uint32_t out_dim, F f)
 {
-	struct place at = place_of_thread();
+	struct lane_place at = place_of_thread();
 	for (uint32_t columns = COLUMNS * at.warp; columns < out_dim; columns += COLUMNS * WARPS)
 		for (uint32_t i = 0; i < 16 * TILES; i++)
 			f(own_value<TILES>(at, columns, i / 16, i / 4 % 4, i % 4));
@@ -434,10 +435,10 @@ template <int TILES, typename F> static __device__ inline void each_value(uint32
 
 template <int TYPE, bool ROUNDED, int TILES>
 static __device__ void make_values(const struct attention_args &a,
-                                   const struct attention_shared<TILES> &s, struct range r,
+                                   const struct attention_shared<TILES> &s, struct chunk_part r,
                                    bool fresh)
 {
-	struct place at = place_of_thread();
+	struct lane_place at = place_of_thread();
 	size_t v_offset = a.kv.latent ? 0 : kv_shape_of(a.kv).plane_bytes;
 	float *value = shared_values<TILES>(a);
 	for (uint32_t columns = COLUMNS * at.warp; columns < a.out_dim; columns += COLUMNS * WARPS) {
@@ -462,7 +463,7 @@ static __device__ void make_state(const struct attention_args &a, struct attenti
 	uint32_t begin = first > s.see_first ? first : s.see_first,
 			 end = s.see_last - first < count ? s.see_last : first + count - 1;
 	for (uint32_t chunk = begin / CHUNK; chunk <= end / CHUNK; chunk++) {
-		struct range r = chunk_range(s, chunk);
+		struct chunk_part r = chunk_range(s, chunk);
 		bool fresh = chunk == begin / CHUNK;
 		find_rows(a, s, r);
 		make_scores<TYPE, ROUNDED>(a, s, r);

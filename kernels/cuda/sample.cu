@@ -41,7 +41,7 @@ struct shared {
 	struct kern_drawn drawn;
 };
 
-struct block {
+struct sample_block {
 	const struct sample_args &a;
 	struct shared *s;
 	struct picker p;
@@ -60,7 +60,7 @@ static __device__ uint64_t warp_max_key(uint64_t key)
 
 /* Returns the largest key of a row of logits to all threads; *ret_finite: no logit is NaN or plus
  * infinity. */
-static __device__ uint64_t scan(const struct block &b, const float *logits, bool *ret_finite)
+static __device__ uint64_t scan(const struct sample_block &b, const float *logits, bool *ret_finite)
 {
 	uint64_t best = 0;
 	bool finite = true;
@@ -88,7 +88,7 @@ static __device__ float level_weight(int level)
 }
 
 /* Sums, per level, number and mass of ids of at least that weight and more than 0. */
-static __device__ void weigh(const struct block &b, const struct weighing &v)
+static __device__ void weigh(const struct sample_block &b, const struct weighing &v)
 {
 	uint32_t count[LEVELS] = {0};
 	uint64_t mass[LEVELS] = {0};
@@ -105,13 +105,13 @@ static __device__ void weigh(const struct block &b, const struct weighing &v)
 }
 
 /* Log of the sum of exp(logit), for the unscaled distribution. */
-static __device__ double log_sum(const struct block &b, const float *logits, float max)
+static __device__ double log_sum(const struct sample_block &b, const float *logits, float max)
 {
 	weigh(b, {logits, max, 1, 0});
 	return (double)max + own_log((double)tally_mass(b.p.s->sum[LEVELS - 1]) / (double)b.p.one);
 }
 
-static __device__ uint32_t rank_of(const struct block &b, const float *logits, uint32_t id)
+static __device__ uint32_t rank_of(const struct sample_block &b, const float *logits, uint32_t id)
 {
 	uint64_t own = logit_key(logits[id], id);
 	uint32_t above[1] = {0};
@@ -143,7 +143,7 @@ static __device__ uint64_t bound_of(struct shared *s, uint32_t n)
 
 /* Finds the n largest logits, in descending order. Requires that scan() has run for them and
  * returned `best`. */
-static __device__ void find_top(const struct block &b, const float *logits, uint64_t best,
+static __device__ void find_top(const struct sample_block &b, const float *logits, uint64_t best,
                                 uint32_t n, double sum)
 {
 	uint64_t bound = bound_of(b.s, n);
@@ -165,8 +165,8 @@ static __device__ void find_top(const struct block &b, const float *logits, uint
 
 /* Fills s->drawn except not_finite. Requires that scan() has run for these logits and returned
  * `best`. */
-static __device__ void score(const struct block &b, const float *logits, uint64_t best, uint32_t id,
-                             int32_t logprobs)
+static __device__ void score(const struct sample_block &b, const float *logits, uint64_t best,
+                             uint32_t id, int32_t logprobs)
 {
 	struct kern_drawn *drawn = &b.s->drawn;
 	__syncthreads();
@@ -227,7 +227,7 @@ static __device__ bool enough(const struct kern_draw &d, const struct tally &t, 
 
 /* Of the candidates of mass *total, keeps those whose surprise is nearest to the entropy, up to
  * `part` of the mass: the others' keys become 0. Updates *total. */
-static __device__ void keep_typical(const struct block &b, const struct keys &k, float part,
+static __device__ void keep_typical(const struct sample_block &b, const struct keys &k, float part,
                                     uint64_t *total)
 {
 	uint64_t *list = b.p.list, sum[1] = {0};
@@ -253,7 +253,7 @@ static __device__ void keep_typical(const struct block &b, const struct keys &k,
 }
 
 /* Draws from logits whose largest is finite. */
-static __device__ uint32_t draw(const struct block &b, const float *logits, uint64_t best,
+static __device__ uint32_t draw(const struct sample_block &b, const float *logits, uint64_t best,
                                 const struct kern_draw &d)
 {
 	const struct weighing v = {logits, key_logit(best), 1.0f / d.temperature, d.min_p};
@@ -307,7 +307,7 @@ static __device__ bool is_allowed(const struct masks &m, uint32_t id)
 }
 
 /* The lowest id in both masks; 0 if there is none. */
-static __device__ uint32_t lowest_allowed(const struct block &b, const struct masks &masks)
+static __device__ uint32_t lowest_allowed(const struct sample_block &b, const struct masks &masks)
 {
 	uint32_t id = threadIdx.x;
 	while (id < b.a.vocab && !is_allowed(masks, id))
@@ -380,8 +380,8 @@ static __device__ uint32_t count_id(const uint32_t *ids, uint32_t n, uint32_t id
 
 /* `added`: number of the answer's tokens that `seen` does not count: drafted ones, then the
  * carry's. */
-static __device__ void penalise(const struct block &b, const struct kern_draw &d, uint32_t added,
-                                float *edited)
+static __device__ void penalise(const struct sample_block &b, const struct kern_draw &d,
+                                uint32_t added, float *edited)
 {
 	const uint32_t *drafted = batch_words(b.a.batch, d.drafted.at),
 				   *seen = batch_words(b.a.batch, d.seen.at);
@@ -408,7 +408,7 @@ static __device__ void penalise(const struct block &b, const struct kern_draw &d
 
 /* Returns the logits themselves if the draw changes nothing; else a modified copy, and sets
  * *ret_finite. */
-static __device__ const float *edit(const struct block &b, const float *logits,
+static __device__ const float *edit(const struct sample_block &b, const float *logits,
                                     const struct kern_draw &d, bool *ret_finite)
 {
 	uint32_t added = d.drafted.n + d.pending;
@@ -427,7 +427,7 @@ static __device__ const float *edit(const struct block &b, const float *logits,
 
 /* Returns the drawn id. *ret_best is for the row's unmodified logits if log-probabilities are
  * requested. */
-static __device__ uint32_t draw_row(const struct block &b, const float *logits,
+static __device__ uint32_t draw_row(const struct sample_block &b, const float *logits,
                                     const struct kern_draw &d, uint64_t *ret_best, bool *ret_finite)
 {
 	bool seen_finite;
@@ -453,7 +453,8 @@ static __device__ void keep(struct kern_carry *carry, uint32_t id)
 	carry->id[0] = id;
 }
 
-static __device__ void sample_row(const struct block &b, uint32_t r, const struct kern_draw &d)
+static __device__ void sample_row(const struct sample_block &b, uint32_t r,
+                                  const struct kern_draw &d)
 {
 	const float *logits = b.a.logits + r * b.a.ld;
 	uint64_t best;
@@ -478,9 +479,8 @@ static __device__ void sample_row(const struct block &b, uint32_t r, const struc
 KERNEL(sample_rows, THREADS_MAX, struct sample_args)
 {
 	struct shared *s = (struct shared *)shared_memory();
-	const struct block b = {a,
-	                        s,
-	                        {a.vocab, a.one, a.lists + (size_t)blockIdx.x * a.vocab, &s->pick}};
+	const struct sample_block b = {
+		a, s, {a.vocab, a.one, a.lists + (size_t)blockIdx.x * a.vocab, &s->pick}};
 	const struct kern_draw *draws = (const struct kern_draw *)batch_words(a.batch, a.batch->draws);
 	uint32_t rows = a.batch->draws ? a.batch->tail_rows : 0;
 	for (uint32_t r = blockIdx.x; r < rows; r += gridDim.x)
