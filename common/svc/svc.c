@@ -10,7 +10,6 @@
 #include "util/clock.h"
 #include "util/descriptors.h"
 #include "util/mem.h"
-#include "util/slice.h"
 #include "util/trim.h"
 
 #include <errno.h>
@@ -435,7 +434,6 @@ static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
 	/* sockets are accessible to the user and its group; the run directory's mode decides who can
 	 * reach them */
 	umask(0007);
-	slice_short(); /* the loop and ZeroMQ's threads, which inherit it, only pass messages */
 	if ((r = svc_rundir_make(s->rundir, err)) < 0 ||
 	    (r = s->lock_fd = svc_lock_take(s->rundir, s->name, &s->epoch, err)) < 0)
 		return r;

@@ -97,7 +97,7 @@ static void change_stage(struct worker *w)
 	w->stage->stop(w);
 	w->role = w->sw.next;
 	w->stage = stage_of(w->role);
-	if (worker_start_stage(w, &err) < 0) {
+	if (w->stage->start(w, &err) < 0) {
 		char why[448];
 		snprintf(why, sizeof why, "the %s stage cannot start: %s", w->stage->name, err.text);
 		w->stage = &no_stage;

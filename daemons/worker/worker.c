@@ -12,7 +12,6 @@
 #include "util/clock.h"
 #include "util/json_load.h"
 #include "util/mem.h"
-#include "util/slice.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -240,9 +239,7 @@ static int start(struct svc *s, struct err *err)
 	svc_set_data(s, w);
 	json_account_setup();
 	choose_role(w, conf_str(c, "role"));
-	slice_default(); /* for the compute threads that the engine creates */
 	int r = open_engine(w, c, err);
-	slice_short();
 	if (r < 0)
 		return r;
 	w->info = engine_info(w->engine);
@@ -262,7 +259,7 @@ static int start(struct svc *s, struct err *err)
 	if (strcmp(conf_str(c, "messager"), "none") != 0)
 		if ((r = attach_messager(w, conf_str(c, "messager"), &hello, err)) < 0)
 			return r;
-	if ((r = worker_start_stage(w, err)) < 0)
+	if ((r = w->stage->start(w, err)) < 0)
 		return r;
 	worker_relay_by_role(w);
 	log_info("worker_ready",
@@ -272,14 +269,6 @@ static int start(struct svc *s, struct err *err)
 	         (unsigned long long)(w->info->weight_bytes >> 20),
 	         (int)conf_int(c, "tensor_parallel"));
 	return worker_connect_routers(w, c, err);
-}
-
-int worker_start_stage(struct worker *w, struct err *err)
-{
-	slice_default(); /* for the schedule thread */
-	int r = w->stage->start(w, err);
-	slice_short();
-	return r;
 }
 
 void worker_relay_by_role(struct worker *w)

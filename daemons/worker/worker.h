@@ -145,8 +145,6 @@ struct store_asker {
 
 int worker_main(int argc, char **argv, const char *program, const char *default_name,
                 enum worker_role default_role);
-/* Starts the stage of the present role; its threads get the default time slice. */
-int worker_start_stage(struct worker *w, struct err *err);
 /* Tells the relay whether this worker, in its present role, reads from storage (then routers are
  * told what storage has) and writes to it. Call after each change of the role. */
 void worker_relay_by_role(struct worker *w);

@@ -2,7 +2,6 @@
 #include "compiler.h"
 #include "constraint.h"
 #include "util/mem.h"
-#include "util/slice.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -38,7 +37,6 @@ static void *compiler_main(void *arg)
 	struct compiler *c = arg;
 	struct compile_task *t;
 	pthread_setname_np(pthread_self(), "compiler");
-	slice_default();
 	while ((t = next(c))) {
 		t->code = *t->cancelled ? ERR_CANCELLED : constraint_compile(t->req, &t->err);
 		t->done(t);
