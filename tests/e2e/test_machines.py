@@ -1,0 +1,104 @@
+"""State machines: the drawing at the top of a header, the transition table and the step functions say the same.
+
+Read as text, with the conventions that all actors follow:
+  drawing   ` *   STATE -> NEXT, NEXT     text`, one line for each state that something may follow
+  table     `[PREFIX_STATE] = {..., TO(NEXT) | TO(NEXT), ...}`
+  steps     `static enum X_state step_state(...)` returns the next state; only X_step calls X_enter
+"""
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# name, prefix of the states, file with the drawing, folder of the sources
+MACHINES = [
+    ("connection", "CONNECTION", "daemons/router/http/conn.h", "daemons/router/http"),
+    ("request", "REQUEST", "daemons/router/request/request.h", "daemons/router/request"),
+    ("attempt", "ATTEMPT", "daemons/router/attempt/attempt.h", "daemons/router/attempt"),
+    ("job", "JOB", "daemons/prefill/prefill.h", "daemons/prefill"),
+    ("sequence", "SEQUENCE", "daemons/decode/decode.h", "daemons/decode"),
+    ("transfer", "TRANSFER", "daemons/messager/mover.h", "daemons/messager"),
+]
+IDS = [m[0] for m in MACHINES]
+
+
+def sources(folder):
+    return {p: p.read_text() for p in sorted((ROOT / folder).rglob("*.c"))}
+
+
+def strip(text):
+    """Without comments and strings."""
+    return re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\])*"', " ", text, flags=re.S)
+
+
+def functions(text):
+    """(type, name, body) of each function of a file laid out by clang-format."""
+    return re.findall(r"^([a-z][^\n;{}()]*?)\b(\w+)\([^;{}]*?\)\n\{\n(.*?)^\}", strip(text), re.S | re.M)
+
+
+def drawing(machine):
+    _, _, header, _ = machine
+    comment = (ROOT / header).read_text().split("*/")[0]
+    lines = re.findall(r"^ \*   ([A-Z_]+) +-> ([A-Z_, ]*[A-Z_])(?:  .*)?$", comment, re.M)
+    return {state: set(re.split(r", *", nexts)) for state, nexts in lines}
+
+
+def table(machine):
+    _, prefix, _, folder = machine
+    rows = {}
+    for text in sources(folder).values():
+        for state, row in re.findall(r"\[%s_([A-Z_]+)\]\s*=\s*\{([^{}]*)\}" % prefix, strip(text)):
+            if "TO(" not in row and "step_" not in row and "NULL" not in row:
+                continue  # of another table
+            rows[state] = set(re.findall(r"TO\(([A-Z_]+)\)", row))
+    return rows
+
+
+def steps(machine):
+    """state -> states that its step function may return; states that X_step may choose whatever the state is."""
+    name, prefix, _, folder = machine
+    returned, common = {}, set()
+    for text in sources(folder).values():
+        for kind, function, body in functions(text):
+            states = set()
+            for statement in re.findall(r"\breturn\b([^;]*);", body):
+                states |= set(re.findall(r"\b%s_([A-Z_]+)\b" % prefix, statement))
+            if function.startswith("step_") and "enum %s_state" % name in kind:
+                returned[function[len("step_"):].upper()] = states
+            elif function in (name + "_step", name + "_common"):
+                common |= states
+                for statement in re.findall(r"\bnext = ([^;]*);", body):
+                    common |= set(re.findall(r"\b%s_([A-Z_]+)\b" % prefix, statement))
+    return returned, common
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=IDS)
+def test_drawing_is_the_table(machine):
+    drawn, rows = drawing(machine), table(machine)
+    assert len(drawn) > 2, "no drawing in %s" % machine[2]
+    assert drawn == {state: nexts for state, nexts in rows.items() if nexts}
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=IDS)
+def test_steps_are_the_table(machine):
+    rows, (returned, common) = table(machine), steps(machine)
+    states = set(rows)
+    for state, nexts in rows.items():
+        if not nexts:
+            continue
+        assert state in returned, "no function step_%s" % state.lower()
+        may = ((returned[state] | common) & states) - {state}
+        assert may == nexts, "step_%s returns %s, the table has %s" % (state.lower(), sorted(may), sorted(nexts))
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=IDS)
+def test_only_the_step_function_enters(machine):
+    name, _, _, folder = machine
+    callers = set()
+    for text in sources(folder).values():
+        for _, function, body in functions(text):
+            if re.search(r"\b%s_enter\(" % name, body):
+                callers.add(function)
+    assert callers == {name + "_step"}
