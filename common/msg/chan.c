@@ -126,7 +126,7 @@ int chan_transmit(struct chan *c, struct peer *p, struct sock *s, const void *ri
 
 static struct sock *peer_sock(struct peer *p)
 {
-	return p->dealer ? p->dealer : p->c->bound;
+	return p->dealer ? p->dealer : p->accepted;
 }
 
 static unsigned char *pack(const ProtobufCMessage *body, size_t *ret_len)
@@ -159,14 +159,14 @@ int chan_send_link(struct chan *c, struct peer *p, enum msg_type type, const Pro
 	return r;
 }
 
-int chan_send_rid(struct chan *c, const void *rid, size_t rid_len, enum msg_type type,
-                  const ProtobufCMessage *body)
+int chan_send_rid(struct chan *c, struct sock *s, const void *rid, size_t rid_len,
+                  enum msg_type type, const ProtobufCMessage *body)
 {
 	Pds__Envelope env;
 	chan_envelope(c, NULL, type, &env);
 	size_t len;
 	unsigned char *b = pack(body, &len);
-	int r = chan_transmit(c, NULL, c->bound, rid, rid_len, &env, b, len);
+	int r = chan_transmit(c, NULL, s, rid, rid_len, &env, b, len);
 	free(b);
 	return r;
 }
@@ -410,7 +410,7 @@ static void pid_ended(evutil_socket_t fd, short what, void *arg)
 	enum peer_state state = p->state;
 	uint64_t epoch = p->epoch;
 	peer_unwatch(p);
-	chan_take(p->dealer ? p->dealer : p->c->bound); /* its goodbye may still be unread */
+	chan_take(peer_sock(p)); /* its goodbye may still be unread */
 	if (p->state == state && p->epoch == epoch)
 		chan_peer_down(p->c, p, "its process ended", p->dealer ? PEER_HELLO : PEER_DEAD);
 }
@@ -490,6 +490,30 @@ static struct chan_pace pace_of(uint64_t resend_us)
 	                          .hello_us = r < HELLO_RETRY_US ? r : HELLO_RETRY_US};
 }
 
+static int bind_one(struct chan *c, const char *endpoint, int net, struct sock **ret_s,
+                    struct err *err)
+{
+	if (!endpoint || !*endpoint)
+		return 0;
+	if (sock_open(c, ZMQ_ROUTER, ret_s) == 0) {
+		if (net)
+			chan_curve_server(c, (*ret_s)->z);
+		if (zmq_bind((*ret_s)->z, endpoint) == 0)
+			return 0;
+	}
+	return err_set(err, ERR_IO, "cannot listen on %s: %s", endpoint, zmq_strerror(zmq_errno()));
+}
+
+static int bind_all(struct chan *c, struct err *err)
+{
+	int r = c->opts.keys ? chan_zap_start(c, err) : 0;
+	if (r == 0)
+		r = bind_one(c, c->opts.bind, 0, &c->bound, err);
+	if (r == 0 && c->opts.listen && *c->opts.listen && !c->opts.keys)
+		return err_set(err, ERR_INVALID, "listening on %s needs keys", c->opts.listen);
+	return r == 0 ? bind_one(c, c->opts.listen, 1, &c->net, err) : r;
+}
+
 int chan_new(struct event_base *base, const struct chan_opts *opts, const struct chan_hooks *hooks,
              struct chan **ret_c, struct err *err)
 {
@@ -515,13 +539,9 @@ int chan_new(struct event_base *base, const struct chan_opts *opts, const struct
 		chan_destroy(&c);
 		return bad;
 	}
-	if (opts->bind && opts->bind[0]) {
-		if (sock_open(c, ZMQ_ROUTER, &c->bound) < 0 || zmq_bind(c->bound->z, opts->bind) < 0) {
-			int r = err_set(err, ERR_IO, "cannot listen on %s: %s", opts->bind,
-			                zmq_strerror(zmq_errno()));
-			chan_destroy(&c);
-			return r;
-		}
+	if ((bad = bind_all(c, err)) < 0) {
+		chan_destroy(&c);
+		return bad;
 	}
 	*ret_c = c;
 	return 0;
@@ -544,9 +564,13 @@ void chan_destroy(struct chan **cp)
 	chan_ctl_forget(c);
 	list_each_safe(it, nx, &c->graveyard)
 		chan_peer_free(list_entry(it, struct peer, node));
-	if (c->bound)
-		zmq_setsockopt(c->bound->z, ZMQ_LINGER, &linger, sizeof linger);
-	sock_close(&c->bound);
+	struct sock **bound[] = {&c->bound, &c->net};
+	for (int i = 0; i < 2; i++) {
+		if (*bound[i])
+			zmq_setsockopt((*bound[i])->z, ZMQ_LINGER, &linger, sizeof linger);
+		sock_close(bound[i]);
+	}
+	chan_zap_stop(c);
 	event_free(c->tick);
 	zmq_ctx_term(c->ctx);
 	free(c->name);
@@ -558,10 +582,22 @@ void chan_destroy(struct chan **cp)
 struct peer *chan_connect(struct chan *c, const char *endpoint, const char *expected_name, int tag)
 {
 	struct sock *dealer = NULL;
-	const char *why = NULL;
+	const char *why = NULL, *at = strchr(endpoint, '@');
+	char name[MSG_NAME_MAX + 1] = "";
+	struct err err = {0};
+	if (at) {
+		snprintf(name, sizeof name, "%.*s", (int)(at - endpoint), endpoint);
+		expected_name = name;
+		endpoint = at + 1;
+	}
+	int net = strncmp(endpoint, "ipc://", 6) != 0;
 	if (c->n_peers >= c->opts.peers_max)
 		why = "the limit on peers is reached";
-	else if (sock_open(c, ZMQ_DEALER, &dealer) < 0 || zmq_connect(dealer->z, endpoint) < 0)
+	else if (sock_open(c, ZMQ_DEALER, &dealer) < 0)
+		why = zmq_strerror(zmq_errno());
+	else if (net && chan_curve_client(c->opts.keys, dealer->z, expected_name, &err) < 0)
+		why = err.text;
+	else if (zmq_connect(dealer->z, endpoint) < 0)
 		why = zmq_strerror(zmq_errno());
 	if (why) {
 		log_error("connect_failed", "endpoint=%s peers=%u limit=%u why=%s", log_quote(endpoint),
@@ -576,6 +612,9 @@ struct peer *chan_connect(struct chan *c, const char *endpoint, const char *expe
 	snprintf(p->expected, sizeof p->expected, "%s", expected_name ? expected_name : "");
 	p->dealer = dealer;
 	p->dealer->peer = p;
+	if (net)
+		snprintf(p->server_key, sizeof p->server_key, "%s",
+		         keys_named(c->opts.keys, expected_name)->print);
 	p->hello_us = clock_us();
 	p->hello_waits = 1; /* until the connection is up */
 	chan_tick_soon(c, p->hello_us + c->pace.hello_us);

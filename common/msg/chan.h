@@ -16,9 +16,11 @@
  * or lacks a request id is counted, logged (rate-limited) and dropped. A HELLO of another protocol
  * version is refused with both version numbers.
  *
- * Links are local (ipc). The kernel identifies the process at the other end: a HELLO is refused if
- * it names another process or if a living process has its name, and each message of a link must
- * come from the process that said HELLO.
+ * Links on one host are ipc. The kernel identifies the process at the other end: a HELLO is refused
+ * if it names another process or if a living process has its name, and each message of a link must
+ * come from the process that said HELLO. Links between hosts are tcp with CURVE: each end has a key
+ * that the other knows (keys.h) and that is bound to a name and a role; everything is encrypted. A
+ * connection without a known key gets no further than its handshake.
  *
  * A body longer than MSG_PART_BYTES is sent in parts and joined by the receiver, so the bytes that
  * wait in sockets are bounded: SOCKET_MESSAGES (chan.c) times MSG_PART_BYTES per connection and
@@ -27,6 +29,7 @@
 #ifndef MSG_CHAN_H
 #define MSG_CHAN_H
 
+#include "msg/keys.h"
 #include "msg/process.h"
 #include "msg/types.h"
 #include "util/err.h"
@@ -85,6 +88,11 @@ struct chan_opts {
 	/* limits on a link's unacknowledged messages; beyond them chan_send returns ERR_FULL */
 	uint32_t window_messages;
 	size_t window_bytes;
+	/* "tcp://ADDRESS:PORT" where daemons of other hosts connect if their keys are known; NULL or "":
+	 * none. Needs `keys` */
+	const char *listen;
+	/* for all links to and from other hosts; the caller's. NULL: no such links */
+	struct keys *keys;
 	uint32_t peers_max;       /* those that connected to us plus those that we connect to */
 	size_t message_bytes_max; /* of a whole body, in one part or several */
 	/* a message is resent if it is not acknowledged within this time; acknowledgements are delayed
@@ -101,9 +109,14 @@ int chan_new(struct event_base *base, const struct chan_opts *opts, const struct
 void chan_destroy(struct chan **c);
 
 /* Connects in the background, and reconnects until chan_disconnect. tag is stored for the owner.
+ * endpoint: ipc://PATH, tcp://HOST:PORT, or NAME@tcp://HOST:PORT. For tcp the peer's name must be
+ * given, there or as expected_name: it selects the key that the peer must have. Otherwise
  * expected_name may be NULL. Returns NULL and logs the reason if the limit on peers (peers_max) is
- * reached or the system has no descriptors left. */
+ * reached, the system has no descriptors left, or there is no such key. */
 struct peer *chan_connect(struct chan *c, const char *endpoint, const char *expected_name, int tag);
+/* Reads the folder of known keys again. Peers whose key was removed are down at once. Returns 1 if
+ * the known keys have changed. */
+int chan_keys_reload(struct chan *c);
 /* p must not be used after the hook or the event loop callback that called this has returned. */
 void chan_disconnect(struct chan *c, struct peer *p);
 struct peer *chan_find(struct chan *c, const char *name); /* a peer that is up, or NULL */
@@ -138,7 +151,8 @@ void peer_set_data(struct peer *p, void *data); /* for the owner; set to NULL af
 
 struct chan_counts {
 	uint64_t sent, received, resent, duplicates, bad, dropped;
-	uint64_t faults; /* messages changed by the fault layer */
+	uint64_t refused; /* connections from other hosts with an unknown key */
+	uint64_t faults;  /* messages changed by the fault layer */
 	uint32_t peers_up;
 };
 void chan_counts(const struct chan *c, struct chan_counts *ret);

@@ -27,7 +27,7 @@ void chan_goodbye_taken(struct chan *c, struct peer *p, const struct incoming *i
 	if (in->s->peer)
 		chan_send_link(c, p, MSG_GOODBYE, &heard.base);
 	else
-		chan_send_rid(c, in->rid, in->rid_len, MSG_GOODBYE, &heard.base);
+		chan_send_rid(c, in->s, in->rid, in->rid_len, MSG_GOODBYE, &heard.base);
 	if (!p || p->state != PEER_UP || in->m.env->epoch != p->epoch)
 		return;
 	p->bye = 1;
@@ -47,10 +47,10 @@ static void send_goodbyes(struct chan *c)
 }
 
 /* Collects the sockets and processes of the peers that have not answered, to be polled. items has
- * room for two per peer and one more. */
+ * room for two per peer and two more. */
 static int collect_waiting(struct chan *c, zmq_pollitem_t *items, struct sock **socks)
 {
-	int n = 0, bound = 0;
+	int n = 0, bound = 0, net = 0;
 	list_each(it, &c->peers) {
 		struct peer *p = list_entry(it, struct peer, node);
 		if (!p->bye_waits)
@@ -59,15 +59,19 @@ static int collect_waiting(struct chan *c, zmq_pollitem_t *items, struct sock **
 			socks[n] = p->dealer;
 			items[n++] = (zmq_pollitem_t){.socket = p->dealer->z, .events = ZMQ_POLLIN};
 		}
-		bound |= !p->dealer;
+		bound |= p->accepted == c->bound && c->bound;
+		net |= p->accepted == c->net && c->net;
 		if (p->pidfd >= 0) {
 			socks[n] = NULL;
 			items[n++] = (zmq_pollitem_t){.fd = p->pidfd, .events = ZMQ_POLLIN};
 		}
 	}
-	if (bound) {
-		socks[n] = c->bound;
-		items[n++] = (zmq_pollitem_t){.socket = c->bound->z, .events = ZMQ_POLLIN};
+	for (int i = 0; i < 2; i++) {
+		struct sock *s = i ? c->net : c->bound;
+		if (!(i ? net : bound))
+			continue;
+		socks[n] = s;
+		items[n++] = (zmq_pollitem_t){.socket = s->z, .events = ZMQ_POLLIN};
 	}
 	return n;
 }
@@ -84,8 +88,8 @@ static void process_ended(struct chan *c, int fd)
 void chan_say_goodbye(struct chan *c)
 {
 	uint64_t until = clock_us() + BYE_WAIT_US, left;
-	zmq_pollitem_t *items = mem_array(2u * c->n_peers + 1u, sizeof *items);
-	struct sock **socks = mem_array(2u * c->n_peers + 1u, sizeof *socks);
+	zmq_pollitem_t *items = mem_array(2u * c->n_peers + 2u, sizeof *items);
+	struct sock **socks = mem_array(2u * c->n_peers + 2u, sizeof *socks);
 	send_goodbyes(c);
 	c->ending = 1;
 	for (int n; (n = collect_waiting(c, items, socks)) > 0 && (left = clock_left_us(until)) > 0;) {

@@ -216,7 +216,7 @@ static ProtobufCMessage *twin(const ProtobufCMessage *m)
 
 static void pass(struct chan *c, struct incoming *in, uint64_t delay_us)
 {
-	struct peer *p = in->s->peer ? in->s->peer : chan_find_rid(c, in->rid, in->rid_len);
+	struct peer *p = in->s->peer ? in->s->peer : chan_find_rid(in->s, in->rid, in->rid_len);
 	struct chan_line *line = p ? &p->lines[FAULT_IN] : &c->strangers;
 	/* On the bound socket a peer is a stranger until its HELLO is handled; its later messages must
 	 * not overtake the HELLO. */
@@ -233,7 +233,7 @@ void chan_fault_in(struct chan *c, struct incoming *in)
 	fault_judge(c->fault, FAULT_IN, in->m.info->type, in->m.env->sender, &v);
 	c->counts.faults += v.drop || v.repeat || v.noack || v.cut || v.delay_us || v.late_us;
 	if (v.cut)
-		cut(in->s->peer ? in->s->peer : chan_find_rid(c, in->rid, in->rid_len));
+		cut(in->s->peer ? in->s->peer : chan_find_rid(in->s, in->rid, in->rid_len));
 	if (v.cut || v.drop)
 		return;
 	if (v.noack)

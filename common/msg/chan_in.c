@@ -43,11 +43,11 @@ static int decode_body(struct chan *c, struct incoming *in)
 	return r;
 }
 
-struct peer *chan_find_rid(struct chan *c, const void *rid, size_t n)
+struct peer *chan_find_rid(const struct sock *s, const void *rid, size_t n)
 {
-	list_each(it, &c->peers) {
+	list_each(it, &s->c->peers) {
 		struct peer *p = list_entry(it, struct peer, node);
-		if (!p->dealer && p->rid_len == n && memcmp(p->rid, rid, n) == 0)
+		if (p->accepted == s && p->rid_len == n && memcmp(p->rid, rid, n) == 0)
 			return p;
 	}
 	return NULL;
@@ -72,7 +72,7 @@ static void refuse(struct chan *c, const struct incoming *in, const char *reason
 	w.refused = 1;
 	w.reason = (char *)reason;
 	w.link = in->m.body ? ((const Pds__Hello *)in->m.body)->nth : 0;
-	chan_send_rid(c, in->rid, in->rid_len, MSG_WELCOME, &w.base);
+	chan_send_rid(c, in->s, in->rid, in->rid_len, MSG_WELCOME, &w.base);
 	uint64_t now = clock_us();
 	if (c->refused_logged_us && now - c->refused_logged_us < 200000u)
 		return;
@@ -113,6 +113,7 @@ static void accept_hello(struct chan *c, struct incoming *in, struct peer *p, Pd
 {
 	memcpy(p->rid, in->rid, in->rid_len);
 	p->rid_len = in->rid_len;
+	p->accepted = in->s;
 	p->origin = in->origin;
 	p->heard_us = clock_us();
 	p->hello_nth = h->nth;
@@ -150,7 +151,8 @@ static void on_hello(struct chan *c, struct incoming *in)
 {
 	Pds__Hello *h = (Pds__Hello *)in->m.body;
 	char why[320];
-	if (process_origin_check(&in->origin, h->process, why, sizeof why) < 0) {
+	if (chan_origin_check(c, &in->origin, in->m.env->sender, h->program, h->process, why,
+	                      sizeof why) < 0) {
 		refuse(c, in, why);
 		return;
 	}
@@ -219,7 +221,8 @@ static void on_welcome(struct chan *c, struct peer *p, struct incoming *in)
 		return;
 	}
 	char why[320];
-	if (process_origin_check(&in->origin, w->process, why, sizeof why) < 0) {
+	if (chan_origin_check(c, &in->origin, in->m.env->sender, w->program, w->process, why,
+	                      sizeof why) < 0) {
 		on_refused(c, p, in, why);
 		return;
 	}
@@ -408,7 +411,7 @@ static int is_forged(struct chan *c, const struct peer *p, const struct incoming
 void chan_dispatch(struct chan *c, struct incoming *in)
 {
 	const struct sock *s = in->s;
-	struct peer *p = s->peer ? s->peer : chan_find_rid(c, in->rid, in->rid_len);
+	struct peer *p = s->peer ? s->peer : chan_find_rid(s, in->rid, in->rid_len);
 	enum msg_type t = in->m.info->type;
 	c->counts.received++;
 	if ((p && p->state == PEER_DEAD) || (c->ending && t != MSG_GOODBYE))
@@ -434,7 +437,7 @@ void chan_dispatch(struct chan *c, struct incoming *in)
 		on_known(c, p, in);
 	} else if (!s->peer && !(in->m.info->flags & MSG_LINK)) {
 		Pds__Who who = PDS__WHO__INIT;
-		chan_send_rid(c, in->rid, in->rid_len, MSG_WHO, &who.base);
+		chan_send_rid(c, in->s, in->rid, in->rid_len, MSG_WHO, &who.base);
 	}
 }
 
@@ -510,7 +513,9 @@ static int take_one(struct sock *s)
 		zmq_msg_t *env = &f[n - 2], *body = &f[n - 1];
 		if (!s->peer)
 			in.rid_len = copy_rid(in.rid, &f[0]);
-		process_origin_parse(zmq_msg_gets(body, "Peer-Address"), &in.origin);
+		process_origin_parse(zmq_msg_gets(body, "Peer-Address"),
+		                     s->peer ? s->peer->server_key : zmq_msg_gets(body, "User-Id"),
+		                     &in.origin);
 		in.bytes = zmq_msg_data(body);
 		in.len = zmq_msg_size(body);
 		take_message(s, env, &in);

@@ -56,13 +56,15 @@ struct peer {
 	struct list node;
 	struct chan *c;
 	enum peer_state state;
-	struct sock *dealer; /* NULL: it connected to us */
+	struct sock *dealer;   /* NULL: it connected to us */
+	struct sock *accepted; /* then: through which bound socket */
 	unsigned char rid[RID_MAX];
 	size_t rid_len;
 	char name[MSG_NAME_MAX + 1], expected[MSG_NAME_MAX + 1], endpoint[256];
 	uint64_t epoch;
 	int tag, watched;
-	int self; /* the peer is in this very process */
+	char server_key[KEY_PRINT_BYTES]; /* dealer to another host: fingerprint of the peer's key */
+	int self;                         /* the peer is in this very process */
 	/* the socket did not take our HELLO: send it as soon as the connection is up */
 	int hello_waits;
 	int restarting;               /* within `down`: the link restarts, `up` follows */
@@ -127,7 +129,8 @@ struct chan {
 	struct chan_pace pace;
 	char *name, *program;
 	void *ctx;
-	struct sock *bound;
+	struct sock *bound, *net; /* ROUTERs: for this host; for others, NULL: none */
+	struct zap *zap;          /* NULL: no keys */
 	struct list peers;
 	struct list graveyard; /* peers that are down; freed at the next tick, owners may still look */
 	uint32_t n_peers;
@@ -162,8 +165,8 @@ int chan_put(struct sock *s, const void *rid, size_t rid_len, const void *head, 
 void chan_envelope(struct chan *c, struct peer *p, enum msg_type type, Pds__Envelope *env);
 int chan_send_link(struct chan *c, struct peer *p, enum msg_type type,
                    const ProtobufCMessage *body);
-int chan_send_rid(struct chan *c, const void *rid, size_t rid_len, enum msg_type type,
-                  const ProtobufCMessage *body);
+int chan_send_rid(struct chan *c, struct sock *s, const void *rid, size_t rid_len,
+                  enum msg_type type, const ProtobufCMessage *body);
 /* Resends the first `most` messages of the window. */
 void chan_resend(struct chan *c, struct peer *p, uint32_t most);
 /* Sends the part of the window that the socket has not taken yet. */
@@ -182,9 +185,18 @@ void chan_peer_free(struct peer *p);
 void chan_take(struct sock *s);
 void incoming_fini(struct incoming *in);
 void parts_drop(struct chan_parts *j);
-struct peer *chan_find_rid(struct chan *c, const void *rid, size_t n);
+struct peer *chan_find_rid(const struct sock *s, const void *rid, size_t n);
 void chan_dispatch(struct chan *c, struct incoming *in); /* may take over the contents of in->m */
 void chan_hand_up(struct chan *c, struct peer *p, struct incoming *in);
+/* chan_zap.c */
+int chan_zap_start(struct chan *c, struct err *err);
+void chan_zap_stop(struct chan *c);
+void chan_curve_server(const struct chan *c, void *z);
+/* 0, or ERR_INVALID: there are no keys, or none of that name */
+int chan_curve_client(const struct keys *keys, void *z, const char *name, struct err *err);
+/* Whether a connection may speak as this daemon. 0, or ERR_INVALID with a sentence in why. */
+int chan_origin_check(const struct chan *c, const struct process_origin *o, const char *name,
+                      const char *program, const Pds__Process *p, char *why, size_t size);
 /* chan_ctl.c */
 void chan_ctl(struct chan *c, const struct incoming *in);
 void chan_ctl_forget(struct chan *c); /* chan_destroy: frees unanswered questions */

@@ -77,11 +77,12 @@ int process_watch(const Pds__Process *p, int *ret_dead)
 
 /* libzmq 4.x reports an ipc peer's SO_PEERCRED as "localhost:UID:GID:PID"; for TCP only the
  * address. */
-void process_origin_parse(const char *text, struct process_origin *ret)
+void process_origin_parse(const char *address, const char *key, struct process_origin *ret)
 {
 	unsigned long v[3];
 	*ret = (struct process_origin){0};
-	const char *p = text ? strchr(text, ':') : NULL;
+	snprintf(ret->key, sizeof ret->key, "%s", key ? key : "");
+	const char *p = address && !ret->key[0] ? strchr(address, ':') : NULL;
 	for (int i = 0; i < 3; i++) {
 		char *end;
 		if (!p || *p != ':')
@@ -99,7 +100,8 @@ void process_origin_parse(const char *text, struct process_origin *ret)
 
 int process_origin_same(const struct process_origin *a, const struct process_origin *b)
 {
-	return a->is_local == b->is_local && a->uid == b->uid && a->gid == b->gid && a->pid == b->pid;
+	return a->is_local == b->is_local && a->uid == b->uid && a->gid == b->gid && a->pid == b->pid &&
+	       strcmp(a->key, b->key) == 0;
 }
 
 int process_origin_check(const struct process_origin *o, const Pds__Process *p, char *why,
@@ -107,17 +109,15 @@ int process_origin_check(const struct process_origin *o, const Pds__Process *p, 
 {
 	pthread_once(&once, read_host);
 	if (!o->is_local)
-		snprintf(why, why_len,
-		         "the connection is not local: this version has no links between hosts");
+		snprintf(why, why_len, "the connection is not local, and has no key");
 	else if (o->uid != geteuid() && o->uid != 0)
 		snprintf(why, why_len, "process %u runs as user %u; allowed are user %u and root", o->pid,
 		         o->uid, (unsigned)geteuid());
 	else if (!p)
 		snprintf(why, why_len, "the peer does not say which process it is");
 	else if (strcmp(p->boot_id, boot_id) != 0)
-		snprintf(
-			why, why_len,
-			"the peer says that it runs on another host: this version has no links between hosts");
+		snprintf(why, why_len,
+		         "the peer says that it runs on another host, but the connection is local");
 	else if (p->pid_namespace == pid_namespace && p->pid != o->pid)
 		snprintf(why, why_len,
 		         "the peer says that it is process %u, but the connection is from process %u",

@@ -5,18 +5,22 @@
 
 #include "control.pb-c.h"
 
+#include "msg/keys.h"
+
 #include <stddef.h>
 #include <stdint.h>
 
-/* The process at the other end of a local connection, as reported by the kernel. pid is 0 if that
- * process is in a PID namespace that is not visible here. */
+/* The other end of a connection. Local: the process, as reported by the kernel; pid is 0 if that
+ * process is in a PID namespace that is not visible here. From another host: the key that CURVE has
+ * authenticated. */
 struct process_origin {
-	int is_local; /* 0: the connection is not local, the rest is 0 */
-	uint32_t uid, gid, pid;
+	int is_local;
+	uint32_t uid, gid, pid;    /* local; else 0 */
+	char key[KEY_PRINT_BYTES]; /* from another host: the key's fingerprint; else "" */
 };
 
-/* text: libzmq's "Peer-Address" of a message; NULL: not local. */
-void process_origin_parse(const char *text, struct process_origin *ret);
+/* address: libzmq's "Peer-Address" of a message; key: its "User-Id". Both may be NULL. */
+void process_origin_parse(const char *address, const char *key, struct process_origin *ret);
 int process_origin_same(const struct process_origin *a, const struct process_origin *b);
 /* Checks that p, as the other end describes itself, is the process that made the connection, and
  * runs as our user or root. 0, or ERR_INVALID with a sentence in why. p may be NULL: no

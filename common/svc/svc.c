@@ -38,8 +38,20 @@ static const struct conf_key common_keys[] = {
 	{"rundir", CONF_STRING, "/run/pdserve", 1, 80, "", 0,
      "Directory of sockets and lock files, created if missing", NULL},
 	{"endpoint", CONF_STRING, "", 0, 256, "", 0,
-     "ZeroMQ address that other daemons and pdctl connect to: ipc://PATH; empty: "
+     "ZeroMQ address that daemons of this host and pdctl connect to: ipc://PATH; empty: "
      "ipc://RUNDIR/NAME.ipc",
+     NULL},
+	{"listen", CONF_STRING, "", 0, 256, "", 0,
+     "tcp://ADDRESS:PORT where daemons of other hosts connect, authenticated by keys; empty: links "
+     "on this host only",
+     NULL},
+	{"advertise", CONF_STRING, "", 0, 256, "", 0,
+     "tcp://HOST:PORT by which other hosts reach this daemon; empty: the value of listen, which "
+     "must "
+     "then name one address",
+     NULL},
+	{"keys", CONF_STRING, "/etc/pdserve/keys", 1, 256, "", 0,
+     "Folder with this daemon's key, NAME.secret, and the known keys of others (pdctl keygen)",
      NULL},
 	{"control_group", CONF_STRING, "", 0, 64, "", 0,
      "Group whose members may use the pdctl commands that change something or show the "
@@ -224,6 +236,7 @@ int svc_reload_now(struct svc *s, char **ret_changed, char **ret_refused, struct
 	log_set_level(conf_str(s->conf, "log_level"));
 	log_info("reloaded", "changed=%s needs_restart=%s", log_quote(*ret_changed),
 	         log_quote(*ret_refused));
+	chan_keys_reload(s->chan);
 	if (s->hooks->reload)
 		s->hooks->reload(s);
 	return 0;
@@ -360,6 +373,8 @@ static int setup_chan(struct svc *s, struct err *err)
 		.name = s->name,
 		.epoch = s->epoch,
 		.bind = s->endpoint,
+		.listen = conf_str(s->conf, "listen"),
+		.keys = s->keys,
 		.heartbeat_us = (uint64_t)conf_int(s->conf, "heartbeat_ms") * 1000,
 		.silence_us = (uint64_t)conf_int(s->conf, "silence_ms") * 1000,
 		.window_messages = (uint32_t)conf_int(s->conf, "window_messages"),
@@ -380,9 +395,57 @@ static int check_endpoint(const char *endpoint, struct err *err)
 	if (!*endpoint || strncmp(endpoint, "ipc://", 6) == 0)
 		return 0;
 	return err_set(err, ERR_UNSUPPORTED,
-	               "endpoint = \"%s\": only ipc://PATH is supported: links between hosts would not "
-	               "be authenticated",
+	               "endpoint = \"%s\": allowed is ipc://PATH; for links between hosts set listen = "
+	               "\"tcp://ADDRESS:PORT\"",
 	               endpoint);
+}
+
+static int is_tcp(const char *endpoint)
+{
+	const char *port = strrchr(endpoint, ':');
+	return strncmp(endpoint, "tcp://", 6) == 0 && port > endpoint + 6 && port[1];
+}
+
+static int is_wildcard(const char *endpoint)
+{
+	static const char *const all[] = {"tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:"};
+	for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+		if (strncmp(endpoint, all[i], strlen(all[i])) == 0)
+			return 1;
+	return 0;
+}
+
+/* What is advertised must be an address by which others can connect. */
+static int check_listen(const struct conf *c, struct err *err)
+{
+	const char *listen = conf_str(c, "listen"), *advertise = conf_str(c, "advertise");
+	if (*listen && !is_tcp(listen))
+		return err_set(err, ERR_INVALID, "listen = \"%s\": allowed is tcp://ADDRESS:PORT", listen);
+	if (*advertise && (!is_tcp(advertise) || is_wildcard(advertise)))
+		return err_set(err, ERR_INVALID,
+		               "advertise = \"%s\": allowed is tcp://HOST:PORT with a host that others can "
+		               "connect to",
+		               advertise);
+	if (*advertise && !*listen)
+		return err_set(err, ERR_INVALID, "advertise = \"%s\" without listen", advertise);
+	if (is_wildcard(listen) && !*advertise)
+		return err_set(err, ERR_INVALID,
+		               "listen = \"%s\" is every address of this host: set advertise = "
+		               "\"tcp://HOST:PORT\" to the one that other hosts connect to",
+		               listen);
+	return 0;
+}
+
+/* Keys are needed to listen, and to connect to other hosts: where there is one of this name it is
+ * read. */
+static int open_keys(struct svc *s, struct err *err)
+{
+	char path[512];
+	const char *folder = conf_str(s->conf, "keys");
+	snprintf(path, sizeof path, "%s/%s.secret", folder, s->name);
+	if (!*conf_str(s->conf, "listen") && access(path, F_OK) != 0)
+		return 0;
+	return keys_open(folder, s->name, &s->keys, err);
 }
 
 static int find_group(const char *name, int64_t *ret_gid, struct err *err)
@@ -403,7 +466,8 @@ static int setup_names(struct svc *s, struct err *err)
 	s->endpoint = *endpoint ? mem_strdup(endpoint)
 	                        : mem_printf("ipc://%s/%s.ipc", s->rundir, s->name);
 	if ((r = check_name(s->name, err)) < 0 || (r = check_paths(s->rundir, s->name, err)) < 0 ||
-	    (r = check_endpoint(endpoint, err)) < 0)
+	    (r = check_endpoint(endpoint, err)) < 0 || (r = check_listen(s->conf, err)) < 0 ||
+	    (r = open_keys(s, err)) < 0)
 		return r;
 	if ((r = find_group(conf_str(s->conf, "control_group"), &s->control_gid, err)) < 0)
 		return r;
@@ -456,6 +520,7 @@ static void teardown(struct svc *s)
 	svc_timer_del(&s->trim_tick);
 	int bound = s->chan != NULL;
 	chan_destroy(&s->chan);
+	keys_close(&s->keys);
 	if (bound && strncmp(s->endpoint, "ipc://", 6) == 0)
 		/* the name is still locked, so the socket is ours (a killed daemon's stays: shown as
 		 * down) */

@@ -257,6 +257,9 @@ static const struct svc_ctl *find(const struct svc_ctl *table, const char *comma
 
 static int is_operator(const struct svc *s, const struct process_origin *who)
 {
+	const struct key *k = who->key[0] && s->keys ? keys_printed(s->keys, who->key) : NULL;
+	if (k)
+		return k->role == KEY_OPERATOR;
 	return who->is_local &&
 	       (who->uid == geteuid() || who->uid == 0 ||
 	        (s->control_gid >= 0 && process_origin_in_group(who, (uint32_t)s->control_gid)));
@@ -265,8 +268,11 @@ static int is_operator(const struct svc *s, const struct process_origin *who)
 static int refuse_stranger(const struct svc *s, const struct process_origin *who,
                            const char *command, struct err *err)
 {
-	log_warn("command_refused", "command=%s uid=%u gid=%u pid=%u", command, who->uid, who->gid,
-	         who->pid);
+	log_warn("command_refused", "command=%s uid=%u gid=%u pid=%u key=%s", command, who->uid,
+	         who->gid, who->pid, who->key[0] ? who->key : "-");
+	if (who->key[0])
+		return err_set(err, ERR_INVALID, "%s from another host needs a key of the role operator",
+		               command);
 	return err_set(err, ERR_INVALID,
 	               "%s is for user %u, root and the group control_group (%s); you are user %u",
 	               command, (unsigned)geteuid(),

@@ -38,6 +38,7 @@ struct svc {
 	struct conf_key *common; /* the skeleton's keys, with this daemon's default name */
 	struct conf *conf;
 	struct stat_set *stats;
+	struct keys *keys; /* NULL: none, links on this host only */
 	struct chan *chan;
 	struct chan_asked *asked; /* identifies the asker of the pdctl command being called */
 	struct event_base *base;

@@ -1,0 +1,430 @@
+/* test_msg_keys.c - keys, and links between hosts that they authenticate: over loopback TCP, with
+ * everybody who must not get in. */
+#include "msg/keys.h"
+#include "msg_pair.h"
+#include "tempdir.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <zmq.h>
+
+static char server_keys[TEST_FOLDER_BYTES], client_keys[TEST_FOLDER_BYTES];
+
+static void write_text(const char *path, const char *text, int mode)
+{
+	unlink(path);
+	FILE *f = fopen(path, "w");
+	ck_assert(f && fputs(text, f) >= 0 && fclose(f) == 0 && chmod(path, mode) == 0);
+}
+
+static void copy_key(const char *from, const char *name, const char *to)
+{
+	char path[200], text[KEY_FILE_BYTES] = "";
+	snprintf(path, sizeof path, "%s/%s.pub", from, name);
+	FILE *f = fopen(path, "r");
+	ck_assert(f && fread(text, 1, sizeof text - 1, f) > 0 && fclose(f) == 0);
+	snprintf(path, sizeof path, "%s/known/%s.pub", to, name);
+	write_text(path, text, 0644);
+}
+
+static void make_key(const char *folder, const char *name, enum key_role role)
+{
+	struct err err = {0};
+	ck_assert_msg(keys_generate(folder, name, role, &err) == 0, "%s", err.text);
+}
+
+static struct keys *open_keys(const char *folder, const char *name)
+{
+	struct err err = {0};
+	struct keys *k = NULL;
+	ck_assert_msg(keys_open(folder, name, &k, &err) == 0, "%s", err.text);
+	return k;
+}
+
+static int free_port(void)
+{
+	int s = socket(AF_INET, SOCK_STREAM, 0);
+	struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t len = sizeof a;
+	ck_assert(bind(s, (struct sockaddr *)&a, sizeof a) == 0);
+	ck_assert(getsockname(s, (struct sockaddr *)&a, &len) == 0);
+	close(s);
+	return ntohs(a.sin_port);
+}
+
+/* --- files ---------------------------------------------------------------- */
+
+START_TEST(a_pair_is_written_and_read)
+{
+	char folder[TEST_FOLDER_BYTES], path[200];
+	struct stat st;
+	struct err err = {0};
+	test_folder(folder, "keys");
+	make_key(folder, "decode-1", KEY_WORKER);
+	snprintf(path, sizeof path, "%s/decode-1.secret", folder);
+	ck_assert(stat(path, &st) == 0 && (st.st_mode & 0777) == 0600);
+	copy_key(folder, "decode-1", folder);
+	struct keys *k = open_keys(folder, "decode-1");
+	ck_assert_uint_eq(keys_count(k), 1);
+	const struct key *own = keys_own(k), *known = keys_at(k, 0);
+	ck_assert_str_eq(known->name, "decode-1");
+	ck_assert_int_eq(known->role, KEY_WORKER);
+	ck_assert_mem_eq(known->public_key, own->public_key, KEY_BYTES);
+	ck_assert_str_eq(known->print, own->print);
+	ck_assert_ptr_eq(keys_printed(k, own->print), known);
+	/* neither file is written over */
+	ck_assert_int_eq(keys_generate(folder, "decode-1", KEY_WORKER, &err), ERR_EXISTS);
+	ck_assert_int_eq(keys_generate(folder, "../x", KEY_WORKER, &err), ERR_INVALID);
+	ck_assert_int_eq(keys_generate(folder, ".x", KEY_WORKER, &err), ERR_INVALID);
+	keys_close(&k);
+}
+END_TEST
+
+#define Z85 "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
+
+static const struct {
+	const char *text;
+	int mode;
+	const char *want; /* in the error */
+} secrets[] = {
+	{"name n\nrole worker\npublic " Z85 "\nsecret " Z85 "\n", 0600, NULL},
+	{"# x\r\nname   n\r\nrole\tworker\r\npublic " Z85 "\r\nsecret " Z85, 0600, NULL},
+	{"name n\nrole worker\npublic " Z85 "\nsecret " Z85 "\n", 0640, "chmod 600"},
+	{"name n\nrole worker\npublic " Z85 "\nsecret " Z85 "\n", 0604, "chmod 600"},
+	{"name n\nrole worker\npublic " Z85 "\n", 0600, "no secret"},
+	{"name m\nrole worker\npublic " Z85 "\nsecret " Z85 "\n", 0600, "key of \"m\""},
+	{"name n\nrole cook\npublic " Z85 "\nsecret " Z85 "\n", 0600, "role has no valid value"},
+	{"name n\nrole worker\npublic abc\nsecret " Z85 "\n", 0600, "public has no valid value"},
+	{"name n\nname n\nrole worker\npublic " Z85 "\n", 0600, "name is there twice"},
+	{"name n\ncolour red\n", 0600, "\"colour\" is none of"},
+	{"name n\npublic " Z85 "\nsecret " Z85 "\n", 0600, "lacks the line \"role\""},
+	{"", 0600, "lacks the line \"name\""},
+};
+
+START_TEST(secrets_are_checked)
+{
+	char folder[TEST_FOLDER_BYTES], path[200];
+	struct err err = {0};
+	struct keys *k = NULL;
+	test_folder(folder, "keys");
+	snprintf(path, sizeof path, "%s/n.secret", folder);
+	write_text(path, secrets[_i].text, secrets[_i].mode);
+	int r = keys_open(folder, "n", &k, &err);
+	if (secrets[_i].want) {
+		ck_assert_int_eq(r, ERR_INVALID);
+		ck_assert_msg(strstr(err.text, secrets[_i].want), "%s", err.text);
+	} else {
+		ck_assert_msg(r == 0, "%s", err.text);
+	}
+	keys_close(&k);
+}
+END_TEST
+
+START_TEST(a_missing_secret_says_what_to_do)
+{
+	char folder[TEST_FOLDER_BYTES];
+	struct err err = {0};
+	struct keys *k = NULL;
+	test_folder(folder, "keys");
+	ck_assert_int_eq(keys_open(folder, "n", &k, &err), ERR_INVALID);
+	ck_assert_msg(strstr(err.text, "pdctl keygen n"), "%s", err.text);
+}
+END_TEST
+
+START_TEST(bad_files_and_repetitions_are_left_out)
+{
+	char folder[TEST_FOLDER_BYTES], path[200], big[KEY_FILE_BYTES + 2];
+	test_folder(folder, "keys");
+	make_key(folder, "a", KEY_ROUTER);
+	make_key(folder, "b", KEY_WORKER);
+	copy_key(folder, "a", folder);
+	copy_key(folder, "b", folder);
+	struct keys *k = open_keys(folder, "a");
+	ck_assert_uint_eq(keys_count(k), 2);
+	ck_assert_int_eq(keys_reload(k), 0);
+	memset(big, '#', sizeof big);
+	big[sizeof big - 1] = 0;
+	static const struct {
+		const char *file, *text;
+	} more[] = {{"c.pub", "name b\nrole worker\npublic " Z85 "\n"}, /* a name that is taken */
+	            {"d.pub", "name d\nrole worker\n"},
+	            {"e.txt", "name e\nrole worker\npublic " Z85 "\n"}, /* no .pub */
+	            {"f.pub", NULL}};
+	for (size_t i = 0; i < sizeof more / sizeof *more; i++) {
+		snprintf(path, sizeof path, "%s/known/%s", folder, more[i].file);
+		write_text(path, more[i].text ? more[i].text : big, 0644);
+	}
+	ck_assert_int_eq(keys_reload(k), 0);
+	ck_assert_uint_eq(keys_count(k), 2);
+	snprintf(path, sizeof path, "%s/known/g.pub", folder);
+	write_text(path, "name g\nrole worker\npublic " Z85 "\n", 0644);
+	ck_assert_int_eq(keys_reload(k), 1);
+	ck_assert_ptr_nonnull(keys_named(k, "g"));
+	unlink(path);
+	ck_assert_int_eq(keys_reload(k), 1);
+	ck_assert_ptr_null(keys_named(k, "g"));
+	keys_close(&k);
+}
+END_TEST
+
+/* --- links ---------------------------------------------------------------- */
+
+static struct keys *keys_a, *keys_b;
+static struct side a, b;
+static char listen_at[100];
+
+/* A router that listens, and a worker that has its key; the router knows the worker's if `known`. */
+static void links_setup(int known)
+{
+	base_setup();
+	test_folder(server_keys, "server");
+	test_folder(client_keys, "client");
+	make_key(server_keys, "router-1", KEY_ROUTER);
+	make_key(client_keys, "decode-1", KEY_WORKER);
+	copy_key(server_keys, "router-1", client_keys);
+	if (known)
+		copy_key(client_keys, "decode-1", server_keys);
+	else
+		ck_assert(mkdir(server_keys, 0755) < 0); /* it is there, and known/ is empty */
+	keys_a = open_keys(server_keys, "router-1");
+	keys_b = open_keys(client_keys, "decode-1");
+	snprintf(listen_at, sizeof listen_at, "tcp://127.0.0.1:%d", free_port());
+	struct chan_opts o = pair_opts(0, NULL);
+	o.silence_us = 2000000;
+	a = (struct side){.name = "router-1", .epoch = 1000, .opts = o};
+	a.opts.program = "pdrouterd";
+	a.opts.keys = keys_a;
+	a.opts.listen = listen_at;
+	b = (struct side){.name = "decode-1", .epoch = 2000, .opts = o};
+	b.opts.program = "pddecoded";
+	b.opts.keys = keys_b;
+	snprintf(b.to, sizeof b.to, "router-1@%.80s", listen_at);
+	side_start(base, &a);
+}
+
+static void links_teardown(void)
+{
+	if (b.c)
+		side_stop(&b);
+	if (a.c)
+		side_stop(&a);
+	keys_close(&keys_a);
+	keys_close(&keys_b);
+	base_teardown();
+}
+
+static void until(int (*cond)(void), const char *what)
+{
+	for (uint64_t end = clock_us() + 30000000; !cond(); pump_ms(base, 2))
+		ck_assert_msg(clock_us() < end, "%s", what);
+}
+
+static uint64_t refused(void)
+{
+	struct chan_counts n;
+	chan_counts(a.c, &n);
+	return n.refused;
+}
+
+static int both_up(void)
+{
+	return a.p && b.p;
+}
+
+static int one_was_refused(void)
+{
+	return refused() > 0;
+}
+
+START_TEST(hosts_with_keys_talk)
+{
+	links_setup(1);
+	side_start(base, &b);
+	until(both_up, "the link comes up");
+	for (unsigned i = 0; i < 500; i++) {
+		ck_assert_int_eq(say_type(&a, numbered_type(i)), 0);
+		ck_assert_int_eq(say_type(&b, numbered_type(i)), 0);
+	}
+	until_settled(&a, &b, "messages both ways");
+	ck_assert_str_eq(peer_name(a.p), "decode-1");
+	ck_assert_str_eq(peer_name(b.p), "router-1");
+	ck_assert_uint_eq(refused(), 0);
+	/* a new life of the worker takes its place */
+	side_stop(&b);
+	side_start(base, &b);
+	until(both_up, "the link comes up again");
+	links_teardown();
+}
+END_TEST
+
+START_TEST(an_unknown_key_gets_no_further_than_its_handshake)
+{
+	links_setup(0);
+	side_start(base, &b);
+	until(one_was_refused, "it is refused");
+	pump_ms(base, 300);
+	ck_assert_ptr_null(a.p);
+	ck_assert_ptr_null(b.p);
+	struct chan_counts n;
+	chan_counts(a.c, &n);
+	ck_assert_uint_eq(n.received, 0);
+	/* the operator adds it: no restart is needed */
+	copy_key(client_keys, "decode-1", server_keys);
+	until(both_up, "a key that was added counts");
+	links_teardown();
+}
+END_TEST
+
+START_TEST(a_key_that_is_removed_ends_its_link)
+{
+	char path[200];
+	links_setup(1);
+	side_start(base, &b);
+	until(both_up, "the link comes up");
+	snprintf(path, sizeof path, "%s/known/decode-1.pub", server_keys);
+	unlink(path);
+	ck_assert_int_eq(chan_keys_reload(a.c), 1);
+	ck_assert_ptr_null(a.p);
+	pump_ms(base, 1500);
+	ck_assert_ptr_null(a.p);
+	links_teardown();
+}
+END_TEST
+
+static const struct {
+	const char *name, *program, *why;
+} liars[] = {
+	{"decode-2", "pddecoded", "has the key of decode-1, not of decode-2"},
+	{"router-1", "pdrouterd", "has the key of decode-1, not of router-1"},
+	{"decode-1", "pdrouterd", "for the role worker, not for pdrouterd"},
+	{"decode-1", "something", "for the role worker, not for something"},
+};
+
+/* What the last line "refused" of the log says; the log goes to a file. */
+static int log_has(const char *path, const char *text)
+{
+	char line[1024];
+	int found = 0;
+	fflush(stderr);
+	FILE *f = fopen(path, "r");
+	while (f && fgets(line, sizeof line, f))
+		found |= strstr(line, text) != NULL;
+	if (f)
+		fclose(f);
+	return found;
+}
+
+START_TEST(a_key_is_bound_to_its_name_and_role)
+{
+	char path[TEST_FOLDER_BYTES];
+	test_file(path, "log");
+	ck_assert_ptr_nonnull(freopen(path, "w", stderr));
+	links_setup(1);
+	b.name = liars[_i].name;
+	b.opts.program = liars[_i].program;
+	side_start(base, &b);
+	for (uint64_t end = clock_us() + 20000000; !log_has(path, liars[_i].why); pump_ms(base, 10))
+		ck_assert_msg(clock_us() < end, "not refused: %s", liars[_i].why);
+	ck_assert_ptr_null(a.p);
+	ck_assert_ptr_null(b.p);
+	links_teardown();
+}
+END_TEST
+
+START_TEST(a_server_with_another_key_is_not_talked_to)
+{
+	char path[200];
+	links_setup(1);
+	side_stop(&a);
+	keys_close(&keys_a);
+	snprintf(path, sizeof path, "%s/router-1.secret", server_keys);
+	unlink(path);
+	snprintf(path, sizeof path, "%s/router-1.pub", server_keys);
+	unlink(path);
+	make_key(server_keys, "router-1", KEY_ROUTER);
+	keys_a = open_keys(server_keys, "router-1");
+	a.opts.keys = keys_a;
+	side_start(base, &a);
+	side_start(base, &b);
+	pump_ms(base, 1000);
+	ck_assert_ptr_null(a.p);
+	ck_assert_ptr_null(b.p);
+	links_teardown();
+}
+END_TEST
+
+START_TEST(without_curve_nobody_gets_in)
+{
+	char hello[] = "hello", answer[8];
+	int zero = 0;
+	links_setup(1);
+	void *ctx = zmq_ctx_new(), *z = zmq_socket(ctx, ZMQ_DEALER);
+	zmq_setsockopt(z, ZMQ_LINGER, &zero, sizeof zero);
+	ck_assert_int_eq(zmq_connect(z, listen_at), 0);
+	for (int i = 0; i < 50; i++) {
+		zmq_send(z, hello, sizeof hello, ZMQ_SNDMORE | ZMQ_DONTWAIT);
+		zmq_send(z, hello, sizeof hello, ZMQ_DONTWAIT);
+		pump_ms(base, 10);
+		ck_assert_int_lt(zmq_recv(z, answer, sizeof answer, ZMQ_DONTWAIT), 0);
+	}
+	struct chan_counts n;
+	chan_counts(a.c, &n);
+	ck_assert_uint_eq(n.received + n.bad, 0);
+	zmq_close(z);
+	zmq_ctx_term(ctx);
+	links_teardown();
+}
+END_TEST
+
+START_TEST(what_cannot_be_connected_to)
+{
+	links_setup(1);
+	side_start(base, &b);
+	/* no name, an unknown name, no keys */
+	ck_assert_ptr_null(chan_connect(b.c, listen_at, NULL, 1));
+	ck_assert_ptr_null(chan_connect(b.c, listen_at, "router-2", 1));
+	struct chan_opts o = pair_opts(0, NULL);
+	struct side c = {.name = "decode-3", .epoch = 3000, .opts = o};
+	side_start(base, &c);
+	ck_assert_ptr_null(chan_connect(c.c, listen_at, "router-1", 1));
+	side_stop(&c);
+	/* listening needs keys */
+	struct chan_hooks h = {0};
+	struct err err = {0};
+	o.name = "x";
+	o.program = "test";
+	o.epoch = 1;
+	o.listen = "tcp://127.0.0.1:1";
+	ck_assert_int_eq(chan_new(base, &o, &h, &c.c, &err), ERR_INVALID);
+	ck_assert_msg(strstr(err.text, "keys"), "%s", err.text);
+	links_teardown();
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("msg keys");
+	TCase *t = tcase_create("files");
+	tcase_add_test(t, a_pair_is_written_and_read);
+	tcase_add_loop_test(t, secrets_are_checked, 0, sizeof secrets / sizeof *secrets);
+	tcase_add_test(t, a_missing_secret_says_what_to_do);
+	tcase_add_test(t, bad_files_and_repetitions_are_left_out);
+	suite_add_tcase(s, t);
+	t = tcase_create("links");
+	tcase_set_timeout(t, 60);
+	tcase_add_test(t, hosts_with_keys_talk);
+	tcase_add_test(t, an_unknown_key_gets_no_further_than_its_handshake);
+	tcase_add_test(t, a_key_that_is_removed_ends_its_link);
+	tcase_add_loop_test(t, a_key_is_bound_to_its_name_and_role, 0, sizeof liars / sizeof *liars);
+	tcase_add_test(t, a_server_with_another_key_is_not_talked_to);
+	tcase_add_test(t, without_curve_nobody_gets_in);
+	tcase_add_test(t, what_cannot_be_connected_to);
+	suite_add_tcase(s, t);
+	SRunner *r = srunner_create(s);
+	srunner_run_all(r, CK_ENV);
+	int failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed != 0;
+}
