@@ -3,6 +3,7 @@
 #include "util/clock.h"
 #include "util/mem.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -58,23 +59,32 @@ static int read_answer(void *z, char **ret_text, struct err *err)
 	return r;
 }
 
-int chan_ask(const char *endpoint, const char *command, char *const *args, size_t n_args,
-             uint64_t timeout_us, char **ret_text, struct err *err)
+int chan_ask(const char *endpoint, const struct keys *keys, const char *command, char *const *args,
+             size_t n_args, uint64_t timeout_us, char **ret_text, struct err *err)
 {
 	int r, ms = (int)(timeout_us / 1000u), zero = 0;
 	if (strncmp(endpoint, "ipc://", 6) == 0 && access(endpoint + 6, W_OK) != 0)
 		return err_set(err, ERR_CLOSED, "nothing is listening on %s", endpoint);
+	char name[MSG_NAME_MAX + 1] = "";
+	const char *at = strchr(endpoint, '@');
+	if (at) {
+		snprintf(name, sizeof name, "%.*s", (int)(at - endpoint), endpoint);
+		endpoint = at + 1;
+	}
+	int net = strncmp(endpoint, "ipc://", 6) != 0;
 	void *ctx = zmq_ctx_new(), *z = zmq_socket(ctx, ZMQ_DEALER);
 	zmq_setsockopt(z, ZMQ_LINGER, &zero, sizeof zero);
 	zmq_setsockopt(z, ZMQ_SNDTIMEO, &ms, sizeof ms);
 	zmq_setsockopt(z, ZMQ_RCVTIMEO, &ms, sizeof ms);
-	if (zmq_connect(z, endpoint) < 0)
+	r = net ? chan_curve_client(keys, z, name, err) : 0;
+	if (r == 0 && zmq_connect(z, endpoint) < 0)
 		r = err_set(err, ERR_CLOSED, "cannot connect to %s: %s", endpoint,
 		            zmq_strerror(zmq_errno()));
-	else if (send_question(z, command, args, n_args) < 0)
+	if (r == 0 && send_question(z, command, args, n_args) < 0)
 		r = err_set(err, ERR_TIMEOUT, "%s did not accept the question in time", endpoint);
-	else if ((r = read_answer(z, ret_text, err)) == ERR_TIMEOUT && !*ret_text)
-		err_set(err, r, "no answer from %s within %d ms", endpoint, ms);
+	if (r == 0 && (r = read_answer(z, ret_text, err)) == ERR_TIMEOUT && !*ret_text)
+		err_set(err, r, "no answer from %s within %d ms%s", endpoint, ms,
+		        net ? "; it answers only if it knows our key and we know its key" : "");
 	zmq_close(z);
 	zmq_ctx_term(ctx);
 	return r;

@@ -235,6 +235,19 @@ int keys_open(const char *folder, const char *name, struct keys **ret, struct er
 	return 0;
 }
 
+int keys_known(const char *folder, struct keys **ret, struct err *err)
+{
+	char path[512];
+	snprintf(path, sizeof path, "%s/known", folder);
+	if (access(path, R_OK | X_OK) != 0)
+		return err_set(err, ERR_IO, "cannot read %s: %s", path, strerror(errno));
+	struct keys *k = mem_zalloc(sizeof *k);
+	k->folder = mem_strdup(folder);
+	keys_reload(k);
+	*ret = k;
+	return 0;
+}
+
 void keys_close(struct keys **kp)
 {
 	struct keys *k = *kp;

@@ -45,6 +45,8 @@ int key_role_of_program(const char *program, enum key_role *ret);
 /* Reads FOLDER/NAME.secret and FOLDER/known. 0; ERR_INVALID with the remedy: the secret is missing,
  * malformed, another name's, or readable for others. */
 int keys_open(const char *folder, const char *name, struct keys **ret, struct err *err);
+/* FOLDER/known alone, without a secret. 0, or ERR_IO: it cannot be read. */
+int keys_known(const char *folder, struct keys **ret, struct err *err);
 void keys_close(struct keys **k);
 /* Reads FOLDER/known again. Returns 1 if it has changed since the last time. */
 int keys_reload(struct keys *k);

@@ -440,7 +440,7 @@ static inline const char *ctl(const char *command)
 	snprintf(endpoint, sizeof endpoint, "ipc://%s/decode.ipc", W.dir);
 	free(W.text);
 	W.text = NULL;
-	int r = chan_ask(endpoint, command, NULL, 0, WAIT_US, &W.text, &err);
+	int r = chan_ask(endpoint, NULL, command, NULL, 0, WAIT_US, &W.text, &err);
 	ck_assert_msg(r == 0, "%s: %s", command, err.text);
 	return W.text;
 }

@@ -387,7 +387,7 @@ static char *ctl(const char *command)
 	char endpoint[128], *text = NULL;
 	struct err err = {0};
 	endpoint_of("prefill", endpoint);
-	int r = chan_ask(endpoint, command, NULL, 0, WAIT_US, &text, &err);
+	int r = chan_ask(endpoint, NULL, command, NULL, 0, WAIT_US, &text, &err);
 	ck_assert_msg(r == 0, "%s: %s", command, err.text);
 	return text;
 }

@@ -286,7 +286,7 @@ static const char *role(const char *word)
 	snprintf(endpoint, sizeof endpoint, "ipc://%s/decode.ipc", W.dir);
 	free(W.text);
 	W.text = NULL;
-	int r = chan_ask(endpoint, "role", args, word ? 1 : 0, WAIT_US, &W.text, &err);
+	int r = chan_ask(endpoint, NULL, "role", args, word ? 1 : 0, WAIT_US, &W.text, &err);
 	ck_assert_msg(r == 0, "%s", err.text);
 	return W.text;
 }

@@ -14,7 +14,7 @@ static const char *ask_role(const char *word, int refused)
 	snprintf(endpoint, sizeof endpoint, "ipc://%s/decode.ipc", W.dir);
 	free(W.text);
 	W.text = NULL;
-	int r = chan_ask(endpoint, "role", args, word ? 1 : 0, WAIT_US, &W.text, &err);
+	int r = chan_ask(endpoint, NULL, "role", args, word ? 1 : 0, WAIT_US, &W.text, &err);
 	ck_assert_msg((r < 0) == refused, "role %s: %d %s", word ? word : "", r,
 	              r < 0 ? err.text : W.text);
 	snprintf(text, sizeof text, "%s", r < 0 ? err.text : W.text);

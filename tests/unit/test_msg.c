@@ -218,7 +218,7 @@ static void *ask_thread(void *arg)
 {
 	struct err err = {0};
 	char *text = NULL, *args[] = {(char *)"x", (char *)"y"};
-	int r = chan_ask(endpoint, arg, args, 2, 3000000, &text, &err);
+	int r = chan_ask(endpoint, NULL, arg, args, 2, 3000000, &text, &err);
 	char *out = mem_printf("%d %s", r, r == 0 ? text : err.text);
 	free(text);
 	return out;

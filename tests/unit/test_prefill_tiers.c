@@ -336,7 +336,7 @@ static void role(const char *word)
 	char endpoint[128], *text = NULL, *args[] = {(char *)(uintptr_t)word};
 	struct err err = {0};
 	endpoint_of("prefill", endpoint);
-	int r = chan_ask(endpoint, "role", args, 1, WAIT_US, &text, &err);
+	int r = chan_ask(endpoint, NULL, "role", args, 1, WAIT_US, &text, &err);
 	ck_assert_msg(r == 0, "%s", err.text);
 	free(text);
 }

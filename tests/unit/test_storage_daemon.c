@@ -276,7 +276,7 @@ static void expect_ctl(const char *command, const char *const *words)
 	char endpoint[128], *text = NULL;
 	struct err err = {0};
 	snprintf(endpoint, sizeof endpoint, "ipc://%s/storage.ipc", dir);
-	int r = chan_ask(endpoint, command, NULL, 0, WAIT_US, &text, &err);
+	int r = chan_ask(endpoint, NULL, command, NULL, 0, WAIT_US, &text, &err);
 	ck_assert_msg(r == 0, "%s: %s", command, err.text);
 	for (; *words; words++)
 		ck_assert_msg(strstr(text, *words) != NULL, "%s lacks %s: %s", command, *words, text);

@@ -120,7 +120,13 @@ int ask_text(const struct options *o, const struct target *t, const char *comman
 		*ret_text = mem_strdup("its process has ended");
 		return EXIT_UNREACHABLE;
 	}
-	int r = chan_ask(t->endpoint, command, args, n_args, o->timeout_us, ret_text, &err);
+	struct keys *keys = NULL;
+	if (strchr(t->endpoint, '@') && keys_open(o->keys, o->identity, &keys, &err) < 0) {
+		*ret_text = mem_strdup(err.text);
+		return EXIT_REFUSED;
+	}
+	int r = chan_ask(t->endpoint, keys, command, args, n_args, o->timeout_us, ret_text, &err);
+	keys_close(&keys);
 	if (r == 0)
 		return EXIT_DONE;
 	int answered = *ret_text != NULL, away = r == ERR_TIMEOUT || r == ERR_IO || r == ERR_CLOSED;

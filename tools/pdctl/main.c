@@ -411,6 +411,11 @@ static const struct command {
      tokenize_command, 2},
 	{"detokenize", "MODEL [ID...|-]", "the text of token ids; needs no daemon", detokenize_command,
      SIZE_MAX},
+	{"keygen", "NAME ROLE",
+     "make a key for links between hosts; ROLE: router, worker, messager, storage, operator",
+     keygen_command, 2},
+	{"keys", "", "the keys of other hosts' daemons and operators that this host knows",
+     keys_command, 0},
 	{"stop", "NAME|all", "stop daemons in order", stop_command, 1},
 };
 #define COMMANDS (sizeof commands / sizeof *commands)
@@ -425,8 +430,10 @@ static void usage(FILE *f)
 		"options:\n"
 		"  -r, --rundir DIR     folder of the daemons' sockets (default: PDSERVE_RUNDIR, "
 		"/run/pdserve, or the launcher's)\n"
-		"  -e, --endpoint ADDR  one daemon's ZeroMQ address, for instance "
-		"ipc:///run/pdserve/router.ipc\n"
+		"  -e, --endpoint ADDR  one daemon's ZeroMQ address: ipc:///run/pdserve/router.ipc, or "
+		"NAME@tcp://HOST:PORT on another host\n"
+		"  -k, --keys FOLDER    folder of keys (default /etc/pdserve/keys)\n"
+		"  -i, --identity NAME  our own key there, for another host (default operator)\n"
 		"  -d, --daemon NAME    only this daemon\n"
 		"  -u, --url URL        the router's HTTP address for chat (default: from the router's "
 		"configuration)\n"
@@ -473,6 +480,8 @@ static int parse(int argc, char **argv, struct options *o)
 		{"rundir", required_argument, 0, 'r'},
 		{"endpoint", required_argument, 0, 'e'},
 		{"daemon", required_argument, 0, 'd'},
+		{"keys", required_argument, 0, 'k'},
+		{"identity", required_argument, 0, 'i'},
 		{"url", required_argument, 0, 'u'},
 		{"json", no_argument, 0, 'j'},
 		{"set", required_argument, 0, 's'},
@@ -483,13 +492,17 @@ static int parse(int argc, char **argv, struct options *o)
 		{0},
 	};
 	int c;
-	while ((c = getopt_long(argc, argv, "+r:e:d:u:js:S:t:h", longs, NULL)) != -1) {
+	while ((c = getopt_long(argc, argv, "+r:e:d:k:i:u:js:S:t:h", longs, NULL)) != -1) {
 		if (c == 'r')
 			o->rundir = optarg;
 		else if (c == 'e')
 			o->endpoint = optarg;
 		else if (c == 'd')
 			o->daemon = optarg;
+		else if (c == 'k')
+			o->keys = optarg;
+		else if (c == 'i')
+			o->identity = optarg;
 		else if (c == 'u')
 			o->http = optarg;
 		else if (c == 'S')
@@ -530,7 +543,10 @@ static int pass_through(const struct options *o, char **words, size_t n)
 
 int main(int argc, char **argv)
 {
-	struct options o = {.rundir = default_rundir(), .timeout_us = WAIT_US};
+	struct options o = {.rundir = default_rundir(),
+	                    .timeout_us = WAIT_US,
+	                    .keys = "/etc/pdserve/keys",
+	                    .identity = "operator"};
 	log_set_level("error");
 	int r = parse(argc, argv, &o);
 	if (r)

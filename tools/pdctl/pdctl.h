@@ -12,6 +12,7 @@ enum exit_code { EXIT_DONE = 0, EXIT_REFUSED = 1, EXIT_USAGE = 2, EXIT_UNREACHAB
 
 struct options {
 	const char *rundir, *daemon, *endpoint, *http, *system, *chat_template;
+	const char *keys, *identity; /* folder of keys; name of our own, for other hosts */
 	int json;
 	uint64_t timeout_us;
 	json_t *members; /* -s: members of a chat request or of render's or tokenize's body, or NULL */
@@ -68,6 +69,8 @@ int trace_command(const struct options *o, char *const *args, size_t n_args);
 int chat_command(const struct options *o, char *const *args, size_t n_args);
 int render_command(const struct options *o, char *const *args, size_t n_args);
 int tokenize_command(const struct options *o, char *const *args, size_t n_args);
+int keygen_command(const struct options *o, char *const *args, size_t n_args);
+int keys_command(const struct options *o, char *const *args, size_t n_args);
 int detokenize_command(const struct options *o, char *const *args, size_t n_args);
 
 /* --- http.c: one POST, the answer's body passed on in pieces --- */
