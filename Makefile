@@ -253,6 +253,7 @@ help:
 	@echo "make check-full the same with the tests that take minutes, and all tests under the sanitizers (PD_FULL=1)"
 	@echo "make check-cuda the CUDA backend on the host's stand-in for a GPU: conformance and whole suites (a part of make check)"
 	@echo "make check-models every family of models in whole suites, against the tokens of its reference"
+	@echo "make check-hosts several hosts as network namespaces: links with keys, cuts, kills, refusals (as root)"
 	@echo "make check-clients the openai package from PyPI against real daemons"
 	@echo "make bench      against llama.cpp, hand-shake, KV transfer, the whole suite (parts: bench-peer bench-handover bench-kv bench-suite)"
 	@echo "make bench-NAME scheduling and placement on simulated accelerators: policies, blocked-peer, ... (tests/bench/bench.mk lists them)"
@@ -305,6 +306,12 @@ EDITED := $(sort $(wildcard common/*/*.c daemons/*/*.c daemons/*/*/*.c kernels/*
 compile_commands.json: Makefile $(EDITED:%=)
 	@{ echo '['; for f in $(EDITED); do echo '{"directory":"$(CURDIR)","file":"'$$f'","command":"$(subst ",\",$(CC) $(ALLFLAGS)) '$$(case $$f in \
 		*_avx2.c) echo $(ISA_avx2);; *_avx512.c) echo $(ISA_avx512);; esac)' -c '$$f'"},'; done | sed '$$s/,$$//'; echo ']'; } >$@
+
+# hosts as network namespaces, over TCP with keys; as root
+.PHONY: check-hosts
+check-hosts: programs
+	@tools/setup --hosts
+	@/usr/bin/python3 -m pytest -q -p no:cacheprovider tests/hosts
 
 .PHONY: chaos
 chaos: all

@@ -1,0 +1,268 @@
+"""Hosts as network namespaces: each has an address, a run directory and keys of its own; what joins them is TCP over a bridge that tests cut and heal.
+
+Needs root and iproute2 (`make check-hosts`). The workers are of role mixed: KV is handed over between the workers of one host only.
+"""
+import http.client
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../.."))
+sys.path.insert(0, os.path.join(ROOT, "tests/e2e"))
+from suite import BIN, GOLDEN, wait_for  # noqa: E402
+
+MODEL = os.path.join(GOLDEN, "llama")
+PROMPT = [5, 17, 40, 63, 90, 130, 200, 3, 9]
+TAG = f"pd{os.getpid() % 10000}"
+NET = "10.77.0."
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="network namespaces need root and iproute2")
+
+
+def ip(*args):
+    subprocess.run(["ip", *args], check=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+class Host:
+    def __init__(self, net, number):
+        self.net, self.number, self.ns, self.address = net, number, f"{TAG}h{number}", f"{NET}{number}"
+        self.dir = os.path.join(net.dir, f"h{number}")
+        self.keys = os.path.join(self.dir, "keys")
+        self.procs = {}
+        os.makedirs(self.dir)
+        ip("netns", "add", self.ns)
+        self.port = f"{TAG}v{number}"
+        ip("link", "add", self.port, "netns", net.ns, "type", "veth", "peer", "name", "eth0", "netns", self.ns)
+        ip("-n", net.ns, "link", "set", self.port, "master", "br0", "up")
+        ip("-n", self.ns, "addr", "add", self.address + "/24", "dev", "eth0")
+        for dev in ("lo", "eth0"):
+            ip("-n", self.ns, "link", "set", dev, "up")
+
+    def cut(self):
+        ip("-n", self.net.ns, "link", "set", self.port, "down")
+
+    def heal(self):
+        ip("-n", self.net.ns, "link", "set", self.port, "up")
+
+    def run(self, *argv, **more):
+        return subprocess.run(["ip", "netns", "exec", self.ns, *argv], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more)
+
+    def pdctl(self, *args):
+        return self.run(os.path.join(BIN, "pdctl"), "-r", self.dir, "-k", self.keys, *args)
+
+    def keygen(self, name, role):
+        out = self.pdctl("keygen", name, role)
+        assert out.returncode == 0, out.stdout
+
+    def trust(self, other, name):
+        os.makedirs(os.path.join(self.keys, "known"), exist_ok=True)
+        shutil.copy(os.path.join(other.keys, name + ".pub"), os.path.join(self.keys, "known"))
+
+    def log(self, name):
+        with open(os.path.join(self.dir, name + ".log")) as f:
+            return f.read()
+
+    def start(self, program, name, **conf):
+        path = os.path.join(self.dir, name + ".conf")
+        conf = {"name": name, "rundir": self.dir, "keys": self.keys, "model": MODEL, **conf}
+        with open(path, "w") as f:
+            for k, v in conf.items():
+                text = json.dumps(v) if not isinstance(v, list) else "(" + ", ".join(json.dumps(x) for x in v) + ")"
+                f.write(f"{k} = {text};\n")
+        with open(os.path.join(self.dir, name + ".log"), "ab") as log:
+            self.procs[name] = subprocess.Popen(["ip", "netns", "exec", self.ns, os.path.join(BIN, program), "-c", path], stdout=log, stderr=log)
+
+    def router(self, name="router-1", **conf):
+        self.start("pdrouterd", name, http_listen="0.0.0.0:8080", listen=f"tcp://{self.address}:7000", **conf)
+
+    def mixed(self, name, routers, **conf):
+        self.start("pddecoded", name, role="mixed", messager="none", storage="none", block_tokens=16, kv_blocks=200, kv_type="f32",
+                   routers=[f"{r}@tcp://{h.address}:7000" for h, r in routers], **conf)
+
+    def kill(self, name):
+        p = self.procs.pop(name)
+        p.kill()
+        p.wait()
+
+    def stop(self):
+        for p in self.procs.values():
+            p.kill()
+        for p in self.procs.values():
+            p.wait()
+
+
+class Net:
+    def __init__(self, hosts):
+        self.dir, self.ns = tempfile.mkdtemp(prefix="pdh"), TAG + "n"
+        ip("netns", "add", self.ns)
+        ip("-n", self.ns, "link", "add", "br0", "type", "bridge")
+        ip("-n", self.ns, "link", "set", "br0", "up")
+        self.hosts = []
+        for i in range(hosts):
+            self.hosts.append(Host(self, i + 1))
+
+    def close(self):
+        for h in self.hosts:
+            h.stop()
+        for ns in [h.ns for h in self.hosts] + [self.ns]:
+            ip("netns", "del", ns)
+        shutil.rmtree(self.dir)
+
+
+@pytest.fixture
+def net():
+    n = None
+    try:
+        n = Net(3)
+        yield n
+    finally:
+        if n:
+            n.close()
+
+
+ASK = """
+import http.client, json, sys
+c = http.client.HTTPConnection(sys.argv[1], 8080, timeout=float(sys.argv[3]))
+c.request("POST", "/v1/completions", sys.argv[2], {"Content-Type": "application/json"})
+r = c.getresponse()
+print(json.dumps([r.status, json.loads(r.read())]))
+"""
+
+
+def ask(client, router, n=24, timeout=20):
+    """(status, token ids), asked from the host `client`"""
+    body = json.dumps({"prompt": PROMPT, "max_tokens": n, "temperature": 0, "ignore_eos": True, "return_token_ids": True})
+    out = client.run(sys.executable, "-c", ASK, router.address, body, str(timeout))
+    assert out.returncode == 0, out.stdout
+    status, answer = json.loads(out.stdout)
+    return status, answer["choices"][0].get("token_ids") if status == 200 else answer
+
+
+def workers(router, name="router-1"):
+    out = router.pdctl("-d", name, "workers", "--json")
+    return {w["name"]: w["state"] for w in json.loads(out.stdout)} if out.returncode == 0 else {}
+
+
+def trio(net):
+    """router | mixed-1 | mixed-2, which know each other's keys as they need to"""
+    a, b, c = net.hosts
+    a.keygen("router-1", "router")
+    for host, name in ((b, "mixed-1"), (c, "mixed-2")):
+        host.keygen(name, "worker")
+        host.trust(a, "router-1")
+        a.trust(host, name)
+    a.router()
+    for host, name in ((b, "mixed-1"), (c, "mixed-2")):
+        host.mixed(name, [(a, "router-1")])
+    return a, b, c
+
+
+def test_same_tokens_over_hosts_and_a_killed_one(net):
+    a, b, c = trio(net)
+    wait_for(lambda: workers(a) == {"mixed-1": "up", "mixed-2": "up"}, "both workers at the router")
+    want = [ask(a, a)[1] for _ in range(1)][0]
+    assert len(want) == 24
+    for _ in range(6):
+        assert ask(c, a) == (200, want)
+    b.kill("mixed-1")
+    for _ in range(4):
+        assert ask(c, a) == (200, want)
+    b.mixed("mixed-1", [(a, "router-1")])
+    wait_for(lambda: workers(a).get("mixed-1") == "up", "mixed-1 again")
+    c.kill("mixed-2")
+    wait_for(lambda: workers(a).get("mixed-2") != "up", "mixed-2 is down")
+    assert ask(b, a) == (200, want)
+
+
+def test_cut_and_heal(net):
+    a, b, c = trio(net)
+    wait_for(lambda: workers(a) == {"mixed-1": "up", "mixed-2": "up"}, "both workers at the router")
+    want = ask(a, a)[1]
+    b.cut()
+    wait_for(lambda: workers(a).get("mixed-1") != "up", "a partition looks like a death", 30)
+    assert ask(a, a) == (200, want)
+    b.heal()
+    wait_for(lambda: workers(a).get("mixed-1") == "up", "it is back after the cut", 30)
+    c.kill("mixed-2")
+    wait_for(lambda: workers(a).get("mixed-2") != "up", "mixed-2 is down")
+    assert ask(a, a) == (200, want)
+
+
+def test_the_router_restarts_and_a_second_one(net):
+    a, b, c = trio(net)
+    wait_for(lambda: workers(a) == {"mixed-1": "up", "mixed-2": "up"}, "both workers at the router")
+    want = ask(a, a)[1]
+    a.kill("router-1")
+    a.router()
+    wait_for(lambda: workers(a) == {"mixed-1": "up", "mixed-2": "up"}, "both workers at its next life")
+    assert ask(b, a) == (200, want)
+    # two routers without shared state: the second one on the host of mixed-2
+    c.keygen("router-2", "router")
+    c.trust(b, "mixed-1")
+    b.trust(c, "router-2")
+    c.router("router-2")
+    b.kill("mixed-1")
+    b.mixed("mixed-1", [(a, "router-1"), (c, "router-2")])
+    wait_for(lambda: workers(c, "router-2").get("mixed-1") == "up" and workers(a).get("mixed-1") == "up", "mixed-1 at both")
+    assert ask(a, c) == (200, want) and ask(b, a) == (200, want)
+
+
+def test_who_is_refused(net):
+    a, b, c = net.hosts
+    a.keygen("router-1", "router")
+    b.keygen("mixed-1", "worker")
+    b.trust(a, "router-1")
+    a.router()
+    b.mixed("mixed-1", [(a, "router-1")])
+    wait_for(lambda: "event=key_refused" in a.log("router-1"), "an unknown key is refused, and logged")
+    time.sleep(1)
+    assert workers(a) == {} and a.log("router-1").count("event=key_refused") == 1
+    a.trust(b, "mixed-1")  # without a restart
+    wait_for(lambda: workers(a) == {"mixed-1": "up"}, "a key that was added counts")
+    # a key of another name, and one of another role
+    shutil.copytree(b.keys, c.keys)
+    for what in ("secret", "pub"):
+        os.rename(os.path.join(c.keys, "mixed-1." + what), os.path.join(c.keys, "mixed-2." + what))
+    path = os.path.join(c.keys, "mixed-2.secret")
+    with open(path) as f:
+        text = f.read()
+    with open(path, "w") as f:
+        f.write(text.replace("name mixed-1", "name mixed-2"))
+    c.mixed("mixed-2", [(a, "router-1")])
+    wait_for(lambda: "has the key of mixed-1, not of mixed-2" in a.log("router-1"), "a name that comes with another key")
+    assert workers(a) == {"mixed-1": "up"}
+    # commands: what changes something needs an operator's key
+    b.keygen("operator", "operator")
+    b.trust(a, "router-1")
+    at = f"router-1@tcp://{a.address}:7000"
+    refused = b.pdctl("-i", "operator", "-e", at, "status")
+    assert refused.returncode == 3, refused.stdout
+    asked = b.pdctl("-i", "mixed-1", "-e", at, "log-level", "debug")
+    assert asked.returncode == 1 and "needs a key of the role operator" in asked.stdout
+    a.trust(b, "operator")
+    wait_for(lambda: b.pdctl("-i", "operator", "-e", at, "log-level", "debug").returncode == 0, "an operator's key")
+    # a key that is taken away ends its link
+    os.unlink(os.path.join(a.keys, "known", "mixed-1.pub"))
+    assert a.pdctl("-d", "router-1", "reload").returncode == 0
+    wait_for(lambda: workers(a).get("mixed-1") != "up", "mixed-1 is not known any more")
+
+
+@pytest.mark.parametrize("conf, why", [
+    ({"listen": "tcp://0.0.0.0:7000"}, "set advertise"),
+    ({"listen": "tcp://10.77.0.1:7000"}, "pdctl keygen router-1"),
+    ({"listen": "http://10.77.0.1:7000"}, "allowed is tcp://ADDRESS:PORT"),
+    ({"advertise": "tcp://10.77.0.1:7000"}, "without listen"),
+    ({"listen": "tcp://*:7000", "advertise": "tcp://*:7000"}, "a host that others can connect to"),
+    ({"endpoint": "tcp://10.77.0.1:7000"}, "for links between hosts set listen"),
+])
+def test_what_does_not_start(net, conf, why):
+    a = net.hosts[0]
+    a.start("pdrouterd", "router-1", http_listen="127.0.0.1:8080", **conf)
+    assert a.procs["router-1"].wait(10) == 1
+    assert why in a.log("router-1")
