@@ -7,6 +7,7 @@
 #include "util/mem.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 int links_send(void *arg, struct worker_record *w, enum msg_type type, const struct msg_head *head,
                const void *body)
@@ -24,8 +25,8 @@ static void add_peer(Pds__Peer *p, struct worker_record *w)
 	p->epoch = w->epoch;
 }
 
-/* Sends every worker the list of the others, so that their connections exist before the first
- * request. */
+/* Sends every worker the list of the others of its site, so that their connections exist before
+ * the first request. */
 static void send_peers(struct router *r)
 {
 	unsigned n = r->registry.n_up;
@@ -38,7 +39,7 @@ static void send_peers(struct router *r)
 			continue;
 		list_each(it, &r->registry.workers) {
 			struct worker_record *o = list_entry(it, struct worker_record, node);
-			if (o == w || !worker_is_up(o))
+			if (o == w || !worker_is_up(o) || strcmp(o->site, w->site) != 0)
 				continue;
 			add_peer(&peers[body.n_peers], o);
 			list[body.n_peers] = &peers[body.n_peers];

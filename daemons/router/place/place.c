@@ -81,7 +81,7 @@ static int decodes_for(const struct registry *g, const struct worker_record *p,
                        const struct worker_record *d, const struct place_wish *wish)
 {
 	return d->role == ROLE_DECODE && usable(g, d, wish) && compatible(p, d) &&
-	       pinned_decode(wish->pin, d) >= 0;
+	       strcmp(p->site, d->site) == 0 && pinned_decode(wish->pin, d) >= 0;
 }
 
 static int has_decoder(const struct registry *g, const struct worker_record *p,

@@ -35,6 +35,7 @@ static void free_info(struct worker_record *w)
 	free(w->fingerprint);
 	free(w->numerics);
 	free(w->layout);
+	free(w->site);
 }
 
 static void free_worker(struct worker_record *w)
@@ -166,6 +167,7 @@ static void set_info(struct worker_record *w, const Pds__WorkerInfo *info)
 	w->fingerprint = mem_strdup(text(info->model_fingerprint));
 	w->numerics = mem_strdup(text(info->numerics));
 	w->layout = mem_strdup(text(info->layout));
+	w->site = mem_strdup(text(info->site));
 	w->blocks = info->blocks;
 	w->block_tokens = info->block_tokens;
 	w->max_sequences = info->max_sequences;

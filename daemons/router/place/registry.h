@@ -34,6 +34,7 @@ struct worker_record {
 	enum worker_role role;
 	struct peer *peer; /* NULL while down */
 	char *endpoint, *model, *fingerprint, *numerics, *layout;
+	char *site; /* workers of one site can hand KV over to each other */
 	uint32_t blocks, block_tokens, max_sequences, context_tokens, vocab;
 	uint64_t name_key; /* policy_key(name) */
 	/* root of its prefix hashes; two workers can use each other's KV if prefix.hash is equal */

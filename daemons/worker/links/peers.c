@@ -1,8 +1,11 @@
 /* peers.c - see peers.h. */
 #include "peers.h"
 #include "daemons/worker/worker.h"
+#include "msg/process.h"
 
+#include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 int worker_connect(struct worker *w, const char *endpoint, const char *name, int tag,
                    struct err *err)
@@ -23,9 +26,24 @@ int worker_connect_routers(struct worker *w, const struct conf *c, struct err *e
 	return n ? r : worker_connect(w, endpoint, NULL, TAG_ROUTER, err);
 }
 
+/* The messager that this worker hands its memory to: a name in a folder of a host. The folder is
+ * known by its device and inode, since hosts and containers may use one path for different ones. */
+static void describe_site(struct worker *w, char *out, size_t size)
+{
+	const struct conf *c = svc_conf(w->svc);
+	struct stat st;
+	Pds__Process self;
+	*out = 0;
+	if (!w->ring || stat(conf_str(c, "rundir"), &st) < 0)
+		return;
+	process_self(&self);
+	snprintf(out, size, "%s:%llx:%llx:%s", self.boot_id, (unsigned long long)st.st_dev,
+	         (unsigned long long)st.st_ino, conf_str(c, "messager"));
+}
+
 void worker_describe(struct worker *w, Pds__WorkerInfo *i)
 {
-	static char endpoint[256];
+	static char endpoint[256], site[160];
 	struct svc *s = w->svc;
 	const char *e = conf_str(svc_conf(s), "endpoint");
 	if (e[0])
@@ -43,6 +61,8 @@ void worker_describe(struct worker *w, Pds__WorkerInfo *i)
 	i->max_sequences = w->max_sequences;
 	i->context_tokens = w->info->context;
 	i->vocab = w->info->vocab;
+	describe_site(w, site, sizeof site);
+	i->site = site;
 }
 
 int worker_describe_hook(struct svc *s, Pds__WorkerInfo *i)
