@@ -88,8 +88,8 @@ struct chan_opts {
 	/* limits on a link's unacknowledged messages; beyond them chan_send returns ERR_FULL */
 	uint32_t window_messages;
 	size_t window_bytes;
-	/* "tcp://ADDRESS:PORT" where daemons of other hosts connect if their keys are known; NULL or "":
-	 * none. Needs `keys` */
+	/* "tcp://ADDRESS:PORT" where daemons of other hosts connect if their keys are known; NULL or
+	 * "": none. Needs `keys` */
 	const char *listen;
 	/* for all links to and from other hosts; the caller's. NULL: no such links */
 	struct keys *keys;
@@ -161,10 +161,10 @@ void chan_counts(const struct chan *c, struct chan_counts *ret);
  * get no answer. */
 void chan_answer(struct chan *c, struct chan_asked *asked, int code, const char *text);
 
-/* pdctl's side: sends one question and waits for the answer, up to timeout_us. keys: for an endpoint
- * NAME@tcp://HOST:PORT, else NULL. *ret_text must be NULL; it becomes the answer's text (malloc'd),
- * also if that is an error, and stays NULL without an answer. Returns the code of the reply, or
- * ERR_TIMEOUT, ERR_CLOSED, ERR_CORRUPT, ERR_INVALID (keys). */
+/* pdctl's side: sends one question and waits for the answer, up to timeout_us. keys: for an
+ * endpoint NAME@tcp://HOST:PORT, else NULL. *ret_text must be NULL; it becomes the answer's text
+ * (malloc'd), also if that is an error, and stays NULL without an answer. Returns the code of the
+ * reply, or ERR_TIMEOUT, ERR_CLOSED, ERR_CORRUPT, ERR_INVALID (keys). */
 int chan_ask(const char *endpoint, const struct keys *keys, const char *command, char *const *args,
              size_t n_args, uint64_t timeout_us, char **ret_text, struct err *err);
 

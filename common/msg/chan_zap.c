@@ -1,12 +1,12 @@
 /* chan_zap.c - links between hosts: CURVE on their sockets, and ZAP (ZeroMQ RFC 27), which asks for
  * each connection whether its public key is known.
  *
- * A connection of an unknown key gets no further than its handshake: the peer's HELLO is never seen.
- * The fingerprint of a known key is the connection's User-Id, which comes with each of its messages:
- * HELLO must have the name of that key, and a program of its role.
+ * A connection of an unknown key gets no further than its handshake: the peer's HELLO is never
+ * seen. The fingerprint of a known key is the connection's User-Id, which comes with each of its
+ * messages: HELLO must have the name of that key, and a program of its role.
  *
- * An unknown key makes the folder of known keys be read again, at most once a second: a key that was
- * added counts without a restart. Refusals are counted, and logged once per key of the last
+ * An unknown key makes the folder of known keys be read again, at most once a second: a key that
+ * was added counts without a restart. Refusals are counted, and logged once per key of the last
  * REFUSED_MAX. */
 #include "msg/chan_priv.h"
 #include "util/clock.h"

@@ -62,8 +62,8 @@ const struct key *keys_named(const struct keys *k, const char *name);
 size_t keys_count(const struct keys *k);
 const struct key *keys_at(const struct keys *k, size_t i);
 
-/* Makes a key pair and writes FOLDER/NAME.secret (0600) and FOLDER/NAME.pub (0644), making the folder
- * and FOLDER/known if they are missing. 0; ERR_EXISTS: a file is there already; ERR_IO;
+/* Makes a key pair and writes FOLDER/NAME.secret (0600) and FOLDER/NAME.pub (0644), making the
+ * folder and FOLDER/known if they are missing. 0; ERR_EXISTS: a file is there already; ERR_IO;
  * ERR_INVALID: the name. */
 int keys_generate(const char *folder, const char *name, enum key_role role, struct err *err);
 /* Hexadecimal, the first 16 bytes of the key's BLAKE2b: for people to compare. */

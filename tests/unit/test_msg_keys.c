@@ -175,7 +175,8 @@ static struct keys *keys_a, *keys_b;
 static struct side a, b;
 static char listen_at[100];
 
-/* A router that listens, and a worker that has its key; the router knows the worker's if `known`. */
+/* A router that listens, and a worker that has its key; the router knows the worker's if
+ * `known`. */
 static void links_setup(int known)
 {
 	base_setup();
