@@ -232,7 +232,7 @@ static __device__ inline uint32_t list_logits(const struct picker &p, const floa
 
 /* The keys to search for a cut: those in lo .. hi among the first n of the list. Thread i %
  * blockDim.x reads key i, and may have written it without a barrier since. */
-struct keys {
+struct pick_keys {
 	uint32_t n;
 	uint64_t lo, hi;
 	/* kind of keys; logits have no mass */
@@ -247,14 +247,14 @@ struct pick_cut {
 	uint64_t lo, hi, mass;
 };
 
-static __device__ inline float weight_of_key(const struct keys &k, uint64_t key)
+static __device__ inline float weight_of_key(const struct pick_keys &k, uint64_t key)
 {
-	if (k.order == keys::OF_LOGITS)
+	if (k.order == pick_keys::OF_LOGITS)
 		return 0;
-	return k.order == keys::OF_WEIGHTS ? key_weight(key) : weight_at(k.weights, key_id(key));
+	return k.order == pick_keys::OF_WEIGHTS ? key_weight(key) : weight_at(k.weights, key_id(key));
 }
 
-static __device__ inline void fill_bins(const struct picker &p, const struct keys &k,
+static __device__ inline void fill_bins(const struct picker &p, const struct pick_keys &k,
                                         uint32_t shift)
 {
 	for (uint32_t i = threadIdx.x; i < PICK_BINS; i += blockDim.x)
@@ -304,7 +304,7 @@ static __device__ inline void find_bin(struct pick_shared *s, enum pick_by by, u
 
 /* Finds the key, in descending order, at which the count or mass reaches `want`, which is at least
  * 1 and at most the total. */
-static __device__ inline struct pick_cut find_cut(const struct picker &p, struct keys k,
+static __device__ inline struct pick_cut find_cut(const struct picker &p, struct pick_keys k,
                                                   enum pick_by by, uint64_t want)
 {
 	uint64_t mass = 0;

@@ -148,7 +148,8 @@ static __device__ void find_top(const struct sample_block &b, const float *logit
 {
 	uint64_t bound = bound_of(b.s, n);
 	uint32_t listed = list_logits(b.p, logits, bound);
-	struct pick_cut last = find_cut(b.p, {listed, bound, best, keys::OF_LOGITS, {}}, BY_COUNT, n);
+	struct pick_cut last = find_cut(b.p, {listed, bound, best, pick_keys::OF_LOGITS, {}}, BY_COUNT,
+	                                n);
 	list_begin(b.p.s);
 	for (uint32_t i = threadIdx.x; i < listed; i += blockDim.x)
 		if (b.p.list[i] >= last.lo)
@@ -227,8 +228,8 @@ static __device__ bool enough(const struct kern_draw &d, const struct tally &t, 
 
 /* Of the candidates of mass *total, keeps those whose surprise is nearest to the entropy, up to
  * `part` of the mass: the others' keys become 0. Updates *total. */
-static __device__ void keep_typical(const struct sample_block &b, const struct keys &k, float part,
-                                    uint64_t *total)
+static __device__ void keep_typical(const struct sample_block &b, const struct pick_keys &k,
+                                    float part, uint64_t *total)
 {
 	uint64_t *list = b.p.list, sum[1] = {0};
 	for (uint32_t i = threadIdx.x; i < k.n; i += blockDim.x) {
@@ -243,7 +244,8 @@ static __device__ void keep_typical(const struct sample_block &b, const struct k
 		float far = (float)fabs(own_log((double)key_weight(list[i])) - mean);
 		list[i] = list[i] >= k.lo ? key_of(0x7fffffff - kern_f32_bits(far), key_id(list[i])) : 0;
 	}
-	const struct keys distances = {k.n, 1, key_of(0x7fffffff, 0), keys::OF_DISTANCES, k.weights};
+	const struct pick_keys distances = {k.n, 1, key_of(0x7fffffff, 0), pick_keys::OF_DISTANCES,
+	                                    k.weights};
 	struct pick_cut c = find_cut(b.p, distances, BY_MASS, reaching(part, *total));
 	for (uint32_t i = threadIdx.x; i < k.n; i += blockDim.x) {
 		uint32_t id = key_id(list[i]);
@@ -266,8 +268,8 @@ static __device__ uint32_t draw(const struct sample_block &b, const float *logit
 		level++;
 	uint64_t mass = tally_mass(sum[level]),
 			 least = weight_key(level_weight(level), PICK_ID_LAST) | 1;
-	struct keys k = {list_weights(b.p, v, level_weight(level)), least, weight_key(1, 0),
-	                 keys::OF_WEIGHTS, v};
+	struct pick_keys k = {list_weights(b.p, v, level_weight(level)), least, weight_key(1, 0),
+	                      pick_keys::OF_WEIGHTS, v};
 	if (!k.n)
 		return key_id(best); /* min_p is above 1 */
 	if (d.top_k)
