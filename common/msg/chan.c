@@ -582,22 +582,21 @@ void chan_destroy(struct chan **cp)
 struct peer *chan_connect(struct chan *c, const char *endpoint, const char *expected_name, int tag)
 {
 	struct sock *dealer = NULL;
-	const char *why = NULL, *at = strchr(endpoint, '@');
-	char name[MSG_NAME_MAX + 1] = "";
+	char own_name[MSG_NAME_MAX + 1];
+	const char *why = NULL, *address = chan_endpoint_address(endpoint, own_name);
 	struct err err = {0};
-	if (at) {
-		snprintf(name, sizeof name, "%.*s", (int)(at - endpoint), endpoint);
-		expected_name = name;
-		endpoint = at + 1;
-	}
-	int net = strncmp(endpoint, "ipc://", 6) != 0;
-	if (c->n_peers >= c->opts.peers_max)
+	int net = strncmp(address, "ipc://", 6) != 0;
+	if (!expected_name && *own_name)
+		expected_name = own_name;
+	if (*own_name && strcmp(expected_name, own_name) != 0)
+		why = "the endpoint names another daemon";
+	else if (c->n_peers >= c->opts.peers_max)
 		why = "the limit on peers is reached";
 	else if (sock_open(c, ZMQ_DEALER, &dealer) < 0)
 		why = zmq_strerror(zmq_errno());
 	else if (net && chan_curve_client(c->opts.keys, dealer->z, expected_name, &err) < 0)
 		why = err.text;
-	else if (zmq_connect(dealer->z, endpoint) < 0)
+	else if (zmq_connect(dealer->z, address) < 0)
 		why = zmq_strerror(zmq_errno());
 	if (why) {
 		log_error("connect_failed", "endpoint=%s peers=%u limit=%u why=%s", log_quote(endpoint),

@@ -59,18 +59,24 @@ static int read_answer(void *z, char **ret_text, struct err *err)
 	return r;
 }
 
+const char *chan_endpoint_address(const char *endpoint, char *name)
+{
+	const char *at = strchr(endpoint, '@'), *scheme = strstr(endpoint, "://");
+	*name = 0;
+	if (!at || !scheme || at > scheme)
+		return endpoint; /* a path may have an @ */
+	snprintf(name, MSG_NAME_MAX + 1, "%.*s", (int)(at - endpoint), endpoint);
+	return at + 1;
+}
+
 int chan_ask(const char *endpoint, const struct keys *keys, const char *command, char *const *args,
              size_t n_args, uint64_t timeout_us, char **ret_text, struct err *err)
 {
 	int r, ms = (int)(timeout_us / 1000u), zero = 0;
 	if (strncmp(endpoint, "ipc://", 6) == 0 && access(endpoint + 6, W_OK) != 0)
 		return err_set(err, ERR_CLOSED, "nothing is listening on %s", endpoint);
-	char name[MSG_NAME_MAX + 1] = "";
-	const char *at = strchr(endpoint, '@');
-	if (at) {
-		snprintf(name, sizeof name, "%.*s", (int)(at - endpoint), endpoint);
-		endpoint = at + 1;
-	}
+	char name[MSG_NAME_MAX + 1];
+	endpoint = chan_endpoint_address(endpoint, name);
 	int net = strncmp(endpoint, "ipc://", 6) != 0;
 	void *ctx = zmq_ctx_new(), *z = zmq_socket(ctx, ZMQ_DEALER);
 	zmq_setsockopt(z, ZMQ_LINGER, &zero, sizeof zero);

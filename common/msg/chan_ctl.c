@@ -77,7 +77,7 @@ void chan_answer(struct chan *c, struct chan_asked *asked, int code, const char 
 static const char *refusal_reason(const struct chan *c, const struct incoming *in, char *text,
                                   size_t size)
 {
-	int own = in->origin.uid == 0 || in->origin.uid == geteuid();
+	int own = in->origin.is_local && (in->origin.uid == 0 || in->origin.uid == geteuid());
 	size_t most = own ? 2 * ANSWERS_BYTES : ANSWERS_BYTES;
 	if (c->answers_bytes > most)
 		snprintf(text, size, "answers of %zu MiB are not yet read, the limit is %zu MiB",

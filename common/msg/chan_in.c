@@ -513,9 +513,11 @@ static int take_one(struct sock *s)
 		zmq_msg_t *env = &f[n - 2], *body = &f[n - 1];
 		if (!s->peer)
 			in.rid_len = copy_rid(in.rid, &f[0]);
-		process_origin_parse(zmq_msg_gets(body, "Peer-Address"),
-		                     s->peer ? s->peer->server_key : zmq_msg_gets(body, "User-Id"),
-		                     &in.origin);
+		/* over ipc a peer may claim any User-Id: only CURVE's is to be believed */
+		const char *key = s->peer          ? s->peer->server_key
+		                  : s == s->c->net ? zmq_msg_gets(body, "User-Id")
+		                                   : NULL;
+		process_origin_parse(zmq_msg_gets(body, "Peer-Address"), key, &in.origin);
 		in.bytes = zmq_msg_data(body);
 		in.len = zmq_msg_size(body);
 		take_message(s, env, &in);

@@ -188,6 +188,10 @@ void parts_drop(struct chan_parts *j);
 struct peer *chan_find_rid(const struct sock *s, const void *rid, size_t n);
 void chan_dispatch(struct chan *c, struct incoming *in); /* may take over the contents of in->m */
 void chan_hand_up(struct chan *c, struct peer *p, struct incoming *in);
+/* chan_ask.c */
+/* The address of NAME@tcp://HOST:PORT, whose name goes to name (MSG_NAME_MAX + 1 bytes); of any
+ * other endpoint itself, and name is "". */
+const char *chan_endpoint_address(const char *endpoint, char *name);
 /* chan_zap.c */
 int chan_zap_start(struct chan *c, struct err *err);
 void chan_zap_stop(struct chan *c);

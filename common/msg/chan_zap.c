@@ -22,12 +22,14 @@
 #define ZAP_FRAME_BYTES 256u
 #define REREAD_US 1000000u
 #define REFUSED_MAX 64u
+#define LOG_US 200000u /* between two lines about refusals */
 
 struct zap {
 	struct chan *c;
 	void *z;
 	struct event *ev, *again;
-	uint64_t read_us; /* when the known keys were last read */
+	uint64_t read_us;   /* when the known keys were last read */
+	uint64_t logged_us; /* when a refusal was last logged */
 	unsigned char refused[REFUSED_MAX][KEY_BYTES];
 	unsigned n_refused;
 };
@@ -67,9 +69,11 @@ static const struct key *find(struct zap *z, const unsigned char *public_key)
 static void log_refused(struct zap *z, const struct zap_frame *address, const unsigned char *key)
 {
 	char print[KEY_PRINT_BYTES];
+	uint64_t now = clock_us();
 	z->c->counts.refused++;
-	if (!is_new_refusal(z, key))
+	if (now - z->logged_us < LOG_US || !is_new_refusal(z, key))
 		return;
+	z->logged_us = now;
 	key_fingerprint(key, print);
 	log_warn("key_refused", "address=%.*s fingerprint=%s total=%llu why=%s", (int)address->len,
 	         (const char *)address->bytes, print, (unsigned long long)z->c->counts.refused,
@@ -227,13 +231,17 @@ int chan_keys_reload(struct chan *c)
 {
 	if (!c->opts.keys || !keys_reload(c->opts.keys))
 		return 0;
-	list_each_safe(it, nx, &c->peers) {
-		struct peer *p = list_entry(it, struct peer, node);
-		if (p->state == PEER_UP && !p->origin.is_local &&
-		    !keys_printed(c->opts.keys, p->origin.key))
-			chan_peer_down(c, p, "its key is not known any more",
-			               p->dealer ? PEER_REFUSED : PEER_DEAD);
-	}
+	/* the owner, when it is told, may disconnect others: they stay in memory until the next tick */
+	struct peer **list = mem_array(c->n_peers, sizeof *list);
+	size_t n = 0;
+	list_each(it, &c->peers)
+		list[n++] = list_entry(it, struct peer, node);
+	for (size_t i = 0; i < n; i++)
+		if (list[i]->state == PEER_UP && !list[i]->origin.is_local &&
+		    !keys_printed(c->opts.keys, list[i]->origin.key))
+			chan_peer_down(c, list[i], "its key is not known any more",
+			               list[i]->dealer ? PEER_REFUSED : PEER_DEAD);
+	free(list);
 	log_info("keys_read", "folder=%s known=%zu", log_quote(keys_folder(c->opts.keys)),
 	         keys_count(c->opts.keys));
 	return 1;

@@ -186,7 +186,7 @@ static int check_texts(const char *const *texts, size_t n, struct err *err)
 static int check_worker(const Pds__WorkerInfo *w, struct err *err)
 {
 	const char *texts[] = {w->role,     w->endpoint, w->model, w->model_fingerprint,
-	                       w->numerics, w->layout};
+	                       w->numerics, w->layout,   w->site};
 	return check_texts(texts, sizeof texts / sizeof *texts, err);
 }
 

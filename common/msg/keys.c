@@ -21,7 +21,10 @@ struct keys {
 	unsigned char secret[KEY_BYTES];
 	struct key *known; /* (n) */
 	size_t n;
-	unsigned char digest[32]; /* of all known keys, to notice a change */
+	unsigned char digest[32];  /* of all known keys, to notice a change */
+	unsigned char ignored[32]; /* of the files that were left out, and why */
+	int failed;                /* the last reading could not be completed */
+	int quiet;                 /* of a reading: files that are left out are not logged */
 };
 
 /* What one file says. */
@@ -171,41 +174,76 @@ static const char *clash(const struct keys *k, const struct key *key)
 	return k->n == KEYS_MAX ? "there are too many keys" : NULL;
 }
 
-static void take_file(struct keys *k, const char *path)
+/* 0, or ERR_IO: the file is there and cannot be read, so the reading is not complete. */
+static int take_file(struct keys *k, const char *path, crypto_generichash_state *ignored)
 {
 	struct err err = {0};
 	struct key_file f;
-	const char *why = read_file(path, 0, &f, &err) < 0 ? err.text : clash(k, &f.key);
+	int r = read_file(path, 0, &f, &err);
+	const char *why = r < 0 ? err.text : clash(k, &f.key);
+	if (r == ERR_NOTFOUND)
+		return 0; /* it was removed meanwhile */
 	if (why) {
-		log_warn("key_ignored", "file=%s why=%s", log_quote(path), log_quote(why));
-		return;
+		crypto_generichash_update(ignored, (const unsigned char *)path, strlen(path) + 1);
+		crypto_generichash_update(ignored, (const unsigned char *)why, strlen(why) + 1);
+		if (!k->quiet)
+			log_warn("key_ignored", "file=%s why=%s", log_quote(path), log_quote(why));
+		return r == ERR_IO ? ERR_IO : 0;
 	}
 	k->known = mem_grow(k->known, k->n + 1, sizeof *k->known);
-	key_fingerprint(f.key.public_key, f.key.print);
-	k->known[k->n++] = f.key;
+	k->known[k->n] = f.key;
+	key_fingerprint(f.key.public_key, k->known[k->n++].print);
+	return 0;
 }
 
-int keys_reload(struct keys *k)
+/* Reads the files into k, which knows nothing yet. */
+static int read_known(struct keys *k, unsigned char ignored[32])
 {
 	char path[512];
 	struct dirent **list = NULL;
-	unsigned char before[32];
-	memcpy(before, k->digest, sizeof before);
+	crypto_generichash_state h;
 	snprintf(path, sizeof path, "%s/known", k->folder);
-	int n = scandir(path, &list, NULL, alphasort);
-	if (n < 0)
+	int n = scandir(path, &list, NULL, alphasort), r = n < 0 ? ERR_IO : 0;
+	if (n < 0 && !k->quiet)
 		log_warn("keys_unreadable", "folder=%s why=%s", log_quote(path), strerror(errno));
-	k->n = 0;
+	crypto_generichash_init(&h, NULL, 0, 32);
 	for (int i = 0; i < n; i++) {
 		snprintf(path, sizeof path, "%s/known/%s", k->folder, list[i]->d_name);
-		if (ends_in(list[i]->d_name, ".pub"))
-			take_file(k, path);
+		if (r == 0 && ends_in(list[i]->d_name, ".pub"))
+			r = take_file(k, path, &h);
 		free(list[i]);
 	}
 	free(list);
-	crypto_generichash(k->digest, sizeof k->digest, (const unsigned char *)k->known,
-	                   k->n * sizeof *k->known, NULL, 0);
-	return memcmp(before, k->digest, sizeof before) != 0;
+	crypto_generichash_final(&h, ignored, 32);
+	return r;
+}
+
+/* The same files are not complained about again. A reading that could not be completed, for want of
+ * descriptors perhaps, changes nothing. */
+int keys_reload(struct keys *k)
+{
+	unsigned char ignored[32], digest[32];
+	struct keys fresh = {.folder = k->folder, .quiet = 1};
+	int r = read_known(&fresh, ignored);
+	if (memcmp(ignored, k->ignored, sizeof ignored) != 0 || (r < 0 && !k->failed)) {
+		struct keys aloud = {.folder = k->folder};
+		unsigned char unused[32];
+		read_known(&aloud, unused);
+		free(aloud.known);
+	}
+	memcpy(k->ignored, ignored, sizeof ignored);
+	k->failed = r < 0;
+	crypto_generichash(digest, sizeof digest, (const unsigned char *)fresh.known,
+	                   fresh.n * sizeof *fresh.known, NULL, 0);
+	if (r < 0 || memcmp(digest, k->digest, sizeof digest) == 0) {
+		free(fresh.known);
+		return 0;
+	}
+	free(k->known);
+	k->known = fresh.known;
+	k->n = fresh.n;
+	memcpy(k->digest, digest, sizeof digest);
+	return 1;
 }
 
 int keys_open(const char *folder, const char *name, struct keys **ret, struct err *err)

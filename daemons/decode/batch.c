@@ -305,8 +305,9 @@ static void note_caught_up(struct batcher *b, struct sequence_run *r)
 	r->back_us = 0;
 }
 
-static void after_step(struct batcher *b, struct sequence_run *r, const struct engine_span *sp,
-                       struct token_report *report)
+/* Returns 1 if the run has ended: it is to be given back. */
+static int after_step(struct batcher *b, struct sequence_run *r, const struct engine_span *sp,
+                      struct token_report *report)
 {
 	uint32_t left = run_tokens_left(r), drafted = sp->n > left ? sp->n - left : 0,
 			 own = sp->n - drafted;
@@ -321,18 +322,16 @@ static void after_step(struct batcher *b, struct sequence_run *r, const struct e
 		note_caught_up(b, r);
 		finish = take_drawn(b, r, sp->drawn + last, drafted, report);
 	}
-	if (!seq_failure_is_not_finite(&r->failure))
+	if (!r->failure.not_finite)
 		publish_full(b, r);
-	if (finish != PDS__FINISH__FINISH_NONE || r->failure.kind != FAILURE_NONE)
-		give_back(b, r);
+	return finish != PDS__FINISH__FINISH_NONE || r->failure.kind != FAILURE_NONE;
 }
 
-static void fail_step(struct batcher *b, struct sequence_run *r, const struct err *err)
+static void fail_step(struct sequence_run *r, const struct err *err)
 {
 	char text[sizeof r->failure.text];
 	snprintf(text, sizeof text, "forward step failed: %.120s", err->text);
 	seq_failure_step(&r->failure, text);
-	give_back(b, r);
 }
 
 static void run_step(struct batcher *b, uint32_t n)
@@ -351,9 +350,9 @@ static void run_step(struct batcher *b, uint32_t n)
 		rows += take;
 		of_prompts += take > 1 && run_tokens_left(r) > 1 ? take : 0;
 		if (code < 0)
-			fail_step(b, r, &err);
-		else
-			after_step(b, r, &b->own.spans[i], report);
+			fail_step(r, &err);
+		else if (!after_step(b, r, &b->own.spans[i], report))
+			b->own.step_runs[i] = NULL;
 	}
 	if (!of_prompts && code == 0)
 		drafts_step_took(b, (uint32_t)rows, took);
@@ -362,6 +361,10 @@ static void run_step(struct batcher *b, uint32_t n)
 	stat_add(svc_stats(w->svc), WS_PROMPT_TOKENS, of_prompts);
 	stat_add(svc_stats(w->svc), WS_STEPS, 1);
 	report_send(report);
+	/* after their tokens: at the end of the process the loop stops with the last sequence */
+	for (uint32_t i = 0; i < n; i++)
+		if (b->own.step_runs[i])
+			give_back(b, b->own.step_runs[i]);
 	w->progress++;
 	stat_observe_us(svc_stats(w->svc), WS_STEP_SECONDS, clock_us() - begin);
 	/* rows of drafts and of those that decode cost more than rows of a prompt */

@@ -223,7 +223,10 @@ static enum sequence_state step_leased(struct sequence *q, enum sequence_event e
 	case SEQUENCE_ON_CANCEL: break;
 	default: return SEQUENCE_LEASED;
 	}
-	return q->lease.writer ? SEQUENCE_QUARANTINE : SEQUENCE_END;
+	if (!q->lease.writer)
+		return SEQUENCE_END;
+	stat_add(svc_stats(q->w->svc), WS_FENCES, 1);
+	return SEQUENCE_QUARANTINE;
 }
 
 static enum sequence_state step_quarantine(struct sequence *q, enum sequence_event event)

@@ -413,7 +413,8 @@ static void job_enter(struct job *j, enum job_state next)
 	s->count[next]++;
 	j->state = next;
 	list_remove(&j->wait);
-	if (was == JOB_RUN)
+	/* an EARLY job still computes for those that share its prefix */
+	if ((was == JOB_RUN && next != JOB_EARLY) || was == JOB_EARLY)
 		share_left(j);
 }
 

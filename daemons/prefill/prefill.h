@@ -34,9 +34,9 @@
  * then.
  *
  * Who waits for whom: PARKED and ASKED wait for a decode worker and hold nothing; SHARE waits for a
- * RUN job and holds nothing but the lease; BLOCKED and SLOT wait for RUN, COMPUTED and ACKED jobs.
- * Those wait only for the device, the messager and the decode worker's acknowledgement, at most
- * stall_ms. So no circle can arise. */
+ * RUN or EARLY job and holds nothing but the lease; BLOCKED and SLOT wait for RUN, COMPUTED and
+ * ACKED jobs. Those wait only for the device, the messager and the decode worker's acknowledgement,
+ * at most stall_ms. So no circle can arise. */
 #ifndef PREFILL_PREFILL_H
 #define PREFILL_PREFILL_H
 

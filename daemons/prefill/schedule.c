@@ -255,7 +255,7 @@ static void after_step(struct schedule *s, struct job_run *r, const struct engin
 		if (drawn_check_finite(&r->first, "answer", request_copy_index(r->req), &err) < 0)
 			seq_failure_draw(&r->failure, &err);
 	}
-	if (!seq_failure_is_not_finite(&r->failure))
+	if (!r->failure.not_finite)
 		schedule_publish(s, r);
 	if (r->failure.kind == FAILURE_NONE && !whole)
 		return;

@@ -21,7 +21,7 @@ static struct job *source(struct prefill *s, const struct job *j, uint32_t have,
 	*ret_blocks = 0;
 	for (uint32_t i = 0; i < ring_slots(s->w->ring); i++) {
 		struct job *a = s->by_slot[i];
-		if (!a || a->state != JOB_RUN || a->blocks.n_hashes <= have)
+		if (!a || (a->state != JOB_RUN && a->state != JOB_EARLY) || a->blocks.n_hashes <= have)
 			continue;
 		uint32_t n = seq_blocks_common(&a->blocks, &j->blocks, j->prepare.may_match);
 		if (n > have && n > a->blocks.published && n > *ret_blocks) {

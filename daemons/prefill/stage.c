@@ -560,11 +560,17 @@ static void stop(struct worker *w)
 	w->state = NULL;
 }
 
+/* Jobs that the schedule thread has. */
+static uint32_t n_running(const struct prefill *s)
+{
+	return s->count[JOB_RUN] + s->count[JOB_EARLY];
+}
+
 static void heartbeat(struct worker *w, Pds__Heartbeat *hb)
 {
 	struct prefill *s = prefill_of(w);
-	hb->running = s->count[JOB_RUN];
-	hb->waiting = s->n_jobs - s->count[JOB_RUN] - s->count[JOB_COMPUTED] - s->count[JOB_ACKED] -
+	hb->running = n_running(s);
+	hb->waiting = s->n_jobs - hb->running - s->count[JOB_COMPUTED] - s->count[JOB_ACKED] -
 	              s->count[JOB_MOVED];
 }
 
@@ -598,8 +604,8 @@ static void status(struct worker *w, struct buf *out)
 {
 	struct prefill *s = prefill_of(w);
 	int first = 1;
-	buf_printf(out, ",\"running\":%u,\"waiting\":%u,\"jobs\":{", s->count[JOB_RUN],
-	           s->n_jobs - s->count[JOB_RUN]);
+	buf_printf(out, ",\"running\":%u,\"waiting\":%u,\"jobs\":{", n_running(s),
+	           s->n_jobs - n_running(s));
 	for (int i = JOB_PREPARE; i < JOB_END; i++)
 		buf_printf(out, "%s\"%s\":%u", i == JOB_PREPARE ? "" : ",",
 		           job_state_name((enum job_state)i), s->count[i]);

@@ -379,6 +379,22 @@ START_TEST(without_curve_nobody_gets_in)
 }
 END_TEST
 
+START_TEST(a_reading_that_fails_changes_nothing)
+{
+	char path[200], away[220];
+	links_setup(1);
+	side_start(base, &b);
+	until(both_up, "the link comes up");
+	snprintf(path, sizeof path, "%s/known", server_keys);
+	snprintf(away, sizeof away, "%s.away", path);
+	ck_assert_int_eq(rename(path, away), 0);
+	ck_assert_int_eq(chan_keys_reload(a.c), 0);
+	ck_assert_ptr_nonnull(a.p);
+	ck_assert_uint_eq(keys_count(keys_a), 1);
+	links_teardown();
+}
+END_TEST
+
 START_TEST(what_cannot_be_connected_to)
 {
 	links_setup(1);
@@ -386,6 +402,14 @@ START_TEST(what_cannot_be_connected_to)
 	/* no name, an unknown name, no keys */
 	ck_assert_ptr_null(chan_connect(b.c, listen_at, NULL, 1));
 	ck_assert_ptr_null(chan_connect(b.c, listen_at, "router-2", 1));
+	char other[120];
+	snprintf(other, sizeof other, "router-1@%s", listen_at);
+	ck_assert_ptr_null(chan_connect(b.c, other, "router-2", 1));
+	/* an @ in a path names nobody */
+	struct peer *p = chan_connect(b.c, "ipc:///tmp/a@b/none.ipc", NULL, 1);
+	ck_assert_ptr_nonnull(p);
+	ck_assert_str_eq(peer_expected(p), "");
+	ck_assert_str_eq(peer_endpoint(p), "ipc:///tmp/a@b/none.ipc");
 	struct chan_opts o = pair_opts(0, NULL);
 	struct side c = {.name = "decode-3", .epoch = 3000, .opts = o};
 	side_start(base, &c);
@@ -421,6 +445,7 @@ int main(void)
 	tcase_add_loop_test(t, a_key_is_bound_to_its_name_and_role, 0, sizeof liars / sizeof *liars);
 	tcase_add_test(t, a_server_with_another_key_is_not_talked_to);
 	tcase_add_test(t, without_curve_nobody_gets_in);
+	tcase_add_test(t, a_reading_that_fails_changes_nothing);
 	tcase_add_test(t, what_cannot_be_connected_to);
 	suite_add_tcase(s, t);
 	SRunner *r = srunner_create(s);

@@ -121,7 +121,8 @@ int ask_text(const struct options *o, const struct target *t, const char *comman
 		return EXIT_UNREACHABLE;
 	}
 	struct keys *keys = NULL;
-	if (strchr(t->endpoint, '@') && keys_open(o->keys, o->identity, &keys, &err) < 0) {
+	if (strncmp(t->endpoint, "ipc://", 6) != 0 &&
+	    keys_open(o->keys, o->identity, &keys, &err) < 0) {
 		*ret_text = mem_strdup(err.text);
 		return EXIT_REFUSED;
 	}

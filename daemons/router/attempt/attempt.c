@@ -101,6 +101,8 @@ static enum attempt_state step_waiting(struct attempt *a, const struct attempt_e
 	case ON_ENTER:
 		a->until_us = now + a->all->opts.retry_wait_us;
 		list_push_back(&a->all->waiting, &a->by_state);
+		if (a->number == 0) /* within attempt_start, which has tried: it must not end here */
+			return ATTEMPT_WAITING;
 		break;
 	case ON_RETRY: now = e->now_us; break;
 	case ON_DEADLINE: return ATTEMPT_FAILED;

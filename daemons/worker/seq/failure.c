@@ -15,6 +15,7 @@ static void fail(struct seq_failure *f, enum failure_kind kind, Pds__Fault fault
 
 void seq_failure_draw(struct seq_failure *f, const struct err *err)
 {
+	f->not_finite |= err->code == ERR_CORRUPT;
 	fail(f, FAILURE_DRAW, constraint_fault(err->code), err->text);
 }
 
@@ -26,7 +27,7 @@ void seq_failure_step(struct seq_failure *f, const char *text)
 struct worker_failure seq_failure_report(const struct seq_failure *f, const struct worker *w)
 {
 	int no_memory = f->fault == PDS__FAULT__FAULT_OVERLOADED;
-	stat_add(svc_stats(w->svc), WS_NOT_FINITE, (uint64_t)seq_failure_is_not_finite(f));
+	stat_add(svc_stats(w->svc), WS_NOT_FINITE, (uint64_t)f->not_finite);
 	if (f->kind == FAILURE_STEP)
 		return (struct worker_failure){f->fault, 1, f->text, svc_name(w->svc), 0};
 	return (struct worker_failure){f->fault, no_memory, f->text, NULL,

@@ -16,15 +16,13 @@ struct seq_failure {
 	enum failure_kind kind;
 	Pds__Fault fault; /* DRAW: constraint_fault of its error; STEP: INTERNAL */
 	char text[160];
+	/* logits were not finite, also if that was not the first failure: nothing that this step
+	 * computed may be published */
+	int not_finite;
 };
 
 void seq_failure_draw(struct seq_failure *f, const struct err *err);
 void seq_failure_step(struct seq_failure *f, const char *text);
-/* The logits were not finite: nothing that this step computed for it may be published. */
-static inline int seq_failure_is_not_finite(const struct seq_failure *f)
-{
-	return f->kind == FAILURE_DRAW && f->fault == PDS__FAULT__FAULT_INTERNAL;
-}
 /* What to tell the router; counts WS_NOT_FINITE. Points into f and w. */
 struct worker_failure seq_failure_report(const struct seq_failure *f, const struct worker *w);
 
