@@ -45,11 +45,6 @@ static const struct conf_key common_keys[] = {
      "tcp://ADDRESS:PORT where daemons of other hosts connect, authenticated by keys; empty: links "
      "on this host only",
      NULL},
-	{"advertise", CONF_STRING, "", 0, 256, "", 0,
-     "tcp://HOST:PORT by which other hosts reach this daemon; empty: the value of listen, which "
-     "must "
-     "then name one address",
-     NULL},
 	{"keys", CONF_STRING, "/etc/pdserve/keys", 1, 256, "", 0,
      "Folder with this daemon's key, NAME.secret, and the known keys of others (pdctl keygen)",
      NULL},
@@ -406,34 +401,12 @@ static int is_tcp(const char *endpoint)
 	return strncmp(endpoint, "tcp://", 6) == 0 && port > endpoint + 6 && port[1];
 }
 
-static int is_wildcard(const char *endpoint)
-{
-	static const char *const all[] = {"tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:"};
-	for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-		if (strncmp(endpoint, all[i], strlen(all[i])) == 0)
-			return 1;
-	return 0;
-}
-
-/* What is advertised must be an address by which others can connect. */
 static int check_listen(const struct conf *c, struct err *err)
 {
-	const char *listen = conf_str(c, "listen"), *advertise = conf_str(c, "advertise");
-	if (*listen && !is_tcp(listen))
-		return err_set(err, ERR_INVALID, "listen = \"%s\": allowed is tcp://ADDRESS:PORT", listen);
-	if (*advertise && (!is_tcp(advertise) || is_wildcard(advertise)))
-		return err_set(err, ERR_INVALID,
-		               "advertise = \"%s\": allowed is tcp://HOST:PORT with a host that others can "
-		               "connect to",
-		               advertise);
-	if (*advertise && !*listen)
-		return err_set(err, ERR_INVALID, "advertise = \"%s\" without listen", advertise);
-	if (is_wildcard(listen) && !*advertise)
-		return err_set(err, ERR_INVALID,
-		               "listen = \"%s\" is every address of this host: set advertise = "
-		               "\"tcp://HOST:PORT\" to the one that other hosts connect to",
-		               listen);
-	return 0;
+	const char *listen = conf_str(c, "listen");
+	if (!*listen || is_tcp(listen))
+		return 0;
+	return err_set(err, ERR_INVALID, "listen = \"%s\": allowed is tcp://ADDRESS:PORT", listen);
 }
 
 /* Keys are needed to listen, and to connect to other hosts: where there is one of this name it is

@@ -8,6 +8,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <zmq.h>
 
 static char server_keys[TEST_FOLDER_BYTES], client_keys[TEST_FOLDER_BYTES];
@@ -379,6 +380,72 @@ START_TEST(without_curve_nobody_gets_in)
 }
 END_TEST
 
+/* Over ipc libzmq takes any User-Id that a peer puts into its READY. Speaks ZMTP 3.0 (RFC 23). */
+static void say_hello_with_user_id(int fd, const char *user_id)
+{
+	unsigned char greeting[64] = {0xff, [9] = 0x7f, [10] = 3}, ready[200], head[255], body[255];
+	memcpy(greeting + 12, "NULL", 4);
+	size_t n = 2;
+	const char *props[][2] = {{"Socket-Type", "DEALER"}, {"Identity", ""}, {"User-Id", user_id}};
+	memcpy(ready + n, "\5READY", 6);
+	n += 6;
+	for (int i = 0; i < 3; i++) {
+		size_t name = strlen(props[i][0]), value = strlen(props[i][1]);
+		ready[n++] = (unsigned char)name;
+		memcpy(ready + n, props[i][0], name);
+		n += name;
+		ready[n] = ready[n + 1] = ready[n + 2] = 0;
+		ready[n + 3] = (unsigned char)value;
+		memcpy(ready + n + 4, props[i][1], value);
+		n += 4 + value;
+	}
+	ready[0] = 4; /* a command of less than 256 bytes */
+	ready[1] = (unsigned char)(n - 2);
+	Pds__Envelope env = PDS__ENVELOPE__INIT;
+	Pds__Hello hello = PDS__HELLO__INIT;
+	env.version = PROTOCOL_VERSION;
+	env.type = MSG_HELLO;
+	env.sender = (char *)"decode-1";
+	env.epoch = 5000;
+	hello.program = (char *)"pddecoded"; /* and does not say which process it is */
+	hello.nth = 1;
+	hello.silence_ms = 2000;
+	head[0] = 1; /* more frames follow */
+	head[1] = (unsigned char)pds__envelope__pack(&env, head + 2);
+	body[0] = 0;
+	body[1] = (unsigned char)pds__hello__pack(&hello, body + 2);
+	ck_assert(write(fd, greeting, sizeof greeting) == sizeof greeting);
+	ck_assert(write(fd, ready, n) == (ssize_t)n);
+	pump_ms(base, 300); /* until libzmq has read them */
+	ck_assert(write(fd, head, head[1] + 2u) == head[1] + 2);
+	ck_assert(write(fd, body, body[1] + 2u) == body[1] + 2);
+}
+
+START_TEST(a_local_peer_has_no_key)
+{
+	char path[TEST_FOLDER_BYTES], log[TEST_FOLDER_BYTES];
+	struct sockaddr_un at = {.sun_family = AF_UNIX};
+	test_file(log, "log");
+	ck_assert_ptr_nonnull(freopen(log, "w", stderr));
+	links_setup(1);
+	side_stop(&a);
+	test_file(path, "a.ipc");
+	snprintf(a.bind, sizeof a.bind, "ipc://%s", path);
+	side_start(base, &a);
+	snprintf(at.sun_path, sizeof at.sun_path, "%s", path);
+	int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+	ck_assert_int_eq(connect(fd, (struct sockaddr *)&at, sizeof at), 0);
+	say_hello_with_user_id(fd, keys_own(keys_b)->print);
+	for (uint64_t end = clock_us() + 20000000; !log_has(log, "hello_refused"); pump_ms(base, 10))
+		ck_assert_msg(clock_us() < end && !a.p, "a local peer is believed to have a key: %d",
+		              a.p != NULL);
+	ck_assert(log_has(log, "does not say which process it is"));
+	ck_assert_ptr_null(a.p);
+	close(fd);
+	links_teardown();
+}
+END_TEST
+
 START_TEST(a_reading_that_fails_changes_nothing)
 {
 	char path[200], away[220];
@@ -445,6 +512,7 @@ int main(void)
 	tcase_add_loop_test(t, a_key_is_bound_to_its_name_and_role, 0, sizeof liars / sizeof *liars);
 	tcase_add_test(t, a_server_with_another_key_is_not_talked_to);
 	tcase_add_test(t, without_curve_nobody_gets_in);
+	tcase_add_test(t, a_local_peer_has_no_key);
 	tcase_add_test(t, a_reading_that_fails_changes_nothing);
 	tcase_add_test(t, what_cannot_be_connected_to);
 	suite_add_tcase(s, t);
