@@ -440,7 +440,7 @@ static const struct {
 	{IMPOSSIBLE, NULL, ""},
 	{ONE("{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"string\"}}"
          "}") ",\"tool_choice\":\"required\"",
-     "tools", "tools[0].function.parameters: must say type"},
+     "tools", "tools[0].function.parameters: must have type"},
 	{USER "," TOOLS ",\"parallel_tool_calls\":1", "parallel_tool_calls", "true or false"},
 	{USER ",\"functions\":[{\"name\":\"f\"}]", "functions", "use tools"},
 	{USER ",\"function_call\":\"auto\"", "function_call", "use tool_choice"},
