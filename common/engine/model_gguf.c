@@ -95,7 +95,7 @@ static int read_sizes(struct gguf_reader *r, struct model_conf *c)
 	return r->rc;
 }
 
-/* Refuses features that would change the results and are not implemented. */
+/* Refuses models with features that this engine does not support: their results would be wrong. */
 static int refuse_others(struct gguf_reader *r, const struct model_conf *c)
 {
 	uint32_t value = meta_u32(r, "attention.value_length", 0, UINT32_MAX, c->head_dim);

@@ -177,7 +177,7 @@ static int read_sizes(struct hf_reader *r, const json_t *o, struct model_conf *c
 	return r->rc;
 }
 
-/* Refuses features that would change the results and are not implemented. */
+/* Refuses models with features that this engine does not support: their results would be wrong. */
 static int refuse_others(struct hf_reader *r, const json_t *o)
 {
 	static const char *const off[] = {"attn_logit_softcapping", "final_logit_softcapping"},

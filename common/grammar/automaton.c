@@ -435,7 +435,7 @@ static void life_begin(struct automaton *a)
 	visit(a, c, a->f->start, 0);
 	a->start = closure_state(a, c);
 	if (a->full)
-		a->start = STATE_UNKNOWN; /* out of memory for now */
+		a->start = STATE_UNKNOWN; /* no memory at present: computed again at the next use */
 }
 
 int automaton_begin(struct automaton *a)

@@ -77,7 +77,7 @@ enum job_event {
 	JE_BACK,    /* the thread or the look-up that had it is done */
 	JE_CHECK,   /* time has passed, or a decode worker or its link has changed */
 	JE_GRANTED, /* ASKED: the lease is there */
-	JE_REFUSED, /* ASKED: the candidate is given up for now */
+	JE_REFUSED, /* ASKED: the candidate denied, or is left for another */
 	JE_PREFIX,  /* SHARE: the blocks are published, or their job computes no more */
 	JE_ROOM,    /* BLOCKED, SLOT: try again */
 	JE_READ,    /* READ: storage is done */

@@ -1,14 +1,14 @@
 /* score.c - see score.h. */
 #include "score.h"
 #include "util/check.h"
-#include "util/list.h"
 #include "util/mem.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+#define SCORE_TOKENS_MAX 256u /* of one slice: some 45 KiB with 20 alternatives */
+
 struct score {
-	struct list node;
 	struct worker *worker;
 	struct msg_head head;
 	char router[48];
@@ -20,13 +20,13 @@ struct score {
 	struct kern_top top[]; /* (SCORE_TOKENS_MAX, n_top) */
 };
 
-struct score *score_new(struct worker *worker, const struct request_copy *w, uint32_t at)
+/* A slice whose first token is the prompt's token `at`. */
+static struct score *score_new(struct worker *worker, const struct request_copy *w, uint32_t at)
 {
 	uint32_t top = (uint32_t)w->prompt_top;
 	uint32_t n_top = top < worker->info->vocab ? top : worker->info->vocab;
 	struct score *s = mem_alloc(sizeof *s + SCORE_TOKENS_MAX * n_top * sizeof *s->top);
 	memset(s, 0, sizeof *s);
-	list_init(&s->node);
 	s->worker = worker;
 	s->head = (struct msg_head){w->id, w->attempt, w->deadline_us};
 	memcpy(s->router, w->router, sizeof s->router);
@@ -36,7 +36,8 @@ struct score *score_new(struct worker *worker, const struct request_copy *w, uin
 	return s;
 }
 
-int score_add(struct score *s, const struct kern_drawn *r)
+/* Returns 1 if the slice is full now. */
+static int score_add(struct score *s, const struct kern_drawn *r)
 {
 	CHECK(s->n < SCORE_TOKENS_MAX && r->n_top == s->n_top); /* a score has as many as there are */
 	s->logprobs[s->n] = r->logprob;
@@ -45,18 +46,11 @@ int score_add(struct score *s, const struct kern_drawn *r)
 	return ++s->n == SCORE_TOKENS_MAX;
 }
 
-struct list *score_node(struct score *s)
+/* To the request's router, if that is still there. On the loop. */
+static void score_post(struct svc *svc, void *score)
 {
-	return &s->node;
-}
-
-struct score *score_of(struct list *node)
-{
-	return list_entry(node, struct score, node);
-}
-
-void score_send(struct score *s)
-{
+	struct score *s = score;
+	(void)svc;
 	struct worker *w = s->worker;
 	struct peer *p = worker_router(w, s->router, s->router_epoch);
 	Pds__PromptLogprobs m = PDS__PROMPT_LOGPROBS__INIT;
@@ -78,17 +72,6 @@ void score_send(struct score *s)
 		svc_send(w->svc, p, MSG_REQUEST_PROMPT_LOGPROBS, &s->head, &m.base);
 	free(ids);
 	free(logprobs);
-	score_free(s);
-}
-
-void score_post(struct svc *svc, void *score)
-{
-	(void)svc;
-	score_send(score);
-}
-
-void score_free(struct score *s)
-{
 	free(s);
 }
 

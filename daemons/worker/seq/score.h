@@ -7,8 +7,6 @@
 #include "copy.h"
 #include "daemons/worker/worker.h"
 
-#define SCORE_TOKENS_MAX 256u /* of one slice: some 45 KiB with 20 alternatives */
-
 /* The log-probabilities that this span computed: row i of it is the distribution of token position
  * + i + 1. Tokens of the prompt after *scored, which is the last one told so far and advances (0 at
  * the start: the first token has none). Slices are posted to the loop, which sends them to the
@@ -21,18 +19,5 @@ static inline int score_is_owed(const struct request_copy *req, uint32_t scored)
 {
 	return req->prompt_logprobs && scored + 1 < req->prompt_tokens;
 }
-
-struct score;
-
-/* A slice whose first token is the prompt's token `at`. Any thread; copies what it needs of w. */
-struct score *score_new(struct worker *worker, const struct request_copy *w, uint32_t at);
-/* Adds the next token's. Returns 1 if the slice is full now. */
-int score_add(struct score *s, const struct kern_drawn *r);
-struct list *score_node(struct score *s); /* for the list of its holder */
-struct score *score_of(struct list *node);
-/* Sends it to the request's router, if that is still there, and frees it. On the loop. */
-void score_send(struct score *s);
-void score_post(struct svc *svc, void *score); /* score_send, for svc_post */
-void score_free(struct score *s);
 
 #endif
