@@ -20,14 +20,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KERN_COPIES_ABI 1u /* raised when a struct or a signature below changes */
+#define KERN_COPIES_ABI 2u /* raised when a struct or a signature below changes */
 
 struct kern_copies;
 
-/* The start of a backend's own pool struct; kern_pool_open fills it in. */
+/* The start of a backend's own pool struct; kern_pool_open fills in `by` and `bytes`. */
 struct kern_pool {
 	const struct kern_copies *by;
 	size_t bytes;
+	unsigned char *host; /* the pool's bytes, if they are in host memory; else NULL */
 };
 
 /* A range of bytes. `to` and `from`: in a pool, byte offsets; in host memory, addresses. The two do

@@ -16,7 +16,6 @@ enum { CHUNK_BYTES = 8192 };
 
 struct host_pool {
 	struct kern_pool head; /* first */
-	unsigned char *at;
 	size_t bytes;
 };
 
@@ -35,7 +34,7 @@ static int host_open(int device, int fd, size_t bytes, struct kern_pool **ret_po
 		free(p);
 		return rc;
 	}
-	p->at = at;
+	p->head.host = at;
 	p->bytes = bytes;
 	*ret_pool = &p->head;
 	return KERN_OK;
@@ -44,14 +43,14 @@ static int host_open(int device, int fd, size_t bytes, struct kern_pool **ret_po
 static void host_close(struct kern_pool **pool)
 {
 	struct host_pool *p = (struct host_pool *)*pool;
-	munmap(p->at, p->bytes);
+	munmap(p->head.host, p->bytes);
 	free(p);
 	*pool = NULL;
 }
 
 static unsigned char *address(struct kern_pool *pool, uint64_t at)
 {
-	return pool ? ((struct host_pool *)pool)->at + at : (unsigned char *)(uintptr_t)at;
+	return pool ? pool->host + at : (unsigned char *)(uintptr_t)at;
 }
 
 /* Prefetches the next chunk while copying this one; otherwise its first read would stall in

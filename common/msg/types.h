@@ -34,7 +34,7 @@ enum msg_from {
 	X(WHO, 3, who, MSG_LINK, FROM_ANY)                                                  \
 	X(ACK, 4, ack, MSG_LINK, FROM_ANY)                                                  \
 	X(HEARTBEAT, 5, heartbeat, 0, FROM_ANY)                                             \
-	X(PEERS, 6, peers, MSG_NUMBERED, FROM_R)                                            \
+	X(PEERS, 6, peers, MSG_NUMBERED, FROM_R | FROM_W)                                   \
 	X(GOODBYE, 7, goodbye, MSG_LINK, FROM_ANY)                                          \
 	X(CTL_REQUEST, 8, ctl_request, MSG_LINK, FROM_ANY)                                  \
 	X(CTL_REPLY, 9, ctl_reply, MSG_LINK, FROM_ANY)                                      \
@@ -52,14 +52,16 @@ enum msg_from {
 	X(KV_DENY, 35, deny, MSG_NUMBERED | MSG_REQUEST, FROM_W)                            \
 	X(KV_RENEW, 36, renew, 0, FROM_W)                                                   \
 	X(LEASE_OPEN, 40, lease_open, MSG_NUMBERED | MSG_REQUEST, FROM_M)                   \
-	X(LEASE_OPENED, 41, lease_opened, MSG_NUMBERED | MSG_REQUEST, FROM_W)               \
-	X(LEASE_REVOKE, 42, lease_revoke, MSG_NUMBERED | MSG_REQUEST, FROM_W)               \
+	X(LEASE_OPENED, 41, lease_opened, MSG_NUMBERED | MSG_REQUEST, FROM_W | FROM_M)      \
+	X(LEASE_REVOKE, 42, lease_revoke, MSG_NUMBERED | MSG_REQUEST, FROM_W | FROM_M)      \
 	X(LEASE_REVOKED, 43, lease_revoked, MSG_NUMBERED | MSG_REQUEST, FROM_M)             \
 	X(KV_READY, 44, kv_ready, MSG_NUMBERED | MSG_REQUEST, FROM_M)                       \
-	X(KV_READY_ACK, 45, kv_ready_ack, MSG_NUMBERED | MSG_REQUEST, FROM_W)               \
+	X(KV_READY_ACK, 45, kv_ready_ack, MSG_NUMBERED | MSG_REQUEST, FROM_W | FROM_M)      \
 	X(KV_SENT, 46, kv_sent, MSG_NUMBERED | MSG_REQUEST, FROM_M)                         \
 	X(TRANSFER_FAILED, 47, transfer_failed, MSG_NUMBERED | MSG_REQUEST, FROM_M)         \
 	X(KV_EVENTS, 48, kv_events, MSG_NUMBERED, FROM_W | FROM_S)                          \
+	X(POOLS, 49, pools, MSG_NUMBERED, FROM_M)                                           \
+	X(PATH, 50, path, MSG_NUMBERED, FROM_M)                                             \
 	X(STORE_PUT, 64, store_put, MSG_NUMBERED, FROM_W)                                   \
 	X(STORE_GET, 65, store_get, MSG_NUMBERED, FROM_W)                                   \
 	X(STORE_LOOKUP, 66, store_lookup, MSG_NUMBERED, FROM_W)                             \
