@@ -35,13 +35,18 @@ struct mover *mover_new(const struct mover_out *out, const struct mover_limits *
 	return m;
 }
 
+void mover_shutdown(struct mover *m)
+{
+	list_each_safe(it, nx, &m->transfers)
+		transfer_step(transfer_entry(it), TRANSFER_ON_SHUTDOWN);
+}
+
 void mover_destroy(struct mover **mp)
 {
 	struct mover *m = *mp;
 	if (!m)
 		return;
-	list_each_safe(it, nx, &m->transfers)
-		transfer_step(transfer_entry(it), TRANSFER_ON_SHUTDOWN);
+	mover_shutdown(m);
 	list_each_safe(it, nx, &m->workers)
 		mover_remove(m, worker_entry(it));
 	revoked_destroy(&m->revoked);
@@ -54,15 +59,33 @@ void mover_set_limits(struct mover *m, const struct mover_limits *limits)
 	m->limits = *limits;
 }
 
+/* The way to this epoch of a worker, if it is of another host; else NULL. */
+static const struct mover_via *via_of(const struct mover *m, const char *name, uint64_t epoch)
+{
+	const struct mover_worker *w = mover_find(m, name);
+	return w && w->epoch == epoch ? w->via : NULL;
+}
+
 int mover_is_linked(const struct mover *m, const char *name, uint64_t epoch)
 {
-	return m->out.linked(m->out.arg, name, epoch);
+	const struct mover_via *via = via_of(m, name, epoch);
+	return via ? via->linked(via->arg) : m->out.linked(m->out.arg, name, epoch);
 }
 
 int mover_send(const struct mover *m, const char *name, uint64_t epoch, enum msg_type type,
                const struct msg_head *head, const ProtobufCMessage *body)
 {
+	const struct mover_via *via = via_of(m, name, epoch);
 	if (!mover_is_linked(m, name, epoch))
+		return ERR_CLOSED;
+	return via ? via->send(via->arg, type, head, body)
+	           : m->out.send(m->out.arg, name, epoch, type, head, body);
+}
+
+int mover_tell(const struct mover *m, const char *name, uint64_t epoch, enum msg_type type,
+               const struct msg_head *head, const ProtobufCMessage *body)
+{
+	if (!m->out.linked(m->out.arg, name, epoch))
 		return ERR_CLOSED;
 	return m->out.send(m->out.arg, name, epoch, type, head, body);
 }
@@ -172,12 +195,16 @@ struct mover_worker *mover_add(struct mover *m, const char *name, uint64_t epoch
                                const struct kv_layout *layout, const struct kv_region *region,
                                struct ring *ring)
 {
-	CHECK(strlen(name) < RING_NAME_MAX && !mover_find(m, name));
-	struct mover_worker *w = mem_zalloc(sizeof *w);
+	struct mover_worker *w = mover_find(m, name);
+	CHECK(strlen(name) < RING_NAME_MAX && (!w || w->via));
+	if (w) /* it has moved to this host */
+		mover_remove(m, w);
+	w = mem_zalloc(sizeof *w);
 	strcpy(w->name, name);
 	w->epoch = epoch;
 	w->layout = *layout;
 	w->region = *region;
+	w->blocks = region->blocks;
 	w->ring = ring;
 	kv_layout_text(layout, w->layout_text, sizeof w->layout_text);
 	if (ring)
@@ -185,6 +212,56 @@ struct mover_worker *mover_add(struct mover *m, const char *name, uint64_t epoch
 	list_push_back(&m->workers, &w->node);
 	m->n_workers++;
 	return w;
+}
+
+struct mover_worker *mover_add_remote(struct mover *m, const char *name, uint64_t epoch,
+                                      const char *layout_text, uint32_t blocks,
+                                      struct mover_via *via)
+{
+	struct mover_worker *w = mover_find(m, name);
+	if (w && w->via && w->epoch < epoch) { /* it has restarted on yet another host */
+		mover_remove(m, w);
+		w = NULL;
+	}
+	if (w) {
+		log_warn("pool_refused", "worker=%s messager=%s why=%s", name, via->name,
+		         log_quote(w->via ? "another messager has a worker of this name"
+		                          : "a worker of this host has this name"));
+		return NULL;
+	}
+	w = mem_zalloc(sizeof *w);
+	snprintf(w->name, sizeof w->name, "%s", name);
+	snprintf(w->layout_text, sizeof w->layout_text, "%s", layout_text);
+	w->epoch = epoch;
+	w->blocks = blocks;
+	w->via = via;
+	list_push_back(&m->workers, &w->node);
+	return w;
+}
+
+struct mover_worker *mover_next_of(const struct mover *m, const struct mover_via *via,
+                                   const struct mover_worker *after)
+{
+	const struct list *from = after ? &after->node : &m->workers;
+	for (struct list *it = from->next; it != &m->workers; it = it->next)
+		if (worker_entry(it)->via == via)
+			return worker_entry(it);
+	return NULL;
+}
+
+const struct mover_via *mover_worker_via(const struct mover_worker *w)
+{
+	return w->via;
+}
+
+uint64_t mover_worker_epoch(const struct mover_worker *w)
+{
+	return w->epoch;
+}
+
+const char *mover_worker_name(const struct mover_worker *w)
+{
+	return w->name;
 }
 
 static void drop_transfers_of(struct mover *m, struct mover_worker *p)
@@ -215,14 +292,16 @@ void mover_remove(struct mover *m, struct mover_worker *w)
 	step_transfers_to(m, w->name, w->epoch, TRANSFER_ON_DECODE_GONE);
 	revoked_forget(m->revoked, w->name, w->epoch);
 	list_remove(&w->node);
-	m->n_workers--;
-	kv_region_fini(&w->region);
-	ring_destroy(&w->ring);
-	free(w->notes);
+	if (!w->via) {
+		m->n_workers--;
+		kv_region_fini(&w->region);
+		ring_destroy(&w->ring);
+		free(w->notes);
+	}
 	free(w);
 }
 
-struct mover_worker *mover_find(struct mover *m, const char *name)
+struct mover_worker *mover_find(const struct mover *m, const char *name)
 {
 	each_worker(it, m) {
 		if (strcmp(worker_entry(it)->name, name) == 0)
@@ -288,6 +367,9 @@ static int answer_revoke(struct mover *m, struct revoked_lease *e)
 {
 	Pds__Lease lease;
 	Pds__LeaseRevoked b = PDS__LEASE_REVOKED__INIT;
+	e->owed = 0;
+	if (m->out.fence && !m->out.fence(m->out.arg, &e->lease))
+		return 1; /* mover_revoke_fenced follows */
 	mover_lease_fill(&lease, &e->lease);
 	b.lease = &lease;
 	const struct msg_head head = {e->req, e->attempt, 0};
@@ -296,7 +378,7 @@ static int answer_revoke(struct mover *m, struct revoked_lease *e)
 	return !e->owed;
 }
 
-/* Final, whether or not the lease has a transfer. No write is in flight between turns. */
+/* Final, whether or not the lease has a transfer. No write of ours is in flight between turns. */
 void mover_lease_revoke(struct mover *m, const char *name, uint64_t epoch,
                         const struct msg_head *head, const Pds__LeaseRevoke *b)
 {
@@ -313,6 +395,26 @@ void mover_lease_revoke(struct mover *m, const char *name, uint64_t epoch,
 	}
 	if (!answer_revoke(m, e))
 		m->n_owed++;
+}
+
+void mover_revoke_fenced(struct mover *m, const struct lease_key *lease)
+{
+	struct revoked_lease *e = revoked_find(m->revoked, lease);
+	now(m);
+	if (e && !answer_revoke(m, e))
+		m->n_owed++;
+}
+
+void mover_remote_revoked(struct mover *m, const struct mover_worker *w, const Pds__Lease *lease)
+{
+	struct lease_key k;
+	now(m);
+	if (lease_of(w->name, w->epoch, lease, &k) < 0)
+		return;
+	list_each_safe(it, nx, &m->transfers) {
+		if (memcmp(&transfer_entry(it)->lease, &k, sizeof k) == 0)
+			transfer_step(transfer_entry(it), TRANSFER_ON_REVOKED);
+	}
 }
 
 void mover_kv_ready_ack(struct mover *m, const char *name, uint64_t epoch, const Pds__KvReadyAck *b)
@@ -377,6 +479,32 @@ static int answer_owed(struct revoked_lease *e, void *arg)
 	if (e->owed && !answer_revoke(m, e))
 		m->n_owed++;
 	return 1;
+}
+
+static struct mover_local local_of(const struct mover_worker *w)
+{
+	return (struct mover_local){w->name, w->epoch, w->layout_text, &w->layout, &w->region};
+}
+
+int mover_find_local(const struct mover *m, const char *name, uint64_t epoch,
+                     struct mover_local *ret)
+{
+	const struct mover_worker *w = mover_find(m, name);
+	if (!w || w->via || w->epoch != epoch)
+		return 0;
+	*ret = local_of(w);
+	return 1;
+}
+
+void mover_each_local(const struct mover *m, void (*fn)(void *arg, const struct mover_local *w),
+                      void *arg)
+{
+	each_worker(it, m) {
+		const struct mover_worker *w = worker_entry(it);
+		const struct mover_local l = local_of(w);
+		if (!w->via)
+			fn(arg, &l);
+	}
 }
 
 enum mover_turn mover_turn(struct mover *m)
@@ -477,8 +605,10 @@ void mover_workers_json(const struct mover *m, struct buf *out)
 			buf_addc(out, '{');
 		add_text(out, "name", w->name);
 		add_text(out, "layout", w->layout_text);
+		if (w->via)
+			add_text(out, "messager", w->via->name);
 		buf_printf(out, "\"epoch\":%" PRIu64 ",\"blocks\":%u,\"ring_slots\":%u,\"linked\":%s}",
-		           w->epoch, w->region.blocks, w->ring ? ring_slots(w->ring) : 0,
+		           w->epoch, w->blocks, w->ring ? ring_slots(w->ring) : 0,
 		           mover_is_linked(m, w->name, w->epoch) ? "true" : "false");
 	}
 	buf_addc(out, ']');

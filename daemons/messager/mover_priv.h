@@ -27,8 +27,11 @@ struct mover_worker {
 	struct list node;
 	char name[RING_NAME_MAX];
 	uint64_t epoch;
-	struct kv_layout layout;
+	struct mover_via *via; /* NULL: of this host */
 	char layout_text[LAYOUT_TEXT_MAX];
+	uint32_t blocks; /* of its pool */
+	/* of this host only */
+	struct kv_layout layout;
 	struct kv_region region;
 	struct ring *ring;       /* NULL: does not prefill */
 	struct slot_note *notes; /* (slots of ring) */
@@ -70,13 +73,22 @@ struct transfer {
 		enum transfer_state state;
 		uint64_t since_us;      /* of the present state */
 		struct mover_worker *d; /* from ASKED on; NULL: before, or D has ended */
-		uint64_t *dst_gen;      /* (blocks) D's blocks' generations, from LEASE_OPENED; else NULL */
-		uint32_t *sent;         /* (layers) blocks delivered */
-		uint32_t *seen;         /* (layers) tokens seen computed, at most tokens */
-		uint64_t progress_us;   /* OPEN: progress was last seen, or its turn was waited for */
-		uint64_t computed_us;   /* all was seen computed; 0: not yet */
+		/* from LEASE_OPENED, else NULL: D's blocks' generations (blocks), or the way to another
+		 * host */
+		uint64_t *dst_gen;
+		struct outgoing *outgoing;
+		uint32_t *sent;       /* (layers) blocks delivered, or given to the path */
+		uint32_t *seen;       /* (layers) tokens seen computed, at most tokens */
+		uint64_t given_us;    /* OPEN: the path last got something to send */
+		uint64_t progress_us; /* OPEN: progress was last seen, or its turn was waited for */
+		uint64_t computed_us; /* all was seen computed; 0: not yet */
 	};
-	/* what it cost */
+	/* what the path reported: failed is 0 or ERR_*, with the reason */
+	struct {
+		int failed;
+		char why[160];
+	} path;
+	/* what it cost; bytes: delivered */
 	struct {
 		uint64_t bytes, copy_us, tail_us;
 		uint32_t pieces, runs;

@@ -76,9 +76,15 @@ struct revoked_lease *revoked_add(struct revoked *r, const struct lease_key *lea
 	return &x->e;
 }
 
+struct revoked_lease *revoked_find(const struct revoked *r, const struct lease_key *lease)
+{
+	struct revoked_entry *x = map_get(r->by_lease, lease);
+	return x ? &x->e : NULL;
+}
+
 int revoked_has(const struct revoked *r, const struct lease_key *lease)
 {
-	return map_get(r->by_lease, lease) != NULL;
+	return revoked_find(r, lease) != NULL;
 }
 
 void revoked_forget(struct revoked *r, const char *decode, uint64_t epoch)

@@ -40,6 +40,8 @@ void revoked_destroy(struct revoked **r);
 /* The entry of this lease, created if it is new. Drops old ones to make room. */
 struct revoked_lease *revoked_add(struct revoked *r, const struct lease_key *lease,
                                   uint64_t now_us);
+/* NULL: it is not revoked. */
+struct revoked_lease *revoked_find(const struct revoked *r, const struct lease_key *lease);
 int revoked_has(const struct revoked *r, const struct lease_key *lease);
 /* This epoch of D has ended: drops its leases. */
 void revoked_forget(struct revoked *r, const char *decode, uint64_t epoch);

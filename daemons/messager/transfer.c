@@ -70,6 +70,52 @@ static void transfer_enter(struct transfer *t, enum transfer_state s)
 	t->since_us = t->m->now_us;
 }
 
+/* --- the path to another host --------------------------------------------- */
+
+static void path_delivered(void *arg, uint64_t bytes)
+{
+	struct transfer *t = arg;
+	struct mover *m = t->m;
+	m->now_us = m->out.now_us(m->out.arg);
+	t->bytes += bytes;
+	m->bytes += bytes;
+	t->d->via->progress_us = m->now_us;
+	m->out.wake(m->out.arg);
+}
+
+static void path_failed(void *arg, int code, const char *why)
+{
+	struct transfer *t = arg;
+	t->path.failed = code;
+	snprintf(t->path.why, sizeof t->path.why, "%s", why);
+	t->m->out.wake(t->m->out.arg);
+}
+
+/* 0, or ERR_INVALID: the handle that D's messager gave is malformed. */
+static int path_begin(struct transfer *t, const ProtobufCBinaryData *handle, struct err *err)
+{
+	const struct outgoing_opts o = {.handle = handle->data,
+	                                .handle_bytes = handle->len,
+	                                .layout = &t->p->layout,
+	                                .from = &t->p->region,
+	                                .src = t->src,
+	                                .dst = t->dst,
+	                                .blocks = t->blocks,
+	                                .to_blocks = t->d->blocks,
+	                                .arg = t,
+	                                .delivered = path_delivered,
+	                                .failed = path_failed};
+	t->d->via->progress_us = t->m->now_us;
+	return t->d->via->ops->outgoing_new(t->d->via->path, &o, &t->outgoing, err);
+}
+
+/* Nothing of P's blocks is read afterwards. */
+static void path_end(struct transfer *t)
+{
+	if (t->outgoing)
+		t->d->via->ops->outgoing_end(&t->outgoing);
+}
+
 /* --- how it ends --------------------------------------------------------- */
 
 /* For the step that returns CLOSED next. FAULT_NONE: P is not told. */
@@ -128,6 +174,7 @@ static enum transfer_state step_closed(struct transfer *t, enum transfer_event e
 {
 	struct slot_note *n = &t->p->notes[t->slot];
 	(void)e;
+	path_end(t);
 	transfer_report(t);
 	CHECK(n->transfer == t);
 	n->transfer = NULL;
@@ -142,6 +189,7 @@ static enum transfer_state step_closed(struct transfer *t, enum transfer_event e
 
 static void transfer_free(struct transfer *t)
 {
+	CHECK(!t->outgoing);
 	free(t->src);
 	free(t->dst);
 	free(t->dst_gen);
@@ -260,6 +308,13 @@ static int is_alive(struct transfer *t)
 	return 0;
 }
 
+/* Another host's messager is told which of its workers is meant. */
+static char *decode_for_messager(const struct transfer *t)
+{
+	const struct mover_worker *d = mover_find(t->m, t->lease.decode);
+	return d && d->via ? (char *)t->lease.decode : (char *)protobuf_c_empty_string;
+}
+
 static int send_kv_ready(const struct transfer *t)
 {
 	Pds__Lease lease;
@@ -268,6 +323,7 @@ static int send_kv_ready(const struct transfer *t)
 	ready.lease = &lease;
 	ready.prefill = t->p->name;
 	ready.prefill_epoch = t->p->epoch;
+	ready.decode = decode_for_messager(t);
 	ready.bytes = t->bytes;
 	ready.copy_us = t->copy_us;
 	ready.tail_us = t->tail_us;
@@ -277,6 +333,7 @@ static int send_kv_ready(const struct transfer *t)
 /* Comes before the state's own step, which acts on the event only if the state stays. */
 static enum transfer_state transfer_common(struct transfer *t, enum transfer_event e)
 {
+	const char *way;
 	switch (e) {
 	case TRANSFER_ON_FOUND: return is_admissible(t) ? t->state : TRANSFER_CLOSED;
 	case TRANSFER_ON_TURN: return is_alive(t) ? t->state : TRANSFER_CLOSED;
@@ -291,11 +348,13 @@ static enum transfer_state transfer_common(struct transfer *t, enum transfer_eve
 		record_end(t, END_PEER_GONE, PDS__FAULT__FAULT_NONE, "the prefill worker has ended");
 		return TRANSFER_CLOSED;
 	case TRANSFER_ON_DECODE_GONE:
+		way = t->d && t->d->via ? ", or the link to its messager," : "";
+		path_end(t);
 		t->d = NULL;
 		if (t->state == TRANSFER_ACKED) /* D had all it needs; P learns of its end by itself */
 			return t->state;
 		record_end(t, END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST,
-		           "%s has ended while its KV was on the way", t->lease.decode);
+		           "%s%s has ended while its KV was on the way", t->lease.decode, way);
 		return TRANSFER_CLOSED;
 	case TRANSFER_ON_SHUTDOWN:
 		record_end(t, END_PEER_GONE, PDS__FAULT__FAULT_NONE, "the messager ends");
@@ -323,7 +382,7 @@ void transfer_step(struct transfer *t, enum transfer_event e)
  * recorded. */
 static int fits(struct transfer *t, const struct mover_worker *d)
 {
-	const struct kv_region *from = &t->p->region, *to = &d->region;
+	const struct kv_region *from = &t->p->region;
 	struct ring_transfer *r = &t->m->scratch;
 	_Static_assert(sizeof r->decode == sizeof t->lease.decode, "both names have one size");
 	memcpy(r->decode, t->lease.decode, sizeof r->decode);
@@ -336,17 +395,17 @@ static int fits(struct transfer *t, const struct mover_worker *d)
 		record_end(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
 		           "KV layouts differ: %s has %s, %s has %s", t->p->name, t->p->layout_text,
 		           d->name, d->layout_text);
-	else if (from->pool->by != to->pool->by)
+	else if (!d->via && from->pool->by != d->region.pool->by)
 		record_end(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
 		           "cannot copy between backends: KV of %s is in memory of %s, of %s in memory "
 		           "of %s",
-		           t->p->name, from->pool->by->name, d->name, to->pool->by->name);
-	else if (ring_transfer_check(r, d->layout.block_tokens, from->blocks, to->blocks) < 0)
+		           t->p->name, from->pool->by->name, d->name, d->region.pool->by->name);
+	else if (ring_transfer_check(r, t->p->layout.block_tokens, from->blocks, d->blocks) < 0)
 		record_end(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
 		           "ring slot %u of %s: tokens %u to %u in %u blocks do not fit pools of %u and %u "
 		           "blocks of %u tokens",
 		           t->slot, t->p->name, t->first_token, t->tokens, t->blocks, from->blocks,
-		           to->blocks, d->layout.block_tokens);
+		           d->blocks, t->p->layout.block_tokens);
 	else
 		return 1;
 	return 0;
@@ -360,6 +419,7 @@ static int send_lease_open(const struct transfer *t)
 	open.lease = &lease;
 	open.prefill = t->p->name;
 	open.prefill_epoch = t->p->epoch;
+	open.decode = decode_for_messager(t);
 	return mover_send(t->m, t->lease.decode, t->lease.epoch, MSG_LEASE_OPEN, &t->head, &open.base);
 }
 
@@ -445,6 +505,7 @@ static int differs(const struct transfer *t, const Pds__LeaseOpened *b, char *wh
 static int take_answer(struct transfer *t)
 {
 	const Pds__LeaseOpened *b = t->m->opened;
+	struct err err = {0};
 	char why[256];
 	if (b->refused) {
 		record_end(t, END_REFUSED, PDS__FAULT__FAULT_LEASE_LOST,
@@ -456,6 +517,11 @@ static int take_answer(struct transfer *t)
 		        t->p->name, t->slot, t->lease.decode, log_quote(why));
 		record_end(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
 		           "ring slot %u of %s names %s: nothing was written", t->slot, t->p->name, why);
+	} else if (t->d->via) {
+		if (path_begin(t, &b->handle, &err) == 0)
+			return 1;
+		record_end(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "handle of lease %" PRIu64 ": %s",
+		           t->lease.id, err.text);
 	} else {
 		t->dst_gen = mem_array(t->blocks, sizeof *t->dst_gen);
 		memcpy(t->dst_gen, b->generations, t->blocks * sizeof *t->dst_gen);
@@ -580,6 +646,53 @@ static enum copied copy_computed(struct transfer *t)
 	return COPIED_FAILED;
 }
 
+/* Gives the path what is computed and new. ALL: everything has arrived. */
+static enum copied send_computed(struct transfer *t)
+{
+	const struct path_ops *ops = t->d->via->ops;
+	uint64_t whole = 0;
+	for (uint32_t l = 0; l < t->p->layout.layers; l++) {
+		uint32_t ready = blocks_ready(t, t->seen[l]), from = t->sent[l];
+		whole += (uint64_t)t->blocks * t->p->layout.piece_bytes[l];
+		if (t->path.failed || from >= ready)
+			continue;
+		ops->outgoing_send(t->outgoing, l, from, ready - from);
+		t->pieces += ready - from;
+		t->sent[l] = ready;
+		t->given_us = t->m->now_us;
+	}
+	t->tail_us = t->computed_us ? t->m->now_us - t->computed_us : 0;
+	if (!t->path.failed)
+		return t->bytes == whole ? COPIED_ALL : COPIED_SOME;
+	if (t->path.failed == ERR_CLOSED && t->m->out.lost)
+		t->m->out.lost(t->m->out.arg, t->path.why);
+	if (t->path.failed == ERR_STALE)
+		record_end(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST,
+		           "%s takes no more of lease %" PRIu64 ": %s", t->lease.decode, t->lease.id,
+		           t->path.why);
+	else
+		record_end(t, END_COPY_FAILED, PDS__FAULT__FAULT_INTERNAL, "KV of %s to %s: %s", t->p->name,
+		           t->lease.decode, t->path.why);
+	return COPIED_FAILED;
+}
+
+/* Has nothing arrived over the path for too long, although something is on it? Others' bytes on the
+ * same path count: this one waits for its turn. 1: its end is recorded. */
+static int path_is_stalled(struct transfer *t)
+{
+	uint64_t given = 0;
+	for (uint32_t l = 0; l < t->p->layout.layers; l++)
+		given += (uint64_t)t->sent[l] * t->p->layout.piece_bytes[l];
+	if (given == t->bytes || !stalled(t, t->d->via->progress_us) || !stalled(t, t->given_us))
+		return 0;
+	record_end(t, END_STALLED, PDS__FAULT__FAULT_STALLED,
+	           "nothing has arrived at %s over the path to %s for %" PRIu64 " ms: %" PRIu64
+	           " of %" PRIu64 " bytes have (limit %" PRIu64 " ms)",
+	           t->lease.decode, t->d->via->name, (t->m->now_us - t->d->via->progress_us) / 1000,
+	           t->bytes, given, t->m->limits.stall_us / 1000);
+	return 1;
+}
+
 /* P computes its jobs in its own order, and may pass over one that it has begun. A job in P's
  * schedule waits for its turn as long as P progresses with others, to its deadline at most. For one
  * that is not in the schedule only its own progress counts. 1: its end is recorded. */
@@ -610,16 +723,17 @@ static enum transfer_state step_open(struct transfer *t, enum transfer_event e)
 {
 	if (e == TRANSFER_ON_ENTER)
 		t->progress_us = t->m->now_us;
-	if (e == TRANSFER_ON_TURN_END && prefill_is_stalled(t))
+	if (e == TRANSFER_ON_TURN_END && (prefill_is_stalled(t) || (t->outgoing && path_is_stalled(t))))
 		return TRANSFER_CLOSED;
 	if (e != TRANSFER_ON_TURN)
 		return TRANSFER_OPEN;
 	int all = look_at_all(t);
-	enum copied copied = copy_computed(t);
+	enum copied copied = t->outgoing ? send_computed(t) : copy_computed(t);
 	if (copied == COPIED_FAILED)
 		return TRANSFER_CLOSED;
 	if (copied == COPIED_SOME || !all)
 		return TRANSFER_OPEN;
+	path_end(t);
 	if (ring_mark_sent(t->p->ring, t->slot, t->gen) == 0)
 		return TRANSFER_MARKED;
 	record_cancel(t);

@@ -60,7 +60,7 @@ struct rig {
 	sigjmp_buf killed; /* set by RIG_ALIVE */
 	void (*on_point)(struct rig *r);
 	enum transfer_end last_end;
-	unsigned n_ended;
+	unsigned n_ended, wakes;
 	struct transfer_report report;
 	uint32_t slot; /* of the transfer that rig_publish made last */
 	uint64_t gen;
@@ -139,6 +139,11 @@ static int rig_send(void *arg, const char *name, uint64_t epoch, enum msg_type t
 	return 0;
 }
 
+static void rig_wake(void *arg)
+{
+	((struct rig *)arg)->wakes++;
+}
+
 static void rig_ended(void *arg, const struct transfer_report *rep)
 {
 	struct rig *r = arg;
@@ -171,7 +176,12 @@ static void rig_attach_d(struct rig *r)
 
 static struct mover *rig_mover(struct rig *r)
 {
-	const struct mover_out out = {r, rig_now, rig_linked, rig_send, rig_ended, NULL};
+	const struct mover_out out = {.arg = r,
+	                              .now_us = rig_now,
+	                              .linked = rig_linked,
+	                              .send = rig_send,
+	                              .ended = rig_ended,
+	                              .wake = rig_wake};
 	const struct mover_limits limits = {RIG_STALL_US, 1 << 20};
 	return mover_new(&out, &limits);
 }

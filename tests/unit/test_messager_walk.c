@@ -257,7 +257,12 @@ static void m_takes(const struct net *m)
 
 static void m_start(void)
 {
-	const struct mover_out out = {r, rig_now, rig_linked, walk_send, rig_ended, NULL};
+	const struct mover_out out = {.arg = r,
+	                              .now_us = rig_now,
+	                              .linked = rig_linked,
+	                              .send = walk_send,
+	                              .ended = rig_ended,
+	                              .wake = rig_wake};
 	const struct mover_limits limits = {RIG_STALL_US, r->layout.piece_bytes[0] * (1 + draw(4))};
 	r->m = mover_new(&out, &limits);
 	rig_attach_p(r);

@@ -125,7 +125,7 @@ struct path_ops {
 	/* --- receiver --- */
 	struct intake *(*intake_new)(void *transport, const struct path_peer *peer,
 	                             const struct path_hooks *hooks);
-	/* Nothing is written after it returns; every incoming has been freed. */
+	/* Nothing is written after it returns; frees every incoming that is left, calls no hook. */
 	void (*intake_destroy)(struct intake **i);
 	int (*intake_said)(struct intake *i, const void *bytes, size_t n, struct err *err);
 	void (*intake_state)(const struct intake *i, struct path_state *ret);

@@ -1,0 +1,405 @@
+/* remote.c - see remote.h. */
+#include "remote.h"
+
+#include "util/check.h"
+#include "util/clock.h"
+#include "util/list.h"
+#include "util/mem.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ENDPOINT_MAX 192
+
+struct remote {
+	struct list node;
+	struct remotes *of;
+	char endpoint[ENDPOINT_MAX]; /* NAME@tcp://HOST:PORT */
+	char name[RING_NAME_MAX];
+	struct peer *peer;
+	struct mover_via via;
+	char trouble[160]; /* why there is no path, for people */
+};
+
+/* What one worker of this host has named. */
+struct naming {
+	struct list node;
+	char worker[RING_NAME_MAX];
+	char (*endpoints)[ENDPOINT_MAX];
+	size_t n;
+};
+
+struct remotes {
+	struct svc *svc;
+	struct mover *mover;
+	const struct transports *transports;
+	struct list remotes, namings;
+	unsigned n;
+};
+
+#define each_remote(it, r) list_each_safe(it, it##_next, &(r)->remotes)
+#define remote_entry(it) list_entry(it, struct remote, node)
+
+struct remotes *remotes_new(struct svc *s, struct mover *m, const struct transports *t)
+{
+	struct remotes *r = mem_zalloc(sizeof *r);
+	r->svc = s;
+	r->mover = m;
+	r->transports = t;
+	list_init(&r->remotes);
+	list_init(&r->namings);
+	return r;
+}
+
+int transport_named(const struct transports *t, const char *name)
+{
+	for (int i = 0; i < t->n; i++)
+		if (strcmp(t->at[i].ops->name, name) == 0)
+			return i;
+	return -1;
+}
+
+void url_host(const char *url, char *out, size_t size)
+{
+	const char *host = strstr(url, "tcp://"), *port = strrchr(url, ':');
+	host = host ? host + 6 : url;
+	host += *host == '[';
+	size_t n = port && port > host ? (size_t)(port - host) : strlen(host);
+	n -= n && host[n - 1] == ']';
+	snprintf(out, size, "%.*s", (int)n, host);
+}
+
+/* --- one messager -------------------------------------------------------- */
+
+static int via_linked(void *arg)
+{
+	const struct remote *o = arg;
+	return peer_is_up(o->peer) && o->via.path != NULL;
+}
+
+static int via_send(void *arg, enum msg_type type, const struct msg_head *head,
+                    const ProtobufCMessage *body)
+{
+	const struct remote *o = arg;
+	return chan_send(svc_chan(o->of->svc), o->peer, type, head, body);
+}
+
+static int path_say(void *arg, const void *bytes, size_t n)
+{
+	const struct remote *o = arg;
+	Pds__Path m = PDS__PATH__INIT;
+	m.transport = (char *)o->via.ops->name;
+	m.data = (ProtobufCBinaryData){n, (uint8_t *)bytes};
+	return chan_send(svc_chan(o->of->svc), o->peer, MSG_PATH, NULL, &m.base);
+}
+
+static void path_up(void *arg, int up, const char *why)
+{
+	const struct remote *o = arg;
+	if (up)
+		log_info("path_up", "messager=%s transport=%s", o->name, o->via.ops->name);
+	else
+		log_warn("path_down", "messager=%s transport=%s why=%s", o->name, o->via.ops->name,
+		         log_quote(why));
+}
+
+/* Its workers, but those in `keep` (NULL: all). */
+static void remove_pools(struct remote *o, const Pds__Pools *keep)
+{
+	struct mover_worker *w, *next;
+	for (w = mover_next_of(o->of->mover, &o->via, NULL); w; w = next) {
+		int kept = 0;
+		next = mover_next_of(o->of->mover, &o->via, w);
+		for (size_t i = 0; keep && i < keep->n_pools; i++)
+			kept |= keep->pools[i]->epoch == mover_worker_epoch(w) &&
+			        strcmp(keep->pools[i]->worker, mover_worker_name(w)) == 0;
+		if (!kept)
+			mover_remove(o->of->mover, w);
+	}
+}
+
+static void path_close(struct remote *o)
+{
+	remove_pools(o, NULL);
+	if (o->via.path)
+		o->via.ops->path_destroy(&o->via.path);
+}
+
+static void remote_free(struct remote *o)
+{
+	path_close(o);
+	list_remove(&o->node);
+	o->of->n--;
+	free(o);
+}
+
+static void remote_new(struct remotes *r, const char *endpoint)
+{
+	const char *at = strchr(endpoint, '@');
+	if (!at || at == endpoint || (size_t)(at - endpoint) >= RING_NAME_MAX) {
+		log_warn("messager_refused", "endpoint=%s why=%s", log_quote(endpoint),
+		         log_quote("not NAME@tcp://HOST:PORT"));
+		return;
+	}
+	struct remote *o = mem_zalloc(sizeof *o);
+	o->of = r;
+	snprintf(o->endpoint, sizeof o->endpoint, "%s", endpoint);
+	snprintf(o->name, sizeof o->name, "%.*s", (int)(at - endpoint), endpoint);
+	o->via = (struct mover_via){.arg = o, .name = o->name, .linked = via_linked, .send = via_send};
+	list_push_back(&r->remotes, &o->node);
+	r->n++;
+	o->peer = chan_connect(svc_chan(r->svc), endpoint, NULL, REMOTE_TAG);
+	if (!o->peer)
+		remote_free(o); /* logged; the next list names it again */
+}
+
+/* --- which there are ----------------------------------------------------- */
+
+static int is_named(const struct remotes *r, const char *endpoint)
+{
+	list_each(it, &r->namings) {
+		const struct naming *n = list_entry(it, struct naming, node);
+		for (size_t i = 0; i < n->n; i++)
+			if (strcmp(n->endpoints[i], endpoint) == 0)
+				return 1;
+	}
+	return 0;
+}
+
+static struct remote *remote_find(const struct remotes *r, const char *endpoint)
+{
+	list_each(it, &r->remotes) {
+		if (strcmp(remote_entry(it)->endpoint, endpoint) == 0)
+			return remote_entry(it);
+	}
+	return NULL;
+}
+
+static void drop_unnamed(struct remotes *r)
+{
+	each_remote(it, r)
+	{
+		struct remote *o = remote_entry(it);
+		if (peer_is_up(o->peer) || is_named(r, o->endpoint))
+			continue;
+		chan_disconnect(svc_chan(r->svc), o->peer);
+		remote_free(o);
+	}
+}
+
+static void naming_free(struct naming *n)
+{
+	list_remove(&n->node);
+	free(n->endpoints);
+	free(n);
+}
+
+static void naming_drop(struct remotes *r, const char *worker)
+{
+	list_each_safe(it, nx, &r->namings) {
+		if (strcmp(list_entry(it, struct naming, node)->worker, worker) == 0)
+			naming_free(list_entry(it, struct naming, node));
+	}
+}
+
+static void naming_add(struct remotes *r, const char *worker, const Pds__Peers *b)
+{
+	struct naming *n = mem_zalloc(sizeof *n);
+	snprintf(n->worker, sizeof n->worker, "%s", worker);
+	n->endpoints = mem_array(b->n_peers, sizeof *n->endpoints);
+	list_push_back(&r->namings, &n->node);
+	for (size_t i = 0; i < b->n_peers; i++) {
+		const char *endpoint = b->peers[i]->messager;
+		if (!*endpoint || strlen(endpoint) >= ENDPOINT_MAX)
+			continue;
+		strcpy(n->endpoints[n->n++], endpoint);
+		if (remote_find(r, endpoint))
+			continue;
+		if (r->n >= REMOTES_MAX)
+			log_warn("messager_refused", "endpoint=%s why=%s limit=%u", log_quote(endpoint),
+			         log_quote("too many messagers"), REMOTES_MAX);
+		else
+			remote_new(r, endpoint);
+	}
+}
+
+void remotes_named(struct remotes *r, const char *worker, const Pds__Peers *b)
+{
+	naming_drop(r, worker);
+	if (b)
+		naming_add(r, worker, b);
+	drop_unnamed(r);
+}
+
+/* --- links --------------------------------------------------------------- */
+
+static struct remote *remote_of(const struct remotes *r, const struct peer *p)
+{
+	list_each(it, &r->remotes) {
+		if (remote_entry(it)->peer == p)
+			return remote_entry(it);
+	}
+	return NULL;
+}
+
+void remotes_up(struct remotes *r, struct peer *p)
+{
+	struct remote *o = remote_of(r, p);
+	if (!o)
+		return;
+	log_info("messager_up", "messager=%s endpoint=%s", o->name, o->endpoint);
+	snprintf(o->trouble, sizeof o->trouble, "%s", "it has not said yet how to send it KV");
+}
+
+void remotes_down(struct remotes *r, struct peer *p, const char *why)
+{
+	struct remote *o = remote_of(r, p);
+	if (!o)
+		return;
+	log_info("messager_down", "messager=%s why=%s", o->name, log_quote(why));
+	snprintf(o->trouble, sizeof o->trouble, "the link is down: %s", why);
+	path_close(o);
+	drop_unnamed(r);
+}
+
+static void got_path(struct remote *o, const Pds__Path *b)
+{
+	const struct transports *t = o->of->transports;
+	struct err err = {0};
+	if (!o->via.path) {
+		int i = transport_named(t, b->transport);
+		if (i < 0) {
+			snprintf(o->trouble, sizeof o->trouble,
+			         "it takes KV over %.16s only, which this messager does not have",
+			         b->transport);
+			log_error("path_refused", "messager=%s why=%s", o->name, log_quote(o->trouble));
+			return;
+		}
+		struct path_peer who = {.epoch = peer_epoch(o->peer)};
+		snprintf(who.name, sizeof who.name, "%s", o->name);
+		url_host(o->endpoint, who.host, sizeof who.host);
+		o->via.ops = t->at[i].ops;
+		o->via.path = o->via.ops->path_new(t->at[i].transport, &who,
+		                                   &(struct path_hooks){o, path_say, path_up});
+	}
+	if (strcmp(o->via.ops->name, b->transport) != 0 ||
+	    o->via.ops->path_said(o->via.path, b->data.data, b->data.len, &err) < 0)
+		log_error("path_refused", "messager=%s transport=%s why=%s", o->name,
+		          log_quote(b->transport), log_quote(err.text));
+}
+
+static void got_pools(struct remote *o, const Pds__Pools *b)
+{
+	struct mover *m = o->of->mover;
+	remove_pools(o, b);
+	for (size_t i = 0; i < b->n_pools && i < REMOTE_POOLS_MAX; i++) {
+		const Pds__Pool *p = b->pools[i];
+		const struct mover_worker *w = mover_find(m, p->worker);
+		if (!*p->worker || strlen(p->worker) >= RING_NAME_MAX || !p->blocks)
+			continue; /* no worker of ours can name it */
+		if (!w || mover_worker_via(w) != &o->via)
+			mover_add_remote(m, p->worker, p->epoch, p->layout, p->blocks, &o->via);
+	}
+}
+
+/* The worker that a message is about, if it is one of this messager's and the lease is of its
+ * present life; else NULL. */
+static const struct mover_worker *worker_of(const struct remote *o, const char *decode,
+                                            const Pds__Lease *l)
+{
+	const struct mover_worker *w = mover_find(o->of->mover, decode);
+	return w && mover_worker_via(w) == &o->via && mover_worker_epoch(w) == l->epoch ? w : NULL;
+}
+
+void remotes_message(struct remotes *r, struct peer *p, enum msg_type type,
+                     const ProtobufCMessage *body)
+{
+	struct remote *o = remote_of(r, p);
+	const Pds__LeaseOpened *opened = (const Pds__LeaseOpened *)body;
+	const Pds__LeaseRevoke *revoke = (const Pds__LeaseRevoke *)body;
+	const Pds__KvReadyAck *ack = (const Pds__KvReadyAck *)body;
+	const struct mover_worker *w;
+	if (!o)
+		return;
+	switch (type) {
+	case MSG_PATH: got_path(o, (const Pds__Path *)body); break;
+	case MSG_POOLS: got_pools(o, (const Pds__Pools *)body); break;
+	case MSG_LEASE_OPENED:
+		if (worker_of(o, opened->decode, opened->lease))
+			mover_lease_opened(r->mover, opened->decode, opened->lease->epoch, opened);
+		break;
+	case MSG_LEASE_REVOKE:
+		if ((w = worker_of(o, revoke->decode, revoke->lease)))
+			mover_remote_revoked(r->mover, w, revoke->lease);
+		break;
+	case MSG_KV_READY_ACK:
+		if (worker_of(o, ack->decode, ack->lease))
+			mover_kv_ready_ack(r->mover, ack->decode, ack->lease->epoch, ack);
+		break;
+	default: break;
+	}
+}
+
+void remotes_destroy(struct remotes **rp)
+{
+	struct remotes *r = *rp;
+	if (!r)
+		return;
+	each_remote(it, r) remote_free(remote_entry(it));
+	list_each_safe(it, nx, &r->namings)
+		naming_free(list_entry(it, struct naming, node));
+	free(r);
+	*rp = NULL;
+}
+
+/* --- pdctl links --------------------------------------------------------- */
+
+static void add_text(struct buf *out, const char *key, const char *value)
+{
+	buf_printf(out, ",\"%s\":", key);
+	buf_add_json(out, value, strlen(value));
+}
+
+void path_state_json(const struct path_state *s, struct buf *out)
+{
+	uint64_t now = clock_us();
+	add_text(out, "transport", s->transport);
+	buf_printf(out, ",\"up\":%s", s->up ? "false" : "true");
+	add_text(out, "why", s->up ? s->up : "");
+	add_text(out, "via", s->via);
+	buf_printf(out,
+	           ",\"bytes\":%" PRIu64 ",\"frames\":%" PRIu64 ",\"repeated_bytes\":%" PRIu64
+	           ",\"restarts\":%" PRIu64 ",\"errors\":%" PRIu64 ",\"canary_us\":%" PRIu64
+	           ",\"canary_mbit_s\":%" PRIu64 ",\"canaries\":%" PRIu64 ",\"canaries_lost\":%" PRIu64,
+	           s->bytes, s->frames, s->repeated_bytes, s->restarts, s->errors, s->canary_us,
+	           s->canary_mbit_s, s->canaries, s->canaries_lost);
+	add_text(out, "last_error", s->last_error);
+	buf_printf(out, ",\"last_error_s\":%" PRIu64,
+	           s->last_error_at_us && now > s->last_error_at_us
+	               ? (now - s->last_error_at_us) / 1000000
+	               : 0);
+}
+
+static void state_of(const struct remote *o, struct path_state *s)
+{
+	*s = (struct path_state){.transport = "-", .up = o->trouble};
+	if (o->via.path)
+		o->via.ops->path_state(o->via.path, s);
+}
+
+unsigned remotes_json(const struct remotes *r, struct buf *out)
+{
+	unsigned n = 0;
+	list_each(it, &r->remotes) {
+		const struct remote *o = remote_entry(it);
+		struct path_state s;
+		state_of(o, &s);
+		buf_printf(out, "%s{\"direction\":\"to\"", n++ ? "," : "");
+		add_text(out, "messager", o->name);
+		path_state_json(&s, out);
+		buf_addc(out, '}');
+	}
+	return n;
+}

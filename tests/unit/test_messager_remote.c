@@ -1,0 +1,335 @@
+/* test_messager_remote.c - transfers to a decode worker of another host: what the path gets and
+ * when, and how each way for it to end looks. The path is path_fake.h. */
+#include "messager_steps.h"
+#include "path_fake.h"
+
+static struct mover_via via;
+static int via_is_linked;
+
+static int linked(void *arg)
+{
+	(void)arg;
+	return via_is_linked;
+}
+
+static int via_send(void *arg, enum msg_type type, const struct msg_head *head,
+                    const ProtobufCMessage *body)
+{
+	if (type == MSG_LEASE_OPEN)
+		ck_assert_str_eq(((const Pds__LeaseOpen *)body)->decode, "decode-1");
+	if (type == MSG_KV_READY)
+		ck_assert_str_eq(((const Pds__KvReady *)body)->decode, "decode-1");
+	return rig_send(arg, "decode-1", D_EPOCH, type, head, body);
+}
+
+static void remote_setup(void)
+{
+	char text[96];
+	setup();
+	memset(&fake, 0, sizeof fake);
+	mover_remove(r->m, r->wd);
+	kv_layout_text(&r->layout, text, sizeof text);
+	via_is_linked = 1;
+	via = (struct mover_via){.arg = r,
+	                         .name = "messager-2",
+	                         .linked = linked,
+	                         .send = via_send,
+	                         .ops = &fake_ops,
+	                         .path = fake_ops.path_new(NULL, NULL, &(struct path_hooks){0})};
+	r->wd = mover_add_remote(r->m, "decode-1", D_EPOCH, text, RIG_BLOCKS, &via);
+	ck_assert_ptr_nonnull(r->wd);
+	r->d_linked = 0; /* there is no link to D itself */
+}
+
+static void remote_teardown(void)
+{
+	mover_shutdown(r->m);
+	ck_assert_uint_eq(fake.n_out, 0);
+	fake_ops.path_destroy(&via.path);
+	ck_assert_int_eq(fake.paths, 0);
+	teardown();
+}
+
+static struct outgoing *out(void)
+{
+	ck_assert_uint_eq(fake.n_out, 1);
+	return fake.out[0];
+}
+
+static void deliver(uint64_t bytes)
+{
+	out()->o.delivered(out()->o.arg, bytes);
+}
+
+static uint64_t whole(void)
+{
+	return 3 * r->layout.block_bytes;
+}
+
+START_TEST(all_of_it)
+{
+	opened();
+	ck_assert_uint_eq(out()->o.blocks, 3);
+	ck_assert_uint_eq(out()->o.dst[2], 12);
+	ck_assert_uint_eq(out()->o.to_blocks, RIG_BLOCKS);
+	rig_compute_layer(r, 0, 2, 3, 8); /* two of three blocks */
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(out()->given, 2 * r->layout.piece_bytes[0]);
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(out()->given, 2 * r->layout.piece_bytes[0]); /* each once */
+	rig_compute(r, 3, 10);
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(out()->given, whole());
+	deliver(whole() - 1);
+	ck_assert_uint_eq(r->wakes, 1);
+	turn(MOVER_OPEN);
+	word_is(RING_PENDING);
+	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 0);
+	deliver(1);
+	turn(MOVER_OPEN);
+	word_is(RING_SENT);
+	ck_assert_uint_eq(fake.n_out, 0); /* P may reuse its blocks after the mark */
+	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 1);
+	rig_ack(r);
+	turn(MOVER_IDLE);
+	ck_assert_uint_eq(rig_count(r, MSG_KV_SENT), 1);
+	ck_assert_int_eq(r->last_end, END_SENT);
+	ck_assert_uint_eq(r->report.bytes, whole());
+	ck_assert_uint_eq(rig_written(r), 0); /* not by us */
+}
+END_TEST
+
+static const struct {
+	int code;
+	enum transfer_end end;
+	Pds__Fault fault;
+	const char *text;
+} failures[] = {
+	{ERR_STALE, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "takes no more of lease 1: it ended"},
+	{ERR_IO, END_COPY_FAILED, PDS__FAULT__FAULT_INTERNAL, "it ended"},
+};
+
+START_TEST(the_path_fails)
+{
+	opened();
+	rig_compute(r, 3, 10);
+	turn(MOVER_OPEN);
+	out()->o.failed(out()->o.arg, failures[_i].code, "it ended");
+	turn(MOVER_IDLE);
+	failed(failures[_i].end, failures[_i].fault, failures[_i].text);
+	ck_assert_uint_eq(fake.n_out, 0);
+}
+END_TEST
+
+/* After each step of the way the link, and with it the remote worker, goes. */
+START_TEST(the_link_ends)
+{
+	if (_i > 0)
+		asked();
+	if (_i > 1)
+		rig_opened(r, 0);
+	if (_i > 2) {
+		rig_compute(r, 3, 10);
+		turn(MOVER_OPEN);
+	}
+	if (_i > 3) {
+		deliver(whole());
+		turn(MOVER_OPEN);
+	}
+	mover_remove(r->m, r->wd);
+	ck_assert_uint_eq(fake.n_out, 0);
+	if (_i > 0)
+		failed(END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST,
+		       "or the link to its messager, has ended");
+}
+END_TEST
+
+START_TEST(p_cancels)
+{
+	opened();
+	rig_compute(r, 3, 10);
+	turn(MOVER_OPEN);
+	ck_assert_int_eq(ring_cancel(r->ring, r->slot, r->gen), 0);
+	turn(MOVER_IDLE);
+	ck_assert_int_eq(r->last_end, END_CANCELLED);
+	ck_assert_uint_eq(fake.n_out, 0);
+}
+END_TEST
+
+START_TEST(p_ends)
+{
+	opened();
+	rig_compute(r, 3, 10);
+	turn(MOVER_OPEN);
+	mover_remove(r->m, r->wp);
+	ck_assert_uint_eq(fake.n_out, 0);
+	ck_assert_int_eq(r->last_end, END_PEER_GONE);
+}
+END_TEST
+
+START_TEST(nothing_arrives)
+{
+	opened();
+	rig_compute(r, 3, 10);
+	turn(MOVER_OPEN);
+	r->now_us += RIG_STALL_US - 1;
+	deliver(8); /* progress */
+	turn(MOVER_OPEN);
+	r->now_us += RIG_STALL_US - 1;
+	via.progress_us = r->now_us; /* of another transfer on the same path */
+	turn(MOVER_OPEN);
+	r->now_us += RIG_STALL_US - 1;
+	turn(MOVER_OPEN);
+	r->now_us += 1;
+	turn(MOVER_IDLE);
+	failed(END_STALLED, PDS__FAULT__FAULT_STALLED, "8 of 1152 bytes have (limit 2000 ms)");
+}
+END_TEST
+
+/* While P computes slowly, nothing is on the path: that is no stall of the path. */
+START_TEST(nothing_to_send_is_no_stall)
+{
+	opened();
+	rig_compute_layer(r, 0, 2, 3, 8);
+	turn(MOVER_OPEN);
+	deliver(out()->given);
+	for (int i = 0; i < 4; i++) {
+		r->now_us += RIG_STALL_US - 1;
+		rig_compute_layer(r, 1, 2, 3, (uint32_t)i); /* less than a block */
+		turn(MOVER_OPEN);
+	}
+	rig_compute_layer(r, 1, 2, 3, 8);
+	turn(MOVER_OPEN); /* given just now, although nothing has arrived for long */
+	ck_assert_uint_eq(rig_count(r, MSG_TRANSFER_FAILED), 0);
+}
+END_TEST
+
+START_TEST(a_malformed_handle)
+{
+	asked();
+	fake.bad_handle = 1;
+	rig_opened(r, 0);
+	failed(END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "handle of lease 1: a handle of 0 bytes");
+}
+END_TEST
+
+START_TEST(other_blocks_than_the_lease)
+{
+	struct answer a;
+	asked();
+	rig_answer(r, &a, 1, 5, D_EPOCH);
+	a.blocks[1]++;
+	mover_lease_opened(r->m, "decode-1", D_EPOCH, &a.b);
+	failed(END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "nothing was written");
+	ck_assert_uint_eq(fake.n_out, 0);
+}
+END_TEST
+
+START_TEST(it_is_revoked)
+{
+	Pds__Lease l = PDS__LEASE__INIT;
+	opened();
+	rig_compute(r, 3, 10);
+	turn(MOVER_OPEN);
+	l.id = 1;
+	l.epoch = D_EPOCH;
+	l.generation = 4;
+	mover_remote_revoked(r->m, r->wd, &l); /* another one */
+	ck_assert_uint_eq(fake.n_out, 1);
+	l.generation = 5;
+	mover_remote_revoked(r->m, r->wd, &l);
+	ck_assert_uint_eq(fake.n_out, 0);
+	failed(END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "decode-1 has revoked lease 1");
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_REVOKED), 0); /* its messager answers D */
+}
+END_TEST
+
+START_TEST(it_waits_for_the_link)
+{
+	via_is_linked = 0;
+	rig_publish(r, 1, 0, 10);
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 0);
+	via_is_linked = 1;
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 1);
+}
+END_TEST
+
+/* A restarted messager finds the slot marked: it posts KV_READY and sends nothing. */
+START_TEST(marked_by_an_earlier_one)
+{
+	char text[96];
+	opened();
+	rig_compute(r, 3, 10);
+	turn(MOVER_OPEN);
+	deliver(whole());
+	turn(MOVER_OPEN);
+	mover_shutdown(r->m);
+	mover_destroy(&r->m);
+	r->m = rig_mover(r);
+	rig_attach_p(r);
+	kv_layout_text(&r->layout, text, sizeof text);
+	r->wd = mover_add_remote(r->m, "decode-1", D_EPOCH, text, RIG_BLOCKS, &via);
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 2);
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 1);
+	ck_assert_uint_eq(fake.n_out, 0);
+}
+END_TEST
+
+START_TEST(names)
+{
+	char text[96];
+	kv_layout_text(&r->layout, text, sizeof text);
+	/* of this host, and of another messager */
+	ck_assert_ptr_null(mover_add_remote(r->m, "prefill-1", 9, text, RIG_BLOCKS, &via));
+	ck_assert_ptr_null(mover_add_remote(r->m, "decode-1", D_EPOCH, text, RIG_BLOCKS, &via));
+	/* a later life of it, elsewhere, replaces it */
+	r->wd = mover_add_remote(r->m, "decode-1", D_EPOCH + 1, text, RIG_BLOCKS, &via);
+	ck_assert_ptr_nonnull(r->wd);
+	ck_assert_ptr_eq(mover_next_of(r->m, &via, NULL), r->wd);
+	ck_assert_ptr_null(mover_next_of(r->m, &via, r->wd));
+	/* it attaches here: it has moved */
+	rig_attach_d(r);
+	ck_assert_ptr_null(mover_next_of(r->m, &via, NULL));
+	ck_assert_uint_eq(mover_workers(r->m), 2);
+}
+END_TEST
+
+START_TEST(layouts_differ)
+{
+	mover_remove(r->m, r->wd);
+	r->wd = mover_add_remote(r->m, "decode-1", D_EPOCH, "1x1x1:f32:4", RIG_BLOCKS, &via);
+	rig_publish(r, 1, 0, 10);
+	turn(MOVER_IDLE);
+	failed(END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "KV layouts differ");
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("messager remote");
+	TCase *t = tcase_create("remote");
+	tcase_add_checked_fixture(t, remote_setup, remote_teardown);
+	tcase_add_test(t, all_of_it);
+	tcase_add_loop_test(t, the_path_fails, 0, sizeof failures / sizeof *failures);
+	tcase_add_loop_test(t, the_link_ends, 0, 5);
+	tcase_add_test(t, p_cancels);
+	tcase_add_test(t, p_ends);
+	tcase_add_test(t, nothing_arrives);
+	tcase_add_test(t, nothing_to_send_is_no_stall);
+	tcase_add_test(t, a_malformed_handle);
+	tcase_add_test(t, other_blocks_than_the_lease);
+	tcase_add_test(t, it_is_revoked);
+	tcase_add_test(t, it_waits_for_the_link);
+	tcase_add_test(t, marked_by_an_earlier_one);
+	tcase_add_test(t, names);
+	tcase_add_test(t, layouts_differ);
+	suite_add_tcase(s, t);
+	SRunner *sr = srunner_create(s);
+	srunner_run_all(sr, CK_NORMAL);
+	int bad = srunner_ntests_failed(sr);
+	srunner_free(sr);
+	return bad != 0;
+}
