@@ -76,7 +76,7 @@ static const struct {
 	[INBOUND_NEW] = {TO(ASKED) | TO(CLOSED), step_new},
 	[INBOUND_ASKED] = {TO(NEW) | TO(OPEN) | TO(FENCING) | TO(CLOSED), step_asked},
 	[INBOUND_OPEN] = {TO(SEALING) | TO(SEALED) | TO(FENCING) | TO(CLOSED), step_open},
-	[INBOUND_SEALING] = {TO(SEALED) | TO(FENCING) | TO(CLOSED), step_sealing},
+	[INBOUND_SEALING] = {TO(SEALED) | TO(FENCING), step_sealing},
 	[INBOUND_FENCING] = {TO(CLOSED), step_fencing},
 	[INBOUND_SEALED] = {TO(POSTED) | TO(CLOSED), step_sealed},
 	[INBOUND_POSTED] = {TO(SEALED) | TO(ACKED) | TO(CLOSED), step_posted},

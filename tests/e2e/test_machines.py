@@ -20,6 +20,7 @@ MACHINES = [
     ("job", "JOB", "daemons/prefill/prefill.h", "daemons/prefill"),
     ("sequence", "SEQUENCE", "daemons/decode/decode.h", "daemons/decode"),
     ("transfer", "TRANSFER", "daemons/messager/mover.h", "daemons/messager"),
+    ("inbound", "INBOUND", "daemons/messager/inbound.h", "daemons/messager"),
 ]
 IDS = [m[0] for m in MACHINES]
 
