@@ -275,6 +275,23 @@ static int workers_command(const struct options *o, char *const *args, size_t n_
 	return r;
 }
 
+static int links_command(const struct options *o, char *const *args, size_t n_args)
+{
+	struct target t;
+	json_t *j;
+	int r = target_one(o, "messager", &t);
+	if (r != EXIT_DONE || (r = ask_json(o, &t, "links", args, n_args, &j)) != EXIT_DONE)
+		return r;
+	if (o->json)
+		print_json(j);
+	else if (json_array_size(j))
+		show_links(j);
+	else
+		puts("no messager of another host is known");
+	json_decref(j);
+	return r;
+}
+
 static int config_command(const struct options *o, char *const *args, size_t n_args)
 {
 	struct target t;
@@ -390,6 +407,9 @@ static const struct command {
 	{"storage", "",
      "stored blocks by tier: state, hits, rates, queues, losses; the attached workers",
      storage_command, 0},
+	{"links", "",
+     "the messager's ways to other hosts: transport, latency and rate of its canary, errors",
+     links_command, 0},
 	{"flush", "[TIER]", "drop stored blocks, in all tiers or in memory, disk or redis",
      flush_command, 1},
 	{"trace", "ID", "one request's timeline, from the logs of all daemons", trace_command, 1},

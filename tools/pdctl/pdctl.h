@@ -53,6 +53,7 @@ void print_json(const json_t *j);
 void show_any(const json_t *j);
 void show_config(const json_t *j, const char *only);
 void show_workers(const json_t *list);
+void show_links(const json_t *list);
 void show_kv_head(struct table *t);
 void show_kv_row(struct table *t, const char *name, const json_t *kv);
 void show_kv_below_head(struct table *t);

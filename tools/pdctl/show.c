@@ -142,6 +142,22 @@ void show_config(const json_t *j, const char *only)
 	table_print(&t);
 }
 
+static void show_columns(const json_t *list, const char *const *columns, size_t n)
+{
+	const json_t *row;
+	size_t i;
+	struct table *t = table_new();
+	for (size_t c = 0; c < n; c++)
+		head_of(t, columns[c]);
+	table_end_row(t);
+	json_array_foreach(list, i, row) {
+		for (size_t c = 0; c < n; c++)
+			cell_of(t, row, columns[c]);
+		table_end_row(t);
+	}
+	table_print(&t);
+}
+
 void show_workers(const json_t *list)
 {
 	static const char *const columns[] = {"name",          "role",          "state",
@@ -151,19 +167,15 @@ void show_workers(const json_t *list)
 	                                      "preemptions",   "kv_index",      "kv_memory",
 	                                      "kv_disk",       "memory_weight", "disk_weight",
 	                                      "breaker",       "heard_ms_ago"};
-	const size_t n = sizeof columns / sizeof *columns;
-	const json_t *w;
-	size_t i;
-	struct table *t = table_new();
-	for (size_t c = 0; c < n; c++)
-		head_of(t, columns[c]);
-	table_end_row(t);
-	json_array_foreach(list, i, w) {
-		for (size_t c = 0; c < n; c++)
-			cell_of(t, w, columns[c]);
-		table_end_row(t);
-	}
-	table_print(&t);
+	show_columns(list, columns, sizeof columns / sizeof *columns);
+}
+
+void show_links(const json_t *list)
+{
+	static const char *const columns[] = {
+		"direction",     "messager",      "transport", "up",     "bytes",      "canary_us",
+		"canary_mbit_s", "canaries_lost", "restarts",  "errors", "last_error", "via"};
+	show_columns(list, columns, sizeof columns / sizeof *columns);
 }
 
 static const char *const kv_columns[] = {
