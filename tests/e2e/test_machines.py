@@ -21,6 +21,8 @@ MACHINES = [
     ("sequence", "SEQUENCE", "daemons/decode/decode.h", "daemons/decode"),
     ("transfer", "TRANSFER", "daemons/messager/mover.h", "daemons/messager"),
     ("inbound", "INBOUND", "daemons/messager/inbound.h", "daemons/messager"),
+    ("tcp_out", "TCP_OUT", "daemons/messager/path/tcp_out.h", "daemons/messager/path"),
+    ("tcp_in", "TCP_IN", "daemons/messager/path/tcp_in.h", "daemons/messager/path"),
 ]
 IDS = [m[0] for m in MACHINES]
 

@@ -1,0 +1,117 @@
+/* tcp_frame.h - what goes over a data connection, as bytes: handshake, frames, their keys. Pure
+ * functions. All numbers are little-endian. */
+#ifndef MESSAGER_TCP_FRAME_H
+#define MESSAGER_TCP_FRAME_H
+
+#include <sodium.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define SECRET_BYTES 32u
+#define NONCE_BYTES 32u
+#define PROOF_BYTES 32u
+#define HELLO_BYTES (8u + 8u + 4u + 4u + NONCE_BYTES + PROOF_BYTES)
+#define WELCOME_BYTES (NONCE_BYTES + PROOF_BYTES)
+
+#define FRAME_HEAD_BYTES 64u
+#define FRAME_TAG_BYTES 16u           /* behind an encrypted payload */
+#define FRAME_PAYLOAD_MAX (16u << 20) /* a piece of KV that is larger cannot be sent */
+
+#define SETUP_BYTES (4u + 4u * 4u + 8u + SECRET_BYTES)
+
+/* --- over the control link ----------------------------------------------- */
+
+enum setup_kind { SETUP_ASK = 1, SETUP_TELL };
+
+struct setup {
+	enum setup_kind kind;
+	uint32_t port, connections; /* connections: at most that many */
+	int encrypt, aes;           /* aes: this CPU has the instructions */
+	uint64_t pair;
+	unsigned char secret[SECRET_BYTES];
+};
+
+/* out has SETUP_BYTES. Returns the number of bytes used. */
+size_t setup_put(unsigned char *out, const struct setup *s);
+/* 0 or ERR_INVALID. */
+int setup_get(const unsigned char *at, size_t n, struct setup *ret);
+
+/* --- handshake ----------------------------------------------------------- */
+
+/* numbers are part of the protocol */
+enum cipher { CIPHER_NONE, CIPHER_AES256GCM, CIPHER_XCHACHA20, CIPHER_COUNT };
+const char *cipher_name(enum cipher c);
+
+struct hello {
+	uint64_t pair;
+	uint32_t connection;
+	enum cipher cipher;
+	unsigned char nonce[NONCE_BYTES];
+};
+
+void hello_put(unsigned char out[HELLO_BYTES], const struct hello *h, const unsigned char *secret);
+/* Without a look at the MAC. 0 or ERR_INVALID. */
+int hello_get(const unsigned char at[HELLO_BYTES], struct hello *ret);
+/* 0, or ERR_CORRUPT: the sender does not have the secret. */
+int hello_verify(const unsigned char at[HELLO_BYTES], const unsigned char *secret);
+
+/* Both proofs cover everything that both sides have said. */
+void welcome_put(unsigned char out[WELCOME_BYTES], const unsigned char hello[HELLO_BYTES],
+                 const unsigned char nonce[NONCE_BYTES], const unsigned char *secret);
+int welcome_verify(const unsigned char at[WELCOME_BYTES], const unsigned char hello[HELLO_BYTES],
+                   const unsigned char *secret);
+void proof_put(unsigned char out[PROOF_BYTES], const unsigned char hello[HELLO_BYTES],
+               const unsigned char nonce[NONCE_BYTES], const unsigned char *secret);
+int proof_verify(const unsigned char at[PROOF_BYTES], const unsigned char hello[HELLO_BYTES],
+                 const unsigned char nonce[NONCE_BYTES], const unsigned char *secret);
+
+/* --- frames -------------------------------------------------------------- */
+
+/* One direction of one connection. */
+struct frame_keys {
+	crypto_aead_aes256gcm_state aes;
+	unsigned char mac[32], aead[32];
+	uint64_t seed; /* of checksums */
+	enum cipher cipher;
+};
+
+enum frame_direction { FRAMES_OUT = 1, FRAMES_BACK }; /* to the receiver, to the sender */
+
+void frame_keys_derive(struct frame_keys *k, enum cipher cipher, enum frame_direction d,
+                       const unsigned char hello[HELLO_BYTES],
+                       const unsigned char nonce[NONCE_BYTES], const unsigned char *secret);
+
+enum frame_type { FRAME_DATA = 1, FRAME_CANARY, FRAME_ACK, FRAME_REFUSE };
+enum frame_refusal { REFUSED_NOT = 0, REFUSED_CLOSED, REFUSED_STALE, REFUSED_MALFORMED };
+
+struct frame {
+	enum frame_type type;
+	uint32_t length; /* of the payload, without the tag */
+	uint64_t number; /* of the frames in this direction, from 1 */
+	uint32_t handle, generation;
+	uint32_t layer, first;
+	uint32_t n;   /* DATA: blocks; REFUSE: enum frame_refusal */
+	uint64_t sum; /* DATA, CANARY: of the payload, 0 with a cipher; ACK: frames that arrived */
+};
+
+void frame_put(unsigned char out[FRAME_HEAD_BYTES], const struct frame *f,
+               const struct frame_keys *k);
+/* ERR_CORRUPT: wrong MAC, or an unknown type. */
+int frame_get(const unsigned char at[FRAME_HEAD_BYTES], struct frame *ret,
+              const struct frame_keys *k);
+/* Checksum of a payload, part by part; memory of the heap. NULL: out of memory. */
+struct frame_sum;
+struct frame_sum *frame_sum_new(void);
+void frame_sum_destroy(struct frame_sum **s);
+void frame_sum_begin(struct frame_sum *s, const struct frame_keys *k);
+void frame_sum_add(struct frame_sum *s, const void *at, size_t n);
+uint64_t frame_sum_end(const struct frame_sum *s);
+
+/* out: n + FRAME_TAG_BYTES; in may be out. */
+void frame_encrypt(const struct frame_keys *k, const unsigned char head[FRAME_HEAD_BYTES],
+                   uint64_t number, const unsigned char *in, size_t n, unsigned char *out);
+/* In place. ERR_CORRUPT: head or bytes are not what was encrypted. */
+int frame_decrypt(const struct frame_keys *k, const unsigned char head[FRAME_HEAD_BYTES],
+                  uint64_t number, unsigned char *at, size_t n);
+
+#endif
