@@ -108,6 +108,7 @@ static int door = -1, attached = -1;
 static struct handover_hello hello;
 static struct kv_layout layout;
 static struct pool_memory shared;
+static const char *messager_remote = ""; /* in its reply to the hand-over */
 static struct ring *ring;
 static uint64_t deadline_us; /* of what is said from now on, 0: none */
 static pid_t storage;
@@ -146,7 +147,8 @@ static inline void take_memory(void)
 	ck_assert_int_eq(pool_memory_map(&shared, &layout, hello.blocks, fds[0], fds[1], &err), 0);
 	ck_assert_int_eq(
 		ring_map(fds[2], hello.ring_slots, hello.ring_layers, hello.epoch, &ring, &err), 0);
-	ck_assert_int_eq(handover_answer(attached, node[MESSAGER].epoch, 0, "", bell), 0);
+	ck_assert_int_eq(handover_answer(attached, node[MESSAGER].epoch, 0, "", messager_remote, bell),
+	                 0);
 	close(bell);
 }
 

@@ -97,7 +97,7 @@ START_TEST(both_ways)
 	              e.text);
 	mapped.data[17] = 42;
 	ck_assert_uint_eq(shared.data[17], 42); /* the same memory */
-	ck_assert_int_eq(handover_answer(pair[1], 5, 0, "", bell), 0);
+	ck_assert_int_eq(handover_answer(pair[1], 5, 0, "", "m@tcp://10.0.0.1:7003", bell), 0);
 	ck_assert_int_eq(handover_result(pair[0], &reply, &theirs, &e), 0);
 	ck_assert_uint_eq(reply.epoch, 5);
 	ck_assert_int_eq(reply.code, 0);
@@ -126,7 +126,8 @@ START_TEST(without_a_ring)
 	ck_assert_int_eq(fds[2], -1);
 	close(fds[0]);
 	close(fds[1]);
-	ck_assert_int_eq(handover_answer(pair[1], 5, ERR_EXISTS, "a second one", -1), 0);
+	ck_assert_int_eq(
+		handover_answer(pair[1], 5, ERR_EXISTS, "a second one", "m@tcp://10.0.0.1:7003", -1), 0);
 	ck_assert_int_eq(handover_result(pair[0], &reply, &bell, &e), 0);
 	ck_assert_int_eq(reply.code, ERR_EXISTS);
 	ck_assert_str_eq(reply.text, "a second one");
@@ -362,7 +363,7 @@ static void peer_answer(int sock, uint64_t epoch, int code)
 		_exit(1);
 	for (int i = 0; i < 3; i++)
 		close(fds[i]);
-	handover_answer(sock, epoch, code, code ? "no room" : "", bell);
+	handover_answer(sock, epoch, code, code ? "no room" : "", "", bell);
 	close(bell);
 }
 
