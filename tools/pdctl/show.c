@@ -144,13 +144,27 @@ void show_config(const json_t *j, const char *only)
 
 void show_workers(const json_t *list)
 {
-	static const char *const columns[] = {"name",          "role",          "state",
-	                                      "requests",      "running",       "waiting",
-	                                      "blocks",        "blocks_free",   "blocks_held",
-	                                      "prompt_tokens", "cached_tokens", "generated_tokens",
-	                                      "preemptions",   "kv_index",      "kv_memory",
-	                                      "kv_disk",       "memory_weight", "disk_weight",
-	                                      "breaker",       "heard_ms_ago"};
+	static const char *const columns[] = {"name",
+	                                      "role",
+	                                      "state",
+	                                      "handover",
+	                                      "requests",
+	                                      "running",
+	                                      "waiting",
+	                                      "blocks",
+	                                      "blocks_free",
+	                                      "blocks_held",
+	                                      "prompt_tokens",
+	                                      "cached_tokens",
+	                                      "generated_tokens",
+	                                      "preemptions",
+	                                      "kv_index",
+	                                      "kv_memory",
+	                                      "kv_disk",
+	                                      "memory_weight",
+	                                      "disk_weight",
+	                                      "breaker",
+	                                      "heard_ms_ago"};
 	const size_t n = sizeof columns / sizeof *columns;
 	const json_t *w;
 	size_t i;
