@@ -16,18 +16,6 @@ int links_send(void *arg, struct worker_record *w, enum msg_type type, const str
 	return svc_send(r->svc, w->peer, type, head, body);
 }
 
-/* Roles may change, so the messager is named for each role. */
-static void add_peer(Pds__Peer *p, const struct worker_record *to, struct worker_record *w)
-{
-	pds__peer__init(p);
-	p->name = w->name;
-	p->endpoint = (char *)worker_endpoint(to, w);
-	p->role = (char *)worker_role_name(w->role);
-	p->epoch = w->epoch;
-	if (!worker_is_near(to, w))
-		p->messager = w->messager;
-}
-
 /* Sends every worker the list of the others that it can hand KV over to, so that connections exist
  * before the first request. */
 static void send_peers(struct router *r)
@@ -40,14 +28,9 @@ static void send_peers(struct router *r)
 		Pds__Peers body = PDS__PEERS__INIT;
 		if (!worker_is_up(w))
 			continue;
-		list_each(it, &r->registry.workers) {
-			struct worker_record *o = list_entry(it, struct worker_record, node);
-			if (o == w || !worker_is_up(o) || !worker_reaches(w, o))
-				continue;
-			add_peer(&peers[body.n_peers], w, o);
-			list[body.n_peers] = &peers[body.n_peers];
-			body.n_peers++;
-		}
+		body.n_peers = registry_peers(&r->registry, w, peers);
+		for (size_t i = 0; i < body.n_peers; i++)
+			list[i] = &peers[i];
 		body.peers = list;
 		svc_send(r->svc, w->peer, MSG_PEERS, &head, &body);
 	}

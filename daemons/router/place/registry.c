@@ -442,6 +442,25 @@ const char *worker_endpoint(const struct worker_record *p, const struct worker_r
 	return worker_is_near(p, d) ? d->endpoint : d->remote;
 }
 
+size_t registry_peers(const struct registry *g, const struct worker_record *to, Pds__Peer *ret)
+{
+	size_t n = 0;
+	list_each(it, &g->workers) {
+		struct worker_record *w = list_entry(it, struct worker_record, node);
+		if (w == to || !worker_is_up(w) || !worker_reaches(to, w))
+			continue;
+		Pds__Peer *p = &ret[n++];
+		pds__peer__init(p);
+		p->name = w->name;
+		p->endpoint = (char *)worker_endpoint(to, w);
+		p->role = (char *)worker_role_name(w->role);
+		p->epoch = w->epoch;
+		if (!worker_is_near(to, w))
+			p->messager = w->messager;
+	}
+	return n;
+}
+
 int worker_is_stuck(const struct registry *g, const struct worker_record *w, uint64_t now_us)
 {
 	return w->beat.running > 0 && now_us > w->progress_us && now_us - w->progress_us > g->stuck_us;

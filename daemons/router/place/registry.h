@@ -115,6 +115,9 @@ size_t worker_known(const struct worker_record *w, unsigned tier);
 void registry_beat(struct worker_record *w, const Pds__Heartbeat *b, uint64_t now_us);
 /* removes records of workers that are down for WORKER_FORGET_US */
 void registry_forget(struct registry *g, uint64_t now_us);
+/* Fills ret, with room for n_up, with the workers that `to` can hand KV over to if its role and
+ * theirs allow it; roles may change. Returns how many. The texts are the records'. */
+size_t registry_peers(const struct registry *g, const struct worker_record *to, Pds__Peer *ret);
 /* up or down, or NULL */
 struct worker_record *registry_find(const struct registry *g, const char *name);
 int worker_is_up(const struct worker_record *w);
