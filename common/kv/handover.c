@@ -123,11 +123,14 @@ int handover_receive(int sock, struct handover_hello *ret_hello, struct kv_layou
 	return 0;
 }
 
-int handover_answer(int sock, uint64_t epoch, int code, const char *text, int bell_fd)
+int handover_answer(int sock, uint64_t epoch, int code, const char *text, const char *remote,
+                    int bell_fd)
 {
+	CHECK(strlen(remote) <= ENDPOINT_BYTES_MAX);
 	struct handover_reply a = {
 		.magic = HANDOVER_MAGIC, .version = HANDOVER_VERSION, .epoch = epoch, .code = code};
 	snprintf(a.text, sizeof a.text, "%s", text ? text : "");
+	snprintf(a.remote, sizeof a.remote, "%s", code == 0 ? remote : "");
 	return sock_send(sock, &a, sizeof a, &bell_fd, bell_fd >= 0 && code == 0 ? 1 : 0);
 }
 
@@ -146,6 +149,29 @@ int handover_offer(int sock, const struct handover_hello *h, int control_fd, int
 	           : err_set(err, r, "cannot hand over the KV memory of %s: %s", h->name, err_name(r));
 }
 
+static int reply_check(const struct handover_reply *a, size_t n, struct err *err)
+{
+	if (n >= offsetof(struct handover_reply, epoch) && a->magic == HANDOVER_MAGIC &&
+	    a->version != HANDOVER_VERSION)
+		return err_set(err, ERR_UNSUPPORTED,
+		               "the reply to the hand-over has version %u, this daemon speaks %u",
+		               a->version, HANDOVER_VERSION);
+	if (n != sizeof *a || a->magic != HANDOVER_MAGIC || !memchr(a->text, 0, sizeof a->text))
+		return err_set(
+			err, ERR_CORRUPT,
+			"the reply to the hand-over is malformed: %zu bytes, expected %zu with our magic", n,
+			sizeof *a);
+	if (a->epoch == 0 || a->code > 0)
+		return err_set(err, ERR_INVALID, "the reply to the hand-over has epoch %llu and code %d",
+		               (unsigned long long)a->epoch, a->code);
+	if (!memchr(a->remote, 0, sizeof a->remote) || (a->remote[0] && !endpoint_is_remote(a->remote)))
+		return err_set(err, ERR_INVALID,
+		               "the reply to the hand-over has the address \"%.60s\", not "
+		               "NAME@tcp://HOST:PORT",
+		               a->remote);
+	return 0;
+}
+
 int handover_result(int sock, struct handover_reply *ret, int *ret_bell_fd, struct err *err)
 {
 	struct handover_reply a;
@@ -156,19 +182,7 @@ int handover_result(int sock, struct handover_reply *ret, int *ret_bell_fd, stru
 		int code = n == 0 ? ERR_CLOSED : (int)n;
 		return err_set(err, code, "no reply to the hand-over: %s", err_name(code));
 	}
-	int r = 0;
-	if ((size_t)n != sizeof a || a.magic != HANDOVER_MAGIC || !memchr(a.text, 0, sizeof a.text))
-		r = err_set(
-			err, ERR_CORRUPT,
-			"the reply to the hand-over is malformed: %zd bytes, expected %zu with our magic", n,
-			sizeof a);
-	else if (a.version != HANDOVER_VERSION)
-		r = err_set(err, ERR_UNSUPPORTED,
-		            "the reply to the hand-over has version %u, this daemon speaks %u", a.version,
-		            HANDOVER_VERSION);
-	else if (a.epoch == 0 || a.code > 0)
-		r = err_set(err, ERR_INVALID, "the reply to the hand-over has epoch %llu and code %d",
-		            (unsigned long long)a.epoch, a.code);
+	int r = reply_check(&a, (size_t)n, err);
 	if (n_fds && (r < 0 || a.code)) {
 		close(bell);
 		bell = -1;

@@ -6,21 +6,23 @@
  * Worker -> peer: struct handover_hello with descriptors [control, data] (storage) or [control,
  * data, ring] (messager). Every worker has a ring, since its role may change.
  * Peer -> worker: struct handover_reply, with the doorbell eventfd if the hello had a ring.
- * Both ends check magic, version and every size; names must be NUL-terminated. kv_region_map checks
+ * Both ends check magic, version and every size; texts must be NUL-terminated. kv_region_map checks
  * whether the peer can copy memory of the hello's backend. Both ends are on one host, so the
  * structs are sent as they are in memory. */
 #ifndef KV_HANDOVER_H
 #define KV_HANDOVER_H
 
 #include "kv/layout.h"
+#include "util/endpoint.h"
 #include "util/err.h"
 
 #include <stdint.h>
 
 #define HANDOVER_MAGIC 0x31764f68u
-#define HANDOVER_VERSION 2u
+#define HANDOVER_VERSION 3u
 #define HANDOVER_NAME_MAX 48
 #define HANDOVER_BACKEND_MAX 16
+#define HANDOVER_REMOTE_BYTES (ENDPOINT_BYTES_MAX + 4) /* no padding follows */
 
 struct handover_hello {
 	uint32_t magic, version;
@@ -39,6 +41,8 @@ struct handover_reply {
 	uint64_t epoch; /* the peer's */
 	int32_t code;   /* 0 or ERR_* (refused: text says why) */
 	char text[232];
+	/* where daemons of other hosts reach the peer, NAME@tcp://HOST:PORT; "": they cannot */
+	char remote[HANDOVER_REMOTE_BYTES];
 };
 
 void handover_hello_init(struct handover_hello *h, const char *name, uint64_t epoch,
@@ -48,8 +52,9 @@ void handover_hello_init(struct handover_hello *h, const char *name, uint64_t ep
  * owned by the caller, and ret_layout is finished. */
 int handover_receive(int sock, struct handover_hello *ret_hello, struct kv_layout *ret_layout,
                      int ret_fds[3], struct err *err);
-/* Peer: sends the reply. code 0 accepts, and passes a copy of bell_fd (-1: none). */
-int handover_answer(int sock, uint64_t epoch, int code, const char *text, int bell_fd);
+/* Peer: sends the reply. code 0 accepts, and passes a copy of bell_fd (-1: none) and `remote`. */
+int handover_answer(int sock, uint64_t epoch, int code, const char *text, const char *remote,
+                    int bell_fd);
 /* Worker: sends the hello with copies of the descriptors; ring_fd -1: none. */
 int handover_offer(int sock, const struct handover_hello *h, int control_fd, int data_fd,
                    int ring_fd, struct err *err);

@@ -417,8 +417,11 @@ static void pid_ended(evutil_socket_t fd, short what, void *arg)
 
 void chan_peer_watch(struct chan *c, struct peer *p, const Pds__Process *proc)
 {
-	peer_unwatch(p);
 	int dead;
+	peer_unwatch(p);
+	p->self = 0;
+	if (!p->origin.is_local) /* its process is of another host, whatever it says */
+		return;
 	p->pidfd = process_watch(proc, &dead);
 	p->self = p->pidfd >= 0 && proc->pid == (uint32_t)getpid();
 	if (p->pidfd < 0)

@@ -114,6 +114,9 @@ void chan_destroy(struct chan **c);
  * expected_name may be NULL. Returns NULL and logs the reason if the limit on peers (peers_max) is
  * reached, the system has no descriptors left, or there is no such key. */
 struct peer *chan_connect(struct chan *c, const char *endpoint, const char *expected_name, int tag);
+/* Would chan_connect find the keys that this endpoint needs? ipc needs none. If the peer's key is
+ * not known the folder is read again, at most once a second. Logs nothing. */
+int chan_has_keys_for(struct chan *c, const char *endpoint, const char *expected_name);
 /* Reads the folder of known keys again. Peers whose key was removed are down at once. Returns 1 if
  * the known keys have changed. */
 int chan_keys_reload(struct chan *c);

@@ -66,6 +66,23 @@ static const struct key *find(struct zap *z, const unsigned char *public_key)
 	return keys_find(keys, public_key);
 }
 
+int chan_has_keys_for(struct chan *c, const char *endpoint, const char *expected_name)
+{
+	char own_name[MSG_NAME_MAX + 1];
+	const char *address = chan_endpoint_address(endpoint, own_name);
+	if (strncmp(address, "ipc://", 6) == 0)
+		return 1;
+	const char *name = *own_name ? own_name : expected_name;
+	uint64_t now = clock_us();
+	if (!c->zap || !name)
+		return 0;
+	if (!keys_named(c->opts.keys, name) && now - c->zap->read_us >= REREAD_US) {
+		c->zap->read_us = now;
+		chan_keys_reload(c);
+	}
+	return keys_named(c->opts.keys, name) != NULL;
+}
+
 static void log_refused(struct zap *z, const struct zap_frame *address, const unsigned char *key)
 {
 	char print[KEY_PRINT_BYTES];

@@ -163,9 +163,10 @@ static int check_peers(const Pds__Peers *p, struct err *err)
 {
 	for (size_t i = 0; i < p->n_peers; i++)
 		if (!p->peers[i]->name[0] || strlen(p->peers[i]->name) > MSG_NAME_MAX ||
-		    strlen(p->peers[i]->endpoint) > MSG_ENDPOINT_MAX)
-			return err_set(err, ERR_CORRUPT, "peer %zu has no name, or name or endpoint too long",
-			               i);
+		    strlen(p->peers[i]->endpoint) > MSG_ENDPOINT_MAX ||
+		    strlen(p->peers[i]->messager) > MSG_ENDPOINT_MAX)
+			return err_set(err, ERR_CORRUPT,
+			               "peer %zu has no name, or a name or an endpoint is too long", i);
 	return 0;
 }
 
@@ -185,8 +186,8 @@ static int check_texts(const char *const *texts, size_t n, struct err *err)
 
 static int check_worker(const Pds__WorkerInfo *w, struct err *err)
 {
-	const char *texts[] = {w->role,     w->endpoint, w->model, w->model_fingerprint,
-	                       w->numerics, w->layout,   w->site};
+	const char *texts[] = {w->role,   w->endpoint, w->model,  w->model_fingerprint, w->numerics,
+	                       w->layout, w->site,     w->remote, w->messager};
 	return check_texts(texts, sizeof texts / sizeof *texts, err);
 }
 

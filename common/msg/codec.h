@@ -6,6 +6,7 @@
 #define MSG_CODEC_H
 
 #include "msg/types.h"
+#include "util/endpoint.h"
 #include "util/err.h"
 
 #include <stddef.h>
@@ -14,7 +15,7 @@
 #define MSG_NAME_MAX 47u          /* of a daemon's name: letters, digits, '.', '_', '-' */
 /* bytes of a text in HELLO and in a worker's description of itself */
 #define MSG_TEXT_MAX 1024u
-#define MSG_ENDPOINT_MAX 200u /* bytes of an endpoint in PEERS */
+#define MSG_ENDPOINT_MAX ENDPOINT_BYTES_MAX /* bytes of an endpoint in PEERS */
 
 struct msg_in {
 	Pds__Envelope *env;

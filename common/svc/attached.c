@@ -202,7 +202,8 @@ static void receive_hello(struct connection *c)
 	int known = r == 0;
 	if (known)
 		r = attach(c, &m, fds, &err);
-	int answered = handover_answer(c->sock, svc_epoch(a->h.svc), r, r < 0 ? err.text : "", c->bell);
+	int answered = handover_answer(c->sock, svc_epoch(a->h.svc), r, r < 0 ? err.text : "",
+	                               svc_remote(a->h.svc), c->bell);
 	if (r < 0) {
 		refused(a, known ? h.name : "?", r, err.text);
 		connection_end(c, err.text);

@@ -2,12 +2,12 @@
  * connection each on RUNDIR/NAME.sock. The worker's end is daemons/worker/links/attach.h.
  *
  * A connection waits for one hello, which is checked, mapped, passed to the daemon's `attach` and
- * answered. After that its end of file, or anything else that it sends, ends it: `detach`. At most
- * one worker of a name is attached at a time, and at most workers_max in total. A connection
- * without a hello within five seconds is closed. A worker's errors are answered with a sentence,
- * logged and counted. Nothing here ends the daemon, except that this process has lost a device
- * (svc_leave). Without a descriptor or memory for a connection, the listener pauses for 100 ms and
- * retries.
+ * answered, with the address where other hosts reach this daemon (svc_remote). After that its end
+ * of file, or anything else that it sends, ends it: `detach`. At most one worker of a name is
+ * attached at a time, and at most workers_max in total. A connection without a hello within five
+ * seconds is closed. A worker's errors are answered with a sentence, logged and counted. Nothing
+ * here ends the daemon, except that this process has lost a device (svc_leave). Without a
+ * descriptor or memory for a connection, the listener pauses for 100 ms and retries.
  *
  * All functions run on the loop's thread. */
 #ifndef SVC_ATTACHED_H

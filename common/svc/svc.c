@@ -9,11 +9,13 @@
 #include "util/check.h"
 #include "util/clock.h"
 #include "util/descriptors.h"
+#include "util/endpoint.h"
 #include "util/mem.h"
 #include "util/trim.h"
 
 #include <errno.h>
 #include <grp.h>
+#include <net/if.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,6 +46,10 @@ static const struct conf_key common_keys[] = {
 	{"listen", CONF_STRING, "", 0, 256, "", 0,
      "tcp://ADDRESS:PORT where daemons of other hosts connect, authenticated by keys; empty: links "
      "on this host only",
+     NULL},
+	{"advertise", CONF_STRING, "", 0, 140, "", 0,
+     "HOST:PORT where daemons of other hosts reach `listen`; empty: the address of `listen`, which "
+     "must not be a wildcard then, except for routers and storage",
      NULL},
 	{"keys", CONF_STRING, "/etc/pdserve/keys", 1, 256, "", 0,
      "Folder with this daemon's key, NAME.secret, and the known keys of others (pdctl keygen)",
@@ -401,12 +407,51 @@ static int is_tcp(const char *endpoint)
 	return strncmp(endpoint, "tcp://", 6) == 0 && port > endpoint + 6 && port[1];
 }
 
-static int check_listen(const struct conf *c, struct err *err)
+static int check_advertise(const char *advertise, const char *listen, struct err *err)
 {
-	const char *listen = conf_str(c, "listen");
-	if (!*listen || is_tcp(listen))
+	if (!*listen)
+		return err_set(err, ERR_INVALID,
+		               "advertise = \"%s\" says where others reach `listen`, which is not set",
+		               advertise);
+	if (endpoint_is_wildcard(advertise))
+		return err_set(err, ERR_INVALID,
+		               "advertise = \"%s\" is a wildcard: set the HOST:PORT that daemons of other "
+		               "hosts connect to",
+		               advertise);
+	return endpoint_is_address(advertise)
+	           ? 0
+	           : err_set(err, ERR_INVALID, "advertise = \"%s\": allowed is HOST:PORT", advertise);
+}
+
+/* ZeroMQ also listens on INTERFACE:PORT, a name that other hosts do not know. */
+static int is_interface(const char *address)
+{
+	char name[IF_NAMESIZE];
+	size_t n = (size_t)(strrchr(address, ':') - address);
+	if (n >= sizeof name)
 		return 0;
-	return err_set(err, ERR_INVALID, "listen = \"%s\": allowed is tcp://ADDRESS:PORT", listen);
+	snprintf(name, sizeof name, "%.*s", (int)n, address);
+	return if_nametoindex(name) != 0;
+}
+
+/* Checks `listen` and `advertise`, and sets where other hosts reach this daemon. */
+static int check_listen(struct svc *s, struct err *err)
+{
+	const char *listen = conf_str(s->conf, "listen"), *advertise = conf_str(s->conf, "advertise");
+	int r = *advertise ? check_advertise(advertise, listen, err) : 0;
+	if (r < 0)
+		return r;
+	if (*listen && !is_tcp(listen))
+		return err_set(err, ERR_INVALID, "listen = \"%s\": allowed is tcp://ADDRESS:PORT", listen);
+	if (!*listen || !s->hooks->advertises)
+		return 0;
+	s->remote = mem_printf("%s@tcp://%s", s->name, *advertise ? advertise : listen + 6);
+	if (endpoint_is_remote(s->remote) && (*advertise || !is_interface(listen + 6)))
+		return 0;
+	return err_set(err, ERR_INVALID,
+	               "listen = \"%s\" does not say where daemons of other hosts reach this one: set "
+	               "advertise = \"HOST:PORT\"",
+	               listen);
 }
 
 /* Keys are needed to listen, and to connect to other hosts: where there is one of this name it is
@@ -439,7 +484,7 @@ static int setup_names(struct svc *s, struct err *err)
 	s->endpoint = *endpoint ? mem_strdup(endpoint)
 	                        : mem_printf("ipc://%s/%s.ipc", s->rundir, s->name);
 	if ((r = check_name(s->name, err)) < 0 || (r = check_paths(s->rundir, s->name, err)) < 0 ||
-	    (r = check_endpoint(endpoint, err)) < 0 || (r = check_listen(s->conf, err)) < 0 ||
+	    (r = check_endpoint(endpoint, err)) < 0 || (r = check_listen(s, err)) < 0 ||
 	    (r = open_keys(s, err)) < 0)
 		return r;
 	if ((r = find_group(conf_str(s->conf, "control_group"), &s->control_gid, err)) < 0)
@@ -507,6 +552,7 @@ static void teardown(struct svc *s)
 	free(s->name);
 	free(s->rundir);
 	free(s->endpoint);
+	free(s->remote);
 	if (s->lock_fd >= 0)
 		close(s->lock_fd);
 }
@@ -636,6 +682,16 @@ const char *svc_name(const struct svc *s)
 uint64_t svc_epoch(const struct svc *s)
 {
 	return s->epoch;
+}
+
+const char *svc_remote(const struct svc *s)
+{
+	return s->remote ? s->remote : "";
+}
+
+int svc_has_keys(const struct svc *s)
+{
+	return s->keys != NULL;
 }
 
 const char *svc_rundir(const struct svc *s)

@@ -52,6 +52,9 @@ struct svc_hooks {
 	const struct svc_msg *messages;
 	/* ended by {0}; the skeleton adds status, config, reload, metrics, log-level, stop, help */
 	const struct svc_ctl *ctl;
+	/* 1: daemons of other hosts learn from others where to connect to this one (svc_remote), so
+	 * `listen` or `advertise` must say it. 0: those that connect are configured with its address */
+	int advertises;
 	/* Returns the number of file descriptors that the configuration requires beyond those of every
 	 * daemon, and the key that determines it; may be NULL */
 	unsigned (*descriptors)(const struct conf *c, const char **ret_key);
@@ -82,6 +85,10 @@ struct conf *svc_conf(struct svc *s);
 struct stat_set *svc_stats(struct svc *s);
 const char *svc_name(const struct svc *s);
 uint64_t svc_epoch(const struct svc *s);
+/* Where daemons of other hosts connect to this one, "NAME@tcp://HOST:PORT"; "" if they cannot, or
+ * if it does not advertise. */
+const char *svc_remote(const struct svc *s);
+int svc_has_keys(const struct svc *s); /* 1: links to other hosts are possible */
 const char *svc_rundir(const struct svc *s);
 void *svc_data(const struct svc *s);
 void svc_set_data(struct svc *s, void *data);

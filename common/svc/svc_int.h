@@ -50,6 +50,7 @@ struct svc {
 	svc_msg_fn *dispatch[SVC_MESSAGE_TYPES];
 	uint64_t unknown_us[SVC_MESSAGE_TYPES]; /* when a dropped message of the type was last logged */
 	char *name, *rundir, *endpoint;
+	char *remote; /* svc_remote; NULL: none */
 	uint64_t epoch, started_us, stop_at_us;
 	int64_t control_gid; /* -1: none */
 	int lock_fd, draining, expired, exit_status;

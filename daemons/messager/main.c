@@ -398,6 +398,7 @@ int main(int argc, char **argv)
 		.n_stats = MS_COUNT,
 		.messages = messages,
 		.ctl = ctl,
+		.advertises = 1,
 		.start = messager_start,
 		.reload = messager_reload,
 		.idle = messager_idle,

@@ -231,6 +231,8 @@ struct prefill {
 	unsigned soon;                        /* SOON_*; not 0: a post is on its way */
 	struct list targets, parked, sharing; /* parked: by arrival */
 	struct list reads;
+	/* names of the decode workers that were skipped for want of keys, as logged last */
+	char keyless[256];
 	struct job *retrying; /* the blocked job that a prepare thread tries again */
 	uint64_t releases;    /* how often slots or blocks were given back */
 	/* the threads' */
@@ -309,6 +311,8 @@ struct worker_failure reserve_failure(const struct job *j);
 void reserve_parked(struct prefill *s); /* some of the parked may be asked now */
 /* The asked candidate is closed and told; JE_REFUSED shall follow. */
 void reserve_close(struct job *j, Pds__Fault fault, const char *text);
+/* The candidate cannot be asked in this attempt. */
+void reserve_skip(struct job *j, struct candidate *c, const char *why);
 void reserve_denied(struct job *j, const Pds__Deny *m);   /* JE_REFUSED shall follow */
 void reserve_queued(struct job *j, const Pds__Queued *m); /* JE_CHECK shall follow */
 /* 0: the grant does not fit the prompt */

@@ -128,6 +128,11 @@ static void close_candidate(struct job *j, struct candidate *c, Pds__Fault fault
 	snprintf(j->reserve.why, sizeof j->reserve.why, "%s", text);
 }
 
+void reserve_skip(struct job *j, struct candidate *c, const char *why)
+{
+	close_candidate(j, c, PDS__FAULT__FAULT_PEER_LOST, why);
+}
+
 static int ask(struct job *j, struct candidate *c)
 {
 	struct job_reserve *r = &j->reserve;

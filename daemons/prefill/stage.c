@@ -47,7 +47,7 @@ void stage_soon(struct prefill *s, unsigned what)
 
 static int is_named(const Pds__Peers *m, const char *endpoint)
 {
-	for (size_t i = 0; m && i < m->n_peers; i++)
+	for (size_t i = 0; i < m->n_peers; i++)
 		if (strcmp(m->peers[i]->role, "decode") == 0 &&
 		    strcmp(m->peers[i]->endpoint, endpoint) == 0)
 			return 1;
@@ -76,18 +76,18 @@ static void close_dead_links(struct prefill *s)
 {
 	struct chan *c = svc_chan(s->w->svc);
 	if (!any_link_down(c))
-		return; /* PEERS need not be unpacked */
-	Pds__Peers *m = role_peers(s->w);
+		return; /* the lists need not be joined */
+	Pds__Peers m;
+	peer_lists_union(&s->w->peer_lists, 0, &m);
 	for (struct peer *p = chan_next(c, NULL), *next; p; p = next) {
 		next = chan_next(c, p);
-		if (peer_tag(p) != TAG_WORKER || peer_is_up(p) || is_named(m, peer_endpoint(p)) ||
+		if (peer_tag(p) != TAG_WORKER || peer_is_up(p) || is_named(&m, peer_endpoint(p)) ||
 		    is_target(s, peer_expected(p)))
 			continue;
 		log_info("link_closed", "decode=%s why=\"no router names it any more\"", peer_expected(p));
 		chan_disconnect(c, p);
 	}
-	if (m)
-		pds__peers__free_unpacked(m, NULL);
+	free(m.peers);
 }
 
 void stage_jobs(struct prefill *s, int by)
@@ -110,29 +110,68 @@ static struct job *find(struct prefill *s, const struct msg_head *h)
 
 /* --- from the router ----------------------------------------------------- */
 
-/* -1: no link to it can be made. */
+/* The link to the decode worker of this name; NULL: none. */
+static struct peer *link_to(struct chan *c, const char *name)
+{
+	for (struct peer *p = chan_next(c, NULL); p; p = chan_next(c, p))
+		if (peer_tag(p) == TAG_WORKER && strcmp(peer_expected(p), name) == 0)
+			return p;
+	return NULL;
+}
+
+/* Makes the link, unless there is one. A link that is down gives way to a new endpoint: the worker
+ * may run on another host now. ERR_INVALID: the worker is on another host, and the keys for it are
+ * missing; ERR_FULL: no link can be made, which was logged. */
 static int connect_to(struct worker *w, const char *name, const char *endpoint)
 {
 	struct chan *c = svc_chan(w->svc);
-	if (strcmp(name, svc_name(w->svc)) == 0)
+	struct peer *p = link_to(c, name);
+	if (strcmp(name, svc_name(w->svc)) == 0 ||
+	    (p && (peer_is_up(p) || strcmp(peer_endpoint(p), endpoint) == 0)))
 		return 0;
-	for (struct peer *p = chan_next(c, NULL); p; p = chan_next(c, p))
-		if (peer_tag(p) == TAG_WORKER && strcmp(peer_endpoint(p), endpoint) == 0)
-			return 0;
-	return chan_connect(c, endpoint, name, TAG_WORKER) ? 0 : -1;
+	if (!chan_has_keys_for(c, endpoint, name))
+		return ERR_INVALID;
+	if (p)
+		chan_disconnect(c, p);
+	return chan_connect(c, endpoint, name, TAG_WORKER) ? 0 : ERR_FULL;
+}
+
+/* Adds a name to a text that is cut off where it is full. */
+static void add_name(char *text, size_t size, const char *name)
+{
+	size_t at = strlen(text);
+	snprintf(text + at, size - at, "%s%s", at ? " " : "", name);
+}
+
+/* Logs which workers have no link for want of keys, once while they are the same. */
+static void note_keyless(struct prefill *s, const char *names)
+{
+	if (strcmp(s->keyless, names) == 0)
+		return;
+	snprintf(s->keyless, sizeof s->keyless, "%s", names);
+	if (*names)
+		log_warn("peers_skipped", "decode=%s why=%s", log_quote(names),
+		         log_quote("they are on other hosts, and this worker lacks its own key or theirs "
+		                   "(pdctl keygen, pdctl keys): nothing is handed over to them"));
 }
 
 static void on_peers(struct worker *w, struct peer *p, const struct msg_head *h,
                      const ProtobufCMessage *body)
 {
 	const Pds__Peers *m = (const Pds__Peers *)body;
+	char keyless[sizeof prefill_of(w)->keyless] = "";
 	int r = 0;
 	(void)p;
 	(void)h;
 	close_dead_links(prefill_of(w));
-	for (size_t i = 0; i < m->n_peers && r == 0; i++)
-		if (strcmp(m->peers[i]->role, "decode") == 0)
-			r = connect_to(w, m->peers[i]->name, m->peers[i]->endpoint);
+	for (size_t i = 0; i < m->n_peers && r != ERR_FULL; i++) {
+		if (strcmp(m->peers[i]->role, "decode") != 0)
+			continue;
+		r = connect_to(w, m->peers[i]->name, m->peers[i]->endpoint);
+		if (r == ERR_INVALID)
+			add_name(keyless, sizeof keyless, m->peers[i]->name);
+	}
+	note_keyless(prefill_of(w), keyless);
 }
 
 static void copy_candidates(struct job *j, const Pds__Submit *m)
@@ -141,8 +180,10 @@ static void copy_candidates(struct job *j, const Pds__Submit *m)
 	r->candidate = mem_array(m->n_candidates, sizeof *r->candidate);
 	for (; r->n < m->n_candidates; r->n++) {
 		const Pds__Candidate *c = m->candidates[r->n];
-		connect_to(j->w, c->name, c->endpoint);
+		int linked = connect_to(j->w, c->name, c->endpoint);
 		r->candidate[r->n].target = target_get(prefill_of(j->w), c->name, c->epoch);
+		if (linked == ERR_INVALID)
+			reserve_skip(j, &r->candidate[r->n], "there are no keys for the decode worker's host");
 	}
 }
 

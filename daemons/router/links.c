@@ -16,17 +16,8 @@ int links_send(void *arg, struct worker_record *w, enum msg_type type, const str
 	return svc_send(r->svc, w->peer, type, head, body);
 }
 
-static void add_peer(Pds__Peer *p, struct worker_record *w)
-{
-	pds__peer__init(p);
-	p->name = w->name;
-	p->endpoint = w->endpoint;
-	p->role = (char *)worker_role_name(w->role);
-	p->epoch = w->epoch;
-}
-
-/* Sends every worker the list of the others of its site, so that their connections exist before
- * the first request. */
+/* Sends every worker the list of the others that it can hand KV over to, so that connections exist
+ * before the first request. */
 static void send_peers(struct router *r)
 {
 	unsigned n = r->registry.n_up;
@@ -37,14 +28,9 @@ static void send_peers(struct router *r)
 		Pds__Peers body = PDS__PEERS__INIT;
 		if (!worker_is_up(w))
 			continue;
-		list_each(it, &r->registry.workers) {
-			struct worker_record *o = list_entry(it, struct worker_record, node);
-			if (o == w || !worker_is_up(o) || strcmp(o->site, w->site) != 0)
-				continue;
-			add_peer(&peers[body.n_peers], o);
-			list[body.n_peers] = &peers[body.n_peers];
-			body.n_peers++;
-		}
+		body.n_peers = registry_peers(&r->registry, w, peers);
+		for (size_t i = 0; i < body.n_peers; i++)
+			list[i] = &peers[i];
 		body.peers = list;
 		svc_send(r->svc, w->peer, MSG_PEERS, &head, &body);
 	}
@@ -161,8 +147,8 @@ static void got_kv_events(struct svc *s, struct peer *p, const struct msg_head *
 		registry_kv_events(&r->registry, w, (const Pds__KvEvents *)body);
 }
 
-/* A worker has switched its role. Peers are told, and attempts that wait for such a worker are
- * tried again. What runs there goes on. */
+/* A worker has switched its role, or its messager has come or gone. Peers are told, and attempts
+ * that wait for such a worker are tried again. What runs there goes on. */
 static void got_worker_update(struct svc *s, struct peer *p, const struct msg_head *head,
                               const ProtobufCMessage *body)
 {

@@ -11,8 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TELL_AGAIN_US 50000u /* retry interval for routers whose link was full */
-
 static const struct stage_ops *stage_of(enum worker_role r)
 {
 	return r == ROLE_PREFILL ? &prefill_stage : &decode_stage;
@@ -33,61 +31,26 @@ void role_look(struct worker *w)
 
 /* --- the switch ---------------------------------------------------------- */
 
-static void tell_routers(struct worker *w)
-{
-	struct chan *c = svc_chan(w->svc);
-	Pds__WorkerUpdate m = PDS__WORKER_UPDATE__INIT;
-	Pds__WorkerInfo info = PDS__WORKER_INFO__INIT;
-	struct msg_head none = {0};
-	worker_describe(w, &info);
-	m.worker = &info;
-	w->sw.untold = 0;
-	for (struct peer *p = chan_next(c, NULL); p; p = chan_next(c, p))
-		if (peer_tag(p) == TAG_ROUTER && peer_is_up(p) &&
-		    chan_send(c, p, MSG_WORKER_UPDATE, &none, &m.base) == ERR_FULL)
-			w->sw.untold = 1; /* all are told again later; the last message counts */
-}
-
-static void tell_and_retry(struct worker *w)
-{
-	tell_routers(w);
-	if (w->sw.untold && !w->sw.active)
-		look_in(w, TELL_AGAIN_US);
-}
-
-void role_router_up(struct worker *w)
-{
-	if (w->sw.count)
-		tell_and_retry(w);
-}
-
-Pds__Peers *role_peers(const struct worker *w)
-{
-	return w->sw.peers ? pds__peers__unpack(NULL, w->sw.peers_len, w->sw.peers) : NULL;
-}
-
 static void tell_stage_of_peers(struct worker *w)
 {
 	struct msg_head none = {0};
-	Pds__Peers *m = role_peers(w);
-	if (!m)
-		return;
+	Pds__Peers m;
+	peer_lists_union(&w->peer_lists, 0, &m);
 	for (const struct stage_msg *s = w->stage->messages; s->body; s++)
 		if (s->body == &pds__peers__descriptor)
-			s->fn(w, NULL, &none, &m->base);
-	pds__peers__free_unpacked(m, NULL);
+			s->fn(w, NULL, &none, &m.base);
+	free(m.peers);
 }
 
 static void done(struct worker *w, enum worker_role was)
 {
 	uint64_t took = clock_us() - w->sw.began_us;
 	w->sw.active = 0;
-	w->sw.count++;
 	stat_add(svc_stats(w->svc), WS_ROLE_SWITCHES, 1);
 	worker_relay_by_role(w);
 	log_info("role_switched", "from=%s to=%s took_us=%llu failed=%d", worker_role_name(was),
 	         worker_role_name(w->role), (unsigned long long)took, w->sw.aborted);
-	tell_and_retry(w);
+	tell_changed(w);
 }
 
 static void change_stage(struct worker *w)
@@ -116,9 +79,9 @@ static void on_look(evutil_socket_t fd, short what, void *arg)
 	struct worker *w = arg;
 	(void)fd;
 	(void)what;
-	if (!w->sw.active) {
-		tell_and_retry(w);
-	} else if (w->stage->idle(w)) {
+	if (!w->sw.active)
+		return;
+	if (w->stage->idle(w)) {
 		change_stage(w);
 	} else if (!w->sw.aborted && clock_us() >= w->sw.until_us) {
 		w->sw.aborted = 1;
@@ -199,14 +162,6 @@ int role_command(struct worker *w, char *const *args, size_t n, struct buf *out,
 
 /* --- messages ------------------------------------------------------------ */
 
-void role_keep_peers(struct worker *w, const Pds__Peers *m)
-{
-	free(w->sw.peers);
-	w->sw.peers_len = pds__peers__get_packed_size(m);
-	w->sw.peers = mem_alloc(w->sw.peers_len + 1);
-	pds__peers__pack(m, w->sw.peers);
-}
-
 static void stray_reserve(struct worker *w, struct peer *p, const struct msg_head *h)
 {
 	Pds__Deny m = PDS__DENY__INIT;
@@ -285,7 +240,6 @@ void role_fini(struct worker *w)
 {
 	if (w->sw.look)
 		event_free(w->sw.look);
-	free(w->sw.peers);
 }
 
 /* --- a worker without a stage is about to end ---------------------------- */

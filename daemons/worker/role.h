@@ -20,11 +20,7 @@ struct role_switch {
 	int active, aborted; /* aborted: timed out, and what was running was failed */
 	enum worker_role next;
 	uint64_t began_us, until_us; /* until_us: what runs then is failed with retry */
-	int untold;                  /* a router was not yet told of the last switch */
-	unsigned count;              /* switches so far */
 	struct event *look;
-	unsigned char *peers; /* the last PEERS, packed, for the next stage */
-	size_t peers_len;
 };
 
 /* Call before the stage is started. */
@@ -40,12 +36,6 @@ void role_fini(struct worker *w);
 int role_command(struct worker *w, char *const *args, size_t n, struct buf *out, struct err *err);
 /* Appends JSON members, without a leading comma. */
 void role_json(const struct worker *w, struct buf *out);
-/* The link to a router has come up: our HELLO may have been sent before a switch that is done
- * now. */
-void role_router_up(struct worker *w);
-void role_keep_peers(struct worker *w, const Pds__Peers *m);
-/* The last PEERS message; NULL: none yet. The caller frees it (pds__peers__free_unpacked). */
-Pds__Peers *role_peers(const struct worker *w);
 /* Handles a message that the present stage does not: if the sender waits for an answer, it gets the
  * one that a worker without the job or lease would give. */
 void role_stray(struct worker *w, struct peer *p, const struct msg_head *h,

@@ -158,12 +158,14 @@ static void messager_on(void *arg, uint64_t epoch, int bell_fd)
 		ring_set_bell(w->ring, bell_fd);
 	else if (bell_fd >= 0)
 		close(bell_fd);
+	tell_attached(w);
 }
 
 static void messager_gone(void *arg, uint64_t epoch)
 {
 	struct worker *w = arg;
 	w->messager_dead = epoch;
+	tell_attached(w);
 	if (w->ring)
 		ring_set_bell(w->ring, -1);
 	if (w->state && w->stage->messager_gone)
@@ -238,6 +240,7 @@ static int start(struct svc *s, struct err *err)
 	w->region.control_fd = w->region.data_fd = -1;
 	svc_set_data(s, w);
 	json_account_setup();
+	tell_init(w);
 	choose_role(w, conf_str(c, "role"));
 	int r = open_engine(w, c, err);
 	if (r < 0)
@@ -285,13 +288,15 @@ void worker_relay_by_role(struct worker *w)
 static void up(struct svc *s, struct peer *p)
 {
 	struct worker *w = worker_of(s);
-	if (peer_tag(p) == TAG_MESSAGER)
+	if (peer_tag(p) == TAG_MESSAGER) {
 		w->messager = p;
+		tell_messager(w, 1);
+	}
 	if (peer_tag(p) == TAG_ROUTER) {
 		events_up(w->events, p);
 		if (w->events)
 			relay_router_up(w->relay, p);
-		role_router_up(w);
+		tell_router_up(w);
 	}
 	if (peer_tag(p) == TAG_STORAGE)
 		relay_storage_up(w->relay, p);
@@ -400,8 +405,15 @@ static void to_stage(struct svc *s, struct peer *p, const struct msg_head *head,
 static void on_peers(struct svc *s, struct peer *p, const struct msg_head *head,
                      const ProtobufCMessage *body)
 {
-	role_keep_peers(worker_of(s), (const Pds__Peers *)body);
-	to_stage(s, p, head, body);
+	struct worker *w = worker_of(s);
+	Pds__Peers all;
+	if (peer_tag(p) != TAG_ROUTER)
+		return; /* workers send PEERS to messagers only */
+	peer_lists_take(&w->peer_lists, p, (const Pds__Peers *)body);
+	peer_lists_union(&w->peer_lists, 0, &all);
+	to_stage(s, p, head, &all.base);
+	free(all.peers);
+	tell_messager(w, 0);
 }
 
 static void to_store(struct svc *s, struct peer *p, const struct msg_head *head,
@@ -459,6 +471,7 @@ static void stop(struct svc *s)
 		svc_leave("told to end while a step makes no progress");
 	w->stage->stop(w);
 	role_fini(w);
+	tell_fini(w);
 	if (w->store) {
 		event_free(w->store_ev);
 		writeout_destroy(&w->writeout);
@@ -477,6 +490,7 @@ static void stop(struct svc *s)
 		ring_destroy(&w->ring);
 	kv_region_fini(&w->region);
 	svc_set_data(s, NULL);
+	peer_lists_fini(&w->peer_lists);
 	free(w);
 }
 
@@ -515,6 +529,7 @@ int worker_main(int argc, char **argv, const char *program, const char *default_
 		.n_stats = WS_COUNT,
 		.messages = messages,
 		.ctl = worker_ctl,
+		.advertises = 1,
 		.start = start,
 		.drain = drain,
 		.idle = idle,

@@ -7,7 +7,9 @@
 #include "seq/compiler.h"
 #include "engine/engine.h"
 #include "links/events.h"
+#include "links/peer_lists.h"
 #include "links/peers.h"
+#include "links/tell.h"
 #include "kv/pool.h"
 #include "kv/region.h"
 #include "kv/ring.h"
@@ -30,6 +32,8 @@ struct worker {
 	struct svc *svc;
 	enum worker_role role;
 	struct role_switch sw;
+	struct peer_lists peer_lists;
+	struct tell tell;
 	struct engine *engine;
 	const struct engine_info *info;
 	struct kv_region region;

@@ -223,6 +223,30 @@ def test_cannot_start(option, part, tmp_path):
     assert r.returncode == 1 and part in r.stderr
 
 
+# where others are to connect to, as far as it can be known at start
+@pytest.mark.parametrize("program,listen,advertise,part", [
+    ("pdmessagerd", "tcp://0.0.0.0:7003", "", 'set advertise = "HOST:PORT"'),
+    ("pdmessagerd", "tcp://*:7003", "", 'set advertise = "HOST:PORT"'),
+    ("pdmessagerd", "tcp://[::]:7003", "", 'set advertise = "HOST:PORT"'),
+    ("pdmessagerd", "tcp://lo:7003", "", 'set advertise = "HOST:PORT"'),
+    ("pddecoded", "tcp://0.0.0.0:7001", "", 'set advertise = "HOST:PORT"'),
+    ("pdprefilld", "tcp://0:7001", "", 'set advertise = "HOST:PORT"'),
+    ("pdmessagerd", "tcp://0.0.0.0:7003", "0.0.0.0:7003", "is a wildcard"),
+    ("pdrouterd", "tcp://10.0.0.1:7000", "*:7000", "is a wildcard"),
+    ("pdmessagerd", "tcp://0.0.0.0:7003", "10.0.0.1", "allowed is HOST:PORT"),
+    ("pdmessagerd", "tcp://0.0.0.0:7003", "tcp://10.0.0.1:7003", "allowed is HOST:PORT"),
+    ("pdmessagerd", "", "10.0.0.1:7003", "`listen`, which is not set"),
+    # these say it; what is missing next are the keys
+    ("pdmessagerd", "tcp://0.0.0.0:7003", "10.0.0.1:7003", "pdctl keygen"),
+    ("pddecoded", "tcp://10.0.0.1:7001", "", "pdctl keygen"),
+    ("pdrouterd", "tcp://0.0.0.0:7000", "", "pdctl keygen"),
+    ("pdstoraged", "tcp://0.0.0.0:7000", "", "pdctl keygen"),
+])
+def test_no_wildcard_is_advertised(program, listen, advertise, part, tmp_path):
+    r = run(os.path.join(BIN, program), "-o", f"rundir={tmp_path}", "-o", f"keys={tmp_path}", "-o", f"listen={listen}", "-o", f"advertise={advertise}")
+    assert r.returncode == 1 and part in r.stderr, r.stderr
+
+
 def test_epoch_grows_when_the_clock_is_set_back(tmp_path):
     lock, late = tmp_path / "messager.lock", 4102444800000000
     lock.write_text(f"1 {late}\n")

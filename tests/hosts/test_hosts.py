@@ -1,152 +1,14 @@
-"""Hosts as network namespaces: each has an address, a run directory and keys of its own; what joins them is TCP over a bridge that tests cut and heal.
-
-Needs root and iproute2 (`make check-hosts`). The workers are of role mixed: KV is handed over between the workers of one host only.
-"""
-import http.client
+"""Several hosts (hosts.py): mixed workers, and what prefill and decode workers of different hosts, and their messagers, learn of each other."""
 import json
 import os
 import shutil
-import subprocess
-import sys
-import tempfile
 import time
 
 import pytest
+from hosts import NEEDS, ask, ask_in_background, net, workers  # noqa: F401
+from suite import wait_for
 
-ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../.."))
-sys.path.insert(0, os.path.join(ROOT, "tests/e2e"))
-from suite import BIN, GOLDEN, wait_for  # noqa: E402
-
-MODEL = os.path.join(GOLDEN, "llama")
-PROMPT = [5, 17, 40, 63, 90, 130, 200, 3, 9]
-TAG = f"pd{os.getpid() % 10000}"
-NET = "10.77.0."
-
-pytestmark = pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="network namespaces need root and iproute2")
-
-
-def ip(*args):
-    subprocess.run(["ip", *args], check=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
-class Host:
-    def __init__(self, net, number):
-        self.net, self.number, self.ns, self.address = net, number, f"{TAG}h{number}", f"{NET}{number}"
-        self.dir = os.path.join(net.dir, f"h{number}")
-        self.keys = os.path.join(self.dir, "keys")
-        self.procs = {}
-        os.makedirs(self.dir)
-        ip("netns", "add", self.ns)
-        self.port = f"{TAG}v{number}"
-        ip("link", "add", self.port, "netns", net.ns, "type", "veth", "peer", "name", "eth0", "netns", self.ns)
-        ip("-n", net.ns, "link", "set", self.port, "master", "br0", "up")
-        ip("-n", self.ns, "addr", "add", self.address + "/24", "dev", "eth0")
-        for dev in ("lo", "eth0"):
-            ip("-n", self.ns, "link", "set", dev, "up")
-
-    def cut(self):
-        ip("-n", self.net.ns, "link", "set", self.port, "down")
-
-    def heal(self):
-        ip("-n", self.net.ns, "link", "set", self.port, "up")
-
-    def run(self, *argv, **more):
-        return subprocess.run(["ip", "netns", "exec", self.ns, *argv], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more)
-
-    def pdctl(self, *args):
-        return self.run(os.path.join(BIN, "pdctl"), "-r", self.dir, "-k", self.keys, *args)
-
-    def keygen(self, name, role):
-        out = self.pdctl("keygen", name, role)
-        assert out.returncode == 0, out.stdout
-
-    def trust(self, other, name):
-        os.makedirs(os.path.join(self.keys, "known"), exist_ok=True)
-        shutil.copy(os.path.join(other.keys, name + ".pub"), os.path.join(self.keys, "known"))
-
-    def log(self, name):
-        with open(os.path.join(self.dir, name + ".log")) as f:
-            return f.read()
-
-    def start(self, program, name, **conf):
-        path = os.path.join(self.dir, name + ".conf")
-        conf = {"name": name, "rundir": self.dir, "keys": self.keys, "model": MODEL, **conf}
-        with open(path, "w") as f:
-            for k, v in conf.items():
-                text = json.dumps(v) if not isinstance(v, list) else "(" + ", ".join(json.dumps(x) for x in v) + ")"
-                f.write(f"{k} = {text};\n")
-        with open(os.path.join(self.dir, name + ".log"), "ab") as log:
-            self.procs[name] = subprocess.Popen(["ip", "netns", "exec", self.ns, os.path.join(BIN, program), "-c", path], stdout=log, stderr=log)
-
-    def router(self, name="router-1", **conf):
-        self.start("pdrouterd", name, http_listen="0.0.0.0:8080", listen=f"tcp://{self.address}:7000", **conf)
-
-    def mixed(self, name, routers, **conf):
-        self.start("pddecoded", name, role="mixed", messager="none", storage="none", block_tokens=16, kv_blocks=200, kv_type="f32",
-                   routers=[f"{r}@tcp://{h.address}:7000" for h, r in routers], **conf)
-
-    def kill(self, name):
-        p = self.procs.pop(name)
-        p.kill()
-        p.wait()
-
-    def stop(self):
-        for p in self.procs.values():
-            p.kill()
-        for p in self.procs.values():
-            p.wait()
-
-
-class Net:
-    def __init__(self, hosts):
-        self.dir, self.ns = tempfile.mkdtemp(prefix="pdh"), TAG + "n"
-        ip("netns", "add", self.ns)
-        ip("-n", self.ns, "link", "add", "br0", "type", "bridge")
-        ip("-n", self.ns, "link", "set", "br0", "up")
-        self.hosts = []
-        for i in range(hosts):
-            self.hosts.append(Host(self, i + 1))
-
-    def close(self):
-        for h in self.hosts:
-            h.stop()
-        for ns in [h.ns for h in self.hosts] + [self.ns]:
-            ip("netns", "del", ns)
-        shutil.rmtree(self.dir)
-
-
-@pytest.fixture
-def net():
-    n = None
-    try:
-        n = Net(3)
-        yield n
-    finally:
-        if n:
-            n.close()
-
-
-ASK = """
-import http.client, json, sys
-c = http.client.HTTPConnection(sys.argv[1], 8080, timeout=float(sys.argv[3]))
-c.request("POST", "/v1/completions", sys.argv[2], {"Content-Type": "application/json"})
-r = c.getresponse()
-print(json.dumps([r.status, json.loads(r.read())]))
-"""
-
-
-def ask(client, router, n=24, timeout=20):
-    """(status, token ids), asked from the host `client`"""
-    body = json.dumps({"prompt": PROMPT, "max_tokens": n, "temperature": 0, "ignore_eos": True, "return_token_ids": True})
-    out = client.run(sys.executable, "-c", ASK, router.address, body, str(timeout))
-    assert out.returncode == 0, out.stdout
-    status, answer = json.loads(out.stdout)
-    return status, answer["choices"][0].get("token_ids") if status == 200 else answer
-
-
-def workers(router, name="router-1"):
-    out = router.pdctl("-d", name, "workers", "--json")
-    return {w["name"]: w["state"] for w in json.loads(out.stdout)} if out.returncode == 0 else {}
+pytestmark = NEEDS
 
 
 def trio(net):
@@ -251,6 +113,45 @@ def test_who_is_refused(net):
     os.unlink(os.path.join(a.keys, "known", "mixed-1.pub"))
     assert a.pdctl("-d", "router-1", "reload").returncode == 0
     wait_for(lambda: workers(a).get("mixed-1") != "up", "mixed-1 is not known any more")
+
+
+def site(host, router, *workers_of):
+    """A messager, and the workers that are given as (start, name), of a host that knows all keys"""
+    host.know_all()
+    host.messager()
+    for start, name in workers_of:
+        start(name, router)
+
+
+def test_pairs_of_two_hosts_find_each_other(net):
+    a, b, c = net.hosts
+    for host, name, role in ((a, "router-1", "router"), (b, "prefill-1", "worker"), (b, "messager-2", "messager"), (c, "decode-1", "worker"),
+                             (c, "messager-3", "messager")):
+        host.keygen(name, role)
+    router = [(a, "router-1")]
+    a.know_all()
+    a.router()
+    site(b, router, (b.prefill, "prefill-1"))
+    site(c, router, (c.decode, "decode-1"))
+    wait_for(lambda: workers(a) == {"prefill-1": "up", "decode-1": "up"}, "both workers at the router")
+    wait_for(lambda: "event=peer_up peer=decode-1" in b.log("prefill-1"), "a link from worker to worker before any request")
+    wait_for(lambda: "event=messager_told peers=1" in b.log("prefill-1"), "the messager is told of the other one")
+    told = {w["name"]: w for w in json.loads(a.pdctl("-d", "router-1", "workers", "--json").stdout)}
+    assert told["decode-1"]["remote"] == f"decode-1@tcp://{c.address}:7200" and told["decode-1"]["handover"] == "hosts"
+    assert told["prefill-1"]["messager"] == f"messager-2@tcp://{b.address}:7003" and told["prefill-1"]["site"] != told["decode-1"]["site"]
+    # the request gets its lease over there
+    asking = ask_in_background(a, a)
+    wait_for(lambda: "event=granted" in c.log("decode-1"), "a lease is granted")
+    wait_for(lambda: "event=prefill_done" in b.log("prefill-1"), "the prompt is computed")
+    asking.kill()
+    asking.wait()
+    # the messager of decode-1 dies: nothing is placed there from here until it is back
+    c.kill("messager-3")
+    wait_for(lambda: {w["name"]: w["messager"] for w in json.loads(a.pdctl("-d", "router-1", "workers", "--json").stdout)}["decode-1"] == "",
+             "the router hears that the messager is gone")
+    wait_for(lambda: "event=messager_told peers=0" in b.log("prefill-1"), "and the other messager")
+    c.restart("messager-3")
+    wait_for(lambda: b.log("prefill-1").count("event=messager_told peers=1") == 2, "and that it is back")
 
 
 @pytest.mark.parametrize("conf, why", [

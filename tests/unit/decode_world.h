@@ -225,7 +225,7 @@ static inline void answer_worker(int conn, int map)
 		ck_assert_msg(pool_memory_map(&W.shared, &l, h.blocks, fds[0], fds[1], &e) == 0, "%s",
 		              e.text);
 	}
-	ck_assert_int_eq(handover_answer(conn, W.messager.epoch, 0, "", -1), 0);
+	ck_assert_int_eq(handover_answer(conn, W.messager.epoch, 0, "", "", -1), 0);
 }
 
 /* The messager as a process of its own: it has the memory until it is killed; SIGUSR1 makes it

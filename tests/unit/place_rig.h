@@ -30,6 +30,28 @@ static inline struct worker_record *add(struct registry *g, const char *name, co
 	return add_like(g, name, role, "n", 0);
 }
 
+/* A worker of a site, with the addresses that it and its messager tell: "rm" both, "r" its own
+ * only, "m" its messager's only, "" none. */
+static inline struct worker_record *add_at(struct registry *g, const char *name, const char *role,
+                                           const char *site, const char *tells)
+{
+	char remote[100], messager[100];
+	Pds__WorkerInfo w = PDS__WORKER_INFO__INIT;
+	snprintf(remote, sizeof remote, "%s@tcp://%s:7001", name, site);
+	snprintf(messager, sizeof messager, "messager-%s@tcp://%s:7003", site, site);
+	w.role = (char *)role;
+	w.model_fingerprint = (char *)"f";
+	w.numerics = (char *)"n";
+	w.layout = (char *)"l";
+	w.block_tokens = BT;
+	w.blocks = 1000;
+	w.endpoint = (char *)name;
+	w.site = (char *)site;
+	w.remote = strchr(tells, 'r') ? remote : (char *)"";
+	w.messager = strchr(tells, 'm') ? messager : (char *)"";
+	return registry_up(g, (struct peer *)g, name, 1, &w, clock_us());
+}
+
 static inline void both(struct registry *g, unsigned policy)
 {
 	g->policy.policy[PLACE_PREFILL] = g->policy.policy[PLACE_DECODE] = policy;

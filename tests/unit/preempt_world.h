@@ -43,7 +43,7 @@ static inline void storage_holder(void)
 	unlink(path);
 	int ls = sock_listen(path, 0600, &e), conn = ls < 0 ? -1 : sock_accept(ls);
 	if (conn < 0 || handover_receive(conn, &h, &l, fds, &e) < 0 ||
-	    handover_answer(conn, S.side.epoch, 0, "", -1) < 0)
+	    handover_answer(conn, S.side.epoch, 0, "", "", -1) < 0)
 		_exit(1);
 	for (;;)
 		pause();

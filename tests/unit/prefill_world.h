@@ -81,7 +81,9 @@ struct seen {
 struct ask {
 	uint64_t req;
 	uint32_t n;
-	const char *to;          /* candidates in order: '1', '2', or '9', who never answers a HELLO */
+	/* candidates in order: '1', '2', '9', who never answers a HELLO, or 'f', who is on another host
+	 * and whose key is missing here */
+	const char *to;
 	uint32_t seed, own_from; /* with a seed the tokens from own_from on are this request's own */
 	uint32_t max_tokens;
 	int prompt_logprobs;
@@ -108,6 +110,8 @@ static int door = -1, attached = -1;
 static struct handover_hello hello;
 static struct kv_layout layout;
 static struct pool_memory shared;
+static int door_waits; /* the messager takes the memory once the router's link is up */
+static const char *messager_remote = ""; /* in its reply to the hand-over */
 static struct ring *ring;
 static uint64_t deadline_us; /* of what is said from now on, 0: none */
 static pid_t storage;
@@ -146,7 +150,8 @@ static inline void take_memory(void)
 	ck_assert_int_eq(pool_memory_map(&shared, &layout, hello.blocks, fds[0], fds[1], &err), 0);
 	ck_assert_int_eq(
 		ring_map(fds[2], hello.ring_slots, hello.ring_layers, hello.epoch, &ring, &err), 0);
-	ck_assert_int_eq(handover_answer(attached, node[MESSAGER].epoch, 0, "", bell), 0);
+	ck_assert_int_eq(handover_answer(attached, node[MESSAGER].epoch, 0, "", messager_remote, bell),
+	                 0);
 	close(bell);
 }
 
@@ -155,7 +160,7 @@ static inline void on_tick(evutil_socket_t fd, short what, void *arg)
 	(void)fd;
 	(void)what;
 	(void)arg;
-	if (attached >= 0 || door < 0)
+	if (attached >= 0 || door < 0 || (door_waits && !node[ROUTER].p))
 		return;
 	attached = sock_accept(door);
 	if (attached >= 0)
@@ -226,6 +231,17 @@ static inline void sum_prompt(struct seen *first)
 	}
 }
 
+/* "NAME ROLE EPOCH ENDPOINT MESSAGER;" of each. */
+static inline void see_peers(struct seen *s, const Pds__Peers *m)
+{
+	size_t n = 0;
+	for (size_t i = 0; i < m->n_peers && n < sizeof s->text; i++)
+		n += (size_t)snprintf(s->text + n, sizeof s->text - n, "%s %s %llu %s %s;",
+		                      m->peers[i]->name, m->peers[i]->role,
+		                      (unsigned long long)m->peers[i]->epoch, m->peers[i]->endpoint,
+		                      m->peers[i]->messager);
+}
+
 static inline struct seen *see(enum who who, enum msg_type type)
 {
 	ck_assert_uint_lt(n_seen, SEEN_MAX);
@@ -247,6 +263,12 @@ static inline void on_message(void *arg, struct peer *p, enum msg_type type,
 		}
 		return;
 	}
+	if (type == MSG_PEERS)
+		see_peers(s, (const Pds__Peers *)body);
+	if (type == MSG_WORKER_UPDATE)
+		snprintf(s->text, sizeof s->text, "%s",
+		         ((const Pds__WorkerUpdate *)body)->worker->messager);
+	n_seen += type == MSG_PEERS || type == MSG_WORKER_UPDATE;
 	if (!h->req.lo)
 		return; /* heartbeats */
 	s->req = h->req.lo;
@@ -622,12 +644,14 @@ static inline void submit(struct ask a)
 	m.candidates = list;
 	for (const char *p = a.to; *p; p++) {
 		enum who w = *p == '1' ? D1 : D2;
-		const char *name = *p == '9' ? "decode-9" : node[w].name;
+		const char *name = *p == '9' ? "decode-9" : *p == 'f' ? "far-1" : node[w].name;
 		endpoint_of(name, endpoint[m.n_candidates]);
+		if (*p == 'f')
+			snprintf(endpoint[m.n_candidates], 128, "far-1@tcp://127.0.0.1:9");
 		pds__candidate__init(&c[m.n_candidates]);
 		c[m.n_candidates].name = (char *)name;
 		c[m.n_candidates].endpoint = endpoint[m.n_candidates];
-		c[m.n_candidates].epoch = *p == '9' ? 9 : node[w].epoch;
+		c[m.n_candidates].epoch = *p == '9' || *p == 'f' ? 9 : node[w].epoch;
 		list[m.n_candidates] = &c[m.n_candidates];
 		m.n_candidates++;
 	}

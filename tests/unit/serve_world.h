@@ -78,6 +78,11 @@ uint64_t svc_epoch(const struct svc *s)
 	(void)s;
 	return 1;
 }
+const char *svc_remote(const struct svc *s)
+{
+	(void)s;
+	return "";
+}
 void *svc_data(const struct svc *s)
 {
 	(void)s;

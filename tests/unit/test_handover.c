@@ -97,10 +97,11 @@ START_TEST(both_ways)
 	              e.text);
 	mapped.data[17] = 42;
 	ck_assert_uint_eq(shared.data[17], 42); /* the same memory */
-	ck_assert_int_eq(handover_answer(pair[1], 5, 0, "", bell), 0);
+	ck_assert_int_eq(handover_answer(pair[1], 5, 0, "", "m@tcp://10.0.0.1:7003", bell), 0);
 	ck_assert_int_eq(handover_result(pair[0], &reply, &theirs, &e), 0);
 	ck_assert_uint_eq(reply.epoch, 5);
 	ck_assert_int_eq(reply.code, 0);
+	ck_assert_str_eq(reply.remote, "m@tcp://10.0.0.1:7003");
 	uint64_t one = 1;
 	ck_assert_int_eq(write(theirs, &one, sizeof one), sizeof one);
 	ck_assert_int_eq(read(bell, &one, sizeof one), sizeof one);
@@ -126,10 +127,12 @@ START_TEST(without_a_ring)
 	ck_assert_int_eq(fds[2], -1);
 	close(fds[0]);
 	close(fds[1]);
-	ck_assert_int_eq(handover_answer(pair[1], 5, ERR_EXISTS, "a second one", -1), 0);
+	ck_assert_int_eq(
+		handover_answer(pair[1], 5, ERR_EXISTS, "a second one", "m@tcp://10.0.0.1:7003", -1), 0);
 	ck_assert_int_eq(handover_result(pair[0], &reply, &bell, &e), 0);
 	ck_assert_int_eq(reply.code, ERR_EXISTS);
 	ck_assert_str_eq(reply.text, "a second one");
+	ck_assert_str_eq(reply.remote, ""); /* none with a refusal */
 	ck_assert_int_eq(bell, -1);
 	ck_assert_int_eq(handover_offer(pair[0], &hello, shared.region.control_fd, -1, -1, &e),
 	                 ERR_UNSUPPORTED);
@@ -210,7 +213,7 @@ START_TEST(hello_of_another_size)
 	/* a former version's has another size, too */
 	ck_assert_int_eq(sock_send(pair[0], big, sizeof hello - 20, NULL, 0), 0);
 	ck_assert_int_eq(handover_receive(pair[1], &got, &l, out, &e), ERR_UNSUPPORTED);
-	ck_assert_str_eq(e.text, "hand-over has version 1, this daemon speaks 2");
+	ck_assert_str_eq(e.text, "hand-over has version 2, this daemon speaks 3");
 	memset(hello.name, 'x', sizeof hello.name); /* no end */
 	ck_assert_int_eq(sock_send(pair[0], &hello, sizeof hello, NULL, 0), 0);
 	ck_assert_int_eq(handover_receive(pair[1], &got, &l, out, &e), ERR_INVALID);
@@ -255,18 +258,27 @@ END_TEST
 
 START_TEST(answer_is_checked)
 {
-	const struct handover_reply good = {HANDOVER_MAGIC, HANDOVER_VERSION, 5, 0, ""};
-	struct handover_reply a[6] = {good, good, good, good, good, good}, got;
-	const int want[6] = {ERR_CORRUPT, ERR_UNSUPPORTED, ERR_INVALID, ERR_INVALID, ERR_CORRUPT, 0};
+	const struct handover_reply good = {HANDOVER_MAGIC, HANDOVER_VERSION, 5, 0, "", ""};
+	struct handover_reply a[10], got;
+	const int want[10] = {ERR_CORRUPT, ERR_UNSUPPORTED, ERR_INVALID, ERR_INVALID, ERR_CORRUPT,
+	                      0,           ERR_INVALID,     ERR_INVALID, ERR_INVALID, ERR_INVALID};
 	struct err e = {0};
+	for (int i = 0; i < 10; i++)
+		a[i] = good;
 	a[0].magic = 0;
 	a[1].version = 9;
 	a[2].epoch = 0;
 	a[3].code = 1;
 	memset(a[4].text, 'x', sizeof a[4].text);
 	a[5].code = ERR_FULL;
+	memset(a[6].remote, 'x', sizeof a[6].remote);
+	strcpy(a[7].remote, "tcp://10.0.0.1:7003");
+	strcpy(a[8].remote, "m@tcp://0.0.0.0:7003");
+	memset(a[9].remote, '1', sizeof a[9].remote - 1); /* terminated, and too long */
+	memcpy(a[9].remote, "m@tcp://", 8);
+	memcpy(a[9].remote + sizeof a[9].remote - 4, ":70", 4);
 	int before = open_fds();
-	for (int i = 0; i < 6; i++) {
+	for (int i = 0; i < 10; i++) {
 		int bell = -2;
 		ck_assert_int_eq(sock_send(pair[0], &a[i], sizeof a[i], &shared.region.data_fd, 1), 0);
 		ck_assert_int_eq(handover_result(pair[1], &got, &bell, &e), want[i]);
@@ -275,6 +287,9 @@ START_TEST(answer_is_checked)
 	}
 	ck_assert_int_eq(sock_send(pair[0], &good, sizeof good - 1, NULL, 0), 0);
 	ck_assert_int_eq(handover_result(pair[1], &got, &before, &e), ERR_CORRUPT);
+	/* the reply of version 2 was shorter */
+	ck_assert_int_eq(sock_send(pair[0], &a[1], 256, NULL, 0), 0);
+	ck_assert_int_eq(handover_result(pair[1], &got, &before, &e), ERR_UNSUPPORTED);
 }
 END_TEST
 
@@ -362,7 +377,7 @@ static void peer_answer(int sock, uint64_t epoch, int code)
 		_exit(1);
 	for (int i = 0; i < 3; i++)
 		close(fds[i]);
-	handover_answer(sock, epoch, code, code ? "no room" : "", bell);
+	handover_answer(sock, epoch, code, code ? "no room" : "", "", bell);
 	close(bell);
 }
 

@@ -406,13 +406,14 @@ START_TEST(texts_of_workers_are_bounded)
 {
 	char text[MSG_TEXT_MAX + 2];
 	memset(text, 't', sizeof text);
-	for (int i = 0; i < 6; i++) {
+	for (int i = 0; i < 9; i++) {
 		Pds__WorkerInfo w = PDS__WORKER_INFO__INIT;
 		Pds__Hello hello = PDS__HELLO__INIT;
 		Pds__WorkerUpdate update = PDS__WORKER_UPDATE__INIT;
 		struct err err = {0};
 		char **texts[] = {&w.role,     &w.endpoint, &w.model, &w.model_fingerprint,
-		                  &w.numerics, &w.layout};
+		                  &w.numerics, &w.layout,   &w.site,  &w.remote,
+		                  &w.messager};
 		hello.worker = update.worker = &w;
 		*texts[i] = text;
 		for (int longer = 0; longer < 2; longer++) {
@@ -422,6 +423,30 @@ START_TEST(texts_of_workers_are_bounded)
 			ck_assert_int_eq(msg_validate(msg_type_find(MSG_WORKER_UPDATE), &update.base, &err),
 			                 longer ? ERR_CORRUPT : 0);
 			text[MSG_TEXT_MAX + longer] = 't';
+		}
+	}
+}
+END_TEST
+
+START_TEST(texts_of_peers_are_bounded)
+{
+	char text[MSG_ENDPOINT_MAX + 2];
+	memset(text, 't', sizeof text);
+	for (int i = 0; i < 3; i++) {
+		static const size_t limits[] = {MSG_NAME_MAX, MSG_ENDPOINT_MAX, MSG_ENDPOINT_MAX};
+		Pds__Peer p = PDS__PEER__INIT, *list = &p;
+		Pds__Peers m = PDS__PEERS__INIT;
+		struct err err = {0};
+		char **texts[] = {&p.name, &p.endpoint, &p.messager};
+		p.name = (char *)"n";
+		m.peers = &list;
+		m.n_peers = 1;
+		*texts[i] = text;
+		for (size_t longer = 0; longer < 2; longer++) {
+			text[limits[i] + longer] = 0;
+			ck_assert_int_eq(msg_validate(msg_type_find(MSG_PEERS), &m.base, &err),
+			                 longer ? ERR_CORRUPT : 0);
+			text[limits[i] + longer] = 't';
 		}
 	}
 }
@@ -518,6 +543,7 @@ int main(void)
 	tcase_add_test(t, link_numbers);
 	tcase_add_test(t, decode_demands_what_is_required);
 	tcase_add_test(t, texts_of_workers_are_bounded);
+	tcase_add_test(t, texts_of_peers_are_bounded);
 	tcase_add_test(t, disconnected_stays_so);
 	tcase_add_test(t, disconnected_when_it_is_down);
 	tcase_add_test(t, disconnected_when_its_link_restarts);

@@ -6,9 +6,11 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <zmq.h>
 
 static char server_keys[TEST_FOLDER_BYTES], client_keys[TEST_FOLDER_BYTES];
@@ -235,6 +237,11 @@ static int both_up(void)
 	return a.p && b.p;
 }
 
+static int a_up(void)
+{
+	return a.p != NULL;
+}
+
 static int one_was_refused(void)
 {
 	return refused() > 0;
@@ -257,6 +264,37 @@ START_TEST(hosts_with_keys_talk)
 	side_stop(&b);
 	side_start(base, &b);
 	until(both_up, "the link comes up again");
+	links_teardown();
+}
+END_TEST
+
+static int silence_was_noticed(void)
+{
+	return a.downs > 0;
+}
+
+/* Whatever a peer of another host says about its process: the one that has that number here is not
+ * its own. The peer is a process of this host here, so only where its link is from makes the
+ * difference. */
+START_TEST(the_process_of_another_host_is_not_watched)
+{
+	int status;
+	links_setup(1);
+	side_stop(&a);
+	a.opts.silence_us = 500000;
+	side_start(base, &a);
+	pid_t pid = fork();
+	if (pid == 0) {
+		struct event_base *own = event_base_new();
+		side_start(own, &b);
+		pump_ms(own, 60000);
+		_exit(0);
+	}
+	until(a_up, "the link comes up");
+	kill(pid, SIGKILL);
+	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+	until(silence_was_noticed, "its silence is noticed");
+	ck_assert_str_eq(a.why, "silent for too long");
 	links_teardown();
 }
 END_TEST
@@ -472,6 +510,15 @@ START_TEST(what_cannot_be_connected_to)
 	char other[120];
 	snprintf(other, sizeof other, "router-1@%s", listen_at);
 	ck_assert_ptr_null(chan_connect(b.c, other, "router-2", 1));
+	ck_assert_int_eq(chan_has_keys_for(b.c, other, NULL), 1);
+	ck_assert_int_eq(chan_has_keys_for(b.c, listen_at, "router-1"), 1);
+	ck_assert_int_eq(chan_has_keys_for(b.c, listen_at, NULL), 0);
+	ck_assert_int_eq(chan_has_keys_for(b.c, "ipc:///tmp/none.ipc", NULL), 1);
+	ck_assert_int_eq(chan_has_keys_for(b.c, listen_at, "router-2"), 0);
+	make_key(server_keys, "router-2", KEY_ROUTER); /* it is added */
+	copy_key(server_keys, "router-2", client_keys);
+	pump_ms(base, 1100);
+	ck_assert_int_eq(chan_has_keys_for(b.c, listen_at, "router-2"), 1);
 	/* an @ in a path names nobody */
 	struct peer *p = chan_connect(b.c, "ipc:///tmp/a@b/none.ipc", NULL, 1);
 	ck_assert_ptr_nonnull(p);
@@ -481,6 +528,7 @@ START_TEST(what_cannot_be_connected_to)
 	struct side c = {.name = "decode-3", .epoch = 3000, .opts = o};
 	side_start(base, &c);
 	ck_assert_ptr_null(chan_connect(c.c, listen_at, "router-1", 1));
+	ck_assert_int_eq(chan_has_keys_for(c.c, listen_at, "router-1"), 0);
 	side_stop(&c);
 	/* listening needs keys */
 	struct chan_hooks h = {0};
@@ -507,6 +555,7 @@ int main(void)
 	t = tcase_create("links");
 	tcase_set_timeout(t, 60);
 	tcase_add_test(t, hosts_with_keys_talk);
+	tcase_add_test(t, the_process_of_another_host_is_not_watched);
 	tcase_add_test(t, an_unknown_key_gets_no_further_than_its_handshake);
 	tcase_add_test(t, a_key_that_is_removed_ends_its_link);
 	tcase_add_loop_test(t, a_key_is_bound_to_its_name_and_role, 0, sizeof liars / sizeof *liars);

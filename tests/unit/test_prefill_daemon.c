@@ -115,6 +115,147 @@ START_TEST(test_peers_from_a_decode_worker)
 }
 END_TEST
 
+/* --- several hosts --- */
+
+static char own_keys[TEST_FOLDER_BYTES], keys_option[TEST_FOLDER_BYTES + 8], log_path[128];
+
+/* A folder with the daemon's own key; it goes with the test's. */
+static void make_keys(void)
+{
+	struct err err = {0};
+	test_folder(own_keys, "prefill_keys");
+	ck_assert_msg(keys_generate(own_keys, "prefill", KEY_WORKER, &err) == 0, "%s", err.text);
+	snprintf(keys_option, sizeof keys_option, "keys=%s", own_keys);
+	snprintf(log_path, sizeof log_path, "%s/log", own_keys);
+}
+
+static unsigned logged(const char *text)
+{
+	static char log[65536];
+	FILE *f = fopen(log_path, "r");
+	unsigned n = 0;
+	log[f ? fread(log, 1, sizeof log - 1, f) : 0] = 0;
+	if (f)
+		fclose(f);
+	for (const char *at = log; (at = strstr(at, text)); at++)
+		n++;
+	return n;
+}
+
+static void say_far(const char *const *names, size_t n)
+{
+	Pds__Peer peer[4], *list[4];
+	char endpoint[4][128];
+	Pds__Peers m = PDS__PEERS__INIT;
+	for (size_t i = 0; i < n; i++) {
+		pds__peer__init(&peer[i]);
+		snprintf(endpoint[i], sizeof endpoint[i], "%s@tcp://127.0.0.1:9", names[i]);
+		peer[i].name = (char *)names[i];
+		peer[i].endpoint = endpoint[i];
+		peer[i].role = (char *)"decode";
+		peer[i].epoch = 7;
+		peer[i].messager = (char *)"messager-b@tcp://127.0.0.1:9";
+		list[i] = &peer[i];
+	}
+	m.peers = list;
+	m.n_peers = n;
+	say(ROUTER, MSG_PEERS, 0, &m);
+}
+
+/* The messager's address is told in HELLO, or as soon as the messager is attached. */
+START_TEST(test_the_messagers_address_is_told)
+{
+	make_keys();
+	messager_remote = "messager@tcp://10.0.0.9:7003";
+	door_waits = 1;
+	BEGIN("kv_blocks=64", keys_option);
+	const Pds__WorkerInfo *info = peer_worker(node[ROUTER].p);
+	ck_assert_str_eq(info->messager, "");
+	ck_assert_str_eq(info->remote, ""); /* it does not listen */
+	WAIT(count(ROUTER, MSG_WORKER_UPDATE, 0));
+	ck_assert_str_eq(last(ROUTER, MSG_WORKER_UPDATE, 0)->text, messager_remote);
+	/* a router that comes later hears it too: in HELLO here, and once more */
+	node_close(ROUTER);
+	node_open(ROUTER);
+	WAIT(node[ROUTER].p);
+	ck_assert_str_eq(peer_worker(node[ROUTER].p)->messager, messager_remote);
+	end();
+}
+END_TEST
+
+/* A worker without keys can reach no other host, whatever its messager can. */
+START_TEST(test_without_keys_no_messager_is_told)
+{
+	messager_remote = "messager@tcp://10.0.0.9:7003";
+	BEGIN("kv_blocks=64", "keys=/nonexistent");
+	pump_for(100000);
+	ck_assert_str_eq(peer_worker(node[ROUTER].p)->messager, "");
+	for (unsigned i = 0; i < n_seen; i++)
+		ck_assert(seen[i].type != MSG_WORKER_UPDATE || !*seen[i].text);
+	end();
+}
+END_TEST
+
+/* The messager is told of the messagers of other hosts, and of each change; a worker without a
+ * messager there, and one of this host, are none of its business. */
+START_TEST(test_the_messager_is_told_of_others)
+{
+	static const char *const near[] = {"decode-1"}, *const far[] = {"far-1", "far-2"};
+	static const char
+		one[] = "far-1 decode 7 far-1@tcp://127.0.0.1:9 messager-b@tcp://127.0.0.1:9;",
+		two[] = "far-2 decode 7 far-2@tcp://127.0.0.1:9 messager-b@tcp://127.0.0.1:9;";
+	char both[200];
+	make_keys();
+	BEGIN("kv_blocks=64", keys_option);
+	say_peers(ROUTER, near, 1);
+	WAIT(node[D1].p);
+	pump_for(100000);
+	ck_assert_uint_eq(count(MESSAGER, MSG_PEERS, 0), 0);
+	say_far(far, 1);
+	WAIT(count(MESSAGER, MSG_PEERS, 0) == 1);
+	ck_assert_str_eq(last(MESSAGER, MSG_PEERS, 0)->text, one);
+	say_far(far, 1); /* nothing new */
+	say_far(far, 2);
+	WAIT(count(MESSAGER, MSG_PEERS, 0) == 2);
+	snprintf(both, sizeof both, "%s%s", one, two);
+	ck_assert_str_eq(last(MESSAGER, MSG_PEERS, 0)->text, both);
+	/* the next messager is told at once */
+	node_close(MESSAGER);
+	node_open(MESSAGER);
+	WAIT(count(MESSAGER, MSG_PEERS, 0) == 3);
+	ck_assert_str_eq(last(MESSAGER, MSG_PEERS, 0)->text, both);
+	say_peers(ROUTER, near, 1);
+	WAIT(count(MESSAGER, MSG_PEERS, 0) == 4);
+	ck_assert_str_eq(last(MESSAGER, MSG_PEERS, 0)->text, "");
+	end();
+}
+END_TEST
+
+/* A decode worker of another host whose key is missing: one line in the log, and its requests fail
+ * at once or go to the next candidate. */
+START_TEST(test_no_key_of_a_decode_worker)
+{
+	static const char *const far[] = {"far-1", "far-2"};
+	make_keys();
+	ck_assert_ptr_nonnull(freopen(log_path, "w", stderr)); /* the daemon inherits it */
+	BEGIN("kv_blocks=64", keys_option, "log_level=warn");
+	for (int i = 0; i < 20; i++)
+		say_far(far, 2);
+	WAIT(logged("event=peers_skipped") == 1);
+	ck_assert_uint_eq(logged("decode=\"far-1 far-2\""), 1);
+	ck_assert_uint_eq(logged("event=connect_failed"), 0);
+	submit((struct ask){.req = 1, .n = 50, .to = "f"});
+	WAIT(count(ROUTER, MSG_REQUEST_FAILED, 1));
+	ck_assert(strstr(last(ROUTER, MSG_REQUEST_FAILED, 1)->text, "no keys"));
+	submit((struct ask){.req = 2, .n = 50, .to = "f1"});
+	WAIT(count(D1, MSG_KV_RESERVE, 2));
+	cancel(2);
+	ck_assert_uint_eq(logged("event=connect_failed"), 0);
+	ck_assert_uint_eq(logged("event=peers_skipped"), 1);
+	end();
+}
+END_TEST
+
 START_TEST(test_grant_that_does_not_fit)
 {
 	static const struct {
@@ -900,6 +1041,10 @@ int main(int argc, char **argv)
 	tcase_add_test(c, test_reserve_is_what_was_submitted);
 	tcase_add_test(c, test_peers_that_left);
 	tcase_add_test(c, test_peers_from_a_decode_worker);
+	tcase_add_test(c, test_the_messagers_address_is_told);
+	tcase_add_test(c, test_without_keys_no_messager_is_told);
+	tcase_add_test(c, test_the_messager_is_told_of_others);
+	tcase_add_test(c, test_no_key_of_a_decode_worker);
 	tcase_add_test(c, test_grant_that_does_not_fit);
 	tcase_add_test(c, test_grant_is_taken_once);
 	tcase_add_test(c, test_deny);

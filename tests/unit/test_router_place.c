@@ -173,6 +173,112 @@ START_TEST(pinned)
 }
 END_TEST
 
+/* --- several hosts ------------------------------------------------------- */
+
+static const struct {
+	const char *p_site, *p_tells, *d_site, *d_tells;
+	int pairs;
+} sites[] = {
+	{"a", "", "a", "", 1},     {"a", "m", "a", "rm", 1}, {"a", "m", "b", "rm", 1},
+	{"a", "rm", "b", "rm", 1}, {"a", "r", "b", "rm", 0}, {"a", "", "b", "rm", 0},
+	{"a", "m", "b", "r", 0},   {"a", "m", "b", "m", 0},  {"a", "m", "b", "", 0},
+};
+
+/* KV goes to another host only from a messager to a messager, and to a worker that can be asked. */
+START_TEST(pairs_of_several_hosts)
+{
+	struct registry g;
+	struct placement p;
+	Pds__Peer list[2];
+	struct place_wish wish = {.tokens = 8, .total_tokens = 9};
+	int pairs = sites[_i].pairs, far = strcmp(sites[_i].p_site, sites[_i].d_site) != 0;
+	registry_init(&g, 1000000);
+	struct worker_record *p1 = add_at(&g, "p1", "prefill", sites[_i].p_site, sites[_i].p_tells),
+						 *d1 = add_at(&g, "d1", "decode", sites[_i].d_site, sites[_i].d_tells);
+	ck_assert_int_eq(place_choose(&g, &wish, clock_us(), &p), 0);
+	ck_assert_str_eq(p.first->name, pairs ? "p1" : "d1");
+	ck_assert_uint_eq(p.n_decode, (unsigned)pairs);
+	ck_assert_uint_eq(registry_peers(&g, p1, list), (size_t)pairs);
+	if (pairs) {
+		ck_assert_str_eq(list[0].name, "d1");
+		ck_assert_str_eq(list[0].role, "decode");
+		ck_assert_uint_eq(list[0].epoch, 1);
+		ck_assert_str_eq(list[0].endpoint, far ? "d1@tcp://b:7001" : "d1");
+		ck_assert_str_eq(list[0].messager, far ? "messager-b@tcp://b:7003" : "");
+		ck_assert_str_eq(worker_endpoint(p1, d1), list[0].endpoint);
+	}
+	registry_down(&g, d1, clock_us());
+	ck_assert_uint_eq(registry_peers(&g, p1, list), 0);
+	registry_fini(&g);
+}
+END_TEST
+
+static const struct {
+	uint64_t near_tokens, far_tokens; /* in flight there */
+	unsigned policy;
+	const char *want;
+} near[] = {
+	{0, 0, POLICY_KV_AWARE, "p1 near far"},
+	{0, 0, POLICY_LEAST_TOKENS, "p1 near far"},
+	{0, 0, POLICY_LEAST_REQUESTS, "p1 near far"},
+	{1000, 0, POLICY_KV_AWARE, "p1 far near"}, /* busy here, idle there */
+	{1000, 0, POLICY_LEAST_TOKENS, "p1 far near"},
+	{0, 1000, POLICY_KV_AWARE, "p1 near far"},
+	{3, 0, POLICY_KV_AWARE, "p1 near far"}, /* less than what the way there costs */
+};
+
+/* Of equals the one of the same host, also if it was chosen last; a busy one is not an equal. */
+START_TEST(workers_of_the_same_host_come_first)
+{
+	struct registry g;
+	struct place_wish wish = {.tokens = 64, .total_tokens = 70};
+	registry_init(&g, 1000000);
+	both(&g, near[_i].policy);
+	add_at(&g, "p1", "prefill", "a", "rm");
+	struct worker_record *far = add_at(&g, "far", "decode", "b", "rm"),
+						 *here = add_at(&g, "near", "decode", "a", "rm");
+	here->placed_seq = 7;
+	here->tokens_in_flight = near[_i].near_tokens;
+	far->tokens_in_flight = near[_i].far_tokens;
+	ck_assert_str_eq(show(&g, &wish), near[_i].want);
+	registry_fini(&g);
+}
+END_TEST
+
+/* Nothing is told to other workers that they could not use, or that is another worker's. */
+START_TEST(addresses_are_checked)
+{
+	static const struct {
+		const char *remote, *messager, *why;
+	} rows[] = {
+		{"", "", NULL},
+		{"d1@tcp://10.0.0.1:1", "m@tcp://h:2", NULL},
+		{"d2@tcp://10.0.0.1:1", "", "is not d1@tcp://"},
+		{"d1@tcp://0.0.0.0:1", "", "is not d1@tcp://"},
+		{"tcp://10.0.0.1:1", "", "is not d1@tcp://"},
+		{"", "tcp://10.0.0.1:1", "is not NAME@tcp://HOST:PORT"},
+		{"", "m@tcp://*:1", "is not NAME@tcp://HOST:PORT"},
+		{"", "m@ipc:///tmp/x", "is not NAME@tcp://HOST:PORT"},
+	};
+	struct registry g;
+	Pds__WorkerInfo info = PDS__WORKER_INFO__INIT;
+	char why[200] = "";
+	registry_init(&g, 1000000);
+	info.role = (char *)"decode";
+	info.model_fingerprint = (char *)"f";
+	info.remote = (char *)rows[_i].remote;
+	info.messager = (char *)rows[_i].messager;
+	int want = rows[_i].why ? ERR_INVALID : 0;
+	ck_assert_int_eq(registry_admit(&g, "d1", &info, 0, why, sizeof why), want);
+	ck_assert_msg(!rows[_i].why || strstr(why, rows[_i].why), "%s", why);
+	struct worker_record *d1 = add_at(&g, "d1", "decode", "a", "rm");
+	ck_assert_int_eq(registry_update(&g, d1, &info, why, sizeof why), want);
+	ck_assert_str_eq(d1->remote, want ? "d1@tcp://a:7001" : rows[_i].remote);
+	ck_assert_str_eq(d1->messager, want ? "messager-a@tcp://a:7003" : rows[_i].messager);
+	registry_fini(&g);
+}
+END_TEST
+
 /* --- when to come again -------------------------------------------------- */
 
 START_TEST(retry_after)
@@ -375,6 +481,9 @@ static void add_tests(TCase *c)
 	tcase_add_test(c, breaker_lets_one_try);
 	tcase_add_test(c, all_prefill_workers_are_ill);
 	tcase_add_loop_test(c, pinned, 0, COUNT(pins));
+	tcase_add_loop_test(c, pairs_of_several_hosts, 0, COUNT(sites));
+	tcase_add_loop_test(c, workers_of_the_same_host_come_first, 0, COUNT(near));
+	tcase_add_loop_test(c, addresses_are_checked, 0, 8);
 	tcase_add_test(c, retry_after);
 	tcase_add_test(c, only_uncached_tokens_weigh);
 	tcase_add_loop_test(c, stored_tokens_weigh_what_reading_takes, 0, 3);

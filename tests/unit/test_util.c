@@ -3,6 +3,7 @@
 #include "util/arena.h"
 #include "util/buf.h"
 #include "util/clock.h"
+#include "util/endpoint.h"
 #include "util/err.h"
 #include "util/list.h"
 #include "util/log.h"
@@ -344,6 +345,73 @@ START_TEST(overflowing_array_is_fatal)
 }
 END_TEST
 
+/* --- endpoint -------------------------------------------------------------- */
+
+static const struct {
+	const char *text;
+	int address, wildcard, remote; /* remote: behind "decode-1@tcp://" */
+} endpoints[] = {
+	{"10.0.0.1:7000", 1, 0, 1},
+	{"node-3.cluster:65535", 1, 0, 1},
+	{"[fd00::1]:7000", 1, 0, 1},
+	{"0.0.0.0:7000", 1, 1, 0},
+	{"0:7000", 1, 1, 0},
+	{"000.0.0.0:7000", 1, 1, 0},
+	{"*:7000", 1, 1, 0},
+	{"[::]:7000", 1, 1, 0},
+	{":::7000", 1, 1, 0},
+	{"[0:0:0:0:0:0:0:0]:7000", 1, 1, 0},
+	{"10.0.0.1:*", 0, 1, 0},
+	{"10.0.0.1:0", 0, 1, 0},
+	{"10.0.0.1:00", 0, 1, 0},
+	{"10.0.0.1", 0, 0, 0},
+	{"10.0.0.1:", 0, 0, 0},
+	{":7000", 0, 0, 0},
+	{"10.0.0.1:65536", 0, 0, 0},
+	{"10.0.0.1:-1", 0, 0, 0},
+	{"10.0.0.1:7000x", 0, 0, 0},
+	{"10.0.0.1:7000/x", 0, 0, 0},
+	{"a b:7000", 0, 0, 0},
+	{"a\"b:7000", 0, 0, 0},
+	{"x@10.0.0.1:7000", 0, 0, 0},
+	{"tcp://10.0.0.1:7000", 0, 0, 0},
+	{"", 0, 0, 0},
+};
+
+START_TEST(endpoint_forms)
+{
+	char text[300];
+	ck_assert_int_eq(endpoint_is_address(endpoints[_i].text), endpoints[_i].address);
+	ck_assert_int_eq(endpoint_is_wildcard(endpoints[_i].text), endpoints[_i].wildcard);
+	snprintf(text, sizeof text, "decode-1@tcp://%s", endpoints[_i].text);
+	ck_assert_int_eq(endpoint_is_remote(text), endpoints[_i].remote);
+	ck_assert_int_eq(endpoint_is_remote_of(text, "decode-1"), endpoints[_i].remote);
+}
+END_TEST
+
+START_TEST(endpoint_names)
+{
+	static const char *const bad[] = {
+		"tcp://h:1",    "@tcp://h:1",    "a/b@tcp://h:1", ".a@tcp://h:1", "a@ipc://h:1",
+		"a@@tcp://h:1", "a b@tcp://h:1", "a@tcp:/h:1",    "a@tcp://",     ""};
+	char text[300];
+	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+		ck_assert_msg(!endpoint_is_remote(bad[i]), "%s", bad[i]);
+	ck_assert_int_eq(endpoint_is_remote_of("a@tcp://h:1", "a"), 1);
+	ck_assert_int_eq(endpoint_is_remote_of("ab@tcp://h:1", "a"), 0);
+	ck_assert_int_eq(endpoint_is_remote_of("a@tcp://h:1", "ab"), 0);
+	for (int n = 1; n < 250; n++) { /* long names, long hosts */
+		memset(text, 'x', (size_t)n);
+		memcpy(text + n, "@tcp://h:1", 11);
+		ck_assert_int_eq(endpoint_is_remote(text), n <= 47);
+		memcpy(text, "a@tcp://", 8);
+		memset(text + 8, 'h', (size_t)n);
+		memcpy(text + 8 + n, ":1", 3);
+		ck_assert_int_eq(endpoint_is_remote(text), n < 128);
+	}
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("util");
@@ -360,6 +428,8 @@ int main(void)
 	tcase_add_test(t, log_lines);
 	tcase_add_test(t, err_texts);
 	tcase_add_test(t, mem_and_clock);
+	tcase_add_loop_test(t, endpoint_forms, 0, sizeof endpoints / sizeof *endpoints);
+	tcase_add_test(t, endpoint_names);
 #if !defined(__SANITIZE_ADDRESS__) && \
 	!defined(__SANITIZE_THREAD__) /* which stop at the size itself */
 	tcase_add_exit_test(t, overflowing_array_is_fatal, 1);

@@ -160,13 +160,27 @@ static void show_columns(const json_t *list, const char *const *columns, size_t 
 
 void show_workers(const json_t *list)
 {
-	static const char *const columns[] = {"name",          "role",          "state",
-	                                      "requests",      "running",       "waiting",
-	                                      "blocks",        "blocks_free",   "blocks_held",
-	                                      "prompt_tokens", "cached_tokens", "generated_tokens",
-	                                      "preemptions",   "kv_index",      "kv_memory",
-	                                      "kv_disk",       "memory_weight", "disk_weight",
-	                                      "breaker",       "heard_ms_ago"};
+	static const char *const columns[] = {"name",
+	                                      "role",
+	                                      "state",
+	                                      "handover",
+	                                      "requests",
+	                                      "running",
+	                                      "waiting",
+	                                      "blocks",
+	                                      "blocks_free",
+	                                      "blocks_held",
+	                                      "prompt_tokens",
+	                                      "cached_tokens",
+	                                      "generated_tokens",
+	                                      "preemptions",
+	                                      "kv_index",
+	                                      "kv_memory",
+	                                      "kv_disk",
+	                                      "memory_weight",
+	                                      "disk_weight",
+	                                      "breaker",
+	                                      "heard_ms_ago"};
 	show_columns(list, columns, sizeof columns / sizeof *columns);
 }
 

@@ -203,7 +203,7 @@ static int send_submit(struct attempt *a, const struct placement *p)
 	for (unsigned i = 0; i < p->n_decode; i++) {
 		pds__candidate__init(&cands[i]);
 		cands[i].name = p->decode[i]->name;
-		cands[i].endpoint = p->decode[i]->endpoint;
+		cands[i].endpoint = (char *)worker_endpoint(p->first, p->decode[i]);
 		cands[i].epoch = p->decode[i]->epoch;
 		list[i] = &cands[i];
 	}

@@ -2,12 +2,13 @@
  * that are left.
  *
  * A prefill worker is chosen only together with a decode worker whose model, numerics and layout
- * are equal, because the decode worker must be able to use its KV bit for bit. Mixed workers do it
- * all. Without a usable pair, or when all prefill and mixed workers are stuck or broken, decode
- * workers do it all too. Whatever the policy is, workers with one of these are chosen last, the
- * first being the worst: an open breaker, stuck, failed the last try, other numerics than the last
- * try. A decode worker that is stuck or whose breaker is open is a candidate only when there is no
- * other. */
+ * are equal, because the decode worker must be able to use its KV bit for bit, and that it can hand
+ * KV over to (worker_reaches). Among equal candidates, those of its own site come first. Mixed
+ * workers do it all. Without a usable pair, or when all prefill and mixed workers are stuck or
+ * broken, decode workers do it all too. Whatever the policy is, workers with one of these are
+ * chosen last, the first being the worst: an open breaker, stuck, failed the last try, other
+ * numerics than the last try. A decode worker that is stuck or whose breaker is open is a candidate
+ * only when there is no other. */
 #include "place.h"
 #include "util/err.h"
 #include "util/log.h"
@@ -81,7 +82,7 @@ static int decodes_for(const struct registry *g, const struct worker_record *p,
                        const struct worker_record *d, const struct place_wish *wish)
 {
 	return d->role == ROLE_DECODE && usable(g, d, wish) && compatible(p, d) &&
-	       strcmp(p->site, d->site) == 0 && pinned_decode(wish->pin, d) >= 0;
+	       worker_reaches(p, d) && pinned_decode(wish->pin, d) >= 0;
 }
 
 static int has_decoder(const struct registry *g, const struct worker_record *p,
@@ -153,8 +154,10 @@ static unsigned all_decoders(struct registry *g, const struct worker_record *p,
 	unsigned n = 0;
 	list_each(it, &g->workers) {
 		struct worker_record *d = list_entry(it, struct worker_record, node);
-		if (decodes_for(g, p, d, wish))
-			g->options[n++] = option_of(g, d, wish, now_us);
+		if (!decodes_for(g, p, d, wish))
+			continue;
+		g->options[n] = option_of(g, d, wish, now_us);
+		g->options[n++].is_far = !worker_is_near(p, d);
 	}
 	return n;
 }
@@ -182,7 +185,9 @@ static unsigned best_class(struct option *o, unsigned n)
 
 static int cheaper(const struct option *a, const struct option *b)
 {
-	return a->cost != b->cost ? a->cost < b->cost : a->w->placed_seq < b->w->placed_seq;
+	if (a->cost != b->cost)
+		return a->cost < b->cost;
+	return a->is_far != b->is_far ? a->is_far < b->is_far : a->w->placed_seq < b->w->placed_seq;
 }
 
 /* Sorts the m best of o[0..n) to the front. */

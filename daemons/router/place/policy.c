@@ -6,6 +6,8 @@
 #include <sodium.h>
 #include <string.h>
 
+#define FAR_WEIGHT 2 /* of tokens that are sent to another site */
+
 void policy_defaults(struct policy_opts *o)
 {
 	*o = (struct policy_opts){
@@ -139,7 +141,8 @@ static double prefill_cost(const struct policy_case *c, const struct option *o)
  * there, and each sequence there by the context of this one. */
 static double decode_cost(const struct policy_case *c, const struct option *o)
 {
-	return c->opts->kv_transfer_weight * (c->tokens - o->hit_tokens) + decode_load(c, o->w) +
+	double missing = (double)(c->tokens - o->hit_tokens) * (o->is_far ? FAR_WEIGHT : 1);
+	return c->opts->kv_transfer_weight * missing + decode_load(c, o->w) +
 	       c->tokens * sequences_at(o->w) + c->opts->kv_room_weight * lacking(c, o);
 }
 

@@ -13,6 +13,8 @@
  *       decode load (context + kv_sequence_tokens * sequences) is added to its backlog.
  *   kv_aware, decode:   kv_transfer_weight * missing + context + (tokens + kv_sequence_tokens) *
  *                       sequences + kv_room_weight * lacking
+ *       missing counts twice for a worker of another site: its blocks go over the network. So a
+ *       worker of the same site is preferred unless it has much more to do.
  *       A step reads the context of every sequence in it. In units of the time that one token of
  *       context adds to one sequence's step, `context` is the delay by the others, and tokens *
  *       sequences the delay of the others. missing: tokens whose blocks must be sent; context,
@@ -28,7 +30,8 @@
  *       session_overload times the larger of the workers' mean (this request included) and this
  *       request.
  *
- * Among equal costs, the worker chosen longest ago is taken. Random numbers come from one
+ * Among equal costs, a decode worker of the prefill worker's site is taken, and of several the one
+ * chosen longest ago. Random numbers come from one
  * generator: equal seeds give equal choices. */
 #ifndef ROUTER_POLICY_H
 #define ROUTER_POLICY_H
@@ -58,6 +61,7 @@ struct option {
 	uint32_t hit_tokens;
 	/* the part of hit_tokens that it would read from its host's storage */
 	uint32_t memory_tokens, disk_tokens;
+	int is_far;  /* to decode: of another site than the prefill worker */
 	double cost; /* lower is better */
 };
 typedef void policy_fn(struct policy_case *c, struct option *o, unsigned n);

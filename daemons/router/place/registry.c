@@ -36,6 +36,8 @@ static void free_info(struct worker_record *w)
 	free(w->numerics);
 	free(w->layout);
 	free(w->site);
+	free(w->remote);
+	free(w->messager);
 }
 
 static void free_worker(struct worker_record *w)
@@ -59,9 +61,9 @@ static const char *text(const char *s)
 	return s ? s : "";
 }
 
-/* Checks what a worker reports of itself, in HELLO or later. Its endpoint is sent to all other
- * workers, in messages with a limit. */
-static int check_info(const Pds__WorkerInfo *w, char *reason, size_t reason_len)
+/* Checks what a worker reports of itself, in HELLO or later. Its endpoints are sent to other
+ * workers, in messages with a limit; the name in `remote` selects the key that they expect. */
+static int check_info(const char *name, const Pds__WorkerInfo *w, char *reason, size_t reason_len)
 {
 	enum worker_role role;
 	if (worker_role_parse(w->role, &role) < 0) {
@@ -72,6 +74,17 @@ static int check_info(const Pds__WorkerInfo *w, char *reason, size_t reason_len)
 	if (strlen(text(w->endpoint)) > MSG_ENDPOINT_MAX) {
 		snprintf(reason, reason_len, "the worker's endpoint has %zu bytes, allowed %u",
 		         strlen(w->endpoint), MSG_ENDPOINT_MAX);
+		return ERR_INVALID;
+	}
+	const char *remote = text(w->remote), *messager = text(w->messager);
+	if (*remote && !endpoint_is_remote_of(remote, name)) {
+		snprintf(reason, reason_len,
+		         "the worker's remote endpoint \"%.60s\" is not %.47s@tcp://...", remote, name);
+		return ERR_INVALID;
+	}
+	if (*messager && !endpoint_is_remote(messager)) {
+		snprintf(reason, reason_len, "the worker's messager \"%.60s\" is not NAME@tcp://HOST:PORT",
+		         messager);
 		return ERR_INVALID;
 	}
 	return 0;
@@ -85,7 +98,7 @@ int registry_admit(const struct registry *g, const char *name, const Pds__Worker
 		         WORKER_NAME_MAX - 1);
 		return ERR_INVALID;
 	}
-	if (check_info(w, reason, reason_len) < 0)
+	if (check_info(name, w, reason, reason_len) < 0)
 		return ERR_INVALID;
 	if (vocab_min && w->vocab && w->vocab < vocab_min) {
 		snprintf(
@@ -168,6 +181,8 @@ static void set_info(struct worker_record *w, const Pds__WorkerInfo *info)
 	w->numerics = mem_strdup(text(info->numerics));
 	w->layout = mem_strdup(text(info->layout));
 	w->site = mem_strdup(text(info->site));
+	w->remote = mem_strdup(text(info->remote));
+	w->messager = mem_strdup(text(info->messager));
 	w->blocks = info->blocks;
 	w->block_tokens = info->block_tokens;
 	w->max_sequences = info->max_sequences;
@@ -229,7 +244,7 @@ struct worker_record *registry_up(struct registry *g, struct peer *peer, const c
 int registry_update(struct registry *g, struct worker_record *w, const Pds__WorkerInfo *info,
                     char *reason, size_t reason_len)
 {
-	if (check_info(info, reason, reason_len) < 0)
+	if (check_info(w->name, info, reason, reason_len) < 0)
 		return ERR_INVALID;
 	if (strcmp(text(info->model_fingerprint), w->fingerprint) != 0) {
 		snprintf(reason, reason_len,
@@ -412,6 +427,40 @@ int worker_is_up(const struct worker_record *w)
 	return w->peer != NULL;
 }
 
+int worker_is_near(const struct worker_record *p, const struct worker_record *d)
+{
+	return strcmp(p->site, d->site) == 0;
+}
+
+int worker_reaches(const struct worker_record *p, const struct worker_record *d)
+{
+	return worker_is_near(p, d) || (*p->messager && *d->messager && *d->remote);
+}
+
+const char *worker_endpoint(const struct worker_record *p, const struct worker_record *d)
+{
+	return worker_is_near(p, d) ? d->endpoint : d->remote;
+}
+
+size_t registry_peers(const struct registry *g, const struct worker_record *to, Pds__Peer *ret)
+{
+	size_t n = 0;
+	list_each(it, &g->workers) {
+		struct worker_record *w = list_entry(it, struct worker_record, node);
+		if (w == to || !worker_is_up(w) || !worker_reaches(to, w))
+			continue;
+		Pds__Peer *p = &ret[n++];
+		pds__peer__init(p);
+		p->name = w->name;
+		p->endpoint = (char *)worker_endpoint(to, w);
+		p->role = (char *)worker_role_name(w->role);
+		p->epoch = w->epoch;
+		if (!worker_is_near(to, w))
+			p->messager = w->messager;
+	}
+	return n;
+}
+
 int worker_is_stuck(const struct registry *g, const struct worker_record *w, uint64_t now_us)
 {
 	return w->beat.running > 0 && now_us > w->progress_us && now_us - w->progress_us > g->stuck_us;
@@ -455,6 +504,14 @@ static void add_read_weights(const struct registry *g, const struct worker_recor
 	}
 }
 
+/* Which workers it hands KV over to, or takes it from: those of its site, or of all hosts. */
+static const char *handover_of(const struct worker_record *w)
+{
+	return w->role == ROLE_MIXED || !*w->site                         ? "none"
+	       : !*w->messager || (w->role == ROLE_DECODE && !*w->remote) ? "site"
+	                                                                  : "hosts";
+}
+
 void registry_json(const struct registry *g, uint64_t now_us, struct buf *out)
 {
 	buf_addc(out, '[');
@@ -470,6 +527,13 @@ void registry_json(const struct registry *g, uint64_t now_us, struct buf *out)
 		buf_printf(out, ",\"role\":\"%s\",\"state\":\"%s\",\"epoch\":\"%016llx\",\"endpoint\":",
 		           worker_role_name(w->role), state, (unsigned long long)w->epoch);
 		buf_add_json(out, w->endpoint, strlen(w->endpoint));
+		buf_adds(out, ",\"site\":");
+		buf_add_json(out, w->site, strlen(w->site));
+		buf_adds(out, ",\"remote\":");
+		buf_add_json(out, w->remote, strlen(w->remote));
+		buf_adds(out, ",\"messager\":");
+		buf_add_json(out, w->messager, strlen(w->messager));
+		buf_printf(out, ",\"handover\":\"%s\"", handover_of(w));
 		buf_adds(out, ",\"model\":");
 		buf_add_json(out, w->model, strlen(w->model));
 		buf_adds(out, ",\"numerics\":");

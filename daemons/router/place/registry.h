@@ -35,6 +35,8 @@ struct worker_record {
 	struct peer *peer; /* NULL while down */
 	char *endpoint, *model, *fingerprint, *numerics, *layout;
 	char *site; /* workers of one site can hand KV over to each other */
+	/* where other hosts reach it and its messager, NAME@tcp://HOST:PORT; "": they cannot */
+	char *remote, *messager;
 	uint32_t blocks, block_tokens, max_sequences, context_tokens, vocab;
 	uint64_t name_key; /* policy_key(name) */
 	/* root of its prefix hashes; two workers can use each other's KV if prefix.hash is equal */
@@ -113,9 +115,18 @@ size_t worker_known(const struct worker_record *w, unsigned tier);
 void registry_beat(struct worker_record *w, const Pds__Heartbeat *b, uint64_t now_us);
 /* removes records of workers that are down for WORKER_FORGET_US */
 void registry_forget(struct registry *g, uint64_t now_us);
+/* Fills ret, with room for n_up, with the workers that `to` can hand KV over to if its role and
+ * theirs allow it; roles may change. Returns how many. The texts are the records'. */
+size_t registry_peers(const struct registry *g, const struct worker_record *to, Pds__Peer *ret);
 /* up or down, or NULL */
 struct worker_record *registry_find(const struct registry *g, const char *name);
 int worker_is_up(const struct worker_record *w);
+/* Can p hand KV over to d, their roles and models apart? Within a site it can; to another one if
+ * both have a messager that other hosts know, and p can connect to d. */
+int worker_reaches(const struct worker_record *p, const struct worker_record *d);
+int worker_is_near(const struct worker_record *p, const struct worker_record *d); /* of one site */
+/* where p, which reaches d, connects to it */
+const char *worker_endpoint(const struct worker_record *p, const struct worker_record *d);
 int worker_is_stuck(const struct registry *g, const struct worker_record *w, uint64_t now_us);
 /* Length of the longest sequence that any worker takes; 0 when none is up. */
 uint32_t registry_context(const struct registry *g);

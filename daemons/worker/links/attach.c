@@ -40,7 +40,8 @@ struct attach {
 	/* -1: closed; while ON, sock -1: end of file was read; pidfd -1: the process is dead */
 	int sock, pidfd;
 	struct event *sock_ev, *pid_ev, *timer;
-	uint64_t epoch;
+	uint64_t epoch; /* of the attached peer, 0: none */
+	char remote[HANDOVER_REMOTE_BYTES];
 	unsigned tries; /* since the last ON */
 	char said[384]; /* last complaint that was logged */
 };
@@ -94,6 +95,7 @@ static void check_gone(struct attach *a)
 		return;
 	uint64_t epoch = a->epoch;
 	a->epoch = 0;
+	a->remote[0] = 0;
 	log_info("attach_gone", "to=%s epoch=%llu", a->what, (unsigned long long)epoch);
 	again(a);
 	a->hooks.gone(a->hooks.arg, epoch);
@@ -137,6 +139,7 @@ static void take_answer(struct attach *a)
 	a->said[0] = 0;
 	a->tries = 0;
 	a->epoch = reply.epoch;
+	snprintf(a->remote, sizeof a->remote, "%s", reply.remote);
 	a->state = ATTACH_ON;
 	log_info("attach_on", "to=%s epoch=%llu", a->what, (unsigned long long)a->epoch);
 	a->hooks.on(a->hooks.arg, reply.epoch, bell);
@@ -243,4 +246,9 @@ void attach_destroy(struct attach **ap)
 uint64_t attach_epoch(const struct attach *a)
 {
 	return a->epoch;
+}
+
+const char *attach_remote(const struct attach *a)
+{
+	return a->remote;
 }

@@ -25,5 +25,8 @@ struct attach *attach_new(struct svc *s, const char *what, const char *path,
                           int ring_fd, const struct attach_hooks *hooks);
 void attach_destroy(struct attach **a);
 uint64_t attach_epoch(const struct attach *a); /* of the attached peer, 0: none */
+/* where other hosts reach the attached peer (handover_reply.remote); "": they cannot, or none is
+ * attached */
+const char *attach_remote(const struct attach *a);
 
 #endif

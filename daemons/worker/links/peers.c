@@ -63,6 +63,10 @@ void worker_describe(struct worker *w, Pds__WorkerInfo *i)
 	i->vocab = w->info->vocab;
 	describe_site(w, site, sizeof site);
 	i->site = site;
+	i->remote = (char *)svc_remote(s);
+	/* without keys this worker cannot connect to those of other hosts, nor they to it */
+	if (w->messager_attach && svc_has_keys(s))
+		i->messager = (char *)attach_remote(w->messager_attach);
 }
 
 int worker_describe_hook(struct svc *s, Pds__WorkerInfo *i)

@@ -1,0 +1,127 @@
+/* tell.c - see tell.h. */
+#include "daemons/worker/links/tell.h"
+#include "daemons/worker/worker.h"
+#include "util/clock.h"
+#include "util/mem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define AGAIN_US 50000u
+
+static void again(struct worker *w)
+{
+	struct timeval tv = clock_timeval(AGAIN_US);
+	event_add(w->tell.again, &tv);
+}
+
+static void routers(struct worker *w)
+{
+	struct chan *c = svc_chan(w->svc);
+	Pds__WorkerUpdate m = PDS__WORKER_UPDATE__INIT;
+	Pds__WorkerInfo info = PDS__WORKER_INFO__INIT;
+	struct msg_head none = {0};
+	worker_describe(w, &info);
+	m.worker = &info;
+	w->tell.routers_untold = 0;
+	for (struct peer *p = chan_next(c, NULL); p; p = chan_next(c, p))
+		if (peer_tag(p) == TAG_ROUTER && peer_is_up(p) &&
+		    chan_send(c, p, MSG_WORKER_UPDATE, &none, &m.base) == ERR_FULL)
+			w->tell.routers_untold = 1;
+	if (w->tell.routers_untold)
+		again(w);
+}
+
+void tell_changed(struct worker *w)
+{
+	w->tell.changes++;
+	routers(w);
+}
+
+void tell_attached(struct worker *w)
+{
+	const char *now = attach_remote(w->messager_attach);
+	if (strcmp(now, w->tell.messager) == 0)
+		return;
+	snprintf(w->tell.messager, sizeof w->tell.messager, "%s", now);
+	tell_changed(w);
+}
+
+void tell_router_up(struct worker *w)
+{
+	if (w->tell.changes)
+		routers(w);
+}
+
+static void forget_peers(struct tell *t)
+{
+	free(t->peers);
+	t->peers = NULL;
+	t->peers_len = 0;
+}
+
+/* Sends the packed list, unless it is what the messager was told last. Takes it over. */
+static void send_peers(struct worker *w, const Pds__Peers *m, unsigned char *packed, size_t len)
+{
+	struct tell *t = &w->tell;
+	struct msg_head none = {0};
+	int same = t->peers && t->peers_len == len && memcmp(t->peers, packed, len) == 0;
+	/* a messager that was told nothing knows nobody */
+	if (same || (!t->peers && !m->n_peers)) {
+		free(packed);
+		return;
+	}
+	int r = chan_send(svc_chan(w->svc), w->messager, MSG_PEERS, &none, &m->base);
+	if (r < 0) {
+		free(packed);
+		t->messager_untold = r == ERR_FULL;
+		if (t->messager_untold)
+			again(w);
+		return;
+	}
+	log_info("messager_told", "peers=%zu", m->n_peers);
+	forget_peers(t);
+	t->peers = packed;
+	t->peers_len = len;
+}
+
+void tell_messager(struct worker *w, int link_is_new)
+{
+	Pds__Peers m;
+	if (link_is_new)
+		forget_peers(&w->tell);
+	w->tell.messager_untold = 0;
+	if (!w->messager)
+		return;
+	peer_lists_union(&w->peer_lists, 1, &m);
+	size_t len = pds__peers__get_packed_size(&m);
+	unsigned char *packed = mem_alloc(len + 1);
+	pds__peers__pack(&m, packed);
+	send_peers(w, &m, packed, len);
+	free(m.peers);
+}
+
+static void on_again(evutil_socket_t fd, short what, void *arg)
+{
+	struct worker *w = arg;
+	(void)fd;
+	(void)what;
+	if (w->tell.routers_untold)
+		routers(w);
+	if (w->tell.messager_untold)
+		tell_messager(w, 0);
+}
+
+void tell_init(struct worker *w)
+{
+	w->tell.again = event_new(svc_base(w->svc), -1, 0, on_again, w);
+}
+
+void tell_fini(struct worker *w)
+{
+	if (w->tell.again)
+		event_free(w->tell.again);
+	w->tell.again = NULL;
+	forget_peers(&w->tell);
+}
