@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
 #define HOST_MAX 128u
@@ -71,4 +72,14 @@ int endpoint_is_remote_of(const char *text, const char *name)
 {
 	size_t n = strlen(name);
 	return endpoint_is_remote(text) && strncmp(text, name, n) == 0 && text[n] == '@';
+}
+
+void endpoint_host(const char *text, char *out, size_t size)
+{
+	const char *host = strstr(text, "tcp://"), *port = strrchr(text, ':');
+	host = host ? host + 6 : text;
+	host += *host == '[';
+	size_t n = port && port > host ? (size_t)(port - host) : strlen(host);
+	n -= n && host[n - 1] == ']';
+	snprintf(out, size, "%.*s", (int)n, host);
 }

@@ -17,4 +17,7 @@ int endpoint_is_remote_of(const char *text, const char *name);
  * is a wildcard (* or 0): nobody can connect to it. */
 int endpoint_is_wildcard(const char *address);
 
+/* HOST of [NAME@]tcp://HOST:PORT, without the brackets of an IPv6 address. */
+void endpoint_host(const char *text, char *out, size_t size);
+
 #endif

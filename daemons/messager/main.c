@@ -1,5 +1,5 @@
-/* main.c - pdmessagerd: moves KV blocks between the pools of this host's workers while the prompt
- * is still being computed.
+/* main.c - pdmessagerd: moves KV blocks between the pools of this host's workers, and to those of
+ * other hosts, while the prompt is still being computed.
  *
  * One event loop thread does everything: svc/attached.h receives descriptors, the links deliver
  * messages, mover.c and transfer.c copy. The pump runs the mover after every event that may let a
@@ -7,12 +7,17 @@
  * transfers are open. Before the loop sleeps, the messager says so in the rings and checks them
  * once more; an idle messager does nothing until a bell rings. It leaves nothing behind when it is
  * killed: the rings belong to the workers, and the next messager continues from them. */
+#include "inbound.h"
 #include "mover.h"
+#include "path/tcp.h"
+#include "remote.h"
 #include "svc/attached.h"
 #include "svc/svc.h"
 #include "util/clock.h"
+#include "util/endpoint.h"
 #include "util/mem.h"
 
+#include <arpa/inet.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -42,6 +47,9 @@ enum messager_stat {
 struct messager {
 	struct svc *svc;
 	struct mover *mover;
+	struct transports transports;
+	struct remotes *remotes;
+	struct inbounds *inbounds;
 	struct attached *attached; /* connections of workers */
 	struct event *pump_ev;     /* zero timer: more to copy, after other events */
 	struct event *scan_ev;     /* while transfers are open */
@@ -60,6 +68,19 @@ static const struct conf_key keys[] = {
 	{"scan_ms", CONF_INT, "20", 1, 10000, "ms", 1,
      "while transfers are open, the messager checks the transfer rings this often, even without a "
      "doorbell",
+     NULL},
+	{"data_port", CONF_INT, "0", 0, 65535, "", 0,
+     "TCP port at the address of `listen` where messagers of other hosts send KV; 0: any free one",
+     NULL},
+	{"data_connections", CONF_INT, "2", 1, TCP_CONNECTIONS_MAX, "connections", 0,
+     "TCP connections to each messager that this host sends KV to", NULL},
+	{"data_encrypted", CONF_BOOL, "true", 0, 0, "", 0,
+     "encrypt KV on its way to and from other hosts; false only on a network that you trust: it is "
+     "still authenticated, but can be read. If either end wants it, it is encrypted",
+     NULL},
+	{"canary_ms", CONF_INT, "5000", 0, 3600000, "ms", 0,
+     "a small transfer to each messager of another host at this interval shows that the way works "
+     "and how fast (pdctl links); 0: none",
      NULL},
 	{"workers_max", CONF_INT, "64", 2, 1024, "workers", 0, "maximum number of attached workers",
      NULL},
@@ -118,7 +139,7 @@ static uint64_t out_now(void *arg)
 	return clock_us();
 }
 
-static struct peer *peer_of(struct messager *m, const char *name, uint64_t epoch)
+static struct peer *peer_of(const struct messager *m, const char *name, uint64_t epoch)
 {
 	struct peer *p = chan_find(svc_chan(m->svc), name);
 	return p && peer_is_up(p) && peer_epoch(p) == epoch ? p : NULL;
@@ -169,6 +190,30 @@ static void out_lost(void *arg, const char *why)
 	svc_leave(why);
 }
 
+static void pump_soon(struct messager *m)
+{
+	/* a timer, not event_active: the loop polls all other events first */
+	event_add(m->pump_ev, &(struct timeval){0});
+}
+
+static void out_wake(void *arg)
+{
+	pump_soon(arg);
+}
+
+static int out_fence(void *arg, const struct lease_key *lease)
+{
+	const struct messager *m = arg;
+	return inbound_fence(m->inbounds, lease);
+}
+
+static int out_send_link(void *arg, void *peer, enum msg_type type, const struct msg_head *head,
+                         const ProtobufCMessage *body)
+{
+	const struct messager *m = arg;
+	return chan_send(svc_chan(m->svc), peer, type, head, body);
+}
+
 /* --- the pump ------------------------------------------------------------ */
 
 static void scan_while_open(struct messager *m, int open)
@@ -183,15 +228,10 @@ static void scan_while_open(struct messager *m, int open)
 		event_del(m->scan_ev);
 }
 
-static void pump_soon(struct messager *m)
-{
-	/* a timer, not event_active: the loop polls all other events first */
-	event_add(m->pump_ev, &(struct timeval){0});
-}
-
 /* Checks the rings and moves the transfers; called after anything that may let one go on. */
 static void messager_pump(struct messager *m)
 {
+	int waits = inbound_turn(m->inbounds);
 	mover_sleeping(m->mover, 0);
 	enum mover_turn turn = mover_turn(m->mover);
 	if (turn != MOVER_BUSY) {
@@ -202,7 +242,7 @@ static void messager_pump(struct messager *m)
 		mover_sleeping(m->mover, 0);
 		pump_soon(m);
 	}
-	scan_while_open(m, turn != MOVER_IDLE);
+	scan_while_open(m, turn != MOVER_IDLE || waits);
 	stat_add(svc_stats(m->svc), MS_BYTES, mover_bytes(m->mover) - m->bytes_counted);
 	m->bytes_counted = mover_bytes(m->mover);
 	stat_set_value(svc_stats(m->svc), MS_TRANSFERS, mover_open_transfers(m->mover));
@@ -224,6 +264,7 @@ static int on_attach(void *arg, const struct attached_memory *h, void **ret_work
 	(void)err;
 	*ret_worker = mover_add(m->mover, h->hello->name, h->hello->epoch, &h->layout, &h->region,
 	                        h->ring);
+	inbound_pools_changed(m->inbounds);
 	pump_soon(m);
 	return 0;
 }
@@ -234,7 +275,10 @@ static void on_detach(void *arg, void *worker, const char *why)
 	(void)why;
 	if (!m->mover) /* we stop: mover_destroy has removed the workers */
 		return;
+	inbound_worker_gone(m->inbounds, mover_worker_name(worker), mover_worker_epoch(worker));
+	remotes_named(m->remotes, mover_worker_name(worker), NULL);
 	mover_remove(m->mover, worker);
+	inbound_pools_changed(m->inbounds);
 	pump_soon(m);
 }
 
@@ -249,47 +293,197 @@ static void on_bell(void *arg)
 
 /* --- messages ------------------------------------------------------------ */
 
+/* The link's end that other messagers have connected to; NULL for all other peers. */
+static struct inbound_link *link_of(const struct peer *p)
+{
+	return peer_tag(p) == REMOTE_TAG ? NULL : peer_data(p);
+}
+
+/* From the messager of another host that this one connected to. */
+static void from_remote(struct messager *m, struct peer *p, enum msg_type type,
+                        const ProtobufCMessage *body)
+{
+	remotes_message(m->remotes, p, type, body);
+	messager_pump(m);
+}
+
 static void on_lease_opened(struct svc *s, struct peer *p, const struct msg_head *head,
                             const ProtobufCMessage *body)
 {
+	struct messager *m = messager_of(s);
+	const Pds__LeaseOpened *b = (const Pds__LeaseOpened *)body;
 	(void)head;
-	mover_lease_opened(messager_of(s)->mover, peer_name(p), peer_epoch(p),
-	                   (const Pds__LeaseOpened *)body);
-	messager_pump(messager_of(s));
+	if (peer_tag(p) == REMOTE_TAG) {
+		from_remote(m, p, MSG_LEASE_OPENED, body);
+		return;
+	}
+	mover_lease_opened(m->mover, peer_name(p), peer_epoch(p), b);
+	inbound_lease_opened(m->inbounds, peer_name(p), peer_epoch(p), b);
+	messager_pump(m);
 }
 
 static void on_lease_revoke(struct svc *s, struct peer *p, const struct msg_head *head,
                             const ProtobufCMessage *body)
 {
-	mover_lease_revoke(messager_of(s)->mover, peer_name(p), peer_epoch(p), head,
-	                   (const Pds__LeaseRevoke *)body);
-	messager_pump(messager_of(s));
+	struct messager *m = messager_of(s);
+	if (peer_tag(p) == REMOTE_TAG) {
+		from_remote(m, p, MSG_LEASE_REVOKE, body);
+		return;
+	}
+	mover_lease_revoke(m->mover, peer_name(p), peer_epoch(p), head, (const Pds__LeaseRevoke *)body);
+	messager_pump(m);
 }
 
 static void on_kv_ready_ack(struct svc *s, struct peer *p, const struct msg_head *head,
                             const ProtobufCMessage *body)
 {
+	struct messager *m = messager_of(s);
+	const Pds__KvReadyAck *b = (const Pds__KvReadyAck *)body;
 	(void)head;
-	mover_kv_ready_ack(messager_of(s)->mover, peer_name(p), peer_epoch(p),
-	                   (const Pds__KvReadyAck *)body);
+	if (peer_tag(p) == REMOTE_TAG) {
+		from_remote(m, p, MSG_KV_READY_ACK, body);
+		return;
+	}
+	mover_kv_ready_ack(m->mover, peer_name(p), peer_epoch(p), b);
+	inbound_kv_ready_ack(m->inbounds, peer_name(p), peer_epoch(p), b);
+	messager_pump(m);
+}
+
+static void on_pools(struct svc *s, struct peer *p, const struct msg_head *head,
+                     const ProtobufCMessage *body)
+{
+	(void)head;
+	if (peer_tag(p) == REMOTE_TAG)
+		from_remote(messager_of(s), p, MSG_POOLS, body);
+}
+
+static void on_path(struct svc *s, struct peer *p, const struct msg_head *head,
+                    const ProtobufCMessage *body)
+{
+	(void)head;
+	if (peer_tag(p) == REMOTE_TAG)
+		from_remote(messager_of(s), p, MSG_PATH, body);
+	else if (link_of(p))
+		inbound_path(link_of(p), (const Pds__Path *)body);
+}
+
+static void on_lease_open(struct svc *s, struct peer *p, const struct msg_head *head,
+                          const ProtobufCMessage *body)
+{
+	if (!link_of(p))
+		return;
+	inbound_lease_open(link_of(p), head, (const Pds__LeaseOpen *)body);
 	messager_pump(messager_of(s));
 }
 
+static void on_kv_ready(struct svc *s, struct peer *p, const struct msg_head *head,
+                        const ProtobufCMessage *body)
+{
+	if (!link_of(p))
+		return;
+	inbound_kv_ready(link_of(p), head, (const Pds__KvReady *)body);
+	messager_pump(messager_of(s));
+}
+
+/* Only a worker that has handed over its memory says which other hosts there are. */
+static void on_peers(struct svc *s, struct peer *p, const struct msg_head *head,
+                     const ProtobufCMessage *body)
+{
+	struct messager *m = messager_of(s);
+	struct mover_local w;
+	(void)head;
+	if (mover_find_local(m->mover, peer_name(p), peer_epoch(p), &w))
+		remotes_named(m->remotes, peer_name(p), (const Pds__Peers *)body);
+}
+
 static const struct svc_msg messages[] = {
+	{MSG_LEASE_OPEN, on_lease_open},
 	{MSG_LEASE_OPENED, on_lease_opened},
 	{MSG_LEASE_REVOKE, on_lease_revoke},
+	{MSG_KV_READY, on_kv_ready},
 	{MSG_KV_READY_ACK, on_kv_ready_ack},
+	{MSG_PEERS, on_peers},
+	{MSG_POOLS, on_pools},
+	{MSG_PATH, on_path},
 	{0},
 };
+
+static int is_messager(const struct peer *p)
+{
+	return strcmp(peer_program(p), "pdmessagerd") == 0;
+}
 
 static void on_up(struct svc *s, struct peer *p)
 {
 	struct messager *m = messager_of(s);
-	mover_linked(m->mover, peer_name(p), peer_epoch(p));
+	if (peer_tag(p) == REMOTE_TAG)
+		remotes_up(m->remotes, p);
+	else if (is_messager(p))
+		peer_set_data(p, inbound_up(m->inbounds, p, peer_name(p), peer_epoch(p)));
+	else {
+		mover_linked(m->mover, peer_name(p), peer_epoch(p));
+		inbound_linked(m->inbounds, peer_name(p), peer_epoch(p));
+	}
+	messager_pump(m);
+}
+
+static void on_down(struct svc *s, struct peer *p, const char *why)
+{
+	struct messager *m = messager_of(s);
+	if (!m)
+		return;
+	if (peer_tag(p) == REMOTE_TAG)
+		remotes_down(m->remotes, p, why);
+	else if (link_of(p))
+		inbound_down(link_of(p));
+	else
+		return;
 	messager_pump(m);
 }
 
 /* --- life ---------------------------------------------------------------- */
+
+/* The address of `listen` if it is numeric; else all. */
+static void data_address(const struct conf *c, char *out, size_t size)
+{
+	const char *listen = conf_str(c, "listen");
+	struct in6_addr parsed;
+	endpoint_host(listen, out, size);
+	if (inet_pton(AF_INET, out, &parsed) != 1 && inet_pton(AF_INET6, out, &parsed) != 1)
+		*out = 0;
+}
+
+/* Without keys there are no other hosts. */
+static int transports_open(struct messager *m, struct err *err)
+{
+	const struct conf *c = svc_conf(m->svc);
+	struct tcp_transport *tcp = NULL;
+	char address[64];
+	if (!svc_keys(m->svc))
+		return 0;
+	data_address(c, address, sizeof address);
+	const struct tcp_opts opts = {.address = *address ? address : NULL,
+	                              .port = (uint16_t)conf_int(c, "data_port"),
+	                              .connections = (uint32_t)conf_int(c, "data_connections"),
+	                              .encrypt = conf_bool(c, "data_encrypted"),
+	                              .canary_us = conf_int(c, "canary_ms")
+	                                               ? (uint64_t)conf_int(c, "canary_ms") * 1000u
+	                                               : UINT64_MAX};
+	int r = tcp_transport_new(svc_base(m->svc), &opts, &tcp, err);
+	if (r < 0)
+		return r;
+	m->transports.at[m->transports.n].ops = &tcp_path_ops;
+	m->transports.at[m->transports.n++].transport = tcp;
+	return 0;
+}
+
+static void transports_close(struct messager *m)
+{
+	while (m->transports.n) {
+		struct tcp_transport *tcp = m->transports.at[--m->transports.n].transport;
+		tcp_transport_destroy(&tcp);
+	}
+}
 
 static struct mover_limits limits_of(struct svc *s)
 {
@@ -304,7 +498,11 @@ static void messager_stop(struct svc *s)
 	if (!m)
 		return;
 	/* workers are not told: the next messager continues from the rings */
+	mover_shutdown(m->mover);
+	remotes_destroy(&m->remotes);
+	inbound_destroy(&m->inbounds);
 	mover_destroy(&m->mover);
+	transports_close(m);
 	attached_close(&m->attached, "the messager ends");
 	event_free(m->pump_ev);
 	event_free(m->scan_ev);
@@ -315,7 +513,8 @@ static void messager_stop(struct svc *s)
 static int messager_start(struct svc *s, struct err *err)
 {
 	struct messager *m = mem_zalloc(sizeof *m);
-	const struct mover_out out = {m, out_now, out_linked, out_send, out_ended, out_lost};
+	const struct mover_out out = {m,         out_now,  out_linked, out_send,
+	                              out_ended, out_lost, out_wake,   out_fence};
 	const struct mover_limits limits = limits_of(s);
 	const struct attached_hooks hooks = {.svc = s,
 	                                     .arg = m,
@@ -329,10 +528,15 @@ static int messager_start(struct svc *s, struct err *err)
 	m->svc = s;
 	m->scan_us = (uint64_t)conf_int(svc_conf(s), "scan_ms") * 1000u;
 	m->mover = mover_new(&out, &limits);
+	m->remotes = remotes_new(s, m->mover, &m->transports);
+	m->inbounds = inbound_new(&(struct inbound_out){m, out_send_link, out_wake}, m->mover,
+	                          &m->transports);
 	m->pump_ev = event_new(svc_base(s), -1, 0, on_pump, m);
 	m->scan_ev = event_new(svc_base(s), -1, EV_PERSIST, on_pump, m);
 	svc_set_data(s, m);
-	int r = attached_listen(&hooks, &m->attached, err);
+	int r = transports_open(m, err);
+	if (r == 0)
+		r = attached_listen(&hooks, &m->attached, err);
 	if (r < 0)
 		messager_stop(s);
 	return r;
@@ -375,7 +579,23 @@ static int ctl_transfers(struct svc *s, char *const *args, size_t n_args, struct
 	return 0;
 }
 
+static int ctl_links(struct svc *s, char *const *args, size_t n_args, struct buf *out,
+                     struct err *err)
+{
+	const struct messager *m = messager_of(s);
+	(void)args;
+	if (n_args)
+		return err_set(err, ERR_INVALID, "links takes no arguments, %zu were given", n_args);
+	buf_addc(out, '[');
+	unsigned n = remotes_json(m->remotes, out);
+	inbound_json(m->inbounds, out, n == 0);
+	buf_addc(out, ']');
+	return 0;
+}
+
 static const struct svc_ctl ctl[] = {
+	{"links", ctl_links,
+     "ways to and from other hosts' messagers: transport, bytes, canary, errors", 0},
 	{"transfers", ctl_transfers, "open transfers: request, state, from, to, blocks sent, age", 0},
 	{0},
 };
@@ -405,6 +625,7 @@ int main(int argc, char **argv)
 		.stop = messager_stop,
 		.status = messager_status,
 		.up = on_up,
+		.down = on_down,
 	};
 	return svc_main(argc, argv, &hooks);
 }

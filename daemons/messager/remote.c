@@ -3,6 +3,7 @@
 
 #include "util/check.h"
 #include "util/clock.h"
+#include "util/endpoint.h"
 #include "util/list.h"
 #include "util/mem.h"
 
@@ -11,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ENDPOINT_MAX 192
+#define ENDPOINT_MAX (ENDPOINT_BYTES_MAX + 1)
 
 struct remote {
 	struct list node;
@@ -59,16 +60,6 @@ int transport_named(const struct transports *t, const char *name)
 		if (strcmp(t->at[i].ops->name, name) == 0)
 			return i;
 	return -1;
-}
-
-void url_host(const char *url, char *out, size_t size)
-{
-	const char *host = strstr(url, "tcp://"), *port = strrchr(url, ':');
-	host = host ? host + 6 : url;
-	host += *host == '[';
-	size_t n = port && port > host ? (size_t)(port - host) : strlen(host);
-	n -= n && host[n - 1] == ']';
-	snprintf(out, size, "%.*s", (int)n, host);
 }
 
 /* --- one messager -------------------------------------------------------- */
@@ -138,7 +129,7 @@ static void remote_free(struct remote *o)
 static void remote_new(struct remotes *r, const char *endpoint)
 {
 	const char *at = strchr(endpoint, '@');
-	if (!at || at == endpoint || (size_t)(at - endpoint) >= RING_NAME_MAX) {
+	if (!endpoint_is_remote(endpoint) || (size_t)(at - endpoint) >= RING_NAME_MAX) {
 		log_warn("messager_refused", "endpoint=%s why=%s", log_quote(endpoint),
 		         log_quote("not NAME@tcp://HOST:PORT"));
 		return;
@@ -279,7 +270,7 @@ static void got_path(struct remote *o, const Pds__Path *b)
 		}
 		struct path_peer who = {.epoch = peer_epoch(o->peer)};
 		snprintf(who.name, sizeof who.name, "%s", o->name);
-		url_host(o->endpoint, who.host, sizeof who.host);
+		endpoint_host(o->endpoint, who.host, sizeof who.host);
 		o->via.ops = t->at[i].ops;
 		o->via.path = o->via.ops->path_new(t->at[i].transport, &who,
 		                                   &(struct path_hooks){o, path_say, path_up});

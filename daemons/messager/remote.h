@@ -36,8 +36,6 @@ void remotes_message(struct remotes *r, struct peer *p, enum msg_type type,
 
 /* pdctl links: array members, without brackets; returns their number. */
 unsigned remotes_json(const struct remotes *r, struct buf *out);
-/* HOST of [NAME@]tcp://HOST:PORT, without the brackets of IPv6. */
-void url_host(const char *url, char *out, size_t size);
 /* Adds one path's or intake's state to an open JSON object. */
 void path_state_json(const struct path_state *s, struct buf *out);
 
