@@ -1,7 +1,7 @@
 # bench.mk - `make bench` and its parts, `make soak`. Figures go to the screen; BENCH_WRITE=1 also renews their sections of tests/bench/RESULTS.md.
 #   THREADS=n  TURNS=5  REQUESTS=600  SECONDS=12  PEER=folder of a venv that has llama-cpp-python already
 #   LAYOUT=1p2d  SOAK_SECONDS=60  SOAK_STREAMS=64  SOAK_LEAVE=0 (percent of clients that go away)  SOAK_TIERS=1 (tiers, preemption)  QUICK=1 (the tiny model)
-.PHONY: bench bench-peer bench-cpu bench-server bench-handover bench-kv bench-storage bench-index bench-redis bench-suite bench-idle bench-interference bench-prefill-sched bench-prepare bench-policies bench-blocked-peer bench-reserve bench-tiers bench-tiers-idle bench-spec bench-preempt bench-text soak
+.PHONY: bench bench-peer bench-cpu bench-server bench-handover bench-hosts bench-kv bench-storage bench-index bench-redis bench-suite bench-idle bench-interference bench-prefill-sched bench-prepare bench-policies bench-blocked-peer bench-reserve bench-tiers bench-tiers-idle bench-spec bench-preempt bench-text soak
 PEER     ?= build/venv-peer
 PEER_REQ := llama-cpp-python==0.3.36
 PEER_SERVER ?= build/peer-server/bin/llama-server
@@ -53,6 +53,10 @@ bench-server: all $(PEER)/bin/python $(PEER_SERVER)
 		$(PEER)/bin/pip install -q --disable-pip-version-check 'llama-cpp-python[server]$(PEER_REQ:llama-cpp-python%=%)'
 	@model=$(BENCH_MODEL) && $(PEER)/bin/python tests/bench/bench_server.py $(if $(REQUESTS),-n $(REQUESTS)) $(if $(CONCURRENCY),--concurrency $(CONCURRENCY)) \
 		$(PEER_SERVER:%=--llama-server %) "$$model"
+# needs root, iproute2 and iperf3
+bench-hosts: programs
+	@model=$(BENCH_MODEL) && python3 tests/bench/bench_hosts.py $(if $(REQUESTS),-n $(REQUESTS)) "$$model"
+
 bench-handover: all $(O)/bench/bench_router $(O)/bench/bench_transfer
 	@model=$(BENCH_MODEL) && python3 tests/bench/bench_handover.py $(if $(REQUESTS),-n $(REQUESTS)) "$$model"
 bench-preempt: all

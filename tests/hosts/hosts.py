@@ -106,9 +106,9 @@ class Host:
 
     def worker(self, program, name, port, routers, **conf):
         """A prefill or decode worker beside the messager and the storage of this host, which listens on `port`"""
-        self.start(program, name, listen=f"tcp://{self.address}:{port}", messager=f"messager-{self.number}", storage=f"storage-{self.number}",
-                   block_tokens=16, kv_type="f32", threads=1, routers=[f"{r}@tcp://{h.address}:7000" for h, r in routers],
-                   **{"kv_blocks": 200, **conf})
+        self.start(program, name, listen=f"tcp://{self.address}:{port}", messager=f"messager-{self.number}",
+                   routers=[f"{r}@tcp://{h.address}:7000" for h, r in routers],
+                   **{"storage": f"storage-{self.number}", "block_tokens": 16, "kv_type": "f32", "threads": 1, "kv_blocks": 200, **conf})
 
     def prefill(self, name, routers, port=7100, **conf):
         self.worker("pdprefilld", name, port, routers, **conf)
