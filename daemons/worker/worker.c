@@ -307,6 +307,7 @@ static void down(struct svc *s, struct peer *p, const char *why)
 	if (p == w->messager)
 		w->messager = NULL;
 	if (peer_tag(p) == TAG_ROUTER) {
+		routers_down(w->routers, p);
 		events_down(w->events, p);
 		relay_router_down(w->relay, p);
 	}
@@ -459,6 +460,7 @@ static void stop(struct svc *s)
 		svc_leave("told to end while a step makes no progress");
 	w->stage->stop(w);
 	role_fini(w);
+	routers_destroy(&w->routers);
 	if (w->store) {
 		event_free(w->store_ev);
 		writeout_destroy(&w->writeout);
