@@ -501,7 +501,7 @@ static int bind_one(struct chan *c, const char *endpoint, int net, struct sock *
 	if (!endpoint || !*endpoint)
 		return 0;
 	if (sock_open(c, ZMQ_ROUTER, ret_s) == 0) {
-		int v6 = strchr(endpoint, '[') != NULL; /* [::] takes connections of both families */
+		int v6 = strchr(endpoint, '[') != NULL;
 		if (net)
 			chan_curve_server(c, (*ret_s)->z);
 		zmq_setsockopt((*ret_s)->z, ZMQ_IPV6, &v6, sizeof v6);
