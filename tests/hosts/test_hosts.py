@@ -82,8 +82,9 @@ class Host:
         self.start("pdrouterd", name, http_listen="0.0.0.0:8080", listen=f"tcp://{self.address}:7000", **conf)
 
     def mixed(self, name, routers, **conf):
-        conf = {"routers": [f"{r}@tcp://{h.address}:7000" for h, r in routers], **conf}
-        self.start("pddecoded", name, role="mixed", messager="none", storage="none", block_tokens=16, kv_blocks=200, kv_type="f32", **conf)
+        """routers: (host, name), or an entry of the configuration"""
+        self.start("pddecoded", name, role="mixed", messager="none", storage="none", block_tokens=16, kv_blocks=200, kv_type="f32",
+                   routers=[r if isinstance(r, str) else f"{r[1]}@tcp://{r[0].address}:7000" for r in routers], **conf)
 
     def kill(self, name):
         p = self.procs.pop(name)
@@ -278,14 +279,16 @@ def test_routers_by_name(net, zone):
     shutil.copytree(a.keys, c.keys)
     zone.set({"router-1": a})
     a.router()
-    b.mixed("mixed-1", [], routers=["srv://_pdserve._tcp.routers.test"], resolve_s=1)
-    b.mixed("mixed-2", [], routers=["router-1@tcp://router-1.routers.test:7000"])
+    b.mixed("mixed-1", ["srv://_pdserve._tcp.routers.test"], resolve_s=1)
+    b.mixed("mixed-2", ["router-1@tcp://router-1.routers.test:7000"])
     wait_for(lambda: workers(a) == both, "both workers at the router")
     want = ask(a, a)[1]
-    a.kill("router-1")
+    a.cut()  # its address does not even refuse connections
     c.router()
     zone.set({"router-1": c})
     wait_for(lambda: workers(c) == both, "both workers at its new address")
+    a.kill("router-1")
+    a.heal()
     a.router("router-2")
     zone.set({"router-1": c, "router-2": a})
     wait_for(lambda: workers(a, "router-2") == {"mixed-1": "up"}, "a router that was added to the service")
