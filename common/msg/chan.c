@@ -31,7 +31,7 @@ static int sock_open(struct chan *c, int type, struct sock **ret)
 	if (!z)
 		return ERR_IO;
 	int zero = 0, hwm = SOCKET_MESSAGES, one = 1, ivl = 20, ivl_max = 500, handshake_ms = 5000;
-	int connect_ms = 3000; /* the kernel's own limit is minutes */
+	int connect_ms = 3000;            /* the kernel's own limit is minutes */
 	int64_t max = 2 * MSG_PART_BYTES; /* a part and its envelope; ZeroMQ closes on larger frames */
 	zmq_setsockopt(z, ZMQ_LINGER, &zero, sizeof zero);
 	zmq_setsockopt(z, ZMQ_SNDHWM, &hwm, sizeof hwm);

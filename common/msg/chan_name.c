@@ -1,7 +1,7 @@
 /* chan_name.c - peers whose endpoint has a host's name: DNS is asked when the link is made and
- * whenever it is down, and libzmq gets addresses only. (Left to itself it resolves a name at each of
- * its own attempts, on the thread that serves all links, and blocks them while it waits; it knows
- * only the first address, and an attempt at one that does not answer takes minutes.)
+ * whenever it is down, and libzmq gets addresses only. (Left to itself it resolves a name at each
+ * of its own attempts, on the thread that serves all links, and blocks them while it waits; it
+ * knows only the first address, and an attempt at one that does not answer takes minutes.)
  *
  * An address that the answer does not have any more is left. Of several the next one is tried, each
  * for at least as long as the wait between two questions. A failure of DNS changes nothing, and so
@@ -68,7 +68,8 @@ static void choose(const struct chan_name *n, const struct resolve_answer *a, ch
 	for (unsigned i = 0; i < a->n; i++) {
 		format(n, &a->records[i], out, size);
 		if (strcmp(out, n->address) == 0)
-			/* the first question after the link went down: the peer may be back there in a moment */
+			/* the first question after the link went down: the peer may be back there in a
+			 * moment */
 			at = n->wait_us > ASK_FIRST_US ? (i + 1) % a->n : i;
 	}
 	format(n, &a->records[at], out, size);

@@ -1,6 +1,6 @@
 /* chan_priv.h - shared by chan.c (sockets, sending), chan_in.c (incoming messages), chan_tick.c
- * (timers), chan_name.c (names of hosts), chan_ctl.c (pdctl), chan_bye.c (shutdown), chan_fault.c (injected faults) and
- * chan_ask.c. Private to them. */
+ * (timers), chan_name.c (names of hosts), chan_ctl.c (pdctl), chan_bye.c (shutdown), chan_fault.c
+ * (injected faults) and chan_ask.c. Private to them. */
 #ifndef MSG_CHAN_PRIV_H
 #define MSG_CHAN_PRIV_H
 
@@ -56,8 +56,8 @@ struct peer {
 	struct list node;
 	struct chan *c;
 	enum peer_state state;
-	struct sock *dealer;   /* NULL: it connected to us */
-	struct sock *accepted; /* then: through which bound socket */
+	struct sock *dealer;       /* NULL: it connected to us */
+	struct sock *accepted;     /* then: through which bound socket */
 	struct chan_name *by_name; /* dealer to a host's name; else NULL */
 	unsigned char rid[RID_MAX];
 	size_t rid_len;

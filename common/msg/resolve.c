@@ -77,17 +77,12 @@ static void on_ready(evutil_socket_t fd, short what, void *arg)
 static int code_of(int status)
 {
 	switch (status) {
-	case ARES_SUCCESS:
-		return 0;
+	case ARES_SUCCESS: return 0;
 	case ARES_ENOTFOUND:
-	case ARES_ENODATA:
-		return ERR_NOTFOUND;
-	case ARES_ETIMEOUT:
-		return ERR_TIMEOUT;
-	case ARES_EBADRESP:
-		return ERR_CORRUPT;
-	default:
-		return ERR_IO;
+	case ARES_ENODATA: return ERR_NOTFOUND;
+	case ARES_ETIMEOUT: return ERR_TIMEOUT;
+	case ARES_EBADRESP: return ERR_CORRUPT;
+	default: return ERR_IO;
 	}
 }
 
@@ -146,7 +141,8 @@ static void on_service(void *arg, int status, int timeouts, unsigned char *bytes
 static void add_address(struct resolve_answer *a, const struct sockaddr *sa)
 {
 	const void *bytes = sa->sa_family == AF_INET
-	                        ? (const void *)&((const struct sockaddr_in *)(const void *)sa)->sin_addr
+	                        ? (const void *)&((const struct sockaddr_in *)(const void *)sa)
+	                              ->sin_addr
 	                        : &((const struct sockaddr_in6 *)(const void *)sa)->sin6_addr;
 	char text[INET6_ADDRSTRLEN];
 	if (!inet_ntop(sa->sa_family, bytes, text, sizeof text))
@@ -236,10 +232,8 @@ static void on_socket(void *arg, ares_socket_t fd, int readable, int writable)
 
 static int open_channel(ares_channel *ret, struct resolve *r, const char *servers)
 {
-	struct ares_options o = {.timeout = TRY_MS,
-	                         .tries = TRIES,
-	                         .sock_state_cb = on_socket,
-	                         .sock_state_cb_data = r};
+	struct ares_options o = {
+		.timeout = TRY_MS, .tries = TRIES, .sock_state_cb = on_socket, .sock_state_cb_data = r};
 	int status = ares_init_options(
 		ret, &o, ARES_OPT_TIMEOUTMS | ARES_OPT_TRIES | (r ? ARES_OPT_SOCK_STATE_CB : 0));
 	if (status != ARES_SUCCESS) {

@@ -101,16 +101,20 @@ def test_slurm(tmp_path):
         (bin_dir / name).chmod(0o755)
     http = free_port()
     env = {**ENV, "PATH": f"{bin_dir}:{os.environ['PATH']}", "BIN": BIN, "MODEL": TINY_MODEL, "JOBDIR": str(job), "TMPDIR": str(tmp), "HTTP_PORT": str(http),
-           "PORT": str(free_port()), "WORKER_CONF": "threads = 1; kv_memory_mb = 64;", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "nodes"}
+           "PORT": str(free_port()), "STORAGE_MB": "16", "WORKER_CONF": "threads = 1; kv_memory_mb = 64;", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "nodes"}
     with open(tmp_path / "out", "w") as out:
         p = subprocess.Popen(["bash", SBATCH], env=env, stdout=out, stderr=out, start_new_session=True)
     try:
+        def all_ready():
+            return len(logs := list(job.glob("*.log"))) == 7 and all("event=ready" in f.read_text() for f in logs)
+
         def workers():
             assert p.poll() is None, (tmp_path / "out").read_text()
             got = subprocess.run([os.path.join(BIN, "pdctl"), "-r", tmp / "pdserve-7-router-1", "-d", "router-1", "workers", "--json"], env=env, capture_output=True,
                                  text=True)
             return got.returncode == 0 and {w["name"]: w["state"] for w in json.loads(got.stdout)} == {"prefill-1": "up", "decode-1": "up"}
         wait_for(workers, lambda: "".join(f.read_text() for f in [tmp_path / "out", *job.glob("*.log")])[-5000:])
+        wait_for(all_ready, "all seven daemons are ready")
         with urllib.request.urlopen(f"http://127.0.0.2:{http}/health", timeout=10 * SLOW) as r:
             assert r.status == 200
         keys = sorted(os.listdir(job / "keys"))
@@ -120,7 +124,8 @@ def test_slurm(tmp_path):
         os.killpg(p.pid, signal.SIGTERM)
         p.wait(20 * SLOW)
         wait_for(lambda: not list(tmp.iterdir()), "the nodes' run directories are removed")
-        assert "event=stopping" in (job / "router-1.log").read_text()
+        for f in job.glob("*.log"):
+            assert f.read_text().count("event=stopping") == 1 and "stopped_at_once" not in f.read_text(), f.read_text()
     finally:
         try:
             os.killpg(p.pid, signal.SIGKILL)

@@ -91,8 +91,8 @@ START_TEST(denied_and_failed)
 	ck_assert_int_eq(ask(RESOLVE_ADDRESSES, "r.test.")->code, ERR_NOTFOUND);
 	dns.fault = DNS_SERVFAIL;
 	for (int service = 0; service < 2; service++) {
-		const struct resolve_answer *a =
-			ask(service ? RESOLVE_SERVICE : RESOLVE_ADDRESSES, "r.test.");
+		const struct resolve_answer *a = ask(service ? RESOLVE_SERVICE : RESOLVE_ADDRESSES,
+		                                     "r.test.");
 		ck_assert(a->code < 0 && a->code != ERR_NOTFOUND);
 		ck_assert_uint_eq(a->n, 0);
 	}
@@ -189,9 +189,9 @@ START_TEST(garbage)
 	for (unsigned round = 0; round < ROUNDS; round++) {
 		struct garbled all[AT_ONCE] = {0};
 		for (unsigned i = 0; i < AT_ONCE; i++)
-			all[i].question =
-				resolve_start(base, dns.servers, i % 2 ? RESOLVE_SERVICE : RESOLVE_ADDRESSES,
-			                  "r.test.", take_garbled, &all[i]);
+			all[i].question = resolve_start(base, dns.servers,
+			                                i % 2 ? RESOLVE_SERVICE : RESOLVE_ADDRESSES, "r.test.",
+			                                take_garbled, &all[i]);
 		pump_ms(20);
 		for (unsigned i = 0; i < AT_ONCE; i++) {
 			ck_assert_uint_le(all[i].answers, 1);

@@ -244,8 +244,8 @@ static int add_service(struct routers *r, const char *name, struct err *err)
 		               SCHEME, name);
 	if (!*name || strlen(name) >= RESOLVE_HOST_BYTES || strpbrk(name, ":/@"))
 		return err_set(err, ERR_INVALID,
-		               "routers: %s%.80s: allowed is %s_SERVICE._tcp.DOMAIN, without a port", SCHEME,
-		               name, SCHEME);
+		               "routers: %s%.80s: allowed is %s_SERVICE._tcp.DOMAIN, without a port",
+		               SCHEME, name, SCHEME);
 	if (r->n_services == SERVICES_MAX)
 		return err_set(err, ERR_INVALID, "routers: more than %u services", SERVICES_MAX);
 	struct service *s = &r->services[r->n_services++];
