@@ -188,17 +188,20 @@ START_TEST(garbage)
 	dns.fault = DNS_GARBAGE;
 	for (unsigned round = 0; round < ROUNDS; round++) {
 		struct garbled all[AT_ONCE] = {0};
+		unsigned asked = dns.asked;
 		for (unsigned i = 0; i < AT_ONCE; i++)
 			all[i].question = resolve_start(base, dns.servers,
 			                                i % 2 ? RESOLVE_SERVICE : RESOLVE_ADDRESSES, "r.test.",
 			                                take_garbled, &all[i]);
-		pump_ms(20);
+		for (uint64_t end = clock_us() + 10000000; dns.asked < asked + AT_ONCE; pump_ms(2))
+			ck_assert(clock_us() < end);
+		pump_ms(10);
 		for (unsigned i = 0; i < AT_ONCE; i++) {
 			ck_assert_uint_le(all[i].answers, 1);
 			resolve_cancel(&all[i].question);
 		}
 	}
-	ck_assert_uint_gt(n_got, ROUNDS * AT_ONCE / 4);
+	ck_assert_uint_gt(n_got, ROUNDS); /* most are dropped as no answers at all */
 }
 END_TEST
 
