@@ -5,7 +5,7 @@ O       := build$(if $(SAN),-$(SAN))
 PREFIX  ?= /usr/local
 DESTDIR ?=
 
-PKGS     := libzmq libprotobuf-c libconfig libevent jansson libsodium libpcre2-8 libsystemd libxxhash liburing hiredis
+PKGS     := libzmq libprotobuf-c libconfig libevent jansson libsodium libpcre2-8 libsystemd libxxhash liburing hiredis libcares
 PKG_OK   := $(shell pkg-config --exists $(PKGS) 2>/dev/null && command -v protoc-c >/dev/null && echo yes)
 # the sanitizers double what the compiler does: half of a whole check was compiling at -O2
 CFLAGS   ?= $(if $(SAN),-O1 -g1,-O2 -g)

@@ -5,6 +5,7 @@
  * later tick sends them. */
 #include "msg/chan_priv.h"
 #include "msg/process.h"
+#include "msg/resolve.h"
 #include "util/check.h"
 #include "util/clock.h"
 #include "util/mem.h"
@@ -30,6 +31,7 @@ static int sock_open(struct chan *c, int type, struct sock **ret)
 	if (!z)
 		return ERR_IO;
 	int zero = 0, hwm = SOCKET_MESSAGES, one = 1, ivl = 20, ivl_max = 500, handshake_ms = 5000;
+	int connect_ms = 3000;            /* the kernel's own limit is minutes */
 	int64_t max = 2 * MSG_PART_BYTES; /* a part and its envelope; ZeroMQ closes on larger frames */
 	zmq_setsockopt(z, ZMQ_LINGER, &zero, sizeof zero);
 	zmq_setsockopt(z, ZMQ_SNDHWM, &hwm, sizeof hwm);
@@ -40,6 +42,7 @@ static int sock_open(struct chan *c, int type, struct sock **ret)
 		zmq_setsockopt(z, ZMQ_ROUTER_MANDATORY, &one, sizeof one);
 	} else {
 		zmq_setsockopt(z, ZMQ_IMMEDIATE, &one, sizeof one);
+		zmq_setsockopt(z, ZMQ_CONNECT_TIMEOUT, &connect_ms, sizeof connect_ms);
 		zmq_setsockopt(z, ZMQ_RECONNECT_IVL, &ivl, sizeof ivl);
 		zmq_setsockopt(z, ZMQ_RECONNECT_IVL_MAX, &ivl_max, sizeof ivl_max);
 	}
@@ -396,6 +399,7 @@ void chan_peer_free(struct peer *p)
 	peer_unwatch(p);
 	link_fini(&p->link);
 	parts_drop(&p->parts);
+	chan_name_free(p);
 	sock_close(&p->dealer);
 	if (p->hello)
 		pds__hello__free_unpacked(p->hello, NULL);
@@ -436,6 +440,7 @@ void chan_peer_up(struct chan *c, struct peer *p)
 	p->state = PEER_UP;
 	p->heard_us = p->beat_us = p->busy_us = p->stir_us = clock_us();
 	p->refusal[0] = 0;
+	chan_name_up(p);
 	c->counts.peers_up++;
 	log_info("peer_up", "peer=%s epoch=%llu program=%s", p->name, (unsigned long long)p->epoch,
 	         p->program);
@@ -499,8 +504,10 @@ static int bind_one(struct chan *c, const char *endpoint, int net, struct sock *
 	if (!endpoint || !*endpoint)
 		return 0;
 	if (sock_open(c, ZMQ_ROUTER, ret_s) == 0) {
+		int v6 = strchr(endpoint, '[') != NULL;
 		if (net)
 			chan_curve_server(c, (*ret_s)->z);
+		zmq_setsockopt((*ret_s)->z, ZMQ_IPV6, &v6, sizeof v6);
 		if (zmq_bind((*ret_s)->z, endpoint) == 0)
 			return 0;
 	}
@@ -537,7 +544,9 @@ int chan_new(struct event_base *base, const struct chan_opts *opts, const struct
 	c->ctx = zmq_ctx_new();
 	zmq_ctx_set(c->ctx, ZMQ_MAX_SOCKETS, (int)opts->peers_max + 8);
 	c->tick = event_new(base, -1, 0, chan_tick, c);
-	int bad = chan_fault_start(c, opts->fault, err);
+	int bad = resolve_check_servers(opts->dns_servers, err);
+	if (bad == 0)
+		bad = chan_fault_start(c, opts->fault, err);
 	if (bad < 0) {
 		chan_destroy(&c);
 		return bad;
@@ -599,8 +608,6 @@ struct peer *chan_connect(struct chan *c, const char *endpoint, const char *expe
 		why = zmq_strerror(zmq_errno());
 	else if (net && chan_curve_client(c->opts.keys, dealer->z, expected_name, &err) < 0)
 		why = err.text;
-	else if (zmq_connect(dealer->z, address) < 0)
-		why = zmq_strerror(zmq_errno());
 	if (why) {
 		log_error("connect_failed", "endpoint=%s peers=%u limit=%u why=%s", log_quote(endpoint),
 		          c->n_peers, c->opts.peers_max, log_quote(why));
@@ -619,6 +626,13 @@ struct peer *chan_connect(struct chan *c, const char *endpoint, const char *expe
 		         keys_named(c->opts.keys, expected_name)->print);
 	p->hello_us = clock_us();
 	p->hello_waits = 1; /* until the connection is up */
+	if (chan_name_connect(p, address) < 0) {
+		log_error("connect_failed", "endpoint=%s why=%s", log_quote(endpoint),
+		          log_quote(zmq_strerror(zmq_errno())));
+		c->n_peers--;
+		chan_peer_free(p);
+		return NULL;
+	}
 	chan_tick_soon(c, p->hello_us + c->pace.hello_us);
 	return p;
 }
@@ -629,6 +643,11 @@ void chan_disconnect(struct chan *c, struct peer *p)
 }
 
 /* --- queries ------------------------------------------------------------- */
+
+struct keys *chan_keys(const struct chan *c)
+{
+	return c->opts.keys;
+}
 
 struct peer *chan_find(struct chan *c, const char *name)
 {

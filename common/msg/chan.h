@@ -93,6 +93,7 @@ struct chan_opts {
 	const char *listen;
 	/* for all links to and from other hosts; the caller's. NULL: no such links */
 	struct keys *keys;
+	const char *dns_servers;  /* resolve_start; NULL or "": those of /etc/resolv.conf */
 	uint32_t peers_max;       /* those that connected to us plus those that we connect to */
 	size_t message_bytes_max; /* of a whole body, in one part or several */
 	/* a message is resent if it is not acknowledged within this time; acknowledgements are delayed
@@ -109,14 +110,17 @@ int chan_new(struct event_base *base, const struct chan_opts *opts, const struct
 void chan_destroy(struct chan **c);
 
 /* Connects in the background, and reconnects until chan_disconnect. tag is stored for the owner.
- * endpoint: ipc://PATH, tcp://HOST:PORT, or NAME@tcp://HOST:PORT. For tcp the peer's name must be
- * given, there or as expected_name: it selects the key that the peer must have. Otherwise
+ * endpoint: ipc://PATH, tcp://HOST:PORT, or NAME@tcp://HOST:PORT. HOST is an address, [IPv6], or a
+ * name: DNS is asked now and again whenever the link is down (chan_name.c). For tcp the peer's name
+ * must be given, there or as expected_name: it selects the key that the peer must have. Otherwise
  * expected_name may be NULL. Returns NULL and logs the reason if the limit on peers (peers_max) is
  * reached, the system has no descriptors left, or there is no such key. */
 struct peer *chan_connect(struct chan *c, const char *endpoint, const char *expected_name, int tag);
 /* Would chan_connect find the keys that this endpoint needs? ipc needs none. If the peer's key is
  * not known the folder is read again, at most once a second. Logs nothing. */
 int chan_has_keys_for(struct chan *c, const char *endpoint, const char *expected_name);
+/* chan_opts.keys */
+struct keys *chan_keys(const struct chan *c);
 /* Reads the folder of known keys again. Peers whose key was removed are down at once. Returns 1 if
  * the known keys have changed. */
 int chan_keys_reload(struct chan *c);

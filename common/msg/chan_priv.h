@@ -1,6 +1,6 @@
 /* chan_priv.h - shared by chan.c (sockets, sending), chan_in.c (incoming messages), chan_tick.c
- * (timers), chan_ctl.c (pdctl), chan_bye.c (shutdown), chan_fault.c (injected faults) and
- * chan_ask.c. Private to them. */
+ * (timers), chan_name.c (names of hosts), chan_ctl.c (pdctl), chan_bye.c (shutdown), chan_fault.c
+ * (injected faults) and chan_ask.c. Private to them. */
 #ifndef MSG_CHAN_PRIV_H
 #define MSG_CHAN_PRIV_H
 
@@ -56,8 +56,9 @@ struct peer {
 	struct list node;
 	struct chan *c;
 	enum peer_state state;
-	struct sock *dealer;   /* NULL: it connected to us */
-	struct sock *accepted; /* then: through which bound socket */
+	struct sock *dealer;       /* NULL: it connected to us */
+	struct sock *accepted;     /* then: through which bound socket */
+	struct chan_name *by_name; /* dealer to a host's name; else NULL */
 	unsigned char rid[RID_MAX];
 	size_t rid_len;
 	char name[MSG_NAME_MAX + 1], expected[MSG_NAME_MAX + 1], endpoint[256];
@@ -201,6 +202,16 @@ int chan_curve_client(const struct keys *keys, void *z, const char *name, struct
 /* Whether a connection may speak as this daemon. 0, or ERR_INVALID with a sentence in why. */
 int chan_origin_check(const struct chan *c, const struct process_origin *o, const char *name,
                       const char *program, const Pds__Process *p, char *why, size_t size);
+/* chan_name.c */
+/* zmq_connect, also to [IPv6] */
+int chan_zmq_connect(void *z, const char *address);
+/* Connects p's dealer, now or when the name in the address is resolved. -1: see errno */
+int chan_name_connect(struct peer *p, const char *address);
+void chan_name_up(struct peer *p);
+/* when chan_name_tick has something to do for a peer that is not up; UINT64_MAX: never */
+uint64_t chan_name_due(const struct peer *p);
+void chan_name_tick(struct peer *p, uint64_t now);
+void chan_name_free(struct peer *p);
 /* chan_ctl.c */
 void chan_ctl(struct chan *c, const struct incoming *in);
 void chan_ctl_forget(struct chan *c); /* chan_destroy: frees unanswered questions */

@@ -128,14 +128,19 @@ void chan_owe_ack(struct chan *c, struct peer *p)
 
 /* --- the timer ----------------------------------------------------------- */
 
+static uint64_t hello_at(const struct chan *c, const struct peer *p)
+{
+	return p->dealer ? p->hello_us + c->pace.hello_us * (p->state == PEER_REFUSED ? 4 : 1)
+	                 : UINT64_MAX;
+}
+
 /* When the timer has something to do for this peer. */
 static uint64_t due_at(const struct chan *c, const struct peer *p, uint64_t now)
 {
 	if (p->state == PEER_DEAD)
 		return UINT64_MAX;
 	if (p->state != PEER_UP)
-		return p->dealer ? p->hello_us + c->pace.hello_us * (p->state == PEER_REFUSED ? 4 : 1)
-		                 : UINT64_MAX;
+		return least(hello_at(c, p), chan_name_due(p));
 	uint64_t at = least(silent_at(c, p, now) + 1, beat_at(c, p, now));
 	if (p->ack_due_us)
 		at = least(at, p->ack_due_us);
@@ -168,7 +173,9 @@ static void check_peer(struct chan *c, struct peer *p, uint64_t now)
 	if (now < due_at(c, p, now))
 		return;
 	if (p->state != PEER_UP) {
-		chan_hello(c, p);
+		chan_name_tick(p, now);
+		if (now >= hello_at(c, p))
+			chan_hello(c, p);
 		return;
 	}
 	if (now > silent_at(c, p, now)) {

@@ -54,6 +54,8 @@ static const struct conf_key common_keys[] = {
 	{"keys", CONF_STRING, "/etc/pdserve/keys", 1, 256, "", 0,
      "Folder with this daemon's key, NAME.secret, and the known keys of others (pdctl keygen)",
      NULL},
+	{"dns_servers", CONF_STRING, "", 0, 256, "", 0,
+     "Name servers to ask instead of those of /etc/resolv.conf: ADDRESS[:PORT],...", NULL},
 	{"control_group", CONF_STRING, "", 0, 64, "", 0,
      "Group whose members may use the pdctl commands that change something or show the "
      "configuration; the daemon's own user and root always may",
@@ -376,6 +378,7 @@ static int setup_chan(struct svc *s, struct err *err)
 		.bind = s->endpoint,
 		.listen = conf_str(s->conf, "listen"),
 		.keys = s->keys,
+		.dns_servers = conf_str(s->conf, "dns_servers"),
 		.heartbeat_us = (uint64_t)conf_int(s->conf, "heartbeat_ms") * 1000,
 		.silence_us = (uint64_t)conf_int(s->conf, "silence_ms") * 1000,
 		.window_messages = (uint32_t)conf_int(s->conf, "window_messages"),

@@ -145,7 +145,12 @@ const struct conf_key worker_keys[] = {
 	{"role_switch_timeout_ms", CONF_INT, "10000", 0, 3600000, "ms", 1,
      "role switch: how long running requests may take to finish; then they move to other workers",
      NULL},
-	{"routers", CONF_LIST, "", 0, 16, "", 0, "endpoints of the routers; empty: router on this host",
+	{"routers", CONF_LIST, "", 0, 16, "", 0,
+     "endpoints of the routers, NAME@tcp://HOST:PORT, or srv://_SERVICE._tcp.DOMAIN: all that its "
+     "SRV records name; empty: router on this host",
+     NULL},
+	{"resolve_s", CONF_INT, "30", 1, 3600, "s", 0,
+     "interval of questions to DNS for routers of srv://; while a link to one is down: 2 s at most",
      NULL},
 	{"messager", CONF_STRING, "messager", 0, 47, "", 0,
      "name of this host's messager; none: no hand-over", NULL},

@@ -312,6 +312,7 @@ static void down(struct svc *s, struct peer *p, const char *why)
 	if (p == w->messager)
 		w->messager = NULL;
 	if (peer_tag(p) == TAG_ROUTER) {
+		routers_down(w->routers, p);
 		events_down(w->events, p);
 		relay_router_down(w->relay, p);
 	}
@@ -472,6 +473,7 @@ static void stop(struct svc *s)
 	w->stage->stop(w);
 	role_fini(w);
 	tell_fini(w);
+	routers_destroy(&w->routers);
 	if (w->store) {
 		event_free(w->store_ev);
 		writeout_destroy(&w->writeout);

@@ -10,6 +10,7 @@
 #include "links/peer_lists.h"
 #include "links/peers.h"
 #include "links/tell.h"
+#include "links/routers.h"
 #include "kv/pool.h"
 #include "kv/region.h"
 #include "kv/ring.h"
@@ -45,6 +46,7 @@ struct worker {
 	char layout[96];
 	struct attach *messager_attach;
 	struct peer *messager; /* NULL while its link is down */
+	struct routers *routers;
 	/* epoch of the last messager whose process has ended, 0: none */
 	uint64_t messager_dead;
 	/* id of the last lease granted since the start; it is kept across role switches */

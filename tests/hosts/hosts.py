@@ -101,8 +101,9 @@ class Host:
         self.start("pdrouterd", name, http_listen="0.0.0.0:8080", listen=f"tcp://{self.address}:7000", **conf)
 
     def mixed(self, name, routers, **conf):
+        """routers: (host, name), or an entry of the configuration"""
         self.start("pddecoded", name, role="mixed", messager="none", storage="none", block_tokens=16, kv_blocks=200, kv_type="f32",
-                   routers=[f"{r}@tcp://{h.address}:7000" for h, r in routers], **conf)
+                   routers=[r if isinstance(r, str) else f"{r[1]}@tcp://{r[0].address}:7000" for r in routers], **conf)
 
     def worker(self, program, name, port, routers, **conf):
         """A prefill or decode worker beside the messager and the storage of this host, which listens on `port`"""

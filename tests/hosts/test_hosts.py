@@ -2,6 +2,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 
 import pytest
@@ -73,6 +75,93 @@ def test_the_router_restarts_and_a_second_one(net):
     b.mixed("mixed-1", [(a, "router-1"), (c, "router-2")])
     wait_for(lambda: workers(c, "router-2").get("mixed-1") == "up" and workers(a).get("mixed-1") == "up", "mixed-1 at both")
     assert ask(a, c) == (200, want) and ask(b, a) == (200, want)
+
+
+DNS = """
+import json, socket, struct, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind(("127.0.0.1", 53))
+name = lambda n: b"".join(bytes([len(x)]) + x.encode() for x in n.split(".")) + b"\\0"
+while True:
+    q, peer = s.recvfrom(600)
+    labels, at = [], 12
+    while q[at]:
+        labels.append(q[at + 1:at + 1 + q[at]].decode())
+        at += q[at] + 1
+    kind = {1: "A", 33: "SRV"}.get(q[at + 2])
+    with open(sys.argv[1]) as f:
+        zone = json.load(f)
+    records = zone.get(".".join(labels), {})
+    data = [socket.inet_aton(v) if kind == "A" else struct.pack(">HHH", 0, 0, 7000) + name(v) for v in records.get(kind, [])]
+    head = q[:2] + struct.pack(">HHHHH", 0x8580 | (0 if records else 3), 1, len(data), 0, 0)
+    s.sendto(head + q[12:at + 5] + b"".join(b"\\xc0\\x0c" + q[at + 1:at + 5] + struct.pack(">IH", 0, len(d)) + d for d in data), peer)
+"""
+
+
+class Zone:
+    """A name server on the host, at 127.0.0.1, which the host's resolv.conf names."""
+
+    def __init__(self, host):
+        self.host, self.path, self.etc = host, os.path.join(host.dir, "zone"), f"/etc/netns/{host.ns}"
+        os.makedirs(self.etc)
+        with open(os.path.join(self.etc, "resolv.conf"), "w") as f:
+            f.write("nameserver 127.0.0.1\n")
+        self.set({})
+        host.procs["dns"] = subprocess.Popen(["ip", "netns", "exec", host.ns, sys.executable, "-c", DNS, self.path])
+
+    def set(self, routers):
+        """routers: their names, and the hosts that they are on"""
+        zone = {f"{n}.routers.test": {"A": [h.address]} for n, h in routers.items()}
+        zone["_pdserve._tcp.routers.test"] = {"SRV": list(zone)}
+        with open(self.path + ".new", "w") as f:
+            json.dump(zone, f)
+        os.rename(self.path + ".new", self.path)
+
+    def close(self):
+        shutil.rmtree(self.etc)
+
+
+@pytest.fixture
+def zone(net):
+    z = Zone(net.hosts[1])
+    yield z
+    z.close()
+
+
+def test_routers_by_name(net, zone):
+    """Workers that know a router by its host's name, or by its service, follow it to another address, and find one that is added."""
+    a, b, c = net.hosts
+    both = {"mixed-1": "up", "mixed-2": "up"}
+    a.keygen("router-1", "router")
+    a.keygen("router-2", "router")
+    for name in ("mixed-1", "mixed-2"):
+        b.keygen(name, "worker")
+        a.trust(b, name)
+    for name in ("router-1", "router-2"):
+        b.trust(a, name)
+    shutil.copytree(a.keys, c.keys)
+    zone.set({"router-1": a})
+    a.router()
+    b.mixed("mixed-1", ["srv://_pdserve._tcp.routers.test"], resolve_s=1)
+    b.mixed("mixed-2", ["router-1@tcp://router-1.routers.test:7000"])
+    wait_for(lambda: workers(a) == both, "both workers at the router")
+    want = ask(a, a)[1]
+    a.cut()  # its address does not even refuse connections
+    c.router()
+    zone.set({"router-1": c})
+    wait_for(lambda: workers(c) == both, "both workers at its new address")
+    a.kill("router-1")
+    a.heal()
+    a.router("router-2")
+    zone.set({"router-1": c, "router-2": a})
+    wait_for(lambda: workers(a, "router-2") == {"mixed-1": "up"}, "a router that was added to the service")
+    # without DNS, what is there stays, and what was down comes back
+    b.kill("dns")
+    a.kill("router-2")
+    a.router("router-2")
+    wait_for(lambda: workers(a, "router-2") == {"mixed-1": "up"}, "the router is back where it was")
+    time.sleep(3)
+    assert workers(c) == both and ask(b, c) == (200, want)
 
 
 def test_who_is_refused(net):

@@ -21,9 +21,16 @@ int worker_connect_routers(struct worker *w, const struct conf *c, struct err *e
 	int n = conf_list(c, "routers", &items), r = 0;
 	char endpoint[256];
 	svc_ipc_endpoint(w->svc, "router", endpoint, sizeof endpoint);
+	w->routers = routers_new(&(struct routers_opts){
+		.base = svc_base(w->svc),
+		.chan = svc_chan(w->svc),
+		.tag = TAG_ROUTER,
+		.resolve_us = (uint64_t)conf_int(c, "resolve_s") * 1000000u,
+		.dns_servers = conf_str(c, "dns_servers"),
+	});
 	for (int i = 0; i < n && r == 0; i++)
-		r = worker_connect(w, items[i], NULL, TAG_ROUTER, err);
-	return n ? r : worker_connect(w, endpoint, NULL, TAG_ROUTER, err);
+		r = routers_add(w->routers, items[i], err);
+	return n ? r : routers_add(w->routers, endpoint, err);
 }
 
 /* The messager that this worker hands its memory to: a name in a folder of a host. The folder is

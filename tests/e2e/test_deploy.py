@@ -1,0 +1,133 @@
+"""The examples under etc/kubernetes and etc/slurm: what they contain is what the daemons take."""
+import glob
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import urllib.request
+
+import pytest
+from suite import BIN, ENV, ROOT, SLOW, TINY_MODEL, free_port, wait_for
+
+yaml = pytest.importorskip("yaml")
+
+KUBERNETES = os.path.join(ROOT, "etc", "kubernetes")
+SBATCH = os.path.join(ROOT, "etc", "slurm", "pdserve.sbatch")
+ENDS_S = 9      # a daemon ends at most this long after its stop_timeout_ms (common/svc/svc.c: LAST_WORDS_S, END_GRACE_S, STOP_S)
+
+
+def documents():
+    for path in sorted(glob.glob(os.path.join(KUBERNETES, "*.yaml"))):
+        with open(path) as f:
+            yield from yaml.safe_load_all(f)
+
+
+DOCS = list(documents())
+SETS = [d for d in DOCS if d["kind"] == "StatefulSet"]
+SERVICES = {d["metadata"]["name"]: d["spec"] for d in DOCS if d["kind"] == "Service"}
+TEXTS = next(d["data"] for d in DOCS if d["kind"] == "ConfigMap")
+
+
+def daemons(s):
+    return [c for c in s["spec"]["template"]["spec"]["containers"] if c["command"][0].startswith("pd")]
+
+
+def test_every_text_is_a_daemons():
+    assert {d["kind"] for d in DOCS} == {"ConfigMap", "Service", "StatefulSet"} and not any("namespace" in d["metadata"] for d in DOCS)
+    used = {os.path.basename(c["command"][2]) for s in SETS for c in daemons(s)}
+    assert used == set(TEXTS)
+
+
+@pytest.mark.parametrize("s", SETS, ids=lambda s: s["metadata"]["name"])
+def test_kubernetes(s, tmp_path):
+    name, pod = s["metadata"]["name"], s["spec"]["template"]["spec"]
+    values = {"POD_NAME": name + "-0", "POD_IP": "10.1.2.3"}
+    service = SERVICES[s["spec"]["serviceName"]]
+    assert service["clusterIP"] == "None" and service["selector"] == s["spec"]["selector"]["matchLabels"] == s["spec"]["template"]["metadata"]["labels"]
+    volumes, ports, stop_s = {v["name"] for v in pod["volumes"]}, {}, []
+    for c in pod["initContainers"] + pod["containers"]:
+        assert {m["name"] for m in c["volumeMounts"]} <= volumes
+        text = json.dumps([c["command"], c.get("readinessProbe"), c.get("lifecycle")])
+        assert set(re.findall(r"\$\(?(POD_\w+)", text)) <= {e["name"] for e in c.get("env", [])}, c["name"]
+    assert pod.get("shareProcessNamespace") or len(pod["containers"]) == 1
+    for c in daemons(s):
+        program, flag, path, *options = [re.sub(r"\$\((\w+)\)", lambda m: values[m[1]], a) for a in c["command"]]
+        assert flag == "-c" and os.path.dirname(path) == "/etc/pdserve"
+        conf = tmp_path / os.path.basename(path)
+        conf.write_text(TEXTS[conf.name])
+        got = subprocess.run([os.path.join(BIN, program), "-t", "-c", conf, *options], capture_output=True, text=True, timeout=20 * SLOW)
+        assert (got.returncode, got.stdout) == (0, "OK\n"), got.stderr
+        stop_s.append(int(re.search(r"stop_timeout_ms = (\d+);", TEXTS[conf.name])[1]) / 1000)
+        for listen in [o for o in options if o.startswith("listen=")]:
+            ports[int(listen.rsplit(":", 1)[1])] = c
+        if "shareProcessNamespace" in pod:
+            messager = f"{values['POD_NAME']}-messager"
+            assert ("messager=" + messager if c["name"] == "worker" else "name=" + messager) in options or c["name"] == "storage"
+    for number, c in ports.items():
+        assert number in [p["containerPort"] for p in c["ports"]] and number in [p["port"] for p in service["ports"]]
+    # those that end after the worker have their time after it
+    assert pod["terminationGracePeriodSeconds"] >= max(stop_s) + ENDS_S + (min(stop_s) + ENDS_S if len(stop_s) > 1 else 0)
+
+
+def test_workers_find_the_routers():
+    """The port's name and the Service's are those of the SRV records that workers ask for; their hosts are the routers' names."""
+    for text in (TEXTS["prefill.conf"], TEXTS["decode.conf"]):
+        port, service = re.search(r'routers = \( "srv://_(\w+)\._tcp\.([\w-]+)" \);', text).groups()
+        assert SERVICES[service]["publishNotReadyAddresses"]
+        routers = next(s for s in SETS if s["spec"]["serviceName"] == service)
+        command = daemons(routers)[0]["command"]
+        assert command[0] == "pdrouterd" and "name=$(POD_NAME)" in command
+        number = next(p["port"] for p in SERVICES[service]["ports"] if p["name"] == port)
+        assert f"listen=tcp://$(POD_IP):{number}" in command
+
+
+FAKES = {
+    "scontrol": 'case "$1 $2 $3" in "show hostnames nodes") printf "127.0.0.%s\\n" 2 3 4 ;; *) exit 1 ;; esac\n',
+    # as the real one: runs the command there, and hands signals to it
+    "srun": 'for a; do case $a in --nodelist=*) export SLURMD_NODENAME=${a#*=}; shift ;; --*) shift ;; *) break ;; esac; done\nexec "$@"\n',
+}
+
+
+def test_slurm(tmp_path):
+    """Three nodes on this machine: their names are addresses of loopback."""
+    assert subprocess.run(["bash", "-n", SBATCH]).returncode == 0
+    bin_dir, job, tmp = tmp_path / "bin", tmp_path / "job", tmp_path / "tmp"
+    for d in (bin_dir, tmp):
+        d.mkdir()
+    for name, text in FAKES.items():
+        (bin_dir / name).write_text("#!/bin/bash\n" + text)
+        (bin_dir / name).chmod(0o755)
+    http = free_port()
+    env = {**ENV, "PATH": f"{bin_dir}:{os.environ['PATH']}", "BIN": BIN, "MODEL": TINY_MODEL, "JOBDIR": str(job), "TMPDIR": str(tmp), "HTTP_PORT": str(http),
+           "PORT": str(free_port()), "STORAGE_MB": "16", "WORKER_CONF": "threads = 1; kv_memory_mb = 64;", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "nodes"}
+    with open(tmp_path / "out", "w") as out:
+        p = subprocess.Popen(["bash", SBATCH], env=env, stdout=out, stderr=out, start_new_session=True)
+    try:
+        def all_ready():
+            return len(logs := list(job.glob("*.log"))) == 7 and all("event=ready" in f.read_text() for f in logs)
+
+        def workers():
+            assert p.poll() is None, (tmp_path / "out").read_text()
+            got = subprocess.run([os.path.join(BIN, "pdctl"), "-r", tmp / "pdserve-7-router-1", "-d", "router-1", "workers", "--json"], env=env, capture_output=True,
+                                 text=True)
+            return got.returncode == 0 and {w["name"]: w["state"] for w in json.loads(got.stdout)} == {"prefill-1": "up", "decode-1": "up"}
+        wait_for(workers, lambda: "".join(f.read_text() for f in [tmp_path / "out", *job.glob("*.log")])[-5000:])
+        wait_for(all_ready, "all seven daemons are ready")
+        with urllib.request.urlopen(f"http://127.0.0.2:{http}/health", timeout=10 * SLOW) as r:
+            assert r.status == 200
+        keys = sorted(os.listdir(job / "keys"))
+        assert [k for k in keys if k.endswith(".secret")] == ["decode-1-messager.secret", "decode-1.secret", "prefill-1-messager.secret", "prefill-1.secret",
+                                                              "router-1.secret"]
+        assert not any(stat.S_IMODE((job / "keys" / k).stat().st_mode) & 0o077 for k in keys if k.endswith(".secret"))
+        os.killpg(p.pid, signal.SIGTERM)
+        p.wait(20 * SLOW)
+        wait_for(lambda: not list(tmp.iterdir()), "the nodes' run directories are removed")
+        for f in job.glob("*.log"):
+            assert f.read_text().count("event=stopping") == 1 and "stopped_at_once" not in f.read_text(), f.read_text()
+    finally:
+        try:
+            os.killpg(p.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
