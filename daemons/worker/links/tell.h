@@ -22,6 +22,7 @@ struct tell {
 	/* what the messager was told last, packed; NULL: nothing since its link came up */
 	unsigned char *peers;
 	size_t peers_len;
+	int peers_told; /* any messager was told of anybody, since the start */
 };
 
 void tell_init(struct worker *w);
