@@ -411,9 +411,8 @@ START_TEST(texts_of_workers_are_bounded)
 		Pds__Hello hello = PDS__HELLO__INIT;
 		Pds__WorkerUpdate update = PDS__WORKER_UPDATE__INIT;
 		struct err err = {0};
-		char **texts[] = {&w.role,     &w.endpoint, &w.model, &w.model_fingerprint,
-		                  &w.numerics, &w.layout,   &w.site,  &w.remote,
-		                  &w.messager};
+		char **texts[] = {&w.role,   &w.endpoint, &w.model,  &w.model_fingerprint, &w.numerics,
+		                  &w.layout, &w.site,     &w.remote, &w.messager};
 		hello.worker = update.worker = &w;
 		*texts[i] = text;
 		for (int longer = 0; longer < 2; longer++) {

@@ -14,7 +14,7 @@
 struct event;
 struct worker;
 
-struct tell {
+struct tell_state {
 	struct event *again;
 	unsigned changes;                     /* of this worker's description, since the start */
 	char messager[HANDOVER_REMOTE_BYTES]; /* WorkerInfo.messager as it was described last */
