@@ -34,7 +34,7 @@ struct worker {
 	enum worker_role role;
 	struct role_switch sw;
 	struct peer_lists peer_lists;
-	struct tell tell;
+	struct tell_state tell;
 	struct engine *engine;
 	const struct engine_info *info;
 	struct kv_region region;

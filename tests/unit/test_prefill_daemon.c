@@ -227,6 +227,11 @@ START_TEST(test_the_messager_is_told_of_others)
 	say_peers(ROUTER, near, 1);
 	WAIT(count(MESSAGER, MSG_PEERS, 0) == 4);
 	ck_assert_str_eq(last(MESSAGER, MSG_PEERS, 0)->text, "");
+	/* also that it is nobody any more */
+	node_close(MESSAGER);
+	node_open(MESSAGER);
+	WAIT(count(MESSAGER, MSG_PEERS, 0) == 5);
+	ck_assert_str_eq(last(MESSAGER, MSG_PEERS, 0)->text, "");
 	end();
 }
 END_TEST

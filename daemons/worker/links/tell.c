@@ -54,7 +54,7 @@ void tell_router_up(struct worker *w)
 		routers(w);
 }
 
-static void forget_peers(struct tell *t)
+static void forget_peers(struct tell_state *t)
 {
 	free(t->peers);
 	t->peers = NULL;
@@ -64,11 +64,11 @@ static void forget_peers(struct tell *t)
 /* Sends the packed list, unless it is what the messager was told last. Takes it over. */
 static void send_peers(struct worker *w, const Pds__Peers *m, unsigned char *packed, size_t len)
 {
-	struct tell *t = &w->tell;
+	struct tell_state *t = &w->tell;
 	struct msg_head none = {0};
 	int same = t->peers && t->peers_len == len && memcmp(t->peers, packed, len) == 0;
-	/* a messager that was told nothing knows nobody */
-	if (same || (!t->peers && !m->n_peers)) {
+	/* on one host there is nobody to tell of; a messager whose link restarts may know somebody */
+	if (same || (!t->peers_told && !m->n_peers)) {
 		free(packed);
 		return;
 	}
@@ -81,6 +81,7 @@ static void send_peers(struct worker *w, const Pds__Peers *m, unsigned char *pac
 		return;
 	}
 	log_info("messager_told", "peers=%zu", m->n_peers);
+	t->peers_told = 1;
 	forget_peers(t);
 	t->peers = packed;
 	t->peers_len = len;

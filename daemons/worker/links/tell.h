@@ -14,7 +14,7 @@
 struct event;
 struct worker;
 
-struct tell {
+struct tell_state {
 	struct event *again;
 	unsigned changes;                     /* of this worker's description, since the start */
 	char messager[HANDOVER_REMOTE_BYTES]; /* WorkerInfo.messager as it was described last */
@@ -22,6 +22,7 @@ struct tell {
 	/* what the messager was told last, packed; NULL: nothing since its link came up */
 	unsigned char *peers;
 	size_t peers_len;
+	int peers_told; /* any messager was told of anybody, since the start */
 };
 
 void tell_init(struct worker *w);

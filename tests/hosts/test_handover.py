@@ -1,0 +1,272 @@
+"""KV that is handed over between hosts: a router; prefill worker, messager and storage; decode worker, messager and storage. Whatever is cut, lost or killed, each
+answer has the tokens that one host gives.
+"""
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from hosts import NEEDS, ask, net, workers  # noqa: F401
+from suite import wait_for
+
+pytestmark = NEEDS
+
+LONG = [3 + (i * 37 + 11) % 317 for i in range(150)]
+# what the second one shares with the first are full blocks
+PROMPTS = [LONG[:100], LONG[:80] + [7] * 20, LONG[50:], LONG[:33], LONG[::-1]]
+
+# Several clients: each asks for the prompts in turn, again after what a client shall ask again after (503 with Retry-After, a connection that breaks),
+# until the file is gone. Prints [prompt, status or error, tokens] of each answer.
+STORM = """
+import http.client, json, os, sys, threading, time
+routers, file, prompts, n, clients = json.loads(sys.argv[1])
+out, lock = [], threading.Lock()
+
+def ask(router, prompt):
+    c = http.client.HTTPConnection(router, 8080, timeout=60)
+    c.request("POST", "/v1/completions", json.dumps({"prompt": prompt, "max_tokens": n, "temperature": 0, "ignore_eos": True, "return_token_ids": True}),
+              {"Content-Type": "application/json"})
+    r = c.getresponse()
+    body = r.read()
+    return (r.status, json.loads(body)["choices"][0]["token_ids"]) if r.status == 200 else (r.status, body.decode())
+
+def client(k):
+    i = k
+    while os.path.exists(file):
+        until = time.time() + 60
+        while True:
+            try:
+                status, answer = ask(routers[(i + k) % len(routers)], prompts[i % len(prompts)])
+            except (OSError, http.client.HTTPException) as e:
+                status, answer = "broken", str(e)
+            if status not in (503, "broken") or time.time() > until:
+                break
+            time.sleep(0.2)
+            k += 1
+        with lock:
+            out.append([i % len(prompts), status, answer])
+        i += 1
+
+all = [threading.Thread(target=client, args=(k,)) for k in range(clients)]
+for t in all: t.start()
+for t in all: t.join()
+print(json.dumps(out))
+"""
+
+
+class Storm:
+    """Requests from the host `client` as long as the `with` lasts; at its end all must have been answered, with these tokens."""
+
+    def __init__(self, client, routers, want, n=24, clients=4):
+        self.file, self.want = os.path.join(client.dir, "storm"), want
+        open(self.file, "w").close()
+        what = json.dumps([[h.address for h in routers], self.file, PROMPTS, n, clients])
+        self.proc = subprocess.Popen(["ip", "netns", "exec", client.ns, sys.executable, "-c", STORM, what], stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        os.unlink(self.file)
+        out, _ = self.proc.communicate(timeout=120)
+        if kind:
+            return
+        answers = json.loads(out)
+        wrong = [a for a in answers if a[1] != 200 or a[2] != self.want[a[0]]]
+        assert not wrong, (len(wrong), len(answers), wrong[:3])
+        assert len(answers) >= len(PROMPTS)
+
+
+def keygen(host, **roles):
+    for name, role in roles.items():
+        host.keygen(name.replace("_", "-"), role)
+
+
+def all_up(router, *names, name="router-1"):
+    wait_for(lambda: sum(workers(router, name).get(w) == "up" for w in names) == len(names), lambda: f"{names} at {name}: {workers(router, name)}", 30)
+
+
+def linked(*hosts):
+    """Each prefill worker's messager has heard of the others"""
+    for h in hosts:
+        wait_for(lambda h=h: any("event=messager_told peers=" in h.log(w) for w in h.procs if w.startswith("prefill")), "its messager is told of the others")
+
+
+def messagers(*hosts):
+    for h in hosts:
+        h.know_all()
+        h.messager()
+        h.storage()
+
+
+def trio(net, n=24, **decode):
+    """router | prefill-1, messager, storage | decode-1, messager, storage; and what one host answers"""
+    a, b, c = net.hosts
+    keygen(a, router_1="router", prefill_0="worker", decode_0="worker", messager_1="messager", storage_1="storage")
+    keygen(b, prefill_1="worker", decode_2="worker", messager_2="messager", storage_2="storage")
+    keygen(c, decode_1="worker", messager_3="messager", storage_3="storage")
+    messagers(a, b, c)
+    a.router()
+    a.prefill("prefill-0", [(a, "router-1")])
+    a.decode("decode-0", [(a, "router-1")])
+    all_up(a, "prefill-0", "decode-0")
+    want = [ask(a, a, n, prompt=p)[1] for p in PROMPTS]
+    assert all(len(w) == n for w in want)
+    a.kill("prefill-0")
+    a.kill("decode-0")
+    b.prefill("prefill-1", [(a, "router-1")])
+    c.decode("decode-1", [(a, "router-1")], **decode)
+    all_up(a, "prefill-1", "decode-1")
+    wait_for(lambda: workers(a).get("decode-0") != "up" and workers(a).get("prefill-0") != "up", "they are gone")
+    linked(b)
+    return a, b, c, want
+
+
+def count(host, name, text):
+    return host.log(name).count(text)
+
+
+def test_same_tokens_as_on_one_host(net):
+    a, b, c, want = trio(net)
+    for _ in range(3):
+        for p, w in zip(PROMPTS, want):
+            assert ask(a, a, prompt=p) == (200, w)
+    done = len(PROMPTS) * 3
+    assert count(b, "messager-2", "event=transfer_done") == done and count(c, "decode-1", "event=joined") == done
+    assert count(b, "prefill-1", "event=prefill_done") == done and count(c, "decode-1", "local=1") == 0
+    # both had the prefixes: decode-1's blocks were not sent again, prefill-1's not computed
+    assert "cached=96" in c.log("decode-1") and "cached=96" in b.log("prefill-1")
+
+
+def test_a_storm(net):
+    a, b, c, want = trio(net)
+    with Storm(a, [a], want, clients=8):
+        time.sleep(5)
+    assert count(c, "decode-1", "local=1") == 0
+
+
+def test_cut_and_heal_in_mid_stream(net):
+    n = 350
+    a, b, c, want = trio(net, n, variant="reference")
+    b.decode("decode-2", [(a, "router-1")])
+    all_up(a, "decode-2")
+    for _ in range(2):
+        before = count(c, "decode-1", "event=joined")
+        with Storm(a, [a], want, n, clients=8):
+            wait_for(lambda: count(c, "decode-1", "event=joined") > before, "streams over there")
+            c.cut()
+            wait_for(lambda: workers(a).get("decode-1") != "up", "a partition looks like a death", 30)
+            c.heal()
+            all_up(a, "decode-1")
+    b.kill("decode-2")
+    wait_for(lambda: workers(a).get("decode-2") != "up", "decode-2 is down")
+    before = count(c, "decode-1", "event=joined")
+    assert ask(a, a, n, prompt=PROMPTS[0]) == (200, want[0])
+    assert count(c, "decode-1", "event=joined") == before + 1
+
+
+@pytest.mark.skipif(subprocess.run(["sh", "-c", "command -v iptables"], stdout=subprocess.DEVNULL).returncode != 0, reason="losing packets needs iptables")
+def test_lost_packets(net):
+    a, b, c, want = trio(net)
+    b.lose(3)
+    c.lose(3)
+    with Storm(a, [a], want):
+        time.sleep(8)
+    b.lose(0)
+    c.lose(0)
+    with Storm(a, [a], want):
+        time.sleep(2)
+    assert count(b, "messager-2", "event=transfer_done") > len(PROMPTS)
+
+
+@pytest.mark.parametrize("host, name", [(1, "prefill-1"), (1, "messager-2"), (1, "storage-2"), (2, "decode-1"), (2, "messager-3"), (2, "storage-3"),
+                                        (0, "router-1")])
+def test_kill_each_daemon(net, host, name):
+    a, b, c, want = trio(net)
+    h = net.hosts[host]
+    with Storm(a, [a], want):
+        for _ in range(3):
+            time.sleep(1)
+            h.kill(name)
+            time.sleep(0.5)
+            h.restart(name)
+            time.sleep(1)
+            all_up(a, "prefill-1", "decode-1")
+    # and hand-over works again
+    before = count(c, "decode-1", "event=joined")
+    wait_for(lambda: ask(a, a, prompt=PROMPTS[2]) == (200, want[2]) and count(c, "decode-1", "event=joined") > before, "KV is handed over again")
+
+
+def test_a_host_is_killed(net):
+    a, b, c, want = trio(net)
+    b.decode("decode-2", [(a, "router-1")])
+    all_up(a, "decode-2")
+    with Storm(a, [a], want):
+        time.sleep(1)
+        names = c.kill_all()
+        wait_for(lambda: workers(a).get("decode-1") != "up", "its worker is down", 30)
+        time.sleep(1)
+        for n in names:
+            c.restart(n)
+        all_up(a, "decode-1")
+        time.sleep(1)
+        names = b.kill_all()  # decode workers prefill themselves
+        wait_for(lambda: workers(a).get("prefill-1") != "up", "its workers are down", 30)
+        time.sleep(1)
+        for n in names:
+            b.restart(n)
+        all_up(a, "prefill-1", "decode-2")
+
+
+def two_routers(net, prefills, decodes, mixed):
+    """router-1 | prefill workers | router-2, decode workers; mixed workers beside the prefill workers; each worker knows both routers"""
+    a, b, c = net.hosts
+    keygen(a, router_1="router")
+    keygen(b, messager_2="messager", storage_2="storage", **{f"prefill_{i}": "worker" for i in range(prefills)}, **{f"mixed_{i}": "worker" for i in range(mixed)})
+    keygen(c, router_2="router", messager_3="messager", storage_3="storage", **{f"decode_{i}": "worker" for i in range(decodes)})
+    a.know_all()
+    messagers(b, c)
+    a.router()
+    c.router("router-2")
+    routers = [(a, "router-1"), (c, "router-2")]
+    for i in range(prefills):
+        b.prefill(f"prefill-{i}", routers, 7100 + i)
+    for i in range(mixed):
+        b.mixed(f"mixed-{i}", routers, threads=1)
+    for i in range(decodes):
+        c.decode(f"decode-{i}", routers, 7200 + i)
+    names = [f"{r}-{i}" for r, n in (("prefill", prefills), ("decode", decodes), ("mixed", mixed)) for i in range(n)]
+    all_up(a, *names)
+    all_up(c, *names, name="router-2")
+    want = [ask(a, a, prompt=p)[1] for p in PROMPTS]
+    return a, b, c, names, want
+
+
+@pytest.mark.parametrize("prefills, decodes, mixed", [(0, 0, 2), (1, 1, 0), (2, 2, 1), (8, 8, 0)])
+def test_two_routers_without_shared_state(net, prefills, decodes, mixed):
+    a, b, c, names, want = two_routers(net, prefills, decodes, mixed)
+    with Storm(b, [a, c], want):
+        time.sleep(1)
+        a.kill("router-1")
+        for p, w in zip(PROMPTS, want):
+            assert ask(b, c, prompt=p) == (200, w)
+        a.restart("router-1")
+        wait_for(lambda: "up" in workers(a).values(), "a worker is back at the restarted router")
+        # whole: within a second of the first, if the machine is not busy
+        wait_for(lambda: sum(workers(a).get(w) == "up" for w in names) == len(names), lambda: f"all are: {workers(a)}", 1)
+        for p, w in zip(PROMPTS, want):
+            assert ask(c, a, prompt=p) == (200, w)
+        c.kill("router-2")
+        for p, w in zip(PROMPTS, want):
+            assert ask(b, a, prompt=p) == (200, w)
+        c.restart("router-2")
+        all_up(c, *names, name="router-2")
+    if prefills:
+        assert sum(count(c, f"decode-{i}", "event=joined") for i in range(decodes)) > len(PROMPTS)
+        assert sum(count(b, f"prefill-{i}", "event=prefill_done") for i in range(prefills)) > len(PROMPTS)
+    if (prefills, decodes) == (8, 8):
+        for i in range(8):
+            for k in range(8):
+                assert f"event=peer_up peer=decode-{k} " in b.log(f"prefill-{i}")
