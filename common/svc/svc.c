@@ -682,11 +682,6 @@ const char *svc_name(const struct svc *s)
 	return s->name;
 }
 
-const struct keys *svc_keys(const struct svc *s)
-{
-	return s->keys;
-}
-
 uint64_t svc_epoch(const struct svc *s)
 {
 	return s->epoch;

@@ -90,8 +90,6 @@ uint64_t svc_epoch(const struct svc *s);
 const char *svc_remote(const struct svc *s);
 int svc_has_keys(const struct svc *s); /* 1: links to other hosts are possible */
 const char *svc_rundir(const struct svc *s);
-/* for links to other hosts; NULL: there are none */
-const struct keys *svc_keys(const struct svc *s);
 void *svc_data(const struct svc *s);
 void svc_set_data(struct svc *s, void *data);
 /* identifies the asker of the pdctl command that is being called */

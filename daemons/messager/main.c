@@ -459,7 +459,7 @@ static int transports_open(struct messager *m, struct err *err)
 	const struct conf *c = svc_conf(m->svc);
 	struct tcp_transport *tcp = NULL;
 	char address[64];
-	if (!svc_keys(m->svc))
+	if (!svc_has_keys(m->svc))
 		return 0;
 	data_address(c, address, sizeof address);
 	const struct tcp_opts opts = {.address = *address ? address : NULL,
