@@ -249,10 +249,22 @@ static void on_bell(void *arg)
 
 /* --- messages ------------------------------------------------------------ */
 
+/* A worker that has not handed us its memory grants no leases here. */
+static int is_unattached(struct svc *s, const struct peer *p, enum msg_type type)
+{
+	if (strcmp(peer_program(p), "pdmessagerd") == 0 ||
+	    mover_find(messager_of(s)->mover, peer_name(p)))
+		return 0;
+	svc_refuse(s, p, type, "its memory is not attached");
+	return 1;
+}
+
 static void on_lease_opened(struct svc *s, struct peer *p, const struct msg_head *head,
                             const ProtobufCMessage *body)
 {
 	(void)head;
+	if (is_unattached(s, p, MSG_LEASE_OPENED))
+		return;
 	mover_lease_opened(messager_of(s)->mover, peer_name(p), peer_epoch(p),
 	                   (const Pds__LeaseOpened *)body);
 	messager_pump(messager_of(s));
@@ -270,6 +282,8 @@ static void on_kv_ready_ack(struct svc *s, struct peer *p, const struct msg_head
                             const ProtobufCMessage *body)
 {
 	(void)head;
+	if (is_unattached(s, p, MSG_KV_READY_ACK))
+		return;
 	mover_kv_ready_ack(messager_of(s)->mover, peer_name(p), peer_epoch(p),
 	                   (const Pds__KvReadyAck *)body);
 	messager_pump(messager_of(s));
