@@ -53,8 +53,8 @@ struct svc_hooks {
 	const struct conf_key *keys;
 	const struct stat_def *stats;
 	unsigned n_stats;
-	/* ended by {0}; a message of another type, or from a peer that may not send its type, is counted,
-	 * logged and dropped */
+	/* ended by {0}; a message of another type, or from a peer that may not send its type, is
+	 * counted, logged and dropped */
 	const struct svc_msg *messages;
 	const struct svc_from *from; /* ended by {0}; NULL, and types not in it: from any peer */
 	/* ended by {0}; the skeleton adds status, config, reload, metrics, log-level, stop, help */

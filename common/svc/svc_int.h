@@ -49,7 +49,7 @@ struct svc {
 	struct svc_timer *trim_tick;
 	uint64_t trim_us; /* interval of trim_tick */
 	svc_msg_fn *dispatch[SVC_MESSAGE_TYPES];
-	int from[SVC_MESSAGE_TYPES]; /* tag of the peers that may send the type; 0: all */
+	int from[SVC_MESSAGE_TYPES];          /* tag of the peers that may send the type; 0: all */
 	struct once message_log, command_log; /* of refusals */
 	uint64_t messages_refused, commands_refused;
 	char *name, *rundir, *endpoint;
