@@ -8,6 +8,7 @@
 #include "msg/resolve.h"
 #include "util/check.h"
 #include "util/clock.h"
+#include "util/descriptors.h"
 #include "util/mem.h"
 
 #include <errno.h>
@@ -498,6 +499,17 @@ static struct chan_pace pace_of(uint64_t resend_us)
 	                          .hello_us = r < HELLO_RETRY_US ? r : HELLO_RETRY_US};
 }
 
+/* Strangers may open it: they must not take the descriptors that peers and pdctl need. */
+static void guard(void *z)
+{
+	char bound[300];
+	size_t len = sizeof bound;
+	const char *port = zmq_getsockopt(z, ZMQ_LAST_ENDPOINT, bound, &len) == 0 ? strrchr(bound, ':')
+	                                                                          : NULL;
+	if (port)
+		descriptors_guard_port((uint16_t)strtoul(port + 1, NULL, 10));
+}
+
 static int bind_one(struct chan *c, const char *endpoint, int net, struct sock **ret_s,
                     struct err *err)
 {
@@ -508,8 +520,11 @@ static int bind_one(struct chan *c, const char *endpoint, int net, struct sock *
 		if (net)
 			chan_curve_server(c, (*ret_s)->z);
 		zmq_setsockopt((*ret_s)->z, ZMQ_IPV6, &v6, sizeof v6);
-		if (zmq_bind((*ret_s)->z, endpoint) == 0)
+		if (zmq_bind((*ret_s)->z, endpoint) == 0) {
+			if (net)
+				guard((*ret_s)->z);
 			return 0;
+		}
 	}
 	return err_set(err, ERR_IO, "cannot listen on %s: %s", endpoint, zmq_strerror(zmq_errno()));
 }

@@ -121,8 +121,9 @@ struct peer *chan_connect(struct chan *c, const char *endpoint, const char *expe
 int chan_has_keys_for(struct chan *c, const char *endpoint, const char *expected_name);
 /* chan_opts.keys */
 struct keys *chan_keys(const struct chan *c);
-/* Reads the folder of known keys again. Peers whose key was removed are down at once. Returns 1 if
- * the known keys have changed. */
+/* Reads the folder of known keys again. Peers whose key was removed are down at once; a peer that
+ * we connect to and whose name has another key now is connected to with that one. Returns 1 if the
+ * known keys have changed. */
 int chan_keys_reload(struct chan *c);
 /* p must not be used after the hook or the event loop callback that called this has returned. */
 void chan_disconnect(struct chan *c, struct peer *p);
@@ -158,8 +159,9 @@ void peer_set_data(struct peer *p, void *data); /* for the owner; set to NULL af
 
 struct chan_counts {
 	uint64_t sent, received, resent, duplicates, bad, dropped;
-	uint64_t refused; /* connections from other hosts with an unknown key */
-	uint64_t faults;  /* messages changed by the fault layer */
+	uint64_t keys_refused; /* connections from other hosts with an unknown key */
+	uint64_t hellos_refused;
+	uint64_t faults; /* messages changed by the fault layer */
 	uint32_t peers_up;
 };
 void chan_counts(const struct chan *c, struct chan_counts *ret);

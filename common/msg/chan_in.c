@@ -3,10 +3,10 @@
  *
  * On the bound socket an unknown connection may send HELLO, CTL_REQUEST and GOODBYE. Any other
  * message from it is dropped without decoding its body, and answered by WHO unless it belongs to
- * the link itself. Malformed messages are counted, logged at most once a second, and dropped. A
- * numbered message with a bad body counts as received, so that the link goes on; with a bad
- * envelope its number stays missing, and the link goes down. Refusals are logged at most five times
- * a second. */
+ * the link itself. Malformed messages are counted, logged once for each reason (once.h), and
+ * dropped. A numbered message with a bad body counts as received, so that the link goes on; with a
+ * bad envelope its number stays missing, and the link goes down. A refused HELLO is counted, and
+ * logged once for each sender and reason (once.h). */
 #include "msg/chan_priv.h"
 #include "util/clock.h"
 #include "util/mem.h"
@@ -18,10 +18,8 @@
 static void count_bad(struct chan *c, const struct err *err)
 {
 	c->counts.bad++;
-	uint64_t now = clock_us();
-	if (now - c->bad_logged_us < 1000000u)
+	if (!once_may_log(&c->bad, err->text, strlen(err->text)))
 		return;
-	c->bad_logged_us = now;
 	log_warn("bad_message", "total=%llu text=%s", (unsigned long long)c->counts.bad,
 	         log_quote(err->text));
 }
@@ -73,11 +71,12 @@ static void refuse(struct chan *c, const struct incoming *in, const char *reason
 	w.reason = (char *)reason;
 	w.link = in->m.body ? ((const Pds__Hello *)in->m.body)->nth : 0;
 	chan_send_rid(c, in->s, in->rid, in->rid_len, MSG_WELCOME, &w.base);
-	uint64_t now = clock_us();
-	if (c->refused_logged_us && now - c->refused_logged_us < 200000u)
-		return;
-	c->refused_logged_us = now;
-	log_warn("hello_refused", "peer=%s reason=%s", log_quote(in->m.env->sender), log_quote(reason));
+	char what[MSG_NAME_MAX + 330];
+	c->counts.hellos_refused++;
+	snprintf(what, sizeof what, "%s %s", in->m.env->sender, reason);
+	if (once_may_log(&c->refused, what, strlen(what)))
+		log_warn("hello_refused", "peer=%s total=%llu reason=%s", log_quote(in->m.env->sender),
+		         (unsigned long long)c->counts.hellos_refused, log_quote(reason));
 }
 
 static uint32_t pid_of(const struct peer *p)
@@ -161,8 +160,10 @@ static void on_hello(struct chan *c, struct incoming *in)
 		refuse(c, in, why);
 		return;
 	}
-	if (old && old->epoch == in->m.env->epoch && h->nth <= old->hello_nth)
-		return; /* an older HELLO, or a repetition */
+	if (old && old->epoch == in->m.env->epoch && h->nth <= old->hello_nth) {
+		c->counts.duplicates++; /* an older HELLO, or a repetition */
+		return;
+	}
 	if (strcmp(in->m.env->sender, c->name) == 0) {
 		refuse(c, in, "this is my own name");
 		return;
@@ -401,9 +402,24 @@ static int is_forged(struct chan *c, const struct peer *p, const struct incoming
 	struct err err = {0};
 	if (p->state != PEER_UP || process_origin_same(&p->origin, &in->origin))
 		return 0;
-	err_set(&err, ERR_INVALID, "%s as %s, but from process %u of user %u, not %u of %u",
-	        in->m.info->name, p->name, in->origin.pid, in->origin.uid, p->origin.pid,
-	        p->origin.uid);
+	if (p->origin.key[0])
+		err_set(&err, ERR_INVALID, "%s as %s, but with another key", in->m.info->name, p->name);
+	else
+		err_set(&err, ERR_INVALID, "%s as %s, but from process %u of user %u, not %u of %u",
+		        in->m.info->name, p->name, in->origin.pid, in->origin.uid, p->origin.pid,
+		        p->origin.uid);
+	count_bad(c, &err);
+	return 1;
+}
+
+/* A connection from another host outlives its key: what it asks counts no more. */
+static int has_lost_key(struct chan *c, const struct incoming *in)
+{
+	struct err err = {0};
+	if (in->s != c->net || keys_printed(c->opts.keys, in->origin.key))
+		return 0;
+	err_set(&err, ERR_INVALID, "%s over a connection whose key is not known any more",
+	        in->m.info->name);
 	count_bad(c, &err);
 	return 1;
 }
@@ -420,7 +436,7 @@ void chan_dispatch(struct chan *c, struct incoming *in)
 		if (decode_body(c, in) == 0)
 			on_hello(c, in);
 	} else if (!s->peer && t == MSG_CTL_REQUEST) {
-		if (decode_body(c, in) == 0)
+		if (!has_lost_key(c, in) && decode_body(c, in) == 0)
 			chan_ctl(c, in); /* only on the bound socket */
 	} else if (s->peer && t == MSG_WELCOME) {
 		if (decode_body(c, in) == 0)

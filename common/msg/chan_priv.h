@@ -9,6 +9,7 @@
 #include "msg/fault.h"
 #include "msg/link.h"
 #include "util/list.h"
+#include "util/once.h"
 
 #include <event2/event.h>
 #include <stdatomic.h>
@@ -142,8 +143,8 @@ struct chan {
 	struct chan_line strangers; /* fault layer: messages from peers not known yet */
 	int ending;                 /* chan_destroy: all messages but goodbyes are dropped */
 	struct chan_counts counts;
-	uint64_t bad_logged_us, refused_logged_us;
-	struct list asked; /* pdctl's questions that are not answered yet */
+	struct once bad, refused; /* messages; HELLOs */
+	struct list asked;        /* pdctl's questions that are not answered yet */
 	unsigned n_asked;
 	/* bytes of pdctl's answers not yet written out; ZeroMQ's thread subtracts */
 	_Atomic size_t answers_bytes;

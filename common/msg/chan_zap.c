@@ -6,11 +6,11 @@
  * messages: HELLO must have the name of that key, and a program of its role.
  *
  * An unknown key makes the folder of known keys be read again, at most once a second: a key that
- * was added counts without a restart. Refusals are counted, and logged once per key of the last
- * REFUSED_MAX. */
+ * was added counts without a restart. Refusals are counted, and logged once per key (once.h). */
 #include "msg/chan_priv.h"
 #include "util/clock.h"
 #include "util/mem.h"
+#include "util/once.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,17 +21,13 @@
 #define ZAP_FRAMES 7 /* version, request id, domain, address, identity, mechanism, credentials */
 #define ZAP_FRAME_BYTES 256u
 #define REREAD_US 1000000u
-#define REFUSED_MAX 64u
-#define LOG_US 200000u /* between two lines about refusals */
 
 struct zap {
 	struct chan *c;
 	void *z;
 	struct event *ev, *again;
-	uint64_t read_us;   /* when the known keys were last read */
-	uint64_t logged_us; /* when a refusal was last logged */
-	unsigned char refused[REFUSED_MAX][KEY_BYTES];
-	unsigned n_refused;
+	uint64_t read_us; /* when the known keys were last read */
+	struct once refused;
 };
 
 struct zap_frame {
@@ -42,16 +38,6 @@ struct zap_frame {
 static int is_text(const struct zap_frame *f, const char *text)
 {
 	return f->len == strlen(text) && memcmp(f->bytes, text, f->len) == 0;
-}
-
-/* 1: this key has not been logged yet. */
-static int is_new_refusal(struct zap *z, const unsigned char *key)
-{
-	for (unsigned i = 0; i < z->n_refused && i < REFUSED_MAX; i++)
-		if (memcmp(z->refused[i], key, KEY_BYTES) == 0)
-			return 0;
-	memcpy(z->refused[z->n_refused++ % REFUSED_MAX], key, KEY_BYTES);
-	return 1;
 }
 
 static const struct key *find(struct zap *z, const unsigned char *public_key)
@@ -86,14 +72,12 @@ int chan_has_keys_for(struct chan *c, const char *endpoint, const char *expected
 static void log_refused(struct zap *z, const struct zap_frame *address, const unsigned char *key)
 {
 	char print[KEY_PRINT_BYTES];
-	uint64_t now = clock_us();
-	z->c->counts.refused++;
-	if (now - z->logged_us < LOG_US || !is_new_refusal(z, key))
+	z->c->counts.keys_refused++;
+	if (!once_may_log(&z->refused, key, KEY_BYTES))
 		return;
-	z->logged_us = now;
 	key_fingerprint(key, print);
 	log_warn("key_refused", "address=%.*s fingerprint=%s total=%llu why=%s", (int)address->len,
-	         (const char *)address->bytes, print, (unsigned long long)z->c->counts.refused,
+	         (const char *)address->bytes, print, (unsigned long long)z->c->counts.keys_refused,
 	         log_quote("the key is not among the known ones"));
 }
 
@@ -243,6 +227,31 @@ int chan_origin_check(const struct chan *c, const struct process_origin *o, cons
 	return ERR_INVALID;
 }
 
+/* The name that we connect to has another key now: the next connection is made with it. */
+static void connect_with_new_key(struct chan *c, struct peer *p)
+{
+	const struct key *k = keys_named(c->opts.keys, p->expected);
+	char name[MSG_NAME_MAX + 1];
+	struct err err = {0};
+	if (!p->server_key[0] || !k || strcmp(k->print, p->server_key) == 0)
+		return;
+	if (p->state == PEER_UP)
+		chan_peer_down(c, p, "its key was replaced", PEER_REFUSED);
+	if (p->state == PEER_DEAD)
+		return; /* disconnected by its owner within `down` */
+	const char *address = chan_endpoint_address(p->endpoint, name);
+	zmq_disconnect(p->dealer->z, address);
+	if (chan_curve_client(c->opts.keys, p->dealer->z, p->expected, &err) < 0 ||
+	    zmq_connect(p->dealer->z, address) < 0)
+		log_error("connect_failed", "endpoint=%s why=%s", log_quote(p->endpoint),
+		          log_quote(err.text[0] ? err.text : zmq_strerror(zmq_errno())));
+	snprintf(p->server_key, sizeof p->server_key, "%s", k->print);
+	p->state = PEER_HELLO;
+	p->hello_us = clock_us();
+	p->hello_waits = 1; /* until the connection is up */
+	chan_tick_soon(c, p->hello_us + c->pace.hello_us);
+}
+
 /* Peers whose key is not known any more are down at once. */
 int chan_keys_reload(struct chan *c)
 {
@@ -258,6 +267,9 @@ int chan_keys_reload(struct chan *c)
 		    !keys_printed(c->opts.keys, list[i]->origin.key))
 			chan_peer_down(c, list[i], "its key is not known any more",
 			               list[i]->dealer ? PEER_REFUSED : PEER_DEAD);
+	for (size_t i = 0; i < n; i++)
+		if (list[i]->state != PEER_DEAD)
+			connect_with_new_key(c, list[i]);
 	free(list);
 	log_info("keys_read", "folder=%s known=%zu", log_quote(keys_folder(c->opts.keys)),
 	         keys_count(c->opts.keys));

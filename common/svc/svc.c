@@ -120,32 +120,33 @@ static void on_heartbeat(void *arg, struct peer *p, Pds__Heartbeat *hb)
 		s->hooks->heartbeat(s, p, hb);
 }
 
-/* Limits log lines to one per second and message type. */
-static int may_log(struct svc *s, unsigned type)
+void svc_refuse(struct svc *s, const struct peer *p, enum msg_type type, const char *why)
 {
-	uint64_t now = clock_us();
-	if (type >= SVC_MESSAGE_TYPES || (s->unknown_us[type] && now - s->unknown_us[type] < 1000000))
-		return 0;
-	s->unknown_us[type] = now;
-	return 1;
+	char what[200];
+	s->messages_refused++;
+	snprintf(what, sizeof what, "%s %u %s", peer_name(p), (unsigned)type, why);
+	if (once_may_log(&s->message_log, what, strlen(what)))
+		log_warn("message_dropped", "peer=%s type=%s total=%llu why=%s", log_quote(peer_name(p)),
+		         msg_type_find(type)->name, (unsigned long long)s->messages_refused,
+		         log_quote(why));
 }
 
 static void on_message(void *arg, struct peer *p, enum msg_type type, const struct msg_head *head,
                        const ProtobufCMessage *body)
 {
 	struct svc *s = arg;
-	const struct msg_type_info *info = msg_type_find(type);
-	if (!msg_type_is_from(info, peer_program(p))) {
-		if (may_log(s, (unsigned)type))
-			log_warn("message_dropped", "peer=%s type=%s why=\"%s may not send it\"",
-			         log_quote(peer_name(p)), info->name, log_quote(peer_program(p)));
-		return;
-	}
-	if ((unsigned)type < SVC_MESSAGE_TYPES && s->dispatch[type])
+	char why[80];
+	if (!msg_type_is_from(msg_type_find(type), peer_program(p))) {
+		snprintf(why, sizeof why, "%.31s may not send it", peer_program(p));
+		svc_refuse(s, p, type, why);
+	} else if (s->from[type] && peer_tag(p) != s->from[type]) {
+		svc_refuse(s, p, type, "it is not the one that we are connected to");
+	} else if (s->dispatch[type]) {
 		s->dispatch[type](s, p, head, body);
-	else if (type != MSG_HEARTBEAT && may_log(s, (unsigned)type))
-		log_warn("message_dropped", "peer=%s type=%s why=\"%s does not handle it\"",
-		         log_quote(peer_name(p)), info->name, s->hooks->program);
+	} else if (type != MSG_HEARTBEAT) {
+		snprintf(why, sizeof why, "%s does not handle it", s->hooks->program);
+		svc_refuse(s, p, type, why);
+	}
 }
 
 /* --- shutdown ------------------------------------------------------------ */
@@ -391,6 +392,8 @@ static int setup_chan(struct svc *s, struct err *err)
 		CHECK((unsigned)m->type < SVC_MESSAGE_TYPES);
 		s->dispatch[m->type] = m->fn;
 	}
+	for (const struct svc_from *f = s->hooks->from; f && f->type; f++)
+		s->from[f->type] = f->tag;
 	return chan_new(s->base, &opts, &hooks, &s->chan, err);
 }
 

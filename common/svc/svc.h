@@ -40,6 +40,12 @@ struct svc_msg {
 	svc_msg_fn *fn;
 };
 
+/* Only a peer that we connected to with this tag (chan_connect) may send the type. */
+struct svc_from {
+	enum msg_type type;
+	int tag;
+};
+
 struct svc_hooks {
 	const char *program;      /* "pdrouterd" */
 	const char *default_name; /* "router" */
@@ -47,9 +53,10 @@ struct svc_hooks {
 	const struct conf_key *keys;
 	const struct stat_def *stats;
 	unsigned n_stats;
-	/* ended by {0}; a message of another type, or from a program that may not send its type, is
-	 * logged and dropped */
+	/* ended by {0}; a message of another type, or from a peer that may not send its type, is
+	 * counted, logged and dropped */
 	const struct svc_msg *messages;
+	const struct svc_from *from; /* ended by {0}; NULL, and types not in it: from any peer */
 	/* ended by {0}; the skeleton adds status, config, reload, metrics, log-level, stop, help */
 	const struct svc_ctl *ctl;
 	/* 1: daemons of other hosts learn from others where to connect to this one (svc_remote), so
@@ -111,6 +118,9 @@ void svc_sock_path(const struct svc *s, const char *name, char *out, size_t size
 /* chan_send(svc_chan(s), ...) that logs a failure. */
 int svc_send(struct svc *s, struct peer *p, enum msg_type type, const struct msg_head *head,
              const void *body);
+/* Counts a message that its sender may not send, or not to us, and logs it once. The caller drops
+ * it. */
+void svc_refuse(struct svc *s, const struct peer *p, enum msg_type type, const char *why);
 /* The process cannot continue (a part that it depends on has ended): logs, drains, exits with
  * status 1. */
 void svc_give_up(struct svc *s, const char *why);

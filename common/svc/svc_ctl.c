@@ -65,6 +65,12 @@ static int ctl_status(struct svc *s, char *const *args, size_t n_args, struct bu
 	           (unsigned long long)c.resent, (unsigned long long)c.duplicates,
 	           (unsigned long long)c.bad, (unsigned long long)c.dropped,
 	           (unsigned long long)c.faults);
+	buf_printf(out,
+	           ",\"refused\":{\"keys\":%llu,\"hellos\":%llu,\"messages\":%llu,\"commands\":%llu,"
+	           "\"connections\":%llu}",
+	           (unsigned long long)c.keys_refused, (unsigned long long)c.hellos_refused,
+	           (unsigned long long)s->messages_refused, (unsigned long long)s->commands_refused,
+	           (unsigned long long)descriptors_refused());
 	status_peers(s, out);
 	if (s->hooks->status)
 		s->hooks->status(s, out);
@@ -136,7 +142,16 @@ static void common_metrics(struct svc *s, const char *labels, struct buf *out)
 		{"pdserve_log_lines_dropped_total", "Log lines lost because stderr blocked or failed.",
 	     STAT_COUNTER},
 		{"pdserve_connections_without_descriptor_total",
-	     "Connections closed because the process had no file descriptor left.", STAT_COUNTER},
+	     "Connections closed because the process had no file descriptor left for them.",
+	     STAT_COUNTER},
+		{"pdserve_keys_refused_total", "Connections from other hosts with an unknown key.",
+	     STAT_COUNTER},
+		{"pdserve_hellos_refused_total",
+	     "Daemons that wanted to connect and were refused, with each repetition.", STAT_COUNTER},
+		{"pdserve_messages_refused_total",
+	     "Messages that their sender may not send to this daemon.", STAT_COUNTER},
+		{"pdserve_commands_refused_total", "pdctl commands of users or keys that may not use them.",
+	     STAT_COUNTER},
 	};
 	struct stat_set *set = stat_new(defs, sizeof defs / sizeof *defs);
 	struct chan_counts c;
@@ -153,6 +168,10 @@ static void common_metrics(struct svc *s, const char *labels, struct buf *out)
 	stat_add(set, 9, c.faults);
 	stat_add(set, 10, log_dropped());
 	stat_add(set, 11, descriptors_refused());
+	stat_add(set, 12, c.keys_refused);
+	stat_add(set, 13, c.hellos_refused);
+	stat_add(set, 14, s->messages_refused);
+	stat_add(set, 15, s->commands_refused);
 	stat_render(set, labels, out);
 	stat_destroy(&set);
 }
@@ -265,11 +284,16 @@ static int is_operator(const struct svc *s, const struct process_origin *who)
 	        (s->control_gid >= 0 && process_origin_in_group(who, (uint32_t)s->control_gid)));
 }
 
-static int refuse_stranger(const struct svc *s, const struct process_origin *who,
-                           const char *command, struct err *err)
+static int refuse_stranger(struct svc *s, const struct process_origin *who, const char *command,
+                           struct err *err)
 {
-	log_warn("command_refused", "command=%s uid=%u gid=%u pid=%u key=%s", command, who->uid,
-	         who->gid, who->pid, who->key[0] ? who->key : "-");
+	char what[128];
+	s->commands_refused++;
+	snprintf(what, sizeof what, "%s %u %u %s", command, who->uid, who->gid, who->key);
+	if (once_may_log(&s->command_log, what, strlen(what)))
+		log_warn("command_refused", "command=%s uid=%u gid=%u pid=%u key=%s total=%llu", command,
+		         who->uid, who->gid, who->pid, who->key[0] ? who->key : "-",
+		         (unsigned long long)s->commands_refused);
 	if (who->key[0])
 		return err_set(err, ERR_INVALID, "%s from another host needs a key of the role operator",
 		               command);

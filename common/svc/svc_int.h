@@ -5,6 +5,7 @@
 #define SVC_SVC_INT_H
 
 #include "svc/svc.h"
+#include "util/once.h"
 #include "util/trim.h"
 
 #include <pthread.h>
@@ -48,7 +49,9 @@ struct svc {
 	struct svc_timer *trim_tick;
 	uint64_t trim_us; /* interval of trim_tick */
 	svc_msg_fn *dispatch[SVC_MESSAGE_TYPES];
-	uint64_t unknown_us[SVC_MESSAGE_TYPES]; /* when a dropped message of the type was last logged */
+	int from[SVC_MESSAGE_TYPES];          /* tag of the peers that may send the type; 0: all */
+	struct once message_log, command_log; /* of refusals */
+	uint64_t messages_refused, commands_refused;
 	char *name, *rundir, *endpoint;
 	char *remote; /* svc_remote; NULL: none */
 	uint64_t epoch, started_us, stop_at_us;

@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -27,6 +28,9 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic int reserve = NOT_WANTED; /* written with the lock held */
 static uint64_t refused, logged_us;
+static unsigned needed;
+static _Atomic uint32_t guarded_port; /* 0: none */
+static _Atomic unsigned guarded_most; /* its connections have descriptors below this number */
 
 static int take_reserve(void)
 {
@@ -48,10 +52,19 @@ int descriptors_init(unsigned need, struct err *err)
 		               "-Hn, LimitNOFILE= of the unit)",
 		               need, descriptors_limit());
 	pthread_mutex_lock(&lock);
+	needed = need;
 	if (reserve < 0)
 		reserve = take_reserve();
 	pthread_mutex_unlock(&lock);
 	return 0;
+}
+
+void descriptors_guard_port(uint16_t port)
+{
+	unsigned limit = descriptors_limit(), most = needed + DESCRIPTORS_STRANGERS;
+	unsigned left = limit > 2 * DESCRIPTORS_KEPT ? limit - DESCRIPTORS_KEPT : limit / 2;
+	guarded_most = most < left ? most : left;
+	guarded_port = port;
 }
 
 unsigned descriptors_limit(void)
@@ -108,6 +121,35 @@ static int refuse_one(int listener)
 	return code;
 }
 
+/* The system gives out the lowest free number, so a descriptor's number says how many are in
+ * use. */
+static int is_too_many(int fd)
+{
+	struct sockaddr_storage a;
+	socklen_t len = sizeof a;
+	if (!guarded_port || (unsigned)fd < guarded_most ||
+	    getsockname(fd, (struct sockaddr *)&a, &len) < 0)
+		return 0;
+	if (a.ss_family == AF_INET)
+		return ntohs(((struct sockaddr_in *)&a)->sin_port) == guarded_port;
+	return a.ss_family == AF_INET6 && ntohs(((struct sockaddr_in6 *)&a)->sin6_port) == guarded_port;
+}
+
+static int turn_away(int fd)
+{
+	close(fd);
+	pthread_mutex_lock(&lock);
+	uint64_t n = ++refused, now = clock_us();
+	int say = !logged_us || now - logged_us > LOG_EVERY_US;
+	if (say)
+		logged_us = now;
+	pthread_mutex_unlock(&lock);
+	if (say)
+		log_warn("connections_refused", "port=%u open_descriptors=%u refused_connections=%llu",
+		         (unsigned)guarded_port, (unsigned)guarded_most, (unsigned long long)n);
+	return -1;
+}
+
 /* fd was accepted while the reserve was LOST. Returns fd, or -1 if it was closed to reopen the
  * reserve. */
 static int reopen_reserve(int fd)
@@ -133,5 +175,9 @@ int accept4(int fd, struct sockaddr *address, socklen_t *len, int flags)
 		errno = refuse_one(fd);
 	else if (r >= 0 && reserve == LOST && (r = reopen_reserve(r)) < 0)
 		errno = ECONNABORTED;
+	if (r >= 0 && is_too_many(r)) {
+		r = turn_away(r);
+		errno = ECONNABORTED;
+	}
 	return r;
 }

@@ -12,10 +12,18 @@
 
 #include <stdint.h>
 
+#define DESCRIPTORS_STRANGERS 1024u
+#define DESCRIPTORS_KEPT 64u
+
 /* Raises the process's limit to its hard limit and opens the reserve. ERR_FULL: the hard limit is
  * below `need`; the text names both numbers. */
 int descriptors_init(unsigned need, struct err *err);
 unsigned descriptors_limit(void);
-uint64_t descriptors_refused(void); /* connections closed because no descriptor was free */
+/* Connections that no descriptor was free for, or that a guarded port did not take. */
+uint64_t descriptors_refused(void);
+/* Connections to this TCP port, from whomever, leave descriptors to everybody else: while the
+ * process holds DESCRIPTORS_STRANGERS more than it needs (descriptors_init), or all but
+ * DESCRIPTORS_KEPT of its limit, they are closed at once. One port; call after descriptors_init. */
+void descriptors_guard_port(uint16_t port);
 
 #endif

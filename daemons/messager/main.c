@@ -307,6 +307,25 @@ static void from_remote(struct messager *m, struct peer *p, enum msg_type type,
 	messager_pump(m);
 }
 
+/* A worker that has not handed us its memory grants no leases here, and names no other hosts. */
+static int is_unattached(struct svc *s, const struct peer *p, enum msg_type type)
+{
+	struct mover_local w;
+	if (mover_find_local(messager_of(s)->mover, peer_name(p), peer_epoch(p), &w))
+		return 0;
+	svc_refuse(s, p, type, "its memory is not attached");
+	return 1;
+}
+
+/* The other end of a link carries KV in one direction only. */
+static int is_wrong_way(struct svc *s, const struct peer *p, enum msg_type type, int from_receiver)
+{
+	if (from_receiver ? peer_tag(p) == REMOTE_TAG : link_of(p) != NULL)
+		return 0;
+	svc_refuse(s, p, type, "KV does not go that way on this link");
+	return 1;
+}
+
 static void on_lease_opened(struct svc *s, struct peer *p, const struct msg_head *head,
                             const ProtobufCMessage *body)
 {
@@ -317,6 +336,8 @@ static void on_lease_opened(struct svc *s, struct peer *p, const struct msg_head
 		from_remote(m, p, MSG_LEASE_OPENED, body);
 		return;
 	}
+	if (is_unattached(s, p, MSG_LEASE_OPENED))
+		return;
 	mover_lease_opened(m->mover, peer_name(p), peer_epoch(p), b);
 	inbound_lease_opened(m->inbounds, peer_name(p), peer_epoch(p), b);
 	messager_pump(m);
@@ -328,6 +349,10 @@ static void on_lease_revoke(struct svc *s, struct peer *p, const struct msg_head
 	struct messager *m = messager_of(s);
 	if (peer_tag(p) == REMOTE_TAG) {
 		from_remote(m, p, MSG_LEASE_REVOKE, body);
+		return;
+	}
+	if (link_of(p)) {
+		svc_refuse(s, p, MSG_LEASE_REVOKE, "it grants no leases");
 		return;
 	}
 	mover_lease_revoke(m->mover, peer_name(p), peer_epoch(p), head, (const Pds__LeaseRevoke *)body);
@@ -344,6 +369,8 @@ static void on_kv_ready_ack(struct svc *s, struct peer *p, const struct msg_head
 		from_remote(m, p, MSG_KV_READY_ACK, body);
 		return;
 	}
+	if (is_unattached(s, p, MSG_KV_READY_ACK))
+		return;
 	mover_kv_ready_ack(m->mover, peer_name(p), peer_epoch(p), b);
 	inbound_kv_ready_ack(m->inbounds, peer_name(p), peer_epoch(p), b);
 	messager_pump(m);
@@ -353,7 +380,7 @@ static void on_pools(struct svc *s, struct peer *p, const struct msg_head *head,
                      const ProtobufCMessage *body)
 {
 	(void)head;
-	if (peer_tag(p) == REMOTE_TAG)
+	if (!is_wrong_way(s, p, MSG_POOLS, 1))
 		from_remote(messager_of(s), p, MSG_POOLS, body);
 }
 
@@ -363,14 +390,14 @@ static void on_path(struct svc *s, struct peer *p, const struct msg_head *head,
 	(void)head;
 	if (peer_tag(p) == REMOTE_TAG)
 		from_remote(messager_of(s), p, MSG_PATH, body);
-	else if (link_of(p))
+	else if (!is_wrong_way(s, p, MSG_PATH, 0))
 		inbound_path(link_of(p), (const Pds__Path *)body);
 }
 
 static void on_lease_open(struct svc *s, struct peer *p, const struct msg_head *head,
                           const ProtobufCMessage *body)
 {
-	if (!link_of(p))
+	if (is_wrong_way(s, p, MSG_LEASE_OPEN, 0))
 		return;
 	inbound_lease_open(link_of(p), head, (const Pds__LeaseOpen *)body);
 	messager_pump(messager_of(s));
@@ -379,21 +406,18 @@ static void on_lease_open(struct svc *s, struct peer *p, const struct msg_head *
 static void on_kv_ready(struct svc *s, struct peer *p, const struct msg_head *head,
                         const ProtobufCMessage *body)
 {
-	if (!link_of(p))
+	if (is_wrong_way(s, p, MSG_KV_READY, 0))
 		return;
 	inbound_kv_ready(link_of(p), head, (const Pds__KvReady *)body);
 	messager_pump(messager_of(s));
 }
 
-/* Only a worker that has handed over its memory says which other hosts there are. */
 static void on_peers(struct svc *s, struct peer *p, const struct msg_head *head,
                      const ProtobufCMessage *body)
 {
-	struct messager *m = messager_of(s);
-	struct mover_local w;
 	(void)head;
-	if (mover_find_local(m->mover, peer_name(p), peer_epoch(p), &w))
-		remotes_named(m->remotes, peer_name(p), (const Pds__Peers *)body);
+	if (!is_unattached(s, p, MSG_PEERS))
+		remotes_named(messager_of(s)->remotes, peer_name(p), (const Pds__Peers *)body);
 }
 
 static const struct svc_msg messages[] = {

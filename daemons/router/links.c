@@ -145,6 +145,8 @@ static void got_kv_events(struct svc *s, struct peer *p, const struct msg_head *
 	(void)head;
 	if (w)
 		registry_kv_events(&r->registry, w, (const Pds__KvEvents *)body);
+	else /* storage may send them too, to workers */
+		svc_refuse(s, p, MSG_KV_EVENTS, "it is none of the workers");
 }
 
 /* A worker has switched its role, or its messager has come or gone. Peers are told, and attempts

@@ -522,6 +522,25 @@ int worker_main(int argc, char **argv, const char *program, const char *default_
 		{MSG_HEARTBEAT, ignore},
 		{0, NULL},
 	};
+	/* the others come from workers that connected to us, or from both */
+	static const struct svc_from from[] = {
+		{MSG_PEERS, TAG_ROUTER},
+		{MSG_REQUEST_SUBMIT, TAG_ROUTER},
+		{MSG_REQUEST_FIRST_TOKEN_ACK, TAG_WORKER},
+		{MSG_KV_QUEUED, TAG_WORKER},
+		{MSG_KV_GRANT, TAG_WORKER},
+		{MSG_KV_DENY, TAG_WORKER},
+		{MSG_LEASE_OPEN, TAG_MESSAGER},
+		{MSG_LEASE_REVOKED, TAG_MESSAGER},
+		{MSG_KV_READY, TAG_MESSAGER},
+		{MSG_KV_SENT, TAG_MESSAGER},
+		{MSG_TRANSFER_FAILED, TAG_MESSAGER},
+		{MSG_STORE_DONE, TAG_STORAGE},
+		{MSG_STORE_FOUND, TAG_STORAGE},
+		{MSG_STORE_FENCED, TAG_STORAGE},
+		{MSG_KV_EVENTS, TAG_STORAGE},
+		{0},
+	};
 	default_role = role;
 	struct svc_hooks hooks = {
 		.program = program,
@@ -530,6 +549,7 @@ int worker_main(int argc, char **argv, const char *program, const char *default_
 		.stats = worker_stats,
 		.n_stats = WS_COUNT,
 		.messages = messages,
+		.from = from,
 		.ctl = worker_ctl,
 		.advertises = 1,
 		.start = start,

@@ -229,7 +229,7 @@ static uint64_t refused(void)
 {
 	struct chan_counts n;
 	chan_counts(a.c, &n);
-	return n.refused;
+	return n.keys_refused;
 }
 
 static int both_up(void)
@@ -391,6 +391,36 @@ START_TEST(a_server_with_another_key_is_not_talked_to)
 	pump_ms(base, 1000);
 	ck_assert_ptr_null(a.p);
 	ck_assert_ptr_null(b.p);
+	links_teardown();
+}
+END_TEST
+
+START_TEST(a_key_that_was_replaced_counts_after_a_reload)
+{
+	char path[200];
+	links_setup(1);
+	side_start(base, &b);
+	until(both_up, "the link comes up");
+	side_stop(&a);
+	keys_close(&keys_a);
+	for (int i = 0; i < 2; i++) {
+		snprintf(path, sizeof path, "%s/router-1.%s", server_keys, i ? "pub" : "secret");
+		ck_assert_int_eq(unlink(path), 0);
+	}
+	make_key(server_keys, "router-1", KEY_ROUTER);
+	keys_a = open_keys(server_keys, "router-1");
+	a.opts.keys = keys_a;
+	a.epoch++;
+	side_start(base, &a);
+	pump_ms(base, 300);
+	ck_assert_ptr_null(a.p);
+	copy_key(server_keys, "router-1", client_keys);
+	ck_assert_int_eq(chan_keys_reload(b.c), 1);
+	until(both_up, "the link comes up with the new key");
+	/* again, while it is up: nothing changes */
+	ck_assert_int_eq(chan_keys_reload(b.c), 0);
+	pump_ms(base, 50);
+	ck_assert(both_up());
 	links_teardown();
 }
 END_TEST
@@ -560,6 +590,7 @@ int main(void)
 	tcase_add_test(t, a_key_that_is_removed_ends_its_link);
 	tcase_add_loop_test(t, a_key_is_bound_to_its_name_and_role, 0, sizeof liars / sizeof *liars);
 	tcase_add_test(t, a_server_with_another_key_is_not_talked_to);
+	tcase_add_test(t, a_key_that_was_replaced_counts_after_a_reload);
 	tcase_add_test(t, without_curve_nobody_gets_in);
 	tcase_add_test(t, a_local_peer_has_no_key);
 	tcase_add_test(t, a_reading_that_fails_changes_nothing);
