@@ -215,12 +215,15 @@ static double power_of_2(int e) /* -1022 .. 1023 */
 
 enum { PRODUCTS = 16 };
 
+#if defined(__x86_64__)
+#define WIDE __attribute__((target_clones("avx2", "default")))
+#else
+#define WIDE
+#endif
+
 /* The sum of the products and d: each truncated below 2^-24 of the largest, their sum to float32.
  * Products that are all zeros leave d as it is. Most of a test's time is spent here. */
-#if defined(__x86_64__)
-__attribute__((target_clones("avx2", "default")))
-#endif
-static float cut_sum(const double *x, const double *y, float d)
+static WIDE float cut_sum(const double *x, const double *y, float d)
 {
 	double term[PRODUCTS], all = 0;
 	uint64_t bits[PRODUCTS];
