@@ -548,6 +548,7 @@ UNIT_FAILS_ONCE = """
 [ -e again ] && echo "100%: Checks: 1, Failures: 0, Errors: 0" && exit 0
 touch again; echo "0%: Checks: 1, Failures: 1, Errors: 0"; exit 1
 """
+UNIT_WAITS = 'echo "100%: Checks: 1, Failures: 0, Errors: 0"'
 PYTEST_SKIPS = """
 import pytest
 
@@ -567,9 +568,10 @@ def test_run_tests_counts(tmp_path):
     tool = tmp_path / "tools" / "run-tests"
     tool.write_text(open(os.path.join(ROOT, "tools", "run-tests")).read())
     tool.chmod(0o755)
-    (tmp_path / "Makefile").write_text("all unit-build:\n\t@true\n")
+    (tmp_path / "Makefile").write_text("all programs unit-build:\n\t@true\n")
     (tmp_path / "tests" / "e2e" / "test_c.py").write_text(PYTEST_SKIPS)
-    for name, script in (("test_a", UNIT_SKIPS), ("test_b", UNIT_FAILS_ONCE)):
+    for name, script in (("test_a", UNIT_SKIPS), ("test_b", UNIT_FAILS_ONCE),
+                         ("test_msg", UNIT_WAITS)):     # one of MOSTLY_WAIT
         (tmp_path / "tests" / "unit" / (name + ".c")).touch()
         program = tmp_path / "build" / "test" / name
         program.write_text("#!/bin/sh\n" + script + "\n")
@@ -577,7 +579,7 @@ def test_run_tests_counts(tmp_path):
     r = run(str(tool), "plain", env={**os.environ, "PD_MODEL": "/dev/null", "JOBS": "2"})
     assert r.returncode == 1, r.stdout
     lines = r.stdout.rstrip().split("\n")
-    assert lines[-1] == "3 passed, 1 failed", r.stdout
+    assert lines[-1] == "4 passed, 1 failed", r.stdout
     assert lines[-5:-2] == ["  1 plain test_a: no avx9", "  1 plain test_a: no disk here",
                             "  1 plain test_c: no moon"], r.stdout
     assert lines[-2].startswith("3 skipped, ") and "slowest:" in lines
