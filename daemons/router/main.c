@@ -32,8 +32,10 @@ static const struct conf_key keys[] = {
      "how the model marks its thoughts; auto: as its chat template shows", REASONING_PARSERS},
 	{"served_model_name", CONF_STRING, "", 0, 127, "", 0,
      "name of the model in the API; empty: the file's own", NULL},
-	{"api_keys", CONF_LIST, "", 0, 64, "", CONF_RELOADABLE | CONF_SECRET,
-     "clients must send one of these as Authorization: Bearer KEY; empty: no key needed", NULL},
+	{"api_keys_file", CONF_STRING, "", 0, 1023, "path", 1,
+     "file with the keys of clients, their limits, and hashes instead of the keys themselves "
+     "(pdctl apikey makes a line); SIGHUP reads it again; empty: no key needed",
+     NULL},
 	{"max_requests", CONF_INT, "4096", 1, 100000, "answers", 1,
      "answers in progress at once; beyond that the reply is 429", NULL},
 	{"max_choices", CONF_INT, "128", 1, 4096, "answers", 1,
@@ -194,9 +196,6 @@ static void read_policies(struct registry *g, const struct conf *c)
 static void read_conf(struct router *r)
 {
 	const struct conf *c = svc_conf(r->svc);
-	const char *const *api_keys;
-	int n_api_keys = conf_list(c, "api_keys", &api_keys);
-	api_keys_set(&r->keys, api_keys, (size_t)n_api_keys);
 	r->conf.max_requests = (uint32_t)conf_int(c, "max_requests");
 	r->conf.max_choices = (uint32_t)conf_int(c, "max_choices");
 	r->conf.retry_after_s = (uint32_t)conf_int(c, "retry_after_s");
@@ -299,9 +298,19 @@ static unsigned descriptors(const struct conf *c, const char **ret_key)
 	return http_descriptors((unsigned)conf_int(c, *ret_key));
 }
 
-static void on_reload(struct svc *s)
+static int load_keys(struct router *r, struct err *err)
 {
-	read_conf(svc_data(s));
+	int rc = api_keys_load(&r->keys, conf_str(svc_conf(r->svc), "api_keys_file"), clock_us(), err);
+	if (rc == 0)
+		log_info("api_keys", "needed=%s keys=%zu", r->keys.by_place ? "yes" : "no", r->keys.n);
+	return rc;
+}
+
+static int on_reload(struct svc *s, struct err *err)
+{
+	struct router *r = svc_data(s);
+	read_conf(r);
+	return load_keys(r, err);
 }
 
 static void on_drain(struct svc *s)
@@ -368,6 +377,8 @@ static int set_up(struct router *r, struct err *err)
 	                        (size_t)conf_int(c, "text_queue"), post_job, r->svc);
 	r->slow_tick = svc_timer_add(r->svc, SLOW_TICK_US, on_slow_tick, NULL);
 	r->wake = wake;
+	if ((rc = load_keys(r, err)) < 0)
+		return rc;
 	return start_http(r, err);
 }
 
