@@ -21,6 +21,13 @@
 static const struct conf_key keys[] = {
 	{"http_listen", CONF_STRING, "127.0.0.1:8080", 2, 255, "HOST:PORT", 0, "where clients connect",
      NULL},
+	{"http_tls_cert", CONF_STRING, "", 0, 1023, "path", 1,
+     "PEM file with the certificate of the HTTP interface and its chain: clients then use "
+     "https://. "
+     "SIGHUP reads it again, for new connections; empty: plain HTTP",
+     NULL},
+	{"http_tls_key", CONF_STRING, "", 0, 1023, "path", 1,
+     "PEM file with the private key of http_tls_cert, without a password", NULL},
 	{"model", CONF_STRING, "", 0, 1023, "path", 0,
      "GGUF file (or folder) whose tokenizer and chat template are used; empty: token ids only",
      NULL},
@@ -270,6 +277,8 @@ static int start_http(struct router *r, struct err *err)
 	const struct conf *c = svc_conf(r->svc);
 	struct http_opts o = {
 		.listen = conf_str(c, "http_listen"),
+		.tls_cert = conf_str(c, "http_tls_cert"),
+		.tls_key = conf_str(c, "http_tls_key"),
 		.max_header_bytes = (size_t)conf_int(c, "max_header_bytes"),
 		.max_body_bytes = (size_t)conf_int(c, "max_body_bytes"),
 		.in_bytes_max = (size_t)conf_int(c, "input_bytes_max"),
@@ -285,8 +294,13 @@ static int start_http(struct router *r, struct err *err)
 	static const struct http_handlers handlers = {.head = api_head, .request = api_request};
 	int rc = http_new(r->base, &o, &handlers, r, &r->http, err);
 	if (rc == 0)
-		log_info("listening", "http=%s port=%u model=%s", log_quote(o.listen), http_port(r->http),
-		         log_quote(r->model->name));
+		log_info("listening", "http=%s port=%u tls=%s model=%s", log_quote(o.listen),
+		         http_port(r->http), *o.tls_cert ? "yes" : "no", log_quote(r->model->name));
+	if (rc == 0 && !r->keys.by_place && !http_is_local(r->http))
+		log_warn("http_open_to_others",
+		         "http=%s why=\"other hosts can connect, and no access key is needed "
+		         "(api_keys_file)\"",
+		         log_quote(o.listen));
 	return rc;
 }
 
@@ -309,8 +323,15 @@ static int load_keys(struct router *r, struct err *err)
 static int on_reload(struct svc *s, struct err *err)
 {
 	struct router *r = svc_data(s);
+	const struct conf *c = svc_conf(s);
+	struct err tls = {0};
 	read_conf(r);
-	return load_keys(r, err);
+	int rc = load_keys(r, err);
+	int tls_rc = http_set_tls(r->http, conf_str(c, "http_tls_cert"), conf_str(c, "http_tls_key"),
+	                          rc < 0 ? &tls : err);
+	if (rc < 0 && tls_rc < 0)
+		log_error("reload_failed", "why=%s", log_quote(tls.text));
+	return rc < 0 ? rc : tls_rc;
 }
 
 static void on_drain(struct svc *s)

@@ -35,6 +35,9 @@ const struct stat_def router_stats[STAT_COUNT] = {
                        "answers that were cut off: no room or no memory for the rest, or the end "
                        "of this process",
                        STAT_COUNTER},
+	[STAT_HTTP_TLS_FAILED] = {"pdserve_http_tls_failed_total",
+                              "connections that ended before their TLS handshake did",
+                              STAT_COUNTER},
 	[STAT_HTTP_IN_BYTES] = {"pdserve_http_input_bytes",
                             "bytes of requests being received or waiting (input_bytes_max)",
                             STAT_GAUGE},
@@ -107,6 +110,7 @@ static void refresh_http(struct router *r)
 	follow(r->stats, STAT_HTTP_REFUSED, n.refused);
 	follow(r->stats, STAT_HTTP_CLOSED_WAITING, n.closed_waiting);
 	follow(r->stats, STAT_HTTP_CUT, n.cut);
+	follow(r->stats, STAT_HTTP_TLS_FAILED, n.tls_failed);
 }
 
 void metrics_refresh(struct router *r)

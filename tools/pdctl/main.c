@@ -466,7 +466,7 @@ static void usage(FILE *f)
 		"is JSON, otherwise text; default: temperature=0.7, min_p=0.05),\n"
 		"                       of render's body, or add_special_tokens of tokenize\n"
 		"      --requests N, --tokens N, --concurrent N  limits of an apikey: requests and tokens "
-	    "a "
+		"a "
 		"minute, requests at once\n"
 		"      --shared-cache   apikey: use the cached prefixes of all keys that say so\n"
 		"      --template FILE  chat template for render, instead of the model's own\n"
