@@ -23,8 +23,8 @@ static const struct conf_key keys[] = {
      NULL},
 	{"http_tls_cert", CONF_STRING, "", 0, 1023, "path", 1,
      "PEM file with the certificate of the HTTP interface and its chain: clients then use "
-     "https://. "
-     "SIGHUP reads it again, for new connections; empty: plain HTTP",
+     "https://; "
+     "empty: plain HTTP. After a reload new connections get the new one",
      NULL},
 	{"http_tls_key", CONF_STRING, "", 0, 1023, "path", 1,
      "PEM file with the private key of http_tls_cert, without a password", NULL},
@@ -40,8 +40,9 @@ static const struct conf_key keys[] = {
 	{"served_model_name", CONF_STRING, "", 0, 127, "", 0,
      "name of the model in the API; empty: the file's own", NULL},
 	{"api_keys_file", CONF_STRING, "", 0, 1023, "path", 1,
-     "file with the keys of clients, their limits, and hashes instead of the keys themselves "
-     "(pdctl apikey makes a line); SIGHUP reads it again; empty: no key needed",
+     "file with a line for each access key of clients: name, hash, limits (pdctl apikey makes "
+     "one); "
+     "clients send the key as Authorization: Bearer KEY; empty: no key needed",
      NULL},
 	{"max_requests", CONF_INT, "4096", 1, 100000, "answers", 1,
      "answers in progress at once; beyond that the reply is 429", NULL},

@@ -78,7 +78,7 @@ START_TEST(root_parts_do_not_run_together)
 }
 END_TEST
 
-/* Other salts, other hashes from the first block on; without a salt they are as they always were. */
+/* Other salts, other hashes from the first block on. */
 START_TEST(salt_changes_the_root)
 {
 	unsigned char salt[CACHE_SALT_BYTES];
