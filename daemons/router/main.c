@@ -430,8 +430,9 @@ static void on_status(struct svc *s, struct buf *out)
 {
 	struct router *r = svc_data(s);
 	const struct attempts_counts *n = &r->attempts.counts;
-	buf_printf(out, ",\"http\":\"%s\",\"port\":%u,\"connections\":%u,\"model\":",
-	           conf_str(svc_conf(s), "http_listen"), http_port(r->http), http_connections(r->http));
+	buf_printf(out, ",\"http\":\"%s\",\"port\":%u,\"tls\":%s,\"connections\":%u,\"model\":",
+	           conf_str(svc_conf(s), "http_listen"), http_port(r->http),
+	           http_has_tls(r->http) ? "true" : "false", http_connections(r->http));
 	buf_add_json(out, r->model->name, strlen(r->model->name));
 	buf_printf(out,
 	           ",\"workers\":%u,\"requests\":%zu,\"done\":%llu,\"failed\":%llu,\"cancelled\":%llu,"

@@ -199,6 +199,11 @@ def test_client_closes_without_notice(secure):
     alive(secure)
 
 
+def test_pdctl_chat_says_why_not(secure):
+    r = secure.pdctl("chat", "hello")
+    assert r.returncode == 1 and "uses TLS (http_tls_cert)" in r.stderr, r
+
+
 # --- as it should not be
 
 def test_plain_http_on_the_tls_port(secure):

@@ -85,6 +85,7 @@ void http_destroy(struct http_server **h);
 int http_set_tls(struct http_server *h, const char *cert, const char *key, struct err *err);
 unsigned http_port(const struct http_server *h);
 int http_is_local(const struct http_server *h); /* 1: only this host can connect */
+int http_has_tls(const struct http_server *h);
 unsigned http_connections(const struct http_server *h);
 void http_counts(const struct http_server *h, struct http_counts *ret);
 /* How many may be open at once, the listener's included. */

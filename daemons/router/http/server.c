@@ -330,6 +330,11 @@ int http_is_local(const struct http_server *h)
 	return h->is_local;
 }
 
+int http_has_tls(const struct http_server *h)
+{
+	return h->tls != NULL;
+}
+
 unsigned http_connections(const struct http_server *h)
 {
 	return h->n_served + h->n_not_served;
