@@ -32,7 +32,7 @@ static int no_password(char *buf, int size, int writes, void *arg)
 	(void)size;
 	(void)writes;
 	(void)arg;
-	return -1;
+	return 0;
 }
 
 /* A client that offers protocols must offer HTTP/1.1. */
