@@ -6,7 +6,10 @@ PREFIX  ?= /usr/local
 DESTDIR ?=
 
 PKGS     := libzmq libprotobuf-c libconfig libevent jansson libsodium libpcre2-8 libsystemd libxxhash liburing hiredis libcares
-PKG_OK   := $(shell pkg-config --exists $(PKGS) 2>/dev/null && command -v protoc-c >/dev/null && echo yes)
+# what only the router links: TLS of its HTTP edge
+PKGS_pdrouterd := libevent_openssl openssl
+LIBS_pdrouterd := $(shell pkg-config --libs $(PKGS_pdrouterd) 2>/dev/null)
+PKG_OK   := $(shell pkg-config --exists $(PKGS) $(PKGS_pdrouterd) 2>/dev/null && command -v protoc-c >/dev/null && echo yes)
 # the sanitizers double what the compiler does: half of a whole check was compiling at -O2
 CFLAGS   ?= $(if $(SAN),-O1 -g1,-O2 -g)
 WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla
@@ -155,7 +158,7 @@ define program
 $(O)/bin/$(1): $(call obj,$(SRC_$(1))) $(call libs_of,$(1))
 	@mkdir -p $$(@D)
 	@echo "  LD $$@"
-	@$(CC) $(CFLAGS) $(SANFLAGS) -rdynamic -o $$@ $(call obj,$(SRC_$(1))) -Wl,--start-group $(call libs_of,$(1)) -Wl,--end-group $$(LDLIBS)
+	@$(CC) $(CFLAGS) $(SANFLAGS) -rdynamic -o $$@ $(call obj,$(SRC_$(1))) -Wl,--start-group $(call libs_of,$(1)) -Wl,--end-group $$(LIBS_$(1)) $$(LDLIBS)
 endef
 $(foreach p,$(PROGRAMS),$(eval $(call program,$(p))))
 
@@ -185,11 +188,11 @@ $(O)/lib$(1).a: $(call obj,$(filter-out %/main.c,$(SRC_pd$(1)d)))
 $(O)/test/test_$(1)_%: tests/unit/test_$(1)_%.c $(O)/lib$(1).a $(ALLLIBS)
 	@mkdir -p $$(@D)
 	@echo "  LD $$@"
-	@$(CC) $$(ALLFLAGS) $$(NO_MARKS) -MMD -MP -MF $$@.d -o $$@ $$< -Wl,--start-group $(O)/lib$(1).a $(ALLLIBS) -Wl,--end-group $$(LDLIBS) $(CHECK_LIBS)
+	@$(CC) $$(ALLFLAGS) $$(NO_MARKS) -MMD -MP -MF $$@.d -o $$@ $$< -Wl,--start-group $(O)/lib$(1).a $(ALLLIBS) -Wl,--end-group $$(LIBS_pd$(1)d) $$(LDLIBS) $(CHECK_LIBS)
 $(O)/bench/bench_$(1): tests/bench/bench_$(1).c $(O)/lib$(1).a $(ALLLIBS)
 	@mkdir -p $$(@D)
 	@echo "  LD $$@"
-	@$(CC) $$(ALLFLAGS) -MMD -MP -MF $$@.d -o $$@ $$< -Wl,--start-group $(O)/lib$(1).a $(ALLLIBS) -Wl,--end-group $$(LDLIBS)
+	@$(CC) $$(ALLFLAGS) -MMD -MP -MF $$@.d -o $$@ $$< -Wl,--start-group $(O)/lib$(1).a $(ALLLIBS) -Wl,--end-group $$(LIBS_pd$(1)d) $$(LDLIBS)
 endef
 $(foreach d,router messager storage,$(eval $(call daemon_tests,$(d))))
 # tests/unit/test_pdbench_X.c, with all of pdbench but its main.c
@@ -209,12 +212,12 @@ FUZZ_LIBS := $(O)/librouter.a $(filter-out $(O)/libkernels.a,$(LIBS)) $(O)/obj/k
 $(O)/test/test_fuzz: tests/unit/test_fuzz.c $(FUZZ_OBJ) $(FUZZ_LIBS)
 	@mkdir -p $(@D)
 	@echo "  LD $@"
-	@$(CC) $(ALLFLAGS) -MMD -MP -MF $@.d -o $@ $< $(FUZZ_OBJ) -Wl,--start-group $(FUZZ_LIBS) -Wl,--end-group $(LDLIBS) $(CHECK_LIBS)
+	@$(CC) $(ALLFLAGS) -MMD -MP -MF $@.d -o $@ $< $(FUZZ_OBJ) -Wl,--start-group $(FUZZ_LIBS) -Wl,--end-group $(LIBS_pdrouterd) $(LDLIBS) $(CHECK_LIBS)
 FUZZ_MAIN := $(if $(filter libfuzzer,$(SAN)),tests/fuzz/libfuzzer.c,tests/fuzz/driver.c)
 $(O)/fuzz/driver: $(call obj,$(FUZZ_MAIN)) $(FUZZ_OBJ) $(FUZZ_LIBS)
 	@mkdir -p $(@D)
 	@echo "  LD $@"
-	@$(CC) $(CFLAGS) $(SANFLAGS) $(if $(filter libfuzzer,$(SAN)),-fsanitize=fuzzer) -o $@ $(call obj,$(FUZZ_MAIN)) $(FUZZ_OBJ) -Wl,--start-group $(FUZZ_LIBS) -Wl,--end-group $(LDLIBS)
+	@$(CC) $(CFLAGS) $(SANFLAGS) $(if $(filter libfuzzer,$(SAN)),-fsanitize=fuzzer) -o $@ $(call obj,$(FUZZ_MAIN)) $(FUZZ_OBJ) -Wl,--start-group $(FUZZ_LIBS) -Wl,--end-group $(LIBS_pdrouterd) $(LDLIBS)
 # tests/conform: test_conform_X.c -> $(O)/test/test_conform_X, a part of the conformance tests; all of them in $(O)/test/conform, for a backend by its name
 CONFORM_OBJ   := $(call obj,$(filter-out tests/conform/test_%,$(sort $(wildcard tests/conform/*.c))))
 CONFORM_TESTS := $(sort $(wildcard tests/conform/test_*.c))
@@ -331,7 +334,7 @@ install: all
 	$(if $(CUDA),install -d $(DESTDIR)$(PREFIX)/lib/pdserve && install -m 755 $(CUDA) $(DESTDIR)$(PREFIX)/lib/pdserve)
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)$(PREFIX)/lib/sysusers.d
 	install -m 755 $(PROGRAMS:%=$(O)/bin/%) $(DESTDIR)$(PREFIX)/bin
-	for f in etc/*.conf; do test -e $(DESTDIR)$(SYSCONF)/$${f##*/} || install -m 644 $$f $(DESTDIR)$(SYSCONF); done
+	for f in etc/*.conf etc/api_keys; do test -e $(DESTDIR)$(SYSCONF)/$${f##*/} || install -m 644 $$f $(DESTDIR)$(SYSCONF); done
 	install -d $(DESTDIR)$(SYSCONF)/sim
 	for f in etc/sim/*.conf; do test -e $(DESTDIR)$(SYSCONF)/sim/$${f##*/} || install -m 644 $$f $(DESTDIR)$(SYSCONF)/sim; done
 	for f in systemd/*.service systemd/*.target; do \

@@ -37,7 +37,18 @@ void kv_hash_root(const struct kv_root *root, struct kv_hash *ret)
 	add_text(&h, root->numerics);
 	add_text(&h, root->layout);
 	add_text(&h, root->adapter);
-	add_text(&h, root->salt);
+	add_text(&h, NULL); /* stored blocks have hashes with it */
+	crypto_generichash_final(&h, ret->b, sizeof ret->b);
+}
+
+void kv_hash_salt(const struct kv_hash *root, const unsigned char *salt, struct kv_hash *ret)
+{
+	static const char label[] = "pdserve-salt-1"; /* its NUL is hashed too */
+	crypto_generichash_state h;
+	crypto_generichash_init(&h, NULL, 0, sizeof ret->b);
+	crypto_generichash_update(&h, (const unsigned char *)label, sizeof label);
+	crypto_generichash_update(&h, root->b, sizeof root->b);
+	crypto_generichash_update(&h, salt, CACHE_SALT_BYTES);
 	crypto_generichash_final(&h, ret->b, sizeof ret->b);
 }
 

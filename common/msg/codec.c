@@ -130,6 +130,8 @@ static int check_request(const Pds__Request *r, struct err *err)
 	if (r->max_tokens == 0 || r->n_tokens - r->prompt_tokens >= r->max_tokens)
 		return err_set(err, ERR_CORRUPT, "max_tokens %u with %zu generated already", r->max_tokens,
 		               r->n_tokens - r->prompt_tokens);
+	if (r->cache_salt.len && r->cache_salt.len != 32)
+		return err_set(err, ERR_CORRUPT, "cache_salt has %zu bytes, not 32", r->cache_salt.len);
 	return 0;
 }
 

@@ -175,12 +175,6 @@ static int in_range(const struct conf_key *k, const struct conf_value *v)
 	return x >= k->min && x <= upper(k);
 }
 
-/* The value as error messages may show it. */
-static const char *shown(const struct conf_key *k, const char *text)
-{
-	return k->flags & CONF_SECRET ? "(secret)" : text;
-}
-
 static int value_check(const struct conf_key *k, const struct conf_value *v, struct err *err)
 {
 	if (in_range(k, v))
@@ -188,7 +182,7 @@ static int value_check(const struct conf_key *k, const struct conf_value *v, str
 	char range[256];
 	conf_range_text(k, range, sizeof range);
 	return err_set(err, ERR_INVALID, "%s: %s = %.100s is out of range: %s", v->source, k->name,
-	               shown(k, v->text), range);
+	               v->text, range);
 }
 
 static int wrong_type(const struct conf_key *k, const char *source, const char *got,
@@ -197,8 +191,7 @@ static int wrong_type(const struct conf_key *k, const char *source, const char *
 	char range[256];
 	conf_range_text(k, range, sizeof range);
 	return err_set(err, ERR_INVALID, "%s: %s = %.100s is of the wrong type: want %s%s%s%s", source,
-	               k->name, shown(k, got), type_name(k->type), *range ? " (" : "", range,
-	               *range ? ")" : "");
+	               k->name, got, type_name(k->type), *range ? " (" : "", range, *range ? ")" : "");
 }
 
 static int set_text(struct conf_entry *e, const char *text, const char *source, struct err *err)

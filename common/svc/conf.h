@@ -11,11 +11,7 @@
 
 enum conf_type { CONF_BOOL, CONF_INT, CONF_FLOAT, CONF_STRING, CONF_LIST /* of strings */ };
 
-enum conf_flag {
-	CONF_RELOADABLE = 1, /* can change by SIGHUP */
-	/* STRING, LIST: replies, messages and logs show only whether it is set */
-	CONF_SECRET = 2
-};
+enum conf_flag { CONF_RELOADABLE = 1 /* can change by SIGHUP */ };
 
 struct conf_key {
 	const char *name; /* "max_batched_tokens" */
@@ -53,8 +49,7 @@ double conf_float(const struct conf *c, const char *key);
 const char *conf_str(const struct conf *c, const char *key); /* "" if empty, never NULL */
 /* returns the number of items */
 int conf_list(const struct conf *c, const char *key, const char *const **ret_items);
-/* key -> {value, type, default, unit, min, max, help, choices, reloadable, source}; the value of a
- * secret is "set", "set, 2 items" or "not set" */
+/* key -> {value, type, default, unit, min, max, help, choices, reloadable, source} */
 void conf_json(const struct conf *c, struct buf *out);
 /* text for --help, --print-config and the manual */
 void conf_help(const struct conf_key *const *tables, struct buf *out);

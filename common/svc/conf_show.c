@@ -93,19 +93,9 @@ static void json_text(struct buf *out, const char *s)
 	buf_add_json(out, s, strlen(s));
 }
 
-static void json_secret(struct buf *out, const struct conf_key *k, const struct conf_value *v)
-{
-	if (k->type == CONF_LIST && v->n_items)
-		buf_printf(out, "\"set, %zu item%s\"", v->n_items, v->n_items == 1 ? "" : "s");
-	else
-		json_text(out, *v->text ? "set" : "not set");
-}
-
 static void json_value(struct buf *out, const struct conf_key *k, const struct conf_value *v)
 {
-	if (k->flags & CONF_SECRET) {
-		json_secret(out, k, v);
-	} else if (k->type == CONF_STRING) {
+	if (k->type == CONF_STRING) {
 		json_text(out, v->text);
 	} else if (k->type == CONF_LIST) {
 		buf_addc(out, '[');

@@ -241,9 +241,9 @@ int svc_reload_now(struct svc *s, char **ret_changed, char **ret_refused, struct
 	log_info("reloaded", "changed=%s needs_restart=%s", log_quote(*ret_changed),
 	         log_quote(*ret_refused));
 	chan_keys_reload(s->chan);
-	if (s->hooks->reload)
-		s->hooks->reload(s);
-	return 0;
+	if (s->hooks->reload && (r = s->hooks->reload(s, err)) < 0)
+		log_error("reload_failed", "why=%s", log_quote(err->text));
+	return r;
 }
 
 static void on_reload_signal(evutil_socket_t sig, short what, void *arg)

@@ -66,9 +66,11 @@ struct svc_hooks {
 	 * daemon, and the key that determines it; may be NULL */
 	unsigned (*descriptors)(const struct conf *c, const char **ret_key);
 	int (*start)(struct svc *s, struct err *err);
-	void (*reload)(struct svc *s); /* may be NULL */
-	void (*drain)(struct svc *s);  /* may be NULL: nothing to finish */
-	int (*idle)(struct svc *s);    /* may be NULL: always 1 */
+	/* may be NULL. An error is logged, and told to who asked for it; what could not be reloaded
+	 * stays as it was */
+	int (*reload)(struct svc *s, struct err *err);
+	void (*drain)(struct svc *s); /* may be NULL: nothing to finish */
+	int (*idle)(struct svc *s);   /* may be NULL: always 1 */
 	/* may be NULL; called once: end what still runs now */
 	void (*expire)(struct svc *s);
 	void (*stop)(struct svc *s);

@@ -91,20 +91,20 @@ static int ctl_config(struct svc *s, char *const *args, size_t n_args, struct bu
 static int ctl_reload(struct svc *s, char *const *args, size_t n_args, struct buf *out,
                       struct err *err)
 {
-	char *changed, *refused;
+	char *changed = NULL, *refused = NULL;
 	(void)args;
 	(void)n_args;
 	int r = svc_reload_now(s, &changed, &refused, err);
-	if (r < 0)
-		return r;
-	buf_addc(out, '{');
-	json_member(out, "changed", changed ? changed : "");
-	buf_addc(out, ',');
-	json_member(out, "needs_restart", refused ? refused : "");
-	buf_addc(out, '}');
+	if (r == 0) {
+		buf_addc(out, '{');
+		json_member(out, "changed", changed ? changed : "");
+		buf_addc(out, ',');
+		json_member(out, "needs_restart", refused ? refused : "");
+		buf_addc(out, '}');
+	}
 	free(changed);
 	free(refused);
-	return 0;
+	return r;
 }
 
 static uint64_t resident_bytes(void)

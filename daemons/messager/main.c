@@ -566,14 +566,16 @@ static int messager_start(struct svc *s, struct err *err)
 	return r;
 }
 
-static void messager_reload(struct svc *s)
+static int messager_reload(struct svc *s, struct err *err)
 {
 	struct messager *m = messager_of(s);
+	(void)err;
 	const struct mover_limits limits = limits_of(s);
 	mover_set_limits(m->mover, &limits);
 	m->scan_us = (uint64_t)conf_int(svc_conf(s), "scan_ms") * 1000u;
 	scan_while_open(m, 0);
 	messager_pump(m);
+	return 0;
 }
 
 /* When told to stop, the messager continues all transfers, new ones too, until none is open or the

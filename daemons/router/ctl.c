@@ -26,6 +26,24 @@ static int ctl_requests(struct svc *s, char *const *args, size_t n_args, struct 
 	return 0;
 }
 
+static int ctl_tenants(struct svc *s, char *const *args, size_t n_args, struct buf *out,
+                       struct err *err)
+{
+	struct router *r = svc_data(s);
+	uint64_t now = clock_us();
+	(void)args;
+	(void)n_args;
+	(void)err;
+	buf_addc(out, '[');
+	for (size_t i = 0; i < r->keys.n; i++) {
+		if (i)
+			buf_addc(out, ',');
+		tenant_json(api_keys_tenant(&r->keys, i), now, out);
+	}
+	buf_addc(out, ']');
+	return 0;
+}
+
 static int ctl_cancel(struct svc *s, char *const *args, size_t n_args, struct buf *out,
                       struct err *err)
 {
@@ -45,6 +63,7 @@ static int ctl_cancel(struct svc *s, char *const *args, size_t n_args, struct bu
 const struct svc_ctl router_ctl[] = {
 	{"workers", ctl_workers, "workers that the router knows, with their load", 0},
 	{"requests", ctl_requests, "requests in progress: state, age, attempt, tokens, workers", 0},
+	{"tenants", ctl_tenants, "the access keys by name: limits, what is left and what was used", 0},
 	{"cancel", ctl_cancel, "ID: ends a request everywhere; its client gets the tokens so far", 1},
 	{0},
 };

@@ -21,6 +21,13 @@
 static const struct conf_key keys[] = {
 	{"http_listen", CONF_STRING, "127.0.0.1:8080", 2, 255, "HOST:PORT", 0, "where clients connect",
      NULL},
+	{"http_tls_cert", CONF_STRING, "", 0, 1023, "path", 1,
+     "PEM file with the certificate of the HTTP interface and its chain: clients then use "
+     "https://; "
+     "empty: plain HTTP. After a reload new connections get the new one",
+     NULL},
+	{"http_tls_key", CONF_STRING, "", 0, 1023, "path", 1,
+     "PEM file with the private key of http_tls_cert, without a password", NULL},
 	{"model", CONF_STRING, "", 0, 1023, "path", 0,
      "GGUF file (or folder) whose tokenizer and chat template are used; empty: token ids only",
      NULL},
@@ -32,8 +39,11 @@ static const struct conf_key keys[] = {
      "how the model marks its thoughts; auto: as its chat template shows", REASONING_PARSERS},
 	{"served_model_name", CONF_STRING, "", 0, 127, "", 0,
      "name of the model in the API; empty: the file's own", NULL},
-	{"api_keys", CONF_LIST, "", 0, 64, "", CONF_RELOADABLE | CONF_SECRET,
-     "clients must send one of these as Authorization: Bearer KEY; empty: no key needed", NULL},
+	{"api_keys_file", CONF_STRING, "", 0, 1023, "path", 1,
+     "file with a line for each access key of clients: name, hash, limits (pdctl apikey makes "
+     "one); "
+     "clients send the key as Authorization: Bearer KEY; empty: no key needed",
+     NULL},
 	{"max_requests", CONF_INT, "4096", 1, 100000, "answers", 1,
      "answers in progress at once; beyond that the reply is 429", NULL},
 	{"max_choices", CONF_INT, "128", 1, 4096, "answers", 1,
@@ -194,9 +204,6 @@ static void read_policies(struct registry *g, const struct conf *c)
 static void read_conf(struct router *r)
 {
 	const struct conf *c = svc_conf(r->svc);
-	const char *const *api_keys;
-	int n_api_keys = conf_list(c, "api_keys", &api_keys);
-	api_keys_set(&r->keys, api_keys, (size_t)n_api_keys);
 	r->conf.max_requests = (uint32_t)conf_int(c, "max_requests");
 	r->conf.max_choices = (uint32_t)conf_int(c, "max_choices");
 	r->conf.retry_after_s = (uint32_t)conf_int(c, "retry_after_s");
@@ -271,6 +278,8 @@ static int start_http(struct router *r, struct err *err)
 	const struct conf *c = svc_conf(r->svc);
 	struct http_opts o = {
 		.listen = conf_str(c, "http_listen"),
+		.tls_cert = conf_str(c, "http_tls_cert"),
+		.tls_key = conf_str(c, "http_tls_key"),
 		.max_header_bytes = (size_t)conf_int(c, "max_header_bytes"),
 		.max_body_bytes = (size_t)conf_int(c, "max_body_bytes"),
 		.in_bytes_max = (size_t)conf_int(c, "input_bytes_max"),
@@ -286,8 +295,13 @@ static int start_http(struct router *r, struct err *err)
 	static const struct http_handlers handlers = {.head = api_head, .request = api_request};
 	int rc = http_new(r->base, &o, &handlers, r, &r->http, err);
 	if (rc == 0)
-		log_info("listening", "http=%s port=%u model=%s", log_quote(o.listen), http_port(r->http),
-		         log_quote(r->model->name));
+		log_info("listening", "http=%s port=%u tls=%s model=%s", log_quote(o.listen),
+		         http_port(r->http), *o.tls_cert ? "yes" : "no", log_quote(r->model->name));
+	if (rc == 0 && !r->keys.by_place && !http_is_local(r->http))
+		log_warn("http_open_to_others",
+		         "http=%s why=\"other hosts can connect, and no access key is needed "
+		         "(api_keys_file)\"",
+		         log_quote(o.listen));
 	return rc;
 }
 
@@ -299,9 +313,26 @@ static unsigned descriptors(const struct conf *c, const char **ret_key)
 	return http_descriptors((unsigned)conf_int(c, *ret_key));
 }
 
-static void on_reload(struct svc *s)
+static int load_keys(struct router *r, struct err *err)
 {
-	read_conf(svc_data(s));
+	int rc = api_keys_load(&r->keys, conf_str(svc_conf(r->svc), "api_keys_file"), clock_us(), err);
+	if (rc == 0)
+		log_info("api_keys", "needed=%s keys=%zu", r->keys.by_place ? "yes" : "no", r->keys.n);
+	return rc;
+}
+
+static int on_reload(struct svc *s, struct err *err)
+{
+	struct router *r = svc_data(s);
+	const struct conf *c = svc_conf(s);
+	struct err tls = {0};
+	read_conf(r);
+	int rc = load_keys(r, err);
+	int tls_rc = http_set_tls(r->http, conf_str(c, "http_tls_cert"), conf_str(c, "http_tls_key"),
+	                          rc < 0 ? &tls : err);
+	if (rc < 0 && tls_rc < 0)
+		log_error("reload_failed", "why=%s", log_quote(tls.text));
+	return rc < 0 ? rc : tls_rc;
 }
 
 static void on_drain(struct svc *s)
@@ -368,6 +399,8 @@ static int set_up(struct router *r, struct err *err)
 	                        (size_t)conf_int(c, "text_queue"), post_job, r->svc);
 	r->slow_tick = svc_timer_add(r->svc, SLOW_TICK_US, on_slow_tick, NULL);
 	r->wake = wake;
+	if ((rc = load_keys(r, err)) < 0)
+		return rc;
 	return start_http(r, err);
 }
 
@@ -397,8 +430,9 @@ static void on_status(struct svc *s, struct buf *out)
 {
 	struct router *r = svc_data(s);
 	const struct attempts_counts *n = &r->attempts.counts;
-	buf_printf(out, ",\"http\":\"%s\",\"port\":%u,\"connections\":%u,\"model\":",
-	           conf_str(svc_conf(s), "http_listen"), http_port(r->http), http_connections(r->http));
+	buf_printf(out, ",\"http\":\"%s\",\"port\":%u,\"tls\":%s,\"connections\":%u,\"model\":",
+	           conf_str(svc_conf(s), "http_listen"), http_port(r->http),
+	           http_has_tls(r->http) ? "true" : "false", http_connections(r->http));
 	buf_add_json(out, r->model->name, strlen(r->model->name));
 	buf_printf(out,
 	           ",\"workers\":%u,\"requests\":%zu,\"done\":%llu,\"failed\":%llu,\"cancelled\":%llu,"

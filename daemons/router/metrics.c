@@ -35,6 +35,9 @@ const struct stat_def router_stats[STAT_COUNT] = {
                        "answers that were cut off: no room or no memory for the rest, or the end "
                        "of this process",
                        STAT_COUNTER},
+	[STAT_HTTP_TLS_FAILED] = {"pdserve_http_tls_failed_total",
+                              "connections that ended before their TLS handshake did",
+                              STAT_COUNTER},
 	[STAT_HTTP_IN_BYTES] = {"pdserve_http_input_bytes",
                             "bytes of requests being received or waiting (input_bytes_max)",
                             STAT_GAUGE},
@@ -107,6 +110,7 @@ static void refresh_http(struct router *r)
 	follow(r->stats, STAT_HTTP_REFUSED, n.refused);
 	follow(r->stats, STAT_HTTP_CLOSED_WAITING, n.closed_waiting);
 	follow(r->stats, STAT_HTTP_CUT, n.cut);
+	follow(r->stats, STAT_HTTP_TLS_FAILED, n.tls_failed);
 }
 
 void metrics_refresh(struct router *r)
@@ -199,6 +203,40 @@ static void render_placed(const struct registry *g, struct buf *out)
 						(unsigned long long)g->placed[s][p][why]);
 }
 
+/* Those that have sent a request; their number is bounded by API_KEYS_MAX. */
+static void render_tenants(const struct api_keys *k, struct buf *out)
+{
+	static const struct {
+		const char *name, *help, *type;
+	} metrics[] = {
+		{"requests_total", "requests of a key", "counter"},
+		{"running", "requests of a key that are at work", "gauge"},
+		{"prompt_tokens_total", "prompt tokens of a key", "counter"},
+		{"generated_tokens_total", "generated tokens of a key", "counter"},
+	};
+	for (size_t m = 0; m < sizeof metrics / sizeof *metrics && k->n; m++) {
+		buf_printf(out, "# HELP pdserve_tenant_%s %s\n# TYPE pdserve_tenant_%s %s\n",
+		           metrics[m].name, metrics[m].help, metrics[m].name, metrics[m].type);
+		for (size_t i = 0; i < k->n; i++) {
+			const struct tenant *t = api_keys_tenant(k, i);
+			const uint64_t v[] = {t->requests, t->running, t->prompt_tokens, t->generated_tokens};
+			if (t->requests)
+				buf_printf(out, "pdserve_tenant_%s{tenant=\"%s\"} %llu\n", metrics[m].name, t->name,
+				           (unsigned long long)v[m]);
+		}
+	}
+	buf_adds(out, k->n ? "# HELP pdserve_tenant_refused_total requests beyond a key's limit\n"
+	                     "# TYPE pdserve_tenant_refused_total counter\n"
+	                   : "");
+	for (size_t i = 0; i < k->n * TENANT_LIMITS; i++) {
+		const struct tenant *t = api_keys_tenant(k, i / TENANT_LIMITS);
+		enum tenant_limit limit = i % TENANT_LIMITS;
+		if (t->refused[limit])
+			buf_printf(out, "pdserve_tenant_refused_total{tenant=\"%s\",limit=\"%s\"} %llu\n",
+			           t->name, tenant_limit_name(limit), (unsigned long long)t->refused[limit]);
+	}
+}
+
 void metrics_render(struct router *r, struct buf *out)
 {
 	struct buf label;
@@ -215,6 +253,7 @@ void metrics_render(struct router *r, struct buf *out)
 	           (unsigned long long)stat_get(r->stats, STAT_SUCCESS_LENGTH));
 	buf_fini(&label);
 	render_placed(&r->registry, out);
+	render_tenants(&r->keys, out);
 	for (unsigned i = 0; i < sizeof worker_metrics / sizeof *worker_metrics; i++) {
 		buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", worker_metrics[i].name,
 		           worker_metrics[i].help, worker_metrics[i].name, worker_metrics[i].type);

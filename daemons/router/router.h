@@ -29,6 +29,7 @@ enum router_stat {
 	STAT_HTTP_REFUSED,
 	STAT_HTTP_CLOSED_WAITING,
 	STAT_HTTP_CUT,
+	STAT_HTTP_TLS_FAILED,
 	STAT_HTTP_IN_BYTES,
 	STAT_HTTP_OUT_BYTES,
 	STAT_REFUSED,
@@ -99,8 +100,10 @@ void requests_tick(struct router *r, uint64_t now);
 /* api/route.c: http_handlers of every HTTP request */
 int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *body_max);
 void api_request(void *arg, struct http_conn *c, struct http_request *q);
-/* the value of Retry-After, now */
+/* the value of Retry-After, now, as the workers' load suggests */
 uint32_t router_retry_after_s(const struct router *r);
+/* request.c: Retry-After of an answer that is this error, if it has one */
+void router_error_headers(struct router *r, const struct api_error *e, char *out, size_t size);
 /* links.c: svc_hooks and attempts_opts.send */
 extern const struct svc_msg links_messages[];
 int links_send(void *arg, struct worker_record *w, enum msg_type type, const struct msg_head *head,

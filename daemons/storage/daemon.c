@@ -64,9 +64,11 @@ static int start(struct svc *s, struct err *err)
 	return 0;
 }
 
-static void reload(struct svc *s)
+static int reload(struct svc *s, struct err *err)
 {
+	(void)err;
 	tiers_reload(storage_of(s));
+	return 0;
 }
 
 static void drain(struct svc *s)

@@ -159,7 +159,7 @@ static void place(const char *policy, uint32_t n_tokens, unsigned times)
 	uint64_t t = cpu_ns();
 	for (unsigned i = 0; i < times; i++) {
 		prefixes_fini(&p);
-		prefixes_make(&g.roots, tokens, n_tokens, &p);
+		prefixes_make(&g.roots, NULL, tokens, n_tokens, &p);
 	}
 	double hash_us = (double)(cpu_ns() - t) / 1e3 / times;
 	fill(&g, p.of[0].hashes, p.of[0].n, 100000);

@@ -6,6 +6,7 @@
 
 Daemons: router, messager, storage, prefill-N, decode-N, mixed-N. Nothing is shared between two suites; everything ends with the `with`.
 """
+import hashlib
 import http.client
 import json
 import os
@@ -84,12 +85,15 @@ class Suite:
     router={"model": ...} names one whose vocabulary is not larger.
     gpu: workers run on the CUDA backend, on the host's stand-in for a GPU (tests/cuda_host) or, with PD_GPU=1, on the machine's. A dict of daemons' names and
     the environment that each gets ({} for none): {"decode-1": {"CUDA_HOST_FAIL": "embed_rows:9"}}.
+    keys: access keys of clients: {"name": "key"}, or ("key", "requests=5 shared-cache").
     """
 
     def __init__(self, layout="1p1d", model=None, worker=None, prefill=None, decode=None, router=None, messager=None, storage=None, wait=True, sim=None,
-                 gpu=None):
+                 gpu=None, keys=None):
         self.model = model or os.environ.get("PD_MODEL") or os.path.join(GOLDEN, "llama")
         self.dir = tempfile.mkdtemp(prefix="pdserve-test-")
+        if keys is not None:
+            router = {"api_keys_file": self.write_keys(keys), **(router or {})}
         if sim:
             sim = {"base": sim} if isinstance(sim, str) else dict(sim)
             roles = {k: sim.pop(k, {}) for k in ("prefill", "decode")}
@@ -122,6 +126,14 @@ class Suite:
                 if kind == "mixed":
                     c["role"] = "mixed"
             self.conf[name] = {"name": name, "rundir": self.dir, **c}
+
+    def write_keys(self, keys):
+        path = os.path.join(self.dir, "api_keys")
+        with open(path, "w") as f:
+            for name, v in keys.items():
+                key, more = v if isinstance(v, tuple) else (v, "")
+                f.write(f"{name} sha256:{hashlib.sha256(key.encode()).hexdigest()} {more}\n")
+        return path
 
     @staticmethod
     def _names(layout):

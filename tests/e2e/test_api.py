@@ -521,7 +521,7 @@ def test_abort_endpoint(slow):
 
 def test_access_keys(tiny_model):
     import http.client
-    with Suite("mixed", tiny_model, router={"api_keys": ["alpha", "beta"]}) as s:
+    with Suite("mixed", tiny_model, keys={"a": "alpha", "b": "beta"}) as s:
         def status(path, key=None):
             c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=10 * SLOW)
             c.request("GET", path, headers={"Authorization": "Bearer " + key} if key else {})
@@ -569,8 +569,9 @@ def test_reload():
     with Suite("mixed", sim=SECOND) as s:
         c = long_request(s, stream=True)
         data = c.recv(4096)
+        keys = s.write_keys({"k": "k"})
         with open(f"{s.dir}/router.conf", "w") as f:
-            f.write(f'name = "router"; rundir = "{s.dir}"; model = ""; http_listen = "127.0.0.1:1"; api_keys = ["k"];\n')
+            f.write(f'name = "router"; rundir = "{s.dir}"; model = ""; http_listen = "127.0.0.1:1"; api_keys_file = "{keys}";\n')
         s.kill("router", 1, wait=False)
         end = time.time() + 20 * SLOW
         while s.get("/v1/models")[0] != 401:

@@ -89,6 +89,7 @@ static const char *world_option;     /* one more KEY=VALUE for the daemon */
 static const char *world_options[9]; /* and more */
 /* the form of the next request's answer, which then ends where that does; NULL: none */
 static const char *world_regex;
+static const char *world_salt;   /* cache salt of requests from now on; NULL: none */
 static void (*world_each)(void); /* in every round of waiting; NULL: nothing */
 
 /* What the messager's process is to do to D's memory (it maps it, as the real one does): write
@@ -532,6 +533,8 @@ static inline void fill_request(Pds__Request *r, Pds__Sampling *s, const struct 
 	s->top_p = 1;
 	s->seed = 1;
 	s->logprobs = -1;
+	if (world_salt)
+		r->cache_salt = (ProtobufCBinaryData){32, (uint8_t *)(uintptr_t)world_salt};
 	if (!world_regex)
 		return;
 	pds__constraint__init(&form);

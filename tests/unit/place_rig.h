@@ -82,7 +82,7 @@ static inline void make_prompt(struct registry *g, struct prompt_of *p, uint32_t
 {
 	for (uint32_t i = 0; i < n; i++)
 		p->tokens[i] = kind * 10000 + i;
-	prefixes_make(&g->roots, p->tokens, n, &p->prefixes);
+	prefixes_make(&g->roots, NULL, p->tokens, n, &p->prefixes);
 	p->wish = (struct place_wish){.tokens = n, .total_tokens = n + 10, .prefixes = &p->prefixes};
 }
 

@@ -182,6 +182,9 @@ static inline void on_down(void *arg, struct peer *p, const char *why)
 		n->p = NULL;
 }
 
+/* of all requests */
+static const unsigned char submit_salt[32] = "the cache salt of some tenant";
+
 static inline void see_reserve(struct seen *s, const Pds__Reserve *m)
 {
 	const Pds__Request *r = m->request;
@@ -189,6 +192,8 @@ static inline void see_reserve(struct seen *s, const Pds__Reserve *m)
 	ck_assert_uint_le(r->n_tokens, LONG);
 	memcpy(s->tokens, r->tokens, r->n_tokens * sizeof *r->tokens);
 	s->prompt_tokens = r->prompt_tokens;
+	ck_assert_uint_eq(r->cache_salt.len, sizeof submit_salt);
+	ck_assert_mem_eq(r->cache_salt.data, submit_salt, sizeof submit_salt);
 	s->max_tokens = r->max_tokens;
 	s->stop_id = r->n_stop_ids ? r->stop_ids[0] : 0;
 	s->seed = r->sampling->seed;
@@ -637,6 +642,7 @@ static inline void submit(struct ask a)
 	r.stop_ids = &stop_id;
 	r.n_stop_ids = 1;
 	r.ignore_eos = 1;
+	r.cache_salt = (ProtobufCBinaryData){sizeof submit_salt, (uint8_t *)(uintptr_t)submit_salt};
 	form.kind = PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX;
 	form.text = (char *)a.regex;
 	r.constraint = a.regex ? &form : NULL;

@@ -28,6 +28,9 @@ struct rig {
 	int destroy_at_end;
 };
 
+/* of all requests, however often they are submitted */
+static const unsigned char rig_salt[32] = "the cache salt of some tenant";
+
 static inline int rig_send(void *arg, struct worker_record *w, enum msg_type type,
                            const struct msg_head *head, const void *body)
 {
@@ -43,6 +46,8 @@ static inline int rig_send(void *arg, struct worker_record *w, enum msg_type typ
 		return 0;
 	}
 	const Pds__Submit *m = body;
+	ck_assert_uint_eq(m->request->cache_salt.len, sizeof rig_salt);
+	ck_assert_mem_eq(m->request->cache_salt.data, rig_salt, sizeof rig_salt);
 	n += (size_t)snprintf(r->log + n, sizeof r->log - n, "submit %s #%u %zu", w->name,
 	                      head->attempt, m->request->n_tokens);
 	for (size_t i = 0; i < m->n_candidates; i++)
@@ -150,6 +155,7 @@ static inline struct attempt *rig_seq(struct rig *r, uint32_t max_tokens, int pr
 	struct attempt_spec spec = {.tokens = prompt,
 	                            .prompt_tokens = 5,
 	                            .max_tokens = max_tokens,
+	                            .cache_salt = rig_salt,
 	                            .begun_us = clock_us(),
 	                            .deadline_us = clock_us() + 60000000};
 	pds__sampling__init(&spec.sampling);

@@ -264,76 +264,10 @@ START_TEST(test_help_is_a_file)
 }
 END_TEST
 
-/* --- secrets ------------------------------------------------------------- */
-
-static const struct conf_key secret_table[] = {
-	{"tokens", CONF_LIST, "", 0, 2, "", CONF_RELOADABLE | CONF_SECRET, "Tokens", NULL},
-	{"password", CONF_STRING, "", 0, 12, "", CONF_SECRET, "Password", NULL},
-	CONF_END,
-};
-static const struct conf_key *const secret_tables[] = {secret_table, NULL};
-
-/* They are used, and shown nowhere. */
-START_TEST(test_secrets)
-{
-	static const struct {
-		const char *file, *tokens, *password;
-	} files[] = {
-		{"tokens = [\"sk-one\", \"sk-two\"];\npassword = \"sk-three\";\n", "set, 2 items", "set"},
-		{"tokens = [\"sk-one\"];\n", "set, 1 item", "not set"},
-		{"", "not set", "not set"},
-	};
-	struct conf *c;
-	struct buf b;
-	const char *const *items;
-	write_file(files[_i].file);
-	ck_assert_int_eq(conf_load(secret_tables, path, NULL, 0, &c, NULL), 0);
-	if (conf_list(c, "tokens", &items))
-		ck_assert_str_eq(items[0], "sk-one");
-	buf_init(&b, 0);
-	conf_json(c, &b);
-	ck_assert_ptr_null(strstr(b.data, "sk-"));
-	json_t *o = json_loads(b.data, 0, NULL);
-	ck_assert_str_eq(json_string_value(json_object_get(json_object_get(o, "tokens"), "value")),
-	                 files[_i].tokens);
-	ck_assert_str_eq(json_string_value(json_object_get(json_object_get(o, "password"), "value")),
-	                 files[_i].password);
-	json_decref(o);
-	buf_fini(&b);
-	conf_destroy(&c);
-}
-END_TEST
-
-/* Not even when they are wrong. */
-START_TEST(test_secrets_refused)
-{
-	static const char *const files[] = {
-		"tokens = \"sk-one\";",    "tokens = [\"sk-a\", \"sk-b\", \"sk-c\"];",
-		"tokens = (\"sk-a\", 5);", "password = \"sk-0123456789012\";",
-		"password = [\"sk-a\"];",  "password = 5678;",
-	};
-	static char *const options[] = {(char *)"tokens=sk-a sk-b sk-c",
-	                                (char *)"password=sk-0123456789012"};
-	size_t n_files = sizeof files / sizeof *files;
-	struct conf *c = NULL;
-	struct err err = {0};
-	write_file((size_t)_i < n_files ? files[_i] : "");
-	int with_option = (size_t)_i >= n_files;
-	ck_assert_int_lt(conf_load(secret_tables, path,
-	                           with_option ? &options[(size_t)_i - n_files] : NULL, with_option, &c,
-	                           &err),
-	                 0);
-	ck_assert_msg(!strstr(err.text, "sk-") && !strstr(err.text, "5678"), "%s", err.text);
-	ck_assert_msg(strstr(err.text, "tokens") || strstr(err.text, "password"), "%s", err.text);
-}
-END_TEST
-
 int main(void)
 {
 	Suite *s = suite_create("conf");
 	TCase *t = tcase_create("conf");
-	tcase_add_loop_test(t, test_secrets, 0, 3);
-	tcase_add_loop_test(t, test_secrets_refused, 0, 8);
 	tcase_add_checked_fixture(t, make_path, remove_path);
 	tcase_add_test(t, test_defaults);
 	tcase_add_test(t, test_file_and_options);

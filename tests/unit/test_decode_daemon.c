@@ -358,6 +358,27 @@ START_TEST(lease_opened_names_the_blocks)
 }
 END_TEST
 
+/* Cached blocks are found by requests with the same cache salt alone. */
+START_TEST(salts_share_no_blocks)
+{
+	static const char *const salts[] = {NULL, "the cache salt of one tenant...", /* 32 with NUL */
+	                                    "the cache salt of others, too.."};
+	world_begin(16, CALM_MS, 0);
+	world_salt = salts[_i];
+	say_submit(1, tokens_of(40)); /* 2 full blocks of it are in the prefix index then */
+	expect_length(1, tokens_of(40).max_tokens);
+	UNTIL(kv_count("held") == 0);
+	for (uint32_t i = 0; i < 3; i++) {
+		world_salt = salts[i];
+		const Pds__Grant *g = reserve(2 + i, tokens_of(40));
+		ck_assert_uint_eq(g->cached_tokens, i == (uint32_t)_i ? 32 : 0);
+		say_cancel(&W.router, 2 + i);
+		UNTIL(kv_count("leased") == 0);
+	}
+	world_end();
+}
+END_TEST
+
 /* The ring of another prefill worker, or of another life of this one, names the lease: refused, and
  * what it says is there is not. */
 START_TEST(the_lease_of_another_prefill_worker)
@@ -753,6 +774,7 @@ int main(int argc, char **argv)
 	tcase_add_test(c, first_token_outside_the_vocabulary);
 	tcase_add_test(c, lease_open);
 	tcase_add_loop_test(c, lease_opened_names_the_blocks, 0, 2);
+	tcase_add_loop_test(c, salts_share_no_blocks, 0, 3);
 	tcase_add_loop_test(c, the_lease_of_another_prefill_worker, 0, 4);
 	tcase_add_test(c, m14_old_m_asks_late);
 	tcase_add_test(c, m20_newer_writer);

@@ -15,8 +15,8 @@ static const char *hex(const struct kv_hash *h)
 	return out;
 }
 
-static const struct kv_root root = {"model-1",         "tok-2", "cpu-bf16-1",
-                                    "30x3x64:bf16:64", NULL,    "tenant\xc3\xa9"};
+static const struct kv_root root = {"model-1", "tok-2", "cpu-bf16-1", "30x3x64:bf16:64",
+                                    "adapt\xc3\xa9"};
 
 START_TEST(known_values)
 {
@@ -25,18 +25,18 @@ START_TEST(known_values)
 	struct kv_hash r, b;
 	kv_hash_root(&(struct kv_root){0}, &r);
 	ck_assert_str_eq(hex(&r), "70bbf3631526cab5c897a76e654a7b9438e967e5af1b30eff5f8d67d792cf3ef");
-	kv_hash_root(&(struct kv_root){"", "", "", "", "", ""}, &r);
+	kv_hash_root(&(struct kv_root){"", "", "", "", ""}, &r);
 	ck_assert_str_eq(hex(&r), "70bbf3631526cab5c897a76e654a7b9438e967e5af1b30eff5f8d67d792cf3ef");
 	kv_hash_root(&root, &r);
-	ck_assert_str_eq(hex(&r), "6a4faeab5724e826e246e4cd5a886911d7d75e0fa6da0be6f5b6c3845f562c39");
+	ck_assert_str_eq(hex(&r), "9074bdf241fee9517d3424a9c3719887f117fb81f8136096c8cadb040b35717d");
 	kv_hash_block(&r, t, 4, &b);
-	ck_assert_str_eq(hex(&b), "54d7771f380afc7d1de5f23c7e1e34fe5492dde0917692676f55ea6eef03701f");
+	ck_assert_str_eq(hex(&b), "2419d4c9554584971e41fc175680e98e04338dccc866b7d57c054625142f0058");
 	kv_hash_block(&b, t + 4, 4, &b); /* the result may take its parent's place */
-	ck_assert_str_eq(hex(&b), "b2a6c05e4f953a340493f905bcd0a6b896bf9730dbabe27bdc0a7d745abb5a68");
+	ck_assert_str_eq(hex(&b), "191acb5e9868c03169af9d037d9069357b9cf9006c17356ee26e9e8d72271d52");
 	for (uint32_t i = 0; i < 130; i++)
 		big[i] = 1000 + i;
 	kv_hash_block(&r, big, 130, &b);
-	ck_assert_str_eq(hex(&b), "981c21d2abffd46cd417b38a75c9f448274c9b29d367ead277f00aa839f3566f");
+	ck_assert_str_eq(hex(&b), "8a78585563ae32fb4217692c466c13b31af033d4ee9ef19847fe578502e9fb79");
 }
 END_TEST
 
@@ -54,9 +54,9 @@ START_TEST(chain_has_full_blocks_only)
 	ck_assert_mem_eq(&out[1], &guard, sizeof guard);
 	ck_assert_uint_eq(kv_hash_chain(&r, t, 8, 4, out), 2);
 	ck_assert_str_eq(hex(&out[0]),
-	                 "54d7771f380afc7d1de5f23c7e1e34fe5492dde0917692676f55ea6eef03701f");
+	                 "2419d4c9554584971e41fc175680e98e04338dccc866b7d57c054625142f0058");
 	ck_assert_str_eq(hex(&out[1]),
-	                 "b2a6c05e4f953a340493f905bcd0a6b896bf9730dbabe27bdc0a7d745abb5a68");
+	                 "191acb5e9868c03169af9d037d9069357b9cf9006c17356ee26e9e8d72271d52");
 }
 END_TEST
 
@@ -64,9 +64,9 @@ END_TEST
 START_TEST(root_parts_do_not_run_together)
 {
 	static const struct kv_root roots[] = {
-		{"ab", "", "", "", "", ""}, {"a", "b", "", "", "", ""}, {"", "ab", "", "", "", ""},
-		{"", "", "ab", "", "", ""}, {"", "", "", "ab", "", ""}, {"", "", "", "", "ab", ""},
-		{"", "", "", "", "", "ab"}, {"", "", "", "", "a", "b"},
+		{"ab", "", "", "", ""}, {"a", "b", "", "", ""}, {"", "ab", "", "", ""},
+		{"", "", "ab", "", ""}, {"", "", "", "ab", ""}, {"", "", "", "", "ab"},
+		{"", "", "", "a", "b"},
 	};
 	enum { N = sizeof roots / sizeof *roots };
 	struct kv_hash h[N];
@@ -78,6 +78,26 @@ START_TEST(root_parts_do_not_run_together)
 }
 END_TEST
 
+/* Other salts, other hashes from the first block on. */
+START_TEST(salt_changes_the_root)
+{
+	unsigned char salt[CACHE_SALT_BYTES];
+	struct kv_hash r, salted, other;
+	for (unsigned i = 0; i < sizeof salt; i++)
+		salt[i] = (unsigned char)i;
+	kv_hash_root(&root, &r);
+	kv_hash_salt(&r, salt, &salted);
+	ck_assert_str_eq(hex(&salted),
+	                 "c92c5dcab4d094854725471553434d5aae99e7d697b833c7587a50661ece091c");
+	salt[CACHE_SALT_BYTES - 1]++;
+	kv_hash_salt(&r, salt, &other);
+	ck_assert_mem_ne(&other, &salted, sizeof other);
+	salt[CACHE_SALT_BYTES - 1]--;
+	kv_hash_salt(&r, salt, &r); /* the result may take the root's place */
+	ck_assert_mem_eq(&r, &salted, sizeof r);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("hash");
@@ -85,6 +105,7 @@ int main(void)
 	tcase_add_test(t, known_values);
 	tcase_add_test(t, chain_has_full_blocks_only);
 	tcase_add_test(t, root_parts_do_not_run_together);
+	tcase_add_test(t, salt_changes_the_root);
 	suite_add_tcase(s, t);
 	SRunner *r = srunner_create(s);
 	srunner_run_all(r, CK_NORMAL);

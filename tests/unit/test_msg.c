@@ -402,6 +402,26 @@ START_TEST(decode_demands_what_is_required)
 END_TEST
 
 /* What a worker says of itself is kept: in HELLO and later it has the same bounds. */
+/* None, or exactly as long as a hash. */
+START_TEST(cache_salt_has_one_length)
+{
+	static const size_t lengths[] = {0, 32, 1, 31, 33, 1000};
+	static uint8_t bytes[1000];
+	static uint32_t one_token[1] = {1};
+	Pds__Sampling sampling = PDS__SAMPLING__INIT;
+	Pds__Request request = PDS__REQUEST__INIT;
+	Pds__Submit submit = PDS__SUBMIT__INIT;
+	struct err err = {0};
+	request.sampling = &sampling;
+	request.tokens = one_token;
+	request.n_tokens = request.prompt_tokens = request.max_tokens = 1;
+	request.cache_salt = (ProtobufCBinaryData){lengths[_i], bytes};
+	submit.request = &request;
+	int r = msg_validate(msg_type_find(MSG_REQUEST_SUBMIT), &submit.base, &err);
+	ck_assert_msg((r == 0) == (_i < 2), "%zu bytes: %s", lengths[_i], err.text);
+}
+END_TEST
+
 START_TEST(texts_of_workers_are_bounded)
 {
 	char text[MSG_TEXT_MAX + 2];
@@ -541,6 +561,7 @@ int main(void)
 	tcase_add_test(t, garbage_changes_nothing);
 	tcase_add_test(t, link_numbers);
 	tcase_add_test(t, decode_demands_what_is_required);
+	tcase_add_loop_test(t, cache_salt_has_one_length, 0, 6);
 	tcase_add_test(t, texts_of_workers_are_bounded);
 	tcase_add_test(t, texts_of_peers_are_bounded);
 	tcase_add_test(t, disconnected_stays_so);

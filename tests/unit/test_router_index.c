@@ -447,7 +447,7 @@ START_TEST(hashes_are_those_of_the_workers)
 	up(&g, "p3", 1, 64);
 	up(&g, "p4", 1, 0);
 	ck_assert_uint_eq(g.roots.n, 2); /* once for all that are alike */
-	prefixes_make(&g.roots, tokens, 200, &p);
+	prefixes_make(&g.roots, NULL, tokens, 200, &p);
 	kv_hash_root(&root, &top);
 	ck_assert_uint_eq(kv_hash_chain(&top, tokens, 200, 16, chain), 12);
 	const uint64_t *h = prefixes_find(&p, &w->prefix, &n);
@@ -463,7 +463,17 @@ START_TEST(hashes_are_those_of_the_workers)
 	ck_assert_ptr_null(prefixes_find(&p, &registry_find(&g, "p4")->prefix, &n));
 	ck_assert_ptr_null(prefixes_find(NULL, &w->prefix, &n));
 	prefixes_fini(&p);
-	prefixes_make(&g.roots, tokens, 15, &p); /* no full block */
+	/* with a salt, under the same root: as a worker hashes it */
+	static const unsigned char salt[CACHE_SALT_BYTES] = "tenant";
+	prefixes_make(&g.roots, salt, tokens, 200, &p);
+	kv_hash_salt(&top, salt, &top);
+	kv_hash_chain(&top, tokens, 200, 16, chain);
+	h = prefixes_find(&p, &w->prefix, &n);
+	ck_assert_uint_eq(n, 12);
+	for (size_t i = 0; i < n; i++)
+		ck_assert_uint_eq(h[i], prefix_short(&chain[i]));
+	prefixes_fini(&p);
+	prefixes_make(&g.roots, NULL, tokens, 15, &p); /* no full block */
 	ck_assert_ptr_null(prefixes_find(&p, &w->prefix, &n));
 	ck_assert_uint_eq(n, 0);
 	prefixes_fini(&p);

@@ -1,7 +1,9 @@
-/* test_router_keys.c - who may come in and with how much: access keys, what is decided at a
- * request's head, JSON that takes much memory. */
+/* test_router_keys.c - who may come in and with how much: access keys and their limits, what is
+ * decided at a request's head, JSON that takes much memory. */
 #include "daemons/router/api/keys.h"
+#include "kv/hash.h"
 #include "router_client.h"
+#include "tempdir.h"
 #include "util/log.h"
 
 #include <signal.h>
@@ -39,20 +41,255 @@ static const struct {
 	{" Bearer alpha", 0},
 };
 
+/* Of the file of keys. */
+#define ALPHA "sha256:8ed3f6ad685b959ead7022518e1af76cd816f8e8ec7ccdda1ed4018e8f2223f8"
+#define BETA2 "sha256:aea721c039a808c24a14d26bbece6cf37f4313400182b45909ec4f3a51171b66"
+#define EMPTY "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+static int load(struct api_keys *k, const char *text, uint64_t now_us, struct err *err)
+{
+	char path[TEST_FOLDER_BYTES];
+	test_file(path, "keys");
+	FILE *f = fopen(path, "w");
+	ck_assert_ptr_nonnull(f);
+	fputs(text, f);
+	fclose(f);
+	return api_keys_load(k, path, now_us, err);
+}
+
+static struct tenant *holder(const struct api_keys *k, const char *authorization)
+{
+	struct tenant *t;
+	return api_keys_allow(k, authorization, &t) ? t : NULL;
+}
+
 START_TEST(key_forms)
 {
-	static const char *const keys[] = {"alpha", "beta-2", ""};
 	struct api_keys k = {0};
-	ck_assert_int_eq(api_keys_allow(&k, forms[_i].authorization), 1); /* no key is needed */
-	api_keys_set(&k, keys, 3);
-	ck_assert_msg(api_keys_allow(&k, forms[_i].authorization) == forms[_i].good, "\"%s\"",
-	              forms[_i].authorization);
-	api_keys_set(&k, keys + 1, 1);
-	ck_assert_int_eq(api_keys_allow(&k, "Bearer alpha"), 0);
-	ck_assert_int_eq(api_keys_allow(&k, "Bearer beta-2"), 1);
-	api_keys_set(&k, NULL, 0);
-	ck_assert_int_eq(api_keys_allow(&k, forms[_i].authorization), 1);
+	struct tenant *t;
+	const char *sent = forms[_i].authorization;
+	ck_assert_int_eq(api_keys_allow(&k, sent, &t), 1); /* no key is needed */
+	ck_assert_ptr_null(t);
+	ck_assert_int_eq(load(&k, "a " ALPHA "\n# b\n\n b\t" BETA2 "  # x\nc " EMPTY, 0, NULL), 0);
+	ck_assert_msg(api_keys_allow(&k, sent, &t) == forms[_i].good, "\"%s\"", sent);
+	if (t)
+		ck_assert_str_eq(t->name, strstr(sent, "alpha") ? "a" : "b");
+	ck_assert_int_eq(load(&k, "b " BETA2 "\n", 0, NULL), 0);
+	ck_assert_ptr_null(holder(&k, "Bearer alpha"));
+	ck_assert_ptr_nonnull(holder(&k, "Bearer beta-2"));
+	ck_assert_int_eq(load(&k, "# nobody\n", 0, NULL), 0); /* not the same as no file */
+	ck_assert_int_eq(api_keys_allow(&k, "Bearer beta-2", &t), 0);
+	ck_assert_int_eq(api_keys_load(&k, "", 0, NULL), 0);
+	ck_assert_int_eq(api_keys_allow(&k, sent, &t), 1);
 	api_keys_fini(&k);
+}
+END_TEST
+
+/* Each is refused as a whole, with its line, and changes nothing. */
+static const struct {
+	const char *text, *part;
+} bad_files[] = {
+	{"a " ALPHA "\nb\n", "keys:2: the key's hash is missing or wrong"},
+	{"\n\nb sha256:12\n", "keys:3: the key's hash is missing or wrong"},
+	{"b md5:" ALPHA "\n", "keys:1: the key's hash"},
+	{"b " ALPHA "0\n", "keys:1: the key's hash"},
+	{"b sha256:g4cc9e2f5a0d6f9d4b8d3d3c9dc8ad3d4b8b2d0e5a1f7c3b9e8d7f6a5b4c3d2e\n",
+     "keys:1: the key's hash"},
+	{"a,b " ALPHA "\n", "keys:1: the name \"a,b\" is not 1 to 63"},
+	{"a123456789012345678901234567890123456789012345678901234567890123 " ALPHA, "is not 1 to 63"},
+	{"a " ALPHA "\nb " ALPHA "\n", "keys:2: the hash of b is that of a, too"},
+	{"a " ALPHA "\na " BETA2 "\n", "keys:2: the name a is there twice"},
+	{"a " ALPHA " requests=0\n",
+     "keys:1: requests must be a number from 1 to 1000000000, got \"0\""},
+	{"a " ALPHA " tokens=1000000001\n", "tokens must be a number from 1 to 1000000000"},
+	{"a " ALPHA " concurrent=-1\n", "concurrent must be a number from 1 to 1000000"},
+	{"a " ALPHA " tokens= 5\n", "tokens must be a number"},
+	{"a " ALPHA " tokens=5k\n", "tokens must be a number"},
+	{"a " ALPHA " tokens=5 tokens=6\n", "tokens is there twice"},
+	{"a " ALPHA " token=5\n", "\"token=5\" is none of requests=N, tokens=N, concurrent=N"},
+	{"a " ALPHA " shared\n", "\"shared\" is none of"},
+};
+
+START_TEST(bad_file_changes_nothing)
+{
+	struct api_keys k = {0};
+	struct err err = {0};
+	char longer[2000];
+	ck_assert_int_eq(load(&k, "a " ALPHA " requests=5\n", 0, NULL), 0);
+	struct tenant *t = holder(&k, "Bearer alpha");
+	ck_assert_int_lt(load(&k, bad_files[_i].text, 0, &err), 0);
+	has(err.text, bad_files[_i].part);
+	ck_assert_ptr_eq(holder(&k, "Bearer alpha"), t);
+	ck_assert_uint_eq(t->limit[TENANT_REQUESTS], 5);
+	snprintf(longer, sizeof longer, "# %1500s\n", "x");
+	ck_assert_int_lt(load(&k, longer, 0, &err), 0);
+	has(err.text, "keys:1: the line is longer than 510 bytes");
+	ck_assert_int_lt(api_keys_load(&k, "/nonexistent/keys", 0, &err), 0);
+	has(err.text, "api_keys_file /nonexistent/keys: No such file");
+	ck_assert_ptr_eq(holder(&k, "Bearer alpha"), t);
+	api_keys_fini(&k);
+}
+END_TEST
+
+START_TEST(number_of_keys_is_bounded)
+{
+	struct api_keys k = {0};
+	struct err err = {0};
+	struct buf b;
+	buf_init(&b, 0);
+	for (unsigned i = 0; i < API_KEYS_MAX + 1; i++)
+		buf_printf(&b, "k%u sha256:%064x\n", i, i);
+	ck_assert_int_lt(load(&k, b.data, 0, &err), 0);
+	has(err.text, "keys:4097: there are more than 4096 keys");
+	strrchr(b.data, 'k')[0] = 0;
+	ck_assert_int_eq(load(&k, b.data, 0, &err), 0);
+	ck_assert_uint_eq(k.n, API_KEYS_MAX);
+	buf_fini(&b);
+	api_keys_fini(&k);
+}
+END_TEST
+
+/* --- limits -------------------------------------------------------------- */
+
+#define SECOND 1000000u
+
+START_TEST(requests_a_minute)
+{
+	struct tenant *t = tenant_new("a");
+	struct api_error e = {0};
+	char headers[TENANT_HEADERS_MAX];
+	uint64_t now = 5 * SECOND;
+	tenant_set_limits(t, (uint32_t[TENANT_LIMITS]){6, 0, 0}, now);
+	for (int i = 0; i < 6; i++) {
+		ck_assert_int_eq(tenant_check(t, now, &e), 0);
+		tenant_begin(t, now);
+		tenant_end(t);
+	}
+	ck_assert_int_lt(tenant_check(t, now, &e), 0);
+	ck_assert_int_eq(e.status, 429);
+	ck_assert_str_eq(e.code, "rate_limit_exceeded");
+	ck_assert_str_eq(e.type, "requests");
+	has(e.text, "6 requests a minute");
+	ck_assert_uint_eq(e.retry_after_s, 10);
+	ck_assert_int_eq(e.by_key, 1);
+	tenant_headers(t, now, headers);
+	ck_assert_str_eq(headers, "x-ratelimit-limit-requests: 6\r\nx-ratelimit-remaining-requests: "
+	                          "0\r\nx-ratelimit-reset-requests: 1m0s\r\n");
+	ck_assert_int_lt(tenant_check(t, now + 10 * SECOND - 1, &e), 0);
+	ck_assert_uint_eq(e.retry_after_s, 1);
+	ck_assert_int_eq(tenant_check(t, now + 10 * SECOND, &e), 0);
+	/* a bucket holds a minute's worth, however long nobody came */
+	now += 3600ull * SECOND;
+	for (int i = 0; i < 6; i++) {
+		ck_assert_int_eq(tenant_check(t, now, &e), 0);
+		tenant_begin(t, now);
+		tenant_end(t);
+	}
+	ck_assert_int_lt(tenant_check(t, now, &e), 0);
+	ck_assert_uint_eq(t->refused[TENANT_REQUESTS], 3);
+	tenant_put(t);
+}
+END_TEST
+
+START_TEST(tokens_a_minute)
+{
+	struct tenant *t = tenant_new("a");
+	struct api_error e = {0};
+	char headers[TENANT_HEADERS_MAX];
+	tenant_set_limits(t, (uint32_t[TENANT_LIMITS]){0, 600, 0}, 0);
+	ck_assert_int_eq(tenant_take_prompt(t, 500, 0, &e), 0);
+	ck_assert_int_lt(tenant_take_prompt(t, 101, 0, &e), 0);
+	ck_assert_str_eq(e.type, "tokens");
+	ck_assert_uint_eq(e.retry_after_s, 1); /* 10 tokens a second */
+	ck_assert_int_eq(tenant_take_prompt(t, 100, 0, &e), 0);
+	tenant_generated(t, 300, 0); /* known only afterwards: into debt */
+	tenant_headers(t, 15 * SECOND, headers);
+	has(headers, "x-ratelimit-remaining-tokens: 0\r\n");
+	has(headers, "x-ratelimit-reset-tokens: 1m15s\r\n");
+	ck_assert_int_lt(tenant_check(t, 30 * SECOND, &e), 0);
+	ck_assert_uint_eq(e.retry_after_s, 1);
+	ck_assert_int_eq(tenant_check(t, 30 * SECOND + SECOND / 10, &e), 0);
+	/* longer than a whole bucket: it needs a full one */
+	ck_assert_int_lt(tenant_take_prompt(t, 5000, 60 * SECOND, &e), 0);
+	ck_assert_uint_eq(e.retry_after_s, 30);
+	ck_assert_int_eq(tenant_take_prompt(t, 5000, 90 * SECOND, &e), 0);
+	ck_assert_int_lt(tenant_check(t, 90 * SECOND, &e), 0);
+	ck_assert_uint_eq(e.retry_after_s, 441);
+	ck_assert_uint_eq(t->prompt_tokens, 5600);
+	ck_assert_uint_eq(t->generated_tokens, 300);
+	/* no amount overflows */
+	for (int i = 0; i < 100; i++)
+		tenant_generated(t, UINT64_MAX, 90 * SECOND);
+	ck_assert_int_lt(tenant_check(t, 90 * SECOND, &e), 0);
+	tenant_put(t);
+}
+END_TEST
+
+START_TEST(requests_at_once)
+{
+	struct tenant *t = tenant_new("a");
+	struct api_error e = {0};
+	char headers[TENANT_HEADERS_MAX];
+	tenant_set_limits(t, (uint32_t[TENANT_LIMITS]){0, 0, 2}, 0);
+	tenant_begin(t, 0);
+	ck_assert_int_eq(tenant_check(t, 0, &e), 0);
+	tenant_begin(t, 0);
+	ck_assert_int_lt(tenant_check(t, 3600ull * SECOND, &e), 0);
+	has(e.text, "2 requests at once");
+	ck_assert_int_eq(e.by_key, 0); /* when one ends is not known */
+	tenant_headers(t, 0, headers);
+	ck_assert_str_eq(headers, "");
+	tenant_end(t);
+	ck_assert_int_eq(tenant_check(t, 0, &e), 0);
+	tenant_end(t);
+	tenant_put(t);
+}
+END_TEST
+
+/* A key that stays keeps what it has used, also under another limit or with another hash; one that
+ * goes lives on until its requests have ended. */
+START_TEST(reload_keeps_what_was_used)
+{
+	struct api_keys k = {0};
+	struct api_error e = {0};
+	ck_assert_int_eq(load(&k, "a " ALPHA " requests=2\nb " BETA2 "\n", 0, NULL), 0);
+	struct tenant *a = holder(&k, "Bearer alpha"), *b = holder(&k, "Bearer beta-2");
+	tenant_begin(a, 0);
+	tenant_begin(a, 0);
+	tenant_begin(b, 0);
+	ck_assert_int_eq(load(&k, "a " BETA2 " requests=2 tokens=7 shared-cache\n", 0, NULL), 0);
+	ck_assert_ptr_eq(holder(&k, "Bearer beta-2"), a);
+	ck_assert_int_eq(a->shared_cache, 1);
+	ck_assert_uint_eq(a->running, 2);
+	ck_assert_int_lt(tenant_check(a, 0, &e), 0);
+	ck_assert_int_eq(tenant_take_prompt(a, 7, 0, &e), 0); /* a new bucket is full */
+	ck_assert_int_eq(load(&k, "a " BETA2 " requests=1\n", 0, NULL), 0);
+	ck_assert_int_lt(tenant_check(a, 59 * SECOND, &e), 0);
+	ck_assert_int_eq(tenant_check(a, 60 * SECOND, &e), 0);
+	api_keys_fini(&k);
+	tenant_end(b);
+	tenant_end(a);
+	tenant_end(a);
+}
+END_TEST
+
+/* Neither name nor text: none. Another name or another text, or the border between them elsewhere:
+ * another salt. */
+START_TEST(salts_differ)
+{
+	static const struct {
+		const char *name, *text;
+	} of[] = {{"a", ""}, {"b", ""}, {"", "a"}, {"a", "b"}, {"", "ab"}, {"ab", ""}, {"b", "a"}};
+	enum { N = sizeof of / sizeof *of };
+	unsigned char salt[N][CACHE_SALT_BYTES], again[CACHE_SALT_BYTES];
+	ck_assert_int_eq(tenant_salt("", "", 0, again), 0);
+	for (int i = 0; i < N; i++) {
+		ck_assert_int_eq(tenant_salt(of[i].name, of[i].text, strlen(of[i].text), salt[i]), 1);
+		tenant_salt(of[i].name, of[i].text, strlen(of[i].text), again);
+		ck_assert_mem_eq(again, salt[i], sizeof again);
+		for (int j = 0; j < i; j++)
+			ck_assert_mem_ne(salt[i], salt[j], sizeof *salt);
+	}
 }
 END_TEST
 
@@ -87,14 +324,13 @@ static const struct {
 
 START_TEST(decided_at_the_head)
 {
-	static const char *const keys[] = {"alpha"};
 	struct world *w = world_new(NULL, 1u << 20);
 	char want[32], *text = mem_zalloc(1 << 16);
 	char *request = mem_printf("%s HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n%s\r\n",
 	                           heads[_i].line, heads[_i].fields);
 	size_t n = 0;
 	struct http_counts held;
-	api_keys_set(&w->r.keys, keys, 1);
+	ck_assert_int_eq(load(&w->r.keys, "a " ALPHA "\n", 0, NULL), 0);
 	int fd = dial(http_port(w->r.http));
 	ck_assert_int_gt((int)send(fd, request, strlen(request), 0), 0);
 	while (!strstr(text, "\r\n\r\n") ||
@@ -146,6 +382,14 @@ int main(void)
 	signal(SIGPIPE, SIG_IGN); /* as the daemon skeleton does */
 	tcase_set_timeout(c, 60);
 	tcase_add_loop_test(c, key_forms, 0, (int)(sizeof forms / sizeof *forms));
+	tcase_add_loop_test(c, bad_file_changes_nothing, 0,
+	                    (int)(sizeof bad_files / sizeof *bad_files));
+	tcase_add_test(c, number_of_keys_is_bounded);
+	tcase_add_test(c, requests_a_minute);
+	tcase_add_test(c, tokens_a_minute);
+	tcase_add_test(c, requests_at_once);
+	tcase_add_test(c, reload_keeps_what_was_used);
+	tcase_add_test(c, salts_differ);
 	tcase_add_loop_test(c, decided_at_the_head, 0, (int)(sizeof heads / sizeof *heads));
 	tcase_add_loop_test(c, body_of_many_values, 0, 2);
 	suite_add_tcase(suite, c);

@@ -334,7 +334,8 @@ START_TEST(only_uncached_tokens_weigh)
 	struct worker_record *pw = add(&r->g, "p1", "prefill"), *d = add(&r->g, "d1", "decode");
 	make_prompt(&r->g, &p, 1, 320);
 	holds(&r->g, pw, &p, 15, 0);
-	struct attempt_spec spec = {.tokens = p.tokens,
+	struct attempt_spec spec = {.cache_salt = rig_salt,
+	                            .tokens = p.tokens,
 	                            .prompt_tokens = 320,
 	                            .max_tokens = 4,
 	                            .begun_us = clock_us(),
@@ -378,7 +379,8 @@ START_TEST(stored_tokens_weigh_what_reading_takes)
 	b.memory_tokens_per_s = rows[_i].memory;
 	b.disk_tokens_per_s = rows[_i].disk;
 	registry_beat(pw, &b, clock_us());
-	struct attempt_spec spec = {.tokens = p.tokens,
+	struct attempt_spec spec = {.cache_salt = rig_salt,
+	                            .tokens = p.tokens,
 	                            .prompt_tokens = 320,
 	                            .max_tokens = 4,
 	                            .begun_us = clock_us(),

@@ -643,7 +643,7 @@ START_TEST(random_walks)
 			up(w, a);
 		}
 		for (int i = 0; i < PROMPTS; i++)
-			prefixes_make(&w->g.roots, prompts[i], PROMPT_TOKENS, &w->prefixes[i]);
+			prefixes_make(&w->g.roots, NULL, prompts[i], PROMPT_TOKENS, &w->prefixes[i]);
 		for (int i = 0; i < SEQS / 2; i++)
 			begin(w, &w->o[i]);
 		for (int i = 0; i < STEPS; i++)

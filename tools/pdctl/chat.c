@@ -103,7 +103,7 @@ static void turn_fini(struct turn *t)
 	json_decref(t->usage);
 }
 
-/* The key for a router with api_keys; NULL: none. */
+/* The key for a router with api_keys_file; NULL: none. */
 static const char *key_of_user(void)
 {
 	const char *key = getenv("OPENAI_API_KEY");
@@ -203,8 +203,13 @@ static int find_base(const struct options *o, char *out, size_t size)
 	int host = colon && strncmp(listen, "0.0.0.0:", 8) != 0 ? (int)(colon - listen) : 0;
 	snprintf(out, size, "http://%.*s:%" JSON_INTEGER_FORMAT, host ? host : 9,
 	         host ? listen : "127.0.0.1", json_integer_value(json_object_get(j, "port")));
+	int tls = json_is_true(json_object_get(j, "tls"));
 	json_decref(j);
-	return EXIT_DONE;
+	if (!tls)
+		return EXIT_DONE;
+	fprintf(stderr, "pdctl: the router's HTTP interface uses TLS (http_tls_cert), and chat speaks "
+	                "plain HTTP only: use curl or a client of OpenAI's API\n");
+	return EXIT_REFUSED;
 }
 
 int chat_command(const struct options *o, char *const *args, size_t n_args)

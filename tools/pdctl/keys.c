@@ -1,11 +1,15 @@
-/* keys.c - keys of links between hosts: make one, and show whom this host knows. Works on files; no
- * daemon is asked. */
+/* keys.c - keys of links between hosts: make one, and show whom this host knows; access keys of
+ * clients: make one. Works on files; no daemon is asked. */
 #include "pdctl.h"
 
 #include "msg/keys.h"
 
+#include <sodium.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+#define API_KEY_BYTES 20u /* random: 160 bits */
 
 int keygen_command(const struct options *o, char *const *args, size_t n_args)
 {
@@ -65,5 +69,58 @@ int keys_command(const struct options *o, char *const *args, size_t n_args)
 	}
 	json_decref(all);
 	keys_close(&k);
+	return EXIT_DONE;
+}
+
+/* The rest of a line of the file of keys (daemons/router/api/keys.h), as the router checks it. 0,
+ * or EXIT_USAGE. */
+static int check_limit(const char *name, const char *value, unsigned long most)
+{
+	char *end;
+	unsigned long v = value ? strtoul(value, &end, 10) : 1;
+	if (!value || (*value >= '0' && *value <= '9' && !*end && v >= 1 && v <= most))
+		return 0;
+	fprintf(stderr, "pdctl: --%s must be a number from 1 to %lu, got \"%s\"\n", name, most, value);
+	return EXIT_USAGE;
+}
+
+static void print_limit(const char *name, const char *value)
+{
+	if (value)
+		printf(" %s=%s", name, value);
+}
+
+/* The line goes to stdout, so that it can be appended to the file; the key to stderr, once. */
+int apikey_command(const struct options *o, char *const *args, size_t n_args)
+{
+	static const char chars[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
+	unsigned char drawn[API_KEY_BYTES], hash[crypto_hash_sha256_BYTES];
+	char key[4 + 2 * API_KEY_BYTES + 1] = "pds-", hex[2 * sizeof hash + 1];
+	const char *name = n_args ? args[0] : "";
+	size_t n = strlen(name);
+	if (!n || n > 63 || strspn(name, chars) != n) {
+		fprintf(stderr, "pdctl: apikey takes a NAME of 1 to 63 letters, digits, '.', '_' or '-'\n");
+		return EXIT_USAGE;
+	}
+	if (check_limit("requests", o->limit.requests, 1000000000) ||
+	    check_limit("tokens", o->limit.tokens, 1000000000) ||
+	    check_limit("concurrent", o->limit.concurrent, 1000000))
+		return EXIT_USAGE;
+	if (sodium_init() < 0) {
+		fprintf(stderr, "pdctl: no random numbers: the system's random device is missing\n");
+		return EXIT_REFUSED;
+	}
+	randombytes_buf(drawn, sizeof drawn);
+	sodium_bin2hex(key + 4, sizeof key - 4, drawn, sizeof drawn);
+	crypto_hash_sha256(hash, (const unsigned char *)key, strlen(key));
+	sodium_bin2hex(hex, sizeof hex, hash, sizeof hash);
+	printf("%s sha256:%s", name, hex);
+	print_limit("requests", o->limit.requests);
+	print_limit("tokens", o->limit.tokens);
+	print_limit("concurrent", o->limit.concurrent);
+	printf("%s\n", o->limit.shared_cache ? " shared-cache" : "");
+	fprintf(stderr, "key %s is stored nowhere: give it to %s now\n", key, name);
+	sodium_memzero(drawn, sizeof drawn);
+	sodium_memzero(key, sizeof key);
 	return EXIT_DONE;
 }

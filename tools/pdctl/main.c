@@ -275,21 +275,36 @@ static int workers_command(const struct options *o, char *const *args, size_t n_
 	return r;
 }
 
-static int links_command(const struct options *o, char *const *args, size_t n_args)
+/* Shows a list that one daemon answers with; `none`: what an empty one means. */
+static int list_command(const struct options *o, const char *daemon, const char *command,
+                        char *const *args, size_t n_args, void (*show)(const json_t *list),
+                        const char *none)
 {
 	struct target t;
 	json_t *j;
-	int r = target_one(o, "messager", &t);
-	if (r != EXIT_DONE || (r = ask_json(o, &t, "links", args, n_args, &j)) != EXIT_DONE)
+	int r = target_one(o, daemon, &t);
+	if (r != EXIT_DONE || (r = ask_json(o, &t, command, args, n_args, &j)) != EXIT_DONE)
 		return r;
 	if (o->json)
 		print_json(j);
 	else if (json_array_size(j))
-		show_links(j);
+		show(j);
 	else
-		puts("no messager of another host is known");
+		puts(none);
 	json_decref(j);
 	return r;
+}
+
+static int links_command(const struct options *o, char *const *args, size_t n_args)
+{
+	return list_command(o, "messager", "links", args, n_args, show_links,
+	                    "no messager of another host is known");
+}
+
+static int tenants_command(const struct options *o, char *const *args, size_t n_args)
+{
+	return list_command(o, "router", "tenants", args, n_args, show_any,
+	                    "no access keys (api_keys_file)");
 }
 
 static int config_command(const struct options *o, char *const *args, size_t n_args)
@@ -402,6 +417,8 @@ static const struct command {
 } commands[] = {
 	{"status", "", "all daemons: state, process, links, load", status_command, 0},
 	{"workers", "", "the workers that the router knows", workers_command, 0},
+	{"tenants", "", "the access keys of clients by name: limits, what is left and what was used",
+     tenants_command, 0},
 	{"requests", "", "what each daemon has of the requests under way", requests_command, 0},
 	{"kv", "", "KV blocks by state; owner, age and reason of every block in use", kv_command, 0},
 	{"storage", "",
@@ -434,6 +451,10 @@ static const struct command {
 	{"keygen", "NAME ROLE",
      "make a key for links between hosts; ROLE: router, worker, messager, storage, operator",
      keygen_command, 2},
+	{"apikey", "NAME",
+     "make an access key for a client: its line for the router's api_keys_file on stdout, the key "
+     "itself on stderr",
+     apikey_command, 1},
 	{"keys", "", "the keys of other hosts' daemons and operators that this host knows",
      keys_command, 0},
 	{"stop", "NAME|all", "stop daemons in order", stop_command, 1},
@@ -462,6 +483,10 @@ static void usage(FILE *f)
 		"(VALUE "
 		"is JSON, otherwise text; default: temperature=0.7, min_p=0.05),\n"
 		"                       of render's body, or add_special_tokens of tokenize\n"
+		"      --requests N, --tokens N, --concurrent N  limits of an apikey: requests and tokens "
+		"a "
+		"minute, requests at once\n"
+		"      --shared-cache   apikey: use the cached prefixes of all keys that say so\n"
 		"      --template FILE  chat template for render, instead of the model's own\n"
 		"  -j, --json           JSON instead of text\n"
 		"  -t, --timeout MS     longest wait for an answer (default 2000; flush: 130000)\n"
@@ -494,6 +519,9 @@ static void set_member(struct options *o, const char *text)
 	free(key);
 }
 
+/* options without a letter */
+enum { OPTION_REQUESTS = 256, OPTION_TOKENS, OPTION_CONCURRENT, OPTION_SHARED_CACHE };
+
 static int parse(int argc, char **argv, struct options *o)
 {
 	static const struct option longs[] = {
@@ -508,6 +536,10 @@ static int parse(int argc, char **argv, struct options *o)
 		{"system", required_argument, 0, 'S'},
 		{"timeout", required_argument, 0, 't'},
 		{"template", required_argument, 0, 'T'},
+		{"requests", required_argument, 0, OPTION_REQUESTS},
+		{"tokens", required_argument, 0, OPTION_TOKENS},
+		{"concurrent", required_argument, 0, OPTION_CONCURRENT},
+		{"shared-cache", no_argument, 0, OPTION_SHARED_CACHE},
 		{"help", no_argument, 0, 'h'},
 		{0},
 	};
@@ -529,6 +561,14 @@ static int parse(int argc, char **argv, struct options *o)
 			o->system = optarg;
 		else if (c == 'T')
 			o->chat_template = optarg;
+		else if (c == OPTION_REQUESTS)
+			o->limit.requests = optarg;
+		else if (c == OPTION_TOKENS)
+			o->limit.tokens = optarg;
+		else if (c == OPTION_CONCURRENT)
+			o->limit.concurrent = optarg;
+		else if (c == OPTION_SHARED_CACHE)
+			o->limit.shared_cache = 1;
 		else if (c == 'j')
 			o->json = 1;
 		else if (c == 's' && strchr(optarg, '='))

@@ -15,6 +15,10 @@ struct options {
 	const char *keys, *identity; /* folder of keys; name of our own, for other hosts */
 	int json;
 	uint64_t timeout_us;
+	struct { /* of an access key that is made; NULL: none */
+		const char *requests, *tokens, *concurrent;
+		int shared_cache;
+	} limit;
 	json_t *members; /* -s: members of a chat request or of render's or tokenize's body, or NULL */
 };
 
@@ -71,6 +75,7 @@ int chat_command(const struct options *o, char *const *args, size_t n_args);
 int render_command(const struct options *o, char *const *args, size_t n_args);
 int tokenize_command(const struct options *o, char *const *args, size_t n_args);
 int keygen_command(const struct options *o, char *const *args, size_t n_args);
+int apikey_command(const struct options *o, char *const *args, size_t n_args);
 int keys_command(const struct options *o, char *const *args, size_t n_args);
 int detokenize_command(const struct options *o, char *const *args, size_t n_args);
 

@@ -8,6 +8,7 @@ struct api_error {
 	int status; /* of HTTP; 0: no error */
 	/* smallest Retry-After, if the status has one; 0: as the workers' load suggests */
 	uint32_t retry_after_s;
+	int by_key; /* a limit of the access key: Retry-After is retry_after_s, whatever the load */
 	const char *type, *code; /* static strings; code may be NULL */
 	char param[64];          /* "" : none */
 	char text[512];

@@ -1,6 +1,7 @@
 /* route.c - from an HTTP request to the function that answers it: one table of paths, access keys,
  * and the small endpoints. */
 #include "daemons/router/request/request.h"
+#include "util/clock.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -196,29 +197,44 @@ static const struct route *find(const struct http_head *head, const char **ret_a
 	return NULL;
 }
 
+/* extra: 64 + TENANT_HEADERS_MAX bytes, here and below */
+static void wrong_key(struct api_error *e, char *extra)
+{
+	api_fault(e, 401, "the access key is missing or wrong: send it as Authorization: Bearer KEY");
+	snprintf(extra, 64, "WWW-Authenticate: Bearer\r\n");
+}
+
+static void refused_headers(struct router *r, struct tenant *t, const struct api_error *e,
+                            char *extra)
+{
+	router_error_headers(r, e, extra, 64);
+	tenant_headers(t, clock_us(), extra + strlen(extra));
+}
+
 int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *body_max)
 {
 	struct router *r = arg;
 	struct api_error e = {0};
 	const char *allowed;
-	char extra[64] = "";
+	char extra[64 + TENANT_HEADERS_MAX] = "";
 	const struct route *route = find(head, &allowed);
+	struct tenant *t = NULL;
 	stat_add(r->stats, STAT_HTTP_REQUESTS, 1);
 	if (!route && allowed) {
 		api_fault(&e, 405, "%.200s takes %s, not %.20s", head->path, allowed, head->method);
 		snprintf(extra, sizeof extra, "Allow: %s\r\n", allowed);
 	} else if (!route) {
 		api_fault(&e, 404, "there is no %.200s here", head->path);
-	} else if (route->admits != OPEN && !api_keys_allow(&r->keys, head->authorization)) {
-		api_fault(&e, 401,
-		          "the access key is missing or wrong: send it as Authorization: Bearer KEY");
-		snprintf(extra, sizeof extra, "WWW-Authenticate: Bearer\r\n");
+	} else if (route->admits != OPEN && !api_keys_allow(&r->keys, head->authorization, &t)) {
+		wrong_key(&e, extra);
 	} else if (head->content_length > route->body_max) {
 		api_fault(&e, 413, "the body has %llu bytes; %.200s takes at most %zu",
 		          (unsigned long long)head->content_length, head->path, route->body_max);
 	} else if (route->admits == WORKS && r->draining) {
 		api_fault(&e, 503, "this server is shutting down");
-		snprintf(extra, sizeof extra, "Retry-After: %u\r\n", router_retry_after_s(r));
+		router_error_headers(r, &e, extra, sizeof extra);
+	} else if (route->admits == WORKS && t && tenant_check(t, clock_us(), &e) < 0) {
+		refused_headers(r, t, &e, extra);
 	}
 	if (e.status) {
 		reply_error(r, c, &e, extra);
@@ -229,14 +245,28 @@ int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *bod
 	return 0;
 }
 
+/* The head was looked at before the body came: since then keys may have changed, and requests of
+ * the same key may have begun. */
 void api_request(void *arg, struct http_conn *c, struct http_request *q)
 {
 	const struct route *route = q->head->route;
+	struct router *r = arg;
+	struct api_error e = {0};
+	char extra[64 + TENANT_HEADERS_MAX] = "";
+	struct tenant *t = NULL;
 	if (route->fn) {
 		route->fn(arg, c, q);
 		return;
 	}
+	if (!api_keys_allow(&r->keys, q->head->authorization, &t))
+		wrong_key(&e, extra);
+	else if (t && tenant_check(t, clock_us(), &e) < 0)
+		refused_headers(r, t, &e, extra);
+	if (e.status) {
+		reply_error(r, c, &e, extra);
+		return;
+	}
 	struct http_body body = q->body;
 	q->body.data = NULL;
-	request_begin(arg, c, route->kind, q->head, &body);
+	request_begin(arg, c, route->kind, q->head, &body, t);
 }

@@ -106,6 +106,7 @@ struct attempt_spec {
 	size_t n_stop_ids;
 	int ignore_eos;
 	const Pds__Constraint *constraint; /* NULL: free text */
+	const unsigned char *cache_salt;   /* (CACHE_SALT_BYTES), or NULL */
 	uint64_t begun_us, deadline_us;
 	const struct prefixes *prefixes; /* hashes of the prompt's blocks; NULL: not hashed */
 	const struct place_pin *pin;     /* NULL: none */

@@ -216,6 +216,8 @@ static int send_submit(struct attempt *a, const struct placement *p)
 	req.n_stop_ids = s->n_stop_ids;
 	req.ignore_eos = s->ignore_eos;
 	req.constraint = (Pds__Constraint *)s->constraint;
+	if (s->cache_salt)
+		req.cache_salt = (ProtobufCBinaryData){CACHE_SALT_BYTES, (unsigned char *)s->cache_salt};
 	body.request = &req;
 	body.candidates = list;
 	body.n_candidates = p->n_decode;

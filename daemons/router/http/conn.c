@@ -13,7 +13,9 @@
 #include "util/log.h"
 #include "util/mem.h"
 
+#include <event2/bufferevent_ssl.h>
 #include <netinet/tcp.h>
+#include <openssl/ssl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -91,6 +93,8 @@ static enum http_event read_some(struct http_conn *c)
 {
 	struct evbuffer *in = bufferevent_get_input(c->bev);
 	for (;;) {
+		if (c->ssl && !input_bytes(c))
+			tls_take(c->ssl, in);
 		size_t n = evbuffer_get_contiguous_space(in), used;
 		if (!http_frame_begun(&c->frame)) {
 			if (!n || http_unsent(c) >= UNREAD_MAX)
@@ -176,10 +180,36 @@ static struct refusal bad_frame(const struct http_conn *c)
 
 /* --- states -------------------------------------------------------------- */
 
+static void handshake_failed(struct http_conn *c, const char *why)
+{
+	unsigned more;
+	c->server->tls_failed++;
+	if (http_note_due(&c->server->tls_note, &more))
+		log_info("http_tls_failed", "why=%s more=%u", log_quote(why), more);
+}
+
 static int is_older(const struct http_conn *c, uint64_t limit_us)
 {
 	uint64_t now = clock_us();
 	return now > c->since_us && now - c->since_us > limit_us;
+}
+
+/* It may give way to others as one without a request does. There is no way yet to tell the client
+ * why its connection ends. */
+static enum connection_state step_handshake(struct http_conn *c, enum connection_event e)
+{
+	switch (e) {
+	case CONNECTION_ON_SECURED: return CONNECTION_HEAD;
+	case CONNECTION_ON_TICK:
+		if (!is_older(c, c->server->opts.read_us))
+			return CONNECTION_HANDSHAKE;
+		handshake_failed(c, "it was not complete within read_timeout_ms");
+		return CONNECTION_CLOSED;
+	case CONNECTION_ON_TOO_MANY:
+	case CONNECTION_ON_EOF:
+	case CONNECTION_ON_CLOSE: return CONNECTION_CLOSED;
+	default: return CONNECTION_HANDSHAKE;
+	}
 }
 
 static enum connection_state step_head(struct http_conn *c, enum connection_event e)
@@ -377,9 +407,13 @@ static enum connection_state step_flushing(struct http_conn *c, enum connection_
 		c->since_us = clock_us();
 	}
 	drop_input(c);
-	if (e == CONNECTION_ON_CLOSE || !http_unsent(c) || (e == CONNECTION_ON_TICK && is_stalled(c)))
+	if (e == CONNECTION_ON_CLOSE || (e == CONNECTION_ON_TICK && is_stalled(c)))
 		return CONNECTION_CLOSED;
-	return CONNECTION_FLUSHING;
+	if (http_unsent(c))
+		return CONNECTION_FLUSHING;
+	if (c->ssl)
+		tls_end(c->ssl);
+	return CONNECTION_CLOSED;
 }
 
 static enum connection_state step_refused(struct http_conn *c, enum connection_event e)
@@ -400,6 +434,8 @@ static enum connection_state step_lingering(struct http_conn *c, enum connection
 		c->since_us = clock_us();
 		if (!c->not_served)
 			conn_waits(c, 1); /* it gives way to others as one without a request does */
+		if (c->ssl)
+			tls_end(c->ssl);
 		shutdown(bufferevent_getfd(c->bev), SHUT_WR);
 	}
 	drop_input(c);
@@ -431,6 +467,7 @@ static const struct {
 	unsigned next; /* states that may follow */
 	enum connection_state (*step)(struct http_conn *c, enum connection_event e);
 } states[] = {
+	[CONNECTION_HANDSHAKE] = {"handshake", TO(HEAD) | TO(CLOSED), step_handshake},
 	[CONNECTION_HEAD] = {"head", TO(AUTHORISING) | TO(FLUSHING) | TO(REFUSED) | TO(CLOSED),
                          step_head},
 	[CONNECTION_AUTHORISING] = {"authorising",
@@ -507,9 +544,16 @@ static void on_written(struct bufferevent *bev, void *arg)
 
 static void on_event(struct bufferevent *bev, short what, void *arg)
 {
-	(void)bev;
+	struct http_conn *c = arg;
+	if (c->ssl && c->state == CONNECTION_HANDSHAKE && !(what & BEV_EVENT_CONNECTED)) {
+		char why[128];
+		tls_reason(bufferevent_get_openssl_error(bev), why, sizeof why);
+		handshake_failed(c, why);
+	}
 	if (what & (BEV_EVENT_ERROR | BEV_EVENT_TIMEOUT))
 		connection_step(arg, CONNECTION_ON_CLOSE);
+	else if (what & BEV_EVENT_CONNECTED)
+		connection_step(arg, CONNECTION_ON_SECURED);
 	else if (what & BEV_EVENT_EOF)
 		connection_step(arg, CONNECTION_ON_EOF);
 }
@@ -541,8 +585,16 @@ static struct http_conn *conn_made(struct http_server *h, evutil_socket_t fd)
 	}
 	c->server = h;
 	c->later = event_new(h->base, -1, 0, on_later, c);
-	c->bev = c->later ? bufferevent_socket_new(h->base, fd, BEV_OPT_CLOSE_ON_FREE) : NULL;
+	c->ssl = h->tls ? SSL_new(h->tls) : NULL;
+	c->state = h->tls ? CONNECTION_HANDSHAKE : CONNECTION_HEAD;
+	if (c->later && c->ssl)
+		c->bev = bufferevent_openssl_socket_new(h->base, fd, c->ssl, BUFFEREVENT_SSL_ACCEPTING,
+		                                        BEV_OPT_CLOSE_ON_FREE);
+	else if (c->later && !h->tls)
+		c->bev = bufferevent_socket_new(h->base, fd, BEV_OPT_CLOSE_ON_FREE);
 	if (c->bev) {
+		if (c->ssl)
+			bufferevent_openssl_set_allow_dirty_shutdown(c->bev, 1);
 		bufferevent_setcb(c->bev, on_read, on_written, on_event, c);
 		bufferevent_setwatermark(c->bev, EV_READ, 0, INPUT_MAX);
 		if (bufferevent_set_timeouts(c->bev, NULL, &limit) == 0 &&

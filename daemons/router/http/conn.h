@@ -1,6 +1,7 @@
 /* conn.h - one connection of a client, and what the files of the HTTP edge share: conn.c
  * (connections: states, requests), output.c (answers), server.c (who gets in, limits of time).
  *
+ *   HANDSHAKE -> HEAD, CLOSED                 with TLS: the connection is not secured yet
  *   HEAD -> AUTHORISING, FLUSHING, REFUSED, CLOSED  between requests, or a head is arriving
  *   AUTHORISING -> BODY, HEAD, FLUSHING, REFUSED, CLOSED  the handler decides by the head
  *                                             whether the body may come
@@ -25,6 +26,7 @@
 #include "clients.h"
 #include "http.h"
 #include "frame.h"
+#include "tls.h"
 
 #include <event2/buffer.h>
 #include <event2/bufferevent.h>
@@ -32,6 +34,7 @@
 #include <event2/listener.h>
 
 enum connection_state {
+	CONNECTION_HANDSHAKE,
 	CONNECTION_HEAD,
 	CONNECTION_AUTHORISING,
 	CONNECTION_BODY,
@@ -46,6 +49,7 @@ enum connection_state {
 
 enum connection_event {
 	CONNECTION_ON_ENTER,     /* the state has just been entered */
+	CONNECTION_ON_SECURED,   /* the TLS handshake is complete */
 	CONNECTION_ON_INPUT,     /* bytes have arrived, or are still there */
 	CONNECTION_ON_WRITTEN,   /* the client has taken all there was */
 	CONNECTION_ON_EOF,       /* the client sends nothing more */
@@ -68,6 +72,7 @@ struct http_conn {
 	struct list node;
 	struct list by_server, by_client; /* see conn_waits */
 	struct bufferevent *bev;
+	struct ssl_st *ssl;   /* the bufferevent's; NULL: plain HTTP */
 	struct event *later;  /* goes on reading, or frees, outside of everybody's stack */
 	struct event *closed; /* the client's end, while its input is full; NULL before that */
 	struct http_frame frame;
@@ -94,14 +99,16 @@ struct http_server {
 	void *arg;
 	struct evconnlistener *listener;
 	struct event *tick;
+	struct ssl_ctx_st *tls; /* of new connections; NULL: plain HTTP */
 	struct http_clients *clients;
 	struct list conns;
 	struct list waiting; /* connections without a complete head, longest waiting first */
 	unsigned n_served, n_not_served, port;
 	size_t out_bytes;
 	struct buf head; /* of the answer that is being written */
-	uint64_t accepted, refused, closed_waiting, cut;
-	struct http_note refused_note, full_note, cut_note;
+	uint64_t accepted, refused, closed_waiting, cut, tls_failed;
+	struct http_note refused_note, full_note, cut_note, tls_note;
+	int is_local; /* listens on a loopback address */
 	int stopping;
 	/* the listener is off until the next tick: no descriptor or memory */
 	int paused;

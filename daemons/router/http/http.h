@@ -47,7 +47,8 @@ struct http_handlers {
 };
 
 struct http_opts {
-	const char *listen; /* "127.0.0.1:8080", "[::1]:0", ":8080" (all addresses) */
+	const char *listen;             /* "127.0.0.1:8080", "[::1]:0", ":8080" (all addresses) */
+	const char *tls_cert, *tls_key; /* PEM files; "" or NULL, both: plain HTTP */
 	size_t max_header_bytes, max_body_bytes;
 	/* bytes of requests held for all clients; at least twice the sum of the above */
 	size_t in_bytes_max;
@@ -57,7 +58,7 @@ struct http_opts {
 	unsigned max_connections;
 	unsigned max_per_address; /* 0: at most as many as remain free for others */
 	uint64_t idle_us;         /* a connection without a request is closed */
-	uint64_t read_us;         /* from a request's first byte to its last */
+	uint64_t read_us;         /* from a request's first byte to its last; a TLS handshake */
 	uint64_t write_us;        /* a client that reads nothing for this long is dropped */
 	/* an error of the edge itself (400, 408, 413, 431, 501, 503, 505); NULL: plain text */
 	size_t (*error_body)(int status, const char *text, char *out, size_t size);
@@ -68,6 +69,7 @@ struct http_counts {
 	uint64_t refused;        /* requests and connections, by the edge itself */
 	uint64_t closed_waiting; /* connections without a request that were closed to make room */
 	uint64_t cut;            /* answers that were dropped after they had begun */
+	uint64_t tls_failed;     /* TLS handshakes */
 	unsigned connections;
 	size_t in_bytes, out_bytes; /* held now */
 };
@@ -78,7 +80,12 @@ int http_new(struct event_base *base, const struct http_opts *opts,
 /* Closes every connection; gone functions are not called. To be called after the last
  * http_body_free. */
 void http_destroy(struct http_server **h);
+/* Reads these files (again), as http_opts says; connections that there are stay as they are. 0, or
+ * ERR_* and nothing has changed. */
+int http_set_tls(struct http_server *h, const char *cert, const char *key, struct err *err);
 unsigned http_port(const struct http_server *h);
+int http_is_local(const struct http_server *h); /* 1: only this host can connect */
+int http_has_tls(const struct http_server *h);
 unsigned http_connections(const struct http_server *h);
 void http_counts(const struct http_server *h, struct http_counts *ret);
 /* How many may be open at once, the listener's included. */

@@ -219,13 +219,35 @@ static int listen_on(struct http_server *h, struct err *err)
 	evconnlistener_set_error_cb(h->listener, on_accept_error);
 	struct sockaddr_storage a;
 	socklen_t len = sizeof a;
-	if (getsockname(evconnlistener_get_fd(h->listener), (struct sockaddr *)&a, &len) == 0)
-		h->port = ntohs(a.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&a)->sin6_port
-		                                        : ((struct sockaddr_in *)&a)->sin_port);
+	if (getsockname(evconnlistener_get_fd(h->listener), (struct sockaddr *)&a, &len) < 0)
+		return 0;
+	const struct sockaddr_in *v4 = (const struct sockaddr_in *)&a;
+	const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)&a;
+	int is_v6 = a.ss_family == AF_INET6;
+	h->port = ntohs(is_v6 ? v6->sin6_port : v4->sin_port);
+	h->is_local = is_v6 ? IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr)
+	                    : ntohl(v4->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
 	return 0;
 }
 
 /* --- the server ---------------------------------------------------------- */
+
+int http_set_tls(struct http_server *h, const char *cert, const char *key, struct err *err)
+{
+	struct ssl_ctx_st *tls = NULL;
+	int has_cert = cert && *cert, has_key = key && *key;
+	if (has_cert != has_key)
+		return err_set(err, ERR_INVALID,
+		               "http_tls_cert and http_tls_key: %s is missing; set both for "
+		               "TLS, neither for plain HTTP",
+		               has_cert ? "http_tls_key" : "http_tls_cert");
+	int r = has_cert ? tls_open(cert, key, &tls, err) : 0;
+	if (r < 0)
+		return r;
+	tls_close(&h->tls);
+	h->tls = tls;
+	return 0;
+}
 
 int http_new(struct event_base *base, const struct http_opts *opts,
              const struct http_handlers *handlers, void *arg, struct http_server **ret_h,
@@ -245,8 +267,12 @@ int http_new(struct event_base *base, const struct http_opts *opts,
 	list_init(&h->conns);
 	list_init(&h->waiting);
 	buf_init(&h->head, HEAD_MAX);
-	int r = listen_on(h, err);
+	int r = http_set_tls(h, opts->tls_cert, opts->tls_key, err);
+	if (r == 0)
+		r = listen_on(h, err);
 	if (r < 0) {
+		tls_close(&h->tls);
+		buf_fini(&h->head);
 		free(h);
 		return r;
 	}
@@ -267,6 +293,7 @@ void http_destroy(struct http_server **hp)
 		evconnlistener_free(h->listener);
 	event_free(h->tick);
 	clients_destroy(&h->clients);
+	tls_close(&h->tls);
 	buf_fini(&h->head);
 	free(h);
 	*hp = NULL;
@@ -298,6 +325,16 @@ unsigned http_port(const struct http_server *h)
 	return h->port;
 }
 
+int http_is_local(const struct http_server *h)
+{
+	return h->is_local;
+}
+
+int http_has_tls(const struct http_server *h)
+{
+	return h->tls != NULL;
+}
+
 unsigned http_connections(const struct http_server *h)
 {
 	return h->n_served + h->n_not_served;
@@ -309,6 +346,7 @@ void http_counts(const struct http_server *h, struct http_counts *ret)
 	                            .refused = h->refused,
 	                            .closed_waiting = h->closed_waiting,
 	                            .cut = h->cut,
+	                            .tls_failed = h->tls_failed,
 	                            .connections = http_connections(h),
 	                            .in_bytes = clients_bytes(h->clients),
 	                            .out_bytes = h->out_bytes};

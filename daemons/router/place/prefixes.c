@@ -29,14 +29,16 @@ uint64_t prefix_short(const struct kv_hash *h)
 	return v;
 }
 
-void prefixes_make(const struct prefix_roots *roots, const uint32_t *tokens, size_t n,
-                   struct prefixes *ret)
+void prefixes_make(const struct prefix_roots *roots, const unsigned char *salt,
+                   const uint32_t *tokens, size_t n, struct prefixes *ret)
 {
 	memset(ret, 0, sizeof *ret);
 	for (unsigned r = 0; r < roots->n; r++) {
 		uint32_t bt = roots->of[r].block_tokens;
 		size_t blocks = n / bt < PREFIX_BLOCKS_MAX ? n / bt : PREFIX_BLOCKS_MAX;
 		struct kv_hash h = roots->of[r].hash;
+		if (salt)
+			kv_hash_salt(&h, salt, &h);
 		ret->of[r].root = roots->of[r];
 		ret->of[r].hashes = blocks ? mem_try_array(blocks, sizeof(uint64_t)) : NULL;
 		ret->of[r].n = ret->of[r].hashes ? blocks : 0;

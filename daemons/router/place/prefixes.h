@@ -40,8 +40,9 @@ int prefix_root_same(const struct prefix_root *a, const struct prefix_root *b);
 /* ignores a root that is there already, and roots beyond PREFIX_ROOTS_MAX */
 void prefix_root_add(struct prefix_roots *roots, const struct prefix_root *root);
 uint64_t prefix_short(const struct kv_hash *h);
-void prefixes_make(const struct prefix_roots *roots, const uint32_t *tokens, size_t n,
-                   struct prefixes *ret);
+/* salt: (CACHE_SALT_BYTES), or NULL */
+void prefixes_make(const struct prefix_roots *roots, const unsigned char *salt,
+                   const uint32_t *tokens, size_t n, struct prefixes *ret);
 void prefixes_fini(struct prefixes *p);
 /* The hashes under this root, or NULL. */
 const uint64_t *prefixes_find(const struct prefixes *p, const struct prefix_root *root,

@@ -221,6 +221,8 @@ static enum attempt_verdict on_tokens(void *owner, struct attempt *s, Pds__Token
 	int stop = 0;
 	(void)s;
 	charge_ids(ans);
+	if (ans->request->tenant)
+		tenant_generated(ans->request->tenant, n, clock_us());
 	if (ans->request->prep.score_only) {
 		answer_finish(ans, ANSWER_FINISH_LENGTH);
 		stop = 1;

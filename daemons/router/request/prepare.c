@@ -84,6 +84,20 @@ static json_t *read_body(struct request_prepare *q)
 	return NULL;
 }
 
+/* vLLM's parameter, beside what the access key says: other requests' prefixes are used only if both
+ * are the same. */
+static int read_cache_salt(struct request_prepare *q, const json_t *o)
+{
+	const json_t *v = body_member(o, "cache_salt");
+	size_t len = v ? json_string_length(v) : 0;
+	if (v && (!json_is_string(v) || len == 0 || len > CACHE_SALT_TEXT_MAX))
+		return api_bad(&q->error, "cache_salt",
+		               "cache_salt must be a string of 1 to %u bytes, got %s", CACHE_SALT_TEXT_MAX,
+		               param_show(v));
+	q->has_salt = tenant_salt(q->salt_name, v ? json_string_value(v) : "", len, q->cache_salt);
+	return 0;
+}
+
 static int prepare_by_kind(struct request_prepare *q, const json_t *o)
 {
 	static int (*const by_kind[])(struct request_prepare *, const json_t *) = {
@@ -92,15 +106,15 @@ static int prepare_by_kind(struct request_prepare *q, const json_t *o)
 		[KIND_TOKENIZE] = api_tokenize_prepare,
 		[KIND_DETOKENIZE] = api_detokenize_prepare,
 	};
-	return check_model(q, o) < 0 ? -1 : by_kind[q->kind](q, o);
+	return check_model(q, o) < 0 || read_cache_salt(q, o) < 0 ? -1 : by_kind[q->kind](q, o);
 }
 
 /* The JSON is freed by now: only the prompts' tokens are needed. */
 static void prepare_prompts(struct request_prepare *q)
 {
 	for (size_t i = 0; q->roots.n && i < q->n_prompts; i++)
-		prefixes_make(&q->roots, q->prompts[i].tokens.ids, q->prompts[i].tokens.n,
-		              &q->prompts[i].prefixes);
+		prefixes_make(&q->roots, q->has_salt ? q->cache_salt : NULL, q->prompts[i].tokens.ids,
+		              q->prompts[i].tokens.n, &q->prompts[i].prefixes);
 	if (prompt_keep(q) == 0)
 		budget_keep(q);
 }

@@ -10,6 +10,7 @@
 #include "daemons/router/api/error.h"
 #include "daemons/router/api/logprob.h"
 #include "daemons/router/api/params.h"
+#include "daemons/router/api/tenant.h"
 #include "daemons/router/http/http.h"
 #include "daemons/router/place/prefixes.h"
 #include "message.h"
@@ -44,6 +45,7 @@ struct request_prepare {
 	uint32_t context, vocab; /* limits as they were then */
 	uint32_t max_model_len;  /* context, to show */
 	uint32_t max_answers;
+	char salt_name[TENANT_NAME_MAX]; /* whose cached prefixes it shares; "": all without a salt */
 	struct prefix_roots roots; /* of the workers there were then; empty: no policy uses them */
 	struct http_body body;     /* until it is parsed; its len stays */
 	json_t *parsed;            /* the body, on its way to a text thread; else NULL */
@@ -57,6 +59,8 @@ struct request_prepare {
 	int must_call;               /* chat: tool_choice is "required" or names a function */
 	Pds__Constraint constraint;  /* form of the answers; kind 0: none. Owns its text */
 	const char *bound_by;        /* the parameter that asked for it */
+	unsigned char cache_salt[CACHE_SALT_BYTES]; /* if has_salt */
+	int has_salt;
 	struct prompt *prompts;
 	size_t n_prompts;
 	int score_only; /* max_tokens 0 with prompt log-probabilities: the one token is not shown */

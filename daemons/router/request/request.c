@@ -34,18 +34,27 @@ uint32_t router_retry_after_s(const struct router *r)
 	return registry_retry_after_s(&r->registry, r->conf.retry_after_s, r->conf.retry_after_max_s);
 }
 
-void request_headers(const struct request *q, int status, uint32_t least_s, char *out, size_t size)
+void router_error_headers(struct router *r, const struct api_error *e, char *out, size_t size)
 {
-	uint32_t s = router_retry_after_s(q->r), most_s = q->r->conf.retry_after_max_s;
-	if (least_s > most_s)
-		least_s = most_s;
+	uint32_t s = router_retry_after_s(r), most_s = r->conf.retry_after_max_s;
+	uint32_t least_s = e->retry_after_s < most_s ? e->retry_after_s : most_s;
+	s = e->by_key ? e->retry_after_s : s > least_s ? s : least_s;
 	out[0] = 0;
-	if (status == 429 || status == 503)
-		snprintf(out, size, "Retry-After: %u\r\n", s > least_s ? s : least_s);
-	if (*q->id) {
-		size_t n = strlen(out);
-		snprintf(out + n, size - n, "X-Request-Id: %s\r\n", q->id);
-	}
+	if (e->status == 429 || e->status == 503)
+		snprintf(out, size, "Retry-After: %u\r\n", s);
+}
+
+void request_headers(const struct request *q, const struct api_error *e, char *out)
+{
+	size_t n = 0;
+	out[0] = 0;
+	if (e)
+		router_error_headers(q->r, e, out, REQUEST_HEADERS_MAX);
+	n = strlen(out);
+	if (*q->id)
+		n += (size_t)snprintf(out + n, REQUEST_HEADERS_MAX - n, "X-Request-Id: %s\r\n", q->id);
+	if (q->tenant)
+		tenant_headers(q->tenant, clock_us(), out + n);
 }
 
 /* A status, or an event in a stream that has begun. The connection is not the request's any
@@ -53,7 +62,7 @@ void request_headers(const struct request *q, int status, uint32_t least_s, char
 static void tell_failure(struct request *q, const struct api_error *e)
 {
 	struct buf text;
-	char extra[160];
+	char extra[REQUEST_HEADERS_MAX];
 	int streams = http_is_streaming(q->conn);
 	stat_add(q->r->stats, e->status < 500 ? STAT_REFUSED : STAT_FAILED, 1);
 	log_info("request_failed", "id=%s status=%d param=%s why=%s", id_of(q), e->status,
@@ -68,7 +77,7 @@ static void tell_failure(struct request *q, const struct api_error *e)
 		else
 			http_stream_end(q->conn);
 	} else {
-		request_headers(q, e->status, e->retry_after_s, extra, sizeof extra);
+		request_headers(q, e, extra);
 		http_reply(q->conn, e->status, "application/json", extra, text.data, text.len);
 	}
 	q->conn = NULL;
@@ -118,6 +127,7 @@ static void make_attempts(struct request *q)
 	                            .begun_us = q->begun_us,
 	                            .deadline_us = q->deadline_us,
 	                            .constraint = q->prep.constraint.kind ? &q->prep.constraint : NULL,
+	                            .cache_salt = q->prep.has_salt ? q->prep.cache_salt : NULL,
 	                            .pin = q->pin,
 	                            .session = q->session ? q->session : q->prep.p.session};
 	uint64_t seed = q->prep.p.sampling.seed;
@@ -300,6 +310,14 @@ static enum request_state step_abandoned(struct request *q, enum request_event e
 	return REQUEST_ABANDONED;
 }
 
+static uint64_t prompt_tokens(const struct request_prepare *p)
+{
+	uint64_t n = 0;
+	for (size_t i = 0; i < p->n_prompts; i++)
+		n += p->prompts[i].tokens.n;
+	return n;
+}
+
 static enum request_state step_prepared(struct request *q, enum request_event e)
 {
 	struct request_prepare *p = &q->prep;
@@ -307,6 +325,8 @@ static enum request_state step_prepared(struct request *q, enum request_event e)
 	stat_observe_us(q->r->stats, STAT_PREPARE, p->prepared_us - q->begun_us);
 	if (!p->error.status && (p->kind == KIND_TOKENIZE || p->kind == KIND_DETOKENIZE))
 		return REQUEST_ANSWERED;
+	if (!p->error.status && q->tenant)
+		tenant_take_prompt(q->tenant, prompt_tokens(p), clock_us(), &p->error);
 	if (p->error.status || make_answers(q) < 0) {
 		tell_failure(q, &p->error);
 		return REQUEST_END;
@@ -454,6 +474,8 @@ static void request_free(struct request *q)
 	parts_fini(&q->reply.parts);
 	free(q->pin);
 	request_prepare_fini(&q->prep);
+	if (q->tenant)
+		tenant_end(q->tenant);
 	free(q);
 }
 
@@ -558,10 +580,16 @@ static struct request *request_new(struct router *r, struct http_conn *conn, enu
 }
 
 void request_begin(struct router *r, struct http_conn *conn, enum request_kind kind,
-                   const struct http_head *head, const struct http_body *body)
+                   const struct http_head *head, const struct http_body *body, struct tenant *t)
 {
 	struct request *q = request_new(r, conn, kind, head, body);
 	http_on_gone(conn, client_gone, q);
+	if (t) {
+		q->tenant = t;
+		tenant_begin(t, q->begun_us);
+		if (!t->shared_cache)
+			memcpy(q->prep.salt_name, t->name, sizeof q->prep.salt_name);
+	}
 	if (r->n_requests > r->conf.max_requests)
 		api_fault(&q->prep.error, 429,
 		          "%u requests are at work here, which is the limit (max_requests)",

@@ -60,6 +60,7 @@ enum request_event {
 	REQUEST_ON_SHUTDOWN     /* the text threads have ended; nobody is told anything */
 };
 
+#define REQUEST_HEADERS_MAX (160u + TENANT_HEADERS_MAX)
 #define ANSWER_IDS_BYTES 1024u /* of an answer's tokens, charged from the beginning */
 
 struct answer {
@@ -102,6 +103,7 @@ struct request {
 	struct list turn;       /* router.turns while it has work to do in steps */
 	struct http_conn *conn; /* NULL: the client is gone or has been told all */
 	char id[64];
+	struct tenant *tenant; /* NULL: no access key is needed */
 	uint64_t session;      /* of the header; 0: none */
 	struct place_pin *pin; /* NULL: none */
 	uint64_t begun_us, deadline_us;
@@ -117,9 +119,9 @@ struct request {
 	} reply;
 };
 
-/* Takes over the body. */
+/* Takes over the body. t: whose it is; NULL: no access key is needed. */
 void request_begin(struct router *r, struct http_conn *q, enum request_kind kind,
-                   const struct http_head *head, const struct http_body *body);
+                   const struct http_head *head, const struct http_body *body, struct tenant *t);
 /* After it the request may be gone. */
 void request_step(struct request *q, enum request_event e);
 void request_work_soon(struct request *q); /* it gets its turn (REQUEST_ON_TURN) */
@@ -128,8 +130,9 @@ void requests_shut_down(struct router *r); /* frees all; the text threads have e
 /* Ends the request that this attempt belongs to with what there is, finish reason "abort". 0 or
  * ERR_NOTFOUND. */
 int request_abort(struct router *r, const struct reqid *id);
-/* Retry-After, X-Request-Id */
-void request_headers(const struct request *q, int status, uint32_t least_s, char *out, size_t size);
+/* Retry-After, X-Request-Id, what is left of the tenant's limits. e: what it is told; NULL: status
+ * 200. out: REQUEST_HEADERS_MAX bytes */
+void request_headers(const struct request *q, const struct api_error *e, char *out);
 
 /* place/pin.c: which workers must take this request. 0 or -1 with the error set. */
 int pin_read(struct request *q, const struct http_head *head);

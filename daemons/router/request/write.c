@@ -38,10 +38,10 @@ static size_t step_bytes(const struct request *q)
 
 void write_begin_stream(struct request *q)
 {
-	char extra[160];
+	char extra[REQUEST_HEADERS_MAX];
 	if (http_is_streaming(q->conn))
 		return;
-	request_headers(q, 200, 0, extra, sizeof extra);
+	request_headers(q, NULL, extra);
 	http_stream_begin(q->conn, "text/event-stream; charset=utf-8", extra);
 }
 
@@ -104,12 +104,12 @@ static enum write_verdict deliver(struct request *q, int is_last)
 enum write_verdict write_whole(struct request *q)
 {
 	struct buf *out = &q->r->out;
-	char extra[160];
+	char extra[REQUEST_HEADERS_MAX];
 	size_t max_size = step_bytes(q);
 	/* its attempts have ended: they do not count while the client reads */
 	q->r->n_answers -= q->counted;
 	q->counted = 0;
-	request_headers(q, 200, 0, extra, sizeof extra);
+	request_headers(q, NULL, extra);
 	buf_reset(out);
 	if (reply_more(q, out, max_size ? max_size : WHOLE_BYTES)) {
 		http_reply(q->conn, 200, "application/json", extra, out->data, out->len);

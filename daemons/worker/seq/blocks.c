@@ -26,8 +26,11 @@ int seq_blocks_hash(struct seq_blocks *b, const struct worker *w, const struct r
 		b->hash_capacity = full + SPARE_HASHES;
 		b->hash = mem_grow(b->hash, b->hash_capacity, sizeof *b->hash);
 	}
+	struct kv_hash root = w->root;
+	if (req->has_salt && !b->n_hashes)
+		kv_hash_salt(&w->root, req->cache_salt, &root);
 	for (; b->n_hashes < end; b->n_hashes++)
-		kv_hash_block(b->n_hashes ? &b->hash[b->n_hashes - 1] : &w->root,
+		kv_hash_block(b->n_hashes ? &b->hash[b->n_hashes - 1] : &root,
 		              req->tokens + (size_t)b->n_hashes * bt, bt, &b->hash[b->n_hashes]);
 	return b->n_hashes == full;
 }

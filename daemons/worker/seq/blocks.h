@@ -2,8 +2,8 @@
  * which its full blocks are found in the prefix index.
  *
  * block[i] holds the KV of tokens [i * block_tokens, (i + 1) * block_tokens). hash[i] covers all
- * tokens up to the end of block i (kv/hash.h): two requests with the same hash[i] have the same
- * tokens up to there.
+ * tokens up to the end of block i, and the request's cache salt (kv/hash.h): two requests with the
+ * same hash[i] have the same tokens up to there.
  *
  * The structure belongs to whoever owns the job or sequence at the moment; one thread at a time
  * writes it. Other threads may read `published`, and `hash` once all of it is computed. */

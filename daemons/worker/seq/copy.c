@@ -160,6 +160,9 @@ int request_copy_init(struct request_copy *req, const struct msg_head *head, con
 	req->n_stop_ids = (uint32_t)r->n_stop_ids;
 	if (r->n_stop_ids)
 		memcpy(req->stop_ids, r->stop_ids, r->n_stop_ids * sizeof *req->stop_ids);
+	req->has_salt = r->cache_salt.len == sizeof req->cache_salt;
+	if (req->has_salt)
+		memcpy(req->cache_salt, r->cache_salt.data, sizeof req->cache_salt);
 	req->asked = copy_message(r->sampling);
 	set_sampling(req, info);
 	return 0;
@@ -188,6 +191,9 @@ void request_copy_fill(const struct request_copy *req, Pds__Request *r, Pds__Sam
 	r->stop_ids = (uint32_t *)req->stop_ids;
 	r->n_stop_ids = req->n_stop_ids;
 	r->ignore_eos = req->ignore_eos;
+	if (req->has_salt)
+		r->cache_salt = (ProtobufCBinaryData){sizeof req->cache_salt,
+		                                      (unsigned char *)req->cache_salt};
 	constraint_request(req, r);
 }
 

@@ -4,6 +4,7 @@
 #define WORKER_SEQ_COPY_H
 
 #include "engine/engine.h"
+#include "kv/hash.h"
 #include "msg/chan.h"
 
 struct constraint;
@@ -35,6 +36,8 @@ struct request_copy {
 	int32_t prompt_top;            /* alternatives for a token of the prompt */
 	struct constraint *constraint; /* NULL: none; constraint.h */
 	uint32_t stop_ids[REQUEST_STOP_IDS_MAX], n_stop_ids;
+	unsigned char cache_salt[CACHE_SALT_BYTES];
+	int has_salt;
 };
 
 /* A key for struct map. */

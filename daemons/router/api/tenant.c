@@ -1,0 +1,222 @@
+/* tenant.c - see tenant.h. What always holds: a bucket's level is at most a minute's worth; a
+ * refusal takes nothing. */
+#include "tenant.h"
+#include "kv/hash.h"
+#include "util/check.h"
+#include "util/mem.h"
+
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MINUTE_US 60000000
+#define LEVEL_MIN (INT64_MIN / 2)
+
+const char *tenant_limit_name(enum tenant_limit limit)
+{
+	static const char *const names[] = {"requests", "tokens", "concurrent"};
+	return names[limit];
+}
+
+struct tenant *tenant_new(const char *name)
+{
+	struct tenant *t = mem_zalloc(sizeof *t);
+	snprintf(t->name, sizeof t->name, "%s", name);
+	t->refs = 1;
+	return t;
+}
+
+void tenant_put(struct tenant *t)
+{
+	if (--t->refs)
+		return;
+	CHECK(t->running == 0);
+	free(t);
+}
+
+/* --- buckets ------------------------------------------------------------- */
+
+static int64_t full(const struct tenant *t, enum tenant_limit i)
+{
+	return (int64_t)t->limit[i] * MINUTE_US;
+}
+
+static void fill(struct tenant *t, enum tenant_limit i, uint64_t now_us)
+{
+	struct tenant_bucket *b = &t->bucket[i];
+	uint64_t us = now_us > b->at_us ? now_us - b->at_us : 0;
+	int64_t missing = full(t, i) - b->level;
+	b->at_us += us;
+	if (us >= (uint64_t)(missing / t->limit[i]) + 1)
+		b->level = full(t, i);
+	else
+		b->level += (int64_t)us * t->limit[i];
+}
+
+static void take(struct tenant *t, enum tenant_limit i, uint64_t units, uint64_t now_us)
+{
+	struct tenant_bucket *b = &t->bucket[i];
+	if (!t->limit[i])
+		return;
+	fill(t, i, now_us);
+	int64_t most = (b->level - LEVEL_MIN) / MINUTE_US;
+	b->level -= (units < (uint64_t)most ? (int64_t)units : most) * MINUTE_US;
+}
+
+/* Time until the bucket has so much, or is full. */
+static uint64_t wait_us(struct tenant *t, enum tenant_limit i, uint64_t units, uint64_t now_us)
+{
+	if (!t->limit[i])
+		return 0;
+	fill(t, i, now_us);
+	int64_t want = units < t->limit[i] ? (int64_t)units * MINUTE_US : full(t, i);
+	int64_t missing = want - t->bucket[i].level;
+	return missing > 0 ? (uint64_t)((missing + t->limit[i] - 1) / t->limit[i]) : 0;
+}
+
+void tenant_set_limits(struct tenant *t, const uint32_t limit[TENANT_LIMITS], uint64_t now_us)
+{
+	for (unsigned i = 0; i < TENANT_CONCURRENT; i++) {
+		int is_new = !t->limit[i];
+		if (!is_new)
+			fill(t, i, now_us);
+		t->limit[i] = limit[i];
+		t->bucket[i].at_us = now_us;
+		if (is_new || t->bucket[i].level > full(t, i))
+			t->bucket[i].level = full(t, i);
+	}
+	t->limit[TENANT_CONCURRENT] = limit[TENANT_CONCURRENT];
+}
+
+/* --- requests ------------------------------------------------------------ */
+
+/* in_us: until the same request may be tried again; 0: not known */
+static int refuse(struct tenant *t, enum tenant_limit i, uint64_t in_us, struct api_error *e)
+{
+	static const char *const units[] = {"requests a minute", "tokens a minute", "requests at once"};
+	t->refused[i]++;
+	e->by_key = in_us > 0;
+	api_fault(e, 429, "the limit of this access key, %u %s, is reached", t->limit[i], units[i]);
+	e->type = i == TENANT_TOKENS ? "tokens" : "requests";
+	e->code = "rate_limit_exceeded";
+	e->retry_after_s = (uint32_t)((in_us + 999999) / 1000000);
+	return -1;
+}
+
+int tenant_check(struct tenant *t, uint64_t now_us, struct api_error *e)
+{
+	uint64_t us;
+	for (unsigned i = 0; i < TENANT_CONCURRENT; i++)
+		if ((us = wait_us(t, i, 1, now_us)))
+			return refuse(t, i, us, e);
+	if (t->limit[TENANT_CONCURRENT] && t->running >= t->limit[TENANT_CONCURRENT])
+		return refuse(t, TENANT_CONCURRENT, 0, e);
+	return 0;
+}
+
+void tenant_begin(struct tenant *t, uint64_t now_us)
+{
+	take(t, TENANT_REQUESTS, 1, now_us);
+	t->requests++;
+	t->running++;
+	t->refs++;
+}
+
+int tenant_take_prompt(struct tenant *t, uint64_t tokens, uint64_t now_us, struct api_error *e)
+{
+	uint64_t us = wait_us(t, TENANT_TOKENS, tokens, now_us);
+	if (us)
+		return refuse(t, TENANT_TOKENS, us, e);
+	take(t, TENANT_TOKENS, tokens, now_us);
+	t->prompt_tokens += tokens;
+	return 0;
+}
+
+void tenant_generated(struct tenant *t, uint64_t tokens, uint64_t now_us)
+{
+	take(t, TENANT_TOKENS, tokens, now_us);
+	t->generated_tokens += tokens;
+}
+
+void tenant_end(struct tenant *t)
+{
+	CHECK(t->running > 0);
+	t->running--;
+	tenant_put(t);
+}
+
+/* --- what a client is told ----------------------------------------------- */
+
+/* As OpenAI writes times: "230ms", "12s", "6m0s". */
+static void write_time(uint64_t us, char *out, size_t size)
+{
+	uint64_t s = (us + 999999) / 1000000;
+	if (us < 1000000)
+		snprintf(out, size, "%llums", (unsigned long long)(us + 999) / 1000);
+	else if (s < 60)
+		snprintf(out, size, "%llus", (unsigned long long)s);
+	else
+		snprintf(out, size, "%llum%llus", (unsigned long long)s / 60, (unsigned long long)s % 60);
+}
+
+void tenant_headers(struct tenant *t, uint64_t now_us, char *out)
+{
+	size_t n = 0;
+	out[0] = 0;
+	for (unsigned i = 0; i < TENANT_CONCURRENT; i++) {
+		char reset[32];
+		if (!t->limit[i])
+			continue;
+		write_time(wait_us(t, i, t->limit[i], now_us), reset, sizeof reset);
+		int64_t level = t->bucket[i].level;
+		const char *what = tenant_limit_name(i);
+		n += (size_t)snprintf(out + n, TENANT_HEADERS_MAX - n,
+		                      "x-ratelimit-limit-%s: %u\r\nx-ratelimit-remaining-%s: %lld\r\n"
+		                      "x-ratelimit-reset-%s: %s\r\n",
+		                      what, t->limit[i], what,
+		                      (long long)(level > 0 ? level / MINUTE_US : 0), what, reset);
+	}
+}
+
+void tenant_json(struct tenant *t, uint64_t now_us, struct buf *out)
+{
+	char left[TENANT_CONCURRENT][24];
+	uint64_t refused = 0;
+	for (unsigned i = 0; i < TENANT_CONCURRENT; i++) {
+		wait_us(t, i, 0, now_us);
+		snprintf(left[i], sizeof left[i], "%lld", (long long)t->bucket[i].level / MINUTE_US);
+	}
+	for (unsigned i = 0; i < TENANT_LIMITS; i++)
+		refused += t->refused[i];
+	buf_printf(out, "{\"name\":\"%s\",\"cache\":\"%s\",\"running\":%u,\"requests\":%llu,", t->name,
+	           t->shared_cache ? "shared" : "own", t->running, (unsigned long long)t->requests);
+	buf_printf(out, "\"prompt_tokens\":%llu,\"generated_tokens\":%llu,\"refused\":%llu",
+	           (unsigned long long)t->prompt_tokens, (unsigned long long)t->generated_tokens,
+	           (unsigned long long)refused);
+	for (unsigned i = 0; i < TENANT_LIMITS; i++) {
+		const char *name = tenant_limit_name(i);
+		buf_printf(out, t->limit[i] ? ",\"limit_%s\":%u" : ",\"limit_%s\":null", name, t->limit[i]);
+		if (i < TENANT_CONCURRENT)
+			buf_printf(out, ",\"left_%s\":%s", name, t->limit[i] ? left[i] : "null");
+	}
+	buf_addc(out, '}');
+}
+
+/* --- salt ---------------------------------------------------------------- */
+
+int tenant_salt(const char *name, const char *text, size_t len, unsigned char *ret)
+{
+	static const char label[] = "pdserve-tenant-1"; /* its NUL is hashed too */
+	unsigned char name_len = (unsigned char)strlen(name);
+	crypto_generichash_state h;
+	if (!name_len && !len)
+		return 0;
+	crypto_generichash_init(&h, NULL, 0, CACHE_SALT_BYTES);
+	crypto_generichash_update(&h, (const unsigned char *)label, sizeof label);
+	crypto_generichash_update(&h, &name_len, 1);
+	crypto_generichash_update(&h, (const unsigned char *)name, name_len);
+	crypto_generichash_update(&h, (const unsigned char *)text, len);
+	crypto_generichash_final(&h, ret, CACHE_SALT_BYTES);
+	return 1;
+}

@@ -1,0 +1,206 @@
+"""Access keys with limits, and cached prefixes that keys share or do not. Real daemons."""
+import hashlib
+import http.client
+import json
+import re
+
+import pytest
+from suite import BIN, SLOW, Suite, wait_for
+
+PROMPT = [(7 * i) % 200 + 3 for i in range(200)]     # three full blocks of 64 tokens
+
+
+def ask(s, key, path="/v1/completions", **body):
+    """(status, headers, JSON)"""
+    c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=60 * SLOW)
+    try:
+        c.request("POST", path, json.dumps({"prompt": PROMPT, "max_tokens": 2, "temperature": 0, "ignore_eos": True, **body}),
+                  {"Authorization": f"Bearer {key}"} if key else {})
+        r = c.getresponse()
+        return r.status, {k.lower(): v for k, v in r.getheaders()}, json.loads(r.read())
+    finally:
+        c.close()
+
+
+def cached(s, key, **body):
+    status, _, r = ask(s, key, **body)
+    assert status == 200, r
+    return r["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def metric(s, name):
+    m = re.search(rf"^{re.escape(name)} (\S+)$", s.get("/metrics")[1], re.M)
+    return float(m[1]) if m else None
+
+
+# --- prefixes
+
+@pytest.mark.parametrize("layout", ["mixed", "1p1d"])
+def test_prefixes_of_keys(tiny_model, layout):
+    """A key finds its own, shared keys find each other's; a client's cache_salt divides further."""
+    keys = {"a": "ka", "b": "kb", "s1": ("ks1", "shared-cache"), "s2": ("ks2", "shared-cache")}
+    with Suite(layout, tiny_model, keys=keys) as s:
+        assert cached(s, "ka") == 0
+        assert cached(s, "ka") == 192
+        assert cached(s, "kb") == 0             # the same prompt, another tenant
+        assert cached(s, "kb") == 192
+        assert cached(s, "ks1") == 0
+        assert cached(s, "ks2") == 192
+        assert cached(s, "ka", cache_salt="x") == 0
+        assert cached(s, "ka", cache_salt="x") == 192
+        assert cached(s, "kb", cache_salt="x") == 0
+        assert cached(s, "ks1", cache_salt="x") == 0
+        assert cached(s, "ks2", cache_salt="x") == 192
+        answers = {json.dumps(ask(s, k, max_tokens=8)[2]["choices"]) for k in ("ka", "kb", "ks1")}
+        assert len(answers) == 1                # a salt changes no token
+
+
+def test_salt_survives_the_router(tiny_model):
+    """A tenant's prefixes are found by its name: after the router was restarted, and with another key."""
+    with Suite("mixed", tiny_model, keys={"a": "old"}) as s:
+        assert cached(s, "old") == 0
+        s.kill("router")
+        s.write_keys({"a": "new", "b": "other"})
+        s.restart("router")
+        s.ready()
+        assert cached(s, "other") == 0
+        assert cached(s, "new") == 192
+
+
+def test_salt_in_storage(tiny_model):
+    """Blocks that went to storage are found there under the same salt alone."""
+    with Suite("mixed", tiny_model, keys={"a": "ka", "b": "kb"}, worker={"kv_blocks": 8, "kv_memory_mb": 0}) as s:
+        def stored():
+            return float(re.search(r"^pdserve_stored_tokens_total(?:{[^}]*})? (\S+)$", s.metrics("mixed-1"), re.M)[1])
+        assert cached(s, "ka") == 0
+        for i in range(6):      # others push them out of the pool
+            assert ask(s, "kb", prompt=[3 + i] * 200)[0] == 200
+        before = stored()
+        assert cached(s, "kb") == 0 and stored() == before
+        for i in range(6):
+            assert ask(s, "kb", prompt=[30 + i] * 200)[0] == 200
+        before = stored()       # the worker decides how much of it is worth reading
+        assert cached(s, "ka") >= 64 and stored() > before
+
+
+def test_cache_salt_without_keys(tiny_model):
+    with Suite("mixed", tiny_model) as s:
+        assert cached(s, None) == 0
+        assert cached(s, None, cache_salt="x") == 0
+        assert cached(s, None, cache_salt="y") == 0
+        assert cached(s, None, cache_salt="y") == 192
+        assert cached(s, None) == 192
+        for bad in ("", 5, ["x"], "x" * 257):
+            status, _, r = ask(s, None, cache_salt=bad)
+            assert status == 400 and r["error"]["param"] == "cache_salt", r
+        assert cached(s, None, cache_salt=None) == 192
+
+
+# --- limits
+
+@pytest.fixture(scope="module")
+def limited(tiny_model):
+    keys = {"few": ("few", "requests=3"), "small": ("small", "tokens=500"), "one": ("one", "concurrent=1"), "free": "free"}
+    with Suite("mixed", tiny_model, keys=keys) as s:
+        yield s
+
+
+def refused(got, kind, least, most):
+    status, headers, r = got
+    assert status == 429 and r["error"]["code"] == "rate_limit_exceeded" and r["error"]["type"] == kind, got
+    assert least <= int(headers["retry-after"]) <= most, headers
+    return headers
+
+
+def test_requests_a_minute(limited):
+    for left in (2, 1, 0):
+        status, headers, _ = ask(limited, "few")
+        assert status == 200
+        assert headers["x-ratelimit-limit-requests"] == "3"
+        assert int(headers["x-ratelimit-remaining-requests"]) in (left, left + 1)
+        assert "x-ratelimit-limit-tokens" not in headers
+    # 20 s for each; a slow machine may have earned one meanwhile
+    got = ask(limited, "few")
+    got = ask(limited, "few") if got[0] == 200 else got
+    headers = refused(got, "requests", 1, 20)
+    assert headers["x-ratelimit-remaining-requests"] == "0"
+    assert re.fullmatch(r"(\d+m)?\d+s", headers["x-ratelimit-reset-requests"])
+    assert ask(limited, "free")[0] == 200
+    assert metric(limited, 'pdserve_tenant_refused_total{tenant="few",limit="requests"}') >= 1
+    assert metric(limited, 'pdserve_tenant_requests_total{tenant="few"}') >= 3
+
+
+def test_tokens_a_minute(limited):
+    """200 of the prompt, then 250 that are generated: into debt."""
+    status, headers, r = ask(limited, "small", max_tokens=250)
+    assert status == 200 and r["usage"]["completion_tokens"] == 250
+    refused(ask(limited, "small"), "tokens", 1, 40)
+    assert ask(limited, "small", prompt=[5])[0] in (200, 429)
+    t = {x["name"]: x for x in limited.ctl("router", "tenants")}["small"]
+    assert t["prompt_tokens"] >= 200 and t["generated_tokens"] >= 250 and t["refused"] >= 1
+    assert t["limit_tokens"] == 500 and t["limit_requests"] is None and t["running"] == 0
+    shown = limited.pdctl("tenants").stdout
+    assert "small" in shown and "LIMIT-TOKENS" in shown and "few" in shown
+
+
+def test_requests_at_once(limited):
+    c = http.client.HTTPConnection("127.0.0.1", limited.port, timeout=60 * SLOW)
+    c.request("POST", "/v1/completions", json.dumps({"prompt": [5], "max_tokens": 400, "ignore_eos": True, "stream": True}),
+              {"Authorization": "Bearer one"})
+    r = c.getresponse()
+    assert r.status == 200
+    refused(ask(limited, "one", prompt=[6]), "requests", 1, 60)
+    c.close()       # a client that leaves frees its place
+    r.close()
+    wait_for(lambda: ask(limited, "one", prompt=[6])[0] == 200)
+
+
+def test_body_of_a_refused_key_is_not_read(limited):
+    """Beyond its limit a request is refused by its head."""
+    while ask(limited, "few")[0] == 200:
+        pass
+    c = http.client.HTTPConnection("127.0.0.1", limited.port, timeout=20 * SLOW)
+    c.putrequest("POST", "/v1/completions")
+    c.putheader("Authorization", "Bearer few")
+    c.putheader("Content-Length", "100000")
+    c.endheaders()
+    assert c.getresponse().status == 429
+    c.close()
+
+
+# --- the file
+
+def test_reload_of_keys(tiny_model):
+    """A file with a mistake changes nothing and says where it is; pdctl reload fails."""
+    with Suite("mixed", tiny_model, keys={"a": "ka"}) as s:
+        def load(text):
+            with open(f"{s.dir}/api_keys", "w") as f:
+                f.write(text)
+            return s.pdctl("-d", "router", "reload")
+        r = load("a sha256:12\n")
+        assert r.returncode == 1 and "api_keys:1: the key's hash is missing or wrong" in r.stderr, r.stderr
+        assert ask(s, "ka")[0] == 200 and "event=reload_failed" in s.log("router")
+        made = s.pdctl("apikey", "b", "--requests", "7", "--shared-cache", "--concurrent", "2")
+        assert made.returncode == 0
+        key = re.fullmatch(r"key (pds-[0-9a-f]{40}) .*\n", made.stderr)[1]
+        assert made.stdout == f"b sha256:{hashlib.sha256(key.encode()).hexdigest()} requests=7 concurrent=2 shared-cache\n"
+        assert load("# mine\n" + made.stdout).returncode == 0
+        assert ask(s, "ka")[0] == 401 and ask(s, key)[0] == 200
+        assert key not in s.log("router")
+
+
+def test_apikey_is_checked(tmp_path):
+    import subprocess
+    for args in ([], ["a b"], ["x" * 64], ["a", "--tokens", "0"], ["a", "--requests", "many"], ["a", "--concurrent", "1000001"]):
+        r = subprocess.run([f"{BIN}/pdctl", "apikey", *args], capture_output=True, text=True)
+        assert r.returncode == 2 and not r.stdout, (args, r)
+
+
+def test_bad_file_at_start(tmp_path):
+    import subprocess
+    keys = tmp_path / "keys"
+    keys.write_text("# x\nb nonsense\n")
+    conf = tmp_path / "router.conf"
+    conf.write_text(f'rundir = "{tmp_path}"; model = ""; http_listen = "127.0.0.1:0"; api_keys_file = "{keys}";\n')
+    r = subprocess.run([f"{BIN}/pdrouterd", "-c", str(conf)], capture_output=True, text=True, timeout=60 * SLOW)
+    assert r.returncode != 0 and f"{keys}:2: the key's hash is missing or wrong" in r.stderr, r.stderr

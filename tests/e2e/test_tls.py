@@ -1,0 +1,382 @@
+"""The router's HTTP interface over TLS, against clients that speak it well, badly or not at all. Real daemons."""
+import http.client
+import json
+import os
+import re
+import socket
+import ssl
+import subprocess
+import time
+
+import pytest
+from suite import BIN, SLOW, Suite, wait_for
+
+BODY = {"prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def make_cert(folder, name, algorithm=("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256")):
+    """(certificate, key), self-signed for 127.0.0.1."""
+    cert, key = os.path.join(folder, name + ".crt"), os.path.join(folder, name + ".key")
+    subprocess.run(["openssl", "req", "-x509", *algorithm, "-nodes", "-keyout", key, "-out", cert, "-days", "2", "-subj", f"/CN={name}",
+                    "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+    return cert, key
+
+
+def context(cert, **more):
+    c = ssl.create_default_context(cafile=cert)
+    for k, v in more.items():
+        setattr(c, k, v)
+    return c
+
+
+class Secure(Suite):
+    """A suite whose clients use TLS."""
+
+    def __init__(self, folder, *args, router=None, **more):
+        self.cert, self.key = make_cert(folder, "one")
+        super().__init__(*args, router={"http_tls_cert": self.cert, "http_tls_key": self.key, **(router or {})}, **more)
+
+    def connection(self, timeout=20):
+        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=timeout * SLOW, context=context(self.cert))
+
+    def ask(self, method, path, body=None):
+        c = self.connection()
+        try:
+            c.request(method, path, body)
+            r = c.getresponse()
+            return r.status, r.read().decode()
+        finally:
+            c.close()
+
+    def get(self, path, timeout=10):
+        return self.ask("GET", path)
+
+    def raw(self, source="127.0.0.1"):
+        c = socket.socket()
+        c.settimeout(20 * SLOW)
+        c.bind((source, 0))
+        c.connect(("127.0.0.1", self.port))
+        return c
+
+    def dial(self, ctx=None):
+        return (ctx or context(self.cert)).wrap_socket(self.raw(), server_hostname="127.0.0.1")
+
+
+@pytest.fixture(scope="module")
+def secure(tiny_model, tmp_path_factory):
+    with Secure(str(tmp_path_factory.mktemp("tls")), "mixed", tiny_model, router={"max_connections": 64, "read_timeout_ms": 1500}) as s:
+        yield s
+
+
+def metric(s, name):
+    return float(re.search(rf"^{name}{{[^}}]*}} (\S+)$", s.get("/metrics")[1], re.M)[1])
+
+
+def alive(s):
+    assert s.get("/health")[0] == 200
+
+
+def receive(c):
+    data = b""
+    try:
+        while part := c.recv(65536):
+            data += part
+    except (ConnectionResetError, ssl.SSLError):
+        pass
+    return data
+
+
+# --- as it should be
+
+def test_answers_and_streams(secure):
+    """On one connection, as a client of OpenAI's API uses it."""
+    c = secure.connection()
+    texts = set()
+    for _ in range(3):
+        c.request("POST", "/v1/completions", json.dumps(BODY))
+        r = c.getresponse()
+        assert r.status == 200
+        texts.add(json.loads(r.read())["choices"][0]["text"])
+        c.request("POST", "/v1/completions", json.dumps({**BODY, "stream": True}))
+        r = c.getresponse()
+        events = [line[6:].strip() for line in r.read().decode().splitlines() if line.startswith("data: ")]
+        assert events[-1] == "[DONE]"
+        texts.add("".join(json.loads(e)["choices"][0]["text"] for e in events[:-1]))
+    assert len(texts) == 1
+    c.close()
+
+
+@pytest.mark.parametrize("version", ["TLSv1_2", "TLSv1_3"])
+def test_versions_and_protocol(secure, version):
+    v = ssl.TLSVersion[version]
+    ctx = context(secure.cert, minimum_version=v, maximum_version=v)
+    ctx.set_alpn_protocols(["h2", "http/1.1"])
+    ctx.options &= ~getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
+    with secure.dial(ctx) as c:
+        assert c.selected_alpn_protocol() == "http/1.1" and c.compression() is None
+        c.sendall(HEALTH)
+        assert c.recv(4096).startswith(b"HTTP/1.1 200 ")
+        # close_notify before the end, so that a client knows that nothing is missing
+        c.sendall(HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        data = b""
+        c.suppress_ragged_eofs = False
+        while part := c.recv(65536):
+            data += part
+        assert data.startswith(b"HTTP/1.1 200 ")
+
+
+def test_old_versions_and_other_protocols_are_refused(secure):
+    before = metric(secure, "pdserve_http_tls_failed_total")
+    p = subprocess.run(["openssl", "s_client", "-connect", f"127.0.0.1:{secure.port}", "-tls1_1", "-cipher", "ALL:@SECLEVEL=0"],
+                       input=b"", capture_output=True, timeout=20 * SLOW)
+    assert p.returncode != 0 and b"alert protocol version" in p.stderr, p.stderr
+    ctx = context(secure.cert)
+    ctx.set_alpn_protocols(["h2"])
+    with pytest.raises((ssl.SSLError, ConnectionResetError)):
+        secure.dial(ctx)
+    assert metric(secure, "pdserve_http_tls_failed_total") == before + 2
+    assert "event=http_tls_failed" in secure.log("router")
+
+
+def read_answers(c, n):
+    """The bodies of n answers with a length."""
+    got, bodies = b"", []
+    while len(bodies) < n:
+        head, end, rest = got.partition(b"\r\n\r\n")
+        size = int(re.search(rb"Content-Length: (\d+)", head)[1]) if end else 1
+        if not end or len(rest) < size:
+            part = c.recv(65536)
+            assert part, (len(bodies), got[:300])
+            got += part
+            continue
+        assert head.startswith(b"HTTP/1.1 200 "), got[:500]
+        bodies.append(rest[:size])
+        got = rest[size:]
+    assert not got
+    return bodies
+
+
+@pytest.mark.parametrize("size", [1000, 16384, 16500, 32768, 40000, 100001, 1000000])
+def test_long_requests_and_answers(secure, size):
+    """Requests and answers of many records, in pieces that no buffer fits: nothing waits for bytes that are there already."""
+    body = json.dumps({"prompt": [[5] * 100] * 100, "max_tokens": 0, "echo": True, "return_token_ids": True}).encode()
+    data = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % max(size, len(body)) + body.ljust(size)
+    with secure.dial() as c:
+        for record in (16384, 5000, 700):
+            for i in range(0, len(data), record):
+                c.sendall(data[i:i + record])
+            assert len(read_answers(c, 1)[0]) > 20000
+
+
+@pytest.mark.parametrize("n", [1, 455, 470, 900, 3000])
+def test_pipelined_requests(secure, n):
+    """Sent while another is answered: the input fills, what OpenSSL has read already waits, and all are answered in order."""
+    body = json.dumps({**BODY, "max_tokens": 100}).encode()
+    first = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    with secure.dial() as c:
+        for _ in range(3):
+            c.sendall(first + HEALTH * n)
+            got = read_answers(c, n + 1)
+            assert b"choices" in got[0] and all(g == b'{"status":"ok"}' for g in got[1:])
+
+
+def test_client_closes_without_notice(secure):
+    """A client that leaves, with or without close_notify, ends its request."""
+    for polite in (False, True):
+        c = secure.dial()
+        body = json.dumps({**BODY, "max_tokens": 400, "stream": True}).encode()
+        c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        assert c.recv(100)
+        if polite:
+            c.setblocking(False)
+            try:
+                c.unwrap()
+            except (ssl.SSLError, OSError):
+                pass
+        c.close()
+        wait_for(lambda: not secure.ctl("router", "requests"))
+    secure.quiet()
+    alive(secure)
+
+
+def test_pdctl_chat_says_why_not(secure):
+    r = secure.pdctl("chat", "hello")
+    assert r.returncode == 1 and "uses TLS (http_tls_cert)" in r.stderr, r
+
+
+# --- as it should not be
+
+def test_plain_http_on_the_tls_port(secure):
+    with secure.raw() as c:
+        c.sendall(HEALTH)
+        assert b"HTTP/1.1 200" not in receive(c)
+    wait_for(lambda: 'event=http_tls_failed why="http request"' in secure.log("router") or metric(secure, "pdserve_http_tls_failed_total") > 0)
+    alive(secure)
+
+
+def test_tls_on_a_plain_port(tiny_model, tmp_path):
+    cert, _ = make_cert(str(tmp_path), "one")
+    s = Suite("mixed", router={"model": ""}, wait=False)
+    s.names = ["router"]
+    with s:
+        wait_for(lambda: "event=ready" in s.log("router"))
+        with socket.create_connection(("127.0.0.1", s.port), 20 * SLOW) as c, pytest.raises((ssl.SSLError, ConnectionResetError)):
+            context(cert).wrap_socket(c, server_hostname="127.0.0.1")
+        assert s.get("/health")[0] == 200
+
+
+GARBAGE = {
+    "zeroes": b"\0" * 5000,
+    "text": b"hello\r\n" * 100,
+    "a record of nonsense": b"\x16\x03\x01\x40\x00" + bytes(range(256)) * 64,
+    "an alert": b"\x15\x03\x03\x00\x02\x02\x28",
+    "data before the handshake": b"\x17\x03\x03\x00\x20" + b"x" * 32,
+    "a record too long": b"\x16\x03\x03\xff\xff" + b"x" * 70000,
+    "SSL 2": b"\x80\x2e\x01\x00\x02\x00\x15\x00\x00\x00\x10" + b"x" * 40,
+}
+
+
+@pytest.mark.parametrize("name", GARBAGE)
+def test_garbage(secure, name):
+    before = metric(secure, "pdserve_http_tls_failed_total")
+    with secure.raw() as c:
+        try:
+            c.sendall(GARBAGE[name])
+        except OSError:
+            pass
+        receive(c)
+    wait_for(lambda: metric(secure, "pdserve_http_tls_failed_total") == before + 1)
+
+
+def test_garbage_after_the_handshake(secure):
+    c = secure.dial()
+    c.sendall(HEALTH)
+    assert c.recv(4096).startswith(b"HTTP/1.1 200 ")
+    with socket.socket(fileno=c.detach()) as plain:
+        plain.settimeout(20 * SLOW)
+        plain.sendall(b"\x17\x03\x03\x00\x20" + b"x" * 32)
+        receive(plain)
+    alive(secure)
+
+
+def test_renegotiation_is_refused(secure):
+    """TLS 1.2, asked for by the client (`R` of s_client): refused, and the router goes on."""
+    p = subprocess.run(["openssl", "s_client", "-connect", f"127.0.0.1:{secure.port}", "-tls1_2", "-CAfile", secure.cert],
+                       input=b"R\n", capture_output=True, timeout=20 * SLOW)
+    text = p.stdout + p.stderr
+    assert b"RENEGOTIATING" in text and b"no renegotiation" in text, text
+    alive(secure)
+
+
+def test_half_handshakes_are_cut(secure):
+    """One that sends nothing, one that stops in the middle, one that drips: all are gone after read_timeout_ms."""
+    out, inner = ssl.MemoryBIO(), ssl.MemoryBIO()
+    o = context(secure.cert).wrap_bio(inner, out, server_hostname="127.0.0.1")
+    with pytest.raises(ssl.SSLWantReadError):
+        o.do_handshake()
+    hello = out.read()
+    silent, half, drip = secure.raw(), secure.raw(), secure.raw()
+    half.sendall(hello[:len(hello) // 2])
+    begun, left = time.time(), [silent, half, drip]
+    for i in range(len(hello) - 1):
+        try:
+            drip.sendall(hello[i:i + 1])
+        except OSError:
+            break
+        time.sleep(0.02)
+        if time.time() > begun + 3 * 1.5:
+            break
+    for c in left:
+        receive(c)      # until it ends
+        c.close()
+    assert time.time() - begun < 20 * SLOW
+    alive(secure)
+
+
+def test_half_handshakes_lock_nobody_out(secure):
+    """More of them than max_connections, from several addresses: each newcomer takes the place of one."""
+    idle = [secure.raw(f"127.0.0.{2 + i % 5}") for i in range(200)]
+    for _ in range(3):
+        alive(secure)
+    assert secure.ctl("router", "status")["connections"] <= 64 + 64 // 8 + 16
+    for c in idle:
+        c.close()
+
+
+def test_too_many_at_work(tiny_model, tmp_path):
+    """Without room the connection is closed in its handshake; nothing is answered in the clear."""
+    with Secure(str(tmp_path), "mixed", tiny_model, router={"max_connections": 4}) as s:
+        busy = [s.dial() for _ in range(2)]
+        for c in busy:
+            c.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+        wait_for(lambda: s.ctl("router", "status")["connections"] == 2)
+        with s.raw() as c:
+            c.sendall(HEALTH)
+            assert b"HTTP" not in receive(c)
+        for c in busy:
+            c.close()
+        wait_for(lambda: s.ctl("router", "status")["connections"] == 0)
+        alive(s)
+
+
+# --- certificates
+
+def served(s, cert):
+    try:
+        c = context(cert).wrap_socket(s.raw(), server_hostname="127.0.0.1")
+    except ssl.SSLError:
+        return False
+    c.close()
+    return True
+
+
+def test_reload_of_the_certificate(tiny_model, tmp_path):
+    """New connections get the new one, those that are open go on; a bad pair keeps the old one and pdctl reload says why."""
+    with Secure(str(tmp_path), "mixed", tiny_model) as s:
+        old = s.connection()
+        old.request("GET", "/health")
+        assert old.getresponse().read()
+        other_cert, other_key = make_cert(str(tmp_path), "two", ("-newkey", "rsa:2048"))
+        saved = open(s.cert).read(), open(s.key).read()
+
+        def load(cert, key):
+            open(s.cert, "w").write(cert)
+            open(s.key, "w").write(key)
+            return s.pdctl("-d", "router", "reload")
+        for cert, key, part in ((open(other_cert).read(), saved[1], "http_tls_key"), ("nonsense", saved[1], "http_tls_cert"),
+                                (saved[0], "", "http_tls_key")):
+            r = load(cert, key)
+            assert r.returncode == 1 and f"{part} {tmp_path}" in r.stderr, r.stderr
+        open(tmp_path / "first.crt", "w").write(saved[0])
+        assert served(s, tmp_path / "first.crt") and not served(s, other_cert)
+        assert load(open(other_cert).read(), open(other_key).read()).returncode == 0
+        assert served(s, other_cert) and not served(s, tmp_path / "first.crt")
+        old.request("POST", "/v1/completions", json.dumps(BODY))
+        assert old.getresponse().status == 200
+        old.close()
+
+
+def test_bad_certificate_at_start(tmp_path):
+    cert, key = make_cert(str(tmp_path), "one")
+    other, other_key = make_cert(str(tmp_path), "two")
+    locked = str(tmp_path / "locked.key")
+    subprocess.run(["openssl", "ec", "-in", key, "-aes256", "-passout", "pass:secret", "-out", locked], check=True, capture_output=True)
+    for c, k, part in ((cert, "", "http_tls_key is missing"), ("", key, "http_tls_cert is missing"), (cert, other_key, f"http_tls_key {other_key}: key values mismatch"),
+                       ("/nonexistent", key, "http_tls_cert /nonexistent: No such file"), (key, key, f"http_tls_cert {key}: no start line"),
+                       (cert, locked, f"http_tls_key {locked}: bad decrypt")):
+        conf = tmp_path / "router.conf"
+        conf.write_text(f'rundir = "{tmp_path}"; model = ""; http_listen = "127.0.0.1:0"; http_tls_cert = "{c}"; http_tls_key = "{k}";\n')
+        r = subprocess.run([f"{BIN}/pdrouterd", "-c", str(conf)], capture_output=True, text=True, timeout=60 * SLOW, stdin=subprocess.DEVNULL)
+        assert r.returncode != 0 and part in r.stderr, (part, r.stderr)
+    assert other
+
+
+def test_open_to_others_is_said(tmp_path):
+    """Listening for other hosts without keys is allowed, and logged once."""
+    for listen, said in (("0.0.0.0:0", 1), ("127.0.0.1:0", 0)):
+        s = Suite("mixed", router={"model": "", "http_listen": listen}, wait=False)
+        s.names = ["router"]
+        with s:
+            wait_for(lambda: "event=ready" in s.log("router"))
+            assert s.log("router").count("event=http_open_to_others") == said
