@@ -585,9 +585,9 @@ static struct http_conn *conn_made(struct http_server *h, evutil_socket_t fd)
 	}
 	c->server = h;
 	c->later = event_new(h->base, -1, 0, on_later, c);
-	c->ssl = h->tls ? SSL_new(h->tls) : NULL;
+	c->ssl = c->later && h->tls ? SSL_new(h->tls) : NULL;
 	c->state = h->tls ? CONNECTION_HANDSHAKE : CONNECTION_HEAD;
-	if (c->later && c->ssl)
+	if (c->ssl)
 		c->bev = bufferevent_openssl_socket_new(h->base, fd, c->ssl, BUFFEREVENT_SSL_ACCEPTING,
 		                                        BEV_OPT_CLOSE_ON_FREE);
 	else if (c->later && !h->tls)
