@@ -55,7 +55,7 @@ struct end {
 	struct lease lease[LEASES];
 	uint64_t bytes, begun_us, until_us;
 	unsigned running;
-	double peer_cpu_s, cpu_s;
+	double cpu_s, peer_begun_s, peer_cpu_s;
 };
 
 static double cpu_s(void)
@@ -177,6 +177,8 @@ static void on_message(evutil_socket_t fd, short what, void *arg)
 	    (e->is_sender ? tcp_path_ops.path_said(e->path, m.body, m.bytes, &err)
 	                  : tcp_path_ops.intake_said(e->intake, m.body, m.bytes, &err)) < 0)
 		check_fatal("%s", err.text);
+	if (m.kind == OPENED && !e->peer_begun_s)
+		e->peer_begun_s = m.cpu_s;
 	if (m.kind == OPEN)
 		receive_lease(e, m.lease);
 	else if (m.kind == OPENED)
@@ -258,7 +260,7 @@ int main(int argc, char **argv)
 	uint64_t us = clock_us() - e.begun_us;
 	double gb = (double)e.bytes / 1e9;
 	printf("path %.0f %.3f %.3f\n", (double)e.bytes / (double)us, (cpu_s() - e.cpu_s) / gb,
-	       e.peer_cpu_s / gb);
+	       (e.peer_cpu_s - e.peer_begun_s) / gb);
 	close(e.sock);
 	waitpid(child, NULL, 0);
 	return 0;
