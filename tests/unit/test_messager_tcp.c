@@ -110,8 +110,8 @@ START_TEST(leases_take_turns)
 		lease_open(&l[i], r, 12 * i, 12);
 		lease_send_all(&l[i]);
 	}
-	RIG_WAIT(r, l[0].bytes == lease_all(l));
-	for (unsigned i = 1; i < 4; i++)
+	RIG_WAIT(r, l[0].bytes == lease_all(l) || l[3].bytes == lease_all(l));
+	for (unsigned i = 0; i < 4; i++)
 		ck_assert_uint_ge(l[i].bytes, lease_all(l) * 8 / 10);
 	for (unsigned i = 0; i < 4; i++)
 		lease_end(&l[i]);

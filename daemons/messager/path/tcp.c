@@ -215,7 +215,7 @@ static void set_default(struct tcp_opts *o)
 {
 #define DEFAULT(field, value) (o->field = o->field ? o->field : (value))
 	DEFAULT(connections, 2);
-	DEFAULT(frame_bytes, 256u << 10);
+	DEFAULT(frame_bytes, 1u << 20);
 	DEFAULT(window_bytes, 32u << 20);
 	DEFAULT(backoff_us, 100000);
 	DEFAULT(backoff_max_us, 5000000);
