@@ -222,7 +222,7 @@ static void set_default(struct tcp_opts *o)
 	DEFAULT(canary_us, 5000000);
 	DEFAULT(handshake_us, 3000000);
 	DEFAULT(stall_us, 5000000);
-	DEFAULT(strangers, 128);
+	DEFAULT(strangers, 512);
 	DEFAULT(turn_bytes, 1u << 20);
 #undef DEFAULT
 }
