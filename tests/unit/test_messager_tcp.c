@@ -140,6 +140,63 @@ START_TEST(a_hook_may_end_its_outgoing)
 }
 END_TEST
 
+static struct lease pair_of[2];
+static int has_ended;
+
+/* Ends the other one when that has something to be told as well. */
+static void end_the_other(struct lease *l)
+{
+	struct lease *other = &pair_of[l == pair_of];
+	if (has_ended || !other->out || !((struct tcp_outgoing *)other->out)->untold_bytes)
+		return;
+	OPS->outgoing_end(&other->out);
+	has_ended = 1;
+}
+
+START_TEST(a_hook_may_end_another_outgoing)
+{
+	rig_random = 7;
+	struct tcp_opts o = rig_opts;
+	o.frame_bytes = 600;
+	o.connections = 1;
+	struct rig *r = rig_new(&o, &rig_opts, 8, 16, 0);
+	RIG_WAIT(r, r->up);
+	for (unsigned i = 0; i < 2; i++) {
+		lease_open(&pair_of[i], r, 20 * i, 20);
+		pair_of[i].on_delivered = end_the_other;
+		lease_send_all(&pair_of[i]);
+	}
+	RIG_WAIT(r, has_ended);
+	struct lease *left = &pair_of[!pair_of[0].out];
+	RIG_WAIT(r, left->bytes == lease_all(left));
+	lease_check(left);
+	lease_end(&pair_of[0]);
+	lease_end(&pair_of[1]);
+	rig_free(r);
+}
+END_TEST
+
+static void end_path(void *arg, int up, const char *why)
+{
+	struct rig *r = arg;
+	(void)up, (void)why;
+	OPS->path_destroy(&r->path);
+}
+
+START_TEST(a_hook_may_end_its_path)
+{
+	struct rig *r = rig_new(&rig_opts, &rig_opts, 3, 16, 0);
+	const struct path_hooks hooks = {r, rig_path_says, end_path};
+	const struct path_peer peer = {.name = "m2", .host = "127.0.0.1"};
+	OPS->path_destroy(&r->path);
+	r->path = OPS->path_new(r->sender, &peer, &hooks);
+	RIG_WAIT(r, !r->path);
+	RIG_WAIT(r, list_empty(&((struct tcp_intake *)r->intake)->conns));
+	ck_assert_int_eq(r->in_up, 0);
+	rig_free(r);
+}
+END_TEST
+
 START_TEST(a_pool_that_cannot_be_read_fails_its_lease)
 {
 	struct lease l, other;
@@ -783,6 +840,69 @@ START_TEST(encrypted_lies_are_refused)
 }
 END_TEST
 
+/* Bytes that have arrived stay as they are, also if they are sent again and differ. */
+START_TEST(what_has_arrived_is_not_written_again)
+{
+	static const struct lie again = {"the same pieces", .f = {.n = 3, .first = 2}};
+	struct lease l;
+	struct liar a;
+	struct frame f;
+	struct path_state s;
+	unsigned char head[FRAME_HEAD_BYTES];
+	rig_random = 56;
+	struct rig *r = rig_new(&rig_opts, &rig_opts, 2, 16, _i & 1);
+	lease_open(&l, r, 10, 20);
+	lease_send_all(&l);
+	RIG_WAIT(r, l.bytes == lease_all(&l));
+	enter(r, &a, _i & 2 ? CIPHER_AES256GCM : CIPHER_NONE);
+	tell_lie(r, &a, &l, &again);
+	ck_assert_uint_eq(hear(r, a.fd, head, sizeof head), sizeof head);
+	ck_assert_int_eq(frame_get(head, &f, &a.back), 0);
+	ck_assert_int_eq(f.type, FRAME_ACK);
+	OPS->intake_state(r->intake, &s);
+	ck_assert_uint_eq(s.bytes, lease_all(&l));
+	ck_assert_uint_eq(s.repeated_bytes, 3 * r->layout.piece_bytes[0]);
+	lease_check(&l);
+	close(a.fd);
+	lease_end(&l);
+	rig_free(r);
+}
+END_TEST
+
+/* The sender has given a connection up whose end of a frame is still on its way, and sends the
+ * pieces on another. */
+START_TEST(two_connections_do_not_write_the_same_pieces)
+{
+	struct lease l;
+	struct liar a;
+	unsigned char text[FRAME_HEAD_BYTES + 700];
+	rig_random = 57;
+	struct rig *r = rig_new(&rig_opts, &rig_opts, 2, 16, 0);
+	RIG_WAIT(r, r->up);
+	lease_open(&l, r, 10, 20);
+	enter(r, &a, CIPHER_NONE);
+	const struct tcp_incoming *n = (struct tcp_incoming *)l.in;
+	const struct frame f = {.type = FRAME_DATA,
+	                        .number = 1,
+	                        .length = (uint32_t)(3 * r->layout.piece_bytes[0]),
+	                        .handle = n->handle,
+	                        .generation = n->generation,
+	                        .first = 2,
+	                        .n = 3};
+	memset(text, 'L', sizeof text);
+	frame_put(text, &f, &a.keys);
+	ck_assert_int_eq(send(a.fd, text, sizeof text, 0), sizeof text);
+	RIG_WAIT(r, r->to.own.data[kv_piece_offset(&r->layout, RIG_BLOCKS, 0, l.dst[2])] == 'L');
+	lease_send_all(&l);
+	RIG_WAIT(r, l.bytes == lease_all(&l));
+	send(a.fd, text + FRAME_HEAD_BYTES, sizeof text - FRAME_HEAD_BYTES, MSG_NOSIGNAL);
+	is_closed(r, a.fd);
+	lease_check(&l);
+	lease_end(&l);
+	rig_free(r);
+}
+END_TEST
+
 /* --- a receiver that lies, or does not read ------------------------------ */
 
 struct bad_end {
@@ -953,6 +1073,8 @@ int main(void)
 	tcase_add_test(t, one_piece_larger_than_window_and_frame);
 	tcase_add_test(t, leases_take_turns);
 	tcase_add_test(t, a_hook_may_end_its_outgoing);
+	tcase_add_test(t, a_hook_may_end_another_outgoing);
+	tcase_add_test(t, a_hook_may_end_its_path);
 	tcase_add_test(t, a_pool_that_cannot_be_read_fails_its_lease);
 	tcase_add_loop_test(t, an_outgoing_ends_in_the_middle_of_a_frame, 0, 6);
 	tcase_add_loop_test(t, a_thousand_cut_transfers, 0, 4);
@@ -968,6 +1090,8 @@ int main(void)
 	tcase_add_loop_test(t, the_other_cipher, 0, 2);
 	tcase_add_loop_test(t, lies_are_refused, 0, 2);
 	tcase_add_loop_test(t, encrypted_lies_are_refused, 0, 2);
+	tcase_add_loop_test(t, what_has_arrived_is_not_written_again, 0, 4);
+	tcase_add_test(t, two_connections_do_not_write_the_same_pieces);
 	tcase_add_test(t, a_peer_that_does_not_read_delays_no_other);
 	tcase_add_loop_test(t, acknowledgements_are_not_believed, 0, 4);
 	tcase_add_test(t, a_receiver_without_the_secret_gets_nothing);
