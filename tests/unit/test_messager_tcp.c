@@ -119,6 +119,32 @@ START_TEST(leases_take_turns)
 }
 END_TEST
 
+/* Others get their turn on the loop: a callback moves at most turn_bytes. */
+START_TEST(a_callback_has_a_limit)
+{
+	struct tcp_opts o = rig_opts, in = rig_opts;
+	struct lease l;
+	rig_random = 13;
+	o.connections = 1;
+	o.frame_bytes = 1; /* of one piece: 512 bytes */
+	*(_i ? &in.turn_bytes : &o.turn_bytes) = 1024;
+	struct rig *r = rig_new(&o, &in, 8, 16, 0);
+	RIG_WAIT(r, r->up);
+	lease_open(&l, r, 0, 40);
+	lease_send_all(&l);
+	uint64_t before = 0;
+	while (l.bytes < lease_all(&l)) {
+		event_base_loop(r->base, EVLOOP_ONCE);
+		uint64_t moved = _i ? ((struct tcp_incoming *)l.in)->n_arrived
+		                    : 8 * 40 - ((struct tcp_outgoing *)l.out)->n_due;
+		ck_assert_uint_le(moved - before, 3);
+		before = moved;
+	}
+	lease_end(&l);
+	rig_free(r);
+}
+END_TEST
+
 static void end_it(struct lease *l)
 {
 	if (l->bytes == lease_all(l))
@@ -193,6 +219,9 @@ START_TEST(a_hook_may_end_its_path)
 	RIG_WAIT(r, !r->path);
 	RIG_WAIT(r, list_empty(&((struct tcp_intake *)r->intake)->conns));
 	ck_assert_int_eq(r->in_up, 0);
+	/* nothing is left that has a limit: no wake-ups */
+	RIG_WAIT(r, !event_pending(r->sender->ev_tick, EV_TIMEOUT, NULL));
+	ck_assert(event_pending(r->receiver->ev_tick, EV_TIMEOUT, NULL));
 	rig_free(r);
 }
 END_TEST
@@ -1072,6 +1101,7 @@ int main(void)
 	tcase_add_loop_test(t, window_is_respected, 0, 2);
 	tcase_add_test(t, one_piece_larger_than_window_and_frame);
 	tcase_add_test(t, leases_take_turns);
+	tcase_add_loop_test(t, a_callback_has_a_limit, 0, 2);
 	tcase_add_test(t, a_hook_may_end_its_outgoing);
 	tcase_add_test(t, a_hook_may_end_another_outgoing);
 	tcase_add_test(t, a_hook_may_end_its_path);
