@@ -370,6 +370,16 @@ END_TEST
 
 /* --- leases that end ----------------------------------------------------- */
 
+static void still_works(struct rig *r)
+{
+	struct lease l;
+	lease_open(&l, r, 40, 8);
+	lease_send_all(&l);
+	RIG_WAIT(r, l.bytes == lease_all(&l));
+	lease_check(&l);
+	lease_end(&l);
+}
+
 START_TEST(a_closed_lease_is_not_written)
 {
 	struct tcp_opts o = rig_opts;
@@ -412,11 +422,12 @@ START_TEST(a_block_of_another_generation_is_not_written)
 	struct tcp_opts o = rig_opts;
 	rig_random = 30 + (uint64_t)_i;
 	o.encrypt = _i & 1;
+	o.connections = 1;
 	struct rig *r = rig_new(&o, &rig_opts, 4, 16, _i & 2);
-	RIG_WAIT(r, r->up);
 	for (unsigned i = 0, stale = 0; i < 40 || !stale; i++) {
 		struct lease l;
 		uint32_t block = draw(20);
+		still_works(r); /* behind the rest of the lease before */
 		r->receiver->opts.turn_bytes = 64 + draw(900);
 		r->sender->opts.frame_bytes = 1 + draw(5000);
 		lease_open(&l, r, 0, 20);
@@ -565,16 +576,6 @@ static uint64_t intake_errors(const struct rig *r)
 	return s.errors;
 }
 
-static void still_works(struct rig *r)
-{
-	struct lease l;
-	lease_open(&l, r, 40, 8);
-	lease_send_all(&l);
-	RIG_WAIT(r, l.bytes == lease_all(&l));
-	lease_check(&l);
-	lease_end(&l);
-}
-
 START_TEST(strangers_are_closed)
 {
 	struct tcp_opts in = rig_opts;
@@ -631,6 +632,50 @@ START_TEST(many_strangers_keep_nobody_out)
 		is_closed(r, fd[i]);
 	for (unsigned i = 90; i < 100; i++)
 		close(fd[i]);
+	rig_free(r);
+}
+END_TEST
+
+struct host {
+	struct path *path;
+	struct intake *intake;
+};
+
+static int host_intake_says(void *arg, const void *bytes, size_t n)
+{
+	struct err err;
+	return OPS->path_said(((struct host *)arg)->path, bytes, n, &err);
+}
+static int host_path_says(void *arg, const void *bytes, size_t n)
+{
+	(void)arg, (void)bytes, (void)n;
+	return 0;
+}
+
+START_TEST(many_hosts_start_at_once)
+{
+	enum { HOSTS = 32 };
+	static struct host h[HOSTS];
+	struct tcp_opts o = {.address = "127.0.0.1", .connections = 4};
+	struct path_state s;
+	const struct path_peer peer = {.name = "host", .host = "127.0.0.1"};
+	struct rig *r = rig_new(&o, &o, 1, 16, 0);
+	for (unsigned i = 0; i < HOSTS; i++) {
+		const struct path_hooks in = {&h[i], host_intake_says, NULL},
+								out = {&h[i], host_path_says, NULL};
+		h[i].path = OPS->path_new(r->sender, &peer, &out);
+		h[i].intake = OPS->intake_new(r->receiver, &peer, &in);
+	}
+	for (unsigned i = 0; i < HOSTS; i++) {
+		RIG_WAIT(r, ((struct tcp_path *)h[i].path)->side.n_up == 4);
+		OPS->path_state(h[i].path, &s);
+		ck_assert_uint_eq(s.errors, 0);
+	}
+	ck_assert_uint_eq(r->receiver->refused, 0);
+	for (unsigned i = 0; i < HOSTS; i++) {
+		OPS->path_destroy(&h[i].path);
+		OPS->intake_destroy(&h[i].intake);
+	}
 	rig_free(r);
 }
 END_TEST
@@ -1115,6 +1160,7 @@ int main(void)
 	tcase_add_test(t, a_host_is_a_name);
 	tcase_add_test(t, strangers_are_closed);
 	tcase_add_test(t, many_strangers_keep_nobody_out);
+	tcase_add_test(t, many_hosts_start_at_once);
 	tcase_add_test(t, handshakes_are_not_replayed_or_forged);
 	tcase_add_test(t, encryption_is_not_negotiated_away);
 	tcase_add_loop_test(t, the_other_cipher, 0, 2);
