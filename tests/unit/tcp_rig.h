@@ -219,6 +219,7 @@ struct lease {
 static void lease_delivered(void *arg, uint64_t bytes)
 {
 	struct lease *l = arg;
+	ck_assert_ptr_nonnull(l->out); /* it has not ended */
 	l->bytes += bytes;
 	if (l->on_delivered)
 		l->on_delivered(l);

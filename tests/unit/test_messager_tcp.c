@@ -1,8 +1,12 @@
 /* test_messager_tcp.c - KV over TCP data connections: exact bytes by each way, the window, turns,
  * cuts, leases that are closed or stale, and everything that a stranger or a peer may send. */
 #include "tcp_rig.h"
+#include "util/least.h"
+#include "util/log.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 
 /* --- bytes --------------------------------------------------------------- */
@@ -53,11 +57,1120 @@ START_TEST(bytes_are_exact)
 }
 END_TEST
 
+/* --- window, turns, hooks ------------------------------------------------ */
+
+START_TEST(window_is_respected)
+{
+	struct tcp_opts o = rig_opts;
+	struct lease l;
+	uint64_t most_bytes = 0;
+	rig_random = 3;
+	o.window_bytes = 5000;
+	o.frame_bytes = 3000;
+	struct rig *r = rig_new(&o, &rig_opts, 5, 16, _i);
+	lease_open(&l, r, 0, 40);
+	lease_send_all(&l);
+	RIG_WAIT(r, (most_bytes = most(most_bytes, ((struct tcp_outgoing *)l.out)->unacked_bytes),
+	             l.bytes == lease_all(&l)));
+	ck_assert_uint_le(most_bytes, 5000);
+	ck_assert_uint_ge(most_bytes, 3000);
+	lease_check(&l);
+	lease_end(&l);
+	rig_free(r);
+}
+END_TEST
+
+START_TEST(one_piece_larger_than_window_and_frame)
+{
+	struct tcp_opts o = rig_opts;
+	struct lease l;
+	rig_random = 4;
+	o.window_bytes = 100;
+	o.frame_bytes = 50;
+	struct rig *r = rig_new(&o, &rig_opts, 2, 16, 0);
+	lease_open(&l, r, 0, 10);
+	lease_send_all(&l);
+	RIG_WAIT(r, l.bytes == lease_all(&l));
+	lease_check(&l);
+	lease_end(&l);
+	rig_free(r);
+}
+END_TEST
+
+START_TEST(leases_take_turns)
+{
+	struct tcp_opts o = rig_opts;
+	struct lease l[4];
+	rig_random = 5;
+	o.connections = 1;
+	o.frame_bytes = o.turn_bytes = 1024;
+	struct rig *r = rig_new(&o, &rig_opts, 8, 16, 0);
+	RIG_WAIT(r, r->up);
+	for (unsigned i = 0; i < 4; i++) {
+		lease_open(&l[i], r, 12 * i, 12);
+		lease_send_all(&l[i]);
+	}
+	RIG_WAIT(r, l[0].bytes == lease_all(l) || l[3].bytes == lease_all(l));
+	for (unsigned i = 0; i < 4; i++)
+		ck_assert_uint_ge(l[i].bytes, lease_all(l) * 8 / 10);
+	for (unsigned i = 0; i < 4; i++)
+		lease_end(&l[i]);
+	rig_free(r);
+}
+END_TEST
+
+/* Others get their turn on the loop: a callback moves at most turn_bytes. */
+START_TEST(a_callback_has_a_limit)
+{
+	struct tcp_opts o = rig_opts, in = rig_opts;
+	struct lease l;
+	rig_random = 13;
+	o.connections = 1;
+	o.frame_bytes = 1; /* of one piece: 512 bytes */
+	*(_i ? &in.turn_bytes : &o.turn_bytes) = 1024;
+	struct rig *r = rig_new(&o, &in, 8, 16, 0);
+	RIG_WAIT(r, r->up);
+	lease_open(&l, r, 0, 40);
+	lease_send_all(&l);
+	uint64_t before = 0;
+	while (l.bytes < lease_all(&l)) {
+		event_base_loop(r->base, EVLOOP_ONCE);
+		uint64_t moved = _i ? ((struct tcp_incoming *)l.in)->n_arrived
+		                    : 8 * 40 - ((struct tcp_outgoing *)l.out)->n_due;
+		ck_assert_uint_le(moved - before, 3);
+		before = moved;
+	}
+	lease_end(&l);
+	rig_free(r);
+}
+END_TEST
+
+static void end_it(struct lease *l)
+{
+	if (l->bytes == lease_all(l))
+		OPS->outgoing_end(&l->out);
+}
+
+START_TEST(a_hook_may_end_its_outgoing)
+{
+	struct lease l;
+	rig_random = 6;
+	struct rig *r = rig_new(&rig_opts, &rig_opts, 3, 16, 0);
+	lease_open(&l, r, 0, 20);
+	l.on_delivered = end_it;
+	lease_send_all(&l);
+	RIG_WAIT(r, !l.out);
+	lease_check(&l);
+	lease_end(&l);
+	rig_free(r);
+}
+END_TEST
+
+static struct lease pair_of[2];
+static int has_ended;
+
+/* Ends the other one when that has something to be told as well. */
+static void end_the_other(struct lease *l)
+{
+	struct lease *other = &pair_of[l == pair_of];
+	if (has_ended || !other->out || !((struct tcp_outgoing *)other->out)->untold_bytes)
+		return;
+	OPS->outgoing_end(&other->out);
+	has_ended = 1;
+}
+
+START_TEST(a_hook_may_end_another_outgoing)
+{
+	rig_random = 7;
+	struct tcp_opts o = rig_opts;
+	o.frame_bytes = 600;
+	o.connections = 1;
+	struct rig *r = rig_new(&o, &rig_opts, 8, 16, 0);
+	RIG_WAIT(r, r->up);
+	for (unsigned i = 0; i < 2; i++) {
+		lease_open(&pair_of[i], r, 20 * i, 20);
+		pair_of[i].on_delivered = end_the_other;
+		lease_send_all(&pair_of[i]);
+	}
+	RIG_WAIT(r, has_ended);
+	struct lease *left = &pair_of[!pair_of[0].out];
+	RIG_WAIT(r, left->bytes == lease_all(left));
+	lease_check(left);
+	lease_end(&pair_of[0]);
+	lease_end(&pair_of[1]);
+	rig_free(r);
+}
+END_TEST
+
+static void end_path(void *arg, int up, const char *why)
+{
+	struct rig *r = arg;
+	(void)up, (void)why;
+	OPS->path_destroy(&r->path);
+}
+
+START_TEST(a_hook_may_end_its_path)
+{
+	struct rig *r = rig_new(&rig_opts, &rig_opts, 3, 16, 0);
+	const struct path_hooks hooks = {r, rig_path_says, end_path};
+	const struct path_peer peer = {.name = "m2", .host = "127.0.0.1"};
+	OPS->path_destroy(&r->path);
+	r->path = OPS->path_new(r->sender, &peer, &hooks);
+	RIG_WAIT(r, !r->path);
+	RIG_WAIT(r, list_empty(&((struct tcp_intake *)r->intake)->conns));
+	ck_assert_int_eq(r->in_up, 0);
+	/* nothing is left that has a limit: no wake-ups */
+	RIG_WAIT(r, !event_pending(r->sender->ev_tick, EV_TIMEOUT, NULL));
+	ck_assert(event_pending(r->receiver->ev_tick, EV_TIMEOUT, NULL));
+	rig_free(r);
+}
+END_TEST
+
+START_TEST(a_pool_that_cannot_be_read_fails_its_lease)
+{
+	struct lease l, other;
+	rig_random = 8;
+	struct rig *r = rig_new(&rig_opts, &rig_opts, 3, 16, 1);
+	RIG_WAIT(r, r->up);
+	far_fails = 1;
+	lease_open(&l, r, 0, 20);
+	lease_send_all(&l);
+	RIG_WAIT(r, l.failed);
+	far_fails = 0;
+	ck_assert_int_eq(l.failed, ERR_CLOSED);
+	ck_assert_ptr_nonnull(strstr(l.why, "the device is lost"));
+	lease_open(&other, r, 20, 20);
+	lease_send_all(&other);
+	RIG_WAIT(r, other.bytes == lease_all(&other));
+	ck_assert_uint_eq(l.bytes, 0);
+	lease_check(&other);
+	lease_end(&l);
+	lease_end(&other);
+	rig_free(r);
+}
+END_TEST
+
+/* The frame that is half written is completed from a copy: the stream stays in step. */
+START_TEST(an_outgoing_ends_in_the_middle_of_a_frame)
+{
+	struct tcp_opts o = rig_opts, in = rig_opts;
+	struct lease l, other;
+	rig_random = 9 + (uint64_t)_i;
+	o.connections = 1;
+	o.turn_bytes = 5000;
+	in.turn_bytes = 900;
+	struct rig *r = rig_new(&o, &in, 3, 64, 0);
+	size_t bytes = r->from.own.region.data_bytes;
+	unsigned char *copy = malloc(bytes);
+	memcpy(copy, r->from.own.data, bytes);
+	RIG_WAIT(r, r->up);
+	lease_open(&l, r, 0, 20);
+	lease_send_all(&l);
+	for (int i = 0; i < 1 + _i; i++)
+		event_base_loop(r->base, EVLOOP_ONCE);
+	OPS->outgoing_end(&l.out);
+	memset(r->from.own.data, 0, bytes);
+	lease_open(&other, r, 20, 20);
+	lease_send_all(&other);
+	RIG_WAIT(r, other.bytes == lease_all(&other));
+	lease_check(&other);
+	/* what has arrived of the first is what was there when it was sent */
+	memcpy(r->from.own.data, copy, bytes);
+	const struct tcp_incoming *n = (struct tcp_incoming *)l.in;
+	for (uint32_t i = 0; i < 3 * 20; i++)
+		if (n->arrived[i / 64] >> i % 64 & 1)
+			ck_assert(lease_piece_is_right(&l, i / 20, i % 20));
+	struct path_state s;
+	OPS->path_state(r->path, &s);
+	ck_assert_uint_eq(s.errors + s.restarts, 0);
+	lease_end(&l);
+	lease_end(&other);
+	free(copy);
+	rig_free(r);
+}
+END_TEST
+
+/* --- cuts ---------------------------------------------------------------- */
+
+static void cut_one(struct rig *r)
+{
+	const struct tcp_path *p = (struct tcp_path *)r->path;
+	struct tcp_intake *i = (struct tcp_intake *)r->intake;
+	if (draw(2)) {
+		const struct tcp_out *c = p->out[draw(p->n_outs)];
+		if (tcp_out_fd(c) >= 0)
+			shutdown(tcp_out_fd(c), SHUT_RDWR);
+		return;
+	}
+	list_each(it, &i->conns)
+		if (draw(2)) {
+			shutdown(tcp_in_fd(tcp_in_of(it)), draw(3) ? SHUT_RDWR : SHUT_WR);
+			return;
+		}
+}
+
+static void cut_transfers(struct rig *r, unsigned transfers)
+{
+	const uint32_t blocks = 14;
+	uint64_t sum = 0;
+	struct path_state out, in;
+	for (unsigned i = 0; i < transfers; i++) {
+		struct lease l;
+		unsigned cuts = draw(4), each = 2 + draw(12);
+		r->sender->opts.turn_bytes = 64 + draw(1500);
+		r->receiver->opts.turn_bytes = 64 + draw(1500);
+		r->sender->opts.frame_bytes = 1 + draw(3000);
+		lease_open(&l, r, 1, blocks);
+		lease_send_all(&l);
+		uint64_t until_us = clock_us() + WAIT_US;
+		while (l.bytes < lease_all(&l)) {
+			ck_assert_msg(clock_us() < until_us, "transfer %u does not end", i);
+			event_base_loop(r->base, EVLOOP_ONCE);
+			if (cuts && draw(each) == 0) {
+				cut_one(r);
+				cuts--;
+			}
+		}
+		ck_assert_uint_eq(l.bytes, lease_all(&l));
+		ck_assert_int_eq(l.failed, 0);
+		ck_assert_int_eq(OPS->incoming_complete(l.in), 1);
+		sum += l.bytes;
+		lease_check(&l);
+		lease_end(&l);
+		for (uint32_t layer = 0; layer < r->layout.layers; layer++)
+			memset(r->to.own.data + kv_piece_offset(&r->layout, RIG_BLOCKS, layer, 1), POISON,
+			       blocks * r->layout.piece_bytes[layer]);
+		event_base_loop(r->base, EVLOOP_NONBLOCK);
+		check_untouched(r, 0, RIG_BLOCKS);
+	}
+	OPS->path_state(r->path, &out);
+	OPS->intake_state(r->intake, &in);
+	ck_assert_uint_eq(out.bytes, sum);
+	ck_assert_uint_eq(in.bytes, sum);
+	ck_assert_uint_ge(out.restarts, transfers / 4);
+	ck_assert_uint_gt(out.repeated_bytes, 0);
+	ck_assert_uint_gt(in.repeated_bytes, 0);
+}
+
+START_TEST(a_thousand_cut_transfers)
+{
+	struct tcp_opts o = rig_opts;
+	unsigned before = open_descriptors();
+	rig_random = 11 + (uint64_t)_i;
+	o.backoff_us = 200;
+	o.backoff_max_us = 2000;
+	o.encrypt = _i & 1;
+	o.connections = 1 + (uint32_t)_i;
+	struct rig *r = rig_new(&o, &rig_opts, 3, 16, _i & 2);
+	cut_transfers(r, 250);
+	rig_free(r);
+	ck_assert_uint_eq(open_descriptors(), before);
+}
+END_TEST
+
+/* --- leases that end ----------------------------------------------------- */
+
+static void still_works(struct rig *r)
+{
+	struct lease l;
+	lease_open(&l, r, 40, 8);
+	lease_send_all(&l);
+	RIG_WAIT(r, l.bytes == lease_all(&l));
+	lease_check(&l);
+	lease_end(&l);
+}
+
+START_TEST(a_closed_lease_is_not_written)
+{
+	struct tcp_opts o = rig_opts;
+	rig_random = 20 + (uint64_t)_i;
+	o.encrypt = _i & 1;
+	o.connections = 2;
+	struct rig *r = rig_new(&o, &rig_opts, 4, 16, _i & 2);
+	RIG_WAIT(r, r->up);
+	for (unsigned i = 0; i < 40; i++) {
+		struct lease l, other;
+		r->receiver->opts.turn_bytes = 64 + draw(900);
+		r->sender->opts.turn_bytes = 64 + draw(4000);
+		r->sender->opts.frame_bytes = 1 + draw(5000);
+		lease_open(&l, r, 0, 20);
+		lease_open(&other, r, 20, 20);
+		lease_send_all(&l);
+		lease_send_all(&other);
+		for (uint32_t n = draw(20); n; n--)
+			event_base_loop(r->base, EVLOOP_ONCE);
+		uint64_t before = l.bytes;
+		ck_assert_int_eq(OPS->incoming_close(l.in), 1);
+		OPS->incoming_free(&l.in);
+		memset(r->to.own.data, POISON, r->to.own.region.data_bytes);
+		RIG_WAIT(r, l.failed || l.bytes == lease_all(&l)); /* had it all arrived before? */
+		if (l.failed)
+			ck_assert_int_eq(l.failed, ERR_STALE);
+		ck_assert_uint_ge(l.bytes, before);
+		RIG_WAIT(r, other.bytes == lease_all(&other));
+		check_untouched(r, 0, 20);
+		check_untouched(r, 40, RIG_BLOCKS);
+		lease_end(&l);
+		lease_end(&other);
+	}
+	rig_free(r);
+}
+END_TEST
+
+START_TEST(a_block_of_another_generation_is_not_written)
+{
+	struct tcp_opts o = rig_opts;
+	rig_random = 30 + (uint64_t)_i;
+	o.encrypt = _i & 1;
+	o.connections = 1;
+	struct rig *r = rig_new(&o, &rig_opts, 4, 16, _i & 2);
+	for (unsigned i = 0, stale = 0; i < 40 || !stale; i++) {
+		struct lease l;
+		uint32_t block = draw(20);
+		still_works(r); /* behind the rest of the lease before */
+		r->receiver->opts.turn_bytes = 64 + draw(900);
+		r->sender->opts.frame_bytes = 1 + draw(5000);
+		lease_open(&l, r, 0, 20);
+		lease_send_all(&l);
+		for (uint32_t n = draw(12); n; n--)
+			event_base_loop(r->base, EVLOOP_ONCE);
+		r->to.own.region.generations[block]++;
+		memset(r->to.own.data, POISON, r->to.own.region.data_bytes);
+		RIG_WAIT(r, l.failed || l.bytes == lease_all(&l));
+		if (l.failed) {
+			ck_assert_int_eq(l.failed, ERR_STALE);
+			ck_assert_ptr_nonnull(strstr(l.why, "generation"));
+			ck_assert_int_eq(OPS->incoming_complete(l.in), 0);
+			stale++;
+		}
+		check_untouched(r, block, block + 1);
+		check_untouched(r, 20, RIG_BLOCKS);
+		lease_end(&l);
+	}
+	rig_free(r);
+}
+END_TEST
+
+START_TEST(what_is_refused_locally)
+{
+	struct err err;
+	struct lease l;
+	struct incoming *in;
+	unsigned char handle[PATH_HANDLE_MAX];
+	size_t n;
+	rig_random = 40;
+	struct rig *r = rig_new(&rig_opts, &rig_opts, 2, 16, 0);
+	lease_open(&l, r, 0, 4);
+	struct outgoing_opts o = ((struct tcp_outgoing *)l.out)->o;
+	struct outgoing *out;
+	o.handle = (const unsigned char *)"no handle at";
+	o.handle_bytes = 12;
+	ck_assert_int_eq(OPS->outgoing_new(r->path, &o, &out, &err), ERR_INVALID);
+	o.handle = l.handle;
+	o.handle_bytes = l.handle_bytes - 1;
+	ck_assert_int_eq(OPS->outgoing_new(r->path, &o, &out, &err), ERR_INVALID);
+	struct incoming_opts io = ((struct tcp_incoming *)l.in)->o;
+	const uint32_t beyond[4] = {0, 1, 2, RIG_BLOCKS};
+	io.dst = beyond;
+	ck_assert_int_eq(OPS->incoming_new(r->intake, &io, &in, handle, &n, &err), ERR_INVALID);
+	ck_assert_int_eq(OPS->path_said(r->path, "PDT1 and more", 13, &err), ERR_INVALID);
+	ck_assert_int_eq(OPS->intake_said(r->intake, r->setup, 7, &err), ERR_INVALID);
+	/* leases of an intake */
+	static struct incoming *many[TCP_INCOMING_MAX];
+	unsigned made = 0;
+	io = ((struct tcp_incoming *)l.in)->o;
+	while (made < TCP_INCOMING_MAX &&
+	       OPS->incoming_new(r->intake, &io, &many[made], handle, &n, &err) == 0)
+		made++;
+	ck_assert_uint_eq(made, TCP_INCOMING_MAX - 1);
+	ck_assert_int_eq(err.code, ERR_FULL);
+	while (made) {
+		ck_assert_int_eq(OPS->incoming_close(many[--made]), 1);
+		OPS->incoming_free(&many[made]);
+	}
+	lease_end(&l);
+	rig_free(r);
+}
+END_TEST
+
+/* --- canary, names ------------------------------------------------------- */
+
+START_TEST(a_canary_measures_the_path)
+{
+	struct tcp_opts o = rig_opts;
+	struct path_state s;
+	o.canary_us = 1000;
+	o.encrypt = _i;
+	struct rig *r = rig_new(&o, &rig_opts, 1, 16, 0);
+	RIG_WAIT(r, (OPS->path_state(r->path, &s), s.canaries >= 2));
+	ck_assert_uint_gt(s.canary_us, 0);
+	ck_assert_uint_eq(s.canary_mbit_s, 65536ull * 8 / s.canary_us);
+	ck_assert_uint_eq(s.canaries_lost + s.errors + s.bytes, 0);
+	rig_free(r);
+}
+END_TEST
+
+START_TEST(a_host_is_a_name)
+{
+	struct rig *r = rig_new(&rig_opts, &rig_opts, 1, 16, 0);
+	const struct path_hooks hooks = {r, rig_path_says, rig_path_up};
+	const struct path_peer here = {.name = "m2", .host = "localhost"},
+						   nowhere = {.name = "m3", .host = "no-such-host.invalid"};
+	struct path_state s;
+	struct err err;
+	OPS->path_destroy(&r->path);
+	r->path = OPS->path_new(r->sender, &here, &hooks);
+	RIG_WAIT(r, r->up);
+	struct path *p = OPS->path_new(r->sender, &nowhere, &hooks);
+	ck_assert_int_eq(OPS->path_said(p, r->setup, r->setup_bytes, &err), 0);
+	for (int i = 0; i < 5; i++)
+		event_base_loop(r->base, EVLOOP_ONCE);
+	OPS->path_state(p, &s);
+	ck_assert_ptr_nonnull(s.up);
+	OPS->path_destroy(&p); /* while it is asked for, if there is a name server */
+	for (int i = 0; i < 5; i++)
+		event_base_loop(r->base, EVLOOP_NONBLOCK);
+	rig_free(r);
+}
+END_TEST
+
+/* --- strangers ----------------------------------------------------------- */
+
+static int dial(const struct rig *r)
+{
+	const struct sockaddr_in to = {.sin_family = AF_INET,
+	                               .sin_port = htons(tcp_transport_port(r->receiver)),
+	                               .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+	ck_assert_int_eq(connect(fd, (const struct sockaddr *)&to, sizeof to), 0);
+	return fd;
+}
+
+/* Runs the loop until fd has given n bytes, or has ended. Returns how many. */
+static size_t hear(struct rig *r, int fd, void *at, size_t n)
+{
+	size_t have = 0;
+	uint64_t until_us = clock_us() + WAIT_US;
+	while (have < n) {
+		ck_assert_msg(clock_us() < until_us, "waited too long for %zu bytes", n);
+		event_base_loop(r->base, EVLOOP_NONBLOCK);
+		ssize_t got = recv(fd, (char *)at + have, n - have, MSG_DONTWAIT);
+		if (got == 0 || (got < 0 && errno != EAGAIN))
+			break;
+		have += got > 0 ? (size_t)got : 0;
+	}
+	return have;
+}
+
+static void is_closed(struct rig *r, int fd)
+{
+	char c;
+	ck_assert_uint_eq(hear(r, fd, &c, 1), 0);
+	close(fd);
+}
+
+static uint64_t intake_errors(const struct rig *r)
+{
+	struct path_state s;
+	OPS->intake_state(r->intake, &s);
+	return s.errors;
+}
+
+START_TEST(strangers_are_closed)
+{
+	struct tcp_opts in = rig_opts;
+	unsigned char hello[HELLO_BYTES];
+	char noise[5000];
+	in.handshake_us = 300000;
+	rig_random = 50;
+	struct rig *r = rig_new(&rig_opts, &in, 2, 16, 0);
+	RIG_WAIT(r, r->up);
+	memset(noise, 'G', sizeof noise);
+	int fd = dial(r);
+	ck_assert_int_eq(send(fd, noise, sizeof noise, 0), sizeof noise);
+	is_closed(r, fd);
+	ck_assert_uint_eq(r->receiver->refused, 1);
+	/* HELLO of a pair that is not known */
+	const struct hello h = {.pair = 12345};
+	hello_put(hello, &h, (const unsigned char *)noise);
+	fd = dial(r);
+	send(fd, hello, sizeof hello, 0);
+	is_closed(r, fd);
+	ck_assert_uint_eq(r->receiver->refused, 2);
+	/* a byte now and then, and nothing at all */
+	uint64_t begun_us = clock_us();
+	fd = dial(r);
+	int silent = dial(r);
+	for (int i = 0; i < 20 && send(fd, hello, 1, MSG_NOSIGNAL) == 1; i++) {
+		usleep(20000);
+		event_base_loop(r->base, EVLOOP_NONBLOCK);
+	}
+	is_closed(r, fd);
+	is_closed(r, silent);
+	ck_assert_uint_ge(clock_us() - begun_us, 250000);
+	ck_assert_uint_eq(r->receiver->n_strangers, 0);
+	ck_assert_uint_eq(intake_errors(r), 0);
+	still_works(r);
+	rig_free(r);
+}
+END_TEST
+
+START_TEST(many_strangers_keep_nobody_out)
+{
+	struct tcp_opts in = rig_opts;
+	int fd[100];
+	in.strangers = 8;
+	rig_random = 51;
+	struct rig *r = rig_new(&rig_opts, &in, 2, 16, 0);
+	for (unsigned i = 0; i < 100; i++) {
+		fd[i] = dial(r);
+		event_base_loop(r->base, EVLOOP_NONBLOCK);
+		ck_assert_uint_le(r->receiver->n_strangers, 8);
+	}
+	still_works(r);
+	for (unsigned i = 0; i < 90; i++)
+		is_closed(r, fd[i]);
+	for (unsigned i = 90; i < 100; i++)
+		close(fd[i]);
+	rig_free(r);
+}
+END_TEST
+
+struct host {
+	struct path *path;
+	struct intake *intake;
+};
+
+static int host_intake_says(void *arg, const void *bytes, size_t n)
+{
+	struct err err;
+	return OPS->path_said(((struct host *)arg)->path, bytes, n, &err);
+}
+static int host_path_says(void *arg, const void *bytes, size_t n)
+{
+	(void)arg, (void)bytes, (void)n;
+	return 0;
+}
+
+START_TEST(many_hosts_start_at_once)
+{
+	enum { HOSTS = 32 };
+	static struct host h[HOSTS];
+	struct tcp_opts o = {.address = "127.0.0.1", .connections = 4};
+	struct path_state s;
+	const struct path_peer peer = {.name = "host", .host = "127.0.0.1"};
+	struct rig *r = rig_new(&o, &o, 1, 16, 0);
+	for (unsigned i = 0; i < HOSTS; i++) {
+		const struct path_hooks in = {&h[i], host_intake_says, NULL},
+								out = {&h[i], host_path_says, NULL};
+		h[i].path = OPS->path_new(r->sender, &peer, &out);
+		h[i].intake = OPS->intake_new(r->receiver, &peer, &in);
+	}
+	for (unsigned i = 0; i < HOSTS; i++) {
+		RIG_WAIT(r, ((struct tcp_path *)h[i].path)->side.n_up == 4);
+		OPS->path_state(h[i].path, &s);
+		ck_assert_uint_eq(s.errors, 0);
+	}
+	ck_assert_uint_eq(r->receiver->refused, 0);
+	for (unsigned i = 0; i < HOSTS; i++) {
+		OPS->path_destroy(&h[i].path);
+		OPS->intake_destroy(&h[i].intake);
+	}
+	rig_free(r);
+}
+END_TEST
+
+/* --- a peer that speaks the protocol, and lies --------------------------- */
+
+struct liar {
+	int fd;
+	struct setup setup;
+	unsigned char hello[HELLO_BYTES], welcome[WELCOME_BYTES];
+	struct frame_keys keys, back;
+	uint64_t number;
+};
+
+/* Everything up to PROOF. */
+static void greet(struct rig *r, struct liar *a, enum cipher cipher)
+{
+	RIG_WAIT(r, r->setup_bytes);
+	ck_assert_int_eq(setup_get(r->setup, r->setup_bytes, &a->setup), 0);
+	struct hello h = {a->setup.pair, 7, cipher, {0}};
+	randombytes_buf(h.nonce, sizeof h.nonce);
+	hello_put(a->hello, &h, a->setup.secret);
+	a->fd = dial(r);
+	a->number = 1;
+	ck_assert_int_eq(send(a->fd, a->hello, HELLO_BYTES, 0), HELLO_BYTES);
+	ck_assert_uint_eq(hear(r, a->fd, a->welcome, WELCOME_BYTES), WELCOME_BYTES);
+	ck_assert_int_eq(welcome_verify(a->welcome, a->hello, a->setup.secret), 0);
+}
+
+static void enter(struct rig *r, struct liar *a, enum cipher cipher)
+{
+	unsigned char proof[PROOF_BYTES];
+	greet(r, a, cipher);
+	proof_put(proof, a->hello, a->welcome, a->setup.secret);
+	ck_assert_int_eq(send(a->fd, proof, sizeof proof, 0), sizeof proof);
+	frame_keys_derive(&a->keys, cipher, FRAMES_OUT, a->hello, a->welcome, a->setup.secret);
+	frame_keys_derive(&a->back, CIPHER_NONE, FRAMES_BACK, a->hello, a->welcome, a->setup.secret);
+}
+
+START_TEST(handshakes_are_not_replayed_or_forged)
+{
+	struct liar a;
+	unsigned char proof[PROOF_BYTES], again[WELCOME_BYTES], hello[HELLO_BYTES];
+	rig_random = 52;
+	struct rig *r = rig_new(&rig_opts, &rig_opts, 2, 16, 0);
+	RIG_WAIT(r, r->up);
+	enter(r, &a, CIPHER_NONE);
+	proof_put(proof, a.hello, a.welcome, a.setup.secret);
+	RIG_WAIT(r, ((struct tcp_intake *)r->intake)->side.n_up == 3);
+	/* what an observer of that handshake has */
+	int fd = dial(r);
+	send(fd, a.hello, HELLO_BYTES, 0);
+	ck_assert_uint_eq(hear(r, fd, again, WELCOME_BYTES), WELCOME_BYTES);
+	ck_assert_int_ne(memcmp(again, a.welcome, WELCOME_BYTES), 0);
+	send(fd, proof, sizeof proof, 0);
+	is_closed(r, fd);
+	ck_assert_uint_eq(intake_errors(r), 1);
+	ck_assert_uint_eq(((struct tcp_intake *)r->intake)->side.n_up, 3); /* nor did it end that one */
+	close(a.fd);
+	/* the pair's id, and another secret */
+	memcpy(hello, a.hello, HELLO_BYTES);
+	hello[HELLO_BYTES - 1] ^= 1;
+	fd = dial(r);
+	send(fd, hello, HELLO_BYTES, 0);
+	is_closed(r, fd);
+	ck_assert_uint_eq(intake_errors(r), 2);
+	/* HELLO that was changed on its way */
+	memcpy(hello, a.hello, HELLO_BYTES);
+	hello[20] ^= CIPHER_XCHACHA20;
+	fd = dial(r);
+	send(fd, hello, HELLO_BYTES, 0);
+	is_closed(r, fd);
+	ck_assert_uint_eq(intake_errors(r), 3);
+	still_works(r);
+	rig_free(r);
+}
+END_TEST
+
+START_TEST(encryption_is_not_negotiated_away)
+{
+	struct tcp_opts in = rig_opts;
+	struct liar a;
+	in.encrypt = 1;
+	rig_random = 53;
+	struct rig *r = rig_new(&rig_opts, &in, 2, 16, 0);
+	RIG_WAIT(r, r->up);
+	struct path_state s;
+	OPS->path_state(r->path, &s);
+	ck_assert_ptr_nonnull(strstr(s.via, "aes256-gcm"));
+	ck_assert_int_eq(setup_get(r->setup, r->setup_bytes, &a.setup), 0);
+	const struct hello h = {a.setup.pair, 7, CIPHER_NONE, {0}};
+	hello_put(a.hello, &h, a.setup.secret);
+	int fd = dial(r);
+	send(fd, a.hello, HELLO_BYTES, 0);
+	is_closed(r, fd);
+	ck_assert_uint_eq(intake_errors(r), 1);
+	still_works(r);
+	rig_free(r);
+}
+END_TEST
+
+START_TEST(the_other_cipher)
+{
+	struct lease l;
+	rig_random = 54;
+	struct rig *r = rig_new(&rig_opts, &rig_opts, 3, 16, _i);
+	r->sender->aes = 0;
+	r->sender->opts.encrypt = 1;
+	lease_open(&l, r, 3, 30);
+	lease_send_all(&l);
+	RIG_WAIT(r, l.bytes == lease_all(&l));
+	struct path_state s;
+	OPS->path_state(r->path, &s);
+	ck_assert_ptr_nonnull(strstr(s.via, "xchacha20-poly1305"));
+	lease_check(&l);
+	lease_end(&l);
+	rig_free(r);
+}
+END_TEST
+
+/* A frame with bytes, as DATA of a lease. */
+struct lie {
+	const char *what;
+	struct frame f;
+	int length;                   /* relative to what the fields say */
+	int bad_mac, bad_sum, tamper; /* tamper: with a cipher */
+	enum frame_refusal refused;   /* answered; NOT: the connection is closed */
+	int of_another_lease;
+};
+
+static void tell_lie(struct rig *r, struct liar *a, const struct lease *l, const struct lie *lie)
+{
+	unsigned char text[FRAME_HEAD_BYTES + 40000];
+	struct frame f = lie->f;
+	const struct tcp_incoming *n = (struct tcp_incoming *)l->in;
+	uint32_t bytes = (uint32_t)((int)(f.n * r->layout.piece_bytes[0]) + lie->length);
+	struct frame_sum *sum = frame_sum_new();
+	f.type = f.type ? f.type : FRAME_DATA;
+	f.number += a->number++;
+	f.handle = n->handle;
+	f.generation = n->generation + (unsigned)lie->of_another_lease;
+	f.length = f.length ? f.length : bytes;
+	bytes = (uint32_t)least(f.length, 30000);
+	memset(text + FRAME_HEAD_BYTES, 'L', bytes);
+	frame_sum_begin(sum, &a->keys);
+	frame_sum_add(sum, text + FRAME_HEAD_BYTES, bytes);
+	f.sum = a->keys.cipher ? 0 : frame_sum_end(sum) + (unsigned)lie->bad_sum;
+	frame_sum_destroy(&sum);
+	frame_put(text, &f, &a->keys);
+	if (a->keys.cipher) {
+		frame_encrypt(&a->keys, text, f.number, text + FRAME_HEAD_BYTES, bytes,
+		              text + FRAME_HEAD_BYTES);
+		bytes += FRAME_TAG_BYTES;
+		text[FRAME_HEAD_BYTES + 5] ^= (unsigned char)lie->tamper;
+	}
+	text[30] ^= (unsigned char)lie->bad_mac;
+	ck_assert_int_eq(send(a->fd, text, FRAME_HEAD_BYTES + bytes, MSG_NOSIGNAL),
+	                 FRAME_HEAD_BYTES + bytes);
+}
+
+static void check_lies(const struct lie *lies, unsigned n, enum cipher cipher, int far)
+{
+	struct lease l;
+	rig_random = 55;
+	struct rig *r = rig_new(&rig_opts, &rig_opts, 4, 16, far);
+	RIG_WAIT(r, r->up);
+	lease_open(&l, r, 10, 20);
+	for (unsigned i = 0; i < n; i++) {
+		struct liar a;
+		struct frame f;
+		unsigned char head[FRAME_HEAD_BYTES];
+		enter(r, &a, cipher);
+		RIG_WAIT(r, ((struct tcp_intake *)r->intake)->side.n_up == 3);
+		uint64_t errors = intake_errors(r);
+		tell_lie(r, &a, &l, &lies[i]);
+		size_t got = hear(r, a.fd, head, sizeof head);
+		if (lies[i].refused) {
+			ck_assert_msg(got == sizeof head && frame_get(head, &f, &a.back) == 0, "%s: %zu",
+			              lies[i].what, got);
+			ck_assert_msg(f.type == FRAME_REFUSE && f.n == lies[i].refused, "%s: type %d, %u",
+			              lies[i].what, f.type, f.n);
+			if (lies[i].refused == REFUSED_CLOSED)
+				errors--; /* of no error of the peer */
+		} else {
+			ck_assert_msg(got == 0, "%s is accepted", lies[i].what);
+		}
+		ck_assert_msg(intake_errors(r) == errors + 1, "%s", lies[i].what);
+		ck_assert_msg(((struct tcp_incoming *)l.in)->n_arrived == 0, "%s counts", lies[i].what);
+		close(a.fd);
+		RIG_WAIT(r, ((struct tcp_intake *)r->intake)->side.n_up == 2);
+		check_untouched(r, 0, 10);
+		check_untouched(r, 30, 40);
+	}
+	lease_send_all(&l); /* the pair's own bytes still come through */
+	RIG_WAIT(r, l.bytes == lease_all(&l));
+	lease_check(&l);
+	check_untouched(r, 0, 10);
+	check_untouched(r, 30, RIG_BLOCKS);
+	lease_end(&l);
+	rig_free(r);
+}
+
+START_TEST(lies_are_refused)
+{
+	static const struct lie lies[] = {
+		{"a changed header", .f.n = 2, .bad_mac = 1},
+		{"a wrong checksum", .f.n = 2, .bad_sum = 1},
+		{"a frame left out", .f = {.n = 2, .number = 1}},
+		{"a frame again", .f = {.n = 2, .number = UINT64_MAX}},
+		{"17 MiB", .f = {.n = 1, .length = 17u << 20}},
+		{"4 GiB", .f = {.n = 1, .length = UINT32_MAX}},
+		{"an answer", .f = {.n = 1, .type = FRAME_ACK}},
+		{"a byte too many", .f.n = 2, .length = 1, .refused = REFUSED_MALFORMED},
+		{"a byte too few", .f.n = 2, .length = -1, .refused = REFUSED_MALFORMED},
+		{"no blocks", .f.n = 0, .length = 4, .refused = REFUSED_MALFORMED},
+		{"a layer that is not there", .f = {.n = 1, .layer = 4}, .refused = REFUSED_MALFORMED},
+		{"a huge layer", .f = {.n = 1, .layer = UINT32_MAX}, .refused = REFUSED_MALFORMED},
+		{"blocks past the lease", .f = {.n = 2, .first = 19}, .refused = REFUSED_MALFORMED},
+		{"blocks that wrap", .f = {.n = 2, .first = UINT32_MAX}, .refused = REFUSED_MALFORMED},
+		{"an old lease", .f.n = 2, .of_another_lease = -1, .refused = REFUSED_CLOSED},
+	};
+	check_lies(lies, sizeof lies / sizeof *lies, CIPHER_NONE, _i);
+}
+END_TEST
+
+START_TEST(encrypted_lies_are_refused)
+{
+	static const struct lie lies[] = {
+		{"a changed header", .f.n = 2, .bad_mac = 1},
+		{"a changed byte", .f.n = 2, .tamper = 1},
+		{"a canary that was changed", .f = {.n = 2, .type = FRAME_CANARY}, .tamper = 1},
+		{"a frame again", .f = {.n = 2, .number = UINT64_MAX}},
+		{"a byte too many", .f.n = 2, .length = 1, .refused = REFUSED_MALFORMED},
+	};
+	check_lies(lies, sizeof lies / sizeof *lies, _i ? CIPHER_XCHACHA20 : CIPHER_AES256GCM, 0);
+}
+END_TEST
+
+/* Bytes that have arrived stay as they are, also if they are sent again and differ. */
+START_TEST(what_has_arrived_is_not_written_again)
+{
+	static const struct lie again = {"the same pieces", .f = {.n = 3, .first = 2}};
+	struct lease l;
+	struct liar a;
+	struct frame f;
+	struct path_state s;
+	unsigned char head[FRAME_HEAD_BYTES];
+	rig_random = 56;
+	struct rig *r = rig_new(&rig_opts, &rig_opts, 2, 16, _i & 1);
+	lease_open(&l, r, 10, 20);
+	lease_send_all(&l);
+	RIG_WAIT(r, l.bytes == lease_all(&l));
+	enter(r, &a, _i & 2 ? CIPHER_AES256GCM : CIPHER_NONE);
+	tell_lie(r, &a, &l, &again);
+	ck_assert_uint_eq(hear(r, a.fd, head, sizeof head), sizeof head);
+	ck_assert_int_eq(frame_get(head, &f, &a.back), 0);
+	ck_assert_int_eq(f.type, FRAME_ACK);
+	OPS->intake_state(r->intake, &s);
+	ck_assert_uint_eq(s.bytes, lease_all(&l));
+	ck_assert_uint_eq(s.repeated_bytes, 3 * r->layout.piece_bytes[0]);
+	lease_check(&l);
+	close(a.fd);
+	lease_end(&l);
+	rig_free(r);
+}
+END_TEST
+
+/* The sender has given a connection up whose end of a frame is still on its way, and sends the
+ * pieces on another. */
+START_TEST(two_connections_do_not_write_the_same_pieces)
+{
+	struct lease l;
+	struct liar a;
+	unsigned char text[FRAME_HEAD_BYTES + 700];
+	rig_random = 57;
+	struct rig *r = rig_new(&rig_opts, &rig_opts, 2, 16, 0);
+	RIG_WAIT(r, r->up);
+	lease_open(&l, r, 10, 20);
+	enter(r, &a, CIPHER_NONE);
+	const struct tcp_incoming *n = (struct tcp_incoming *)l.in;
+	const struct frame f = {.type = FRAME_DATA,
+	                        .number = 1,
+	                        .length = (uint32_t)(3 * r->layout.piece_bytes[0]),
+	                        .handle = n->handle,
+	                        .generation = n->generation,
+	                        .first = 2,
+	                        .n = 3};
+	memset(text, 'L', sizeof text);
+	frame_put(text, &f, &a.keys);
+	ck_assert_int_eq(send(a.fd, text, sizeof text, 0), sizeof text);
+	RIG_WAIT(r, r->to.own.data[kv_piece_offset(&r->layout, RIG_BLOCKS, 0, l.dst[2])] == 'L');
+	lease_send_all(&l);
+	RIG_WAIT(r, l.bytes == lease_all(&l));
+	send(a.fd, text + FRAME_HEAD_BYTES, sizeof text - FRAME_HEAD_BYTES, MSG_NOSIGNAL);
+	is_closed(r, a.fd);
+	lease_check(&l);
+	lease_end(&l);
+	rig_free(r);
+}
+END_TEST
+
+/* --- a receiver that lies, or does not read ------------------------------ */
+
+struct bad_end {
+	int listener, fd;
+	struct setup setup;
+	struct path *path;
+	struct frame_keys back;
+	int up;
+};
+
+static int bad_end_says(void *arg, const void *bytes, size_t n)
+{
+	(void)arg, (void)bytes, (void)n;
+	return 0;
+}
+static void bad_end_up(void *arg, int up, const char *why)
+{
+	(void)why;
+	((struct bad_end *)arg)->up += up;
+}
+
+/* A second path of r's sender, to an end that this test plays. */
+static void bad_end_new(struct rig *r, struct bad_end *b)
+{
+	struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t bytes = sizeof at;
+	unsigned char text[SETUP_BYTES];
+	const struct path_hooks hooks = {b, bad_end_says, bad_end_up};
+	const struct path_peer peer = {.name = "bad", .host = "127.0.0.1"};
+	struct err err;
+	*b = (struct bad_end){.listener = socket(AF_INET, SOCK_STREAM, 0)};
+	ck_assert_int_eq(bind(b->listener, (struct sockaddr *)&at, sizeof at), 0);
+	ck_assert_int_eq(listen(b->listener, 8), 0);
+	getsockname(b->listener, (struct sockaddr *)&at, &bytes);
+	b->setup = (struct setup){
+		.kind = SETUP_TELL, .port = ntohs(at.sin_port), .connections = 1, .pair = 99};
+	b->path = OPS->path_new(r->sender, &peer, &hooks);
+	ck_assert_int_eq(OPS->path_said(b->path, text, setup_put(text, &b->setup), &err), 0);
+}
+
+static void bad_end_accept(struct rig *r, struct bad_end *b)
+{
+	unsigned char hello[HELLO_BYTES], welcome[WELCOME_BYTES], proof[PROOF_BYTES], nonce[32] = {1};
+	uint64_t until_us = clock_us() + WAIT_US;
+	while ((b->fd = accept4(b->listener, NULL, NULL, SOCK_NONBLOCK)) < 0) {
+		ck_assert_uint_lt(clock_us(), until_us);
+		event_base_loop(r->base, EVLOOP_NONBLOCK);
+		fcntl(b->listener, F_SETFL, O_NONBLOCK);
+	}
+	ck_assert_uint_eq(hear(r, b->fd, hello, HELLO_BYTES), HELLO_BYTES);
+	welcome_put(welcome, hello, nonce, b->setup.secret);
+	ck_assert_int_eq(send(b->fd, welcome, WELCOME_BYTES, 0), WELCOME_BYTES);
+	ck_assert_uint_eq(hear(r, b->fd, proof, PROOF_BYTES), PROOF_BYTES);
+	ck_assert_int_eq(proof_verify(proof, hello, nonce, b->setup.secret), 0);
+	frame_keys_derive(&b->back, CIPHER_NONE, FRAMES_BACK, hello, nonce, b->setup.secret);
+}
+
+static void bad_end_free(struct bad_end *b)
+{
+	OPS->path_destroy(&b->path);
+	close(b->fd);
+	close(b->listener);
+}
+
+static void lease_on_bad_end(struct lease *l, struct rig *r, struct bad_end *b)
+{
+	struct path *own = r->path;
+	lease_open(l, r, 0, 40); /* for its handle: nothing will arrive */
+	OPS->outgoing_end(&l->out);
+	r->path = b->path;
+	lease_outgoing(l);
+	r->path = own;
+	lease_send_all(l);
+}
+
+START_TEST(a_peer_that_does_not_read_delays_no_other)
+{
+	struct tcp_opts o = rig_opts;
+	struct bad_end b;
+	struct lease l;
+	struct path_state s;
+	o.stall_us = 400000;
+	o.frame_bytes = 4096;
+	rig_random = 60;
+	struct rig *r = rig_new(&o, &rig_opts, 8, 256, 0);
+	bad_end_new(r, &b);
+	fcntl(b.listener, F_SETFL, O_NONBLOCK);
+	bad_end_accept(r, &b);
+	RIG_WAIT(r, b.up);
+	lease_on_bad_end(&l, r, &b);
+	for (int i = 0; i < 20; i++)
+		still_works(r);
+	ck_assert_uint_eq(l.bytes, 0);
+	/* and it is noticed */
+	RIG_WAIT(r, (OPS->path_state(b.path, &s), s.errors));
+	ck_assert_msg(strstr(s.last_error, "nothing was acknowledged"), "%s", s.last_error);
+	ck_assert_ptr_nonnull(s.up);
+	ck_assert_int_eq(l.failed, 0);
+	lease_end(&l);
+	bad_end_free(&b);
+	rig_free(r);
+}
+END_TEST
+
+START_TEST(acknowledgements_are_not_believed)
+{
+	struct bad_end b;
+	struct lease l;
+	struct path_state s;
+	unsigned char head[FRAME_HEAD_BYTES];
+	rig_random = 61;
+	struct rig *r = rig_new(&rig_opts, &rig_opts, 4, 16, 0);
+	bad_end_new(r, &b);
+	fcntl(b.listener, F_SETFL, O_NONBLOCK);
+	bad_end_accept(r, &b);
+	RIG_WAIT(r, b.up);
+	lease_on_bad_end(&l, r, &b);
+	event_base_loop(r->base, EVLOOP_NONBLOCK);
+	struct frame f = {.type = FRAME_ACK, .number = 1, .sum = 1};
+	if (_i == 0)
+		f.sum = 1000; /* frames that were never sent */
+	else if (_i == 1)
+		f.number = 2; /* one was left out */
+	else if (_i == 2)
+		f.type = FRAME_DATA;
+	frame_put(head, &f, &b.back);
+	if (_i == 3)
+		head[40] ^= 1; /* forged */
+	send(b.fd, head, sizeof head, 0);
+	RIG_WAIT(r, (OPS->path_state(b.path, &s), s.errors));
+	ck_assert_uint_eq(l.bytes, 0);
+	still_works(r);
+	lease_end(&l);
+	bad_end_free(&b);
+	rig_free(r);
+}
+END_TEST
+
+START_TEST(a_receiver_without_the_secret_gets_nothing)
+{
+	struct bad_end b;
+	struct path_state s;
+	unsigned char hello[HELLO_BYTES], welcome[WELCOME_BYTES], wrong[SECRET_BYTES] = {9};
+	rig_random = 62;
+	struct rig *r = rig_new(&rig_opts, &rig_opts, 1, 16, 0);
+	bad_end_new(r, &b);
+	fcntl(b.listener, F_SETFL, O_NONBLOCK);
+	RIG_WAIT(r, (b.fd = accept(b.listener, NULL, NULL)) >= 0);
+	ck_assert_uint_eq(hear(r, b.fd, hello, HELLO_BYTES), HELLO_BYTES);
+	welcome_put(welcome, hello, wrong, wrong);
+	send(b.fd, welcome, WELCOME_BYTES, 0);
+	ck_assert_uint_eq(hear(r, b.fd, welcome, 1), 0);
+	OPS->path_state(b.path, &s);
+	ck_assert_uint_eq(s.errors, 1);
+	ck_assert_int_eq(b.up, 0);
+	bad_end_free(&b);
+	rig_free(r);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("messager_tcp");
-	TCase *t = tcase_create("bytes");
+	TCase *t = tcase_create("tcp");
+	log_set_level("error");
 	tcase_add_loop_test(t, bytes_are_exact, 0, 8);
+	tcase_add_loop_test(t, window_is_respected, 0, 2);
+	tcase_add_test(t, one_piece_larger_than_window_and_frame);
+	tcase_add_test(t, leases_take_turns);
+	tcase_add_loop_test(t, a_callback_has_a_limit, 0, 2);
+	tcase_add_test(t, a_hook_may_end_its_outgoing);
+	tcase_add_test(t, a_hook_may_end_another_outgoing);
+	tcase_add_test(t, a_hook_may_end_its_path);
+	tcase_add_test(t, a_pool_that_cannot_be_read_fails_its_lease);
+	tcase_add_loop_test(t, an_outgoing_ends_in_the_middle_of_a_frame, 0, 6);
+	tcase_add_loop_test(t, a_thousand_cut_transfers, 0, 4);
+	tcase_add_loop_test(t, a_closed_lease_is_not_written, 0, 4);
+	tcase_add_loop_test(t, a_block_of_another_generation_is_not_written, 0, 4);
+	tcase_add_test(t, what_is_refused_locally);
+	tcase_add_loop_test(t, a_canary_measures_the_path, 0, 2);
+	tcase_add_test(t, a_host_is_a_name);
+	tcase_add_test(t, strangers_are_closed);
+	tcase_add_test(t, many_strangers_keep_nobody_out);
+	tcase_add_test(t, many_hosts_start_at_once);
+	tcase_add_test(t, handshakes_are_not_replayed_or_forged);
+	tcase_add_test(t, encryption_is_not_negotiated_away);
+	tcase_add_loop_test(t, the_other_cipher, 0, 2);
+	tcase_add_loop_test(t, lies_are_refused, 0, 2);
+	tcase_add_loop_test(t, encrypted_lies_are_refused, 0, 2);
+	tcase_add_loop_test(t, what_has_arrived_is_not_written_again, 0, 4);
+	tcase_add_test(t, two_connections_do_not_write_the_same_pieces);
+	tcase_add_test(t, a_peer_that_does_not_read_delays_no_other);
+	tcase_add_loop_test(t, acknowledgements_are_not_believed, 0, 4);
+	tcase_add_test(t, a_receiver_without_the_secret_gets_nothing);
 	tcase_set_timeout(t, 60);
 	suite_add_tcase(s, t);
 	SRunner *r = srunner_create(s);

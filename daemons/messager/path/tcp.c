@@ -59,6 +59,7 @@ void tcp_side_init(struct tcp_side *s, struct tcp_transport *t, const struct pat
 	list_init(&s->notice.node);
 	snprintf(s->why, sizeof s->why, "no connection yet");
 	tcp_notice(t, &s->notice);
+	tcp_start_tick(t);
 }
 
 void tcp_side_count(struct tcp_side *s, int change)
@@ -145,9 +146,9 @@ static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct socka
 /* No descriptor is free, for example: the tick listens again. */
 static void on_accept_error(struct evconnlistener *l, void *arg)
 {
-	(void)arg;
 	log_warn("path_accept_failed", "transport=tcp error=%s", log_quote(strerror(errno)));
 	evconnlistener_disable(l);
+	tcp_start_tick(arg);
 }
 
 static int listen_at(struct tcp_transport *t, const char *address, struct err *err)
@@ -194,12 +195,21 @@ static int listen_at(struct tcp_transport *t, const char *address, struct err *e
 
 /* --- transport ----------------------------------------------------------- */
 
+void tcp_start_tick(struct tcp_transport *t)
+{
+	const struct timeval tick = clock_timeval(TCP_TICK_US);
+	if (!event_pending(t->ev_tick, EV_TIMEOUT, NULL))
+		event_add(t->ev_tick, &tick);
+}
+
 static void on_tick(evutil_socket_t fd, short what, void *arg)
 {
 	struct tcp_transport *t = arg;
 	uint64_t now_us = clock_us();
 	(void)fd, (void)what;
 	evconnlistener_enable(t->listener);
+	if (list_empty(&t->strangers) && list_empty(&t->paths) && list_empty(&t->intakes))
+		event_del(t->ev_tick);
 	list_each_safe(it, next, &t->strangers)
 		tcp_in_tick(tcp_in_of_stranger(it), now_us);
 	list_each(it, &t->paths)
@@ -215,14 +225,14 @@ static void set_default(struct tcp_opts *o)
 {
 #define DEFAULT(field, value) (o->field = o->field ? o->field : (value))
 	DEFAULT(connections, 2);
-	DEFAULT(frame_bytes, 256u << 10);
+	DEFAULT(frame_bytes, 1u << 20);
 	DEFAULT(window_bytes, 32u << 20);
 	DEFAULT(backoff_us, 100000);
 	DEFAULT(backoff_max_us, 5000000);
 	DEFAULT(canary_us, 5000000);
 	DEFAULT(handshake_us, 3000000);
 	DEFAULT(stall_us, 5000000);
-	DEFAULT(strangers, 128);
+	DEFAULT(strangers, 512);
 	DEFAULT(turn_bytes, 1u << 20);
 #undef DEFAULT
 }
@@ -255,8 +265,6 @@ int tcp_transport_new(struct event_base *base, const struct tcp_opts *opts,
 	t->ev_notice = event_new(base, -1, 0, on_notice, t);
 	t->ev_tick = event_new(base, -1, EV_PERSIST, on_tick, t);
 	CHECK(t->sum && t->ev_notice && t->ev_tick);
-	const struct timeval tick = clock_timeval(TCP_TICK_US);
-	event_add(t->ev_tick, &tick);
 	int r = listen_at(t, opts->address, err);
 	if (r)
 		tcp_transport_destroy(&t);

@@ -36,13 +36,13 @@ struct tcp_opts {
 	uint16_t port;         /* default: any free one */
 	uint32_t connections;  /* of each pair, as the sender wants them; default 2 */
 	int encrypt;           /* 1: encrypted, also if only one end wants it */
-	uint32_t frame_bytes;  /* payload of a frame unless one piece is larger; default 256 KiB */
+	uint32_t frame_bytes;  /* payload of a frame unless one piece is larger; default 1 MiB */
 	uint64_t window_bytes; /* unacknowledged bytes of a lease; default 32 MiB */
 	uint64_t backoff_us, backoff_max_us; /* before the next attempt; default 100 ms, 5 s */
 	uint64_t canary_us;                  /* between two canaries; default 5 s, UINT64_MAX: none */
 	uint64_t handshake_us;               /* limit of resolving and of a handshake; default 3 s */
 	uint64_t stall_us;   /* without an acknowledgement; then the connection is cut; default 5 s */
-	uint32_t strangers;  /* connections that have not authenticated yet; default 128 */
+	uint32_t strangers;  /* connections that have not authenticated yet; default 512 */
 	uint32_t turn_bytes; /* per callback of a connection; default 1 MiB */
 };
 

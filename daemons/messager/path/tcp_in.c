@@ -187,6 +187,7 @@ void tcp_in_accept(struct tcp_transport *t, int fd, const struct sockaddr *from,
 	CHECK(c->ev_read && c->ev_write);
 	list_push_back(&t->strangers, &c->stranger);
 	t->n_strangers++;
+	tcp_start_tick(t);
 	event_add(c->ev_read, NULL);
 }
 

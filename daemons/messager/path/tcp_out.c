@@ -477,7 +477,8 @@ static int staging_grow(struct tcp_out *c, size_t bytes)
 	return 0;
 }
 
-/* Copies the pieces into the staging buffer. 0 or ERR_*, then the outgoing has failed. */
+/* Copies the pieces into the staging buffer, which has room for them. 0 or ERR_*, then the outgoing
+ * has failed. */
 static int stage(struct tcp_out *c, struct tcp_outgoing *o, const struct sent *s)
 {
 	const struct kv_layout *l = o->o.layout;
@@ -527,17 +528,6 @@ static uint64_t checksum(struct tcp_out *c, const struct sent *s)
 	return frame_sum_end(sum);
 }
 
-static void encrypt(struct tcp_out *c, const struct sent *s, uint64_t number)
-{
-	const unsigned char *from = c->payload;
-	struct iovec iov;
-	if (s->o && s->o->o.from->pool->host &&
-	    outgoing_runs(s->o, s->layer, s->first, s->n, 0, &iov, 1) == 1 && iov.iov_len == s->bytes)
-		from = iov.iov_base;
-	frame_encrypt(&c->keys, c->head, number, from, s->bytes, c->staging);
-	c->payload = c->staging;
-}
-
 /* Makes the frame of *s, whose bytes are readable, the one that is written. */
 static void begin_frame(struct tcp_out *c, const struct sent *s)
 {
@@ -558,7 +548,8 @@ static void begin_frame(struct tcp_out *c, const struct sent *s)
 		f.sum = checksum(c, s);
 	frame_put(c->head, &f, &c->keys);
 	if (encrypted) {
-		encrypt(c, s, c->next);
+		frame_encrypt(&c->keys, c->head, c->next, c->payload, s->bytes, c->staging);
+		c->payload = c->staging;
 		c->frame_bytes += FRAME_TAG_BYTES;
 	}
 	if (c->acked + 1 == c->next)
@@ -580,9 +571,21 @@ static int begin_canary(struct tcp_out *c)
 	return 1;
 }
 
+/* Do the pieces lie next to each other in host memory? Then they can be encrypted from there. */
+static int is_one_run(const struct sent *s, const unsigned char **ret_at)
+{
+	struct iovec iov;
+	outgoing_runs(s->o, s->layer, s->first, s->n, 0, &iov, 1);
+	if (iov.iov_len != s->bytes)
+		return 0;
+	*ret_at = iov.iov_base;
+	return 1;
+}
+
 /* 1: there is a frame to write. */
 static int next_frame(struct tcp_out *c)
 {
+	const int encrypted = c->keys.cipher != CIPHER_NONE;
 	struct sent s = {0};
 	if (!has_room(c))
 		return 0;
@@ -597,7 +600,7 @@ static int next_frame(struct tcp_out *c)
 			outgoing_fail(o, ERR_IO, "no memory for a frame of %u bytes", s.bytes);
 			continue;
 		}
-		if (!o->o.from->pool->host || c->keys.cipher != CIPHER_NONE) {
+		if (!o->o.from->pool->host || (encrypted && !is_one_run(&s, &c->payload))) {
 			if (stage(c, o, &s) < 0)
 				continue;
 			c->payload = c->staging;

@@ -68,6 +68,8 @@ struct tcp_transport {
 };
 
 void tcp_notice(struct tcp_transport *t, struct notice *n);
+/* There is something with a limit: the tick runs until there is nothing more. */
+void tcp_start_tick(struct tcp_transport *t);
 void tcp_side_init(struct tcp_side *s, struct tcp_transport *t, const struct path_peer *peer,
                    const struct path_hooks *hooks, void (*run)(struct notice *n));
 /* A connection of it came up (1) or ended (-1). */
