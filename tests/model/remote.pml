@@ -136,13 +136,13 @@ byte crashes, drops;
 #if COR
 byte damaged;
 #endif
-#if MUT==42
+#if MUT==13
 byte acks[NJ];
 #endif
-#if MUT==5 || MUT==51
+#if MUT==5
 bit  late[NJ];
 #endif
-#if MUT==83
+#if MUT==14
 byte lost[NJ];
 #endif
 
@@ -257,7 +257,7 @@ inline place(j, at, v) {
 }
 inline forget(j) {                      /* frames of a closed handle would be dropped */
     fr[F(j,0,0)]=0; fr[F(j,1,0)]=0; fr[F(j,2,0)]=0;
-#if MUT!=41
+#if MUT!=12
     ack[j*NH]=0; ack[j*NH+1]=0; ack[j*NH+2]=0;
 #endif
 #if LAYERS==2
@@ -271,14 +271,14 @@ inline b_close(j) {
     bend[j]=bend[j]|bopen[j]; bopen[j]=0    /* until it has ended, frames are still placed */
 #else
     bopen[j]=0; bgot[j]=0;
-#if MUT!=3 && MUT!=31 && MUT!=32 && MUT!=83
+#if MUT!=3 && MUT!=10 && MUT!=11 && MUT!=14
     forget(j)
 #endif
 #endif
 }
 #if MUT==3
 #define OPENED(j,k) (pn[j]==dn && dst[j]!=D_NONE)         /* seeded: frames of closed handles are written */
-#elif MUT==83
+#elif MUT==14
 #define OPENED(j,k) (BIT(bopen[j],k) || BIT(lost[j],k))
 #elif MUT==2 && !RDMA
 #define OPENED(j,k) (BIT(bopen[j],k) || BIT(bend[j],k))
@@ -287,7 +287,7 @@ inline b_close(j) {
 #endif
 #define VAL(j) pcont[jpe[j]]
 /* a copy of a piece that is written already, or that another connection is in the middle of */
-#if MUT==121 || MUT==122 || MUT==141 || MUT==51
+#if MUT==19 || MUT==31
 #define HAS(j,i) 0                            /* seeded: written again */
 #else
 #define HAS(j,i) BIT(bgot[j],i)
@@ -302,7 +302,7 @@ inline b_close(j) {
 inline land(f) {
     if :: BIT(bopen[FJ(f)]|bend[FJ(f)],FK(f)) ->
             place(FJ(f), FI(f), VAL(FJ(f))); ack[FJ(f)*NH+FK(f)]=ack[FJ(f)*NH+FK(f)]|(1<<FI(f))
-#if MUT==15
+#if MUT==22
        :: bopen[FJ(f)]==0 && bend[FJ(f)]==0 && dst[FJ(f)]!=D_NONE -> place(FJ(f), FI(f), VAL(FJ(f)))
 #endif
        :: else
@@ -319,25 +319,29 @@ end: do
 inline begin(c, f) {
     fr[f]--;
     if
-#if MUT==31 || MUT==32
+#if MUT==10 || MUT==11
     :: !OPENED(FJ(f),FK(f)) && OPENED(1-FJ(f),FK(f)) && !HAS(1-FJ(f),FI(f)) ->       /* seeded: the number means another lease now */
             place(1-FJ(f), FI(f), FJ(f)+1); bgot[1-FJ(f)]=bgot[1-FJ(f)]|(1<<FI(f)); ack[(1-FJ(f))*NH+FK(f)]=ack[(1-FJ(f))*NH+FK(f)]|(1<<FI(f))
 #endif
     :: OPENED(FJ(f),FK(f)) && FRESH(FJ(f)) && HAS(FJ(f),FI(f)) ->
-#if MUT!=21
+#if MUT!=28
             ack[FJ(f)*NH+FK(f)]=ack[FJ(f)*NH+FK(f)]|(1<<FI(f));            /* the first acknowledgement may be lost */
-#if MUT==42
+#if MUT==13
             acks[FJ(f)]++
 #endif
 #else
             skip
 #endif
     :: OPENED(FJ(f),FK(f)) && FRESH(FJ(f)) && !HAS(FJ(f),FI(f)) ->
-#if MUT!=14
-            if :: rc[1-c]!=0 && FJ(rc[1-c]-1)==FJ(f) && FI(rc[1-c]-1)==FI(f) -> rc[1-c]=0; rcx[1-c]=0 :: else fi;   /* the newer copy counts */
+#if MUT!=21
+            if :: rc[1-c]!=0 && FJ(rc[1-c]-1)==FJ(f) && FI(rc[1-c]-1)==FI(f) ->
+#if MUT==29
+                    ack[FJ(f)*NH+FK(f)]=ack[FJ(f)*NH+FK(f)]|(1<<FI(f));        /* seeded: the copy that is dropped is acknowledged */
+#endif
+                    rc[1-c]=0; rcx[1-c]=0 :: else fi;   /* the newer copy counts */
 #endif
             rc[c]=f+1;
-#if MUT==20
+#if MUT==27
             ack[FJ(f)*NH+FK(f)]=ack[FJ(f)*NH+FK(f)]|(1<<FI(f)); bgot[FJ(f)]=bgot[FJ(f)]|(1<<FI(f));        /* seeded: acknowledged before it is written */
 #endif
 #if COR
@@ -350,14 +354,14 @@ inline begin(c, f) {
 /* its last part: written, verified, acknowledged */
 inline finish(c, f) {
     if
-#if MUT==20
+#if MUT==27
     :: OPENED(FJ(f),FK(f)) -> place(FJ(f), FI(f), VAL(FJ(f)))
 #else
     :: OPENED(FJ(f),FK(f)) && !HAS(FJ(f),FI(f)) ->
             place(FJ(f), (COR -> LAYERS+FI(f) : FI(f)), (rcx[c] -> DAMAGED : VAL(FJ(f))));
             if :: rcx[c] -> if :: ah[FJ(f)]==FK(f)+1 -> asent[FJ(f)]=agot[FJ(f)] :: else fi              /* the connection is cut, A sends again */
                :: !rcx[c] -> bgot[FJ(f)]=bgot[FJ(f)]|(1<<FI(f)); ack[FJ(f)*NH+FK(f)]=ack[FJ(f)*NH+FK(f)]|(1<<FI(f));
-#if MUT==42
+#if MUT==13
                    acks[FJ(f)]++
 #endif
             fi
@@ -384,9 +388,9 @@ inline a_close(j) { ast[j]=A_CLOSED; ah[j]=0; asent[j]=0; agot[j]=0; mop[j]=0; m
 inline a_fail(j) { if :: PLIVE(j) && pst[j]==P_RUN -> tfl[j]=1 :: else fi; a_close(j) }
 #if MUT==4
 #define GOT(j) (asent[j]==ALL)                /* seeded: all is sent */
-#elif MUT==41
+#elif MUT==12
 #define GOT(j) ((agot[j]|ack[0]|ack[1]|ack[2]|ack[NH]|ack[NH+1]|ack[NH+2])==ALL)   /* seeded: whatever the handle */
-#elif MUT==42
+#elif MUT==13
 #define GOT(j) (acks[j]>=LAYERS)              /* seeded: acknowledgements are counted, not pieces */
 #else
 #define GOT(j) (agot[j]==ALL)
@@ -402,7 +406,7 @@ end: do
   :: atomic { ast[j]==A_NONE && ring[j]==T_SENT && PLIVE(j) -> ast[j]=A_MARKED }
 #endif
   :: atomic { ast[j]==A_ASKED && mop[j]!=0 && !cut -> ah[j]=mop[j]; mop[j]=0; ast[j]=A_OPEN;
-#if MUT!=62
+#if MUT!=15
         asent[j]=0; agot[j]=0
 #endif
         }
@@ -414,13 +418,13 @@ end: do
   :: atomic { ast[j]==A_OPEN && ack[j*NH+ah[j]-1]!=0 -> agot[j]=agot[j]|ack[j*NH+ah[j]-1]; ack[j*NH+ah[j]-1]=0 }
   /* nothing reads P's block any more, then the mark */
   :: atomic { ast[j]==A_OPEN && GOT(j) ->
-#if MUT==122 || MUT==131
+#if MUT==31 || MUT==32
         forget(j);                            /* nothing that is under way reads P's block any more */
 #endif
         if :: ring[j]==T_PENDING -> ring[j]=T_SENT; ast[j]=A_MARKED; ah[j]=0; asent[j]=0; agot[j]=0 :: else -> a_close(j) fi }
   :: atomic { (ast[j]==A_ASKED || ast[j]==A_OPEN) && ring[j]!=T_PENDING -> a_close(j) }
   :: atomic { ast[j]==A_MARKED && aup && PLIVE(j) -> if :: bup -> mkr[j]=1 :: else fi; ast[j]=A_POSTED }
-  :: atomic { ast[j]==A_POSTED && mka[j] && (!cut || MUT==11) -> if :: PLIVE(j) && pst[j]==P_RUN -> kvs[j]=1 :: else fi; a_close(j) }
+  :: atomic { ast[j]==A_POSTED && mka[j] && (!cut || MUT==18) -> if :: PLIVE(j) && pst[j]==P_RUN -> kvs[j]=1 :: else fi; a_close(j) }
   :: atomic { ast[j]!=A_NONE && ast[j]!=A_CLOSED && mrv[j] && !cut -> a_fail(j) }
   :: atomic { ast[j]!=A_NONE && ast[j]!=A_CLOSED && !PLIVE(j) -> if :: ast[j]==A_MARKED && SYNC -> mkr[j]=1 :: else fi; a_close(j) }
   :: atomic { ast[j]!=A_NONE && ast[j]!=A_CLOSED && pn[j]!=dn && (SYNC || !aup) -> a_fail(j) }       /* POOLS */
@@ -430,13 +434,13 @@ end: do
 inline a_down(v) {              /* the path ends; frames may still be under way */
     aup=0;
     EACH(v) { mop[v]=0; mno[v]=0; mrv[v]=0;
-#if MUT!=11
+#if MUT!=18
         mka[v]=0;
 #endif
         if :: ast[v]==A_NONE || ast[v]==A_CLOSED -> skip
 #if AGAIN
            :: ast[v]==A_ASKED || ast[v]==A_OPEN -> ast[v]=A_NONE; ah[v]=0; asent[v]=0;
-#if MUT!=62
+#if MUT!=15
                 agot[v]=0
 #endif
            :: ast[v]==A_MARKED || ast[v]==A_POSTED -> ast[v]=A_MARKED
@@ -448,15 +452,15 @@ inline a_down(v) {              /* the path ends; frames may still be under way 
 }
 
 /* --- B ---- */
-#if MUT==83
+#if MUT==14
 #define LOST(j,k) BIT(lost[j],k)
 #else
 #define LOST(j,k) 0
 #endif
 #define USED(j,k) (LOST(j,k) || BIT(bopen[j]|bend[j],k) || mop[j]==(k)+1 || ah[j]==(k)+1 || fr[F(j,k,0)] || fr[F(j,k,LAYERS-1)])
-#if MUT==82
+#if MUT==16 || MUT==17
 #define MAYPASS(j) (bopen[j]==0)              /* seeded: a handle of the last link that is being closed is not looked at */
-#elif MUT==5 || MUT==51
+#elif MUT==5
 #define MAYPASS(j) 1                          /* seeded: passed on, then closed */
 #else
 #define MAYPASS(j) BIDLE(j)
@@ -471,7 +475,7 @@ inline a_down(v) {              /* the path ends; frames may still be under way 
 #else
 #define COMPLETE(j) (bgot[j]==ALL)
 #endif
-#if MUT==6 || MUT==83
+#if MUT==6 || MUT==14 || MUT==17 || MUT==30
 #define CANOPEN(j) 1                          /* seeded: beside the handle of the last link */
 #else
 #define CANOPEN(j) BIDLE(j)
@@ -481,12 +485,9 @@ proctype receiver(byte j) {
   byte k;
 end: do
   :: atomic { mlo[j] && bup && !cut && CANOPEN(j) && !basked[j] -> mlo[j]=0; basked[j]=1; lop[j]=lop[j]|(1<<bep) }
-#if MUT==61
-  :: atomic { mlo[j] && bup && !cut && bopen[j]!=0 -> b_close(j) }
-#endif
-#if MUT==17
+#if MUT==24
   :: atomic { BIT(lok[j],bep) && !brev[j] && CANOPEN(j) ->                 /* seeded: whether or not a question is pending */
-#elif MUT==16
+#elif MUT==23
   :: atomic { basked[j] && BIT(lok[j],bep) && CANOPEN(j) ->                /* seeded: an overtaking revocation is forgotten */
 #else
   :: atomic { basked[j] && BIT(lok[j],bep) && !brev[j] && CANOPEN(j) ->
@@ -494,7 +495,7 @@ end: do
         basked[j]=0; lok[j]=lok[j]&(255-(1<<bep)); lop[j]=lop[j]&(255-(1<<bep));
         k=0; do :: k<NH && USED(j,k) -> k++ :: else -> break od;
         assert(k<NH);
-#if MUT==83
+#if MUT==14
         lost[j]=lost[j]|bopen[j]; bopen[j]=0; /* seeded: the handle before is forgotten, not closed */
 #endif
         bopen[j]=bopen[j]|(1<<k); bgot[j]=0; if :: SYNC -> mop[j]=k+1 :: else fi; k=0 }
@@ -502,7 +503,7 @@ end: do
         lop[j]=lop[j]&(255-(1<<bep)); if :: SYNC -> mno[j]=1 :: else fi; norm(j) }
   /* KV_READY: closed, then passed on */
   :: atomic { mkr[j] && bup && !cut && bopen[j]!=0 && !COMPLETE(j) -> b_refuse(j) }
-  :: atomic { mkr[j] && bup && !cut && bopen[j]!=0 && COMPLETE(j) && MUT!=5 && MUT!=51 -> b_close(j);
+  :: atomic { mkr[j] && bup && !cut && bopen[j]!=0 && COMPLETE(j) && MUT!=5 -> b_close(j);
 #if MUT==8
         bgot[j]=ALL
 #endif
@@ -511,21 +512,21 @@ end: do
   :: atomic { mkr[j] && bup && !cut && BIDLE(j) && !KNOWS(j) -> b_refuse(j) }
 #endif
   :: atomic { mkr[j] && bup && !cut && MAYPASS(j) && KNOWS(j) && (COMPLETE(j) || bopen[j]==0) -> mkr[j]=0; kvr[j]=1; bpost[j]=1;
-#if MUT==5 || MUT==51
+#if MUT==5
         late[j]=1
 #endif
         }
-#if MUT==5 || MUT==51
+#if MUT==5
   :: atomic { late[j] -> late[j]=0; b_close(j) }
 #endif
-  :: atomic { bpost[j] && kva[j] -> bpost[j]=0; kva[j]=0; if :: SYNC || MUT==11 -> mka[j]=1 :: else fi; norm(j) }
+  :: atomic { bpost[j] && kva[j] -> bpost[j]=0; kva[j]=0; if :: SYNC || MUT==18 -> mka[j]=1 :: else fi; norm(j) }
   /* a revocation */
 #define REVOKE (BIT(rvk[j],bep) && !BIT(rak[j],bep))
 #if MUT==2
   :: atomic { REVOKE -> bend[j]=bend[j]|bopen[j]; bopen[j]=0; rak[j]=rak[j]|(1<<bep); brev[j]=1; if :: SYNC -> mrv[j]=1 :: else fi }
 #else
   :: atomic { REVOKE && bopen[j]!=0 -> b_close(j) }
-  :: atomic { REVOKE && (MUT==84 -> bopen[j]==0 : BIDLE(j)) -> rak[j]=rak[j]|(1<<bep); brev[j]=1; if :: SYNC -> mrv[j]=1 :: else fi; norm(j) }
+  :: atomic { REVOKE && BIDLE(j) -> rak[j]=rak[j]|(1<<bep); brev[j]=1; if :: SYNC -> mrv[j]=1 :: else fi; norm(j) }
 #endif
 #if RDMA || MUT==2
   :: atomic { bend[j]!=0 -> bend[j]=0; if :: bopen[j]==0 -> forget(j) :: else fi; norm(j) }        /* invalidated, or the queue pair is drained */
@@ -536,7 +537,7 @@ end: do
 inline b_down(v) {
     bup=0;
     EACH(v) { mlo[v]=0; mkr[v]=0; basked[v]=0; bpost[v]=0;
-#if MUT!=6 && MUT!=61 && MUT!=83
+#if MUT!=6 && MUT!=14
         b_close(v);
 #endif
         norm(v) };
@@ -572,7 +573,7 @@ end: do
   /* what A has no acknowledgement for is sent again */
   :: atomic { cuts<CUT && (ast[0]==A_OPEN || ast[1]==A_OPEN) -> cuts++;
         EACH(j) { if :: ast[j]==A_OPEN -> asent[j]=agot[j] :: else fi };
-#if RDMA && MUT!=13 && MUT!=131
+#if RDMA && MUT!=20 && MUT!=32
         for (j : 0 .. NF-1) { fr[j]=0 };          /* B's end of the queue pair is dead before another carries data */
 #else
         if :: for (j : 0 .. NF-1) { fr[j]=0 }; rc[0]=0; rc[1]=0; rcx[0]=0; rcx[1]=0 :: skip fi;
@@ -584,10 +585,10 @@ end: do
   :: atomic { linkds<LINKD && (ast[0]==A_ASKED || ast[0]==A_POSTED || dst[0]==D_QUAR || ast[1]==A_ASKED || ast[1]==A_POSTED || dst[1]==D_QUAR) -> linkds++;
         EACH(j) { lop[j]=0; lok[j]=0; lno[j]=0; kvr[j]=0; kva[j]=0; rvk[j]=0; rak[j]=0;
             if :: dst[j]==D_QUAR && dw[j]==bep+1 -> rvk[j]=1<<bep :: else fi;
-#if MUT!=18
+#if MUT!=25
             if :: bpost[j] -> kvr[j]=1 :: else fi;
 #endif
-#if MUT!=19
+#if MUT!=26
             if :: basked[j] -> lop[j]=1<<bep :: else fi
 #endif
         };
@@ -595,13 +596,13 @@ end: do
 #endif
 #if CRA
   :: atomic { crashes<CRALL && crashes<CRA -> crashes++; aup=0;
-        EACH(j) { ast[j]=A_NONE; ah[j]=0; asent[j]=0; agot[j]=0; mop[j]=0; mno[j]=0; mrv[j]=0; if :: MUT==11 -> skip :: else -> mka[j]=0 fi };
+        EACH(j) { ast[j]=A_NONE; ah[j]=0; asent[j]=0; agot[j]=0; mop[j]=0; mno[j]=0; mrv[j]=0; if :: MUT==18 -> skip :: else -> mka[j]=0 fi };
         if :: EACH(j) { kvs[j]=0; tfl[j]=0 } :: skip fi; j=0 }
 #endif
 #if CRB
   :: atomic { crashes<CRALL && bep<CRB -> crashes++; bep++; bup=0;
         EACH(j) { bopen[j]=0; bend[j]=0; bgot[j]=0; basked[j]=0; brev[j]=0; bpost[j]=0; mlo[j]=0; mkr[j]=0;
-#if MUT!=15 && MUT!=32
+#if MUT!=22 && MUT!=11
             forget(j)
 #endif
         };
