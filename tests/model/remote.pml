@@ -531,7 +531,7 @@ end: do
 #if RDMA || MUT==2
   :: atomic { bend[j]!=0 -> bend[j]=0; if :: bopen[j]==0 -> forget(j) :: else fi; norm(j) }        /* invalidated, or the queue pair is drained */
 #endif
-  :: atomic { pn[j]!=dn && (bopen[j]!=0 || basked[j]) -> basked[j]=0; b_close(j); norm(j) }
+  :: atomic { pn[j]!=dn && (bopen[j]!=0 || basked[j] || bpost[j]) -> basked[j]=0; bpost[j]=0; b_close(j); norm(j) }      /* D has ended */
   od
 }
 inline b_down(v) {
