@@ -66,6 +66,9 @@
 #ifndef GEN                     /* 1: B looks at the block's generation when a frame starts */
 #define GEN 0
 #endif
+#ifndef OLDACK                  /* 1: A takes completions of a queue pair after it has posted again over the next one (RDMA) */
+#define OLDACK 0
+#endif
 #ifndef NOCHECK                 /* 1: B passes KV_READY on for a lease that it knows and that is not complete */
 #define NOCHECK 0
 #endif
@@ -572,13 +575,19 @@ end: do
 #if CUT
   /* what A has no acknowledgement for is sent again */
   :: atomic { cuts<CUT && (ast[0]==A_OPEN || ast[1]==A_OPEN) -> cuts++;
+#if RDMA && !OLDACK
+        if :: EACH(j) { if :: ast[j]==A_OPEN -> agot[j]=agot[j]|ack[j*NH+ah[j]-1] :: else fi } :: skip fi;       /* completions: taken before more is posted, or lost */
+        for (j : 0 .. NJ*NH-1) { ack[j]=0 };
+#endif
         EACH(j) { if :: ast[j]==A_OPEN -> asent[j]=agot[j] :: else fi };
 #if RDMA && MUT!=20 && MUT!=32
         for (j : 0 .. NF-1) { fr[j]=0 };          /* B's end of the queue pair is dead before another carries data */
 #else
         if :: for (j : 0 .. NF-1) { fr[j]=0 }; rc[0]=0; rc[1]=0; rcx[0]=0; rcx[1]=0 :: skip fi;
 #endif
+#if !RDMA || OLDACK
         if :: for (j : 0 .. NJ*NH-1) { ack[j]=0 } :: skip fi;
+#endif
         j=0 }
 #endif
 #if LINKD
