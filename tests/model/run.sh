@@ -12,8 +12,8 @@ export TL MEM
 
 # what the broken assertion means
 meaning() {
-	sed -e 's/.*dbusy\[pd.*/(a) write into a block of another owner/' -e 's/.*dcont.*/(b) decodes incomplete or foreign KV/' \
-		-e 's/.*(rst\[j\]==2).*/(e) not answered/' -e 's/.*rst\[j\]>=2.*/(e) never ends/' -e 's/.*seen.*/(d) token twice or skipped/' \
+	sed -e 's/.*dbusy==(.*/(a) write into a block of another owner/' -e 's/.*dbusy\[pd.*/(a) write into a block of another owner/' -e 's/.*dcont.*/(b) decodes incomplete or foreign KV/' \
+		-e 's/.*(rst\[j\]==2).*/(e) not answered/' -e 's/.*(rdone\[j\]||rfail.*/(e) never ends/' -e 's/.*rdone.*/(e) not answered/' -e 's/.*bopen.*/(c) left open at B/' -e 's/.*rst\[j\]>=2.*/(e) never ends/' -e 's/.*seen.*/(d) token twice or skipped/' \
 		-e 's/.*rst\[1\].*/(f) held up by a full D/' -e 's/.*dst\[.*/(a,c) lease left, or written when not leased/' \
 		-e 's/.*got\[.*/KvReady for KV not computed, or not its own/' -e 's/.*ready\[mt.*/write after KvReady/' \
 		-e 's/.*pdone.*/a transfer waits forever/' -e 's/.*own\[gb.*/late write into a reused block/' \
