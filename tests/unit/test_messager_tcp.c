@@ -417,6 +417,32 @@ START_TEST(a_closed_lease_is_not_written)
 }
 END_TEST
 
+/* A messager that stops: its leases are open, frames of them are arriving. */
+START_TEST(an_intake_ends_with_open_leases)
+{
+	struct tcp_opts o = rig_opts;
+	rig_random = 60 + (uint64_t)_i;
+	struct rig *r = rig_new(&o, &rig_opts, 4, 16, 0);
+	struct lease l, other;
+	RIG_WAIT(r, r->up);
+	r->receiver->opts.turn_bytes = 700;
+	lease_open(&l, r, 0, 20);
+	lease_open(&other, r, 20, 20);
+	lease_send_all(&l);
+	lease_send_all(&other);
+	for (int n = _i; n; n--)
+		event_base_loop(r->base, EVLOOP_ONCE);
+	OPS->intake_destroy(&r->intake);
+	l.in = other.in = NULL; /* freed with it */
+	memset(r->to.own.data, POISON, r->to.own.region.data_bytes);
+	RIG_WAIT(r, !r->up);
+	check_untouched(r, 0, RIG_BLOCKS);
+	lease_end(&l);
+	lease_end(&other);
+	rig_free(r);
+}
+END_TEST
+
 START_TEST(a_block_of_another_generation_is_not_written)
 {
 	struct tcp_opts o = rig_opts;
@@ -1154,6 +1180,7 @@ int main(void)
 	tcase_add_loop_test(t, an_outgoing_ends_in_the_middle_of_a_frame, 0, 6);
 	tcase_add_loop_test(t, a_thousand_cut_transfers, 0, 4);
 	tcase_add_loop_test(t, a_closed_lease_is_not_written, 0, 4);
+	tcase_add_loop_test(t, an_intake_ends_with_open_leases, 0, 8);
 	tcase_add_loop_test(t, a_block_of_another_generation_is_not_written, 0, 4);
 	tcase_add_test(t, what_is_refused_locally);
 	tcase_add_loop_test(t, a_canary_measures_the_path, 0, 2);

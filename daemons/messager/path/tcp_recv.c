@@ -229,9 +229,11 @@ void tcp_intake_destroy(struct intake **pi)
 	struct tcp_intake *i = (struct tcp_intake *)*pi;
 	if (!i)
 		return;
-	CHECK(i->n_open == 0);
 	list_each_safe(it, next, &i->conns)
 		tcp_in_close(tcp_in_of(it));
+	for (uint32_t k = 0; k < i->n_slots; k++)
+		if (i->slot[k])
+			incoming_destroy(i->slot[k]);
 	map_remove(i->side.t->pairs, &i->setup.pair);
 	list_remove(&i->side.notice.node);
 	list_remove(&i->node);
