@@ -398,10 +398,8 @@ static void take_done(struct rdma_intake *i, const struct rdma_msg *m)
 {
 	for (uint32_t n = 0; n < m->n; n++) {
 		struct rdma_lease *l = find_lease(i, m->lease[n].lease);
-		if (!l)
-			continue;
-		l->done = 1;
-		rdma_lease_step(l, RDMA_LEASE_ON_DONE);
+		if (l)
+			l->done = 1;
 	}
 }
 

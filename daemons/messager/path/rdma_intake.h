@@ -31,7 +31,6 @@ enum rdma_lease_event {
 	RDMA_LEASE_ON_TURN,
 	RDMA_LEASE_ON_BOUND,
 	RDMA_LEASE_ON_UNBOUND,
-	RDMA_LEASE_ON_DONE,
 	RDMA_LEASE_ON_CLOSE, /* incoming_close */
 	RDMA_LEASE_ON_GONE   /* the queue pair writes nothing any more, and is destroyed next */
 };

@@ -428,12 +428,14 @@ static void ask_for_keys(struct rdma_path *p)
 static void path_turn(struct rdma_qp *q)
 {
 	struct rdma_path *p = path_of(q);
-	if (q->state == RDMA_QP_RTS && rdma_qp_repeats(q))
+	if (q->state == RDMA_QP_RTS && rdma_qp_repeats(q)) {
 		p->accept_owed = 1;
-	if (q->state == RDMA_QP_RESET && q->round && !p->offer.offered && rdma_qp_repeats(q))
-		p->reset_owed = 1;
-	if (p->accept_owed || p->reset_owed)
 		rdma_qp_owes(q);
+	}
+	if (q->state == RDMA_QP_RESET && q->round && !p->offer.offered && rdma_qp_repeats(q)) {
+		p->reset_owed = 1;
+		rdma_qp_owes(q);
+	}
 	canary_post(p);
 	path_post(p);
 	ask_for_keys(p);

@@ -508,6 +508,7 @@ void rdma_qp_init(struct rdma_qp *q, struct rdma *t, const struct rdma_qp_end *e
 	q->hooks = *hooks;
 	q->notes = mem_array(t->opts.depth, sizeof *q->notes);
 	q->state = RDMA_QP_RESET;
+	q->repeat_us = t->opts.retry_us;
 	q->shown.transport = rdma_path_ops.name;
 	q->due.tell = qp_tell;
 	list_init(&q->due.node);
