@@ -5,6 +5,7 @@
 #include "verbs_fake.h"
 
 #include <check.h>
+#include <inttypes.h>
 #include <stdio.h>
 
 enum {
@@ -59,7 +60,7 @@ struct world {
 	struct side src, dst;
 	struct lease lease[SLOTS];
 	uint32_t opened, whole, cut;
-	unsigned lose, busy; /* chances in 1024 of a message */
+	unsigned lose, busy, restart; /* chances in 1024: of a message, of a message, of a step */
 	int path_up, intake_up, ups;
 	int within; /* a call of the path's functions is going on: no hook may be called */
 };
@@ -240,9 +241,8 @@ static void world_new(uint64_t seed, int no_windows)
 	fake.no_windows = no_windows;
 	w = calloc(1, sizeof *w);
 	w->base = event_base_new();
-	ck_assert_int_eq(kv_layout_uniform(&w->layout, 1 + fake_below(4), 1, 4 + 4 * fake_below(4), 4,
-	                                   KV_BF16),
-	                 0);
+	ck_assert_int_eq(
+		kv_layout_uniform(&w->layout, 1 + fake_below(4), 1, 4 + 4 * fake_below(4), 4, KV_BF16), 0);
 	side_init(&w->src, SRC_ENDED);
 	side_init(&w->dst, DST_CLOSED);
 	transport(&w->a);
@@ -362,8 +362,8 @@ static void lease_open(uint32_t slot, int plan)
 	fill_source(l);
 	l->total = (uint64_t)l->n * w->layout.block_bytes;
 	l->plan_at_us = fake.us + fake_below(600);
-	struct incoming_opts o = {&w->layout, &w->dst.region, l->dst, l->generations,
-	                          l->n,       l,              on_closed};
+	struct incoming_opts o = {&w->layout, &w->dst.region, l->dst, l->generations, l->n,
+	                          l,          on_closed};
 	int e = ERR_NOMEM;
 	for (int k = 0; k < 100 && e == ERR_NOMEM; k++)
 		WITHIN(e = rdma_path_ops.incoming_new(w->intake, &o, &l->in, handle, &n, &err));
@@ -442,10 +442,35 @@ static int leases_step(int plans)
 	return busy || w->opened < LEASES;
 }
 
+/* The control link ends with everything under way, and comes up again. */
+static void link_restart(void)
+{
+	for (uint32_t k = 0; k < SLOTS; k++) {
+		struct lease *l = &w->lease[k];
+		l->plan = 2;
+		if (l->out)
+			lease_end_sender(l);
+		if (l->in && !l->closing && fake_below(2))
+			lease_close(l);
+	}
+	WITHIN(rdma_path_ops.path_destroy(&w->path));
+	WITHIN(rdma_path_ops.intake_destroy(&w->intake));
+	for (uint32_t k = 0; k < SLOTS; k++) {
+		if (w->lease[k].in)
+			lease_free(&w->lease[k]);
+		w->cut += w->lease[k].used;
+		w->lease[k].used = 0;
+	}
+	check_unleased();
+	link_up();
+}
+
 static void run_world(int plans)
 {
 	int steps = 0;
 	while (leases_step(plans)) {
+		if (fake_chance(w->restart))
+			link_restart();
 		ck_assert_msg(++steps < STEPS_MAX, "no end after %d steps: %u opened, %u whole, %u cut",
 		              steps, w->opened, w->whole, w->cut);
 		world_step();
@@ -494,23 +519,343 @@ START_TEST(test_closing_spares_others)
 }
 END_TEST
 
+static uint64_t sum_kills, sum_hangs, sum_late, sum_repeated, sum_whole;
+
 static void seed_run(uint64_t seed)
 {
+	struct path_state s;
 	world_new(seed, seed % 3 == 0);
-	fake.knobs = (struct fake_knobs){.kill = fake_below(6),
-	                                 .hang = fake_below(2),
+	fake.knobs = (struct fake_knobs){.kill = fake_below(24),
+	                                 .hang = fake_below(4),
 	                                 .spurious = fake_below(200),
 	                                 .refuse = fake_below(60)};
 	w->lose = fake_below(200);
 	w->busy = fake_below(200);
+	w->restart = fake_below(4);
 	run_world(1);
+	rdma_path_ops.path_state(w->path, &s);
+	sum_kills += fake.kills;
+	sum_hangs += fake.hangs;
+	sum_late += fake.late;
+	sum_repeated += s.repeated_bytes;
+	sum_whole += w->whole;
 	world_free();
 }
 
 START_TEST(test_seeds)
 {
-	for (uint64_t seed = 1; seed <= 50; seed++)
-		seed_run((uint64_t)_i * 50 + seed);
+	sum_kills = sum_hangs = sum_late = sum_repeated = sum_whole = 0;
+	for (uint64_t seed = 1; seed <= 100; seed++)
+		seed_run((uint64_t)_i * 100 + seed);
+	/* what the seeds are for has happened */
+	ck_assert_msg(sum_kills > 50 && sum_hangs > 5 && sum_late > 50 && sum_repeated &&
+	                  sum_whole > 50,
+	              "kills %" PRIu64 ", hangs %" PRIu64 ", late %" PRIu64 ", repeated %" PRIu64
+	              ", whole %" PRIu64,
+	              sum_kills, sum_hangs, sum_late, sum_repeated, sum_whole);
+}
+END_TEST
+
+/* One message to one end of a quiet world, which must refuse it and stay as it is. */
+static void refuses(int at_path, const void *bytes, size_t n, const char *what)
+{
+	struct err err = {0};
+	int e = at_path ? rdma_path_ops.path_said(w->path, bytes, n, &err)
+	                : rdma_path_ops.intake_said(w->intake, bytes, n, &err);
+	ck_assert_msg(e == ERR_INVALID && err.text[0], "%s: %d %s", what, e, err.text);
+}
+
+static size_t an_offer(unsigned char *out)
+{
+	struct rdma_msg m = {.kind = RDMA_OFFER, .round = 1, .session = 9};
+	m.address = (struct rdma_address){
+		.gid = {.raw = {1}}, .qpn = 77, .psn = 5, .mtu = 3, .link_layer = 2, .reads = 1};
+	return rdma_msg_write(&m, out);
+}
+
+START_TEST(test_malformed_messages)
+{
+	/* offset, width and value of a field that makes an OFFER malformed */
+	static const struct {
+		const char *what;
+		size_t at, width;
+		uint64_t value;
+	} bad[] = {{"version", 0, 1, 2},
+	           {"kind 0", 1, 1, 0},
+	           {"kind 9", 1, 1, 9},
+	           {"reserved", 2, 2, 1},
+	           {"round 0", 4, 4, 0},
+	           {"session 0", 8, 8, 0},
+	           {"no GID", 16, 1, 0},
+	           {"queue pair 1", 32, 4, 1},
+	           {"queue pair", 32, 4, 1 << 24},
+	           {"PSN", 36, 4, 1 << 24},
+	           {"MTU 0", 42, 1, 0},
+	           {"MTU 6", 42, 1, 6},
+	           {"link layer", 43, 1, 3},
+	           {"no LID", 43, 1, 1},
+	           {"no reads", 44, 1, 0},
+	           {"reserved at the end", 46, 1, 1}};
+	unsigned char ok[PATH_SAY_MAX], m[PATH_SAY_MAX + 1] = {0};
+	struct err err;
+	world_new(3, 0);
+	size_t n = an_offer(ok);
+	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+		memcpy(m, ok, n);
+		memcpy(m + bad[i].at, &bad[i].value, bad[i].width);
+		refuses(1, m, n, bad[i].what);
+	}
+	for (size_t k = 0; k < n; k++)
+		refuses(1, ok, k, "cut");
+	memcpy(m, ok, n);
+	refuses(1, m, n + 1, "left over");
+	refuses(1, m, sizeof m, "too long");
+	ck_assert_int_eq(rdma_path_ops.path_said(w->path, ok, n, &err), 0);
+	refuses(0, ok, n, "an OFFER to the receiver");
+	world_free();
+}
+END_TEST
+
+START_TEST(test_malformed_lists)
+{
+	static const enum rdma_kind kinds[] = {RDMA_KEYS, RDMA_DONE, RDMA_ASK, RDMA_CLOSE};
+	struct rdma_msg m = {.round = 1, .session = 9};
+	unsigned char b[PATH_SAY_MAX];
+	world_new(4, 0);
+	for (int i = 0; i < 4; i++) {
+		int at_path = kinds[i] == RDMA_KEYS || kinds[i] == RDMA_CLOSE;
+		struct err err;
+		m.kind = kinds[i];
+		m.n = kinds[i] == RDMA_KEYS ? RDMA_KEYS_MAX : RDMA_LEASES_MAX;
+		for (uint32_t k = 0; k < m.n; k++)
+			m.lease[k].lease = k + 1;
+		size_t n = rdma_msg_write(&m, b);
+		/* well formed, of another session: ignored */
+		ck_assert_int_eq((at_path ? rdma_path_ops.path_said(w->path, b, n, &err)
+		                          : rdma_path_ops.intake_said(w->intake, b, n, &err)),
+		                 0);
+		refuses(!at_path, b, n, "to the wrong end");
+		refuses(at_path, b, n - 1, "cut");
+		b[16]++;
+		refuses(at_path, b, n, "more than fit");
+		memset(b + 16, 0, 4);
+		refuses(at_path, b, 20, "none");
+		b[16] = 1;
+		memset(b + 20, 0, 8);
+		refuses(at_path, b, kinds[i] == RDMA_KEYS ? 32 : 28, "lease 0");
+	}
+	m.kind = RDMA_RESET;
+	memset(m.text, '\n', 20);
+	m.text[20] = 0;
+	size_t n = rdma_msg_write(&m, b);
+	ck_assert_int_eq(rdma_msg_read(b, n, &m, NULL), 0);
+	ck_assert_str_eq(m.text, "????????????????????");
+	refuses(0, b, RDMA_HEAD_BYTES + RDMA_TEXT_MAX + 1, "a long text");
+	m.kind = RDMA_READY;
+	n = rdma_msg_write(&m, b);
+	refuses(0, b, n, "READY to the receiver");
+	refuses(1, b, n + 1, "READY with more");
+	world_free();
+}
+END_TEST
+
+START_TEST(test_malformed_handles)
+{
+	static const struct {
+		const char *what;
+		size_t at, width;
+		uint64_t value;
+	} bad[] = {{"version", 0, 1, 2},  {"session", 8, 8, 0},           {"round", 16, 8, 1ull << 32},
+	           {"lease", 24, 8, 0},   {"address", 32, 8, UINT64_MAX}, {"no bytes", 40, 8, 0},
+	           {"bytes", 40, 8, 4096}};
+	unsigned char ok[PATH_HANDLE_MAX], h[PATH_HANDLE_MAX];
+	world_new(5, 0);
+	uint32_t src = 3, dst = 4;
+	struct rdma_handle good = {
+		.session = 1, .round = 1, .lease = 5, .at = 1 << 20, .bytes = w->dst.pool.bytes};
+	struct outgoing_opts o = {.handle = h,
+	                          .handle_bytes = RDMA_HANDLE_BYTES,
+	                          .layout = &w->layout,
+	                          .from = &w->src.region,
+	                          .src = &src,
+	                          .dst = &dst,
+	                          .blocks = 1,
+	                          .to_blocks = BLOCKS};
+	struct outgoing *out = NULL;
+	struct err err = {0};
+	rdma_handle_write(&good, ok);
+	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+		memcpy(h, ok, sizeof h);
+		memcpy(h + bad[i].at, &bad[i].value, bad[i].width);
+		ck_assert_msg(rdma_path_ops.outgoing_new(w->path, &o, &out, &err) == ERR_INVALID, "%s",
+		              bad[i].what);
+	}
+	memcpy(h, ok, sizeof h);
+	for (o.handle_bytes = 0; o.handle_bytes <= PATH_HANDLE_MAX; o.handle_bytes++)
+		if (o.handle_bytes != RDMA_HANDLE_BYTES)
+			ck_assert_int_eq(rdma_path_ops.outgoing_new(w->path, &o, &out, &err), ERR_INVALID);
+	o.handle_bytes = RDMA_HANDLE_BYTES;
+	dst = BLOCKS;
+	ck_assert_int_eq(rdma_path_ops.outgoing_new(w->path, &o, &out, &err), ERR_INVALID);
+	dst = 4;
+	src = BLOCKS;
+	ck_assert_int_eq(rdma_path_ops.outgoing_new(w->path, &o, &out, &err), ERR_INVALID);
+	src = 3;
+	ck_assert_int_eq(rdma_path_ops.outgoing_new(w->path, &o, &out, &err), 0);
+	rdma_path_ops.outgoing_end(&out);
+	world_free();
+}
+END_TEST
+
+START_TEST(test_pools_and_blocks_refused)
+{
+	unsigned char handle[PATH_HANDLE_MAX], *host;
+	size_t n;
+	uint32_t dst = 2;
+	uint64_t generation = 0;
+	struct incoming *in = NULL;
+	struct err err = {0};
+	world_new(6, 0);
+	struct incoming_opts o = {&w->layout, &w->dst.region, &dst, &generation, 1, NULL, NULL};
+	host = w->dst.pool.host;
+	w->dst.pool.host = NULL;
+	ck_assert_int_eq(rdma_path_ops.incoming_new(w->intake, &o, &in, handle, &n, &err),
+	                 ERR_UNSUPPORTED);
+	ck_assert(strstr(err.text, "only pools in host memory") != NULL);
+	ck_assert_int_eq(rdma_pool_add(w->b, &w->dst.region, &err), ERR_UNSUPPORTED);
+	w->dst.pool.host = host;
+	ck_assert_int_eq(rdma_pool_add(w->b, &w->dst.region, NULL), 0);
+	generation = 1;
+	ck_assert_int_eq(rdma_path_ops.incoming_new(w->intake, &o, &in, handle, &n, &err), ERR_STALE);
+	generation = 0;
+	dst = BLOCKS;
+	ck_assert_int_eq(rdma_path_ops.incoming_new(w->intake, &o, &in, handle, &n, &err), ERR_INVALID);
+	world_free();
+}
+END_TEST
+
+static int start(const struct rdma_opts *o, struct err *err)
+{
+	struct event_base *base = event_base_new();
+	struct rdma *t = NULL;
+	int e = rdma_transport_new(base, &fake_verbs, o, &t, err);
+	rdma_transport_destroy(&t);
+	event_base_free(base);
+	return e;
+}
+
+START_TEST(test_transports_refused)
+{
+	struct rdma_opts o = RDMA_OPTS_DEFAULT;
+	struct err err = {0};
+	fake_reset(7);
+	ck_assert_int_eq(start(&o, &err), 0); /* port 2 of fake0 */
+	fake.devices = 0;
+	ck_assert_int_eq(start(&o, &err), ERR_NOTFOUND);
+	ck_assert(strstr(err.text, "no RDMA device on this host") != NULL);
+	fake.devices = 2;
+	o.device = "mlx5_0";
+	ck_assert_int_eq(start(&o, &err), ERR_NOTFOUND);
+	ck_assert_str_eq(err.text, "no RDMA device mlx5_0 on this host: it has fake0, fake1");
+	o.device = "fake0";
+	o.port = 1;
+	ck_assert_int_eq(start(&o, &err), ERR_NOTFOUND);
+	ck_assert(strstr(err.text, "no active port") != NULL);
+	o.port = 3;
+	ck_assert_int_eq(start(&o, &err), ERR_NOTFOUND);
+	o.device = "fake1";
+	o.port = 0;
+	o.gid_index = 4;
+	ck_assert_int_eq(start(&o, &err), ERR_NOTFOUND);
+	o.gid_index = 2;
+	ck_assert_int_eq(start(&o, &err), 0);
+	fake.inactive = 1;
+	ck_assert_int_eq(start(&o, &err), ERR_NOTFOUND);
+	fake.inactive = 0;
+	o.depth = 7;
+	ck_assert_int_eq(start(&o, &err), ERR_INVALID);
+	o.depth = 8;
+	for (int k = 0; k < 300; k++) {
+		fake.knobs.refuse = 300;
+		start(&o, &err);
+		ck_assert_uint_eq(fake.live, 0);
+	}
+}
+END_TEST
+
+/* Registered once, whatever number of leases there is; with windows no pool has remote rights, and
+ * without them only one that is written. */
+START_TEST(test_rights)
+{
+	world_new(8, _i);
+	run_world(1);
+	int source = 0, dest = 0;
+	for (int i = 0; i < FAKE_MAX; i++) {
+		const struct fake_mr *m = fake.mr[i];
+		if (!m)
+			continue;
+		int remote = (m->access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ)) != 0;
+		source += m->v.addr == w->src.pool.host;
+		dest += m->v.addr == w->dst.pool.host;
+		ck_assert(m->v.addr != w->src.pool.host || !remote);
+		ck_assert(m->v.addr != w->dst.pool.host || _i || !remote);
+	}
+	ck_assert_int_eq(source, 1);
+	ck_assert_int_eq(dest, _i ? 2 : 1);
+	world_free();
+}
+END_TEST
+
+/* A sender that hears nothing any more: the receiver closes without it. */
+START_TEST(test_close_without_answer)
+{
+	world_new(9, _i);
+	while (!w->path_up || !w->intake_up)
+		world_step();
+	lease_open(0, 0);
+	while (w->lease[0].n == 0) {
+		w->lease[0].plan = 2;
+		while (w->lease[0].used) {
+			lease_step(&w->lease[0]);
+			world_step();
+		}
+		lease_open(0, 0);
+	}
+	struct lease *l = &w->lease[0];
+	for (int k = 0; k < 40; k++)
+		world_step();
+	w->lose = 1024;
+	lease_close(l);
+	ck_assert(!l->closed);
+	uint64_t from = fake.us;
+	while (!l->closed)
+		world_step();
+	ck_assert_uint_le(fake.us - from, 3000);
+	w->lose = 0;
+	for (uint32_t k = 0; k < w->layout.layers; k++)
+		WITHIN(rdma_path_ops.outgoing_send(l->out, k, 0, l->n));
+	lease_free(l);
+	for (int k = 0; k < 2000; k++)
+		world_step();
+	check_unleased();
+	lease_end_sender(l);
+	world_free();
+}
+END_TEST
+
+/* A queue pair without completions is given up, and the lease goes on over the next one. */
+START_TEST(test_hang)
+{
+	struct path_state s;
+	world_new(10, _i);
+	fake.knobs.hang = 8;
+	run_world(0);
+	rdma_path_ops.path_state(w->path, &s);
+	ck_assert_uint_eq(w->whole, LEASES);
+	ck_assert(fake.hangs > 0 && s.restarts > 0 && s.errors > 0);
+	ck_assert_msg(strstr(s.last_error, "no completion for") || s.errors > fake.hangs, "%s",
+	              s.last_error);
+	world_free();
 }
 END_TEST
 
@@ -521,6 +866,16 @@ static Suite *suite(void)
 	tcase_add_loop_test(t, test_quiet_fabric, 0, 2);
 	tcase_add_loop_test(t, test_closing_spares_others, 0, 10);
 	tcase_add_loop_test(t, test_seeds, 0, 6);
+	tcase_add_loop_test(t, test_close_without_answer, 0, 2);
+	tcase_add_loop_test(t, test_hang, 0, 2);
+	tcase_add_loop_test(t, test_rights, 0, 2);
+	suite_add_tcase(s, t);
+	t = tcase_create("refusals");
+	tcase_add_test(t, test_malformed_messages);
+	tcase_add_test(t, test_malformed_lists);
+	tcase_add_test(t, test_malformed_handles);
+	tcase_add_test(t, test_pools_and_blocks_refused);
+	tcase_add_test(t, test_transports_refused);
 	suite_add_tcase(s, t);
 	return s;
 }

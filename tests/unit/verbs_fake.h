@@ -237,8 +237,9 @@ static inline int fake_query_gid(struct ibv_context *c, uint32_t port, uint32_t 
 	(void)c;
 	if (index >= sizeof table / sizeof *table)
 		return ENODATA;
-	*ret = (struct ibv_gid_entry){
-		.gid_index = index, .port_num = port, .gid_type = table[index].type};
+	*ret = (struct ibv_gid_entry){.gid_index = index,
+	                              .port_num = port,
+	                              .gid_type = table[index].type};
 	memcpy(ret->gid.raw, table[index].gid, 16);
 	return 0;
 }
@@ -557,8 +558,9 @@ static inline void fake_complete(struct fake_qp *q, enum ibv_wc_status status)
 		return;
 	ck_assert_msg(cq->n < (unsigned)cq->v.cqe, "a completion queue of %d overflows", cq->v.cqe);
 	cq->of[cq->n] = q;
-	cq->wc[cq->n++] = (struct ibv_wc){
-		.wr_id = w->wr.wr_id, .status = status, .qp_num = q->v.qp_num};
+	cq->wc[cq->n++] = (struct ibv_wc){.wr_id = w->wr.wr_id,
+	                                  .status = status,
+	                                  .qp_num = q->v.qp_num};
 	if (cq->armed) {
 		cq->armed = 0;
 		fake_wake(cq);
@@ -741,7 +743,8 @@ static inline void fake_step_qp(struct fake_qp *q)
 		return;
 	/* the key was checked when it arrived; a window may have ended since */
 	struct fake_qp *to = fake_other(q);
-	struct fake_wqe *w = &q->q[(q->done + fake_below((unsigned)(q->arrived - q->done))) % FAKE_DEPTH];
+	struct fake_wqe
+		*w = &q->q[(q->done + fake_below((unsigned)(q->arrived - q->done))) % FAKE_DEPTH];
 	struct fake_mw *mw;
 	if (!to)
 		fake_fail(q, IBV_WC_RETRY_EXC_ERR);
@@ -821,10 +824,10 @@ static inline int fake_post_send(struct ibv_qp *v, struct ibv_send_wr *wr,
 
 static inline const char *fake_wc_status_str(enum ibv_wc_status s)
 {
-	return s == IBV_WC_RETRY_EXC_ERR     ? "transport retry counter exceeded"
-	       : s == IBV_WC_REM_ACCESS_ERR  ? "remote access error"
-	       : s == IBV_WC_WR_FLUSH_ERR    ? "flushed"
-	                                     : "error";
+	return s == IBV_WC_RETRY_EXC_ERR    ? "transport retry counter exceeded"
+	       : s == IBV_WC_REM_ACCESS_ERR ? "remote access error"
+	       : s == IBV_WC_WR_FLUSH_ERR   ? "flushed"
+	                                    : "error";
 }
 
 static inline const char *fake_event_type_str(enum ibv_event_type e)
