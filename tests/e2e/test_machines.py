@@ -20,6 +20,8 @@ MACHINES = [
     ("job", "JOB", "daemons/prefill/prefill.h", "daemons/prefill"),
     ("sequence", "SEQUENCE", "daemons/decode/decode.h", "daemons/decode"),
     ("transfer", "TRANSFER", "daemons/messager/mover.h", "daemons/messager"),
+    ("rdma_qp", "RDMA_QP", "daemons/messager/path/rdma_qp.h", "daemons/messager/path"),
+    ("rdma_lease", "RDMA_LEASE", "daemons/messager/path/rdma_intake.h", "daemons/messager/path"),
 ]
 IDS = [m[0] for m in MACHINES]
 

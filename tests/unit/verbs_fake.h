@@ -34,6 +34,7 @@ struct fake_mr {
 
 struct fake_mw {
 	struct ibv_mw v;
+	uint32_t key;
 	struct fake_mr *mr; /* NULL: not bound */
 	struct fake_qp *qp;
 	uint64_t at, bytes;
@@ -57,6 +58,7 @@ struct fake_wqe {
 	struct ibv_send_wr wr;
 	struct ibv_sge sge;
 	uint64_t placed; /* bytes, from the start */
+	uint32_t mw_key; /* BIND_MW: what the caller takes for the window's key */
 };
 
 /* Bytes that the receiving device has, but memory does not. */
@@ -298,6 +300,7 @@ static inline struct ibv_mw *fake_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type t
 		return NULL;
 	ck_assert(type == IBV_MW_TYPE_2 && !fake.no_windows);
 	w->v = (struct ibv_mw){.pd = pd, .rkey = ++fake.keys << 8, .type = type};
+	w->key = w->v.rkey;
 	fake.mw[fake_place(fake.mw)] = w;
 	return &w->v;
 }
@@ -527,7 +530,7 @@ static inline int fake_allows(const struct fake_qp *q, uint64_t at, uint32_t byt
 		return 0;
 	for (int i = 0; i < FAKE_MAX; i++) {
 		struct fake_mw *w = fake.mw[i];
-		if (!w || !w->mr || w->v.rkey != key || w->qp != q)
+		if (!w || !w->mr || w->key != key || w->qp != q)
 			continue;
 		*ret_mw = w;
 		return fake_within(at, bytes, w->at, w->bytes);
@@ -649,14 +652,18 @@ static inline void fake_local(struct fake_qp *q, struct fake_wqe *w)
 		ck_assert(mw->mr->access & IBV_ACCESS_MW_BIND && mw->mr->access & IBV_ACCESS_LOCAL_WRITE);
 		mw->at = w->wr.bind_mw.bind_info.addr;
 		mw->bytes = w->wr.bind_mw.bind_info.length;
-		mw->v.rkey = w->wr.bind_mw.rkey;
+		ck_assert_msg(w->mw_key == mw->key && w->wr.bind_mw.rkey != mw->key &&
+		                  w->wr.bind_mw.rkey >> 8 == mw->key >> 8,
+		              "a window of key %08x is bound as %08x, to %08x", mw->key, w->mw_key,
+		              w->wr.bind_mw.rkey);
+		mw->key = w->wr.bind_mw.rkey;
 		mw->qp = q;
 		mw->mr->windows++;
 		q->windows++;
 	} else {
 		struct fake_mw *mw = NULL;
 		for (int i = 0; i < FAKE_MAX; i++)
-			if (fake.mw[i] && fake.mw[i]->mr && fake.mw[i]->v.rkey == w->wr.invalidate_rkey)
+			if (fake.mw[i] && fake.mw[i]->mr && fake.mw[i]->key == w->wr.invalidate_rkey)
 				mw = fake.mw[i];
 		ck_assert_msg(mw != NULL, "an invalidation of a window that is not bound");
 		fake_unbind(mw);
@@ -817,6 +824,8 @@ static inline int fake_post_send(struct ibv_qp *v, struct ibv_send_wr *wr,
 		*w = (struct fake_wqe){.wr = *wr};
 		if (wr->num_sge)
 			w->sge = *wr->sg_list;
+		if (wr->opcode == IBV_WR_BIND_MW)
+			w->mw_key = wr->bind_mw.mw->rkey;
 		fake.posts++;
 	}
 	return 0;

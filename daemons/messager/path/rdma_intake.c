@@ -243,7 +243,9 @@ static enum rdma_lease_state step_closed(struct rdma_lease *l, enum rdma_lease_e
 static void intake_completed(struct rdma_qp *q, const struct rdma_note *w)
 {
 	struct rdma_lease *l = w->of;
-	if (w->work == RDMA_WORK_UNBIND)
+	if (w->work == RDMA_WORK_BIND)
+		l->window.mw->rkey = l->key; /* the next binding names the present key */
+	else
 		window_put(intake_of(q), &l->window);
 	rdma_lease_step(l, w->work == RDMA_WORK_BIND ? RDMA_LEASE_ON_BOUND : RDMA_LEASE_ON_UNBOUND);
 }

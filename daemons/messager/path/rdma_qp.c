@@ -267,8 +267,8 @@ static void record_failure(struct rdma_qp *q, const char *what, int error)
 
 static enum rdma_qp_state step_reset(struct rdma_qp *q, enum rdma_qp_event e)
 {
-	(void)e;
-	if (!rdma_is_time(q->t, q->not_before_us) || !q->end->may_begin(q))
+	/* not on entering: whoever ended the last one may be about to free q */
+	if (e != RDMA_QP_ON_TURN || !rdma_is_time(q->t, q->not_before_us) || !q->end->may_begin(q))
 		return RDMA_QP_RESET;
 	if (!begin(q)) {
 		rdma_is_time(q->t, q->not_before_us);
