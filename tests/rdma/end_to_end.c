@@ -1,8 +1,9 @@
-/* end_to_end.c - two processes with a path over RDMA between them, on a real device (in the guest of
- * run.sh: rdma_rxe). The parent receives and checks every byte; the child sends. A socket pair stands
- * for the control link.
+/* end_to_end.c - two processes with a path over RDMA between them, on a real device (in the guest
+ * of run.sh: rdma_rxe). The parent receives and checks every byte; the child sends. A socket pair
+ * stands for the control link.
  *
- *   end_to_end DEVICE windows|none     prints one line for each thing shown; exit status 0: all hold
+ *   end_to_end DEVICE windows|none     prints one line for each thing shown; exit status 0: all
+ * hold
  */
 #include "daemons/messager/path/rdma.h"
 #include "util/clock.h"

@@ -1,5 +1,6 @@
-/* Paths over RDMA, on the fabric of verbs_fake.h: correct bytes whatever fails, nothing written after
- * `closed`, nothing read after outgoing_end, no object left over, and every malformed message. */
+/* Paths over RDMA, on the fabric of verbs_fake.h: correct bytes whatever fails, nothing written
+ * after `closed`, nothing read after outgoing_end, no object left over, and every malformed
+ * message. */
 #include "daemons/messager/path/rdma_priv.h"
 #include "util/log.h"
 #include "verbs_fake.h"
@@ -61,6 +62,8 @@ struct world {
 	struct lease lease[SLOTS];
 	uint32_t opened, whole, cut;
 	unsigned lose, busy, restart; /* chances in 1024: of a message, of a message, of a step */
+	uint32_t least;               /* blocks of a lease */
+	int drop;                     /* messages of this kind are lost; 0: none */
 	int path_up, intake_up, ups;
 	int within; /* a call of the path's functions is going on: no hook may be called */
 };
@@ -74,7 +77,7 @@ static int say(struct link_queue *q, const void *bytes, size_t n)
 	ck_assert(!w->within && n <= PATH_SAY_MAX);
 	if (q->n == QUEUE || fake_chance(w->busy))
 		return ERR_FULL;
-	if (fake_chance(w->lose))
+	if (fake_chance(w->lose) || ((const unsigned char *)bytes)[1] == w->drop)
 		return 0;
 	struct message *m = &q->m[q->n++];
 	m->n = n;
@@ -347,7 +350,9 @@ static void lease_open(uint32_t slot, int plan)
 	unsigned char handle[PATH_HANDLE_MAX];
 	size_t n;
 	struct err err = {0};
-	*l = (struct lease){.number = w->opened + 1, .n = fake_below(9), .plan = plan};
+	*l = (struct lease){.number = w->opened + 1,
+	                    .n = w->least + fake_below(9 - w->least),
+	                    .plan = plan};
 	if (!take_blocks(&w->dst, l->n, slot, l->dst))
 		return;
 	if (!take_blocks(&w->src, l->n, slot, l->src)) {
@@ -532,6 +537,7 @@ static void seed_run(uint64_t seed)
 	w->lose = fake_below(200);
 	w->busy = fake_below(200);
 	w->restart = fake_below(4);
+	fake.slow = (int)fake_below(2);
 	run_world(1);
 	rdma_path_ops.path_state(w->path, &s);
 	sum_kills += fake.kills;
@@ -812,15 +818,8 @@ START_TEST(test_close_without_answer)
 	world_new(9, _i);
 	while (!w->path_up || !w->intake_up)
 		world_step();
+	w->least = 1;
 	lease_open(0, 0);
-	while (w->lease[0].n == 0) {
-		w->lease[0].plan = 2;
-		while (w->lease[0].used) {
-			lease_step(&w->lease[0]);
-			world_step();
-		}
-		lease_open(0, 0);
-	}
 	struct lease *l = &w->lease[0];
 	for (int k = 0; k < 40; k++)
 		world_step();
@@ -840,6 +839,38 @@ START_TEST(test_close_without_answer)
 	check_unleased();
 	lease_end_sender(l);
 	world_free();
+}
+END_TEST
+
+/* A sender that ends with bytes on their way: what it says afterwards overtakes them. */
+START_TEST(test_end_with_bytes_on_their_way)
+{
+	for (uint64_t seed = 0; seed < 20; seed++) {
+		world_new(2000 + seed, _i);
+		while (!w->path_up || !w->intake_up)
+			world_step();
+		w->least = 4;
+		lease_open(0, 2);
+		struct lease *l = &w->lease[0];
+		for (uint32_t k = 0; k < w->layout.layers; k++)
+			WITHIN(rdma_path_ops.outgoing_send(l->out, k, 0, l->n));
+		for (int k = 0; k < 2; k++)
+			world_step();
+		fake.slow = 1;
+		fake.knobs.hang = 1024;
+		w->drop = RDMA_RESET;
+		lease_end_sender(l);
+		for (int k = 0; k < 5; k++)
+			world_step();
+		lease_close(l);
+		while (!l->closed)
+			world_step();
+		lease_free(l);
+		for (int k = 0; k < 200; k++)
+			world_step();
+		check_unleased();
+		world_free();
+	}
 }
 END_TEST
 
@@ -867,6 +898,7 @@ static Suite *suite(void)
 	tcase_add_loop_test(t, test_closing_spares_others, 0, 10);
 	tcase_add_loop_test(t, test_seeds, 0, 6);
 	tcase_add_loop_test(t, test_close_without_answer, 0, 2);
+	tcase_add_loop_test(t, test_end_with_bytes_on_their_way, 0, 2);
 	tcase_add_loop_test(t, test_hang, 0, 2);
 	tcase_add_loop_test(t, test_rights, 0, 2);
 	suite_add_tcase(s, t);

@@ -1,5 +1,5 @@
-/* verbs_fake.h - an RDMA fabric in this process, behind the table of verbs.h. It moves real bytes, and
- * is as unkind as the specification allows, by a seed:
+/* verbs_fake.h - an RDMA fabric in this process, behind the table of verbs.h. It moves real bytes,
+ * and is as unkind as the specification allows, by a seed:
  *
  *  - Bytes of a WRITE reach memory in any order and at any time until a READ of the same queue pair
  *    is executed behind it, even after its completion, and also after its sender has gone. What is
@@ -10,9 +10,9 @@
  *  - Queue pairs are killed (retries exceeded, flushes), or hang until they are destroyed.
  *  - Allocations are refused.
  *
- * It fails the test for what a device would not forgive: more work requests than a send queue holds,
- * addresses beyond a registration or with the wrong key, completion queues that overflow, objects
- * destroyed while others use them. fake_live counts objects. Virtual time: fake_us. */
+ * It fails the test for what a device would not forgive: more work requests than a send queue
+ * holds, addresses beyond a registration or with the wrong key, completion queues that overflow,
+ * objects destroyed while others use them. fake_live counts objects. Virtual time: fake_us. */
 #ifndef VERBS_FAKE_H
 #define VERBS_FAKE_H
 
@@ -88,7 +88,7 @@ struct fake_knobs { /* chances in 1024 */
 static struct {
 	uint64_t seed, us;
 	struct fake_knobs knobs;
-	int no_windows, inactive, devices;
+	int no_windows, inactive, devices, slow; /* slow: to place what has arrived */
 	int link_layer;
 	uint32_t keys, qpns;
 	struct fake_mr *mr[FAKE_MAX];
@@ -708,7 +708,7 @@ static inline void fake_arrive(struct fake_qp *q)
 static inline void fake_place_pending(struct fake_qp *q)
 {
 	struct fake_pending *p = q->pending;
-	if (!p || (q->state == IBV_QPS_RTS && fake_below(3)))
+	if (!p || fake_below(fake.slow ? 64 : 3))
 		return;
 	memcpy((void *)(uintptr_t)p->to, p->data, p->bytes);
 	q->pending = p->next;

@@ -1,9 +1,9 @@
 /* rdma_intake.c - see rdma_intake.h for the drawing. lease_step alone changes the state of a lease.
  *
- * `closed` rests on what the device has done, never on what the sender has said: the completion of a
- * local invalidation, after which the window's key opens nothing; or the destruction of the queue
- * pair. The exception is a lease without a window for which DONE has arrived: its sender could write
- * the pool until the queue pair ends in any case (rdma.h). */
+ * `closed` rests on what the device has done, never on what the sender has said: the completion of
+ * a local invalidation, after which the window's key opens nothing; or the destruction of the queue
+ * pair. The exception is a lease without a window for which DONE has arrived: its sender could
+ * write the pool until the queue pair ends in any case (rdma.h). */
 #include "rdma_intake.h"
 #include "util/check.h"
 #include "util/log.h"
@@ -422,8 +422,10 @@ int rdma_intake_said(struct intake *intake, const void *bytes, size_t n, struct 
 	struct rdma_intake *i = (struct rdma_intake *)intake;
 	struct rdma_msg m;
 	int e = rdma_msg_read(bytes, n, &m, err);
-	if (e < 0)
+	if (e < 0) {
+		i->q.shown.errors++;
 		return e;
+	}
 	if (m.kind != RDMA_ACCEPT && m.kind != RDMA_RESET && m.kind != RDMA_DONE && m.kind != RDMA_ASK)
 		return err_set(err, ERR_INVALID, "RDMA message of kind %d, which only a receiver sends",
 		               (int)m.kind);

@@ -9,8 +9,9 @@
  *   CLOSED                             nothing is written any more
  *
  * BIND and OPEN become WAIT, LEAVE and UNBIND CLOSED, when the queue pair has been destroyed. DONE
- * spares the other leases: a write that meets a closed window ends the queue pair. It is waited for,
- * but nothing depends on it: a sender that does not answer loses the window, or the queue pair. */
+ * spares the other leases: a write that meets a closed window ends the queue pair. It is waited
+ * for, but nothing depends on it: a sender that does not answer loses the window, or the queue
+ * pair. */
 #ifndef MESSAGER_RDMA_INTAKE_H
 #define MESSAGER_RDMA_INTAKE_H
 

@@ -1,9 +1,9 @@
 /* rdma_path.c - the sender of RDMA: paths and outgoings (path.h).
  *
  * What is to be sent of a lease is a bit for each (layer, block). Posting clears it; a work request
- * that is lost with its queue pair sets it again. So a block is sent until a READ behind its WRITE has
- * completed. Lists take turns between the leases of a path, and each lease's writes in a list are
- * followed by a READ of their last bytes, which alone asks for a completion (rdma.h says why).
+ * that is lost with its queue pair sets it again. So a block is sent until a READ behind its WRITE
+ * has completed. Lists take turns between the leases of a path, and each lease's writes in a list
+ * are followed by a READ of their last bytes, which alone asks for a completion (rdma.h says why).
  *
  * A source block is read until its work request has completed or its queue pair is destroyed:
  * outgoing_end waits for the first for drain_us, then does the second. */
@@ -482,7 +482,9 @@ static int path_say(struct rdma_qp *q, struct rdma_msg *m)
 			return say_head(q, m, RDMA_RESET);
 		}
 	}
-	if (p->n_done > 0) {
+	/* not before the next queue pair is up: writes of the last one may still be on their way, and the
+	 * receiver has ended it by then */
+	if (p->n_done > 0 && q->state == RDMA_QP_UP) {
 		say_head(q, m, RDMA_DONE);
 		m->n = p->n_done;
 		for (uint32_t i = 0; i < m->n; i++)
@@ -581,8 +583,10 @@ int rdma_path_said(struct path *path, const void *bytes, size_t n, struct err *e
 	struct rdma_path *p = (struct rdma_path *)path;
 	struct rdma_msg m;
 	int e = rdma_msg_read(bytes, n, &m, err);
-	if (e < 0)
+	if (e < 0) {
+		p->q.shown.errors++;
 		return e;
+	}
 	switch (m.kind) {
 	case RDMA_OFFER: take_offer(p, &m); break;
 	case RDMA_READY:

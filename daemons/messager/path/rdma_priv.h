@@ -1,9 +1,9 @@
 /* rdma_priv.h - the transport, as its paths and intakes see it.
  *
- * Everything is moved by rdma_turn, which the event loop calls after a completion, at a time that was
- * asked for (rdma_is_time), and after a call from outside (rdma_soon). Hooks are called at its end only,
- * one after another from the list `due`: each is the last thing that is done with its object, which it
- * may destroy. */
+ * Everything is moved by rdma_turn, which the event loop calls after a completion, at a time that
+ * was asked for (rdma_is_time), and after a call from outside (rdma_soon). Hooks are called at its
+ * end only, one after another from the list `due`: each is the last thing that is done with its
+ * object, which it may destroy. */
 #ifndef MESSAGER_RDMA_PRIV_H
 #define MESSAGER_RDMA_PRIV_H
 

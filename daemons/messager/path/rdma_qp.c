@@ -1,8 +1,8 @@
 /* rdma_qp.c - see rdma_qp.h for the drawing.
  *
  * A queue pair that fails is not repaired: it is moved to ERR, so that the device flushes what is
- * outstanding, drained, destroyed, and another one is made. Destroying is what ends all access of the
- * device to memory; draining before it saves what did arrive from being sent twice. */
+ * outstanding, drained, destroyed, and another one is made. Destroying is what ends all access of
+ * the device to memory; draining before it saves what did arrive from being sent twice. */
 #include "rdma_qp.h"
 #include "util/check.h"
 #include "util/log.h"

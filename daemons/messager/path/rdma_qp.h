@@ -6,15 +6,18 @@
  *   RTR -> RTS, ERR              it has the other end's address
  *   RTS -> UP, ERR               the sender repeats ACCEPT and waits for READY
  *   UP -> ERR                    carries bytes
- *   ERR -> DRAINED               it has failed, or is given up: waits for the completions of all that
+ *   ERR -> DRAINED               it has failed, or is given up: waits for the completions of all
+ * that
  *                                is outstanding, drain_us at most
- *   DRAINED -> RESET             nothing is written or read any more once it has been destroyed; what
+ *   DRAINED -> RESET             nothing is written or read any more once it has been destroyed;
+ * what
  *                                was not delivered is sent again over the next one
  *
- * What always holds: no more work requests are outstanding than the send queue holds, and completions
- * are taken from the completion queue before anything is posted. Each queue pair has a completion
- * queue of its own, so that completions of an earlier one cannot be mistaken for its own. A
- * completion is of all work requests up to its own: only the last of each list asks for one. */
+ * What always holds: no more work requests are outstanding than the send queue holds, and
+ * completions are taken from the completion queue before anything is posted. Each queue pair has a
+ * completion queue of its own, so that completions of an earlier one cannot be mistaken for its
+ * own. A completion is of all work requests up to its own: only the last of each list asks for
+ * one. */
 #ifndef MESSAGER_RDMA_QP_H
 #define MESSAGER_RDMA_QP_H
 

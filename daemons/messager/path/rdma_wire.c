@@ -1,5 +1,5 @@
-/* rdma_wire.c - see rdma_wire.h. Reading trusts nothing: sizes and ranges are checked here, what the
- * numbers mean is not. */
+/* rdma_wire.c - see rdma_wire.h. Reading trusts nothing: sizes and ranges are checked here, what
+ * the numbers mean is not. */
 #include "rdma_wire.h"
 #include "util/check.h"
 
@@ -10,12 +10,12 @@
 #define QPN_MIN 2u /* 0 and 1 are the subnet's own */
 #define BITS24 0xffffffu
 
-struct writer {
+struct wire_out {
 	unsigned char *at;
 	size_t n;
 };
 
-static void put(struct writer *w, uint64_t v, size_t bytes)
+static void put(struct wire_out *w, uint64_t v, size_t bytes)
 {
 	v = htole64(v);
 	memcpy(w->at + w->n, &v, bytes);
@@ -23,13 +23,13 @@ static void put(struct writer *w, uint64_t v, size_t bytes)
 }
 
 /* Past the end it reads zeros, and `ok` becomes 0. */
-struct reader {
+struct wire_in {
 	const unsigned char *at;
 	size_t left;
 	int ok;
 };
 
-static uint64_t take(struct reader *r, size_t bytes)
+static uint64_t take(struct wire_in *r, size_t bytes)
 {
 	uint64_t v = 0;
 	if (r->left < bytes) {
@@ -45,7 +45,7 @@ static uint64_t take(struct reader *r, size_t bytes)
 
 /* --- messages ------------------------------------------------------------ */
 
-static void put_address(struct writer *w, const struct rdma_address *a)
+static void put_address(struct wire_out *w, const struct rdma_address *a)
 {
 	memcpy(w->at + w->n, a->gid.raw, sizeof a->gid.raw);
 	w->n += sizeof a->gid.raw;
@@ -60,7 +60,7 @@ static void put_address(struct writer *w, const struct rdma_address *a)
 
 size_t rdma_msg_write(const struct rdma_msg *m, unsigned char *out)
 {
-	struct writer w = {out, 0};
+	struct wire_out w = {out, 0};
 	put(&w, RDMA_VERSION, 1);
 	put(&w, m->kind, 1);
 	put(&w, 0, 2);
@@ -101,7 +101,7 @@ static int gid_is_zero(const union ibv_gid *g)
 	return memcmp(g, &zero, sizeof zero) == 0;
 }
 
-static int take_address(struct reader *r, struct rdma_address *a, struct err *err)
+static int take_address(struct wire_in *r, struct rdma_address *a, struct err *err)
 {
 	if (r->left < sizeof a->gid.raw)
 		return err_set(err, ERR_INVALID, "message ends within its address");
@@ -136,7 +136,7 @@ static int take_address(struct reader *r, struct rdma_address *a, struct err *er
 	return 0;
 }
 
-static int take_leases(struct reader *r, struct rdma_msg *m, struct err *err)
+static int take_leases(struct wire_in *r, struct rdma_msg *m, struct err *err)
 {
 	uint32_t most = m->kind == RDMA_KEYS ? RDMA_KEYS_MAX : RDMA_LEASES_MAX;
 	m->n = (uint32_t)take(r, 4);
@@ -151,7 +151,7 @@ static int take_leases(struct reader *r, struct rdma_msg *m, struct err *err)
 	return 0;
 }
 
-static int take_body(struct reader *r, struct rdma_msg *m, struct err *err)
+static int take_body(struct wire_in *r, struct rdma_msg *m, struct err *err)
 {
 	switch (m->kind) {
 	case RDMA_OFFER: {
@@ -182,7 +182,7 @@ static int take_body(struct reader *r, struct rdma_msg *m, struct err *err)
 
 int rdma_msg_read(const void *bytes, size_t n, struct rdma_msg *ret, struct err *err)
 {
-	struct reader r = {bytes, n, 1};
+	struct wire_in r = {bytes, n, 1};
 	if (n < RDMA_HEAD_BYTES || n > PATH_SAY_MAX)
 		return err_set(err, ERR_INVALID, "RDMA message of %zu bytes (must be %u to %u)", n,
 		               RDMA_HEAD_BYTES, PATH_SAY_MAX);
@@ -210,7 +210,7 @@ int rdma_msg_read(const void *bytes, size_t n, struct rdma_msg *ret, struct err 
 
 void rdma_handle_write(const struct rdma_handle *h, unsigned char *out)
 {
-	struct writer w = {out, 0};
+	struct wire_out w = {out, 0};
 	put(&w, RDMA_VERSION, 4);
 	put(&w, h->key, 4);
 	put(&w, h->session, 8);
@@ -223,7 +223,7 @@ void rdma_handle_write(const struct rdma_handle *h, unsigned char *out)
 
 int rdma_handle_read(const void *bytes, size_t n, struct rdma_handle *ret, struct err *err)
 {
-	struct reader r = {bytes, n, 1};
+	struct wire_in r = {bytes, n, 1};
 	if (n != RDMA_HANDLE_BYTES)
 		return err_set(err, ERR_INVALID, "RDMA handle of %zu bytes (must be %u)", n,
 		               RDMA_HANDLE_BYTES);

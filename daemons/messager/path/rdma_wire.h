@@ -1,5 +1,5 @@
-/* rdma_wire.h - what the two ends of an RDMA path tell each other (path_hooks.say), and the handle of
- * a lease. Little-endian; a message is
+/* rdma_wire.h - what the two ends of an RDMA path tell each other (path_hooks.say), and the handle
+ * of a lease. Little-endian; a message is
  *
  *   0 version u8, 1 kind u8, 2 zero u16, 4 round u32, 8 session u64, then by kind:
  *   OFFER   receiver: an address (below), then its canary: address u64, key u32, bytes u32 (or 0)
@@ -11,6 +11,7 @@
  *   address: GID 16 bytes, queue pair u32, PSN u32, LID u16, MTU u8 (enum ibv_mtu), link layer u8,
  *            RDMA READs that it serves at a time u8, zero u8, zero u16
  *
+ * DONE: no write of the lease is on its way any more.
  * `session` is a random number of the intake, `round` counts its queue pairs from 1: messages of
  * another session or round are late. Bytes left over make a message malformed. */
 #ifndef MESSAGER_RDMA_WIRE_H

@@ -1,4 +1,5 @@
-/* verbs.c - see verbs.h. The program is compiled with libibverbs' headers but not linked with it. */
+/* verbs.c - see verbs.h. The program is compiled with libibverbs' headers but not linked with
+ * it. */
 #include "verbs.h"
 
 #include <dlfcn.h>
