@@ -69,6 +69,7 @@ struct world {
 };
 
 static struct world *w;
+static int calm; /* nothing happens by time alone, only by events of the loop */
 
 /* --- hooks ------------------------------------------------------------------ */
 
@@ -196,6 +197,10 @@ static struct rdma_opts opts(void)
 	o.retry_us = 100;
 	o.close_us = 400;
 	o.canary_us = 3000;
+	if (calm) {
+		o.timeout_us = o.retry_us = 3600ull * 1000000;
+		o.canary_us = 0;
+	}
 	o.port = 2;
 	o.now_us = fake_us;
 	return o;
@@ -291,7 +296,7 @@ static void world_step(void)
 	fake_step();
 	hear(&w->to_path, 1);
 	hear(&w->to_intake, 0);
-	if (fake_below(4) == 0) {
+	if (!calm && fake_below(4) == 0) {
 		rdma_turn(w->a);
 		rdma_turn(w->b);
 	} else {
@@ -505,6 +510,34 @@ START_TEST(test_quiet_fabric)
 	ck_assert(s.canaries >= 3 && s.canaries_lost == 0 && s.canary_us > 0 && s.canary_mbit_s > 0);
 	/* one doorbell serves several writes */
 	ck_assert_uint_lt(fake.doorbells, fake.posts);
+	world_free();
+}
+END_TEST
+
+/* A completion wakes the loop, each time. */
+START_TEST(test_wakes_up)
+{
+	calm = 1;
+	world_new(12, _i);
+	run_world(0);
+	ck_assert_uint_eq(w->whole, LEASES);
+	world_free();
+	calm = 0;
+}
+END_TEST
+
+START_TEST(test_canary_with_a_wrong_byte)
+{
+	struct path_state s = {0};
+	world_new(13, 0);
+	fake.corrupts = 1;
+	for (int k = 0; k < 20000 && s.canaries < 2; k++) {
+		world_step();
+		rdma_path_ops.path_state(w->path, &s);
+	}
+	ck_assert(s.canaries == 2 && s.canaries_lost == 1 && s.restarts == 1 && s.errors > 0);
+	ck_assert_str_eq(s.last_error, "the canary came back with other bytes");
+	ck_assert_ptr_null(s.up);
 	world_free();
 }
 END_TEST
@@ -895,6 +928,8 @@ static Suite *suite(void)
 	Suite *s = suite_create("messager_rdma");
 	TCase *t = tcase_create("fabric");
 	tcase_add_loop_test(t, test_quiet_fabric, 0, 2);
+	tcase_add_loop_test(t, test_wakes_up, 0, 2);
+	tcase_add_test(t, test_canary_with_a_wrong_byte);
 	tcase_add_loop_test(t, test_closing_spares_others, 0, 10);
 	tcase_add_loop_test(t, test_seeds, 0, 6);
 	tcase_add_loop_test(t, test_close_without_answer, 0, 2);

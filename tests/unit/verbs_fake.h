@@ -90,6 +90,7 @@ static struct {
 	struct fake_knobs knobs;
 	int no_windows, inactive, devices, slow; /* slow: to place what has arrived */
 	int link_layer;
+	int corrupts; /* large READs that bring a wrong byte */
 	uint32_t keys, qpns;
 	struct fake_mr *mr[FAKE_MAX];
 	struct fake_mw *mw[FAKE_MAX];
@@ -641,6 +642,10 @@ static inline void fake_read(struct fake_qp *q, struct fake_qp *to, struct fake_
 	}
 	memcpy((void *)(uintptr_t)w->sge.addr, (void *)(uintptr_t)w->wr.wr.rdma.remote_addr,
 	       w->sge.length);
+	if (fake.corrupts && w->sge.length > 1000) {
+		fake.corrupts--;
+		((unsigned char *)(uintptr_t)w->sge.addr)[fake_below(w->sge.length)] ^= 1;
+	}
 	fake_complete(q, IBV_WC_SUCCESS);
 }
 
