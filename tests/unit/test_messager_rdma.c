@@ -867,9 +867,12 @@ START_TEST(test_close_without_answer)
 	for (uint32_t k = 0; k < w->layout.layers; k++)
 		WITHIN(rdma_path_ops.outgoing_send(l->out, k, 0, l->n));
 	lease_free(l);
+	uint64_t kills = fake.kills;
 	for (int k = 0; k < 2000; k++)
 		world_step();
 	check_unleased();
+	/* a write that meets a closed window ends the queue pair */
+	ck_assert(_i || fake.kills > kills);
 	lease_end_sender(l);
 	world_free();
 }
