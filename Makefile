@@ -9,7 +9,7 @@ PKGS     := libzmq libprotobuf-c libconfig libevent jansson libsodium libpcre2-8
 # what only the router links: TLS of its HTTP edge
 PKGS_pdrouterd := libevent_openssl openssl
 LIBS_pdrouterd := $(shell pkg-config --libs $(PKGS_pdrouterd) 2>/dev/null)
-PKG_OK   := $(shell pkg-config --exists $(PKGS) $(PKGS_pdrouterd) 2>/dev/null && command -v protoc-c >/dev/null && echo yes)
+PKG_OK   := $(shell pkg-config --exists $(PKGS) $(PKGS_pdrouterd) libibverbs 2>/dev/null && command -v protoc-c >/dev/null && echo yes)
 # the sanitizers double what the compiler does: half of a whole check was compiling at -O2
 CFLAGS   ?= $(if $(SAN),-O1 -g1,-O2 -g)
 WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla
@@ -213,7 +213,7 @@ $(O)/test/test_cuda_host: tests/unit/test_cuda_host.c $(O)/cuda_host/tests/cuda_
 	@$(CC) $(ALLFLAGS) -Itests/cuda_host -MMD -MP -MF $@.d -o $@ $^ -lstdc++ -lm -pthread $(CHECK_LIBS)
 # tests/fuzz/fuzz_NAME.c, each of which registers itself: all of them in one unit test, which replays their corpus, and in one fuzzer
 FUZZ_OBJ  := $(call obj,$(sort $(wildcard tests/fuzz/fuzz_*.c)) tests/fuzz/targets.c)
-FUZZ_LIBS := $(O)/librouter.a $(filter-out $(O)/libkernels.a,$(LIBS)) $(O)/obj/kernels/common.o
+FUZZ_LIBS := $(O)/librouter.a $(call obj,daemons/messager/path/rdma_wire.c) $(filter-out $(O)/libkernels.a,$(LIBS)) $(O)/obj/kernels/common.o
 $(O)/test/test_fuzz: tests/unit/test_fuzz.c $(FUZZ_OBJ) $(FUZZ_LIBS)
 	@mkdir -p $(@D)
 	@echo "  LD $@"

@@ -874,10 +874,47 @@ START_TEST(test_close_without_answer)
 	for (uint32_t k = 0; k < w->layout.layers; k++)
 		WITHIN(rdma_path_ops.outgoing_send(l->out, k, 0, l->n));
 	lease_free(l);
+	uint64_t kills = fake.kills;
 	for (int k = 0; k < 2000; k++)
 		world_step();
 	check_unleased();
+	/* a write that meets a closed window ends the queue pair */
+	ck_assert(_i || fake.kills > kills);
 	lease_end_sender(l);
+	world_free();
+}
+END_TEST
+
+/* D ends: its pool is unmapped while a lease is open, or is being closed. Nothing is written after
+ * the drop, and the other lease arrives over the next queue pair. */
+START_TEST(test_a_pool_goes)
+{
+	world_new(9, _i & 1);
+	while (!w->path_up || !w->intake_up)
+		world_step();
+	w->least = 1;
+	lease_open(0, 2);
+	lease_open(1, 0);
+	struct lease *l = &w->lease[0], *other = &w->lease[1];
+	for (int k = 0; k < 20; k++)
+		world_step();
+	if (_i & 2)
+		lease_close(l);
+	WITHIN(rdma_path_ops.incoming_drop(&l->in));
+	lease_freed(l);
+	lease_end_sender(l);
+	for (int k = 0; other->delivered < other->total && k < 200000; k++) {
+		lease_send(other);
+		world_step();
+	}
+	ck_assert_uint_eq(other->delivered, other->total);
+	check_dest(other, 1);
+	check_unleased();
+	lease_end_sender(other);
+	lease_close(other);
+	while (!other->closed)
+		world_step();
+	lease_free(other);
 	world_free();
 }
 END_TEST
@@ -941,6 +978,7 @@ static Suite *suite(void)
 	tcase_add_loop_test(t, test_seeds, 0, 6);
 	tcase_add_loop_test(t, test_close_without_answer, 0, 2);
 	tcase_add_loop_test(t, test_end_with_bytes_on_their_way, 0, 2);
+	tcase_add_loop_test(t, test_a_pool_goes, 0, 4);
 	tcase_add_loop_test(t, test_hang, 0, 2);
 	tcase_add_loop_test(t, test_rights, 0, 2);
 	suite_add_tcase(s, t);

@@ -78,6 +78,7 @@ struct fake_qp {
 	struct fake_wqe q[FAKE_DEPTH];
 	uint64_t posted, arrived, done, freed; /* numbers of work requests */
 	int hangs;
+	unsigned reports, unacked; /* asynchronous events of it */
 	struct fake_pending *pending;
 };
 
@@ -245,19 +246,6 @@ static inline int fake_query_gid(struct ibv_context *c, uint32_t port, uint32_t 
 	                              .gid_type = table[index].type};
 	memcpy(ret->gid.raw, table[index].gid, 16);
 	return 0;
-}
-
-static inline int fake_get_async_event(struct ibv_context *c, struct ibv_async_event *ret)
-{
-	(void)c;
-	(void)ret;
-	errno = EAGAIN;
-	return -1;
-}
-
-static inline void fake_ack_async_event(struct ibv_async_event *e)
-{
-	(void)e;
 }
 
 static inline struct ibv_pd *fake_alloc_pd(struct ibv_context *c)
@@ -493,6 +481,7 @@ static inline int fake_destroy_qp(struct ibv_qp *v)
 {
 	struct fake_qp *q = (struct fake_qp *)v, *other = fake_other(q);
 	struct fake_cq *cq = (struct fake_cq *)v->send_cq;
+	ck_assert_msg(q->unacked == 0, "would wait for ever for %u acknowledgements", q->unacked);
 	ck_assert_msg(q->windows == 0, "a queue pair ends under %u windows", q->windows);
 	for (; q->done < q->arrived; q->done++)
 		fake_leave(q, other, q->done);
@@ -619,10 +608,42 @@ static inline void fake_fail(struct fake_qp *q, enum ibv_wc_status status)
 	fake.kills++;
 }
 
+/* The device reports a queue pair that it has moved to ERR. */
+static inline void fake_report(struct fake_qp *q)
+{
+	uint64_t one = 1;
+	q->reports++;
+	ck_assert(write(q->v.pd->context->async_fd, &one, sizeof one) == sizeof one);
+}
+
+static inline int fake_get_async_event(struct ibv_context *c, struct ibv_async_event *ret)
+{
+	uint64_t n;
+	for (int i = 0; i < FAKE_MAX; i++) {
+		struct fake_qp *q = fake.qp[i];
+		if (!q || q->v.pd->context != c || q->reports == 0)
+			continue;
+		q->reports--;
+		q->unacked++;
+		*ret = (struct ibv_async_event){.element.qp = &q->v, .event_type = IBV_EVENT_QP_ACCESS_ERR};
+		return 0;
+	}
+	if (read(c->async_fd, &n, sizeof n) < 0)
+		errno = EAGAIN;
+	errno = EAGAIN;
+	return -1;
+}
+
+static inline void fake_ack_async_event(struct ibv_async_event *e)
+{
+	((struct fake_qp *)e->element.qp)->unacked--;
+}
+
 /* A key that opens nothing: both ends' queue pairs go to ERR. */
 static inline void fake_refuse(struct fake_qp *q, struct fake_qp *to)
 {
 	to->state = IBV_QPS_ERR;
+	fake_report(to);
 	fake_fail(q, IBV_WC_REM_ACCESS_ERR);
 }
 

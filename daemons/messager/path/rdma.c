@@ -280,8 +280,9 @@ static void on_async(evutil_socket_t fd, short what, void *arg)
 	while (t->v->get_async_event(t->ctx, &e) == 0) {
 		const char *text = t->v->event_type_str(e.event_type);
 		log_info("rdma_device_event", "device=%s what=%s", t->device, log_quote(text));
-		device_event(t, &e, text);
+		/* first: what follows may destroy the queue pair, which waits for this */
 		t->v->ack_async_event(&e);
+		device_event(t, &e, text);
 	}
 	rdma_turn(t);
 }

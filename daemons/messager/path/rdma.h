@@ -35,14 +35,14 @@
  *   const struct verbs *v = verbs_load(&err);
  *   struct rdma_opts o = RDMA_OPTS_DEFAULT;
  *   if (!v || rdma_transport_new(base, v, &o, &rdma, &err) < 0)
- *       err.text says what is missing (ERR_NOTFOUND: library, device, port or GID). This never falls
- *       back by itself: with require_rdma the messager ends; else it logs that it uses TCP
+ *       err.text says what is missing (ERR_NOTFOUND: library, device, port or GID). This never
+ *       falls back by itself: with require_rdma the messager ends; else it logs that it uses TCP
  *   rdma_pool_add(rdma, &w->region, &err)
  *       when a worker attaches: registering a large pool takes seconds, which its first lease would
  *       wait for otherwise. ERR_UNSUPPORTED: the pool is not in host memory
  *   rdma_path_ops.path_new(rdma, ...), rdma_path_ops.intake_new(rdma, ...)
- *       when a control link comes up. What `say` is given goes to the other end as a PATH message of
- *       transport "rdma", for path_said (sender) or intake_said (receiver). An end that gets one
+ *       when a control link comes up. What `say` is given goes to the other end as a PATH message
+ *       of transport "rdma", for path_said (sender) or intake_said (receiver). An end that gets one
  *       before it has made its path or intake may drop it
  *   path_destroy, intake_destroy
  *       when the link has ended

@@ -482,8 +482,8 @@ static int path_say(struct rdma_qp *q, struct rdma_msg *m)
 			return say_head(q, m, RDMA_RESET);
 		}
 	}
-	/* not before the next queue pair is up: writes of the last one may still be on their way, and the
-	 * receiver has ended it by then */
+	/* not before the next queue pair is up: writes of the last one may still be on their way, and
+	 * the receiver has ended it by then */
 	if (p->n_done > 0 && q->state == RDMA_QP_UP) {
 		say_head(q, m, RDMA_DONE);
 		m->n = p->n_done;
