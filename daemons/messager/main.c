@@ -565,8 +565,11 @@ static int transports_open(struct messager *m, struct err *err)
 		return 0;
 	if (strcmp(rdma, "off") != 0) {
 		int r = rdma_open(m, err);
-		if (r < 0 && (required || r != ERR_NOTFOUND || *conf_str(c, "rdma_device")))
-			return r;
+		if (r < 0 && (required || r != ERR_NOTFOUND || *conf_str(c, "rdma_device"))) {
+			const struct err why = *err;
+			return err_set(err, r, "rdma = \"%s\", rdma_device = \"%s\": %.200s", rdma,
+			               conf_str(c, "rdma_device"), why.text);
+		}
 		if (r < 0)
 			log_info("no_rdma", "transport=tcp why=%s", log_quote(err->text));
 	}
