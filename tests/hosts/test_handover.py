@@ -101,23 +101,23 @@ def messagers(*hosts):
         h.storage()
 
 
-def trio(net, n=24, **decode):
-    """router | prefill-1, messager, storage | decode-1, messager, storage; and what one host answers"""
+def trio(net, n=24, **conf):
+    """router | prefill-1, messager, storage | decode-1, messager, storage; and what one host answers. conf: of all workers"""
     a, b, c = net.hosts
     keygen(a, router_1="router", prefill_0="worker", decode_0="worker", messager_1="messager", storage_1="storage")
     keygen(b, prefill_1="worker", decode_2="worker", messager_2="messager", storage_2="storage")
     keygen(c, decode_1="worker", messager_3="messager", storage_3="storage")
     messagers(a, b, c)
     a.router()
-    a.prefill("prefill-0", [(a, "router-1")])
-    a.decode("decode-0", [(a, "router-1")])
+    a.prefill("prefill-0", [(a, "router-1")], **conf)
+    a.decode("decode-0", [(a, "router-1")], **conf)
     all_up(a, "prefill-0", "decode-0")
     want = [ask(a, a, n, prompt=p)[1] for p in PROMPTS]
     assert all(len(w) == n for w in want)
     a.kill("prefill-0")
     a.kill("decode-0")
-    b.prefill("prefill-1", [(a, "router-1")])
-    c.decode("decode-1", [(a, "router-1")], **decode)
+    b.prefill("prefill-1", [(a, "router-1")], **conf)
+    c.decode("decode-1", [(a, "router-1")], **conf)
     all_up(a, "prefill-1", "decode-1")
     wait_for(lambda: workers(a).get("decode-0") != "up" and workers(a).get("prefill-0") != "up", "they are gone")
     linked(b)
@@ -134,8 +134,11 @@ def test_same_tokens_as_on_one_host(net):
         for p, w in zip(PROMPTS, want):
             assert ask(a, a, prompt=p) == (200, w)
     done = len(PROMPTS) * 3
-    assert count(b, "messager-2", "event=transfer_done") == done and count(c, "decode-1", "event=joined") == done
-    assert count(b, "prefill-1", "event=prefill_done") == done and count(c, "decode-1", "local=1") == 0
+    assert count(c, "decode-1", "event=joined") == done
+    # an answer may come before these lines
+    wait_for(lambda: count(b, "messager-2", "event=transfer_done") == done, "all transfers are done")
+    wait_for(lambda: count(b, "prefill-1", "event=prefill_done") == done, "all jobs are done")
+    assert count(c, "decode-1", "local=1") == 0
     # both had the prefixes: decode-1's blocks were not sent again, prefill-1's not computed
     assert "cached=96" in c.log("decode-1") and "cached=96" in b.log("prefill-1")
 
@@ -149,8 +152,8 @@ def test_a_storm(net):
 
 def test_cut_and_heal_in_mid_stream(net):
     n = 350
-    a, b, c, want = trio(net, n, variant="reference")
-    b.decode("decode-2", [(a, "router-1")])
+    a, b, c, want = trio(net, n, variant="reference")  # slow steps: streams last longer than a partition goes unnoticed
+    b.decode("decode-2", [(a, "router-1")], variant="reference")
     all_up(a, "decode-2")
     for _ in range(2):
         before = count(c, "decode-1", "event=joined")
