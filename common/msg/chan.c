@@ -328,7 +328,8 @@ int chan_send(struct chan *c, struct peer *p, enum msg_type type, const struct m
 			send_out(c, p, o);
 	}
 	chan_worked(c, p);
-	chan_tick_soon(c, first->sent_us + p->resend_wait_us);
+	if (!p->resend_at_us) /* else the timer is armed for the socket, and `first` may be unsent */
+		chan_tick_soon(c, first->sent_us + p->resend_wait_us);
 	return 0;
 }
 
