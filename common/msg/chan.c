@@ -94,7 +94,7 @@ int chan_put_msg(struct sock *s, const void *rid, size_t rid_len, const void *he
 	 * that have arrived would stay unread. */
 	event_active(s->again, EV_READ, 1);
 	if (!s->peer && (!rid_len || zmq_send(s->z, rid, rid_len, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0))
-		return ERR_CLOSED;
+		return rid_len && zmq_errno() == EAGAIN ? ERR_FULL : ERR_CLOSED;
 	if (zmq_send(s->z, head, head_len, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0 ||
 	    zmq_msg_send(body, s->z, ZMQ_DONTWAIT) < 0)
 		return ERR_CLOSED;

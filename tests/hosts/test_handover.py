@@ -18,7 +18,7 @@ LONG = [3 + (i * 37 + 11) % 317 for i in range(150)]
 PROMPTS = [LONG[:100], LONG[:80] + [7] * 20, LONG[50:], LONG[:33], LONG[::-1]]
 
 # Several clients: each asks for the prompts in turn, again after what a client shall ask again after (503 with Retry-After, a connection that breaks),
-# until the file is gone. Prints [prompt, status or error, tokens] of each answer.
+# until the file is gone. Prints [prompt, status or error, tokens, seconds] of each answer, tries that failed included in the time.
 STORM = """
 import http.client, json, os, sys, threading, time
 routers, file, prompts, n, clients = json.loads(sys.argv[1])
@@ -35,18 +35,18 @@ def ask(router, prompt):
 def client(k):
     i = k
     while os.path.exists(file):
-        until = time.time() + 60
+        begin = time.time()
         while True:
             try:
                 status, answer = ask(routers[(i + k) % len(routers)], prompts[i % len(prompts)])
             except (OSError, http.client.HTTPException) as e:
                 status, answer = "broken", str(e)
-            if status not in (503, "broken") or time.time() > until:
+            if status not in (503, "broken") or time.time() > begin + 60:
                 break
             time.sleep(0.2)
             k += 1
         with lock:
-            out.append([i % len(prompts), status, answer])
+            out.append([i % len(prompts), status, answer, time.time() - begin])
         i += 1
 
 all = [threading.Thread(target=client, args=(k,)) for k in range(clients)]
@@ -60,6 +60,7 @@ class Storm:
     """Requests from the host `client` as long as the `with` lasts; at its end all must have been answered, with these tokens."""
 
     def __init__(self, client, routers, want, n=24, clients=4):
+        self.times = ""
         self.file, self.want = os.path.join(client.dir, "storm"), want
         open(self.file, "w").close()
         what = json.dumps([[h.address for h in routers], self.file, PROMPTS, n, clients])
@@ -77,6 +78,8 @@ class Storm:
         wrong = [a for a in answers if a[1] != 200 or a[2] != self.want[a[0]]]
         assert not wrong, (len(wrong), len(answers), wrong[:3])
         assert len(answers) >= len(PROMPTS)
+        took = sorted(a[3] for a in answers)
+        self.times = f"{len(took)} answers, median {took[len(took) // 2]:.3f} s, slowest {took[-1]:.3f} s"
 
 
 def keygen(host, **roles):
@@ -221,6 +224,40 @@ def test_a_host_is_killed(net):
         for n in names:
             b.restart(n)
         all_up(a, "prefill-1", "decode-2")
+
+
+def test_how_long_a_user_waits(net, capsys):
+    """No limits but those of Storm; the times are printed"""
+    a, b, c, want = trio(net)
+
+    def handed_over(more=10):
+        before = count(c, "decode-1", "event=joined")
+        wait_for(lambda: count(c, "decode-1", "event=joined") >= before + more, "KV is handed over", 60)
+
+    def again(host, name, end):
+        end(name)
+        host.restart(name)
+
+    def cut():
+        c.cut()
+        wait_for(lambda: workers(a).get("decode-1") != "up", "decode-1 is cut off", 30)
+        c.heal()
+        all_up(a, "decode-1")
+
+    events = [(f"{how} of {name}", again, (h, name, getattr(h, how))) for h, name in ((c, "messager-3"), (b, "messager-2"), (c, "decode-1"), (b, "prefill-1"))
+              for how in ("kill", "terminate")]
+    for what, act, args in [("nothing", lambda: None, ()), *events, ("cut, with decode-2 beside the prefill worker", cut, ())]:
+        if act == cut:
+            b.decode("decode-2", [(a, "router-1")])
+            all_up(a, "decode-2")
+        with Storm(a, [a], want) as storm:
+            if act != cut:
+                handed_over()
+            act(*args)
+            if act != cut:
+                handed_over()
+        with capsys.disabled():
+            print(f"\n{what}: {storm.times}", end="", flush=True)
 
 
 def two_routers(net, prefills, decodes, mixed):
