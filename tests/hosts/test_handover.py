@@ -230,12 +230,14 @@ def test_how_long_a_user_waits(net, capsys):
     """No limits but those of Storm; the times are printed"""
     a, b, c, want = trio(net)
 
-    def handed_over(more=10):
-        before = count(c, "decode-1", "event=joined")
-        wait_for(lambda: count(c, "decode-1", "event=joined") >= before + more, "KV is handed over", 60)
+    def more(host, name, text):
+        before = count(host, name, text)
+        wait_for(lambda: count(host, name, text) >= before + 10, f"{name}: {text}", 60)
 
-    def again(host, name, end):
+    def restart(host, name, end, pause):
         end(name)
+        if pause:
+            more(a, "router-1", "event=request_done")
         host.restart(name)
 
     def cut():
@@ -244,20 +246,26 @@ def test_how_long_a_user_waits(net, capsys):
         c.heal()
         all_up(a, "decode-1")
 
-    events = [(f"{how} of {name}", again, (h, name, getattr(h, how))) for h, name in ((c, "messager-3"), (b, "messager-2"), (c, "decode-1"), (b, "prefill-1"))
-              for how in ("kill", "terminate")]
-    for what, act, args in [("nothing", lambda: None, ()), *events, ("cut, with decode-2 beside the prefill worker", cut, ())]:
-        if act == cut:
-            b.decode("decode-2", [(a, "router-1")])
-            all_up(a, "decode-2")
+    def measure(what, act, *args, handed_over=True):
         with Storm(a, [a], want) as storm:
-            if act != cut:
-                handed_over()
+            more(a, "router-1", "event=request_done")
             act(*args)
-            if act != cut:
-                handed_over()
+            begin = time.time()
+            if handed_over:
+                more(c, "decode-1", "event=joined")
+            again = time.time() - begin
         with capsys.disabled():
-            print(f"\n{what}: {storm.times}", end="", flush=True)
+            print(f"\n{what}: {storm.times}; 10 handed over {again:.3f} s later", end="", flush=True)
+
+    measure("nothing", lambda: None)
+    for h, name in ((c, "messager-3"), (b, "messager-2"), (c, "decode-1"), (b, "prefill-1")):
+        measure(f"kill and restart of {name}", restart, h, name, h.kill, False)
+        measure(f"stop and restart of {name}", restart, h, name, h.terminate, False)
+        if name != "decode-1":
+            measure(f"kill of {name}, restart after 10 answers", restart, h, name, h.kill, True)
+    b.decode("decode-2", [(a, "router-1")])
+    all_up(a, "decode-2")
+    measure("cut, with decode-2 beside the prefill worker", cut, handed_over=False)
 
 
 def two_routers(net, prefills, decodes, mixed):
