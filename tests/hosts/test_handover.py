@@ -97,20 +97,27 @@ def linked(*hosts):
         wait_for(lambda h=h: any("event=messager_told peers=" in h.log(w) for w in h.procs if w.startswith("prefill")), "its messager is told of the others")
 
 
-def messagers(*hosts):
+def messagers(*hosts, **conf):
+    """conf: of each host's messager, by its number"""
     for h in hosts:
         h.know_all()
-        h.messager()
+        h.messager(**conf.get(f"h{h.number}", {}))
         h.storage()
 
 
-def trio(net, n=24, **conf):
-    """router | prefill-1, messager, storage | decode-1, messager, storage; and what one host answers. conf: of all workers"""
+def links(host):
+    """What `pdctl links` says on this host: {(direction, messager): state}"""
+    out = host.pdctl("-d", f"messager-{host.number}", "links", "--json")
+    return {(x["direction"], x["messager"]): x for x in json.loads(out.stdout)} if out.returncode == 0 else {}
+
+
+def trio(net, n=24, messager={}, **conf):
+    """router | prefill-1, messager, storage | decode-1, messager, storage; and what one host answers. messager: see messagers; conf: of all workers"""
     a, b, c = net.hosts
     keygen(a, router_1="router", prefill_0="worker", decode_0="worker", messager_1="messager", storage_1="storage")
     keygen(b, prefill_1="worker", decode_2="worker", messager_2="messager", storage_2="storage")
     keygen(c, decode_1="worker", messager_3="messager", storage_3="storage")
-    messagers(a, b, c)
+    messagers(a, b, c, **messager)
     a.router()
     a.prefill("prefill-0", [(a, "router-1")], **conf)
     a.decode("decode-0", [(a, "router-1")], **conf)
@@ -266,6 +273,74 @@ def test_how_long_a_user_waits(net, capsys):
     b.decode("decode-2", [(a, "router-1")])
     all_up(a, "decode-2")
     measure("cut, with decode-2 beside the prefill worker", cut, handed_over=False)
+
+
+def test_links_of_both_ends(net):
+    fast = {f"h{i}": {"canary_ms": 200} for i in (1, 2, 3)}
+    a, b, c, want = trio(net, messager=fast)
+    for p, w in zip(PROMPTS, want):
+        assert ask(a, a, prompt=p) == (200, w)
+    to, back = (("to", "messager-3"), ("from", "messager-2")), (("to", "messager-2"), ("from", "messager-3"))
+    for one, other in ((b, c), (c, b)):
+        way, other_way = (to if one is b else back)
+        wait_for(lambda: links(one).get(way, {}).get("canaries", 0) >= 2, lambda: f"canaries of {one.ns}: {links(one)}")
+        sent, got = links(one)[way], links(other)[other_way]
+        assert sent["up"] and got["up"] and sent["transport"] == got["transport"] == "tcp"
+        assert sent["canary_us"] > 0 and sent["canary_mbit_s"] > 0 and sent["canaries_lost"] == 0 and sent["errors"] == got["errors"] == 0
+        assert other.address in sent["via"] and "2 of 2 connections" in sent["via"]
+    # all bytes that were handed over, and none of them twice
+    done = sum(int(x.split("bytes=")[1].split()[0]) for x in b.log("messager-2").splitlines() if "event=transfer_done" in x)
+    assert done > 0 and links(b)[to[0]]["bytes"] == done == links(c)[to[1]]["bytes"]
+    assert links(b)[to[0]]["repeated_bytes"] == 0 and links(c)[back[0]]["bytes"] == 0
+    text = b.pdctl("-d", "messager-2", "links")
+    assert text.returncode == 0 and "messager-3" in text.stdout
+    # and what is wrong, while the other end is gone
+    c.kill("messager-3")
+    wait_for(lambda: not links(b)[to[0]]["up"] and links(b)[to[0]]["why"], "the way is down")
+    c.restart("messager-3")
+    wait_for(lambda: links(b)[to[0]]["up"], "the way is up again")
+    assert ask(a, a, prompt=PROMPTS[0]) == (200, want[0])
+
+
+@pytest.mark.parametrize("sender, receiver, cipher", [(True, False, True), (False, True, True), (False, False, False)])
+def test_encrypted_if_one_end_wants_it(net, sender, receiver, cipher):
+    a, b, c, want = trio(net, messager={"h2": {"data_encrypted": sender}, "h3": {"data_encrypted": receiver}})
+    for p, w in zip(PROMPTS, want):
+        assert ask(a, a, prompt=p) == (200, w)
+    wait_for(lambda: count(c, "decode-1", "event=joined") == len(PROMPTS), "all were handed over")
+    via = links(b)[("to", "messager-3")]["via"]
+    assert via.endswith("plain") != cipher, via
+
+
+@pytest.mark.parametrize("without", ["messager-2", "messager-3"])
+def test_a_messager_whose_key_the_other_does_not_have(net, without):
+    """Each answer comes all the same, and the log says what is missing, once"""
+    a, b, c, want = trio(net)
+    h, other = (c, b) if without == "messager-2" else (b, c)
+    os.unlink(os.path.join(h.keys, "known", without + ".pub"))
+    for name in [n for n in h.procs if n.startswith(("messager", "prefill", "decode"))]:
+        h.kill(name)
+        h.restart(name)
+    all_up(a, "prefill-1", "decode-1")
+    for p, w in zip(PROMPTS, want):
+        begin = time.time()
+        assert ask(a, a, prompt=p) == (200, w)
+        print("TOOK", time.time() - begin)
+    assert 0
+
+
+@pytest.mark.parametrize("host, name", [(1, "messager-2"), (2, "messager-3")])
+def test_messager_killed_again_and_again(net, host, name):
+    """Between any two steps of a transfer, in particular between the mark and KV_SENT: resumed, or computed again; never wrong"""
+    a, b, c, want = trio(net)
+    h = net.hosts[host]
+    with Storm(a, [a], want, clients=8):
+        for i in range(12):
+            before = count(c, "decode-1", "event=joined")
+            wait_for(lambda: count(c, "decode-1", "event=joined") > before + i, "KV is handed over", 60)
+            h.kill(name)
+            h.restart(name)
+    assert "transfer_done" in b.log("messager-2")
 
 
 def two_routers(net, prefills, decodes, mixed):
