@@ -706,6 +706,12 @@ const char *peer_endpoint(const struct peer *p)
 {
 	return p->endpoint;
 }
+const char *peer_address(const struct peer *p)
+{
+	const char *a = chan_name_address(p);
+	return *a ? a : p->endpoint;
+}
+
 int peer_is_up(const struct peer *p)
 {
 	return p->state == PEER_UP;

@@ -148,6 +148,8 @@ const char *peer_expected(const struct peer *p);
 int peer_said_goodbye(const struct peer *p); /* within `down`: the peer shuts down in order */
 /* the endpoint of chan_connect; "" for peers that connected to us */
 const char *peer_endpoint(const struct peer *p);
+/* the same, with the address that its host's name has at present */
+const char *peer_address(const struct peer *p);
 int peer_is_up(const struct peer *p);
 int peer_tag(const struct peer *p); /* 0 for peers that connected to us */
 const char *peer_program(const struct peer *p);

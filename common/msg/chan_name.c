@@ -122,6 +122,11 @@ int chan_name_connect(struct peer *p, const char *address)
 	return 0;
 }
 
+const char *chan_name_address(const struct peer *p)
+{
+	return p->by_name ? p->by_name->address : "";
+}
+
 void chan_name_up(struct peer *p)
 {
 	if (p->by_name)

@@ -209,6 +209,8 @@ int chan_origin_check(const struct chan *c, const struct process_origin *o, cons
 int chan_zmq_connect(void *z, const char *address);
 /* Connects p's dealer, now or when the name in the address is resolved. -1: see errno */
 int chan_name_connect(struct peer *p, const char *address);
+/* tcp://ADDRESS:PORT that libzmq is connected to; "": none, or the peer is not by name. */
+const char *chan_name_address(const struct peer *p);
 void chan_name_up(struct peer *p);
 /* when chan_name_tick has something to do for a peer that is not up; UINT64_MAX: never */
 uint64_t chan_name_due(const struct peer *p);

@@ -239,10 +239,12 @@ static void connect_with_new_key(struct chan *c, struct peer *p)
 		chan_peer_down(c, p, "its key was replaced", PEER_REFUSED);
 	if (p->state == PEER_DEAD)
 		return; /* disconnected by its owner within `down` */
-	const char *address = chan_endpoint_address(p->endpoint, name);
+	/* of a host's name: libzmq knows its address only; none: it is connected when DNS answers */
+	const char *address = p->by_name ? chan_name_address(p)
+	                                 : chan_endpoint_address(p->endpoint, name);
 	zmq_disconnect(p->dealer->z, address);
 	if (chan_curve_client(c->opts.keys, p->dealer->z, p->expected, &err) < 0 ||
-	    zmq_connect(p->dealer->z, address) < 0)
+	    (*address && chan_zmq_connect(p->dealer->z, address) < 0))
 		log_error("connect_failed", "endpoint=%s why=%s", log_quote(p->endpoint),
 		          log_quote(err.text[0] ? err.text : zmq_strerror(zmq_errno())));
 	snprintf(p->server_key, sizeof p->server_key, "%s", k->print);

@@ -238,6 +238,10 @@ int msg_validate(const struct msg_type_info *info, const ProtobufCMessage *body,
 		return AS(WorkerUpdate)->worker ? check_worker(AS(WorkerUpdate)->worker, err)
 		                                : need(NULL, "worker", err);
 	case MSG_PEERS: return check_peers(AS(Peers), err);
+	case MSG_POOLS:
+		return AS(Pools)->n_pools > 1024
+		           ? err_set(err, ERR_CORRUPT, "%zu pools, allowed 1024", AS(Pools)->n_pools)
+		           : 0;
 	default: return 0;
 	}
 #undef AS

@@ -9,6 +9,7 @@
 #include "util/clock.h"
 #include "util/list.h"
 #include "util/mem.h"
+#include "util/once.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -33,6 +34,7 @@ struct inbounds {
 	const struct transports *transports;
 	struct list links, leases;
 	uint32_t n;
+	struct once logged;
 	const Pds__LeaseOpened *opened; /* of the present call */
 	const Pds__KvReady *ready;      /* the same */
 };
@@ -180,13 +182,19 @@ static void refuse(const struct inbound_link *l, const struct msg_head *head,
 	link_send(l, MSG_LEASE_OPENED, head, &m.base);
 }
 
-static void tell_revoked(const struct inbound *n)
+static void send_revoke(const struct inbound_link *l, const struct msg_head *head,
+                        const struct lease_key *k)
 {
-	Pds__Lease lease = lease_of(&n->key);
+	Pds__Lease lease = lease_of(k);
 	Pds__LeaseRevoke m = PDS__LEASE_REVOKE__INIT;
 	m.lease = &lease;
-	m.decode = (char *)n->key.decode;
-	link_send(n->link, MSG_LEASE_REVOKE, &n->head, &m.base);
+	m.decode = (char *)k->decode;
+	link_send(l, MSG_LEASE_REVOKE, head, &m.base);
+}
+
+static void tell_revoked(const struct inbound *n)
+{
+	send_revoke(n->link, &n->head, &n->key);
 }
 
 static int send_ready(const struct inbound *n)
@@ -252,8 +260,10 @@ static int is_late(const struct inbound *n)
 static enum inbound_state step_new(struct inbound *n, enum inbound_event e)
 {
 	struct mover_local d;
-	if (e == INBOUND_ON_REVOKED)
+	if (e == INBOUND_ON_REVOKED || e == INBOUND_ON_READY) /* nothing was opened */
 		tell_revoked(n);
+	if (e == INBOUND_ON_READY)
+		return INBOUND_CLOSED;
 	if (e == INBOUND_ON_REVOKED || e == INBOUND_ON_LINK_GONE || e == INBOUND_ON_DECODE_GONE ||
 	    e == INBOUND_ON_REPLACED || is_late(n))
 		return INBOUND_CLOSED;
@@ -261,8 +271,8 @@ static enum inbound_state step_new(struct inbound *n, enum inbound_event e)
 		refuse(n->link, &n->head, &n->key, n->prefill, n->prefill_epoch);
 		return INBOUND_CLOSED;
 	}
-	/* a lease has one writer at a time */
-	if (other_of(n->of, &n->key, WRITABLE, n) || ask_decode(n) < 0)
+	/* a lease has one writer at a time; and KV_READY of an earlier one comes before a question */
+	if (other_of(n->of, &n->key, WRITABLE | TO(SEALED), n) || ask_decode(n) < 0)
 		return INBOUND_NEW;
 	return INBOUND_ASKED;
 }
@@ -334,8 +344,10 @@ static enum inbound_state close_lease(struct inbound *n, enum inbound_state now,
 
 static enum inbound_state step_asked(struct inbound *n, enum inbound_event e)
 {
-	if (e == INBOUND_ON_REVOKED)
+	if (e == INBOUND_ON_REVOKED || e == INBOUND_ON_READY) /* nothing was opened */
 		tell_revoked(n);
+	if (e == INBOUND_ON_READY)
+		return INBOUND_CLOSED;
 	if (e == INBOUND_ON_REVOKED || e == INBOUND_ON_LINK_GONE || e == INBOUND_ON_DECODE_GONE ||
 	    e == INBOUND_ON_REPLACED || is_late(n))
 		return INBOUND_CLOSED;
@@ -370,8 +382,9 @@ static enum inbound_state step_open(struct inbound *n, enum inbound_event e)
 			n->tail_us = n->of->ready->tail_us;
 			return close_lease(n, INBOUND_SEALED, INBOUND_SEALING);
 		}
-		log_req(LOG_WARN, &n->head.req, "inbound_incomplete", "messager=%s lease=%" PRIu64,
-		        n->link->name, n->key.id);
+		if (once_may_log(&n->of->logged, n->link->name, strlen(n->link->name)))
+			log_req(LOG_WARN, &n->head.req, "inbound_incomplete", "messager=%s lease=%" PRIu64,
+			        n->link->name, n->key.id);
 		tell_revoked(n);
 		return close_lease(n, INBOUND_CLOSED, INBOUND_FENCING);
 	case INBOUND_ON_REVOKED: tell_revoked(n); /* fallthrough */
@@ -536,8 +549,9 @@ static void choose(struct inbound_link *l, const Pds__Path *b)
 	struct path_peer who = {.epoch = l->epoch};
 	int i = transport_best(t, b->data.data, b->data.len);
 	if (i < 0) {
-		log_error("path_refused", "messager=%s why=%s", l->name,
-		          log_quote("it has none of the transports that this messager has"));
+		if (once_may_log(&l->of->logged, l->name, strlen(l->name)))
+			log_error("path_refused", "messager=%s why=%s", l->name,
+			          log_quote("it has none of the transports that this messager has"));
 		return;
 	}
 	if (i > 0)
@@ -551,8 +565,7 @@ static void choose(struct inbound_link *l, const Pds__Path *b)
 
 static void step_leases_of(struct inbound_link *l, enum inbound_event e)
 {
-	each_lease(it, l->of)
-	{
+	each_lease(it, l->of) {
 		if (lease_entry(it)->link == l)
 			inbound_step(lease_entry(it), e);
 	}
@@ -572,8 +585,7 @@ void inbound_destroy(struct inbounds **bp)
 	struct inbounds *b = *bp;
 	if (!b)
 		return;
-	each_lease(it, b)
-	{
+	each_lease(it, b) {
 		struct inbound *n = lease_entry(it);
 		list_remove(&n->node);
 		free(n);
@@ -625,8 +637,9 @@ void inbound_path(struct inbound_link *l, const Pds__Path *b)
 	}
 	if (!l->intake || strcmp(b->transport, l->ops->name) != 0 ||
 	    l->ops->intake_said(l->intake, b->data.data, b->data.len, &err) < 0)
-		log_error("path_refused", "messager=%s transport=%s why=%s", l->name,
-		          log_quote(b->transport), log_quote(err.text));
+		if (once_may_log(&l->of->logged, l->name, strlen(l->name)))
+			log_error("path_refused", "messager=%s transport=%s why=%s", l->name,
+			          log_quote(b->transport), log_quote(err.text));
 }
 
 /* The key of the lease of a message from the other end. 0: it names no worker. */
@@ -641,11 +654,26 @@ static int key_of(const char *decode, const Pds__Lease *l, struct lease_key *ret
 /* A lease has one writer: what an earlier question opened, on this link or another, closes. */
 static void replace_others(struct inbounds *b, const struct lease_key *k)
 {
-	each_lease(it, b)
-	{
+	each_lease(it, b) {
 		if (memcmp(&lease_entry(it)->key, k, sizeof *k) == 0)
 			inbound_step(lease_entry(it), INBOUND_ON_REPLACED);
 	}
+}
+
+/* Is the lease another messager's? An earlier life of the same one gives way. */
+static int is_held(const struct inbound_link *l, const struct lease_key *k)
+{
+	list_each(it, &l->of->leases) {
+		const struct inbound *n = lease_entry(it);
+		if (memcmp(&n->key, k, sizeof *k) == 0 && strcmp(n->link->name, l->name) != 0)
+			return 1;
+	}
+	return 0;
+}
+
+static int has_room(const struct inbound_link *l)
+{
+	return l->n < INBOUND_LEASES_MAX && l->of->n < INBOUND_ALL_MAX;
 }
 
 void inbound_lease_open(struct inbound_link *l, const struct msg_head *head,
@@ -657,7 +685,7 @@ void inbound_lease_open(struct inbound_link *l, const struct msg_head *head,
 		return;
 	if (find(b, l, &k, m->prefill, m->prefill_epoch, TO(NEW) | TO(ASKED)))
 		return; /* it is on its way */
-	if (!l->intake || l->n >= INBOUND_LEASES_MAX || strlen(m->prefill) >= RING_NAME_MAX) {
+	if (!l->intake || !has_room(l) || strlen(m->prefill) >= RING_NAME_MAX || is_held(l, &k)) {
 		refuse(l, head, &k, m->prefill, m->prefill_epoch);
 		return;
 	}
@@ -677,8 +705,10 @@ void inbound_kv_ready(struct inbound_link *l, const struct msg_head *head, const
 	b->ready = m;
 	if (n)
 		inbound_step(n, INBOUND_ON_READY);
-	else if (l->n < INBOUND_LEASES_MAX && strlen(m->prefill) < RING_NAME_MAX &&
-	         mover_find_local(b->mover, k.decode, k.epoch, &d)) {
+	else if (!has_room(l) || strlen(m->prefill) >= RING_NAME_MAX || is_held(l, &k) ||
+	         !mover_find_local(b->mover, k.decode, k.epoch, &d))
+		send_revoke(l, head, &k);
+	else {
 		replace_others(b, &k);
 		n = lease_new(l, head, &k, m->prefill, m->prefill_epoch, INBOUND_SEALED);
 		n->bytes = m->bytes;
@@ -717,8 +747,7 @@ void inbound_kv_ready_ack(struct inbounds *b, const char *name, uint64_t epoch,
 static void step_leases_to(struct inbounds *b, const char *name, uint64_t epoch,
                            enum inbound_event e)
 {
-	each_lease(it, b)
-	{
+	each_lease(it, b) {
 		struct inbound *n = lease_entry(it);
 		if (n->key.epoch == epoch && strcmp(n->key.decode, name) == 0)
 			inbound_step(n, e);
@@ -737,8 +766,7 @@ void inbound_worker_gone(struct inbounds *b, const char *name, uint64_t epoch)
 
 int inbound_fence(struct inbounds *b, const struct lease_key *lease)
 {
-	each_lease(it, b)
-	{
+	each_lease(it, b) {
 		if (memcmp(&lease_entry(it)->key, lease, sizeof *lease) == 0)
 			inbound_step(lease_entry(it), INBOUND_ON_REVOKED);
 	}
@@ -754,7 +782,8 @@ int inbound_turn(struct inbounds *b)
 			send_pools(l);
 		waits |= l->pools_owed;
 	}
-	each_lease(it, b) inbound_step(lease_entry(it), INBOUND_ON_TURN);
+	each_lease(it, b)
+		inbound_step(lease_entry(it), INBOUND_ON_TURN);
 	list_each(it, &b->leases)
 		waits |= (UNSENT & 1u << lease_entry(it)->state) != 0;
 	return waits;

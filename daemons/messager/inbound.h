@@ -23,7 +23,8 @@
  * What always holds: KV_READY is passed on, and a revocation answered, only when the path writes
  * nothing more under the lease. A link that ends takes its leases along: those without KV_READY
  * close. A KV_READY for an unknown lease is passed on: the sender marks a slot only when an earlier
- * process of this messager has acknowledged all bytes. */
+ * process of this messager has acknowledged all bytes. A lease belongs to the messager that asked for
+ * it first: no other one's question or KV_READY touches it. */
 #ifndef MESSAGER_INBOUND_H
 #define MESSAGER_INBOUND_H
 
@@ -31,7 +32,9 @@
 #include "revoked.h"
 #include "transport.h"
 
-#define INBOUND_LEASES_MAX 4096u /* of one link; LEASE_OPEN beyond is refused */
+/* of one link, and in all; LEASE_OPEN beyond is refused */
+#define INBOUND_LEASES_MAX 1024u
+#define INBOUND_ALL_MAX 4096u
 
 #define INBOUND_STATES(X) \
 	X(NEW, "new")         \

@@ -80,10 +80,11 @@ static const struct conf_key keys[] = {
      "encrypt KV on its way to and from other hosts; false only on a network that you trust: it is "
      "still authenticated, but can be read. If either end wants it, it is encrypted",
      NULL},
-	{"rdma", CONF_STRING, "auto", 0, 0, "", 0,
-     "RDMA to the messagers of other hosts that have it. auto: if this host has a device; off: "
-     "never; "
-     "required: this messager does not start without a device, and neither sends nor takes KV by "
+	{"rdma", CONF_STRING, "off", 0, 0, "", 0,
+     "RDMA to the messagers of other hosts that have it, for KV in host memory. auto: if this host "
+     "has "
+     "a device; required: this messager does not start without one, and neither sends nor takes KV "
+     "by "
      "TCP",
      "auto|off|required"},
 	{"rdma_device", CONF_STRING, "", 0, 63, "", 0,
@@ -293,7 +294,11 @@ static int on_attach(void *arg, const struct attached_memory *h, void **ret_work
 {
 	struct messager *m = arg;
 	struct mover_local w;
-	(void)err;
+	if (m->rdma && !h->region.pool->host)
+		return err_set(err, ERR_UNSUPPORTED,
+		               "RDMA cannot reach KV in memory of %s yet: set rdma = \"off\" in the "
+		               "messager's configuration",
+		               h->region.pool->by->name);
 	*ret_worker = mover_add(m->mover, h->hello->name, h->hello->epoch, &h->layout, &h->region,
 	                        h->ring);
 	if (mover_find_local(m->mover, h->hello->name, h->hello->epoch, &w))
@@ -547,6 +552,7 @@ static int tcp_open(struct messager *m, struct err *err)
 	                              .port = (uint16_t)conf_int(c, "data_port"),
 	                              .connections = (uint32_t)conf_int(c, "data_connections"),
 	                              .encrypt = conf_bool(c, "data_encrypted"),
+	                              .lost = svc_leave,
 	                              .canary_us = canary_us(c, UINT64_MAX)};
 	int r = tcp_transport_new(svc_base(m->svc), &opts, &tcp, err);
 	if (r == 0)
@@ -565,7 +571,7 @@ static int transports_open(struct messager *m, struct err *err)
 		return 0;
 	if (strcmp(rdma, "off") != 0) {
 		int r = rdma_open(m, err);
-		if (r < 0 && (required || r != ERR_NOTFOUND || *conf_str(c, "rdma_device"))) {
+		if (r < 0 && (required || *conf_str(c, "rdma_device"))) {
 			const struct err why = *err;
 			return err_set(err, r, "rdma = \"%s\", rdma_device = \"%s\": %.200s", rdma,
 			               conf_str(c, "rdma_device"), why.text);
@@ -668,7 +674,8 @@ static int messager_reload(struct svc *s, struct err *err)
  * started. */
 static int messager_idle(struct svc *s)
 {
-	return mover_open_transfers(messager_of(s)->mover) == 0;
+	const struct messager *m = messager_of(s);
+	return mover_open_transfers(m->mover) == 0 && inbound_count(m->inbounds) == 0;
 }
 
 static void messager_status(struct svc *s, struct buf *out)

@@ -9,6 +9,7 @@
 
 #include "util/check.h"
 #include "util/mem.h"
+#include "util/once.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -224,9 +225,10 @@ struct mover_worker *mover_add_remote(struct mover *m, const char *name, uint64_
 		w = NULL;
 	}
 	if (w) {
-		log_warn("pool_refused", "worker=%s messager=%s why=%s", name, via->name,
-		         log_quote(w->via ? "another messager has a worker of this name"
-		                          : "a worker of this host has this name"));
+		if (once_may_log(&m->logged, name, strlen(name)))
+			log_warn("pool_refused", "worker=%s messager=%s why=%s", name, via->name,
+			         log_quote(w->via ? "another messager has a worker of this name"
+			                          : "a worker of this host has this name"));
 		return NULL;
 	}
 	w = mem_zalloc(sizeof *w);

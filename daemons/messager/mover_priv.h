@@ -6,6 +6,7 @@
 #include "mover.h"
 #include "revoked.h"
 #include "util/list.h"
+#include "util/once.h"
 
 #define LAYOUT_TEXT_MAX 96
 /* limit for a transfer without a plausible deadline */
@@ -108,6 +109,7 @@ struct mover {
 	struct list workers, transfers;
 	uint32_t n_workers, n_transfers, n_untold, n_owed;
 	struct revoked *revoked;
+	struct once logged;
 	uint64_t bytes, now_us;         /* now: of the present call */
 	size_t budget;                  /* bytes left in this turn */
 	int more;                       /* the budget did not suffice */

@@ -6,6 +6,7 @@
 #include "util/endpoint.h"
 #include "util/list.h"
 #include "util/mem.h"
+#include "util/once.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -19,16 +20,20 @@ struct remote {
 	struct remotes *of;
 	char endpoint[ENDPOINT_MAX]; /* NAME@tcp://HOST:PORT */
 	char name[RING_NAME_MAX];
-	struct peer *peer;
+	struct peer *peer; /* NULL: its key is not known yet, or there are too many peers */
 	struct mover_via via;
+	Pds__Pools *pools; /* as it said last; NULL: nothing since its link came up */
 	char trouble[160]; /* why there is no path, for people */
 };
 
-/* What one worker of this host has named. */
+/* What one worker of this host has named: workers of other hosts, and the messager of each. */
+struct named {
+	char worker[RING_NAME_MAX], endpoint[ENDPOINT_MAX];
+};
 struct naming {
 	struct list node;
 	char worker[RING_NAME_MAX];
-	char (*endpoints)[ENDPOINT_MAX];
+	struct named *named;
 	size_t n;
 };
 
@@ -38,6 +43,8 @@ struct remotes {
 	const struct transports *transports;
 	struct list remotes, namings;
 	unsigned n;
+	struct svc_timer *timer; /* connects those whose keys come late */
+	struct once logged;
 };
 
 #define each_remote(it, r) list_each_safe(it, it##_next, &(r)->remotes)
@@ -51,6 +58,7 @@ struct remotes *remotes_new(struct svc *s, struct mover *m, const struct transpo
 	r->transports = t;
 	list_init(&r->remotes);
 	list_init(&r->namings);
+	r->timer = svc_timer_add(s, 1000000, on_timer, r);
 	return r;
 }
 
@@ -59,7 +67,7 @@ struct remotes *remotes_new(struct svc *s, struct mover *m, const struct transpo
 static int via_linked(void *arg)
 {
 	const struct remote *o = arg;
-	return peer_is_up(o->peer) && o->via.path != NULL;
+	return o->peer && peer_is_up(o->peer) && o->via.path != NULL;
 }
 
 static int via_send(void *arg, enum msg_type type, const struct msg_head *head,
@@ -106,6 +114,9 @@ static void remove_pools(struct remote *o, const Pds__Pools *keep)
 static void path_close(struct remote *o)
 {
 	remove_pools(o, NULL);
+	if (o->pools)
+		pds__pools__free_unpacked(o->pools, NULL);
+	o->pools = NULL;
 	if (o->via.path)
 		o->via.ops->path_destroy(&o->via.path);
 }
@@ -118,14 +129,23 @@ static void remote_free(struct remote *o)
 	free(o);
 }
 
+static void remote_connect(struct remote *o)
+{
+	struct chan *c = svc_chan(o->of->svc);
+	if (o->peer)
+		return;
+	if (chan_has_keys_for(c, o->endpoint, NULL))
+		o->peer = chan_connect(c, o->endpoint, NULL, REMOTE_TAG);
+	else if (once_may_log(&o->of->logged, o->endpoint, strlen(o->endpoint)))
+		log_warn("messager_without_key", "endpoint=%s why=%s", o->endpoint,
+		         log_quote("its key is not known here; it is connected once it is"));
+	snprintf(o->trouble, sizeof o->trouble, "%s",
+	         o->peer ? "the link is not up yet" : "its key is not known here");
+}
+
 static void remote_new(struct remotes *r, const char *endpoint)
 {
 	const char *at = strchr(endpoint, '@');
-	if (!endpoint_is_remote(endpoint) || (size_t)(at - endpoint) >= RING_NAME_MAX) {
-		log_warn("messager_refused", "endpoint=%s why=%s", log_quote(endpoint),
-		         log_quote("not NAME@tcp://HOST:PORT"));
-		return;
-	}
 	struct remote *o = mem_zalloc(sizeof *o);
 	o->of = r;
 	snprintf(o->endpoint, sizeof o->endpoint, "%s", endpoint);
@@ -133,19 +153,27 @@ static void remote_new(struct remotes *r, const char *endpoint)
 	o->via = (struct mover_via){.arg = o, .name = o->name, .linked = via_linked, .send = via_send};
 	list_push_back(&r->remotes, &o->node);
 	r->n++;
-	o->peer = chan_connect(svc_chan(r->svc), endpoint, NULL, REMOTE_TAG);
-	if (!o->peer)
-		remote_free(o); /* logged; the next list names it again */
+	remote_connect(o);
+}
+
+static void on_timer(struct svc *s, void *arg)
+{
+	struct remotes *r = arg;
+	(void)s;
+	each_remote(it, r)
+		remote_connect(remote_entry(it));
 }
 
 /* --- which there are ----------------------------------------------------- */
 
-static int is_named(const struct remotes *r, const char *endpoint)
+/* worker NULL: any. */
+static int is_named(const struct remotes *r, const char *worker, const char *endpoint)
 {
 	list_each(it, &r->namings) {
 		const struct naming *n = list_entry(it, struct naming, node);
 		for (size_t i = 0; i < n->n; i++)
-			if (strcmp(n->endpoints[i], endpoint) == 0)
+			if (strcmp(n->named[i].endpoint, endpoint) == 0 &&
+			    (!worker || strcmp(n->named[i].worker, worker) == 0))
 				return 1;
 	}
 	return 0;
@@ -162,12 +190,12 @@ static struct remote *remote_find(const struct remotes *r, const char *endpoint)
 
 static void drop_unnamed(struct remotes *r)
 {
-	each_remote(it, r)
-	{
+	each_remote(it, r) {
 		struct remote *o = remote_entry(it);
-		if (peer_is_up(o->peer) || is_named(r, o->endpoint))
+		if ((o->peer && peer_is_up(o->peer)) || is_named(r, NULL, o->endpoint))
 			continue;
-		chan_disconnect(svc_chan(r->svc), o->peer);
+		if (o->peer)
+			chan_disconnect(svc_chan(r->svc), o->peer);
 		remote_free(o);
 	}
 }
@@ -175,7 +203,7 @@ static void drop_unnamed(struct remotes *r)
 static void naming_free(struct naming *n)
 {
 	list_remove(&n->node);
-	free(n->endpoints);
+	free(n->named);
 	free(n);
 }
 
@@ -187,24 +215,53 @@ static void naming_drop(struct remotes *r, const char *worker)
 	}
 }
 
+static int is_acceptable(const struct remotes *r, const Pds__Peer *p)
+{
+	const char *at = strchr(p->messager, '@');
+	const char *why = NULL;
+	if (!endpoint_is_remote(p->messager) || (size_t)(at - p->messager) >= RING_NAME_MAX ||
+	    strlen(p->name) >= RING_NAME_MAX)
+		why = "not a worker's name and NAME@tcp://HOST:PORT";
+	else if (!remote_find(r, p->messager) && r->n >= REMOTES_MAX)
+		why = "too many messagers";
+	if (why && once_may_log(&((struct remotes *)r)->logged, p->messager, strlen(p->messager)))
+		log_warn("messager_refused", "endpoint=%s why=%s limit=%u", log_quote(p->messager),
+		         log_quote(why), REMOTES_MAX);
+	return !why;
+}
+
 static void naming_add(struct remotes *r, const char *worker, const Pds__Peers *b)
 {
 	struct naming *n = mem_zalloc(sizeof *n);
 	snprintf(n->worker, sizeof n->worker, "%s", worker);
-	n->endpoints = mem_array(b->n_peers, sizeof *n->endpoints);
+	n->named = mem_array(b->n_peers, sizeof *n->named);
 	list_push_back(&r->namings, &n->node);
 	for (size_t i = 0; i < b->n_peers; i++) {
-		const char *endpoint = b->peers[i]->messager;
-		if (!*endpoint || strlen(endpoint) >= ENDPOINT_MAX)
+		const Pds__Peer *p = b->peers[i];
+		if (!*p->messager || !is_acceptable(r, p))
 			continue;
-		strcpy(n->endpoints[n->n++], endpoint);
-		if (remote_find(r, endpoint))
+		struct named *d = &n->named[n->n++];
+		snprintf(d->worker, sizeof d->worker, "%s", p->name);
+		snprintf(d->endpoint, sizeof d->endpoint, "%s", p->messager);
+		if (!remote_find(r, p->messager))
+			remote_new(r, p->messager);
+	}
+}
+
+/* Its workers, of those that it names, which a worker of this host has named with this messager: no
+ * messager can pass for another one's worker. */
+static void take_pools(struct remote *o)
+{
+	struct mover *m = o->of->mover;
+	remove_pools(o, o->pools);
+	for (size_t i = 0; i < o->pools->n_pools; i++) {
+		const Pds__Pool *p = o->pools->pools[i];
+		const struct mover_worker *w = mover_find(m, p->worker);
+		if (!*p->worker || strlen(p->worker) >= RING_NAME_MAX || !p->blocks ||
+		    !is_named(o->of, p->worker, o->endpoint))
 			continue;
-		if (r->n >= REMOTES_MAX)
-			log_warn("messager_refused", "endpoint=%s why=%s limit=%u", log_quote(endpoint),
-			         log_quote("too many messagers"), REMOTES_MAX);
-		else
-			remote_new(r, endpoint);
+		if (!w || mover_worker_via(w) != &o->via)
+			mover_add_remote(m, p->worker, p->epoch, p->layout, p->blocks, &o->via);
 	}
 }
 
@@ -214,6 +271,10 @@ void remotes_named(struct remotes *r, const char *worker, const Pds__Peers *b)
 	if (b)
 		naming_add(r, worker, b);
 	drop_unnamed(r);
+	each_remote(it, r) {
+		if (remote_entry(it)->pools)
+			take_pools(remote_entry(it));
+	}
 }
 
 /* --- links --------------------------------------------------------------- */
@@ -269,34 +330,36 @@ static void got_path(struct remote *o, const Pds__Path *b)
 			snprintf(o->trouble, sizeof o->trouble,
 			         "it takes KV over %.16s only, which this messager does not have",
 			         b->transport);
-			log_error("path_refused", "messager=%s why=%s", o->name, log_quote(o->trouble));
+			if (once_may_log(&o->of->logged, o->name, strlen(o->name)))
+				log_error("path_refused", "messager=%s why=%s", o->name, log_quote(o->trouble));
 			return;
 		}
 		struct path_peer who = {.epoch = peer_epoch(o->peer)};
 		snprintf(who.name, sizeof who.name, "%s", o->name);
-		endpoint_host(o->endpoint, who.host, sizeof who.host);
+		endpoint_host(peer_address(o->peer), who.host, sizeof who.host);
 		o->via.ops = t->at[i].ops;
 		o->via.path = o->via.ops->path_new(t->at[i].transport, &who,
 		                                   &(struct path_hooks){o, path_say, path_up});
 	}
 	if (strcmp(o->via.ops->name, b->transport) != 0 ||
 	    o->via.ops->path_said(o->via.path, b->data.data, b->data.len, &err) < 0)
-		log_error("path_refused", "messager=%s transport=%s why=%s", o->name,
-		          log_quote(b->transport), log_quote(err.text));
+		if (once_may_log(&o->of->logged, o->name, strlen(o->name)))
+			log_error("path_refused", "messager=%s transport=%s why=%s", o->name,
+			          log_quote(b->transport), log_quote(err.text));
 }
 
+/* Kept: a worker may be named later. */
 static void got_pools(struct remote *o, const Pds__Pools *b)
 {
-	struct mover *m = o->of->mover;
-	remove_pools(o, b);
-	for (size_t i = 0; i < b->n_pools && i < REMOTE_POOLS_MAX; i++) {
-		const Pds__Pool *p = b->pools[i];
-		const struct mover_worker *w = mover_find(m, p->worker);
-		if (!*p->worker || strlen(p->worker) >= RING_NAME_MAX || !p->blocks)
-			continue; /* no worker of ours can name it */
-		if (!w || mover_worker_via(w) != &o->via)
-			mover_add_remote(m, p->worker, p->epoch, p->layout, p->blocks, &o->via);
-	}
+	size_t n = pds__pools__get_packed_size(b);
+	uint8_t *bytes = mem_alloc(n ? n : 1);
+	pds__pools__pack(b, bytes);
+	if (o->pools)
+		pds__pools__free_unpacked(o->pools, NULL);
+	o->pools = pds__pools__unpack(NULL, n, bytes);
+	free(bytes);
+	CHECK(o->pools);
+	take_pools(o);
 }
 
 /* The worker that a message is about, if it is one of this messager's and the lease is of its
@@ -342,9 +405,11 @@ void remotes_destroy(struct remotes **rp)
 	struct remotes *r = *rp;
 	if (!r)
 		return;
-	each_remote(it, r) remote_free(remote_entry(it));
+	each_remote(it, r)
+		remote_free(remote_entry(it));
 	list_each_safe(it, nx, &r->namings)
 		naming_free(list_entry(it, struct naming, node));
+	svc_timer_del(&r->timer);
 	free(r);
 	*rp = NULL;
 }

@@ -16,8 +16,7 @@
 #include "svc/svc.h"
 #include "transport.h"
 
-#define REMOTES_MAX 512u       /* messagers; those that are named beyond are left out, logged */
-#define REMOTE_POOLS_MAX 1024u /* workers of one messager */
+#define REMOTES_MAX 512u /* messagers; those that are named beyond are left out, logged */
 
 struct remotes;
 

@@ -676,6 +676,14 @@ static enum copied send_computed(struct transfer *t)
 	return COPIED_FAILED;
 }
 
+/* A path notices within seconds that a connection carries nothing, and sends again over another. */
+#define PATH_STALLS 4u
+
+static int path_stalled(const struct transfer *t, uint64_t since_us)
+{
+	return t->m->now_us >= since_us + PATH_STALLS * t->m->limits.stall_us;
+}
+
 /* Has nothing arrived over the path for too long, although something is on it? Others' bytes on the
  * same path count: this one waits for its turn. 1: its end is recorded. */
 static int path_is_stalled(struct transfer *t)
@@ -683,13 +691,14 @@ static int path_is_stalled(struct transfer *t)
 	uint64_t given = 0;
 	for (uint32_t l = 0; l < t->p->layout.layers; l++)
 		given += (uint64_t)t->sent[l] * t->p->layout.piece_bytes[l];
-	if (given == t->bytes || !stalled(t, t->d->via->progress_us) || !stalled(t, t->given_us))
+	if (given == t->bytes || !path_stalled(t, t->d->via->progress_us) ||
+	    !path_stalled(t, t->given_us))
 		return 0;
 	record_end(t, END_STALLED, PDS__FAULT__FAULT_STALLED,
 	           "nothing has arrived at %s over the path to %s for %" PRIu64 " ms: %" PRIu64
 	           " of %" PRIu64 " bytes have (limit %" PRIu64 " ms)",
 	           t->lease.decode, t->d->via->name, (t->m->now_us - t->d->via->progress_us) / 1000,
-	           t->bytes, given, t->m->limits.stall_us / 1000);
+	           t->bytes, given, PATH_STALLS * t->m->limits.stall_us / 1000);
 	return 1;
 }
 

@@ -159,6 +159,7 @@ static void messager_on(void *arg, uint64_t epoch, int bell_fd)
 	else if (bell_fd >= 0)
 		close(bell_fd);
 	tell_attached(w);
+	tell_messager(w, 1); /* it takes PEERS only from workers whose memory it has */
 }
 
 static void messager_gone(void *arg, uint64_t epoch)

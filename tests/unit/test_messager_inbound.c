@@ -94,7 +94,7 @@ static void in_setup(void)
 	n_told = 0;
 	link_full = 0;
 	link_a = link_up(&peer_a, "messager-a", "rdma,fake");
-	link_b = link_up(&peer_b, "messager-b", "fake");
+	link_b = link_up(&peer_b, "messager-a", "fake");
 	ck_assert_uint_eq(count_told(&peer_a, MSG_POOLS), 1);
 }
 
@@ -493,6 +493,51 @@ START_TEST(decode_ends_while_the_path_closes)
 }
 END_TEST
 
+/* A lease belongs to the messager that asked for it. */
+START_TEST(another_messagers_lease)
+{
+	int peer;
+	struct inbound_link *c = link_up(&peer, "messager-c", "fake");
+	ask_and_open(link_a, 1);
+	ask(c, 1);
+	ck_assert_int_eq(told[n_told - 1].refused, 1);
+	ready(c, 1);
+	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 0);
+	ck_assert_uint_eq(count_told(&peer, MSG_LEASE_REVOKE), 1);
+	ck_assert_uint_eq(fake.n_in, 1);
+	inbound_down(c);
+	fake.in[0]->complete = 1;
+	ready(link_a, 1);
+	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 1);
+}
+END_TEST
+
+/* KV_READY that waits for the link to D goes before a later question for the same lease. */
+START_TEST(no_question_before_ready)
+{
+	ask_and_open(link_a, 1);
+	fake.in[0]->complete = 1;
+	r->full = 1;
+	ready(link_a, 1);
+	r->full = 0;
+	ask(link_b, 1);
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 0);
+	inbound_turn(in);
+	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 1);
+}
+END_TEST
+
+/* Nothing was opened under this handle. */
+START_TEST(ready_without_an_answer)
+{
+	ask(link_a, 1);
+	ready(link_a, 1);
+	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 0);
+	ck_assert_uint_eq(count_told(&peer_a, MSG_LEASE_REVOKE), 1);
+	ck_assert_uint_eq(inbound_count(in), 0);
+}
+END_TEST
+
 START_TEST(too_many)
 {
 	r->d_linked = 0; /* so that all wait */
@@ -578,7 +623,7 @@ static void walk_step(void)
 		if (draw(4) == 0)
 			relink(&link_a, &peer_a, "messager-a");
 		else if (draw(4) == 0)
-			relink(&link_b, &peer_b, "messager-b");
+			relink(&link_b, &peer_b, "messager-a");
 		else
 			new_link();
 		break;
@@ -618,7 +663,7 @@ START_TEST(random_orders)
 	rig_attach_d(r);
 	in = inbound_new(&(struct inbound_out){NULL, send_link, wake}, r->m, &transports);
 	link_a = link_up(&peer_a, "messager-a", "rdma,fake");
-	link_b = link_up(&peer_b, "messager-b", "fake");
+	link_b = link_up(&peer_b, "messager-a", "fake");
 	for (int i = 0; i < WALK_STEPS; i++)
 		walk_step();
 	/* all is quiet: every lease is revoked, and each revocation is answered */
@@ -660,6 +705,9 @@ int main(void)
 	tcase_add_test(t, decode_ends);
 	tcase_add_test(t, a_new_link_to_decode);
 	tcase_add_test(t, full_windows);
+	tcase_add_test(t, another_messagers_lease);
+	tcase_add_test(t, no_question_before_ready);
+	tcase_add_test(t, ready_without_an_answer);
 	tcase_add_test(t, too_many);
 	tcase_add_loop_test(t, no_transport_in_common, 0, 5);
 	tcase_add_loop_test(t, decode_ends_while_the_path_closes, 0, 2);

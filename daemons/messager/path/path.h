@@ -57,7 +57,7 @@ struct path_hooks {
 struct path_peer {
 	char name[48];
 	uint64_t epoch;
-	char host[64]; /* sender: the host that its control link connects to */
+	char host[256]; /* sender: the host that its control link connects to, best as an address */
 };
 
 struct outgoing_opts {

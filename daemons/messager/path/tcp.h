@@ -41,8 +41,10 @@ struct tcp_opts {
 	uint64_t backoff_us, backoff_max_us; /* before the next attempt; default 100 ms, 5 s */
 	uint64_t canary_us;                  /* between two canaries; default 5 s, UINT64_MAX: none */
 	uint64_t handshake_us;               /* limit of resolving and of a handshake; default 3 s */
-	uint64_t stall_us;   /* without an acknowledgement; then the connection is cut; default 5 s */
-	uint32_t strangers;  /* connections that have not authenticated yet; default 512 */
+	uint64_t stall_us;  /* without an acknowledgement; then the connection is cut; default 5 s */
+	uint32_t strangers; /* connections that have not authenticated yet; default 512 */
+	/* this process has lost a device: every write to its pools would fail; may be NULL */
+	void (*lost)(const char *why);
 	uint32_t turn_bytes; /* per callback of a connection; default 1 MiB */
 };
 

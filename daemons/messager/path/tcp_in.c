@@ -465,6 +465,8 @@ static int end_staged(struct tcp_in *c)
 		drop(c, REFUSED_STALE);
 	else if (r < 0)
 		refuse(c, "%s", err.text);
+	if (r == ERR_CLOSED && c->t->opts.lost)
+		c->t->opts.lost(err.text);
 	return r == ERR_STALE ? 0 : r;
 }
 
