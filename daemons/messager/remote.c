@@ -50,18 +50,6 @@ struct remotes {
 #define each_remote(it, r) list_each_safe(it, it##_next, &(r)->remotes)
 #define remote_entry(it) list_entry(it, struct remote, node)
 
-struct remotes *remotes_new(struct svc *s, struct mover *m, const struct transports *t)
-{
-	struct remotes *r = mem_zalloc(sizeof *r);
-	r->svc = s;
-	r->mover = m;
-	r->transports = t;
-	list_init(&r->remotes);
-	list_init(&r->namings);
-	r->timer = svc_timer_add(s, 1000000, on_timer, r);
-	return r;
-}
-
 /* --- one messager -------------------------------------------------------- */
 
 static int via_linked(void *arg)
@@ -162,6 +150,18 @@ static void on_timer(struct svc *s, void *arg)
 	(void)s;
 	each_remote(it, r)
 		remote_connect(remote_entry(it));
+}
+
+struct remotes *remotes_new(struct svc *s, struct mover *m, const struct transports *t)
+{
+	struct remotes *r = mem_zalloc(sizeof *r);
+	r->svc = s;
+	r->mover = m;
+	r->transports = t;
+	list_init(&r->remotes);
+	list_init(&r->namings);
+	r->timer = svc_timer_add(s, 1000000, on_timer, r);
+	return r;
 }
 
 /* --- which there are ----------------------------------------------------- */

@@ -411,7 +411,9 @@ static void on_peers(struct svc *s, struct peer *p, const struct msg_head *head,
 	Pds__Peers all;
 	if (peer_tag(p) != TAG_ROUTER)
 		return; /* workers send PEERS to messagers only */
-	peer_lists_take(&w->peer_lists, p, (const Pds__Peers *)body);
+	if (peer_lists_take(&w->peer_lists, p, (const Pds__Peers *)body) < 0)
+		log_warn("peers_dropped", "router=%s why=\"lists of %u routers are kept\"", peer_name(p),
+		         PEER_LISTS_MAX);
 	peer_lists_union(&w->peer_lists, 0, &all);
 	to_stage(s, p, head, &all.base);
 	free(all.peers);

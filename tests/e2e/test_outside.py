@@ -154,8 +154,8 @@ HELLOS = [  # what, daemon, transport, key, HELLO, envelope, why
     ("another role", "messager", "tcp", "worker-9", lambda w: {"program": "pdrouterd"}, None, "for the role worker, not for pdrouterd"),
     ("an unknown program", "prefill-1", "tcp", "worker-9", lambda w: {"program": "x"}, None, "for the role worker, not for x"),
     ("an operator as a daemon", "decode-1", "tcp", "operator-9", lambda w: {"program": "pddecoded"}, None, "for the role operator, not for pddecoded"),
-    ("an older version", "router", "tcp", "worker-9", None, lambda w: {"version": 1}, "worker-9 speaks protocol version 1, this daemon 2"),
-    ("a newer version", "decode-1", "ipc", "worker-9", None, lambda w: {"version": 3}, "worker-9 speaks protocol version 3, this daemon 2"),
+    ("an older version", "router", "tcp", "worker-9", None, lambda w: {"version": 1}, "worker-9 speaks protocol version 1, this daemon 3"),
+    ("a newer version", "decode-1", "ipc", "worker-9", None, lambda w: {"version": 4}, "worker-9 speaks protocol version 4, this daemon 3"),
 ]
 
 
@@ -405,7 +405,7 @@ def test_each_type_from_each_program(world, daemon, transport):
 # --- messages that are none ------------------------------------------------------------------------------------------------------
 
 def env(**changes):
-    return pack("Envelope", {"version": 2, "type": outside.TYPES["HEARTBEAT"][0], "sender": "worker-9", "epoch": 1, **changes})
+    return pack("Envelope", {"version": outside.VERSION, "type": outside.TYPES["HEARTBEAT"][0], "sender": "worker-9", "epoch": 1, **changes})
 
 
 def of(kind, **changes):

@@ -37,7 +37,7 @@ static void names(unsigned router, const char *text)
 		m.n_peers++;
 	}
 	m.peers = list;
-	peer_lists_take(&lists, ROUTER(router), &m);
+	ck_assert_int_eq(peer_lists_take(&lists, ROUTER(router), &m), 0);
 	memset(copy, '!', sizeof copy); /* the lists have copies */
 }
 
@@ -104,6 +104,24 @@ START_TEST(the_last_list_of_a_router_counts)
 }
 END_TEST
 
+/* A router that DNS does not name any more; another one takes its place. */
+START_TEST(routers_come_and_go)
+{
+	Pds__Peers none = PDS__PEERS__INIT;
+	for (unsigned i = 0; i < 3 * PEER_LISTS_MAX; i++) {
+		unsigned k = i % PEER_LISTS_MAX;
+		names(k, "d:1:a");
+		peer_lists_drop(&lists, ROUTER(k));
+	}
+	ck_assert_str_eq(joined(0), "");
+	for (unsigned i = 0; i < PEER_LISTS_MAX; i++)
+		ck_assert_int_eq(peer_lists_take(&lists, ROUTER(i), &none), 0);
+	ck_assert_int_eq(peer_lists_take(&lists, (const struct peer *)&none, &none), ERR_FULL);
+	peer_lists_drop(&lists, (const struct peer *)&none);
+	ck_assert_uint_eq(lists.n, PEER_LISTS_MAX);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("worker_peers");
@@ -111,6 +129,7 @@ int main(void)
 	tcase_add_checked_fixture(t, NULL, teardown);
 	tcase_add_loop_test(t, two_routers, 0, sizeof rows / sizeof *rows);
 	tcase_add_test(t, the_last_list_of_a_router_counts);
+	tcase_add_test(t, routers_come_and_go);
 	suite_add_tcase(s, t);
 	SRunner *r = srunner_create(s);
 	srunner_run_all(r, CK_NORMAL);

@@ -17,18 +17,31 @@ static Pds__Peers *copy_of(const Pds__Peers *m)
 	return copy;
 }
 
-void peer_lists_take(struct peer_lists *l, const struct peer *router, const Pds__Peers *m)
+int peer_lists_take(struct peer_lists *l, const struct peer *router, const Pds__Peers *m)
 {
 	unsigned i = 0;
 	while (i < l->n && l->list[i].router != router)
 		i++;
 	if (i == l->n) {
-		CHECK(l->n < PEER_LISTS_MAX); /* links to routers are made at start only */
+		if (l->n == PEER_LISTS_MAX)
+			return ERR_FULL;
 		l->list[l->n++] = (struct peer_list){.router = router};
 	} else {
 		pds__peers__free_unpacked(l->list[i].peers, NULL);
 	}
 	l->list[i].peers = copy_of(m);
+	return 0;
+}
+
+void peer_lists_drop(struct peer_lists *l, const struct peer *router)
+{
+	for (unsigned i = 0; i < l->n; i++) {
+		if (l->list[i].router != router)
+			continue;
+		pds__peers__free_unpacked(l->list[i].peers, NULL);
+		l->list[i] = l->list[--l->n];
+		return;
+	}
 }
 
 /* By name, the entry that counts first. */

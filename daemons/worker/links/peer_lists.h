@@ -8,11 +8,12 @@
 #define WORKER_LINKS_PEER_LISTS_H
 
 #include "control.pb-c.h"
+#include "util/err.h"
 
 #include <stddef.h>
 #include <stdint.h>
 
-#define PEER_LISTS_MAX 16u /* as many as `routers` may name */
+#define PEER_LISTS_MAX 32u /* as many as `routers` may name, and DNS (ROUTERS_MAX) */
 
 struct peer;
 
@@ -24,10 +25,12 @@ struct peer_lists {
 	unsigned n;
 };
 
-/* Replaces the router's list by a copy of m. */
-void peer_lists_take(struct peer_lists *l, const struct peer *router, const Pds__Peers *m);
+/* Replaces the router's list by a copy of m. 0, or ERR_FULL: there are lists of too many routers. */
+int peer_lists_take(struct peer_lists *l, const struct peer *router, const Pds__Peers *m);
+/* The router is not one of this worker's any more. */
+void peer_lists_drop(struct peer_lists *l, const struct peer *router);
 /* The union, or of it the peers that have a messager. Its entries are those of the lists, valid
- * until the next peer_lists_take; ret->peers is the caller's to free. */
+ * until the next peer_lists_take or _drop; ret->peers is the caller's to free. */
 void peer_lists_union(const struct peer_lists *l, int with_messager, Pds__Peers *ret);
 void peer_lists_fini(struct peer_lists *l);
 

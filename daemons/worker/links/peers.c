@@ -15,6 +15,13 @@ int worker_connect(struct worker *w, const char *endpoint, const char *name, int
 	           : err_set(err, ERR_IO, "cannot connect to %s", endpoint);
 }
 
+/* What it named does not count any more. */
+static void router_left(void *arg, const struct peer *p)
+{
+	struct worker *w = arg;
+	peer_lists_drop(&w->peer_lists, p);
+}
+
 int worker_connect_routers(struct worker *w, const struct conf *c, struct err *err)
 {
 	const char *const *items;
@@ -27,6 +34,8 @@ int worker_connect_routers(struct worker *w, const struct conf *c, struct err *e
 		.tag = TAG_ROUTER,
 		.resolve_us = (uint64_t)conf_int(c, "resolve_s") * 1000000u,
 		.dns_servers = conf_str(c, "dns_servers"),
+		.left = router_left,
+		.arg = w,
 	});
 	for (int i = 0; i < n && r == 0; i++)
 		r = routers_add(w->routers, items[i], err);

@@ -56,6 +56,8 @@ static unsigned service_index(const struct service *s)
 static void end(struct routers *r, struct router_link *l, const char *why)
 {
 	log_info("router_left", "router=%s endpoint=%s why=%s", l->name, l->endpoint, log_quote(why));
+	if (r->opts.left)
+		r->opts.left(r->opts.arg, l->peer);
 	chan_disconnect(r->opts.chan, l->peer);
 	*l = r->links[--r->n_links];
 }

@@ -26,6 +26,9 @@ struct routers_opts {
 	int tag; /* of the links */
 	uint64_t resolve_us;
 	const char *dns_servers; /* as in chan_opts */
+	/* a router is about to be disconnected; may be NULL */
+	void (*left)(void *arg, const struct peer *p);
+	void *arg;
 };
 
 struct routers *routers_new(const struct routers_opts *opts);
