@@ -9,7 +9,7 @@ PKGS     := libzmq libprotobuf-c libconfig libevent jansson libsodium libpcre2-8
 # what only the router links: TLS of its HTTP edge
 PKGS_pdrouterd := libevent_openssl openssl
 LIBS_pdrouterd := $(shell pkg-config --libs $(PKGS_pdrouterd) 2>/dev/null)
-PKG_OK   := $(shell pkg-config --exists $(PKGS) $(PKGS_pdrouterd) 2>/dev/null && command -v protoc-c >/dev/null && echo yes)
+PKG_OK   := $(shell pkg-config --exists $(PKGS) $(PKGS_pdrouterd) libibverbs 2>/dev/null && command -v protoc-c >/dev/null && echo yes)
 # the sanitizers double what the compiler does: half of a whole check was compiling at -O2
 CFLAGS   ?= $(if $(SAN),-O1 -g1,-O2 -g)
 WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla
@@ -195,6 +195,11 @@ $(O)/bench/bench_$(1): tests/bench/bench_$(1).c $(O)/lib$(1).a $(ALLLIBS)
 	@$(CC) $$(ALLFLAGS) -MMD -MP -MF $$@.d -o $$@ $$< -Wl,--start-group $(O)/lib$(1).a $(ALLLIBS) -Wl,--end-group $$(LIBS_pd$(1)d) $$(LDLIBS)
 endef
 $(foreach d,router messager storage,$(eval $(call daemon_tests,$(d))))
+# tests/rdma/end_to_end.c, for the guest of `make check-rdma` and for real devices
+$(O)/rdma/end_to_end: tests/rdma/end_to_end.c $(O)/libmessager.a $(ALLLIBS)
+	@mkdir -p $(@D)
+	@echo "  LD $@"
+	@$(CC) $(ALLFLAGS) -MMD -MP -MF $@.d -o $@ $< -Wl,--start-group $(O)/libmessager.a $(ALLLIBS) -Wl,--end-group $(LDLIBS)
 # tests/unit/test_pdbench_X.c, with all of pdbench but its main.c
 $(O)/libpdbench.a: $(call obj,$(filter-out %/main.c,$(SRC_pdbench)))
 $(O)/test/test_pdbench_%: tests/unit/test_pdbench_%.c $(O)/libpdbench.a $(O)/libutil.a
@@ -208,7 +213,7 @@ $(O)/test/test_cuda_host: tests/unit/test_cuda_host.c $(O)/cuda_host/tests/cuda_
 	@$(CC) $(ALLFLAGS) -Itests/cuda_host -MMD -MP -MF $@.d -o $@ $^ -lstdc++ -lm -pthread $(CHECK_LIBS)
 # tests/fuzz/fuzz_NAME.c, each of which registers itself: all of them in one unit test, which replays their corpus, and in one fuzzer
 FUZZ_OBJ  := $(call obj,$(sort $(wildcard tests/fuzz/fuzz_*.c)) tests/fuzz/targets.c)
-FUZZ_LIBS := $(O)/librouter.a $(filter-out $(O)/libkernels.a,$(LIBS)) $(O)/obj/kernels/common.o
+FUZZ_LIBS := $(O)/librouter.a $(call obj,daemons/messager/path/rdma_wire.c) $(filter-out $(O)/libkernels.a,$(LIBS)) $(O)/obj/kernels/common.o
 $(O)/test/test_fuzz: tests/unit/test_fuzz.c $(FUZZ_OBJ) $(FUZZ_LIBS)
 	@mkdir -p $(@D)
 	@echo "  LD $@"
@@ -259,6 +264,7 @@ help:
 	@echo "make check-cuda the CUDA backend on the host's stand-in for a GPU: conformance and whole suites (a part of make check)"
 	@echo "make check-models every family of models in whole suites, against the tokens of its reference"
 	@echo "make check-hosts several hosts as network namespaces: links with keys, cuts, kills, refusals (as root)"
+	@echo "make check-rdma paths over RDMA in a qemu guest with a software NIC (rdma_rxe), beside ib_write_bw"
 	@echo "make check-clients the openai package from PyPI against real daemons"
 	@echo "make bench      against llama.cpp, hand-shake, KV transfer, the whole suite (parts: bench-peer bench-handover bench-kv bench-suite)"
 	@echo "make bench-NAME scheduling and placement on simulated accelerators: policies, blocked-peer, ... (tests/bench/bench.mk lists them)"
@@ -317,6 +323,12 @@ compile_commands.json: Makefile $(EDITED:%=)
 check-hosts: programs
 	@tools/setup --hosts
 	@/usr/bin/python3 -m pytest -q -p no:cacheprovider tests/hosts
+
+# paths over RDMA with the real libibverbs, in a guest with the kernel's rdma_rxe: correct bytes, and the rate beside ib_write_bw's
+.PHONY: check-rdma
+check-rdma: $(O)/rdma/end_to_end
+	@tools/setup --rdma
+	@tests/rdma/run.sh $<
 
 .PHONY: chaos
 chaos: all

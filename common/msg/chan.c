@@ -95,7 +95,7 @@ int chan_put_msg(struct sock *s, const void *rid, size_t rid_len, const void *he
 	 * that have arrived would stay unread. */
 	event_active(s->again, EV_READ, 1);
 	if (!s->peer && (!rid_len || zmq_send(s->z, rid, rid_len, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0))
-		return ERR_CLOSED;
+		return rid_len && zmq_errno() == EAGAIN ? ERR_FULL : ERR_CLOSED;
 	if (zmq_send(s->z, head, head_len, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0 ||
 	    zmq_msg_send(body, s->z, ZMQ_DONTWAIT) < 0)
 		return ERR_CLOSED;
@@ -329,7 +329,8 @@ int chan_send(struct chan *c, struct peer *p, enum msg_type type, const struct m
 			send_out(c, p, o);
 	}
 	chan_worked(c, p);
-	chan_tick_soon(c, first->sent_us + p->resend_wait_us);
+	if (!p->resend_at_us) /* else the timer is armed for the socket, and `first` may be unsent */
+		chan_tick_soon(c, first->sent_us + p->resend_wait_us);
 	return 0;
 }
 

@@ -84,6 +84,14 @@ static uint32_t pid_of(const struct peer *p)
 	return p->hello && p->hello->process ? p->hello->process->pid : 0;
 }
 
+/* The end of a process ends its connections, also those to another host. The end of a host does
+ * not, nor does a cut. */
+static int connection_has_ended(struct chan *c, struct peer *p)
+{
+	Pds__Ack a = PDS__ACK__INIT;
+	return chan_send_link(c, p, MSG_ACK, &a.base) == ERR_CLOSED;
+}
+
 /* 1 if another process has the name and is alive. A peer whose process has ended, or that was
  * silent for too long, is no longer in the list. */
 static int name_taken(struct chan *c, const struct incoming *in, struct peer *old, char *why,
@@ -99,7 +107,7 @@ static int name_taken(struct chan *c, const struct incoming *in, struct peer *ol
 		return 1;
 	}
 	if (epoch == old->epoch || (old->watched && !old->self) ||
-	    clock_us() - old->heard_us < c->opts.silence_us / 2) {
+	    (clock_us() - old->heard_us < c->opts.silence_us / 2 && !connection_has_ended(c, old))) {
 		snprintf(why, len, "the name %s is taken by process %u, which lives", old->name,
 		         pid_of(old));
 		return 1;

@@ -199,10 +199,12 @@ static void check_peer(struct chan *c, struct peer *p, uint64_t now)
 
 void chan_tick_soon(struct chan *c, uint64_t at_us)
 {
+	uint64_t now = clock_us();
 	if (at_us >= c->tick_at_us)
 		return;
-	uint64_t us = clock_left_us(at_us);
-	struct timeval tv = clock_timeval(us);
+	at_us = most(at_us,
+	             now); /* excuse_absence takes an earlier time for ours without a processor */
+	struct timeval tv = clock_timeval(at_us - now);
 	c->tick_at_us = at_us;
 	event_add(c->tick, &tv);
 }

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #define TELL_US 1000000u
+#define ROUTER_RETRY_US 100000u /* the answer to its HELLO is mostly on its way */
 
 /* NULL: the lease is gone, or of another life of this worker. */
 static struct sequence *by_lease(struct decode *d, const Pds__Lease *l)
@@ -214,6 +215,12 @@ void on_reserve(struct worker *w, struct peer *p, const struct msg_head *h,
 			lease_send_grant(q);
 		else if (q->state == SEQUENCE_QUEUED || q->state == SEQUENCE_COMPILING)
 			lease_send_queued(q);
+		return;
+	}
+	if (!worker_router(w, m->router, m->router_epoch)) { /* there is nobody to send the tokens to */
+		err_set(&err, ERR_CLOSED, "no link to %.47s of epoch %llu", m->router,
+		        (unsigned long long)m->router_epoch);
+		send_deny(w, p, h, PDS__FAULT__FAULT_PEER_LOST, err.text, ROUTER_RETRY_US);
 		return;
 	}
 	q = reserve(w, h, m->request, &fault, &err);

@@ -76,7 +76,7 @@ static const struct {
 	[INBOUND_NEW] = {TO(ASKED) | TO(CLOSED), step_new},
 	[INBOUND_ASKED] = {TO(NEW) | TO(OPEN) | TO(FENCING) | TO(CLOSED), step_asked},
 	[INBOUND_OPEN] = {TO(SEALING) | TO(SEALED) | TO(FENCING) | TO(CLOSED), step_open},
-	[INBOUND_SEALING] = {TO(SEALED) | TO(FENCING), step_sealing},
+	[INBOUND_SEALING] = {TO(SEALED) | TO(FENCING) | TO(CLOSED), step_sealing},
 	[INBOUND_FENCING] = {TO(CLOSED), step_fencing},
 	[INBOUND_SEALED] = {TO(POSTED) | TO(CLOSED), step_sealed},
 	[INBOUND_POSTED] = {TO(SEALED) | TO(ACKED) | TO(CLOSED), step_posted},
@@ -112,7 +112,8 @@ static void link_free_if_idle(struct inbound_link *l)
 {
 	if (l->peer || l->n)
 		return;
-	l->ops->intake_destroy(&l->intake);
+	if (l->intake)
+		l->ops->intake_destroy(&l->intake);
 	list_remove(&l->node);
 	free(l);
 }
@@ -353,6 +354,12 @@ static enum inbound_state step_asked(struct inbound *n, enum inbound_event e)
 
 /* --- OPEN, SEALING, FENCING ---------------------------------------------- */
 
+/* The memory is about to be unmapped. */
+static void drop_lease(struct inbound *n)
+{
+	n->link->ops->incoming_drop(&n->incoming);
+}
+
 static enum inbound_state step_open(struct inbound *n, enum inbound_event e)
 {
 	switch (e) {
@@ -369,8 +376,8 @@ static enum inbound_state step_open(struct inbound *n, enum inbound_event e)
 		return close_lease(n, INBOUND_CLOSED, INBOUND_FENCING);
 	case INBOUND_ON_REVOKED: tell_revoked(n); /* fallthrough */
 	case INBOUND_ON_REPLACED:
-	case INBOUND_ON_LINK_GONE:
-	case INBOUND_ON_DECODE_GONE: return close_lease(n, INBOUND_CLOSED, INBOUND_FENCING);
+	case INBOUND_ON_LINK_GONE: return close_lease(n, INBOUND_CLOSED, INBOUND_FENCING);
+	case INBOUND_ON_DECODE_GONE: drop_lease(n); return INBOUND_CLOSED;
 	default: return INBOUND_OPEN;
 	}
 }
@@ -381,18 +388,23 @@ static enum inbound_state step_sealing(struct inbound *n, enum inbound_event e)
 		n->link->ops->incoming_free(&n->incoming);
 		return INBOUND_SEALED;
 	}
-	if (e == INBOUND_ON_REVOKED)
-		tell_revoked(n);
-	return e == INBOUND_ON_REVOKED || e == INBOUND_ON_DECODE_GONE ? INBOUND_FENCING
-	                                                              : INBOUND_SEALING;
+	if (e == INBOUND_ON_DECODE_GONE) {
+		drop_lease(n);
+		return INBOUND_CLOSED;
+	}
+	if (e != INBOUND_ON_REVOKED)
+		return INBOUND_SEALING;
+	tell_revoked(n);
+	return INBOUND_FENCING;
 }
 
 static enum inbound_state step_fencing(struct inbound *n, enum inbound_event e)
 {
-	if (e != INBOUND_ON_FENCED)
-		return INBOUND_FENCING;
-	n->link->ops->incoming_free(&n->incoming);
-	return INBOUND_CLOSED;
+	if (e == INBOUND_ON_DECODE_GONE)
+		drop_lease(n);
+	else if (e == INBOUND_ON_FENCED)
+		n->link->ops->incoming_free(&n->incoming);
+	return n->incoming ? INBOUND_FENCING : INBOUND_CLOSED;
 }
 
 /* --- SEALED, POSTED, ACKED ----------------------------------------------- */
@@ -505,7 +517,6 @@ static void send_pools(struct inbound_link *l)
 
 struct inbound_link *inbound_up(struct inbounds *b, void *peer, const char *name, uint64_t epoch)
 {
-	struct path_peer who = {.epoch = epoch};
 	if (!b->transports->n)
 		return NULL;
 	struct inbound_link *l = mem_zalloc(sizeof *l);
@@ -513,13 +524,29 @@ struct inbound_link *inbound_up(struct inbounds *b, void *peer, const char *name
 	l->peer = peer;
 	l->epoch = epoch;
 	snprintf(l->name, sizeof l->name, "%s", name);
-	snprintf(who.name, sizeof who.name, "%s", name);
-	l->ops = b->transports->at[0].ops;
 	list_push_back(&b->links, &l->node);
-	l->intake = l->ops->intake_new(b->transports->at[0].transport, &who,
-	                               &(struct path_hooks){l, say, intake_up});
 	send_pools(l);
 	return l;
+}
+
+/* The sender has said which transports it has: the first of ours that is among them is used. */
+static void choose(struct inbound_link *l, const Pds__Path *b)
+{
+	const struct transports *t = l->of->transports;
+	struct path_peer who = {.epoch = l->epoch};
+	int i = transport_best(t, b->data.data, b->data.len);
+	if (i < 0) {
+		log_error("path_refused", "messager=%s why=%s", l->name,
+		          log_quote("it has none of the transports that this messager has"));
+		return;
+	}
+	if (i > 0)
+		log_warn("path_fallback", "messager=%s transport=%s why=%s", l->name, t->at[i].ops->name,
+		         log_quote("the messager over there does not have a better one"));
+	snprintf(who.name, sizeof who.name, "%s", l->name);
+	l->ops = t->at[i].ops;
+	l->intake = l->ops->intake_new(t->at[i].transport, &who,
+	                               &(struct path_hooks){l, say, intake_up});
 }
 
 static void step_leases_of(struct inbound_link *l, enum inbound_event e)
@@ -553,7 +580,8 @@ void inbound_destroy(struct inbounds **bp)
 	}
 	list_each_safe(it, nx, &b->links) {
 		struct inbound_link *l = list_entry(it, struct inbound_link, node);
-		l->ops->intake_destroy(&l->intake);
+		if (l->intake)
+			l->ops->intake_destroy(&l->intake);
 		list_remove(&l->node);
 		free(l);
 	}
@@ -590,7 +618,12 @@ static struct inbound *lease_new(struct inbound_link *l, const struct msg_head *
 void inbound_path(struct inbound_link *l, const Pds__Path *b)
 {
 	struct err err = {0};
-	if (strcmp(b->transport, l->ops->name) != 0 ||
+	if (!*b->transport) {
+		if (!l->intake)
+			choose(l, b);
+		return;
+	}
+	if (!l->intake || strcmp(b->transport, l->ops->name) != 0 ||
 	    l->ops->intake_said(l->intake, b->data.data, b->data.len, &err) < 0)
 		log_error("path_refused", "messager=%s transport=%s why=%s", l->name,
 		          log_quote(b->transport), log_quote(err.text));
@@ -624,7 +657,7 @@ void inbound_lease_open(struct inbound_link *l, const struct msg_head *head,
 		return;
 	if (find(b, l, &k, m->prefill, m->prefill_epoch, TO(NEW) | TO(ASKED)))
 		return; /* it is on its way */
-	if (l->n >= INBOUND_LEASES_MAX || strlen(m->prefill) >= RING_NAME_MAX) {
+	if (!l->intake || l->n >= INBOUND_LEASES_MAX || strlen(m->prefill) >= RING_NAME_MAX) {
 		refuse(l, head, &k, m->prefill, m->prefill_epoch);
 		return;
 	}
@@ -738,8 +771,9 @@ void inbound_json(const struct inbounds *b, struct buf *out, int first)
 {
 	list_each(it, &b->links) {
 		const struct inbound_link *l = list_entry(it, struct inbound_link, node);
-		struct path_state s = {0};
-		l->ops->intake_state(l->intake, &s);
+		struct path_state s = {.transport = "-", .up = "no transport has been chosen"};
+		if (l->intake)
+			l->ops->intake_state(l->intake, &s);
 		buf_printf(out, "%s{\"direction\":\"from\",\"messager\":", first ? "" : ",");
 		buf_add_json(out, l->name, strlen(l->name));
 		path_state_json(&s, out);

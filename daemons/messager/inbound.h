@@ -11,7 +11,8 @@
  *                                      waits for LEASE_OPENED; a new link to D: asks again
  *   OPEN -> SEALING, SEALED, FENCING, CLOSED
  *                                      the other end writes, over the path
- *   SEALING -> SEALED, FENCING         KV_READY came: waits until the path has closed the lease
+ *   SEALING -> SEALED, FENCING, CLOSED
+ *                                      KV_READY came: waits until the path has closed the lease
  *   FENCING -> CLOSED                  the lease was revoked, or the link has ended: waits until
  *                                      the path has closed it
  *   SEALED -> POSTED, CLOSED           passes KV_READY on to D

@@ -9,6 +9,7 @@
  * killed: the rings belong to the workers, and the next messager continues from them. */
 #include "inbound.h"
 #include "mover.h"
+#include "path/rdma.h"
 #include "path/tcp.h"
 #include "remote.h"
 #include "svc/attached.h"
@@ -48,6 +49,7 @@ struct messager {
 	struct svc *svc;
 	struct mover *mover;
 	struct transports transports;
+	struct rdma *rdma; /* one of them, or NULL */
 	struct remotes *remotes;
 	struct inbounds *inbounds;
 	struct attached *attached; /* connections of workers */
@@ -77,6 +79,19 @@ static const struct conf_key keys[] = {
 	{"data_encrypted", CONF_BOOL, "true", 0, 0, "", 0,
      "encrypt KV on its way to and from other hosts; false only on a network that you trust: it is "
      "still authenticated, but can be read. If either end wants it, it is encrypted",
+     NULL},
+	{"rdma", CONF_STRING, "auto", 0, 0, "", 0,
+     "RDMA to the messagers of other hosts that have it. auto: if this host has a device; off: "
+     "never; "
+     "required: this messager does not start without a device, and neither sends nor takes KV by "
+     "TCP",
+     "auto|off|required"},
+	{"rdma_device", CONF_STRING, "", 0, 63, "", 0,
+     "name of the RDMA device, such as mlx5_0; empty: the first with an active port", NULL},
+	{"rdma_port", CONF_INT, "0", 0, 255, "", 0, "port of the RDMA device; 0: the first active one",
+     NULL},
+	{"rdma_gid_index", CONF_INT, "-1", -1, 255, "", 0,
+     "index of the port's GID; -1: RoCE v2 with the address of a local interface, if there is one",
      NULL},
 	{"canary_ms", CONF_INT, "5000", 0, 3600000, "ms", 0,
      "a small transfer to each messager of another host at this interval shows that the way works "
@@ -207,6 +222,13 @@ static int out_fence(void *arg, const struct lease_key *lease)
 	return inbound_fence(m->inbounds, lease);
 }
 
+static void out_unmap(void *arg, const struct kv_region *region)
+{
+	const struct messager *m = arg;
+	if (m->rdma)
+		rdma_pool_gone(m->rdma, region);
+}
+
 static int out_send_link(void *arg, void *peer, enum msg_type type, const struct msg_head *head,
                          const ProtobufCMessage *body)
 {
@@ -255,15 +277,27 @@ static void on_pump(evutil_socket_t fd, short what, void *arg)
 	messager_pump(arg);
 }
 
+/* The device must know a pool before it can send from it or be written; a large one takes
+ * seconds. */
+static void rdma_register(struct messager *m, const struct mover_local *w)
+{
+	struct err err = {0};
+	if (m->rdma && rdma_pool_add(m->rdma, w->region, &err) < 0)
+		log_warn("rdma_pool_refused", "worker=%s why=%s", w->name, log_quote(err.text));
+}
+
 /* --- workers ------------------------------------------------------------- */
 
 /* The pump runs after the answer: no lease is opened for a worker that does not know us yet. */
 static int on_attach(void *arg, const struct attached_memory *h, void **ret_worker, struct err *err)
 {
 	struct messager *m = arg;
+	struct mover_local w;
 	(void)err;
 	*ret_worker = mover_add(m->mover, h->hello->name, h->hello->epoch, &h->layout, &h->region,
 	                        h->ring);
+	if (mover_find_local(m->mover, h->hello->name, h->hello->epoch, &w))
+		rdma_register(m, &w);
 	inbound_pools_changed(m->inbounds);
 	pump_soon(m);
 	return 0;
@@ -477,35 +511,79 @@ static void data_address(const struct conf *c, char *out, size_t size)
 		*out = 0;
 }
 
-/* Without keys there are no other hosts. */
-static int transports_open(struct messager *m, struct err *err)
+static void transport_add(struct messager *m, const struct path_ops *ops, void *transport)
+{
+	m->transports.at[m->transports.n].ops = ops;
+	m->transports.at[m->transports.n++].transport = transport;
+}
+
+static uint64_t canary_us(const struct conf *c, uint64_t none)
+{
+	return conf_int(c, "canary_ms") ? (uint64_t)conf_int(c, "canary_ms") * 1000u : none;
+}
+
+static int rdma_open(struct messager *m, struct err *err)
+{
+	const struct conf *c = svc_conf(m->svc);
+	const struct verbs *v = verbs_load(err);
+	struct rdma_opts opts = RDMA_OPTS_DEFAULT;
+	opts.device = conf_str(c, "rdma_device");
+	opts.port = (uint8_t)conf_int(c, "rdma_port");
+	opts.gid_index = (int)conf_int(c, "rdma_gid_index");
+	opts.canary_us = canary_us(c, 0);
+	int r = v ? rdma_transport_new(svc_base(m->svc), v, &opts, &m->rdma, err) : ERR_NOTFOUND;
+	if (r == 0)
+		transport_add(m, &rdma_path_ops, m->rdma);
+	return r;
+}
+
+static int tcp_open(struct messager *m, struct err *err)
 {
 	const struct conf *c = svc_conf(m->svc);
 	struct tcp_transport *tcp = NULL;
 	char address[64];
-	if (!svc_has_keys(m->svc))
-		return 0;
 	data_address(c, address, sizeof address);
 	const struct tcp_opts opts = {.address = *address ? address : NULL,
 	                              .port = (uint16_t)conf_int(c, "data_port"),
 	                              .connections = (uint32_t)conf_int(c, "data_connections"),
 	                              .encrypt = conf_bool(c, "data_encrypted"),
-	                              .canary_us = conf_int(c, "canary_ms")
-	                                               ? (uint64_t)conf_int(c, "canary_ms") * 1000u
-	                                               : UINT64_MAX};
+	                              .canary_us = canary_us(c, UINT64_MAX)};
 	int r = tcp_transport_new(svc_base(m->svc), &opts, &tcp, err);
-	if (r < 0)
-		return r;
-	m->transports.at[m->transports.n].ops = &tcp_path_ops;
-	m->transports.at[m->transports.n++].transport = tcp;
-	return 0;
+	if (r == 0)
+		transport_add(m, &tcp_path_ops, tcp);
+	return r;
+}
+
+/* Without keys there are no other hosts. RDMA comes first: it is used where both ends have it. A
+ * device that the configuration names must be there. */
+static int transports_open(struct messager *m, struct err *err)
+{
+	const struct conf *c = svc_conf(m->svc);
+	const char *rdma = conf_str(c, "rdma");
+	int required = strcmp(rdma, "required") == 0;
+	if (!svc_has_keys(m->svc))
+		return 0;
+	if (strcmp(rdma, "off") != 0) {
+		int r = rdma_open(m, err);
+		if (r < 0 && (required || r != ERR_NOTFOUND || *conf_str(c, "rdma_device"))) {
+			const struct err why = *err;
+			return err_set(err, r, "rdma = \"%s\", rdma_device = \"%s\": %.200s", rdma,
+			               conf_str(c, "rdma_device"), why.text);
+		}
+		if (r < 0)
+			log_info("no_rdma", "transport=tcp why=%s", log_quote(err->text));
+	}
+	return required ? 0 : tcp_open(m, err);
 }
 
 static void transports_close(struct messager *m)
 {
 	while (m->transports.n) {
-		struct tcp_transport *tcp = m->transports.at[--m->transports.n].transport;
-		tcp_transport_destroy(&tcp);
+		void *t = m->transports.at[--m->transports.n].transport;
+		if (t == m->rdma)
+			rdma_transport_destroy(&m->rdma);
+		else
+			tcp_transport_destroy((struct tcp_transport **)&t);
 	}
 }
 
@@ -537,8 +615,15 @@ static void messager_stop(struct svc *s)
 static int messager_start(struct svc *s, struct err *err)
 {
 	struct messager *m = mem_zalloc(sizeof *m);
-	const struct mover_out out = {m,         out_now,  out_linked, out_send,
-	                              out_ended, out_lost, out_wake,   out_fence};
+	const struct mover_out out = {.arg = m,
+	                              .now_us = out_now,
+	                              .linked = out_linked,
+	                              .send = out_send,
+	                              .ended = out_ended,
+	                              .lost = out_lost,
+	                              .wake = out_wake,
+	                              .fence = out_fence,
+	                              .unmap = out_unmap};
 	const struct mover_limits limits = limits_of(s);
 	const struct attached_hooks hooks = {.svc = s,
 	                                     .arg = m,

@@ -294,6 +294,8 @@ void mover_remove(struct mover *m, struct mover_worker *w)
 	list_remove(&w->node);
 	if (!w->via) {
 		m->n_workers--;
+		if (m->out.unmap)
+			m->out.unmap(m->out.arg, &w->region);
 		kv_region_fini(&w->region);
 		ring_destroy(&w->ring);
 		free(w->notes);

@@ -96,6 +96,8 @@ struct mover_out {
 	/* D has revoked this lease: stops other hosts' messagers from writing under it. 1: none can.
 	 * 0: one still can; call mover_revoke_fenced when it cannot. May be called again; NULL: 1. */
 	int (*fence)(void *arg, const struct lease_key *lease);
+	/* This worker's memory is about to be unmapped; no transfer uses it any more. May be NULL */
+	void (*unmap)(void *arg, const struct kv_region *region);
 };
 
 /* The way to the workers of another host: its messager's link and path. */

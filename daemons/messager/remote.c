@@ -54,14 +54,6 @@ struct remotes *remotes_new(struct svc *s, struct mover *m, const struct transpo
 	return r;
 }
 
-int transport_named(const struct transports *t, const char *name)
-{
-	for (int i = 0; i < t->n; i++)
-		if (strcmp(t->at[i].ops->name, name) == 0)
-			return i;
-	return -1;
-}
-
 /* --- one messager -------------------------------------------------------- */
 
 static int via_linked(void *arg)
@@ -235,13 +227,25 @@ static struct remote *remote_of(const struct remotes *r, const struct peer *p)
 	return NULL;
 }
 
+static void say_transports(struct remote *o)
+{
+	char list[TRANSPORTS_TEXT_MAX];
+	Pds__Path m = PDS__PATH__INIT;
+	transport_list(o->of->transports, list);
+	m.data = (ProtobufCBinaryData){strlen(list), (uint8_t *)list};
+	snprintf(o->trouble, sizeof o->trouble,
+	         "it has not said yet how to send it KV; this messager has %s",
+	         *list ? list : "no way");
+	svc_send(o->of->svc, o->peer, MSG_PATH, NULL, &m.base);
+}
+
 void remotes_up(struct remotes *r, struct peer *p)
 {
 	struct remote *o = remote_of(r, p);
 	if (!o)
 		return;
 	log_info("messager_up", "messager=%s endpoint=%s", o->name, o->endpoint);
-	snprintf(o->trouble, sizeof o->trouble, "%s", "it has not said yet how to send it KV");
+	say_transports(o);
 }
 
 void remotes_down(struct remotes *r, struct peer *p, const char *why)

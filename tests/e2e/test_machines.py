@@ -23,6 +23,8 @@ MACHINES = [
     ("inbound", "INBOUND", "daemons/messager/inbound.h", "daemons/messager"),
     ("tcp_out", "TCP_OUT", "daemons/messager/path/tcp_out.h", "daemons/messager/path"),
     ("tcp_in", "TCP_IN", "daemons/messager/path/tcp_in.h", "daemons/messager/path"),
+    ("rdma_qp", "RDMA_QP", "daemons/messager/path/rdma_qp.h", "daemons/messager/path"),
+    ("rdma_lease", "RDMA_LEASE", "daemons/messager/path/rdma_intake.h", "daemons/messager/path"),
 ]
 IDS = [m[0] for m in MACHINES]
 

@@ -128,6 +128,11 @@ class Host:
         p.kill()
         p.wait()
 
+    def terminate(self, name):
+        p = self.procs.pop(name)
+        p.terminate()
+        p.wait(60)
+
     def restart(self, name):
         program, conf = self.how[name]
         self.start(program, **conf)

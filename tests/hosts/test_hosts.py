@@ -254,3 +254,18 @@ def test_what_does_not_start(net, conf, why):
     a.start("pdrouterd", "router-1", http_listen="127.0.0.1:8080", **conf)
     assert a.procs["router-1"].wait(10) == 1
     assert why in a.log("router-1")
+
+
+def test_rdma_required(net):
+    """A messager that must use RDMA does not start without a device, and says what is missing; with auto it says that it has none, and goes on."""
+    a = net.hosts[0]
+    a.keygen("messager-1", "messager")
+    a.messager(rdma="required")
+    if os.path.isdir("/sys/class/infiniband"):
+        pytest.skip("this machine has an RDMA device")
+    assert a.procs["messager-1"].wait(10) == 1
+    assert 'rdma = "required", rdma_device = "": no RDMA device' in a.log("messager-1")
+    a.procs.pop("messager-1")
+    a.messager(rdma="auto")
+    wait_for(lambda: "event=no_rdma transport=tcp" in a.log("messager-1"), "it says that it uses TCP")
+    wait_for(lambda: a.pdctl("-d", "messager-1", "links").returncode == 0, "it runs")

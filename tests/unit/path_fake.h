@@ -176,6 +176,12 @@ static void fake_incoming_free(struct incoming **np)
 	*np = NULL;
 }
 
+static void fake_incoming_drop(struct incoming **np)
+{
+	(*np)->state = FAKE_CLOSED;
+	fake_incoming_free(np);
+}
+
 /* The path has fenced off a lease that it was asked to close. */
 __attribute__((unused)) static void fake_closed(struct incoming *n)
 {
@@ -201,6 +207,7 @@ static const struct path_ops fake_ops = {
 	.incoming_complete = fake_incoming_complete,
 	.incoming_close = fake_incoming_close,
 	.incoming_free = fake_incoming_free,
+	.incoming_drop = fake_incoming_drop,
 };
 
 #endif

@@ -231,6 +231,26 @@ static void say_first_by(struct side *s, uint32_t n, Pds__Lease l, uint32_t toke
 	await(s, MSG_REQUEST_FIRST_TOKEN_ACK, n);
 }
 
+/* A router that named this worker before its own end of the link was up: its tokens would be lost. */
+START_TEST(router_without_a_link)
+{
+	world_begin(8, CALM_MS, 0);
+	learn_kv(1);
+	W.router.epoch++;
+	say_reserve(2, 1, short_of(4));
+	W.router.epoch--;
+	const Pds__Deny *d = WANT(Pds__Deny, prefill, KV_DENY, 2);
+	ck_assert_int_eq(d->fault, PDS__FAULT__FAULT_PEER_LOST);
+	ck_assert_uint_gt(d->retry_after_us, 0);
+	const Pds__Grant *g = reserve(2, short_of(4));
+	fill_kv(g);
+	say_ready(&W.messager, 2, *g->lease);
+	say_first(2, *g->lease, short_answer[0]);
+	expect_answer(2, 4);
+	world_end();
+}
+END_TEST
+
 /* Another prefill worker, and the next life of the one that reserved, name the lease rightly:
  * acknowledged, and not believed; nor do they renew it. */
 START_TEST(first_token_from_another)
@@ -495,6 +515,7 @@ int main(int argc, char **argv)
 	tcase_set_timeout(c, 60);
 	tcase_add_loop_test(c, every_message_in_this_state, 0, STATES);
 	tcase_add_test(c, first_token_from_another);
+	tcase_add_test(c, router_without_a_link);
 	tcase_add_test(c, queue_is_bounded);
 	tcase_add_test(c, table_is_bounded);
 	tcase_add_test(c, estimates_grow_with_the_place);

@@ -65,6 +65,16 @@ static int fence(void *arg, const struct lease_key *k)
 	return inbound_fence(in, k);
 }
 
+/* The link comes up, and the other end says which transports it has. */
+static struct inbound_link *link_up(void *peer, const char *name, const char *list)
+{
+	Pds__Path m = PDS__PATH__INIT;
+	struct inbound_link *l = inbound_up(in, peer, name, 7);
+	m.data = (ProtobufCBinaryData){strlen(list), (uint8_t *)list};
+	inbound_path(l, &m);
+	return l;
+}
+
 static void in_setup(void)
 {
 	setup();
@@ -84,8 +94,8 @@ static void in_setup(void)
 	in = inbound_new(&(struct inbound_out){NULL, send_link, wake}, r->m, &transports);
 	n_told = 0;
 	link_full = 0;
-	link_a = inbound_up(in, &peer_a, "messager-a", 7);
-	link_b = inbound_up(in, &peer_b, "messager-b", 7);
+	link_a = link_up(&peer_a, "messager-a", "rdma,fake");
+	link_b = link_up(&peer_b, "messager-b", "fake");
 	ck_assert_uint_eq(count_told(&peer_a, MSG_POOLS), 1);
 }
 
@@ -299,7 +309,7 @@ START_TEST(rm6_the_old_handle_closes_with_its_link)
 	inbound_down(link_a);
 	ck_assert_uint_eq(fake.n_in, 0);
 	ck_assert_uint_eq(inbound_count(in), 0);
-	link_a = inbound_up(in, &peer_a, "messager-a", 7);
+	link_a = link_up(&peer_a, "messager-a", "fake");
 	ask_and_open(link_a, 1);
 	ck_assert_uint_eq(fake.n_in, 1);
 	ck_assert_uint_eq(count_told(&peer_a, MSG_LEASE_OPENED), 2);
@@ -312,7 +322,7 @@ START_TEST(rm17_asked_while_the_old_handle_closes)
 	fake.closes_later = 1;
 	ask_and_open(link_a, 1);
 	inbound_down(link_a);
-	link_a = inbound_up(in, &peer_a, "messager-a", 7);
+	link_a = link_up(&peer_a, "messager-a", "fake");
 	ask(link_a, 1);
 	ck_assert_int_eq(inbound_turn(in), 1);
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 0);
@@ -380,7 +390,7 @@ START_TEST(rm24_answer_not_asked_for)
 	ck_assert_uint_eq(fake.n_in, 0);
 	ask(link_b, 1);
 	inbound_down(link_b);
-	link_b = inbound_up(in, &peer_b, "messager-b", 7);
+	link_b = link_up(&peer_b, "messager-b", "fake");
 	answer(1, 0);
 	ck_assert_uint_eq(fake.n_in, 0);
 	ask_and_open(link_b, 1);
@@ -423,7 +433,7 @@ START_TEST(rm16_ready_while_the_old_handle_closes)
 	ask_and_open(link_b, 1);
 	if (_i) {
 		inbound_down(link_b);
-		link_b = inbound_up(in, &peer_b, "messager-b", 7);
+		link_b = link_up(&peer_b, "messager-b", "fake");
 	}
 	ready(link_a, 1);
 	ck_assert_int_eq(inbound_turn(in), 1);
@@ -565,6 +575,36 @@ START_TEST(full_windows)
 }
 END_TEST
 
+/* Of a messager with no transport in common nothing is taken. */
+START_TEST(no_transport_in_common)
+{
+	static const char *const lists[] = {"", "rdma", "fak", "fakes,xfake", "rdma,,tcp"};
+	int peer;
+	struct inbound_link *l = link_up(&peer, "messager-c", lists[_i]);
+	ck_assert_int_eq(fake.intakes, 2);
+	ask(l, 1);
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 0);
+	ck_assert_int_eq(told[n_told - 1].refused, 1);
+	inbound_down(l);
+}
+END_TEST
+
+START_TEST(decode_ends_while_the_path_closes)
+{
+	fake.closes_later = 1;
+	ask_and_open(link_a, 1);
+	if (_i == 0) {
+		fake.in[0]->complete = 1;
+		ready(link_a, 1);
+	} else
+		d_revokes(1);
+	inbound_worker_gone(in, "decode-1", D_EPOCH);
+	ck_assert_uint_eq(fake.n_in, 0); /* before its memory is unmapped */
+	ck_assert_uint_eq(inbound_count(in), 0);
+	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 0);
+}
+END_TEST
+
 START_TEST(too_many)
 {
 	r->d_linked = 0; /* so that all wait */
@@ -630,7 +670,7 @@ static void walk_answer(uint64_t id)
 static void relink(struct inbound_link **l, void *peer, const char *name)
 {
 	inbound_down(*l);
-	*l = inbound_up(in, peer, name, 7);
+	*l = link_up(peer, name, "fake");
 }
 
 static void walk_step(void)
@@ -689,8 +729,8 @@ START_TEST(random_orders)
 	                 &limits);
 	rig_attach_d(r);
 	in = inbound_new(&(struct inbound_out){NULL, send_link, wake}, r->m, &transports);
-	link_a = inbound_up(in, &peer_a, "messager-a", 7);
-	link_b = inbound_up(in, &peer_b, "messager-b", 7);
+	link_a = link_up(&peer_a, "messager-a", "rdma,fake");
+	link_b = link_up(&peer_b, "messager-b", "fake");
 	for (int i = 0; i < WALK_STEPS; i++)
 		walk_step();
 	/* all is quiet: every lease is revoked, and each revocation is answered */
@@ -740,6 +780,8 @@ int main(void)
 	tcase_add_test(t, rm25_ready_again_over_a_new_link_to_decode);
 	tcase_add_test(t, full_windows);
 	tcase_add_test(t, too_many);
+	tcase_add_loop_test(t, no_transport_in_common, 0, 5);
+	tcase_add_loop_test(t, decode_ends_while_the_path_closes, 0, 2);
 	tcase_add_loop_test(t, random_orders, 0, 200);
 	suite_add_tcase(s, t);
 	SRunner *sr = srunner_create(s);

@@ -1,6 +1,6 @@
 /* test_msg_ends.c - how a link's ends know of each other: heartbeats at work and idle, goodbyes
  * to one who is busy and to one who is stopped, and how soon silence is noticed. */
-#include "msg_pair.h"
+#include "msg_rogue.h"
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -202,6 +202,24 @@ START_TEST(stopped_peer_is_noticed)
 }
 END_TEST
 
+/* Its connection has ended, so the socket takes nothing: what is sent to it meanwhile keeps neither
+ * it nor others alive. */
+START_TEST(vanished_peer_is_noticed_at_work)
+{
+	struct side a;
+	struct rogue g;
+	struct chan_opts o = pair_opts(0, NULL);
+	o.program = "pdrouterd";
+	o.silence_us = 800000;
+	with_rogue(&a, &g, o, 800);
+	rogue_close(&g);
+	for (uint64_t end = clock_us() + 20000000; !a.downs && clock_us() < end; pump_ms(base, 20))
+		say_type(&a, MSG_PEERS);
+	ck_assert_str_eq(a.why, "silent for too long");
+	side_stop(&a);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("msg ends");
@@ -213,6 +231,7 @@ int main(void)
 	tcase_add_test(t, goodbye_is_heard_by_the_busy);
 	tcase_add_test(t, goodbye_does_not_wait_for_the_stopped);
 	tcase_add_test(t, stopped_peer_is_noticed);
+	tcase_add_test(t, vanished_peer_is_noticed_at_work);
 	suite_add_tcase(s, t);
 	SRunner *r = srunner_create(s);
 	srunner_run_all(r, CK_ENV);

@@ -268,6 +268,32 @@ START_TEST(commands_from_whom_we_connected_to)
 }
 END_TEST
 
+/* As over TCP, where nobody watches the process: its connection tells that it has ended. */
+START_TEST(restarted_peer_is_admitted_at_once)
+{
+	struct side a;
+	struct rogue g, next;
+	with_rogue(&a, &g, pair_opts(0, NULL), 0);
+	rogue_open(&next, endpoint);
+	next.epoch = g.epoch + 1;
+	rogue_hello(&next, "rogue", 1, 0);
+	for (uint64_t end = clock_us() + 9000000; !next.refusal[0]; rogue_read(&next)) {
+		ck_assert(clock_us() < end);
+		pump_ms(base, 2);
+	}
+	ck_assert_uint_eq(a.ups, 1);
+	rogue_close(&g);
+	for (uint64_t nth = 2, end = clock_us() + 9000000; !next.link; rogue_read(&next)) {
+		ck_assert_msg(clock_us() < end, "%s", next.refusal); /* silence_us / 2 is 10 s */
+		rogue_hello(&next, "rogue", nth++, 0);
+		pump_ms(base, 20);
+	}
+	ck_assert_uint_eq(a.ups, 2);
+	ck_assert_str_eq(a.why, "restarted");
+	without_rogue(&a, &next);
+}
+END_TEST
+
 int main(void)
 {
 	log_set_level(getenv("MSG_LOG") ? getenv("MSG_LOG") : "error");
@@ -280,6 +306,7 @@ int main(void)
 	tcase_add_test(t, hello_storm);
 	tcase_add_test(t, hello_again_and_late);
 	tcase_add_test(t, hello_without_a_link_acknowledges_nothing);
+	tcase_add_test(t, restarted_peer_is_admitted_at_once);
 	tcase_add_test(t, bodies_are_bounded);
 	tcase_add_test(t, commands_from_whom_we_connected_to);
 	suite_add_tcase(s, t);

@@ -322,6 +322,21 @@ START_TEST(failure_of_an_attempt)
 }
 END_TEST
 
+/* Messagers that cannot reach each other, for example: nobody is to blame, and the client is
+ * answered all the same. */
+START_TEST(last_one_needs_no_handover)
+{
+	struct three t = three(8, 0);
+	rig_fail(t.r, t.p, 1, PDS__FAULT__FAULT_STALLED, 1);
+	rig_first(t.r, t.p, 2, 0, 10, "d2", 22);
+	rig_fail(t.r, t.p, 2, PDS__FAULT__FAULT_STALLED, 1);
+	t.r->log[0] = 0;
+	attempts_tick(&t.r->e, clock_us() + 210000);
+	expect(t.r, ATTEMPT_SUBMITTED, "10 ", "submit d1 #3 6; ");
+	rig_free(t.r);
+}
+END_TEST
+
 START_TEST(failure_that_no_retry_mends)
 {
 	struct three t = three(8, 0);
@@ -901,6 +916,7 @@ int main(void)
 	tcase_add_loop_test(c, m24_report_forgotten, 0, 2);
 	tcase_add_test(c, tokens_of_a_stranger);
 	tcase_add_test(c, failure_of_an_attempt);
+	tcase_add_test(c, last_one_needs_no_handover);
 	tcase_add_test(c, failure_that_no_retry_mends);
 	tcase_add_test(c, failure_of_prefill_after_decode_joined_is_nothing);
 	tcase_add_test(c, no_worker_at_first);

@@ -134,6 +134,23 @@ START_TEST(all_prefill_workers_are_ill)
 }
 END_TEST
 
+START_TEST(rather_alone)
+{
+	struct registry g;
+	struct place_wish wish = {.tokens = 8, .total_tokens = 9, .alone = 1};
+	registry_init(&g, 1000000);
+	add(&g, "p1", "prefill");
+	struct worker_record *d1 = add(&g, "d1", "decode");
+	ck_assert_str_eq(show(&g, &wish), "d1");
+	d1->breaker.open = 1;
+	d1->breaker.until_us = clock_us() + 60000000;
+	ck_assert_str_eq(show(&g, &wish), "p1 d1"); /* no better alone */
+	add(&g, "m1", "mixed");
+	ck_assert_str_eq(show(&g, &wish), "m1");
+	registry_fini(&g);
+}
+END_TEST
+
 static const struct {
 	const char *prefill, *decode[3];
 	const char *want;
@@ -482,6 +499,7 @@ static void add_tests(TCase *c)
 	tcase_add_loop_test(c, constraints_under_each_policy, 0, POLICIES);
 	tcase_add_test(c, breaker_lets_one_try);
 	tcase_add_test(c, all_prefill_workers_are_ill);
+	tcase_add_test(c, rather_alone);
 	tcase_add_loop_test(c, pinned, 0, COUNT(pins));
 	tcase_add_loop_test(c, pairs_of_several_hosts, 0, COUNT(sites));
 	tcase_add_loop_test(c, workers_of_the_same_host_come_first, 0, COUNT(near));

@@ -138,6 +138,9 @@ struct path_ops {
 	/* 1: nothing is written from now on. 0: `closed` will be called. */
 	int (*incoming_close)(struct incoming *n);
 	void (*incoming_free)(struct incoming **n); /* closed */
+	/* Frees it; nothing is written afterwards, whatever that costs other leases. For memory that is
+	 * about to be unmapped. */
+	void (*incoming_drop)(struct incoming **n);
 };
 
 #endif

@@ -186,5 +186,6 @@ int tcp_incoming_new(struct intake *i, const struct incoming_opts *o, struct inc
 int tcp_incoming_complete(const struct incoming *n);
 int tcp_incoming_close(struct incoming *n);
 void tcp_incoming_free(struct incoming **n);
+void tcp_incoming_drop(struct incoming **n);
 
 #endif

@@ -186,6 +186,12 @@ void tcp_incoming_free(struct incoming **pn)
 	*pn = NULL;
 }
 
+void tcp_incoming_drop(struct incoming **pn)
+{
+	tcp_incoming_close(*pn);
+	tcp_incoming_free(pn);
+}
+
 /* --- intake -------------------------------------------------------------- */
 
 static void intake_tell(struct notice *notice)

@@ -406,4 +406,5 @@ const struct path_ops tcp_path_ops = {
 	.incoming_complete = tcp_incoming_complete,
 	.incoming_close = tcp_incoming_close,
 	.incoming_free = tcp_incoming_free,
+	.incoming_drop = tcp_incoming_drop,
 };

@@ -30,7 +30,9 @@
  * on only the decode worker.
  *
  * A lost try is followed by another at once, a second loss in a row after a pause that grows,
- * because one fault may take several workers one after the other. A loss counts against the worker
+ * because one fault may take several workers one after the other. The last one is made without
+ * hand-over if that failed and no worker was to blame: messagers may be unable to reach each other.
+ * A loss counts against the worker
  * that caused it, if a worker did. These are not losses:
  *   - a link restart. The next try waits for the link: if this process was stopped for a while, all
  *     links restart;
@@ -165,6 +167,7 @@ struct attempt_output {
 struct attempt_history {
 	uint32_t lost;               /* losses in a row without progress beyond a first token */
 	uint32_t moved;              /* tries that workers gave back in order */
+	int alone;                   /* the next try is the last one, and this one's hand-over failed */
 	char avoid[WORKER_NAME_MAX]; /* worker that failed the last try, or gave it back */
 	char numerics[96];           /* of the first try */
 	uint64_t not_before_us;      /* the next try */

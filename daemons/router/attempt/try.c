@@ -237,6 +237,7 @@ struct place_wish attempt_wish(const struct attempt *a)
 	                           .total_tokens = s->prompt_tokens + s->max_tokens,
 	                           .numerics = *a->past.numerics ? a->past.numerics : NULL,
 	                           .avoid = *a->past.avoid ? a->past.avoid : NULL,
+	                           .alone = a->past.alone,
 	                           .prefixes = s->prefixes,
 	                           .beside = beside ? beside->name : NULL,
 	                           .pin = s->pin,
@@ -378,6 +379,14 @@ static uint64_t pause_of(const struct attempt *a, Pds__Fault fault)
 	return pause > room ? pause : room;
 }
 
+/* The prefill worker reports that no candidate got the KV, and no worker is to blame. */
+static int handover_has_failed(const struct attempt *a, const struct attempt_loss *l)
+{
+	const struct attempt_try *t = &a->try;
+	return t->n_cand && t->prefill && strcmp(t->prefill->name, l->who) == 0 && !l->blame &&
+	       (l->fault == PDS__FAULT__FAULT_STALLED || l->fault == PDS__FAULT__FAULT_PEER_LOST);
+}
+
 enum verdict attempt_lost(struct attempt *a, const struct attempt_loss *l)
 {
 	const struct worker_record *restarted = l->retry ? attempt_link_restarted(a) : NULL;
@@ -388,6 +397,7 @@ enum verdict attempt_lost(struct attempt *a, const struct attempt_loss *l)
 	if (blamed)
 		registry_outcome(a->all->registry, blamed, 0, now);
 	a->past.lost = has_progress(a) ? 1 : a->past.lost + 1;
+	a->past.alone = a->past.lost + 1 >= a->all->opts.max_attempts && handover_has_failed(a, l);
 	log_req(LOG_WARN, &a->id, "attempt_lost",
 	        "attempt=%u lost=%u state=%s worker=%s blame=%s fault=%d retry=%d output_tokens=%u "
 	        "why=%s",

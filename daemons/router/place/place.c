@@ -7,7 +7,8 @@
  * workers do it all. Without a usable pair, or when all prefill and mixed workers are stuck or
  * broken, decode workers do it all too. Whatever the policy is, workers with one of these are
  * chosen last, the first being the worst: an open breaker, stuck, failed the last try, other
- * numerics than the last try. A decode worker that is stuck or whose breaker is open is a candidate
+ * numerics than the last try. An attempt whose hand-overs have failed goes to a worker that does it
+ * all, if there is one. A decode worker that is stuck or whose breaker is open is a candidate
  * only when there is no other. */
 #include "place.h"
 #include "util/err.h"
@@ -309,6 +310,7 @@ static void remember(struct registry *g, struct worker_record *w, const struct p
 }
 
 static const unsigned first_roles[] = {1u << ROLE_PREFILL | 1u << ROLE_MIXED, 1u << ROLE_DECODE};
+#define ROLES_ALONE (1u << ROLE_MIXED | 1u << ROLE_DECODE)
 
 int place_possible(const struct registry *g, const struct place_wish *wish)
 {
@@ -357,7 +359,9 @@ int place_choose(struct registry *g, const struct place_wish *wish, uint64_t now
 {
 	struct placement p = {0};
 	size_t n_hashes;
-	unsigned n = all_first(g, first_roles[0], wish, now_us);
+	unsigned n = wish->alone ? all_first(g, ROLES_ALONE, wish, now_us) : 0;
+	if (!n)
+		n = all_first(g, first_roles[0], wish, now_us);
 	if (!n || lowest_class(g->options, n) >= CLASS_STUCK)
 		n = lone_decoders(g, wish, n, now_us);
 	if (!n)

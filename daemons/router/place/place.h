@@ -32,6 +32,7 @@ struct place_wish {
 	uint32_t total_tokens; /* prompt and max_tokens */
 	const char *numerics;  /* preferred, because the last try had it; NULL: none */
 	const char *avoid;     /* worker that failed the last try: chosen last; NULL: none */
+	int alone;             /* rather one worker that does it all: hand-overs have failed */
 	/* The worker that an attempt is to leave: others count only if they are neither stuck nor
 	 * broken. NULL: none. now_us and wants_room are used only with it. */
 	const struct worker_record *leaves;

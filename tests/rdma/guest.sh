@@ -1,0 +1,31 @@
+#!/bin/busybox sh
+# guest.sh - /init of the guest: makes rxe0 on a dummy interface, runs the tests, switches itself off. Lines that begin with "guest: " are the result.
+export PATH=/bin:/sbin:/usr/bin:/usr/sbin
+/bin/busybox --install -s /bin
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs dev /dev 2>/dev/null
+ulimit -l unlimited
+off() { poweroff -f; sleep 10; }
+fail() { echo "guest: FAIL $*"; dmesg | tail -n 20; off; }
+for m in crc32_generic dummy udp_tunnel ip6_udp_tunnel ib_core ib_uverbs rdma_rxe; do
+	insmod /modules/$m.ko $( [ $m = dummy ] && echo numdummies=0) || fail "insmod $m"
+done
+ip link set lo up
+ip link add dummy0 type dummy && ip addr add 10.7.0.1/24 dev dummy0 && ip link set dummy0 mtu 4200 up || fail "no dummy0"
+rdma link add rxe0 type rxe netdev dummy0 || fail "no rxe0"
+sleep 1
+for mode in windows none; do
+	echo "guest: --- memory windows: $mode"
+	RDMA_LOG=info end_to_end rxe0 $mode 2>/tmp/err >/tmp/out || bad=1
+	sed 's/^/guest: /' /tmp/out
+	cat /tmp/err
+	[ -z "$bad" ] || fail "end_to_end rxe0 $mode"
+done
+bw() { ib_write_bw -d rxe0 -x 1 -F -s 65536 -n 1000 "$@"; }
+bw >/tmp/server 2>&1 &
+sleep 2
+bw 10.7.0.1 >/tmp/client 2>&1 || { cat /tmp/client; fail "ib_write_bw"; }
+sed -n 's/^ *65536 .*/guest: ib_write_bw (1000 x 65536 bytes, MB\/s peak, average):&/p' /tmp/client
+echo "guest: PASS"
+off

@@ -1,0 +1,1008 @@
+/* Paths over RDMA, on the fabric of verbs_fake.h: correct bytes whatever fails, nothing written
+ * after `closed`, nothing read after outgoing_end, no object left over, and every malformed
+ * message. */
+#include "daemons/messager/path/rdma_priv.h"
+#include "util/log.h"
+#include "verbs_fake.h"
+
+#include <check.h>
+#include <inttypes.h>
+#include <stdio.h>
+
+enum {
+	BLOCKS = 40,
+	SLOTS = 6,
+	QUEUE = 64,
+	LEASES = 12, /* of one run */
+	STEPS_MAX = 60000,
+	DST_FRESH = 0xdd,  /* a leased block before it is written */
+	DST_CLOSED = 0xcc, /* a block of no lease */
+	SRC_ENDED = 0xee   /* a source block after outgoing_end */
+};
+
+struct message {
+	size_t n;
+	uint64_t at_us;
+	unsigned char bytes[PATH_SAY_MAX];
+};
+
+/* One direction of the control link. */
+struct link_queue {
+	struct message m[QUEUE];
+	unsigned n;
+};
+
+struct side {
+	struct kern_pool pool;
+	struct kv_region region;
+	uint32_t owner[BLOCKS]; /* slot + 1; 0: free */
+};
+
+struct lease {
+	int used;
+	uint32_t number, n, src[BLOCKS], dst[BLOCKS];
+	uint64_t generations[BLOCKS];
+	struct incoming *in;
+	struct outgoing *out;
+	uint32_t sent[8]; /* blocks of a layer given to outgoing_send, in an order of its own */
+	uint32_t order[BLOCKS];
+	uint64_t delivered, total;
+	int failed, closing, closed, plan; /* plan: 0 whole, 1 the receiver closes, 2 the sender ends */
+	uint64_t plan_at_us;
+};
+
+struct world {
+	struct event_base *base;
+	struct kv_layout layout;
+	struct rdma *a, *b; /* sender, receiver */
+	struct path *path;
+	struct intake *intake;
+	struct link_queue to_intake, to_path;
+	struct side src, dst;
+	struct lease lease[SLOTS];
+	uint32_t opened, whole, cut;
+	unsigned lose, busy, restart; /* chances in 1024: of a message, of a message, of a step */
+	uint32_t least;               /* blocks of a lease */
+	int drop;                     /* messages of this kind are lost; 0: none */
+	int path_up, intake_up, ups;
+	int within; /* a call of the path's functions is going on: no hook may be called */
+};
+
+static struct world *w;
+static int calm; /* nothing happens by time alone, only by events of the loop */
+
+/* --- hooks ------------------------------------------------------------------ */
+
+static int say(struct link_queue *q, const void *bytes, size_t n)
+{
+	ck_assert(!w->within && n <= PATH_SAY_MAX);
+	if (q->n == QUEUE || fake_chance(w->busy))
+		return ERR_FULL;
+	if (fake_chance(w->lose) || ((const unsigned char *)bytes)[1] == w->drop)
+		return 0;
+	struct message *m = &q->m[q->n++];
+	m->n = n;
+	m->at_us = fake.us + fake_below(60);
+	memcpy(m->bytes, bytes, n);
+	return 0;
+}
+
+static int say_to_path(void *arg, const void *bytes, size_t n)
+{
+	return say(&((struct world *)arg)->to_path, bytes, n);
+}
+
+static int say_to_intake(void *arg, const void *bytes, size_t n)
+{
+	return say(&((struct world *)arg)->to_intake, bytes, n);
+}
+
+static void path_up(void *arg, int up, const char *why)
+{
+	(void)arg;
+	ck_assert(!w->within && why && w->path_up != up);
+	w->path_up = up;
+	w->ups += up;
+}
+
+static void intake_up(void *arg, int up, const char *why)
+{
+	(void)arg;
+	ck_assert(!w->within && why && w->intake_up != up);
+	w->intake_up = up;
+}
+
+static void on_delivered(void *arg, uint64_t bytes)
+{
+	struct lease *l = arg;
+	ck_assert(!w->within && bytes > 0);
+	l->delivered += bytes;
+	ck_assert_uint_le(l->delivered, l->total);
+}
+
+static void on_failed(void *arg, int code, const char *why)
+{
+	struct lease *l = arg;
+	ck_assert(!w->within && code == ERR_STALE && why && !l->failed && l->closing);
+	l->failed = 1;
+}
+
+static void on_closed(void *arg)
+{
+	struct lease *l = arg;
+	ck_assert(!w->within && l->closing && !l->closed);
+	l->closed = 1;
+}
+
+#define WITHIN(call) (w->within = 1, (call), w->within = 0)
+
+/* --- bytes -------------------------------------------------------------------- */
+
+static unsigned char *piece(const struct side *s, uint32_t layer, uint32_t block)
+{
+	return s->pool.host + kv_piece_offset(&w->layout, BLOCKS, layer, block);
+}
+
+/* Never one of the three marks. */
+static unsigned char pattern(const struct lease *l, uint32_t layer, uint32_t i, size_t at)
+{
+	return (unsigned char)((l->number * 31 + layer * 17 + i * 7 + at * 3 + at / 64) % 199 + 1);
+}
+
+static void fill(const struct side *s, uint32_t block, int mark)
+{
+	for (uint32_t k = 0; k < w->layout.layers; k++)
+		memset(piece(s, k, block), mark, w->layout.piece_bytes[k]);
+}
+
+static void fill_source(const struct lease *l)
+{
+	for (uint32_t k = 0; k < w->layout.layers; k++)
+		for (uint32_t i = 0; i < l->n; i++)
+			for (size_t at = 0; at < w->layout.piece_bytes[k]; at++)
+				piece(&w->src, k, l->src[i])[at] = pattern(l, k, i, at);
+}
+
+/* Each byte is the lease's; or, unless all must have arrived, not yet written. */
+static void check_dest(const struct lease *l, int whole)
+{
+	for (uint32_t k = 0; k < w->layout.layers; k++)
+		for (uint32_t i = 0; i < l->n; i++)
+			for (size_t at = 0; at < w->layout.piece_bytes[k]; at++) {
+				unsigned char is = piece(&w->dst, k, l->dst[i])[at];
+				if (is != pattern(l, k, i, at) && (whole || is != DST_FRESH))
+					ck_abort_msg("lease %u layer %u block %u byte %zu is %02x, not %02x", l->number,
+					             k, i, at, is, pattern(l, k, i, at));
+			}
+}
+
+static void check_unleased(void)
+{
+	for (uint32_t b = 0; b < BLOCKS; b++)
+		for (uint32_t k = 0; w->dst.owner[b] == 0 && k < w->layout.layers; k++)
+			for (size_t at = 0; at < w->layout.piece_bytes[k]; at++)
+				ck_assert_msg(piece(&w->dst, k, b)[at] == DST_CLOSED,
+				              "block %u of no lease was written", b);
+}
+
+/* --- the world ------------------------------------------------------------------- */
+
+static struct rdma_opts opts(void)
+{
+	struct rdma_opts o = RDMA_OPTS_DEFAULT;
+	o.depth = 8 + fake_below(40);
+	o.window_bytes = 256 + fake_below(4096);
+	o.timeout_us = 3000;
+	o.drain_us = 200;
+	o.retry_us = 100;
+	o.close_us = 400;
+	o.canary_us = 3000;
+	if (calm) {
+		o.timeout_us = o.retry_us = 3600ull * 1000000;
+		o.canary_us = 0;
+	}
+	o.port = 2;
+	o.now_us = fake_us;
+	return o;
+}
+
+static void side_init(struct side *s, int mark)
+{
+	s->pool.bytes = w->layout.block_bytes * BLOCKS;
+	s->pool.by = &kern_host_copies;
+	s->pool.host = malloc(s->pool.bytes);
+	memset(s->pool.host, mark, s->pool.bytes);
+	s->region = (struct kv_region){.blocks = BLOCKS, .pool = &s->pool};
+	s->region.generations = calloc(BLOCKS, sizeof *s->region.generations);
+}
+
+static void side_fini(struct side *s)
+{
+	free(s->pool.host);
+	free((void *)s->region.generations);
+}
+
+static void transport(struct rdma **ret)
+{
+	struct fake_knobs knobs = fake.knobs;
+	struct err err = {0};
+	struct rdma_opts o = opts();
+	fake.knobs = (struct fake_knobs){0};
+	ck_assert_msg(rdma_transport_new(w->base, &fake_verbs, &o, ret, &err) == 0, "%s", err.text);
+	fake.knobs = knobs;
+}
+
+static void link_up(void)
+{
+	static const struct path_peer peer = {.name = "other", .epoch = 1};
+	const struct path_hooks to_intake = {w, say_to_intake, path_up};
+	const struct path_hooks to_path = {w, say_to_path, intake_up};
+	w->to_intake.n = w->to_path.n = 0;
+	w->path_up = w->intake_up = 0;
+	WITHIN(w->path = rdma_path_ops.path_new(w->a, &peer, &to_intake));
+	WITHIN(w->intake = rdma_path_ops.intake_new(w->b, &peer, &to_path));
+}
+
+static void world_new(uint64_t seed, int no_windows)
+{
+	fake_reset(seed);
+	fake.no_windows = no_windows;
+	w = calloc(1, sizeof *w);
+	w->base = event_base_new();
+	ck_assert_int_eq(
+		kv_layout_uniform(&w->layout, 1 + fake_below(4), 1, 4 + 4 * fake_below(4), 4, KV_BF16), 0);
+	side_init(&w->src, SRC_ENDED);
+	side_init(&w->dst, DST_CLOSED);
+	transport(&w->a);
+	transport(&w->b);
+	link_up();
+}
+
+static void world_free(void)
+{
+	rdma_path_ops.path_destroy(&w->path);
+	rdma_path_ops.intake_destroy(&w->intake);
+	rdma_pool_gone(w->a, &w->src.region);
+	rdma_pool_gone(w->b, &w->dst.region);
+	rdma_transport_destroy(&w->a);
+	rdma_transport_destroy(&w->b);
+	ck_assert_msg(fake.live == 0, "%u objects are left", fake.live);
+	check_unleased();
+	side_fini(&w->src);
+	side_fini(&w->dst);
+	event_base_free(w->base);
+	free(w);
+	w = NULL;
+}
+
+static void hear(struct link_queue *q, int at_path)
+{
+	while (q->n > 0 && q->m[0].at_us <= fake.us) {
+		struct message m = q->m[0];
+		struct err err = {0};
+		int e;
+		memmove(q->m, q->m + 1, --q->n * sizeof *q->m);
+		if (at_path)
+			WITHIN(e = rdma_path_ops.path_said(w->path, m.bytes, m.n, &err));
+		else
+			WITHIN(e = rdma_path_ops.intake_said(w->intake, m.bytes, m.n, &err));
+		ck_assert_msg(e == 0, "%s", err.text);
+	}
+}
+
+static void world_step(void)
+{
+	fake.us += 1 + fake_below(20);
+	fake_step();
+	hear(&w->to_path, 1);
+	hear(&w->to_intake, 0);
+	if (!calm && fake_below(4) == 0) {
+		rdma_turn(w->a);
+		rdma_turn(w->b);
+	} else {
+		event_base_loop(w->base, EVLOOP_NONBLOCK);
+	}
+}
+
+/* --- leases ------------------------------------------------------------------------ */
+
+static int take_blocks(struct side *s, uint32_t n, uint32_t slot, uint32_t *ret)
+{
+	uint32_t free_blocks = 0, at = fake_below(BLOCKS);
+	for (uint32_t b = 0; b < BLOCKS; b++)
+		free_blocks += s->owner[b] == 0;
+	if (free_blocks < n)
+		return 0;
+	for (uint32_t k = 0; k < n; at = (at + 1) % BLOCKS)
+		if (s->owner[at] == 0 && (fake_below(4) || free_blocks == n)) {
+			s->owner[at] = slot + 1;
+			ret[k++] = at;
+		}
+	return 1;
+}
+
+static void give_blocks(struct side *s, const struct lease *l, const uint32_t *list, int mark)
+{
+	for (uint32_t i = 0; i < l->n; i++) {
+		s->owner[list[i]] = 0;
+		fill(s, list[i], mark);
+	}
+}
+
+static void outgoing_start(struct lease *l, const unsigned char *handle, size_t n)
+{
+	struct err err = {0};
+	struct outgoing_opts o = {.handle = handle,
+	                          .handle_bytes = n,
+	                          .layout = &w->layout,
+	                          .from = &w->src.region,
+	                          .src = l->src,
+	                          .dst = l->dst,
+	                          .blocks = l->n,
+	                          .to_blocks = BLOCKS,
+	                          .arg = l,
+	                          .delivered = on_delivered,
+	                          .failed = on_failed};
+	int e = ERR_NOMEM; /* registration may be refused */
+	for (int k = 0; k < 100 && e == ERR_NOMEM; k++)
+		WITHIN(e = rdma_path_ops.outgoing_new(w->path, &o, &l->out, &err));
+	ck_assert_msg(e == 0, "%s", err.text);
+}
+
+static void lease_open(uint32_t slot, int plan)
+{
+	struct lease *l = &w->lease[slot];
+	unsigned char handle[PATH_HANDLE_MAX];
+	size_t n;
+	struct err err = {0};
+	*l = (struct lease){.number = w->opened + 1,
+	                    .n = w->least + fake_below(9 - w->least),
+	                    .plan = plan};
+	if (!take_blocks(&w->dst, l->n, slot, l->dst))
+		return;
+	if (!take_blocks(&w->src, l->n, slot, l->src)) {
+		give_blocks(&w->dst, l, l->dst, DST_CLOSED);
+		return;
+	}
+	for (uint32_t i = 0; i < l->n; i++) {
+		fill(&w->dst, l->dst[i], DST_FRESH);
+		l->generations[i] = atomic_fetch_add(&w->dst.region.generations[l->dst[i]], 1) + 1;
+		l->order[i] = i;
+	}
+	fill_source(l);
+	l->total = (uint64_t)l->n * w->layout.block_bytes;
+	l->plan_at_us = fake.us + fake_below(600);
+	struct incoming_opts o = {&w->layout, &w->dst.region, l->dst, l->generations, l->n,
+	                          l,          on_closed};
+	int e = ERR_NOMEM;
+	for (int k = 0; k < 100 && e == ERR_NOMEM; k++)
+		WITHIN(e = rdma_path_ops.incoming_new(w->intake, &o, &l->in, handle, &n, &err));
+	ck_assert_msg(e == 0, "%s", err.text);
+	ck_assert_int_eq(rdma_path_ops.incoming_complete(l->in), 1);
+	outgoing_start(l, handle, n);
+	l->used = 1;
+	w->opened++;
+}
+
+static void lease_send(struct lease *l)
+{
+	uint32_t layer = fake_below(w->layout.layers), left = l->n - l->sent[layer];
+	if (!left || !l->out || l->failed)
+		return;
+	uint32_t n = 1 + fake_below(left);
+	WITHIN(rdma_path_ops.outgoing_send(l->out, layer, l->sent[layer], n));
+	l->sent[layer] += n;
+}
+
+static void lease_end_sender(struct lease *l)
+{
+	WITHIN(rdma_path_ops.outgoing_end(&l->out));
+	ck_assert_ptr_null(l->out);
+	give_blocks(&w->src, l, l->src, SRC_ENDED);
+}
+
+static void lease_close(struct lease *l)
+{
+	int now;
+	l->closing = 1;
+	WITHIN(now = rdma_path_ops.incoming_close(l->in));
+	l->closed = now;
+}
+
+/* Its incoming is freed. */
+static void lease_freed(struct lease *l)
+{
+	l->in = NULL;
+	check_dest(l, l->delivered == l->total && l->plan == 0);
+	give_blocks(&w->dst, l, l->dst, DST_CLOSED);
+}
+
+static void lease_free(struct lease *l)
+{
+	WITHIN(rdma_path_ops.incoming_free(&l->in));
+	lease_freed(l);
+}
+
+/* Takes a lease one step further in its plan. */
+static void lease_step(struct lease *l)
+{
+	int due = fake.us >= l->plan_at_us;
+	lease_send(l);
+	if (l->out && l->delivered == l->total && l->plan == 0) {
+		check_dest(l, 1);
+		w->whole++;
+		lease_end_sender(l);
+	}
+	if (l->out && ((l->plan == 2 && due) || (l->plan == 1 && l->closed && fake_below(8) == 0)))
+		lease_end_sender(l);
+	if (l->in && !l->closing && (l->plan == 1 ? due : !l->out))
+		lease_close(l);
+	if (l->in && l->closed)
+		lease_free(l);
+	if (!l->in && !l->out) {
+		l->used = 0;
+		w->cut += l->plan != 0;
+	}
+}
+
+static int leases_step(int plans)
+{
+	int busy = 0;
+	for (uint32_t k = 0; k < SLOTS; k++) {
+		struct lease *l = &w->lease[k];
+		if (!l->used && w->opened < LEASES && fake_below(6) == 0)
+			lease_open(k, plans && fake_below(2) ? 1 + (int)fake_below(2) : 0);
+		if (l->used)
+			lease_step(l);
+		busy |= l->used;
+	}
+	return busy || w->opened < LEASES;
+}
+
+/* The control link ends with everything under way, and comes up again. */
+static void link_restart(void)
+{
+	for (uint32_t k = 0; k < SLOTS; k++) {
+		struct lease *l = &w->lease[k];
+		l->plan = 2;
+		if (l->out)
+			lease_end_sender(l);
+		if (l->in && !l->closing && fake_below(2))
+			lease_close(l);
+	}
+	WITHIN(rdma_path_ops.path_destroy(&w->path));
+	WITHIN(rdma_path_ops.intake_destroy(&w->intake));
+	for (uint32_t k = 0; k < SLOTS; k++) {
+		if (w->lease[k].in)
+			lease_freed(&w->lease[k]);
+		w->cut += w->lease[k].used;
+		w->lease[k].used = 0;
+	}
+	check_unleased();
+	link_up();
+}
+
+static void run_world(int plans)
+{
+	int steps = 0;
+	while (leases_step(plans)) {
+		if (fake_chance(w->restart))
+			link_restart();
+		ck_assert_msg(++steps < STEPS_MAX, "no end after %d steps: %u opened, %u whole, %u cut",
+		              steps, w->opened, w->whole, w->cut);
+		world_step();
+		if (steps % 64 == 0)
+			check_unleased();
+	}
+}
+
+/* --- tests ------------------------------------------------------------------------------ */
+
+START_TEST(test_quiet_fabric)
+{
+	struct path_state s;
+	world_new(1, _i);
+	run_world(0);
+	ck_assert_uint_eq(w->whole, LEASES);
+	rdma_path_ops.path_state(w->path, &s);
+	ck_assert_ptr_null(s.up);
+	ck_assert_str_eq(s.transport, "rdma");
+	ck_assert_str_eq(s.via, _i ? "fake0 port 2, GID 3 127.0.0.1, MTU 1024, 103.1 Gbit/s, no windows"
+	                           : "fake0 port 2, GID 3 127.0.0.1, MTU 1024, 103.1 Gbit/s, windows");
+	ck_assert(s.bytes > 0 && s.errors == 0 && s.restarts == 0 && s.repeated_bytes == 0);
+	for (int k = 0; k < 5000 && s.canaries < 3; k++) {
+		world_step();
+		rdma_path_ops.path_state(w->path, &s);
+	}
+	ck_assert(s.canaries >= 3 && s.canaries_lost == 0 && s.canary_us > 0 && s.canary_mbit_s > 0);
+	/* one doorbell serves several writes */
+	ck_assert_uint_lt(fake.doorbells, fake.posts);
+	world_free();
+}
+END_TEST
+
+/* A completion wakes the loop, each time. */
+START_TEST(test_wakes_up)
+{
+	calm = 1;
+	world_new(12, _i);
+	run_world(0);
+	ck_assert_uint_eq(w->whole, LEASES);
+	world_free();
+	calm = 0;
+}
+END_TEST
+
+START_TEST(test_canary_with_a_wrong_byte)
+{
+	struct path_state s = {0};
+	world_new(13, 0);
+	fake.corrupts = 1;
+	for (int k = 0; k < 20000 && s.canaries < 2; k++) {
+		world_step();
+		rdma_path_ops.path_state(w->path, &s);
+	}
+	ck_assert(s.canaries == 2 && s.canaries_lost == 1 && s.restarts == 1 && s.errors > 0);
+	ck_assert_str_eq(s.last_error, "the canary came back with other bytes");
+	ck_assert_ptr_null(s.up);
+	world_free();
+}
+END_TEST
+
+/* Revocations and ends in the middle spare the other leases: no queue pair is lost, if there are
+ * windows or the sender answers. */
+START_TEST(test_closing_spares_others)
+{
+	struct path_state s;
+	world_new(100 + (uint64_t)_i, _i % 2);
+	run_world(1);
+	rdma_path_ops.path_state(w->path, &s);
+	ck_assert_uint_eq(w->whole + w->cut, LEASES);
+	if (s.repeated_bytes == 0 && fake.hangs == 0)
+		ck_assert_uint_eq(s.errors, 0);
+	world_free();
+}
+END_TEST
+
+static uint64_t sum_kills, sum_hangs, sum_late, sum_repeated, sum_whole;
+
+static void seed_run(uint64_t seed)
+{
+	struct path_state s;
+	world_new(seed, seed % 3 == 0);
+	fake.knobs = (struct fake_knobs){.kill = fake_below(24),
+	                                 .hang = fake_below(4),
+	                                 .spurious = fake_below(200),
+	                                 .refuse = fake_below(60)};
+	w->lose = fake_below(200);
+	w->busy = fake_below(200);
+	w->restart = fake_below(4);
+	fake.slow = (int)fake_below(2);
+	run_world(1);
+	rdma_path_ops.path_state(w->path, &s);
+	sum_kills += fake.kills;
+	sum_hangs += fake.hangs;
+	sum_late += fake.late;
+	sum_repeated += s.repeated_bytes;
+	sum_whole += w->whole;
+	world_free();
+}
+
+START_TEST(test_seeds)
+{
+	sum_kills = sum_hangs = sum_late = sum_repeated = sum_whole = 0;
+	for (uint64_t seed = 1; seed <= 100; seed++)
+		seed_run((uint64_t)_i * 100 + seed);
+	/* what the seeds are for has happened */
+	ck_assert_msg(sum_kills > 50 && sum_hangs > 5 && sum_late > 50 && sum_repeated &&
+	                  sum_whole > 50,
+	              "kills %" PRIu64 ", hangs %" PRIu64 ", late %" PRIu64 ", repeated %" PRIu64
+	              ", whole %" PRIu64,
+	              sum_kills, sum_hangs, sum_late, sum_repeated, sum_whole);
+}
+END_TEST
+
+/* One message to one end of a quiet world, which must refuse it and stay as it is. */
+static void refuses(int at_path, const void *bytes, size_t n, const char *what)
+{
+	struct err err = {0};
+	int e = at_path ? rdma_path_ops.path_said(w->path, bytes, n, &err)
+	                : rdma_path_ops.intake_said(w->intake, bytes, n, &err);
+	ck_assert_msg(e == ERR_INVALID && err.text[0], "%s: %d %s", what, e, err.text);
+}
+
+static size_t an_offer(unsigned char *out)
+{
+	struct rdma_msg m = {.kind = RDMA_OFFER, .round = 1, .session = 9};
+	m.address = (struct rdma_address){
+		.gid = {.raw = {1}}, .qpn = 77, .psn = 5, .mtu = 3, .link_layer = 2, .reads = 1};
+	return rdma_msg_write(&m, out);
+}
+
+START_TEST(test_malformed_messages)
+{
+	/* offset, width and value of a field that makes an OFFER malformed */
+	static const struct {
+		const char *what;
+		size_t at, width;
+		uint64_t value;
+	} bad[] = {{"version", 0, 1, 2},
+	           {"kind 0", 1, 1, 0},
+	           {"kind 9", 1, 1, 9},
+	           {"reserved", 2, 2, 1},
+	           {"round 0", 4, 4, 0},
+	           {"session 0", 8, 8, 0},
+	           {"no GID", 16, 1, 0},
+	           {"queue pair 1", 32, 4, 1},
+	           {"queue pair", 32, 4, 1 << 24},
+	           {"PSN", 36, 4, 1 << 24},
+	           {"MTU 0", 42, 1, 0},
+	           {"MTU 6", 42, 1, 6},
+	           {"link layer", 43, 1, 3},
+	           {"no LID", 43, 1, 1},
+	           {"no reads", 44, 1, 0},
+	           {"reserved at the end", 46, 1, 1}};
+	unsigned char ok[PATH_SAY_MAX], m[PATH_SAY_MAX + 1] = {0};
+	struct err err;
+	world_new(3, 0);
+	size_t n = an_offer(ok);
+	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+		memcpy(m, ok, n);
+		memcpy(m + bad[i].at, &bad[i].value, bad[i].width);
+		refuses(1, m, n, bad[i].what);
+	}
+	for (size_t k = 0; k < n; k++)
+		refuses(1, ok, k, "cut");
+	memcpy(m, ok, n);
+	refuses(1, m, n + 1, "left over");
+	refuses(1, m, sizeof m, "too long");
+	ck_assert_int_eq(rdma_path_ops.path_said(w->path, ok, n, &err), 0);
+	refuses(0, ok, n, "an OFFER to the receiver");
+	world_free();
+}
+END_TEST
+
+START_TEST(test_malformed_lists)
+{
+	static const enum rdma_kind kinds[] = {RDMA_KEYS, RDMA_DONE, RDMA_ASK, RDMA_CLOSE};
+	struct rdma_msg m = {.round = 1, .session = 9};
+	unsigned char b[PATH_SAY_MAX];
+	world_new(4, 0);
+	for (int i = 0; i < 4; i++) {
+		int at_path = kinds[i] == RDMA_KEYS || kinds[i] == RDMA_CLOSE;
+		struct err err;
+		m.kind = kinds[i];
+		m.n = kinds[i] == RDMA_KEYS ? RDMA_KEYS_MAX : RDMA_LEASES_MAX;
+		for (uint32_t k = 0; k < m.n; k++)
+			m.lease[k].lease = k + 1;
+		size_t n = rdma_msg_write(&m, b);
+		/* well formed, of another session: ignored */
+		ck_assert_int_eq((at_path ? rdma_path_ops.path_said(w->path, b, n, &err)
+		                          : rdma_path_ops.intake_said(w->intake, b, n, &err)),
+		                 0);
+		refuses(!at_path, b, n, "to the wrong end");
+		refuses(at_path, b, n - 1, "cut");
+		b[16]++;
+		refuses(at_path, b, n, "more than fit");
+		memset(b + 16, 0, 4);
+		refuses(at_path, b, 20, "none");
+		b[16] = 1;
+		memset(b + 20, 0, 8);
+		refuses(at_path, b, kinds[i] == RDMA_KEYS ? 32 : 28, "lease 0");
+	}
+	m.kind = RDMA_RESET;
+	memset(m.text, '\n', 20);
+	m.text[20] = 0;
+	size_t n = rdma_msg_write(&m, b);
+	ck_assert_int_eq(rdma_msg_read(b, n, &m, NULL), 0);
+	ck_assert_str_eq(m.text, "????????????????????");
+	refuses(0, b, RDMA_HEAD_BYTES + RDMA_TEXT_MAX + 1, "a long text");
+	m.kind = RDMA_READY;
+	n = rdma_msg_write(&m, b);
+	refuses(0, b, n, "READY to the receiver");
+	refuses(1, b, n + 1, "READY with more");
+	world_free();
+}
+END_TEST
+
+START_TEST(test_malformed_handles)
+{
+	static const struct {
+		const char *what;
+		size_t at, width;
+		uint64_t value;
+	} bad[] = {{"version", 0, 1, 2},  {"session", 8, 8, 0},           {"round", 16, 8, 1ull << 32},
+	           {"lease", 24, 8, 0},   {"address", 32, 8, UINT64_MAX}, {"no bytes", 40, 8, 0},
+	           {"bytes", 40, 8, 4096}};
+	unsigned char ok[PATH_HANDLE_MAX], h[PATH_HANDLE_MAX];
+	world_new(5, 0);
+	uint32_t src = 3, dst = 4;
+	struct rdma_handle good = {
+		.session = 1, .round = 1, .lease = 5, .at = 1 << 20, .bytes = w->dst.pool.bytes};
+	struct outgoing_opts o = {.handle = h,
+	                          .handle_bytes = RDMA_HANDLE_BYTES,
+	                          .layout = &w->layout,
+	                          .from = &w->src.region,
+	                          .src = &src,
+	                          .dst = &dst,
+	                          .blocks = 1,
+	                          .to_blocks = BLOCKS};
+	struct outgoing *out = NULL;
+	struct err err = {0};
+	rdma_handle_write(&good, ok);
+	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+		memcpy(h, ok, sizeof h);
+		memcpy(h + bad[i].at, &bad[i].value, bad[i].width);
+		ck_assert_msg(rdma_path_ops.outgoing_new(w->path, &o, &out, &err) == ERR_INVALID, "%s",
+		              bad[i].what);
+	}
+	memcpy(h, ok, sizeof h);
+	for (o.handle_bytes = 0; o.handle_bytes <= PATH_HANDLE_MAX; o.handle_bytes++)
+		if (o.handle_bytes != RDMA_HANDLE_BYTES)
+			ck_assert_int_eq(rdma_path_ops.outgoing_new(w->path, &o, &out, &err), ERR_INVALID);
+	o.handle_bytes = RDMA_HANDLE_BYTES;
+	dst = BLOCKS;
+	ck_assert_int_eq(rdma_path_ops.outgoing_new(w->path, &o, &out, &err), ERR_INVALID);
+	dst = 4;
+	src = BLOCKS;
+	ck_assert_int_eq(rdma_path_ops.outgoing_new(w->path, &o, &out, &err), ERR_INVALID);
+	src = 3;
+	ck_assert_int_eq(rdma_path_ops.outgoing_new(w->path, &o, &out, &err), 0);
+	rdma_path_ops.outgoing_end(&out);
+	world_free();
+}
+END_TEST
+
+START_TEST(test_pools_and_blocks_refused)
+{
+	unsigned char handle[PATH_HANDLE_MAX], *host;
+	size_t n;
+	uint32_t dst = 2;
+	uint64_t generation = 0;
+	struct incoming *in = NULL;
+	struct err err = {0};
+	world_new(6, 0);
+	struct incoming_opts o = {&w->layout, &w->dst.region, &dst, &generation, 1, NULL, NULL};
+	host = w->dst.pool.host;
+	w->dst.pool.host = NULL;
+	ck_assert_int_eq(rdma_path_ops.incoming_new(w->intake, &o, &in, handle, &n, &err),
+	                 ERR_UNSUPPORTED);
+	ck_assert(strstr(err.text, "only pools in host memory") != NULL);
+	ck_assert_int_eq(rdma_pool_add(w->b, &w->dst.region, &err), ERR_UNSUPPORTED);
+	w->dst.pool.host = host;
+	ck_assert_int_eq(rdma_pool_add(w->b, &w->dst.region, NULL), 0);
+	generation = 1;
+	ck_assert_int_eq(rdma_path_ops.incoming_new(w->intake, &o, &in, handle, &n, &err), ERR_STALE);
+	generation = 0;
+	dst = BLOCKS;
+	ck_assert_int_eq(rdma_path_ops.incoming_new(w->intake, &o, &in, handle, &n, &err), ERR_INVALID);
+	world_free();
+}
+END_TEST
+
+static int start(const struct rdma_opts *o, struct err *err)
+{
+	struct event_base *base = event_base_new();
+	struct rdma *t = NULL;
+	int e = rdma_transport_new(base, &fake_verbs, o, &t, err);
+	rdma_transport_destroy(&t);
+	event_base_free(base);
+	return e;
+}
+
+START_TEST(test_transports_refused)
+{
+	struct rdma_opts o = RDMA_OPTS_DEFAULT;
+	struct err err = {0};
+	fake_reset(7);
+	ck_assert_int_eq(start(&o, &err), 0); /* port 2 of fake0 */
+	fake.devices = 0;
+	ck_assert_int_eq(start(&o, &err), ERR_NOTFOUND);
+	ck_assert(strstr(err.text, "no RDMA device on this host") != NULL);
+	fake.devices = 2;
+	o.device = "mlx5_0";
+	ck_assert_int_eq(start(&o, &err), ERR_NOTFOUND);
+	ck_assert_str_eq(err.text, "no RDMA device mlx5_0 on this host: it has fake0, fake1");
+	o.device = "fake0";
+	o.port = 1;
+	ck_assert_int_eq(start(&o, &err), ERR_NOTFOUND);
+	ck_assert(strstr(err.text, "no active port") != NULL);
+	o.port = 3;
+	ck_assert_int_eq(start(&o, &err), ERR_NOTFOUND);
+	o.device = "fake1";
+	o.port = 0;
+	o.gid_index = 4;
+	ck_assert_int_eq(start(&o, &err), ERR_NOTFOUND);
+	o.gid_index = 2;
+	ck_assert_int_eq(start(&o, &err), 0);
+	fake.inactive = 1;
+	ck_assert_int_eq(start(&o, &err), ERR_NOTFOUND);
+	fake.inactive = 0;
+	o.depth = 7;
+	ck_assert_int_eq(start(&o, &err), ERR_INVALID);
+	o.depth = 8;
+	for (int k = 0; k < 300; k++) {
+		fake.knobs.refuse = 300;
+		start(&o, &err);
+		ck_assert_uint_eq(fake.live, 0);
+	}
+}
+END_TEST
+
+/* Registered once, whatever number of leases there is; with windows no pool has remote rights, and
+ * without them only one that is written. */
+START_TEST(test_rights)
+{
+	world_new(8, _i);
+	run_world(1);
+	int source = 0, dest = 0;
+	for (int i = 0; i < FAKE_MAX; i++) {
+		const struct fake_mr *m = fake.mr[i];
+		if (!m)
+			continue;
+		int remote = (m->access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ)) != 0;
+		source += m->v.addr == w->src.pool.host;
+		dest += m->v.addr == w->dst.pool.host;
+		ck_assert(m->v.addr != w->src.pool.host || !remote);
+		ck_assert(m->v.addr != w->dst.pool.host || _i || !remote);
+	}
+	ck_assert_int_eq(source, 1);
+	ck_assert_int_eq(dest, _i ? 2 : 1);
+	world_free();
+}
+END_TEST
+
+/* A sender that hears nothing any more: the receiver closes without it. */
+START_TEST(test_close_without_answer)
+{
+	world_new(9, _i);
+	while (!w->path_up || !w->intake_up)
+		world_step();
+	w->least = 1;
+	lease_open(0, 0);
+	struct lease *l = &w->lease[0];
+	for (int k = 0; k < 40; k++)
+		world_step();
+	w->lose = 1024;
+	lease_close(l);
+	ck_assert(!l->closed);
+	uint64_t from = fake.us;
+	while (!l->closed)
+		world_step();
+	ck_assert_uint_le(fake.us - from, 3000);
+	w->lose = 0;
+	for (uint32_t k = 0; k < w->layout.layers; k++)
+		WITHIN(rdma_path_ops.outgoing_send(l->out, k, 0, l->n));
+	lease_free(l);
+	uint64_t kills = fake.kills;
+	for (int k = 0; k < 2000; k++)
+		world_step();
+	check_unleased();
+	/* a write that meets a closed window ends the queue pair */
+	ck_assert(_i || fake.kills > kills);
+	lease_end_sender(l);
+	world_free();
+}
+END_TEST
+
+/* D ends: its pool is unmapped while a lease is open, or is being closed. Nothing is written after
+ * the drop, and the other lease arrives over the next queue pair. */
+START_TEST(test_a_pool_goes)
+{
+	world_new(9, _i & 1);
+	while (!w->path_up || !w->intake_up)
+		world_step();
+	w->least = 1;
+	lease_open(0, 2);
+	lease_open(1, 0);
+	struct lease *l = &w->lease[0], *other = &w->lease[1];
+	for (int k = 0; k < 20; k++)
+		world_step();
+	if (_i & 2)
+		lease_close(l);
+	WITHIN(rdma_path_ops.incoming_drop(&l->in));
+	lease_freed(l);
+	lease_end_sender(l);
+	for (int k = 0; other->delivered < other->total && k < 200000; k++) {
+		lease_send(other);
+		world_step();
+	}
+	ck_assert_uint_eq(other->delivered, other->total);
+	check_dest(other, 1);
+	check_unleased();
+	lease_end_sender(other);
+	lease_close(other);
+	while (!other->closed)
+		world_step();
+	lease_free(other);
+	world_free();
+}
+END_TEST
+
+/* A sender that ends with bytes on their way: what it says afterwards overtakes them. */
+START_TEST(test_end_with_bytes_on_their_way)
+{
+	for (uint64_t seed = 0; seed < 20; seed++) {
+		world_new(2000 + seed, _i);
+		while (!w->path_up || !w->intake_up)
+			world_step();
+		w->least = 4;
+		lease_open(0, 2);
+		struct lease *l = &w->lease[0];
+		for (uint32_t k = 0; k < w->layout.layers; k++)
+			WITHIN(rdma_path_ops.outgoing_send(l->out, k, 0, l->n));
+		for (int k = 0; k < 2; k++)
+			world_step();
+		fake.slow = 1;
+		fake.knobs.hang = 1024;
+		w->drop = RDMA_RESET;
+		lease_end_sender(l);
+		for (int k = 0; k < 5; k++)
+			world_step();
+		lease_close(l);
+		while (!l->closed)
+			world_step();
+		lease_free(l);
+		for (int k = 0; k < 200; k++)
+			world_step();
+		check_unleased();
+		world_free();
+	}
+}
+END_TEST
+
+/* A queue pair without completions is given up, and the lease goes on over the next one. */
+START_TEST(test_hang)
+{
+	struct path_state s;
+	world_new(10, _i);
+	fake.knobs.hang = 8;
+	run_world(0);
+	rdma_path_ops.path_state(w->path, &s);
+	ck_assert_uint_eq(w->whole, LEASES);
+	ck_assert(fake.hangs > 0 && s.restarts > 0 && s.errors > 0);
+	ck_assert_msg(strstr(s.last_error, "no completion for") || s.errors > fake.hangs, "%s",
+	              s.last_error);
+	world_free();
+}
+END_TEST
+
+static Suite *suite(void)
+{
+	Suite *s = suite_create("messager_rdma");
+	TCase *t = tcase_create("fabric");
+	tcase_add_loop_test(t, test_quiet_fabric, 0, 2);
+	tcase_add_loop_test(t, test_wakes_up, 0, 2);
+	tcase_add_test(t, test_canary_with_a_wrong_byte);
+	tcase_add_loop_test(t, test_closing_spares_others, 0, 10);
+	tcase_add_loop_test(t, test_seeds, 0, 6);
+	tcase_add_loop_test(t, test_close_without_answer, 0, 2);
+	tcase_add_loop_test(t, test_end_with_bytes_on_their_way, 0, 2);
+	tcase_add_loop_test(t, test_a_pool_goes, 0, 4);
+	tcase_add_loop_test(t, test_hang, 0, 2);
+	tcase_add_loop_test(t, test_rights, 0, 2);
+	suite_add_tcase(s, t);
+	t = tcase_create("refusals");
+	tcase_add_test(t, test_malformed_messages);
+	tcase_add_test(t, test_malformed_lists);
+	tcase_add_test(t, test_malformed_handles);
+	tcase_add_test(t, test_pools_and_blocks_refused);
+	tcase_add_test(t, test_transports_refused);
+	suite_add_tcase(s, t);
+	return s;
+}
+
+int main(int argc, char **argv)
+{
+	if (argc > 1) { /* one seed, for a debugger */
+		log_set_level("debug");
+		seed_run(strtoull(argv[1], NULL, 10));
+		return 0;
+	}
+	log_set_level(getenv("RDMA_LOG") ? "debug" : "error");
+	SRunner *r = srunner_create(suite());
+	srunner_run_all(r, CK_ENV);
+	int failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed ? 1 : 0;
+}
