@@ -853,7 +853,7 @@ START_TEST(test_rights)
 END_TEST
 
 /* A sender that hears nothing any more: the receiver closes without it. */
-START_TEST(test_close_without_answer)
+START_TEST(rm2_closed_without_an_answer)
 {
 	world_new(9, _i);
 	while (!w->path_up || !w->intake_up)
@@ -920,7 +920,7 @@ START_TEST(test_a_pool_goes)
 END_TEST
 
 /* A sender that ends with bytes on their way: what it says afterwards overtakes them. */
-START_TEST(test_end_with_bytes_on_their_way)
+START_TEST(rm2_ended_with_bytes_on_their_way)
 {
 	for (uint64_t seed = 0; seed < 20; seed++) {
 		world_new(2000 + seed, _i);
@@ -1074,8 +1074,8 @@ static Suite *suite(void)
 	tcase_add_test(t, test_canary_with_a_wrong_byte);
 	tcase_add_loop_test(t, test_closing_spares_others, 0, 10);
 	tcase_add_loop_test(t, test_seeds, 0, 6);
-	tcase_add_loop_test(t, test_close_without_answer, 0, 2);
-	tcase_add_loop_test(t, test_end_with_bytes_on_their_way, 0, 2);
+	tcase_add_loop_test(t, rm2_closed_without_an_answer, 0, 2);
+	tcase_add_loop_test(t, rm2_ended_with_bytes_on_their_way, 0, 2);
 	tcase_add_loop_test(t, test_a_pool_goes, 0, 4);
 	tcase_add_loop_test(t, rm20_no_write_before_the_next_offer, 0, 2);
 	tcase_add_loop_test(t, rm33_old_completions_do_not_count, 0, 2);
