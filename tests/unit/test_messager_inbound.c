@@ -1,7 +1,7 @@
 /* test_messager_inbound.c - leases that another host's messager writes: what D and the other end
- * are told, and when. The path is path_fake.h; D is attached as in messager_rig.h. Tests named after
- * a line of tests/model/table fail if the rule that the line omits is omitted here. The last test
- * walks through random orders of all events. */
+ * are told, and when. The path is path_fake.h; D is attached as in messager_rig.h. Tests named
+ * after a line of tests/model/table fail if the rule that the line omits is omitted here. The last
+ * test walks through random orders of all events. */
 #include "daemons/messager/inbound.h"
 #include "messager_steps.h"
 #include "path_fake.h"

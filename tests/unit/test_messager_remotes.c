@@ -1,5 +1,6 @@
 /* test_messager_remotes.c - the sender's links (remote.c): which messagers it connects to, and what
- * it believes of those at the other end. The links are this file's own, the paths are path_fake.h. */
+ * it believes of those at the other end. The links are this file's own, the paths are
+ * path_fake.h. */
 #include "daemons/messager/remote.h"
 #include "messager_steps.h"
 #include "path_fake.h"

@@ -1,7 +1,7 @@
 /* test_messager_tcp_model.c - data connections under the event sequences of tests/model/remote.pml.
  * Each test has the name of a line of tests/model/table, and fails if the rule that the line omits
- * is omitted here. The test itself is one of the two ends (tcp_ends.h), so that it chooses what lies
- * between two parts of a frame, and which acknowledgement is lost. */
+ * is omitted here. The test itself is one of the two ends (tcp_ends.h), so that it chooses what
+ * lies between two parts of a frame, and which acknowledgement is lost. */
 #include "tcp_ends.h"
 #include "util/log.h"
 
