@@ -1,6 +1,7 @@
 /* test_messager_inbound.c - leases that another host's messager writes: what D and the other end
- * are told, and when. The path is path_fake.h; D is attached as in messager_rig.h. The last test
- * walks through random orders of all events. */
+ * are told, and when. The path is path_fake.h; D is attached as in messager_rig.h. Tests named
+ * after a line of tests/model/table fail if the rule that the line omits is omitted here. The last
+ * test walks through random orders of all events. */
 #include "daemons/messager/inbound.h"
 #include "messager_steps.h"
 #include "path_fake.h"
@@ -206,8 +207,7 @@ START_TEST(all_of_it)
 }
 END_TEST
 
-/* A path that closes at once, and one that needs time. */
-START_TEST(closed_before_it_is_ready)
+START_TEST(rm5_ready_before_closed)
 {
 	ask_and_open(link_a, 1);
 	fake.in[0]->complete = 1;
@@ -220,7 +220,8 @@ START_TEST(closed_before_it_is_ready)
 }
 END_TEST
 
-START_TEST(ready_too_early)
+/* The sender said KV_READY with bytes missing. */
+START_TEST(rm4_an_incomplete_lease_is_refused)
 {
 	ask_and_open(link_a, 1);
 	ready(link_a, 1);
@@ -230,8 +231,8 @@ START_TEST(ready_too_early)
 }
 END_TEST
 
-/* In each state of the lease. */
-START_TEST(revoked)
+/* In each state of the lease; with 6 and 7 the path needs time to close it. */
+START_TEST(rm2_revoked_is_said_when_it_is_closed)
 {
 	fake.closes_later = _i >= 6;
 	if (_i > 0)
@@ -266,13 +267,16 @@ START_TEST(revoked)
 }
 END_TEST
 
-START_TEST(the_link_ends)
+/* The other host counts as dead: that alone closes nothing. */
+START_TEST(rm1_partition_is_no_fence)
 {
 	fake.closes_later = _i;
 	ask_and_open(link_a, 1);
 	inbound_down(link_a);
 	ck_assert_int_eq(fake.intakes, 1 + _i);
 	d_revokes(1);
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_REVOKED), !_i);
+	turn(MOVER_IDLE);
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_REVOKED), !_i);
 	if (_i)
 		fake_closed(fake.in[0]);
@@ -298,8 +302,42 @@ START_TEST(the_link_ends_after_ready)
 }
 END_TEST
 
-/* The sender has restarted: its new question waits until the old life cannot write any more. */
-START_TEST(asked_again_over_another_link)
+/* The link ends with the lease open, and the sender asks again over the next one. */
+START_TEST(rm6_the_old_handle_closes_with_its_link)
+{
+	ask_and_open(link_a, 1);
+	inbound_down(link_a);
+	ck_assert_uint_eq(fake.n_in, 0);
+	ck_assert_uint_eq(inbound_count(in), 0);
+	link_a = link_up(&peer_a, "messager-a", "fake");
+	ask_and_open(link_a, 1);
+	ck_assert_uint_eq(fake.n_in, 1);
+	ck_assert_uint_eq(count_told(&peer_a, MSG_LEASE_OPENED), 2);
+}
+END_TEST
+
+/* As before, but the path needs time to close: the question waits for it. */
+START_TEST(rm17_asked_while_the_old_handle_closes)
+{
+	fake.closes_later = 1;
+	ask_and_open(link_a, 1);
+	inbound_down(link_a);
+	link_a = link_up(&peer_a, "messager-a", "fake");
+	ask(link_a, 1);
+	ck_assert_int_eq(inbound_turn(in), 1);
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 0);
+	fake_closed(fake.in[0]);
+	ck_assert_uint_eq(fake.n_in, 0);
+	inbound_turn(in);
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 1);
+	answer(1, 0);
+	ck_assert_uint_eq(fake.n_in, 1);
+}
+END_TEST
+
+/* The sender has restarted, and its last life's link is still up: the new question waits until the
+ * old life cannot write any more. */
+START_TEST(rm14_asked_again_over_another_link)
 {
 	fake.closes_later = 1;
 	ask_and_open(link_a, 1);
@@ -315,35 +353,92 @@ START_TEST(asked_again_over_another_link)
 }
 END_TEST
 
-START_TEST(asked_twice)
+START_TEST(rm14_what_it_opened_closes_first)
 {
 	ask(link_a, 1);
 	ask(link_a, 1);
 	ck_assert_uint_eq(inbound_count(in), 1);
 	answer(1, 0);
-	ask(link_a, 1); /* after the answer: what it opened closes */
+	ck_assert_uint_eq(fake.n_in, 1);
+	ask(link_a, 1); /* after the answer */
 	ck_assert_uint_eq(fake.n_in, 0);
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 1);
 	answer(1, 0);
 	ck_assert_uint_eq(fake.n_in, 1);
-	answer(1, 0); /* to nobody's question */
-	ck_assert_uint_eq(fake.n_in, 1);
 }
 END_TEST
 
-/* A restarted sender's slot is marked. This process may not know the lease, or an earlier link's
- * path may still write. */
-START_TEST(ready_of_an_unknown_lease)
+START_TEST(rm23_revoked_before_it_is_opened)
 {
-	if (_i) {
-		fake.closes_later = 1;
-		ask_and_open(link_b, 1);
-	}
+	ask(link_a, 1);
+	d_revokes(1);
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_REVOKED), 1);
+	answer(1, 0);
+	ck_assert_uint_eq(fake.n_in, 0);
+	ck_assert_uint_eq(inbound_count(in), 0);
+	ck_assert_uint_eq(count_told(&peer_a, MSG_LEASE_REVOKE), 1);
+	ck_assert_uint_eq(count_told(&peer_a, MSG_LEASE_OPENED), 0);
+}
+END_TEST
+
+/* Answers of D to nobody's question: before one was passed on, to the question of an ended link, a
+ * second time, and after the transfer. */
+START_TEST(rm24_answer_not_asked_for)
+{
+	fake.closes_later = 1;
+	answer(1, 0);
+	ck_assert_uint_eq(fake.n_in, 0);
+	ask(link_b, 1);
+	inbound_down(link_b);
+	link_b = link_up(&peer_b, "messager-b", "fake");
+	answer(1, 0);
+	ck_assert_uint_eq(fake.n_in, 0);
+	ask_and_open(link_b, 1);
+	answer(1, 0);
+	ck_assert_uint_eq(fake.n_in, 1);
+	ask(link_a, 1); /* waits for the handle of link_b to close */
+	answer(1, 0);
+	ck_assert_uint_eq(fake.n_in, 1);
+	ck_assert_uint_eq(count_told(&peer_a, MSG_LEASE_OPENED), 0);
+	fake_closed(fake.in[0]);
+	inbound_turn(in);
+	answer(1, 0);
+	ck_assert_uint_eq(fake.n_in, 1);
+	fake.in[0]->complete = 1;
+	fake.closes_later = 0;
+	ready(link_a, 1);
+	acked(1);
+	answer(1, 0);
+	ck_assert_uint_eq(fake.n_in, 0);
+	ck_assert_uint_eq(inbound_count(in), 0);
+}
+END_TEST
+
+/* A restarted sender's slot is marked, and this process does not know the lease. */
+START_TEST(rm8_ready_of_an_unknown_lease)
+{
 	ready(link_a, 1);
 	inbound_turn(in);
-	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), !_i);
-	if (_i)
-		fake_closed(fake.in[0]);
+	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 1);
+	acked(1);
+	ck_assert_uint_eq(count_told(&peer_a, MSG_KV_READY_ACK), 1);
+}
+END_TEST
+
+/* The same, while the path of the sender's last life may still write: that link is up, or has
+ * ended. */
+START_TEST(rm16_ready_while_the_old_handle_closes)
+{
+	fake.closes_later = 1;
+	ask_and_open(link_b, 1);
+	if (_i) {
+		inbound_down(link_b);
+		link_b = link_up(&peer_b, "messager-b", "fake");
+	}
+	ready(link_a, 1);
+	ck_assert_int_eq(inbound_turn(in), 1);
+	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 0);
+	fake_closed(fake.in[0]);
 	inbound_turn(in);
 	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 1);
 	acked(1);
@@ -423,7 +518,7 @@ START_TEST(decode_ends)
 }
 END_TEST
 
-START_TEST(a_new_link_to_decode)
+START_TEST(asked_when_decode_is_linked)
 {
 	r->d_linked = 0;
 	ask(link_a, 1);
@@ -432,13 +527,30 @@ START_TEST(a_new_link_to_decode)
 	r->d_linked = 1;
 	inbound_turn(in);
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 1);
+}
+END_TEST
+
+START_TEST(rm26_asked_again_over_a_new_link_to_decode)
+{
+	ask(link_a, 1);
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 1);
 	new_link();
-	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 1); /* asked again */
+	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 1);
 	answer(1, 0);
+	ck_assert_uint_eq(fake.n_in, 1);
+}
+END_TEST
+
+START_TEST(rm25_ready_again_over_a_new_link_to_decode)
+{
+	ask_and_open(link_a, 1);
 	fake.in[0]->complete = 1;
 	ready(link_a, 1);
+	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 1);
 	new_link();
-	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 1); /* posted again */
+	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 1);
+	acked(1);
+	ck_assert_uint_eq(count_told(&peer_a, MSG_KV_READY_ACK), 1);
 }
 END_TEST
 
@@ -691,19 +803,26 @@ int main(void)
 	TCase *t = tcase_create("inbound");
 	tcase_add_checked_fixture(t, in_setup, in_teardown);
 	tcase_add_test(t, all_of_it);
-	tcase_add_test(t, closed_before_it_is_ready);
-	tcase_add_test(t, ready_too_early);
-	tcase_add_loop_test(t, revoked, 0, 8);
-	tcase_add_loop_test(t, the_link_ends, 0, 2);
+	tcase_add_test(t, rm5_ready_before_closed);
+	tcase_add_test(t, rm4_an_incomplete_lease_is_refused);
+	tcase_add_loop_test(t, rm2_revoked_is_said_when_it_is_closed, 0, 8);
+	tcase_add_loop_test(t, rm1_partition_is_no_fence, 0, 2);
 	tcase_add_test(t, the_link_ends_after_ready);
-	tcase_add_test(t, asked_again_over_another_link);
-	tcase_add_test(t, asked_twice);
-	tcase_add_loop_test(t, ready_of_an_unknown_lease, 0, 2);
+	tcase_add_test(t, rm6_the_old_handle_closes_with_its_link);
+	tcase_add_test(t, rm17_asked_while_the_old_handle_closes);
+	tcase_add_test(t, rm14_asked_again_over_another_link);
+	tcase_add_test(t, rm14_what_it_opened_closes_first);
+	tcase_add_test(t, rm23_revoked_before_it_is_opened);
+	tcase_add_test(t, rm24_answer_not_asked_for);
+	tcase_add_test(t, rm8_ready_of_an_unknown_lease);
+	tcase_add_loop_test(t, rm16_ready_while_the_old_handle_closes, 0, 2);
 	tcase_add_test(t, refused);
 	tcase_add_loop_test(t, blocks_that_are_not_there, 0, 3);
 	tcase_add_test(t, another_worker_answers);
 	tcase_add_test(t, decode_ends);
-	tcase_add_test(t, a_new_link_to_decode);
+	tcase_add_test(t, asked_when_decode_is_linked);
+	tcase_add_test(t, rm26_asked_again_over_a_new_link_to_decode);
+	tcase_add_test(t, rm25_ready_again_over_a_new_link_to_decode);
 	tcase_add_test(t, full_windows);
 	tcase_add_test(t, another_messagers_lease);
 	tcase_add_test(t, no_question_before_ready);

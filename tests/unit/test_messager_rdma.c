@@ -853,7 +853,7 @@ START_TEST(test_rights)
 END_TEST
 
 /* A sender that hears nothing any more: the receiver closes without it. */
-START_TEST(test_close_without_answer)
+START_TEST(rm2_closed_without_an_answer)
 {
 	world_new(9, _i);
 	while (!w->path_up || !w->intake_up)
@@ -920,7 +920,7 @@ START_TEST(test_a_pool_goes)
 END_TEST
 
 /* A sender that ends with bytes on their way: what it says afterwards overtakes them. */
-START_TEST(test_end_with_bytes_on_their_way)
+START_TEST(rm2_ended_with_bytes_on_their_way)
 {
 	for (uint64_t seed = 0; seed < 20; seed++) {
 		world_new(2000 + seed, _i);
@@ -951,6 +951,104 @@ START_TEST(test_end_with_bytes_on_their_way)
 }
 END_TEST
 
+/* The queue pair with writes outstanding, WRITEs of it in *ret; NULL: none. */
+static struct fake_qp *writing(unsigned *ret)
+{
+	for (int i = 0; i < FAKE_MAX; i++) {
+		struct fake_qp *q = fake.qp[i];
+		*ret = 0;
+		for (uint64_t k = q ? q->done : 0; q && k < q->posted; k++)
+			*ret += q->q[k % FAKE_DEPTH].wr.opcode == IBV_WR_RDMA_WRITE;
+		if (*ret)
+			return q;
+	}
+	return NULL;
+}
+
+/* A lease of eight blocks that are all to be sent, with writes of it outstanding. */
+static struct fake_qp *begin_to_write(uint64_t seed, int no_windows)
+{
+	struct fake_qp *q;
+	unsigned n;
+	world_new(seed, no_windows);
+	while (!w->path_up || !w->intake_up)
+		world_step();
+	w->least = 8;
+	lease_open(0, 0);
+	for (uint32_t k = 0; k < w->layout.layers; k++)
+		WITHIN(rdma_path_ops.outgoing_send(w->lease[0].out, k, 0, w->lease[0].n));
+	while (!(q = writing(&n)))
+		world_step();
+	return q;
+}
+
+static void kill_it(struct fake_qp *q)
+{
+	if (q->state != IBV_QPS_RTS || q->done == q->posted)
+		return;
+	q->arrived += q->arrived == q->done;
+	fake_fail(q, IBV_WC_RETRY_EXC_ERR);
+}
+
+static void finish_writing(void)
+{
+	struct lease *l = &w->lease[0];
+	for (int steps = 0; l->delivered < l->total; world_step())
+		ck_assert_int_lt(++steps, STEPS_MAX);
+	check_dest(l, 1);
+	lease_end_sender(l);
+	lease_close(l);
+	while (!l->closed)
+		world_step();
+	lease_free(l);
+	world_free();
+}
+
+/* A failed queue pair's writes may still be on their way until the receiver has destroyed its own
+ * end, which OFFER says: nothing is posted before. */
+START_TEST(rm20_no_write_before_the_next_offer)
+{
+	struct fake_qp *q = begin_to_write(14, _i);
+	kill_it(q);
+	w->drop = RDMA_OFFER;
+	uint64_t writes = fake.writes;
+	for (int k = 0; k < 3000; k++) {
+		world_step();
+		ck_assert_uint_eq(fake.writes, writes);
+	}
+	ck_assert_uint_lt(w->lease[0].delivered, w->lease[0].total);
+	w->drop = 0;
+	finish_writing();
+}
+END_TEST
+
+/* Completions of a failed queue pair are all taken, or lost with it, before anything is posted
+ * again; and all is delivered only when no write is outstanding. */
+START_TEST(rm33_old_completions_do_not_count)
+{
+	for (uint64_t seed = 0; seed < 20; seed++) {
+		struct fake_qp *q = begin_to_write(3000 + seed, _i), *now;
+		struct lease *l = &w->lease[0];
+		unsigned n;
+		for (unsigned k = fake_below(12); k > 0; k--)
+			fake_step(); /* some complete, and nobody looks */
+		kill_it(q);
+		uint32_t number = q->v.qp_num;
+		for (int steps = 0; l->delivered < l->total; world_step()) {
+			int lives = 0;
+			ck_assert_int_lt(++steps, STEPS_MAX);
+			for (int i = 0; i < FAKE_MAX; i++)
+				lives |= fake.qp[i] && fake.qp[i]->v.qp_num == number &&
+				         fake.qp[i]->state == IBV_QPS_ERR;
+			now = writing(&n);
+			ck_assert(!lives || !now || now->v.qp_num == number);
+		}
+		ck_assert_ptr_null(writing(&n));
+		finish_writing();
+	}
+}
+END_TEST
+
 /* A queue pair without completions is given up, and the lease goes on over the next one. */
 START_TEST(test_hang)
 {
@@ -976,9 +1074,11 @@ static Suite *suite(void)
 	tcase_add_test(t, test_canary_with_a_wrong_byte);
 	tcase_add_loop_test(t, test_closing_spares_others, 0, 10);
 	tcase_add_loop_test(t, test_seeds, 0, 6);
-	tcase_add_loop_test(t, test_close_without_answer, 0, 2);
-	tcase_add_loop_test(t, test_end_with_bytes_on_their_way, 0, 2);
+	tcase_add_loop_test(t, rm2_closed_without_an_answer, 0, 2);
+	tcase_add_loop_test(t, rm2_ended_with_bytes_on_their_way, 0, 2);
 	tcase_add_loop_test(t, test_a_pool_goes, 0, 4);
+	tcase_add_loop_test(t, rm20_no_write_before_the_next_offer, 0, 2);
+	tcase_add_loop_test(t, rm33_old_completions_do_not_count, 0, 2);
 	tcase_add_loop_test(t, test_hang, 0, 2);
 	tcase_add_loop_test(t, test_rights, 0, 2);
 	suite_add_tcase(s, t);

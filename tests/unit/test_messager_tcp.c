@@ -1,13 +1,8 @@
 /* test_messager_tcp.c - KV over TCP data connections: exact bytes by each way, the window, turns,
- * cuts, leases that are closed or stale, and everything that a stranger or a peer may send. */
-#include "tcp_rig.h"
-#include "util/least.h"
+ * cuts, leases that are closed or stale, and everything that a stranger or a peer may send. The
+ * rules of the protocol's model are in test_messager_tcp_model.c. */
+#include "tcp_ends.h"
 #include "util/log.h"
-
-#include <arpa/inet.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <netinet/in.h>
 
 /* --- bytes --------------------------------------------------------------- */
 
@@ -370,17 +365,7 @@ END_TEST
 
 /* --- leases that end ----------------------------------------------------- */
 
-static void still_works(struct rig *r)
-{
-	struct lease l;
-	lease_open(&l, r, 40, 8);
-	lease_send_all(&l);
-	RIG_WAIT(r, l.bytes == lease_all(&l));
-	lease_check(&l);
-	lease_end(&l);
-}
-
-START_TEST(a_closed_lease_is_not_written)
+START_TEST(rm3_a_closed_lease_is_not_written)
 {
 	struct tcp_opts o = rig_opts;
 	rig_random = 20 + (uint64_t)_i;
@@ -562,46 +547,6 @@ END_TEST
 
 /* --- strangers ----------------------------------------------------------- */
 
-static int dial(const struct rig *r)
-{
-	const struct sockaddr_in to = {.sin_family = AF_INET,
-	                               .sin_port = htons(tcp_transport_port(r->receiver)),
-	                               .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	int fd = socket(AF_INET, SOCK_STREAM, 0);
-	ck_assert_int_eq(connect(fd, (const struct sockaddr *)&to, sizeof to), 0);
-	return fd;
-}
-
-/* Runs the loop until fd has given n bytes, or has ended. Returns how many. */
-static size_t hear(struct rig *r, int fd, void *at, size_t n)
-{
-	size_t have = 0;
-	uint64_t until_us = clock_us() + WAIT_US;
-	while (have < n) {
-		ck_assert_msg(clock_us() < until_us, "waited too long for %zu bytes", n);
-		event_base_loop(r->base, EVLOOP_NONBLOCK);
-		ssize_t got = recv(fd, (char *)at + have, n - have, MSG_DONTWAIT);
-		if (got == 0 || (got < 0 && errno != EAGAIN))
-			break;
-		have += got > 0 ? (size_t)got : 0;
-	}
-	return have;
-}
-
-static void is_closed(struct rig *r, int fd)
-{
-	char c;
-	ck_assert_uint_eq(hear(r, fd, &c, 1), 0);
-	close(fd);
-}
-
-static uint64_t intake_errors(const struct rig *r)
-{
-	struct path_state s;
-	OPS->intake_state(r->intake, &s);
-	return s.errors;
-}
-
 START_TEST(strangers_are_closed)
 {
 	struct tcp_opts in = rig_opts;
@@ -708,39 +653,6 @@ END_TEST
 
 /* --- a peer that speaks the protocol, and lies --------------------------- */
 
-struct liar {
-	int fd;
-	struct setup setup;
-	unsigned char hello[HELLO_BYTES], welcome[WELCOME_BYTES];
-	struct frame_keys keys, back;
-	uint64_t number;
-};
-
-/* Everything up to PROOF. */
-static void greet(struct rig *r, struct liar *a, enum cipher cipher)
-{
-	RIG_WAIT(r, r->setup_bytes);
-	ck_assert_int_eq(setup_get(r->setup, r->setup_bytes, &a->setup), 0);
-	struct hello h = {a->setup.pair, 7, cipher, {0}};
-	randombytes_buf(h.nonce, sizeof h.nonce);
-	hello_put(a->hello, &h, a->setup.secret);
-	a->fd = dial(r);
-	a->number = 1;
-	ck_assert_int_eq(send(a->fd, a->hello, HELLO_BYTES, 0), HELLO_BYTES);
-	ck_assert_uint_eq(hear(r, a->fd, a->welcome, WELCOME_BYTES), WELCOME_BYTES);
-	ck_assert_int_eq(welcome_verify(a->welcome, a->hello, a->setup.secret), 0);
-}
-
-static void enter(struct rig *r, struct liar *a, enum cipher cipher)
-{
-	unsigned char proof[PROOF_BYTES];
-	greet(r, a, cipher);
-	proof_put(proof, a->hello, a->welcome, a->setup.secret);
-	ck_assert_int_eq(send(a->fd, proof, sizeof proof, 0), sizeof proof);
-	frame_keys_derive(&a->keys, cipher, FRAMES_OUT, a->hello, a->welcome, a->setup.secret);
-	frame_keys_derive(&a->back, CIPHER_NONE, FRAMES_BACK, a->hello, a->welcome, a->setup.secret);
-}
-
 START_TEST(handshakes_are_not_replayed_or_forged)
 {
 	struct liar a;
@@ -822,46 +734,6 @@ START_TEST(the_other_cipher)
 }
 END_TEST
 
-/* A frame with bytes, as DATA of a lease. */
-struct lie {
-	const char *what;
-	struct frame f;
-	int length;                   /* relative to what the fields say */
-	int bad_mac, bad_sum, tamper; /* tamper: with a cipher */
-	enum frame_refusal refused;   /* answered; NOT: the connection is closed */
-	int of_another_lease;
-};
-
-static void tell_lie(struct rig *r, struct liar *a, const struct lease *l, const struct lie *lie)
-{
-	unsigned char text[FRAME_HEAD_BYTES + 40000];
-	struct frame f = lie->f;
-	const struct tcp_incoming *n = (struct tcp_incoming *)l->in;
-	uint32_t bytes = (uint32_t)((int)(f.n * r->layout.piece_bytes[0]) + lie->length);
-	struct frame_sum *sum = frame_sum_new();
-	f.type = f.type ? f.type : FRAME_DATA;
-	f.number += a->number++;
-	f.handle = n->handle;
-	f.generation = n->generation + (unsigned)lie->of_another_lease;
-	f.length = f.length ? f.length : bytes;
-	bytes = (uint32_t)least(f.length, 30000);
-	memset(text + FRAME_HEAD_BYTES, 'L', bytes);
-	frame_sum_begin(sum, &a->keys);
-	frame_sum_add(sum, text + FRAME_HEAD_BYTES, bytes);
-	f.sum = a->keys.cipher ? 0 : frame_sum_end(sum) + (unsigned)lie->bad_sum;
-	frame_sum_destroy(&sum);
-	frame_put(text, &f, &a->keys);
-	if (a->keys.cipher) {
-		frame_encrypt(&a->keys, text, f.number, text + FRAME_HEAD_BYTES, bytes,
-		              text + FRAME_HEAD_BYTES);
-		bytes += FRAME_TAG_BYTES;
-		text[FRAME_HEAD_BYTES + 5] ^= (unsigned char)lie->tamper;
-	}
-	text[30] ^= (unsigned char)lie->bad_mac;
-	ck_assert_int_eq(send(a->fd, text, FRAME_HEAD_BYTES + bytes, MSG_NOSIGNAL),
-	                 FRAME_HEAD_BYTES + bytes);
-}
-
 static void check_lies(const struct lie *lies, unsigned n, enum cipher cipher, int far)
 {
 	struct lease l;
@@ -940,132 +812,7 @@ START_TEST(encrypted_lies_are_refused)
 }
 END_TEST
 
-/* Bytes that have arrived stay as they are, also if they are sent again and differ. */
-START_TEST(what_has_arrived_is_not_written_again)
-{
-	static const struct lie again = {"the same pieces", .f = {.n = 3, .first = 2}};
-	struct lease l;
-	struct liar a;
-	struct frame f;
-	struct path_state s;
-	unsigned char head[FRAME_HEAD_BYTES];
-	rig_random = 56;
-	struct rig *r = rig_new(&rig_opts, &rig_opts, 2, 16, _i & 1);
-	lease_open(&l, r, 10, 20);
-	lease_send_all(&l);
-	RIG_WAIT(r, l.bytes == lease_all(&l));
-	enter(r, &a, _i & 2 ? CIPHER_AES256GCM : CIPHER_NONE);
-	tell_lie(r, &a, &l, &again);
-	ck_assert_uint_eq(hear(r, a.fd, head, sizeof head), sizeof head);
-	ck_assert_int_eq(frame_get(head, &f, &a.back), 0);
-	ck_assert_int_eq(f.type, FRAME_ACK);
-	OPS->intake_state(r->intake, &s);
-	ck_assert_uint_eq(s.bytes, lease_all(&l));
-	ck_assert_uint_eq(s.repeated_bytes, 3 * r->layout.piece_bytes[0]);
-	lease_check(&l);
-	close(a.fd);
-	lease_end(&l);
-	rig_free(r);
-}
-END_TEST
-
-/* The sender has given a connection up whose end of a frame is still on its way, and sends the
- * pieces on another. */
-START_TEST(two_connections_do_not_write_the_same_pieces)
-{
-	struct lease l;
-	struct liar a;
-	unsigned char text[FRAME_HEAD_BYTES + 700];
-	rig_random = 57;
-	struct rig *r = rig_new(&rig_opts, &rig_opts, 2, 16, 0);
-	RIG_WAIT(r, r->up);
-	lease_open(&l, r, 10, 20);
-	enter(r, &a, CIPHER_NONE);
-	const struct tcp_incoming *n = (struct tcp_incoming *)l.in;
-	const struct frame f = {.type = FRAME_DATA,
-	                        .number = 1,
-	                        .length = (uint32_t)(3 * r->layout.piece_bytes[0]),
-	                        .handle = n->handle,
-	                        .generation = n->generation,
-	                        .first = 2,
-	                        .n = 3};
-	memset(text, 'L', sizeof text);
-	frame_put(text, &f, &a.keys);
-	ck_assert_int_eq(send(a.fd, text, sizeof text, 0), sizeof text);
-	RIG_WAIT(r, r->to.own.data[kv_piece_offset(&r->layout, RIG_BLOCKS, 0, l.dst[2])] == 'L');
-	lease_send_all(&l);
-	RIG_WAIT(r, l.bytes == lease_all(&l));
-	send(a.fd, text + FRAME_HEAD_BYTES, sizeof text - FRAME_HEAD_BYTES, MSG_NOSIGNAL);
-	is_closed(r, a.fd);
-	lease_check(&l);
-	lease_end(&l);
-	rig_free(r);
-}
-END_TEST
-
 /* --- a receiver that lies, or does not read ------------------------------ */
-
-struct bad_end {
-	int listener, fd;
-	struct setup setup;
-	struct path *path;
-	struct frame_keys back;
-	int up;
-};
-
-static int bad_end_says(void *arg, const void *bytes, size_t n)
-{
-	(void)arg, (void)bytes, (void)n;
-	return 0;
-}
-static void bad_end_up(void *arg, int up, const char *why)
-{
-	(void)why;
-	((struct bad_end *)arg)->up += up;
-}
-
-/* A second path of r's sender, to an end that this test plays. */
-static void bad_end_new(struct rig *r, struct bad_end *b)
-{
-	struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	socklen_t bytes = sizeof at;
-	unsigned char text[SETUP_BYTES];
-	const struct path_hooks hooks = {b, bad_end_says, bad_end_up};
-	const struct path_peer peer = {.name = "bad", .host = "127.0.0.1"};
-	struct err err;
-	*b = (struct bad_end){.listener = socket(AF_INET, SOCK_STREAM, 0)};
-	ck_assert_int_eq(bind(b->listener, (struct sockaddr *)&at, sizeof at), 0);
-	ck_assert_int_eq(listen(b->listener, 8), 0);
-	getsockname(b->listener, (struct sockaddr *)&at, &bytes);
-	b->setup = (struct setup){
-		.kind = SETUP_TELL, .port = ntohs(at.sin_port), .connections = 1, .pair = 99};
-	b->path = OPS->path_new(r->sender, &peer, &hooks);
-	ck_assert_int_eq(OPS->path_said(b->path, text, setup_put(text, &b->setup), &err), 0);
-}
-
-static void bad_end_accept(struct rig *r, struct bad_end *b)
-{
-	unsigned char hello[HELLO_BYTES], welcome[WELCOME_BYTES], proof[PROOF_BYTES], nonce[32] = {1};
-	uint64_t until_us = clock_us() + WAIT_US;
-	while ((b->fd = accept4(b->listener, NULL, NULL, SOCK_NONBLOCK)) < 0) {
-		ck_assert_uint_lt(clock_us(), until_us);
-		event_base_loop(r->base, EVLOOP_NONBLOCK);
-		fcntl(b->listener, F_SETFL, O_NONBLOCK);
-	}
-	ck_assert_uint_eq(hear(r, b->fd, hello, HELLO_BYTES), HELLO_BYTES);
-	welcome_put(welcome, hello, nonce, b->setup.secret);
-	ck_assert_int_eq(send(b->fd, welcome, WELCOME_BYTES, 0), WELCOME_BYTES);
-	ck_assert_uint_eq(hear(r, b->fd, proof, PROOF_BYTES), PROOF_BYTES);
-	ck_assert_int_eq(proof_verify(proof, hello, nonce, b->setup.secret), 0);
-	frame_keys_derive(&b->back, CIPHER_NONE, FRAMES_BACK, hello, nonce, b->setup.secret);
-}
-
-static void bad_end_free(struct bad_end *b)
-{
-	OPS->path_destroy(&b->path);
-	close(b->fd);
-	close(b->listener);
-}
 
 static void lease_on_bad_end(struct lease *l, struct rig *r, struct bad_end *b)
 {
@@ -1179,7 +926,7 @@ int main(void)
 	tcase_add_test(t, a_pool_that_cannot_be_read_fails_its_lease);
 	tcase_add_loop_test(t, an_outgoing_ends_in_the_middle_of_a_frame, 0, 6);
 	tcase_add_loop_test(t, a_thousand_cut_transfers, 0, 4);
-	tcase_add_loop_test(t, a_closed_lease_is_not_written, 0, 4);
+	tcase_add_loop_test(t, rm3_a_closed_lease_is_not_written, 0, 4);
 	tcase_add_loop_test(t, an_intake_ends_with_open_leases, 0, 8);
 	tcase_add_loop_test(t, a_block_of_another_generation_is_not_written, 0, 4);
 	tcase_add_test(t, what_is_refused_locally);
@@ -1193,8 +940,6 @@ int main(void)
 	tcase_add_loop_test(t, the_other_cipher, 0, 2);
 	tcase_add_loop_test(t, lies_are_refused, 0, 2);
 	tcase_add_loop_test(t, encrypted_lies_are_refused, 0, 2);
-	tcase_add_loop_test(t, what_has_arrived_is_not_written_again, 0, 4);
-	tcase_add_test(t, two_connections_do_not_write_the_same_pieces);
 	tcase_add_test(t, a_peer_that_does_not_read_delays_no_other);
 	tcase_add_loop_test(t, acknowledgements_are_not_believed, 0, 4);
 	tcase_add_test(t, a_receiver_without_the_secret_gets_nothing);

@@ -155,6 +155,60 @@ START_TEST(m1_free_by_timer_a_stopped_writer)
 }
 END_TEST
 
+/* The writer is the messager for another host's prefill worker, whose handle is open until the
+ * messager says that it is not: what arrives after the cancel lands in blocks that nobody else
+ * has. */
+START_TEST(rm9_no_quarantine)
+{
+	world_begin(8, CALM_MS, 1);
+	struct answer want = undisturbed(1, 100); /* 107 tokens: 7 blocks */
+	const Pds__Grant *g = reserve(2, tokens_of(100));
+	Pds__Lease l = *g->lease;
+	opened(2, l, 0);
+	late_begin(g);
+	late_rounds(1);
+	say_cancel(&W.router, 2);
+	await(&W.messager, MSG_LEASE_REVOKE, 2);
+	say_submit(3, short_of(100));
+	late_rounds(50);
+	settle(&W.router);
+	ck_assert_uint_eq(kv_count("leased"), 7);
+	ck_assert(requests_are("\"state\":\"quarantine\""));
+	ck_assert_int_eq(W.answer[3].finish, PDS__FINISH__FINISH_NONE);
+	late_end();
+	say_revoked(&W.messager, 2, l);
+	same_answer(3, &want);
+	world_end();
+}
+END_TEST
+
+/* The messager's connection has ended and its next life is up, but its process lives: a network
+ * card may still write for it. The next life gets no memory, and so cannot open a lease, until the
+ * process has ended. */
+START_TEST(rm22_next_life_while_the_last_one_lives)
+{
+	world_begin(8, CALM_MS, 1);
+	written(1, tokens_of(40));
+	say_cancel(&W.router, 1);
+	await(&W.messager, MSG_LEASE_REVOKE, 1);
+	kill(W.child, SIGUSR1);
+	pump_for(100000);
+	W.listener = listen_sock();
+	fcntl(W.listener, F_SETFL, O_NONBLOCK);
+	messager_again(W.messager.epoch + 1);
+	pump_for(300000); /* the worker tries each 50 ms */
+	ck_assert_int_lt(W.conn, 0);
+	ck_assert_uint_eq(kv_count("leased"), 3);
+	child_kill();
+	UNTIL(W.conn >= 0 && kv_count("leased") == 0);
+	Pds__Lease l = written(2, tokens_of(41));
+	say_cancel(&W.router, 2);
+	await(&W.messager, MSG_LEASE_REVOKE, 2);
+	say_revoked(&W.messager, 2, l);
+	world_end();
+}
+END_TEST
+
 /* While it writes into its quarantined blocks others decode beside it, each token as
  * undisturbed. */
 START_TEST(late_writes_beside_running_sequences)
@@ -288,6 +342,8 @@ int main(int argc, char **argv)
 	tcase_add_loop_test(c, s_ask_only_restarted, 0, 2);
 	tcase_add_test(c, m6_any_end_of_file);
 	tcase_add_loop_test(c, m1_free_by_timer_a_stopped_writer, 0, COUNT(stopped));
+	tcase_add_test(c, rm9_no_quarantine);
+	tcase_add_test(c, rm22_next_life_while_the_last_one_lives);
 	tcase_add_test(c, late_writes_beside_running_sequences);
 	tcase_add_test(c, revocations_survive_a_full_window);
 	tcase_add_test(c, m12_no_lease_epoch_at_the_next_life);

@@ -172,7 +172,7 @@ START_TEST(dialling_side_restarts)
 }
 END_TEST
 
-START_TEST(name_is_taken_while_it_lives)
+START_TEST(rm22_name_is_taken_while_it_lives)
 {
 	struct end a, b, c;
 	end_open(&a, "bound", 10, endpoint, 4096);
@@ -554,7 +554,7 @@ int main(void)
 	tcase_add_test(t, both_ways_in_order);
 	tcase_add_test(t, bound_side_restarts);
 	tcase_add_test(t, dialling_side_restarts);
-	tcase_add_test(t, name_is_taken_while_it_lives);
+	tcase_add_test(t, rm22_name_is_taken_while_it_lives);
 	tcase_add_test(t, window_is_bounded);
 	tcase_add_test(t, pdctl_asks);
 	tcase_add_test(t, pdctl_asks_and_waits);

@@ -97,7 +97,7 @@ static struct {
 	struct fake_mw *mw[FAKE_MAX];
 	struct fake_qp *qp[FAKE_MAX];
 	unsigned live;
-	uint64_t posts, doorbells, kills, hangs, late;
+	uint64_t posts, writes, doorbells, kills, hangs, late; /* writes: WRITEs among the posts */
 	const unsigned char *no_read; /* a range that no device may read any more; NULL: none */
 	size_t no_read_bytes;
 } fake;
@@ -852,6 +852,7 @@ static inline int fake_post_send(struct ibv_qp *v, struct ibv_send_wr *wr,
 			w->sge = *wr->sg_list;
 		if (wr->opcode == IBV_WR_BIND_MW)
 			w->mw_key = wr->bind_mw.mw->rkey;
+		fake.writes += wr->opcode == IBV_WR_RDMA_WRITE;
 		fake.posts++;
 	}
 	return 0;
