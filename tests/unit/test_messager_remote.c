@@ -208,9 +208,9 @@ START_TEST(nothing_to_send_is_no_stall)
 	rig_compute_layer(r, 0, 2, 3, 8);
 	turn(MOVER_OPEN);
 	deliver(out()->given);
-	for (int i = 0; i < 12; i++) {
+	for (uint32_t i = 0; i < 6; i++) {
 		r->now_us += RIG_STALL_US - 1;
-		rig_compute_layer(r, 1, 2, 3, i % 2 + 1u); /* less than a block */
+		rig_compute_layer(r, 1 + i / 3, 2, 3, i % 3 + 1); /* less than a block */
 		turn(MOVER_OPEN);
 	}
 	rig_compute_layer(r, 1, 2, 3, 8);
