@@ -207,6 +207,12 @@ static int out_fence(void *arg, const struct lease_key *lease)
 	return inbound_fence(m->inbounds, lease);
 }
 
+static const char *out_unreachable(void *arg, const char *decode)
+{
+	const struct messager *m = arg;
+	return remotes_unreachable(m->remotes, decode);
+}
+
 static int out_send_link(void *arg, void *peer, enum msg_type type, const struct msg_head *head,
                          const ProtobufCMessage *body)
 {
@@ -513,8 +519,8 @@ static void messager_stop(struct svc *s)
 static int messager_start(struct svc *s, struct err *err)
 {
 	struct messager *m = mem_zalloc(sizeof *m);
-	const struct mover_out out = {m,         out_now,  out_linked, out_send,
-	                              out_ended, out_lost, out_wake,   out_fence};
+	const struct mover_out out = {m,        out_now,  out_linked, out_send,       out_ended,
+	                              out_lost, out_wake, out_fence,  out_unreachable};
 	const struct mover_limits limits = limits_of(s);
 	const struct attached_hooks hooks = {.svc = s,
 	                                     .arg = m,

@@ -96,6 +96,9 @@ struct mover_out {
 	/* D has revoked this lease: stops other hosts' messagers from writing under it. 1: none can.
 	 * 0: one still can; call mover_revoke_fenced when it cannot. May be called again; NULL: 1. */
 	int (*fence)(void *arg, const struct lease_key *lease);
+	/* The memory of D is not known. Why it is not to be expected soon, valid until the next call:
+	 * transfers to D fail at once. NULL: they wait. May itself be NULL */
+	const char *(*unreachable)(void *arg, const char *decode);
 };
 
 /* The way to the workers of another host: its messager's link and path. */

@@ -21,14 +21,20 @@ struct remote {
 	char name[RING_NAME_MAX];
 	struct peer *peer;
 	struct mover_via via;
+	uint64_t down_us;  /* since when the link is down, if it is */
 	char trouble[160]; /* why there is no path, for people */
+};
+
+/* A worker of another host, and its messager. */
+struct named {
+	char name[RING_NAME_MAX], endpoint[ENDPOINT_MAX];
 };
 
 /* What one worker of this host has named. */
 struct naming {
 	struct list node;
 	char worker[RING_NAME_MAX];
-	char (*endpoints)[ENDPOINT_MAX];
+	struct named *peers;
 	size_t n;
 };
 
@@ -38,6 +44,7 @@ struct remotes {
 	const struct transports *transports;
 	struct list remotes, namings;
 	unsigned n;
+	char why[ENDPOINT_MAX + 200]; /* of remotes_unreachable */
 };
 
 #define each_remote(it, r) list_each_safe(it, it##_next, &(r)->remotes)
@@ -136,6 +143,7 @@ static void remote_new(struct remotes *r, const char *endpoint)
 	}
 	struct remote *o = mem_zalloc(sizeof *o);
 	o->of = r;
+	o->down_us = clock_us();
 	snprintf(o->endpoint, sizeof o->endpoint, "%s", endpoint);
 	snprintf(o->name, sizeof o->name, "%.*s", (int)(at - endpoint), endpoint);
 	o->via = (struct mover_via){.arg = o, .name = o->name, .linked = via_linked, .send = via_send};
@@ -153,7 +161,7 @@ static int is_named(const struct remotes *r, const char *endpoint)
 	list_each(it, &r->namings) {
 		const struct naming *n = list_entry(it, struct naming, node);
 		for (size_t i = 0; i < n->n; i++)
-			if (strcmp(n->endpoints[i], endpoint) == 0)
+			if (strcmp(n->peers[i].endpoint, endpoint) == 0)
 				return 1;
 	}
 	return 0;
@@ -183,7 +191,7 @@ static void drop_unnamed(struct remotes *r)
 static void naming_free(struct naming *n)
 {
 	list_remove(&n->node);
-	free(n->endpoints);
+	free(n->peers);
 	free(n);
 }
 
@@ -199,13 +207,14 @@ static void naming_add(struct remotes *r, const char *worker, const Pds__Peers *
 {
 	struct naming *n = mem_zalloc(sizeof *n);
 	snprintf(n->worker, sizeof n->worker, "%s", worker);
-	n->endpoints = mem_array(b->n_peers, sizeof *n->endpoints);
+	n->peers = mem_array(b->n_peers, sizeof *n->peers);
 	list_push_back(&r->namings, &n->node);
 	for (size_t i = 0; i < b->n_peers; i++) {
-		const char *endpoint = b->peers[i]->messager;
-		if (!*endpoint || strlen(endpoint) >= ENDPOINT_MAX)
+		const char *name = b->peers[i]->name, *endpoint = b->peers[i]->messager;
+		if (!*endpoint || strlen(endpoint) >= ENDPOINT_MAX || strlen(name) >= RING_NAME_MAX)
 			continue;
-		strcpy(n->endpoints[n->n++], endpoint);
+		strcpy(n->peers[n->n].name, name);
+		strcpy(n->peers[n->n++].endpoint, endpoint);
 		if (remote_find(r, endpoint))
 			continue;
 		if (r->n >= REMOTES_MAX)
@@ -222,6 +231,41 @@ void remotes_named(struct remotes *r, const char *worker, const Pds__Peers *b)
 	if (b)
 		naming_add(r, worker, b);
 	drop_unnamed(r);
+}
+
+static const struct named *named_find(const struct remotes *r, const char *name)
+{
+	list_each(it, &r->namings) {
+		const struct naming *n = list_entry(it, struct naming, node);
+		for (size_t i = 0; i < n->n; i++)
+			if (strcmp(n->peers[i].name, name) == 0)
+				return &n->peers[i];
+	}
+	return NULL;
+}
+
+const char *remotes_unreachable(struct remotes *r, const char *decode)
+{
+	const struct named *d = named_find(r, decode);
+	if (!d)
+		return NULL;
+	const struct remote *o = remote_find(r, d->endpoint);
+	if (!o && r->n < REMOTES_MAX && chan_has_keys_for(svc_chan(r->svc), d->endpoint, NULL)) {
+		remote_new(r, d->endpoint); /* the key was added */
+		o = remote_find(r, d->endpoint);
+	}
+	uint64_t now = clock_us();
+	if (!o)
+		snprintf(r->why, sizeof r->why,
+		         "no link to its messager %s can be made (see "
+		         "event=connect_failed)",
+		         d->endpoint);
+	else if (!peer_is_up(o->peer) && now - o->down_us >= REMOTE_PATIENCE_US)
+		snprintf(r->why, sizeof r->why, "the link to its messager %s is down for %" PRIu64 " ms",
+		         d->endpoint, (now - o->down_us) / 1000);
+	else
+		return NULL;
+	return r->why;
 }
 
 /* --- links --------------------------------------------------------------- */
@@ -250,6 +294,7 @@ void remotes_down(struct remotes *r, struct peer *p, const char *why)
 	if (!o)
 		return;
 	log_info("messager_down", "messager=%s why=%s", o->name, log_quote(why));
+	o->down_us = clock_us();
 	snprintf(o->trouble, sizeof o->trouble, "the link is down: %s", why);
 	path_close(o);
 	drop_unnamed(r);
