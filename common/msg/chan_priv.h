@@ -155,9 +155,9 @@ struct chan {
 };
 
 /* chan.c */
-/* Sends one message, through the fault layer if there is one. p: the receiver, if known. 0; ERR_FULL:
- * the connection to rid takes nothing more now; ERR_CLOSED: there is no such connection, or the
- * socket does not take it now. */
+/* Sends one message, through the fault layer if there is one. p: the receiver, if known. 0;
+ * ERR_FULL: the connection to rid takes nothing more now; ERR_CLOSED: there is no such connection,
+ * or the socket does not take it now. */
 int chan_transmit(struct chan *c, struct peer *p, struct sock *s, const void *rid, size_t rid_len,
                   const Pds__Envelope *env, const void *body, size_t len);
 /* The same below the fault layer. chan_put_msg takes over body if it succeeds. */

@@ -202,8 +202,8 @@ void chan_tick_soon(struct chan *c, uint64_t at_us)
 	uint64_t now = clock_us();
 	if (at_us >= c->tick_at_us)
 		return;
-	at_us = most(at_us,
-	             now); /* excuse_absence takes an earlier time for ours without a processor */
+	/* excuse_absence would take an earlier time for one in which we had no processor */
+	at_us = most(at_us, now);
 	struct timeval tv = clock_timeval(at_us - now);
 	c->tick_at_us = at_us;
 	event_add(c->tick, &tv);

@@ -230,6 +230,12 @@ static void out_unmap(void *arg, const struct kv_region *region)
 		rdma_pool_gone(m->rdma, region);
 }
 
+static const char *out_unreachable(void *arg, const char *decode)
+{
+	const struct messager *m = arg;
+	return remotes_unreachable(m->remotes, decode);
+}
+
 static int out_send_link(void *arg, void *peer, enum msg_type type, const struct msg_head *head,
                          const ProtobufCMessage *body)
 {
@@ -629,7 +635,8 @@ static int messager_start(struct svc *s, struct err *err)
 	                              .lost = out_lost,
 	                              .wake = out_wake,
 	                              .fence = out_fence,
-	                              .unmap = out_unmap};
+	                              .unmap = out_unmap,
+	                              .unreachable = out_unreachable};
 	const struct mover_limits limits = limits_of(s);
 	const struct attached_hooks hooks = {.svc = s,
 	                                     .arg = m,

@@ -98,6 +98,9 @@ struct mover_out {
 	int (*fence)(void *arg, const struct lease_key *lease);
 	/* This worker's memory is about to be unmapped; no transfer uses it any more. May be NULL */
 	void (*unmap)(void *arg, const struct kv_region *region);
+	/* The memory of D is not known. Why it is not to be expected soon, valid until the next call:
+	 * transfers to D fail at once. NULL: they wait. May itself be NULL */
+	const char *(*unreachable)(void *arg, const char *decode);
 };
 
 /* The way to the workers of another host: its messager's link and path. */

@@ -23,6 +23,7 @@ struct remote {
 	struct peer *peer; /* NULL: its key is not known yet, or there are too many peers */
 	struct mover_via via;
 	Pds__Pools *pools; /* as it said last; NULL: nothing since its link came up */
+	uint64_t down_us;  /* since when the link is down, if it is */
 	char trouble[160]; /* why there is no path, for people */
 };
 
@@ -45,6 +46,7 @@ struct remotes {
 	unsigned n;
 	struct svc_timer *timer; /* connects those whose keys come late */
 	struct once logged;
+	char why[ENDPOINT_MAX + 200]; /* of remotes_unreachable */
 };
 
 #define each_remote(it, r) list_each_safe(it, it##_next, &(r)->remotes)
@@ -136,6 +138,7 @@ static void remote_new(struct remotes *r, const char *endpoint)
 	const char *at = strchr(endpoint, '@');
 	struct remote *o = mem_zalloc(sizeof *o);
 	o->of = r;
+	o->down_us = clock_us();
 	snprintf(o->endpoint, sizeof o->endpoint, "%s", endpoint);
 	snprintf(o->name, sizeof o->name, "%.*s", (int)(at - endpoint), endpoint);
 	o->via = (struct mover_via){.arg = o, .name = o->name, .linked = via_linked, .send = via_send};
@@ -277,6 +280,35 @@ void remotes_named(struct remotes *r, const char *worker, const Pds__Peers *b)
 	}
 }
 
+static const struct named *named_find(const struct remotes *r, const char *name)
+{
+	list_each(it, &r->namings) {
+		const struct naming *n = list_entry(it, struct naming, node);
+		for (size_t i = 0; i < n->n; i++)
+			if (strcmp(n->named[i].worker, name) == 0)
+				return &n->named[i];
+	}
+	return NULL;
+}
+
+const char *remotes_unreachable(struct remotes *r, const char *decode)
+{
+	const struct named *d = named_find(r, decode);
+	if (!d)
+		return NULL;
+	const struct remote *o = remote_find(r, d->endpoint);
+	uint64_t now = clock_us();
+	if (!o || !o->peer)
+		snprintf(r->why, sizeof r->why,
+		         "there is no key of its messager %s here, or no room for a link", d->endpoint);
+	else if (!peer_is_up(o->peer) && now - o->down_us >= REMOTE_PATIENCE_US)
+		snprintf(r->why, sizeof r->why, "the link to its messager %s is down for %" PRIu64 " ms",
+		         d->endpoint, (now - o->down_us) / 1000);
+	else
+		return NULL;
+	return r->why;
+}
+
 /* --- links --------------------------------------------------------------- */
 
 static struct remote *remote_of(const struct remotes *r, const struct peer *p)
@@ -315,6 +347,7 @@ void remotes_down(struct remotes *r, struct peer *p, const char *why)
 	if (!o)
 		return;
 	log_info("messager_down", "messager=%s why=%s", o->name, log_quote(why));
+	o->down_us = clock_us();
 	snprintf(o->trouble, sizeof o->trouble, "the link is down: %s", why);
 	path_close(o);
 	drop_unnamed(r);

@@ -26,6 +26,11 @@ void remotes_destroy(struct remotes **r);
 /* The list of a worker of this host; replaces its earlier one. NULL: the worker is gone. */
 void remotes_named(struct remotes *r, const char *worker, const Pds__Peers *b);
 
+/* mover_out.unreachable: no key for its messager, or a link that was down for REMOTE_PATIENCE_US.
+ * Makes the link if the key was added meanwhile. */
+#define REMOTE_PATIENCE_US 1000000u
+const char *remotes_unreachable(struct remotes *r, const char *decode);
+
 /* For peers that this messager connected to (peer_tag REMOTE_TAG). */
 enum { REMOTE_TAG = 1 };
 void remotes_up(struct remotes *r, struct peer *p);

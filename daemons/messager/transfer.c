@@ -463,6 +463,13 @@ static enum transfer_state step_found(struct transfer *t, enum transfer_event e)
 		if (send_lease_open(t) == 0)
 			return TRANSFER_ASKED;
 	}
+	const struct mover_out *out = &t->m->out;
+	const char *why = d || !out->unreachable ? NULL : out->unreachable(out->arg, t->lease.decode);
+	if (why) {
+		record_end(t, END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST, "no way to %s: %s",
+		           t->lease.decode, why);
+		return TRANSFER_CLOSED;
+	}
 	if (!stalled(t, t->since_us))
 		return TRANSFER_FOUND;
 	record_stall(t, mapped ? "a link" : "the memory");

@@ -61,6 +61,7 @@ struct rig {
 	void (*on_point)(struct rig *r);
 	enum transfer_end last_end;
 	unsigned n_ended, wakes;
+	const char *unreachable; /* why D is */
 	struct transfer_report report;
 	uint32_t slot; /* of the transfer that rig_publish made last */
 	uint64_t gen;
@@ -174,6 +175,12 @@ static void rig_attach_d(struct rig *r)
 	r->wd = mover_add(r->m, "decode-1", D_EPOCH, &r->layout, &d, NULL);
 }
 
+static const char *rig_unreachable(void *arg, const char *decode)
+{
+	ck_assert_str_eq(decode, "decode-1");
+	return ((struct rig *)arg)->unreachable;
+}
+
 static struct mover *rig_mover(struct rig *r)
 {
 	const struct mover_out out = {.arg = r,
@@ -181,7 +188,8 @@ static struct mover *rig_mover(struct rig *r)
 	                              .linked = rig_linked,
 	                              .send = rig_send,
 	                              .ended = rig_ended,
-	                              .wake = rig_wake};
+	                              .wake = rig_wake,
+	                              .unreachable = rig_unreachable};
 	const struct mover_limits limits = {RIG_STALL_US, 1 << 20};
 	return mover_new(&out, &limits);
 }

@@ -231,7 +231,8 @@ static void say_first_by(struct side *s, uint32_t n, Pds__Lease l, uint32_t toke
 	await(s, MSG_REQUEST_FIRST_TOKEN_ACK, n);
 }
 
-/* A router that named this worker before its own end of the link was up: its tokens would be lost. */
+/* A router that named this worker before its own end of the link was up: its tokens would be
+ * lost. */
 START_TEST(router_without_a_link)
 {
 	world_begin(8, CALM_MS, 0);

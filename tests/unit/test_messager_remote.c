@@ -271,6 +271,19 @@ START_TEST(it_waits_for_the_link)
 }
 END_TEST
 
+/* Its memory is not known: waits, unless there is no way to its messager. */
+START_TEST(no_way_to_its_messager)
+{
+	mover_remove(r->m, r->wd);
+	rig_publish(r, 1, 0, 10);
+	turn(MOVER_OPEN);
+	r->unreachable = "there is no key of messager-2";
+	turn(MOVER_IDLE);
+	failed(END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST,
+	       "no way to decode-1: there is no key of messager-2");
+}
+END_TEST
+
 /* A restarted messager finds the slot marked: it posts KV_READY and sends nothing. */
 START_TEST(rm7_marked_by_an_earlier_one)
 {
@@ -371,6 +384,7 @@ int main(void)
 	tcase_add_test(t, other_blocks_than_the_lease);
 	tcase_add_test(t, it_is_revoked);
 	tcase_add_test(t, it_waits_for_the_link);
+	tcase_add_test(t, no_way_to_its_messager);
 	tcase_add_test(t, rm7_marked_by_an_earlier_one);
 	tcase_add_test(t, rm15_bytes_of_an_ended_link_do_not_count);
 	tcase_add_test(t, names);

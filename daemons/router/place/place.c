@@ -360,10 +360,11 @@ int place_choose(struct registry *g, const struct place_wish *wish, uint64_t now
 	struct placement p = {0};
 	size_t n_hashes;
 	unsigned n = wish->alone ? all_first(g, ROLES_ALONE, wish, now_us) : 0;
-	if (!n)
+	if (!n) {
 		n = all_first(g, first_roles[0], wish, now_us);
-	if (!n || lowest_class(g->options, n) >= CLASS_STUCK)
-		n = lone_decoders(g, wish, n, now_us);
+		if (!n || lowest_class(g->options, n) >= CLASS_STUCK)
+			n = lone_decoders(g, wish, n, now_us);
+	}
 	if (!n)
 		return too_long_for_all(g, wish) ? ERR_FULL : ERR_NOTFOUND;
 	rank(g, PLACE_PREFILL, wish, n, 1);
