@@ -9,7 +9,10 @@ PKGS     := libzmq libprotobuf-c libconfig libevent jansson libsodium libpcre2-8
 # what only the router links: TLS of its HTTP edge
 PKGS_pdrouterd := libevent_openssl openssl
 LIBS_pdrouterd := $(shell pkg-config --libs $(PKGS_pdrouterd) 2>/dev/null)
-PKG_OK   := $(shell pkg-config --exists $(PKGS) $(PKGS_pdrouterd) 2>/dev/null && command -v protoc-c >/dev/null && echo yes)
+# what only the messager links: ciphers of its data connections
+PKGS_pdmessagerd := libcrypto
+LIBS_pdmessagerd := $(shell pkg-config --libs $(PKGS_pdmessagerd) 2>/dev/null)
+PKG_OK   := $(shell pkg-config --exists $(PKGS) $(PKGS_pdrouterd) $(PKGS_pdmessagerd) 2>/dev/null && command -v protoc-c >/dev/null && echo yes)
 # the sanitizers double what the compiler does: half of a whole check was compiling at -O2
 CFLAGS   ?= $(if $(SAN),-O1 -g1,-O2 -g)
 WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla
