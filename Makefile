@@ -9,7 +9,10 @@ PKGS     := libzmq libprotobuf-c libconfig libevent jansson libsodium libpcre2-8
 # what only the router links: TLS of its HTTP edge
 PKGS_pdrouterd := libevent_openssl openssl
 LIBS_pdrouterd := $(shell pkg-config --libs $(PKGS_pdrouterd) 2>/dev/null)
-PKG_OK   := $(shell pkg-config --exists $(PKGS) $(PKGS_pdrouterd) libibverbs 2>/dev/null && command -v protoc-c >/dev/null && echo yes)
+# what only the messager links: ciphers of its data connections
+PKGS_pdmessagerd := libcrypto
+LIBS_pdmessagerd := $(shell pkg-config --libs $(PKGS_pdmessagerd) libibverbs 2>/dev/null)
+PKG_OK   := $(shell pkg-config --exists $(PKGS) $(PKGS_pdrouterd) $(PKGS_pdmessagerd) libibverbs 2>/dev/null && command -v protoc-c >/dev/null && echo yes)
 # the sanitizers double what the compiler does: half of a whole check was compiling at -O2
 CFLAGS   ?= $(if $(SAN),-O1 -g1,-O2 -g)
 WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla
@@ -213,16 +216,16 @@ $(O)/test/test_cuda_host: tests/unit/test_cuda_host.c $(O)/cuda_host/tests/cuda_
 	@$(CC) $(ALLFLAGS) -Itests/cuda_host -MMD -MP -MF $@.d -o $@ $^ -lstdc++ -lm -pthread $(CHECK_LIBS)
 # tests/fuzz/fuzz_NAME.c, each of which registers itself: all of them in one unit test, which replays their corpus, and in one fuzzer
 FUZZ_OBJ  := $(call obj,$(sort $(wildcard tests/fuzz/fuzz_*.c)) tests/fuzz/targets.c)
-FUZZ_LIBS := $(O)/librouter.a $(call obj,daemons/messager/path/rdma_wire.c) $(filter-out $(O)/libkernels.a,$(LIBS)) $(O)/obj/kernels/common.o
+FUZZ_LIBS := $(O)/librouter.a $(O)/libmessager.a $(filter-out $(O)/libkernels.a,$(LIBS)) $(O)/obj/kernels/common.o
 $(O)/test/test_fuzz: tests/unit/test_fuzz.c $(FUZZ_OBJ) $(FUZZ_LIBS)
 	@mkdir -p $(@D)
 	@echo "  LD $@"
-	@$(CC) $(ALLFLAGS) -MMD -MP -MF $@.d -o $@ $< $(FUZZ_OBJ) -Wl,--start-group $(FUZZ_LIBS) -Wl,--end-group $(LIBS_pdrouterd) $(LDLIBS) $(CHECK_LIBS)
+	@$(CC) $(ALLFLAGS) -MMD -MP -MF $@.d -o $@ $< $(FUZZ_OBJ) -Wl,--start-group $(FUZZ_LIBS) -Wl,--end-group $(LIBS_pdrouterd) $(LIBS_pdmessagerd) $(LDLIBS) $(CHECK_LIBS)
 FUZZ_MAIN := $(if $(filter libfuzzer,$(SAN)),tests/fuzz/libfuzzer.c,tests/fuzz/driver.c)
 $(O)/fuzz/driver: $(call obj,$(FUZZ_MAIN)) $(FUZZ_OBJ) $(FUZZ_LIBS)
 	@mkdir -p $(@D)
 	@echo "  LD $@"
-	@$(CC) $(CFLAGS) $(SANFLAGS) $(if $(filter libfuzzer,$(SAN)),-fsanitize=fuzzer) -o $@ $(call obj,$(FUZZ_MAIN)) $(FUZZ_OBJ) -Wl,--start-group $(FUZZ_LIBS) -Wl,--end-group $(LIBS_pdrouterd) $(LDLIBS)
+	@$(CC) $(CFLAGS) $(SANFLAGS) $(if $(filter libfuzzer,$(SAN)),-fsanitize=fuzzer) -o $@ $(call obj,$(FUZZ_MAIN)) $(FUZZ_OBJ) -Wl,--start-group $(FUZZ_LIBS) -Wl,--end-group $(LIBS_pdrouterd) $(LIBS_pdmessagerd) $(LDLIBS)
 # tests/conform: test_conform_X.c -> $(O)/test/test_conform_X, a part of the conformance tests; all of them in $(O)/test/conform, for a backend by its name
 CONFORM_OBJ   := $(call obj,$(filter-out tests/conform/test_%,$(sort $(wildcard tests/conform/*.c))))
 CONFORM_TESTS := $(sort $(wildcard tests/conform/test_*.c))

@@ -75,7 +75,7 @@ $(O)/bench/bench_storage_redis: tests/bench/bench_storage_redis.c $(O)/libstorag
 $(O)/bench/bench_path: tests/bench/bench_path.c $(O)/libmessager.a $(ALLLIBS)
 	@mkdir -p $(@D)
 	@echo "  LD $@"
-	@$(CC) $(ALLFLAGS) -MMD -MP -MF $@.d -o $@ $< -Wl,--start-group $(O)/libmessager.a $(ALLLIBS) -Wl,--end-group $(LDLIBS)
+	@$(CC) $(ALLFLAGS) -MMD -MP -MF $@.d -o $@ $< -Wl,--start-group $(O)/libmessager.a $(ALLLIBS) -Wl,--end-group $(LIBS_pdmessagerd) $(LDLIBS)
 bench-path: $(O)/bench/bench_path
 	@command -v iperf3 >/dev/null || tools/setup --bench
 	@python3 tests/bench/bench_path.py $(if $(TURNS),-n $(TURNS)) $(if $(SECONDS),--seconds $(SECONDS)) $(O)/bench/bench_path

@@ -94,8 +94,16 @@ static inline void enter_as(struct rig *r, struct liar *a, enum cipher cipher, u
 	greet(r, a, cipher, connection);
 	proof_put(proof, a->hello, a->welcome, a->setup.secret);
 	ck_assert_int_eq(send(a->fd, proof, sizeof proof, 0), sizeof proof);
-	frame_keys_derive(&a->keys, cipher, FRAMES_OUT, a->hello, a->welcome, a->setup.secret);
-	frame_keys_derive(&a->back, CIPHER_NONE, FRAMES_BACK, a->hello, a->welcome, a->setup.secret);
+	ck_assert_int_eq(
+		frame_keys_init(&a->keys, cipher, FRAMES_OUT, a->hello, a->welcome, a->setup.secret), 0);
+	frame_keys_init(&a->back, CIPHER_NONE, FRAMES_BACK, a->hello, a->welcome, a->setup.secret);
+}
+
+static inline void leave(struct liar *a)
+{
+	close(a->fd);
+	frame_keys_fini(&a->keys);
+	frame_keys_fini(&a->back);
 }
 
 static inline void enter(struct rig *r, struct liar *a, enum cipher cipher)
@@ -134,8 +142,10 @@ static inline void tell_lie(struct rig *r, struct liar *a, const struct lease *l
 	frame_sum_destroy(&sum);
 	frame_put(text, &f, &a->keys);
 	if (a->keys.cipher) {
-		frame_encrypt(&a->keys, text, f.number, text + FRAME_HEAD_BYTES, bytes,
-		              text + FRAME_HEAD_BYTES);
+		unsigned char *at = text + FRAME_HEAD_BYTES;
+		frame_encrypt_begin(&a->keys, text, f.number);
+		frame_encrypt_add(&a->keys, at, bytes, at);
+		frame_encrypt_end(&a->keys, at + bytes);
 		bytes += FRAME_TAG_BYTES;
 		text[FRAME_HEAD_BYTES + 5] ^= (unsigned char)lie->tamper;
 	}
@@ -198,7 +208,7 @@ static inline void bad_end_accept(struct rig *r, struct bad_end *b)
 	ck_assert_int_eq(send(b->fd, welcome, WELCOME_BYTES, 0), WELCOME_BYTES);
 	ck_assert_uint_eq(hear(r, b->fd, proof, PROOF_BYTES), PROOF_BYTES);
 	ck_assert_int_eq(proof_verify(proof, hello, nonce, b->setup.secret), 0);
-	frame_keys_derive(&b->back, CIPHER_NONE, FRAMES_BACK, hello, nonce, b->setup.secret);
+	frame_keys_init(&b->back, CIPHER_NONE, FRAMES_BACK, hello, nonce, b->setup.secret);
 }
 
 static inline void bad_end_free(struct bad_end *b)

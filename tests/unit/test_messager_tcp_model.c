@@ -143,7 +143,7 @@ static struct rig *begin(struct lease *l, struct liar *a, uint32_t layers, int f
 
 static void end(struct rig *r, struct lease *l, struct liar *a)
 {
-	close(a->fd);
+	leave(a);
 	lease_end(l);
 	rig_free(r);
 }
@@ -312,7 +312,7 @@ START_TEST(rm19_what_has_arrived_is_not_written_again)
 	ck_assert_uint_eq(s.bytes, lease_all(&l));
 	ck_assert_uint_eq(s.repeated_bytes, 3 * r->layout.piece_bytes[0]);
 	lease_check(&l);
-	close(a.fd);
+	leave(&a);
 	lease_end(&l);
 	rig_free(r);
 }
@@ -399,7 +399,7 @@ START_TEST(rm28_a_repetition_is_acknowledged)
 	frame_new(&d, r, &a, of(&l), 2, 4, &l);
 	say_frame(&a, &d);
 	RIG_WAIT(r, ((struct tcp_incoming *)l.in)->n_arrived == 4);
-	close(a.fd);
+	leave(&a);
 	enter(r, &b, CIPHER_NONE);
 	frame_new(&d, r, &b, of(&l), 2, 4, &l);
 	say_frame(&b, &d);

@@ -1,8 +1,9 @@
-/* tcp_frame.h - what goes over a data connection, as bytes: handshake, frames, their keys. Pure
- * functions. All numbers are little-endian. */
+/* tcp_frame.h - what goes over a data connection, as bytes: handshake, frames, their keys. No
+ * input or output. All numbers are little-endian. */
 #ifndef MESSAGER_TCP_FRAME_H
 #define MESSAGER_TCP_FRAME_H
 
+#include <openssl/evp.h>
 #include <sodium.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -39,7 +40,7 @@ int setup_get(const unsigned char *at, size_t n, struct setup *ret);
 /* --- handshake ----------------------------------------------------------- */
 
 /* numbers are part of the protocol */
-enum cipher { CIPHER_NONE, CIPHER_AES256GCM, CIPHER_XCHACHA20, CIPHER_COUNT };
+enum cipher { CIPHER_NONE, CIPHER_AES256GCM, CIPHER_CHACHA20, CIPHER_COUNT };
 const char *cipher_name(enum cipher c);
 
 struct hello {
@@ -67,19 +68,23 @@ int proof_verify(const unsigned char at[PROOF_BYTES], const unsigned char hello[
 
 /* --- frames -------------------------------------------------------------- */
 
-/* One direction of one connection. */
+/* One direction of one connection; of zeros: none. Not to be copied. */
 struct frame_keys {
-	crypto_aead_aes256gcm_state aes;
-	unsigned char mac[32], aead[32];
-	uint64_t seed; /* of checksums */
+	EVP_CIPHER_CTX *aead; /* NULL: no cipher */
 	enum cipher cipher;
+	uint64_t next; /* the lowest number that may be encrypted */
+	uint64_t seed; /* of checksums */
+	unsigned char mac[32];
 };
 
 enum frame_direction { FRAMES_OUT = 1, FRAMES_BACK }; /* to the receiver, to the sender */
 
-void frame_keys_derive(struct frame_keys *k, enum cipher cipher, enum frame_direction d,
-                       const unsigned char hello[HELLO_BYTES],
-                       const unsigned char nonce[NONCE_BYTES], const unsigned char *secret);
+/* 0, or ERR_UNSUPPORTED: libcrypto does not have the cipher (or no memory for it). */
+int frame_keys_init(struct frame_keys *k, enum cipher cipher, enum frame_direction d,
+                    const unsigned char hello[HELLO_BYTES], const unsigned char nonce[NONCE_BYTES],
+                    const unsigned char *secret);
+/* Wipes them; also keys of zeros. */
+void frame_keys_fini(struct frame_keys *k);
 
 enum frame_type { FRAME_DATA = 1, FRAME_CANARY, FRAME_ACK, FRAME_REFUSE };
 enum frame_refusal { REFUSED_NOT = 0, REFUSED_CLOSED, REFUSED_STALE, REFUSED_MALFORMED };
@@ -107,11 +112,18 @@ void frame_sum_begin(struct frame_sum *s, const struct frame_keys *k);
 void frame_sum_add(struct frame_sum *s, const void *at, size_t n);
 uint64_t frame_sum_end(const struct frame_sum *s);
 
-/* out: n + FRAME_TAG_BYTES; in may be out. */
-void frame_encrypt(const struct frame_keys *k, const unsigned char head[FRAME_HEAD_BYTES],
-                   uint64_t number, const unsigned char *in, size_t n, unsigned char *out);
-/* In place. ERR_CORRUPT: head or bytes are not what was encrypted. */
-int frame_decrypt(const struct frame_keys *k, const unsigned char head[FRAME_HEAD_BYTES],
-                  uint64_t number, unsigned char *at, size_t n);
+/* A payload part by part, then its tag. The number is the nonce, so a key encrypts each number
+ * once: they rise. `out` may be `in`. */
+void frame_encrypt_begin(struct frame_keys *k, const unsigned char head[FRAME_HEAD_BYTES],
+                         uint64_t number);
+void frame_encrypt_add(struct frame_keys *k, const void *in, size_t n, unsigned char *out);
+void frame_encrypt_end(struct frame_keys *k, unsigned char tag[FRAME_TAG_BYTES]);
+
+/* In place. Nobody may use the bytes before frame_decrypt_end has returned 0; ERR_CORRUPT: head or
+ * bytes are not what was encrypted. A frame may be left at any point. */
+void frame_decrypt_begin(struct frame_keys *k, const unsigned char head[FRAME_HEAD_BYTES],
+                         uint64_t number);
+void frame_decrypt_add(struct frame_keys *k, unsigned char *at, size_t n);
+int frame_decrypt_end(struct frame_keys *k, const unsigned char tag[FRAME_TAG_BYTES]);
 
 #endif

@@ -116,6 +116,8 @@ static void tcp_in_free(struct tcp_in *c)
 	event_free(c->ev_write);
 	close(c->fd);
 	frame_sum_destroy(&c->sum);
+	frame_keys_fini(&c->keys);
+	frame_keys_fini(&c->back_keys);
 	free(c->staging);
 	sodium_memzero(c, sizeof *c);
 	free(c);
@@ -275,9 +277,12 @@ static enum tcp_in_state step_proving(struct tcp_in *c, enum tcp_in_event e)
 		refuse(c, "no memory");
 		return TCP_IN_CLOSED;
 	}
+	if (frame_keys_init(&c->keys, c->said.cipher, FRAMES_OUT, c->hello, c->nonce, secret) < 0 ||
+	    frame_keys_init(&c->back_keys, CIPHER_NONE, FRAMES_BACK, c->hello, c->nonce, secret) < 0) {
+		refuse(c, "libcrypto has no %s", cipher_name(c->said.cipher));
+		return TCP_IN_CLOSED;
+	}
 	replace(c);
-	frame_keys_derive(&c->keys, c->said.cipher, FRAMES_OUT, c->hello, c->nonce, secret);
-	frame_keys_derive(&c->back_keys, CIPHER_NONE, FRAMES_BACK, c->hello, c->nonce, secret);
 	c->i->side.state.restarts += c->i->made >> c->said.connection & 1u;
 	c->i->made |= 1u << c->said.connection;
 	return TCP_IN_UP;
@@ -411,6 +416,8 @@ static int begin_frame(struct tcp_in *c)
 		refuse(c, "no memory for a frame of %zu bytes", c->wire_bytes);
 		return ERR_NOMEM;
 	}
+	if (encrypted && c->where == TO_STAGING)
+		frame_decrypt_begin(&c->keys, c->in, f->number);
 	return 0;
 }
 
@@ -454,7 +461,7 @@ static int end_staged(struct tcp_in *c)
 {
 	struct err err;
 	if (c->keys.cipher != CIPHER_NONE &&
-	    frame_decrypt(&c->keys, c->in, c->f.number, c->staging, c->f.length) < 0) {
+	    frame_decrypt_end(&c->keys, c->staging + c->f.length) < 0) {
 		refuse(c, "frame %" PRIu64 " is forged or damaged", c->f.number);
 		return ERR_CORRUPT;
 	}
@@ -513,10 +520,12 @@ static ssize_t receive_payload(struct tcp_in *c, size_t most)
 		       c->f.number);
 		return ERR_CLOSED;
 	}
-	c->got += (size_t)n;
 	if (c->where != TO_NOWHERE && c->keys.cipher == CIPHER_NONE)
 		for (size_t i = 0, left = (size_t)n; left; left -= least(left, iov[i++].iov_len))
 			frame_sum_add(c->sum, iov[i].iov_base, least(left, iov[i].iov_len));
+	else if (c->where == TO_STAGING && c->got < c->f.length) /* while they are in the cache */
+		frame_decrypt_add(&c->keys, c->staging + c->got, least((uint64_t)n, c->f.length - c->got));
+	c->got += (size_t)n;
 	return n;
 }
 

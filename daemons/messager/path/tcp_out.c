@@ -171,6 +171,8 @@ static void disconnect(struct tcp_out *c)
 	c->acked = 0;
 	c->next = 1;
 	c->frame_bytes = c->have = 0;
+	frame_keys_fini(&c->keys);
+	frame_keys_fini(&c->back_keys);
 }
 
 static void tcp_out_enter(struct tcp_out *c, enum tcp_out_state s)
@@ -407,8 +409,12 @@ static enum tcp_out_state step_greeting(struct tcp_out *c, enum tcp_out_event e)
 		cut(c, "cannot send PROOF: %s", strerror(errno));
 		return TCP_OUT_WAITING;
 	}
-	frame_keys_derive(&c->keys, path_cipher(c->p), FRAMES_OUT, c->hello, c->in, secret);
-	frame_keys_derive(&c->back_keys, CIPHER_NONE, FRAMES_BACK, c->hello, c->in, secret);
+	enum cipher cipher = path_cipher(c->p);
+	if (frame_keys_init(&c->keys, cipher, FRAMES_OUT, c->hello, c->in, secret) < 0 ||
+	    frame_keys_init(&c->back_keys, CIPHER_NONE, FRAMES_BACK, c->hello, c->in, secret) < 0) {
+		cut(c, "libcrypto has no %s", cipher_name(cipher));
+		return TCP_OUT_WAITING;
+	}
 	c->back_number = 1;
 	return TCP_OUT_UP;
 }
@@ -528,6 +534,21 @@ static uint64_t checksum(struct tcp_out *c, const struct sent *s)
 	return frame_sum_end(sum);
 }
 
+/* The payload from where it lies, which may be the staging buffer, into the staging buffer. */
+static void encrypt(struct tcp_out *c, const struct sent *s)
+{
+	struct iovec iov[TCP_IOV_MAX];
+	frame_encrypt_begin(&c->keys, c->head, c->next);
+	for (size_t at = 0; at < s->bytes;) {
+		int n = payload_runs(c, s, at, iov, TCP_IOV_MAX);
+		for (int i = 0; i < n; at += iov[i++].iov_len)
+			frame_encrypt_add(&c->keys, iov[i].iov_base, iov[i].iov_len, c->staging + at);
+	}
+	frame_encrypt_end(&c->keys, c->staging + s->bytes);
+	c->payload = c->staging;
+	c->frame_bytes += FRAME_TAG_BYTES;
+}
+
 /* Makes the frame of *s, whose bytes are readable, the one that is written. */
 static void begin_frame(struct tcp_out *c, const struct sent *s)
 {
@@ -547,11 +568,8 @@ static void begin_frame(struct tcp_out *c, const struct sent *s)
 	if (!encrypted)
 		f.sum = checksum(c, s);
 	frame_put(c->head, &f, &c->keys);
-	if (encrypted) {
-		frame_encrypt(&c->keys, c->head, c->next, c->payload, s->bytes, c->staging);
-		c->payload = c->staging;
-		c->frame_bytes += FRAME_TAG_BYTES;
-	}
+	if (encrypted)
+		encrypt(c, s);
 	if (c->acked + 1 == c->next)
 		c->progress_us = clock_us();
 	c->sent[c->next++ % FRAMES_MAX] = *s;
@@ -571,21 +589,9 @@ static int begin_canary(struct tcp_out *c)
 	return 1;
 }
 
-/* Do the pieces lie next to each other in host memory? Then they can be encrypted from there. */
-static int is_one_run(const struct sent *s, const unsigned char **ret_at)
-{
-	struct iovec iov;
-	outgoing_runs(s->o, s->layer, s->first, s->n, 0, &iov, 1);
-	if (iov.iov_len != s->bytes)
-		return 0;
-	*ret_at = iov.iov_base;
-	return 1;
-}
-
 /* 1: there is a frame to write. */
 static int next_frame(struct tcp_out *c)
 {
-	const int encrypted = c->keys.cipher != CIPHER_NONE;
 	struct sent s = {0};
 	if (!has_room(c))
 		return 0;
@@ -600,7 +606,7 @@ static int next_frame(struct tcp_out *c)
 			outgoing_fail(o, ERR_IO, "no memory for a frame of %u bytes", s.bytes);
 			continue;
 		}
-		if (!o->o.from->pool->host || (encrypted && !is_one_run(&s, &c->payload))) {
+		if (!o->o.from->pool->host) {
 			if (stage(c, o, &s) < 0)
 				continue;
 			c->payload = c->staging;

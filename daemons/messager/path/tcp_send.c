@@ -287,7 +287,7 @@ enum cipher path_cipher(const struct tcp_path *p)
 {
 	if (!p->setup.encrypt && !p->side.t->opts.encrypt)
 		return CIPHER_NONE;
-	return p->setup.aes && p->side.t->aes ? CIPHER_AES256GCM : CIPHER_XCHACHA20;
+	return p->setup.aes && p->side.t->aes ? CIPHER_AES256GCM : CIPHER_CHACHA20;
 }
 
 /* Asks for SETUP: what the receiver said before this path existed is lost. */
