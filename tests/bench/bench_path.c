@@ -334,6 +334,8 @@ int main(int argc, char **argv)
 	end_new(&e, &o);
 	if (child == 0)
 		return 0;
+	if (!e.begun_us || e.running)
+		check_fatal("the receiver has ended before the sender");
 	uint64_t us = clock_us() - e.begun_us;
 	double gb = (double)e.bytes / 1e9;
 	tcp_path_ops.path_state(e.path, &state);
