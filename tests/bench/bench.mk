@@ -79,11 +79,12 @@ $(O)/bench/bench_path: tests/bench/bench_path.c $(O)/libmessager.a $(ALLLIBS)
 bench-path: $(O)/bench/bench_path
 	@command -v iperf3 >/dev/null || tools/setup --bench
 	@python3 tests/bench/bench_path.py $(if $(TURNS),-n $(TURNS)) $(if $(SECONDS),--seconds $(SECONDS)) $(O)/bench/bench_path
-# the same through delay and loss, in a qemu guest: CASES=5/40/cubic/plain,... (ms each way/Mbit/s/congestion control/plain or encrypted) TURNS=3 SECONDS=4
+# the same through delay and loss, in a qemu guest: CASES=5/40/cubic/plain,... (ms each way/Mbit/s/congestion control/plain or encrypted) CONNECTIONS=1,2,4 MTU=9000 TURNS=3 SECONDS=4
 bench-path-shaped: $(O)/bench/bench_path
 	@command -v iperf3 >/dev/null || tools/setup --bench
 	@tools/setup --rdma
-	@python3 tests/bench/bench_path_shaped.py $(if $(TURNS),-n $(TURNS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(CASES),--cases $(CASES)) $(O)/bench/bench_path
+	@python3 tests/bench/bench_path_shaped.py $(if $(TURNS),-n $(TURNS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(CASES),--cases $(CASES)) \
+		$(if $(CONNECTIONS),--connections $(CONNECTIONS)) $(if $(MTU),--mtu $(MTU)) $(O)/bench/bench_path
 # the disk tier with many blocks: BLOCKS=1000000
 bench-index: $(O)/bench/bench_storage
 	@python3 tests/bench/bench_index.py $(if $(BLOCKS),--blocks $(BLOCKS))

@@ -65,17 +65,19 @@ def guest_lines(a):
 
 
 def main():
-    a = argparse.ArgumentParser()
-    a.add_argument("-n", type=int, default=3)
-    a.add_argument("--seconds", type=int, default=4)
-    a.add_argument("--connections", default="1,2,4")
-    a.add_argument("--cases", default="10/40/cubic/plain,10/40/bbr/plain,10/8/cubic/encrypted")
-    a.add_argument("--mtu", type=int, default=9000)
-    a.add_argument("--blocks", type=int, default=1, help="of a lease, each 8 MiB")
-    a.add_argument("--limit", type=int, default=1800, help="seconds that the guest may run")
-    a.add_argument("program")
-    a = a.parse_args()
-    report = benchlib.Report("KV over TCP through a shaped link", "make bench-path-shaped")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-n", type=int, default=3)
+    parser.add_argument("--seconds", type=int, default=4)
+    parser.add_argument("--connections", default="1,2,4")
+    parser.add_argument("--cases", default="10/40/cubic/plain,10/40/bbr/plain,10/8/cubic/encrypted")
+    parser.add_argument("--mtu", type=int, default=9000)
+    parser.add_argument("--blocks", type=int, default=1, help="of a lease, each 8 MiB")
+    parser.add_argument("--limit", type=int, default=1800, help="seconds that the guest may run")
+    parser.add_argument("program")
+    a = parser.parse_args()
+    given = [("MTU", "mtu"), ("CASES", "cases"), ("CONNECTIONS", "connections"), ("TURNS", "n"), ("SECONDS", "seconds")]
+    changed = [f"{name}={getattr(a, key)}" for name, key in given if getattr(a, key) != parser.get_default(key)]
+    report = benchlib.Report(f"KV over TCP through a shaped link, MTU {a.mtu}", " ".join(["make bench-path-shaped", *changed]))
     report.say(f"qemu guest (TCG, 2 CPUs, Linux 6.1), veth pair, MTU {a.mtu}, no GSO; netem in each direction: delay, rate, 0.1 % of packets lost;")
     report.say(f"leases of {a.blocks * 8} and {a.blocks * 4} MiB, two at once; medians of {a.n} turns of {a.seconds} s; messages about leases go past the link")
     seen, verified, restarts = None, 0, 0
