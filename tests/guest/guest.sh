@@ -37,6 +37,7 @@ guest_begin() {
 		mount -t sysfs sysfs /sys
 		mount -t devtmpfs dev /dev 2>/dev/null
 		ulimit -l unlimited
+		echo   # the firmware leaves its line open
 		off() { poweroff -f; sleep 10; }
 		fail() { echo "guest: FAIL $*"; dmesg | tail -n 20; off; }
 		while read -r m options; do
