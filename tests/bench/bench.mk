@@ -1,7 +1,7 @@
 # bench.mk - `make bench` and its parts, `make soak`. Figures go to the screen; BENCH_WRITE=1 also renews their sections of tests/bench/RESULTS.md.
 #   THREADS=n  TURNS=5  REQUESTS=600  SECONDS=12  PEER=folder of a venv that has llama-cpp-python already
 #   LAYOUT=1p2d  SOAK_SECONDS=60  SOAK_STREAMS=64  SOAK_LEAVE=0 (percent of clients that go away)  SOAK_TIERS=1 (tiers, preemption)  QUICK=1 (the tiny model)
-.PHONY: bench bench-peer bench-cpu bench-server bench-handover bench-hosts bench-kv bench-storage bench-index bench-redis bench-path bench-suite bench-idle bench-interference bench-prefill-sched bench-prepare bench-policies bench-blocked-peer bench-reserve bench-tiers bench-tiers-idle bench-spec bench-preempt bench-text soak
+.PHONY: bench bench-peer bench-cpu bench-server bench-handover bench-hosts bench-kv bench-storage bench-index bench-redis bench-path bench-path-shaped bench-suite bench-idle bench-interference bench-prefill-sched bench-prepare bench-policies bench-blocked-peer bench-reserve bench-tiers bench-tiers-idle bench-spec bench-preempt bench-text soak
 PEER     ?= build/venv-peer
 PEER_REQ := llama-cpp-python==0.3.36
 PEER_SERVER ?= build/peer-server/bin/llama-server
@@ -79,6 +79,12 @@ $(O)/bench/bench_path: tests/bench/bench_path.c $(O)/libmessager.a $(ALLLIBS)
 bench-path: $(O)/bench/bench_path
 	@command -v iperf3 >/dev/null || tools/setup --bench
 	@python3 tests/bench/bench_path.py $(if $(TURNS),-n $(TURNS)) $(if $(SECONDS),--seconds $(SECONDS)) $(O)/bench/bench_path
+# the same through delay and loss, in a qemu guest: CASES=5/40/cubic/plain,... (ms each way/Mbit/s/congestion control/plain or encrypted) CONNECTIONS=1,2,4 MTU=9000 TURNS=3 SECONDS=4
+bench-path-shaped: $(O)/bench/bench_path
+	@command -v iperf3 >/dev/null || tools/setup --bench
+	@tools/setup --rdma
+	@python3 tests/bench/bench_path_shaped.py $(if $(TURNS),-n $(TURNS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(CASES),--cases $(CASES)) \
+		$(if $(CONNECTIONS),--connections $(CONNECTIONS)) $(if $(MTU),--mtu $(MTU)) $(O)/bench/bench_path
 # the disk tier with many blocks: BLOCKS=1000000
 bench-index: $(O)/bench/bench_storage
 	@python3 tests/bench/bench_index.py $(if $(BLOCKS),--blocks $(BLOCKS))

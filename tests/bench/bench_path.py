@@ -60,7 +60,7 @@ def path(program, connections, seconds, encrypted):
     out = subprocess.run([program, "-c", str(connections), "-s", str(seconds)] + ["-e"] * encrypted, stdout=subprocess.PIPE, text=True)
     if out.returncode or not out.stdout.startswith("path "):
         sys.exit(f"{program} ended with {out.returncode}: {out.stdout}")
-    return [float(x) for x in out.stdout.split()[1:]]
+    return [float(x) for x in out.stdout.split()[1:4]]
 
 
 def main():

@@ -1,17 +1,6 @@
 #!/bin/busybox sh
 # guest.sh - /init of the guest: makes rxe0 on a dummy interface, runs the tests, switches itself off. Lines that begin with "guest: " are the result.
-export PATH=/bin:/sbin:/usr/bin:/usr/sbin
-/bin/busybox --install -s /bin
-mount -t proc proc /proc
-mount -t sysfs sysfs /sys
-mount -t devtmpfs dev /dev 2>/dev/null
-ulimit -l unlimited
-off() { poweroff -f; sleep 10; }
-fail() { echo "guest: FAIL $*"; dmesg | tail -n 20; off; }
-for m in crc32_generic dummy udp_tunnel ip6_udp_tunnel ib_core ib_uverbs rdma_rxe; do
-	insmod /modules/$m.ko $( [ $m = dummy ] && echo numdummies=0) || fail "insmod $m"
-done
-ip link set lo up
+. /begin
 ip link add dummy0 type dummy && ip addr add 10.7.0.1/24 dev dummy0 && ip link set dummy0 mtu 4200 up || fail "no dummy0"
 rdma link add rxe0 type rxe netdev dummy0 || fail "no rxe0"
 sleep 1
