@@ -25,7 +25,8 @@ struct peer_lists {
 	unsigned n;
 };
 
-/* Replaces the router's list by a copy of m. 0, or ERR_FULL: there are lists of too many routers. */
+/* Replaces the router's list by a copy of m. 0, or ERR_FULL: there are lists of too many
+ * routers. */
 int peer_lists_take(struct peer_lists *l, const struct peer *router, const Pds__Peers *m);
 /* The router is not one of this worker's any more. */
 void peer_lists_drop(struct peer_lists *l, const struct peer *router);
