@@ -83,7 +83,7 @@ int chan_ask(const char *endpoint, const struct keys *keys, const char *command,
 	zmq_setsockopt(z, ZMQ_SNDTIMEO, &ms, sizeof ms);
 	zmq_setsockopt(z, ZMQ_RCVTIMEO, &ms, sizeof ms);
 	r = net ? chan_curve_client(keys, z, name, err) : 0;
-	if (r == 0 && zmq_connect(z, endpoint) < 0)
+	if (r == 0 && chan_zmq_connect(z, endpoint) < 0)
 		r = err_set(err, ERR_CLOSED, "cannot connect to %s: %s", endpoint,
 		            zmq_strerror(zmq_errno()));
 	if (r == 0 && send_question(z, command, args, n_args) < 0)

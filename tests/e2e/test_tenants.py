@@ -90,9 +90,11 @@ def test_cache_salt_without_keys(tiny_model):
         assert cached(s, None, cache_salt="y") == 0
         assert cached(s, None, cache_salt="y") == 192
         assert cached(s, None) == 192
-        for bad in ("", 5, ["x"], "x" * 257):
+        for bad in ("", 71623, ["x71623"], "x71623" * 50):
             status, _, r = ask(s, None, cache_salt=bad)
             assert status == 400 and r["error"]["param"] == "cache_salt", r
+            assert "71623" not in json.dumps(r)     # others could use it
+        assert "71623" not in s.log("router")
         assert cached(s, None, cache_salt=None) == 192
 
 
@@ -141,6 +143,20 @@ def test_tokens_a_minute(limited):
     assert t["limit_tokens"] == 500 and t["limit_requests"] is None and t["running"] == 0
     shown = limited.pdctl("tenants").stdout
     assert "small" in shown and "LIMIT-TOKENS" in shown and "few" in shown
+
+
+def test_refusals_take_nothing(tiny_model):
+    """What is refused before a worker has it costs neither a request nor tokens."""
+    with Suite("mixed", tiny_model, keys={"a": ("ka", "requests=2 tokens=500")}) as s:
+        for _ in range(3):
+            status, headers, _ = ask(s, "ka", temperature="hot")
+            assert status == 400 and headers["x-ratelimit-remaining-requests"] == "2", headers
+        s.kill("mixed-1")
+        wait_for(lambda: ask(s, "ka")[0] == 503)
+        for _ in range(3):
+            status, headers, _ = ask(s, "ka")
+            assert status == 503 and headers["x-ratelimit-remaining-tokens"] == "500", headers
+            assert headers["x-ratelimit-remaining-requests"] == "2", headers
 
 
 def test_requests_at_once(limited):

@@ -95,19 +95,19 @@ static const struct {
 	{"b " ALPHA "0\n", "keys:1: the key's hash"},
 	{"b sha256:g4cc9e2f5a0d6f9d4b8d3d3c9dc8ad3d4b8b2d0e5a1f7c3b9e8d7f6a5b4c3d2e\n",
      "keys:1: the key's hash"},
-	{"a,b " ALPHA "\n", "keys:1: the name \"a,b\" is not 1 to 63"},
+	{"a,b " ALPHA "\n", "keys:1: the name is not 1 to 63"},
 	{"a123456789012345678901234567890123456789012345678901234567890123 " ALPHA, "is not 1 to 63"},
 	{"a " ALPHA "\nb " ALPHA "\n", "keys:2: the hash of b is that of a, too"},
 	{"a " ALPHA "\na " BETA2 "\n", "keys:2: the name a is there twice"},
 	{"a " ALPHA " requests=0\n",
-     "keys:1: requests must be a number from 1 to 1000000000, got \"0\""},
+     "keys:1: requests must be a number from 1 to 1000000000"},
 	{"a " ALPHA " tokens=1000000001\n", "tokens must be a number from 1 to 1000000000"},
 	{"a " ALPHA " concurrent=-1\n", "concurrent must be a number from 1 to 1000000"},
 	{"a " ALPHA " tokens= 5\n", "tokens must be a number"},
 	{"a " ALPHA " tokens=5k\n", "tokens must be a number"},
 	{"a " ALPHA " tokens=5 tokens=6\n", "tokens is there twice"},
-	{"a " ALPHA " token=5\n", "\"token=5\" is none of requests=N, tokens=N, concurrent=N"},
-	{"a " ALPHA " shared\n", "\"shared\" is none of"},
+	{"a " ALPHA " token=5\n", "a word after the hash is none of requests=N, tokens=N, concurrent=N"},
+	{"a " ALPHA " shared\n", "a word after the hash is none of"},
 };
 
 START_TEST(bad_file_changes_nothing)
@@ -221,6 +221,33 @@ START_TEST(tokens_a_minute)
 	for (int i = 0; i < 100; i++)
 		tenant_generated(t, UINT64_MAX, 90 * SECOND);
 	ck_assert_int_lt(tenant_check(t, 90 * SECOND, &e), 0);
+	tenant_put(t);
+}
+END_TEST
+
+START_TEST(a_refused_request_is_given_back)
+{
+	struct tenant *t = tenant_new("a");
+	struct api_error e = {0};
+	tenant_set_limits(t, (uint32_t[TENANT_LIMITS]){2, 600, 0}, 0);
+	tenant_begin(t, 0);
+	tenant_begin(t, 0);
+	ck_assert_int_eq(tenant_take_prompt(t, 600, 0, &e), 0);
+	ck_assert_int_lt(tenant_check(t, 0, &e), 0);
+	tenant_give_back(t, 600, 0);
+	ck_assert_int_eq(tenant_check(t, 0, &e), 0);
+	ck_assert_int_eq(tenant_take_prompt(t, 600, 0, &e), 0);
+	/* never above a minute's worth, whatever is given back */
+	for (int i = 0; i < 5; i++)
+		tenant_give_back(t, i ? 600 : UINT64_MAX, 0);
+	ck_assert_int_eq(tenant_take_prompt(t, 600, 0, &e), 0);
+	ck_assert_int_lt(tenant_take_prompt(t, 1, 0, &e), 0);
+	tenant_begin(t, 0);
+	tenant_begin(t, 0);
+	ck_assert_int_lt(tenant_check(t, 0, &e), 0);
+	ck_assert_str_eq(e.type, "requests");
+	for (int i = 0; i < 4; i++)
+		tenant_end(t);
 	tenant_put(t);
 }
 END_TEST
@@ -387,6 +414,7 @@ int main(void)
 	tcase_add_test(c, number_of_keys_is_bounded);
 	tcase_add_test(c, requests_a_minute);
 	tcase_add_test(c, tokens_a_minute);
+	tcase_add_test(c, a_refused_request_is_given_back);
 	tcase_add_test(c, requests_at_once);
 	tcase_add_test(c, reload_keeps_what_was_used);
 	tcase_add_test(c, salts_differ);

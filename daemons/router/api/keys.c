@@ -1,4 +1,5 @@
-/* keys.c - see keys.h. A file is read and checked as a whole before anything of it counts. */
+/* keys.c - see keys.h. A file is read and checked as a whole before anything of it counts. Errors
+ * show no word of a wrong line: it may be a key that was put there instead of its hash. */
 #include "keys.h"
 #include "util/map.h"
 #include "util/mem.h"
@@ -66,15 +67,15 @@ static int read_word(char *word, struct api_key *key, struct err *err)
 		errno = 0;
 		unsigned long v = strtoul(eq + 1, &end, 10);
 		if (eq[1] < '0' || eq[1] > '9' || *end || errno || v < 1 || v > most)
-			return err_set(err, ERR_INVALID, "%s must be a number from 1 to %lu, got \"%s\"", name,
-			               most, eq + 1);
+			return err_set(err, ERR_INVALID, "%s must be a number from 1 to %lu", name, most);
 		if (key->limit[i])
 			return err_set(err, ERR_INVALID, "%s is there twice", name);
 		key->limit[i] = (uint32_t)v;
 		return 0;
 	}
 	return err_set(err, ERR_INVALID,
-	               "\"%s\" is none of requests=N, tokens=N, concurrent=N, shared-cache", word);
+	               "a word after the hash is none of requests=N, tokens=N, concurrent=N, "
+	               "shared-cache");
 }
 
 /* 1: a key; 0: a line without one; ERR_INVALID */
@@ -87,7 +88,7 @@ static int read_line(char *line, struct api_key *ret, struct err *err)
 		return 0;
 	if (!is_name(word))
 		return err_set(err, ERR_INVALID,
-		               "the name \"%s\" is not 1 to %u letters, digits, '.', '_' or '-'", word,
+		               "the name is not 1 to %u letters, digits, '.', '_' or '-'",
 		               TENANT_NAME_MAX - 1);
 	snprintf(ret->name, sizeof ret->name, "%s", word);
 	word = strtok_r(NULL, SPACES, &rest);

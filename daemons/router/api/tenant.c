@@ -64,6 +64,17 @@ static void take(struct tenant *t, enum tenant_limit i, uint64_t units, uint64_t
 	b->level -= (units < (uint64_t)most ? (int64_t)units : most) * MINUTE_US;
 }
 
+/* Not above a minute's worth: the bucket may have filled meanwhile, or its limit may be lower. */
+static void give(struct tenant *t, enum tenant_limit i, uint64_t units, uint64_t now_us)
+{
+	struct tenant_bucket *b = &t->bucket[i];
+	if (!t->limit[i])
+		return;
+	fill(t, i, now_us);
+	uint64_t room = (uint64_t)(full(t, i) - b->level);
+	b->level = units < room / MINUTE_US ? b->level + (int64_t)units * MINUTE_US : full(t, i);
+}
+
 /* Time until the bucket has so much, or is full. */
 static uint64_t wait_us(struct tenant *t, enum tenant_limit i, uint64_t units, uint64_t now_us)
 {
@@ -131,6 +142,12 @@ int tenant_take_prompt(struct tenant *t, uint64_t tokens, uint64_t now_us, struc
 	take(t, TENANT_TOKENS, tokens, now_us);
 	t->prompt_tokens += tokens;
 	return 0;
+}
+
+void tenant_give_back(struct tenant *t, uint64_t prompt_tokens, uint64_t now_us)
+{
+	give(t, TENANT_REQUESTS, 1, now_us);
+	give(t, TENANT_TOKENS, prompt_tokens, now_us);
 }
 
 void tenant_generated(struct tenant *t, uint64_t tokens, uint64_t now_us)

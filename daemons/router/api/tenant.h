@@ -51,6 +51,9 @@ int tenant_check(struct tenant *t, uint64_t now_us, struct api_error *e);
 void tenant_begin(struct tenant *t, uint64_t now_us);
 /* Its prompts are known. 0, or -1 as tenant_check: they are not counted then. */
 int tenant_take_prompt(struct tenant *t, uint64_t tokens, uint64_t now_us, struct api_error *e);
+/* A request was refused before any of it was sent to a worker: the buckets get back its 1 and what
+ * tenant_take_prompt took for it. The totals stay, since they never fall. */
+void tenant_give_back(struct tenant *t, uint64_t prompt_tokens, uint64_t now_us);
 void tenant_generated(struct tenant *t, uint64_t tokens, uint64_t now_us);
 void tenant_end(struct tenant *t); /* gives the reference back */
 

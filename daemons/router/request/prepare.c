@@ -85,15 +85,18 @@ static json_t *read_body(struct request_prepare *q)
 }
 
 /* vLLM's parameter, beside what the access key says: other requests' prefixes are used only if both
- * are the same. */
+ * are the same. It is a secret, so that no error and no log shows its value. */
 static int read_cache_salt(struct request_prepare *q, const json_t *o)
 {
 	const json_t *v = body_member(o, "cache_salt");
 	size_t len = v ? json_string_length(v) : 0;
+	char got[64] = "another type";
+	if (json_is_string(v))
+		snprintf(got, sizeof got, "%zu bytes", len);
 	if (v && (!json_is_string(v) || len == 0 || len > CACHE_SALT_TEXT_MAX))
 		return api_bad(&q->error, "cache_salt",
-		               "cache_salt must be a string of 1 to %u bytes, got %s", CACHE_SALT_TEXT_MAX,
-		               param_show(v));
+		               "cache_salt must be a string of 1 to %u bytes, got %s",
+		               CACHE_SALT_TEXT_MAX, got);
 	q->has_salt = tenant_salt(q->salt_name, v ? json_string_value(v) : "", len, q->cache_salt);
 	return 0;
 }

@@ -57,6 +57,13 @@ void request_headers(const struct request *q, const struct api_error *e, char *o
 		tenant_headers(q->tenant, clock_us(), out + n);
 }
 
+/* A refusal takes nothing; the client is told so in the same answer. */
+static void give_back(struct request *q)
+{
+	if (q->tenant && q->state <= REQUEST_STARTING && !q->n_started)
+		tenant_give_back(q->tenant, q->taken_tokens, clock_us());
+}
+
 /* A status, or an event in a stream that has begun. The connection is not the request's any
  * more. */
 static void tell_failure(struct request *q, const struct api_error *e)
@@ -64,6 +71,7 @@ static void tell_failure(struct request *q, const struct api_error *e)
 	struct buf text;
 	char extra[REQUEST_HEADERS_MAX];
 	int streams = http_is_streaming(q->conn);
+	give_back(q);
 	stat_add(q->r->stats, e->status < 500 ? STAT_REFUSED : STAT_FAILED, 1);
 	log_info("request_failed", "id=%s status=%d param=%s why=%s", id_of(q), e->status,
 	         log_quote(e->param), log_quote(e->text));
@@ -325,8 +333,9 @@ static enum request_state step_prepared(struct request *q, enum request_event e)
 	stat_observe_us(q->r->stats, STAT_PREPARE, p->prepared_us - q->begun_us);
 	if (!p->error.status && (p->kind == KIND_TOKENIZE || p->kind == KIND_DETOKENIZE))
 		return REQUEST_ANSWERED;
-	if (!p->error.status && q->tenant)
-		tenant_take_prompt(q->tenant, prompt_tokens(p), clock_us(), &p->error);
+	if (!p->error.status && q->tenant &&
+	    tenant_take_prompt(q->tenant, prompt_tokens(p), clock_us(), &p->error) == 0)
+		q->taken_tokens = prompt_tokens(p);
 	if (p->error.status || make_answers(q) < 0) {
 		tell_failure(q, &p->error);
 		return REQUEST_END;

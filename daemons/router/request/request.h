@@ -104,6 +104,7 @@ struct request {
 	struct http_conn *conn; /* NULL: the client is gone or has been told all */
 	char id[64];
 	struct tenant *tenant; /* NULL: no access key is needed */
+	uint64_t taken_tokens; /* from the tenant, for the prompts */
 	uint64_t session;      /* of the header; 0: none */
 	struct place_pin *pin; /* NULL: none */
 	uint64_t begun_us, deadline_us;
