@@ -55,7 +55,9 @@ static const struct conf_key common_keys[] = {
      "Folder with this daemon's key, NAME.secret, and the known keys of others (pdctl keygen)",
      NULL},
 	{"dns_servers", CONF_STRING, "", 0, 256, "", 0,
-     "Name servers to ask instead of those of /etc/resolv.conf: ADDRESS[:PORT], separated by commas", NULL},
+     "Name servers to ask instead of those of /etc/resolv.conf: ADDRESS[:PORT], separated by "
+     "commas",
+     NULL},
 	{"control_group", CONF_STRING, "", 0, 64, "", 0,
      "Group whose members may use the pdctl commands that change something or show the "
      "configuration; the daemon's own user and root always may",

@@ -146,11 +146,10 @@ def test_tokens_a_minute(limited):
 
 
 def test_refusals_take_nothing(tiny_model):
-    """What is refused before a worker has it costs neither a request nor tokens."""
-    with Suite("mixed", tiny_model, keys={"a": ("ka", "requests=2 tokens=500")}) as s:
-        for _ in range(3):
-            status, headers, _ = ask(s, "ka", temperature="hot")
-            assert status == 400 and headers["x-ratelimit-remaining-requests"] == "2", headers
+    """What is refused for want of a worker costs neither a request nor tokens; a wrong request counts as one."""
+    with Suite("mixed", tiny_model, keys={"a": ("ka", "requests=3 tokens=500")}) as s:
+        status, headers, _ = ask(s, "ka", temperature="hot")
+        assert status == 400 and headers["x-ratelimit-remaining-requests"] == "2", headers
         s.kill("mixed-1")
         wait_for(lambda: ask(s, "ka")[0] == 503)
         for _ in range(3):

@@ -99,14 +99,14 @@ static const struct {
 	{"a123456789012345678901234567890123456789012345678901234567890123 " ALPHA, "is not 1 to 63"},
 	{"a " ALPHA "\nb " ALPHA "\n", "keys:2: the hash of b is that of a, too"},
 	{"a " ALPHA "\na " BETA2 "\n", "keys:2: the name a is there twice"},
-	{"a " ALPHA " requests=0\n",
-     "keys:1: requests must be a number from 1 to 1000000000"},
+	{"a " ALPHA " requests=0\n", "keys:1: requests must be a number from 1 to 1000000000"},
 	{"a " ALPHA " tokens=1000000001\n", "tokens must be a number from 1 to 1000000000"},
 	{"a " ALPHA " concurrent=-1\n", "concurrent must be a number from 1 to 1000000"},
 	{"a " ALPHA " tokens= 5\n", "tokens must be a number"},
 	{"a " ALPHA " tokens=5k\n", "tokens must be a number"},
 	{"a " ALPHA " tokens=5 tokens=6\n", "tokens is there twice"},
-	{"a " ALPHA " token=5\n", "a word after the hash is none of requests=N, tokens=N, concurrent=N"},
+	{"a " ALPHA " token=5\n",
+     "a word after the hash is none of requests=N, tokens=N, concurrent=N"},
 	{"a " ALPHA " shared\n", "a word after the hash is none of"},
 };
 

@@ -87,8 +87,7 @@ static int read_line(char *line, struct api_key *ret, struct err *err)
 	if (!(word = strtok_r(line, SPACES, &rest)))
 		return 0;
 	if (!is_name(word))
-		return err_set(err, ERR_INVALID,
-		               "the name is not 1 to %u letters, digits, '.', '_' or '-'",
+		return err_set(err, ERR_INVALID, "the name is not 1 to %u letters, digits, '.', '_' or '-'",
 		               TENANT_NAME_MAX - 1);
 	snprintf(ret->name, sizeof ret->name, "%s", word);
 	word = strtok_r(NULL, SPACES, &rest);

@@ -95,8 +95,8 @@ static int read_cache_salt(struct request_prepare *q, const json_t *o)
 		snprintf(got, sizeof got, "%zu bytes", len);
 	if (v && (!json_is_string(v) || len == 0 || len > CACHE_SALT_TEXT_MAX))
 		return api_bad(&q->error, "cache_salt",
-		               "cache_salt must be a string of 1 to %u bytes, got %s",
-		               CACHE_SALT_TEXT_MAX, got);
+		               "cache_salt must be a string of 1 to %u bytes, got %s", CACHE_SALT_TEXT_MAX,
+		               got);
 	q->has_salt = tenant_salt(q->salt_name, v ? json_string_value(v) : "", len, q->cache_salt);
 	return 0;
 }

@@ -57,10 +57,12 @@ void request_headers(const struct request *q, const struct api_error *e, char *o
 		tenant_headers(q->tenant, clock_us(), out + n);
 }
 
-/* A refusal takes nothing; the client is told so in the same answer. */
-static void give_back(struct request *q)
+/* What was not served for want of room or workers takes nothing of the key; a request that is wrong
+ * counts. The client is told so in the same answer. */
+static void give_back(struct request *q, int status)
 {
-	if (q->tenant && q->state <= REQUEST_STARTING && !q->n_started)
+	if (q->tenant && (status == 429 || status >= 500) && q->state <= REQUEST_STARTING &&
+	    !q->n_started)
 		tenant_give_back(q->tenant, q->taken_tokens, clock_us());
 }
 
@@ -71,7 +73,7 @@ static void tell_failure(struct request *q, const struct api_error *e)
 	struct buf text;
 	char extra[REQUEST_HEADERS_MAX];
 	int streams = http_is_streaming(q->conn);
-	give_back(q);
+	give_back(q, e->status);
 	stat_add(q->r->stats, e->status < 500 ? STAT_REFUSED : STAT_FAILED, 1);
 	log_info("request_failed", "id=%s status=%d param=%s why=%s", id_of(q), e->status,
 	         log_quote(e->param), log_quote(e->text));
