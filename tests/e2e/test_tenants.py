@@ -155,7 +155,7 @@ def test_refusals_take_nothing(tiny_model):
         for _ in range(3):
             status, headers, _ = ask(s, "ka")
             assert status == 503 and headers["x-ratelimit-remaining-tokens"] == "500", headers
-            assert headers["x-ratelimit-remaining-requests"] == "2", headers
+            assert int(headers["x-ratelimit-remaining-requests"]) >= 2, headers  # it grows with time
 
 
 def test_requests_at_once(limited):
