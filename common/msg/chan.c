@@ -665,11 +665,11 @@ struct keys *chan_keys(const struct chan *c)
 	return c->opts.keys;
 }
 
-struct peer *chan_find(struct chan *c, const char *name)
+struct peer *chan_find(struct chan *c, const char *name, int tag)
 {
 	list_each(it, &c->peers) {
 		struct peer *p = list_entry(it, struct peer, node);
-		if (p->state == PEER_UP && strcmp(p->name, name) == 0)
+		if (p->state == PEER_UP && peer_tag(p) == tag && strcmp(p->name, name) == 0)
 			return p;
 	}
 	return NULL;

@@ -127,7 +127,9 @@ struct keys *chan_keys(const struct chan *c);
 int chan_keys_reload(struct chan *c);
 /* p must not be used after the hook or the event loop callback that called this has returned. */
 void chan_disconnect(struct chan *c, struct peer *p);
-struct peer *chan_find(struct chan *c, const char *name); /* a peer that is up, or NULL */
+/* The peer of this name that is up, or NULL. Two processes that connect to each other are two peers
+ * of each: what the one asks for by its connection is answered on that connection. */
+struct peer *chan_find(struct chan *c, const char *name, int tag);
 /* iterates over all peers: start with NULL */
 struct peer *chan_next(struct chan *c, struct peer *after);
 

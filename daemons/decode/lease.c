@@ -40,7 +40,7 @@ static int is_reserved_by(const struct sequence *q, const char *prefill, uint64_
 
 static struct peer *prefill_peer(const struct sequence *q)
 {
-	struct peer *p = *q->prefill ? chan_find(svc_chan(q->w->svc), q->prefill) : NULL;
+	struct peer *p = *q->prefill ? chan_find(svc_chan(q->w->svc), q->prefill, TAG_NONE) : NULL;
 	return p && peer_epoch(p) == q->prefill_epoch ? p : NULL;
 }
 

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+static const char lease_expired[] = "the lease expired: its prefill worker did not renew it";
+
 /* --- registration -------------------------------------------------------- */
 
 struct sequence *sequence_find(struct decode *d, const struct msg_head *h)
@@ -214,7 +216,9 @@ static enum sequence_state step_leased(struct sequence *q, enum sequence_event e
 	case SEQUENCE_ON_TICK:
 		if (clock_us() < q->lease.until_us)
 			return SEQUENCE_LEASED;
-		lease_fail(q, "the lease expired: its prefill worker did not renew it", 1);
+		lease_fail(q, lease_expired, 1);
+		/* a prefill worker that the grant did not reach still waits for it */
+		lease_send_deny(q, PDS__FAULT__FAULT_LEASE_LOST, lease_expired, 0);
 		break;
 	case SEQUENCE_ON_BAD_TOKEN:
 		lease_fail(q, "the prefill worker's first token is outside the vocabulary", 1);

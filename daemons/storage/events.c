@@ -241,7 +241,7 @@ static int send_changes(struct tell *t, struct listener *l, struct peer *p,
 /* 1: call again at the next tick. A worker that is not attached or not connected waits for that. */
 static int tell_one(struct tell *t, struct listener *l)
 {
-	struct peer *p = chan_find(svc_chan(t->st->svc), l->name);
+	struct peer *p = chan_find(svc_chan(t->st->svc), l->name, 0);
 	const struct storage_client *c = client_find(t->st, l->name, l->epoch);
 	if (!c || !p || peer_epoch(p) != l->epoch)
 		return 0;

@@ -82,7 +82,7 @@ static void send_fenced(struct svc *s, struct peer *p, uint64_t number)
 /* The peer that this client's replies go to, or NULL if it is gone or has a new epoch. */
 static struct peer *client_peer(const struct storage_client *c)
 {
-	struct peer *p = chan_find(svc_chan(c->st->svc), c->name);
+	struct peer *p = chan_find(svc_chan(c->st->svc), c->name, 0);
 	return p && peer_epoch(p) == c->epoch ? p : NULL;
 }
 
@@ -322,7 +322,7 @@ struct finding {
 static void found(struct svc *s, void *arg)
 {
 	struct finding *f = arg;
-	struct peer *p = chan_find(svc_chan(s), f->name);
+	struct peer *p = chan_find(svc_chan(s), f->name, 0);
 	if (p && peer_epoch(p) == f->epoch) {
 		Pds__StoreFound m = PDS__STORE_FOUND__INIT;
 		uint32_t tiers[BATCH_ITEMS_MAX];

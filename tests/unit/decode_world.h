@@ -408,6 +408,8 @@ static inline void daemon_restart(uint32_t blocks, uint32_t lease_ms)
 	      peer_epoch(W.prefill.p) == W.epoch && W.shared.data);
 }
 
+static inline void settle(struct side *s);
+
 static inline void world_begin(uint32_t blocks, uint32_t lease_ms, int child)
 {
 	list_init(&W.got);
@@ -432,6 +434,7 @@ static inline void world_begin(uint32_t blocks, uint32_t lease_ms, int child)
 	UNTIL(W.router.p && W.messager.p && (child || W.shared.data));
 	side_open(&W.prefill);
 	UNTIL(W.prefill.p);
+	settle(&W.router); /* the daemon knows the router's link, too: without it no reservation */
 }
 
 static inline const char *ctl(const char *command)

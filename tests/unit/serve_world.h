@@ -107,9 +107,10 @@ void svc_post(struct svc *s, void (*fn)(struct svc *, void *), void *arg)
 	posts[n_posts++].arg = arg;
 	pthread_mutex_unlock(&post_lock);
 }
-struct peer *chan_find(struct chan *c, const char *name)
+struct peer *chan_find(struct chan *c, const char *name, int tag)
 {
 	(void)c;
+	(void)tag;
 	for (unsigned i = 0; i < PEERS; i++)
 		if (peers[i].up && strcmp(peers[i].name, name) == 0)
 			return &peers[i];

@@ -578,8 +578,8 @@ static void expect_lost(uint32_t n, const char *blame)
 	ck_assert_int_eq(f->retry, 1);
 }
 
-/* [s-expiry-untold] A lease that nobody renews ends, and the router learns it; a writer is
- * fenced first. */
+/* [s-expiry-untold] A lease that nobody renews ends, and the router learns it, and the prefill
+ * worker, which the grant may not have reached; a writer is fenced first. */
 START_TEST(s_expiry_untold)
 {
 	int written = _i;
@@ -588,6 +588,9 @@ START_TEST(s_expiry_untold)
 	if (written)
 		opened(1, *g->lease, 0);
 	expect_lost(1, "prefill");
+	const Pds__Deny *deny = WANT(Pds__Deny, prefill, KV_DENY, 1);
+	ck_assert_int_eq(deny->fault, PDS__FAULT__FAULT_LEASE_LOST);
+	ck_assert_uint_eq(deny->retry_after_us, 0);
 	if (written) {
 		await(&W.messager, MSG_LEASE_REVOKE, 1);
 		pump_for(2 * SHORT_MS * 1000u); /* a timer alone never frees them */

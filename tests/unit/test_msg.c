@@ -128,6 +128,36 @@ START_TEST(both_ways_in_order)
 }
 END_TEST
 
+/* Two workers that have exchanged their roles: each has connected to the other. */
+START_TEST(each_connects_to_the_other)
+{
+	struct end a, b;
+	char second[sizeof endpoint + 4];
+	snprintf(second, sizeof second, "%s-2", endpoint);
+	end_open(&a, "one", 10, endpoint, 4096);
+	end_open(&b, "two", 20, second, 4096);
+	struct peer *by_b = chan_connect(b.c, endpoint, "one", 3);
+	spin(&b.ups, 1, 3000);
+	struct peer *by_a = chan_connect(a.c, second, "two", 4);
+	spin(&b.ups, 2, 3000);
+	spin(&a.ups, 2, 3000);
+	ck_assert_int_eq(a.downs + b.downs, 0);
+	ck_assert_ptr_eq(chan_find(a.c, "two", 4), by_a);
+	ck_assert_ptr_eq(chan_find(b.c, "one", 3), by_b);
+	struct peer *of_b = chan_find(a.c, "two", 0), *of_a = chan_find(b.c, "one", 0);
+	ck_assert(of_b && of_b != by_a && of_a && of_a != by_b);
+	ck_assert_ptr_null(chan_find(a.c, "two", 3));
+	ck_assert_int_eq(say(&b, by_b, 0), 0);
+	spin(&a.messages, 1, 3000);
+	ck_assert_ptr_eq(a.last, of_b);
+	ck_assert_int_eq(say(&a, of_b, 0), 0);
+	spin(&b.messages, 1, 3000);
+	ck_assert_ptr_eq(b.last, by_b);
+	chan_destroy(&b.c);
+	chan_destroy(&a.c);
+}
+END_TEST
+
 START_TEST(bound_side_restarts)
 {
 	struct end a, a2, b;
@@ -552,6 +582,7 @@ int main(void)
 	tcase_add_checked_fixture(t, base_setup, base_teardown);
 	tcase_set_timeout(t, 120);
 	tcase_add_test(t, both_ways_in_order);
+	tcase_add_test(t, each_connects_to_the_other);
 	tcase_add_test(t, bound_side_restarts);
 	tcase_add_test(t, dialling_side_restarts);
 	tcase_add_test(t, rm22_name_is_taken_while_it_lives);

@@ -126,7 +126,7 @@ static unsigned resets_of(enum tier_id tier)
 static void send_list(struct svc *s, void *arg)
 {
 	Pds__StoreList m = PDS__STORE_LIST__INIT;
-	struct peer *p = chan_find(svc_chan(s), "storage");
+	struct peer *p = chan_find(svc_chan(s), "storage", 1);
 	(void)arg;
 	ck_assert_ptr_nonnull(p);
 	ck_assert_int_eq(svc_send(s, p, MSG_STORE_LIST, NULL, &m), 0);

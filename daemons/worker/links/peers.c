@@ -118,8 +118,8 @@ int worker_admit(struct svc *s, const char *name, uint64_t epoch, const Pds__Hel
 
 struct peer *worker_router(struct worker *w, const char *name, uint64_t epoch)
 {
-	struct peer *p = chan_find(svc_chan(w->svc), name);
-	return p && peer_tag(p) == TAG_ROUTER && peer_epoch(p) == epoch ? p : NULL;
+	struct peer *p = chan_find(svc_chan(w->svc), name, TAG_ROUTER);
+	return p && peer_epoch(p) == epoch ? p : NULL;
 }
 
 void worker_fail_by(struct worker *w, const struct msg_head *head, const char *router,
