@@ -55,7 +55,8 @@ bench-server: all $(PEER)/bin/python $(PEER_SERVER)
 		$(PEER_SERVER:%=--llama-server %) "$$model"
 # needs root, iproute2 and iperf3
 bench-hosts: programs
-	@model=$(BENCH_MODEL) && python3 tests/bench/bench_hosts.py $(if $(REQUESTS),-n $(REQUESTS)) "$$model"
+	@tools/setup --hosts
+	@model=$(BENCH_MODEL) && /usr/bin/python3 tests/bench/bench_hosts.py $(if $(REQUESTS),-n $(REQUESTS)) "$$model"
 
 bench-handover: all $(O)/bench/bench_router $(O)/bench/bench_transfer
 	@model=$(BENCH_MODEL) && python3 tests/bench/bench_handover.py $(if $(REQUESTS),-n $(REQUESTS)) "$$model"
