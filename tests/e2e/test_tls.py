@@ -181,6 +181,43 @@ def test_pipelined_requests(secure, n):
             assert b"choices" in got[0] and all(g == b'{"status":"ok"}' for g in got[1:])
 
 
+def test_half_close_cuts_no_answer(secure):
+    """After close_notify the client still reads: what the router has begun to answer comes whole, and close_notify after it."""
+    before = metric(secure, "pdserve_http_requests_total")
+    inner, outer = ssl.MemoryBIO(), ssl.MemoryBIO()
+    t = context(secure.cert).wrap_bio(inner, outer, server_hostname="127.0.0.1")
+    with secure.raw() as c:
+        while True:
+            try:
+                t.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                c.sendall(outer.read())
+                inner.write(c.recv(65536))
+        t.write(HEALTH.replace(b"/health", b"/metrics") * 1500)
+        c.sendall(outer.read())
+        time.sleep(1)       # the answers fill the buffers of both kernels, and the router's
+        with pytest.raises(ssl.SSLWantReadError):
+            t.unwrap()      # writes close_notify
+        c.sendall(outer.read())
+        encrypted = receive(c)
+    inner.write(encrypted)
+    inner.write_eof()
+    data = b""
+    try:
+        while part := t.read(65536):
+            data += part
+    except ssl.SSLZeroReturnError:
+        pass                # close_notify; without it: SSLEOFError
+    whole = 0
+    while data:
+        head, _, rest = data.partition(b"\r\n\r\n")
+        size = int(re.search(rb"Content-Length: (\d+)", head)[1])
+        assert len(rest) >= size
+        data, whole = rest[size:], whole + 1
+    assert whole == metric(secure, "pdserve_http_requests_total") - before - 1
+
+
 def test_client_closes_without_notice(secure):
     """A client that leaves, with or without close_notify, ends its request."""
     for polite in (False, True):

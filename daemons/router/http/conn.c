@@ -556,6 +556,8 @@ static void on_event(struct bufferevent *bev, short what, void *arg)
 		connection_step(arg, CONNECTION_ON_SECURED);
 	else if (what & BEV_EVENT_EOF)
 		connection_step(arg, CONNECTION_ON_EOF);
+	if (c->ssl && (what & BEV_EVENT_EOF) && http_unsent(c))
+		read_later(c); /* on_later lets it write again */
 }
 
 static void on_later(evutil_socket_t fd, short what, void *arg)
@@ -567,6 +569,10 @@ static void on_later(evutil_socket_t fd, short what, void *arg)
 		conn_free(c);
 		return;
 	}
+	/* libevent stops writing after it has told of a client's close_notify, which ends only what the
+	 * client sends */
+	if (c->ssl && http_unsent(c))
+		bufferevent_enable(c->bev, EV_WRITE);
 	connection_step(c, CONNECTION_ON_INPUT);
 	watch_end(c);
 }
