@@ -625,8 +625,11 @@ struct peer *chan_connect(struct chan *c, const char *endpoint, const char *expe
 	else if (net && chan_curve_client(c->opts.keys, dealer->z, expected_name, &err) < 0)
 		why = err.text;
 	if (why) {
-		log_error("connect_failed", "endpoint=%s peers=%u limit=%u why=%s", log_quote(endpoint),
-		          c->n_peers, c->opts.peers_max, log_quote(why));
+		char what[400]; /* owners try again and again */
+		snprintf(what, sizeof what, "%s %s", endpoint, why);
+		if (once_may_log(&c->refused, what, strlen(what)))
+			log_error("connect_failed", "endpoint=%s peers=%u limit=%u why=%s", log_quote(endpoint),
+			          c->n_peers, c->opts.peers_max, log_quote(why));
 		sock_close(&dealer);
 		return NULL;
 	}

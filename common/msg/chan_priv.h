@@ -143,7 +143,7 @@ struct chan {
 	struct chan_line strangers; /* fault layer: messages from peers not known yet */
 	int ending;                 /* chan_destroy: all messages but goodbyes are dropped */
 	struct chan_counts counts;
-	struct once bad, refused; /* messages; HELLOs */
+	struct once bad, refused; /* messages; HELLOs, and links that could not be made */
 	struct list asked;        /* pdctl's questions that are not answered yet */
 	unsigned n_asked;
 	/* bytes of pdctl's answers not yet written out; ZeroMQ's thread subtracts */

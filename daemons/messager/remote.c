@@ -124,13 +124,16 @@ static void remote_connect(struct remote *o)
 	struct chan *c = svc_chan(o->of->svc);
 	if (o->peer)
 		return;
-	if (chan_has_keys_for(c, o->endpoint, NULL))
+	int has_key = chan_has_keys_for(c, o->endpoint, NULL);
+	if (has_key)
 		o->peer = chan_connect(c, o->endpoint, NULL, REMOTE_TAG);
 	else if (once_may_log(&o->of->logged, o->endpoint, strlen(o->endpoint)))
 		log_warn("messager_without_key", "endpoint=%s why=%s", o->endpoint,
 		         log_quote("its key is not known here; it is connected once it is"));
 	snprintf(o->trouble, sizeof o->trouble, "%s",
-	         o->peer ? "the link is not up yet" : "its key is not known here");
+	         o->peer   ? "the link is not up yet"
+	         : has_key ? "the link cannot be made: the log says why"
+	                   : "its key is not known here");
 }
 
 static void remote_new(struct remotes *r, const char *endpoint)
