@@ -11,6 +11,7 @@
 
 enum {
 	BLOCKS = 40,
+	POOLS = 2, /* of each side, of which w->pools are used */
 	SLOTS = 6,
 	QUEUE = 64,
 	LEASES = 12, /* of one run */
@@ -42,6 +43,7 @@ struct lease {
 	int used;
 	uint32_t number, n, src[BLOCKS], dst[BLOCKS];
 	uint64_t generations[BLOCKS];
+	struct side *from, *to;
 	struct incoming *in;
 	struct outgoing *out;
 	uint32_t sent[8]; /* blocks of a layer given to outgoing_send, in an order of its own */
@@ -58,17 +60,20 @@ struct world {
 	struct path *path;
 	struct intake *intake;
 	struct link_queue to_intake, to_path;
-	struct side src, dst;
+	struct side src[POOLS], dst[POOLS];
+	unsigned pools;
 	struct lease lease[SLOTS];
 	uint32_t opened, whole, cut;
-	unsigned lose, busy, restart; /* chances in 1024: of a message, of a message, of a step */
-	uint32_t least;               /* blocks of a lease */
-	int drop;                     /* messages of this kind are lost; 0: none */
+	/* chances in 1024: of a message, of a message, of a step, of a step */
+	unsigned lose, busy, restart, ports;
+	uint32_t least; /* blocks of a lease */
+	int drop;       /* messages of this kind are lost; 0: none */
 	int path_up, intake_up, ups;
 	int within; /* a call of the path's functions is going on: no hook may be called */
 };
 
 static struct world *w;
+static const char *devices_a = "", *devices_b = ""; /* of the sides */
 static int calm; /* nothing happens by time alone, only by events of the loop */
 
 /* --- hooks ------------------------------------------------------------------ */
@@ -160,7 +165,7 @@ static void fill_source(const struct lease *l)
 	for (uint32_t k = 0; k < w->layout.layers; k++)
 		for (uint32_t i = 0; i < l->n; i++)
 			for (size_t at = 0; at < w->layout.piece_bytes[k]; at++)
-				piece(&w->src, k, l->src[i])[at] = pattern(l, k, i, at);
+				piece(l->from, k, l->src[i])[at] = pattern(l, k, i, at);
 }
 
 /* Each byte is the lease's; or, unless all must have arrived, not yet written. */
@@ -169,20 +174,26 @@ static void check_dest(const struct lease *l, int whole)
 	for (uint32_t k = 0; k < w->layout.layers; k++)
 		for (uint32_t i = 0; i < l->n; i++)
 			for (size_t at = 0; at < w->layout.piece_bytes[k]; at++) {
-				unsigned char is = piece(&w->dst, k, l->dst[i])[at];
+				unsigned char is = piece(l->to, k, l->dst[i])[at];
 				if (is != pattern(l, k, i, at) && (whole || is != DST_FRESH))
 					ck_abort_msg("lease %u layer %u block %u byte %zu is %02x, not %02x", l->number,
 					             k, i, at, is, pattern(l, k, i, at));
 			}
 }
 
-static void check_unleased(void)
+static void check_unleased_of(const struct side *s)
 {
 	for (uint32_t b = 0; b < BLOCKS; b++)
-		for (uint32_t k = 0; w->dst.owner[b] == 0 && k < w->layout.layers; k++)
+		for (uint32_t k = 0; s->owner[b] == 0 && k < w->layout.layers; k++)
 			for (size_t at = 0; at < w->layout.piece_bytes[k]; at++)
-				ck_assert_msg(piece(&w->dst, k, b)[at] == DST_CLOSED,
-				              "block %u of no lease was written", b);
+				ck_assert_msg(piece(s, k, b)[at] == DST_CLOSED, "block %u of no lease was written",
+				              b);
+}
+
+static void check_unleased(void)
+{
+	for (unsigned i = 0; i < w->pools; i++)
+		check_unleased_of(&w->dst[i]);
 }
 
 /* --- the world ------------------------------------------------------------------- */
@@ -222,11 +233,12 @@ static void side_fini(struct side *s)
 	free((void *)s->region.generations);
 }
 
-static void transport(struct rdma **ret)
+static void transport(struct rdma **ret, const char *devices)
 {
 	struct fake_knobs knobs = fake.knobs;
 	struct err err = {0};
 	struct rdma_opts o = opts();
+	o.device = devices;
 	fake.knobs = (struct fake_knobs){0};
 	ck_assert_msg(rdma_transport_new(w->base, &fake_verbs, &o, ret, &err) == 0, "%s", err.text);
 	fake.knobs = knobs;
@@ -243,36 +255,64 @@ static void link_up(void)
 	WITHIN(w->intake = rdma_path_ops.intake_new(w->b, &peer, &to_path));
 }
 
+/* As the messager does when a worker attaches. */
+static void pool_add(struct rdma *t, struct side *s)
+{
+	struct err err = {0};
+	ck_assert_msg(rdma_pool_add(t, &s->region, &err) == 0, "%s", err.text);
+}
+
+/* After fake_reset. Pool i of either side is in NUMA node i. */
+static void world_make(unsigned pools)
+{
+	w = calloc(1, sizeof *w);
+	w->base = event_base_new();
+	w->pools = pools;
+	ck_assert_int_eq(
+		kv_layout_uniform(&w->layout, 1 + fake_below(4), 1, 4 + 4 * fake_below(4), 4, KV_BF16), 0);
+	for (unsigned i = 0; i < pools; i++) {
+		side_init(&w->src[i], SRC_ENDED);
+		side_init(&w->dst[i], DST_CLOSED);
+		fake.memory[2 * i].at = w->src[i].pool.host;
+		fake.memory[2 * i + 1].at = w->dst[i].pool.host;
+		fake.memory[2 * i].node = fake.memory[2 * i + 1].node = (int)i;
+	}
+	transport(&w->a, devices_a);
+	transport(&w->b, devices_b);
+	for (unsigned i = 0; i < pools; i++) {
+		pool_add(w->a, &w->src[i]);
+		pool_add(w->b, &w->dst[i]);
+	}
+	link_up();
+}
+
 static void world_new(uint64_t seed, int no_windows)
 {
 	fake_reset(seed);
 	fake.no_windows = no_windows;
-	w = calloc(1, sizeof *w);
-	w->base = event_base_new();
-	ck_assert_int_eq(
-		kv_layout_uniform(&w->layout, 1 + fake_below(4), 1, 4 + 4 * fake_below(4), 4, KV_BF16), 0);
-	side_init(&w->src, SRC_ENDED);
-	side_init(&w->dst, DST_CLOSED);
-	transport(&w->a);
-	transport(&w->b);
-	link_up();
+	world_make(1);
 }
 
 static void world_free(void)
 {
 	rdma_path_ops.path_destroy(&w->path);
 	rdma_path_ops.intake_destroy(&w->intake);
-	rdma_pool_gone(w->a, &w->src.region);
-	rdma_pool_gone(w->b, &w->dst.region);
+	for (unsigned i = 0; i < w->pools; i++) {
+		rdma_pool_gone(w->a, &w->src[i].region);
+		rdma_pool_gone(w->b, &w->dst[i].region);
+	}
 	rdma_transport_destroy(&w->a);
 	rdma_transport_destroy(&w->b);
 	ck_assert_msg(fake.live == 0, "%u objects are left", fake.live);
 	check_unleased();
-	side_fini(&w->src);
-	side_fini(&w->dst);
+	for (unsigned i = 0; i < w->pools; i++) {
+		side_fini(&w->src[i]);
+		side_fini(&w->dst[i]);
+	}
 	event_base_free(w->base);
 	free(w);
 	w = NULL;
+	devices_a = devices_b = "";
 }
 
 static void hear(struct link_queue *q, int at_path)
@@ -294,6 +334,10 @@ static void world_step(void)
 {
 	fake.us += 1 + fake_below(20);
 	fake_step();
+	if (fake_chance(w->ports)) {
+		unsigned d = fake_below((unsigned)fake.devices);
+		fake_port(d, fake.device[d].down);
+	}
 	hear(&w->to_path, 1);
 	hear(&w->to_intake, 0);
 	if (!calm && fake_below(4) == 0) {
@@ -335,7 +379,7 @@ static void outgoing_start(struct lease *l, const unsigned char *handle, size_t 
 	struct outgoing_opts o = {.handle = handle,
 	                          .handle_bytes = n,
 	                          .layout = &w->layout,
-	                          .from = &w->src.region,
+	                          .from = &l->from->region,
 	                          .src = l->src,
 	                          .dst = l->dst,
 	                          .blocks = l->n,
@@ -357,22 +401,24 @@ static void lease_open(uint32_t slot, int plan)
 	struct err err = {0};
 	*l = (struct lease){.number = w->opened + 1,
 	                    .n = w->least + fake_below(9 - w->least),
+	                    .from = &w->src[fake_below(w->pools)],
+	                    .to = &w->dst[fake_below(w->pools)],
 	                    .plan = plan};
-	if (!take_blocks(&w->dst, l->n, slot, l->dst))
+	if (!take_blocks(l->to, l->n, slot, l->dst))
 		return;
-	if (!take_blocks(&w->src, l->n, slot, l->src)) {
-		give_blocks(&w->dst, l, l->dst, DST_CLOSED);
+	if (!take_blocks(l->from, l->n, slot, l->src)) {
+		give_blocks(l->to, l, l->dst, DST_CLOSED);
 		return;
 	}
 	for (uint32_t i = 0; i < l->n; i++) {
-		fill(&w->dst, l->dst[i], DST_FRESH);
-		l->generations[i] = atomic_fetch_add(&w->dst.region.generations[l->dst[i]], 1) + 1;
+		fill(l->to, l->dst[i], DST_FRESH);
+		l->generations[i] = atomic_fetch_add(&l->to->region.generations[l->dst[i]], 1) + 1;
 		l->order[i] = i;
 	}
 	fill_source(l);
 	l->total = (uint64_t)l->n * w->layout.block_bytes;
 	l->plan_at_us = fake.us + fake_below(600);
-	struct incoming_opts o = {&w->layout, &w->dst.region, l->dst, l->generations, l->n,
+	struct incoming_opts o = {&w->layout, &l->to->region, l->dst, l->generations, l->n,
 	                          l,          on_closed};
 	int e = ERR_NOMEM;
 	for (int k = 0; k < 100 && e == ERR_NOMEM; k++)
@@ -398,7 +444,7 @@ static void lease_end_sender(struct lease *l)
 {
 	WITHIN(rdma_path_ops.outgoing_end(&l->out));
 	ck_assert_ptr_null(l->out);
-	give_blocks(&w->src, l, l->src, SRC_ENDED);
+	give_blocks(l->from, l, l->src, SRC_ENDED);
 }
 
 static void lease_close(struct lease *l)
@@ -414,7 +460,7 @@ static void lease_freed(struct lease *l)
 {
 	l->in = NULL;
 	check_dest(l, l->delivered == l->total && l->plan == 0);
-	give_blocks(&w->dst, l, l->dst, DST_CLOSED);
+	give_blocks(l->to, l, l->dst, DST_CLOSED);
 }
 
 static void lease_free(struct lease *l)
@@ -626,10 +672,11 @@ START_TEST(test_malformed_messages)
 		const char *what;
 		size_t at, width;
 		uint64_t value;
-	} bad[] = {{"version", 0, 1, 2},
+	} bad[] = {{"version", 0, 1, 3},
 	           {"kind 0", 1, 1, 0},
-	           {"kind 9", 1, 1, 9},
-	           {"reserved", 2, 2, 1},
+	           {"kind 11", 1, 1, 11},
+	           {"lane", 2, 1, RDMA_LANES_MAX},
+	           {"reserved", 3, 1, 1},
 	           {"round 0", 4, 4, 0},
 	           {"session 0", 8, 8, 0},
 	           {"no GID", 16, 1, 0},
@@ -711,18 +758,19 @@ START_TEST(test_malformed_handles)
 		const char *what;
 		size_t at, width;
 		uint64_t value;
-	} bad[] = {{"version", 0, 1, 2},  {"session", 8, 8, 0},           {"round", 16, 8, 1ull << 32},
-	           {"lease", 24, 8, 0},   {"address", 32, 8, UINT64_MAX}, {"no bytes", 40, 8, 0},
-	           {"bytes", 40, 8, 4096}};
+	} bad[] = {
+		{"version", 0, 1, 3},  {"session", 8, 8, 0},           {"lane", 20, 4, RDMA_LANES_MAX},
+		{"lease", 24, 8, 0},   {"address", 32, 8, UINT64_MAX}, {"no bytes", 40, 8, 0},
+		{"bytes", 40, 8, 4096}};
 	unsigned char ok[PATH_HANDLE_MAX], h[PATH_HANDLE_MAX];
 	world_new(5, 0);
 	uint32_t src = 3, dst = 4;
 	struct rdma_handle good = {
-		.session = 1, .round = 1, .lease = 5, .at = 1 << 20, .bytes = w->dst.pool.bytes};
+		.session = 1, .round = 1, .lease = 5, .at = 1 << 20, .bytes = w->dst[0].pool.bytes};
 	struct outgoing_opts o = {.handle = h,
 	                          .handle_bytes = RDMA_HANDLE_BYTES,
 	                          .layout = &w->layout,
-	                          .from = &w->src.region,
+	                          .from = &w->src[0].region,
 	                          .src = &src,
 	                          .dst = &dst,
 	                          .blocks = 1,
@@ -762,15 +810,16 @@ START_TEST(test_pools_and_blocks_refused)
 	struct incoming *in = NULL;
 	struct err err = {0};
 	world_new(6, 0);
-	struct incoming_opts o = {&w->layout, &w->dst.region, &dst, &generation, 1, NULL, NULL};
-	host = w->dst.pool.host;
-	w->dst.pool.host = NULL;
+	struct incoming_opts o = {&w->layout, &w->dst[0].region, &dst, &generation, 1, NULL, NULL};
+	rdma_pool_gone(w->b, &w->dst[0].region);
+	host = w->dst[0].pool.host;
+	w->dst[0].pool.host = NULL;
 	ck_assert_int_eq(rdma_path_ops.incoming_new(w->intake, &o, &in, handle, &n, &err),
 	                 ERR_UNSUPPORTED);
 	ck_assert(strstr(err.text, "only pools in host memory") != NULL);
-	ck_assert_int_eq(rdma_pool_add(w->b, &w->dst.region, &err), ERR_UNSUPPORTED);
-	w->dst.pool.host = host;
-	ck_assert_int_eq(rdma_pool_add(w->b, &w->dst.region, NULL), 0);
+	ck_assert_int_eq(rdma_pool_add(w->b, &w->dst[0].region, &err), ERR_UNSUPPORTED);
+	w->dst[0].pool.host = host;
+	ck_assert_int_eq(rdma_pool_add(w->b, &w->dst[0].region, NULL), 0);
 	generation = 1;
 	ck_assert_int_eq(rdma_path_ops.incoming_new(w->intake, &o, &in, handle, &n, &err), ERR_STALE);
 	generation = 0;
@@ -815,9 +864,9 @@ START_TEST(test_transports_refused)
 	ck_assert_int_eq(start(&o, &err), ERR_NOTFOUND);
 	o.gid_index = 2;
 	ck_assert_int_eq(start(&o, &err), 0);
-	fake.inactive = 1;
+	fake.device[1].down = 1;
 	ck_assert_int_eq(start(&o, &err), ERR_NOTFOUND);
-	fake.inactive = 0;
+	fake.device[1].down = 0;
 	o.depth = 7;
 	ck_assert_int_eq(start(&o, &err), ERR_INVALID);
 	o.depth = 8;
@@ -841,10 +890,10 @@ START_TEST(test_rights)
 		if (!m)
 			continue;
 		int remote = (m->access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ)) != 0;
-		source += m->v.addr == w->src.pool.host;
-		dest += m->v.addr == w->dst.pool.host;
-		ck_assert(m->v.addr != w->src.pool.host || !remote);
-		ck_assert(m->v.addr != w->dst.pool.host || _i || !remote);
+		source += m->v.addr == w->src[0].pool.host;
+		dest += m->v.addr == w->dst[0].pool.host;
+		ck_assert(m->v.addr != w->src[0].pool.host || !remote);
+		ck_assert(m->v.addr != w->dst[0].pool.host || _i || !remote);
 	}
 	ck_assert_int_eq(source, 1);
 	ck_assert_int_eq(dest, _i ? 2 : 1);
