@@ -100,7 +100,8 @@ static struct {
 	struct {
 		int down, node, link_layer;
 		unsigned char subnet;
-		int cut; /* a bit for each device that it does not reach */
+		int cut;  /* a bit for each device that it does not reach */
+		int gone; /* it cannot be read any more */
 	} device[FAKE_DEVICES];
 	struct {
 		const void *at;
@@ -113,7 +114,8 @@ static struct {
 	struct fake_mw *mw[FAKE_MAX];
 	struct fake_qp *qp[FAKE_MAX];
 	unsigned live;
-	uint64_t posts, writes, doorbells, kills, hangs, late; /* writes: WRITEs among the posts */
+	uint64_t posts, writes, doorbells, kills, hangs, late,
+		port_events;              /* writes: WRITEs among the posts */
 	const unsigned char *no_read; /* a range that no device may read any more; NULL: none */
 	size_t no_read_bytes;
 } fake;
@@ -249,6 +251,7 @@ static inline void fake_event(unsigned device, enum ibv_event_type e)
 static inline void fake_port(unsigned device, int up)
 {
 	fake.device[device].down = !up;
+	fake.port_events++;
 	fake_event(device, up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR);
 }
 
@@ -687,6 +690,10 @@ static inline int fake_get_async_event(struct ibv_context *c, struct ibv_async_e
 {
 	struct fake_context *f = (struct fake_context *)c;
 	uint64_t n;
+	if (fake.device[c->device - fake_device].gone) {
+		errno = EIO;
+		return -1;
+	}
 	if (f->events) {
 		f->events = 0;
 		*ret = (struct ibv_async_event){.element.port_num = 2, .event_type = f->event};

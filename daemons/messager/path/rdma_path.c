@@ -337,6 +337,7 @@ static void path_completed(struct rdma_qp *q, const struct rdma_note *w)
 {
 	struct rdma_sender *p = sender_of(q);
 	struct rdma_outgoing *o = w->of;
+	q->tried = 0; /* its NIC reaches the receiver's */
 	switch (w->work) {
 	case RDMA_WORK_WRITE:
 		p->in_flight -= run_bytes(w);

@@ -393,7 +393,6 @@ static void take_completion(struct rdma_qp *q, const struct ibv_wc *wc)
 	if (q->flushed < number + 1)
 		q->flushed = number + 1;
 	if (wc->status == IBV_WC_SUCCESS) {
-		q->tried = 0;
 		for (; q->tail <= number; q->tail++)
 			q->end->completed(q, &q->notes[q->tail % q->t->opts.depth]);
 	} else if (q->broken[0] == 0) {
