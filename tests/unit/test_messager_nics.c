@@ -265,8 +265,9 @@ START_TEST(test_device_dies)
 	ck_assert_str_eq(nic_of(side, 0), at_receiver ? "fake3" : "fake2");
 	rdma_path_ops.path_state(w->path, &s);
 	ck_assert(!s.up && s.restarts > 0 && s.errors > 0);
-	/* the loop is not kept awake by a device that cannot be read */
 	struct rdma *t = at_receiver ? w->b : w->a;
+	ck_assert(!rdma_nic_is_active(t->nics[0]));
+	/* the loop is not kept awake by a device that cannot be read */
 	ck_assert_int_eq(event_pending(t->nics[0]->on_async, EV_READ, NULL) != 0, how != GONE);
 	/* the near one comes back, and is used again when the other dies */
 	if (how == PORT_DOWN) {
