@@ -1,6 +1,6 @@
-/* rdma_world.h - a sender and a receiver of RDMA on the fabric of verbs_fake.h, with the control link
- * between them and leases that are opened, sent, closed and ended. After each step no byte may be
- * wrong: a leased block has its lease's bytes, all others none. */
+/* rdma_world.h - a sender and a receiver of RDMA on the fabric of verbs_fake.h, with the control
+ * link between them and leases that are opened, sent, closed and ended. After each step no byte may
+ * be wrong: a leased block has its lease's bytes, all others none. */
 #ifndef RDMA_WORLD_H
 #define RDMA_WORLD_H
 

@@ -310,6 +310,31 @@ START_TEST(test_all_die)
 }
 END_TEST
 
+/* The other NIC is far, so the pool is registered with it only now: it refuses that for a while. */
+START_TEST(test_other_is_full)
+{
+	struct path_state s;
+	nics_reset(75);
+	fake.device[3].node = 1;
+	nodes.dst[0] = 0;
+	world_make(1);
+	wait_up();
+	fake.device[3].full = 1;
+	fake_port(1, 0);
+	for (int k = 0; k < 3000; k++)
+		world_step();
+	rdma_path_ops.intake_state(w->intake, &s);
+	ck_assert(s.up && strstr(s.up, "cannot register") && strstr(s.up, "fake3"));
+	ck_assert(s.errors > 3 && s.errors < 20); /* its pauses double */
+	fake.device[3].full = 0;
+	wait_up();
+	run_world(0);
+	ck_assert_uint_eq(w->whole, LEASES);
+	ck_assert_str_eq(nic_of(w->intake, 0), "fake3");
+	world_free();
+}
+END_TEST
+
 /* --- pools that come and go ---------------------------------------------------- */
 
 /* Its lane ends at both ends, also if END is lost, and the next pool gets a lane anew. */
@@ -422,6 +447,7 @@ static Suite *suite(void)
 	tcase_add_test(t, test_reach_none);
 	tcase_add_loop_test(t, test_device_dies, 0, 4 * DEATHS);
 	tcase_add_test(t, test_all_die);
+	tcase_add_test(t, test_other_is_full);
 	tcase_add_loop_test(t, test_lane_ends, 0, 2);
 	tcase_add_test(t, test_too_many_pools);
 	tcase_add_loop_test(t, test_seeds, 0, 4);

@@ -102,6 +102,7 @@ static struct {
 		unsigned char subnet;
 		int cut;  /* a bit for each device that it does not reach */
 		int gone; /* it cannot be read any more */
+		int full; /* it registers no pools */
 	} device[FAKE_DEVICES];
 	struct {
 		const void *at;
@@ -321,6 +322,13 @@ static inline int fake_dealloc_pd(struct ibv_pd *pd)
 
 static inline struct ibv_mr *fake_reg_mr(struct ibv_pd *pd, void *at, size_t bytes, int access)
 {
+	int pool = 0;
+	for (size_t i = 0; i < sizeof fake.memory / sizeof *fake.memory; i++)
+		pool |= fake.memory[i].at == at;
+	if (pool && fake.device[pd->context->device - fake_device].full) {
+		errno = ENOMEM;
+		return NULL;
+	}
 	struct fake_mr *m = fake_new(sizeof *m);
 	if (!m)
 		return NULL;

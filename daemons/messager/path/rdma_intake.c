@@ -293,6 +293,7 @@ static void canary_register(struct rdma_receiver *i)
 static int intake_may_begin(struct rdma_qp *q)
 {
 	struct rdma_receiver *i = receiver_of(q);
+	struct err err;
 	int tried;
 	struct rdma_nic *nic = rdma_nic_choose(q, i->pool, NULL, &tried);
 	if (!nic && tried) {
@@ -304,6 +305,11 @@ static int intake_may_begin(struct rdma_qp *q)
 		return 0;
 	}
 	rdma_qp_use(q, nic);
+	/* now, so that no lease waits for it later */
+	if (!rdma_pool_source(i->pool, nic, &err)) {
+		rdma_qp_blame_nic(q, "%s", err.text);
+		return 0;
+	}
 	canary_register(i);
 	q->round++;
 	q->other_known = 0;

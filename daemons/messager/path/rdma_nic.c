@@ -85,14 +85,14 @@ void rdma_nic_show(const struct rdma_nic *n, enum ibv_mtu other_mtu, char *out, 
 	static const int widths[][2] = {{1, 1}, {2, 4}, {4, 8}, {8, 12}, {16, 2}};
 	static const int speeds[][2] = {{1, 250},   {2, 500},   {4, 1000},  {8, 1000},
 	                                {16, 1406}, {32, 2578}, {64, 5313}, {128, 10625}};
-	int lanes = 0, speed = 0;
+	int width = 0, speed = 0;
 	for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
-		lanes = widths[i][0] == n->port.active_width ? widths[i][1] : lanes;
+		width = widths[i][0] == n->port.active_width ? widths[i][1] : width;
 	for (size_t i = 0; i < sizeof speeds / sizeof *speeds; i++)
 		speed = speeds[i][0] == n->port.active_speed ? speeds[i][1] : speed;
 	enum ibv_mtu m = n->port.active_mtu < other_mtu ? n->port.active_mtu : other_mtu;
 	snprintf(out, size, "%.32s port %u, GID %u %s, MTU %s, %.1f Gbit/s, %s", n->device, n->port_num,
-	         n->gid_index, n->gid_text, mtu[m <= IBV_MTU_4096 ? m : 0], lanes * speed / 100.0,
+	         n->gid_index, n->gid_text, mtu[m <= IBV_MTU_4096 ? m : 0], width * speed / 100.0,
 	         n->windows ? "windows" : "no windows");
 }
 

@@ -3,12 +3,15 @@
  * The choice. Of the NICs whose port is active and that reach the other end (same link layer, and
  * on InfiniBand the same subnet), the one that is nearest to the memory; of several that are
  * equally near the one with the fewest queue pairs, so that pairs of hosts spread over all. A NIC
- * is near memory of its own NUMA node; where either node is unknown, it is as near as can be.
+ * is near memory of its own NUMA node; where either node is unknown, it is as near as can be. The
+ * memory is the lane's pool at the receiver. At the sender it is all pools, since each may be sent
+ * over each lane: the nearest NIC is the one that is near most of them.
  *
  * A NIC that dies fails its queue pairs, and the next set-up chooses among the others. One whose
  * port is active but that carries nothing is found out by trying: rdma_qp.tried are the NICs that
  * have failed. The sender tries all of its own with the receiver's, then says REFUSE, and the
- * receiver goes on to its next one. */
+ * receiver goes on to its next one. A completion at the sender shows that its NIC works; the
+ * receiver has no such proof, and returns to a NIC that was refused when it has tried all. */
 #ifndef MESSAGER_RDMA_NIC_H
 #define MESSAGER_RDMA_NIC_H
 

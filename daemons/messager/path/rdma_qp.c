@@ -121,6 +121,18 @@ static void pause_after_failure(struct rdma_qp *q)
 	q->fails++;
 }
 
+void rdma_qp_blame_nic(struct rdma_qp *q, const char *fmt, ...)
+{
+	va_list ap;
+	va_start(ap, fmt);
+	vsnprintf(q->why, sizeof q->why, fmt, ap);
+	va_end(ap);
+	rdma_qp_count_error(q, "%s", q->why);
+	pause_after_failure(q);
+	rdma_qp_mark_tried(q);
+	rdma_is_time(q->t, q->not_before_us);
+}
+
 void rdma_qp_give_up(struct rdma_qp *q, const char *why)
 {
 	if (!is_live(q))
@@ -216,10 +228,7 @@ static int begin(struct rdma_qp *q)
 	const char *what = make(q);
 	if (!what)
 		return 1;
-	rdma_qp_count_error(q, "cannot %s on %s: %s", what, q->nic->device, strerror(errno));
-	snprintf(q->why, sizeof q->why, "%s", q->shown.last_error);
-	pause_after_failure(q);
-	rdma_qp_mark_tried(q);
+	rdma_qp_blame_nic(q, "cannot %s on %s: %s", what, q->nic->device, strerror(errno));
 	destroy(q);
 	return 0;
 }
@@ -283,11 +292,7 @@ static enum rdma_qp_state step_reset(struct rdma_qp *q, enum rdma_qp_event e)
 	/* not on entering: whoever ended the last one may be about to free q */
 	if (e != RDMA_QP_ON_TURN || !rdma_is_time(q->t, q->not_before_us) || !q->end->may_begin(q))
 		return RDMA_QP_RESET;
-	if (!begin(q)) {
-		rdma_is_time(q->t, q->not_before_us);
-		return RDMA_QP_RESET;
-	}
-	return RDMA_QP_INIT;
+	return begin(q) ? RDMA_QP_INIT : RDMA_QP_RESET;
 }
 
 static enum rdma_qp_state step_init(struct rdma_qp *q, enum rdma_qp_event e)

@@ -151,5 +151,8 @@ int rdma_qp_repeats(struct rdma_qp *q);
 void rdma_qp_use(struct rdma_qp *q, struct rdma_nic *nic);
 /* For the choice of the next one: the present NIC has failed. */
 void rdma_qp_mark_tried(struct rdma_qp *q);
+/* The same in RESET, where no queue pair can be made on it: counts that, and pauses. */
+void rdma_qp_blame_nic(struct rdma_qp *q, const char *fmt, ...)
+	__attribute__((format(printf, 2, 3)));
 
 #endif
