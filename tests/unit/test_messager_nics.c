@@ -6,6 +6,7 @@
 #include "util/log.h"
 
 #include <inttypes.h>
+#include <sys/stat.h>
 
 static void nics_reset(uint64_t seed)
 {
@@ -85,6 +86,37 @@ START_TEST(test_list)
 		ck_assert_msg(got == cases[i].want && (!cases[i].error || strstr(err.text, cases[i].error)),
 		              "\"%s\": %d %s", cases[i].list, got, err.text);
 	}
+}
+END_TEST
+
+/* What the kernel says. */
+START_TEST(test_kernel_nodes)
+{
+	char dir[] = "/tmp/test_nics.XXXXXX", name[64];
+	const struct verbs *v = verbs_load(NULL);
+	if (!v) /* libibverbs is not installed */
+		return;
+	struct ibv_device d = {0};
+	ck_assert_ptr_nonnull(mkdtemp(dir));
+	snprintf(d.ibdev_path, sizeof d.ibdev_path, "%s", dir);
+	ck_assert_int_eq(v->device_node(&d), -1);
+	snprintf(name, sizeof name, "%s/device", dir);
+	ck_assert_int_eq(mkdir(name, 0700), 0);
+	snprintf(name, sizeof name, "%s/device/numa_node", dir);
+	FILE *f = fopen(name, "w");
+	ck_assert(f && fputs("5\n", f) >= 0 && fclose(f) == 0);
+	ck_assert_int_eq(v->device_node(&d), 5);
+	ck_assert_int_eq(unlink(name), 0);
+	snprintf(name, sizeof name, "%s/device", dir);
+	ck_assert(rmdir(name) == 0 && rmdir(dir) == 0);
+
+	/* the node of this memory, if the kernel tells; none of what is not mapped */
+	unsigned char *memory = calloc(1, 1 << 20);
+	int node = v->memory_node(memory, 1 << 20);
+	snprintf(name, sizeof name, "/sys/devices/system/node/node%d", node);
+	ck_assert_msg(node == -1 || access(name, F_OK) == 0, "node %d", node);
+	ck_assert_int_eq(v->memory_node(NULL, 1 << 20), -1);
+	free(memory);
 }
 END_TEST
 
@@ -310,6 +342,28 @@ START_TEST(test_all_die)
 }
 END_TEST
 
+/* The sender has no port for a while: that is no reason for the receiver to take a NIC that is far. */
+START_TEST(test_sender_is_down)
+{
+	nics_reset(77);
+	fake.device[3].node = 1;
+	nodes.dst[0] = 0;
+	world_make(1);
+	wait_up();
+	fake_port(0, 0);
+	fake_port(2, 0);
+	wait_down();
+	for (int k = 0; k < 1000; k++) {
+		world_step();
+		ck_assert_str_ne(nic_of(w->intake, 0), "fake3");
+	}
+	fake_port(0, 1);
+	wait_up();
+	ck_assert_str_eq(nic_of(w->intake, 0), "fake1");
+	world_free();
+}
+END_TEST
+
 /* The other NIC is far, so the pool is registered with it only now: it refuses that for a while. */
 START_TEST(test_other_is_full)
 {
@@ -441,12 +495,14 @@ static Suite *suite(void)
 	Suite *s = suite_create("messager_nics");
 	TCase *t = tcase_create("nics");
 	tcase_add_test(t, test_list);
+	tcase_add_test(t, test_kernel_nodes);
 	tcase_add_loop_test(t, test_nearest, 0, 7);
 	tcase_add_test(t, test_spread);
 	tcase_add_loop_test(t, test_reach, 0, 6);
 	tcase_add_test(t, test_reach_none);
 	tcase_add_loop_test(t, test_device_dies, 0, 4 * DEATHS);
 	tcase_add_test(t, test_all_die);
+	tcase_add_test(t, test_sender_is_down);
 	tcase_add_test(t, test_other_is_full);
 	tcase_add_loop_test(t, test_lane_ends, 0, 2);
 	tcase_add_test(t, test_too_many_pools);

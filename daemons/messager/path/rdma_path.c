@@ -402,6 +402,15 @@ static struct rdma_nic *next_nic(const struct rdma_qp *q)
 	return rdma_nic_choose(q, NULL, &q->other, &tried);
 }
 
+/* The receiver's NIC is to blame, not that all ports of this host are down. */
+static int reaches_none(const struct rdma_qp *q)
+{
+	int active = 0;
+	for (unsigned i = 0; i < q->t->n_nics; i++)
+		active |= rdma_nic_is_active(q->t->nics[i]);
+	return active && !next_nic(q);
+}
+
 /* With the NIC, so that no lease waits for it later. What is refused is counted, and the leases of
  * that pool wait in vain. */
 static void register_pools(struct rdma_qp *q)
@@ -533,7 +542,7 @@ static int path_say(struct rdma_qp *q, struct rdma_msg *m)
 		p->reset_owed = 0;
 		if (q->state == RDMA_QP_RESET) {
 			snprintf(m->text, sizeof m->text, "%s", q->why);
-			return say_head(q, m, next_nic(q) ? RDMA_RESET : RDMA_REFUSE);
+			return say_head(q, m, reaches_none(q) ? RDMA_REFUSE : RDMA_RESET);
 		}
 	}
 	/* not before the next queue pair is up: writes of the last one may still be on their way, and
