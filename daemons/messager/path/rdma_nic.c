@@ -467,7 +467,9 @@ static int open_listed(struct rdma *t, struct event_base *base, struct ibv_devic
 		int e = nic_open(t, base, list[i], &nic, err);
 		if (e < 0 && named && !nic)
 			return e;
-		if (e < 0)
+		if (e < 0 && named)
+			log_warn("rdma_device_down", "device=%s why=%s", nic->device, log_quote(err->text));
+		else if (e < 0)
 			log_info("rdma_device_unused", "why=%s", log_quote(err->text));
 		if (e < 0 && nic && !named)
 			nic_close(nic);
