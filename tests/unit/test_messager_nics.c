@@ -342,7 +342,8 @@ START_TEST(test_all_die)
 }
 END_TEST
 
-/* The sender has no port for a while: that is no reason for the receiver to take a NIC that is far. */
+/* The sender has no port for a while: that is no reason for the receiver to take a NIC that is
+ * far. */
 START_TEST(test_sender_is_down)
 {
 	nics_reset(77);

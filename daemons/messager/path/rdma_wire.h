@@ -12,10 +12,11 @@
  *   address: GID 16 bytes, queue pair u32, PSN u32, LID u16, MTU u8 (enum ibv_mtu), link layer u8,
  *            RDMA READs that it serves at a time u8, zero u8, zero u16
  *
- * REFUSE: no NIC of the sender reaches the address, though one is active. DONE: no write of the lease is on its way any
- * more. END: the lane has ended. A lane is the queue pairs, one after another, for one of the
- * receiver's pools. `session` is a random number of the lane, `round` counts its queue pairs from
- * 1: messages of another session or round are late. Bytes left over make a message malformed. */
+ * REFUSE: no NIC of the sender reaches the address, though one is active. DONE: no write of the
+ * lease is on its way any more. END: the lane has ended. A lane is the queue pairs, one after
+ * another, for one of the receiver's pools. `session` is a random number of the lane, `round`
+ * counts its queue pairs from 1: messages of another session or round are late. Bytes left over
+ * make a message malformed. */
 #ifndef MESSAGER_RDMA_WIRE_H
 #define MESSAGER_RDMA_WIRE_H
 
