@@ -567,7 +567,7 @@ START_TEST(test_hang)
 {
 	struct path_state s;
 	world_new(10, _i);
-	fake.knobs.hang = 8;
+	fake.knobs.hang = 24;
 	run_world(0);
 	rdma_path_ops.path_state(w->path, &s);
 	ck_assert_uint_eq(w->whole, LEASES);
