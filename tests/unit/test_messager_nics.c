@@ -277,7 +277,7 @@ static void kill_device(unsigned device, int how)
 
 START_TEST(test_device_dies)
 {
-	struct path_state s;
+	struct path_state to, from;
 	int at_receiver = _i % 2, how = _i / 2 % DEATHS;
 	unsigned first = at_receiver ? 1 : 0, other = first + 2;
 	nics_reset(60 + (uint64_t)_i);
@@ -293,10 +293,12 @@ START_TEST(test_device_dies)
 		world_step();
 	kill_device(first, how);
 	run_world(0);
+	wait_up();
 	ck_assert_uint_eq(w->whole, LEASES);
 	ck_assert_str_eq(nic_of(side, 0), at_receiver ? "fake3" : "fake2");
-	rdma_path_ops.path_state(w->path, &s);
-	ck_assert(!s.up && s.restarts > 0 && s.errors > 0);
+	rdma_path_ops.path_state(w->path, &to);
+	rdma_path_ops.intake_state(w->intake, &from);
+	ck_assert(to.restarts > 0 && from.restarts > 0 && to.errors + from.errors > 0);
 	struct rdma *t = at_receiver ? w->b : w->a;
 	ck_assert(!rdma_nic_is_active(t->nics[0]));
 	/* the loop is not kept awake by a device that cannot be read */
