@@ -87,9 +87,11 @@ static const struct conf_key keys[] = {
      "by "
      "TCP",
      "auto|off|required"},
-	{"rdma_device", CONF_STRING, "", 0, 63, "", 0,
-     "name of the RDMA device, such as mlx5_0; empty: the first with an active port", NULL},
-	{"rdma_port", CONF_INT, "0", 0, 255, "", 0, "port of the RDMA device; 0: the first active one",
+	{"rdma_device", CONF_STRING, "", 0, 255, "", 0,
+     "names of the RDMA devices to use, such as \"mlx5_0, mlx5_1\"; empty: all that have an active "
+     "port. KV goes through the one that is nearest to its memory (NUMA node)",
+     NULL},
+	{"rdma_port", CONF_INT, "0", 0, 255, "", 0, "port of each RDMA device; 0: the first active one",
      NULL},
 	{"rdma_gid_index", CONF_INT, "-1", -1, 255, "", 0,
      "index of the port's GID; -1: RoCE v2 with the address of a local interface, if there is one",

@@ -16,8 +16,10 @@ FUZZ(rdma, PATH_SAY_MAX + 1)
 	if (rc && !err.text[0])
 		abort();
 	/* of a text, what is not printable is replaced */
-	if (rc == 0 && (rdma_msg_write(&m, out) != size ||
-	                memcmp(out, data, m.kind == RDMA_RESET ? RDMA_HEAD_BYTES : size) != 0))
+	if (rc == 0 &&
+	    (rdma_msg_write(&m, out) != size ||
+	     memcmp(out, data,
+	            m.kind == RDMA_RESET || m.kind == RDMA_REFUSE ? RDMA_HEAD_BYTES : size) != 0))
 		abort();
 	rc = rdma_handle_read(data, size, &h, &err);
 	if (rc == 0) {

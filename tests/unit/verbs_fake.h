@@ -9,6 +9,7 @@
  *  - Completions come late, in order; the completion channel wakes up more often than it must.
  *  - Queue pairs are killed (retries exceeded, flushes), or hang until they are destroyed.
  *  - Allocations are refused.
+ *  - Ports go down and come up (fake_port), and devices cannot reach each other (fake.cut).
  *
  * It fails the test for what a device would not forgive: more work requests than a send queue
  * holds, addresses beyond a registration or with the wrong key, completion queues that overflow,
@@ -25,10 +26,16 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { FAKE_MAX = 256, FAKE_DEPTH = 64, FAKE_CQE = 64, FAKE_EVENTS = 1024 };
+enum { FAKE_DEVICES = 4, FAKE_MAX = 256, FAKE_DEPTH = 64, FAKE_CQE = 64, FAKE_EVENTS = 1024 };
+
+struct fake_context {
+	struct ibv_context v;      /* first, here and below */
+	enum ibv_event_type event; /* of its port */
+	unsigned events;
+};
 
 struct fake_mr {
-	struct ibv_mr v; /* first, here and below */
+	struct ibv_mr v;
 	int access, windows;
 };
 
@@ -89,15 +96,27 @@ struct fake_knobs { /* chances in 1024 */
 static struct {
 	uint64_t seed, us;
 	struct fake_knobs knobs;
-	int no_windows, inactive, devices, slow; /* slow: to place what has arrived */
-	int link_layer;
+	int no_windows, devices, slow; /* slow: to place what has arrived */
+	struct {
+		int down, node, link_layer;
+		unsigned char subnet;
+		int cut;  /* a bit for each device that it does not reach */
+		int gone; /* it cannot be read any more */
+		int full; /* it registers no pools */
+	} device[FAKE_DEVICES];
+	struct {
+		const void *at;
+		int node;
+	} memory[8]; /* other memory is in no node */
+	struct fake_context *context[FAKE_MAX];
 	int corrupts; /* large READs that bring a wrong byte */
 	uint32_t keys, qpns;
 	struct fake_mr *mr[FAKE_MAX];
 	struct fake_mw *mw[FAKE_MAX];
 	struct fake_qp *qp[FAKE_MAX];
 	unsigned live;
-	uint64_t posts, writes, doorbells, kills, hangs, late; /* writes: WRITEs among the posts */
+	uint64_t posts, writes, doorbells, kills, hangs, late,
+		port_events;              /* writes: WRITEs among the posts */
 	const unsigned char *no_read; /* a range that no device may read any more; NULL: none */
 	size_t no_read_bytes;
 } fake;
@@ -162,7 +181,7 @@ static inline void fake_forget(void *table, void *p)
 			t[i] = NULL;
 }
 
-static struct ibv_device fake_device[4];
+static struct ibv_device fake_device[FAKE_DEVICES];
 
 static inline struct ibv_device **fake_get_device_list(int *ret_n)
 {
@@ -186,18 +205,55 @@ static inline const char *fake_get_device_name(struct ibv_device *d)
 
 static inline struct ibv_context *fake_open_device(struct ibv_device *d)
 {
-	struct ibv_context *c = fake_new(sizeof *c);
+	struct fake_context *c = fake_new(sizeof *c);
 	if (!c)
 		return NULL;
-	c->device = d;
-	c->async_fd = eventfd(0, EFD_NONBLOCK);
-	return c;
+	c->v.device = d;
+	c->v.async_fd = eventfd(0, EFD_NONBLOCK);
+	fake.context[fake_place(fake.context)] = c;
+	return &c->v;
 }
 
 static inline int fake_close_device(struct ibv_context *c)
 {
 	close(c->async_fd);
+	fake_forget(fake.context, c);
 	return fake_free(c);
+}
+
+static inline int fake_device_node(struct ibv_device *d)
+{
+	return fake.device[d - fake_device].node;
+}
+
+static inline int fake_memory_node(const void *at, size_t bytes)
+{
+	(void)bytes;
+	for (size_t i = 0; i < sizeof fake.memory / sizeof *fake.memory; i++)
+		if (fake.memory[i].at == at)
+			return fake.memory[i].node;
+	return -1;
+}
+
+/* Tells all that have opened the device. */
+static inline void fake_event(unsigned device, enum ibv_event_type e)
+{
+	uint64_t one = 1;
+	for (int i = 0; i < FAKE_MAX; i++) {
+		struct fake_context *c = fake.context[i];
+		if (!c || c->v.device != &fake_device[device])
+			continue;
+		c->event = e;
+		c->events = 1;
+		ck_assert(write(c->v.async_fd, &one, sizeof one) == sizeof one);
+	}
+}
+
+static inline void fake_port(unsigned device, int up)
+{
+	fake.device[device].down = !up;
+	fake.port_events++;
+	fake_event(device, up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR);
 }
 
 static inline int fake_query_device(struct ibv_context *c, struct ibv_device_attr *ret)
@@ -217,14 +273,15 @@ static inline int fake_query_device(struct ibv_context *c, struct ibv_device_att
 /* Port 1 of device 0 is never active. */
 static inline int fake_query_port(struct ibv_context *c, uint8_t port, struct ibv_port_attr *ret)
 {
-	int down = fake.inactive || (c->device == &fake_device[0] && port == 1);
+	size_t device = (size_t)(c->device - fake_device);
+	int down = fake.device[device].down || (device == 0 && port == 1);
 	*ret = (struct ibv_port_attr){.state = down ? IBV_PORT_DOWN : IBV_PORT_ACTIVE,
 	                              .active_mtu = IBV_MTU_1024,
 	                              .gid_tbl_len = 5,
 	                              .lid = 7,
 	                              .active_width = 2,
 	                              .active_speed = 32,
-	                              .link_layer = (uint8_t)fake.link_layer};
+	                              .link_layer = (uint8_t)fake.device[device].link_layer};
 	return 0;
 }
 
@@ -238,13 +295,15 @@ static inline int fake_query_gid(struct ibv_context *c, uint32_t port, uint32_t 
 	             {IBV_GID_TYPE_ROCE_V2, {0xfe, 0x80, [15] = 1}},
 	             {IBV_GID_TYPE_ROCE_V2, {[10] = 0xff, [11] = 0xff, 10, 9, 8, 7}},
 	             {IBV_GID_TYPE_ROCE_V2, {[10] = 0xff, [11] = 0xff, 127, 0, 0, 1}}};
-	(void)c;
+	size_t device = (size_t)(c->device - fake_device);
 	if (index >= sizeof table / sizeof *table)
 		return ENODATA;
 	*ret = (struct ibv_gid_entry){.gid_index = index,
 	                              .port_num = port,
 	                              .gid_type = table[index].type};
 	memcpy(ret->gid.raw, table[index].gid, 16);
+	if (fake.device[device].link_layer == IBV_LINK_LAYER_INFINIBAND)
+		ret->gid.raw[1] = fake.device[device].subnet;
 	return 0;
 }
 
@@ -263,6 +322,13 @@ static inline int fake_dealloc_pd(struct ibv_pd *pd)
 
 static inline struct ibv_mr *fake_reg_mr(struct ibv_pd *pd, void *at, size_t bytes, int access)
 {
+	int pool = 0;
+	for (size_t i = 0; i < sizeof fake.memory / sizeof *fake.memory; i++)
+		pool |= fake.memory[i].at == at;
+	if (pool && fake.device[pd->context->device - fake_device].full) {
+		errno = ENOMEM;
+		return NULL;
+	}
 	struct fake_mr *m = fake_new(sizeof *m);
 	if (!m)
 		return NULL;
@@ -433,6 +499,7 @@ static inline struct ibv_qp *fake_create_qp(struct ibv_pd *pd, struct ibv_qp_ini
 	if (!q)
 		return NULL;
 	ck_assert(a->qp_type == IBV_QPT_RC && a->cap.max_send_wr <= FAKE_DEPTH && !a->sq_sig_all);
+	ck_assert(a->send_cq->context == pd->context);
 	q->v.pd = pd;
 	q->v.send_cq = a->send_cq;
 	q->v.qp_num = 100 + ++fake.qpns;
@@ -530,6 +597,17 @@ static inline int fake_allows(const struct fake_qp *q, uint64_t at, uint32_t byt
 	       fake_within(at, bytes, (uintptr_t)m->v.addr, m->v.length);
 }
 
+static inline size_t fake_device_of(const struct fake_qp *q)
+{
+	return (size_t)(q->v.pd->context->device - fake_device);
+}
+
+static inline int fake_reaches(const struct fake_qp *q, const struct fake_qp *to)
+{
+	size_t from = fake_device_of(q), at = fake_device_of(to);
+	return !fake.device[from].down && !fake.device[at].down && !(fake.device[from].cut >> at & 1);
+}
+
 /* The connected queue pair, if it can receive. */
 static inline struct fake_qp *fake_other(const struct fake_qp *q)
 {
@@ -537,7 +615,7 @@ static inline struct fake_qp *fake_other(const struct fake_qp *q)
 		struct fake_qp *o = fake.qp[i];
 		if (o && o->v.qp_num == q->dest && o->dest == q->v.qp_num && o->rq_psn == q->sq_psn &&
 		    (o->state == IBV_QPS_RTR || o->state == IBV_QPS_RTS))
-			return o;
+			return fake_reaches(q, o) ? o : NULL;
 	}
 	return NULL;
 }
@@ -618,7 +696,17 @@ static inline void fake_report(struct fake_qp *q)
 
 static inline int fake_get_async_event(struct ibv_context *c, struct ibv_async_event *ret)
 {
+	struct fake_context *f = (struct fake_context *)c;
 	uint64_t n;
+	if (fake.device[c->device - fake_device].gone) {
+		errno = EIO;
+		return -1;
+	}
+	if (f->events) {
+		f->events = 0;
+		*ret = (struct ibv_async_event){.element.port_num = 2, .event_type = f->event};
+		return 0;
+	}
 	for (int i = 0; i < FAKE_MAX; i++) {
 		struct fake_qp *q = fake.qp[i];
 		if (!q || q->v.pd->context != c || q->reports == 0)
@@ -636,7 +724,8 @@ static inline int fake_get_async_event(struct ibv_context *c, struct ibv_async_e
 
 static inline void fake_ack_async_event(struct ibv_async_event *e)
 {
-	((struct fake_qp *)e->element.qp)->unacked--;
+	if (e->event_type == IBV_EVENT_QP_ACCESS_ERR)
+		((struct fake_qp *)e->element.qp)->unacked--;
 }
 
 /* A key that opens nothing: both ends' queue pairs go to ERR. */
@@ -675,6 +764,7 @@ static inline void fake_local(struct fake_qp *q, struct fake_wqe *w)
 	if (w->wr.opcode == IBV_WR_BIND_MW) {
 		struct fake_mw *mw = (struct fake_mw *)w->wr.bind_mw.mw;
 		mw->mr = (struct fake_mr *)w->wr.bind_mw.bind_info.mr;
+		ck_assert(mw->v.pd == q->v.pd && mw->mr->v.pd == q->v.pd);
 		ck_assert(mw->mr->access & IBV_ACCESS_MW_BIND && mw->mr->access & IBV_ACCESS_LOCAL_WRITE);
 		mw->at = w->wr.bind_mw.bind_info.addr;
 		mw->bytes = w->wr.bind_mw.bind_info.length;
@@ -903,6 +993,8 @@ static const struct verbs fake_verbs = {
 	.post_send = fake_post_send,
 	.wc_status_str = fake_wc_status_str,
 	.event_type_str = fake_event_type_str,
+	.device_node = fake_device_node,
+	.memory_node = fake_memory_node,
 };
 
 static inline void fake_reset(uint64_t seed)
@@ -912,7 +1004,8 @@ static inline void fake_reset(uint64_t seed)
 	fake.seed = seed * 0x9e3779b97f4a7c15ull + 1;
 	fake.us = 1000;
 	fake.devices = 1;
-	fake.link_layer = IBV_LINK_LAYER_ETHERNET;
+	for (int i = 0; i < FAKE_DEVICES; i++)
+		fake.device[i].link_layer = IBV_LINK_LAYER_ETHERNET;
 }
 
 #endif

@@ -93,7 +93,7 @@ struct incoming_opts {
 struct path_state {
 	const char *transport;   /* "tcp", "rdma" */
 	const char *up;          /* NULL, or why it cannot carry bytes */
-	char via[160];           /* addresses, connections, encryption; device, port, GID, rate */
+	char via[640];           /* addresses, connections, encryption; device, port, GID, rate */
 	uint64_t bytes, frames;  /* delivered */
 	uint64_t repeated_bytes; /* sent again */
 	uint64_t restarts;       /* connections or queue pairs made after the first */

@@ -1,5 +1,6 @@
 /* rdma.h - paths over RDMA (path.h): the sender's NIC writes into the receiver's pool by itself,
- * over one reliably connected (RC) queue pair for each pair of messagers and direction.
+ * over reliably connected (RC) queue pairs: for each pair of messagers and direction a lane for
+ * each of the receiver's pools, which is one queue pair after another.
  *
  *   sender: rdma_path.c                           receiver: rdma_intake.c
  *           ◀── OFFER: address, queue pair, canary ──
@@ -10,11 +11,13 @@
  *           ── DONE: it writes this lease no more ──▶
  *           ◀── CLOSE: it must not ──                incoming_close
  *           ── RESET: its queue pair has failed ──▶   a new OFFER
+ *           ── REFUSE: its NICs do not reach that ──▶  an OFFER of another NIC
+ *           ◀── END: the lane has ended              rdma_pool_gone
  *           ── ASK: for the key of a lease ──▶        KEYS, or CLOSE
  *
  * rdma_qp.h draws the life of a queue pair, rdma_intake.h that of a lease at the receiver,
- * rdma_wire.h the messages. Any message may be lost or repeated: each end repeats what it waits
- * for.
+ * rdma_wire.h the messages, rdma_nic.h how each end chooses among its NICs. Any message may be lost
+ * or repeated: each end repeats what it waits for.
  *
  * Delivered. The completion of a WRITE says that the other NIC has acknowledged it, not that the
  * bytes are in memory. So each list of writes of a lease ends with a READ of the last bytes
@@ -27,8 +30,8 @@
  * because the blocks of a lease are spread over it: until the lease is closed the sender is trusted
  * to write its blocks only. Without windows the sender gets the key of the pool's registration,
  * which is valid while the queue pair lives: incoming_close of a lease for which no DONE has
- * arrived ends the queue pair, and the other leases go on over the next one. Pools that only send
- * have no remote rights.
+ * arrived ends the queue pair, and the pool's other leases go on over the next one. Pools that only
+ * send have no remote rights.
  *
  * How the messager uses it:
  *
@@ -51,8 +54,7 @@
  *   rdma_transport_destroy(&rdma)
  *       all paths and intakes have been destroyed
  *
- * A region is known by its address: it must not move while it is registered. A transport has one
- * device; a host with several NICs makes a transport for each, and chooses when a link comes up. */
+ * A region is known by its address: it must not move while it is registered. */
 #ifndef MESSAGER_RDMA_H
 #define MESSAGER_RDMA_H
 
@@ -64,13 +66,14 @@
 struct rdma;
 
 struct rdma_opts {
-	const char *device; /* "": the first that has an active port */
-	uint8_t port;       /* 0: the first active one */
+	const char *device; /* names, "mlx5_0, mlx5_1"; "": all that have an active port */
+	uint8_t port;       /* of each; 0: the first active one */
 	/* -1: chooses; RoCE v2 with the IPv4 address of a local interface before others */
 	int gid_index;
 	uint8_t traffic_class; /* of RoCE packets */
 	int no_windows;        /* does without memory windows on a device that has them */
-	uint32_t depth;        /* work requests outstanding on one queue pair, 8 to 16384 */
+	uint32_t depth; /* work requests outstanding on one queue pair, 8 to 16384; less if a device
+	                 * cannot do as many */
 	/* bytes outstanding on one queue pair (at least one piece is): more than the link carries in a
 	 * round trip, less than in drain_us and close_us */
 	uint64_t window_bytes;
@@ -95,8 +98,9 @@ int rdma_transport_new(struct event_base *base, const struct verbs *v, const str
                        struct rdma **ret, struct err *err);
 void rdma_transport_destroy(struct rdma **t);
 
-/* Registers the pool for sending and for being written. 0, also if it is registered already;
- * ERR_UNSUPPORTED: the pool is not in host memory; ERR_NOMEM or ERR_IO. */
+/* Registers the pool for sending and for being written, with its nearest NICs. 0, also if it is
+ * registered already; ERR_UNSUPPORTED: the pool is not in host memory; ERR_FULL: there are
+ * RDMA_LANES_MAX; ERR_NOMEM or ERR_IO. */
 int rdma_pool_add(struct rdma *t, const struct kv_region *region, struct err *err);
 void rdma_pool_gone(struct rdma *t, const struct kv_region *region);
 

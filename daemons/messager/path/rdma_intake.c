@@ -5,6 +5,8 @@
  * pair. The exception is a lease without a window for which DONE has arrived: its sender could
  * write the pool until the queue pair ends in any case (rdma.h). */
 #include "rdma_intake.h"
+#include "rdma_nic.h"
+#include "rdma_side.h"
 #include "util/check.h"
 #include "util/log.h"
 #include "util/mem.h"
@@ -47,7 +49,7 @@ static void rdma_lease_enter(struct rdma_lease *l, enum rdma_lease_state s)
 	if (!(states[l->state].next & 1u << s))
 		PANIC("lease in state %s cannot become %s", state_name(l->state), state_name(s));
 	log_debug("rdma_lease_state", "peer=%s lease=%" PRIu64 " from=%s to=%s",
-	          log_quote(l->i->q.peer.name), l->number, state_name(l->state), state_name(s));
+	          log_quote(l->i->q.side->peer.name), l->number, state_name(l->state), state_name(s));
 	l->state = s;
 	l->since_us = rdma_now(l->i->q.t);
 }
@@ -61,9 +63,9 @@ static void rdma_lease_step(struct rdma_lease *l, enum rdma_lease_event e)
 	}
 }
 
-static struct rdma_intake *intake_of(struct rdma_qp *q)
+static struct rdma_receiver *receiver_of(struct rdma_qp *q)
 {
-	return (struct rdma_intake *)((char *)q - offsetof(struct rdma_intake, q));
+	return (struct rdma_receiver *)((char *)q - offsetof(struct rdma_receiver, q));
 }
 
 static struct rdma_lease *lease_at(struct list *node)
@@ -73,30 +75,30 @@ static struct rdma_lease *lease_at(struct list *node)
 
 /* --- memory windows ----------------------------------------------------------- */
 
-static void window_free(struct rdma_intake *i, struct rdma_window *w)
+static void window_free(struct rdma_receiver *i, struct rdma_window *w)
 {
 	int e = w->mw ? i->q.t->v->dealloc_mw(w->mw) : 0;
 	CHECK(e != EBUSY && e != EINVAL);
 	w->mw = NULL;
 }
 
-static int window_take(struct rdma_intake *i, struct rdma_window *w)
+static int window_take(struct rdma_receiver *i, struct rdma_window *w)
 {
 	if (i->n_spare > 0) {
 		*w = i->spare[--i->n_spare];
 		return 1;
 	}
-	struct rdma *t = i->q.t;
-	if (!(w->mw = t->v->alloc_mw(t->pd, IBV_MW_TYPE_2))) {
+	const struct rdma_nic *n = i->q.nic;
+	if (!(w->mw = n->t->v->alloc_mw(n->pd, IBV_MW_TYPE_2))) {
 		rdma_qp_count_error(&i->q, "cannot allocate a memory window on %s: %s (the device has %d)",
-		                    t->device, strerror(errno), t->attr.max_mw);
+		                    n->device, strerror(errno), n->attr.max_mw);
 		return 0;
 	}
 	w->key = w->mw->rkey;
 	return 1;
 }
 
-static void window_put(struct rdma_intake *i, struct rdma_window *w)
+static void window_put(struct rdma_receiver *i, struct rdma_window *w)
 {
 	if (i->n_spare == RDMA_SPARE_WINDOWS)
 		window_free(i, w);
@@ -120,7 +122,7 @@ static int window_post(struct rdma_lease *l, struct ibv_send_wr *wr, enum rdma_w
 	return 1;
 }
 
-static int window_bind(struct rdma_lease *l)
+static int window_bind(struct rdma_lease *l, struct ibv_mr *mr)
 {
 	if (rdma_qp_room(&l->i->q) == 0 || !window_take(l->i, &l->window))
 		return 0;
@@ -129,9 +131,9 @@ static int window_bind(struct rdma_lease *l)
 	struct ibv_send_wr wr = {.opcode = IBV_WR_BIND_MW,
 	                         .bind_mw = {.mw = l->window.mw,
 	                                     .rkey = l->key,
-	                                     .bind_info = {.mr = l->mr,
-	                                                   .addr = (uintptr_t)l->mr->addr,
-	                                                   .length = l->mr->length,
+	                                     .bind_info = {.mr = mr,
+	                                                   .addr = (uintptr_t)mr->addr,
+	                                                   .length = mr->length,
 	                                                   .mw_access_flags = IBV_ACCESS_REMOTE_WRITE |
 	                                                                      IBV_ACCESS_REMOTE_READ}}};
 	return window_post(l, &wr, RDMA_WORK_BIND);
@@ -148,7 +150,7 @@ static int window_unbind(struct rdma_lease *l)
 
 /* --- the states ----------------------------------------------------------------- */
 
-static void owe_close(struct rdma_intake *i, uint64_t lease)
+static void owe_close(struct rdma_receiver *i, uint64_t lease)
 {
 	/* more than a message has room for are dropped: their senders ask when they lack a key */
 	if (i->n_close < RDMA_LEASES_MAX)
@@ -165,13 +167,17 @@ static enum rdma_lease_state step_wait(struct rdma_lease *l, enum rdma_lease_eve
 	}
 	if (l->done || e == RDMA_LEASE_ON_GONE || q->state != RDMA_QP_UP)
 		return RDMA_LEASE_WAIT;
-	if (!q->t->windows) {
-		l->key = l->mr->rkey;
-		return RDMA_LEASE_OPEN;
-	}
 	if (!rdma_is_time(q->t, l->retry_at_us))
 		return RDMA_LEASE_WAIT;
-	if (window_bind(l))
+	struct err err;
+	struct ibv_mr *mr = rdma_pool_dest(l->i->pool, q->nic, &err);
+	if (!mr)
+		rdma_qp_count_error(&l->i->q, "%s", err.text);
+	if (mr && !q->nic->windows) {
+		l->key = mr->rkey;
+		return RDMA_LEASE_OPEN;
+	}
+	if (mr && window_bind(l, mr))
 		return RDMA_LEASE_BIND;
 	l->retry_at_us = rdma_now(q->t) + q->t->opts.retry_us;
 	rdma_is_time(q->t, l->retry_at_us);
@@ -246,7 +252,7 @@ static void intake_completed(struct rdma_qp *q, const struct rdma_note *w)
 	if (w->work == RDMA_WORK_BIND)
 		l->window.mw->rkey = l->key; /* the next binding names the present key */
 	else
-		window_put(intake_of(q), &l->window);
+		window_put(receiver_of(q), &l->window);
 	rdma_lease_step(l, w->work == RDMA_WORK_BIND ? RDMA_LEASE_ON_BOUND : RDMA_LEASE_ON_UNBOUND);
 }
 
@@ -261,27 +267,67 @@ static void intake_lost(struct rdma_qp *q, const struct rdma_note *w)
  * ends its binding, whatever state that is in. */
 static void intake_drained(struct rdma_qp *q)
 {
-	list_each(it, &intake_of(q)->leases)
-		window_free(intake_of(q), &lease_at(it)->window);
+	list_each(it, &receiver_of(q)->leases)
+		window_free(receiver_of(q), &lease_at(it)->window);
 }
 
 static void intake_destroyed(struct rdma_qp *q)
 {
-	list_each(it, &intake_of(q)->leases)
+	list_each(it, &receiver_of(q)->leases)
 		rdma_lease_step(lease_at(it), RDMA_LEASE_ON_GONE);
 }
 
+static void canary_register(struct rdma_receiver *i)
+{
+	struct err err;
+	if (!i->canary_mr)
+		i->canary_mr = rdma_register(i->q.nic, i->canary, RDMA_CANARY_BYTES,
+		                             IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+		                                 IBV_ACCESS_REMOTE_READ,
+		                             "a canary", &err);
+	if (!i->canary_mr)
+		rdma_qp_count_error(&i->q, "%s", err.text);
+}
+
+/* A NIC whose port comes up is an event, and every event has a turn. */
 static int intake_may_begin(struct rdma_qp *q)
 {
+	struct rdma_receiver *i = receiver_of(q);
+	struct err err;
+	int tried;
+	struct rdma_nic *nic = rdma_nic_choose(q, i->pool, NULL, &tried);
+	if (!nic && tried) {
+		q->tried = 0;
+		nic = rdma_nic_choose(q, i->pool, NULL, &tried);
+	}
+	if (!nic) {
+		snprintf(q->why, sizeof q->why, "no RDMA device of this host has an active port");
+		return 0;
+	}
+	rdma_qp_use(q, nic);
+	/* now, so that no lease waits for it later */
+	if (!rdma_pool_source(i->pool, nic, &err)) {
+		rdma_qp_blame_nic(q, "%s", err.text);
+		return 0;
+	}
+	canary_register(i);
 	q->round++;
 	q->other_known = 0;
-	intake_of(q)->ready_owed = 0;
+	i->ready_owed = 0;
 	return 1;
+}
+
+static void intake_leaves_nic(struct rdma_qp *q)
+{
+	struct rdma_receiver *i = receiver_of(q);
+	while (i->n_spare > 0)
+		window_free(i, &i->spare[--i->n_spare]);
+	rdma_unregister(q->t, &i->canary_mr);
 }
 
 static void intake_turn(struct rdma_qp *q)
 {
-	struct rdma_intake *i = intake_of(q);
+	struct rdma_receiver *i = receiver_of(q);
 	int overdue = 0;
 	if (q->state == RDMA_QP_INIT && rdma_qp_repeats(q)) {
 		i->offer_owed = 1;
@@ -305,7 +351,7 @@ static int say_head(const struct rdma_qp *q, struct rdma_msg *m, enum rdma_kind 
 	return 1;
 }
 
-static int say_keys(struct rdma_intake *i, struct rdma_msg *m)
+static int say_keys(struct rdma_receiver *i, struct rdma_msg *m)
 {
 	say_head(&i->q, m, RDMA_KEYS);
 	list_each(it, &i->leases) {
@@ -321,7 +367,7 @@ static int say_keys(struct rdma_intake *i, struct rdma_msg *m)
 
 static int intake_say(struct rdma_qp *q, struct rdma_msg *m)
 {
-	struct rdma_intake *i = intake_of(q);
+	struct rdma_receiver *i = receiver_of(q);
 	if (i->offer_owed) {
 		i->offer_owed = 0;
 		if (q->state == RDMA_QP_INIT) {
@@ -347,7 +393,7 @@ static int intake_say(struct rdma_qp *q, struct rdma_msg *m)
 	return q->state == RDMA_QP_UP && say_keys(i, m);
 }
 
-static struct rdma_lease *find_lease(struct rdma_intake *i, uint64_t number)
+static struct rdma_lease *find_lease(struct rdma_receiver *i, uint64_t number)
 {
 	list_each(it, &i->leases)
 		if (lease_at(it)->number == number)
@@ -357,7 +403,7 @@ static struct rdma_lease *find_lease(struct rdma_intake *i, uint64_t number)
 
 static void intake_unsaid(struct rdma_qp *q, const struct rdma_msg *m)
 {
-	struct rdma_intake *i = intake_of(q);
+	struct rdma_receiver *i = receiver_of(q);
 	for (uint32_t n = 0; m->kind == RDMA_CLOSE && n < m->n; n++)
 		owe_close(i, m->lease[n].lease);
 	for (uint32_t n = 0; m->kind == RDMA_KEYS && n < m->n; n++) {
@@ -377,13 +423,14 @@ static const struct rdma_qp_end intake_end = {.role = "intake",
                                               .lost = intake_lost,
                                               .drained = intake_drained,
                                               .destroyed = intake_destroyed,
+                                              .leaves_nic = intake_leaves_nic,
                                               .turn = intake_turn,
                                               .say = intake_say,
                                               .unsaid = intake_unsaid};
 
 /* --- messages -------------------------------------------------------------------------- */
 
-static void take_accept(struct rdma_intake *i, const struct rdma_msg *m)
+static void take_accept(struct rdma_receiver *i, const struct rdma_msg *m)
 {
 	struct rdma_qp *q = &i->q;
 	if (m->round != q->round)
@@ -396,7 +443,7 @@ static void take_accept(struct rdma_intake *i, const struct rdma_msg *m)
 	rdma_qp_owes(q);
 }
 
-static void take_done(struct rdma_intake *i, const struct rdma_msg *m)
+static void take_done(struct rdma_receiver *i, const struct rdma_msg *m)
 {
 	for (uint32_t n = 0; n < m->n; n++) {
 		struct rdma_lease *l = find_lease(i, m->lease[n].lease);
@@ -405,7 +452,7 @@ static void take_done(struct rdma_intake *i, const struct rdma_msg *m)
 	}
 }
 
-static void take_ask(struct rdma_intake *i, const struct rdma_msg *m)
+static void take_ask(struct rdma_receiver *i, const struct rdma_msg *m)
 {
 	for (uint32_t n = 0; n < m->n; n++) {
 		struct rdma_lease *l = find_lease(i, m->lease[n].lease);
@@ -419,29 +466,86 @@ static void take_ask(struct rdma_intake *i, const struct rdma_msg *m)
 
 int rdma_intake_said(struct intake *intake, const void *bytes, size_t n, struct err *err)
 {
-	struct rdma_intake *i = (struct rdma_intake *)intake;
+	struct rdma_side *s = (struct rdma_side *)intake;
 	struct rdma_msg m;
 	int e = rdma_msg_read(bytes, n, &m, err);
 	if (e < 0) {
-		i->q.shown.errors++;
+		s->errors++;
 		return e;
 	}
-	if (m.kind != RDMA_ACCEPT && m.kind != RDMA_RESET && m.kind != RDMA_DONE && m.kind != RDMA_ASK)
+	if (m.kind != RDMA_ACCEPT && m.kind != RDMA_RESET && m.kind != RDMA_REFUSE &&
+	    m.kind != RDMA_DONE && m.kind != RDMA_ASK)
 		return err_set(err, ERR_INVALID, "RDMA message of kind %d, which only a receiver sends",
 		               (int)m.kind);
-	if (m.session != i->q.session)
+	struct rdma_receiver *i = s->lanes[m.lane] ? receiver_of(s->lanes[m.lane]) : NULL;
+	if (!i || m.session != i->q.session) {
+		rdma_side_owe_end(s, m.lane, m.session);
 		return 0;
+	}
 	switch (m.kind) {
 	case RDMA_ACCEPT: take_accept(i, &m); break;
 	case RDMA_RESET:
-		if (m.round == i->q.round)
-			rdma_qp_fail(&i->q, "the other end: %s", m.text);
+	case RDMA_REFUSE:
+		if (m.round != i->q.round)
+			break;
+		if (m.kind == RDMA_REFUSE)
+			rdma_qp_mark_tried(&i->q);
+		rdma_qp_fail(&i->q, "the other end: %s", m.text);
 		break;
 	case RDMA_DONE: take_done(i, &m); break;
 	default: take_ask(i, &m); break;
 	}
-	rdma_soon(i->q.t);
+	rdma_soon(s->t);
 	return 0;
+}
+
+/* --- life of a lane -------------------------------------------------------------------------- */
+
+static struct rdma_receiver *receiver_new(struct rdma_side *s, struct rdma_pool *pool)
+{
+	struct rdma_receiver *i = mem_zalloc(sizeof *i);
+	list_init(&i->leases);
+	i->pool = pool;
+	i->canary = mem_zalloc(RDMA_CANARY_BYTES);
+	rdma_qp_init(&i->q, s, pool->lane);
+	while (i->q.session == 0)
+		if (getrandom(&i->q.session, sizeof i->q.session, 0) < 0)
+			i->q.session = rdma_now(i->q.t);
+	return i;
+}
+
+/* Nothing is written after it returns. */
+static void receiver_destroy(struct rdma_receiver *i)
+{
+	rdma_qp_finish(&i->q, "the link has ended");
+	while (!list_empty(&i->leases)) {
+		struct rdma_lease *l = lease_at(i->leases.next);
+		if (l->state != RDMA_LEASE_CLOSED)
+			rdma_lease_step(l, RDMA_LEASE_ON_CLOSE);
+		CHECK(l->state == RDMA_LEASE_CLOSED);
+		list_remove(&l->due.node);
+		list_remove(&l->node);
+		free(l);
+	}
+	rdma_qp_fini(&i->q);
+	free(i->canary);
+	free(i);
+}
+
+void rdma_intakes_add(struct rdma *t, struct rdma_pool *p)
+{
+	list_each(it, &t->intakes)
+		receiver_new(list_entry(it, struct rdma_side, node), p);
+}
+
+void rdma_intakes_remove(struct rdma *t, const struct rdma_pool *p)
+{
+	list_each(it, &t->intakes) {
+		struct rdma_side *s = list_entry(it, struct rdma_side, node);
+		uint64_t session = s->lanes[p->lane]->session;
+		receiver_destroy(receiver_of(s->lanes[p->lane]));
+		rdma_side_owe_end(s, p->lane, session);
+	}
 }
 
 /* --- life of a lease ------------------------------------------------------------------------ */
@@ -469,19 +573,21 @@ static int lease_check(const struct incoming_opts *o, struct err *err)
 int rdma_incoming_new(struct intake *intake, const struct incoming_opts *o, struct incoming **ret,
                       unsigned char *handle, size_t *ret_handle_bytes, struct err *err)
 {
-	struct rdma_intake *i = (struct rdma_intake *)intake;
-	struct rdma *t = i->q.t;
+	struct rdma_side *s = (struct rdma_side *)intake;
+	struct rdma *t = s->t;
 	struct err own;
 	err = err ? err : &own;
 	if (lease_check(o, err) < 0)
 		return err->code;
-	struct ibv_mr *mr = rdma_pool_dest(t, o->to, err);
-	if (!mr)
+	struct rdma_pool *pool = rdma_pool_get(t, o->to, err);
+	if (!pool)
+		return err->code;
+	struct rdma_receiver *i = receiver_of(s->lanes[pool->lane]);
+	if (i->q.nic && !rdma_pool_dest(pool, i->q.nic, err))
 		return err->code;
 	struct rdma_lease *l = mem_alloc(sizeof *l);
 	struct rdma_lease init = {.i = i,
 	                          .number = ++t->leases,
-	                          .mr = mr,
 	                          .arg = o->arg,
 	                          .closed = o->closed,
 	                          .state = RDMA_LEASE_WAIT,
@@ -492,10 +598,11 @@ int rdma_incoming_new(struct intake *intake, const struct incoming_opts *o, stru
 	list_push_back(&i->leases, &l->node);
 	rdma_qp_poll(&i->q);
 	rdma_lease_step(l, RDMA_LEASE_ON_TURN);
-	struct rdma_handle h = {.session = i->q.session,
+	struct rdma_handle h = {.lane = i->q.lane,
+	                        .session = i->q.session,
 	                        .lease = l->number,
-	                        .at = (uintptr_t)mr->addr,
-	                        .bytes = mr->length};
+	                        .at = (uintptr_t)o->to->pool->host,
+	                        .bytes = o->to->pool->bytes};
 	if (l->state == RDMA_LEASE_OPEN) {
 		h.round = i->q.round;
 		h.key = l->key;
@@ -551,48 +658,29 @@ void rdma_incoming_drop(struct incoming **incoming)
 struct intake *rdma_intake_new(void *transport, const struct path_peer *peer,
                                const struct path_hooks *hooks)
 {
-	struct rdma_intake *i = mem_zalloc(sizeof *i);
-	struct err err;
-	list_init(&i->leases);
-	rdma_qp_init(&i->q, transport, &intake_end, peer, hooks);
-	while (i->q.session == 0)
-		if (getrandom(&i->q.session, sizeof i->q.session, 0) < 0)
-			i->q.session = rdma_now(i->q.t);
-	i->canary = mem_zalloc(RDMA_CANARY_BYTES);
-	i->canary_mr = rdma_register(i->q.t, i->canary, RDMA_CANARY_BYTES,
-	                             IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
-	                                 IBV_ACCESS_REMOTE_READ,
-	                             "a canary", &err);
-	if (!i->canary_mr)
-		rdma_qp_count_error(&i->q, "%s", err.text);
-	return (struct intake *)i;
+	struct rdma_side *s = mem_zalloc(sizeof *s);
+	struct rdma *t = transport;
+	rdma_side_init(s, t, &intake_end, peer, hooks);
+	list_push_back(&t->intakes, &s->node);
+	list_each(it, &t->pools)
+		receiver_new(s, list_entry(it, struct rdma_pool, in));
+	return (struct intake *)s;
 }
 
 void rdma_intake_destroy(struct intake **intake)
 {
-	struct rdma_intake *i = (struct rdma_intake *)*intake;
-	if (!i)
+	struct rdma_side *s = (struct rdma_side *)*intake;
+	if (!s)
 		return;
-	rdma_qp_finish(&i->q, "the link has ended");
-	while (!list_empty(&i->leases)) {
-		struct rdma_lease *l = lease_at(i->leases.next);
-		if (l->state != RDMA_LEASE_CLOSED)
-			rdma_lease_step(l, RDMA_LEASE_ON_CLOSE);
-		CHECK(l->state == RDMA_LEASE_CLOSED);
-		list_remove(&l->due.node);
-		list_remove(&l->node);
-		free(l);
-	}
-	rdma_qp_fini(&i->q);
-	while (i->n_spare > 0)
-		window_free(i, &i->spare[--i->n_spare]);
-	rdma_unregister(i->q.t, &i->canary_mr);
-	free(i->canary);
-	free(i);
+	for (unsigned i = 0; i < RDMA_LANES_MAX; i++)
+		if (s->lanes[i])
+			receiver_destroy(receiver_of(s->lanes[i]));
+	rdma_side_fini(s);
+	free(s);
 	*intake = NULL;
 }
 
 void rdma_intake_state(const struct intake *intake, struct path_state *ret)
 {
-	rdma_qp_show(&((const struct rdma_intake *)intake)->q, ret);
+	rdma_side_show((const struct rdma_side *)intake, ret);
 }

@@ -43,8 +43,10 @@ struct rdma_window {
 	uint32_t key;      /* of the last binding */
 };
 
-struct rdma_intake {
+/* A lane. */
+struct rdma_receiver {
 	struct rdma_qp q;
+	struct rdma_pool *pool;
 	struct list leases;
 	/* messages owed */
 	int offer_owed, ready_owed;
@@ -61,14 +63,13 @@ struct rdma_lease {
 	struct rdma_due due;
 	/* constant */
 	const struct {
-		struct rdma_intake *i;
+		struct rdma_receiver *i;
 		uint64_t number;
-		struct ibv_mr *mr; /* of the pool */
 		void *arg;
 		void (*closed)(void *arg);
 	};
 	enum rdma_lease_state state;
-	uint64_t since_us, retry_at_us; /* retry: WAIT: no window is asked for before */
+	uint64_t since_us, retry_at_us; /* retry: WAIT: no window or registration is asked for before */
 	struct rdma_window window;
 	uint32_t key;
 	int key_owed; /* OPEN: the sender has not been told, or asked again */

@@ -7,7 +7,8 @@
  *
  * A source block is read until its work request has completed or its queue pair is destroyed:
  * outgoing_end waits for the first for drain_us, then does the second. */
-#include "rdma_qp.h"
+#include "rdma_nic.h"
+#include "rdma_side.h"
 #include "util/check.h"
 #include "util/mem.h"
 
@@ -20,7 +21,8 @@
 #define RUN_BYTES (1u << 20) /* of one WRITE, unless a piece is larger */
 #define ASK_RETRIES 4u       /* retry_us without a key until it is asked for, and between */
 
-struct rdma_path {
+/* A lane. Its NIC is the nearest to most pools of this host. */
+struct rdma_sender {
 	struct rdma_qp q;
 	struct list outgoings;
 	uint64_t in_flight; /* bytes */
@@ -53,11 +55,12 @@ struct rdma_outgoing {
 	struct rdma_due due;
 	/* constant */
 	const struct {
-		struct rdma_path *p;
+		struct rdma_sender *p;
 		struct outgoing_opts o; /* src and dst: copies */
 		uint64_t lease, at;     /* its number; address of D's pool there */
+		struct rdma_pool *pool; /* of o.from */
 		uint64_t total_bytes;
-		uint32_t lkey, words; /* words: of todo, for each layer */
+		uint32_t words; /* of todo, for each layer */
 	};
 	/* the key is valid for one queue pair */
 	uint64_t key_session;
@@ -73,9 +76,9 @@ struct rdma_outgoing {
 	int failed_told;
 };
 
-static struct rdma_path *path_of(struct rdma_qp *q)
+static struct rdma_sender *sender_of(struct rdma_qp *q)
 {
-	return (struct rdma_path *)((char *)q - offsetof(struct rdma_path, q));
+	return (struct rdma_sender *)((char *)q - offsetof(struct rdma_sender, q));
 }
 
 /* --- what is to be sent ----------------------------------------------------- */
@@ -136,6 +139,12 @@ static int has_key(const struct rdma_outgoing *o)
 	return o->key_round != 0 && o->key_round == q->round && o->key_session == q->session;
 }
 
+/* The pool's registration with the present NIC; NULL: it was refused. */
+static const struct ibv_mr *source_of(const struct rdma_outgoing *o)
+{
+	return o->pool->mr[o->p->q.nic->index].source;
+}
+
 static uint64_t run_bytes(const struct rdma_note *run)
 {
 	const struct rdma_outgoing *o = run->of;
@@ -144,7 +153,7 @@ static uint64_t run_bytes(const struct rdma_note *run)
 
 /* --- posting ------------------------------------------------------------------ */
 
-static struct ibv_send_wr *list_add(struct rdma_path *p, const struct rdma_note *note,
+static struct ibv_send_wr *list_add(struct rdma_sender *p, const struct rdma_note *note,
                                     enum ibv_wr_opcode op, struct ibv_sge sge, uint64_t to,
                                     uint32_t key)
 {
@@ -162,7 +171,7 @@ static struct ibv_send_wr *list_add(struct rdma_path *p, const struct rdma_note 
 	return &p->wr[i];
 }
 
-static uint32_t list_room(const struct rdma_path *p)
+static uint32_t list_room(const struct rdma_sender *p)
 {
 	uint32_t room = rdma_qp_room(&p->q);
 	return (room < LIST_MAX ? room : LIST_MAX) - p->n;
@@ -175,7 +184,7 @@ static void list_add_write(struct rdma_outgoing *o, const struct rdma_note *run)
 	uint64_t to = kv_piece_offset(c->layout, c->to_blocks, run->layer, c->dst[run->first]);
 	struct ibv_sge sge = {.addr = (uintptr_t)c->from->pool->host + from,
 	                      .length = (uint32_t)run_bytes(run),
-	                      .lkey = o->lkey};
+	                      .lkey = source_of(o)->lkey};
 	list_add(o->p, run, IBV_WR_RDMA_WRITE, sge, o->at + to, o->key);
 	o->p->in_flight += run_bytes(run);
 	o->posted++;
@@ -184,20 +193,21 @@ static void list_add_write(struct rdma_outgoing *o, const struct rdma_note *run)
 /* Reads the last bytes of the list's last WRITE. */
 static void list_add_flush(struct rdma_outgoing *o)
 {
-	struct rdma_path *p = o->p;
+	struct rdma_sender *p = o->p;
 	const struct ibv_send_wr *last = &p->wr[p->n - 1];
 	uint32_t bytes = last->sg_list->length < RDMA_FLUSH_BYTES ? last->sg_list->length
 	                                                          : RDMA_FLUSH_BYTES;
-	struct ibv_sge sge = {.addr = (uintptr_t)p->q.t->scratch,
+	const struct rdma_nic *nic = p->q.nic;
+	struct ibv_sge sge = {.addr = (uintptr_t)nic->scratch,
 	                      .length = bytes,
-	                      .lkey = p->q.t->scratch_mr->lkey};
+	                      .lkey = nic->scratch_mr->lkey};
 	struct rdma_note note = {.work = RDMA_WORK_FLUSH, .of = o};
 	uint64_t at = last->wr.rdma.remote_addr + last->sg_list->length - bytes;
 	list_add(p, &note, IBV_WR_RDMA_READ, sge, at, o->key)->send_flags = IBV_SEND_SIGNALED;
 	o->posted++;
 }
 
-static int window_has_room(const struct rdma_path *p)
+static int window_has_room(const struct rdma_sender *p)
 {
 	return p->in_flight < p->q.t->opts.window_bytes;
 }
@@ -218,11 +228,11 @@ static void list_add_segment(struct rdma_outgoing *o)
 }
 
 /* The first of the path's outgoings that can be sent; it then becomes the last. */
-static struct rdma_outgoing *next_sender(struct rdma_path *p)
+static struct rdma_outgoing *next_sender(struct rdma_sender *p)
 {
 	list_each(it, &p->outgoings) {
 		struct rdma_outgoing *o = list_entry(it, struct rdma_outgoing, node);
-		if (!o->closed && has_key(o) && has_todo(o)) {
+		if (!o->closed && has_key(o) && source_of(o) && has_todo(o)) {
 			list_remove(it);
 			list_push_back(&p->outgoings, it);
 			return o;
@@ -231,7 +241,7 @@ static struct rdma_outgoing *next_sender(struct rdma_path *p)
 	return NULL;
 }
 
-static void path_post(struct rdma_path *p)
+static void path_post(struct rdma_sender *p)
 {
 	struct rdma_outgoing *o;
 	do {
@@ -246,7 +256,7 @@ static void path_post(struct rdma_path *p)
 
 /* --- canary --------------------------------------------------------------------- */
 
-static void canary_fill(struct rdma_path *p)
+static void canary_fill(struct rdma_sender *p)
 {
 	uint64_t x = p->q.shown.canaries + p->q.shown.canaries_lost + p->q.psn + 1;
 	for (size_t i = 0; i < RDMA_CANARY_BYTES; i += sizeof x) {
@@ -256,19 +266,19 @@ static void canary_fill(struct rdma_path *p)
 	memset(p->canary + RDMA_CANARY_BYTES, 0, RDMA_CANARY_BYTES);
 }
 
-static int canary_is_registered(struct rdma_path *p)
+static int canary_is_registered(struct rdma_sender *p)
 {
 	struct err err;
 	if (p->canary_mr)
 		return 1;
-	p->canary_mr = rdma_register(p->q.t, p->canary, 2 * RDMA_CANARY_BYTES, IBV_ACCESS_LOCAL_WRITE,
+	p->canary_mr = rdma_register(p->q.nic, p->canary, 2 * RDMA_CANARY_BYTES, IBV_ACCESS_LOCAL_WRITE,
 	                             "a canary", &err);
 	if (!p->canary_mr)
 		rdma_qp_count_error(&p->q, "%s", err.text);
 	return p->canary_mr != NULL;
 }
 
-static void canary_post(struct rdma_path *p)
+static void canary_post(struct rdma_sender *p)
 {
 	struct rdma *t = p->q.t;
 	if (p->q.state != RDMA_QP_UP || !t->opts.canary_us || !p->canary_to || p->canary_out ||
@@ -291,7 +301,7 @@ static void canary_post(struct rdma_path *p)
 	rdma_qp_post(&p->q, p->wr, p->n);
 }
 
-static void canary_back(struct rdma_path *p)
+static void canary_back(struct rdma_sender *p)
 {
 	uint64_t us = rdma_now(p->q.t) - p->canary_from_us;
 	p->canary_out = 0;
@@ -308,7 +318,7 @@ static void canary_back(struct rdma_path *p)
 /* --- the queue pair's ------------------------------------------------------------- */
 
 /* More than a message has room for are dropped: the receiver then waits close_us. */
-static void add_done(struct rdma_path *p, uint64_t lease)
+static void add_done(struct rdma_sender *p, uint64_t lease)
 {
 	if (p->n_done < RDMA_LEASES_MAX)
 		p->done[p->n_done++] = lease;
@@ -325,8 +335,9 @@ static void outgoing_settle(struct rdma_outgoing *o)
 
 static void path_completed(struct rdma_qp *q, const struct rdma_note *w)
 {
-	struct rdma_path *p = path_of(q);
+	struct rdma_sender *p = sender_of(q);
 	struct rdma_outgoing *o = w->of;
+	q->tried = 0; /* its NIC reaches the receiver's */
 	switch (w->work) {
 	case RDMA_WORK_WRITE:
 		p->in_flight -= run_bytes(w);
@@ -354,7 +365,7 @@ static void path_completed(struct rdma_qp *q, const struct rdma_note *w)
 
 static void path_lost(struct rdma_qp *q, const struct rdma_note *w)
 {
-	struct rdma_path *p = path_of(q);
+	struct rdma_sender *p = sender_of(q);
 	struct rdma_outgoing *o = w->of;
 	switch (w->work) {
 	case RDMA_WORK_WRITE:
@@ -376,17 +387,51 @@ static void path_lost(struct rdma_qp *q, const struct rdma_note *w)
 
 static void path_drained(struct rdma_qp *q)
 {
-	path_of(q)->reset_owed = !path_of(q)->offer.offered;
+	sender_of(q)->reset_owed = !sender_of(q)->offer.offered;
 }
 
 static void path_destroyed(struct rdma_qp *q)
 {
-	CHECK(path_of(q)->in_flight == 0);
+	CHECK(sender_of(q)->in_flight == 0);
+}
+
+/* NULL: all that reach the other end's address have been tried, or there is none. */
+static struct rdma_nic *next_nic(const struct rdma_qp *q)
+{
+	int tried;
+	return rdma_nic_choose(q, NULL, &q->other, &tried);
+}
+
+/* The receiver's NIC is to blame, not that all ports of this host are down. */
+static int reaches_none(const struct rdma_qp *q)
+{
+	int active = 0;
+	for (unsigned i = 0; i < q->t->n_nics; i++)
+		active |= rdma_nic_is_active(q->t->nics[i]);
+	return active && !next_nic(q);
+}
+
+/* With the NIC, so that no lease waits for it later. What is refused is counted, and the leases of
+ * that pool wait in vain. */
+static void register_pools(struct rdma_qp *q)
+{
+	struct err err;
+	list_each(it, &q->t->pools)
+		if (!rdma_pool_source(list_entry(it, struct rdma_pool, in), q->nic, &err))
+			rdma_qp_count_error(q, "%s", err.text);
+}
+
+static void take_address(struct rdma_qp *q, const struct rdma_address *a)
+{
+	if (memcmp(&q->other.gid, &a->gid, sizeof a->gid) != 0)
+		q->tried = 0;
+	q->other = *a;
+	q->other_known = 1;
 }
 
 static int path_may_begin(struct rdma_qp *q)
 {
-	struct rdma_path *p = path_of(q);
+	struct rdma_sender *p = sender_of(q);
 	if (!p->offer.offered)
 		return 0;
 	if (q->session != p->offer.session)
@@ -394,9 +439,27 @@ static int path_may_begin(struct rdma_qp *q)
 	p->offer.offered = p->reset_owed = 0;
 	q->session = p->offer.session;
 	q->round = p->offer.round;
-	q->other = p->offer.address;
-	q->other_known = 1;
+	take_address(q, &p->offer.address);
+	struct rdma_nic *nic = next_nic(q);
+	if (!nic) {
+		q->tried = 0;
+		nic = next_nic(q);
+	}
+	if (!nic) {
+		snprintf(q->why, sizeof q->why,
+		         "no RDMA device here is active and reaches the other end's");
+		p->reset_owed = 1;
+		rdma_qp_owes(q);
+		return 0;
+	}
+	rdma_qp_use(q, nic);
+	register_pools(q);
 	return 1;
+}
+
+static void path_leaves_nic(struct rdma_qp *q)
+{
+	rdma_unregister(q->t, &sender_of(q)->canary_mr);
 }
 
 static int lacks_key(const struct rdma_outgoing *o)
@@ -404,7 +467,7 @@ static int lacks_key(const struct rdma_outgoing *o)
 	return !o->closed && !has_key(o) && has_todo(o);
 }
 
-static void ask_for_keys(struct rdma_path *p)
+static void ask_for_keys(struct rdma_sender *p)
 {
 	struct rdma *t = p->q.t;
 	int lacking = 0;
@@ -427,7 +490,7 @@ static void ask_for_keys(struct rdma_path *p)
 
 static void path_turn(struct rdma_qp *q)
 {
-	struct rdma_path *p = path_of(q);
+	struct rdma_sender *p = sender_of(q);
 	if (q->state == RDMA_QP_RTS && rdma_qp_repeats(q)) {
 		p->accept_owed = 1;
 		rdma_qp_owes(q);
@@ -452,7 +515,7 @@ static int say_head(const struct rdma_qp *q, struct rdma_msg *m, enum rdma_kind 
 	return 1;
 }
 
-static int say_ask(struct rdma_path *p, struct rdma_msg *m)
+static int say_ask(struct rdma_sender *p, struct rdma_msg *m)
 {
 	say_head(&p->q, m, RDMA_ASK);
 	list_each(it, &p->outgoings) {
@@ -465,7 +528,7 @@ static int say_ask(struct rdma_path *p, struct rdma_msg *m)
 
 static int path_say(struct rdma_qp *q, struct rdma_msg *m)
 {
-	struct rdma_path *p = path_of(q);
+	struct rdma_sender *p = sender_of(q);
 	if (!q->round)
 		return 0;
 	if (p->accept_owed) {
@@ -479,7 +542,7 @@ static int path_say(struct rdma_qp *q, struct rdma_msg *m)
 		p->reset_owed = 0;
 		if (q->state == RDMA_QP_RESET) {
 			snprintf(m->text, sizeof m->text, "%s", q->why);
-			return say_head(q, m, RDMA_RESET);
+			return say_head(q, m, reaches_none(q) ? RDMA_REFUSE : RDMA_RESET);
 		}
 	}
 	/* not before the next queue pair is up: writes of the last one may still be on their way, and
@@ -504,21 +567,23 @@ static void path_unsaid(struct rdma_qp *q, const struct rdma_msg *m)
 {
 	if (m->kind == RDMA_DONE)
 		for (uint32_t i = 0; i < m->n; i++)
-			add_done(path_of(q), m->lease[i].lease);
+			add_done(sender_of(q), m->lease[i].lease);
 }
 
 static const struct rdma_qp_end path_end = {.role = "path",
                                             .access = 0,
+                                            .blames_nic = 1,
                                             .may_begin = path_may_begin,
                                             .completed = path_completed,
                                             .lost = path_lost,
                                             .drained = path_drained,
                                             .destroyed = path_destroyed,
+                                            .leaves_nic = path_leaves_nic,
                                             .turn = path_turn,
                                             .say = path_say,
                                             .unsaid = path_unsaid};
 
-static void take_offer(struct rdma_path *p, const struct rdma_msg *m)
+static void take_offer(struct rdma_sender *p, const struct rdma_msg *m)
 {
 	struct rdma_qp *q = &p->q;
 	if (m->session == q->session && m->round == q->round) {
@@ -538,7 +603,21 @@ static void take_offer(struct rdma_path *p, const struct rdma_msg *m)
 	rdma_qp_give_up(q, "the other end has made a new queue pair");
 }
 
-static struct rdma_outgoing *find_outgoing(struct rdma_path *p, uint64_t lease)
+/* The receiver's pool is gone, and its leases with it. */
+static void take_end(struct rdma_sender *p, const struct rdma_msg *m)
+{
+	struct rdma_qp *q = &p->q;
+	if (p->offer.offered && m->session == p->offer.session)
+		p->offer.offered = 0;
+	if (m->session != q->session)
+		return;
+	rdma_qp_give_up(q, "the other end's pool is gone");
+	q->session = 0;
+	q->round = 0;
+	rdma_tell(q->t, &q->side->due);
+}
+
+static struct rdma_outgoing *find_outgoing(struct rdma_sender *p, uint64_t lease)
 {
 	list_each(it, &p->outgoings) {
 		struct rdma_outgoing *o = list_entry(it, struct rdma_outgoing, node);
@@ -548,7 +627,7 @@ static struct rdma_outgoing *find_outgoing(struct rdma_path *p, uint64_t lease)
 	return NULL;
 }
 
-static void take_keys(struct rdma_path *p, const struct rdma_msg *m)
+static void take_keys(struct rdma_sender *p, const struct rdma_msg *m)
 {
 	if (m->session != p->q.session || m->round != p->q.round)
 		return;
@@ -563,7 +642,7 @@ static void take_keys(struct rdma_path *p, const struct rdma_msg *m)
 	}
 }
 
-static void take_close(struct rdma_path *p, const struct rdma_msg *m)
+static void take_close(struct rdma_sender *p, const struct rdma_msg *m)
 {
 	if (m->session != p->q.session)
 		return;
@@ -578,15 +657,36 @@ static void take_close(struct rdma_path *p, const struct rdma_msg *m)
 	}
 }
 
+static struct rdma_sender *sender_new(struct rdma_side *s, unsigned lane)
+{
+	struct rdma_sender *p = mem_zalloc(sizeof *p);
+	list_init(&p->outgoings);
+	p->canary = mem_zalloc(2 * RDMA_CANARY_BYTES);
+	rdma_qp_init(&p->q, s, lane);
+	return p;
+}
+
+static struct rdma_sender *sender_get(struct rdma_side *s, unsigned lane)
+{
+	return s->lanes[lane] ? sender_of(s->lanes[lane]) : sender_new(s, lane);
+}
+
 int rdma_path_said(struct path *path, const void *bytes, size_t n, struct err *err)
 {
-	struct rdma_path *p = (struct rdma_path *)path;
+	struct rdma_side *s = (struct rdma_side *)path;
 	struct rdma_msg m;
 	int e = rdma_msg_read(bytes, n, &m, err);
 	if (e < 0) {
-		p->q.shown.errors++;
+		s->errors++;
 		return e;
 	}
+	if (m.kind != RDMA_OFFER && m.kind != RDMA_READY && m.kind != RDMA_KEYS &&
+	    m.kind != RDMA_CLOSE && m.kind != RDMA_END)
+		return err_set(err, ERR_INVALID, "RDMA message of kind %d, which only a sender sends",
+		               (int)m.kind);
+	if (m.kind != RDMA_OFFER && !s->lanes[m.lane])
+		return 0;
+	struct rdma_sender *p = sender_get(s, m.lane);
 	switch (m.kind) {
 	case RDMA_OFFER: take_offer(p, &m); break;
 	case RDMA_READY:
@@ -595,11 +695,9 @@ int rdma_path_said(struct path *path, const void *bytes, size_t n, struct err *e
 		break;
 	case RDMA_KEYS: take_keys(p, &m); break;
 	case RDMA_CLOSE: take_close(p, &m); break;
-	default:
-		return err_set(err, ERR_INVALID, "RDMA message of kind %d, which only a sender sends",
-		               (int)m.kind);
+	default: take_end(p, &m); break;
 	}
-	rdma_soon(p->q.t);
+	rdma_soon(s->t);
 	return 0;
 }
 
@@ -649,14 +747,17 @@ static uint32_t *copy_list(const uint32_t *from, uint32_t n)
 int rdma_outgoing_new(struct path *path, const struct outgoing_opts *o, struct outgoing **ret,
                       struct err *err)
 {
-	struct rdma_path *p = (struct rdma_path *)path;
+	struct rdma_side *s = (struct rdma_side *)path;
 	struct rdma_handle h;
 	struct err own;
 	err = err ? err : &own;
 	if (outgoing_check(o, &h, err) < 0)
 		return err->code;
-	struct ibv_mr *mr = rdma_pool_source(p->q.t, o->from, err);
-	if (!mr)
+	struct rdma_pool *pool = rdma_pool_get(s->t, o->from, err);
+	if (!pool)
+		return err->code;
+	struct rdma_sender *p = sender_get(s, h.lane);
+	if (p->q.nic && !rdma_pool_source(pool, p->q.nic, err))
 		return err->code;
 	struct outgoing_opts copy = *o;
 	copy.handle = NULL;
@@ -668,8 +769,8 @@ int rdma_outgoing_new(struct path *path, const struct outgoing_opts *o, struct o
 	                             .o = copy,
 	                             .lease = h.lease,
 	                             .at = h.at,
+	                             .pool = pool,
 	                             .total_bytes = (uint64_t)o->blocks * o->layout->block_bytes,
-	                             .lkey = mr->lkey,
 	                             .words = words ? words : 1,
 	                             .key_session = h.session,
 	                             .key_round = h.round,
@@ -725,27 +826,31 @@ void rdma_outgoing_end(struct outgoing **outgoing)
 struct path *rdma_path_new(void *transport, const struct path_peer *peer,
                            const struct path_hooks *hooks)
 {
-	struct rdma_path *p = mem_zalloc(sizeof *p);
-	list_init(&p->outgoings);
-	p->canary = mem_zalloc(2 * RDMA_CANARY_BYTES);
-	rdma_qp_init(&p->q, transport, &path_end, peer, hooks);
-	return (struct path *)p;
+	struct rdma_side *s = mem_zalloc(sizeof *s);
+	rdma_side_init(s, transport, &path_end, peer, hooks);
+	return (struct path *)s;
 }
 
 void rdma_path_destroy(struct path **path)
 {
-	struct rdma_path *p = (struct rdma_path *)*path;
-	if (!p)
+	struct rdma_side *s = (struct rdma_side *)*path;
+	if (!s)
 		return;
-	CHECK(list_empty(&p->outgoings));
-	rdma_qp_fini(&p->q);
-	rdma_unregister(p->q.t, &p->canary_mr);
-	free(p->canary);
-	free(p);
+	for (unsigned i = 0; i < RDMA_LANES_MAX; i++) {
+		struct rdma_sender *p = s->lanes[i] ? sender_of(s->lanes[i]) : NULL;
+		if (!p)
+			continue;
+		CHECK(list_empty(&p->outgoings));
+		rdma_qp_fini(&p->q);
+		free(p->canary);
+		free(p);
+	}
+	rdma_side_fini(s);
+	free(s);
 	*path = NULL;
 }
 
 void rdma_path_state(const struct path *path, struct path_state *ret)
 {
-	rdma_qp_show(&((const struct rdma_path *)path)->q, ret);
+	rdma_side_show((const struct rdma_side *)path, ret);
 }

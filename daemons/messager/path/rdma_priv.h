@@ -21,11 +21,22 @@ struct rdma_due {
 	void (*tell)(struct rdma_due *d);
 };
 
+#define RDMA_LIST_SEPARATORS ", \t"
+#define RDMA_DEPTH_MIN 8u
+#define RDMA_NICS_MAX 16u
+
+struct rdma_nic;
+
 struct rdma_pool {
-	struct list node; /* in rdma.pools */
+	struct list in; /* rdma.pools */
 	const struct kv_region *region;
-	/* one for both purposes if the device has windows: then neither gives remote rights */
-	struct ibv_mr *source, *dest; /* dest: NULL until the pool is first written */
+	unsigned lane; /* its number: of the queue pair of each intake that it is written by */
+	int node;      /* NUMA node of its memory; -1: of several, or unknown */
+	/* with each NIC that needs it, by rdma_nic.index; one for both purposes if the device has
+	 * windows: then neither gives remote rights. dest: NULL until the pool is first written */
+	struct {
+		struct ibv_mr *source, *dest;
+	} mr[RDMA_NICS_MAX];
 };
 
 struct rdma {
@@ -33,28 +44,16 @@ struct rdma {
 	struct {
 		const struct verbs *v;
 		struct rdma_opts opts;
-		char device[64];
-		struct ibv_context *ctx;
-		struct ibv_device_attr attr;
-		struct ibv_pd *pd;
-		struct ibv_comp_channel *channel;
-		int windows; /* memory windows are used */
-		struct event *on_channel, *on_async, *timer, *soon;
-		unsigned char scratch[RDMA_FLUSH_BYTES]; /* where flushing READs go; never looked at */
-		struct ibv_mr *scratch_mr;
-	};
-	/* looked up again when the port changes */
-	struct {
-		struct ibv_port_attr port;
-		uint32_t gid_index;
-		union ibv_gid gid;
-		char gid_text[48];
+		struct rdma_nic *nics[RDMA_NICS_MAX];
+		unsigned n_nics;
+		struct event *timer, *soon;
 	};
 	struct list qps, pools, due;
-	uint64_t now_us;   /* of the present turn */
-	uint64_t next_us;  /* when the next is needed */
-	uint64_t leases;   /* numbers given */
-	struct list *told; /* the qp whose `say` is being called; NULL: it was destroyed meanwhile */
+	struct list intakes; /* sides that have a queue pair for each pool */
+	uint64_t now_us;     /* of the present turn */
+	uint64_t next_us;    /* when the next is needed */
+	uint64_t leases;     /* numbers given */
+	struct list *told;   /* the qp whose `say` is being called; NULL: it was destroyed meanwhile */
 };
 
 uint64_t rdma_now(const struct rdma *t);
@@ -64,13 +63,11 @@ void rdma_soon(struct rdma *t); /* a turn, in the loop's next round */
 int rdma_is_time(struct rdma *t, uint64_t at_us);
 void rdma_tell(struct rdma *t, struct rdma_due *d);
 
-/* The registration of a pool; made at its first use. NULL: err says why. */
-struct ibv_mr *rdma_pool_source(struct rdma *t, const struct kv_region *r, struct err *err);
-struct ibv_mr *rdma_pool_dest(struct rdma *t, const struct kv_region *r, struct err *err);
-/* n bytes of the caller's, for as long as the registration exists. */
-struct ibv_mr *rdma_register(struct rdma *t, void *at, size_t bytes, int access, const char *what,
-                             struct err *err);
-void rdma_unregister(struct rdma *t, struct ibv_mr **mr);
+/* The pool of a region, which becomes known at its first use. NULL: err says why. */
+struct rdma_pool *rdma_pool_get(struct rdma *t, const struct kv_region *r, struct err *err);
+/* Its registration with a NIC, made at the first use. NULL: err says why. */
+struct ibv_mr *rdma_pool_source(struct rdma_pool *p, const struct rdma_nic *n, struct err *err);
+struct ibv_mr *rdma_pool_dest(struct rdma_pool *p, const struct rdma_nic *n, struct err *err);
 
 /* rdma_path.c, rdma_intake.c */
 struct path *rdma_path_new(void *transport, const struct path_peer *peer,
@@ -93,5 +90,8 @@ int rdma_incoming_complete(const struct incoming *n);
 int rdma_incoming_close(struct incoming *n);
 void rdma_incoming_free(struct incoming **n);
 void rdma_incoming_drop(struct incoming **n);
+/* Each intake gets a queue pair for this pool; or has none any more. */
+void rdma_intakes_add(struct rdma *t, struct rdma_pool *p);
+void rdma_intakes_remove(struct rdma *t, const struct rdma_pool *p);
 
 #endif

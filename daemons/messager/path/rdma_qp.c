@@ -3,7 +3,8 @@
  * A queue pair that fails is not repaired: it is moved to ERR, so that the device flushes what is
  * outstanding, drained, destroyed, and another one is made. Destroying is what ends all access of
  * the device to memory; draining before it saves what did arrive from being sent twice. */
-#include "rdma_qp.h"
+#include "rdma_nic.h"
+#include "rdma_side.h"
 #include "util/check.h"
 #include "util/log.h"
 #include "util/map.h"
@@ -60,13 +61,15 @@ static void rdma_qp_enter(struct rdma_qp *q, enum rdma_qp_state s)
 {
 	if (!(states[q->state].next & 1u << s))
 		PANIC("queue pair in state %s cannot become %s", state_name(q->state), state_name(s));
-	log_debug("rdma_qp_state", "role=%s peer=%s round=%u from=%s to=%s", q->end->role,
-	          log_quote(q->peer.name), q->round, state_name(q->state), state_name(s));
+	log_debug("rdma_qp_state", "role=%s peer=%s lane=%u round=%u from=%s to=%s", q->end->role,
+	          log_quote(q->side->peer.name), q->lane, q->round, state_name(q->state),
+	          state_name(s));
 	q->state = s;
 	q->since_us = rdma_now(q->t);
 	q->repeat_us = q->t->opts.retry_us;
 	q->repeat_at_us = 0;
 	rdma_qp_owes(q);
+	rdma_tell(q->t, &q->side->due);
 }
 
 static enum rdma_qp_state after_event(struct rdma_qp *q, enum rdma_qp_event e)
@@ -97,17 +100,37 @@ void rdma_qp_count_error(struct rdma_qp *q, const char *fmt, ...)
 	va_end(ap);
 	q->shown.errors++;
 	q->shown.last_error_at_us = rdma_now(q->t);
-	log_warn("rdma_error", "role=%s peer=%s device=%s round=%u error=%s", q->end->role,
-	         log_quote(q->peer.name), q->t->device, q->round, log_quote(q->shown.last_error));
+	log_warn("rdma_error", "role=%s peer=%s lane=%u device=%s round=%u error=%s", q->end->role,
+	         log_quote(q->side->peer.name), q->lane, q->nic ? q->nic->device : "-", q->round,
+	         log_quote(q->shown.last_error));
+}
+
+void rdma_qp_mark_tried(struct rdma_qp *q)
+{
+	q->tried |= 1u << q->nic->index;
 }
 
 static void pause_after_failure(struct rdma_qp *q)
 {
 	uint64_t now = rdma_now(q->t);
+	if (q->end->blames_nic && q->tail == 0)
+		rdma_qp_mark_tried(q);
 	if (q->state == RDMA_QP_UP && now - q->since_us >= q->t->opts.timeout_us)
 		q->fails = 0;
 	q->not_before_us = now + (q->t->opts.retry_us << (q->fails < DOUBLINGS ? q->fails : DOUBLINGS));
 	q->fails++;
+}
+
+void rdma_qp_blame_nic(struct rdma_qp *q, const char *fmt, ...)
+{
+	va_list ap;
+	va_start(ap, fmt);
+	vsnprintf(q->why, sizeof q->why, fmt, ap);
+	va_end(ap);
+	rdma_qp_count_error(q, "%s", q->why);
+	pause_after_failure(q);
+	rdma_qp_mark_tried(q);
+	rdma_is_time(q->t, q->not_before_us);
 }
 
 void rdma_qp_give_up(struct rdma_qp *q, const char *why)
@@ -162,15 +185,16 @@ static void destroy(struct rdma_qp *q)
 		e = v->destroy_cq(q->cq);
 	CHECK(e != EBUSY && e != EINVAL);
 	if (e)
-		log_error("rdma_destroy_failed", "device=%s error=%s", q->t->device, strerror(e));
+		log_error("rdma_destroy_failed", "device=%s error=%s", q->nic->device, strerror(e));
 	q->qp = NULL;
 	q->cq = NULL;
 }
 
 static const char *make(struct rdma_qp *q)
 {
-	struct rdma *t = q->t;
-	if (!(q->cq = t->v->create_cq(t->ctx, (int)t->opts.depth, q, t->channel, 0)))
+	const struct rdma *t = q->t;
+	const struct rdma_nic *nic = q->nic;
+	if (!(q->cq = t->v->create_cq(nic->ctx, (int)t->opts.depth, q, nic->channel, 0)))
 		return "create a completion queue";
 	struct ibv_qp_init_attr init = {.qp_type = IBV_QPT_RC,
 	                                .send_cq = q->cq,
@@ -179,10 +203,10 @@ static const char *make(struct rdma_qp *q)
 	                                        .max_recv_wr = 1,
 	                                        .max_send_sge = 1,
 	                                        .max_recv_sge = 1}};
-	if (!(q->qp = t->v->create_qp(t->pd, &init)))
+	if (!(q->qp = t->v->create_qp(nic->pd, &init)))
 		return "create a queue pair";
 	struct ibv_qp_attr a = {.qp_state = IBV_QPS_INIT,
-	                        .port_num = t->opts.port,
+	                        .port_num = nic->port_num,
 	                        .qp_access_flags = (unsigned)q->end->access};
 	if ((errno = modify(q, &a, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)))
 		return "initialize a queue pair";
@@ -204,37 +228,35 @@ static int begin(struct rdma_qp *q)
 	const char *what = make(q);
 	if (!what)
 		return 1;
-	rdma_qp_count_error(q, "cannot %s on %s: %s", what, q->t->device, strerror(errno));
-	snprintf(q->why, sizeof q->why, "%s", q->shown.last_error);
-	pause_after_failure(q);
+	rdma_qp_blame_nic(q, "cannot %s on %s: %s", what, q->nic->device, strerror(errno));
 	destroy(q);
 	return 0;
 }
 
 /* RDMA READs of the other end that this end executes at a time */
-static uint8_t reads_served(const struct rdma *t)
+static uint8_t reads_served(const struct rdma_nic *n)
 {
-	return (uint8_t)(t->attr.max_qp_rd_atom < READS_MAX ? t->attr.max_qp_rd_atom : READS_MAX);
+	return (uint8_t)(n->attr.max_qp_rd_atom < READS_MAX ? n->attr.max_qp_rd_atom : READS_MAX);
 }
 
 static int to_rtr(struct rdma_qp *q)
 {
-	const struct rdma *t = q->t;
-	int ethernet = t->port.link_layer == IBV_LINK_LAYER_ETHERNET;
+	const struct rdma_nic *n = q->nic;
+	int ethernet = n->port.link_layer == IBV_LINK_LAYER_ETHERNET;
 	struct ibv_qp_attr a = {
 		.qp_state = IBV_QPS_RTR,
-		.path_mtu = q->other.mtu < t->port.active_mtu ? (enum ibv_mtu)q->other.mtu
-	                                                  : t->port.active_mtu,
+		.path_mtu = q->other.mtu < n->port.active_mtu ? (enum ibv_mtu)q->other.mtu
+	                                                  : n->port.active_mtu,
 		.dest_qp_num = q->other.qpn,
 		.rq_psn = q->other.psn,
-		.max_dest_rd_atomic = reads_served(t),
+		.max_dest_rd_atomic = reads_served(n),
 		.min_rnr_timer = 12,
-		.ah_attr = {.dlid = q->other.lid, .port_num = t->opts.port, .is_global = ethernet}};
+		.ah_attr = {.dlid = q->other.lid, .port_num = n->port_num, .is_global = ethernet}};
 	if (ethernet)
 		a.ah_attr.grh = (struct ibv_global_route){.dgid = q->other.gid,
-		                                          .sgid_index = (uint8_t)t->gid_index,
+		                                          .sgid_index = (uint8_t)n->gid_index,
 		                                          .hop_limit = HOP_LIMIT,
-		                                          .traffic_class = t->opts.traffic_class};
+		                                          .traffic_class = q->t->opts.traffic_class};
 	return modify(q, &a,
 	              IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 	                  IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
@@ -242,7 +264,7 @@ static int to_rtr(struct rdma_qp *q)
 
 static int to_rts(struct rdma_qp *q)
 {
-	int reads = q->t->attr.max_qp_init_rd_atom;
+	int reads = q->nic->attr.max_qp_init_rd_atom;
 	struct ibv_qp_attr a = {.qp_state = IBV_QPS_RTS,
 	                        .timeout = ACK_TIMEOUT,
 	                        .retry_cnt = ACK_RETRIES,
@@ -270,11 +292,7 @@ static enum rdma_qp_state step_reset(struct rdma_qp *q, enum rdma_qp_event e)
 	/* not on entering: whoever ended the last one may be about to free q */
 	if (e != RDMA_QP_ON_TURN || !rdma_is_time(q->t, q->not_before_us) || !q->end->may_begin(q))
 		return RDMA_QP_RESET;
-	if (!begin(q)) {
-		rdma_is_time(q->t, q->not_before_us);
-		return RDMA_QP_RESET;
-	}
-	return RDMA_QP_INIT;
+	return begin(q) ? RDMA_QP_INIT : RDMA_QP_RESET;
 }
 
 static enum rdma_qp_state step_init(struct rdma_qp *q, enum rdma_qp_event e)
@@ -282,14 +300,15 @@ static enum rdma_qp_state step_init(struct rdma_qp *q, enum rdma_qp_event e)
 	(void)e;
 	if (!q->other_known)
 		return RDMA_QP_INIT;
-	if (q->other.link_layer != q->t->port.link_layer) {
-		record_failure(q, "one end is on Ethernet, the other on InfiniBand", 0);
+	if (!rdma_nic_reaches(q->nic, &q->other)) {
+		record_failure(q, "the other end's NIC is on another link layer or InfiniBand subnet", 0);
 		return RDMA_QP_ERR;
 	}
 	int error = to_rtr(q);
 	if (error == 0)
 		return RDMA_QP_RTR;
 	record_failure(q, "cannot connect the queue pair to the other end's address", error);
+	rdma_qp_mark_tried(q);
 	return RDMA_QP_ERR;
 }
 
@@ -316,8 +335,11 @@ static enum rdma_qp_state step_rts(struct rdma_qp *q, enum rdma_qp_event e)
 
 static enum rdma_qp_state step_up(struct rdma_qp *q, enum rdma_qp_event e)
 {
-	if (e == RDMA_QP_ON_ENTER && q->round > 1)
-		q->shown.restarts++;
+	if (e == RDMA_QP_ON_ENTER) {
+		q->shown.restarts += q->round > 1;
+		log_info("rdma_up", "role=%s peer=%s lane=%u device=%s round=%u", q->end->role,
+		         log_quote(q->side->peer.name), q->lane, q->nic->device, q->round);
+	}
 	if (q->head == q->tail || !rdma_is_time(q->t, q->progress_us + q->t->opts.timeout_us))
 		return RDMA_QP_UP;
 	char what[96];
@@ -333,7 +355,7 @@ static enum rdma_qp_state step_err(struct rdma_qp *q, enum rdma_qp_event e)
 		struct ibv_qp_attr a = {.qp_state = IBV_QPS_ERR};
 		int error = modify(q, &a, 0);
 		if (error)
-			log_warn("rdma_modify_failed", "device=%s error=%s", q->t->device, strerror(error));
+			log_warn("rdma_modify_failed", "device=%s error=%s", q->nic->device, strerror(error));
 	}
 	rdma_qp_poll(q);
 	if (q->flushed >= q->head || rdma_now(q->t) - q->since_us >= q->t->opts.drain_us)
@@ -442,14 +464,14 @@ void rdma_qp_post(struct rdma_qp *q, struct ibv_send_wr *list, uint32_t n)
 
 void rdma_qp_address(const struct rdma_qp *q, struct rdma_address *ret)
 {
-	const struct rdma *t = q->t;
-	*ret = (struct rdma_address){.gid = t->gid,
+	const struct rdma_nic *n = q->nic;
+	*ret = (struct rdma_address){.gid = n->gid,
 	                             .qpn = q->qp->qp_num,
 	                             .psn = q->psn,
-	                             .lid = t->port.lid,
-	                             .mtu = (uint8_t)t->port.active_mtu,
-	                             .link_layer = t->port.link_layer,
-	                             .reads = reads_served(t)};
+	                             .lid = n->port.lid,
+	                             .mtu = (uint8_t)n->port.active_mtu,
+	                             .link_layer = n->port.link_layer,
+	                             .reads = reads_served(n)};
 }
 
 /* --- telling --------------------------------------------------------------- */
@@ -470,81 +492,60 @@ int rdma_qp_repeats(struct rdma_qp *q)
 	return 1;
 }
 
-/* Messages come before `up`, and one is sent a call: the hook may destroy q. */
+/* One message is sent a call: the hook may destroy q. */
 static void qp_tell(struct rdma_due *d)
 {
 	struct rdma_qp *q = list_entry(d, struct rdma_qp, due);
 	struct rdma *t = q->t;
 	struct rdma_msg m;
-	if (rdma_is_time(t, q->say_at_us) && q->end->say(q, &m)) {
-		unsigned char out[PATH_SAY_MAX];
-		size_t n = rdma_msg_write(&m, out);
-		t->told = &q->node;
-		rdma_qp_owes(q);
-		if (q->hooks.say(q->hooks.arg, out, n) < 0 && t->told) {
-			q->end->unsaid(q, &m);
-			q->say_at_us = t->now_us + t->opts.retry_us;
-			rdma_is_time(t, q->say_at_us);
-		}
-		t->told = NULL;
+	if (!rdma_is_time(t, q->say_at_us) || !q->end->say(q, &m))
 		return;
+	m.lane = q->lane;
+	t->told = &q->node;
+	rdma_qp_owes(q);
+	if (rdma_side_say(q->side, &m) < 0 && t->told) {
+		q->end->unsaid(q, &m);
+		q->say_at_us = t->now_us + t->opts.retry_us;
+		rdma_is_time(t, q->say_at_us);
 	}
-	int up = q->state == RDMA_QP_UP;
-	if (up == q->told_up)
-		return;
-	q->told_up = up;
-	if (up)
-		log_info("rdma_up", "role=%s peer=%s device=%s round=%u", q->end->role,
-		         log_quote(q->peer.name), t->device, q->round);
-	q->hooks.up(q->hooks.arg, up, up ? "" : q->why);
+	t->told = NULL;
 }
 
-void rdma_qp_init(struct rdma_qp *q, struct rdma *t, const struct rdma_qp_end *end,
-                  const struct path_peer *peer, const struct path_hooks *hooks)
+void rdma_qp_use(struct rdma_qp *q, struct rdma_nic *nic)
 {
+	if (q->nic != nic && q->nic)
+		q->end->leaves_nic(q);
+	q->nic = nic;
+}
+
+void rdma_qp_init(struct rdma_qp *q, struct rdma_side *side, unsigned lane)
+{
+	struct rdma *t = side->t;
 	q->t = t;
-	q->end = end;
-	q->peer = *peer;
-	q->hooks = *hooks;
+	q->side = side;
+	q->end = side->end;
+	q->lane = lane;
 	q->notes = mem_array(t->opts.depth, sizeof *q->notes);
 	q->state = RDMA_QP_RESET;
 	q->repeat_us = t->opts.retry_us;
-	q->shown.transport = rdma_path_ops.name;
 	q->due.tell = qp_tell;
 	list_init(&q->due.node);
 	list_push_back(&t->qps, &q->node);
+	side->lanes[lane] = q;
 	snprintf(q->why, sizeof q->why, "its queue pairs are not connected yet");
-	rdma_soon(t);
+	rdma_tell(t, &side->due);
 }
 
 void rdma_qp_fini(struct rdma_qp *q)
 {
 	rdma_qp_finish(q, "the link has ended");
+	if (q->nic)
+		q->end->leaves_nic(q);
 	if (q->t->told == &q->node)
 		q->t->told = NULL;
 	list_remove(&q->node);
 	list_remove(&q->due.node);
+	q->side->lanes[q->lane] = NULL;
+	rdma_tell(q->t, &q->side->due);
 	free(q->notes);
-}
-
-void rdma_qp_show(const struct rdma_qp *q, struct path_state *ret)
-{
-	static const char *const mtu[] = {"0", "256", "512", "1024", "2048", "4096"};
-	static const int widths[][2] = {{1, 1}, {2, 4}, {4, 8}, {8, 12}, {16, 2}};
-	static const int speeds[][2] = {{1, 250},   {2, 500},   {4, 1000},  {8, 1000},
-	                                {16, 1406}, {32, 2578}, {64, 5313}, {128, 10625}};
-	const struct rdma *t = q->t;
-	int lanes = 0, speed = 0;
-	for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
-		lanes = widths[i][0] == t->port.active_width ? widths[i][1] : lanes;
-	for (size_t i = 0; i < sizeof speeds / sizeof *speeds; i++)
-		speed = speeds[i][0] == t->port.active_speed ? speeds[i][1] : speed;
-	enum ibv_mtu m = t->port.active_mtu;
-	if (q->other_known && q->other.mtu < m)
-		m = (enum ibv_mtu)q->other.mtu;
-	*ret = q->shown;
-	ret->up = q->state == RDMA_QP_UP ? NULL : q->why;
-	snprintf(ret->via, sizeof ret->via, "%.32s port %u, GID %u %s, MTU %s, %.1f Gbit/s, %s",
-	         t->device, t->opts.port, t->gid_index, t->gid_text, mtu[m <= IBV_MTU_4096 ? m : 0],
-	         lanes * speed / 100.0, t->windows ? "windows" : "no windows");
 }

@@ -1,4 +1,4 @@
-/* rdma_qp.h - one end of a queue pair: what paths and intakes have in common.
+/* rdma_qp.h - one end of a lane: the queue pairs, one after another, for one pool of the receiver.
  *
  *   RESET -> INIT                there is none. Waits for the pause after a failure to end; the
  *                                sender also for an OFFER that it has not answered
@@ -7,11 +7,9 @@
  *   RTS -> UP, ERR               the sender repeats ACCEPT and waits for READY
  *   UP -> ERR                    carries bytes
  *   ERR -> DRAINED               it has failed, or is given up: waits for the completions of all
- * that
- *                                is outstanding, drain_us at most
+ *                                that is outstanding, drain_us at most
  *   DRAINED -> RESET             nothing is written or read any more once it has been destroyed;
- * what
- *                                was not delivered is sent again over the next one
+ *                                what was not delivered is sent again over the next one
  *
  * What always holds: no more work requests are outstanding than the send queue holds, and
  * completions are taken from the completion queue before anything is posted. Each queue pair has a
@@ -56,12 +54,15 @@ struct rdma_note {
 };
 
 struct rdma_qp;
+struct rdma_side;
 
 /* The two kinds of ends. */
 struct rdma_qp_end {
 	const char *role;
 	int access; /* of the queue pair: what the other end may do */
-	/* RESET: may a queue pair be made? If so, session and round have been set */
+	/* a queue pair that fails before anything has completed counts against its NIC */
+	int blames_nic;
+	/* RESET: may a queue pair be made? If so, session, round and nic have been set */
 	int (*may_begin)(struct rdma_qp *q);
 	/* a work request has completed; or it may not have, and its queue pair is in ERR */
 	void (*completed)(struct rdma_qp *q, const struct rdma_note *w);
@@ -69,21 +70,24 @@ struct rdma_qp_end {
 	/* all notes are dealt with; the queue pair is destroyed next; has been destroyed */
 	void (*drained)(struct rdma_qp *q);
 	void (*destroyed)(struct rdma_qp *q);
+	/* the next one is on another NIC: what belongs to the present one is freed */
+	void (*leaves_nic)(struct rdma_qp *q);
 	void (*turn)(struct rdma_qp *q);
 	/* Fills m with the next message that is owed to the other end. 0: none is */
 	int (*say)(struct rdma_qp *q, struct rdma_msg *m);
 	void (*unsaid)(struct rdma_qp *q, const struct rdma_msg *m); /* that one could not be sent */
 };
 
+/* One end of a lane. */
 struct rdma_qp {
 	struct list node; /* in rdma.qps */
 	/* constant */
 	struct {
 		struct rdma *t;
-		const struct rdma_qp_end *end;
-		struct path_peer peer;
-		struct path_hooks hooks;
-		struct rdma_note *notes; /* (depth) of outstanding work requests, by number % depth */
+		struct rdma_side *side;
+		const struct rdma_qp_end *end; /* of the side */
+		unsigned lane;                 /* in rdma_side.lanes */
+		struct rdma_note *notes;       /* (depth) of outstanding work requests, by number % depth */
 	};
 	/* the state, and what belongs to the present queue pair */
 	struct {
@@ -104,19 +108,19 @@ struct rdma_qp {
 	};
 	/* from one queue pair to the next */
 	struct {
+		struct rdma_nic *nic;    /* of the present or last one; NULL: none yet */
+		uint32_t tried;          /* NICs, by index: not to be used before all have been tried */
 		char why[RDMA_TEXT_MAX]; /* it cannot carry bytes */
 		uint32_t fails;          /* in a row */
 		uint64_t not_before_us;  /* no new one */
 		uint64_t repeat_us, repeat_at_us;
-		struct rdma_due due; /* it has something to tell: messages, up or down */
-		int told_up;
-		uint64_t say_at_us; /* a message could not be sent: not again before; 0: all could be */
+		struct rdma_due due; /* it has messages to say */
+		uint64_t say_at_us;  /* a message could not be sent: not again before; 0: all could be */
 		struct path_state shown;
 	};
 };
 
-void rdma_qp_init(struct rdma_qp *q, struct rdma *t, const struct rdma_qp_end *end,
-                  const struct path_peer *peer, const struct path_hooks *hooks);
+void rdma_qp_init(struct rdma_qp *q, struct rdma_side *side, unsigned lane);
 /* Ends the queue pair, if there is one, within drain_us: nothing is outstanding any more. */
 void rdma_qp_fini(struct rdma_qp *q);
 /* The only function that changes the state. */
@@ -143,6 +147,12 @@ void rdma_qp_count_error(struct rdma_qp *q, const char *fmt, ...)
 	__attribute__((format(printf, 2, 3)));
 /* Is it time to repeat what the other end has not answered? The pause doubles each time. */
 int rdma_qp_repeats(struct rdma_qp *q);
-void rdma_qp_show(const struct rdma_qp *q, struct path_state *ret);
+/* The next queue pair will be on this NIC. */
+void rdma_qp_use(struct rdma_qp *q, struct rdma_nic *nic);
+/* For the choice of the next one: the present NIC has failed. */
+void rdma_qp_mark_tried(struct rdma_qp *q);
+/* The same in RESET, where no queue pair can be made on it: counts that, and pauses. */
+void rdma_qp_blame_nic(struct rdma_qp *q, const char *fmt, ...)
+	__attribute__((format(printf, 2, 3)));
 
 #endif

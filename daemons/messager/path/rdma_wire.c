@@ -6,7 +6,7 @@
 #include <endian.h>
 #include <string.h>
 
-#define RDMA_VERSION 1u
+#define RDMA_VERSION 2u
 #define QPN_MIN 2u /* 0 and 1 are the subnet's own */
 #define BITS24 0xffffffu
 
@@ -63,7 +63,8 @@ size_t rdma_msg_write(const struct rdma_msg *m, unsigned char *out)
 	struct wire_out w = {out, 0};
 	put(&w, RDMA_VERSION, 1);
 	put(&w, m->kind, 1);
-	put(&w, 0, 2);
+	put(&w, m->lane, 1);
+	put(&w, 0, 1);
 	put(&w, m->round, 4);
 	put(&w, m->session, 8);
 	switch (m->kind) {
@@ -74,8 +75,10 @@ size_t rdma_msg_write(const struct rdma_msg *m, unsigned char *out)
 		put(&w, m->canary_bytes, 4);
 		break;
 	case RDMA_ACCEPT: put_address(&w, &m->address); break;
-	case RDMA_READY: break;
+	case RDMA_READY:
+	case RDMA_END: break;
 	case RDMA_RESET:
+	case RDMA_REFUSE:
 		memcpy(out + w.n, m->text, strlen(m->text));
 		w.n += strlen(m->text);
 		break;
@@ -162,8 +165,10 @@ static int take_body(struct wire_in *r, struct rdma_msg *m, struct err *err)
 		return e;
 	}
 	case RDMA_ACCEPT: return take_address(r, &m->address, err);
-	case RDMA_READY: return 0;
+	case RDMA_READY:
+	case RDMA_END: return 0;
 	case RDMA_RESET:
+	case RDMA_REFUSE:
 		if (r->left > RDMA_TEXT_MAX)
 			return err_set(err, ERR_INVALID, "text of %zu bytes (limit %u)", r->left,
 			               RDMA_TEXT_MAX);
@@ -188,7 +193,8 @@ int rdma_msg_read(const void *bytes, size_t n, struct rdma_msg *ret, struct err 
 		               RDMA_HEAD_BYTES, PATH_SAY_MAX);
 	unsigned version = (unsigned)take(&r, 1);
 	ret->kind = (enum rdma_kind)take(&r, 1);
-	unsigned zero = (unsigned)take(&r, 2);
+	ret->lane = (unsigned)take(&r, 1);
+	unsigned zero = (unsigned)take(&r, 1);
 	ret->round = (uint32_t)take(&r, 4);
 	ret->session = take(&r, 8);
 	if (version != RDMA_VERSION)
@@ -197,6 +203,9 @@ int rdma_msg_read(const void *bytes, size_t n, struct rdma_msg *ret, struct err 
 	if (zero != 0 || ret->round == 0 || ret->session == 0)
 		return err_set(err, ERR_INVALID, "RDMA message of round %u, session %s", ret->round,
 		               ret->session ? "set, or reserved bytes that are not zero" : "0");
+	if (ret->lane >= RDMA_LANES_MAX)
+		return err_set(err, ERR_INVALID, "RDMA message of lane %u (limit %u)", ret->lane,
+		               RDMA_LANES_MAX);
 	int e = take_body(&r, ret, err);
 	if (e == 0 && (!r.ok || r.left > 0))
 		e = err_set(err, ERR_INVALID, r.ok ? "%zu bytes too many" : "it is cut (%zu bytes)",
@@ -214,7 +223,8 @@ void rdma_handle_write(const struct rdma_handle *h, unsigned char *out)
 	put(&w, RDMA_VERSION, 4);
 	put(&w, h->key, 4);
 	put(&w, h->session, 8);
-	put(&w, h->round, 8);
+	put(&w, h->round, 4);
+	put(&w, h->lane, 4);
 	put(&w, h->lease, 8);
 	put(&w, h->at, 8);
 	put(&w, h->bytes, 8);
@@ -230,16 +240,17 @@ int rdma_handle_read(const void *bytes, size_t n, struct rdma_handle *ret, struc
 	uint64_t version = take(&r, 4);
 	ret->key = (uint32_t)take(&r, 4);
 	ret->session = take(&r, 8);
-	uint64_t round = take(&r, 8);
-	ret->round = (uint32_t)round;
+	ret->round = (uint32_t)take(&r, 4);
+	ret->lane = (unsigned)take(&r, 4);
 	ret->lease = take(&r, 8);
 	ret->at = take(&r, 8);
 	ret->bytes = take(&r, 8);
 	if (version != RDMA_VERSION)
 		return err_set(err, ERR_INVALID, "RDMA handle of version %u (this end has %u)",
 		               (unsigned)version, RDMA_VERSION);
-	if (ret->session == 0 || ret->lease == 0 || round > UINT32_MAX)
-		return err_set(err, ERR_INVALID, "RDMA handle without a session or lease");
+	if (ret->session == 0 || ret->lease == 0 || ret->lane >= RDMA_LANES_MAX)
+		return err_set(err, ERR_INVALID, "RDMA handle of lane %u (limit %u), session or lease %s",
+		               ret->lane, RDMA_LANES_MAX, ret->session && ret->lease ? "set" : "0");
 	if (ret->bytes == 0 || ret->at > UINT64_MAX - ret->bytes)
 		return err_set(err, ERR_INVALID, "RDMA handle of a pool of %llu bytes at %llx",
 		               (unsigned long long)ret->bytes, (unsigned long long)ret->at);

@@ -3,9 +3,14 @@
 #include "verbs.h"
 
 #include <dlfcn.h>
+#include <linux/mempolicy.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#define NODE_SAMPLES 16u /* pages of a memory that are looked at */
 #define VERBS_LIBRARY "libibverbs.so.1"
 
 static struct {
@@ -30,7 +35,38 @@ static int verbs_query_gid(struct ibv_context *c, uint32_t port, uint32_t index,
 	return library.query_gid(c, port, index, ret, 0, sizeof *ret);
 }
 
+static int sysfs_device_node(struct ibv_device *d)
+{
+	char path[sizeof d->ibdev_path + 32];
+	int node = -1;
+	snprintf(path, sizeof path, "%s/device/numa_node", d->ibdev_path);
+	FILE *f = fopen(path, "re");
+	if (f && fscanf(f, "%d", &node) != 1)
+		node = -1;
+	if (f)
+		fclose(f);
+	return node;
+}
+
+/* Of some pages. Looking at a page gives it memory if it has none; registering does so anyway. */
+static int kernel_memory_node(const void *at, size_t bytes)
+{
+	int all = -1;
+	for (size_t i = 0; i < NODE_SAMPLES; i++) {
+		const char *page = (const char *)at + bytes / NODE_SAMPLES * i;
+		int node;
+		if (syscall(SYS_get_mempolicy, &node, NULL, 0UL, page,
+		            (unsigned long)(MPOL_F_NODE | MPOL_F_ADDR)) != 0 ||
+		    (i > 0 && node != all))
+			return -1;
+		all = node;
+	}
+	return all;
+}
+
 static struct verbs table = {
+	.device_node = sysfs_device_node,
+	.memory_node = kernel_memory_node,
 	.query_port = verbs_query_port,
 	.query_gid = verbs_query_gid,
 	.alloc_mw = ibv_alloc_mw,

@@ -3,7 +3,8 @@
  * of their own behind it (tests/unit/verbs_fake.h).
  *
  * Each function means what its namesake ibv_* means, errors included (errno, or the errno as a
- * result). What the library has as inline functions is taken from its headers. */
+ * result). What the library has as inline functions is taken from its headers. Where devices and
+ * memory are, the kernel says. */
 #ifndef MESSAGER_VERBS_H
 #define MESSAGER_VERBS_H
 
@@ -44,6 +45,9 @@ struct verbs {
 	int (*post_send)(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **ret_bad);
 	const char *(*wc_status_str)(enum ibv_wc_status s);
 	const char *(*event_type_str)(enum ibv_event_type e);
+	/* NUMA node; -1: unknown, or no NUMA machine */
+	int (*device_node)(struct ibv_device *d);
+	int (*memory_node)(const void *at, size_t bytes); /* -1: also if it is in several nodes */
 };
 
 /* The functions of the installed library, loaded at the first call. NULL: err says what is missing
