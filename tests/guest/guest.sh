@@ -112,5 +112,5 @@ guest_boot() {
 	timeout "$limit_s" qemu-system-x86_64 -accel tcg,thread=multi -cpu "${guest_cpu:-max}" -smp 2 -m "$mib" -nographic -no-reboot -nodefaults -serial stdio -kernel "$guest_kernel" \
 		-initrd "$initramfs" -append "console=ttyS0 quiet panic=-1 mitigations=off tsc=unstable $*" </dev/null 2>&1 |
 		tr -d '\r' | tee "$log" | sed -un 's/^guest: //p'
-	grep -q '^guest: PASS' "$log" || { tail -n 30 "$log"; echo "$guest_name: FAIL (log: $log)"; exit 1; }
+	grep -q '^guest: PASS$' "$log" || { tail -n 30 "$log"; echo "$guest_name: FAIL (log: $log)"; exit 1; }
 }

@@ -6,7 +6,7 @@
 set -u -o pipefail
 cd "$(dirname "$0")/../.." || exit 1
 . tests/guest/guest.sh
-LIMIT_S=300
+LIMIT_S=600
 
 guest_begin check-rdma
 libdir=$(dirname "$(readlink -f "$(ldconfig -p | sed -n 's/.*libibverbs.so.1 .*=> //p' | head -n 1)")")

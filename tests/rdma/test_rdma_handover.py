@@ -18,7 +18,7 @@ from suite import wait_for
 from test_handover import PROMPTS, Storm, all_up, count, keygen, linked, links, more
 
 TO, FROM = ("to", "messager-3"), ("from", "messager-2")
-REQUIRED = {"rdma": "required", "canary_ms": 1000}
+REQUIRED = {"rdma": "required", "canary_ms": 1000}  # the canaries show in `pdctl links`
 
 
 LOGS = "/tmp/logs"
@@ -140,7 +140,7 @@ class Suite:
         wait_for(lambda: all(x and x["up"] and x["transport"] == transport for x in self.links()), lambda: f"the way is up: {self.links()}", 30)
 
     def handed_over(self):
-        return count(self.c, "decode-1", "event=joined") - count(self.c, "decode-1", "local=1")
+        return count(self.c, "decode-1", "event=joined")
 
     def ask_all(self):
         assert ask(self.a, PROMPTS) == self.want
@@ -157,6 +157,11 @@ class Suite:
 
     def answers(self):
         more(self.a, "router-1", "event=request_done", 5)
+
+    def transfers_done(self):
+        """What messager-2 says of each transfer: {bytes, copy_us, tail_us, life_us, ...}"""
+        lines = [x for x in self.b.log("messager-2").splitlines() if "event=transfer_done" in x]
+        return [{k: int(v) for k, v in re.findall("([a-z_]+)=([0-9]+)(?= |$)", x)} for x in lines]
 
     def asked(self, host, name, *what):
         out = host.pdctl("-d", name, *what, "--json")
@@ -192,7 +197,7 @@ def test_same_tokens_and_all_bytes_by_rdma(suite):
     done = 2 * len(PROMPTS)
     wait_for(lambda: count(suite.b, "messager-2", "event=transfer_done") == done, "all transfers are done")
     wait_for(lambda: suite.handed_over() == done, "all have joined")
-    moved = sum(int(n) for n in re.findall("event=transfer_done .*?bytes=([0-9]+)", suite.b.log("messager-2")))
+    moved = sum(t["bytes"] for t in suite.transfers_done())
     sent, got = suite.links()
     assert moved > 0 and sent["bytes"] == moved and sent["repeated_bytes"] == sent["errors"] == got["errors"] == 0, (moved, sent, got)
     for end, n in ((sent, 2), (got, 3)):
@@ -203,7 +208,22 @@ def test_same_tokens_and_all_bytes_by_rdma(suite):
     suite.quiet()
 
 
-@pytest.mark.parametrize("what, seconds", [("cut", 1), ("cut", 6), ("unplug", 4), ("host", 4)])
+def test_figures(suite):
+    """Of prompts whose KV the prefill worker has and the decode worker has not any more; printed beside ib_write_bw"""
+    prompts = [[3 + (i * k) % 317 for i in range(16 * 12 + 1)] for k in (41, 53, 67)]
+    ask(suite.a, prompts)
+    before = len(suite.transfers_done())
+    ask(suite.a, prompts * 2)
+    wait_for(lambda: len(suite.transfers_done()) == before + 6, "all transfers are done")
+    done = suite.transfers_done()[before:]
+    wait_for(lambda: suite.links()[0]["canary_us"] > 0, "a canary is back")
+    tails, whole = sorted(t["tail_us"] for t in done), sorted(t["life_us"] for t in done)
+    sent = suite.links()[0]
+    print(f"FIGURE: {len(done)} transfers of {done[0]['bytes']} bytes, one token computed: after the last layer {tails[len(tails) // 2]} us (median), "
+          f"{whole[len(whole) // 2]} us in all; canary of 65536 bytes: {sent['canary_us']} us, {sent['canary_mbit_s'] / 8:.1f} MB/s")
+
+
+@pytest.mark.parametrize("what, seconds", [("cut", 1), ("cut", 5), ("unplug", 2), ("host", 3)])
 def test_cut_and_heal(suite, what, seconds):
     """The wire is cut, without either end being told; the cable is pulled; the host is cut off with all that it has"""
     wire = suite.wire
@@ -234,5 +254,45 @@ def test_kill_a_messager(suite, host):
             h.restart(name)
         all_up(suite.a, "prefill-1", "decode-1")
         suite.up()
+    suite.hands_over_again()
+    suite.quiet()
+
+
+def refused(suite, sender, receiver):
+    """Both ends say what they have; nothing is handed over, least of all by TCP, and each answer comes all the same"""
+    why = (f"it takes KV over {receiver} only, which this messager does not have (it has: {sender})",
+           f"this messager takes KV over {receiver} only, which the other one does not have (it has: {sender})")
+    wait_for(lambda: all(x and x["why"] == w for x, w in zip(suite.links(), why)), lambda: f"both ends say why: {suite.links()}")
+    for h, w in zip((suite.b, suite.c), why):
+        assert any("event=path_refused" in x and w in x for x in h.log(f"messager-{h.number}").splitlines())
+    assert all(not x["up"] and x["transport"] == "-" for x in suite.links())
+    before, done = suite.handed_over(), len(suite.transfers_done())
+    assert ask(suite.a, PROMPTS[:2]) == suite.want[:2]
+    assert (suite.handed_over(), len(suite.transfers_done())) == (before, done)
+    assert "no way to decode-1: its messager messager-3@tcp://10.77.0.3:7003 refuses: it takes KV over" in suite.b.log("messager-2")
+    assert not any("event=path_up" in x and "transport=tcp" in x for x in suite.b.log("messager-2").splitlines())
+    suite.quiet()
+
+
+def test_required_and_off(suite):
+    suite.replace(suite.c, rdma="off")
+    refused(suite, "rdma", "tcp")
+    suite.replace(suite.b, rdma="off")
+    suite.replace(suite.c, **REQUIRED)
+    refused(suite, "tcp", "rdma")
+
+
+def test_auto_says_that_it_uses_tcp(suite):
+    suite.replace(suite.c, rdma="off")
+    suite.replace(suite.b, rdma="auto")
+    suite.up("tcp")
+    assert 'event=path_fallback messager=messager-3 transport=tcp why="' in suite.b.log("messager-2")
+    before, by_rdma = suite.handed_over(), suite.wire.sent(2)
+    suite.ask_all()
+    wait_for(lambda: suite.handed_over() == before + len(PROMPTS), "all have joined")
+    assert suite.links()[0]["bytes"] > 0 and suite.wire.sent(2) - by_rdma < 1000
+    # and RDMA again once the other end has it
+    suite.replace(suite.c, **REQUIRED)
+    suite.up()
     suite.hands_over_again()
     suite.quiet()
