@@ -286,7 +286,8 @@ def test_auto_says_that_it_uses_tcp(suite):
     suite.replace(suite.c, rdma="off")
     suite.replace(suite.b, rdma="auto")
     suite.up("tcp")
-    assert 'event=path_fallback messager=messager-3 transport=tcp why="' in suite.b.log("messager-2")
+    for why in ("take", "have"):  # as the sender and as the receiver
+        assert f'event=path_fallback messager=messager-3 transport=tcp why="the messager over there does not {why} a better one"' in suite.b.log("messager-2")
     before, by_rdma = suite.handed_over(), suite.wire.sent(2)
     suite.ask_all()
     wait_for(lambda: suite.handed_over() == before + len(PROMPTS), "all have joined")
