@@ -550,8 +550,8 @@ static void refuse_path(struct inbound_link *l, const Pds__Path *b)
 	char ours[TRANSPORTS_TEXT_MAX], theirs[TRANSPORTS_TEXT_MAX];
 	Pds__Path m = PDS__PATH__INIT;
 	transport_list(l->of->transports, ours);
-	snprintf(theirs, sizeof theirs, "%.*s", (int)(b->data.len < 64 ? b->data.len : 64),
-	         (const char *)b->data.data);
+	size_t n = b->data.len < sizeof theirs ? b->data.len : sizeof theirs - 1;
+	snprintf(theirs, sizeof theirs, "%.*s", (int)n, n ? (const char *)b->data.data : "");
 	snprintf(l->trouble, sizeof l->trouble,
 	         "this messager takes KV over %s only, which the other one does not have (it has: %s)",
 	         ours, *theirs ? theirs : "none");

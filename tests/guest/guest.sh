@@ -84,13 +84,13 @@ guest_python() {
 	lib=$(/usr/bin/python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))') || guest_fail "python3 is missing: run tools/setup --rdma"
 	guest_program /usr/bin/python3
 	mkdir -p "$guest_root$lib" "$guest_root/usr/lib/python3/dist-packages"
-	tar -C "$lib" --exclude 'config-*' --exclude dist-packages --exclude test --exclude lib2to3 --exclude pydoc_data --exclude distutils --exclude idlelib -cf - . |
+	tar -C "$lib" --exclude 'config-*' --exclude dist-packages --exclude test --exclude lib2to3 --exclude pydoc_data --exclude distutils -cf - . |
 		tar -C "$guest_root$lib" -xf -
 	for m in "$lib"/lib-dynload/*.so; do
 		guest_libraries "$m"
 	done
 	for m in "$@"; do
-		cp -a "/usr/lib/python3/dist-packages/$m"* "$guest_root/usr/lib/python3/dist-packages/" || guest_fail "python3 lacks $m: run tools/setup --rdma"
+		cp -a "/usr/lib/python3/dist-packages/$m" "$guest_root/usr/lib/python3/dist-packages/" || guest_fail "python3 lacks $m: run tools/setup --rdma"
 	done
 }
 

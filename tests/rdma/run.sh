@@ -17,11 +17,11 @@ done
 mkdir -p "$guest_root/etc/libibverbs.d"
 echo "driver rxe" >"$guest_root/etc/libibverbs.d/rxe.driver"
 guest_python pytest _pytest pluggy iniconfig packaging py attr
-for f in build/bin/{pdctl,pdrouterd,pdprefilld,pddecoded,pdmessagerd} tests/{e2e/suite.py,hosts/hosts.py,hosts/test_handover.py,rdma/test_rdma_handover.py} tests/data/golden/llama/*; do
+for f in build/bin/{pdctl,pdrouterd,pdprefilld,pddecoded,pdmessagerd} tests/data/golden/llama/* \
+	tests/{e2e/suite.py,hosts/hosts.py,hosts/test_handover.py,rdma/test_rdma_handover.py}; do
 	guest_own_file "$f" pdserve
 done
-guest_modules crypto/crc32_generic "drivers/net/dummy numdummies=0" net/ipv4/udp_tunnel net/ipv6/ip6_udp_tunnel drivers/net/veth net/llc/llc net/802/stp net/bridge/bridge \
-	drivers/infiniband/core/ib_core \
-	drivers/infiniband/core/ib_uverbs drivers/infiniband/sw/rxe/rdma_rxe
+guest_modules crypto/crc32_generic "drivers/net/dummy numdummies=0" net/ipv4/udp_tunnel net/ipv6/ip6_udp_tunnel drivers/net/veth net/llc/llc \
+	net/802/stp net/bridge/bridge drivers/infiniband/core/ib_core drivers/infiniband/core/ib_uverbs drivers/infiniband/sw/rxe/rdma_rxe
 guest_boot tests/rdma/guest.sh "$LIMIT_S" 1536
 echo "check-rdma: PASS"

@@ -1,11 +1,10 @@
-"""KV that real daemons hand over by RDMA, in the guest of run.sh: a router; prefill worker and messager; decode worker and messager. Control messages go over TCP
-between network namespaces (tests/hosts), KV goes from one software NIC to the other over a wire of its own, which tests cut and heal.
+"""KV that real daemons hand over by RDMA, in the guest of run.sh: a router; prefill worker and messager; decode worker and messager. Control messages go over
+TCP between network namespaces (tests/hosts), KV goes from one software NIC to the other over a wire of its own, which tests cut and heal.
 
 rdma_rxe carries packets in the first namespace only, but all namespaces may use its devices. So the two ends of the wire are both in the first namespace, and
 rules for each address make packets leave by its interface, although the other address is local, too.
 """
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -19,11 +18,9 @@ from test_handover import PROMPTS, Storm, all_up, count, keygen, linked, links, 
 
 TO, FROM = ("to", "messager-3"), ("from", "messager-2")
 REQUIRED = {"rdma": "required", "canary_ms": 1000}  # the canaries show in `pdctl links`
-
-
-LOGS = "/tmp/logs"
+LOGS = "/tmp/logs"  # guest.sh prints them if a test fails
 N = 12  # tokens of an answer
-# the reference kernels are the fastest on a processor in software; a small pool, so that D's cache does not spare most of the transfers
+# the reference kernels are the fastest on a processor in software
 WORKER = {"variant": "reference", "storage": "none"}
 
 # Asks for each prompt in turn; prints [token ids, their log-probabilities] of each, or what was answered instead
@@ -33,7 +30,8 @@ router, prompts, n = json.loads(sys.argv[1])
 out = []
 for p in prompts:
     c = http.client.HTTPConnection(router, 8080, timeout=60)
-    c.request("POST", "/v1/completions", json.dumps({"prompt": p, "max_tokens": n, "temperature": 0, "ignore_eos": True, "return_token_ids": True, "logprobs": 3}),
+    c.request("POST", "/v1/completions", json.dumps({"prompt": p, "max_tokens": n, "temperature": 0, "ignore_eos": True, "logprobs": 3,
+                                                        "return_token_ids": True}),
               {"Content-Type": "application/json"})
     r = c.getresponse()
     body = r.read().decode()
@@ -119,6 +117,7 @@ class Suite:
         assert all(len(w[0]) == N for w in self.want), self.want
         a.kill("mixed-0")
         b.prefill("prefill-1", [(a, "router-1")], **WORKER)
+        # a small pool, so that its cache does not spare most of the transfers
         c.decode("decode-1", [(a, "router-1")], kv_blocks=24, **WORKER)
         all_up(a, "prefill-1", "decode-1")
         wait_for(lambda: workers(a).get("mixed-0") != "up", "it is gone")
