@@ -267,7 +267,7 @@ help:
 	@echo "make check-cuda the CUDA backend on the host's stand-in for a GPU: conformance and whole suites (a part of make check)"
 	@echo "make check-models every family of models in whole suites, against the tokens of its reference"
 	@echo "make check-hosts several hosts as network namespaces: links with keys, cuts, kills, refusals (as root)"
-	@echo "make check-rdma paths over RDMA in a qemu guest with a software NIC (rdma_rxe), beside ib_write_bw"
+	@echo "make check-rdma RDMA in a qemu guest with software NICs (rdma_rxe): paths beside ib_write_bw, daemons of several hosts"
 	@echo "make check-clients the openai package from PyPI against real daemons"
 	@echo "make bench      against llama.cpp, hand-shake, KV transfer, the whole suite (parts: bench-peer bench-handover bench-kv bench-suite)"
 	@echo "make bench-NAME scheduling and placement on simulated accelerators: policies, blocked-peer, ... (tests/bench/bench.mk lists them)"
@@ -327,9 +327,9 @@ check-hosts: programs
 	@tools/setup --hosts
 	@/usr/bin/python3 -m pytest -q -p no:cacheprovider tests/hosts
 
-# paths over RDMA with the real libibverbs, in a guest with the kernel's rdma_rxe: correct bytes, and the rate beside ib_write_bw's
+# RDMA with the real libibverbs, in a guest with the kernel's rdma_rxe: paths give correct bytes, their rate beside ib_write_bw's; daemons of three hosts hand KV over
 .PHONY: check-rdma
-check-rdma: $(O)/rdma/end_to_end
+check-rdma: $(O)/rdma/end_to_end programs
 	@tools/setup --rdma
 	@tests/rdma/run.sh $<
 

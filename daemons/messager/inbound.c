@@ -26,6 +26,7 @@ struct inbound_link {
 	struct intake *intake;
 	uint32_t n; /* leases */
 	int pools_owed;
+	char trouble[256]; /* why there is no intake, for people */
 };
 
 struct inbounds {
@@ -537,9 +538,27 @@ struct inbound_link *inbound_up(struct inbounds *b, void *peer, const char *name
 	l->peer = peer;
 	l->epoch = epoch;
 	snprintf(l->name, sizeof l->name, "%s", name);
+	snprintf(l->trouble, sizeof l->trouble, "it has not said yet how it can send KV");
 	list_push_back(&b->links, &l->node);
 	send_pools(l);
 	return l;
+}
+
+/* The sender is told what this messager takes: it fails its transfers at once, and says why. */
+static void refuse_path(struct inbound_link *l, const Pds__Path *b)
+{
+	char ours[TRANSPORTS_TEXT_MAX], theirs[TRANSPORTS_TEXT_MAX];
+	Pds__Path m = PDS__PATH__INIT;
+	transport_list(l->of->transports, ours);
+	size_t n = b->data.len < sizeof theirs ? b->data.len : sizeof theirs - 1;
+	snprintf(theirs, sizeof theirs, "%.*s", (int)n, n ? (const char *)b->data.data : "");
+	snprintf(l->trouble, sizeof l->trouble,
+	         "this messager takes KV over %s only, which the other one does not have (it has: %s)",
+	         ours, *theirs ? theirs : "none");
+	if (once_may_log(&l->of->logged, l->name, strlen(l->name)))
+		log_error("path_refused", "messager=%s why=%s", l->name, log_quote(l->trouble));
+	m.transport = ours;
+	link_send(l, MSG_PATH, NULL, &m.base);
 }
 
 /* The sender has said which transports it has: the first of ours that is among them is used. */
@@ -549,9 +568,7 @@ static void choose(struct inbound_link *l, const Pds__Path *b)
 	struct path_peer who = {.epoch = l->epoch};
 	int i = transport_best(t, b->data.data, b->data.len);
 	if (i < 0) {
-		if (once_may_log(&l->of->logged, l->name, strlen(l->name)))
-			log_error("path_refused", "messager=%s why=%s", l->name,
-			          log_quote("it has none of the transports that this messager has"));
+		refuse_path(l, b);
 		return;
 	}
 	if (i > 0)
@@ -800,7 +817,7 @@ void inbound_json(const struct inbounds *b, struct buf *out, int first)
 {
 	list_each(it, &b->links) {
 		const struct inbound_link *l = list_entry(it, struct inbound_link, node);
-		struct path_state s = {.transport = "-", .up = "no transport has been chosen"};
+		struct path_state s = {.transport = "-", .up = l->trouble};
 		if (l->intake)
 			l->ops->intake_state(l->intake, &s);
 		buf_printf(out, "%s{\"direction\":\"from\",\"messager\":", first ? "" : ",");

@@ -24,7 +24,8 @@ struct remote {
 	struct mover_via via;
 	Pds__Pools *pools; /* as it said last; NULL: nothing since its link came up */
 	uint64_t down_us;  /* since when the link is down, if it is */
-	char trouble[160]; /* why there is no path, for people */
+	int refused;       /* it takes KV over no transport of this messager's; until the link ends */
+	char trouble[256]; /* why there is no path, for people */
 };
 
 /* What one worker of this host has named: workers of other hosts, and the messager of each. */
@@ -46,7 +47,7 @@ struct remotes {
 	unsigned n;
 	struct svc_timer *timer; /* connects those whose keys come late */
 	struct once logged;
-	char why[ENDPOINT_MAX + 200]; /* of remotes_unreachable */
+	char why[ENDPOINT_MAX + 300]; /* of remotes_unreachable */
 };
 
 #define each_remote(it, r) list_each_safe(it, it##_next, &(r)->remotes)
@@ -260,6 +261,8 @@ static void take_pools(struct remote *o)
 {
 	struct mover *m = o->of->mover;
 	remove_pools(o, o->pools);
+	if (o->refused)
+		return;
 	for (size_t i = 0; i < o->pools->n_pools; i++) {
 		const Pds__Pool *p = o->pools->pools[i];
 		const struct mover_worker *w = mover_find(m, p->worker);
@@ -307,6 +310,8 @@ const char *remotes_unreachable(struct remotes *r, const char *decode)
 	else if (!peer_is_up(o->peer) && now - o->down_us >= REMOTE_PATIENCE_US)
 		snprintf(r->why, sizeof r->why, "the link to its messager %s is down for %" PRIu64 " ms",
 		         d->endpoint, (now - o->down_us) / 1000);
+	else if (o->refused)
+		snprintf(r->why, sizeof r->why, "its messager %s refuses: %s", d->endpoint, o->trouble);
 	else
 		return NULL;
 	return r->why;
@@ -351,9 +356,24 @@ void remotes_down(struct remotes *r, struct peer *p, const char *why)
 		return;
 	log_info("messager_down", "messager=%s why=%s", o->name, log_quote(why));
 	o->down_us = clock_us();
+	o->refused = 0;
 	snprintf(o->trouble, sizeof o->trouble, "the link is down: %s", why);
 	path_close(o);
 	drop_unnamed(r);
+}
+
+/* It takes KV over nothing that this messager has: transfers to its workers fail at once. */
+static void path_refused(struct remote *o, const char *takes)
+{
+	char ours[TRANSPORTS_TEXT_MAX];
+	transport_list(o->of->transports, ours);
+	snprintf(o->trouble, sizeof o->trouble,
+	         "it takes KV over %.*s only, which this messager does not have (it has: %s)",
+	         TRANSPORTS_TEXT_MAX, takes, *ours ? ours : "none");
+	if (once_may_log(&o->of->logged, o->name, strlen(o->name)))
+		log_error("path_refused", "messager=%s why=%s", o->name, log_quote(o->trouble));
+	o->refused = 1;
+	remove_pools(o, NULL);
 }
 
 static void got_path(struct remote *o, const Pds__Path *b)
@@ -363,19 +383,21 @@ static void got_path(struct remote *o, const Pds__Path *b)
 	if (!o->via.path) {
 		int i = transport_named(t, b->transport);
 		if (i < 0) {
-			snprintf(o->trouble, sizeof o->trouble,
-			         "it takes KV over %.16s only, which this messager does not have",
-			         b->transport);
-			if (once_may_log(&o->of->logged, o->name, strlen(o->name)))
-				log_error("path_refused", "messager=%s why=%s", o->name, log_quote(o->trouble));
+			path_refused(o, b->transport);
 			return;
 		}
+		if (i > 0)
+			log_warn("path_fallback", "messager=%s transport=%s why=%s", o->name, b->transport,
+			         log_quote("the messager over there does not take a better one"));
 		struct path_peer who = {.epoch = peer_epoch(o->peer)};
 		snprintf(who.name, sizeof who.name, "%s", o->name);
 		endpoint_host(peer_address(o->peer), who.host, sizeof who.host);
 		o->via.ops = t->at[i].ops;
 		o->via.path = o->via.ops->path_new(t->at[i].transport, &who,
 		                                   &(struct path_hooks){o, path_say, path_up});
+		o->refused = 0;
+		if (o->pools)
+			take_pools(o);
 	}
 	if (strcmp(o->via.ops->name, b->transport) != 0 ||
 	    o->via.ops->path_said(o->via.path, b->data.data, b->data.len, &err) < 0)

@@ -2,6 +2,8 @@
 #   guest_begin NAME                 gets the kernel, starts an empty initramfs; NAME stands before messages and names build/guest/NAME.log
 #   guest_files FILE...              copies files to the same place, with the libraries that they need
 #   guest_program PROGRAM            copies it (a path, or a name in PATH) to /bin, with its libraries
+#   guest_own_file FILE FOLDER       copies a file of this tree to /FOLDER/FILE, with the libraries that it needs
+#   guest_python MODULE...           copies python3 with its library, and these modules of Debian's packages
 #   guest_modules MODULE...          copies modules of the kernel to /modules, to be loaded in that order (so dependencies come first): paths below the
 #                                    `kernel` folder without .ko, each with its options if it has any: "drivers/net/dummy numdummies=0"
 #   guest_boot INIT LIMIT_S MIB [NAME=VALUE...]   boots with INIT as /init, which finds the values in its environment; prints its lines that begin with
@@ -70,6 +72,28 @@ guest_program() {
 	guest_libraries "$f"
 }
 
+guest_own_file() {
+	mkdir -p "$guest_root/$2/$(dirname "$1")"
+	cp -L "$1" "$guest_root/$2/$1" || guest_fail "cannot copy $1"
+	guest_libraries "$1"
+}
+
+# With the compiled modules, which are valid for files of the same age only
+guest_python() {
+	local lib m
+	lib=$(/usr/bin/python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))') || guest_fail "python3 is missing: run tools/setup --rdma"
+	guest_program /usr/bin/python3
+	mkdir -p "$guest_root$lib" "$guest_root/usr/lib/python3/dist-packages"
+	tar -C "$lib" --exclude 'config-*' --exclude dist-packages --exclude test --exclude lib2to3 --exclude pydoc_data --exclude distutils -cf - . |
+		tar -C "$guest_root$lib" -xf -
+	for m in "$lib"/lib-dynload/*.so; do
+		guest_libraries "$m"
+	done
+	for m in "$@"; do
+		cp -a "/usr/lib/python3/dist-packages/$m" "$guest_root/usr/lib/python3/dist-packages/" || guest_fail "python3 lacks $m: run tools/setup --rdma"
+	done
+}
+
 guest_modules() {
 	local m modules
 	modules=$guest_cache/kernel/lib/modules/$(ls "$guest_cache/kernel/lib/modules" | head -n 1)/kernel
@@ -88,5 +112,5 @@ guest_boot() {
 	timeout "$limit_s" qemu-system-x86_64 -accel tcg,thread=multi -cpu "${guest_cpu:-max}" -smp 2 -m "$mib" -nographic -no-reboot -nodefaults -serial stdio -kernel "$guest_kernel" \
 		-initrd "$initramfs" -append "console=ttyS0 quiet panic=-1 mitigations=off tsc=unstable $*" </dev/null 2>&1 |
 		tr -d '\r' | tee "$log" | sed -un 's/^guest: //p'
-	grep -q '^guest: PASS' "$log" || { tail -n 30 "$log"; echo "$guest_name: FAIL (log: $log)"; exit 1; }
+	grep -q '^guest: PASS$' "$log" || { tail -n 30 "$log"; echo "$guest_name: FAIL (log: $log)"; exit 1; }
 }

@@ -21,6 +21,7 @@ static struct {
 	int refused;
 	size_t handle_bytes;
 	uint64_t lease;
+	char transport[64]; /* of PATH */
 } told[512];
 static unsigned n_told;
 
@@ -35,6 +36,9 @@ static int send_link(void *arg, void *peer, enum msg_type type, const struct msg
 	told[n_told].peer = peer;
 	told[n_told].type = type;
 	told[n_told].lease = 0;
+	if (type == MSG_PATH)
+		snprintf(told[n_told].transport, sizeof told->transport, "%s",
+		         ((const Pds__Path *)body)->transport);
 	if (type == MSG_LEASE_OPENED) {
 		const Pds__LeaseOpened *m = (const Pds__LeaseOpened *)body;
 		ck_assert_str_eq(m->decode, "decode-1");
@@ -575,13 +579,22 @@ START_TEST(full_windows)
 }
 END_TEST
 
-/* Of a messager with no transport in common nothing is taken. */
+/* Of a messager with no transport in common nothing is taken; both ends say why. */
 START_TEST(no_transport_in_common)
 {
 	static const char *const lists[] = {"", "rdma", "fak", "fakes,xfake", "rdma,,tcp"};
 	int peer;
 	struct inbound_link *l = link_up(&peer, "messager-c", lists[_i]);
 	ck_assert_int_eq(fake.intakes, 2);
+	ck_assert_uint_eq(count_told(&peer, MSG_PATH), 1);
+	ck_assert_str_eq(told[n_told - 1].transport, "fake");
+	struct buf out;
+	buf_init(&out, 0);
+	inbound_json(in, &out, 1);
+	buf_addc(&out, '\0');
+	ck_assert_ptr_nonnull(strstr(out.data, "takes KV over fake only"));
+	ck_assert_ptr_nonnull(strstr(out.data, *lists[_i] ? lists[_i] : "none"));
+	buf_fini(&out);
 	ask(l, 1);
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 0);
 	ck_assert_int_eq(told[n_told - 1].refused, 1);

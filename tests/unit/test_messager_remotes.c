@@ -383,6 +383,34 @@ START_TEST(path_of_another_transport)
 }
 END_TEST
 
+/* Transfers to its workers fail at once, with the reason, until it takes what this one has. */
+START_TEST(a_messager_that_refuses)
+{
+	NAMES("p-1", A);
+	struct peer *a = link_to(A);
+	comes_up(a);
+	POOLS(a, {"d-1", 5, 24});
+	ck_assert_uint_eq(workers_with("d-1"), 1);
+	ck_assert_ptr_null(remotes_unreachable(of, LONGEST));
+	says_path(a, "rdma");
+	ck_assert_uint_eq(workers_with("d-1"), 0);
+	POOLS(a, {"d-1", 5, 24});
+	ck_assert_uint_eq(workers_with("d-1"), 0);
+	const char *why = remotes_unreachable(of, LONGEST);
+	ck_assert_ptr_nonnull(why);
+	ck_assert_ptr_nonnull(strstr(why, "takes KV over rdma only"));
+	ck_assert_ptr_nonnull(strstr(why, "it has: fake"));
+	if (_i == 0) {
+		goes_down(a); /* it may have another configuration when it is back */
+		comes_up(a);
+		POOLS(a, {"d-1", 5, 24});
+	} else
+		says_path(a, "fake");
+	ck_assert_uint_eq(workers_with("d-1"), 1);
+	ck_assert_ptr_null(remotes_unreachable(of, LONGEST));
+}
+END_TEST
+
 START_TEST(a_link_that_ends)
 {
 	struct peer *a = ready(A);
@@ -582,6 +610,7 @@ int main(void)
 	tcase_add_loop_test(t, a_link_that_cannot_be_made, 0, 2);
 	tcase_add_test(t, a_worker_that_is_named_later);
 	tcase_add_test(t, path_of_another_transport);
+	tcase_add_loop_test(t, a_messager_that_refuses, 0, 2);
 	tcase_add_test(t, a_link_that_ends);
 	tcase_add_test(t, a_list_replaces_the_one_before);
 	tcase_add_test(t, hostile_lists);
