@@ -9,50 +9,50 @@
 
 #define NAME_SHOWN 60
 
-enum tree_kind { G_EMPTY, G_TEXT, G_SET, G_RULE, G_CAT, G_ALT, G_REPEAT };
+enum gbnf_kind { G_EMPTY, G_TEXT, G_SET, G_RULE, G_CAT, G_ALT, G_REPEAT };
 
-struct tree {
-	enum tree_kind kind;
+struct gbnf_tree {
+	enum gbnf_kind kind;
 	const char *text; /* TEXT: with escapes replaced */
 	size_t len;
 	struct point_range *range; /* SET: n of them */
 	uint32_t n;
-	struct rule *rule;         /* RULE */
-	struct tree *left, *right; /* CAT, ALT; REPEAT: left */
+	struct gbnf_rule *rule;         /* RULE */
+	struct gbnf_tree *left, *right; /* CAT, ALT; REPEAT: left */
 	uint32_t min, max;
 };
 
-struct rule {
+struct gbnf_rule {
 	const char *name;
 	size_t len;
-	struct tree *body; /* NULL: not defined (yet) */
-	uint32_t number;   /* of the network's rule */
-	unsigned line;     /* of its first mention */
-	struct rule *next;
+	struct gbnf_tree *body; /* NULL: not defined (yet) */
+	uint32_t number;        /* of the network's rule */
+	unsigned line;          /* of its first mention */
+	struct gbnf_rule *next;
 };
 
-struct parser {
+struct gbnf_parser {
 	const char *at, *end;
 	unsigned line, nest;
 	struct arena *arena;
-	struct rule *rules;
+	struct gbnf_rule *rules;
 	uint32_t n_rules;
 	struct err *err;
 };
 
-static void *bad(struct parser *p, int code, const char *what)
+static void *bad(struct gbnf_parser *p, int code, const char *what)
 {
 	if (!p->err->code)
 		err_set(p->err, code, "%s in line %u of the grammar", what, p->line);
 	return NULL;
 }
 
-static int next_is(const struct parser *p, char c)
+static int next_is(const struct gbnf_parser *p, char c)
 {
 	return p->at < p->end && *p->at == c;
 }
 
-static int take(struct parser *p, char c)
+static int take(struct gbnf_parser *p, char c)
 {
 	if (!next_is(p, c))
 		return 0;
@@ -61,7 +61,7 @@ static int take(struct parser *p, char c)
 }
 
 /* Over blanks and comments; with lines: over ends of lines, too. */
-static void skip(struct parser *p, int lines)
+static void skip(struct gbnf_parser *p, int lines)
 {
 	while (p->at < p->end) {
 		if (*p->at == '#')
@@ -76,10 +76,10 @@ static void skip(struct parser *p, int lines)
 	}
 }
 
-static struct tree *tree_new(struct parser *p, enum tree_kind kind, struct tree *left,
-                             struct tree *right)
+static struct gbnf_tree *tree_new(struct gbnf_parser *p, enum gbnf_kind kind,
+                                  struct gbnf_tree *left, struct gbnf_tree *right)
 {
-	struct tree *t = arena_alloc(p->arena, sizeof *t);
+	struct gbnf_tree *t = arena_alloc(p->arena, sizeof *t);
 	t->kind = kind;
 	t->left = left;
 	t->right = right;
@@ -88,7 +88,7 @@ static struct tree *tree_new(struct parser *p, enum tree_kind kind, struct tree 
 
 /* --- characters ---------------------------------------------------------- */
 
-static int take_hex(struct parser *p, unsigned digits, uint32_t *ret)
+static int take_hex(struct gbnf_parser *p, unsigned digits, uint32_t *ret)
 {
 	uint32_t v = 0;
 	for (; digits; digits--, p->at++) {
@@ -105,7 +105,7 @@ static int take_hex(struct parser *p, unsigned digits, uint32_t *ret)
 	return 0;
 }
 
-static int take_escape(struct parser *p, uint32_t *ret)
+static int take_escape(struct gbnf_parser *p, uint32_t *ret)
 {
 	char c = p->at < p->end ? *p->at++ : 0;
 	switch (c) {
@@ -126,7 +126,7 @@ static int take_escape(struct parser *p, uint32_t *ret)
 }
 
 /* One character of a literal or of [...]. */
-static int take_point(struct parser *p, uint32_t *ret)
+static int take_point(struct gbnf_parser *p, uint32_t *ret)
 {
 	if (take(p, '\\')) {
 		if (take_escape(p, ret) < 0)
@@ -143,11 +143,11 @@ static int take_point(struct parser *p, uint32_t *ret)
 	return 0;
 }
 
-static struct tree *parse_text(struct parser *p)
+static struct gbnf_tree *parse_text(struct gbnf_parser *p)
 {
 	/* an escape is never shorter than its character */
 	char *out = arena_alloc(p->arena, (size_t)(p->end - p->at) + 4);
-	struct tree *t = tree_new(p, G_TEXT, NULL, NULL);
+	struct gbnf_tree *t = tree_new(p, G_TEXT, NULL, NULL);
 	unsigned line = p->line;
 	p->at++;
 	t->text = out;
@@ -166,9 +166,9 @@ static struct tree *parse_text(struct parser *p)
 }
 
 /* Keeps the characters of s, or all others. */
-static struct tree *tree_set(struct parser *p, struct points *s, int negate)
+static struct gbnf_tree *tree_set(struct gbnf_parser *p, struct point_set *s, int negate)
 {
-	struct tree *t = tree_new(p, G_SET, NULL, NULL);
+	struct gbnf_tree *t = tree_new(p, G_SET, NULL, NULL);
 	points_merge(s);
 	if (negate)
 		points_negate(s);
@@ -180,9 +180,9 @@ static struct tree *tree_set(struct parser *p, struct points *s, int negate)
 	return t;
 }
 
-static struct tree *parse_set(struct parser *p)
+static struct gbnf_tree *parse_set(struct gbnf_parser *p)
 {
-	struct points s;
+	struct point_set s;
 	unsigned line = p->line;
 	s.n = 0;
 	p->at++;
@@ -218,7 +218,7 @@ static int is_of_name(char c)
 	       c == '_';
 }
 
-static struct rule *take_name(struct parser *p)
+static struct gbnf_rule *take_name(struct gbnf_parser *p)
 {
 	const char *name = p->at;
 	while (p->at < p->end && is_of_name(*p->at))
@@ -226,25 +226,25 @@ static struct rule *take_name(struct parser *p)
 	size_t len = (size_t)(p->at - name);
 	if (!len)
 		return bad(p, ERR_INVALID, "an item, or the name of a rule, is missing");
-	for (struct rule *r = p->rules; r; r = r->next)
+	for (struct gbnf_rule *r = p->rules; r; r = r->next)
 		if (r->len == len && memcmp(r->name, name, len) == 0)
 			return r;
 	if (p->n_rules++ == NFA_RULES_MAX)
 		return bad(p, ERR_FULL, "more than 4096 rules");
-	struct rule *r = arena_alloc(p->arena, sizeof *r);
-	*r = (struct rule){.name = name, .len = len, .line = p->line, .next = p->rules};
+	struct gbnf_rule *r = arena_alloc(p->arena, sizeof *r);
+	*r = (struct gbnf_rule){.name = name, .len = len, .line = p->line, .next = p->rules};
 	return p->rules = r;
 }
 
-static struct tree *parse_alternatives(struct parser *p);
+static struct gbnf_tree *parse_alternatives(struct gbnf_parser *p);
 
-static struct tree *parse_group(struct parser *p)
+static struct gbnf_tree *parse_group(struct gbnf_parser *p)
 {
 	unsigned line = p->line;
 	p->at++;
 	if (++p->nest > GBNF_NEST_MAX)
 		return bad(p, ERR_FULL, "groups nest more than 100 deep");
-	struct tree *t = parse_alternatives(p);
+	struct gbnf_tree *t = parse_alternatives(p);
 	p->nest--;
 	if (!t || take(p, ')'))
 		return t;
@@ -252,10 +252,10 @@ static struct tree *parse_group(struct parser *p)
 	return bad(p, ERR_INVALID, "a ( without )");
 }
 
-static struct tree *parse_item(struct parser *p)
+static struct gbnf_tree *parse_item(struct gbnf_parser *p)
 {
-	struct points s;
-	struct tree *t;
+	struct point_set s;
+	struct gbnf_tree *t;
 	switch (*p->at) {
 	case '"': return parse_text(p);
 	case '[': return parse_set(p);
@@ -266,7 +266,7 @@ static struct tree *parse_item(struct parser *p)
 		return tree_set(p, &s, 1);
 	default: break;
 	}
-	struct rule *r = take_name(p);
+	struct gbnf_rule *r = take_name(p);
 	if (!r)
 		return NULL;
 	t = tree_new(p, G_RULE, NULL, NULL);
@@ -274,7 +274,7 @@ static struct tree *parse_item(struct parser *p)
 	return t;
 }
 
-static int take_number(struct parser *p, uint32_t *ret)
+static int take_number(struct gbnf_parser *p, uint32_t *ret)
 {
 	const char *from = p->at;
 	uint32_t v = 0;
@@ -285,7 +285,7 @@ static int take_number(struct parser *p, uint32_t *ret)
 }
 
 /* 1: there is one. */
-static int take_repeat(struct parser *p, uint32_t *min, uint32_t *max)
+static int take_repeat(struct gbnf_parser *p, uint32_t *min, uint32_t *max)
 {
 	*min = next_is(p, '+');
 	*max = next_is(p, '?') ? 1 : NFA_UNBOUNDED;
@@ -308,9 +308,9 @@ static int take_repeat(struct parser *p, uint32_t *min, uint32_t *max)
 	return 1;
 }
 
-static struct tree *parse_repeated(struct parser *p)
+static struct gbnf_tree *parse_repeated(struct gbnf_parser *p)
 {
-	struct tree *t = parse_item(p);
+	struct gbnf_tree *t = parse_item(p);
 	uint32_t min, max;
 	if (!t)
 		return NULL;
@@ -326,16 +326,16 @@ static struct tree *parse_repeated(struct parser *p)
 	return p->err->code ? NULL : t;
 }
 
-static int ends_sequence(const struct parser *p)
+static int ends_sequence(const struct gbnf_parser *p)
 {
 	return p->at == p->end || *p->at == '\n' || *p->at == '|' || *p->at == ')';
 }
 
-static struct tree *parse_sequence(struct parser *p)
+static struct gbnf_tree *parse_sequence(struct gbnf_parser *p)
 {
-	struct tree *all = NULL;
+	struct gbnf_tree *all = NULL;
 	for (skip(p, p->nest > 0); !ends_sequence(p); skip(p, p->nest > 0)) {
-		struct tree *t = parse_repeated(p);
+		struct gbnf_tree *t = parse_repeated(p);
 		if (!t)
 			return NULL;
 		all = all ? tree_new(p, G_CAT, all, t) : t;
@@ -344,9 +344,9 @@ static struct tree *parse_sequence(struct parser *p)
 }
 
 /* 1: a | follows, perhaps in a later line. Else nothing is skipped. */
-static int take_or(struct parser *p)
+static int take_or(struct gbnf_parser *p)
 {
-	struct parser was = *p;
+	struct gbnf_parser was = *p;
 	skip(p, 1);
 	if (take(p, '|')) {
 		skip(p, 1);
@@ -357,11 +357,11 @@ static int take_or(struct parser *p)
 	return 0;
 }
 
-static struct tree *parse_alternatives(struct parser *p)
+static struct gbnf_tree *parse_alternatives(struct gbnf_parser *p)
 {
-	struct tree *all = parse_sequence(p);
+	struct gbnf_tree *all = parse_sequence(p);
 	while (all && take_or(p)) {
-		struct tree *t = parse_sequence(p);
+		struct gbnf_tree *t = parse_sequence(p);
 		if (!t)
 			return NULL;
 		all = tree_new(p, G_ALT, all, t);
@@ -369,9 +369,9 @@ static struct tree *parse_alternatives(struct parser *p)
 	return all;
 }
 
-static void parse_rule(struct parser *p)
+static void parse_rule(struct gbnf_parser *p)
 {
-	struct rule *r = take_name(p);
+	struct gbnf_rule *r = take_name(p);
 	if (!r)
 		return;
 	skip(p, 0);
@@ -391,10 +391,10 @@ static void parse_rule(struct parser *p)
 }
 
 /* The rule root, or NULL with the error set. */
-static struct rule *check_rules(struct parser *p)
+static struct gbnf_rule *check_rules(struct gbnf_parser *p)
 {
-	struct rule *root = NULL;
-	for (struct rule *r = p->rules; r && !p->err->code; r = r->next) {
+	struct gbnf_rule *root = NULL;
+	for (struct gbnf_rule *r = p->rules; r && !p->err->code; r = r->next) {
 		if (!r->body)
 			err_set(p->err, ERR_INVALID, "the rule %.*s is used in line %u, and not defined",
 			        r->len < NAME_SHOWN ? (int)r->len : NAME_SHOWN, r->name, r->line);
@@ -408,14 +408,14 @@ static struct rule *check_rules(struct parser *p)
 
 /* --- the builder --------------------------------------------------------- */
 
-static uint32_t build(struct nfa *f, const struct tree *t, uint32_t next);
+static uint32_t build(struct nfa *f, const struct gbnf_tree *t, uint32_t next);
 
 static uint32_t build_unit(struct nfa *f, void *arg, uint32_t next)
 {
 	return build(f, arg, next);
 }
 
-static uint32_t build(struct nfa *f, const struct tree *t, uint32_t next)
+static uint32_t build(struct nfa *f, const struct gbnf_tree *t, uint32_t next)
 {
 	if (f->err.code)
 		return 0;
@@ -443,13 +443,14 @@ int gbnf_build(struct nfa *f, const char *text, size_t len, uint32_t next, uint3
                struct err *err)
 {
 	struct err own = {0};
-	struct parser p = {.at = text, .end = text + len, .line = 1, .arena = arena_new(), .err = &own};
+	struct gbnf_parser p = {
+		.at = text, .end = text + len, .line = 1, .arena = arena_new(), .err = &own};
 	for (skip(&p, 1); p.at < p.end && !own.code; skip(&p, 1))
 		parse_rule(&p);
-	struct rule *root = own.code ? NULL : check_rules(&p);
-	for (struct rule *r = p.rules; r && root; r = r->next)
+	struct gbnf_rule *root = own.code ? NULL : check_rules(&p);
+	for (struct gbnf_rule *r = p.rules; r && root; r = r->next)
 		r->number = nfa_rule(f);
-	for (struct rule *r = p.rules; r && root && !f->err.code; r = r->next)
+	for (struct gbnf_rule *r = p.rules; r && root && !f->err.code; r = r->next)
 		nfa_rule_set(f, r->number, build(f, r->body, 0));
 	if (root)
 		*ret_begin = nfa_call(f, root->number, next);

@@ -6,7 +6,7 @@
 
 /* --- sets ---------------------------------------------------------------- */
 
-int points_add(struct points *s, uint32_t lo, uint32_t hi)
+int points_add(struct point_set *s, uint32_t lo, uint32_t hi)
 {
 	if (s->n == POINTS_RANGES_MAX)
 		return -1;
@@ -20,7 +20,7 @@ static int range_cmp(const void *a, const void *b)
 	return (x->lo > y->lo) - (x->lo < y->lo);
 }
 
-void points_merge(struct points *s)
+void points_merge(struct point_set *s)
 {
 	uint32_t n = 0;
 	qsort(s->r, s->n, sizeof *s->r, range_cmp);
@@ -33,10 +33,10 @@ void points_merge(struct points *s)
 	s->n = n;
 }
 
-void points_negate(struct points *s)
+void points_negate(struct point_set *s)
 {
 	uint32_t from = 0, n = 0;
-	struct points was = *s;
+	struct point_set was = *s;
 	for (uint32_t i = 0; i < was.n; i++) {
 		if (was.r[i].lo > from)
 			s->r[n++] = (struct point_range){from, was.r[i].lo - 1};

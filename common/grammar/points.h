@@ -12,14 +12,14 @@ struct point_range {
 	uint32_t lo, hi;
 };
 
-struct points {                                  /* n 0: none */
+struct point_set {                               /* n 0: none */
 	struct point_range r[POINTS_RANGES_MAX + 1]; /* negating may add one */
 	uint32_t n;
 };
 
-int points_add(struct points *s, uint32_t lo, uint32_t hi); /* -1: full */
-void points_merge(struct points *s);  /* then sorted, disjoint, not adjacent */
-void points_negate(struct points *s); /* after points_merge */
+int points_add(struct point_set *s, uint32_t lo, uint32_t hi); /* -1: full */
+void points_merge(struct point_set *s);  /* then sorted, disjoint, not adjacent */
+void points_negate(struct point_set *s); /* after points_merge */
 /* One character of the n ranges; json: inside a JSON string, escaped where that is needed. 0, with
  * f->err set, if they hold surrogates alone. */
 uint32_t points_build(struct nfa *f, const struct point_range *r, uint32_t n, int json,

@@ -92,7 +92,7 @@ static int take_u(struct parser *p, size_t begin, uint32_t *ret)
 
 /* --- sets of characters -------------------------------------------------- */
 
-static int range_add(struct parser *p, struct points *s, uint32_t lo, uint32_t hi)
+static int range_add(struct parser *p, struct point_set *s, uint32_t lo, uint32_t hi)
 {
 	return points_add(s, lo, hi) < 0 ? bad(p, ERR_FULL, p->at, "more than 512 ranges in [...]") : 0;
 }
@@ -110,10 +110,10 @@ static const struct point_range digits[] = {{'0', '9'}},
 
 #define COUNT(a) (uint32_t)(sizeof(a) / sizeof *(a))
 
-static int add_named(struct parser *p, struct points *s, const struct point_range *r, uint32_t n,
+static int add_named(struct parser *p, struct point_set *s, const struct point_range *r, uint32_t n,
                      int negate)
 {
-	struct points own = {.n = n};
+	struct point_set own = {.n = n};
 	int code = 0;
 	memcpy(own.r, r, n * sizeof *r);
 	if (negate)
@@ -125,7 +125,7 @@ static int add_named(struct parser *p, struct points *s, const struct point_rang
 
 /* After a backslash. Returns 1 with one character in *ret, 0 with a class added to s, or an
  * error. */
-static int take_escape(struct parser *p, struct points *s, uint32_t *ret)
+static int take_escape(struct parser *p, struct point_set *s, uint32_t *ret)
 {
 	static const char plain[] = "^$\\.*+?()[]{}|/-\"'`~!@#%&=:;<>, ", control[] = "n\nr\rt\tf\fv\v";
 	size_t begin = p->at - 1;
@@ -166,7 +166,7 @@ static int take_escape(struct parser *p, struct points *s, uint32_t *ret)
 }
 
 /* One member of [...]: returns 1 with its character, 0 if it was a class, or an error. */
-static int take_member(struct parser *p, struct points *s, uint32_t *ret)
+static int take_member(struct parser *p, struct point_set *s, uint32_t *ret)
 {
 	if (!next_is(p, '\\'))
 		return take_point(p, ret) < 0 ? ERR_INVALID : 1;
@@ -174,7 +174,7 @@ static int take_member(struct parser *p, struct points *s, uint32_t *ret)
 	return take_escape(p, s, ret);
 }
 
-static int class_members(struct parser *p, struct points *s, size_t begin)
+static int class_members(struct parser *p, struct point_set *s, size_t begin)
 {
 	while (more(p) && !next_is(p, ']')) {
 		uint32_t lo, hi;
@@ -216,7 +216,7 @@ static struct tree *tree_new(struct parser *p, enum tree_kind kind, struct tree 
 	return t;
 }
 
-static struct tree *tree_ranges(struct parser *p, struct points *s)
+static struct tree *tree_ranges(struct parser *p, struct point_set *s)
 {
 	struct tree *t = tree_new(p, T_RANGES, NULL, NULL);
 	points_merge(s);
@@ -237,7 +237,7 @@ static struct tree *tree_point(struct parser *p, uint32_t c)
 
 static struct tree *parse_class(struct parser *p)
 {
-	struct points s;
+	struct point_set s;
 	size_t begin = p->at++;
 	int negate = next_is(p, '^');
 	s.n = 0;
@@ -302,7 +302,7 @@ static struct tree *parse_group(struct parser *p)
 
 static struct tree *parse_atom(struct parser *p)
 {
-	struct points s;
+	struct point_set s;
 	uint32_t c;
 	s.n = 0;
 	switch (p->text[p->at]) {

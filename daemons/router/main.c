@@ -44,6 +44,10 @@ static const struct conf_key keys[] = {
      "one); "
      "clients send the key as Authorization: Bearer KEY; empty: no key needed",
      NULL},
+	{"unknown_parameters", CONF_STRING, "warn", 0, 0, "", 1,
+     "what a request has that this server does not know: warn (a log line, and warnings in the "
+     "answer) or refuse (400)",
+     "warn|refuse"},
 	{"max_requests", CONF_INT, "4096", 1, 100000, "answers", 1,
      "answers in progress at once; beyond that the reply is 429", NULL},
 	{"max_choices", CONF_INT, "128", 1, 4096, "answers", 1,
@@ -216,6 +220,7 @@ static void read_conf(struct router *r)
 	r->conf.request_memory_bytes = one < all - all / 8 ? one : all - all / 8;
 	r->conf.retry_after_max_s = (uint32_t)conf_int(c, "retry_after_max_s");
 	r->conf.allow_pinning = conf_bool(c, "allow_pinning");
+	r->conf.refuse_unknown = strcmp(conf_str(c, "unknown_parameters"), "refuse") == 0;
 	read_policies(&r->registry, c);
 	r->attempts.opts.max_attempts = (uint32_t)conf_int(c, "max_attempts");
 	r->attempts.opts.retry_wait_us = ms(c, "retry_wait_ms");

@@ -11,6 +11,7 @@
 #include "svc/svc.h"
 #include "daemons/router/request/textpool.h"
 #include "util/list.h"
+#include "util/once.h"
 #include "util/quota.h"
 
 enum router_stat {
@@ -57,7 +58,7 @@ enum router_stat {
 
 struct router_conf {
 	uint32_t max_requests, max_choices, retry_after_s, retry_after_max_s;
-	int allow_pinning;
+	int allow_pinning, refuse_unknown;
 	uint64_t request_timeout_us;
 	size_t text_inline_bytes;
 	size_t request_memory_bytes; /* limit of one request; router.memory has that of all */
@@ -85,6 +86,7 @@ struct router {
 	} turns;
 	/* scratch for output to a client; its content is lost when the function returns */
 	struct buf out;
+	struct once unknown;  /* parameters of requests that were logged */
 	struct list requests; /* struct request, node */
 	uint32_t n_requests, n_answers;
 	int draining;

@@ -131,14 +131,38 @@ def test_bad_completion(ids, body, status, param, part):
 
 
 NEUTRAL = {"frequency_penalty": 0, "presence_penalty": 0.0, "repetition_penalty": 1, "typical_p": 1, "min_tokens": 0, "bad_words": [], "logit_bias": {}, "suffix": None, "best_of": 1, "n": 1, "top_k": -1, "min_p": 0, "user": "me",
-           "stop": None, "logprobs": None, "response_format": {"type": "text"}, "something_unknown": [1, {"a": None}], "stream_options": None}
+           "stop": None, "logprobs": None, "response_format": {"type": "text"}, "stream_options": None}
 
 
 def test_neutral_and_unknown_values_change_nothing(ids):
     want = complete(ids, prompt=IDS, return_token_ids=True)["choices"][0]["token_ids"]
     assert len(want) == 8
-    assert complete(ids, prompt=IDS, return_token_ids=True, **NEUTRAL)["choices"][0]["token_ids"] == want
+    assert complete(ids, prompt=IDS, return_token_ids=True, **NEUTRAL, something_unknown=[1, {"a": None}])["choices"][0]["token_ids"] == want
     assert complete(ids, prompt=IDS, return_token_ids=True, max_tokens=8.0)["choices"][0]["token_ids"] == want
+
+
+UNKNOWN = {"temprature": 0.5, "messages": [], "max_tokens_": None, "x" * 5000: 1}
+WARNINGS = ["temprature is not a parameter of this server; did you mean temperature?", "messages is not a parameter of this server",
+            "x" * 64 + " is not a parameter of this server"]
+
+
+def test_unknown_parameters_are_told(ids):
+    """In the answer, in a stream's first event alone, and once in the log."""
+    assert "warnings" not in complete(ids, prompt=IDS, max_completion=None)
+    for _ in range(2):
+        assert complete(ids, prompt=IDS, **UNKNOWN)["warnings"] == WARNINGS
+    events = chunks(ids, "/v1/completions", {"prompt": IDS, "max_tokens": 4, "n": 2, "stream_options": {"include_usage": True}, **UNKNOWN})
+    assert [e.get("warnings") for e in events] == [WARNINGS] + [None] * (len(events) - 1)
+    assert ids.log("router").count('warnings="\\"temprature') == 1
+    many = complete(ids, prompt=IDS, **{f"of_another_server_{i}": 1 for i in range(1000)})["warnings"]
+    assert len(many) == 9 and many[8] == "and 992 parameters more"
+
+
+def test_unknown_parameters_can_be_refused(tiny_model):
+    with Suite("mixed", tiny_model, router={"unknown_parameters": "refuse"}) as s:
+        status, r = s.post("/v1/completions", {"prompt": IDS, "max_tokens": 1, **UNKNOWN})
+        assert status == 400 and r["error"]["param"] == "temprature" and r["error"]["message"] == WARNINGS[0]
+        assert "warnings" not in complete(s, prompt=IDS, **NEUTRAL)
 
 
 BAD_CHAT = [

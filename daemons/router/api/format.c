@@ -1,6 +1,7 @@
 /* format.c - the form that an answer must have: response_format of OpenAI, guided_* and
- * structured_outputs of vLLM, grammar and json_schema of llama.cpp. Each asks for one constraint (grammar.h), which is compiled here
- * so that an error is reported at once, and again at the worker. */
+ * structured_outputs of vLLM, grammar and json_schema of llama.cpp. Each asks for one constraint
+ * (grammar.h), which is compiled here so that an error is reported at once, and again at the
+ * worker. */
 #include "daemons/router/request/prepare.h"
 #include "grammar/grammar.h"
 #include "util/json_load.h"
@@ -176,20 +177,30 @@ static int constrain_schema(struct request_prepare *q, const char *param, const 
 	return constrain_json(q, param, v, 0);
 }
 
+static const struct {
+	const char *name;
+	int (*read)(struct request_prepare *q, const char *param, const json_t *v);
+} ways[] = {
+	{"guided_json", constrain_schema},     {"json_schema", constrain_schema},
+	{"guided_regex", constrain_regex},     {"guided_choice", constrain_choice},
+	{"guided_grammar", constrain_grammar}, {"grammar", constrain_grammar},
+};
+#define N_WAYS (sizeof ways / sizeof *ways)
+
+int format_is_asked(const json_t *o)
+{
+	for (size_t i = 0; i < N_WAYS; i++)
+		if (member(o, ways[i].name))
+			return 1;
+	return member(o, "response_format") || member(o, "structured_outputs");
+}
+
 int format_read(struct request_prepare *q, const json_t *o)
 {
-	static const struct {
-		const char *name;
-		int (*read)(struct request_prepare *q, const char *param, const json_t *v);
-	} ways[] = {
-		{"guided_json", constrain_schema},     {"json_schema", constrain_schema},
-		{"guided_regex", constrain_regex},     {"guided_choice", constrain_choice},
-		{"guided_grammar", constrain_grammar}, {"grammar", constrain_grammar},
-	};
 	const json_t *v;
 	if ((v = member(o, "response_format")) && read_response_format(q, v) < 0)
 		return -1;
-	for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
+	for (size_t i = 0; i < N_WAYS; i++)
 		if (!is_empty(v = member(o, ways[i].name)) && ways[i].read(q, ways[i].name, v) < 0)
 			return -1;
 	return (v = member(o, "structured_outputs")) ? read_structured(q, v) : 0;

@@ -109,7 +109,11 @@ static int prepare_by_kind(struct request_prepare *q, const json_t *o)
 		[KIND_TOKENIZE] = api_tokenize_prepare,
 		[KIND_DETOKENIZE] = api_detokenize_prepare,
 	};
-	return check_model(q, o) < 0 || read_cache_salt(q, o) < 0 ? -1 : by_kind[q->kind](q, o);
+	int has_parameters = q->kind == KIND_COMPLETION || q->kind == KIND_CHAT;
+	if (check_model(q, o) < 0 || (has_parameters && params_unknown(q, o) < 0) ||
+	    read_cache_salt(q, o) < 0)
+		return -1;
+	return by_kind[q->kind](q, o);
 }
 
 /* The JSON is freed by now: only the prompts' tokens are needed. */
@@ -138,24 +142,13 @@ void request_prepare(struct text_job *j)
 	q->prepared_us = clock_us();
 }
 
-/* Compiling a constraint takes milliseconds, however short it is. */
-static int has_constraint(const json_t *o)
-{
-	static const char *const names[] = {"response_format", "guided_json",        "guided_regex",
-	                                    "guided_choice",   "structured_outputs", "tool_choice"};
-	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-		if (param_is_set(o, names[i]))
-			return 1;
-	return 0;
-}
-
 int request_prepare_is_slow(struct request_prepare *q)
 {
 	json_account_begin(&q->json);
 	q->parsed = read_body(q);
 	if (json_account_end() < 0)
 		budget_refuse(q, NULL, "its body as JSON");
-	if (!q->parsed || !has_constraint(q->parsed))
+	if (!q->parsed || !(format_is_asked(q->parsed) || param_is_set(q->parsed, "tool_choice")))
 		return 0;
 	if (json_account_charge(&q->json, &q->quota) == 0)
 		return 1;
@@ -181,6 +174,7 @@ void request_prepare_fini(struct request_prepare *q)
 	toolcall_tools_destroy(&q->message.tools);
 	params_fini(&q->p);
 	free(q->constraint.text);
+	buf_fini(&q->warnings);
 	buf_fini(&q->out);
 	http_body_free(&q->body);
 	quota_fini(&q->quota);

@@ -328,11 +328,20 @@ static uint64_t prompt_tokens(const struct request_prepare *p)
 	return n;
 }
 
+static void log_unknown(const struct buf *warnings)
+{
+	char text[512];
+	snprintf(text, sizeof text, "%.*s", (int)warnings->len, warnings->data);
+	log_warn("unknown_parameters", "warnings=%s", log_quote(text));
+}
+
 static enum request_state step_prepared(struct request *q, enum request_event e)
 {
 	struct request_prepare *p = &q->prep;
 	CHECK(e == REQUEST_ON_ENTER);
 	stat_observe_us(q->r->stats, STAT_PREPARE, p->prepared_us - q->begun_us);
+	if (p->warnings.len && once_may_log(&q->r->unknown, p->warnings.data, p->warnings.len))
+		log_unknown(&p->warnings);
 	if (!p->error.status && (p->kind == KIND_TOKENIZE || p->kind == KIND_DETOKENIZE))
 		return REQUEST_ANSWERED;
 	if (!p->error.status && q->tenant &&
@@ -569,6 +578,7 @@ static struct request *request_new(struct router *r, struct http_conn *conn, enu
 	if (!p->vocab)
 		p->vocab = r->model->tokenizer ? tokenizer_size(r->model->tokenizer) : INT32_MAX;
 	p->max_answers = r->conf.max_choices;
+	p->refuse_unknown = r->conf.refuse_unknown;
 	if (policy_uses_prefixes(&r->registry.policy))
 		p->roots = r->registry.roots;
 	p->body = *body;
@@ -577,6 +587,7 @@ static struct request *request_new(struct router *r, struct http_conn *conn, enu
 	pds__constraint__init(&p->constraint);
 	p->constraint.text = NULL;
 	buf_init_quota(&p->out, 0, &p->quota);
+	buf_init_quota(&p->warnings, 0, &p->quota);
 	parts_init(&q->reply.parts);
 	q->r = r;
 	q->conn = conn;

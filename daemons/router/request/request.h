@@ -117,6 +117,7 @@ struct request {
 		struct answer_parts parts; /* of the present stage, or of a chunk */
 		/* of a whole answer: 0: its head, i: answer i - 1, n_answers + 1: its end */
 		uint32_t stage;
+		int warned; /* a stream's warnings are in its first event */
 	} reply;
 };
 
