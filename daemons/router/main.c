@@ -38,7 +38,7 @@ static const struct conf_key keys[] = {
 	{"reasoning_parser", CONF_STRING, "auto", 1, 32, "", 0,
      "how the model marks its thoughts; auto: as its chat template shows", REASONING_PARSERS},
 	{"served_model_name", CONF_STRING, "", 0, 127, "", 0,
-     "name of the model in the API; empty: the file's own", NULL},
+     "name of the model in the API; empty: that of its file or folder", NULL},
 	{"api_keys_file", CONF_STRING, "", 0, 1023, "path", 1,
      "file with a line for each access key of clients: name, hash, limits (pdctl apikey makes "
      "one); "
