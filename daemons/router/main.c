@@ -48,6 +48,10 @@ static const struct conf_key keys[] = {
      "what a request has that this server does not know: warn (a log line, and warnings in the "
      "answer) or refuse (400)",
      "warn|refuse"},
+	{"max_model_len", CONF_INT, "0", 0, 2147483647, "tokens", 1,
+     "limit on prompt and answer together; 0: as long as the model and the workers' KV blocks "
+     "allow",
+     NULL},
 	{"max_requests", CONF_INT, "4096", 1, 100000, "answers", 1,
      "answers in progress at once; beyond that the reply is 429", NULL},
 	{"max_choices", CONF_INT, "128", 1, 4096, "answers", 1,
@@ -209,6 +213,7 @@ static void read_conf(struct router *r)
 {
 	const struct conf *c = svc_conf(r->svc);
 	r->conf.max_requests = (uint32_t)conf_int(c, "max_requests");
+	r->conf.max_model_len = (uint32_t)conf_int(c, "max_model_len");
 	r->conf.max_choices = (uint32_t)conf_int(c, "max_choices");
 	r->conf.retry_after_s = (uint32_t)conf_int(c, "retry_after_s");
 	r->conf.request_timeout_us = ms(c, "request_timeout_ms");

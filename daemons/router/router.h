@@ -57,6 +57,7 @@ enum router_stat {
 };
 
 struct router_conf {
+	uint32_t max_model_len; /* 0: none */
 	uint32_t max_requests, max_choices, retry_after_s, retry_after_max_s;
 	int allow_pinning, refuse_unknown;
 	uint64_t request_timeout_us;
@@ -102,6 +103,8 @@ void requests_tick(struct router *r, uint64_t now);
 /* api/route.c: http_handlers of every HTTP request */
 int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *body_max);
 void api_request(void *arg, struct http_conn *c, struct http_request *q);
+/* Tokens of the longest prompt and answer together that can be served now; 0: unknown. */
+uint32_t router_context(const struct router *r);
 /* the value of Retry-After, now, as the workers' load suggests */
 uint32_t router_retry_after_s(const struct router *r);
 /* request.c: Retry-After of an answer that is this error, if it has one */

@@ -111,7 +111,7 @@ BAD = [
     ({"prompt": IDS, "bad_words": ["x"]}, 400, "bad_words", "tokenizer"),
     ({"prompt": IDS, "min_tokens": 9, "max_tokens": 8}, 400, "min_tokens", "more than max_tokens, which is 8"),
     ({"prompt": IDS, "min_tokens": 17}, 400, "min_tokens", "which is 16"),
-    ({"prompt": IDS, "truncate_prompt_tokens": 10**6}, 400, "truncate_prompt_tokens", "length of"),
+    ({"prompt": IDS, "truncate_prompt_tokens": 10**6}, 400, "truncate_prompt_tokens", "maximum context"),
     ({"prompt": IDS, "prompt_logprobs": 2, "stream": True}, 400, "prompt_logprobs", "stream"),
     ({"prompt": IDS, "prompt_logprobs": -1}, 400, "prompt_logprobs", "0 to 20"),
     ({"prompt": IDS, "use_beam_search": True}, 400, "use_beam_search", "not supported"),
@@ -244,6 +244,32 @@ def test_context_is_filled_to_the_last_token(ids):
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 
 
+def served(s):
+    return json.loads(s.get("/v1/models")[1])["data"][0]["max_model_len"]
+
+
+def too_long(s, n, **more):
+    status, r = s.post("/v1/completions", {"prompt": [5] * n, **more})
+    assert status == 400 and r["error"]["code"] == "context_length_exceeded", (status, r)
+    return r["error"]["message"]
+
+
+def test_context_is_what_can_be_served(tiny_model, ids):
+    """As long as the smaller of the model's context and the workers' KV blocks, or max_model_len."""
+    whole = served(ids)
+    with Suite("mixed", tiny_model, worker={"kv_blocks": 6, "block_tokens": 16}) as s:
+        assert served(s) == 96 < whole
+        says = too_long(s, 90, max_tokens=7)
+        assert says.startswith("This model's maximum context length is 96 tokens. However, you requested 97 tokens (90 in the prompt, 7 for the answer)."), says
+        assert too_long(s, 96).startswith("This model's maximum context length is 96 tokens. However, your prompt has 96 tokens, and the answer needs room")
+        assert complete(s, prompt=[5] * 90, max_tokens=6, ignore_eos=True)["usage"]["completion_tokens"] == 6
+        assert complete(s, prompt=[5] * 90, max_tokens=None, ignore_eos=True)["usage"]["completion_tokens"] == 6
+    with Suite("1p1d", tiny_model, prefill={"kv_blocks": 4}, decode={"kv_blocks": 6}, worker={"block_tokens": 16}, router={"max_model_len": 80}) as s:
+        assert served(s) == 80 and s.post("/v1/completions", {"prompt": [5] * 64, "max_tokens": 16})[0] == 200
+        assert "length is 80 tokens. However, you requested 81 tokens" in too_long(s, 64, max_tokens=17)
+        assert "length is 64 tokens. However, you requested 66 tokens" in too_long(s, 65, max_tokens=1)
+
+
 def test_text_of_stream_and_whole(text):
     for prompt in ["The capital of France is", "Count: one, two,", "Emoji 😀😃 and Ünïcödé"]:
         whole = complete(text, prompt=prompt, max_tokens=24, ignore_eos=True)["choices"][0]["text"]
@@ -319,7 +345,7 @@ def test_echo_with_logprobs(text):
 def test_tokenize_and_back(text):
     for prompt in ["Hello world", "", "a\u0000b", "😀 Ü\n\t", "x" * 50000]:
         status, r = text.post("/tokenize", {"prompt": prompt})
-        assert status == 200 and r["count"] == len(r["tokens"]) and r["max_model_len"] == 8192
+        assert status == 200 and r["count"] == len(r["tokens"]) and r["max_model_len"] == served(text)
         assert text.post("/detokenize", {"tokens": r["tokens"]})[1]["prompt"] == prompt
     assert text.post("/tokenize", {"prompt": "Hello world", "return_token_strs": True})[1]["token_strs"] == ["Hello", " world"]
     assert text.post("/detokenize", {"tokens": [10**6]})[1]["error"]["param"] == "tokens"

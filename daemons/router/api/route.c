@@ -35,8 +35,7 @@ static void reply_error(struct router *r, struct http_conn *c, const struct api_
 static void add_model(const struct router *r, struct buf *b)
 {
 	const struct model *m = r->model;
-	uint32_t seen = registry_context(&r->registry), context = seen ? seen : m->context,
-			 vocab = registry_vocab(&r->registry);
+	uint32_t context = router_context(r), vocab = registry_vocab(&r->registry);
 	buf_adds(b, "{\"id\":");
 	buf_add_json(b, m->name, strlen(m->name));
 	buf_printf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"pdserve\",\"root\":",

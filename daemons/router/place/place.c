@@ -41,13 +41,21 @@ static int takes_over(const struct registry *g, const struct worker_record *w,
 	return !wish->wants_room || w->role == ROLE_PREFILL || has_room(w, wish->tokens);
 }
 
+/* A prefill worker holds the prompt alone. */
+static int fits(const struct worker_record *w, const struct place_wish *wish)
+{
+	uint32_t n = w->role == ROLE_PREFILL ? wish->tokens : wish->total_tokens,
+			 longest = worker_longest(w);
+	return (!longest || n <= longest) &&
+	       (!w->context_tokens || wish->total_tokens <= w->context_tokens);
+}
+
 static int usable(const struct registry *g, const struct worker_record *w,
                   const struct place_wish *wish)
 {
 	if (wish->leaves && !takes_over(g, w, wish))
 		return 0;
-	return worker_is_up(w) && !w->beat.draining &&
-	       (w->context_tokens == 0 || wish->total_tokens <= w->context_tokens);
+	return worker_is_up(w) && !w->beat.draining && fits(w, wish);
 }
 
 static int compatible(const struct worker_record *p, const struct worker_record *d)

@@ -8,6 +8,7 @@
 #include "msg/codec.h"
 #include "util/err.h"
 #include "util/log.h"
+#include "util/least.h"
 #include "util/mem.h"
 
 #include <math.h>
@@ -466,15 +467,35 @@ int worker_is_stuck(const struct registry *g, const struct worker_record *w, uin
 	return w->beat.running > 0 && now_us > w->progress_us && now_us - w->progress_us > g->stuck_us;
 }
 
+uint32_t worker_longest(const struct worker_record *w)
+{
+	uint64_t pool = (uint64_t)w->blocks * w->block_tokens;
+	return pool && (!w->context_tokens || pool < w->context_tokens) ? (uint32_t)pool
+	                                                                : w->context_tokens;
+}
+
+/* Over workers of these roles; if none is up, over all. */
+static uint32_t longest(const struct registry *g, unsigned roles)
+{
+	uint32_t of_roles = 0, of_all = 0;
+	list_each(it, &g->workers) {
+		const struct worker_record *w = list_entry(it, struct worker_record, node);
+		uint32_t n = worker_is_up(w) ? worker_longest(w) : 0;
+		of_all = most(of_all, n);
+		if (roles >> w->role & 1)
+			of_roles = most(of_roles, n);
+	}
+	return of_roles ? of_roles : of_all;
+}
+
 uint32_t registry_context(const struct registry *g)
 {
-	uint32_t most = 0;
-	list_each(n, &g->workers) {
-		const struct worker_record *w = list_entry(n, struct worker_record, node);
-		if (worker_is_up(w) && w->context_tokens > most)
-			most = w->context_tokens;
-	}
-	return most;
+	return longest(g, 1u << ROLE_DECODE | 1u << ROLE_MIXED);
+}
+
+uint32_t registry_prompt_max(const struct registry *g)
+{
+	return longest(g, 1u << ROLE_PREFILL | 1u << ROLE_MIXED);
 }
 
 uint32_t registry_vocab(const struct registry *g)

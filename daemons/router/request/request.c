@@ -562,18 +562,25 @@ static void prepared(struct text_job *j)
 	request_step((struct request *)j, REQUEST_ON_PREPARED);
 }
 
+uint32_t router_context(const struct router *r)
+{
+	uint32_t seen = registry_context(&r->registry), n = seen ? seen : r->model->context,
+			 limit = r->conf.max_model_len;
+	return limit && (!n || limit < n) ? limit : n;
+}
+
 static struct request *request_new(struct router *r, struct http_conn *conn, enum request_kind kind,
                                    const struct http_head *head, const struct http_body *body)
 {
 	struct request *q = mem_zalloc(sizeof *q);
 	struct request_prepare *p = &q->prep;
-	uint32_t seen = registry_context(&r->registry);
 	p->job.work = request_prepare;
 	p->job.done = prepared;
 	p->kind = kind;
 	p->model = r->model;
 	p->created_s = (int64_t)time(NULL);
-	p->context = p->max_model_len = seen ? seen : r->model->context;
+	p->context = p->max_model_len = router_context(r);
+	p->prompt_max = registry_prompt_max(&r->registry);
 	p->vocab = registry_vocab(&r->registry);
 	if (!p->vocab)
 		p->vocab = r->model->tokenizer ? tokenizer_size(r->model->tokenizer) : INT32_MAX;
