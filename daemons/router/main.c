@@ -402,6 +402,12 @@ static int set_up(struct router *r, struct err *err)
 	                       err);
 	if (rc < 0)
 		return rc;
+	if (r->model->calls && strcmp(conf_str(c, "tool_parser"), "auto") != 0 &&
+	    !model_shows_tools(r->model))
+		log_warn("template_without_tools", "tool_parser=%s model=%s effect=%s",
+		         log_quote(conf_str(c, "tool_parser")), log_quote(r->model->name),
+		         log_quote("its chat template does not show tools to the model, so that it can "
+		                   "hardly call one (setting chat_template)"));
 	if (!r->model->tokenizer)
 		log_warn("no_tokenizer", "model=%s effect=\"only prompts of token ids are served\"",
 		         log_quote(r->model->name));

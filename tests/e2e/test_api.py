@@ -637,14 +637,34 @@ def test_reload():
 
 def test_no_worker(tiny_model):
     with Suite("mixed", tiny_model) as s:
-        assert s.get("/ready")[0] == 200
+        assert s.get("/ready")[0] == s.get("/health")[0] == 200
         s.kill("mixed-1")
         end = time.time() + 20 * SLOW
         while s.get("/ready")[0] != 503:
             assert time.time() < end
         got = raw(s, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 15\r\n\r\n" + b'{"prompt": [1]}')
         assert got.startswith(b"HTTP/1.1 503") and b"Retry-After: " in got and b'"error"' in got
-        assert s.get("/health")[0] == 200
+        assert json.loads(s.get("/health")[1]) == {"status": "no worker", "workers": 0}
+        assert s.get("/live")[0] == 200
+
+
+def test_what_is_missing(tiny_model):
+    with Suite("1p1d", tiny_model) as s:
+        s.kill("decode-1")
+        wait_for(lambda: s.get("/health")[0] == 503)
+        assert json.loads(s.get("/ready")[1]) == {"status": "no decode worker", "workers": 1}
+        s.restart("decode-1")
+        wait_for(lambda: s.get("/health")[0] == 200)
+        s.kill("prefill-1")         # the decode worker does it all
+        wait_for(lambda: json.loads(s.get("/ready")[1])["workers"] == 1)
+        assert s.get("/ready")[0] == 200
+
+
+def test_tools_that_the_template_does_not_show(text, real_model):
+    """SmolLM2's template knows no tools."""
+    assert "event=template_without_tools" not in text.log("router")
+    with Suite("mixed", real_model, router={"tool_parser": "hermes"}) as s:
+        assert "event=template_without_tools tool_parser=\"hermes\"" in s.log("router")
 
 
 def test_deadline(tiny_model):

@@ -55,6 +55,13 @@ static void see_template(struct model *m)
 	m->reasoning = reasoning_format_detect(text, len);
 }
 
+int model_shows_tools(const struct model *m)
+{
+	const struct chat_template *t = chat_set_choose(&m->text.chats, 1);
+	size_t len;
+	return t && strstr(chat_template_text(t, &len), "tools") != NULL;
+}
+
 int model_use_template(struct model *m, const char *path, struct err *err)
 {
 	int r = text_model_use_template(&m->text, path, err);

@@ -53,6 +53,8 @@ int served_model_open(const char *path, const char *served_name, struct model **
 int model_use_template(struct model *m, const char *path, struct err *err);
 void served_model_close(struct model **m);
 
+/* Does its chat template show a request's tools to the model? */
+int model_shows_tools(const struct model *m);
 /* Each is "auto" (as the template shows), "none" or a format's name. To be called once, after the
  * tokenizer is open. */
 int model_set_parsers(struct model *m, const char *tool_parser, const char *reasoning_parser,

@@ -108,26 +108,41 @@ static void one_model(struct router *r, struct http_conn *c, struct http_request
 	reply_buf(c, "application/json", &b);
 }
 
-static void health(struct router *r, struct http_conn *c, struct http_request *q)
+/* The process answers: for a supervisor that would start it again. */
+static void live(struct router *r, struct http_conn *c, struct http_request *q)
 {
 	(void)r;
 	(void)q;
 	http_reply(c, 200, "application/json", NULL, "{\"status\":\"ok\"}", 15);
 }
 
+/* 200 with this body if a request can be served; else 503 and what is missing. */
+static void reply_ready(struct router *r, struct http_conn *c, const char *body)
+{
+	const char *missing = r->draining ? "draining" : place_missing(&r->registry);
+	char extra[64], text[160];
+	if (!missing) {
+		http_reply(c, 200, "application/json", NULL, body, strlen(body));
+		return;
+	}
+	snprintf(extra, sizeof extra, "Retry-After: %u\r\n", router_retry_after_s(r));
+	int n = snprintf(text, sizeof text, "{\"status\":\"%s\",\"workers\":%u}", missing,
+	                 r->registry.n_up);
+	http_reply(c, 503, "application/json", extra, text, (size_t)n);
+}
+
+static void health(struct router *r, struct http_conn *c, struct http_request *q)
+{
+	(void)q;
+	reply_ready(r, c, "{\"status\":\"ok\"}"); /* as llama.cpp's server says it */
+}
+
 static void ready(struct router *r, struct http_conn *c, struct http_request *q)
 {
-	struct place_wish wish = {.tokens = 1, .total_tokens = 1};
-	char extra[64], body[128];
+	char body[64];
 	(void)q;
-	int ok = !r->draining && place_possible(&r->registry, &wish);
-	snprintf(extra, sizeof extra, "Retry-After: %u\r\n", router_retry_after_s(r));
-	int n = snprintf(body, sizeof body, "{\"status\":\"%s\",\"workers\":%u}",
-	                 ok            ? "ready"
-	                 : r->draining ? "draining"
-	                               : "no worker",
-	                 r->registry.n_up);
-	http_reply(c, ok ? 200 : 503, "application/json", ok ? NULL : extra, body, (size_t)n);
+	snprintf(body, sizeof body, "{\"status\":\"ready\",\"workers\":%u}", r->registry.n_up);
+	reply_ready(r, c, body);
 }
 
 static void metrics(struct router *r, struct http_conn *c, struct http_request *q)
@@ -170,6 +185,7 @@ static const struct route routes[] = {
 	{"POST", "/v1/abort", abort_request, KEYED, SMALL_BYTES_MAX, 0},
 	{"POST", "/tokenize", NULL, WORKS, SIZE_MAX, KIND_TOKENIZE},
 	{"POST", "/detokenize", NULL, WORKS, SIZE_MAX, KIND_DETOKENIZE},
+	{"GET", "/live", live, OPEN, SMALL_BYTES_MAX, 0},
 	{"GET", "/health", health, OPEN, SMALL_BYTES_MAX, 0},
 	{"GET", "/ready", ready, OPEN, SMALL_BYTES_MAX, 0},
 	{"GET", "/metrics", metrics, OPEN, SMALL_BYTES_MAX, 0},

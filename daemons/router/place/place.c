@@ -329,6 +329,31 @@ int place_possible(const struct registry *g, const struct place_wish *wish)
 	return 0;
 }
 
+static int any_takes(const struct registry *g, unsigned roles)
+{
+	struct place_wish wish = {.tokens = 1, .total_tokens = 1};
+	list_each(it, &g->workers) {
+		const struct worker_record *w = list_entry(it, struct worker_record, node);
+		if (roles >> w->role & 1 && usable(g, w, &wish))
+			return 1;
+	}
+	return 0;
+}
+
+const char *place_missing(const struct registry *g)
+{
+	struct place_wish wish = {.tokens = 1, .total_tokens = 1};
+	if (place_possible(g, &wish))
+		return NULL;
+	if (!g->n_up)
+		return "no worker";
+	if (!any_takes(g, ~0u))
+		return "all workers are draining";
+	return any_takes(g, 1u << ROLE_DECODE)
+	           ? "no decode worker has the prefill workers' model, numerics and KV layout"
+	           : "no decode worker";
+}
+
 /* No prefill or mixed worker can take it, or all n that can are stuck or broken: decode workers
  * that are neither do it all. The options are theirs then; else they stay. Returns how many. */
 static unsigned lone_decoders(struct registry *g, const struct place_wish *wish, unsigned n,
