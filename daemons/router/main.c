@@ -52,6 +52,12 @@ static const struct conf_key keys[] = {
      "limit on prompt and answer together; 0: as long as the model and the workers' KV blocks "
      "allow",
      NULL},
+	{"default_max_tokens", CONF_INT, "0", 0, 2147483647, "tokens", 1,
+     "length of an answer whose request does not limit it; 0: 16 for completions, for chat what "
+     "the context leaves",
+     NULL},
+	{"cors_allow_origin", CONF_STRING, "", 0, 255, "", 0,
+     "origin whose web pages may use the API, or *: any; empty: none", NULL},
 	{"max_requests", CONF_INT, "4096", 1, 100000, "answers", 1,
      "answers in progress at once; beyond that the reply is 429", NULL},
 	{"max_choices", CONF_INT, "128", 1, 4096, "answers", 1,
@@ -214,6 +220,7 @@ static void read_conf(struct router *r)
 	const struct conf *c = svc_conf(r->svc);
 	r->conf.max_requests = (uint32_t)conf_int(c, "max_requests");
 	r->conf.max_model_len = (uint32_t)conf_int(c, "max_model_len");
+	r->conf.default_max_tokens = (uint32_t)conf_int(c, "default_max_tokens");
 	r->conf.max_choices = (uint32_t)conf_int(c, "max_choices");
 	r->conf.retry_after_s = (uint32_t)conf_int(c, "retry_after_s");
 	r->conf.request_timeout_us = ms(c, "request_timeout_ms");
@@ -283,9 +290,30 @@ static size_t edge_error(int status, const char *text, char *out, size_t size)
 	return n;
 }
 
+/* ERR_INVALID: it is no origin. */
+static int cors_headers(const char *origin, char *out, size_t size, struct err *err)
+{
+	out[0] = 0;
+	if (!*origin)
+		return 0;
+	for (const char *s = origin; *s; s++)
+		if (*s <= ' ' || *s > '~' || *s == ',')
+			return err_set(err, ERR_INVALID,
+			               "cors_allow_origin must be * or one origin, like https://chat.example, "
+			               "got \"%.200s\"",
+			               origin);
+	snprintf(out, size, "Access-Control-Allow-Origin: %s\r\nAccess-Control-Expose-Headers: *\r\n%s",
+	         origin, strcmp(origin, "*") == 0 ? "" : "Vary: Origin\r\n");
+	return 0;
+}
+
 static int start_http(struct router *r, struct err *err)
 {
 	const struct conf *c = svc_conf(r->svc);
+	char headers[400];
+	if (cors_headers(conf_str(c, "cors_allow_origin"), headers, sizeof headers, err) < 0)
+		return ERR_INVALID;
+	r->conf.cors = headers[0] != 0;
 	struct http_opts o = {
 		.listen = conf_str(c, "http_listen"),
 		.tls_cert = conf_str(c, "http_tls_cert"),
@@ -300,6 +328,7 @@ static int start_http(struct router *r, struct err *err)
 		.idle_us = ms(c, "idle_timeout_ms"),
 		.read_us = ms(c, "read_timeout_ms"),
 		.write_us = ms(c, "write_timeout_ms"),
+		.headers = headers,
 		.error_body = edge_error,
 	};
 	static const struct http_handlers handlers = {.head = api_head, .request = api_request};

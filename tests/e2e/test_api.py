@@ -1,4 +1,5 @@
 """The OpenAI API as a client sees it: answers, streams, refusals, limits, and clients that go away. Real daemons; text needs PD_MODEL."""
+import http.client
 import json
 import re
 import select
@@ -570,7 +571,6 @@ def test_abort_endpoint(slow):
 # --- limits, keys, and workers that are not there --------------------------------------------------------------------------------
 
 def test_access_keys(tiny_model):
-    import http.client
     with Suite("mixed", tiny_model, keys={"a": "alpha", "b": "beta"}) as s:
         def status(path, key=None):
             c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=10 * SLOW)
@@ -580,6 +580,52 @@ def test_access_keys(tiny_model):
             return r.status
         assert [status("/v1/models", k) for k in (None, "alph", "alphaa", "alpha", "beta")] == [401, 401, 401, 200, 200]
         assert [status(p) for p in ("/health", "/ready", "/metrics")] == [200, 200, 200]
+
+
+def ask(s, method, path, body=None, **headers):
+    c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=20 * SLOW)
+    c.request(method, path, body if body is None else json.dumps(body), {k.replace("_", "-"): v for k, v in headers.items()})
+    r = c.getresponse()
+    return r.status, dict(r.getheaders()), r.read()
+
+
+def test_pages_of_other_origins(ids, tiny_model):
+    """CORS: off by default; the preflight needs no key; errors carry the header, too."""
+    status, headers, _ = ask(ids, "OPTIONS", "/v1/completions", Origin="https://a.example")
+    assert status == 405 and not any(h.startswith("Access-Control") for h in headers)
+    with Suite("mixed", tiny_model, router={"cors_allow_origin": "https://a.example"}, keys={"a": "alpha"}) as s:
+        asked = "authorization,content-type,x-stainless-os"
+        status, headers, body = ask(s, "OPTIONS", "/v1/chat/completions", Origin="https://a.example", Access_Control_Request_Method="POST",
+                                    Access_Control_Request_Headers=asked)
+        assert status == 200 and body == b"" and headers["Access-Control-Allow-Headers"] == asked and "POST" in headers["Access-Control-Allow-Methods"]
+        for key, want in (("alpha", 200), ("beta", 401)):
+            status, headers, _ = ask(s, "POST", "/v1/completions", {"prompt": IDS, "max_tokens": 2, "stream": True}, Authorization="Bearer " + key)
+            assert status == want and headers["Access-Control-Allow-Origin"] == "https://a.example" and headers["Vary"] == "Origin"
+    with pytest.raises(Exception):
+        Suite("mixed", tiny_model, router={"cors_allow_origin": "https://a.example, https://b.example"}).__enter__()
+
+
+def test_paths_and_keys_of_azure(tiny_model):
+    with Suite("mixed", tiny_model, router={"served_model_name": "ti/ny"}, keys={"a": "alpha"}) as s:
+        path, body = "/openai/deployments/ti%2Fny/completions?api-version=2024-10-21", {"prompt": IDS, "max_tokens": 2}
+        assert [ask(s, "POST", path, body, **h)[0] for h in ({"api_key": "alpha"}, {"x_api_key": "alpha"}, {"api_key": "beta"}, {})] == [200, 200, 401, 401]
+        assert ask(s, "POST", path, body, api_key="alpha", Authorization="Bearer beta")[0] == 401
+        status, _, text = ask(s, "POST", "/openai/deployments/other/completions", body, api_key="alpha")
+        assert status == 404 and json.loads(text)["error"]["code"] == "model_not_found"
+        assert ask(s, "POST", "/openai/deployments/ti%2Fny/x/completions", body, api_key="alpha")[0] == 404
+        assert ask(s, "GET", "/openai/deployments/ti%2Fny/chat/completions", api_key="alpha")[0] == 405
+
+
+def test_fingerprint_and_default_length(ids, tiny_model):
+    r = complete(ids, prompt=IDS)
+    assert re.fullmatch("fp_[0-9a-f]{12}", r["system_fingerprint"])
+    assert {e["system_fingerprint"] for e in chunks(ids, "/v1/completions", {"prompt": IDS})} == {r["system_fingerprint"]}
+    with Suite("mixed", tiny_model, worker={"block_tokens": 32}, router={"default_max_tokens": 5}) as s:
+        other = complete(s, prompt=IDS, max_tokens=None, ignore_eos=True)
+        assert other["usage"]["completion_tokens"] == 5 and other["system_fingerprint"] != r["system_fingerprint"]
+        assert complete(s, prompt=IDS, max_tokens=7, ignore_eos=True)["usage"]["completion_tokens"] == 7
+        n = served(s)
+        assert complete(s, prompt=[5] * (n - 3), max_tokens=None, ignore_eos=True)["usage"]["completion_tokens"] == 3
 
 
 def test_bounded(slow):

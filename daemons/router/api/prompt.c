@@ -2,6 +2,7 @@
  * a text thread for long ones. */
 #include "daemons/router/request/prepare.h"
 #include "text/unicode.h"
+#include "util/least.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -103,8 +104,8 @@ static int fit(struct request_prepare *q, const char *param)
 	if (!q->context) {
 		if (longest > INT32_MAX / 2)
 			return too_long(q, param, longest, INT32_MAX / 2);
-		if (!q->p.has_max_tokens && q->kind == KIND_CHAT)
-			q->p.max_tokens = 4096;
+		if (!q->p.has_max_tokens && (q->default_max_tokens || q->kind == KIND_CHAT))
+			q->p.max_tokens = q->default_max_tokens ? q->default_max_tokens : 4096;
 		return 0;
 	}
 	if (longest > q->context || (longest == q->context && q->p.max_tokens > 0))
@@ -112,7 +113,9 @@ static int fit(struct request_prepare *q, const char *param)
 	if (q->prompt_max && longest > q->prompt_max)
 		return too_long(q, param, longest, q->prompt_max);
 	uint32_t room = q->context - (uint32_t)longest;
-	if (!q->p.has_max_tokens && (q->kind == KIND_CHAT || q->p.max_tokens > room))
+	if (!q->p.has_max_tokens && q->default_max_tokens)
+		q->p.max_tokens = least(q->default_max_tokens, room);
+	else if (!q->p.has_max_tokens && (q->kind == KIND_CHAT || q->p.max_tokens > room))
 		q->p.max_tokens = room;
 	return q->p.max_tokens <= room ? 0 : too_long(q, "max_tokens", longest, q->context);
 }

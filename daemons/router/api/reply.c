@@ -25,6 +25,12 @@ void reply_head(struct request *q)
 	buf_add_uint(head, (uint64_t)q->prep.created_s);
 	ADD(head, ",\"model\":");
 	buf_add_json(head, q->prep.model->name, strlen(q->prep.model->name));
+	char fingerprint[20];
+	ADD(head, ",\"system_fingerprint\":");
+	if (registry_fingerprint(&q->r->registry, fingerprint, sizeof fingerprint))
+		buf_printf(head, "\"%s\"", fingerprint);
+	else
+		ADD(head, "null");
 	ADD(head, ",\"choices\":[");
 }
 

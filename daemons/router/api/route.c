@@ -10,8 +10,9 @@
 typedef void api_fn(struct router *r, struct http_conn *c, struct http_request *q);
 
 struct route {
-	const char *method, *path; /* a path that ends in / stands for all below it */
-	api_fn *fn;                /* NULL: a request of this `kind` */
+	/* a path that ends in / stands for all below it; * for one part */
+	const char *method, *path;
+	api_fn *fn; /* NULL: a request of this `kind` */
 	enum {
 		OPEN, /* without an access key */
 		KEYED,
@@ -88,6 +89,15 @@ static void url_decode(const char *s, char *out, size_t size)
 	out[n] = 0;
 }
 
+static int unknown_model(const struct router *r, const char *name, struct api_error *e)
+{
+	api_fault(e, 404, "the model \"%.128s\" does not exist; this server has %s", name,
+	          r->model->name);
+	snprintf(e->param, sizeof e->param, "model");
+	e->code = "model_not_found";
+	return -1;
+}
+
 /* GET /v1/models/NAME */
 static void one_model(struct router *r, struct http_conn *c, struct http_request *q)
 {
@@ -96,10 +106,7 @@ static void one_model(struct router *r, struct http_conn *c, struct http_request
 	struct buf b;
 	url_decode(q->head->path + strlen("/v1/models/"), name, sizeof name);
 	if (strcmp(name, r->model->name) != 0) {
-		api_fault(&e, 404, "the model \"%.128s\" does not exist; this server has %s", name,
-		          r->model->name);
-		snprintf(e.param, sizeof e.param, "model");
-		e.code = "model_not_found";
+		unknown_model(r, name, &e);
 		reply_error(r, c, &e, NULL);
 		return;
 	}
@@ -183,6 +190,8 @@ static const struct route routes[] = {
 	{"GET", "/v1/models", models, KEYED, SMALL_BYTES_MAX, 0},
 	{"GET", "/v1/models/", one_model, KEYED, SMALL_BYTES_MAX, 0},
 	{"POST", "/v1/abort", abort_request, KEYED, SMALL_BYTES_MAX, 0},
+	{"POST", "/openai/deployments/*/completions", NULL, WORKS, SIZE_MAX, KIND_COMPLETION},
+	{"POST", "/openai/deployments/*/chat/completions", NULL, WORKS, SIZE_MAX, KIND_CHAT},
 	{"POST", "/tokenize", NULL, WORKS, SIZE_MAX, KIND_TOKENIZE},
 	{"POST", "/detokenize", NULL, WORKS, SIZE_MAX, KIND_DETOKENIZE},
 	{"GET", "/live", live, OPEN, SMALL_BYTES_MAX, 0},
@@ -193,7 +202,10 @@ static const struct route routes[] = {
 
 static int path_matches(const char *entry, const char *path)
 {
-	size_t n = strlen(entry);
+	size_t n = strcspn(entry, "*");
+	if (entry[n]) /* Azure's: the part is the model's name */
+		return strncmp(entry, path, n) == 0 && path[n] != '/' &&
+		       strcmp(entry + n + 1, path + n + strcspn(path + n, "/")) == 0;
 	return entry[n - 1] == '/' ? strncmp(entry, path, n) == 0 && path[n] : strcmp(entry, path) == 0;
 }
 
@@ -210,6 +222,40 @@ static const struct route *find(const struct http_head *head, const char **ret_a
 		*ret_allowed = routes[i].method;
 	}
 	return NULL;
+}
+
+/* 0, or the error is set: the path names another model. */
+static int check_deployment(const struct router *r, const struct route *route, const char *path,
+                            struct api_error *e)
+{
+	size_t n = strcspn(route->path, "*");
+	char name[256], part[256];
+	if (!route->path[n])
+		return 0;
+	snprintf(part, sizeof part, "%.*s", (int)strcspn(path + n, "/"), path + n);
+	url_decode(part, name, sizeof name);
+	if (strcmp(name, r->model->name) == 0)
+		return 0;
+	return unknown_model(r, name, e);
+}
+
+#define ASKS_HEADERS_MAX 1000u
+
+/* A browser asks whether a page of another origin may send a request like this. */
+static void reply_preflight(const struct router *r, struct http_conn *c,
+                            const struct http_head *head)
+{
+	struct buf b;
+	(void)r;
+	buf_init(&b, 0);
+	buf_printf(&b,
+	           "Access-Control-Allow-Methods: GET, POST\r\nAccess-Control-Max-Age: 600\r\n"
+	           "Access-Control-Allow-Headers: %s\r\n",
+	           *head->asks_headers && strlen(head->asks_headers) <= ASKS_HEADERS_MAX
+	               ? head->asks_headers
+	               : "*");
+	http_reply(c, 200, "text/plain", b.data, "", 0);
+	buf_fini(&b);
 }
 
 /* extra: 64 + TENANT_HEADERS_MAX bytes, here and below */
@@ -235,12 +281,17 @@ int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *bod
 	const struct route *route = find(head, &allowed);
 	struct tenant *t = NULL;
 	stat_add(r->stats, STAT_HTTP_REQUESTS, 1);
+	if (r->conf.cors && strcmp(head->method, "OPTIONS") == 0) {
+		reply_preflight(r, c, head);
+		return 1;
+	}
 	if (!route && allowed) {
 		api_fault(&e, 405, "%.200s takes %s, not %.20s", head->path, allowed, head->method);
 		snprintf(extra, sizeof extra, "Allow: %s\r\n", allowed);
 	} else if (!route) {
 		api_fault(&e, 404, "there is no %.200s here", head->path);
-	} else if (route->admits != OPEN && !api_keys_allow(&r->keys, head->authorization, &t)) {
+	} else if (route->admits != OPEN &&
+	           !api_keys_allow(&r->keys, head->authorization, head->api_key, &t)) {
 		wrong_key(&e, extra);
 	} else if (head->content_length > route->body_max) {
 		api_fault(&e, 413, "the body has %llu bytes; %.200s takes at most %zu",
@@ -250,6 +301,8 @@ int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *bod
 		router_error_headers(r, &e, extra, sizeof extra);
 	} else if (route->admits == WORKS && t && tenant_check(t, clock_us(), &e) < 0) {
 		refused_headers(r, t, &e, extra);
+	} else if (check_deployment(r, route, head->path, &e) < 0) {
+		extra[0] = 0;
 	}
 	if (e.status) {
 		reply_error(r, c, &e, extra);
@@ -273,7 +326,7 @@ void api_request(void *arg, struct http_conn *c, struct http_request *q)
 		route->fn(arg, c, q);
 		return;
 	}
-	if (!api_keys_allow(&r->keys, q->head->authorization, &t))
+	if (!api_keys_allow(&r->keys, q->head->authorization, q->head->api_key, &t))
 		wrong_key(&e, extra);
 	else if (t && tenant_check(t, clock_us(), &e) < 0)
 		refused_headers(r, t, &e, extra);

@@ -108,6 +108,7 @@ static struct buf *make_head(struct http_conn *c, int status, const char *type, 
 	buf_adds(head, "Content-Type: ");
 	buf_adds(head, type);
 	buf_adds(head, "\r\n");
+	buf_adds(head, c->server->headers);
 	buf_adds(head, extra ? extra : "");
 	if (!c->keep_alive)
 		buf_adds(head, "Connection: close\r\n");

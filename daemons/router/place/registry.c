@@ -493,6 +493,24 @@ uint32_t registry_context(const struct registry *g)
 	return longest(g, 1u << ROLE_DECODE | 1u << ROLE_MIXED);
 }
 
+int registry_fingerprint(const struct registry *g, char *out, size_t size)
+{
+	const struct worker_record *one = NULL;
+	list_each(it, &g->workers) {
+		const struct worker_record *w = list_entry(it, struct worker_record, node);
+		if (!worker_is_up(w))
+			continue;
+		if (one && memcmp(&w->prefix.hash, &one->prefix.hash, sizeof one->prefix.hash) != 0)
+			return 0;
+		one = w;
+	}
+	if (one) {
+		const unsigned char *h = (const unsigned char *)&one->prefix.hash;
+		snprintf(out, size, "fp_%02x%02x%02x%02x%02x%02x", h[0], h[1], h[2], h[3], h[4], h[5]);
+	}
+	return one != NULL;
+}
+
 uint32_t registry_prompt_max(const struct registry *g)
 {
 	return longest(g, 1u << ROLE_PREFILL | 1u << ROLE_MIXED);

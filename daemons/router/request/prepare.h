@@ -45,7 +45,7 @@ struct request_prepare {
 	uint32_t context, vocab; /* limits as they were then */
 	uint32_t max_model_len;  /* context, to show */
 	uint32_t prompt_max;     /* of the prefill workers; 0: unknown */
-	uint32_t max_answers;
+	uint32_t max_answers, default_max_tokens;
 	int refuse_unknown;              /* parameters; else the answer has warnings */
 	char salt_name[TENANT_NAME_MAX]; /* whose cached prefixes it shares; "": all without a salt */
 	struct prefix_roots roots; /* of the workers there were then; empty: no policy uses them */

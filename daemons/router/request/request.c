@@ -585,6 +585,7 @@ static struct request *request_new(struct router *r, struct http_conn *conn, enu
 	if (!p->vocab)
 		p->vocab = r->model->tokenizer ? tokenizer_size(r->model->tokenizer) : INT32_MAX;
 	p->max_answers = r->conf.max_choices;
+	p->default_max_tokens = r->conf.default_max_tokens;
 	p->refuse_unknown = r->conf.refuse_unknown;
 	if (policy_uses_prefixes(&r->registry.policy))
 		p->roots = r->registry.roots;
