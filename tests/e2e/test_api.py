@@ -354,6 +354,14 @@ def test_tokenize_and_back(text):
     assert text.post("/tokenize", {"prompt": 5})[1]["error"]["param"] == "prompt"
 
 
+def test_tokenizer_info(text, ids):
+    """What lm-eval's remote tokenizer asks for; its chat template gives the prompts that the server makes."""
+    info = json.loads(text.get("/tokenizer_info")[1])
+    assert (info["bos_token"], info["eos_token"], info["vocab_size"], info["model_max_length"]) == ("<|im_start|>", "<|im_end|>", 49152, served(text))
+    assert "<|im_start|>" in info["chat_template"] and "add_generation_prompt" in info["chat_template"]
+    assert ids.get("/tokenizer_info")[0] == 404
+
+
 def test_special_tokens_can_be_shown(text):
     body = {"messages": CHAT, "temperature": 0, "max_tokens": 3}
     hidden = text.post("/v1/chat/completions", {**body, "stop": ["<|im_end|>"]})[1]

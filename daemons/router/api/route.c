@@ -69,6 +69,43 @@ static void models(struct router *r, struct http_conn *c, struct http_request *q
 	reply_buf(c, "application/json", &b);
 }
 
+/* GET /tokenizer_info, as vLLM has it: what a client needs beside /tokenize and /detokenize to do
+ * without files of the model. */
+static void tokenizer_info(struct router *r, struct http_conn *c, struct http_request *q)
+{
+	const struct text_model *m = &r->model->text;
+	const struct chat_template *t = chat_set_choose(&m->chats, 0);
+	struct api_error e = {0};
+	const char *name;
+	const json_t *v;
+	struct buf b;
+	size_t len;
+	(void)q;
+	if (!r->model->tokenizer) {
+		api_fault(&e, 404, "the model %s has no tokenizer here", r->model->name);
+		reply_error(r, c, &e, NULL);
+		return;
+	}
+	buf_init(&b, 0);
+	buf_printf(&b,
+	           "{\"tokenizer_class\":\"PreTrainedTokenizerFast\",\"vocab_size\":%u,"
+	           "\"model_max_length\":%u",
+	           tokenizer_size(r->model->tokenizer), router_context(r));
+	json_object_foreach(m->chats.special_tokens, name, v) {
+		buf_addc(&b, ',');
+		buf_add_json(&b, name, strlen(name));
+		buf_addc(&b, ':');
+		buf_add_json(&b, json_string_value(v), json_string_length(v));
+	}
+	if (t) {
+		const char *text = chat_template_text(t, &len);
+		buf_adds(&b, ",\"chat_template\":");
+		buf_add_json(&b, text, len);
+	}
+	buf_addc(&b, '}');
+	reply_buf(c, "application/json", &b);
+}
+
 static int hex_digit(char c)
 {
 	return c >= '0' && c <= '9'   ? c - '0'
@@ -189,6 +226,7 @@ static const struct route routes[] = {
 	{"POST", "/v1/chat/completions", NULL, WORKS, SIZE_MAX, KIND_CHAT},
 	{"GET", "/v1/models", models, KEYED, SMALL_BYTES_MAX, 0},
 	{"GET", "/v1/models/", one_model, KEYED, SMALL_BYTES_MAX, 0},
+	{"GET", "/tokenizer_info", tokenizer_info, KEYED, SMALL_BYTES_MAX, 0},
 	{"POST", "/v1/abort", abort_request, KEYED, SMALL_BYTES_MAX, 0},
 	{"POST", "/openai/deployments/*/completions", NULL, WORKS, SIZE_MAX, KIND_COMPLETION},
 	{"POST", "/openai/deployments/*/chat/completions", NULL, WORKS, SIZE_MAX, KIND_CHAT},
