@@ -224,6 +224,7 @@ static void read_conf(struct router *r)
 	r->conf.max_choices = (uint32_t)conf_int(c, "max_choices");
 	r->conf.retry_after_s = (uint32_t)conf_int(c, "retry_after_s");
 	r->conf.request_timeout_us = ms(c, "request_timeout_ms");
+	r->conf.body_max = (size_t)conf_int(c, "max_body_bytes");
 	r->conf.text_inline_bytes = (size_t)conf_int(c, "text_inline_bytes");
 	r->conf.out_bytes_max = (size_t)conf_int(c, "client_buffer_bytes");
 	size_t all = (size_t)conf_int(c, "max_memory_mb") << 20,

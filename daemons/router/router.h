@@ -64,6 +64,7 @@ struct router_conf {
 	uint32_t default_max_tokens; /* 0: none */
 	uint64_t request_timeout_us;
 	size_t text_inline_bytes;
+	size_t body_max;             /* http_opts.max_body_bytes */
 	size_t request_memory_bytes; /* limit of one request; router.memory has that of all */
 	size_t out_bytes_max;        /* http_opts.out_bytes_max */
 };

@@ -1,4 +1,5 @@
 """The OpenAI API as a client sees it: answers, streams, refusals, limits, and clients that go away. Real daemons; text needs PD_MODEL."""
+import gzip
 import http.client
 import json
 import re
@@ -634,6 +635,27 @@ def test_fingerprint_and_default_length(ids, tiny_model):
         assert complete(s, prompt=IDS, max_tokens=7, ignore_eos=True)["usage"]["completion_tokens"] == 7
         n = served(s)
         assert complete(s, prompt=[5] * (n - 3), max_tokens=None, ignore_eos=True)["usage"]["completion_tokens"] == 3
+
+
+def test_compressed_bodies(tiny_model):
+    """gzip within max_body_bytes; what does not inflate, or is another coding, is 415; a bomb 413."""
+    with Suite("mixed", tiny_model, router={"max_body_bytes": 100000}) as s:
+        text = json.dumps({"prompt": IDS, "max_tokens": 4}).encode()
+        whole = gzip.compress(text)
+
+        def status(body, coding="gzip", path="/v1/completions"):
+            c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=20 * SLOW)
+            c.request("POST", path, body, {"Content-Encoding": coding})
+            r = c.getresponse()
+            return r.status, r.read().decode()
+        assert [status(b, k)[0] for b, k in ((whole, "gzip"), (whole, "GZIP"), (text, "identity"), (gzip.compress(text.ljust(100000)), "gzip"))] == [200] * 4
+        for body, says in ((text, "no gzip data"), (whole[:-9], "ends within"), (whole[:-1] + b"x", "no gzip data"), (whole + b"x", "more behind"), (b"", "ends within")):
+            got, answer = status(body)
+            assert got == 415 and says in answer, (body, answer)
+        assert status(text, "br")[0] == status(whole, path="/v1/abort")[0] == 415
+        assert status(gzip.compress(b" " * (50 << 20)))[0] == status(gzip.compress(text.ljust(100001)))[0] == 413
+        assert status(gzip.compress(b"[]"))[0] == 400
+        s.quiet()
 
 
 def test_bounded(slow):

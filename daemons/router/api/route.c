@@ -262,6 +262,12 @@ static const struct route *find(const struct http_head *head, const char **ret_a
 	return NULL;
 }
 
+static int encoding_is_known(const struct route *route, const char *encoding)
+{
+	return !*encoding || strcasecmp(encoding, "identity") == 0 ||
+	       (!route->fn && strcasecmp(encoding, "gzip") == 0);
+}
+
 /* 0, or the error is set: the path names another model. */
 static int check_deployment(const struct router *r, const struct route *route, const char *path,
                             struct api_error *e)
@@ -334,6 +340,9 @@ int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *bod
 	} else if (head->content_length > route->body_max) {
 		api_fault(&e, 413, "the body has %llu bytes; %.200s takes at most %zu",
 		          (unsigned long long)head->content_length, head->path, route->body_max);
+	} else if (!encoding_is_known(route, head->encoding)) {
+		api_fault(&e, 415, "Content-Encoding %.40s is not known here: %s", head->encoding,
+		          route->fn ? "send the body as it is" : "send gzip, or the body as it is");
 	} else if (route->admits == WORKS && r->draining) {
 		api_fault(&e, 503, "this server is shutting down");
 		router_error_headers(r, &e, extra, sizeof extra);

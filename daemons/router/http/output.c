@@ -64,6 +64,7 @@ static const char *reason(int status)
 		{405, "Method Not Allowed"},
 		{408, "Request Timeout"},
 		{413, "Content Too Large"},
+		{415, "Unsupported Media Type"},
 		{429, "Too Many Requests"},
 		{431, "Request Header Fields Too Large"},
 		{500, "Internal Server Error"},

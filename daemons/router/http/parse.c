@@ -210,6 +210,14 @@ static int take_api_key(const char *v, struct http_head *h, const char **why)
 	return 0;
 }
 
+static int take_encoding(const char *v, struct http_head *h, const char **why)
+{
+	if (*h->encoding)
+		return fail(why, 400, "Content-Encoding is given twice");
+	h->encoding = v;
+	return 0;
+}
+
 static int take_asks_headers(const char *v, struct http_head *h, const char **why)
 {
 	(void)why;
@@ -248,6 +256,7 @@ static const struct {
 	{"connection", take_connection},
 	{"expect", take_expect},
 	{"authorization", take_authorization},
+	{"content-encoding", take_encoding},
 	{"api-key", take_api_key},
 	{"x-api-key", take_api_key},
 	{"access-control-request-headers", take_asks_headers},
@@ -315,7 +324,7 @@ static int check_head(struct http_head *h, const char **why)
 int http_parse_head(char *text, size_t len, struct http_head *h, const char **why)
 {
 	memset(h, 0, sizeof *h);
-	h->authorization = h->api_key = h->asks_headers = h->session_id = h->query = "";
+	h->authorization = h->api_key = h->asks_headers = h->encoding = h->session_id = h->query = "";
 	h->pin_prefill = h->pin_decode = "";
 	if (memchr(text, 0, len))
 		return fail(why, 400, "the request's head holds a NUL byte");

@@ -50,6 +50,8 @@ struct request_prepare {
 	char salt_name[TENANT_NAME_MAX]; /* whose cached prefixes it shares; "": all without a salt */
 	struct prefix_roots roots; /* of the workers there were then; empty: no policy uses them */
 	struct http_body body;     /* until it is parsed; its len stays */
+	int is_gzip;               /* the body, until it is inflated */
+	size_t body_max;           /* limit on its length then */
 	json_t *parsed;            /* the body, on its way to a text thread; else NULL */
 	struct json_account json;
 	struct quota quota; /* what the request may hold, to its end */

@@ -285,7 +285,7 @@ static enum request_state step_new(struct request *q, enum request_event e)
 	struct request_prepare *p = &q->prep;
 	CHECK(e == REQUEST_ON_ENTER);
 	if (!p->error.status &&
-	    (p->body.len > q->r->conf.text_inline_bytes || request_prepare_is_slow(p))) {
+	    (p->is_gzip || p->body.len > q->r->conf.text_inline_bytes || request_prepare_is_slow(p))) {
 		if (text_pool_put(q->r->text, &p->job) == 0)
 			return REQUEST_IN_POOL;
 		api_fault(&p->error, 429, "too many long prompts wait to be tokenized (text_queue)");
@@ -590,8 +590,10 @@ static struct request *request_new(struct router *r, struct http_conn *conn, enu
 	if (policy_uses_prefixes(&r->registry.policy))
 		p->roots = r->registry.roots;
 	p->body = *body;
+	p->is_gzip = strcasecmp(head->encoding, "gzip") == 0;
+	p->body_max = r->conf.body_max;
 	quota_init(&p->quota, &r->memory, r->conf.request_memory_bytes);
-	p->json.quota = body->len > JSON_SMALL ? &p->quota : NULL;
+	p->json.quota = p->is_gzip || body->len > JSON_SMALL ? &p->quota : NULL;
 	pds__constraint__init(&p->constraint);
 	p->constraint.text = NULL;
 	buf_init_quota(&p->out, 0, &p->quota);
