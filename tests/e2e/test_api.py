@@ -780,8 +780,16 @@ def test_metrics_and_models(ids):
     text = ids.get("/metrics")[1]
     for name in ('vllm:num_requests_running{model_name="tiny"} 0', 'vllm:time_to_first_token_seconds_count{model_name="tiny"} ',
                  'vllm:request_success_total{model_name="tiny",finished_reason="length"} ', 'pdserve_workers_up{model_name="tiny"} 2',
-                 'pdserve_worker_up{worker="prefill-1",role="prefill"} 1'):
+                 'pdserve_worker_up{worker="prefill-1",role="prefill"} 1', 'vllm:kv_cache_usage_perc{model_name="tiny"} 0'):
         assert name in text, text
+
+    def value(name):
+        return float(re.search(rf'^{name}{{model_name="tiny"}} (\S+)$', ids.get("/metrics")[1], re.M)[1])
+    names = ["vllm:inter_token_latency_seconds_count", "vllm:request_queue_time_seconds_count", "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"]
+    before, prompt = [value(n) for n in names], [(7 * i) % 300 + 9 for i in range(100)]
+    for _ in range(2):
+        complete(ids, prompt=prompt, max_tokens=5, ignore_eos=True)
+    wait_for(lambda: [value(n) - b for n, b in zip(names, before)] == [8, 2, 200, 64], lambda: [value(n) for n in names])
     assert json.loads(ids.get("/v1/models/tiny")[1])["id"] == "tiny"
     assert ids.get("/v1/models/other")[0] == 404
 

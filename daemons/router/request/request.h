@@ -76,6 +76,7 @@ struct answer {
 	struct buf text;
 	size_t chars;      /* code points of all text so far */
 	uint32_t n_tokens; /* of the answer */
+	uint64_t last_us;  /* when its last tokens came; 0: none came */
 	struct rows rows;  /* log-probabilities since the last chunk */
 	size_t charged;    /* of the quota, for the attempt's tokens */
 	struct {           /* how much of the stream has been sent */
