@@ -6,8 +6,8 @@ PREFIX  ?= /usr/local
 DESTDIR ?=
 
 PKGS     := libzmq libprotobuf-c libconfig libevent jansson libsodium libpcre2-8 libsystemd libxxhash liburing hiredis libcares
-# what only the router links: TLS of its HTTP edge
-PKGS_pdrouterd := libevent_openssl openssl
+# what only the router links: TLS of its HTTP edge, compressed requests
+PKGS_pdrouterd := libevent_openssl openssl zlib
 LIBS_pdrouterd := $(shell pkg-config --libs $(PKGS_pdrouterd) 2>/dev/null)
 # what only the messager links: ciphers of its data connections
 PKGS_pdmessagerd := libcrypto

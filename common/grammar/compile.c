@@ -1,6 +1,7 @@
 /* compile.c - compiles the text of a constraint to a grammar: dispatch by kind, the pieces of a
  * structure, choices. */
 #include "automaton.h"
+#include "gbnf.h"
 #include "json.h"
 #include "regex.h"
 #include "schema.h"
@@ -24,8 +25,8 @@ struct builder {
 
 const char *grammar_kind_name(enum grammar_kind k)
 {
-	static const char *const names[] = {"none",  "json_schema", "json_object",
-	                                    "regex", "choice",      "structure"};
+	static const char *const names[] = {"none",   "json_schema", "json_object", "regex",
+	                                    "choice", "structure",   "gbnf"};
 	return k < GRAMMAR_KINDS ? names[k] : "unknown";
 }
 
@@ -188,6 +189,8 @@ static uint32_t piece(struct builder *b, const json_t *v, uint32_t next)
 	} else if ((m = json_object_get(v, "regex")) && json_is_string(m)) {
 		r = regex_build(b->f, json_string_value(m), json_string_length(m), &(struct regex_opts){0},
 		                next, &begin, b->err);
+	} else if ((m = json_object_get(v, "gbnf")) && json_is_string(m)) {
+		r = gbnf_build(b->f, json_string_value(m), json_string_length(m), next, &begin, b->err);
 	} else if ((m = json_object_get(v, "any_of"))) {
 		return any_of(b, m, next);
 	} else if ((m = json_object_get(v, "choice"))) {
@@ -201,8 +204,8 @@ static uint32_t piece(struct builder *b, const json_t *v, uint32_t next)
 		         : free_text(b->f, next);
 	} else {
 		return bad(b, ERR_INVALID,
-		           "each piece must be an object with literal, schema, regex, choice, any_of, "
-		           "repeat or free (a trigger of at most 128 bytes)");
+		           "each piece must be an object with literal, schema, regex, gbnf, choice, "
+		           "any_of, repeat or free (a trigger of at most 128 bytes)");
 	}
 	b->failed |= r < 0;
 	return begin;
@@ -231,6 +234,8 @@ static int build(enum grammar_kind kind, const char *text, size_t len, unsigned 
 		.f = f, .rules = {.f = f}, .err = err, .strict = (flags & GRAMMAR_STRICT) != 0};
 	if (kind == GRAMMAR_REGEX)
 		return regex_build(f, text, len, &(struct regex_opts){0}, 0, &f->start, err);
+	if (kind == GRAMMAR_GBNF)
+		return gbnf_build(f, text, len, 0, &f->start, err);
 	if (kind == GRAMMAR_JSON_OBJECT) {
 		f->start = json_object_rule(&b.rules, 0);
 		return 0;

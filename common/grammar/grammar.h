@@ -20,7 +20,9 @@
  *   STRUCTURE     a JSON array of pieces, one after the other: {"literal":"text"},
  *                 {"schema":{...}}, {"regex":"..."}, {"choice":["text", ...]}, {"any_of":[[pieces],
  *                 ...]}, {"repeat":[pieces],"min":0,"max":8,"separator":"text"}, {"free":"trigger"}
- *                 (any text up to and including the trigger), {"free":""} (any text)
+ *                 (any text up to and including the trigger), {"free":""} (any text),
+ *                 {"gbnf":"root ::= ..."}
+ *   GBNF          a grammar in llama.cpp's notation (gbnf.h)
  * JSON is compact, with one optional space after each of { [ , : and before each of } ], so a model
  * cannot write white space forever. */
 #ifndef GRAMMAR_GRAMMAR_H
@@ -42,6 +44,7 @@ enum grammar_kind {
 	GRAMMAR_REGEX,
 	GRAMMAR_CHOICE,
 	GRAMMAR_STRUCTURE,
+	GRAMMAR_GBNF,
 	GRAMMAR_KINDS
 };
 /* JSON_SCHEMA: objects must list all properties as required and forbid others */

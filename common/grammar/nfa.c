@@ -2,6 +2,7 @@
  * 0; nfa_finish rejects whatever was built on it. So builders need no checks between steps; only
  * loops over a count check f->err. */
 #include "nfa.h"
+#include "points.h"
 #include "util/mem.h"
 
 #include <stdlib.h>
@@ -189,23 +190,6 @@ uint32_t nfa_optional(struct nfa *f, uint32_t begin, uint32_t next)
 
 /* --- UTF-8 --------------------------------------------------------------- */
 
-static unsigned encode(uint32_t c, unsigned char *out)
-{
-	if (c < 0x80)
-		return out[0] = (unsigned char)c, 1;
-	if (c < 0x800)
-		return out[0] = (unsigned char)(0xc0 | c >> 6), out[1] = (unsigned char)(0x80 | (c & 63)),
-		       2;
-	if (c < 0x10000)
-		return out[0] = (unsigned char)(0xe0 | c >> 12),
-		       out[1] = (unsigned char)(0x80 | (c >> 6 & 63)),
-		       out[2] = (unsigned char)(0x80 | (c & 63)), 3;
-	out[0] = (unsigned char)(0xf0 | c >> 18), out[1] = (unsigned char)(0x80 | (c >> 12 & 63)),
-	out[2] = (unsigned char)(0x80 | (c >> 6 & 63));
-	out[3] = (unsigned char)(0x80 | (c & 63));
-	return 4;
-}
-
 static uint32_t range_of(struct nfa *f, unsigned lo, unsigned hi, uint32_t next)
 {
 	struct byte_set s = {{0}};
@@ -251,8 +235,8 @@ uint32_t nfa_points(struct nfa *f, uint32_t lo, uint32_t hi, uint32_t next)
 		uint32_t to = hi < end[i] ? hi : end[i];
 		unsigned char a[4], b[4];
 		if (i != 3) { /* index 3: surrogates */
-			unsigned n = encode(lo, a);
-			encode(to, b);
+			unsigned n = point_put(lo, a);
+			point_put(to, b);
 			uint32_t part = nfa_between(f, a, b, n, 0x80, 0xbf, next);
 			way = way ? nfa_split(f, way, part) : part;
 		}

@@ -3,24 +3,18 @@
  * Escapes are ASCII as in ECMAScript. Where ECMAScript and Python differ (\s, \S, line ends), only
  * what both match is allowed. */
 #include "regex.h"
+#include "points.h"
 #include "util/arena.h"
 #include "util/mem.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define RANGES_MAX 512u /* per [...]; negating it may add one */
-#define LAST 0x10ffffu
-
-struct regex_range {
-	uint32_t lo, hi;
-};
-
 enum tree_kind { T_EMPTY, T_RANGES, T_CAT, T_ALT, T_REPEAT };
 
 struct tree {
 	enum tree_kind kind;
-	struct regex_range *range; /* RANGES: sorted, disjoint, not adjacent */
+	struct point_range *range; /* RANGES: sorted, disjoint, not adjacent */
 	uint32_t n;
 	struct tree *left, *right; /* CAT, ALT; REPEAT: left */
 	uint32_t min, max;
@@ -55,29 +49,11 @@ static int next_is(const struct parser *p, char c)
 	return more(p) && p->text[p->at] == c;
 }
 
-/* Decodes one code point of UTF-8, fully validated. */
 static int take_point(struct parser *p, uint32_t *ret)
 {
-	static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
-	const unsigned char *s = (const unsigned char *)p->text + p->at;
-	unsigned n = s[0] < 0x80                   ? 1
-	             : s[0] >= 0xc2 && s[0] < 0xe0 ? 2
-	             : s[0] >= 0xe0 && s[0] < 0xf0 ? 3
-	             : s[0] >= 0xf0 && s[0] < 0xf5 ? 4
-	                                           : 0;
-	if (!n || p->len - p->at < n)
-		return bad(p, ERR_INVALID, p->at, "invalid UTF-8");
-	uint32_t c = n == 1 ? s[0] : s[0] & (0xffu >> (n + 1));
-	for (unsigned i = 1; i < n; i++) {
-		if ((s[i] & 0xc0) != 0x80)
-			return bad(p, ERR_INVALID, p->at, "invalid UTF-8");
-		c = c << 6 | (s[i] & 63);
-	}
-	if (c < least[n] || c > LAST || (c >= 0xd800 && c < 0xe000))
-		return bad(p, ERR_INVALID, p->at, "invalid UTF-8");
+	unsigned n = point_take(p->text + p->at, p->len - p->at, ret);
 	p->at += n;
-	*ret = c;
-	return 0;
+	return n ? 0 : bad(p, ERR_INVALID, p->at, "invalid UTF-8");
 }
 
 static int take_hex(struct parser *p, unsigned digits, uint32_t *ret)
@@ -116,53 +92,12 @@ static int take_u(struct parser *p, size_t begin, uint32_t *ret)
 
 /* --- sets of characters -------------------------------------------------- */
 
-struct regex_ranges {
-	struct regex_range r[RANGES_MAX + 1];
-	uint32_t n;
-};
-
-static int range_add(struct parser *p, struct regex_ranges *s, uint32_t lo, uint32_t hi)
+static int range_add(struct parser *p, struct point_set *s, uint32_t lo, uint32_t hi)
 {
-	if (s->n == RANGES_MAX)
-		return bad(p, ERR_FULL, p->at, "more than 512 ranges in [...]");
-	s->r[s->n++] = (struct regex_range){lo, hi};
-	return 0;
+	return points_add(s, lo, hi) < 0 ? bad(p, ERR_FULL, p->at, "more than 512 ranges in [...]") : 0;
 }
 
-static int range_cmp(const void *a, const void *b)
-{
-	const struct regex_range *x = a, *y = b;
-	return (x->lo > y->lo) - (x->lo < y->lo);
-}
-
-static void ranges_merge(struct regex_ranges *s)
-{
-	uint32_t n = 0;
-	qsort(s->r, s->n, sizeof *s->r, range_cmp);
-	for (uint32_t i = 0; i < s->n; i++) {
-		if (n && s->r[i].lo <= s->r[n - 1].hi + 1)
-			s->r[n - 1].hi = s->r[i].hi > s->r[n - 1].hi ? s->r[i].hi : s->r[n - 1].hi;
-		else
-			s->r[n++] = s->r[i];
-	}
-	s->n = n;
-}
-
-static void ranges_negate(struct regex_ranges *s)
-{
-	uint32_t from = 0, n = 0;
-	struct regex_ranges was = *s;
-	for (uint32_t i = 0; i < was.n; i++) {
-		if (was.r[i].lo > from)
-			s->r[n++] = (struct regex_range){from, was.r[i].lo - 1};
-		from = was.r[i].hi + 1;
-	}
-	if (from <= LAST)
-		s->r[n++] = (struct regex_range){from, LAST};
-	s->n = n;
-}
-
-static const struct regex_range digits[] = {{'0', '9'}},
+static const struct point_range digits[] = {{'0', '9'}},
 								words[] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}},
 								spaces[] = {{'\t', '\r'}, {' ', ' '}},
 								all_spaces[] = {{'\t', '\r'},     {0x1c, ' '},
@@ -175,14 +110,14 @@ static const struct regex_range digits[] = {{'0', '9'}},
 
 #define COUNT(a) (uint32_t)(sizeof(a) / sizeof *(a))
 
-static int add_named(struct parser *p, struct regex_ranges *s, const struct regex_range *r,
-                     uint32_t n, int negate)
+static int add_named(struct parser *p, struct point_set *s, const struct point_range *r, uint32_t n,
+                     int negate)
 {
-	struct regex_ranges own = {.n = n};
+	struct point_set own = {.n = n};
 	int code = 0;
 	memcpy(own.r, r, n * sizeof *r);
 	if (negate)
-		ranges_negate(&own);
+		points_negate(&own);
 	for (uint32_t i = 0; i < own.n && code == 0; i++)
 		code = range_add(p, s, own.r[i].lo, own.r[i].hi);
 	return code;
@@ -190,7 +125,7 @@ static int add_named(struct parser *p, struct regex_ranges *s, const struct rege
 
 /* After a backslash. Returns 1 with one character in *ret, 0 with a class added to s, or an
  * error. */
-static int take_escape(struct parser *p, struct regex_ranges *s, uint32_t *ret)
+static int take_escape(struct parser *p, struct point_set *s, uint32_t *ret)
 {
 	static const char plain[] = "^$\\.*+?()[]{}|/-\"'`~!@#%&=:;<>, ", control[] = "n\nr\rt\tf\fv\v";
 	size_t begin = p->at - 1;
@@ -231,7 +166,7 @@ static int take_escape(struct parser *p, struct regex_ranges *s, uint32_t *ret)
 }
 
 /* One member of [...]: returns 1 with its character, 0 if it was a class, or an error. */
-static int take_member(struct parser *p, struct regex_ranges *s, uint32_t *ret)
+static int take_member(struct parser *p, struct point_set *s, uint32_t *ret)
 {
 	if (!next_is(p, '\\'))
 		return take_point(p, ret) < 0 ? ERR_INVALID : 1;
@@ -239,7 +174,7 @@ static int take_member(struct parser *p, struct regex_ranges *s, uint32_t *ret)
 	return take_escape(p, s, ret);
 }
 
-static int class_members(struct parser *p, struct regex_ranges *s, size_t begin)
+static int class_members(struct parser *p, struct point_set *s, size_t begin)
 {
 	while (more(p) && !next_is(p, ']')) {
 		uint32_t lo, hi;
@@ -281,10 +216,10 @@ static struct tree *tree_new(struct parser *p, enum tree_kind kind, struct tree 
 	return t;
 }
 
-static struct tree *tree_ranges(struct parser *p, struct regex_ranges *s)
+static struct tree *tree_ranges(struct parser *p, struct point_set *s)
 {
 	struct tree *t = tree_new(p, T_RANGES, NULL, NULL);
-	ranges_merge(s);
+	points_merge(s);
 	t->n = s->n;
 	t->range = arena_array(p->arena, s->n ? s->n : 1, sizeof *t->range);
 	memcpy(t->range, s->r, s->n * sizeof *t->range);
@@ -296,13 +231,13 @@ static struct tree *tree_point(struct parser *p, uint32_t c)
 	struct tree *t = tree_new(p, T_RANGES, NULL, NULL);
 	t->n = 1;
 	t->range = arena_alloc(p->arena, sizeof *t->range);
-	*t->range = (struct regex_range){c, c};
+	*t->range = (struct point_range){c, c};
 	return t;
 }
 
 static struct tree *parse_class(struct parser *p)
 {
-	struct regex_ranges s;
+	struct point_set s;
 	size_t begin = p->at++;
 	int negate = next_is(p, '^');
 	s.n = 0;
@@ -314,9 +249,9 @@ static struct tree *parse_class(struct parser *p)
 		       NULL;
 	if (class_members(p, &s, begin) < 0)
 		return NULL;
-	ranges_merge(&s);
+	points_merge(&s);
 	if (negate)
-		ranges_negate(&s);
+		points_negate(&s);
 	if (s.n == 0)
 		return bad(p, ERR_INVALID, begin, "a [^...] that leaves no character"), NULL;
 	return tree_ranges(p, &s);
@@ -367,7 +302,7 @@ static struct tree *parse_group(struct parser *p)
 
 static struct tree *parse_atom(struct parser *p)
 {
-	struct regex_ranges s;
+	struct point_set s;
 	uint32_t c;
 	s.n = 0;
 	switch (p->text[p->at]) {
@@ -504,74 +439,6 @@ static struct tree *parse_alternatives(struct parser *p, int top)
 
 /* --- the builder --------------------------------------------------------- */
 
-/* Control characters, quotes and backslashes inside a JSON string: as their short escape if they
- * have one, else as \u00XX. */
-static uint32_t build_escaped(struct nfa *f, const struct byte_set *s, uint32_t next)
-{
-	static const char shorts[] = "\"\"\\\\\bb\ff\nn\rr\tt", digit[] = "0123456789abcdefABCDEF";
-	struct byte_set letters = {{0}}, low[2] = {{{0}}, {{0}}};
-	int any = 0, some[2] = {0, 0};
-	for (unsigned b = 0; b < 128; b++) {
-		if (!byte_has(s, b))
-			continue;
-		const char *at = b ? strchr(shorts, (int)b) : NULL;
-		while (at && (at - shorts) % 2)
-			at = strchr(at + 1, (int)b);
-		if (at) {
-			byte_add(&letters, (unsigned char)at[1], (unsigned char)at[1]);
-			any = 1;
-			continue;
-		}
-		some[b >> 4] = 1;
-		for (unsigned i = 0; digit[i]; i++)
-			if ((i < 16 ? i : i - 6) == (b & 15))
-				byte_add(&low[b >> 4], (unsigned char)digit[i], (unsigned char)digit[i]);
-	}
-	uint32_t way = any ? nfa_set(f, &letters, next) : 0;
-	for (unsigned h = 0; h < 2; h++)
-		if (some[h]) {
-			uint32_t part = nfa_bytes(f, h ? "u001" : "u000", 4, nfa_set(f, &low[h], next));
-			way = way ? nfa_split(f, way, part) : part;
-		}
-	return nfa_byte(f, '\\', way);
-}
-
-static uint32_t build_ranges(struct nfa *f, const struct regex_range *r, uint32_t n, int json,
-                             uint32_t next)
-{
-	struct byte_set plain = {{0}}, escaped = {{0}};
-	int any_plain = 0, any_escaped = 0;
-	uint32_t way = 0;
-	for (uint32_t i = 0; i < n; i++) {
-		for (uint32_t b = r[i].lo; b <= r[i].hi && b < 128; b++) {
-			int e = json && (b < 32 || b == '"' || b == '\\');
-			byte_add(e ? &escaped : &plain, b, b);
-			any_escaped |= e;
-			any_plain |= !e;
-		}
-		if (r[i].hi >= 128) {
-			uint32_t part = nfa_points(f, r[i].lo < 128 ? 128 : r[i].lo, r[i].hi, next);
-			way = way && part ? nfa_split(f, way, part) : way + part;
-		}
-	}
-	if (any_escaped) {
-		uint32_t part = build_escaped(f, &escaped, next);
-		way = way ? nfa_split(f, part, way) : part;
-	}
-	if (any_plain) {
-		uint32_t part = nfa_set(f, &plain, next);
-		way = way ? nfa_split(f, part, way) : part;
-	}
-	if (!way && !f->err.code)
-		err_set(&f->err, ERR_INVALID, "a [...] of the regular expression contains only surrogates");
-	return way;
-}
-
-uint32_t regex_points(struct nfa *f, uint32_t lo, uint32_t hi, int json, uint32_t next)
-{
-	return build_ranges(f, &(struct regex_range){lo, hi}, 1, json, next);
-}
-
 struct unit {
 	const struct tree *tree;
 	int json;
@@ -587,7 +454,7 @@ static uint32_t build_unit(struct nfa *f, void *arg, uint32_t next)
 
 static uint32_t build_any(struct nfa *f, void *arg, uint32_t next)
 {
-	return regex_points(f, 0, LAST, *(const int *)arg, next);
+	return points_build(f, &(struct point_range){0, POINT_LAST}, 1, *(const int *)arg, next);
 }
 
 static uint32_t build(struct nfa *f, const struct tree *t, int json, uint32_t next)
@@ -597,7 +464,7 @@ static uint32_t build(struct nfa *f, const struct tree *t, int json, uint32_t ne
 		return 0;
 	switch (t->kind) {
 	case T_EMPTY: return next;
-	case T_RANGES: return build_ranges(f, t->range, t->n, json, next);
+	case T_RANGES: return points_build(f, t->range, t->n, json, next);
 	case T_CAT:
 		for (; t->kind == T_CAT; t = t->left) /* long texts are nested to the left */
 			next = build(f, t->right, json, next);

@@ -29,7 +29,5 @@ struct regex_opts {
  * ERR_UNSUPPORTED with "at offset N". Exceeded limits on nodes are recorded in f. */
 int regex_build(struct nfa *f, const char *text, size_t len, const struct regex_opts *o,
                 uint32_t next, uint32_t *ret_begin, struct err *err);
-/* One character of [lo, hi]; 0 if the range contains none. */
-uint32_t regex_points(struct nfa *f, uint32_t lo, uint32_t hi, int json, uint32_t next);
 
 #endif

@@ -2,7 +2,7 @@
  * for -h, --print-config and etc/. */
 #include "svc/conf_int.h"
 #include "util/check.h"
-#include "util/least.h"
+#include "util/near.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -17,32 +17,12 @@ struct conf_entry *conf_entry_find(const struct conf *c, const char *name)
 	return NULL;
 }
 
-/* Levenshtein distance of two short names; 100 if one has 63 bytes or more. */
-static unsigned distance(const char *a, const char *b)
-{
-	unsigned row[64], n = (unsigned)strlen(b);
-	if (n >= 63 || strlen(a) >= 63)
-		return 100;
-	for (unsigned j = 0; j <= n; j++)
-		row[j] = j;
-	for (unsigned i = 1; a[i - 1]; i++) {
-		unsigned diagonal = row[0];
-		row[0] = i;
-		for (unsigned j = 1; j <= n; j++) {
-			unsigned up = row[j];
-			row[j] = least(least(up, row[j - 1]) + 1, diagonal + (a[i - 1] != b[j - 1]));
-			diagonal = up;
-		}
-	}
-	return row[n];
-}
-
 const char *conf_entry_near(const struct conf *c, const char *name)
 {
 	const char *best = NULL;
-	unsigned bound = 4;
+	unsigned bound = WORD_NEAR_MAX + 1;
 	for (size_t i = 0; i < c->n; i++) {
-		unsigned d = distance(name, c->entries[i].key->name);
+		unsigned d = word_distance(name, c->entries[i].key->name);
 		if (d < bound) {
 			bound = d;
 			best = c->entries[i].key->name;

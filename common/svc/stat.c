@@ -57,7 +57,9 @@ static struct cell *cell(const struct stat_set *s, unsigned i, enum stat_type ty
 
 void stat_add(struct stat_set *s, unsigned i, uint64_t n)
 {
-	atomic_fetch_add_explicit(&cell(s, i, STAT_COUNTER)->value, n, memory_order_relaxed);
+	int is_sum = i < s->n && s->defs[i].type == STAT_SECONDS_SUM;
+	struct cell *c = cell(s, i, is_sum ? STAT_SECONDS_SUM : STAT_COUNTER);
+	atomic_fetch_add_explicit(&c->value, n, memory_order_relaxed);
 }
 
 void stat_set_value(struct stat_set *s, unsigned i, int64_t v)
@@ -92,6 +94,14 @@ uint64_t stat_get(const struct stat_set *s, unsigned i)
 	return count;
 }
 
+static void render_sum(const char *name, const char *ending, const char *labels, uint64_t us,
+                       struct buf *out)
+{
+	buf_printf(out, "%s%s%s%s%s %llu.%06llu\n", name, ending, *labels ? "{" : "", labels,
+	           *labels ? "}" : "", (unsigned long long)(us / 1000000),
+	           (unsigned long long)(us % 1000000));
+}
+
 static void render_seconds(const struct stat_def *d, const struct cell *c, const char *labels,
                            struct buf *out)
 {
@@ -102,22 +112,22 @@ static void render_seconds(const struct stat_def *d, const struct cell *c, const
 		buf_printf(out, "%s_bucket{%s%sle=\"%s\"} %llu\n", d->name, labels, comma,
 		           b < BOUNDS ? bound_text[b] : "+Inf", (unsigned long long)count);
 	}
-	uint64_t us = load(&c->value);
-	buf_printf(out, "%s_sum%s%s%s %llu.%06llu\n", d->name, open, labels, shut,
-	           (unsigned long long)(us / 1000000), (unsigned long long)(us % 1000000));
+	render_sum(d->name, "_sum", labels, load(&c->value), out);
 	buf_printf(out, "%s_count%s%s%s %llu\n", d->name, open, labels, shut,
 	           (unsigned long long)count);
 }
 
 void stat_render(const struct stat_set *s, const char *labels, struct buf *out)
 {
-	static const char *const types[] = {"counter", "gauge", "histogram"};
+	static const char *const types[] = {"counter", "gauge", "histogram", "counter"};
 	const char *open = *labels ? "{" : "", *shut = *labels ? "}" : "";
 	for (unsigned i = 0; i < s->n; i++) {
 		const struct stat_def *d = &s->defs[i];
 		buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", d->name, d->help, d->name, types[d->type]);
 		if (d->type == STAT_SECONDS)
 			render_seconds(d, &s->cells[i], labels, out);
+		else if (d->type == STAT_SECONDS_SUM)
+			render_sum(d->name, "", labels, load(&s->cells[i].value), out);
 		else if (d->type == STAT_COUNTER)
 			buf_printf(out, "%s%s%s%s %llu\n", d->name, open, labels, shut,
 			           (unsigned long long)load(&s->cells[i].value));

@@ -7,7 +7,12 @@
 
 #include <stdint.h>
 
-enum stat_type { STAT_COUNTER, STAT_GAUGE, STAT_SECONDS /* histogram of durations */ };
+enum stat_type {
+	STAT_COUNTER,
+	STAT_GAUGE,
+	STAT_SECONDS,    /* histogram of durations */
+	STAT_SECONDS_SUM /* counter, counted in microseconds and shown in seconds */
+};
 
 struct stat_def {
 	const char *name, *help; /* Prometheus name; counters end in _total */

@@ -21,7 +21,7 @@ struct chat_template {
 	struct jinja_template *jinja;
 	char *text;
 	size_t len;
-	int takes_parts, takes_one_call;
+	int takes_parts, takes_one_call, names_developer;
 	int names_content; /* the template's text contains the word "content" */
 };
 
@@ -306,6 +306,7 @@ int chat_template_new(const char *text, size_t len, struct chat_template **ret_c
 	c->text[len] = 0;
 	c->names_content = memmem(text, len, "content", 7) != NULL;
 	c->takes_parts = probe_parts(c);
+	c->names_developer = strstr(c->text, "'developer'") || strstr(c->text, "\"developer\"");
 	c->takes_one_call = calls_shown(c, 1) != ALL_CALLS && calls_shown(c, 0) == ALL_CALLS;
 	*ret_c = c;
 	return 0;
@@ -330,6 +331,11 @@ const char *chat_template_text(const struct chat_template *c, size_t *ret_len)
 int chat_template_takes_parts(const struct chat_template *c)
 {
 	return c->takes_parts;
+}
+
+int chat_template_names_developer(const struct chat_template *c)
+{
+	return c->names_developer;
 }
 
 int chat_template_takes_one_call(const struct chat_template *c)

@@ -42,6 +42,8 @@ const char *chat_template_text(const struct chat_template *c, size_t *ret_len);
 /* Does the template render a `content` that is a list of text parts? If not, join the parts before
  * rendering. */
 int chat_template_takes_parts(const struct chat_template *c);
+/* Does the template know the role developer? If not, it is called system before rendering. */
+int chat_template_names_developer(const struct chat_template *c);
 /* Does the template render only one tool call per message? If so, split messages into one call
  * each. */
 int chat_template_takes_one_call(const struct chat_template *c);

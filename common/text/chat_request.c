@@ -113,8 +113,8 @@ static int may_be_silent(const json_t *m)
 }
 
 /* Appends to `list` the message as the template sees it. */
-static int read_message(struct body_error *e, const json_t *m, size_t at, int takes_parts,
-                        struct quota *q, json_t *list)
+static int read_message(struct body_error *e, const json_t *m, size_t at,
+                        const struct chat_template *t, struct quota *q, json_t *list)
 {
 	const json_t *role = json_object_get(m, "role"), *content = json_object_get(m, "content"),
 				 *id = json_object_get(m, "tool_call_id");
@@ -142,7 +142,10 @@ static int read_message(struct body_error *e, const json_t *m, size_t at, int ta
 		return no_room(e, at);
 	if (read_tool_calls(e, m, at, own) < 0)
 		return -1;
-	return parts ? join_parts(e, content, at, takes_parts, q, own) : 0;
+	if (strcmp(json_string_value(role), "developer") == 0 && !chat_template_names_developer(t) &&
+	    json_object_set_new(own, "role", json_string("system")) < 0)
+		return no_room(e, at);
+	return parts ? join_parts(e, content, at, chat_template_takes_parts(t), q, own) : 0;
 }
 
 static int read_documents(struct body_error *e, const json_t *o, struct chat_render *in)
@@ -209,7 +212,7 @@ int chat_request_render(const struct chat_set *chats, const json_t *body,
 	int r = read_options(e, body, variables, &in);
 	for (size_t i = 0; i < n && r == 0; i++) {
 		json_t *m = json_array_get(messages, i), *calls = json_object_get(m, "tool_calls");
-		r = read_message(e, m, i, chat_template_takes_parts(t), out->quota, list);
+		r = read_message(e, m, i, t, out->quota, list);
 		if (r == 0 &&
 		    json_array_append_new(sent_calls, calls ? json_incref(calls) : json_null()) < 0)
 			r = no_room(e, i);

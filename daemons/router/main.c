@@ -38,12 +38,26 @@ static const struct conf_key keys[] = {
 	{"reasoning_parser", CONF_STRING, "auto", 1, 32, "", 0,
      "how the model marks its thoughts; auto: as its chat template shows", REASONING_PARSERS},
 	{"served_model_name", CONF_STRING, "", 0, 127, "", 0,
-     "name of the model in the API; empty: the file's own", NULL},
+     "name of the model in the API; empty: that of its file or folder", NULL},
 	{"api_keys_file", CONF_STRING, "", 0, 1023, "path", 1,
      "file with a line for each access key of clients: name, hash, limits (pdctl apikey makes "
      "one); "
      "clients send the key as Authorization: Bearer KEY; empty: no key needed",
      NULL},
+	{"unknown_parameters", CONF_STRING, "warn", 0, 0, "", 1,
+     "what a request has that this server does not know: warn (a log line, and warnings in the "
+     "answer) or refuse (400)",
+     "warn|refuse"},
+	{"max_model_len", CONF_INT, "0", 0, 2147483647, "tokens", 1,
+     "limit on prompt and answer together; 0: as long as the model and the workers' KV blocks "
+     "allow",
+     NULL},
+	{"default_max_tokens", CONF_INT, "0", 0, 2147483647, "tokens", 1,
+     "length of an answer whose request does not limit it; 0: 16 for completions, for chat what "
+     "the context leaves",
+     NULL},
+	{"cors_allow_origin", CONF_STRING, "", 0, 255, "", 0,
+     "origin whose web pages may use the API, or *: any; empty: none", NULL},
 	{"max_requests", CONF_INT, "4096", 1, 100000, "answers", 1,
      "answers in progress at once; beyond that the reply is 429", NULL},
 	{"max_choices", CONF_INT, "128", 1, 4096, "answers", 1,
@@ -205,9 +219,12 @@ static void read_conf(struct router *r)
 {
 	const struct conf *c = svc_conf(r->svc);
 	r->conf.max_requests = (uint32_t)conf_int(c, "max_requests");
+	r->conf.max_model_len = (uint32_t)conf_int(c, "max_model_len");
+	r->conf.default_max_tokens = (uint32_t)conf_int(c, "default_max_tokens");
 	r->conf.max_choices = (uint32_t)conf_int(c, "max_choices");
 	r->conf.retry_after_s = (uint32_t)conf_int(c, "retry_after_s");
 	r->conf.request_timeout_us = ms(c, "request_timeout_ms");
+	r->conf.body_max = (size_t)conf_int(c, "max_body_bytes");
 	r->conf.text_inline_bytes = (size_t)conf_int(c, "text_inline_bytes");
 	r->conf.out_bytes_max = (size_t)conf_int(c, "client_buffer_bytes");
 	size_t all = (size_t)conf_int(c, "max_memory_mb") << 20,
@@ -216,6 +233,7 @@ static void read_conf(struct router *r)
 	r->conf.request_memory_bytes = one < all - all / 8 ? one : all - all / 8;
 	r->conf.retry_after_max_s = (uint32_t)conf_int(c, "retry_after_max_s");
 	r->conf.allow_pinning = conf_bool(c, "allow_pinning");
+	r->conf.refuse_unknown = strcmp(conf_str(c, "unknown_parameters"), "refuse") == 0;
 	read_policies(&r->registry, c);
 	r->attempts.opts.max_attempts = (uint32_t)conf_int(c, "max_attempts");
 	r->attempts.opts.retry_wait_us = ms(c, "retry_wait_ms");
@@ -273,9 +291,30 @@ static size_t edge_error(int status, const char *text, char *out, size_t size)
 	return n;
 }
 
+/* ERR_INVALID: it is no origin. */
+static int cors_headers(const char *origin, char *out, size_t size, struct err *err)
+{
+	out[0] = 0;
+	if (!*origin)
+		return 0;
+	for (const char *s = origin; *s; s++)
+		if (*s <= ' ' || *s > '~' || *s == ',')
+			return err_set(err, ERR_INVALID,
+			               "cors_allow_origin must be * or one origin, like https://chat.example, "
+			               "got \"%.200s\"",
+			               origin);
+	snprintf(out, size, "Access-Control-Allow-Origin: %s\r\nAccess-Control-Expose-Headers: *\r\n%s",
+	         origin, strcmp(origin, "*") == 0 ? "" : "Vary: Origin\r\n");
+	return 0;
+}
+
 static int start_http(struct router *r, struct err *err)
 {
 	const struct conf *c = svc_conf(r->svc);
+	char headers[400];
+	if (cors_headers(conf_str(c, "cors_allow_origin"), headers, sizeof headers, err) < 0)
+		return ERR_INVALID;
+	r->conf.cors = headers[0] != 0;
 	struct http_opts o = {
 		.listen = conf_str(c, "http_listen"),
 		.tls_cert = conf_str(c, "http_tls_cert"),
@@ -290,6 +329,7 @@ static int start_http(struct router *r, struct err *err)
 		.idle_us = ms(c, "idle_timeout_ms"),
 		.read_us = ms(c, "read_timeout_ms"),
 		.write_us = ms(c, "write_timeout_ms"),
+		.headers = headers,
 		.error_body = edge_error,
 	};
 	static const struct http_handlers handlers = {.head = api_head, .request = api_request};
@@ -392,6 +432,12 @@ static int set_up(struct router *r, struct err *err)
 	                       err);
 	if (rc < 0)
 		return rc;
+	if (r->model->calls && strcmp(conf_str(c, "tool_parser"), "auto") != 0 &&
+	    !model_shows_tools(r->model))
+		log_warn("template_without_tools", "tool_parser=%s model=%s effect=%s",
+		         log_quote(conf_str(c, "tool_parser")), log_quote(r->model->name),
+		         log_quote("its chat template does not show tools to the model, so that it can "
+		                   "hardly call one (setting chat_template)"));
 	if (!r->model->tokenizer)
 		log_warn("no_tokenizer", "model=%s effect=\"only prompts of token ids are served\"",
 		         log_quote(r->model->name));

@@ -1,16 +1,21 @@
 /* metrics.c - /metrics: the names that dashboards for LLM servers expect, our own, and each
  * worker's figures from its heartbeats. */
 #include "daemons/router/request/request.h"
+#include "util/least.h"
 
 #include <string.h>
 
 const struct stat_def router_stats[STAT_COUNT] = {
 	[STAT_RUNNING] = {"vllm:num_requests_running", "attempts at workers", STAT_GAUGE},
-	[STAT_WAITING] = {"vllm:num_requests_waiting", "attempts that wait for a worker", STAT_GAUGE},
+	[STAT_WAITING] = {"vllm:num_requests_waiting",
+                      "attempts that wait for a worker, or in the queues of workers", STAT_GAUGE},
 	[STAT_PROMPT_TOKENS] = {"vllm:prompt_tokens_total", "tokens of all prompts", STAT_COUNTER},
 	[STAT_OUTPUT_TOKENS] = {"vllm:generation_tokens_total", "tokens of all answers", STAT_COUNTER},
 	[STAT_CACHED_TOKENS] = {"pdserve_cached_prompt_tokens_total", "prompt tokens that were cached",
                             STAT_COUNTER},
+	[STAT_PREFIX_QUERIES] = {"vllm:prefix_cache_queries_total",
+                             "prompt tokens that were looked up in the caches", STAT_COUNTER},
+	[STAT_PREFIX_HITS] = {"vllm:prefix_cache_hits_total", "of these: cached", STAT_COUNTER},
 	[STAT_SUCCESS_STOP] = {"pdserve_answers_stop_total",
                            "answers that ended by an end-of-sequence token or a stop string",
                            STAT_COUNTER},
@@ -20,6 +25,10 @@ const struct stat_def router_stats[STAT_COUNT] = {
                    "time from a request's arrival to its first token", STAT_SECONDS},
 	[STAT_TPOT] = {"vllm:time_per_output_token_seconds",
                    "mean time per token of an answer, without its first token", STAT_SECONDS},
+	[STAT_ITL] = {"vllm:inter_token_latency_seconds", "time from a token to the next of its answer",
+                  STAT_SECONDS},
+	[STAT_QUEUE] = {"vllm:request_queue_time_seconds",
+                    "time that a request waited for its prompt's computation", STAT_SECONDS},
 	[STAT_E2E] = {"vllm:e2e_request_latency_seconds",
                   "time from a request's arrival to its last token", STAT_SECONDS},
 	[STAT_HTTP_REQUESTS] = {"pdserve_http_requests_total", "requests received", STAT_COUNTER},
@@ -113,20 +122,47 @@ static void refresh_http(struct router *r)
 	follow(r->stats, STAT_HTTP_TLS_FAILED, n.tls_failed);
 }
 
+/* Here, and in the workers' queues as they last told. */
+static size_t waiting_anywhere(const struct router *r)
+{
+	size_t n = 0;
+	list_each(it, &r->attempts.waiting)
+		n++;
+	list_each(it, &r->registry.workers) {
+		const struct worker_record *w = list_entry(it, struct worker_record, node);
+		n += worker_is_up(w) ? w->beat.waiting : 0;
+	}
+	return n;
+}
+
+/* Of the blocks of all workers that are up, the part that is neither free nor evictable. */
+static double kv_usage(const struct registry *g)
+{
+	uint64_t all = 0, free = 0;
+	list_each(it, &g->workers) {
+		const struct worker_record *w = list_entry(it, struct worker_record, node);
+		if (!worker_is_up(w) || !w->has_heartbeat)
+			continue;
+		all += w->blocks;
+		free += least(w->blocks, w->beat.blocks_free);
+	}
+	return all ? (double)(all - free) / (double)all : 0;
+}
+
 void metrics_refresh(struct router *r)
 {
 	const struct attempts_counts *n = &r->attempts.counts;
-	size_t waiting = 0;
-	list_each(it, &r->attempts.waiting)
-		waiting++;
+	size_t waiting = waiting_anywhere(r), all = attempts_count(&r->attempts);
 	stat_set_value(r->stats, STAT_WAITING, (int64_t)waiting);
-	stat_set_value(r->stats, STAT_RUNNING, (int64_t)(attempts_count(&r->attempts) - waiting));
+	stat_set_value(r->stats, STAT_RUNNING, (int64_t)(all > waiting ? all - waiting : 0));
 	if (r->http)
 		refresh_http(r);
 	stat_set_value(r->stats, STAT_WORKERS_UP, r->registry.n_up);
 	follow(r->stats, STAT_PROMPT_TOKENS, n->prompt_tokens);
 	follow(r->stats, STAT_OUTPUT_TOKENS, n->output_tokens);
 	follow(r->stats, STAT_CACHED_TOKENS, n->cached_tokens);
+	follow(r->stats, STAT_PREFIX_QUERIES, n->prompt_tokens);
+	follow(r->stats, STAT_PREFIX_HITS, n->cached_tokens);
 	follow(r->stats, STAT_CANCELLED, n->cancelled);
 	follow(r->stats, STAT_RETRIES, n->retries);
 	follow(r->stats, STAT_DUPLICATES, n->duplicates);
@@ -245,6 +281,10 @@ void metrics_render(struct router *r, struct buf *out)
 	buf_add_json(&label, r->model->name, strlen(r->model->name));
 	metrics_refresh(r);
 	stat_render(r->stats, label.data, out);
+	buf_printf(out,
+	           "# HELP vllm:kv_cache_usage_perc part of the KV blocks in use, 0 to 1\n# TYPE "
+	           "vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc{%s} %.6g\n",
+	           label.data, kv_usage(&r->registry));
 	buf_printf(out, "# HELP vllm:request_success_total answers by finish reason\n# TYPE "
 	                "vllm:request_success_total counter\n");
 	buf_printf(out, "vllm:request_success_total{%s,finished_reason=\"stop\"} %llu\n", label.data,

@@ -11,6 +11,7 @@
 #include "svc/svc.h"
 #include "daemons/router/request/textpool.h"
 #include "util/list.h"
+#include "util/once.h"
 #include "util/quota.h"
 
 enum router_stat {
@@ -19,10 +20,14 @@ enum router_stat {
 	STAT_PROMPT_TOKENS,
 	STAT_OUTPUT_TOKENS,
 	STAT_CACHED_TOKENS,
+	STAT_PREFIX_QUERIES,
+	STAT_PREFIX_HITS,
 	STAT_SUCCESS_STOP,
 	STAT_SUCCESS_LENGTH,
 	STAT_TTFT,
 	STAT_TPOT,
+	STAT_ITL,
+	STAT_QUEUE,
 	STAT_E2E,
 	STAT_HTTP_REQUESTS,
 	STAT_HTTP_CONNECTIONS,
@@ -56,10 +61,14 @@ enum router_stat {
 };
 
 struct router_conf {
+	uint32_t max_model_len; /* 0: none */
 	uint32_t max_requests, max_choices, retry_after_s, retry_after_max_s;
-	int allow_pinning;
+	int allow_pinning, refuse_unknown;
+	int cors;                    /* OPTIONS is answered */
+	uint32_t default_max_tokens; /* 0: none */
 	uint64_t request_timeout_us;
 	size_t text_inline_bytes;
+	size_t body_max;             /* http_opts.max_body_bytes */
 	size_t request_memory_bytes; /* limit of one request; router.memory has that of all */
 	size_t out_bytes_max;        /* http_opts.out_bytes_max */
 };
@@ -85,6 +94,7 @@ struct router {
 	} turns;
 	/* scratch for output to a client; its content is lost when the function returns */
 	struct buf out;
+	struct once unknown;  /* parameters of requests that were logged */
 	struct list requests; /* struct request, node */
 	uint32_t n_requests, n_answers;
 	int draining;
@@ -100,6 +110,8 @@ void requests_tick(struct router *r, uint64_t now);
 /* api/route.c: http_handlers of every HTTP request */
 int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *body_max);
 void api_request(void *arg, struct http_conn *c, struct http_request *q);
+/* Tokens of the longest prompt and answer together that can be served now; 0: unknown. */
+uint32_t router_context(const struct router *r);
 /* the value of Retry-After, now, as the workers' load suggests */
 uint32_t router_retry_after_s(const struct router *r);
 /* request.c: Retry-After of an answer that is this error, if it has one */

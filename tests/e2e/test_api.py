@@ -1,4 +1,6 @@
 """The OpenAI API as a client sees it: answers, streams, refusals, limits, and clients that go away. Real daemons; text needs PD_MODEL."""
+import gzip
+import http.client
 import json
 import re
 import select
@@ -111,7 +113,7 @@ BAD = [
     ({"prompt": IDS, "bad_words": ["x"]}, 400, "bad_words", "tokenizer"),
     ({"prompt": IDS, "min_tokens": 9, "max_tokens": 8}, 400, "min_tokens", "more than max_tokens, which is 8"),
     ({"prompt": IDS, "min_tokens": 17}, 400, "min_tokens", "which is 16"),
-    ({"prompt": IDS, "truncate_prompt_tokens": 10**6}, 400, "truncate_prompt_tokens", "length of"),
+    ({"prompt": IDS, "truncate_prompt_tokens": 10**6}, 400, "truncate_prompt_tokens", "maximum context"),
     ({"prompt": IDS, "prompt_logprobs": 2, "stream": True}, 400, "prompt_logprobs", "stream"),
     ({"prompt": IDS, "prompt_logprobs": -1}, 400, "prompt_logprobs", "0 to 20"),
     ({"prompt": IDS, "use_beam_search": True}, 400, "use_beam_search", "not supported"),
@@ -131,14 +133,38 @@ def test_bad_completion(ids, body, status, param, part):
 
 
 NEUTRAL = {"frequency_penalty": 0, "presence_penalty": 0.0, "repetition_penalty": 1, "typical_p": 1, "min_tokens": 0, "bad_words": [], "logit_bias": {}, "suffix": None, "best_of": 1, "n": 1, "top_k": -1, "min_p": 0, "user": "me",
-           "stop": None, "logprobs": None, "response_format": {"type": "text"}, "something_unknown": [1, {"a": None}], "stream_options": None}
+           "stop": None, "logprobs": None, "response_format": {"type": "text"}, "stream_options": None}
 
 
 def test_neutral_and_unknown_values_change_nothing(ids):
     want = complete(ids, prompt=IDS, return_token_ids=True)["choices"][0]["token_ids"]
     assert len(want) == 8
-    assert complete(ids, prompt=IDS, return_token_ids=True, **NEUTRAL)["choices"][0]["token_ids"] == want
+    assert complete(ids, prompt=IDS, return_token_ids=True, **NEUTRAL, something_unknown=[1, {"a": None}])["choices"][0]["token_ids"] == want
     assert complete(ids, prompt=IDS, return_token_ids=True, max_tokens=8.0)["choices"][0]["token_ids"] == want
+
+
+UNKNOWN = {"temprature": 0.5, "messages": [], "max_tokens_": None, "x" * 5000: 1}
+WARNINGS = ["temprature is not a parameter of this server; did you mean temperature?", "messages is not a parameter of this server",
+            "x" * 64 + " is not a parameter of this server"]
+
+
+def test_unknown_parameters_are_told(ids):
+    """In the answer, in a stream's first event alone, and once in the log."""
+    assert "warnings" not in complete(ids, prompt=IDS, max_completion=None)
+    for _ in range(2):
+        assert complete(ids, prompt=IDS, **UNKNOWN)["warnings"] == WARNINGS
+    events = chunks(ids, "/v1/completions", {"prompt": IDS, "max_tokens": 4, "n": 2, "stream_options": {"include_usage": True}, **UNKNOWN})
+    assert [e.get("warnings") for e in events] == [WARNINGS] + [None] * (len(events) - 1)
+    assert ids.log("router").count('warnings="\\"temprature') == 1
+    many = complete(ids, prompt=IDS, **{f"of_another_server_{i}": 1 for i in range(1000)})["warnings"]
+    assert len(many) == 9 and many[8] == "and 992 parameters more"
+
+
+def test_unknown_parameters_can_be_refused(tiny_model):
+    with Suite("mixed", tiny_model, router={"unknown_parameters": "refuse"}) as s:
+        status, r = s.post("/v1/completions", {"prompt": IDS, "max_tokens": 1, **UNKNOWN})
+        assert status == 400 and r["error"]["param"] == "temprature" and r["error"]["message"] == WARNINGS[0]
+        assert "warnings" not in complete(s, prompt=IDS, **NEUTRAL)
 
 
 BAD_CHAT = [
@@ -220,6 +246,32 @@ def test_context_is_filled_to_the_last_token(ids):
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 
 
+def served(s):
+    return json.loads(s.get("/v1/models")[1])["data"][0]["max_model_len"]
+
+
+def too_long(s, n, **more):
+    status, r = s.post("/v1/completions", {"prompt": [5] * n, **more})
+    assert status == 400 and r["error"]["code"] == "context_length_exceeded", (status, r)
+    return r["error"]["message"]
+
+
+def test_context_is_what_can_be_served(tiny_model, ids):
+    """As long as the smaller of the model's context and the workers' KV blocks, or max_model_len."""
+    whole = served(ids)
+    with Suite("mixed", tiny_model, worker={"kv_blocks": 6, "block_tokens": 16}) as s:
+        assert served(s) == 96 < whole
+        says = too_long(s, 90, max_tokens=7)
+        assert says.startswith("This model's maximum context length is 96 tokens. However, you requested 97 tokens (90 in the prompt, 7 for the answer)."), says
+        assert too_long(s, 96).startswith("This model's maximum context length is 96 tokens. However, your prompt has 96 tokens, and the answer needs room")
+        assert complete(s, prompt=[5] * 90, max_tokens=6, ignore_eos=True)["usage"]["completion_tokens"] == 6
+        assert complete(s, prompt=[5] * 90, max_tokens=None, ignore_eos=True)["usage"]["completion_tokens"] == 6
+    with Suite("1p1d", tiny_model, prefill={"kv_blocks": 4}, decode={"kv_blocks": 6}, worker={"block_tokens": 16}, router={"max_model_len": 80}) as s:
+        assert served(s) == 80 and s.post("/v1/completions", {"prompt": [5] * 64, "max_tokens": 16})[0] == 200
+        assert "length is 80 tokens. However, you requested 81 tokens" in too_long(s, 64, max_tokens=17)
+        assert "length is 64 tokens. However, you requested 66 tokens" in too_long(s, 65, max_tokens=1)
+
+
 def test_text_of_stream_and_whole(text):
     for prompt in ["The capital of France is", "Count: one, two,", "Emoji 😀😃 and Ünïcödé"]:
         whole = complete(text, prompt=prompt, max_tokens=24, ignore_eos=True)["choices"][0]["text"]
@@ -295,12 +347,20 @@ def test_echo_with_logprobs(text):
 def test_tokenize_and_back(text):
     for prompt in ["Hello world", "", "a\u0000b", "😀 Ü\n\t", "x" * 50000]:
         status, r = text.post("/tokenize", {"prompt": prompt})
-        assert status == 200 and r["count"] == len(r["tokens"]) and r["max_model_len"] == 8192
+        assert status == 200 and r["count"] == len(r["tokens"]) and r["max_model_len"] == served(text)
         assert text.post("/detokenize", {"tokens": r["tokens"]})[1]["prompt"] == prompt
     assert text.post("/tokenize", {"prompt": "Hello world", "return_token_strs": True})[1]["token_strs"] == ["Hello", " world"]
     assert text.post("/detokenize", {"tokens": [10**6]})[1]["error"]["param"] == "tokens"
     assert text.post("/detokenize", {"tokens": "x"})[1]["error"]["param"] == "tokens"
     assert text.post("/tokenize", {"prompt": 5})[1]["error"]["param"] == "prompt"
+
+
+def test_tokenizer_info(text, ids):
+    """What lm-eval's remote tokenizer asks for; its chat template gives the prompts that the server makes."""
+    info = json.loads(text.get("/tokenizer_info")[1])
+    assert (info["bos_token"], info["eos_token"], info["vocab_size"], info["model_max_length"]) == ("<|im_start|>", "<|im_end|>", 49152, served(text))
+    assert "<|im_start|>" in info["chat_template"] and "add_generation_prompt" in info["chat_template"]
+    assert ids.get("/tokenizer_info")[0] == 404
 
 
 def test_special_tokens_can_be_shown(text):
@@ -520,7 +580,6 @@ def test_abort_endpoint(slow):
 # --- limits, keys, and workers that are not there --------------------------------------------------------------------------------
 
 def test_access_keys(tiny_model):
-    import http.client
     with Suite("mixed", tiny_model, keys={"a": "alpha", "b": "beta"}) as s:
         def status(path, key=None):
             c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=10 * SLOW)
@@ -530,6 +589,73 @@ def test_access_keys(tiny_model):
             return r.status
         assert [status("/v1/models", k) for k in (None, "alph", "alphaa", "alpha", "beta")] == [401, 401, 401, 200, 200]
         assert [status(p) for p in ("/health", "/ready", "/metrics")] == [200, 200, 200]
+
+
+def ask(s, method, path, body=None, **headers):
+    c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=20 * SLOW)
+    c.request(method, path, body if body is None else json.dumps(body), {k.replace("_", "-"): v for k, v in headers.items()})
+    r = c.getresponse()
+    return r.status, dict(r.getheaders()), r.read()
+
+
+def test_pages_of_other_origins(ids, tiny_model):
+    """CORS: off by default; the preflight needs no key; errors carry the header, too."""
+    status, headers, _ = ask(ids, "OPTIONS", "/v1/completions", Origin="https://a.example")
+    assert status == 405 and not any(h.startswith("Access-Control") for h in headers)
+    with Suite("mixed", tiny_model, router={"cors_allow_origin": "https://a.example"}, keys={"a": "alpha"}) as s:
+        asked = "authorization,content-type,x-stainless-os"
+        status, headers, body = ask(s, "OPTIONS", "/v1/chat/completions", Origin="https://a.example", Access_Control_Request_Method="POST",
+                                    Access_Control_Request_Headers=asked)
+        assert status == 200 and body == b"" and headers["Access-Control-Allow-Headers"] == asked and "POST" in headers["Access-Control-Allow-Methods"]
+        for key, want in (("alpha", 200), ("beta", 401)):
+            status, headers, _ = ask(s, "POST", "/v1/completions", {"prompt": IDS, "max_tokens": 2, "stream": True}, Authorization="Bearer " + key)
+            assert status == want and headers["Access-Control-Allow-Origin"] == "https://a.example" and headers["Vary"] == "Origin"
+    with pytest.raises(Exception):
+        Suite("mixed", tiny_model, router={"cors_allow_origin": "https://a.example, https://b.example"}).__enter__()
+
+
+def test_paths_and_keys_of_azure(tiny_model):
+    with Suite("mixed", tiny_model, router={"served_model_name": "ti/ny"}, keys={"a": "alpha"}) as s:
+        path, body = "/openai/deployments/ti%2Fny/completions?api-version=2024-10-21", {"prompt": IDS, "max_tokens": 2}
+        assert [ask(s, "POST", path, body, **h)[0] for h in ({"api_key": "alpha"}, {"x_api_key": "alpha"}, {"api_key": "beta"}, {})] == [200, 200, 401, 401]
+        assert ask(s, "POST", path, body, api_key="alpha", Authorization="Bearer beta")[0] == 401
+        status, _, text = ask(s, "POST", "/openai/deployments/other/completions", body, api_key="alpha")
+        assert status == 404 and json.loads(text)["error"]["code"] == "model_not_found"
+        assert ask(s, "POST", "/openai/deployments/ti%2Fny/x/completions", body, api_key="alpha")[0] == 404
+        assert ask(s, "GET", "/openai/deployments/ti%2Fny/chat/completions", api_key="alpha")[0] == 405
+
+
+def test_fingerprint_and_default_length(ids, tiny_model):
+    r = complete(ids, prompt=IDS)
+    assert re.fullmatch("fp_[0-9a-f]{12}", r["system_fingerprint"])
+    assert {e["system_fingerprint"] for e in chunks(ids, "/v1/completions", {"prompt": IDS})} == {r["system_fingerprint"]}
+    with Suite("mixed", tiny_model, worker={"block_tokens": 32}, router={"default_max_tokens": 5}) as s:
+        other = complete(s, prompt=IDS, max_tokens=None, ignore_eos=True)
+        assert other["usage"]["completion_tokens"] == 5 and other["system_fingerprint"] != r["system_fingerprint"]
+        assert complete(s, prompt=IDS, max_tokens=7, ignore_eos=True)["usage"]["completion_tokens"] == 7
+        n = served(s)
+        assert complete(s, prompt=[5] * (n - 3), max_tokens=None, ignore_eos=True)["usage"]["completion_tokens"] == 3
+
+
+def test_compressed_bodies(tiny_model):
+    """gzip within max_body_bytes; what does not inflate, or is another coding, is 415; a bomb 413."""
+    with Suite("mixed", tiny_model, router={"max_body_bytes": 100000}) as s:
+        text = json.dumps({"prompt": IDS, "max_tokens": 4}).encode()
+        whole = gzip.compress(text)
+
+        def status(body, coding="gzip", path="/v1/completions"):
+            c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=20 * SLOW)
+            c.request("POST", path, body, {"Content-Encoding": coding})
+            r = c.getresponse()
+            return r.status, r.read().decode()
+        assert [status(b, k)[0] for b, k in ((whole, "gzip"), (whole, "GZIP"), (text, "identity"), (gzip.compress(text.ljust(100000)), "gzip"))] == [200] * 4
+        for body, says in ((text, "no gzip data"), (whole[:-9], "ends within"), (whole[:-1] + b"x", "no gzip data"), (whole + b"x", "more behind"), (b"", "ends within")):
+            got, answer = status(body)
+            assert got == 415 and says in answer, (body, answer)
+        assert status(text, "br")[0] == status(whole, path="/v1/abort")[0] == 415
+        assert status(gzip.compress(b" " * (50 << 20)))[0] == status(gzip.compress(text.ljust(100001)))[0] == 413
+        assert status(gzip.compress(b"[]"))[0] == 400
+        s.quiet()
 
 
 def test_bounded(slow):
@@ -587,14 +713,34 @@ def test_reload():
 
 def test_no_worker(tiny_model):
     with Suite("mixed", tiny_model) as s:
-        assert s.get("/ready")[0] == 200
+        assert s.get("/ready")[0] == s.get("/health")[0] == 200
         s.kill("mixed-1")
         end = time.time() + 20 * SLOW
         while s.get("/ready")[0] != 503:
             assert time.time() < end
         got = raw(s, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 15\r\n\r\n" + b'{"prompt": [1]}')
         assert got.startswith(b"HTTP/1.1 503") and b"Retry-After: " in got and b'"error"' in got
-        assert s.get("/health")[0] == 200
+        assert json.loads(s.get("/health")[1]) == {"status": "no worker", "workers": 0}
+        assert s.get("/live")[0] == 200
+
+
+def test_what_is_missing(tiny_model):
+    with Suite("1p1d", tiny_model) as s:
+        s.kill("decode-1")
+        wait_for(lambda: s.get("/health")[0] == 503)
+        assert json.loads(s.get("/ready")[1]) == {"status": "no decode worker", "workers": 1}
+        s.restart("decode-1")
+        wait_for(lambda: s.get("/health")[0] == 200)
+        s.kill("prefill-1")         # the decode worker does it all
+        wait_for(lambda: json.loads(s.get("/ready")[1])["workers"] == 1)
+        assert s.get("/ready")[0] == 200
+
+
+def test_tools_that_the_template_does_not_show(text, real_model):
+    """SmolLM2's template knows no tools."""
+    assert "event=template_without_tools" not in text.log("router")
+    with Suite("mixed", real_model, router={"tool_parser": "hermes"}) as s:
+        assert "event=template_without_tools tool_parser=\"hermes\"" in s.log("router")
 
 
 def test_deadline(tiny_model):
@@ -634,8 +780,16 @@ def test_metrics_and_models(ids):
     text = ids.get("/metrics")[1]
     for name in ('vllm:num_requests_running{model_name="tiny"} 0', 'vllm:time_to_first_token_seconds_count{model_name="tiny"} ',
                  'vllm:request_success_total{model_name="tiny",finished_reason="length"} ', 'pdserve_workers_up{model_name="tiny"} 2',
-                 'pdserve_worker_up{worker="prefill-1",role="prefill"} 1'):
+                 'pdserve_worker_up{worker="prefill-1",role="prefill"} 1', 'vllm:kv_cache_usage_perc{model_name="tiny"} 0'):
         assert name in text, text
+
+    def value(name):
+        return float(re.search(rf'^{name}{{model_name="tiny"}} (\S+)$', ids.get("/metrics")[1], re.M)[1])
+    names = ["vllm:inter_token_latency_seconds_count", "vllm:request_queue_time_seconds_count", "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"]
+    before, prompt = [value(n) for n in names], [(7 * i) % 300 + 9 for i in range(100)]
+    for _ in range(2):
+        complete(ids, prompt=prompt, max_tokens=5, ignore_eos=True)
+    wait_for(lambda: [value(n) - b for n, b in zip(names, before)] == [8, 2, 200, 64], lambda: [value(n) for n in names])
     assert json.loads(ids.get("/v1/models/tiny")[1])["id"] == "tiny"
     assert ids.get("/v1/models/other")[0] == 404
 

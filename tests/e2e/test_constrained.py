@@ -35,6 +35,9 @@ ASKED = [chat("Describe a person as JSON.", **schema(PERSON)),
          chat("Is the sky blue?", guided_choice=["yes", "no", "perhaps"]),
          chat("When was the war?", guided_regex=r"(19|20)\d{2}-(0[1-9]|1[0-2])(, about)?"),
          chat("When?", guided_regex=r"(19|20)\d{2}(, about)?", ignore_eos=True),
+         chat("Is the sky blue?", **{"grammar": 'root ::= "(" (root | [a-z]+) ")"', "temperature": 1.0, "seed": 3}),
+         chat("A number.", **{"response_format": {"type": "json_object", "schema": {"type": "object", "properties": {"n": {"type": "integer", "maximum": 99, "minimum": 10}},
+                                                                                    "required": ["n"], "additionalProperties": False}}}),
          chat("An object.", **{"response_format": {"type": "json_object"}, "temperature": 0.8, "seed": 4})]
 
 
@@ -43,7 +46,11 @@ def check(asked, r):
     c = r["choices"][0]
     text = c["message"]["content"]
     if c["finish_reason"] != "stop":
-        assert c["finish_reason"] == "length" and ("response_format" in asked), c
+        assert c["finish_reason"] == "length" and ("response_format" in asked or "grammar" in asked), c
+        return
+    if "grammar" in asked:
+        inner = text.strip("()")
+        assert re.fullmatch("[a-z]+", inner) and text in ("(" * n + inner + ")" * n for n in range(1, 80)), text
         return
     if "guided_choice" in asked:
         assert text in asked["guided_choice"]
@@ -52,7 +59,7 @@ def check(asked, r):
         assert not asked.get("ignore_eos") or text.endswith("about")      # it ends where nothing else is allowed
     else:
         value = json.loads(text)
-        form = asked["response_format"].get("json_schema", {"schema": {"type": "object"}})["schema"]
+        form = asked["response_format"].get("json_schema", asked["response_format"]).get("schema", {"type": "object"})
         try:
             import jsonschema
             jsonschema.Draft202012Validator(form).validate(value)
@@ -148,8 +155,13 @@ REFUSED = [
     ({"guided_choice": []}, None, None),
     ({"guided_choice": ["a", 1]}, "guided_choice", "must be a string"),
     ({"guided_json": {"$ref": "#"}}, "guided_json", "infinite recursion"),
-    ({"guided_grammar": "root ::= x"}, "guided_grammar", "not supported"),
-    ({"structured_outputs": {"grammar": "x"}}, "structured_outputs", "structured_outputs.grammar is not supported"),
+    ({"guided_grammar": "root ::= x"}, "guided_grammar", "the rule x is used in line 1, and not defined"),
+    ({"grammar": 7}, "grammar", "must be a grammar in GBNF"),
+    ({"structured_outputs": {"grammar": "roo ::= \"x\""}}, "structured_outputs", "has no rule root"),
+    ({"json_schema": 7}, "json_schema", "must be a JSON schema"),
+    ({"grammar": "root ::= \"a\"", "json_schema": {"type": "null"}}, "grammar", "given twice"),
+    ({"response_format": {"type": "json_object", "schema": 7}}, "response_format", "must be a JSON schema"),
+    ({"structured_outputs": {"lark": "x"}}, "structured_outputs", "structured_outputs.lark is not supported"),
     ({"structured_outputs": {"choice": ["a"]}, "guided_regex": "a"}, "structured_outputs", "given twice"),
 ]
 

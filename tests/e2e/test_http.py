@@ -107,7 +107,7 @@ with open(os.path.join(ROOT, "tests", "data", "http-cases.json")) as f:
 def test_framing(alone, case):
     """As tests/unit/test_router_frame.c has it in all ways to cut the bytes: these answers, no
     others, and the connection stays or not."""
-    probe = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    probe = b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     probe = probe if case["end"] == "kept" else b""
     with dial(alone) as c:
         try:
@@ -242,7 +242,7 @@ def test_idle_connections_lock_nobody_out(alone):
     assert metric(alone, "pdserve_http_connections") <= 4000
     for source in ("127.0.0.1", "127.0.0.2", "127.0.0.9"):
         with dial(alone, source) as c:
-            c.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            c.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
             assert answers(receive(c))[0][0] == 200
     assert metric(alone, "pdserve_http_closed_waiting_total") >= 2000
     assert alone.log("router").count("event=http_full") < 60 * SLOW

@@ -12,7 +12,7 @@ import pytest
 from suite import BIN, SLOW, Suite, wait_for
 
 BODY = {"prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+HEALTH = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 def make_cert(folder, name, algorithm=("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256")):
@@ -74,7 +74,7 @@ def metric(s, name):
 
 
 def alive(s):
-    assert s.get("/health")[0] == 200
+    assert s.get("/live")[0] == 200
 
 
 def receive(c):
@@ -194,7 +194,7 @@ def test_half_close_cuts_no_answer(secure):
             except ssl.SSLWantReadError:
                 c.sendall(outer.read())
                 inner.write(c.recv(65536))
-        t.write(HEALTH.replace(b"/health", b"/metrics") * 1500)
+        t.write(HEALTH.replace(b"/live", b"/metrics") * 1500)
         c.sendall(outer.read())
         time.sleep(1)       # the answers fill the buffers of both kernels, and the router's
         with pytest.raises(ssl.SSLWantReadError):
@@ -260,7 +260,7 @@ def test_tls_on_a_plain_port(tiny_model, tmp_path):
         wait_for(lambda: "event=ready" in s.log("router"))
         with socket.create_connection(("127.0.0.1", s.port), 20 * SLOW) as c, pytest.raises((ssl.SSLError, ConnectionResetError)):
             context(cert).wrap_socket(c, server_hostname="127.0.0.1")
-        assert s.get("/health")[0] == 200
+        assert s.get("/live")[0] == 200
 
 
 GARBAGE = {
@@ -372,7 +372,7 @@ def test_reload_of_the_certificate(tiny_model, tmp_path):
     """New connections get the new one, those that are open go on; a bad pair keeps the old one and pdctl reload says why."""
     with Secure(str(tmp_path), "mixed", tiny_model) as s:
         old = s.connection()
-        old.request("GET", "/health")
+        old.request("GET", "/live")
         assert old.getresponse().read()
         other_cert, other_key = make_cert(str(tmp_path), "two", ("-newkey", "rsa:2048"))
         saved = open(s.cert).read(), open(s.key).read()

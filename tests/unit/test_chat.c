@@ -431,6 +431,10 @@ static const struct {
      X "{'role':'assistant','tool_calls':[" CALL("a", "f", "{}") "," CALL(
 		 "b", "g", "{}") "]}," RESULT("", "1"),
      "[user][assistant f g][tool]"},
+	{EACH, "{'role':'developer','content':'a'}," X "{'role':'developer','content':'b'}",
+     "[system][user][system]"},
+	{EACH "{% if messages[0].role == 'developer' %}!{% endif %}",
+     "{'role':'developer','content':'a'},{'role':'system','content':'b'}", "[developer][system]!"},
 };
 
 START_TEST(turns_as_the_template_takes_them)

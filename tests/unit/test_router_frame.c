@@ -30,7 +30,7 @@ static void take_head(struct edge *e)
 {
 	const struct http_head *h = &e->f.head;
 	int has_body = h->chunked || h->content_length, status = 0;
-	if (strcmp(h->path, "/health") == 0)
+	if (strcmp(h->path, "/live") == 0)
 		status = strcmp(h->method, "GET") == 0 ? 0 : 405;
 	else if (strcmp(h->path, "/v1/completions") != 0)
 		status = 404;

@@ -60,7 +60,7 @@ static int load(struct api_keys *k, const char *text, uint64_t now_us, struct er
 static struct tenant *holder(const struct api_keys *k, const char *authorization)
 {
 	struct tenant *t;
-	return api_keys_allow(k, authorization, &t) ? t : NULL;
+	return api_keys_allow(k, authorization, "", &t) ? t : NULL;
 }
 
 START_TEST(key_forms)
@@ -68,19 +68,19 @@ START_TEST(key_forms)
 	struct api_keys k = {0};
 	struct tenant *t;
 	const char *sent = forms[_i].authorization;
-	ck_assert_int_eq(api_keys_allow(&k, sent, &t), 1); /* no key is needed */
+	ck_assert_int_eq(api_keys_allow(&k, sent, "", &t), 1); /* no key is needed */
 	ck_assert_ptr_null(t);
 	ck_assert_int_eq(load(&k, "a " ALPHA "\n# b\n\n b\t" BETA2 "  # x\nc " EMPTY, 0, NULL), 0);
-	ck_assert_msg(api_keys_allow(&k, sent, &t) == forms[_i].good, "\"%s\"", sent);
+	ck_assert_msg(api_keys_allow(&k, sent, "", &t) == forms[_i].good, "\"%s\"", sent);
 	if (t)
 		ck_assert_str_eq(t->name, strstr(sent, "alpha") ? "a" : "b");
 	ck_assert_int_eq(load(&k, "b " BETA2 "\n", 0, NULL), 0);
 	ck_assert_ptr_null(holder(&k, "Bearer alpha"));
 	ck_assert_ptr_nonnull(holder(&k, "Bearer beta-2"));
 	ck_assert_int_eq(load(&k, "# nobody\n", 0, NULL), 0); /* not the same as no file */
-	ck_assert_int_eq(api_keys_allow(&k, "Bearer beta-2", &t), 0);
+	ck_assert_int_eq(api_keys_allow(&k, "Bearer beta-2", "", &t), 0);
 	ck_assert_int_eq(api_keys_load(&k, "", 0, NULL), 0);
-	ck_assert_int_eq(api_keys_allow(&k, sent, &t), 1);
+	ck_assert_int_eq(api_keys_allow(&k, sent, "", &t), 1);
 	api_keys_fini(&k);
 }
 END_TEST

@@ -293,7 +293,7 @@ START_TEST(each_allocation_of_a_connection_fails)
 	const struct buf none = {0};
 	unsigned k = 0;
 	for (int over = 0; !over; k++) {
-		struct asking a = {.path = "/health", .body = &none};
+		struct asking a = {.path = "/live", .body = &none};
 		struct http_counts now;
 		atomic_store(&failed, 0);
 		atomic_store(&skip, k);

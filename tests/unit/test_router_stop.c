@@ -177,7 +177,7 @@ START_TEST(new_requests_while_draining)
 	     "100000\r\n\r\n",
 	     "", "HTTP/1.1 503 ", "Retry-After: "},
 		{"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n", "", "HTTP/1.1 503 ", "draining"},
-		{"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", "", "HTTP/1.1 200 ", "Connection: close"},
+		{"GET /live HTTP/1.1\r\nHost: x\r\n\r\n", "", "HTTP/1.1 200 ", "Connection: close"},
 		{"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", "", "HTTP/1.1 200 ", "Connection: close"},
 	};
 	enum { N = sizeof asks / sizeof *asks };

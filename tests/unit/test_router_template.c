@@ -153,6 +153,27 @@ START_TEST(override)
 }
 END_TEST
 
+START_TEST(name_of_the_file)
+{
+	static const char *const names[][2] = {
+		{"/models/SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct.Q4_1"},
+		{"Qwen3-0.6B/", "Qwen3-0.6B"},
+		{"/models/Big-00001-of-00003.gguf", "Big"},
+		{"/models/-00001-of-00003.gguf", "-00001-of-00003"},
+		{"1-of-2.gguf", "1-of-2"},
+		{"my model 100%.gguf", "my-model-100-"},
+		{".gguf", ".gguf"},
+		{"", "default"},
+		{"/", "default"},
+	};
+	for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+		char name[64];
+		model_name_of(names[i][0], name, sizeof name);
+		ck_assert_str_eq(name, names[i][1]);
+	}
+}
+END_TEST
+
 /* --- requests ------------------------------------------------------------ */
 
 #define PLAIN                                                                             \
@@ -297,6 +318,7 @@ int main(void)
 	signal(SIGPIPE, SIG_IGN); /* as the daemon skeleton does */
 	tcase_add_loop_test(c, of_a_folder, 0, (int)(sizeof folders / sizeof *folders));
 	tcase_add_test(c, override);
+	tcase_add_test(c, name_of_the_file);
 	tcase_add_test(c, of_the_model);
 	tcase_add_loop_test(c, what_requests_say, 0, (int)(sizeof requests / sizeof *requests));
 	tcase_add_test(c, parts_and_continuing);

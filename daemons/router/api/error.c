@@ -28,6 +28,7 @@ static const struct {
 	{405, "invalid_request_error", "method_not_allowed"},
 	{408, "invalid_request_error", "request_timeout"},
 	{413, "invalid_request_error", "request_too_large"},
+	{415, "invalid_request_error", "unsupported_media_type"},
 	{429, "rate_limit_error", "too_many_requests"},
 	{431, "invalid_request_error", "request_too_large"},
 	{500, "server_error", "internal_error"},

@@ -1,6 +1,7 @@
 /* format.c - the form that an answer must have: response_format of OpenAI, guided_* and
- * structured_outputs of vLLM. Each asks for one constraint (grammar.h), which is compiled here
- * so that an error is reported at once, and again at the worker. */
+ * structured_outputs of vLLM, grammar and json_schema of llama.cpp. Each asks for one constraint
+ * (grammar.h), which is compiled here so that an error is reported at once, and again at the
+ * worker. */
 #include "daemons/router/request/prepare.h"
 #include "grammar/grammar.h"
 #include "util/json_load.h"
@@ -79,6 +80,15 @@ static int constrain_regex(struct request_prepare *q, const char *param, const j
 	return constrain_text(q, param, GRAMMAR_REGEX, v, 0);
 }
 
+static int constrain_grammar(struct request_prepare *q, const char *param, const json_t *v)
+{
+	if (!json_is_string(v) || json_string_length(v) == 0 ||
+	    strlen(json_string_value(v)) != json_string_length(v))
+		return api_bad(&q->error, param, "%s must be a grammar in GBNF, got %s", param,
+		               param_show(v));
+	return constrain_text(q, param, GRAMMAR_GBNF, v, 0);
+}
+
 static int constrain_choice(struct request_prepare *q, const char *param, const json_t *v)
 {
 	if (!json_is_array(v))
@@ -102,8 +112,10 @@ static int read_response_format(struct request_prepare *q, const json_t *v)
 		               "response_format must be an object with a type, got %s", param_show(v));
 	if (strcmp(type, "text") == 0)
 		return 0;
+	const json_t *own = member(v, "schema"); /* llama.cpp's way to give one */
 	if (strcmp(type, "json_object") == 0)
-		return format_constrain(q, "response_format", GRAMMAR_JSON_OBJECT, mem_strdup(""), 0);
+		return own ? constrain_json(q, "response_format", own, 0)
+		           : format_constrain(q, "response_format", GRAMMAR_JSON_OBJECT, mem_strdup(""), 0);
 	if (strcmp(type, "json_schema") != 0)
 		return api_bad(&q->error, "response_format",
 		               "response_format.type must be text, json_object or json_schema, got %s",
@@ -123,7 +135,8 @@ static int read_response_format(struct request_prepare *q, const json_t *v)
 
 static int read_structured(struct request_prepare *q, const json_t *v)
 {
-	static const char *const known[] = {"json", "regex", "choice", "json_object"};
+	static const char *const known[] = {"json", "regex", "choice", "grammar", "json_object"};
+	static const size_t n_known = sizeof known / sizeof *known;
 	const char *key;
 	json_t *m;
 	if (!json_is_object(v))
@@ -131,12 +144,12 @@ static int read_structured(struct request_prepare *q, const json_t *v)
 		               "structured_outputs must be an object, got %s", param_show(v));
 	json_object_foreach((json_t *)v, key, m) {
 		size_t i = 0;
-		while (i < 4 && strcmp(key, known[i]) != 0)
+		while (i < n_known && strcmp(key, known[i]) != 0)
 			i++;
-		if (i == 4 && !json_is_null(m))
+		if (i == n_known && !json_is_null(m))
 			return api_bad(&q->error, "structured_outputs",
 			               "structured_outputs.%.40s is not supported by this server: json, regex, "
-			               "choice and json_object are",
+			               "choice, grammar and json_object are",
 			               key);
 	}
 	if ((m = (json_t *)member(v, "json")) && constrain_json(q, "structured_outputs", m, 0) < 0)
@@ -144,6 +157,8 @@ static int read_structured(struct request_prepare *q, const json_t *v)
 	if ((m = (json_t *)member(v, "regex")) && constrain_regex(q, "structured_outputs", m) < 0)
 		return -1;
 	if ((m = (json_t *)member(v, "choice")) && constrain_choice(q, "structured_outputs", m) < 0)
+		return -1;
+	if ((m = (json_t *)member(v, "grammar")) && constrain_grammar(q, "structured_outputs", m) < 0)
 		return -1;
 	return json_is_true(json_object_get(v, "json_object"))
 	           ? format_constrain(q, "structured_outputs", GRAMMAR_JSON_OBJECT, mem_strdup(""), 0)
@@ -157,17 +172,37 @@ static int is_empty(const json_t *v)
 	       (json_is_array(v) && !json_array_size(v)) || (json_is_object(v) && !json_object_size(v));
 }
 
+static int constrain_schema(struct request_prepare *q, const char *param, const json_t *v)
+{
+	return constrain_json(q, param, v, 0);
+}
+
+static const struct {
+	const char *name;
+	int (*read)(struct request_prepare *q, const char *param, const json_t *v);
+} ways[] = {
+	{"guided_json", constrain_schema},     {"json_schema", constrain_schema},
+	{"guided_regex", constrain_regex},     {"guided_choice", constrain_choice},
+	{"guided_grammar", constrain_grammar}, {"grammar", constrain_grammar},
+};
+#define N_WAYS (sizeof ways / sizeof *ways)
+
+int format_is_asked(const json_t *o)
+{
+	for (size_t i = 0; i < N_WAYS; i++)
+		if (member(o, ways[i].name))
+			return 1;
+	return member(o, "response_format") || member(o, "structured_outputs");
+}
+
 int format_read(struct request_prepare *q, const json_t *o)
 {
 	const json_t *v;
 	if ((v = member(o, "response_format")) && read_response_format(q, v) < 0)
 		return -1;
-	if (!is_empty(v = member(o, "guided_json")) && constrain_json(q, "guided_json", v, 0) < 0)
-		return -1;
-	if (!is_empty(v = member(o, "guided_regex")) && constrain_regex(q, "guided_regex", v) < 0)
-		return -1;
-	if (!is_empty(v = member(o, "guided_choice")) && constrain_choice(q, "guided_choice", v) < 0)
-		return -1;
+	for (size_t i = 0; i < N_WAYS; i++)
+		if (!is_empty(v = member(o, ways[i].name)) && ways[i].read(q, ways[i].name, v) < 0)
+			return -1;
 	return (v = member(o, "structured_outputs")) ? read_structured(q, v) : 0;
 }
 
@@ -225,6 +260,8 @@ static json_t *as_piece(const Pds__Constraint *k)
 		return json_pack("{s:{s:s}}", "schema", "type", "object");
 	if (k->kind == PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX)
 		return json_pack("{s:s}", "regex", k->text);
+	if (k->kind == PDS__CONSTRAINT_KIND__CONSTRAINT_GBNF)
+		return json_pack("{s:s}", "gbnf", k->text);
 	int is_choice = k->kind == PDS__CONSTRAINT_KIND__CONSTRAINT_CHOICE;
 	json_t *v = json_load(k->text, strlen(k->text), JSON_DECODE_ANY | JSON_ALLOW_NUL, &bad);
 	return json_pack("{s:o}", is_choice ? "choice" : "schema", v);

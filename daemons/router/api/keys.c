@@ -217,10 +217,11 @@ static const char *bearer(const char *authorization)
 	return key + strspn(key, " ");
 }
 
-int api_keys_allow(const struct api_keys *k, const char *authorization, struct tenant **ret_t)
+int api_keys_allow(const struct api_keys *k, const char *authorization, const char *api_key,
+                   struct tenant **ret_t)
 {
 	unsigned char hash[32], at[32];
-	const char *text = bearer(authorization);
+	const char *text = *authorization ? bearer(authorization) : api_key;
 	*ret_t = NULL;
 	if (!k->by_place)
 		return 1;

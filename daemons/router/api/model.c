@@ -3,34 +3,33 @@
 #include "format/gguf.h"
 #include "util/mem.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-/* "general.name", or the path's last part without ".gguf". */
-static void choose_name(struct model *m, const char *served_name)
+/* Length of s without an ending like "-00001-of-00003", of a file in parts. */
+static size_t without_part(const char *s, size_t n)
 {
-	struct gguf_str own;
-	if (*served_name) {
-		snprintf(m->name, sizeof m->name, "%s", served_name);
-		return;
-	}
-	if (m->text.file && gguf_get_str(m->text.file, "general.name", &own) == 0 && own.len > 0 &&
-	    own.len < sizeof m->name) {
-		snprintf(m->name, sizeof m->name, "%.*s", (int)own.len, own.s);
-		return;
-	}
-	size_t n = strlen(m->path);
-	while (n > 1 && m->path[n - 1] == '/')
+	unsigned part, parts;
+	return n > 15 && sscanf(s + n - 15, "-%5u-of-%5u", &part, &parts) == 2 ? n - 15 : n;
+}
+
+void model_name_of(const char *path, char *out, size_t size)
+{
+	size_t n = strlen(path);
+	while (n > 1 && path[n - 1] == '/')
 		n--;
 	size_t at = n;
-	while (at && m->path[at - 1] != '/')
+	while (at && path[at - 1] != '/')
 		at--;
-	if (n - at > 5 && strncmp(m->path + n - 5, ".gguf", 5) == 0)
-		n -= 5;
-	snprintf(m->name, sizeof m->name, "%.*s", n > at ? (int)(n - at) : 7,
-	         n > at ? m->path + at : "default");
+	if (n - at > 5 && strncmp(path + n - 5, ".gguf", 5) == 0)
+		n = at + without_part(path + at, n - 5 - at);
+	snprintf(out, size, "%.*s", n > at ? (int)(n - at) : 7, n > at ? path + at : "default");
+	for (char *s = out; *s; s++)
+		if (isspace((unsigned char)*s) || iscntrl((unsigned char)*s) || strchr("\"'\\%?#&", *s))
+			*s = '-';
 }
 
 /* From a GGUF file; of a folder the workers report it. */
@@ -54,6 +53,13 @@ static void see_template(struct model *m)
 		return;
 	m->calls = toolcall_format_detect(text, len);
 	m->reasoning = reasoning_format_detect(text, len);
+}
+
+int model_shows_tools(const struct model *m)
+{
+	const struct chat_template *t = chat_set_choose(&m->text.chats, 1);
+	size_t len;
+	return t && strstr(chat_template_text(t, &len), "tools") != NULL;
 }
 
 int model_use_template(struct model *m, const char *path, struct err *err)
@@ -86,7 +92,10 @@ int served_model_open(const char *path, const char *served_name, struct model **
 	m->tokenizer = m->text.tokenizer;
 	read_context(m);
 	see_template(m);
-	choose_name(m, served_name);
+	if (*served_name)
+		snprintf(m->name, sizeof m->name, "%s", served_name);
+	else
+		model_name_of(path, m->name, sizeof m->name);
 	*ret_m = m;
 	return 0;
 }

@@ -41,7 +41,10 @@ struct model {
 	int64_t created_s;
 };
 
-/* path "": a router without text. served_name "": the file's own name. A tokenizer that this build
+/* The name of a model in the API by default: its file's or folder's, without .gguf and the number
+ * of a part; "default" without a path. */
+void model_name_of(const char *path, char *out, size_t size);
+/* path "": a router without text. served_name "": model_name_of(path). A tokenizer that this build
  * does not support is an error that names it. */
 int served_model_open(const char *path, const char *served_name, struct model **ret_m,
                       struct err *err);
@@ -50,6 +53,8 @@ int served_model_open(const char *path, const char *served_name, struct model **
 int model_use_template(struct model *m, const char *path, struct err *err);
 void served_model_close(struct model **m);
 
+/* Does its chat template show a request's tools to the model? */
+int model_shows_tools(const struct model *m);
 /* Each is "auto" (as the template shows), "none" or a format's name. To be called once, after the
  * tokenizer is open. */
 int model_set_parsers(struct model *m, const char *tool_parser, const char *reasoning_parser,

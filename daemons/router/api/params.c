@@ -61,9 +61,8 @@ static const struct {
 	const char *name;
 	enum neutral neutral;
 } refused[] = {
-	{"suffix", ONLY_EMPTY},        {"use_beam_search", ONLY_FALSE}, {"guided_grammar", ONLY_EMPTY},
-	{"prompt_embeds", ONLY_EMPTY}, {"chat_template", ONLY_EMPTY},   {"audio", ONLY_EMPTY},
-	{"prediction", ONLY_EMPTY},
+	{"suffix", ONLY_EMPTY},        {"use_beam_search", ONLY_FALSE}, {"prompt_embeds", ONLY_EMPTY},
+	{"chat_template", ONLY_EMPTY}, {"audio", ONLY_EMPTY},           {"prediction", ONLY_EMPTY},
 };
 
 static int is_neutral(const json_t *v, enum neutral kind)

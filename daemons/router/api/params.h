@@ -1,6 +1,6 @@
 /* params.h - the parameters of a request, read from JSON and checked: an error names the parameter,
- * the value and the range. Unknown parameters are ignored; known ones that this build does not
- * support are refused, unless their value asks for nothing. */
+ * the value and the range. Known ones that this build does not support are refused, unless their
+ * value asks for nothing; unknown ones: unknown.c. */
 #ifndef ROUTER_PARAMS_H
 #define ROUTER_PARAMS_H
 

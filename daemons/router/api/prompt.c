@@ -2,6 +2,7 @@
  * a text thread for long ones. */
 #include "daemons/router/request/prepare.h"
 #include "text/unicode.h"
+#include "util/least.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -38,27 +39,29 @@ int prompt_encode(struct request_prepare *q, struct prompt *p, const char *text,
 			"the prompt is too hard to cut into words: that takes more memory than is allowed");
 	if (r < 0) {
 		api_bad(&q->error, param,
-		        "the prompt has more than %zu tokens; this model's context length is %u tokens for "
-		        "prompt and answer together",
-		        most, q->context);
+		        "This model's maximum context length is %u tokens. However, your prompt has more "
+		        "than %zu tokens. Shorten it.",
+		        q->context, most);
 		q->error.code = "context_length_exceeded";
 		return -1;
 	}
 	return 0;
 }
 
-static int too_long(struct request_prepare *q, const char *param, size_t n)
+/* In the words that clients look for. limit: of prompt and answer, or of the prompt alone */
+static int too_long(struct request_prepare *q, const char *param, size_t prompt, uint32_t limit)
 {
 	if (q->p.has_max_tokens)
 		api_bad(&q->error, param,
-		        "the prompt has %zu tokens and max_tokens is %u, together %zu; this model's "
-		        "context length is %u tokens for prompt and answer together",
-		        n, q->p.max_tokens, n + q->p.max_tokens, q->context);
+		        "This model's maximum context length is %u tokens. However, you requested %zu "
+		        "tokens (%zu in the prompt, %u for the answer). Shorten the prompt or lower "
+		        "max_tokens.",
+		        limit, prompt + q->p.max_tokens, prompt, q->p.max_tokens);
 	else
 		api_bad(&q->error, param,
-		        "the prompt has %zu tokens; this model's context length is %u tokens for prompt "
-		        "and answer together",
-		        n, q->context);
+		        "This model's maximum context length is %u tokens. However, your prompt has %zu "
+		        "tokens, and the answer needs room, too. Shorten the prompt.",
+		        limit, prompt);
 	q->error.code = "context_length_exceeded";
 	return -1;
 }
@@ -69,10 +72,11 @@ static int truncate_prompts(struct request_prepare *q)
 	if (q->p.truncate > 0 && q->context && q->p.truncate > q->context)
 		return api_bad(
 			&q->error, "truncate_prompt_tokens",
-			"truncate_prompt_tokens is %lld, more than this model's context length of %u tokens",
+			"truncate_prompt_tokens is %lld; this model's maximum context length is %u tokens",
 			(long long)q->p.truncate, q->context);
 	size_t answer = q->p.has_max_tokens ? q->p.max_tokens : ROOM_LEFT,
 		   room = q->context > answer ? q->context - answer : 1;
+	room = q->prompt_max && room > q->prompt_max ? q->prompt_max : room;
 	size_t keep = q->p.truncate > 0 ? (size_t)q->p.truncate : q->context ? room : SIZE_MAX;
 	for (size_t i = 0; q->p.truncate && i < q->n_prompts; i++) {
 		struct prompt *p = &q->prompts[i];
@@ -99,24 +103,21 @@ static int fit(struct request_prepare *q, const char *param)
 	}
 	if (!q->context) {
 		if (longest > INT32_MAX / 2)
-			return too_long(q, param, longest);
-		if (!q->p.has_max_tokens && q->kind == KIND_CHAT)
-			q->p.max_tokens = 4096;
+			return too_long(q, param, longest, INT32_MAX / 2);
+		if (!q->p.has_max_tokens && (q->default_max_tokens || q->kind == KIND_CHAT))
+			q->p.max_tokens = q->default_max_tokens ? q->default_max_tokens : 4096;
 		return 0;
 	}
 	if (longest > q->context || (longest == q->context && q->p.max_tokens > 0))
-		return too_long(q, param, longest);
+		return too_long(q, param, longest, q->context);
+	if (q->prompt_max && longest > q->prompt_max)
+		return too_long(q, param, longest, q->prompt_max);
 	uint32_t room = q->context - (uint32_t)longest;
-	if (!q->p.has_max_tokens && (q->kind == KIND_CHAT || q->p.max_tokens > room))
+	if (!q->p.has_max_tokens && q->default_max_tokens)
+		q->p.max_tokens = least(q->default_max_tokens, room);
+	else if (!q->p.has_max_tokens && (q->kind == KIND_CHAT || q->p.max_tokens > room))
 		q->p.max_tokens = room;
-	if (q->p.max_tokens <= room)
-		return 0;
-	api_bad(&q->error, "max_tokens",
-	        "max_tokens is %u, but after the prompt's %zu tokens only %u are left of this model's "
-	        "context length of %u tokens",
-	        q->p.max_tokens, longest, room, q->context);
-	q->error.code = "context_length_exceeded";
-	return -1;
+	return q->p.max_tokens <= room ? 0 : too_long(q, "max_tokens", longest, q->context);
 }
 
 int prompt_check_lengths(struct request_prepare *q, const char *param)

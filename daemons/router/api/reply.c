@@ -25,6 +25,12 @@ void reply_head(struct request *q)
 	buf_add_uint(head, (uint64_t)q->prep.created_s);
 	ADD(head, ",\"model\":");
 	buf_add_json(head, q->prep.model->name, strlen(q->prep.model->name));
+	char fingerprint[20];
+	ADD(head, ",\"system_fingerprint\":");
+	if (registry_fingerprint(&q->r->registry, fingerprint, sizeof fingerprint))
+		buf_printf(head, "\"%s\"", fingerprint);
+	else
+		ADD(head, "null");
 	ADD(head, ",\"choices\":[");
 }
 
@@ -209,9 +215,19 @@ static void event_begin(const struct answer *ans, struct buf *out)
 	buf_add_uint(out, ans->index);
 }
 
-/* What stands behind the choices. */
-static void event_end(const struct request *q, struct buf *out)
+static void add_warnings(const struct request *q, struct buf *out)
 {
+	ADD(out, ",\"warnings\":[");
+	buf_add(out, q->prep.warnings.data, q->prep.warnings.len);
+	buf_addc(out, ']');
+}
+
+/* What stands behind the choices. */
+static void event_end(struct request *q, struct buf *out)
+{
+	if (q->prep.warnings.len && !q->reply.warned)
+		add_warnings(q, out);
+	q->reply.warned = 1;
 	if (q->prep.p.continuous_usage) {
 		ADD(out, ",\"usage\":");
 		add_usage(q, out);
@@ -223,7 +239,7 @@ static void event_end(const struct request *q, struct buf *out)
 
 static void add_role_event(struct answer *ans, struct buf *out)
 {
-	const struct request *q = ans->request;
+	struct request *q = ans->request;
 	event_begin(ans, out);
 	ADD(out, ",\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,"
 	         "\"finish_reason\":null}]");
@@ -235,7 +251,7 @@ static void add_role_event(struct answer *ans, struct buf *out)
 
 int reply_chunk(struct answer *ans, size_t text_len, struct buf *out)
 {
-	const struct request *q = ans->request;
+	struct request *q = ans->request;
 	const struct params *p = &q->prep.p;
 	struct opening o = next_opening(ans);
 	if (q->prep.kind == KIND_CHAT && !ans->given.role)
@@ -391,6 +407,8 @@ static void put_end(struct request *q, struct answer_parts *p)
 		put_prompt_ids(&q->prep.prompts[0], p);
 	if (q->prep.kind == KIND_CHAT)
 		put_prompt_logprobs(q, &q->prep.prompts[0], p);
+	if (q->prep.warnings.len)
+		add_warnings(q, &p->text);
 	buf_adds(&p->text, ",\"usage\":");
 	add_usage(q, &p->text);
 	buf_addc(&p->text, '}');

@@ -10,8 +10,9 @@
 typedef void api_fn(struct router *r, struct http_conn *c, struct http_request *q);
 
 struct route {
-	const char *method, *path; /* a path that ends in / stands for all below it */
-	api_fn *fn;                /* NULL: a request of this `kind` */
+	/* a path that ends in / stands for all below it; * for one part */
+	const char *method, *path;
+	api_fn *fn; /* NULL: a request of this `kind` */
 	enum {
 		OPEN, /* without an access key */
 		KEYED,
@@ -35,8 +36,7 @@ static void reply_error(struct router *r, struct http_conn *c, const struct api_
 static void add_model(const struct router *r, struct buf *b)
 {
 	const struct model *m = r->model;
-	uint32_t seen = registry_context(&r->registry), context = seen ? seen : m->context,
-			 vocab = registry_vocab(&r->registry);
+	uint32_t context = router_context(r), vocab = registry_vocab(&r->registry);
 	buf_adds(b, "{\"id\":");
 	buf_add_json(b, m->name, strlen(m->name));
 	buf_printf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"pdserve\",\"root\":",
@@ -69,6 +69,43 @@ static void models(struct router *r, struct http_conn *c, struct http_request *q
 	reply_buf(c, "application/json", &b);
 }
 
+/* GET /tokenizer_info, as vLLM has it: what a client needs beside /tokenize and /detokenize to do
+ * without files of the model. */
+static void tokenizer_info(struct router *r, struct http_conn *c, struct http_request *q)
+{
+	const struct text_model *m = &r->model->text;
+	const struct chat_template *t = chat_set_choose(&m->chats, 0);
+	struct api_error e = {0};
+	const char *name;
+	const json_t *v;
+	struct buf b;
+	size_t len;
+	(void)q;
+	if (!r->model->tokenizer) {
+		api_fault(&e, 404, "the model %s has no tokenizer here", r->model->name);
+		reply_error(r, c, &e, NULL);
+		return;
+	}
+	buf_init(&b, 0);
+	buf_printf(&b,
+	           "{\"tokenizer_class\":\"PreTrainedTokenizerFast\",\"vocab_size\":%u,"
+	           "\"model_max_length\":%u",
+	           tokenizer_size(r->model->tokenizer), router_context(r));
+	json_object_foreach(m->chats.special_tokens, name, v) {
+		buf_addc(&b, ',');
+		buf_add_json(&b, name, strlen(name));
+		buf_addc(&b, ':');
+		buf_add_json(&b, json_string_value(v), json_string_length(v));
+	}
+	if (t) {
+		const char *text = chat_template_text(t, &len);
+		buf_adds(&b, ",\"chat_template\":");
+		buf_add_json(&b, text, len);
+	}
+	buf_addc(&b, '}');
+	reply_buf(c, "application/json", &b);
+}
+
 static int hex_digit(char c)
 {
 	return c >= '0' && c <= '9'   ? c - '0'
@@ -89,6 +126,15 @@ static void url_decode(const char *s, char *out, size_t size)
 	out[n] = 0;
 }
 
+static int unknown_model(const struct router *r, const char *name, struct api_error *e)
+{
+	api_fault(e, 404, "the model \"%.128s\" does not exist; this server has %s", name,
+	          r->model->name);
+	snprintf(e->param, sizeof e->param, "model");
+	e->code = "model_not_found";
+	return -1;
+}
+
 /* GET /v1/models/NAME */
 static void one_model(struct router *r, struct http_conn *c, struct http_request *q)
 {
@@ -97,10 +143,7 @@ static void one_model(struct router *r, struct http_conn *c, struct http_request
 	struct buf b;
 	url_decode(q->head->path + strlen("/v1/models/"), name, sizeof name);
 	if (strcmp(name, r->model->name) != 0) {
-		api_fault(&e, 404, "the model \"%.128s\" does not exist; this server has %s", name,
-		          r->model->name);
-		snprintf(e.param, sizeof e.param, "model");
-		e.code = "model_not_found";
+		unknown_model(r, name, &e);
 		reply_error(r, c, &e, NULL);
 		return;
 	}
@@ -109,26 +152,41 @@ static void one_model(struct router *r, struct http_conn *c, struct http_request
 	reply_buf(c, "application/json", &b);
 }
 
-static void health(struct router *r, struct http_conn *c, struct http_request *q)
+/* The process answers: for a supervisor that would start it again. */
+static void live(struct router *r, struct http_conn *c, struct http_request *q)
 {
 	(void)r;
 	(void)q;
 	http_reply(c, 200, "application/json", NULL, "{\"status\":\"ok\"}", 15);
 }
 
+/* 200 with this body if a request can be served; else 503 and what is missing. */
+static void reply_ready(struct router *r, struct http_conn *c, const char *body)
+{
+	const char *missing = r->draining ? "draining" : place_missing(&r->registry);
+	char extra[64], text[160];
+	if (!missing) {
+		http_reply(c, 200, "application/json", NULL, body, strlen(body));
+		return;
+	}
+	snprintf(extra, sizeof extra, "Retry-After: %u\r\n", router_retry_after_s(r));
+	int n = snprintf(text, sizeof text, "{\"status\":\"%s\",\"workers\":%u}", missing,
+	                 r->registry.n_up);
+	http_reply(c, 503, "application/json", extra, text, (size_t)n);
+}
+
+static void health(struct router *r, struct http_conn *c, struct http_request *q)
+{
+	(void)q;
+	reply_ready(r, c, "{\"status\":\"ok\"}"); /* as llama.cpp's server says it */
+}
+
 static void ready(struct router *r, struct http_conn *c, struct http_request *q)
 {
-	struct place_wish wish = {.tokens = 1, .total_tokens = 1};
-	char extra[64], body[128];
+	char body[64];
 	(void)q;
-	int ok = !r->draining && place_possible(&r->registry, &wish);
-	snprintf(extra, sizeof extra, "Retry-After: %u\r\n", router_retry_after_s(r));
-	int n = snprintf(body, sizeof body, "{\"status\":\"%s\",\"workers\":%u}",
-	                 ok            ? "ready"
-	                 : r->draining ? "draining"
-	                               : "no worker",
-	                 r->registry.n_up);
-	http_reply(c, ok ? 200 : 503, "application/json", ok ? NULL : extra, body, (size_t)n);
+	snprintf(body, sizeof body, "{\"status\":\"ready\",\"workers\":%u}", r->registry.n_up);
+	reply_ready(r, c, body);
 }
 
 static void metrics(struct router *r, struct http_conn *c, struct http_request *q)
@@ -168,9 +226,13 @@ static const struct route routes[] = {
 	{"POST", "/v1/chat/completions", NULL, WORKS, SIZE_MAX, KIND_CHAT},
 	{"GET", "/v1/models", models, KEYED, SMALL_BYTES_MAX, 0},
 	{"GET", "/v1/models/", one_model, KEYED, SMALL_BYTES_MAX, 0},
+	{"GET", "/tokenizer_info", tokenizer_info, KEYED, SMALL_BYTES_MAX, 0},
 	{"POST", "/v1/abort", abort_request, KEYED, SMALL_BYTES_MAX, 0},
+	{"POST", "/openai/deployments/*/completions", NULL, WORKS, SIZE_MAX, KIND_COMPLETION},
+	{"POST", "/openai/deployments/*/chat/completions", NULL, WORKS, SIZE_MAX, KIND_CHAT},
 	{"POST", "/tokenize", NULL, WORKS, SIZE_MAX, KIND_TOKENIZE},
 	{"POST", "/detokenize", NULL, WORKS, SIZE_MAX, KIND_DETOKENIZE},
+	{"GET", "/live", live, OPEN, SMALL_BYTES_MAX, 0},
 	{"GET", "/health", health, OPEN, SMALL_BYTES_MAX, 0},
 	{"GET", "/ready", ready, OPEN, SMALL_BYTES_MAX, 0},
 	{"GET", "/metrics", metrics, OPEN, SMALL_BYTES_MAX, 0},
@@ -178,7 +240,10 @@ static const struct route routes[] = {
 
 static int path_matches(const char *entry, const char *path)
 {
-	size_t n = strlen(entry);
+	size_t n = strcspn(entry, "*");
+	if (entry[n]) /* Azure's: the part is the model's name */
+		return strncmp(entry, path, n) == 0 && path[n] != '/' &&
+		       strcmp(entry + n + 1, path + n + strcspn(path + n, "/")) == 0;
 	return entry[n - 1] == '/' ? strncmp(entry, path, n) == 0 && path[n] : strcmp(entry, path) == 0;
 }
 
@@ -195,6 +260,46 @@ static const struct route *find(const struct http_head *head, const char **ret_a
 		*ret_allowed = routes[i].method;
 	}
 	return NULL;
+}
+
+static int encoding_is_known(const struct route *route, const char *encoding)
+{
+	return !*encoding || strcasecmp(encoding, "identity") == 0 ||
+	       (!route->fn && strcasecmp(encoding, "gzip") == 0);
+}
+
+/* 0, or the error is set: the path names another model. */
+static int check_deployment(const struct router *r, const struct route *route, const char *path,
+                            struct api_error *e)
+{
+	size_t n = strcspn(route->path, "*");
+	char name[256], part[256];
+	if (!route->path[n])
+		return 0;
+	snprintf(part, sizeof part, "%.*s", (int)strcspn(path + n, "/"), path + n);
+	url_decode(part, name, sizeof name);
+	if (strcmp(name, r->model->name) == 0)
+		return 0;
+	return unknown_model(r, name, e);
+}
+
+#define ASKS_HEADERS_MAX 1000u
+
+/* A browser asks whether a page of another origin may send a request like this. */
+static void reply_preflight(const struct router *r, struct http_conn *c,
+                            const struct http_head *head)
+{
+	struct buf b;
+	(void)r;
+	buf_init(&b, 0);
+	buf_printf(&b,
+	           "Access-Control-Allow-Methods: GET, POST\r\nAccess-Control-Max-Age: 600\r\n"
+	           "Access-Control-Allow-Headers: %s\r\n",
+	           *head->asks_headers && strlen(head->asks_headers) <= ASKS_HEADERS_MAX
+	               ? head->asks_headers
+	               : "*");
+	http_reply(c, 200, "text/plain", b.data, "", 0);
+	buf_fini(&b);
 }
 
 /* extra: 64 + TENANT_HEADERS_MAX bytes, here and below */
@@ -220,21 +325,31 @@ int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *bod
 	const struct route *route = find(head, &allowed);
 	struct tenant *t = NULL;
 	stat_add(r->stats, STAT_HTTP_REQUESTS, 1);
+	if (r->conf.cors && strcmp(head->method, "OPTIONS") == 0) {
+		reply_preflight(r, c, head);
+		return 1;
+	}
 	if (!route && allowed) {
 		api_fault(&e, 405, "%.200s takes %s, not %.20s", head->path, allowed, head->method);
 		snprintf(extra, sizeof extra, "Allow: %s\r\n", allowed);
 	} else if (!route) {
 		api_fault(&e, 404, "there is no %.200s here", head->path);
-	} else if (route->admits != OPEN && !api_keys_allow(&r->keys, head->authorization, &t)) {
+	} else if (route->admits != OPEN &&
+	           !api_keys_allow(&r->keys, head->authorization, head->api_key, &t)) {
 		wrong_key(&e, extra);
 	} else if (head->content_length > route->body_max) {
 		api_fault(&e, 413, "the body has %llu bytes; %.200s takes at most %zu",
 		          (unsigned long long)head->content_length, head->path, route->body_max);
+	} else if (!encoding_is_known(route, head->encoding)) {
+		api_fault(&e, 415, "Content-Encoding %.40s is not known here: %s", head->encoding,
+		          route->fn ? "send the body as it is" : "send gzip, or the body as it is");
 	} else if (route->admits == WORKS && r->draining) {
 		api_fault(&e, 503, "this server is shutting down");
 		router_error_headers(r, &e, extra, sizeof extra);
 	} else if (route->admits == WORKS && t && tenant_check(t, clock_us(), &e) < 0) {
 		refused_headers(r, t, &e, extra);
+	} else if (check_deployment(r, route, head->path, &e) < 0) {
+		extra[0] = 0;
 	}
 	if (e.status) {
 		reply_error(r, c, &e, extra);
@@ -258,7 +373,7 @@ void api_request(void *arg, struct http_conn *c, struct http_request *q)
 		route->fn(arg, c, q);
 		return;
 	}
-	if (!api_keys_allow(&r->keys, q->head->authorization, &t))
+	if (!api_keys_allow(&r->keys, q->head->authorization, q->head->api_key, &t))
 		wrong_key(&e, extra);
 	else if (t && tenant_check(t, clock_us(), &e) < 0)
 		refused_headers(r, t, &e, extra);

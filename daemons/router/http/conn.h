@@ -96,6 +96,7 @@ struct http_server {
 	struct event_base *base;
 	struct http_opts opts;
 	struct http_handlers handlers;
+	char *headers; /* of every answer */
 	void *arg;
 	struct evconnlistener *listener;
 	struct event *tick;

@@ -64,6 +64,7 @@ static const char *reason(int status)
 		{405, "Method Not Allowed"},
 		{408, "Request Timeout"},
 		{413, "Content Too Large"},
+		{415, "Unsupported Media Type"},
 		{429, "Too Many Requests"},
 		{431, "Request Header Fields Too Large"},
 		{500, "Internal Server Error"},
@@ -108,6 +109,7 @@ static struct buf *make_head(struct http_conn *c, int status, const char *type, 
 	buf_adds(head, "Content-Type: ");
 	buf_adds(head, type);
 	buf_adds(head, "\r\n");
+	buf_adds(head, c->server->headers);
 	buf_adds(head, extra ? extra : "");
 	if (!c->keep_alive)
 		buf_adds(head, "Connection: close\r\n");

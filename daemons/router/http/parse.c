@@ -202,6 +202,29 @@ static int take_authorization(const char *v, struct http_head *h, const char **w
 	return 0;
 }
 
+static int take_api_key(const char *v, struct http_head *h, const char **why)
+{
+	if (*h->api_key)
+		return fail(why, 400, "the access key is given twice");
+	h->api_key = v;
+	return 0;
+}
+
+static int take_encoding(const char *v, struct http_head *h, const char **why)
+{
+	if (*h->encoding)
+		return fail(why, 400, "Content-Encoding is given twice");
+	h->encoding = v;
+	return 0;
+}
+
+static int take_asks_headers(const char *v, struct http_head *h, const char **why)
+{
+	(void)why;
+	h->asks_headers = v;
+	return 0;
+}
+
 static int take_session(const char *v, struct http_head *h, const char **why)
 {
 	(void)why;
@@ -233,6 +256,10 @@ static const struct {
 	{"connection", take_connection},
 	{"expect", take_expect},
 	{"authorization", take_authorization},
+	{"content-encoding", take_encoding},
+	{"api-key", take_api_key},
+	{"x-api-key", take_api_key},
+	{"access-control-request-headers", take_asks_headers},
 	{"x-session-id", take_session},
 	{"x-pdserve-prefill", take_pin_prefill},
 	{"x-pdserve-decode", take_pin_decode},
@@ -297,7 +324,8 @@ static int check_head(struct http_head *h, const char **why)
 int http_parse_head(char *text, size_t len, struct http_head *h, const char **why)
 {
 	memset(h, 0, sizeof *h);
-	h->authorization = h->session_id = h->pin_prefill = h->pin_decode = h->query = "";
+	h->authorization = h->api_key = h->asks_headers = h->encoding = h->session_id = h->query = "";
+	h->pin_prefill = h->pin_decode = "";
 	if (memchr(text, 0, len))
 		return fail(why, 400, "the request's head holds a NUL byte");
 	int first = 1;

@@ -9,6 +9,9 @@
 struct http_head {
 	const char *method, *path, *query;    /* query: after '?', or "" */
 	const char *authorization;            /* or "" */
+	const char *api_key;                  /* api-key (Azure's) or x-api-key (Anthropic's), or "" */
+	const char *asks_headers;             /* Access-Control-Request-Headers, or "" */
+	const char *encoding;                 /* Content-Encoding, or "" */
 	const char *session_id;               /* X-Session-Id, or "" */
 	const char *pin_prefill, *pin_decode; /* X-Pdserve-Prefill, X-Pdserve-Decode, or "" */
 	int minor;                            /* HTTP/1.minor */

@@ -264,6 +264,7 @@ int http_new(struct event_base *base, const struct http_opts *opts,
 	h->opts = *opts;
 	h->handlers = *handlers;
 	h->arg = arg;
+	h->headers = mem_strdup(opts->headers ? opts->headers : "");
 	list_init(&h->conns);
 	list_init(&h->waiting);
 	buf_init(&h->head, HEAD_MAX);
@@ -273,6 +274,7 @@ int http_new(struct event_base *base, const struct http_opts *opts,
 	if (r < 0) {
 		tls_close(&h->tls);
 		buf_fini(&h->head);
+		free(h->headers);
 		free(h);
 		return r;
 	}
@@ -295,6 +297,7 @@ void http_destroy(struct http_server **hp)
 	clients_destroy(&h->clients);
 	tls_close(&h->tls);
 	buf_fini(&h->head);
+	free(h->headers);
 	free(h);
 	*hp = NULL;
 }

@@ -41,13 +41,21 @@ static int takes_over(const struct registry *g, const struct worker_record *w,
 	return !wish->wants_room || w->role == ROLE_PREFILL || has_room(w, wish->tokens);
 }
 
+/* A prefill worker holds the prompt alone. */
+static int fits(const struct worker_record *w, const struct place_wish *wish)
+{
+	uint32_t n = w->role == ROLE_PREFILL ? wish->tokens : wish->total_tokens,
+			 longest = worker_longest(w);
+	return (!longest || n <= longest) &&
+	       (!w->context_tokens || wish->total_tokens <= w->context_tokens);
+}
+
 static int usable(const struct registry *g, const struct worker_record *w,
                   const struct place_wish *wish)
 {
 	if (wish->leaves && !takes_over(g, w, wish))
 		return 0;
-	return worker_is_up(w) && !w->beat.draining &&
-	       (w->context_tokens == 0 || wish->total_tokens <= w->context_tokens);
+	return worker_is_up(w) && !w->beat.draining && fits(w, wish);
 }
 
 static int compatible(const struct worker_record *p, const struct worker_record *d)
@@ -319,6 +327,31 @@ int place_possible(const struct registry *g, const struct place_wish *wish)
 			if (may_be_first(g, first_roles[i], list_entry(it, struct worker_record, node), wish))
 				return 1;
 	return 0;
+}
+
+static int any_takes(const struct registry *g, unsigned roles)
+{
+	struct place_wish wish = {.tokens = 1, .total_tokens = 1};
+	list_each(it, &g->workers) {
+		const struct worker_record *w = list_entry(it, struct worker_record, node);
+		if (roles >> w->role & 1 && usable(g, w, &wish))
+			return 1;
+	}
+	return 0;
+}
+
+const char *place_missing(const struct registry *g)
+{
+	struct place_wish wish = {.tokens = 1, .total_tokens = 1};
+	if (place_possible(g, &wish))
+		return NULL;
+	if (!g->n_up)
+		return "no worker";
+	if (!any_takes(g, ~0u))
+		return "all workers are draining";
+	return any_takes(g, 1u << ROLE_DECODE)
+	           ? "no decode worker has the prefill workers' model, numerics and KV layout"
+	           : "no decode worker";
 }
 
 /* No prefill or mixed worker can take it, or all n that can are stuck or broken: decode workers

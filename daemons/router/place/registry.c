@@ -8,6 +8,7 @@
 #include "msg/codec.h"
 #include "util/err.h"
 #include "util/log.h"
+#include "util/least.h"
 #include "util/mem.h"
 
 #include <math.h>
@@ -466,15 +467,53 @@ int worker_is_stuck(const struct registry *g, const struct worker_record *w, uin
 	return w->beat.running > 0 && now_us > w->progress_us && now_us - w->progress_us > g->stuck_us;
 }
 
+uint32_t worker_longest(const struct worker_record *w)
+{
+	uint64_t pool = (uint64_t)w->blocks * w->block_tokens;
+	return pool && (!w->context_tokens || pool < w->context_tokens) ? (uint32_t)pool
+	                                                                : w->context_tokens;
+}
+
+/* Over workers of these roles; if none is up, over all. */
+static uint32_t longest(const struct registry *g, unsigned roles)
+{
+	uint32_t of_roles = 0, of_all = 0;
+	list_each(it, &g->workers) {
+		const struct worker_record *w = list_entry(it, struct worker_record, node);
+		uint32_t n = worker_is_up(w) ? worker_longest(w) : 0;
+		of_all = most(of_all, n);
+		if (roles >> w->role & 1)
+			of_roles = most(of_roles, n);
+	}
+	return of_roles ? of_roles : of_all;
+}
+
 uint32_t registry_context(const struct registry *g)
 {
-	uint32_t most = 0;
-	list_each(n, &g->workers) {
-		const struct worker_record *w = list_entry(n, struct worker_record, node);
-		if (worker_is_up(w) && w->context_tokens > most)
-			most = w->context_tokens;
+	return longest(g, 1u << ROLE_DECODE | 1u << ROLE_MIXED);
+}
+
+int registry_fingerprint(const struct registry *g, char *out, size_t size)
+{
+	const struct worker_record *one = NULL;
+	list_each(it, &g->workers) {
+		const struct worker_record *w = list_entry(it, struct worker_record, node);
+		if (!worker_is_up(w))
+			continue;
+		if (one && memcmp(&w->prefix.hash, &one->prefix.hash, sizeof one->prefix.hash) != 0)
+			return 0;
+		one = w;
 	}
-	return most;
+	if (one) {
+		const unsigned char *h = (const unsigned char *)&one->prefix.hash;
+		snprintf(out, size, "fp_%02x%02x%02x%02x%02x%02x", h[0], h[1], h[2], h[3], h[4], h[5]);
+	}
+	return one != NULL;
+}
+
+uint32_t registry_prompt_max(const struct registry *g)
+{
+	return longest(g, 1u << ROLE_PREFILL | 1u << ROLE_MIXED);
 }
 
 uint32_t registry_vocab(const struct registry *g)

@@ -214,6 +214,15 @@ int answer_send(struct answer *ans)
 
 /* --- what its attempt says ----------------------------------------------- */
 
+/* Tokens that come together (several drafts were accepted) share the time since the last ones. */
+static void observe_tokens(struct answer *ans, size_t n)
+{
+	uint64_t now = clock_us();
+	for (size_t i = 0; ans->last_us && i < n; i++)
+		stat_observe_us(ans->request->r->stats, STAT_ITL, (now - ans->last_us) / n);
+	ans->last_us = now;
+}
+
 static enum attempt_verdict on_tokens(void *owner, struct attempt *s, Pds__Token *const *tokens,
                                       size_t n, enum answer_finish last)
 {
@@ -221,6 +230,7 @@ static enum attempt_verdict on_tokens(void *owner, struct attempt *s, Pds__Token
 	int stop = 0;
 	(void)s;
 	charge_ids(ans);
+	observe_tokens(ans, n);
 	if (ans->request->tenant)
 		tenant_generated(ans->request->tenant, n, clock_us());
 	if (ans->request->prep.score_only) {
@@ -273,6 +283,8 @@ static void count_answer(const struct answer *ans)
 	stat_observe_us(st, STAT_E2E, now - q->begun_us);
 	if (s->got.first_us)
 		stat_observe_us(st, STAT_TTFT, s->got.first_us - q->begun_us);
+	if (s->got.first_us)
+		stat_observe_us(st, STAT_QUEUE, s->got.times.queue_us);
 	if (s->got.first_us && ans->n_tokens > 1)
 		stat_observe_us(st, STAT_TPOT, (now - s->got.first_us) / (ans->n_tokens - 1));
 }

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <zlib.h>
 
 static int check_model(struct request_prepare *q, const json_t *o)
 {
@@ -43,14 +44,44 @@ static int has_huge(const json_t *v)
 	return json_is_real(v) && fabs(json_real_value(v)) >= 0x1p63;
 }
 
-/* The body is no JSON, or has an integer beyond 64 bits: that is reported as any other value out of
+/* Into out, at most body_max bytes of it. 0, or -1 with the error set. */
+static int inflate_body(struct request_prepare *q, struct buf *out)
+{
+	unsigned char piece[16384];
+	z_stream z = {.next_in = (unsigned char *)q->body.data, .avail_in = (uInt)q->body.len};
+	int r = inflateInit2(&z, 16 + MAX_WBITS); /* 16: gzip's frame alone */
+	if (r != Z_OK)
+		return budget_refuse(q, NULL, "its body");
+	do {
+		z.next_out = piece;
+		z.avail_out = sizeof piece;
+		r = inflate(&z, Z_NO_FLUSH);
+		buf_add(out, piece, sizeof piece - z.avail_out);
+	} while (r == Z_OK && !out->full);
+	int rest = z.avail_in != 0;
+	inflateEnd(&z);
+	if (q->quota.over || r == Z_MEM_ERROR)
+		return budget_refuse(q, NULL, "its body");
+	if (out->full)
+		return api_fault(&q->error, 413, "the body has more than %zu bytes (max_body_bytes)",
+		                 q->body_max);
+	if (r != Z_STREAM_END || rest)
+		return api_fault(&q->error, 415, "the body is not what its Content-Encoding says: %s",
+		                 r == Z_STREAM_END ? "there is more behind the gzip data"
+		                 : r == Z_DATA_ERROR || r == Z_NEED_DICT ? "no gzip data"
+		                                                         : "it ends within the gzip data");
+	return 0;
+}
+
+/* The text is no JSON, or has an integer beyond 64 bits: that is reported as any other value out of
  * range. */
-static void refuse_body(struct request_prepare *q, const json_error_t *bad)
+static void refuse_body(struct request_prepare *q, const char *text, size_t len,
+                        const json_error_t *bad)
 {
 	json_t *o = NULL;
 	json_error_t again;
 	if (json_error_code(bad) == json_error_numeric_overflow)
-		o = json_load(q->body.data, q->body.len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &again);
+		o = json_load(text, len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &again);
 	const char *name;
 	const json_t *v;
 	api_bad(&q->error, NULL, "the body is not valid JSON: %s (line %d, column %d)", bad->text,
@@ -66,22 +97,38 @@ static void refuse_body(struct request_prepare *q, const json_error_t *bad)
 	json_decref(o);
 }
 
-/* NULL with the error set. Frees the body in any case. */
-static json_t *read_body(struct request_prepare *q)
+/* NULL with the error set. */
+static json_t *parse_body(struct request_prepare *q, const char *text, size_t len)
 {
 	json_error_t bad;
-	json_t *o = json_load(q->body.data, q->body.len, JSON_ALLOW_NUL, &bad);
+	json_t *o = json_load(text, len, JSON_ALLOW_NUL, &bad);
 	if (!o && json_error_code(&bad) == json_error_out_of_memory)
 		budget_refuse(q, NULL, "its body as JSON");
 	else if (!o)
-		refuse_body(q, &bad);
+		refuse_body(q, text, len, &bad);
 	else if (!json_is_object(o))
 		api_bad(&q->error, NULL, "the body must be a JSON object, got %s", param_show(o));
-	http_body_free(&q->body);
 	if (!q->error.status)
 		return o;
 	json_decref(o);
 	return NULL;
+}
+
+/* NULL with the error set. Frees the body in any case. */
+static json_t *read_body(struct request_prepare *q)
+{
+	struct buf plain;
+	json_t *o = NULL;
+	buf_init_quota(&plain, q->body_max, &q->quota);
+	if (!q->is_gzip) {
+		o = parse_body(q, q->body.data, q->body.len);
+	} else if (inflate_body(q, &plain) == 0) {
+		q->body.len = plain.len;
+		o = parse_body(q, plain.data ? plain.data : "", plain.len);
+	}
+	buf_fini(&plain);
+	http_body_free(&q->body);
+	return o;
 }
 
 /* vLLM's parameter, beside what the access key says: other requests' prefixes are used only if both
@@ -109,7 +156,11 @@ static int prepare_by_kind(struct request_prepare *q, const json_t *o)
 		[KIND_TOKENIZE] = api_tokenize_prepare,
 		[KIND_DETOKENIZE] = api_detokenize_prepare,
 	};
-	return check_model(q, o) < 0 || read_cache_salt(q, o) < 0 ? -1 : by_kind[q->kind](q, o);
+	int has_parameters = q->kind == KIND_COMPLETION || q->kind == KIND_CHAT;
+	if (check_model(q, o) < 0 || (has_parameters && params_unknown(q, o) < 0) ||
+	    read_cache_salt(q, o) < 0)
+		return -1;
+	return by_kind[q->kind](q, o);
 }
 
 /* The JSON is freed by now: only the prompts' tokens are needed. */
@@ -138,24 +189,13 @@ void request_prepare(struct text_job *j)
 	q->prepared_us = clock_us();
 }
 
-/* Compiling a constraint takes milliseconds, however short it is. */
-static int has_constraint(const json_t *o)
-{
-	static const char *const names[] = {"response_format", "guided_json",        "guided_regex",
-	                                    "guided_choice",   "structured_outputs", "tool_choice"};
-	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-		if (param_is_set(o, names[i]))
-			return 1;
-	return 0;
-}
-
 int request_prepare_is_slow(struct request_prepare *q)
 {
 	json_account_begin(&q->json);
 	q->parsed = read_body(q);
 	if (json_account_end() < 0)
 		budget_refuse(q, NULL, "its body as JSON");
-	if (!q->parsed || !has_constraint(q->parsed))
+	if (!q->parsed || !(format_is_asked(q->parsed) || param_is_set(q->parsed, "tool_choice")))
 		return 0;
 	if (json_account_charge(&q->json, &q->quota) == 0)
 		return 1;
@@ -181,6 +221,7 @@ void request_prepare_fini(struct request_prepare *q)
 	toolcall_tools_destroy(&q->message.tools);
 	params_fini(&q->p);
 	free(q->constraint.text);
+	buf_fini(&q->warnings);
 	buf_fini(&q->out);
 	http_body_free(&q->body);
 	quota_fini(&q->quota);

@@ -44,10 +44,14 @@ struct request_prepare {
 	int64_t created_s;
 	uint32_t context, vocab; /* limits as they were then */
 	uint32_t max_model_len;  /* context, to show */
-	uint32_t max_answers;
+	uint32_t prompt_max;     /* of the prefill workers; 0: unknown */
+	uint32_t max_answers, default_max_tokens;
+	int refuse_unknown;              /* parameters; else the answer has warnings */
 	char salt_name[TENANT_NAME_MAX]; /* whose cached prefixes it shares; "": all without a salt */
 	struct prefix_roots roots; /* of the workers there were then; empty: no policy uses them */
 	struct http_body body;     /* until it is parsed; its len stays */
+	int is_gzip;               /* the body, until it is inflated */
+	size_t body_max;           /* limit on its length then */
 	json_t *parsed;            /* the body, on its way to a text thread; else NULL */
 	struct json_account json;
 	struct quota quota; /* what the request may hold, to its end */
@@ -55,6 +59,7 @@ struct request_prepare {
 	struct api_error error;
 	int refused; /* the error is by budget_refuse */
 	struct params p;
+	struct buf warnings;         /* members of a JSON array, for the answer; empty: none */
 	struct message_opts message; /* chat */
 	int must_call;               /* chat: tool_choice is "required" or names a function */
 	Pds__Constraint constraint;  /* form of the answers; kind 0: none. Owns its text */
@@ -93,6 +98,8 @@ static inline int prompt_is_told(const struct request_prepare *q, const struct p
 {
 	return !q->p.sampling.prompt_logprobs || p->rows.n == p->tokens.n;
 }
+/* unknown.c: parameters that this server does not know, into q->warnings, or refused. */
+int params_unknown(struct request_prepare *q, const json_t *o);
 /* chat.c: the prompt of a chat request (o), appended to out */
 int chat_render(struct request_prepare *q, const json_t *o, struct buf *out);
 int chat_bad_body(struct request_prepare *q, const struct body_error *e); /* -1 */
@@ -102,6 +109,7 @@ int tools_read(struct request_prepare *q, const json_t *o, struct chat_tools *re
 int tools_force(struct request_prepare *q, const json_t *o, const char *prompt, size_t len);
 /* format.c: the form that the answers must have. */
 int format_read(struct request_prepare *q, const json_t *o);
+int format_is_asked(const json_t *o); /* 1: it has to be compiled, which takes milliseconds */
 /* If the model thinks, the form applies to the answer after its thoughts. prompt: as it was
  * rendered. */
 int format_behind_thoughts(struct request_prepare *q, const char *prompt, size_t len);

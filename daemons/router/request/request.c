@@ -285,7 +285,7 @@ static enum request_state step_new(struct request *q, enum request_event e)
 	struct request_prepare *p = &q->prep;
 	CHECK(e == REQUEST_ON_ENTER);
 	if (!p->error.status &&
-	    (p->body.len > q->r->conf.text_inline_bytes || request_prepare_is_slow(p))) {
+	    (p->is_gzip || p->body.len > q->r->conf.text_inline_bytes || request_prepare_is_slow(p))) {
 		if (text_pool_put(q->r->text, &p->job) == 0)
 			return REQUEST_IN_POOL;
 		api_fault(&p->error, 429, "too many long prompts wait to be tokenized (text_queue)");
@@ -328,11 +328,20 @@ static uint64_t prompt_tokens(const struct request_prepare *p)
 	return n;
 }
 
+static void log_unknown(const struct buf *warnings)
+{
+	char text[512];
+	snprintf(text, sizeof text, "%.*s", (int)warnings->len, warnings->data);
+	log_warn("unknown_parameters", "warnings=%s", log_quote(text));
+}
+
 static enum request_state step_prepared(struct request *q, enum request_event e)
 {
 	struct request_prepare *p = &q->prep;
 	CHECK(e == REQUEST_ON_ENTER);
 	stat_observe_us(q->r->stats, STAT_PREPARE, p->prepared_us - q->begun_us);
+	if (p->warnings.len && once_may_log(&q->r->unknown, p->warnings.data, p->warnings.len))
+		log_unknown(&p->warnings);
 	if (!p->error.status && (p->kind == KIND_TOKENIZE || p->kind == KIND_DETOKENIZE))
 		return REQUEST_ANSWERED;
 	if (!p->error.status && q->tenant &&
@@ -553,30 +562,42 @@ static void prepared(struct text_job *j)
 	request_step((struct request *)j, REQUEST_ON_PREPARED);
 }
 
+uint32_t router_context(const struct router *r)
+{
+	uint32_t seen = registry_context(&r->registry), n = seen ? seen : r->model->context,
+			 limit = r->conf.max_model_len;
+	return limit && (!n || limit < n) ? limit : n;
+}
+
 static struct request *request_new(struct router *r, struct http_conn *conn, enum request_kind kind,
                                    const struct http_head *head, const struct http_body *body)
 {
 	struct request *q = mem_zalloc(sizeof *q);
 	struct request_prepare *p = &q->prep;
-	uint32_t seen = registry_context(&r->registry);
 	p->job.work = request_prepare;
 	p->job.done = prepared;
 	p->kind = kind;
 	p->model = r->model;
 	p->created_s = (int64_t)time(NULL);
-	p->context = p->max_model_len = seen ? seen : r->model->context;
+	p->context = p->max_model_len = router_context(r);
+	p->prompt_max = registry_prompt_max(&r->registry);
 	p->vocab = registry_vocab(&r->registry);
 	if (!p->vocab)
 		p->vocab = r->model->tokenizer ? tokenizer_size(r->model->tokenizer) : INT32_MAX;
 	p->max_answers = r->conf.max_choices;
+	p->default_max_tokens = r->conf.default_max_tokens;
+	p->refuse_unknown = r->conf.refuse_unknown;
 	if (policy_uses_prefixes(&r->registry.policy))
 		p->roots = r->registry.roots;
 	p->body = *body;
+	p->is_gzip = strcasecmp(head->encoding, "gzip") == 0;
+	p->body_max = r->conf.body_max;
 	quota_init(&p->quota, &r->memory, r->conf.request_memory_bytes);
-	p->json.quota = body->len > JSON_SMALL ? &p->quota : NULL;
+	p->json.quota = p->is_gzip || body->len > JSON_SMALL ? &p->quota : NULL;
 	pds__constraint__init(&p->constraint);
 	p->constraint.text = NULL;
 	buf_init_quota(&p->out, 0, &p->quota);
+	buf_init_quota(&p->warnings, 0, &p->quota);
 	parts_init(&q->reply.parts);
 	q->r = r;
 	q->conn = conn;

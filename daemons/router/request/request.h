@@ -76,6 +76,7 @@ struct answer {
 	struct buf text;
 	size_t chars;      /* code points of all text so far */
 	uint32_t n_tokens; /* of the answer */
+	uint64_t last_us;  /* when its last tokens came; 0: none came */
 	struct rows rows;  /* log-probabilities since the last chunk */
 	size_t charged;    /* of the quota, for the attempt's tokens */
 	struct {           /* how much of the stream has been sent */
@@ -117,6 +118,7 @@ struct request {
 		struct answer_parts parts; /* of the present stage, or of a chunk */
 		/* of a whole answer: 0: its head, i: answer i - 1, n_answers + 1: its end */
 		uint32_t stage;
+		int warned; /* a stream's warnings are in its first event */
 	} reply;
 };
 
