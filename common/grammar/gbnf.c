@@ -1,6 +1,5 @@
 /* gbnf.c - see gbnf.h. The text is parsed to one tree for each rule; each tree is then built from
- * its end to its start. GBNF_NEST_MAX bounds the parser's recursion, the limit on nodes the
- * builder's work. */
+ * its end to its start. GBNF_NEST_MAX bounds the parser's recursion, nfa_step the builder's work. */
 #include "gbnf.h"
 #include "points.h"
 #include "util/arena.h"
@@ -35,6 +34,8 @@ struct gbnf_parser {
 	const char *at, *end;
 	unsigned line, nest;
 	struct arena *arena;
+	char *text; /* for literals: as large as the grammar, and an escape is never shorter than its
+	             * character */
 	struct gbnf_rule *rules;
 	uint32_t n_rules;
 	struct err *err;
@@ -145,12 +146,10 @@ static int take_point(struct gbnf_parser *p, uint32_t *ret)
 
 static struct gbnf_tree *parse_text(struct gbnf_parser *p)
 {
-	/* an escape is never shorter than its character */
-	char *out = arena_alloc(p->arena, (size_t)(p->end - p->at) + 4);
 	struct gbnf_tree *t = tree_new(p, G_TEXT, NULL, NULL);
 	unsigned line = p->line;
 	p->at++;
-	t->text = out;
+	t->text = p->text;
 	while (!next_is(p, '"')) {
 		uint32_t c;
 		if (p->at == p->end) {
@@ -159,7 +158,9 @@ static struct gbnf_tree *parse_text(struct gbnf_parser *p)
 		}
 		if (take_point(p, &c) < 0)
 			return NULL;
-		t->len += point_put(c, (unsigned char *)out + t->len);
+		unsigned n = point_put(c, (unsigned char *)p->text);
+		p->text += n;
+		t->len += n;
 	}
 	p->at++;
 	return t;
@@ -229,8 +230,8 @@ static struct gbnf_rule *take_name(struct gbnf_parser *p)
 	for (struct gbnf_rule *r = p->rules; r; r = r->next)
 		if (r->len == len && memcmp(r->name, name, len) == 0)
 			return r;
-	if (p->n_rules++ == NFA_RULES_MAX)
-		return bad(p, ERR_FULL, "more than 4096 rules");
+	if (p->n_rules++ == GBNF_RULES_MAX)
+		return bad(p, ERR_FULL, "more than 1024 rules");
 	struct gbnf_rule *r = arena_alloc(p->arena, sizeof *r);
 	*r = (struct gbnf_rule){.name = name, .len = len, .line = p->line, .next = p->rules};
 	return p->rules = r;
@@ -417,7 +418,7 @@ static uint32_t build_unit(struct nfa *f, void *arg, uint32_t next)
 
 static uint32_t build(struct nfa *f, const struct gbnf_tree *t, uint32_t next)
 {
-	if (f->err.code)
+	if (nfa_step(f) < 0)
 		return 0;
 	switch (t->kind) {
 	case G_EMPTY: return next;
@@ -445,6 +446,7 @@ int gbnf_build(struct nfa *f, const char *text, size_t len, uint32_t next, uint3
 	struct err own = {0};
 	struct gbnf_parser p = {
 		.at = text, .end = text + len, .line = 1, .arena = arena_new(), .err = &own};
+	p.text = arena_alloc(p.arena, len + POINT_BYTES_MAX);
 	for (skip(&p, 1); p.at < p.end && !own.code; skip(&p, 1))
 		parse_rule(&p);
 	struct gbnf_rule *root = own.code ? NULL : check_rules(&p);

@@ -8,13 +8,14 @@
  *   name (...) | * + ? {m} {m,} {m,n}
  *   # comment, to the end of its line
  *
- * A rule may call itself, but not before anything else (left recursion). */
+ * A rule may call itself, but not before a character of it (left recursion). */
 #ifndef GRAMMAR_GBNF_H
 #define GRAMMAR_GBNF_H
 
 #include "nfa.h"
 
 #define GBNF_NEST_MAX 100u
+#define GBNF_RULES_MAX 1024u
 
 /* Builds the network of the rule root, leading to next. 0, or ERR_INVALID or ERR_FULL with "in line
  * N of the grammar". Exceeded limits on nodes are recorded in f. */

@@ -87,6 +87,13 @@ static uint32_t limit_exceeded(struct nfa *f, const char *what, uint32_t limit)
 	return 0;
 }
 
+int nfa_step(struct nfa *f)
+{
+	if (!f->err.code && f->steps++ == NFA_STEPS_MAX)
+		limit_exceeded(f, "steps", NFA_STEPS_MAX);
+	return f->err.code;
+}
+
 static uint32_t node_add(struct nfa *f, enum nfa_kind kind, uint32_t a, uint32_t b)
 {
 	if (f->err.code || f->n == NFA_NODES_MAX)

@@ -14,6 +14,7 @@
 #define NFA_NODES_MAX 100000u
 #define NFA_RULES_MAX 4096u
 #define NFA_SETS_MAX 4096u
+#define NFA_STEPS_MAX 1000000u   /* of builders; also those that need no node */
 #define NFA_NEED_NONE UINT16_MAX /* the end of the rule cannot be reached */
 /* in bytes; for tokens up to this length, equivalent positions in a counted repetition share a
  * mask */
@@ -46,6 +47,7 @@ struct nfa {
 	/* hash table of sets: index + 1; NULL: building is finished */
 	uint32_t *set_slot;
 	uint32_t start;
+	uint32_t steps;              /* of builders */
 	struct err err;              /* of the first builder that failed; builders then return 0 */
 	unsigned char class_of[256]; /* class of bytes that no set distinguishes; set by nfa_finish */
 	unsigned n_classes;
@@ -53,6 +55,7 @@ struct nfa {
 };
 
 int nfa_init(struct nfa *f);           /* 0 or ERR_NOMEM */
+int nfa_step(struct nfa *f);           /* to be called for each piece that is built; <0: stop */
 uint32_t nfa_no_memory(struct nfa *f); /* records ERR_NOMEM; returns 0 */
 void nfa_fini(struct nfa *f);
 

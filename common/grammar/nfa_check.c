@@ -61,6 +61,7 @@ struct search {
 	struct nfa *f;
 	unsigned char *color; /* of rules: 0 new, 1 in progress, 2 done */
 	unsigned char *seen;  /* of nodes: visited */
+	unsigned char *empty; /* of nodes: find_empty */
 	uint32_t *stack;
 	uint32_t n;
 };
@@ -73,8 +74,29 @@ static void push(struct search *s, uint32_t node)
 	s->stack[s->n++] = node;
 }
 
-/* Visits everything that can be entered from here without consuming a byte; called rules count as
- * possibly empty. Returns 1 if a rule enters itself. */
+/* Which nodes reach the end of their rule without a byte. ERR_FULL as find_needs. */
+static int find_empty(const struct nfa *f, unsigned char *empty)
+{
+	int changed = 1;
+	empty[0] = 1;
+	for (uint32_t pass = 0; changed; pass++) {
+		if (pass == PASSES_MAX)
+			return ERR_FULL;
+		changed = 0;
+		for (uint32_t i = 1; i < f->n; i++) {
+			const struct nfa_node *n = &f->node[i];
+			int is = n->kind == NFA_SPLIT  ? empty[n->a] || empty[n->b]
+			         : n->kind == NFA_CALL ? empty[f->rule[n->a]] && empty[n->b]
+			                               : 0;
+			changed |= is != empty[i];
+			empty[i] = (unsigned char)is;
+		}
+	}
+	return 0;
+}
+
+/* Visits everything that can be entered from here without consuming a byte. Returns 1 if a rule
+ * enters itself. */
 static int enters_itself(struct search *s, uint32_t begin)
 {
 	uint32_t base = s->n;
@@ -94,20 +116,24 @@ static int enters_itself(struct search *s, uint32_t begin)
 					return 1;
 				s->color[rule] = 2;
 			}
-			push(s, next);
+			if (s->empty[s->f->rule[rule]])
+				push(s, next);
 		}
 	}
 	return 0;
 }
 
-/* Returns 1, 0 or ERR_NOMEM. */
+/* Returns 1, 0, ERR_NOMEM or ERR_FULL. */
 static int has_endless(struct nfa *f)
 {
 	struct search s = {.f = f,
 	                   .color = mem_try_array(f->n_rules + 1, 1),
 	                   .seen = mem_try_array(f->n, 1),
+	                   .empty = mem_try_array(f->n, 1),
 	                   .stack = mem_try_array(f->n, sizeof *s.stack)};
-	int bad = s.color && s.seen && s.stack ? enters_itself(&s, f->start) : ERR_NOMEM;
+	int bad = s.color && s.seen && s.empty && s.stack ? find_empty(f, s.empty) : ERR_NOMEM;
+	if (!bad)
+		bad = enters_itself(&s, f->start);
 	for (uint32_t r = 0; r < f->n_rules && !bad; r++) {
 		if (s.color[r])
 			continue;
@@ -117,6 +143,7 @@ static int has_endless(struct nfa *f)
 	}
 	free(s.color);
 	free(s.seen);
+	free(s.empty);
 	free(s.stack);
 	return bad;
 }
@@ -157,16 +184,16 @@ int nfa_finish(struct nfa *f, uint32_t depth_max, struct err *err)
 	if (f->err.code)
 		return err_set(err, f->err.code, "%s", f->err.text);
 	int endless = has_endless(f);
-	if (endless < 0)
+	if (endless == ERR_NOMEM)
 		return err_set(err, endless, "out of memory while checking the constraint");
+	if (endless == ERR_FULL || (!endless && find_needs(f) < 0))
+		return err_set(err, ERR_FULL,
+		               "the constraint's parts refer to each other over more than %u levels",
+		               PASSES_MAX);
 	if (endless)
 		return err_set(
 			err, ERR_INVALID,
 			"the constraint refers to itself with nothing in between: infinite recursion");
-	if (find_needs(f) < 0)
-		return err_set(err, ERR_FULL,
-		               "the constraint's parts refer to each other over more than %u levels",
-		               PASSES_MAX);
 	uint16_t need = f->node[f->start].need;
 	if (need == NFA_NEED_NONE)
 		return err_set(err, ERR_INVALID, "no finite answer satisfies the constraint");

@@ -460,7 +460,7 @@ static uint32_t build_any(struct nfa *f, void *arg, uint32_t next)
 static uint32_t build(struct nfa *f, const struct tree *t, int json, uint32_t next)
 {
 	struct unit u;
-	if (f->err.code)
+	if (nfa_step(f) < 0)
 		return 0;
 	switch (t->kind) {
 	case T_EMPTY: return next;

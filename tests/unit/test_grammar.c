@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 
 static double cpu_ms(void)
@@ -274,6 +275,14 @@ static const struct {
      {"1\xc3\xa4\xf0\x9f\x98\x80", "xx", "xxx", "A\n\"\\", "\xc3\xa4\xe2\x82\xac\"\\"},
      {"x", "xxxx", "aa\"\\", "]a\"\\", "-a\"\\"}},
 	{GRAMMAR_GBNF,
+     "root ::= item root | \"\"\nitem ::= \"- \" [a-z]+ \"\\n\"",
+     {"", "- a\n", "- ab\n- c\n"},
+     {"- ", "- a", "a\n"}},
+	{GRAMMAR_GBNF,
+     "root ::= list\nlist ::= item list | item\nitem ::= [a-c] opt \";\"\nopt ::= \"!\"?",
+     {"a;", "a!;b;c;"},
+     {"", ";", "a;b"}},
+	{GRAMMAR_GBNF,
      "root ::= [a-] \"q\"? \"ab\"* [0-9]{2} [x]{1,}",
      {"a12x", "-qabab00xx"},
      {"bq12x", "aqaba12x", "a1x", "a12"}},
@@ -380,6 +389,8 @@ static const struct {
 	{GRAMMAR_GBNF, "root ::= \"a\"\n\nroot ::= \"b\"", ERR_INVALID,
      "a rule that is defined already in line 3", 0},
 	{GRAMMAR_GBNF, "root ::= root \"a\" | \"a\"", ERR_INVALID, "infinite recursion", 0},
+	{GRAMMAR_GBNF, "root ::= e root \"a\" | \"a\"\ne ::= \"b\"*", ERR_INVALID, "infinite recursion",
+     0},
 	{GRAMMAR_GBNF, "root ::= \"a\" root", ERR_INVALID, "no finite answer", 0},
 	{GRAMMAR_GBNF, "root = \"a\"", ERR_INVALID, "without ::= after it in line 1", 0},
 	{GRAMMAR_GBNF, "root ::= \"a", ERR_INVALID, "a \" without its end in line 1", 0},
@@ -427,6 +438,51 @@ START_TEST(refused)
 	ck_assert_msg(strstr(err.text, refusals[_i].says) != NULL, "%s: \"%s\" does not say \"%s\"",
 	              refusals[_i].text, err.text, refusals[_i].says);
 	ck_assert_msg(cpu_ms() - begin < 3000, "%s took %g ms", refusals[_i].text, cpu_ms() - begin);
+}
+END_TEST
+
+static char *repeated(const char *before, const char *what, unsigned n, const char *after)
+{
+	size_t len = strlen(what), at = strlen(before);
+	char *text = mem_alloc(at + n * len + strlen(after) + 1);
+	memcpy(text, before, at);
+	for (unsigned i = 0; i < n; i++, at += len)
+		memcpy(text + at, what, len);
+	strcpy(text + at, after);
+	return text;
+}
+
+/* What needs no node costs a step, and literals no more memory than their text. */
+START_TEST(empty_parts)
+{
+	static const struct {
+		enum grammar_kind kind;
+		const char *before, *what;
+		unsigned n;
+		const char *after;
+		int code;
+	} texts[] = {
+		{GRAMMAR_GBNF, "root ::= ", "\"\"", 65000, "", 0},
+		{GRAMMAR_GBNF, "root ::= ((((((", "()", 9000, "){8}){8}){8}){8}){8}){8}", ERR_FULL},
+		{GRAMMAR_GBNF, "root ::= ((((((", "|", 18000, "){8}){8}){8}){8}){8}){8}", ERR_FULL},
+		{GRAMMAR_REGEX, "((((((", "()", 9000, "){8}){8}){8}){8}){8}){8}", ERR_FULL},
+	};
+	for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+		struct rusage before, after;
+		struct grammar *g = NULL;
+		struct err err = {0};
+		char *text = repeated(texts[i].before, texts[i].what, texts[i].n, texts[i].after);
+		double begin = cpu_ms();
+		getrusage(RUSAGE_SELF, &before);
+		int r = grammar_compile(texts[i].kind, text, strlen(text), 0, &g, &err);
+		getrusage(RUSAGE_SELF, &after);
+		ck_assert_msg(r == texts[i].code, "%zu: %d %s", i, r, err.text);
+		ck_assert_msg(cpu_ms() - begin < 1000, "%zu took %g ms", i, cpu_ms() - begin);
+		ck_assert_msg(after.ru_maxrss - before.ru_maxrss < 100000, "%zu took %ld KiB", i,
+		              after.ru_maxrss - before.ru_maxrss);
+		grammar_destroy(&g);
+		free(text);
+	}
 }
 END_TEST
 
@@ -902,6 +958,7 @@ int main(void)
 	tcase_set_timeout(t, 120);
 	tcase_add_loop_test(t, matches, 0, COUNT(matching));
 	tcase_add_loop_test(t, refused, 0, COUNT(refusals));
+	tcase_add_test(t, empty_parts);
 	tcase_add_test(t, most_ranges);
 	tcase_add_loop_test(t, hostile, 0, 9);
 	tcase_add_loop_test(t, masks, 0, COUNT(matching));
