@@ -8,7 +8,8 @@
 const struct stat_def router_stats[STAT_COUNT] = {
 	[STAT_RUNNING] = {"vllm:num_requests_running", "attempts at workers", STAT_GAUGE},
 	[STAT_WAITING] = {"vllm:num_requests_waiting",
-                      "attempts that wait for a worker, or in the queues of workers", STAT_GAUGE},
+                      "attempts that wait for a worker, and those in the workers' queues",
+                      STAT_GAUGE},
 	[STAT_PROMPT_TOKENS] = {"vllm:prompt_tokens_total", "tokens of all prompts", STAT_COUNTER},
 	[STAT_OUTPUT_TOKENS] = {"vllm:generation_tokens_total", "tokens of all answers", STAT_COUNTER},
 	[STAT_CACHED_TOKENS] = {"pdserve_cached_prompt_tokens_total", "prompt tokens that were cached",
@@ -122,12 +123,10 @@ static void refresh_http(struct router *r)
 	follow(r->stats, STAT_HTTP_TLS_FAILED, n.tls_failed);
 }
 
-/* Here, and in the workers' queues as they last told. */
-static size_t waiting_anywhere(const struct router *r)
+/* In the workers' queues as they last told, other routers' attempts too. */
+static size_t waiting_at_workers(const struct router *r)
 {
 	size_t n = 0;
-	list_each(it, &r->attempts.waiting)
-		n++;
 	list_each(it, &r->registry.workers) {
 		const struct worker_record *w = list_entry(it, struct worker_record, node);
 		n += worker_is_up(w) ? w->beat.waiting : 0;
@@ -152,9 +151,11 @@ static double kv_usage(const struct registry *g)
 void metrics_refresh(struct router *r)
 {
 	const struct attempts_counts *n = &r->attempts.counts;
-	size_t waiting = waiting_anywhere(r), all = attempts_count(&r->attempts);
-	stat_set_value(r->stats, STAT_WAITING, (int64_t)waiting);
-	stat_set_value(r->stats, STAT_RUNNING, (int64_t)(all > waiting ? all - waiting : 0));
+	size_t waiting = 0;
+	list_each(it, &r->attempts.waiting)
+		waiting++;
+	stat_set_value(r->stats, STAT_WAITING, (int64_t)(waiting + waiting_at_workers(r)));
+	stat_set_value(r->stats, STAT_RUNNING, (int64_t)(attempts_count(&r->attempts) - waiting));
 	if (r->http)
 		refresh_http(r);
 	stat_set_value(r->stats, STAT_WORKERS_UP, r->registry.n_up);

@@ -269,7 +269,7 @@ def test_context_is_what_can_be_served(tiny_model, ids):
     with Suite("1p1d", tiny_model, prefill={"kv_blocks": 4}, decode={"kv_blocks": 6}, worker={"block_tokens": 16}, router={"max_model_len": 80}) as s:
         assert served(s) == 80 and s.post("/v1/completions", {"prompt": [5] * 64, "max_tokens": 16})[0] == 200
         assert "length is 80 tokens. However, you requested 81 tokens" in too_long(s, 64, max_tokens=17)
-        assert "length is 64 tokens. However, you requested 66 tokens" in too_long(s, 65, max_tokens=1)
+        assert "length is 64 tokens for a prompt here. However, your prompt has 65 tokens" in too_long(s, 65, max_tokens=1)
 
 
 def test_text_of_stream_and_whole(text):

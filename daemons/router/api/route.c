@@ -87,10 +87,10 @@ static void tokenizer_info(struct router *r, struct http_conn *c, struct http_re
 		return;
 	}
 	buf_init(&b, 0);
-	buf_printf(&b,
-	           "{\"tokenizer_class\":\"PreTrainedTokenizerFast\",\"vocab_size\":%u,"
-	           "\"model_max_length\":%u",
-	           tokenizer_size(r->model->tokenizer), router_context(r));
+	buf_printf(&b, "{\"tokenizer_class\":\"PreTrainedTokenizerFast\",\"vocab_size\":%u",
+	           tokenizer_size(r->model->tokenizer));
+	if (router_context(r))
+		buf_printf(&b, ",\"model_max_length\":%u", router_context(r));
 	json_object_foreach(m->chats.special_tokens, name, v) {
 		buf_addc(&b, ',');
 		buf_add_json(&b, name, strlen(name));
@@ -286,11 +286,9 @@ static int check_deployment(const struct router *r, const struct route *route, c
 #define ASKS_HEADERS_MAX 1000u
 
 /* A browser asks whether a page of another origin may send a request like this. */
-static void reply_preflight(const struct router *r, struct http_conn *c,
-                            const struct http_head *head)
+static void reply_preflight(struct http_conn *c, const struct http_head *head)
 {
 	struct buf b;
-	(void)r;
 	buf_init(&b, 0);
 	buf_printf(&b,
 	           "Access-Control-Allow-Methods: GET, POST\r\nAccess-Control-Max-Age: 600\r\n"
@@ -326,7 +324,7 @@ int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *bod
 	struct tenant *t = NULL;
 	stat_add(r->stats, STAT_HTTP_REQUESTS, 1);
 	if (r->conf.cors && strcmp(head->method, "OPTIONS") == 0) {
-		reply_preflight(r, c, head);
+		reply_preflight(c, head);
 		return 1;
 	}
 	if (!route && allowed) {

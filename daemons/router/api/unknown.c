@@ -123,11 +123,11 @@ int params_unknown(struct request_prepare *q, const json_t *o)
 		char text[256];
 		if (json_is_null(v) || is_known(name, q->kind))
 			continue;
+		if (n++ >= NAMED_MAX) /* nearest() takes its time */
+			continue;
 		size_t len = (size_t)unknown_text(q, name, text, sizeof text);
 		if (q->refuse_unknown)
 			return api_bad(&q->error, name, "%s", text);
-		if (n++ >= NAMED_MAX)
-			continue;
 		buf_adds(&q->warnings, n > 1 ? "," : "");
 		buf_add_json(&q->warnings, text, len);
 	}

@@ -103,6 +103,7 @@ struct attempt_hooks {
 struct attempt_spec {
 	const uint32_t *tokens; /* (prompt_tokens) */
 	uint32_t prompt_tokens, max_tokens;
+	int open_end; /* the client set no limit: the answer may end where its worker's room does */
 	Pds__Sampling sampling;
 	const uint32_t *stop_ids; /* (n_stop_ids) */
 	size_t n_stop_ids;

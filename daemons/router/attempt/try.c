@@ -233,8 +233,10 @@ struct place_wish attempt_wish(const struct attempt *a)
 {
 	const struct attempt_spec *s = &a->asked;
 	const struct worker_record *beside = s->beside ? s->beside->try.prefill : NULL;
-	return (struct place_wish){.tokens = s->prompt_tokens + a->got.n_out,
-	                           .total_tokens = s->prompt_tokens + s->max_tokens,
+	uint32_t tokens = s->prompt_tokens + a->got.n_out;
+	return (struct place_wish){.tokens = tokens,
+	                           .total_tokens = s->open_end ? tokens + 1
+	                                                       : s->prompt_tokens + s->max_tokens,
 	                           .numerics = *a->past.numerics ? a->past.numerics : NULL,
 	                           .avoid = *a->past.avoid ? a->past.avoid : NULL,
 	                           .alone = a->past.alone,

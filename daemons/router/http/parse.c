@@ -204,7 +204,7 @@ static int take_authorization(const char *v, struct http_head *h, const char **w
 
 static int take_api_key(const char *v, struct http_head *h, const char **why)
 {
-	if (*h->api_key)
+	if (*h->api_key && strcmp(h->api_key, v) != 0)
 		return fail(why, 400, "the access key is given twice");
 	h->api_key = v;
 	return 0;

@@ -29,7 +29,7 @@ struct place_pin {
 
 struct place_wish {
 	uint32_t tokens;       /* prompt and answer so far */
-	uint32_t total_tokens; /* prompt and max_tokens */
+	uint32_t total_tokens; /* prompt and max_tokens, or one token more than `tokens` */
 	const char *numerics;  /* preferred, because the last try had it; NULL: none */
 	const char *avoid;     /* worker that failed the last try: chosen last; NULL: none */
 	int alone;             /* rather one worker that does it all: hand-overs have failed */

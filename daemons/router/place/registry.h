@@ -128,13 +128,14 @@ int worker_is_near(const struct worker_record *p, const struct worker_record *d)
 /* where p, which reaches d, connects to it */
 const char *worker_endpoint(const struct worker_record *p, const struct worker_record *d);
 int worker_is_stuck(const struct registry *g, const struct worker_record *w, uint64_t now_us);
-/* Length of the longest sequence that any worker takes; 0 when none is up. */
+/* Tokens of the longest sequence that a worker that decodes takes (if none is up: any worker); 0
+ * when none is up. */
 uint32_t registry_context(const struct registry *g);
 /* 1: out names what computes answers now: model, numerics and KV layout of all workers that are up.
  * 0: none is, or they differ. */
 int registry_fingerprint(const struct registry *g, char *out, size_t size);
-uint32_t registry_prompt_max(
-	const struct registry *g); /* tokens of the longest prompt; 0: unknown */
+/* The same of prompts, and of workers that compute them. */
+uint32_t registry_prompt_max(const struct registry *g);
 /* Tokens of the longest sequence (of a prefill worker: prompt) that its model and its KV blocks
  * allow; 0: unknown. */
 uint32_t worker_longest(const struct worker_record *w);

@@ -130,6 +130,7 @@ static int make_answers(struct request *q)
 static void make_attempts(struct request *q)
 {
 	struct attempt_spec spec = {.max_tokens = q->prep.score_only ? 1 : q->prep.p.max_tokens,
+	                            .open_end = !q->prep.p.has_max_tokens,
 	                            .sampling = q->prep.p.sampling,
 	                            .stop_ids = q->prep.p.stop_ids,
 	                            .n_stop_ids = q->prep.p.n_stop_ids,
