@@ -1,5 +1,6 @@
 /* gbnf.c - see gbnf.h. The text is parsed to one tree for each rule; each tree is then built from
- * its end to its start. GBNF_NEST_MAX bounds the parser's recursion, nfa_step the builder's work. */
+ * its end to its start. GBNF_NEST_MAX bounds the parser's recursion, nfa_step the builder's
+ * work. */
 #include "gbnf.h"
 #include "points.h"
 #include "util/arena.h"

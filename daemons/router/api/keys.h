@@ -33,7 +33,8 @@ struct api_keys {
 int api_keys_load(struct api_keys *k, const char *path, uint64_t now_us, struct err *err);
 void api_keys_fini(struct api_keys *k);
 /* 1 if a request with this Authorization is allowed: "Bearer" in any case, one or more spaces, a
- * key; or, if that is "", with the key api_key. *ret_t: whose key it is; NULL: no key is needed. The set keeps its reference. */
+ * key; or, if that is "", with the key api_key. *ret_t: whose key it is; NULL: no key is needed.
+ * The set keeps its reference. */
 int api_keys_allow(const struct api_keys *k, const char *authorization, const char *api_key,
                    struct tenant **ret_t);
 struct tenant *api_keys_tenant(const struct api_keys *k, size_t i); /* i < n */
