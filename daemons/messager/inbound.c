@@ -571,7 +571,9 @@ static void choose(struct inbound_link *l, const Pds__Path *b)
 		refuse_path(l, b);
 		return;
 	}
-	if (i > 0)
+	char what[sizeof l->name + 40];
+	snprintf(what, sizeof what, "%s falls back to %s", l->name, t->at[i].ops->name);
+	if (i > 0 && once_may_log(&l->of->logged, what, strlen(what)))
 		log_warn("path_fallback", "messager=%s transport=%s why=%s", l->name, t->at[i].ops->name,
 		         log_quote("the messager over there does not have a better one"));
 	snprintf(who.name, sizeof who.name, "%s", l->name);

@@ -386,7 +386,9 @@ static void got_path(struct remote *o, const Pds__Path *b)
 			path_refused(o, b->transport);
 			return;
 		}
-		if (i > 0)
+		char what[sizeof o->name + 40];
+		snprintf(what, sizeof what, "%s falls back to %s", o->name, t->at[i].ops->name);
+		if (i > 0 && once_may_log(&o->of->logged, what, strlen(what)))
 			log_warn("path_fallback", "messager=%s transport=%s why=%s", o->name, b->transport,
 			         log_quote("the messager over there does not take a better one"));
 		struct path_peer who = {.epoch = peer_epoch(o->peer)};

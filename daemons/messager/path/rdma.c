@@ -2,6 +2,7 @@
 #include "rdma_nic.h"
 #include "util/check.h"
 #include "util/clock.h"
+#include "util/log.h"
 #include "util/mem.h"
 
 #include <stdlib.h>
@@ -121,6 +122,7 @@ struct rdma_pool *rdma_pool_get(struct rdma *t, const struct kv_region *r, struc
 	p->region = r;
 	p->lane = lane;
 	p->node = t->v->memory_node(r->pool->host, r->pool->bytes);
+	log_info("rdma_pool", "lane=%u bytes=%zu numa_node=%d", lane, (size_t)r->pool->bytes, p->node);
 	list_push_back(&t->pools, &p->in);
 	rdma_intakes_add(t, p);
 	return p;
@@ -157,14 +159,16 @@ int rdma_pool_add(struct rdma *t, const struct kv_region *region, struct err *er
 	struct err own;
 	err = err ? err : &own;
 	struct rdma_pool *p = rdma_pool_get(t, region, err);
-	int nearest = 1;
+	int nearest = 1, done = 0;
 	for (unsigned i = 0; p && i < t->n_nics; i++)
 		if (rdma_nic_distance(t->nics[i], p) < nearest)
 			nearest = 0;
-	for (unsigned i = 0; p && i < t->n_nics; i++)
-		if (rdma_nic_distance(t->nics[i], p) == nearest && !rdma_pool_source(p, t->nics[i], err))
-			return err->code;
-	return p ? 0 : err->code;
+	/* Registering takes seconds for a large pool: where all NICs are equally near, for want of a
+	 * node, one is enough; the others' turn comes when a queue pair uses them. */
+	for (unsigned i = 0; p && i < t->n_nics && !(done && p->node < 0); i++)
+		if (rdma_nic_distance(t->nics[i], p) == nearest)
+			done |= rdma_pool_source(p, t->nics[i], err) != NULL;
+	return done || (p && t->n_nics == 0) ? 0 : err->code;
 }
 
 static void pool_free(struct rdma *t, struct rdma_pool *p)

@@ -98,7 +98,8 @@ int rdma_transport_new(struct event_base *base, const struct verbs *v, const str
                        struct rdma **ret, struct err *err);
 void rdma_transport_destroy(struct rdma **t);
 
-/* Registers the pool for sending and for being written, with its nearest NICs. 0, also if it is
+/* Registers the pool with its nearest NICs; with one of them if its NUMA node is not known. 0, also
+ * if one of several NICs cannot, and if it is
  * registered already; ERR_UNSUPPORTED: the pool is not in host memory; ERR_FULL: there are
  * RDMA_LANES_MAX; ERR_NOMEM or ERR_IO. */
 int rdma_pool_add(struct rdma *t, const struct kv_region *region, struct err *err);

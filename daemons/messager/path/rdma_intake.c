@@ -305,7 +305,8 @@ static int intake_may_begin(struct rdma_qp *q)
 		return 0;
 	}
 	rdma_qp_use(q, nic);
-	/* now, so that no lease waits for it later */
+	/* now, so that no lease waits for it later (a lease without memory windows has a key of its
+	 * own: rdma_pool_dest) */
 	if (!rdma_pool_source(i->pool, nic, &err)) {
 		rdma_qp_blame_nic(q, "%s", err.text);
 		return 0;

@@ -460,10 +460,14 @@ static int open_listed(struct rdma *t, struct event_base *base, struct ibv_devic
 		struct rdma_nic *nic;
 		if (named && !is_named(t->opts.device, t->v->get_device_name(list[i])))
 			continue;
-		if (t->n_nics == RDMA_NICS_MAX)
-			return err_set(err, ERR_INVALID,
-			               "more than %u RDMA devices: name those to use in rdma_device",
+		if (t->n_nics == RDMA_NICS_MAX && named)
+			return err_set(err, ERR_INVALID, "rdma_device names more than %u RDMA devices",
 			               RDMA_NICS_MAX);
+		if (t->n_nics == RDMA_NICS_MAX) {
+			log_warn("rdma_devices_unused", "devices=%d limit=%u why=%s", n, RDMA_NICS_MAX,
+			         log_quote("rdma_device can name those to use"));
+			break;
+		}
 		int e = nic_open(t, base, list[i], &nic, err);
 		if (e < 0 && named && !nic)
 			return e;

@@ -113,7 +113,8 @@ void rdma_qp_mark_tried(struct rdma_qp *q)
 static void pause_after_failure(struct rdma_qp *q)
 {
 	uint64_t now = rdma_now(q->t);
-	if (q->end->blames_nic && q->tail == 0)
+	/* before it is up the other end may have been slow, which says nothing about the NIC */
+	if (q->end->blames_nic && q->state == RDMA_QP_UP && q->tail == 0)
 		rdma_qp_mark_tried(q);
 	if (q->state == RDMA_QP_UP && now - q->since_us >= q->t->opts.timeout_us)
 		q->fails = 0;
