@@ -349,6 +349,9 @@ install: all
 	$(if $(CUDA),install -d $(DESTDIR)$(PREFIX)/lib/pdserve && install -m 755 $(CUDA) $(DESTDIR)$(PREFIX)/lib/pdserve)
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)$(PREFIX)/lib/sysusers.d
 	install -m 755 $(PROGRAMS:%=$(O)/bin/%) $(DESTDIR)$(PREFIX)/bin
+	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(DESTDIR)$(PREFIX)/share/zsh/site-functions
+	install -m 644 tools/completion/pdctl.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/pdctl
+	install -m 644 tools/completion/_pdctl $(DESTDIR)$(PREFIX)/share/zsh/site-functions
 	for f in etc/*.conf etc/api_keys; do test -e $(DESTDIR)$(SYSCONF)/$${f##*/} || install -m 644 $$f $(DESTDIR)$(SYSCONF); done
 	install -d $(DESTDIR)$(SYSCONF)/sim
 	for f in etc/sim/*.conf; do test -e $(DESTDIR)$(SYSCONF)/sim/$${f##*/} || install -m 644 $$f $(DESTDIR)$(SYSCONF)/sim; done

@@ -10,7 +10,6 @@
 
 #include <pthread.h>
 
-#define SVC_VERSION "0.1.0"
 #define SVC_MESSAGE_TYPES 128 /* numbers of message types are below this */
 
 struct svc_opts {

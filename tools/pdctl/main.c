@@ -4,7 +4,10 @@
  * could not be reached. Answers go to stdout, everything else to stderr. */
 #include "pdctl.h"
 
+#include "msg/codec.h"
+#include "svc/svc.h"
 #include "util/log.h"
+#include "util/near.h"
 
 #include <getopt.h>
 #include <stdio.h>
@@ -461,9 +464,36 @@ static const struct command {
 };
 #define COMMANDS (sizeof commands / sizeof *commands)
 
+static const struct command *command_find(const char *name)
+{
+	for (size_t i = 0; i < COMMANDS; i++)
+		if (strcmp(commands[i].name, name) == 0)
+			return &commands[i];
+	return NULL;
+}
+
+static int unknown_command(const char *name)
+{
+	const char *near = NULL;
+	unsigned bound = WORD_NEAR_MAX + 1;
+	for (size_t i = 0; i < COMMANDS; i++) {
+		unsigned d = word_distance(name, commands[i].name);
+		if (d < bound && d < strlen(name)) {
+			bound = d;
+			near = commands[i].name;
+		}
+	}
+	fprintf(stderr,
+	        "pdctl: unknown command \"%s\"%s%s%s; `pdctl help` lists them, -d NAME asks one "
+	        "daemon\n",
+	        name, near ? "; did you mean \"" : "", near ? near : "", near ? "\"?" : "");
+	return EXIT_USAGE;
+}
+
 static void usage(FILE *f)
 {
 	fputs("usage: pdctl [-r RUNDIR | -e ENDPOINT] [-d NAME] [--json] COMMAND [ARGUMENT]...\n", f);
+	fputs("  help       [COMMAND]       this list, or one command of it\n", f);
 	for (size_t i = 0; i < COMMANDS; i++)
 		fprintf(f, "  %-10s %-15s %s\n", commands[i].name, commands[i].args, commands[i].help);
 	fputs(
@@ -490,6 +520,7 @@ static void usage(FILE *f)
 		"      --template FILE  chat template for render, instead of the model's own\n"
 		"  -j, --json           JSON instead of text\n"
 		"  -t, --timeout MS     longest wait for an answer (default 2000; flush: 130000)\n"
+		"  -h, --help, -V, --version\n"
 		"exit status: 0 done, 1 refused or not found, 2 wrong usage, 3 a daemon could not be "
 		"reached\n",
 		f);
@@ -541,10 +572,11 @@ static int parse(int argc, char **argv, struct options *o)
 		{"concurrent", required_argument, 0, OPTION_CONCURRENT},
 		{"shared-cache", no_argument, 0, OPTION_SHARED_CACHE},
 		{"help", no_argument, 0, 'h'},
+		{"version", no_argument, 0, 'V'},
 		{0},
 	};
 	int c;
-	while ((c = getopt_long(argc, argv, "+r:e:d:k:i:u:js:S:t:h", longs, NULL)) != -1) {
+	while ((c = getopt_long(argc, argv, "+r:e:d:k:i:u:js:S:t:hV", longs, NULL)) != -1) {
 		if (c == 'r')
 			o->rundir = optarg;
 		else if (c == 'e')
@@ -575,7 +607,10 @@ static int parse(int argc, char **argv, struct options *o)
 			set_member(o, optarg);
 		else if (c == 't' && atol(optarg) > 0)
 			o->timeout_us = (uint64_t)atol(optarg) * 1000;
-		else {
+		else if (c == 'V') {
+			printf("pdctl %s, protocol version %u\n", SVC_VERSION, PROTOCOL_VERSION);
+			return -1;
+		} else {
 			usage(c == 'h' ? stdout : stderr);
 			return c == 'h' ? -1 : EXIT_USAGE;
 		}
@@ -589,15 +624,22 @@ static int options_ended(char **argv)
 	return optind > 1 && strcmp(argv[optind - 1], "--") == 0;
 }
 
+static int help(char **words, size_t n)
+{
+	const struct command *c = n ? command_find(words[0]) : NULL;
+	if (n && !c)
+		return unknown_command(words[0]);
+	if (c)
+		printf("usage: pdctl %s %s\n  %s\n", c->name, c->args, c->help);
+	else
+		usage(stdout);
+	return EXIT_DONE;
+}
+
 static int pass_through(const struct options *o, char **words, size_t n)
 {
-	if (!o->daemon && !o->endpoint) {
-		fprintf(
-			stderr,
-			"pdctl: unknown command \"%s\"; `pdctl --help` lists them, -d NAME asks one daemon\n",
-			words[0]);
-		return EXIT_USAGE;
-	}
+	if (!o->daemon && !o->endpoint)
+		return strcmp(words[0], "help") == 0 ? help(words + 1, n - 1) : unknown_command(words[0]);
 	return show_answers(o, words[0], words + 1, n - 1);
 }
 
@@ -628,17 +670,15 @@ int main(int argc, char **argv)
 		free(words);
 		return r < 0 ? EXIT_DONE : EXIT_USAGE;
 	}
-	size_t i = 0;
-	while (i < COMMANDS && strcmp(commands[i].name, words[0]) != 0)
-		i++;
-	if (i == COMMANDS) {
+	const struct command *command = command_find(words[0]);
+	if (!command) {
 		r = pass_through(&o, words, n);
-	} else if (n - 1 > commands[i].args_max) {
+	} else if (n - 1 > command->args_max) {
 		fprintf(stderr, "pdctl: %s takes: %s\n", words[0],
-		        *commands[i].args ? commands[i].args : "no argument");
+		        *command->args ? command->args : "no argument");
 		r = EXIT_USAGE;
 	} else {
-		r = commands[i].fn(&o, words + 1, n - 1);
+		r = command->fn(&o, words + 1, n - 1);
 	}
 	free(words);
 	json_decref(o.members);

@@ -1,0 +1,68 @@
+"""pdctl's command line where no daemon is needed: help, version, mistyped commands, completion."""
+import os
+import shutil
+import subprocess
+
+import pytest
+from suite import BIN, ENV, Suite
+
+TOOLS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools", "completion")
+
+
+def pdctl(*args, **env):
+    r = subprocess.run([os.path.join(BIN, "pdctl"), *args], capture_output=True, text=True, timeout=60, env={**ENV, **env})
+    return r.returncode, r.stdout, r.stderr
+
+
+def commands():
+    return [line.split()[0] for line in pdctl("help")[1].splitlines() if line.startswith("  ") and line[2].islower() and line[13] in " [<NMIT"]
+
+
+def test_help_of_all_and_of_one():
+    code, whole, _ = pdctl("help")
+    assert code == 0 and whole == pdctl("--help")[1] and "role" in commands() and len(commands()) > 20
+    for name in commands():
+        code, text, _ = pdctl("help", name)
+        assert name == "help" or (code == 0 and text.startswith(f"usage: pdctl {name} ")), text
+
+
+@pytest.mark.parametrize("typed,near", [("statsu", "status"), ("loglevel", "log-level"), ("tokenise", "tokenize"), ("quux", None), ("", None), ("a" * 5000, None)])
+def test_mistyped(typed, near):
+    for args in ([typed], ["help", typed]):
+        code, out, err = pdctl(*args)
+        assert code == 2 and not out and "unknown command" in err
+        assert (f'did you mean "{near}"?' in err) if near else "did you mean" not in err
+
+
+def test_version():
+    code, out, _ = pdctl("--version")
+    daemon = subprocess.run([os.path.join(BIN, "pdrouterd"), "--version"], capture_output=True, text=True, env=ENV).stdout
+    assert code == 0 and out.split()[1:] == daemon.split()[1:]
+
+
+def test_help_of_a_daemon(tiny_model):
+    with Suite("mixed", tiny_model) as s:
+        assert "role" in s.pdctl("-d", "mixed-1", "help").stdout
+
+
+def complete(rundir, *words):
+    script = f'PATH={BIN}:$PATH; . {TOOLS}/pdctl.bash; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _pdctl; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    r = subprocess.run(["bash", "-c", script, "bash", *words], capture_output=True, text=True, timeout=60, env={**ENV, "PDSERVE_RUNDIR": str(rundir)})
+    assert r.returncode == 0 and not r.stderr, r
+    return r.stdout.split()
+
+
+def test_completion(tmp_path):
+    for name in ("router", "decode-1", "decode-2"):
+        (tmp_path / f"{name}.lock").touch()
+    assert complete(tmp_path, "pdctl", "st") == ["status", "storage", "stop"]
+    assert complete(tmp_path, "pdctl", "--sh") == ["--shared-cache"]
+    assert complete(tmp_path, "pdctl", "-d", "de") == complete(tmp_path, "pdctl", "stop", "de") == ["decode-1", "decode-2"]
+    assert complete(tmp_path, "pdctl", "role", "decode-1", "") == ["prefill", "decode", "mixed"]
+    assert complete(tmp_path, "pdctl", "log-level", "w") == ["warn"]
+    assert sorted(complete(tmp_path, "pdctl", "help", "")) == sorted(commands())
+
+
+@pytest.mark.skipif(not shutil.which("zsh"), reason="no zsh here")
+def test_completion_of_zsh_parses():
+    assert subprocess.run(["zsh", "-n", os.path.join(TOOLS, "_pdctl")]).returncode == 0
