@@ -11,6 +11,7 @@
 #include "util/descriptors.h"
 #include "util/endpoint.h"
 #include "util/mem.h"
+#include "util/version.h"
 #include "util/trim.h"
 
 #include <errno.h>
@@ -598,7 +599,7 @@ static int print_text(const struct svc *s, const struct svc_opts *o,
 	struct buf out;
 	buf_init(&out, 0);
 	if (o->print_version)
-		buf_printf(&out, "%s %s, protocol version %u\n", s->hooks->program, SVC_VERSION,
+		buf_printf(&out, "%s %s, protocol version %u\n", s->hooks->program, PDSERVE_VERSION,
 		           PROTOCOL_VERSION);
 	else if (o->print_help)
 		svc_opts_usage(s->hooks->program, s->hooks->default_name, &out);

@@ -11,8 +11,6 @@
 #ifndef SVC_SVC_H
 #define SVC_SVC_H
 
-#define SVC_VERSION "0.1.0" /* of all programs of the suite */
-
 #include "msg/chan.h"
 #include "svc/conf.h"
 #include "svc/stat.h"

@@ -5,6 +5,7 @@
 #include "util/clock.h"
 #include "util/descriptors.h"
 #include "util/mem.h"
+#include "util/version.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,7 +52,7 @@ static int ctl_status(struct svc *s, char *const *args, size_t n_args, struct bu
 	buf_addc(out, ',');
 	json_member(out, "name", s->name);
 	buf_addc(out, ',');
-	json_member(out, "version", SVC_VERSION);
+	json_member(out, "version", PDSERVE_VERSION);
 	buf_addc(out, ',');
 	json_member(out, "endpoint", s->endpoint);
 	buf_printf(out, ",\"pid\":%ld,\"epoch\":%llu,\"uptime_us\":%llu,\"state\":\"%s\"",

@@ -33,6 +33,7 @@ void worker_status(struct svc *s, struct buf *out)
 	worker_count_device(w);
 	buf_addc(out, ',');
 	role_json(w, out);
+	buf_printf(out, ",\"drained\":%s", w->drained ? "true" : "false");
 	buf_printf(out, ",\"numerics\":\"%s\",\"layout\":\"%s\",\"model\":", w->info->numerics,
 	           w->layout);
 	buf_add_json(out, w->info->name, strlen(w->info->name));
@@ -191,11 +192,39 @@ static int ctl_role(struct svc *s, char *const *args, size_t n, struct buf *out,
 	return role_command(worker_of(s), args, n, out, err);
 }
 
+/* Routers learn it with the next heartbeat. */
+static int set_drained(struct worker *w, int drained, struct buf *out)
+{
+	if (w->drained != drained)
+		log_info(drained ? "drained" : "undrained", "by=pdctl");
+	w->drained = drained;
+	buf_printf(out, "{\"drained\":%s}", drained ? "true" : "false");
+	return 0;
+}
+
+static int ctl_drain(struct svc *s, char *const *args, size_t n, struct buf *out, struct err *err)
+{
+	(void)args;
+	(void)n;
+	(void)err;
+	return set_drained(worker_of(s), 1, out);
+}
+
+static int ctl_undrain(struct svc *s, char *const *args, size_t n, struct buf *out, struct err *err)
+{
+	(void)args;
+	(void)n;
+	(void)err;
+	return set_drained(worker_of(s), 0, out);
+}
+
 const struct svc_ctl worker_ctl[] = {
 	{"requests", ctl_requests, "requests of this worker with state and age", 0},
 	{"kv", ctl_kv, "blocks by state; owner, age and reason of every held one", 0},
 	{"role", ctl_role,
      "the role; with prefill, decode or mixed: switch to it, without losing a request", 1},
+	{"drain", ctl_drain, "take no new requests; those that are here go on", 1},
+	{"undrain", ctl_undrain, "take requests again", 1},
 	{"flush", ctl_flush, "drop what the prefix index holds and nobody uses", 1},
 	{NULL, NULL, NULL, 0},
 };

@@ -382,7 +382,7 @@ static void heartbeat(struct svc *s, struct peer *p, Pds__Heartbeat *hb)
 	hb->cached_tokens = w->cached_tokens;
 	hb->generated_tokens = w->generated_tokens;
 	hb->preemptions = w->preemptions;
-	hb->draining = svc_draining(s) || w->sw.active;
+	hb->draining = svc_draining(s) || w->sw.active || w->drained;
 	hb->ending = svc_draining(s);
 	w->stage->heartbeat(w, hb);
 	worker_count_device(w);

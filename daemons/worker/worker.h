@@ -33,6 +33,7 @@ struct worker {
 	struct svc *svc;
 	enum worker_role role;
 	struct role_switch sw;
+	int drained; /* by pdctl: routers are told to send nothing new */
 	struct peer_lists peer_lists;
 	struct tell_state tell;
 	struct engine *engine;

@@ -2,9 +2,10 @@
 import os
 import shutil
 import subprocess
+import threading
 
 import pytest
-from suite import BIN, ENV, Suite
+from suite import BIN, ENV, Suite, wait_for
 
 TOOLS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools", "completion")
 
@@ -43,6 +44,32 @@ def test_version():
 def test_help_of_a_daemon(tiny_model):
     with Suite("mixed", tiny_model) as s:
         assert "role" in s.pdctl("-d", "mixed-1", "help").stdout
+
+
+def test_drain_ends_nothing(tiny_model):
+    """A worker that is drained gets nothing new, and what it has goes on; without any other, requests wait or are refused; then it serves again."""
+    with Suite("2mixed", tiny_model) as s:
+        def state(name):
+            return next(w["state"] for w in s.ctl("router", "workers") if w["name"] == name)
+        answer = []
+        t = threading.Thread(target=lambda: answer.append(s.tokens([1, 2, 3], 400)))
+        t.start()
+        busy = wait_for(lambda: next((n for n in ("mixed-1", "mixed-2") if s.ctl(n, "requests")), None) or answer and "mixed-1")
+        assert s.pdctl("drain", busy).returncode == 0
+        wait_for(lambda: state(busy) == "draining")
+        before = s.ctl(busy, "status")["prompt_tokens"]
+        for i in range(6):
+            assert len(s.tokens([5 + i, 6, 7], 3)) == 3
+        t.join()
+        assert len(answer[0]) == 400 and s.ctl(busy, "status")["prompt_tokens"] == before and s.ctl(busy, "status")["drained"] is True
+        other = "mixed-2" if busy == "mixed-1" else "mixed-1"
+        s.pdctl("-d", other, "drain")
+        wait_for(lambda: s.get("/ready")[0] == 503)
+        assert "all workers are draining" in s.get("/ready")[1]
+        assert s.pdctl("undrain", busy).returncode == 0
+        wait_for(lambda: s.get("/ready")[0] == 200)
+        assert len(s.tokens([9, 9, 9], 3)) == 3 and s.ctl(busy, "status")["prompt_tokens"] > before
+        assert s.pdctl("drain").returncode == 2 and s.pdctl("drain", "router").returncode == 1
 
 
 def complete(rundir, *words):

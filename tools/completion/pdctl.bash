@@ -14,7 +14,7 @@ _pdctl_names() { # of the daemons in the run directory that the words name
 _pdctl() {
 	local now=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} words
 	case $before in
-	-d | --daemon | role | stop) words=$(_pdctl_names) ;;
+	-d | --daemon | role | drain | undrain | stop) words=$(_pdctl_names) ;;
 	-r | --rundir | -k | --keys | --template | render | tokenize | detokenize) mapfile -t COMPREPLY < <(compgen -f -- "$now") && return ;;
 	help) words=$(pdctl help | sed -n 's/^  \([a-z][a-z-]*\) .*/\1/p') ;;
 	log-level) words="debug info warn error" ;;

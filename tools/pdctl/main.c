@@ -5,9 +5,9 @@
 #include "pdctl.h"
 
 #include "msg/codec.h"
-#include "svc/svc.h"
 #include "util/log.h"
 #include "util/near.h"
+#include "util/version.h"
 
 #include <getopt.h>
 #include <stdio.h>
@@ -411,6 +411,39 @@ static int role_command(const struct options *o, char *const *args, size_t n_arg
 	return r;
 }
 
+/* drain, undrain: the name of the worker is the argument, or by -d. */
+static int drain_by(const struct options *o, const char *command, char *const *args, size_t n_args)
+{
+	struct options one = *o;
+	struct target t;
+	json_t *j;
+	if (n_args && !o->daemon && !o->endpoint)
+		one.daemon = args[0];
+	if (!one.daemon && !o->endpoint) {
+		fprintf(stderr, "pdctl: %s needs a name: `pdctl %s NAME`\n", command, command);
+		return EXIT_USAGE;
+	}
+	int r = target_one(&one, "", &t);
+	if (r != EXIT_DONE || (r = ask_json(&one, &t, command, NULL, 0, &j)) != EXIT_DONE)
+		return r;
+	if (o->json)
+		print_json(j);
+	else
+		show_any(j);
+	json_decref(j);
+	return r;
+}
+
+static int drain_command(const struct options *o, char *const *args, size_t n_args)
+{
+	return drain_by(o, "drain", args, n_args);
+}
+
+static int undrain_command(const struct options *o, char *const *args, size_t n_args)
+{
+	return drain_by(o, "undrain", args, n_args);
+}
+
 /* --- options ------------------------------------------------------------- */
 
 static const struct command {
@@ -440,6 +473,8 @@ static const struct command {
 	{"role", "NAME [ROLE]",
      "show a worker's role, or switch it to prefill, decode or mixed and wait until it is done",
      role_command, 2},
+	{"drain", "NAME", "let a worker take no new requests; what it has goes on", drain_command, 1},
+	{"undrain", "NAME", "let it take requests again", undrain_command, 1},
 	{"log-level", "[LEVEL]", "show or set the log level: debug, info, warn, error",
      log_level_command, 1},
 	{"chat", "[TEXT]", "ask the model; without TEXT: a conversation, one line a turn", chat_command,
@@ -608,7 +643,7 @@ static int parse(int argc, char **argv, struct options *o)
 		else if (c == 't' && atol(optarg) > 0)
 			o->timeout_us = (uint64_t)atol(optarg) * 1000;
 		else if (c == 'V') {
-			printf("pdctl %s, protocol version %u\n", SVC_VERSION, PROTOCOL_VERSION);
+			printf("pdctl %s, protocol version %u\n", PDSERVE_VERSION, PROTOCOL_VERSION);
 			return -1;
 		} else {
 			usage(c == 'h' ? stdout : stderr);
