@@ -1,5 +1,6 @@
 """pdctl's command line where no daemon is needed: help, version, mistyped commands, completion."""
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -39,6 +40,24 @@ def test_version():
     code, out, _ = pdctl("--version")
     daemon = subprocess.run([os.path.join(BIN, "pdrouterd"), "--version"], capture_output=True, text=True, env=ENV).stdout
     assert code == 0 and out.split()[1:] == daemon.split()[1:]
+
+
+def test_fits_into_80_columns(tiny_model):
+    """status and workers, also while a daemon is down; a refusal says what is refused."""
+    with Suite("1p2d", tiny_model) as s:
+        s.tokens([1, 2, 3], 200)
+        s.kill("decode-2")
+        wait_for(lambda: "down" in s.pdctl("workers").stdout)
+        for command in ("status", "workers"):
+            text = s.pdctl(command).stdout
+            assert max(map(len, text.splitlines())) <= 80, text
+            assert re.search("^decode-2 .*down", text, re.M), text
+        assert len(s.pdctl("workers", "--wide").stdout.splitlines()[0]) > 200
+        r = s.pdctl("log-level", "loud")
+        assert r.returncode == 3 and "loud" in r.stderr and "debug, info, warn" in r.stderr, r.stderr
+        s.restart("decode-2")
+        wait_for(lambda: s.pdctl("log-level", "loud").returncode == 1)
+        assert 'no command "quux"' in s.pdctl("-d", "router", "quux").stderr
 
 
 def test_help_of_a_daemon(tiny_model):

@@ -80,6 +80,7 @@ static int ask_all(const struct options *o, const char *command, char *const *ar
 	struct target *list;
 	size_t n = chosen(o, &list), answers = 0;
 	int code = n ? EXIT_DONE : EXIT_UNREACHABLE;
+	char refused[400] = "";
 	*ret_all = json_object();
 	if (!n)
 		return code;
@@ -95,12 +96,16 @@ static int ask_all(const struct options *o, const char *command, char *const *ar
 			        r == EXIT_DONE ? "the answer is not JSON" : text);
 		if (r != EXIT_REFUSED || n == 1)
 			code = worse(code, r);
+		else if (!strstr(text, "has no command")) /* it knows the command: what it says counts */
+			snprintf(refused, sizeof refused, "%s", text);
 		free(text);
 	}
-	if (!answers && code == EXIT_DONE) {
+	if (!answers && *refused)
+		fprintf(stderr, "pdctl: %s\n", refused);
+	else if (!answers && code == EXIT_DONE)
 		fprintf(stderr, "pdctl: no daemon in %s knows the command %s\n", o->rundir, command);
+	if (!answers && code == EXIT_DONE)
 		code = EXIT_REFUSED;
-	}
 	free(list);
 	return code;
 }
@@ -271,7 +276,7 @@ static int workers_command(const struct options *o, char *const *args, size_t n_
 	if (o->json)
 		print_json(j);
 	else if (json_array_size(list))
-		show_workers(list);
+		show_workers(list, o->wide);
 	else
 		puts("no worker is registered");
 	json_decref(j);
@@ -554,6 +559,7 @@ static void usage(FILE *f)
 		"      --shared-cache   apikey: use the cached prefixes of all keys that say so\n"
 		"      --template FILE  chat template for render, instead of the model's own\n"
 		"  -j, --json           JSON instead of text\n"
+		"  -w, --wide           workers: all columns, not those that fit into 80\n"
 		"  -t, --timeout MS     longest wait for an answer (default 2000; flush: 130000)\n"
 		"  -h, --help, -V, --version\n"
 		"exit status: 0 done, 1 refused or not found, 2 wrong usage, 3 a daemon could not be "
@@ -598,6 +604,7 @@ static int parse(int argc, char **argv, struct options *o)
 		{"identity", required_argument, 0, 'i'},
 		{"url", required_argument, 0, 'u'},
 		{"json", no_argument, 0, 'j'},
+		{"wide", no_argument, 0, 'w'},
 		{"set", required_argument, 0, 's'},
 		{"system", required_argument, 0, 'S'},
 		{"timeout", required_argument, 0, 't'},
@@ -611,7 +618,7 @@ static int parse(int argc, char **argv, struct options *o)
 		{0},
 	};
 	int c;
-	while ((c = getopt_long(argc, argv, "+r:e:d:k:i:u:js:S:t:hV", longs, NULL)) != -1) {
+	while ((c = getopt_long(argc, argv, "+r:e:d:k:i:u:jws:S:t:hV", longs, NULL)) != -1) {
 		if (c == 'r')
 			o->rundir = optarg;
 		else if (c == 'e')
@@ -638,6 +645,8 @@ static int parse(int argc, char **argv, struct options *o)
 			o->limit.shared_cache = 1;
 		else if (c == 'j')
 			o->json = 1;
+		else if (c == 'w')
+			o->wide = 1;
 		else if (c == 's' && strchr(optarg, '='))
 			set_member(o, optarg);
 		else if (c == 't' && atol(optarg) > 0)

@@ -13,7 +13,7 @@ enum exit_code { EXIT_DONE = 0, EXIT_REFUSED = 1, EXIT_USAGE = 2, EXIT_UNREACHAB
 struct options {
 	const char *rundir, *daemon, *endpoint, *http, *system, *chat_template;
 	const char *keys, *identity; /* folder of keys; name of our own, for other hosts */
-	int json;
+	int json, wide;
 	uint64_t timeout_us;
 	struct { /* of an access key that is made; NULL: none */
 		const char *requests, *tokens, *concurrent;
@@ -56,7 +56,7 @@ void print_json(const json_t *j);
 /* --- show.c: answers as text --- */
 void show_any(const json_t *j);
 void show_config(const json_t *j, const char *only);
-void show_workers(const json_t *list);
+void show_workers(const json_t *list, int wide);
 void show_links(const json_t *list);
 void show_kv_head(struct table *t);
 void show_kv_row(struct table *t, const char *name, const json_t *kv);

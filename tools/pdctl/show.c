@@ -158,30 +158,36 @@ static void show_columns(const json_t *list, const char *const *columns, size_t 
 	table_print(&t);
 }
 
-void show_workers(const json_t *list)
+/* Short: what fits into 80 columns. */
+void show_workers(const json_t *list, int wide)
 {
-	static const char *const columns[] = {"name",
-	                                      "role",
-	                                      "state",
-	                                      "handover",
-	                                      "requests",
-	                                      "running",
-	                                      "waiting",
-	                                      "blocks",
-	                                      "blocks_free",
-	                                      "blocks_held",
-	                                      "prompt_tokens",
-	                                      "cached_tokens",
-	                                      "generated_tokens",
-	                                      "preemptions",
-	                                      "kv_index",
-	                                      "kv_memory",
-	                                      "kv_disk",
-	                                      "memory_weight",
-	                                      "disk_weight",
-	                                      "breaker",
-	                                      "heard_ms_ago"};
-	show_columns(list, columns, sizeof columns / sizeof *columns);
+	static const char *const all[] = {"name",
+	                                  "role",
+	                                  "state",
+	                                  "handover",
+	                                  "requests",
+	                                  "running",
+	                                  "waiting",
+	                                  "blocks",
+	                                  "blocks_free",
+	                                  "blocks_held",
+	                                  "prompt_tokens",
+	                                  "cached_tokens",
+	                                  "generated_tokens",
+	                                  "preemptions",
+	                                  "kv_index",
+	                                  "kv_memory",
+	                                  "kv_disk",
+	                                  "memory_weight",
+	                                  "disk_weight",
+	                                  "breaker",
+	                                  "heard_ms_ago"};
+	static const char *const few[] = {"name",    "role",   "state",       "requests",
+	                                  "running", "blocks", "blocks_free", "heard_ms_ago"};
+	if (wide)
+		show_columns(list, all, sizeof all / sizeof *all);
+	else
+		show_columns(list, few, sizeof few / sizeof *few);
 }
 
 void show_links(const json_t *list)
@@ -323,8 +329,7 @@ void show_tier_workers(const char *name, const json_t *storage)
 
 void show_status_head(struct table *t)
 {
-	static const char *const columns[] = {"name", "program", "state",       "pid",
-	                                      "up",   "links",   "what it does"};
+	static const char *const columns[] = {"name", "state", "pid", "up", "links", "what it does"};
 	for (size_t c = 0; c < sizeof columns / sizeof *columns; c++)
 		head_of(t, columns[c]);
 	table_end_row(t);
@@ -366,27 +371,37 @@ static void device_text(const json_t *status, char *out, size_t size)
 		         (unsigned long long)count_of(d, "memory_errors"));
 }
 
-/* The important members of any daemon's status, those that it has. */
+/* The important members of any daemon's status, those that it has: as "12 running", or as a
+ * word. */
 static void doing_text(const json_t *status, char *out, size_t size)
 {
-	static const char *const keys[] = {"role",          "switching",      "model",
-	                                   "requests",      "running",        "waiting",
-	                                   "workers_up",    "blocks",         "blocks_held",
-	                                   "prompt_tokens", "cached_tokens",  "generated_tokens",
-	                                   "preemptions",   "open_transfers", "bytes",
-	                                   "hits",          "misses"};
+	static const struct {
+		const char *key, *shown; /* shown NULL: the value alone */
+	} parts[] = {{"role", NULL},
+	             {"requests", "requests"},
+	             {"workers_up", "workers"},
+	             {"running", "run"},
+	             {"waiting", "wait"},
+	             {"blocks_held", "held"},
+	             {"open_transfers", "transfers"},
+	             {"hits", "hits"},
+	             {"misses", "misses"}};
 	size_t at = 0;
 	out[0] = 0;
-	for (size_t k = 0; k < sizeof keys / sizeof *keys && at < size; k++) {
-		const json_t *v = json_object_get(status, keys[k]);
+	for (size_t k = 0; k < sizeof parts / sizeof *parts && at < size; k++) {
+		const json_t *v = json_object_get(status, parts[k].key);
 		char text[128];
 		if (!v || json_is_null(v) || json_is_array(v) || json_is_object(v))
 			continue;
-		value_text(keys[k], v, text, sizeof text);
-		at += (size_t)snprintf(out + at, size - at, "%s%s %s", at ? ", " : "", keys[k], text);
+		value_text(parts[k].key, v, text, sizeof text);
+		at += (size_t)snprintf(out + at, size - at, "%s%s%s%s", at ? ", " : "", text,
+		                       parts[k].shown ? " " : "", parts[k].shown ? parts[k].shown : "");
 	}
-	for (char *p = out; *p; p++)
-		*p = *p == '_' ? ' ' : *p;
+	if (json_is_string(json_object_get(status, "switching")) && at < size)
+		at += (size_t)snprintf(out + at, size - at, ", to %s",
+		                       json_string_value(json_object_get(status, "switching")));
+	if (json_is_true(json_object_get(status, "drained")) && at < size)
+		at += (size_t)snprintf(out + at, size - at, ", drained");
 	if (at < size)
 		device_text(status, out + at, size - at);
 }
@@ -395,7 +410,7 @@ void show_status_row(struct table *t, const struct target *at, const json_t *sta
 {
 	char text[400];
 	if (!status) {
-		static const char *const none[] = {"?", "down", "-", "-", "-", ""};
+		static const char *const none[] = {"down", "-", "-", "-", ""};
 		table_cell(t, "%s", at->name);
 		for (size_t i = 0; i < sizeof none / sizeof *none; i++)
 			table_cell(t, "%s", none[i]);
@@ -403,7 +418,6 @@ void show_status_row(struct table *t, const struct target *at, const json_t *sta
 		return;
 	}
 	cell_of(t, status, "name");
-	cell_of(t, status, "program");
 	cell_of(t, status, "state");
 	cell_of(t, status, "pid");
 	value_text("uptime_us", json_object_get(status, "uptime_us"), text, sizeof text);
