@@ -430,6 +430,15 @@ static int read_alignment(struct gguf *g, struct gguf_cursor *c, uint32_t *ret)
 	return 0;
 }
 
+static int refuse_magic(struct gguf_cursor *c)
+{
+	char text[9] = "";
+	for (unsigned i = 0; i < 8; i++)
+		text[i] = c->g->map[i] >= 0x20 && c->g->map[i] < 0x7f ? (char)c->g->map[i] : '.';
+	return refuse(c, ERR_CORRUPT, "not a GGUF file: it starts with \"%s\", not with \"GGUF\"",
+	              text);
+}
+
 static int read_header(struct gguf *g, struct err *err)
 {
 	struct gguf_cursor c = {.g = g, .err = err};
@@ -440,7 +449,7 @@ static int read_header(struct gguf *g, struct err *err)
 	if ((rc = take_u32(&c, &magic)))
 		return rc;
 	if (magic != 0x46554747u)
-		return refuse(&c, ERR_CORRUPT, "found 0x%08x, expected 0x46554747 (GGUF)", magic);
+		return refuse_magic(&c);
 	field_set(&c, "version");
 	if ((rc = take_u32(&c, &version)))
 		return rc;

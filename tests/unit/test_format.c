@@ -242,7 +242,7 @@ START_TEST(gguf_truncated)
 	b.data[0] = 'H';
 	write_file("magic.gguf", b.data, b.len);
 	refused("magic.gguf", gguf_open(path, &g, &err), &err, ERR_CORRUPT,
-	        "magic: found 0x46554748, expected 0x46554747 (GGUF)");
+	        "magic: not a GGUF file: it starts with \"HGUF....\", not with \"GGUF\"");
 	refused(folder, gguf_open(folder, &g, &err), &err, ERR_INVALID, "found no regular file");
 	ck_assert_int_eq(gguf_open("/nonexistent", &g, &err), ERR_IO);
 	buf_fini(&b);
