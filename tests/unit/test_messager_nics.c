@@ -237,6 +237,34 @@ START_TEST(test_reach)
 }
 END_TEST
 
+/* A receiver that is slow to say that it is ready, longer than the sender waits: that is not the
+ * NIC's fault, and both keep the nearest ones. */
+START_TEST(test_slow_peer)
+{
+	nics_reset(48);
+	for (int d = 0; d < FAKE_DEVICES; d++)
+		fake.device[d].node = d >= 2;
+	nodes.src[0] = nodes.dst[0] = 0;
+	world_make(1);
+	const struct rdma_side *side = (const struct rdma_side *)w->path;
+	int steps = 0;
+	while (!side->lanes[0] || !side->lanes[0]->fails) {
+		for (unsigned i = 0; i < w->to_path.n; i++)
+			if (w->to_path.m[i].bytes[1] == RDMA_READY)
+				w->to_path.m[i].at_us = fake.us + 1000000u;
+		world_step();
+		ck_assert_int_lt(++steps, STEPS_MAX);
+	}
+	for (unsigned i = 0; i < w->to_path.n; i++)
+		w->to_path.m[i].at_us = fake.us;
+	run_world(0);
+	ck_assert_uint_eq(w->whole, LEASES);
+	ck_assert_str_eq(nic_of(w->path, 0), "fake0");
+	ck_assert_str_eq(nic_of(w->intake, 0), "fake1");
+	world_free();
+}
+END_TEST
+
 /* None of the sender's reaches any of the receiver's: both say so, and nothing else happens. */
 START_TEST(test_reach_none)
 {
@@ -502,6 +530,7 @@ static Suite *suite(void)
 	tcase_add_loop_test(t, test_nearest, 0, 7);
 	tcase_add_test(t, test_spread);
 	tcase_add_loop_test(t, test_reach, 0, 6);
+	tcase_add_test(t, test_slow_peer);
 	tcase_add_test(t, test_reach_none);
 	tcase_add_loop_test(t, test_device_dies, 0, 4 * DEATHS);
 	tcase_add_test(t, test_all_die);
