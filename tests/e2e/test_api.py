@@ -272,6 +272,22 @@ def test_context_is_what_can_be_served(tiny_model, ids):
         assert "length is 64 tokens for a prompt here. However, your prompt has 65 tokens" in too_long(s, 65, max_tokens=1)
 
 
+def test_workers_of_different_size(tiny_model):
+    """A limit that only the larger worker can keep goes there; an answer without a limit goes to either, and ends where the worker's room does."""
+    suite = Suite("2mixed", tiny_model, worker={"block_tokens": 16})
+    suite.conf["mixed-1"]["kv_blocks"], suite.conf["mixed-2"]["kv_blocks"] = 6, 12
+
+    def served_by(s):
+        return [s.ctl(n, "status")["prompt_tokens"] for n in ("mixed-1", "mixed-2")]
+    with suite as s:
+        assert served(s) == 192
+        for i in range(4):
+            assert complete(s, prompt=[9 + i] * 90, max_tokens=16, ignore_eos=True)["usage"]["completion_tokens"] == 16
+        assert served_by(s)[0] == 0
+        lengths = {complete(s, prompt=[19 + i] * 90, max_tokens=None, ignore_eos=True)["usage"]["completion_tokens"] for i in range(6)}
+        assert all(served_by(s)) and max(lengths) == 16 > min(lengths) >= 6, (lengths, served_by(s))
+
+
 def test_text_of_stream_and_whole(text):
     for prompt in ["The capital of France is", "Count: one, two,", "Emoji 😀😃 and Ünïcödé"]:
         whole = complete(text, prompt=prompt, max_tokens=24, ignore_eos=True)["choices"][0]["text"]
