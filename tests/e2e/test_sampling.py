@@ -326,7 +326,8 @@ def test_chat_beyond_the_context(text):
     for more in ({}, {"max_tokens": 5}):
         status, r = text.post("/v1/chat/completions", {"messages": long, **more})
         m = r["error"]["message"]
-        assert status == 400 and "8192" in m and re.search(r"prompt has 90\d\d tokens", m) and r["error"]["param"] == "messages", m
+        assert status == 400 and "maximum context length is" in m and re.search(r"prompt has 90\d\d tokens|\(90\d\d in the prompt, 5 for the answer\)", m), m
+        assert r["error"]["param"] == "messages" and r["error"]["code"] == "context_length_exceeded"
     status, r = text.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8192})
     assert status == 400 and r["error"]["param"] == "max_tokens" and "8192" in r["error"]["message"]
     assert computed(text) == before

@@ -401,7 +401,7 @@ def test_bad_certificate_at_start(tmp_path):
     subprocess.run(["openssl", "ec", "-in", key, "-aes256", "-passout", "pass:secret", "-out", locked], check=True, capture_output=True)
     for c, k, part in ((cert, "", "http_tls_key is missing"), ("", key, "http_tls_cert is missing"), (cert, other_key, f"http_tls_key {other_key}: key values mismatch"),
                        ("/nonexistent", key, "http_tls_cert /nonexistent: No such file"), (key, key, f"http_tls_cert {key}: no start line"),
-                       (cert, locked, f"http_tls_key {locked}: bad decrypt")):
+                       (cert, locked, f"http_tls_key {locked}: it has a passphrase")):
         conf = tmp_path / "router.conf"
         conf.write_text(f'rundir = "{tmp_path}"; model = ""; http_listen = "127.0.0.1:0"; http_tls_cert = "{c}"; http_tls_key = "{k}";\n')
         r = subprocess.run([f"{BIN}/pdrouterd", "-c", str(conf)], capture_output=True, text=True, timeout=60 * SLOW, stdin=subprocess.DEVNULL)

@@ -25,14 +25,14 @@ static int fail(struct err *err, const char *setting, const char *file)
 	return err_set(err, ERR_INVALID, "%s %s: %s", setting, file, text ? text : "unknown error");
 }
 
-/* A key with a password would be asked for at the terminal. */
+/* A key with a passphrase would be asked for at the terminal. arg: set to 1. */
 static int no_password(char *buf, int size, int writes, void *arg)
 {
 	(void)buf;
 	(void)size;
 	(void)writes;
-	(void)arg;
-	return 0;
+	*(int *)arg = 1;
+	return -1;
 }
 
 /* A client that offers protocols must offer HTTP/1.1. */
@@ -54,7 +54,7 @@ int tls_open(const char *cert, const char *key, SSL_CTX **ret, struct err *err)
 	SSL_CTX *c = SSL_CTX_new(TLS_server_method());
 	if (!c)
 		return fail(err, "http_tls_cert", cert);
-	int r = 0;
+	int r = 0, asked = 0;
 	SSL_CTX_set_min_proto_version(c, TLS1_2_VERSION);
 	/* HTTP knows by itself where a message ends, so that an end without close_notify tells as much
 	 * as one over plain TCP */
@@ -63,12 +63,18 @@ int tls_open(const char *cert, const char *key, SSL_CTX **ret, struct err *err)
 	SSL_CTX_set_session_cache_mode(c, SSL_SESS_CACHE_OFF); /* resumption is by tickets alone */
 	SSL_CTX_set_mode(c, SSL_MODE_RELEASE_BUFFERS);
 	SSL_CTX_set_default_passwd_cb(c, no_password);
+	SSL_CTX_set_default_passwd_cb_userdata(c, &asked);
 	SSL_CTX_set_alpn_select_cb(c, select_protocol, NULL);
 	if (SSL_CTX_use_certificate_chain_file(c, cert) != 1)
 		r = fail(err, "http_tls_cert", cert);
 	else if (SSL_CTX_use_PrivateKey_file(c, key, SSL_FILETYPE_PEM) != 1 ||
 	         SSL_CTX_check_private_key(c) != 1)
-		r = fail(err, "http_tls_key", key);
+		r = asked
+		        ? err_set(err, ERR_INVALID,
+		                  "http_tls_key %s: it has a passphrase, which nobody can enter here", key)
+		        : fail(err, "http_tls_key", key);
+	SSL_CTX_set_default_passwd_cb_userdata(c, NULL);
+	ERR_clear_error();
 	if (r < 0)
 		SSL_CTX_free(c);
 	else
