@@ -19,16 +19,10 @@ struct conf_entry *conf_entry_find(const struct conf *c, const char *name)
 
 const char *conf_entry_near(const struct conf *c, const char *name)
 {
-	const char *best = NULL;
-	unsigned bound = WORD_NEAR_MAX + 1;
-	for (size_t i = 0; i < c->n; i++) {
-		unsigned d = word_distance(name, c->entries[i].key->name);
-		if (d < bound) {
-			bound = d;
-			best = c->entries[i].key->name;
-		}
-	}
-	return best;
+	struct nearest near = {.word = name};
+	for (size_t i = 0; i < c->n; i++)
+		nearest_try(&near, c->entries[i].key->name);
+	return near.best;
 }
 
 static const struct conf_entry *get(const struct conf *c, const char *key, enum conf_type type)

@@ -11,8 +11,8 @@
 #include "util/descriptors.h"
 #include "util/endpoint.h"
 #include "util/mem.h"
-#include "util/version.h"
 #include "util/trim.h"
+#include "util/version.h"
 
 #include <errno.h>
 #include <grp.h>

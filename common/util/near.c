@@ -4,7 +4,10 @@
 
 #include <string.h>
 
-unsigned word_distance(const char *a, const char *b)
+#define NEAR_MAX 3u
+
+/* 100 if one has 63 bytes or more. */
+static unsigned distance(const char *a, const char *b)
 {
 	unsigned row[64], n = (unsigned)strlen(b);
 	if (n >= 63 || strlen(a) >= 63)
@@ -21,4 +24,13 @@ unsigned word_distance(const char *a, const char *b)
 		}
 	}
 	return row[n];
+}
+
+void nearest_try(struct nearest *n, const char *candidate)
+{
+	unsigned d = distance(n->word, candidate);
+	if (d > NEAR_MAX || d >= strlen(n->word) || (n->best && d >= n->distance))
+		return;
+	n->best = candidate;
+	n->distance = d;
 }

@@ -2,9 +2,13 @@
 #ifndef UTIL_NEAR_H
 #define UTIL_NEAR_H
 
-/* Levenshtein distance of two short words; 100 if one has 63 bytes or more. */
-unsigned word_distance(const char *a, const char *b);
-/* Words farther away than that mean something else. */
-#define WORD_NEAR_MAX 3u
+struct nearest {
+	const char *word, *best; /* best NULL: none is near */
+	unsigned distance;       /* of best */
+};
+
+/* best becomes this one if it is nearer than all before, by Levenshtein distance: at most 3, and
+ * less than the word has bytes. {.word = ...}: none was tried yet. */
+void nearest_try(struct nearest *n, const char *candidate);
 
 #endif

@@ -160,7 +160,7 @@ static uint64_t out_now(void *arg)
 static struct peer *peer_of(const struct messager *m, const char *name, uint64_t epoch)
 {
 	struct peer *p = chan_find(svc_chan(m->svc), name, 0);
-	return p && peer_is_up(p) && peer_epoch(p) == epoch ? p : NULL;
+	return p && peer_epoch(p) == epoch ? p : NULL;
 }
 
 static int out_linked(void *arg, const char *name, uint64_t epoch)

@@ -45,7 +45,7 @@ struct decode_target *target_get(struct prefill *s, const char *name, uint64_t e
 	t->epoch = epoch;
 	t->refs = 1;
 	struct peer *p = chan_find(svc_chan(s->w->svc), name, TAG_WORKER);
-	t->peer = p && peer_is_up(p) && peer_epoch(p) == epoch ? p : NULL;
+	t->peer = p && peer_epoch(p) == epoch ? p : NULL;
 	list_push_back(&s->targets, &t->node);
 	return t;
 }
@@ -173,7 +173,7 @@ Pds__Fault reserve_gone_fault(const struct decode_target *t)
 static int await_link(struct job *j, struct candidate *c, uint64_t now)
 {
 	struct peer *p = chan_find(svc_chan(j->w->svc), c->target->name, TAG_WORKER);
-	if (c->target->ended_in_order || (p && peer_is_up(p) && peer_epoch(p) > c->target->epoch)) {
+	if (c->target->ended_in_order || (p && peer_epoch(p) > c->target->epoch)) {
 		close_candidate(j, c, reserve_gone_fault(c->target),
 		                "every decode worker that was named is gone");
 		return 0;

@@ -535,6 +535,18 @@ static inline void link_restart(void)
 	link_up();
 }
 
+/* How often what may go wrong does, by the world's seed. */
+static inline void world_trouble(void)
+{
+	fake.knobs = (struct fake_knobs){.kill = fake_below(24),
+	                                 .hang = fake_below(4),
+	                                 .spurious = fake_below(200),
+	                                 .refuse = fake_below(60)};
+	w->lose = fake_below(200);
+	w->busy = fake_below(200);
+	w->restart = fake_below(4);
+}
+
 static inline void run_world(int plans)
 {
 	int steps = 0;

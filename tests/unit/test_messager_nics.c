@@ -489,13 +489,7 @@ static void seed_run(uint64_t seed)
 		nodes.dst[i] = (int)fake_below(3) - 1;
 	}
 	world_make(POOLS);
-	fake.knobs = (struct fake_knobs){.kill = fake_below(24),
-	                                 .hang = fake_below(4),
-	                                 .spurious = fake_below(200),
-	                                 .refuse = fake_below(60)};
-	w->lose = fake_below(200);
-	w->busy = fake_below(200);
-	w->restart = fake_below(4);
+	world_trouble();
 	w->ports = fake_below(8);
 	fake.slow = (int)fake_below(2);
 	run_world(1);

@@ -80,13 +80,7 @@ static void seed_run(uint64_t seed)
 {
 	struct path_state s;
 	world_new(seed, seed % 3 == 0);
-	fake.knobs = (struct fake_knobs){.kill = fake_below(24),
-	                                 .hang = fake_below(4),
-	                                 .spurious = fake_below(200),
-	                                 .refuse = fake_below(60)};
-	w->lose = fake_below(200);
-	w->busy = fake_below(200);
-	w->restart = fake_below(4);
+	world_trouble();
 	fake.slow = (int)fake_below(2);
 	run_world(1);
 	rdma_path_ops.path_state(w->path, &s);

@@ -416,27 +416,16 @@ static int role_command(const struct options *o, char *const *args, size_t n_arg
 	return r;
 }
 
-/* drain, undrain: the name of the worker is the argument, or by -d. */
+/* The name of the worker is the argument, or by -d. */
 static int drain_by(const struct options *o, const char *command, char *const *args, size_t n_args)
 {
 	struct options one = *o;
-	struct target t;
-	json_t *j;
 	if (n_args && !o->daemon && !o->endpoint)
 		one.daemon = args[0];
-	if (!one.daemon && !o->endpoint) {
-		fprintf(stderr, "pdctl: %s needs a name: `pdctl %s NAME`\n", command, command);
-		return EXIT_USAGE;
-	}
-	int r = target_one(&one, "", &t);
-	if (r != EXIT_DONE || (r = ask_json(&one, &t, command, NULL, 0, &j)) != EXIT_DONE)
-		return r;
-	if (o->json)
-		print_json(j);
-	else
-		show_any(j);
-	json_decref(j);
-	return r;
+	if (one.daemon || o->endpoint)
+		return show_answers(&one, command, NULL, 0);
+	fprintf(stderr, "pdctl: %s needs a name: `pdctl %s NAME`\n", command, command);
+	return EXIT_USAGE;
 }
 
 static int drain_command(const struct options *o, char *const *args, size_t n_args)
@@ -514,15 +503,10 @@ static const struct command *command_find(const char *name)
 
 static int unknown_command(const char *name)
 {
-	const char *near = NULL;
-	unsigned bound = WORD_NEAR_MAX + 1;
-	for (size_t i = 0; i < COMMANDS; i++) {
-		unsigned d = word_distance(name, commands[i].name);
-		if (d < bound && d < strlen(name)) {
-			bound = d;
-			near = commands[i].name;
-		}
-	}
+	struct nearest n = {.word = name};
+	for (size_t i = 0; i < COMMANDS; i++)
+		nearest_try(&n, commands[i].name);
+	const char *near = n.best;
 	fprintf(stderr,
 	        "pdctl: unknown command \"%s\"%s%s%s; `pdctl help` lists them, -d NAME asks one "
 	        "daemon\n",

@@ -60,15 +60,15 @@ struct rdma_outgoing {
 		uint64_t lease, at;     /* its number; address of D's pool there */
 		struct rdma_pool *pool; /* of o.from */
 		uint64_t total_bytes;
-		uint32_t words; /* of todo, for each layer */
+		uint32_t words; /* of unwritten, for each layer */
 	};
 	/* the key is valid for one queue pair */
 	uint64_t key_session;
 	uint32_t key_round, key;
 	/* what is to be posted */
-	uint64_t *todo; /* (layers, words) a bit for each block */
-	uint32_t *left; /* (layers) bits set */
-	uint32_t low;   /* layers below have none */
+	uint64_t *unwritten; /* (layers, words) a bit for each block */
+	uint32_t *left;      /* (layers) bits set */
+	uint32_t low;        /* layers below have none */
 	/* what is posted, written but not yet flushed, delivered, and delivered but not yet told */
 	uint32_t posted;
 	uint64_t written_bytes, written, delivered_bytes, untold_bytes;
@@ -86,7 +86,7 @@ static struct rdma_sender *sender_of(struct rdma_qp *q)
 static void todo_set(struct rdma_outgoing *o, uint32_t layer, uint32_t first, uint32_t n)
 {
 	for (uint32_t i = first; i < first + n; i++)
-		o->todo[(size_t)layer * o->words + i / 64] |= 1ull << i % 64;
+		o->unwritten[(size_t)layer * o->words + i / 64] |= 1ull << i % 64;
 	o->left[layer] += n;
 	if (layer < o->low)
 		o->low = layer;
@@ -94,7 +94,7 @@ static void todo_set(struct rdma_outgoing *o, uint32_t layer, uint32_t first, ui
 
 static int todo_has(const struct rdma_outgoing *o, uint32_t layer, uint32_t block)
 {
-	return o->todo[(size_t)layer * o->words + block / 64] >> block % 64 & 1;
+	return o->unwritten[(size_t)layer * o->words + block / 64] >> block % 64 & 1;
 }
 
 /* Takes the next run of blocks that are neighbours in both pools. n 0: there is none. */
@@ -106,7 +106,7 @@ static struct rdma_note todo_take(struct rdma_outgoing *o)
 		o->low++;
 	if (o->low == c->layout->layers)
 		return run;
-	uint64_t *words = o->todo + (size_t)o->low * o->words;
+	uint64_t *words = o->unwritten + (size_t)o->low * o->words;
 	uint32_t w = 0;
 	while (words[w] == 0)
 		w++;
@@ -779,7 +779,7 @@ int rdma_outgoing_new(struct path *path, const struct outgoing_opts *o, struct o
 	                             .due.tell = outgoing_tell};
 	struct rdma_outgoing *n = mem_alloc(sizeof *n);
 	memcpy(n, &init, sizeof *n);
-	n->todo = mem_array((size_t)o->layout->layers * n->words, sizeof *n->todo);
+	n->unwritten = mem_array((size_t)o->layout->layers * n->words, sizeof *n->unwritten);
 	n->left = mem_array(o->layout->layers, sizeof *n->left);
 	list_init(&n->due.node);
 	list_push_back(&p->outgoings, &n->node);
@@ -815,7 +815,7 @@ void rdma_outgoing_end(struct outgoing **outgoing)
 	list_remove(&o->due.node);
 	free((uint32_t *)o->o.src);
 	free((uint32_t *)o->o.dst);
-	free(o->todo);
+	free(o->unwritten);
 	free(o->left);
 	free(o);
 	*outgoing = NULL;

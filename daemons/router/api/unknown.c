@@ -92,24 +92,13 @@ static int is_known(const char *name, enum request_kind kind)
 	return 0;
 }
 
-/* NULL: none is near. */
-static const char *nearest(const char *name, enum request_kind kind)
-{
-	const char *best = NULL;
-	unsigned bound = WORD_NEAR_MAX + 1;
-	for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-		unsigned d = known[i].kinds >> kind & 1 ? word_distance(name, known[i].name) : bound;
-		if (d < bound && d < strlen(name)) {
-			bound = d;
-			best = known[i].name;
-		}
-	}
-	return best;
-}
-
 static int unknown_text(const struct request_prepare *q, const char *name, char *out, size_t size)
 {
-	const char *near = nearest(name, q->kind);
+	struct nearest n = {.word = name};
+	for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+		if (known[i].kinds >> q->kind & 1)
+			nearest_try(&n, known[i].name);
+	const char *near = n.best;
 	return snprintf(out, size, "%.*s is not a parameter of this server%s%s%s", SHOWN_MAX, name,
 	                near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
 }
@@ -123,7 +112,7 @@ int params_unknown(struct request_prepare *q, const json_t *o)
 		char text[256];
 		if (json_is_null(v) || is_known(name, q->kind))
 			continue;
-		if (n++ >= NAMED_MAX) /* nearest() takes its time */
+		if (n++ >= NAMED_MAX) /* looking for a near one takes its time */
 			continue;
 		size_t len = (size_t)unknown_text(q, name, text, sizeof text);
 		if (q->refuse_unknown)

@@ -194,12 +194,17 @@ static int take_expect(const char *v, struct http_head *h, const char **why)
 	return 0;
 }
 
+static int take_once(const char **field, const char *v, const char **why, const char *twice)
+{
+	if (**field)
+		return fail(why, 400, twice);
+	*field = v;
+	return 0;
+}
+
 static int take_authorization(const char *v, struct http_head *h, const char **why)
 {
-	if (*h->authorization)
-		return fail(why, 400, "Authorization is given twice");
-	h->authorization = v;
-	return 0;
+	return take_once(&h->authorization, v, why, "Authorization is given twice");
 }
 
 static int take_api_key(const char *v, struct http_head *h, const char **why)
@@ -212,10 +217,7 @@ static int take_api_key(const char *v, struct http_head *h, const char **why)
 
 static int take_encoding(const char *v, struct http_head *h, const char **why)
 {
-	if (*h->encoding)
-		return fail(why, 400, "Content-Encoding is given twice");
-	h->encoding = v;
-	return 0;
+	return take_once(&h->encoding, v, why, "Content-Encoding is given twice");
 }
 
 static int take_asks_headers(const char *v, struct http_head *h, const char **why)

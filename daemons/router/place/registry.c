@@ -7,8 +7,8 @@
 #include "registry.h"
 #include "msg/codec.h"
 #include "util/err.h"
-#include "util/log.h"
 #include "util/least.h"
+#include "util/log.h"
 #include "util/mem.h"
 
 #include <math.h>
