@@ -5,6 +5,7 @@
  * open, engine_open of rank 0 returns that rank's error text; a later failure of any rank fails the
  * step and all that follow (engine_broken). */
 #include "engine/engine_impl.h"
+#include "util/log_file.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -13,7 +14,7 @@
 
 /* The parameters that a rank's engine is opened with. */
 struct rank_hello {
-	char model_path[4096], backend[16], variant[16], outline[65];
+	char model_path[4096], log_file[4096], backend[16], variant[16], outline[65];
 	struct engine_opts opts; /* all its pointers are NULL */
 	int32_t has_progress;    /* spans may have progress words */
 };
@@ -78,6 +79,7 @@ int ranks_start(struct engine *e, struct err *err)
 	h.opts.broken_arg = h.opts.progressed_arg = NULL;
 	h.has_progress = e->has_progress;
 	snprintf(h.model_path, sizeof h.model_path, "%s", e->path);
+	snprintf(h.log_file, sizeof h.log_file, "%s", log_file_path() ? log_file_path() : "");
 	snprintf(h.backend, sizeof h.backend, "%s", e->opts.backend ? e->opts.backend : "cpu");
 	snprintf(h.variant, sizeof h.variant, "%s", e->opts.variant ? e->opts.variant : "auto");
 	model_outline(&e->conf, &e->src, h.outline);
@@ -145,6 +147,8 @@ int engine_rank_main(int fd)
 		fprintf(stderr, "pdrank: %s\n", err.text);
 		return 1;
 	}
+	if (*h.log_file)
+		log_file_open(h.log_file, 0, NULL);
 	h.opts.model_path = h.model_path;
 	h.opts.backend = h.backend;
 	h.opts.variant = h.variant;

@@ -10,6 +10,7 @@
 #include "util/clock.h"
 #include "util/descriptors.h"
 #include "util/endpoint.h"
+#include "util/log_file.h"
 #include "util/mem.h"
 #include "util/trim.h"
 #include "util/version.h"
@@ -65,6 +66,15 @@ static const struct conf_key common_keys[] = {
      NULL},
 	{"log_level", CONF_STRING, "info", 0, 0, "", 1, "Lowest level of events that are logged",
      "debug|info|warn|error"},
+	{"log_file", CONF_STRING, "", 0, 4000, "", 0,
+     "File for the log, and for all else that goes to stderr; empty: stderr itself (the journal "
+     "under systemd)",
+     NULL},
+	{"log_file_max_mb", CONF_INT, "64", 0, 1048576, "MiB", 0,
+     "Size at which log_file is renamed to LOG_FILE.1, which replaces the one before, and a new "
+     "one "
+     "starts; 0: no limit",
+     NULL},
 	{"heartbeat_ms", CONF_INT, "200", 10, 60000, "ms", 0,
      "Interval of heartbeats between routers and workers at work; 5 to 10 times that without work",
      NULL},
@@ -513,6 +523,18 @@ static int take_descriptors(const struct svc *s, struct err *err)
 	           : r;
 }
 
+static int open_log(const struct conf *c, struct err *err)
+{
+	const char *path = conf_str(c, "log_file");
+	uint64_t max_bytes = (uint64_t)conf_int(c, "log_file_max_mb") << 20;
+	int r = *path ? log_file_open(path, max_bytes, err) : 0;
+	if (r < 0)
+		return r;
+	return log_start() < 0
+	           ? err_set(err, ERR_NOMEM, "cannot start the log thread: raise the limit on tasks")
+	           : 0;
+}
+
 static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
 {
 	int r;
@@ -520,13 +542,12 @@ static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
 		return r;
 	if ((r = take_descriptors(s, err)) < 0)
 		return r;
-	if (log_start() < 0)
-		return err_set(err, ERR_NOMEM, "cannot start the log thread: raise the limit on tasks");
 	/* sockets are accessible to the user and its group; the run directory's mode decides who can
 	 * reach them */
 	umask(0007);
 	if ((r = svc_rundir_make(s->rundir, err)) < 0 ||
-	    (r = s->lock_fd = svc_lock_take(s->rundir, s->name, &s->epoch, err)) < 0)
+	    (r = s->lock_fd = svc_lock_take(s->rundir, s->name, &s->epoch, err)) < 0 ||
+	    (r = open_log(s->conf, err)) < 0)
 		return r;
 	if ((r = setup_base(s, err)) < 0 || (r = setup_chan(s, err)) < 0)
 		return r;

@@ -1,6 +1,7 @@
 /* check.c - see check.h. If nobody reads stderr, SIGALRM ends the process after END_S seconds. */
 #include "util/check.h"
 #include "util/log.h"
+#include "util/log_file.h"
 
 #include <execinfo.h>
 #include <signal.h>
@@ -12,12 +13,14 @@
 #define END_S 2
 #define LOG_WAIT_MS 500
 
-/* Flushes the log first, so that our line comes after the lines logged before it. */
+/* Flushes the log first, so that our line comes after the lines logged before it. A rank's log file
+ * may have been renamed by its worker. */
 static void begin_end(void)
 {
 	signal(SIGALRM, SIG_DFL);
 	alarm(END_S);
 	log_stop(LOG_WAIT_MS);
+	log_file_follow();
 }
 
 _Noreturn void check_panic(const char *file, int line, const char *fmt, ...)

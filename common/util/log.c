@@ -9,6 +9,7 @@
 #include "util/log.h"
 #include "util/clock.h"
 #include "util/err.h"
+#include "util/log_file.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -37,6 +38,7 @@ static struct {
 	int writing; /* the writer is in write(2) */
 	/* the last write failed: dropped lines are reported only after one succeeds */
 	int failed;
+	int file_failed; /* the log file could not be renamed, which was reported */
 	char ring[LOG_BUFFER_BYTES];
 	size_t begin, len; /* bytes not yet taken by the writer */
 	uint64_t dropped;  /* lines in total */
@@ -154,6 +156,14 @@ static void report_dropped(void)
 	sink.told = sink.dropped;
 }
 
+static void report_file(int why)
+{
+	if (why && !sink.file_failed)
+		put_own_line("log_file_not_renamed", "path=%s why=%s", log_quote(log_file_path()),
+		             log_quote(strerror(why)));
+	sink.file_failed = why != 0;
+}
+
 static uint64_t count_lines(const char *s, size_t n)
 {
 	uint64_t lines = 0;
@@ -211,8 +221,10 @@ static void *writer_main(void *arg)
 		size_t n = ring_take(chunk);
 		sink.writing = 1;
 		pthread_mutex_unlock(&sink.lock);
+		int why = log_file_make_room(n);
 		size_t left = write_whole(chunk, n);
 		pthread_mutex_lock(&sink.lock);
+		report_file(why);
 		sink.writing = 0;
 		sink.failed = left > 0;
 		sink.dropped += count_lines(chunk + n - left, left);

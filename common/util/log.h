@@ -8,8 +8,9 @@
  * After log_start a log call never waits: it puts the line into a buffer of LOG_BUFFER_BYTES, which
  * a thread writes to stderr. When the buffer is full (nobody reads the pipe, the disk is full or
  * hangs) lines are dropped and counted; event=log_lines_dropped reports how many once there is room
- * again. Before log_start and after log_stop a log call writes to stderr itself and may wait, which
- * suits a tool or a test. */
+ * again. If stderr is a log file of our own, that thread keeps it below its limit (log_file.h).
+ * Before log_start and after log_stop a log call writes to stderr itself and may wait, which suits
+ * a tool or a test. */
 #ifndef UTIL_LOG_H
 #define UTIL_LOG_H
 

@@ -410,8 +410,9 @@ void on_kv_ready(struct worker *w, struct peer *p, const struct msg_head *h,
 	if (!is_reserved_by(q, m->prefill, m->prefill_epoch))
 		return; /* another prefill worker's ring names this lease */
 	q->lease.ready_us = clock_us();
-	log_req(LOG_INFO, &q->run.req.id, "kv_ready", "attempt=%u bytes=%llu copy_us=%llu tail_us=%llu",
-	        q->run.req.attempt, (unsigned long long)m->bytes, (unsigned long long)m->copy_us,
+	log_req(LOG_DEBUG, &q->run.req.id, "kv_ready",
+	        "attempt=%u bytes=%llu copy_us=%llu tail_us=%llu", q->run.req.attempt,
+	        (unsigned long long)m->bytes, (unsigned long long)m->copy_us,
 	        (unsigned long long)m->tail_us);
 	sequence_step(q, SEQUENCE_ON_KV_READY);
 }

@@ -396,7 +396,8 @@ void attempt_take_account(struct attempt *a, const struct attempt_event *e)
 	if (attempt_is_alone(a))
 		take_answer_times(a, m->timing);
 	registry_outcome(a->all->registry, e->worker, 1, clock_us());
-	log_req(LOG_INFO, &a->id, a->state == ATTEMPT_SUBMITTED ? "first_token" : "prefill_told",
+	int is_first = a->state == ATTEMPT_SUBMITTED;
+	log_req(is_first ? LOG_INFO : LOG_DEBUG, &a->id, is_first ? "first_token" : "prefill_told",
 	        "attempt=%u index=%u from=%s decode=%s", a->number, m->index, e->worker->name,
 	        m->decode && *m->decode ? m->decode : "-");
 }
