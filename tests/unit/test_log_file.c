@@ -187,6 +187,21 @@ START_TEST(goes_on_without_a_current_file)
 }
 END_TEST
 
+START_TEST(appends)
+{
+	make_path();
+	int fd = open(path, O_WRONLY | O_CREAT, 0600);
+	ck_assert_int_eq(write(fd, "before\n", 7), 7);
+	close(fd);
+	begin();
+	write_line(0, 0);
+	log_stop(60000);
+	char *b = content(path);
+	ck_assert_int_eq(strncmp(b, "before\nts=", 10), 0);
+	free(b);
+}
+END_TEST
+
 START_TEST(what_libraries_print_follows)
 {
 	make_path();
@@ -264,6 +279,7 @@ int main(void)
 	tcase_add_test(t, threads_lose_no_line);
 	tcase_add_test(t, kills_lose_no_written_line);
 	tcase_add_test(t, goes_on_without_a_current_file);
+	tcase_add_test(t, appends);
 	tcase_add_test(t, what_libraries_print_follows);
 	tcase_add_test(t, follows_when_another_renames_it);
 	tcase_add_test(t, a_rename_that_fails_is_reported_once);
