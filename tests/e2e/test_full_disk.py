@@ -11,7 +11,7 @@ import time
 
 import pytest
 from suite import BIN, ROOT, SLOW, wait_for
-from test_tools import LAUNCH, PROGRAMS, Launcher, run
+from test_launcher import LAUNCH, PROGRAMS, Launcher, run
 
 MODEL = os.path.join(ROOT, "tests", "data", "golden", "llama")
 
@@ -119,7 +119,7 @@ def test_disk_fills_while_all_runs(tmp_path):
         before = l.pids()
         for name in ("decode-1", "router", "messager"):
             os.kill(before[name], signal.SIGKILL)
-            l.until(f"{name} died with status 137: restarting it")
+            l.until(f"{name} died: killed (SIGKILL): restarting it")
         end = time.time() + 30 * SLOW
         while '"token_ids":[' not in ask():
             assert time.time() < end, (l.pids(), before)
