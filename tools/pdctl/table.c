@@ -76,16 +76,20 @@ static int is_number_column(const struct table *t, size_t column)
 	return some;
 }
 
-static void print_column(const struct table *t, size_t row, size_t column, int last)
+static size_t column_width(const struct table *t, size_t column)
 {
-	const char *s = cell(t, row, column);
-	size_t w = 0, own = width(s);
+	size_t w = 0;
 	for (size_t r = 0; r < t->rows; r++) {
 		size_t c = width(cell(t, r, column));
 		w = c > w ? c : w;
 	}
-	int right = is_number_column(t, column);
-	printf("%*s%s%*s", right ? (int)(w - own) : 0, "", s, right || last ? 0 : (int)(w - own), "");
+	return w;
+}
+
+static void print_cell(const char *s, size_t w, int right, int last)
+{
+	int pad = (int)(w - width(s));
+	printf("%*s%s%*s", right ? pad : 0, "", s, right || last ? 0 : pad, "");
 	fputs(last ? "\n" : "  ", stdout);
 }
 
@@ -108,9 +112,17 @@ void table_print(struct table **tp)
 		size_t n = t->row_end[r] - (r ? t->row_end[r - 1] : 0);
 		columns = n > columns ? n : columns;
 	}
+	size_t *widths = mem_array(columns, sizeof *widths);
+	int *right = mem_array(columns, sizeof *right);
+	for (size_t c = 0; c < columns; c++) {
+		widths[c] = column_width(t, c);
+		right[c] = is_number_column(t, c);
+	}
 	for (size_t r = 0; r < t->rows; r++)
 		for (size_t c = 0; c < columns; c++)
-			print_column(t, r, c, c + 1 == columns);
+			print_cell(cell(t, r, c), widths[c], right[c], c + 1 == columns);
+	free(widths);
+	free(right);
 	table_destroy(tp);
 }
 
