@@ -6,6 +6,7 @@
 #include "report.h"
 
 #include "util/mem.h"
+#include "util/svg.h"
 
 #include <errno.h>
 #include <math.h>
@@ -26,16 +27,6 @@ struct plot {
 	FILE *f;
 };
 
-static void put_text(FILE *f, const char *s)
-{
-	for (; *s; s++) {
-		if (*s == '<' || *s == '>' || *s == '&')
-			fprintf(f, "&#%d;", *s);
-		else if ((unsigned char)*s >= ' ' && *s != 127)
-			fputc(*s, f);
-	}
-}
-
 static double at_x(const struct plot *p, double v)
 {
 	double t = p->log_x ? log(v / p->x0) / log(p->x1 / p->x0) : (v - p->x0) / (p->x1 - p->x0);
@@ -46,13 +37,6 @@ static double at_y(const struct plot *p, double v)
 {
 	double t = v / p->y1;
 	return p->y + p->h * (1 - (t < 0 ? 0 : t > 1 ? 1 : t));
-}
-
-/* A step of 1, 2 or 5 times a power of ten, for about n steps up to `most`. */
-static double nice_step(double most, int n)
-{
-	double raw = most / n, ten = pow(10, floor(log10(raw))), r = raw / ten;
-	return ten * (r <= 1 ? 1 : r <= 2 ? 2 : r <= 5 ? 5 : 10);
 }
 
 static void number(char *out, size_t size, double v)
@@ -88,7 +72,7 @@ static void tick_x(const struct plot *p, double v, const char *label)
 static void linear_ticks(const struct plot *p, int n, int times)
 {
 	char label[32];
-	double step = nice_step(p->x1 - p->x0, n);
+	double step = svg_step(p->x1 - p->x0, n);
 	for (double v = ceil(p->x0 / step) * step; v <= p->x1 * 1.0001; v += step) {
 		(times ? time_label : number)(label, sizeof label, v);
 		tick_x(p, v, label);
@@ -114,7 +98,7 @@ static void power_ticks(const struct plot *p)
 static void axes(const struct plot *p, const char *title, const char *y_unit, const char *x_unit)
 {
 	char label[32];
-	double step = nice_step(p->y1, 4);
+	double step = svg_step(p->y1, 4);
 	fprintf(p->f,
 	        "<text class=\"title\" x=\"%.1f\" y=\"%.1f\">%s</text><text class=\"tick\" x=\"%.1f\" "
 	        "y=\"%.1f\" text-anchor=\"end\">%s</text>\n",
@@ -345,11 +329,11 @@ static void head(const struct bench_report *rep, FILE *f)
 	      ".big{font-size:20px;font-weight:bold}.line{font-size:13px}</style>\n<rect "
 	      "width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n<text class=\"big\" x=\"70\" y=\"38\">",
 	      f);
-	put_text(f, rep->o->title         ? rep->o->title
+	svg_text(f, rep->o->title         ? rep->o->title
 	            : *rep->server->model ? rep->server->model
 	                                  : "pdbench");
 	fputs("</text>\n<text class=\"line\" x=\"70\" y=\"62\">", f);
-	put_text(f, load);
+	svg_text(f, load);
 	fprintf(
 		f,
 		"; %llu requests completed, %llu failed in %.1f s; %.2f requests/s, %.1f output tokens/s",
