@@ -15,7 +15,7 @@ _pdctl() {
 	local now=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} words
 	case $before in
 	-d | --daemon | role | drain | undrain | stop) words=$(_pdctl_names) ;;
-	-r | --rundir | -k | --keys | --template | render | tokenize | detokenize) mapfile -t COMPREPLY < <(compgen -f -- "$now") && return ;;
+	-r | --rundir | -k | --keys | --template | --from | --svg | --chrome | render | tokenize | detokenize) mapfile -t COMPREPLY < <(compgen -f -- "$now") && return ;;
 	help) words=$(pdctl help | sed -n 's/^  \([a-z][a-z-]*\) .*/\1/p') ;;
 	log-level) words="debug info warn error" ;;
 	flush) words="memory disk redis" ;;

@@ -459,7 +459,7 @@ static const struct command {
      links_command, 0},
 	{"flush", "[TIER]", "drop stored blocks, in all tiers or in memory, disk or redis",
      flush_command, 1},
-	{"trace", "ID", "one request's timeline, from the logs of all daemons", trace_command, 1},
+	{"trace", "[ID...]", "timelines of requests, from the logs of all daemons", trace_command, 100},
 	{"config", "[KEY]", "configuration of the router, or of the daemon that -d names",
      config_command, 1},
 	{"metrics", "", "metrics of the router, or of the daemon that -d names, as Prometheus text",
@@ -542,6 +542,13 @@ static void usage(FILE *f)
 		"minute, requests at once\n"
 		"      --shared-cache   apikey: use the cached prefixes of all keys that say so\n"
 		"      --template FILE  chat template for render, instead of the model's own\n"
+		"      --from SOURCE    trace: read \"journal\", a folder of logs or journals, a file, or "
+		"- "
+		"(default: logs in RUNDIR, else the journal)\n"
+		"      --last N         trace: the last N requests that ended, instead of IDs\n"
+		"      --svg FILE       trace: also draw it (- for stdout)\n"
+		"      --chrome FILE    trace: also write JSON for Perfetto and chrome://tracing (- for "
+		"stdout)\n"
 		"  -j, --json           JSON instead of text\n"
 		"  -w, --wide           workers: all columns, not those that fit into 80\n"
 		"  -t, --timeout MS     longest wait for an answer (default 2000; flush: 130000)\n"
@@ -576,7 +583,16 @@ static void set_member(struct options *o, const char *text)
 }
 
 /* options without a letter */
-enum { OPTION_REQUESTS = 256, OPTION_TOKENS, OPTION_CONCURRENT, OPTION_SHARED_CACHE };
+enum {
+	OPTION_REQUESTS = 256,
+	OPTION_TOKENS,
+	OPTION_CONCURRENT,
+	OPTION_SHARED_CACHE,
+	OPTION_FROM,
+	OPTION_LAST,
+	OPTION_SVG,
+	OPTION_CHROME
+};
 
 static int parse(int argc, char **argv, struct options *o)
 {
@@ -597,6 +613,10 @@ static int parse(int argc, char **argv, struct options *o)
 		{"tokens", required_argument, 0, OPTION_TOKENS},
 		{"concurrent", required_argument, 0, OPTION_CONCURRENT},
 		{"shared-cache", no_argument, 0, OPTION_SHARED_CACHE},
+		{"from", required_argument, 0, OPTION_FROM},
+		{"last", required_argument, 0, OPTION_LAST},
+		{"svg", required_argument, 0, OPTION_SVG},
+		{"chrome", required_argument, 0, OPTION_CHROME},
 		{"help", no_argument, 0, 'h'},
 		{"version", no_argument, 0, 'V'},
 		{0},
@@ -627,6 +647,14 @@ static int parse(int argc, char **argv, struct options *o)
 			o->limit.concurrent = optarg;
 		else if (c == OPTION_SHARED_CACHE)
 			o->limit.shared_cache = 1;
+		else if (c == OPTION_FROM)
+			o->trace.from = optarg;
+		else if (c == OPTION_LAST)
+			o->trace.last = optarg;
+		else if (c == OPTION_SVG)
+			o->trace.svg = optarg;
+		else if (c == OPTION_CHROME)
+			o->trace.chrome = optarg;
 		else if (c == 'j')
 			o->json = 1;
 		else if (c == 'w')

@@ -19,6 +19,9 @@ struct options {
 		const char *requests, *tokens, *concurrent;
 		int shared_cache;
 	} limit;
+	struct {
+		const char *from, *last, *svg, *chrome; /* NULL: not given */
+	} trace;
 	json_t *members; /* -s: members of a chat request or of render's or tokenize's body, or NULL */
 };
 

@@ -1,34 +1,42 @@
-/* trace.c - `pdctl trace ID`: one request's way through all daemons, from their logs
- * (RUNDIR/logs/NAME.log, or RUNDIR/NAME.log).
+/* trace.c - `pdctl trace ID...`: requests' way through all daemons, from their logs.
  *
- * Every line with req=ID is an event. The bars come from the router's summary line
- * (event=request_done); the list shows each event with the time since the first. Logs are untrusted
- * text: lines that do not parse are skipped. */
+ * Every line with req=ID is an event. Logs are untrusted text: lines that do not parse are
+ * skipped. */
 #include "pdctl.h"
+#include "trace.h"
 
 #include "util/err.h"
 #include "util/log.h"
 #include "util/mem.h"
 
-#include <dirent.h>
-#include <stdio.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define EVENTS_MAX 10000
-#define BAR_COLUMNS 44
+#define CLOCKS_US 10000000u /* by how much the clocks of several hosts may differ */
 
-struct event {
-	uint64_t at_us; /* since 1970 */
-	char daemon[64], name[64], *fields;
-};
+FILE *trace_file_open(const char *path)
+{
+	FILE *f = strcmp(path, "-") == 0 ? stdout : fopen(path, "we");
+	if (!f)
+		fprintf(stderr, "pdctl: cannot write %s: %s\n", path, strerror(errno));
+	return f;
+}
 
-struct trace {
-	char id[33];
-	struct event *events;
-	size_t n;
-};
+int trace_file_close(FILE *f, const char *path)
+{
+	int bad = fflush(f) != 0 || ferror(f), why = errno;
+	if (f != stdout && fclose(f) != 0 && !bad) {
+		bad = 1;
+		why = errno;
+	}
+	if (bad)
+		fprintf(stderr, "pdctl: cannot write %s: %s\n", path, strerror(why));
+	return bad ? -1 : 0;
+}
+
+/* --- which requests ------------------------------------------------------ */
 
 /* Finds the 32 hex digits in "chatcmpl-<hex>", "cmpl-<hex>-0", or a bare id with or without
  * dashes. */
@@ -52,284 +60,203 @@ static int find_id(const char *s, char out[33])
 	return 0;
 }
 
-/* The value of key=... in a logfmt line, into out. */
-static int field(const char *line, const char *key, char *out, size_t size)
+static size_t index_of(const struct trace *t, const char *id)
 {
-	size_t n = strlen(key);
-	for (const char *p = line; (p = strstr(p, key)); p += n) {
-		if ((p != line && p[-1] != ' ') || p[n] != '=')
-			continue;
-		p += n + 1;
-		size_t len = 0;
-		if (*p == '"') {
-			for (p++; *p && *p != '"'; p++) {
-				p += *p == '\\' && p[1];
-				if (len + 1 < size)
-					out[len++] = *p;
-			}
-		} else {
-			for (; *p && *p != ' ' && *p != '\n'; p++)
-				if (len + 1 < size)
-					out[len++] = *p;
+	size_t i = 0;
+	while (i < t->n_ids && strcmp(t->ids[i], id) != 0)
+		i++;
+	return i;
+}
+
+static int named_ids(struct trace *t, char *const *args, size_t n_args)
+{
+	char id[33];
+	for (size_t i = 0; i < n_args; i++) {
+		if (!find_id(args[i], id)) {
+			fprintf(stderr,
+			        "pdctl: \"%s\" is not a request id: 32 hexadecimal digits, or an "
+			        "answer's id that contains them (chatcmpl-..., cmpl-...)\n",
+			        args[i]);
+			return -1;
 		}
-		out[len] = 0;
-		return 1;
+		if (index_of(t, id) == t->n_ids)
+			memcpy(t->ids[t->n_ids++], id, sizeof id);
 	}
 	return 0;
 }
 
-static uint64_t stamp_us(const char *text)
+/* The last requests that ended, the earliest first. */
+struct last {
+	struct trace *t;
+	size_t want;
+	uint64_t at_us[TRACE_REQUESTS_MAX];
+};
+
+static int take_last(void *arg, char *line)
 {
-	struct tm tm = {0};
-	unsigned us = 0;
-	if (sscanf(text, "%d-%d-%dT%d:%d:%d.%6uZ", &tm.tm_year, &tm.tm_mon, &tm.tm_mday, &tm.tm_hour,
-	           &tm.tm_min, &tm.tm_sec, &us) != 7)
+	struct last *l = arg;
+	struct trace *t = l->t;
+	struct line_head h;
+	if (!strstr(line, " event=request_done ") || trace_line_split(line, &h) < 0 ||
+	    strcmp(h.event, "request_done") != 0 || strlen(h.req) != 32 ||
+	    index_of(t, h.req) < t->n_ids)
 		return 0;
-	tm.tm_year -= 1900;
-	tm.tm_mon -= 1;
-	time_t s = timegm(&tm);
-	return s < 0 ? 0 : (uint64_t)s * 1000000 + us;
+	if (t->n_ids == l->want && h.at_us <= l->at_us[0])
+		return 1;
+	size_t i = t->n_ids;
+	if (t->n_ids < l->want)
+		t->n_ids++;
+	else /* the earliest goes */
+		for (i = 0; i + 1 < t->n_ids && l->at_us[i + 1] < h.at_us; i++) {
+			l->at_us[i] = l->at_us[i + 1];
+			memcpy(t->ids[i], t->ids[i + 1], sizeof *t->ids);
+		}
+	for (; i > 0 && l->at_us[i - 1] > h.at_us; i--) {
+		l->at_us[i] = l->at_us[i - 1];
+		memcpy(t->ids[i], t->ids[i - 1], sizeof *t->ids);
+	}
+	l->at_us[i] = h.at_us;
+	memcpy(t->ids[i], h.req, sizeof *t->ids);
+	return 0;
 }
 
-static void take_line(struct trace *t, const char *file, char *line)
+/* --- their events -------------------------------------------------------- */
+
+struct trace_search {
+	struct trace *t;
+	size_t begun; /* requests whose first line was seen */
+	uint64_t oldest_us;
+	size_t found[TRACE_REQUESTS_MAX]; /* events of each request */
+};
+
+static int take_event(void *arg, char *line)
 {
-	char text[64];
-	struct event e = {0};
-	if (t->n == EVENTS_MAX || !field(line, "ts", text, sizeof text) ||
-	    !(e.at_us = stamp_us(text)) || !field(line, "event", e.name, sizeof e.name))
-		return;
-	if (!field(line, "name", e.daemon, sizeof e.daemon))
-		snprintf(e.daemon, sizeof e.daemon, "%.*s", (int)(strlen(file) - 4), file);
-	char *rest = strstr(line, " event=");
-	rest = rest ? strchr(rest + 1, ' ') : NULL;
-	e.fields = mem_strdup(rest ? rest + 1 : "");
-	e.fields[strcspn(e.fields, "\n")] = 0;
+	struct trace_search *s = arg;
+	struct trace *t = s->t;
+	struct line_head h;
+	if (!strstr(line, " req=") || trace_line_split(line, &h) < 0)
+		return 0;
+	if (s->begun == t->n_ids && h.at_us + CLOCKS_US < s->oldest_us)
+		return 1;
+	size_t request = index_of(t, h.req);
+	if (request == t->n_ids)
+		return 0;
+	if (t->n == EVENTS_MAX) {
+		t->full = 1;
+		return 1;
+	}
+	struct event e = {.at_us = h.at_us, .request = request, .program = h.program};
+	snprintf(e.daemon, sizeof e.daemon, "%s", h.name);
+	snprintf(e.name, sizeof e.name, "%s", h.event);
+	e.fields = mem_strdup(h.fields);
 	t->events = mem_grow(t->events, t->n + 1, sizeof *t->events);
 	t->events[t->n++] = e;
-}
-
-static void read_log(struct trace *t, const char *dir, const char *file)
-{
-	char *path = mem_printf("%s/%s", dir, file), *want = mem_printf(" req=%s ", t->id),
-		 *line = NULL;
-	size_t size = 0;
-	FILE *f = fopen(path, "re");
-	while (f && getline(&line, &size, f) >= 0)
-		if (strstr(line, want))
-			take_line(t, file, line);
-	if (f)
-		fclose(f);
-	free(line);
-	free(path);
-	free(want);
-}
-
-/* Returns the number of logs. */
-static size_t read_dir(struct trace *t, const char *dir)
-{
-	size_t logs = 0;
-	DIR *d = opendir(dir);
-	for (struct dirent *e; d && (e = readdir(d));) {
-		size_t n = strlen(e->d_name);
-		if (n > 4 && strcmp(e->d_name + n - 4, ".log") == 0) {
-			read_log(t, dir, e->d_name);
-			logs++;
-		}
-	}
-	if (d)
-		closedir(d);
-	return logs;
+	s->found[request]++;
+	s->begun += strcmp(e.name, "submitted") == 0 && trace_number(e.fields, "attempt") == 1;
+	s->oldest_us = !s->oldest_us || e.at_us < s->oldest_us ? e.at_us : s->oldest_us;
+	return 0;
 }
 
 static int by_time(const void *a, const void *b)
 {
 	const struct event *x = a, *y = b;
+	if (x->request != y->request)
+		return x->request > y->request ? 1 : -1;
 	return x->at_us != y->at_us ? (x->at_us > y->at_us) - (x->at_us < y->at_us)
 	                            : strcmp(x->daemon, y->daemon);
 }
 
-/* --- the summary's bars -------------------------------------------------- */
+/* --- the command --------------------------------------------------------- */
 
-enum {
-	STAGE_QUEUE,
-	STAGE_PREPARE,
-	STAGE_RESERVE,
-	STAGE_PREFILL,
-	STAGE_TRANSFER,
-	STAGE_FIRST,
-	STAGE_DECODE,
-	STAGES
-};
-
-struct bar {
-	const char *name;
-	double from_us, len_us;
-};
-
-static double number(const char *fields, const char *key)
+static int usage_error(const char *text)
 {
-	char text[64];
-	return field(fields, key, text, sizeof text) ? strtod(text, NULL) : 0;
+	fprintf(stderr, "pdctl: %s\n", text);
+	return EXIT_USAGE;
 }
 
-/* Places the stages on the request's time axis. The summary has durations: prepare, reserve and
- * prefill follow each other and end with the first token; the transfer runs beside prefill, from
- * the grant on; decode ends the request. */
-static void bars_of(const char *fields, struct bar bars[STAGES])
+/* Sets t->ids. Returns an exit code. */
+static int choose(struct trace *t, struct trace_source *from, const struct options *o,
+                  char *const *args, size_t n_args)
 {
-	double queue = number(fields, "queue_us"), prepare = number(fields, "prepare_us"),
-		   reserve = number(fields, "reserve_us");
-	double prefill = number(fields, "prefill_us"), transfer = number(fields, "transfer_us"),
-		   first = number(fields, "first_token_us");
-	double decode = number(fields, "decode_us");
-	bars[STAGE_QUEUE] = (struct bar){"queue", 0, queue};
-	bars[STAGE_PREPARE] = (struct bar){"prepare", queue, prepare};
-	bars[STAGE_RESERVE] = (struct bar){"reserve", queue + prepare, reserve};
-	bars[STAGE_PREFILL] = (struct bar){"prefill", queue + prepare + reserve, prefill};
-	bars[STAGE_TRANSFER] = (struct bar){"transfer", queue + prepare + reserve, transfer};
-	bars[STAGE_FIRST] = (struct bar){"first token", 0, first};
-	bars[STAGE_DECODE] = (struct bar){"decode", first, decode};
-}
-
-static const struct event *summary_of(const struct trace *t)
-{
-	for (size_t i = t->n; i-- > 0;)
-		if (strcmp(t->events[i].name, "request_done") == 0)
-			return &t->events[i];
-	return NULL;
-}
-
-/* The columns that the stage covers: at least one if it took any time. */
-static void columns_of(const struct bar *b, double total, int *ret_from, int *ret_len)
-{
-	int from = (int)(b->from_us / total * BAR_COLUMNS),
-		to = (int)((b->from_us + b->len_us) / total * BAR_COLUMNS + 0.5);
-	if (from > BAR_COLUMNS - 1)
-		from = BAR_COLUMNS - 1;
-	if (to > BAR_COLUMNS)
-		to = BAR_COLUMNS;
-	*ret_from = from;
-	*ret_len = to > from ? to - from : b->len_us > 0;
-}
-
-static void print_bar(const struct bar *b, double total, int is_mark)
-{
-	char time[32], line[BAR_COLUMNS + 1];
-	int from, len;
-	columns_of(b, total, &from, &len);
-	memset(line, '.', BAR_COLUMNS);
-	line[BAR_COLUMNS] = 0;
-	if (is_mark && b->len_us > 0)
-		line[from + len - 1 < BAR_COLUMNS ? from + len - 1 : BAR_COLUMNS - 1] = '|';
-	else
-		memset(line + from, '#', (size_t)len);
-	text_us(time, sizeof time, b->len_us);
-	printf("  %-12s %10s  %s\n", b->name, time, line);
-}
-
-static void print_summary(const struct event *e)
-{
-	struct bar bars[STAGES];
-	char text[64], prefill[64] = "-", decode[64] = "-", finish[64] = "?";
-	double total = number(e->fields, "total_us");
-	bars_of(e->fields, bars);
-	for (int i = 0; i < STAGES; i++)
-		total = bars[i].from_us + bars[i].len_us > total ? bars[i].from_us + bars[i].len_us : total;
-	field(e->fields, "prefill", prefill, sizeof prefill);
-	field(e->fields, "decode", decode, sizeof decode);
-	field(e->fields, "finish", finish, sizeof finish);
-	text_us(text, sizeof text, number(e->fields, "total_us"));
-	printf("%.0f prompt tokens (%.0f cached), %.0f generated in %s; prefill %s, decode %s, finish "
-	       "%s\n\n",
-	       number(e->fields, "prompt_tokens"), number(e->fields, "cached_tokens"),
-	       number(e->fields, "output_tokens"), text, prefill, decode, finish);
-	for (int i = 0; total > 0 && i < STAGES; i++)
-		print_bar(&bars[i], total, i == STAGE_FIRST);
-	putchar('\n');
-}
-
-static void print_events(const struct trace *t)
-{
-	struct table *table = table_new();
-	static const char *const head[] = {"AT", "DAEMON", "EVENT", "FIELDS"};
-	for (int i = 0; i < 4; i++)
-		table_cell(table, "%s", head[i]);
-	table_end_row(table);
-	for (size_t i = 0; i < t->n; i++) {
-		const struct event *e = &t->events[i];
-		table_cell(table, "%.3f ms", (double)(e->at_us - t->events[0].at_us) / 1e3);
-		table_cell(table, "%s", e->daemon);
-		table_cell(table, "%s", e->name);
-		table_cell(table, "%s", strcmp(e->name, "request_done") == 0 ? "(above)" : e->fields);
-		table_end_row(table);
+	struct last l = {.t = t};
+	char *end = NULL;
+	if (!o->trace.last && !n_args)
+		return usage_error("trace needs a request id, or --last N");
+	if (!o->trace.last)
+		return named_ids(t, args, n_args) < 0 ? EXIT_USAGE : EXIT_DONE;
+	l.want = strtoul(o->trace.last, &end, 10);
+	if (n_args || *end || l.want < 1 || l.want > TRACE_REQUESTS_MAX) {
+		fprintf(stderr, "pdctl: --last %s: a number from 1 to %d, and no request id\n",
+		        o->trace.last, TRACE_REQUESTS_MAX);
+		return EXIT_USAGE;
 	}
-	table_print(&table);
+	size_t files = trace_source_read(from, take_last, &l);
+	if (files && !t->n_ids)
+		fprintf(stderr, "pdctl: no request has ended in these logs (%zu read)\n", files);
+	return t->n_ids ? EXIT_DONE : files ? EXIT_REFUSED : EXIT_UNREACHABLE;
 }
 
-/* --- JSON ---------------------------------------------------------------- */
-
-static json_t *stages_json(const struct event *e)
+/* Reads the events of t->ids. Returns an exit code. */
+static int find_events(struct trace *t, struct trace_source *from)
 {
-	struct bar bars[STAGES];
-	json_t *list = json_array();
-	if (!e)
-		return list;
-	bars_of(e->fields, bars);
-	for (int i = 0; i < STAGES; i++)
-		json_array_append_new(list, json_pack("{s:s,s:f,s:f}", "stage", bars[i].name, "from_us",
-		                                      bars[i].from_us, "us", bars[i].len_us));
-	return list;
-}
-
-static void trace_json(const struct trace *t)
-{
-	const struct event *done = summary_of(t);
-	json_t *events = json_array();
-	for (size_t i = 0; i < t->n; i++) {
-		const struct event *e = &t->events[i];
-		json_array_append_new(events, json_pack("{s:I,s:s,s:s,s:s%}", "at_us",
-		                                        (json_int_t)(e->at_us - t->events[0].at_us),
-		                                        "daemon", e->daemon, "event", e->name, "fields",
-		                                        e->fields, strlen(e->fields)));
+	struct trace_search s = {.t = t};
+	size_t files = trace_source_read(from, take_event, &s);
+	int code = files ? EXIT_DONE : EXIT_UNREACHABLE;
+	if (t->n)
+		qsort(t->events, t->n, sizeof *t->events, by_time);
+	for (size_t i = 0; files && i < t->n_ids; i++) {
+		if (s.found[i])
+			continue;
+		fprintf(stderr, "pdctl: request %s is not in these logs (%zu read)\n", t->ids[i], files);
+		code = EXIT_REFUSED;
 	}
-	json_t *j = json_pack("{s:s,s:b,s:o,s:o}", "request", t->id, "done", done != NULL, "stages",
-	                      stages_json(done), "events", events);
-	print_json(j);
-	json_decref(j);
+	if (t->full)
+		fprintf(stderr, "pdctl: more than %d events: the others are left out\n", EVENTS_MAX);
+	return code;
+}
+
+static int write_pictures(const struct trace *t, const struct options *o)
+{
+	struct trace_picture p;
+	int bad = 0;
+	trace_picture_init(&p, t);
+	if (o->trace.svg)
+		bad |= trace_write_svg(&p, o->trace.svg);
+	if (o->trace.chrome)
+		bad |= trace_write_chrome(&p, o->trace.chrome);
+	trace_picture_fini(&p);
+	return bad ? EXIT_REFUSED : EXIT_DONE;
+}
+
+static int is_stdout(const char *path)
+{
+	return path && strcmp(path, "-") == 0;
 }
 
 int trace_command(const struct options *o, char *const *args, size_t n_args)
 {
-	struct trace t = {0};
-	if (!n_args || !find_id(args[0], t.id)) {
-		fprintf(stderr, "pdctl: trace needs a request id: 32 hexadecimal digits, or an answer's id "
-		                "that contains them (chatcmpl-..., cmpl-...)\n");
-		return EXIT_USAGE;
-	}
-	char *logs = mem_printf("%s/logs", o->rundir);
-	size_t files = read_dir(&t, logs) + read_dir(&t, o->rundir);
-	free(logs);
-	if (!files)
-		fprintf(stderr, "pdctl: no logs in %s/logs; name the run directory with -r\n", o->rundir);
-	else if (!t.n)
-		fprintf(stderr, "pdctl: none of the %zu logs in %s has request %s\n", files, o->rundir,
-		        t.id);
+	struct trace t = {.ids = mem_array(TRACE_REQUESTS_MAX, sizeof *t.ids)};
+	struct trace_source from = {.from = o->trace.from, .rundir = o->rundir};
+	int code = choose(&t, &from, o, args, n_args);
+	if (code == EXIT_DONE)
+		code = find_events(&t, &from);
 	if (t.n) {
-		qsort(t.events, t.n, sizeof *t.events, by_time);
-		const struct event *done = summary_of(&t);
-		if (o->json) {
-			trace_json(&t);
-		} else {
-			printf("request %s: ", t.id);
-			if (done)
-				print_summary(done);
+		if (o->trace.svg || o->trace.chrome) {
+			int written = write_pictures(&t, o);
+			code = written > code ? written : code;
+		}
+		if (!is_stdout(o->trace.svg) && !is_stdout(o->trace.chrome)) {
+			if (o->json)
+				trace_print_json(&t, o->trace.last || n_args > 1);
 			else
-				puts("not finished, or its router's log is missing\n");
-			print_events(&t);
+				trace_print(&t);
 		}
 	}
 	for (size_t i = 0; i < t.n; i++)
 		free(t.events[i].fields);
 	free(t.events);
-	return t.n ? EXIT_DONE : files ? EXIT_REFUSED : EXIT_UNREACHABLE;
+	free(t.ids);
+	if (from.input)
+		fclose(from.input);
+	return code;
 }
