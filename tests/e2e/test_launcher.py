@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import threading
@@ -294,6 +295,21 @@ def test_launcher_says_why_a_daemon_died(tmp_path, tiny_model, part):
             l.lines.append("")      # the next one
             l.until("storage died")
             assert l.lines[-1] == "pdserve: storage died: " + says.replace("LOG", f"{l.dir}/logs/storage.log") + ": restarting it\n"
+
+
+def test_launcher_names_the_oom_killer(tmp_path, tiny_model):
+    """The kernel counts what it kills for want of memory; here a file has that count."""
+    count = tmp_path / "oom_kill"
+    count.write_text("3\n")
+    (tmp_path / "awk").write_text(f"#!/bin/bash\n[[ $1 == *oom_kill* ]] && exec cat {count}\nexec {shutil.which('awk')} \"$@\"\n")
+    (tmp_path / "awk").chmod(0o755)
+    with Launcher(tmp_path, tiny_model, LAYOUT="mixed", PATH=f"{tmp_path}:{os.environ['PATH']}") as l:
+        count.write_text("4\n")
+        os.kill(l.pids()["storage"], signal.SIGKILL)
+        l.until("storage died: killed by the kernel, which was out of memory: use a smaller KV_MB")
+        wait_for(lambda: "storage" in l.pids(), "not restarted")
+        os.kill(l.pids()["storage"], signal.SIGKILL)
+        l.until("storage died: killed (SIGKILL): restarting it")
 
 
 def test_launcher_limits_logs(tmp_path, tiny_model):
