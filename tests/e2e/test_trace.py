@@ -140,6 +140,17 @@ def test_places_spans(tmp_path):
     assert r.returncode == 1 and "cannot write /nonexistent/x: No such file" in r.stderr and f"request {req(1)}" in r.stdout
 
 
+def test_mixed_worker(tmp_path):
+    """It logs no prefill: the router's summary has its times."""
+    write_logs(tmp_path / "logs", {"router": life(req(1))["router"], "mixed-1": line(200, "pddecoded", "mixed-1", req(1), "accepted", "attempt=1 tokens=5 local=1")
+                                   + line(341700, "pddecoded", "mixed-1", req(1), "decode_done", "attempt=1 tokens=8 decode_us=160000")})
+    assert trace(tmp_path, req(1), "--chrome", str(tmp_path / "a.json")).returncode == 0
+    processes, arrows = check_chrome(tmp_path / "a.json")
+    assert [(x["name"], x["ts"] - 300, x["dur"]) for x in processes["mixed-1"]] == [
+        ("request", 200, 341500), ("queue", 200, 80), ("prefill", 280, 178429), ("decode", 181700, 160000)]
+    assert set(arrows) == {("router", "mixed-1", "prompt"), ("mixed-1", "router", "last token")}
+
+
 def test_spans_nest_and_quotes_end(tmp_path):
     """Durations that overlap; a field within the quotes of another."""
     logs = {k: v.replace("reserve_us=564 schedule", "reserve_us=5000 schedule").replace("attempt=1 tokens=8", 'attempt=1 why="\\" decode_us=7 " tokens=8')

@@ -1,5 +1,5 @@
-/* trace_show.c - requests as text and as JSON: the stages of each as bars, from the router's summary
- * line (event=request_done), then all its events. */
+/* trace_show.c - requests as text and as JSON: the stages of each as bars, from the router's
+ * summary line (event=request_done), then all its events. */
 #include "pdctl.h"
 #include "trace.h"
 

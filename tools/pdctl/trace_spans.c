@@ -142,6 +142,21 @@ static void add_request(struct trace_picture *p, const struct event *done)
 		                                 from + first_us, from + total, done});
 }
 
+/* A worker that prefills for itself logs no prefill_done: the router's summary has its times. */
+static void add_local_prefill(struct trace_picture *p, const struct event *done)
+{
+	const struct event *accepted = partner(p->trace, done, "accepted", 0);
+	if (!accepted || trace_number(accepted->fields, "local") != 1)
+		return;
+	size_t lane = trace_picture_lane(p, accepted);
+	double at = trace_picture_at(p, accepted), queue = trace_number(done->fields, "queue_us"),
+		   prefill = trace_number(done->fields, "prefill_us");
+	add_span(p, &(struct trace_span){done->request, lane, 0, SPAN_WAIT, "queue", at, at + queue,
+	                                 done});
+	add_span(p, &(struct trace_span){done->request, lane, 0, SPAN_PREFILL, "prefill", at + queue,
+	                                 at + queue + prefill, done});
+}
+
 /* A span for each lane and request that covers its events and its other spans. */
 static void add_wholes(struct trace_picture *p)
 {
@@ -254,8 +269,10 @@ void trace_picture_init(struct trace_picture *p, const struct trace *t)
 		for (size_t k = 0; k < RULES; k++)
 			if (strcmp(t->events[i].name, rules[k].event) == 0)
 				add_by_rule(p, &t->events[i], &rules[k]);
-		if (strcmp(t->events[i].name, "request_done") == 0)
+		if (strcmp(t->events[i].name, "request_done") == 0) {
 			add_request(p, &t->events[i]);
+			add_local_prefill(p, &t->events[i]);
+		}
 	}
 	add_wholes(p);
 	if (p->n_spans)
