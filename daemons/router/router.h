@@ -4,10 +4,10 @@
 #define ROUTER_ROUTER_H
 
 #include "daemons/router/api/keys.h"
-#include "daemons/router/http/http.h"
 #include "daemons/router/api/model.h"
 #include "daemons/router/place/registry.h"
 #include "daemons/router/attempt/attempt.h"
+#include "http/http.h"
 #include "svc/svc.h"
 #include "daemons/router/request/textpool.h"
 #include "util/list.h"
