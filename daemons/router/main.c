@@ -489,6 +489,11 @@ static void on_status(struct svc *s, struct buf *out)
 	           (unsigned long long)n->retries, (unsigned long long)n->output_tokens);
 }
 
+static void on_metrics(struct svc *s, struct buf *out)
+{
+	metrics_render(svc_data(s), out);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct svc_hooks hooks = {
@@ -507,6 +512,7 @@ int main(int argc, char **argv)
 		.expire = on_expire,
 		.stop = on_stop,
 		.status = on_status,
+		.metrics = on_metrics,
 		.admit = links_admit,
 		.up = links_up,
 		.down = links_down,

@@ -126,7 +126,6 @@ void links_up(struct svc *s, struct peer *p);
 void links_down(struct svc *s, struct peer *p, const char *why);
 /* metrics.c */
 extern const struct stat_def router_stats[STAT_COUNT];
-void metrics_refresh(struct router *r);
 void metrics_render(struct router *r, struct buf *out);
 /* ctl.c */
 extern const struct svc_ctl router_ctl[];
