@@ -116,12 +116,12 @@ static int is_taken(const struct bench_options *o, const struct trial *t)
 	return t->status == 200 && t->done && !t->is_error && (t->tokens || t->has_usage) && counts;
 }
 
-struct form {
+struct request_form {
 	int chat, text;
 	enum body_level level;
 };
 
-static void set_form(struct form f, struct bench_options *o, struct server_info *server)
+static void set_form(struct request_form f, struct bench_options *o, struct server_info *server)
 {
 	o->chat = f.chat;
 	o->text = f.text;
@@ -137,8 +137,8 @@ static int is_denied(const struct trial *t)
  * attempt. */
 static int find_form(struct bench_options *o, struct server_info *server, struct trial *ret)
 {
-	const struct form asked = {o->chat, o->text, BODY_FULL};
-	for (struct form f = asked; f.chat <= 1; f.chat++) {
+	const struct request_form asked = {o->chat, o->text, BODY_FULL};
+	for (struct request_form f = asked; f.chat <= 1; f.chat++) {
 		int is_missing = 0;
 		for (f.text = f.chat || asked.text; f.text <= 1 && !is_missing; f.text++)
 			for (f.level = BODY_FULL; f.level <= BODY_BARE && !is_missing; f.level++) {
