@@ -48,7 +48,7 @@ def test_every_daemon_has_a_page(suite, name):
     assert re.search(rf'(?m)^pdserve_build_info{{name="{name}",role="{role}",program="pd\w+",version="[\d.]+"}} 1$', page)
     assert float(re.search(r"(?m)^process_resident_memory_bytes\S* (\d+)", page)[1]) > 1e6
     names = re.findall(r"(?m)^# TYPE (\S+) ", page)
-    assert len(names) == len(set(names)) > 30
+    assert len(names) == len(set(names)) > 30 and all(re.fullmatch("[a-z_:][a-z0-9_:]*", n) for n in names)
     strange = [n for n in names if not re.match(COMMON, n) and not re.match(OWN.get(name, rf"pdserve_{role}_"), n)]
     assert not strange
     assert get(suite.metrics_port[name], "/health")[0] == 200 and get(suite.metrics_port[name], "/v1/models")[0] == 404

@@ -107,13 +107,16 @@ static void try_once(const struct bench_options *o, const struct server_info *se
 	buf_fini(&a.body);
 }
 
-/* Token ids that the server has taken for something else are as many as it counts by chance. */
-static int is_taken(const struct bench_options *o, const struct trial *t)
+/* The server has taken the token ids for something else: it counts more or fewer. */
+static int is_misread(const struct bench_options *o, const struct trial *t)
 {
-	int counts = o->text || !t->has_usage ||
-	             (t->prompt_tokens >= ASKED_TOKENS &&
-	              t->prompt_tokens <= ASKED_TOKENS + BESIDE_TOKENS);
-	return t->status == 200 && t->done && !t->is_error && (t->tokens || t->has_usage) && counts;
+	return !o->text && t->has_usage &&
+	       (t->prompt_tokens < ASKED_TOKENS || t->prompt_tokens > ASKED_TOKENS + BESIDE_TOKENS);
+}
+
+static int is_taken(const struct trial *t)
+{
+	return t->status == 200 && t->done && !t->is_error && (t->tokens || t->has_usage);
 }
 
 struct request_form {
@@ -144,10 +147,10 @@ static int find_form(struct bench_options *o, struct server_info *server, struct
 			for (f.level = BODY_FULL; f.level <= BODY_BARE && !is_missing; f.level++) {
 				set_form(f, o, server);
 				try_once(o, server, ASKED_TOKENS, 1, ret);
-				if (is_taken(o, ret))
-					return 1;
-				if (is_denied(ret))
+				if (is_denied(ret) || is_misread(o, ret))
 					break;
+				if (is_taken(ret))
+					return 1;
 				is_missing = ret->status == 404 || ret->status == 405 || ret->status == 501;
 			}
 	}
