@@ -5,9 +5,9 @@ O       := build$(if $(SAN),-$(SAN))
 PREFIX  ?= /usr/local
 DESTDIR ?=
 
-PKGS     := libzmq libprotobuf-c libconfig libevent jansson libsodium libpcre2-8 libsystemd libxxhash liburing hiredis libcares
-# what only the router links: TLS of its HTTP edge, compressed requests
-PKGS_pdrouterd := libevent_openssl openssl zlib
+PKGS     := libzmq libprotobuf-c libconfig libevent jansson libsodium libpcre2-8 libsystemd libxxhash liburing hiredis libcares libevent_openssl openssl
+# what only the router links: compressed requests
+PKGS_pdrouterd := zlib
 LIBS_pdrouterd := $(shell pkg-config --libs $(PKGS_pdrouterd) 2>/dev/null)
 # what only the messager links: ciphers of its data connections
 PKGS_pdmessagerd := libcrypto
@@ -31,7 +31,7 @@ SANFLAGS_libfuzzer := $(SANFLAGS_address) -fsanitize=fuzzer-no-link
 SANFLAGS := $(SANFLAGS_$(SAN))
 
 # --- layers, lowest first; each is one archive -------------------------------------------------------------------------
-LAYERS  := util format kv msg svc jinja grammar text engine
+LAYERS  := util format kv msg http svc jinja grammar text engine
 LIBS    := $(LAYERS:%=$(O)/lib%.a) $(O)/libkernels.a
 lib_src  = $(sort $(wildcard common/$(1)/*.c))
 COPY_SRC := $(addprefix kernels/,copy.c host_copy.c host_memory.c load.c)
@@ -42,7 +42,7 @@ STAGES  := $(filter-out %/main.c,$(sort $(wildcard daemons/worker/*.c daemons/wo
 
 # program -> its own sources -> the archives it may link (only workers link the engine; messager and storage the copies of its pools)
 PROGRAMS := pdrouterd pdprefilld pddecoded pdrank pdmessagerd pdstoraged pdctl pdbench
-EDGE     := $(O)/libtext.a $(O)/libgrammar.a $(O)/libjinja.a $(O)/libformat.a $(O)/libsvc.a $(O)/libmsg.a $(O)/libkv.a $(O)/libutil.a
+EDGE     := $(O)/libtext.a $(O)/libgrammar.a $(O)/libjinja.a $(O)/libformat.a $(O)/libsvc.a $(O)/libhttp.a $(O)/libmsg.a $(O)/libkv.a $(O)/libutil.a
 SRC_pdrouterd   := $(sort $(wildcard daemons/router/*.c daemons/router/*/*.c))
 SRC_pdprefilld  := $(wildcard daemons/prefill/main.c)
 SRC_pddecoded   := $(wildcard daemons/decode/main.c)

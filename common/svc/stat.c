@@ -5,6 +5,7 @@
 #include "util/mem.h"
 
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 /* Upper bounds of the histogram's buckets; the last bucket is unbounded. */
@@ -94,45 +95,52 @@ uint64_t stat_get(const struct stat_set *s, unsigned i)
 	return count;
 }
 
-static void render_sum(const char *name, const char *ending, const char *labels, uint64_t us,
-                       struct buf *out)
+/* NAMEENDING{LABELS} VALUE */
+static void line_begin(const char *name, const char *ending, const char *labels, struct buf *out)
 {
-	buf_printf(out, "%s%s%s%s%s %llu.%06llu\n", name, ending, *labels ? "{" : "", labels,
-	           *labels ? "}" : "", (unsigned long long)(us / 1000000),
+	buf_printf(out, "%s%s%s%s%s ", name, ending, *labels ? "{" : "", labels, *labels ? "}" : "");
+}
+
+static void line_seconds(uint64_t us, struct buf *out)
+{
+	buf_printf(out, "%llu.%06llu\n", (unsigned long long)(us / 1000000),
 	           (unsigned long long)(us % 1000000));
 }
 
-static void render_seconds(const struct stat_def *d, const struct cell *c, const char *labels,
-                           struct buf *out)
+static void render_histogram(const char *name, const struct cell *c, const char *labels,
+                             struct buf *out)
 {
-	const char *comma = *labels ? "," : "", *open = *labels ? "{" : "", *shut = *labels ? "}" : "";
 	uint64_t count = 0;
 	for (unsigned b = 0; b <= BOUNDS; b++) {
 		count += load(&c->bucket[b]);
-		buf_printf(out, "%s_bucket{%s%sle=\"%s\"} %llu\n", d->name, labels, comma,
+		buf_printf(out, "%s_bucket{%s%sle=\"%s\"} %llu\n", name, labels, *labels ? "," : "",
 		           b < BOUNDS ? bound_text[b] : "+Inf", (unsigned long long)count);
 	}
-	render_sum(d->name, "_sum", labels, load(&c->value), out);
-	buf_printf(out, "%s_count%s%s%s %llu\n", d->name, open, labels, shut,
-	           (unsigned long long)count);
+	line_begin(name, "_sum", labels, out);
+	line_seconds(load(&c->value), out);
+	line_begin(name, "_count", labels, out);
+	buf_printf(out, "%llu\n", (unsigned long long)count);
 }
 
-void stat_render(const struct stat_set *s, const char *labels, struct buf *out)
+void stat_render(const struct stat_set *s, const char *prefix, const char *labels, struct buf *out)
 {
 	static const char *const types[] = {"counter", "gauge", "histogram", "counter"};
-	const char *open = *labels ? "{" : "", *shut = *labels ? "}" : "";
+	char name[128];
 	for (unsigned i = 0; i < s->n; i++) {
 		const struct stat_def *d = &s->defs[i];
-		buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", d->name, d->help, d->name, types[d->type]);
-		if (d->type == STAT_SECONDS)
-			render_seconds(d, &s->cells[i], labels, out);
-		else if (d->type == STAT_SECONDS_SUM)
-			render_sum(d->name, "", labels, load(&s->cells[i].value), out);
+		uint64_t v = load(&s->cells[i].value);
+		snprintf(name, sizeof name, "%s%s", prefix, d->name);
+		buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", name, d->help, name, types[d->type]);
+		if (d->type == STAT_SECONDS) {
+			render_histogram(name, &s->cells[i], labels, out);
+			continue;
+		}
+		line_begin(name, "", labels, out);
+		if (d->type == STAT_SECONDS_SUM)
+			line_seconds(v, out);
 		else if (d->type == STAT_COUNTER)
-			buf_printf(out, "%s%s%s%s %llu\n", d->name, open, labels, shut,
-			           (unsigned long long)load(&s->cells[i].value));
+			buf_printf(out, "%llu\n", (unsigned long long)v);
 		else
-			buf_printf(out, "%s%s%s%s %lld\n", d->name, open, labels, shut,
-			           (long long)load(&s->cells[i].value));
+			buf_printf(out, "%lld\n", (long long)v);
 	}
 }

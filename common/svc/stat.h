@@ -15,7 +15,7 @@ enum stat_type {
 };
 
 struct stat_def {
-	const char *name, *help; /* Prometheus name; counters end in _total */
+	const char *name, *help; /* name: in base units; of counters it ends in _total */
 	enum stat_type type;
 };
 
@@ -28,7 +28,7 @@ void stat_set_value(struct stat_set *s, unsigned i, int64_t v);    /* gauges */
 void stat_observe_us(struct stat_set *s, unsigned i, uint64_t us); /* histograms */
 /* value of a counter or gauge; number of observations of a histogram */
 uint64_t stat_get(const struct stat_set *s, unsigned i);
-/* labels: "" or "name=\"x\"" */
-void stat_render(const struct stat_set *s, const char *labels, struct buf *out);
+/* prefix: of every name; labels: "" or "name=\"x\"" */
+void stat_render(const struct stat_set *s, const char *prefix, const char *labels, struct buf *out);
 
 #endif

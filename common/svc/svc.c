@@ -64,6 +64,11 @@ static const struct conf_key common_keys[] = {
      "Group whose members may use the pdctl commands that change something or show the "
      "configuration; the daemon's own user and root always may",
      NULL},
+	{"metrics_listen", CONF_STRING, "", 0, 255, "HOST:PORT", 0,
+     "where Prometheus reads /metrics of this daemon (and /health), without a key; with a + after "
+     "the port the number at the end of the name is added to it (decode-3, 127.0.0.1:9600+: 9603); "
+     "empty: nowhere",
+     NULL},
 	{"log_level", CONF_STRING, "info", 0, 0, "", 1, "Lowest level of events that are logged",
      "debug|info|warn|error"},
 	{"log_file", CONF_STRING, "", 0, 4000, "", 0,
@@ -517,7 +522,7 @@ static int take_descriptors(const struct svc *s, struct err *err)
 {
 	const char *key = "";
 	unsigned own = s->hooks->descriptors ? s->hooks->descriptors(s->conf, &key) : 0;
-	int r = descriptors_init(DESCRIPTORS_RESERVED + own, err);
+	int r = descriptors_init(DESCRIPTORS_RESERVED + svc_metrics_descriptors(s->conf) + own, err);
 	return r == ERR_FULL && own
 	           ? err_prefix(err, "%s = %lld", key, (long long)conf_int(s->conf, key))
 	           : r;
@@ -553,6 +558,8 @@ static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
 		return r;
 	s->stats = stat_new(s->hooks->stats, s->hooks->n_stats);
 	schedule_trim(s, TRIM_TICK_US);
+	if ((r = svc_metrics_start(s, err)) < 0)
+		return r;
 	return s->hooks->start(s, err);
 }
 
@@ -566,6 +573,7 @@ static void teardown(struct svc *s)
 	if (s->watchdog)
 		event_free(s->watchdog);
 	svc_timer_del(&s->trim_tick);
+	svc_metrics_stop(s);
 	int bound = s->chan != NULL;
 	chan_destroy(&s->chan);
 	keys_close(&s->keys);
@@ -592,6 +600,7 @@ static int run(struct svc *s, const struct svc_opts *o)
 	struct err err = {0};
 	s->lock_fd = s->posts.fd = -1;
 	s->started_us = clock_us();
+	s->started_unix_us = clock_unix_us();
 	if (setup(s, o, &err) < 0) {
 		alarm(END_GRACE_S); /* in case stderr blocks */
 		log_stop(LOG_WAIT_MS);

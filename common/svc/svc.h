@@ -51,6 +51,7 @@ struct svc_hooks {
 	const char *default_name; /* "router" */
 	/* the daemon's own keys, ended by CONF_END; the common ones are added */
 	const struct conf_key *keys;
+	/* shown as pdserve_DEFAULTNAME_... */
 	const struct stat_def *stats;
 	unsigned n_stats;
 	/* ended by {0}; a message of another type, or from a peer that may not send its type, is
@@ -76,6 +77,10 @@ struct svc_hooks {
 	void (*stop)(struct svc *s);
 	/* adds members of a JSON object: no braces, a comma before the first; may be NULL */
 	void (*status)(struct svc *s, struct buf *out);
+	const char *(*role)(struct svc *s); /* for labels; may be NULL: default_name */
+	void (*refresh)(struct svc *s);     /* brings stats up to date; may be NULL */
+	/* adds the daemon's own metrics instead of stats; may be NULL */
+	void (*metrics)(struct svc *s, struct buf *out);
 	/* as in chan_hooks; each may be NULL */
 	int (*describe)(struct svc *s, Pds__WorkerInfo *w);
 	int (*admit)(struct svc *s, const char *name, uint64_t epoch, const Pds__Hello *hello,
@@ -104,6 +109,9 @@ void svc_set_data(struct svc *s, void *data);
 /* identifies the asker of the pdctl command that is being called */
 struct chan_asked *svc_asked(const struct svc *s);
 int svc_draining(const struct svc *s);
+
+/* Appends all metrics as Prometheus text. */
+void svc_metrics(struct svc *s, struct buf *out);
 
 /* Runs fn(s, arg) on the loop soon. Any thread; never waits. Callers bound what they have in
  * flight: more than 1,000,000 items panic. */

@@ -57,8 +57,7 @@ static int ctl_status(struct svc *s, char *const *args, size_t n_args, struct bu
 	json_member(out, "endpoint", s->endpoint);
 	buf_printf(out, ",\"pid\":%ld,\"epoch\":%llu,\"uptime_us\":%llu,\"state\":\"%s\"",
 	           (long)getpid(), (unsigned long long)s->epoch,
-	           (unsigned long long)(clock_us() - s->started_us),
-	           s->draining ? "draining" : "running");
+	           (unsigned long long)(clock_us() - s->started_us), svc_state(s));
 	buf_printf(out,
 	           ",\"messages\":{\"sent\":%llu,\"received\":%llu,\"resent\":%llu,\"duplicates\":%llu,"
 	           "\"bad\":%llu,\"dropped\":%llu,\"faults\":%llu}",
@@ -108,85 +107,13 @@ static int ctl_reload(struct svc *s, char *const *args, size_t n_args, struct bu
 	return r;
 }
 
-static uint64_t resident_bytes(void)
-{
-	unsigned long long pages = 0;
-	FILE *f = fopen("/proc/self/statm", "re");
-	if (!f)
-		return 0;
-	if (fscanf(f, "%*u %llu", &pages) != 1)
-		pages = 0;
-	fclose(f);
-	return pages * (uint64_t)sysconf(_SC_PAGESIZE);
-}
-
-/* The metrics that every daemon has. */
-static void common_metrics(struct svc *s, const char *labels, struct buf *out)
-{
-	static const struct stat_def defs[] = {
-		{"pdserve_uptime_seconds", "Seconds since the daemon started.", STAT_GAUGE},
-		{"pdserve_resident_bytes", "Resident memory of the process.", STAT_GAUGE},
-		{"pdserve_peers_up", "Links to other daemons that are up.", STAT_GAUGE},
-		{"pdserve_messages_sent_total", "Messages sent to other daemons.", STAT_COUNTER},
-		{"pdserve_messages_received_total", "Messages received from other daemons.", STAT_COUNTER},
-		{"pdserve_messages_resent_total", "Messages sent again after a reconnect.", STAT_COUNTER},
-		{"pdserve_messages_bad_total",
-	     "Messages dropped because they did not decode or broke the protocol.", STAT_COUNTER},
-		{"pdserve_messages_duplicate_total", "Messages dropped because they had arrived before.",
-	     STAT_COUNTER},
-		{"pdserve_messages_gap_total",
-	     "Messages dropped because an earlier one was missing; they are resent.", STAT_COUNTER},
-		{"pdserve_messages_faults_total",
-	     "Messages that the fault layer lost, repeated or delayed on purpose (0 unless `fault` is "
-	     "set).",
-	     STAT_COUNTER},
-		{"pdserve_log_lines_dropped_total", "Log lines lost because stderr blocked or failed.",
-	     STAT_COUNTER},
-		{"pdserve_connections_without_descriptor_total",
-	     "Connections closed because the process had no file descriptor left for them.",
-	     STAT_COUNTER},
-		{"pdserve_keys_refused_total", "Connections from other hosts with an unknown key.",
-	     STAT_COUNTER},
-		{"pdserve_hellos_refused_total",
-	     "Daemons that wanted to connect and were refused, with each repetition.", STAT_COUNTER},
-		{"pdserve_messages_refused_total",
-	     "Messages that their sender may not send to this daemon.", STAT_COUNTER},
-		{"pdserve_commands_refused_total", "pdctl commands of users or keys that may not use them.",
-	     STAT_COUNTER},
-	};
-	struct stat_set *set = stat_new(defs, sizeof defs / sizeof *defs);
-	struct chan_counts c;
-	chan_counts(s->chan, &c);
-	stat_set_value(set, 0, (int64_t)((clock_us() - s->started_us) / 1000000));
-	stat_set_value(set, 1, (int64_t)resident_bytes());
-	stat_set_value(set, 2, c.peers_up);
-	stat_add(set, 3, c.sent);
-	stat_add(set, 4, c.received);
-	stat_add(set, 5, c.resent);
-	stat_add(set, 6, c.bad);
-	stat_add(set, 7, c.duplicates);
-	stat_add(set, 8, c.dropped);
-	stat_add(set, 9, c.faults);
-	stat_add(set, 10, log_dropped());
-	stat_add(set, 11, descriptors_refused());
-	stat_add(set, 12, c.keys_refused);
-	stat_add(set, 13, c.hellos_refused);
-	stat_add(set, 14, s->messages_refused);
-	stat_add(set, 15, s->commands_refused);
-	stat_render(set, labels, out);
-	stat_destroy(&set);
-}
-
 static int ctl_metrics(struct svc *s, char *const *args, size_t n_args, struct buf *out,
                        struct err *err)
 {
-	char labels[128];
 	(void)args;
 	(void)n_args;
 	(void)err;
-	snprintf(labels, sizeof labels, "name=\"%s\"", s->name);
-	common_metrics(s, labels, out);
-	stat_render(s->stats, labels, out);
+	svc_metrics(s, out);
 	return 0;
 }
 

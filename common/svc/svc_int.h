@@ -1,6 +1,6 @@
 /* svc_int.h - the skeleton's own state, shared by svc.c (life), svc_opts.c (command line),
- * svc_ctl.c (pdctl), svc_env.c (run directory, name lock, systemd) and svc_post.c (work from
- * other threads, timers). Private to common/svc. */
+ * svc_ctl.c (pdctl), svc_metrics.c (metrics), svc_env.c (run directory, name lock, systemd) and
+ * svc_post.c (work from other threads, timers). Private to common/svc. */
 #ifndef SVC_SVC_INT_H
 #define SVC_SVC_INT_H
 
@@ -53,7 +53,12 @@ struct svc {
 	uint64_t messages_refused, commands_refused;
 	char *name, *rundir, *endpoint;
 	char *remote; /* svc_remote; NULL: none */
-	uint64_t epoch, started_us, stop_at_us;
+	struct {
+		struct http_server *http; /* NULL: no endpoint */
+		struct buf page;          /* as last rendered for it */
+		uint64_t page_us;
+	} metrics;
+	uint64_t epoch, started_us, started_unix_us, stop_at_us;
 	int64_t control_gid; /* -1: none */
 	int lock_fd, draining, expired, exit_status;
 	void *data;
@@ -81,6 +86,12 @@ void svc_posts_stop(struct svc *s);
 /* svc_ctl.c */
 int svc_ctl_call(void *arg, struct chan_asked *asked, const struct process_origin *who,
                  const char *command, char *const *args, size_t n_args, char **ret_text);
+
+/* svc_metrics.c. Before `start`: a port in use is known before a model is read. */
+int svc_metrics_start(struct svc *s, struct err *err);
+void svc_metrics_stop(struct svc *s);
+unsigned svc_metrics_descriptors(const struct conf *c);
+const char *svc_state(const struct svc *s); /* "running" or "draining" */
 
 /* svc.c */
 void svc_drain_begin(struct svc *s, const char *why);

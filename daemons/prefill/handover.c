@@ -10,7 +10,7 @@ static void fill_timing(const struct job *j, Pds__Timing *t)
 	t->queue_us = j->prepare.begun_us - j->accepted_us;
 	t->prepare_us = j->prepare.spent_us;
 	t->reserve_us = j->reserve_us;
-	t->prefill_us = j->run.done_us - j->run.begun_us;
+	t->prefill_us = j->run.done_us - j->shared.begun_us;
 	t->cached_tokens = j->start_tokens;
 	t->stored_tokens = j->stored.read_tokens;
 	t->chunks = j->run.chunks;
@@ -50,8 +50,8 @@ static void log_done(const struct job *j)
 	        j->run.chunks, (unsigned long long)j->share.waited_us,
 	        (unsigned long long)(j->prepare.begun_us - j->accepted_us),
 	        (unsigned long long)j->prepare.spent_us, (unsigned long long)j->reserve_us,
-	        (unsigned long long)(j->run.begun_us - j->run.ready_us),
-	        (unsigned long long)(j->run.done_us - j->run.begun_us), job_decode_name(j));
+	        (unsigned long long)(j->shared.begun_us - j->run.ready_us),
+	        (unsigned long long)(j->run.done_us - j->shared.begun_us), job_decode_name(j));
 }
 
 enum handover_first handover_first(struct job *j)
@@ -60,7 +60,7 @@ enum handover_first handover_first(struct job *j)
 	j->finish = request_copy_append(&j->req, j->run.first.id, j->w->info);
 	j->w->generated_tokens++;
 	stat_add(st, WS_GENERATED_TOKENS, 1);
-	stat_observe_us(st, WS_PREFILL_SECONDS, j->run.done_us - j->run.begun_us);
+	stat_observe_us(st, WS_PREFILL_SECONDS, j->run.done_us - j->shared.begun_us);
 	log_done(j);
 	send_first(j);
 	if (j->finish == PDS__FINISH__FINISH_NONE)

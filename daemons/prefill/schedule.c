@@ -199,8 +199,8 @@ static void add_span(struct schedule *s, struct job_run *r, uint32_t take, uint3
 		.progress_value = ring_progress_value(r->slot_gen, computed + take),
 	};
 	add_draws(s, r, &s->spans[n], draws);
-	if (!r->begun_us)
-		r->begun_us = clock_us();
+	if (!r->shared->begun_us)
+		r->shared->begun_us = clock_us();
 	r->chunks++;
 }
 

@@ -18,6 +18,7 @@
 struct job_shared {
 	_Atomic int cancelled;     /* loop -> threads: give the job back soon */
 	_Atomic uint32_t computed; /* tokens whose KV is in the pool */
+	_Atomic uint64_t begun_us; /* schedule thread -> loop: of the first step; 0: none yet */
 	/* loop -> schedule thread: how many published blocks a sharing job waits for; 0: none does */
 	_Atomic uint32_t wanted;
 	/* loop -> schedule thread: order in the schedule: the job's number, or that of an earlier job
@@ -38,11 +39,10 @@ struct job_run {
 	uint64_t slot_gen;
 	uint64_t ready_us; /* when it was added */
 	/* the thread's */
-	uint64_t key;      /* place in the present step: the lowest first */
-	uint64_t begun_us; /* of the first step; 0: none yet */
-	uint64_t done_us;  /* of the last step */
-	uint32_t chunks;   /* steps that computed some of it */
-	uint32_t scored;   /* last token of the prompt whose log-probability was told */
+	uint64_t key;     /* place in the present step: the lowest first */
+	uint64_t done_us; /* of the last step */
+	uint32_t chunks;  /* steps that computed some of it */
+	uint32_t scored;  /* last token of the prompt whose log-probability was told */
 	struct kern_drawn first;
 	struct seq_failure failure;
 };

@@ -601,10 +601,16 @@ static void stop(struct worker *w)
 	w->state = NULL;
 }
 
-/* Jobs that the schedule thread has. */
+/* Jobs of which some is, or is being, computed; others that the schedule thread has still wait for
+ * their first step. */
 static uint32_t n_running(const struct prefill *s)
 {
-	return s->count[JOB_RUN] + s->count[JOB_EARLY];
+	uint32_t n = 0;
+	list_each(it, &s->jobs) {
+		const struct job *j = list_entry(it, struct job, node);
+		n += (j->state == JOB_RUN || j->state == JOB_EARLY) && j->shared.begun_us;
+	}
+	return n;
 }
 
 static void heartbeat(struct worker *w, Pds__Heartbeat *hb)

@@ -316,6 +316,7 @@ static int start_http(struct router *r, struct err *err)
 		return ERR_INVALID;
 	r->conf.cors = headers[0] != 0;
 	struct http_opts o = {
+		.setting = "http_listen",
 		.listen = conf_str(c, "http_listen"),
 		.tls_cert = conf_str(c, "http_tls_cert"),
 		.tls_key = conf_str(c, "http_tls_key"),
@@ -346,7 +347,7 @@ static int start_http(struct router *r, struct err *err)
 }
 
 /* Includes descriptors for connections beyond max_connections, which are answered too
- * (http/server.c). */
+ * (common/http/server.c). */
 static unsigned descriptors(const struct conf *c, const char **ret_key)
 {
 	*ret_key = "max_connections";
@@ -488,6 +489,11 @@ static void on_status(struct svc *s, struct buf *out)
 	           (unsigned long long)n->retries, (unsigned long long)n->output_tokens);
 }
 
+static void on_metrics(struct svc *s, struct buf *out)
+{
+	metrics_render(svc_data(s), out);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct svc_hooks hooks = {
@@ -506,6 +512,7 @@ int main(int argc, char **argv)
 		.expire = on_expire,
 		.stop = on_stop,
 		.status = on_status,
+		.metrics = on_metrics,
 		.admit = links_admit,
 		.up = links_up,
 		.down = links_down,

@@ -6,7 +6,7 @@
 #include <string.h>
 
 const struct stat_def router_stats[STAT_COUNT] = {
-	[STAT_RUNNING] = {"vllm:num_requests_running", "attempts at workers", STAT_GAUGE},
+	[STAT_RUNNING] = {"vllm:num_requests_running", "attempts that are being computed", STAT_GAUGE},
 	[STAT_WAITING] = {"vllm:num_requests_waiting",
                       "attempts that wait for a worker, and those in the workers' queues",
                       STAT_GAUGE},
@@ -123,15 +123,21 @@ static void refresh_http(struct router *r)
 	follow(r->stats, STAT_HTTP_TLS_FAILED, n.tls_failed);
 }
 
-/* In the workers' queues as they last told, other routers' attempts too. */
+/* In the workers' queues as they last told, other routers' attempts too. What waits at a decode
+ * worker for its prompt, or for room, is a job of a prefill worker: if there is one, it counts
+ * there alone, and only until its first step. */
 static size_t waiting_at_workers(const struct router *r)
 {
-	size_t n = 0;
+	size_t by_role[ROLE_COUNT] = {0};
+	unsigned prefills = 0;
 	list_each(it, &r->registry.workers) {
 		const struct worker_record *w = list_entry(it, struct worker_record, node);
-		n += worker_is_up(w) ? w->beat.waiting : 0;
+		if (!worker_is_up(w))
+			continue;
+		by_role[w->role] += w->beat.waiting;
+		prefills += w->role == ROLE_PREFILL;
 	}
-	return n;
+	return by_role[ROLE_PREFILL] + by_role[ROLE_MIXED] + (prefills ? 0 : by_role[ROLE_DECODE]);
 }
 
 /* Of the blocks of all workers that are up, the part that is neither free nor evictable. */
@@ -148,14 +154,14 @@ static double kv_usage(const struct registry *g)
 	return all ? (double)(all - free) / (double)all : 0;
 }
 
-void metrics_refresh(struct router *r)
+static void metrics_refresh(struct router *r)
 {
 	const struct attempts_counts *n = &r->attempts.counts;
-	size_t waiting = 0;
+	size_t waiting = waiting_at_workers(r), all = attempts_count(&r->attempts);
 	list_each(it, &r->attempts.waiting)
 		waiting++;
-	stat_set_value(r->stats, STAT_WAITING, (int64_t)(waiting + waiting_at_workers(r)));
-	stat_set_value(r->stats, STAT_RUNNING, (int64_t)(attempts_count(&r->attempts) - waiting));
+	stat_set_value(r->stats, STAT_WAITING, (int64_t)waiting);
+	stat_set_value(r->stats, STAT_RUNNING, (int64_t)(all - least(all, waiting)));
 	if (r->http)
 		refresh_http(r);
 	stat_set_value(r->stats, STAT_WORKERS_UP, r->registry.n_up);
@@ -281,7 +287,7 @@ void metrics_render(struct router *r, struct buf *out)
 	buf_adds(&label, "model_name=");
 	buf_add_json(&label, r->model->name, strlen(r->model->name));
 	metrics_refresh(r);
-	stat_render(r->stats, label.data, out);
+	stat_render(r->stats, "", label.data, out);
 	buf_printf(out,
 	           "# HELP vllm:kv_cache_usage_perc part of the KV blocks in use, 0 to 1\n# TYPE "
 	           "vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc{%s} %.6g\n",

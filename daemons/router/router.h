@@ -4,10 +4,10 @@
 #define ROUTER_ROUTER_H
 
 #include "daemons/router/api/keys.h"
-#include "daemons/router/http/http.h"
 #include "daemons/router/api/model.h"
 #include "daemons/router/place/registry.h"
 #include "daemons/router/attempt/attempt.h"
+#include "http/http.h"
 #include "svc/svc.h"
 #include "daemons/router/request/textpool.h"
 #include "util/list.h"
@@ -126,7 +126,6 @@ void links_up(struct svc *s, struct peer *p);
 void links_down(struct svc *s, struct peer *p, const char *why);
 /* metrics.c */
 extern const struct stat_def router_stats[STAT_COUNT];
-void metrics_refresh(struct router *r);
 void metrics_render(struct router *r, struct buf *out);
 /* ctl.c */
 extern const struct svc_ctl router_ctl[];

@@ -231,6 +231,11 @@ static unsigned descriptors(const struct conf *c, const char **ret_key)
 	return 6 * (unsigned)conf_int(c, *ret_key);
 }
 
+static void refresh(struct svc *s)
+{
+	figures(s, NULL);
+}
+
 const struct svc_hooks storage_hooks = {
 	.program = "pdstoraged",
 	.descriptors = descriptors,
@@ -246,5 +251,6 @@ const struct svc_hooks storage_hooks = {
 	.idle = idle,
 	.stop = stop,
 	.status = status,
+	.refresh = refresh,
 	.down = serve_down,
 };

@@ -392,6 +392,18 @@ static void heartbeat(struct svc *s, struct peer *p, Pds__Heartbeat *hb)
 	stat_set_value(svc_stats(s), WS_BLOCKS_HELD, hb->blocks_held);
 }
 
+/* The gauges are what a heartbeat says, which is rare or never without work or without a router. */
+static void refresh(struct svc *s)
+{
+	Pds__Heartbeat hb = PDS__HEARTBEAT__INIT;
+	heartbeat(s, NULL, &hb);
+}
+
+static const char *role_name(struct svc *s)
+{
+	return worker_role_name(worker_of(s)->role);
+}
+
 static void to_stage(struct svc *s, struct peer *p, const struct msg_head *head,
                      const ProtobufCMessage *body)
 {
@@ -560,6 +572,8 @@ int worker_main(int argc, char **argv, const char *program, const char *default_
 		.idle = idle,
 		.stop = stop,
 		.status = worker_status,
+		.role = role_name,
+		.refresh = refresh,
 		.describe = worker_describe_hook,
 		.admit = worker_admit,
 		.up = up,

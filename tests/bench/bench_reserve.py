@@ -29,8 +29,8 @@ def metric(text, name):
 
 def figures(s):
     text = s.ctl("decode-1", "metrics")["text"]
-    return {k: metric(text, n) for k, n in {"preemptions": "vllm:num_preemptions_total", "again": "vllm:prompt_tokens_total", "samples": "pdserve_wait_samples_total",
-                                            "free": "pdserve_wait_free_blocks_total"}.items()}
+    return {k: metric(text, n) for k, n in {"preemptions": "pdserve_decode_preemptions_total", "again": "pdserve_decode_prompt_tokens_total", "samples": "pdserve_decode_wait_samples_total",
+                                            "free": "pdserve_decode_wait_free_blocks_total"}.items()}
 
 
 def settings(ratio):

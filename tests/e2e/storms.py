@@ -45,7 +45,7 @@ def counts(s):
     name, out = decoder(s), {}
     for line in s.metrics(name).splitlines():
         for c in COUNTS:
-            for full in (f"pdserve_preempt_{c}_total", f"pdserve_{c}_total"):
+            for full in (f"pdserve_decode_preempt_{c}_total", f"pdserve_decode_{c}_total"):
                 if line.startswith(full):
                     out[c] = int(float(line.split()[-1]))
     out["preemptions"] = s.ctl(name, "status")["preemptions"]

@@ -46,7 +46,7 @@ def test_types_are_not_the_same(want):
 
 
 def stored_tokens(s, name):
-    return sum(float(line.rsplit(" ", 1)[1]) for line in s.metrics(name).splitlines() if line.startswith("pdserve_stored_tokens_total"))
+    return sum(float(line.rsplit(" ", 1)[1]) for line in s.metrics(name).splitlines() if "_stored_tokens_total{" in line)
 
 
 @pytest.mark.parametrize("kv_type", TYPES)

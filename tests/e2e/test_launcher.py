@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -24,7 +25,7 @@ def test_help_of_the_launcher(word):
 
 
 def test_launcher_says_what_is_wrong_with_the_model(tmp_path):
-    env = {**os.environ, "RUNDIR": str(tmp_path / "r"), "PORT": str(free_port()), "BIN": BIN, "KV_MB": "64", "KV_MEMORY_MB": "64"}
+    env = {**os.environ, "RUNDIR": str(tmp_path / "r"), "PORT": str(free_port()), "BIN": BIN, "METRICS_PORT": "off", "KV_MB": "64", "KV_MEMORY_MB": "64"}
     r = run(LAUNCH, "run", env={**env, "MODEL": "Qwen/Qwen3-0.6B"})
     assert r.returncode == 1 and "not downloaded by the name of a hub" in r.stderr
     (tmp_path / "x.gguf").write_bytes(b"PK\x03\x04 an archive, no model")
@@ -36,7 +37,7 @@ class Launcher:
     def __init__(self, tmp_path, model, **env):
         self.dir = str(tmp_path / "r")
         self.port = free_port()
-        self.env = {**os.environ, "RUNDIR": self.dir, "PORT": str(self.port), "MODEL": model, "THREADS": "1", "KV_MB": "64", "KV_MEMORY_MB": "64", "BIN": BIN, **env}
+        self.env = {**os.environ, "RUNDIR": self.dir, "PORT": str(self.port), "MODEL": model, "THREADS": "1", "KV_MB": "64", "KV_MEMORY_MB": "64", "BIN": BIN, "METRICS_PORT": "off", **env}
 
     def __enter__(self):
         self.p = subprocess.Popen([LAUNCH, "run"], env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -212,6 +213,46 @@ def test_launcher_hides_settings(tmp_path, tiny_model):
     assert not seen
 
 
+def metrics_base(*offsets):
+    """A METRICS_PORT at which these ports are free."""
+    while True:
+        base = free_port() - offsets[0]
+        try:
+            for n in offsets[1:]:
+                with socket.socket() as s:
+                    s.bind(("127.0.0.1", base + n))
+            return base
+        except (OSError, OverflowError):
+            pass
+
+
+def test_launcher_metrics_ports(tmp_path, tiny_model):
+    """Each daemon but the router has one; if one of them is in use, the launcher says so: that it goes without them, or, if they were asked for, that it does not."""
+    base = metrics_base(1, 301)
+    env = {"LAYOUT": "mixed", "METRICS_PORT": str(base)}
+    with Launcher(tmp_path, tiny_model, **env) as l:
+        for name, port in {"storage": base + 1, "mixed-1": base + 301}.items():
+            c = http.client.HTTPConnection("127.0.0.1", port, timeout=10 * SLOW)
+            c.request("GET", "/health")
+            assert json.loads(c.getresponse().read())["name"] == name
+        r = run(LAUNCH, "run", env={**l.env, "RUNDIR": str(tmp_path / "2"), "PORT": str(free_port())})
+        assert r.returncode == 1 and f"port {base + 1} of METRICS_PORT={base} is in use" in r.stderr, r.stderr
+        l.p.terminate()
+        assert l.p.wait(20 * SLOW) == 0
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        launcher = (tmp_path / "launch")
+        launcher.write_text(open(LAUNCH).read().replace("METRICS_PORT:-9400", f"METRICS_PORT:-{taken.getsockname()[1] - 1}").replace('$(dirname "$0")/..', ROOT))
+        launcher.chmod(0o755)
+        env = {k: v for k, v in l.env.items() if k != "METRICS_PORT"}
+        p = subprocess.Popen([str(launcher), "run"], env={**env, "RUNDIR": str(tmp_path / "3"), "PORT": str(free_port())}, stdout=subprocess.PIPE, text=True)
+        lines = iter(p.stdout.readline, "")
+        assert f"port {taken.getsockname()[1]} is in use: no metrics ports of the daemons" in next(lines)
+        assert any(x.startswith("ready http://") for x in lines)
+        p.terminate()
+        assert p.wait(20 * SLOW) == 0
+        p.stdout.close()
+
+
 def test_launcher_refuses_a_wrong_setting(tmp_path, tiny_model):
     """As the daemon says it: file, line, key, range."""
     for setting, part in (
@@ -234,6 +275,7 @@ def test_launcher_killed_leaves_nothing(tmp_path, tiny_model):
 @pytest.mark.parametrize("env,part", [
     ({"LAYOUT": "1p"}, "LAYOUT=1p is not a layout"),
     ({"PORT": "0"}, "PORT=0 is not a port"),
+    ({"METRICS_PORT": "65500"}, "METRICS_PORT=65500 is not a port: use 1 to 65136, or off"),
     ({"THREADS": "many"}, "THREADS=many"),
     ({"KV_MB": "900000"}, "too little memory"),
     ({"MODEL": "/nonexistent"}, "MODEL=/nonexistent cannot be read"),

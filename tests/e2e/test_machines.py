@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # name, prefix of the states, file with the drawing, folder of the sources
 MACHINES = [
-    ("connection", "CONNECTION", "daemons/router/http/conn.h", "daemons/router/http"),
+    ("connection", "CONNECTION", "common/http/conn.h", "common/http"),
     ("request", "REQUEST", "daemons/router/request/request.h", "daemons/router/request"),
     ("attempt", "ATTEMPT", "daemons/router/attempt/attempt.h", "daemons/router/attempt"),
     ("job", "JOB", "daemons/prefill/prefill.h", "daemons/prefill"),

@@ -66,7 +66,7 @@ def test_in_a_prompt(model, layout):
         refused(s, BAD_PROMPT, "token 0 of the answer", allowed_token_ids=[5, 6, 7])
         nothing_cached(s)
         assert len(s.tokens(GOOD_PROMPT, 8)) == 8
-        counts = re.findall(r"(?m)^pdserve_logits_not_finite_total\S* (\d+)",
+        counts = re.findall(r"(?m)^pdserve_[a-z]+_logits_not_finite_total\S* (\d+)",
                             "\n".join(map(s.metrics, s.workers())))
         assert sum(map(int, counts)) == 15
         s.quiet()

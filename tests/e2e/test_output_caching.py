@@ -45,10 +45,10 @@ def test_next_turn(tiny_model, want, on):
     with Suite("1p1d", tiny_model, worker={**WORKER, "output_caching": on}) as s:
         # the last token of an answer is never computed: nothing is known of what follows it
         assert turns(s, 1, 3, lambda turn, n: on and written(s, (n - 1) // BLOCK)) == want
-        read = figure(s, "prefill-1", "pdserve_stored_tokens_total")
+        read = figure(s, "prefill-1", "pdserve_prefill_stored_tokens_total")
         # its own prompt blocks are there; of each answer, all blocks from the prompt's last, which was not full, to the answer's last full one
         assert read == (sum((t * (NEW + ANSWER) - 1) // BLOCK - (t * (NEW + ANSWER) - ANSWER) // BLOCK for t in (1, 2)) * BLOCK if on else 0)
-        assert figure(s, "decode-1", "pdserve_kv_output_blocks_total") == ((3 * (NEW + ANSWER) - 1) // BLOCK if on else 0)
+        assert figure(s, "decode-1", "pdserve_decode_kv_output_blocks_total") == ((3 * (NEW + ANSWER) - 1) // BLOCK if on else 0)
         s.quiet()
 
 
@@ -58,8 +58,8 @@ def test_nothing_is_sent_twice(tiny_model, want):
         for _ in range(3):
             assert turns(s, 1, 1)[0] == want[0]
             written(s, (NEW + ANSWER - 1) // BLOCK)
-        assert figure(s, "decode-1", "pdserve_kv_output_blocks_total") == (NEW + ANSWER - 1) // BLOCK
-        assert figure(s, "decode-1", "pdserve_kv_write_seconds_count") <= 2
+        assert figure(s, "decode-1", "pdserve_decode_kv_output_blocks_total") == (NEW + ANSWER - 1) // BLOCK
+        assert figure(s, "decode-1", "pdserve_decode_kv_write_seconds_count") <= 2
         s.quiet()
 
 
@@ -77,7 +77,7 @@ def test_after_all_is_forgotten(tiny_model, want):
             s.ready()
     with Suite("1p1d", tiny_model, worker=WORKER) as s:
         assert turns(s, 1, 3, forget) == want
-        assert figure(s, "prefill-1", "pdserve_stored_tokens_total") == (2 * (NEW + ANSWER) - 1) // BLOCK * BLOCK
+        assert figure(s, "prefill-1", "pdserve_prefill_stored_tokens_total") == (2 * (NEW + ANSWER) - 1) // BLOCK * BLOCK
         s.quiet()
 
 

@@ -201,7 +201,7 @@ def test_an_unknown_key(world):
     wait_for(lambda: world.refused("storage")["keys"] - before >= 2, "each connection is counted")
     assert len(world.new_lines("storage", "key_refused", since)) == 1
     metrics = world.metrics("storage")
-    assert re.search(r'^pdserve_keys_refused_total\{name="storage"\} [1-9]', metrics, re.M), "the metric counts it too"
+    assert re.search(r'^pdserve_keys_refused_total\{name="storage",role="storage"\} [1-9]', metrics, re.M), "the metric counts it too"
 
 
 @pytest.mark.parametrize("how", ["no CURVE", "another server's key", "null bytes", "http"])

@@ -1,4 +1,6 @@
 """test_pdbench.py - pdbench against real daemons: closed loop, open loop, conversations, a slice of a trace, workers that die while it measures."""
+import contextlib
+import http.server
 import json
 import os
 import re
@@ -9,7 +11,7 @@ import time
 import xml.dom.minidom
 
 import pytest
-from suite import BIN, ENV, ROOT, SLOW, Suite, free_port
+from suite import BIN, ENV, ROOT, SLOW, Suite, free_port, wait_for
 
 TRACE = os.path.join(ROOT, "tests", "data", "traces", "conversation_tenth_20min.jsonl")
 
@@ -158,3 +160,134 @@ def test_a_decode_worker_dies_while_it_measures(tiny_model):
         f = json.loads(out)["figures"]
         assert p.returncode == 0, (json.loads(out)["errors"], err)
         assert f["completed"] == 120 and f["output_tokens_mean"] == 60
+
+
+# --- servers of others: strict as OpenAI's, each of which takes less than pdserve does
+
+OPENAI = {"model", "prompt", "messages", "temperature", "stream", "max_tokens"}
+
+
+class Strict(http.server.BaseHTTPRequestHandler):
+    """Refuses, with 400, what its server does not take: ids (prompts of token ids), extra (parameters that OpenAI does not have), options (stream_options and seed),
+    usage (no usage in streams), anywhere (nor in answers), pieces (has several tokens in a piece of text), list (takes ids for words); with 404 a path that it does not have. A word has three tokens, and a prompt five beside."""
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def answer(self, status, body, kind="application/json"):
+        text = body if isinstance(body, str) else json.dumps(body)
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def refuse(self, text, status=400):
+        self.answer(status, {"error": {"message": text, "type": "invalid_request_error"}})
+
+    def do_GET(self):
+        self.answer(200, {"data": [{"id": "strict"}]})
+
+    def do_POST(self):
+        q = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        lacks, chat = self.server.lacks, self.path.endswith("/chat/completions")
+        if self.path in lacks:
+            return self.refuse("not found", 404)
+        if "key" in lacks and self.headers.get("Authorization") != "Bearer sk":
+            return self.refuse("no key", 401)
+        unknown = set(q) - OPENAI - (set() if "options" in lacks else {"stream_options", "seed"})
+        if "extra" in lacks and (unknown or set(q.get("stream_options", {})) - {"include_usage"}):
+            return self.refuse(f"unknown parameter: {unknown}")
+        prompt = " ".join(m["content"] for m in q["messages"]) if chat else q["prompt"]
+        if not isinstance(prompt, str) and "ids" in lacks:
+            return self.refuse("prompt must be a string")
+        n = 5 + 3 * len(prompt.split()) if isinstance(prompt, str) else len(prompt) * (3 if "list" in lacks else 1)
+        self.server.seen.append((self.path, n, q))
+        used = {"prompt_tokens": n, "completion_tokens": q["max_tokens"], "total_tokens": n + q["max_tokens"]}
+        if not q.get("stream"):
+            return self.answer(200, {"choices": [{"text": "a b"}], **({} if "anywhere" in lacks else {"usage": used})})
+        piece = {"delta": {"content": " x"}} if chat else {"text": " x"}
+        events = [{"choices": [piece]}] * (q["max_tokens"] - (2 if "pieces" in lacks else 0)) + [{"choices": [{"finish_reason": "length"}]}]
+        if "usage" not in lacks and q.get("stream_options", {}).get("include_usage"):
+            events.append({"choices": [], "usage": used})
+        self.answer(200, "".join(f"data: {json.dumps(e)}\n\n" for e in events) + "data: [DONE]\n\n", "text/event-stream")
+
+
+@contextlib.contextmanager
+def strict(*lacks):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Strict)
+    server.lacks, server.seen = lacks, []
+    threading.Thread(target=server.serve_forever).start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+BENCH = "-c 2 -n 8 -i 200 -o 6"
+
+
+@pytest.mark.parametrize("lacks, said", [
+    ((), None),
+    (("ids",), ["text prompts, as the server takes no token ids", "3.00 tokens per word and 5 beside"]),
+    (("ids", "extra"), ["text prompts", "answers may end early, as it takes no ignore_eos", "3.00 tokens per word"]),
+    (("ids", "extra", "options"), ["no seed and no stream_options", "a piece of text counts as a token", "3.00 tokens per word"]),
+    (("ids", "usage"), ["a piece of text counts as a token, as its streams have no usage", "3.00 tokens per word"]),
+    (("list",), ["text prompts, as the server takes no token ids", "3.00 tokens per word"]),
+    (("usage", "pieces"), ["a piece of text counts as a token, as its streams have no usage"]),
+    (("ids", "usage", "anywhere"), ["lengths of prompts are in words, as it does not count tokens"]),
+    (("extra",), ["answers may end early"]),
+    (("/v1/completions",), ["chat, as /v1/completions does not take such requests", "3.00 tokens per word"]),
+    (("/v1/completions", "extra", "options", "usage", "anywhere"), ["chat", "no seed and no stream_options", "in words"]),
+])
+def test_adapts_to_strict_servers(lacks, said):
+    """All that it sends in the run is taken, of about the length that was asked for; one line and the report say what is other than asked."""
+    with strict(*lacks) as server:
+        r = pdbench(server.server_port, BENCH + " --json -")
+        out = json.loads(r.stdout)
+        f, run = out["figures"], server.seen[-8:]
+        assert f["completed"] == 8 and f["output_tokens_mean"] == (4 if "pieces" in lacks else 6)
+        path, asked = ("/v1/chat/completions" if "/v1/completions" in lacks else "/v1/completions"), (605 if "anywhere" in lacks else 200)
+        assert all(p == path and abs(n - asked) <= 3 for p, n, _ in run), run
+        assert ("ignore_eos" in run[0][2]) == ("extra" not in lacks) and ("seed" in run[0][2]) == ("options" not in lacks)
+        if said is None:
+            assert out["adapted"] == "" and "adapted" not in r.stderr
+            return
+        assert all(x in out["adapted"] for x in said), out["adapted"]
+        line = f"adapted to the server: {out['adapted']}\n"
+        assert r.stderr.count(line) == 1 and f"  adapted     {out['adapted']}\n" in r.stderr
+
+
+def test_adapts_conversations_and_traces():
+    with strict("/v1/completions", "extra") as server:
+        f = figures(server.server_port, "-c 2 -n 12 -i 40 -o 6 --rounds 3 --prefix-tokens 60")["figures"]
+        assert f["completed"] == 12
+        assert [m["role"] for m in max((q["messages"] for _, _, q in server.seen), key=len)] == ["user", "assistant"] * 2 + ["user"]
+        f = figures(server.server_port, f"--trace {TRACE} --sample 0.1 --time-scale 1000 --length-scale 64 --over clip")["figures"]
+        assert f["failed"] == 0 and f["requests"] > 15
+        assert all(len(q["messages"]) == 1 for _, _, q in server.seen[-15:])
+
+
+def test_does_not_adapt():
+    """To what was asked for, to pdserve, to a server that wants a key or refuses everything."""
+    with strict("ids", "key") as server:
+        assert "denied access with status 401: give --api-key" in pdbench(server.server_port, BENCH, rc=3).stderr
+        pdbench(server.server_port, BENCH + " --api-key sk")
+    with strict("/v1/completions", "/v1/chat/completions") as server:
+        r = pdbench(server.server_port, BENCH, rc=1)
+        assert "no form of requests was taken (the last: status 404: not found): continuing with requests as they were asked for" in r.stderr
+        assert "8 x status 404: not found" in r.stdout
+
+
+def test_asks_pdserve_nothing_more(suite):
+    def submitted():
+        return suite.log("router").count("event=submitted")
+    suite.quiet()
+    time.sleep(0.5)         # the log is written later
+    before = submitted()
+    figures(suite.port, "-c 1 -n 3 -i 8 -o 2")
+    wait_for(lambda: submitted() - before >= 3)
+    time.sleep(0.5)
+    assert submitted() - before == 3

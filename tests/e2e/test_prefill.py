@@ -55,7 +55,7 @@ def test_waiting_for_a_turn_is_no_stall():
         with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
             assert all(len(t) == 2 for t in pool.map(lambda p: s.tokens(p, n=2), prompts))
         assert time.time() - begin > 3
-        assert 'pdserve_transfers_stalled_total{name="messager"} 0\n' in s.metrics("messager")
+        assert 'pdserve_messager_transfers_stalled_total{name="messager",role="messager"} 0\n' in s.metrics("messager")
         assert "event=attempt_lost" not in s.log("router")
 
 

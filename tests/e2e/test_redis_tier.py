@@ -1,6 +1,7 @@
 """Redis as the only tier below the device, under load: killed, stopped, refused and back. Answers stay those of a suite without storage, no request
 waits for it longer than its limits, and what is stored is found again when it is back. On the tiny model, whose pool holds a few of the prompts."""
 import os
+import re
 import shutil
 import signal
 import socket
@@ -104,7 +105,7 @@ def hits_come(s, want):
 
 
 def refused_writes(s):
-    return sum(float(line.split()[1]) for w in s.workers() for line in s.metrics(w).splitlines() if line.startswith("pdserve_kv_not_written_blocks_total"))
+    return sum(float(line.split()[1]) for w in s.workers() for line in s.metrics(w).splitlines() if re.match("pdserve_[a-z]+_kv_not_written_blocks_total", line))
 
 
 class Load:

@@ -283,7 +283,7 @@ def test_same_answers_after_a_worker_dies(real_model):
 
 def computed(s):
     """Prompt tokens that workers computed so far."""
-    return sum(int(re.search(r"^vllm:prompt_tokens_total(?:\{[^}]*\})? (\d+)", s.metrics(w), re.M)[1]) for w in s.workers())
+    return sum(int(re.search(r"^pdserve_[a-z]+_prompt_tokens_total(?:\{[^}]*\})? (\d+)", s.metrics(w), re.M)[1]) for w in s.workers())
 
 
 @pytest.mark.parametrize("layout,router", [("mixed", {}), ("1p1d", {}), ("2p2d", {}), ("2p2d", {"prefill_policy": "round_robin"})])

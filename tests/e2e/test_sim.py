@@ -150,7 +150,7 @@ def test_time_passes_as_configured():
         assert took < 2 * want
         busy = s.ctl("prefill-1", "status")["device_busy_us"]
         assert busy - before == pytest.approx(want * 1e6, rel=0.001)
-        assert f'pdserve_device_busy_seconds_total{{name="prefill-1"}} {busy // 1000000}.{busy % 1000000:06}' in s.metrics("prefill-1")
+        assert f'pdserve_prefill_device_busy_seconds_total{{name="prefill-1",role="prefill"}} {busy // 1000000}.{busy % 1000000:06}' in s.metrics("prefill-1")
 
 
 def test_the_ideal_workers_cost_the_same():

@@ -80,7 +80,7 @@ def at_once(s, asked):
 def spec(s, name=None):
     """-> (drafts, drafted, accepted) of the worker that decodes, by its metrics"""
     text = s.metrics(name or [w for w in s.workers() if not w.startswith("prefill")][0])
-    return [int(re.search(rf"(?m)^vllm:spec_decode_num_{n}_total(?:{{.*}})? (\d+)", text)[1]) for n in ("drafts", "draft_tokens", "accepted_tokens")]
+    return [int(re.search(rf"(?m)^pdserve_decode_spec_{n}_total(?:{{.*}})? (\d+)", text)[1]) for n in ("drafts", "draft_tokens", "accepted_tokens")]
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,7 @@ def test_disk_outlives_storage_and_workers(tiny_model, wanted, disk):
         t = tiers(s)
         assert t["disk"]["hits"] > 20 and t["disk"]["corrupt"] == 0, t
         until(lambda: tiers(s)["disk"]["promoted"] > 20, lambda: tiers(s))      # they are in memory again
-        assert figure(s, "pdserve_stored_tokens_total", "prefill-1") >= 16 * 20
+        assert figure(s, "pdserve_prefill_stored_tokens_total", "prefill-1") >= 16 * 20
         s.quiet()
 
 

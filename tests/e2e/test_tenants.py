@@ -71,7 +71,7 @@ def test_salt_in_storage(tiny_model):
     """Blocks that went to storage are found there under the same salt alone."""
     with Suite("mixed", tiny_model, keys={"a": "ka", "b": "kb"}, worker={"kv_blocks": 8, "kv_memory_mb": 0}) as s:
         def stored():
-            return float(re.search(r"^pdserve_stored_tokens_total(?:{[^}]*})? (\S+)$", s.metrics("mixed-1"), re.M)[1])
+            return float(re.search(r"^pdserve_decode_stored_tokens_total(?:{[^}]*})? (\S+)$", s.metrics("mixed-1"), re.M)[1])
         assert cached(s, "ka") == 0
         for i in range(6):      # others push them out of the pool
             assert ask(s, "kb", prompt=[3 + i] * 200)[0] == 200

@@ -68,7 +68,7 @@ def test_log_level_and_metrics(suite):
     assert r.returncode == 1 and "not one of debug, info, warn, error" in r.stderr
     pdctl(suite, "-d", "storage", "log-level", "info")
     text = pdctl(suite, "-d", "decode-1", "metrics").stdout
-    assert re.search(r'^pdserve_uptime_seconds\{name="decode-1"\} \d+$', text, re.M)
+    assert re.search(r'^pdserve_uptime_seconds\{name="decode-1",role="decode"\} \d+$', text, re.M)
     assert '# TYPE pdserve_messages_sent_total counter' in text
 
 

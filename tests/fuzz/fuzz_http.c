@@ -1,7 +1,7 @@
 /* fuzz_http.c - all bytes of a connection. The first two say how they are cut: in whatever pieces
  * they come, the same requests must be seen, with the same bodies and the same end, and nothing may
  * be held beyond its limit. */
-#include "daemons/router/http/frame.h"
+#include "http/frame.h"
 #include "tests/fuzz/fuzz.h"
 #include "util/buf.h"
 

@@ -179,15 +179,16 @@ def stored_figures(s):
     moved = {f"{t} {what}": int(f[f"pdserve_storage_{t}_{what}"]) for t in ("memory", "disk", "redis") for what in ("puts_total", "hits_total", "evictions_total")
              if (t, what) != ("redis", "evictions_total")}
     decode = [figures(s, n) for n in s.workers() if not n.startswith("prefill")]
-    preempt = {k.removeprefix("pdserve_").removesuffix("_total"): int(sum(d.get(k, 0) for d in decode)) for k in
-               ("vllm:num_preemptions_total", "pdserve_preempt_saved_blocks_total", "pdserve_restores_read_total", "pdserve_restores_computed_total", "pdserve_restores_kept_total")}
+    preempt = {k.removeprefix("pdserve_decode_").removesuffix("_total"): int(sum(d.get(k, 0) for d in decode)) for k in
+               ("pdserve_decode_preemptions_total", "pdserve_decode_preempt_saved_blocks_total", "pdserve_decode_restores_read_total", "pdserve_decode_restores_computed_total",
+                "pdserve_decode_restores_kept_total")}
     return moved, preempt
 
 
 def judge_tiers(a, s, source, known, rep, faults):
     moved, preempt = stored_figures(s)
     rep.say(f"tiers: {moved}; {preempt}")
-    faults += [f"{k} is 0: this was not tried" for k, v in {**moved, "preemptions": preempt["vllm:num_preemptions"]}.items() if not v]
+    faults += [f"{k} is 0: this was not tried" for k, v in {**moved, "preemptions": preempt["preemptions"]}.items() if not v]
     bad = sum(int(v) for k, v in figures(s, "storage").items() if k.endswith(("_corrupt_total", "_errors_total")))
     if bad:
         faults.append(f"storage counts {bad} damaged blocks and errors of devices")

@@ -3,6 +3,7 @@
 #ifndef TEST_PDBENCH_RUN_H
 #define TEST_PDBENCH_RUN_H
 
+#include "pdbench/probe.h"
 #include "pdbench/report.h"
 #include "pdbench/run.h"
 

@@ -454,7 +454,7 @@ static inline uint32_t handed_over(void)
 static inline uint64_t metric(const char *name)
 {
 	char *text = ctl("metrics"), line[128];
-	snprintf(line, sizeof line, "\n%s", name);
+	snprintf(line, sizeof line, "\npdserve_prefill_%s{", name);
 	const char *at = strstr(text, line);
 	ck_assert_msg(at != NULL, "metrics lack %s", name);
 	uint64_t v = strtoull(strchr(at + 1, ' '), NULL, 10);

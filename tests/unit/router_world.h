@@ -300,7 +300,8 @@ static inline struct world *world_new(const struct model *model, size_t out_byte
 		.max_attempts = 3, .retry_wait_us = 2000000, .arg = w, .send = world_send};
 	attempts_init(&w->r.attempts, &w->r.registry, &so);
 	w->r.text = text_pool_new(1, 64, world_post, w);
-	struct http_opts ho = {.listen = "127.0.0.1:0",
+	struct http_opts ho = {.setting = "http_listen",
+	                       .listen = "127.0.0.1:0",
 	                       .max_header_bytes = 8192,
 	                       .max_body_bytes = 1u << 20,
 	                       .in_bytes_max = 16u << 20,

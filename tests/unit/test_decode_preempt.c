@@ -17,11 +17,11 @@ START_TEST(saved_and_read_back)
 	S.put = S.get = S.lookup = S.fence = manner[_i];
 	submit_pair();
 	same_pair();
-	ck_assert_uint_ge(metric("pdserve_preempt_saved_blocks_total"), 7);
-	ck_assert_uint_eq(metric("pdserve_preempt_unsaved_blocks_total"), 0);
-	ck_assert_uint_ge(metric("pdserve_restores_read_total"), 1);
-	ck_assert_uint_ge(metric("pdserve_restored_blocks_total"), 4);
-	ck_assert_uint_eq(metric("pdserve_restores_abandoned_total"), 0);
+	ck_assert_uint_ge(metric("preempt_saved_blocks_total"), 7);
+	ck_assert_uint_eq(metric("preempt_unsaved_blocks_total"), 0);
+	ck_assert_uint_ge(metric("restores_read_total"), 1);
+	ck_assert_uint_ge(metric("restored_blocks_total"), 4);
+	ck_assert_uint_eq(metric("restores_abandoned_total"), 0);
 	preempt_end();
 }
 END_TEST
@@ -33,8 +33,8 @@ START_TEST(not_saved_when_it_is_off)
 	submit_pair();
 	same_pair();
 	ck_assert_uint_eq(S.puts, 0);
-	ck_assert_uint_eq(metric("pdserve_restores_read_total"), 0);
-	ck_assert_uint_ge(metric("pdserve_restores_computed_total"), 1);
+	ck_assert_uint_eq(metric("restores_read_total"), 0);
+	ck_assert_uint_ge(metric("restores_computed_total"), 1);
 	preempt_end();
 }
 END_TEST
@@ -45,10 +45,10 @@ START_TEST(what_was_read_is_not_computed)
 {
 	preempt_begin(PAIR_BLOCKS, NULL, NULL);
 	learn_pair();
-	uint64_t before = metric("vllm:prompt_tokens_total");
+	uint64_t before = metric("prompt_tokens_total");
 	submit_pair();
 	same_pair();
-	uint64_t computed = metric("vllm:prompt_tokens_total") - before;
+	uint64_t computed = metric("prompt_tokens_total") - before;
 	ck_assert_uint_ge(computed, 200); /* the prompts */
 	ck_assert_uint_lt(computed, 200 + 2 * BLOCK_TOKENS);
 	preempt_end();
@@ -66,8 +66,8 @@ START_TEST(a_local_request_is_read_back)
 	say_submit(1, growing(1, PAIR));
 	same(1);
 	ck_assert_uint_ge(S.gets, 1);
-	ck_assert_uint_eq(metric("pdserve_stored_tokens_total"), 96);
-	ck_assert_uint_eq(metric("pdserve_restores_read_total"), 0);
+	ck_assert_uint_eq(metric("stored_tokens_total"), 96);
+	ck_assert_uint_eq(metric("restores_read_total"), 0);
 	preempt_end();
 }
 END_TEST
@@ -84,14 +84,14 @@ START_TEST(a_late_save_is_void)
 	submit_pair();
 	const Pds__StorePut *m = (const Pds__StorePut *)await(&S.side, MSG_STORE_PUT, 0);
 	UNTIL(ended(1));
-	ck_assert_uint_ge(metric("pdserve_preempt_saves_void_total"), 1);
+	ck_assert_uint_ge(metric("preempt_saves_void_total"), 1);
 	uint32_t reused = 0;
 	for (size_t i = 0; i < m->n_items; i++)
 		reused += generation_of(m->items[i]->block) != m->items[i]->generation;
 	ck_assert_uint_ge(reused, 5);
 	answer_put(m);
 	same_pair();
-	ck_assert_uint_ge(metric("pdserve_preempt_unsaved_blocks_total"), reused);
+	ck_assert_uint_ge(metric("preempt_unsaved_blocks_total"), reused);
 	preempt_end();
 }
 END_TEST
@@ -113,8 +113,8 @@ START_TEST(pinned_until_it_is_saved)
 	answer_put(m);
 	S.put = AT_ONCE;
 	same_pair();
-	ck_assert_uint_eq(metric("pdserve_preempt_saves_void_total"), 0);
-	ck_assert_uint_eq(metric("pdserve_preempt_unsaved_blocks_total"), 0);
+	ck_assert_uint_eq(metric("preempt_saves_void_total"), 0);
+	ck_assert_uint_eq(metric("preempt_unsaved_blocks_total"), 0);
 	preempt_end();
 }
 END_TEST
@@ -156,7 +156,7 @@ START_TEST(never_answered)
 	submit_pair();
 	same_pair();
 	if (S.lookup == BY_HAND)
-		ck_assert_uint_eq(metric("pdserve_restores_read_total"), 0);
+		ck_assert_uint_eq(metric("restores_read_total"), 0);
 	UNTIL(strstr(ctl("status"), "\"at_storage\":0"));
 	preempt_end();
 }
@@ -199,7 +199,7 @@ START_TEST(a_silent_read_keeps_its_blocks)
 	const Pds__StoreFence *f = (const Pds__StoreFence *)await(&S.side, MSG_STORE_FENCE, 0);
 	ck_assert_uint_eq(f->batch, m->batch);
 	same_pair();
-	ck_assert_uint_ge(metric("pdserve_restores_abandoned_total"), 1);
+	ck_assert_uint_ge(metric("restores_abandoned_total"), 1);
 	UNTIL(requests_are("[]"));
 	ck_assert_uint_eq(kv_count("held"), (uint32_t)m->n_items);
 	ck_assert_ptr_nonnull(strstr(ctl("kv"), "\"reason\":\"fence"));
@@ -246,7 +246,7 @@ START_TEST(a_slow_read_is_used)
 	S.get = AT_ONCE;
 	answer_get(m);
 	same_pair();
-	ck_assert_uint_ge(metric("pdserve_restores_read_total"), 1);
+	ck_assert_uint_ge(metric("restores_read_total"), 1);
 	preempt_end();
 }
 END_TEST
@@ -381,7 +381,7 @@ START_TEST(misses_and_errors_are_computed)
 	preempt_begin(PAIR_BLOCKS, NULL, NULL);
 	learn_pair();
 	for (int i = 0; i < COUNT(codes); i++) {
-		uint64_t computed = metric("pdserve_restores_computed_total");
+		uint64_t computed = metric("restores_computed_total");
 		wrong_code = codes[i];
 		wrong_from = (uint32_t)i % 2;
 		S.get = BY_HAND;
@@ -389,7 +389,7 @@ START_TEST(misses_and_errors_are_computed)
 		answer_wrong((const Pds__StoreGet *)await(&S.side, MSG_STORE_GET, 0));
 		S.get = AT_ONCE;
 		same_pair();
-		ck_assert_uint_eq(metric("pdserve_restores_computed_total") > computed, wrong_from == 0);
+		ck_assert_uint_eq(metric("restores_computed_total") > computed, wrong_from == 0);
 		pair_again();
 	}
 	preempt_end();
@@ -440,7 +440,7 @@ START_TEST(killed_in_a_read_that_was_given_up)
 	learn_pair();
 	const Pds__StoreGet *m = to_read();
 	await(&S.side, MSG_STORE_FENCE, 0);
-	UNTIL(metric("pdserve_restores_abandoned_total") == 1);
+	UNTIL(metric("restores_abandoned_total") == 1);
 	scribble(m);
 	same_generations(m);
 	storage_kill();

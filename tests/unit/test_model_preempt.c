@@ -218,7 +218,7 @@ START_TEST(pm7_index_before_data)
 	else
 		say_done(m->batch, m->items, m->n_items, none);
 	same_pair();
-	ck_assert_uint_ge(metric("pdserve_restores_computed_total"), 1);
+	ck_assert_uint_ge(metric("restores_computed_total"), 1);
 	preempt_end();
 }
 END_TEST
@@ -241,7 +241,7 @@ START_TEST(pm6_old_ack_counts)
 	answer_put(put.m);
 	same_pair();
 	pair_again();
-	uint64_t saved = metric("pdserve_preempt_saved_blocks_total");
+	uint64_t saved = metric("preempt_saved_blocks_total");
 	submit_pair();
 	const Pds__StorePut *next = (const Pds__StorePut *)await(&S.side, MSG_STORE_PUT, 0);
 	say_done(put.m->batch, put.m->items, put.n, ok);
@@ -253,7 +253,7 @@ START_TEST(pm6_old_ack_counts)
 	say_done(next->batch, put.m->items, put.n < next->n_items ? put.n : next->n_items, ok);
 	S.put = AT_ONCE;
 	same_pair();
-	ck_assert_uint_eq(metric("pdserve_preempt_saved_blocks_total"), saved);
+	ck_assert_uint_eq(metric("preempt_saved_blocks_total"), saved);
 	put_free();
 	preempt_end();
 }

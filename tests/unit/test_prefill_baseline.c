@@ -92,7 +92,7 @@ START_TEST(test_shared_prefix)
 		struct transfer t = transfer_of(r);
 		finish(D1, r, &t);
 	}
-	ck_assert_uint_eq(metric("pdserve_prefix_shares_total"), 1);
+	ck_assert_uint_eq(metric("prefix_shares_total"), 1);
 	end();
 }
 END_TEST

@@ -72,7 +72,7 @@ START_TEST(test_slow_peer_holds_nobody)
 		submit((struct ask){.req = r, .n = 128, .to = r % 2 ? "2" : "12"});
 		served(D2, r, 128);
 	}
-	ck_assert_uint_ge(metric("pdserve_reserve_parked_total"), 36);
+	ck_assert_uint_ge(metric("reserve_parked_total"), 36);
 	ck_assert_uint_eq(told("status", "decode-1"), 4);
 	cancel_all(1, 40);
 	end();
@@ -365,7 +365,7 @@ START_TEST(test_fetch_from_a_stopped_storage)
 	finish(D1, 2, &t);
 	WAIT(no_requests());
 	ck_assert_uint_eq(told("kv", "held"), 5);
-	ck_assert_uint_eq(metric("pdserve_fetches_abandoned_total"), 1);
+	ck_assert_uint_eq(metric("fetches_abandoned_total"), 1);
 	kill(storage, SIGCONT);
 	WAIT(told("kv", "held") == 0);
 	end();
@@ -404,7 +404,7 @@ START_TEST(test_fetch)
 	const struct seen *f = first_token(2);
 	ck_assert_uint_eq(f->token, want);
 	ck_assert_uint_eq(f->cached, 64);
-	ck_assert_uint_eq(metric("pdserve_stored_tokens_total"), 32);
+	ck_assert_uint_eq(metric("stored_tokens_total"), 32);
 	finish(D1, 2, &t);
 	at_rest();
 	end();

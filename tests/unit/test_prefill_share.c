@@ -57,8 +57,8 @@ START_TEST(test_waits_for_the_first)
 	first_token(a);
 	/* those met too late, too */
 	ck_assert_uint_eq(computed_tokens(), (a - 9) * LONG + N - SHARED);
-	ck_assert_uint_eq(metric("pdserve_prefix_shares_total"), 1);
-	ck_assert_uint_gt(metric("pdserve_prefix_shared_tokens_total"), 0);
+	ck_assert_uint_eq(metric("prefix_shares_total"), 1);
+	ck_assert_uint_gt(metric("prefix_shared_tokens_total"), 0);
 	finish(D1, a, &first);
 	finish(D2, b, &second);
 	as_alone(b, token);
@@ -87,7 +87,7 @@ START_TEST(test_longer_behind_shorter)
 	struct transfer t3 = transfer_of(3), t2 = transfer_of(2);
 	/* whichever of the two grants is taken first, the prefix is computed once */
 	ck_assert_uint_le(computed_tokens() - tokens, LONG + 2 * BLOCK + 16);
-	ck_assert_uint_ge(metric("pdserve_prefix_shares_total"), 1);
+	ck_assert_uint_ge(metric("prefix_shares_total"), 1);
 	finish(D1, 3, &t3);
 	finish(D2, 2, &t2);
 	end();
@@ -208,7 +208,7 @@ START_TEST(test_off)
 	ck_assert_uint_lt(f->cached, SHARED);
 	struct transfer second = transfer_of(b);
 	first_token(a);
-	ck_assert_uint_eq(metric("pdserve_prefix_shares_total"), 0);
+	ck_assert_uint_eq(metric("prefix_shares_total"), 0);
 	finish(D1, a, &first);
 	finish(D2, b, &second);
 	as_alone(b, token);
@@ -229,7 +229,7 @@ START_TEST(test_logprobs_share_nothing)
 	const struct seen *f = first_token(30);
 	ck_assert_uint_eq(f->cached, 0);
 	ck_assert_uint_eq(f->n_prompt, N - 1);
-	ck_assert_uint_eq(metric("pdserve_prefix_shares_total"), 0);
+	ck_assert_uint_eq(metric("prefix_shares_total"), 0);
 	struct transfer second = transfer_of(30);
 	first_token(a);
 	finish(D1, a, &first);

@@ -55,7 +55,7 @@ START_TEST(test_recycle)
 	for (uint64_t r = 1; r <= 4; r++)
 		through((struct ask){.req = r, .n = 128, .seed = (uint32_t)r});
 	ck_assert_uint_eq(stored(), 0);
-	ck_assert_uint_eq(metric("pdserve_kv_written_blocks_total"), 0);
+	ck_assert_uint_eq(metric("kv_written_blocks_total"), 0);
 	ck_assert_uint_eq(told("kv", "evictions"), 3 * 8 - 4);
 	ck_assert_uint_eq(told("kv", "evicted_stored"), 0);
 	end();
@@ -81,9 +81,9 @@ START_TEST(test_offload_and_back)
 		}
 	settled();
 	/* those of the flushes; nothing else was lost */
-	ck_assert_uint_eq(metric("pdserve_kv_evicted_lost_total") - 4 * 8, 0);
+	ck_assert_uint_eq(metric("kv_evicted_lost_total") - 4 * 8, 0);
 	ck_assert_uint_gt(told("kv", "evicted_stored"), 20);
-	ck_assert_uint_eq(metric("pdserve_storage_read_late_blocks_total"), 0);
+	ck_assert_uint_eq(metric("storage_read_late_blocks_total"), 0);
 	end();
 }
 END_TEST
@@ -120,7 +120,7 @@ START_TEST(test_pinned_blocks_are_taken_back)
 	kill(storage, SIGSTOP);
 	through((struct ask){.req = 1, .n = 128, .seed = 1});
 	/* a second may be over before this process looks */
-	WAIT(told("kv", "readers") > 0 || metric("pdserve_kv_not_written_blocks_total") > 0);
+	WAIT(told("kv", "readers") > 0 || metric("kv_not_written_blocks_total") > 0);
 	struct seen f = through((struct ask){.req = 2, .n = 128, .seed = 2});
 	ck_assert_uint_eq(f.token, want);
 	ck_assert_uint_eq(stored(), 0);
@@ -149,7 +149,7 @@ START_TEST(test_write_through)
 	through((struct ask){.req = 4, .n = 80, .seed = 4});
 	settled();
 	ck_assert_uint_eq(stored(), 4);
-	ck_assert_uint_eq(metric("pdserve_kv_written_blocks_total"), 4);
+	ck_assert_uint_eq(metric("kv_written_blocks_total"), 4);
 	end();
 }
 END_TEST
@@ -169,7 +169,7 @@ START_TEST(test_marks_and_a_restart)
 	storage_start();
 	ready();
 	WAIT(stored() == 5); /* written again, by itself */
-	ck_assert_uint_eq(metric("pdserve_kv_written_blocks_total"), 10);
+	ck_assert_uint_eq(metric("kv_written_blocks_total"), 10);
 	storage_kill();
 	flush();
 	storage_start();
@@ -182,8 +182,8 @@ START_TEST(test_marks_and_a_restart)
 	ck_assert_uint_eq(f.cached, 64);
 	settled();
 	/* what was just read is stored: not written again, but the one block that was computed */
-	ck_assert_uint_le(metric("pdserve_kv_written_blocks_total"), 16);
-	ck_assert_uint_eq(metric("pdserve_stored_tokens_total"), 64);
+	ck_assert_uint_le(metric("kv_written_blocks_total"), 16);
+	ck_assert_uint_eq(metric("stored_tokens_total"), 64);
 	end();
 }
 END_TEST
@@ -198,11 +198,11 @@ START_TEST(test_storage_forgets)
 	for (uint64_t r = 1; r <= 14; r++)
 		through((struct ask){.req = r, .n = 160, .seed = (uint32_t)r});
 	settled();
-	WAIT(metric("pdserve_kv_written_blocks_total") == 140);
+	WAIT(metric("kv_written_blocks_total") == 140);
 	WAIT(stored() < 100);
 	ck_assert_uint_gt(stored(), 0);
 	pump_for(100000);
-	ck_assert_uint_eq(metric("pdserve_kv_written_blocks_total"), 140);
+	ck_assert_uint_eq(metric("kv_written_blocks_total"), 140);
 	end();
 }
 END_TEST
@@ -228,7 +228,7 @@ START_TEST(test_disk_outlives_storage)
 	struct seen f = through((struct ask){.req = 2, .n = 80});
 	ck_assert_uint_eq(f.cached, 64);
 	/* counted with the heartbeats */
-	WAIT(metric("pdserve_storage_read_disk_blocks_total") == 4);
+	WAIT(metric("storage_read_disk_blocks_total") == 4);
 	end();
 }
 END_TEST
@@ -272,7 +272,7 @@ START_TEST(test_gone_since_the_look_up)
 	const struct seen *f = first_token(2);
 	ck_assert_uint_eq(f->token, want);
 	ck_assert_uint_eq(f->cached, 0);
-	ck_assert_uint_eq(metric("pdserve_storage_read_late_blocks_total"), 4);
+	ck_assert_uint_eq(metric("storage_read_late_blocks_total"), 4);
 	finish(D1, 2, &t);
 	end();
 }
@@ -285,7 +285,7 @@ static uint32_t written_in_one(uint32_t n)
 	uint32_t token = through((struct ask){.req = 1, .n = n}).token, blocks = (n - 1) / BLOCK;
 	ck_assert_uint_eq(through((struct ask){.req = 2, .n = n}).cached, blocks * BLOCK);
 	WAIT(stored() == blocks);
-	ck_assert_uint_eq(metric("pdserve_kv_write_seconds_count"), 1);
+	ck_assert_uint_eq(metric("kv_write_seconds_count"), 1);
 	flush();
 	return token;
 }
@@ -307,7 +307,7 @@ START_TEST(test_late_read)
 	ck_assert_uint_eq(f.token, want);
 	ck_assert_uint_eq(f.cached, 0);
 	/* the fence was acknowledged */
-	ck_assert_uint_eq(metric("pdserve_fetches_abandoned_total"), 0);
+	ck_assert_uint_eq(metric("fetches_abandoned_total"), 0);
 	end();
 }
 END_TEST
@@ -326,7 +326,7 @@ START_TEST(test_cancelled_read)
 	WAIT(no_requests());
 	WAIT(told("kv", "held") == 0); /* the fence was acknowledged */
 	ck_assert_uint_eq(told("kv", "read_begin_us"), 0);
-	ck_assert_uint_eq(metric("pdserve_storage_read_late_blocks_total"), 0);
+	ck_assert_uint_eq(metric("storage_read_late_blocks_total"), 0);
 	end();
 }
 END_TEST
@@ -385,7 +385,7 @@ START_TEST(test_half_a_read)
 	struct seen f = through((struct ask){.req = 3, .n = LONG});
 	ck_assert_uint_eq(f.token, want);
 	ck_assert_uint_eq(f.cached, 16 * BLOCK);
-	ck_assert_uint_eq(metric("pdserve_storage_read_late_blocks_total"), 13);
+	ck_assert_uint_eq(metric("storage_read_late_blocks_total"), 13);
 	end();
 }
 END_TEST
@@ -435,7 +435,7 @@ START_TEST(test_not_worth_reading)
 	f = through((struct ask){.req = 4, .n = 32});
 	ck_assert_uint_eq(f.token, want);
 	ck_assert_uint_eq(f.cached, 0);
-	ck_assert_uint_eq(metric("pdserve_storage_not_worth_blocks_total"), 1);
+	ck_assert_uint_eq(metric("storage_not_worth_blocks_total"), 1);
 	char *kv = ctl("kv");
 	ck_assert_msg(strstr(kv, "\"break_even_blocks\":\"never\"") != NULL, "%s", kv);
 	free(kv);

@@ -1,6 +1,6 @@
 /* test_router_frame.c - where requests end: the cases of tests/data/http-cases.json, in every way
  * to cut their bytes, and what a request may hold. */
-#include "daemons/router/http/frame.h"
+#include "http/frame.h"
 #include "http_cases.h"
 
 #define HEAD_MAX 65536u

@@ -1,7 +1,7 @@
 /* test_router_http.c - the HTTP edge by itself, against clients that pipeline and read nothing,
  * trickle, come in crowds, or send what nobody asked for. They are sockets of the test's own on the
  * loop's thread, from several addresses; the handlers count and answer. */
-#include "daemons/router/http/http.h"
+#include "http/http.h"
 #include "util/clock.h"
 #include "util/log.h"
 
@@ -96,7 +96,8 @@ static void request(void *arg, struct http_conn *c, struct http_request *q)
 static void set_up(void)
 {
 	base = event_base_new();
-	opts = (struct http_opts){.listen = "127.0.0.1:0",
+	opts = (struct http_opts){.setting = "http_listen",
+	                          .listen = "127.0.0.1:0",
 	                          .max_header_bytes = 4096,
 	                          .max_body_bytes = 1u << 20,
 	                          .in_bytes_max = 8u << 20,

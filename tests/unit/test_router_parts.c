@@ -1,6 +1,6 @@
 /* test_router_parts.c - the router's small parts: request heads, stop strings, parameters,
  * placement, the registry. */
-#include "daemons/router/http/parse.h"
+#include "http/parse.h"
 #include "daemons/router/api/params.h"
 #include "msg/codec.h"
 #include "router_rig.h"

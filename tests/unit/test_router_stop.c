@@ -178,7 +178,6 @@ START_TEST(new_requests_while_draining)
 	     "", "HTTP/1.1 503 ", "Retry-After: "},
 		{"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n", "", "HTTP/1.1 503 ", "draining"},
 		{"GET /live HTTP/1.1\r\nHost: x\r\n\r\n", "", "HTTP/1.1 200 ", "Connection: close"},
-		{"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", "", "HTTP/1.1 200 ", "Connection: close"},
 	};
 	enum { N = sizeof asks / sizeof *asks };
 	struct world *w = world_new(NULL, 1u << 20);

@@ -23,22 +23,22 @@ START_TEST(test_render)
 	stat_observe_us(s, S_TIME, 100); /* on the bound of the first bucket */
 	stat_observe_us(s, S_TIME, 101);
 	stat_observe_us(s, S_TIME, 70000000); /* above the last bound */
-	stat_render(s, "name=\"a\"", &b);
+	stat_render(s, "a_", "name=\"a\"", &b);
 	static const char *const want[] = {
-		"# HELP done_total Things done.\n# TYPE done_total counter\ndone_total{name=\"a\"} "
+		"# HELP a_done_total Things done.\n# TYPE a_done_total counter\na_done_total{name=\"a\"} "
 		"4294967298\n",
-		"# TYPE open gauge\nopen{name=\"a\"} -7\n",
-		"# TYPE time_seconds histogram\ntime_seconds_bucket{name=\"a\",le=\"0.0001\"} 1\n",
-		"time_seconds_bucket{name=\"a\",le=\"0.00025\"} 2\n",
-		"time_seconds_bucket{name=\"a\",le=\"60\"} 2\n",
-		"time_seconds_bucket{name=\"a\",le=\"+Inf\"} 3\n",
-		"time_seconds_sum{name=\"a\"} 70.000201\n",
-		"time_seconds_count{name=\"a\"} 3\n",
+		"# TYPE a_open gauge\na_open{name=\"a\"} -7\n",
+		"# TYPE a_time_seconds histogram\na_time_seconds_bucket{name=\"a\",le=\"0.0001\"} 1\n",
+		"a_time_seconds_bucket{name=\"a\",le=\"0.00025\"} 2\n",
+		"a_time_seconds_bucket{name=\"a\",le=\"60\"} 2\n",
+		"a_time_seconds_bucket{name=\"a\",le=\"+Inf\"} 3\n",
+		"a_time_seconds_sum{name=\"a\"} 70.000201\n",
+		"a_time_seconds_count{name=\"a\"} 3\n",
 	};
 	for (size_t i = 0; i < sizeof want / sizeof *want; i++)
 		ck_assert_msg(strstr(b.data, want[i]) != NULL, "missing: %s in\n%s", want[i], b.data);
 	buf_reset(&b);
-	stat_render(s, "", &b);
+	stat_render(s, "", "", &b);
 	ck_assert_ptr_nonnull(strstr(b.data, "\nopen -7\n"));
 	ck_assert_ptr_nonnull(strstr(b.data, "\ntime_seconds_bucket{le=\"+Inf\"} 3\n"));
 	ck_assert_ptr_nonnull(strstr(b.data, "\ntime_seconds_count 3\n"));
@@ -90,7 +90,7 @@ START_TEST(test_none)
 	struct stat_set *s = stat_new(NULL, 0);
 	struct buf b;
 	buf_init(&b, 0);
-	stat_render(s, "", &b);
+	stat_render(s, "", "", &b);
 	ck_assert_uint_eq(b.len, 0);
 	stat_destroy(&s);
 }

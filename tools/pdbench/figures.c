@@ -295,7 +295,8 @@ static void count(const struct result *r, const struct bench_options *o, struct 
 		f->good += (uint64_t)figures_is_good(rec, &o->slo);
 		if (rec->outcome != OUTCOME_OK)
 			continue;
-		in += rec->input_tokens;
+		/* of text only the server knows */
+		in += o->text && rec->prompt_tokens ? rec->prompt_tokens : rec->input_tokens;
 		out += rec->output_tokens;
 		prompt += rec->prompt_tokens;
 		cached += rec->cached_tokens;

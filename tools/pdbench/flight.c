@@ -162,7 +162,8 @@ static enum outcome judge(struct flight *f, int status, const struct err *why)
 		snprintf(f->fault, sizeof f->fault, "the stream ended without [DONE]");
 	else if (rec->output_tokens == 0)
 		snprintf(f->fault, sizeof f->fault, "the answer has no token");
-	else if (!run_options(f->run)->natural_end && rec->output_tokens != rec->max_tokens)
+	else if (!run_options(f->run)->natural_end && !run_options(f->run)->any_length &&
+	         rec->output_tokens != rec->max_tokens)
 		snprintf(f->fault, sizeof f->fault,
 		         "the answer has %u tokens of %u (finish_reason %s; --natural-end allows it)",
 		         rec->output_tokens, rec->max_tokens, *f->finish ? f->finish : "none");

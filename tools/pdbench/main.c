@@ -4,6 +4,7 @@
  * Exit status: 0 done; 1 more requests failed than --allow-errors permits, the run was interrupted,
  * or a file could not be written; 2 wrong usage; 3 no server, or access denied. Figures go to
  * stdout, everything else to stderr. */
+#include "probe.h"
 #include "report.h"
 #include "run.h"
 #include "util/log.h"
@@ -33,6 +34,15 @@ static int find_server(struct bench_options *o, struct server_info *server, stru
 		fprintf(stderr,
 		        "pdbench: %s: continuing without the model's name, context and vocabulary\n",
 		        why.text);
+	why.code = 0;
+	if (adapt_to_server(o, server, &why) < 0) {
+		*err = why;
+		return -1;
+	}
+	if (why.code && !o->quiet)
+		fprintf(stderr, "pdbench: %s: continuing with requests as they were asked for\n", why.text);
+	if (*server->adapted && !o->quiet)
+		fprintf(stderr, "pdbench: adapted to the server: %s\n", server->adapted);
 	return 0;
 }
 

@@ -68,8 +68,10 @@ struct bench_options {
 	double temperature;
 	uint64_t seed;
 	int natural_end; /* 1: do not send ignore_eos */
-	int sessions;    /* 1: send the conversation in X-Session-Id */
-	int token_ids;   /* 1: request the answer's token ids */
+	/* 1: the server does not count tokens, so answers are not checked for their length */
+	int any_length;
+	int sessions;  /* 1: send the conversation in X-Session-Id */
+	int token_ids; /* 1: request the answer's token ids */
 	const char *model, *api_key;
 	struct buf headers; /* "Name: value\r\n" ... */
 	json_t *extra;      /* object; NULL: none */

@@ -1,6 +1,6 @@
-/* probe.c - asks the server for its models before the load begins. */
+/* probe.c - see probe.h: one request, and the server's models. */
+#include "probe.h"
 #include "client.h"
-#include "run.h"
 
 #include <jansson.h>
 #include <string.h>
@@ -10,8 +10,8 @@
 
 struct probe {
 	struct event_base *base;
-	struct buf answer;
-	int status, over;
+	struct probe_answer *answer;
+	int over;
 	struct err why;
 };
 
@@ -20,14 +20,14 @@ static int on_body(void *arg, int status, const char *data, size_t n, uint64_t n
 	struct probe *p = arg;
 	(void)status;
 	(void)now_us;
-	return buf_add(&p->answer, data, n) < 0;
+	return buf_add(&p->answer->body, data, n) < 0;
 }
 
 static void on_end(void *arg, int status, const struct err *why, uint64_t now_us)
 {
 	struct probe *p = arg;
 	(void)now_us;
-	p->status = status;
+	p->answer->status = status;
 	p->over = 1;
 	if (why)
 		p->why = *why;
@@ -58,15 +58,38 @@ static void read_models(const json_t *j, const char *wanted, struct server_info 
 	}
 }
 
-static void judge(struct probe *p, const struct bench_options *o, struct server_info *ret,
-                  struct err *err)
+int probe_exchange(const struct bench_options *o, struct buf *request, unsigned wait_s,
+                   struct probe_answer *ret, struct err *err)
+{
+	static const struct call_hooks hooks = {on_body, on_end};
+	struct probe p = {.base = event_base_new(), .answer = ret};
+	struct timeval limit = {.tv_sec = (time_t)wait_s};
+	ret->status = 0;
+	buf_init(&ret->body, ANSWER_MAX);
+	if (!p.base)
+		return err_set(err, ERR_IO, "cannot create an event loop");
+	struct bench_client *c = client_new(p.base, &o->urls[0], 1);
+	struct call *x = client_call(c, request, &hooks, &p);
+	event_base_loopexit(p.base, &limit);
+	event_base_dispatch(p.base);
+	if (!p.over) {
+		call_drop(x);
+		err_set(&p.why, ERR_TIMEOUT, "%s did not answer within %u s", o->urls[0].authority, wait_s);
+	}
+	client_destroy(&c);
+	event_base_free(p.base);
+	return p.why.code < 0 ? err_set(err, ERR_CLOSED, "%s", p.why.text) : 0;
+}
+
+static void judge(const struct probe_answer *a, const struct bench_options *o,
+                  struct server_info *ret, struct err *err)
 {
 	json_error_t why;
-	json_t *j = p->status == 200
-	                ? json_loadb(p->answer.data ? p->answer.data : "", p->answer.len, 0, &why)
+	json_t *j = a->status == 200
+	                ? json_loadb(a->body.data ? a->body.data : "", a->body.len, 0, &why)
 	                : NULL;
-	if (p->status != 200)
-		err_set(err, ERR_NOTFOUND, "GET /v1/models returned status %d", p->status);
+	if (a->status != 200)
+		err_set(err, ERR_NOTFOUND, "GET /v1/models returned status %d", a->status);
 	else if (!j)
 		err_set(err, ERR_NOTFOUND, "GET /v1/models did not return JSON");
 	else
@@ -74,12 +97,11 @@ static void judge(struct probe *p, const struct bench_options *o, struct server_
 	json_decref(j);
 }
 
-static void ask(struct probe *p, const struct bench_options *o)
+int probe_server(const struct bench_options *o, struct server_info *ret, struct err *err)
 {
-	static const struct call_hooks hooks = {on_body, on_end};
-	struct timeval limit = {.tv_sec = WAIT_S};
-	struct bench_client *c = client_new(p->base, &o->urls[0], 1);
+	struct probe_answer a;
 	struct buf request;
+	memset(ret, 0, sizeof *ret);
 	buf_init(&request, 0);
 	buf_printf(&request,
 	           "GET %s/v1/models HTTP/1.1\r\nHost: %s\r\nUser-Agent: pdbench\r\nConnection: "
@@ -87,35 +109,13 @@ static void ask(struct probe *p, const struct bench_options *o)
 	           o->urls[0].path, o->urls[0].authority, o->api_key ? "Authorization: Bearer " : "",
 	           o->api_key ? o->api_key : "", o->api_key ? "\r\n" : "",
 	           o->headers.data ? o->headers.data : "");
-	struct call *x = client_call(c, &request, &hooks, p);
-	event_base_loopexit(p->base, &limit);
-	event_base_dispatch(p->base);
-	if (!p->over) {
-		call_drop(x);
-		err_set(&p->why, ERR_TIMEOUT, "%s did not answer within %d s", o->urls[0].authority,
-		        WAIT_S);
-	}
-	client_destroy(&c);
-}
-
-int probe_server(const struct bench_options *o, struct server_info *ret, struct err *err)
-{
-	struct probe p = {.base = event_base_new()};
-	int code = 0;
-	memset(ret, 0, sizeof *ret);
-	if (!p.base)
-		return err_set(err, ERR_IO, "cannot create an event loop");
-	buf_init(&p.answer, ANSWER_MAX);
-	ask(&p, o);
-	if (p.why.code < 0)
-		code = err_set(err, ERR_CLOSED, "%s", p.why.text);
-	else if (p.status == 401 || p.status == 403)
+	int code = probe_exchange(o, &request, WAIT_S, &a, err);
+	if (code == 0 && (a.status == 401 || a.status == 403))
 		code = err_set(err, ERR_CLOSED,
 		               "%s denied access with status %d: give --api-key KEY or set OPENAI_API_KEY",
-		               o->urls[0].authority, p.status);
-	else
-		judge(&p, o, ret, err);
-	buf_fini(&p.answer);
-	event_base_free(p.base);
+		               o->urls[0].authority, a.status);
+	else if (code == 0)
+		judge(&a, o, ret, err);
+	buf_fini(&a.body);
 	return code;
 }

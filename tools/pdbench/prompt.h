@@ -9,6 +9,7 @@ struct prompt_maker {
 	uint64_t seed;
 	uint32_t low, high; /* token ids in [low, high) */
 	int words;
+	double per_token; /* words of a token; 0: 1 */
 };
 
 void prompt_maker_init(struct prompt_maker *m, uint64_t seed, uint32_t low, uint32_t high,

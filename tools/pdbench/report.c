@@ -72,7 +72,7 @@ static void rates(const struct bench_report *p, FILE *f)
 	fprintf(f, ", %.1f tokens/s including prompts\n", g->total_token_rate);
 	if (!isnan(g->input_mean))
 		fprintf(f, "  lengths     mean prompt %.1f %s, mean answer %.1f tokens", g->input_mean,
-		        p->o->text ? "words" : "tokens", g->output_mean);
+		        p->o->text && !p->server->tokens_per_word ? "words" : "tokens", g->output_mean);
 	if (!isnan(g->cached_percent))
 		fprintf(f, "; %.1f %% of the prompt tokens came from the server's cache",
 		        g->cached_percent);
@@ -189,6 +189,8 @@ void report_table(const struct bench_report *p, FILE *f)
 	row(f, "TPOT", &p->f->tpot);
 	row(f, "E2E", &p->f->e2e);
 	requests_line(p, f);
+	if (*p->server->adapted)
+		fprintf(f, "  adapted     %s\n", p->server->adapted);
 	rates(p, f);
 	events_line(p, f);
 	slo_line(p, f);
@@ -310,6 +312,7 @@ int report_json(const struct bench_report *p, const char *path, struct err *err)
 	json_object_set_new(all, "urls", urls);
 	json_object_set_new(all, "model", any_text(p->o->model ? p->o->model : p->server->model));
 	json_object_set_new(all, "load", json_string(load));
+	json_object_set_new(all, "adapted", json_string(p->server->adapted));
 	json_object_set_new(all, "began_unix_us", json_integer((json_int_t)p->r->began_unix_us));
 	json_object_set_new(all, "interrupted", json_boolean(p->r->interrupted));
 	json_object_set_new(all, "times_from", json_string(p->o->concurrency ? "sent" : "due"));

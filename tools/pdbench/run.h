@@ -12,8 +12,4 @@
 int run_load(const struct bench_options *o, const struct server_info *server, struct result *ret,
              struct err *err);
 
-/* Asks the first address for GET /v1/models. Returns 0, or ERR_CLOSED: no server, or access denied.
- * If the server does not support the request, returns 0 with *ret empty and the reason in err. */
-int probe_server(const struct bench_options *o, struct server_info *ret, struct err *err);
-
 #endif

@@ -32,6 +32,7 @@ struct talk {
 struct work {
 	const struct bench_options *o;
 	struct prompt_maker maker;
+	uint32_t beside; /* tokens that the server adds to a prompt's words */
 	struct bench_trace trace;
 	size_t next_record;
 	uint64_t next_number, next_conversation;
@@ -39,7 +40,7 @@ struct work {
 	/* members common to all bodies, without the closing brace */
 	char *fixed;
 	char *headers;
-	int own_seed; /* 1: --extra-body sets a seed for all requests */
+	int no_seed; /* 1: --extra-body sets one for all requests, or the server takes none */
 	struct work_counts counts;
 	struct list talks;
 };
@@ -60,17 +61,19 @@ static void make_fixed(struct work *w, const struct server_info *server)
 	if (*model)
 		json_object_set_new(j, "model", json_string(model));
 	json_object_set_new(j, "temperature", json_real(o->temperature));
-	if (!o->natural_end)
+	if (!o->natural_end && server->level < BODY_PLAIN)
 		json_object_set_new(j, "ignore_eos", json_true());
-	if (ids || o->token_ids)
+	if ((ids || o->token_ids) && server->level < BODY_PLAIN)
 		json_object_set_new(j, "return_token_ids", json_true());
 	json_object_set_new(j, "stream", json_true());
-	json_object_set_new(j, "stream_options",
-	                    json_pack("{s:b,s:b}", "include_usage", 1, "continuous_usage_stats",
-	                              !(ids || o->token_ids)));
+	if (server->level < BODY_BARE)
+		json_object_set_new(j, "stream_options", json_pack("{s:b}", "include_usage", 1));
+	if (server->level < BODY_PLAIN)
+		json_object_set_new(json_object_get(j, "stream_options"), "continuous_usage_stats",
+		                    json_boolean(!(ids || o->token_ids)));
 	if (o->extra)
 		json_object_update(j, o->extra);
-	w->own_seed = json_object_get(j, "seed") != NULL;
+	w->no_seed = server->level >= BODY_BARE || json_object_get(j, "seed");
 	w->fixed = json_dumps(j, JSON_COMPACT);
 	CHECK(w->fixed != NULL);
 	w->fixed[strlen(w->fixed) - 1] = 0;
@@ -109,6 +112,8 @@ static int check_vocab(struct work *w, const struct server_info *server, struct 
 	if (low + 2 > high)
 		low = 0;
 	prompt_maker_init(&w->maker, o->seed, low, high, o->text);
+	w->maker.per_token = server->tokens_per_word > 0 ? 1 / server->tokens_per_word : 0;
+	w->beside = server->tokens_beside;
 	return 0;
 }
 
@@ -204,16 +209,31 @@ static struct bench_turn *turn_new(struct work *w, struct talk *k, const struct 
 	return t;
 }
 
+/* The user's message, or what there is of it without chat. */
+static void message_begin(const struct work *w, struct buf *out)
+{
+	if (w->o->chat)
+		buf_adds(out, out->len ? ",{\"role\":\"user\",\"content\":\""
+		                       : "{\"role\":\"user\",\"content\":\"");
+}
+
+static void message_end(const struct work *w, struct buf *out)
+{
+	buf_adds(out, w->o->chat ? "\"}" : "");
+}
+
 /* --- the trace ----------------------------------------------------------- */
 
 static void trace_prompt(struct work *w, const struct trace_record *r, struct bench_turn *t)
 {
 	uint32_t block = w->o->trace_block / w->o->length_scale, left = t->input_tokens;
+	message_begin(w, &t->prompt);
 	for (uint32_t i = 0; i < r->n_hashes && left; i++) {
 		uint32_t n = left < block ? left : block;
 		prompt_add(&w->maker, &t->prompt, STREAM_BLOCK, r->hashes[i], n);
 		left -= n;
 	}
+	message_end(w, &t->prompt);
 }
 
 static struct bench_turn *next_of_trace(struct work *w)
@@ -263,14 +283,12 @@ static void set_prompt(struct work *w, struct bench_turn *t, uint64_t prefix, ui
 {
 	struct talk *k = t->talk;
 	uint64_t group = draw_below(&k->draw, w->o->prefix_groups);
-	if (w->o->chat && k->history.len)
-		buf_addc(&k->history, ',');
-	if (w->o->chat)
-		buf_adds(&k->history, "{\"role\":\"user\",\"content\":\"");
+	uint64_t beside = t->round ? 0 : w->beside;
+	message_begin(w, &k->history);
 	prompt_add(&w->maker, &k->history, STREAM_PREFIX, group, (uint32_t)prefix);
-	prompt_add(&w->maker, &k->history, STREAM_FRESH, k->number << 16 | t->round, (uint32_t)fresh);
-	if (w->o->chat)
-		buf_adds(&k->history, "\"}");
+	prompt_add(&w->maker, &k->history, STREAM_FRESH, k->number << 16 | t->round,
+	           (uint32_t)(fresh > beside ? fresh - beside : 1));
+	message_end(w, &k->history);
 	k->history_tokens += prefix + fresh;
 	buf_add(&t->prompt, k->history.data, k->history.len);
 }
@@ -400,7 +418,7 @@ void work_request(struct work *w, const struct url *u, const struct bench_turn *
 	const char *open = w->o->chat   ? ",\"messages\":["
 	                   : w->o->text ? ",\"prompt\":\""
 	                                : ",\"prompt\":[";
-	if (!w->own_seed)
+	if (!w->no_seed)
 		snprintf(seed, sizeof seed, ",\"seed\":%llu",
 		         (unsigned long long)((w->o->seed + t->seed) & INT64_MAX));
 	int k = snprintf(tail, sizeof tail, "%s,\"max_tokens\":%u%s}",

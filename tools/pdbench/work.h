@@ -11,10 +11,21 @@
 struct work;
 struct talk;
 
-/* What /v1/models reported. */
+/* What a request has beside what every server takes. */
+enum body_level {
+	BODY_FULL,
+	BODY_PLAIN, /* nothing but OpenAI's parameters */
+	BODY_BARE   /* and of these no seed and no stream_options */
+};
+
+/* What /v1/models reported, and what adapt_to_server has found. */
 struct server_info {
 	char model[256];         /* "": unknown */
 	uint32_t context, vocab; /* 0: unknown */
+	enum body_level level;
+	double tokens_per_word; /* of text prompts; 0: unknown, a word counts as a token */
+	uint32_t tokens_beside; /* of a prompt, beside its words */
+	char adapted[400];      /* what of the load is other than asked for; "": nothing */
 };
 
 /* One request to be sent. */

@@ -194,7 +194,7 @@ static void metrics(struct router *r, struct http_conn *c, struct http_request *
 	struct buf b;
 	(void)q;
 	buf_init(&b, 0);
-	metrics_render(r, &b);
+	svc_metrics(r->svc, &b);
 	reply_buf(c, "text/plain; version=0.0.4", &b);
 }
 

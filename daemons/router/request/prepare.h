@@ -11,7 +11,7 @@
 #include "daemons/router/api/logprob.h"
 #include "daemons/router/api/params.h"
 #include "daemons/router/api/tenant.h"
-#include "daemons/router/http/http.h"
+#include "http/http.h"
 #include "daemons/router/place/prefixes.h"
 #include "message.h"
 #include "text/chat_request.h"

@@ -2,7 +2,7 @@
  * all (out_total_max), shared by addresses as clients.h shares the input, and within an address by
  * its connections in the same way. So neither an address nor, behind a proxy, a connection shuts
  * out others. A connection may always hold HTTP_SURE_BYTES. */
-#include "conn.h"
+#include "http/conn.h"
 #include "util/check.h"
 #include "util/clock.h"
 #include "util/log.h"

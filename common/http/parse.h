@@ -1,7 +1,7 @@
 /* parse.h - the lines of an HTTP/1.x request (head, size lines of chunks, trailer fields), from
  * unchecked bytes. RFC 9110 and 9112, strictly. No I/O, no allocation. */
-#ifndef ROUTER_HTTP_PARSE_H
-#define ROUTER_HTTP_PARSE_H
+#ifndef HTTP_PARSE_H
+#define HTTP_PARSE_H
 
 #include <stddef.h>
 #include <stdint.h>

@@ -1,6 +1,6 @@
 /* tls.c - see tls.h. What a client sends may end its own connection, nothing else: OpenSSL's queue
  * of errors is emptied by whoever calls it. */
-#include "tls.h"
+#include "http/tls.h"
 
 #include <event2/buffer.h>
 #include <openssl/err.h>

@@ -9,10 +9,10 @@
  * Lines end in CR LF; a bare LF is refused as soon as it arrives. Empty lines before a head are
  * skipped and count as part of it. Limits: head_max for a head, body_max for a body, head_max again
  * for what surrounds its chunks (extensions, trailer). */
-#ifndef ROUTER_HTTP_FRAME_H
-#define ROUTER_HTTP_FRAME_H
+#ifndef HTTP_FRAME_H
+#define HTTP_FRAME_H
 
-#include "parse.h"
+#include "http/parse.h"
 #include "util/buf.h"
 
 enum http_frame_state {

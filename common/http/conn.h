@@ -20,13 +20,13 @@
  *
  * connection_step moves it on: with each event the function of its state (step_..., conn.c) acts
  * and returns the next state. */
-#ifndef ROUTER_HTTP_CONN_H
-#define ROUTER_HTTP_CONN_H
+#ifndef HTTP_CONN_H
+#define HTTP_CONN_H
 
-#include "clients.h"
-#include "http.h"
-#include "frame.h"
-#include "tls.h"
+#include "http/clients.h"
+#include "http/http.h"
+#include "http/frame.h"
+#include "http/tls.h"
 
 #include <event2/buffer.h>
 #include <event2/bufferevent.h>

@@ -1,8 +1,8 @@
 /* tls.h - TLS of the HTTP edge: one certificate and its key, for all connections that begin from
  * now on. TLS 1.2 and 1.3, without compression, renegotiation and a cache of sessions; ALPN selects
  * http/1.1. */
-#ifndef ROUTER_HTTP_TLS_H
-#define ROUTER_HTTP_TLS_H
+#ifndef HTTP_TLS_H
+#define HTTP_TLS_H
 
 #include "util/err.h"
 

@@ -7,10 +7,10 @@
  * http_stream_end. The connection pointer is valid until the answer is complete. If the client
  * leaves before that, the function given to http_on_gone is called once, and the pointer is invalid
  * from then on. */
-#ifndef ROUTER_HTTP_H
-#define ROUTER_HTTP_H
+#ifndef HTTP_HTTP_H
+#define HTTP_HTTP_H
 
-#include "parse.h"
+#include "http/parse.h"
 #include "util/err.h"
 
 #include <stddef.h>
@@ -47,6 +47,7 @@ struct http_handlers {
 };
 
 struct http_opts {
+	const char *setting;            /* the name of the next in messages, "http_listen" */
 	const char *listen;             /* "127.0.0.1:8080", "[::1]:0", ":8080" (all addresses) */
 	const char *tls_cert, *tls_key; /* PEM files; "" or NULL, both: plain HTTP */
 	size_t max_header_bytes, max_body_bytes;

@@ -6,8 +6,8 @@
  * the next one. So no address shuts out another, and no share has to be configured. A connection
  * may always hold CLIENT_SURE_BYTES, so that small requests are served while large ones wait. An
  * IPv6 address stands for its /64, since one client can use all of that. */
-#ifndef ROUTER_CLIENTS_H
-#define ROUTER_CLIENTS_H
+#ifndef HTTP_CLIENTS_H
+#define HTTP_CLIENTS_H
 
 #include "util/list.h"
 

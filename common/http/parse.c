@@ -4,7 +4,7 @@
  * ends or for whom it is. Refused are: a bare LF or CR, white space before a colon, a folded
  * header, both kinds of length, and a length, coding or host given twice. A refusal is answered
  * with a status and ends the connection. */
-#include "parse.h"
+#include "http/parse.h"
 
 #include <ctype.h>
 #include <string.h>

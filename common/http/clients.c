@@ -1,6 +1,6 @@
 /* clients.c - see clients.h. What always holds: an address is in the map while there are references
  * to it; `bytes` is the sum over the map. */
-#include "clients.h"
+#include "http/clients.h"
 #include "util/check.h"
 #include "util/err.h"
 #include "util/map.h"

@@ -1,6 +1,6 @@
 /* frame.c - see frame.h. Each step uses as many of the given bytes as it can; HTTP_MORE: the next
  * step may go on with the rest. */
-#include "frame.h"
+#include "http/frame.h"
 #include "util/check.h"
 
 #include <string.h>

@@ -7,7 +7,7 @@
  * hold are charged to its address. A connection is freed from the loop alone (by its own event, by
  * the tick, or to make room), never under a function that its owner called. Whatever a client
  * sends costs at most its own connection. */
-#include "conn.h"
+#include "http/conn.h"
 #include "util/check.h"
 #include "util/clock.h"
 #include "util/log.h"

@@ -6,7 +6,7 @@
  * of an address that has more connections. If there is none to take, the client gets a 503; beyond
  * max_connections / 8 such refusals at once, or a few from one address, or without memory, the
  * connection is closed without a word. */
-#include "conn.h"
+#include "http/conn.h"
 #include "util/clock.h"
 #include "util/log.h"
 #include "util/mem.h"
@@ -176,19 +176,19 @@ static void listen_end(struct http_server *h)
 }
 
 /* "host:port", "[v6]:port", ":port" */
-static int split_listen(const char *s, char *host, size_t host_size, char *port, size_t port_size,
-                        struct err *err)
+static int split_listen(const char *setting, const char *s, char *host, size_t host_size,
+                        char *port, size_t port_size, struct err *err)
 {
 	const char *colon = strrchr(s, ':');
 	if (!colon || !colon[1] || strlen(colon + 1) >= port_size)
-		return err_set(err, ERR_INVALID, "http_listen \"%s\" is not HOST:PORT", s);
+		return err_set(err, ERR_INVALID, "%s \"%s\" is not HOST:PORT", setting, s);
 	size_t n = (size_t)(colon - s);
 	if (n >= 2 && s[0] == '[' && s[n - 1] == ']') {
 		s++;
 		n -= 2;
 	}
 	if (n >= host_size)
-		return err_set(err, ERR_INVALID, "http_listen: the host's name is longer than %zu bytes",
+		return err_set(err, ERR_INVALID, "%s: the host's name is longer than %zu bytes", setting,
 		               host_size - 1);
 	memcpy(host, s, n);
 	host[n] = 0;
@@ -201,11 +201,12 @@ static int listen_on(struct http_server *h, struct err *err)
 	char host[256], port[16];
 	struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_ADDRCONFIG};
 	struct addrinfo *found = NULL;
-	if (split_listen(h->opts.listen, host, sizeof host, port, sizeof port, err) < 0)
+	const char *setting = h->opts.setting, *listen = h->opts.listen;
+	if (split_listen(setting, listen, host, sizeof host, port, sizeof port, err) < 0)
 		return ERR_INVALID;
 	int r = getaddrinfo(*host ? host : NULL, port, &hints, &found);
 	if (r)
-		return err_set(err, ERR_INVALID, "http_listen \"%s\": %s", h->opts.listen, gai_strerror(r));
+		return err_set(err, ERR_INVALID, "%s \"%s\": %s", setting, listen, gai_strerror(r));
 	h->listener = evconnlistener_new_bind(h->base, on_accept, h,
 	                                      LEV_OPT_CLOSE_ON_FREE | LEV_OPT_CLOSE_ON_EXEC |
 	                                          LEV_OPT_REUSEABLE,
@@ -213,7 +214,7 @@ static int listen_on(struct http_server *h, struct err *err)
 	int cause = errno;
 	freeaddrinfo(found);
 	if (!h->listener)
-		return err_set(err, ERR_IO, "cannot listen on http_listen \"%s\": %s%s", h->opts.listen,
+		return err_set(err, ERR_IO, "cannot listen on %s \"%s\": %s%s", setting, listen,
 		               strerror(cause),
 		               cause == EADDRINUSE ? "; stop what uses the port, or choose another" : "");
 	evconnlistener_set_error_cb(h->listener, on_accept_error);
