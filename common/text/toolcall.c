@@ -37,14 +37,19 @@ void tc_begin(struct toolcall *t)
 	give(t, TOOLCALL_BEGIN, t->name, strlen(t->name));
 }
 
-void tc_end(struct toolcall *t)
+static void end_call(struct toolcall *t, int is_broken)
 {
 	CHECK(t->begun);
 	t->begun = 0;
 	t->holding = 0;
 	t->after_call = 1;
 	t->closer = 0;
-	give(t, TOOLCALL_END, "", 0);
+	t->sink(t->arg, &(struct toolcall_event){TOOLCALL_END, t->calls - 1, "", 0, is_broken});
+}
+
+void tc_end(struct toolcall *t)
+{
+	end_call(t, 0);
 }
 
 void tc_give(struct toolcall *t, const char *s, size_t n)
@@ -129,7 +134,7 @@ enum tc_go tc_break(struct toolcall *t, size_t pos)
 	if (t->begun) {
 		if (t->holding)
 			tc_give(t, t->in.data + t->start, pos - t->start);
-		tc_end(t);
+		end_call(t, 1);
 		t->start = pos;
 	} else {
 		give_content(t, pos);

@@ -55,6 +55,7 @@ struct toolcall_event {
 	 * sink. */
 	const char *text;
 	size_t len;
+	int is_broken; /* END: the call was broken off, its arguments are not complete */
 };
 typedef void toolcall_sink(void *arg, const struct toolcall_event *e);
 
