@@ -157,10 +157,12 @@ static const struct refusal
 static int refuse(struct http_conn *c, struct refusal why)
 {
 	struct http_server *h = c->server;
+	const char *path = c->frame.head.path ? c->frame.head.path : "";
 	char body[1024];
 	unsigned more;
-	size_t n = h->opts.error_body ? h->opts.error_body(why.status, why.text, body, sizeof body)
-	                              : (size_t)snprintf(body, sizeof body, "%s\n", why.text);
+	size_t n = h->opts.error_body
+	               ? h->opts.error_body(path, why.status, why.text, body, sizeof body)
+	               : (size_t)snprintf(body, sizeof body, "%s\n", why.text);
 	h->refused++;
 	if (http_note_due(&h->refused_note, &more))
 		log_info("http_refused", "status=%d why=%s more=%u", why.status, log_quote(why.text), more);

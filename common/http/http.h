@@ -62,8 +62,9 @@ struct http_opts {
 	uint64_t read_us;         /* from a request's first byte to its last; a TLS handshake */
 	uint64_t write_us;        /* a client that reads nothing for this long is dropped */
 	const char *headers;      /* lines of every answer, each ended by CR LF; NULL: none. Copied */
-	/* an error of the edge itself (400, 408, 413, 431, 501, 503, 505); NULL: plain text */
-	size_t (*error_body)(int status, const char *text, char *out, size_t size);
+	/* an error of the edge itself (400, 408, 413, 431, 501, 503, 505), about a request for this
+	 * path ("": it is not known yet); NULL: plain text */
+	size_t (*error_body)(const char *path, int status, const char *text, char *out, size_t size);
 };
 
 struct http_counts {

@@ -253,8 +253,9 @@ static int address_of(const struct svc *s, char *out, size_t size, struct err *e
 	return 0;
 }
 
-static size_t on_refused(int status, const char *text, char *out, size_t size)
+static size_t on_refused(const char *path, int status, const char *text, char *out, size_t size)
 {
+	(void)path;
 	(void)text; /* it names settings of the router */
 	return (size_t)snprintf(out, size, "{\"error\":\"refused\",\"status\":%d}\n", status);
 }

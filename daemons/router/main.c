@@ -278,13 +278,13 @@ static void wake(struct router *r)
 		r->tick = svc_timer_add(r->svc, TICK_US, on_tick, NULL);
 }
 
-static size_t edge_error(int status, const char *text, char *out, size_t size)
+static size_t edge_error(const char *path, int status, const char *text, char *out, size_t size)
 {
 	struct api_error e = {0};
 	struct buf b;
 	api_fault(&e, status, "%s", text);
 	buf_init(&b, size - 1);
-	api_error_json(&e, &b);
+	dialect_of_path(path)->error(&e, &b);
 	size_t n = b.len;
 	memcpy(out, b.data, n);
 	buf_fini(&b);

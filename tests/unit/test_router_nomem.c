@@ -132,6 +132,35 @@ static void chat(struct buf *b)
 	buf_adds(b, "]}");
 }
 
+static void responses(struct buf *b)
+{
+	buf_adds(b, "{\"max_output_tokens\":2,\"truncate_prompt_tokens\":4000,\"stream\":true,"
+	            "\"instructions\":\"");
+	repeat(b, "Be brief. ", 100);
+	buf_adds(b, "\",\"input\":[");
+	for (int i = 0; i < 40; i++) {
+		buf_adds(b, i ? "," : "");
+		buf_adds(b, "{\"role\":\"user\",\"content\":[{\"type\":\"input_text\",\"text\":\"");
+		repeat(b, "What is the capital of France? ", 40);
+		buf_adds(b, "\"}]}");
+	}
+	buf_adds(b, "]}");
+}
+
+static void messages(struct buf *b)
+{
+	buf_adds(b, "{\"max_tokens\":2,\"truncate_prompt_tokens\":4000,\"messages\":[");
+	for (int i = 0; i < 20; i++) {
+		buf_printf(b,
+		           "%s{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":"
+		           "\"%d\",\"content\":\"cold\"},{\"type\":\"text\",\"text\":\"",
+		           i ? "," : "", i);
+		repeat(b, "What is the capital of France? ", 40);
+		buf_adds(b, "\"}]}");
+	}
+	buf_adds(b, "]}");
+}
+
 static void form(struct buf *b)
 {
 	buf_adds(
@@ -175,6 +204,7 @@ static const struct {
 	{"/v1/completions", answers, 0, 200}, {"/v1/completions", objects, 0, 400},
 	{"/v1/completions", text, 1, 200},    {"/v1/chat/completions", chat, 1, 200},
 	{"/v1/completions", form, 1, 200},    {"/v1/completions", many_choices, 1, 200},
+	{"/v1/responses", responses, 1, 200}, {"/v1/messages", messages, 1, 200},
 	{"/tokenize", tokenize, 1, 200},      {"/detokenize", detokenize, 1, 200},
 };
 

@@ -1,31 +1,16 @@
 /* test_router_tools.c - tools and thoughts through the whole router: scripted workers write calls,
  * the client gets them whole and streamed, and both are the same. What needs a tokenizer is
  * skipped without PD_MODEL. */
-#include "router_client.h"
+#include "router_says.h"
 #include "skip.h"
 #include "tempdir.h"
 
 #include <signal.h>
 
-static struct model *model; /* NULL: without PD_MODEL */
-static uint32_t script[400];
-
 static struct world *tools_world(const char *tool_parser, const char *reasoning_parser,
                                  const char *says)
 {
-	struct world *w = world_new(model, 1u << 20);
-	struct token_list l = {0};
-	struct err err = {0};
-	ck_assert_msg(model_set_parsers(&w->model, tool_parser, reasoning_parser, &err) == 0, "%s",
-	              err.text);
-	ck_assert_int_eq(
-		tokenizer_encode(model->tokenizer, says, strlen(says), TOKENIZE_PARSE_SPECIAL, 400, &l), 0);
-	memcpy(script, l.ids, l.n * sizeof *script);
-	w->script = script;
-	w->n_script = l.n;
-	w->stop_at = (uint32_t)l.n - 1; /* the last token is an end of sequence */
-	token_list_fini(&l);
-	return w;
+	return says_world(tool_parser, reasoning_parser, says, 1u << 20);
 }
 
 /* --- answers as one line: THOUGHTS|CONTENT|<0 NAME ARGUMENTS>..|FINISH --- */

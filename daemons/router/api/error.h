@@ -1,4 +1,5 @@
-/* error.h - what a client is told when its request is refused or fails, in OpenAI's shape. */
+/* error.h - what a client is told when its request is refused or fails, in OpenAI's shape or in
+ * Anthropic's. */
 #ifndef ROUTER_API_ERROR_H
 #define ROUTER_API_ERROR_H
 
@@ -21,5 +22,7 @@ int api_bad(struct api_error *e, const char *param, const char *fmt, ...)
 int api_fault(struct api_error *e, int status, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
 void api_error_json(const struct api_error *e, struct buf *out); /* {"error":{...}} */
+/* {"type":"error","error":{...}}: the type follows from the status; no param, no code */
+void api_error_json_messages(const struct api_error *e, struct buf *out);
 
 #endif

@@ -189,10 +189,15 @@ static const struct {
 
 int format_is_asked(const json_t *o)
 {
+	static const char *const more[] = {"response_format", "structured_outputs", "text",
+	                                   "output_config", "output_format"};
 	for (size_t i = 0; i < N_WAYS; i++)
 		if (member(o, ways[i].name))
 			return 1;
-	return member(o, "response_format") || member(o, "structured_outputs");
+	for (size_t i = 0; i < sizeof more / sizeof *more; i++)
+		if (member(o, more[i]))
+			return 1;
+	return 0;
 }
 
 int format_read(struct request_prepare *q, const json_t *o)

@@ -18,7 +18,8 @@ struct answer_part {
 	enum row_shape shape;
 	uint32_t most;
 	const void *of; /* TEXT: NULL, see from */
-	size_t from, n; /* TEXT: begin in parts.text; bytes, ids, rows */
+	size_t from;    /* TEXT: begin in parts.text; ROWS: the first */
+	size_t n;       /* bytes, ids, rows */
 };
 
 void parts_init(struct answer_parts *p)
@@ -100,11 +101,15 @@ void parts_ids(struct answer_parts *p, const uint32_t *ids, size_t n)
 	add(p, (struct answer_part){.kind = PART_IDS, .of = ids, .n = n});
 }
 
-void parts_rows(struct answer_parts *p, const struct rows *rows, enum row_shape shape,
-                uint32_t most)
+void parts_rows(struct answer_parts *p, const struct rows *rows, uint32_t from, uint32_t to,
+                enum row_shape shape, uint32_t most)
 {
-	add(p, (struct answer_part){
-			   .kind = PART_ROWS, .of = rows, .n = rows->n, .shape = shape, .most = most});
+	add(p, (struct answer_part){.kind = PART_ROWS,
+	                            .of = rows,
+	                            .from = from,
+	                            .n = to - from,
+	                            .shape = shape,
+	                            .most = most});
 }
 
 static size_t write_ids(const uint32_t *ids, size_t from, size_t n, struct buf *out)
@@ -123,7 +128,7 @@ static size_t write_row(const struct answer_part *part, const struct model *m, u
 {
 	if (i)
 		buf_addc(out, ',');
-	logprob_row(m, rows_at(part->of, i), part->shape, part->most, out);
+	logprob_row(m, rows_at(part->of, (uint32_t)part->from + i), part->shape, part->most, out);
 	return 1;
 }
 
@@ -164,4 +169,9 @@ int parts_write(struct answer_parts *p, const struct model *m, struct buf *out, 
 		}
 	}
 	return 1;
+}
+
+int parts_have_begun(const struct answer_parts *p)
+{
+	return p->at < p->n && (p->at || p->done);
 }

@@ -30,11 +30,13 @@ void parts_string(struct answer_parts *p, const char *s, size_t n);
 void parts_inside(struct answer_parts *p, const char *s, size_t n);
 void parts_ids(struct answer_parts *p, const uint32_t *ids, size_t n); /* 1,2,3 */
 /* see logprob_rows */
-void parts_rows(struct answer_parts *p, const struct rows *rows, enum row_shape shape,
-                uint32_t most);
+void parts_rows(struct answer_parts *p, const struct rows *rows, uint32_t from, uint32_t to,
+                enum row_shape shape, uint32_t most);
 
 /* Goes on until out has `max_size` bytes, or a little more. 1: to the end. Without memory out is
  * full. */
 int parts_write(struct answer_parts *p, const struct model *m, struct buf *out, size_t max_size);
+/* Some of the list has been written, but not all. */
+int parts_have_begun(const struct answer_parts *p);
 
 #endif

@@ -60,8 +60,9 @@ static int too_long(struct request_prepare *q, const char *param, size_t prompt,
 		api_bad(&q->error, param,
 		        "This model's maximum context length is %u tokens. However, you requested %zu "
 		        "tokens (%zu in the prompt, %u for the answer). Shorten the prompt or lower "
-		        "max_tokens.",
-		        limit, prompt + q->p.max_tokens, prompt, q->p.max_tokens);
+		        "%s.",
+		        limit, prompt + q->p.max_tokens, prompt, q->p.max_tokens,
+		        request_kind_max_tokens(q->kind));
 	else
 		api_bad(&q->error, param,
 		        "This model's maximum context length is %u tokens. However, your prompt has %zu "
@@ -109,7 +110,7 @@ static int fit(struct request_prepare *q, const char *param)
 	if (!q->context) {
 		if (longest > INT32_MAX / 2)
 			return too_long(q, param, longest, INT32_MAX / 2);
-		if (!q->p.has_max_tokens && (q->default_max_tokens || q->kind == KIND_CHAT))
+		if (!q->p.has_max_tokens && (q->default_max_tokens || q->kind != KIND_COMPLETION))
 			q->p.max_tokens = q->default_max_tokens ? q->default_max_tokens : 4096;
 		return 0;
 	}
@@ -120,9 +121,11 @@ static int fit(struct request_prepare *q, const char *param)
 	uint32_t room = q->context - (uint32_t)longest;
 	if (!q->p.has_max_tokens && q->default_max_tokens)
 		q->p.max_tokens = least(q->default_max_tokens, room);
-	else if (!q->p.has_max_tokens && (q->kind == KIND_CHAT || q->p.max_tokens > room))
+	else if (!q->p.has_max_tokens && (q->kind != KIND_COMPLETION || q->p.max_tokens > room))
 		q->p.max_tokens = room;
-	return q->p.max_tokens <= room ? 0 : too_long(q, "max_tokens", longest, q->context);
+	return q->p.max_tokens <= room
+	           ? 0
+	           : too_long(q, request_kind_max_tokens(q->kind), longest, q->context);
 }
 
 int prompt_check_lengths(struct request_prepare *q, const char *param)
@@ -130,9 +133,8 @@ int prompt_check_lengths(struct request_prepare *q, const char *param)
 	if (truncate_prompts(q) < 0 || fit(q, param) < 0)
 		return -1;
 	if (q->p.min_tokens > q->p.max_tokens)
-		return api_bad(&q->error, "min_tokens",
-		               "min_tokens is %u, more than max_tokens, which is %u", q->p.min_tokens,
-		               q->p.max_tokens);
+		return api_bad(&q->error, "min_tokens", "min_tokens is %u, more than %s, which is %u",
+		               q->p.min_tokens, request_kind_max_tokens(q->kind), q->p.max_tokens);
 	return 0;
 }
 

@@ -22,12 +22,13 @@ struct route {
 	enum request_kind kind;
 };
 
-static void reply_error(struct router *r, struct http_conn *c, const struct api_error *e,
-                        const char *extra)
+/* path: that was asked for */
+static void reply_error(struct router *r, struct http_conn *c, const char *path,
+                        const struct api_error *e, const char *extra)
 {
 	struct buf b;
 	buf_init(&b, 0);
-	api_error_json(e, &b);
+	dialect_of_path(path)->error(e, &b);
 	stat_add(r->stats, e->status < 500 ? STAT_REFUSED : STAT_FAILED, 1);
 	http_reply(c, e->status, "application/json", extra, b.data, b.len);
 	buf_fini(&b);
@@ -80,10 +81,9 @@ static void tokenizer_info(struct router *r, struct http_conn *c, struct http_re
 	const json_t *v;
 	struct buf b;
 	size_t len;
-	(void)q;
 	if (!r->model->tokenizer) {
 		api_fault(&e, 404, "the model %s has no tokenizer here", r->model->name);
-		reply_error(r, c, &e, NULL);
+		reply_error(r, c, q->head->path, &e, NULL);
 		return;
 	}
 	buf_init(&b, 0);
@@ -144,7 +144,7 @@ static void one_model(struct router *r, struct http_conn *c, struct http_request
 	url_decode(q->head->path + strlen("/v1/models/"), name, sizeof name);
 	if (strcmp(name, r->model->name) != 0) {
 		unknown_model(r, name, &e);
-		reply_error(r, c, &e, NULL);
+		reply_error(r, c, q->head->path, &e, NULL);
 		return;
 	}
 	buf_init(&b, 0);
@@ -209,14 +209,14 @@ static void abort_request(struct router *r, struct http_conn *c, struct http_req
 	json_t *o = json_load(q->body.data, q->body.len, 0, &bad);
 	const json_t *v = json_object_get(o, "request_id");
 	const char *s = json_string_value(v);
-	const char *hex = s && strrchr(s, '-') ? strrchr(s, '-') + 1 : s;
+	const char *end = s ? strpbrk(s, "-_") : NULL, *hex = end ? end + 1 : s; /* of its prefix */
 	if (!s || strlen(hex) != 32 || reqid_parse(hex, &id) < 0)
 		api_bad(&e, "request_id", "request_id must be the id of a request, got %s", param_show(v));
 	else if (request_abort(r, &id) < 0)
 		api_fault(&e, 404, "no request %.64s is at work here", s);
 	json_decref(o);
 	if (e.status)
-		reply_error(r, c, &e, NULL);
+		reply_error(r, c, q->head->path, &e, NULL);
 	else
 		http_reply(c, 200, "application/json", NULL, "{\"aborted\":true}", 16);
 }
@@ -224,6 +224,9 @@ static void abort_request(struct router *r, struct http_conn *c, struct http_req
 static const struct route routes[] = {
 	{"POST", "/v1/completions", NULL, WORKS, SIZE_MAX, KIND_COMPLETION},
 	{"POST", "/v1/chat/completions", NULL, WORKS, SIZE_MAX, KIND_CHAT},
+	{"POST", "/v1/responses", NULL, WORKS, SIZE_MAX, KIND_RESPONSES},
+	{"POST", "/v1/messages", NULL, WORKS, SIZE_MAX, KIND_MESSAGES},
+	{"POST", "/v1/messages/count_tokens", NULL, WORKS, SIZE_MAX, KIND_COUNT_TOKENS},
 	{"GET", "/v1/models", models, KEYED, SMALL_BYTES_MAX, 0},
 	{"GET", "/v1/models/", one_model, KEYED, SMALL_BYTES_MAX, 0},
 	{"GET", "/tokenizer_info", tokenizer_info, KEYED, SMALL_BYTES_MAX, 0},
@@ -303,7 +306,9 @@ static void reply_preflight(struct http_conn *c, const struct http_head *head)
 /* extra: 64 + TENANT_HEADERS_MAX bytes, here and below */
 static void wrong_key(struct api_error *e, char *extra)
 {
-	api_fault(e, 401, "the access key is missing or wrong: send it as Authorization: Bearer KEY");
+	api_fault(e, 401,
+	          "the access key is missing or wrong: send it as Authorization: Bearer KEY, or as "
+	          "x-api-key: KEY");
 	snprintf(extra, 64, "WWW-Authenticate: Bearer\r\n");
 }
 
@@ -350,7 +355,7 @@ int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *bod
 		extra[0] = 0;
 	}
 	if (e.status) {
-		reply_error(r, c, &e, extra);
+		reply_error(r, c, head->path, &e, extra);
 		return 1;
 	}
 	head->route = route;
@@ -376,7 +381,7 @@ void api_request(void *arg, struct http_conn *c, struct http_request *q)
 	else if (t && tenant_check(t, clock_us(), &e) < 0)
 		refused_headers(r, t, &e, extra);
 	if (e.status) {
-		reply_error(r, c, &e, extra);
+		reply_error(r, c, q->head->path, &e, extra);
 		return;
 	}
 	struct http_body body = q->body;

@@ -8,7 +8,15 @@
 #define NAMED_MAX 8u /* the others are counted */
 #define SHOWN_MAX 64
 
-enum { COMPLETION = 1 << KIND_COMPLETION, CHAT = 1 << KIND_CHAT, BOTH = COMPLETION | CHAT };
+enum {
+	COMPLETION = 1 << KIND_COMPLETION,
+	CHAT = 1 << KIND_CHAT,
+	RESPONSES = 1 << KIND_RESPONSES,
+	MESSAGES = 1 << KIND_MESSAGES,
+	BOTH = COMPLETION | CHAT,
+	OPENAI = BOTH | RESPONSES,
+	ALL = OPENAI | MESSAGES
+};
 
 /* Those without an effect here, which clients send by themselves, are known too. */
 static const struct known {
@@ -17,17 +25,21 @@ static const struct known {
 } known[] = {
 	{"add_generation_prompt", CHAT},
 	{"add_special_tokens", BOTH},
-	{"allowed_token_ids", BOTH},
-	{"audio", CHAT}, /* refused: params.c */
-	{"bad_words", BOTH},
+	{"allowed_token_ids", ALL},
+	{"audio", CHAT},           /* refused: params.c */
+	{"background", RESPONSES}, /* true is refused */
+	{"bad_words", ALL},
 	{"best_of", BOTH},
-	{"cache_salt", BOTH},
+	{"cache_control", MESSAGES}, /* no effect */
+	{"cache_salt", ALL},
 	{"chat_template", CHAT}, /* refused */
-	{"chat_template_kwargs", CHAT},
+	{"chat_template_kwargs", CHAT | RESPONSES | MESSAGES},
+	{"container", MESSAGES}, /* refused */
 	{"continue_final_message", CHAT},
+	{"conversation", RESPONSES}, /* refused */
 	{"documents", CHAT},
 	{"echo", BOTH},
-	{"frequency_penalty", BOTH},
+	{"frequency_penalty", ALL},
 	{"function_call", CHAT}, /* refused: chat_request_tools.c */
 	{"functions", CHAT},     /* refused */
 	{"grammar", BOTH},
@@ -35,53 +47,68 @@ static const struct known {
 	{"guided_grammar", BOTH},
 	{"guided_json", BOTH},
 	{"guided_regex", BOTH},
-	{"ignore_eos", BOTH},
+	{"ignore_eos", ALL},
+	{"include", RESPONSES},
 	{"include_reasoning", CHAT},
-	{"include_stop_str_in_output", BOTH},
+	{"include_stop_str_in_output", ALL},
+	{"input", RESPONSES},
+	{"instructions", RESPONSES},
 	{"json_schema", BOTH},
-	{"logit_bias", BOTH},
+	{"logit_bias", ALL},
 	{"logprobs", BOTH},
 	{"max_completion_tokens", CHAT},
-	{"max_tokens", BOTH},
-	{"messages", CHAT},
-	{"metadata", BOTH}, /* of OpenAI's store: no effect */
-	{"min_p", BOTH},
-	{"min_tokens", BOTH},
-	{"model", BOTH},
+	{"max_output_tokens", RESPONSES},
+	{"max_tokens", BOTH | MESSAGES},
+	{"max_tool_calls", RESPONSES}, /* of built-in tools: no effect */
+	{"mcp_servers", MESSAGES},     /* refused */
+	{"messages", CHAT | MESSAGES},
+	{"metadata", ALL}, /* of OpenAI's store: no effect */
+	{"min_p", ALL},
+	{"min_tokens", ALL},
+	{"model", ALL},
 	{"n", BOTH},
-	{"parallel_tool_calls", CHAT},
+	{"output_config", MESSAGES},
+	{"output_format", MESSAGES},
+	{"parallel_tool_calls", CHAT | RESPONSES},
 	{"prediction", CHAT}, /* refused */
-	{"presence_penalty", BOTH},
-	{"prompt", COMPLETION},
-	{"prompt_cache_key", BOTH},
+	{"presence_penalty", ALL},
+	{"previous_response_id", RESPONSES}, /* refused */
+	{"prompt", COMPLETION | RESPONSES},  /* of responses: refused */
+	{"prompt_cache_key", OPENAI},
 	{"prompt_embeds", COMPLETION}, /* refused */
 	{"prompt_logprobs", BOTH},
+	{"reasoning", RESPONSES},
 	{"reasoning_effort", CHAT},
-	{"repetition_penalty", BOTH},
+	{"repetition_penalty", ALL},
 	{"response_format", BOTH},
 	{"return_token_ids", BOTH},
-	{"safety_identifier", BOTH}, /* no effect */
-	{"seed", BOTH},
+	{"safety_identifier", OPENAI}, /* no effect */
+	{"seed", ALL},
 	{"separate_reasoning", CHAT},
-	{"service_tier", BOTH}, /* no effect */
-	{"skip_special_tokens", BOTH},
-	{"stop", BOTH},
-	{"stop_token_ids", BOTH},
-	{"store", BOTH}, /* no effect */
-	{"stream", BOTH},
-	{"stream_options", BOTH},
-	{"structured_outputs", BOTH},
+	{"service_tier", ALL}, /* no effect */
+	{"skip_special_tokens", ALL},
+	{"stop", OPENAI},
+	{"stop_sequences", MESSAGES},
+	{"stop_token_ids", ALL},
+	{"store", OPENAI}, /* no effect */
+	{"stream", ALL},
+	{"stream_options", OPENAI},
+	{"structured_outputs", ALL},
 	{"suffix", COMPLETION}, /* refused */
-	{"temperature", BOTH},
-	{"tool_choice", CHAT},
-	{"tools", CHAT},
-	{"top_k", BOTH},
-	{"top_logprobs", CHAT},
-	{"top_p", BOTH},
-	{"truncate_prompt_tokens", BOTH},
-	{"typical_p", BOTH},
+	{"system", MESSAGES},
+	{"temperature", ALL},
+	{"text", RESPONSES},
+	{"thinking", MESSAGES},
+	{"tool_choice", CHAT | RESPONSES | MESSAGES},
+	{"tools", CHAT | RESPONSES | MESSAGES},
+	{"top_k", ALL},
+	{"top_logprobs", CHAT | RESPONSES},
+	{"top_p", ALL},
+	{"truncate_prompt_tokens", ALL},
+	{"truncation", RESPONSES},
+	{"typical_p", ALL},
 	{"use_beam_search", BOTH}, /* refused */
-	{"user", BOTH},
+	{"user", OPENAI},
 };
 
 static int is_known(const char *name, enum request_kind kind)
@@ -90,6 +117,22 @@ static int is_known(const char *name, enum request_kind kind)
 		if (strcmp(known[i].name, name) == 0)
 			return (known[i].kinds >> kind & 1) != 0;
 	return 0;
+}
+
+json_t *params_of_chat(const json_t *o, enum request_kind kind)
+{
+	unsigned both = 1u << kind | CHAT;
+	json_t *chat = json_object();
+	for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+		json_t *v = json_object_get(o, known[i].name);
+		if (!v || (known[i].kinds & both) != both)
+			continue;
+		if (json_object_set(chat, known[i].name, v) < 0) {
+			json_decref(chat);
+			return NULL;
+		}
+	}
+	return chat;
 }
 
 static int unknown_text(const struct request_prepare *q, const char *name, char *out, size_t size)

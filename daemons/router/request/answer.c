@@ -11,7 +11,15 @@
 
 #include <string.h>
 
-#define OPENING_BYTES 16384u /* of a stream's beginning: a longer one is written in steps */
+#define BEHIND_BYTES 16384u /* a stream that is further behind is written in steps */
+
+/* Has the answer a message? */
+static int is_split(const struct request *q)
+{
+	const struct message_opts *m = &q->prep.message;
+	return q->dialect->splits == SPLITS_ALWAYS ||
+	       (q->dialect->splits == SPLITS_IF_ASKED && (m->calls || m->reasoning));
+}
 
 void answer_init(struct answer *ans, struct request *q, struct prompt *prompt, uint32_t index)
 {
@@ -29,7 +37,7 @@ void answer_init(struct answer *ans, struct request *q, struct prompt *prompt, u
 	if (q->prep.model->tokenizer)
 		detok_init(&ans->detok, q->prep.model->tokenizer,
 		           DECODE_CONTINUES | (q->prep.p.skip_special ? DECODE_SKIP_SPECIAL : 0));
-	if (q->prep.kind == KIND_CHAT)
+	if (is_split(q))
 		ans->message = message_new(&q->prep.message, &q->prep.quota, q->id, index);
 }
 
@@ -125,6 +133,7 @@ static void feed_message(struct answer *ans)
 	n -= held;
 	message_feed(ans->message, ans->text.data, n);
 	ans->lost |= message_is_full(ans->message);
+	message_count_tokens(ans->message, ans->n_tokens, ans->rows.n);
 	if (held)
 		memmove(ans->text.data, ans->text.data + n, held);
 	ans->text.len = held;
@@ -162,15 +171,31 @@ static void charge_ids(struct answer *ans)
 
 /* --- to the client ------------------------------------------------------- */
 
-/* Tokens that wait behind the beginning of their stream are bounded as those that the client does
- * not take. */
-static int wait_for_opening(const struct answer *ans)
+/* Tokens that wait while their stream is behind are bounded as those that the client does not take;
+ * those that are kept anyway, by the request's quota. */
+static int wait_behind(const struct answer *ans)
 {
 	size_t bytes = ans->text.len + ans->rows.n * row_bytes(ans->rows.top);
+	if (ans->request->dialect->keeps)
+		return 0;
 	return bytes > ans->request->r->conf.out_bytes_max ? ERR_FULL : 0;
 }
 
-int answer_send_event(struct answer *ans)
+/* The text up to n, and all else, is the client's now. */
+static void forget_sent(struct answer *ans, size_t n)
+{
+	if (n < ans->text.len)
+		memmove(ans->text.data, ans->text.data + n, ans->text.len - n);
+	ans->text.len -= n;
+	ans->given.ids = ans->n_tokens;
+	if (ans->request->dialect->keeps)
+		return;
+	if (ans->message)
+		message_given(ans->message);
+	ans->rows.n = 0;
+}
+
+int answer_send_event(struct answer *ans, size_t max_size)
 {
 	struct request *q = ans->request;
 	struct buf *out = &q->r->out;
@@ -178,37 +203,32 @@ int answer_send_event(struct answer *ans)
 	if (!ans->message && ans->finish == ANSWER_FINISH_NONE && q->prep.p.stop)
 		n -= stop_held(q->prep.p.stop, &ans->scan);
 	buf_reset(out);
-	if (reply_chunk(ans, n, out)) { /* the text up to n, and all else, is the client's now */
-		if (n < ans->text.len)
-			memmove(ans->text.data, ans->text.data + n, ans->text.len - n);
-		ans->text.len -= n;
-		if (ans->message)
-			message_given(ans->message);
-		ans->given.ids = ans->n_tokens;
-		ans->rows.n = 0;
-	}
-	return out->full ? ERR_FULL : http_stream_add(q->conn, out->data, out->len);
+	if (q->dialect->chunk(ans, n, max_size, out))
+		forget_sent(ans, n);
+	if (out->full)
+		return ERR_FULL;
+	return out->len ? http_stream_add(q->conn, out->data, out->len) : 0;
 }
 
 int answer_send(struct answer *ans)
 {
 	struct request *q = ans->request;
-	if (ans->opening)
-		return wait_for_opening(ans);
-	if (ans->message && reply_is_empty(ans))
+	if (ans->behind)
+		return wait_behind(ans);
+	if (q->dialect->is_empty(ans))
 		return 0;
-	size_t opening = reply_opening_bytes(ans);
 	write_begin_stream(q);
-	if (opening > OPENING_BYTES || (opening && !prompt_is_told(&q->prep, ans->prompt))) {
-		ans->opening = 1;
-		q->n_opening++;
-		write_soon(q);
-		return 0;
-	}
-	do
-		if (answer_send_event(ans) < 0)
+	do {
+		size_t behind = q->dialect->behind(ans);
+		if (behind > BEHIND_BYTES || (behind && !prompt_is_told(&q->prep, ans->prompt))) {
+			ans->behind = 1;
+			q->n_behind++;
+			write_soon(q);
+			return 0;
+		}
+		if (answer_send_event(ans, BEHIND_BYTES) < 0)
 			return ERR_FULL;
-	while (opening && reply_opening_bytes(ans));
+	} while (q->dialect->behind(ans));
 	return 0;
 }
 
@@ -267,7 +287,7 @@ static void on_prompt(void *owner, struct attempt *s, const Pds__PromptLogprobs 
 	struct request *q = ans->request;
 	(void)s;
 	prompt_add_rows(&q->prep, ans->prompt, m, from, n);
-	if (q->n_opening && prompt_is_told(&q->prep, ans->prompt))
+	if (q->n_behind && prompt_is_told(&q->prep, ans->prompt))
 		request_work_soon(q);
 }
 

@@ -98,9 +98,10 @@ int budget_answers(struct request *q)
 		return 0;
 	if (!q->prep.p.has_max_tokens && tokens > OPEN_ANSWER_TOKENS)
 		tokens = OPEN_ANSWER_TOKENS;
-	const char *param = q->prep.kind == KIND_CHAT ? "top_logprobs" : "logprobs";
+	const char *param = q->prep.kind == KIND_COMPLETION ? "logprobs" : "top_logprobs";
 	if (too_many(&q->prep, param, "its answers", (uint64_t)tokens * q->n_answers, top,
-	             "n, max_tokens or the number of alternatives, or ask for a stream"))
+	             "the number or length of the answers, or the number of alternatives, or ask for a "
+	             "stream"))
 		return -1;
 	for (uint32_t i = 0; i < q->n_answers; i++)
 		if (rows_reserve(&q->answers[i].rows, tokens) < 0)

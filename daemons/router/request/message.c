@@ -6,60 +6,91 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define PIECES_MIN 2u
+
 /* NULL: no room. */
-static struct message_call *add_call(struct message *m)
+static struct message_piece *add_piece(struct message *m, enum message_kind kind)
 {
-	if (m->n_calls == m->calls_size) {
-		size_t size = m->calls_size ? 2 * m->calls_size : 2;
-		struct message_call *calls = quota_grow(m->quota, m->calls, m->calls_size, size,
-		                                        sizeof *calls);
-		if (!calls) {
+	if (m->n_pieces == m->pieces_size) {
+		size_t size = m->pieces_size ? 2 * m->pieces_size : PIECES_MIN;
+		struct message_piece *pieces = quota_grow(m->quota, m->pieces, m->pieces_size, size,
+		                                          sizeof *pieces);
+		if (!pieces) {
 			m->lost_text = 1;
 			return NULL;
 		}
-		m->calls = calls;
-		m->calls_size = size;
+		memset(pieces + m->pieces_size, 0, (size - m->pieces_size) * sizeof *pieces);
+		m->pieces = pieces;
+		m->pieces_size = size;
 	}
-	struct message_call *c = &m->calls[m->n_calls++];
-	memset(c, 0, sizeof *c);
-	buf_init_quota(&c->arguments, 0, m->quota);
-	return c;
+	struct message_piece *p = &m->pieces[m->n_pieces++];
+	struct buf text = p->text; /* its memory, if message_given has left it some */
+	memset(p, 0, sizeof *p);
+	p->kind = kind;
+	p->text = text;
+	if (!text.data)
+		buf_init_quota(&p->text, 0, m->quota);
+	return p;
+}
+
+static struct message_piece *last_piece(const struct message *m)
+{
+	return m->n_pieces ? &m->pieces[m->n_pieces - 1] : NULL;
 }
 
 /* After text that cannot be kept nothing is added to the message. */
-static void keep(struct message *m, struct buf *to, const char *text, size_t len)
+static void keep(struct message *m, struct message_piece *to, const char *text, size_t len)
 {
-	if (!m->lost_text && buf_add(to, text, len) < 0)
+	if (to && !m->lost_text && buf_add(&to->text, text, len) < 0)
 		m->lost_text = 1;
+}
+
+static void keep_text(struct message *m, enum message_kind kind, const char *text, size_t len)
+{
+	struct message_piece *p = last_piece(m);
+	if (!len || m->lost_text)
+		return;
+	keep(m, p && p->kind == kind ? p : add_piece(m, kind), text, len);
+}
+
+static void begin_call(struct message *m, const struct toolcall_event *e)
+{
+	struct message_piece *p = add_piece(m, MESSAGE_CALL);
+	if (!p)
+		return;
+	p->index = e->index;
+	p->begins = 1;
+	memcpy(p->name, e->text, e->len + 1);
+	toolcall_make_id(m->opts->calls, m->seed, m->choice, e->index, p->id);
+}
+
+static void keep_arguments(struct message *m, const struct toolcall_event *e)
+{
+	struct message_piece *p = last_piece(m);
+	if (!p || p->kind != MESSAGE_CALL || p->index != e->index) {
+		p = add_piece(m, MESSAGE_CALL);
+		if (p)
+			p->index = e->index;
+	}
+	keep(m, p, e->text, e->len);
 }
 
 static void on_event(void *arg, const struct toolcall_event *e)
 {
 	struct message *m = arg;
-	struct message_call *c = m->n_calls ? &m->calls[m->n_calls - 1] : NULL;
+	struct message_piece *p;
 	if (m->enough || m->lost_text)
 		return;
 	switch (e->kind) {
-	case TOOLCALL_CONTENT: keep(m, &m->content, e->text, e->len); break;
-	case TOOLCALL_BEGIN:
-		c = add_call(m);
-		if (!c)
-			break;
-		c->index = e->index;
-		c->begins = 1;
-		memcpy(c->name, e->text, e->len + 1);
-		toolcall_make_id(m->opts->calls, m->seed, m->choice, e->index, c->id);
+	case TOOLCALL_CONTENT: keep_text(m, MESSAGE_CONTENT, e->text, e->len); break;
+	case TOOLCALL_BEGIN: begin_call(m, e); break;
+	case TOOLCALL_ARGUMENTS: keep_arguments(m, e); break;
+	case TOOLCALL_END:
+		m->enough = m->opts->one_call;
+		p = last_piece(m);
+		if (p && p->kind == MESSAGE_CALL && p->index == e->index)
+			p->is_complete = !e->is_broken;
 		break;
-	case TOOLCALL_ARGUMENTS:
-		if (!c || c->index != e->index) {
-			c = add_call(m);
-			if (!c)
-				break;
-			c->index = e->index;
-		}
-		keep(m, &c->arguments, e->text, e->len);
-		break;
-	case TOOLCALL_END: m->enough = m->opts->one_call; break;
 	}
 }
 
@@ -68,7 +99,7 @@ static void answer(struct message *m, const char *text, size_t len)
 	if (m->toolcall)
 		toolcall_feed(m->toolcall, text, len);
 	else
-		keep(m, &m->content, text, len);
+		keep_text(m, MESSAGE_CONTENT, text, len);
 }
 
 static void on_split(void *arg, int thoughts, const char *text, size_t len)
@@ -77,21 +108,17 @@ static void on_split(void *arg, int thoughts, const char *text, size_t len)
 	if (!thoughts)
 		answer(m, text, len);
 	else if (!m->opts->drop_reasoning)
-		keep(m, &m->reasoning, text, len);
+		keep_text(m, MESSAGE_THOUGHTS, text, len);
 }
 
 struct message *message_new(const struct message_opts *opts, struct quota *q, const char *seed,
                             unsigned choice)
 {
-	if (!opts->calls && !opts->reasoning)
-		return NULL;
 	struct message *m = mem_zalloc(sizeof *m);
 	m->opts = opts;
 	m->quota = q;
 	m->seed = seed;
 	m->choice = choice;
-	buf_init_quota(&m->reasoning, 0, q);
-	buf_init_quota(&m->content, 0, q);
 	if (opts->calls)
 		m->toolcall = toolcall_new(opts->calls, opts->tools, q, on_event, m);
 	if (opts->reasoning)
@@ -104,12 +131,11 @@ void message_destroy(struct message **mp)
 	struct message *m = *mp;
 	if (!m)
 		return;
-	message_given(m);
+	for (size_t i = 0; i < m->pieces_size; i++)
+		buf_fini(&m->pieces[i].text);
 	toolcall_destroy(&m->toolcall);
 	reasoning_destroy(&m->split);
-	buf_fini(&m->reasoning);
-	buf_fini(&m->content);
-	quota_free(m->quota, m->calls, m->calls_size * sizeof *m->calls);
+	quota_free(m->quota, m->pieces, m->pieces_size * sizeof *m->pieces);
 	free(m);
 	*mp = NULL;
 }
@@ -148,69 +174,35 @@ int message_is_full(const struct message *m)
 
 int message_is_empty(const struct message *m)
 {
-	return m->reasoning.len == 0 && m->content.len == 0 && m->n_calls == 0;
+	return m->n_pieces == 0;
 }
 
+size_t message_bytes(const struct message *m, enum message_kind kind)
+{
+	size_t n = 0;
+	for (size_t i = 0; i < m->n_pieces; i++)
+		n += m->pieces[i].kind == kind ? m->pieces[i].text.len : 0;
+	return n;
+}
+
+void message_count_tokens(struct message *m, uint32_t n_tokens, uint32_t n_rows)
+{
+	struct message_piece *p = last_piece(m);
+	if (p && p->kind == MESSAGE_CONTENT) {
+		p->row_from = p->row_to ? p->row_from : m->n_rows;
+		p->row_to = n_rows;
+	}
+	m->thought_tokens += p && p->kind == MESSAGE_THOUGHTS ? n_tokens - m->n_tokens : 0;
+	m->n_tokens = n_tokens;
+	m->n_rows = n_rows;
+}
+
+/* The first piece keeps its memory: most of what follows is one. */
 void message_given(struct message *m)
 {
-	buf_reset(&m->reasoning);
-	buf_reset(&m->content);
-	for (size_t i = 0; i < m->n_calls; i++)
-		buf_fini(&m->calls[i].arguments);
-	m->n_calls = 0;
-}
-
-/* --- JSON ---------------------------------------------------------------- */
-
-static void add_text(struct answer_parts *out, const char *name, const struct buf *text)
-{
-	buf_printf(&out->text, "\"%s\":", name);
-	parts_string(out, text->data ? text->data : "", text->len);
-}
-
-static void add_call_json(const struct message_call *c, int whole, struct answer_parts *out)
-{
-	buf_addc(&out->text, '{');
-	if (!whole)
-		buf_printf(&out->text, "\"index\":%u%s", c->index, c->begins ? "," : "");
-	if (c->begins)
-		buf_printf(&out->text, "\"id\":\"%s\",\"type\":\"function\"", c->id);
-	buf_adds(&out->text, ",\"function\":{");
-	if (c->begins) {
-		buf_adds(&out->text, "\"name\":");
-		buf_add_json(&out->text, c->name, strlen(c->name));
-		buf_addc(&out->text, ',');
-	}
-	add_text(out, "arguments", &c->arguments);
-	buf_adds(&out->text, "}}");
-}
-
-/* vLLM and SGLang name it reasoning_content, newer vLLM reasoning: both are sent. */
-void message_add(const struct message *m, int whole, struct answer_parts *out)
-{
-	const char *comma = "";
-	if (m->content.len || (whole && !m->n_calls && !m->reasoning.len)) {
-		add_text(out, "content", &m->content);
-		comma = ",";
-	} else if (whole) {
-		buf_adds(&out->text, "\"content\":null");
-		comma = ",";
-	}
-	if (whole)
-		buf_adds(&out->text, ",\"refusal\":null");
-	if (m->reasoning.len) {
-		buf_adds(&out->text, comma);
-		add_text(out, "reasoning_content", &m->reasoning);
-		buf_addc(&out->text, ',');
-		add_text(out, "reasoning", &m->reasoning);
-		comma = ",";
-	}
-	if (!m->n_calls)
-		return;
-	buf_printf(&out->text, "%s\"tool_calls\":[", comma);
-	for (size_t i = 0; i < m->n_calls; i++) {
-		buf_adds(&out->text, i ? "," : "");
-		add_call_json(&m->calls[i], whole, out);
-	}
-	buf_addc(&out->text, ']');
+	if (m->n_pieces)
+		buf_reset(&m->pieces[0].text);
+	for (size_t i = 1; i < m->n_pieces; i++)
+		buf_fini(&m->pieces[i].text);
+	m->n_pieces = 0;
 }

@@ -1,9 +1,9 @@
-/* message.h - the text of one chat answer split into thoughts, content and calls of tools, each
- * collected until it is sent to the client. */
+/* message.h - the text of one chat answer split into pieces: thoughts, content and calls of tools,
+ * in the order in which the model wrote them, each collected until it is sent to the client, or to
+ * the end of the request if a later event repeats it. */
 #ifndef ROUTER_MESSAGE_H
 #define ROUTER_MESSAGE_H
 
-#include "daemons/router/api/parts.h"
 #include "text/reasoning.h"
 #include "text/toolcall.h"
 #include "util/buf.h"
@@ -22,11 +22,18 @@ struct message_opts {
 	int named;
 };
 
-struct message_call {
+enum message_kind { MESSAGE_THOUGHTS, MESSAGE_CONTENT, MESSAGE_CALL };
+
+struct message_piece {
+	enum message_kind kind;
+	struct buf text; /* of a call: its arguments */
+	/* MESSAGE_CONTENT: the log-probabilities of its tokens, of the answer's rows */
+	uint32_t row_from, row_to;
+	/* MESSAGE_CALL */
 	unsigned index;
-	int begins; /* this piece has id and name */
+	int begins;      /* this piece has id and name */
+	int is_complete; /* its arguments are, a JSON object: it was not broken off */
 	char id[TOOLCALL_ID_SIZE], name[TOOLCALL_NAME_MAX + 1];
-	struct buf arguments;
 };
 
 struct message {
@@ -40,13 +47,12 @@ struct message {
 	/* the quota had no room for some text: only what came before it is here */
 	int lost_text;
 	/* since message_given */
-	struct buf reasoning, content;
-	struct message_call *calls;
-	size_t n_calls, calls_size;
+	struct message_piece *pieces;
+	size_t n_pieces, pieces_size;
+	uint32_t n_rows, n_tokens, thought_tokens; /* see message_count_tokens */
 };
 
-/* NULL: there is nothing to look for. opts, q and seed must outlive it; seed may be filled in
- * later, before the first text. */
+/* opts, q and seed must outlive it; seed may be filled in later, before the first text. */
 struct message *message_new(const struct message_opts *opts, struct quota *q, const char *seed,
                             unsigned choice);
 void message_destroy(struct message **m);
@@ -55,13 +61,13 @@ void message_feed(struct message *m, const char *text, size_t len);
  * text. */
 void message_finish(struct message *m, int ended);
 unsigned message_count(const struct message *m); /* calls that have begun */
-int message_is_empty(const struct message *m);   /* nothing since message_given */
+/* The answer has n_tokens and n_rows of log-probabilities now: those since the last call belong to
+ * the last piece. */
+void message_count_tokens(struct message *m, uint32_t n_tokens, uint32_t n_rows);
+size_t message_bytes(const struct message *m, enum message_kind kind); /* of all such pieces */
+int message_is_empty(const struct message *m); /* nothing since message_given */
 /* the quota was exceeded: what came after that is not in the message */
 int message_is_full(const struct message *m);
-void message_given(struct message *m);
-
-/* Members of `message` (whole: content and refusal always) or of `delta` (only what there is),
- * without braces, the first without a comma. */
-void message_add(const struct message *m, int whole, struct answer_parts *out);
+void message_given(struct message *m); /* what there is has been sent, and is freed */
 
 #endif

@@ -151,12 +151,12 @@ static int read_cache_salt(struct request_prepare *q, const json_t *o)
 static int prepare_by_kind(struct request_prepare *q, const json_t *o)
 {
 	static int (*const by_kind[])(struct request_prepare *, const json_t *) = {
-		[KIND_COMPLETION] = api_completions_prepare,
-		[KIND_CHAT] = api_chat_prepare,
-		[KIND_TOKENIZE] = api_tokenize_prepare,
+		[KIND_COMPLETION] = api_completions_prepare,    [KIND_CHAT] = api_chat_prepare,
+		[KIND_RESPONSES] = api_responses_prepare,       [KIND_MESSAGES] = api_messages_prepare,
+		[KIND_COUNT_TOKENS] = api_count_tokens_prepare, [KIND_TOKENIZE] = api_tokenize_prepare,
 		[KIND_DETOKENIZE] = api_detokenize_prepare,
 	};
-	int has_parameters = q->kind == KIND_COMPLETION || q->kind == KIND_CHAT;
+	int has_parameters = request_kind_generates(q->kind);
 	if (check_model(q, o) < 0 || (has_parameters && params_unknown(q, o) < 0) ||
 	    read_cache_salt(q, o) < 0)
 		return -1;
@@ -222,6 +222,7 @@ void request_prepare_fini(struct request_prepare *q)
 	params_fini(&q->p);
 	free(q->constraint.text);
 	buf_fini(&q->warnings);
+	buf_fini(&q->echo);
 	buf_fini(&q->out);
 	http_body_free(&q->body);
 	quota_fini(&q->quota);

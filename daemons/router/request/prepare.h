@@ -18,7 +18,15 @@
 #include "text/tokenizer.h"
 #include "textpool.h"
 
-enum request_kind { KIND_COMPLETION, KIND_CHAT, KIND_TOKENIZE, KIND_DETOKENIZE };
+enum request_kind {
+	KIND_COMPLETION,
+	KIND_CHAT,
+	KIND_RESPONSES, /* these two are made into a chat request */
+	KIND_MESSAGES,
+	KIND_COUNT_TOKENS, /* of a KIND_MESSAGES */
+	KIND_TOKENIZE,
+	KIND_DETOKENIZE
+};
 
 /* Shared by the answers to it. */
 struct prompt {
@@ -60,6 +68,7 @@ struct request_prepare {
 	int refused; /* the error is by budget_refuse */
 	struct params p;
 	struct buf warnings;         /* members of a JSON array, for the answer; empty: none */
+	struct buf echo;             /* responses: members of the answer that repeat the request */
 	struct message_opts message; /* chat */
 	int must_call;               /* chat: tool_choice is "required" or names a function */
 	Pds__Constraint constraint;  /* form of the answers; kind 0: none. Owns its text */
@@ -69,7 +78,7 @@ struct request_prepare {
 	struct prompt *prompts;
 	size_t n_prompts;
 	int score_only; /* max_tokens 0 with prompt log-probabilities: the one token is not shown */
-	struct buf out; /* tokenize and detokenize: the answer */
+	struct buf out; /* count_tokens, tokenize and detokenize: the answer */
 	uint64_t prepared_us;
 };
 
@@ -82,6 +91,9 @@ void request_prepare_fini(struct request_prepare *q);
 /* api/: from JSON to prompts and parameters, or to the answer in `out`. */
 int api_completions_prepare(struct request_prepare *q, const json_t *o);
 int api_chat_prepare(struct request_prepare *q, const json_t *o);
+int api_responses_prepare(struct request_prepare *q, const json_t *o);
+int api_messages_prepare(struct request_prepare *q, const json_t *o);
+int api_count_tokens_prepare(struct request_prepare *q, const json_t *o);
 int api_tokenize_prepare(struct request_prepare *q, const json_t *o);
 int api_detokenize_prepare(struct request_prepare *q, const json_t *o);
 /* prompt.c: shared by them */
@@ -94,12 +106,24 @@ int prompt_keep(struct request_prepare *q);
 /* The next rows of a prompt: n of m's tokens, from `from` on. */
 void prompt_add_rows(const struct request_prepare *q, struct prompt *p,
                      const Pds__PromptLogprobs *m, size_t from, size_t n);
+/* Is it answered by workers? */
+static inline int request_kind_generates(enum request_kind k)
+{
+	return k <= KIND_MESSAGES;
+}
+static inline const char *request_kind_max_tokens(enum request_kind k) /* the parameter's name */
+{
+	return k == KIND_RESPONSES ? "max_output_tokens" : "max_tokens";
+}
 static inline int prompt_is_told(const struct request_prepare *q, const struct prompt *p)
 {
 	return !q->p.sampling.prompt_logprobs || p->rows.n == p->tokens.n;
 }
 /* unknown.c: parameters that this server does not know, into q->warnings, or refused. */
 int params_unknown(struct request_prepare *q, const json_t *o);
+/* A new object with those members of o that this kind of request and a chat request have in common.
+ * NULL: no memory. */
+json_t *params_of_chat(const json_t *o, enum request_kind kind);
 /* chat.c: the prompt of a chat request (o), appended to out */
 int chat_render(struct request_prepare *q, const json_t *o, struct buf *out);
 int chat_bad_body(struct request_prepare *q, const struct body_error *e); /* -1 */

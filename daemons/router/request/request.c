@@ -53,6 +53,9 @@ void request_headers(const struct request *q, const struct api_error *e, char *o
 	n = strlen(out);
 	if (*q->id)
 		n += (size_t)snprintf(out + n, REQUEST_HEADERS_MAX - n, "X-Request-Id: %s\r\n", q->id);
+	if (*q->id && q->dialect->id_header)
+		n += (size_t)snprintf(out + n, REQUEST_HEADERS_MAX - n, "%s: %s\r\n", q->dialect->id_header,
+		                      q->id);
 	if (q->tenant)
 		tenant_headers(q->tenant, clock_us(), out + n);
 }
@@ -78,15 +81,14 @@ static void tell_failure(struct request *q, const struct api_error *e)
 	log_info("request_failed", "id=%s status=%d param=%s why=%s", id_of(q), e->status,
 	         log_quote(e->param), log_quote(e->text));
 	buf_init(&text, 0);
-	buf_adds(&text, streams ? "data: " : "");
-	api_error_json(e, &text);
 	if (streams) {
-		buf_adds(&text, "\n\ndata: [DONE]\n\n");
-		if (http_stream_add(q->conn, text.data, text.len) < 0)
-			http_drop(q->conn);
+		q->dialect->stream_error(q, e, &text);
+		if (parts_have_begun(&q->reply.parts) || http_stream_add(q->conn, text.data, text.len) < 0)
+			http_drop(q->conn); /* also if part of an event is out */
 		else
 			http_stream_end(q->conn);
 	} else {
+		q->dialect->error(e, &text);
 		request_headers(q, e, extra);
 		http_reply(q->conn, e->status, "application/json", extra, text.data, text.len);
 	}
@@ -100,8 +102,7 @@ static void draw_id(struct request *q, const struct reqid *first)
 {
 	struct reqid id;
 	randombytes_buf(&id, sizeof id);
-	snprintf(q->id, sizeof q->id, "%s-%s", q->prep.kind == KIND_CHAT ? "chatcmpl" : "cmpl",
-	         log_reqid(first ? first : &id));
+	snprintf(q->id, sizeof q->id, "%s%s", q->dialect->id_prefix, log_reqid(first ? first : &id));
 }
 
 /* 0 or -1 with the error set. */
@@ -163,7 +164,7 @@ static void make_attempts(struct request *q)
 static void answer_without_worker(struct request *q)
 {
 	draw_id(q, NULL);
-	reply_head(q);
+	q->dialect->head(q);
 	q->n_started = q->n_ended = q->n_answers;
 	for (uint32_t i = 0; i < q->n_answers; i++) {
 		q->answers[i].finish = ANSWER_FINISH_LENGTH;
@@ -176,8 +177,9 @@ static void answer_without_worker(struct request *q)
 static void refuse_start(struct request *q, int code)
 {
 	struct api_error *e = &q->prep.error;
+	const char *max = request_kind_max_tokens(q->prep.kind);
 	if (code == ERR_FULL)
-		api_bad(e, "max_tokens", "prompt and max_tokens together are longer than any worker takes");
+		api_bad(e, max, "prompt and %s together are longer than any worker takes", max);
 	else if (q->pin)
 		api_fault(e, 503, "a worker that the request is pinned to is not ready to take it");
 	else
@@ -343,7 +345,7 @@ static enum request_state step_prepared(struct request *q, enum request_event e)
 	stat_observe_us(q->r->stats, STAT_PREPARE, p->prepared_us - q->begun_us);
 	if (p->warnings.len && once_may_log(&q->r->unknown, p->warnings.data, p->warnings.len))
 		log_unknown(&p->warnings);
-	if (!p->error.status && (p->kind == KIND_TOKENIZE || p->kind == KIND_DETOKENIZE))
+	if (!p->error.status && !request_kind_generates(p->kind))
 		return REQUEST_ANSWERED;
 	if (!p->error.status && q->tenant &&
 	    tenant_take_prompt(q->tenant, prompt_tokens(p), clock_us(), &p->error) == 0)
@@ -359,7 +361,7 @@ static enum request_state step_prepared(struct request *q, enum request_event e)
 	}
 	make_attempts(q);
 	draw_id(q, &q->answers[0].attempt->id);
-	reply_head(q);
+	q->dialect->head(q);
 	return REQUEST_STARTING;
 }
 
@@ -390,11 +392,11 @@ static enum request_state step_running(struct request *q, enum request_event e)
 		return REQUEST_END;
 	switch (e) {
 	case REQUEST_ON_ENTER:
-		if (q->n_opening) /* of answers that began while others were not started yet */
+		if (q->n_behind) /* of answers that began while others were not started yet */
 			request_work_soon(q);
 		return REQUEST_RUNNING;
 	case REQUEST_ON_TURN:
-		if (write_opening(q) != WRITE_REFUSED)
+		if (write_behind(q) != WRITE_REFUSED)
 			return REQUEST_RUNNING;
 		break;
 	case REQUEST_ON_ANSWERED: return REQUEST_ANSWERED;
@@ -423,12 +425,12 @@ static enum request_state step_answered(struct request *q, enum request_event e)
 		drop_slow_client(q);
 		return REQUEST_END;
 	}
-	if (e == REQUEST_ON_ENTER && q->n_opening)
+	if (e == REQUEST_ON_ENTER && q->n_behind)
 		restart_deadline(q);
 	else if (e == REQUEST_ON_ENTER)
 		v = q->prep.p.stream ? WRITE_ALL : write_whole(q);
 	else if (e == REQUEST_ON_TURN)
-		v = write_opening(q);
+		v = write_behind(q);
 	if (v == WRITE_REFUSED)
 		tell_failure(q, &q->prep.error);
 	else if (v == WRITE_LATER && q->prep.p.stream)
@@ -570,6 +572,16 @@ uint32_t router_context(const struct router *r)
 	return limit && (!n || limit < n) ? limit : n;
 }
 
+static const struct dialect *const dialects[] = {
+	[KIND_COMPLETION] = &dialect_completions,
+	[KIND_CHAT] = &dialect_chat,
+	[KIND_RESPONSES] = &dialect_responses,
+	[KIND_MESSAGES] = &dialect_messages,
+	[KIND_COUNT_TOKENS] = &dialect_messages_json,
+	[KIND_TOKENIZE] = &dialect_json,
+	[KIND_DETOKENIZE] = &dialect_json,
+};
+
 static struct request *request_new(struct router *r, struct http_conn *conn, enum request_kind kind,
                                    const struct http_head *head, const struct http_body *body)
 {
@@ -599,7 +611,9 @@ static struct request *request_new(struct router *r, struct http_conn *conn, enu
 	p->constraint.text = NULL;
 	buf_init_quota(&p->out, 0, &p->quota);
 	buf_init_quota(&p->warnings, 0, &p->quota);
+	buf_init_quota(&p->echo, 0, &p->quota);
 	parts_init(&q->reply.parts);
+	q->dialect = dialects[kind];
 	q->r = r;
 	q->conn = conn;
 	if (*head->session_id)

@@ -28,7 +28,7 @@
 #define ROUTER_REQUEST_H
 
 #include "prepare.h"
-#include "daemons/router/api/parts.h"
+#include "daemons/router/api/dialect.h"
 #include "daemons/router/router.h"
 
 #define CLIENT_TOO_SLOW                                                            \
@@ -70,14 +70,14 @@ struct answer {
 	uint32_t index;
 	struct detok detok;
 	struct stop_scan scan;
-	/* chat: takes over the text as soon as it is settled. NULL: the text is the answer */
+	/* takes over the text as soon as it is settled. NULL: the text is the answer */
 	struct message *message;
 	/* decoded and not yet given to the client; its end may be the beginning of a stop string */
 	struct buf text;
 	size_t chars;      /* code points of all text so far */
 	uint32_t n_tokens; /* of the answer */
 	uint64_t last_us;  /* when its last tokens came; 0: none came */
-	struct rows rows;  /* log-probabilities since the last chunk */
+	struct rows rows;  /* log-probabilities since the last chunk, or all (dialect.keeps) */
 	size_t charged;    /* of the quota, for the attempt's tokens */
 	struct {           /* how much of the stream has been sent */
 		size_t echo;   /* bytes of prompt->text */
@@ -85,9 +85,10 @@ struct answer {
 		uint32_t ids;  /* of the answer's tokens */
 		int role, prompt_ids;
 	} given;
-	/* its beginning (what is echoed of the prompt, and its ids) is long: the request sends it in
-	 * steps, and tokens wait meanwhile */
-	int opening;
+	/* the stream is behind: its beginning (what is echoed of the prompt, and its ids) is long, or
+	 * what repeats an item that has ended. The request sends it in steps, and tokens wait
+	 * meanwhile */
+	int behind;
 	int lost;                  /* no memory for something generated: the answer ends before it */
 	enum answer_finish finish; /* not NONE: no further text */
 	int stopped;               /* index of the stop string that ended it, or -1 */
@@ -99,6 +100,7 @@ struct answer {
 struct request {
 	struct request_prepare prep; /* first */
 	enum request_state state;
+	const struct dialect *dialect;
 	struct router *r;
 	struct list node;       /* router.requests */
 	struct list turn;       /* router.turns while it has work to do in steps */
@@ -111,14 +113,25 @@ struct request {
 	uint64_t begun_us, deadline_us;
 	struct answer *answers;
 	uint32_t n_answers, n_started, n_ended;
-	uint32_t n_opening; /* answers with `opening` */
-	uint32_t counted;   /* in router.n_answers */
+	uint32_t n_behind; /* answers that are */
+	uint32_t counted;  /* in router.n_answers */
 	struct {
 		struct buf head;           /* members that all chunks share */
 		struct answer_parts parts; /* of the present stage, or of a chunk */
-		/* of a whole answer: 0: its head, i: answer i - 1, n_answers + 1: its end */
-		uint32_t stage;
-		int warned; /* a stream's warnings are in its first event */
+		uint32_t stage;            /* of a whole answer: the next list of parts */
+		int warned;                /* a stream's warnings are in its first event */
+		struct {                   /* responses, messages: what has been made of a stream */
+			int begun, ended;
+			uint32_t items; /* messages: blocks that have begun; responses: items that are over */
+			/* messages: the last block */
+			int in_block;
+			enum message_kind kind;
+			/* responses: the item that is not over */
+			int step;        /* of its events, the next */
+			size_t bytes;    /* that deltas have given of its text */
+			uint32_t rows;   /* and of its log-probabilities: up to this row */
+			uint64_t number; /* of the next event */
+		} events;
 	} reply;
 };
 
@@ -147,8 +160,9 @@ extern const struct attempt_hooks answer_hooks;
 void answer_finish(struct answer *ans, enum answer_finish finish);
 /* Streams what there is. 0, or ERR_* when the client takes no more. */
 int answer_send(struct answer *ans);
-/* The next event of a stream's beginning, then of its text. 0 or ERR_FULL. */
-int answer_send_event(struct answer *ans);
+/* The next events of a stream: up to about max_size bytes of what it is behind with, then of its
+ * text. 0 or ERR_FULL. */
+int answer_send_event(struct answer *ans, size_t max_size);
 
 /* write.c: what goes to the client in steps. The verdicts: */
 enum write_verdict {
@@ -157,24 +171,12 @@ enum write_verdict {
 	WRITE_REFUSED, /* no room, or the client takes no more: prep.error, which it is to be told */
 	WRITE_CUT      /* the same, too late to tell: the connection is closed */
 };
-void write_begin_stream(struct request *q);          /* does nothing if it has begun */
-void write_soon(struct request *q);                  /* the next step, as soon as there is room */
-enum write_verdict write_opening(struct request *q); /* an event of a stream's long beginning */
+void write_begin_stream(struct request *q);         /* does nothing if it has begun */
+void write_soon(struct request *q);                 /* the next step, as soon as there is room */
+enum write_verdict write_behind(struct request *q); /* a step of a stream that is behind */
 void write_stream_end(struct request *q);
 /* The first step of a whole answer, and each further one. */
 enum write_verdict write_whole(struct request *q);
 enum write_verdict write_more(struct request *q);
-
-/* reply.c */
-void reply_head(struct request *q);
-/* One SSE event: the next piece of the stream's beginning, and when that is all sent, text[0..
- * text_len) and what came with it. 1: that is in it. */
-int reply_chunk(struct answer *ans, size_t text_len, struct buf *out);
-int reply_is_empty(const struct answer *ans); /* a chunk would tell nothing */
-/* about what is left of the stream's beginning; 0: nothing */
-size_t reply_opening_bytes(const struct answer *ans);
-void reply_usage_chunk(struct request *q, struct buf *out);
-/* Goes on with a whole answer until out has max_size bytes, or a little more. 1: to the end. */
-int reply_more(struct request *q, struct buf *out, size_t max_size);
 
 #endif

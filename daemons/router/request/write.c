@@ -1,7 +1,7 @@
-/* write.c - what goes to a client in steps: the long beginning of a stream (what it echoes of a
- * long prompt, or its ids), and a whole answer longer than WHOLE_BYTES. A step comes when the
- * client has taken the one before. So an answer costs the memory that it is made from (budget.h),
- * never its own length, and nobody waits for it. */
+/* write.c - what goes to a client in steps: what a stream is behind with (what it echoes of a long
+ * prompt, its ids, events that repeat an item), and a whole answer longer than WHOLE_BYTES. A step
+ * comes when the client has taken the one before. So an answer costs the memory that it is made
+ * from (budget.h), never its own length, and nobody waits for it. */
 #include "request.h"
 #include "util/err.h"
 
@@ -45,22 +45,23 @@ void write_begin_stream(struct request *q)
 	http_stream_begin(q->conn, "text/event-stream; charset=utf-8", extra);
 }
 
-enum write_verdict write_opening(struct request *q)
+enum write_verdict write_behind(struct request *q)
 {
 	uint32_t i = 0;
+	size_t max_size = step_bytes(q);
 	while (i < q->n_answers &&
-	       !(q->answers[i].opening && prompt_is_told(&q->prep, q->answers[i].prompt)))
+	       !(q->answers[i].behind && prompt_is_told(&q->prep, q->answers[i].prompt)))
 		i++;
-	if (i == q->n_answers || !step_bytes(q))
+	if (i == q->n_answers || !max_size)
 		return WRITE_LATER;
 	struct answer *ans = &q->answers[i];
-	if (answer_send_event(ans) < 0) {
+	if (answer_send_event(ans, max_size) < 0) {
 		api_fault(&q->prep.error, 503, CLIENT_TOO_SLOW);
 		return WRITE_REFUSED;
 	}
-	if (!reply_opening_bytes(ans)) {
-		ans->opening = 0;
-		if (--q->n_opening == 0) {
+	if (!q->dialect->behind(ans)) {
+		ans->behind = 0;
+		if (--q->n_behind == 0) {
 			http_on_taken(q->conn, NULL, NULL);
 			return WRITE_ALL;
 		}
@@ -75,10 +76,8 @@ void write_stream_end(struct request *q)
 	struct buf *out = &q->r->out;
 	write_begin_stream(q);
 	buf_reset(out);
-	if (q->prep.p.include_usage)
-		reply_usage_chunk(q, out);
-	buf_adds(out, "data: [DONE]\n\n");
-	if (http_stream_add(q->conn, out->data, out->len) < 0)
+	q->dialect->stream_end(q, out);
+	if (out->len && http_stream_add(q->conn, out->data, out->len) < 0)
 		http_drop(q->conn);
 	else
 		http_stream_end(q->conn);

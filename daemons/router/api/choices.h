@@ -1,0 +1,36 @@
+/* choices.h - what completions and chat share: OpenAI's answers as a list of choices. An event is
+ * written by hand into one buffer: what all events of a request begin with is made once
+ * (choices_head), and nothing of an ordinary token is formatted but its number and its text. */
+#ifndef ROUTER_CHOICES_H
+#define ROUTER_CHOICES_H
+
+#include "daemons/router/request/request.h"
+
+#define ADD(out, literal) buf_add(out, literal, sizeof literal - 1)
+
+/* Into request.reply.head; object: "chat.completion", .. */
+void choices_head(struct request *q, const char *object);
+/* The answer's choice is begun, {"index":N, and what is behind the choices. */
+void choices_event_begin(const struct answer *ans, struct buf *out);
+void choices_event_end(struct request *q, struct buf *out);
+/* ,"finish_reason":..; finish: of the answer, or NONE if more of it follows */
+void choices_add_finish(const struct answer *ans, enum answer_finish finish, struct buf *out);
+/* ,"prompt_token_ids":[..], once in a stream and if they are wanted */
+void choices_add_prompt_ids(struct answer *ans, struct buf *out);
+/* ,"token_ids":[..], those since the last event, if they are wanted */
+void choices_add_ids(const struct answer *ans, int is_last, struct buf *out);
+size_t choices_prompt_ids_behind(const struct answer *ans); /* bytes; 0: not wanted, or sent */
+void choices_stream_end(struct request *q, struct buf *out);
+void choices_stream_error(struct request *q, const struct api_error *e, struct buf *out);
+
+/* A whole answer: its head, choices by put_choice, and its end, before which put_end is called
+ * (NULL: not). */
+int choices_whole(struct request *q, uint32_t stage, struct answer_parts *p,
+                  void (*put_choice)(struct answer *ans, struct answer_parts *p),
+                  void (*put_end)(struct request *q, struct answer_parts *p));
+void choices_put_ids(const struct answer *ans, struct answer_parts *p);
+/* What a choice of a completion, or a whole chat answer, has of its prompt. */
+void choices_put_prompt(const struct request *q, const struct prompt *prompt,
+                        struct answer_parts *p);
+
+#endif

@@ -1,0 +1,63 @@
+/* dialect.h - the form in which a kind of request is answered: whole answers, events of a stream,
+ * errors. One table of functions for each; what is common to all of them is in answer.c and
+ * write.c.
+ *
+ *   completions, chat   OpenAI's, each event complete in itself (choices.h)
+ *   responses           OpenAI's, events of items that the last one repeats as a whole
+ *   messages            Anthropic's, events of blocks; errors in its shape
+ *   json                an answer that was made while the request was prepared (/tokenize) */
+#ifndef ROUTER_DIALECT_H
+#define ROUTER_DIALECT_H
+
+#include "error.h"
+#include "parts.h"
+#include "util/buf.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct answer;
+struct request;
+
+struct dialect {
+	const char *id_prefix; /* of requests' ids; "": they have none */
+	const char *id_header; /* of an answer, besides X-Request-Id; NULL: none */
+	/* An answer is split into pieces of a message. IF_ASKED: if it may have thoughts or calls */
+	enum { SPLITS_NEVER, SPLITS_IF_ASKED, SPLITS_ALWAYS } splits;
+	/* Events repeat what was sent before: a stream's message, and its rows of log-probabilities,
+	 * stay to its end */
+	int keeps;
+	/* What all events and the whole answer begin with, into request.reply.head */
+	void (*head)(struct request *q);
+	/* Appends the next events of a stream: about max_size bytes of a long beginning or end, then
+	 * text[0..text_len), or the pieces of the message, and what came with them. 1: that is in
+	 * it. */
+	int (*chunk)(struct answer *ans, size_t text_len, size_t max_size, struct buf *out);
+	int (*is_empty)(const struct answer *ans); /* a chunk would tell nothing */
+	/* about how many bytes a stream is behind, with what has to be sent in steps; 0: it is not */
+	size_t (*behind)(const struct answer *ans);
+	void (*stream_end)(struct request *q, struct buf *out); /* may append nothing */
+	/* Makes list number `stage` of the parts of a whole answer. 0: there is none. */
+	int (*whole)(struct request *q, uint32_t stage, struct answer_parts *p);
+	void (*error)(const struct api_error *e, struct buf *out); /* a body */
+	/* the last event of a stream */
+	void (*stream_error)(struct request *q, const struct api_error *e, struct buf *out);
+};
+
+extern const struct dialect dialect_completions, dialect_chat, dialect_responses, dialect_messages;
+extern const struct dialect dialect_json, dialect_messages_json; /* they differ in their errors */
+
+/* Of an error on this path before a request has begun. */
+const struct dialect *dialect_of_path(const char *path);
+
+/* Tokens of the prompts, of the answers, and of the former those that were cached. */
+struct reply_usage {
+	uint32_t prompt, cached, generated;
+};
+struct reply_usage reply_usage(const struct request *q);
+/* ,"warnings":[..]; nothing if there are none */
+void reply_add_warnings(const struct request *q, struct buf *out);
+/* Goes on with a whole answer until out has max_size bytes, or a little more. 1: to the end. */
+int reply_more(struct request *q, struct buf *out, size_t max_size);
+
+#endif
