@@ -9,6 +9,7 @@
  * killed: the rings belong to the workers, and the next messager continues from them. */
 #include "inbound.h"
 #include "mover.h"
+#include "pairs.h"
 #include "path/rdma.h"
 #include "path/tcp.h"
 #include "remote.h"
@@ -58,6 +59,7 @@ struct messager {
 	uint64_t scan_us;
 	int scanning;
 	uint64_t bytes_counted;
+	struct pairs *pairs; /* of transfers from this host's workers */
 };
 
 static const struct conf_key keys[] = {
@@ -198,6 +200,7 @@ static void out_ended(void *arg, const struct transfer_report *r)
 	stat_observe_us(s, MS_COPY_SECONDS, r->copy_us);
 	stat_observe_us(s, MS_TAIL_SECONDS, r->tail_us);
 	stat_observe_us(s, MS_TRANSFER_SECONDS, r->life_us);
+	pairs_add(m->pairs, r->from, r->to, r->bytes, r->tail_us);
 }
 
 /* Workers keep their pools and hand their descriptors to the next process. */
@@ -617,6 +620,7 @@ static void messager_stop(struct svc *s)
 	remotes_destroy(&m->remotes);
 	inbound_destroy(&m->inbounds);
 	mover_destroy(&m->mover);
+	pairs_destroy(&m->pairs);
 	transports_close(m);
 	attached_close(&m->attached, "the messager ends");
 	event_free(m->pump_ev);
@@ -650,6 +654,7 @@ static int messager_start(struct svc *s, struct err *err)
 	                                     .bell = on_bell};
 	m->svc = s;
 	m->scan_us = (uint64_t)conf_int(svc_conf(s), "scan_ms") * 1000u;
+	m->pairs = pairs_new();
 	m->mover = mover_new(&out, &limits);
 	m->remotes = remotes_new(s, m->mover, &m->transports);
 	m->inbounds = inbound_new(&(struct inbound_out){m, out_send_link, out_wake}, m->mover,
@@ -693,6 +698,8 @@ static void messager_status(struct svc *s, struct buf *out)
 	           mover_open_transfers(m->mover), (unsigned long long)mover_bytes(m->mover),
 	           mover_revoked(m->mover));
 	mover_workers_json(m->mover, out);
+	buf_adds(out, ",\"pairs\":");
+	pairs_json(m->pairs, out);
 }
 
 static int ctl_transfers(struct svc *s, char *const *args, size_t n_args, struct buf *out,

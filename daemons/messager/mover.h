@@ -72,6 +72,7 @@ enum transfer_end {
 /* What is reported of a transfer when it ends. */
 struct transfer_report {
 	struct reqid req;
+	const char *from, *to; /* names of the workers; valid during the call */
 	enum transfer_end end;
 	/* tail: last layer seen computed until all was delivered; life: found until closed */
 	uint64_t bytes, copy_us, tail_us, life_us;

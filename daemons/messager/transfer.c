@@ -148,6 +148,8 @@ static void record_stall(struct transfer *t, const char *for_what)
 static void transfer_report(const struct transfer *t)
 {
 	const struct transfer_report r = {.req = t->head.req,
+	                                  .from = t->p->name,
+	                                  .to = t->lease.decode,
 	                                  .end = t->end.how,
 	                                  .bytes = t->bytes,
 	                                  .copy_us = t->copy_us,
