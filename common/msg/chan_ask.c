@@ -3,10 +3,27 @@
 #include "util/clock.h"
 #include "util/mem.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+static void *context;
+
+static void open_context(void)
+{
+	context = zmq_ctx_new();
+}
+
+/* One for all questions of the process, which may be asked by several threads: libzmq's transports
+ * do not bear that one thread opens the first context while another closes the last one. */
+static void *shared_context(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	pthread_once(&once, open_context);
+	return context;
+}
 
 static int send_question(void *z, const char *command, char *const *args, size_t n_args)
 {
@@ -78,7 +95,9 @@ int chan_ask(const char *endpoint, const struct keys *keys, const char *command,
 	char name[MSG_NAME_MAX + 1];
 	endpoint = chan_endpoint_address(endpoint, name);
 	int net = strncmp(endpoint, "ipc://", 6) != 0;
-	void *ctx = zmq_ctx_new(), *z = zmq_socket(ctx, ZMQ_DEALER);
+	void *z = zmq_socket(shared_context(), ZMQ_DEALER);
+	if (!z)
+		return err_set(err, ERR_IO, "cannot open a socket: %s", zmq_strerror(zmq_errno()));
 	zmq_setsockopt(z, ZMQ_LINGER, &zero, sizeof zero);
 	zmq_setsockopt(z, ZMQ_SNDTIMEO, &ms, sizeof ms);
 	zmq_setsockopt(z, ZMQ_RCVTIMEO, &ms, sizeof ms);
@@ -92,6 +111,5 @@ int chan_ask(const char *endpoint, const struct keys *keys, const char *command,
 		err_set(err, r, "no answer from %s within %d ms%s", endpoint, ms,
 		        net ? "; it answers only if it knows our key and we know its key" : "");
 	zmq_close(z);
-	zmq_ctx_term(ctx);
 	return r;
 }
