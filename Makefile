@@ -12,7 +12,10 @@ LIBS_pdrouterd := $(shell pkg-config --libs $(PKGS_pdrouterd) 2>/dev/null)
 # what only the messager links: ciphers of its data connections
 PKGS_pdmessagerd := libcrypto
 LIBS_pdmessagerd := $(shell pkg-config --libs $(PKGS_pdmessagerd) libibverbs 2>/dev/null)
-PKG_OK   := $(shell pkg-config --exists $(PKGS) $(PKGS_pdrouterd) $(PKGS_pdmessagerd) libibverbs 2>/dev/null && command -v protoc-c >/dev/null && echo yes)
+# what only pdctl links: line editing
+PKGS_pdctl := libedit
+LIBS_pdctl := $(shell pkg-config --libs $(PKGS_pdctl) 2>/dev/null)
+PKG_OK   := $(shell pkg-config --exists $(PKGS) $(PKGS_pdrouterd) $(PKGS_pdmessagerd) $(PKGS_pdctl) libibverbs 2>/dev/null && command -v protoc-c >/dev/null && echo yes)
 # the sanitizers double what the compiler does: half of a whole check was compiling at -O2
 CFLAGS   ?= $(if $(SAN),-O1 -g1,-O2 -g)
 WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla
@@ -209,6 +212,12 @@ $(O)/test/test_pdbench_%: tests/unit/test_pdbench_%.c $(O)/libpdbench.a $(O)/lib
 	@mkdir -p $(@D)
 	@echo "  LD $@"
 	@$(CC) $(ALLFLAGS) -Itools -MMD -MP -MF $@.d -o $@ $< $(O)/libpdbench.a $(O)/libutil.a $(LDLIBS) $(CHECK_LIBS)
+# tests/unit/test_pdctl_X.c, with what pdctl computes on its own
+$(O)/libpdctl.a: $(call obj,tools/pdctl/histogram.c tools/pdctl/term.c)
+$(O)/test/test_pdctl_%: tests/unit/test_pdctl_%.c $(O)/libpdctl.a $(O)/libutil.a
+	@mkdir -p $(@D)
+	@echo "  LD $@"
+	@$(CC) $(ALLFLAGS) -Itools -MMD -MP -MF $@.d -o $@ $< $(O)/libpdctl.a $(O)/libutil.a $(LDLIBS) $(CHECK_LIBS)
 # tests/unit/test_cuda_host.c: the shim itself, with kernels of its own
 $(O)/test/test_cuda_host: tests/unit/test_cuda_host.c $(O)/cuda_host/tests/cuda_host/kernels.cu.o $(SHIM_OBJ)
 	@mkdir -p $(@D)

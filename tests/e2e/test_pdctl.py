@@ -103,6 +103,7 @@ def test_completion(tmp_path):
         (tmp_path / f"{name}.lock").touch()
     assert complete(tmp_path, "pdctl", "st") == ["status", "storage", "stop"]
     assert complete(tmp_path, "pdctl", "--sh") == ["--shared-cache"]
+    assert complete(tmp_path, "pdctl", "top", "--on") == ["--once"] and complete(tmp_path, "pdctl", "to") == ["top", "tokenize"]
     assert complete(tmp_path, "pdctl", "-d", "de") == complete(tmp_path, "pdctl", "stop", "de") == ["decode-1", "decode-2"]
     assert complete(tmp_path, "pdctl", "role", "decode-1", "") == ["prefill", "decode", "mixed"]
     assert complete(tmp_path, "pdctl", "log-level", "w") == ["warn"]

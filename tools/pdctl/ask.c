@@ -1,8 +1,8 @@
-/* ask.c - finds daemons by their sockets and asks them.
+/* ask.c - finds daemons by their sockets and locks, and asks them.
  *
  * A daemon holds a lock on RUNDIR/NAME.lock while it lives; a socket without a lock holder is left
- * over from a killed daemon. Answers are only printed: a malformed one is reported, nothing
- * more. */
+ * over from a killed daemon, a lock file alone from one that has stopped in order. Answers are only
+ * printed: a malformed one is reported, nothing more. */
 #include "pdctl.h"
 
 #include "msg/chan.h"
@@ -12,6 +12,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,14 +43,37 @@ static int by_name(const void *a, const void *b)
 	                                                : strcmp(x->name, y->name);
 }
 
+/* The file has what a daemon writes into its lock, "PID EPOCH". */
+static int is_daemon_lock(const char *rundir, const char *file)
+{
+	char *path = mem_printf("%s/%s", rundir, file);
+	FILE *f = fopen(path, "re");
+	long long pid, epoch;
+	int ok = f && fscanf(f, "%lld %lld", &pid, &epoch) == 2;
+	if (f)
+		fclose(f);
+	free(path);
+	return ok;
+}
+
+/* file is a socket, or a lock whose socket is gone. */
 static void add_target(const struct options *o, const char *file, struct target **list, size_t *n)
 {
-	size_t len = strlen(file);
+	const char *end = strrchr(file, '.');
 	struct target t = {0};
-	if (len < 5 || len - 4 >= sizeof t.name || strcmp(file + len - 4, ".ipc") != 0)
+	size_t len = end ? (size_t)(end - file) : 0;
+	if (!len || len >= sizeof t.name)
 		return;
-	memcpy(t.name, file, len - 4);
-	snprintf(t.endpoint, sizeof t.endpoint, "ipc://%s/%s", o->rundir, file);
+	memcpy(t.name, file, len);
+	snprintf(t.endpoint, sizeof t.endpoint, "ipc://%s/%s.ipc", o->rundir, t.name);
+	if (strcmp(end, ".lock") == 0) {
+		t.left = access(t.endpoint + strlen("ipc://"), F_OK) != 0 &&
+		         is_daemon_lock(o->rundir, file);
+		if (!t.left)
+			return;
+	} else if (strcmp(end, ".ipc") != 0) {
+		return;
+	}
 	t.alive = is_alive(o->rundir, t.name);
 	*list = mem_grow(*list, *n + 1, sizeof **list);
 	(*list)[(*n)++] = t;
@@ -65,31 +89,44 @@ static size_t one_by_endpoint(const struct options *o, struct target **ret_list)
 	return 1;
 }
 
-size_t targets_find(const struct options *o, struct target **ret_list)
+size_t targets_scan(const struct options *o, struct target **ret_list)
 {
 	size_t n = 0;
 	*ret_list = NULL;
 	if (o->endpoint)
 		return one_by_endpoint(o, ret_list);
 	DIR *d = opendir(o->rundir);
-	if (!d) {
-		fprintf(stderr,
-		        "pdctl: cannot read the run directory %s: %s; name another with -r, or start the "
-		        "daemons\n",
-		        o->rundir, strerror(errno));
+	if (!d)
 		return 0;
-	}
 	for (struct dirent *e; (e = readdir(d));)
 		add_target(o, e->d_name, ret_list, &n);
 	closedir(d);
 	if (n)
 		qsort(*ret_list, n, sizeof **ret_list, by_name);
+	return n;
+}
+
+size_t targets_find(const struct options *o, struct target **ret_list)
+{
+	size_t all = targets_scan(o, ret_list), n = 0;
+	for (size_t i = 0; i < all; i++)
+		if (!(*ret_list)[i].left)
+			(*ret_list)[n++] = (*ret_list)[i];
+	if (n)
+		return n;
+	free(*ret_list);
+	*ret_list = NULL;
+	if (access(o->rundir, R_OK | X_OK) != 0)
+		fprintf(stderr,
+		        "pdctl: cannot read the run directory %s: %s; name another with -r, or start the "
+		        "daemons\n",
+		        o->rundir, strerror(errno));
 	else
 		fprintf(stderr,
 		        "pdctl: no daemon runs in %s; name another run directory with -r, or an endpoint "
 		        "with -e\n",
 		        o->rundir);
-	return n;
+	return 0;
 }
 
 int target_one(const struct options *o, const char *standard, struct target *ret)
@@ -136,20 +173,61 @@ int ask_text(const struct options *o, const struct target *t, const char *comman
 	return away && !answered ? EXIT_UNREACHABLE : EXIT_REFUSED;
 }
 
+struct question {
+	const struct options *o;
+	const struct target *to;
+	const char *command;
+	char *const *args;
+	size_t n_args;
+	struct ctl_answer *answer;
+	pthread_t thread;
+	int started;
+};
+
+static void *put_question(void *arg)
+{
+	struct question *q = arg;
+	q->answer->code = ask_text(q->o, q->to, q->command, q->args, q->n_args, &q->answer->text);
+	return NULL;
+}
+
+void ask_each(const struct options *o, const struct target *list, size_t n, const char *command,
+              char *const *args, size_t n_args, struct ctl_answer *ret)
+{
+	struct question *q = mem_zalloc(n * sizeof *q);
+	for (size_t i = 0; i < n; i++) {
+		q[i] = (struct question){o, &list[i], command, args, n_args, &ret[i], 0, 0};
+		q[i].started = pthread_create(&q[i].thread, NULL, put_question, &q[i]) == 0;
+		if (!q[i].started)
+			put_question(&q[i]);
+	}
+	for (size_t i = 0; i < n; i++)
+		if (q[i].started)
+			pthread_join(q[i].thread, NULL);
+	free(q);
+}
+
+int answer_json(const struct target *t, const char *command, struct ctl_answer *a,
+                json_t **ret_json)
+{
+	json_error_t why;
+	*ret_json = NULL;
+	if (a->code != EXIT_DONE) {
+		fprintf(stderr, "pdctl: %s: %s\n", t->name, a->text);
+	} else if (!(*ret_json = json_loads(a->text, JSON_DECODE_ANY, &why))) {
+		fprintf(stderr, "pdctl: %s: the answer to %s is not JSON: %s at byte %d\n", t->name,
+		        command, why.text, why.position);
+		a->code = EXIT_REFUSED;
+	}
+	free(a->text);
+	a->text = NULL;
+	return a->code;
+}
+
 int ask_json(const struct options *o, const struct target *t, const char *command,
              char *const *args, size_t n_args, json_t **ret_json)
 {
-	char *text;
-	json_error_t why;
-	*ret_json = NULL;
-	int r = ask_text(o, t, command, args, n_args, &text);
-	if (r != EXIT_DONE) {
-		fprintf(stderr, "pdctl: %s: %s\n", t->name, text);
-	} else if (!(*ret_json = json_loads(text, JSON_DECODE_ANY, &why))) {
-		fprintf(stderr, "pdctl: %s: the answer to %s is not JSON: %s at byte %d\n", t->name,
-		        command, why.text, why.position);
-		r = EXIT_REFUSED;
-	}
-	free(text);
-	return r;
+	struct ctl_answer a;
+	a.code = ask_text(o, t, command, args, n_args, &a.text);
+	return answer_json(t, command, &a, ret_json);
 }

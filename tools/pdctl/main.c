@@ -6,6 +6,7 @@
 
 #include "msg/codec.h"
 #include "util/log.h"
+#include "util/mem.h"
 #include "util/near.h"
 #include "util/version.h"
 
@@ -40,36 +41,6 @@ static size_t chosen(const struct options *o, struct target **ret_list)
 	return 1;
 }
 
-/* --- status -------------------------------------------------------------- */
-
-static int status_command(const struct options *o, char *const *args, size_t n_args)
-{
-	struct target *list;
-	size_t n = chosen(o, &list);
-	int code = n ? EXIT_DONE : EXIT_UNREACHABLE;
-	if (!n)
-		return code;
-	json_t *all = json_array();
-	struct table *t = table_new();
-	show_status_head(t);
-	for (size_t i = 0; i < n; i++) {
-		json_t *j;
-		code = worse(code, ask_json(o, &list[i], "status", args, n_args, &j));
-		show_status_row(t, &list[i], j);
-		json_array_append_new(
-			all, j ? j : json_pack("{s:s,s:s}", "name", list[i].name, "state", "down"));
-	}
-	if (o->json)
-		print_json(o->daemon || o->endpoint ? json_array_get(all, 0) : all);
-	else
-		table_print(&t);
-	if (t)
-		table_destroy(&t);
-	json_decref(all);
-	free(list);
-	return code;
-}
-
 /* --- kv, requests -------------------------------------------------------- */
 
 /* Asks all daemons that know the command; a daemon named by -d or -e must know it. ret_all: {name:
@@ -84,9 +55,11 @@ static int ask_all(const struct options *o, const char *command, char *const *ar
 	*ret_all = json_object();
 	if (!n)
 		return code;
+	struct ctl_answer *got = mem_zalloc(n * sizeof *got);
+	ask_each(o, list, n, command, args, n_args, got);
 	for (size_t i = 0; i < n; i++) {
-		char *text;
-		int r = ask_text(o, &list[i], command, args, n_args, &text);
+		char *text = got[i].text;
+		int r = got[i].code;
 		json_t *j = r == EXIT_DONE ? json_loads(text, JSON_DECODE_ANY, NULL) : NULL;
 		if (j)
 			answers += json_object_set_new(*ret_all, list[i].name, j) == 0;
@@ -106,6 +79,7 @@ static int ask_all(const struct options *o, const char *command, char *const *ar
 		fprintf(stderr, "pdctl: no daemon in %s knows the command %s\n", o->rundir, command);
 	if (!answers && code == EXIT_DONE)
 		code = EXIT_REFUSED;
+	free(got);
 	free(list);
 	return code;
 }
@@ -129,15 +103,16 @@ static void show_stored(const struct options *o)
 		return;
 	json_t *all = json_object();
 	size_t n = chosen(o, &list);
+	struct ctl_answer *got = mem_zalloc((n + 1) * sizeof *got);
+	ask_each(o, list, n, "storage", NULL, 0, got);
 	for (size_t i = 0; i < n; i++) {
-		char *text = NULL;
-		json_t *j = ask_text(o, &list[i], "storage", NULL, 0, &text) == EXIT_DONE
-		                ? json_loads(text, JSON_DECODE_ANY, NULL)
-		                : NULL;
+		json_t *j = got[i].code == EXIT_DONE ? json_loads(got[i].text, JSON_DECODE_ANY, NULL)
+		                                     : NULL;
 		if (j)
 			json_object_set_new(all, list[i].name, j);
-		free(text);
+		free(got[i].text);
 	}
+	free(got);
 	if (n)
 		free(list);
 	if (json_object_size(all)) {
@@ -446,6 +421,9 @@ static const struct command {
 	size_t args_max;
 } commands[] = {
 	{"status", "", "all daemons: state, process, links, load", status_command, 0},
+	{"top", "",
+     "the whole suite on one screen, again and again: rates, times, queues, blocks, transfers",
+     top_command, 0},
 	{"workers", "", "the workers that the router knows", workers_command, 0},
 	{"tenants", "", "the access keys of clients by name: limits, what is left and what was used",
      tenants_command, 0},
@@ -471,7 +449,8 @@ static const struct command {
 	{"undrain", "NAME", "let it take requests again", undrain_command, 1},
 	{"log-level", "[LEVEL]", "show or set the log level: debug, info, warn, error",
      log_level_command, 1},
-	{"chat", "[TEXT]", "ask the model; without TEXT: a conversation, one line a turn", chat_command,
+	{"chat", "[TEXT]",
+     "ask the model; without TEXT: a conversation, /help in it lists its commands", chat_command,
      64},
 	{"render", "MODEL [FILE|-]",
      "the prompt for the body of a chat request; needs no daemon; MODEL: a GGUF file or a folder",
@@ -550,6 +529,9 @@ static void usage(FILE *f)
 		"      --chrome FILE    trace: also write JSON for Perfetto and chrome://tracing (- for "
 		"stdout)\n"
 		"  -j, --json           JSON instead of text\n"
+		"      --interval S     top: seconds between screens (default 1)\n"
+		"  -n, --count N        top: print N screens and end\n"
+		"      --once           top: print one screen and end\n"
 		"  -w, --wide           workers: all columns, not those that fit into 80\n"
 		"  -t, --timeout MS     longest wait for an answer (default 2000; flush: 130000)\n"
 		"  -h, --help, -V, --version\n"
@@ -591,8 +573,22 @@ enum {
 	OPTION_FROM,
 	OPTION_LAST,
 	OPTION_SVG,
-	OPTION_CHROME
+	OPTION_CHROME,
+	OPTION_INTERVAL,
+	OPTION_ONCE
 };
+
+/* A number from least to most as the value of an option; else says so and returns -1. */
+static double number_of(const char *option, const char *text, double least, double most)
+{
+	char *end;
+	double v = strtod(text, &end);
+	if (end != text && !*end && v >= least && v <= most)
+		return v;
+	fprintf(stderr, "pdctl: %s takes a number from %g to %g, not \"%s\"\n", option, least, most,
+	        text);
+	return -1;
+}
 
 static int parse(int argc, char **argv, struct options *o)
 {
@@ -617,12 +613,15 @@ static int parse(int argc, char **argv, struct options *o)
 		{"last", required_argument, 0, OPTION_LAST},
 		{"svg", required_argument, 0, OPTION_SVG},
 		{"chrome", required_argument, 0, OPTION_CHROME},
+		{"interval", required_argument, 0, OPTION_INTERVAL},
+		{"count", required_argument, 0, 'n'},
+		{"once", no_argument, 0, OPTION_ONCE},
 		{"help", no_argument, 0, 'h'},
 		{"version", no_argument, 0, 'V'},
 		{0},
 	};
 	int c;
-	while ((c = getopt_long(argc, argv, "+r:e:d:k:i:u:jws:S:t:hV", longs, NULL)) != -1) {
+	while ((c = getopt_long(argc, argv, "+r:e:d:k:i:n:u:jws:S:t:hV", longs, NULL)) != -1) {
 		if (c == 'r')
 			o->rundir = optarg;
 		else if (c == 'e')
@@ -655,7 +654,18 @@ static int parse(int argc, char **argv, struct options *o)
 			o->trace.svg = optarg;
 		else if (c == OPTION_CHROME)
 			o->trace.chrome = optarg;
-		else if (c == 'j')
+		else if (c == OPTION_ONCE)
+			o->count = 1;
+		else if (c == OPTION_INTERVAL || c == 'n') {
+			double v = c == 'n' ? number_of("-n", optarg, 1, 1e6)
+			                    : number_of("--interval", optarg, 0.1, 3600);
+			if (v < 0)
+				return EXIT_USAGE;
+			if (c == 'n')
+				o->count = (long)v;
+			else
+				o->interval_s = v;
+		} else if (c == 'j')
 			o->json = 1;
 		else if (c == 'w')
 			o->wide = 1;
@@ -703,6 +713,7 @@ int main(int argc, char **argv)
 {
 	struct options o = {.rundir = default_rundir(),
 	                    .timeout_us = WAIT_US,
+	                    .interval_s = 1,
 	                    .keys = "/etc/pdserve/keys",
 	                    .identity = "operator"};
 	log_set_level("error");

@@ -7,6 +7,7 @@
 #include <jansson.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 enum exit_code { EXIT_DONE = 0, EXIT_REFUSED = 1, EXIT_USAGE = 2, EXIT_UNREACHABLE = 3 };
 
@@ -22,14 +23,19 @@ struct options {
 	struct {
 		const char *from, *last, *svg, *chrome; /* NULL: not given */
 	} trace;
+	double interval_s; /* of top */
+	long count;        /* screens that top prints; 0: until it is ended */
 	json_t *members; /* -s: members of a chat request or of render's or tokenize's body, or NULL */
 };
 
 /* --- ask.c: the daemons of a run directory, or the one of an endpoint --- */
 struct target {
 	char name[64], endpoint[320];
-	int alive; /* 0: its process is gone, only the socket is left */
+	int alive; /* 0: its process is gone */
+	int left;  /* its socket is gone: it has stopped in order, or, if alive, starts or stops */
 };
+/* As targets_find, with those that left, and without a word. */
+size_t targets_scan(const struct options *o, struct target **ret_list);
 /* Sorted by name, the router first. Returns their number; 0 after printing the reason to stderr.
  * The caller frees *ret_list. */
 size_t targets_find(const struct options *o, struct target **ret_list);
@@ -39,6 +45,16 @@ int target_one(const struct options *o, const char *standard, struct target *ret
 /* Returns an exit code; *ret_text (malloc'd) is the answer, or the reason if the code is not 0. */
 int ask_text(const struct options *o, const struct target *t, const char *command,
              char *const *args, size_t n_args, char **ret_text);
+struct ctl_answer {
+	int code;   /* exit code */
+	char *text; /* malloc'd: the answer, or the reason if the code is not 0 */
+};
+/* Asks all at once, so that one that does not answer delays none. ret: one for each. */
+void ask_each(const struct options *o, const struct target *list, size_t n, const char *command,
+              char *const *args, size_t n_args, struct ctl_answer *ret);
+/* The answer parsed; frees its text. Returns and prints as ask_json. */
+int answer_json(const struct target *t, const char *command, struct ctl_answer *a,
+                json_t **ret_json);
 /* As ask_text, with the answer parsed. If the code is not 0, the reason has been printed and
  * *ret_json is NULL. */
 int ask_json(const struct options *o, const struct target *t, const char *command,
@@ -52,6 +68,7 @@ void table_end_row(struct table *t);
 void table_destroy(struct table **t);
 /* The first row is the header; columns of numbers are right-aligned. Frees the table. */
 void table_print(struct table **t);
+void table_write(struct table **t, FILE *f);
 void text_bytes(char *out, size_t size, double bytes); /* "1.5 GiB" */
 void text_us(char *out, size_t size, double us);       /* "12.3 ms" */
 void print_json(const json_t *j);
@@ -70,9 +87,15 @@ void show_tiers_head(struct table *t);
 void show_tiers_rows(struct table *t, const char *name, const json_t *storage);
 void show_tier_workers(const char *name, const json_t *storage);
 void show_status_head(struct table *t);
-void show_status_row(struct table *t, const struct target *at, const json_t *status);
+void show_status_row(struct table *t, const json_t *status);
 
 /* --- commands --- */
+/* status.c: one object for each daemon. One that does not answer has only name, state (down,
+ * stopped, starting, no answer, refused) and, if another daemon has heard it, heard_us_ago. The
+ * caller frees it. *ret_code: an exit code. */
+json_t *status_of_all(const struct options *o, char *const *args, size_t n_args, int *ret_code);
+int status_command(const struct options *o, char *const *args, size_t n_args);
+int top_command(const struct options *o, char *const *args, size_t n_args);
 int trace_command(const struct options *o, char *const *args, size_t n_args);
 int chat_command(const struct options *o, char *const *args, size_t n_args);
 int render_command(const struct options *o, char *const *args, size_t n_args);
@@ -85,11 +108,13 @@ int detokenize_command(const struct options *o, char *const *args, size_t n_args
 /* --- http.c: one POST, the answer's body passed on in pieces --- */
 struct http_hooks {
 	void *arg;
-	/* status: HTTP status of the answer; n is 0 at the end of the body. Nonzero aborts. */
+	/* status: HTTP status of the answer; n is 0 at the end of the body. Nonzero ends it. */
 	int (*body)(void *arg, int status, const char *data, size_t n);
+	int stop_fd; /* readable: end it; -1: none */
 };
-/* 0, or -1 with the reason in *ret_why (malloc'd). base: "http://HOST:PORT". key: sent as
- * Authorization: Bearer, or NULL. */
+#define HTTP_STOPPED 1 /* ended by `body` or stop_fd; the connection is closed */
+/* 0, HTTP_STOPPED, or -1 with the reason in *ret_why (malloc'd). base: "http://HOST:PORT".
+ * key: sent as Authorization: Bearer, or NULL. */
 int http_post(const char *base, const char *path, const char *key, const char *body,
               const struct http_hooks *hooks, char **ret_why);
 

@@ -158,6 +158,21 @@ static void show_columns(const json_t *list, const char *const *columns, size_t 
 	table_print(&t);
 }
 
+/* A copy in which workers that are down have no numbers of the moment: those are over. */
+static json_t *workers_now(const json_t *list)
+{
+	static const char *const over[] = {"running", "waiting", "blocks_free", "blocks_held"};
+	json_t *now = json_deep_copy(list), *worker;
+	size_t i;
+	json_array_foreach(now, i, worker) {
+		const char *state = json_string_value(json_object_get(worker, "state"));
+		for (size_t c = 0; state && strcmp(state, "down") == 0 && c < sizeof over / sizeof *over;
+		     c++)
+			json_object_del(worker, over[c]);
+	}
+	return now;
+}
+
 /* Short: what fits into 80 columns. */
 void show_workers(const json_t *list, int wide)
 {
@@ -184,10 +199,12 @@ void show_workers(const json_t *list, int wide)
 	                                  "heard_ms_ago"};
 	static const char *const few[] = {"name",    "role",   "state",       "requests",
 	                                  "running", "blocks", "blocks_free", "heard_ms_ago"};
+	json_t *now = workers_now(list);
 	if (wide)
-		show_columns(list, all, sizeof all / sizeof *all);
+		show_columns(now, all, sizeof all / sizeof *all);
 	else
-		show_columns(list, few, sizeof few / sizeof *few);
+		show_columns(now, few, sizeof few / sizeof *few);
+	json_decref(now);
 }
 
 void show_links(const json_t *list)
@@ -406,25 +423,22 @@ static void doing_text(const json_t *status, char *out, size_t size)
 		device_text(status, out + at, size - at);
 }
 
-void show_status_row(struct table *t, const struct target *at, const json_t *status)
+void show_status_row(struct table *t, const json_t *status)
 {
+	static const char *const columns[] = {"name", "state", "pid", "uptime_us"};
+	const json_t *heard = json_object_get(status, "heard_us_ago");
 	char text[400];
-	if (!status) {
-		static const char *const none[] = {"down", "-", "-", "-", ""};
-		table_cell(t, "%s", at->name);
-		for (size_t i = 0; i < sizeof none / sizeof *none; i++)
-			table_cell(t, "%s", none[i]);
-		table_end_row(t);
-		return;
+	for (size_t i = 0; i < sizeof columns / sizeof *columns; i++)
+		cell_of(t, status, columns[i]);
+	if (json_object_get(status, "pid")) {
+		links_text(status, text, sizeof text);
+		table_cell(t, "%s", text);
+		doing_text(status, text, sizeof text);
+		table_cell(t, "%s", text);
+	} else {
+		table_cell(t, "-");
+		text_us(text, sizeof text, json_number_value(heard));
+		table_cell(t, "%s%s%s", heard ? "last heard " : "", heard ? text : "", heard ? " ago" : "");
 	}
-	cell_of(t, status, "name");
-	cell_of(t, status, "state");
-	cell_of(t, status, "pid");
-	value_text("uptime_us", json_object_get(status, "uptime_us"), text, sizeof text);
-	table_cell(t, "%s", text);
-	links_text(status, text, sizeof text);
-	table_cell(t, "%s", text);
-	doing_text(status, text, sizeof text);
-	table_cell(t, "%s", text);
 	table_end_row(t);
 }

@@ -86,11 +86,11 @@ static size_t column_width(const struct table *t, size_t column)
 	return w;
 }
 
-static void print_cell(const char *s, size_t w, int right, int last)
+static void print_cell(FILE *f, const char *s, size_t w, int right, int last)
 {
 	int pad = (int)(w - width(s));
-	printf("%*s%s%*s", right ? pad : 0, "", s, right || last ? 0 : pad, "");
-	fputs(last ? "\n" : "  ", stdout);
+	fprintf(f, "%*s%s%*s", right ? pad : 0, "", s, right || last ? 0 : pad, "");
+	fputs(last ? "\n" : "  ", f);
 }
 
 void table_destroy(struct table **tp)
@@ -104,7 +104,7 @@ void table_destroy(struct table **tp)
 	*tp = NULL;
 }
 
-void table_print(struct table **tp)
+void table_write(struct table **tp, FILE *f)
 {
 	const struct table *t = *tp;
 	size_t columns = 0;
@@ -120,10 +120,15 @@ void table_print(struct table **tp)
 	}
 	for (size_t r = 0; r < t->rows; r++)
 		for (size_t c = 0; c < columns; c++)
-			print_cell(cell(t, r, c), widths[c], right[c], c + 1 == columns);
+			print_cell(f, cell(t, r, c), widths[c], right[c], c + 1 == columns);
 	free(widths);
 	free(right);
 	table_destroy(tp);
+}
+
+void table_print(struct table **tp)
+{
+	table_write(tp, stdout);
 }
 
 void text_bytes(char *out, size_t size, double bytes)
