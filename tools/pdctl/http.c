@@ -3,7 +3,7 @@
  *
  * Accepts chunked bodies, bodies with a length, and bodies until the end of the connection; headers
  * are bounded. A server that is silent for SILENCE_S seconds, or closes early, is an error with a
- * reason. */
+ * reason. The caller can end it at any time after the host's address is known: hooks->stop_fd. */
 #include "pdctl.h"
 
 #include "util/err.h"
@@ -11,19 +11,19 @@
 
 #include <errno.h>
 #include <netdb.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/socket.h>
-#include <sys/time.h>
 #include <unistd.h>
 
 #define HEAD_BYTES_MAX 65536
 #define SILENCE_S 120
 
 struct reader {
-	int fd, status;
+	int fd, status, stopped;
 	const struct http_hooks *hooks;
 	struct buf in; /* received, not consumed yet */
 	int chunked, ended;
@@ -38,49 +38,84 @@ static int fail(struct reader *r, char *why)
 	return -1;
 }
 
-static int connect_to(const char *base, char *host, size_t host_size, char **ret_why)
+static int stop(struct reader *r)
+{
+	r->stopped = 1;
+	return fail(r, mem_strdup("ended by the user"));
+}
+
+/* Waits until the connection can be read or written, as `events` says. */
+static int wait_ready(struct reader *r, short events)
+{
+	struct pollfd p[2] = {{.fd = r->fd, .events = events},
+	                      {.fd = r->hooks->stop_fd, .events = POLLIN}};
+	int k;
+	do
+		k = poll(p, 2, SILENCE_S * 1000);
+	while (k < 0 && errno == EINTR);
+	if (k < 0)
+		return fail(r, mem_printf("cannot wait for the server: %s", strerror(errno)));
+	if (k == 0)
+		return fail(r, mem_printf("no answer for %d s", SILENCE_S));
+	return p[1].revents ? stop(r) : 0;
+}
+
+/* 0, or an errno; -1: r->why says the reason. */
+static int connect_one(struct reader *r, const struct addrinfo *a)
+{
+	int why = 0;
+	socklen_t size = sizeof why;
+	r->fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol);
+	if (r->fd < 0)
+		return errno;
+	if (connect(r->fd, a->ai_addr, a->ai_addrlen) < 0 && errno != EINPROGRESS)
+		why = errno;
+	else if (wait_ready(r, POLLOUT) < 0)
+		return -1;
+	else
+		getsockopt(r->fd, SOL_SOCKET, SO_ERROR, &why, &size);
+	if (why) {
+		close(r->fd);
+		r->fd = -1;
+	}
+	return why;
+}
+
+static int connect_to(struct reader *r, const char *base, char *host, size_t host_size)
 {
 	char port[16] = "80";
 	const char *p = strncmp(base, "http://", 7) == 0 ? base + 7 : base;
 	size_t n = strcspn(p, ":/");
-	if (n == 0 || n >= host_size) {
-		*ret_why = mem_printf("\"%s\" is not an address of the form http://HOST:PORT", base);
-		return -1;
-	}
+	if (n == 0 || n >= host_size)
+		return fail(r, mem_printf("\"%s\" is not an address of the form http://HOST:PORT", base));
 	memcpy(host, p, n);
 	host[n] = 0;
 	if (p[n] == ':')
 		snprintf(port, sizeof port, "%.*s", (int)strcspn(p + n + 1, "/"), p + n + 1);
 	struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list, *a;
-	int fd = -1, r = getaddrinfo(host, port, &hints, &list);
-	if (r) {
-		*ret_why = mem_printf("cannot look up %s: %s", host, gai_strerror(r));
-		return -1;
-	}
-	for (a = list; a && fd < 0; a = a->ai_next) {
-		fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol);
-		if (fd >= 0 && connect(fd, a->ai_addr, a->ai_addrlen) < 0) {
-			r = errno;
-			close(fd);
-			fd = -1;
-		}
-	}
+	int e = getaddrinfo(host, port, &hints, &list);
+	if (e)
+		return fail(r, mem_printf("cannot look up %s: %s", host, gai_strerror(e)));
+	for (a = list, e = -1; a && r->fd < 0 && !r->why; a = a->ai_next)
+		e = connect_one(r, a);
 	freeaddrinfo(list);
-	if (fd < 0)
-		*ret_why = mem_printf("cannot connect to %s port %s: %s", host, port, strerror(r));
-	return fd;
+	if (e > 0)
+		fail(r, mem_printf("cannot connect to %s port %s: %s", host, port, strerror(e)));
+	return e ? -1 : 0;
 }
 
 static int send_all(struct reader *r, const char *data, size_t n)
 {
 	while (n) {
 		ssize_t k = send(r->fd, data, n, MSG_NOSIGNAL);
-		if (k < 0 && errno == EINTR)
-			continue;
-		if (k < 0)
+		if (k < 0 && errno != EINTR && errno != EAGAIN)
 			return fail(r, mem_printf("cannot send the request: %s", strerror(errno)));
-		data += k;
-		n -= (size_t)k;
+		if (k < 0 && wait_ready(r, POLLOUT) < 0)
+			return -1;
+		if (k > 0) {
+			data += k;
+			n -= (size_t)k;
+		}
 	}
 	return 0;
 }
@@ -90,12 +125,13 @@ static int more(struct reader *r)
 {
 	char piece[16384];
 	ssize_t k;
-	do
+	do {
+		if (wait_ready(r, POLLIN) < 0)
+			return -1;
 		k = recv(r->fd, piece, sizeof piece, 0);
-	while (k < 0 && errno == EINTR);
+	} while (k < 0 && (errno == EINTR || errno == EAGAIN));
 	if (k < 0)
-		return fail(r, errno == EAGAIN ? mem_printf("no answer for %d s", SILENCE_S)
-		                               : mem_printf("cannot read the answer: %s", strerror(errno)));
+		return fail(r, mem_printf("cannot read the answer: %s", strerror(errno)));
 	if (k > 0)
 		buf_add(&r->in, piece, (size_t)k);
 	return k > 0;
@@ -160,7 +196,7 @@ static int hand_on(struct reader *r)
 	if (r->left >= 0 && (long long)n > r->left)
 		n = (size_t)r->left;
 	if (n && r->hooks->body(r->hooks->arg, r->status, r->in.data, n))
-		return fail(r, mem_strdup("ended by the user"));
+		return stop(r);
 	if (n)
 		use(r, n);
 	if (r->left >= 0)
@@ -208,8 +244,6 @@ static int read_chunks(struct reader *r)
 static int post(struct reader *r, const char *host, const char *path, const char *key,
                 const char *body)
 {
-	struct timeval silence = {.tv_sec = SILENCE_S};
-	setsockopt(r->fd, SOL_SOCKET, SO_RCVTIMEO, &silence, sizeof silence);
 	char *head = mem_printf(
 		"POST %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: "
 		"%zu\r\n%s%s%sConnection: close\r\n\r\n",
@@ -232,15 +266,19 @@ int http_post(const char *base, const char *path, const char *key, const char *b
 		*ret_why = mem_strdup("the API key contains a line break");
 		return -1;
 	}
-	int fd = connect_to(base, host, sizeof host, ret_why);
-	if (fd < 0)
-		return -1;
-	struct reader r = {.fd = fd, .hooks = hooks};
+	struct reader r = {.fd = -1, .hooks = hooks};
 	buf_init(&r.in, 0);
-	int code = post(&r, host, path, key, body);
+	int code = connect_to(&r, base, host, sizeof host);
+	if (code == 0)
+		code = post(&r, host, path, key, body);
+	if (code < 0 && r.stopped)
+		code = HTTP_STOPPED;
 	if (code < 0)
 		*ret_why = r.why;
+	else
+		free(r.why);
 	buf_fini(&r.in);
-	close(fd);
+	if (r.fd >= 0)
+		close(r.fd);
 	return code;
 }
