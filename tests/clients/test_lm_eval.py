@@ -37,7 +37,7 @@ def scores(url, model, tmp_path_factory):
         (d / f"{name}.yaml").write_text(TASK.format(name=name, rows=d / "rows.jsonl", kind=kind, text=text, target=target, more=more,
                                                     metrics=", ".join(f"{{metric: {m}}}" for m in metrics.split())))
 
-    def run(args, kind="local-completions", path="completions", tasks=TASKS, *more):
+    def run(args, *more, kind="local-completions", path="completions", tasks=TASKS):
         out = d / f"out-{len(os.listdir(d))}"
         subprocess.run([sys.executable, "-m", "lm_eval", "run", "--model", kind, "--model_args", f"base_url={url}/{path},model={model},{args}", "--tasks", *tasks,
                         "--include_path", str(d), "--output_path", str(out), *more], check=True, timeout=400,
@@ -52,10 +52,10 @@ def test_scores_do_not_depend_on_how_prompts_are_sent(scores):
     ids = scores("tokenizer_backend=remote,tokenized_requests=True")
     assert ids["facts", "acc,none"] == 1 and ids["asks", "exact_match,none"] is not None
     assert 1 < ids["words", "perplexity,none"] < 50 and 1 < ids["prose", "byte_perplexity,none"] < 20
-    assert scores("tokenizer_backend=auto,tokenized_requests=False,num_concurrent=4,batch_size=1") == ids
-    assert scores("tokenizer_backend=remote,batch_size=3") == ids
+    assert scores("tokenizer_backend=auto,tokenized_requests=False,num_concurrent=4") == ids
+    assert scores("tokenizer_backend=remote", "--batch_size", "3") == ids
 
 
 def test_chat(scores):
-    got = scores("num_concurrent=2", "local-chat-completions", "chat/completions", ["asks"], "--apply_chat_template")
+    got = scores("num_concurrent=2", "--apply_chat_template", kind="local-chat-completions", path="chat/completions", tasks=["asks"])
     assert 0 <= got["asks", "exact_match,none"] <= 1
