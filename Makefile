@@ -257,12 +257,11 @@ fuzz:
 	@tools/setup
 	@tests/fuzz/run $(ONLY)
 
-# the openai package from PyPI against real daemons; packages go to build/venv
+# clients from PyPI against real daemons, in build/venv-*; ONLY="litellm locust" picks some
 .PHONY: check-clients
-check-clients: all
-	@build/venv/bin/python -m pip --version >/dev/null 2>&1 || { tools/setup --clients && python3 -m venv --clear build/venv; }
-	@build/venv/bin/python -m pip install -q --disable-pip-version-check -r tests/clients/requirements.txt
-	@PD_MODEL="$${PD_MODEL:-$$(tools/fetch-model)}" build/venv/bin/python -m pytest -q tests/clients
+check-clients: programs
+	@tools/setup --clients
+	@PD_MODEL="$${PD_MODEL:-$$(tools/fetch-model)}" ONLY="$(ONLY)" python3 tests/clients/run
 
 # --- what people type -----------------------------------------------------------------------------------------------------
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
@@ -277,7 +276,7 @@ help:
 	@echo "make check-models every family of models in whole suites, against the tokens of its reference"
 	@echo "make check-hosts several hosts as network namespaces: links with keys, cuts, kills, refusals (as root)"
 	@echo "make check-rdma RDMA in a qemu guest with software NICs (rdma_rxe): paths beside ib_write_bw, daemons of several hosts"
-	@echo "make check-clients the openai package from PyPI against real daemons"
+	@echo "make check-clients openai, litellm, LangChain, lm-eval, aiperf, ... from PyPI against real daemons; ONLY=\"litellm locust\" picks some"
 	@echo "make bench      against llama.cpp, hand-shake, KV transfer, the whole suite (parts: bench-peer bench-handover bench-kv bench-suite)"
 	@echo "make bench-NAME scheduling and placement on simulated accelerators: policies, blocked-peer, ... (tests/bench/bench.mk lists them)"
 	@echo "make bench-text tokenizers, chat templates and constrained output, beside Hugging Face tokenizers, tiktoken, Jinja2 and llguidance"
@@ -388,4 +387,4 @@ include tests/bench/bench.mk
 clean:
 	rm -rf build build-address build-thread build-fuzz build-libfuzzer
 
--include $(shell find $(O) -name '*.d' 2>/dev/null)
+-include $(shell find $(O) -path '$(O)/venv*' -prune -o -type f -name '*.d' -print 2>/dev/null)

@@ -1,8 +1,13 @@
 """The openai package from PyPI, unchanged, sync and async."""
 import asyncio
+import json
+import typing
 
 import openai
+import pydantic
 import pytest
+
+from conftest import KEY, ONCE
 
 CHAT = [{"role": "system", "content": "You are brief."}, {"role": "user", "content": "What is the capital of France?"}]
 PROMPT = "The capital of France is"
@@ -215,3 +220,66 @@ def test_async_cancel(url, model):
             await task
         return (await a.completions.create(model=model, prompt=PROMPT, max_tokens=1)).choices[0].text
     assert run(url, go)
+
+
+# --- other ways to the server -------------------------------------------------------------------------------------------------
+
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {
+    "type": "object", "additionalProperties": False, "required": ["city"], "properties": {"city": {"type": "string", "maxLength": 12}}}}} for name in ("weather", "time")]
+
+
+class Leg(pydantic.BaseModel):
+    to: str = pydantic.Field(max_length=12)
+    seat: typing.Literal["window", "aisle"]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "time"}}], ids=["required", "named"])
+def test_tools(c, model, choice):
+    args = {"model": model, "messages": CHAT, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False, "temperature": 0, "max_tokens": 64}
+    call = c.chat.completions.create(**args).choices[0].message.tool_calls[0]
+    assert call.function.name in ("weather", "time") and set(json.loads(call.function.arguments)) == {"city"}
+    with c.chat.completions.stream(**args) as stream:
+        got = stream.get_final_completion().choices[0].message.tool_calls
+    assert [(x.function.name, x.function.arguments) for x in got] == [(call.function.name, call.function.arguments)]
+
+
+def test_parse(c, model):
+    r = c.chat.completions.parse(model=model, messages=CHAT, response_format=Leg, temperature=0, max_tokens=60)
+    assert isinstance(r.choices[0].message.parsed, Leg)
+    with pytest.raises(openai.LengthFinishReasonError):
+        c.chat.completions.parse(model=model, messages=CHAT, response_format=Leg, max_tokens=2)
+    tool = openai.pydantic_function_tool(Leg)
+    r = c.chat.completions.parse(model=model, messages=CHAT, tools=[tool], tool_choice={"type": "function", "function": {"name": "Leg"}}, max_tokens=60)
+    assert isinstance(r.choices[0].message.tool_calls[0].function.parsed_arguments, Leg)
+
+
+def test_keys_and_limits(keyed, model):
+    with openai.OpenAI(base_url=keyed + "/v1", api_key="wrong", max_retries=0) as c, pytest.raises(openai.AuthenticationError) as e:
+        c.models.list()
+    assert e.value.status_code == 401
+    with openai.OpenAI(base_url=keyed + "/v1", api_key=KEY) as c:
+        assert c.chat.completions.create(model=model, messages=CHAT, max_tokens=2).choices
+    with openai.OpenAI(base_url=keyed + "/v1", api_key=ONCE, max_retries=0) as c, pytest.raises(openai.RateLimitError) as e:
+        for _ in range(2):
+            c.completions.create(model=model, prompt=PROMPT, max_tokens=1)
+    assert int(e.value.response.headers["retry-after"]) > 0
+
+
+def test_azure(keyed, model):
+    args = {"azure_endpoint": keyed, "api_version": "2024-10-21", "max_retries": 0}
+    with openai.AzureOpenAI(api_key=KEY, **args) as c:
+        want = c.chat.completions.create(model=model, messages=CHAT, max_tokens=8, temperature=0).choices[0].message.content
+        parts = c.chat.completions.create(model=model, messages=CHAT, max_tokens=8, temperature=0, stream=True)
+        assert want and "".join(p.choices[0].delta.content or "" for p in parts if p.choices) == want
+        assert "Paris" in c.completions.create(model=model, prompt=PROMPT, max_tokens=8, temperature=0).choices[0].text
+    with openai.AzureOpenAI(api_key="wrong", **args) as c, pytest.raises(openai.AuthenticationError):
+        c.chat.completions.create(model=model, messages=CHAT)
+    with openai.AzureOpenAI(api_key=KEY, azure_deployment="no-such-model", **args) as c, pytest.raises(openai.NotFoundError):
+        c.chat.completions.create(model="no-such-model", messages=CHAT)
+
+
+def test_timeout_and_close(c, model):
+    with pytest.raises(openai.APITimeoutError):
+        c.with_options(timeout=0.1).completions.create(model=model, prompt="Once", max_tokens=1000, extra_body={"ignore_eos": True})
+    with c.completions.create(model=model, prompt="Once", max_tokens=1000, stream=True, extra_body={"ignore_eos": True}) as parts:
+        next(iter(parts))

@@ -263,13 +263,16 @@ def test_context_is_what_can_be_served(tiny_model, ids):
         assert served(s) == 96 < whole
         says = too_long(s, 90, max_tokens=7)
         assert says.startswith("This model's maximum context length is 96 tokens. However, you requested 97 tokens (90 in the prompt, 7 for the answer)."), says
+        assert too_long(s, 5, max_tokens=96).endswith(" Lower max_tokens.")
+        for n, more in ((90, {"max_tokens": 7}), (96, {"max_tokens": 1}), (96, {})):    # clients that look for this shorten the conversation
+            assert " The prompt is too long: shorten it" in too_long(s, n, **more)
         assert too_long(s, 96).startswith("This model's maximum context length is 96 tokens. However, your prompt has 96 tokens, and the answer needs room")
         assert complete(s, prompt=[5] * 90, max_tokens=6, ignore_eos=True)["usage"]["completion_tokens"] == 6
         assert complete(s, prompt=[5] * 90, max_tokens=None, ignore_eos=True)["usage"]["completion_tokens"] == 6
     with Suite("1p1d", tiny_model, prefill={"kv_blocks": 4}, decode={"kv_blocks": 6}, worker={"block_tokens": 16}, router={"max_model_len": 80}) as s:
         assert served(s) == 80 and s.post("/v1/completions", {"prompt": [5] * 64, "max_tokens": 16})[0] == 200
         assert "length is 80 tokens. However, you requested 81 tokens" in too_long(s, 64, max_tokens=17)
-        assert "length is 64 tokens for a prompt here. However, your prompt has 65 tokens" in too_long(s, 65, max_tokens=1)
+        assert "length is 64 tokens for a prompt here. However, your prompt has 65 tokens. The prompt is too long" in too_long(s, 65, max_tokens=1)
 
 
 def test_workers_of_different_size(tiny_model):

@@ -40,7 +40,7 @@ int prompt_encode(struct request_prepare *q, struct prompt *p, const char *text,
 	if (r < 0) {
 		api_bad(&q->error, param,
 		        "This model's maximum context length is %u tokens. However, your prompt has more "
-		        "than %zu tokens. Shorten it.",
+		        "than %zu tokens. The prompt is too long: shorten it.",
 		        q->context, most);
 		q->error.code = "context_length_exceeded";
 		return -1;
@@ -48,25 +48,28 @@ int prompt_encode(struct request_prepare *q, struct prompt *p, const char *text,
 	return 0;
 }
 
-/* In the words that clients look for. limit: of prompt and answer, or of the prompt alone */
+/* In the words that clients look for, who then shorten the conversation. limit: of prompt and
+ * answer, or of the prompt alone */
 static int too_long(struct request_prepare *q, const char *param, size_t prompt, uint32_t limit)
 {
 	if (limit < q->context)
 		api_bad(&q->error, param,
 		        "This model's maximum context length is %u tokens for a prompt here. However, your "
-		        "prompt has %zu tokens. Shorten it.",
+		        "prompt has %zu tokens. The prompt is too long: shorten it.",
 		        limit, prompt);
 	else if (q->p.has_max_tokens)
 		api_bad(&q->error, param,
 		        "This model's maximum context length is %u tokens. However, you requested %zu "
-		        "tokens (%zu in the prompt, %u for the answer). Shorten the prompt or lower "
-		        "%s.",
+		        "tokens (%zu in the prompt, %u for the answer). %s %s.",
 		        limit, prompt + q->p.max_tokens, prompt, q->p.max_tokens,
+		        prompt < limit && q->p.max_tokens >= limit
+		            ? "Lower"
+		            : "The prompt is too long: shorten it or lower",
 		        request_kind_max_tokens(q->kind));
 	else
 		api_bad(&q->error, param,
 		        "This model's maximum context length is %u tokens. However, your prompt has %zu "
-		        "tokens, and the answer needs room, too. Shorten the prompt.",
+		        "tokens, and the answer needs room, too. The prompt is too long: shorten it.",
 		        limit, prompt);
 	q->error.code = "context_length_exceeded";
 	return -1;
