@@ -205,7 +205,8 @@ static float golden_diff(const float *got, uint32_t v, const float *want, uint32
 }
 
 /* Teacher logits and greedy continuations of one model against the golden data of a folder. */
-static void golden_check(const char *folder, const char *data, struct rig_opts o, float tolerance)
+static inline void golden_check(const char *folder, const char *data, struct rig_opts o,
+                                float tolerance)
 {
 	struct golden *g = mem_zalloc(sizeof *g);
 	golden_load(g, data);

@@ -119,14 +119,16 @@ int main(int argc, char **argv)
 	if (!getenv("PD_GPU"))
 		setenv("PDSERVE_BACKENDS", folder, 0);
 	Suite *s = suite_create("cuda_models");
-	TCase *t = tcase_create("golden");
+	TCase *t = tcase_create("golden"), *h = tcase_create("hidden");
 	tcase_set_timeout(t, 300);
+	tcase_set_timeout(h, 300);
+	tcase_add_loop_test(h, hidden_states, 0, FAMILIES);
 	tcase_add_loop_test(t, logits_and_tokens, 0, FAMILIES);
-	tcase_add_loop_test(t, hidden_states, 0, FAMILIES);
 	tcase_add_loop_test(t, chunks_equal_whole, 0, 6);
 	tcase_add_loop_test(t, fast_is_near, 0, 2);
 	tcase_add_test(t, demo_model);
 	suite_add_tcase(s, t);
+	suite_add_tcase(s, h);
 	SRunner *r = srunner_create(s);
 	srunner_run_all(r, CK_ENV);
 	int failed = srunner_ntests_failed(r);

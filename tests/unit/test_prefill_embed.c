@@ -97,6 +97,10 @@ START_TEST(refused)
 		{"embeddings=false", {.n = 20, .pooling = LAST}, PDS__FAULT__FAULT_INVALID, "embeddings"},
 		{"embeddings=true", {.n = 20, .pooling = 7}, PDS__FAULT__FAULT_INVALID, "pooling 7"},
 		{"embeddings=true",
+	     {.n = 20, .pooling = LAST, .prompt_logprobs = 1},
+	     PDS__FAULT__FAULT_INVALID,
+	     "log-probabilities"},
+		{"embeddings=true",
 	     {.n = 100, .pooling = LAST},
 	     PDS__FAULT__FAULT_TOO_LARGE,
 	     "7 KV blocks"},
@@ -139,7 +143,7 @@ int main(int argc, char **argv)
 	tcase_add_test(c, no_slot_needed);
 	tcase_add_test(c, beside_a_prompt);
 	tcase_add_test(c, cancelled);
-	tcase_add_loop_test(c, refused, 0, 4);
+	tcase_add_loop_test(c, refused, 0, 5);
 	tcase_add_test(c, many);
 	return world_run(s);
 }

@@ -139,10 +139,12 @@ static int check_pooling(const Pds__Request *r, const struct engine_info *info, 
 		return 0;
 	if (!info->has_hidden)
 		return err_set(err, ERR_INVALID, "this worker makes no embeddings (embeddings = false)");
-	if (r->pooling > PDS__POOLING__POOLING_MEAN || r->n_tokens != r->prompt_tokens)
+	if (r->pooling > PDS__POOLING__POOLING_MEAN || r->n_tokens != r->prompt_tokens ||
+	    r->sampling->prompt_logprobs)
 		return err_set(err, ERR_INVALID,
-		               "an embedding with pooling %d of a prompt of %u tokens and %zu tokens",
-		               (int)r->pooling, r->prompt_tokens, r->n_tokens);
+		               "an embedding with pooling %d, %u tokens in the prompt and %zu in all%s",
+		               (int)r->pooling, r->prompt_tokens, r->n_tokens,
+		               r->sampling->prompt_logprobs ? ", and log-probabilities" : "");
 	return 0;
 }
 
