@@ -245,12 +245,18 @@ def test_small_pool(exact):
 
 def test_preempted(exact):
     """On a mixed worker sequences that grow take an embedding's blocks away, or wait for them: a mean begins again."""
-    with Suite("mixed", TINY_MODEL, worker={**WORKER, "kv_blocks": 16, "max_batched_tokens": 16, "growth_ratio": 0.0, "growth_ratio_min": 0.0}) as s:
+    worker = {**WORKER, "kv_blocks": 24, "max_batched_tokens": 16, "prefill_chunk_tokens": 8, "growth_ratio": 0.0, "growth_ratio_min": 0.0}
+    with Suite("mixed", TINY_MODEL, worker=worker) as s:
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            texts = [pool.submit(s.tokens, [10 + i] * 17, n=60) for i in range(4)]
-            got = [(p, pool.submit(vectors, s, [LONG, LONG[:16], [5]], pooling=p)) for p in POOLINGS * 2]
-            assert all(g.result() == exact[p] for p, g in got)
-            assert all(len(t.result()) == 60 for t in texts)
+            for i in range(60):          # until the sequences grow while it is being computed
+                s.ctl("mixed-1", "flush")
+                texts = [pool.submit(s.tokens, [10 + k + 7 * i % 300] * 17, n=40) for k in range(6)]
+                time.sleep(0.003 * (i % 8))
+                assert vectors(s, [LONG], pooling=POOLINGS[i % 4 > 0]) == [exact[POOLINGS[i % 4 > 0]][0]]
+                assert all(len(t.result()) == 40 for t in texts)
+                if i % 4 and "event=preempted attempt=1 tokens=150" in s.log("mixed-1"):
+                    break
+        assert "event=preempted attempt=1 tokens=150" in s.log("mixed-1")
         s.quiet()
 
 
@@ -316,7 +322,9 @@ def test_worker_that_dies(layout):
         s.quiet()
 
 
-def test_only_worker_dies_and_returns():
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM])
+def test_only_worker_ends_and_returns(sig):
+    """Told to end, it completes some inputs, and then there is no worker for the next ones: they wait for as long as those do that it has given back."""
     given = inputs(100)
     with Suite("1p1d", sim={**SLOW_SIM, "time_scale": 2}, router={"retry_wait_ms": 60000}) as s:
         s.kill("decode-1", signal.SIGTERM)     # it would take over
@@ -325,7 +333,7 @@ def test_only_worker_dies_and_returns():
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             got = pool.submit(vectors, s, given, dimensions=4)
             wait_for(lambda: s.ctl("prefill-1", "status")["running"] > 0)
-            s.kill("prefill-1")
+            s.kill("prefill-1", sig)
             time.sleep(0.5)
             s.start("prefill-1")
             assert got.result() == want

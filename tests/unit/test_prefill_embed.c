@@ -53,6 +53,21 @@ START_TEST(no_slot_needed)
 }
 END_TEST
 
+/* It waits for blocks of a job whose lease is renewed meanwhile; it has none itself. */
+START_TEST(waits_beside_a_lease)
+{
+	BEGIN("kv_blocks=8");
+	struct transfer t = to_computed(D1, (struct ask){.req = 1, .n = 100, .to = "1"});
+	submit((struct ask){.req = 2, .n = 100, .seed = 3, .to = "", .max_tokens = 1, .pooling = MEAN});
+	unsigned before = count(D1, MSG_KV_RENEW, 0);
+	WAIT(count(D1, MSG_KV_RENEW, 0) >= before + 3);
+	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_EMBEDDING, 2), 0);
+	finish(D1, 1, &t);
+	embedding(2);
+	end();
+}
+END_TEST
+
 /* Jobs with a slot and without one in the same steps: each gets its own. */
 START_TEST(beside_a_prompt)
 {
@@ -141,6 +156,7 @@ int main(int argc, char **argv)
 	suite_add_tcase(s, c);
 	tcase_add_loop_test(c, without_a_decode_worker, 0, 2);
 	tcase_add_test(c, no_slot_needed);
+	tcase_add_test(c, waits_beside_a_lease);
 	tcase_add_test(c, beside_a_prompt);
 	tcase_add_test(c, cancelled);
 	tcase_add_loop_test(c, refused, 0, 5);
