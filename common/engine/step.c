@@ -311,8 +311,8 @@ static int step_error(struct engine *e, int kern_rc, struct err *err)
 	return err ? (err->code = ERR_IO) : ERR_IO;
 }
 
-/* Returns how many of the spans, at least one, need the same program and fit into a batch with their
- * draws; *ret are their sums. */
+/* Returns how many of the spans, at least one, need the same program and fit into a batch with
+ * their draws; *ret are their sums. */
 static uint32_t count_fitting(const struct engine *e, const struct engine_span *spans,
                               const size_t *listed, uint32_t n, struct totals *ret)
 {

@@ -1,4 +1,5 @@
-/* test_router_embed.c - attempts at an embedding: which worker takes them, and what it may answer. */
+/* test_router_embed.c - attempts at an embedding: which worker takes them, what it may answer, and
+ * how the client gets it. */
 #include "router_rig.h"
 #include "daemons/router/api/parts.h"
 
