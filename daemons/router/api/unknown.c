@@ -112,7 +112,7 @@ static const struct known {
 	{"truncate_prompt_tokens", ALL | EMBEDDING},
 	{"truncation", RESPONSES},
 	{"typical_p", ALL},
-	{"use_beam_search", BOTH}, /* refused */
+	{"use_beam_search", BOTH},    /* refused */
 	{"user", OPENAI | EMBEDDING}, /* EMBEDDING: no effect */
 };
 

@@ -8,8 +8,8 @@
  * all prefill and mixed workers are stuck or broken, decode workers do it all too. Whatever the
  * policy is, workers with one of these are chosen last, the first being the worst: an open
  * breaker, stuck, failed the last try, other numerics than the last try. An attempt whose
- * hand-overs have failed goes to a worker that does it all, if there is one. A decode worker that is
- * stuck or whose breaker is open is a candidate only when there is no other. */
+ * hand-overs have failed goes to a worker that does it all, if there is one. A decode worker that
+ * is stuck or whose breaker is open is a candidate only when there is no other. */
 #include "place.h"
 #include "util/err.h"
 #include "util/log.h"

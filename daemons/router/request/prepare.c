@@ -156,7 +156,7 @@ static int prepare_by_kind(struct request_prepare *q, const json_t *o)
 		[KIND_COUNT_TOKENS] = api_count_tokens_prepare, [KIND_TOKENIZE] = api_tokenize_prepare,
 		[KIND_DETOKENIZE] = api_detokenize_prepare,     [KIND_EMBEDDING] = api_embeddings_prepare,
 	};
-	int has_parameters = request_kind_generates(q->kind) || q->kind == KIND_EMBEDDING;
+	int has_parameters = request_kind_needs_workers(q->kind);
 	if (check_model(q, o) < 0 || (has_parameters && params_unknown(q, o) < 0) ||
 	    read_cache_salt(q, o) < 0)
 		return -1;

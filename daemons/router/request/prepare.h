@@ -23,10 +23,10 @@ enum request_kind {
 	KIND_CHAT,
 	KIND_RESPONSES, /* these two are made into a chat request */
 	KIND_MESSAGES,
+	KIND_EMBEDDING,
 	KIND_COUNT_TOKENS, /* of a KIND_MESSAGES */
 	KIND_TOKENIZE,
-	KIND_DETOKENIZE,
-	KIND_EMBEDDING
+	KIND_DETOKENIZE
 };
 
 /* Of a request for embeddings. */
@@ -122,9 +122,9 @@ int prompt_keep(struct request_prepare *q);
 void prompt_add_rows(const struct request_prepare *q, struct prompt *p,
                      const Pds__PromptLogprobs *m, size_t from, size_t n);
 /* Is it answered by workers? */
-static inline int request_kind_generates(enum request_kind k)
+static inline int request_kind_needs_workers(enum request_kind k)
 {
-	return k <= KIND_MESSAGES;
+	return k <= KIND_EMBEDDING;
 }
 static inline const char *request_kind_max_tokens(enum request_kind k) /* the parameter's name */
 {

@@ -364,7 +364,7 @@ static enum request_state step_prepared(struct request *q, enum request_event e)
 	stat_observe_us(q->r->stats, STAT_PREPARE, p->prepared_us - q->begun_us);
 	if (p->warnings.len && once_may_log(&q->r->unknown, p->warnings.data, p->warnings.len))
 		log_unknown(&p->warnings);
-	if (!p->error.status && !request_kind_generates(p->kind))
+	if (!p->error.status && !request_kind_needs_workers(p->kind))
 		return REQUEST_ANSWERED;
 	if (!p->error.status && q->tenant &&
 	    tenant_take_prompt(q->tenant, prompt_tokens(p), clock_us(), &p->error) == 0)
