@@ -326,7 +326,7 @@ def test_worker_that_dies(layout):
 def test_only_worker_ends_and_returns(sig):
     """Told to end, it completes some inputs, and then there is no worker for the next ones: they wait for as long as those do that it has given back."""
     given = inputs(100)
-    with Suite("1p1d", sim={**SLOW_SIM, "time_scale": 2}, router={"retry_wait_ms": 60000}) as s:
+    with Suite("1p1d", sim={**SLOW_SIM, "time_scale": 2}, router={"retry_wait_ms": 60000}, prefill={"stop_timeout_ms": 200}) as s:
         s.kill("decode-1", signal.SIGTERM)     # it would take over
         want = vectors(s, given, dimensions=4)
         s.ctl("prefill-1", "flush")
