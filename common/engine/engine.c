@@ -181,7 +181,7 @@ static int check_memory(struct engine *e, struct err *err)
 			 have = device.memory_bytes ? device.free_bytes : mem_available();
 	uint64_t step = (e->sim ? 0 : own.bytes) + e->limits.batch_bytes +
 	                e->opts.max_logits * (e->conf.vocab * sizeof(float) + 2 * sizeof *e->drawn);
-	step += device.memory_bytes ? 0 : engine_program_bytes(e);
+	step += device.memory_bytes ? 0 : engine_program_bytes(e) * (e->opts.hidden ? 2 : 1);
 	if (weights + step > have / ranks)
 		return err_set(
 			err, ERR_NOMEM,
@@ -249,9 +249,20 @@ static int alloc_scratch(struct engine *e, struct err *err)
 	if (!rc)
 		rc = alloc_mem(e, KERN_MEM_PINNED, e->opts.max_logits * sizeof *e->drawn, &e->results, err);
 	e->drawn = mem_array(e->opts.max_logits, sizeof *e->drawn);
+	if (e->opts.hidden)
+		e->hidden_rows = mem_array((size_t)ENGINE_HIDDEN_ROWS * e->conf.hidden,
+		                           sizeof *e->hidden_rows);
 	e->listed = mem_array(e->opts.max_spans, sizeof *e->listed);
 	e->s.logits = (struct kern_tensor){e->logits.dev, e->conf.vocab, KERN_F32};
 	return rc;
+}
+
+static void drop_programs(struct engine *e)
+{
+	struct kern_program **const all[] = {&e->program, &e->hidden_program};
+	for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+		if (*all[i])
+			e->ops->program_destroy(all[i]);
 }
 
 static void free_memory(struct engine *e)
@@ -297,6 +308,7 @@ static int fill_info(struct engine *e, struct err *err)
 	snprintf(i->arch, sizeof i->arch, "%s", c->family->name[c->source]);
 	i->layers = c->layers;
 	i->hidden = c->hidden;
+	i->has_hidden = e->opts.hidden;
 	i->heads = c->heads;
 	i->kv_heads = c->kv_heads;
 	i->head_dim = c->head_dim;
@@ -468,8 +480,7 @@ void engine_close(struct engine **ep)
 	if (e->dev) {
 		if (e->stream)
 			e->ops->sync(e->stream);
-		if (e->program)
-			e->ops->program_destroy(&e->program);
+		drop_programs(e);
 		free_memory(e);
 		weights_free(e);
 		if (e->stream)
@@ -483,6 +494,7 @@ void engine_close(struct engine **ep)
 		model_close(&e->src);
 	free(e->drawn);
 	free(e->copy);
+	free(e->hidden_rows);
 	free(e->listed);
 	free(e->sim);
 	free(e->path);
@@ -564,7 +576,7 @@ int engine_pool_room(struct engine *e, uint64_t *ret_bytes, struct err *err)
 	e->pool.dev = e->own.dev; /* any address will do: nothing runs */
 	int rc = engine_use_pool(e, 1, err);
 	e->ops->info(e->dev, &device);
-	e->ops->program_destroy(&e->program);
+	drop_programs(e);
 	e->pool.dev = (kern_ptr){0};
 	*ret_bytes = device.free_bytes;
 	return rc || device.free_bytes

@@ -38,6 +38,8 @@ struct engine_opts {
 	uint32_t max_table;  /* maximum block table entries of a step, over all spans */
 	/* maximum rows of a span that a token is drawn from: 1 (or 0) plus the longest draft */
 	uint32_t max_draws;
+	/* steps can give hidden states (engine_span.hidden): takes memory for a second program */
+	int hidden;
 	/* called at most once, on any thread, on permanent failure (a rank or the device is gone);
 	 * may be NULL */
 	void (*broken)(void *arg, const char *why);
@@ -60,6 +62,7 @@ struct engine_info {
 	 * tp (tp.h) */
 	char numerics[96];
 	uint32_t eos[8], n_eos; /* end-of-sequence ids */
+	int has_hidden;         /* engine_opts.hidden */
 	char backend[16];       /* backend and index of the device that has the KV pool */
 	int device;
 	struct kv_layout kv;
@@ -100,6 +103,10 @@ struct engine_span {
 	/* the sequence's block table from its first block; must cover position + n tokens */
 	const uint32_t *blocks;
 	enum engine_logits logits;
+	/* NULL, or (info.hidden): instead of logits, the hidden states of the selected rows after the
+	 * final norm are added to it, row after row. So the sum over a prompt does not depend on its
+	 * chunks. Not with draws */
+	double *hidden;
 	/* one per row that `logits` selects; NULL: nothing is drawn, read the rows by
 	 * engine_logits() */
 	const struct engine_draw *draws;
@@ -113,8 +120,9 @@ struct engine_span {
 };
 
 /* One forward pass over all spans: writes the KV of all rows; results are ready on return (the
- * device is synchronised). If the spans' draws exceed a batch, they are split over several passes;
- * the results are bit-identical. All spans are checked before anything is written. 0, ERR_INVALID
+ * device is synchronised). If the spans' draws exceed a batch, they are split over several passes,
+ * and spans with `hidden` take passes of their own (put them next to each other); the results are
+ * bit-identical. All spans are checked before anything is written. 0, ERR_INVALID
  * (a limit or an id, with value and limit), or ERR_IO (device). */
 int engine_step(struct engine *e, struct engine_span *spans, uint32_t n_spans, struct err *err);
 /* (max_logits, vocab) float32 of the last step, in which no span had draws; copied from the device

@@ -57,6 +57,8 @@ struct vectors {
 	size_t pieces, used;    /* used: bytes of the last piece */
 };
 
+enum { ENGINE_HIDDEN_ROWS = 64 };
+
 struct engine {
 	struct engine_opts opts;
 	char *path; /* of the model */
@@ -86,6 +88,9 @@ struct engine {
 	struct kern_mem shared; /* the ranks' shared mapping */
 	struct kern_limits limits;
 	struct kern_program *program; /* of one step; made when the pool exists */
+	/* all rows up to the final norm, whose result stays in s.h; NULL without opts.hidden */
+	struct kern_program *hidden_program;
+	float *hidden_rows; /* (ENGINE_HIDDEN_ROWS, hidden) copied from the device; rank 0 */
 	struct kern_mem board, pool;
 	struct model_source src; /* open while weights are loaded */
 	int src_open;
@@ -118,10 +123,11 @@ void weights_free(struct engine *e);
 /* engine.c: bytes that the device needs for a step's program, in addition to the engine's
  * memory. */
 size_t engine_program_bytes(const struct engine *e);
-/* record.c: records the program of a step over the pool. */
+/* record.c: records the programs of steps over the pool. */
 int engine_record(struct engine *e, struct err *err);
-/* step.c: runs the program on the batch that rank 0 has laid out; a failure fails the group. */
-int engine_run(struct engine *e);
+/* step.c: runs one of the programs on the batch that rank 0 has laid out; a failure fails the
+ * group. */
+int engine_run(struct engine *e, struct kern_program *p);
 /* engine.c: records the program over e->pool, which has `blocks` blocks. */
 int engine_use_pool(struct engine *e, uint32_t blocks, struct err *err);
 /* Opens a rank's engine in the group that it has joined; the caller keeps tp. */

@@ -162,10 +162,11 @@ int engine_rank_main(int fd)
 	tp_barrier(tp, TP_OPEN_LIMIT_S);
 	while (!tp_why(tp)) {
 		struct rank_pool pool;
-		if (tp_await(tp, &pool, sizeof pool) == TP_STEP)
-			engine_run(e);
-		else
-			attach(e, &pool);
+		switch (tp_await(tp, &pool, sizeof pool)) {
+		case TP_STEP: engine_run(e, e->program); break;
+		case TP_HIDDEN: engine_run(e, e->hidden_program); break;
+		case TP_ATTACH: attach(e, &pool); break;
+		}
 	}
 	return 1;
 }

@@ -1,5 +1,5 @@
-/* record.c - the program of a step: one forward pass over a batch, built only from the device's
- * operations.
+/* record.c - the programs of steps: a forward pass over a batch, to logits and draws or to the
+ * hidden states after the final norm, built only from the device's operations.
  *
  * After the last layer's KV write only the tail continues, the rows whose logits are wanted; since
  * each row is computed independently (kernels.h), this changes no bit.
@@ -229,7 +229,8 @@ static void record_tail(struct recorder *r)
 	                           .sample = {.logits = s->logits, .results = e->results.dev}});
 }
 
-static void record_step(struct recorder *r)
+/* All rows, up to the last layer's KV write. */
+static void record_body(struct recorder *r)
 {
 	struct engine *e = r->e;
 	const struct model_conf *c = &e->conf;
@@ -246,14 +247,37 @@ static void record_step(struct recorder *r)
 		record_layer(r, l, e->s.x, e->s.qkv);
 		record_add_norm(r, e->s.x, e->layer[l].ffn_post_norm, e->layer[l + 1].attn_norm);
 	}
-	record_tail(r);
+}
+
+/* All rows go on, to the final norm, because a mean needs them all. */
+static void record_hidden(struct recorder *r)
+{
+	struct engine *e = r->e;
+	uint32_t last = e->conf.layers - 1;
+	struct kern_tensor h = e->s.h;
+	record_layer(r, last, e->s.x, e->s.qkv);
+	record_add_norm(r, e->s.x, e->layer[last].ffn_post_norm, e->final_norm);
+	if (e->conf.logit_scale != 1.0f) /* which the norm's weights contain (weights.c) */
+		record(r, (struct kern_op){.kind = KERN_OP_SCALE,
+		                           .scale = {h, h, 1.0f / e->conf.logit_scale, e->conf.hidden}});
+	/* after it no other rank reads the batch, or `sum`, any more */
+	if (e->tp)
+		record(r, (struct kern_op){.kind = KERN_OP_BARRIER});
+}
+
+static int new_program(struct engine *e, void (*rest)(struct recorder *r),
+                       struct kern_program **ret_p, struct err *err)
+{
+	struct recorder r = {.e = e, .rows = KERN_ROWS_ALL};
+	record_body(&r);
+	rest(&r);
+	int rc = e->ops->program_new(e->dev, r.op, r.n, &e->limits, ret_p);
+	free(r.op);
+	return rc ? engine_device_error(e, rc, "cannot prepare a step", err) : 0;
 }
 
 int engine_record(struct engine *e, struct err *err)
 {
-	struct recorder r = {.e = e, .rows = KERN_ROWS_ALL};
-	record_step(&r);
-	int rc = e->ops->program_new(e->dev, r.op, r.n, &e->limits, &e->program);
-	free(r.op);
-	return rc ? engine_device_error(e, rc, "cannot prepare a step", err) : 0;
+	int rc = new_program(e, record_tail, &e->program, err);
+	return rc || !e->opts.hidden ? rc : new_program(e, record_hidden, &e->hidden_program, err);
 }

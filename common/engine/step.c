@@ -20,6 +20,12 @@ static uint32_t wanted_rows(const struct engine_span *s)
 	return s->logits == ENGINE_LOGITS_ALL ? s->n : s->logits == ENGINE_LOGITS_LAST ? 1 : 0;
 }
 
+/* Rows that go to the head. */
+static uint32_t head_rows(const struct engine_span *s)
+{
+	return s->hidden ? 0 : wanted_rows(s);
+}
+
 static uint32_t table_length(const struct engine *e, const struct engine_span *s)
 {
 	return (uint32_t)(((uint64_t)s->position + s->n + e->opts.block_tokens - 1) /
@@ -55,6 +61,9 @@ static int check_span(const struct engine *e, const struct engine_span *s, uint3
 		return err_set(err, ERR_INVALID,
 		               "span %u: its progress words are not on the board of %zu bytes", index,
 		               e->board.bytes);
+	if (s->hidden && (!e->opts.hidden || s->draws))
+		return err_set(err, ERR_INVALID, "span %u: hidden states %s", index,
+		               s->draws ? "and draws" : "from an engine that was opened without them");
 	for (uint32_t i = 0; i < table_length(e, s); i++)
 		if (s->blocks[i] >= e->kv_blocks)
 			return err_set(err, ERR_INVALID,
@@ -100,7 +109,7 @@ static void add_span(const struct engine *e, const struct engine_span *s, size_t
                      struct totals *t)
 {
 	t->rows += s->n;
-	t->logits += wanted_rows(s);
+	t->logits += head_rows(s);
 	t->table += table_length(e, s);
 	t->lists += listed;
 }
@@ -151,9 +160,9 @@ static struct step_parts parts_of(const struct engine_span *spans, uint32_t n)
 {
 	struct step_parts p = {0};
 	for (uint32_t i = 0; i < n; i++) {
-		p.tail_spans += wanted_rows(&spans[i]) != 0;
+		p.tail_spans += head_rows(&spans[i]) != 0;
 		p.progress |= spans[i].progress != NULL;
-		p.draws |= spans[i].draws && wanted_rows(&spans[i]);
+		p.draws |= spans[i].draws && head_rows(&spans[i]);
 	}
 	return p;
 }
@@ -225,7 +234,7 @@ static void add_draws(struct layout *l, const struct engine *e, const struct eng
                       uint32_t row)
 {
 	struct kern_draw k = {.ask = KERN_ASK_NOTHING, .carry = KERN_NO_CARRY};
-	for (uint32_t i = 0; i < wanted_rows(s); i++, row++) {
+	for (uint32_t i = 0; i < head_rows(s); i++, row++) {
 		if (s->draws)
 			k = draw_write(&s->draws[i], e->info.vocab, i ? &k : NULL, l->words, &l->b->words);
 		memcpy(l->words + l->b->draws + row * DRAW_WORDS, &k, sizeof k);
@@ -235,7 +244,7 @@ static void add_draws(struct layout *l, const struct engine *e, const struct eng
 static void add_tail(struct layout *l, const struct engine_span *s, uint32_t end, uint32_t table,
                      uint32_t *tail, uint32_t *tails)
 {
-	uint32_t wanted = wanted_rows(s);
+	uint32_t wanted = head_rows(s);
 	for (uint32_t k = 0; k < wanted; k++)
 		l->words[l->b->tail_index + *tail + k] = end - wanted + k;
 	if (wanted)
@@ -275,9 +284,9 @@ static void lay_out(struct engine *e, const struct engine_span *spans, uint32_t 
 
 /* --- running ------------------------------------------------------------- */
 
-int engine_run(struct engine *e)
+int engine_run(struct engine *e, struct kern_program *p)
 {
-	int rc = e->ops->run(e->stream, e->program, &e->batch), sync = e->ops->sync(e->stream);
+	int rc = e->ops->run(e->stream, p, &e->batch), sync = e->ops->sync(e->stream);
 	rc = rc ? rc : sync;
 	if (rc && e->tp)
 		tp_fail(e->tp, e->ops->last_error(e->dev));
@@ -302,16 +311,49 @@ static int step_error(struct engine *e, int kern_rc, struct err *err)
 	return err ? (err->code = ERR_IO) : ERR_IO;
 }
 
-/* Returns how many of the spans, at least one, fit into a batch with their draws; *ret are their
- * sums. */
+/* Returns how many of the spans, at least one, need the same program and fit into a batch with
+ * their draws; *ret are their sums. */
 static uint32_t count_fitting(const struct engine *e, const struct engine_span *spans,
                               const size_t *listed, uint32_t n, struct totals *ret)
 {
 	uint32_t i = 0;
 	*ret = (struct totals){0};
-	for (; i < n && (i == 0 || ret->lists + listed[i] <= e->list_words); i++)
+	for (; i < n && (i == 0 || (!spans[i].hidden == !spans[0].hidden &&
+	                            ret->lists + listed[i] <= e->list_words));
+	     i++)
 		add_span(e, &spans[i], listed[i], ret);
 	return i;
+}
+
+/* Adds the hidden states of the span's selected rows, which the pass computed from row `row` on, in
+ * pieces. */
+static int add_hidden(struct engine *e, const struct engine_span *s, uint32_t row)
+{
+	size_t hidden = e->info.hidden;
+	uint32_t n = wanted_rows(s), at = row + s->n - n;
+	for (uint32_t end = at + n, take; at < end; at += take) {
+		take = end - at < ENGINE_HIDDEN_ROWS ? end - at : ENGINE_HIDDEN_ROWS;
+		kern_ptr from = kern_at(e->s.h.at, at * e->s.h.ld * sizeof *e->hidden_rows);
+		int rc = e->ops->download(e->stream, e->hidden_rows, from,
+		                          take * hidden * sizeof *e->hidden_rows);
+		if (rc || (rc = e->ops->sync(e->stream)))
+			return rc;
+		for (uint32_t i = 0; i < take; i++)
+			for (size_t k = 0; k < hidden; k++)
+				s->hidden[k] += (double)e->hidden_rows[i * hidden + k];
+	}
+	return 0;
+}
+
+static int run_hidden(struct engine *e, struct engine_span *spans, uint32_t n)
+{
+	uint32_t row = 0;
+	if (e->tp)
+		tp_order(e->tp, TP_HIDDEN, NULL, 0);
+	int rc = engine_run(e, e->hidden_program);
+	for (uint32_t i = 0; i < n && !rc; row += spans[i++].n)
+		rc = add_hidden(e, &spans[i], row);
+	return rc;
 }
 
 /* Runs one pass over some of the spans; their results begin at row `first`. */
@@ -320,16 +362,18 @@ static int run_pass(struct engine *e, struct engine_span *spans, uint32_t n, con
 {
 	uint32_t row = first;
 	lay_out(e, spans, n, t);
+	if (spans->hidden)
+		return run_hidden(e, spans, n);
 	memset(e->results.host, 0, t->logits * sizeof *e->drawn);
 	if (e->tp)
 		tp_order(e->tp, TP_STEP, NULL, 0);
-	int rc = engine_run(e);
+	int rc = engine_run(e, e->program);
 	if (((const struct kern_batch *)e->batch.host)->draws)
 		memcpy(e->drawn + first, e->results.host, t->logits * sizeof *e->drawn);
 	for (uint32_t i = 0; i < n; i++) {
 		spans[i].logits_row = row;
 		spans[i].drawn = e->drawn + row;
-		row += wanted_rows(&spans[i]);
+		row += head_rows(&spans[i]);
 	}
 	return rc;
 }

@@ -45,7 +45,7 @@ struct tp_view {
 	size_t bytes;
 };
 
-enum tp_order { TP_STEP, TP_ATTACH };
+enum tp_order { TP_STEP, TP_HIDDEN, TP_ATTACH };
 
 struct tp;
 

@@ -46,6 +46,7 @@ enum msg_from {
 	X(REQUEST_TOKENS, 20, tokens, MSG_NUMBERED, FROM_W)                                 \
 	X(REQUEST_FAILED, 21, failed, MSG_NUMBERED | MSG_REQUEST, FROM_W)                   \
 	X(REQUEST_PROMPT_LOGPROBS, 22, prompt_logprobs, MSG_NUMBERED | MSG_REQUEST, FROM_W) \
+	X(REQUEST_EMBEDDING, 23, embedding, MSG_NUMBERED | MSG_REQUEST, FROM_W)             \
 	X(KV_RESERVE, 32, reserve, MSG_NUMBERED | MSG_REQUEST, FROM_W)                      \
 	X(KV_QUEUED, 33, queued, MSG_NUMBERED | MSG_REQUEST, FROM_W)                        \
 	X(KV_GRANT, 34, grant, MSG_NUMBERED | MSG_REQUEST, FROM_W)                          \

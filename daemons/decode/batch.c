@@ -8,6 +8,7 @@
  * their own run, and none of its blocks of that step is published. */
 #include "batch.h"
 #include "daemons/worker/seq/constraint.h"
+#include "daemons/worker/seq/pooled.h"
 #include "daemons/worker/seq/score.h"
 #include "util/check.h"
 #include "util/least.h"
@@ -69,7 +70,8 @@ void run_enter(struct batcher *b, struct sequence_run *r, enum run_phase next)
  * worker's write-out sends those that storage lacks, and they stay matchable meanwhile. */
 static void keep_output(struct batcher *b, struct sequence_run *r)
 {
-	if (!b->config.keep_outputs || r->failure.kind != FAILURE_NONE || b->shared.stop)
+	if (!b->config.keep_outputs || r->failure.kind != FAILURE_NONE || b->shared.stop ||
+	    r->req.pooling)
 		return;
 	uint32_t n = kv_pool_want_stored(b->w->pool, r->blocks.block,
 	                                 (uint32_t)least(r->blocks.published, r->blocks.n));
@@ -206,17 +208,21 @@ static void add_span(struct batcher *b, struct sequence_run *r, uint32_t n_rows,
 		.n = n_rows,
 		.position = r->computed,
 		.blocks = r->blocks.block,
-		.logits = score_is_owed(&r->req, r->scored) || n_rows > left ? ENGINE_LOGITS_ALL
-	              : n_rows == left                                   ? ENGINE_LOGITS_LAST
-	                                                                 : ENGINE_LOGITS_NONE,
-		.draws = b->own.draws + *draws,
 	};
+	r->chunks += left > 1;
+	if (r->req.pooling) {
+		pooled_ask(&r->req, r->hidden, sp);
+		return;
+	}
+	sp->logits = score_is_owed(&r->req, r->scored) || n_rows > left ? ENGINE_LOGITS_ALL
+	             : n_rows == left                                   ? ENGINE_LOGITS_LAST
+	                                                                : ENGINE_LOGITS_NONE;
+	sp->draws = b->own.draws + *draws;
 	if (left > 1 && n_rows == left)
 		prepare(b, r);
 	uint32_t rows = sp->logits == ENGINE_LOGITS_ALL ? n_rows : sp->logits == ENGINE_LOGITS_LAST;
 	for (uint32_t i = 0; i < rows; i++)
 		b->own.draws[(*draws)++] = row_draw(r, sp->position + n_rows - rows + i);
-	r->chunks += left > 1;
 }
 
 /* Chooses the spans of the next step; returns their number. */
@@ -305,6 +311,20 @@ static void note_caught_up(struct batcher *b, struct sequence_run *r)
 	r->back_us = 0;
 }
 
+/* Of a run that makes an embedding. Returns 1 if it has ended. */
+static int after_pooled(struct batcher *b, struct sequence_run *r, const struct engine_span *sp)
+{
+	struct err err = {0};
+	r->computed += sp->n;
+	if (pooled_check(sp, b->w->info, &err) < 0)
+		seq_failure_draw(&r->failure, &err);
+	else if (r->computed == r->req.n_tokens)
+		r->first_us = clock_us();
+	if (!r->failure.not_finite)
+		publish_full(b, r);
+	return r->first_us || r->failure.kind != FAILURE_NONE;
+}
+
 /* Returns 1 if the run has ended: it is to be given back. */
 static int after_step(struct batcher *b, struct sequence_run *r, const struct engine_span *sp,
                       struct token_report *report)
@@ -349,9 +369,10 @@ static void run_step(struct batcher *b, uint32_t n)
 		uint32_t take = b->own.spans[i].n;
 		rows += take;
 		of_prompts += take > 1 && run_tokens_left(r) > 1 ? take : 0;
+		const struct engine_span *sp = &b->own.spans[i];
 		if (code < 0)
 			fail_step(r, &err);
-		else if (!after_step(b, r, &b->own.spans[i], report))
+		else if (!(r->req.pooling ? after_pooled(b, r, sp) : after_step(b, r, sp, report)))
 			b->own.step_runs[i] = NULL;
 	}
 	if (!of_prompts && code == 0)

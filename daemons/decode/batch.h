@@ -60,12 +60,14 @@ struct sequence_run {
 	struct request_copy req;
 	struct seq_blocks blocks;
 	struct seq_failure failure;
-	uint64_t born_us;        /* when the sequence came; the youngest is preempted first */
-	uint64_t growth;         /* its part of batcher_shared.growth_blocks */
-	uint32_t computed;       /* tokens whose KV is in the blocks */
-	uint32_t scored;         /* the last token of the prompt whose log-probability was sent */
-	uint32_t ahead;          /* tokens drafted for the next step; they stand behind req's tokens */
-	struct restore *restore; /* RESTORING: what storage is asked for */
+	uint64_t born_us;  /* when the sequence came; the youngest is preempted first */
+	uint64_t growth;   /* its part of batcher_shared.growth_blocks */
+	uint32_t computed; /* tokens whose KV is in the blocks */
+	uint32_t scored;   /* the last token of the prompt whose log-probability was sent */
+	uint32_t ahead;    /* tokens drafted for the next step; they stand behind req's tokens */
+	double
+		*hidden; /* for an embedding: the sum over the tokens so far; NULL before it had blocks */
+	struct restore *restore;        /* RESTORING: what storage is asked for */
 	struct sequence_drafts *drafts; /* NULL: nothing was drafted yet */
 	uint64_t back_us; /* when it got blocks again, until it has caught up; 0: it has caught up */
 	uint32_t preemptions, chunks, drafted, accepted, cached_tokens;
@@ -205,6 +207,8 @@ struct token_report *report_new(struct worker *w);
 /* The tokens of one sequence are added one after the other. */
 void report_token(struct token_report *t, const struct sequence_run *r, uint32_t index,
                   const struct kern_drawn *drawn, Pds__Finish finish);
+/* What the run took so far. */
+void report_timing(const struct sequence_run *r, Pds__Timing *t);
 void report_send(struct token_report *t); /* posts it to the loop, which sends and frees it */
 
 #endif

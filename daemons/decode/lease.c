@@ -187,6 +187,11 @@ static struct sequence *reserve(struct worker *w, const struct msg_head *h, cons
 		err_set(err, ERR_UNSUPPORTED, "role is %s: no hand-over", worker_role_name(w->role));
 		return NULL;
 	}
+	*fault = PDS__FAULT__FAULT_INVALID;
+	if (r->pooling) {
+		err_set(err, ERR_INVALID, "an embedding is not handed over");
+		return NULL;
+	}
 	*fault = PDS__FAULT__FAULT_OVERLOADED;
 	if (waiting >= d->config.max_queued) {
 		err_set(err, ERR_FULL, "%u reservations wait for room, the limit (max_queued)",

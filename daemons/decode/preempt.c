@@ -9,9 +9,11 @@
  * is read if that is faster (restore.c). Blocks are taken all at once: only running ones wait for a
  * block while they hold some, and the oldest of them always gets its own. */
 #include "batch.h"
+#include "daemons/worker/seq/pooled.h"
 #include "daemons/worker/seq/score.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 static struct sequence_run *run_of(struct list *node)
 {
@@ -44,7 +46,8 @@ int pool_has_room(void *arg, uint32_t missing)
 
 uint32_t run_may_match(const struct sequence_run *r, const struct worker *w)
 {
-	return score_is_owed(&r->req, r->scored) ? 0 : (r->req.n_tokens - 1) / w->info->kv.block_tokens;
+	int all = score_is_owed(&r->req, r->scored) || r->req.pooling == PDS__POOLING__POOLING_MEAN;
+	return all ? 0 : (r->req.n_tokens - 1) / w->info->kv.block_tokens;
 }
 
 /* One that was preempted leaves free what the running ones are expected to grow by: else it would
@@ -88,6 +91,10 @@ static int take_blocks(struct batcher *b, struct sequence_run *r)
 		if (writeout_wait(w->writeout, b->config.wait_us) != WRITEOUT_VOID)
 			return 0;
 	r->computed = r->blocks.published * w->info->kv.block_tokens;
+	if (r->req.pooling) { /* also what it had summed before it lost its blocks */
+		free(r->hidden);
+		r->hidden = pooled_new(w->info);
+	}
 	return 1;
 }
 

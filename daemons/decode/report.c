@@ -30,7 +30,7 @@ struct token_report *report_new(struct worker *w)
 	return t;
 }
 
-static void fill_timing(const struct sequence_run *r, Pds__Timing *t)
+void report_timing(const struct sequence_run *r, Pds__Timing *t)
 {
 	pds__timing__init(t);
 	t->queue_us = r->queue_us;
@@ -79,7 +79,7 @@ void report_token(struct token_report *t, const struct sequence_run *r, uint32_t
 	e->s.finish = finish;
 	/* the attempt's first token and its last one carry the timing */
 	if (index == req->given_tokens - req->prompt_tokens || finish != PDS__FINISH__FINISH_NONE) {
-		fill_timing(r, &e->timing);
+		report_timing(r, &e->timing);
 		e->s.timing = &e->timing;
 	}
 }

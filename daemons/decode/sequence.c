@@ -5,6 +5,7 @@
  * room back: who waits for it is looked at in the loop's next round (queue_room). */
 #include "decode.h"
 #include "daemons/worker/seq/constraint.h"
+#include "daemons/worker/seq/pooled.h"
 #include "util/check.h"
 #include "util/mem.h"
 
@@ -95,6 +96,7 @@ static void sequence_free(struct sequence *q, int leave_tombstone)
 	d->queue.ended++;
 	role_look(q->w);
 	request_copy_fini(req);
+	free(q->run.hidden);
 	free(q);
 	queue_room(d);
 }
@@ -281,6 +283,10 @@ static enum sequence_state step_active(struct sequence *q, enum sequence_event e
 		if (q->run.failure.kind != FAILURE_NONE) {
 			struct worker_failure f = seq_failure_report(&q->run.failure, q->w);
 			request_copy_fail(&q->run.req, q->w, &f);
+		} else if (q->run.req.pooling && q->run.first_us) {
+			Pds__Timing timing;
+			report_timing(&q->run, &timing);
+			pooled_send(&q->run.req, q->w, q->run.hidden, &timing);
 		}
 		log_done(q);
 		return SEQUENCE_END;

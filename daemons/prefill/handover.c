@@ -1,6 +1,7 @@
 /* handover.c - from the last computed token to the end: the first token goes to the decode worker
  * and to the router, then KvSent and the acknowledgement are awaited. Runs on the loop's thread. */
 #include "prefill.h"
+#include "daemons/worker/seq/pooled.h"
 
 #include <stdlib.h>
 
@@ -51,7 +52,17 @@ static void log_done(const struct job *j)
 	        (unsigned long long)(j->prepare.begun_us - j->accepted_us),
 	        (unsigned long long)j->prepare.spent_us, (unsigned long long)j->reserve_us,
 	        (unsigned long long)(j->shared.begun_us - j->run.ready_us),
-	        (unsigned long long)(j->run.done_us - j->shared.begun_us), job_decode_name(j));
+	        (unsigned long long)(j->run.done_us - j->shared.begun_us),
+	        j->req.pooling ? "-" : job_decode_name(j));
+}
+
+void handover_embedding(struct job *j)
+{
+	Pds__Timing timing;
+	fill_timing(j, &timing);
+	stat_observe_us(svc_stats(j->w->svc), WS_PREFILL_SECONDS, j->run.done_us - j->shared.begun_us);
+	log_done(j);
+	pooled_send(&j->req, j->w, j->run.hidden, &timing);
 }
 
 enum handover_first handover_first(struct job *j)

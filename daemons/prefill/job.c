@@ -7,6 +7,7 @@
  * its mark; a job that a thread has is not freed before it comes back; blocks that storage may
  * still write stay with the read. */
 #include "prefill.h"
+#include "daemons/worker/seq/pooled.h"
 #include "util/check.h"
 #include "util/mem.h"
 
@@ -94,7 +95,7 @@ static enum job_state step_prepare(struct job *j, enum job_event e)
 		return JOB_DROPPED;
 	if (e != JE_BACK)
 		return JOB_PREPARE;
-	return read_look_up(j) ? JOB_LOOKUP : JOB_PARKED;
+	return read_look_up(j) ? JOB_LOOKUP : j->req.pooling ? JOB_SHARE : JOB_PARKED;
 }
 
 static enum job_state step_lookup(struct job *j, enum job_event e)
@@ -103,7 +104,9 @@ static enum job_state step_lookup(struct job *j, enum job_event e)
 		store_cancel(j->w->store, j->stored.batch);
 		return JOB_DROPPED;
 	}
-	return e == JE_BACK ? JOB_PARKED : JOB_LOOKUP;
+	if (e != JE_BACK)
+		return JOB_LOOKUP;
+	return j->req.pooling ? JOB_SHARE : JOB_PARKED;
 }
 
 static enum job_state step_parked(struct job *j, enum job_event e)
@@ -139,7 +142,9 @@ static enum job_state step_share(struct job *j, enum job_event e)
 	}
 	if (e != JE_ENTER || share_wait(j))
 		return JOB_SHARE;
-	return j->blocks.n ? JOB_SLOT : JOB_TAKE;
+	if (!j->blocks.n)
+		return JOB_TAKE;
+	return j->req.pooling ? JOB_RUN : JOB_SLOT;
 }
 
 static void note_taken(struct job *j)
@@ -253,6 +258,8 @@ static void start_run(struct job *j)
 	stat_add(svc_stats(w->svc), WS_CACHED_TOKENS, j->start_tokens);
 	if (j->share.times && j->start_tokens > had)
 		stat_add(svc_stats(w->svc), WS_SHARED_TOKENS, j->start_tokens - had);
+	if (j->req.pooling)
+		j->run.hidden = pooled_new(w->info);
 	j->run.ready_us = clock_us();
 	schedule_add(&prefill_of(w)->schedule, &j->run);
 }
@@ -260,9 +267,12 @@ static void start_run(struct job *j)
 /* The schedule thread is done. 1: the first token was sent; 0: the job ends. */
 static int run_over(struct job *j)
 {
-	if (j->run.failure.kind == FAILURE_NONE)
+	if (j->run.failure.kind != FAILURE_NONE)
+		give_up_failed(j, seq_failure_report(&j->run.failure, j->w));
+	else if (j->req.pooling)
+		handover_embedding(j);
+	else
 		return handover_first(j) == FIRST_SENT;
-	give_up_failed(j, seq_failure_report(&j->run.failure, j->w));
 	return 0;
 }
 
@@ -357,6 +367,7 @@ static void job_free(struct job *j)
 	seq_blocks_fini(&j->blocks);
 	free(j->lease.dst);
 	free(j->stored.tier);
+	free(j->run.hidden);
 	request_copy_fini(&j->req);
 	free(j);
 	stage_jobs(s, -1);
@@ -372,11 +383,12 @@ static const struct {
 	enum job_state (*step)(struct job *j, enum job_event e);
 } states[] = {
 	[JOB_NEW] = {"new", TO(PREPARE) | TO(END), step_new},
-	[JOB_PREPARE] = {"prepare", TO(LOOKUP) | TO(PARKED) | TO(DROPPED) | TO(END), step_prepare},
-	[JOB_LOOKUP] = {"lookup", TO(PARKED) | TO(DROPPED) | TO(END), step_lookup},
+	[JOB_PREPARE] = {"prepare", TO(LOOKUP) | TO(PARKED) | TO(SHARE) | TO(DROPPED) | TO(END),
+                     step_prepare},
+	[JOB_LOOKUP] = {"lookup", TO(PARKED) | TO(SHARE) | TO(DROPPED) | TO(END), step_lookup},
 	[JOB_PARKED] = {"parked", TO(ASKED) | TO(END), step_parked},
 	[JOB_ASKED] = {"asked", TO(PARKED) | TO(SHARE) | TO(END), step_asked},
-	[JOB_SHARE] = {"share", TO(TAKE) | TO(SLOT) | TO(END), step_share},
+	[JOB_SHARE] = {"share", TO(TAKE) | TO(SLOT) | TO(RUN) | TO(END), step_share},
 	[JOB_TAKE] = {"take", TO(BLOCKED) | TO(READ) | TO(DROPPED) | TO(END), step_take},
 	[JOB_BLOCKED] = {"blocked", TO(TAKE) | TO(END), step_blocked},
 	[JOB_READ] = {"read", TO(TAKE) | TO(SHARE) | TO(END), step_read},

@@ -4,13 +4,13 @@
  * thread:
  *
  *   NEW -> PREPARE, END                 accepted. A benchmark may hold jobs back here
- *   PREPARE -> LOOKUP, PARKED, DROPPED, END  a prepare thread hashes the prompt and probes the
- *                                       prefix index
- *   LOOKUP -> PARKED, DROPPED, END      storage was asked which further blocks it has
+ *   PREPARE -> LOOKUP, PARKED, SHARE, DROPPED, END  a prepare thread hashes the prompt and probes
+ *                                       the prefix index
+ *   LOOKUP -> PARKED, SHARE, DROPPED, END  storage was asked which further blocks it has
  *   PARKED -> ASKED, END                no decode worker may be asked now; holds no thread and no
  *                                       blocks
  *   ASKED -> PARKED, SHARE, END         a decode worker was asked for a lease
- *   SHARE -> TAKE, SLOT, END            a running job computes blocks of its prefix, which it waits
+ *   SHARE -> TAKE, SLOT, RUN, END       a running job computes blocks of its prefix, which it waits
  *                                       for, holding nothing but the lease. Nothing to wait for:
  *                                       it goes on at once
  *   TAKE -> BLOCKED, READ, DROPPED, END  a prepare thread matches the prefix and takes blocks
@@ -29,6 +29,9 @@
  *                                       given back
  *   DROPPED -> END                      cancelled or failed, but a thread or a look-up has it
  *   END                                 everything is given back; job_step frees the job
+ *
+ * A job that makes an embedding needs no decode worker: it goes from PREPARE or LOOKUP to SHARE,
+ * has no slot, and RUN ends it.
  *
  * A cancel sets `shared.cancelled`: a thread that has the job gives it back soon, and DROPPED ends
  * then.
@@ -269,6 +272,7 @@ void job_leave_ring(struct job *j);
 void job_room_made(struct prefill *s); /* a slot or blocks were given back */
 void job_prepare_back(struct svc *svc, void *prepare);
 void job_run_back(struct svc *svc, void *run);
+/* It has a lease, or needs none, and has not ended. */
 static inline int job_is_leased(const struct job *j)
 {
 	return j->state >= JOB_SHARE && j->state <= JOB_MOVED;
@@ -290,7 +294,8 @@ int read_fences(const struct prefill *s, uint32_t block); /* a read that was giv
 /* handover.c */
 enum handover_first { FIRST_SENT, FIRST_ENDS_ANSWER };
 enum handover_first handover_first(struct job *j);
-void handover_release(struct job *j); /* KvSent: slot and blocks go back */
+void handover_embedding(struct job *j); /* to the router: the job ends */
+void handover_release(struct job *j);   /* KvSent: slot and blocks go back */
 /* NULL, or why the job fails: KvSent or the acknowledgement is late */
 const char *handover_late(const struct job *j);
 

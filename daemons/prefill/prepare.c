@@ -14,7 +14,7 @@ static void hash(struct job_prepare *p)
 	p->begun_us = clock_us();
 	seq_blocks_hash(p->blocks, w, p->req, n);
 	/* The last token is always computed: only full blocks before it may be matched. */
-	p->may_match = p->req->prompt_logprobs ? 0 : (n - 1) / w->info->kv.block_tokens;
+	p->may_match = request_copy_needs_all(p->req) ? 0 : (n - 1) / w->info->kv.block_tokens;
 	p->probed = kv_pool_probe(w->pool, p->blocks->hash, p->may_match);
 	p->spent_us = clock_us() - p->begun_us;
 }

@@ -14,6 +14,7 @@
  * nothing, but for slices of a prompt's log-probabilities. */
 #include "schedule.h"
 #include "daemons/worker/seq/constraint.h"
+#include "daemons/worker/seq/pooled.h"
 #include "daemons/worker/seq/score.h"
 #include "util/clock.h"
 #include "util/mem.h"
@@ -32,7 +33,7 @@ static int precondition(const struct worker *w, struct job_run *r)
 	const struct seq_blocks *b = r->blocks;
 	uint32_t need = worker_blocks_for(w, r->req->n_tokens), computed = r->shared->computed,
 			 full = computed / w->info->kv.block_tokens;
-	int inside = b->n == need, slot = r->slot < ring_slots(w->ring);
+	int inside = b->n == need, slot = r->req->pooling || r->slot < ring_slots(w->ring);
 	char text[160];
 	for (uint32_t i = 0; inside && i < need; i++)
 		inside = b->block[i] < w->region.blocks;
@@ -133,8 +134,10 @@ struct schedule_room {
 static uint32_t count_plain(const struct schedule *s)
 {
 	uint32_t n = 0;
-	list_each(it, &s->running)
-		n += !list_entry(it, struct job_run, node)->req->prompt_logprobs;
+	list_each(it, &s->running) {
+		const struct request_copy *req = list_entry(it, struct job_run, node)->req;
+		n += !req->prompt_logprobs && !req->pooling;
+	}
 	return n;
 }
 
@@ -149,7 +152,7 @@ static uint32_t share_of(const struct job_run *r, const struct schedule_room *ro
 		uint32_t rows = room->logits > room->kept ? room->logits - room->kept : 0;
 		return take < rows ? take : rows;
 	}
-	return take == left && room->logits == 0 ? take - 1 : take;
+	return take == left && room->logits == 0 && !r->req->pooling ? take - 1 : take;
 }
 
 /* What to draw from the logits of token `row`. A job that fails here takes part in the step like
@@ -177,31 +180,55 @@ static void add_draws(struct schedule *s, struct job_run *r, struct engine_span 
 		s->draws[(*draws)++] = ask(s, r, sp->position + sp->n - rows + i);
 }
 
+/* For the messager, which sends what is computed. */
+static void add_progress(const struct worker *w, const struct job_run *r, struct engine_span *sp)
+{
+	sp->progress = ring_progress_word(w->ring, r->slot, 0);
+	sp->progress_stride = w->info->layers > 1
+	                          ? (size_t)(ring_progress_word(w->ring, r->slot, 1) - sp->progress)
+	                          : 1;
+	sp->progress_value = ring_progress_value(r->slot_gen, sp->position + sp->n);
+}
+
 static void add_span(struct schedule *s, struct job_run *r, uint32_t take, uint32_t n,
                      uint32_t *draws)
 {
-	struct worker *w = s->w;
 	uint32_t computed = r->shared->computed;
-	uint64_t *word = ring_progress_word(w->ring, r->slot, 0);
+	struct engine_span *sp = &s->spans[n];
 	s->step_runs[n] = r;
-	s->spans[n] = (struct engine_span){
+	*sp = (struct engine_span){
 		.tokens = r->req->tokens + computed,
 		.n = take,
 		.position = computed,
 		.blocks = r->blocks->block,
-		.logits = r->req->prompt_logprobs               ? ENGINE_LOGITS_ALL
-	              : computed + take == r->req->n_tokens ? ENGINE_LOGITS_LAST
-	                                                    : ENGINE_LOGITS_NONE,
-		.progress = word,
-		.progress_stride = w->info->layers > 1
-	                           ? (size_t)(ring_progress_word(w->ring, r->slot, 1) - word)
-	                           : 1,
-		.progress_value = ring_progress_value(r->slot_gen, computed + take),
 	};
-	add_draws(s, r, &s->spans[n], draws);
+	if (r->req->pooling) {
+		pooled_ask(r->req, r->hidden, sp);
+	} else {
+		sp->logits = r->req->prompt_logprobs               ? ENGINE_LOGITS_ALL
+		             : computed + take == r->req->n_tokens ? ENGINE_LOGITS_LAST
+		                                                   : ENGINE_LOGITS_NONE;
+		add_progress(s->w, r, sp);
+		add_draws(s, r, sp, draws);
+	}
 	if (!r->shared->begun_us)
 		r->shared->begun_us = clock_us();
 	r->chunks++;
+}
+
+/* Spans that give hidden states go to the end: they take a pass of their own. */
+static void hidden_last(struct schedule *s, uint32_t n)
+{
+	for (uint32_t i = 0, at = 0; i < n; i++) {
+		struct engine_span sp = s->spans[i];
+		struct job_run *r = s->step_runs[i];
+		if (sp.hidden)
+			continue;
+		s->spans[i] = s->spans[at];
+		s->step_runs[i] = s->step_runs[at];
+		s->spans[at] = sp;
+		s->step_runs[at++] = r;
+	}
 }
 
 uint32_t schedule_fill(struct schedule *s)
@@ -219,11 +246,13 @@ uint32_t schedule_fill(struct schedule *s)
 			continue;
 		add_span(s, r, take, n, &draws);
 		room.tokens -= take;
-		room.logits -= s->spans[n].logits == ENGINE_LOGITS_ALL
-		                   ? take
-		                   : s->spans[n].logits == ENGINE_LOGITS_LAST;
+		if (!r->req->pooling)
+			room.logits -= s->spans[n].logits == ENGINE_LOGITS_ALL
+			                   ? take
+			                   : s->spans[n].logits == ENGINE_LOGITS_LAST;
 		n++;
 	}
+	hidden_last(s, n);
 	return n;
 }
 
@@ -250,7 +279,9 @@ static void after_step(struct schedule *s, struct job_run *r, const struct engin
 	int whole = r->shared->computed == r->req->n_tokens;
 	if (r->req->prompt_logprobs && score_span(w, r->req, sp, &r->scored, &err) < 0)
 		seq_failure_draw(&r->failure, &err);
-	if (whole && r->failure.kind == FAILURE_NONE) {
+	if (r->req->pooling && pooled_check(sp, w->info, &err) < 0)
+		seq_failure_draw(&r->failure, &err);
+	if (whole && !r->req->pooling && r->failure.kind == FAILURE_NONE) {
 		r->first = sp->drawn[sp->logits == ENGINE_LOGITS_ALL ? sp->n - 1 : 0];
 		if (drawn_check_finite(&r->first, "answer", request_copy_index(r->req), &err) < 0)
 			seq_failure_draw(&r->failure, &err);
@@ -315,7 +346,8 @@ void schedule_tell(struct schedule *s)
 	ring_step(s->w->ring);
 	list_each(it, &s->running) {
 		const struct job_run *r = list_entry(it, struct job_run, node);
-		ring_schedule(s->w->ring, r->slot, r->slot_gen);
+		if (r->slot != RUN_NO_SLOT)
+			ring_schedule(s->w->ring, r->slot, r->slot_gen);
 	}
 }
 

@@ -35,7 +35,7 @@ struct job_run {
 	struct seq_blocks *blocks;
 	struct job_shared *shared;
 	uint64_t seq;  /* the job's number, by arrival */
-	uint32_t slot; /* of the ring; RUN_NO_SLOT: none is held */
+	uint32_t slot; /* of the ring; RUN_NO_SLOT: none is held, and for an embedding none is needed */
 	uint64_t slot_gen;
 	uint64_t ready_us; /* when it was added */
 	/* the thread's */
@@ -44,6 +44,7 @@ struct job_run {
 	uint32_t chunks;  /* steps that computed some of it */
 	uint32_t scored;  /* last token of the prompt whose log-probability was told */
 	struct kern_drawn first;
+	double *hidden; /* for an embedding: the sum over the tokens so far; else NULL */
 	struct seq_failure failure;
 };
 

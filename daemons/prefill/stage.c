@@ -253,7 +253,7 @@ static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h
 	struct err err = {0};
 	if (find(s, h))
 		return;
-	if (m->n_candidates == 0) {
+	if (m->n_candidates == 0 && !m->request->pooling) {
 		/* the router believes that this worker decodes, as it did before */
 		worker_fail(w, h, peer_name(p), peer_epoch(p), PDS__FAULT__FAULT_DRAINING, 1,
 		            "the worker's role is prefill, and no decode worker was named");
@@ -463,7 +463,7 @@ static void renew(struct prefill *s)
 			continue;
 		list_each(it, &s->jobs) {
 			struct job *j = list_entry(it, struct job, node);
-			if (!job_is_leased(j) || j->reserve.asked->target != t)
+			if (!job_is_leased(j) || !j->reserve.asked || j->reserve.asked->target != t)
 				continue;
 			ids[n++] = j->lease.id.id;
 			stage_leased(s, j->lease.length_us);

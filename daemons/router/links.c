@@ -108,6 +108,15 @@ static void got_prompt_logprobs(struct svc *s, struct peer *p, const struct msg_
 		attempts_prompt(&r->attempts, w, head, (const Pds__PromptLogprobs *)body);
 }
 
+static void got_embedding(struct svc *s, struct peer *p, const struct msg_head *head,
+                          const ProtobufCMessage *body)
+{
+	struct router *r = svc_data(s);
+	struct worker_record *w = sender(p);
+	if (w)
+		attempts_embedding(&r->attempts, w, head, (const Pds__Embedding *)body);
+}
+
 static void got_tokens(struct svc *s, struct peer *p, const struct msg_head *head,
                        const ProtobufCMessage *body)
 {
@@ -175,6 +184,7 @@ static void got_worker_update(struct svc *s, struct peer *p, const struct msg_he
 const struct svc_msg links_messages[] = {
 	{MSG_REQUEST_FIRST_TOKEN, got_first_token},
 	{MSG_REQUEST_PROMPT_LOGPROBS, got_prompt_logprobs},
+	{MSG_REQUEST_EMBEDDING, got_embedding},
 	{MSG_REQUEST_TOKENS, got_tokens},
 	{MSG_REQUEST_FAILED, got_failed},
 	{MSG_HEARTBEAT, got_heartbeat},

@@ -62,6 +62,12 @@ static const struct conf_key keys[] = {
      "answers in progress at once; beyond that the reply is 429", NULL},
 	{"max_choices", CONF_INT, "128", 1, 4096, "answers", 1,
      "answers of one request (prompts times n)", NULL},
+	{"max_embedding_inputs", CONF_INT, "2048", 1, 100000, "inputs", 1,
+     "inputs of one request to /v1/embeddings; at most 64 of them are at work at once", NULL},
+	{"embedding_pooling", CONF_STRING, "last", 0, 0, "", 1,
+     "how an embedding is made of the hidden states of an input's tokens, unless the request says "
+     "so: last (only the last token has seen all others) or mean",
+     "last|mean"},
 	{"max_connections", CONF_INT, "8192", 1, 500000, "connections", 0,
      "open client connections; beyond that an idle one is closed to make room, or the reply is 503",
      NULL},
@@ -222,6 +228,10 @@ static void read_conf(struct router *r)
 	r->conf.max_model_len = (uint32_t)conf_int(c, "max_model_len");
 	r->conf.default_max_tokens = (uint32_t)conf_int(c, "default_max_tokens");
 	r->conf.max_choices = (uint32_t)conf_int(c, "max_choices");
+	r->conf.embedding_inputs_max = (uint32_t)conf_int(c, "max_embedding_inputs");
+	r->conf.embedding_pooling = strcmp(conf_str(c, "embedding_pooling"), "mean") == 0
+	                                ? PDS__POOLING__POOLING_MEAN
+	                                : PDS__POOLING__POOLING_LAST;
 	r->conf.retry_after_s = (uint32_t)conf_int(c, "retry_after_s");
 	r->conf.request_timeout_us = ms(c, "request_timeout_ms");
 	r->conf.body_max = (size_t)conf_int(c, "max_body_bytes");

@@ -64,6 +64,8 @@ struct router_conf {
 	uint32_t max_model_len; /* 0: none */
 	uint32_t max_requests, max_choices, retry_after_s, retry_after_max_s;
 	int allow_pinning, refuse_unknown;
+	uint32_t embedding_inputs_max;
+	Pds__Pooling embedding_pooling;
 	int cors;                    /* OPTIONS is answered */
 	uint32_t default_max_tokens; /* 0: none */
 	uint64_t request_timeout_us;

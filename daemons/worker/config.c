@@ -59,6 +59,11 @@ const struct conf_key worker_keys[] = {
 	{"prefill_ageing_ms", CONF_INT, "2000", 1, 600000, "ms", 0,
      "prefill: with srpt, a prompt that has waited this long goes before all that arrived later",
      NULL},
+	{"embeddings", CONF_BOOL, "true", 0, 0, "", 0,
+     "make embeddings; takes memory of the device for a second program of steps (not for weights "
+     "or "
+     "KV)",
+     NULL},
 	{"max_jobs", CONF_INT, "1024", 1, 100000, "requests", 0,
      "requests held by a worker in any state; beyond that they are refused", NULL},
 	{"constraint_memory_mb", CONF_INT, "256", 8, 1048576, "MiB", 0,

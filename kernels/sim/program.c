@@ -176,6 +176,20 @@ static int run_sample(struct kern_program *p, const struct sim_op *o)
 	return KERN_OK;
 }
 
+/* The norm that ends a program: only the host reads its result, so rows have elements: the first
+ * ones are a function of the row's word, the others are as they were, zero. */
+static int run_result(struct kern_program *p, const struct sim_op *o)
+{
+	const struct kern_tensor *y = &o->op.norm.y;
+	int rc = o->op.norm.a.at.v ? run_add(p, o) : run_copy(p, o);
+	for (uint32_t r = 0; r < rows_of(p, o); r++)
+		for (uint32_t i = 0; i < SIM_ELEMENTS && i < o->op.norm.dim; i++)
+			((float *)y->at.v)[r * y->ld + i] = (float)((double)(sim_mix(o->y[0][r], i) >> 11) *
+			                                                0x1p-52 -
+			                                            1.0);
+	return rc;
+}
+
 /* --- recording ----------------------------------------------------------- */
 
 /* The row words of a matrix; NULL: too many matrices. */
@@ -217,7 +231,7 @@ static int record_norm(struct kern_program *p, const struct kern_op *op, struct 
 	return KERN_OK;
 }
 
-/* Logits are the only tensor with real elements. */
+/* Logits, and the norm that ends a program, are the only tensors with real elements. */
 static int check_logits(const struct kern_program *p, const struct kern_op *op,
                         const struct kern_tensor *t)
 {
@@ -367,6 +381,8 @@ int sim_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n
 	rc = p->op && p->word && p->hash && p->peak ? KERN_OK : KERN_ENOMEM;
 	for (size_t i = 0; !rc && i < n; i++)
 		rc = record(p, &ops[i]);
+	if (!rc && n && ops[n - 1].kind == KERN_OP_NORM)
+		p->op[n - 1].run = run_result;
 	if (rc == KERN_ENOMEM)
 		sim_fail(dev, rc, "out of memory for a program of %zu operations over %zu rows", n,
 		         p->column_rows);

@@ -13,7 +13,13 @@
 
 #include <stdatomic.h>
 
-enum { SIM_PEAKS = 5, SIM_COLUMNS = 64, SIM_LAYERS_MAX = 256, SIM_RECORDS = 1 << 24 };
+enum {
+	SIM_PEAKS = 5,
+	SIM_ELEMENTS = 16,
+	SIM_COLUMNS = 64,
+	SIM_LAYERS_MAX = 256,
+	SIM_RECORDS = 1 << 24
+};
 
 /* Modelled time. done_ns: when the work enqueued so far is complete; may be before or after the
  * present. */

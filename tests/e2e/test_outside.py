@@ -370,7 +370,7 @@ NOT_NUMBERED = {"HEARTBEAT", "KV_RENEW"}
 # peers that it has connected to itself: its router, its messager, its storage.
 TO_WORKER = {"router": {"REQUEST_CANCEL"}, "worker": {"REQUEST_CANCEL", "REQUEST_FIRST_TOKEN", "KV_RESERVE", "KV_RENEW"}}
 MAY = {
-    "router": {"worker": {"REQUEST_FIRST_TOKEN", "REQUEST_PROMPT_LOGPROBS", "REQUEST_TOKENS", "REQUEST_FAILED", "KV_EVENTS", "WORKER_UPDATE"}},
+    "router": {"worker": {"REQUEST_FIRST_TOKEN", "REQUEST_PROMPT_LOGPROBS", "REQUEST_EMBEDDING", "REQUEST_TOKENS", "REQUEST_FAILED", "KV_EVENTS", "WORKER_UPDATE"}},
     "prefill-1": TO_WORKER,
     "decode-1": TO_WORKER,
     "messager": {"worker": {"LEASE_REVOKE"},

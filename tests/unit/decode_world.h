@@ -89,8 +89,9 @@ static const char *world_option;     /* one more KEY=VALUE for the daemon */
 static const char *world_options[9]; /* and more */
 /* the form of the next request's answer, which then ends where that does; NULL: none */
 static const char *world_regex;
-static const char *world_salt;   /* cache salt of requests from now on; NULL: none */
-static void (*world_each)(void); /* in every round of waiting; NULL: nothing */
+static Pds__Pooling world_pooling; /* of the next request */
+static const char *world_salt;     /* cache salt of requests from now on; NULL: none */
+static void (*world_each)(void);   /* in every round of waiting; NULL: nothing */
 
 /* What the messager's process is to do to D's memory (it maps it, as the real one does): write
  * over these blocks for as long as `on` is set. */
@@ -538,6 +539,8 @@ static inline void fill_request(Pds__Request *r, Pds__Sampling *s, const struct 
 	s->logprobs = -1;
 	if (world_salt)
 		r->cache_salt = (ProtobufCBinaryData){32, (uint8_t *)(uintptr_t)world_salt};
+	r->pooling = world_pooling;
+	world_pooling = PDS__POOLING__POOLING_NONE;
 	if (!world_regex)
 		return;
 	pds__constraint__init(&form);

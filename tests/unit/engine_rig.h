@@ -30,6 +30,8 @@ struct rig_opts {
 	enum kv_type kv;
 	enum kern_dtype activations;
 	unsigned threads, block_tokens, rows, logits, blocks; /* 0: 1, 16, 320, as rows, 96 */
+	unsigned tp;                                          /* 0: 1 */
+	int hidden;
 	void (*progressed)(void *arg);
 	void *arg;
 	uint64_t *board; /* (256) */
@@ -52,6 +54,8 @@ static struct rig rig_open(struct rig_opts o)
 		.max_logits = o.logits ? o.logits : rows,
 		.max_spans = 32,
 		.max_table = 512,
+		.tp = o.tp,
+		.hidden = o.hidden,
 		.progressed = o.progressed,
 		.progressed_arg = o.arg,
 	};
@@ -201,7 +205,8 @@ static float golden_diff(const float *got, uint32_t v, const float *want, uint32
 }
 
 /* Teacher logits and greedy continuations of one model against the golden data of a folder. */
-static void golden_check(const char *folder, const char *data, struct rig_opts o, float tolerance)
+static inline void golden_check(const char *folder, const char *data, struct rig_opts o,
+                                float tolerance)
 {
 	struct golden *g = mem_zalloc(sizeof *g);
 	golden_load(g, data);

@@ -66,6 +66,8 @@ struct seen {
 	uint32_t attempt, index, token, cached, n_prompt;
 	/* n_prompt tokens, one behind the other, each logprob below 0, each rank above */
 	int right_prompt;
+	uint32_t n_values; /* of an embedding */
+	float values[4];   /* its first ones */
 	Pds__Finish finish;
 	Pds__Fault fault;
 	int retry;
@@ -87,6 +89,7 @@ struct ask {
 	uint32_t seed, own_from; /* with a seed the tokens from own_from on are this request's own */
 	uint32_t max_tokens;
 	int prompt_logprobs;
+	Pds__Pooling pooling;
 	const char *regex; /* of the answer; NULL: free */
 };
 
@@ -285,6 +288,12 @@ static inline void on_message(void *arg, struct peer *p, enum msg_type type,
 	if (type == MSG_REQUEST_FIRST_TOKEN) {
 		see_first(s, (const Pds__FirstToken *)body);
 		sum_prompt(s);
+	}
+	if (type == MSG_REQUEST_EMBEDDING) {
+		const Pds__Embedding *m = (const Pds__Embedding *)body;
+		s->n_values = (uint32_t)m->n_values;
+		s->cached = m->timing ? m->timing->cached_tokens : 0;
+		memcpy(s->values, m->values, sizeof s->values);
 	}
 	if (type == MSG_REQUEST_FAILED) {
 		const Pds__Failed *m = (const Pds__Failed *)body;
@@ -638,6 +647,7 @@ static inline void submit(struct ask a)
 	r.tokens = tokens;
 	r.n_tokens = r.prompt_tokens = a.n;
 	r.max_tokens = a.max_tokens ? a.max_tokens : 8;
+	r.pooling = a.pooling;
 	r.sampling = &s;
 	r.stop_ids = &stop_id;
 	r.n_stop_ids = 1;

@@ -21,6 +21,8 @@ struct rig {
 	char out[4096];   /* "10 11 12 stop" */
 	int n_prompt;     /* prompt log-probabilities that arrived, one after the other */
 	float prompt[16]; /* (n_prompt) */
+	float embedding[4];
+	int n_embeddings, no_memory; /* no_memory: the owner has none for it */
 	int ended;
 	uint32_t stop_at; /* the owner says stop at this token id */
 	int abort_now;
@@ -87,6 +89,17 @@ static inline void rig_prompt(void *owner, struct attempt *s, const Pds__PromptL
 	ck_assert_uint_eq(s->got.prompt_rows, (uint32_t)r->n_prompt + 1);
 }
 
+static inline int rig_embedding(void *owner, struct attempt *s, const float *values)
+{
+	struct rig *r = owner;
+	(void)s;
+	if (r->no_memory)
+		return -1;
+	memcpy(r->embedding, values, sizeof r->embedding);
+	r->n_embeddings++;
+	return 0;
+}
+
 static inline void rig_ended(void *owner, struct attempt *s)
 {
 	struct rig *r = owner;
@@ -96,9 +109,8 @@ static inline void rig_ended(void *owner, struct attempt *s)
 		attempt_destroy(&r->s);
 }
 
-static const struct attempt_hooks rig_hooks = {.tokens = rig_tokens,
-                                               .prompt = rig_prompt,
-                                               .ended = rig_ended};
+static const struct attempt_hooks rig_hooks = {
+	.tokens = rig_tokens, .prompt = rig_prompt, .embedding = rig_embedding, .ended = rig_ended};
 
 /* A worker comes up; the pointer only has to differ from NULL. */
 static inline struct worker_record *rig_up(struct rig *r, const char *name, const char *role,
@@ -112,6 +124,7 @@ static inline struct worker_record *rig_up(struct rig *r, const char *name, cons
 	w.layout = (char *)"l";
 	w.context_tokens = 2048;
 	w.vocab = 1000;
+	w.hidden = 4;
 	return registry_up(&r->g, (struct peer *)r, name, epoch, &w, clock_us());
 }
 

@@ -1,6 +1,7 @@
 /* test_cuda_models.c - every family of models on the CUDA backend against reference outputs (see
  * test_models.c): on the host's stand-in for a GPU (tests/cuda_host), or with PD_GPU=1 on the
  * machine's GPU. */
+#include "hidden_rig.h"
 #include "smollm2.h"
 
 #include <libgen.h>
@@ -20,6 +21,15 @@ START_TEST(logits_and_tokens)
 	snprintf(folder, sizeof folder, GOLDEN "%s", families[_i]);
 	golden_check(folder, folder, (struct rig_opts){.backend = "cuda", .kv = KV_F32},
 	             GOLDEN_TOLERANCE);
+}
+END_TEST
+
+/* What embeddings are made of. */
+START_TEST(hidden_states)
+{
+	char folder[128];
+	snprintf(folder, sizeof folder, GOLDEN "%s", families[_i]);
+	hidden_check(folder, (struct rig_opts){.backend = "cuda", .kv = KV_F32}, 1e-4);
 }
 END_TEST
 
@@ -109,13 +119,16 @@ int main(int argc, char **argv)
 	if (!getenv("PD_GPU"))
 		setenv("PDSERVE_BACKENDS", folder, 0);
 	Suite *s = suite_create("cuda_models");
-	TCase *t = tcase_create("golden");
+	TCase *t = tcase_create("golden"), *h = tcase_create("hidden");
 	tcase_set_timeout(t, 300);
+	tcase_set_timeout(h, 300);
+	tcase_add_loop_test(h, hidden_states, 0, FAMILIES);
 	tcase_add_loop_test(t, logits_and_tokens, 0, FAMILIES);
 	tcase_add_loop_test(t, chunks_equal_whole, 0, 6);
 	tcase_add_loop_test(t, fast_is_near, 0, 2);
 	tcase_add_test(t, demo_model);
 	suite_add_tcase(s, t);
+	suite_add_tcase(s, h);
 	SRunner *r = srunner_create(s);
 	srunner_run_all(r, CK_ENV);
 	int failed = srunner_ntests_failed(r);

@@ -339,6 +339,24 @@ START_TEST(table_is_bounded)
 }
 END_TEST
 
+/* Only a worker that computes the prompt makes one. */
+START_TEST(embedding_needs_no_lease)
+{
+	world_begin(8, CALM_MS, 0);
+	world_pooling = PDS__POOLING__POOLING_LAST;
+	say_reserve(1, 1, tokens_of(7));
+	const Pds__Deny *d = WANT(Pds__Deny, prefill, KV_DENY, 1);
+	ck_assert_int_eq(d->fault, PDS__FAULT__FAULT_INVALID);
+	ck_assert_uint_eq(d->retry_after_us, 0);
+	world_pooling = PDS__POOLING__POOLING_MEAN;
+	say_submit(2, short_of(1));
+	const Pds__Embedding *e = WANT(Pds__Embedding, router, REQUEST_EMBEDDING, 2);
+	ck_assert_uint_gt(e->n_values, 0);
+	NONE(router, REQUEST_FAILED, 2);
+	world_end();
+}
+END_TEST
+
 /* Once blocks have been given back, who waits is told how long; who is further behind, longer. */
 START_TEST(estimates_grow_with_the_place)
 {
@@ -519,6 +537,7 @@ int main(int argc, char **argv)
 	tcase_add_test(c, router_without_a_link);
 	tcase_add_test(c, queue_is_bounded);
 	tcase_add_test(c, table_is_bounded);
+	tcase_add_test(c, embedding_needs_no_lease);
 	tcase_add_test(c, estimates_grow_with_the_place);
 	tcase_add_test(c, a_sequence_needs_a_slot);
 	tcase_add_loop_test(c, room_is_kept_for_growth, 0, 2);

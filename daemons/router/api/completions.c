@@ -6,69 +6,70 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int bad_prompt(struct request_prepare *q)
+static int bad_prompt(struct request_prepare *q, const char *param)
 {
-	return api_bad(&q->error, "prompt",
-	               "prompt must be a string, an array of strings, an array of token ids, or an "
-	               "array of such arrays");
+	return api_bad(&q->error, param,
+	               "%s must be a string, an array of strings, an array of token ids, or an array "
+	               "of such arrays",
+	               param);
 }
 
-static int take_text(struct request_prepare *q, struct prompt *p, const json_t *v)
+static int take_text(struct request_prepare *q, struct prompt *p, const json_t *v,
+                     const char *param)
 {
 	if (q->p.echo) {
 		buf_init_quota(&p->text, 0, &q->quota);
 		buf_add(&p->text, json_string_value(v), json_string_length(v));
 	}
-	return prompt_encode(q, p, json_string_value(v), json_string_length(v), "prompt");
+	return prompt_encode(q, p, json_string_value(v), json_string_length(v), param);
 }
 
-static int take_ids(struct request_prepare *q, struct prompt *p, const json_t *v)
+static int take_ids(struct request_prepare *q, struct prompt *p, const json_t *v, const char *param)
 {
 	size_t n = json_array_size(v);
 	p->tokens.quota = &q->quota;
 	p->tokens.ids = quota_array(&q->quota, n, sizeof *p->tokens.ids);
 	if (!p->tokens.ids)
-		return budget_refuse(q, "prompt", "the tokens of its prompt");
+		return budget_refuse(q, param, "the tokens of its prompt");
 	p->tokens.size = n;
 	for (size_t i = 0; i < n; i++) {
 		const json_t *id = json_array_get(v, i);
 		if (!json_is_integer(id))
-			return api_bad(&q->error, "prompt",
-			               "prompt: element %zu of the token ids must be an integer, got %s", i,
+			return api_bad(&q->error, param,
+			               "%s: element %zu of the token ids must be an integer, got %s", param, i,
 			               param_show(id));
 		json_int_t k = json_integer_value(id);
 		if (k < 0 || k >= q->vocab)
-			return api_bad(
-				&q->error, "prompt",
-				"prompt: token id %lld at %zu is out of range; the vocabulary has %u tokens",
-				(long long)k, i, q->vocab);
+			return api_bad(&q->error, param,
+			               "%s: token id %lld at %zu is out of range; the vocabulary has %u tokens",
+			               param, (long long)k, i, q->vocab);
 		p->tokens.ids[p->tokens.n++] = (uint32_t)k;
 	}
 	return 0;
 }
 
-static int read_prompts(struct request_prepare *q, const json_t *v)
+int prompts_read(struct request_prepare *q, const json_t *v, const char *param)
 {
 	const json_t *first = json_array_get(v, 0);
 	int several = json_is_array(v) && !json_is_integer(first);
 	size_t n = several ? json_array_size(v) : 1;
 	if (!json_is_string(v) && !json_is_array(v))
-		return bad_prompt(q);
+		return bad_prompt(q, param);
 	if (n == 0 || n * q->p.n > q->max_answers)
-		return api_bad(&q->error, "prompt",
-		               "prompt has %zu items; with n %u that must be 1 to %u answers (max_choices)",
-		               n, q->p.n, q->max_answers);
+		return api_bad(&q->error, param,
+		               "%s has %zu items; with n %u that must be 1 to %u answers (max_choices)",
+		               param, n, q->p.n, q->max_answers);
 	q->prompts = quota_take(&q->quota, n * sizeof *q->prompts) < 0
 	                 ? NULL
 	                 : mem_try_array(n, sizeof *q->prompts);
 	if (!q->prompts)
-		return budget_refuse(q, "prompt", "its prompts");
+		return budget_refuse(q, param, "its prompts");
 	for (q->n_prompts = 0; q->n_prompts < n;) {
 		const json_t *item = several ? json_array_get(v, q->n_prompts) : v;
 		struct prompt *p = &q->prompts[q->n_prompts++];
-		if (json_is_string(item)  ? take_text(q, p, item)
-		    : json_is_array(item) ? take_ids(q, p, item)
-		                          : bad_prompt(q))
+		if (json_is_string(item)  ? take_text(q, p, item, param)
+		    : json_is_array(item) ? take_ids(q, p, item, param)
+		                          : bad_prompt(q, param))
 			return -1;
 	}
 	return 0;
@@ -84,7 +85,7 @@ int api_completions_prepare(struct request_prepare *q, const json_t *o)
 	if (q->p.stop && prompt_need_text(q, "stop") < 0)
 		return -1;
 	if (params_read_ids(o, q->model->tokenizer, q->vocab, &q->p, &q->error) < 0 ||
-	    read_prompts(q, v) < 0 || prompt_check_lengths(q, "prompt") < 0)
+	    prompts_read(q, v, "prompt") < 0 || prompt_check_lengths(q, "prompt") < 0)
 		return -1;
 	q->score_only = q->p.max_tokens == 0 && q->p.sampling.prompt_logprobs;
 	return 0;

@@ -5,6 +5,7 @@
  *   completions, chat   OpenAI's, each event complete in itself (choices.h)
  *   responses           OpenAI's, events of items that the last one repeats as a whole
  *   messages            Anthropic's, events of blocks; errors in its shape
+ *   embeddings          OpenAI's, never as a stream
  *   json                an answer that was made while the request was prepared (/tokenize) */
 #ifndef ROUTER_DIALECT_H
 #define ROUTER_DIALECT_H
@@ -45,6 +46,7 @@ struct dialect {
 };
 
 extern const struct dialect dialect_completions, dialect_chat, dialect_responses, dialect_messages;
+extern const struct dialect dialect_embeddings;
 extern const struct dialect dialect_json, dialect_messages_json; /* they differ in their errors */
 
 /* Of an error on this path before a request has begun. */

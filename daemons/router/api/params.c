@@ -220,18 +220,25 @@ static int read_sampling(const json_t *o, struct params *p, struct api_error *e)
 	return 0;
 }
 
-/* How long prompt and answer are, beside max_tokens. */
-static int read_lengths(const json_t *o, struct params *p, struct api_error *e)
+int params_read_truncate(const json_t *o, struct params *p, struct api_error *e)
 {
-	int64_t least;
-	if (param_int(o, "min_tokens", 0, INT32_MAX, 0, &least, e) < 0 ||
-	    param_int(o, "truncate_prompt_tokens", -1, INT32_MAX, -2, &p->truncate, e) < 0)
+	if (param_int(o, "truncate_prompt_tokens", -1, INT32_MAX, -2, &p->truncate, e) < 0)
 		return -1;
 	if (p->truncate == 0)
 		return api_bad(e, "truncate_prompt_tokens",
 		               "truncate_prompt_tokens must be at least 1, or -1 for as many as there is "
 		               "room for, got 0");
 	p->truncate = p->truncate == -2 ? 0 : p->truncate;
+	return 0;
+}
+
+/* How long prompt and answer are, beside max_tokens. */
+static int read_lengths(const json_t *o, struct params *p, struct api_error *e)
+{
+	int64_t least;
+	if (param_int(o, "min_tokens", 0, INT32_MAX, 0, &least, e) < 0 ||
+	    params_read_truncate(o, p, e) < 0)
+		return -1;
 	p->min_tokens = p->sampling.min_tokens = (uint32_t)least;
 	return 0;
 }

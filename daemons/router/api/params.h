@@ -54,6 +54,8 @@ static inline const char *param_show(const json_t *v)
 
 /* All that completions and chat share. n_max: limit on n. */
 int params_read(const json_t *o, int chat, uint32_t n_max, struct params *p, struct api_error *e);
+/* truncate_prompt_tokens */
+int params_read_truncate(const json_t *o, struct params *p, struct api_error *e);
 /* Those that name tokens, by id or by text: logit_bias, allowed_token_ids,
  * bad_words. t NULL: no text. After params_read. */
 int params_read_ids(const json_t *o, const struct tokenizer *t, uint32_t vocab, struct params *p,

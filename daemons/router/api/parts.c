@@ -2,6 +2,7 @@
 #include "parts.h"
 #include "util/mem.h"
 
+#include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,9 +10,19 @@
 #define STRING_PIECE 4096u
 #define STRING_SHORT 256u /* bytes of a string that is copied at once */
 #define IDS_PIECE 1024u
+#define FLOATS_PIECE 512u
+#define BASE64_PIECE 6144u   /* bytes; a multiple of 3, which become 4 characters */
 #define TEXT_MAX (16u << 20) /* far more than a list has */
 
-enum part_kind { PART_TEXT, PART_BYTES, PART_STRING, PART_IDS, PART_ROWS };
+enum part_kind {
+	PART_TEXT,
+	PART_BYTES,
+	PART_STRING,
+	PART_IDS,
+	PART_FLOATS,
+	PART_BASE64,
+	PART_ROWS
+};
 
 struct answer_part {
 	enum part_kind kind;
@@ -19,7 +30,7 @@ struct answer_part {
 	uint32_t most;
 	const void *of; /* TEXT: NULL, see from */
 	size_t from;    /* TEXT: begin in parts.text; ROWS: the first */
-	size_t n;       /* bytes, ids, rows */
+	size_t n;       /* bytes, ids, floats, rows */
 };
 
 void parts_init(struct answer_parts *p)
@@ -101,6 +112,16 @@ void parts_ids(struct answer_parts *p, const uint32_t *ids, size_t n)
 	add(p, (struct answer_part){.kind = PART_IDS, .of = ids, .n = n});
 }
 
+void parts_floats(struct answer_parts *p, const float *v, size_t n)
+{
+	add(p, (struct answer_part){.kind = PART_FLOATS, .of = v, .n = n});
+}
+
+void parts_base64(struct answer_parts *p, const void *bytes, size_t n)
+{
+	add(p, (struct answer_part){.kind = PART_BASE64, .of = bytes, .n = n});
+}
+
 void parts_rows(struct answer_parts *p, const struct rows *rows, uint32_t from, uint32_t to,
                 enum row_shape shape, uint32_t most)
 {
@@ -121,6 +142,24 @@ static size_t write_ids(const uint32_t *ids, size_t from, size_t n, struct buf *
 		buf_add_uint(out, ids[i]);
 	}
 	return to - from;
+}
+
+/* Nine digits are enough for every float32. */
+static size_t write_floats(const float *v, size_t from, size_t n, struct buf *out)
+{
+	size_t to = n - from > FLOATS_PIECE ? from + FLOATS_PIECE : n;
+	for (size_t i = from; i < to; i++)
+		buf_printf(out, i ? ",%.9g" : "%.9g", (double)v[i]);
+	return to - from;
+}
+
+static size_t write_base64(const unsigned char *bytes, size_t from, size_t n, struct buf *out)
+{
+	char text[BASE64_PIECE / 3 * 4 + 1];
+	size_t k = n - from > BASE64_PIECE ? BASE64_PIECE : n - from;
+	sodium_bin2base64(text, sizeof text, bytes + from, k, sodium_base64_VARIANT_ORIGINAL);
+	buf_adds(out, text);
+	return k;
 }
 
 static size_t write_row(const struct answer_part *part, const struct model *m, uint32_t i,
@@ -149,6 +188,8 @@ static size_t write_piece(const struct answer_parts *p, const struct answer_part
 		buf_add_json_part(out, s + p->done, n);
 		return n;
 	case PART_IDS: return write_ids(part->of, p->done, part->n, out);
+	case PART_FLOATS: return write_floats(part->of, p->done, part->n, out);
+	case PART_BASE64: return write_base64(part->of, p->done, part->n, out);
 	case PART_ROWS: return write_row(part, m, (uint32_t)p->done, out);
 	}
 	return n;

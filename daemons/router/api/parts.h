@@ -29,6 +29,9 @@ void parts_string(struct answer_parts *p, const char *s, size_t n);
 /* as the inside of a JSON string */
 void parts_inside(struct answer_parts *p, const char *s, size_t n);
 void parts_ids(struct answer_parts *p, const uint32_t *ids, size_t n); /* 1,2,3 */
+void parts_floats(struct answer_parts *p, const float *v, size_t n);   /* 0.5,1e-05 */
+/* n bytes, without quotes */
+void parts_base64(struct answer_parts *p, const void *bytes, size_t n);
 /* see logprob_rows */
 void parts_rows(struct answer_parts *p, const struct rows *rows, uint32_t from, uint32_t to,
                 enum row_shape shape, uint32_t most);

@@ -52,7 +52,7 @@ int prompt_encode(struct request_prepare *q, struct prompt *p, const char *text,
  * answer, or of the prompt alone */
 static int too_long(struct request_prepare *q, const char *param, size_t prompt, uint32_t limit)
 {
-	if (limit < q->context)
+	if (limit < q->context || q->kind == KIND_EMBEDDING)
 		api_bad(&q->error, param,
 		        "This model's maximum context length is %u tokens for a prompt here. However, your "
 		        "prompt has %zu tokens. The prompt is too long: shorten it.",

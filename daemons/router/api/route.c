@@ -224,6 +224,7 @@ static void abort_request(struct router *r, struct http_conn *c, struct http_req
 static const struct route routes[] = {
 	{"POST", "/v1/completions", NULL, WORKS, SIZE_MAX, KIND_COMPLETION},
 	{"POST", "/v1/chat/completions", NULL, WORKS, SIZE_MAX, KIND_CHAT},
+	{"POST", "/v1/embeddings", NULL, WORKS, SIZE_MAX, KIND_EMBEDDING},
 	{"POST", "/v1/responses", NULL, WORKS, SIZE_MAX, KIND_RESPONSES},
 	{"POST", "/v1/messages", NULL, WORKS, SIZE_MAX, KIND_MESSAGES},
 	{"POST", "/v1/messages/count_tokens", NULL, WORKS, SIZE_MAX, KIND_COUNT_TOKENS},
@@ -233,6 +234,7 @@ static const struct route routes[] = {
 	{"POST", "/v1/abort", abort_request, KEYED, SMALL_BYTES_MAX, 0},
 	{"POST", "/openai/deployments/*/completions", NULL, WORKS, SIZE_MAX, KIND_COMPLETION},
 	{"POST", "/openai/deployments/*/chat/completions", NULL, WORKS, SIZE_MAX, KIND_CHAT},
+	{"POST", "/openai/deployments/*/embeddings", NULL, WORKS, SIZE_MAX, KIND_EMBEDDING},
 	{"POST", "/tokenize", NULL, WORKS, SIZE_MAX, KIND_TOKENIZE},
 	{"POST", "/detokenize", NULL, WORKS, SIZE_MAX, KIND_DETOKENIZE},
 	{"GET", "/live", live, OPEN, SMALL_BYTES_MAX, 0},

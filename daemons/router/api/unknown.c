@@ -15,7 +15,8 @@ enum {
 	MESSAGES = 1 << KIND_MESSAGES,
 	BOTH = COMPLETION | CHAT,
 	OPENAI = BOTH | RESPONSES,
-	ALL = OPENAI | MESSAGES
+	ALL = OPENAI | MESSAGES,
+	EMBEDDING = 1 << KIND_EMBEDDING
 };
 
 /* Those without an effect here, which clients send by themselves, are known too. */
@@ -24,21 +25,23 @@ static const struct known {
 	unsigned kinds;
 } known[] = {
 	{"add_generation_prompt", CHAT},
-	{"add_special_tokens", BOTH},
+	{"add_special_tokens", BOTH | EMBEDDING},
 	{"allowed_token_ids", ALL},
 	{"audio", CHAT},           /* refused: params.c */
 	{"background", RESPONSES}, /* true is refused */
 	{"bad_words", ALL},
 	{"best_of", BOTH},
 	{"cache_control", MESSAGES}, /* no effect */
-	{"cache_salt", ALL},
+	{"cache_salt", ALL | EMBEDDING},
 	{"chat_template", CHAT}, /* refused */
 	{"chat_template_kwargs", CHAT | RESPONSES | MESSAGES},
 	{"container", MESSAGES}, /* refused */
 	{"continue_final_message", CHAT},
 	{"conversation", RESPONSES}, /* refused */
+	{"dimensions", EMBEDDING},
 	{"documents", CHAT},
 	{"echo", BOTH},
+	{"encoding_format", EMBEDDING},
 	{"frequency_penalty", ALL},
 	{"function_call", CHAT}, /* refused: chat_request_tools.c */
 	{"functions", CHAT},     /* refused */
@@ -51,7 +54,7 @@ static const struct known {
 	{"include", RESPONSES},
 	{"include_reasoning", CHAT},
 	{"include_stop_str_in_output", ALL},
-	{"input", RESPONSES},
+	{"input", RESPONSES | EMBEDDING},
 	{"instructions", RESPONSES},
 	{"json_schema", BOTH},
 	{"logit_bias", ALL},
@@ -65,11 +68,13 @@ static const struct known {
 	{"metadata", ALL}, /* of OpenAI's store: no effect */
 	{"min_p", ALL},
 	{"min_tokens", ALL},
-	{"model", ALL},
+	{"model", ALL | EMBEDDING},
 	{"n", BOTH},
+	{"normalize", EMBEDDING},
 	{"output_config", MESSAGES},
 	{"output_format", MESSAGES},
 	{"parallel_tool_calls", CHAT | RESPONSES},
+	{"pooling", EMBEDDING},
 	{"prediction", CHAT}, /* refused */
 	{"presence_penalty", ALL},
 	{"previous_response_id", RESPONSES}, /* refused */
@@ -104,11 +109,11 @@ static const struct known {
 	{"top_k", ALL},
 	{"top_logprobs", CHAT | RESPONSES},
 	{"top_p", ALL},
-	{"truncate_prompt_tokens", ALL},
+	{"truncate_prompt_tokens", ALL | EMBEDDING},
 	{"truncation", RESPONSES},
 	{"typical_p", ALL},
-	{"use_beam_search", BOTH}, /* refused */
-	{"user", OPENAI},
+	{"use_beam_search", BOTH},    /* refused */
+	{"user", OPENAI | EMBEDDING}, /* EMBEDDING: no effect */
 };
 
 static int is_known(const char *name, enum request_kind kind)

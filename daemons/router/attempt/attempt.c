@@ -67,6 +67,7 @@ static enum verdict judge(struct attempt *a, const struct attempt_event *e)
 	switch (e->type) {
 	case ON_FIRST_TOKEN: return attempt_take_first(a, e);
 	case ON_PROMPT: return attempt_take_prompt(a, e);
+	case ON_EMBEDDING: return attempt_take_embedding(a, e);
 	case ON_TOKENS: return attempt_take_tokens(a, e, awaits_first_token(a));
 	case ON_FAILED: return attempt_take_failure(a, e);
 	case ON_WORKER_DOWN: return worker_down(a, e);
@@ -300,7 +301,7 @@ static void end_attempt(struct attempt *a, int awaits)
 	e->counts.done += a->state == ATTEMPT_DONE;
 	e->counts.failed += a->state == ATTEMPT_FAILED;
 	e->counts.cancelled += a->state == ATTEMPT_CANCELLED;
-	if (a->state == ATTEMPT_DONE)
+	if (a->state == ATTEMPT_DONE && !a->asked.pooling)
 		registry_answered(e->registry, a->got.n_out);
 	attempts_summary(a, awaits);
 }

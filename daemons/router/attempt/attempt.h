@@ -9,7 +9,8 @@
  *   WAITING -> SUBMITTED, FAILED, CANCELLED  no worker has it; the next try waits for a worker, or
  *                            for a pause to end
  *   SUBMITTED -> HANDED, HELD, JOINED, DECODING, ENDING, WAITING, DONE, FAILED, CANCELLED  sent to
- *                            the prefill worker; which candidate decodes is not known yet
+ *                            the prefill worker; which candidate decodes is not known yet. An
+ *                            embedding has no candidates, and comes in one piece
  *   HANDED -> DECODING, WAITING, DONE, FAILED, CANCELLED  the prefill worker has sent the first
  *                            token and named the decode worker, which has sent nothing yet
  *   HELD -> JOINED, ENDING, WAITING, DONE, FAILED, CANCELLED  the decode worker sends tokens, which
@@ -95,6 +96,9 @@ struct attempt_hooks {
 	 * token. */
 	void (*prompt)(void *owner, struct attempt *a, const Pds__PromptLogprobs *m, size_t from,
 	               size_t n);
+	/* The embedding that was asked for: (asked.hidden) values. 0, or -1: there is no memory for
+	 * it. */
+	int (*embedding)(void *owner, struct attempt *a, const float *values);
 	/* The state is DONE, FAILED or CANCELLED. The owner may destroy the attempt. */
 	void (*ended)(void *owner, struct attempt *a);
 };
@@ -108,6 +112,8 @@ struct attempt_spec {
 	const uint32_t *stop_ids; /* (n_stop_ids) */
 	size_t n_stop_ids;
 	int ignore_eos;
+	Pds__Pooling pooling; /* not NONE: an embedding is made instead of tokens; max_tokens is 1 */
+	uint32_t hidden;      /* its elements; else 0 */
 	const Pds__Constraint *constraint; /* NULL: free text */
 	const unsigned char *cache_salt;   /* (CACHE_SALT_BYTES), or NULL */
 	uint64_t begun_us, deadline_us;
@@ -265,6 +271,8 @@ void attempts_first_token(struct attempts *e, struct worker_record *w, const str
                           const Pds__FirstToken *m);
 void attempts_prompt(struct attempts *e, struct worker_record *w, const struct msg_head *head,
                      const Pds__PromptLogprobs *m);
+void attempts_embedding(struct attempts *e, struct worker_record *w, const struct msg_head *head,
+                        const Pds__Embedding *m);
 void attempts_tokens(struct attempts *e, struct worker_record *w, const Pds__Tokens *m);
 void attempts_failed(struct attempts *e, struct worker_record *w, const struct msg_head *head,
                      const Pds__Failed *m);

@@ -14,6 +14,7 @@ enum attempt_event_type {
 	ON_RETRY,       /* WAITING: a worker may be there, or time has passed; now_us */
 	ON_FIRST_TOKEN, /* worker, first */
 	ON_PROMPT,      /* worker, prompt */
+	ON_EMBEDDING,   /* worker, embedding */
 	ON_TOKENS,      /* worker, tokens */
 	ON_FAILED,      /* worker, failed */
 	ON_WORKER_DOWN, /* worker, how, why */
@@ -33,6 +34,7 @@ struct attempt_event {
 	union {
 		const Pds__FirstToken *first;
 		const Pds__PromptLogprobs *prompt;
+		const Pds__Embedding *embedding;
 		const Pds__SequenceTokens *tokens;
 		const Pds__Failed *failed;
 		enum attempt_placed placed;
@@ -128,6 +130,7 @@ void attempt_take_account(struct attempt *a, const struct attempt_event *event);
 enum verdict attempt_take_first(struct attempt *a, const struct attempt_event *event);
 /* and tokens that were held for it */
 enum verdict attempt_take_prompt(struct attempt *a, const struct attempt_event *event);
+enum verdict attempt_take_embedding(struct attempt *a, const struct attempt_event *event);
 /* early: the prefill worker's first token has not arrived. KEPT then: the message is held, because
  * log-probabilities of the prompt are missing, or because the answer is complete. */
 enum verdict attempt_take_tokens(struct attempt *a, const struct attempt_event *event, int early);

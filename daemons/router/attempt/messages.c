@@ -9,6 +9,7 @@
 #include "util/map.h"
 #include "util/mem.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,6 +53,17 @@ void attempts_prompt(struct attempts *e, struct worker_record *w, const struct m
 		e->counts.stale += a != NULL;
 }
 
+/* Only of an attempt that asked for it: it has one state and one worker. */
+void attempts_embedding(struct attempts *e, struct worker_record *w, const struct msg_head *head,
+                        const Pds__Embedding *m)
+{
+	struct attempt *a = find_running(e, w, &head->req, head->attempt);
+	if (a && a->asked.pooling && a->try.prefill == w)
+		attempt_step(a, &(struct attempt_event){.type = ON_EMBEDDING, .worker = w, .embedding = m});
+	else
+		e->counts.stale += a != NULL;
+}
+
 void attempts_tokens(struct attempts *e, struct worker_record *w, const Pds__Tokens *m)
 {
 	for (size_t i = 0; i < m->n_sequences; i++) {
@@ -79,6 +91,14 @@ void attempts_failed(struct attempts *e, struct worker_record *w, const struct m
 static enum verdict lost_by_sender(struct attempt *a, const char *from, const char *why)
 {
 	return attempt_lost(a, &(struct attempt_loss){PDS__FAULT__FAULT_INTERNAL, 1, from, from, why});
+}
+
+/* Of an attempt that asked for an embedding. */
+static enum verdict no_embedding(struct attempt *a, const char *from)
+{
+	char why[192];
+	snprintf(why, sizeof why, "%s sent tokens, not the embedding that it was asked for", from);
+	return lost_by_sender(a, from, why);
 }
 
 static enum verdict no_token_memory(struct attempt *a)
@@ -250,6 +270,8 @@ enum verdict attempt_take_tokens(struct attempt *a, const struct attempt_event *
 	struct worker_record *w = e->worker;
 	if (!is_from_decoder(a, w))
 		return GO_ON;
+	if (a->asked.pooling)
+		return no_embedding(a, w->name);
 	if (a->state == ATTEMPT_SUBMITTED) {
 		name_decoder(a, w);
 		log_req(LOG_INFO, &a->id, "first_token", "attempt=%u index=%u from=%s decode=%s", a->number,
@@ -331,6 +353,38 @@ enum verdict attempt_take_prompt(struct attempt *a, const struct attempt_event *
 	return attempt_prompt_missing(a) || list_empty(&a->try.held) ? GO_ON : attempt_release(a, 0);
 }
 
+/* --- embedding ----------------------------------------------------------- */
+
+static int is_finite(const Pds__Embedding *m)
+{
+	for (size_t i = 0; i < m->n_values; i++)
+		if (!isfinite(m->values[i]))
+			return 0;
+	return 1;
+}
+
+enum verdict attempt_take_embedding(struct attempt *a, const struct attempt_event *e)
+{
+	const Pds__Embedding *m = e->embedding;
+	struct worker_record *w = e->worker;
+	char why[192];
+	if (m->n_values != a->asked.hidden || !is_finite(m)) {
+		snprintf(why, sizeof why, "%s sent an embedding of %zu numbers%s, expected %u", w->name,
+		         m->n_values, is_finite(m) ? "" : ", not all of them finite", a->asked.hidden);
+		return lost_by_sender(a, w->name, why);
+	}
+	name_decoder(a, w);
+	attempt_prefill_done(a);
+	attempts_take_prompt_times(a->all, &a->got.times, &a->try.predicted, m->timing);
+	registry_outcome(a->all->registry, w, 1, clock_us());
+	if (a->hooks->embedding(a->owner, a, m->values) < 0)
+		return no_token_memory(a);
+	attempt_close_try(a, NULL);
+	a->end.status = 200;
+	a->end.finish = ANSWER_FINISH_STOP;
+	return COMPLETE;
+}
+
 /* --- first token --------------------------------------------------------- */
 
 /* The timing of the stages up to the first token, from the prefill worker or the only worker. */
@@ -407,6 +461,8 @@ enum verdict attempt_take_first(struct attempt *a, const struct attempt_event *e
 	const Pds__FirstToken *m = e->first;
 	Pds__Token *one[1] = {m->token};
 	enum verdict v = GO_ON;
+	if (a->asked.pooling)
+		return no_embedding(a, e->worker->name);
 	attempt_take_account(a, e);
 	if (attempt_prompt_missing(a))
 		return prompt_incomplete(a, e->worker->name);

@@ -211,6 +211,7 @@ static int send_submit(struct attempt *a, const struct placement *p)
 	req.n_tokens = (size_t)context_of(a);
 	req.prompt_tokens = s->prompt_tokens;
 	req.max_tokens = s->max_tokens;
+	req.pooling = s->pooling;
 	req.sampling = &sampling;
 	req.stop_ids = (uint32_t *)s->stop_ids;
 	req.n_stop_ids = s->n_stop_ids;
@@ -235,8 +236,10 @@ struct place_wish attempt_wish(const struct attempt *a)
 	const struct worker_record *beside = s->beside ? s->beside->try.prefill : NULL;
 	uint32_t tokens = s->prompt_tokens + a->got.n_out;
 	return (struct place_wish){.tokens = tokens,
-	                           .total_tokens = s->open_end ? tokens + 1
-	                                                       : s->prompt_tokens + s->max_tokens,
+	                           .total_tokens = s->pooling    ? tokens
+	                                           : s->open_end ? tokens + 1
+	                                                         : s->prompt_tokens + s->max_tokens,
+	                           .hidden = s->hidden,
 	                           .numerics = *a->past.numerics ? a->past.numerics : NULL,
 	                           .avoid = *a->past.avoid ? a->past.avoid : NULL,
 	                           .alone = a->past.alone,

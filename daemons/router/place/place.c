@@ -2,14 +2,14 @@
  * that are left.
  *
  * A prefill worker is chosen only together with a decode worker whose model, numerics and layout
- * are equal, because the decode worker must be able to use its KV bit for bit, and that it can hand
- * KV over to (worker_reaches). Among equal candidates, those of its own site come first. Mixed
- * workers do it all. Without a usable pair, or when all prefill and mixed workers are stuck or
- * broken, decode workers do it all too. Whatever the policy is, workers with one of these are
- * chosen last, the first being the worst: an open breaker, stuck, failed the last try, other
- * numerics than the last try. An attempt whose hand-overs have failed goes to a worker that does it
- * all, if there is one. A decode worker that is stuck or whose breaker is open is a candidate
- * only when there is no other. */
+ * are equal, because the decode worker must be able to use its KV bit for bit, and that it can
+ * hand KV over to (worker_reaches). Among equal candidates, those of its own site come first.
+ * Mixed workers do it all. For an embedding any of them is enough. Without a usable pair, or when
+ * all prefill and mixed workers are stuck or broken, decode workers do it all too. Whatever the
+ * policy is, workers with one of these are chosen last, the first being the worst: an open
+ * breaker, stuck, failed the last try, other numerics than the last try. An attempt whose
+ * hand-overs have failed goes to a worker that does it all, if there is one. A decode worker that
+ * is stuck or whose breaker is open is a candidate only when there is no other. */
 #include "place.h"
 #include "util/err.h"
 #include "util/log.h"
@@ -108,14 +108,15 @@ static int may_be_first(const struct registry *g, unsigned roles, const struct w
                         const struct place_wish *wish)
 {
 	const struct place_pin *pin = wish->pin;
-	if (!(roles & 1u << w->role) || !usable(g, w, wish))
+	if (!(roles & 1u << w->role) || !usable(g, w, wish) ||
+	    (wish->hidden && w->hidden != wish->hidden))
 		return 0;
 	if (pin && *pin->prefill && strcmp(pin->prefill, w->name) != 0)
 		return 0;
 	if (pin && pin->n_decode && w->role != ROLE_PREFILL &&
 	    (*pin->prefill || pinned_decode(pin, w) < 0))
 		return 0;
-	return w->role != ROLE_PREFILL || has_decoder(g, w, wish);
+	return w->role != ROLE_PREFILL || wish->hidden || has_decoder(g, w, wish);
 }
 
 /* How much of the prompt the worker is known to hold. The last token is always computed. Only
@@ -407,10 +408,10 @@ int place_choose(struct registry *g, const struct place_wish *wish, uint64_t now
 	p.stored_tokens = g->options[0].memory_tokens + g->options[0].disk_tokens;
 	p.work_tokens = work_of(g, wish, &g->options[0]);
 	p.predicted = prefixes_find(wish->prefixes, &p.first->prefix, &n_hashes) != NULL;
-	if (p.first->role == ROLE_PREFILL)
+	if (p.first->role == ROLE_PREFILL && !wish->hidden)
 		p.n_decode = decoders(g, p.first, wish, now_us, p.decode);
 	uint64_t wait_us = backlog_us(p.first);
-	remember(g, p.first, wish, p.n_decode == 0, wait_us, now_us);
+	remember(g, p.first, wish, p.first->role != ROLE_PREFILL, wait_us, now_us);
 	if (p.n_decode)
 		remember(g, p.decode[0], wish, 1, wait_us, now_us);
 	*ret = p;

@@ -189,6 +189,7 @@ static void set_info(struct worker_record *w, const Pds__WorkerInfo *info)
 	w->max_sequences = info->max_sequences;
 	w->context_tokens = info->context_tokens;
 	w->vocab = info->vocab;
+	w->hidden = info->hidden;
 	struct kv_root root = {.model_fingerprint = w->fingerprint,
 	                       .numerics = w->numerics,
 	                       .layout = w->layout};
@@ -523,6 +524,17 @@ uint32_t registry_vocab(const struct registry *g)
 		const struct worker_record *w = list_entry(n, struct worker_record, node);
 		if (worker_is_up(w) && w->vocab && (!least || w->vocab < least))
 			least = w->vocab;
+	}
+	return least;
+}
+
+uint32_t registry_hidden(const struct registry *g)
+{
+	uint32_t least = 0;
+	list_each(n, &g->workers) {
+		const struct worker_record *w = list_entry(n, struct worker_record, node);
+		if (worker_is_up(w) && w->hidden && (!least || w->hidden < least))
+			least = w->hidden;
 	}
 	return least;
 }

@@ -38,6 +38,7 @@ struct worker_record {
 	/* where other hosts reach it and its messager, NAME@tcp://HOST:PORT; "": they cannot */
 	char *remote, *messager;
 	uint32_t blocks, block_tokens, max_sequences, context_tokens, vocab;
+	uint32_t hidden;   /* elements of an embedding; 0: it makes none */
 	uint64_t name_key; /* policy_key(name) */
 	/* root of its prefix hashes; two workers can use each other's KV if prefix.hash is equal */
 	struct prefix_root prefix;
@@ -141,6 +142,8 @@ uint32_t registry_prompt_max(const struct registry *g);
 uint32_t worker_longest(const struct worker_record *w);
 /* smallest vocabulary of the workers that are up; 0 when none is */
 uint32_t registry_vocab(const struct registry *g);
+/* elements of an embedding of the workers that are up; 0 when none makes any */
+uint32_t registry_hidden(const struct registry *g);
 void registry_json(const struct registry *g, uint64_t now_us, struct buf *out); /* an array */
 
 #endif

@@ -4,11 +4,12 @@
  * What always holds: `text` is what was decoded and not yet sent; it has nothing after a stop
  * string; what is sent is whole UTF-8 (detok gives whole characters, and a stop string begins with
  * one). */
-#include "request.h"
+#include "daemons/router/api/embeddings.h"
 #include "text/unicode.h"
 #include "util/clock.h"
 #include "util/err.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define BEHIND_BYTES 16384u /* a stream that is further behind is written in steps */
@@ -47,6 +48,7 @@ void answer_fini(struct answer *ans)
 	message_destroy(&ans->message);
 	buf_fini(&ans->text);
 	rows_fini(&ans->rows);
+	free(ans->embedding);
 }
 
 /* Looks for stop strings in the new text, text[from ..]. 1: one was found, and the text is cut. */
@@ -291,6 +293,14 @@ static void on_prompt(void *owner, struct attempt *s, const Pds__PromptLogprobs 
 		request_work_soon(q);
 }
 
+static int on_embedding(void *owner, struct attempt *s, const float *values)
+{
+	struct answer *ans = owner;
+	(void)s;
+	ans->finish = ANSWER_FINISH_STOP;
+	return embeddings_keep(ans, values);
+}
+
 static void count_answer(const struct answer *ans)
 {
 	const struct request *q = ans->request;
@@ -331,8 +341,9 @@ static void on_ended(void *owner, struct attempt *s)
 	count_answer(ans);
 	if (++q->n_ended == q->n_answers)
 		request_step(q, REQUEST_ON_ANSWERED);
+	else if (q->state == REQUEST_STARTING) /* the next one may have waited for it */
+		request_work_soon(q);
 }
 
-const struct attempt_hooks answer_hooks = {.tokens = on_tokens,
-                                           .prompt = on_prompt,
-                                           .ended = on_ended};
+const struct attempt_hooks answer_hooks = {
+	.tokens = on_tokens, .prompt = on_prompt, .embedding = on_embedding, .ended = on_ended};

@@ -154,9 +154,9 @@ static int prepare_by_kind(struct request_prepare *q, const json_t *o)
 		[KIND_COMPLETION] = api_completions_prepare,    [KIND_CHAT] = api_chat_prepare,
 		[KIND_RESPONSES] = api_responses_prepare,       [KIND_MESSAGES] = api_messages_prepare,
 		[KIND_COUNT_TOKENS] = api_count_tokens_prepare, [KIND_TOKENIZE] = api_tokenize_prepare,
-		[KIND_DETOKENIZE] = api_detokenize_prepare,
+		[KIND_DETOKENIZE] = api_detokenize_prepare,     [KIND_EMBEDDING] = api_embeddings_prepare,
 	};
-	int has_parameters = request_kind_generates(q->kind);
+	int has_parameters = request_kind_needs_workers(q->kind);
 	if (check_model(q, o) < 0 || (has_parameters && params_unknown(q, o) < 0) ||
 	    read_cache_salt(q, o) < 0)
 		return -1;

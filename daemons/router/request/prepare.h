@@ -23,9 +23,20 @@ enum request_kind {
 	KIND_CHAT,
 	KIND_RESPONSES, /* these two are made into a chat request */
 	KIND_MESSAGES,
+	KIND_EMBEDDING,
 	KIND_COUNT_TOKENS, /* of a KIND_MESSAGES */
 	KIND_TOKENIZE,
 	KIND_DETOKENIZE
+};
+
+/* Of a request for embeddings. */
+struct embed_params {
+	/* set by the event loop: elements of the workers' embeddings, 0 if none makes any; the default
+	 * of `pooling` */
+	uint32_t hidden, inputs_max;
+	Pds__Pooling pooling;
+	uint32_t dimensions; /* elements that the client wants */
+	int normalize, base64;
 };
 
 /* Shared by the answers to it. */
@@ -77,6 +88,7 @@ struct request_prepare {
 	int has_salt;
 	struct prompt *prompts;
 	size_t n_prompts;
+	struct embed_params embed;
 	int score_only; /* max_tokens 0 with prompt log-probabilities: the one token is not shown */
 	struct buf out; /* count_tokens, tokenize and detokenize: the answer */
 	uint64_t prepared_us;
@@ -96,6 +108,9 @@ int api_messages_prepare(struct request_prepare *q, const json_t *o);
 int api_count_tokens_prepare(struct request_prepare *q, const json_t *o);
 int api_tokenize_prepare(struct request_prepare *q, const json_t *o);
 int api_detokenize_prepare(struct request_prepare *q, const json_t *o);
+int api_embeddings_prepare(struct request_prepare *q, const json_t *o);
+/* completions.c: the prompts, from a string, strings, ids or lists of ids */
+int prompts_read(struct request_prepare *q, const json_t *v, const char *param);
 /* prompt.c: shared by them */
 int prompt_need_text(struct request_prepare *q, const char *param);
 int prompt_encode(struct request_prepare *q, struct prompt *p, const char *text, size_t len,
@@ -107,9 +122,9 @@ int prompt_keep(struct request_prepare *q);
 void prompt_add_rows(const struct request_prepare *q, struct prompt *p,
                      const Pds__PromptLogprobs *m, size_t from, size_t n);
 /* Is it answered by workers? */
-static inline int request_kind_generates(enum request_kind k)
+static inline int request_kind_needs_workers(enum request_kind k)
 {
-	return k <= KIND_MESSAGES;
+	return k <= KIND_EMBEDDING;
 }
 static inline const char *request_kind_max_tokens(enum request_kind k) /* the parameter's name */
 {

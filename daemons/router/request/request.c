@@ -3,9 +3,10 @@
  * What always holds: a request is in router.requests from begin to free; while it is IN_POOL or
  * ABANDONED the event loop does not touch its prep, but for prep.job.skip; only request_step
  * changes its state, and nothing else frees it. */
-#include "request.h"
+#include "daemons/router/api/embeddings.h"
 #include "util/check.h"
 #include "util/clock.h"
+#include "util/err.h"
 #include "util/mem.h"
 
 #include <event2/event.h>
@@ -18,6 +19,8 @@
 #define TURN_US 1000u /* for steps of all requests, between two looks at the descriptors */
 /* of prompts that are submitted in one step: a fraction of a millisecond */
 #define START_TOKENS 32768u
+/* of one request: a worker holds a bounded number of jobs, and those of others get their turn */
+#define EMBEDDINGS_AT_ONCE 64u
 #define ANSWER_BYTES (sizeof(struct answer) + sizeof(struct attempt) + ANSWER_IDS_BYTES)
 /* far more than one step writes; the ids of one prompt at most */
 #define OUT_MAX (64u << 20)
@@ -105,23 +108,30 @@ static void draw_id(struct request *q, const struct reqid *first)
 	snprintf(q->id, sizeof q->id, "%s%s", q->dialect->id_prefix, log_reqid(first ? first : &id));
 }
 
+/* How many of its answers may be at work. */
+static uint32_t at_once(const struct request *q)
+{
+	return q->prep.kind == KIND_EMBEDDING ? EMBEDDINGS_AT_ONCE : UINT32_MAX;
+}
+
 /* 0 or -1 with the error set. */
 static int make_answers(struct request *q)
 {
 	struct request_prepare *p = &q->prep;
 	struct router *r = q->r;
-	uint64_t n = (uint64_t)p->n_prompts * p->p.n;
-	if (r->n_answers + n > r->conf.max_requests)
+	uint64_t n = (uint64_t)p->n_prompts * p->p.n, work = n < at_once(q) ? n : at_once(q);
+	if (r->n_answers + work > r->conf.max_requests)
 		return api_fault(&p->error, 429,
 		                 "%u requests are at work here; with %llu more that is over the limit of "
 		                 "%u (max_requests)",
-		                 r->n_answers, (unsigned long long)n, r->conf.max_requests);
-	if (quota_take(&p->quota, n * ANSWER_BYTES) < 0)
+		                 r->n_answers, (unsigned long long)work, r->conf.max_requests);
+	if (quota_take(&p->quota, n * (ANSWER_BYTES + embeddings_bytes(p))) < 0)
 		return budget_refuse(p, "n", "its answers");
 	q->answers = mem_try_array(n, sizeof *q->answers);
 	if (!q->answers)
 		return api_fault(&p->error, 503, "this server has no memory for %u answers", (uint32_t)n);
-	q->n_answers = q->counted = (uint32_t)n;
+	q->n_answers = (uint32_t)n;
+	q->counted = (uint32_t)work;
 	r->n_answers += q->counted;
 	for (uint32_t i = 0; i < n; i++)
 		answer_init(&q->answers[i], q, &p->prompts[i / p->p.n], i);
@@ -136,6 +146,8 @@ static void make_attempts(struct request *q)
 	                            .stop_ids = q->prep.p.stop_ids,
 	                            .n_stop_ids = q->prep.p.n_stop_ids,
 	                            .ignore_eos = q->prep.p.ignore_eos,
+	                            .pooling = q->prep.embed.pooling,
+	                            .hidden = q->prep.embed.hidden,
 	                            .begun_us = q->begun_us,
 	                            .deadline_us = q->deadline_us,
 	                            .constraint = q->prep.constraint.kind ? &q->prep.constraint : NULL,
@@ -188,14 +200,21 @@ static void refuse_start(struct request *q, int code)
 		q->answers[k].attempt->end.status = e->status;
 }
 
-enum start_verdict { START_DONE, START_MORE, START_FAILED };
+/* LATER: when one that has been submitted has ended */
+enum start_verdict { START_DONE, START_MORE, START_LATER, START_FAILED };
 
 /* Submits some of the attempts. FAILED: the error is set. */
 static enum start_verdict start_some(struct request *q)
 {
 	for (size_t tokens = 0; q->n_started < q->n_answers && tokens < START_TOKENS;) {
 		struct answer *ans = &q->answers[q->n_started];
+		uint32_t under_way = q->n_started - q->n_ended;
+		if (under_way == at_once(q))
+			return START_LATER;
 		int r = attempt_start(ans->attempt);
+		/* those under way wait for a worker, as far as they need one */
+		if (r == ERR_NOTFOUND && under_way && q->prep.kind == KIND_EMBEDDING)
+			return START_LATER;
 		if (r < 0) {
 			refuse_start(q, r);
 			return START_FAILED;
@@ -345,7 +364,7 @@ static enum request_state step_prepared(struct request *q, enum request_event e)
 	stat_observe_us(q->r->stats, STAT_PREPARE, p->prepared_us - q->begun_us);
 	if (p->warnings.len && once_may_log(&q->r->unknown, p->warnings.data, p->warnings.len))
 		log_unknown(&p->warnings);
-	if (!p->error.status && !request_kind_generates(p->kind))
+	if (!p->error.status && !request_kind_needs_workers(p->kind))
 		return REQUEST_ANSWERED;
 	if (!p->error.status && q->tenant &&
 	    tenant_take_prompt(q->tenant, prompt_tokens(p), clock_us(), &p->error) == 0)
@@ -379,10 +398,10 @@ static enum request_state step_starting(struct request *q, enum request_event e)
 		return REQUEST_STARTING;
 	switch (start_some(q)) {
 	case START_DONE: return REQUEST_RUNNING;
-	case START_MORE: break;
+	case START_MORE: request_work_soon(q); break;
+	case START_LATER: break;
 	case START_FAILED: tell_failure(q, &q->prep.error); return REQUEST_END;
 	}
-	request_work_soon(q);
 	return REQUEST_STARTING;
 }
 
@@ -565,11 +584,26 @@ static void prepared(struct text_job *j)
 	request_step((struct request *)j, REQUEST_ON_PREPARED);
 }
 
+/* seen: what the workers allow; 0: unknown */
+static uint32_t context_of(const struct router *r, uint32_t seen)
+{
+	uint32_t n = seen ? seen : r->model->context, limit = r->conf.max_model_len;
+	return limit && (!n || limit < n) ? limit : n;
+}
+
 uint32_t router_context(const struct router *r)
 {
-	uint32_t seen = registry_context(&r->registry), n = seen ? seen : r->model->context,
-			 limit = r->conf.max_model_len;
-	return limit && (!n || limit < n) ? limit : n;
+	return context_of(r, registry_context(&r->registry));
+}
+
+/* No decode worker has to take an input, as long as there are others. */
+static void set_embed_limits(const struct router *r, struct request_prepare *p)
+{
+	if (p->prompt_max)
+		p->context = context_of(r, p->prompt_max);
+	p->embed = (struct embed_params){.hidden = registry_hidden(&r->registry),
+	                                 .inputs_max = r->conf.embedding_inputs_max,
+	                                 .pooling = r->conf.embedding_pooling};
 }
 
 static const struct dialect *const dialects[] = {
@@ -580,6 +614,7 @@ static const struct dialect *const dialects[] = {
 	[KIND_COUNT_TOKENS] = &dialect_messages_json,
 	[KIND_TOKENIZE] = &dialect_json,
 	[KIND_DETOKENIZE] = &dialect_json,
+	[KIND_EMBEDDING] = &dialect_embeddings,
 };
 
 static struct request *request_new(struct router *r, struct http_conn *conn, enum request_kind kind,
@@ -598,6 +633,8 @@ static struct request *request_new(struct router *r, struct http_conn *conn, enu
 	if (!p->vocab)
 		p->vocab = r->model->tokenizer ? tokenizer_size(r->model->tokenizer) : INT32_MAX;
 	p->max_answers = r->conf.max_choices;
+	if (kind == KIND_EMBEDDING)
+		set_embed_limits(r, p);
 	p->default_max_tokens = r->conf.default_max_tokens;
 	p->refuse_unknown = r->conf.refuse_unknown;
 	if (policy_uses_prefixes(&r->registry.policy))

@@ -79,6 +79,7 @@ struct answer {
 	uint64_t last_us;  /* when its last tokens came; 0: none came */
 	struct rows rows;  /* log-probabilities since the last chunk, or all (dialect.keeps) */
 	size_t charged;    /* of the quota, for the attempt's tokens */
+	float *embedding;  /* (embed.dimensions); NULL: it is not here yet, or none was asked for */
 	struct {           /* how much of the stream has been sent */
 		size_t echo;   /* bytes of prompt->text */
 		uint32_t rows; /* of prompt->rows */

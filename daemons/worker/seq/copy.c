@@ -122,7 +122,7 @@ static void set_sampling(struct request_copy *req, const struct engine_info *inf
 
 static int check_tokens(const Pds__Request *r, const struct engine_info *info, struct err *err)
 {
-	if (r->n_tokens >= info->context)
+	if (r->n_tokens + !r->pooling > info->context)
 		return err_set(err, ERR_INVALID,
 		               "%zu tokens, the model's context is %u with at least one to generate",
 		               r->n_tokens, info->context);
@@ -130,6 +130,21 @@ static int check_tokens(const Pds__Request *r, const struct engine_info *info, s
 		if (r->tokens[i] >= info->vocab)
 			return err_set(err, ERR_INVALID, "token id %u at place %zu, the vocabulary has %u",
 			               r->tokens[i], i, info->vocab);
+	return 0;
+}
+
+static int check_pooling(const Pds__Request *r, const struct engine_info *info, struct err *err)
+{
+	if (!r->pooling)
+		return 0;
+	if (!info->has_hidden)
+		return err_set(err, ERR_INVALID, "this worker makes no embeddings (embeddings = false)");
+	if (r->pooling > PDS__POOLING__POOLING_MEAN || r->n_tokens != r->prompt_tokens ||
+	    r->sampling->prompt_logprobs)
+		return err_set(err, ERR_INVALID,
+		               "an embedding with pooling %d, %u tokens in the prompt and %zu in all%s",
+		               (int)r->pooling, r->prompt_tokens, r->n_tokens,
+		               r->sampling->prompt_logprobs ? ", and log-probabilities" : "");
 	return 0;
 }
 
@@ -141,7 +156,8 @@ int request_copy_init(struct request_copy *req, const struct msg_head *head, con
 		return err_set(err, ERR_INVALID, "%zu stop ids, allowed %u", r->n_stop_ids,
 		               REQUEST_STOP_IDS_MAX);
 	int code = check_tokens(r, info, err);
-	if (code < 0 || (code = check_sampling(r->sampling, err)) < 0)
+	if (code < 0 || (code = check_pooling(r, info, err)) < 0 ||
+	    (code = check_sampling(r->sampling, err)) < 0)
 		return code;
 	req->id = head->req;
 	req->attempt = head->attempt;
@@ -155,6 +171,7 @@ int request_copy_init(struct request_copy *req, const struct msg_head *head, con
 	memcpy(req->tokens, r->tokens, r->n_tokens * sizeof *req->tokens);
 	req->prompt_tokens = r->prompt_tokens;
 	req->max_tokens = r->max_tokens;
+	req->pooling = r->pooling;
 	req->limit_tokens = info->context;
 	req->ignore_eos = r->ignore_eos;
 	req->n_stop_ids = (uint32_t)r->n_stop_ids;

@@ -32,6 +32,7 @@ struct request_copy {
 	struct sample_edit *edit; /* NULL: none */
 	/* copy of the message: request_copy_fill sends it, and `edit` reads its lists */
 	Pds__Sampling *asked;
+	Pds__Pooling pooling; /* not NONE: an embedding is made, nothing is drawn */
 	int prompt_logprobs, ignore_eos;
 	int32_t prompt_top;            /* alternatives for a token of the prompt */
 	struct constraint *constraint; /* NULL: none; constraint.h */
@@ -64,6 +65,11 @@ void request_copy_fill(const struct request_copy *req, Pds__Request *r, Pds__Sam
 static inline uint32_t request_copy_index(const struct request_copy *req)
 {
 	return req->n_tokens - req->prompt_tokens;
+}
+/* Its answer needs every token of the prompt to be computed: no prefix may be matched. */
+static inline int request_copy_needs_all(const struct request_copy *req)
+{
+	return req->prompt_logprobs || req->pooling == PDS__POOLING__POOLING_MEAN;
 }
 /* The draw of the token after its own and `ahead` drafted ones, which are stored after them. */
 struct engine_draw request_copy_draw(const struct request_copy *req, uint32_t ahead);

@@ -1,0 +1,145 @@
+/* embeddings.c - POST /v1/embeddings: inputs as a string, strings, token ids or lists of ids, each
+ * of them an answer; and the embeddings as JSON numbers or base64. */
+#include "embeddings.h"
+#include "util/mem.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* --- the request --------------------------------------------------------- */
+
+/* The index of the string in names, -1 with the error set. Absent or null: def. */
+static int read_choice(struct request_prepare *q, const json_t *o, const char *name,
+                       const char *const names[2], int def)
+{
+	const json_t *v = body_member(o, name);
+	for (int i = 0; json_is_string(v) && i < 2; i++)
+		if (strcmp(json_string_value(v), names[i]) == 0)
+			return i;
+	return v ? api_bad(&q->error, name, "%s must be \"%s\" or \"%s\", got %s", name, names[0],
+	                   names[1], param_show(v))
+	         : def;
+}
+
+static int read_parameters(struct request_prepare *q, const json_t *o)
+{
+	static const char *const formats[] = {"float", "base64"}, *const poolings[] = {"last", "mean"};
+	struct embed_params *p = &q->embed;
+	int mean = p->pooling == PDS__POOLING__POOLING_MEAN;
+	int64_t n;
+	if ((p->base64 = read_choice(q, o, "encoding_format", formats, 0)) < 0 ||
+	    (mean = read_choice(q, o, "pooling", poolings, mean)) < 0 ||
+	    param_int(o, "dimensions", 1, p->hidden, p->hidden, &n, &q->error) < 0 ||
+	    param_bool(o, "normalize", 1, &p->normalize, &q->error) < 0 ||
+	    param_bool(o, "add_special_tokens", 1, &q->p.add_special, &q->error) < 0)
+		return -1;
+	p->pooling = mean ? PDS__POOLING__POOLING_MEAN : PDS__POOLING__POOLING_LAST;
+	p->dimensions = (uint32_t)n;
+	if (mean) /* nothing of it is taken from a cache: no worker is better than another */
+		q->roots.n = 0;
+	return params_read_truncate(o, &q->p, &q->error);
+}
+
+static int check_inputs(struct request_prepare *q, const json_t *v)
+{
+	size_t n = json_array_size(v);
+	if (!v || json_is_null(v))
+		return api_bad(&q->error, "input", "input is required");
+	if (json_is_array(v) && !json_is_integer(json_array_get(v, 0)) &&
+	    (n == 0 || n > q->embed.inputs_max))
+		return api_bad(&q->error, "input",
+		               "input has %zu items; it must have 1 to %u (max_embedding_inputs)", n,
+		               q->embed.inputs_max);
+	return 0;
+}
+
+int api_embeddings_prepare(struct request_prepare *q, const json_t *o)
+{
+	const json_t *v = json_object_get(o, "input");
+	pds__sampling__init(&q->p.sampling);
+	q->p.sampling.top_p = 1;
+	q->p.sampling.logprobs = q->p.logprobs = q->p.prompt_logprobs = -1;
+	q->p.n = 1;
+	q->p.has_max_tokens = 1; /* none, as long as lengths are checked */
+	q->max_answers = q->embed.inputs_max;
+	if (!q->embed.hidden)
+		return api_fault(&q->error, 503,
+		                 "no worker that makes embeddings is ready (embeddings = true)");
+	if (read_parameters(q, o) < 0 || check_inputs(q, v) < 0 || prompts_read(q, v, "input") < 0 ||
+	    prompt_check_lengths(q, "input") < 0)
+		return -1;
+	q->p.max_tokens = 1; /* of an attempt; it draws none */
+	return 0;
+}
+
+/* --- the answer ---------------------------------------------------------- */
+
+size_t embeddings_bytes(const struct request_prepare *q)
+{
+	return q->kind == KIND_EMBEDDING ? q->embed.dimensions * sizeof(float) : 0;
+}
+
+int embeddings_keep(struct answer *ans, const float *values)
+{
+	const struct embed_params *p = &ans->request->prep.embed;
+	double sum = 0, by = 1;
+	ans->embedding = mem_try_array(p->dimensions, sizeof *ans->embedding);
+	if (!ans->embedding)
+		return -1;
+	for (uint32_t i = 0; i < p->dimensions; i++)
+		sum += (double)values[i] * (double)values[i];
+	if (p->normalize && sum > 0)
+		by = 1 / sqrt(sum);
+	for (uint32_t i = 0; i < p->dimensions; i++)
+		ans->embedding[i] = (float)(values[i] * by);
+	return 0;
+}
+
+static void put_head(const struct request *q, struct buf *out)
+{
+	const char *name = q->prep.model->name;
+	buf_printf(out, "{\"id\":\"%s\",\"object\":\"list\",\"created\":%lld,\"model\":", q->id,
+	           (long long)q->prep.created_s);
+	buf_add_json(out, name, strlen(name));
+	buf_adds(out, ",\"data\":[");
+}
+
+static void put_embedding(const struct answer *ans, struct answer_parts *p)
+{
+	const struct embed_params *asked = &ans->request->prep.embed;
+	buf_printf(&p->text, "%s{\"object\":\"embedding\",\"index\":%u,\"embedding\":%s",
+	           ans->index ? "," : "", ans->index, asked->base64 ? "\"" : "[");
+	if (asked->base64)
+		parts_base64(p, ans->embedding, asked->dimensions * sizeof *ans->embedding);
+	else
+		parts_floats(p, ans->embedding, asked->dimensions);
+	buf_adds(&p->text, asked->base64 ? "\"}" : "]}");
+}
+
+static void put_end(const struct request *q, struct buf *out)
+{
+	uint32_t tokens = reply_usage(q).prompt;
+	buf_printf(out, "],\"usage\":{\"prompt_tokens\":%u,\"total_tokens\":%u}", tokens, tokens);
+	reply_add_warnings(q, out);
+	buf_addc(out, '}');
+}
+
+static int whole(struct request *q, uint32_t stage, struct answer_parts *p)
+{
+	if (stage == 0)
+		put_head(q, &p->text);
+	else if (stage <= q->n_answers)
+		put_embedding(&q->answers[stage - 1], p);
+	else if (stage == q->n_answers + 1)
+		put_end(q, &p->text);
+	return stage <= q->n_answers + 1;
+}
+
+static void no_head(struct request *q)
+{
+	(void)q; /* there is no stream */
+}
+
+const struct dialect dialect_embeddings = {
+	.id_prefix = "embd-", .head = no_head, .whole = whole, .error = api_error_json};

@@ -1,0 +1,165 @@
+/* test_prefill_embed.c - embeddings at a prefill worker: no decode worker, no ring slot, and the
+ * blocks go back. */
+#include "prefill_world.h"
+
+#define LAST PDS__POOLING__POOLING_LAST
+#define MEAN PDS__POOLING__POOLING_MEAN
+
+#define BEGIN(...) begin((const char *const[]){__VA_ARGS__, NULL})
+
+static const struct seen *embedding(uint64_t req)
+{
+	WAIT(count(ROUTER, MSG_REQUEST_EMBEDDING, req) + count(ROUTER, MSG_REQUEST_FAILED, req));
+	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, req), 0);
+	return last(ROUTER, MSG_REQUEST_EMBEDDING, req);
+}
+
+static const struct seen *ask_for(uint64_t req, uint32_t n, Pds__Pooling pooling)
+{
+	submit((struct ask){.req = req, .n = n, .to = "", .max_tokens = 1, .pooling = pooling});
+	return embedding(req);
+}
+
+START_TEST(without_a_decode_worker)
+{
+	BEGIN("kv_blocks=64");
+	const struct seen *e = ask_for(1, 100, _i ? MEAN : LAST);
+	ck_assert_uint_eq(e->n_values, 96);
+	ck_assert(e->values[0] != 0);
+	ck_assert_uint_eq(e->cached, 0);
+	for (enum who w = D1; w <= D2; w++)
+		ck_assert_uint_eq(count(w, MSG_KV_RESERVE, 1), 0);
+	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, 1), 0);
+	ck_assert_uint_eq(told("status", "ring_used"), 0);
+	at_rest();
+	float had[4];
+	memcpy(had, e->values, sizeof had);
+	e = ask_for(2, 100, _i ? MEAN : LAST); /* what the first has computed may be used for `last` */
+	ck_assert_uint_eq(e->cached, _i ? 0 : 96);
+	ck_assert(memcmp(e->values, had, sizeof had) == 0);
+	end();
+}
+END_TEST
+
+/* All slots of the ring are held by jobs that wait for KvSent: an embedding needs none. */
+START_TEST(no_slot_needed)
+{
+	BEGIN("kv_blocks=64", "ring_slots=1");
+	struct transfer t = to_computed(D1, (struct ask){.req = 1, .n = 40, .to = "1"});
+	ask_for(2, 40, LAST);
+	ask_for(3, 40, MEAN);
+	finish(D1, 1, &t);
+	end();
+}
+END_TEST
+
+/* It waits for blocks of a job whose lease is renewed meanwhile; it has none itself. */
+START_TEST(waits_beside_a_lease)
+{
+	BEGIN("kv_blocks=8");
+	struct transfer t = to_computed(D1, (struct ask){.req = 1, .n = 100, .to = "1"});
+	submit((struct ask){.req = 2, .n = 100, .seed = 3, .to = "", .max_tokens = 1, .pooling = MEAN});
+	unsigned before = count(D1, MSG_KV_RENEW, 0);
+	WAIT(count(D1, MSG_KV_RENEW, 0) >= before + 3);
+	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_EMBEDDING, 2), 0);
+	finish(D1, 1, &t);
+	embedding(2);
+	end();
+}
+END_TEST
+
+/* Jobs with a slot and without one in the same steps: each gets its own. */
+START_TEST(beside_a_prompt)
+{
+	BEGIN("kv_blocks=128");
+	uint64_t req = 1;
+	struct transfer t = to_running(D1, &req, "1"); /* it is stopped there */
+	submit((struct ask){.req = 100, .n = 60, .to = "", .max_tokens = 1, .pooling = MEAN});
+	kill(pid, SIGCONT);
+	const struct seen *e = embedding(100);
+	ck_assert_uint_eq(e->n_values, 96);
+	float had[4];
+	memcpy(had, e->values, sizeof had);
+	first_token(req);
+	finish(D1, req, &t);
+	e = ask_for(101, 60, MEAN);
+	ck_assert(memcmp(e->values, had, sizeof had) == 0);
+	end();
+}
+END_TEST
+
+START_TEST(cancelled)
+{
+	BEGIN("kv_blocks=64");
+	submit((struct ask){.req = 1, .n = 400, .to = "", .max_tokens = 1, .pooling = MEAN});
+	WAIT(told("status", "running") == 1);
+	cancel(1);
+	at_rest();
+	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_EMBEDDING, 1), 0);
+	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, 1), 0);
+	end();
+}
+END_TEST
+
+START_TEST(refused)
+{
+	static const struct {
+		const char *option;
+		struct ask ask;
+		Pds__Fault fault;
+		const char *says;
+	} cases[] = {
+		{"embeddings=false", {.n = 20, .pooling = LAST}, PDS__FAULT__FAULT_INVALID, "embeddings"},
+		{"embeddings=true", {.n = 20, .pooling = 7}, PDS__FAULT__FAULT_INVALID, "pooling 7"},
+		{"embeddings=true",
+	     {.n = 20, .pooling = LAST, .prompt_logprobs = 1},
+	     PDS__FAULT__FAULT_INVALID,
+	     "log-probabilities"},
+		{"embeddings=true",
+	     {.n = 100, .pooling = LAST},
+	     PDS__FAULT__FAULT_TOO_LARGE,
+	     "7 KV blocks"},
+		{"embeddings=true", {.n = 20}, PDS__FAULT__FAULT_DRAINING, "no decode worker was named"},
+	};
+	struct ask a = cases[_i].ask;
+	BEGIN("kv_blocks=6", cases[_i].option);
+	a.req = 1;
+	a.to = "";
+	submit(a);
+	const struct seen *f = failed(1);
+	ck_assert_int_eq(f->fault, cases[_i].fault);
+	ck_assert_msg(strstr(f->text, cases[_i].says), "%s", f->text);
+	end();
+}
+END_TEST
+
+/* More of them than the pool has blocks for: each waits for its turn. */
+START_TEST(many)
+{
+	BEGIN("kv_blocks=8");
+	for (uint64_t i = 1; i <= 20; i++)
+		submit((struct ask){
+			.req = i, .n = 100, .to = "", .max_tokens = 1, .pooling = i % 2 ? LAST : MEAN});
+	for (uint64_t i = 1; i <= 20; i++)
+		ck_assert_uint_eq(embedding(i)->n_values, 96);
+	end();
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+	(void)argc;
+	world_main(argv[0]);
+	Suite *s = suite_create("prefill_embed");
+	TCase *c = tcase_create("all");
+	tcase_set_timeout(c, 300);
+	suite_add_tcase(s, c);
+	tcase_add_loop_test(c, without_a_decode_worker, 0, 2);
+	tcase_add_test(c, no_slot_needed);
+	tcase_add_test(c, waits_beside_a_lease);
+	tcase_add_test(c, beside_a_prompt);
+	tcase_add_test(c, cancelled);
+	tcase_add_loop_test(c, refused, 0, 5);
+	tcase_add_test(c, many);
+	return world_run(s);
+}

@@ -1,0 +1,264 @@
+/* test_router_embed.c - attempts at an embedding: which worker takes them, what it may answer, and
+ * how the client gets it. */
+#include "router_rig.h"
+#include "daemons/router/api/parts.h"
+
+#include <math.h>
+#include <sodium.h>
+
+#define LAST PDS__POOLING__POOLING_LAST
+
+static void expect(const struct rig *r, enum attempt_state state, int embeddings, const char *log)
+{
+	ck_assert_msg(r->s->state == state, "state %s, not %s", attempt_state_name(r->s->state),
+	              attempt_state_name(state));
+	ck_assert_int_eq(r->n_embeddings, embeddings);
+	ck_assert_str_eq(r->log, log);
+	ck_assert_str_eq(r->out, "");
+}
+
+/* Asks for an embedding of four elements. */
+static int start(struct rig *r)
+{
+	rig_seq(r, 1, 0);
+	r->s->asked.pooling = LAST;
+	r->s->asked.hidden = 4;
+	return attempt_start(r->s);
+}
+
+static void say_n(struct rig *r, struct worker_record *w, uint32_t attempt, float *values, size_t n)
+{
+	Pds__Embedding m = PDS__EMBEDDING__INIT;
+	Pds__Timing t = PDS__TIMING__INIT;
+	struct msg_head head = {.req = r->s->id, .attempt = attempt};
+	t.cached_tokens = 3;
+	m.timing = &t;
+	m.values = values;
+	m.n_values = n;
+	attempts_embedding(&r->e, w, &head, &m);
+}
+
+static void say(struct rig *r, struct worker_record *w, uint32_t attempt)
+{
+	float values[] = {1, 2, 3, 4};
+	say_n(r, w, attempt, values, 4);
+}
+
+START_TEST(comes_from_a_prefill_worker)
+{
+	struct rig *r = rig_new();
+	struct worker_record *p = rig_up(r, "p1", "prefill", 11);
+	if (_i)
+		rig_up(r, "d1", "decode", 21);
+	ck_assert_int_eq(start(r), 0);
+	expect(r, ATTEMPT_SUBMITTED, 0, "submit p1 #1 5; ");
+	say(r, p, 1);
+	expect(r, ATTEMPT_DONE, 1, "submit p1 #1 5; ");
+	ck_assert_float_eq(r->embedding[3], 4);
+	ck_assert_uint_eq(r->s->got.times.cached_tokens, 3);
+	ck_assert_int_eq(r->ended, 1);
+	ck_assert_int_eq(r->s->end.status, 200);
+	say(r, p, 1); /* late */
+	expect(r, ATTEMPT_DONE, 1, "submit p1 #1 5; ");
+	rig_free(r);
+}
+END_TEST
+
+/* Those that do it all can; a decode worker only if there is no other. */
+START_TEST(comes_from_others)
+{
+	struct rig *r = rig_new();
+	struct worker_record *d = rig_up(r, "d1", "decode", 21);
+	ck_assert_int_eq(start(r), 0);
+	expect(r, ATTEMPT_SUBMITTED, 0, "submit d1 #1 5; ");
+	say(r, d, 1);
+	expect(r, ATTEMPT_DONE, 1, "submit d1 #1 5; ");
+	attempt_destroy(&r->s);
+	rig_up(r, "m1", "mixed", 31);
+	r->log[0] = 0;
+	ck_assert_int_eq(start(r), 0);
+	expect(r, ATTEMPT_SUBMITTED, 1, "submit m1 #1 5; ");
+	rig_free(r);
+}
+END_TEST
+
+START_TEST(only_of_that_size)
+{
+	struct rig *r = rig_new();
+	struct worker_record *none = rig_up(r, "p1", "prefill", 11), *other;
+	none->hidden = 0;
+	other = rig_up(r, "p2", "prefill", 12);
+	other->hidden = 8;
+	ck_assert_int_eq(start(r), ERR_NOTFOUND);
+	attempt_destroy(&r->s);
+	ck_assert_uint_eq(registry_hidden(&r->g), 8);
+	rig_up(r, "p3", "prefill", 13);
+	ck_assert_int_eq(start(r), 0);
+	expect(r, ATTEMPT_SUBMITTED, 0, "submit p3 #1 5; ");
+	rig_free(r);
+}
+END_TEST
+
+/* It needs no room for an answer: the context may be full. */
+START_TEST(whole_context)
+{
+	struct rig *r = rig_new();
+	struct worker_record *p = rig_up(r, "p1", "prefill", 11);
+	p->context_tokens = 5;
+	ck_assert_int_eq(start(r), 0);
+	attempt_destroy(&r->s);
+	p->context_tokens = 4;
+	ck_assert_int_eq(start(r), ERR_FULL);
+	rig_free(r);
+}
+END_TEST
+
+/* What no correct worker sends: the attempt is made again, elsewhere. */
+START_TEST(wrong_answers)
+{
+	static const char again[] = "submit p1 #1 5; cancel p1 #1; submit p2 #2 5; ";
+	float values[] = {1, 2, _i == 2 ? NAN : _i == 3 ? INFINITY : 3, 4, 5};
+	struct rig *r = rig_new();
+	struct worker_record *p = rig_up(r, "p1", "prefill", 11), *q;
+	ck_assert_int_eq(start(r), 0);
+	q = rig_up(r, "p2", "prefill", 12);
+	switch (_i) {
+	case 0: say_n(r, p, 1, values, 3); break;
+	case 1: say_n(r, p, 1, values, 5); break;
+	case 2:
+	case 3: say_n(r, p, 1, values, 4); break;
+	case 4: rig_first(r, p, 1, 0, 10, "d1", 21); break;
+	default: rig_more(r, p, 1, 0, 10, 1);
+	}
+	expect(r, ATTEMPT_SUBMITTED, 0, again);
+	say(r, p, 1); /* of the attempt before */
+	expect(r, ATTEMPT_SUBMITTED, 0, again);
+	say(r, p, 2); /* not from its worker */
+	expect(r, ATTEMPT_SUBMITTED, 0, again);
+	say(r, q, 2);
+	expect(r, ATTEMPT_DONE, 1, again);
+	rig_free(r);
+}
+END_TEST
+
+START_TEST(worker_dies)
+{
+	struct rig *r = rig_new();
+	struct worker_record *p = rig_up(r, "p1", "prefill", 11), *d = rig_up(r, "d1", "decode", 21);
+	ck_assert_int_eq(start(r), 0);
+	rig_down(r, p);
+	expect(r, ATTEMPT_SUBMITTED, 0, "submit p1 #1 5; submit d1 #2 5; ");
+	say(r, d, 2);
+	ck_assert_int_eq(r->s->state, ATTEMPT_DONE);
+	rig_free(r);
+}
+END_TEST
+
+START_TEST(cancelled)
+{
+	struct rig *r = rig_new();
+	struct worker_record *p = rig_up(r, "p1", "prefill", 11);
+	ck_assert_int_eq(start(r), 0);
+	attempt_cancel(r->s, "the client is gone");
+	expect(r, ATTEMPT_CANCELLED, 0, "submit p1 #1 5; cancel p1 #1; ");
+	say(r, p, 1);
+	expect(r, ATTEMPT_CANCELLED, 0, "submit p1 #1 5; cancel p1 #1; ");
+	rig_free(r);
+}
+END_TEST
+
+START_TEST(no_memory)
+{
+	struct rig *r = rig_new();
+	struct worker_record *p = rig_up(r, "p1", "prefill", 11);
+	ck_assert_int_eq(start(r), 0);
+	r->no_memory = 1;
+	say(r, p, 1);
+	expect(r, ATTEMPT_FAILED, 0, "submit p1 #1 5; cancel p1 #1; ");
+	ck_assert_int_eq(r->s->end.status, 503);
+	rig_free(r);
+}
+END_TEST
+
+/* Nobody asked: ignored in every state of an attempt that generates. */
+START_TEST(not_asked_for)
+{
+	struct rig *r = rig_new();
+	struct worker_record *p = rig_up(r, "p1", "prefill", 11), *d = rig_up(r, "d1", "decode", 21);
+	rig_seq(r, 16, 0);
+	ck_assert_int_eq(attempt_start(r->s), 0);
+	say(r, p, 1);
+	ck_assert_int_eq(r->s->state, ATTEMPT_SUBMITTED);
+	rig_tokens_from(r, d, r->s->id, 1, 0, 10, 2, PDS__FINISH__FINISH_STOP);
+	ck_assert_int_eq(r->s->state, ATTEMPT_ENDING);
+	say(r, p, 1);
+	say(r, d, 1);
+	ck_assert_int_eq(r->s->state, ATTEMPT_ENDING);
+	ck_assert_int_eq(r->n_embeddings, 0);
+	rig_first(r, p, 1, 0, 10, "d1", 21);
+	ck_assert_int_eq(r->s->state, ATTEMPT_DONE);
+	rig_free(r);
+}
+END_TEST
+
+/* Written in steps, as to a slow client: every bit is there. */
+START_TEST(as_json)
+{
+	enum { N = 5000 };
+	static float v[N], got[N];
+	struct answer_parts p;
+	struct buf out;
+	size_t bytes;
+	uint32_t x = 1;
+	for (int i = 0; i < N; i++) {
+		x = x * 1664525u + 1013904223u;
+		v[i] = ldexpf((float)(int32_t)x, -31 - (int)(x % 40));
+	}
+	v[0] = 0;
+	v[1] = 1e-40f;
+	v[2] = -3e38f;
+	parts_init(&p);
+	buf_init(&out, 0);
+	if (_i)
+		parts_base64(&p, v, sizeof v);
+	else
+		parts_floats(&p, v, N);
+	for (size_t most = 1; !parts_write(&p, NULL, &out, most); most = out.len + 1000)
+		;
+	const char *at = out.data;
+	char *end;
+	for (int i = 0; !_i && i < N; i++, at = end + (*end == ','))
+		got[i] = strtof(at, &end);
+	if (_i)
+		ck_assert_int_eq(sodium_base642bin((unsigned char *)got, sizeof got, out.data, out.len,
+		                                   NULL, &bytes, &at, sodium_base64_VARIANT_ORIGINAL),
+		                 0);
+	ck_assert_uint_eq((size_t)(at - out.data), out.len);
+	ck_assert(memcmp(got, v, sizeof v) == 0);
+	buf_fini(&out);
+	parts_fini(&p);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("router_embed");
+	TCase *c = tcase_create("all");
+	log_set_level("error");
+	tcase_add_loop_test(c, comes_from_a_prefill_worker, 0, 2);
+	tcase_add_test(c, comes_from_others);
+	tcase_add_test(c, only_of_that_size);
+	tcase_add_test(c, whole_context);
+	tcase_add_loop_test(c, wrong_answers, 0, 6);
+	tcase_add_test(c, worker_dies);
+	tcase_add_test(c, cancelled);
+	tcase_add_test(c, no_memory);
+	tcase_add_test(c, not_asked_for);
+	tcase_add_loop_test(c, as_json, 0, 2);
+	suite_add_tcase(s, c);
+	SRunner *sr = srunner_create(s);
+	srunner_run_all(sr, CK_ENV);
+	int failed = srunner_ntests_failed(sr);
+	srunner_free(sr);
+	return failed != 0;
+}
