@@ -106,7 +106,7 @@ int attempts_late_first_token(struct attempts *e, const struct worker_record *w,
 		return 0;
 	attempts_take_prompt_times(e, &l->sum.times, &l->predicted, m->timing);
 	e->counts.cached_tokens += l->sum.times.cached_tokens;
-	log_req(LOG_DEBUG, &l->sum.id, "prefill_told", "attempt=%u index=%u from=%s decode=%s late=1",
+	log_req(LOG_INFO, &l->sum.id, "prefill_told", "attempt=%u index=%u from=%s decode=%s late=1",
 	        l->sum.number, m->index, w->name, m->decode && *m->decode ? m->decode : "-");
 	end_late(e, l);
 	return 1;
