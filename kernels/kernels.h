@@ -57,7 +57,7 @@ extern "C" {
 #define KERN_INLINE static inline
 #endif
 
-#define KERN_ABI 10u /* raised when a struct or a signature below changes */
+#define KERN_ABI 11u /* raised when a struct or a signature below changes */
 
 /* Element types of weights and KV. Block formats are GGML's:
  * https://github.com/ggml-org/ggml/blob/master/docs/gguf.md */
@@ -82,6 +82,9 @@ enum kern_dtype {
 	/* 32 values (OCP MX): exponent e, 16 bytes of nibbles in Q4_0's order; w = E2M1(q) 2^(e - 127);
 	 * e = 255: NaN */
 	KERN_MXFP4,
+	/* 128 values: float32 scale s, 128 codes of OCP 8-bit E4M3; w = s E4M3(c). A NaN code makes its
+	 * whole block NaN. The last block of a row may have fewer values than its 128 codes */
+	KERN_E4M3,
 	/* end of the weight types; the types below are for KV only */
 	KERN_WEIGHT_DTYPES,
 	/* int8 q, |q| <= 127; x = s q, one float32 scale s per token, head, and K or V */
@@ -659,7 +662,8 @@ KERN_INLINE uint32_t kern_share(uint32_t total, uint32_t unit, unsigned rank, un
 	return begin < total ? (uint32_t)begin : total;
 }
 
-/* Size in bytes of `count` elements; 0 if `count` is not a multiple of the type's block. */
+/* Size in bytes of `count` elements of a row; 0 if `count` is not a multiple of the type's block
+ * (KERN_E4M3: rounded up to whole blocks). */
 size_t kern_dtype_bytes(enum kern_dtype t, size_t count);
 const char *kern_dtype_name(enum kern_dtype t);
 const char *kern_op_name(enum kern_op_kind k);

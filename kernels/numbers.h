@@ -61,6 +61,19 @@ KERN_INLINE float kern_f8_to_f32(uint8_t c)
 	return sign ? -f : f;
 }
 
+enum { KERN_E4M3_VALUES = 128 }; /* of a block of KERN_E4M3 */
+
+/* The scale of a block with `count` values in the file's format; NaN if one of its codes is. */
+KERN_INLINE float kern_e4m3_scale(const unsigned char *block, uint32_t count)
+{
+	uint32_t s = (uint32_t)block[0] | (uint32_t)block[1] << 8 | (uint32_t)block[2] << 16 |
+	             (uint32_t)block[3] << 24;
+	for (uint32_t i = 0; i < count; i++)
+		if ((block[4 + i] & 0x7f) == 0x7f)
+			s = 0x7fc00000;
+	return kern_bits_to_f32(s);
+}
+
 /* The next two have no branch, for loops over a row. Values too small for a normal exponent are
  * rounded by adding a constant whose last place is the type's smallest step. Selection uses masks
  * because compilers turn conditionals into branches. */

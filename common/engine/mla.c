@@ -6,6 +6,8 @@
  * sum of latents, times the value part, is the head's output. Prefill and decode compute the same,
  * so a row's bits do not depend on which it is. Errors are returned and name the tensor. */
 #include "engine/mla.h"
+#include "engine/model_fp8.h"
+#include "kernels/numbers.h"
 #include "util/mem.h"
 
 #include <stdio.h>
@@ -43,6 +45,46 @@ static struct kern_weight *transposed_rows(struct loader *l, const struct model_
 	return w;
 }
 
+/* Whether a transposed part of an FP8 matrix keeps one scale for 128 values of a row: rows
+ * [first, first + n) share them in each 128 rows, as where a scale is of blocks that are not cut
+ * by heads. */
+static int keeps_scales(const struct model_tensor *t, uint32_t first, uint32_t n)
+{
+	for (uint32_t r = 0; r < n; r++)
+		for (uint32_t i = 0; i < t->k; i += KERN_E4M3_VALUES)
+			if (model_fp8_scale(t, first + r, i) !=
+			    model_fp8_scale(t, first + r - r % KERN_E4M3_VALUES, i))
+				return 0;
+	return 1;
+}
+
+/* transposed_rows of an FP8 matrix: in FP8, or exactly as float32. */
+static struct kern_weight *transposed_fp8(struct loader *l, const struct model_tensor *t,
+                                          uint32_t first, uint32_t n, enum kern_dtype dtype)
+{
+	enum { BLOCK = KERN_E4M3_VALUES };
+	size_t size = dtype == KERN_F32 ? sizeof(float) : 1;
+	uint32_t across = (n + BLOCK - 1) / BLOCK;
+	const unsigned char *in = (const unsigned char *)t->data + (size_t)first * t->k;
+	unsigned char *out = mem_alloc((size_t)n * t->k * size);
+	float *scales = mem_array((size_t)(t->k + BLOCK - 1) / BLOCK * across, sizeof *scales);
+	for (uint32_t r = 0; r < n; r++)
+		for (uint32_t i = 0; i < t->k; i++) {
+			unsigned char code = in[(size_t)r * t->k + i], *to = out + ((size_t)i * n + r) * size;
+			float scale = model_fp8_scale(t, first + r, i), v = scale * kern_f8_to_f32(code);
+			memcpy(to, dtype == KERN_F32 ? (const void *)&v : &code, size);
+			scales[i / BLOCK * across + r / BLOCK] = scale;
+		}
+	struct model_tensor turned = {.name = t->name, .dtype = dtype, .n = t->k, .k = n, .data = out};
+	turned.scales.data = scales;
+	turned.scales.rows = turned.scales.columns = BLOCK;
+	turned.scales.across = across;
+	struct kern_weight *w = load_rows(l, &turned, (struct tp_share){.begin = 0, .count = t->k});
+	free(scales);
+	free(out);
+	return w;
+}
+
 /* Splits kv_b into the matrices of all heads. */
 static void load_whole(struct loader *l, uint32_t layer, struct mla *m)
 {
@@ -50,9 +92,13 @@ static void load_whole(struct loader *l, uint32_t layer, struct mla *m)
 	struct model_tensor kv_b;
 	if (!load_find(l, MODEL_KV_B, layer, &kv_b))
 		return;
+	int fp8 = kv_b.dtype == KERN_E4M3, keeps = fp8;
+	for (uint32_t h = 0; h < m->heads && keeps; h++)
+		keeps = keeps_scales(&kv_b, h * (d->nope + d->v), d->nope);
 	for (uint32_t h = 0; h < m->heads && !l->rc; h++) {
 		uint32_t first = h * (d->nope + d->v);
-		m->key[h] = transposed_rows(l, &kv_b, first, d->nope);
+		m->key[h] = fp8 ? transposed_fp8(l, &kv_b, first, d->nope, keeps ? KERN_E4M3 : KERN_F32)
+		                : transposed_rows(l, &kv_b, first, d->nope);
 		m->value[h] = load_rows(l, &kv_b,
 		                        (struct tp_share){.begin = first + d->nope, .count = d->v});
 	}

@@ -4,7 +4,7 @@
  * Invariant: a description that model_open returns is within the limits below, so that products of
  * its numbers fit into size_t. Errors are returned and name the file, the field, what was found and
  * what was expected. */
-#include "engine/family.h"
+#include "engine/model_fp8.h"
 #include "format/safetensors.h"
 #include "kv/layout.h"
 #include "kernels/own_math.h"
@@ -420,12 +420,18 @@ static int dtype_parse(const char *name, enum kern_dtype *ret)
 	return ERR_UNSUPPORTED;
 }
 
-static void shape_text(const struct model_entry *e, char *out, size_t size)
+void model_shape_text(uint32_t dims, const uint64_t shape[4], char *out, size_t size)
 {
 	size_t at = 0;
 	out[0] = 0;
-	for (uint32_t d = 0; d < e->dims && at < size; d++)
-		at += (size_t)snprintf(out + at, size - at, "%s%" PRIu64, d ? " x " : "", e->shape[d]);
+	for (uint32_t d = 0; d < dims && at < size; d++)
+		at += (size_t)snprintf(out + at, size - at, "%s%" PRIu64, d ? " x " : "", shape[d]);
+}
+
+/* Bytes of k elements in the file. */
+static size_t row_bytes(const struct model_tensor *t, uint32_t k)
+{
+	return t->dtype == KERN_E4M3 ? k : kern_dtype_bytes(t->dtype, k);
 }
 
 /* Finds a tensor. stack 0: a matrix (n, k) or a vector; otherwise a tensor of `stack` matrices (n,
@@ -447,7 +453,7 @@ static int tensor_get(const struct model_source *src, const char *name, uint32_t
 	int stacked = stack && e.dims == 3 && e.shape[0] == stack && e.shape[1] == n && e.shape[2] == k;
 	if (!vector && !matrix && !stacked) {
 		char found[100];
-		shape_text(&e, found, sizeof found);
+		model_shape_text(e.dims, e.shape, found, sizeof found);
 		return err_set(err, ERR_CORRUPT, "%.160s: tensor %s: found shape %s, expected %s",
 		               src->path, name, found, expected);
 	}
@@ -455,14 +461,19 @@ static int tensor_get(const struct model_source *src, const char *name, uint32_t
 	struct model_tensor t = {.name = e.name, .n = n, .k = k, .data = e.data, .bytes = e.bytes};
 	if (dtype_parse(e.type, &t.dtype))
 		return err_set(err, ERR_UNSUPPORTED,
-		               "%.120s: tensor %s: found type %s, expected one of F32, F16, BF16, Q8_0, "
-		               "Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, MXFP4",
+		               "%.120s: tensor %s: found type %s, expected one of F32, F16, BF16, F8_E4M3, "
+		               "Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, MXFP4",
 		               src->path, name, e.type);
-	if (kern_dtype_bytes(t.dtype, (size_t)k) * n != t.bytes)
+	if (row_bytes(&t, k) * n != t.bytes)
 		return err_set(
 			err, ERR_CORRUPT,
 			"%.160s: tensor %s: found %zu bytes, expected %zu (rows of %u elements of %s)",
-			src->path, name, t.bytes, kern_dtype_bytes(t.dtype, (size_t)k) * n, k, e.type);
+			src->path, name, t.bytes, row_bytes(&t, k) * n, k, e.type);
+	if (t.dtype == KERN_E4M3) {
+		int rc = model_fp8_find(src, &t, err);
+		if (rc)
+			return rc;
+	}
 	*ret = t;
 	return 0;
 }
@@ -492,11 +503,12 @@ static int role_get(const struct model_source *src, const struct model_conf *c,
 	int rc = model_tensor_get(src, name, bias ? 1 : all, bias ? all : k, &t, err);
 	if (rc)
 		return rc;
-	size_t row = kern_dtype_bytes(t.dtype, bias ? 1 : k);
+	size_t row = row_bytes(&t, bias ? 1 : k);
 	t.n = bias ? 1 : n;
 	t.k = bias ? n : k;
 	t.data = (const unsigned char *)t.data + first * row;
 	t.bytes = n * row;
+	t.scales.first = first;
 	*ret = t;
 	return 0;
 }

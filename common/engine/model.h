@@ -206,12 +206,23 @@ struct model_conf {
 	uint32_t eos[MODEL_EOS_MAX], n_eos;
 };
 
+/* What shares a scale in an FP8 weight of a folder. */
+enum model_fp8_scales { MODEL_FP8_TENSOR = 1, MODEL_FP8_ROW = 2, MODEL_FP8_BLOCK = 4 };
+
 struct model_tensor {
 	const char *name;
 	enum kern_dtype dtype;
 	uint32_t n, k; /* a vector has n = 1 */
+	/* KERN_E4M3: the file's codes alone; see model_fp8.h */
 	const void *data;
 	size_t bytes;
+	struct {
+		const void *data; /* (down, across) of dtype F32, F16 or BF16 */
+		enum kern_dtype dtype;
+		/* rows and columns that share a scale; scales in a row; the number of the tensor's first
+		 * row among those that the scales are for */
+		uint32_t rows, columns, across, first;
+	} scales; /* of KERN_E4M3 */
 	/* converted data, which the caller frees; NULL: data is the file's */
 	void *own;
 	struct {
@@ -224,6 +235,7 @@ struct model_source {
 	enum model_source_kind kind;
 	void *file; /* struct gguf or struct safetensors */
 	const char *path;
+	unsigned fp8_scales; /* enum model_fp8_scales: what config.json allows; 0: no weight in FP8 */
 };
 
 /* Opens a .gguf file, or a folder with config.json. Outputs are written only on success; the file
@@ -277,6 +289,8 @@ struct model_entry {
 	const void *data;
 	size_t bytes;
 };
+/* "128 x 64" */
+void model_shape_text(uint32_t dims, const uint64_t shape[4], char *out, size_t size);
 size_t model_entries(const struct model_source *src);
 void model_entry_at(const struct model_source *src, size_t i, struct model_entry *ret);
 /* Shape (n, k) of a role's tensor by the description. */

@@ -4,7 +4,7 @@
  * The keys of transformers 5 and of earlier versions are accepted. Rotation and windows are in
  * model_hf_rope.c. Every number is checked against its limits before it is used. Errors are
  * returned and name file and key. */
-#include "engine/family.h"
+#include "engine/model_fp8.h"
 #include "format/safetensors.h"
 #include "util/mem.h"
 
@@ -233,7 +233,8 @@ static int read_generation_config(const char *folder, struct model_conf *c, stru
 	return rc;
 }
 
-static int read_config(const char *path, const json_t *o, struct model_conf *c, struct err *err)
+static int read_config(const char *path, const json_t *o, struct model_conf *c,
+                       struct model_source *src, struct err *err)
 {
 	struct hf_reader r = {.path = path, .err = err};
 	const json_t *type = hf_get(o, "model_type");
@@ -253,6 +254,7 @@ static int read_config(const char *path, const json_t *o, struct model_conf *c, 
 		return r.rc;
 	if (c->family->read_hf)
 		c->family->read_hf(&r, o, c);
+	model_fp8_read(&r, o, src);
 	if (r.rc || read_act(&r, o, c))
 		return r.rc;
 	read_eos(o, c);
@@ -278,7 +280,7 @@ int model_hf_open(const char *path, struct model_conf *c, struct model_source *s
 	json_t *o = NULL;
 	int rc = read_json(config, 0, &o, err);
 	if (!rc)
-		rc = read_config(config, o, c, err);
+		rc = read_config(config, o, c, src, err);
 	json_decref(o);
 	free(config);
 	if (!rc)

@@ -1,10 +1,12 @@
 /* weights.c - loads a model's tensors into matrices and vectors on the device.
  *
- * Each tensor is passed to the device as it is in the file; the device repacks it, and then the
- * file's pages are given back, so that loading needs little more memory than the model itself.
- * Vectors share a few pieces of memory, which are freed together. A missing tensor, a wrong shape
- * or type, and too little memory are returned as errors that name the tensor. */
+ * Each tensor is passed to the device as it is in the file (FP8: its scales among its codes); the
+ * device repacks it, and then the file's pages are given back, so that loading needs little more
+ * memory than the model itself. Vectors share a few pieces of memory, which are freed together. A
+ * missing tensor, a wrong shape or type, and too little memory are returned as errors that name
+ * the tensor. */
 #include "engine/mla.h"
+#include "engine/model_fp8.h"
 #include "engine/moe.h"
 #include "util/mem.h"
 
@@ -69,9 +71,12 @@ struct kern_weight *load_rows(struct loader *l, const struct model_tensor *t, st
 	struct kern_weight *w = NULL;
 	if (l->rc || !rows.count)
 		return NULL;
-	const unsigned char *data = (const unsigned char *)t->data +
-	                            rows.begin * kern_dtype_bytes(t->dtype, t->k);
+	unsigned char *own = t->dtype == KERN_E4M3 ? model_fp8_rows(t, rows.begin, rows.count) : NULL;
+	const unsigned char *data = own ? own
+	                                : (const unsigned char *)t->data +
+	                                      rows.begin * kern_dtype_bytes(t->dtype, t->k);
 	int rc = e->ops->weight_new(e->dev, t->dtype, rows.count, t->k, data, 0, &w);
+	free(own);
 	if (rc) {
 		l->rc = engine_device_error(e, rc, "cannot load", l->err);
 		err_prefix(l->err, "%.100s: tensor %s (%u x %u, %s)", e->src.path, t->name, t->n, t->k,

@@ -117,6 +117,13 @@ static void mxfp4(float *out, const unsigned char *b)
 	}
 }
 
+static void e4m3(float *out, const unsigned char *b, uint32_t count)
+{
+	float d = kern_e4m3_scale(b, count);
+	for (uint32_t i = 0; i < count; i++)
+		out[i] = d * kern_f8_to_f32(b[4 + i]);
+}
+
 static void blocks(float *out, const unsigned char *src, uint32_t count, uint32_t values,
                    void (*block)(float *, const unsigned char *), enum kern_dtype dtype)
 {
@@ -147,6 +154,11 @@ void cpu_dequantise(float *out, enum kern_dtype dtype, const void *data, uint32_
 	case KERN_Q4_K: blocks(out, src, count, 256, q4_k, dtype); break;
 	case KERN_Q5_K: blocks(out, src, count, 256, q5_k, dtype); break;
 	case KERN_MXFP4: blocks(out, src, count, 32, mxfp4, dtype); break;
+	case KERN_E4M3:
+		for (uint32_t i = 0; i < count; i += KERN_E4M3_VALUES)
+			e4m3(out + i, src + kern_dtype_bytes(dtype, i),
+			     count - i < KERN_E4M3_VALUES ? count - i : KERN_E4M3_VALUES);
+		break;
 	case KERN_I8:
 		for (uint32_t i = 0; i < count; i++)
 			out[i] = (float)(int8_t)src[i];

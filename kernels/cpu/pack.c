@@ -181,6 +181,21 @@ static void pack_float(const struct kern_weight *w, unsigned char *panel, const 
 		       src + r * row_bytes + 4 * (size_t)units, 2);
 }
 
+/* packs `columns` rows of the file into one panel */
+static void pack_e4m3(const struct kern_weight *w, unsigned char *panel, const unsigned char *src,
+                      size_t row_bytes, uint32_t columns)
+{
+	for (uint32_t k = 0; k < w->k; k += KERN_E4M3_VALUES, panel += E4M3_BLOCK)
+		for (uint32_t r = 0; r < columns; r++) {
+			uint32_t n = w->k - k < KERN_E4M3_VALUES ? w->k - k : KERN_E4M3_VALUES;
+			const unsigned char *b = src + r * row_bytes + kern_dtype_bytes(KERN_E4M3, k);
+			float scale = kern_e4m3_scale(b, n);
+			memcpy(panel + 4 * r, &scale, 4);
+			for (uint32_t i = 0; i < n; i++)
+				panel[E4M3_SCALES + i * FLOAT_COLUMNS + r] = b[4 + i];
+		}
+}
+
 size_t cpu_weight_bytes(const struct kern_weight *w)
 {
 	uint32_t columns = panel_columns(w->dtype);
@@ -207,9 +222,10 @@ static void pack_panel(const void *ctx, uint32_t item, unsigned worker)
 	const struct kern_weight *w = j->w;
 	uint32_t columns = panel_columns(w->dtype), first = item * columns,
 			 n = w->n - first < columns ? w->n - first : columns;
-	(panel_is_float(w->dtype) ? pack_float : pack_quantised)(w, w->data + item * w->panel_bytes,
-	                                                         j->src + first * j->row_bytes,
-	                                                         j->row_bytes, n);
+	(w->dtype == KERN_E4M3      ? pack_e4m3
+	 : panel_is_float(w->dtype) ? pack_float
+	                            : pack_quantised)(w, w->data + item * w->panel_bytes,
+	                                              j->src + first * j->row_bytes, j->row_bytes, n);
 }
 
 void cpu_weight_pack(struct kern_weight *w, const void *src, size_t row_bytes, struct crew *crew)
@@ -286,6 +302,16 @@ static void unpack_group(float *out, enum kern_dtype t, const unsigned char *ds,
 	}
 }
 
+static void unpack_e4m3(float *out, const unsigned char *panel, uint32_t k, uint32_t c)
+{
+	float d = 0;
+	for (uint32_t i = 0; i < k; i++) {
+		const unsigned char *block = panel + (size_t)(i / KERN_E4M3_VALUES) * E4M3_BLOCK;
+		memcpy(&d, block + 4 * c, 4);
+		out[i] = d * kern_f8_to_f32(block[E4M3_SCALES + i % KERN_E4M3_VALUES * FLOAT_COLUMNS + c]);
+	}
+}
+
 void cpu_weight_row(const struct kern_weight *w, uint32_t row, float *out)
 {
 	if (!w->packed) {
@@ -294,6 +320,10 @@ void cpu_weight_row(const struct kern_weight *w, uint32_t row, float *out)
 	}
 	uint32_t columns = panel_columns(w->dtype), c = row % columns, side = c / SIDE_COLUMNS;
 	const unsigned char *panel = w->data + row / columns * w->panel_bytes;
+	if (w->dtype == KERN_E4M3) {
+		unpack_e4m3(out, panel, w->k, c);
+		return;
+	}
 	if (panel_is_float(w->dtype)) {
 		uint32_t each = panel_float_k(w->dtype);
 		size_t unit = panel_float_bytes(w->dtype);

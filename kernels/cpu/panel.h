@@ -2,7 +2,8 @@
  *
  * A weight is a sequence of panels. F32, F16: a panel is 64 columns (rows of W), as k rows of 64
  * elements. BF16: the same with pairs of k: 2 i and 2 i + 1 of a column are adjacent, as vdpbf16ps
- * needs; an odd k is padded with a zero. Quantised types: a panel is 32 columns in two sides, 0 ..
+ * needs; an odd k is padded with a zero. E4M3: 64 columns too; for each 128 k 64 float32 scales,
+ * then up to 128 rows of 64 codes. Quantised types: a panel is 32 columns in two sides, 0 ..
  * 15 and 16 .. 31; k is cut into groups of 32, and one or more groups with their scales form a
  * block: first the scales of both sides, then for each group the codes, alternating between the
  * sides every 64 bytes. A kernel for 32 columns thus reads memory as one stream (two streams 512
@@ -28,23 +29,26 @@
 #ifndef CPU_PANEL_H
 #define CPU_PANEL_H
 
-#include "kernels/kernels.h"
+#include "kernels/numbers.h"
 
 enum {
 	SIDE_COLUMNS = 16,
 	SIDES = 2,
 	PANEL_COLUMNS = SIDES * SIDE_COLUMNS,
 	FLOAT_COLUMNS = 64,
-	GROUP = 32
+	GROUP = 32,
+	E4M3_SCALES = 4 * FLOAT_COLUMNS, /* bytes of a block's scales */
+	E4M3_BLOCK = E4M3_SCALES + KERN_E4M3_VALUES * FLOAT_COLUMNS
 };
 enum {
 	CODE_STEP = 4 * PANEL_COLUMNS
 }; /* distance between a side's consecutive 64-byte pieces of
                                          * codes */
 
+/* products use activations as they are, not quantised */
 static inline int panel_is_float(enum kern_dtype t)
 {
-	return t == KERN_F32 || t == KERN_F16 || t == KERN_BF16;
+	return t == KERN_F32 || t == KERN_F16 || t == KERN_BF16 || t == KERN_E4M3;
 }
 
 static inline uint32_t panel_float_k(enum kern_dtype t) /* k per row of a float panel */
@@ -54,7 +58,7 @@ static inline uint32_t panel_float_k(enum kern_dtype t) /* k per row of a float 
 
 static inline size_t panel_float_bytes(enum kern_dtype t) /* per column of such a row */
 {
-	return t == KERN_F16 ? 2 : 4;
+	return t == KERN_E4M3 ? 1 : t == KERN_F16 ? 2 : 4;
 }
 
 static inline uint32_t panel_columns(enum kern_dtype t)
@@ -113,6 +117,9 @@ static inline size_t panel_group_bytes(enum kern_dtype t) /* including its share
 
 static inline size_t panel_bytes(enum kern_dtype t, uint32_t k)
 {
+	if (t == KERN_E4M3)
+		return (size_t)k * FLOAT_COLUMNS +
+		       (size_t)((k + KERN_E4M3_VALUES - 1) / KERN_E4M3_VALUES) * E4M3_SCALES;
 	if (panel_is_float(t))
 		return (size_t)((k + panel_float_k(t) - 1) / panel_float_k(t)) * FLOAT_COLUMNS *
 		       panel_float_bytes(t);

@@ -260,7 +260,8 @@ static __device__ __forceinline__ void product_serial(const struct product_args 
 /* --- the kernels --------------------------------------------------------- */
 
 #define FOR_PANEL_TYPES(DO) \
-	DO(BF16) DO(Q8_0) DO(Q4_0) DO(Q4_1) DO(Q6_K) DO(Q5_0) DO(Q5_1) DO(Q4_K) DO(Q5_K) DO(MXFP4)
+	DO(BF16)                \
+	DO(Q8_0) DO(Q4_0) DO(Q4_1) DO(Q6_K) DO(Q5_0) DO(Q5_1) DO(Q4_K) DO(Q5_K) DO(MXFP4) DO(E4M3)
 
 #define PRODUCT_KERNELS(TYPE)                                              \
 	KERNEL(product_split_##TYPE##_1, SPLIT_THREADS, struct product_args)   \

@@ -22,6 +22,7 @@ struct weight_record {
 	uint32_t high;                /* bits of the codes */
 	uint16_t scale[2], offset[2]; /* q6_k: the scales of tile 0, of tile 1 */
 	uint16_t block_scale[2], block_offset[2];
+	float wide_scale[2]; /* f8_e4m3 */
 };
 
 template <int TYPE> constexpr bool is_bf16 = TYPE == KERN_BF16 || TYPE == WEIGHT_BF16_ROWS;
@@ -50,7 +51,7 @@ template <int TYPE>
 static __device__ __forceinline__ void load_codes(struct weight_record &r,
                                                   const unsigned char *record, uint32_t lane)
 {
-	if constexpr (TYPE == KERN_Q8_0) {
+	if constexpr (TYPE == KERN_Q8_0 || TYPE == KERN_E4M3) {
 		load_words4(r.code, record + 16 * lane);
 	} else {
 		struct words2 v = *(const struct words2 *)(record + 8 * lane);
@@ -71,6 +72,10 @@ static __device__ __forceinline__ void load_scales(struct weight_record &r,
 	constexpr bool bytes = is_k_type<TYPE> || TYPE == KERN_MXFP4;
 	for (uint32_t i = 0; i < 2; i++) {
 		uint32_t row = lane / 4 + 8 * i;
+		if constexpr (TYPE == KERN_E4M3) {
+			r.wide_scale[i] = ((const float *)shared)[row];
+			continue;
+		}
 		r.scale[i] = bytes ? scales[row] : ((const uint16_t *)scales)[row];
 		if constexpr (is_k_type<TYPE>) {
 			r.offset[i] = scales[16 + row];
@@ -165,6 +170,15 @@ static __device__ __forceinline__ uint32_t mxfp4_pair(uint32_t q)
 	                  BOTH_HALVES(0x7f00u), 0);
 }
 
+/* E4M3 bits in the place of bfloat16's sign, exponent and mantissa represent 2^-120 times the
+ * number. */
+static __device__ __forceinline__ uint32_t e4m3_pair(uint32_t bytes, int w)
+{
+	uint32_t v = spread(bytes, 0, w);
+	return fma_bf16x2((v & BOTH_HALVES(0x7fu)) << 4 | (v & BOTH_HALVES(0x80u)) << 8,
+	                  BOTH_HALVES(0x7b80u), 0);
+}
+
 /* The bits above the nibbles in register i (values 2 i, 2 i + 1) of tile j, at bit 4 of each
  * half. */
 template <int TYPE>
@@ -193,6 +207,8 @@ static __device__ __forceinline__ void unpack_codes(const struct weight_record &
 				a[j][i] = r.code[4 * j + i];
 			else if constexpr (TYPE == KERN_Q8_0)
 				a[j][i] = q8_pair(r.code[2 * j + i / 2], i % 2);
+			else if constexpr (TYPE == KERN_E4M3)
+				a[j][i] = e4m3_pair(r.code[2 * j + i / 2], i % 2);
 			else if constexpr (TYPE == KERN_MXFP4)
 				a[j][i] = mxfp4_pair(spread(nibbles, 0, i % 2));
 			else
@@ -205,6 +221,8 @@ static __device__ __forceinline__ void unpack_codes(const struct weight_record &
 template <int TYPE>
 static __device__ __forceinline__ float record_scale(const struct weight_record &r, int i, int j)
 {
+	if constexpr (TYPE == KERN_E4M3)
+		return r.wide_scale[i];
 	if constexpr (TYPE == KERN_MXFP4)
 		return kern_bf16_to_f32(kern_mxfp4_scale((unsigned char)r.scale[i]));
 	if constexpr (TYPE == KERN_Q6_K)

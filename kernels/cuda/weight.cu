@@ -36,6 +36,8 @@ static __device__ int file_code(int type, const unsigned char *row, uint32_t col
 	const unsigned char *at;
 	switch (type) {
 	case KERN_Q8_0: return (int)(int8_t)row[b * 34 + 2 + i];
+	case KERN_E4M3:
+		return (int)row[column / KERN_E4M3_VALUES * 132 + 4 + column % KERN_E4M3_VALUES];
 	case KERN_Q4_0: return (int)(row[b * 18 + 2 + i % 16] >> (i < 16 ? 0 : 4) & 15);
 	case KERN_Q4_1: return (int)(row[b * 20 + 4 + i % 16] >> (i < 16 ? 0 : 4) & 15);
 	case KERN_MXFP4: return (int)(row[b * 17 + 1 + i % 16] >> (i < 16 ? 0 : 4) & 15);
@@ -78,7 +80,7 @@ static __device__ void pack_codes(const struct pack_args &a, unsigned char *reco
 		}
 	struct weight_layout l = weight_layout_of(a.type);
 	for (uint32_t e = 0; e < 8; e++)
-		if (a.type == KERN_Q8_0) {
+		if (a.type == KERN_Q8_0 || a.type == KERN_E4M3) {
 			record[16 * lane + e] = (unsigned char)code[0][e];
 			record[16 * lane + 8 + e] = (unsigned char)code[1][e];
 		} else
@@ -105,7 +107,7 @@ static __device__ void pack_scales(const struct pack_args &a, unsigned char *rec
 {
 	struct weight_layout l = weight_layout_of(a.type);
 	unsigned char *s = record + l.scale_at;
-	uint32_t b = first / 32, group = first % 256 / 32;
+	uint32_t b = first / 32, group = first % 256 / 32, end = a.k - first;
 	size_t big_bytes = a.type == KERN_Q4_K ? 144 : a.type == KERN_Q5_K ? 176 : 210;
 	const unsigned char *big = from ? from + first / 256 * big_bytes : NULL;
 	unsigned scale = 0, offset = 0;
@@ -114,6 +116,14 @@ static __device__ void pack_scales(const struct pack_args &a, unsigned char *rec
 	case KERN_Q4_0: ((uint16_t *)s)[row] = from ? file_half(from + b * 18) : 0; break;
 	case KERN_Q5_0: ((uint16_t *)s)[row] = from ? file_half(from + b * 22) : 0; break;
 	case KERN_MXFP4: s[row] = from ? from[b * 17] : 0; break;
+	case KERN_E4M3:
+		if (first % KERN_E4M3_VALUES == 0) /* the first record of a block stores what they share */
+			((float *)shared)[row] = from ? kern_e4m3_scale(from + first / KERN_E4M3_VALUES * 132,
+			                                                end < KERN_E4M3_VALUES
+			                                                    ? end
+			                                                    : KERN_E4M3_VALUES)
+			                              : 0;
+		break;
 	case KERN_Q4_1:
 	case KERN_Q5_1:
 		((uint16_t *)s)[row] = from ? file_half(from + b * (a.type == KERN_Q4_1 ? 20 : 24)) : 0;

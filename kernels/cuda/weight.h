@@ -18,9 +18,10 @@
  *   q4_k    32      256 nibbles, 16 x s, 16 x t
  *   q5_k    32      256 nibbles, 64 fifth bits, 16 x s, 16 x t
  *   q6_k    32      256 nibbles, 128 high pairs, 16 x scale of tile 0, of tile 1
+ *   f8_e4m3 32      512 codes
  *
  * A block of q4_k and q5_k is 8 records and their shared 16 x f16 d, 16 x f16 m; of q6_k 8 records
- * and 16 x f16 d; of the other types one record.
+ * and 16 x f16 d; of f8_e4m3 4 records and 16 x f32 scale; of the other types one record.
  *
  * Nibbles: a lane has 8 bytes, value e of tile 0 in the low half of byte e, of tile 1 in the high
  * half. Fifth bits: a lane has 16, value e of tile j is bit 8 j + e. High pairs: a lane has 32
@@ -60,6 +61,7 @@ static __host__ __device__ constexpr struct weight_layout weight_layout_of(int t
 	case KERN_Q4_K: return weight_layout{1, 32, 288, 0, 256, 8, 8 * 288 + 64, 16};
 	case KERN_Q5_K: return weight_layout{1, 32, 352, 256, 320, 8, 8 * 352 + 64, 16};
 	case KERN_Q6_K: return weight_layout{1, 32, 416, 256, 384, 8, 8 * 416 + 32, 0};
+	case KERN_E4M3: return weight_layout{1, 32, 512, 0, 512, 4, 4 * 512 + 64, 0};
 	default: return weight_layout{0, 1, 0, 0, 0, 1, 0, 0};
 	}
 }
@@ -101,21 +103,23 @@ static __host__ __device__ constexpr int weight_zero(int type)
 	return type == KERN_Q4_0 ? 8 : type == KERN_Q5_0 ? 16 : type == KERN_Q6_K ? 32 : 0;
 }
 
-/* Value e of tile j of a lane in a record of a quantised type, as an integer that is exact in
+/* Value e of tile j of a lane in a record of a quantised type, as a number that is exact in
  * bfloat16. */
-static __device__ inline int weight_code(int type, const unsigned char *record, uint32_t lane,
-                                         uint32_t j, uint32_t e)
+static __device__ inline float weight_code(int type, const unsigned char *record, uint32_t lane,
+                                           uint32_t j, uint32_t e)
 {
 	if (type == KERN_Q8_0)
-		return (int)(int8_t)record[16 * lane + 8 * j + e];
+		return (float)(int8_t)record[16 * lane + 8 * j + e];
+	if (type == KERN_E4M3)
+		return kern_f8_to_f32(record[16 * lane + 8 * j + e]);
 	uint32_t q = record[8 * lane + e] >> 4 * j & 15;
 	if (type == KERN_MXFP4)
-		return mxfp4_code(q);
+		return (float)mxfp4_code(q);
 	if (type == KERN_Q5_0 || type == KERN_Q5_1 || type == KERN_Q5_K)
 		q |= (uint32_t)(record[256 + 2 * lane + j] >> e & 1) << 4;
 	if (type == KERN_Q6_K)
 		q |= (uint32_t)(record[256 + 4 * lane + 2 * j + e / 4] >> 2 * (e % 4) & 3) << 4;
-	return (int)q - weight_zero(type);
+	return (float)((int)q - weight_zero(type));
 }
 
 static __device__ inline float f16_at(const unsigned char *at)
@@ -141,6 +145,7 @@ static __device__ inline float weight_scale(int type, const unsigned char *recor
 		*ret_offset = -(f16_at(shared + 32 + 2 * row) * (float)s[16 + row]);
 		return f16_at(shared + 2 * row) * (float)s[row];
 	case KERN_Q6_K: return f16_at(shared + 2 * row) * (float)(int8_t)s[16 * j + row];
+	case KERN_E4M3: return ((const float *)shared)[row];
 	default: return f16_at(s + 2 * row);
 	}
 }
@@ -176,7 +181,7 @@ static __device__ inline float weight_value(const struct weight_view &w, uint32_
 	if (w.type == KERN_BF16)
 		return kern_bf16_to_f32(((const uint16_t *)record)[8 * lane + e]);
 	float offset, scale = weight_scale(w.type, record, shared, row % PANEL_ROWS, tile, &offset);
-	return scale * (float)weight_code(w.type, record, lane, tile, e) + offset;
+	return scale * weight_code(w.type, record, lane, tile, e) + offset;
 }
 
 #endif

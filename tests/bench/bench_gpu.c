@@ -56,8 +56,8 @@ static double now_s(void)
 
 /* --- weights ------------------------------------------------------------- */
 
-/* Bytes that are small numbers in every format: scales of 2^-7 as float16 or bfloat16 where
- * blocks have them. */
+/* Bytes that are small numbers in every format: where blocks have scales, 2^-7 as float16 or
+ * bfloat16, or about 2^-11 as float32. */
 static unsigned char *random_rows(enum kern_dtype t, uint32_t n, uint32_t k)
 {
 	static unsigned char *data;
@@ -65,6 +65,7 @@ static unsigned char *random_rows(enum kern_dtype t, uint32_t n, uint32_t k)
 	size_t bytes = kern_dtype_bytes(t, k) * n,
 		   block = kern_dtype_bytes(t,
 	                                t == KERN_Q4_K || t == KERN_Q6_K || t == KERN_Q5_K ? 256 : 32);
+	const char *scale = t == KERN_E4M3 ? "\0\0\0\x3a" : "\0\x20";
 	uint32_t seed = 1;
 	if (bytes <= have)
 		return data;
@@ -73,10 +74,12 @@ static unsigned char *random_rows(enum kern_dtype t, uint32_t n, uint32_t k)
 		seed = seed * 1664525u + 1013904223u;
 		data[i] = (unsigned char)(seed >> 24);
 	}
+	for (size_t i = 0; t == KERN_E4M3 && i < bytes; i++)
+		data[i] &= 0xfe; /* no NaN */
 	for (size_t i = 0; t == KERN_BF16 && i < bytes; i += 2)
 		data[i + 1] = (unsigned char)((data[i + 1] & 0x80) | 0x3c);
 	for (size_t i = 0; t != KERN_BF16 && i < bytes; i += block) {
-		memcpy(data + i + (t == KERN_Q6_K ? 208 : 0), "\0\x20", 2);
+		memcpy(data + i + (t == KERN_Q6_K ? 208 : 0), scale, t == KERN_E4M3 ? 4 : 2);
 		if (t == KERN_Q4_K || t == KERN_Q5_K || t == KERN_Q4_1)
 			memcpy(data + i + 2, "\0\x20", 2);
 	}

@@ -2,13 +2,16 @@
  * per type and number of rows in GOP/s (two operations a weight and row) and, for one row, GB/s of
  * packed weights; attention in GFLOP/s and us. Shapes of a 135M model. A measured program has
  * several products, each with a matrix of its own, so that one row reads memory and not the
- * cache; or attention of as many layers as the model has. */
+ * cache; or attention of as many layers as the model has.
+ *   bench_kernels decode TYPE [variant]   one row by matrices of 4096 x 4096 with one thread, in
+ *                                         GB/s of packed weights by the process's processor time */
 #include "kernels/kernels.h"
 #include "util/clock.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define OPS (&kern_cpu_ops)
 #define LEN(a) (sizeof(a) / sizeof *(a))
@@ -20,6 +23,8 @@ enum {
 	FEW_ROWS = 16,
 	LAYERS = 30,
 	MAX_ROWS = 512,
+	WIDE = 4096, /* of decode: matrices larger together than the cache */
+	WIDE_WEIGHTS = 8,
 	MEASURE_MS = 150,
 	POSITIONS = 2048,
 	BLOCK = 32,
@@ -46,9 +51,15 @@ static void fill(unsigned char *p, size_t bytes)
 		p[i] = (unsigned char)(i * 2654435761u >> 13) & 0x3b;
 }
 
+static int processor_time;
+
 static double seconds(void)
 {
-	return (double)clock_ns() * 1e-9;
+	struct timespec t;
+	if (!processor_time)
+		return (double)clock_ns() * 1e-9;
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 /* One sequence in blocks of its own, `rows` rows at `position`. */
@@ -92,21 +103,44 @@ static double measure(struct bench *b, const struct kern_op *op, uint32_t n)
 	return took / runs / n;
 }
 
-static void matmul(struct bench *b, enum kern_dtype type, uint32_t n, uint32_t k)
+/* `count` products with a matrix each; returns a matrix's bytes. */
+static size_t products(struct bench *b, enum kern_dtype type, uint32_t n, uint32_t k, int count,
+                       struct kern_weight **w, struct kern_op *op)
 {
-	static const uint32_t rows[] = {1, 2, 4, 8, 16, 64, 512};
-	size_t bytes = kern_dtype_bytes(type, (size_t)n * k);
-	struct kern_weight *w[WEIGHTS];
-	struct kern_op op[WEIGHTS] = {0};
+	size_t bytes = n * kern_dtype_bytes(type, k);
 	unsigned char *data = malloc(bytes);
 	fill(data, bytes);
-	for (int i = 0; i < WEIGHTS; i++) {
+	for (int i = 0; i < count; i++) {
 		ok(b, OPS->weight_new(b->d, type, n, k, data, 0, &w[i]));
 		op[i].kind = KERN_OP_MATMUL;
 		op[i].matmul.x = (struct kern_tensor){b->x.dev, k, KERN_F32};
 		op[i].matmul.products = 1;
 		op[i].matmul.p[0] = (struct kern_product){w[i], {0}, {b->y.dev, n, KERN_F32}};
 	}
+	free(data);
+	return bytes;
+}
+
+static void decode(struct bench *b, enum kern_dtype type)
+{
+	struct kern_weight *w[WIDE_WEIGHTS];
+	struct kern_op op[WIDE_WEIGHTS] = {0};
+	size_t bytes = products(b, type, WIDE, WIDE, WIDE_WEIGHTS, w, op);
+	batch_set(b, 0, 1);
+	measure(b, op, WIDE_WEIGHTS);
+	double each = measure(b, op, WIDE_WEIGHTS);
+	printf("%s %.1f us %.2f GB/s\n", kern_dtype_name(type), 1e6 * each,
+	       1e-9 * (double)bytes / each);
+	for (int i = 0; i < WIDE_WEIGHTS; i++)
+		OPS->weight_destroy(b->d, &w[i]);
+}
+
+static void matmul(struct bench *b, enum kern_dtype type, uint32_t n, uint32_t k)
+{
+	static const uint32_t rows[] = {1, 2, 4, 8, 16, 64, 512};
+	struct kern_weight *w[WEIGHTS];
+	struct kern_op op[WEIGHTS] = {0};
+	size_t bytes = products(b, type, n, k, WEIGHTS, w, op);
 	printf("%-5s %5ux%-4u", kern_dtype_name(type), n, k);
 	for (size_t r = 0; r < LEN(rows); r++) {
 		batch_set(b, 0, rows[r]);
@@ -118,7 +152,6 @@ static void matmul(struct bench *b, enum kern_dtype type, uint32_t n, uint32_t k
 	printf("\n");
 	for (int i = 0; i < WEIGHTS; i++)
 		OPS->weight_destroy(b->d, &w[i]);
-	free(data);
 }
 
 static void attention(struct bench *b, enum kern_dtype type, uint32_t position, uint32_t rows)
@@ -167,12 +200,30 @@ static void bench_open(struct bench *b, const struct kern_config *conf)
 	free(x);
 }
 
+static int bench_close(struct bench *b)
+{
+	OPS->mem_free(b->d, &b->x);
+	OPS->mem_free(b->d, &b->y);
+	OPS->mem_free(b->d, &b->batch);
+	OPS->stream_destroy(&b->s);
+	OPS->close(&b->d);
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	struct bench b;
 	struct kern_config conf = {.variant = argc > 1 ? argv[1] : NULL,
 	                           .threads = argc > 2 ? (unsigned)atoi(argv[2]) : 0};
+	processor_time = argc > 2 && strcmp(argv[1], "decode") == 0;
+	if (processor_time)
+		conf = (struct kern_config){.variant = argc > 3 ? argv[3] : NULL, .threads = 1};
 	bench_open(&b, &conf);
+	for (int t = 0; processor_time && t < KERN_WEIGHT_DTYPES; t++)
+		if (strcmp(kern_dtype_name((enum kern_dtype)t), argv[2]) == 0)
+			decode(&b, (enum kern_dtype)t);
+	if (processor_time)
+		return bench_close(&b);
 	printf("%s; matrix products: rows:GOP/s\n", OPS->numerics(b.d));
 	for (int t = 0; t < KERN_WEIGHT_DTYPES; t++)
 		matmul(&b, (enum kern_dtype)t, N, kern_dtype_bytes((enum kern_dtype)t, K) ? K : 512);
@@ -182,10 +233,5 @@ int main(int argc, char **argv)
 	attention(&b, KERN_BF16, 127, 1);
 	attention(&b, KERN_BF16, 1023, 1);
 	attention(&b, KERN_F16, 1023, 1);
-	OPS->mem_free(b.d, &b.x);
-	OPS->mem_free(b.d, &b.y);
-	OPS->mem_free(b.d, &b.batch);
-	OPS->stream_destroy(&b.s);
-	OPS->close(&b.d);
-	return 0;
+	return bench_close(&b);
 }

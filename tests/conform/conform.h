@@ -358,6 +358,8 @@ struct kern_op op_scale(kern_ptr y, kern_ptr x, float factor, uint32_t dim);
 unsigned char *rand_weight(enum kern_dtype t, uint32_t n, uint32_t k);
 /* value i of a row in the file's format; KV types: without their scale */
 double format_value(enum kern_dtype t, const unsigned char *row, uint32_t i);
+/* the values of a row; a NaN among the codes of an E4M3 block makes all of it NaN */
+void format_row(enum kern_dtype t, const unsigned char *row, uint32_t k, float *ret);
 double format_f8(unsigned code);
 /* x in F32, F16 or BF16, to nearest, ties to even */
 float format_round(enum kern_dtype t, double x);

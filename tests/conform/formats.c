@@ -25,7 +25,7 @@ static const struct {
 	[KERN_Q4_1] = {32, 0, 1.0f / 16, -8},   [KERN_Q5_0] = {32, 0, 1.0f / 32, 0},
 	[KERN_Q5_1] = {32, 0, 1.0f / 32, -16},  [KERN_Q6_K] = {256, 208, 1.0f / 8192, 0},
 	[KERN_Q4_K] = {256, 0, 1.0f / 1024, 8}, [KERN_Q5_K] = {256, 0, 1.0f / 1024, 8},
-	[KERN_MXFP4] = {32, 0, 0, 0},
+	[KERN_MXFP4] = {32, 0, 0, 0},           [KERN_E4M3] = {128, 0, 1.0f / 256, 0},
 };
 
 /* A block's numbers; some are so small that a half is subnormal, as many of real models are. */
@@ -37,14 +37,28 @@ static void put_scales(enum kern_dtype t, unsigned char *block)
 		block[0] = (unsigned char)((tiny ? 100 : 121) + rand_below(5));
 		return;
 	}
+	if (t == KERN_E4M3) {
+		f *= tiny ? 0x1p-60f : 1;
+		memcpy(block, &f, 4);
+		return;
+	}
 	put_half(block + blocks[t].scale_at, f);
 	if (blocks[t].second != 0)
 		put_half(block + blocks[t].scale_at + 2, f * blocks[t].second);
 }
 
+/* Codes that are not NaN; those beyond a row's values stay what they are. */
+static void put_codes(unsigned char *row, uint32_t k)
+{
+	for (uint32_t i = 0; i < k; i++) {
+		unsigned char *c = row + kern_dtype_bytes(KERN_E4M3, i - i % 128) + 4 + i % 128;
+		*c = (*c & 0x7f) == 0x7f ? (unsigned char)(*c - 1 - rand_below(60)) : *c;
+	}
+}
+
 unsigned char *rand_weight(enum kern_dtype t, uint32_t n, uint32_t k)
 {
-	size_t count = (size_t)n * k, bytes = kern_dtype_bytes(t, count);
+	size_t count = (size_t)n * k, row = kern_dtype_bytes(t, k), bytes = n * row;
 	unsigned char *w = conform_alloc(bytes, 1);
 	for (size_t i = 0; i < bytes; i++)
 		w[i] = (unsigned char)rand_bits();
@@ -56,9 +70,11 @@ unsigned char *rand_weight(enum kern_dtype t, uint32_t n, uint32_t k)
 			put_half(w + 2 * i, i % 13 == 5 ? f * 0x1p-14f : f);
 		else if (t == KERN_BF16)
 			memcpy(w + 2 * i, (unsigned char *)&f + 2, 2);
-		else if (i % blocks[t].values == 0)
-			put_scales(t, w + kern_dtype_bytes(t, i));
+		else if (i % k % blocks[t].values == 0)
+			put_scales(t, w + i / k * row + kern_dtype_bytes(t, i % k));
 	}
+	for (uint32_t r = 0; t == KERN_E4M3 && r < n; r++)
+		put_codes(w + r * row, k);
 	return w;
 }
 
@@ -155,9 +171,21 @@ double format_value(enum kern_dtype t, const unsigned char *row, uint32_t at)
 	case KERN_Q4_K: return k_value(b, NULL, b + 16, i);
 	case KERN_Q5_K: return k_value(b, b + 16, b + 48, i);
 	case KERN_MXFP4: return mx_value(b, i);
+	case KERN_E4M3: return single(b, 4) * format_f8(b[4 + i]);
 	case KERN_I8: return (int8_t)b[at];
 	case KERN_F8: return format_f8(b[at]);
 	default: return NAN;
+	}
+}
+
+void format_row(enum kern_dtype t, const unsigned char *row, uint32_t k, float *ret)
+{
+	for (uint32_t c = 0; c < k; c++)
+		ret[c] = (float)format_value(t, row, c);
+	for (uint32_t c = 0; t == KERN_E4M3 && c < k; c++) {
+		unsigned code = row[kern_dtype_bytes(t, c - c % 128) + 4 + c % 128];
+		for (uint32_t i = c - c % 128; (code & 127) == 127 && i < k && i < c - c % 128 + 128; i++)
+			ret[i] = NAN;
 	}
 }
 

@@ -97,8 +97,7 @@ void job_matrix(struct job *j, uint32_t i, enum kern_dtype type, uint32_t n, uin
 	m->data += kern_dtype_bytes(type, before);
 	m->value = conform_alloc((size_t)n * k, sizeof *m->value);
 	for (uint32_t r = 0; r < n; r++)
-		for (uint32_t c = 0; c < k; c++)
-			m->value[(size_t)r * k + c] = (float)format_value(type, matrix_row(m, r), c);
+		format_row(type, matrix_row(m, r), k, m->value + (size_t)r * k);
 }
 
 /* Blocks lie a little apart. */

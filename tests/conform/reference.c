@@ -18,7 +18,7 @@ enum { GROUP = 32 };
 
 static bool quantised(enum kern_dtype t)
 {
-	return t != KERN_F32 && t != KERN_F16 && t != KERN_BF16;
+	return t != KERN_F32 && t != KERN_F16 && t != KERN_BF16 && t != KERN_E4M3;
 }
 
 /* The rounding of quantised activations: half a step of their group for each |w|. A group of

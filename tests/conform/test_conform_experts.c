@@ -55,10 +55,13 @@ static const struct expert_shape expert_shapes[] = {
 	{ALL(KERN_F16), 16, 6, 48, 80, KERN_SILU, false},
 	{ALL(KERN_Q5_1), 4, 4, 64, 32, KERN_SILU, false},
 	{ALL(KERN_MXFP4), 8, 4, 96, 64, KERN_SWIGLU_CLAMPED, true},
+	{ALL(KERN_E4M3), 6, 2, 256, 128, KERN_SILU, false},
+	{ALL(KERN_E4M3), 8, 4, 100, 60, KERN_SILU, true},
 	/* of a type each, so of panels of unlike widths */
 	{KERN_F32, KERN_Q8_0, KERN_BF16, 6, 2, 64, 160, KERN_SILU, true},
 	{KERN_Q4_0, KERN_F16, KERN_MXFP4, 5, 3, 32, 96, KERN_SWIGLU_CLAMPED, false},
 	{KERN_BF16, KERN_Q6_K, KERN_F32, 4, 2, 256, 37, KERN_GELU_TANH, true},
+	{KERN_E4M3, KERN_BF16, KERN_E4M3, 5, 2, 160, 37, KERN_SILU, false},
 };
 
 /* Of a row, different ones; some experts are chosen by many rows and some by none. */

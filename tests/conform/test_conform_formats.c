@@ -148,6 +148,10 @@ CONFORM_TEST(blocks_by_hand)
 		{KERN_MXFP4, {129, [1 + 5] = 0x7b}, 5, -6},
 		{KERN_MXFP4, {129, [1 + 5] = 0x7b}, 21, 24},
 		{KERN_MXFP4, {0, [1] = 0x01}, 0, 0x1p-128},
+		/* s = 0.5: -448, the smallest, -1 */
+		{KERN_E4M3, {[3] = 0x3f, [4 + 127] = 0xfe}, 127, -224},
+		{KERN_E4M3, {[3] = 0x3f, [4 + 5] = 0x01}, 5, 0x1p-10},
+		{KERN_E4M3, {[3] = 0x3f, [4 + 6] = 0xb8}, 6, -0.5},
 		{KERN_I8, {0x81}, 0, -127},
 		{KERN_F8, {0x7e}, 0, 448},
 		{KERN_F8, {0x81}, 0, -0x1p-9},
@@ -206,7 +210,8 @@ CONFORM_TEST(sizes_of_types)
 		{KERN_Q8_0, 33, 0},      {KERN_Q4_0, 32, 18},       {KERN_Q4_1, 32, 20},
 		{KERN_Q6_K, 512, 420},   {KERN_Q6_K, 32, 0},        {KERN_MXFP4, 64, 34},
 		{KERN_MXFP4, 16, 0},     {KERN_I8, 7, 7},           {KERN_F8, 5, 5},
-		{KERN_F32, SIZE_MAX, 0}, {KERN_DTYPE_COUNT, 32, 0},
+		{KERN_F32, SIZE_MAX, 0}, {KERN_DTYPE_COUNT, 32, 0}, {KERN_E4M3, 1, 132},
+		{KERN_E4M3, 256, 264},   {KERN_E4M3, 257, 396},     {KERN_E4M3, SIZE_MAX, 0},
 	};
 	for (size_t i = 0; i < LEN(cases); i++)
 		EXPECT(kern_dtype_bytes(cases[i].type, cases[i].count) == cases[i].bytes,

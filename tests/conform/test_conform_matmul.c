@@ -151,6 +151,18 @@ CONFORM_TEST(matmul_of_blocks_of_256)
 	matmul_all(shapes, LEN(shapes), 3);
 }
 
+/* The last block of a row may be a part of one. */
+CONFORM_TEST(matmul_of_blocks_of_128)
+{
+	static const struct matmul_shape shapes[] = {
+		{128, {{KERN_E4M3, 1, false}}},  {1, {{KERN_E4M3, 5, true}}},
+		{129, {{KERN_E4M3, 33, false}}}, {576, {{KERN_E4M3, 64, true}}},
+		{300, {{KERN_E4M3, 17, false}}}, {1024, {{KERN_E4M3, 130, true}}},
+		{96, {{KERN_E4M3, 70, true}}},   {640, {{KERN_E4M3, 96, false}}},
+	};
+	matmul_all(shapes, LEN(shapes), 3);
+}
+
 /* Products of the same rows, of one type and of unlike ones. */
 CONFORM_TEST(matmul_of_groups)
 {
@@ -175,6 +187,8 @@ CONFORM_TEST(matmul_of_groups)
 	      {KERN_BF16, 9, false}}},
 		{576, {{KERN_Q4_0, 192, false}, {KERN_Q4_0, 192, false}}},
 		{96, {{KERN_MXFP4, 70, true}, {KERN_Q8_0, 33, false}, {KERN_F32, 65, true}}},
+		{288, {{KERN_E4M3, 70, true}, {KERN_Q4_1, 33, false}, {KERN_BF16, 65, false}}},
+		{384, {{KERN_E4M3, 64, false}, {KERN_E4M3, 64, true}, {KERN_E4M3, 1, false}}},
 	};
 	matmul_all(shapes, LEN(shapes), 4);
 }
@@ -187,6 +201,8 @@ CONFORM_TEST(matmul_of_many_columns)
 		{64, {{KERN_BF16, 5001, true}}},
 		{2304, {{KERN_Q8_0, 70, false}}},
 		{256, {{KERN_Q4_K, 1025, false}, {KERN_Q6_K, 511, false}}},
+		{2240, {{KERN_E4M3, 300, false}}},
+		{128, {{KERN_E4M3, 5001, false}}},
 	};
 	matmul_all(shapes, LEN(shapes), 2);
 }
@@ -194,11 +210,14 @@ CONFORM_TEST(matmul_of_many_columns)
 /* Where a block's scale lies, and what makes it NaN or infinite. */
 static void spoil(struct matrix *m, uint32_t row, uint32_t column, bool infinite)
 {
-	uint32_t values = kern_dtype_bytes(m->type, 1) ? 1 : kern_dtype_bytes(m->type, 32) ? 32 : 256;
+	uint32_t values = m->type == KERN_E4M3            ? 128
+	                  : kern_dtype_bytes(m->type, 1)  ? 1
+	                  : kern_dtype_bytes(m->type, 32) ? 32
+	                                                  : 256;
 	unsigned char *at = matrix_row(m, row) + kern_dtype_bytes(m->type, column / values * values) +
 	                    (m->type == KERN_Q6_K ? 208 : 0);
 	float f = infinite ? INFINITY : NAN;
-	if (m->type == KERN_F32) {
+	if (m->type == KERN_F32 || m->type == KERN_E4M3) {
 		memcpy(at, &f, 4);
 	} else if (m->type == KERN_MXFP4) {
 		*at = 255;
@@ -206,8 +225,7 @@ static void spoil(struct matrix *m, uint32_t row, uint32_t column, bool infinite
 		uint16_t bits = format_bits(m->type == KERN_BF16 ? KERN_BF16 : KERN_F16, f);
 		memcpy(at, &bits, 2);
 	}
-	for (uint32_t c = 0; c < m->k; c++)
-		m->value[(size_t)row * m->k + c] = (float)format_value(m->type, matrix_row(m, row), c);
+	format_row(m->type, matrix_row(m, row), m->k, m->value + (size_t)row * m->k);
 }
 
 /* NaN and infinity in some rows of a matrix, or in the scales of their blocks: those columns of
@@ -222,6 +240,34 @@ CONFORM_TEST(matmul_of_spoilt_weights)
 			spoil(&j->matrix[0], (const uint32_t[]){0, 3, 16, 17, 31, 36}[i],
 			      (const uint32_t[]){511, 0, 300, 77, 255, 256}[i], i % 2);
 		j->clean = true;
+		job_check(j);
+		conform_release(mark);
+	}
+}
+
+/* Every code in any place of a row; NaN in codes makes their block NaN, and with it a
+ * column of the result, but not in codes beyond the row's values, here those of a wider matrix. */
+CONFORM_TEST(matmul_of_all_codes)
+{
+	enum { N = 70, K = 300 };
+	static const struct matmul_shape s = {K, {{KERN_E4M3, N, true}}};
+	for (uint32_t nan = 0; nan < 2; nan++) {
+		size_t mark = conform_mark();
+		struct job *j = matmul_job(&s, 7 + nan, 0);
+		struct matrix *m = &j->matrix[0];
+		for (uint32_t i = 0; i < N * K; i++) {
+			unsigned code = i * 7 + i / K;
+			bool spare = (code & 127) == 127 && !(nan && i / K % 10 == 3);
+			unsigned char *block = matrix_row(m, i / K) +
+			                       kern_dtype_bytes(KERN_E4M3, i % K / 128 * 128);
+			block[4 + i % K % 128] = (unsigned char)(spare ? code - 1 : code);
+		}
+		for (uint32_t r = 0; r < N; r++) {
+			unsigned char *last = matrix_row(m, r) + kern_dtype_bytes(KERN_E4M3, K - K % 128);
+			last[4 + K % 128] = 0x7f;
+			format_row(m->type, matrix_row(m, r), K, m->value + (size_t)r * K);
+		}
+		j->clean = nan;
 		job_check(j);
 		conform_release(mark);
 	}
@@ -263,9 +309,9 @@ static void heads_row(const struct job *j, const struct precision *p, const stru
 CONFORM_TEST(heads_matmul)
 {
 	static const struct heads_shape shapes[] = {
-		{KERN_BF16, 1, 1, 1, 0},    {KERN_BF16, 4, 24, 16, 8},   {KERN_F32, 3, 20, 24, 0},
-		{KERN_BF16, 5, 70, 33, 4},  {KERN_Q8_0, 16, 32, 64, 12}, {KERN_F16, 2, 512, 128, 64},
-		{KERN_MXFP4, 3, 40, 32, 0},
+		{KERN_BF16, 1, 1, 1, 0},    {KERN_BF16, 4, 24, 16, 8},    {KERN_F32, 3, 20, 24, 0},
+		{KERN_BF16, 5, 70, 33, 4},  {KERN_Q8_0, 16, 32, 64, 12},  {KERN_F16, 2, 512, 128, 64},
+		{KERN_MXFP4, 3, 40, 32, 0}, {KERN_E4M3, 4, 512, 128, 64}, {KERN_E4M3, 3, 40, 20, 8},
 	};
 	for (uint32_t i = 0; i < LEN(shapes); i++)
 		for (uint32_t n = 0; n < 3; n++) {

@@ -75,7 +75,7 @@ CONFORM_TEST(embed)
 		{KERN_Q4_0, 32, 60, 37}, {KERN_Q4_1, 96, 0, 97},  {KERN_Q5_0, 160, 0, 33},
 		{KERN_Q5_1, 64, 0, 97},  {KERN_Q4_K, 256, 0, 97}, {KERN_Q5_K, 512, 1, 95},
 		{KERN_Q6_K, 256, 0, 97}, {KERN_MXFP4, 96, 0, 97}, {KERN_MXFP4, 32, 11, 50},
-		{KERN_BF16, 40, 9, 88},
+		{KERN_BF16, 40, 9, 88},  {KERN_E4M3, 256, 0, 97}, {KERN_E4M3, 200, 5, 80},
 	};
 	for (uint32_t i = 0; i < LEN(shapes); i++)
 		EACH_WORLD(i, w)

@@ -50,6 +50,11 @@ def test_latents_are_not_shared_out():
         s.procs.pop("mixed-1")
 
 
+def test_fp8_of_two_ranks():
+    """A rank's rows begin inside a block of 128 x 128."""
+    assert answers("qwen3-fp8", "1p1d", "f32", decode={"tensor_parallel": 2, "threads": 2}) == wanted("qwen3-fp8")
+
+
 def test_experts_of_two_ranks():
     """Each rank computes some columns of every expert: the same tokens."""
     assert answers("qwen3_moe", "1p1d", "f32", decode={"tensor_parallel": 2, "threads": 2}) == wanted("qwen3_moe")

@@ -6,10 +6,11 @@
 
 #include <libgen.h>
 
-static const char *const families[] = {"llama",      "llama-tied",   "mistral",       "qwen2",
-                                       "qwen2-yarn", "qwen3",        "ernie4_5",      "gemma3",
-                                       "qwen3_moe",  "ernie4_5_moe", "glm4_moe",      "deepseek_v3",
-                                       "granite",    "phi3",         "phi3-longrope", "gpt_oss"};
+static const char *const families[] = {
+	"llama",    "llama-tied",  "mistral",   "qwen2",          "qwen2-yarn",
+	"qwen3",    "ernie4_5",    "gemma3",    "qwen3_moe",      "ernie4_5_moe",
+	"glm4_moe", "deepseek_v3", "granite",   "phi3",           "phi3-longrope",
+	"gpt_oss",  "qwen3-fp8",   "llama-fp8", "deepseek_v3-fp8"};
 #define FAST_TOLERANCE 0.3f
 enum { FAMILIES = sizeof families / sizeof *families };
 

@@ -232,6 +232,8 @@ static const struct {
 	{GOLDEN "granite", KV_BF16, 2, KERN_F32},
 	{GOLDEN "phi3", KV_BF16, 2, KERN_F32},
 	{GOLDEN "gpt_oss", KV_BF16, 2, KERN_F32},
+	{GOLDEN "qwen3-fp8", KV_F32, 2, KERN_F32},
+	{GOLDEN "llama-fp8", KV_BF16, 2, KERN_F32},
 	{NULL, KV_BF16, 2, KERN_F32},
 	{NULL, KV_BF16, 3, KERN_F32},
 	{GOLDEN "llama-tied", KV_BF16, 2, KERN_BF16},

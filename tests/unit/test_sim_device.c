@@ -503,6 +503,8 @@ START_TEST(test_operations_of_what_is_not_there)
 	ck_assert_int_eq(sim->weight_new(r->dev, KERN_DTYPE_COUNT, 3, 32, NULL, 0, &w), KERN_EINVAL);
 	ck_assert_int_eq(sim->weight_new(r->dev, KERN_BF16, 3, 32, NULL, 63, &w), KERN_EINVAL);
 	ck_assert_ptr_null(w);
+	ck_assert_int_eq(sim->weight_new(r->dev, KERN_E4M3, 3, 200, NULL, 0, &w), 0);
+	sim->weight_destroy(r->dev, &w);
 	rig_close(r);
 }
 END_TEST

@@ -16,6 +16,10 @@ gpt_oss has its experts in MXFP4, as published: model.safetensors has blocks (tw
 lower bits first) and scales, rounded before anything is computed; GGUF has no key for the limit of
 the activation, so it is the published one, 7, and weights are such that it is reached.
 
+The -fp8 models have their projections in E4M3, with the scales and the quantization_config of
+published folders; the outputs are those of the dequantised float32 weights. They are small
+cut-outs of blocks of 128 x 128: rows and columns end inside a block, and heads of kv_b cross one.
+
 phi3-longrope uses the long factors for every position, as serving engines do when the model's
 context is longer than the original one; transformers by itself takes the short ones as long as
 a sequence is short, so that its cache would be wrong from the position on where it changes.
@@ -141,6 +145,26 @@ MODELS = {
         tie_word_embeddings=False,
         rope_parameters=rope(10000.0, rope_type="yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0,
                              truncate=False, original_max_position_embeddings=128))),
+    "qwen3-fp8": dict(type="qwen3", fp8=[("", "block")], cfg=dict(
+        hidden_size=160, intermediate_size=192, num_attention_heads=4, num_key_value_heads=2,
+        num_hidden_layers=2, head_dim=36, rms_norm_eps=1e-6, tie_word_embeddings=True,
+        rope_parameters=rope(1000000.0))),
+    "llama-fp8": dict(type="llama", fp8=[("self_attn", "tensor"), ("mlp", "row")], cfg=dict(
+        hidden_size=144, intermediate_size=160, num_attention_heads=6, num_key_value_heads=2,
+        num_hidden_layers=2, rms_norm_eps=1e-5, tie_word_embeddings=True,
+        rope_parameters=rope(10000.0))),
+    "deepseek_v3-fp8": dict(type="deepseek_v3", router=1.5, correction=0.2,
+                            fp8=[(r"layers\.0", "block-e8m0"), ("", "block")], cfg=dict(
+        hidden_size=136, intermediate_size=160, moe_intermediate_size=40, num_attention_heads=4,
+        num_hidden_layers=2, num_key_value_heads=4, q_lora_rank=32, kv_lora_rank=136,
+        qk_nope_head_dim=24, qk_rope_head_dim=8, v_head_dim=16, n_routed_experts=6,
+        num_experts_per_tok=2, n_group=3, topk_group=2, n_shared_experts=1,
+        first_k_dense_replace=1, norm_topk_prob=True, routed_scaling_factor=2.5,
+        num_nextn_predict_layers=0, rms_norm_eps=1e-6, tie_word_embeddings=False,
+        rope_interleave=True,
+        rope_parameters=rope(10000.0, rope_type="yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0,
+                             mscale=1.0, mscale_all_dim=1.0,
+                             original_max_position_embeddings=128))),
 }
 
 
@@ -224,8 +248,7 @@ def rounded_mxfp4(w):
 
 def store_mxfp4(folder):
     """Replaces the experts' matrices by blocks and scales, under the published names."""
-    path, config = os.path.join(folder, "model.safetensors"), os.path.join(folder, "config.json")
-    out = {}
+    path, out = os.path.join(folder, "model.safetensors"), {}
     for name, t in load_file(path).items():
         if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
             out[name] = t
@@ -234,22 +257,106 @@ def store_mxfp4(folder):
         out[name + "_blocks"] = torch.from_numpy(np.ascontiguousarray(code[..., 0::2] | code[..., 1::2] << 4))
         out[name + "_scales"] = torch.from_numpy(np.ascontiguousarray(e))
     save_file(out, path, metadata={"format": "pt"})
-    for f in (config, config.replace("config.json", "config_v4.json")):
-        c = json.load(open(f))
-        c["quantization_config"] = dict(quant_method="mxfp4")
-        with open(f, "w") as o:
+    add_config(folder, dict(quant_method="mxfp4"))
+
+
+# ---------------------------------------------------------------- FP8
+
+FP8 = {}            # of the last model that was filled: name in the file -> codes, scales, kind
+FP8_SHARED = {"tensor": (1 << 20, 1 << 20), "row": (1, 1 << 20), "block": (128, 128), "block-e8m0": (128, 128)}
+
+
+def is_fp8(spec, name):
+    return "fp8" in spec and re.search(r"proj(_with_mqa)?(\.weight)?$", name)
+
+
+def fp8(w, kind):
+    """E4M3 codes, the scales, and the values; kind: what shares a scale. e8m0: powers of two."""
+    (n, k), (rows, columns) = w.shape, (min(a, b) for a, b in zip(FP8_SHARED[kind], w.shape))
+    padded = torch.zeros(-(-n // rows) * rows, -(-k // columns) * columns)
+    padded[:n, :k] = w
+    scale = padded.view(-1, rows, padded.shape[1] // columns, columns).abs().amax((1, 3)) / 448
+    if kind == "block-e8m0":
+        scale = torch.exp2(torch.ceil(torch.log2(scale)))
+    if kind == "row":
+        scale = scale.to(torch.bfloat16)
+    each = scale.float().repeat_interleave(rows, 0)[:n].repeat_interleave(columns, 1)[:, :k]
+    code = (w / each).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return code, scale, code.float() * each
+
+
+def rounded_fp8(spec, name, w):
+    """The nearest values; matrices of experts, which are stacked in memory, are rounded as the
+    file has them."""
+    parts = [(name, w)]
+    if name.endswith("experts.gate_up_proj"):
+        half, stem = w.shape[1] // 2, name.removesuffix("gate_up_proj")
+        parts = [(f"{stem}{e}.{p}_proj.weight", m) for e in range(len(w))
+                 for p, m in (("gate", w[e, :half]), ("up", w[e, half:]))]
+    elif name.endswith("experts.down_proj"):
+        parts = [(name.replace("down_proj", f"{e}.down_proj.weight"), w[e]) for e in range(len(w))]
+    for part, m in parts:
+        kind = next(k for pattern, k in spec["fp8"] if re.search(pattern, name))
+        code, scale, value = fp8(m, kind)
+        FP8[part] = code, scale, kind
+        m.copy_(value)
+    return w
+
+
+def fp8_config(spec):
+    if len(spec["fp8"]) == 1 or spec["type"] == "deepseek_v3":
+        return dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=[128, 128],
+                    modules_to_not_convert=["lm_head"])
+    number = dict(num_bits=8, type="float", symmetric=True, group_size=None, block_structure=None, actorder=None)
+    groups = {f"group_{i}": dict(
+        targets=[f"re:.*{pattern}.*"], output_activations=None,
+        weights=dict(number, dynamic=False, strategy={"row": "channel"}.get(kind, kind)),
+        input_activations=dict(number, dynamic=kind == "row", strategy={"row": "token"}.get(kind, kind)))
+        for i, (pattern, kind) in enumerate(spec["fp8"])}
+    return dict(quant_method="compressed-tensors", format="float-quantized", quantization_status="compressed",
+                config_groups=groups, ignore=["lm_head"], kv_cache_scheme=None)
+
+
+def store_fp8(folder, spec):
+    """Replaces the projections by codes and scales, under the published names."""
+    path, config, out = os.path.join(folder, "model.safetensors"), fp8_config(spec), {}
+    for name, t in load_file(path).items():
+        if name not in FP8:
+            out[name] = t
+            continue
+        code, scale, kind = FP8[name]
+        out[name] = code
+        if kind == "tensor":
+            out[name.replace("weight", "input_scale")] = torch.tensor([0.25])
+        out[name + ("_scale_inv" if config["quant_method"] == "fp8" else "_scale")] = (
+            scale.view(1) if kind == "tensor" else scale.contiguous())
+    assert set(FP8) <= set(out)
+    save_file(out, path, metadata={"format": "pt"})
+    add_config(folder, config)
+
+
+def add_config(folder, quantization):
+    """To both configurations."""
+    for f in ("config.json", "config_v4.json"):
+        c = json.load(open(os.path.join(folder, f)))
+        c["quantization_config"] = quantization
+        with open(os.path.join(folder, f), "w") as o:
             json.dump(c, o, indent=2, sort_keys=True)
             o.write("\n")
 
 
 def fill(model, spec, seed):
-    """Draw all weights; round them to bfloat16, except those kept in float32."""
+    """Draw all weights; round them to bfloat16, except those kept in float32 and those in FP8."""
+    FP8.clear()
     for name, t in tensors(model):
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
         v = np.asarray(draw(model, spec, name, tuple(t.shape), rng), np.float32)
         if spec.get("mxfp4") and name.endswith(("experts.gate_up_proj", "experts.down_proj")):
             v = rounded_mxfp4(v)
         v = torch.from_numpy(np.ascontiguousarray(v))
+        if is_fp8(spec, name):
+            t.data.copy_(rounded_fp8(spec, name, v))
+            continue
         t.data.copy_(v if kept_in_f32(model, name) else v.to(torch.bfloat16).float())
 
 
@@ -301,10 +408,10 @@ def v4_config(cfg):
     return cfg
 
 
-def save(model, folder):
+def save(model, spec, folder):
     m = copy.deepcopy(model)
     for name, t in tensors(m):
-        if not kept_in_f32(m, name):
+        if not kept_in_f32(m, name) and not is_fp8(spec, name):
             t.data = t.data.to(torch.bfloat16)
     m.save_pretrained(folder)
     if os.path.exists(os.path.join(folder, "generation_config.json")):
@@ -505,10 +612,12 @@ def main(outdir, ids):
         model, prompts = build(spec), make_prompts(spec)
         seed, reasons = find_seed(model, spec, prompts)
         fill(model, spec, seed)
-        save(model, folder)
+        save(model, spec, folder)
         o = golden(folder, name, spec, prompts, seed, reasons)
         if spec.get("mxfp4"):
             store_mxfp4(folder)
+        if spec.get("fp8"):
+            store_fp8(folder, spec)
         c = o["continuations"]
         print(f"{name}: seed {seed} rejected {reasons} "
               f"min gap {c['short']['min_gap']:.4f} {c['long']['min_gap']:.4f} "
