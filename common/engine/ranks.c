@@ -162,7 +162,9 @@ int engine_rank_main(int fd)
 	tp_barrier(tp, TP_OPEN_LIMIT_S);
 	while (!tp_why(tp)) {
 		struct rank_pool pool;
-		switch (tp_await(tp, &pool, sizeof pool)) {
+		enum tp_order order = tp_await(tp, &pool, sizeof pool);
+		log_file_follow(); /* the worker renames it */
+		switch (order) {
 		case TP_STEP: engine_run(e, e->program); break;
 		case TP_HIDDEN: engine_run(e, e->hidden_program); break;
 		case TP_ATTACH: attach(e, &pool); break;

@@ -38,7 +38,6 @@ static struct {
 	int writing; /* the writer is in write(2) */
 	/* the last write failed: dropped lines are reported only after one succeeds */
 	int failed;
-	int file_failed; /* the log file could not be renamed, which was reported */
 	char ring[LOG_BUFFER_BYTES];
 	size_t begin, len; /* bytes not yet taken by the writer */
 	uint64_t dropped;  /* lines in total */
@@ -158,10 +157,9 @@ static void report_dropped(void)
 
 static void report_file(int why)
 {
-	if (why && !sink.file_failed)
-		put_own_line("log_file_not_renamed", "path=%s why=%s", log_quote(log_file_path()),
+	if (why)
+		put_own_line("log_file_not_replaced", "path=%s why=%s", log_quote(log_file_path()),
 		             log_quote(strerror(why)));
-	sink.file_failed = why != 0;
 }
 
 static uint64_t count_lines(const char *s, size_t n)

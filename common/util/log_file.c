@@ -1,4 +1,5 @@
-/* log_file.c - see log_file.h. A rename is retried at each write, as is an open that failed. */
+/* log_file.c - see log_file.h. A rename is retried at each write, as is an open that failed. While
+ * they fail, the file is emptied at twice its limit, so that it stays bounded. */
 #include "util/log_file.h"
 #include "util/mem.h"
 
@@ -16,6 +17,7 @@
 static struct {
 	char *path, *old; /* NULL: stderr is not a file of ours */
 	uint64_t max_bytes;
+	int failed; /* PATH was not replaced at the last write */
 } own;
 
 /* Returns 0 or an errno. */
@@ -63,26 +65,35 @@ static int is_ours(const struct stat *st)
 	return stat(own.path, &at) == 0 && at.st_ino == st->st_ino && at.st_dev == st->st_dev;
 }
 
+/* Returns 1 if n more bytes exceed this limit. */
+static int exceeds(size_t n, uint64_t limit, struct stat *st)
+{
+	return own.max_bytes && fstat(STDERR_FILENO, st) == 0 && (uint64_t)st->st_size + n > limit;
+}
+
 int log_file_make_room(size_t n)
 {
 	struct stat st;
-	int why = 0;
+	int why = 0, emptied = 0;
 	if (!own.path)
 		return 0;
-	if (own.max_bytes && fstat(STDERR_FILENO, &st) == 0 &&
-	    (uint64_t)st.st_size + n > own.max_bytes && flock(STDERR_FILENO, LOCK_EX | LOCK_NB) == 0) {
+	if (exceeds(n, own.max_bytes, &st) && flock(STDERR_FILENO, LOCK_EX | LOCK_NB) == 0) {
 		/* locked, because two daemons with the same log_file must not both rename */
 		if (is_ours(&st) && rename(own.path, own.old) < 0)
 			why = errno;
 		flock(STDERR_FILENO, LOCK_UN);
 	}
-	log_file_follow();
-	return why;
+	int open_why = log_file_follow();
+	why = why ? why : open_why;
+	if (why && exceeds(n, 2 * own.max_bytes, &st))
+		emptied = ftruncate(STDERR_FILENO, 0) == 0;
+	int report = why && (!own.failed || emptied);
+	own.failed = why != 0;
+	return report ? why : 0;
 }
 
-void log_file_follow(void)
+int log_file_follow(void)
 {
 	struct stat st;
-	if (own.path && fstat(STDERR_FILENO, &st) == 0 && !is_ours(&st))
-		open_path();
+	return own.path && fstat(STDERR_FILENO, &st) == 0 && !is_ours(&st) ? open_path() : 0;
 }

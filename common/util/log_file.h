@@ -17,9 +17,11 @@
 int log_file_open(const char *path, uint64_t max_bytes, struct err *err);
 const char *log_file_path(void); /* NULL: none */
 /* Before n bytes are written: starts a new file if they would exceed max_bytes. Returns 0, or the
- * errno of a rename that failed: the file then grows beyond its limit. Only the log's thread. */
+ * errno to report of a rename or open that failed: once, and again each time that the file was
+ * emptied at twice max_bytes because it could not be replaced. Only the log's thread. */
 int log_file_make_room(size_t n);
-/* Opens PATH again if stderr is no longer that file. Any thread, also while the process ends. */
-void log_file_follow(void);
+/* Opens PATH again if stderr is no longer that file. Returns 0 or an errno. Any thread, also while
+ * the process ends. */
+int log_file_follow(void);
 
 #endif

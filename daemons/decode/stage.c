@@ -263,12 +263,16 @@ static void stop(struct worker *w)
 	w->state = NULL;
 }
 
+static uint32_t n_waiting(const struct decode *d)
+{
+	return d->count[SEQUENCE_COMPILING] + d->count[SEQUENCE_QUEUED] + d->count[SEQUENCE_LEASED];
+}
+
 static void heartbeat(struct worker *w, Pds__Heartbeat *hb)
 {
 	struct decode *d = decode_of(w);
 	hb->running = decode_active(d);
-	hb->waiting = d->count[SEQUENCE_COMPILING] + d->count[SEQUENCE_QUEUED] +
-	              d->count[SEQUENCE_LEASED];
+	hb->waiting = n_waiting(d);
 }
 
 static const char *state_word(const struct sequence *q)
@@ -308,8 +312,8 @@ static void status(struct worker *w, struct buf *out)
 	buf_printf(out,
 	           ",\"running\":%u,\"waiting\":%u,\"preempted\":%u,\"growth_ratio\":%.3f,\"growth_"
 	           "blocks\":%llu,\"queue_us\":%llu,\"sequences\":{",
-	           decode_active(d), queued + d->count[SEQUENCE_LEASED], shared->preempted,
-	           batcher_ratio(&d->batcher), (unsigned long long)lease_growth(d),
+	           decode_active(d), n_waiting(d), shared->preempted, batcher_ratio(&d->batcher),
+	           (unsigned long long)lease_growth(d),
 	           (unsigned long long)(queued ? queue_estimate(d, blocks, queued) : 0));
 	for (int i = SEQUENCE_COMPILING; i < SEQUENCE_REFUSED; i++)
 		buf_printf(out, "%s\"%s\":%u", i == SEQUENCE_COMPILING ? "" : ",",

@@ -601,24 +601,22 @@ static void stop(struct worker *w)
 	w->state = NULL;
 }
 
-/* Jobs of which some is, or is being, computed; others that the schedule thread has still wait for
- * their first step. */
-static uint32_t n_running(const struct prefill *s)
+/* Running: jobs of which some is, or is being, computed; others that the schedule thread has still
+ * wait for their first step. Waiting: not yet running. */
+static void count_jobs(const struct prefill *s, uint32_t *running, uint32_t *waiting)
 {
-	uint32_t n = 0;
+	*running = 0;
 	list_each(it, &s->jobs) {
 		const struct job *j = list_entry(it, struct job, node);
-		n += (j->state == JOB_RUN || j->state == JOB_EARLY) && j->shared.begun_us;
+		*running += (j->state == JOB_RUN || j->state == JOB_EARLY) && j->shared.begun_us;
 	}
-	return n;
+	*waiting = s->n_jobs - *running - s->count[JOB_COMPUTED] - s->count[JOB_ACKED] -
+	           s->count[JOB_MOVED];
 }
 
 static void heartbeat(struct worker *w, Pds__Heartbeat *hb)
 {
-	struct prefill *s = prefill_of(w);
-	hb->running = n_running(s);
-	hb->waiting = s->n_jobs - hb->running - s->count[JOB_COMPUTED] - s->count[JOB_ACKED] -
-	              s->count[JOB_MOVED];
+	count_jobs(prefill_of(w), &hb->running, &hb->waiting);
 }
 
 /* In TAKE a prepare thread may be taking them. */
@@ -651,8 +649,9 @@ static void status(struct worker *w, struct buf *out)
 {
 	struct prefill *s = prefill_of(w);
 	int first = 1;
-	buf_printf(out, ",\"running\":%u,\"waiting\":%u,\"jobs\":{", n_running(s),
-	           s->n_jobs - n_running(s));
+	uint32_t running, waiting;
+	count_jobs(s, &running, &waiting);
+	buf_printf(out, ",\"running\":%u,\"waiting\":%u,\"jobs\":{", running, waiting);
 	for (int i = JOB_PREPARE; i < JOB_END; i++)
 		buf_printf(out, "%s\"%s\":%u", i == JOB_PREPARE ? "" : ",",
 		           job_state_name((enum job_state)i), s->count[i]);

@@ -123,7 +123,8 @@ static void refresh_http(struct router *r)
 	follow(r->stats, STAT_HTTP_TLS_FAILED, n.tls_failed);
 }
 
-/* In the workers' queues as they last told, other routers' attempts too. What waits at a decode
+/* In the workers' queues as they last told, other routers' attempts too: a heartbeat does not say
+ * whose they are. What waits at a decode
  * worker for its prompt, or for room, is a job of a prefill worker: if there is one, it counts
  * there alone, and only until its first step. */
 static size_t waiting_at_workers(const struct router *r)

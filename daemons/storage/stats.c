@@ -2,60 +2,57 @@
 #include "storage.h"
 
 /* The figures of one tier, in the order of enum tier_stat_index. */
-#define TIER_STATS(id, tier)                                                                      \
-	[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                   \
-		TS_BLOCKS] = {"" tier "_blocks", "Blocks in this tier.", STAT_GAUGE},                     \
-		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                               \
-			TS_BYTES] = {"" tier "_bytes", "Bytes of the blocks in this tier.", STAT_GAUGE},      \
-		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                               \
-			TS_CAPACITY] = {"" tier "_capacity_bytes", "Bytes that this tier may hold.",          \
-	                        STAT_GAUGE},                                                          \
-		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                               \
-			TS_QUEUED] = {"" tier "_queued", "Operations waiting for this tier.", STAT_GAUGE},    \
-		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                               \
-			TS_PUTS] = {"" tier "_puts_total", "Blocks offered to this tier.", STAT_COUNTER},     \
-		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                               \
-			TS_KNOWN] = {"" tier "_known_total", "Of those, blocks it already had.",              \
-	                     STAT_COUNTER},                                                           \
-		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                               \
-			TS_GETS] = {"" tier "_gets_total", "Blocks requested from this tier.", STAT_COUNTER}, \
-		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                               \
-			TS_HITS] = {"" tier "_hits_total", "Of those, blocks found.", STAT_COUNTER},          \
-		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                               \
-			TS_READ_BYTES] = {"" tier "_read_bytes_total", "Bytes read from this tier.",          \
-	                          STAT_COUNTER},                                                      \
-		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                               \
-			TS_WRITE_BYTES] = {"" tier "_write_bytes_total", "Bytes written to this tier.",       \
-	                           STAT_COUNTER},                                                     \
-		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                               \
-			TS_EVICTIONS] = {"" tier "_evictions_total", "Blocks dropped to make room.",          \
-	                         STAT_COUNTER},                                                       \
-		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                               \
-			TS_LOST] = {"" tier "_lost_total",                                                    \
-	                    "Blocks evicted, damaged or vanished that no tier below "                 \
-	                    "was known to have.",                                                     \
-	                    STAT_COUNTER},                                                            \
-		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                               \
-			TS_CORRUPT] = {"" tier "_corrupt_total", "Blocks with a checksum mismatch.",          \
-	                       STAT_COUNTER},                                                         \
-		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                               \
-			TS_FULL] = {"" tier "_full_total", "Blocks for which there was no room.",             \
-	                    STAT_COUNTER},                                                            \
-		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                               \
-			TS_ERRORS] = {"" tier "_errors_total", "Operations that failed for another reason.",  \
-	                      STAT_COUNTER},                                                          \
-		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                               \
-			TS_COPIED_DOWN] = {"" tier "_copied_down_total", "Blocks copied to the tier below.",  \
-	                           STAT_COUNTER},                                                     \
-		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                               \
-			TS_COPY_FAILED] = {"" tier "_copy_failed_total",                                      \
-	                           "Blocks the tier below did not accept.", STAT_COUNTER},            \
-		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                               \
-			TS_PROMOTED] = {"" tier "_promoted_total",                                            \
-	                        "Blocks of this tier copied up into memory.", STAT_COUNTER},          \
-		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                               \
-			TS_PREFETCHED] = {"" tier "_prefetched_total",                                        \
-	                          "Of those, prefetched before a worker requested them.",             \
+#define TIER_STATS(id, tier)                                                                       \
+	[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                    \
+		TS_BLOCKS] = {tier "_blocks", "Blocks in this tier.", STAT_GAUGE},                         \
+		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
+			TS_BYTES] = {tier "_bytes", "Bytes of the blocks in this tier.", STAT_GAUGE},          \
+		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
+			TS_CAPACITY] = {tier "_capacity_bytes", "Bytes that this tier may hold.", STAT_GAUGE}, \
+		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
+			TS_QUEUED] = {tier "_queued", "Operations waiting for this tier.", STAT_GAUGE},        \
+		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
+			TS_PUTS] = {tier "_puts_total", "Blocks offered to this tier.", STAT_COUNTER},         \
+		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
+			TS_KNOWN] = {tier "_known_total", "Of those, blocks it already had.", STAT_COUNTER},   \
+		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
+			TS_GETS] = {tier "_gets_total", "Blocks requested from this tier.", STAT_COUNTER},     \
+		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
+			TS_HITS] = {tier "_hits_total", "Of those, blocks found.", STAT_COUNTER},              \
+		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
+			TS_READ_BYTES] = {tier "_read_bytes_total", "Bytes read from this tier.",              \
+	                          STAT_COUNTER},                                                       \
+		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
+			TS_WRITE_BYTES] = {tier "_write_bytes_total", "Bytes written to this tier.",           \
+	                           STAT_COUNTER},                                                      \
+		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
+			TS_EVICTIONS] = {tier "_evictions_total", "Blocks dropped to make room.",              \
+	                         STAT_COUNTER},                                                        \
+		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
+			TS_LOST] = {tier "_lost_total",                                                        \
+	                    "Blocks evicted, damaged or vanished that no tier below "                  \
+	                    "was known to have.",                                                      \
+	                    STAT_COUNTER},                                                             \
+		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
+			TS_CORRUPT] = {tier "_corrupt_total", "Blocks with a checksum mismatch.",              \
+	                       STAT_COUNTER},                                                          \
+		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
+			TS_FULL] = {tier "_full_total", "Blocks for which there was no room.", STAT_COUNTER},  \
+		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
+			TS_ERRORS] = {tier "_errors_total", "Operations that failed for another reason.",      \
+	                      STAT_COUNTER},                                                           \
+		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
+			TS_COPIED_DOWN] = {tier "_copied_down_total", "Blocks copied to the tier below.",      \
+	                           STAT_COUNTER},                                                      \
+		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
+			TS_COPY_FAILED] = {tier "_copy_failed_total", "Blocks the tier below did not accept.", \
+	                           STAT_COUNTER},                                                      \
+		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
+			TS_PROMOTED] = {tier "_promoted_total", "Blocks of this tier copied up into memory.",  \
+	                        STAT_COUNTER},                                                         \
+		[ST_TIERS + (id - TIER_MEMORY) * TS_COUNT +                                                \
+			TS_PREFETCHED] = {tier "_prefetched_total",                                            \
+	                          "Of those, prefetched before a worker requested them.",              \
 	                          STAT_COUNTER}
 
 const struct stat_def storage_stats[ST_COUNT] = {

@@ -253,6 +253,27 @@ def test_launcher_metrics_ports(tmp_path, tiny_model):
         p.stdout.close()
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_launcher_keeps_metrics_ports_off_port(tmp_path, tiny_model, asked):
+    """PORT is one of the metrics ports: go without them, or, if they were asked for, refuse."""
+    l = Launcher(tmp_path, tiny_model, LAYOUT="mixed")
+    base = l.port - 1
+    if asked:
+        r = run(LAUNCH, "run", env={**l.env, "METRICS_PORT": str(base)})
+        assert r.returncode == 1 and f"port {l.port} of METRICS_PORT={base} is PORT: choose another METRICS_PORT, or off" in r.stderr, r.stderr
+        return
+    launcher = tmp_path / "launch"
+    launcher.write_text(open(LAUNCH).read().replace("METRICS_PORT:-9400", f"METRICS_PORT:-{base}").replace('$(dirname "$0")/..', ROOT))
+    launcher.chmod(0o755)
+    p = subprocess.Popen([str(launcher), "run"], env={k: v for k, v in l.env.items() if k != "METRICS_PORT"}, stdout=subprocess.PIPE, text=True)
+    lines = iter(p.stdout.readline, "")
+    assert f"port {l.port} is PORT: no metrics ports of the daemons" in next(lines)
+    assert any(x.startswith("ready http://") for x in lines)
+    p.terminate()
+    assert p.wait(20 * SLOW) == 0
+    p.stdout.close()
+
+
 def test_launcher_refuses_a_wrong_setting(tmp_path, tiny_model):
     """As the daemon says it: file, line, key, range."""
     for setting, part in (
@@ -348,7 +369,7 @@ def test_launcher_names_the_oom_killer(tmp_path, tiny_model):
     with Launcher(tmp_path, tiny_model, LAYOUT="mixed", PATH=f"{tmp_path}:{os.environ['PATH']}") as l:
         count.write_text("4\n")
         os.kill(l.pids()["storage"], signal.SIGKILL)
-        l.until("storage died: killed by the kernel, which was out of memory: use a smaller KV_MB")
+        l.until("storage died: killed (SIGKILL), probably by the kernel, which was out of memory: use a smaller KV_MB")
         wait_for(lambda: "storage" in l.pids(), "not restarted")
         os.kill(l.pids()["storage"], signal.SIGKILL)
         l.until("storage died: killed (SIGKILL): restarting it")

@@ -59,6 +59,17 @@ def test_same_tokens(want, name):
         assert not os.path.exists(f"/proc/{r}"), "a rank outlives its worker"
 
 
+def test_rank_follows_the_log_file(tmp_path):
+    log = tmp_path / "worker.log"
+    with Suite("mixed", TINY_MODEL, worker={"tensor_parallel": 2, "log_file": str(log), **BLOCK}) as s:
+        rank, = ranks_of(s, "mixed-1")
+        for n in range(2):
+            assert os.readlink(f"/proc/{rank}/fd/2") == str(log)
+            log.rename(tmp_path / f"old.{n}")
+            s.tokens(PROMPTS[0], 4)
+        assert os.readlink(f"/proc/{rank}/fd/2") == str(log)
+
+
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_killed_rank(want, role):
     """A worker whose rank dies ends at once, with the reason; what it was at goes on at the other one, and a new one takes its place."""

@@ -13,11 +13,15 @@ static struct prompt with_form(uint32_t n, uint32_t max_tokens, const char *rege
 	return p;
 }
 
+/* All that is being compiled also waits. */
 static unsigned compiling(void)
 {
-	const char *text = ctl("status"), *at = strstr(text, "\"compiling\":");
-	ck_assert_msg(at != NULL, "no compiling in %s", text);
-	return (unsigned)atoi(at + strlen("\"compiling\":"));
+	const char *text = ctl("status"), *at = strstr(text, "\"compiling\":"),
+			   *waits = strstr(text, "\"waiting\":");
+	ck_assert_msg(at && waits, "no compiling or waiting in %s", text);
+	unsigned n = (unsigned)atoi(at + strlen("\"compiling\":"));
+	ck_assert_int_ge(atoi(waits + strlen("\"waiting\":")), (int)n);
+	return n;
 }
 
 START_TEST(answer_has_its_form)

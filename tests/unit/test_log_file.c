@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -249,12 +250,43 @@ START_TEST(a_rename_that_fails_is_reported_once)
 	char line[4096];
 	unsigned told = 0, lines = 0;
 	while (fgets(line, sizeof line, f)) {
-		told += strstr(line, " event=log_file_not_renamed path=") != NULL;
+		told += strstr(line, " event=log_file_not_replaced path=") != NULL;
 		lines += strstr(line, " event=spam ") != NULL;
 	}
 	fclose(f);
 	ck_assert_uint_eq(told, 1);
 	ck_assert_uint_eq(lines, THREADS * LINES);
+}
+END_TEST
+
+/* The file was renamed, but no descriptor is left for the new one. */
+START_TEST(an_open_that_fails_is_reported_and_bounded)
+{
+	struct rlimit limit, none;
+	make_path();
+	begin();
+	ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+	none = limit;
+	none.rlim_cur = STDERR_FILENO + 1;
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
+	for (int i = 0; i < 8; i++)
+		write_lines(&i);
+	log_stop(60000);
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	struct stat st;
+	ck_assert_int_eq(access(path, F_OK), -1);
+	ck_assert_int_eq(stat(old, &st), 0);
+	ck_assert_int_gt(st.st_size, 0);
+	ck_assert_int_le(st.st_size, 2 * MAX_BYTES);
+	unsigned told = 0;
+	char line[4096];
+	FILE *f = fopen(old, "r");
+	while (fgets(line, sizeof line, f))
+		told += strstr(line, " event=log_file_not_replaced path=") != NULL;
+	fclose(f);
+	ck_assert_uint_eq(told, 1); /* again, after it was emptied */
+	ck_assert_int_eq(log_file_make_room(1), 0);
+	ck_assert_int_eq(access(path, F_OK), 0);
 }
 END_TEST
 
@@ -283,6 +315,7 @@ int main(void)
 	tcase_add_test(t, what_libraries_print_follows);
 	tcase_add_test(t, follows_when_another_renames_it);
 	tcase_add_test(t, a_rename_that_fails_is_reported_once);
+	tcase_add_test(t, an_open_that_fails_is_reported_and_bounded);
 	tcase_add_test(t, other_things_than_files_are_refused);
 	tcase_set_timeout(t, 60);
 	suite_add_tcase(s, t);

@@ -319,6 +319,8 @@ START_TEST(test_grant_is_taken_once)
 	grant_as(D1, 2, 902, node[D1].epoch, 0, 4);
 	pump_for(50000);
 	ck_assert_uint_eq(told("status", "ring_used"), 1);
+	ck_assert_uint_eq(handed_over(), 1);
+	ck_assert_uint_eq(told("status", "waiting"), 0);
 	finish(D1, 2, &t);
 	end();
 }
