@@ -5,13 +5,13 @@
 #include <stdio.h>
 
 #define LABELS "name=\"messager\",role=\"messager\","
-#define BUCKETS(a, b, c, inf)                             \
-	"# TYPE x_seconds histogram\n"                        \
-	"other_x_seconds_bucket{" LABELS "le=\"0.1\"} 9\n"    \
-	"x_seconds_bucket{" LABELS "le=\"0.1\"} " a "\n"      \
-	"x_seconds_bucket{" LABELS "le=\"0.2\"} " b "\n"      \
-	"x_seconds_bucket{" LABELS "le=\"1\"} " c "\n"        \
-	"x_seconds_bucket{" LABELS "le=\"+Inf\"} " inf "\n"   \
+#define BUCKETS(a, b, c, inf)                           \
+	"# TYPE x_seconds histogram\n"                      \
+	"other_x_seconds_bucket{" LABELS "le=\"0.1\"} 9\n"  \
+	"x_seconds_bucket{" LABELS "le=\"0.1\"} " a "\n"    \
+	"x_seconds_bucket{" LABELS "le=\"0.2\"} " b "\n"    \
+	"x_seconds_bucket{" LABELS "le=\"1\"} " c "\n"      \
+	"x_seconds_bucket{" LABELS "le=\"+Inf\"} " inf "\n" \
 	"x_seconds_sum{name=\"r\"} 1.5\nx_seconds_count{name=\"r\"} " inf "\n"
 
 static struct histogram between(const char *before, const char *now)
