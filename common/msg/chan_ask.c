@@ -16,8 +16,8 @@ static void open_context(void)
 	context = zmq_ctx_new();
 }
 
-/* One for all questions of the process, which may be asked by several threads: libzmq's transports
- * do not bear that one thread opens the first context while another closes the last one. */
+/* One for all questions of the process, which may be asked by several threads: libzmq may crash if
+ * one thread opens the first context while another closes the last one. */
 static void *shared_context(void)
 {
 	static pthread_once_t once = PTHREAD_ONCE_INIT;

@@ -96,7 +96,7 @@ class Terminal:
         """The program has written these bytes."""
         wait_for(lambda: data in self.raw, lambda: f"no {data!r} in {self.raw[-3000:]!r}", timeout)
 
-    def prompt(self, times=None):
+    def prompt(self):
         """It waits for input: the line of the cursor is an empty prompt."""
         wait_for(lambda: self.lines()[self.screen.cursor.y] == ">", lambda: f"no prompt:\n{self.text()}")
 

@@ -228,7 +228,27 @@ def test_hostile_text(tmp_path, why):
         f.write(f'ts=2026-11-26T13:34:10.586927Z level=info prog=pdrouterd name=router event=x why=" req={req(1)} event=y "\n')
         f.write(line(0, "pddecoded", "\x1b[31mred", req(1), "stray") + line(0, "pddecoded", "x", req(1), "<b>\x1b[31m") + line(0, "pddecoded", "y" * 64, req(1), "z"))
     assert trace(tmp_path, req(1)).stdout == r.stdout
+    with open(folder / "router.log", "ab") as f:
+        for i, evil in enumerate((b"\x1b[31m" + b"x" * 27, b"<script>alert(1)</script>" + b"x" * 7, b"\xff" * 32, b"x" * 32)):
+            f.write(line((i + 2) * 1_000_000, "pdrouterd", "router", "REQ", "request_done", "x=1").encode().replace(b"REQ", evil))
+    assert trace(tmp_path, "--last", "9").stdout == r.stdout
     assert trace(tmp_path, req(2)).returncode == 1      # what stands in quotes is no line of its own
+
+
+def test_a_nul_byte_ends_no_line(tmp_path):
+    write_logs(tmp_path / "logs", {"router": "\0\n" + "".join(life(req(1)).values())})
+    r = trace(tmp_path, req(1), "--json")
+    assert [e["event"] for e in json.loads(r.stdout)["events"]] == EVENTS
+
+
+def test_many_daemons(tmp_path):
+    rows = [line(i, "pddecoded", f"d{i}", req(1), "decode_done", "attempt=1 decode_us=5") for i in range(257)]
+    write_logs(tmp_path / "logs", {"router": life(req(1))["router"], "d": "".join(rows)})
+    r = trace(tmp_path, req(1), "--svg", str(tmp_path / "a.svg"))
+    assert r.returncode == 1 and "not drawn: these lines name more than 256 daemons" in r.stderr and "d256" in r.stdout
+    (tmp_path / "logs" / "d.log").write_text("".join(rows[:255]) * 35)
+    assert trace(tmp_path, req(1), "--svg", str(tmp_path / "a.svg")).returncode == 0
+    assert "d254" in svg_of(tmp_path / "a.svg")
 
 
 def test_clocks_that_differ(tmp_path):

@@ -4,13 +4,14 @@
 #include <check.h>
 #include <stdio.h>
 
-#define BUCKETS(a, b, c, inf)                            \
-	"# TYPE x_seconds histogram\n"                       \
-	"other_x_seconds_bucket{name=\"r\",le=\"0.1\"} 9\n"  \
-	"x_seconds_bucket{name=\"r\",le=\"0.1\"} " a "\n"    \
-	"x_seconds_bucket{name=\"r\",le=\"0.2\"} " b "\n"    \
-	"x_seconds_bucket{name=\"r\",le=\"1\"} " c "\n"      \
-	"x_seconds_bucket{name=\"r\",le=\"+Inf\"} " inf "\n" \
+#define LABELS "name=\"messager\",role=\"messager\","
+#define BUCKETS(a, b, c, inf)                           \
+	"# TYPE x_seconds histogram\n"                      \
+	"other_x_seconds_bucket{" LABELS "le=\"0.1\"} 9\n"  \
+	"x_seconds_bucket{" LABELS "le=\"0.1\"} " a "\n"    \
+	"x_seconds_bucket{" LABELS "le=\"0.2\"} " b "\n"    \
+	"x_seconds_bucket{" LABELS "le=\"1\"} " c "\n"      \
+	"x_seconds_bucket{" LABELS "le=\"+Inf\"} " inf "\n" \
 	"x_seconds_sum{name=\"r\"} 1.5\nx_seconds_count{name=\"r\"} " inf "\n"
 
 static struct histogram between(const char *before, const char *now)

@@ -51,8 +51,6 @@ static void end_line(struct turn *t)
 	const struct buf *a = &t->answer;
 	if (!t->print)
 		return;
-	if (t->thinking)
-		fputs(t->chat->bright, stdout);
 	if (t->thinking || (a->len && a->data[a->len - 1] != '\n'))
 		putchar('\n');
 	t->thinking = 0;
@@ -63,10 +61,11 @@ static void take_reasoning(struct turn *t, const json_t *text)
 {
 	if (!json_string_length(text) || !t->print || !t->chat->thoughts)
 		return;
-	if (!t->thinking)
-		printf("%sthinking: ", t->chat->dim);
+	/* dim for one piece only: Ctrl-C may end the program between two */
+	printf("%s%s", t->chat->dim, t->thinking ? "" : "thinking: ");
 	t->thinking = 1;
 	term_print(stdout, json_string_value(text), json_string_length(text));
+	fputs(t->chat->bright, stdout);
 	fflush(stdout);
 }
 
@@ -80,7 +79,7 @@ static void take_text(struct turn *t, const json_t *text)
 	if (!t->print)
 		return;
 	if (t->thinking)
-		printf("%s\n\n", t->chat->bright);
+		fputs("\n\n", stdout);
 	t->thinking = 0;
 	term_print(stdout, s, n);
 	fflush(stdout);
@@ -129,8 +128,10 @@ static int take_line(struct turn *t)
 {
 	const char *s = t->line.data;
 	json_t *event = NULL;
-	if (s && strncmp(s, "data: ", 6) == 0 && strcmp(s + 6, "[DONE]") != 0)
-		event = json_loads(s + 6, JSON_ALLOW_NUL, NULL);
+	if (t->line.full && !t->error.len)
+		buf_printf(&t->error, "a line of the answer has more than %d bytes", LINE_BYTES_MAX);
+	else if (s && strncmp(s, "data:", 5) == 0)
+		event = json_loads(s + 5, JSON_ALLOW_NUL, NULL); /* NULL for [DONE] */
 	if (event)
 		take_event(t, event);
 	json_decref(event);
@@ -302,12 +303,13 @@ static int exchange(struct chat *c, struct turn *t, struct room *ret_room, int *
 	return code;
 }
 
-int chat_turn(struct chat *c, const char *text)
+int chat_turn(struct chat *c, const char *text, int *ret_added)
 {
 	struct turn t = {.chat = c, .print = !c->o->json};
 	struct room room;
-	int stopped;
+	int stopped, ignored, *added = ret_added ? ret_added : &ignored;
 	json_t *question = json_pack("{s:s,s:s}", "role", "user", "content", text);
+	*added = 0;
 	if (!question) {
 		fprintf(stderr, "pdctl: the text is not UTF-8\n");
 		return EXIT_USAGE;
@@ -315,7 +317,8 @@ int chat_turn(struct chat *c, const char *text)
 	turn_init(&t);
 	json_array_append(c->messages, question);
 	int code = exchange(c, &t, &room, &stopped);
-	if (code == EXIT_DONE && (!stopped || t.answer.len))
+	*added = code == EXIT_DONE && (!stopped || t.answer.len);
+	if (*added)
 		keep_answer(c, &t, stopped ? "…" : "");
 	else
 		json_array_remove(c->messages, json_array_size(c->messages) - 1);
@@ -390,7 +393,7 @@ static int one_question(struct chat *c, char *const *args, size_t n_args)
 	buf_init(&text, 0);
 	for (size_t i = 0; i < n_args; i++)
 		buf_printf(&text, "%s%s", i ? " " : "", args[i]);
-	int code = chat_turn(c, text.data);
+	int code = chat_turn(c, text.data, NULL);
 	buf_fini(&text);
 	return code;
 }

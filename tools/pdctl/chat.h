@@ -18,9 +18,10 @@ struct chat {
 };
 
 /* Sends the conversation with `text` as its next message and prints the answer as it arrives. If
- * it is answered or stopped, both are added to the conversation; else it is as before. Returns an
- * exit code. */
-int chat_turn(struct chat *c, const char *text);
+ * there is an answer, or the part of one that the user stopped, both are added to the conversation
+ * and *ret_added (or NULL) is 1; else neither is. Turns that chat_make_room dropped stay dropped.
+ * Returns an exit code. */
+int chat_turn(struct chat *c, const char *text, int *ret_added);
 /* Asks the server whether requests may have this member. Returns an exit code; *ret_why (malloc'd)
  * is the reason if it is not 0. */
 int chat_try_member(struct chat *c, const char *name, const json_t *value, char **ret_why);

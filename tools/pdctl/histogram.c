@@ -15,6 +15,8 @@ static struct histogram parse(const char *text, const char *name)
 		if (strncmp(line, name, len) != 0 || strncmp(line + len, "_bucket{", 8) != 0)
 			continue;
 		le = strstr(line, "le=\"");
+		while (le && le < end && le[-1] != '{' && le[-1] != ',') /* role=, say */
+			le = strstr(le + 1, "le=\"");
 		value = le ? strstr(le, "} ") : NULL;
 		if (!value || value > end)
 			continue;

@@ -1,20 +1,22 @@
 /* line.c - input lines: libedit at a terminal, else plain ones.
  *
  * The history is a file of the user alone (libedit: mode 0600) with at most HISTORY_LINES lines. It
- * is written after every line, as a new file that replaces the old one, so a kill loses nothing. A
- * file that cannot be read as a history is left unchanged, and none is kept; so it is without a
- * home. Ctrl-C and Ctrl-Z are keys while a line is edited, and signals at any other time. */
+ * is read and written for every line, as a new file that replaces the old one, so a kill loses
+ * nothing; a lock on its folder keeps several chats apart. A file that cannot be read as a history
+ * is left unchanged, and none is kept; so it is without a home. Ctrl-C and Ctrl-Z are keys while a line is edited, and signals at any other time. */
 #include "line.h"
 
 #include "util/buf.h"
 #include "util/mem.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <histedit.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -82,6 +84,20 @@ static void history_drop(struct lines *l, const char *why)
 	l->path = NULL;
 }
 
+/* What is kept replaces what we have. */
+static void history_load(struct lines *l)
+{
+	HistEvent ev;
+	struct stat st;
+	if (!l->path || (stat(l->path, &st) == 0 ? st.st_size == 0 : errno == ENOENT))
+		return;
+	history(l->history, &ev, H_CLEAR);
+	if (access(l->path, R_OK) < 0)
+		history_drop(l, strerror(errno));
+	else if (history(l->history, &ev, H_LOAD, l->path) < 0)
+		history_drop(l, "the file is not a history");
+}
+
 static void history_open(struct lines *l)
 {
 	HistEvent ev;
@@ -90,12 +106,24 @@ static void history_open(struct lines *l)
 	history(l->history, &ev, H_SETUNIQUE, 1);
 	el_set(l->edit, EL_HIST, history, l->history);
 	l->path = history_path();
-	if (!l->path || (access(l->path, F_OK) < 0 && errno == ENOENT))
-		return;
-	if (access(l->path, R_OK) < 0)
-		history_drop(l, strerror(errno));
-	else if (history(l->history, &ev, H_LOAD, l->path) < 0)
-		history_drop(l, "the file is not a history");
+	char *target = l->path ? realpath(l->path, NULL) : NULL; /* a link is kept */
+	if (target) {
+		free(l->path);
+		l->path = target;
+	}
+	history_load(l);
+}
+
+/* Held until the returned file is closed; -1: the folder cannot be locked. */
+static int lock_folder(const char *path)
+{
+	char *folder = mem_strdup(path);
+	*strrchr(folder, '/') = 0;
+	int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (fd >= 0)
+		flock(fd, LOCK_EX);
+	free(folder);
+	return fd;
 }
 
 static void history_save(struct lines *l)
@@ -103,7 +131,7 @@ static void history_save(struct lines *l)
 	HistEvent ev;
 	if (!l->path)
 		return;
-	char *fresh = mem_printf("%s.%ld", l->path, (long)getpid());
+	char *fresh = mem_printf("%s.new", l->path);
 	errno = 0;
 	int bad = history(l->history, &ev, H_SAVE, fresh) < 0 || rename(fresh, l->path) < 0;
 	if (bad) {
@@ -119,8 +147,12 @@ static void history_enter(struct lines *l, const char *line)
 	HistEvent ev;
 	if (strspn(line, " \t\n") == strlen(line) || strlen(line) > HISTORY_LINE_BYTES)
 		return;
+	int lock = l->path ? lock_folder(l->path) : -1;
+	history_load(l);
 	history(l->history, &ev, H_ENTER, line);
 	history_save(l);
+	if (lock >= 0)
+		close(lock);
 }
 
 static void edit_open(struct lines *l)
@@ -183,14 +215,17 @@ static char *edited_line(struct lines *l)
 	return NULL;
 }
 
+/* Of a line that is too long for an input, a beginning that is too long, too. */
 static char *plain_line(void)
 {
-	char *line = NULL;
-	size_t size = 0;
-	if (getline(&line, &size, stdin) >= 0)
-		return line;
-	free(line);
-	return NULL;
+	struct buf line;
+	int c;
+	buf_init(&line, INPUT_BYTES_MAX + 8); /* more than quotes and a backslash */
+	while ((c = getchar_unlocked()) != EOF && c != '\n')
+		buf_addc(&line, (char)c);
+	char *text = c == EOF && !line.len ? NULL : mem_strdup(line.len ? line.data : "");
+	buf_fini(&line);
+	return text;
 }
 
 /* One line, malloc'd; NULL at the end, or if l->interrupted. */
@@ -248,7 +283,7 @@ static int collect(struct lines *l, const char *hint, struct buf *input)
 	while (more) {
 		line = one_line(l);
 		if (!line && !l->interrupted)
-			return input->len > 0;
+			return input->len > 0 || input->full;
 		if (line) {
 			more = add_line(input, line, &quoted);
 			l->prompt = "... ";

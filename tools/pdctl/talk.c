@@ -126,8 +126,8 @@ static int regen_command(struct chat *c, const char *text)
 		   *question = json_incref(json_array_get(c->messages, n - 2));
 	json_array_remove(c->messages, n - 1);
 	json_array_remove(c->messages, n - 2);
-	int code = chat_turn(c, json_string_value(json_object_get(question, "content")));
-	if (code != EXIT_DONE) {
+	int added, code = chat_turn(c, json_string_value(json_object_get(question, "content")), &added);
+	if (!added) {
 		json_array_append(c->messages, question);
 		json_array_append(c->messages, answer);
 	}
@@ -191,32 +191,26 @@ static int take_input(struct chat *c, const char *input)
 		return run_command(c, input);
 	if (strspn(input, " \t\n") == strlen(input))
 		return EXIT_DONE;
-	return chat_turn(c, input);
+	return chat_turn(c, input, NULL);
 }
 
-/* Ctrl-C while an input is at work is read from stop_fd. One that came too late is forgotten. */
-static int take_guarded(struct chat *c, const char *input, const sigset_t *interrupts)
-{
-	struct signalfd_siginfo got;
-	sigprocmask(SIG_BLOCK, interrupts, NULL);
-	int code = take_input(c, input);
-	while (read(c->stop_fd, &got, sizeof got) > 0)
-		;
-	sigprocmask(SIG_UNBLOCK, interrupts, NULL);
-	return code;
-}
-
+/* SIGINT stays blocked: while a line is edited Ctrl-C is a key, and while an input is at work it is
+ * read from stop_fd. One that came too late is forgotten. */
 static int talk_at_terminal(struct chat *c, struct lines *l)
 {
+	struct signalfd_siginfo got;
 	sigset_t interrupts;
 	char *input;
 	int code = EXIT_DONE;
 	sigemptyset(&interrupts);
 	sigaddset(&interrupts, SIGINT);
+	sigprocmask(SIG_BLOCK, &interrupts, NULL);
 	c->stop_fd = signalfd(-1, &interrupts, SFD_NONBLOCK | SFD_CLOEXEC);
 	chat_note(c, "/help lists the commands; Ctrl-C ends an answer, Ctrl-D the conversation");
 	while (code != TALK_ENDS && (input = lines_next(l, "(Ctrl-D or /bye ends the conversation)"))) {
-		code = take_guarded(c, input, &interrupts);
+		code = take_input(c, input);
+		while (read(c->stop_fd, &got, sizeof got) > 0)
+			;
 		free(input);
 	}
 	close(c->stop_fd);

@@ -89,7 +89,7 @@ static int take_signal(int fd)
 /* Returns 1 if a key was pressed that ends us. */
 static int take_key(void)
 {
-	char key;
+	char key = 0;
 	ssize_t n = read(STDIN_FILENO, &key, 1);
 	return n == 0 || (n < 0 && errno != EINTR && errno != EAGAIN) || key == 'q' || key == 'Q' ||
 	       key == 3 || key == 4;
@@ -150,14 +150,18 @@ static int worst_code(struct watcher *w)
 	return code;
 }
 
-/* Each screen has the figures of the interval before it. */
+/* Each screen has the figures of the interval before it. After the first one a daemon that hangs
+ * does not delay the others. */
 static int print(const struct options *o, uint64_t interval_us)
 {
 	const struct screen s = {0};
 	struct watcher *w = watch_new(o, interval_us);
 	for (unsigned i = 0; !o->count || i < (unsigned long)o->count; i++) {
 		watch_find(w);
-		watch_wait(w, i + 2, 2 * interval_us + 4 * o->timeout_us);
+		if (i)
+			watch_wait(w, 1, interval_us);
+		else
+			watch_wait(w, 2, 2 * interval_us + 4 * o->timeout_us);
 		json_t *view = top_view(w, o);
 		if (o->json) {
 			print_json(view);

@@ -98,8 +98,7 @@ static int take_last(void *arg, char *line)
 	struct trace *t = l->t;
 	struct line_head h;
 	if (!strstr(line, " event=request_done ") || trace_line_split(line, &h) < 0 ||
-	    strcmp(h.event, "request_done") != 0 || strlen(h.req) != 32 ||
-	    index_of(t, h.req) < t->n_ids)
+	    strcmp(h.event, "request_done") != 0 || index_of(t, h.req) < t->n_ids)
 		return 0;
 	if (t->n_ids == l->want && h.at_us <= l->at_us[0])
 		return 1;
@@ -215,14 +214,13 @@ static int find_events(struct trace *t, struct trace_source *from)
 	return code;
 }
 
-static int write_pictures(const struct trace *t, const struct options *o)
+static int write_pictures(struct trace *t, const struct options *o)
 {
 	struct trace_picture p;
-	int bad = 0;
-	trace_picture_init(&p, t);
-	if (o->trace.svg)
+	int bad = trace_picture_init(&p, t);
+	if (!bad && o->trace.svg)
 		bad |= trace_write_svg(&p, o->trace.svg);
-	if (o->trace.chrome)
+	if (!bad && o->trace.chrome)
 		bad |= trace_write_chrome(&p, o->trace.chrome);
 	trace_picture_fini(&p);
 	return bad ? EXIT_REFUSED : EXIT_DONE;

@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 #define TRACE_REQUESTS_MAX 100
+#define TRACE_LANES_MAX 256
 #define TRACE_NAME_BYTES 64
 
 /* Programs in the order of their lanes. */
@@ -23,6 +24,7 @@ extern const char *const trace_program_names[PROGRAMS];
 struct event {
 	uint64_t at_us; /* since 1970 */
 	size_t request; /* index in trace.ids */
+	size_t lane;    /* of a trace_picture */
 	enum trace_program program;
 	char daemon[TRACE_NAME_BYTES], name[TRACE_NAME_BYTES]; /* printable ASCII */
 	char *fields; /* valid UTF-8 without control characters */
@@ -95,10 +97,10 @@ struct trace_picture {
 	size_t n_lanes, n_spans, n_arrows;
 };
 
-/* t must live as long as the picture. */
-void trace_picture_init(struct trace_picture *p, const struct trace *t);
+/* Sets the lane of t's events; t must live as long as the picture. 0, or -1 after printing that
+ * there are more than TRACE_LANES_MAX daemons. */
+int trace_picture_init(struct trace_picture *p, struct trace *t);
 void trace_picture_fini(struct trace_picture *p);
-size_t trace_picture_lane(const struct trace_picture *p, const struct event *e);
 double trace_picture_at(const struct trace_picture *p, const struct event *e);
 
 /* --- trace.c: a file to write, "-" for stdout; NULL or -1 after printing why not --- */

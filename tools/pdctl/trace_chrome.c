@@ -46,7 +46,7 @@ static void add_instants(json_t *list, const struct trace_picture *p)
 {
 	for (size_t i = 0; i < p->trace->n; i++) {
 		const struct event *e = &p->trace->events[i];
-		json_t *j = add(list, "i", e->name, trace_picture_lane(p, e), thread_of(e->request, 0));
+		json_t *j = add(list, "i", e->name, e->lane, thread_of(e->request, 0));
 		json_object_set_new(j, "cat", json_string("event"));
 		json_object_set_new(j, "ts", json_real(trace_picture_at(p, e)));
 		json_object_set_new(j, "s", json_string("t"));

@@ -82,7 +82,8 @@ int trace_line_split(char *line, struct line_head *ret)
 	int which = program ? program_of(program) : PROGRAMS;
 	uint64_t us = ts ? stamp_us(ts) : 0;
 	name = name ? name : program;
-	if (!us || !level || which == PROGRAMS || !is_name(name) || !req || !event || !is_name(event))
+	if (!us || !level || which == PROGRAMS || !is_name(name) || !req || strlen(req) != 32 ||
+	    strspn(req, "0123456789abcdef") != 32 || !event || !is_name(event))
 		return -1;
 	clean(at);
 	*ret = (struct line_head){us, (enum trace_program)which, name, req, event, at};

@@ -23,14 +23,16 @@
 static void read_stream(FILE *f, trace_line_fn *fn, void *arg)
 {
 	char line[LINE_MAX_BYTES];
-	int begins = 1; /* the rest of a line that was too long is skipped */
-	while (fgets(line, sizeof line, f)) {
-		size_t n = strcspn(line, "\n");
-		int ends = line[n] == '\n';
+	size_t n = 0;
+	for (int c; (c = getc_unlocked(f)) != EOF || n;) {
+		if (c != EOF && c != '\n') {
+			if (n + 1 < sizeof line)
+				line[n++] = c ? (char)c : '?';
+			continue;
+		}
 		line[n] = 0;
-		if (begins)
-			fn(arg, line);
-		begins = ends;
+		fn(arg, line);
+		n = 0;
 	}
 }
 

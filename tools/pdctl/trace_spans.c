@@ -2,7 +2,7 @@
  * spans in it, arrows between the lanes.
  *
  * A daemon logs durations at their end, so most spans end at their event. The clocks of several
- * hosts may differ, and logs are untrusted: a span begins neither before it ends nor outside of the
+ * hosts may differ, and logs are untrusted: no span ends before it begins or lies outside of the
  * span of its request in that lane, which covers all events there. */
 #include "trace.h"
 
@@ -53,7 +53,7 @@ static const struct link {
 };
 #define LINKS (sizeof links / sizeof *links)
 
-size_t trace_picture_lane(const struct trace_picture *p, const struct event *e)
+static size_t find_lane(const struct trace_picture *p, const struct event *e)
 {
 	size_t i = 0;
 	while (i < p->n_lanes && strcmp(p->lanes[i].daemon, e->daemon) != 0)
@@ -73,17 +73,24 @@ static int by_program(const void *a, const void *b)
 	                                : strcmp(x->daemon, y->daemon);
 }
 
-static void make_lanes(struct trace_picture *p)
+static int make_lanes(struct trace_picture *p, struct trace *t)
 {
-	const struct trace *t = p->trace;
 	for (size_t i = 0; i < t->n; i++) {
-		if (trace_picture_lane(p, &t->events[i]) < p->n_lanes)
+		if (find_lane(p, &t->events[i]) < p->n_lanes)
 			continue;
+		if (p->n_lanes == TRACE_LANES_MAX) {
+			fprintf(stderr, "pdctl: not drawn: these lines name more than %d daemons\n",
+			        TRACE_LANES_MAX);
+			return -1;
+		}
 		p->lanes = mem_grow(p->lanes, p->n_lanes + 1, sizeof *p->lanes);
 		p->lanes[p->n_lanes++] = (struct lane){t->events[i].daemon, t->events[i].program};
 	}
 	if (p->n_lanes)
 		qsort(p->lanes, p->n_lanes, sizeof *p->lanes, by_program);
+	for (size_t i = 0; i < t->n; i++)
+		t->events[i].lane = find_lane(p, &t->events[i]);
+	return 0;
 }
 
 static void add_span(struct trace_picture *p, const struct trace_span *s)
@@ -119,8 +126,8 @@ static void add_by_rule(struct trace_picture *p, const struct event *e, const st
 	for (size_t i = 0; r->after[i]; i++)
 		after += trace_number(e->fields, r->after[i]);
 	double to = begin ? trace_picture_at(p, begin) + after + us : at - after;
-	add_span(p, &(struct trace_span){e->request, trace_picture_lane(p, e), r->row, r->kind, r->name,
-	                                 to - us, to, e});
+	add_span(p,
+	         &(struct trace_span){e->request, e->lane, r->row, r->kind, r->name, to - us, to, e});
 }
 
 /* The router's summary may be logged later than the request ended. */
@@ -133,7 +140,7 @@ static void add_request(struct trace_picture *p, const struct event *done)
 		if (strcmp(e->name, "first_token") == 0)
 			first = e;
 	double from = first ? trace_picture_at(p, first) - first_us : trace_picture_at(p, done) - total;
-	size_t lane = trace_picture_lane(p, done);
+	size_t lane = done->lane;
 	if (first_us > 0)
 		add_span(p, &(struct trace_span){done->request, lane, 0, SPAN_WAIT, "until first token",
 		                                 from, from + first_us, done});
@@ -148,7 +155,7 @@ static void add_local_prefill(struct trace_picture *p, const struct event *done)
 	const struct event *accepted = partner(p->trace, done, "accepted", 0);
 	if (!accepted || trace_number(accepted->fields, "local") != 1)
 		return;
-	size_t lane = trace_picture_lane(p, accepted);
+	size_t lane = accepted->lane;
 	double at = trace_picture_at(p, accepted), queue = trace_number(done->fields, "queue_us"),
 		   prefill = trace_number(done->fields, "prefill_us");
 	add_span(p, &(struct trace_span){done->request, lane, 0, SPAN_WAIT, "queue", at, at + queue,
@@ -170,7 +177,7 @@ static void add_wholes(struct trace_picture *p)
 			struct trace_span whole = {.request = r, .lane = lane, .name = t->ids[r]};
 			for (size_t i = begin; i < end; i++) {
 				double at = trace_picture_at(p, &t->events[i]);
-				if (trace_picture_lane(p, &t->events[i]) != lane)
+				if (t->events[i].lane != lane)
 					continue;
 				if (!whole.of || at < whole.from_us)
 					whole.from_us = at;
@@ -251,20 +258,21 @@ static void add_arrow(struct trace_picture *p, const struct link *l, const struc
 	p->arrows[p->n_arrows++] = (struct arrow){
 		.name = l->name,
 		.request = to->request,
-		.from_lane = trace_picture_lane(p, from),
-		.to_lane = trace_picture_lane(p, to),
+		.from_lane = from->lane,
+		.to_lane = to->lane,
 		.from_us = fmin(from_us, to_us),
 		.to_us = to_us,
 	};
 }
 
-void trace_picture_init(struct trace_picture *p, const struct trace *t)
+int trace_picture_init(struct trace_picture *p, struct trace *t)
 {
 	*p = (struct trace_picture){.trace = t};
 	for (size_t i = 0; i < t->n; i++)
 		if (!i || (double)t->events[i].at_us < p->begin_us)
 			p->begin_us = (double)t->events[i].at_us;
-	make_lanes(p);
+	if (make_lanes(p, t) < 0)
+		return -1;
 	for (size_t i = 0; i < t->n; i++) {
 		for (size_t k = 0; k < RULES; k++)
 			if (strcmp(t->events[i].name, rules[k].event) == 0)
@@ -283,6 +291,7 @@ void trace_picture_init(struct trace_picture *p, const struct trace *t)
 		for (size_t k = 0; k < LINKS; k++)
 			if (strcmp(t->events[i].name, links[k].to) == 0)
 				add_arrow(p, &links[k], &t->events[i]);
+	return 0;
 }
 
 void trace_picture_fini(struct trace_picture *p)

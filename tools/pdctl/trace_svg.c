@@ -76,7 +76,7 @@ static void draw_marks(const struct page *g, size_t request, size_t lane)
 	const struct trace *t = g->p->trace;
 	for (size_t i = 0; i < t->n; i++) {
 		const struct event *e = &t->events[i];
-		if (e->request != request || trace_picture_lane(g->p, e) != lane)
+		if (e->request != request || e->lane != lane)
 			continue;
 		fputs("<g><title>", g->f);
 		svg_text(g->f, e->name);

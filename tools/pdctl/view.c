@@ -261,7 +261,7 @@ static json_t *quantiles(struct watched *const *list, size_t n, const char *prog
 	struct histogram h = {0};
 	for (size_t i = 0; i < n; i++) {
 		const struct watched *d = list[i];
-		if (!is_up(d) || !is_program(d, program) || !answers_of(d).rate)
+		if (!is_up(d) || !is_program(d, program) || !answers_of(d).rate || !d->before.metrics)
 			continue;
 		histogram_add(&h, d->now.metrics, name, 1);
 		histogram_add(&h, d->before.metrics, name, -1);
@@ -289,7 +289,8 @@ static json_t *prefix_hits(struct watched *const *list, size_t n, int total)
 	for (size_t i = 0; i < n; i++) {
 		const struct watched *d = list[i];
 		const char *before = total ? NULL : d->before.metrics;
-		if (!is_up(d) || !is_program(d, "pdrouterd") || (!total && !answers_of(d).rate))
+		if (!is_up(d) || !is_program(d, "pdrouterd") ||
+		    (!total && (!answers_of(d).rate || !before)))
 			continue;
 		hits += counter_of(d->now.metrics, "vllm:prefix_cache_hits_total") -
 		        counter_of(before, "vllm:prefix_cache_hits_total");

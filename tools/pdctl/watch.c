@@ -173,7 +173,7 @@ size_t watch_find(struct watcher *w)
 static int all_asked(const struct watcher *w, unsigned rounds)
 {
 	for (size_t i = 0; i < w->n; i++)
-		if (w->list[i]->rounds < rounds)
+		if (w->list[i]->rounds - w->list[i]->waited < rounds)
 			return 0;
 	return 1;
 }
@@ -184,6 +184,8 @@ int watch_wait(struct watcher *w, unsigned rounds, uint64_t timeout_us)
 	struct timespec t = {(time_t)(end / 1000000u), (long)(end % 1000000u) * 1000};
 	int late = 0;
 	pthread_mutex_lock(&w->lock);
+	for (size_t i = 0; i < w->n; i++)
+		w->list[i]->waited = w->list[i]->rounds;
 	while (!all_asked(w, rounds) && !late)
 		late = pthread_cond_timedwait(&w->news, &w->lock, &t) != 0;
 	pthread_mutex_unlock(&w->lock);
