@@ -17,9 +17,12 @@ static void head(struct request *q)
 	buf_add_json(head, q->prep.model->name, strlen(q->prep.model->name));
 }
 
+/* Clients run the calls of an answer with "tool_use": not if the last one is not complete. An answer
+ * that was aborted has "max_tokens": what there is was cut, and SDKs know nothing closer. */
 static void add_stop(const struct answer *ans, struct buf *out)
 {
-	int stops = ans->finish == ANSWER_FINISH_STOP, calls = message_count(ans->message) > 0,
+	int stops = ans->finish == ANSWER_FINISH_STOP,
+		calls = message_count(ans->message) > 0 && !ans->message->is_cut,
 		by_string = stops && !calls && ans->stopped >= 0;
 	size_t len;
 	buf_printf(out, "\"stop_reason\":\"%s\",\"stop_sequence\":",
@@ -182,7 +185,7 @@ static void put_call(const struct message_piece *c, struct answer_parts *p)
 	buf_printf(&p->text, "{\"type\":\"tool_use\",\"id\":\"%s\",\"name\":", c->id);
 	buf_add_json(&p->text, c->name, strlen(c->name));
 	buf_adds(&p->text, ",\"input\":");
-	if (c->is_complete)
+	if (c->is_complete && c->text.len)
 		parts_bytes(p, c->text.data, c->text.len);
 	else
 		buf_adds(&p->text, "{}");

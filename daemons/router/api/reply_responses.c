@@ -94,7 +94,8 @@ static void put_call(const struct message_piece *c, int has_text, struct answer_
 static void put_item(const struct answer *ans, size_t i, int is_done, struct answer_parts *p)
 {
 	const struct message_piece *c = item_at(ans, i);
-	int cut = ans->finish != ANSWER_FINISH_STOP && i + 1 >= ans->message->n_pieces;
+	int cut = (ans->finish != ANSWER_FINISH_STOP && i + 1 >= ans->message->n_pieces) ||
+	          (c->kind == MESSAGE_CALL && !c->is_complete);
 	buf_adds(&p->text, "{\"id\":");
 	put_item_id(ans, i, p);
 	buf_printf(&p->text, ",\"status\":\"%s\"",

@@ -133,9 +133,8 @@ static void feed_message(struct answer *ans)
 	if (ans->finish == ANSWER_FINISH_NONE && ans->request->prep.p.stop)
 		held = stop_held(ans->request->prep.p.stop, &ans->scan);
 	n -= held;
-	message_feed(ans->message, ans->text.data, n);
+	message_feed(ans->message, ans->text.data, n, ans->n_tokens, ans->rows.n);
 	ans->lost |= message_is_full(ans->message);
-	message_count_tokens(ans->message, ans->n_tokens, ans->rows.n);
 	if (held)
 		memmove(ans->text.data, ans->text.data + n, held);
 	ans->text.len = held;
