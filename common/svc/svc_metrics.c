@@ -277,7 +277,7 @@ static int address_of(const struct svc *s, char *out, size_t size, struct err *e
 static size_t on_refused(const char *path, int status, const char *text, char *out, size_t size)
 {
 	(void)path;
-	(void)text; /* it names settings of the router */
+	(void)text;
 	return (size_t)snprintf(out, size, "{\"error\":\"refused\",\"status\":%d}\n", status);
 }
 
