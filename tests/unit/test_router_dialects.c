@@ -76,7 +76,7 @@ static const struct {
      NULL},
 	{RESPONSES, "none", CALL_F,
      INPUT TOOLS_R ",\"tool_choice\":{\"type\":\"allowed_tools\",\"mode\":\"auto\",\"tools\":[{"
-                   "\"type\":\"function\",\"name\":\"g\"}]}",
+                   "\"type\":\"function\",\"name\":\"g\"},{\"type\":\"function\",\"name\":\"g\"}]}",
      "C(" CALL_F ")|completed", NULL},
 	{RESPONSES, "none", CALL_F, INPUT TOOLS_R ",\"stop\":\"12\"", "f({\"a\": )..|completed", NULL},
 };
@@ -226,6 +226,40 @@ START_TEST(long_items)
 }
 END_TEST
 
+/* More items than one list of parts has. */
+START_TEST(many_items)
+{
+	const char *path = _i ? MESSAGES : RESPONSES;
+	struct buf says, want;
+	if (!model)
+		SKIP(SKIP_NO_MODEL);
+	buf_init(&says, 0);
+	buf_init(&want, 0);
+	for (int i = 0; i < 100; i++) {
+		buf_printf(&says, "%s%d", CALL_G, i);
+		buf_printf(&want, "g({})C(%d)", i);
+	}
+	buf_adds(&says, "<|im_end|>");
+	buf_adds(&want, _i ? "|tool_use" : "|completed");
+	for (int stream = 0; stream < 2; stream++) {
+		struct world *w = says_world("hermes", "none", says.data, 16u << 20);
+		w->d->context_tokens = w->p->context_tokens = 100000;
+		char *body = mem_printf("{%s,\"max_tokens\":9000,\"stream\":%s}",
+		                        _i ? "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]" TOOLS_M
+		                           : "\"max_output_tokens\":9000," INPUT TOOLS_R,
+		                        stream ? "true" : "false"),
+			 *out = ask(w, path, body), *line = line_of(path, out);
+		ck_assert_msg(strcmp(line, want.data) == 0, "%.1000s", line);
+		free(line);
+		free(out);
+		free(body);
+		world_free(w);
+	}
+	buf_fini(&says);
+	buf_fini(&want);
+}
+END_TEST
+
 /* What is kept of a stream is the request's: beyond its limit the answer ends. */
 START_TEST(kept_text_is_limited)
 {
@@ -353,7 +387,7 @@ static const struct {
 	{MESSAGES, HI ",'thinking':{'type':'disabled'}", "] - False False True"},
 	{MESSAGES, HI ",'output_config':{'effort':'high'}", "] high - - True"},
 	{MESSAGES, "'messages':[{'role':'user','content':'Hi'},{'role':'assistant','content':'Well'}]",
-     "continue_final_message: the chat template does not use"},
+     "cannot continue the last message: the chat template does not use"},
 	{MESSAGES,
      "'messages':[{'role':'assistant','content':[{'type':'tool_use','id':'1','name':'f','input':{}}"
      "]}]",
@@ -627,18 +661,20 @@ END_TEST
 START_TEST(errors_of_a_path)
 {
 	static const struct {
-		const char *path, *has;
+		const char *path;
+		int is_messages;
 	} t[] = {
-		{"/v1/messages/batches", "404 "},
-		{"/v1/messages/count_tokens/x", "404 "},
-		{"/v1/messagesx", NULL},
-		{"/v1/responses/resp_1", NULL},
+		{"/v1/messages/batches", 1},
+		{"/v1/messages/count_tokens/x", 1},
+		{"/v1/messagesx", 0},
+		{"/v1/responses/resp_1", 0},
 	};
 	struct world *w = world_new(NULL, 1u << 20);
 	for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
 		char *out = ask(w, t[i].path, "{}");
-		has(out, t[i].has ? "{\"type\":\"error\",\"error\":{\"type\":\"not_found_error\","
-		                  : "{\"error\":{\"message\":");
+		has(out, "HTTP/1.1 404 ");
+		has(out, t[i].is_messages ? "{\"type\":\"error\",\"error\":{\"type\":\"not_found_error\","
+		                          : "{\"error\":{\"message\":");
 		free(out);
 	}
 	world_free(w);
@@ -690,6 +726,7 @@ int main(void)
 	tcase_add_loop_test(c, each_token_has_a_row, 0, 7);
 	tcase_add_test(c, cached_tokens_are_the_prompts);
 	tcase_add_test(c, long_items);
+	tcase_add_loop_test(c, many_items, 0, 2);
 	tcase_add_test(c, kept_text_is_limited);
 	tcase_add_loop_test(c, failures_in_a_stream, 0, 2);
 	tcase_add_loop_test(c, what_a_template_sees, 0, (int)(sizeof seen / sizeof *seen));

@@ -211,6 +211,12 @@ int answer_send_event(struct answer *ans, size_t max_size)
 	return out->len ? http_stream_add(q->conn, out->data, out->len) : 0;
 }
 
+size_t answer_behind(const struct answer *ans)
+{
+	size_t (*behind)(const struct answer *) = ans->request->dialect->behind;
+	return behind ? behind(ans) : 0;
+}
+
 int answer_send(struct answer *ans)
 {
 	struct request *q = ans->request;
@@ -220,7 +226,7 @@ int answer_send(struct answer *ans)
 		return 0;
 	write_begin_stream(q);
 	do {
-		size_t behind = q->dialect->behind(ans);
+		size_t behind = answer_behind(ans);
 		if (behind > BEHIND_BYTES || (behind && !prompt_is_told(&q->prep, ans->prompt))) {
 			ans->behind = 1;
 			q->n_behind++;
@@ -229,7 +235,7 @@ int answer_send(struct answer *ans)
 		}
 		if (answer_send_event(ans, BEHIND_BYTES) < 0)
 			return ERR_FULL;
-	} while (q->dialect->behind(ans));
+	} while (answer_behind(ans));
 	return 0;
 }
 
