@@ -141,16 +141,17 @@ static int stays_open(const struct http_conn *c)
 struct refusal {
 	int status;
 	const char *text;
+	const char *setting; /* of the limit that was reached; NULL: none */
 };
 
 static const struct refusal
-	no_room = {503, "this server has no room for the request now (input_bytes_max); try again in a "
-                    "second"},
-	no_memory = {503, "this server has no memory for the request now"},
-	too_late = {408, "the request did not arrive within this server's limit (read_timeout_ms)"},
-	stopping = {503, "this server is shutting down"},
-	too_many = {503, "too many connections (max_connections, max_connections_per_address); try "
-                     "again in a second"};
+	no_room = {503, "this server has no room for the request now; try again in a second",
+               "input_bytes_max"},
+	no_memory = {503, "this server has no memory for the request now", NULL},
+	too_late = {408, "the request did not arrive within this server's limit", "read_timeout_ms"},
+	stopping = {503, "this server is shutting down", NULL},
+	too_many = {503, "too many connections; try again in a second",
+                "max_connections, max_connections_per_address"};
 
 /* An error of the edge itself is answered. The connection ends then, because it is not known where
  * the next request begins. Less than 0: no memory for the answer. */
@@ -158,14 +159,15 @@ static int refuse(struct http_conn *c, struct refusal why)
 {
 	struct http_server *h = c->server;
 	const char *path = c->frame.head.path ? c->frame.head.path : "";
-	char body[1024];
+	char body[1024], text[256];
 	unsigned more;
-	size_t n = h->opts.error_body
-	               ? h->opts.error_body(path, why.status, why.text, body, sizeof body)
-	               : (size_t)snprintf(body, sizeof body, "%s\n", why.text);
+	int named = why.setting && h->opts.limits_are_settings;
+	snprintf(text, sizeof text, named ? "%s (%s)" : "%s", why.text, why.setting);
+	size_t n = h->opts.error_body ? h->opts.error_body(path, why.status, text, body, sizeof body)
+	                              : (size_t)snprintf(body, sizeof body, "%s\n", text);
 	h->refused++;
 	if (http_note_due(&h->refused_note, &more))
-		log_info("http_refused", "status=%d why=%s more=%u", why.status, log_quote(why.text), more);
+		log_info("http_refused", "status=%d why=%s more=%u", why.status, log_quote(text), more);
 	conn_waits(c, 0);
 	c->keep_alive = 0;
 	int r = conn_write_answer(c, why.status, h->opts.error_body ? "application/json" : "text/plain",
@@ -177,7 +179,7 @@ static int refuse(struct http_conn *c, struct refusal why)
 
 static struct refusal bad_frame(const struct http_conn *c)
 {
-	return (struct refusal){c->frame.status, c->frame.why};
+	return (struct refusal){c->frame.status, c->frame.why, NULL};
 }
 
 /* --- states -------------------------------------------------------------- */

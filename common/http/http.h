@@ -61,7 +61,10 @@ struct http_opts {
 	uint64_t idle_us;         /* a connection without a request is closed */
 	uint64_t read_us;         /* from a request's first byte to its last; a TLS handshake */
 	uint64_t write_us;        /* a client that reads nothing for this long is dropped */
-	const char *headers;      /* lines of every answer, each ended by CR LF; NULL: none. Copied */
+	/* The limits are settings, which messages may name: input_bytes_max, max_connections,
+	 * max_connections_per_address, read_timeout_ms */
+	int limits_are_settings;
+	const char *headers; /* lines of every answer, each ended by CR LF; NULL: none. Copied */
 	/* an error of the edge itself (400, 408, 413, 431, 501, 503, 505), about a request for this
 	 * path ("": it is not known yet); NULL: plain text */
 	size_t (*error_body)(const char *path, int status, const char *text, char *out, size_t size);

@@ -112,6 +112,9 @@ int svc_draining(const struct svc *s);
 
 /* Appends all metrics as Prometheus text. */
 void svc_metrics(struct svc *s, struct buf *out);
+/* Answers with the page of the last 100 ms, or a new one. */
+struct http_conn;
+void svc_metrics_reply(struct svc *s, struct http_conn *c);
 
 /* Runs fn(s, arg) on the loop soon. Any thread; never waits. Callers bound what they have in
  * flight: more than 1,000,000 items panic. */

@@ -1,8 +1,9 @@
 /* svc_metrics.c - a daemon's metrics as a page of Prometheus text, and the HTTP endpoint for it
  * (metrics_listen): GET and HEAD of /metrics and /health, nothing else.
  *
- * The endpoint runs on the loop. A client costs it at most one page, and all clients together at
- * most one rendering each PAGE_LIFE_US; what they make it hold is bounded by the limits below. */
+ * The endpoint runs on the loop. A client costs it at most one page, and all clients together, also
+ * those of the router's own port, at most one rendering each PAGE_LIFE_US; what they make it hold
+ * is bounded by the limits below. */
 #include "http/http.h"
 #include "svc/svc_int.h"
 #include "util/clock.h"
@@ -15,16 +16,19 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define PAGE_TYPE "text/plain; version=0.0.4; charset=utf-8"
 #define PAGE_LIFE_US 100000u
-#define PAGE_BYTES_MAX (1u << 20)
+#define PAGE_BYTES_MAX (8u << 20) /* twice what a router with the most keys has */
+#define HEAD_BYTES 1024u          /* of an answer */
 #define CONNECTIONS_MAX 32u
 #define HEADER_BYTES_MAX 8192u
 #define BODY_BYTES_MAX 4096u /* ignored */
 #define INPUT_BYTES_MAX (CONNECTIONS_MAX * (HEADER_BYTES_MAX + BODY_BYTES_MAX))
-#define OUTPUT_BYTES_MAX (4 * PAGE_BYTES_MAX)
+#define OUTPUT_BYTES_MAX (4 * (PAGE_BYTES_MAX + HEAD_BYTES)) /* one connection gets a quarter */
+#define COUNT_US 5000000u /* descriptors are listed at most this often */
 #define IDLE_US 90000000u /* longer than the usual scrape intervals */
 #define READ_US 5000000u
 #define WRITE_US 10000000u
@@ -48,7 +52,7 @@ static uint64_t resident_bytes(void)
 	return pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-static int64_t open_descriptors(void)
+static int64_t list_descriptors(void)
 {
 	int64_t n = -3; /* ".", "..", and the folder's own */
 	DIR *d = opendir("/proc/self/fd");
@@ -57,6 +61,23 @@ static int64_t open_descriptors(void)
 	if (d)
 		closedir(d);
 	return d ? n : 0;
+}
+
+/* Since Linux 6.2 the folder's size is their number. Before, they are listed, which takes
+ * milliseconds if there are thousands. */
+static int64_t open_descriptors(void)
+{
+	static uint64_t listed_us;
+	static int64_t n;
+	struct stat st;
+	uint64_t now = clock_us();
+	if (stat("/proc/self/fd", &st) == 0 && st.st_size > 0)
+		return st.st_size;
+	if (!listed_us || now - listed_us > COUNT_US) {
+		n = list_descriptors();
+		listed_us = now;
+	}
+	return n;
 }
 
 static uint64_t processor_us(void)
@@ -173,7 +194,7 @@ const char *svc_state(const struct svc *s)
 
 /* --- the endpoint -------------------------------------------------------- */
 
-static void reply_metrics(struct svc *s, struct http_conn *c)
+void svc_metrics_reply(struct svc *s, struct http_conn *c)
 {
 	struct buf *page = &s->metrics.page;
 	uint64_t now = clock_us();
@@ -202,7 +223,7 @@ static void reply_health(struct svc *s, struct http_conn *c)
 static const struct page {
 	const char *path;
 	void (*reply)(struct svc *s, struct http_conn *c);
-} pages[] = {{"/metrics", reply_metrics}, {"/health", reply_health}};
+} pages[] = {{"/metrics", svc_metrics_reply}, {"/health", reply_health}};
 
 static int on_head(void *arg, struct http_conn *c, struct http_head *head, size_t *body_max)
 {
@@ -256,7 +277,7 @@ static int address_of(const struct svc *s, char *out, size_t size, struct err *e
 static size_t on_refused(const char *path, int status, const char *text, char *out, size_t size)
 {
 	(void)path;
-	(void)text; /* it names settings of the router */
+	(void)text;
 	return (size_t)snprintf(out, size, "{\"error\":\"refused\",\"status\":%d}\n", status);
 }
 
@@ -274,7 +295,7 @@ int svc_metrics_start(struct svc *s, struct err *err)
 	                            .max_header_bytes = HEADER_BYTES_MAX,
 	                            .max_body_bytes = BODY_BYTES_MAX,
 	                            .in_bytes_max = INPUT_BYTES_MAX,
-	                            .out_bytes_max = PAGE_BYTES_MAX,
+	                            .out_bytes_max = PAGE_BYTES_MAX + HEAD_BYTES,
 	                            .out_total_max = OUTPUT_BYTES_MAX,
 	                            .max_connections = CONNECTIONS_MAX,
 	                            .idle_us = IDLE_US,

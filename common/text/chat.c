@@ -112,7 +112,7 @@ static int mark_last(const struct chat_template *c, json_t *list, const json_t *
 	if (!c->names_content)
 		return err_set(
 			err, ERR_INVALID,
-			"continue_final_message: the chat template does not use a message's content");
+			"cannot continue the last message: the chat template does not use a message's content");
 	json_t *with = NULL;
 	if (json_is_string(content)) {
 		*ret_text = content;
@@ -122,7 +122,7 @@ static int mark_last(const struct chat_template *c, json_t *list, const json_t *
 	}
 	if (!with)
 		return err_set(err, ERR_INVALID,
-		               "continue_final_message: the last message has no text to continue");
+		               "cannot continue the last message: it has no text to continue");
 	json_object_set_new(last, "content", with);
 	return 0;
 }
@@ -152,9 +152,10 @@ static int cut_at_mark(const struct buf *b, const json_t *final, struct buf *out
 	     s++)
 		at = s;
 	if (!at || (len && !memmem(from, b->len, text, len)))
-		return err_set(err, ERR_INVALID,
-		               "continue_final_message: the chat template changes or leaves out the last "
-		               "message, so that it cannot be continued");
+		return err_set(
+			err, ERR_INVALID,
+			"cannot continue the last message: the chat template changes or leaves out the last "
+			"message, so that it cannot be continued");
 	keep = (size_t)(at - from);
 	if (keep + strlen(MARK) >= b->len || at[strlen(MARK)] != ' ')
 		keep = trimmed(from, keep); /* the template stripped the end of the message */

@@ -8,8 +8,6 @@
 #include <string.h>
 
 #define MESSAGES_MAX 4096
-#define PARTS_MAX 4096
-#define TOOL_CALLS_MAX 128
 #define DOCUMENTS_MAX 1024
 
 /* Sets into.content to the joined parts, unless the template accepts a list of parts. */
@@ -89,10 +87,10 @@ static int read_tool_calls(struct body_error *e, const json_t *m, size_t at, jso
 	const json_t *calls = json_object_get(m, "tool_calls");
 	if (!calls || json_is_null(calls))
 		return 0;
-	if (!json_is_array(calls) || json_array_size(calls) > TOOL_CALLS_MAX)
+	if (!json_is_array(calls) || json_array_size(calls) > CHAT_CALLS_MAX)
 		return body_bad(e, "messages",
 		                "messages[%zu].tool_calls must be an array of at most %d calls, got %s", at,
-		                TOOL_CALLS_MAX, body_show(calls));
+		                CHAT_CALLS_MAX, body_show(calls));
 	json_t *list = json_array();
 	if (json_object_set_new(own, "tool_calls", list) < 0)
 		return no_room(e, at);
@@ -131,7 +129,7 @@ static int read_message(struct body_error *e, const json_t *m, size_t at,
 			e, "messages",
 			"messages[%zu].function_call is not supported by this server: use tool_calls", at);
 	int parts = json_is_array(content) && json_array_size(content) > 0 &&
-	            json_array_size(content) <= PARTS_MAX;
+	            json_array_size(content) <= CHAT_PARTS_MAX;
 	int silent = (!content || json_is_null(content)) && may_be_silent(m);
 	if (!parts && !json_is_string(content) && !silent)
 		return body_bad(e, "messages",

@@ -15,6 +15,10 @@
 
 #include <stdint.h>
 
+#define CHAT_PARTS_MAX 4096 /* of a message's content */
+#define CHAT_CALLS_MAX 128  /* of a message */
+#define CHAT_TOOLS_MAX 128
+
 enum chat_choice { CHAT_CHOICE_NONE, CHAT_CHOICE_AUTO, CHAT_CHOICE_REQUIRED, CHAT_CHOICE_NAMED };
 
 struct chat_tools {

@@ -4,7 +4,6 @@
 
 #include <string.h>
 
-#define TOOLS_MAX 128
 #define TOOL_DEPTH_MAX 64
 #define TOOL_VALUES_MAX 20000 /* members, elements and leaves of all tools together */
 
@@ -69,8 +68,8 @@ static int check_tools(struct body_error *e, const json_t *tools)
 	size_t n = json_array_size(tools);
 	if (!json_is_array(tools))
 		return body_bad(e, "tools", "tools must be an array, got %s", body_show(tools));
-	if (n > TOOLS_MAX)
-		return body_bad(e, "tools", "tools has %zu elements, more than %d", n, TOOLS_MAX);
+	if (n > CHAT_TOOLS_MAX)
+		return body_bad(e, "tools", "tools has %zu elements, more than %d", n, CHAT_TOOLS_MAX);
 	size_t values = count_values(tools, 0);
 	if (values == SIZE_MAX)
 		return body_bad(e, "tools", "tools is nested deeper than %d levels", TOOL_DEPTH_MAX);

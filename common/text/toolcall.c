@@ -44,6 +44,7 @@ static void end_call(struct toolcall *t, int is_broken)
 	t->holding = 0;
 	t->after_call = 1;
 	t->closer = 0;
+	is_broken |= t->in.full; /* some of it is missing */
 	t->sink(t->arg, &(struct toolcall_event){TOOLCALL_END, t->calls - 1, "", 0, is_broken});
 }
 

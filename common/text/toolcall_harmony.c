@@ -27,8 +27,9 @@ enum tc_go tc_harmony_open(struct toolcall *t)
 	    !tc_take_name(t, t->in.data + at + h.name, h.name_len))
 		return tc_break(t, at + h.len);
 	tc_begin(t);
-	if (m == HARMONY_ENDS || t->ended)
-		tc_give(t, "{}", 2);
+	if (m != HARMONY_ENDS && !t->ended)
+		return tc_break(t, c.at);
+	tc_give(t, "{}", 2);
 	tc_end(t);
 	t->start = t->at = c.at;
 	t->step = tc_close;

@@ -341,6 +341,7 @@ static int start_http(struct router *r, struct err *err)
 		.read_us = ms(c, "read_timeout_ms"),
 		.write_us = ms(c, "write_timeout_ms"),
 		.headers = headers,
+		.limits_are_settings = 1,
 		.error_body = edge_error,
 	};
 	static const struct http_handlers handlers = {.head = api_head, .request = api_request};

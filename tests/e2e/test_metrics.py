@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import threading
+import time
 
 import pytest
 from suite import Suite, free_port, wait_for
@@ -61,6 +62,14 @@ def test_pages_are_of_now(suite):
     here, there = (set(re.findall(r"(?m)^# TYPE (\S+) ", get(p, "/metrics")[1])) for p in (suite.port, suite.metrics_port["router"]))
     assert here == there and "vllm:num_requests_waiting" in here
     assert suite.metrics("decode-1").count("# TYPE") == get(suite.metrics_port["decode-1"], "/metrics")[1].count("# TYPE")
+
+
+def test_a_page_is_made_once(suite):
+    """Whoever asks, on either of the router's ports, ten pages a second are made at most."""
+    ports, began, pages = (suite.port, suite.metrics_port["router"]), time.monotonic(), set()
+    for i in range(60):
+        pages.add(get(ports[i % 2], "/metrics")[1])
+    assert len(pages) <= (time.monotonic() - began) * 10 + 2
 
 
 @pytest.mark.skipif(not promtool(), reason="no promtool (Debian package prometheus, or PROMTOOL=FILE)")

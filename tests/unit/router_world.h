@@ -36,6 +36,7 @@ struct world {
 	uint32_t stop_at;  /* the model ends the answer at this index, 0: never */
 	uint32_t pause_at; /* no worker goes on at this index, 0: never */
 	int mute;          /* no worker answers at all */
+	uint32_t cached;   /* tokens that first tokens say were cached */
 	unsigned cancels;
 	unsigned told;        /* sequences that asked for their prompt's log-probabilities */
 	uint32_t stop_ids[4]; /* of the last request, */
@@ -152,6 +153,9 @@ static inline void world_first(struct world *w, struct world_attempt *s)
 	Pds__FirstToken m = PDS__FIRST_TOKEN__INIT;
 	struct msg_head head = {.req = s->id, .attempt = s->number};
 	world_token(w, s, &t);
+	Pds__Timing timing = PDS__TIMING__INIT;
+	timing.cached_tokens = w->cached;
+	m.timing = &timing;
 	if (s->prompt_logprobs)
 		world_tell(w, s);
 	m.index = s->index;

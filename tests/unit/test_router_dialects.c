@@ -51,8 +51,10 @@ static const struct {
      "f({\"a\":12})C( and so on)g({})|tool_use", NULL},
 	{MESSAGES, "none", "Look. " CALL_F " and so on", USER TOOLS_M,
      "C(Look.)f({\"a\":12})C( and so on)|tool_use", NULL},
-	{MESSAGES, "none", CALL_F, USER TOOLS_M ",\"stop_sequences\":[\"12\"]", "f({\"a\": )|tool_use",
-     "f({})|tool_use"},
+	{MESSAGES, "none", CALL_F, USER TOOLS_M ",\"stop_sequences\":[\"12\"]",
+     "f({\"a\": )|stop_sequence:12", "f({})|stop_sequence:12"},
+	{MESSAGES, "none", CALL_G "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\"", USER TOOLS_M,
+     "g({})f({\"a\")|end_turn", "g({})f({})|end_turn"},
 	{MESSAGES, "none", CALL_F, USER TOOLS_M ",\"tool_choice\":{\"type\":\"none\"}",
      "C(" CALL_F ")|end_turn", NULL},
 	{RESPONSES, "none", "Hi you.", INPUT, "C(Hi you.)|completed", NULL},
@@ -74,9 +76,9 @@ static const struct {
      NULL},
 	{RESPONSES, "none", CALL_F,
      INPUT TOOLS_R ",\"tool_choice\":{\"type\":\"allowed_tools\",\"mode\":\"auto\",\"tools\":[{"
-                   "\"type\":\"function\",\"name\":\"g\"}]}",
+                   "\"type\":\"function\",\"name\":\"g\"},{\"type\":\"function\",\"name\":\"g\"}]}",
      "C(" CALL_F ")|completed", NULL},
-	{RESPONSES, "none", CALL_F, INPUT TOOLS_R ",\"stop\":\"12\"", "f({\"a\": )|completed", NULL},
+	{RESPONSES, "none", CALL_F, INPUT TOOLS_R ",\"stop\":\"12\"", "f({\"a\": )..|completed", NULL},
 };
 
 START_TEST(whole_and_streamed)
@@ -96,6 +98,94 @@ START_TEST(whole_and_streamed)
 		free(says);
 		world_free(w);
 	}
+}
+END_TEST
+
+/* The answer is cut where the arguments of its call would begin. */
+START_TEST(calls_without_arguments)
+{
+	static const struct {
+		const char *path, *body, *want, *whole;
+	} t[] = {
+		{MESSAGES,
+	     "\"max_tokens\":%zu,\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]" TOOLS_M,
+	     "f()|max_tokens", "f({})|max_tokens"},
+		{RESPONSES, "\"max_output_tokens\":%zu," INPUT TOOLS_R,
+	     "f()..|incomplete:max_output_tokens", "f()..|incomplete:max_output_tokens"},
+	};
+	if (!model)
+		SKIP(SKIP_NO_MODEL);
+	for (int stream = 0; stream < 2; stream++) {
+		struct world *w = says_world("harmony", "none",
+		                             "<|channel|>commentary to=functions.f<|message|>", 1u << 20);
+		w->stop_at = 0;
+		char *open = mem_printf("{\"stream\":%s,%s}", stream ? "true" : "false", t[_i].body),
+			 *body = mem_printf(open, w->n_script), *out = ask(w, t[_i].path, body),
+			 *line = line_of(t[_i].path, out);
+		ck_assert_str_eq(line, stream ? t[_i].want : t[_i].whole);
+		free(line);
+		free(out);
+		free(body);
+		free(open);
+		world_free(w);
+	}
+}
+END_TEST
+
+/* Text may be held back before its item begins, or come at the answer's end: its tokens have their
+ * log-probabilities all the same, each once. */
+START_TEST(each_token_has_a_row)
+{
+	static const struct {
+		const char *says, *more;
+		int is_cut, all; /* all: the answer has no call */
+	} t[] = {
+		{"Hi you.", "", 0, 1},
+		{"\n\nHi you.", TOOLS_R, 0, 1},
+		{"\n\nHi <tool_call", TOOLS_R, 0, 1},
+		{"<tool", TOOLS_R, 1, 1},
+		{"\xf0\x9f\xa6\x9c you", "", 0, 1},
+		{"Hi you.", ",\"stop\":\"Hi you. And\"", 0, 1},
+		{"Hi. " CALL_F, TOOLS_R ",\"stop\":\"Hi. <tool_call>\\n{\\\"name\\\": \\\"f\\\", \\\"a!\"",
+	     0, 0},
+	};
+	if (!model)
+		SKIP(SKIP_NO_MODEL);
+	for (int stream = 0; stream < 2; stream++) {
+		char *says = mem_printf("%s%s", t[_i].says, t[_i].is_cut ? "" : "<|im_end|>");
+		struct world *w = says_world("hermes", "none", says, 1u << 20);
+		if (t[_i].is_cut)
+			w->stop_at = 0;
+		char *body = mem_printf("{" INPUT "%s,\"max_output_tokens\":%zu,\"stream\":%s,\"include\":["
+		                        "\"message.output_text.logprobs\"]}",
+		                        t[_i].more, w->n_script, stream ? "true" : "false"),
+			 *out = ask(w, RESPONSES, body);
+		/* deltas, the text's, its part's and its item's end, the whole; an end of sequence that
+		 * comes after the text has no delta */
+		size_t rows = count(out, "\"logprob\":"), times = stream ? 5 : 1,
+			   most = times * w->n_script;
+		ck_assert_msg(t[_i].all ? rows == most || (stream && rows == most - 1) : rows >= 2 * times,
+		              "%zu of %zu: %.2000s", rows, most, out);
+		free(out);
+		free(body);
+		free(says);
+		world_free(w);
+	}
+}
+END_TEST
+
+/* After a retry the prompt has what was generated before, so more can be cached than the client
+ * sent. */
+START_TEST(cached_tokens_are_the_prompts)
+{
+	if (!model)
+		SKIP(SKIP_NO_MODEL);
+	struct world *w = says_world("none", "none", "Hi<|im_end|>", 1u << 20);
+	w->cached = 5000;
+	char *out = ask(w, MESSAGES, "{" USER "}");
+	has(out, "\"usage\":{\"input_tokens\":0,");
+	free(out);
+	world_free(w);
 }
 END_TEST
 
@@ -126,6 +216,40 @@ START_TEST(long_items)
 			 *out = ask(w, RESPONSES, body), *line = line_of(RESPONSES, out);
 		ck_assert_msg(strcmp(line, want.data) == 0, "%.300s ... %s", line,
 		              line + strlen(line) - 60);
+		free(line);
+		free(out);
+		free(body);
+		world_free(w);
+	}
+	buf_fini(&says);
+	buf_fini(&want);
+}
+END_TEST
+
+/* More items than one list of parts has. */
+START_TEST(many_items)
+{
+	const char *path = _i ? MESSAGES : RESPONSES;
+	struct buf says, want;
+	if (!model)
+		SKIP(SKIP_NO_MODEL);
+	buf_init(&says, 0);
+	buf_init(&want, 0);
+	for (int i = 0; i < 100; i++) {
+		buf_printf(&says, "%s%d", CALL_G, i);
+		buf_printf(&want, "g({})C(%d)", i);
+	}
+	buf_adds(&says, "<|im_end|>");
+	buf_adds(&want, _i ? "|tool_use" : "|completed");
+	for (int stream = 0; stream < 2; stream++) {
+		struct world *w = says_world("hermes", "none", says.data, 16u << 20);
+		w->d->context_tokens = w->p->context_tokens = 100000;
+		char *body = mem_printf("{%s,\"max_tokens\":9000,\"stream\":%s}",
+		                        _i ? "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]" TOOLS_M
+		                           : "\"max_output_tokens\":9000," INPUT TOOLS_R,
+		                        stream ? "true" : "false"),
+			 *out = ask(w, path, body), *line = line_of(path, out);
+		ck_assert_msg(strcmp(line, want.data) == 0, "%.1000s", line);
 		free(line);
 		free(out);
 		free(body);
@@ -263,7 +387,7 @@ static const struct {
 	{MESSAGES, HI ",'thinking':{'type':'disabled'}", "] - False False True"},
 	{MESSAGES, HI ",'output_config':{'effort':'high'}", "] high - - True"},
 	{MESSAGES, "'messages':[{'role':'user','content':'Hi'},{'role':'assistant','content':'Well'}]",
-     "continue_final_message: the chat template does not use"},
+     "cannot continue the last message: the chat template does not use"},
 	{MESSAGES,
      "'messages':[{'role':'assistant','content':[{'type':'tool_use','id':'1','name':'f','input':{}}"
      "]}]",
@@ -355,7 +479,7 @@ static const struct {
 	{RESPONSES, "'input':'x','max_output_tokens':0", "max_output_tokens",
      "'message':'max_output_tokens must be an integer from 1"},
 	{RESPONSES, "'input':'x','max_output_tokens':9000", "max_output_tokens",
-     "lower max_output_tokens"},
+     "Lower max_output_tokens"},
 	{RESPONSES, "'input':'x','min_tokens':9,'max_output_tokens':3", "min_tokens",
      "more than max_output_tokens"},
 	{RESPONSES, "'input':'x','reasoning':{'effort':5}", "reasoning.effort", "must be a string"},
@@ -537,18 +661,20 @@ END_TEST
 START_TEST(errors_of_a_path)
 {
 	static const struct {
-		const char *path, *has;
+		const char *path;
+		int is_messages;
 	} t[] = {
-		{"/v1/messages/batches", "404 "},
-		{"/v1/messages/count_tokens/x", "404 "},
-		{"/v1/messagesx", NULL},
-		{"/v1/responses/resp_1", NULL},
+		{"/v1/messages/batches", 1},
+		{"/v1/messages/count_tokens/x", 1},
+		{"/v1/messagesx", 0},
+		{"/v1/responses/resp_1", 0},
 	};
 	struct world *w = world_new(NULL, 1u << 20);
 	for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
 		char *out = ask(w, t[i].path, "{}");
-		has(out, t[i].has ? "{\"type\":\"error\",\"error\":{\"type\":\"not_found_error\","
-		                  : "{\"error\":{\"message\":");
+		has(out, "HTTP/1.1 404 ");
+		has(out, t[i].is_messages ? "{\"type\":\"error\",\"error\":{\"type\":\"not_found_error\","
+		                          : "{\"error\":{\"message\":");
 		free(out);
 	}
 	world_free(w);
@@ -596,7 +722,11 @@ int main(void)
 	tcase_set_timeout(c, 60);
 	signal(SIGPIPE, SIG_IGN); /* as the daemon skeleton does */
 	tcase_add_loop_test(c, whole_and_streamed, 0, (int)(sizeof answers / sizeof *answers));
+	tcase_add_loop_test(c, calls_without_arguments, 0, 2);
+	tcase_add_loop_test(c, each_token_has_a_row, 0, 7);
+	tcase_add_test(c, cached_tokens_are_the_prompts);
 	tcase_add_test(c, long_items);
+	tcase_add_loop_test(c, many_items, 0, 2);
 	tcase_add_test(c, kept_text_is_limited);
 	tcase_add_loop_test(c, failures_in_a_stream, 0, 2);
 	tcase_add_loop_test(c, what_a_template_sees, 0, (int)(sizeof seen / sizeof *seen));

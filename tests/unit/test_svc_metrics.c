@@ -5,10 +5,12 @@
 #include "svc/svc.h"
 #include "util/clock.h"
 #include "util/mem.h"
+#include "skip.h"
 #include "tempdir.h"
 
 #include <arpa/inet.h>
 #include <check.h>
+#include <dirent.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -16,7 +18,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -276,6 +280,43 @@ START_TEST(test_process)
 	usleep(150000);
 	ck_assert_uint_eq(metric("process_open_fds"), before + 3);
 	ck_assert_uint_lt(before, metric("process_max_fds"));
+	end();
+}
+END_TEST
+
+/* Listing thousands of descriptors takes milliseconds: where the system knows their number, a page
+ * takes less than that. */
+START_TEST(test_many_descriptors)
+{
+	enum { MANY = 8000, ROUNDS = 8 };
+	uint64_t list_us = UINT64_MAX, page_us = UINT64_MAX, n = 0;
+	struct rlimit most;
+	struct stat st;
+	ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &most), 0);
+	if (most.rlim_max < 2 * MANY || stat("/proc/self/fd", &st) < 0 || !st.st_size)
+		SKIP("few descriptors are allowed, or Linux is older than 6.2");
+	most.rlim_cur = most.rlim_max;
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &most), 0);
+	for (int i = 0; i < MANY; i++)
+		ck_assert_int_ge(dup(0), 0); /* the daemon inherits them */
+	begin();
+	for (int i = 0; i < ROUNDS; i++) {
+		uint64_t t = clock_us();
+		DIR *d = opendir("/proc/self/fd");
+		while (readdir(d))
+			;
+		closedir(d);
+		t = clock_us() - t;
+		list_us = t < list_us ? t : list_us;
+		usleep(110000);
+		t = clock_us();
+		n = metric("process_open_fds");
+		t = clock_us() - t;
+		page_us = t < page_us ? t : page_us;
+	}
+	ck_assert_msg(n >= MANY && n < MANY + 100, "%llu", (unsigned long long)n);
+	ck_assert_msg(page_us < list_us, "a page took %llu us, listing the descriptors %llu",
+	              (unsigned long long)page_us, (unsigned long long)list_us);
 	end();
 }
 END_TEST
@@ -566,6 +607,7 @@ int main(void)
 	tcase_set_timeout(c, 60);
 	tcase_add_loop_test(c, test_answers, 0, sizeof answers / sizeof *answers);
 	tcase_add_test(c, test_process);
+	tcase_add_test(c, test_many_descriptors);
 	tcase_add_test(c, test_head_has_no_body);
 	tcase_add_test(c, test_kept_alive);
 	tcase_add_test(c, test_draining);

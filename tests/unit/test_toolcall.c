@@ -3,6 +3,7 @@
 #include "text/toolcall.h"
 #include "util/buf.h"
 #include "util/mem.h"
+#include "util/quota.h"
 
 #include <check.h>
 #include <stdio.h>
@@ -39,7 +40,7 @@ static void teardown(void)
  * kind joined. */
 struct got {
 	struct buf b;
-	int open;
+	int open, broken; /* broken: the last call that has ended */
 };
 
 static void sink(void *arg, const struct toolcall_event *e)
@@ -51,8 +52,10 @@ static void sink(void *arg, const struct toolcall_event *e)
 		buf_printf(&g->b, "<%u %s ", e->index, e->text);
 	else
 		buf_add(&g->b, e->text, e->len);
-	if (e->kind == TOOLCALL_END)
+	if (e->kind == TOOLCALL_END) {
 		buf_addc(&g->b, '>');
+		g->broken = e->is_broken;
+	}
 	if (e->kind == TOOLCALL_BEGIN || e->kind == TOOLCALL_END)
 		g->open = e->kind == TOOLCALL_BEGIN;
 }
@@ -437,6 +440,36 @@ START_TEST(arguments_stream)
 }
 END_TEST
 
+/* The end of a call says whether its arguments are complete. */
+START_TEST(broken_calls)
+{
+	static const struct {
+		const char *format, *text;
+		size_t room; /* of the quota; 0: no limit */
+		int ended, broken;
+	} t[] = {
+		{"harmony", "<|channel|>commentary to=functions.f<|message|>", 0, 0, 1},
+		{"harmony", "<|channel|>commentary to=functions.f<|message|>", 0, 1, 0},
+		{"harmony", "<|channel|>commentary to=functions.f<|message|><|call|>", 0, 0, 0},
+		{"pythonic", "[f(s=[1, 2])]", 0, 0, 0},
+		{"pythonic", "[f(s=[1, 2", 0, 0, 1},
+		{"pythonic", "[f(s=[1, 2])]", 100, 0, 1}, /* no room for the value */
+	};
+	struct got g = {0};
+	struct quota q;
+	quota_init(&q, NULL, t[_i].room);
+	struct toolcall *c = toolcall_new(toolcall_format_find(t[_i].format), tools,
+	                                  t[_i].room ? &q : NULL, sink, &g);
+	buf_init(&g.b, 0);
+	toolcall_feed(c, t[_i].text, strlen(t[_i].text));
+	toolcall_finish(c, t[_i].ended);
+	ck_assert(strchr(g.b.data, '<'));
+	ck_assert_int_eq(g.broken, t[_i].broken);
+	toolcall_destroy(&c);
+	buf_fini(&g.b);
+}
+END_TEST
+
 static const struct {
 	const char *text, *format;
 } templates[] = {
@@ -544,6 +577,7 @@ int main(void)
 	tcase_add_loop_test(c, formats, 0, (int)N_ROWS);
 	tcase_add_loop_test(c, random_splits, 0, 10);
 	tcase_add_loop_test(c, arguments_stream, 0, 10);
+	tcase_add_loop_test(c, broken_calls, 0, 6);
 	tcase_add_loop_test(c, detection, 0, (int)(sizeof templates / sizeof *templates));
 	tcase_add_test(c, ids);
 	tcase_add_loop_test(c, long_text, 0, 10);

@@ -16,6 +16,7 @@
 struct trial {
 	int status; /* 0: not sent, or no answer */
 	int done, is_error, has_usage;
+	int timed_out; /* no answer within WAIT_S */
 	uint32_t tokens;
 	uint64_t prompt_tokens;
 	char why[160];
@@ -92,6 +93,7 @@ static void try_once(const struct bench_options *o, const struct server_info *se
 	if (make_request(o, server, tokens, streams, &request, &err) < 0 ||
 	    probe_exchange(o, &request, WAIT_S, &a, &err) < 0) {
 		snprintf(t->why, sizeof t->why, "%.150s", err.text);
+		t->timed_out = err.code == ERR_TIMEOUT;
 	} else {
 		t->status = a.status;
 		if (a.status != 200)
@@ -131,9 +133,10 @@ static void set_form(struct request_form f, struct bench_options *o, struct serv
 	server->level = f.level;
 }
 
-static int is_denied(const struct trial *t)
+/* No other form would be taken. */
+static int is_hopeless(const struct trial *t)
 {
-	return t->status == 401 || t->status == 403;
+	return t->status == 401 || t->status == 403 || t->timed_out;
 }
 
 /* Leaves o and server in the first form that is taken. Returns 1, or 0: none is. *ret: the last
@@ -147,7 +150,11 @@ static int find_form(struct bench_options *o, struct server_info *server, struct
 			for (f.level = BODY_FULL; f.level <= BODY_BARE && !is_missing; f.level++) {
 				set_form(f, o, server);
 				try_once(o, server, ASKED_TOKENS, 1, ret);
-				if (is_denied(ret) || is_misread(o, ret))
+				if (is_hopeless(ret)) {
+					set_form(asked, o, server);
+					return 0;
+				}
+				if (is_misread(o, ret))
 					break;
 				if (is_taken(ret))
 					return 1;
@@ -232,7 +239,7 @@ int adapt_to_server(struct bench_options *o, struct server_info *server, struct 
 		describe(&asked, o, server, has_usage);
 		return 0;
 	}
-	if (is_denied(&t))
+	if (t.status == 401 || t.status == 403)
 		return err_set(err, ERR_CLOSED,
 		               "%s denied access with status %d: give --api-key KEY or set OPENAI_API_KEY",
 		               o->urls[0].authority, t.status);

@@ -45,6 +45,8 @@ void prompt_add(const struct prompt_maker *m, struct buf *out, uint32_t kind, ui
 	char piece[4096], *p = piece;
 	struct draw d = {draw_mix(m->seed ^ draw_mix(stream * 4 + kind))};
 	int more = goes_on(out);
+	if (!n)
+		return;
 	if (m->words && m->per_token > 0)
 		n = n * m->per_token < 1 ? 1 : (uint32_t)(n * m->per_token + 0.5);
 	for (uint32_t i = 0; i < n; i++) {

@@ -75,7 +75,7 @@ static int named_ids(struct trace *t, char *const *args, size_t n_args)
 		if (!find_id(args[i], id)) {
 			fprintf(stderr,
 			        "pdctl: \"%s\" is not a request id: 32 hexadecimal digits, or an "
-			        "answer's id that contains them (chatcmpl-..., cmpl-...)\n",
+			        "answer's id that contains them (chatcmpl-..., cmpl-..., resp_..., msg_...)\n",
 			        args[i]);
 			return -1;
 		}

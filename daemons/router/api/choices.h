@@ -6,8 +6,6 @@
 
 #include "daemons/router/request/request.h"
 
-#define ADD(out, literal) buf_add(out, literal, sizeof literal - 1)
-
 /* Into request.reply.head; object: "chat.completion", .. */
 void choices_head(struct request *q, const char *object);
 /* The answer's choice is begun, {"index":N, and what is behind the choices. */

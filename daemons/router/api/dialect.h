@@ -17,6 +17,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define REPLY_PIECES 64u /* of a message, in one list of parts */
+#define ADD(out, literal) buf_add(out, literal, sizeof literal - 1)
+
 struct answer;
 struct request;
 
@@ -31,13 +34,14 @@ struct dialect {
 	/* What all events and the whole answer begin with, into request.reply.head */
 	void (*head)(struct request *q);
 	/* Appends the next events of a stream: about max_size bytes of a long beginning or end, then
-	 * text[0..text_len), or the pieces of the message, and what came with them. 1: that is in
-	 * it. */
+	 * text[0..text_len), or the pieces of the message, and what came with them. Returns 1 when
+	 * everything up to text_len has been written. */
 	int (*chunk)(struct answer *ans, size_t text_len, size_t max_size, struct buf *out);
 	int (*is_empty)(const struct answer *ans); /* a chunk would tell nothing */
-	/* about how many bytes a stream is behind, with what has to be sent in steps; 0: it is not */
+	/* about how many bytes a stream is behind, with what has to be sent in steps; 0: it is not.
+	 * NULL: never */
 	size_t (*behind)(const struct answer *ans);
-	void (*stream_end)(struct request *q, struct buf *out); /* may append nothing */
+	void (*stream_end)(struct request *q, struct buf *out); /* NULL: appends nothing */
 	/* Makes list number `stage` of the parts of a whole answer. 0: there is none. */
 	int (*whole)(struct request *q, uint32_t stage, struct answer_parts *p);
 	void (*error)(const struct api_error *e, struct buf *out); /* a body */

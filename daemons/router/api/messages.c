@@ -6,7 +6,6 @@
 
 #include <string.h>
 
-#define BLOCKS_MAX 4096u /* of a message, as parts in chat */
 /* Claude Code begins its system prompt with a block of this kind, which is different in each
  * request: no prefix would ever be found in a cache. It is about billing, and nothing for a
  * model. */
@@ -39,7 +38,7 @@ static int read_blocks(struct request_prepare *q, const char *path, const json_t
 	*ret_n = json_array_size(v);
 	if (json_is_string(v))
 		return 1;
-	if (!json_is_array(v) || *ret_n > BLOCKS_MAX)
+	if (!json_is_array(v) || *ret_n > CHAT_PARTS_MAX)
 		return translate_bad(q, path, "a string or an array of at most 4096 blocks", v);
 	return 0;
 }
@@ -404,6 +403,7 @@ static json_t *translate(struct request_prepare *q, const json_t *o)
 
 static const struct translate_name names[] = {
 	{"stop", "stop_sequences"},
+	{"continue_final_message", "messages"},
 	{"response_format.json_schema", "output_config.format"},
 	{"response_format", "output_config.format"},
 	{"reasoning_effort", "output_config.effort"},

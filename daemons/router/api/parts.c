@@ -53,8 +53,8 @@ void parts_reset(struct answer_parts *p)
 	p->n = p->at = 0;
 }
 
-/* Bounded by the calls that an answer may have (TOOLCALL_COUNT_MAX). Without memory nothing more is
- * written. */
+/* Who makes a list bounds it: it has at most REPLY_PIECES pieces of a message. Without memory
+ * nothing more is written. */
 static void push(struct answer_parts *p, struct answer_part part)
 {
 	if (p->n == p->size) {
@@ -210,6 +210,11 @@ int parts_write(struct answer_parts *p, const struct model *m, struct buf *out, 
 		}
 	}
 	return 1;
+}
+
+int parts_are_unsent(const struct answer_parts *p)
+{
+	return (p->n || p->text.len) && !p->at && !p->done;
 }
 
 int parts_have_begun(const struct answer_parts *p)

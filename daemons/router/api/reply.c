@@ -4,6 +4,14 @@
 
 #include <string.h>
 
+/* After a retry an attempt's prompt ends with what had been generated: of that no token is counted
+ * as cached. */
+static uint32_t cached_tokens(const struct answer *ans)
+{
+	size_t cached = ans->attempt->got.times.cached_tokens, n = ans->prompt->tokens.n;
+	return (uint32_t)(cached < n ? cached : n);
+}
+
 struct reply_usage reply_usage(const struct request *q)
 {
 	struct reply_usage u = {0};
@@ -13,7 +21,7 @@ struct reply_usage reply_usage(const struct request *q)
 		const struct answer *ans = &q->answers[i];
 		u.generated += ans->n_tokens;
 		if (i % q->prep.p.n == 0 && ans->attempt)
-			u.cached += ans->attempt->got.times.cached_tokens;
+			u.cached += cached_tokens(ans);
 	}
 	return u;
 }

@@ -7,8 +7,6 @@
 
 #include <string.h>
 
-#define ADD(out, literal) buf_add(out, literal, sizeof literal - 1)
-
 static void head(struct request *q)
 {
 	struct buf *head = &q->reply.head;
@@ -17,9 +15,12 @@ static void head(struct request *q)
 	buf_add_json(head, q->prep.model->name, strlen(q->prep.model->name));
 }
 
+/* Clients run the calls of an answer with "tool_use": not if the last one is not complete. An answer
+ * that was aborted has "max_tokens": what there is was cut, and SDKs know nothing closer. */
 static void add_stop(const struct answer *ans, struct buf *out)
 {
-	int stops = ans->finish == ANSWER_FINISH_STOP, calls = message_count(ans->message) > 0,
+	int stops = ans->finish == ANSWER_FINISH_STOP,
+		calls = message_count(ans->message) > 0 && !ans->message->is_cut,
 		by_string = stops && !calls && ans->stopped >= 0;
 	size_t len;
 	buf_printf(out, "\"stop_reason\":\"%s\",\"stop_sequence\":",
@@ -155,18 +156,6 @@ static int is_empty(const struct answer *ans)
 	       message_is_empty(ans->message);
 }
 
-static size_t behind(const struct answer *ans)
-{
-	(void)ans;
-	return 0;
-}
-
-static void stream_end(struct request *q, struct buf *out)
-{
-	(void)q; /* message_stop is sent with the answer's end */
-	(void)out;
-}
-
 static void stream_error(struct request *q, const struct api_error *e, struct buf *out)
 {
 	(void)q;
@@ -182,7 +171,7 @@ static void put_call(const struct message_piece *c, struct answer_parts *p)
 	buf_printf(&p->text, "{\"type\":\"tool_use\",\"id\":\"%s\",\"name\":", c->id);
 	buf_add_json(&p->text, c->name, strlen(c->name));
 	buf_adds(&p->text, ",\"input\":");
-	if (c->is_complete)
+	if (c->is_complete && c->text.len)
 		parts_bytes(p, c->text.data, c->text.len);
 	else
 		buf_adds(&p->text, "{}");
@@ -208,14 +197,19 @@ static void put_block(const struct request *q, const struct message_piece *c,
 static int whole(struct request *q, uint32_t stage, struct answer_parts *p)
 {
 	const struct answer *ans = &q->answers[0];
-	if (stage)
+	size_t at = (size_t)stage * REPLY_PIECES, end = at + REPLY_PIECES, n = ans->message->n_pieces;
+	if (stage && at >= n)
 		return 0;
-	buf_add(&p->text, q->reply.head.data, q->reply.head.len);
-	buf_adds(&p->text, ",\"content\":[");
-	for (size_t i = 0; i < ans->message->n_pieces; i++) {
-		buf_adds(&p->text, i ? "," : "");
-		put_block(q, &ans->message->pieces[i], p);
+	if (stage == 0) {
+		buf_add(&p->text, q->reply.head.data, q->reply.head.len);
+		buf_adds(&p->text, ",\"content\":[");
 	}
+	for (; at < end && at < n; at++) {
+		buf_adds(&p->text, at ? "," : "");
+		put_block(q, &ans->message->pieces[at], p);
+	}
+	if (end < n)
+		return 1;
 	buf_adds(&p->text, "],");
 	add_stop(ans, &p->text);
 	buf_addc(&p->text, ',');
@@ -231,8 +225,6 @@ const struct dialect dialect_messages = {.id_prefix = "msg_",
                                          .head = head,
                                          .chunk = chunk,
                                          .is_empty = is_empty,
-                                         .behind = behind,
-                                         .stream_end = stream_end,
                                          .whole = whole,
                                          .error = api_error_json_messages,
                                          .stream_error = stream_error};

@@ -94,7 +94,8 @@ static void put_call(const struct message_piece *c, int has_text, struct answer_
 static void put_item(const struct answer *ans, size_t i, int is_done, struct answer_parts *p)
 {
 	const struct message_piece *c = item_at(ans, i);
-	int cut = ans->finish != ANSWER_FINISH_STOP && i + 1 >= ans->message->n_pieces;
+	int cut = (ans->finish != ANSWER_FINISH_STOP && i + 1 >= ans->message->n_pieces) ||
+	          (c->kind == MESSAGE_CALL && !c->is_complete);
 	buf_adds(&p->text, "{\"id\":");
 	put_item_id(ans, i, p);
 	buf_printf(&p->text, ",\"status\":\"%s\"",
@@ -156,16 +157,26 @@ static void put_begun(struct request *q, struct answer_parts *p)
 	buf_addc(&p->text, '}');
 }
 
-static void put_whole(const struct answer *ans, struct answer_parts *p)
+static int has_list(const struct answer *ans, uint32_t i)
+{
+	return (size_t)i * REPLY_PIECES < count_items(ans);
+}
+
+/* List number i of the whole response. */
+static void put_whole(const struct answer *ans, uint32_t i, struct answer_parts *p)
 {
 	struct request *q = ans->request;
 	int complete = ans->finish == ANSWER_FINISH_STOP, full = ans->finish == ANSWER_FINISH_LENGTH;
-	put_state(q, complete ? "completed" : "incomplete", "null",
-	          full ? "{\"reason\":\"max_output_tokens\"}" : "null", p);
-	for (size_t i = 0; i < count_items(ans); i++) {
-		buf_adds(&p->text, i ? "," : "");
-		put_item(ans, i, 1, p);
+	size_t at = (size_t)i * REPLY_PIECES, end = at + REPLY_PIECES;
+	if (i == 0)
+		put_state(q, complete ? "completed" : "incomplete", "null",
+		          full ? "{\"reason\":\"max_output_tokens\"}" : "null", p);
+	for (; at < end && at < count_items(ans); at++) {
+		buf_adds(&p->text, at ? "," : "");
+		put_item(ans, at, 1, p);
 	}
+	if (has_list(ans, i + 1))
+		return;
 	buf_addc(&p->text, ']');
 	if (complete)
 		buf_printf(&p->text, ",\"completed_at\":%lld", (long long)time(NULL));
@@ -176,9 +187,9 @@ static void put_whole(const struct answer *ans, struct answer_parts *p)
 
 static int whole(struct request *q, uint32_t stage, struct answer_parts *p)
 {
-	if (stage)
+	if (!has_list(&q->answers[0], stage))
 		return 0;
-	put_whole(&q->answers[0], p);
+	put_whole(&q->answers[0], stage, p);
 	return 1;
 }
 
@@ -296,12 +307,18 @@ static int next_of_item(const struct answer *ans, struct answer_parts *p)
 	return 1;
 }
 
-static int is_ended(const struct answer *ans)
+/* The last event, in several lists if there are many items. */
+static void put_end(const struct answer *ans, struct answer_parts *p)
 {
-	return ans->finish != ANSWER_FINISH_NONE && !ans->request->reply.events.ended;
+	struct request *q = ans->request;
+	if (q->reply.events.ended == 0) {
+		event(q, ans->finish == ANSWER_FINISH_STOP ? "completed" : "incomplete", p);
+		buf_adds(&p->text, ",\"response\":");
+	}
+	put_whole(ans, q->reply.events.ended++, p);
 }
 
-/* Makes the next event. 0: there is none now. */
+/* Makes the next event, or the next list of the last one. 0: there is none now. */
 static int next_event(const struct answer *ans, struct answer_parts *p)
 {
 	struct request *q = ans->request;
@@ -313,11 +330,10 @@ static int next_event(const struct answer *ans, struct answer_parts *p)
 	} else if (q->reply.events.items < count_items(ans)) {
 		if (!next_of_item(ans, p))
 			return 0;
-	} else if (is_ended(ans)) {
-		q->reply.events.ended = 1;
-		event(q, ans->finish == ANSWER_FINISH_STOP ? "completed" : "incomplete", p);
-		buf_adds(&p->text, ",\"response\":");
-		put_whole(ans, p);
+	} else if (ans->finish != ANSWER_FINISH_NONE && has_list(ans, q->reply.events.ended)) {
+		put_end(ans, p);
+		if (has_list(ans, q->reply.events.ended))
+			return 1;
 	} else {
 		return 0;
 	}
@@ -352,12 +368,6 @@ static size_t behind(const struct answer *ans)
 	return p->at < p->n ? SIZE_MAX : 0;
 }
 
-static void stream_end(struct request *q, struct buf *out)
-{
-	(void)q; /* the last event is sent with the answer's end */
-	(void)out;
-}
-
 static void stream_error(struct request *q, const struct api_error *e, struct buf *out)
 {
 	struct answer_parts p;
@@ -368,6 +378,8 @@ static void stream_error(struct request *q, const struct api_error *e, struct bu
 	           e->status == 429 ? "rate_limit_exceeded" : "server_error");
 	buf_add_json(&error, e->text, strlen(e->text));
 	buf_addc(&error, '}');
+	if (parts_are_unsent(&q->reply.parts))
+		q->reply.events.number--; /* of an event that nobody sees */
 	event(q, "failed", &p);
 	buf_adds(&p.text, ",\"response\":");
 	put_state(q, "failed", error.data, "null", &p);
@@ -384,7 +396,6 @@ const struct dialect dialect_responses = {.id_prefix = "resp_",
                                           .chunk = chunk,
                                           .is_empty = is_empty,
                                           .behind = behind,
-                                          .stream_end = stream_end,
                                           .whole = whole,
                                           .error = api_error_json,
                                           .stream_error = stream_error};

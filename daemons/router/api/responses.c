@@ -6,9 +6,6 @@
 
 #include <string.h>
 
-#define PARTS_MAX 4096u /* of a message, as in chat */
-#define TOOLS_MAX 128u  /* as in chat */
-
 struct turns {
 	struct request_prepare *q;
 	json_t *messages;
@@ -46,7 +43,7 @@ static json_t *read_content(struct request_prepare *q, const char *path, const j
 	size_t n = json_array_size(v);
 	if (json_is_string(v))
 		return translate_string(v);
-	if (!json_is_array(v) || n == 0 || n > PARTS_MAX) {
+	if (!json_is_array(v) || n == 0 || n > CHAT_PARTS_MAX) {
 		translate_bad(q, path, "a string or an array of 1 to 4096 parts", v);
 		return NULL;
 	}
@@ -243,13 +240,26 @@ static int read_tools(struct request_prepare *q, const json_t *o, json_t *chat)
 	return 0;
 }
 
-static int is_allowed(const json_t *allowed, const json_t *tool)
+static int is_same(const json_t *allowed, const json_t *tool)
 {
 	const json_t *name = json_object_get(json_object_get(tool, "function"), "name");
-	for (size_t i = 0; i < json_array_size(allowed); i++)
-		if (json_equal(name, json_object_get(json_array_get(allowed, i), "name")))
-			return 1;
-	return 0;
+	return json_equal(name, json_object_get(allowed, "name"));
+}
+
+static int is_allowed(const json_t *allowed, const json_t *tool)
+{
+	size_t n = json_array_size(allowed), i = 0;
+	while (i < n && !is_same(json_array_get(allowed, i), tool))
+		i++;
+	return i < n;
+}
+
+static int is_known(const json_t *tools, const json_t *allowed)
+{
+	size_t n = json_array_size(tools), i = 0;
+	while (i < n && !is_same(allowed, json_array_get(tools, i)))
+		i++;
+	return i < n;
 }
 
 /* The model is shown only these tools. */
@@ -257,7 +267,7 @@ static int read_allowed(struct request_prepare *q, const json_t *v, json_t *chat
 {
 	const json_t *allowed = json_object_get(v, "tools"), *mode = json_object_get(v, "mode");
 	json_t *tools = json_object_get(chat, "tools");
-	if (!json_is_array(allowed) || json_array_size(allowed) > TOOLS_MAX)
+	if (!json_is_array(allowed) || json_array_size(allowed) > CHAT_TOOLS_MAX)
 		return translate_bad(q, "tool_choice.tools", "an array of at most 128 functions", allowed);
 	if (!json_is_string(mode) || (strcmp(json_string_value(mode), "auto") != 0 &&
 	                              strcmp(json_string_value(mode), "required") != 0))
@@ -265,9 +275,10 @@ static int read_allowed(struct request_prepare *q, const json_t *v, json_t *chat
 	for (size_t i = json_array_size(tools); i-- > 0;)
 		if (!is_allowed(allowed, json_array_get(tools, i)))
 			json_array_remove(tools, i);
-	if (json_array_size(tools) < json_array_size(allowed))
-		return translate_bad(q, "tool_choice.tools", "a list of functions that are among tools",
-		                     allowed);
+	for (size_t i = 0; i < json_array_size(allowed); i++)
+		if (!is_known(tools, json_array_get(allowed, i)))
+			return translate_bad(q, "tool_choice.tools", "a list of functions that are among tools",
+			                     allowed);
 	return json_object_set(chat, "tool_choice", (json_t *)mode);
 }
 

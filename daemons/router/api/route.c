@@ -53,9 +53,9 @@ static void add_model(const struct router *r, struct buf *b)
 	buf_addc(b, '}');
 }
 
-static void reply_buf(struct http_conn *c, const char *type, struct buf *b)
+static void reply_json(struct http_conn *c, struct buf *b)
 {
-	http_reply(c, 200, type, NULL, b->data ? b->data : "", b->len);
+	http_reply(c, 200, "application/json", NULL, b->data ? b->data : "", b->len);
 	buf_fini(b);
 }
 
@@ -67,7 +67,7 @@ static void models(struct router *r, struct http_conn *c, struct http_request *q
 	buf_adds(&b, "{\"object\":\"list\",\"data\":[");
 	add_model(r, &b);
 	buf_adds(&b, "]}");
-	reply_buf(c, "application/json", &b);
+	reply_json(c, &b);
 }
 
 /* GET /tokenizer_info, as vLLM has it: what a client needs beside /tokenize and /detokenize to do
@@ -103,7 +103,7 @@ static void tokenizer_info(struct router *r, struct http_conn *c, struct http_re
 		buf_add_json(&b, text, len);
 	}
 	buf_addc(&b, '}');
-	reply_buf(c, "application/json", &b);
+	reply_json(c, &b);
 }
 
 static int hex_digit(char c)
@@ -149,7 +149,7 @@ static void one_model(struct router *r, struct http_conn *c, struct http_request
 	}
 	buf_init(&b, 0);
 	add_model(r, &b);
-	reply_buf(c, "application/json", &b);
+	reply_json(c, &b);
 }
 
 /* The process answers: for a supervisor that would start it again. */
@@ -191,11 +191,8 @@ static void ready(struct router *r, struct http_conn *c, struct http_request *q)
 
 static void metrics(struct router *r, struct http_conn *c, struct http_request *q)
 {
-	struct buf b;
 	(void)q;
-	buf_init(&b, 0);
-	svc_metrics(r->svc, &b);
-	reply_buf(c, "text/plain; version=0.0.4", &b);
+	svc_metrics_reply(r->svc, c);
 }
 
 #define SMALL_BYTES_MAX 4096u /* of a body that is parsed on the event loop, or ignored */

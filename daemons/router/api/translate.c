@@ -6,8 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define CALLS_MAX 128u /* of a message, as in chat */
-
 struct translate_path translate_path(const char *fmt, ...)
 {
 	struct translate_path p;
@@ -82,9 +80,9 @@ int translate_add_call(struct request_prepare *q, const char *path, json_t *mess
 	json_t *calls = json_object_get(message, "tool_calls");
 	if (!calls && json_object_set_new(message, "tool_calls", calls = json_array()) < 0)
 		return -1;
-	if (json_array_size(calls) == CALLS_MAX)
-		return api_bad(&q->error, path, "%s: a turn of the assistant has at most %u calls", path,
-		               CALLS_MAX);
+	if (json_array_size(calls) == CHAT_CALLS_MAX)
+		return api_bad(&q->error, path, "%s: a turn of the assistant has at most %d calls", path,
+		               CHAT_CALLS_MAX);
 	return json_array_append_new(calls,
 	                             json_pack("{s:O,s:s,s:{s:O,s:O}}", "id", id, "type", "function",
 	                                       "function", "name", name, "arguments", arguments));
@@ -194,12 +192,23 @@ static void rename_in(char *text, size_t size, const struct translate_name *n)
 	snprintf(text, size, "%s", all);
 }
 
+/* In chat's errors messages are counted after the translation: the client knows no such number. */
+static void leave_out_number(char *text)
+{
+	static const char counted[] = "messages[";
+	char *from = text + sizeof counted - 2, *end = strchr(text, ']');
+	if (strncmp(text, counted, sizeof counted - 1) == 0 && end)
+		memmove(from, end + 1, strlen(end));
+}
+
 int translate_prepare(struct request_prepare *q, json_t *chat, const struct translate_name *names,
                       int (*prepare)(struct request_prepare *q, const json_t *chat))
 {
 	int r = chat ? join_thoughts(q, json_object_get(chat, "messages")) : -1;
-	if (r == 0)
-		r = prepare(q, chat);
+	if (r == 0 && (r = prepare(q, chat)) < 0) {
+		leave_out_number(q->error.text);
+		leave_out_number(q->error.param);
+	}
 	json_decref(chat);
 	for (const struct translate_name *n = names; r < 0 && n->chat; n++) {
 		rename_in(q->error.text, sizeof q->error.text, n);

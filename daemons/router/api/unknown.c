@@ -65,7 +65,7 @@ static const struct known {
 	{"max_tool_calls", RESPONSES}, /* of built-in tools: no effect */
 	{"mcp_servers", MESSAGES},     /* refused */
 	{"messages", CHAT | MESSAGES},
-	{"metadata", ALL}, /* of OpenAI's store: no effect */
+	{"metadata", ALL}, /* of OpenAI's store: no effect; messages: its user_id is `user` */
 	{"min_p", ALL},
 	{"min_tokens", ALL},
 	{"model", ALL | EMBEDDING},

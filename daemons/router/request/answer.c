@@ -133,9 +133,8 @@ static void feed_message(struct answer *ans)
 	if (ans->finish == ANSWER_FINISH_NONE && ans->request->prep.p.stop)
 		held = stop_held(ans->request->prep.p.stop, &ans->scan);
 	n -= held;
-	message_feed(ans->message, ans->text.data, n);
+	message_feed(ans->message, ans->text.data, n, ans->n_tokens, ans->rows.n);
 	ans->lost |= message_is_full(ans->message);
-	message_count_tokens(ans->message, ans->n_tokens, ans->rows.n);
 	if (held)
 		memmove(ans->text.data, ans->text.data + n, held);
 	ans->text.len = held;
@@ -212,6 +211,12 @@ int answer_send_event(struct answer *ans, size_t max_size)
 	return out->len ? http_stream_add(q->conn, out->data, out->len) : 0;
 }
 
+size_t answer_behind(const struct answer *ans)
+{
+	size_t (*behind)(const struct answer *) = ans->request->dialect->behind;
+	return behind ? behind(ans) : 0;
+}
+
 int answer_send(struct answer *ans)
 {
 	struct request *q = ans->request;
@@ -221,7 +226,7 @@ int answer_send(struct answer *ans)
 		return 0;
 	write_begin_stream(q);
 	do {
-		size_t behind = q->dialect->behind(ans);
+		size_t behind = answer_behind(ans);
 		if (behind > BEHIND_BYTES || (behind && !prompt_is_told(&q->prep, ans->prompt))) {
 			ans->behind = 1;
 			q->n_behind++;
@@ -230,7 +235,7 @@ int answer_send(struct answer *ans)
 		}
 		if (answer_send_event(ans, BEHIND_BYTES) < 0)
 			return ERR_FULL;
-	} while (q->dialect->behind(ans));
+	} while (answer_behind(ans));
 	return 0;
 }
 

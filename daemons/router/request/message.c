@@ -8,9 +8,23 @@
 
 #define PIECES_MIN 2u
 
+static struct message_piece *last_piece(const struct message *m)
+{
+	return m->n_pieces ? &m->pieces[m->n_pieces - 1] : NULL;
+}
+
+/* The last piece has its end: content also gets the rows of what followed it in the same text. */
+static void close_piece(struct message *m)
+{
+	struct message_piece *p = last_piece(m);
+	if (p && p->kind == MESSAGE_CONTENT)
+		p->row_to = m->rows_given = m->n_rows;
+}
+
 /* NULL: no room. */
 static struct message_piece *add_piece(struct message *m, enum message_kind kind)
 {
+	close_piece(m);
 	if (m->n_pieces == m->pieces_size) {
 		size_t size = m->pieces_size ? 2 * m->pieces_size : PIECES_MIN;
 		struct message_piece *pieces = quota_grow(m->quota, m->pieces, m->pieces_size, size,
@@ -28,14 +42,10 @@ static struct message_piece *add_piece(struct message *m, enum message_kind kind
 	memset(p, 0, sizeof *p);
 	p->kind = kind;
 	p->text = text;
+	p->row_from = p->row_to = m->rows_given;
 	if (!text.data)
 		buf_init_quota(&p->text, 0, m->quota);
 	return p;
-}
-
-static struct message_piece *last_piece(const struct message *m)
-{
-	return m->n_pieces ? &m->pieces[m->n_pieces - 1] : NULL;
 }
 
 /* After text that cannot be kept nothing is added to the message. */
@@ -56,6 +66,7 @@ static void keep_text(struct message *m, enum message_kind kind, const char *tex
 static void begin_call(struct message *m, const struct toolcall_event *e)
 {
 	struct message_piece *p = add_piece(m, MESSAGE_CALL);
+	m->is_cut = 1;
 	if (!p)
 		return;
 	p->index = e->index;
@@ -87,6 +98,7 @@ static void on_event(void *arg, const struct toolcall_event *e)
 	case TOOLCALL_ARGUMENTS: keep_arguments(m, e); break;
 	case TOOLCALL_END:
 		m->enough = m->opts->one_call;
+		m->is_cut = e->is_broken;
 		p = last_piece(m);
 		if (p && p->kind == MESSAGE_CALL && p->index == e->index)
 			p->is_complete = !e->is_broken;
@@ -140,14 +152,31 @@ void message_destroy(struct message **mp)
 	*mp = NULL;
 }
 
-void message_feed(struct message *m, const char *text, size_t len)
+/* Rows that no piece has yet are the last one's, if it is content; else its tokens are. */
+static void settle(struct message *m)
 {
-	if (!len || m->finished)
+	struct message_piece *p = last_piece(m);
+	m->thought_tokens += p && p->kind == MESSAGE_THOUGHTS ? m->n_tokens - m->tokens_given : 0;
+	m->tokens_given = m->n_tokens;
+	if (!p)
 		return;
-	if (m->split)
+	m->rows_given = m->n_rows;
+	if (p->kind == MESSAGE_CONTENT)
+		p->row_to = m->n_rows;
+}
+
+void message_feed(struct message *m, const char *text, size_t len, uint32_t n_tokens,
+                  uint32_t n_rows)
+{
+	m->n_tokens = n_tokens;
+	m->n_rows = n_rows;
+	if (m->finished)
+		return;
+	if (len && m->split)
 		reasoning_feed(m->split, text, len);
-	else
+	else if (len)
 		answer(m, text, len);
+	settle(m);
 }
 
 void message_finish(struct message *m, int ended)
@@ -159,6 +188,7 @@ void message_finish(struct message *m, int ended)
 		reasoning_finish(m->split);
 	if (m->toolcall)
 		toolcall_finish(m->toolcall, ended);
+	settle(m);
 }
 
 unsigned message_count(const struct message *m)
@@ -183,18 +213,6 @@ size_t message_bytes(const struct message *m, enum message_kind kind)
 	for (size_t i = 0; i < m->n_pieces; i++)
 		n += m->pieces[i].kind == kind ? m->pieces[i].text.len : 0;
 	return n;
-}
-
-void message_count_tokens(struct message *m, uint32_t n_tokens, uint32_t n_rows)
-{
-	struct message_piece *p = last_piece(m);
-	if (p && p->kind == MESSAGE_CONTENT) {
-		p->row_from = p->row_to ? p->row_from : m->n_rows;
-		p->row_to = n_rows;
-	}
-	m->thought_tokens += p && p->kind == MESSAGE_THOUGHTS ? n_tokens - m->n_tokens : 0;
-	m->n_tokens = n_tokens;
-	m->n_rows = n_rows;
 }
 
 /* The first piece keeps its memory: most of what follows is one. */

@@ -44,26 +44,29 @@ struct message {
 	struct toolcall *toolcall; /* NULL: not looked for */
 	struct reasoning *split;   /* NULL: not looked for */
 	int finished, enough;      /* enough: the answer ends here, because of one_call */
+	int is_cut;                /* the last call that has begun is not complete, up to now */
 	/* the quota had no room for some text: only what came before it is here */
 	int lost_text;
 	/* since message_given */
 	struct message_piece *pieces;
 	size_t n_pieces, pieces_size;
-	uint32_t n_rows, n_tokens, thought_tokens; /* see message_count_tokens */
+	uint32_t n_rows, n_tokens; /* see message_feed */
+	/* of those, what belongs to a piece already; of the tokens, what belongs to thoughts */
+	uint32_t rows_given, tokens_given, thought_tokens;
 };
 
 /* opts, q and seed must outlive it; seed may be filled in later, before the first text. */
 struct message *message_new(const struct message_opts *opts, struct quota *q, const char *seed,
                             unsigned choice);
 void message_destroy(struct message **m);
-void message_feed(struct message *m, const char *text, size_t len);
-/* The answer has ended; may be repeated. ended: by the model, with a token that is not in the
- * text. */
+/* The answer has n_tokens and n_rows of log-probabilities now, of which text, or what is held back,
+ * is the end. Those that are new belong to the last piece, or to the first that there will be. */
+void message_feed(struct message *m, const char *text, size_t len, uint32_t n_tokens,
+                  uint32_t n_rows);
+/* After the last message_feed; may be repeated. ended: by the model, with a token that is not in
+ * the text. */
 void message_finish(struct message *m, int ended);
-unsigned message_count(const struct message *m); /* calls that have begun */
-/* The answer has n_tokens and n_rows of log-probabilities now: those since the last call belong to
- * the last piece. */
-void message_count_tokens(struct message *m, uint32_t n_tokens, uint32_t n_rows);
+unsigned message_count(const struct message *m);                       /* calls that have begun */
 size_t message_bytes(const struct message *m, enum message_kind kind); /* of all such pieces */
 int message_is_empty(const struct message *m); /* nothing since message_given */
 /* the quota was exceeded: what came after that is not in the message */

@@ -86,7 +86,8 @@ static void tell_failure(struct request *q, const struct api_error *e)
 	buf_init(&text, 0);
 	if (streams) {
 		q->dialect->stream_error(q, e, &text);
-		if (parts_have_begun(&q->reply.parts) || http_stream_add(q->conn, text.data, text.len) < 0)
+		if (parts_have_begun(&q->reply.parts) || q->reply.events.ended > 1 ||
+		    http_stream_add(q->conn, text.data, text.len) < 0)
 			http_drop(q->conn); /* also if part of an event is out */
 		else
 			http_stream_end(q->conn);

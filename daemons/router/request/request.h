@@ -9,8 +9,8 @@
  *   STARTING -> RUNNING, ANSWERED, END   its attempts are submitted to workers, in steps
  *   RUNNING -> ANSWERED, END             workers make its answers; what is streamed goes out at
  * once
- *   ANSWERED -> WRITING, END             all answers are complete; the long beginning of a stream
- *                                        may still be going out, in steps
+ *   ANSWERED -> WRITING, END             all answers are complete; the long beginning or end of a
+ *                                        stream may still be going out, in steps
  *   WRITING -> END                       a long whole answer is going out, in steps
  *   END                                  its memory is freed
  *
@@ -122,7 +122,8 @@ struct request {
 		uint32_t stage;            /* of a whole answer: the next list of parts */
 		int warned;                /* a stream's warnings are in its first event */
 		struct {                   /* responses, messages: what has been made of a stream */
-			int begun, ended;
+			int begun;
+			uint32_t ended; /* responses: lists of the last event that have been made */
 			uint32_t items; /* messages: blocks that have begun; responses: items that are over */
 			/* messages: the last block */
 			int in_block;
@@ -161,6 +162,7 @@ extern const struct attempt_hooks answer_hooks;
 void answer_finish(struct answer *ans, enum answer_finish finish);
 /* Streams what there is. 0, or ERR_* when the client takes no more. */
 int answer_send(struct answer *ans);
+size_t answer_behind(const struct answer *ans); /* see dialect.behind; 0: it is not */
 /* The next events of a stream: up to about max_size bytes of what it is behind with, then of its
  * text. 0 or ERR_FULL. */
 int answer_send_event(struct answer *ans, size_t max_size);

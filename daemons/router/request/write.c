@@ -59,7 +59,7 @@ enum write_verdict write_behind(struct request *q)
 		api_fault(&q->prep.error, 503, CLIENT_TOO_SLOW);
 		return WRITE_REFUSED;
 	}
-	if (!q->dialect->behind(ans)) {
+	if (!answer_behind(ans)) {
 		ans->behind = 0;
 		if (--q->n_behind == 0) {
 			http_on_taken(q->conn, NULL, NULL);
@@ -76,7 +76,8 @@ void write_stream_end(struct request *q)
 	struct buf *out = &q->r->out;
 	write_begin_stream(q);
 	buf_reset(out);
-	q->dialect->stream_end(q, out);
+	if (q->dialect->stream_end)
+		q->dialect->stream_end(q, out);
 	if (out->len && http_stream_add(q->conn, out->data, out->len) < 0)
 		http_drop(q->conn);
 	else
