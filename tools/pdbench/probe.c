@@ -78,7 +78,8 @@ int probe_exchange(const struct bench_options *o, struct buf *request, unsigned 
 	}
 	client_destroy(&c);
 	event_base_free(p.base);
-	return p.why.code < 0 ? err_set(err, p.why.code, "%s", p.why.text) : 0;
+	int code = p.why.code == ERR_TIMEOUT ? ERR_TIMEOUT : ERR_CLOSED;
+	return p.why.code < 0 ? err_set(err, code, "%s", p.why.text) : 0;
 }
 
 static void judge(const struct probe_answer *a, const struct bench_options *o,

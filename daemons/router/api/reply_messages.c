@@ -15,8 +15,8 @@ static void head(struct request *q)
 	buf_add_json(head, q->prep.model->name, strlen(q->prep.model->name));
 }
 
-/* Clients run the calls of an answer with "tool_use": not if the last one is not complete. An answer
- * that was aborted has "max_tokens": what there is was cut, and SDKs know nothing closer. */
+/* Clients run the calls of an answer with "tool_use": not if the last one is not complete. An
+ * answer that was aborted has "max_tokens": what there is was cut, and SDKs know nothing closer. */
 static void add_stop(const struct answer *ans, struct buf *out)
 {
 	int stops = ans->finish == ANSWER_FINISH_STOP,
