@@ -3,7 +3,8 @@
  * The history is a file of the user alone (libedit: mode 0600) with at most HISTORY_LINES lines. It
  * is read and written for every line, as a new file that replaces the old one, so a kill loses
  * nothing; a lock on its folder keeps several chats apart. A file that cannot be read as a history
- * is left unchanged, and none is kept; so it is without a home. Ctrl-C and Ctrl-Z are keys while a line is edited, and signals at any other time. */
+ * is left unchanged, and none is kept; so it is without a home. Ctrl-C and Ctrl-Z are keys while a
+ * line is edited, and signals at any other time. */
 #include "line.h"
 
 #include "util/buf.h"
@@ -84,7 +85,7 @@ static void history_drop(struct lines *l, const char *why)
 	l->path = NULL;
 }
 
-/* What is kept replaces what we have. */
+/* Replaces the history in memory by the one in the file, if there is one. */
 static void history_load(struct lines *l)
 {
 	HistEvent ev;
@@ -215,12 +216,12 @@ static char *edited_line(struct lines *l)
 	return NULL;
 }
 
-/* Of a line that is too long for an input, a beginning that is too long, too. */
+/* A line longer than any input is cut, to a length that is still refused as an input. */
 static char *plain_line(void)
 {
 	struct buf line;
 	int c;
-	buf_init(&line, INPUT_BYTES_MAX + 8); /* more than quotes and a backslash */
+	buf_init(&line, INPUT_BYTES_MAX + 8); /* 8: quotes and a backslash may be dropped */
 	while ((c = getchar_unlocked()) != EOF && c != '\n')
 		buf_addc(&line, (char)c);
 	char *text = c == EOF && !line.len ? NULL : mem_strdup(line.len ? line.data : "");

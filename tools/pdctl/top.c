@@ -150,8 +150,8 @@ static int worst_code(struct watcher *w)
 	return code;
 }
 
-/* Each screen has the figures of the interval before it. After the first one a daemon that hangs
- * does not delay the others. */
+/* Each screen has the figures of the interval before it. Only the first screen waits for a daemon
+ * that hangs. */
 static int print(const struct options *o, uint64_t interval_us)
 {
 	const struct screen s = {0};

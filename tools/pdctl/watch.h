@@ -28,7 +28,7 @@ struct watcher;
 struct watcher *watch_new(const struct options *o, uint64_t interval_us);
 /* Starts to watch daemons that are new; call it now and then. Returns the number of daemons. */
 size_t watch_find(struct watcher *w);
-/* Waits until every daemon was asked this often from now on; 1 if so, 0 after timeout_us. */
+/* Waits until every daemon was asked `rounds` more times; 1 if so, 0 after timeout_us. */
 int watch_wait(struct watcher *w, unsigned rounds, uint64_t timeout_us);
 /* Between these the daemons, ordered by kind and name, do not change. */
 struct watched *const *watch_lock(struct watcher *w, size_t *ret_n);
