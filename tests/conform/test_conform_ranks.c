@@ -507,7 +507,7 @@ CONFORM_TEST(groups_that_break)
 
 /* --- parts of a matrix --------------------------------------------------- */
 
-enum { WHOLE_N = 16384, PART_N = 4096, PART_K = 1024 };
+enum { WHOLE_N = 8224, PART_N = 64, PART_K = 2048 };
 
 static void multiply(const struct device *dev, struct world *w, const struct kern_mem *batch,
                      const uint16_t *data, const float *x, uint32_t first, uint32_t n, float *y)

@@ -57,7 +57,7 @@ def test_devices_that_are_slow():
 def ranked(layout, **more):
     """Mixed workers of two processes. On a machine's GPU both share it."""
     shared = {"ranks_per_device": 2} if ON_GPU else {}
-    worker = {**WORKER, "kv_type": "f32", "tensor_parallel": 2, "storage": "none", **shared}
+    worker = {**WORKER, "kv_type": "f32", "tensor_parallel": 2, "messager": "none", "storage": "none", **shared}
     return Suite(layout, os.path.join(GOLDEN, "llama"), worker=worker, gpu={}, **more)
 
 

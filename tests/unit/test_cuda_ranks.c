@@ -286,8 +286,8 @@ int main(int argc, char **argv)
 	TCase *tokens = tcase_create("tokens"), *bits = tcase_create("bits"),
 		  *ends = tcase_create("ends");
 	tcase_set_timeout(tokens, 300);
-	tcase_set_timeout(bits, 120);
-	tcase_set_timeout(ends, 60);
+	tcase_set_timeout(bits, 300);
+	tcase_set_timeout(ends, 120);
 	tcase_add_loop_test(tokens, golden_tokens, 0, getenv("PD_FULL") || on_gpu() ? all : GOLDEN_FEW);
 	tcase_add_loop_test(bits, bits_of_one_device, 0, (int)(sizeof same / sizeof *same));
 	tcase_add_loop_test(ends, killed_in_a_step, 0, 4);
