@@ -152,8 +152,8 @@ struct kern_group {
 	 * KERN_OP_PROGRESS (of a batch with progress), in the same order. Devices with own_memory do
 	 * not call it */
 	int (*meet)(void *arg);
-	/* every rank passes `bytes` (at most KERN_EXCHANGE_MAX) and a descriptor, or -1, which stays its
-	 * own; returns 0 once it has those of all ranks: ret_all (ranks, bytes), ret_fds (ranks), of
+	/* every rank passes `bytes` (at most KERN_EXCHANGE_MAX) and a descriptor, or -1, which stays
+	 * its own; returns 0 once it has those of all ranks: ret_all (ranks, bytes), ret_fds (ranks), of
 	 * which the caller closes those that are not -1; this rank's own is -1. Nonzero: the group is
 	 * broken. Called only in mem_new */
 	int (*exchange)(void *arg, const void *mine, size_t bytes, int fd, void *ret_all, int *ret_fds);
@@ -568,8 +568,8 @@ struct kern_op {
 			int to_first;
 			struct kern_gathered t[KERN_GATHERED_MAX];
 		} gather;
-		/* y[r] = the sum of the ranks' x[r], added in rank order: (R, dim); y is no rank's x. Rank i
-		 * + 1's x lies `stride` bytes after rank i's, with room for all of them */
+		/* y[r] = the sum of the ranks' x[r], added in rank order: (R, dim); y is no rank's x. Rank
+		 * i + 1's x lies `stride` bytes after rank i's, with room for all of them */
 		struct {
 			struct kern_tensor y, x;
 			uint32_t dim;

@@ -43,8 +43,8 @@ struct tp;
 /* Called at most once, on any thread, when the group has failed; not during tp_destroy. */
 typedef void tp_broken(void *arg, const char *why);
 
-/* Rank 0: makes the mapping, with room for `bytes` that all ranks see (tp_shared_bytes), and starts
- * the other ranks with a copy of `hello` (parameters of their engines, opaque here). They load
+/* Rank 0: makes the mapping, with room for `bytes` that all ranks see (tp_shared_bytes). Starts the
+ * other ranks with a copy of `hello` (parameters of their engines, opaque here). They load
  * while the caller does; tp_barrier with TP_OPEN_LIMIT_S waits until all are ready. `broken` may be
  * NULL. 0, ERR_INVALID (ranks), ERR_NOTFOUND (pdrank), ERR_NOMEM, ERR_IO. */
 int tp_start(unsigned ranks, size_t bytes, const void *hello, size_t hello_bytes, tp_broken *broken,
@@ -76,8 +76,8 @@ const char *tp_why(const struct tp *tp);
 void tp_order(struct tp *tp, enum tp_order order, const void *data, size_t bytes);
 /* Other ranks: waits for the next order, without limit; copies its data. */
 enum tp_order tp_await(struct tp *tp, void *data, size_t bytes);
-/* Every rank passes `bytes`, at most TP_EXCHANGE_BYTES, and a descriptor or -1, which stays its own,
- * and gets those of all ranks: all (ranks, bytes), fds (ranks), of which the caller closes those
+/* Every rank passes `bytes`, at most TP_EXCHANGE_BYTES, and a descriptor or -1, which stays its
+ * own, and gets those of all ranks: all (ranks, bytes), fds (ranks), of which the caller closes those
  * that are not -1; its own is -1. At most SOCK_FDS_MAX ranks pass a descriptor. Waits for all
  * ranks. 0, or ERR_IO once the group has failed. */
 #define TP_EXCHANGE_BYTES 160u

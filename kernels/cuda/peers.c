@@ -15,7 +15,7 @@
 enum { PAGE = 4096, ALIGN = 256 };
 
 /* What ranks tell each other first. */
-struct hello {
+struct peer_hello {
 	uint64_t bytes; /* of the GROUP memory */
 	int32_t device;
 	char numerics[48], name[64];
@@ -120,7 +120,7 @@ static void close_all(int *fds, unsigned n)
 /* Sets *ret_direct if this device can access the memory of all others. */
 static int meet_peers(struct kern_device *dev, size_t bytes, int *ret_direct)
 {
-	struct hello mine = {.bytes = bytes, .device = dev->index}, all[CUDA_RANKS_MAX];
+	struct peer_hello mine = {.bytes = bytes, .device = dev->index}, all[CUDA_RANKS_MAX];
 	int fds[CUDA_RANKS_MAX], rc;
 	snprintf(mine.numerics, sizeof mine.numerics, "%s", dev->numerics);
 	snprintf(mine.name, sizeof mine.name, "%s", dev->name);
