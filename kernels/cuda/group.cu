@@ -8,7 +8,8 @@
  * device runs at once. The wait ends when the group is broken or a rank is late; the device then
  * skips the copies and waits of all later collectives, and `sync` reports it (peers_check).
  *
- * With a copy in host memory (staged), ranks write to that one, and a second kernel reads from it. */
+ * With a copy in host memory (staged), ranks write to that one, and a second kernel reads from
+ * it. */
 #include "kernels/cuda/kernel.h"
 
 enum {

@@ -1,7 +1,8 @@
 /* test_cuda_ranks.c - tensor parallel on the CUDA backend: ranks are processes whose devices have
  * memory of their own. They give the reference's tokens and the bits of one device, in any order
  * and with any path between them; one that ends or cannot open ends the group. On the host's
- * stand-in for GPUs (tests/cuda_host), or with PD_GPU=1 on the machine's first GPU, which all ranks share. */
+ * stand-in for GPUs (tests/cuda_host), or with PD_GPU=1 on the machine's first GPU, which all ranks
+ * share. */
 #include "children.h"
 #include "engine_rig.h"
 #include "skip.h"
