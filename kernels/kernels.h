@@ -153,9 +153,9 @@ struct kern_group {
 	 * not call it */
 	int (*meet)(void *arg);
 	/* every rank passes `bytes` (at most KERN_EXCHANGE_MAX) and a descriptor, or -1, which stays
-	 * its own; returns 0 once it has those of all ranks: ret_all (ranks, bytes), ret_fds (ranks), of
-	 * which the caller closes those that are not -1; this rank's own is -1. Nonzero: the group is
-	 * broken. Called only in mem_new */
+	 * its own; returns 0 once it has those of all ranks: ret_all (ranks, bytes), ret_fds (ranks),
+	 * of which the caller closes those that are not -1; this rank's own is -1. Nonzero: the group
+	 * is broken. Called only in mem_new */
 	int (*exchange)(void *arg, const void *mine, size_t bytes, int fd, void *ret_all, int *ret_fds);
 	/* a word in host memory that becomes nonzero when the group is broken; a device may pin its
 	 * page. NULL: there is none */

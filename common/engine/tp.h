@@ -77,8 +77,8 @@ void tp_order(struct tp *tp, enum tp_order order, const void *data, size_t bytes
 /* Other ranks: waits for the next order, without limit; copies its data. */
 enum tp_order tp_await(struct tp *tp, void *data, size_t bytes);
 /* Every rank passes `bytes`, at most TP_EXCHANGE_BYTES, and a descriptor or -1, which stays its
- * own, and gets those of all ranks: all (ranks, bytes), fds (ranks), of which the caller closes those
- * that are not -1; its own is -1. At most SOCK_FDS_MAX ranks pass a descriptor. Waits for all
+ * own, and gets those of all ranks: all (ranks, bytes), fds (ranks), of which the caller closes
+ * those that are not -1; its own is -1. At most SOCK_FDS_MAX ranks pass a descriptor. Waits for all
  * ranks. 0, or ERR_IO once the group has failed. */
 #define TP_EXCHANGE_BYTES 160u
 int tp_exchange(struct tp *tp, const void *mine, size_t bytes, int fd, void *all, int *fds);
