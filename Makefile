@@ -308,7 +308,7 @@ check-full:
 check-cuda: programs
 	@tools/setup --test
 	@tools/run-tests cuda
-	@tools/run-tests plain test_cuda_host test_cuda_models test_cuda
+	@tools/run-tests plain test_cuda_host test_cuda_models test_cuda_ranks test_cuda
 
 # every family of tests/data/golden in whole suites: mixed and split, in float32 against the reference's tokens, and in BF16
 .PHONY: check-models
@@ -370,9 +370,9 @@ install: all
 
 # a folder that runs without root, with the CUDA backend and what checks it on a GPU
 .PHONY: dist check-gpu
-dist: all $(O)/test/conform $(O)/test/test_cuda_models $(O)/bench/bench_gpu $(if $(CUDA),$(O)/bench/gpu_limits)
+dist: all $(O)/test/conform $(O)/test/test_cuda_models $(O)/test/test_cuda_ranks $(O)/bench/bench_gpu $(if $(CUDA),$(O)/bench/gpu_limits)
 	@tools/make-dist
-check-gpu: all $(O)/test/conform $(O)/test/test_cuda_models
+check-gpu: all $(O)/test/conform $(O)/test/test_cuda_models $(O)/test/test_cuda_ranks
 	@tools/check-gpu
 $(O)/bench/gpu_limits: tests/bench/gpu_limits.cu
 	@mkdir -p $(@D)

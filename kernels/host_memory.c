@@ -119,6 +119,7 @@ int host_mem_new(struct kern_device *dev, enum kern_memory kind, size_t bytes,
 	struct host_device *h = host(dev);
 	void *p;
 	int fd = 0;
+	kind = kind == KERN_MEM_GROUP ? KERN_MEM_DEVICE : kind;
 	if (kind == KERN_MEM_SHARED) {
 		int rc = host_shared_new(bytes, &p, &fd, h->error, sizeof h->error);
 		if (rc)

@@ -20,6 +20,7 @@ const char *host_last_error(const struct kern_device *dev);
 
 void host_info(const struct kern_device *dev, struct kern_info *ret); /* zeros */
 
+/* GROUP memory without a group */
 int host_mem_new(struct kern_device *dev, enum kern_memory kind, size_t bytes,
                  struct kern_mem *ret_mem);
 int host_mem_share(struct kern_device *dev, const struct kern_mem *mem, int *ret_fd);

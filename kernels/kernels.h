@@ -115,7 +115,11 @@ enum kern_memory {
 	KERN_MEM_PINNED, /* host memory that the device reads and writes in place */
 	/* device memory that other processes can map through a descriptor; host is NULL where the host
 	 * cannot address it */
-	KERN_MEM_SHARED
+	KERN_MEM_SHARED,
+	/* operands of collectives. All ranks of a group call mem_new for it in the same order with the
+	 * same sizes; it waits for all of them. Ranks whose devices share memory get the same memory,
+	 * others a copy each, at corresponding addresses. Without a group: as DEVICE */
+	KERN_MEM_GROUP
 };
 
 struct kern_mem {
@@ -137,19 +141,30 @@ struct kern_tensor {
 /* --- devices ------------------------------------------------------------- */
 
 /* The processes of a tensor-parallel group, this one included. All run the same programs over their
- * own columns. The operands of a collective lie in memory that all ranks share and each has pinned.
- * A rank may overwrite an operand only after one further collective, by which time all ranks have
- * read it; a backend that computes in private memory moves the operands itself and need not meet
- * for that. Every rank takes part in every collective, even with no row or column to contribute. A
- * group has no carries. */
+ * own columns. The operands of a collective lie in KERN_MEM_GROUP memory, where a rank sees what
+ * others wrote only after a collective that names it. A rank may overwrite an operand only after
+ * one further collective, by which time all ranks have read it. Every rank takes part in every
+ * collective, even with no row or column to contribute. A group has no carries. */
 struct kern_group {
 	unsigned rank, ranks; /* ranks 0 or 1: no group */
 	/* barrier: returns 0 once all ranks have called it, nonzero if the group is broken. Called from
 	 * any thread, one call at a time; every rank calls it once per collective and once per
-	 * KERN_OP_PROGRESS (of a batch with progress), in the same order */
+	 * KERN_OP_PROGRESS (of a batch with progress), in the same order. Devices with own_memory do
+	 * not call it */
 	int (*meet)(void *arg);
+	/* every rank passes `bytes` (at most KERN_EXCHANGE_MAX) and a descriptor, or -1, which stays
+	 * its own; returns 0 once it has those of all ranks: ret_all (ranks, bytes), ret_fds (ranks),
+	 * of which the caller closes those that are not -1; this rank's own is -1. Nonzero: the group
+	 * is broken. Called only in mem_new */
+	int (*exchange)(void *arg, const void *mine, size_t bytes, int fd, void *ret_all, int *ret_fds);
+	/* a word in host memory that becomes nonzero when the group is broken; a device may pin its
+	 * page. NULL: there is none */
+	const uint32_t *broken;
+	/* devices with own_memory: how long a collective waits for another rank before it fails */
+	unsigned limit_s;
 	void *arg;
 };
+enum { KERN_EXCHANGE_MAX = 160 };
 
 struct kern_config {
 	/* NULL or "auto": the best for this machine. cpu: "plain", "avx2", "avx512", "avx512bf16", or
@@ -547,13 +562,14 @@ struct kern_op {
 			struct kern_weight *const *w;
 			uint32_t heads, tail;
 		} heads_matmul;
-		/* afterwards every rank has every tensor complete */
+		/* afterwards every rank has every tensor complete; with `to_first` only rank 0 needs to */
 		struct {
 			uint32_t tensors;
+			int to_first;
 			struct kern_gathered t[KERN_GATHERED_MAX];
 		} gather;
-		/* y[r] = the sum of the ranks' x[r], added in rank order: (R, dim); y is no rank's x. Where
-		 * ranks share memory, rank i + 1's x lies `stride` bytes after rank i's */
+		/* y[r] = the sum of the ranks' x[r], added in rank order: (R, dim); y is no rank's x. Rank
+		 * i + 1's x lies `stride` bytes after rank i's, with room for all of them */
 		struct {
 			struct kern_tensor y, x;
 			uint32_t dim;
@@ -595,6 +611,8 @@ struct kern_ops {
 	unsigned ranks_max; /* largest group; 1: no groups */
 	/* 1: computes nothing, models time; needs `options`, and weights have no data */
 	int modelled;
+	/* 1: a device has memory of its own, which the ranks of a group do not share */
+	int own_memory;
 
 	/* device; ret_ values are written only on success */
 	int (*open)(const struct kern_config *conf, struct kern_device **ret_dev, char *errbuf,
@@ -609,7 +627,8 @@ struct kern_ops {
 	void (*counters)(const struct kern_device *dev, struct kern_counters *ret);
 	void (*info)(const struct kern_device *dev, struct kern_info *ret);
 
-	/* memory: zeroed, aligned to at least 64 bytes */
+	/* memory: zeroed, aligned to at least 64 bytes. GROUP memory is not shared or mapped by the two
+	 * functions below */
 	int (*mem_new)(struct kern_device *dev, enum kern_memory kind, size_t bytes,
 	               struct kern_mem *ret_mem);
 	/* mem_share: a descriptor of SHARED memory for other processes; the caller closes it. mem_map:
@@ -634,6 +653,9 @@ struct kern_ops {
 	int (*weight_new)(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k,
 	                  const void *data, size_t row_bytes, struct kern_weight **ret_w);
 	void (*weight_destroy)(struct kern_device *dev, struct kern_weight **w);
+	/* Says that w has some of the rows of a matrix with `n` rows: products with w get the bits of
+	 * products with the whole matrix. Before a program uses w. NULL: bits do not depend on n */
+	void (*weight_part_of)(struct kern_weight *w, uint32_t n);
 
 	/* Upper estimate of the host memory that a program takes besides what its operations refer to;
 	 * callable before there is a device or a weight. 0: unknown. Never NULL. */

@@ -48,26 +48,6 @@ static size_t most_rows(const struct engine *e)
 	return most(e->opts.max_rows, e->opts.max_logits);
 }
 
-static size_t act_floats(const struct engine *e)
-{
-	return most_rows(e) * most(e->conf.ffn, e->conf.experts.shared_ffn);
-}
-
-static size_t expert_act_floats(const struct engine *e)
-{
-	return most_rows(e) * e->conf.experts.active * e->conf.experts.ffn;
-}
-
-struct tp_sizes engine_whole_sizes(const struct engine *e)
-{
-	const struct model_conf *c = &e->conf;
-	return (struct tp_sizes){.att = most_rows(e) * c->heads * engine_att_width(c),
-	                         .sum = most_rows(e) * c->hidden,
-	                         .act = act_floats(e) + expert_act_floats(e),
-	                         .logits = (size_t)e->opts.max_logits * c->vocab,
-	                         .words = e->limits.batch_bytes / 4};
-}
-
 /* Hands out memory from its beginning; with base 0 it only counts. */
 struct carve {
 	kern_ptr base;
@@ -86,8 +66,8 @@ static struct kern_tensor take_tensor(struct carve *c, size_t rows, size_t width
 	return (struct kern_tensor){take(c, rows * width), width, KERN_F32};
 }
 
-/* Scratch of this rank alone; with a single rank also the buffers that ranks would share. */
-static void carve_scratch(struct engine *e, struct carve *own)
+/* own: scratch of this rank alone; group: operands of collectives. */
+static void carve_scratch(struct engine *e, struct carve *own, struct carve *group)
 {
 	const struct model_conf *c = &e->conf;
 	struct scratch *s = &e->s;
@@ -104,12 +84,11 @@ static void carve_scratch(struct engine *e, struct carve *own)
 	s->mla_q_a = take_tensor(own, rows, c->mla.q_rank);
 	s->mla_q = take_tensor(own, rows, c->mla.kv_rank ? (size_t)e->mla_heads * mla_width(c) : 0);
 	s->mla_out = take_tensor(own, rows, (size_t)e->mla_heads * c->mla.kv_rank);
-	if (e->opts.tp > 1)
-		return;
-	s->att = take_tensor(own, rows, (size_t)c->heads * engine_att_width(c));
-	s->sum = take_tensor(own, rows, c->hidden);
-	s->act = take_tensor(own, rows, most(c->ffn, c->experts.shared_ffn));
-	s->expert_act = take_tensor(own, rows * c->experts.active, c->experts.ffn);
+	s->att = take_tensor(group, rows, (size_t)c->heads * engine_att_width(c));
+	s->sum = take_tensor(group, rows, c->hidden);
+	s->act = take_tensor(group, rows, most(c->ffn, c->experts.shared_ffn));
+	s->expert_act = take_tensor(group, rows * c->experts.active, c->experts.ffn);
+	s->logits = take_tensor(group, tail, c->vocab);
 }
 
 static uint64_t matrix_bytes(struct engine *e)
@@ -133,9 +112,10 @@ static uint64_t matrix_bytes(struct engine *e)
 static struct kern_config device_config(const struct engine *e)
 {
 	const struct engine_opts *o = &e->opts;
+	int beside = (int)(e->rank / most(o->ranks_per_device, 1));
 	return (struct kern_config){.variant = o->variant,
 	                            .threads = o->tp > 1 ? ranks_threads(o) : o->threads,
-	                            .device_index = o->device_index,
+	                            .device_index = o->device_index + beside,
 	                            .activations = o->activations,
 	                            .progressed = o->progressed,
 	                            .progressed_arg = o->progressed_arg,
@@ -169,20 +149,23 @@ size_t engine_program_bytes(const struct engine *e)
 	return e->ops->program_bytes(&conf, &e->limits, &s);
 }
 
+/* On a device with its own memory once that is open. */
 static int check_memory(struct engine *e, struct err *err)
 {
-	unsigned ranks = e->opts.tp ? e->opts.tp : 1;
-	struct carve own = {0};
-	carve_scratch(e, &own);
+	unsigned ranks = e->opts.tp ? e->opts.tp : 1, sharing = ranks;
+	struct carve own = {0}, group = {0};
+	carve_scratch(e, &own, &group);
 	struct kern_info device = {0};
 	if (e->dev)
 		e->ops->info(e->dev, &device);
+	if (e->ops->own_memory && most(e->opts.ranks_per_device, 1) < ranks)
+		sharing = (unsigned)most(e->opts.ranks_per_device, 1);
 	uint64_t weights = matrix_bytes(e) / ranks,
 			 have = device.memory_bytes ? device.free_bytes : mem_available();
-	uint64_t step = (e->sim ? 0 : own.bytes) + e->limits.batch_bytes +
-	                e->opts.max_logits * (e->conf.vocab * sizeof(float) + 2 * sizeof *e->drawn);
+	uint64_t step = (e->sim ? 0 : own.bytes + group.bytes / (e->ops->own_memory ? 1 : ranks)) +
+	                e->limits.batch_bytes + e->opts.max_logits * 2 * sizeof *e->drawn;
 	step += device.memory_bytes ? 0 : engine_program_bytes(e) * (e->opts.hidden ? 2 : 1);
-	if (weights + step > have / ranks)
+	if (weights + step > have / sharing)
 		return err_set(
 			err, ERR_NOMEM,
 			"%.160s: memory%s%s: found %llu MiB available, expected %llu MiB for weights and %llu "
@@ -196,64 +179,40 @@ static int alloc_mem(struct engine *e, enum kern_memory kind, size_t bytes, stru
                      struct err *err)
 {
 	int rc = e->ops->mem_new(e->dev, kind, bytes, ret);
+	if (rc && e->tp && tp_why(e->tp)) /* another rank has failed */
+		return err_set(err, ERR_IO, "%.300s", tp_why(e->tp));
 	return rc ? engine_device_error(e, rc, "cannot allocate a step's memory", err) : 0;
 }
 
-/* Part of the mapping that the ranks share. */
-static struct kern_mem shared_part(const struct engine *e, const void *host, size_t bytes)
+static int alloc_batch(struct engine *e, struct err *err)
 {
-	size_t at = (size_t)((const unsigned char *)host - (const unsigned char *)e->shared.host);
-	return (struct kern_mem){.dev = kern_at(e->shared.dev, at),
-	                         .host = (unsigned char *)e->shared.host + at,
-	                         .bytes = bytes,
-	                         .kind = KERN_MEM_PINNED};
-}
-
-/* Points the scratch that all ranks see into the mapping that they share. */
-static int share_scratch(struct engine *e, struct err *err)
-{
-	const struct model_conf *c = &e->conf;
-	struct scratch *s = &e->s;
-	struct tp_view v = tp_view(e->tp);
-	struct tp_sizes sizes = engine_whole_sizes(e);
-	int rc = e->ops->mem_pin(e->dev, v.base, v.bytes, &e->shared);
-	if (rc)
-		return engine_device_error(e, rc, "cannot pin the ranks' shared memory", err);
-	s->att = (struct kern_tensor){shared_part(e, v.att, 0).dev,
-	                              (size_t)c->heads * engine_att_width(c), KERN_F32};
-	s->sum = (struct kern_tensor){shared_part(e, v.sum, 0).dev, c->hidden, KERN_F32};
-	s->act = (struct kern_tensor){shared_part(e, v.act, 0).dev, most(c->ffn, c->experts.shared_ffn),
-	                              KERN_F32};
-	s->expert_act = (struct kern_tensor){shared_part(e, v.act + act_floats(e), 0).dev,
-	                                     c->experts.ffn, KERN_F32};
-	e->logits = shared_part(e, v.logits, sizes.logits * sizeof(float));
-	e->batch = shared_part(e, v.words, sizes.words * 4);
-	return 0;
+	size_t bytes;
+	if (!e->tp)
+		return alloc_mem(e, KERN_MEM_PINNED, e->limits.batch_bytes, &e->batch, err);
+	void *shared = tp_shared_bytes(e->tp, &bytes);
+	int rc = e->ops->mem_pin(e->dev, shared, bytes, &e->batch);
+	return rc ? engine_device_error(e, rc, "cannot pin the ranks' shared memory", err) : 0;
 }
 
 static int alloc_scratch(struct engine *e, struct err *err)
 {
-	struct carve own = {0};
-	carve_scratch(e, &own);
+	struct carve own = {0}, group = {0};
+	carve_scratch(e, &own, &group);
 	int rc = alloc_mem(e, KERN_MEM_DEVICE, own.bytes, &e->own, err);
-	if (rc)
-		return rc;
-	own = (struct carve){.base = e->own.dev};
-	carve_scratch(e, &own);
-	if (e->tp)
-		rc = share_scratch(e, err);
-	else if (!(rc = alloc_mem(e, KERN_MEM_DEVICE,
-	                          (size_t)e->opts.max_logits * e->conf.vocab * sizeof(float),
-	                          &e->logits, err)))
-		rc = alloc_mem(e, KERN_MEM_PINNED, e->limits.batch_bytes, &e->batch, err);
+	if (!rc)
+		rc = alloc_mem(e, KERN_MEM_GROUP, group.bytes, &e->group, err);
+	if (!rc)
+		rc = alloc_batch(e, err);
 	if (!rc)
 		rc = alloc_mem(e, KERN_MEM_PINNED, e->opts.max_logits * sizeof *e->drawn, &e->results, err);
+	own = (struct carve){.base = e->own.dev};
+	group = (struct carve){.base = e->group.dev};
+	carve_scratch(e, &own, &group);
 	e->drawn = mem_array(e->opts.max_logits, sizeof *e->drawn);
 	if (e->opts.hidden)
 		e->hidden_rows = mem_array((size_t)ENGINE_HIDDEN_ROWS * e->conf.hidden,
 		                           sizeof *e->hidden_rows);
 	e->listed = mem_array(e->opts.max_spans, sizeof *e->listed);
-	e->s.logits = (struct kern_tensor){e->logits.dev, e->conf.vocab, KERN_F32};
 	return rc;
 }
 
@@ -267,10 +226,8 @@ static void drop_programs(struct engine *e)
 
 static void free_memory(struct engine *e)
 {
-	if (e->tp)
-		e->logits = e->batch = (struct kern_mem){0};
-	struct kern_mem *const all[] = {&e->logits, &e->batch, &e->results, &e->shared,
-	                                &e->own,    &e->board, &e->pool};
+	struct kern_mem *const all[] = {&e->batch, &e->results, &e->group,
+	                                &e->own,   &e->board,   &e->pool};
 	for (size_t i = 0; i < sizeof all / sizeof *all; i++)
 		e->ops->mem_free(e->dev, all[i]);
 }
@@ -282,13 +239,26 @@ static int device_barrier(void *tp)
 	return tp_barrier(tp, TP_STEP_LIMIT_S);
 }
 
+static int device_exchange(void *tp, const void *mine, size_t bytes, int fd, void *ret_all,
+                           int *ret_fds)
+{
+	_Static_assert((int)TP_EXCHANGE_BYTES >= (int)KERN_EXCHANGE_MAX, "the ranks can carry it");
+	return tp_exchange(tp, mine, bytes, fd, ret_all, ret_fds);
+}
+
 static int open_device(struct engine *e, struct err *err)
 {
 	char text[256] = "";
 	const struct engine_opts *o = &e->opts;
 	struct kern_config conf = device_config(e);
 	if (e->tp)
-		conf.group = (struct kern_group){tp_rank(e->tp), tp_ranks(e->tp), device_barrier, e->tp};
+		conf.group = (struct kern_group){.rank = tp_rank(e->tp),
+		                                 .ranks = tp_ranks(e->tp),
+		                                 .meet = device_barrier,
+		                                 .exchange = device_exchange,
+		                                 .broken = tp_failed_word(e->tp),
+		                                 .limit_s = TP_STEP_LIMIT_S,
+		                                 .arg = e->tp};
 	int rc = e->ops->open(&conf, &e->dev, text, sizeof text);
 	if (rc)
 		return err_set(err, rc == KERN_ENOMEM ? ERR_NOMEM : ERR_UNSUPPORTED,
@@ -410,7 +380,8 @@ static int open_group(struct engine *e, struct err *err)
 		return rc;
 	plan_step(e);
 	ranks_share_out(e);
-	if (!(rc = check_memory(e, err)) && e->opts.tp > 1 && !e->tp)
+	rc = e->ops->own_memory ? 0 : check_memory(e, err);
+	if (!rc && e->opts.tp > 1 && !e->tp)
 		rc = ranks_start(e, err);
 	return rc;
 }
@@ -426,7 +397,9 @@ static int open_parts(struct engine *e, struct err *err)
 		rc = open_model(e, err);
 	if (!rc)
 		rc = open_group(e, err);
-	return rc || first ? rc : open_device(e, err);
+	if (!rc && !first)
+		rc = open_device(e, err);
+	return rc || !e->ops->own_memory ? rc : check_memory(e, err);
 }
 
 static int open_steps(struct engine *e, struct err *err)
@@ -536,6 +509,19 @@ int engine_attach_board(struct engine *e, void *board, size_t bytes, struct err 
 	return rc ? engine_device_error(e, rc, "cannot pin the progress board", err) : 0;
 }
 
+/* Whether the pool has this rank's heads alone. */
+static int own_heads_alone(const struct engine *e)
+{
+	return e->tp && e->ops->own_memory;
+}
+
+size_t engine_pool_bytes(const struct engine *e, uint32_t blocks)
+{
+	const struct tp_share *own = &e->shard.kv_heads;
+	size_t block = e->info.kv.block_bytes;
+	return (own_heads_alone(e) ? block / own->total * own->count : block) * blocks;
+}
+
 static struct kern_kv_layer pool_layer(const struct engine *e, uint32_t blocks, uint32_t i)
 {
 	static const enum kern_dtype dtype[] = {[KV_BF16] = KERN_BF16,
@@ -545,11 +531,13 @@ static struct kern_kv_layer pool_layer(const struct engine *e, uint32_t blocks, 
 	                                        [KV_FP8] = KERN_F8};
 	const struct kv_layout *l = &e->info.kv;
 	const struct model_conf *c = &e->conf;
+	const struct tp_share *own = &e->shard.kv_heads;
+	size_t head = l->piece_bytes[i] / l->layer[i].heads, first = kv_piece_offset(l, blocks, i, 0);
+	int alone = own_heads_alone(e);
 	struct kern_kv_layer kv = {
 		.base = kern_at(e->pool.dev,
-	                    kv_piece_offset(l, blocks, i, 0) +
-	                        e->shard.kv_heads.begin * (l->piece_bytes[i] / l->layer[i].heads)),
-		.block_stride_bytes = l->piece_bytes[i],
+	                    alone ? first / own->total * own->count : first + own->begin * head),
+		.block_stride_bytes = alone ? own->count * head : l->piece_bytes[i],
 		.kv_heads = c->mla.kv_rank ? 1 : e->shard.kv_heads.count,
 		.head_dim = c->mla.kv_rank ? mla_width(c) : c->head_dim,
 		.latent = c->mla.kv_rank,
@@ -570,20 +558,27 @@ int engine_use_pool(struct engine *e, uint32_t blocks, struct err *err)
 	return engine_record(e, err);
 }
 
-int engine_pool_room(struct engine *e, uint64_t *ret_bytes, struct err *err)
+int engine_device_room(struct engine *e, uint64_t *ret_bytes, struct err *err)
 {
+	const struct tp_share *own = &e->shard.kv_heads;
 	struct kern_info device;
 	e->pool.dev = e->own.dev; /* any address will do: nothing runs */
 	int rc = engine_use_pool(e, 1, err);
 	e->ops->info(e->dev, &device);
 	drop_programs(e);
 	e->pool.dev = (kern_ptr){0};
-	*ret_bytes = device.free_bytes;
+	*ret_bytes = own_heads_alone(e) ? device.free_bytes / own->count * own->total
+	                                : device.free_bytes;
 	return rc || device.free_bytes
 	           ? rc
 	           : err_set(
 					 err, ERR_IO,
 					 "the device does not report how much of its memory is free: set kv_memory_mb");
+}
+
+int engine_pool_room(struct engine *e, uint64_t *ret_bytes, struct err *err)
+{
+	return e->tp ? ranks_room(e, ret_bytes, err) : engine_device_room(e, ret_bytes, err);
 }
 
 int engine_new_pool(struct engine *e, uint32_t blocks, int *ret_fd, struct err *err)
@@ -593,15 +588,15 @@ int engine_new_pool(struct engine *e, uint32_t blocks, int *ret_fd, struct err *
 	if (blocks < 1 || blocks == KV_BLOCK_NONE)
 		return err_set(err, ERR_INVALID, "KV pool of %u blocks, limits are 1 and %u", blocks,
 		               KV_BLOCK_NONE - 1);
-	size_t bytes = e->info.kv.block_bytes * blocks;
-	int fd = -1, rc = e->ops->mem_new(e->dev, KERN_MEM_SHARED, bytes, &e->pool);
+	int fd = -1,
+		rc = e->ops->mem_new(e->dev, KERN_MEM_SHARED, engine_pool_bytes(e, blocks), &e->pool);
 	if (rc)
 		return engine_device_error(
 			e, rc,
 			"cannot create the KV pool (lower kv_blocks, kv_memory_mb or kv_memory_fraction)", err);
 	if ((rc = engine_use_pool(e, blocks, err)) || (e->tp && (rc = ranks_attach(e, blocks, err))))
 		return rc;
-	if (ret_fd && (rc = e->ops->mem_share(e->dev, &e->pool, &fd)))
+	if (ret_fd && !own_heads_alone(e) && (rc = e->ops->mem_share(e->dev, &e->pool, &fd)))
 		return engine_device_error(e, rc, "cannot share the KV pool", err);
 	if (ret_fd)
 		*ret_fd = fd;

@@ -26,8 +26,11 @@ struct engine_opts {
 	/* 0: all cores. With tp > 1 these are the threads of all ranks together, shared equally */
 	unsigned threads;
 	/* tensor parallelism: number of processes that share the work (tp.h); 0 or 1: only this one.
-	 * Backend cpu only */
-	unsigned tp;
+	 * Devices with own_memory (kernels.h): rank r's is number device_index + r / ranks_per_device
+	 * (0: 1) */
+	unsigned tp, ranks_per_device;
+	/* other processes (messager, storage) are to map the pool */
+	int pool_shared;
 	enum kv_type kv_type;
 	enum kern_dtype activations; /* see kern_config: KERN_F32 (0) or KERN_BF16 */
 	uint32_t block_tokens;
@@ -58,8 +61,7 @@ struct engine_info {
 	uint64_t params, weight_bytes; /* sim: params of the modelled model, weight_bytes 0 */
 	/* of configuration, tokenizer and all bytes of the tensors (fingerprint.h) */
 	char fingerprint[65];
-	/* the numerics id, "cpu-r4:tp1:bf16". Always tp1: the cpu backend computes the same bits at any
-	 * tp (tp.h) */
+	/* the numerics id, "cpu-r4:tp1:bf16". Always tp1: the bits are the same at any tp (tp.h) */
 	char numerics[96];
 	uint32_t eos[8], n_eos; /* end-of-sequence ids */
 	int has_hidden;         /* engine_opts.hidden */
@@ -80,12 +82,13 @@ void engine_device_info(const struct engine *e, struct kern_info *ret);
 int engine_attach_board(struct engine *e, void *board, size_t bytes, struct err *err);
 
 /* For a device with its own memory, before the pool exists: how many bytes are free once the memory
- * for steps is taken (it makes the step's program and drops it). 0, or ERR_IO (the device does not
- * report it) or an error of the device. */
+ * for steps is taken (it makes the step's program and drops it). With several ranks: the size of a
+ * pool whose parts fit on each of their devices. 0, or ERR_IO (the device does not report it),
+ * ERR_INVALID (ranks share a device) or an error of the device. */
 int engine_pool_room(struct engine *e, uint64_t *ret_bytes, struct err *err);
 /* Call once: makes the KV pool, `blocks` blocks of engine_info.kv in device memory, zeroed. ret_fd,
- * unless NULL: a descriptor of it for other processes, owned by the caller. 0, ERR_INVALID
- * (blocks), ERR_NOMEM, ERR_EXISTS, ERR_IO. */
+ * unless NULL: a descriptor of it for other processes, owned by the caller; -1 if the pool is
+ * divided among several devices. 0, ERR_INVALID (blocks), ERR_NOMEM, ERR_EXISTS, ERR_IO. */
 int engine_new_pool(struct engine *e, uint32_t blocks, int *ret_fd, struct err *err);
 /* The pool's memory; `host` is NULL if the host cannot address it. */
 const struct kern_mem *engine_pool(const struct engine *e);

@@ -30,8 +30,8 @@ struct shard {
 };
 
 /* Activations of a step, float32, for max(max_rows, max_logits) rows unless stated otherwise.
- * Several ranks (tp.h) share att, sum, act, expert_act and logits: whole rows, of which each rank
- * writes its columns. */
+ * att, sum, act, expert_act and logits are GROUP memory: whole rows, of which each rank writes its
+ * columns. */
 struct scratch {
 	struct kern_tensor x;              /* (hidden) residual stream */
 	struct kern_tensor h;              /* (hidden) after a norm */
@@ -76,16 +76,14 @@ struct engine {
 	struct kern_rope rope[MODEL_ROPES]; /* of conf.rope */
 	uint32_t mla_heads;
 	struct scratch s;
-	struct kern_mem own;        /* scratch of this rank alone */
-	struct kern_mem logits;     /* DEVICE; with several ranks part of `shared` */
-	struct kern_mem batch;      /* PINNED; with several ranks part of `shared` */
+	struct kern_mem own, group; /* scratch of this rank alone; GROUP */
+	struct kern_mem batch;      /* PINNED; with several ranks in their shared mapping */
 	struct kern_mem results;    /* PINNED: (max_logits) struct kern_drawn of one run */
 	struct kern_drawn *drawn;   /* (max_logits) of the last step */
 	float *copy;                /* of the last run's logits, `copied` rows; NULL: never asked for */
 	uint32_t copied, tail_rows; /* tail_rows: of the last run */
 	uint32_t list_words;        /* limit of a batch for masks and lists of its draws */
-	size_t *listed;         /* (max_spans) of the current step: words that each span's draws take */
-	struct kern_mem shared; /* the ranks' shared mapping */
+	size_t *listed; /* (max_spans) of the current step: words that each span's draws take */
 	struct kern_limits limits;
 	struct kern_program *program; /* of one step; made when the pool exists */
 	/* all rows up to the final norm, whose result stays in s.h; NULL without opts.hidden */
@@ -133,15 +131,18 @@ int engine_use_pool(struct engine *e, uint32_t blocks, struct err *err);
 /* Opens a rank's engine in the group that it has joined; the caller keeps tp. */
 int engine_open_rank(const struct engine_opts *opts, int has_progress, struct tp *tp,
                      struct engine **ret_e, struct err *err);
-/* engine.c: sizes of what all ranks see of a step. */
-struct tp_sizes engine_whole_sizes(const struct engine *e);
+/* engine.c: bytes of this rank's pool. What is free on this rank's device, as the size of a whole
+ * pool. */
+size_t engine_pool_bytes(const struct engine *e, uint32_t blocks);
+int engine_device_room(struct engine *e, uint64_t *ret_bytes, struct err *err);
 /* ranks.c, in this order: whether model and device can be shared out; computes this rank's part;
- * starts the other ranks; waits until all are ready; gives the KV pool's memory to the others;
- * compute threads of one rank. */
+ * starts the other ranks; waits until all are ready; engine_pool_room of all ranks; the other
+ * ranks' part of engine_new_pool; compute threads of one rank. */
 int ranks_check(struct engine *e, struct err *err);
 void ranks_share_out(struct engine *e);
 int ranks_start(struct engine *e, struct err *err);
 int ranks_await(struct engine *e, struct err *err);
+int ranks_room(struct engine *e, uint64_t *ret_bytes, struct err *err);
 int ranks_attach(struct engine *e, uint32_t blocks, struct err *err);
 unsigned ranks_threads(const struct engine_opts *o);
 /* weights.c: the device's last error as an engine error. */

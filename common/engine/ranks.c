@@ -46,6 +46,12 @@ int ranks_check(struct engine *e, struct err *err)
 			err, ERR_INVALID,
 			"tensor_parallel is %u, the model has %u KV heads: at most one rank per KV head",
 			e->opts.tp, e->conf.kv_heads);
+	if (e->ops->own_memory && e->opts.pool_shared)
+		return err_set(
+			err, ERR_UNSUPPORTED,
+			"tensor_parallel is %u: each %s device has the KV of its own heads, which is neither "
+			"handed over nor stored: set role to mixed, messager and storage to none",
+			e->opts.tp, e->ops->name);
 	if (strlen(e->path) >= sizeof((struct rank_hello *)0)->model_path)
 		return err_set(err, ERR_INVALID, "model path of %zu bytes, the limit is %zu",
 		               strlen(e->path), sizeof((struct rank_hello *)0)->model_path - 1);
@@ -71,7 +77,6 @@ void ranks_share_out(struct engine *e)
 /* Rank 0 starts the others, which load their parts while it loads its own. */
 int ranks_start(struct engine *e, struct err *err)
 {
-	struct tp_sizes sizes = engine_whole_sizes(e);
 	struct rank_hello h = {.opts = e->opts};
 	h.opts.model_path = h.opts.backend = h.opts.variant = NULL;
 	h.opts.broken = NULL;
@@ -83,8 +88,8 @@ int ranks_start(struct engine *e, struct err *err)
 	snprintf(h.backend, sizeof h.backend, "%s", e->opts.backend ? e->opts.backend : "cpu");
 	snprintf(h.variant, sizeof h.variant, "%s", e->opts.variant ? e->opts.variant : "auto");
 	model_outline(&e->conf, &e->src, h.outline);
-	return tp_start(e->opts.tp, &sizes, &h, sizeof h, e->opts.broken, e->opts.broken_arg, &e->tp,
-	                err);
+	return tp_start(e->opts.tp, e->limits.batch_bytes, &h, sizeof h, e->opts.broken,
+	                e->opts.broken_arg, &e->tp, err);
 }
 
 /* Waits until all ranks have loaded, or one has failed. */
@@ -95,41 +100,96 @@ int ranks_await(struct engine *e, struct err *err)
 	           : err_set(err, ERR_IO, "%.300s", tp_why(e->tp));
 }
 
-/* Data of the order that announces a pool; its descriptor follows. */
+/* --- the KV pool --------------------------------------------------------- */
+
+/* Data of the order that announces a pool. */
 struct rank_pool {
 	uint32_t blocks;
 };
 
+/* Ranks that share memory map rank 0's pool; others make one of their heads. */
+static int pool_of_rank(struct engine *e, uint32_t blocks, struct err *err)
+{
+	int fd = -1, fds[TP_RANKS_MAX], rc;
+	if (e->ops->own_memory) {
+		rc = e->rank
+		         ? e->ops->mem_new(e->dev, KERN_MEM_SHARED, engine_pool_bytes(e, blocks), &e->pool)
+		         : 0;
+		return rc ? engine_device_error(e, rc, "cannot create the KV pool", err) : 0;
+	}
+	if (!e->rank && (rc = e->ops->mem_share(e->dev, &e->pool, &fd)))
+		return engine_device_error(e, rc, "cannot share the KV pool with the ranks", err);
+	rc = tp_exchange(e->tp, NULL, 0, fd, NULL, fds);
+	if (fd >= 0)
+		close(fd);
+	if (rc || !e->rank)
+		return rc ? err_set(err, ERR_IO, "KV pool: %.300s", tp_why(e->tp)) : 0;
+	rc = e->ops->mem_map(e->dev, fds[0], engine_pool_bytes(e, blocks), &e->pool);
+	close(fds[0]);
+	return rc ? engine_device_error(e, rc, "cannot map the KV pool", err) : 0;
+}
+
 int ranks_attach(struct engine *e, uint32_t blocks, struct err *err)
 {
 	struct rank_pool pool = {blocks};
-	int fd, rc = e->ops->mem_share(e->dev, &e->pool, &fd);
-	if (rc)
-		return engine_device_error(e, rc, "cannot share the KV pool with the ranks", err);
 	tp_order(e->tp, TP_ATTACH, &pool, sizeof pool);
-	rc = tp_give_fd(e->tp, fd) || tp_barrier(e->tp, TP_STEP_LIMIT_S)
-	         ? err_set(err, ERR_IO, "KV pool: %.300s", tp_why(e->tp))
-	         : 0;
-	close(fd);
-	return rc;
+	int rc = pool_of_rank(e, blocks, err);
+	return rc || !tp_barrier(e->tp, TP_STEP_LIMIT_S)
+	           ? rc
+	           : err_set(err, ERR_IO, "KV pool: %.300s", tp_why(e->tp));
 }
-
-/* --- a rank's own program ------------------------------------------------ */
 
 static void attach(struct engine *e, const struct rank_pool *pool)
 {
 	struct err err = {0};
-	int fd = tp_take_fd(e->tp),
-		rc = fd < 0 ? err_set(&err, ERR_IO, "no descriptor of the KV pool received") : 0;
-	if (!rc && (rc = e->ops->mem_map(e->dev, fd, e->info.kv.block_bytes * pool->blocks, &e->pool)))
-		engine_device_error(e, rc, "cannot map the KV pool", &err);
-	if (!rc)
+	if (!pool_of_rank(e, pool->blocks, &err))
 		engine_use_pool(e, pool->blocks, &err);
-	if (fd >= 0)
-		close(fd);
 	if (err.code)
 		tp_fail(e->tp, err.text);
 	tp_barrier(e->tp, TP_STEP_LIMIT_S);
+}
+
+/* Every rank takes part. The least of all. */
+static int least_room(struct engine *e, uint64_t mine, uint64_t *ret, struct err *err)
+{
+	uint64_t all[TP_RANKS_MAX];
+	int fds[TP_RANKS_MAX];
+	if (tp_exchange(e->tp, &mine, sizeof mine, -1, all, fds))
+		return err_set(err, ERR_IO, "room for the KV pool: %.300s", tp_why(e->tp));
+	*ret = mine;
+	for (unsigned r = 0; r < e->opts.tp; r++)
+		*ret = all[r] < *ret ? all[r] : *ret;
+	return 0;
+}
+
+int ranks_room(struct engine *e, uint64_t *ret_bytes, struct err *err)
+{
+	uint64_t mine = 0;
+	if (e->opts.ranks_per_device > 1)
+		return err_set(err, ERR_INVALID,
+		               "ranks_per_device is %u: ranks that share a device cannot divide what is "
+		               "free: set kv_memory_mb",
+		               e->opts.ranks_per_device);
+	if (!e->rank)
+		tp_order(e->tp, TP_ROOM, NULL, 0);
+	int rc = engine_device_room(e, &mine, err);
+	if (rc)
+		tp_fail(e->tp, err->text);
+	return rc ? rc : least_room(e, mine, ret_bytes, err);
+}
+
+/* --- a rank's own program ------------------------------------------------ */
+
+static void obey(struct engine *e, enum tp_order order, const struct rank_pool *pool)
+{
+	struct err err;
+	uint64_t room;
+	switch (order) {
+	case TP_STEP: engine_run(e, e->program); break;
+	case TP_HIDDEN: engine_run(e, e->hidden_program); break;
+	case TP_ATTACH: attach(e, pool); break;
+	case TP_ROOM: ranks_room(e, &room, &err); break;
+	}
 }
 
 int engine_rank_main(int fd)
@@ -164,11 +224,7 @@ int engine_rank_main(int fd)
 		struct rank_pool pool;
 		enum tp_order order = tp_await(tp, &pool, sizeof pool);
 		log_file_follow(); /* the worker renames it */
-		switch (order) {
-		case TP_STEP: engine_run(e, e->program); break;
-		case TP_HIDDEN: engine_run(e, e->hidden_program); break;
-		case TP_ATTACH: attach(e, &pool); break;
-		}
+		obey(e, order, &pool);
 	}
 	return 1;
 }

@@ -4,8 +4,8 @@
  * After the last layer's KV write only the tail continues, the rows whose logits are wanted; since
  * each row is computed independently (kernels.h), this changes no bit.
  * With several ranks each records the same operations over its own heads and columns (struct
- * shard). A buffer that the next product needs as a whole is in memory that all ranks see: written,
- * then gathered, then read. It is overwritten only after one more gather, when all ranks have
+ * shard). A buffer that the next product needs as a whole is in GROUP memory: written, then
+ * gathered, then read. It is overwritten only after one more gather, when all ranks have
  * finished reading: in each layer att, sum and act take turns. */
 #include "engine/mla.h"
 #include "engine/moe.h"
@@ -48,7 +48,7 @@ struct kern_gathered gathered(struct kern_tensor x, uint32_t parts, struct tp_sh
 
 void record_gather(struct recorder *r, struct kern_gathered a, const struct kern_gathered *b)
 {
-	struct kern_op op = {.kind = KERN_OP_GATHER, .gather = {1, {a}}};
+	struct kern_op op = {.kind = KERN_OP_GATHER, .gather = {.tensors = 1, .t = {a}}};
 	if (b)
 		op.gather.t[op.gather.tensors++] = *b;
 	if (r->e->tp)
@@ -225,6 +225,8 @@ static void record_tail(struct recorder *r)
 	record_project(r, s->logits, s->h, e->head, (kern_ptr){0}, e->shard.vocab);
 	/* after this gather no other rank reads the batch any more */
 	record_gather(r, gathered(s->logits, 1, e->shard.vocab, 1), NULL);
+	if (e->tp)
+		r->op[r->n - 1].gather.to_first = 1;
 	record(r, (struct kern_op){.kind = KERN_OP_SAMPLE,
 	                           .sample = {.logits = s->logits, .results = e->results.dev}});
 }

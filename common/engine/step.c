@@ -402,7 +402,7 @@ const float *engine_logits(struct engine *e, uint32_t row)
 	CHECK(row < e->tail_rows);
 	if (!e->copy)
 		e->copy = mem_array((size_t)e->opts.max_logits * e->info.vocab, sizeof *e->copy);
-	if (!e->copied && (e->ops->download(e->stream, e->copy, e->logits.dev,
+	if (!e->copied && (e->ops->download(e->stream, e->copy, e->s.logits.at,
 	                                    (size_t)e->tail_rows * e->info.vocab * sizeof *e->copy) ||
 	                   e->ops->sync(e->stream)))
 		CHECK(!"the logits can be copied");

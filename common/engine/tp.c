@@ -33,13 +33,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { SPIN_NS = 50000, TURNS_PER_CLOCK = 32, RANK_FD = 3, END_MS = 1000 };
+enum { SPIN_NS = 50000, TURNS_PER_CLOCK = 32, RANK_FD = 3, END_MS = 1000, EXCHANGE_LOOK_MS = 50 };
 #define TP_MAGIC 0x6b6e617264703101u
 
 struct tp_shared {
 	uint64_t magic, bytes;
 	uint32_t ranks;
-	struct tp_sizes sizes;
 	_Alignas(64) atomic_uint order_seq; /* incremented with each order */
 	enum tp_order order;
 	unsigned char order_data[TP_ORDER_BYTES];
@@ -84,33 +83,25 @@ struct tp_share tp_share_of(uint32_t total, uint32_t unit, unsigned rank, unsign
 
 /* --- the mapping --------------------------------------------------------- */
 
-static size_t part(size_t count)
+static size_t pages(size_t bytes)
 {
-	return (count * 4 + 4095) & ~(size_t)4095;
+	return (bytes + 4095) & ~(size_t)4095;
 }
 
 static size_t head_bytes(void)
 {
-	return (sizeof(struct tp_shared) + 4095) & ~(size_t)4095;
+	return pages(sizeof(struct tp_shared));
 }
 
-static size_t mapping_bytes(const struct tp_sizes *s)
+void *tp_shared_bytes(const struct tp *tp, size_t *ret_bytes)
 {
-	return head_bytes() + part(s->words) + part(s->att) + part(s->sum) + part(s->act) +
-	       part(s->logits);
+	*ret_bytes = tp->sh->bytes - head_bytes();
+	return (unsigned char *)tp->sh + head_bytes();
 }
 
-struct tp_view tp_view(const struct tp *tp)
+const uint32_t *tp_failed_word(const struct tp *tp)
 {
-	const struct tp_sizes *s = &tp->sh->sizes;
-	unsigned char *p = (unsigned char *)tp->sh + head_bytes();
-	struct tp_view v = {.base = p, .bytes = tp->sh->bytes - head_bytes()};
-	v.words = (uint32_t *)(void *)p;
-	v.att = (float *)(void *)(p += part(s->words));
-	v.sum = (float *)(void *)(p += part(s->att));
-	v.act = (float *)(void *)(p += part(s->sum));
-	v.logits = (float *)(void *)(p += part(s->act));
-	return v;
+	return (const uint32_t *)(const void *)&tp->sh->failed;
 }
 
 static int map(struct tp *tp, int fd, size_t bytes, struct err *err)
@@ -124,9 +115,9 @@ static int map(struct tp *tp, int fd, size_t bytes, struct err *err)
 	return 0;
 }
 
-static int make_mapping(struct tp *tp, const struct tp_sizes *sizes, struct err *err)
+static int make_mapping(struct tp *tp, size_t shared, struct err *err)
 {
-	size_t bytes = mapping_bytes(sizes);
+	size_t bytes = head_bytes() + pages(shared);
 	int fd = memfd_create("pdserve-ranks", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (fd < 0)
 		return err_set(err, ERR_IO, "cannot create the ranks' shared memory: %s", strerror(errno));
@@ -144,7 +135,6 @@ static int make_mapping(struct tp *tp, const struct tp_sizes *sizes, struct err 
 	tp->sh->magic = TP_MAGIC;
 	tp->sh->bytes = bytes;
 	tp->sh->ranks = tp->ranks;
-	tp->sh->sizes = *sizes;
 	return fd;
 }
 
@@ -373,8 +363,8 @@ static void *watch(void *arg)
 	return NULL;
 }
 
-int tp_start(unsigned ranks, const struct tp_sizes *sizes, const void *hello, size_t hello_bytes,
-             tp_broken *broken, void *broken_arg, struct tp **ret_tp, struct err *err)
+int tp_start(unsigned ranks, size_t bytes, const void *hello, size_t hello_bytes, tp_broken *broken,
+             void *broken_arg, struct tp **ret_tp, struct err *err)
 {
 	char program[600];
 	if (ranks < 2 || ranks > TP_RANKS_MAX)
@@ -389,7 +379,7 @@ int tp_start(unsigned ranks, const struct tp_sizes *sizes, const void *hello, si
 	tp->fd = tp->stop_fd = -1;
 	for (unsigned r = 0; r < TP_RANKS_MAX; r++)
 		tp->child[r].fd = -1;
-	int memory = make_mapping(tp, sizes, err);
+	int memory = make_mapping(tp, bytes, err);
 	rc = memory < 0 ? memory : 0;
 	for (unsigned r = 1; !rc && r < ranks; r++)
 		rc = start_rank(tp, r, program, memory, hello, hello_bytes, err);
@@ -433,16 +423,6 @@ void tp_destroy(struct tp **tpp)
 		munmap(tp->sh, tp->sh->bytes);
 	free(tp);
 	*tpp = NULL;
-}
-
-int tp_give_fd(struct tp *tp, int fd)
-{
-	for (unsigned r = 1; r < tp->ranks; r++)
-		if (sock_send(tp->child[r].fd, "", 1, &fd, 1)) {
-			tp_fail(tp, "cannot hand the KV pool to a rank");
-			return ERR_IO;
-		}
-	return 0;
 }
 
 /* --- the other ranks ----------------------------------------------------- */
@@ -491,8 +471,8 @@ static int take_hello(struct tp *tp, void *hello, size_t hello_bytes, struct err
 	}
 	if (fds)
 		close(memory);
-	if (!rc && (tp->sh->magic != TP_MAGIC || tp->sh->ranks != tp->ranks ||
-	            mapping_bytes(&tp->sh->sizes) != tp->sh->bytes))
+	if (!rc &&
+	    (tp->sh->magic != TP_MAGIC || tp->sh->ranks != tp->ranks || tp->sh->bytes != head.bytes))
 		rc = err_set(err, ERR_CORRUPT, "the shared memory is not that of a group of ranks");
 	return rc;
 }
@@ -518,12 +498,110 @@ int tp_join(int fd, void *hello, size_t hello_bytes, struct tp **ret_tp, struct 
 	return rc;
 }
 
-int tp_take_fd(struct tp *tp)
+/* --- exchanges ----------------------------------------------------------- */
+
+/* What rank 0 receives from a rank, and what it sends to each: all ranks' data, and which of them
+ * passed a descriptor. The receiver's own descriptor is left out. */
+struct exchange_mine {
+	uint32_t has_fd;
+	unsigned char data[TP_EXCHANGE_BYTES];
+};
+struct exchange_all {
+	uint64_t has_fd; /* bit r: rank r */
+	unsigned char data[TP_RANKS_MAX][TP_EXCHANGE_BYTES];
+};
+
+static void close_fds(int *fds, unsigned n)
 {
-	char c;
-	int fd = -1;
-	unsigned fds = 0;
-	return sock_recv(tp->fd, &c, 1, &fd, 1, &fds) == 1 && fds == 1 ? fd : ERR_IO;
+	for (unsigned i = 0; i < n; i++)
+		if (fds[i] >= 0)
+			close(fds[i]);
+}
+
+/* Receives a message of exactly `size` bytes from rank `from`, or fails the group. */
+static int exchange_take(struct tp *tp, unsigned from, void *msg, size_t size, int *fds,
+                         unsigned max, unsigned *n_fds)
+{
+	char why[120];
+	struct pollfd p = {.fd = from ? tp->child[from].fd : tp->fd, .events = POLLIN};
+	uint64_t deadline = clock_us() + TP_OPEN_LIMIT_S * 1000000ull;
+	int ready = 0;
+	while (!tp_why(tp) && ready <= 0 && clock_left_us(deadline))
+		ready = poll(&p, 1, EXCHANGE_LOOK_MS);
+	if (tp_why(tp))
+		return ERR_IO;
+	if (ready > 0 && sock_recv(p.fd, msg, size, fds, max, n_fds) == (ssize_t)size)
+		return 0;
+	/* if the process has ended, the watcher says how */
+	for (unsigned ms = 0; ready > 0 && !tp_why(tp) && ms < END_MS; ms++)
+		usleep(1000);
+	snprintf(why, sizeof why,
+	         ready > 0 ? "rank %u left an exchange" : "rank %u did not answer within %d s", from,
+	         TP_OPEN_LIMIT_S);
+	tp_fail(tp, why);
+	return ERR_IO;
+}
+
+/* Rank 0's part: gathers, then distributes. */
+static int exchange_gather(struct tp *tp, struct exchange_all *all, int fd, int *fds)
+{
+	size_t size = offsetof(struct exchange_all, data) + tp->ranks * TP_EXCHANGE_BYTES;
+	int rc = 0;
+	for (unsigned r = 1; !rc && r < tp->ranks; r++) {
+		struct exchange_mine m;
+		unsigned n = 0;
+		if ((rc = exchange_take(tp, r, &m, sizeof m, &fds[r], 1, &n)))
+			break;
+		memcpy(all->data[r], m.data, sizeof m.data);
+		all->has_fd |= (uint64_t)(n > 0) << r;
+	}
+	for (unsigned r = 1; !rc && r < tp->ranks; r++) {
+		int given[SOCK_FDS_MAX];
+		unsigned n = 0;
+		for (unsigned i = 0; i < tp->ranks && n < SOCK_FDS_MAX; i++)
+			if (i != r && all->has_fd >> i & 1)
+				given[n++] = i ? fds[i] : fd;
+		if (sock_send(tp->child[r].fd, all, size, given, n)) {
+			tp_fail(tp, "a rank left an exchange");
+			rc = ERR_IO;
+		}
+	}
+	return rc;
+}
+
+/* Another rank's part. */
+static int exchange_pass(struct tp *tp, struct exchange_all *all, const struct exchange_mine *m,
+                         int fd, int *fds)
+{
+	size_t size = offsetof(struct exchange_all, data) + tp->ranks * TP_EXCHANGE_BYTES;
+	int taken[SOCK_FDS_MAX];
+	unsigned n = 0, at = 0;
+	if (sock_send(tp->fd, m, sizeof *m, &fd, m->has_fd) ||
+	    exchange_take(tp, 0, all, size, taken, SOCK_FDS_MAX, &n))
+		return ERR_IO;
+	for (unsigned r = 0; r < tp->ranks; r++)
+		if (r != tp->rank && all->has_fd >> r & 1 && at < n)
+			fds[r] = taken[at++];
+	return 0;
+}
+
+int tp_exchange(struct tp *tp, const void *mine, size_t bytes, int fd, void *ret_all, int *fds)
+{
+	struct exchange_all *all = mem_zalloc(sizeof *all);
+	struct exchange_mine m = {.has_fd = fd >= 0};
+	if (bytes)
+		memcpy(m.data, mine, bytes);
+	for (unsigned r = 0; r < tp->ranks; r++)
+		fds[r] = -1;
+	memcpy(all->data[0], m.data, sizeof m.data);
+	all->has_fd = m.has_fd;
+	int rc = tp->rank ? exchange_pass(tp, all, &m, fd, fds) : exchange_gather(tp, all, fd, fds);
+	for (unsigned r = 0; r < tp->ranks && bytes; r++)
+		memcpy((unsigned char *)ret_all + r * bytes, all->data[r], bytes);
+	if (rc)
+		close_fds(fds, tp->ranks);
+	free(all);
+	return rc;
 }
 
 unsigned tp_rank(const struct tp *tp)

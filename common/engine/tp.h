@@ -2,13 +2,15 @@
  * with its share of the weights.
  *
  * Rank 0 is the process that opened the engine; ranks 1 .. n-1 are processes of the program pdrank,
- * which it starts. They exchange data in one shared mapping: the batch, and the activations that a
- * product needs as a whole. A rank writes its columns, all ranks meet at `tp_barrier`, then every
- * rank reads all columns (an all-gather). No partial sums are added up: each element is computed by
- * one rank, with the additions in the order of a single process. So the bits do not depend on the
- * number of ranks, and workers with different tensor parallelism can exchange KV.
+ * which it starts. They share a mapping with the batch. The activations that a product needs as a
+ * whole are in GROUP memory (kernels.h): a rank writes its columns, and gets those of all ranks in
+ * an all-gather; ranks of the CPU share that memory and only meet, at `tp_barrier`. No partial sums
+ * are added up: each element is computed by one rank, with the additions in the order of a single
+ * process. So the bits do not depend on the number of ranks, and workers with different tensor
+ * parallelism can exchange KV.
  *
- * All ranks share one KV pool; each writes and reads the part of its heads in every block.
+ * On the CPU all ranks share one KV pool; each writes and reads the part of its heads in every
+ * block. Ranks with devices of their own each have a pool of their heads.
  *
  * Failure: a rank that ends, fails, or does not reach a barrier in time fails the group for good;
  * from then on every barrier returns an error. Ranks end when rank 0's process does, however it
@@ -34,30 +36,19 @@ struct tp_share {
 };
 struct tp_share tp_share_of(uint32_t total, uint32_t unit, unsigned rank, unsigned ranks);
 
-/* Buffers that all ranks see; sizes in elements. */
-struct tp_sizes {
-	size_t att, sum, act, logits, words;
-};
-struct tp_view {
-	float *att, *sum, *act, *logits; /* whole rows, one after another */
-	uint32_t *words;                 /* the batch */
-	void *base;                      /* beginning of all of them, `bytes` long */
-	size_t bytes;
-};
-
-enum tp_order { TP_STEP, TP_HIDDEN, TP_ATTACH };
+enum tp_order { TP_STEP, TP_HIDDEN, TP_ATTACH, TP_ROOM };
 
 struct tp;
 
 /* Called at most once, on any thread, when the group has failed; not during tp_destroy. */
 typedef void tp_broken(void *arg, const char *why);
 
-/* Rank 0: makes the mapping and starts the other ranks with a copy of `hello` (parameters of their
- * engines, opaque here). They load while the caller does; tp_barrier with TP_OPEN_LIMIT_S waits
- * until all are ready. `broken` may be NULL. 0, ERR_INVALID (ranks), ERR_NOTFOUND (pdrank),
- * ERR_NOMEM, ERR_IO. */
-int tp_start(unsigned ranks, const struct tp_sizes *sizes, const void *hello, size_t hello_bytes,
-             tp_broken *broken, void *broken_arg, struct tp **ret_tp, struct err *err);
+/* Rank 0: makes the mapping, with room for `bytes` that all ranks see (tp_shared_bytes). Starts the
+ * other ranks with a copy of `hello` (parameters of their engines, opaque here). They load
+ * while the caller does; tp_barrier with TP_OPEN_LIMIT_S waits until all are ready. `broken` may be
+ * NULL. 0, ERR_INVALID (ranks), ERR_NOTFOUND (pdrank), ERR_NOMEM, ERR_IO. */
+int tp_start(unsigned ranks, size_t bytes, const void *hello, size_t hello_bytes, tp_broken *broken,
+             void *broken_arg, struct tp **ret_tp, struct err *err);
 /* Other ranks: joins the group through the socket from rank 0 and copies its `hello`. 0,
  * ERR_INVALID, ERR_NOMEM, ERR_CORRUPT, ERR_IO. */
 int tp_join(int fd, void *hello, size_t hello_bytes, struct tp **ret_tp, struct err *err);
@@ -66,7 +57,10 @@ void tp_destroy(struct tp **tp);
 
 unsigned tp_rank(const struct tp *tp);
 unsigned tp_ranks(const struct tp *tp);
-struct tp_view tp_view(const struct tp *tp);
+/* What all ranks see, on pages of its own. */
+void *tp_shared_bytes(const struct tp *tp, size_t *ret_bytes);
+/* A word of the mapping that becomes nonzero when the group has failed. */
+const uint32_t *tp_failed_word(const struct tp *tp);
 
 /* Waits for all ranks. 0, or ERR_IO once the group has failed. All ranks must make the same calls
  * in the same order. */
@@ -82,9 +76,11 @@ const char *tp_why(const struct tp *tp);
 void tp_order(struct tp *tp, enum tp_order order, const void *data, size_t bytes);
 /* Other ranks: waits for the next order, without limit; copies its data. */
 enum tp_order tp_await(struct tp *tp, void *data, size_t bytes);
-/* Rank 0 passes a descriptor to every other rank, after the order that announces it; tp_take_fd
- * receives it. ERR_IO on failure. */
-int tp_give_fd(struct tp *tp, int fd);
-int tp_take_fd(struct tp *tp);
+/* Every rank passes `bytes`, at most TP_EXCHANGE_BYTES, and a descriptor or -1, which stays its
+ * own, and gets those of all ranks: all (ranks, bytes), fds (ranks), of which the caller closes
+ * those that are not -1; its own is -1. At most SOCK_FDS_MAX ranks pass a descriptor. Waits for all
+ * ranks. 0, or ERR_IO once the group has failed. */
+#define TP_EXCHANGE_BYTES 160u
+int tp_exchange(struct tp *tp, const void *mine, size_t bytes, int fd, void *all, int *fds);
 
 #endif

@@ -83,6 +83,8 @@ struct kern_weight *load_rows(struct loader *l, const struct model_tensor *t, st
 		           kern_dtype_name(t->dtype));
 		return NULL;
 	}
+	if (rows.count != t->n && e->ops->weight_part_of)
+		e->ops->weight_part_of(w, t->n);
 	return w;
 }
 

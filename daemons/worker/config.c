@@ -9,7 +9,8 @@ const struct conf_key worker_keys[] = {
 	{"backend", CONF_STRING, "cpu", 0, 16, "", 0,
      "device backend; cuda: a GPU; sim: a simulated accelerator that computes nothing",
      "cpu|cuda|sim"},
-	{"device", CONF_INT, "0", 0, 63, "", 0, "cuda: number of the GPU", NULL},
+	{"device", CONF_INT, "0", 0, 63, "", 0,
+     "cuda: number of the GPU; with tensor_parallel the first of them", NULL},
 	{"variant", CONF_STRING, "auto", 0, 16, "", 0,
      "cpu: instruction set, or reference kernels; cuda: fast rounds activations as activation_type "
      "bf16 does and multiplies BF16 weights by cuBLASLt (CUDA 13); its tokens depend on the batch",
@@ -17,8 +18,13 @@ const struct conf_key worker_keys[] = {
 	{"threads", CONF_INT, "0", 0, 256, "threads", 0,
      "compute threads; 0: one per core that the process may use", NULL},
 	{"tensor_parallel", CONF_INT, "1", 1, 64, "processes", 0,
-     "cpu: processes that share the model and its work, at most one per KV head; the threads are "
-     "divided equally among them",
+     "processes that share the model and its work, at most one per KV head; cpu: the threads are "
+     "divided equally among them; cuda: at most 16, each with a GPU of its own, `device` and the "
+     "following; only for role mixed with messager and storage none",
+     NULL},
+	{"ranks_per_device", CONF_INT, "1", 1, 16, "processes", 0,
+     "cuda: processes of tensor_parallel on one GPU, to try it with fewer GPUs: they take turns, "
+     "which is slow; set kv_memory_mb",
      NULL},
 	{"kv_type", CONF_STRING, "bf16", 0, 8, "", 0,
      "element type of the KV cache; int8 and fp8 halve it and cost accuracy",

@@ -69,6 +69,9 @@ static int open_engine(struct worker *w, const struct conf *c, struct err *err)
 		.device_index = (int)conf_int(c, "device"),
 		.threads = (unsigned)conf_int(c, "threads"),
 		.tp = (unsigned)conf_int(c, "tensor_parallel"),
+		.ranks_per_device = (unsigned)conf_int(c, "ranks_per_device"),
+		.pool_shared = strcmp(conf_str(c, "messager"), "none") != 0 ||
+	                   strcmp(conf_str(c, "storage"), "none") != 0,
 		.broken = engine_is_broken,
 		.broken_arg = w,
 		.progressed_arg = w,

@@ -157,6 +157,10 @@ static inline float *cpu_row(const struct kern_tensor *t, uint32_t r)
 size_t cpu_program_bytes(const struct cpu_variant *v, unsigned threads, bool bf16,
                          const struct kern_limits *l, const struct kern_shape *s);
 
+/* group.c: kern_ops.mem_new */
+int cpu_mem_new(struct kern_device *dev, enum kern_memory kind, size_t bytes,
+                struct kern_mem *ret_mem);
+
 int cpu_fail(struct kern_device *dev, int code, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
 

@@ -3,7 +3,41 @@
  * reduce a barrier and a sum. */
 #include "kernels/cpu/build.h"
 
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+/* Rank 0 makes the memory, the others map it. */
+static int group_mem_new(struct kern_device *dev, size_t bytes, struct kern_mem *ret_mem)
+{
+	const struct kern_group *g = &dev->group;
+	struct kern_mem mem = {0};
+	int *fds = malloc(g->ranks * sizeof *fds),
+		rc = !fds      ? cpu_fail(dev, KERN_ENOMEM, "out of memory for a group")
+	         : g->rank ? KERN_OK
+	                   : host_mem_new(dev, KERN_MEM_SHARED, bytes, &mem);
+	if (!rc && mem.host)
+		memset(mem.host, 0, bytes); /* touch the pages now, not in the first steps */
+	if (!rc && g->exchange(g->arg, NULL, 0, mem.host ? mem.fd : -1, NULL, fds))
+		rc = cpu_fail(dev, KERN_EDEVICE, "the group of ranks is broken");
+	else if (!rc && g->rank) {
+		rc = host_mem_map(dev, fds[0], bytes, &mem);
+		close(fds[0]);
+	}
+	free(fds);
+	if (rc)
+		host_mem_free(dev, &mem);
+	else
+		*ret_mem = mem;
+	return rc;
+}
+
+int cpu_mem_new(struct kern_device *dev, enum kern_memory kind, size_t bytes,
+                struct kern_mem *ret_mem)
+{
+	return kind == KERN_MEM_GROUP && dev->group.ranks > 1 ? group_mem_new(dev, bytes, ret_mem)
+	                                                      : host_mem_new(dev, kind, bytes, ret_mem);
+}
 
 struct progress_phase {
 	struct kern_program *p;

@@ -24,6 +24,7 @@ enum {
 	/* columns of an activation row, all heads together: a grid's height in blocks of 256 */
 	CUDA_MAX_COLUMNS = 65535 * 256,
 	CUDA_SIZES = 11, /* most graphs of a program */
+	CUDA_RANKS_MAX = 16,
 	/* oldest driver: the runtime's major version, and at least 12.8, which has what is used here */
 	CUDA_DRIVER_MIN = CUDART_VERSION >= 13000 ? CUDART_VERSION / 1000 * 1000 : 12080
 };
@@ -45,8 +46,9 @@ struct kern_device {
 	char broken[300]; /* why every further call fails; empty: the device works */
 	char numerics[48];
 	struct kern_group group;
-	cudaStream_t loading;    /* for weights */
-	struct staging *staging; /* weight.cu */
+	struct cuda_peers *peers; /* the group's state; NULL: no group */
+	cudaStream_t loading;     /* for weights */
+	struct staging *staging;  /* weight.cu */
 	/* Progress: kernels increment *pulse (pinned); a thread then calls `progressed` (watch.c). */
 	volatile uint64_t *pulse;
 	kern_ptr pulse_dev; /* device address of pulse */
@@ -96,6 +98,7 @@ void cuda_shared_unmap(int index, CUdeviceptr at, size_t bytes);
 struct kern_weight {
 	enum kern_dtype dtype;
 	uint32_t n, k;
+	uint32_t whole;      /* rows of the matrix that this is a part of; 0: n */
 	int plain;           /* BF16 in row-major order, for cuBLASLt */
 	unsigned char *data; /* on the device */
 	size_t bytes;
@@ -104,6 +107,7 @@ struct kern_weight {
 int cuda_weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k,
                     const void *data, size_t row_bytes, struct kern_weight **ret_w);
 void cuda_weight_destroy(struct kern_device *dev, struct kern_weight **w);
+void cuda_weight_part_of(struct kern_weight *w, uint32_t n);
 void cuda_staging_free(struct kern_device *dev);
 
 /* --- programs (program.c) ------------------------------------------------ */
@@ -112,6 +116,48 @@ int cuda_program_new(struct kern_device *dev, const struct kern_op *ops, size_t 
                      const struct kern_limits *limits, struct kern_program **ret_p);
 void cuda_program_destroy(struct kern_program **p);
 int cuda_run(struct kern_stream *s, struct kern_program *p, const struct kern_mem *batch);
+
+/* --- groups (peers.c) ---------------------------------------------------- */
+
+/* Follows the operands of a GROUP memory. The second part is used only in this rank's copy. */
+struct cuda_signals {
+	/* number of the latest collective that each rank has reached; written by that rank */
+	uint32_t arrived[CUDA_RANKS_MAX];
+	/* of this rank: number of its latest collective; blocks of the current one that have copied; 1:
+	 * the group is broken */
+	uint32_t number, blocks, dead;
+};
+
+/* A GROUP memory. What this rank writes at an offset for the others, it writes at that offset of
+ * each target: the copies of all other ranks in ascending order, or, where devices cannot access
+ * each other's memory, one in host memory that all ranks map. */
+struct cuda_window {
+	struct cuda_window *next;
+	struct kern_mem own, target[CUDA_RANKS_MAX];
+	unsigned targets;
+	int staged;        /* the target is in host memory */
+	size_t signals_at; /* offset of struct cuda_signals, in every copy */
+};
+
+/* Values of cuda_peers.fault. */
+enum { FAULT_NONE, FAULT_BROKEN = 1, FAULT_LATE = 2 /* plus the number of the late rank */ };
+
+struct cuda_peers {
+	struct cuda_window *window;        /* the latest first */
+	struct kern_mem fault_mem, broken; /* PINNED; broken: the page of kern_group.broken */
+	const uint32_t *broken_at;         /* kern_group.broken on the device; NULL: none */
+	/* pinned: why a collective has failed; kernels store it, on the device: fault_mem.dev */
+	volatile uint32_t *fault;
+};
+
+int peers_open(struct kern_device *dev);
+void peers_close(struct kern_device *dev);
+/* Returns KERN_EDEVICE and a text if a collective has failed; KERN_OK also without a group. */
+int peers_check(struct kern_device *dev);
+int peers_mem_new(struct kern_device *dev, size_t bytes, struct kern_mem *ret_mem);
+void peers_mem_free(struct kern_device *dev, kern_ptr at);
+/* The window in which all of [at, at + bytes) lies; NULL: none. bytes 0: any */
+const struct cuda_window *peers_window(const struct kern_device *dev, kern_ptr at, size_t bytes);
 
 /* --- products by cuBLASLt (lt.c), for the variant fast ------------------- */
 

@@ -121,6 +121,7 @@ static void device_close(struct kern_device **devp)
 	lt_close(&dev->lt);
 	nvml_close(&dev->nvml);
 	cuda_staging_free(dev);
+	peers_close(dev);
 	if (dev->loading)
 		cudaStreamDestroy(dev->loading);
 	if (dev->pulse)
@@ -154,6 +155,8 @@ static int device_begin(struct kern_device *dev, const struct kern_config *conf)
 	if (conf->progressed &&
 	    watch_new(dev->pulse, conf->progressed, conf->progressed_arg, &dev->watch))
 		return cuda_fail(dev, KERN_ENOMEM, "out of memory or threads for watching progress");
+	if (dev->group.ranks > 1 && (rc = peers_open(dev)))
+		return rc;
 	/* "fast" does not promise what the self-test checks */
 	rc = dev->fast ? lt_open(dev, &dev->lt) : cuda_envelope(dev);
 	dev->steps = dev->rows = 0;
@@ -290,7 +293,9 @@ static int stream_sync(struct kern_stream *s)
 	int rc = choose(s);
 	if (!rc)
 		rc = cuda_check(dev, cudaStreamSynchronize(s->stream), "waiting for the device");
-	return rc || !dev->broken[0] ? rc : cuda_fail(dev, KERN_ELOST, "%s", dev->broken);
+	if (!rc && dev->broken[0])
+		rc = cuda_fail(dev, KERN_ELOST, "%s", dev->broken);
+	return rc ? rc : peers_check(dev);
 }
 
 /* Programs need little host memory: copies of operations and launches. */
@@ -305,7 +310,8 @@ static size_t program_bytes(const struct kern_config *conf, const struct kern_li
 const struct kern_ops kern_backend_ops = {
 	.abi = KERN_ABI,
 	.name = "cuda",
-	.ranks_max = 1,
+	.ranks_max = CUDA_RANKS_MAX,
+	.own_memory = 1,
 	.open = device_open,
 	.close = device_close,
 	.numerics = device_numerics,
@@ -324,6 +330,7 @@ const struct kern_ops kern_backend_ops = {
 	.sync = stream_sync,
 	.weight_new = cuda_weight_new,
 	.weight_destroy = cuda_weight_destroy,
+	.weight_part_of = cuda_weight_part_of,
 	.program_bytes = program_bytes,
 	.program_new = cuda_program_new,
 	.program_destroy = cuda_program_destroy,

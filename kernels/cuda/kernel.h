@@ -72,6 +72,33 @@ static __device__ __forceinline__ void store_release_system(uint64_t *at, uint64
 	asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
+static __device__ __forceinline__ void store_release_system(uint32_t *at, uint32_t value)
+{
+	__threadfence_system();
+	asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
+
+/* Loads a word that another device or the host writes, before all later reads of this thread. */
+static __device__ __forceinline__ uint32_t load_acquire_system(const uint32_t *at)
+{
+	uint32_t value;
+	asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+	return value;
+}
+
+/* In a loop that waits for another device. */
+static __device__ __forceinline__ void wait_a_little(void)
+{
+	__nanosleep(64);
+}
+
+static __device__ __forceinline__ uint64_t clock_ns(void)
+{
+	uint64_t now;
+	asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+	return now;
+}
+
 #else
 #include "cuda_host.h"
 #endif

@@ -222,20 +222,26 @@ KERNEL(product_f16, FLOAT_THREADS, struct product_args)
 
 /* --- planning ------------------------------------------------------------ */
 
-/* Enough segments for the device to have enough warps, none shorter than segment_unit. */
-static uint32_t segments_of(const struct weight_view &w)
+/* Enough segments for the device to have enough warps, none shorter than segment_unit; of a part of
+ * a matrix as many as of the whole one, of n rows. */
+static uint32_t segments_of(const struct weight_view &w, uint32_t n)
 {
 	uint32_t unit = segment_unit(w.type), units = (steps_of(w.k) + unit - 1) / unit, segments = 1;
 	while (2 * segments <= SEGMENTS_MAX && 2 * segments <= units &&
-	       2 * segments * panel_pairs_of(w.n) <= SPLIT_WARPS_WANTED)
+	       2 * segments * panel_pairs_of(n) <= SPLIT_WARPS_WANTED)
 		segments *= 2;
 	return segments;
+}
+
+void cuda_weight_part_of(struct kern_weight *w, uint32_t n)
+{
+	w->whole = n;
 }
 
 struct product product_of(const struct kern_weight *w, const float *bias, struct kern_tensor y)
 {
 	struct product r = {weight_view_of(w), NULL, bias, y, 0, 1};
-	r.segments = segments_of(r.w);
+	r.segments = segments_of(r.w, w->whole ? w->whole : w->n);
 	return r;
 }
 

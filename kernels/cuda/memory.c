@@ -14,7 +14,7 @@ struct trailer {
 #define TRAILER_MAGIC 0x32656d6d6b647073ull
 
 /* How the memory of a kern_mem is freed. */
-enum cuda_own { OWN_NOTHING, OWN_DEVICE, OWN_HOST, OWN_SHARED, OWN_REGISTERED };
+enum cuda_own { OWN_NOTHING, OWN_DEVICE, OWN_HOST, OWN_SHARED, OWN_REGISTERED, OWN_GROUP };
 
 /* --- the driver's virtual memory ----------------------------------------- */
 
@@ -260,7 +260,12 @@ int cuda_mem_new(struct kern_device *dev, enum kern_memory kind, size_t bytes,
 {
 	CUdeviceptr at = 0;
 	int rc = choose(dev);
-	if (rc || kind == KERN_MEM_DEVICE)
+	if (!rc && kind == KERN_MEM_GROUP && dev->peers) {
+		if (!(rc = peers_mem_new(dev, bytes, ret_mem)))
+			ret_mem->own = (void *)(uintptr_t)OWN_GROUP;
+		return rc;
+	}
+	if (rc || kind == KERN_MEM_DEVICE || kind == KERN_MEM_GROUP)
 		return rc ? rc : device_new(dev, bytes, ret_mem);
 	if (kind == KERN_MEM_PINNED)
 		return pinned_new(dev, bytes, ret_mem);
@@ -329,6 +334,7 @@ void cuda_mem_free(struct kern_device *dev, struct kern_mem *mem)
 	case OWN_HOST: cudaFreeHost(mem->host); break;
 	case OWN_SHARED: cuda_shared_unmap(dev->index, mem->dev.v, mem->bytes); break;
 	case OWN_REGISTERED: cudaHostUnregister(mem->host); break;
+	case OWN_GROUP: peers_mem_free(dev, mem->dev); break;
 	case OWN_NOTHING: break;
 	}
 	*mem = (struct kern_mem){0};

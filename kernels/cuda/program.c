@@ -256,6 +256,8 @@ int cuda_run(struct kern_stream *s, struct kern_program *p, const struct kern_me
 	if (!rc && dev->broken[0])
 		rc = cuda_fail(dev, KERN_ELOST, "%s", dev->broken);
 	if (!rc)
+		rc = peers_check(dev);
+	if (!rc)
 		rc = cuda_check(dev, cudaSetDevice(dev->index), "choosing the device");
 	if (!rc)
 		rc = cuda_check(dev,

@@ -183,6 +183,7 @@ struct progress_args {
 	const struct kern_batch *batch;
 	uint64_t *pulse;
 	uint32_t layer;
+	const uint32_t *broken; /* a word that is nonzero if the group is broken; NULL: no group */
 };
 
 /* A single thread, so that a span's words are stored in order. The grid starts when the previous
@@ -190,7 +191,7 @@ struct progress_args {
 KERNEL(progress_words, 1, struct progress_args)
 {
 	const struct kern_batch *b = a.batch;
-	if (!b->progress)
+	if (!b->progress || (a.broken && *a.broken))
 		return;
 	const struct kern_progress *of = (const struct kern_progress *)batch_words(b, b->progress);
 	for (uint32_t i = 0; i < b->spans; i++)
@@ -202,7 +203,9 @@ KERNEL(progress_words, 1, struct progress_args)
 void plan_progress(struct plan *p)
 {
 	struct progress_args a = {p->batch, (uint64_t *)(uintptr_t)p->dev->pulse_dev.v,
-	                          p->op->progress.layer};
+	                          p->op->progress.layer, plan_meet_progress(p)};
+	if (p->dev->group.rank)
+		return;
 	p->progress++;
 	PLAN(p, progress_words, 1, 1, 1, 0, a);
 }

@@ -308,12 +308,15 @@ int main(int argc, char **argv)
 		stats = stats == MAP_FAILED ? NULL : stats;
 	}
 	Suite *s = suite_create(name);
-	TCase *c = tcase_create("all");
-	tcase_set_timeout(c, 300);
-	tcase_add_checked_fixture(c, test_begin, test_end);
+	/* groups: tests that fork processes, which a debugger of devices cannot follow */
+	TCase *c[] = {tcase_create("all"), tcase_create("groups")};
+	for (size_t i = 0; i < LEN(c); i++) {
+		tcase_set_timeout(c[i], 300);
+		tcase_add_checked_fixture(c[i], test_begin, test_end);
+		suite_add_tcase(s, c[i]);
+	}
 	for (struct conform_test *t = tests; t; t = t->next)
-		tcase_add_test(c, t->test);
-	suite_add_tcase(s, c);
+		tcase_add_test(c[strncmp(t->name, "groups_", 7) == 0], t->test);
 	SRunner *r = srunner_create(s);
 	srunner_run_all(r, CK_ENV);
 	int failed = srunner_ntests_failed(r);

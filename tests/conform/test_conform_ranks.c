@@ -1,13 +1,23 @@
-/* test_conform_ranks.c - groups of ranks: what they gather has the bits of one device, also where a
- * rank has nothing to give; sums are added in the order of ranks; rank 0 tells of progress; and
- * what happens when they no longer meet. */
+/* test_conform_ranks.c - groups of ranks, each a process: what they gather has the bits of one
+ * device, also where a rank has nothing to give; sums are added in the order of ranks; rank 0 tells
+ * of progress; and what happens when they no longer meet. And parts of a matrix have the bits of
+ * the whole one.
+ *
+ * The processes are forked before this one opens a device, whose driver or threads they could not
+ * use. */
 #include "tests/conform/conform.h"
 #include "tests/unit/skip.h"
 
 #include <pthread.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { RANKS = 3, RANK_DIM = 96, RANK_ROWS = 9, RANK_RUNS = 5, RANK_OPS = 9, TOLD = 4711 };
+enum { RESULTS = 2 * RANK_ROWS * RANK_DIM, PAGE = 4096 };
 
 /* The table's rows of a rank begin here. No row of the batch has a token of rank 1. */
 static uint32_t first_token(unsigned rank, unsigned ranks)
@@ -15,15 +25,37 @@ static uint32_t first_token(unsigned rank, unsigned ranks)
 	return kern_share(VOCABULARY, 1, rank, ranks);
 }
 
+/* How a group runs. */
+struct way {
+	const char *name;
+	bool own_memory;          /* only for devices with own_memory */
+	const char *setting[2];   /* of the stand-in's environment; NULL: none */
+	bool one_device;          /* all ranks on device 0 */
+	unsigned broken_at;       /* the meeting at which the group breaks; 0: never */
+	unsigned missing, left_s; /* rank `missing` makes no run, if not 0; limit_s */
+	bool told;                /* somebody notices that it is missing, and says so */
+};
+
+/* What the processes share. */
+struct shared {
+	_Alignas(PAGE) uint32_t broken; /* the only word of its page */
+	_Alignas(PAGE) pthread_barrier_t barrier;
+	unsigned meetings;
+	float out[RANKS][RESULTS];
+	int rc[RANKS];
+	double seconds[RANKS]; /* that the failed run took */
+	char why[RANKS][200];
+	uint64_t word[RANKS]; /* of progress, at the end */
+};
+
 struct group {
 	struct target *target;
+	const struct way *way;
 	struct world *w;
 	struct schedule s;
-	pthread_barrier_t barrier;
-	unsigned meetings, broken_at; /* 0: never */
-	float *table, *weight, *w_norm, *out[RANKS];
-	int fd, rc[RANKS];
-	uint64_t word[RANKS]; /* of progress, at the end */
+	float *table, *weight, *w_norm;
+	struct shared *sh;
+	int socket[RANKS][RANKS]; /* [i][j]: of rank i, to rank j */
 };
 
 struct rank {
@@ -31,20 +63,93 @@ struct rank {
 	unsigned rank;
 };
 
-static int rank_meet(void *arg)
+static double now_s(void)
 {
-	struct rank *r = arg;
-	if (pthread_barrier_wait(&r->g->barrier) == PTHREAD_BARRIER_SERIAL_THREAD)
-		r->g->meetings++;
-	pthread_barrier_wait(&r->g->barrier);
-	return r->g->broken_at && r->g->meetings >= r->g->broken_at ? -1 : 0;
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* A rank's device: its part of the table and of the columns, memory of its own, and what all share:
- * rows of embeddings and of products. */
+static int rank_meet(void *arg)
+{
+	struct shared *sh = ((struct rank *)arg)->g->sh;
+	unsigned at = ((struct rank *)arg)->g->way->broken_at;
+	if (pthread_barrier_wait(&sh->barrier) == PTHREAD_BARRIER_SERIAL_THREAD)
+		sh->meetings++;
+	pthread_barrier_wait(&sh->barrier);
+	return at && sh->meetings >= at ? -1 : 0;
+}
+
+static void message_of(struct msghdr *h, struct iovec *io, void *control, size_t room, void *data,
+                       size_t bytes)
+{
+	*io = (struct iovec){data, bytes};
+	*h = (struct msghdr){
+		.msg_iov = io, .msg_iovlen = 1, .msg_control = control, .msg_controllen = room};
+}
+
+static bool give(int socket, const void *data, size_t bytes, int fd)
+{
+	union {
+		struct cmsghdr head;
+		char room[CMSG_SPACE(sizeof(int))];
+	} c = {.head = {CMSG_LEN(sizeof fd), SOL_SOCKET, SCM_RIGHTS}};
+	char copy[KERN_EXCHANGE_MAX + 1] = "";
+	struct msghdr h;
+	struct iovec io;
+	if (bytes)
+		memcpy(copy, data, bytes);
+	memcpy(CMSG_DATA(&c.head), &fd, sizeof fd);
+	message_of(&h, &io, &c, fd < 0 ? 0 : sizeof c.room, copy, bytes + 1);
+	return sendmsg(socket, &h, MSG_NOSIGNAL) == (ssize_t)bytes + 1;
+}
+
+static bool take(int socket, void *data, size_t bytes, int *fd)
+{
+	union {
+		struct cmsghdr head;
+		char room[CMSG_SPACE(sizeof(int))];
+	} c;
+	char copy[KERN_EXCHANGE_MAX + 1];
+	struct msghdr h;
+	struct iovec io;
+	message_of(&h, &io, &c, sizeof c.room, copy, bytes + 1);
+	*fd = -1;
+	if (recvmsg(socket, &h, MSG_CMSG_CLOEXEC) != (ssize_t)bytes + 1)
+		return false;
+	if (h.msg_controllen)
+		memcpy(fd, CMSG_DATA(&c.head), sizeof *fd);
+	if (bytes)
+		memcpy(data, copy, bytes);
+	return true;
+}
+
+static int rank_exchange(void *arg, const void *mine, size_t bytes, int fd, void *ret_all,
+                         int *ret_fds)
+{
+	const struct rank *r = arg;
+	int *socket = r->g->socket[r->rank];
+	bool fine = bytes <= KERN_EXCHANGE_MAX;
+	for (unsigned i = 0; i < RANKS && fine; i++)
+		fine = i == r->rank || give(socket[i], mine, bytes, fd);
+	for (unsigned i = 0; i < RANKS && fine; i++) {
+		void *at = (char *)ret_all + i * bytes;
+		if (i != r->rank)
+			fine = take(socket[i], at, bytes, &ret_fds[i]);
+		else {
+			ret_fds[i] = -1;
+			if (bytes)
+				memcpy(at, mine, bytes);
+		}
+	}
+	return fine ? 0 : -1;
+}
+
+/* A rank's device: its part of the table and of the columns, memory of its own, and GROUP memory:
+ * rows of embeddings, of products, and of each rank's summands. */
 struct part_of_group {
 	const struct kern_ops *k;
-	struct kern_mem own, board, batch[2]; /* with and without progress */
+	struct kern_mem own, group, board, batch[2]; /* with and without progress */
 	struct kern_weight *table, *w;
 	struct kern_program *p;
 };
@@ -62,11 +167,12 @@ static float factor_of(unsigned rank)
 
 /* Rows of the table are gathered, then the columns of a product; the norm of a whole row follows.
  * Then a sum over the ranks of rows times a factor of each. */
-static void rank_ops(struct kern_op *op, const struct part_of_group *p, kern_ptr shared,
-                     size_t bytes, unsigned rank, uint32_t column, uint32_t first)
+static void rank_ops(struct kern_op *op, const struct part_of_group *p, size_t bytes, unsigned rank,
+                     uint32_t column, uint32_t first)
 {
-	struct kern_tensor h = {shared, RANK_DIM, KERN_F32},
-					   y = {kern_at(shared, bytes), RANK_DIM, KERN_F32};
+	kern_ptr group = p->group.dev;
+	struct kern_tensor h = {group, RANK_DIM, KERN_F32},
+					   y = {kern_at(group, bytes), RANK_DIM, KERN_F32};
 	memset(op, 0, RANK_OPS * sizeof *op);
 	op[0].kind = KERN_OP_EMBED;
 	op[0].embed.y = h;
@@ -89,7 +195,7 @@ static void rank_ops(struct kern_op *op, const struct part_of_group *p, kern_ptr
 	op[4].norm.eps = 1e-5f;
 	op[5].kind = KERN_OP_PROGRESS;
 	op[6].kind = KERN_OP_SCALE;
-	op[6].scale.y = (struct kern_tensor){kern_at(shared, (2 + rank) * bytes), RANK_DIM, KERN_F32};
+	op[6].scale.y = (struct kern_tensor){kern_at(group, (2 + rank) * bytes), RANK_DIM, KERN_F32};
 	op[6].scale.x = h;
 	op[6].scale.factor = factor_of(rank);
 	op[6].scale.dim = RANK_DIM;
@@ -102,7 +208,7 @@ static void rank_ops(struct kern_op *op, const struct part_of_group *p, kern_ptr
 }
 
 static int part_new(struct part_of_group *p, const struct group *g, const struct device *dev,
-                    kern_ptr shared, unsigned rank, unsigned ranks)
+                    unsigned rank, unsigned ranks)
 {
 	const struct kern_ops *k = p->k = dev->ops;
 	uint32_t n = RANK_DIM / ranks, first = first_token(rank, ranks),
@@ -111,6 +217,7 @@ static int part_new(struct part_of_group *p, const struct group *g, const struct
 	struct kern_op op[RANK_OPS];
 	size_t bytes = rows_bytes(g);
 	int rc = k->mem_new(dev->d, KERN_MEM_DEVICE, 3 * bytes, &p->own);
+	rc = rc ? rc : k->mem_new(dev->d, KERN_MEM_GROUP, (2 + RANKS) * bytes, &p->group);
 	rc = rc ? rc : k->mem_new(dev->d, KERN_MEM_SHARED, sizeof(uint64_t), &p->board);
 	for (int i = 0; i < 2; i++) {
 		rc = rc ? rc : k->mem_new(dev->d, KERN_MEM_PINNED, batch_bytes(g->w), &p->batch[i]);
@@ -126,20 +233,31 @@ static int part_new(struct part_of_group *p, const struct group *g, const struct
 	        : k->weight_new(dev->d, KERN_F32, end - first, RANK_DIM,
 	                        g->table + (size_t)first * RANK_DIM, 0, &p->table);
 	rc = rc ? rc : k->upload(dev->s, kern_at(p->own.dev, bytes), g->w_norm, RANK_DIM * 4);
-	rank_ops(op, p, shared, bytes, rank, rank * n, first);
-	return rc ? rc : k->program_new(dev->d, op, RANK_OPS, &limits, &p->p);
+	if (rc)
+		return rc;
+	rank_ops(op, p, bytes, rank, rank * n, first);
+	return k->program_new(dev->d, op, RANK_OPS, &limits, &p->p);
+}
+
+/* Returns what the last run did. */
+static int part_runs(const struct part_of_group *p, const struct device *dev)
+{
+	int rc = 0;
+	for (int i = 0; i < RANK_RUNS && !rc; i++) {
+		rc = p->k->run(dev->s, p->p, &p->batch[i == RANK_RUNS - 1]);
+		int sync = p->k->sync(dev->s);
+		rc = rc ? rc : sync;
+	}
+	return rc;
 }
 
 /* Runs on a device of its own. Returns what the last run did. */
-static int rank_run(const struct group *g, const struct device *dev, kern_ptr shared, unsigned rank,
-                    unsigned ranks, float *out, uint64_t *ret_word)
+static int rank_run(const struct group *g, const struct device *dev, unsigned rank, unsigned ranks,
+                    float *out, uint64_t *ret_word)
 {
 	struct part_of_group p = {0};
-	int rc = part_new(&p, g, dev, shared, rank, ranks);
-	for (int i = 0; i < RANK_RUNS && !rc; i++) {
-		rc = p.k->run(dev->s, p.p, &p.batch[i == RANK_RUNS - 1]);
-		rc = rc ? rc : p.k->sync(dev->s);
-	}
+	int rc = part_new(&p, g, dev, rank, ranks);
+	rc = rc ? rc : part_runs(&p, dev);
 	rc = rc ? rc : p.k->download(dev->s, out, p.own.dev, RANK_ROWS * RANK_DIM * 4);
 	rc = rc ? rc
 	        : p.k->download(dev->s, out + RANK_ROWS * RANK_DIM,
@@ -153,49 +271,102 @@ static int rank_run(const struct group *g, const struct device *dev, kern_ptr sh
 	for (int i = 0; i < 2; i++)
 		p.k->mem_free(dev->d, &p.batch[i]);
 	p.k->mem_free(dev->d, &p.board);
+	p.k->mem_free(dev->d, &p.group);
 	p.k->mem_free(dev->d, &p.own);
 	return rc;
 }
 
-static void *rank_main(void *arg)
+/* --- processes ----------------------------------------------------------- */
+
+/* On a device of the rank's own, if the machine has so many. */
+static int rank_open(struct rank *r, struct device *dev, char *err, size_t errlen)
 {
-	struct rank *r = arg;
-	struct group *g = r->g;
-	struct device dev = {.target = g->target, .ops = g->target->ops};
-	struct kern_config conf = {.variant = g->target->variant[0] ? g->target->variant : NULL,
+	const struct way *way = r->g->way;
+	struct kern_config conf = {.variant = r->g->target->variant[0] ? r->g->target->variant : NULL,
 	                           .threads = 1 + r->rank % 2,
-	                           .group = {r->rank, RANKS, rank_meet, r}};
-	struct kern_mem shared;
-	char err[200];
-	int rc = dev.ops->open(&conf, &dev.d, err, sizeof err);
-	rc = rc ? rc : dev.ops->stream_new(dev.d, &dev.s);
-	rc = rc ? rc : dev.ops->mem_map(dev.d, g->fd, (2 + RANKS) * rows_bytes(g), &shared);
-	g->rc[r->rank] = rc ? rc
-	                    : rank_run(g, &dev, shared.dev, r->rank, RANKS, g->out[r->rank],
-	                               &g->word[r->rank]);
-	if (!rc)
-		dev.ops->mem_free(dev.d, &shared);
-	dev.ops->stream_destroy(&dev.s);
-	dev.ops->close(&dev.d);
-	return NULL;
+	                           .device_index = way->one_device || !dev->ops->own_memory
+	                                               ? 0
+	                                               : (int)r->rank,
+	                           .group = {.rank = r->rank,
+	                                     .ranks = RANKS,
+	                                     .meet = rank_meet,
+	                                     .exchange = rank_exchange,
+	                                     .broken = &r->g->sh->broken,
+	                                     .limit_s = way->left_s ? way->left_s : 60,
+	                                     .arg = r}};
+	int rc = dev->ops->open(&conf, &dev->d, err, errlen);
+	if (rc && conf.device_index) {
+		conf.device_index = 0;
+		rc = dev->ops->open(&conf, &dev->d, err, errlen);
+	}
+	return rc ? rc : dev->ops->stream_new(dev->d, &dev->s);
 }
 
-static void group_run(struct group *g, struct device *alone, unsigned broken_at)
+static void rank_process(struct rank *r)
 {
-	struct rank rank[RANKS];
-	pthread_t thread[RANKS];
-	struct kern_mem shared = mem_get(alone, KERN_MEM_SHARED, (2 + RANKS) * rows_bytes(g));
-	device_ok(alone, alone->ops->mem_share(alone->d, &shared, &g->fd), "mem_share");
-	g->broken_at = broken_at;
-	g->meetings = 0;
-	for (unsigned i = 0; i < RANKS; i++) {
-		rank[i] = (struct rank){g, i};
-		EXPECT(pthread_create(&thread[i], NULL, rank_main, &rank[i]) == 0, "no thread");
+	struct group *g = r->g;
+	struct shared *sh = g->sh;
+	struct device dev = {.target = g->target, .ops = g->target->ops};
+	char delay[16];
+	for (size_t i = 0; i < LEN(g->way->setting) && g->way->setting[i]; i++)
+		putenv((char *)(uintptr_t)g->way->setting[i]);
+	snprintf(delay, sizeof delay, "%u", r->rank + 1);
+	setenv("CUDA_HOST_SEED", delay, 1);
+	int rc = rank_open(r, &dev, sh->why[r->rank], sizeof sh->why[0]);
+	if (!rc && g->way->missing && r->rank == g->way->missing) {
+		struct part_of_group p = {0};
+		rc = part_new(&p, g, &dev, r->rank, RANKS);
+		sleep(g->way->told ? 1 : 2 * g->way->left_s);
+		__atomic_store_n(&sh->broken, 1, __ATOMIC_RELEASE);
+		_exit(rc != 0);
 	}
+	double begun = now_s();
+	rc = rc ? rc : rank_run(g, &dev, r->rank, RANKS, sh->out[r->rank], &sh->word[r->rank]);
+	sh->seconds[r->rank] = now_s() - begun;
+	sh->rc[r->rank] = rc;
+	if (rc && dev.d)
+		snprintf(sh->why[r->rank], sizeof sh->why[0], "%s", dev.ops->last_error(dev.d));
+	if (dev.s)
+		dev.ops->stream_destroy(&dev.s);
+	if (dev.d)
+		dev.ops->close(&dev.d);
+	_exit(0);
+}
+
+/* Connects the ranks with each other. */
+static void sockets_new(struct group *g)
+{
+	int pair[2];
 	for (unsigned i = 0; i < RANKS; i++)
-		pthread_join(thread[i], NULL);
-	close(g->fd);
-	alone->ops->mem_free(alone->d, &shared);
+		for (unsigned j = 0; j < i; j++) {
+			EXPECT(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0, "no sockets");
+			g->socket[i][j] = pair[0];
+			g->socket[j][i] = pair[1];
+		}
+}
+
+static void group_run(struct group *g, const struct way *way)
+{
+	pid_t pid[RANKS];
+	pthread_barrierattr_t attr;
+	conform_about(0, "%s, %s", g->target->name, way->name);
+	memset(g->sh, 0, sizeof *g->sh);
+	pthread_barrierattr_init(&attr);
+	pthread_barrierattr_setpshared(&attr, PTHREAD_PROCESS_SHARED);
+	pthread_barrier_init(&g->sh->barrier, &attr, RANKS);
+	g->way = way;
+	sockets_new(g);
+	for (unsigned i = 0; i < RANKS; i++)
+		if ((pid[i] = fork()) == 0)
+			rank_process(&(struct rank){g, i});
+	for (unsigned i = 0; i < RANKS; i++) {
+		int status = -1;
+		for (unsigned j = 0; j < RANKS; j++)
+			if (i != j)
+				close(g->socket[i][j]);
+		EXPECT(waitpid(pid[i], &status, 0) == pid[i] && status == 0,
+		       "rank %u ended with status %#x", i, (unsigned)status);
+	}
 }
 
 static void group_new(struct group *g, struct target *t)
@@ -210,9 +381,8 @@ static void group_new(struct group *g, struct target *t)
 	g->table = rand_floats(VOCABULARY * RANK_DIM, 1);
 	g->weight = rand_floats(RANK_DIM * RANK_DIM, 1);
 	g->w_norm = rand_floats(RANK_DIM, 1);
-	for (unsigned i = 0; i < RANKS; i++)
-		g->out[i] = conform_alloc(2 * RANK_ROWS * RANK_DIM, sizeof(float));
-	pthread_barrier_init(&g->barrier, NULL, RANKS);
+	g->sh = mmap(NULL, sizeof *g->sh, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	EXPECT(g->sh != MAP_FAILED, "no memory");
 }
 
 static void expect_sums(const struct group *g, const float *sum, unsigned ranks)
@@ -228,39 +398,163 @@ static void expect_sums(const struct group *g, const float *sum, unsigned ranks)
 		}
 }
 
+static const struct way ways[] = {
+	{.name = "as it comes"},
+	{.name = "in any order", .setting = {"CUDA_HOST_DELAY_US=500"}, .own_memory = true},
+	{.name = "on one device", .one_device = true, .own_memory = true},
+	{.name = "through host memory", .setting = {"CUDA_HOST_PEERS=0"}, .own_memory = true},
+	{.name = "through host memory, in any order",
+     .setting = {"CUDA_HOST_PEERS=0", "CUDA_HOST_DELAY_US=500"},
+     .own_memory = true},
+};
+
+/* What the ranks of a group computed, in each way; before this process has a device. */
+struct computed {
+	struct group g;
+	struct shared got[LEN(ways)];
+	bool ran[LEN(ways)];
+};
+
+static bool has_groups(const struct target *t)
+{
+	return !t->absent && t->ops->ranks_max >= RANKS && t->activations == KERN_F32;
+}
+
+static void expect_group(const struct computed *c, const float *want)
+{
+	for (size_t i = 0; i < LEN(ways); i++) {
+		const struct shared *sh = &c->got[i];
+		conform_about(1, "%s", ways[i].name);
+		for (unsigned r = 0; r < RANKS && c->ran[i]; r++) {
+			EXPECT(sh->rc[r] == 0 &&
+			           !memcmp(sh->out[r], want, RANK_ROWS * RANK_DIM * sizeof(float)),
+			       "rank %u returned %d (%s), or other bits than one device", r, sh->rc[r],
+			       sh->why[r]);
+			expect_sums(&c->g, sh->out[r] + RANK_ROWS * RANK_DIM, RANKS);
+			EXPECT(sh->word[r] == (r ? 0 : TOLD), "rank %u told %llu", r,
+			       (unsigned long long)sh->word[r]);
+		}
+		EXPECT(!c->ran[i] || c->g.target->ops->own_memory || sh->meetings == 5 * RANK_RUNS - 1,
+		       "%u meetings in %d runs, want one for each collective and for progress, which "
+		       "the last run does not tell",
+		       sh->meetings, RANK_RUNS);
+	}
+}
+
 CONFORM_TEST(groups_of_ranks)
 {
+	struct computed *c = conform_alloc(conform_target_count, sizeof *c);
+	for (unsigned t = 0; t < conform_target_count; t++)
+		for (size_t i = 0; i < LEN(ways) && has_groups(&conform_targets[t]); i++) {
+			if (i == 0)
+				group_new(&c[t].g, &conform_targets[t]);
+			if (ways[i].own_memory && !conform_targets[t].ops->own_memory)
+				continue;
+			group_run(&c[t].g, &ways[i]);
+			c[t].got[i] = *c[t].g.sh;
+			c[t].ran[i] = true;
+		}
 	EACH_TARGET(dev, 2)
 	{
-		struct group g;
 		uint64_t word;
-		if (dev->ops->ranks_max < RANKS) {
+		if (!has_groups(dev->target)) {
 			SKIP_PART("%s: no groups of %d ranks", dev->target->name, RANKS);
 			continue;
 		}
-		group_new(&g, &conform_targets[t_]);
-		struct kern_mem rows = mem_get(dev, KERN_MEM_DEVICE, 3 * rows_bytes(&g));
-		float *want = conform_alloc(2 * RANK_ROWS * RANK_DIM, sizeof(float));
-		device_ok(dev, rank_run(&g, dev, rows.dev, 0, 1, want, &word), "a device that is alone");
+		float *want = conform_alloc(RESULTS, sizeof *want);
+		device_ok(dev, rank_run(&c[t_].g, dev, 0, 1, want, &word), "a device that is alone");
 		EXPECT(word == TOLD, "a device that is alone told %llu, want %d", (unsigned long long)word,
 		       TOLD);
-		expect_sums(&g, want + RANK_ROWS * RANK_DIM, 1);
-		group_run(&g, dev, 0);
-		for (unsigned i = 0; i < RANKS; i++) {
-			EXPECT(g.rc[i] == 0 && !memcmp(g.out[i], want, RANK_ROWS * RANK_DIM * sizeof(float)),
-			       "rank %u returned %d, or other bits than one device", i, g.rc[i]);
-			expect_sums(&g, g.out[i] + RANK_ROWS * RANK_DIM, RANKS);
-			EXPECT(g.word[i] == (i ? 0 : TOLD), "rank %u told %llu", i,
-			       (unsigned long long)g.word[i]);
+		expect_sums(&c[t_].g, want + RANK_ROWS * RANK_DIM, 1);
+		expect_group(&c[t_], want);
+	}
+}
+
+/* A group that no longer meets: every rank says so, soon. */
+CONFORM_TEST(groups_that_break)
+{
+	static const struct way broken[] = {
+		{.name = "meetings fail", .broken_at = 6},
+		{.name = "a rank is missing", .own_memory = true, .missing = 1, .told = true},
+		{.name = "a rank is missing, through host memory",
+	     .setting = {"CUDA_HOST_PEERS=0"},
+	     .own_memory = true,
+	     .missing = 2,
+	     .told = true},
+		{.name = "a rank is late", .own_memory = true, .missing = 2, .left_s = 1},
+	};
+	for (unsigned t = 0; t < conform_target_count; t++)
+		for (size_t i = 0; i < LEN(broken) && has_groups(&conform_targets[t]); i++) {
+			const struct way *way = &broken[i];
+			struct group g;
+			if (way->own_memory != (conform_targets[t].ops->own_memory != 0))
+				continue;
+			group_new(&g, &conform_targets[t]);
+			group_run(&g, way);
+			for (unsigned r = 0; r < RANKS; r++) {
+				if (way->missing && r == way->missing)
+					continue;
+				EXPECT(g.sh->rc[r] < 0, "rank %u goes on without its group", r);
+				EXPECT(g.sh->seconds[r] < 3, "rank %u noticed after %g s", r, g.sh->seconds[r]);
+				const char *why = way->left_s ? "rank 2 did not reach a collective within 1 s"
+				                  : way->told ? "the group of ranks is broken"
+				                              : "";
+				EXPECT(strstr(g.sh->why[r], why), "rank %u says \"%s\", want \"%s\"", r,
+				       g.sh->why[r], why);
+			}
 		}
-		EXPECT(g.meetings == 5 * RANK_RUNS - 1,
-		       "%u meetings in %d runs, want one for each collective and for progress, which "
-		       "the last run does not tell",
-		       g.meetings, RANK_RUNS);
-		group_run(&g, dev, 6);
-		for (unsigned i = 0; i < RANKS; i++)
-			EXPECT(g.rc[i] < 0, "rank %u goes on without its group", i);
-		dev->ops->mem_free(dev->d, &rows);
-		pthread_barrier_destroy(&g.barrier);
+}
+
+/* --- parts of a matrix --------------------------------------------------- */
+
+enum { WHOLE_N = 8224, PART_N = 64, PART_K = 2048 };
+
+static void multiply(const struct device *dev, struct world *w, const struct kern_mem *batch,
+                     const uint16_t *data, const float *x, uint32_t first, uint32_t n, float *y)
+{
+	struct kern_mem mem = mem_get(dev, KERN_MEM_DEVICE, RANK_ROWS * (PART_K + WHOLE_N) * 4);
+	struct kern_limits limits = world_limits(w);
+	struct kern_op op = {.kind = KERN_OP_MATMUL};
+	struct kern_weight *m;
+	struct kern_program *p;
+	kern_ptr out = kern_at(mem.dev, RANK_ROWS * PART_K * 4);
+	device_ok(dev,
+	          dev->ops->weight_new(dev->d, KERN_BF16, n, PART_K, data + (size_t)first * PART_K, 0,
+	                               &m),
+	          "weight_new");
+	if (n != WHOLE_N && dev->ops->weight_part_of)
+		dev->ops->weight_part_of(m, WHOLE_N);
+	op.matmul.x = (struct kern_tensor){mem.dev, PART_K, KERN_F32};
+	op.matmul.products = 1;
+	op.matmul.p[0] = (struct kern_product){m, {0}, {out, n, KERN_F32}};
+	mem_put(dev, mem.dev, x, PART_K * sizeof *x);
+	device_ok(dev, dev->ops->program_new(dev->d, &op, 1, &limits, &p), "program_new");
+	device_ok(dev, dev->ops->run(dev->s, p, batch), "run");
+	mem_take(dev, y, out, n * sizeof *y);
+	dev->ops->program_destroy(&p);
+	dev->ops->weight_destroy(dev->d, &m);
+	dev->ops->mem_free(dev->d, &mem);
+}
+
+CONFORM_TEST(parts_of_a_matrix)
+{
+	static const struct sequence seq[SEQUENCES] = {{0, 1}};
+	struct world *w = world_new(seq, 16);
+	struct schedule s = schedule_make(w, ORDER_WHOLE, 0, false);
+	uint16_t *data = conform_alloc((size_t)WHOLE_N * PART_K, sizeof *data);
+	float *x = rand_floats(PART_K, 1), *y = conform_alloc(2 * WHOLE_N, sizeof *y);
+	for (size_t i = 0; i < (size_t)WHOLE_N * PART_K; i++)
+		data[i] = (uint16_t)(rand_bits() & 0x80ff) | 0x3c00;
+	EACH_TARGET(dev, 2)
+	{
+		if (dev->target->precision.rows_vary)
+			continue;
+		struct kern_mem batch = mem_get(dev, KERN_MEM_PINNED, batch_bytes(w));
+		batch_write(w, &s.step[0], 0, NULL, batch.host);
+		multiply(dev, w, &batch, data, x, 0, WHOLE_N, y);
+		multiply(dev, w, &batch, data, x, PART_N, PART_N, y + WHOLE_N);
+		EXPECT(!memcmp(y + PART_N, y + WHOLE_N, PART_N * sizeof *y),
+		       "%d rows of %d: other bits than in the whole matrix", PART_N, WHOLE_N);
+		dev->ops->mem_free(dev->d, &batch);
 	}
 }

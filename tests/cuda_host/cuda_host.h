@@ -76,6 +76,27 @@ static inline void store_release_system(uint64_t *at, uint64_t value)
 	__atomic_store_n(at, value, __ATOMIC_RELEASE);
 }
 
+static inline void store_release_system(uint32_t *at, uint32_t value)
+{
+	__atomic_store_n(at, value, __ATOMIC_RELEASE);
+}
+
+static inline uint32_t load_acquire_system(const uint32_t *at)
+{
+	return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+}
+
+/* For another process, which has the processor meanwhile. */
+static inline void wait_a_little(void)
+{
+	cuda_host_pause();
+}
+
+static inline uint64_t clock_ns(void)
+{
+	return cuda_host_clock_ns();
+}
+
 static inline void __syncthreads(void)
 {
 	cuda_host_block_meet(0);

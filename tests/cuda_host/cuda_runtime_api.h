@@ -88,6 +88,7 @@ cudaError_t cudaGetDeviceCount(int *ret);
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, int device);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaDeviceSynchronize(void);
+cudaError_t cudaDeviceCanAccessPeer(int *ret, int device, int peer);
 cudaError_t cudaDeviceGetPCIBusId(char *ret, int bytes, int device);
 cudaError_t cudaMemGetInfo(size_t *ret_free, size_t *ret_total);
 cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **ret_fn, unsigned version,

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
 
 enum { THREADS_MAX = 1024, WARP = 32, STACK_BYTES = 256 << 10, EXCHANGE = 32 };
 
@@ -141,6 +143,18 @@ __attribute__((noreturn)) static void die(const char *what)
 unsigned char *cuda_host_shared(void)
 {
 	return shared;
+}
+
+void cuda_host_pause(void)
+{
+	usleep(20);
+}
+
+uint64_t cuda_host_clock_ns(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
 static void wake(enum fibre_state waiting, unsigned from, unsigned to)

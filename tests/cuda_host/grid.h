@@ -44,6 +44,10 @@ const unsigned char *cuda_host_warp_meet(unsigned mask, const void *mine, size_t
  * (arXiv:2301.11471, arXiv:2412.00287). */
 void cuda_host_mma(float d[4], const uint32_t a[4], const uint32_t b[2]);
 
+/* While a kernel waits for another process: gives it the processor. */
+void cuda_host_pause(void);
+uint64_t cuda_host_clock_ns(void);
+
 /* --- for the runtime --- */
 
 /* Runs all blocks; returns when they are done. */

@@ -97,6 +97,13 @@ cudaError_t cudaSetDevice(int device)
 	return device >= 0 && device < n ? cudaSuccess : cuda_host_failed(cudaErrorInvalidDevice);
 }
 
+cudaError_t cudaDeviceCanAccessPeer(int *ret, int device, int peer)
+{
+	CALL("cudaDeviceCanAccessPeer");
+	*ret = device != peer && cuda_host_environment("CUDA_HOST_PEERS", 1);
+	return cudaSuccess;
+}
+
 cudaError_t cudaDeviceGetPCIBusId(char *ret, int bytes, int device)
 {
 	snprintf(ret, (size_t)bytes, "0000:%02x:00.0", device);

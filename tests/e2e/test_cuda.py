@@ -2,10 +2,11 @@
 goes from device to device and to storage and back, a device that breaks, devices that are not there or too small."""
 import ctypes.util
 import os
+import signal
 import subprocess
 
 import pytest
-from golden import ALL, answers, asked, scored, suite, through_storage, wanted
+from golden import ALL, WORKER, answers, asked, scored, suite, through_storage, wanted
 from suite import BIN, CUDA_HOST, ENV, GOLDEN, Suite, wait_for
 
 ON_GPU = bool(os.environ.get("PD_GPU"))
@@ -51,6 +52,36 @@ def test_devices_that_are_slow():
     with suite("llama", "1p1d", "f32", prefill={"max_batched_tokens": 48}, gpu={"prefill-1": slow, "decode-1": slow}) as s:
         assert s.tokens(prompt, 6) == want[:6]
         s.quiet()
+
+
+def ranked(layout, **more):
+    """Mixed workers of two processes. On a machine's GPU both share it."""
+    shared = {"ranks_per_device": 2} if ON_GPU else {}
+    worker = {**WORKER, "kv_type": "f32", "tensor_parallel": 2, "messager": "none", "storage": "none", **shared}
+    return Suite(layout, os.path.join(GOLDEN, "llama"), worker=worker, gpu={}, **more)
+
+
+def test_tensor_parallel():
+    """Two processes, each with the heads of its device: the reference's tokens, the second time from what is in the pools."""
+    prompt, want = asked("llama")[1]
+    with ranked("mixed") as s:
+        for _ in range(2):
+            assert s.tokens(prompt, 12) == want[:12]
+        s.quiet()
+
+
+def test_tensor_parallel_rank_killed():
+    """A worker whose rank dies while its device waits for it ends with the reason; the answer is the other worker's."""
+    prompt, want = asked("llama")[0]
+    with ranked("2mixed") as s:
+        assert s.tokens(prompt, 4) == want[:4]
+        rank = subprocess.run(["pgrep", "-P", str(s.procs["mixed-1"].pid), "pdrank"], capture_output=True, text=True).stdout.split()
+        assert len(rank) == 1
+        os.kill(int(rank[0]), signal.SIGKILL)
+        wait_for(lambda: s.procs["mixed-1"].poll() is not None, "mixed-1 goes on without its rank")
+        assert s.procs.pop("mixed-1").returncode != 0
+        assert "rank 1 (process" in s.log("mixed-1") and "ended by signal 9" in s.log("mixed-1")
+        assert s.tokens(prompt, 4) == want[:4]
 
 
 def test_status_shows_the_device():
@@ -124,6 +155,8 @@ def refused(env, conf):
     ({}, {"device": 9}, "device 9: this machine has 8 GPUs"),
     ({"CUDA_HOST_MEMORY_MB": "64"}, {"max_batched_tokens": 65536}, "memory of host: found 48 MiB available, expected 0 MiB for weights and"),
     ({"CUDA_HOST_MEMORY_MB": "600"}, {"kv_memory_mb": 700}, "allocating shared memory: the device has"),
+    ({}, {"tensor_parallel": 2, "storage": "storage"}, "set role to mixed, messager and storage to none"),
+    ({"CUDA_HOST_DEVICES": "1"}, {"tensor_parallel": 2}, "device 1: this machine has 1 GPUs"),
     ({}, {"variant": "avx2"}, "unknown cuda variant avx2: must be auto or fast"),
     ({}, {"backend": "cpu", "variant": "fast"}, "unknown cpu variant fast: must be auto"),
 ])

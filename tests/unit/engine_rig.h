@@ -30,7 +30,7 @@ struct rig_opts {
 	enum kv_type kv;
 	enum kern_dtype activations;
 	unsigned threads, block_tokens, rows, logits, blocks; /* 0: 1, 16, 320, as rows, 96 */
-	unsigned tp;                                          /* 0: 1 */
+	unsigned tp, ranks_per_device;
 	int hidden;
 	void (*progressed)(void *arg);
 	void *arg;
@@ -47,6 +47,7 @@ static struct rig rig_open(struct rig_opts o)
 		.backend = o.backend ? o.backend : "cpu",
 		.variant = o.variant,
 		.threads = o.threads ? o.threads : 1,
+		.ranks_per_device = o.ranks_per_device,
 		.kv_type = o.kv,
 		.activations = o.activations,
 		.block_tokens = o.block_tokens ? o.block_tokens : 16,

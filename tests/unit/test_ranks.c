@@ -4,6 +4,7 @@
 #include "engine/engine_impl.h"
 #include "format/safetensors.h"
 #include "kernels/cpu/cpu.h"
+#include "children.h"
 #include "skip.h"
 #include "tempdir.h"
 #include "util/buf.h"
@@ -11,7 +12,6 @@
 #include "util/mem.h"
 
 #include <check.h>
-#include <dirent.h>
 #include <fcntl.h>
 #include <jansson.h>
 #include <pthread.h>
@@ -23,7 +23,7 @@
 #include <unistd.h>
 
 #define GOLDEN "tests/data/golden/"
-enum { BLOCKS = 48, BLOCK = 16, ROWS = 64, TOKENS = 110, PIDS = 8 };
+enum { BLOCKS = 48, BLOCK = 16, ROWS = 64, TOKENS = 110 };
 
 struct rig {
 	struct engine *e;
@@ -411,29 +411,6 @@ END_TEST
 
 /* --- ends ---------------------------------------------------------------- */
 
-/* Processes whose parent is `parent`. */
-static unsigned children(pid_t parent, pid_t *out)
-{
-	unsigned n = 0;
-	DIR *d = opendir("/proc");
-	struct dirent *de;
-	while ((de = readdir(d))) {
-		char path[300], line[512];
-		int pid = atoi(de->d_name), ppid = 0;
-		snprintf(path, sizeof path, "/proc/%d/stat", pid);
-		FILE *f = pid > 0 ? fopen(path, "re") : NULL;
-		if (!f)
-			continue;
-		if (fgets(line, sizeof line, f) && strrchr(line, ')') &&
-		    sscanf(strrchr(line, ')') + 1, " %*c %d", &ppid) == 1 && ppid == (int)parent &&
-		    n < PIDS)
-			out[n++] = pid;
-		fclose(f);
-	}
-	closedir(d);
-	return n;
-}
-
 static int decode_one(struct rig *r, struct err *err)
 {
 	uint32_t id = 5, table[] = {1};
@@ -446,7 +423,7 @@ static int decode_one(struct rig *r, struct err *err)
 START_TEST(killed_rank)
 {
 	struct rig r = rig_open(GOLDEN "llama", KV_BF16, 2);
-	pid_t pid[PIDS];
+	pid_t pid[CHILDREN_MAX];
 	struct err err = {0};
 	ck_assert_int_eq(decode_one(&r, &err), 0);
 	ck_assert_ptr_null(engine_broken(r.e));
@@ -476,7 +453,7 @@ static void *kill_later(void *arg)
 START_TEST(killed_in_a_step)
 {
 	struct rig r = rig_open(GOLDEN "llama", KV_BF16, 2);
-	pid_t pid[PIDS];
+	pid_t pid[CHILDREN_MAX];
 	pthread_t t;
 	struct err err = {0};
 	int rc = 0;
@@ -496,7 +473,7 @@ END_TEST
 START_TEST(stopped_rank)
 {
 	struct rig r = rig_open(GOLDEN "llama", KV_BF16, 2);
-	pid_t pid[PIDS];
+	pid_t pid[CHILDREN_MAX];
 	struct err err = {0};
 	ck_assert_int_eq(decode_one(&r, &err), 0);
 	ck_assert_uint_eq(children(getpid(), pid), 1);
@@ -512,7 +489,7 @@ END_TEST
  * stopped. */
 START_TEST(ranks_end_with_their_engine)
 {
-	pid_t pid[PIDS];
+	pid_t pid[CHILDREN_MAX];
 	int ready[2];
 	char c;
 	ck_assert_int_eq(pipe(ready), 0);
@@ -552,7 +529,7 @@ END_TEST
 START_TEST(signals_are_for_rank_0)
 {
 	struct rig r = rig_open(GOLDEN "llama", KV_BF16, 2);
-	pid_t pid[PIDS];
+	pid_t pid[CHILDREN_MAX];
 	struct err err = {0};
 	ck_assert_uint_eq(children(getpid(), pid), 1);
 	kill(pid[0], SIGTERM);
@@ -570,7 +547,7 @@ static void refused(struct engine_opts o, int code, const char *text)
 {
 	struct engine *e = NULL;
 	struct err err = {0};
-	pid_t pid[PIDS];
+	pid_t pid[CHILDREN_MAX];
 	ck_assert_int_eq(engine_open(&o, &e, &err), code);
 	ck_assert_ptr_null(e);
 	ck_assert_msg(strstr(err.text, text) != NULL, "\"%s\" does not say \"%s\"", err.text, text);
@@ -597,12 +574,11 @@ END_TEST
  * group. */
 START_TEST(rank_that_cannot_open)
 {
-	struct tp_sizes sizes = {16, 16, 16, 16, 16};
 	struct tp *tp = NULL;
 	struct err err = {0};
 	char junk[100] = "";
-	pid_t pid[PIDS];
-	ck_assert_int_eq(tp_start(2, &sizes, junk, sizeof junk, NULL, NULL, &tp, &err), 0);
+	pid_t pid[CHILDREN_MAX];
+	ck_assert_int_eq(tp_start(2, 64, junk, sizeof junk, NULL, NULL, &tp, &err), 0);
 	ck_assert_int_eq(tp_barrier(tp, 20), ERR_IO);
 	ck_assert_msg(strstr(tp_why(tp), "ended with status 1") != NULL, "%s", tp_why(tp));
 	tp_destroy(&tp);

@@ -1,0 +1,306 @@
+/* test_cuda_ranks.c - tensor parallel on the CUDA backend: ranks are processes whose devices have
+ * memory of their own. They give the reference's tokens and the bits of one device, in any order
+ * and with any path between them; one that ends or cannot open ends the group. On the host's
+ * stand-in for GPUs (tests/cuda_host), or with PD_GPU=1 on the machine's first GPU, which all ranks
+ * share. */
+#include "children.h"
+#include "engine_rig.h"
+#include "skip.h"
+#include "util/clock.h"
+
+#include <libgen.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <unistd.h>
+
+static bool on_gpu(void)
+{
+	return getenv("PD_GPU") != NULL;
+}
+
+static struct rig_opts ranks(const char *folder, unsigned tp)
+{
+	return (struct rig_opts){.model = folder,
+	                         .backend = "cuda",
+	                         .kv = KV_BF16,
+	                         .tp = tp,
+	                         .ranks_per_device = on_gpu() ? tp : 1};
+}
+
+/* --- tokens and bits ----------------------------------------------------- */
+
+static const struct {
+	const char *family;
+	unsigned tp;
+} golden[] = {
+	{"llama", 2},
+	{"qwen3_moe", 2},
+	{"phi3-longrope", 4},
+	/* with PD_FULL */
+	{"mistral", 2},
+	{"qwen3", 2},
+	{"granite", 2},
+	{"llama-tied", 2},
+	{"gpt_oss", 2},
+	{"glm4_moe", 2},
+	{"llama-tied", 3},
+};
+enum { GOLDEN_FEW = 3 };
+
+/* In float32 logits are within 1e-3 of the reference, and every token of both continuations is the
+ * reference's. */
+START_TEST(golden_tokens)
+{
+	char folder[128];
+	snprintf(folder, sizeof folder, GOLDEN "%s", golden[_i].family);
+	struct rig_opts o = ranks(folder, golden[_i].tp);
+	o.kv = KV_F32;
+	golden_check(folder, folder, o, GOLDEN_TOLERANCE);
+}
+END_TEST
+
+enum { N = 60 };
+
+/* All logits of a prompt in two chunks, and of some tokens one by one. */
+static float *story(struct rig_opts o, size_t *ret_floats)
+{
+	uint32_t ids[N];
+	some_ids(ids, N, 3);
+	struct rig r = rig_open(o);
+	struct seq s = seq_new(&r, 5);
+	float *out = mem_array((size_t)N * r.vocab, sizeof *out);
+	feed(&r, &s, ids, 33, 33, 0, out);
+	feed(&r, &s, ids + 33, 20, 20, 0, out + 33 * (size_t)r.vocab);
+	feed(&r, &s, ids + 53, N - 53, 1, 0, out + 53 * (size_t)r.vocab);
+	*ret_floats = (size_t)N * r.vocab;
+	rig_close(&r);
+	return out;
+}
+
+static const struct {
+	const char *family, *setting, *value;
+	unsigned tp, ranks_per_device;
+	enum kern_dtype activations;
+} same[] = {
+	{"llama", NULL, NULL, 2, 1, KERN_BF16},
+	{"llama", NULL, NULL, 2, 2, KERN_F32}, /* both on one device */
+	{"llama-tied", "CUDA_HOST_DELAY_US", "300", 3, 2, KERN_F32},
+	{"phi3-longrope", "CUDA_HOST_PEERS", "0", 4, 1, KERN_F32}, /* through host memory */
+	{"glm4_moe", NULL, NULL, 2, 1, KERN_F32},
+};
+
+START_TEST(bits_of_one_device)
+{
+	char folder[128];
+	size_t floats = 0, more = 0;
+	snprintf(folder, sizeof folder, GOLDEN "%s", same[_i].family);
+	struct rig_opts one = ranks(folder, 1), many = ranks(folder, same[_i].tp);
+	one.activations = many.activations = same[_i].activations;
+	if (!on_gpu())
+		many.ranks_per_device = same[_i].ranks_per_device;
+	float *a = story(one, &floats);
+	if (same[_i].setting)
+		setenv(same[_i].setting, same[_i].value, 1);
+	float *b = story(many, &more);
+	ck_assert_uint_eq(floats, more);
+	ck_assert_msg(!memcmp(a, b, floats * sizeof *a), "%s: logits of %u ranks are not those of one",
+	              folder, same[_i].tp);
+	free(a);
+	free(b);
+}
+END_TEST
+
+/* --- ends ---------------------------------------------------------------- */
+
+static int decode_one(struct rig *r, struct err *err)
+{
+	uint32_t id = 5, table[] = {1};
+	struct engine_span sp = {.tokens = &id, .n = 1, .blocks = table, .logits = ENGINE_LOGITS_LAST};
+	return engine_step(r->e, &sp, 1, err);
+}
+
+struct killing {
+	pid_t pid;
+	int first_us, signals[2];
+	uint64_t killed_us;
+};
+
+static void *kill_later(void *arg)
+{
+	struct killing *k = arg;
+	usleep((unsigned)k->first_us);
+	kill(k->pid, k->signals[0]);
+	if (k->signals[1]) {
+		usleep(300000);
+		kill(k->pid, k->signals[1]);
+	}
+	k->killed_us = clock_us();
+	return NULL;
+}
+
+/* Killed while steps run, or while the other rank's device waits for it: the step ends within a
+ * second, with the reason, and no later one runs. */
+START_TEST(killed_in_a_step)
+{
+	struct rig r = rig_open(ranks(GOLDEN "llama", 2));
+	struct killing k = {.first_us = 50000 + 7000 * _i, .signals = {SIGKILL}};
+	pid_t pid[CHILDREN_MAX];
+	pthread_t t;
+	struct err err = {0};
+	int rc = 0;
+	if (_i == 0)
+		k = (struct killing){.first_us = 50000, .signals = {SIGSTOP, SIGKILL}};
+	ck_assert_uint_eq(children(getpid(), pid), 1);
+	k.pid = pid[0];
+	ck_assert_int_eq(pthread_create(&t, NULL, kill_later, &k), 0);
+	uint64_t end = clock_us() + 20000000;
+	while (!rc && clock_us() < end)
+		rc = decode_one(&r, &err);
+	uint64_t noticed = clock_us();
+	pthread_join(t, NULL);
+	for (int i = 0; i < 2; i++) {
+		ck_assert_int_eq(rc, ERR_IO);
+		ck_assert_msg(strstr(err.text, "rank 1 (process") && strstr(err.text, "ended by signal 9"),
+		              "%s", err.text);
+		rc = decode_one(&r, &err);
+	}
+	/* far below a second; the machine may be busy */
+	ck_assert_msg(noticed < k.killed_us + 3000000, "noticed after %llu us",
+	              (unsigned long long)(noticed - k.killed_us));
+	rig_close(&r);
+	ck_assert_uint_eq(children(getpid(), pid), 0);
+}
+END_TEST
+
+/* A rank's device that breaks: the step says which error. */
+START_TEST(a_device_that_breaks)
+{
+	if (on_gpu())
+		SKIP("a real GPU is not broken on purpose");
+	struct rig r = rig_open(ranks(GOLDEN "llama", 2));
+	struct err err = {0};
+	int rc = 0;
+	ck_assert_int_eq(decode_one(&r, &err), 0);
+	setenv("CUDA_HOST_FAIL", "group_push:3", 1);
+	for (int i = 0; i < 3 && !rc; i++)
+		rc = decode_one(&r, &err);
+	ck_assert_int_eq(rc, ERR_IO);
+	ck_assert_msg(strstr(err.text, "an illegal memory access") != NULL, "%s", err.text);
+	rig_close(&r);
+}
+END_TEST
+
+/* --- pools --------------------------------------------------------------- */
+
+/* Each rank's device has its heads of a pool that is as large as both have room for. */
+START_TEST(pool_of_all_devices)
+{
+	struct engine_opts o = {.model_path = GOLDEN "llama",
+	                        .backend = "cuda",
+	                        .tp = 2,
+	                        .kv_type = KV_BF16,
+	                        .block_tokens = 16,
+	                        .max_rows = 64,
+	                        .max_logits = 64,
+	                        .max_spans = 8,
+	                        .max_table = 64};
+	struct engine *e;
+	struct err err = {0};
+	uint64_t room = 0;
+	struct kern_info before, after;
+	int fd = 0;
+	if (on_gpu())
+		SKIP("for the host's stand-in");
+	setenv("CUDA_HOST_MEMORY_MB", "512", 1);
+	ck_assert_msg(engine_open(&o, &e, &err) == 0, "%s", err.text);
+	engine_device_info(e, &before);
+	ck_assert_msg(engine_pool_room(e, &room, &err) == 0, "%s", err.text);
+	/* rank 0 has one of two heads */
+	ck_assert_uint_gt(room, before.free_bytes);
+	ck_assert_uint_le(room, 2 * before.free_bytes);
+	uint32_t blocks = (uint32_t)(room * 9 / 10 / engine_info(e)->kv.block_bytes);
+	ck_assert_msg(engine_new_pool(e, blocks, &fd, &err) == 0, "%s", err.text);
+	ck_assert_int_eq(fd, -1);
+	engine_device_info(e, &after);
+	ck_assert_uint_lt(after.free_bytes, before.free_bytes / 5);
+	uint32_t id = 5, table[] = {blocks - 1};
+	struct engine_span sp = {.tokens = &id, .n = 1, .blocks = table, .logits = ENGINE_LOGITS_LAST};
+	ck_assert_msg(engine_step(e, &sp, 1, &err) == 0, "%s", err.text);
+	engine_close(&e);
+}
+END_TEST
+
+/* --- refusals ------------------------------------------------------------ */
+
+static void refused(struct engine_opts o, int code, const char *text)
+{
+	struct engine *e = NULL;
+	struct err err = {0};
+	pid_t pid[CHILDREN_MAX];
+	ck_assert_int_eq(engine_open(&o, &e, &err), code);
+	ck_assert_ptr_null(e);
+	ck_assert_msg(strstr(err.text, text) != NULL, "\"%s\" does not say \"%s\"", err.text, text);
+	ck_assert_uint_eq(children(getpid(), pid), 0);
+}
+
+START_TEST(refusals)
+{
+	struct engine_opts o = {.model_path = GOLDEN "llama",
+	                        .backend = "cuda",
+	                        .tp = 2,
+	                        .block_tokens = 16,
+	                        .max_rows = 64,
+	                        .max_logits = 64,
+	                        .max_spans = 8,
+	                        .max_table = 64},
+					   with = o;
+	if (on_gpu())
+		SKIP("for the host's stand-in");
+	with.pool_shared = 1;
+	refused(with, ERR_UNSUPPORTED, "set role to mixed, messager and storage to none");
+	with = o;
+	with.tp = 17;
+	refused(with, ERR_UNSUPPORTED, "device cuda works in groups of at most 16");
+	setenv("CUDA_HOST_DEVICES", "1", 1);
+	refused(o, ERR_IO, "device 1: this machine has 1 GPUs");
+	o.ranks_per_device = 2;
+	struct engine *e = NULL;
+	struct err err = {0};
+	uint64_t room;
+	ck_assert_msg(engine_open(&o, &e, &err) == 0, "%s", err.text);
+	ck_assert_int_eq(engine_pool_room(e, &room, &err), ERR_INVALID);
+	ck_assert_msg(strstr(err.text, "ranks_per_device is 2") != NULL, "%s", err.text);
+	engine_close(&e);
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+	(void)argc;
+	char folder[512];
+	snprintf(folder, sizeof folder, "%.400s/../cuda_host", dirname(argv[0]));
+	if (!on_gpu())
+		setenv("PDSERVE_BACKENDS", folder, 0);
+	int all = (int)(sizeof golden / sizeof *golden);
+	Suite *s = suite_create("cuda_ranks");
+	TCase *tokens = tcase_create("tokens"), *bits = tcase_create("bits"),
+		  *ends = tcase_create("ends");
+	tcase_set_timeout(tokens, 300);
+	tcase_set_timeout(bits, 300);
+	tcase_set_timeout(ends, 120);
+	tcase_add_loop_test(tokens, golden_tokens, 0, getenv("PD_FULL") || on_gpu() ? all : GOLDEN_FEW);
+	tcase_add_loop_test(bits, bits_of_one_device, 0, (int)(sizeof same / sizeof *same));
+	tcase_add_loop_test(ends, killed_in_a_step, 0, 4);
+	tcase_add_test(ends, a_device_that_breaks);
+	tcase_add_test(ends, pool_of_all_devices);
+	tcase_add_test(ends, refusals);
+	suite_add_tcase(s, tokens);
+	suite_add_tcase(s, bits);
+	suite_add_tcase(s, ends);
+	SRunner *r = srunner_create(s);
+	srunner_run_all(r, CK_ENV);
+	int failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed != 0;
+}
