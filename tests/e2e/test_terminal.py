@@ -108,15 +108,11 @@ def test_ctrl_c_right_after_enter(state, history):
         for i in range(10):
             t.type(f"question {i}\r")
             time.sleep(0.0002)
-            interrupt(t)
+            os.kill(t.proc.pid, signal.SIGINT)      # not from the terminal, which then drops what is on its way to the screen
             t.shows(f"question {i}")
             t.prompt()
             assert t.proc.poll() is None
         assert os.listdir(history.parent) == ["chat_history"]
-        os.kill(t.proc.pid, signal.SIGINT)
-        t.type("/help\r")
-        t.shows("Ctrl-C ends an answer")
-        t.prompt()
         t.type("/bye\r")
         assert t.ends() == 0 and t.restored()
 
