@@ -37,7 +37,7 @@ enum asked_state { ASKED_IN_HAND, ASKED_SENT, ASKED_FENCING };
 struct asked {
 	struct list link;
 	enum asked_state state;
-	atomic_int unwanted;                      /* store_cancel, store_reset */
+	atomic_int unwanted;                      /* store_cancel, store_close */
 	uint64_t deadline_us, begun_us, fence_us; /* fence_us: when to send the next STORE_FENCE */
 	uint64_t epoch;                           /* of the storage it was sent to */
 	uint32_t n;
@@ -432,11 +432,6 @@ static void set_ready(struct store *st)
 		st->on_ready(st->arg, st->link_epoch);
 }
 
-uint64_t store_epoch(const struct store *st)
-{
-	return atomic_load(&st->ready) ? st->link_epoch : 0;
-}
-
 void store_up(struct store *st, struct peer *p)
 {
 	if (!st || p != st->peer)
@@ -578,7 +573,7 @@ int store_lookup(struct store *st, const struct kv_hash *hashes, uint32_t n, int
 }
 
 /* Marks batches as unwanted, 0: all. */
-static uint32_t unwant(struct store *st, uint64_t batch, int close)
+static void unwant(struct store *st, uint64_t batch, int close)
 {
 	pthread_mutex_lock(&st->lock);
 	st->closed |= close;
@@ -591,20 +586,13 @@ static uint32_t unwant(struct store *st, uint64_t batch, int close)
 		wake_loop(st);
 	else if (st->closed)
 		queue_close(st->done);
-	uint32_t used = st->used;
 	pthread_mutex_unlock(&st->lock);
-	return used;
 }
 
 void store_cancel(struct store *st, uint64_t batch)
 {
 	if (batch)
 		unwant(st, batch, 0);
-}
-
-uint32_t store_reset(struct store *st)
-{
-	return unwant(st, 0, 0);
 }
 
 void store_close(struct store *st)
