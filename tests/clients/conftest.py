@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+import time
 import urllib.request
 
 import pytest
@@ -56,6 +57,7 @@ def model(url):
 def counts(server):
     """What the router has counted so far: requests that ended well, tokens of prompts, tokens of answers."""
     def read():
+        time.sleep(0.11)        # a page is kept for 100 ms
         with urllib.request.urlopen(server + "/metrics", timeout=60) as r:
             text = r.read().decode()
         return [sum(float(v) for v in re.findall(rf"(?m)^vllm:{name}(?:{{[^}}]*}})? (\S+)$", text))

@@ -10,10 +10,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#if defined(__SANITIZE_THREAD__)
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 unsigned conform_thin = 5;
-#elif defined(__SANITIZE_ADDRESS__)
-unsigned conform_thin = 2;
 #else
 unsigned conform_thin = 1;
 #endif

@@ -311,10 +311,13 @@ class Suite:
         """One daemon's figures as Prometheus text."""
         return self._ask(name, "metrics")
 
+    def connection(self, timeout=20):
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout * SLOW)
+
     def get(self, path, timeout=10):
         if path == "/metrics":
             time.sleep(0.11)  # a page is kept for 100 ms; this one is of now
-        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout * SLOW)
+        c = self.connection(timeout)
         try:
             c.request("GET", path)
             r = c.getresponse()

@@ -49,9 +49,6 @@ class Secure(Suite):
         finally:
             c.close()
 
-    def get(self, path, timeout=10):
-        return self.ask("GET", path)
-
     def raw(self, source="127.0.0.1"):
         c = socket.socket()
         c.settimeout(20 * SLOW)

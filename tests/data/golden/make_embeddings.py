@@ -10,6 +10,7 @@ prompt. Means are taken in float64. Needs what make_golden.py needs; for gpt_oss
 import json
 import os
 import sys
+import tempfile
 
 import torch
 
@@ -25,7 +26,9 @@ def states(model, ids):
 def main(ids):
     for name in ids or make_golden.MODELS:
         folder = os.path.join(HERE, name)
-        model = make_golden.load(folder, make_golden.MODELS[name])
+        spec = make_golden.MODELS[name]
+        with tempfile.TemporaryDirectory() as plain:
+            model = make_golden.load(make_golden.plain_fp8(folder, plain) if spec.get("fp8") else folder, spec)
         with open(os.path.join(folder, "prompt.json")) as f:
             prompts = json.load(f)
         rows = []

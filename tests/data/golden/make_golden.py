@@ -335,6 +335,25 @@ def store_fp8(folder, spec):
     add_config(folder, config)
 
 
+def plain_fp8(folder, to):
+    """The same model in another folder, with its projections in float32: transformers loads it without a GPU."""
+    out, tensors = {}, load_file(os.path.join(folder, "model.safetensors"))
+    for name, t in tensors.items():
+        scale = tensors.get(name + "_scale_inv", tensors.get(name + "_scale"))
+        if scale is not None:
+            scale = scale.float().view(1, 1) if scale.numel() == 1 else scale.float()
+            each = [1 if n == b else n if b == 1 else 128 for n, b in zip(t.shape, scale.shape)]    # values a scale is for
+            t = t.float() * scale.repeat_interleave(each[0], 0)[:t.shape[0]].repeat_interleave(each[1], 1)[:, :t.shape[1]]
+        if not name.endswith(("_scale", "_scale_inv")):
+            out[name] = t
+    save_file(out, os.path.join(to, "model.safetensors"), metadata={"format": "pt"})
+    c = json.load(open(os.path.join(folder, "config.json")))
+    del c["quantization_config"]
+    with open(os.path.join(to, "config.json"), "w") as o:
+        json.dump(c, o)
+    return to
+
+
 def add_config(folder, quantization):
     """To both configurations."""
     for f in ("config.json", "config_v4.json"):
