@@ -37,7 +37,7 @@ enum asked_state { ASKED_IN_HAND, ASKED_SENT, ASKED_FENCING };
 struct asked {
 	struct list link;
 	enum asked_state state;
-	atomic_int unwanted;                      /* store_cancel, store_close */
+	atomic_int unwanted;                      /* store_cancel, store_reset */
 	uint64_t deadline_us, begun_us, fence_us; /* fence_us: when to send the next STORE_FENCE */
 	uint64_t epoch;                           /* of the storage it was sent to */
 	uint32_t n;
@@ -573,7 +573,7 @@ int store_lookup(struct store *st, const struct kv_hash *hashes, uint32_t n, int
 }
 
 /* Marks batches as unwanted, 0: all. */
-static void unwant(struct store *st, uint64_t batch, int close)
+static uint32_t unwant(struct store *st, uint64_t batch, int close)
 {
 	pthread_mutex_lock(&st->lock);
 	st->closed |= close;
@@ -586,13 +586,20 @@ static void unwant(struct store *st, uint64_t batch, int close)
 		wake_loop(st);
 	else if (st->closed)
 		queue_close(st->done);
+	uint32_t used = st->used;
 	pthread_mutex_unlock(&st->lock);
+	return used;
 }
 
 void store_cancel(struct store *st, uint64_t batch)
 {
 	if (batch)
 		unwant(st, batch, 0);
+}
+
+uint32_t store_reset(struct store *st)
+{
+	return unwant(st, 0, 0);
 }
 
 void store_close(struct store *st)

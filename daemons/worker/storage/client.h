@@ -97,7 +97,8 @@ struct store_opts {
  * store_destroy: on the loop's thread. */
 struct store *store_new(struct svc *s, const struct store_opts *opts);
 /* No other thread may use it any more. Completions not taken are freed; their user pointers are not
- * touched. The caller must first wait for outstanding gets (store_close, then take until NULL). */
+ * touched. The caller must first wait for outstanding gets (store_reset, then take until
+ * store_outstanding returns 0). */
 void store_destroy(struct store **st);
 
 const char *store_tier_name(unsigned tier);
@@ -120,6 +121,10 @@ int store_lookup(struct store *st, const struct kv_hash *hashes, uint32_t n, int
 /* Gives a batch up: it completes with ERR_CANCELLED, unless it has completed before. Unknown
  * batches are ignored. */
 void store_cancel(struct store *st, uint64_t batch);
+/* Gives up all outstanding batches, sent or not; each completes with ERR_CANCELLED (gets once they
+ * are fenced). Completions already queued stay as they are. Returns how many completions are still
+ * to be taken. Any thread. */
+uint32_t store_reset(struct store *st);
 uint32_t store_outstanding(struct store *st); /* batches whose completion is not yet taken */
 
 /* The completion is the caller's: store_completion_free. */
@@ -131,9 +136,8 @@ struct store_completion *store_try(struct store *st); /* NULL: none now */
 /* for poll or an event loop; never read it */
 int store_fd(const struct store *st);
 void store_completion_free(struct store_completion **c);
-/* From now on batches are refused with ERR_CLOSED; outstanding ones, sent or not, complete with
- * ERR_CANCELLED (gets once they are fenced). Completions already queued stay as they are. Takers
- * that wait get NULL once all completions were taken. */
+/* From now on batches are refused with ERR_CLOSED; outstanding ones complete as by store_reset.
+ * Takers that wait get NULL once all completions were taken. */
 void store_close(struct store *st);
 
 /* --- called by the daemon's svc hooks, on the loop; NULL: nothing is done --- */
