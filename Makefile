@@ -269,7 +269,7 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 help:
 	@echo "make            build everything into build/bin/ (SAN=address or SAN=thread: into build-address/, build-thread/)"
 	@echo "make demo       install what is missing, build, get the model, ask one question through five daemons, show its timeline"
-	@echo "make run        the same, and stay up: PORT=8080 LAYOUT=1p1d MODEL=file THREADS=n RUNDIR=folder BACKEND=cuda|sim SET='decode.max_sequences=8' (README.md lists all)"
+	@echo "make run        the same, and stay up: PORT=8080 LAYOUT=1p1d MODEL=file THREADS=n RUNDIR=folder BACKEND=cuda|sim SET='decode.max_sequences=8' (docs/run.md lists all)"
 	@echo "make check      all tests, most unit tests again under the sanitizers; ends with 'N passed, N failed'"
 	@echo "make check-full the same with the tests that take minutes, and all tests under the sanitizers (PD_FULL=1)"
 	@echo "make check-cuda the CUDA backend on the host's stand-in for a GPU: conformance and whole suites (a part of make check)"
@@ -286,6 +286,7 @@ help:
 	@echo "make fuzz       fuzzes every decoder for FUZZ_SECONDS=60; ONLY=\"gguf safetensors\" picks some"
 	@echo "make lint       include direction, etc/ against the programs, layout, lengths, cppcheck"
 	@echo "make format     lays out the C sources (.clang-format)"
+	@echo "make man        man pages of programs and configuration files"
 	@echo "make install    PREFIX=/usr/local DESTDIR=: programs, configuration, systemd units"
 	@echo "make clean      remove what was built"
 
@@ -318,6 +319,10 @@ check-models: all
 
 lint: all
 	@tools/lint
+
+.PHONY: man
+man: programs
+	@tools/make-man $(O)/bin $(O)/man && echo "man pages: $(O)/man; man -l $(O)/man/man8/pdrouterd.8 shows one"
 
 .PHONY: format
 format:
@@ -366,7 +371,11 @@ install: all
 	for f in systemd/*.service systemd/*.target; do \
 		sed -e 's|/usr/local/bin|$(PREFIX)/bin|g' -e 's|/etc/pdserve|$(SYSCONF)|g' $$f >$(DESTDIR)$(PREFIX)/lib/systemd/system/$${f##*/} || exit 1; done
 	install -m 644 systemd/pdserve.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/pdserve.conf
-	install -m 644 README.md LICENSE proto/PROTOCOL.md $(DESTDIR)$(PREFIX)/share/doc/pdserve
+	install -d $(DESTDIR)$(PREFIX)/share/doc/pdserve/docs $(DESTDIR)$(PREFIX)/share/doc/pdserve/proto
+	install -m 644 README.md LICENSE $(DESTDIR)$(PREFIX)/share/doc/pdserve
+	install -m 644 docs/*.md $(DESTDIR)$(PREFIX)/share/doc/pdserve/docs
+	install -m 644 proto/PROTOCOL.md $(DESTDIR)$(PREFIX)/share/doc/pdserve/proto
+	tools/make-man $(O)/bin $(DESTDIR)$(PREFIX)/share/man
 
 # a folder that runs without root, with the CUDA backend and what checks it on a GPU
 .PHONY: dist check-gpu

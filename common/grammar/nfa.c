@@ -190,11 +190,6 @@ uint32_t nfa_call(struct nfa *f, uint32_t rule, uint32_t next)
 	return node_add(f, NFA_CALL, rule, next);
 }
 
-uint32_t nfa_optional(struct nfa *f, uint32_t begin, uint32_t next)
-{
-	return nfa_split(f, begin, next);
-}
-
 /* --- UTF-8 --------------------------------------------------------------- */
 
 static uint32_t range_of(struct nfa *f, unsigned lo, unsigned hi, uint32_t next)

@@ -80,7 +80,6 @@ void nfa_loop_set(struct nfa *f, uint32_t loop, uint32_t again, uint32_t out);
 uint32_t nfa_rule(struct nfa *f);
 void nfa_rule_set(struct nfa *f, uint32_t rule, uint32_t begin);
 uint32_t nfa_call(struct nfa *f, uint32_t rule, uint32_t next);
-uint32_t nfa_optional(struct nfa *f, uint32_t begin, uint32_t next); /* begin: leads to next */
 
 /* n bytes between lo and hi inclusive, compared as byte strings, where each byte after the first is
  * between `first` and `last`: for UTF-8 or digits. */

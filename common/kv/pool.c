@@ -509,15 +509,6 @@ void kv_pool_set_stored(struct kv_pool *p, uint32_t block, uint64_t generation, 
 	pthread_mutex_unlock(&p->lock);
 }
 
-unsigned kv_pool_stored(struct kv_pool *p, uint32_t block)
-{
-	unsigned tier;
-	pthread_mutex_lock(&p->lock);
-	copies_state(p->copies, block, &tier);
-	pthread_mutex_unlock(&p->lock);
-	return tier;
-}
-
 uint32_t kv_pool_want_stored(struct kv_pool *p, const uint32_t *blocks, uint32_t n)
 {
 	uint32_t count = 0;

@@ -115,8 +115,6 @@ uint32_t kv_pool_collect_of(struct kv_pool *p, const uint32_t *blocks, uint32_t 
 /* The block was written to that tier (1 or more); 0: the write failed. Ignored if the block's entry
  * is not that of this generation any more. Call it before the pin ends. */
 void kv_pool_set_stored(struct kv_pool *p, uint32_t block, uint64_t generation, unsigned tier);
-/* The tier that has the block's contents; 0: none, as far as is known. */
-unsigned kv_pool_stored(struct kv_pool *p, uint32_t block);
 /* Queues those of the blocks for writing that are in the index and have no copy. The caller has
  * references to the blocks. Returns how many became due. */
 uint32_t kv_pool_want_stored(struct kv_pool *p, const uint32_t *blocks, uint32_t n);

@@ -46,7 +46,8 @@ static const struct conf_key common_keys[] = {
      "ipc://RUNDIR/NAME.ipc",
      NULL},
 	{"listen", CONF_STRING, "", 0, 256, "", 0,
-     "tcp://ADDRESS:PORT where daemons of other hosts connect, authenticated by keys; empty: links "
+     "address, tcp://ADDRESS:PORT, where daemons of other hosts connect, authenticated by keys; "
+     "empty: links "
      "on this host only",
      NULL},
 	{"advertise", CONF_STRING, "", 0, 140, "", 0,
@@ -731,11 +732,6 @@ const char *svc_remote(const struct svc *s)
 int svc_has_keys(const struct svc *s)
 {
 	return s->keys != NULL;
-}
-
-const char *svc_rundir(const struct svc *s)
-{
-	return s->rundir;
 }
 
 void *svc_data(const struct svc *s)

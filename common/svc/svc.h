@@ -103,7 +103,6 @@ uint64_t svc_epoch(const struct svc *s);
  * if it does not advertise. */
 const char *svc_remote(const struct svc *s);
 int svc_has_keys(const struct svc *s); /* 1: links to other hosts are possible */
-const char *svc_rundir(const struct svc *s);
 void *svc_data(const struct svc *s);
 void svc_set_data(struct svc *s, void *data);
 /* identifies the asker of the pdctl command that is being called */

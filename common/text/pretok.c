@@ -227,11 +227,6 @@ int pretok_stage_covers(enum pretok_stage s)
 	return stages[s].covers;
 }
 
-const char *pretok_stage_name(enum pretok_stage s)
-{
-	return stages[s].name;
-}
-
 struct pretok *pretok_new(const enum pretok_stage *list)
 {
 	struct pretok *p = mem_zalloc(sizeof *p);

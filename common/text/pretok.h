@@ -41,7 +41,6 @@ const struct pretok_kind *pretok_kind_find(const char *name, size_t len);
 enum pretok_stage pretok_stage_find(const char *expr, size_t len);
 /* Do its matches always cover the whole text, without gaps? */
 int pretok_stage_covers(enum pretok_stage s);
-const char *pretok_stage_name(enum pretok_stage s);
 
 struct pretok;
 struct quota;

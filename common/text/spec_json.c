@@ -1,5 +1,5 @@
 /* spec_json.c - see spec_json.h: all steps except the model. Supports the steps that the model
- * families in README.md use; any other step is refused by name, because leaving it out would
+ * families in docs/models.md use; any other step is refused by name, because leaving it out would
  * silently produce other ids.
  *
  * Format: the serialization of https://github.com/huggingface/tokenizers, as found in published

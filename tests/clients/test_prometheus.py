@@ -1,4 +1,4 @@
-"""test_prometheus.py - Prometheus itself (the Debian package, or PROMETHEUS=FILE) scrapes all daemons of a suite, with the configuration that README.md shows."""
+"""test_prometheus.py - Prometheus itself (the Debian package, or PROMETHEUS=FILE) scrapes all daemons of a suite, with the configuration that docs/operate.md shows."""
 import json
 import os
 import re
@@ -15,15 +15,15 @@ sys.path.insert(0, os.path.join(ROOT, "tests", "e2e"))
 from suite import TINY_MODEL, Suite, free_port, wait_for    # noqa: E402
 
 PROMETHEUS = os.environ.get("PROMETHEUS") or shutil.which("prometheus")
-PORTS = {"router": 8080, "storage": 9401, "messager": 9402, "prefill-1": 9501, "decode-1": 9601}     # in README.md
+PORTS = {"router": 8080, "storage": 9401, "messager": 9402, "prefill-1": 9501, "decode-1": 9601}     # in docs/operate.md
 
 
 def config(ports):
-    """README.md's, with these ports."""
-    with open(os.path.join(ROOT, "README.md")) as f:
+    """That of docs/operate.md, with these ports."""
+    with open(os.path.join(ROOT, "docs", "operate.md")) as f:
         text = re.search(r"(?ms)^    scrape_configs:\n(?:^    .*?\n)+", f.read())[0]
     for name, port in PORTS.items():
-        assert text.count(f"127.0.0.1:{port}") == 1, f"README.md does not name the port of {name}"
+        assert text.count(f"127.0.0.1:{port}") == 1, f"docs/operate.md does not name the port of {name}"
         text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{ports[name]}")
     return "global: {scrape_interval: 1s}\n" + re.sub(r"(?m)^    ", "", text)
 

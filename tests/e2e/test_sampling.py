@@ -1,4 +1,5 @@
 """Sampling parameters from end to end: what each does to an answer, and that a request which uses all of them has the same answer in every arrangement (I8)."""
+import glob
 import json
 import os
 import re
@@ -114,8 +115,8 @@ def test_logprobs_are_those_of_the_model(tiny):
 
 
 def table():
-    """Rows of README.md with a range of numbers: name, least, most, is the least itself allowed?, default."""
-    with open(os.path.join(ROOT, "README.md")) as f:
+    """Rows of docs/api.md with a range of numbers: name, least, most, is the least itself allowed?, default."""
+    with open(os.path.join(ROOT, "docs", "api.md")) as f:
         rows = re.findall(r"^\| `(\w+)` \| (above )?(-?\d+) to (-?\d+) \| (-?\d+) \|", f.read(), re.M)
     return [(name, int(low), int(high), not above, int(default)) for name, above, low, high, default in rows]
 
@@ -336,8 +337,7 @@ def test_chat_beyond_the_context(text):
 @pytest.mark.skipif(not os.environ.get("PD_FULL"), reason="PD_FULL is not set: minutes of prefill")
 def test_8000_tokens(real_model):
     """A prompt of 8,000 tokens: the same answer mixed and by hand-over, chunked, and it finds what stands at its beginning."""
-    with open(os.path.join(ROOT, "README.md")) as f:
-        filler = f.read()
+    filler = "".join(open(f).read() for f in sorted(glob.glob(os.path.join(ROOT, "docs", "*.md"))))
     got = []
     for layout in ("mixed", "1p1d"):
         with Suite(layout, real_model, worker={"kv_memory_mb": 256, "max_batched_tokens": 512}) as s:

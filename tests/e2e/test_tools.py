@@ -350,3 +350,28 @@ def test_run_tests_counts(tmp_path):
     assert lines[-5:-2] == ["  1 plain test_a: no avx9", "  1 plain test_a: no disk here",
                             "  1 plain test_c: no moon"], r.stdout
     assert lines[-2].startswith("3 skipped, ") and "slowest:" in lines
+
+
+# --- man pages
+
+def test_man_pages(tmp_path):
+    """A page for each program with all of its options, and for each configuration file with all of its keys and defaults."""
+    assert run(os.path.join(ROOT, "tools", "make-man"), BIN, str(tmp_path)).returncode == 0
+    macros = {".TH", ".SH", ".PP", ".TP", ".B", ".BR", ".nf", ".fi"}
+
+    def page(name, section):
+        text = (tmp_path / f"man{section}" / f"{name}.{section}").read_text()
+        assert text.startswith(f".TH {name.upper()} {section} ") and f"\n{name} \\- " in text
+        assert {line.split()[0] for line in text.split("\n") if line[:1] in (".", "'")} <= macros, text
+        return text.replace("\\-", "-").replace("\\e", "\\").replace("\\&", "")
+
+    for program, section in [*((p, 8) for p in PROGRAMS), ("pdctl", 1), ("pdbench", 1)]:
+        text = page(program, section)
+        for option in re.findall(r"^ +(-\w, --[\w-]+)", run(os.path.join(BIN, program), "--help").stdout, re.M):
+            assert f".TP\n.B {option}" in text, (program, option)
+    for program in PROGRAMS:
+        keys = re.findall(r"^#(\w+) = (.*);$", run(os.path.join(BIN, program), "--print-config").stdout, re.M)
+        conf = {"pdrouterd": "router", "pdprefilld": "prefill", "pddecoded": "decode", "pdmessagerd": "messager", "pdstoraged": "storage"}[program]
+        text = page(f"pdserve-{conf}.conf", 5)
+        got = re.findall(r'^\.TP\n\.BR "(\w+)" " = (.*)"\n(?!\.)\S', text, re.M)
+        assert got == [(k, v.replace('"', '""')) for k, v in keys], program

@@ -445,8 +445,8 @@ START_TEST(smollm2_reference)
 END_TEST
 
 /* Teacher-forced, 3,704 positions (955 for the types that are not the default, but with
- * PD_FULL): what the fast kernels and each type of KV cost against float32. README states the
- * figures. */
+ * PD_FULL): what the fast kernels and each type of KV cost against float32. docs/tuning.md
+ * states the figures. */
 static const struct {
 	enum kv_type kv;
 	double mean, top1;

@@ -282,12 +282,6 @@ void sse_fini(struct sse *s)
 	sse_init(s);
 }
 
-void sse_reset(struct sse *s)
-{
-	s->line_len = s->event_len = 0;
-	s->has_event = 0;
-}
-
 static int append(char **at, size_t *len, size_t *size, const char *data, size_t n)
 {
 	if (n > SSE_EVENT_MAX - *len)

@@ -44,7 +44,6 @@ typedef int sse_event_fn(void *arg, const char *data, size_t n); /* nonzero stop
 
 void sse_init(struct sse *s);
 void sse_fini(struct sse *s);
-void sse_reset(struct sse *s); /* keeps the buffers */
 /* Returns 0, the nonzero result of fn, or ERR_FULL: a line or an event exceeds SSE_EVENT_MAX. */
 int sse_feed(struct sse *s, const char *data, size_t n, sse_event_fn *fn, void *arg);
 

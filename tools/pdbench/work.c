@@ -260,11 +260,6 @@ uint64_t work_next_at(const struct work *w)
 	           : UINT64_MAX;
 }
 
-size_t work_trace_records(const struct work *w)
-{
-	return w->o->trace ? w->trace.n : 0;
-}
-
 /* --- drawn requests and conversations ------------------------------------ */
 
 static void draw_lengths(struct work *w, struct talk *k, struct lengths *l)

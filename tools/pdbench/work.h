@@ -64,6 +64,5 @@ uint64_t work_think_us(struct work *w, struct bench_turn *t); /* pause before t,
 int work_wants_answer(const struct work *w, const struct bench_turn *t);
 const struct work_counts *work_counts(const struct work *w);
 const char *work_path(const struct work *w);
-size_t work_trace_records(const struct work *w); /* 0: no trace */
 
 #endif

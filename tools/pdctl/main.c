@@ -496,9 +496,9 @@ static int unknown_command(const char *name)
 static void usage(FILE *f)
 {
 	fputs("usage: pdctl [-r RUNDIR | -e ENDPOINT] [-d NAME] [--json] COMMAND [ARGUMENT]...\n", f);
-	fputs("  help       [COMMAND]       this list, or one command of it\n", f);
+	fputs("  help       [COMMAND]        this list, or one command of it\n", f);
 	for (size_t i = 0; i < COMMANDS; i++)
-		fprintf(f, "  %-10s %-15s %s\n", commands[i].name, commands[i].args, commands[i].help);
+		fprintf(f, "  %-10s %-16s %s\n", commands[i].name, commands[i].args, commands[i].help);
 	fputs(
 		"  Any other command goes to the daemon that -d names (`pdctl -d NAME help` lists them).\n"
 		"options:\n"

@@ -432,11 +432,6 @@ static void set_ready(struct store *st)
 		st->on_ready(st->arg, st->link_epoch);
 }
 
-uint64_t store_epoch(const struct store *st)
-{
-	return atomic_load(&st->ready) ? st->link_epoch : 0;
-}
-
 void store_up(struct store *st, struct peer *p)
 {
 	if (!st || p != st->peer)

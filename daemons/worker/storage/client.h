@@ -101,8 +101,6 @@ struct store *store_new(struct svc *s, const struct store_opts *opts);
  * store_outstanding returns 0). */
 void store_destroy(struct store **st);
 
-/* Epoch of the storage that is ready now, 0: none. On the loop. */
-uint64_t store_epoch(const struct store *st);
 const char *store_tier_name(unsigned tier);
 
 /* 1 while storage maps our memory and its link is up: only then are batches accepted. Any
