@@ -404,3 +404,11 @@ def test_launcher_limits_logs(tmp_path, tiny_model):
 def test_launcher_names_a_redis_that_does_not_answer(tmp_path, tiny_model):
     with Launcher(tmp_path, tiny_model, LAYOUT="mixed", KV_REDIS=f"127.0.0.1:{free_port()}") as l:
         assert any(re.search(r"KV_REDIS=127.0.0.1:\d+ does not answer: its tier is used as soon as it does", x) for x in l.lines), l.lines
+
+
+def test_demo(tmp_path, real_model):
+    """What README says first: an answer, its timeline, all daemons running; then nothing is left."""
+    r = run(LAUNCH, "demo", env={**os.environ, "RUNDIR": str(tmp_path / "r"), "PORT": str(free_port()), "MODEL": real_model, "METRICS_PORT": "off", "BIN": BIN, "KV_MB": "64", "KV_MEMORY_MB": "64"})
+    assert r.returncode == 0, r.stdout + r.stderr
+    assert "capital of France is Paris" in r.stdout and re.search(r"^request [0-9a-f]{32}: \d+ prompt tokens", r.stdout, re.M) and re.search(r"^  first token ", r.stdout, re.M), r.stdout
+    assert sorted(re.findall(r"^(\S+) +running ", r.stdout, re.M)) == ["decode-1", "messager", "prefill-1", "router", "storage"], r.stdout
