@@ -11,6 +11,7 @@
 #include "util/version.h"
 
 #include <getopt.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -590,96 +591,106 @@ static double number_of(const char *option, const char *text, double least, doub
 	return -1;
 }
 
+/* Options that set one text. */
+static const struct {
+	int option;
+	size_t at;
+} texts[] = {
+	{'r', offsetof(struct options, rundir)},
+	{'e', offsetof(struct options, endpoint)},
+	{'d', offsetof(struct options, daemon)},
+	{'k', offsetof(struct options, keys)},
+	{'i', offsetof(struct options, identity)},
+	{'u', offsetof(struct options, http)},
+	{'S', offsetof(struct options, system)},
+	{'T', offsetof(struct options, chat_template)},
+	{OPTION_REQUESTS, offsetof(struct options, limit.requests)},
+	{OPTION_TOKENS, offsetof(struct options, limit.tokens)},
+	{OPTION_CONCURRENT, offsetof(struct options, limit.concurrent)},
+	{OPTION_FROM, offsetof(struct options, trace.from)},
+	{OPTION_LAST, offsetof(struct options, trace.last)},
+	{OPTION_SVG, offsetof(struct options, trace.svg)},
+	{OPTION_CHROME, offsetof(struct options, trace.chrome)},
+};
+
+/* 1 if the option sets a text. */
+static int take_text(struct options *o, int c)
+{
+	for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+		if (c == texts[i].option) {
+			*(const char **)(void *)((char *)o + texts[i].at) = optarg;
+			return 1;
+		}
+	return 0;
+}
+
+/* 1 if the option is taken; 0: it is none, or its value is wrong and nothing was said; -1: it was. */
+static int take_option(struct options *o, int c)
+{
+	double v;
+	switch (c) {
+	case OPTION_SHARED_CACHE: o->limit.shared_cache = 1; return 1;
+	case OPTION_ONCE: o->count = 1; return 1;
+	case 'j': o->json = 1; return 1;
+	case 'w': o->wide = 1; return 1;
+	case 'n':
+		v = number_of("-n", optarg, 1, 1e6);
+		o->count = (long)v;
+		return v < 0 ? -1 : 1;
+	case OPTION_INTERVAL:
+		v = o->interval_s = number_of("--interval", optarg, 0.1, 3600);
+		return v < 0 ? -1 : 1;
+	case 's':
+		if (strchr(optarg, '='))
+			set_member(o, optarg);
+		return strchr(optarg, '=') != NULL;
+	case 't': o->timeout_us = (uint64_t)atol(optarg) * 1000; return atol(optarg) > 0;
+	default: return take_text(o, c);
+	}
+}
+
+static const struct option longs[] = {
+	{"rundir", required_argument, 0, 'r'},
+	{"endpoint", required_argument, 0, 'e'},
+	{"daemon", required_argument, 0, 'd'},
+	{"keys", required_argument, 0, 'k'},
+	{"identity", required_argument, 0, 'i'},
+	{"url", required_argument, 0, 'u'},
+	{"json", no_argument, 0, 'j'},
+	{"wide", no_argument, 0, 'w'},
+	{"set", required_argument, 0, 's'},
+	{"system", required_argument, 0, 'S'},
+	{"timeout", required_argument, 0, 't'},
+	{"template", required_argument, 0, 'T'},
+	{"requests", required_argument, 0, OPTION_REQUESTS},
+	{"tokens", required_argument, 0, OPTION_TOKENS},
+	{"concurrent", required_argument, 0, OPTION_CONCURRENT},
+	{"shared-cache", no_argument, 0, OPTION_SHARED_CACHE},
+	{"from", required_argument, 0, OPTION_FROM},
+	{"last", required_argument, 0, OPTION_LAST},
+	{"svg", required_argument, 0, OPTION_SVG},
+	{"chrome", required_argument, 0, OPTION_CHROME},
+	{"interval", required_argument, 0, OPTION_INTERVAL},
+	{"count", required_argument, 0, 'n'},
+	{"once", no_argument, 0, OPTION_ONCE},
+	{"help", no_argument, 0, 'h'},
+	{"version", no_argument, 0, 'V'},
+	{0},
+};
+
 static int parse(int argc, char **argv, struct options *o)
 {
-	static const struct option longs[] = {
-		{"rundir", required_argument, 0, 'r'},
-		{"endpoint", required_argument, 0, 'e'},
-		{"daemon", required_argument, 0, 'd'},
-		{"keys", required_argument, 0, 'k'},
-		{"identity", required_argument, 0, 'i'},
-		{"url", required_argument, 0, 'u'},
-		{"json", no_argument, 0, 'j'},
-		{"wide", no_argument, 0, 'w'},
-		{"set", required_argument, 0, 's'},
-		{"system", required_argument, 0, 'S'},
-		{"timeout", required_argument, 0, 't'},
-		{"template", required_argument, 0, 'T'},
-		{"requests", required_argument, 0, OPTION_REQUESTS},
-		{"tokens", required_argument, 0, OPTION_TOKENS},
-		{"concurrent", required_argument, 0, OPTION_CONCURRENT},
-		{"shared-cache", no_argument, 0, OPTION_SHARED_CACHE},
-		{"from", required_argument, 0, OPTION_FROM},
-		{"last", required_argument, 0, OPTION_LAST},
-		{"svg", required_argument, 0, OPTION_SVG},
-		{"chrome", required_argument, 0, OPTION_CHROME},
-		{"interval", required_argument, 0, OPTION_INTERVAL},
-		{"count", required_argument, 0, 'n'},
-		{"once", no_argument, 0, OPTION_ONCE},
-		{"help", no_argument, 0, 'h'},
-		{"version", no_argument, 0, 'V'},
-		{0},
-	};
-	int c;
+	int c, taken;
 	while ((c = getopt_long(argc, argv, "+r:e:d:k:i:n:u:jws:S:t:hV", longs, NULL)) != -1) {
-		if (c == 'r')
-			o->rundir = optarg;
-		else if (c == 'e')
-			o->endpoint = optarg;
-		else if (c == 'd')
-			o->daemon = optarg;
-		else if (c == 'k')
-			o->keys = optarg;
-		else if (c == 'i')
-			o->identity = optarg;
-		else if (c == 'u')
-			o->http = optarg;
-		else if (c == 'S')
-			o->system = optarg;
-		else if (c == 'T')
-			o->chat_template = optarg;
-		else if (c == OPTION_REQUESTS)
-			o->limit.requests = optarg;
-		else if (c == OPTION_TOKENS)
-			o->limit.tokens = optarg;
-		else if (c == OPTION_CONCURRENT)
-			o->limit.concurrent = optarg;
-		else if (c == OPTION_SHARED_CACHE)
-			o->limit.shared_cache = 1;
-		else if (c == OPTION_FROM)
-			o->trace.from = optarg;
-		else if (c == OPTION_LAST)
-			o->trace.last = optarg;
-		else if (c == OPTION_SVG)
-			o->trace.svg = optarg;
-		else if (c == OPTION_CHROME)
-			o->trace.chrome = optarg;
-		else if (c == OPTION_ONCE)
-			o->count = 1;
-		else if (c == OPTION_INTERVAL || c == 'n') {
-			double v = c == 'n' ? number_of("-n", optarg, 1, 1e6)
-			                    : number_of("--interval", optarg, 0.1, 3600);
-			if (v < 0)
-				return EXIT_USAGE;
-			if (c == 'n')
-				o->count = (long)v;
-			else
-				o->interval_s = v;
-		} else if (c == 'j')
-			o->json = 1;
-		else if (c == 'w')
-			o->wide = 1;
-		else if (c == 's' && strchr(optarg, '='))
-			set_member(o, optarg);
-		else if (c == 't' && atol(optarg) > 0)
-			o->timeout_us = (uint64_t)atol(optarg) * 1000;
-		else if (c == 'V') {
+		if (c == 'V') {
 			printf("pdctl %s, protocol version %u\n", PDSERVE_VERSION, PROTOCOL_VERSION);
 			return -1;
-		} else {
-			usage(c == 'h' ? stdout : stderr);
-			return c == 'h' ? -1 : EXIT_USAGE;
 		}
+		if ((taken = take_option(o, c)) > 0)
+			continue;
+		if (taken == 0)
+			usage(c == 'h' ? stdout : stderr);
+		return c == 'h' ? -1 : EXIT_USAGE;
 	}
 	return 0;
 }

@@ -251,33 +251,20 @@ static int read_messages(struct request_prepare *q, const json_t *o, json_t *cha
 
 /* --- tools --------------------------------------------------------------- */
 
-static int read_tools(struct request_prepare *q, const json_t *o, json_t *chat)
+static int read_tool(struct request_prepare *q, const char *path, const json_t *tool, json_t *tools)
 {
-	const json_t *v = body_member(o, "tools");
-	json_t *tools = json_array();
-	if (json_object_set_new(chat, "tools", tools) < 0)
-		return -1;
-	if (v && !json_is_array(v))
-		return translate_bad(q, "tools", "an array", v);
-	for (size_t i = 0; i < json_array_size(v); i++) {
-		const json_t *tool = json_array_get(v, i), *type = body_member(tool, "type"),
-					 *schema = json_object_get(tool, "input_schema");
-		struct translate_path path = translate_path("tools[%zu]", i);
-		if (!json_is_object(tool))
-			return translate_bad(q, path.text, "an object", tool);
-		if (type && (!json_is_string(type) || strcmp(json_string_value(type), "custom") != 0))
-			return api_bad(&q->error, path.text,
-			               "%s is the tool %s, which is not supported by this server: only tools "
-			               "with an input_schema are",
-			               path.text, param_show(type));
-		if (!json_is_object(schema))
-			return translate_bad(q, translate_path("%s.input_schema", path.text).text, "an object",
-			                     schema);
-		if (translate_add_tool(tools, body_member(tool, "name"), body_member(tool, "description"),
-		                       schema, body_member(tool, "strict")) < 0)
-			return -1;
-	}
-	return 0;
+	const json_t *type = body_member(tool, "type"), *schema = json_object_get(tool, "input_schema");
+	if (!json_is_object(tool))
+		return translate_bad(q, path, "an object", tool);
+	if (type && (!json_is_string(type) || strcmp(json_string_value(type), "custom") != 0))
+		return api_bad(&q->error, path,
+		               "%s is the tool %s, which is not supported by this server: only tools with "
+		               "an input_schema are",
+		               path, param_show(type));
+	if (!json_is_object(schema))
+		return translate_bad(q, translate_path("%s.input_schema", path).text, "an object", schema);
+	return translate_add_tool(tools, body_member(tool, "name"), body_member(tool, "description"),
+	                          schema, body_member(tool, "strict"));
 }
 
 static int set_choice(struct request_prepare *q, const json_t *v, const char *type, json_t *chat)
@@ -393,7 +380,7 @@ static int read_rest(struct request_prepare *q, const json_t *o, json_t *chat)
 static json_t *translate(struct request_prepare *q, const json_t *o)
 {
 	json_t *chat = params_of_chat(o, KIND_MESSAGES);
-	if (chat && read_messages(q, o, chat) == 0 && read_tools(q, o, chat) == 0 &&
+	if (chat && read_messages(q, o, chat) == 0 && translate_tools(q, o, chat, read_tool) == 0 &&
 	    read_tool_choice(q, o, chat) == 0 && read_thinking_options(q, o, chat) == 0 &&
 	    read_output(q, o, chat) == 0 && read_rest(q, o, chat) == 0)
 		return chat;

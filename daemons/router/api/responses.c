@@ -214,30 +214,19 @@ static int read_input(struct request_prepare *q, const json_t *o, json_t *chat)
 
 /* --- tools --------------------------------------------------------------- */
 
-static int read_tools(struct request_prepare *q, const json_t *o, json_t *chat)
+static int read_tool(struct request_prepare *q, const char *path, const json_t *tool, json_t *tools)
 {
-	const json_t *v = body_member(o, "tools");
-	json_t *tools = json_array();
-	if (json_object_set_new(chat, "tools", tools) < 0)
+	const char *type = translate_type(q, path, tool);
+	if (!type)
 		return -1;
-	if (v && !json_is_array(v))
-		return translate_bad(q, "tools", "an array", v);
-	for (size_t i = 0; i < json_array_size(v); i++) {
-		const json_t *tool = json_array_get(v, i);
-		struct translate_path path = translate_path("tools[%zu]", i);
-		const char *type = translate_type(q, path.text, tool);
-		if (!type)
-			return -1;
-		if (strcmp(type, "function") != 0)
-			return api_bad(&q->error, path.text,
-			               "%s is the tool \"%.40s\", which is not supported by this server: only "
-			               "tools of the type \"function\" are",
-			               path.text, type);
-		if (translate_add_tool(tools, body_member(tool, "name"), body_member(tool, "description"),
-		                       body_member(tool, "parameters"), body_member(tool, "strict")) < 0)
-			return -1;
-	}
-	return 0;
+	if (strcmp(type, "function") != 0)
+		return api_bad(
+			&q->error, path,
+			"%s is the tool \"%.40s\", which is not supported by this server: only tools "
+			"of the type \"function\" are",
+			path, type);
+	return translate_add_tool(tools, body_member(tool, "name"), body_member(tool, "description"),
+	                          body_member(tool, "parameters"), body_member(tool, "strict"));
 }
 
 static int is_same(const json_t *allowed, const json_t *tool)
@@ -445,7 +434,7 @@ int api_responses_prepare(struct request_prepare *q, const json_t *o)
 	json_t *chat = params_of_chat(o, KIND_RESPONSES),
 		   *max = json_object_get(o, "max_output_tokens");
 	if (!chat || check_refused(q, o) < 0 || read_input(q, o, chat) < 0 ||
-	    read_tools(q, o, chat) < 0 || read_tool_choice(q, o, chat) < 0 ||
+	    translate_tools(q, o, chat, read_tool) < 0 || read_tool_choice(q, o, chat) < 0 ||
 	    read_text(q, o, chat) < 0 || read_reasoning_options(q, o, chat) < 0 ||
 	    read_logprobs(q, o, chat) < 0 || keep_echo(q, o) < 0 ||
 	    (max && json_object_set(chat, "max_tokens", max) < 0)) {

@@ -139,6 +139,22 @@ int translate_add_tool(json_t *tools, const json_t *name, const json_t *descript
 	return json_array_append_new(tools, json_pack("{s:s,s:o}", "type", "function", "function", f));
 }
 
+int translate_tools(struct request_prepare *q, const json_t *o, json_t *chat,
+                    int (*read)(struct request_prepare *q, const char *path, const json_t *tool,
+                                json_t *tools))
+{
+	const json_t *v = body_member(o, "tools");
+	json_t *tools = json_array();
+	if (json_object_set_new(chat, "tools", tools) < 0)
+		return -1;
+	if (v && !json_is_array(v))
+		return translate_bad(q, "tools", "an array", v);
+	for (size_t i = 0; i < json_array_size(v); i++)
+		if (read(q, translate_path("tools[%zu]", i).text, json_array_get(v, i), tools) < 0)
+			return -1;
+	return 0;
+}
+
 int translate_choose(json_t *chat, const json_t *name)
 {
 	return json_object_set_new(chat, "tool_choice",

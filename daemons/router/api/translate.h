@@ -43,6 +43,10 @@ int translate_add_result(json_t *messages, const json_t *id, json_t *content);
 /* The tool of a chat request. NULL members are left out. */
 int translate_add_tool(json_t *tools, const json_t *name, const json_t *description,
                        const json_t *parameters, const json_t *strict);
+/* Makes the tools of a chat request: read appends one of the body's to `tools`. */
+int translate_tools(struct request_prepare *q, const json_t *o, json_t *chat,
+                    int (*read)(struct request_prepare *q, const char *path, const json_t *tool,
+                                json_t *tools));
 /* tool_choice that names a function */
 int translate_choose(json_t *chat, const json_t *name);
 /* A form of the answer by a schema. strict: or NULL */
