@@ -172,10 +172,12 @@ $(foreach p,$(PROGRAMS),$(eval $(call program,$(p))))
 UNIT := $(patsubst tests/unit/%.c,$(O)/test/%,$(sort $(wildcard tests/unit/test_*.c)))
 ALLLIBS := $(O)/libstages.a $(LIBS)
 NO_MARKS := -include tests/unit/no_marks.h
+# under a sanitizer it is what is tested that is compiled as well as possible, not the test: half of the compiler's time
+TEST_O   := $(if $(SAN),-O0)
 $(O)/test/%: tests/unit/%.c $(ALLLIBS)
 	@mkdir -p $(@D)
 	@echo "  LD $@"
-	@$(CC) $(ALLFLAGS) $(NO_MARKS) -MMD -MP -MF $@.d -o $@ $< -Wl,--start-group $(ALLLIBS) -Wl,--end-group $(LDLIBS) $(CHECK_LIBS)
+	@$(CC) $(ALLFLAGS) $(TEST_O) $(NO_MARKS) -MMD -MP -MF $@.d -o $@ $< -Wl,--start-group $(ALLLIBS) -Wl,--end-group $(LDLIBS) $(CHECK_LIBS)
 # tests/bench/bench_X.c -> $(O)/bench/bench_X, built like the unit tests
 $(O)/bench/%: tests/bench/%.c $(ALLLIBS)
 	@mkdir -p $(@D)
@@ -194,7 +196,7 @@ $(O)/lib$(1).a: $(call obj,$(filter-out %/main.c,$(SRC_pd$(1)d)))
 $(O)/test/test_$(1)_%: tests/unit/test_$(1)_%.c $(O)/lib$(1).a $(ALLLIBS)
 	@mkdir -p $$(@D)
 	@echo "  LD $$@"
-	@$(CC) $$(ALLFLAGS) $$(NO_MARKS) -MMD -MP -MF $$@.d -o $$@ $$< -Wl,--start-group $(O)/lib$(1).a $(ALLLIBS) -Wl,--end-group $$(LIBS_pd$(1)d) $$(LDLIBS) $(CHECK_LIBS)
+	@$(CC) $$(ALLFLAGS) $$(TEST_O) $$(NO_MARKS) -MMD -MP -MF $$@.d -o $$@ $$< -Wl,--start-group $(O)/lib$(1).a $(ALLLIBS) -Wl,--end-group $$(LIBS_pd$(1)d) $$(LDLIBS) $(CHECK_LIBS)
 $(O)/bench/bench_$(1): tests/bench/bench_$(1).c $(O)/lib$(1).a $(ALLLIBS)
 	@mkdir -p $$(@D)
 	@echo "  LD $$@"
@@ -211,25 +213,25 @@ $(O)/libpdbench.a: $(call obj,$(filter-out %/main.c,$(SRC_pdbench)))
 $(O)/test/test_pdbench_%: tests/unit/test_pdbench_%.c $(O)/libpdbench.a $(O)/libutil.a
 	@mkdir -p $(@D)
 	@echo "  LD $@"
-	@$(CC) $(ALLFLAGS) -Itools -MMD -MP -MF $@.d -o $@ $< $(O)/libpdbench.a $(O)/libutil.a $(LDLIBS) $(CHECK_LIBS)
+	@$(CC) $(ALLFLAGS) $(TEST_O) -Itools -MMD -MP -MF $@.d -o $@ $< $(O)/libpdbench.a $(O)/libutil.a $(LDLIBS) $(CHECK_LIBS)
 # tests/unit/test_pdctl_X.c, with what pdctl computes on its own
 $(O)/libpdctl.a: $(call obj,tools/pdctl/histogram.c tools/pdctl/term.c)
 $(O)/test/test_pdctl_%: tests/unit/test_pdctl_%.c $(O)/libpdctl.a $(O)/libutil.a
 	@mkdir -p $(@D)
 	@echo "  LD $@"
-	@$(CC) $(ALLFLAGS) -Itools -MMD -MP -MF $@.d -o $@ $< $(O)/libpdctl.a $(O)/libutil.a $(LDLIBS) $(CHECK_LIBS)
+	@$(CC) $(ALLFLAGS) $(TEST_O) -Itools -MMD -MP -MF $@.d -o $@ $< $(O)/libpdctl.a $(O)/libutil.a $(LDLIBS) $(CHECK_LIBS)
 # tests/unit/test_cuda_host.c: the shim itself, with kernels of its own
 $(O)/test/test_cuda_host: tests/unit/test_cuda_host.c $(O)/cuda_host/tests/cuda_host/kernels.cu.o $(SHIM_OBJ)
 	@mkdir -p $(@D)
 	@echo "  LD $@"
-	@$(CC) $(ALLFLAGS) -Itests/cuda_host -MMD -MP -MF $@.d -o $@ $^ -lstdc++ -lm -pthread $(CHECK_LIBS)
+	@$(CC) $(ALLFLAGS) $(TEST_O) -Itests/cuda_host -MMD -MP -MF $@.d -o $@ $^ -lstdc++ -lm -pthread $(CHECK_LIBS)
 # tests/fuzz/fuzz_NAME.c, each of which registers itself: all of them in one unit test, which replays their corpus, and in one fuzzer
 FUZZ_OBJ  := $(call obj,$(sort $(wildcard tests/fuzz/fuzz_*.c)) tests/fuzz/targets.c)
 FUZZ_LIBS := $(O)/librouter.a $(O)/libmessager.a $(filter-out $(O)/libkernels.a,$(LIBS)) $(O)/obj/kernels/common.o
 $(O)/test/test_fuzz: tests/unit/test_fuzz.c $(FUZZ_OBJ) $(FUZZ_LIBS)
 	@mkdir -p $(@D)
 	@echo "  LD $@"
-	@$(CC) $(ALLFLAGS) -MMD -MP -MF $@.d -o $@ $< $(FUZZ_OBJ) -Wl,--start-group $(FUZZ_LIBS) -Wl,--end-group $(LIBS_pdrouterd) $(LIBS_pdmessagerd) $(LDLIBS) $(CHECK_LIBS)
+	@$(CC) $(ALLFLAGS) $(TEST_O) -MMD -MP -MF $@.d -o $@ $< $(FUZZ_OBJ) -Wl,--start-group $(FUZZ_LIBS) -Wl,--end-group $(LIBS_pdrouterd) $(LIBS_pdmessagerd) $(LDLIBS) $(CHECK_LIBS)
 FUZZ_MAIN := $(if $(filter libfuzzer,$(SAN)),tests/fuzz/libfuzzer.c,tests/fuzz/driver.c)
 $(O)/fuzz/driver: $(call obj,$(FUZZ_MAIN)) $(FUZZ_OBJ) $(FUZZ_LIBS)
 	@mkdir -p $(@D)
