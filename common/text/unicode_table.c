@@ -1,4 +1,4 @@
-/* unicode_table.c - written by tools/make-unicode-table, not by hand.
+/* unicode_table.c - written by tools/make-unicode-table with Unicode 16, not by hand.
  *
  * One word for each run of code points of one class, in order: first code point << 8 | enum unicode_class. ASCII is not listed. */
 #include "text/unicode.h"
