@@ -172,8 +172,8 @@ $(foreach p,$(PROGRAMS),$(eval $(call program,$(p))))
 UNIT := $(patsubst tests/unit/%.c,$(O)/test/%,$(sort $(wildcard tests/unit/test_*.c)))
 ALLLIBS := $(O)/libstages.a $(LIBS)
 NO_MARKS := -include tests/unit/no_marks.h
-# under a sanitizer it is what is tested that is compiled as well as possible, not the test: half of the compiler's time
-TEST_O   := $(if $(SAN),-O0)
+# what is tested is optimised, tests are not: half of the compiler's time
+TEST_O   := -O0
 $(O)/test/%: tests/unit/%.c $(ALLLIBS)
 	@mkdir -p $(@D)
 	@echo "  LD $@"

@@ -56,7 +56,11 @@ static size_t alloc_count;
 
 void *conform_alloc(size_t count, size_t size)
 {
-	void *p = calloc(count ? count : 1, size);
+	void *p = NULL;
+	if (size % 4096)
+		p = calloc(count ? count : 1, size);
+	else if (!posix_memalign(&p, 4096, count * size)) /* of pages, and aligned as they are */
+		memset(p, 0, count * size);
 	if (!p || alloc_count == ALLOCS_MAX)
 		conform_fail("the test has no memory for %zu x %zu bytes, or %d blocks already", count,
 		             size, ALLOCS_MAX);
@@ -211,10 +215,10 @@ void conform_stats_show(void)
 /* --- targets ------------------------------------------------------------- */
 
 /* What a backend rounds beyond float32 sums; the first that matches. A backend that computes less
- * precisely gets a row, with the reason. cuda: with rounded activations attention has tensor cores
- * multiply single bfloat16 numbers (kernels/cuda/attention.h). cpu: activations of quantised
- * products are integers up to 16319 in groups of 32 (kernels/cpu/fast_matmul.h), so half a step of
- * 1/16319; the variant "reference" keeps float32. cuda: float32. Of types with offsets, w = d q +
+ * precisely gets a row, with the reason. cuda: with rounded activations tensor cores multiply single
+ * bfloat16 numbers, in attention and with E4M3 weights (kernels/cuda/attention.h, record.h). cpu:
+ * activations of quantised products are integers up to 16319 in groups of 32
+ * (kernels/cpu/fast_matmul.h), so half a step of 1/16319; the variant "reference" keeps float32. cuda: float32. Of types with offsets, w = d q +
  * m, the sums of d q x and of m x are rounded apart, and either may be larger than both together:
  * some roundings of the largest more. With activations of KERN_BF16 quantised products round
  * them too: 8 binary digits, so each is off by at most 2^-8 of itself. cuda:fast: always rounds
@@ -223,7 +227,7 @@ void conform_stats_show(void)
 static const struct {
 	const char *prefix;
 	double group_step, group_step_bf16;
-	bool bf16_attention, always_bf16, rows_vary;
+	bool bf16_mma, always_bf16, rows_vary;
 } precisions[] = {
 	{"cpu:reference", 0, 0, false, false, false},
 	{"cpu", 0.501 / 16319, 0.501 / 16319, false, false, false},
@@ -256,7 +260,7 @@ static const char *target_parse(struct target *t, const char *text)
 	bool bf16 = t->activations == KERN_BF16 || precisions[i].always_bf16;
 	t->precision = (struct precision){bf16 ? precisions[i].group_step_bf16
 	                                       : precisions[i].group_step,
-	                                  bf16, bf16 && precisions[i].bf16_attention,
+	                                  bf16, bf16 && precisions[i].bf16_mma,
 	                                  precisions[i].rows_vary};
 	return NULL;
 }

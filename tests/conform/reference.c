@@ -38,7 +38,8 @@ static double product_row(const struct precision *p, const struct matrix *w, uin
                           const double *x, double *ret_bound)
 {
 	const float *v = w->value + (size_t)row * w->k;
-	bool rounded = p->bf16_activations && w->type == KERN_BF16;
+	bool rounded = p->bf16_activations &&
+	               (w->type == KERN_BF16 || (w->type == KERN_E4M3 && p->bf16_mma));
 	double sum = 0, size = 0, largest = 0, error = 0;
 	for (uint32_t i = 0; i < w->k; i++) {
 		double part = (double)v[i] * (rounded ? (double)format_round(KERN_BF16, x[i]) : x[i]);

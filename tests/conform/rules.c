@@ -396,7 +396,7 @@ static unsigned runs_like(const struct job *j, const struct device *dev, unsigne
  * of some targets. */
 static bool is_rounded(const struct target *t, const struct job *j)
 {
-	return has_products(j) || (t->precision.bf16_attention && j->kind == KERN_OP_ATTENTION);
+	return has_products(j) || (t->precision.bf16_mma && j->kind == KERN_OP_ATTENTION);
 }
 
 static void job_check_as(struct job *j, struct typed of)

@@ -7,7 +7,7 @@
 #include <string.h>
 
 static const double u = 0x1p-24; /* the rounding of one float32 operation */
-/* the rounding to bfloat16, of struct precision's bf16_attention */
+/* the rounding to bfloat16, of struct precision's bf16_mma */
 static const double bf = 0x1p-8;
 
 /* --- attention ----------------------------------------------------------- */
@@ -79,7 +79,7 @@ static const struct expanded *expand(const struct job *j, const struct result *r
  * be exact in it. */
 static double rounded_factors(const struct job *j, const struct precision *p)
 {
-	return !p->bf16_attention ? 0 : j->kv.dtype == KERN_F32 || j->kv.dtype == KERN_F16 ? 2 : 1;
+	return !p->bf16_mma ? 0 : j->kv.dtype == KERN_F32 || j->kv.dtype == KERN_F16 ? 2 : 1;
 }
 
 /* The score of a position and, in units of u, what float32 makes of it: see reference.c for sums;
@@ -122,7 +122,7 @@ static void head_scores(const struct job *j, const struct precision *p, const st
 		h->weight[t] = score(q, x->k + ((size_t)t * c->kv_heads + kv_head) * c->head_dim,
 		                     c->head_dim, (double)c->scale, rounded_factors(j, p), &h->error[t]);
 		max = h->weight[t] > max || isnan(h->weight[t]) ? h->weight[t] : max;
-		h->unknown |= isinf(h->error[t]) && p->bf16_attention;
+		h->unknown |= isinf(h->error[t]) && p->bf16_mma;
 	}
 	for (uint32_t t = first; t <= at; t++) {
 		h->error[t] += 2 * (max - h->weight[t]) + 15;

@@ -9,6 +9,7 @@ from suite import Suite
 N = 24
 SEEDED = {"temperature": 0.9, "top_p": 0.95, "seed": 1234}
 FULL = bool(os.environ.get("PD_FULL"))
+LAYOUTS = ["1p1d", "mixed"] if FULL else ["1p1d"]
 SHORT, LONG = PROMPTS[2], PROMPTS[20]
 PICKED = PROMPTS if FULL else [PROMPTS[i] for i in (2, 6, 19, 20)]   # on a slow machine all of them take minutes
 
@@ -78,7 +79,7 @@ def background(s, stop, errors):
         i += 1
 
 
-@pytest.mark.parametrize("layout", ["1p1d", "mixed"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_with_eight_others_in_the_batch(real_model, want, layout):
     with Suite(layout, real_model) as s:
         stop, errors = threading.Event(), []
@@ -96,7 +97,7 @@ def test_with_eight_others_in_the_batch(real_model, want, layout):
         s.quiet()
 
 
-@pytest.mark.parametrize("layout", ["1p1d", "mixed"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_after_preemption(real_model, layout):
     """Eight sequences grow in a pool that holds about three: some are preempted and recomputed, with the same tokens."""
     prompts, n = [PROMPTS[18][: 200 + 40 * i] for i in range(8)], 150 if FULL else 64
