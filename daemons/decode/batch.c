@@ -95,6 +95,8 @@ static void give_back(struct batcher *b, struct sequence_run *r)
 
 uint64_t batcher_growth(const struct batcher *b, const struct request_copy *req, double ratio)
 {
+	if (req->pooling)
+		return 0;
 	uint64_t left = least(req->max_tokens - request_copy_index(req), b->config.growth_cap_tokens);
 	return (uint64_t)ceil((double)left * ratio / b->w->info->kv.block_tokens);
 }
@@ -368,7 +370,7 @@ static void run_step(struct batcher *b, uint32_t n)
 		struct sequence_run *r = b->own.step_runs[i];
 		uint32_t take = b->own.spans[i].n;
 		rows += take;
-		of_prompts += take > 1 && run_tokens_left(r) > 1 ? take : 0;
+		of_prompts += r->req.pooling || (take > 1 && run_tokens_left(r) > 1) ? take : 0;
 		const struct engine_span *sp = &b->own.spans[i];
 		if (code < 0)
 			fail_step(r, &err);

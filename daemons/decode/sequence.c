@@ -25,14 +25,16 @@ struct sequence *sequence_find(struct decode *d, const struct msg_head *h)
 static int refuse(struct decode *d, const struct request_copy *req, Pds__Fault *fault,
                   struct err *err)
 {
-	uint32_t need = worker_blocks_for(d->w, req->n_tokens + 1);
+	/* also for the first token that is drawn; an embedding draws none */
+	uint32_t need = worker_blocks_for(d->w, req->n_tokens + !req->pooling);
+	uint32_t most = pooled_jobs_max(req, d->config.max_sequences);
 	*fault = PDS__FAULT__FAULT_DRAINING;
 	if (d->draining)
 		return err_set(err, ERR_CLOSED, "the decode worker is draining");
 	*fault = PDS__FAULT__FAULT_OVERLOADED;
-	if (d->n_sequences >= d->config.max_sequences)
-		return err_set(err, ERR_FULL, "the decode worker has %u requests, the limit (max_jobs)",
-		               d->config.max_sequences);
+	if (d->n_sequences >= most)
+		return err_set(err, ERR_FULL, "the decode worker has %u requests, the limit%s (max_jobs)",
+		               d->n_sequences, req->pooling ? " for embeddings" : "");
 	*fault = PDS__FAULT__FAULT_TOO_LARGE;
 	if (need > d->w->region.blocks || need > RING_BLOCKS_MAX)
 		return err_set(err, ERR_FULL, "%u tokens need %u KV blocks, the decode worker has %u",

@@ -1,12 +1,12 @@
 /* share.c - requests that share a prefix which is being computed right now: the later job waits for
  * those blocks instead of computing them again.
  *
- * Only granted jobs wait, and only for a job that is in the schedule, has everything it needs, and
- * waits for nobody. The waiting job holds no block and no thread, so it cannot hold up any other
- * job. It is not in the schedule, so it never reads a block that is not computed: it goes through
- * TAKE again, which matches the blocks published by then. So does a job whose next block was
- * published after its match. If the source is cancelled or fails, the job goes on at once. It waits
- * SHARES_MAX times at most.
+ * Only granted jobs and embeddings wait, and only for a job that is in the schedule, has everything
+ * it needs, and waits for nobody. The waiting job holds no block and no thread, so it cannot hold
+ * up any other job. It is not in the schedule, so it never reads a block that is not computed: it
+ * goes through TAKE again, which matches the blocks published by then. So does a job whose next
+ * block was published after its match. If the source is cancelled or fails, the job goes on at
+ * once. It waits SHARES_MAX times at most.
  *
  * All of it runs on the loop's thread. The schedule thread places the source as early as the
  * earliest job that waits for it (job_shared.turn), and reports `wanted` blocks as published. */
@@ -19,9 +19,9 @@ static struct job *source(struct prefill *s, const struct job *j, uint32_t have,
 {
 	struct job *best = NULL;
 	*ret_blocks = 0;
-	for (uint32_t i = 0; i < ring_slots(s->w->ring); i++) {
-		struct job *a = s->by_slot[i];
-		if (!a || (a->state != JOB_RUN && a->state != JOB_EARLY) || a->blocks.n_hashes <= have)
+	list_each(it, &s->jobs) { /* an embedding has no slot */
+		struct job *a = list_entry(it, struct job, node);
+		if ((a->state != JOB_RUN && a->state != JOB_EARLY) || a->blocks.n_hashes <= have)
 			continue;
 		uint32_t n = seq_blocks_common(&a->blocks, &j->blocks, j->prepare.may_match);
 		if (n > have && n > a->blocks.published && n > *ret_blocks) {

@@ -4,6 +4,7 @@
  * sender learns of the end by the reservation's cancel, the lease's expiry, or the ring slot. */
 #include "prefill.h"
 #include "daemons/worker/seq/constraint.h"
+#include "daemons/worker/seq/pooled.h"
 #include "util/mem.h"
 
 #include <stdlib.h>
@@ -191,13 +192,14 @@ static const char *refusal(struct prefill *s, const struct job *j, Pds__Fault *f
 {
 	static char text[160];
 	uint32_t need = worker_blocks_for(s->w, j->req.n_tokens);
+	uint32_t most = pooled_jobs_max(&j->req, s->conf.max_jobs);
 	*fault = PDS__FAULT__FAULT_DRAINING;
 	if (s->draining)
 		return "the prefill worker is draining";
 	*fault = PDS__FAULT__FAULT_OVERLOADED;
-	if (s->n_jobs >= s->conf.max_jobs) {
-		snprintf(text, sizeof text, "the prefill worker holds %u requests, its limit",
-		         s->conf.max_jobs);
+	if (s->n_jobs >= most) {
+		snprintf(text, sizeof text, "the prefill worker holds %u requests, its limit%s (max_jobs)",
+		         s->n_jobs, j->req.pooling ? " for embeddings" : "");
 		return text;
 	}
 	*fault = PDS__FAULT__FAULT_TOO_LARGE;
@@ -545,14 +547,15 @@ static void fail_draining(struct job *j, const char *why)
 		j, &(struct worker_failure){.fault = PDS__FAULT__FAULT_DRAINING, .retry = 1, .text = why});
 }
 
-/* Jobs without a lease go elsewhere at once; the others are computed and handed over. */
+/* Jobs without a lease, and embeddings that are not begun, go elsewhere at once; the others are
+ * computed and handed over. */
 static void drain(struct worker *w)
 {
 	struct prefill *s = prefill_of(w);
 	s->draining = 1;
 	list_each_safe(it, nx, &s->jobs) {
 		struct job *j = list_entry(it, struct job, node);
-		if (!job_is_leased(j))
+		if (!job_is_leased(j) || (j->req.pooling && !j->shared.begun_us))
 			fail_draining(j, "the prefill worker is draining");
 	}
 }

@@ -71,7 +71,9 @@ const struct conf_key worker_keys[] = {
      "KV)",
      NULL},
 	{"max_jobs", CONF_INT, "1024", 1, 100000, "requests", 0,
-     "requests held by a worker in any state; beyond that they are refused", NULL},
+     "requests held by a worker in any state; beyond that they are refused, embeddings beyond "
+     "three quarters of it",
+     NULL},
 	{"constraint_memory_mb", CONF_INT, "256", 8, 1048576, "MiB", 0,
      "memory of compiled constraints, in use and cached; when full, the least recently used are "
      "dropped, then new ones are refused",

@@ -61,6 +61,15 @@ def test_completion_model(url, model):
     assert "Paris" in text and "".join(llm.stream("The capital of France is")) == text
 
 
+def test_embeddings(url, model):
+    """Unless it is told not to check lengths it sends ids of OpenAI's tokenizers, which mean other tokens here."""
+    e = langchain_openai.OpenAIEmbeddings(model=model, base_url=url, api_key="none", max_retries=0, check_embedding_ctx_length=False)
+    texts = ["The capital of France is Paris.", "Paris is the capital of France.", "Sodium reacts violently with water."]
+    near, also, far = e.embed_documents(texts)
+    assert e.embed_query(texts[0]) == near and asyncio.run(e.aembed_query(texts[0])) == near
+    assert sum(x * y for x, y in zip(near, also)) > sum(x * y for x, y in zip(near, far))
+
+
 @pytest.mark.parametrize("choice", ["any", "weather", "required"])
 def test_tools(make, choice):
     llm = make(max_tokens=64).bind_tools([weather], tool_choice=choice, parallel_tool_calls=False)

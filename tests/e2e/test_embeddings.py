@@ -160,7 +160,9 @@ ERRORS = [
     ({"input": {"a": 1}}, "input", "must be a string"),
     ({"input": [[5], []]}, "input", "at least one token"),
     ({"input": [[5], 7]}, "input", "must be a string"),
-    ({"input": [5, 99999]}, "input", "99999"),
+    ({"input": [5, 99999]}, "input", "token id 99999 at 1 is out of range"),
+    ({"input": [5, 99999]}, "input", "this model's own tokenizer"),
+    ({"input": [5], "user": 7}, "user", "must be a string, got 7"),
     ({"input": "text"}, "input", "no tokenizer"),
     ({"input": [[5]] * 2049}, "input", "2049 items"),
     ({"input": [5] * 5000}, "input", "maximum context length is 512"),
@@ -202,6 +204,13 @@ def test_worker_without(exact):
         wait_for(lambda: s.post("/v1/embeddings", {"input": LONG})[0] == 503)
         assert "makes embeddings" in s.post("/v1/embeddings", {"input": LONG})[1]["error"]["message"]
         assert len(s.tokens(LONG, n=4)) == 4
+
+
+def test_no_worker_makes_any():
+    with Suite("1p1d", TINY_MODEL, worker={**WORKER, "embeddings": False}) as s:
+        status, r = s.post("/v1/embeddings", {"input": LONG})
+        assert status == 400 and "makes no embeddings" in r["error"]["message"]
+        s.quiet()
 
 
 def test_without_a_decode_worker(exact):
@@ -290,6 +299,35 @@ def test_others_get_their_turn():
             assert not many.done()
             assert s.ctl("prefill-1", "status")["waiting"] <= 65
             assert len(many.result()["data"]) == 300
+        s.quiet()
+
+
+def test_full_worker():
+    """It holds twelve embeddings at most: no input fails, and chats keep places."""
+    with Suite("1p1d", sim={"base": "small", "time_scale": 1.0}, prefill={"max_jobs": 16}) as s:
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            many = pool.submit(ask, s, inputs(300, 200), dimensions=4)
+            wait_for(lambda: s.ctl("prefill-1", "status")["running"] > 0)
+            while not many.done():
+                assert len(s.tokens(list(range(3, 40)), n=2)) == 2
+                now = s.ctl("prefill-1", "status")
+                assert now["running"] + now["waiting"] <= 12
+            assert len(many.result()["data"]) == 300
+        assert "event=attempt_put_back" in s.log("router") and "event=attempt_lost" not in s.log("router")
+        s.quiet()
+
+
+@pytest.mark.parametrize("n", [3, 200])
+def test_abort(n):
+    with Suite("1p1d", sim={**SLOW_SIM, "time_scale": 20}) as s:
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            got = pool.submit(s.post, "/v1/embeddings", {"input": inputs(n)})
+            wait_for(lambda: s.ctl("prefill-1", "status")["running"] > 0)
+            under_way = s.ctl("router", "requests")
+            assert len(under_way) <= 64
+            assert s.post("/v1/abort", {"request_id": under_way[-1]["id"]}) == (200, {"aborted": True})
+            status, r = got.result()
+        assert status == 503 and "aborted on request" in r["error"]["message"]
         s.quiet()
 
 

@@ -23,6 +23,7 @@ struct rig {
 	float prompt[16]; /* (n_prompt) */
 	float embedding[4];
 	int n_embeddings, no_memory; /* no_memory: the owner has none for it */
+	int puts_back;               /* when a worker is too full for an embedding */
 	int ended;
 	uint32_t stop_at; /* the owner says stop at this token id */
 	int abort_now;
@@ -100,6 +101,11 @@ static inline int rig_embedding(void *owner, struct attempt *s, const float *val
 	return 0;
 }
 
+static inline int rig_full(void *owner)
+{
+	return ((struct rig *)owner)->puts_back;
+}
+
 static inline void rig_ended(void *owner, struct attempt *s)
 {
 	struct rig *r = owner;
@@ -109,8 +115,11 @@ static inline void rig_ended(void *owner, struct attempt *s)
 		attempt_destroy(&r->s);
 }
 
-static const struct attempt_hooks rig_hooks = {
-	.tokens = rig_tokens, .prompt = rig_prompt, .embedding = rig_embedding, .ended = rig_ended};
+static const struct attempt_hooks rig_hooks = {.tokens = rig_tokens,
+                                               .prompt = rig_prompt,
+                                               .embedding = rig_embedding,
+                                               .full = rig_full,
+                                               .ended = rig_ended};
 
 /* A worker comes up; the pointer only has to differ from NULL. */
 static inline struct worker_record *rig_up(struct rig *r, const char *name, const char *role,

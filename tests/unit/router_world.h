@@ -21,6 +21,7 @@ struct world_attempt {
 	struct reqid id;
 	uint32_t number, index, max_tokens, prompt_tokens;
 	int prompt_logprobs, prompt_top, logprobs;
+	int pooling, refused; /* refused: the worker was too full for it */
 	struct worker_record *to;
 };
 
@@ -37,6 +38,9 @@ struct world {
 	uint32_t pause_at; /* no worker goes on at this index, 0: never */
 	int mute;          /* no worker answers at all */
 	uint32_t cached;   /* tokens that first tokens say were cached */
+	unsigned places;   /* beyond so many the prefill worker refuses embeddings; 0: never */
+	unsigned most;     /* embeddings that it had at once */
+	void (*each)(struct world *w); /* before each embedding */
 	unsigned cancels;
 	unsigned told;        /* sequences that asked for their prompt's log-probabilities */
 	uint32_t stop_ids[4]; /* of the last request, */
@@ -48,6 +52,21 @@ struct world {
 static inline void world_wake(struct world *w)
 {
 	event_active(w->turn, EV_TIMEOUT, 0);
+}
+
+/* Refused embeddings are told before others are answered. */
+static inline void world_take_pooled(struct world *w, struct world_attempt *s)
+{
+	unsigned n = 1;
+	list_each(it, &w->running)
+		n += !list_entry(it, struct world_attempt, node)->refused;
+	s->refused = w->places && n > w->places;
+	if (s->refused) {
+		list_push_front(&w->running, &s->node);
+		return;
+	}
+	w->most = n > w->most ? n : w->most;
+	list_push_back(&w->running, &s->node);
 }
 
 static inline int world_send(void *arg, struct worker_record *to, enum msg_type type,
@@ -83,7 +102,11 @@ static inline int world_send(void *arg, struct worker_record *to, enum msg_type 
 		w->stop_ids[i] = m->request->stop_ids[i];
 	snprintf(w->form, sizeof w->form, "%s",
 	         m->request->constraint ? m->request->constraint->text : "");
-	list_push_back(&w->running, &s->node);
+	s->pooling = m->request->pooling != PDS__POOLING__POOLING_NONE;
+	if (s->pooling)
+		world_take_pooled(w, s);
+	else
+		list_push_back(&w->running, &s->node);
 	world_wake(w);
 	return 0;
 }
@@ -146,12 +169,41 @@ static inline void world_tell(struct world *w, const struct world_attempt *s)
 	}
 }
 
-/* The prefill worker's part: all first tokens. */
+/* The last of the four elements is the number of tokens. */
+static inline void world_embed(struct world *w, struct world_attempt *s)
+{
+	struct msg_head head = {.req = s->id, .attempt = s->number};
+	float values[] = {3, 4, 0, (float)s->prompt_tokens};
+	Pds__Embedding m = PDS__EMBEDDING__INIT;
+	Pds__Failed full = PDS__FAILED__INIT;
+	struct worker_record *from = s->to;
+	int refused = s->refused;
+	if (w->each && !refused)
+		w->each(w);
+	list_remove(&s->node);
+	free(s);
+	m.n_values = 4;
+	m.values = values;
+	full.fault = PDS__FAULT__FAULT_OVERLOADED;
+	full.retry = 1;
+	full.text = (char *)"the prefill worker is full";
+	full.blame = (char *)"";
+	if (refused)
+		attempts_failed(&w->r.attempts, from, &head, &full);
+	else
+		attempts_embedding(&w->r.attempts, from, &head, &m);
+}
+
+/* The prefill worker's part: all first tokens and embeddings. */
 static inline void world_first(struct world *w, struct world_attempt *s)
 {
 	Pds__Token t;
 	Pds__FirstToken m = PDS__FIRST_TOKEN__INIT;
 	struct msg_head head = {.req = s->id, .attempt = s->number};
+	if (s->pooling) {
+		world_embed(w, s);
+		return;
+	}
 	world_token(w, s, &t);
 	Pds__Timing timing = PDS__TIMING__INIT;
 	timing.cached_tokens = w->cached;
@@ -266,6 +318,7 @@ static inline struct worker_record *world_worker(struct world *w, const char *na
 	info.layout = (char *)"l";
 	info.context_tokens = 8192;
 	info.vocab = 49152;
+	info.hidden = strcmp(role, "prefill") == 0 ? 4 : 0;
 	return registry_up(&w->r.registry, (struct peer *)w, name, 7, &info, clock_us());
 }
 
@@ -291,6 +344,8 @@ static inline struct world *world_new(const struct model *model, size_t out_byte
 	w->r.model = &w->model;
 	w->r.conf = (struct router_conf){.max_requests = 4096,
 	                                 .max_choices = 128,
+	                                 .embedding_inputs_max = 2048,
+	                                 .embedding_pooling = PDS__POOLING__POOLING_LAST,
 	                                 .retry_after_s = 1,
 	                                 .request_timeout_us = 60000000,
 	                                 .text_inline_bytes = 4096,

@@ -357,6 +357,71 @@ START_TEST(embedding_needs_no_lease)
 }
 END_TEST
 
+static unsigned long prompt_tokens(void)
+{
+	static const char key[] = "\"prompt_tokens\":";
+	const char *at = strstr(ctl("status"), key);
+	ck_assert_ptr_nonnull(at);
+	return strtoul(at + strlen(key), NULL, 10);
+}
+
+/* It draws no token: an input may fill the pool. Each token that is computed counts, also one
+ * alone. */
+START_TEST(embedding_fills_the_pool)
+{
+	world_begin(8, CALM_MS, 0);
+	world_pooling = PDS__POOLING__POOLING_MEAN;
+	say_submit(1, tokens_of(8 * BLOCK_TOKENS));
+	WANT(Pds__Embedding, router, REQUEST_EMBEDDING, 1);
+	world_pooling = PDS__POOLING__POOLING_LAST;
+	say_submit(2, tokens_of(8 * BLOCK_TOKENS + 1));
+	ck_assert_int_eq(WANT(Pds__Failed, router, REQUEST_FAILED, 2)->fault,
+	                 PDS__FAULT__FAULT_TOO_LARGE);
+	unsigned long before = prompt_tokens();
+	world_pooling = PDS__POOLING__POOLING_LAST;
+	say_submit(3, tokens_of(1));
+	WANT(Pds__Embedding, router, REQUEST_EMBEDDING, 3);
+	ck_assert_uint_eq(prompt_tokens(), before + 1);
+	world_end();
+}
+END_TEST
+
+/* It does not grow: no room is kept for that. */
+START_TEST(embedding_keeps_no_room)
+{
+	world_begin(8, CALM_MS, 0);
+	reserve(1, tokens_of(4 * BLOCK_TOKENS));
+	world_pooling = PDS__POOLING__POOLING_LAST;
+	say_submit(2, tokens_of(5 * BLOCK_TOKENS)); /* four blocks are free */
+	settle(&W.router);
+	reserve(3, tokens_of(3 * BLOCK_TOKENS)); /* the fourth is kept for the first */
+	NONE(prefill, KV_QUEUED, 3);
+	say_cancel(&W.prefill, 1);
+	WANT(Pds__Embedding, router, REQUEST_EMBEDDING, 2);
+	say_cancel(&W.prefill, 3);
+	world_end();
+}
+END_TEST
+
+/* It leaves places to those that generate. */
+START_TEST(embeddings_leave_places)
+{
+	world_option = "max_jobs=4";
+	world_begin(8, CALM_MS, 0);
+	for (uint32_t n = 1; n <= 3; n++)
+		reserve(n, tokens_of(6 + n));
+	world_pooling = PDS__POOLING__POOLING_LAST;
+	say_submit(4, short_of(1));
+	const Pds__Failed *f = WANT(Pds__Failed, router, REQUEST_FAILED, 4);
+	ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_OVERLOADED);
+	ck_assert_int_eq(f->retry, 1);
+	reserve(5, tokens_of(20));
+	for (uint32_t n = 1; n <= 5; n++)
+		say_cancel(&W.prefill, n);
+	world_end();
+}
+END_TEST
+
 /* Once blocks have been given back, who waits is told how long; who is further behind, longer. */
 START_TEST(estimates_grow_with_the_place)
 {
@@ -538,6 +603,9 @@ int main(int argc, char **argv)
 	tcase_add_test(c, queue_is_bounded);
 	tcase_add_test(c, table_is_bounded);
 	tcase_add_test(c, embedding_needs_no_lease);
+	tcase_add_test(c, embedding_fills_the_pool);
+	tcase_add_test(c, embedding_keeps_no_room);
+	tcase_add_test(c, embeddings_leave_places);
 	tcase_add_test(c, estimates_grow_with_the_place);
 	tcase_add_test(c, a_sequence_needs_a_slot);
 	tcase_add_loop_test(c, room_is_kept_for_growth, 0, 2);

@@ -101,6 +101,69 @@ START_TEST(cancelled)
 }
 END_TEST
 
+/* Of eight places two are for those that generate. */
+START_TEST(leaves_places)
+{
+	BEGIN("kv_blocks=8", "max_jobs=8");
+	struct transfer t = to_computed(D1, (struct ask){.req = 1, .n = 100, .to = "1"});
+	for (uint64_t i = 2; i <= 7; i++)
+		submit((struct ask){.req = i, .n = 100, .to = "", .max_tokens = 1, .pooling = MEAN});
+	ck_assert_int_eq(failed(7)->fault, PDS__FAULT__FAULT_OVERLOADED);
+	ck_assert_int_eq(failed(7)->retry, 1);
+	ck_assert_ptr_nonnull(strstr(failed(7)->text, "6 requests, its limit for embeddings"));
+	submit((struct ask){.req = 8, .n = 40, .to = "2"});
+	grant(D2, 8, 40);
+	finish(D1, 1, &t);
+	struct transfer u = transfer_of(8);
+	first_token(8);
+	finish(D2, 8, &u);
+	for (uint64_t i = 2; i <= 6; i++)
+		embedding(i);
+	end();
+}
+END_TEST
+
+/* Another input with the same beginning waits for the blocks that one computes. */
+START_TEST(shares_a_running_prefix)
+{
+	BEGIN("kv_blocks=64");
+	submit(
+		(struct ask){.req = 1, .n = LONG, .to = "", .max_tokens = 1, .pooling = _i ? MEAN : LAST});
+	WAIT(told("status", "running") == 1);
+	const struct seen *e = ask_for(2, LONG, LAST);
+	ck_assert_uint_eq(e->cached, (LONG - 1) / BLOCK * BLOCK);
+	embedding(1);
+	end();
+}
+END_TEST
+
+/* Told to end, it gives back what it has not begun. */
+START_TEST(ends)
+{
+	BEGIN("kv_blocks=8", "stop_timeout_ms=60000");
+	struct transfer t = to_computed(D1, (struct ask){.req = 1, .n = 100, .to = "1"});
+	submit((struct ask){.req = 2, .n = 100, .seed = 3, .to = "", .max_tokens = 1, .pooling = MEAN});
+	WAIT(told("status", "blocked") == 1);
+	kill(pid, SIGTERM);
+	ck_assert_int_eq(failed(2)->fault, PDS__FAULT__FAULT_DRAINING);
+	ck_assert_int_eq(failed(2)->retry, 1);
+	finish(D1, 1, &t);
+	ended();
+}
+END_TEST
+
+/* And completes what it has begun. */
+START_TEST(ends_while_computing)
+{
+	BEGIN("kv_blocks=64", "stop_timeout_ms=60000");
+	submit((struct ask){.req = 1, .n = LONG, .to = "", .max_tokens = 1, .pooling = MEAN});
+	WAIT(told("status", "running") == 1);
+	kill(pid, SIGTERM);
+	embedding(1);
+	ended();
+}
+END_TEST
+
 START_TEST(refused)
 {
 	static const struct {
@@ -160,6 +223,10 @@ int main(int argc, char **argv)
 	tcase_add_test(c, beside_a_prompt);
 	tcase_add_test(c, cancelled);
 	tcase_add_loop_test(c, refused, 0, 5);
+	tcase_add_test(c, leaves_places);
+	tcase_add_loop_test(c, shares_a_running_prefix, 0, 2);
+	tcase_add_test(c, ends);
+	tcase_add_test(c, ends_while_computing);
 	tcase_add_test(c, many);
 	return world_run(s);
 }

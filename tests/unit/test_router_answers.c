@@ -591,6 +591,258 @@ START_TEST(aborted_before_it_begins)
 }
 END_TEST
 
+/* More answers than are started in one turn: those without an attempt end, too. */
+static struct aborting starting;
+
+static void abort_soon(struct router *r)
+{
+	r->wake = NULL;
+	event_active(starting.ev, EV_TIMEOUT, 0);
+}
+
+START_TEST(aborted_while_starting)
+{
+	struct world *w = world_new(NULL, 1u << 20);
+	char *list = ids(600), *body = mem_printf("{\"prompt\":[%s],\"max_tokens\":5,\"n\":100}", list);
+	starting = (struct aborting){.w = w, .ev = event_new(w->base, -1, 0, abort_it, &starting)};
+	w->mute = 1;
+	w->r.wake = abort_soon;
+	json_t *o = json_of(w, "/v1/completions", body, 200);
+	ck_assert_int_eq(starting.done, 1);
+	ck_assert_uint_lt(w->r.attempts.counts.started, 100);
+	ck_assert_uint_eq(w->r.attempts.counts.cancelled, w->r.attempts.counts.started);
+	for (size_t i = 0; i < 100; i++)
+		ck_assert_str_eq(json_string_value(json_object_get(answer_of(o, i), "finish_reason")),
+		                 "abort");
+	json_decref(o);
+	event_free(starting.ev);
+	free(body);
+	free(list);
+	world_free(w);
+}
+END_TEST
+
+/* --- embeddings ---------------------------------------------------------- */
+
+/* n inputs of one to three tokens */
+static char *inputs(unsigned n, const char *more)
+{
+	static const char *const one[] = {"[5]", "[5,6]", "[5,6,7]"};
+	struct buf b;
+	buf_init(&b, 0);
+	buf_adds(&b, "{\"normalize\":false,\"input\":[");
+	for (unsigned i = 0; i < n; i++)
+		buf_printf(&b, "%s%s", i ? "," : "", one[i % 3]);
+	buf_printf(&b, "]%s}", more);
+	return b.data;
+}
+
+/* All of them, in order. */
+static void embeds(struct world *w, unsigned n)
+{
+	char *body = inputs(n, "");
+	uint32_t others = w->r.n_embedding;
+	json_t *o = json_of(w, "/v1/embeddings", body, 200), *data = json_object_get(o, "data");
+	ck_assert_uint_eq(json_array_size(data), n);
+	for (unsigned i = 0; i < n; i++) {
+		const json_t *e = json_object_get(json_array_get(data, i), "embedding");
+		ck_assert_double_eq(json_number_value(json_array_get(e, 3)), i % 3 + 1);
+	}
+	ck_assert_uint_eq(w->r.n_embedding, others);
+	json_decref(o);
+	free(body);
+}
+
+static void refused_with(struct world *w, const char *body, int status, const char *param,
+                         const char *says)
+{
+	json_t *o = json_of(w, "/v1/embeddings", body, status), *e = json_object_get(o, "error");
+	has(json_string_value(json_object_get(e, "message")), says);
+	if (param)
+		ck_assert_str_eq(json_string_value(json_object_get(e, "param")), param);
+	else
+		ck_assert(json_is_null(json_object_get(e, "param")));
+	json_decref(o);
+}
+
+/* An embedding has no part that could be the answer: also before all are started. */
+START_TEST(embeddings_aborted)
+{
+	struct world *w = world_new(NULL, 1u << 20);
+	struct aborting a = {.w = w};
+	char *body = inputs(_i ? 100 : 3, "");
+	w->mute = 1;
+	a.ev = event_new(w->base, -1, 0, abort_it, &a);
+	abort_it(-1, 0, &a);
+	refused_with(w, body, 503, NULL, "aborted on request");
+	ck_assert_int_eq(a.done, 1);
+	ck_assert_uint_eq(w->cancels, _i ? 64 : 3);
+	ck_assert_uint_eq(w->r.n_embedding, 0);
+	free(body);
+	event_free(a.ev);
+	world_free(w);
+}
+END_TEST
+
+static void made_late(struct world *w)
+{
+	ck_assert_uint_le(attempts_count(&w->r.attempts), 64);
+}
+
+/* Attempts are made as they start; many requests share what is at work. */
+START_TEST(embeddings_at_work)
+{
+	static const unsigned others[] = {0, 7, 15, 127, 5000}, most[] = {64, 64, 32, 4, 1};
+	struct world *w = world_new(NULL, 1u << 20);
+	w->each = made_late;
+	w->r.n_embedding = others[_i];
+	embeds(w, 200);
+	ck_assert_uint_eq(w->most, most[_i]);
+	ck_assert_uint_eq(w->r.attempts.counts.started, 200);
+	world_free(w);
+}
+END_TEST
+
+static void soon_room(struct world *w)
+{
+	if (w->r.attempts.counts.done == 10)
+		w->places = 0;
+}
+
+/* A full worker fails none of them as long as it takes one; when it has room, their number grows
+ * again. */
+START_TEST(embeddings_at_a_full_worker)
+{
+	struct world *w = world_new(NULL, 1u << 20);
+	w->places = _i + 1;
+	if (_i == 1) {
+		w->each = soon_room;
+		embeds(w, 64);
+		ck_assert_uint_ge(w->most, 20);
+	} else {
+		embeds(w, 200);
+		ck_assert_uint_eq(w->most, w->places);
+	}
+	ck_assert_uint_eq(w->r.attempts.counts.failed, 0);
+	world_free(w);
+}
+END_TEST
+
+/* No place at all: it is told to come again. */
+START_TEST(embeddings_without_a_place)
+{
+	struct world *w = world_new(NULL, 1u << 20);
+	char *body = inputs(_i ? 200 : 1, "");
+	struct ask a = {.path = "/v1/embeddings", .body = body, .port = http_port(w->r.http)};
+	struct world_attempt other = {.to = w->d, .index = 1};
+	pthread_t t;
+	w->places = 1;
+	w->pause_at = 1; /* the other stays */
+	list_init(&other.node);
+	list_push_back(&w->running, &other.node);
+	ck_assert_int_eq(pthread_create(&t, NULL, ask_thread, &a), 0);
+	while (!atomic_load(&a.over))
+		event_base_loop(w->base, EVLOOP_ONCE);
+	pthread_join(t, NULL);
+	list_remove(&other.node);
+	has(a.out, "HTTP/1.1 429");
+	has(a.out, "Retry-After: ");
+	has(a.out, "the prefill worker is full");
+	free(a.out);
+	free(body);
+	world_free(w);
+}
+END_TEST
+
+static struct {
+	struct world *w;
+	struct event *back;
+} away;
+
+static void comes_back(evutil_socket_t fd, short what, void *arg)
+{
+	(void)fd;
+	(void)what;
+	(void)arg;
+	away.w->p->beat.draining = 0;
+}
+
+static void goes_away(struct world *w)
+{
+	static const struct timeval moment = {0, 100000};
+	if (w->r.attempts.counts.done != 63)
+		return;
+	w->p->beat.draining = 1;
+	event_add(away.back, &moment);
+}
+
+/* All that were under way have ended when the only worker goes away: the rest waits for it. */
+START_TEST(embeddings_wait_for_a_worker)
+{
+	struct world *w = world_new(NULL, 1u << 20);
+	away.w = w;
+	away.back = event_new(w->base, -1, 0, comes_back, NULL);
+	w->each = goes_away;
+	embeds(w, 200);
+	ck_assert_uint_eq(w->most, 64);
+	event_free(away.back);
+	world_free(w);
+}
+END_TEST
+
+struct shrinking {
+	struct world *w;
+	struct event *ev;
+	struct gate gate;
+};
+
+static void shrink_it(evutil_socket_t fd, short what, void *arg)
+{
+	static const struct timeval soon = {0, 1000};
+	struct shrinking *s = arg;
+	(void)fd;
+	(void)what;
+	if (list_empty(&s->w->r.requests)) {
+		event_add(s->ev, &soon);
+		return;
+	}
+	s->w->p->context_tokens = 1000;
+	sem_post(&s->gate.open);
+}
+
+START_TEST(embeddings_refused)
+{
+	struct world *w = world_new(NULL, 1u << 20);
+	char *list = ids(2000), *long_input = mem_printf("{\"input\":[%s]}", list),
+		 *many = inputs(300, "");
+	struct shrinking s = {.w = w, .ev = event_new(w->base, -1, 0, shrink_it, &s)};
+	struct worker_record *other = world_worker(w, "p2", "prefill");
+	other->hidden = 0;
+	gate_shut(w, &s.gate);
+	shrink_it(-1, 0, &s);
+	refused_with(w, long_input, 400, "input",
+	             "input 0 has 2000 tokens, which is longer than any worker takes");
+	/* those that take more make none */
+	refused_with(w, long_input, 400, "input", "maximum context length is 1000 tokens");
+	w->r.conf.request_memory_bytes = 512u << 10;
+	refused_with(w, many, 400, "input", "send fewer inputs or dimensions");
+	refused_with(w, "{\"input\":[5],\"user\":7}", 400, "user", "must be a string, got 7");
+	refused_with(w, "{\"input\":[99999]}", 400, "input", "this model's own tokenizer");
+	registry_down(&w->r.registry, w->p, clock_us()); /* it may come back */
+	refused_with(w, "{\"input\":[5]}", 503, NULL, "no worker that makes embeddings is ready");
+	w->p->hidden = 0;
+	refused_with(w, "{\"input\":[5]}", 400, NULL, "this server makes no embeddings");
+	registry_down(&w->r.registry, other, clock_us());
+	registry_down(&w->r.registry, w->d, clock_us());
+	refused_with(w, "{\"input\":[5]}", 503, NULL, "no worker that makes embeddings is ready");
+	event_free(s.ev);
+	free(many);
+	free(long_input);
+	free(list);
+	world_free(w);
+}
+END_TEST
+
 int main(void)
 {
 	signal(SIGPIPE, SIG_IGN); /* clients leave while they are answered */
@@ -611,6 +863,13 @@ int main(void)
 	tcase_add_test(c, begun_work_has_the_last_eighth);
 	tcase_add_test(c, answer_is_not_taken);
 	tcase_add_test(c, aborted_before_it_begins);
+	tcase_add_test(c, aborted_while_starting);
+	tcase_add_loop_test(c, embeddings_aborted, 0, 2);
+	tcase_add_loop_test(c, embeddings_at_work, 0, 5);
+	tcase_add_loop_test(c, embeddings_at_a_full_worker, 0, 3);
+	tcase_add_loop_test(c, embeddings_without_a_place, 0, 2);
+	tcase_add_test(c, embeddings_wait_for_a_worker);
+	tcase_add_test(c, embeddings_refused);
 	suite_add_tcase(suite, c);
 	SRunner *sr = srunner_create(suite);
 	srunner_run_all(sr, CK_NORMAL);

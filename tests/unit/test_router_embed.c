@@ -113,6 +113,118 @@ START_TEST(whole_context)
 }
 END_TEST
 
+/* Lengths count only of workers that make embeddings, of whatever role. */
+START_TEST(longest_input)
+{
+	struct rig *r = rig_new();
+	struct worker_record *p = rig_up(r, "p1", "prefill", 11), *d = rig_up(r, "d1", "decode", 21);
+	d->context_tokens = 4;
+	p->beat.draining = 1;
+	ck_assert_int_eq(start(r), ERR_NOTFOUND); /* p1 would take it */
+	attempt_destroy(&r->s);
+	p->beat.draining = 0;
+	p->context_tokens = 4;
+	d->context_tokens = 2048;
+	d->hidden = 0;
+	ck_assert_int_eq(start(r), ERR_FULL);
+	rig_free(r);
+}
+END_TEST
+
+/* A start that waits, and one that was lost: for a worker that takes it, even if one that is there
+ * does not. */
+START_TEST(waits_for_a_worker)
+{
+	struct rig *r = rig_new();
+	struct worker_record *d = rig_up(r, "d1", "decode", 21), *p;
+	if (_i)
+		d->context_tokens = 4;
+	else
+		d->hidden = 0;
+	rig_seq(r, 1, 0);
+	r->s->asked.pooling = LAST;
+	r->s->asked.hidden = 4;
+	ck_assert_int_eq(attempt_start(r->s), _i ? ERR_FULL : ERR_NOTFOUND);
+	attempt_wait(r->s);
+	expect(r, ATTEMPT_WAITING, 0, "");
+	p = rig_up(r, "p1", "prefill", 11);
+	attempts_worker_up(&r->e);
+	expect(r, ATTEMPT_SUBMITTED, 0, "submit p1 #1 5; ");
+	rig_down(r, p);
+	attempts_tick(&r->e, clock_us() + 1000000);
+	expect(r, ATTEMPT_WAITING, 0, "submit p1 #1 5; ");
+	rig_up(r, "p1", "prefill", 12);
+	attempts_worker_up(&r->e);
+	expect(r, ATTEMPT_SUBMITTED, 0, "submit p1 #1 5; submit p1 #2 5; ");
+	rig_free(r);
+}
+END_TEST
+
+/* A full worker: its owner starts it again, however long that takes, elsewhere if it can. */
+START_TEST(put_back)
+{
+	struct rig *r = rig_new();
+	struct worker_record *p = rig_up(r, "p1", "prefill", 11);
+	ck_assert_int_eq(start(r), 0);
+	r->puts_back = 1;
+	for (uint32_t i = 1; i <= 200; i++) {
+		rig_fail(r, p, i, PDS__FAULT__FAULT_OVERLOADED, 1);
+		ck_assert_int_eq(r->s->state, ATTEMPT_WAITING);
+		attempts_tick(&r->e, clock_us() + 59000000);
+		attempts_worker_up(&r->e);
+		ck_assert_int_eq(r->s->state, ATTEMPT_WAITING);
+		r->log[0] = 0;
+		attempt_resume(r->s);
+		ck_assert_int_eq(r->s->state, ATTEMPT_SUBMITTED);
+	}
+	ck_assert_uint_eq(r->s->past.lost, 0);
+	rig_up(r, "p2", "prefill", 12);
+	rig_fail(r, p, 201, PDS__FAULT__FAULT_OVERLOADED, 1);
+	r->log[0] = 0;
+	attempt_resume(r->s);
+	expect(r, ATTEMPT_SUBMITTED, 0, "submit p2 #202 5; ");
+	r->puts_back = 0;
+	rig_fail(r, r->s->try.prefill, 202, PDS__FAULT__FAULT_OVERLOADED, 1);
+	ck_assert_uint_eq(r->s->past.lost, 1);
+	ck_assert_int_eq(r->s->state, ATTEMPT_WAITING);
+	rig_free(r);
+}
+END_TEST
+
+/* Nobody is there at that moment: it waits, and does not end under its owner. */
+START_TEST(resumed_without_a_worker)
+{
+	struct rig *r = rig_new();
+	struct worker_record *p = rig_up(r, "p1", "prefill", 11);
+	r->e.opts.retry_wait_us = 0;
+	r->puts_back = 1;
+	ck_assert_int_eq(start(r), 0);
+	rig_fail(r, p, 1, PDS__FAULT__FAULT_OVERLOADED, 1);
+	p->beat.draining = 1;
+	attempt_resume(r->s);
+	expect(r, ATTEMPT_WAITING, 0, "submit p1 #1 5; cancel p1 #1; ");
+	attempts_tick(&r->e, clock_us() + 1000);
+	expect(r, ATTEMPT_FAILED, 0, "submit p1 #1 5; cancel p1 #1; ");
+	rig_free(r);
+}
+END_TEST
+
+/* A prefill worker that is told to end finishes it, or gives it back by itself; any other is
+ * left. */
+START_TEST(worker_is_told_to_end)
+{
+	struct rig *r = rig_new();
+	struct worker_record *w = rig_up(r, "w1", _i ? "mixed" : "prefill", 11);
+	ck_assert_int_eq(start(r), 0);
+	rig_up(r, "p2", "prefill", 12);
+	w->beat.draining = w->beat.ending = 1;
+	attempts_tick(&r->e, clock_us());
+	expect(r, ATTEMPT_SUBMITTED, 0,
+	       _i ? "submit w1 #1 5; cancel w1 #1; submit p2 #2 5; " : "submit w1 #1 5; ");
+	rig_free(r);
+}
+END_TEST
+
 /* What no correct worker sends: the attempt is made again, elsewhere. */
 START_TEST(wrong_answers)
 {
@@ -249,6 +361,11 @@ int main(void)
 	tcase_add_test(c, comes_from_others);
 	tcase_add_test(c, only_of_that_size);
 	tcase_add_test(c, whole_context);
+	tcase_add_test(c, longest_input);
+	tcase_add_loop_test(c, waits_for_a_worker, 0, 2);
+	tcase_add_test(c, put_back);
+	tcase_add_test(c, resumed_without_a_worker);
+	tcase_add_loop_test(c, worker_is_told_to_end, 0, 2);
 	tcase_add_loop_test(c, wrong_answers, 0, 6);
 	tcase_add_test(c, worker_dies);
 	tcase_add_test(c, cancelled);

@@ -41,7 +41,8 @@ static int take_ids(struct request_prepare *q, struct prompt *p, const json_t *v
 		json_int_t k = json_integer_value(id);
 		if (k < 0 || k >= q->vocab)
 			return api_bad(&q->error, param,
-			               "%s: token id %lld at %zu is out of range; the vocabulary has %u tokens",
+			               "%s: token id %lld at %zu is out of range; the vocabulary has %u tokens "
+			               "(ids must be those of this model's own tokenizer)",
 			               param, (long long)k, i, q->vocab);
 		p->tokens.ids[p->tokens.n++] = (uint32_t)k;
 	}

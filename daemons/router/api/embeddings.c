@@ -27,7 +27,10 @@ static int read_parameters(struct request_prepare *q, const json_t *o)
 	static const char *const formats[] = {"float", "base64"}, *const poolings[] = {"last", "mean"};
 	struct embed_params *p = &q->embed;
 	int mean = p->pooling == PDS__POOLING__POOLING_MEAN;
+	const json_t *user = body_member(o, "user");
 	int64_t n;
+	if (user && !json_is_string(user))
+		return api_bad(&q->error, "user", "user must be a string, got %s", param_show(user));
 	if ((p->base64 = read_choice(q, o, "encoding_format", formats, 0)) < 0 ||
 	    (mean = read_choice(q, o, "pooling", poolings, mean)) < 0 ||
 	    param_int(o, "dimensions", 1, p->hidden, p->hidden, &n, &q->error) < 0 ||
@@ -63,6 +66,9 @@ int api_embeddings_prepare(struct request_prepare *q, const json_t *o)
 	q->p.n = 1;
 	q->p.has_max_tokens = 1; /* none, as long as lengths are checked */
 	q->max_answers = q->embed.inputs_max;
+	if (q->embed.never)
+		return api_bad(&q->error, NULL,
+		               "this server makes no embeddings: all its workers have embeddings = false");
 	if (!q->embed.hidden)
 		return api_fault(&q->error, 503,
 		                 "no worker that makes embeddings is ready (embeddings = true)");

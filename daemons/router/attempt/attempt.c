@@ -115,6 +115,8 @@ static enum attempt_state step_waiting(struct attempt *a, const struct attempt_e
 	case PLACED: return ATTEMPT_SUBMITTED;
 	case TOO_EARLY: return ATTEMPT_WAITING;
 	case TOO_LONG:
+		if (a->asked.pooling) /* one that took it, or others of its request, may come back */
+			break;
 		attempt_give_up(a, 503, "the workers that are left take no sequence of this length");
 		return ATTEMPT_FAILED;
 	case LINK_FULL:
@@ -399,6 +401,19 @@ int attempt_start(struct attempt *a)
 	return 0;
 }
 
+void attempt_wait(struct attempt *a)
+{
+	attempt_step(a, &(struct attempt_event){.type = ON_START, .placed = NO_WORKER});
+}
+
+void attempt_resume(struct attempt *a)
+{
+	uint64_t now = clock_us();
+	a->past.not_before_us = 0;
+	a->until_us = now + a->all->opts.retry_wait_us + 1; /* it must not end here */
+	attempt_step(a, &(struct attempt_event){.type = ON_RETRY, .now_us = now});
+}
+
 void attempt_cancel(struct attempt *a, const char *reason)
 {
 	if (attempt_ended(a))
@@ -465,11 +480,12 @@ void attempts_worker_down(struct attempts *e, struct worker_record *w, const cha
 
 /* Does a running attempt have to leave w, and is there another worker that can take it, neither
  * stuck nor broken? From a worker that still runs it, it goes only to one that has room. A prefill
- * worker that is told to end finishes it or gives it back by itself. */
+ * worker that is told to end finishes it, an embedding too, or gives it back by itself. */
 static int must_leave(const struct attempt *a, const struct worker_record *w, int stuck,
                       uint64_t now)
 {
-	if (!attempt_needs(a, w) || (!stuck && w != attempt_decoder(a)))
+	int finishes = w != attempt_decoder(a) || w->role == ROLE_PREFILL;
+	if (!attempt_needs(a, w) || (!stuck && finishes))
 		return 0;
 	struct place_wish wish = attempt_wish(a);
 	wish.leaves = w;

@@ -6,8 +6,8 @@
  * state:
  *
  *   NEW -> SUBMITTED, WAITING, FAILED, CANCELLED  nothing was sent
- *   WAITING -> SUBMITTED, FAILED, CANCELLED  no worker has it; the next try waits for a worker, or
- *                            for a pause to end
+ *   WAITING -> SUBMITTED, FAILED, CANCELLED  no worker has it; the next try waits for a worker, for
+ *                            a pause to end, or for its owner (attempt_resume)
  *   SUBMITTED -> HANDED, HELD, JOINED, DECODING, ENDING, WAITING, DONE, FAILED, CANCELLED  sent to
  *                            the prefill worker; which candidate decodes is not known yet. An
  *                            embedding has no candidates, and comes in one piece
@@ -38,7 +38,8 @@
  *   - a link restart. The next try waits for the link: if this process was stopped for a while, all
  *     links restart;
  *   - an attempt that a worker gives back because it stops or switches its role, or that is taken
- *     from a worker that was told to stop.
+ *     from a worker that was told to stop;
+ *   - an embedding for which a worker is full, if the owner has others under way (`full`).
  * A worker that is stuck, or told to stop, loses its attempts as soon as another worker can take
  * them; until then they stay.
  *
@@ -99,6 +100,9 @@ struct attempt_hooks {
 	/* The embedding that was asked for: (asked.hidden) values. 0, or -1: there is no memory for
 	 * it. */
 	int (*embedding)(void *owner, struct attempt *a, const float *values);
+	/* A worker is too full for an embedding. 1: the attempt waits for attempt_resume. 0: that is a
+	 * loss. */
+	int (*full)(void *owner);
 	/* The state is DONE, FAILED or CANCELLED. The owner may destroy the attempt. */
 	void (*ended)(void *owner, struct attempt *a);
 };
@@ -261,6 +265,10 @@ void attempt_destroy(struct attempt **a); /* cancels what still runs */
 /* The first try. 0, or ERR_NOTFOUND (no worker), ERR_FULL (too long for all workers): nothing was
  * started, `ended` is not called. */
 int attempt_start(struct attempt *a);
+/* After an error of attempt_start: waits for a worker, as one that was lost. */
+void attempt_wait(struct attempt *a);
+/* The next try, after `full`. `ended` is not called within. */
+void attempt_resume(struct attempt *a);
 /* Everywhere, at once. `ended` is not called. Does nothing if the attempt has ended. */
 void attempt_cancel(struct attempt *a, const char *reason);
 int attempt_ended(const struct attempt *a);

@@ -108,6 +108,8 @@ enum verdict attempt_lost(struct attempt *a, const struct attempt_loss *l);
 enum verdict attempt_cut(struct attempt *a, const struct worker_record *w, const char *why);
 /* Likewise: w gave it back, or is left, in order. */
 enum verdict attempt_moved(struct attempt *a, const struct worker_record *w, const char *why);
+/* w is full: until attempt_resume. */
+enum verdict attempt_put_back(struct attempt *a, const struct worker_record *w, const char *why);
 int attempts_send_cancel(struct attempts *e, struct worker_record *w, const struct reqid *id,
                          uint32_t number, const char *reason);
 int attempts_is_recent(const struct attempts *e, const struct reqid *id, uint32_t number,

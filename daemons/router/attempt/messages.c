@@ -525,5 +525,8 @@ enum verdict attempt_take_failure(struct attempt *a, const struct attempt_event 
 	const char *why = m->text && *m->text ? m->text : "the worker gave no reason";
 	if (m->fault == PDS__FAULT__FAULT_DRAINING && m->retry)
 		return attempt_moved(a, e->worker, why);
+	if (m->fault == PDS__FAULT__FAULT_OVERLOADED && m->retry && a->asked.pooling &&
+	    a->hooks->full(a->owner))
+		return attempt_put_back(a, e->worker, why);
 	return attempt_lost(a, &(struct attempt_loss){m->fault, m->retry, who, blame, why});
 }

@@ -416,6 +416,18 @@ enum verdict attempt_lost(struct attempt *a, const struct attempt_loss *l)
 	return next_try(a, status_of(l->fault), l->why, pause_of(a, l->fault));
 }
 
+enum verdict attempt_put_back(struct attempt *a, const struct worker_record *w, const char *why)
+{
+	log_req(LOG_INFO, &a->id, "attempt_put_back", "attempt=%u worker=%s why=%s", a->number, w->name,
+	        log_quote(why));
+	a->past.moved++; /* it counts neither in a row nor in total */
+	snprintf(a->past.avoid, sizeof a->past.avoid, "%s", w->name);
+	attempt_close_try(a, why);
+	a->all->counts.retries++;
+	a->past.not_before_us = UINT64_MAX;
+	return RETRY;
+}
+
 /* Placed again at once; after a pause if the same worker gave back the try before too. */
 enum verdict attempt_moved(struct attempt *a, const struct worker_record *w, const char *why)
 {

@@ -376,7 +376,7 @@ static uint64_t backlog_us(const struct worker_record *w)
 /* Is the sequence longer than every worker that is up takes? */
 static int too_long_for_all(const struct registry *g, const struct place_wish *wish)
 {
-	uint32_t most = registry_context(g);
+	uint32_t most = wish->hidden ? registry_embedding_max(g) : registry_context(g);
 	return most && wish->total_tokens > most;
 }
 

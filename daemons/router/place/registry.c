@@ -494,6 +494,17 @@ uint32_t registry_context(const struct registry *g)
 	return longest(g, 1u << ROLE_DECODE | 1u << ROLE_MIXED);
 }
 
+uint32_t registry_embedding_max(const struct registry *g)
+{
+	uint32_t n = 0;
+	list_each(it, &g->workers) {
+		const struct worker_record *w = list_entry(it, struct worker_record, node);
+		if (worker_is_up(w) && w->hidden)
+			n = most(n, worker_longest(w));
+	}
+	return n;
+}
+
 int registry_fingerprint(const struct registry *g, char *out, size_t size)
 {
 	const struct worker_record *one = NULL;
@@ -537,6 +548,14 @@ uint32_t registry_hidden(const struct registry *g)
 			least = w->hidden;
 	}
 	return least;
+}
+
+int registry_never_embeds(const struct registry *g)
+{
+	list_each(n, &g->workers)
+		if (list_entry(n, struct worker_record, node)->hidden)
+			return 0;
+	return g->n_up > 0;
 }
 
 /* The cost of reading from storage there; null where placement does not use it. */

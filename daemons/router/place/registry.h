@@ -144,6 +144,10 @@ uint32_t worker_longest(const struct worker_record *w);
 uint32_t registry_vocab(const struct registry *g);
 /* elements of an embedding of the workers that are up; 0 when none makes any */
 uint32_t registry_hidden(const struct registry *g);
+/* Tokens of the longest input of which a worker that is up makes an embedding; 0: unknown. */
+uint32_t registry_embedding_max(const struct registry *g);
+/* 1: workers are up, and none that is known makes embeddings, up or down. */
+int registry_never_embeds(const struct registry *g);
 void registry_json(const struct registry *g, uint64_t now_us, struct buf *out); /* an array */
 
 #endif

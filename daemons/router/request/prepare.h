@@ -34,6 +34,7 @@ struct embed_params {
 	/* set by the event loop: elements of the workers' embeddings, 0 if none makes any; the default
 	 * of `pooling` */
 	uint32_t hidden, inputs_max;
+	int never; /* no worker makes any, nor did one that is down */
 	Pds__Pooling pooling;
 	uint32_t dimensions; /* elements that the client wants */
 	int normalize, base64;

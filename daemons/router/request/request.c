@@ -7,6 +7,7 @@
 #include "util/check.h"
 #include "util/clock.h"
 #include "util/err.h"
+#include "util/least.h"
 #include "util/mem.h"
 
 #include <event2/event.h>
@@ -19,8 +20,10 @@
 #define TURN_US 1000u /* for steps of all requests, between two looks at the descriptors */
 /* of prompts that are submitted in one step: a fraction of a millisecond */
 #define START_TOKENS 32768u
-/* of one request: a worker holds a bounded number of jobs, and those of others get their turn */
+/* A worker holds a bounded number of jobs (max_jobs), and those of others get their turn: of one
+ * request, and of all together, who share them evenly. */
 #define EMBEDDINGS_AT_ONCE 64u
+#define EMBEDDINGS_OF_ALL 512u
 #define ANSWER_BYTES (sizeof(struct answer) + sizeof(struct attempt) + ANSWER_IDS_BYTES)
 /* far more than one step writes; the ids of one prompt at most */
 #define OUT_MAX (64u << 20)
@@ -112,7 +115,10 @@ static void draw_id(struct request *q, const struct reqid *first)
 /* How many of its answers may be at work. */
 static uint32_t at_once(const struct request *q)
 {
-	return q->prep.kind == KIND_EMBEDDING ? EMBEDDINGS_AT_ONCE : UINT32_MAX;
+	if (q->prep.kind != KIND_EMBEDDING)
+		return UINT32_MAX;
+	uint64_t share = EMBEDDINGS_OF_ALL / q->r->n_embedding;
+	return (uint32_t)most(1, least(share, EMBEDDINGS_AT_ONCE));
 }
 
 /* 0 or -1 with the error set. */
@@ -120,55 +126,62 @@ static int make_answers(struct request *q)
 {
 	struct request_prepare *p = &q->prep;
 	struct router *r = q->r;
-	uint64_t n = (uint64_t)p->n_prompts * p->p.n, work = n < at_once(q) ? n : at_once(q);
+	uint64_t n = (uint64_t)p->n_prompts * p->p.n;
+	int embeds = p->kind == KIND_EMBEDDING;
+	uint64_t work = embeds ? least(n, EMBEDDINGS_AT_ONCE) : n;
 	if (r->n_answers + work > r->conf.max_requests)
 		return api_fault(&p->error, 429,
 		                 "%u requests are at work here; with %llu more that is over the limit of "
 		                 "%u (max_requests)",
 		                 r->n_answers, (unsigned long long)work, r->conf.max_requests);
 	if (quota_take(&p->quota, n * (ANSWER_BYTES + embeddings_bytes(p))) < 0)
-		return budget_refuse(p, "n", "its answers");
+		return embeds
+		           ? budget_refuse(p, "input", "its embeddings (send fewer inputs or dimensions)")
+		           : budget_refuse(p, "n", "its answers");
 	q->answers = mem_try_array(n, sizeof *q->answers);
 	if (!q->answers)
 		return api_fault(&p->error, 503, "this server has no memory for %u answers", (uint32_t)n);
 	q->n_answers = (uint32_t)n;
 	q->counted = (uint32_t)work;
 	r->n_answers += q->counted;
+	r->n_embedding += (uint32_t)embeds;
 	for (uint32_t i = 0; i < n; i++)
 		answer_init(&q->answers[i], q, &p->prompts[i / p->p.n], i);
 	return budget_answers(q);
 }
 
-static void make_attempts(struct request *q)
+/* Of answer i, just before it starts; the first one's id is the request's. */
+static void make_attempt(struct request *q, uint32_t i)
 {
-	struct attempt_spec spec = {.max_tokens = q->prep.score_only ? 1 : q->prep.p.max_tokens,
-	                            .open_end = !q->prep.p.has_max_tokens,
-	                            .sampling = q->prep.p.sampling,
-	                            .stop_ids = q->prep.p.stop_ids,
-	                            .n_stop_ids = q->prep.p.n_stop_ids,
-	                            .ignore_eos = q->prep.p.ignore_eos,
+	const struct params *p = &q->prep.p;
+	struct answer *ans = &q->answers[i];
+	const struct prompt *prompt = ans->prompt;
+	uint32_t k = i % p->n; /* among those of its prompt */
+	struct attempt_spec spec = {.tokens = prompt->tokens.ids,
+	                            .prompt_tokens = (uint32_t)prompt->tokens.n,
+	                            .max_tokens = q->prep.score_only ? 1 : p->max_tokens,
+	                            .open_end = !p->has_max_tokens,
+	                            .sampling = p->sampling,
+	                            .stop_ids = p->stop_ids,
+	                            .n_stop_ids = p->n_stop_ids,
+	                            .ignore_eos = p->ignore_eos,
 	                            .pooling = q->prep.embed.pooling,
 	                            .hidden = q->prep.embed.hidden,
 	                            .begun_us = q->begun_us,
 	                            .deadline_us = q->deadline_us,
 	                            .constraint = q->prep.constraint.kind ? &q->prep.constraint : NULL,
 	                            .cache_salt = q->prep.has_salt ? q->prep.cache_salt : NULL,
+	                            .prefixes = prompt->prefixes.n ? &prompt->prefixes : NULL,
+	                            .beside = k ? q->answers[i - k].attempt : NULL,
 	                            .pin = q->pin,
-	                            .session = q->session ? q->session : q->prep.p.session};
-	uint64_t seed = q->prep.p.sampling.seed;
-	for (uint32_t i = 0; i < q->n_answers; i++) {
-		struct answer *ans = &q->answers[i];
-		if (!q->prep.p.has_seed && i % q->prep.p.n == 0)
-			randombytes_buf(&seed, sizeof seed);
-		spec.tokens = ans->prompt->tokens.ids;
-		spec.prompt_tokens = (uint32_t)ans->prompt->tokens.n;
-		spec.prefixes = ans->prompt->prefixes.n ? &ans->prompt->prefixes : NULL;
-		spec.sampling.seed = seed + i % q->prep.p.n;
-		/* one for each prompt tells them */
-		spec.sampling.prompt_logprobs = q->prep.p.sampling.prompt_logprobs && i % q->prep.p.n == 0;
-		spec.beside = i % q->prep.p.n ? q->answers[i - i % q->prep.p.n].attempt : NULL;
-		ans->attempt = attempt_new(&q->r->attempts, &spec, &answer_hooks, ans);
-	}
+	                            .session = q->session ? q->session : p->session};
+	if (k == 0 && p->has_seed)
+		q->seed = p->sampling.seed;
+	else if (k == 0)
+		randombytes_buf(&q->seed, sizeof q->seed);
+	spec.sampling.seed = q->seed + k;
+	spec.sampling.prompt_logprobs = p->sampling.prompt_logprobs && k == 0; /* one tells them */
+	ans->attempt = attempt_new(&q->r->attempts, &spec, &answer_hooks, ans);
 	if (q->r->wake)
 		q->r->wake(q->r);
 }
@@ -186,37 +199,44 @@ static void answer_without_worker(struct request *q)
 	}
 }
 
-/* code: of attempt_start. The answers that have not been started fail as the request does. */
+/* code: of attempt_start */
 static void refuse_start(struct request *q, int code)
 {
 	struct api_error *e = &q->prep.error;
+	struct answer *ans = &q->answers[q->n_started];
 	const char *max = request_kind_max_tokens(q->prep.kind);
-	if (code == ERR_FULL)
+	if (code == ERR_FULL && q->prep.kind == KIND_EMBEDDING)
+		api_bad(e, "input", "input %u has %zu tokens, which is longer than any worker takes",
+		        ans->index, ans->prompt->tokens.n);
+	else if (code == ERR_FULL)
 		api_bad(e, max, "prompt and %s together are longer than any worker takes", max);
 	else if (q->pin)
 		api_fault(e, 503, "a worker that the request is pinned to is not ready to take it");
 	else
 		api_fault(e, 503, "no worker is ready to take this request");
-	for (uint32_t k = q->n_started; k < q->n_answers; k++)
-		q->answers[k].attempt->end.status = e->status;
+	ans->attempt->end.status = e->status;
 }
 
 /* LATER: when one that has been submitted has ended */
 enum start_verdict { START_DONE, START_MORE, START_LATER, START_FAILED };
 
-/* Submits some of the attempts. FAILED: the error is set. */
+/* Makes and submits some of the attempts. FAILED: the error is set. */
 static enum start_verdict start_some(struct request *q)
 {
 	for (size_t tokens = 0; q->n_started < q->n_answers && tokens < START_TOKENS;) {
 		struct answer *ans = &q->answers[q->n_started];
 		uint32_t under_way = q->n_started - q->n_ended;
-		if (under_way == at_once(q))
+		if (under_way >= at_once(q))
 			return START_LATER;
+		if (!ans->attempt)
+			make_attempt(q, q->n_started);
 		int r = attempt_start(ans->attempt);
-		/* those under way wait for a worker, as far as they need one */
-		if (r == ERR_NOTFOUND && under_way && q->prep.kind == KIND_EMBEDDING)
+		int waits = r < 0 && q->n_started && q->prep.kind == KIND_EMBEDDING;
+		if (waits && under_way) /* these wait for a worker, as far as they need one */
 			return START_LATER;
-		if (r < 0) {
+		if (waits) {
+			attempt_wait(ans->attempt);
+		} else if (r < 0) {
 			refuse_start(q, r);
 			return START_FAILED;
 		}
@@ -268,20 +288,24 @@ static int ends(struct request *q, enum request_event e)
 	}
 }
 
-/* The answers end with what there is. 0, or -1 with the error set: the beginning of a stream is
- * not there yet, so there is nothing to end. */
+/* The answers end with what there is. 0, or -1 with the error set: there is nothing to end, because
+ * an embedding has no part, or the beginning of a stream is not there yet. */
 static int abort_answers(struct request *q)
 {
-	for (size_t i = 0; q->prep.p.stream && i < q->prep.n_prompts; i++)
-		if (!prompt_is_told(&q->prep, &q->prep.prompts[i])) {
-			cancel_all(q, 0, "aborted on request");
-			return api_fault(&q->prep.error, 503, "aborted on request");
-		}
+	static const char why[] = "aborted on request";
+	int has_part = q->prep.kind != KIND_EMBEDDING;
+	for (size_t i = 0; q->prep.p.stream && has_part && i < q->prep.n_prompts; i++)
+		has_part = prompt_is_told(&q->prep, &q->prep.prompts[i]);
+	if (!has_part) {
+		cancel_all(q, 503, why);
+		return api_fault(&q->prep.error, 503, "%s", why);
+	}
 	for (uint32_t i = 0; i < q->n_answers; i++) {
 		struct answer *ans = &q->answers[i];
-		if (attempt_ended(ans->attempt))
+		if (ans->attempt && attempt_ended(ans->attempt))
 			continue;
-		attempt_cancel(ans->attempt, "aborted on request");
+		if (ans->attempt)
+			attempt_cancel(ans->attempt, why);
 		answer_finish(ans, ANSWER_FINISH_ABORT);
 		if (q->prep.p.stream)
 			answer_send(ans);
@@ -379,7 +403,7 @@ static enum request_state step_prepared(struct request *q, enum request_event e)
 		answer_without_worker(q);
 		return REQUEST_ANSWERED;
 	}
-	make_attempts(q);
+	make_attempt(q, 0);
 	draw_id(q, &q->answers[0].attempt->id);
 	q->dialect->head(q);
 	return REQUEST_STARTING;
@@ -504,13 +528,20 @@ static void request_enter(struct request *q, enum request_state to)
 	q->state = to;
 }
 
+void request_uncount(struct request *q)
+{
+	q->r->n_answers -= q->counted;
+	q->r->n_embedding -= q->counted && q->prep.kind == KIND_EMBEDDING;
+	q->counted = 0;
+}
+
 static void request_free(struct request *q)
 {
 	for (uint32_t i = 0; i < q->n_answers; i++)
 		answer_fini(&q->answers[i]);
 	free(q->answers);
 	q->r->n_requests--;
-	q->r->n_answers -= q->counted;
+	request_uncount(q);
 	list_remove(&q->node);
 	list_remove(&q->turn);
 	buf_fini(&q->reply.head);
@@ -597,12 +628,13 @@ uint32_t router_context(const struct router *r)
 	return context_of(r, registry_context(&r->registry));
 }
 
-/* No decode worker has to take an input, as long as there are others. */
+/* Only workers that make embeddings count. */
 static void set_embed_limits(const struct router *r, struct request_prepare *p)
 {
-	if (p->prompt_max)
-		p->context = context_of(r, p->prompt_max);
+	p->prompt_max = registry_embedding_max(&r->registry);
+	p->context = context_of(r, p->prompt_max);
 	p->embed = (struct embed_params){.hidden = registry_hidden(&r->registry),
+	                                 .never = registry_never_embeds(&r->registry),
 	                                 .inputs_max = r->conf.embedding_inputs_max,
 	                                 .pooling = r->conf.embedding_pooling};
 }
@@ -659,6 +691,7 @@ static struct request *request_new(struct router *r, struct http_conn *conn, enu
 	q->begun_us = clock_us();
 	q->deadline_us = q->begun_us + r->conf.request_timeout_us;
 	list_init(&q->turn);
+	list_init(&q->put_back);
 	list_push_back(&r->requests, &q->node);
 	r->n_requests++;
 	return q;

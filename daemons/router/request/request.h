@@ -5,8 +5,8 @@
  *   IN_POOL -> PREPARED, ABANDONED, END  a text thread prepares it
  *   ABANDONED -> END                     the client is gone, or has its error; the text thread is
  *                                        not done yet
- *   PREPARED -> STARTING, ANSWERED, END  prompts and parameters are known: attempts are made
- *   STARTING -> RUNNING, ANSWERED, END   its attempts are submitted to workers, in steps
+ *   PREPARED -> STARTING, ANSWERED, END  prompts and parameters are known
+ *   STARTING -> RUNNING, ANSWERED, END   its attempts are made and submitted to workers, in steps
  *   RUNNING -> ANSWERED, END             workers make its answers; what is streamed goes out at
  * once
  *   ANSWERED -> WRITING, END             all answers are complete; the long beginning or end of a
@@ -74,16 +74,17 @@ struct answer {
 	struct message *message;
 	/* decoded and not yet given to the client; its end may be the beginning of a stop string */
 	struct buf text;
-	size_t chars;      /* code points of all text so far */
-	uint32_t n_tokens; /* of the answer */
-	uint64_t last_us;  /* when its last tokens came; 0: none came */
-	struct rows rows;  /* log-probabilities since the last chunk, or all (dialect.keeps) */
-	size_t charged;    /* of the quota, for the attempt's tokens */
-	float *embedding;  /* (embed.dimensions); NULL: it is not here yet, or none was asked for */
-	struct {           /* how much of the stream has been sent */
-		size_t echo;   /* bytes of prompt->text */
-		uint32_t rows; /* of prompt->rows */
-		uint32_t ids;  /* of the answer's tokens */
+	size_t chars;         /* code points of all text so far */
+	uint32_t n_tokens;    /* of the answer */
+	uint64_t last_us;     /* when its last tokens came; 0: none came */
+	struct rows rows;     /* log-probabilities since the last chunk, or all (dialect.keeps) */
+	size_t charged;       /* of the quota, for the attempt's tokens */
+	float *embedding;     /* (embed.dimensions); NULL: it is not here yet, or none was asked for */
+	struct list put_back; /* request.put_back */
+	struct {              /* how much of the stream has been sent */
+		size_t echo;      /* bytes of prompt->text */
+		uint32_t rows;    /* of prompt->rows */
+		uint32_t ids;     /* of the answer's tokens */
 		int role, prompt_ids;
 	} given;
 	/* the stream is behind: its beginning (what is echoed of the prompt, and its ids) is long, or
@@ -115,7 +116,10 @@ struct request {
 	struct answer *answers;
 	uint32_t n_answers, n_started, n_ended;
 	uint32_t n_behind; /* answers that are */
-	uint32_t counted;  /* in router.n_answers */
+	uint32_t counted; /* in router.n_answers; not 0: an embedding's is in router.n_embedding, too */
+	uint64_t seed;    /* of the present prompt's first answer */
+	struct list put_back; /* answers of which a worker was full: each end lets two try again */
+	uint32_t n_put_back;
 	struct {
 		struct buf head;           /* members that all chunks share */
 		struct answer_parts parts; /* of the present stage, or of a chunk */
@@ -143,6 +147,8 @@ void request_begin(struct router *r, struct http_conn *q, enum request_kind kind
 /* After it the request may be gone. */
 void request_step(struct request *q, enum request_event e);
 void request_work_soon(struct request *q); /* it gets its turn (REQUEST_ON_TURN) */
+/* Its answers are at work no more: others may have their places. */
+void request_uncount(struct request *q);
 void requests_stop(struct router *r);      /* fails all, with 503 */
 void requests_shut_down(struct router *r); /* frees all; the text threads have ended */
 /* Ends the request that this attempt belongs to with what there is, finish reason "abort". 0 or

@@ -107,8 +107,7 @@ enum write_verdict write_whole(struct request *q)
 	char extra[REQUEST_HEADERS_MAX];
 	size_t max_size = step_bytes(q);
 	/* its attempts have ended: they do not count while the client reads */
-	q->r->n_answers -= q->counted;
-	q->counted = 0;
+	request_uncount(q);
 	request_headers(q, NULL, extra);
 	buf_reset(out);
 	if (reply_more(q, out, max_size ? max_size : WHOLE_BYTES)) {

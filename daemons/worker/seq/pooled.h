@@ -10,6 +10,12 @@
 #include "copy.h"
 #include "daemons/worker/worker.h"
 
+/* Requests that the worker may hold before it refuses this one: embeddings leave a quarter to those
+ * that generate. */
+static inline uint32_t pooled_jobs_max(const struct request_copy *req, uint32_t max_jobs)
+{
+	return req->pooling ? max_jobs - max_jobs / 4 : max_jobs;
+}
 /* (info.hidden) zeros; the caller frees it. */
 double *pooled_new(const struct engine_info *info);
 /* What the span, whose tokens are set, gives of req's prompt: added to sum, if anything. */
