@@ -50,6 +50,13 @@ static struct tp_share rows_of(const struct engine *e, enum model_role role, uin
 	}
 }
 
+uint64_t weights_bytes(const struct engine *e, enum model_role role, const struct model_tensor *t)
+{
+	uint32_t n = e->ops->own_memory && t->n > 1 ? rows_of(e, role, t->n).count : t->n;
+	return (uint64_t)n * kern_dtype_bytes(t->dtype, t->k) +
+	       (role == MODEL_KV_B ? mla_added_bytes(&e->conf, t) : 0);
+}
+
 int load_found(struct loader *l, int rc, const struct model_tensor *t)
 {
 	if (!rc) {

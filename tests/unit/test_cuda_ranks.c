@@ -3,6 +3,7 @@
  * and with any path between them; one that ends or cannot open ends the group. On the host's
  * stand-in for GPUs (tests/cuda_host), or with PD_GPU=1 on the machine's first GPU, which all ranks
  * share. */
+#include "engine/engine_impl.h"
 #include "children.h"
 #include "engine_rig.h"
 #include "skip.h"
@@ -231,6 +232,23 @@ START_TEST(pool_of_all_devices)
 }
 END_TEST
 
+/* Memory for a rank's own rows is what it must have: rank 0 has 1 of 3 KV heads and its query heads, and
+ * 4 of 9 units of 16 columns. */
+START_TEST(memory_of_own_rows)
+{
+	struct rig r = rig_open(ranks(GOLDEN "llama-tied", 2));
+	const struct engine_info *i = engine_info(r.e);
+	uint32_t out = i->heads * i->head_dim;
+	struct model_tensor q = {.dtype = KERN_BF16, .n = out, .k = i->hidden};
+	struct model_tensor o = {.dtype = KERN_BF16, .n = i->hidden, .k = out};
+	struct model_tensor norm = {.dtype = KERN_BF16, .n = 1, .k = i->hidden};
+	ck_assert_uint_eq(weights_bytes(r.e, MODEL_Q, &q), q.n / 3 * q.k * 2);
+	ck_assert_uint_eq(weights_bytes(r.e, MODEL_O, &o), 4 * 16 * o.k * 2);
+	ck_assert_uint_eq(weights_bytes(r.e, MODEL_NORM, &norm), norm.k * 2);
+	rig_close(&r);
+}
+END_TEST
+
 /* --- refusals ------------------------------------------------------------ */
 
 static void refused(struct engine_opts o, int code, const char *text)
@@ -294,6 +312,7 @@ int main(int argc, char **argv)
 	tcase_add_loop_test(ends, killed_in_a_step, 0, 4);
 	tcase_add_test(ends, a_device_that_breaks);
 	tcase_add_test(ends, pool_of_all_devices);
+	tcase_add_test(ends, memory_of_own_rows);
 	tcase_add_test(ends, refusals);
 	suite_add_tcase(s, tokens);
 	suite_add_tcase(s, bits);

@@ -1,5 +1,6 @@
 /* test_model_fp8.c - FP8 weights of folders: what each form of scale means, and what is refused: by
  * config.json, or by a tensor. That whole models are right is in test_models.c. */
+#include "engine/mla.h"
 #include "engine/model_fp8.h"
 #include "engine_rig.h"
 #include "kernels/numbers.h"
@@ -273,6 +274,30 @@ START_TEST(scales_of_rows)
 }
 END_TEST
 
+/* --- memory -------------------------------------------------------------- */
+
+/* Keys of latent attention are transposed: in FP8 if 128 rows share a scale, else as float32. */
+START_TEST(keys_that_grow)
+{
+	enum { HEADS = 3, NOPE = 128, V = 64, RANK = 256 };
+	struct model_conf c = {.heads = HEADS, .mla = {.kv_rank = RANK, .nope = NOPE, .v = V}};
+	float scales[HEADS * (NOPE + V)];
+	struct model_tensor t = {.dtype = KERN_E4M3, .n = HEADS * (NOPE + V), .k = RANK};
+	t.scales.data = scales;
+	t.scales.rows = t.scales.across = 1;
+	t.scales.columns = RANK;
+	for (size_t i = 0; i < sizeof scales / sizeof *scales; i++)
+		scales[i] = 2;
+	ck_assert_uint_eq(mla_added_bytes(&c, &t), 0);
+	scales[2 * (NOPE + V) + NOPE] = 3; /* of the last head's values */
+	ck_assert_uint_eq(mla_added_bytes(&c, &t), 0);
+	scales[2 * (NOPE + V) + NOPE - 1] = 3;
+	ck_assert_uint_eq(mla_added_bytes(&c, &t), 3 * HEADS * NOPE * RANK);
+	t.dtype = KERN_BF16;
+	ck_assert_uint_eq(mla_added_bytes(&c, &t), 0);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("model_fp8");
@@ -282,6 +307,7 @@ int main(void)
 	tcase_add_loop_test(t, tensors_refused, 0, (int)(sizeof tensors / sizeof *tensors));
 	tcase_add_test(t, scalar_refused);
 	tcase_add_test(t, scales_of_rows);
+	tcase_add_test(t, keys_that_grow);
 	suite_add_tcase(s, t);
 	SRunner *sr = srunner_create(s);
 	srunner_run_all(sr, CK_NORMAL);
