@@ -16,8 +16,7 @@ enum {
 	THREADS = 512,
 	BLOCK_BYTES = 16384, /* that a block copies, unless there are too many blocks */
 	BLOCKS_MAX = 64,
-	LOOK_TURNS = 128, /* turns of a waiting loop between looks at the clock and the host */
-	REDUCE_THREADS = 256
+	LOOK_TURNS = 128 /* turns of a waiting loop between looks at the clock and the host */
 };
 
 /* Units of a copy. */
@@ -187,31 +186,6 @@ KERNEL(group_pull, THREADS, struct group_args)
 		}
 }
 
-/* --- sums ---------------------------------------------------------------- */
-
-struct reduce_args {
-	const struct kern_batch *batch;
-	struct kern_tensor y, x; /* x: rank 0's */
-	uintptr_t far;           /* what to add to the address of another rank's x */
-	size_t stride;
-	uint32_t dim, rank, ranks;
-	int rows;
-};
-
-KERNEL(reduce_rows, REDUCE_THREADS, struct reduce_args)
-{
-	uint32_t r = blockIdx.x, c = blockIdx.y * REDUCE_THREADS + threadIdx.x;
-	float sum = 0;
-	if (r >= batch_rows(a.batch, a.rows) || c >= a.dim)
-		return;
-	for (uint32_t i = 0; i < a.ranks; i++) {
-		struct kern_tensor x = a.x;
-		x.at.v += i * a.stride + (i == a.rank ? 0 : a.far);
-		sum = i ? sum + tensor_get(x, r, c) : tensor_get(x, r, c);
-	}
-	tensor_put(a.y, r, c, sum);
-}
-
 /* --- planning ------------------------------------------------------------ */
 
 static uint32_t element_bytes(const struct kern_tensor *t)
@@ -328,40 +302,6 @@ static void plan_gather(struct plan *p)
 	launch(p, w, &a, !op->gather.to_first || !a.rank);
 }
 
-static void plan_reduce(struct plan *p)
-{
-	const struct kern_op *op = p->op;
-	const struct kern_group *g = &p->dev->group;
-	struct reduce_args a = {};
-	a.batch = p->batch, a.y = op->reduce.y, a.x = op->reduce.x, a.dim = op->reduce.dim;
-	a.ranks = 1, a.rows = op->rows;
-	if (plan_tensor(p, &a.y, a.dim) || plan_tensor(p, &a.x, a.dim))
-		return;
-	if (g->ranks > 1) {
-		size_t stride = op->reduce.stride, bytes = tensor_bytes(&a.x, plan_rows(p), a.dim);
-		if (stride < bytes || stride % 4) {
-			plan_fail(p, KERN_EINVAL, "rows of %zu bytes with ranks %zu bytes apart", bytes,
-			          stride);
-			return;
-		}
-		a.x.at.v -= g->rank * stride;
-		const struct cuda_window *w = window_of(p, a.x.at, (g->ranks - 1) * stride + bytes);
-		if (!w)
-			return;
-		struct kern_gathered whole = {op->reduce.x, 1, a.dim, a.dim, 0};
-		struct group_args push = args_of(p, w);
-		struct moved m = moved_of(p, w, &whole);
-		m.begin = 0, m.bytes = m.whole;
-		m.unit = unit_of(&m);
-		push.t[push.tensors++] = m;
-		launch(p, w, &push, false);
-		a.far = w->staged ? w->target[0].dev.v - w->own.dev.v : 0;
-		a.stride = stride, a.rank = g->rank, a.ranks = g->ranks;
-	}
-	PLAN(p, reduce_rows, plan_rows(p), (a.dim + REDUCE_THREADS - 1) / REDUCE_THREADS,
-	     REDUCE_THREADS, 0, a);
-}
-
 /* A collective without data. Returns where the device notes that the group is broken. */
 static const uint32_t *plan_meet(struct plan *p, int with_progress)
 {
@@ -381,9 +321,8 @@ const uint32_t *plan_meet_progress(struct plan *p)
 
 void plan_collective(struct plan *p)
 {
-	switch (p->op->kind) {
-	case KERN_OP_GATHER: plan_gather(p); break;
-	case KERN_OP_REDUCE: plan_reduce(p); break;
-	default: plan_meet(p, 0);
-	}
+	if (p->op->kind == KERN_OP_GATHER)
+		plan_gather(p);
+	else
+		plan_meet(p, 0);
 }
