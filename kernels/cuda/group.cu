@@ -5,8 +5,10 @@
  * nothing that the other still reads, and numbers only grow, so nothing else needs a barrier.
  *
  * Only the last block to finish copying tells and waits, so a grid may be larger than what the
- * device runs at once. The wait ends when the group is broken or a rank is late; the device then
- * skips the copies and waits of all later collectives, and `sync` reports it (peers_check).
+ * device runs at once; and the kernel after it is launched only when it is done, because blocks
+ * that wait for it would take room that a rank on the same device may need. The wait ends when the
+ * group is broken or a rank is late; the device then skips the copies and waits of all later
+ * collectives of this memory, and `sync` reports it (peers_check).
  *
  * With a copy in host memory (staged), ranks write to that one, and a second kernel reads from
  * it. */
@@ -59,16 +61,37 @@ static __device__ inline bool own_line(const struct group_args &a, const struct 
 	return id >= t.ids && id < t.ids_end;
 }
 
+/* The units of all lines that a thread copies: every n-th one, n being the threads of the grid. */
+struct walk {
+	uint32_t line, unit, lines_on, units_on, units;
+};
+
+static __device__ inline struct walk walk_begin(uint32_t units)
+{
+	uint32_t from = blockIdx.x * THREADS + threadIdx.x, step = gridDim.x * THREADS;
+	return {from / units, from % units, step / units, step % units, units};
+}
+
+static __device__ inline void walk_on(struct walk &w)
+{
+	w.line += w.lines_on;
+	w.unit += w.units_on;
+	if (w.unit >= w.units) {
+		w.unit -= w.units;
+		w.line++;
+	}
+}
+
 /* From this rank's copy to the targets. */
 template <typename T>
 static __device__ void copy_out(const struct group_args &a, const struct moved &t)
 {
-	uint32_t units = t.bytes / sizeof(T);
-	size_t all = (size_t)batch_rows(a.batch, a.rows) * t.parts * units;
-	for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < all;
-	     i += (size_t)gridDim.x * THREADS) {
-		size_t line = i / units, at = t.at + line * t.line_bytes + t.begin + i % units * sizeof(T);
-		if (!own_line(a, t, (uint32_t)(line / t.parts)))
+	uint32_t units = t.bytes / sizeof(T), lines = batch_rows(a.batch, a.rows) * t.parts;
+	if (!units || !a.copied_to)
+		return;
+	for (struct walk w = walk_begin(units); w.line < lines; walk_on(w)) {
+		size_t at = t.at + w.line * t.line_bytes + t.begin + w.unit * sizeof(T);
+		if (!own_line(a, t, w.line / t.parts))
 			continue;
 		T v = *(const T *)(a.own + at);
 		for (uint32_t k = 0; k < a.copied_to; k++)
@@ -99,13 +122,11 @@ template <typename T> static __device__ inline T load_far(const T *at)
 template <typename T>
 static __device__ void copy_in(const struct group_args &a, const struct moved &t)
 {
-	uint32_t units = t.whole / sizeof(T), begin = t.begin / sizeof(T), count = t.bytes / sizeof(T);
-	size_t all = (size_t)batch_rows(a.batch, a.rows) * t.parts * units;
-	for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < all;
-	     i += (size_t)gridDim.x * THREADS) {
-		size_t line = i / units, at = t.at + line * t.line_bytes + i % units * sizeof(T);
-		bool own = t.ids_end ? own_line(a, t, (uint32_t)(line / t.parts))
-		                     : (uint32_t)(i % units) - begin < count;
+	uint32_t units = t.whole / sizeof(T), lines = batch_rows(a.batch, a.rows) * t.parts,
+			 begin = t.begin / sizeof(T), count = t.bytes / sizeof(T);
+	for (struct walk w = walk_begin(units); w.line < lines; walk_on(w)) {
+		size_t at = t.at + w.line * t.line_bytes + w.unit * sizeof(T);
+		bool own = t.ids_end ? own_line(a, t, w.line / t.parts) : w.unit - begin < count;
 		if (!own)
 			*(T *)(a.own + at) = load_far((const T *)(a.to[0] + at));
 	}
@@ -150,7 +171,7 @@ static __device__ void meet(const struct group_args &a)
 		a.mine->number = number;
 }
 
-KERNEL(group_push, THREADS, struct group_args)
+KERNEL_APART(group_push, THREADS, struct group_args)
 {
 	if (a.mine->dead || (a.with_progress && !a.batch->progress))
 		return;
@@ -184,6 +205,56 @@ KERNEL(group_pull, THREADS, struct group_args)
 		case 4: copy_in<uint32_t>(a, a.t[i]); break;
 		default: copy_in<uint16_t>(a, a.t[i]);
 		}
+}
+
+/* --- whether writes arrive ----------------------------------------------- */
+
+struct probe_args {
+	struct cuda_signals *to[CUDA_RANKS_MAX - 1];
+	uint32_t rank, targets;
+};
+
+static __host__ __device__ inline uint32_t probe_word(uint32_t rank, uint32_t i)
+{
+	return 0x9e3779b9u * (4 * rank + i + 1);
+}
+
+KERNEL(group_probe, WARP, struct probe_args)
+{
+	if (threadIdx.x >= a.targets)
+		return;
+	struct unit16 v;
+	for (uint32_t i = 0; i < 4; i++)
+		v.word[i] = probe_word(a.rank, i);
+	*(struct unit16 *)a.to[threadIdx.x]->probe[a.rank] = v;
+}
+
+int group_probe_write(struct kern_device *dev, const struct cuda_window *w)
+{
+	struct probe_args a = {};
+	void *args[] = {&a};
+	struct dim3 grid = {1, 1, 1}, block = {WARP, 1, 1};
+	a.rank = dev->group.rank;
+	for (; a.targets < w->targets; a.targets++)
+		a.to[a.targets] = (struct cuda_signals *)(w->target[a.targets].dev.v + w->signals_at);
+	int rc = cuda_check(
+		dev, cudaLaunchKernel((const void *)group_probe, grid, block, args, 0, dev->loading),
+		"writing to other GPUs");
+	return rc ? rc : cuda_check(dev, cudaStreamSynchronize(dev->loading), "writing to other GPUs");
+}
+
+int group_probe_read(struct kern_device *dev, const struct cuda_window *w, int *ret_arrived)
+{
+	struct cuda_signals s;
+	int rc = cuda_check(dev,
+	                    cudaMemcpy(&s, (const void *)(w->own.dev.v + w->signals_at), sizeof s,
+	                               cudaMemcpyDefault),
+	                    "reading what other GPUs wrote");
+	*ret_arrived = 1;
+	for (unsigned r = 0; r < dev->group.ranks && !rc; r++)
+		for (uint32_t i = 0; i < 4 && r != dev->group.rank; i++)
+			*ret_arrived &= s.probe[r][i] == probe_word(r, i);
+	return rc;
 }
 
 /* --- planning ------------------------------------------------------------ */
