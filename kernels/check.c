@@ -199,7 +199,6 @@ static int check_op(const struct check_report *r, const struct kern_limits *l)
 	case KERN_OP_NORM:
 	case KERN_OP_HEAD_NORM:
 	case KERN_OP_PROGRESS:
-	case KERN_OP_REDUCE:
 	case KERN_OP_BARRIER: return check_rows(r, l, -1);
 	default: refuse(r, "operation %u is unknown", (unsigned)op->kind); return KERN_ENOTSUP;
 	}

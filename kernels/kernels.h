@@ -57,7 +57,7 @@ extern "C" {
 #define KERN_INLINE static inline
 #endif
 
-#define KERN_ABI 11u /* raised when a struct or a signature below changes */
+#define KERN_ABI 12u /* raised when a struct or a signature below changes */
 
 /* Element types of weights and KV. Block formats are GGML's:
  * https://github.com/ggml-org/ggml/blob/master/docs/gguf.md */
@@ -437,9 +437,8 @@ enum kern_op_kind {
 	KERN_OP_EXPERTS_ACT,
 	KERN_OP_EXPERTS_DOWN,
 	KERN_OP_HEADS_MATMUL,
-	/* collectives: a no-op or a copy on a device without a group */
+	/* collectives: a no-op on a device without a group */
 	KERN_OP_GATHER,
-	KERN_OP_REDUCE,
 	KERN_OP_BARRIER,
 	KERN_OP_SAMPLE,
 	KERN_OPS
@@ -568,13 +567,6 @@ struct kern_op {
 			int to_first;
 			struct kern_gathered t[KERN_GATHERED_MAX];
 		} gather;
-		/* y[r] = the sum of the ranks' x[r], added in rank order: (R, dim); y is no rank's x. Rank
-		 * i + 1's x lies `stride` bytes after rank i's, with room for all of them */
-		struct {
-			struct kern_tensor y, x;
-			uint32_t dim;
-			size_t stride;
-		} reduce;
 		/* no rank continues before all ranks have arrived */
 		struct {
 			int none;

@@ -51,6 +51,16 @@ KERN_INLINE float kern_f16_to_f32(uint16_t h)
 	return kern_bits_to_f32(sign | (exp + 112) << 23 | man << 13);
 }
 
+/* Element i of an array of float32, float16 or bfloat16 numbers, which may lie at any address. */
+KERN_INLINE float kern_element(const void *array, enum kern_dtype type, size_t i)
+{
+	const unsigned char *p = (const unsigned char *)array + i * (type == KERN_F32 ? 4 : 2);
+	uint16_t h = (uint16_t)(p[0] | p[1] << 8);
+	if (type == KERN_F32)
+		return kern_bits_to_f32(h | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24);
+	return type == KERN_BF16 ? kern_bf16_to_f32(h) : kern_f16_to_f32(h);
+}
+
 /* S.EEEE.MMM, bias 7; E = 0: subnormal; S.1111.111: NaN */
 KERN_INLINE float kern_f8_to_f32(uint8_t c)
 {

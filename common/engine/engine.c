@@ -91,6 +91,7 @@ static void carve_scratch(struct engine *e, struct carve *own, struct carve *gro
 	s->logits = take_tensor(group, tail, c->vocab);
 }
 
+/* Bytes of this rank's matrices on the device; the mean of ranks that share memory. */
 static uint64_t matrix_bytes(struct engine *e)
 {
 	uint64_t sum = 0;
@@ -102,11 +103,11 @@ static uint64_t matrix_bytes(struct engine *e)
 			enum model_role part = (enum model_role)role;
 			if (model_has_role(&e->conf, part, layer) &&
 			    !model_role_get(&e->src, &e->conf, part, layer, &t, NULL))
-				sum += t.bytes;
+				sum += weights_bytes(e, part, &t);
 		}
 	for (uint32_t layer = 0; layer < e->conf.layers; layer++)
 		sum += moe_bytes(e, layer);
-	return sum;
+	return e->ops->own_memory ? sum : sum / most(e->opts.tp, 1);
 }
 
 static struct kern_config device_config(const struct engine *e)
@@ -160,7 +161,7 @@ static int check_memory(struct engine *e, struct err *err)
 		e->ops->info(e->dev, &device);
 	if (e->ops->own_memory && most(e->opts.ranks_per_device, 1) < ranks)
 		sharing = (unsigned)most(e->opts.ranks_per_device, 1);
-	uint64_t weights = matrix_bytes(e) / ranks,
+	uint64_t weights = matrix_bytes(e),
 			 have = device.memory_bytes ? device.free_bytes : mem_available();
 	uint64_t step = (e->sim ? 0 : own.bytes + group.bytes / (e->ops->own_memory ? 1 : ranks)) +
 	                e->limits.batch_bytes + e->opts.max_logits * 2 * sizeof *e->drawn;
@@ -380,10 +381,21 @@ static int open_group(struct engine *e, struct err *err)
 		return rc;
 	plan_step(e);
 	ranks_share_out(e);
-	rc = e->ops->own_memory ? 0 : check_memory(e, err);
+	/* if ranks share memory, rank 0 checks it for all before the others start */
+	rc = e->ops->own_memory || e->rank ? 0 : check_memory(e, err);
 	if (!rc && e->opts.tp > 1 && !e->tp)
 		rc = ranks_start(e, err);
 	return rc;
+}
+
+/* Ranks may share a device: they check its memory when all have opened it and none has begun to
+ * load. */
+static int check_devices(struct engine *e, struct err *err)
+{
+	int rc = ranks_await(e, err);
+	if (!rc)
+		rc = check_memory(e, err);
+	return rc ? rc : ranks_await(e, err);
 }
 
 /* Opens the device first, so that a missing device is reported before a model is read; last, if the
@@ -399,7 +411,7 @@ static int open_parts(struct engine *e, struct err *err)
 		rc = open_group(e, err);
 	if (!rc && !first)
 		rc = open_device(e, err);
-	return rc || !e->ops->own_memory ? rc : check_memory(e, err);
+	return rc || !e->ops->own_memory ? rc : check_devices(e, err);
 }
 
 static int open_steps(struct engine *e, struct err *err)

@@ -118,6 +118,8 @@ static inline uint32_t engine_att_width(const struct model_conf *c)
 /* Loads every tensor. After an error weights_free frees what was loaded. */
 int weights_load(struct engine *e, struct err *err);
 void weights_free(struct engine *e);
+/* Bytes on the device of this rank's rows of a tensor; of all rows where ranks share memory. */
+uint64_t weights_bytes(const struct engine *e, enum model_role role, const struct model_tensor *t);
 /* engine.c: bytes that the device needs for a step's program, in addition to the engine's
  * memory. */
 size_t engine_program_bytes(const struct engine *e);
@@ -136,8 +138,8 @@ int engine_open_rank(const struct engine_opts *opts, int has_progress, struct tp
 size_t engine_pool_bytes(const struct engine *e, uint32_t blocks);
 int engine_device_room(struct engine *e, uint64_t *ret_bytes, struct err *err);
 /* ranks.c, in this order: whether model and device can be shared out; computes this rank's part;
- * starts the other ranks; waits until all are ready; engine_pool_room of all ranks; the other
- * ranks' part of engine_new_pool; compute threads of one rank. */
+ * starts the other ranks; waits until all ranks get here or one has failed; engine_pool_room of all
+ * ranks; the other ranks' part of engine_new_pool; compute threads of one rank. */
 int ranks_check(struct engine *e, struct err *err);
 void ranks_share_out(struct engine *e);
 int ranks_start(struct engine *e, struct err *err);

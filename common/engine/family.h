@@ -55,6 +55,7 @@ void meta_experts(struct gguf_reader *r, struct model_conf *c, enum model_scorin
 
 struct hf_reader {
 	const char *path; /* of the file */
+	const char *in;   /* the object with the keys, "a.b."; NULL: the whole file */
 	struct err *err;
 	int rc;
 };

@@ -58,7 +58,23 @@ static int keeps_scales(const struct model_tensor *t, uint32_t first, uint32_t n
 	return 1;
 }
 
-/* transposed_rows of an FP8 matrix: in FP8, or exactly as float32. */
+static int keeps_all_scales(const struct model_conf *c, const struct model_tensor *kv_b)
+{
+	const struct model_mla *d = &c->mla;
+	for (uint32_t h = 0; h < c->heads; h++)
+		if (!keeps_scales(kv_b, h * (d->nope + d->v), d->nope))
+			return 0;
+	return 1;
+}
+
+uint64_t mla_added_bytes(const struct model_conf *c, const struct model_tensor *kv_b)
+{
+	uint64_t values = (uint64_t)c->heads * c->mla.nope * kv_b->k;
+	return kv_b->dtype != KERN_E4M3 || keeps_all_scales(c, kv_b) ? 0 : values * (sizeof(float) - 1);
+}
+
+/* transposed_rows of an FP8 matrix: in FP8, or as float32, to which the product of scale and code
+ * is rounded. */
 static struct kern_weight *transposed_fp8(struct loader *l, const struct model_tensor *t,
                                           uint32_t first, uint32_t n, enum kern_dtype dtype)
 {
@@ -71,9 +87,11 @@ static struct kern_weight *transposed_fp8(struct loader *l, const struct model_t
 	for (uint32_t r = 0; r < n; r++)
 		for (uint32_t i = 0; i < t->k; i++) {
 			unsigned char code = in[(size_t)r * t->k + i], *to = out + ((size_t)i * n + r) * size;
-			float scale = model_fp8_scale(t, first + r, i), v = scale * kern_f8_to_f32(code);
+			float *scale = &scales[i / BLOCK * across + r / BLOCK];
+			if (i % BLOCK == 0)
+				*scale = model_fp8_scale(t, first + r, i);
+			float v = *scale * kern_f8_to_f32(code);
 			memcpy(to, dtype == KERN_F32 ? (const void *)&v : &code, size);
-			scales[i / BLOCK * across + r / BLOCK] = scale;
 		}
 	struct model_tensor turned = {.name = t->name, .dtype = dtype, .n = t->k, .k = n, .data = out};
 	turned.scales.data = scales;
@@ -92,9 +110,7 @@ static void load_whole(struct loader *l, uint32_t layer, struct mla *m)
 	struct model_tensor kv_b;
 	if (!load_find(l, MODEL_KV_B, layer, &kv_b))
 		return;
-	int fp8 = kv_b.dtype == KERN_E4M3, keeps = fp8;
-	for (uint32_t h = 0; h < m->heads && keeps; h++)
-		keeps = keeps_scales(&kv_b, h * (d->nope + d->v), d->nope);
+	int fp8 = kv_b.dtype == KERN_E4M3, keeps = fp8 && keeps_all_scales(&l->e->conf, &kv_b);
 	for (uint32_t h = 0; h < m->heads && !l->rc; h++) {
 		uint32_t first = h * (d->nope + d->v);
 		m->key[h] = fp8 ? transposed_fp8(l, &kv_b, first, d->nope, keeps ? KERN_E4M3 : KERN_F32)

@@ -19,6 +19,9 @@ struct mla {
 /* NULL for a model without MLA, and if the loader already has an error. */
 struct mla *mla_load(struct loader *l, uint32_t layer);
 void mla_free(struct engine *e, struct mla **m);
+/* An upper bound of the bytes that kv_b takes on the device beyond its own: keys are stored as
+ * float32 if their FP8 scales cannot be transposed. */
+uint64_t mla_added_bytes(const struct model_conf *c, const struct model_tensor *kv_b);
 
 /* Elements of a token in the cache: latent and rotated part. */
 static inline uint32_t mla_width(const struct model_conf *c)

@@ -423,7 +423,7 @@ static int dtype_parse(const char *name, enum kern_dtype *ret)
 void model_shape_text(uint32_t dims, const uint64_t shape[4], char *out, size_t size)
 {
 	size_t at = 0;
-	out[0] = 0;
+	snprintf(out, size, "scalar");
 	for (uint32_t d = 0; d < dims && at < size; d++)
 		at += (size_t)snprintf(out + at, size - at, "%s%" PRIu64, d ? " x " : "", shape[d]);
 }

@@ -13,19 +13,20 @@
 #include "util/mem.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { BLOCK = KERN_E4M3_VALUES };
 
 /* --- config.json --------------------------------------------------------- */
 
-static void expect_block(struct hf_reader *r, const json_t *o, const char *key, const char *path)
+static void expect_block(struct hf_reader *r, const json_t *o, const char *key)
 {
 	const json_t *v = hf_get(o, key);
 	for (size_t i = 0; i < 2; i++)
 		if (!r->rc &&
 		    (json_array_size(v) != 2 || json_integer_value(json_array_get(v, i)) != BLOCK))
-			hf_fail(r, path, v, "[%d,%d]", BLOCK, BLOCK);
+			hf_fail(r, key, v, "[%d,%d]", BLOCK, BLOCK);
 }
 
 /* One of compressed-tensors' groups of layers. */
@@ -37,7 +38,6 @@ static unsigned read_group(struct hf_reader *r, const json_t *weights)
 	} strategies[] = {{"tensor", MODEL_FP8_TENSOR},
 	                  {"channel", MODEL_FP8_ROW},
 	                  {"block", MODEL_FP8_BLOCK}};
-	static const char key[] = "quantization_config.config_groups.weights.strategy";
 	const json_t *strategy = hf_get(weights, "strategy");
 	unsigned scales = 0;
 	hf_need_u32(r, weights, "num_bits", 8, 8);
@@ -48,23 +48,31 @@ static unsigned read_group(struct hf_reader *r, const json_t *weights)
 		if (strcmp(json_string_value(strategy), strategies[i].name) == 0)
 			scales = strategies[i].scales;
 	if (!scales)
-		hf_fail(r, key, strategy, "\"tensor\", \"channel\" or \"block\"");
+		hf_fail(r, "strategy", strategy, "\"tensor\", \"channel\" or \"block\"");
 	if (scales == MODEL_FP8_BLOCK)
-		expect_block(r, weights, "block_structure",
-		             "quantization_config.config_groups.weights.block_structure");
+		expect_block(r, weights, "block_structure");
 	return scales;
 }
 
+/* Transforms rotate the weights; the activations would have to be rotated as well. */
 static unsigned read_groups(struct hf_reader *r, const json_t *q)
 {
 	json_t *groups = json_object_get(q, "config_groups"), *group;
-	const char *name;
+	const json_t *transforms = hf_get(q, "transform_config");
+	const char *name, *in = r->in;
+	char within[120];
 	unsigned scales = 0;
 	hf_expect(r, q, "format", "float-quantized");
+	if (transforms && (!json_is_object(transforms) || json_object_size(transforms)))
+		hf_fail(r, "transform_config", transforms, "{}: transforms are not supported");
 	if (!json_object_size(groups))
-		hf_fail(r, "quantization_config.config_groups", groups, "an object of groups");
-	json_object_foreach(groups, name, group)
+		hf_fail(r, "config_groups", groups, "an object of groups");
+	r->in = within;
+	json_object_foreach(groups, name, group) {
+		snprintf(within, sizeof within, "%sconfig_groups.%.60s.weights.", in, name);
 		scales |= read_group(r, hf_get(group, "weights"));
+	}
+	r->in = in;
 	return scales;
 }
 
@@ -74,11 +82,12 @@ void model_fp8_read(struct hf_reader *r, const json_t *config, struct model_sour
 	const char *method = json_string_value(v);
 	if (!q)
 		return;
+	r->in = "quantization_config.";
 	if (method && strcmp(method, "fp8") == 0) {
 		hf_expect(r, q, "fmt", "e4m3");
 		src->fp8_scales = MODEL_FP8_TENSOR | MODEL_FP8_ROW;
 		if (hf_get(q, "weight_block_size")) {
-			expect_block(r, q, "weight_block_size", "quantization_config.weight_block_size");
+			expect_block(r, q, "weight_block_size");
 			src->fp8_scales = MODEL_FP8_BLOCK;
 		}
 	} else if (method && strcmp(method, "fbgemm_fp8") == 0) {
@@ -86,9 +95,10 @@ void model_fp8_read(struct hf_reader *r, const json_t *config, struct model_sour
 	} else if (method && strcmp(method, "compressed-tensors") == 0) {
 		src->fp8_scales = read_groups(r, q);
 	} else if (!method || strcmp(method, "mxfp4") != 0) {
-		hf_fail(r, "quantization_config.quant_method", v,
+		hf_fail(r, "quant_method", v,
 		        "\"fp8\", \"fbgemm_fp8\", \"compressed-tensors\" or \"mxfp4\"");
 	}
+	r->in = NULL;
 }
 
 /* --- scales -------------------------------------------------------------- */
@@ -143,23 +153,11 @@ static int set_type(struct model_tensor *t, const struct st_tensor *s)
 	return 0;
 }
 
-static float scale_at(const struct model_tensor *t, size_t i)
-{
-	uint16_t h;
-	float f;
-	const unsigned char *data = t->scales.data;
-	if (t->scales.dtype == KERN_F32) {
-		memcpy(&f, data + 4 * i, 4);
-		return f;
-	}
-	memcpy(&h, data + 2 * i, 2);
-	return t->scales.dtype == KERN_BF16 ? kern_bf16_to_f32(h) : kern_f16_to_f32(h);
-}
-
 float model_fp8_scale(const struct model_tensor *t, uint32_t row, uint32_t column)
 {
 	size_t down = (t->scales.first + row) / t->scales.rows;
-	return scale_at(t, down * t->scales.across + column / t->scales.columns);
+	return kern_element(t->scales.data, t->scales.dtype,
+	                    down * t->scales.across + column / t->scales.columns);
 }
 
 static int check_scales(const struct model_source *src, const struct model_tensor *t,
@@ -167,7 +165,7 @@ static int check_scales(const struct model_source *src, const struct model_tenso
 {
 	size_t count = s->bytes / kern_dtype_bytes(t->scales.dtype, 1);
 	for (size_t i = 0; i < count; i++) {
-		float f = scale_at(t, i);
+		float f = kern_element(t->scales.data, t->scales.dtype, i);
 		if (!(f > 0 && isfinite(f)))
 			return err_set(err, ERR_CORRUPT,
 			               "%.160s: tensor %s: found scale %g at %zu, expected a finite number "
@@ -210,15 +208,35 @@ int model_fp8_find(const struct model_source *src, struct model_tensor *t, struc
 
 /* --- rows ---------------------------------------------------------------- */
 
-unsigned char *model_fp8_rows(const struct model_tensor *t, uint32_t first, uint32_t count)
+/* The scales of a row's blocks, which are those of the row before unless `row` is the first of its
+ * own. */
+static void row_scales(const struct model_tensor *t, uint32_t row, float *scales)
 {
-	unsigned char *rows = mem_zalloc(count * kern_dtype_bytes(KERN_E4M3, t->k)), *to = rows;
+	for (uint32_t c = 0; c < t->k; c += BLOCK)
+		scales[c / BLOCK] = c % t->scales.columns ? scales[c / BLOCK - 1]
+		                                          : model_fp8_scale(t, row, c);
+}
+
+void model_fp8_rows(const struct model_tensor *t, uint32_t first, uint32_t count,
+                    unsigned char *out)
+{
 	const unsigned char *codes = (const unsigned char *)t->data + (size_t)first * t->k;
-	for (uint32_t r = 0; r < count; r++, codes += t->k)
-		for (uint32_t c = 0; c < t->k; c += BLOCK, to += 4 + BLOCK) {
-			float scale = model_fp8_scale(t, first + r, c);
-			memcpy(to, &scale, 4);
-			memcpy(to + 4, codes + c, t->k - c < BLOCK ? t->k - c : BLOCK);
+	uint32_t blocks = (t->k + BLOCK - 1) / BLOCK, rest = t->k % BLOCK;
+	float *scales = mem_array(blocks, sizeof *scales);
+	for (uint32_t r = 0; r < count; r++) {
+		if (r == 0 || (t->scales.first + first + r) % t->scales.rows == 0)
+			row_scales(t, first + r, scales);
+		for (uint32_t b = 0; b < t->k / BLOCK; b++, codes += BLOCK, out += 4 + BLOCK) {
+			memcpy(out, &scales[b], 4);
+			memcpy(out + 4, codes, BLOCK);
 		}
-	return rows;
+		if (rest) {
+			memcpy(out, &scales[blocks - 1], 4);
+			memcpy(out + 4, codes, rest);
+			memset(out + 4 + rest, 0, BLOCK - rest);
+			codes += rest;
+			out += 4 + BLOCK;
+		}
+	}
+	free(scales);
 }

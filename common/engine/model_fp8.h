@@ -11,7 +11,8 @@ void model_fp8_read(struct hf_reader *r, const struct json_t *config, struct mod
 /* Finds the scales of t, which has name, n, k and data, and checks them. */
 int model_fp8_find(const struct model_source *src, struct model_tensor *t, struct err *err);
 float model_fp8_scale(const struct model_tensor *t, uint32_t row, uint32_t column);
-/* Rows [first, first + count) as the device reads KERN_E4M3; the caller frees them. */
-unsigned char *model_fp8_rows(const struct model_tensor *t, uint32_t first, uint32_t count);
+/* Writes rows [first, first + count) as the device reads KERN_E4M3. */
+void model_fp8_rows(const struct model_tensor *t, uint32_t first, uint32_t count,
+                    unsigned char *out);
 
 #endif

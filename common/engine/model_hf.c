@@ -61,9 +61,18 @@ void hf_fail(struct hf_reader *r, const char *key, const json_t *found, const ch
 	va_end(ap);
 	if (!r->rc)
 		r->rc = err_set(r->err, found ? ERR_CORRUPT : ERR_NOTFOUND,
-		                "%.160s: %s: found %.60s, expected %s", r->path, key, text ? text : "none",
-		                expected);
+		                "%.160s: %.120s%s: found %.60s, expected %s", r->path, r->in ? r->in : "",
+		                key, text ? text : "none", expected);
 	free(text);
+}
+
+static void fail_integer(struct hf_reader *r, const char *key, const json_t *found, uint32_t min,
+                         uint32_t max)
+{
+	if (min == max)
+		hf_fail(r, key, found, "%u", min);
+	else
+		hf_fail(r, key, found, "an integer, %u..%u", min, max);
 }
 
 const json_t *hf_get(const json_t *o, const char *key)
@@ -81,7 +90,7 @@ uint32_t hf_may_u32(struct hf_reader *r, const json_t *o, const char *key, uint3
 	json_int_t i = json_integer_value(v);
 	if (json_is_integer(v) && i >= (json_int_t)min && i <= (json_int_t)max)
 		return (uint32_t)i;
-	hf_fail(r, key, v, "an integer, %u..%u", min, max);
+	fail_integer(r, key, v, min, max);
 	return absent;
 }
 
@@ -89,7 +98,7 @@ uint32_t hf_need_u32(struct hf_reader *r, const json_t *o, const char *key, uint
                      uint32_t max)
 {
 	if (!hf_get(o, key))
-		hf_fail(r, key, NULL, "an integer, %u..%u", min, max);
+		fail_integer(r, key, NULL, min, max);
 	return hf_may_u32(r, o, key, min, max, min);
 }
 

@@ -92,7 +92,10 @@ uint64_t moe_bytes(const struct engine *e, uint32_t layer)
 		struct model_tensor t;
 		if (model_expert_get(&e->src, &e->conf, (enum model_expert_part)part, layer, 0, &t, NULL))
 			continue;
-		sum += t.bytes * e->conf.experts.count;
+		const struct tp_share *own = part == MODEL_EXPERT_DOWN ? &e->shard.hidden
+		                                                       : &e->shard.expert;
+		uint64_t rows = e->ops->own_memory ? own->count : t.n;
+		sum += rows * kern_dtype_bytes(t.dtype, t.k) * e->conf.experts.count;
 		free(t.own);
 	}
 	return sum;

@@ -17,7 +17,8 @@ struct moe {
 /* NULL for a dense layer, and if the loader already has an error. */
 struct moe *moe_load(struct loader *l, uint32_t layer);
 void moe_free(struct engine *e, struct moe **m);
-/* Bytes of the experts' tensors in the file; 0 for a dense layer. */
+/* Bytes of this rank's part of all experts, or where ranks share memory of all of them; 0 for a
+ * dense layer. */
 uint64_t moe_bytes(const struct engine *e, uint32_t layer);
 
 /* Records the layer from h to sum, which all ranks can read afterwards. */

@@ -92,7 +92,6 @@ int ranks_start(struct engine *e, struct err *err)
 	                e->opts.broken_arg, &e->tp, err);
 }
 
-/* Waits until all ranks have loaded, or one has failed. */
 int ranks_await(struct engine *e, struct err *err)
 {
 	return !e->tp || !tp_barrier(e->tp, TP_OPEN_LIMIT_S)

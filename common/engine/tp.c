@@ -33,7 +33,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { SPIN_NS = 50000, TURNS_PER_CLOCK = 32, RANK_FD = 3, END_MS = 1000, EXCHANGE_LOOK_MS = 50 };
+enum {
+	SPIN_NS = 50000,
+	TURNS_PER_CLOCK = 32,
+	RANK_FD = 3,
+	STATUS_MS = 200, /* for the status of a rank that has ended; the group fails then without it */
+	END_MS = 1000,
+	EXCHANGE_LOOK_MS = 50
+};
 #define TP_MAGIC 0x6b6e617264703101u
 
 struct tp_shared {
@@ -85,7 +92,8 @@ struct tp_share tp_share_of(uint32_t total, uint32_t unit, unsigned rank, unsign
 
 static size_t pages(size_t bytes)
 {
-	return (bytes + 4095) & ~(size_t)4095;
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	return (bytes + page - 1) & ~(page - 1);
 }
 
 static size_t head_bytes(void)
@@ -322,18 +330,17 @@ static int start_rank(struct tp *tp, unsigned rank, const char *program, int mem
 	return rc ? err_set(err, ERR_IO, "rank %u ended before it started", rank) : 0;
 }
 
-/* Waits for the process to end, kills it after wait_ms, and describes how it ended. */
-static void describe_end(pid_t pid, unsigned wait_ms, char *out, size_t size)
+/* Waits until deadline_us for a rank's process to end, and describes how it did. A process that is
+ * still in the kernel (it frees a device's memory, or cannot be interrupted) keeps its pid. */
+static void reap(struct tp_child *c, uint64_t deadline_us, char *out, size_t size)
 {
 	int status = 0;
 	pid_t got = 0;
-	for (unsigned ms = 0; (got = waitpid(pid, &status, WNOHANG)) == 0 && ms < wait_ms; ms += 2)
+	while ((got = waitpid(c->pid, &status, WNOHANG)) == 0 && clock_left_us(deadline_us))
 		usleep(2000);
-	if (got == 0) {
-		kill(pid, SIGKILL);
-		got = waitpid(pid, &status, 0);
-	}
-	if (got != pid)
+	if (got)
+		c->pid = 0;
+	if (got <= 0)
 		snprintf(out, size, "ended");
 	else if (WIFSIGNALED(status))
 		snprintf(out, size, "ended by signal %d", WTERMSIG(status));
@@ -354,13 +361,31 @@ static void *watch(void *arg)
 		if (p[r].revents) {
 			char how[64], why[160];
 			int pid = (int)tp->child[r].pid;
-			describe_end(tp->child[r].pid, 200, how, sizeof how);
-			tp->child[r].pid = 0;
+			reap(&tp->child[r], clock_us() + STATUS_MS * 1000u, how, sizeof how);
 			snprintf(why, sizeof why, "rank %u (process %d) %s", r, pid, how);
 			tp_fail(tp, why);
 			break;
 		}
 	return NULL;
+}
+
+/* Closes the sockets, at which the other ranks exit; kills those that have not after END_MS. One
+ * that has not ended END_MS later is reaped by init, when this process ends. */
+static void end_ranks(struct tp *tp)
+{
+	char how[64];
+	for (unsigned r = 1; r < tp->ranks; r++)
+		if (tp->child[r].fd >= 0)
+			close(tp->child[r].fd);
+	for (int killed = 0; killed < 2; killed++) {
+		uint64_t deadline_us = clock_us() + END_MS * 1000u;
+		for (unsigned r = 1; r < tp->ranks; r++) {
+			if (tp->child[r].pid)
+				reap(&tp->child[r], deadline_us, how, sizeof how);
+			if (tp->child[r].pid)
+				kill(tp->child[r].pid, SIGKILL);
+		}
+	}
 }
 
 int tp_start(unsigned ranks, size_t bytes, const void *hello, size_t hello_bytes, tp_broken *broken,
@@ -409,14 +434,8 @@ void tp_destroy(struct tp **tpp)
 	}
 	if (tp->stop_fd >= 0)
 		close(tp->stop_fd);
-	for (unsigned r = 1; tp->rank == 0 && r < tp->ranks; r++)
-		if (tp->child[r].fd >= 0)
-			close(tp->child[r].fd); /* the rank sees end of file and exits */
-	for (unsigned r = 1; tp->rank == 0 && r < tp->ranks; r++) {
-		char how[64];
-		if (tp->child[r].pid)
-			describe_end(tp->child[r].pid, END_MS, how, sizeof how);
-	}
+	if (tp->rank == 0)
+		end_ranks(tp);
 	if (tp->fd >= 0)
 		close(tp->fd);
 	if (tp->sh)

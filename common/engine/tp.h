@@ -52,7 +52,8 @@ int tp_start(unsigned ranks, size_t bytes, const void *hello, size_t hello_bytes
 /* Other ranks: joins the group through the socket from rank 0 and copies its `hello`. 0,
  * ERR_INVALID, ERR_NOMEM, ERR_CORRUPT, ERR_IO. */
 int tp_join(int fd, void *hello, size_t hello_bytes, struct tp **ret_tp, struct err *err);
-/* Rank 0: ends the other ranks and waits for them. Any rank: unmaps the mapping. */
+/* Rank 0: ends the other ranks and waits for them, two seconds at most. Any rank: unmaps the
+ * mapping. */
 void tp_destroy(struct tp **tp);
 
 unsigned tp_rank(const struct tp *tp);

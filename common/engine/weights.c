@@ -8,6 +8,7 @@
 #include "engine/mla.h"
 #include "engine/model_fp8.h"
 #include "engine/moe.h"
+#include "kernels/numbers.h"
 #include "util/mem.h"
 
 #include <stdlib.h>
@@ -49,6 +50,13 @@ static struct tp_share rows_of(const struct engine *e, enum model_role role, uin
 	}
 }
 
+uint64_t weights_bytes(const struct engine *e, enum model_role role, const struct model_tensor *t)
+{
+	uint32_t n = e->ops->own_memory && t->n > 1 ? rows_of(e, role, t->n).count : t->n;
+	return (uint64_t)n * kern_dtype_bytes(t->dtype, t->k) +
+	       (role == MODEL_KV_B ? mla_added_bytes(&e->conf, t) : 0);
+}
+
 int load_found(struct loader *l, int rc, const struct model_tensor *t)
 {
 	if (!rc) {
@@ -65,18 +73,30 @@ int load_find(struct loader *l, enum model_role role, uint32_t layer, struct mod
 	       load_found(l, model_role_get(&l->e->src, &l->e->conf, role, layer, t, l->err), t);
 }
 
+/* Rows of an FP8 matrix as the device reads them, valid until the next call. */
+static const unsigned char *fp8_rows(struct loader *l, const struct model_tensor *t,
+                                     struct tp_share rows)
+{
+	size_t bytes = rows.count * kern_dtype_bytes(KERN_E4M3, t->k);
+	if (l->fp8_bytes < bytes) {
+		free(l->fp8);
+		l->fp8 = mem_alloc(l->fp8_bytes = bytes);
+	}
+	model_fp8_rows(t, rows.begin, rows.count, l->fp8);
+	return l->fp8;
+}
+
 struct kern_weight *load_rows(struct loader *l, const struct model_tensor *t, struct tp_share rows)
 {
 	struct engine *e = l->e;
 	struct kern_weight *w = NULL;
 	if (l->rc || !rows.count)
 		return NULL;
-	unsigned char *own = t->dtype == KERN_E4M3 ? model_fp8_rows(t, rows.begin, rows.count) : NULL;
-	const unsigned char *data = own ? own
+	const unsigned char *data = t->dtype == KERN_E4M3
+	                                ? fp8_rows(l, t, rows)
 	                                : (const unsigned char *)t->data +
 	                                      rows.begin * kern_dtype_bytes(t->dtype, t->k);
 	int rc = e->ops->weight_new(e->dev, t->dtype, rows.count, t->k, data, 0, &w);
-	free(own);
 	if (rc) {
 		l->rc = engine_device_error(e, rc, "cannot load", l->err);
 		err_prefix(l->err, "%.100s: tensor %s (%u x %u, %s)", e->src.path, t->name, t->n, t->k,
@@ -98,40 +118,13 @@ struct kern_weight *load_matrix(struct loader *l, enum model_role role, uint32_t
 	return w;
 }
 
-static float half_to_float(uint16_t h)
-{
-	uint32_t sign = (uint32_t)(h >> 15) << 31, exp = h >> 10 & 31, man = h & 1023, bits;
-	if (exp == 0) {
-		float f = (float)man * 0x1p-24f;
-		return sign ? -f : f;
-	}
-	bits = sign | (exp == 31 ? 255u << 23 : (exp + 112) << 23) | man << 13;
-	float f;
-	memcpy(&f, &bits, sizeof f);
-	return f;
-}
-
 /* Converts plain elements to float32; ERR_UNSUPPORTED for block types, which no vector has. */
 static int widen(const struct model_tensor *t, float *out)
 {
-	const unsigned char *p = t->data;
-	for (uint32_t i = 0; i < t->k; i++) {
-		uint16_t h;
-		uint32_t bits;
-		switch (t->dtype) {
-		case KERN_F32: memcpy(&out[i], p + (size_t)i * 4, 4); break;
-		case KERN_F16:
-			memcpy(&h, p + (size_t)i * 2, 2);
-			out[i] = half_to_float(h);
-			break;
-		case KERN_BF16:
-			memcpy(&h, p + (size_t)i * 2, 2);
-			bits = (uint32_t)h << 16;
-			memcpy(&out[i], &bits, 4);
-			break;
-		default: return ERR_UNSUPPORTED;
-		}
-	}
+	if (t->dtype != KERN_F32 && t->dtype != KERN_F16 && t->dtype != KERN_BF16)
+		return ERR_UNSUPPORTED;
+	for (uint32_t i = 0; i < t->k; i++)
+		out[i] = kern_element(t->data, t->dtype, i);
 	return 0;
 }
 
@@ -322,22 +315,28 @@ static void load_shapes(struct loader *l)
 		};
 }
 
+static void load_tensors(struct loader *l)
+{
+	struct engine *e = l->e;
+	e->embed = load_matrix(l, MODEL_EMBED, 0);
+	for (uint32_t i = 0; i < e->conf.layers && !l->rc; i++)
+		load_layer(l, i);
+	e->final_norm = load_norm(l, MODEL_NORM, 0);
+	e->head = e->conf.tied ? e->embed : load_matrix(l, MODEL_HEAD, 0);
+	for (uint32_t i = 0; i < e->conf.ropes && !l->rc; i++)
+		e->rope[i].inv_freq = upload(l, e->conf.rope[i].inv_freq, e->conf.rope_dims / 2,
+		                             "rotary frequencies");
+}
+
 int weights_load(struct engine *e, struct err *err)
 {
 	struct loader l = {.e = e, .err = err};
 	e->layer = mem_array(e->conf.layers, sizeof *e->layer);
-	if (e->sim) {
+	if (e->sim)
 		load_shapes(&l);
-		return l.rc;
-	}
-	e->embed = load_matrix(&l, MODEL_EMBED, 0);
-	for (uint32_t i = 0; i < e->conf.layers && !l.rc; i++)
-		load_layer(&l, i);
-	e->final_norm = load_norm(&l, MODEL_NORM, 0);
-	e->head = e->conf.tied ? e->embed : load_matrix(&l, MODEL_HEAD, 0);
-	for (uint32_t i = 0; i < e->conf.ropes && !l.rc; i++)
-		e->rope[i].inv_freq = upload(&l, e->conf.rope[i].inv_freq, e->conf.rope_dims / 2,
-		                             "rotary frequencies");
+	else
+		load_tensors(&l);
+	free(l.fp8);
 	return l.rc;
 }
 

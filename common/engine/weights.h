@@ -12,6 +12,8 @@ struct loader {
 	struct engine *e;
 	struct err *err;
 	int rc;
+	unsigned char *fp8; /* rows of an FP8 matrix; memory for fp8_bytes, NULL at first */
+	size_t fp8_bytes;
 };
 
 /* Finds the tensor of a role in a layer and counts it in the model's parameters; 0 on an error. */

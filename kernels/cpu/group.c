@@ -1,6 +1,5 @@
 /* group.c - collectives of a group, and progress, which is reported after all ranks have met.
- * Operands of collectives are in memory that all ranks share, so a gather is a barrier, and a
- * reduce a barrier and a sum. */
+ * Operands of collectives are in memory that all ranks share, so a gather is a barrier. */
 #include "kernels/cpu/build.h"
 
 #include <stdlib.h>
@@ -95,45 +94,10 @@ static void meet_item(const void *ctx, uint32_t item, unsigned worker)
 	meet((struct kern_program *)(uintptr_t)ctx);
 }
 
-static void reduce_rows(const struct row_step *s, const struct kern_program *p, uint32_t from,
-                        uint32_t to)
-{
-	const struct kern_group *g = &p->dev->group;
-	struct kern_tensor x = s->op->reduce.x;
-	size_t dim = s->op->reduce.dim, ranks = g->ranks > 1 ? g->ranks : 1;
-	x.at.v -= ranks > 1 ? g->rank * s->op->reduce.stride : 0;
-	for (uint32_t r = from; r < to; r++) {
-		float *y = cpu_row(&s->op->reduce.y, r);
-		memcpy(y, cpu_row(&x, r), dim * sizeof *y);
-		for (size_t i = 1; i < ranks; i++) {
-			const struct kern_tensor other = {kern_at(x.at, i * s->op->reduce.stride), x.ld,
-			                                  x.type};
-			const float *add = cpu_row(&other, r);
-			for (size_t c = 0; c < dim; c++)
-				y[c] += add[c];
-		}
-	}
-}
-
-static void check_reduce(struct build *b, const struct kern_op *op)
-{
-	size_t dim = op->reduce.dim, stride = op->reduce.stride;
-	build_tensor(b, op, &op->reduce.y, dim);
-	build_tensor(b, op, &op->reduce.x, dim);
-	if (b->p->dev->group.ranks > 1 && (stride < dim * sizeof(float) || stride % sizeof(float)))
-		build_fail(b, KERN_EINVAL, "reduce: rows of %zu columns with ranks %zu bytes apart", dim,
-		           stride);
-}
-
 void build_collective(struct build *b, const struct kern_op *op)
 {
 	for (uint32_t i = 0; op->kind == KERN_OP_GATHER && i < op->gather.tensors; i++)
 		build_tensor(b, op, &op->gather.t[i].x, op->gather.t[i].dim);
-	if (op->kind == KERN_OP_REDUCE)
-		check_reduce(b, op);
 	if (b->p->dev->group.ranks > 1)
 		build_phase(b, one_item, meet_item, b->p);
-	if (op->kind == KERN_OP_REDUCE)
-		build_row_step(b, op, reduce_rows, NULL,
-		               (size_t)op->reduce.dim * (b->p->dev->group.ranks + 1));
 }

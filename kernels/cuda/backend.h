@@ -123,8 +123,9 @@ int cuda_run(struct kern_stream *s, struct kern_program *p, const struct kern_me
 struct cuda_signals {
 	/* number of the latest collective that each rank has reached; written by that rank */
 	uint32_t arrived[CUDA_RANKS_MAX];
+	uint32_t probe[CUDA_RANKS_MAX][4]; /* a pattern of each rank: whether what it writes arrives */
 	/* of this rank: number of its latest collective; blocks of the current one that have copied; 1:
-	 * the group is broken */
+	 * the group is broken, for collectives of this memory */
 	uint32_t number, blocks, dead;
 };
 
@@ -158,6 +159,11 @@ int peers_mem_new(struct kern_device *dev, size_t bytes, struct kern_mem *ret_me
 void peers_mem_free(struct kern_device *dev, kern_ptr at);
 /* The window in which all of [at, at + bytes) lies; NULL: none. bytes 0: any */
 const struct cuda_window *peers_window(const struct kern_device *dev, kern_ptr at, size_t bytes);
+
+/* group.cu: writes this rank's pattern to all targets, and waits until it is written; looks whether
+ * those of all others have arrived in this rank's copy. */
+int group_probe_write(struct kern_device *dev, const struct cuda_window *w);
+int group_probe_read(struct kern_device *dev, const struct cuda_window *w, int *ret_arrived);
 
 /* --- products by cuBLASLt (lt.c), for the variant fast ------------------- */
 

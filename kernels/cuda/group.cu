@@ -5,8 +5,10 @@
  * nothing that the other still reads, and numbers only grow, so nothing else needs a barrier.
  *
  * Only the last block to finish copying tells and waits, so a grid may be larger than what the
- * device runs at once. The wait ends when the group is broken or a rank is late; the device then
- * skips the copies and waits of all later collectives, and `sync` reports it (peers_check).
+ * device runs at once; and the kernel after it is launched only when it is done, because blocks
+ * that wait for it would take room that a rank on the same device may need. The wait ends when the
+ * group is broken or a rank is late; the device then skips the copies and waits of all later
+ * collectives of this memory, and `sync` reports it (peers_check).
  *
  * With a copy in host memory (staged), ranks write to that one, and a second kernel reads from
  * it. */
@@ -16,8 +18,7 @@ enum {
 	THREADS = 512,
 	BLOCK_BYTES = 16384, /* that a block copies, unless there are too many blocks */
 	BLOCKS_MAX = 64,
-	LOOK_TURNS = 128, /* turns of a waiting loop between looks at the clock and the host */
-	REDUCE_THREADS = 256
+	LOOK_TURNS = 128 /* turns of a waiting loop between looks at the clock and the host */
 };
 
 /* Units of a copy. */
@@ -60,16 +61,37 @@ static __device__ inline bool own_line(const struct group_args &a, const struct 
 	return id >= t.ids && id < t.ids_end;
 }
 
+/* The units of all lines that a thread copies: every n-th one, n being the threads of the grid. */
+struct walk {
+	uint32_t line, unit, lines_on, units_on, units;
+};
+
+static __device__ inline struct walk walk_begin(uint32_t units)
+{
+	uint32_t from = blockIdx.x * THREADS + threadIdx.x, step = gridDim.x * THREADS;
+	return {from / units, from % units, step / units, step % units, units};
+}
+
+static __device__ inline void walk_on(struct walk &w)
+{
+	w.line += w.lines_on;
+	w.unit += w.units_on;
+	if (w.unit >= w.units) {
+		w.unit -= w.units;
+		w.line++;
+	}
+}
+
 /* From this rank's copy to the targets. */
 template <typename T>
 static __device__ void copy_out(const struct group_args &a, const struct moved &t)
 {
-	uint32_t units = t.bytes / sizeof(T);
-	size_t all = (size_t)batch_rows(a.batch, a.rows) * t.parts * units;
-	for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < all;
-	     i += (size_t)gridDim.x * THREADS) {
-		size_t line = i / units, at = t.at + line * t.line_bytes + t.begin + i % units * sizeof(T);
-		if (!own_line(a, t, (uint32_t)(line / t.parts)))
+	uint32_t units = t.bytes / sizeof(T), lines = batch_rows(a.batch, a.rows) * t.parts;
+	if (!units || !a.copied_to)
+		return;
+	for (struct walk w = walk_begin(units); w.line < lines; walk_on(w)) {
+		size_t at = t.at + w.line * t.line_bytes + t.begin + w.unit * sizeof(T);
+		if (!own_line(a, t, w.line / t.parts))
 			continue;
 		T v = *(const T *)(a.own + at);
 		for (uint32_t k = 0; k < a.copied_to; k++)
@@ -100,13 +122,11 @@ template <typename T> static __device__ inline T load_far(const T *at)
 template <typename T>
 static __device__ void copy_in(const struct group_args &a, const struct moved &t)
 {
-	uint32_t units = t.whole / sizeof(T), begin = t.begin / sizeof(T), count = t.bytes / sizeof(T);
-	size_t all = (size_t)batch_rows(a.batch, a.rows) * t.parts * units;
-	for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < all;
-	     i += (size_t)gridDim.x * THREADS) {
-		size_t line = i / units, at = t.at + line * t.line_bytes + i % units * sizeof(T);
-		bool own = t.ids_end ? own_line(a, t, (uint32_t)(line / t.parts))
-		                     : (uint32_t)(i % units) - begin < count;
+	uint32_t units = t.whole / sizeof(T), lines = batch_rows(a.batch, a.rows) * t.parts,
+			 begin = t.begin / sizeof(T), count = t.bytes / sizeof(T);
+	for (struct walk w = walk_begin(units); w.line < lines; walk_on(w)) {
+		size_t at = t.at + w.line * t.line_bytes + w.unit * sizeof(T);
+		bool own = t.ids_end ? own_line(a, t, w.line / t.parts) : w.unit - begin < count;
 		if (!own)
 			*(T *)(a.own + at) = load_far((const T *)(a.to[0] + at));
 	}
@@ -151,7 +171,7 @@ static __device__ void meet(const struct group_args &a)
 		a.mine->number = number;
 }
 
-KERNEL(group_push, THREADS, struct group_args)
+KERNEL_APART(group_push, THREADS, struct group_args)
 {
 	if (a.mine->dead || (a.with_progress && !a.batch->progress))
 		return;
@@ -187,29 +207,54 @@ KERNEL(group_pull, THREADS, struct group_args)
 		}
 }
 
-/* --- sums ---------------------------------------------------------------- */
+/* --- whether writes arrive ----------------------------------------------- */
 
-struct reduce_args {
-	const struct kern_batch *batch;
-	struct kern_tensor y, x; /* x: rank 0's */
-	uintptr_t far;           /* what to add to the address of another rank's x */
-	size_t stride;
-	uint32_t dim, rank, ranks;
-	int rows;
+struct probe_args {
+	struct cuda_signals *to[CUDA_RANKS_MAX - 1];
+	uint32_t rank, targets;
 };
 
-KERNEL(reduce_rows, REDUCE_THREADS, struct reduce_args)
+static __host__ __device__ inline uint32_t probe_word(uint32_t rank, uint32_t i)
 {
-	uint32_t r = blockIdx.x, c = blockIdx.y * REDUCE_THREADS + threadIdx.x;
-	float sum = 0;
-	if (r >= batch_rows(a.batch, a.rows) || c >= a.dim)
+	return 0x9e3779b9u * (4 * rank + i + 1);
+}
+
+KERNEL(group_probe, WARP, struct probe_args)
+{
+	if (threadIdx.x >= a.targets)
 		return;
-	for (uint32_t i = 0; i < a.ranks; i++) {
-		struct kern_tensor x = a.x;
-		x.at.v += i * a.stride + (i == a.rank ? 0 : a.far);
-		sum = i ? sum + tensor_get(x, r, c) : tensor_get(x, r, c);
-	}
-	tensor_put(a.y, r, c, sum);
+	struct unit16 v;
+	for (uint32_t i = 0; i < 4; i++)
+		v.word[i] = probe_word(a.rank, i);
+	*(struct unit16 *)a.to[threadIdx.x]->probe[a.rank] = v;
+}
+
+int group_probe_write(struct kern_device *dev, const struct cuda_window *w)
+{
+	struct probe_args a = {};
+	void *args[] = {&a};
+	struct dim3 grid = {1, 1, 1}, block = {WARP, 1, 1};
+	a.rank = dev->group.rank;
+	for (; a.targets < w->targets; a.targets++)
+		a.to[a.targets] = (struct cuda_signals *)(w->target[a.targets].dev.v + w->signals_at);
+	int rc = cuda_check(
+		dev, cudaLaunchKernel((const void *)group_probe, grid, block, args, 0, dev->loading),
+		"writing to other GPUs");
+	return rc ? rc : cuda_check(dev, cudaStreamSynchronize(dev->loading), "writing to other GPUs");
+}
+
+int group_probe_read(struct kern_device *dev, const struct cuda_window *w, int *ret_arrived)
+{
+	struct cuda_signals s;
+	int rc = cuda_check(dev,
+	                    cudaMemcpy(&s, (const void *)(w->own.dev.v + w->signals_at), sizeof s,
+	                               cudaMemcpyDefault),
+	                    "reading what other GPUs wrote");
+	*ret_arrived = 1;
+	for (unsigned r = 0; r < dev->group.ranks && !rc; r++)
+		for (uint32_t i = 0; i < 4 && r != dev->group.rank; i++)
+			*ret_arrived &= s.probe[r][i] == probe_word(r, i);
+	return rc;
 }
 
 /* --- planning ------------------------------------------------------------ */
@@ -328,40 +373,6 @@ static void plan_gather(struct plan *p)
 	launch(p, w, &a, !op->gather.to_first || !a.rank);
 }
 
-static void plan_reduce(struct plan *p)
-{
-	const struct kern_op *op = p->op;
-	const struct kern_group *g = &p->dev->group;
-	struct reduce_args a = {};
-	a.batch = p->batch, a.y = op->reduce.y, a.x = op->reduce.x, a.dim = op->reduce.dim;
-	a.ranks = 1, a.rows = op->rows;
-	if (plan_tensor(p, &a.y, a.dim) || plan_tensor(p, &a.x, a.dim))
-		return;
-	if (g->ranks > 1) {
-		size_t stride = op->reduce.stride, bytes = tensor_bytes(&a.x, plan_rows(p), a.dim);
-		if (stride < bytes || stride % 4) {
-			plan_fail(p, KERN_EINVAL, "rows of %zu bytes with ranks %zu bytes apart", bytes,
-			          stride);
-			return;
-		}
-		a.x.at.v -= g->rank * stride;
-		const struct cuda_window *w = window_of(p, a.x.at, (g->ranks - 1) * stride + bytes);
-		if (!w)
-			return;
-		struct kern_gathered whole = {op->reduce.x, 1, a.dim, a.dim, 0};
-		struct group_args push = args_of(p, w);
-		struct moved m = moved_of(p, w, &whole);
-		m.begin = 0, m.bytes = m.whole;
-		m.unit = unit_of(&m);
-		push.t[push.tensors++] = m;
-		launch(p, w, &push, false);
-		a.far = w->staged ? w->target[0].dev.v - w->own.dev.v : 0;
-		a.stride = stride, a.rank = g->rank, a.ranks = g->ranks;
-	}
-	PLAN(p, reduce_rows, plan_rows(p), (a.dim + REDUCE_THREADS - 1) / REDUCE_THREADS,
-	     REDUCE_THREADS, 0, a);
-}
-
 /* A collective without data. Returns where the device notes that the group is broken. */
 static const uint32_t *plan_meet(struct plan *p, int with_progress)
 {
@@ -381,9 +392,8 @@ const uint32_t *plan_meet_progress(struct plan *p)
 
 void plan_collective(struct plan *p)
 {
-	switch (p->op->kind) {
-	case KERN_OP_GATHER: plan_gather(p); break;
-	case KERN_OP_REDUCE: plan_reduce(p); break;
-	default: plan_meet(p, 0);
-	}
+	if (p->op->kind == KERN_OP_GATHER)
+		plan_gather(p);
+	else
+		plan_meet(p, 0);
 }

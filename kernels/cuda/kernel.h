@@ -13,24 +13,35 @@
 #ifdef __CUDACC__
 
 /* KERNEL(name, most threads per block, struct of its argument `a`) { ... } Requesting one block per
- * multiprocessor keeps the compiler from spilling registers to fit more. */
-#define KERNEL(NAME, THREADS, ARGS)                                                               \
+ * multiprocessor keeps the compiler from spilling registers to fit more. KERNEL_APART: no block of
+ * the next kernel is on the device before all of this one have ended. */
+#define KERNEL(NAME, THREADS, ARGS) KERNEL_FROM(grid_launch_next(), NAME, THREADS, ARGS)
+#define KERNEL_APART(NAME, THREADS, ARGS) KERNEL_FROM((void)0, NAME, THREADS, ARGS)
+#define KERNEL_FROM(FIRST, NAME, THREADS, ARGS)                                                   \
 	static __device__ __forceinline__ void NAME##_body(const ARGS &a);                            \
 	extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_constant__ ARGS a) \
 	{                                                                                             \
-		grid_begin();                                                                             \
+		FIRST;                                                                                    \
+		grid_wait();                                                                              \
 		NAME##_body(a);                                                                           \
 	}                                                                                             \
 	static __device__ __forceinline__ void NAME##_body(const ARGS &a)
 
-/* Lets the next kernel of the stream be launched, and waits until the previous one is done
- * (programmatic dependent launch). Every thread waits before it reads or writes, so everything
- * before the previous kernel is done too. A kernel without this call must not be launched with
- * overlap (program.c). */
-static __device__ __forceinline__ void grid_begin(void)
+/* Programmatic dependent launch: lets the next kernel of the stream be launched, whose blocks wait
+ * on the device until this one is done. */
+static __device__ __forceinline__ void grid_launch_next(void)
 {
 #if __CUDA_ARCH__ >= 900
 	asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* Waits until the previous kernel is done. Every thread waits before it reads or writes, so
+ * everything before the previous kernel is done too. A kernel without this call must not be
+ * launched with overlap (program.c). */
+static __device__ __forceinline__ void grid_wait(void)
+{
+#if __CUDA_ARCH__ >= 900
 	asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }

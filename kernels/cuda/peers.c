@@ -1,6 +1,7 @@
 /* peers.c - GROUP memory, and how a group's ranks reach each other's copies of it. Each rank's copy
  * is SHARED memory, which the others map into the address space of their own devices. If any two
- * devices cannot access each other's memory, all ranks use one more copy in host memory instead.
+ * devices cannot access each other's memory, or if what they write does not arrive (seen where an
+ * IOMMU redirects it), all ranks use one more copy in host memory instead.
  *
  * All ranks must take the same path and see the same order of mem_new calls; they tell each other
  * in exchanges. An error on one rank leaves the others waiting, until the caller ends the group. */
@@ -12,7 +13,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, ALIGN = 256 };
+enum { ALIGN = 256 };
 
 /* What ranks tell each other first. */
 struct peer_hello {
@@ -26,7 +27,8 @@ struct peer_hello {
 int peers_open(struct kern_device *dev)
 {
 	const uint32_t *word = dev->group.broken;
-	uintptr_t page = (uintptr_t)word / PAGE * PAGE;
+	size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE);
+	uintptr_t page = (uintptr_t)word / page_bytes * page_bytes;
 	struct cuda_peers *p = calloc(1, sizeof *p);
 	if (!p)
 		return cuda_fail(dev, KERN_ENOMEM, "out of memory for a group");
@@ -34,12 +36,12 @@ int peers_open(struct kern_device *dev)
 	int rc = cuda_mem_new(dev, KERN_MEM_PINNED, sizeof *p->fault, &p->fault_mem);
 	if (!rc)
 		p->fault = p->fault_mem.host;
-	if (!rc && word && !(rc = cuda_mem_pin(dev, (void *)page, PAGE, &p->broken)))
+	if (!rc && word && !(rc = cuda_mem_pin(dev, (void *)page, page_bytes, &p->broken)))
 		p->broken_at = (const uint32_t *)(p->broken.dev.v + ((uintptr_t)word - page));
 	return rc;
 }
 
-static void window_free(struct kern_device *dev, struct cuda_window *w)
+static void targets_free(struct kern_device *dev, struct cuda_window *w)
 {
 	for (unsigned i = 0; i < w->targets; i++) {
 		void *host = w->target[i].host;
@@ -48,6 +50,12 @@ static void window_free(struct kern_device *dev, struct cuda_window *w)
 		if (w->staged)
 			munmap(host, bytes);
 	}
+	w->targets = 0;
+}
+
+static void window_free(struct kern_device *dev, struct cuda_window *w)
+{
+	targets_free(dev, w);
 	cuda_mem_free(dev, &w->own);
 	free(w);
 }
@@ -117,7 +125,8 @@ static void close_all(int *fds, unsigned n)
 			close(fds[i]);
 }
 
-/* Sets *ret_direct if this device can access the memory of all others. */
+/* Sets *ret_direct if this device can access the memory of all others. With PDSERVE_CUDA_PEERS=0,
+ * for tests of the other path, none can. */
 static int meet_peers(struct kern_device *dev, size_t bytes, int *ret_direct)
 {
 	struct peer_hello mine = {.bytes = bytes, .device = dev->index}, all[CUDA_RANKS_MAX];
@@ -127,7 +136,8 @@ static int meet_peers(struct kern_device *dev, size_t bytes, int *ret_direct)
 	_Static_assert(sizeof mine <= KERN_EXCHANGE_MAX, "a hello is one exchange");
 	if ((rc = exchange(dev, &mine, sizeof mine, -1, all, fds)))
 		return rc;
-	*ret_direct = 1;
+	const char *peers = getenv("PDSERVE_CUDA_PEERS");
+	*ret_direct = !peers || strcmp(peers, "0");
 	for (unsigned r = 0; r < dev->group.ranks; r++) {
 		int can = all[r].device == dev->index;
 		if (strcmp(all[r].numerics, all[0].numerics) != 0)
@@ -155,6 +165,27 @@ static int map_peers(struct kern_device *dev, struct cuda_window *w, const int *
 		    !(rc = cuda_mem_map(dev, fds[r], w->own.bytes, &w->target[w->targets])))
 			w->targets++;
 	return rc;
+}
+
+/* Sets *ret_all to whether `mine` is nonzero on all ranks. */
+static int agree(struct kern_device *dev, int mine, int fd, int *fds, int *ret_all)
+{
+	uint32_t all[CUDA_RANKS_MAX], own = (uint32_t)mine;
+	int rc = exchange(dev, &own, sizeof own, fd, all, fds);
+	*ret_all = !rc;
+	for (unsigned r = 0; r < dev->group.ranks && !rc; r++)
+		*ret_all &= all[r] != 0;
+	return rc;
+}
+
+/* Sets *ret_arrive to whether what each rank writes to the others' copies is there afterwards. */
+static int probe_peers(struct kern_device *dev, const struct cuda_window *w, int *ret_arrive)
+{
+	int fds[CUDA_RANKS_MAX], mine = 0, rc = group_probe_write(dev, w);
+	if (rc || (rc = exchange(dev, NULL, 0, -1, NULL, fds)) ||
+	    (rc = group_probe_read(dev, w, &mine)))
+		return rc;
+	return agree(dev, mine, -1, fds, ret_arrive);
 }
 
 /* The copy in host memory: rank 0 makes it. */
@@ -191,21 +222,19 @@ static int map_stage(struct kern_device *dev, struct cuda_window *w)
 
 static int reach_peers(struct kern_device *dev, struct cuda_window *w)
 {
-	uint32_t direct[CUDA_RANKS_MAX];
 	int fds[CUDA_RANKS_MAX], fd = -1, can, rc = meet_peers(dev, w->signals_at, &can);
 	if (rc || (rc = cuda_mem_share(dev, &w->own, &fd)))
 		return rc;
-	uint32_t mine = (uint32_t)can;
-	rc = exchange(dev, &mine, sizeof mine, fd, direct, fds);
+	rc = agree(dev, can, fd, fds, &can);
 	close(fd);
 	if (rc)
 		return rc;
-	for (unsigned r = 0; r < dev->group.ranks; r++)
-		can &= (int)direct[r];
 	if (can)
 		rc = map_peers(dev, w, fds);
 	close_all(fds, dev->group.ranks);
-	return can ? rc : map_stage(dev, w);
+	if (can && !rc && !(rc = probe_peers(dev, w, &can)) && !can)
+		targets_free(dev, w);
+	return rc || can ? rc : map_stage(dev, w);
 }
 
 int peers_mem_new(struct kern_device *dev, size_t bytes, struct kern_mem *ret_mem)

@@ -39,7 +39,6 @@ static void plan_op(struct plan *p)
 	case KERN_OP_PROGRESS: plan_progress(p); break;
 	case KERN_OP_SAMPLE: plan_sample(p); break;
 	case KERN_OP_GATHER:
-	case KERN_OP_REDUCE:
 	case KERN_OP_BARRIER: plan_collective(p); break;
 	default: plan_row_op(p);
 	}
@@ -265,13 +264,15 @@ int cuda_run(struct kern_stream *s, struct kern_program *p, const struct kern_me
 		                                (size_t)b->words * 4, cudaMemcpyDefault, s->stream),
 		                "copying a batch");
 	const struct size *size = rc ? NULL : size_for(p, b);
+	/* once it runs, rank 0 of a group may lay out the next step in the same memory */
+	uint32_t progress = b->progress, rows = b->rows;
 	if (!rc && size->graph)
 		rc = cuda_check(dev, cudaGraphLaunch(size->graph, s->stream), "running a program");
 	if (rc)
 		return rc;
-	if (b->progress && dev->watch && p->progress)
+	if (progress && dev->watch && p->progress)
 		watch_expect(dev->watch, p->progress);
 	__atomic_fetch_add(&dev->steps, 1, __ATOMIC_RELAXED);
-	__atomic_fetch_add(&dev->rows, b->rows, __ATOMIC_RELAXED);
+	__atomic_fetch_add(&dev->rows, rows, __ATOMIC_RELAXED);
 	return KERN_OK;
 }

@@ -159,7 +159,6 @@ static struct kern_op op_good(struct things *t, enum kern_op_kind kind)
 	case KERN_OP_GATHER:
 		op.gather.tensors = 1, op.gather.t[0] = (struct kern_gathered){t->x, 1, 64, 16, 0};
 		break;
-	case KERN_OP_REDUCE: op.reduce.y = t->y, op.reduce.x = t->x, op.reduce.dim = 64; break;
 	case KERN_OP_SAMPLE:
 		op.rows = KERN_ROWS_TAIL, op.sample.logits = t->x, op.sample.results = t->words;
 		break;
@@ -217,9 +216,6 @@ static void refuse_tensors(const struct device *dev, const struct things *of)
 	REFUSED(KERN_OP_GATHER, op.gather.t[0].parts = 0);
 	REFUSED(KERN_OP_GATHER, op.gather.t[0].unit = 0);
 	REFUSED(KERN_OP_GATHER, op.gather.t[0].dim = 0);
-	TENSOR_REFUSED(KERN_OP_REDUCE, reduce.y);
-	TENSOR_REFUSED(KERN_OP_REDUCE, reduce.x);
-	REFUSED(KERN_OP_REDUCE, op.reduce.dim = 0);
 	TENSOR_REFUSED(KERN_OP_SCALE, scale.y);
 	TENSOR_REFUSED(KERN_OP_SCALE, scale.x);
 	TENSOR_REFUSED(KERN_OP_NORM, norm.y);

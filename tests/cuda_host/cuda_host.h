@@ -35,6 +35,8 @@
 	}                                                                      \
 	static void NAME##_body(const ARGS &a)
 
+#define KERNEL_APART KERNEL /* kernels run one after the other */
+
 static inline unsigned char *shared_memory(void)
 {
 	return cuda_host_shared();

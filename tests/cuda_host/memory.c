@@ -251,6 +251,7 @@ struct handle {
 	int fd;
 	size_t bytes;
 	unsigned users;
+	bool imported;
 };
 /* h NULL: free */
 static struct mapping {
@@ -305,10 +306,10 @@ static CUresult vmm_granularity(size_t *ret, const CUmemAllocationProp *prop,
 	return CUDA_SUCCESS;
 }
 
-static CUresult handle_new(int fd, size_t bytes, CUmemGenericAllocationHandle *ret)
+static CUresult handle_new(int fd, size_t bytes, bool imported, CUmemGenericAllocationHandle *ret)
 {
 	struct handle *h = malloc(sizeof *h);
-	*h = (struct handle){fd, bytes, 1};
+	*h = (struct handle){fd, bytes, 1, imported};
 	__atomic_add_fetch(&used_bytes, bytes, __ATOMIC_RELAXED);
 	*ret = (uintptr_t)h;
 	return CUDA_SUCCESS;
@@ -328,7 +329,7 @@ static CUresult vmm_create(CUmemGenericAllocationHandle *ret, size_t bytes,
 			close(fd);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	return handle_new(fd, bytes, ret);
+	return handle_new(fd, bytes, false, ret);
 }
 
 static CUresult vmm_release(CUmemGenericAllocationHandle h)
@@ -358,10 +359,11 @@ static CUresult vmm_map(CUdeviceptr at, size_t bytes, size_t offset,
 {
 	(void)flags;
 	struct handle *h = handle_of(handle);
+	bool lost = h->imported && !cuda_host_environment("CUDA_HOST_PEER_WRITES", 1);
 	DRIVER_CALL("cuMemMap");
 	if (offset || bytes != h->bytes ||
-	    mmap((void *)(uintptr_t)at, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, h->fd, 0) ==
-	        MAP_FAILED)
+	    mmap((void *)(uintptr_t)at, bytes, PROT_NONE, (lost ? MAP_PRIVATE : MAP_SHARED) | MAP_FIXED,
+	         h->fd, 0) == MAP_FAILED)
 		return CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&lock);
 	struct mapping *m = free_mapping();
@@ -422,7 +424,7 @@ static CUresult vmm_import(CUmemGenericAllocationHandle *ret, void *shared,
 	ssize_t n = readlink(path, name, sizeof name - 1);
 	if (n < 0 || fstat(fd, &st) || !(name[n] = 0, strstr(name, "cuda-host-memory")))
 		return CUDA_ERROR_INVALID_VALUE;
-	return handle_new(fcntl(fd, F_DUPFD_CLOEXEC, 0), (size_t)st.st_size, ret);
+	return handle_new(fcntl(fd, F_DUPFD_CLOEXEC, 0), (size_t)st.st_size, true, ret);
 }
 
 static CUresult vmm_retain(CUmemGenericAllocationHandle *ret, void *at)

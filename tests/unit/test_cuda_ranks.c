@@ -3,6 +3,7 @@
  * and with any path between them; one that ends or cannot open ends the group. On the host's
  * stand-in for GPUs (tests/cuda_host), or with PD_GPU=1 on the machine's first GPU, which all ranks
  * share. */
+#include "engine/engine_impl.h"
 #include "children.h"
 #include "engine_rig.h"
 #include "skip.h"
@@ -60,9 +61,10 @@ START_TEST(golden_tokens)
 }
 END_TEST
 
-enum { N = 60 };
+enum { FIRST = 64, NEXT = 20, N = FIRST + NEXT + 7 };
 
-/* All logits of a prompt in two chunks, and of some tokens one by one. */
+/* All logits of a prompt in two chunks, the first of which fills a graph of 64 rows, and of some
+ * tokens one by one. */
 static float *story(struct rig_opts o, size_t *ret_floats)
 {
 	uint32_t ids[N];
@@ -70,9 +72,10 @@ static float *story(struct rig_opts o, size_t *ret_floats)
 	struct rig r = rig_open(o);
 	struct seq s = seq_new(&r, 5);
 	float *out = mem_array((size_t)N * r.vocab, sizeof *out);
-	feed(&r, &s, ids, 33, 33, 0, out);
-	feed(&r, &s, ids + 33, 20, 20, 0, out + 33 * (size_t)r.vocab);
-	feed(&r, &s, ids + 53, N - 53, 1, 0, out + 53 * (size_t)r.vocab);
+	feed(&r, &s, ids, FIRST, FIRST, 0, out);
+	feed(&r, &s, ids + FIRST, NEXT, NEXT, 0, out + FIRST * (size_t)r.vocab);
+	feed(&r, &s, ids + FIRST + NEXT, N - FIRST - NEXT, 1, 0,
+	     out + (FIRST + NEXT) * (size_t)r.vocab);
 	*ret_floats = (size_t)N * r.vocab;
 	rig_close(&r);
 	return out;
@@ -86,7 +89,7 @@ static const struct {
 	{"llama", NULL, NULL, 2, 1, KERN_BF16},
 	{"llama", NULL, NULL, 2, 2, KERN_F32}, /* both on one device */
 	{"llama-tied", "CUDA_HOST_DELAY_US", "300", 3, 2, KERN_F32},
-	{"phi3-longrope", "CUDA_HOST_PEERS", "0", 4, 1, KERN_F32}, /* through host memory */
+	{"phi3-longrope", "PDSERVE_CUDA_PEERS", "0", 4, 1, KERN_F32}, /* through host memory */
 	{"glm4_moe", NULL, NULL, 2, 1, KERN_F32},
 };
 
@@ -173,20 +176,36 @@ START_TEST(killed_in_a_step)
 }
 END_TEST
 
-/* A rank's device that breaks: the step says which error. */
+/* Work of a rank that breaks its device, and what a step returns then. group_pull runs only on the
+ * way through host memory, which is taken if the setting says so, or if writes to other devices are
+ * lost. */
+static const struct {
+	const char *work, *setting;
+	int rc;
+} breaks[] = {
+	{"group_push:3", NULL, ERR_IO},
+	{"group_pull:3", NULL, 0},
+	{"group_pull:3", "PDSERVE_CUDA_PEERS", ERR_IO},
+	{"group_pull:3", "CUDA_HOST_PEERS", ERR_IO},
+	{"group_pull:3", "CUDA_HOST_PEER_WRITES", ERR_IO},
+};
+
+/* The step says which error. */
 START_TEST(a_device_that_breaks)
 {
 	if (on_gpu())
 		SKIP("a real GPU is not broken on purpose");
+	if (breaks[_i].setting)
+		setenv(breaks[_i].setting, "0", 1);
 	struct rig r = rig_open(ranks(GOLDEN "llama", 2));
 	struct err err = {0};
 	int rc = 0;
 	ck_assert_int_eq(decode_one(&r, &err), 0);
-	setenv("CUDA_HOST_FAIL", "group_push:3", 1);
+	setenv("CUDA_HOST_FAIL", breaks[_i].work, 1);
 	for (int i = 0; i < 3 && !rc; i++)
 		rc = decode_one(&r, &err);
-	ck_assert_int_eq(rc, ERR_IO);
-	ck_assert_msg(strstr(err.text, "an illegal memory access") != NULL, "%s", err.text);
+	ck_assert_msg(rc == breaks[_i].rc, "case %d returned %d", _i, rc);
+	ck_assert_msg(!rc || strstr(err.text, "an illegal memory access"), "%s", err.text);
 	rig_close(&r);
 }
 END_TEST
@@ -228,6 +247,23 @@ START_TEST(pool_of_all_devices)
 	struct engine_span sp = {.tokens = &id, .n = 1, .blocks = table, .logits = ENGINE_LOGITS_LAST};
 	ck_assert_msg(engine_step(e, &sp, 1, &err) == 0, "%s", err.text);
 	engine_close(&e);
+}
+END_TEST
+
+/* Memory for a rank's own rows is what it must have: rank 0 has 1 of 3 KV heads and its query heads, and
+ * 4 of 9 units of 16 columns. */
+START_TEST(memory_of_own_rows)
+{
+	struct rig r = rig_open(ranks(GOLDEN "llama-tied", 2));
+	const struct engine_info *i = engine_info(r.e);
+	uint32_t out = i->heads * i->head_dim;
+	struct model_tensor q = {.dtype = KERN_BF16, .n = out, .k = i->hidden};
+	struct model_tensor o = {.dtype = KERN_BF16, .n = i->hidden, .k = out};
+	struct model_tensor norm = {.dtype = KERN_BF16, .n = 1, .k = i->hidden};
+	ck_assert_uint_eq(weights_bytes(r.e, MODEL_Q, &q), q.n / 3 * q.k * 2);
+	ck_assert_uint_eq(weights_bytes(r.e, MODEL_O, &o), 4 * 16 * o.k * 2);
+	ck_assert_uint_eq(weights_bytes(r.e, MODEL_NORM, &norm), norm.k * 2);
+	rig_close(&r);
 }
 END_TEST
 
@@ -292,8 +328,9 @@ int main(int argc, char **argv)
 	tcase_add_loop_test(tokens, golden_tokens, 0, getenv("PD_FULL") || on_gpu() ? all : GOLDEN_FEW);
 	tcase_add_loop_test(bits, bits_of_one_device, 0, (int)(sizeof same / sizeof *same));
 	tcase_add_loop_test(ends, killed_in_a_step, 0, 4);
-	tcase_add_test(ends, a_device_that_breaks);
+	tcase_add_loop_test(ends, a_device_that_breaks, 0, (int)(sizeof breaks / sizeof *breaks));
 	tcase_add_test(ends, pool_of_all_devices);
+	tcase_add_test(ends, memory_of_own_rows);
 	tcase_add_test(ends, refusals);
 	suite_add_tcase(s, tokens);
 	suite_add_tcase(s, bits);

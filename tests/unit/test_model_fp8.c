@@ -1,5 +1,6 @@
 /* test_model_fp8.c - FP8 weights of folders: what each form of scale means, and what is refused: by
  * config.json, or by a tensor. That whole models are right is in test_models.c. */
+#include "engine/mla.h"
 #include "engine/model_fp8.h"
 #include "engine_rig.h"
 #include "kernels/numbers.h"
@@ -88,9 +89,11 @@ static void refused(const char *folder, const char *text)
 
 /* --- configurations ------------------------------------------------------ */
 
-#define GROUP(weights)                                                         \
-	"{\"quant_method\":\"compressed-tensors\",\"format\":\"float-quantized\"," \
-	"\"config_groups\":{\"group_0\":{\"targets\":[\"Linear\"],\"weights\":{" weights "}}}}"
+#define GROUP_AND(more, weights)                                                    \
+	"{\"quant_method\":\"compressed-tensors\",\"format\":\"float-quantized\"," more \
+	"\"config_groups\":{\"group_7\":{\"targets\":[\"Linear\"],\"weights\":{" weights "}}}}"
+#define GROUP(weights) GROUP_AND("", weights)
+#define IN_GROUP "quantization_config.config_groups.group_7.weights."
 #define FLOAT8 "\"num_bits\":8,\"type\":\"float\","
 
 static const struct {
@@ -105,9 +108,9 @@ static const struct {
 	{"qwen3-fp8", "{\"quant_method\":\"mxfp4\"}",
      "q_proj.weight: found type F8_E4M3, but no quantization_config"},
 	{"qwen3-fp8", "{\"quant_method\":\"fp8\",\"fmt\":\"e5m2\"}",
-     "fmt: found \"e5m2\", expected \"e4m3\""},
+     "quantization_config.fmt: found \"e5m2\", expected \"e4m3\""},
 	{"qwen3-fp8", "{\"quant_method\":\"fp8\",\"weight_block_size\":[128,64]}",
-     "weight_block_size: found [128,64], expected [128,128]"},
+     "quantization_config.weight_block_size: found [128,64], expected [128,128]"},
 	{"qwen3-fp8", "{\"quant_method\":\"fp8\",\"weight_block_size\":128}",
      "weight_block_size: found 128, expected [128,128]"},
 	{"qwen3-fp8", "{\"quant_method\":\"fp8\"}",
@@ -117,19 +120,32 @@ static const struct {
 	{"llama-fp8", "{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128]}",
      "q_proj.weight_scale: found shape 1, expected 2 x 2"},
 	{"llama-fp8", "{\"quant_method\":\"compressed-tensors\",\"format\":\"pack-quantized\"}",
-     "format: found \"pack-quantized\", expected \"float-quantized\""},
+     "quantization_config.format: found \"pack-quantized\", expected \"float-quantized\""},
 	{"llama-fp8", "{\"quant_method\":\"compressed-tensors\",\"config_groups\":{}}",
-     "config_groups: found {}, expected an object of groups"},
+     "quantization_config.config_groups: found {}, expected an object of groups"},
+	{"llama-fp8",
+     GROUP_AND("\"transform_config\":{\"config_groups\":{\"R1\":{\"type\":\"hadamard\"}}},",
+               FLOAT8 "\"strategy\":\"tensor\""),
+     "quantization_config.transform_config: found "
+     "{\"config_groups\":{\"R1\":{\"type\":\"hadamard\"}}}, "
+     "expected {}: transforms are not supported"},
+	{"llama-fp8", GROUP_AND("\"transform_config\":[],", FLOAT8 "\"strategy\":\"tensor\""),
+     "transform_config: found [], expected {}"},
+	/* an empty one says nothing */
+	{"llama-fp8", GROUP_AND("\"transform_config\":{},", FLOAT8 "\"strategy\":\"channel\""),
+     "q_proj.weight_scale: found shape 1, expected 144 x 1"},
 	{"llama-fp8", GROUP("\"num_bits\":4,\"type\":\"float\",\"strategy\":\"tensor\""),
-     "num_bits: found 4, expected an integer, 8..8"},
+     IN_GROUP "num_bits: found 4, expected 8"},
+	{"llama-fp8", GROUP("\"type\":\"float\",\"strategy\":\"tensor\""),
+     IN_GROUP "num_bits: found none, expected 8"},
 	{"llama-fp8", GROUP("\"num_bits\":8,\"type\":\"int\",\"strategy\":\"channel\""),
-     "type: found \"int\", expected \"float\""},
+     IN_GROUP "type: found \"int\", expected \"float\""},
 	{"llama-fp8", GROUP(FLOAT8 "\"symmetric\":false,\"strategy\":\"tensor\""),
-     "symmetric: found false, expected true"},
+     IN_GROUP "symmetric: found false, expected true"},
 	{"llama-fp8", GROUP(FLOAT8 "\"strategy\":\"group\""),
-     "strategy: found \"group\", expected \"tensor\", \"channel\" or \"block\""},
+     IN_GROUP "strategy: found \"group\", expected \"tensor\", \"channel\" or \"block\""},
 	{"llama-fp8", GROUP(FLOAT8 "\"strategy\":\"block\",\"block_structure\":[64,64]"),
-     "block_structure: found [64,64], expected [128,128]"},
+     IN_GROUP "block_structure: found [64,64], expected [128,128]"},
 	{"llama-fp8", GROUP(FLOAT8 "\"strategy\":\"tensor\""),
      "gate_proj.weight_scale: found shape 160 x 1, expected 1 x 1"},
 	{"llama-fp8", GROUP(FLOAT8 "\"strategy\":\"channel\""),
@@ -192,6 +208,19 @@ START_TEST(tensors_refused)
 }
 END_TEST
 
+START_TEST(scalar_refused)
+{
+	static const char scale[] = "model.layers.0.self_attn.q_proj.weight_scale",
+					  rows[] = GROUP(FLOAT8 "\"strategy\":\"channel\"");
+	char folder[TEST_FOLDER_BYTES];
+	struct copy c = copy_of("llama-fp8");
+	json_object_set_new(json_object_get(c.header, scale), "shape", json_array());
+	json_object_set_new(c.config, "quantization_config", json_loads(rows, 0, NULL));
+	copy_write(&c, folder);
+	refused(folder, "q_proj.weight_scale: found shape scalar, expected 144 x 1");
+}
+END_TEST
+
 /* --- scales -------------------------------------------------------------- */
 
 /* 150 rows of 130 codes, of which a part begins at row 100: the number of a row's scale, and the
@@ -232,14 +261,40 @@ START_TEST(scales_of_rows)
 		ck_assert_msg(!memcmp(got, cases[i].want, sizeof got), "case %zu: %g %g %g", i,
 		              (double)got[0], (double)got[1], (double)got[2]);
 		/* rows 27 and 28 in two blocks each: a scale and 128 codes, the second block with 2 */
-		unsigned char *rows = model_fp8_rows(&t, 27, 2);
+		unsigned char rows[4 * 132], none[126] = {0};
 		float second, third;
+		memset(rows, 0xff, sizeof rows);
+		model_fp8_rows(&t, 27, 2, rows);
 		memcpy(&second, rows + 132, 4);
 		memcpy(&third, rows + 2 * 132, 4);
 		ck_assert(second == got[1] && third == got[2]);
 		ck_assert(rows[132 + 4 + 1] == 0x38 && rows[2 * 132 + 4 + 1] == 0xb8);
-		free(rows);
+		ck_assert_msg(!memcmp(rows + 132 + 6, none, 126), "case %zu: codes beyond the columns", i);
 	}
+}
+END_TEST
+
+/* --- memory -------------------------------------------------------------- */
+
+/* Keys of latent attention are transposed: in FP8 if 128 rows share a scale, else as float32. */
+START_TEST(keys_that_grow)
+{
+	enum { HEADS = 3, NOPE = 128, V = 64, RANK = 256 };
+	struct model_conf c = {.heads = HEADS, .mla = {.kv_rank = RANK, .nope = NOPE, .v = V}};
+	float scales[HEADS * (NOPE + V)];
+	struct model_tensor t = {.dtype = KERN_E4M3, .n = HEADS * (NOPE + V), .k = RANK};
+	t.scales.data = scales;
+	t.scales.rows = t.scales.across = 1;
+	t.scales.columns = RANK;
+	for (size_t i = 0; i < sizeof scales / sizeof *scales; i++)
+		scales[i] = 2;
+	ck_assert_uint_eq(mla_added_bytes(&c, &t), 0);
+	scales[2 * (NOPE + V) + NOPE] = 3; /* of the last head's values */
+	ck_assert_uint_eq(mla_added_bytes(&c, &t), 0);
+	scales[2 * (NOPE + V) + NOPE - 1] = 3;
+	ck_assert_uint_eq(mla_added_bytes(&c, &t), 3 * HEADS * NOPE * RANK);
+	t.dtype = KERN_BF16;
+	ck_assert_uint_eq(mla_added_bytes(&c, &t), 0);
 }
 END_TEST
 
@@ -250,7 +305,9 @@ int main(void)
 	tcase_set_timeout(t, 60);
 	tcase_add_loop_test(t, configurations_refused, 0, (int)(sizeof configs / sizeof *configs));
 	tcase_add_loop_test(t, tensors_refused, 0, (int)(sizeof tensors / sizeof *tensors));
+	tcase_add_test(t, scalar_refused);
 	tcase_add_test(t, scales_of_rows);
+	tcase_add_test(t, keys_that_grow);
 	suite_add_tcase(s, t);
 	SRunner *sr = srunner_create(s);
 	srunner_run_all(sr, CK_NORMAL);

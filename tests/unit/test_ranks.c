@@ -14,11 +14,13 @@
 #include <check.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -485,6 +487,61 @@ START_TEST(stopped_rank)
 }
 END_TEST
 
+/* What the process with the engine tells of a rank that is gone but cannot be reaped. */
+struct told_late {
+	char why[120];
+	uint64_t broken_us, close_us;
+};
+
+static void engine_of_late_rank(int ready, int out)
+{
+	struct rig r = rig_open(GOLDEN "llama", KV_BF16, 2);
+	struct told_late t = {.why = ""};
+	if (write(ready, "", 1) != 1)
+		_exit(1);
+	uint64_t begun = clock_us();
+	while (!engine_broken(r.e) && clock_us() < begun + 20000000)
+		usleep(1000);
+	t.broken_us = clock_us() - begun;
+	snprintf(t.why, sizeof t.why, "%s", engine_broken(r.e) ? engine_broken(r.e) : "");
+	begun = clock_us();
+	rig_close(&r);
+	t.close_us = clock_us() - begun;
+	_exit(write(out, &t, sizeof t) != sizeof t);
+}
+
+/* A rank whose end takes long, as where a driver frees a device's memory, is reported and left
+ * behind all the same. Here it is a zombie that only the process that traces it could reap. */
+START_TEST(rank_that_is_slow_to_end)
+{
+	pid_t pid[CHILDREN_MAX];
+	int ready[2], out[2];
+	char c;
+	struct told_late t;
+	ck_assert(pipe(ready) == 0 && pipe(out) == 0);
+	pid_t main_pid = fork();
+	if (main_pid == 0)
+		engine_of_late_rank(ready[1], out[1]);
+	ck_assert_int_eq(read(ready[0], &c, 1), 1);
+	ck_assert_uint_eq(children(main_pid, pid), 1);
+	long traces = ptrace(PTRACE_SEIZE, pid[0], NULL, NULL);
+	kill(pid[0], SIGKILL);
+	struct pollfd p = {.fd = out[0], .events = POLLIN};
+	int ended = poll(&p, 1, 40000) == 1;
+	if (!ended)
+		kill(main_pid, SIGKILL);
+	waitpid(pid[0], NULL, __WALL);
+	waitpid(main_pid, NULL, 0);
+	if (traces)
+		SKIP("this machine does not let a process trace its descendants");
+	ck_assert_msg(ended, "the engine waits for a process that nobody can reap");
+	ck_assert_int_eq(read(out[0], &t, sizeof t), sizeof t);
+	ck_assert_msg(strstr(t.why, "rank 1 (process") && strstr(t.why, ") ended"), "\"%s\"", t.why);
+	ck_assert_msg(t.broken_us < 5000000, "told after %llu us", (unsigned long long)t.broken_us);
+	ck_assert_msg(t.close_us < 10000000, "closed after %llu us", (unsigned long long)t.close_us);
+}
+END_TEST
+
 /* kill -9 of rank 0: the other ranks are gone soon, with nobody to tell them; also one that is
  * stopped. */
 START_TEST(ranks_end_with_their_engine)
@@ -655,6 +712,7 @@ int main(void)
 	tcase_add_test(ends, killed_rank);
 	tcase_add_test(ends, killed_in_a_step);
 	tcase_add_test(ends, stopped_rank);
+	tcase_add_test(ends, rank_that_is_slow_to_end);
 	tcase_add_loop_test(ends, ranks_end_with_their_engine, 0, 2);
 	tcase_add_test(ends, signals_are_for_rank_0);
 	tcase_set_timeout(bad, 60);
