@@ -250,8 +250,8 @@ START_TEST(pool_of_all_devices)
 }
 END_TEST
 
-/* Memory for a rank's own rows is what it must have: rank 0 has 1 of 3 KV heads and its query heads, and
- * 4 of 9 units of 16 columns. */
+/* A rank needs memory for its own rows: rank 0 has 1 of 3 KV heads with its query heads, and 4 of 9
+ * units of 16 columns. */
 START_TEST(memory_of_own_rows)
 {
 	struct rig r = rig_open(ranks(GOLDEN "llama-tied", 2));
