@@ -74,8 +74,8 @@ struct precision {
 	double group_step;
 	/* BF16 weights: activations are rounded to bfloat16 first */
 	bool bf16_activations;
-	/* tensor cores multiply single bfloat16 numbers: activations of E4M3 weights are rounded as well,
-	 * and queries, K, weights and V of attention */
+	/* tensor cores multiply single bfloat16 numbers: activations of E4M3 weights are rounded as
+	 * well, and queries, K, weights and V of attention */
 	bool bf16_mma;
 	/* a row's bits may depend on its batch, where there are products with weights */
 	bool rows_vary;

@@ -214,16 +214,17 @@ void conform_stats_show(void)
 
 /* --- targets ------------------------------------------------------------- */
 
-/* What a backend rounds beyond float32 sums; the first that matches. A backend that computes less
- * precisely gets a row, with the reason. cuda: with rounded activations tensor cores multiply single
- * bfloat16 numbers, in attention and with E4M3 weights (kernels/cuda/attention.h, record.h). cpu:
- * activations of quantised products are integers up to 16319 in groups of 32
- * (kernels/cpu/fast_matmul.h), so half a step of 1/16319; the variant "reference" keeps float32. cuda: float32. Of types with offsets, w = d q +
- * m, the sums of d q x and of m x are rounded apart, and either may be larger than both together:
- * some roundings of the largest more. With activations of KERN_BF16 quantised products round
- * them too: 8 binary digits, so each is off by at most 2^-8 of itself. cuda:fast: always rounds
- * as with KERN_BF16; products with BF16 weights are cuBLASLt's, which adds in an order that
- * depends on the number of rows. */
+/* What a backend rounds beyond float32 sums; the first that matches. A backend that computes
+ * less precisely gets a row, with the reason. cuda: with rounded activations tensor cores
+ * multiply single bfloat16 numbers, in attention and with E4M3 weights
+ * (kernels/cuda/attention.h, record.h). cpu: activations of quantised products are integers up
+ * to 16319 in groups of 32 (kernels/cpu/fast_matmul.h), so half a step of 1/16319; the variant
+ * "reference" keeps float32. cuda: float32. Of types with offsets, w = d q + m, the sums of d q
+ * x and of m x are rounded apart, and either may be larger than both together: some roundings
+ * of the largest more. With activations of KERN_BF16 quantised products round them too: 8
+ * binary digits, so each is off by at most 2^-8 of itself. cuda:fast: always rounds as with
+ * KERN_BF16; products with BF16 weights are cuBLASLt's, which adds in an order that depends on
+ * the number of rows. */
 static const struct {
 	const char *prefix;
 	double group_step, group_step_bf16;

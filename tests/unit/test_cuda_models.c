@@ -13,7 +13,7 @@ static const char *const families[] = {
 	"gpt_oss",  "qwen3-fp8",   "llama-fp8", "deepseek_v3-fp8"};
 /* of each layer's shape one: what runs unless the run is a long one */
 static const char *const some[] = {"llama",       "qwen2-yarn", "gemma3",    "ernie4_5_moe",
-                                  "deepseek_v3", "gpt_oss",    "qwen3-fp8", "phi3-longrope"};
+                                   "deepseek_v3", "gpt_oss",    "qwen3-fp8", "phi3-longrope"};
 #define FAST_TOLERANCE 0.3f
 enum { FAMILIES = sizeof families / sizeof *families, SOME = sizeof some / sizeof *some };
 

@@ -624,7 +624,8 @@ static int take_text(struct options *o, int c)
 	return 0;
 }
 
-/* 1 if the option is taken; 0: it is none, or its value is wrong and nothing was said; -1: it was. */
+/* 1 if the option is taken; 0: it is none, or its value is wrong and nothing was said; -1: it
+ * was. */
 static int take_option(struct options *o, int c)
 {
 	double v;
