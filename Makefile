@@ -138,6 +138,8 @@ cuda-resources: cuda
 
 # ThreadSanitizer sees the host's threads, not fibres, of which a block has hundreds: it would take half a minute to open a device
 NO_FIBRES  = $(if $(filter thread,$(SAN)),$(if $(filter %.cu,$<),-fno-sanitize=thread)) $(if $(filter %/grid.c,$<),$(GRID_FLAGS))
+# UBSan would take half of the compiler's time for accesses that AddressSanitizer sees as well; the alignment of vectors is only seen by it
+CU_UBSAN   := $(if $(filter address,$(SAN)),-fno-sanitize=null -fno-sanitize=object-size -fno-sanitize=pointer-overflow)
 # what switches fibres and multiplies for them takes most of the kernels' time; it touches memory of its own alone, and test_cuda_host tests it
 GRID_FLAGS := -O3 -fno-sanitize=all
 SHIM_OBJ  := $(patsubst %,$(O)/cuda_host/%.o,$(sort $(wildcard tests/cuda_host/*.c)))
@@ -145,7 +147,7 @@ $(O)/cuda_host/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	@echo "  C++ $<"
 	@$(CXX) -x c++ -std=gnu++20 -D_GNU_SOURCE -Wall -Wextra -Wno-missing-field-initializers $(CFLAGS) -ffp-contract=off -fno-omit-frame-pointer -fPIC -pthread -Itests/cuda_host -I. \
-		$(SANFLAGS) $(NO_FIBRES) -MMD -MP -c $< -o $@
+		$(SANFLAGS) $(CU_UBSAN) $(NO_FIBRES) -MMD -MP -c $< -o $@
 $(O)/cuda_host/%.c.o: %.c
 	@mkdir -p $(@D)
 	@echo "  CC $<"
@@ -174,6 +176,7 @@ ALLLIBS := $(O)/libstages.a $(LIBS)
 NO_MARKS := -include tests/unit/no_marks.h
 # what is tested is optimised, tests are not: half of the compiler's time
 TEST_O   := -O0
+$(O)/test/test_messager_walk: TEST_O := # most of its time is its own
 $(O)/test/%: tests/unit/%.c $(ALLLIBS)
 	@mkdir -p $(@D)
 	@echo "  LD $@"
