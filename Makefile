@@ -170,14 +170,15 @@ $(O)/bin/$(1): $(call obj,$(SRC_$(1))) $(call libs_of,$(1))
 endef
 $(foreach p,$(PROGRAMS),$(eval $(call program,$(p))))
 
-# --- unit tests: tests/unit/test_X.c -> $(O)/test/test_X ----------------------------------------------------------------
-UNIT := $(patsubst tests/unit/%.c,$(O)/test/%,$(sort $(wildcard tests/unit/test_*.c)))
+# --- tests/unit/test_X.c, of functions, and tests/daemon/test_X.c, of one real daemon between played peers: $(O)/test/test_X ---
+vpath test_%.c tests/unit tests/daemon
+UNIT := $(patsubst %.c,$(O)/test/%,$(notdir $(sort $(wildcard tests/unit/test_*.c tests/daemon/test_*.c))))
 ALLLIBS := $(O)/libstages.a $(LIBS)
-NO_MARKS := -include tests/unit/no_marks.h
+NO_MARKS := -Itests/unit -include tests/unit/no_marks.h
 # what is tested is optimised, tests are not: half of the compiler's time
 TEST_O   := -O0
 $(O)/test/test_messager_walk: TEST_O := # most of its time is its own
-$(O)/test/%: tests/unit/%.c $(ALLLIBS)
+$(O)/test/test_%: test_%.c $(ALLLIBS)
 	@mkdir -p $(@D)
 	@echo "  LD $@"
 	@$(CC) $(ALLFLAGS) $(TEST_O) $(NO_MARKS) -MMD -MP -MF $@.d -o $@ $< -Wl,--start-group $(ALLLIBS) -Wl,--end-group $(LDLIBS) $(CHECK_LIBS)
@@ -193,10 +194,10 @@ $(BASELINE): $(call obj,tests/bench/baseline/main.c) $(WORKER_LIBS)
 	@echo "  LD $@"
 	@$(CC) $(CFLAGS) $(SANFLAGS) -rdynamic -o $@ $< -Wl,--start-group $(WORKER_LIBS) -Wl,--end-group $(LDLIBS)
 $(O)/test/test_prefill_baseline: $(BASELINE)
-# tests/unit/test_DAEMON_X.c and tests/bench/bench_DAEMON.c may use that daemon's own sources, all but its main.c
+# test_DAEMON_X.c and tests/bench/bench_DAEMON.c may use that daemon's own sources, all but its main.c
 define daemon_tests
 $(O)/lib$(1).a: $(call obj,$(filter-out %/main.c,$(SRC_pd$(1)d)))
-$(O)/test/test_$(1)_%: tests/unit/test_$(1)_%.c $(O)/lib$(1).a $(ALLLIBS)
+$(O)/test/test_$(1)_%: test_$(1)_%.c $(O)/lib$(1).a $(ALLLIBS)
 	@mkdir -p $$(@D)
 	@echo "  LD $$@"
 	@$(CC) $$(ALLFLAGS) $$(TEST_O) $$(NO_MARKS) -MMD -MP -MF $$@.d -o $$@ $$< -Wl,--start-group $(O)/lib$(1).a $(ALLLIBS) -Wl,--end-group $$(LIBS_pd$(1)d) $$(LDLIBS) $(CHECK_LIBS)
@@ -334,7 +335,7 @@ format:
 	@tools/format
 
 # for editors: how each file is compiled
-EDITED := $(sort $(wildcard common/*/*.c daemons/*/*.c daemons/*/*/*.c kernels/*.c kernels/*/*.c tools/*/*.c tests/unit/*.c tests/conform/*.c tests/bench/*.c))
+EDITED := $(sort $(wildcard common/*/*.c daemons/*/*.c daemons/*/*/*.c kernels/*.c kernels/*/*.c tools/*/*.c tests/unit/*.c tests/daemon/*.c tests/conform/*.c tests/bench/*.c))
 compile_commands.json: Makefile $(EDITED:%=)
 	@{ echo '['; for f in $(EDITED); do echo '{"directory":"$(CURDIR)","file":"'$$f'","command":"$(subst ",\",$(CC) $(ALLFLAGS)) '$$(case $$f in \
 		*_avx2.c) echo $(ISA_avx2);; *_avx512.c) echo $(ISA_avx512);; esac)' -c '$$f'"},'; done | sed '$$s/,$$//'; echo ']'; } >$@

@@ -63,7 +63,7 @@ sed -e 's/#.*//' -e '/^[[:space:]]*$/d' "$here/table" | awk -v pat="${1:-.}" '$2
 while read -r want name _; do
 	[ "$want" = breaks ] && echo "$name" | grep -qE -e "${1:-.}" || continue
 	case $name in s-*) id=${name//-/_} ;; *) id=${name%%-*} ;; esac
-	grep -rqE "START_TEST\\(([a-z0-9_]+_)?$id(_|\\))" "$here/../unit" --include='*.c' || echo "! $name: no test in tests/unit has its name"
+	grep -rqE "START_TEST\\(([a-z0-9_]+_)?$id(_|\\))" "$here/../unit" "$here/../daemon" --include='*.c' || echo "! $name: no test in tests/unit or tests/daemon has its name"
 done <"$here/table" | tee -a "$out"
 bad=$(grep -c '^!' "$out") all=$(wc -l <"$out")
 echo "$((all - bad)) as expected, $bad not"
