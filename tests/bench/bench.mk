@@ -1,7 +1,7 @@
 # bench.mk - `make bench` and its parts, `make soak`. Figures go to the screen; BENCH_WRITE=1 also renews their sections of tests/bench/RESULTS.md.
 #   THREADS=n  TURNS=5  REQUESTS=600  SECONDS=12  PEER=folder of a venv that has llama-cpp-python already
 #   LAYOUT=1p2d  SOAK_SECONDS=60  SOAK_STREAMS=64  SOAK_LEAVE=0 (percent of clients that go away)  SOAK_TIERS=1 (tiers, preemption)  QUICK=1 (the tiny model)
-.PHONY: bench bench-peer bench-cpu bench-fp8 bench-server bench-handover bench-hosts bench-kv bench-storage bench-index bench-redis bench-path bench-path-shaped bench-suite bench-idle bench-interference bench-prefill-sched bench-prepare bench-policies bench-blocked-peer bench-reserve bench-tiers bench-tiers-idle bench-spec bench-preempt bench-text soak
+.PHONY: bench bench-peer bench-cpu bench-fp8 bench-embeddings bench-server bench-handover bench-hosts bench-kv bench-storage bench-index bench-redis bench-path bench-path-shaped bench-suite bench-idle bench-interference bench-prefill-sched bench-prepare bench-policies bench-blocked-peer bench-reserve bench-tiers bench-tiers-idle bench-spec bench-preempt bench-text soak
 PEER     ?= build/venv-peer
 PEER_REQ := llama-cpp-python==0.3.36
 PEER_SERVER ?= build/peer-server/bin/llama-server
@@ -50,6 +50,9 @@ bench-cpu: $(PEER)/bin/python $(O)/bench/bench_engine $(O)/bench/bench_limits
 # FP8 weights beside other types and the bandwidth of reading: TURNS=9 VARIANT=plain
 bench-fp8: $(O)/bench/bench_kernels $(O)/bench/bench_limits
 	@python3 tests/bench/bench_fp8.py $(if $(TURNS),-n $(TURNS)) $(VARIANT)
+# embeddings beside prefill of the same prompts: TURNS=3 INPUTS=64 TOKENS=512
+bench-embeddings: programs
+	@model=$(BENCH_MODEL) && python3 tests/bench/bench_embeddings.py $(if $(TURNS),-n $(TURNS)) $(INPUTS:%=--inputs %) $(TOKENS:%=--tokens %) "$$model"
 # the whole suite against llama.cpp's two servers, the same requests: REQUESTS=200 CONCURRENCY=1,8,32
 bench-server: all $(PEER)/bin/python $(PEER_SERVER)
 	@$(PEER)/bin/python -c 'import uvicorn, sse_starlette, starlette_context, pydantic_settings' 2>/dev/null || \
