@@ -465,14 +465,14 @@ static inline int requests_are(const char *want)
 	return strcmp(want, "[]") == 0 ? strcmp(text, want) == 0 : strstr(text, want) != NULL;
 }
 
-/* Nothing is held, leased or waited for, and no block is lost; then the worker ends in order. */
+/* Nothing is held, leased or waited for, and no block is lost; then the worker ends in order. Blocks
+ * of a request that is gone may wait a moment for storage's fence. */
 static inline void world_end(void)
 {
 	int status;
 	char rm[96];
 	UNTIL(requests_are("[]"));
-	ck_assert_uint_eq(kv_count("held"), 0);
-	ck_assert_uint_eq(kv_count("leased"), 0);
+	UNTIL(kv_count("held") == 0 && kv_count("leased") == 0);
 	ck_assert_uint_eq(kv_count("sum"), kv_count("blocks"));
 	kill(W.daemon, SIGTERM);
 	ck_assert_int_eq(waitpid(W.daemon, &status, 0), W.daemon);
