@@ -80,6 +80,8 @@ MUST = [{"tools": [BOOK], "tool_choice": "required", "parallel_tool_calls": Fals
         {"tools": [CITY, BOOK], "tool_choice": "required", "temperature": 1.0, "seed": 3},
         {"tools": [CITY, BOOK], "tool_choice": {"type": "function", "function": {"name": "book"}}}]
 
+STORY = [{"role": "user", "content": "Tell me a story."}]
+
 
 def good(asked, calls):
     """Calls of the tools, with arguments of their schemas."""
@@ -98,22 +100,21 @@ def calls_of(r):
 
 @pytest.fixture(scope="module")
 def forced(real_model):
-    """The answers in both arrangements, whole and streamed: [arrangement][asked]."""
-    answers = []
-    for kind in ("1p1d", "mixed"):
-        with Suite(kind, real_model, router={"tool_parser": "hermes", "reasoning_parser": "none"}) as suite:
-            own = []
-            for asked in MUST:
-                r = ask(suite, [{"role": "user", "content": "Tell me a story."}], **{**asked, "max_tokens": 900})
-                message, finish = streamed(suite, [{"role": "user", "content": "Tell me a story."}], **{**asked, "max_tokens": 900})
-                own.append((r, calls_of(r), [(c["name"], c["arguments"]) for c in message["tool_calls"]], finish))
-            answers.append(own)
-    return answers
+    """The answers in both arrangements: whole and streamed; streamed."""
+    def stream(suite, asked):
+        message, finish = streamed(suite, STORY, **asked, max_tokens=900)
+        return [(c["name"], c["arguments"]) for c in message["tool_calls"]], finish
+    own = {"router": {"tool_parser": "hermes", "reasoning_parser": "none"}}
+    with Suite("1p1d", real_model, **own) as suite:
+        answers = [(ask(suite, STORY, **asked, max_tokens=900), *stream(suite, asked)) for asked in MUST]
+    with Suite("mixed", real_model, **own) as suite:
+        return answers, [stream(suite, asked) for asked in MUST]
 
 
 @pytest.mark.parametrize("n", range(len(MUST)))
 def test_must_call(forced, n):
-    r, calls, told, finish = forced[0][n]
+    r, told, finish = forced[0][n]
+    calls = calls_of(r)
     want = "tool_calls" if MUST[n]["tool_choice"] == "required" else "stop"
     assert r["finish_reason"] == finish == want and r["message"]["content"] is None
     good(MUST[n], calls)
@@ -123,7 +124,7 @@ def test_must_call(forced, n):
 
 
 def test_must_call_is_the_same_everywhere(forced):
-    assert [a[1:] for a in forced[0]] == [a[1:] for a in forced[1]]
+    assert [a[1:] for a in forced[0]] == forced[1]
 
 
 def test_harmony(real_model):
