@@ -182,6 +182,18 @@ $(O)/test/test_%: test_%.c $(ALLLIBS)
 	@mkdir -p $(@D)
 	@echo "  LD $@"
 	@$(CC) $(ALLFLAGS) $(TEST_O) $(NO_MARKS) -MMD -MP -MF $@.d -o $@ $< -Wl,--start-group $(ALLLIBS) -Wl,--end-group $(LDLIBS) $(CHECK_LIBS)
+# what reads bytes that others wrote (files, HTTP, JSON, templates, grammars, a model's answers, messages, frames): links no engine, so that nobody waits for one
+# when these alone are built under AddressSanitizer
+PARSERS := $(sort test_conf test_format test_fuzz test_grammar test_grammar_cases test_jinja test_json_load test_messager_forged test_messager_frame \
+           test_msg_rogue test_pretok test_reasoning test_router_frame test_storage_disk_damage test_storage_redis_hostile test_tokenizer_json test_toolcall test_toolcall_form)
+OF_DAEMONS := test_fuzz test_messager_% test_router_% test_storage_%
+$(patsubst %,$(O)/test/%,$(filter-out $(OF_DAEMONS),$(PARSERS))): $(O)/test/%: %.c $(EDGE)
+	@mkdir -p $(@D)
+	@echo "  LD $@"
+	@$(CC) $(ALLFLAGS) $(TEST_O) $(NO_MARKS) -MMD -MP -MF $@.d -o $@ $< -Wl,--start-group $(EDGE) -Wl,--end-group $(LDLIBS) $(CHECK_LIBS)
+.PHONY: parsers
+parsers:
+	@echo $(PARSERS)
 # tests/bench/bench_X.c -> $(O)/bench/bench_X, built like the unit tests
 $(O)/bench/%: tests/bench/%.c $(ALLLIBS)
 	@mkdir -p $(@D)
@@ -197,16 +209,18 @@ $(O)/test/test_prefill_baseline: $(BASELINE)
 # test_DAEMON_X.c and tests/bench/bench_DAEMON.c may use that daemon's own sources, all but its main.c
 define daemon_tests
 $(O)/lib$(1).a: $(call obj,$(filter-out %/main.c,$(SRC_pd$(1)d)))
-$(O)/test/test_$(1)_%: test_$(1)_%.c $(O)/lib$(1).a $(ALLLIBS)
+$(O)/test/test_$(1)_%: test_$(1)_%.c $(O)/lib$(1).a $(call libs_of,pd$(1)d)
 	@mkdir -p $$(@D)
 	@echo "  LD $$@"
-	@$(CC) $$(ALLFLAGS) $$(TEST_O) $$(NO_MARKS) -MMD -MP -MF $$@.d -o $$@ $$< -Wl,--start-group $(O)/lib$(1).a $(ALLLIBS) -Wl,--end-group $$(LIBS_pd$(1)d) $$(LDLIBS) $(CHECK_LIBS)
+	@$(CC) $$(ALLFLAGS) $$(TEST_O) $$(NO_MARKS) -MMD -MP -MF $$@.d -o $$@ $$< -Wl,--start-group $$(filter %.a,$$^) -Wl,--end-group $$(LIBS_pd$(1)d) $$(LDLIBS) $(CHECK_LIBS)
 $(O)/bench/bench_$(1): tests/bench/bench_$(1).c $(O)/lib$(1).a $(ALLLIBS)
 	@mkdir -p $$(@D)
 	@echo "  LD $$@"
 	@$(CC) $$(ALLFLAGS) -MMD -MP -MF $$@.d -o $$@ $$< -Wl,--start-group $(O)/lib$(1).a $(ALLLIBS) -Wl,--end-group $$(LIBS_pd$(1)d) $$(LDLIBS)
 endef
 $(foreach d,router messager storage,$(eval $(call daemon_tests,$(d))))
+# these play a worker, with its own code
+$(O)/test/test_messager_daemon $(O)/test/test_storage_daemon: $(O)/libstages.a
 # tests/rdma/end_to_end.c, for the guest of `make check-rdma` and for real devices
 $(O)/rdma/end_to_end: tests/rdma/end_to_end.c $(O)/libmessager.a $(ALLLIBS)
 	@mkdir -p $(@D)
