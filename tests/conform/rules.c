@@ -459,7 +459,8 @@ static void job_check_typed(const struct job *j, struct typed of)
 
 void job_check(struct job *j)
 {
-	if (job_number++ % conform_thin != conform_thin / 2) /* so that tests of few shapes have one, too */
+	if (job_number++ % conform_thin !=
+	    conform_thin / 2) /* so that tests of few shapes have one, too */
 		return;
 	job_check_as(j, (struct typed){KERN_F32, ""});
 	for (int t = KERN_F16; t <= KERN_BF16; t++)
