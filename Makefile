@@ -307,7 +307,9 @@ help:
 	@echo "make lint       include direction, etc/ against the programs, layout, lengths, cppcheck"
 	@echo "make format     lays out the C sources (.clang-format)"
 	@echo "make man        man pages of programs and configuration files"
-	@echo "make install    PREFIX=/usr/local DESTDIR=: programs, configuration, systemd units"
+	@echo "make install    PREFIX=/usr/local DESTDIR=: programs, configuration, systemd units, man pages, documents"
+	@echo "make dist       a folder that runs without root, with the CUDA backend (docs/gpu.md)"
+	@echo "make check-gpu  the CUDA backend on a real GPU; make bench-gpu measures it"
 	@echo "make clean      remove what was built"
 
 # packages first, in a make of its own: what is installed is looked at when a Makefile is read
@@ -392,9 +394,12 @@ install: all
 		sed -e 's|/usr/local/bin|$(PREFIX)/bin|g' -e 's|/etc/pdserve|$(SYSCONF)|g' $$f >$(DESTDIR)$(PREFIX)/lib/systemd/system/$${f##*/} || exit 1; done
 	install -m 644 systemd/pdserve.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/pdserve.conf
 	install -d $(DESTDIR)$(PREFIX)/share/doc/pdserve/docs $(DESTDIR)$(PREFIX)/share/doc/pdserve/proto
-	install -m 644 README.md LICENSE $(DESTDIR)$(PREFIX)/share/doc/pdserve
+	install -m 644 README.md CONTRIBUTING.md LICENSE $(DESTDIR)$(PREFIX)/share/doc/pdserve
 	install -m 644 docs/*.md $(DESTDIR)$(PREFIX)/share/doc/pdserve/docs
 	install -m 644 proto/PROTOCOL.md $(DESTDIR)$(PREFIX)/share/doc/pdserve/proto
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/pdserve/etc etc/README
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/pdserve/etc/kubernetes etc/kubernetes/*
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/pdserve/etc/slurm etc/slurm/*
 	tools/make-man $(O)/bin $(DESTDIR)$(PREFIX)/share/man
 
 # a folder that runs without root, with the CUDA backend and what checks it on a GPU

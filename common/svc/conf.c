@@ -135,13 +135,13 @@ void conf_range_text(const struct conf_key *k, char *out, size_t size)
 	if (k->type == CONF_STRING && k->choices)
 		snprintf(out, size, "one of %s", k->choices);
 	else if ((k->type == CONF_INT || k->type == CONF_FLOAT) && has_range(k))
-		snprintf(out, size, "%.15g to %.15g%s%s", k->min, k->max, gap, unit);
+		snprintf(out, size, "%.16g to %.16g%s%s", k->min, k->max, gap, unit);
 	else if (k->type == CONF_INT || k->type == CONF_FLOAT)
 		snprintf(out, size, "%s", unit);
 	else if (k->type == CONF_STRING && has_range(k))
-		snprintf(out, size, "%.15g to %.15g bytes", k->min, upper(k));
+		snprintf(out, size, "%.16g to %.16g bytes", k->min, upper(k));
 	else if (k->type == CONF_LIST && has_range(k))
-		snprintf(out, size, "%.15g to %.15g items", k->min, upper(k));
+		snprintf(out, size, "%.16g to %.16g items", k->min, upper(k));
 }
 
 static int is_choice(const char *choices, const char *s)

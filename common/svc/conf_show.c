@@ -98,7 +98,7 @@ void conf_json(const struct conf *c, struct buf *out)
 		json_text(out, k->def ? k->def : "");
 		buf_adds(out, ",\"unit\":");
 		json_text(out, k->unit ? k->unit : "");
-		buf_printf(out, ",\"min\":%.15g,\"max\":%.15g,\"help\":", k->min, k->max);
+		buf_printf(out, ",\"min\":%.16g,\"max\":%.16g,\"help\":", k->min, k->max);
 		json_text(out, k->help ? k->help : "");
 		if (k->choices) {
 			buf_adds(out, ",\"choices\":");
@@ -150,6 +150,13 @@ static void comment(struct buf *out, const char *text)
 	buf_addc(out, '\n');
 }
 
+/* 1 if the first word is a value or a role ("kv_aware: cost of ..."), which keeps its letters. */
+static int begins_with_name(const char *help)
+{
+	size_t n = strcspn(help, " ");
+	return n && (help[n - 1] == ':' || memchr(help, '_', n));
+}
+
 static void help_key(const struct conf_key *k, struct buf *out)
 {
 	char range[256], *line;
@@ -160,11 +167,11 @@ static void help_key(const struct conf_key *k, struct buf *out)
 		n--;
 	int required = (k->type == CONF_STRING || k->type == CONF_LIST) && k->min >= 1 &&
 	               (!k->def || !*k->def);
+	int first = begins_with_name(help) ? *help : toupper((unsigned char)*help);
 	struct buf b;
 	buf_init(&b, 0);
-	buf_printf(&b, "%c%.*s.%s%s%s%s%s", n ? toupper((unsigned char)*help) : '?', n ? (int)n - 1 : 0,
-	           n ? help + 1 : "", *range ? " Range: " : "", range, *range ? "." : "",
-	           required ? " Must be set." : "",
+	buf_printf(&b, "%c%.*s.%s%s%s%s%s", n ? first : '?', n ? (int)n - 1 : 0, n ? help + 1 : "",
+	           *range ? " Range: " : "", range, *range ? "." : "", required ? " Must be set." : "",
 	           k->flags & CONF_RELOADABLE ? " SIGHUP reloads it." : "");
 	line = b.data;
 	comment(out, line);

@@ -3,12 +3,19 @@
 #include "engine/engine.h"
 
 #include <stdio.h>
+#include <string.h>
 #include <sys/socket.h>
 
 enum { RANK_FD = 3 };
 
-int main(void)
+int main(int argc, char **argv)
 {
+	if (argc > 1 && (strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "--help") == 0)) {
+		puts("usage: pdrank\n"
+		     "Computes its share of a model's heads and columns. A worker with tensor_parallel\n"
+		     "above 1 starts it and hands it a socket; it cannot be run by hand.");
+		return 0;
+	}
 	int type = 0;
 	socklen_t size = sizeof type;
 	if (getsockopt(RANK_FD, SOL_SOCKET, SO_TYPE, &type, &size) < 0 || type != SOCK_SEQPACKET) {

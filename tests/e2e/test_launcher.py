@@ -13,6 +13,7 @@ import time
 
 import pytest
 from suite import BIN, ROOT, SLOW, free_port, wait_for
+from test_tls import context, make_cert
 from test_tools import PROGRAMS, run
 
 LAUNCH = os.path.join(ROOT, "tools", "pdserve-launch")
@@ -42,7 +43,7 @@ class Launcher:
     def __enter__(self):
         self.p = subprocess.Popen([LAUNCH, "run"], env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.lines = []
-        self.until("ready http://")
+        self.until("ready http://", "ready https://")
         return self
 
     def __exit__(self, *_):
@@ -98,6 +99,16 @@ def test_launcher_restarts_and_ends(tmp_path, tiny_model):
         l.p.terminate()
         assert l.p.wait(20 * SLOW) == 0
         assert not l.pids()
+
+
+def test_launcher_with_tls(tmp_path, tiny_model):
+    cert, key = make_cert(str(tmp_path), "one")
+    with Launcher(tmp_path, tiny_model, SET=f"router.http_tls_cert={cert}; router.http_tls_key={key}") as l:
+        assert l.lines[-1] == f"ready https://127.0.0.1:{l.port}\n"
+        c = http.client.HTTPSConnection("127.0.0.1", l.port, timeout=20 * SLOW, context=context(cert))
+        c.request("GET", "/ready")
+        assert c.getresponse().status == 200
+        c.close()
 
 
 def test_launcher_restarts_all_that_die_at_once(tmp_path, tiny_model):

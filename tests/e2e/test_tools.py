@@ -357,7 +357,7 @@ def test_run_tests_counts(tmp_path):
 def test_man_pages(tmp_path):
     """A page for each program with all of its options, and for each configuration file with all of its keys and defaults."""
     assert run(os.path.join(ROOT, "tools", "make-man"), BIN, str(tmp_path)).returncode == 0
-    macros = {".TH", ".SH", ".PP", ".TP", ".B", ".BR", ".nf", ".fi"}
+    macros = {".TH", ".SH", ".PP", ".TP", ".B", ".BR", ".nf", ".fi", ".ad"}
 
     def page(name, section):
         text = (tmp_path / f"man{section}" / f"{name}.{section}").read_text()
@@ -365,7 +365,7 @@ def test_man_pages(tmp_path):
         assert {line.split()[0] for line in text.split("\n") if line[:1] in (".", "'")} <= macros, text
         return text.replace("\\-", "-").replace("\\e", "\\").replace("\\&", "")
 
-    for program, section in [*((p, 8) for p in PROGRAMS), ("pdctl", 1), ("pdbench", 1)]:
+    for program, section in [*((p, 8) for p in PROGRAMS), ("pdrank", 8), ("pdctl", 1), ("pdbench", 1)]:
         text = page(program, section)
         for option in re.findall(r"^ +(-\w, --[\w-]+)", run(os.path.join(BIN, program), "--help").stdout, re.M):
             assert f".TP\n.B {option}" in text, (program, option)
@@ -375,3 +375,7 @@ def test_man_pages(tmp_path):
         text = page(f"pdserve-{conf}.conf", 5)
         got = re.findall(r'^\.TP\n\.BR "(\w+)" " = (.*)"\n(?!\.)\S', text, re.M)
         assert got == [(k, v.replace('"', '""')) for k, v in keys], program
+        assert not re.search(r"[^:]\|[^\\]", text), program  # a line can break between choices
+    assert "\nNAME sha256:HEX" in page("pdserve-api_keys", 5).replace("  ", "") and "\nmodel = {" in page("pdserve-sim.conf", 5)
+    for continued in ("min_p=0.05),\nof render's body", "from when a request\nwas due, so a server that stalls cannot hide it.\n.SH EXIT STATUS\n0 done, 1 requests failed or"):
+        assert continued in page("pdctl", 1) + page("pdbench", 1)

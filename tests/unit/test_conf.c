@@ -18,8 +18,8 @@ static const struct conf_key common_table[] = {
 };
 static const struct conf_key own_table[] = {
 	{"threads", CONF_INT, "2", 1, 64, "threads", 0, "Threads", NULL},
-	{"limit_ms", CONF_INT, "500", 0, 1e12, "ms", 1, "Limit", NULL},
-	{"ratio", CONF_FLOAT, "0.5", 0, 1, "", 1, "Ratio", NULL},
+	{"limit_ms", CONF_INT, "500", 0, 9007199254740991, "ms", 1, "limit", NULL},
+	{"ratio", CONF_FLOAT, "0.5", 0, 1, "", 1, "kv_aware: ratio", NULL},
 	{"offload", CONF_BOOL, "true", 0, 0, "", 1, "Offload", NULL},
 	{"routers", CONF_LIST, "a b", 0, 3, "", 1, "Routers", NULL},
 	{"free", CONF_INT, "-1", 0, 0, "", 0,
@@ -246,7 +246,8 @@ START_TEST(test_help_is_a_file)
 	conf_help(tables, &b);
 	ck_assert_ptr_nonnull(strstr(b.data, "# Threads. Range: 1 to 64 threads.\n#threads = 2;\n"));
 	ck_assert_ptr_nonnull(
-		strstr(b.data, "# Limit. Range: 0 to 1000000000000 ms. SIGHUP reloads it.\n"));
+		strstr(b.data, "# Limit. Range: 0 to 9007199254740991 ms. SIGHUP reloads it.\n"));
+	ck_assert_ptr_nonnull(strstr(b.data, "# kv_aware: ratio. Range: 0 to 1. SIGHUP reloads it.\n"));
 	ck_assert_ptr_nonnull(strstr(b.data, "\n#routers = [\"a\", \"b\"];\n"));
 	for (const char *line = b.data; *line; line += strcspn(line, "\n") + 1)
 		ck_assert_uint_le(strcspn(line, "\n"), 110);

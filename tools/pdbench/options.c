@@ -516,9 +516,9 @@ void options_help(FILE *f)
 	}
 	fputs(
 		"Times: 250us, 500ms, 5s, 2m, 1h. In an open loop, times are measured from when a request\n"
-		"was due, so a server that stalls cannot hide it. Exit status: 0 done, 1 requests failed "
-		"or\n"
-		"a file could not be written, 2 wrong usage, 3 no server.\n",
+		"was due, so a server that stalls cannot hide it.\n"
+		"exit status: 0 done, 1 requests failed or a file could not be written, 2 wrong usage,\n"
+		"             3 no server\n",
 		f);
 }
 

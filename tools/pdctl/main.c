@@ -504,7 +504,7 @@ static void usage(FILE *f)
 		"  Any other command goes to the daemon that -d names (`pdctl -d NAME help` lists them).\n"
 		"options:\n"
 		"  -r, --rundir DIR     folder of the daemons' sockets (default: PDSERVE_RUNDIR, "
-		"/run/pdserve, or the launcher's)\n"
+		"else the launcher's, else /run/pdserve)\n"
 		"  -e, --endpoint ADDR  one daemon's ZeroMQ address: ipc:///run/pdserve/router.ipc, or "
 		"NAME@tcp://HOST:PORT on another host\n"
 		"  -k, --keys FOLDER    folder of keys (default /etc/pdserve/keys)\n"
