@@ -68,7 +68,7 @@ CUDA      := $(if $(SAN),,$(if $(NVCC_OK),$(O)/lib/pdserve/pdserve-cuda.so))
 all: programs $(CUDA)
 programs: deps-ok $(BUILT) compile_commands.json
 
-.PHONY: all programs deps-ok clean help demo run check check-full lint install unit-build
+.PHONY: all programs deps-ok clean help demo run check check-sanitizers check-all check-full check-cuda lint install unit-build
 deps-ok:
 ifneq ($(PKG_OK),yes)
 	@echo "missing Debian packages: run tools/setup (it installs them with apt-get)" >&2; exit 1
@@ -290,9 +290,10 @@ help:
 	@echo "make            build everything into build/bin/ (SAN=address or SAN=thread: into build-address/, build-thread/)"
 	@echo "make demo       install what is missing, build, get the model, ask one question through five daemons, show its timeline"
 	@echo "make run        the same, and stay up: PORT=8080 LAYOUT=1p1d MODEL=file THREADS=n RUNDIR=folder BACKEND=cuda|sim SET='decode.max_sequences=8' (docs/run.md lists all)"
-	@echo "make check      all tests, most unit tests again under the sanitizers; ends with 'N passed, N failed'"
-	@echo "make check-full the same with the tests that take minutes, and all tests under the sanitizers (PD_FULL=1)"
-	@echo "make check-cuda the CUDA backend on the host's stand-in for a GPU: conformance and whole suites (a part of make check)"
+	@echo "make check      the tests of this machine's CPU, and the parsers' under AddressSanitizer; ends with 'N passed, N failed'"
+	@echo "make check-sanitizers most unit tests under AddressSanitizer, where threads meet under ThreadSanitizer, the CUDA backend on the host's stand-in for a GPU"
+	@echo "make check-all  both; check-full: also the tests that take minutes, and all tests under the sanitizers (PD_FULL=1)"
+	@echo "make check-cuda the CUDA backend on the host's stand-in for a GPU: conformance and whole suites (a part of make check-sanitizers)"
 	@echo "make check-models every family of models in whole suites, against the tokens of its reference"
 	@echo "make check-hosts several hosts as network namespaces: links with keys, cuts, kills, refusals (as root)"
 	@echo "make check-rdma RDMA in a qemu guest with software NICs (rdma_rxe): paths beside ib_write_bw, daemons of several hosts"
@@ -318,20 +319,22 @@ demo run:
 	@$(MAKE) --no-print-directory -j$(JOBS) programs $(if $(filter cuda,$(BACKEND)),cuda)
 	@PDSERVE_UNDER_MAKE=1 exec tools/pdserve-launch $@
 
+# this machine's tests, and those of what reads a stranger's bytes under AddressSanitizer; PARTS: others of tools/run-tests
 check:
 	@tools/setup
 	@tools/setup --test
-	@tools/run-tests
+	@tools/run-tests $(PARTS)
+# what they leave: the sanitizers, and the CUDA backend on the host's stand-in for a GPU
+SANITIZERS := address thread cuda cuda-suites
+check-sanitizers:
+	@$(MAKE) --no-print-directory check PARTS="$(SANITIZERS)"
+check-all:
+	@$(MAKE) --no-print-directory check PARTS="plain $(SANITIZERS)"
 # the same with what takes minutes more: the reference kernels on all 22 prompts of the real model
 check-full:
-	@PD_FULL=1 $(MAKE) --no-print-directory check
-
-# the CUDA backend without a GPU: conformance, and whole suites of tiny models
-.PHONY: check-cuda
-check-cuda: programs
-	@tools/setup --test
-	@tools/run-tests cuda
-	@tools/run-tests plain test_cuda_host test_cuda_models test_cuda_ranks test_cuda
+	@PD_FULL=1 $(MAKE) --no-print-directory check-all
+check-cuda:
+	@$(MAKE) --no-print-directory check PARTS="cuda cuda-suites"
 
 # every family of tests/data/golden in whole suites: mixed and split, in float32 against the reference's tokens, and in BF16
 .PHONY: check-models
