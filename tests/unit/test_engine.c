@@ -109,8 +109,10 @@ START_TEST(chunks_equal_whole)
 		  *last = mem_alloc(r.vocab * sizeof *last);
 	struct seq s = seq_new(&r, 0);
 	feed(&r, &s, ids, 150, 150, 0, whole);
-	static const uint32_t chunks[] = {1, 3, 16, 17, 64, 149};
-	for (size_t c = 0; c < sizeof chunks / sizeof *chunks; c++) {
+	static const uint32_t chunks[] = {17, 3, 1, 16, 64, 149};
+	/* on the real model in an ordinary run, two */
+	size_t n = same_bits[_i].model || run_all() ? sizeof chunks / sizeof *chunks : 2;
+	for (size_t c = 0; c < n; c++) {
 		s = seq_new(&r, 40);
 		feed(&r, &s, ids, 150, chunks[c], 0, parts);
 		ck_assert_msg(memcmp(whole, parts, bytes) == 0, "chunks of %u: differ by up to %g",
@@ -427,15 +429,15 @@ END_TEST
 
 /* --- SmolLM2 ------------------------------------------------------------- */
 
-/* The reference kernels take 40 to 80 ms for a position, so in an ordinary run they have three
- * records; the fast ones with the default KV type have all, the others four. PD_FULL=1 (make
+/* The reference kernels take 40 to 80 ms for a position, so in an ordinary run they have one
+ * record; the fast ones with the default KV type have four, the others three. PD_FULL=1 (make
  * check-full) runs all records in all of them. */
 START_TEST(smollm2_reference)
 {
 	const char *model = real_model();
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
-	int records = run_all() ? ALL : FEWEST;
+	int records = run_all() ? ALL : ONE;
 	struct deviation d = teacher_forced(
 		(struct rig_opts){.model = model, .variant = "reference", .kv = KV_F32, .threads = 2},
 		records);
@@ -444,8 +446,8 @@ START_TEST(smollm2_reference)
 }
 END_TEST
 
-/* Teacher-forced, 3,704 positions (955 for the types that are not the default, but with
- * PD_FULL): what the fast kernels and each type of KV cost against float32. docs/tuning.md
+/* Teacher-forced, 3,704 positions with PD_FULL; else 955, and 187 for the types that are not the
+ * default: what the fast kernels and each type of KV cost against float32. docs/tuning.md
  * states the figures. */
 static const struct {
 	enum kv_type kv;
@@ -460,13 +462,13 @@ START_TEST(smollm2_fast)
 	const char *model = real_model();
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
-	int records = accuracy[_i].kv == KV_BF16 || run_all() ? ALL : FEW;
+	int records = run_all() ? ALL : accuracy[_i].kv == KV_BF16 ? FEW : FEWEST;
 	struct deviation d = teacher_forced(
 		(struct rig_opts){.model = model, .kv = accuracy[_i].kv, .threads = 2}, records);
 	ck_assert_msg(d.sum / d.positions <= accuracy[_i].mean, "mean difference %g",
 	              d.sum / d.positions);
 	/* of the few more are close calls */
-	double top1 = accuracy[_i].top1 - (records == ALL ? 0 : 0.01);
+	double top1 = accuracy[_i].top1 - (records == ALL ? 0 : records == FEW ? 0.01 : 0.02);
 	ck_assert_msg(d.top1 >= top1 * d.positions, "top-1 %u of %u", d.top1, d.positions);
 }
 END_TEST
