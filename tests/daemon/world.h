@@ -485,10 +485,13 @@ static inline void daemon_start(void)
 	                         (const char *const *const[]){settings, W.of_role, W.of_test, NULL});
 }
 
-/* Stopped, it finds all that was said meanwhile at once when it goes on. */
+/* When this returns it stands; it finds all that was said meanwhile at once when it goes on. */
 static inline void daemon_stop(void)
 {
+	int status;
 	kill(W.daemon, SIGSTOP);
+	ck_assert_int_eq(waitpid(W.daemon, &status, WUNTRACED), W.daemon);
+	ck_assert_msg(WIFSTOPPED(status), "the daemon has ended, wait status %#x", (unsigned)status);
 }
 
 static inline void daemon_go_on(void)
