@@ -11,6 +11,7 @@
 #include <jansson.h>
 
 #define LONG 480u
+#define TRIES 8u /* of to_running */
 #ifdef __SANITIZE_THREAD__
 /* as slow under this sanitizer as the reference is without: a prompt is met half way, and none
  * takes seconds */
@@ -327,6 +328,19 @@ static inline const Pds__FirstToken *first_token(uint64_t req)
 	return LATEST(Pds__FirstToken, ROUTER, REQUEST_FIRST_TOKEN, req);
 }
 
+/* How many requests from `from` on had their first token before this one. */
+static inline unsigned first_tokens_before(uint64_t req, uint64_t from)
+{
+	unsigned n = 0;
+	list_each(it, &W.got) {
+		const struct got *g = list_entry(it, struct got, node);
+		if (got_is(g, ROUTER, MSG_REQUEST_FIRST_TOKEN, req))
+			break;
+		n += g->at == ROUTER && g->type == MSG_REQUEST_FIRST_TOKEN && g->head.req.lo >= from;
+	}
+	return n;
+}
+
 static inline const Pds__Failed *failed(uint64_t req)
 {
 	UNTIL(count(ROUTER, MSG_REQUEST_FAILED, req));
@@ -366,7 +380,7 @@ static inline uint32_t alone(struct ask a)
  * this process looked is let go, and another tried. */
 static inline struct transfer to_running(struct side *d, uint64_t *req, const char *to)
 {
-	for (unsigned i = 0; i < 5; i++, (*req)++) {
+	for (unsigned i = 0; i < TRIES; i++, (*req)++) {
 		say_submit((struct ask){.req = *req, .n = LONG, .to = to, .seed = (uint32_t)*req});
 		grant(d, *req, LONG);
 		struct transfer t = transfer_of(*req);

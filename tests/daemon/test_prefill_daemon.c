@@ -335,7 +335,7 @@ START_TEST(test_grant_is_taken_once)
 	say_grant(D1, 2, 902, D1->epoch, 0, 4);
 	pump_for(50000);
 	ck_assert_uint_eq(told("status", "ring_used"), 1);
-	ck_assert_uint_eq(handed_over(), 1);
+	UNTIL(handed_over() == 1);
 	ck_assert_uint_eq(told("status", "waiting"), 0);
 	finish(D1, 2, &t);
 	world_end();
@@ -513,8 +513,8 @@ START_TEST(test_transfer_and_first_token)
 		else
 			kv_sent(req, &t);
 		pump_for(30000);
-		ck_assert_uint_eq(handed_over(), 1);
-		ck_assert_uint_eq(kv_count("held"), cases[i].ack_first ? blocks_for(n) : 0);
+		UNTIL(handed_over() == 1);
+		UNTIL(kv_count("held") == (cases[i].ack_first ? blocks_for(n) : 0));
 		if (cases[i].ack_first)
 			kv_sent(req, &t);
 		else
@@ -527,50 +527,66 @@ START_TEST(test_transfer_and_first_token)
 }
 END_TEST
 
+enum { COVERED = 320, FULL = COVERED / BLOCK };
+
+/* Copies each block of the transfer at the moment that the board says it is there. 0: all was there
+ * when this process looked. */
+static int copy_as_told(const struct transfer *t, const struct ring_transfer *of,
+                        unsigned char *copy)
+{
+	int half_way = 0;
+	uint32_t taken[8] = {0};
+	ck_assert_uint_le(W.hello.layers, 8);
+	for (int done = 0; !done; event_base_loop(W.base, EVLOOP_NONBLOCK)) {
+		done = 1;
+		for (uint32_t l = 0; l < W.hello.layers; l++) {
+			uint32_t p = ring_progress(W.ring, t->slot, l, t->gen);
+			ck_assert_uint_le(p, COVERED);
+			ck_assert_uint_ge(p, taken[l] * BLOCK);
+			for (; (taken[l] + 1) * BLOCK <= p; taken[l]++)
+				memcpy(copy + W.layout.before_bytes[l] * FULL + taken[l] * W.layout.piece_bytes[l],
+				       piece(l, of->src[taken[l]]), W.layout.piece_bytes[l]);
+			half_way |= p > 0 && p < COVERED;
+			done &= p == COVERED;
+		}
+	}
+	return half_way;
+}
+
+static void holds(const struct ring_transfer *of, const unsigned char *copy)
+{
+	for (uint32_t l = 0; l < W.hello.layers; l++)
+		for (uint32_t b = 0; b < FULL; b++)
+			ck_assert_msg(memcmp(copy + W.layout.before_bytes[l] * FULL +
+			                         b * W.layout.piece_bytes[l],
+			                     piece(l, of->src[b]), W.layout.piece_bytes[l]) == 0,
+			              "layer %u, block %u changed after progress had covered it", l, b);
+}
+
 /* What progress covers is final: copied the moment that the board says so, it is what is there
  * at the end, and what a second run computes. */
 START_TEST(bm2_word_before_kernel)
 {
+	static struct ring_transfer of;
+	struct transfer t;
+	uint64_t req = 0;
 	world_begin("kv_blocks=64");
-	uint32_t n = 320, full = n / BLOCK, half_way = 0, taken[8] = {0};
-	say_submit((struct ask){.req = 1, .n = n, .to = "1"});
-	grant(D1, 1, n);
-	struct transfer t = transfer_of(1);
-	static struct ring_transfer transfer;
-	transfer = transfer_now;
-	ck_assert_uint_le(W.hello.layers, 8);
-	unsigned char *copy = mem_array(full, W.layout.block_bytes);
-	for (int done = 0; !done;) {
-		done = 1;
-		for (uint32_t l = 0; l < W.hello.layers; l++) {
-			uint32_t p = ring_progress(W.ring, t.slot, l, t.gen);
-			ck_assert_uint_le(p, n);
-			ck_assert_uint_ge(p, taken[l] * BLOCK);
-			for (; (taken[l] + 1) * BLOCK <= p; taken[l]++)
-				memcpy(copy + W.layout.before_bytes[l] * full + taken[l] * W.layout.piece_bytes[l],
-				       piece(l, transfer.src[taken[l]]), W.layout.piece_bytes[l]);
-			half_way += p > 0 && p < n;
-			done &= p == n;
-		}
-		event_base_loop(W.base, EVLOOP_NONBLOCK);
-	}
-	ck_assert_uint_gt(half_way, 0);
-	first_token(1);
-	for (int run = 0; run < 2; run++) {
-		for (uint32_t l = 0; l < W.hello.layers; l++)
-			for (uint32_t b = 0; b < full; b++)
-				ck_assert_msg(
-					memcmp(copy + W.layout.before_bytes[l] * full + b * W.layout.piece_bytes[l],
-				           piece(l, transfer.src[b]), W.layout.piece_bytes[l]) == 0,
-					"run %d: layer %u, block %u changed after progress had covered it", run, l, b);
-		if (run)
-			break;
-		finish(D1, 1, &t);
+	unsigned char *copy = mem_array(FULL, W.layout.block_bytes);
+	for (int half_way = 0; !half_way;) {
+		ck_assert_uint_lt(++req, 20);
+		say_submit((struct ask){.req = req, .n = COVERED, .to = "1"});
+		grant(D1, req, COVERED);
+		t = transfer_of(req);
+		of = transfer_now;
+		half_way = copy_as_told(&t, &of, copy);
+		first_token(req);
+		holds(&of, copy);
+		finish(D1, req, &t);
 		flush();
-		t = to_computed(D1, (struct ask){.req = 2, .n = n, .to = "1"});
-		transfer = transfer_now;
 	}
-	finish(D1, 2, &t);
+	t = to_computed(D1, (struct ask){.req = ++req, .n = COVERED, .to = "1"});
+	holds(&transfer_now, copy);
+	finish(D1, req, &t);
 	free(copy);
 	world_end();
 }
@@ -729,7 +745,7 @@ END_TEST
 /* Nobody answers any more: the messager, or the decode worker with its acknowledgement. */
 START_TEST(test_stalled)
 {
-	world_begin("kv_blocks=64", "stall_ms=300");
+	world_begin("kv_blocks=64", "stall_ms=2000");
 	struct transfer one = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"}),
 					two = to_computed(D2, (struct ask){.req = 2, .n = 64, .to = "2"});
 	uint64_t begun = clock_us();
@@ -743,7 +759,7 @@ START_TEST(test_stalled)
 		ck_assert_str_eq(f->blame, r == 1 ? "" : "decode-2");
 		UNTIL(count(r == 1 ? D1 : D2, MSG_REQUEST_CANCEL, r));
 	}
-	ck_assert_uint_lt(clock_us() - begun, 3000000);
+	ck_assert_uint_lt(clock_us() - begun, 30000000);
 	UNTIL(transfer_is_void(&one));
 	world_end();
 }
@@ -776,7 +792,7 @@ END_TEST
 /* A decode worker whose end comes without a goodbye: that is its failure. */
 START_TEST(test_decode_worker_falls_silent)
 {
-	world_begin("kv_blocks=64", "silence_ms=500");
+	world_begin("kv_blocks=64", "silence_ms=2000");
 	side_close(D1);
 	D1->fault = "type=GOODBYE:dir=out:drop=100%";
 	side_again(D1, D1->epoch + 1);
@@ -830,16 +846,18 @@ START_TEST(test_decode_worker_dies)
 	say_submit((struct ask){.req = 2, .n = 64, .to = "1"});  /* asked, the last one */
 	UNTIL(count(D1, MSG_KV_RESERVE, 1) && count(D1, MSG_KV_RESERVE, 2));
 	struct transfer three = to_computed(D1, (struct ask){.req = 3, .n = 64, .to = "12"});
-	uint64_t begun = clock_us();
+	/* it waits 3 s for a link, and fails then: the others do not wait so long */
+	say_submit((struct ask){.req = 4, .n = 64, .to = "9"});
+	UNTIL(reserving() == 3);
 	side_close(D1);
 	UNTIL(count(D2, MSG_KV_RESERVE, 1) && count(ROUTER, MSG_REQUEST_FAILED, 2));
-	/* at once: not when the wait for a link ends, 3 s */
-	ck_assert_uint_lt(clock_us() - begun, 2500000);
+	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, 4), 0);
 	grant(D2, 1, 64);
 	struct transfer one = transfer_of(1);
 	first_token(1);
 	expect_lost(2);
 	expect_lost(3);
+	ck_assert_int_eq(failed(4)->fault, PDS__FAULT__FAULT_PEER_LOST);
 	UNTIL(transfer_is_void(&three));
 	finish(D2, 1, &one);
 	at_rest();
@@ -960,18 +978,18 @@ START_TEST(test_prefix_of_a_running_request)
 {
 	world_begin("kv_blocks=64");
 	uint64_t req = 10;
-	uint32_t cached = 0, want[5];
-	for (unsigned i = 0; i < 5; i++)
+	uint32_t cached = 0, want[TRIES];
+	for (unsigned i = 0; i < TRIES; i++)
 		want[i] = alone((struct ask){.req = 1 + i, .n = 300, .to = "1", .seed = 10 + i});
 	/* parked: one of them has the beginning of whichever is met half way */
-	for (unsigned i = 0; i < 5; i++)
+	for (unsigned i = 0; i < TRIES; i++)
 		say_submit((struct ask){.req = 20 + i, .n = 300, .to = "2", .seed = 10 + i});
-	for (unsigned i = 0; i < 5; i++)
+	for (unsigned i = 0; i < TRIES; i++)
 		UNTIL(count(D2, MSG_KV_RESERVE, 20 + i));
 	struct transfer first = to_running(D1, &req, "1");
 	uint64_t next = req + 10;
 	grant(D2, next, 300);
-	for (unsigned i = 0; i < 5; i++)
+	for (unsigned i = 0; i < TRIES; i++)
 		if (20 + i != next)
 			say_cancel(ROUTER, 20 + i);
 	daemon_go_on();

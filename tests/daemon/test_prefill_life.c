@@ -62,7 +62,6 @@ END_TEST
 static unsigned shorter_ones_first(uint64_t *req, uint64_t base_req)
 {
 	struct transfer t = to_running(D1, req, "1"), s;
-	unsigned before = 0;
 	for (uint64_t r = base_req; r < base_req + 3; r++)
 		say_submit((struct ask){.req = r, .n = 20, .to = "1", .seed = (uint32_t)r});
 	daemon_go_on();
@@ -71,19 +70,12 @@ static unsigned shorter_ones_first(uint64_t *req, uint64_t base_req)
 	first_token(*req);
 	for (uint64_t r = base_req; r < base_req + 3; r++)
 		first_token(r);
-	list_each(it, &W.got) {
-		const struct got *g = list_entry(it, struct got, node);
-		if (got_is(g, ROUTER, MSG_REQUEST_FIRST_TOKEN, *req))
-			break;
-		before += g->at == ROUTER && g->type == MSG_REQUEST_FIRST_TOKEN &&
-		          g->head.req.lo >= base_req;
-	}
 	for (uint64_t r = base_req; r < base_req + 3; r++) {
 		s = transfer_of(r);
 		finish(D1, r, &s);
 	}
 	finish(D1, *req, &t);
-	return before;
+	return first_tokens_before(*req, base_req);
 }
 
 /* By arrival the long one's first token comes first, with shortest first the others': all three, or

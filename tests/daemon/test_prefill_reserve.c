@@ -3,6 +3,8 @@
  * Every test ends with a daemon that holds nothing. */
 #include "prefill_world.h"
 
+#define S 1000000u
+
 static int reserved(struct side *d, uint64_t req)
 {
 	return count(d, MSG_KV_RESERVE, req) > 0;
@@ -27,9 +29,12 @@ static void served(struct side *d, uint64_t req, uint32_t n)
 START_TEST(test_cap)
 {
 	world_begin("kv_blocks=64", "max_inflight_prefill=2");
-	for (uint64_t r = 1; r <= 6; r++)
+	/* prompts are prepared by several threads, in any order */
+	for (uint64_t r = 1; r <= 2; r++)
 		say_submit((struct ask){.req = r, .n = 64, .to = "1"});
 	UNTIL(reserved(D1, 1) && reserved(D1, 2));
+	for (uint64_t r = 3; r <= 6; r++)
+		say_submit((struct ask){.req = r, .n = 64, .to = "1"});
 	UNTIL(reserving() == 6);
 	pump_for(150000);
 	for (uint64_t r = 3; r <= 6; r++)
@@ -140,13 +145,13 @@ START_TEST(test_hint_and_another_candidate)
 	say_submit((struct ask){.req = 1, .n = 64, .to = "12"});
 	UNTIL(reserved(D1, 1));
 	uint64_t said = clock_us();
-	say_deny_for(D1, 1, PDS__FAULT__FAULT_OVERLOADED, "the table is full", 500000);
+	say_deny_for(D1, 1, PDS__FAULT__FAULT_OVERLOADED, "the table is full", 3 * S);
 	UNTIL(reserved(D2, 1));
 	/* the hint is for when nobody else is left */
-	ck_assert_uint_lt(clock_us() - said, 400000);
+	ck_assert_uint_lt(clock_us() - said, 3 * S);
 	say_deny(D2, 1, PDS__FAULT__FAULT_DRAINING, "draining");
 	UNTIL(count(D1, MSG_KV_RESERVE, 1) == 2);
-	ck_assert_uint_ge(clock_us() - said, 500000);
+	ck_assert_uint_ge(clock_us() - said, 3 * S);
 	ck_assert_uint_eq(count(D2, MSG_KV_RESERVE, 1), 1);
 	say_deny(D1, 1, PDS__FAULT__FAULT_NO_ROOM, "still full");
 	ck_assert_int_eq(failed(1)->fault, PDS__FAULT__FAULT_NO_ROOM);
@@ -161,7 +166,7 @@ START_TEST(test_hints_and_deadlines)
 	world_begin("kv_blocks=64", "max_inflight_prefill=1");
 	say_submit((struct ask){.req = 8, .n = 64, .to = "2"}); /* takes D2's place */
 	UNTIL(reserved(D2, 8));
-	W.deadline_us = clock_us() + 2000000;
+	W.deadline_us = clock_us() + 4 * S;
 	say_submit((struct ask){.req = 1, .n = 64, .to = "1"});
 	say_submit((struct ask){.req = 3, .n = 64, .to = "2"}); /* parked */
 	W.deadline_us = 0;
@@ -238,7 +243,7 @@ END_TEST
  * of those who have one. */
 START_TEST(test_ring_full_and_no_messager)
 {
-	world_begin("kv_blocks=64", "ring_slots=1", "stall_ms=300");
+	world_begin("kv_blocks=64", "ring_slots=1", "stall_ms=2000");
 	struct transfer one = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1", .seed = 1});
 	for (uint64_t r = 2; r <= 3; r++) {
 		say_submit((struct ask){.req = r, .n = 64, .to = "1", .seed = (uint32_t)r});
@@ -279,7 +284,7 @@ START_TEST(test_cancel_in_prepare_and_take)
 	at_rest();
 	for (uint64_t r = 1; r <= 20; r++) {
 		gone_quietly(r);
-		ck_assert_uint_eq(count(D1, MSG_KV_RESERVE, r), count(D1, MSG_REQUEST_CANCEL, r));
+		UNTIL(count(D1, MSG_KV_RESERVE, r) == count(D1, MSG_REQUEST_CANCEL, r));
 	}
 	for (uint64_t r = 31; r <= 50; r++) {
 		say_submit((struct ask){.req = r, .n = 480, .to = "1", .seed = (uint32_t)r});
@@ -338,34 +343,33 @@ static void to_stored(uint64_t req)
 	t = to_computed(D1, (struct ask){.req = 90, .n = 160, .to = "1", .seed = 90});
 	finish(D1, 90, &t);
 	UNTIL(kv_count("cached_stored") == 10);
-	ck_assert_uint_eq(kv_count("evicted_stored"), 2);
+	UNTIL(kv_count("evicted_stored") == 2);
 	say_submit((struct ask){.req = req, .n = 80, .to = "1"});
 	UNTIL(reserved(D1, req));
 }
 
 #define STORED                                                                          \
 	"storage=storage", "kv_blocks=12", "kv_eviction=offload", "offload_low_percent=90", \
-		"storage_lookup_wait_ms=1000"
+		"storage_lookup_wait_ms=20000", "storage_read_wait_ms=20000"
 
 /* A storage daemon that stands still in the middle of a read: the request goes on without it in
  * other blocks, and those that it may still write stay where they are until it has said that it
  * does not. */
 START_TEST(test_fetch_from_a_stopped_storage)
 {
-	world_begin(STORED);
+	world_begin(STORED, "storage_read_wait_ms=1000");
 	uint32_t want = alone((struct ask){.req = 9, .n = 80, .to = "1"});
 	to_stored(2);
 	kill(W.beside, SIGSTOP);
 	grant(D1, 2, 80);
-	UNTIL(told("status", "read") == 1);
 	struct transfer t = transfer_of(2);
 	const Pds__FirstToken *f = first_token(2);
 	ck_assert_uint_eq(f->token->id, want);
 	ck_assert_uint_eq(f->timing->cached_tokens, 32);
 	finish(D1, 2, &t);
 	UNTIL(requests_are("[]"));
-	ck_assert_uint_eq(kv_count("held"), 5);
-	ck_assert_uint_eq(metric("fetches_abandoned_total"), 1);
+	UNTIL(kv_count("held") == 5);
+	UNTIL(metric("fetches_abandoned_total") == 1);
 	kill(W.beside, SIGCONT);
 	UNTIL(kv_count("held") == 0);
 	world_end();
@@ -383,7 +387,7 @@ START_TEST(test_cancel_in_fetch)
 	UNTIL(count(D1, MSG_REQUEST_CANCEL, 2));
 	/* the request ends at once, its blocks when storage is done with them */
 	UNTIL(requests_are("[]"));
-	ck_assert_uint_eq(kv_count("held"), 5);
+	UNTIL(kv_count("held") == 5);
 	const char *kv = ctl("kv");
 	ck_assert_ptr_nonnull(strstr(kv, "\"reason\":\"fence: storage may still write it\""));
 	storage_kill();
@@ -403,7 +407,7 @@ START_TEST(test_fetch)
 	const Pds__FirstToken *f = first_token(2);
 	ck_assert_uint_eq(f->token->id, want);
 	ck_assert_uint_eq(f->timing->cached_tokens, 64);
-	ck_assert_uint_eq(metric("stored_tokens_total"), 32);
+	UNTIL(metric("stored_tokens_total") == 32);
 	finish(D1, 2, &t);
 	at_rest();
 	world_end();
@@ -414,7 +418,7 @@ END_TEST
  * that either. */
 START_TEST(test_lookup_from_a_stopped_storage)
 {
-	world_begin(STORED);
+	world_begin(STORED, "storage_lookup_wait_ms=1000");
 	to_stored(2);
 	kill(W.beside, SIGSTOP);
 	for (uint64_t r = 10; r < 20; r++) {
@@ -435,7 +439,6 @@ END_TEST
 
 /* --- whose queue it waits in --------------------------------------------- */
 
-#define S 1000000u
 /* from then on a candidate of which nothing is known may be tried */
 #define LATE (2 * S)
 

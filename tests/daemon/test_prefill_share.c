@@ -8,24 +8,24 @@
 
 /* Requests 20.. have N tokens of what request 10.. (seed 10..) begins with, and are parked,
  * known to D2. */
-static void park(unsigned n)
+static void park(void)
 {
-	for (unsigned i = 0; i < n; i++)
+	for (unsigned i = 0; i < TRIES; i++)
 		say_submit((struct ask){.req = 20 + i, .n = N, .to = "2", .seed = 10 + i});
-	for (unsigned i = 0; i < n; i++)
+	for (unsigned i = 0; i < TRIES; i++)
 		UNTIL(count(D2, MSG_KV_RESERVE, 20 + i));
 }
 
 /* The first of LONG tokens half way, the daemon stopped; *ret_next shares its beginning and has
  * its grant on the way. Others are cancelled. */
-static struct transfer half_way(unsigned n, uint64_t *ret_first, uint64_t *ret_next)
+static struct transfer half_way(uint64_t *ret_first, uint64_t *ret_next)
 {
 	*ret_first = 10;
-	park(n);
+	park();
 	struct transfer first = to_running(D1, ret_first, "1");
 	*ret_next = *ret_first + 10;
 	grant(D2, *ret_next, N);
-	for (unsigned i = 0; i < n; i++)
+	for (unsigned i = 0; i < TRIES; i++)
 		if (20 + i != *ret_next)
 			say_cancel(ROUTER, 20 + i);
 	return first;
@@ -48,7 +48,7 @@ START_TEST(test_waits_for_the_first)
 {
 	world_begin("kv_blocks=64");
 	uint64_t a, b;
-	struct transfer first = half_way(4, &a, &b);
+	struct transfer first = half_way(&a, &b);
 	daemon_go_on();
 	const Pds__FirstToken *f = first_token(b);
 	const uint32_t token = f->token->id;
@@ -99,7 +99,7 @@ START_TEST(test_source_cancelled)
 {
 	world_begin("kv_blocks=64");
 	uint64_t a, b;
-	struct transfer first = half_way(4, &a, &b);
+	struct transfer first = half_way(&a, &b);
 	say_cancel(ROUTER, a);
 	daemon_go_on();
 	const Pds__FirstToken *f = first_token(b);
@@ -119,7 +119,7 @@ START_TEST(test_source_fails)
 {
 	world_begin("kv_blocks=64");
 	uint64_t a, b;
-	struct transfer first = half_way(4, &a, &b);
+	struct transfer first = half_way(&a, &b);
 	transfer_failed(a, first.slot, first.gen);
 	daemon_go_on();
 	const Pds__FirstToken *f = first_token(b);
@@ -137,7 +137,7 @@ START_TEST(test_sharer_goes)
 {
 	world_begin("kv_blocks=64");
 	uint64_t a, b;
-	struct transfer first = half_way(4, &a, &b);
+	struct transfer first = half_way(&a, &b);
 	if (_i == 0)
 		say_cancel(ROUTER, b);
 	daemon_go_on();
@@ -201,7 +201,7 @@ START_TEST(test_off)
 {
 	world_begin("kv_blocks=64", "share_running_prefix=false");
 	uint64_t a, b;
-	struct transfer first = half_way(4, &a, &b);
+	struct transfer first = half_way(&a, &b);
 	daemon_go_on();
 	const Pds__FirstToken *f = first_token(b);
 	const uint32_t token = f->token->id;
@@ -244,7 +244,7 @@ START_TEST(test_srpt_hurries_the_source)
 {
 	world_begin("kv_blocks=128", "prefill_order=srpt", "prefill_ageing_ms=600000");
 	uint64_t a, b;
-	struct transfer first = half_way(4, &a, &b);
+	struct transfer first = half_way(&a, &b);
 	/* shorter than what the first has left, longer than what the second waits for */
 	for (uint64_t r = 41; r <= 43; r++)
 		say_submit((struct ask){.req = r, .n = 200, .to = "1", .seed = (uint32_t)r});

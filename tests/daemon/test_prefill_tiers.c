@@ -12,6 +12,13 @@ static void ready(void)
 	UNTIL(told("status", "storage_ready") == 1);
 }
 
+/* It is killed, and the worker knows. */
+static void storage_gone(void)
+{
+	storage_kill();
+	UNTIL(told("status", "storage_ready") == 0);
+}
+
 /* A prompt from begin to end; its first token, and how much of it was not computed. */
 static const Pds__FirstToken *through(struct ask a)
 {
@@ -100,7 +107,7 @@ START_TEST(test_offload_does_not_wait_for_ever)
 	through((struct ask){.req = 2, .n = 128, .seed = 2});
 	ck_assert_uint_ge(clock_us() - begin_us, 300000);
 	ck_assert_uint_eq(kv_count("evicted_stored"), 0);
-	ck_assert_uint_eq(kv_count("evictions"), 4);
+	UNTIL(kv_count("evictions") == 4);
 	kill(W.beside, SIGCONT);
 	world_end();
 }
@@ -147,7 +154,7 @@ START_TEST(test_write_through)
 	through((struct ask){.req = 4, .n = 80, .seed = 4});
 	settled();
 	ck_assert_uint_eq(stored(), 4);
-	ck_assert_uint_eq(metric("kv_written_blocks_total"), 4);
+	UNTIL(metric("kv_written_blocks_total") == 4);
 	world_end();
 }
 END_TEST
@@ -160,15 +167,13 @@ START_TEST(test_marks_and_a_restart)
 	storage_start();
 	ready();
 	through((struct ask){.req = 1, .n = 80});
-	UNTIL(stored() == 5);
-	ck_assert_uint_eq(stored_in("memory"), 5);
-	storage_kill();
-	UNTIL(told("status", "storage_ready") == 0);
+	UNTIL(stored() == 5 && stored_in("memory") == 5);
+	storage_gone();
 	storage_start();
 	ready();
 	UNTIL(stored() == 5); /* written again, by itself */
-	ck_assert_uint_eq(metric("kv_written_blocks_total"), 10);
-	storage_kill();
+	UNTIL(metric("kv_written_blocks_total") == 10);
+	storage_gone();
 	flush();
 	storage_start();
 	ready();
@@ -181,7 +186,7 @@ START_TEST(test_marks_and_a_restart)
 	settled();
 	/* what was just read is stored: not written again, but the one block that was computed */
 	ck_assert_uint_le(metric("kv_written_blocks_total"), 16);
-	ck_assert_uint_eq(metric("stored_tokens_total"), 64);
+	UNTIL(metric("stored_tokens_total") == 64);
 	world_end();
 }
 END_TEST
@@ -216,13 +221,11 @@ START_TEST(test_disk_outlives_storage)
 	storage_start_with(disk);
 	ready();
 	through((struct ask){.req = 1, .n = 80});
-	UNTIL(stored() == 5);
-	ck_assert_uint_eq(stored_in("disk"), 5);
-	storage_kill();
-	UNTIL(told("status", "storage_ready") == 0);
+	UNTIL(stored() == 5 && stored_in("disk") == 5);
+	storage_gone();
 	storage_start_with(disk);
 	ready();
-	ck_assert_uint_eq(stored(), 5);
+	UNTIL(stored() == 5);
 	flush();
 	const Pds__FirstToken *f = through((struct ask){.req = 2, .n = 80});
 	ck_assert_uint_eq(f->timing->cached_tokens, 64);
@@ -263,7 +266,7 @@ START_TEST(test_gone_since_the_look_up)
 	flush();
 	say_submit((struct ask){.req = 2, .n = 80, .to = "1"});
 	UNTIL(count(D1, MSG_KV_RESERVE, 2));
-	storage_kill();
+	storage_gone();
 	storage_start();
 	ready();
 	grant(D1, 2, 80);
@@ -271,7 +274,7 @@ START_TEST(test_gone_since_the_look_up)
 	const Pds__FirstToken *f = first_token(2);
 	ck_assert_uint_eq(f->token->id, want);
 	ck_assert_uint_eq(f->timing->cached_tokens, 0);
-	ck_assert_uint_eq(metric("storage_read_late_blocks_total"), 4);
+	UNTIL(metric("storage_read_late_blocks_total") == 4);
 	finish(D1, 2, &t);
 	world_end();
 }
@@ -285,7 +288,7 @@ static uint32_t written_in_one(uint32_t n)
 	ck_assert_uint_eq(through((struct ask){.req = 2, .n = n})->timing->cached_tokens,
 	                  blocks * BLOCK);
 	UNTIL(stored() == blocks);
-	ck_assert_uint_eq(metric("kv_write_seconds_count"), 1);
+	UNTIL(metric("kv_write_seconds_count") == 1);
 	flush();
 	return token;
 }
@@ -360,7 +363,7 @@ END_TEST
 /* Two parts of a read, 16 blocks and 13: only the first comes in time, and is used. */
 START_TEST(test_half_a_read)
 {
-	world_begin(ONE_BATCH, "storage_read_wait_ms=1500",
+	world_begin(ONE_BATCH, "storage_read_wait_ms=3000",
 	            "fault=type=STORE_DONE:dir=in:nth=3:late=100%:60s");
 	storage_start();
 	ready();
@@ -368,7 +371,7 @@ START_TEST(test_half_a_read)
 	const Pds__FirstToken *f = through((struct ask){.req = 3, .n = LONG});
 	ck_assert_uint_eq(f->token->id, want);
 	ck_assert_uint_eq(f->timing->cached_tokens, 16 * BLOCK);
-	ck_assert_uint_eq(metric("storage_read_late_blocks_total"), 13);
+	UNTIL(metric("storage_read_late_blocks_total") == 13);
 	world_end();
 }
 END_TEST
@@ -419,7 +422,7 @@ START_TEST(test_not_worth_reading)
 	f = through((struct ask){.req = 4, .n = 32});
 	ck_assert_uint_eq(f->token->id, want);
 	ck_assert_uint_eq(f->timing->cached_tokens, 0);
-	ck_assert_uint_eq(metric("storage_not_worth_blocks_total"), 1);
+	UNTIL(metric("storage_not_worth_blocks_total") == 1);
 	const char *kv = ctl("kv");
 	ck_assert_msg(strstr(kv, "\"break_even_blocks\":\"never\"") != NULL, "%s", kv);
 	world_end();
