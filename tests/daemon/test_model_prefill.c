@@ -1,5 +1,5 @@
 /* test_model_prefill.c - pdprefilld under the event sequences of the protocol's models
- * (tests/model/README.md) that test_prefill_daemon.c does not play already. Each test has the
+ * (tests/model/README.md) that the tests of prefill workers do not play already. Each test has the
  * name of the line that breaks without its rule. */
 #include "prefill_world.h"
 
