@@ -64,7 +64,7 @@ static Pds__Lease bring(enum state s, uint32_t n)
 	if (s == ACTIVE)
 		UNTIL(D.answer[n].n > 0);
 	if (s == ENDED)
-		UNTIL(ended(n));
+		UNTIL(ended(n) && requests_are("[]"));
 	return l;
 }
 
