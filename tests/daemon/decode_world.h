@@ -1,6 +1,6 @@
-/* decode_world.h - the world of a pddecoded on the tiny golden model: a router, a prefill worker and
- * a messager are played. Tokens are put together as a router does, and an index that comes twice or
- * too early fails the test at once. */
+/* decode_world.h - the world of a pddecoded on the tiny golden model: a router, a prefill worker
+ * and a messager are played. Tokens are put together as a router does, and an index that comes twice
+ * or too early fails the test at once. */
 #ifndef TESTS_DECODE_WORLD_H
 #define TESTS_DECODE_WORLD_H
 
@@ -12,8 +12,8 @@
 
 #define IDS 64u /* request ids of the tests: 1 .. 63; above that those of settle() */
 #define ANSWER_MAX 512u
-/* A lease that no test waits for is the default. One that a test lets expire is long enough for what
- * comes before on a busy machine. */
+/* A lease that no test waits for is the default. One that a test lets expire is long enough for
+ * what comes before on a busy machine. */
 #define LEASE_MS 600000u
 #define SHORT_MS 2000u
 #define SHORT_LEASE "lease_ms=2000"
@@ -32,10 +32,10 @@ static struct {
 	pid_t child;       /* that one */
 	unsigned char *kv; /* of the short prompt, layer by layer */
 	uint32_t settled, n_ended;
-} D;
+} D; /* what the worker has said, and who is played how */
 
-/* What the messager's process is to do to D's memory (it maps it, as the real one does): write
- * over these blocks for as long as `on` is set. */
+/* What the messager's process is to do to the worker's memory, which it maps as the real one does:
+ * write over these blocks for as long as `on` is set. */
 struct late_writes {
 	_Atomic int on, busy; /* busy: it is in a round, which it ends when `on` is taken back */
 	_Atomic uint32_t rounds;

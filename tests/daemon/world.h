@@ -1,10 +1,10 @@
 /* world.h - the world of a test: one real daemon of this build, and this process as everybody that
- * it talks to. Each peer that is played (struct side) has a link, a name and an epoch; the messager
- * takes the daemon's memory, too. What arrives is kept, in order, and nothing is answered by itself.
- * What belongs to one role is in decode_world.h and prefill_world.h.
+ * it talks to. Each peer that is played (struct side) has a link, a name and an epoch; the
+ * messager takes the daemon's memory, too. What arrives is kept, in order, and nothing is answered
+ * by itself. What belongs to one role is in decode_world.h and prefill_world.h.
  *
- * Nothing here is decided by a fixed time: tests wait for a state (UNTIL), at most WAIT_US. One
- * world for each test, in check's forked process; the daemon ends with it. */
+ * No test is decided by a fixed time: tests wait for a state (UNTIL), at most WAIT_US. One world
+ * for each test, in check's forked process; the daemon ends with it. */
 #ifndef TESTS_WORLD_H
 #define TESTS_WORLD_H
 
