@@ -1,6 +1,6 @@
 /* decode_world.h - the world of a pddecoded on the tiny golden model: a router, a prefill worker
- * and a messager are played. Tokens are put together as a router does, and an index that comes twice
- * or too early fails the test at once. */
+ * and a messager are played. Tokens are put together as a router does; an index that comes twice or
+ * too early fails the test at once. */
 #ifndef TESTS_DECODE_WORLD_H
 #define TESTS_DECODE_WORLD_H
 
