@@ -17,7 +17,6 @@ struct stored {
 };
 
 static struct {
-	struct side side;
 	pid_t holder;
 	enum manner put, get, lookup, fence;
 	struct stored block[STORED_MAX];
@@ -43,42 +42,38 @@ static inline void storage_holder(void)
 	unlink(path);
 	int ls = sock_listen(path, 0600, &e), conn = ls < 0 ? -1 : sock_accept(ls);
 	if (conn < 0 || handover_receive(conn, &h, &l, fds, &e) < 0 ||
-	    handover_answer(conn, S.side.epoch, 0, "", "", -1) < 0)
+	    handover_answer(conn, STORAGE->epoch, 0, "", "", -1) < 0)
 		_exit(1);
 	for (;;)
 		pause();
 }
 
-static inline void storage_open(uint64_t epoch)
+static inline void storage_open(void)
 {
-	S.side = (struct side){"storage", "pdstoraged", epoch, NULL, NULL};
 	S.holder = fork();
 	if (S.holder == 0)
 		storage_holder();
 	ck_assert_int_gt(S.holder, 0);
-	side_open(&S.side);
+	side_open(STORAGE);
 }
 
 static inline int storage_ready(void)
 {
-	return S.side.p && strstr(ctl("status"), "\"storage_ready\":true") != NULL;
+	return STORAGE->p && strstr(ctl("status"), "\"storage_ready\":true") != NULL;
 }
 
 static inline void storage_kill(void)
 {
-	side_close(&S.side);
-	if (!S.holder)
-		return;
-	kill(S.holder, SIGKILL);
-	ck_assert_int_eq(waitpid(S.holder, NULL, 0), S.holder);
-	S.holder = 0;
+	side_close(STORAGE);
+	if (S.holder)
+		process_kill(&S.holder);
 }
 
 /* What it kept is still there, as on a disk. */
 static inline void storage_again(void)
 {
-	uint64_t epoch = S.side.epoch + 1;
-	storage_open(epoch);
+	STORAGE->epoch++;
+	storage_open();
 }
 
 /* --- what it does -------------------------------------------------------- */
@@ -88,7 +83,7 @@ static inline int step_and_live(void)
 	if (S.before)
 		S.before(S.step);
 	S.step++;
-	return S.side.c != NULL; /* 0: killed at this step */
+	return STORAGE->c != NULL; /* 0: killed at this step */
 }
 
 static inline struct stored *stored_find(const unsigned char *hash)
@@ -105,12 +100,9 @@ static inline void pieces_move(uint32_t block, unsigned char *data, uint32_t fro
                                int in)
 {
 	unsigned char *at = data;
-	for (uint32_t l = 0; l < to; at += W.layout.piece_bytes[l++]) {
-		unsigned char *piece = W.shared.data +
-		                       kv_piece_offset(&W.layout, W.shared.region.blocks, l, block);
+	for (uint32_t l = 0; l < to; at += W.layout.piece_bytes[l++])
 		if (l >= from)
-			memcpy(in ? piece : at, in ? at : piece, W.layout.piece_bytes[l]);
-	}
+			memcpy(in ? piece(l, block) : at, in ? at : piece(l, block), W.layout.piece_bytes[l]);
 }
 
 static inline uint64_t generation_of(uint32_t block)
@@ -138,8 +130,8 @@ static inline void storage_forget(void)
 
 static inline void say_storage(enum msg_type type, const ProtobufCMessage *body)
 {
-	if (S.side.p)
-		chan_send(S.side.c, S.side.p, type, NULL, body);
+	if (STORAGE->p)
+		chan_send(STORAGE->c, STORAGE->p, type, NULL, body);
 }
 
 static inline void say_done(uint64_t batch, Pds__StoreItem **items, size_t n,
@@ -247,68 +239,52 @@ static inline void answer_fence(const Pds__StoreFence *m)
 static inline void storage_turn(void)
 {
 	ProtobufCMessage *m;
-	if (S.put != BY_HAND && (m = take(&S.side, MSG_STORE_PUT, 0)))
+	if (S.put != BY_HAND && (m = take(STORAGE, MSG_STORE_PUT, 0)))
 		answer_put((const Pds__StorePut *)m);
-	if (S.lookup != BY_HAND && (m = take(&S.side, MSG_STORE_LOOKUP, 0)))
+	if (S.lookup != BY_HAND && (m = take(STORAGE, MSG_STORE_LOOKUP, 0)))
 		answer_lookup((const Pds__StoreLookup *)m);
-	if (S.get != BY_HAND && (m = take(&S.side, MSG_STORE_GET, 0)))
+	if (S.get != BY_HAND && (m = take(STORAGE, MSG_STORE_GET, 0)))
 		answer_get((const Pds__StoreGet *)m);
-	if (S.fence != BY_HAND && (m = take(&S.side, MSG_STORE_FENCE, 0)))
+	if (S.fence != BY_HAND && (m = take(STORAGE, MSG_STORE_FENCE, 0)))
 		answer_fence((const Pds__StoreFence *)m);
 }
 
 /* --- the world of a test ------------------------------------------------- */
 
-/* Nothing is late by itself, however slow the machine; the options, NULL: none, say otherwise. */
-static inline void preempt_begin(uint32_t blocks, const char *option, const char *another)
+#if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
+#define VARIANT "variant=auto"
+#else
+/* slow enough for the second to come before the first has ended */
+#define VARIANT "variant=reference"
+#endif
+
+/* Nothing is late by itself, however slow the machine; settings of the test say otherwise. */
+static inline void preempt_begin_as(const char *const *settings)
 {
-	world_option = "storage=storage";
-	world_options[0] = "growth_ratio=0";
-	world_options[1] = "growth_ratio_min=0";
-	world_options[2] = "storage_read=always";
-	world_options[3] = "output_caching=false";
-	world_options[4] = "preempt_wait_ms=60000";
-	world_options[5] = "restore_wait_ms=60000";
-	const char *san = getenv("SAN");
-	/* slow enough for the second to come before the first has ended */
-	world_options[6] = san && *san ? "variant=auto" : "variant=reference";
-	world_options[7] = option;
-	world_options[8] = another;
-	world_begin(blocks, 60000, 0);
-	storage_open(5000);
-	world_each = storage_turn;
-	UNTIL(S.side.p);
+	world_begin_as(settings);
+	storage_open();
+	W.each = storage_turn;
+	UNTIL(STORAGE->p);
 	UNTIL(storage_ready());
 }
+#define preempt_begin(...)                                                                    \
+	preempt_begin_as((const char *const[]){"storage=storage", "kv_blocks=21", VARIANT,        \
+	                                       "growth_ratio=0", "growth_ratio_min=0",            \
+	                                       "storage_read=always", "output_caching=false",     \
+	                                       "preempt_wait_ms=60000", "restore_wait_ms=600000", \
+	                                       ##__VA_ARGS__, NULL})
 
 static inline void preempt_end(void)
 {
-	UNTIL(kv_count("readers") == 0);
 	world_end();
-	world_each = NULL;
 	storage_kill();
 	storage_forget();
-}
-
-static inline uint64_t metric(const char *name)
-{
-	const char *text = ctl("metrics"), *at;
-	char line[128];
-	snprintf(line, sizeof line, "\npdserve_decode_%s{", name);
-	at = strstr(text, line);
-	ck_assert_msg(at != NULL, "no figure %s", name);
-	return strtoull(strchr(at, ' '), NULL, 10);
 }
 
 /* Answers of the undisturbed; requests n and n + 2, n + 4 ... up to LEARNT ask the same. */
 #define LEARNT 40u
 static struct answer want[IDS];
 static uint32_t pair = 1; /* the first of the two sequences that run now */
-
-static inline int ended(uint32_t n)
-{
-	return W.answer[n].finish != PDS__FINISH__FINISH_NONE;
-}
 
 static inline struct prompt growing(uint32_t n, uint32_t tokens, uint32_t answer)
 {
@@ -354,7 +330,7 @@ static inline void learn(uint32_t n, uint32_t tokens, uint32_t answer)
 	}
 	say_submit(n + LEARNT, growing(n, tokens, answer));
 	UNTIL(ended(n + LEARNT));
-	want[n] = W.answer[n + LEARNT];
+	want[n] = D.answer[n + LEARNT];
 	ck_assert_uint_eq(want[n].n, answer);
 	k->answer = want[n];
 	k->tokens = tokens;
@@ -365,18 +341,12 @@ static inline void learn(uint32_t n, uint32_t tokens, uint32_t answer)
 
 static inline void same(uint32_t n)
 {
-	UNTIL(ended(n));
-	ck_assert_uint_eq(W.answer[n].n, want[n].n);
-	for (uint32_t i = 0; i < want[n].n; i++)
-		ck_assert_msg(W.answer[n].id[i] == want[n].id[i],
-		              "request %u: token %u is %u, undisturbed it is %u", n, i, W.answer[n].id[i],
-		              want[n].id[i]);
+	expect_tokens(n, want[n].id, want[n].n);
 }
 
 /* Two sequences of 100 tokens that grow by 160, up to 17 blocks, in a pool of 21: the younger, 2,
  * is preempted when it has about 10, comes back when 1 has ended, and finds a few of them in the
  * index. */
-#define PAIR_BLOCKS 21u
 #define PAIR 100, 160 /* prompt, answer */
 
 static inline void learn_pair(void)
@@ -388,10 +358,10 @@ static inline void learn_pair(void)
 /* All at once: the worker goes on when it has them. */
 static inline void together(void (*submit)(void))
 {
-	kill(W.daemon, SIGSTOP);
+	daemon_stop();
 	submit();
 	pump_for(20000);
-	kill(W.daemon, SIGCONT);
+	daemon_go_on();
 }
 
 static inline void say_pair(void)
@@ -409,7 +379,7 @@ static inline void same_pair(void)
 {
 	same(pair);
 	same(pair + 1);
-	ck_assert_uint_ge(metric("preemptions_total"), 1);
+	UNTIL(metric("preemptions_total") >= 1);
 }
 
 /* The same two from the beginning, as other requests; storage has nothing of them. */

@@ -3,59 +3,56 @@
  * and the counterexamples of the model that stand behind them. */
 #include "decode_world.h"
 
-#define CALM_MS 60000u /* a lease that no test waits for */
-#define SHORT_MS 400u
-
 /* --- reservations -------------------------------------------------------- */
 
 START_TEST(reserve_twice)
 {
-	world_begin(8, CALM_MS, 0);
+	world_begin("kv_blocks=8");
 	const Pds__Grant *a = reserve(1, tokens_of(40)), *b = reserve(1, tokens_of(40));
 	ck_assert_uint_eq(a->n_blocks, 3);
 	ck_assert_uint_eq(a->cached_tokens, 0);
 	ck_assert_uint_eq(a->lease->epoch, W.epoch);
-	ck_assert_uint_eq(a->lease_us, CALM_MS * 1000u);
+	ck_assert_uint_eq(a->lease_us, LEASE_MS * 1000u);
 	ck_assert_uint_eq(a->lease->id, b->lease->id);
 	ck_assert_uint_eq(a->lease->generation, b->lease->generation);
 	ck_assert_uint_eq(b->n_blocks, 3);
 	ck_assert_int_eq(memcmp(a->blocks, b->blocks, 3 * sizeof *a->blocks), 0);
 	ck_assert_uint_eq(kv_count("leased"), 3);
 	say_reserve(2, 1, tokens_of(100));
-	ck_assert_uint_eq(WANT(Pds__Queued, prefill, KV_QUEUED, 2)->position, 1);
+	ck_assert_uint_eq(WANT(Pds__Queued, PREFILL, KV_QUEUED, 2)->position, 1);
 	say_reserve(2, 1, tokens_of(100));
-	ck_assert_uint_eq(WANT(Pds__Queued, prefill, KV_QUEUED, 2)->position, 1);
-	say_cancel(&W.router, 2);
-	say_cancel(&W.prefill, 1);
+	ck_assert_uint_eq(WANT(Pds__Queued, PREFILL, KV_QUEUED, 2)->position, 1);
+	say_cancel(ROUTER, 2);
+	say_cancel(PREFILL, 1);
 	world_end();
 }
 END_TEST
 
 START_TEST(m21_no_tombstone_no_expiry)
 {
-	static struct side *const who[] = {&W.router, &W.prefill};
-	world_begin(8, CALM_MS, 0);
+	static struct side *const who[] = {ROUTER, PREFILL};
+	world_begin("kv_blocks=8");
 	say_cancel(who[_i], 1);
 	settle(who[_i]);
 	say_reserve(1, 1, tokens_of(40));
-	ck_assert_int_eq(WANT(Pds__Deny, prefill, KV_DENY, 1)->fault, PDS__FAULT__FAULT_LEASE_LOST);
+	ck_assert_int_eq(WANT(Pds__Deny, PREFILL, KV_DENY, 1)->fault, PDS__FAULT__FAULT_LEASE_LOST);
 	ck_assert_uint_eq(kv_count("leased"), 0);
 	say_reserve(1, 2, tokens_of(40)); /* another attempt is another matter */
-	WANT(Pds__Grant, prefill, KV_GRANT, 1);
+	WANT(Pds__Grant, PREFILL, KV_GRANT, 1);
 	struct msg_head h = {{7, 1}, 2, 0};
 	Pds__Cancel c = PDS__CANCEL__INIT;
-	ck_assert_int_eq(chan_send(W.router.c, W.router.p, MSG_REQUEST_CANCEL, &h, &c.base), 0);
+	ck_assert_int_eq(chan_send(ROUTER->c, ROUTER->p, MSG_REQUEST_CANCEL, &h, &c.base), 0);
 	world_end();
 }
 END_TEST
 
 START_TEST(reserve_after_the_end)
 {
-	world_begin(8, CALM_MS, 0);
+	world_begin("kv_blocks=8");
 	reserve(1, tokens_of(40));
-	say_cancel(&W.prefill, 1);
+	say_cancel(PREFILL, 1);
 	say_reserve(1, 1, tokens_of(40));
-	ck_assert_int_eq(WANT(Pds__Deny, prefill, KV_DENY, 1)->fault, PDS__FAULT__FAULT_LEASE_LOST);
+	ck_assert_int_eq(WANT(Pds__Deny, PREFILL, KV_DENY, 1)->fault, PDS__FAULT__FAULT_LEASE_LOST);
 	world_end();
 }
 END_TEST
@@ -77,10 +74,11 @@ static const struct {
 
 START_TEST(reserve_refused)
 {
-	world_begin(8, CALM_MS, 0);
+	world_begin("kv_blocks=8");
 	tokens_of(0);
-	say_reserve(1, 1, (struct prompt){refusals[_i].tokens, refusals[_i].n, 8, 0});
-	const Pds__Deny *d = WANT(Pds__Deny, prefill, KV_DENY, 1);
+	struct prompt p = {.tokens = refusals[_i].tokens, .n = refusals[_i].n, .max_tokens = 8};
+	say_reserve(1, 1, p);
+	const Pds__Deny *d = WANT(Pds__Deny, PREFILL, KV_DENY, 1);
 	ck_assert_msg(d->fault == refusals[_i].want, "%s: fault %d, %s", refusals[_i].what, d->fault,
 	              d->text);
 	ck_assert_int_ne(d->text[0], 0);
@@ -90,29 +88,29 @@ END_TEST
 
 START_TEST(queue_in_order)
 {
-	world_begin(8, CALM_MS, 0);
+	world_begin("kv_blocks=8");
 	reserve(1, tokens_of(100)); /* 7 of 8 blocks */
 	say_reserve(2, 1, tokens_of(40));
-	ck_assert_uint_eq(WANT(Pds__Queued, prefill, KV_QUEUED, 2)->position, 1);
+	ck_assert_uint_eq(WANT(Pds__Queued, PREFILL, KV_QUEUED, 2)->position, 1);
 	say_reserve(3, 1, tokens_of(7)); /* fits, but is not the first */
-	ck_assert_uint_eq(WANT(Pds__Queued, prefill, KV_QUEUED, 3)->position, 2);
+	ck_assert_uint_eq(WANT(Pds__Queued, PREFILL, KV_QUEUED, 3)->position, 2);
 	say_reserve(4, 1, tokens_of(7));
-	ck_assert_uint_eq(WANT(Pds__Queued, prefill, KV_QUEUED, 4)->position, 3);
-	ck_assert_uint_eq(WANT(Pds__Queued, prefill, KV_QUEUED, 4)->position,
-	                  3);     /* told again, each second */
-	say_cancel(&W.router, 3); /* one that waits goes */
-	settle(&W.router);
-	while (WANT(Pds__Queued, prefill, KV_QUEUED, 4)->position != 2)
+	ck_assert_uint_eq(WANT(Pds__Queued, PREFILL, KV_QUEUED, 4)->position, 3);
+	ck_assert_uint_eq(WANT(Pds__Queued, PREFILL, KV_QUEUED, 4)->position,
+	                  3);  /* told again, each second */
+	say_cancel(ROUTER, 3); /* one that waits goes */
+	settle(ROUTER);
+	while (WANT(Pds__Queued, PREFILL, KV_QUEUED, 4)->position != 2)
 		;
-	NONE(prefill, KV_GRANT, 2);
-	say_cancel(&W.router, 1);
-	uint64_t two = WANT(Pds__Grant, prefill, KV_GRANT, 2)->lease->id;
-	uint64_t four = WANT(Pds__Grant, prefill, KV_GRANT, 4)->lease->id;
+	NONE(PREFILL, KV_GRANT, 2);
+	say_cancel(ROUTER, 1);
+	uint64_t two = WANT(Pds__Grant, PREFILL, KV_GRANT, 2)->lease->id;
+	uint64_t four = WANT(Pds__Grant, PREFILL, KV_GRANT, 4)->lease->id;
 	ck_assert_uint_lt(two, four);
 	ck_assert_uint_eq(kv_count("leased"), 4);
-	NONE(prefill, KV_GRANT, 3);
-	say_cancel(&W.router, 2);
-	say_cancel(&W.router, 4);
+	NONE(PREFILL, KV_GRANT, 3);
+	say_cancel(ROUTER, 2);
+	say_cancel(ROUTER, 4);
 	world_end();
 }
 END_TEST
@@ -120,19 +118,19 @@ END_TEST
 /* Blocks of another model, other numbers or another layout are no use here. */
 START_TEST(prefill_of_another_kind_refused)
 {
-	world_begin(8, CALM_MS, 0);
+	world_begin("kv_blocks=8");
 	char **const field[] = {&W.info->model_fingerprint, &W.info->numerics, &W.info->layout};
 	/* the link logs each refusal as an error: no surprise here */
 	char *right = *field[_i];
-	side_close(&W.prefill);
+	side_close(PREFILL);
 	*field[_i] = "another";
-	side_open(&W.prefill);
+	side_open(PREFILL);
 	pump_for(300000);
-	ck_assert_ptr_null(W.prefill.p);
-	side_close(&W.prefill);
+	ck_assert_ptr_null(PREFILL->p);
+	side_close(PREFILL);
 	*field[_i] = right;
-	side_open(&W.prefill);
-	UNTIL(W.prefill.p);
+	side_open(PREFILL);
+	UNTIL(PREFILL->p);
 	world_end();
 }
 END_TEST
@@ -143,14 +141,10 @@ enum half { READY, FIRST };
 
 static void say_half(enum half which, uint32_t n, Pds__Lease l)
 {
-	if (which == READY) {
-		say_ready(&W.messager, n, l);
-		ck_assert_uint_eq(WANT(Pds__KvReadyAck, messager, KV_READY_ACK, n)->lease->id, l.id);
-	} else {
-		say_first(n, l, short_answer[0]);
-		ck_assert_uint_eq(WANT(Pds__FirstTokenAck, prefill, REQUEST_FIRST_TOKEN_ACK, n)->lease_id,
-		                  l.id);
-	}
+	if (which == READY)
+		ready(n, l);
+	else
+		first(n, l, short_answer[0]);
 }
 
 /* Whatever comes first and how often: acknowledged each time, joined once, the first token
@@ -169,7 +163,7 @@ static const struct {
 
 START_TEST(joins_once)
 {
-	world_begin(8, CALM_MS, 0);
+	world_begin("kv_blocks=8");
 	learn_kv(1);
 	Pds__Lease l = filled(2, 8);
 	for (unsigned i = 0; i < orders[_i].n; i++)
@@ -177,9 +171,9 @@ START_TEST(joins_once)
 	expect_answer(2, 8);
 	for (unsigned i = 0; i < 2; i++) /* and after the end */
 		say_half(orders[_i].said[i], 2, l);
-	settle(&W.router);
-	NONE(router, REQUEST_FAILED, 2);
-	ck_assert_uint_eq(W.answer[2].n, 8);
+	settle(ROUTER);
+	NONE(ROUTER, REQUEST_FAILED, 2);
+	ck_assert_uint_eq(D.answer[2].n, 8);
 	world_end();
 }
 END_TEST
@@ -188,20 +182,20 @@ END_TEST
 START_TEST(joins_once_while_active)
 {
 	enum half last = (enum half)_i;
-	world_begin(8, CALM_MS, 0);
+	world_begin("kv_blocks=8");
 	learn_kv(1);
 	Pds__Lease l = filled(2, 100);
 	say_half(last == READY ? FIRST : READY, 2, l);
-	kill(W.daemon, SIGSTOP); /* all of them come together */
+	daemon_stop(); /* all of them come together */
 	for (int i = 0; i < 4; i++)
 		if (last == READY)
-			say_ready(&W.messager, 2, l);
+			say_ready(MESSAGER, 2, l);
 		else
-			say_first(2, l, short_answer[0]);
+			say_first(PREFILL, 2, l, short_answer[0]);
 	pump_for(20000);
-	kill(W.daemon, SIGCONT);
+	daemon_go_on();
 	for (int i = 0; i < 4; i++)
-		await(last == READY ? &W.messager : &W.prefill,
+		await(last == READY ? MESSAGER : PREFILL,
 		      last == READY ? MSG_KV_READY_ACK : MSG_REQUEST_FIRST_TOKEN_ACK, 2);
 	expect_length(2, 100);
 	world_end();
@@ -210,16 +204,15 @@ END_TEST
 
 START_TEST(m10_join_on_first_token)
 {
-	world_begin(8, CALM_MS, 0);
+	world_begin("kv_blocks=8");
 	Pds__Lease l = written(1, short_of(8));
 	for (int i = 0; i < 3; i++)
 		say_half((enum half)_i, 1, l);
-	settle(&W.router);
+	settle(ROUTER);
 	ck_assert(requests_are("\"state\":\"leased\""));
-	ck_assert_uint_eq(W.answer[1].n, 0);
-	say_cancel(&W.router, 1);
-	await(&W.messager, MSG_LEASE_REVOKE, 1);
-	say_revoked(&W.messager, 1, l);
+	ck_assert_uint_eq(D.answer[1].n, 0);
+	say_cancel(ROUTER, 1);
+	revoked(1, l);
 	world_end();
 }
 END_TEST
@@ -242,7 +235,7 @@ static const struct {
 
 START_TEST(m12_no_lease_epoch)
 {
-	world_begin(8, CALM_MS, 0);
+	world_begin("kv_blocks=8");
 	learn_kv(1);
 	const Pds__Lease right = filled(2, 4);
 	Pds__Lease l = right;
@@ -252,17 +245,17 @@ START_TEST(m12_no_lease_epoch)
 	l.epoch += (uint64_t)strangers[_i].epoch;
 	l.generation += (uint64_t)strangers[_i].generation;
 	if (half == READY)
-		say_ready(&W.messager, 2, l);
+		say_ready(MESSAGER, 2, l);
 	else
-		say_first(2, l, 9);
-	settle(&W.messager);
-	settle(&W.prefill);
-	settle(&W.router);
+		say_first(PREFILL, 2, l, 9);
+	settle(MESSAGER);
+	settle(PREFILL);
+	settle(ROUTER);
 	/* acknowledged, or dropped when it is for another life */
-	take(&W.messager, MSG_KV_READY_ACK, 2);
-	take(&W.prefill, MSG_REQUEST_FIRST_TOKEN_ACK, 2);
+	take(MESSAGER, MSG_KV_READY_ACK, 2);
+	take(PREFILL, MSG_REQUEST_FIRST_TOKEN_ACK, 2);
 	ck_assert_msg(requests_are("\"state\":\"leased\""), "%s", strangers[_i].what);
-	ck_assert_uint_eq(W.answer[2].n, 0);
+	ck_assert_uint_eq(D.answer[2].n, 0);
 	say_half(half, 2, right); /* the right one still does */
 	expect_answer(2, 4);
 	world_end();
@@ -271,27 +264,27 @@ END_TEST
 
 START_TEST(only_the_messager_says_ready)
 {
-	world_begin(8, CALM_MS, 0);
+	world_begin("kv_blocks=8");
 	const Pds__Grant *g = reserve(1, short_of(4));
-	say_half(FIRST, 1, *g->lease);
-	say_ready(&W.prefill, 1, *g->lease);
-	settle(&W.prefill);
-	settle(&W.router);
+	first(1, *g->lease, short_answer[0]);
+	say_ready(PREFILL, 1, *g->lease);
+	settle(PREFILL);
+	settle(ROUTER);
 	ck_assert(requests_are("\"state\":\"leased\""));
-	ck_assert_uint_eq(W.answer[1].n, 0);
-	say_cancel(&W.router, 1);
+	ck_assert_uint_eq(D.answer[1].n, 0);
+	say_cancel(ROUTER, 1);
 	world_end();
 }
 END_TEST
 
 START_TEST(first_token_outside_the_vocabulary)
 {
-	world_begin(8, CALM_MS, 0);
+	world_begin("kv_blocks=8");
 	const Pds__Grant *g = reserve(1, short_of(4));
-	say_first(1, *g->lease, 320);
-	ck_assert_int_eq(WANT(Pds__Failed, router, REQUEST_FAILED, 1)->fault,
+	say_first(PREFILL, 1, *g->lease, 320);
+	ck_assert_int_eq(WANT(Pds__Failed, ROUTER, REQUEST_FAILED, 1)->fault,
 	                 PDS__FAULT__FAULT_LEASE_LOST);
-	say_half(READY, 1, *g->lease);
+	ready(1, *g->lease);
 	world_end();
 }
 END_TEST
@@ -300,7 +293,7 @@ END_TEST
 
 START_TEST(lease_open)
 {
-	world_begin(8, CALM_MS, 0);
+	world_begin("kv_blocks=8");
 	const Pds__Grant *g = reserve(1, short_of(4)), *gone = reserve(2, short_of(4));
 	Pds__Lease l = *g->lease;
 	opened(3, no_lease(), 1);
@@ -309,19 +302,18 @@ START_TEST(lease_open)
 	l = *g->lease;
 	l.epoch--;
 	opened(1, l, 1);
-	say_cancel(&W.router, 2);
-	settle(&W.router);
+	say_cancel(ROUTER, 2);
+	settle(ROUTER);
 	opened(2, *gone->lease, 1);
 	opened(1, *g->lease, 0);
-	opened(1, *g->lease, 0);            /* asked again */
-	say_open(&W.prefill, 1, *g->lease); /* no messager */
-	settle(&W.prefill);
-	NONE(prefill, LEASE_OPENED, 1);
-	say_half(READY, 1, *g->lease);
+	opened(1, *g->lease, 0);         /* asked again */
+	say_open(PREFILL, 1, *g->lease); /* no messager */
+	settle(PREFILL);
+	NONE(PREFILL, LEASE_OPENED, 1);
+	ready(1, *g->lease);
 	opened(1, *g->lease, 1); /* nothing is left to write */
-	say_cancel(&W.router, 1);
-	await(&W.messager, MSG_LEASE_REVOKE, 1);
-	say_revoked(&W.messager, 1, *g->lease);
+	say_cancel(ROUTER, 1);
+	revoked(1, *g->lease);
 	world_end();
 }
 END_TEST
@@ -330,14 +322,14 @@ END_TEST
  * generation that its control memory has for it. */
 START_TEST(lease_opened_names_the_blocks)
 {
-	world_begin(16, CALM_MS, 0);
+	world_begin("kv_blocks=16");
 	say_submit(1, tokens_of(40)); /* 2 full blocks of it are in the prefix index then */
 	expect_length(1, tokens_of(40).max_tokens);
 	UNTIL(kv_count("held") == 0);
 	const Pds__Grant *g = reserve(2, tokens_of(_i ? 101 : 40));
 	ck_assert_uint_eq(g->cached_tokens, _i ? 0 : 32);
-	say_open(&W.messager, 2, *g->lease);
-	const Pds__LeaseOpened *o = WANT(Pds__LeaseOpened, messager, LEASE_OPENED, 2);
+	say_open(MESSAGER, 2, *g->lease);
+	const Pds__LeaseOpened *o = WANT(Pds__LeaseOpened, MESSAGER, LEASE_OPENED, 2);
 	ck_assert_int_eq(o->refused, 0);
 	ck_assert_uint_eq(o->cached_tokens, g->cached_tokens);
 	ck_assert_uint_eq(o->tokens, _i ? 101 : 40);
@@ -350,29 +342,33 @@ START_TEST(lease_opened_names_the_blocks)
 		ck_assert_uint_ne(o->generations[i], 0);
 	}
 	ck_assert_str_eq(o->prefill, "prefill");
-	ck_assert_uint_eq(o->prefill_epoch, W.prefill.epoch);
-	say_cancel(&W.router, 2);
-	await(&W.messager, MSG_LEASE_REVOKE, 2);
-	say_revoked(&W.messager, 2, *g->lease);
+	ck_assert_uint_eq(o->prefill_epoch, PREFILL->epoch);
+	say_cancel(ROUTER, 2);
+	revoked(2, *g->lease);
 	world_end();
 }
 END_TEST
+
+static struct prompt salted(const char *salt)
+{
+	struct prompt p = tokens_of(40);
+	p.salt = salt;
+	return p;
+}
 
 /* Cached blocks are found by requests with the same cache salt alone. */
 START_TEST(salts_share_no_blocks)
 {
 	static const char *const salts[] = {NULL, "the cache salt of one tenant...", /* 32 with NUL */
 	                                    "the cache salt of others, too.."};
-	world_begin(16, CALM_MS, 0);
-	world_salt = salts[_i];
-	say_submit(1, tokens_of(40)); /* 2 full blocks of it are in the prefix index then */
+	world_begin("kv_blocks=16");
+	say_submit(1, salted(salts[_i])); /* 2 full blocks of it are in the prefix index then */
 	expect_length(1, tokens_of(40).max_tokens);
 	UNTIL(kv_count("held") == 0);
 	for (uint32_t i = 0; i < 3; i++) {
-		world_salt = salts[i];
-		const Pds__Grant *g = reserve(2 + i, tokens_of(40));
+		const Pds__Grant *g = reserve(2 + i, salted(salts[i]));
 		ck_assert_uint_eq(g->cached_tokens, i == (uint32_t)_i ? 32 : 0);
-		say_cancel(&W.router, 2 + i);
+		say_cancel(ROUTER, 2 + i);
 		UNTIL(kv_count("leased") == 0);
 	}
 	world_end();
@@ -387,64 +383,55 @@ START_TEST(the_lease_of_another_prefill_worker)
 		const char *name;
 		int64_t later;
 	} who[] = {{"prefill-2", 0}, {"prefill", 1}, {"prefill", -1}, {"", 0}};
-	world_begin(8, CALM_MS, 0);
+	world_begin("kv_blocks=8");
 	Pds__Lease l = *reserve(1, short_of(4))->lease;
 	Pds__LeaseOpen open = PDS__LEASE_OPEN__INIT;
 	Pds__KvReady ready = PDS__KV_READY__INIT;
 	open.lease = ready.lease = &l;
 	open.prefill = ready.prefill = (char *)who[_i].name;
-	open.prefill_epoch = ready.prefill_epoch = W.prefill.epoch + (uint64_t)who[_i].later;
-	say(&W.messager, MSG_LEASE_OPEN, 1, &open.base);
-	const Pds__LeaseOpened *o = WANT(Pds__LeaseOpened, messager, LEASE_OPENED, 1);
+	open.prefill_epoch = ready.prefill_epoch = PREFILL->epoch + (uint64_t)who[_i].later;
+	say(MESSAGER, MSG_LEASE_OPEN, 1, &open.base);
+	const Pds__LeaseOpened *o = WANT(Pds__LeaseOpened, MESSAGER, LEASE_OPENED, 1);
 	ck_assert_int_eq(o->refused, 1);
 	ck_assert_uint_eq(o->n_blocks, 0);
 	ck_assert_str_eq(o->prefill, who[_i].name);
 	ck_assert_uint_eq(o->prefill_epoch, open.prefill_epoch);
-	say_half(FIRST, 1, l);
-	say(&W.messager, MSG_KV_READY, 1, &ready.base);
-	const Pds__KvReadyAck *a = WANT(Pds__KvReadyAck, messager, KV_READY_ACK, 1);
+	first(1, l, short_answer[0]);
+	say(MESSAGER, MSG_KV_READY, 1, &ready.base);
+	const Pds__KvReadyAck *a = WANT(Pds__KvReadyAck, MESSAGER, KV_READY_ACK, 1);
 	ck_assert_str_eq(a->prefill, who[_i].name);
 	ck_assert(requests_are("\"state\":\"leased\""));
-	ck_assert_uint_eq(W.answer[1].n, 0);
-	say_cancel(&W.router, 1);
-	settle(&W.router);
-	NONE(messager, LEASE_REVOKE, 1); /* nobody was registered as the writer */
+	ck_assert_uint_eq(D.answer[1].n, 0);
+	say_cancel(ROUTER, 1);
+	settle(ROUTER);
+	NONE(MESSAGER, LEASE_REVOKE, 1); /* nobody was registered as the writer */
 	world_end();
 }
 END_TEST
-
-static void messager_again(uint64_t epoch)
-{
-	side_close(&W.messager);
-	W.messager.epoch = epoch;
-	side_open(&W.messager);
-	UNTIL(W.messager.p);
-}
 
 /* [m14] A question that an older life asked and that comes late is dropped; nor does that life's
  * word end the newer one's writing. */
 START_TEST(m14_old_m_asks_late)
 {
-	world_begin(8, CALM_MS, 0);
+	world_begin("kv_blocks=8");
 	Pds__Lease l = written(1, short_of(4));
-	uint64_t epoch = W.messager.epoch;
-	messager_again(epoch - 1);
-	say_open(&W.messager, 1, l);
-	say_half(FIRST, 1, l);
-	say_ready(&W.messager, 1, l);
-	await(&W.messager, MSG_KV_READY_ACK, 1);
-	settle(&W.messager);
-	NONE(messager, LEASE_OPENED, 1);
+	uint64_t epoch = MESSAGER->epoch;
+	link_again(MESSAGER, epoch - 1);
+	say_open(MESSAGER, 1, l);
+	first(1, l, short_answer[0]);
+	say_ready(MESSAGER, 1, l);
+	await(MESSAGER, MSG_KV_READY_ACK, 1);
+	settle(MESSAGER);
+	NONE(MESSAGER, LEASE_OPENED, 1);
 	ck_assert(requests_are("\"state\":\"leased\""));
-	say_cancel(&W.router, 1);
-	settle(&W.router);
-	say_revoked(&W.messager, 1, l);
-	settle(&W.messager);
-	NONE(messager, LEASE_REVOKE, 1);
+	say_cancel(ROUTER, 1);
+	settle(ROUTER);
+	say_revoked(MESSAGER, 1, l);
+	settle(MESSAGER);
+	NONE(MESSAGER, LEASE_REVOKE, 1);
 	ck_assert_uint_eq(kv_count("leased"), 1);
-	messager_again(epoch);
-	await(&W.messager, MSG_LEASE_REVOKE, 1);
-	say_revoked(&W.messager, 1, l);
+	link_again(MESSAGER, epoch);
+	revoked(1, l);
 	world_end();
 }
 END_TEST
@@ -453,13 +440,12 @@ END_TEST
  * revoked. */
 START_TEST(m20_newer_writer)
 {
-	world_begin(8, CALM_MS, 0);
+	world_begin("kv_blocks=8");
 	Pds__Lease l = written(1, short_of(4));
-	messager_again(W.messager.epoch + 1);
+	link_again(MESSAGER, MESSAGER->epoch + 1);
 	opened(1, l, 0);
-	say_cancel(&W.router, 1);
-	await(&W.messager, MSG_LEASE_REVOKE, 1);
-	say_revoked(&W.messager, 1, l);
+	say_cancel(ROUTER, 1);
+	revoked(1, l);
 	world_end();
 }
 END_TEST
@@ -468,12 +454,12 @@ END_TEST
  * asking. */
 START_TEST(s_kvsent_at_once_newer_life_says_ready)
 {
-	world_begin(8, CALM_MS, 0);
+	world_begin("kv_blocks=8");
 	learn_kv(1);
 	Pds__Lease l = filled(2, 4);
-	messager_again(W.messager.epoch + 1);
-	say_half(READY, 2, l);
-	say_half(FIRST, 2, l);
+	link_again(MESSAGER, MESSAGER->epoch + 1);
+	ready(2, l);
+	first(2, l, short_answer[0]);
 	expect_answer(2, 4);
 	world_end();
 }
@@ -483,47 +469,47 @@ END_TEST
  * this very lease frees the blocks. */
 START_TEST(m1_free_by_timer_revoke_waits_for_the_writer)
 {
-	world_begin(8, CALM_MS, 0);
+	world_begin("kv_blocks=8");
 	Pds__Lease l = written(1, tokens_of(40)), other = l;
-	say_cancel(&W.router, 1);
-	const Pds__LeaseRevoke *r = WANT(Pds__LeaseRevoke, messager, LEASE_REVOKE, 1);
+	say_cancel(ROUTER, 1);
+	const Pds__LeaseRevoke *r = WANT(Pds__LeaseRevoke, MESSAGER, LEASE_REVOKE, 1);
 	ck_assert_uint_eq(r->lease->id, l.id);
 	ck_assert_uint_eq(r->lease->generation, l.generation);
-	say_cancel(&W.prefill, 1);     /* once more changes nothing */
-	say_revoked(&W.prefill, 1, l); /* not the writer */
-	settle(&W.prefill);
+	say_cancel(PREFILL, 1);     /* once more changes nothing */
+	say_revoked(PREFILL, 1, l); /* not the writer */
+	settle(PREFILL);
 	other.generation++;
-	say_revoked(&W.messager, 1, other);
+	say_revoked(MESSAGER, 1, other);
 	other = l;
 	other.epoch--;
-	say_revoked(&W.messager, 1, other);
+	say_revoked(MESSAGER, 1, other);
 	opened(1, l, 1); /* final */
-	say_half(READY, 1, l);
-	say_half(FIRST, 1, l);
+	ready(1, l);
+	first(1, l, short_answer[0]);
 	ck_assert_uint_eq(kv_count("leased"), 3);
 	ck_assert(requests_are("\"state\":\"quarantine\""));
 	say_reserve(2, 1, tokens_of(100)); /* nobody gets them */
-	WANT(Pds__Queued, prefill, KV_QUEUED, 2);
-	NONE(messager, LEASE_REVOKE, 1);
-	say_revoked(&W.messager, 1, l);
-	WANT(Pds__Grant, prefill, KV_GRANT, 2);
-	say_revoked(&W.messager, 1, l); /* repeated */
-	say_cancel(&W.router, 2);
-	ck_assert_uint_eq(W.answer[1].n, 0);
+	WANT(Pds__Queued, PREFILL, KV_QUEUED, 2);
+	NONE(MESSAGER, LEASE_REVOKE, 1);
+	say_revoked(MESSAGER, 1, l);
+	WANT(Pds__Grant, PREFILL, KV_GRANT, 2);
+	say_revoked(MESSAGER, 1, l); /* repeated */
+	say_cancel(ROUTER, 2);
+	ck_assert_uint_eq(D.answer[1].n, 0);
 	world_end();
 }
 END_TEST
 
 START_TEST(revoke_again_over_a_new_link)
 {
-	world_begin(8, CALM_MS, 0);
+	world_begin("kv_blocks=8");
 	Pds__Lease l = written(1, tokens_of(40));
-	say_cancel(&W.router, 1);
-	await(&W.messager, MSG_LEASE_REVOKE, 1);
-	messager_again(W.messager.epoch);
-	await(&W.messager, MSG_LEASE_REVOKE, 1);
+	say_cancel(ROUTER, 1);
+	await(MESSAGER, MSG_LEASE_REVOKE, 1);
+	link_again(MESSAGER, MESSAGER->epoch);
+	await(MESSAGER, MSG_LEASE_REVOKE, 1);
 	ck_assert_uint_eq(kv_count("leased"), 3);
-	say_revoked(&W.messager, 1, l);
+	say_revoked(MESSAGER, 1, l);
 	world_end();
 }
 END_TEST
@@ -532,21 +518,22 @@ END_TEST
  * that life still asks afterwards is dropped. */
 START_TEST(m13_old_m_not_dead)
 {
-	world_begin(8, CALM_MS, 1);
+	D.apart = 1;
+	world_begin("kv_blocks=8");
 	written(1, tokens_of(40));
-	say_cancel(&W.router, 1);
-	await(&W.messager, MSG_LEASE_REVOKE, 1);
-	kill(W.child, SIGUSR1);
+	say_cancel(ROUTER, 1);
+	await(MESSAGER, MSG_LEASE_REVOKE, 1);
+	kill(D.child, SIGUSR1);
 	pump_for(200000);
 	ck_assert_uint_eq(kv_count("leased"), 3);
-	child_kill();
+	process_kill(&D.child);
 	UNTIL(kv_count("leased") == 0);
-	say_open(&W.messager, 2, *reserve(2, tokens_of(41))->lease);
-	settle(&W.messager);
-	NONE(messager, LEASE_OPENED, 2);
-	say_cancel(&W.router, 2); /* no writer, no fence */
-	settle(&W.router);
-	NONE(messager, LEASE_REVOKE, 2);
+	say_open(MESSAGER, 2, *reserve(2, tokens_of(41))->lease);
+	settle(MESSAGER);
+	NONE(MESSAGER, LEASE_OPENED, 2);
+	say_cancel(ROUTER, 2); /* no writer, no fence */
+	settle(ROUTER);
+	NONE(MESSAGER, LEASE_REVOKE, 2);
 	world_end();
 }
 END_TEST
@@ -554,16 +541,16 @@ END_TEST
 /* Its writer is dead before the lease is given up: freed at once. */
 START_TEST(messager_process_ends_first)
 {
-	world_begin(8, CALM_MS, 1);
+	D.apart = 1;
+	world_begin("kv_blocks=8");
 	written(1, tokens_of(40));
 	written(2, tokens_of(7));
-	say_cancel(&W.router, 1);
-	await(&W.messager, MSG_LEASE_REVOKE, 1);
-	child_kill();
+	say_cancel(ROUTER, 1);
+	await(MESSAGER, MSG_LEASE_REVOKE, 1);
+	process_kill(&D.child);
 	UNTIL(kv_count("leased") == 1);
-	say_cancel(&W.router, 2);
-	settle(&W.router);
-	ck_assert(requests_are("[]"));
+	say_cancel(ROUTER, 2);
+	UNTIL(requests_are("[]"));
 	world_end();
 }
 END_TEST
@@ -572,7 +559,7 @@ END_TEST
 
 static void expect_lost(uint32_t n, const char *blame)
 {
-	const Pds__Failed *f = WANT(Pds__Failed, router, REQUEST_FAILED, n);
+	const Pds__Failed *f = WANT(Pds__Failed, ROUTER, REQUEST_FAILED, n);
 	ck_assert_str_eq(f->blame, blame);
 	ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_LEASE_LOST);
 	ck_assert_int_eq(f->retry, 1);
@@ -583,48 +570,38 @@ static void expect_lost(uint32_t n, const char *blame)
 START_TEST(s_expiry_untold)
 {
 	int written = _i;
-	world_begin(8, SHORT_MS, 0);
+	world_begin("kv_blocks=8", SHORT_LEASE);
 	const Pds__Grant *g = reserve(1, tokens_of(40));
 	if (written)
 		opened(1, *g->lease, 0);
 	expect_lost(1, "prefill");
-	const Pds__Deny *deny = WANT(Pds__Deny, prefill, KV_DENY, 1);
+	const Pds__Deny *deny = WANT(Pds__Deny, PREFILL, KV_DENY, 1);
 	ck_assert_int_eq(deny->fault, PDS__FAULT__FAULT_LEASE_LOST);
 	ck_assert_uint_eq(deny->retry_after_us, 0);
 	if (written) {
-		await(&W.messager, MSG_LEASE_REVOKE, 1);
+		await(MESSAGER, MSG_LEASE_REVOKE, 1);
 		pump_for(2 * SHORT_MS * 1000u); /* a timer alone never frees them */
 		ck_assert_uint_eq(kv_count("leased"), 3);
-		say_revoked(&W.messager, 1, *g->lease);
+		say_revoked(MESSAGER, 1, *g->lease);
 	}
 	world_end();
 }
 END_TEST
 
-static void say_renew(struct side *s, uint64_t id, uint64_t epoch)
-{
-	Pds__Renew m = PDS__RENEW__INIT;
-	struct msg_head none = {0};
-	m.lease_ids = &id;
-	m.n_lease_ids = 1;
-	m.epoch = epoch;
-	ck_assert_int_eq(chan_send(s->c, s->p, MSG_KV_RENEW, &none, &m.base), 0);
-}
-
 START_TEST(renewals_keep_the_lease)
 {
-	world_begin(8, SHORT_MS, 0);
+	world_begin("kv_blocks=8", SHORT_LEASE);
 	uint64_t id = reserve(1, tokens_of(40))->lease->id;
 	for (uint64_t end = clock_us() + 3 * SHORT_MS * 1000u; clock_us() < end; pump_for(20000))
-		say_renew(&W.prefill, id, W.epoch);
-	NONE(router, REQUEST_FAILED, 1);
+		say_renew(PREFILL, id, W.epoch);
+	NONE(ROUTER, REQUEST_FAILED, 1);
 	ck_assert_uint_eq(kv_count("leased"), 3);
 	uint64_t begin = clock_us();
-	while (!take(&W.router, MSG_REQUEST_FAILED, 1)) { /* other people's renewals do not */
+	while (!take(ROUTER, MSG_REQUEST_FAILED, 1)) { /* other people's renewals do not */
 		ck_assert_uint_lt(clock_us() - begin, WAIT_US);
-		say_renew(&W.prefill, id + 1, W.epoch);
-		say_renew(&W.prefill, id, W.epoch - 1);
-		say_renew(&W.messager, id, W.epoch);
+		say_renew(PREFILL, id + 1, W.epoch);
+		say_renew(PREFILL, id, W.epoch - 1);
+		say_renew(MESSAGER, id, W.epoch);
 		pump_for(20000);
 	}
 	world_end();
@@ -635,30 +612,30 @@ END_TEST
  * answer takes. */
 START_TEST(s_lease_clock_goes_on)
 {
-	world_begin(8, 300, 0);
+	world_begin("kv_blocks=8", SHORT_LEASE);
 	learn_kv(1);
 	joined(2, 100);
-	UNTIL(W.answer[2].n >= 1);
-	kill(W.daemon, SIGSTOP); /* its clock passes, its steps do not */
-	usleep(700000);
-	kill(W.daemon, SIGCONT);
+	UNTIL(D.answer[2].n >= 1);
+	daemon_stop(); /* its clock passes, its steps do not */
+	usleep((SHORT_MS + 500) * 1000u);
+	daemon_go_on();
 	expect_length(2, 100);
-	settle(&W.router);
-	NONE(router, REQUEST_FAILED, 2);
+	settle(ROUTER);
+	NONE(ROUTER, REQUEST_FAILED, 2);
 	world_end();
 }
 END_TEST
 
 START_TEST(deadline_passes)
 {
-	world_begin(8, CALM_MS, 0);
+	world_begin("kv_blocks=8");
 	struct prompt p = tokens_of(100), q = tokens_of(40);
-	p.deadline_us = q.deadline_us = 500000;
+	p.deadline_us = q.deadline_us = 2000000;
 	reserve(1, p);
 	say_reserve(2, 1, q);
-	WANT(Pds__Queued, prefill, KV_QUEUED, 2);
+	WANT(Pds__Queued, PREFILL, KV_QUEUED, 2);
 	for (uint32_t n = 1; n <= 2; n++) {
-		const Pds__Failed *f = WANT(Pds__Failed, router, REQUEST_FAILED, n);
+		const Pds__Failed *f = WANT(Pds__Failed, ROUTER, REQUEST_FAILED, n);
 		ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_DEADLINE);
 		ck_assert_int_eq(f->retry, 0);
 	}
@@ -673,43 +650,43 @@ END_TEST
  * worker that lives has asked another, or will. */
 START_TEST(prefill_ends)
 {
-	world_begin(60, CALM_MS, 0);
+	world_begin("kv_blocks=60");
 	learn_kv(1);
 	Pds__Lease joins = filled(2, 480), writes = written(3, tokens_of(40));
 	reserve(4, tokens_of(41));
 	say_reserve(5, 1, tokens_of(500));
-	WANT(Pds__Queued, prefill, KV_QUEUED, 5);
-	say_half(READY, 2, joins);
-	say_first(2, joins, short_answer[0]);
-	side_close(&W.prefill);
+	WANT(Pds__Queued, PREFILL, KV_QUEUED, 5);
+	ready(2, joins);
+	say_first(PREFILL, 2, joins, short_answer[0]);
+	side_close(PREFILL);
 	for (uint32_t n = 3; n <= 4; n++)
 		expect_lost(n, "");
-	await(&W.messager, MSG_LEASE_REVOKE, 3);
-	UNTIL(W.answer[2].finish != PDS__FINISH__FINISH_NONE);
+	await(MESSAGER, MSG_LEASE_REVOKE, 3);
+	UNTIL(ended(2));
 	UNTIL(kv_count("leased") == 3);
-	say_revoked(&W.messager, 3, writes);
-	settle(&W.router);
-	NONE(router, REQUEST_FAILED, 2);
-	NONE(router, REQUEST_FAILED, 5);
-	ck_assert_uint_eq(W.answer[2].n, 480);
+	say_revoked(MESSAGER, 3, writes);
+	settle(ROUTER);
+	NONE(ROUTER, REQUEST_FAILED, 2);
+	NONE(ROUTER, REQUEST_FAILED, 5);
+	ck_assert_uint_eq(D.answer[2].n, 480);
 	world_end();
 }
 END_TEST
 
 START_TEST(router_ends)
 {
-	world_begin(40, CALM_MS, 0);
+	world_begin("kv_blocks=40");
 	Pds__Lease l = written(1, tokens_of(40));
 	reserve(2, tokens_of(400));
 	say_reserve(3, 1, tokens_of(300));
-	WANT(Pds__Queued, prefill, KV_QUEUED, 3);
+	WANT(Pds__Queued, PREFILL, KV_QUEUED, 3);
 	struct prompt p = tokens_of(10);
 	p.max_tokens = 400;
 	say_submit(4, p);
-	side_close(&W.router);
-	await(&W.messager, MSG_LEASE_REVOKE, 1);
+	side_close(ROUTER);
+	await(MESSAGER, MSG_LEASE_REVOKE, 1);
 	UNTIL(kv_count("leased") == 3 && kv_count("held") == 0);
-	say_revoked(&W.messager, 1, l);
+	say_revoked(MESSAGER, 1, l);
 	world_end();
 }
 END_TEST
@@ -718,51 +695,48 @@ END_TEST
 
 START_TEST(submit_twice_runs_once)
 {
-	world_begin(8, CALM_MS, 0);
+	world_begin("kv_blocks=8");
 	say_submit(1, short_of(8));
 	say_submit(1, short_of(8));
 	expect_answer(1, 8);
 	UNTIL(requests_are("[]"));
 	/* after its end too: on_message would see index 0 again */
 	say_submit(1, short_of(8));
-	settle(&W.router);
+	settle(ROUTER);
 	UNTIL(requests_are("[]"));
-	settle(&W.router);
-	ck_assert_uint_eq(W.answer[1].n, 8);
+	settle(ROUTER);
+	ck_assert_uint_eq(D.answer[1].n, 8);
 	world_end();
 }
 END_TEST
 
 START_TEST(cancel_ends_the_active)
 {
-	world_begin(40, CALM_MS, 0);
+	world_begin("kv_blocks=40");
 	struct prompt p = tokens_of(10);
 	p.max_tokens = 480;
 	/* both come together: it has just begun when it is cancelled */
-	kill(W.daemon, SIGSTOP);
+	daemon_stop();
 	say_submit(1, p);
-	say_cancel(&W.router, 1);
-	say_cancel(&W.router, 1);
+	say_cancel(ROUTER, 1);
+	say_cancel(ROUTER, 1);
 	pump_for(20000);
-	kill(W.daemon, SIGCONT);
+	daemon_go_on();
 	UNTIL(requests_are("[]"));
-	settle(&W.router);
-	ck_assert_int_eq(W.answer[1].finish, PDS__FINISH__FINISH_NONE);
-	NONE(router, REQUEST_FAILED, 1);
-	ck_assert_uint_lt(W.answer[1].n, 480);
+	settle(ROUTER);
+	ck_assert_int_eq(D.answer[1].finish, PDS__FINISH__FINISH_NONE);
+	NONE(ROUTER, REQUEST_FAILED, 1);
+	ck_assert_uint_lt(D.answer[1].n, 480);
 	world_end();
 }
 END_TEST
-
-#define COUNT(a) (int)(sizeof(a) / sizeof(*a))
 
 int main(int argc, char **argv)
 {
 	(void)argc;
 	world_main(argv[0]);
 	Suite *s = suite_create("decode_daemon");
-	TCase *c = tcase_create("process");
-	tcase_set_timeout(c, 60);
+	TCase *c = world_case(s, "process");
 	tcase_add_test(c, reserve_twice);
 	tcase_add_loop_test(c, m21_no_tombstone_no_expiry, 0, 2);
 	tcase_add_test(c, reserve_after_the_end);
@@ -794,6 +768,5 @@ int main(int argc, char **argv)
 	tcase_add_test(c, router_ends);
 	tcase_add_test(c, submit_twice_runs_once);
 	tcase_add_test(c, cancel_ends_the_active);
-	suite_add_tcase(s, c);
 	return world_run(s);
 }

@@ -4,7 +4,6 @@
 #include "decode_world.h"
 #include "kv/hash.h"
 
-#define CALM_MS 60000u
 #define HASHES 4096u
 
 static struct {
@@ -24,7 +23,7 @@ static void forget(uint64_t hash)
 static void hear_events(void)
 {
 	const Pds__KvEvents *m;
-	while ((m = (const Pds__KvEvents *)take(&W.router, MSG_KV_EVENTS, 0))) {
+	while ((m = (const Pds__KvEvents *)take(ROUTER, MSG_KV_EVENTS, 0))) {
 		index_.messages++;
 		if (m->reset) {
 			index_.n = 0;
@@ -63,7 +62,7 @@ static uint32_t leading(struct prompt p)
 	                    .layout = W.info->layout};
 	uint32_t i = 0;
 	kv_hash_root(&r, &root);
-	uint32_t n = (uint32_t)kv_hash_chain(&root, p.tokens, p.n, BLOCK_TOKENS, h);
+	uint32_t n = (uint32_t)kv_hash_chain(&root, p.tokens, p.n, BLOCK, h);
 	hear_events();
 	for (; i < n; i++) {
 		uint64_t v = 0;
@@ -79,20 +78,20 @@ static void run(uint32_t n, struct prompt p)
 {
 	p.max_tokens = 1;
 	say_submit(n, p);
-	UNTIL(W.answer[n].finish == PDS__FINISH__FINISH_LENGTH);
+	UNTIL(D.answer[n].finish == PDS__FINISH__FINISH_LENGTH);
 }
 
-static void begin(uint32_t blocks)
+static void begin(const char *blocks)
 {
 	memset(&index_, 0, sizeof index_);
-	world_begin(blocks, CALM_MS, 0);
+	world_begin(blocks);
 	UNTIL((hear_events(), index_.resets == 1)); /* an empty list is said, too */
 	ck_assert_uint_eq(index_.n, 0);
 }
 
 START_TEST(stored_and_evicted)
 {
-	begin(8);
+	begin("kv_blocks=8");
 	run(1, tokens_of(100));
 	UNTIL(leading(tokens_of(100)) == 6);
 	ck_assert_uint_eq(kv_count("cached"), 6);
@@ -100,7 +99,7 @@ START_TEST(stored_and_evicted)
 	run(2, tokens_of(70));
 	UNTIL(leading(tokens_of(70)) == 4);
 	UNTIL(leading(tokens_of(100)) == 3);
-	ck_assert_uint_eq(index_.n, kv_count("cached"));
+	UNTIL((hear_events(), index_.n == kv_count("cached")));
 	ctl("flush");
 	UNTIL((hear_events(), index_.n == 0));
 	run(3, tokens_of(40));
@@ -114,35 +113,27 @@ END_TEST
  * has joined. */
 START_TEST(lease_is_silent_until_it_joins)
 {
-	begin(8);
+	begin("kv_blocks=8");
 	Pds__Lease l = written(1, tokens_of(40));
-	say_first(1, l, 9);
-	settle(&W.prefill);
+	say_first(PREFILL, 1, l, 9);
+	settle(PREFILL);
 	pump_for(100000);
 	hear_events();
 	ck_assert_uint_eq(index_.n, 0);
-	say_ready(&W.messager, 1, l);
+	say_ready(MESSAGER, 1, l);
 	UNTIL(leading(tokens_of(40)) == 2);
-	say_cancel(&W.router, 1);
+	say_cancel(ROUTER, 1);
 	world_end();
 }
 END_TEST
 
-static void router_again(uint64_t epoch)
-{
-	side_close(&W.router);
-	W.router.epoch = epoch;
-	side_open(&W.router);
-	UNTIL(W.router.p);
-}
-
 /* A restarted router, and one that only lost the link's state, hear everything once more. */
 START_TEST(router_comes_back)
 {
-	begin(8);
+	begin("kv_blocks=8");
 	run(1, tokens_of(100));
 	UNTIL(leading(tokens_of(100)) == 6);
-	router_again(W.router.epoch + (uint64_t)_i);
+	link_again(ROUTER, ROUTER->epoch + (uint64_t)_i);
 	memset(&index_, 0, sizeof index_);
 	UNTIL(leading(tokens_of(100)) == 6);
 	ck_assert_uint_eq(index_.resets, 1);
@@ -155,18 +146,10 @@ END_TEST
 /* The next life of the worker has an empty pool, and says so. */
 START_TEST(worker_is_killed)
 {
-	begin(8);
+	begin("kv_blocks=8");
 	run(1, tokens_of(100));
 	UNTIL(leading(tokens_of(100)) == 6);
-	kill(W.daemon, SIGKILL);
-	ck_assert_int_eq(waitpid(W.daemon, NULL, 0), W.daemon);
-	UNTIL(!W.router.p);
-	pool_memory_fini(&W.shared);
-	memset(&W.shared, 0, sizeof W.shared);
-	close(W.conn);
-	W.conn = -1;
-	daemon_start(8, CALM_MS);
-	UNTIL(W.router.p && W.prefill.p && W.messager.p && W.shared.data);
+	daemon_restart();
 	UNTIL((hear_events(), index_.resets == 2));
 	ck_assert_uint_eq(index_.n, 0);
 	run(2, tokens_of(40));
@@ -178,7 +161,7 @@ END_TEST
 /* Many changes while the router does not read: it knows all of them in the end, in few messages. */
 START_TEST(busy_pool)
 {
-	begin(40);
+	begin("kv_blocks=40");
 	for (uint32_t n = 1; n < 40; n++)
 		run(n, tokens_of(100 + n));
 	UNTIL(leading(tokens_of(139)) == 8 && index_.n == kv_count("cached"));
@@ -192,13 +175,11 @@ int main(int argc, char **argv)
 	(void)argc;
 	world_main(argv[0]);
 	Suite *s = suite_create("decode_events");
-	TCase *c = tcase_create("process");
-	tcase_set_timeout(c, 60);
+	TCase *c = world_case(s, "process");
 	tcase_add_test(c, stored_and_evicted);
 	tcase_add_test(c, lease_is_silent_until_it_joins);
 	tcase_add_loop_test(c, router_comes_back, 0, 2);
 	tcase_add_test(c, worker_is_killed);
 	tcase_add_test(c, busy_pool);
-	suite_add_tcase(s, c);
 	return world_run(s);
 }

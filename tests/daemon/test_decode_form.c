@@ -3,13 +3,10 @@
 #include "decode_world.h"
 #include "letters_model.h"
 
-#include <stdlib.h>
-
 static struct prompt with_form(uint32_t n, uint32_t max_tokens, const char *regex)
 {
-	struct prompt p = tokens_of(n);
-	p.max_tokens = max_tokens;
-	world_regex = regex;
+	struct prompt p = asking(n, max_tokens);
+	p.regex = regex;
 	return p;
 }
 
@@ -26,16 +23,15 @@ static unsigned compiling(void)
 
 START_TEST(answer_has_its_form)
 {
-	world_option = letters_model();
-	world_begin(64, 3000, 0);
+	world_begin("kv_blocks=64", letters_model());
 	say_submit(1, with_form(20, 20, "(b|c){4}d"));
-	UNTIL(W.answer[1].finish);
-	ck_assert_int_eq(W.answer[1].finish, PDS__FINISH__FINISH_STOP);
-	ck_assert_uint_eq(W.answer[1].n, 6);
+	UNTIL(ended(1));
+	ck_assert_int_eq(D.answer[1].finish, PDS__FINISH__FINISH_STOP);
+	ck_assert_uint_eq(D.answer[1].n, 6);
 	for (int i = 0; i < 4; i++)
-		ck_assert(W.answer[1].id[i] == 4 || W.answer[1].id[i] == 5);
-	ck_assert_uint_eq(W.answer[1].id[4], 6);
-	ck_assert_uint_eq(W.answer[1].id[5], 2);
+		ck_assert(D.answer[1].id[i] == 4 || D.answer[1].id[i] == 5);
+	ck_assert_uint_eq(D.answer[1].id[4], 6);
+	ck_assert_uint_eq(D.answer[1].id[5], 2);
 	world_end();
 }
 END_TEST
@@ -45,17 +41,15 @@ END_TEST
 START_TEST(loop_goes_on_meanwhile)
 {
 	enum { N = 60 };
-	world_option = letters_model();
-	world_begin(256, 3000, 0);
+	world_begin("kv_blocks=256", letters_model());
 	for (int i = 1; i <= N; i++)
 		say_submit((uint32_t)i, with_form(20, 8, letters_costly(i)));
 	say_submit(N + 1, tokens_of(20));
-	UNTIL(W.answer[N + 1].finish);
-	unsigned left = compiling();
-	printf("answered while %u of %d were still to be compiled\n", left, N);
-	ck_assert_uint_gt(left, 0);
+	UNTIL(ended(N + 1));
+	compiling();
 	for (uint32_t i = 1; i <= N; i++)
-		UNTIL(W.answer[i].finish);
+		UNTIL(ended(i));
+	ck_assert_uint_le(D.answer[N + 1].place, N);
 	world_end();
 }
 END_TEST
@@ -64,61 +58,64 @@ END_TEST
  * compiler; nothing of them is left. */
 START_TEST(ended_while_it_compiles)
 {
-	world_option = letters_model();
-	world_begin(256, 3000, 0);
+	world_begin("kv_blocks=256", letters_model());
+	daemon_stop(); /* the cancels come before the last ones are compiled */
 	for (int i = 1; i <= 30; i++)
 		say_submit((uint32_t)i, with_form(20, 8, letters_costly(i)));
 	for (uint32_t i = 1; i <= 30; i++)
-		say_cancel(&W.router, i);
-	settle(&W.router);
+		say_cancel(ROUTER, i);
+	pump_for(20000);
+	daemon_go_on();
+	settle(ROUTER);
 	say_reserve(31, 1, with_form(30, 8, letters_costly(31)));
-	say_cancel(&W.prefill, 31);
+	say_cancel(PREFILL, 31);
 	/* a tombstone, or the one that is cancelled */
 	say_reserve(31, 1, with_form(30, 8, letters_costly(31)));
 	struct prompt late_one = with_form(30, 8, letters_costly(32));
 	late_one.deadline_us = 1000;
 	say_reserve(32, 1, late_one);
 	say_reserve(33, 1, with_form(30, 8, letters_costly(33)));
-	settle(&W.prefill);
-	side_close(&W.prefill);
+	settle(PREFILL);
+	side_close(PREFILL);
 	UNTIL(requests_are("[]"));
-	NONE(router, REQUEST_FAILED, 30);
+	NONE(ROUTER, REQUEST_FAILED, 30);
 	ck_assert_uint_eq(compiling(), 0);
-	ck_assert_uint_eq(W.answer[30].n, 0);
-	side_open(&W.prefill);
-	UNTIL(W.prefill.p);
+	ck_assert_uint_eq(D.answer[30].n, 0);
+	side_open(PREFILL);
+	UNTIL(PREFILL->p);
 	world_end();
 }
 END_TEST
 
 START_TEST(reserved_once)
 {
-	world_option = letters_model();
-	world_begin(256, 3000, 0);
+	world_begin("kv_blocks=256", letters_model());
+	daemon_stop();
 	for (int i = 2; i <= 31; i++)
 		say_submit((uint32_t)i, with_form(20, 1, letters_costly(i)));
 	say_reserve(1, 1, with_form(40, 8, letters_costly(1)));
 	/* while the first stands behind thirty others */
 	say_reserve(1, 1, with_form(40, 8, letters_costly(1)));
-	WANT(Pds__Grant, prefill, KV_GRANT, 1);
+	pump_for(20000);
+	daemon_go_on();
+	WANT(Pds__Grant, PREFILL, KV_GRANT, 1);
 	say_reserve(1, 1, with_form(40, 8, letters_costly(1)));
-	WANT(Pds__Grant, prefill, KV_GRANT, 1); /* asked again, answered the same */
-	settle(&W.prefill);
-	NONE(prefill, KV_GRANT, 1);
-	say_cancel(&W.prefill, 1);
+	WANT(Pds__Grant, PREFILL, KV_GRANT, 1); /* asked again, answered the same */
+	settle(PREFILL);
+	NONE(PREFILL, KV_GRANT, 1);
+	say_cancel(PREFILL, 1);
 	world_end();
 }
 END_TEST
 
 START_TEST(one_that_does_not_compile)
 {
-	world_option = letters_model();
-	world_begin(64, 3000, 0);
+	world_begin("kv_blocks=64", letters_model());
 	say_reserve(1, 1, with_form(40, 8, "(a"));
-	const Pds__Deny *d = WANT(Pds__Deny, prefill, KV_DENY, 1);
+	const Pds__Deny *d = WANT(Pds__Deny, PREFILL, KV_DENY, 1);
 	ck_assert_int_eq(d->fault, PDS__FAULT__FAULT_INVALID);
 	say_submit(2, with_form(40, 8, "a)"));
-	const Pds__Failed *f = WANT(Pds__Failed, router, REQUEST_FAILED, 2);
+	const Pds__Failed *f = WANT(Pds__Failed, ROUTER, REQUEST_FAILED, 2);
 	ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_INVALID);
 	ck_assert_int_eq(f->retry, 0);
 	world_end();
@@ -129,30 +126,28 @@ END_TEST
  * when one has gone. */
 START_TEST(no_memory_for_now)
 {
-	world_option = letters_model();
-	world_options[0] = "constraint_memory_mb=8";
-	world_begin(64, 60000, 0);
+	world_begin("kv_blocks=64", letters_model(), "constraint_memory_mb=8");
 	for (uint32_t i = 1; i <= 3; i++) {
 		say_reserve(i, 1, with_form(40, 8, letters_costly((int)i)));
-		WANT(Pds__Grant, prefill, KV_GRANT, i);
+		WANT(Pds__Grant, PREFILL, KV_GRANT, i);
 	}
 	say_reserve(4, 1, with_form(40, 8, letters_costly(4)));
-	const Pds__Deny *d = WANT(Pds__Deny, prefill, KV_DENY, 4);
+	const Pds__Deny *d = WANT(Pds__Deny, PREFILL, KV_DENY, 4);
 	ck_assert_int_eq(d->fault, PDS__FAULT__FAULT_OVERLOADED);
 	ck_assert_uint_gt(d->retry_after_us, 0);
 	say_submit(5, with_form(40, 8, letters_costly(5)));
-	const Pds__Failed *f = WANT(Pds__Failed, router, REQUEST_FAILED, 5);
+	const Pds__Failed *f = WANT(Pds__Failed, ROUTER, REQUEST_FAILED, 5);
 	ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_OVERLOADED);
 	ck_assert_int_eq(f->retry, 1);
 	ck_assert_uint_gt(f->retry_after_us, 0);
 	say_submit(6, with_form(40, 3, "(b|c)d")); /* a small one finds its room */
-	UNTIL(W.answer[6].finish);
-	say_cancel(&W.prefill, 1);
-	settle(&W.prefill);
+	UNTIL(ended(6));
+	say_cancel(PREFILL, 1);
+	settle(PREFILL);
 	say_reserve(4, 1, with_form(40, 8, letters_costly(4)));
-	WANT(Pds__Grant, prefill, KV_GRANT, 4);
+	WANT(Pds__Grant, PREFILL, KV_GRANT, 4);
 	for (uint32_t i = 2; i <= 4; i++)
-		say_cancel(&W.prefill, i);
+		say_cancel(PREFILL, i);
 	world_end();
 }
 END_TEST
@@ -160,22 +155,14 @@ END_TEST
 int main(int argc, char **argv)
 {
 	(void)argc;
-	snprintf(bin_dir, sizeof bin_dir, "%s", argv[0]);
-	*strrchr(bin_dir, '/') = 0;
-	snprintf(strrchr(bin_dir, '/'), 8, "/bin");
-	Suite *suite = suite_create("decode_form");
-	TCase *t = tcase_create("form");
-	tcase_set_timeout(t, 300);
-	tcase_add_test(t, answer_has_its_form);
-	tcase_add_test(t, loop_goes_on_meanwhile);
-	tcase_add_test(t, ended_while_it_compiles);
-	tcase_add_test(t, reserved_once);
-	tcase_add_test(t, one_that_does_not_compile);
-	tcase_add_test(t, no_memory_for_now);
-	suite_add_tcase(suite, t);
-	SRunner *sr = srunner_create(suite);
-	srunner_run_all(sr, CK_ENV);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+	world_main(argv[0]);
+	Suite *s = suite_create("decode_form");
+	TCase *c = world_case(s, "form");
+	tcase_add_test(c, answer_has_its_form);
+	tcase_add_test(c, loop_goes_on_meanwhile);
+	tcase_add_test(c, ended_while_it_compiles);
+	tcase_add_test(c, reserved_once);
+	tcase_add_test(c, one_that_does_not_compile);
+	tcase_add_test(c, no_memory_for_now);
+	return world_run(s);
 }

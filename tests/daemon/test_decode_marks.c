@@ -29,13 +29,13 @@ static void through(uint32_t n)
 
 static void begin(const char *option)
 {
-	preempt_begin(PAIR_BLOCKS, "output_caching=true", option);
-	await(&S.side, MSG_STORE_LIST, 0);
+	preempt_begin("output_caching=true", option);
+	await(STORAGE, MSG_STORE_LIST, 0);
 	say_list(1, 1, 0, 0, 0);
 	say_list(2, 1, 0, 0, 0);
 	through(1);
+	UNTIL(kv_count("cached_stored") == BLOCKS);
 	ck_assert_uint_eq(S.n, BLOCKS);
-	ck_assert_uint_eq(kv_count("cached_stored"), BLOCKS);
 	S.n_written = 0;
 }
 
@@ -55,8 +55,8 @@ START_TEST(dropped_one_by_one)
 	say_list(1, 0, 2, 5, 1);
 	UNTIL(kv_count("cached_stored") == BLOCKS - 3);
 	through(2);
+	UNTIL(kv_count("cached_stored") == BLOCKS);
 	ck_assert_uint_eq(S.n_written, 3);
-	ck_assert_uint_eq(kv_count("cached_stored"), BLOCKS);
 	preempt_end();
 }
 END_TEST
@@ -66,15 +66,16 @@ END_TEST
 START_TEST(dropped_while_nobody_heard)
 {
 	begin(NULL);
-	side_close(&S.side);
+	side_close(STORAGE);
 	UNTIL(strstr(ctl("status"), "\"storage_ready\":false"));
-	side_open(&S.side);
-	await(&S.side, MSG_STORE_LIST, 0);
+	side_open(STORAGE);
+	await(STORAGE, MSG_STORE_LIST, 0);
 	ck_assert_uint_eq(kv_count("cached_stored"), BLOCKS);
 	say_list(1, 1, 0, 2, 0);
 	say_list(1, 0, 4, BLOCKS, 0);
 	UNTIL(kv_count("cached_stored") == BLOCKS - 2);
 	through(2);
+	UNTIL(kv_count("cached_stored") == BLOCKS);
 	ck_assert_uint_eq(S.n_written, 2);
 	preempt_end();
 }
@@ -97,11 +98,11 @@ END_TEST
 /* Who writes nothing asks nothing. */
 START_TEST(no_interest)
 {
-	preempt_begin(PAIR_BLOCKS, "save_preempted_kv=false", NULL);
+	preempt_begin("save_preempted_kv=false");
 	say_submit(1, growing(1, 20, 4));
 	UNTIL(ended(1));
 	pump_for(100000);
-	ck_assert_ptr_null(take(&S.side, MSG_STORE_LIST, 0));
+	ck_assert_ptr_null(take(STORAGE, MSG_STORE_LIST, 0));
 	preempt_end();
 }
 END_TEST
@@ -111,13 +112,11 @@ int main(int argc, char **argv)
 	(void)argc;
 	world_main(argv[0]);
 	Suite *s = suite_create("decode_marks");
-	TCase *c = tcase_create("marks");
-	tcase_set_timeout(c, 120);
+	TCase *c = world_case(s, "marks");
 	tcase_add_loop_test(c, known_to_be_there, 0, 2);
 	tcase_add_loop_test(c, dropped_one_by_one, 0, 2);
 	tcase_add_test(c, dropped_while_nobody_heard);
 	tcase_add_test(c, each_tier_for_itself);
 	tcase_add_test(c, no_interest);
-	suite_add_tcase(s, c);
 	return world_run(s);
 }

@@ -4,23 +4,21 @@
  * and no block or pin is left. */
 #include "preempt_world.h"
 
-#define COUNT(a) (int)(sizeof(a) / sizeof(*a))
-
 /* --- as it should be ----------------------------------------------------- */
 
 START_TEST(saved_and_read_back)
 {
 	static const enum manner manner[] = {AT_ONCE, TWICE};
-	preempt_begin(PAIR_BLOCKS, NULL, NULL);
+	preempt_begin();
 	learn_pair();
 	ck_assert_uint_eq(S.puts, 0); /* nobody was preempted */
 	S.put = S.get = S.lookup = S.fence = manner[_i];
 	submit_pair();
 	same_pair();
-	ck_assert_uint_ge(metric("preempt_saved_blocks_total"), 7);
+	UNTIL(metric("preempt_saved_blocks_total") >= 7);
 	ck_assert_uint_eq(metric("preempt_unsaved_blocks_total"), 0);
-	ck_assert_uint_ge(metric("restores_read_total"), 1);
-	ck_assert_uint_ge(metric("restored_blocks_total"), 4);
+	UNTIL(metric("restores_read_total") >= 1);
+	UNTIL(metric("restored_blocks_total") >= 4);
 	ck_assert_uint_eq(metric("restores_abandoned_total"), 0);
 	preempt_end();
 }
@@ -28,13 +26,13 @@ END_TEST
 
 START_TEST(not_saved_when_it_is_off)
 {
-	preempt_begin(PAIR_BLOCKS, "save_preempted_kv=false", NULL);
+	preempt_begin("save_preempted_kv=false");
 	learn_pair();
 	submit_pair();
 	same_pair();
 	ck_assert_uint_eq(S.puts, 0);
 	ck_assert_uint_eq(metric("restores_read_total"), 0);
-	ck_assert_uint_ge(metric("restores_computed_total"), 1);
+	UNTIL(metric("restores_computed_total") >= 1);
 	preempt_end();
 }
 END_TEST
@@ -43,14 +41,14 @@ END_TEST
  * block is. */
 START_TEST(what_was_read_is_not_computed)
 {
-	preempt_begin(PAIR_BLOCKS, NULL, NULL);
+	preempt_begin();
 	learn_pair();
 	uint64_t before = metric("prompt_tokens_total");
 	submit_pair();
 	same_pair();
 	uint64_t computed = metric("prompt_tokens_total") - before;
 	ck_assert_uint_ge(computed, 200); /* the prompts */
-	ck_assert_uint_lt(computed, 200 + 2 * BLOCK_TOKENS);
+	ck_assert_uint_lt(computed, 200 + 2 * BLOCK);
 	preempt_end();
 }
 END_TEST
@@ -58,15 +56,15 @@ END_TEST
 /* A local request that was never preempted: what storage has of it is read as well. */
 START_TEST(a_local_request_is_read_back)
 {
-	preempt_begin(PAIR_BLOCKS, "output_caching=true", NULL);
+	preempt_begin("output_caching=true");
 	say_submit(2, growing(1, PAIR));
 	UNTIL(ended(2) && requests_are("[]") && S.puts && kv_count("readers") == 0);
-	want[1] = W.answer[2];
+	want[1] = D.answer[2];
 	ctl("flush");
 	say_submit(1, growing(1, PAIR));
 	same(1);
 	ck_assert_uint_ge(S.gets, 1);
-	ck_assert_uint_eq(metric("stored_tokens_total"), 96);
+	UNTIL(metric("stored_tokens_total") == 96);
 	ck_assert_uint_eq(metric("restores_read_total"), 0);
 	preempt_end();
 }
@@ -78,20 +76,20 @@ END_TEST
  * acknowledgement that comes then is about contents that are gone. */
 START_TEST(a_late_save_is_void)
 {
-	preempt_begin(PAIR_BLOCKS, "preempt_wait_ms=20", NULL);
+	preempt_begin("preempt_wait_ms=20");
 	learn_pair();
 	S.put = BY_HAND;
 	submit_pair();
-	const Pds__StorePut *m = (const Pds__StorePut *)await(&S.side, MSG_STORE_PUT, 0);
+	const Pds__StorePut *m = (const Pds__StorePut *)await(STORAGE, MSG_STORE_PUT, 0);
 	UNTIL(ended(1));
-	ck_assert_uint_ge(metric("preempt_saves_void_total"), 1);
+	UNTIL(metric("preempt_saves_void_total") >= 1);
 	uint32_t reused = 0;
 	for (size_t i = 0; i < m->n_items; i++)
 		reused += generation_of(m->items[i]->block) != m->items[i]->generation;
 	ck_assert_uint_ge(reused, 5);
 	answer_put(m);
 	same_pair();
-	ck_assert_uint_ge(metric("preempt_unsaved_blocks_total"), reused);
+	UNTIL(metric("preempt_unsaved_blocks_total") >= reused);
 	preempt_end();
 }
 END_TEST
@@ -99,11 +97,11 @@ END_TEST
 /* Blocks that are on their way to storage are not reused before the wait is over. */
 START_TEST(pinned_until_it_is_saved)
 {
-	preempt_begin(PAIR_BLOCKS, NULL, NULL);
+	preempt_begin();
 	learn_pair();
 	S.put = BY_HAND;
 	submit_pair();
-	const Pds__StorePut *m = (const Pds__StorePut *)await(&S.side, MSG_STORE_PUT, 0);
+	const Pds__StorePut *m = (const Pds__StorePut *)await(STORAGE, MSG_STORE_PUT, 0);
 	UNTIL(strstr(ctl("status"), "\"preempted\":1") && kv_count("readers") == m->n_items);
 	pump_for(300000);
 	ck_assert(!ended(1)); /* it sits out */
@@ -122,12 +120,12 @@ END_TEST
 /* While the older one sits out, whoever has what it needs decodes on. */
 START_TEST(others_run_while_one_sits_out)
 {
-	preempt_begin(PAIR_BLOCKS + 2, NULL, NULL);
+	preempt_begin("kv_blocks=23");
 	learn_pair();
 	learn(3, 10, 18); /* two blocks for its whole life */
 	S.put = BY_HAND;
 	submit_pair();
-	const Pds__StorePut *m = (const Pds__StorePut *)await(&S.side, MSG_STORE_PUT, 0);
+	const Pds__StorePut *m = (const Pds__StorePut *)await(STORAGE, MSG_STORE_PUT, 0);
 	pump_for(50000);
 	ck_assert(!ended(1));
 	answer_put(m);
@@ -148,7 +146,7 @@ static const struct {
 
 START_TEST(never_answered)
 {
-	preempt_begin(PAIR_BLOCKS, "preempt_wait_ms=20", "restore_wait_ms=200");
+	preempt_begin("preempt_wait_ms=20", "restore_wait_ms=200");
 	learn_pair();
 	S.put = silent[_i].put;
 	S.lookup = silent[_i].lookup;
@@ -184,24 +182,24 @@ static const Pds__StoreGet *to_read(void)
 {
 	S.get = S.fence = BY_HAND;
 	submit_pair();
-	return (const Pds__StoreGet *)await(&S.side, MSG_STORE_GET, 0);
+	return (const Pds__StoreGet *)await(STORAGE, MSG_STORE_GET, 0);
 }
 
 /* The sequence goes on in other blocks; those that storage may write are nobody's until it
  * acknowledges the fence, and what it writes there harms nobody. */
 START_TEST(a_silent_read_keeps_its_blocks)
 {
-	preempt_begin(PAIR_BLOCKS, "restore_wait_ms=1000", NULL);
+	preempt_begin("restore_wait_ms=1000");
 	learn_pair();
 	learn(3, 60, 40);
 	const Pds__StoreGet *m = to_read();
 	ck_assert_uint_ge(m->n_items, 2);
-	const Pds__StoreFence *f = (const Pds__StoreFence *)await(&S.side, MSG_STORE_FENCE, 0);
+	const Pds__StoreFence *f = (const Pds__StoreFence *)await(STORAGE, MSG_STORE_FENCE, 0);
 	ck_assert_uint_eq(f->batch, m->batch);
 	same_pair();
-	ck_assert_uint_ge(metric("restores_abandoned_total"), 1);
+	UNTIL(metric("restores_abandoned_total") >= 1);
 	UNTIL(requests_are("[]"));
-	ck_assert_uint_eq(kv_count("held"), (uint32_t)m->n_items);
+	UNTIL(kv_count("held") == m->n_items);
 	ck_assert_ptr_nonnull(strstr(ctl("kv"), "\"reason\":\"fence"));
 	scribble(m);
 	say_submit(3, growing(3, 60, 40));
@@ -217,18 +215,18 @@ END_TEST
  * does not ask storage once more then. */
 START_TEST(a_late_read_is_computed)
 {
-	preempt_begin(PAIR_BLOCKS, "restore_wait_ms=300", NULL);
+	preempt_begin("restore_wait_ms=2000");
 	learn_pair();
 	const Pds__StoreGet *m = to_read();
 	ck_assert_uint_ge(m->n_items, 2);
 	reserve(3, tokens_of(150)); /* 10 blocks */
-	const Pds__StoreFence *f = (const Pds__StoreFence *)await(&S.side, MSG_STORE_FENCE, 0);
+	const Pds__StoreFence *f = (const Pds__StoreFence *)await(STORAGE, MSG_STORE_FENCE, 0);
 	UNTIL(requests_are("\"state\":\"late\""));
 	answer_fence(f);
 	UNTIL(requests_are("\"state\":\"active\""));
-	say_cancel(&W.prefill, 3);
+	say_cancel(PREFILL, 3);
 	same_pair();
-	ck_assert_ptr_null(take(&S.side, MSG_STORE_GET, 0));
+	ck_assert_ptr_null(take(STORAGE, MSG_STORE_GET, 0));
 	preempt_end();
 }
 END_TEST
@@ -236,7 +234,7 @@ END_TEST
 /* Answered after all, before the fence: what has come is used. */
 START_TEST(a_slow_read_is_used)
 {
-	preempt_begin(PAIR_BLOCKS, NULL, NULL);
+	preempt_begin();
 	learn_pair();
 	const Pds__StoreGet *m = to_read();
 	UNTIL(requests_are("\"state\":\"restoring\""));
@@ -246,7 +244,7 @@ START_TEST(a_slow_read_is_used)
 	S.get = AT_ONCE;
 	answer_get(m);
 	same_pair();
-	ck_assert_uint_ge(metric("restores_read_total"), 1);
+	UNTIL(metric("restores_read_total") >= 1);
 	preempt_end();
 }
 END_TEST
@@ -255,57 +253,45 @@ END_TEST
  * blocks wait for the fence, nothing else does. */
 START_TEST(cancelled_while_it_is_restored)
 {
-	preempt_begin(PAIR_BLOCKS, NULL, NULL);
+	preempt_begin();
 	learn_pair();
 	learn(3, 60, 40);
 	const Pds__StoreGet *m = to_read();
 	if (_i == 0)
-		say_cancel(&W.router, 2);
+		say_cancel(ROUTER, 2);
 	else
-		side_close(&W.router);
-	const Pds__StoreFence *f = (const Pds__StoreFence *)await(&S.side, MSG_STORE_FENCE, 0);
+		side_close(ROUTER);
+	const Pds__StoreFence *f = (const Pds__StoreFence *)await(STORAGE, MSG_STORE_FENCE, 0);
 	UNTIL(requests_are("[]"));
-	ck_assert_uint_eq(kv_count("held"), (uint32_t)m->n_items);
+	UNTIL(kv_count("held") == m->n_items);
 	if (_i == 0) {
 		say_submit(3, growing(3, 60, 40));
 		same(3);
 	}
 	scribble(m);
 	same_generations(m);
-	ck_assert_uint_eq(kv_count("held"), (uint32_t)m->n_items);
+	UNTIL(kv_count("held") == m->n_items);
 	answer_fence(f);
 	UNTIL(kv_count("held") == 0);
 	preempt_end();
 }
 END_TEST
 
-static const char *role(const char *word)
-{
-	char endpoint[128], *args[] = {(char *)(uintptr_t)word};
-	struct err err = {0};
-	snprintf(endpoint, sizeof endpoint, "ipc://%s/decode.ipc", W.dir);
-	free(W.text);
-	W.text = NULL;
-	int r = chan_ask(endpoint, NULL, "role", args, word ? 1 : 0, WAIT_US, &W.text, &err);
-	ck_assert_msg(r == 0, "%s", err.text);
-	return W.text;
-}
-
 /* The stage does not end before storage has: the role is switched when the fence has come. */
 START_TEST(the_role_waits_for_the_fence)
 {
-	preempt_begin(PAIR_BLOCKS, "role_switch_timeout_ms=600000", NULL);
+	preempt_begin("role_switch_timeout_ms=600000");
 	learn_pair();
 	const Pds__StoreGet *m = to_read();
-	role("prefill");
-	say_cancel(&W.router, 2);
-	const Pds__StoreFence *f = (const Pds__StoreFence *)await(&S.side, MSG_STORE_FENCE, 0);
+	ask_role("prefill", 0);
+	say_cancel(ROUTER, 2);
+	const Pds__StoreFence *f = (const Pds__StoreFence *)await(STORAGE, MSG_STORE_FENCE, 0);
 	UNTIL(requests_are("[]"));
 	pump_for(300000);
-	ck_assert_ptr_nonnull(strstr(role(NULL), "\"switching\":\"prefill\""));
-	ck_assert_uint_eq(kv_count("held"), (uint32_t)m->n_items);
+	ck_assert_ptr_nonnull(strstr(ask_role(NULL, 0), "\"switching\":\"prefill\""));
+	UNTIL(kv_count("held") == m->n_items);
 	answer_fence(f);
-	UNTIL(strstr(role(NULL), "\"role\":\"prefill\",\"switching\":null"));
+	UNTIL(strstr(ask_role(NULL, 0), "\"role\":\"prefill\",\"switching\":null"));
 	preempt_end();
 }
 END_TEST
@@ -313,20 +299,17 @@ END_TEST
 /* As when it is told to end. */
 START_TEST(the_end_waits_for_the_fence)
 {
-	preempt_begin(PAIR_BLOCKS, NULL, NULL);
+	preempt_begin();
 	learn_pair();
 	to_read();
-	say_cancel(&W.router, 2);
-	const Pds__StoreFence *f = (const Pds__StoreFence *)await(&S.side, MSG_STORE_FENCE, 0);
+	say_cancel(ROUTER, 2);
+	const Pds__StoreFence *f = (const Pds__StoreFence *)await(STORAGE, MSG_STORE_FENCE, 0);
 	UNTIL(requests_are("[]"));
 	kill(W.daemon, SIGTERM);
 	pump_for(300000);
 	ck_assert_int_eq(waitpid(W.daemon, NULL, WNOHANG), 0);
 	answer_fence(f);
-	int status, dead = 0;
-	UNTIL((dead = waitpid(W.daemon, &status, WNOHANG)) != 0);
-	ck_assert_int_eq(dead, W.daemon);
-	ck_assert_int_eq(status, 0);
+	world_ended();
 	storage_kill();
 }
 END_TEST
@@ -335,7 +318,7 @@ END_TEST
  * never answers a read: the oldest takes its blocks in the end. */
 START_TEST(silent_reads_do_not_hold_the_oldest)
 {
-	preempt_begin(24, "preempt_wait_ms=20", NULL);
+	preempt_begin("kv_blocks=24", "preempt_wait_ms=20");
 	learn(1, 100, 200);
 	learn(2, 100, 100);
 	learn(3, 100, 60);
@@ -378,7 +361,7 @@ START_TEST(misses_and_errors_are_computed)
 	                                       PDS__STORE_CODE__STORE_ERROR,
 	                                       PDS__STORE_CODE__STORE_VOID,
 	                                       PDS__STORE_CODE__STORE_CANCELLED};
-	preempt_begin(PAIR_BLOCKS, NULL, NULL);
+	preempt_begin();
 	learn_pair();
 	for (int i = 0; i < COUNT(codes); i++) {
 		uint64_t computed = metric("restores_computed_total");
@@ -386,7 +369,7 @@ START_TEST(misses_and_errors_are_computed)
 		wrong_from = (uint32_t)i % 2;
 		S.get = BY_HAND;
 		submit_pair();
-		answer_wrong((const Pds__StoreGet *)await(&S.side, MSG_STORE_GET, 0));
+		answer_wrong((const Pds__StoreGet *)await(STORAGE, MSG_STORE_GET, 0));
 		S.get = AT_ONCE;
 		same_pair();
 		ck_assert_uint_eq(metric("restores_computed_total") > computed, wrong_from == 0);
@@ -410,14 +393,14 @@ static void killer(int step)
  * written. It comes back with what it had committed, or with nothing. */
 START_TEST(killed_before_any_step)
 {
-	preempt_begin(PAIR_BLOCKS, NULL, NULL);
+	preempt_begin();
 	learn_pair();
 	for (kill_at = 0; kill_at < 10; kill_at++) {
 		S.step = 0;
 		S.before = killer;
 		submit_pair();
-		UNTIL(!S.side.c || (ended(pair) && ended(pair + 1)));
-		int killed = !S.side.c;
+		UNTIL(!STORAGE->c || (ended(pair) && ended(pair + 1)));
+		int killed = !STORAGE->c;
 		S.before = NULL;
 		if (kill_at % 2 && killed)
 			storage_forget();
@@ -436,10 +419,10 @@ END_TEST
 /* Killed with a read half written that nobody fenced: the end of its process is the fence. */
 START_TEST(killed_in_a_read_that_was_given_up)
 {
-	preempt_begin(PAIR_BLOCKS, "restore_wait_ms=1000", NULL);
+	preempt_begin("restore_wait_ms=1000");
 	learn_pair();
 	const Pds__StoreGet *m = to_read();
-	await(&S.side, MSG_STORE_FENCE, 0);
+	await(STORAGE, MSG_STORE_FENCE, 0);
 	UNTIL(metric("restores_abandoned_total") == 1);
 	scribble(m);
 	same_generations(m);
@@ -453,15 +436,15 @@ END_TEST
 /* Its link ends and its process lives: it may write on, so the blocks stay. */
 START_TEST(a_lost_link_is_no_fence)
 {
-	preempt_begin(PAIR_BLOCKS, "restore_wait_ms=1000", NULL);
+	preempt_begin("restore_wait_ms=1000");
 	learn_pair();
 	const Pds__StoreGet *m = to_read();
-	side_close(&S.side);
+	side_close(STORAGE);
 	same_pair();
 	UNTIL(requests_are("[]"));
 	scribble(m);
 	same_generations(m);
-	ck_assert_uint_eq(kv_count("held"), (uint32_t)m->n_items);
+	UNTIL(kv_count("held") == m->n_items);
 	storage_kill();
 	UNTIL(kv_count("held") == 0);
 	preempt_end();
@@ -473,8 +456,7 @@ int main(int argc, char **argv)
 	(void)argc;
 	world_main(argv[0]);
 	Suite *s = suite_create("decode_preempt");
-	TCase *c = tcase_create("storage answers");
-	tcase_set_timeout(c, 120);
+	TCase *c = world_case(s, "storage answers");
 	tcase_add_loop_test(c, saved_and_read_back, 0, 2);
 	tcase_add_test(c, not_saved_when_it_is_off);
 	tcase_add_test(c, what_was_read_is_not_computed);
@@ -483,9 +465,7 @@ int main(int argc, char **argv)
 	tcase_add_test(c, pinned_until_it_is_saved);
 	tcase_add_test(c, others_run_while_one_sits_out);
 	tcase_add_test(c, misses_and_errors_are_computed);
-	suite_add_tcase(s, c);
-	c = tcase_create("storage is silent");
-	tcase_set_timeout(c, 120);
+	c = world_case(s, "storage is silent");
 	tcase_add_loop_test(c, never_answered, 0, COUNT(silent));
 	tcase_add_test(c, a_silent_read_keeps_its_blocks);
 	tcase_add_test(c, a_late_read_is_computed);
@@ -494,12 +474,9 @@ int main(int argc, char **argv)
 	tcase_add_test(c, the_role_waits_for_the_fence);
 	tcase_add_test(c, the_end_waits_for_the_fence);
 	tcase_add_test(c, silent_reads_do_not_hold_the_oldest);
-	suite_add_tcase(s, c);
-	c = tcase_create("storage is killed");
-	tcase_set_timeout(c, 120);
+	c = world_case(s, "storage is killed");
 	tcase_add_test(c, killed_before_any_step);
 	tcase_add_test(c, killed_in_a_read_that_was_given_up);
 	tcase_add_test(c, a_lost_link_is_no_fence);
-	suite_add_tcase(s, c);
 	return world_run(s);
 }

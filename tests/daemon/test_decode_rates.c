@@ -6,20 +6,20 @@
 /* What the worker says of itself after all that this process has seen of it. */
 static void heard(void)
 {
-	uint32_t beats = W.beats;
-	UNTIL(W.beats >= beats + 2);
+	uint32_t beats = D.beats;
+	UNTIL(D.beats >= beats + 2);
 }
 
 START_TEST(prompts_are_measured)
 {
-	world_begin(40, 60000, 0);
+	world_begin("kv_blocks=40");
 	heard();
-	ck_assert_uint_eq(W.compute_rate, 0);
+	ck_assert_uint_eq(D.compute_rate, 0);
 	say_submit(1, growing(1, 200, 4));
 	expect_length(1, 4);
-	UNTIL(W.compute_rate > 0);
-	ck_assert_uint_eq(W.memory_rate, 0);
-	ck_assert_uint_eq(W.disk_rate, 0);
+	UNTIL(D.compute_rate > 0);
+	ck_assert_uint_eq(D.memory_rate, 0);
+	ck_assert_uint_eq(D.disk_rate, 0);
 	world_end();
 }
 END_TEST
@@ -27,62 +27,53 @@ END_TEST
 /* A row of a draft costs more than one of a prompt, which shares the step with many. */
 START_TEST(drafts_are_no_prompts)
 {
-	world_option = "speculative=ngram";
-	world_begin(40, 60000, 0);
+	world_begin("kv_blocks=40", "speculative=ngram");
 	say_submit(1, growing(1, 1, 400));
 	expect_length(1, 400);
-	ck_assert_uint_ge(metric("spec_drafts_total"), 1);
+	UNTIL(metric("spec_drafts_total") >= 1);
 	heard();
-	ck_assert_uint_eq(W.compute_rate, 0);
+	ck_assert_uint_eq(D.compute_rate, 0);
 	world_end();
 }
 END_TEST
 
 START_TEST(reads_are_measured)
 {
-	preempt_begin(PAIR_BLOCKS, "output_caching=true", NULL);
+	preempt_begin("output_caching=true");
 	say_submit(1, growing(1, PAIR));
 	UNTIL(ended(1) && requests_are("[]") && S.puts && kv_count("readers") == 0);
 	ctl("flush");
-	ck_assert_uint_eq(W.memory_rate, 0);
+	ck_assert_uint_eq(D.memory_rate, 0);
 	say_submit(2, growing(1, PAIR));
 	UNTIL(ended(2));
-	UNTIL(W.memory_rate > 0);
-	ck_assert_uint_eq(W.disk_rate, 0);
+	UNTIL(D.memory_rate > 0);
+	ck_assert_uint_eq(D.disk_rate, 0);
 	preempt_end();
 }
 END_TEST
-
-/* The first tier of the list: memory. */
-static uint32_t read_begin_us(void)
-{
-	const char *key = "\"read_begin_us\":", *at = strstr(ctl("kv"), key);
-	ck_assert_ptr_nonnull(at);
-	return (uint32_t)strtoul(at + strlen(key), NULL, 10);
-}
 
 /* Given up by the clock, whether the fence comes at once or never: so long it takes, and nothing
  * comes. One that its client has left says nothing of storage. */
 START_TEST(what_never_comes_is_slow)
 {
 	static const enum manner fence[] = {AT_ONCE, BY_HAND, BY_HAND};
-	preempt_begin(PAIR_BLOCKS, _i == 2 ? NULL : "restore_wait_ms=300", NULL);
+	preempt_begin(_i == 2 ? NULL : "restore_wait_ms=300");
 	learn_pair();
 	S.get = BY_HAND;
 	S.fence = fence[_i];
 	submit_pair();
-	await(&S.side, MSG_STORE_GET, 0);
+	await(STORAGE, MSG_STORE_GET, 0);
 	if (_i == 0) {
 		UNTIL(S.fences);
-		UNTIL(read_begin_us() >= 300000);
+		UNTIL(told("kv", "read_begin_us") >= 300000);
 	} else if (_i == 1) {
 		UNTIL(metric("restores_abandoned_total") == 1);
-		ck_assert_uint_ge(read_begin_us(), 300000);
+		UNTIL(told("kv", "read_begin_us") >= 300000);
 	} else {
-		say_cancel(&W.router, 2);
-		answer_fence((const Pds__StoreFence *)await(&S.side, MSG_STORE_FENCE, 0));
+		say_cancel(ROUTER, 2);
+		answer_fence((const Pds__StoreFence *)await(STORAGE, MSG_STORE_FENCE, 0));
 		UNTIL(kv_count("held") == 0 || ended(1));
-		ck_assert_uint_eq(read_begin_us(), 0);
+		ck_assert_uint_eq(told("kv", "read_begin_us"), 0);
 	}
 	S.fence = AT_ONCE;
 	S.get = AT_ONCE;
@@ -98,12 +89,10 @@ int main(int argc, char **argv)
 	(void)argc;
 	world_main(argv[0]);
 	Suite *s = suite_create("decode_rates");
-	TCase *c = tcase_create("rates");
-	tcase_set_timeout(c, 120);
+	TCase *c = world_case(s, "rates");
 	tcase_add_test(c, prompts_are_measured);
 	tcase_add_test(c, drafts_are_no_prompts);
 	tcase_add_test(c, reads_are_measured);
 	tcase_add_loop_test(c, what_never_comes_is_slow, 0, 3);
-	suite_add_tcase(s, c);
 	return world_run(s);
 }

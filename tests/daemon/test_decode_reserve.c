@@ -3,18 +3,6 @@
  * after which nothing is left behind. */
 #include "decode_world.h"
 
-#define CALM_MS 60000u
-
-static void say_renew(struct side *s, Pds__Lease l)
-{
-	Pds__Renew m = PDS__RENEW__INIT;
-	struct msg_head none = {0};
-	m.lease_ids = &l.id;
-	m.n_lease_ids = 1;
-	m.epoch = l.epoch;
-	ck_assert_int_eq(chan_send(s->c, s->p, MSG_KV_RENEW, &none, &m.base), 0);
-}
-
 /* --- every message in every state ---------------------------------------- */
 
 enum state {
@@ -49,16 +37,16 @@ static Pds__Lease bring(enum state s, uint32_t n)
 	switch (s) {
 	case NONE_YET: return l;
 	case CANCELLED_FIRST:
-		say_cancel(&W.router, n);
-		settle(&W.router); /* a RESERVE comes over another link */
+		say_cancel(ROUTER, n);
+		settle(ROUTER); /* a RESERVE comes over another link */
 		return l;
 	case ALONE:
 		say_submit(n, *prompt_of(s));
-		UNTIL(W.answer[n].n > 0);
+		UNTIL(D.answer[n].n > 0);
 		return l;
 	case QUEUED:
 		say_reserve(n, 1, *prompt_of(s));
-		await(&W.prefill, MSG_KV_QUEUED, n);
+		await(PREFILL, MSG_KV_QUEUED, n);
 		return l;
 	default: break;
 	}
@@ -66,17 +54,17 @@ static Pds__Lease bring(enum state s, uint32_t n)
 	if (s == OPENED || s == FENCED)
 		opened(n, l, 0);
 	if (s == FENCED) {
-		say_cancel(&W.router, n);
-		await(&W.messager, MSG_LEASE_REVOKE, n);
+		say_cancel(ROUTER, n);
+		await(MESSAGER, MSG_LEASE_REVOKE, n);
 	}
 	if (s == READY_SAID || s == ACTIVE || s == ENDED)
-		say_ready(&W.messager, n, l);
+		say_ready(MESSAGER, n, l);
 	if (s == FIRST_SAID || s == ACTIVE || s == ENDED)
-		say_first(n, l, short_answer[0]);
+		say_first(PREFILL, n, l, short_answer[0]);
 	if (s == ACTIVE)
-		UNTIL(W.answer[n].n > 0);
+		UNTIL(D.answer[n].n > 0);
 	if (s == ENDED)
-		UNTIL(W.answer[n].finish != PDS__FINISH__FINISH_NONE);
+		UNTIL(ended(n) && requests_are("[]"));
 	return l;
 }
 
@@ -91,12 +79,12 @@ static void say_word(enum word what, enum state s, uint32_t n, Pds__Lease l)
 	case RESERVE: say_reserve(n, 1, *prompt_of(s)); return;
 	case SUBMIT: say_submit(n, *prompt_of(s)); return;
 	case CANCEL_BY_R:
-	case CANCEL_BY_P: say_cancel(what == CANCEL_BY_R ? &W.router : &W.prefill, n); return;
-	case RENEW: say_renew(&W.prefill, l); return;
-	case OPEN: say_open(&W.messager, n, l); return;
-	case REVOKED: say_revoked(&W.messager, n, l); return;
-	case READY: say_ready(&W.messager, n, l); return;
-	default: say_first(n, l, short_answer[0]);
+	case CANCEL_BY_P: say_cancel(what == CANCEL_BY_R ? ROUTER : PREFILL, n); return;
+	case RENEW: say_renew(PREFILL, l.id, l.epoch); return;
+	case OPEN: say_open(MESSAGER, n, l); return;
+	case REVOKED: say_revoked(MESSAGER, n, l); return;
+	case READY: say_ready(MESSAGER, n, l); return;
+	default: say_first(PREFILL, n, l, short_answer[0]);
 	}
 }
 
@@ -105,11 +93,11 @@ static void expect_answers(enum word what, uint32_t n, unsigned times)
 {
 	for (unsigned i = 0; i < times; i++) {
 		if (what == OPEN)
-			await(&W.messager, MSG_LEASE_OPENED, n);
+			await(MESSAGER, MSG_LEASE_OPENED, n);
 		if (what == READY)
-			await(&W.messager, MSG_KV_READY_ACK, n);
+			await(MESSAGER, MSG_KV_READY_ACK, n);
 		if (what == FIRST)
-			await(&W.prefill, MSG_REQUEST_FIRST_TOKEN_ACK, n);
+			await(PREFILL, MSG_REQUEST_FIRST_TOKEN_ACK, n);
 	}
 }
 
@@ -119,13 +107,13 @@ static void drain_answers(uint32_t n)
 		MSG_LEASE_OPENED, MSG_KV_READY_ACK, MSG_REQUEST_FIRST_TOKEN_ACK,
 		MSG_KV_GRANT,     MSG_KV_QUEUED,    MSG_KV_DENY};
 	for (unsigned i = 0; i < sizeof types / sizeof *types; i++)
-		while (take(i < 2 ? &W.messager : &W.prefill, types[i], n))
+		while (take(i < 2 ? MESSAGER : PREFILL, types[i], n))
 			;
 }
 
 static int leased_of(uint32_t n, Pds__Lease *ret)
 {
-	const Pds__Grant *g = (const Pds__Grant *)take(&W.prefill, MSG_KV_GRANT, n);
+	const Pds__Grant *g = (const Pds__Grant *)take(PREFILL, MSG_KV_GRANT, n);
 	if (g)
 		*ret = *g->lease;
 	return g != NULL;
@@ -135,23 +123,23 @@ static int leased_of(uint32_t n, Pds__Lease *ret)
 static void end(uint32_t n, Pds__Lease l, struct side *const all[3])
 {
 	Pds__Lease granted;
-	say_cancel(&W.router, n);
-	settle(&W.router);
-	say_revoked(&W.messager, n, l);
+	say_cancel(ROUTER, n);
+	settle(ROUTER);
+	say_revoked(MESSAGER, n, l);
 	if (leased_of(n, &granted))
-		say_revoked(&W.messager, n, granted);
+		say_revoked(MESSAGER, n, granted);
 	for (int i = 0; i < 3; i++)
 		settle(all[i]);
 	UNTIL(requests_are("[]"));
-	ck_assert_uint_eq(kv_count("leased") + kv_count("held"), 0);
+	UNTIL(kv_count("leased") + kv_count("held") == 0);
 }
 
 START_TEST(every_message_in_this_state)
 {
 	enum state s = (enum state)_i;
 	static struct side *all[3];
-	all[0] = &W.router, all[1] = &W.prefill, all[2] = &W.messager;
-	world_begin(40, CALM_MS, 0);
+	all[0] = ROUTER, all[1] = PREFILL, all[2] = MESSAGER;
+	world_begin("kv_blocks=40");
 	if (s == QUEUED)
 		reserve(IDS - 1, tokens_of(400));
 	for (enum word what = 0; what < WORDS; what++) {
@@ -166,87 +154,49 @@ START_TEST(every_message_in_this_state)
 		if (what == RESERVE && (s == LEASED || s == OPENED || s == READY_SAID || s == FIRST_SAID)) {
 			/* asked twice, answered the same */
 			for (int i = 0; i < 2; i++) {
-				const Pds__Grant *g = (const Pds__Grant *)take(&W.prefill, MSG_KV_GRANT, n);
+				const Pds__Grant *g = (const Pds__Grant *)take(PREFILL, MSG_KV_GRANT, n);
 				ck_assert_msg(g && g->lease->id == l.id, "%s in state %s", word_names[what],
 				              state_names[s]);
 			}
 		}
 		if (what == RESERVE && (s == CANCELLED_FIRST || s == ENDED))
-			ck_assert_msg(take(&W.prefill, MSG_KV_DENY, n) && take(&W.prefill, MSG_KV_DENY, n),
+			ck_assert_msg(take(PREFILL, MSG_KV_DENY, n) && take(PREFILL, MSG_KV_DENY, n),
 			              "%s in state %s", word_names[what], state_names[s]);
 		/* only the writer's word ends a fence */
 		if (s == FENCED && what != REVOKED)
 			ck_assert_msg(requests_are("\"state\":\"quarantine\""), "%s in state %s",
 			              word_names[what], state_names[s]);
 		if ((s == ACTIVE || s == ALONE) && what != CANCEL_BY_R)
-			NONE(router, REQUEST_FAILED, n);
+			NONE(ROUTER, REQUEST_FAILED, n);
 		if (s == QUEUED)
-			say_cancel(&W.router, n), settle(&W.router);
+			say_cancel(ROUTER, n), settle(ROUTER);
 		else
 			end(n, l, all);
 	}
 	if (s == QUEUED)
-		say_cancel(&W.router, IDS - 1);
+		say_cancel(ROUTER, IDS - 1);
 	world_end();
 }
 END_TEST
 
 /* --- only who reserved --------------------------------------------------- */
 
-static struct side other = {"prefill-2", "pdprefilld", 5000, NULL, NULL};
-
-static void other_open(void)
-{
-	struct err e = {0};
-	struct chan_opts o = {.program = other.program,
-	                      .name = other.name,
-	                      .epoch = other.epoch,
-	                      .heartbeat_us = 200000,
-	                      .silence_us = WAIT_US,
-	                      .window_messages = 1024,
-	                      .window_bytes = 1u << 24,
-	                      .peers_max = 8,
-	                      .message_bytes_max = 1u << 20};
-	struct chan_hooks h = {.arg = &other,
-	                       .describe = describe_prefill,
-	                       .up = on_up,
-	                       .down = on_down,
-	                       .message = on_message};
-	ck_assert_msg(chan_new(W.base, &o, &h, &other.c, &e) == 0, "%s", e.text);
-	chan_connect(other.c, W.info->endpoint, "decode", 1);
-	UNTIL(other.p);
-}
-
-static void say_first_by(struct side *s, uint32_t n, Pds__Lease l, uint32_t token)
-{
-	Pds__FirstToken m = PDS__FIRST_TOKEN__INIT;
-	Pds__Token t = PDS__TOKEN__INIT;
-	t.id = token;
-	m.token = &t;
-	m.decode = "decode";
-	m.decode_epoch = l.epoch;
-	m.lease_id = l.id;
-	m.lease_generation = l.generation;
-	say(s, MSG_REQUEST_FIRST_TOKEN, n, &m.base);
-	await(s, MSG_REQUEST_FIRST_TOKEN_ACK, n);
-}
-
 /* A router that named this worker before its own end of the link was up: its tokens would be
  * lost. */
 START_TEST(router_without_a_link)
 {
-	world_begin(8, CALM_MS, 0);
+	world_begin("kv_blocks=8");
 	learn_kv(1);
-	W.router.epoch++;
+	ROUTER->epoch++;
 	say_reserve(2, 1, short_of(4));
-	W.router.epoch--;
-	const Pds__Deny *d = WANT(Pds__Deny, prefill, KV_DENY, 2);
+	ROUTER->epoch--;
+	const Pds__Deny *d = WANT(Pds__Deny, PREFILL, KV_DENY, 2);
 	ck_assert_int_eq(d->fault, PDS__FAULT__FAULT_PEER_LOST);
 	ck_assert_uint_gt(d->retry_after_us, 0);
 	const Pds__Grant *g = reserve(2, short_of(4));
 	fill_kv(g);
-	say_ready(&W.messager, 2, *g->lease);
-	say_first(2, *g->lease, short_answer[0]);
+	say_ready(MESSAGER, 2, *g->lease);
+	say_first(PREFILL, 2, *g->lease, short_answer[0]);
 	expect_answer(2, 4);
 	world_end();
 }
@@ -256,31 +206,31 @@ END_TEST
  * acknowledged, and not believed; nor do they renew it. */
 START_TEST(first_token_from_another)
 {
-	world_begin(8, CALM_MS, 0);
+	world_begin("kv_blocks=8");
 	learn_kv(1);
-	other_open();
+	side_open(PREFILL_2);
+	UNTIL(PREFILL_2->p);
 	const Pds__Grant *g = reserve(2, short_of(4));
 	fill_kv(g);
-	say_ready(&W.messager, 2, *g->lease);
-	say_first_by(&other, 2, *g->lease, 9);
-	say_renew(&other, *g->lease);
-	settle(&W.router);
+	say_ready(MESSAGER, 2, *g->lease);
+	say_first(PREFILL_2, 2, *g->lease, 9);
+	await(PREFILL_2, MSG_REQUEST_FIRST_TOKEN_ACK, 2);
+	say_renew(PREFILL_2, g->lease->id, g->lease->epoch);
+	settle(ROUTER);
 	ck_assert(requests_are("\"state\":\"leased\""));
-	ck_assert_uint_eq(W.answer[2].n, 0);
-	say_first_by(&W.prefill, 2, *g->lease, short_answer[0]);
+	ck_assert_uint_eq(D.answer[2].n, 0);
+	first(2, *g->lease, short_answer[0]);
 	expect_answer(2, 4);
 	g = reserve(3, short_of(4));
-	side_close(&W.prefill);
-	const Pds__Failed *f = WANT(Pds__Failed, router, REQUEST_FAILED, 3);
+	side_close(PREFILL);
+	const Pds__Failed *f = WANT(Pds__Failed, ROUTER, REQUEST_FAILED, 3);
 	ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_LEASE_LOST);
-	W.prefill.epoch++;
-	side_open(&W.prefill);
-	UNTIL(W.prefill.p);
-	say_ready(&W.messager, 3, *g->lease);
-	say_first_by(&W.prefill, 3, *g->lease, short_answer[0]);
-	settle(&W.router);
-	ck_assert_uint_eq(W.answer[3].n, 0);
-	side_close(&other);
+	link_again(PREFILL, PREFILL->epoch + 1);
+	say_ready(MESSAGER, 3, *g->lease);
+	first(3, *g->lease, short_answer[0]);
+	settle(ROUTER);
+	ck_assert_uint_eq(D.answer[3].n, 0);
+	side_close(PREFILL_2);
 	world_end();
 }
 END_TEST
@@ -289,99 +239,94 @@ END_TEST
 
 START_TEST(queue_is_bounded)
 {
-	world_option = "max_queued=2";
-	world_begin(8, CALM_MS, 0);
+	world_begin("kv_blocks=8", "max_queued=2");
 	reserve(1, tokens_of(100));
 	for (uint32_t n = 2; n <= 3; n++) {
 		say_reserve(n, 1, tokens_of(60));
-		const Pds__Queued *m = WANT(Pds__Queued, prefill, KV_QUEUED, n);
+		const Pds__Queued *m = WANT(Pds__Queued, PREFILL, KV_QUEUED, n);
 		ck_assert_uint_eq(m->position, n - 1);
 		ck_assert_uint_eq(m->estimate_us, 0); /* nothing has ended yet: not known */
 	}
 	say_reserve(4, 1, tokens_of(7));
-	const Pds__Deny *d = WANT(Pds__Deny, prefill, KV_DENY, 4);
+	const Pds__Deny *d = WANT(Pds__Deny, PREFILL, KV_DENY, 4);
 	ck_assert_int_eq(d->fault, PDS__FAULT__FAULT_OVERLOADED);
 	ck_assert_uint_ge(d->retry_after_us, 20000);
 	ck_assert_ptr_nonnull(strstr(d->text, "max_queued"));
 	say_reserve(2, 1, tokens_of(60)); /* those who wait are answered as before */
-	ck_assert_uint_eq(WANT(Pds__Queued, prefill, KV_QUEUED, 2)->position, 1);
-	say_cancel(&W.prefill, 2);
+	ck_assert_uint_eq(WANT(Pds__Queued, PREFILL, KV_QUEUED, 2)->position, 1);
+	say_cancel(PREFILL, 2);
 	say_reserve(3, 1, tokens_of(60));
-	ck_assert_uint_eq(WANT(Pds__Queued, prefill, KV_QUEUED, 3)->position, 1);
+	ck_assert_uint_eq(WANT(Pds__Queued, PREFILL, KV_QUEUED, 3)->position, 1);
 	/* a refusal is no end: it may come again */
 	say_reserve(4, 1, tokens_of(7));
-	ck_assert_uint_eq(WANT(Pds__Queued, prefill, KV_QUEUED, 4)->position, 2);
+	ck_assert_uint_eq(WANT(Pds__Queued, PREFILL, KV_QUEUED, 4)->position, 2);
 	for (uint32_t n = 1; n <= 4; n++)
-		say_cancel(&W.prefill, n);
+		say_cancel(PREFILL, n);
 	world_end();
 }
 END_TEST
 
 START_TEST(table_is_bounded)
 {
-	world_option = "max_jobs=2";
-	world_begin(8, CALM_MS, 0);
+	world_begin("kv_blocks=8", "max_jobs=2");
 	reserve(1, tokens_of(7));
 	reserve(2, tokens_of(8));
 	say_reserve(3, 1, tokens_of(9));
-	const Pds__Deny *d = WANT(Pds__Deny, prefill, KV_DENY, 3);
+	const Pds__Deny *d = WANT(Pds__Deny, PREFILL, KV_DENY, 3);
 	ck_assert_int_eq(d->fault, PDS__FAULT__FAULT_OVERLOADED);
 	ck_assert_uint_ge(d->retry_after_us, 20000);
 	say_submit(4, short_of(4));
-	const Pds__Failed *f = WANT(Pds__Failed, router, REQUEST_FAILED, 4);
+	const Pds__Failed *f = WANT(Pds__Failed, ROUTER, REQUEST_FAILED, 4);
 	ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_OVERLOADED);
 	ck_assert_int_eq(f->retry, 1);
-	say_cancel(&W.prefill, 1);
+	say_cancel(PREFILL, 1);
 	reserve(5, tokens_of(9));
-	say_cancel(&W.prefill, 2);
-	say_cancel(&W.prefill, 5);
+	say_cancel(PREFILL, 2);
+	say_cancel(PREFILL, 5);
 	world_end();
 }
 END_TEST
+
+#define LAST PDS__POOLING__POOLING_LAST
+#define MEAN PDS__POOLING__POOLING_MEAN
+
+static struct prompt embedding(struct prompt p, Pds__Pooling how)
+{
+	p.pooling = how;
+	return p;
+}
 
 /* Only a worker that computes the prompt makes one. */
 START_TEST(embedding_needs_no_lease)
 {
-	world_begin(8, CALM_MS, 0);
-	world_pooling = PDS__POOLING__POOLING_LAST;
-	say_reserve(1, 1, tokens_of(7));
-	const Pds__Deny *d = WANT(Pds__Deny, prefill, KV_DENY, 1);
+	world_begin("kv_blocks=8");
+	say_reserve(1, 1, embedding(tokens_of(7), LAST));
+	const Pds__Deny *d = WANT(Pds__Deny, PREFILL, KV_DENY, 1);
 	ck_assert_int_eq(d->fault, PDS__FAULT__FAULT_INVALID);
 	ck_assert_uint_eq(d->retry_after_us, 0);
-	world_pooling = PDS__POOLING__POOLING_MEAN;
-	say_submit(2, short_of(1));
-	const Pds__Embedding *e = WANT(Pds__Embedding, router, REQUEST_EMBEDDING, 2);
+	say_submit(2, embedding(short_of(1), MEAN));
+	const Pds__Embedding *e = WANT(Pds__Embedding, ROUTER, REQUEST_EMBEDDING, 2);
 	ck_assert_uint_gt(e->n_values, 0);
-	NONE(router, REQUEST_FAILED, 2);
+	NONE(ROUTER, REQUEST_FAILED, 2);
 	world_end();
 }
 END_TEST
-
-static unsigned long prompt_tokens(void)
-{
-	static const char key[] = "\"prompt_tokens\":";
-	const char *at = strstr(ctl("status"), key);
-	ck_assert_ptr_nonnull(at);
-	return strtoul(at + strlen(key), NULL, 10);
-}
 
 /* It draws no token: an input may fill the pool. Each token that is computed counts, also one
  * alone. */
 START_TEST(embedding_fills_the_pool)
 {
-	world_begin(8, CALM_MS, 0);
-	world_pooling = PDS__POOLING__POOLING_MEAN;
-	say_submit(1, tokens_of(8 * BLOCK_TOKENS));
-	WANT(Pds__Embedding, router, REQUEST_EMBEDDING, 1);
-	world_pooling = PDS__POOLING__POOLING_LAST;
-	say_submit(2, tokens_of(8 * BLOCK_TOKENS + 1));
-	ck_assert_int_eq(WANT(Pds__Failed, router, REQUEST_FAILED, 2)->fault,
+	world_begin("kv_blocks=8");
+	say_submit(1, embedding(tokens_of(8 * BLOCK), MEAN));
+	WANT(Pds__Embedding, ROUTER, REQUEST_EMBEDDING, 1);
+	say_submit(2, embedding(tokens_of(8 * BLOCK + 1), LAST));
+	ck_assert_int_eq(WANT(Pds__Failed, ROUTER, REQUEST_FAILED, 2)->fault,
 	                 PDS__FAULT__FAULT_TOO_LARGE);
-	unsigned long before = prompt_tokens();
-	world_pooling = PDS__POOLING__POOLING_LAST;
-	say_submit(3, tokens_of(1));
-	WANT(Pds__Embedding, router, REQUEST_EMBEDDING, 3);
-	ck_assert_uint_eq(prompt_tokens(), before + 1);
+	UNTIL(requests_are("[]"));
+	uint32_t before = told("status", "prompt_tokens");
+	say_submit(3, embedding(tokens_of(1), LAST));
+	WANT(Pds__Embedding, ROUTER, REQUEST_EMBEDDING, 3);
+	UNTIL(told("status", "prompt_tokens") == before + 1);
 	world_end();
 }
 END_TEST
@@ -389,16 +334,15 @@ END_TEST
 /* It does not grow: no room is kept for that. */
 START_TEST(embedding_keeps_no_room)
 {
-	world_begin(8, CALM_MS, 0);
-	reserve(1, tokens_of(4 * BLOCK_TOKENS));
-	world_pooling = PDS__POOLING__POOLING_LAST;
-	say_submit(2, tokens_of(5 * BLOCK_TOKENS)); /* four blocks are free */
-	settle(&W.router);
-	reserve(3, tokens_of(3 * BLOCK_TOKENS)); /* the fourth is kept for the first */
-	NONE(prefill, KV_QUEUED, 3);
-	say_cancel(&W.prefill, 1);
-	WANT(Pds__Embedding, router, REQUEST_EMBEDDING, 2);
-	say_cancel(&W.prefill, 3);
+	world_begin("kv_blocks=8");
+	reserve(1, tokens_of(4 * BLOCK));
+	say_submit(2, embedding(tokens_of(5 * BLOCK), LAST)); /* four blocks are free */
+	settle(ROUTER);
+	reserve(3, tokens_of(3 * BLOCK)); /* the fourth is kept for the first */
+	NONE(PREFILL, KV_QUEUED, 3);
+	say_cancel(PREFILL, 1);
+	WANT(Pds__Embedding, ROUTER, REQUEST_EMBEDDING, 2);
+	say_cancel(PREFILL, 3);
 	world_end();
 }
 END_TEST
@@ -406,18 +350,16 @@ END_TEST
 /* It leaves places to those that generate. */
 START_TEST(embeddings_leave_places)
 {
-	world_option = "max_jobs=4";
-	world_begin(8, CALM_MS, 0);
+	world_begin("kv_blocks=8", "max_jobs=4");
 	for (uint32_t n = 1; n <= 3; n++)
 		reserve(n, tokens_of(6 + n));
-	world_pooling = PDS__POOLING__POOLING_LAST;
-	say_submit(4, short_of(1));
-	const Pds__Failed *f = WANT(Pds__Failed, router, REQUEST_FAILED, 4);
+	say_submit(4, embedding(short_of(1), LAST));
+	const Pds__Failed *f = WANT(Pds__Failed, ROUTER, REQUEST_FAILED, 4);
 	ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_OVERLOADED);
 	ck_assert_int_eq(f->retry, 1);
 	reserve(5, tokens_of(20));
 	for (uint32_t n = 1; n <= 5; n++)
-		say_cancel(&W.prefill, n);
+		say_cancel(PREFILL, n);
 	world_end();
 }
 END_TEST
@@ -425,45 +367,44 @@ END_TEST
 /* Once blocks have been given back, who waits is told how long; who is further behind, longer. */
 START_TEST(estimates_grow_with_the_place)
 {
-	world_begin(40, CALM_MS, 0);
+	world_begin("kv_blocks=40");
 	reserve(40, tokens_of(400)); /* stays: keeps 25 of the blocks */
 	for (uint32_t n = 1; n <= 6; n++) {
 		reserve(n, tokens_of(100 + n));
 		pump_for(30000);
-		say_cancel(&W.prefill, n);
-		settle(&W.prefill);
+		say_cancel(PREFILL, n);
+		settle(PREFILL);
 	}
 	reserve(41, tokens_of(160));
 	uint64_t last = 0;
 	for (uint32_t n = 10; n < 14; n++) {
 		say_reserve(n, 1, tokens_of(200 + n));
-		uint64_t us = WANT(Pds__Queued, prefill, KV_QUEUED, n)->estimate_us;
+		uint64_t us = WANT(Pds__Queued, PREFILL, KV_QUEUED, n)->estimate_us;
 		ck_assert_uint_gt(us, last);
 		ck_assert_uint_lt(us, 60000000);
 		last = us;
 	}
 	for (uint32_t n = 10; n < 14; n++)
-		say_cancel(&W.prefill, n);
-	say_cancel(&W.prefill, 40);
-	say_cancel(&W.prefill, 41);
+		say_cancel(PREFILL, n);
+	say_cancel(PREFILL, 40);
+	say_cancel(PREFILL, 41);
 	world_end();
 }
 END_TEST
 
 START_TEST(a_sequence_needs_a_slot)
 {
-	world_option = "max_sequences=2";
-	world_begin(40, CALM_MS, 0);
+	world_begin("kv_blocks=40", "max_sequences=2");
 	reserve(1, tokens_of(7));
 	reserve(2, tokens_of(8));
 	say_reserve(3, 1, tokens_of(9)); /* blocks enough */
-	ck_assert_uint_eq(WANT(Pds__Queued, prefill, KV_QUEUED, 3)->position, 1);
-	settle(&W.prefill);
-	NONE(prefill, KV_GRANT, 3);
-	say_cancel(&W.prefill, 1);
-	await(&W.prefill, MSG_KV_GRANT, 3);
-	say_cancel(&W.prefill, 2);
-	say_cancel(&W.prefill, 3);
+	ck_assert_uint_eq(WANT(Pds__Queued, PREFILL, KV_QUEUED, 3)->position, 1);
+	settle(PREFILL);
+	NONE(PREFILL, KV_GRANT, 3);
+	say_cancel(PREFILL, 1);
+	await(PREFILL, MSG_KV_GRANT, 3);
+	say_cancel(PREFILL, 2);
+	say_cancel(PREFILL, 3);
 	world_end();
 }
 END_TEST
@@ -472,8 +413,7 @@ END_TEST
  * are its own. */
 START_TEST(room_is_kept_for_growth)
 {
-	world_option = "growth_ratio=0.5";
-	world_begin(20, CALM_MS, 0);
+	world_begin("kv_blocks=20", "growth_ratio=0.5");
 	struct prompt p = tokens_of(20);
 	p.max_tokens = 160;
 	reserve(1, p);
@@ -481,17 +421,17 @@ START_TEST(room_is_kept_for_growth)
 	p = tokens_of(fits ? 13 * 16 : 13 * 16 + 1); /* 2 + 5 + 13 = 20 */
 	say_reserve(2, 1, p);
 	if (fits)
-		await(&W.prefill, MSG_KV_GRANT, 2);
+		await(PREFILL, MSG_KV_GRANT, 2);
 	else
-		await(&W.prefill, MSG_KV_QUEUED, 2);
-	settle(&W.prefill);
+		await(PREFILL, MSG_KV_QUEUED, 2);
+	settle(PREFILL);
 	if (!fits)
-		NONE(prefill, KV_GRANT, 2);
-	say_cancel(&W.prefill, 1);
-	settle(&W.prefill);
+		NONE(PREFILL, KV_GRANT, 2);
+	say_cancel(PREFILL, 1);
+	settle(PREFILL);
 	if (!fits)
-		await(&W.prefill, MSG_KV_GRANT, 2); /* alone: nobody's growth */
-	say_cancel(&W.prefill, 2);
+		await(PREFILL, MSG_KV_GRANT, 2); /* alone: nobody's growth */
+	say_cancel(PREFILL, 2);
 	world_end();
 }
 END_TEST
@@ -506,16 +446,16 @@ static double ratio_said(void)
 /* It falls with each step, never below its least; preemptions raise it, never above its most. */
 START_TEST(share_adapts)
 {
-	world_begin(24, CALM_MS, 0);
+	world_begin("kv_blocks=24");
 	ck_assert_double_eq_tol(ratio_said(), 0.7, 0.0011);
 	say_submit(1, short_of(60));
-	UNTIL(W.answer[1].finish != PDS__FINISH__FINISH_NONE);
+	UNTIL(ended(1));
 	ck_assert_double_eq_tol(ratio_said(), 0.64, 0.005);
 	struct prompt p = tokens_of(4);
 	for (uint32_t n = 2; n <= 4; n++) {
 		p.max_tokens = 360;
 		say_submit(n, p);
-		UNTIL(W.answer[n].finish != PDS__FINISH__FINISH_NONE);
+		UNTIL(ended(n));
 	}
 	ck_assert_double_eq_tol(ratio_said(), 0.02, 0.0011);
 	for (uint32_t n = 5; n <= 6; n++) {
@@ -524,8 +464,7 @@ START_TEST(share_adapts)
 		say_submit(n, p);
 	}
 	UNTIL(!strstr(ctl("status"), "\"preemptions\":0"));
-	UNTIL(W.answer[5].finish != PDS__FINISH__FINISH_NONE &&
-	      W.answer[6].finish != PDS__FINISH__FINISH_NONE);
+	UNTIL(ended(5) && ended(6));
 	ck_assert_double_ge(ratio_said(), 0.0199);
 	ck_assert_double_le(ratio_said(), 0.7001);
 	world_end();
@@ -536,15 +475,15 @@ END_TEST
  * for a step of somebody else. */
 START_TEST(ended_sequences_ask_for_no_room)
 {
-	world_begin(20, CALM_MS, 0);
+	world_begin("kv_blocks=20");
 	for (uint32_t n = 1; n < 12; n += 2) {
 		say_submit(n, short_of(60));
-		UNTIL(W.answer[n].finish != PDS__FINISH__FINISH_NONE && requests_are("[]"));
+		UNTIL(ended(n) && requests_are("[]"));
 		reserve(n + 1, tokens_of(10));
 		reserve(n + 40, tokens_of(18 * 16)); /* 1 + its growth of 1 + 18 */
-		say_cancel(&W.prefill, n + 1);
-		say_cancel(&W.prefill, n + 40);
-		settle(&W.prefill);
+		say_cancel(PREFILL, n + 1);
+		say_cancel(PREFILL, n + 40);
+		settle(PREFILL);
 	}
 	world_end();
 }
@@ -554,23 +493,21 @@ END_TEST
 START_TEST(preempted_goes_first)
 {
 	/* nothing is kept: they outgrow the pool together */
-	world_option = "growth_ratio=0";
-	world_begin(24, CALM_MS, 0);
+	world_begin("kv_blocks=24", "growth_ratio=0");
 	for (uint32_t n = 1; n <= 2; n++) {
 		struct prompt p = tokens_of(30 + n);
 		p.max_tokens = 300;
 		say_submit(n, p);
 	}
-	UNTIL(W.answer[1].n > 0 && W.answer[2].n > 0);
+	UNTIL(D.answer[1].n > 0 && D.answer[2].n > 0);
 	UNTIL(!strstr(ctl("status"), "\"preemptions\":0"));
 	say_reserve(3, 1, tokens_of(7));
 	say_reserve(3, 1, tokens_of(7));
-	UNTIL(W.answer[1].finish != PDS__FINISH__FINISH_NONE &&
-	      W.answer[2].finish != PDS__FINISH__FINISH_NONE);
-	ck_assert_uint_eq(W.answer[1].n, 300);
-	ck_assert_uint_eq(W.answer[2].n, 300);
-	await(&W.prefill, MSG_KV_GRANT, 3);
-	say_cancel(&W.prefill, 3);
+	UNTIL(ended(1) && ended(2));
+	ck_assert_uint_eq(D.answer[1].n, 300);
+	ck_assert_uint_eq(D.answer[2].n, 300);
+	await(PREFILL, MSG_KV_GRANT, 3);
+	say_cancel(PREFILL, 3);
 	world_end();
 }
 END_TEST
@@ -579,13 +516,13 @@ END_TEST
  * preempted for ever. */
 START_TEST(outgrows_the_pool)
 {
-	world_begin(8, CALM_MS, 0);
+	world_begin("kv_blocks=8");
 	struct prompt p = tokens_of(20);
 	p.max_tokens = 400;
 	say_submit(1, p);
-	UNTIL(W.answer[1].finish != PDS__FINISH__FINISH_NONE);
-	ck_assert_int_eq(W.answer[1].finish, PDS__FINISH__FINISH_LENGTH);
-	ck_assert_uint_eq(W.answer[1].n, 8 * BLOCK_TOKENS + 1 - 20);
+	UNTIL(ended(1));
+	ck_assert_int_eq(D.answer[1].finish, PDS__FINISH__FINISH_LENGTH);
+	ck_assert_uint_eq(D.answer[1].n, 8 * BLOCK + 1 - 20);
 	world_end();
 }
 END_TEST
@@ -595,8 +532,7 @@ int main(int argc, char **argv)
 	(void)argc;
 	world_main(argv[0]);
 	Suite *s = suite_create("decode_reserve");
-	TCase *c = tcase_create("process");
-	tcase_set_timeout(c, 60);
+	TCase *c = world_case(s, "process");
 	tcase_add_loop_test(c, every_message_in_this_state, 0, STATES);
 	tcase_add_test(c, first_token_from_another);
 	tcase_add_test(c, router_without_a_link);
@@ -613,6 +549,5 @@ int main(int argc, char **argv)
 	tcase_add_test(c, ended_sequences_ask_for_no_room);
 	tcase_add_test(c, preempted_goes_first);
 	tcase_add_test(c, outgrows_the_pool);
-	suite_add_tcase(s, c);
 	return world_run(s);
 }

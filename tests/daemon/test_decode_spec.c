@@ -5,8 +5,6 @@
 
 #include <math.h>
 
-#define CALM_MS 60000u
-
 /* --- what rows cost ------------------------------------------------------ */
 
 static struct spec_cost cost;
@@ -392,27 +390,17 @@ static void submit_asked(uint32_t n, const struct asked *a)
 {
 	static uint32_t tokens[512];
 	Pds__Submit m = PDS__SUBMIT__INIT;
-	Pds__Request r;
-	Pds__Sampling s;
-	struct prompt p = {tokens, a->n, a->max_tokens, 0};
+	struct request q;
+	struct prompt p = {.tokens = tokens, .n = a->n, .max_tokens = a->max_tokens};
 	for (uint32_t i = 0; i < a->n; i++)
 		tokens[i] = 3 + (i % a->period) * 37 % 300 + a->period;
-	fill_request(&r, &s, &p);
-	s.temperature = a->temperature;
-	s.seed = n;
-	r.stop_ids = (uint32_t *)(uintptr_t)&a->stop_id;
-	r.n_stop_ids = a->stop_id != 0;
-	m.request = &r;
-	say(&W.router, MSG_REQUEST_SUBMIT, n, &m.base);
-}
-
-static uint32_t status_of(const char *name)
-{
-	char key[48];
-	snprintf(key, sizeof key, "\"%s\":", name);
-	const char *text = ctl("status"), *at = strstr(text, key);
-	ck_assert_msg(at != NULL, "no %s in %s", key, text);
-	return (uint32_t)strtoul(at + strlen(key), NULL, 10);
+	request_fill(&q, &p);
+	q.s.temperature = a->temperature;
+	q.s.seed = n;
+	q.r.stop_ids = (uint32_t *)(uintptr_t)&a->stop_id;
+	q.r.n_stop_ids = a->stop_id != 0;
+	m.request = &q.r;
+	say(ROUTER, MSG_REQUEST_SUBMIT, n, &m);
 }
 
 struct outcome {
@@ -421,31 +409,30 @@ struct outcome {
 };
 
 /* All questions at once, or one after the other. */
-static void ask_world(const char *option, uint32_t blocks, int at_once, struct outcome *ret)
+static void ask_world(const char *option, const char *blocks, int at_once, struct outcome *ret)
 {
-	world_option = option;
-	world_begin(blocks, CALM_MS, 0);
+	world_begin(blocks, option);
 	for (uint32_t i = 0; i < ASKED; i++) {
 		submit_asked(i + 1, &asked[i]);
 		if (!at_once)
-			UNTIL(W.answer[i + 1].finish != PDS__FINISH__FINISH_NONE);
+			UNTIL(ended(i + 1));
 	}
 	for (uint32_t i = 0; i < ASKED; i++) {
-		UNTIL(W.answer[i + 1].finish != PDS__FINISH__FINISH_NONE);
-		ret->answer[i] = W.answer[i + 1];
+		UNTIL(ended(i + 1));
+		ret->answer[i] = D.answer[i + 1];
 	}
 	UNTIL(requests_are("[]"));
 	ret->cached = kv_count("cached");
-	ret->drafts = status_of("drafts");
-	ret->drafted = status_of("drafted_tokens");
-	ret->accepted = status_of("accepted_tokens");
-	ret->generated = status_of("generated_tokens");
-	ret->preemptions = status_of("preemptions");
+	ret->drafts = told("status", "drafts");
+	ret->drafted = told("status", "drafted_tokens");
+	ret->accepted = told("status", "accepted_tokens");
+	ret->generated = told("status", "generated_tokens");
+	ret->preemptions = told("status", "preemptions");
 	world_end();
 }
 
 /* A world of its own, in a process of its own, as a test needs several. */
-static struct outcome *ask_all(const char *option, uint32_t blocks, int at_once)
+static struct outcome *ask_all(const char *option, const char *blocks, int at_once)
 {
 	int status;
 	struct outcome *o = mmap(NULL, sizeof *o, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
@@ -477,8 +464,8 @@ static void expect_same(const struct outcome *got, const struct outcome *want_)
 /* The same answers; the same blocks are left behind: none of a row that was not to be. */
 START_TEST(drafts_change_nothing)
 {
-	const struct outcome *alone = ask_all("speculative=off", 200, 0),
-						 *other = ask_all("speculative=ngram", 200, 0);
+	const struct outcome *alone = ask_all("speculative=off", "kv_blocks=200", 0),
+						 *other = ask_all("speculative=ngram", "kv_blocks=200", 0);
 	ck_assert_uint_eq(alone->drafts + alone->drafted + alone->accepted, 0);
 	expect_same(other, alone);
 	ck_assert_uint_eq(other->cached, alone->cached);
@@ -493,8 +480,8 @@ END_TEST
  * come back. */
 START_TEST(drafts_change_nothing_under_pressure)
 {
-	const struct outcome *alone = ask_all("speculative=off", 200, 0),
-						 *other = ask_all("speculative=ngram", 34, 1);
+	const struct outcome *alone = ask_all("speculative=off", "kv_blocks=200", 0),
+						 *other = ask_all("speculative=ngram", "kv_blocks=34", 1);
 	expect_same(other, alone);
 	ck_assert_uint_gt(other->preemptions, 0);
 	ck_assert_uint_gt(other->drafts, 0);
@@ -503,8 +490,8 @@ END_TEST
 
 START_TEST(naive_proposes_nothing)
 {
-	const struct outcome *alone = ask_all("speculative=off", 200, 1),
-						 *other = ask_all("speculative=naive", 200, 1);
+	const struct outcome *alone = ask_all("speculative=off", "kv_blocks=200", 1),
+						 *other = ask_all("speculative=naive", "kv_blocks=200", 1);
 	expect_same(other, alone);
 	ck_assert_uint_eq(other->drafts + other->drafted + other->accepted, 0);
 }

@@ -7,7 +7,6 @@
 #include "kv/ring.h"
 #include "svc/svc_int.h"
 
-#define CALM_MS 60000u
 #define BLOCKS 16u
 
 /* What the prefill worker has beside its link to D: memory, a ring, and a link to the messager. */
@@ -17,7 +16,6 @@ static struct {
 	struct pool_memory pool;
 	struct ring *ring;
 	struct attach *attach;
-	pid_t messager;
 	int attached;
 } P;
 
@@ -35,21 +33,6 @@ static void on_gone(void *arg, uint64_t epoch)
 	(void)epoch;
 }
 
-static void start_messager(void)
-{
-	char program[544], rundir[96], parent[24];
-	snprintf(program, sizeof program, "%s/pdmessagerd", bin_dir);
-	snprintf(rundir, sizeof rundir, "rundir=%s", W.dir);
-	snprintf(parent, sizeof parent, "%d", (int)getpid());
-	P.messager = vfork();
-	if (P.messager == 0) {
-		execl(program, program, "-o", rundir, "-o", "log_level=error", "--die-with-parent", parent,
-		      (char *)NULL);
-		_exit(127);
-	}
-	ck_assert_int_gt(P.messager, 0);
-}
-
 /* Its pool has D's layout, and 0x42 in every byte. */
 static void hand_memory_over(void)
 {
@@ -63,8 +46,8 @@ static void hand_memory_over(void)
 	ck_assert_int_eq(kv_layout_uniform(&W.layout, layers, heads, dim, tokens, KV_F32), 0);
 	ck_assert_int_eq(pool_memory_new(&P.pool, &W.layout, BLOCKS, &e), 0);
 	memset(P.pool.data, 0x42, P.pool.region.data_bytes);
-	ck_assert_int_eq(ring_create(1, layers, W.prefill.epoch, &P.ring, &e), 0);
-	handover_hello_init(&hello, W.prefill.name, W.prefill.epoch, &W.layout, BLOCKS, "cpu", 0);
+	ck_assert_int_eq(ring_create(1, layers, PREFILL->epoch, &P.ring, &e), 0);
+	handover_hello_init(&hello, PREFILL->name, PREFILL->epoch, &W.layout, BLOCKS, "cpu", 0);
 	hello.ring_slots = 1;
 	hello.ring_layers = layers;
 	snprintf(sock, sizeof sock, "%s/messager.sock", W.dir);
@@ -73,61 +56,32 @@ static void hand_memory_over(void)
 	                      P.pool.region.data_fd, ring_fd(P.ring), &hooks);
 }
 
-static void link_to_messager(void)
-{
-	char endpoint[128];
-	struct err e = {0};
-	P.link = W.prefill;
-	P.link.p = NULL;
-	const struct chan_opts o = {.program = P.link.program,
-	                            .name = P.link.name,
-	                            .epoch = P.link.epoch,
-	                            .heartbeat_us = 200000,
-	                            .silence_us = WAIT_US,
-	                            .window_messages = 1024,
-	                            .window_bytes = 1u << 24,
-	                            .peers_max = 8,
-	                            .message_bytes_max = 1u << 20};
-	const struct chan_hooks h = {.arg = &P.link,
-	                             .describe = describe_prefill,
-	                             .up = on_up,
-	                             .down = on_down,
-	                             .message = on_message};
-	ck_assert_int_eq(chan_new(W.base, &o, &h, &P.link.c, &e), 0);
-	snprintf(endpoint, sizeof endpoint, "ipc://%s/messager.ipc", W.dir);
-	chan_connect(P.link.c, endpoint, "messager", 1);
-}
-
 static void begin(void)
 {
-	list_init(&W.got);
-	list_init(&W.old);
-	W.listener = W.conn = -1;
-	W.router = (struct side){"router", "pdrouterd", 1000, NULL, NULL};
-	W.prefill = (struct side){"prefill", "pdprefilld", 4000, NULL, NULL};
-	test_folder(W.dir, "decoded");
-	W.base = event_base_new();
-	start_messager();
-	side_open(&W.router);
-	daemon_start(BLOCKS, CALM_MS);
-	UNTIL(W.router.p);
-	side_open(&W.prefill);
-	link_to_messager();
+	static const char *const none[] = {NULL}, *const settings[] = {"kv_blocks=16", NULL};
+	world_folder();
+	W.beside = process_start("pdmessagerd", (const char *const *const[]){none, NULL});
+	decode_open(settings);
+	daemon_start();
+	UNTIL(ROUTER->p);
+	side_open(PREFILL);
+	P.link = *PREFILL;
+	P.link.to = "messager";
+	P.link.c = NULL;
+	P.link.p = NULL;
+	side_open(&P.link);
 	hand_memory_over();
-	UNTIL(W.prefill.p && P.link.p && P.attached);
+	UNTIL(PREFILL->p && P.link.p && P.attached);
 }
 
 static void end(void)
 {
-	int status;
-	world_end();
+	at_rest();
 	attach_destroy(&P.attach);
-	chan_destroy(&P.link.c);
+	side_close(&P.link);
 	ring_destroy(&P.ring);
 	pool_memory_fini(&P.pool);
-	kill(P.messager, SIGTERM);
-	ck_assert_int_eq(waitpid(P.messager, &status, 0), P.messager);
-	ck_assert_int_eq(status, 0);
+	world_end();
 }
 
 /* A transfer of the lease in all but its blocks, which the ring says are computed. */
@@ -162,7 +116,7 @@ static struct answer ask(uint32_t n)
 {
 	say_submit(n, tokens_of(100));
 	expect_length(n, 8);
-	return W.answer[n];
+	return D.answer[n];
 }
 
 static int is_in(const Pds__Grant *g, uint32_t block)
@@ -196,8 +150,7 @@ START_TEST(blocks_that_are_not_the_leases)
 	uint32_t foreign[BLOCKS], n = 0;
 	begin();
 	struct answer want = ask(1);
-	UNTIL(kv_count("held") == 0);
-	ck_assert_uint_ge(kv_count("cached"), 6);
+	UNTIL(kv_count("held") == 0 && kv_count("cached") >= 6);
 	const Pds__Grant *g = reserve(3, tokens_of(40));
 	ck_assert_uint_eq(g->n_blocks, 3);
 	for (uint32_t b = 0; b < BLOCKS; b++)
@@ -215,8 +168,8 @@ START_TEST(blocks_that_are_not_the_leases)
 	/* and the lease is as good as ever: what it names is delivered */
 	publish(3, g, 40, g->blocks);
 	ck_assert(sent(3));
-	say_first(3, *g->lease, short_answer[0]);
-	UNTIL(W.answer[3].finish != PDS__FINISH__FINISH_NONE);
+	say_first(PREFILL, 3, *g->lease, short_answer[0]);
+	UNTIL(ended(3));
 	end();
 }
 END_TEST
@@ -253,10 +206,8 @@ int main(int argc, char **argv)
 	(void)argc;
 	world_main(argv[0]);
 	Suite *s = suite_create("messager_daemon");
-	TCase *c = tcase_create("process");
-	tcase_set_timeout(c, 120);
+	TCase *c = world_case(s, "process");
 	tcase_add_test(c, blocks_that_are_not_the_leases);
 	tcase_add_test(c, a_backend_that_is_not_there);
-	suite_add_tcase(s, c);
 	return world_run(s);
 }

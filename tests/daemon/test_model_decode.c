@@ -4,29 +4,6 @@
  * the worker's memory is stopped (SIGSTOP) with a lease open, and writes when it goes on. */
 #include "decode_world.h"
 
-#define CALM_MS 60000u /* a lease that no test waits for */
-#define SHORT_MS 400u
-
-static void ready(uint32_t n, Pds__Lease l)
-{
-	say_ready(&W.messager, n, l);
-	ready_acked(n);
-}
-
-static void first(uint32_t n, Pds__Lease l)
-{
-	say_first(n, l, short_answer[0]);
-	await(&W.prefill, MSG_REQUEST_FIRST_TOKEN_ACK, n);
-}
-
-static void messager_again(uint64_t epoch)
-{
-	side_close(&W.messager);
-	W.messager.epoch = epoch;
-	side_open(&W.messager);
-	UNTIL(W.messager.p);
-}
-
 /* --- the writer ---------------------------------------------------------- */
 
 /* The lease ends before any messager has heard of its task: its blocks are somebody else's when
@@ -34,18 +11,18 @@ static void messager_again(uint64_t epoch)
 START_TEST(s_ask_only_restarted)
 {
 	int expires = _i;
-	world_begin(8, expires ? SHORT_MS : CALM_MS, 0);
+	world_begin("kv_blocks=8", expires ? SHORT_LEASE : NULL);
 	Pds__Lease one = *reserve(1, tokens_of(100))->lease;
 	if (expires)
-		await(&W.router, MSG_REQUEST_FAILED, 1);
+		await(ROUTER, MSG_REQUEST_FAILED, 1);
 	else
-		say_cancel(&W.prefill, 1);
+		say_cancel(PREFILL, 1);
 	say_reserve(2, 1, tokens_of(101));
-	const Pds__Grant *two = WANT(Pds__Grant, prefill, KV_GRANT, 2);
+	const Pds__Grant *two = WANT(Pds__Grant, PREFILL, KV_GRANT, 2);
 	ck_assert_uint_eq(two->n_blocks, 7);
 	opened(1, one, 1); /* a messager that was never restarted, and late */
-	NONE(messager, LEASE_REVOKE, 1);
-	say_cancel(&W.router, 2);
+	NONE(MESSAGER, LEASE_REVOKE, 1);
+	say_cancel(ROUTER, 2);
 	world_end();
 }
 END_TEST
@@ -53,18 +30,19 @@ END_TEST
 /* The messager's next life is the registered writer; the end of the life before frees nothing. */
 START_TEST(m6_any_end_of_file)
 {
-	world_begin(8, CALM_MS, 1);
+	D.apart = 1;
+	world_begin("kv_blocks=8");
 	Pds__Lease l = written(1, tokens_of(40));
-	messager_again(W.messager.epoch + 1);
+	link_again(MESSAGER, MESSAGER->epoch + 1);
 	opened(1, l, 0);
-	say_cancel(&W.router, 1);
-	await(&W.messager, MSG_LEASE_REVOKE, 1);
+	say_cancel(ROUTER, 1);
+	await(MESSAGER, MSG_LEASE_REVOKE, 1);
 	/* end of file and of the process, of the older one */
-	child_kill();
+	process_kill(&D.child);
 	pump_for(300000);
 	ck_assert_uint_eq(kv_count("leased"), 3);
 	ck_assert(requests_are("\"state\":\"quarantine\""));
-	say_revoked(&W.messager, 1, l);
+	say_revoked(MESSAGER, 1, l);
 	world_end();
 }
 END_TEST
@@ -75,7 +53,7 @@ static void late_begin(const Pds__Grant *g)
 	for (uint32_t i = 0; i < late->n; i++)
 		late->blocks[i] = g->blocks[i];
 	late->on = 1;
-	kill(W.child, SIGUSR2);
+	kill(D.child, SIGUSR2);
 }
 
 /* It writes no more from here on. */
@@ -96,15 +74,7 @@ static struct answer undisturbed(uint32_t n, uint32_t tokens)
 {
 	say_submit(n, short_of(tokens));
 	expect_length(n, tokens);
-	return W.answer[n];
-}
-
-static void same_answer(uint32_t n, const struct answer *want)
-{
-	expect_length(n, want->n);
-	for (uint32_t i = 0; i < want->n; i++)
-		ck_assert_msg(W.answer[n].id[i] == want->id[i], "token %u is %u, undisturbed it is %u", i,
-		              W.answer[n].id[i], want->id[i]);
+	return D.answer[n];
 }
 
 /* How the lease is given up while its writer is stopped, and how the fence comes. */
@@ -124,33 +94,34 @@ static const struct {
 START_TEST(m1_free_by_timer_a_stopped_writer)
 {
 	int expires = stopped[_i].expires;
-	world_begin(8, expires ? SHORT_MS : CALM_MS, 1);
+	D.apart = 1;
+	world_begin("kv_blocks=8", expires ? SHORT_LEASE : NULL);
 	struct answer want = undisturbed(1, 100); /* 107 tokens: 7 blocks */
 	const Pds__Grant *g = reserve(2, tokens_of(100));
 	Pds__Lease l = *g->lease;
 	opened(2, l, 0);
-	kill(W.child, SIGSTOP);
+	kill(D.child, SIGSTOP);
 	if (expires)
-		await(&W.router, MSG_REQUEST_FAILED, 2);
+		await(ROUTER, MSG_REQUEST_FAILED, 2);
 	else
-		say_cancel(&W.router, 2);
-	await(&W.messager, MSG_LEASE_REVOKE, 2);
+		say_cancel(ROUTER, 2);
+	await(MESSAGER, MSG_LEASE_REVOKE, 2);
 	late_begin(g); /* it will, when it goes on */
 	say_submit(3, short_of(100));
 	pump_for(expires ? 2 * SHORT_MS * 1000u : 300000);
 	ck_assert_uint_eq(kv_count("leased"), 7);
-	ck_assert_int_eq(W.answer[3].finish, PDS__FINISH__FINISH_NONE);
+	ck_assert_int_eq(D.answer[3].finish, PDS__FINISH__FINISH_NONE);
 	ck_assert_uint_eq(late->rounds, 0);
 	if (stopped[_i].killed) {
-		child_kill();
+		process_kill(&D.child);
 	} else {
-		kill(W.child, SIGCONT);
+		kill(D.child, SIGCONT);
 		late_rounds(50);
 		ck_assert_uint_eq(kv_count("leased"), 7);
 		late_end();
-		say_revoked(&W.messager, 2, l);
+		say_revoked(MESSAGER, 2, l);
 	}
-	same_answer(3, &want);
+	expect_tokens(3, want.id, want.n);
 	world_end();
 }
 END_TEST
@@ -160,24 +131,25 @@ END_TEST
  * has. */
 START_TEST(rm9_no_quarantine)
 {
-	world_begin(8, CALM_MS, 1);
+	D.apart = 1;
+	world_begin("kv_blocks=8");
 	struct answer want = undisturbed(1, 100); /* 107 tokens: 7 blocks */
 	const Pds__Grant *g = reserve(2, tokens_of(100));
 	Pds__Lease l = *g->lease;
 	opened(2, l, 0);
 	late_begin(g);
 	late_rounds(1);
-	say_cancel(&W.router, 2);
-	await(&W.messager, MSG_LEASE_REVOKE, 2);
+	say_cancel(ROUTER, 2);
+	await(MESSAGER, MSG_LEASE_REVOKE, 2);
 	say_submit(3, short_of(100));
 	late_rounds(50);
-	settle(&W.router);
+	settle(ROUTER);
 	ck_assert_uint_eq(kv_count("leased"), 7);
 	ck_assert(requests_are("\"state\":\"quarantine\""));
-	ck_assert_int_eq(W.answer[3].finish, PDS__FINISH__FINISH_NONE);
+	ck_assert_int_eq(D.answer[3].finish, PDS__FINISH__FINISH_NONE);
 	late_end();
-	say_revoked(&W.messager, 2, l);
-	same_answer(3, &want);
+	say_revoked(MESSAGER, 2, l);
+	expect_tokens(3, want.id, want.n);
 	world_end();
 }
 END_TEST
@@ -187,24 +159,23 @@ END_TEST
  * process has ended. */
 START_TEST(rm22_next_life_while_the_last_one_lives)
 {
-	world_begin(8, CALM_MS, 1);
+	D.apart = 1;
+	world_begin("kv_blocks=8");
 	written(1, tokens_of(40));
-	say_cancel(&W.router, 1);
-	await(&W.messager, MSG_LEASE_REVOKE, 1);
-	kill(W.child, SIGUSR1);
+	say_cancel(ROUTER, 1);
+	await(MESSAGER, MSG_LEASE_REVOKE, 1);
+	kill(D.child, SIGUSR1);
 	pump_for(100000);
-	W.listener = listen_sock();
-	fcntl(W.listener, F_SETFL, O_NONBLOCK);
-	messager_again(W.messager.epoch + 1);
+	door_open();
+	link_again(MESSAGER, MESSAGER->epoch + 1);
 	pump_for(300000); /* the worker tries each 50 ms */
-	ck_assert_int_lt(W.conn, 0);
+	ck_assert_int_lt(W.attached, 0);
 	ck_assert_uint_eq(kv_count("leased"), 3);
-	child_kill();
-	UNTIL(W.conn >= 0 && kv_count("leased") == 0);
+	process_kill(&D.child);
+	UNTIL(W.attached >= 0 && kv_count("leased") == 0);
 	Pds__Lease l = written(2, tokens_of(41));
-	say_cancel(&W.router, 2);
-	await(&W.messager, MSG_LEASE_REVOKE, 2);
-	say_revoked(&W.messager, 2, l);
+	say_cancel(ROUTER, 2);
+	revoked(2, l);
 	world_end();
 }
 END_TEST
@@ -213,23 +184,24 @@ END_TEST
  * undisturbed. */
 START_TEST(late_writes_beside_running_sequences)
 {
-	world_begin(100, CALM_MS, 1);
+	D.apart = 1;
+	world_begin("kv_blocks=100");
 	struct answer want = undisturbed(1, 480);
 	const Pds__Grant *g = reserve(2, tokens_of(100));
 	opened(2, *g->lease, 0);
-	kill(W.child, SIGSTOP);
-	say_cancel(&W.router, 2);
-	await(&W.messager, MSG_LEASE_REVOKE, 2);
+	kill(D.child, SIGSTOP);
+	say_cancel(ROUTER, 2);
+	await(MESSAGER, MSG_LEASE_REVOKE, 2);
 	late_begin(g);
-	kill(W.child, SIGCONT);
+	kill(D.child, SIGCONT);
 	late_rounds(5);
 	for (uint32_t n = 3; n < 6; n++)
 		say_submit(n, short_of(480));
 	for (uint32_t n = 3; n < 6; n++)
-		same_answer(n, &want);
+		expect_tokens(n, want.id, want.n);
 	late_rounds(1);
 	late_end();
-	say_revoked(&W.messager, 2, *g->lease);
+	say_revoked(MESSAGER, 2, *g->lease);
 	world_end();
 }
 END_TEST
@@ -240,16 +212,15 @@ START_TEST(revocations_survive_a_full_window)
 {
 	enum { N = 40 };
 	Pds__Lease l[N];
-	world_option = "window_messages=16";
-	world_begin(2 * N, CALM_MS, 0);
+	world_begin("kv_blocks=80", "window_messages=16");
 	for (uint32_t n = 0; n < N; n++)
 		l[n] = written(n + 1, tokens_of(7 + n % 5));
-	settle(&W.messager);
-	side_close(&W.router); /* all are given up in one moment */
+	settle(MESSAGER);
+	side_close(ROUTER); /* all are given up in one moment */
 	for (uint32_t n = 0; n < N; n++)
-		await(&W.messager, MSG_LEASE_REVOKE, n + 1);
+		await(MESSAGER, MSG_LEASE_REVOKE, n + 1);
 	for (uint32_t n = 0; n < N; n++)
-		say_revoked(&W.messager, n + 1, l[n]);
+		say_revoked(MESSAGER, n + 1, l[n]);
 	UNTIL(kv_count("leased") == 0);
 	world_end();
 }
@@ -261,26 +232,26 @@ END_TEST
  * again. What the old lease's messager and prefill worker say is of the old epoch. */
 START_TEST(m12_no_lease_epoch_at_the_next_life)
 {
-	world_begin(8, CALM_MS, 0);
+	world_begin("kv_blocks=8");
 	learn_kv(1);
 	Pds__Lease old = written(2, short_of(8));
-	daemon_restart(8, CALM_MS);
+	daemon_restart();
 	const Pds__Grant *g = reserve(2, short_of(8));
 	ck_assert_uint_eq(g->lease->id, old.id);
 	ck_assert_uint_eq(g->lease->generation, old.generation);
 	ck_assert_uint_ne(g->lease->epoch, old.epoch);
-	say_ready(&W.messager, 2, old);
-	say_first(2, old, 9);
-	settle(&W.messager);
-	settle(&W.prefill);
-	settle(&W.router);
+	say_ready(MESSAGER, 2, old);
+	say_first(PREFILL, 2, old, 9);
+	settle(MESSAGER);
+	settle(PREFILL);
+	settle(ROUTER);
 	ck_assert(requests_are("\"state\":\"leased\""));
-	ck_assert_uint_eq(W.answer[2].n, 0);
+	ck_assert_uint_eq(D.answer[2].n, 0);
 	opened(2, old, 1);
 	opened(2, *g->lease, 0);
 	fill_kv(g);
 	ready(2, *g->lease);
-	first(2, *g->lease);
+	first(2, *g->lease, short_answer[0]);
 	expect_answer(2, 8);
 	world_end();
 }
@@ -290,20 +261,20 @@ END_TEST
  * nobody joins. */
 START_TEST(late_halves_of_an_expired_lease)
 {
-	world_begin(8, SHORT_MS, 0);
+	world_begin("kv_blocks=8", SHORT_LEASE);
 	learn_kv(1);
 	Pds__Lease old = *reserve(2, tokens_of(100))->lease;
-	await(&W.router, MSG_REQUEST_FAILED, 2);
+	await(ROUTER, MSG_REQUEST_FAILED, 2);
 	const Pds__Grant *g = reserve(3, tokens_of(101));
 	ck_assert_uint_eq(g->n_blocks, 7);
 	ready(2, old);
-	first(2, old);
+	first(2, old, short_answer[0]);
 	ready(3, old); /* and in the other's name */
-	say_first(3, old, short_answer[0]);
-	settle(&W.prefill);
-	settle(&W.router);
-	ck_assert_uint_eq(W.answer[2].n + W.answer[3].n, 0);
-	await(&W.router, MSG_REQUEST_FAILED, 3);
+	say_first(PREFILL, 3, old, short_answer[0]);
+	settle(PREFILL);
+	settle(ROUTER);
+	ck_assert_uint_eq(D.answer[2].n + D.answer[3].n, 0);
+	await(ROUTER, MSG_REQUEST_FAILED, 3);
 	world_end();
 }
 END_TEST
@@ -315,30 +286,27 @@ END_TEST
  * the router's still does. */
 START_TEST(m22_p_cancels_the_joined)
 {
-	world_begin(40, CALM_MS, 0);
+	world_begin("kv_blocks=40");
 	learn_kv(1);
 	Pds__Lease l = filled(2, 480);
 	ready(2, l);
-	kill(W.daemon, SIGSTOP); /* first token and cancel come together */
-	say_first(2, l, short_answer[0]);
-	say_cancel(&W.prefill, 2);
+	daemon_stop(); /* first token and cancel come together */
+	say_first(PREFILL, 2, l, short_answer[0]);
+	say_cancel(PREFILL, 2);
 	pump_for(20000);
-	kill(W.daemon, SIGCONT);
+	daemon_go_on();
 	expect_length(2, 480);
-	NONE(router, REQUEST_FAILED, 2);
+	NONE(ROUTER, REQUEST_FAILED, 2);
 	world_end();
 }
 END_TEST
-
-#define COUNT(a) (int)(sizeof(a) / sizeof(*a))
 
 int main(int argc, char **argv)
 {
 	(void)argc;
 	world_main(argv[0]);
 	Suite *s = suite_create("model_decode");
-	TCase *c = tcase_create("process");
-	tcase_set_timeout(c, 120);
+	TCase *c = world_case(s, "process");
 	tcase_add_loop_test(c, s_ask_only_restarted, 0, 2);
 	tcase_add_test(c, m6_any_end_of_file);
 	tcase_add_loop_test(c, m1_free_by_timer_a_stopped_writer, 0, COUNT(stopped));
@@ -349,6 +317,5 @@ int main(int argc, char **argv)
 	tcase_add_test(c, m12_no_lease_epoch_at_the_next_life);
 	tcase_add_test(c, late_halves_of_an_expired_lease);
 	tcase_add_test(c, m22_p_cancels_the_joined);
-	suite_add_tcase(s, c);
 	return world_run(s);
 }

@@ -1,16 +1,15 @@
 /* test_model_prefill.c - pdprefilld under the event sequences of the protocol's models
- * (tests/model/README.md) that test_prefill_daemon.c does not play already. Each test has the
+ * (tests/model/README.md) that the tests of prefill workers do not play already. Each test has the
  * name of the line that breaks without its rule. */
 #include "prefill_world.h"
 
 static uint64_t sum_of(const uint32_t *blocks, uint32_t n)
 {
 	uint64_t h = 1469598103934665603ull;
-	for (uint32_t l = 0; l < layout.layers; l++)
+	for (uint32_t l = 0; l < W.layout.layers; l++)
 		for (uint32_t b = 0; b < n; b++) {
-			const unsigned char *at = shared.data +
-			                          kv_piece_offset(&layout, shared.region.blocks, l, blocks[b]);
-			for (size_t k = 0; k < layout.piece_bytes[l]; k += 8)
+			const unsigned char *at = piece(l, blocks[b]);
+			for (size_t k = 0; k < W.layout.piece_bytes[l]; k += 8)
 				h = (h ^ *(const uint64_t *)(at + k)) * 1099511628211ull;
 		}
 	return h;
@@ -19,27 +18,27 @@ static uint64_t sum_of(const uint32_t *blocks, uint32_t n)
 /* The words of the slot's row, whatever generation they are of. */
 static void row_of(const struct transfer *t, uint64_t out[8])
 {
-	for (uint32_t l = 0; l < hello.layers; l++)
-		out[l] = __atomic_load_n(ring_progress_word(ring, t->slot, l), __ATOMIC_ACQUIRE);
+	for (uint32_t l = 0; l < W.hello.layers; l++)
+		out[l] = __atomic_load_n(ring_progress_word(W.ring, t->slot, l), __ATOMIC_ACQUIRE);
 }
 
 /* A prompt that is computed in one long step, stopped in the middle of it; 0: it was over before
  * this process looked. */
 static int to_mid_step(uint64_t req, struct transfer *t)
 {
-	submit((struct ask){.req = req, .n = LONG, .to = "1", .seed = (uint32_t)req});
+	say_submit((struct ask){.req = req, .n = LONG, .to = "1", .seed = (uint32_t)req});
 	grant(D1, req, LONG);
 	*t = transfer_of(req);
-	while (ring_progress(ring, t->slot, 0, t->gen) == 0)
+	while (ring_progress(W.ring, t->slot, 0, t->gen) == 0)
 		;
-	kill(pid, SIGSTOP);
-	return ring_progress(ring, t->slot, hello.layers - 1, t->gen) == 0;
+	daemon_stop();
+	return ring_progress(W.ring, t->slot, W.hello.layers - 1, t->gen) == 0;
 }
 
 static int retired(const struct transfer *t)
 {
 	uint64_t gen;
-	ring_peek(ring, t->slot, &gen);
+	ring_peek(W.ring, t->slot, &gen);
 	return gen != t->gen;
 }
 
@@ -51,40 +50,40 @@ START_TEST(s_drain_not_blocks)
 	uint64_t after[8], later[8], req = 1;
 	static uint32_t src[RING_BLOCKS_MAX];
 	struct transfer t;
-	BEGIN("kv_blocks=36", "max_batched_tokens=480");
-	ck_assert_uint_le(hello.layers, 8);
+	world_begin("kv_blocks=36", "max_batched_tokens=480");
+	ck_assert_uint_le(W.hello.layers, 8);
 	for (; !to_mid_step(req, &t); req++) {
 		ck_assert_uint_lt(req, 20);
-		kill(pid, SIGCONT);
+		daemon_go_on();
 		first_token(req);
 		finish(D1, req, &t);
 		at_rest();
 	}
 	uint32_t n = transfer_now.blocks;
 	memcpy(src, transfer_now.src, n * sizeof *src);
-	cancel(req);
+	say_cancel(ROUTER, req);
 	pump_for(5000);
-	kill(pid, SIGCONT);
+	daemon_go_on();
 	if (_i == 0) { /* seen in shared memory */
 		for (uint64_t end = clock_us() + WAIT_US; !retired(&t);)
 			ck_assert_uint_lt(clock_us(), end);
 		row_of(&t, after);
 		uint64_t sum = sum_of(src, n);
-		WAIT(no_requests());
+		UNTIL(requests_are("[]"));
 		pump_for(50000);
 		row_of(&t, later);
-		for (uint32_t l = 0; l < hello.layers; l++)
+		for (uint32_t l = 0; l < W.hello.layers; l++)
 			ck_assert_msg(after[l] == later[l],
 			              "layer %u: the word was stored after its slot had been given back", l);
 		ck_assert_uint_eq(sum, sum_of(src, n));
 	} else { /* told by the daemon */
-		for (uint64_t end = clock_us() + WAIT_US; told("kv", "held") != 0;)
+		for (uint64_t end = clock_us() + WAIT_US; kv_count("held") != 0;)
 			ck_assert_uint_lt(clock_us(), end);
-		ck_assert_msg(no_requests(), "blocks are free while the request still runs: %s",
-		              still_there);
+		ck_assert_msg(requests_are("[]"), "blocks are free while the request still runs: %s",
+		              W.text);
 	}
-	WAIT(count(D1, MSG_REQUEST_CANCEL, req));
-	end();
+	UNTIL(count(D1, MSG_REQUEST_CANCEL, req));
+	world_end();
 }
 END_TEST
 
@@ -92,26 +91,26 @@ END_TEST
  * no messager may mark the slot. */
 START_TEST(m8_cancel_not_in_slot_blocks_reused)
 {
-	BEGIN("kv_blocks=8");
+	world_begin("kv_blocks=8");
 	struct transfer one = to_computed(D1, (struct ask){.req = 1, .n = 100, .to = "1"});
 	static struct ring_transfer first;
 	first = transfer_now;
-	submit((struct ask){.req = 2, .n = 100, .to = "2", .seed = 2});
+	say_submit((struct ask){.req = 2, .n = 100, .to = "2", .seed = 2});
 	grant(D2, 2, 100);
-	WAIT(told("status", "blocked") == 1);
+	UNTIL(told("status", "blocked") == 1);
 	uint64_t gen[64];
 	ck_assert_uint_le(first.blocks, 64);
 	for (uint32_t i = 0; i < first.blocks; i++)
-		gen[i] = shared.region.generations[first.src[i]];
-	cancel(1);
-	for (int reused = 0; !reused; event_base_loop(base, EVLOOP_NONBLOCK))
+		gen[i] = W.shared.region.generations[first.src[i]];
+	say_cancel(ROUTER, 1);
+	for (int reused = 0; !reused; event_base_loop(W.base, EVLOOP_NONBLOCK))
 		for (uint32_t i = 0; i < first.blocks; i++)
-			reused |= shared.region.generations[first.src[i]] != gen[i];
-	ck_assert_int_eq(ring_mark_sent(ring, one.slot, one.gen), ERR_STALE);
+			reused |= W.shared.region.generations[first.src[i]] != gen[i];
+	ck_assert_int_eq(ring_mark_sent(W.ring, one.slot, one.gen), ERR_STALE);
 	struct transfer two = transfer_of(2);
 	first_token(2);
 	finish(D2, 2, &two);
-	end();
+	world_end();
 }
 END_TEST
 
@@ -120,10 +119,8 @@ int main(int argc, char **argv)
 	(void)argc;
 	world_main(argv[0]);
 	Suite *s = suite_create("model_prefill");
-	TCase *c = tcase_create("process");
-	tcase_set_timeout(c, 120);
+	TCase *c = world_case(s, "process");
 	tcase_add_loop_test(c, s_drain_not_blocks, 0, 2);
 	tcase_add_test(c, m8_cancel_not_in_slot_blocks_reused);
-	suite_add_tcase(s, c);
 	return world_run(s);
 }

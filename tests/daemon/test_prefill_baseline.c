@@ -2,17 +2,19 @@
  * what is held back until when. */
 #include "prefill_world.h"
 
-#define BEGIN_AS(mode, ...)                              \
-	do {                                                 \
-		setenv("PREFILL_BASELINE", mode, 1);             \
-		begin((const char *const[]){__VA_ARGS__, NULL}); \
+#define BEGIN_AS(mode, ...)                  \
+	do {                                     \
+		setenv("PREFILL_BASELINE", mode, 1); \
+		world_begin(__VA_ARGS__);            \
 	} while (0)
 
-static unsigned n_of(enum who who, enum msg_type type)
+static unsigned n_of(struct side *who, enum msg_type type)
 {
 	unsigned n = 0;
-	for (unsigned i = 0; i < n_seen; i++)
-		n += seen[i].who == who && seen[i].type == type;
+	list_each(it, &W.got) {
+		const struct got *g = list_entry(it, struct got, node);
+		n += g->at == who && g->type == type;
+	}
 	return n;
 }
 
@@ -21,9 +23,9 @@ START_TEST(test_serial)
 {
 	BEGIN_AS("serial", "kv_blocks=64", "max_batched_tokens=128");
 	for (uint64_t r = 1; r <= 3; r++)
-		submit((struct ask){.req = r, .n = 64, .to = "1", .seed = (uint32_t)r});
+		say_submit((struct ask){.req = r, .n = 64, .to = "1", .seed = (uint32_t)r});
 	for (uint64_t r = 1; r <= 3; r++) {
-		WAIT(count(D1, MSG_KV_RESERVE, r));
+		UNTIL(count(D1, MSG_KV_RESERVE, r));
 		pump_for(60000);
 		ck_assert_uint_eq(n_of(D1, MSG_KV_RESERVE), r);
 		grant(D1, r, 64);
@@ -32,21 +34,21 @@ START_TEST(test_serial)
 		finish(D1, r, &t);
 	}
 	/* cancelled in each state; the next one has its turn */
-	submit((struct ask){.req = 4, .n = 64, .to = "1"});
-	WAIT(count(D1, MSG_KV_RESERVE, 4));
-	submit((struct ask){.req = 5, .n = 64, .to = "1"});
-	submit((struct ask){.req = 6, .n = 64, .to = "1"});
-	submit((struct ask){.req = 7, .n = 64, .to = "1"});
-	cancel(6);
-	cancel(4);
+	say_submit((struct ask){.req = 4, .n = 64, .to = "1"});
+	UNTIL(count(D1, MSG_KV_RESERVE, 4));
+	say_submit((struct ask){.req = 5, .n = 64, .to = "1"});
+	say_submit((struct ask){.req = 6, .n = 64, .to = "1"});
+	say_submit((struct ask){.req = 7, .n = 64, .to = "1"});
+	say_cancel(ROUTER, 6);
+	say_cancel(ROUTER, 4);
 	grant(D1, 5, 64);
 	transfer_of(5);
-	cancel(5);
+	say_cancel(ROUTER, 5);
 	grant(D1, 7, 64);
 	struct transfer t = transfer_of(7);
 	first_token(7);
 	finish(D1, 7, &t);
-	end();
+	world_end();
 }
 END_TEST
 
@@ -54,11 +56,11 @@ END_TEST
 START_TEST(test_serial_waits)
 {
 	BEGIN_AS("serial", "kv_blocks=64");
-	submit((struct ask){.req = 1, .n = LONG, .to = "1", .seed = 1});
-	submit((struct ask){.req = 2, .n = 64, .to = "2", .seed = 2});
+	say_submit((struct ask){.req = 1, .n = LONG, .to = "1", .seed = 1});
+	say_submit((struct ask){.req = 2, .n = 64, .to = "2", .seed = 2});
 	grant(D1, 1, LONG);
 	struct transfer one = transfer_of(1);
-	WAIT(count(D2, MSG_KV_RESERVE, 2));
+	UNTIL(count(D2, MSG_KV_RESERVE, 2));
 	Pds__Queued q = PDS__QUEUED__INIT;
 	q.position = 1;
 	say(D2, MSG_KV_QUEUED, 2, &q);
@@ -68,12 +70,12 @@ START_TEST(test_serial_waits)
 	struct transfer two = transfer_of(2);
 	first_token(2);
 	finish(D2, 2, &two);
-	submit((struct ask){.req = 3, .n = 64, .to = "1", .seed = 3});
+	say_submit((struct ask){.req = 3, .n = 64, .to = "1", .seed = 3});
 	grant(D1, 3, 64);
 	struct transfer three = transfer_of(3);
 	first_token(3);
 	finish(D1, 3, &three);
-	end();
+	world_end();
 }
 END_TEST
 
@@ -82,7 +84,7 @@ START_TEST(test_shared_prefix)
 {
 	BEGIN_AS("serial", "kv_blocks=64");
 	for (uint64_t r = 1; r <= 2; r++)
-		submit((struct ask){.req = r, .n = LONG, .to = "1", .seed = 1});
+		say_submit((struct ask){.req = r, .n = LONG, .to = "1", .seed = 1});
 	for (uint64_t r = 1; r <= 2; r++) {
 		grant(D1, r, LONG);
 		transfer_of(r);
@@ -93,17 +95,15 @@ START_TEST(test_shared_prefix)
 		finish(D1, r, &t);
 	}
 	ck_assert_uint_eq(metric("prefix_shares_total"), 1);
-	end();
+	world_end();
 }
 END_TEST
 
 static unsigned n_requests(void)
 {
-	char *text = ctl("requests");
 	unsigned n = 0;
-	for (const char *p = text; *p; p++)
+	for (const char *p = ctl("requests"); *p; p++)
 		n += *p == '{';
-	free(text);
 	return n;
 }
 
@@ -113,13 +113,13 @@ START_TEST(test_shared)
 {
 	BEGIN_AS("shared", "kv_blocks=64", "max_batched_tokens=128");
 	for (uint64_t r = 1; r <= 4; r++)
-		submit((struct ask){.req = r, .n = 64, .to = "1", .seed = (uint32_t)r});
-	WAIT(count(D1, MSG_KV_RESERVE, 1));
-	WAIT(n_requests() == 4); /* else the first may run before there is a second */
+		say_submit((struct ask){.req = r, .n = 64, .to = "1", .seed = (uint32_t)r});
+	UNTIL(count(D1, MSG_KV_RESERVE, 1));
+	UNTIL(n_requests() == 4); /* else the first may run before there is a second */
 	pump_for(60000);
 	ck_assert_uint_eq(n_of(D1, MSG_KV_RESERVE), 1);
 	grant(D1, 1, 64);
-	WAIT(count(D1, MSG_KV_RESERVE, 2));
+	UNTIL(count(D1, MSG_KV_RESERVE, 2));
 	pump_for(60000);
 	/* held until 2 has its blocks: then the budget is spoken for */
 	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, 1), 0);
@@ -127,8 +127,8 @@ START_TEST(test_shared)
 	grant(D1, 2, 64);
 	first_token(1);
 	first_token(2);
-	WAIT(count(D1, MSG_KV_RESERVE, 3));
-	deny(D1, 3, PDS__FAULT__FAULT_TOO_LARGE, "no");
+	UNTIL(count(D1, MSG_KV_RESERVE, 3));
+	say_deny(D1, 3, PDS__FAULT__FAULT_TOO_LARGE, "no");
 	grant(D1, 4, 64);
 	first_token(4);
 	for (uint64_t r = 1; r <= 4; r++) {
@@ -137,7 +137,7 @@ START_TEST(test_shared)
 		struct transfer t = transfer_of(r);
 		finish(D1, r, &t);
 	}
-	end();
+	world_end();
 }
 END_TEST
 
@@ -145,12 +145,9 @@ int main(int argc, char **argv)
 {
 	(void)argc;
 	world_main(argv[0]);
-	char *at = strstr(program, "bin/pdprefilld");
-	snprintf(at, sizeof program - (size_t)(at - program), "bench/pdprefilld_baseline");
+	W.program = "../bench/pdprefilld_baseline";
 	Suite *s = suite_create("prefill_baseline");
-	TCase *c = tcase_create("all");
-	tcase_set_timeout(c, 300);
-	suite_add_tcase(s, c);
+	TCase *c = world_case(s, "all");
 	tcase_add_test(c, test_serial);
 	tcase_add_test(c, test_serial_waits);
 	tcase_add_test(c, test_shared_prefix);

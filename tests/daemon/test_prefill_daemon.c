@@ -1,436 +1,9 @@
 /* test_prefill_daemon.c - a pdprefilld process between a played router, decode workers and
- * messager: what it asks, publishes, sends and gives back, and how each request ends. Every test
- * ends with a daemon that holds nothing (at_rest) and that leaves in order. */
+ * messager: what it publishes, sends and gives back, and what it refuses. Every test ends with a
+ * daemon that holds nothing and that leaves in order. */
 #include "prefill_world.h"
 
-#include <dirent.h>
-
-/* --- asking a decode worker ---------------------------------------------- */
-
-START_TEST(test_reserve_is_what_was_submitted)
-{
-	BEGIN("kv_blocks=64");
-	char endpoint[128];
-	endpoint_of("decode-1", endpoint);
-	Pds__Peer d = PDS__PEER__INIT, *list = &d;
-	Pds__Peers m = PDS__PEERS__INIT;
-	d.name = (char *)"decode-1";
-	d.endpoint = endpoint;
-	d.role = (char *)"decode";
-	d.epoch = node[D1].epoch;
-	m.peers = &list;
-	m.n_peers = 1;
-	say(ROUTER, MSG_PEERS, 0, &m);
-	WAIT(node[D1].p); /* before any request */
-	submit((struct ask){.req = 1, .n = 50, .to = "12"});
-	WAIT(count(D1, MSG_KV_RESERVE, 1));
-	const struct seen *s = last(D1, MSG_KV_RESERVE, 1);
-	ck_assert_uint_eq(s->attempt, 1);
-	ck_assert_uint_eq(s->n_tokens, 50);
-	ck_assert_int_eq(memcmp(s->tokens, words, 50 * sizeof *words), 0);
-	ck_assert_uint_eq(s->prompt_tokens, 50);
-	ck_assert_uint_eq(s->max_tokens, 8);
-	ck_assert_uint_eq(s->stop_id, 319);
-	ck_assert_uint_eq(s->seed, 77);
-	ck_assert_str_eq(s->name, "router");
-	ck_assert_uint_eq(s->epoch, node[ROUTER].epoch);
-	pump_for(50000);
-	ck_assert_uint_eq(count(D2, MSG_KV_RESERVE, 1), 0);
-	ck_assert_uint_eq(count(D1, MSG_KV_RESERVE, 1), 1);
-	cancel(1);
-	end();
-}
-END_TEST
-
-static void say_peers(enum who from, const char *const *names, size_t n)
-{
-	char endpoint[64][128];
-	Pds__Peer peer[64], *list[64];
-	Pds__Peers m = PDS__PEERS__INIT;
-	for (size_t i = 0; i < n; i++) {
-		pds__peer__init(&peer[i]);
-		endpoint_of(names[i], endpoint[i]);
-		peer[i].name = (char *)names[i];
-		peer[i].endpoint = endpoint[i];
-		peer[i].role = (char *)"decode";
-		list[i] = &peer[i];
-	}
-	m.peers = list;
-	m.n_peers = n;
-	say(from, MSG_PEERS, 0, &m);
-}
-
-static unsigned descriptors(void)
-{
-	char path[64];
-	unsigned n = 0;
-	snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
-	DIR *d = opendir(path);
-	ck_assert_ptr_nonnull(d);
-	while (readdir(d))
-		n++;
-	closedir(d);
-	return n;
-}
-
-/* Decode workers come and go under new names: what no router names any more costs nothing. */
-START_TEST(test_peers_that_left)
-{
-	static const char *const first[] = {"decode-1"};
-	char names[30][32];
-	const char *gone[30];
-	BEGIN("kv_blocks=64");
-	say_peers(ROUTER, first, 1);
-	WAIT(node[D1].p);
-	unsigned before = descriptors();
-	for (int i = 0; i < 30; i++) {
-		snprintf(names[i], sizeof names[i], "gone-%d", i);
-		gone[i] = names[i];
-	}
-	say_peers(ROUTER, gone, 30);
-	/* one for each link, and one or two of before may have been a connection's */
-	WAIT(descriptors() >= before + 28);
-	say_peers(ROUTER, first, 1);
-	WAIT(descriptors() <= before + 2);
-	ck_assert_ptr_nonnull(node[D1].p);
-	end();
-}
-END_TEST
-
-/* Only a router says who the others are. */
-START_TEST(test_peers_from_a_decode_worker)
-{
-	static const char *const first[] = {"decode-1"}, *const second[] = {"decode-2"};
-	BEGIN("kv_blocks=64");
-	say_peers(ROUTER, first, 1);
-	WAIT(node[D1].p);
-	say_peers(D1, second, 1);
-	submit((struct ask){.req = 1, .n = 50, .to = "1"});
-	WAIT(count(D1, MSG_KV_RESERVE, 1));
-	deny(D1, 1, PDS__FAULT__FAULT_TOO_LARGE, "no"); /* behind its PEERS on one link */
-	WAIT(count(ROUTER, MSG_REQUEST_FAILED, 1));
-	pump_for(300000); /* in which it would connect */
-	ck_assert_ptr_null(node[D2].p);
-	end();
-}
-END_TEST
-
-/* --- several hosts --- */
-
-static char own_keys[TEST_FOLDER_BYTES], keys_option[TEST_FOLDER_BYTES + 8], log_path[128];
-
-/* A folder with the daemon's own key; it goes with the test's. */
-static void make_keys(void)
-{
-	struct err err = {0};
-	test_folder(own_keys, "prefill_keys");
-	ck_assert_msg(keys_generate(own_keys, "prefill", KEY_WORKER, &err) == 0, "%s", err.text);
-	snprintf(keys_option, sizeof keys_option, "keys=%s", own_keys);
-	snprintf(log_path, sizeof log_path, "%s/log", own_keys);
-}
-
-static unsigned logged(const char *text)
-{
-	static char log[65536];
-	FILE *f = fopen(log_path, "r");
-	unsigned n = 0;
-	log[f ? fread(log, 1, sizeof log - 1, f) : 0] = 0;
-	if (f)
-		fclose(f);
-	for (const char *at = log; (at = strstr(at, text)); at++)
-		n++;
-	return n;
-}
-
-static void say_far(const char *const *names, size_t n)
-{
-	Pds__Peer peer[4], *list[4];
-	char endpoint[4][128];
-	Pds__Peers m = PDS__PEERS__INIT;
-	for (size_t i = 0; i < n; i++) {
-		pds__peer__init(&peer[i]);
-		snprintf(endpoint[i], sizeof endpoint[i], "%s@tcp://127.0.0.1:9", names[i]);
-		peer[i].name = (char *)names[i];
-		peer[i].endpoint = endpoint[i];
-		peer[i].role = (char *)"decode";
-		peer[i].epoch = 7;
-		peer[i].messager = (char *)"messager-b@tcp://127.0.0.1:9";
-		list[i] = &peer[i];
-	}
-	m.peers = list;
-	m.n_peers = n;
-	say(ROUTER, MSG_PEERS, 0, &m);
-}
-
-/* The messager's address is told in HELLO, or as soon as the messager is attached. */
-START_TEST(test_the_messagers_address_is_told)
-{
-	make_keys();
-	messager_remote = "messager@tcp://10.0.0.9:7003";
-	door_waits = 1;
-	BEGIN("kv_blocks=64", keys_option);
-	const Pds__WorkerInfo *info = peer_worker(node[ROUTER].p);
-	ck_assert_str_eq(info->messager, "");
-	ck_assert_str_eq(info->remote, ""); /* it does not listen */
-	WAIT(count(ROUTER, MSG_WORKER_UPDATE, 0));
-	ck_assert_str_eq(last(ROUTER, MSG_WORKER_UPDATE, 0)->text, messager_remote);
-	/* a router that comes later hears it too: in HELLO here, and once more */
-	node_close(ROUTER);
-	node_open(ROUTER);
-	WAIT(node[ROUTER].p);
-	ck_assert_str_eq(peer_worker(node[ROUTER].p)->messager, messager_remote);
-	end();
-}
-END_TEST
-
-/* A worker without keys can reach no other host, whatever its messager can. */
-START_TEST(test_without_keys_no_messager_is_told)
-{
-	messager_remote = "messager@tcp://10.0.0.9:7003";
-	BEGIN("kv_blocks=64", "keys=/nonexistent");
-	pump_for(100000);
-	ck_assert_str_eq(peer_worker(node[ROUTER].p)->messager, "");
-	for (unsigned i = 0; i < n_seen; i++)
-		ck_assert(seen[i].type != MSG_WORKER_UPDATE || !*seen[i].text);
-	end();
-}
-END_TEST
-
-/* The messager is told of the messagers of other hosts, and of each change; a worker without a
- * messager there, and one of this host, are none of its business. */
-START_TEST(test_the_messager_is_told_of_others)
-{
-	static const char *const near[] = {"decode-1"}, *const far[] = {"far-1", "far-2"};
-	static const char
-		one[] = "far-1 decode 7 far-1@tcp://127.0.0.1:9 messager-b@tcp://127.0.0.1:9;",
-		two[] = "far-2 decode 7 far-2@tcp://127.0.0.1:9 messager-b@tcp://127.0.0.1:9;";
-	char both[200];
-	make_keys();
-	BEGIN("kv_blocks=64", keys_option);
-	say_peers(ROUTER, near, 1);
-	WAIT(node[D1].p);
-	pump_for(100000);
-	ck_assert_uint_eq(count(MESSAGER, MSG_PEERS, 0), 0);
-	say_far(far, 1);
-	WAIT(count(MESSAGER, MSG_PEERS, 0) == 1);
-	ck_assert_str_eq(last(MESSAGER, MSG_PEERS, 0)->text, one);
-	say_far(far, 1); /* nothing new */
-	say_far(far, 2);
-	WAIT(count(MESSAGER, MSG_PEERS, 0) == 2);
-	snprintf(both, sizeof both, "%s%s", one, two);
-	ck_assert_str_eq(last(MESSAGER, MSG_PEERS, 0)->text, both);
-	/* the next messager is told at once */
-	node_close(MESSAGER);
-	node_open(MESSAGER);
-	WAIT(count(MESSAGER, MSG_PEERS, 0) == 3);
-	ck_assert_str_eq(last(MESSAGER, MSG_PEERS, 0)->text, both);
-	say_peers(ROUTER, near, 1);
-	WAIT(count(MESSAGER, MSG_PEERS, 0) == 4);
-	ck_assert_str_eq(last(MESSAGER, MSG_PEERS, 0)->text, "");
-	/* also that it is nobody any more */
-	node_close(MESSAGER);
-	node_open(MESSAGER);
-	WAIT(count(MESSAGER, MSG_PEERS, 0) == 5);
-	ck_assert_str_eq(last(MESSAGER, MSG_PEERS, 0)->text, "");
-	end();
-}
-END_TEST
-
-/* A decode worker of another host whose key is missing: one line in the log, and its requests fail
- * at once or go to the next candidate. */
-START_TEST(test_no_key_of_a_decode_worker)
-{
-	static const char *const far[] = {"far-1", "far-2"};
-	make_keys();
-	ck_assert_ptr_nonnull(freopen(log_path, "w", stderr)); /* the daemon inherits it */
-	BEGIN("kv_blocks=64", keys_option, "log_level=warn");
-	for (int i = 0; i < 20; i++)
-		say_far(far, 2);
-	WAIT(logged("event=peers_skipped") == 1);
-	ck_assert_uint_eq(logged("decode=\"far-1 far-2\""), 1);
-	ck_assert_uint_eq(logged("event=connect_failed"), 0);
-	submit((struct ask){.req = 1, .n = 50, .to = "f"});
-	WAIT(count(ROUTER, MSG_REQUEST_FAILED, 1));
-	ck_assert(strstr(last(ROUTER, MSG_REQUEST_FAILED, 1)->text, "no keys"));
-	submit((struct ask){.req = 2, .n = 50, .to = "f1"});
-	WAIT(count(D1, MSG_KV_RESERVE, 2));
-	cancel(2);
-	ck_assert_uint_eq(logged("event=connect_failed"), 0);
-	ck_assert_uint_eq(logged("event=peers_skipped"), 1);
-	end();
-}
-END_TEST
-
-START_TEST(test_grant_that_does_not_fit)
-{
-	static const struct {
-		const char *name;
-		int epoch_off;
-		uint32_t cached, blocks;
-	} bad[] = {
-		{"cached_tokens no multiple of the block", 0, 8, 4},
-		{"a block too few", 0, 0, 3},
-		{"a block too many", 0, 0, 5},
-		{"no block", 0, 0, 0},
-		{"another epoch", 1, 0, 4},
-		{"all of the prompt cached", 0, 64, 0},
-		{"blocks as if nothing were cached", 0, 32, 4},
-	};
-	BEGIN("kv_blocks=64");
-	for (uint64_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-		uint64_t req = i + 1;
-		submit((struct ask){.req = req, .n = 64, .to = "12"});
-		for (enum who d = D1; d <= D2; d++) {
-			WAIT(count(d, MSG_KV_RESERVE, req));
-			grant_as(d, req, req + 500, node[d].epoch + (uint64_t)bad[i].epoch_off, bad[i].cached,
-			         bad[i].blocks);
-			WAIT(count(d, MSG_REQUEST_CANCEL, req));
-		}
-		const struct seen *f = failed(req);
-		ck_assert_msg(f->fault == PDS__FAULT__FAULT_INTERNAL && f->retry, "%s: fault %d, retry %d",
-		              bad[i].name, f->fault, f->retry);
-		ck_assert_str_eq(f->blame, "decode-2");
-		at_rest();
-		ck_assert_msg(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, req) == 0, "%s: was computed",
-		              bad[i].name);
-	}
-	end();
-}
-END_TEST
-
-START_TEST(test_grant_is_taken_once)
-{
-	BEGIN("kv_blocks=64");
-	submit((struct ask){.req = 1, .n = 64, .to = "2"});
-	WAIT(count(D2, MSG_KV_RESERVE, 1));
-	cancel(1); /* the link to D2 is up now */
-	submit((struct ask){.req = 2, .n = 64, .to = "12"});
-	WAIT(count(D1, MSG_KV_RESERVE, 2));
-	grant_as(D2, 2, 900, node[D2].epoch, 0, 4);
-	deny(D2, 2, PDS__FAULT__FAULT_NO_ROOM, "nobody asked");
-	pump_for(50000);
-	ck_assert_uint_eq(reserving(), 1);
-	grant_as(D1, 2, 502, node[D1].epoch, 0, 4);
-	grant_as(D1, 2, 901, node[D1].epoch, 0, 4);
-	struct transfer t = transfer_of(2);
-	ck_assert_uint_eq(transfer_now.lease_id, 502);
-	ck_assert_str_eq(transfer_now.decode, "decode-1");
-	first_token(2);
-	grant_as(D1, 2, 902, node[D1].epoch, 0, 4);
-	pump_for(50000);
-	ck_assert_uint_eq(told("status", "ring_used"), 1);
-	ck_assert_uint_eq(handed_over(), 1);
-	ck_assert_uint_eq(told("status", "waiting"), 0);
-	finish(D1, 2, &t);
-	end();
-}
-END_TEST
-
-START_TEST(test_deny)
-{
-	BEGIN("kv_blocks=64");
-	submit((struct ask){.req = 1, .n = 64, .to = "12"});
-	WAIT(count(D1, MSG_KV_RESERVE, 1));
-	deny(D1, 1, PDS__FAULT__FAULT_NO_ROOM, "decode-1 is full");
-	deny(D1, 1, PDS__FAULT__FAULT_NO_ROOM, "decode-1 is full");
-	WAIT(count(D2, MSG_KV_RESERVE, 1));
-	pump_for(50000);
-	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, 1), 0);
-	deny(D2, 1, PDS__FAULT__FAULT_DRAINING, "decode-2 is draining");
-	const struct seen *f = failed(1);
-	ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_DRAINING);
-	ck_assert_str_eq(f->text, "decode-2 is draining");
-	ck_assert_int_eq(f->retry, 1);
-	at_rest();
-	submit((struct ask){.req = 2, .n = 64, .to = "12"}); /* denied, then served by the next */
-	WAIT(count(D1, MSG_KV_RESERVE, 2));
-	deny(D1, 2, PDS__FAULT__FAULT_NO_ROOM, "decode-1 is full");
-	grant(D2, 2, 64);
-	struct transfer t = transfer_of(2);
-	ck_assert_str_eq(transfer_now.decode, "decode-2");
-	ck_assert_str_eq(first_token(2)->name, "decode-2");
-	finish(D2, 2, &t);
-	end();
-}
-END_TEST
-
-/* One does not answer for 2 s, one has no link for 3 s: cancelled where it was asked, and the
- * next is asked. */
-START_TEST(test_late_candidate)
-{
-	BEGIN("kv_blocks=64");
-	uint64_t begun = clock_us();
-	submit((struct ask){.req = 1, .n = 64, .to = "12"});
-	submit((struct ask){.req = 2, .n = 64, .to = "92"});
-	submit((struct ask){.req = 3, .n = 64, .to = "9"});
-	WAIT(count(D1, MSG_REQUEST_CANCEL, 1) && count(D2, MSG_KV_RESERVE, 1));
-	ck_assert_uint_ge(clock_us() - begun, 1900000);
-	ck_assert_uint_eq(count(D1, MSG_KV_RESERVE, 1), 1);
-	grant_as(D1, 1, 900, node[D1].epoch, 0, 4); /* too late */
-	grant(D2, 1, 64);
-	struct transfer one = transfer_of(1);
-	ck_assert_uint_eq(transfer_now.lease_id, 501);
-	first_token(1);
-	finish(D2, 1, &one);
-	grant(D2, 2, 64);
-	struct transfer two = transfer_of(2);
-	first_token(2);
-	finish(D2, 2, &two);
-	ck_assert_int_eq(failed(3)->fault, PDS__FAULT__FAULT_PEER_LOST);
-	ck_assert_int_eq(failed(3)->retry, 1);
-	end();
-}
-END_TEST
-
-/* m11, m15: eight requests for a full decode worker hold no block and no thread; one for the
- * other is served at once. */
-START_TEST(m11_m15_parked_with_blocks_or_thread)
-{
-	BEGIN("kv_blocks=8", "prepare_threads=1");
-	for (uint64_t r = 1; r <= 8; r++)
-		submit((struct ask){.req = r, .n = 64, .to = "1"});
-	for (uint64_t r = 1; r <= 8; r++)
-		WAIT(count(D1, MSG_KV_RESERVE, r));
-	ck_assert_uint_eq(told("kv", "held"), 0);
-	ck_assert_uint_eq(told("status", "ring_used"), 0);
-	struct transfer t = to_computed(D2, (struct ask){.req = 9, .n = 128, .to = "2"});
-	ck_assert_uint_eq(told("kv", "held"), 8);
-	ck_assert_uint_eq(reserving(), 8);
-	finish(D2, 9, &t);
-	for (uint64_t r = 1; r <= 8; r++)
-		cancel(r);
-	end();
-}
-END_TEST
-
-/* Granted, and no room here: it waits, keeps its lease alive, and runs when another's blocks or
- * slot come back. */
-START_TEST(test_granted_and_blocked)
-{
-	static const char *const tight[2][3] = {{"kv_blocks=8", "ring_slots=8"},
-	                                        {"kv_blocks=64", "ring_slots=1"}};
-	begin(tight[_i]);
-	struct transfer one = to_computed(D1, (struct ask){.req = 1, .n = 100, .to = "1"});
-	submit((struct ask){.req = 2, .n = 100, .to = "1", .seed = 2});
-	grant(D1, 2, 100);
-	WAIT(told("status", _i ? "slot" : "blocked") == 1);
-	WAIT(renewals(D1, 502) >= 1);
-	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, 2), 0);
-	kv_sent(1, &one); /* from here on the first holds nothing but the request */
-	struct transfer two = transfer_of(2);
-	first_token(2);
-	ack(D1, 1);
-	finish(D1, 2, &two);
-	end();
-}
-END_TEST
-
 /* --- a grant's way to the end -------------------------------------------- */
-
-static const unsigned char *piece(uint32_t layer, uint32_t block)
-{
-	return shared.data + kv_piece_offset(&layout, shared.region.blocks, layer, block);
-}
 
 /* The KV of the common prompt's full blocks, as the first transfer had it; later transfers name
  * blocks with the same bytes. */
@@ -441,15 +14,15 @@ static void check_src(uint32_t skip, uint32_t full)
 	int first = !kv;
 	if (first) {
 		known = full;
-		kv = mem_array(full, layout.block_bytes);
+		kv = mem_array(full, W.layout.block_bytes);
 	}
-	for (uint32_t l = 0; l < layout.layers; l++)
+	for (uint32_t l = 0; l < W.layout.layers; l++)
 		for (uint32_t b = skip; b < full; b++) {
-			unsigned char *at = kv + layout.before_bytes[l] * known + b * layout.piece_bytes[l];
+			unsigned char *at = kv + W.layout.before_bytes[l] * known + b * W.layout.piece_bytes[l];
 			const unsigned char *here = piece(l, transfer_now.src[b - skip]);
 			if (first)
-				memcpy(at, here, layout.piece_bytes[l]);
-			ck_assert_msg(memcmp(at, here, layout.piece_bytes[l]) == 0,
+				memcpy(at, here, W.layout.piece_bytes[l]);
+			ck_assert_msg(memcmp(at, here, W.layout.piece_bytes[l]) == 0,
 			              "src[%u] of layer %u is not block %u of the prompt", b - skip, l, b);
 		}
 }
@@ -460,39 +33,39 @@ START_TEST(test_transfer_and_first_token)
 		uint32_t n, cached;
 		int ack_first;
 	} cases[] = {{150, 0, 0}, {150, 0, 1}, {150, 32, 0}, {150, 144, 1}, {16, 0, 0}, {1, 0, 1}};
-	BEGIN("kv_blocks=64");
+	world_begin("kv_blocks=64");
 	for (uint64_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		uint64_t req = i + 1;
 		uint32_t n = cases[i].n, skip = cases[i].cached / BLOCK, blocks = blocks_for(n) - skip;
-		submit((struct ask){.req = req, .n = n, .to = "1"});
-		WAIT(count(D1, MSG_KV_RESERVE, req));
-		grant_as(D1, req, req + 500, node[D1].epoch, cases[i].cached, blocks);
+		say_submit((struct ask){.req = req, .n = n, .to = "1"});
+		UNTIL(count(D1, MSG_KV_RESERVE, req));
+		say_grant(D1, req, req + 500, D1->epoch, cases[i].cached, blocks);
 		struct transfer t = transfer_of(req);
 		ck_assert_int_eq(t.state, RING_PENDING);
 		ck_assert_uint_eq(transfer_now.attempt, 1);
 		ck_assert_uint_eq(transfer_now.lease_id, req + 500);
-		ck_assert_uint_eq(transfer_now.lease_epoch, node[D1].epoch);
+		ck_assert_uint_eq(transfer_now.lease_epoch, D1->epoch);
 		ck_assert_uint_eq(transfer_now.lease_generation, req + 505);
 		ck_assert_str_eq(transfer_now.decode, "decode-1");
 		ck_assert_uint_eq(transfer_now.first_token, cases[i].cached);
 		ck_assert_uint_eq(transfer_now.tokens, n);
 		ck_assert_uint_eq(transfer_now.blocks, blocks);
-		ck_assert_int_eq(ring_transfer_check(&transfer_now, BLOCK, hello.blocks, 200), 0);
+		ck_assert_int_eq(ring_transfer_check(&transfer_now, BLOCK, W.hello.blocks, 200), 0);
 		for (uint32_t b = 0; b < blocks; b++)
 			ck_assert_uint_eq(transfer_now.dst[b], 100 + b);
-		const struct seen *r = first_token(req);
+		const Pds__FirstToken *r = first_token(req);
 		ck_assert(computed(&t, n));
 		check_src(skip, n / BLOCK);
-		ck_assert(n != 150 || r->token == golden_first);
-		WAIT(count(D1, MSG_REQUEST_FIRST_TOKEN, req));
-		const struct seen *d = last(D1, MSG_REQUEST_FIRST_TOKEN, req);
-		for (const struct seen *s = r;; s = d) {
+		ck_assert(n != 150 || r->token->id == golden_first);
+		UNTIL(count(D1, MSG_REQUEST_FIRST_TOKEN, req));
+		const Pds__FirstToken *d = LATEST(Pds__FirstToken, D1, REQUEST_FIRST_TOKEN, req);
+		for (const Pds__FirstToken *s = r;; s = d) {
 			ck_assert_uint_eq(s->index, 0);
-			ck_assert_uint_eq(s->token, r->token);
-			ck_assert_uint_eq(s->lease, req + 500);
+			ck_assert_uint_eq(s->token->id, r->token->id);
+			ck_assert_uint_eq(s->lease_id, req + 500);
 			ck_assert_uint_eq(s->lease_generation, req + 505);
-			ck_assert_str_eq(s->name, "decode-1");
-			ck_assert_uint_eq(s->epoch, node[D1].epoch);
+			ck_assert_str_eq(s->decode, "decode-1");
+			ck_assert_uint_eq(s->decode_epoch, D1->epoch);
 			ck_assert_int_eq(s->finish, PDS__FINISH__FINISH_NONE);
 			if (s == d)
 				break;
@@ -502,8 +75,8 @@ START_TEST(test_transfer_and_first_token)
 		else
 			kv_sent(req, &t);
 		pump_for(30000);
-		ck_assert_uint_eq(handed_over(), 1);
-		ck_assert_uint_eq(told("kv", "held"), cases[i].ack_first ? blocks_for(n) : 0);
+		UNTIL(handed_over() == 1);
+		UNTIL(kv_count("held") == (cases[i].ack_first ? blocks_for(n) : 0));
 		if (cases[i].ack_first)
 			kv_sent(req, &t);
 		else
@@ -512,56 +85,72 @@ START_TEST(test_transfer_and_first_token)
 		ck_assert_uint_eq(count(D1, MSG_REQUEST_CANCEL, req), 0);
 		ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, req), 0);
 	}
-	end();
+	world_end();
 }
 END_TEST
+
+enum { COVERED = 320, FULL = COVERED / BLOCK };
+
+/* Copies each block of the transfer at the moment that the board says it is there. 0: all was there
+ * when this process looked. */
+static int copy_as_told(const struct transfer *t, const struct ring_transfer *of,
+                        unsigned char *copy)
+{
+	int half_way = 0;
+	uint32_t taken[8] = {0};
+	ck_assert_uint_le(W.hello.layers, 8);
+	for (int done = 0; !done; event_base_loop(W.base, EVLOOP_NONBLOCK)) {
+		done = 1;
+		for (uint32_t l = 0; l < W.hello.layers; l++) {
+			uint32_t p = ring_progress(W.ring, t->slot, l, t->gen);
+			ck_assert_uint_le(p, COVERED);
+			ck_assert_uint_ge(p, taken[l] * BLOCK);
+			for (; (taken[l] + 1) * BLOCK <= p; taken[l]++)
+				memcpy(copy + W.layout.before_bytes[l] * FULL + taken[l] * W.layout.piece_bytes[l],
+				       piece(l, of->src[taken[l]]), W.layout.piece_bytes[l]);
+			half_way |= p > 0 && p < COVERED;
+			done &= p == COVERED;
+		}
+	}
+	return half_way;
+}
+
+static void holds(const struct ring_transfer *of, const unsigned char *copy)
+{
+	for (uint32_t l = 0; l < W.hello.layers; l++)
+		for (uint32_t b = 0; b < FULL; b++)
+			ck_assert_msg(memcmp(copy + W.layout.before_bytes[l] * FULL +
+			                         b * W.layout.piece_bytes[l],
+			                     piece(l, of->src[b]), W.layout.piece_bytes[l]) == 0,
+			              "layer %u, block %u changed after progress had covered it", l, b);
+}
 
 /* What progress covers is final: copied the moment that the board says so, it is what is there
  * at the end, and what a second run computes. */
 START_TEST(bm2_word_before_kernel)
 {
-	BEGIN("kv_blocks=64");
-	uint32_t n = 320, full = n / BLOCK, half_way = 0, taken[8] = {0};
-	submit((struct ask){.req = 1, .n = n, .to = "1"});
-	grant(D1, 1, n);
-	struct transfer t = transfer_of(1);
-	static struct ring_transfer transfer;
-	transfer = transfer_now;
-	ck_assert_uint_le(hello.layers, 8);
-	unsigned char *copy = mem_array(full, layout.block_bytes);
-	for (int done = 0; !done;) {
-		done = 1;
-		for (uint32_t l = 0; l < hello.layers; l++) {
-			uint32_t p = ring_progress(ring, t.slot, l, t.gen);
-			ck_assert_uint_le(p, n);
-			ck_assert_uint_ge(p, taken[l] * BLOCK);
-			for (; (taken[l] + 1) * BLOCK <= p; taken[l]++)
-				memcpy(copy + layout.before_bytes[l] * full + taken[l] * layout.piece_bytes[l],
-				       piece(l, transfer.src[taken[l]]), layout.piece_bytes[l]);
-			half_way += p > 0 && p < n;
-			done &= p == n;
-		}
-		event_base_loop(base, EVLOOP_NONBLOCK);
-	}
-	ck_assert_uint_gt(half_way, 0);
-	first_token(1);
-	for (int run = 0; run < 2; run++) {
-		for (uint32_t l = 0; l < hello.layers; l++)
-			for (uint32_t b = 0; b < full; b++)
-				ck_assert_msg(
-					memcmp(copy + layout.before_bytes[l] * full + b * layout.piece_bytes[l],
-				           piece(l, transfer.src[b]), layout.piece_bytes[l]) == 0,
-					"run %d: layer %u, block %u changed after progress had covered it", run, l, b);
-		if (run)
-			break;
-		finish(D1, 1, &t);
+	static struct ring_transfer of;
+	struct transfer t;
+	uint64_t req = 0;
+	world_begin("kv_blocks=64");
+	unsigned char *copy = mem_array(FULL, W.layout.block_bytes);
+	for (int half_way = 0; !half_way;) {
+		ck_assert_uint_lt(++req, 20);
+		say_submit((struct ask){.req = req, .n = COVERED, .to = "1"});
+		grant(D1, req, COVERED);
+		t = transfer_of(req);
+		of = transfer_now;
+		half_way = copy_as_told(&t, &of, copy);
+		first_token(req);
+		holds(&of, copy);
+		finish(D1, req, &t);
 		flush();
-		t = to_computed(D1, (struct ask){.req = 2, .n = n, .to = "1"});
-		transfer = transfer_now;
 	}
-	finish(D1, 2, &t);
+	t = to_computed(D1, (struct ask){.req = ++req, .n = COVERED, .to = "1"});
+	holds(&transfer_now, copy);
+	finish(D1, req, &t);
 	free(copy);
-	end();
+	world_end();
 }
 END_TEST
 
@@ -569,14 +158,14 @@ END_TEST
  * renewed until the other has come, and not after. */
 START_TEST(s_p_ends_at_kvsent)
 {
-	BEGIN("kv_blocks=64");
+	world_begin("kv_blocks=64");
 	struct transfer one = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"}),
 					two = to_computed(D2, (struct ask){.req = 2, .n = 64, .to = "2"});
 	kv_sent(1, &one);
-	ack_as(D1, 1, 999); /* of another lease: counts for nothing */
+	say_ack(D1, 1, 999); /* of another lease: counts for nothing */
 	ack(D2, 2);
 	unsigned before1 = renewals(D1, 501), before2 = renewals(D2, 502);
-	WAIT(renewals(D1, 501) >= before1 + 2 && renewals(D2, 502) >= before2 + 2);
+	UNTIL(renewals(D1, 501) >= before1 + 2 && renewals(D2, 502) >= before2 + 2);
 	ck_assert_uint_eq(handed_over(), 2);
 	ack(D1, 1);
 	kv_sent(2, &two);
@@ -586,31 +175,31 @@ START_TEST(s_p_ends_at_kvsent)
 	pump_for(900000);
 	ck_assert_uint_eq(renewals(D1, 501), before1);
 	ck_assert_uint_eq(renewals(D2, 502), before2);
-	end();
+	world_end();
 }
 END_TEST
 
 START_TEST(test_kv_sent_before_first_token)
 {
-	BEGIN("kv_blocks=64");
+	world_begin("kv_blocks=64");
 	uint64_t req = 1;
 	struct transfer t = to_running(D1, &req, "1");
 	kv_sent(req, &t);
 	transfer_failed(req, t.slot, t.gen); /* what was sent cannot fail */
-	kill(pid, SIGCONT);
+	daemon_go_on();
 	first_token(req);
-	WAIT(told("kv", "held") == 0);
+	UNTIL(kv_count("held") == 0);
 	ck_assert_uint_eq(handed_over(), 1);
 	ack(D1, req);
 	at_rest();
 	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, req), 0);
-	end();
+	world_end();
 }
 END_TEST
 
 START_TEST(test_other_generations_are_ignored)
 {
-	BEGIN("kv_blocks=64");
+	world_begin("kv_blocks=64");
 	struct transfer old = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"});
 	finish(D1, 1, &old);
 	at_rest();
@@ -623,274 +212,25 @@ START_TEST(test_other_generations_are_ignored)
 	for (unsigned i = 0; i < sizeof wrong / sizeof *wrong; i++) {
 		if (wrong[i].slot == t.slot && wrong[i].gen == t.gen)
 			continue;
-		kv_sent_as(2, wrong[i].slot, wrong[i].gen);
+		say_kv_sent(2, wrong[i].slot, wrong[i].gen);
 		transfer_failed(2, wrong[i].slot, wrong[i].gen);
 	}
 	ack(D1, 2);
 	pump_for(100000);
 	ck_assert_uint_eq(handed_over(), 1);
-	ck_assert_uint_eq(told("kv", "held"), 4);
+	ck_assert_uint_eq(kv_count("held"), 4);
 	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, 2), 0);
 	kv_sent(2, &t);
 	at_rest();
 	t = to_computed(D1, (struct ask){.req = 3, .n = 64, .to = "1"});
 	transfer_failed(3, t.slot, t.gen); /* its own: the attempt ends with what the messager says */
-	const struct seen *f = failed(3);
+	const Pds__Failed *f = failed(3);
 	ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_LEASE_LOST);
 	ck_assert_str_eq(f->text, "the lease was refused");
 	ck_assert_str_eq(f->blame, "");
 	ck_assert_int_eq(f->retry, 1);
-	WAIT(count(D1, MSG_REQUEST_CANCEL, 3));
-	end();
-}
-END_TEST
-
-/* --- early ends ---------------------------------------------------------- */
-
-static void cancelled_quietly(enum who d, uint64_t req, unsigned first_tokens)
-{
-	WAIT(count(d, MSG_REQUEST_CANCEL, req));
-	WAIT(no_requests());
-	pump_for(50000);
-	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, req), 0);
-	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, req), first_tokens);
-	ck_assert_uint_eq(count(d, MSG_REQUEST_CANCEL, req), 1);
-	at_rest();
-}
-
-START_TEST(test_cancel_waiting_for_grant)
-{
-	BEGIN("kv_blocks=64");
-	submit((struct ask){.req = 1, .n = 64, .to = "12"});
-	WAIT(count(D1, MSG_KV_RESERVE, 1));
-	cancel(1);
-	cancelled_quietly(D1, 1, 0);
-	grant_as(D1, 1, 501, node[D1].epoch, 0, 4); /* was under way */
-	pump_for(50000);
-	ck_assert_uint_eq(count(D2, MSG_KV_RESERVE, 1), 0);
-	end();
-}
-END_TEST
-
-START_TEST(test_cancel_granted)
-{
-	BEGIN("kv_blocks=8");
-	struct transfer other = to_computed(D2, (struct ask){.req = 1, .n = 100, .to = "2"});
-	submit((struct ask){.req = 2, .n = 100, .to = "1", .seed = 2});
-	grant(D1, 2, 100);
-	WAIT(told("status", "blocked") == 1);
-	cancel(2);
-	WAIT(count(D1, MSG_REQUEST_CANCEL, 2));
-	WAIT(told("status", "blocked") == 0);
-	finish(D2, 1, &other);
-	cancelled_quietly(D1, 2, 0);
-	end();
-}
-END_TEST
-
-START_TEST(test_cancel_running)
-{
-	BEGIN("kv_blocks=64");
-	uint64_t req = 1;
-	struct transfer t = to_running(D1, &req, "1");
-	cancel(req);
-	kill(pid, SIGCONT);
-	WAIT(transfer_is_void(&t));
-	cancelled_quietly(D1, req, 0);
-	/* it was not computed to its end */
-	ck_assert_uint_ne(told("status", "prompt_tokens") % LONG, 0);
-	end();
-}
-END_TEST
-
-START_TEST(test_cancel_computed)
-{
-	BEGIN("kv_blocks=64");
-	struct transfer t = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"});
-	cancel(1);
-	WAIT(transfer_is_void(&t));
-	ck_assert_int_lt(ring_mark_sent(ring, t.slot, t.gen), 0);
-	cancelled_quietly(D1, 1, 1);
-	end();
-}
-END_TEST
-
-/* Nobody answers any more: the messager, or the decode worker with its acknowledgement. */
-START_TEST(test_stalled)
-{
-	BEGIN("kv_blocks=64", "stall_ms=300");
-	struct transfer one = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"}),
-					two = to_computed(D2, (struct ask){.req = 2, .n = 64, .to = "2"});
-	uint64_t begun = clock_us();
-	kv_sent(2, &two);
-	for (uint64_t r = 1; r <= 2; r++) {
-		const struct seen *f = failed(r);
-		ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_STALLED);
-		ck_assert_int_eq(f->retry, 1);
-		ck_assert_ptr_nonnull(strstr(f->text, r == 1 ? "messager" : "decode worker"));
-		/* a messager's failure is no worker's */
-		ck_assert_str_eq(f->blame, r == 1 ? "" : "decode-2");
-		WAIT(count(r == 1 ? D1 : D2, MSG_REQUEST_CANCEL, r));
-	}
-	ck_assert_uint_lt(clock_us() - begun, 3000000);
-	WAIT(transfer_is_void(&one));
-	end();
-}
-END_TEST
-
-/* A transfer that the messager found malformed is this worker's failure; one that stalled while its
- * steps go on is not. */
-START_TEST(test_failed_transfers)
-{
-	static const struct {
-		Pds__Fault fault;
-		const char *blame;
-	} rows[] = {{PDS__FAULT__FAULT_INTERNAL, "prefill"},
-	            {PDS__FAULT__FAULT_STALLED, ""},
-	            {PDS__FAULT__FAULT_LEASE_LOST, ""}};
-	BEGIN("kv_blocks=64");
-	for (unsigned i = 0; i < sizeof rows / sizeof *rows; i++) {
-		uint64_t req = i + 1;
-		struct transfer t = to_computed(D1, (struct ask){.req = req, .n = 64, .to = "1"});
-		transfer_failed_as(req, t.slot, t.gen, rows[i].fault, "so it is");
-		const struct seen *f = failed(req);
-		ck_assert_int_eq(f->fault, rows[i].fault);
-		ck_assert_int_eq(f->retry, 1);
-		ck_assert_str_eq(f->blame, rows[i].blame);
-	}
-	end();
-}
-END_TEST
-
-/* A decode worker whose end comes without a goodbye: that is its failure. */
-START_TEST(test_decode_worker_falls_silent)
-{
-	BEGIN("kv_blocks=64", "silence_ms=500");
-	node_close(D1);
-	node_fault = "type=GOODBYE:dir=out:drop=100%";
-	node_open(D1);
-	to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"});
-	node_close(D1);
-	const struct seen *f = failed(1);
-	ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_PEER_LOST);
-	ck_assert_int_eq(f->retry, 1);
-	ck_assert_str_eq(f->blame, "decode-1");
-	node_fault = NULL;
-	node_open(D1);
-	end();
-}
-END_TEST
-
-/* pdctl asks while threads take blocks for many. What can go wrong is for the race detector to
- * see. */
-START_TEST(test_asked_while_blocks_are_taken)
-{
-	enum { MANY = 40 };
-	BEGIN("kv_blocks=400", "prepare_threads=1", "max_inflight_prefill=100");
-	for (uint64_t round = 0; round < 4; round++) {
-		for (uint64_t i = 1; i <= MANY; i++)
-			submit((struct ask){.req = round * MANY + i, .n = 64, .to = "1"});
-		WAIT(count(D1, MSG_KV_RESERVE, round * MANY + MANY));
-		for (uint64_t i = 1; i <= MANY; i++) {
-			grant(D1, round * MANY + i, 64);
-			if (i % 4 == 0)
-				free(ctl("requests"));
-		}
-		for (uint64_t i = 1; i <= MANY; i++)
-			cancel(round * MANY + i);
-		at_rest();
-	}
-	end();
-}
-END_TEST
-
-static void expect_lost(uint64_t req)
-{
-	const struct seen *f = failed(req);
-	ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_DRAINING); /* it ended in order: no loss */
-	ck_assert_int_eq(f->retry, 1);
-	ck_assert_str_eq(f->blame, "");
-}
-
-START_TEST(test_decode_worker_dies)
-{
-	BEGIN("kv_blocks=34");
-	submit((struct ask){.req = 1, .n = 64, .to = "12"}); /* asked, another is left */
-	submit((struct ask){.req = 2, .n = 64, .to = "1"});  /* asked, the last one */
-	WAIT(count(D1, MSG_KV_RESERVE, 1) && count(D1, MSG_KV_RESERVE, 2));
-	struct transfer three = to_computed(D1, (struct ask){.req = 3, .n = 64, .to = "12"});
-	uint64_t begun = clock_us();
-	node_close(D1);
-	WAIT(count(D2, MSG_KV_RESERVE, 1) && count(ROUTER, MSG_REQUEST_FAILED, 2));
-	/* at once: not when the wait for a link ends, 3 s */
-	ck_assert_uint_lt(clock_us() - begun, 2500000);
-	grant(D2, 1, 64);
-	struct transfer one = transfer_of(1);
-	first_token(1);
-	expect_lost(2);
-	expect_lost(3);
-	WAIT(transfer_is_void(&three));
-	finish(D2, 1, &one);
-	at_rest();
-	node_open(D1); /* its next life */
-	uint64_t req = 10;
-	struct transfer long_one = to_running(D1, &req, "12");
-	/* granted, and waits for blocks */
-	submit((struct ask){.req = 20, .n = 100, .to = "12", .seed = 20});
-	kill(pid, SIGCONT);
-	grant(D1, 20, 100);
-	WAIT(told("status", "blocked") == 1 || count(ROUTER, MSG_REQUEST_FIRST_TOKEN, req));
-	node_close(D1);
-	expect_lost(req);
-	expect_lost(20);
-	WAIT(transfer_is_void(&long_one));
-	ck_assert_uint_eq(count(D2, MSG_KV_RESERVE, req), 0);
-	node_open(D1);
-	struct transfer t = to_computed(D1, (struct ask){.req = 30, .n = 64, .to = "1"});
-	finish(D1, 30, &t);
-	end();
-}
-END_TEST
-
-START_TEST(test_router_dies)
-{
-	BEGIN("kv_blocks=64");
-	submit((struct ask){.req = 1, .n = 64, .to = "12"});
-	struct transfer two = to_computed(D1, (struct ask){.req = 2, .n = 64, .to = "1"});
-	uint64_t req = 10;
-	WAIT(count(D1, MSG_KV_RESERVE, 1));
-	struct transfer three = to_running(D2, &req, "2");
-	/* its goodbye and the end of the connection are there together when the daemon goes on */
-	node_close(ROUTER);
-	kill(pid, SIGCONT);
-	WAIT(count(D1, MSG_REQUEST_CANCEL, 1) && count(D1, MSG_REQUEST_CANCEL, 2) &&
-	     count(D2, MSG_REQUEST_CANCEL, req));
-	WAIT(transfer_is_void(&two) && transfer_is_void(&three));
-	at_rest();
-	/* its next life hears nothing of the former's requests and is served */
-	node_open(ROUTER);
-	WAIT(node[ROUTER].p);
-	struct transfer t = to_computed(D1, (struct ask){.req = 20, .n = 64, .to = "1"});
-	finish(D1, 20, &t);
-	at_rest();
-	for (uint64_t r = 1; r <= req; r++)
-		ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, r), 0);
-	end();
-}
-END_TEST
-
-START_TEST(test_first_token_ends_the_answer)
-{
-	BEGIN("kv_blocks=64");
-	submit((struct ask){.req = 1, .n = 150, .to = "1", .max_tokens = 1});
-	grant(D1, 1, 150);
-	const struct seen *f = first_token(1);
-	ck_assert_int_eq(f->finish, PDS__FINISH__FINISH_LENGTH);
-	ck_assert_uint_eq(f->token, golden_first);
-	WAIT(count(D1, MSG_REQUEST_CANCEL, 1));
-	at_rest();
-	ck_assert_uint_eq(count(D1, MSG_REQUEST_FIRST_TOKEN, 1), 0);
-	end();
+	UNTIL(count(D1, MSG_REQUEST_CANCEL, 3));
+	world_end();
 }
 END_TEST
 
@@ -898,19 +238,19 @@ END_TEST
 
 START_TEST(test_submitted_twice)
 {
-	BEGIN("kv_blocks=64");
+	world_begin("kv_blocks=64");
 	struct ask a = {.req = 1, .n = 64, .to = "1"};
-	submit(a);
-	submit(a);
+	say_submit(a);
+	say_submit(a);
 	struct transfer t = to_computed(D1, a);
-	submit(a);
+	say_submit(a);
 	pump_for(100000);
 	ck_assert_uint_eq(count(D1, MSG_KV_RESERVE, 1), 1);
 	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, 1), 1);
 	ck_assert_uint_eq(count(D1, MSG_REQUEST_FIRST_TOKEN, 1), 1);
 	ck_assert_uint_eq(told("status", "ring_used"), 1);
 	finish(D1, 1, &t);
-	end();
+	world_end();
 }
 END_TEST
 
@@ -919,7 +259,7 @@ START_TEST(test_prefix_of_a_finished_request)
 	static const struct {
 		uint32_t n, own_from, cached;
 	} cases[] = {{150, 150, 144}, {150, 80, 80}, {150, 70, 64}, {64, 64, 48}, {150, 5, 0}};
-	BEGIN("kv_blocks=64");
+	world_begin("kv_blocks=64");
 	for (uint64_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		struct ask a = {.req = 10 * i + 1,
 		                .n = cases[i].n,
@@ -932,14 +272,14 @@ START_TEST(test_prefix_of_a_finished_request)
 		at_rest();
 		a.req = 10 * i + 3;
 		t = to_computed(D1, a);
-		const struct seen *f = last(ROUTER, MSG_REQUEST_FIRST_TOKEN, a.req);
-		ck_assert_msg(f->cached == cases[i].cached && f->token == want,
+		const Pds__FirstToken *f = LATEST(Pds__FirstToken, ROUTER, REQUEST_FIRST_TOKEN, a.req);
+		ck_assert_msg(f->timing->cached_tokens == cases[i].cached && f->token->id == want,
 		              "%u tokens, own from %u: %u cached, not %u; token %u, alone %u", a.n,
-		              a.own_from, f->cached, cases[i].cached, f->token, want);
+		              a.own_from, f->timing->cached_tokens, cases[i].cached, f->token->id, want);
 		ck_assert(computed(&t, a.n));
 		finish(D1, a.req, &t);
 	}
-	end();
+	world_end();
 }
 END_TEST
 
@@ -947,38 +287,38 @@ END_TEST
  * is there. */
 START_TEST(test_prefix_of_a_running_request)
 {
-	BEGIN("kv_blocks=64");
+	world_begin("kv_blocks=64");
 	uint64_t req = 10;
-	uint32_t cached = 0, want[5];
-	for (unsigned i = 0; i < 5; i++)
+	uint32_t cached = 0, want[TRIES];
+	for (unsigned i = 0; i < TRIES; i++)
 		want[i] = alone((struct ask){.req = 1 + i, .n = 300, .to = "1", .seed = 10 + i});
 	/* parked: one of them has the beginning of whichever is met half way */
-	for (unsigned i = 0; i < 5; i++)
-		submit((struct ask){.req = 20 + i, .n = 300, .to = "2", .seed = 10 + i});
-	for (unsigned i = 0; i < 5; i++)
-		WAIT(count(D2, MSG_KV_RESERVE, 20 + i));
+	for (unsigned i = 0; i < TRIES; i++)
+		say_submit((struct ask){.req = 20 + i, .n = 300, .to = "2", .seed = 10 + i});
+	for (unsigned i = 0; i < TRIES; i++)
+		UNTIL(count(D2, MSG_KV_RESERVE, 20 + i));
 	struct transfer first = to_running(D1, &req, "1");
 	uint64_t next = req + 10;
 	grant(D2, next, 300);
-	for (unsigned i = 0; i < 5; i++)
+	for (unsigned i = 0; i < TRIES; i++)
 		if (20 + i != next)
-			cancel(20 + i);
-	kill(pid, SIGCONT);
+			say_cancel(ROUTER, 20 + i);
+	daemon_go_on();
 	struct transfer second = transfer_of(next);
-	for (uint32_t l = 0; l < hello.layers; l++) {
-		uint32_t said = ring_progress(ring, second.slot, l, second.gen);
+	for (uint32_t l = 0; l < W.hello.layers; l++) {
+		uint32_t said = ring_progress(W.ring, second.slot, l, second.gen);
 		/* who takes the blocks now gets computed ones; from 288 on it computes its own */
-		ck_assert_uint_le(said < 288 ? said : 288, ring_progress(ring, first.slot, l, first.gen));
+		ck_assert_uint_le(said < 288 ? said : 288, ring_progress(W.ring, first.slot, l, first.gen));
 	}
-	const struct seen *f = first_token(next);
-	cached = f->cached;
+	const Pds__FirstToken *f = first_token(next);
+	cached = f->timing->cached_tokens;
 	ck_assert_uint_eq(cached % BLOCK, 0);
 	ck_assert_uint_le(cached, 288);
-	ck_assert_uint_eq(f->token, want[req - 10]);
+	ck_assert_uint_eq(f->token->id, want[req - 10]);
 	first_token(req);
 	finish(D1, req, &first);
 	finish(D2, next, &second);
-	end();
+	world_end();
 }
 END_TEST
 
@@ -994,89 +334,54 @@ START_TEST(test_refused)
 		/* the router has not heard of a switched role */
 		{"no decode worker", "", 64, PDS__FAULT__FAULT_DRAINING, 1},
 	};
-	BEGIN("kv_blocks=8", "max_jobs=2");
+	world_begin("kv_blocks=8", "max_jobs=2");
 	for (uint64_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-		submit((struct ask){.req = i + 1, .n = cases[i].n, .to = cases[i].to});
-		const struct seen *f = failed(i + 1);
+		say_submit((struct ask){.req = i + 1, .n = cases[i].n, .to = cases[i].to});
+		const Pds__Failed *f = failed(i + 1);
 		ck_assert_msg(f->fault == cases[i].fault && f->retry == cases[i].retry && f->text[0],
 		              "%s: fault %d, retry %d", cases[i].name, f->fault, f->retry);
 		ck_assert_uint_eq(count(D1, MSG_KV_RESERVE, i + 1), 0);
 	}
 	for (uint64_t r = 10; r < 13; r++)
-		submit((struct ask){.req = r, .n = 128, .to = "1"});
+		say_submit((struct ask){.req = r, .n = 128, .to = "1"});
 	ck_assert_int_eq(failed(12)->fault, PDS__FAULT__FAULT_OVERLOADED);
 	ck_assert_int_eq(failed(12)->retry, 1);
-	WAIT(count(D1, MSG_KV_RESERVE, 10) && count(D1, MSG_KV_RESERVE, 11));
-	cancel(10);
-	cancel(11);
-	end();
+	UNTIL(count(D1, MSG_KV_RESERVE, 10) && count(D1, MSG_KV_RESERVE, 11));
+	say_cancel(ROUTER, 10);
+	say_cancel(ROUTER, 11);
+	world_end();
 }
 END_TEST
 
 START_TEST(test_prompt_logprobs)
 {
-	BEGIN("kv_blocks=64", "max_batched_tokens=128");
+	world_begin("kv_blocks=64", "max_batched_tokens=128");
 	for (uint64_t r = 1; r <= 2; r++) {
 		/* the second may not use what the first left in the cache */
 		struct transfer t = to_computed(
 			D1, (struct ask){.req = r, .n = 150, .to = "1", .prompt_logprobs = 1});
-		const struct seen *f = last(ROUTER, MSG_REQUEST_FIRST_TOKEN, r);
-		ck_assert_uint_eq(f->n_prompt, 149);
-		ck_assert_int_eq(f->right_prompt, 1);
-		ck_assert_uint_eq(f->cached, 0);
-		ck_assert_uint_eq(f->token, golden_first);
+		const Pds__FirstToken *f = LATEST(Pds__FirstToken, ROUTER, REQUEST_FIRST_TOKEN, r);
+		ck_assert_uint_eq(prompt_logprobs(r), 149);
+		ck_assert_uint_eq(f->timing->cached_tokens, 0);
+		ck_assert_uint_eq(f->token->id, golden_first);
 		finish(D1, r, &t);
 	}
-	end();
+	world_end();
 }
 END_TEST
-
-static TCase *group(Suite *s, const char *name)
-{
-	TCase *c = tcase_create(name);
-	tcase_set_timeout(c, 300);
-	suite_add_tcase(s, c);
-	return c;
-}
 
 int main(int argc, char **argv)
 {
 	(void)argc;
 	world_main(argv[0]);
 	Suite *s = suite_create("prefill_daemon");
-	TCase *c = group(s, "ask");
-	tcase_add_test(c, test_reserve_is_what_was_submitted);
-	tcase_add_test(c, test_peers_that_left);
-	tcase_add_test(c, test_peers_from_a_decode_worker);
-	tcase_add_test(c, test_the_messagers_address_is_told);
-	tcase_add_test(c, test_without_keys_no_messager_is_told);
-	tcase_add_test(c, test_the_messager_is_told_of_others);
-	tcase_add_test(c, test_no_key_of_a_decode_worker);
-	tcase_add_test(c, test_grant_that_does_not_fit);
-	tcase_add_test(c, test_grant_is_taken_once);
-	tcase_add_test(c, test_deny);
-	tcase_add_test(c, test_late_candidate);
-	tcase_add_test(c, m11_m15_parked_with_blocks_or_thread);
-	tcase_add_loop_test(c, test_granted_and_blocked, 0, 2);
-	c = group(s, "grant");
+	TCase *c = world_case(s, "grant");
 	tcase_add_test(c, test_transfer_and_first_token);
 	tcase_add_test(c, bm2_word_before_kernel);
 	tcase_add_test(c, s_p_ends_at_kvsent);
 	tcase_add_test(c, test_kv_sent_before_first_token);
 	tcase_add_test(c, test_other_generations_are_ignored);
-	c = group(s, "end");
-	tcase_add_test(c, test_cancel_waiting_for_grant);
-	tcase_add_test(c, test_cancel_granted);
-	tcase_add_test(c, test_cancel_running);
-	tcase_add_test(c, test_cancel_computed);
-	tcase_add_test(c, test_stalled);
-	tcase_add_test(c, test_failed_transfers);
-	tcase_add_test(c, test_asked_while_blocks_are_taken);
-	tcase_add_test(c, test_decode_worker_falls_silent);
-	tcase_add_test(c, test_decode_worker_dies);
-	tcase_add_test(c, test_router_dies);
-	tcase_add_test(c, test_first_token_ends_the_answer);
-	c = group(s, "submit");
+	c = world_case(s, "submit");
 	tcase_add_test(c, test_submitted_twice);
 	tcase_add_test(c, test_prefix_of_a_finished_request);
 	tcase_add_test(c, test_prefix_of_a_running_request);

@@ -5,29 +5,33 @@
 #define LAST PDS__POOLING__POOLING_LAST
 #define MEAN PDS__POOLING__POOLING_MEAN
 
-#define BEGIN(...) begin((const char *const[]){__VA_ARGS__, NULL})
-
-static const struct seen *embedding(uint64_t req)
+static const Pds__Embedding *embedding(uint64_t req)
 {
-	WAIT(count(ROUTER, MSG_REQUEST_EMBEDDING, req) + count(ROUTER, MSG_REQUEST_FAILED, req));
+	UNTIL(count(ROUTER, MSG_REQUEST_EMBEDDING, req) + count(ROUTER, MSG_REQUEST_FAILED, req));
 	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, req), 0);
-	return last(ROUTER, MSG_REQUEST_EMBEDDING, req);
+	return LATEST(Pds__Embedding, ROUTER, REQUEST_EMBEDDING, req);
 }
 
-static const struct seen *ask_for(uint64_t req, uint32_t n, Pds__Pooling pooling)
+/* It is being computed, or was over before this process looked. */
+static void running(uint64_t req)
 {
-	submit((struct ask){.req = req, .n = n, .to = "", .max_tokens = 1, .pooling = pooling});
+	UNTIL(told("status", "running") == 1 || count(ROUTER, MSG_REQUEST_EMBEDDING, req));
+}
+
+static const Pds__Embedding *ask_for(uint64_t req, uint32_t n, Pds__Pooling pooling)
+{
+	say_submit((struct ask){.req = req, .n = n, .to = "", .max_tokens = 1, .pooling = pooling});
 	return embedding(req);
 }
 
 START_TEST(without_a_decode_worker)
 {
-	BEGIN("kv_blocks=64");
-	const struct seen *e = ask_for(1, 100, _i ? MEAN : LAST);
+	world_begin("kv_blocks=64");
+	const Pds__Embedding *e = ask_for(1, 100, _i ? MEAN : LAST);
 	ck_assert_uint_eq(e->n_values, 96);
 	ck_assert(e->values[0] != 0);
-	ck_assert_uint_eq(e->cached, 0);
-	for (enum who w = D1; w <= D2; w++)
+	ck_assert_uint_eq(e->timing->cached_tokens, 0);
+	for (struct side *w = D1; w <= D2; w++)
 		ck_assert_uint_eq(count(w, MSG_KV_RESERVE, 1), 0);
 	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, 1), 0);
 	ck_assert_uint_eq(told("status", "ring_used"), 0);
@@ -35,48 +39,49 @@ START_TEST(without_a_decode_worker)
 	float had[4];
 	memcpy(had, e->values, sizeof had);
 	e = ask_for(2, 100, _i ? MEAN : LAST); /* what the first has computed may be used for `last` */
-	ck_assert_uint_eq(e->cached, _i ? 0 : 96);
+	ck_assert_uint_eq(e->timing->cached_tokens, _i ? 0 : 96);
 	ck_assert(memcmp(e->values, had, sizeof had) == 0);
-	end();
+	world_end();
 }
 END_TEST
 
 /* All slots of the ring are held by jobs that wait for KvSent: an embedding needs none. */
 START_TEST(no_slot_needed)
 {
-	BEGIN("kv_blocks=64", "ring_slots=1");
+	world_begin("kv_blocks=64", "ring_slots=1");
 	struct transfer t = to_computed(D1, (struct ask){.req = 1, .n = 40, .to = "1"});
 	ask_for(2, 40, LAST);
 	ask_for(3, 40, MEAN);
 	finish(D1, 1, &t);
-	end();
+	world_end();
 }
 END_TEST
 
 /* It waits for blocks of a job whose lease is renewed meanwhile; it has none itself. */
 START_TEST(waits_beside_a_lease)
 {
-	BEGIN("kv_blocks=8");
+	world_begin("kv_blocks=8");
 	struct transfer t = to_computed(D1, (struct ask){.req = 1, .n = 100, .to = "1"});
-	submit((struct ask){.req = 2, .n = 100, .seed = 3, .to = "", .max_tokens = 1, .pooling = MEAN});
+	say_submit(
+		(struct ask){.req = 2, .n = 100, .seed = 3, .to = "", .max_tokens = 1, .pooling = MEAN});
 	unsigned before = count(D1, MSG_KV_RENEW, 0);
-	WAIT(count(D1, MSG_KV_RENEW, 0) >= before + 3);
+	UNTIL(count(D1, MSG_KV_RENEW, 0) >= before + 3);
 	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_EMBEDDING, 2), 0);
 	finish(D1, 1, &t);
 	embedding(2);
-	end();
+	world_end();
 }
 END_TEST
 
 /* Jobs with a slot and without one in the same steps: each gets its own. */
 START_TEST(beside_a_prompt)
 {
-	BEGIN("kv_blocks=128");
+	world_begin("kv_blocks=128");
 	uint64_t req = 1;
 	struct transfer t = to_running(D1, &req, "1"); /* it is stopped there */
-	submit((struct ask){.req = 100, .n = 60, .to = "", .max_tokens = 1, .pooling = MEAN});
-	kill(pid, SIGCONT);
-	const struct seen *e = embedding(100);
+	say_submit((struct ask){.req = 100, .n = 60, .to = "", .max_tokens = 1, .pooling = MEAN});
+	daemon_go_on();
+	const Pds__Embedding *e = embedding(100);
 	ck_assert_uint_eq(e->n_values, 96);
 	float had[4];
 	memcpy(had, e->values, sizeof had);
@@ -84,34 +89,37 @@ START_TEST(beside_a_prompt)
 	finish(D1, req, &t);
 	e = ask_for(101, 60, MEAN);
 	ck_assert(memcmp(e->values, had, sizeof had) == 0);
-	end();
+	world_end();
 }
 END_TEST
 
 START_TEST(cancelled)
 {
-	BEGIN("kv_blocks=64");
-	submit((struct ask){.req = 1, .n = 400, .to = "", .max_tokens = 1, .pooling = MEAN});
-	WAIT(told("status", "running") == 1);
-	cancel(1);
-	at_rest();
-	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_EMBEDDING, 1), 0);
-	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, 1), 0);
-	end();
+	world_begin("kv_blocks=64");
+	uint64_t req = 0;
+	do {
+		ck_assert_uint_lt(++req, 20);
+		say_submit((struct ask){.req = req, .n = LONG, .to = "", .max_tokens = 1, .pooling = MEAN});
+		running(req);
+		say_cancel(ROUTER, req);
+		at_rest();
+		ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, req), 0);
+	} while (count(ROUTER, MSG_REQUEST_EMBEDDING, req)); /* it was over before the cancel came */
+	world_end();
 }
 END_TEST
 
 /* Of eight places two are for those that generate. */
 START_TEST(leaves_places)
 {
-	BEGIN("kv_blocks=8", "max_jobs=8");
+	world_begin("kv_blocks=8", "max_jobs=8");
 	struct transfer t = to_computed(D1, (struct ask){.req = 1, .n = 100, .to = "1"});
 	for (uint64_t i = 2; i <= 7; i++)
-		submit((struct ask){.req = i, .n = 100, .to = "", .max_tokens = 1, .pooling = MEAN});
+		say_submit((struct ask){.req = i, .n = 100, .to = "", .max_tokens = 1, .pooling = MEAN});
 	ck_assert_int_eq(failed(7)->fault, PDS__FAULT__FAULT_OVERLOADED);
 	ck_assert_int_eq(failed(7)->retry, 1);
 	ck_assert_ptr_nonnull(strstr(failed(7)->text, "6 requests, its limit for embeddings"));
-	submit((struct ask){.req = 8, .n = 40, .to = "2"});
+	say_submit((struct ask){.req = 8, .n = 40, .to = "2"});
 	grant(D2, 8, 40);
 	finish(D1, 1, &t);
 	struct transfer u = transfer_of(8);
@@ -119,48 +127,49 @@ START_TEST(leaves_places)
 	finish(D2, 8, &u);
 	for (uint64_t i = 2; i <= 6; i++)
 		embedding(i);
-	end();
+	world_end();
 }
 END_TEST
 
 /* Another input with the same beginning waits for the blocks that one computes. */
 START_TEST(shares_a_running_prefix)
 {
-	BEGIN("kv_blocks=64");
-	submit(
+	world_begin("kv_blocks=64");
+	say_submit(
 		(struct ask){.req = 1, .n = LONG, .to = "", .max_tokens = 1, .pooling = _i ? MEAN : LAST});
-	WAIT(told("status", "running") == 1);
-	const struct seen *e = ask_for(2, LONG, LAST);
-	ck_assert_uint_eq(e->cached, (LONG - 1) / BLOCK * BLOCK);
+	running(1);
+	const Pds__Embedding *e = ask_for(2, LONG, LAST);
+	ck_assert_uint_eq(e->timing->cached_tokens, (LONG - 1) / BLOCK * BLOCK);
 	embedding(1);
-	end();
+	world_end();
 }
 END_TEST
 
 /* Told to end, it gives back what it has not begun. */
 START_TEST(ends)
 {
-	BEGIN("kv_blocks=8", "stop_timeout_ms=60000");
+	world_begin("kv_blocks=8", "stop_timeout_ms=60000");
 	struct transfer t = to_computed(D1, (struct ask){.req = 1, .n = 100, .to = "1"});
-	submit((struct ask){.req = 2, .n = 100, .seed = 3, .to = "", .max_tokens = 1, .pooling = MEAN});
-	WAIT(told("status", "blocked") == 1);
-	kill(pid, SIGTERM);
+	say_submit(
+		(struct ask){.req = 2, .n = 100, .seed = 3, .to = "", .max_tokens = 1, .pooling = MEAN});
+	UNTIL(told("status", "blocked") == 1);
+	kill(W.daemon, SIGTERM);
 	ck_assert_int_eq(failed(2)->fault, PDS__FAULT__FAULT_DRAINING);
 	ck_assert_int_eq(failed(2)->retry, 1);
 	finish(D1, 1, &t);
-	ended();
+	world_ended();
 }
 END_TEST
 
 /* And completes what it has begun. */
 START_TEST(ends_while_computing)
 {
-	BEGIN("kv_blocks=64", "stop_timeout_ms=60000");
-	submit((struct ask){.req = 1, .n = LONG, .to = "", .max_tokens = 1, .pooling = MEAN});
-	WAIT(told("status", "running") == 1);
-	kill(pid, SIGTERM);
+	world_begin("kv_blocks=64", "stop_timeout_ms=60000");
+	say_submit((struct ask){.req = 1, .n = LONG, .to = "", .max_tokens = 1, .pooling = MEAN});
+	running(1);
+	kill(W.daemon, SIGTERM);
 	embedding(1);
-	ended();
+	world_ended();
 }
 END_TEST
 
@@ -185,27 +194,27 @@ START_TEST(refused)
 		{"embeddings=true", {.n = 20}, PDS__FAULT__FAULT_DRAINING, "no decode worker was named"},
 	};
 	struct ask a = cases[_i].ask;
-	BEGIN("kv_blocks=6", cases[_i].option);
+	world_begin("kv_blocks=6", cases[_i].option);
 	a.req = 1;
 	a.to = "";
-	submit(a);
-	const struct seen *f = failed(1);
+	say_submit(a);
+	const Pds__Failed *f = failed(1);
 	ck_assert_int_eq(f->fault, cases[_i].fault);
 	ck_assert_msg(strstr(f->text, cases[_i].says), "%s", f->text);
-	end();
+	world_end();
 }
 END_TEST
 
 /* More of them than the pool has blocks for: each waits for its turn. */
 START_TEST(many)
 {
-	BEGIN("kv_blocks=8");
+	world_begin("kv_blocks=8");
 	for (uint64_t i = 1; i <= 20; i++)
-		submit((struct ask){
+		say_submit((struct ask){
 			.req = i, .n = 100, .to = "", .max_tokens = 1, .pooling = i % 2 ? LAST : MEAN});
 	for (uint64_t i = 1; i <= 20; i++)
 		ck_assert_uint_eq(embedding(i)->n_values, 96);
-	end();
+	world_end();
 }
 END_TEST
 
@@ -214,9 +223,7 @@ int main(int argc, char **argv)
 	(void)argc;
 	world_main(argv[0]);
 	Suite *s = suite_create("prefill_embed");
-	TCase *c = tcase_create("all");
-	tcase_set_timeout(c, 300);
-	suite_add_tcase(s, c);
+	TCase *c = world_case(s, "all");
 	tcase_add_loop_test(c, without_a_decode_worker, 0, 2);
 	tcase_add_test(c, no_slot_needed);
 	tcase_add_test(c, waits_beside_a_lease);

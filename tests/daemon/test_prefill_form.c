@@ -12,17 +12,17 @@ static struct ask with_form(uint64_t req, const char *regex)
 /* Asked for, granted. */
 static void begun(struct ask a)
 {
-	submit(a);
+	say_submit(a);
 	grant(D1, a.req, a.n);
 }
 
 START_TEST(first_token_is_of_the_form)
 {
-	BEGIN(letters_model(), "kv_blocks=64");
+	world_begin(letters_model(), "kv_blocks=64");
 	struct transfer t = to_computed(D1, with_form(1, "q[a-z]{3}"));
-	ck_assert_uint_eq(first_token(1)->token, 3 + 'q' - 'a');
+	ck_assert_uint_eq(first_token(1)->token->id, 3 + 'q' - 'a');
 	finish(D1, 1, &t);
-	end();
+	world_end();
 }
 END_TEST
 
@@ -31,21 +31,20 @@ END_TEST
 START_TEST(others_go_on_meanwhile)
 {
 	enum { N = 60 };
-	BEGIN(letters_model(), "kv_blocks=256", "max_inflight_prefill=100",
-	      "constraint_memory_mb=1024");
+	world_begin(letters_model(), "kv_blocks=256", "max_inflight_prefill=100",
+	            "constraint_memory_mb=1024");
 	for (int i = 1; i <= N; i++)
-		submit(with_form((uint64_t)i, letters_costly(i)));
-	submit((struct ask){.req = N + 1, .n = 40, .to = "1"});
-	WAIT(count(D1, MSG_KV_RESERVE, N) && count(D1, MSG_KV_RESERVE, N + 1));
+		say_submit(with_form((uint64_t)i, letters_costly(i)));
+	say_submit((struct ask){.req = N + 1, .n = 40, .to = "1"});
+	UNTIL(count(D1, MSG_KV_RESERVE, N) && count(D1, MSG_KV_RESERVE, N + 1));
 	for (uint64_t i = 1; i <= N + 1; i++)
 		grant(D1, i, 40);
-	first_token(N + 1);
-	unsigned done = told("status", "constraints");
-	printf("answered when %u of %d constraints were compiled\n", done, N);
-	ck_assert_uint_lt(done, N);
 	for (uint64_t i = 1; i <= N + 1; i++)
-		cancel(i);
-	end();
+		first_token(i);
+	ck_assert_uint_lt(first_tokens_before(N + 1, 1), N);
+	for (uint64_t i = 1; i <= N + 1; i++)
+		say_cancel(ROUTER, i);
+	world_end();
 }
 END_TEST
 
@@ -53,37 +52,38 @@ END_TEST
  * of it is left. */
 START_TEST(ended_while_it_compiles)
 {
-	BEGIN(letters_model(), "kv_blocks=256", "max_inflight_prefill=100");
+	world_begin(letters_model(), "kv_blocks=256", "max_inflight_prefill=100");
 	for (int i = 1; i <= 30; i++)
 		begun(with_form((uint64_t)i, letters_costly(i)));
 	for (uint64_t i = 1; i <= 15; i++)
-		cancel(i);
-	node_close(D1);
+		say_cancel(ROUTER, i);
+	side_close(D1);
 	for (uint64_t i = 16; i <= 30; i++)
 		ck_assert(failed(i)->retry);
-	end();
+	world_end();
 }
 END_TEST
 
 START_TEST(stopped_while_it_compiles)
 {
-	BEGIN(letters_model(), "kv_blocks=256", "max_inflight_prefill=100", "stop_timeout_ms=1000");
+	world_begin(letters_model(), "kv_blocks=256", "max_inflight_prefill=100",
+	            "stop_timeout_ms=1000");
 	for (int i = 1; i <= 60; i++)
 		begun(with_form((uint64_t)i, letters_costly(i)));
-	free(ctl("status")); /* all grants were read */
-	kill(pid, SIGTERM);
-	ended();
+	ctl("status"); /* all grants were read */
+	kill(W.daemon, SIGTERM);
+	world_ended();
 }
 END_TEST
 
 START_TEST(one_that_does_not_compile)
 {
-	BEGIN(letters_model(), "kv_blocks=64");
+	world_begin(letters_model(), "kv_blocks=64");
 	begun(with_form(1, "(a"));
-	const struct seen *f = failed(1);
+	const Pds__Failed *f = failed(1);
 	ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_INVALID);
 	ck_assert(!f->retry);
-	end();
+	world_end();
 }
 END_TEST
 
@@ -94,10 +94,11 @@ START_TEST(no_memory_for_now)
 {
 	struct transfer t[9];
 	unsigned has = 0;
-	BEGIN(letters_model(), "kv_blocks=64", "constraint_memory_mb=8", "max_inflight_prefill=100");
+	world_begin(letters_model(), "kv_blocks=64", "constraint_memory_mb=8",
+	            "max_inflight_prefill=100");
 	for (uint64_t i = 1; i <= 8; i++) {
 		begun(with_form(i, letters_costly((int)i)));
-		WAIT(count(ROUTER, MSG_REQUEST_FAILED, i) || count(ROUTER, MSG_REQUEST_FIRST_TOKEN, i));
+		UNTIL(count(ROUTER, MSG_REQUEST_FAILED, i) || count(ROUTER, MSG_REQUEST_FIRST_TOKEN, i));
 		if (count(ROUTER, MSG_REQUEST_FIRST_TOKEN, i)) {
 			t[i] = transfer_of(i);
 			has++;
@@ -111,15 +112,15 @@ START_TEST(no_memory_for_now)
 	ck_assert_uint_le(has, 4);
 	begun(with_form(9, "(b|c)d"));
 	first_token(9);
-	cancel(9);
+	say_cancel(ROUTER, 9);
 	for (uint64_t i = 1; i <= 8; i++)
 		if (count(ROUTER, MSG_REQUEST_FIRST_TOKEN, i))
 			finish(D1, i, &t[i]);
 	at_rest();
 	begun(with_form(10, letters_costly(10)));
 	first_token(10);
-	cancel(10);
-	end();
+	say_cancel(ROUTER, 10);
+	world_end();
 }
 END_TEST
 
@@ -128,14 +129,12 @@ int main(int argc, char **argv)
 	(void)argc;
 	world_main(argv[0]);
 	Suite *s = suite_create("prefill_form");
-	TCase *c = tcase_create("form");
-	tcase_set_timeout(c, 300);
+	TCase *c = world_case(s, "form");
 	tcase_add_test(c, first_token_is_of_the_form);
 	tcase_add_test(c, others_go_on_meanwhile);
 	tcase_add_test(c, ended_while_it_compiles);
 	tcase_add_test(c, stopped_while_it_compiles);
 	tcase_add_test(c, one_that_does_not_compile);
 	tcase_add_test(c, no_memory_for_now);
-	suite_add_tcase(s, c);
 	return world_run(s);
 }

@@ -9,25 +9,25 @@
  * the daemon is gone. */
 START_TEST(test_sigterm_while_computing)
 {
-	BEGIN("kv_blocks=64", "max_inflight_prefill=1", "stop_timeout_ms=60000");
+	world_begin("kv_blocks=64", "max_inflight_prefill=1", "stop_timeout_ms=60000");
 	uint64_t req = 10;
 	struct transfer done = to_computed(D2, (struct ask){.req = 1, .n = 64, .to = "2"});
 	kv_sent(1, &done);
-	submit((struct ask){.req = 2, .n = 64, .to = "2"});
-	WAIT(count(D2, MSG_KV_RESERVE, 2));
-	submit((struct ask){.req = 3, .n = 64, .to = "2"});
-	WAIT(reserving() == 2);
+	say_submit((struct ask){.req = 2, .n = 64, .to = "2"});
+	UNTIL(count(D2, MSG_KV_RESERVE, 2));
+	say_submit((struct ask){.req = 3, .n = 64, .to = "2"});
+	UNTIL(reserving() == 2);
 	struct transfer t = to_running(D1, &req, "1");
-	kill(pid, SIGTERM);
-	submit((struct ask){.req = 4, .n = 64, .to = "1"});
-	kill(pid, SIGCONT);
+	kill(W.daemon, SIGTERM);
+	say_submit((struct ask){.req = 4, .n = 64, .to = "1"});
+	daemon_go_on();
 	for (uint64_t r = 2; r <= 4; r++) {
 		ck_assert_int_eq(failed(r)->fault, PDS__FAULT__FAULT_DRAINING);
 		ck_assert_int_eq(failed(r)->retry, 1);
 	}
-	WAIT(count(D2, MSG_REQUEST_CANCEL, 2) == 1);
+	UNTIL(count(D2, MSG_REQUEST_CANCEL, 2) == 1);
 	ck_assert_uint_eq(count(D2, MSG_KV_RESERVE, 3) + count(D1, MSG_KV_RESERVE, 4), 0);
-	submit((struct ask){.req = 5, .n = 64, .to = "1"});
+	say_submit((struct ask){.req = 5, .n = 64, .to = "1"});
 	ck_assert_int_eq(failed(5)->fault, PDS__FAULT__FAULT_DRAINING);
 	first_token(req);
 	ck_assert(computed(&t, LONG));
@@ -35,23 +35,23 @@ START_TEST(test_sigterm_while_computing)
 	                  0);
 	unsigned before = renewals(D1, req + 500);
 	/* the lease is kept alive until the hand-over is done */
-	WAIT(renewals(D1, req + 500) > before);
+	UNTIL(renewals(D1, req + 500) > before);
 	finish(D1, req, &t);
 	ack(D2, 1);
-	ended();
+	world_ended();
 }
 END_TEST
 
 /* What does not end in stop_timeout_ms is said to have failed, with retry. */
 START_TEST(test_sigterm_and_no_messager)
 {
-	BEGIN("kv_blocks=64", "stop_timeout_ms=500");
+	world_begin("kv_blocks=64", "stop_timeout_ms=500");
 	to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"});
-	kill(pid, SIGTERM);
+	kill(W.daemon, SIGTERM);
 	ck_assert_int_eq(failed(1)->fault, PDS__FAULT__FAULT_DRAINING);
 	ck_assert_int_eq(failed(1)->retry, 1);
-	WAIT(count(D1, MSG_REQUEST_CANCEL, 1));
-	ended();
+	UNTIL(count(D1, MSG_REQUEST_CANCEL, 1));
+	world_ended();
 }
 END_TEST
 
@@ -62,29 +62,20 @@ END_TEST
 static unsigned shorter_ones_first(uint64_t *req, uint64_t base_req)
 {
 	struct transfer t = to_running(D1, req, "1"), s;
-	unsigned at = 0, before = 0;
 	for (uint64_t r = base_req; r < base_req + 3; r++)
-		submit((struct ask){.req = r, .n = 20, .to = "1", .seed = (uint32_t)r});
-	kill(pid, SIGCONT);
+		say_submit((struct ask){.req = r, .n = 20, .to = "1", .seed = (uint32_t)r});
+	daemon_go_on();
 	for (uint64_t r = base_req; r < base_req + 3; r++)
 		grant(D1, r, 20);
 	first_token(*req);
 	for (uint64_t r = base_req; r < base_req + 3; r++)
 		first_token(r);
-	for (unsigned i = 0; i < n_seen; i++) {
-		int is_first = seen[i].who == ROUTER && seen[i].type == MSG_REQUEST_FIRST_TOKEN;
-		if (is_first && seen[i].req == *req)
-			at = i;
-	}
-	for (unsigned i = 0; i < at; i++)
-		before += seen[i].who == ROUTER && seen[i].type == MSG_REQUEST_FIRST_TOKEN &&
-		          seen[i].req >= base_req;
 	for (uint64_t r = base_req; r < base_req + 3; r++) {
 		s = transfer_of(r);
 		finish(D1, r, &s);
 	}
 	finish(D1, *req, &t);
-	return before;
+	return first_tokens_before(*req, base_req);
 }
 
 /* By arrival the long one's first token comes first, with shortest first the others': all three, or
@@ -92,8 +83,8 @@ static unsigned shorter_ones_first(uint64_t *req, uint64_t base_req)
  * again. */
 START_TEST(test_order)
 {
-	BEGIN("kv_blocks=128", "prefill_ageing_ms=600000",
-	      _i ? "prefill_order=srpt" : "prefill_order=fifo");
+	world_begin("kv_blocks=128", "prefill_ageing_ms=600000",
+	            _i ? "prefill_order=srpt" : "prefill_order=fifo");
 	uint64_t req = 10;
 	unsigned before = shorter_ones_first(&req, 30);
 	for (uint64_t next = 33; _i && !before && next < 60; next += 3) {
@@ -101,7 +92,7 @@ START_TEST(test_order)
 		before = shorter_ones_first(&req, next);
 	}
 	ck_assert_int_eq(before > 0, _i);
-	end();
+	world_end();
 }
 END_TEST
 
@@ -110,9 +101,7 @@ int main(int argc, char **argv)
 	(void)argc;
 	world_main(argv[0]);
 	Suite *s = suite_create("prefill_life");
-	TCase *c = tcase_create("all");
-	tcase_set_timeout(c, 300);
-	suite_add_tcase(s, c);
+	TCase *c = world_case(s, "all");
 	tcase_add_test(c, test_sigterm_while_computing);
 	tcase_add_test(c, test_sigterm_and_no_messager);
 	tcase_add_loop_test(c, test_order, 0, 2);

@@ -8,26 +8,26 @@
 
 /* Requests 20.. have N tokens of what request 10.. (seed 10..) begins with, and are parked,
  * known to D2. */
-static void park(unsigned n)
+static void park(void)
 {
-	for (unsigned i = 0; i < n; i++)
-		submit((struct ask){.req = 20 + i, .n = N, .to = "2", .seed = 10 + i});
-	for (unsigned i = 0; i < n; i++)
-		WAIT(count(D2, MSG_KV_RESERVE, 20 + i));
+	for (unsigned i = 0; i < TRIES; i++)
+		say_submit((struct ask){.req = 20 + i, .n = N, .to = "2", .seed = 10 + i});
+	for (unsigned i = 0; i < TRIES; i++)
+		UNTIL(count(D2, MSG_KV_RESERVE, 20 + i));
 }
 
 /* The first of LONG tokens half way, the daemon stopped; *ret_next shares its beginning and has
  * its grant on the way. Others are cancelled. */
-static struct transfer half_way(unsigned n, uint64_t *ret_first, uint64_t *ret_next)
+static struct transfer half_way(uint64_t *ret_first, uint64_t *ret_next)
 {
 	*ret_first = 10;
-	park(n);
+	park();
 	struct transfer first = to_running(D1, ret_first, "1");
 	*ret_next = *ret_first + 10;
 	grant(D2, *ret_next, N);
-	for (unsigned i = 0; i < n; i++)
+	for (unsigned i = 0; i < TRIES; i++)
 		if (20 + i != *ret_next)
-			cancel(20 + i);
+			say_cancel(ROUTER, 20 + i);
 	return first;
 }
 
@@ -46,13 +46,13 @@ static uint64_t computed_tokens(void)
 /* The second waits for the first and computes its own tail only. */
 START_TEST(test_waits_for_the_first)
 {
-	BEGIN("kv_blocks=64");
+	world_begin("kv_blocks=64");
 	uint64_t a, b;
-	struct transfer first = half_way(4, &a, &b);
-	kill(pid, SIGCONT);
-	const struct seen *f = first_token(b);
-	const uint32_t token = f->token;
-	ck_assert_uint_eq(f->cached, SHARED);
+	struct transfer first = half_way(&a, &b);
+	daemon_go_on();
+	const Pds__FirstToken *f = first_token(b);
+	const uint32_t token = f->token->id;
+	ck_assert_uint_eq(f->timing->cached_tokens, SHARED);
 	struct transfer second = transfer_of(b);
 	first_token(a);
 	/* those met too late, too */
@@ -62,27 +62,27 @@ START_TEST(test_waits_for_the_first)
 	finish(D1, a, &first);
 	finish(D2, b, &second);
 	as_alone(b, token);
-	end();
+	world_end();
 }
 END_TEST
 
 /* A longer prompt behind a shorter one: all of the shorter's full blocks. */
 START_TEST(test_longer_behind_shorter)
 {
-	BEGIN("kv_blocks=64");
+	world_begin("kv_blocks=64");
 	uint32_t whole = alone((struct ask){.req = 1, .n = LONG, .to = "1", .seed = 3});
 	uint64_t tokens = computed_tokens();
-	submit((struct ask){.req = 2, .n = LONG, .to = "2", .seed = 3});
-	submit((struct ask){.req = 3, .n = LONG - 10, .to = "1", .seed = 3});
-	WAIT(count(D2, MSG_KV_RESERVE, 2) && count(D1, MSG_KV_RESERVE, 3));
-	kill(pid, SIGSTOP); /* both grants at once, the shorter prompt's first */
+	say_submit((struct ask){.req = 2, .n = LONG, .to = "2", .seed = 3});
+	say_submit((struct ask){.req = 3, .n = LONG - 10, .to = "1", .seed = 3});
+	UNTIL(count(D2, MSG_KV_RESERVE, 2) && count(D1, MSG_KV_RESERVE, 3));
+	daemon_stop(); /* both grants at once, the shorter prompt's first */
 	grant(D1, 3, LONG - 10);
 	pump_for(20000);
 	grant(D2, 2, LONG);
 	pump_for(20000);
-	kill(pid, SIGCONT);
-	const struct seen *f = first_token(2);
-	ck_assert_uint_eq(f->token, whole);
+	daemon_go_on();
+	const Pds__FirstToken *f = first_token(2);
+	ck_assert_uint_eq(f->token->id, whole);
 	first_token(3);
 	struct transfer t3 = transfer_of(3), t2 = transfer_of(2);
 	/* whichever of the two grants is taken first, the prefix is computed once */
@@ -90,69 +90,69 @@ START_TEST(test_longer_behind_shorter)
 	ck_assert_uint_ge(metric("prefix_shares_total"), 1);
 	finish(D1, 3, &t3);
 	finish(D2, 2, &t2);
-	end();
+	world_end();
 }
 END_TEST
 
 /* The source is cancelled in the middle: what it did compute is used, the rest computed at once. */
 START_TEST(test_source_cancelled)
 {
-	BEGIN("kv_blocks=64");
+	world_begin("kv_blocks=64");
 	uint64_t a, b;
-	struct transfer first = half_way(4, &a, &b);
-	cancel(a);
-	kill(pid, SIGCONT);
-	const struct seen *f = first_token(b);
-	const uint32_t token = f->token;
-	ck_assert_uint_eq(f->cached % BLOCK, 0);
-	ck_assert_uint_lt(f->cached, SHARED);
+	struct transfer first = half_way(&a, &b);
+	say_cancel(ROUTER, a);
+	daemon_go_on();
+	const Pds__FirstToken *f = first_token(b);
+	const uint32_t token = f->token->id;
+	ck_assert_uint_eq(f->timing->cached_tokens % BLOCK, 0);
+	ck_assert_uint_lt(f->timing->cached_tokens, SHARED);
 	struct transfer second = transfer_of(b);
-	WAIT(transfer_is_void(&first));
+	UNTIL(transfer_is_void(&first));
 	finish(D2, b, &second);
 	as_alone(b, token);
-	end();
+	world_end();
 }
 END_TEST
 
 /* As the messager does when D has revoked its lease. */
 START_TEST(test_source_fails)
 {
-	BEGIN("kv_blocks=64");
+	world_begin("kv_blocks=64");
 	uint64_t a, b;
-	struct transfer first = half_way(4, &a, &b);
+	struct transfer first = half_way(&a, &b);
 	transfer_failed(a, first.slot, first.gen);
-	kill(pid, SIGCONT);
-	const struct seen *f = first_token(b);
-	const uint32_t token = f->token;
+	daemon_go_on();
+	const Pds__FirstToken *f = first_token(b);
+	const uint32_t token = f->token->id;
 	failed(a);
 	struct transfer second = transfer_of(b);
 	finish(D2, b, &second);
 	as_alone(b, token);
-	end();
+	world_end();
 }
 END_TEST
 
 /* Who waits goes away: cancelled, or its decode worker dies. The source does not notice. */
 START_TEST(test_sharer_goes)
 {
-	BEGIN("kv_blocks=64");
+	world_begin("kv_blocks=64");
 	uint64_t a, b;
-	struct transfer first = half_way(4, &a, &b);
+	struct transfer first = half_way(&a, &b);
 	if (_i == 0)
-		cancel(b);
-	kill(pid, SIGCONT);
+		say_cancel(ROUTER, b);
+	daemon_go_on();
 	if (_i == 1)
-		node_close(D2); /* while it waits, or a moment after */
+		side_close(D2); /* while it waits, or a moment after */
 	first_token(a);
 	ck_assert(computed(&first, LONG));
 	finish(D1, a, &first);
 	if (_i == 1) {
 		ck_assert_int_eq(failed(b)->fault, PDS__FAULT__FAULT_DRAINING);
 	} else {
-		WAIT(count(D2, MSG_REQUEST_CANCEL, b));
+		UNTIL(count(D2, MSG_REQUEST_CANCEL, b));
 		ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, b), 0);
 	}
-	end();
+	world_end();
 }
 END_TEST
 
@@ -160,18 +160,18 @@ END_TEST
  * another takes its place. */
 START_TEST(test_many_of_one)
 {
-	BEGIN("kv_blocks=128", "ring_slots=64");
+	world_begin("kv_blocks=128", "ring_slots=64");
 	uint32_t whole = alone((struct ask){.req = 1, .n = LONG, .to = "1", .seed = 5});
 	uint64_t tokens = computed_tokens();
 	for (uint64_t r = 2; r <= 5; r++)
-		submit((struct ask){.req = r, .n = LONG, .to = "1", .seed = 5});
+		say_submit((struct ask){.req = r, .n = LONG, .to = "1", .seed = 5});
 	for (uint64_t r = 2; r <= 5; r++)
-		WAIT(count(D1, MSG_KV_RESERVE, r));
-	kill(pid, SIGSTOP);
+		UNTIL(count(D1, MSG_KV_RESERVE, r));
+	daemon_stop();
 	for (uint64_t r = 2; r <= 5; r++)
 		grant(D1, r, LONG);
 	pump_for(20000);
-	kill(pid, SIGCONT);
+	daemon_go_on();
 	struct transfer t = {0};
 	uint64_t source = 0;
 	for (uint64_t until = clock_us() + WAIT_US; !source; pump()) {
@@ -180,12 +180,12 @@ START_TEST(test_many_of_one)
 			source = find_transfer(r, &t) ? r : 0;
 	}
 	if (_i == 1)
-		cancel(source);
+		say_cancel(ROUTER, source);
 	unsigned n = 0;
 	for (uint64_t r = 2; r <= 5; r++) {
 		if (_i == 1 && r == source)
 			continue;
-		ck_assert_uint_eq(first_token(r)->token, whole);
+		ck_assert_uint_eq(first_token(r)->token->id, whole);
 		struct transfer own = transfer_of(r);
 		finish(D1, r, &own);
 		n++;
@@ -193,48 +193,48 @@ START_TEST(test_many_of_one)
 	if (_i == 0) /* computed once; each of the others its last block */
 		ck_assert_uint_le(computed_tokens() - tokens, LONG + 3 * BLOCK + 16);
 	at_rest();
-	end();
+	world_end();
 }
 END_TEST
 
 START_TEST(test_off)
 {
-	BEGIN("kv_blocks=64", "share_running_prefix=false");
+	world_begin("kv_blocks=64", "share_running_prefix=false");
 	uint64_t a, b;
-	struct transfer first = half_way(4, &a, &b);
-	kill(pid, SIGCONT);
-	const struct seen *f = first_token(b);
-	const uint32_t token = f->token;
-	ck_assert_uint_lt(f->cached, SHARED);
+	struct transfer first = half_way(&a, &b);
+	daemon_go_on();
+	const Pds__FirstToken *f = first_token(b);
+	const uint32_t token = f->token->id;
+	ck_assert_uint_lt(f->timing->cached_tokens, SHARED);
 	struct transfer second = transfer_of(b);
 	first_token(a);
 	ck_assert_uint_eq(metric("prefix_shares_total"), 0);
 	finish(D1, a, &first);
 	finish(D2, b, &second);
 	as_alone(b, token);
-	end();
+	world_end();
 }
 END_TEST
 
 /* Prompt logprobs need every token's row: such a prompt shares nothing, and may be a source. */
 START_TEST(test_logprobs_share_nothing)
 {
-	BEGIN("kv_blocks=64");
+	world_begin("kv_blocks=64");
 	uint64_t a = 10;
-	submit((struct ask){.req = 30, .n = N, .to = "2", .seed = 10, .prompt_logprobs = 1});
-	WAIT(count(D2, MSG_KV_RESERVE, 30));
+	say_submit((struct ask){.req = 30, .n = N, .to = "2", .seed = 10, .prompt_logprobs = 1});
+	UNTIL(count(D2, MSG_KV_RESERVE, 30));
 	struct transfer first = to_running(D1, &a, "1");
 	grant(D2, 30, N);
-	kill(pid, SIGCONT);
-	const struct seen *f = first_token(30);
-	ck_assert_uint_eq(f->cached, 0);
-	ck_assert_uint_eq(f->n_prompt, N - 1);
+	daemon_go_on();
+	const Pds__FirstToken *f = first_token(30);
+	ck_assert_uint_eq(f->timing->cached_tokens, 0);
+	ck_assert_uint_eq(prompt_logprobs(30), N - 1);
 	ck_assert_uint_eq(metric("prefix_shares_total"), 0);
 	struct transfer second = transfer_of(30);
 	first_token(a);
 	finish(D1, a, &first);
 	finish(D2, 30, &second);
-	end();
+	world_end();
 }
 END_TEST
 
@@ -242,19 +242,19 @@ END_TEST
  * with it. */
 START_TEST(test_srpt_hurries_the_source)
 {
-	BEGIN("kv_blocks=128", "prefill_order=srpt", "prefill_ageing_ms=600000");
+	world_begin("kv_blocks=128", "prefill_order=srpt", "prefill_ageing_ms=600000");
 	uint64_t a, b;
-	struct transfer first = half_way(4, &a, &b);
+	struct transfer first = half_way(&a, &b);
 	/* shorter than what the first has left, longer than what the second waits for */
 	for (uint64_t r = 41; r <= 43; r++)
-		submit((struct ask){.req = r, .n = 200, .to = "1", .seed = (uint32_t)r});
+		say_submit((struct ask){.req = r, .n = 200, .to = "1", .seed = (uint32_t)r});
 	pump_for(5000);
-	kill(pid, SIGCONT);
+	daemon_go_on();
 	for (uint64_t r = 41; r <= 43; r++)
 		grant(D1, r, 200);
-	const struct seen *f = first_token(b);
-	const uint32_t token = f->token;
-	ck_assert_uint_eq(f->cached, SHARED);
+	const Pds__FirstToken *f = first_token(b);
+	const uint32_t token = f->token->id;
+	ck_assert_uint_eq(f->timing->cached_tokens, SHARED);
 	first_token(a);
 	finish(D1, a, &first);
 	struct transfer t = transfer_of(b);
@@ -265,7 +265,7 @@ START_TEST(test_srpt_hurries_the_source)
 		finish(D1, r, &t);
 	}
 	as_alone(b, token);
-	end();
+	world_end();
 }
 END_TEST
 
@@ -274,9 +274,7 @@ int main(int argc, char **argv)
 	(void)argc;
 	world_main(argv[0]);
 	Suite *s = suite_create("prefill_share");
-	TCase *c = tcase_create("all");
-	tcase_set_timeout(c, 300);
-	suite_add_tcase(s, c);
+	TCase *c = world_case(s, "all");
 	tcase_add_test(c, test_waits_for_the_first);
 	tcase_add_test(c, test_longer_behind_shorter);
 	tcase_add_test(c, test_source_cancelled);

@@ -1,0 +1,283 @@
+/* test_prefill_ends.c - a pdprefilld between played peers: requests that end early, by a cancel, a
+ * failure, silence or somebody's death. Every test ends with a daemon that holds nothing. */
+#include "prefill_world.h"
+
+static void cancelled_quietly(struct side *d, uint64_t req, unsigned first_tokens)
+{
+	UNTIL(count(d, MSG_REQUEST_CANCEL, req));
+	UNTIL(requests_are("[]"));
+	pump_for(50000);
+	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, req), 0);
+	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, req), first_tokens);
+	ck_assert_uint_eq(count(d, MSG_REQUEST_CANCEL, req), 1);
+	at_rest();
+}
+
+START_TEST(test_cancel_waiting_for_grant)
+{
+	world_begin("kv_blocks=64");
+	say_submit((struct ask){.req = 1, .n = 64, .to = "12"});
+	UNTIL(count(D1, MSG_KV_RESERVE, 1));
+	say_cancel(ROUTER, 1);
+	cancelled_quietly(D1, 1, 0);
+	say_grant(D1, 1, 501, D1->epoch, 0, 4); /* was under way */
+	pump_for(50000);
+	ck_assert_uint_eq(count(D2, MSG_KV_RESERVE, 1), 0);
+	world_end();
+}
+END_TEST
+
+START_TEST(test_cancel_granted)
+{
+	world_begin("kv_blocks=8");
+	struct transfer other = to_computed(D2, (struct ask){.req = 1, .n = 100, .to = "2"});
+	say_submit((struct ask){.req = 2, .n = 100, .to = "1", .seed = 2});
+	grant(D1, 2, 100);
+	UNTIL(told("status", "blocked") == 1);
+	say_cancel(ROUTER, 2);
+	UNTIL(count(D1, MSG_REQUEST_CANCEL, 2));
+	UNTIL(told("status", "blocked") == 0);
+	finish(D2, 1, &other);
+	cancelled_quietly(D1, 2, 0);
+	world_end();
+}
+END_TEST
+
+START_TEST(test_cancel_running)
+{
+	world_begin("kv_blocks=64");
+	uint64_t req = 1;
+	struct transfer t = to_running(D1, &req, "1");
+	say_cancel(ROUTER, req);
+	daemon_go_on();
+	UNTIL(transfer_is_void(&t));
+	cancelled_quietly(D1, req, 0);
+	/* it was not computed to its end */
+	ck_assert_uint_ne(told("status", "prompt_tokens") % LONG, 0);
+	world_end();
+}
+END_TEST
+
+START_TEST(test_cancel_computed)
+{
+	world_begin("kv_blocks=64");
+	struct transfer t = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"});
+	say_cancel(ROUTER, 1);
+	UNTIL(transfer_is_void(&t));
+	ck_assert_int_lt(ring_mark_sent(W.ring, t.slot, t.gen), 0);
+	cancelled_quietly(D1, 1, 1);
+	world_end();
+}
+END_TEST
+
+/* Nobody answers any more: the messager, or the decode worker with its acknowledgement. */
+START_TEST(test_stalled)
+{
+	world_begin("kv_blocks=64", "stall_ms=2000");
+	struct transfer one = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"}),
+					two = to_computed(D2, (struct ask){.req = 2, .n = 64, .to = "2"});
+	uint64_t begun = clock_us();
+	kv_sent(2, &two);
+	for (uint64_t r = 1; r <= 2; r++) {
+		const Pds__Failed *f = failed(r);
+		ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_STALLED);
+		ck_assert_int_eq(f->retry, 1);
+		ck_assert_ptr_nonnull(strstr(f->text, r == 1 ? "messager" : "decode worker"));
+		/* a messager's failure is no worker's */
+		ck_assert_str_eq(f->blame, r == 1 ? "" : "decode-2");
+		UNTIL(count(r == 1 ? D1 : D2, MSG_REQUEST_CANCEL, r));
+	}
+	ck_assert_uint_lt(clock_us() - begun, 30000000);
+	UNTIL(transfer_is_void(&one));
+	world_end();
+}
+END_TEST
+
+/* A transfer that the messager found malformed is this worker's failure; one that stalled while its
+ * steps go on is not. */
+START_TEST(test_failed_transfers)
+{
+	static const struct {
+		Pds__Fault fault;
+		const char *blame;
+	} rows[] = {{PDS__FAULT__FAULT_INTERNAL, "prefill"},
+	            {PDS__FAULT__FAULT_STALLED, ""},
+	            {PDS__FAULT__FAULT_LEASE_LOST, ""}};
+	world_begin("kv_blocks=64");
+	for (unsigned i = 0; i < sizeof rows / sizeof *rows; i++) {
+		uint64_t req = i + 1;
+		struct transfer t = to_computed(D1, (struct ask){.req = req, .n = 64, .to = "1"});
+		say_transfer_failed(req, t.slot, t.gen, rows[i].fault, "so it is");
+		const Pds__Failed *f = failed(req);
+		ck_assert_int_eq(f->fault, rows[i].fault);
+		ck_assert_int_eq(f->retry, 1);
+		ck_assert_str_eq(f->blame, rows[i].blame);
+	}
+	world_end();
+}
+END_TEST
+
+/* A decode worker whose end comes without a goodbye: that is its failure. */
+START_TEST(test_decode_worker_falls_silent)
+{
+	world_begin("kv_blocks=64", "silence_ms=2000");
+	side_close(D1);
+	D1->fault = "type=GOODBYE:dir=out:drop=100%";
+	side_again(D1, D1->epoch + 1);
+	to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"});
+	side_close(D1);
+	const Pds__Failed *f = failed(1);
+	ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_PEER_LOST);
+	ck_assert_int_eq(f->retry, 1);
+	ck_assert_str_eq(f->blame, "decode-1");
+	D1->fault = NULL;
+	side_again(D1, D1->epoch + 1);
+	world_end();
+}
+END_TEST
+
+/* pdctl asks while threads take blocks for many. What can go wrong is for the race detector to
+ * see. */
+START_TEST(test_asked_while_blocks_are_taken)
+{
+	enum { MANY = 40 };
+	world_begin("kv_blocks=400", "prepare_threads=1", "max_inflight_prefill=100");
+	for (uint64_t round = 0; round < 4; round++) {
+		for (uint64_t i = 1; i <= MANY; i++)
+			say_submit((struct ask){.req = round * MANY + i, .n = 64, .to = "1"});
+		UNTIL(count(D1, MSG_KV_RESERVE, round * MANY + MANY));
+		for (uint64_t i = 1; i <= MANY; i++) {
+			grant(D1, round * MANY + i, 64);
+			if (i % 4 == 0)
+				ctl("requests");
+		}
+		for (uint64_t i = 1; i <= MANY; i++)
+			say_cancel(ROUTER, round * MANY + i);
+		at_rest();
+	}
+	world_end();
+}
+END_TEST
+
+static void expect_lost(uint64_t req)
+{
+	const Pds__Failed *f = failed(req);
+	ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_DRAINING); /* it ended in order: no loss */
+	ck_assert_int_eq(f->retry, 1);
+	ck_assert_str_eq(f->blame, "");
+}
+
+static int failed_before(uint64_t a, uint64_t b)
+{
+	list_each(it, &W.got) {
+		const struct got *g = list_entry(it, struct got, node);
+		if (got_is(g, ROUTER, MSG_REQUEST_FAILED, a))
+			return 1;
+		if (got_is(g, ROUTER, MSG_REQUEST_FAILED, b))
+			return 0;
+	}
+	return 0;
+}
+
+START_TEST(test_decode_worker_dies)
+{
+	world_begin("kv_blocks=34");
+	say_submit((struct ask){.req = 1, .n = 64, .to = "12"}); /* asked, another is left */
+	say_submit((struct ask){.req = 2, .n = 64, .to = "1"});  /* asked, the last one */
+	UNTIL(count(D1, MSG_KV_RESERVE, 1) && count(D1, MSG_KV_RESERVE, 2));
+	struct transfer three = to_computed(D1, (struct ask){.req = 3, .n = 64, .to = "12"});
+	/* it waits 3 s for a link, and fails then: the others do not wait so long */
+	say_submit((struct ask){.req = 4, .n = 64, .to = "9"});
+	side_close(D1);
+	UNTIL(count(D2, MSG_KV_RESERVE, 1) && count(ROUTER, MSG_REQUEST_FAILED, 2));
+	grant(D2, 1, 64);
+	struct transfer one = transfer_of(1);
+	first_token(1);
+	expect_lost(2);
+	expect_lost(3);
+	ck_assert_int_eq(failed(4)->fault, PDS__FAULT__FAULT_PEER_LOST);
+	ck_assert(failed_before(2, 4) && failed_before(3, 4));
+	UNTIL(transfer_is_void(&three));
+	finish(D2, 1, &one);
+	at_rest();
+	side_again(D1, D1->epoch + 1); /* its next life */
+	uint64_t req = 10;
+	struct transfer long_one = to_running(D1, &req, "12");
+	/* granted, and waits for blocks */
+	say_submit((struct ask){.req = 20, .n = 100, .to = "12", .seed = 20});
+	daemon_go_on();
+	grant(D1, 20, 100);
+	UNTIL(told("status", "blocked") == 1 || count(ROUTER, MSG_REQUEST_FIRST_TOKEN, req));
+	side_close(D1);
+	expect_lost(req);
+	expect_lost(20);
+	UNTIL(transfer_is_void(&long_one));
+	ck_assert_uint_eq(count(D2, MSG_KV_RESERVE, req), 0);
+	side_again(D1, D1->epoch + 1);
+	struct transfer t = to_computed(D1, (struct ask){.req = 30, .n = 64, .to = "1"});
+	finish(D1, 30, &t);
+	world_end();
+}
+END_TEST
+
+START_TEST(test_router_dies)
+{
+	world_begin("kv_blocks=64");
+	say_submit((struct ask){.req = 1, .n = 64, .to = "12"});
+	struct transfer two = to_computed(D1, (struct ask){.req = 2, .n = 64, .to = "1"});
+	uint64_t req = 10;
+	UNTIL(count(D1, MSG_KV_RESERVE, 1));
+	struct transfer three = to_running(D2, &req, "2");
+	/* its goodbye and the end of the connection are there together when the daemon goes on */
+	side_close(ROUTER);
+	daemon_go_on();
+	UNTIL(count(D1, MSG_REQUEST_CANCEL, 1) && count(D1, MSG_REQUEST_CANCEL, 2) &&
+	      count(D2, MSG_REQUEST_CANCEL, req));
+	UNTIL(transfer_is_void(&two) && transfer_is_void(&three));
+	at_rest();
+	/* its next life hears nothing of the former's requests and is served */
+	side_again(ROUTER, ROUTER->epoch + 1);
+	UNTIL(ROUTER->p);
+	struct transfer t = to_computed(D1, (struct ask){.req = 20, .n = 64, .to = "1"});
+	finish(D1, 20, &t);
+	at_rest();
+	for (uint64_t r = 1; r <= req; r++)
+		ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, r), 0);
+	world_end();
+}
+END_TEST
+
+START_TEST(test_first_token_ends_the_answer)
+{
+	world_begin("kv_blocks=64");
+	say_submit((struct ask){.req = 1, .n = 150, .to = "1", .max_tokens = 1});
+	grant(D1, 1, 150);
+	const Pds__FirstToken *f = first_token(1);
+	ck_assert_int_eq(f->finish, PDS__FINISH__FINISH_LENGTH);
+	ck_assert_uint_eq(f->token->id, golden_first);
+	UNTIL(count(D1, MSG_REQUEST_CANCEL, 1));
+	at_rest();
+	ck_assert_uint_eq(count(D1, MSG_REQUEST_FIRST_TOKEN, 1), 0);
+	world_end();
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+	(void)argc;
+	world_main(argv[0]);
+	Suite *s = suite_create("prefill_ends");
+	TCase *c = world_case(s, "end");
+	tcase_add_test(c, test_cancel_waiting_for_grant);
+	tcase_add_test(c, test_cancel_granted);
+	tcase_add_test(c, test_cancel_running);
+	tcase_add_test(c, test_cancel_computed);
+	tcase_add_test(c, test_stalled);
+	tcase_add_test(c, test_failed_transfers);
+	tcase_add_test(c, test_asked_while_blocks_are_taken);
+	tcase_add_test(c, test_decode_worker_falls_silent);
+	tcase_add_test(c, test_decode_worker_dies);
+	tcase_add_test(c, test_router_dies);
+	tcase_add_test(c, test_first_token_ends_the_answer);
+	return world_run(s);
+}
