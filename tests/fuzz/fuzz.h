@@ -1,6 +1,7 @@
 /* fuzz.h - what a fuzz harness needs. A harness is one file, tests/fuzz/fuzz_NAME.c, with one
  * FUZZ(NAME, MAX) { ... }, and a folder of small inputs, tests/fuzz/corpus/NAME/. It is found by
  * itself: `make fuzz` mutates the inputs for FUZZ_SECONDS, `make check` replays them (test_fuzz).
+ * The scripts make-corpus... write the inputs that nobody would type.
  *
  * A harness reads `data` and `size` (at most MAX bytes; not terminated), returns 0, keeps nothing
  * between inputs and frees all that it took. It must neither print nor wait. Wrong is what ends
