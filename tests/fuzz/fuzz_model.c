@@ -1,7 +1,7 @@
-/* fuzz_model.c - the description of a model: the metadata of a GGUF file, or config.json and the other
- * files of a folder. It is refused with a sentence, or all sizes are within the limits that the engine
- * relies on, and each tensor that is found has the bytes that its type and sizes need. The folder's
- * chat templates are read, too. */
+/* fuzz_model.c - the description of a model: the metadata of a GGUF file, or config.json and the
+ * other files of a folder. It is refused with a sentence, or all sizes are within the limits that
+ * the engine relies on, and each tensor that is found has the bytes that its type and sizes need.
+ * The folder's chat templates are read, too. */
 #include "engine/model.h"
 #include "tests/fuzz/fuzz.h"
 #include "text/chat_set.h"
