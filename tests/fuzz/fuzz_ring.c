@@ -249,6 +249,15 @@ static void step_message(struct fuzz_input *in)
 		mover_linked(w.m, "decode-1", D_EPOCH);
 }
 
+/* It goes to logs and messages. */
+static int is_printable(const char *s)
+{
+	for (; *s; s++)
+		if (*s <= ' ' || *s > '~')
+			return 0;
+	return 1;
+}
+
 /* What the messager may take from a slot is within all bounds, whatever it holds. */
 static void step_read(void)
 {
@@ -262,7 +271,7 @@ static void step_read(void)
 		if (r == 0)
 			must((state == RING_PENDING || state == RING_SENT) && t.blocks >= 1 &&
 			     t.blocks <= RING_BLOCKS_MAX && t.first_token < t.tokens && t.decode[0] &&
-			     memchr(t.decode, 0, sizeof t.decode));
+			     memchr(t.decode, 0, sizeof t.decode) && is_printable(t.decode));
 		if (r < 0 || ring_transfer_check(&t, BLOCK_TOKENS, BLOCKS, BLOCKS) < 0)
 			continue;
 		must((t.tokens - t.first_token + BLOCK_TOKENS - 1) / BLOCK_TOKENS == t.blocks);
