@@ -1,6 +1,7 @@
-/* fuzz_keys.c - files of keys: "api_keys", of clients (daemons/router/api/keys.h), "decode-1.secret"
- * and the *.pub files that daemons know (msg/keys.h). A file is taken as a whole or refused with a
- * sentence that names it; no key is let in whose hash the file does not have. */
+/* fuzz_keys.c - files of keys: "api_keys", of clients (daemons/router/api/keys.h),
+ * "decode-1.secret" and the *.pub files that daemons know (msg/keys.h). A file is taken as a
+ * whole or refused with a sentence that names it; no key is let in whose hash the file does not
+ * have. */
 #include "daemons/router/api/keys.h"
 #include "msg/keys.h"
 #include "tests/fuzz/fuzz.h"
