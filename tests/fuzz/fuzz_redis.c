@@ -291,7 +291,7 @@ FUZZ(redis, 1 << 12)
 	snprintf(a.sun_path, sizeof a.sun_path, "%s/redis", fuzz_files((const uint8_t *)"", 0));
 	char *address = mem_printf("unix:%s", a.sun_path);
 	server_start(&a);
-	const struct tier_redis_opts o = {.address = address, .timeout_ms = 100, .lookup_ms = 100};
+	const struct tier_redis_opts o = {.address = address, .timeout_ms = 300, .lookup_ms = 300};
 	must(tier_redis_new(&o, &t, &err) == 0);
 	run(t, data[0]);
 	t->ops->destroy(t);
