@@ -233,7 +233,7 @@ $(O)/test/test_pdbench_%: tests/unit/test_pdbench_%.c $(O)/libpdbench.a $(O)/lib
 	@echo "  LD $@"
 	@$(CC) $(ALLFLAGS) $(TEST_O) -Itools -MMD -MP -MF $@.d -o $@ $< $(O)/libpdbench.a $(O)/libutil.a $(LDLIBS) $(CHECK_LIBS)
 # tests/unit/test_pdctl_X.c, with what pdctl computes on its own
-$(O)/libpdctl.a: $(call obj,tools/pdctl/histogram.c tools/pdctl/term.c)
+$(O)/libpdctl.a: $(call obj,tools/pdctl/histogram.c tools/pdctl/term.c tools/pdctl/trace_line.c tools/pdctl/trace_spans.c)
 $(O)/test/test_pdctl_%: tests/unit/test_pdctl_%.c $(O)/libpdctl.a $(O)/libutil.a
 	@mkdir -p $(@D)
 	@echo "  LD $@"
@@ -245,7 +245,7 @@ $(O)/test/test_cuda_host: tests/unit/test_cuda_host.c $(O)/cuda_host/tests/cuda_
 	@$(CC) $(ALLFLAGS) $(TEST_O) -Itests/cuda_host -MMD -MP -MF $@.d -o $@ $^ -lstdc++ -lm -pthread $(CHECK_LIBS)
 # tests/fuzz/fuzz_NAME.c, each of which registers itself: all of them in one unit test, which replays their corpus, and in one fuzzer
 FUZZ_OBJ  := $(call obj,$(sort $(wildcard tests/fuzz/fuzz_*.c)) tests/fuzz/targets.c)
-FUZZ_LIBS := $(O)/librouter.a $(O)/libmessager.a $(filter-out $(O)/libkernels.a,$(LIBS)) $(O)/obj/kernels/common.o
+FUZZ_LIBS := $(addprefix $(O)/lib,router.a messager.a storage.a pdbench.a pdctl.a copy.a) $(filter-out $(O)/libkernels.a,$(LIBS)) $(O)/obj/kernels/common.o
 $(O)/test/test_fuzz: tests/unit/test_fuzz.c $(FUZZ_OBJ) $(FUZZ_LIBS)
 	@mkdir -p $(@D)
 	@echo "  LD $@"

@@ -226,7 +226,7 @@ static void on_welcome(struct chan *c, struct peer *p, struct incoming *in)
 	}
 	if (w->refused) {
 		if (w->link == p->hello_nth)
-			on_refused(c, p, in, w->reason);
+			on_refused(c, p, in, *w->reason ? w->reason : "it gave no reason");
 		return;
 	}
 	char why[320];
@@ -287,7 +287,8 @@ static int parts_add(struct chan_parts *j, const void *bytes, size_t len, size_t
 		j->bytes = longer;
 		j->size = size;
 	}
-	memcpy(j->bytes + j->len, bytes, len);
+	if (len) /* else there may be no bytes yet */
+		memcpy(j->bytes + j->len, bytes, len);
 	j->len += len;
 	return 0;
 }
@@ -508,18 +509,19 @@ static int take_frames(struct sock *s, zmq_msg_t *f, int want)
 	return n;
 }
 
-static void take_message(struct sock *s, zmq_msg_t *env, struct incoming *in)
+void chan_arrived(struct incoming *in, const void *env, size_t env_len)
 {
+	struct chan *c = in->s->c;
 	struct err err = {0};
-	int r = msg_decode_head(zmq_msg_data(env), zmq_msg_size(env), in->len, &in->m, &err);
+	int r = msg_decode_head(env, env_len, in->len, &in->m, &err);
 	if (r == ERR_UNSUPPORTED && in->m.info)
-		other_version(s->c, in, err.text);
+		other_version(c, in, err.text);
 	if (r < 0)
-		count_bad(s->c, &err);
-	else if (s->c->fault)
-		chan_fault_in(s->c, in);
+		count_bad(c, &err);
+	else if (c->fault)
+		chan_fault_in(c, in);
 	else
-		chan_dispatch(s->c, in);
+		chan_dispatch(c, in);
 	incoming_fini(in);
 }
 
@@ -544,7 +546,7 @@ static int take_one(struct sock *s)
 		process_origin_parse(zmq_msg_gets(body, "Peer-Address"), key, &in.origin);
 		in.bytes = zmq_msg_data(body);
 		in.len = zmq_msg_size(body);
-		take_message(s, env, &in);
+		chan_arrived(&in, zmq_msg_data(env), zmq_msg_size(env));
 	} else {
 		err_set(&err, ERR_CORRUPT, "message of %d frames, expected %d", n, want);
 		count_bad(s->c, &err);

@@ -186,6 +186,8 @@ void chan_peer_watch(struct chan *c, struct peer *p, const Pds__Process *proc);
 void chan_peer_free(struct peer *p);
 /* chan_in.c */
 void chan_take(struct sock *s);
+/* One message: its envelope, and in `in` all else of it, which is freed. */
+void chan_arrived(struct incoming *in, const void *env, size_t env_len);
 void incoming_fini(struct incoming *in);
 void parts_drop(struct chan_parts *j);
 struct peer *chan_find_rid(const struct sock *s, const void *rid, size_t n);

@@ -21,6 +21,7 @@
 #define STRING_MAX 4096
 #define ITEMS_MAX 1024
 #define FILE_BYTES_MAX (1 << 20)
+#define ITEM_GAPS " \t\n" /* between the items of a list that is given as one text */
 
 static void value_fini(struct conf_value *v)
 {
@@ -96,8 +97,8 @@ static int value_parse(const struct conf_key *k, const char *s, struct conf_valu
 	case CONF_FLOAT: return parse_float(v, s);
 	case CONF_STRING: v->text = mem_strdup(s); return 0;
 	case CONF_LIST:
-		for (s += strspn(s, " \t\n"); *s; s += strspn(s, " \t\n")) {
-			size_t n = strcspn(s, " \t\n");
+		for (s += strspn(s, ITEM_GAPS); *s; s += strspn(s, ITEM_GAPS)) {
+			size_t n = strcspn(s, ITEM_GAPS);
 			add_item(v, s, n);
 			s += n;
 		}
@@ -247,11 +248,12 @@ static int set_list(struct conf_entry *e, const config_setting_t *s, const char 
 	int r = 0;
 	for (int i = 0; r == 0 && i < config_setting_length(s); i++) {
 		const config_setting_t *item = config_setting_get_elem(s, (unsigned)i);
-		if (config_setting_type(item) == CONFIG_TYPE_STRING)
-			add_item(&v, config_setting_get_string(item), strlen(config_setting_get_string(item)));
+		const char *text = config_setting_get_string(item); /* NULL: not a string */
+		if (text && *text && !text[strcspn(text, ITEM_GAPS)])
+			add_item(&v, text, strlen(text));
 		else
-			r = err_set(err, ERR_INVALID, "%s: %s: item %d is not a text in double quotes", source,
-			            e->key->name, i + 1);
+			r = err_set(err, ERR_INVALID, "%s: %s: item %d %s", source, e->key->name, i + 1,
+			            text ? "is empty or has white space" : "is not a text in double quotes");
 	}
 	list_text(&v);
 	if (r == 0)

@@ -52,7 +52,7 @@ static const char *state_read(const struct disk_dir *d, uint64_t *ret_flush)
 	free(path);
 	if (n >= 1 && format != FORMAT)
 		return "it has another format";
-	if (n != 3 || check != state_check(format, flush))
+	if (n != 3 || check != state_check(format, flush) || flush > DISK_SEQ_MAX)
 		return "its state file is missing or unreadable";
 	*ret_flush = flush;
 	return NULL;

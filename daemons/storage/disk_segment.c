@@ -242,7 +242,7 @@ static struct disk_head *heads_read(int fd, uint32_t number, const char *path,
 	for (uint32_t i = 0; i < h.slots; i++) {
 		const struct disk_head *from = &all[i + 1];
 		int holds = from->bytes >= DISK_BLOCK_BYTES_MIN && from->bytes <= h.slot_bytes &&
-		            from->check == head_check(from, number, i);
+		            from->seq <= DISK_SEQ_MAX && from->check == head_check(from, number, i);
 		all[i] = holds ? *from : (struct disk_head){0};
 	}
 	*ret_slot_bytes = h.slot_bytes;

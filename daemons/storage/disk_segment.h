@@ -5,12 +5,12 @@
  *   heads-NNNN     64 bytes that describe the segment, then 64 bytes per slot: struct disk_head
  *
  * Numbers are in host byte order. A head is valid if its check matches (it was written whole, for
- * this slot), its bytes fit into the slot, and its seq is not below the `flush` of the folder's
- * state file. Of two heads with one key the larger seq wins. A block's data is written before its
- * head, and its head is cleared before other data is written to the slot. A valid head with invalid
- * data (the machine crashed in between, without disk_sync) is detected by the block's own checksum
- * on reading. So no crash requires discarding everything, and there is no "cleanly closed"
- * state. */
+ * this slot), its bytes fit into the slot, and its seq is from the `flush` of the folder's state
+ * file to DISK_SEQ_MAX. Of two heads with one key the larger seq wins. A block's data is written
+ * before its head, and its head is cleared before other data is written to the slot. A valid head
+ * with invalid data (the machine crashed in between, without disk_sync) is detected by the block's
+ * own checksum on reading. So no crash requires discarding everything, and there is no "cleanly
+ * closed" state. */
 #ifndef STORAGE_DISK_SEGMENT_H
 #define STORAGE_DISK_SEGMENT_H
 

@@ -509,7 +509,7 @@ struct flush_work {
 	struct tier_flush *f;
 	char match[2 * REDIS_PREFIX_MAX + 2]; /* the escaped prefix and a star */
 	char cursor[24];
-	int unlinks; /* the next reply is UNLINK's */
+	int unlinks; /* the next reply is UNLINK's, of so many keys; 0: it is SCAN's */
 	uint64_t asked_us, begun_us;
 };
 
@@ -561,7 +561,8 @@ static void flush_step(struct redis_work *w)
 	          SCAN_KEYS);
 }
 
-/* Unlinks the keys under our prefix among those that SCAN returned. 1: an UNLINK was sent. */
+/* Unlinks the keys under our prefix among those that SCAN returned. Their number; 0: nothing was
+ * sent. */
 static int flush_unlink(struct flush_work *fl, const redisReply *keys)
 {
 	const struct redis_tier *t = fl->w.t;
@@ -584,7 +585,7 @@ static int flush_unlink(struct flush_work *fl, const redisReply *keys)
 	}
 	free(arg);
 	free(bytes);
-	return n > 1;
+	return n - 1;
 }
 
 static void flush_keys(struct flush_work *fl, const redisReply *r)
@@ -614,7 +615,11 @@ static void flush_reply(struct redis_work *w, const redisReply *r)
 		flush_over(fl, ERR_IO, text);
 	} else if (!fl->unlinks) {
 		flush_keys(fl, r);
-	} else if (!no_number(w, r)) {
+	} else if (no_number(w, r)) {
+		return;
+	} else if (r->integer < 0 || r->integer > fl->unlinks) {
+		redis_distrust(w, "UNLINK: fewer keys than none, or more than were named");
+	} else {
 		fl->unlinks = 0;
 		fl->f->blocks += (uint64_t)r->integer;
 		flush_step(w);

@@ -1,6 +1,7 @@
 /* fuzz.h - what a fuzz harness needs. A harness is one file, tests/fuzz/fuzz_NAME.c, with one
  * FUZZ(NAME, MAX) { ... }, and a folder of small inputs, tests/fuzz/corpus/NAME/. It is found by
  * itself: `make fuzz` mutates the inputs for FUZZ_SECONDS, `make check` replays them (test_fuzz).
+ * The scripts make-corpus... write the inputs that nobody would type.
  *
  * A harness reads `data` and `size` (at most MAX bytes; not terminated), returns 0, keeps nothing
  * between inputs and frees all that it took. It must neither print nor wait. Wrong is what ends
@@ -34,6 +35,19 @@ uint8_t *fuzz_read(const char *path, size_t max, size_t *ret_size);
  * nobody's). Makes them in a folder of this process, without what was there before, and returns
  * its path. */
 const char *fuzz_files(const uint8_t *data, size_t size);
+
+/* For harnesses whose input is a list of steps: what is left of it. */
+struct fuzz_input {
+	const uint8_t *at, *end;
+};
+/* The next bytes, at most 8, as a little-endian number; those that are not there are 0. */
+uint64_t fuzz_take(struct fuzz_input *in, size_t bytes);
+/* As many bytes as the next one says, or as there are. */
+const uint8_t *fuzz_take_bytes(struct fuzz_input *in, size_t *ret_n);
+
+/* What always holds: else it is said, and the process ends. */
+#define must(holds) ((holds) ? (void)0 : fuzz_wrong(#holds, __FILE__, __LINE__))
+_Noreturn void fuzz_wrong(const char *what, const char *file, int line);
 
 #define FUZZ(NAME, MAX)                                                                  \
 	static int fuzz_##NAME(const uint8_t *data, size_t size);                            \

@@ -11,12 +11,6 @@
 #define HEAD_MAX 600u
 #define BODY_MAX 300u
 
-static void must(int holds)
-{
-	if (!holds)
-		abort();
-}
-
 static void note_head(const struct http_head *h, struct buf *out)
 {
 	buf_printf(out, "%s %s?%s %d %d %d %d %llu [%s] [%s]\n", h->method, h->path, h->query, h->minor,

@@ -10,12 +10,6 @@
 static const unsigned char secret[SECRET_BYTES] = "the secret of the pair";
 static const unsigned char hello[HELLO_BYTES], nonce[NONCE_BYTES];
 
-static void must(int holds)
-{
-	if (!holds)
-		abort();
-}
-
 /* What was understood says the same when it is written again. */
 static void run_setup(const uint8_t *data, size_t size)
 {

@@ -1,6 +1,7 @@
 /* targets.c - see fuzz.h: the list of harnesses, and files for those that need some. Failures of
  * the system end the process: nothing could be tested. */
 #include "tests/fuzz/fuzz.h"
+#include "util/log.h"
 
 #include <ctype.h>
 #include <dirent.h>
@@ -15,6 +16,7 @@ static struct fuzz_target *targets;
 void fuzz_register(struct fuzz_target *t)
 {
 	struct fuzz_target **at = &targets;
+	log_set_level("error"); /* of each bad message there is a warning */
 	while (*at && strcmp((*at)->name, t->name) < 0)
 		at = &(*at)->next;
 	t->next = *at;
@@ -34,6 +36,12 @@ struct fuzz_target *fuzz_find(const char *name)
 	return t;
 }
 
+void fuzz_wrong(const char *what, const char *file, int line)
+{
+	fprintf(stderr, "ERROR: %s:%d: does not hold: %s\n", file, line, what);
+	abort();
+}
+
 uint8_t *fuzz_read(const char *path, size_t max, size_t *ret_size)
 {
 	FILE *f = fopen(path, "rb");
@@ -42,6 +50,25 @@ uint8_t *fuzz_read(const char *path, size_t max, size_t *ret_size)
 	uint8_t *p = malloc(max + 1);
 	*ret_size = p ? fread(p, 1, max, f) : 0;
 	fclose(f);
+	return p;
+}
+
+uint64_t fuzz_take(struct fuzz_input *in, size_t bytes)
+{
+	uint64_t v = 0;
+	size_t left = (size_t)(in->end - in->at), n = bytes < left ? bytes : left;
+	for (size_t i = 0; i < n && i < 8; i++)
+		v |= (uint64_t)in->at[i] << 8 * i;
+	in->at += n;
+	return v;
+}
+
+const uint8_t *fuzz_take_bytes(struct fuzz_input *in, size_t *ret_n)
+{
+	size_t n = (size_t)fuzz_take(in, 1), left = (size_t)(in->end - in->at);
+	const uint8_t *p = in->at;
+	*ret_n = n < left ? n : left;
+	in->at += *ret_n;
 	return p;
 }
 

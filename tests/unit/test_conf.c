@@ -115,6 +115,8 @@ static const struct {
 	{"routers = [\"a\",\"b\",\"c\",\"d\"];", NULL,
      "@:1: routers = a b c d is out of range: 0 to 3 items"},
 	{"routers = (\"a\", 2);", NULL, "@:1: routers: item 2 is not a text in double quotes"},
+	{"routers = [\"a\", \"b c\"];", NULL, "@:1: routers: item 2 is empty or has white space"},
+	{"routers = [\"\"];", NULL, "@:1: routers: item 1 is empty or has white space"},
 	{"routers = \"a\";", NULL,
      "@:1: routers = a is of the wrong type: want a list of texts: [ \"a\", \"b\" ] (0 to 3 "
      "items)"},

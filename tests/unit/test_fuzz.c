@@ -20,7 +20,7 @@ static struct fuzz_target *target_at(int i)
  * read beyond. */
 static void run_cut(const struct fuzz_target *t, const uint8_t *data, size_t size)
 {
-	enum { CUTS = 16 };
+	enum { CUTS = 8 };
 	for (size_t i = 0; i <= CUTS; i++) {
 		size_t n = size * i / CUTS;
 		uint8_t *p = malloc(n ? n : 1);

@@ -222,8 +222,9 @@ static void make_nest(struct trace_picture *p)
 			whole = row = i;
 		if (s->row != p->spans[row].row)
 			row = i;
-		s->from_us = fmax(s->from_us, p->spans[whole].from_us);
-		s->to_us = fmin(s->to_us, p->spans[whole].to_us);
+		double from = p->spans[whole].from_us, to = p->spans[whole].to_us;
+		s->from_us = fmin(fmax(s->from_us, from), to);
+		s->to_us = fmin(s->to_us, to);
 		for (size_t k = row; k < i; k++)
 			if (s->from_us < p->spans[k].to_us && s->to_us > p->spans[k].to_us)
 				s->from_us = p->spans[k].to_us;

@@ -403,10 +403,11 @@ void registry_beat(struct worker_record *w, const Pds__Heartbeat *b, uint64_t no
 	w->beat.waiting = b->waiting;
 	w->beat.blocks_free = b->blocks_free;
 	w->beat.blocks_held = b->blocks_held;
-	w->beat.prompt_tokens = b->prompt_tokens;
-	w->beat.generated_tokens = b->generated_tokens;
-	w->beat.preemptions = b->preemptions;
-	w->beat.cached_tokens = b->cached_tokens;
+	/* pdctl reads no larger number in the router's answers */
+	w->beat.prompt_tokens = least(b->prompt_tokens, INT64_MAX);
+	w->beat.generated_tokens = least(b->generated_tokens, INT64_MAX);
+	w->beat.preemptions = least(b->preemptions, INT64_MAX);
+	w->beat.cached_tokens = least(b->cached_tokens, INT64_MAX);
 	w->beat.draining = b->draining;
 	w->beat.ending = b->ending;
 	w->beat.compute_tokens_per_s = b->compute_tokens_per_s;

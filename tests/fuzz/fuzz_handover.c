@@ -1,0 +1,208 @@
+/* fuzz_handover.c - a worker that hands over its shared memory (kv/handover.h), and a peer that
+ * answers. Both begin as they should: the input changes bytes of the message, of its length and
+ * number of descriptors, what they are, and the headers of the memory. The other end refuses it
+ * with a sentence, or has memory that it can read to the last word; no descriptor is left. */
+#include "kv/handover.h"
+#include "kv/ring.h"
+#include "tests/fuzz/fuzz.h"
+#include "tests/unit/pool_memory.h"
+#include "util/sock.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define BLOCKS 24u
+#define LAYERS 3u
+#define SLOTS 4u
+#define EPOCH 100u
+
+/* Changes of this many bytes: each a place, a width and a value. */
+static void change(struct fuzz_input *in, void *at, size_t bytes)
+{
+	for (unsigned n = (unsigned)fuzz_take(in, 1) % 8; n; n--) {
+		size_t place = (size_t)fuzz_take(in, 2) % bytes, width = 1 + fuzz_take(in, 1) % 8;
+		uint64_t v = fuzz_take(in, width);
+		memcpy((unsigned char *)at + place, &v, width < bytes - place ? width : bytes - place);
+	}
+}
+
+static struct world {
+	struct kv_layout layout;
+	struct pool_memory pool;
+	struct ring *ring;
+	int sock[2], given[3];
+} w;
+
+/* What is handed over in place of a descriptor. */
+static int descriptor(unsigned kind, int good, size_t bytes)
+{
+	int fd = -1;
+	switch (kind % 6) {
+	case 0: return dup(good);
+	case 1: /* its owner may cut it short while others read it */
+		fd = memfd_create("unsealed", MFD_ALLOW_SEALING | MFD_CLOEXEC);
+		must(sendfile(fd, good, &(off_t){0}, bytes) == (ssize_t)bytes);
+		return fd;
+	case 2:
+		fd = memfd_create("short", MFD_ALLOW_SEALING | MFD_CLOEXEC);
+		must(ftruncate(fd, 100) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
+		return fd;
+	case 3: return open("/dev/null", O_RDWR | O_CLOEXEC);
+	case 4: return dup(w.pool.region.control_fd);
+	default: return dup(w.sock[0]);
+	}
+}
+
+/* --- the hello ----------------------------------------------------------- */
+
+static void check_hello(const struct handover_hello *h, const struct kv_layout *l, const int fds[3])
+{
+	struct kv_layout again = *l;
+	must(h->magic == HANDOVER_MAGIC && h->version == HANDOVER_VERSION && h->epoch);
+	must(h->name[0] && memchr(h->name, 0, sizeof h->name) && !strpbrk(h->name, " /\"\n"));
+	must(h->backend[0] && memchr(h->backend, 0, sizeof h->backend) && h->device >= 0);
+	must(h->blocks && l->block_bytes && l->layers == h->layers && l->layers <= KV_LAYERS_MAX);
+	must(kv_layout_finish(&again) == 0 && again.block_bytes == l->block_bytes);
+	must(fds[0] >= 0 && fds[1] >= 0 && (fds[2] >= 0) == (h->ring_slots != 0));
+	must(h->ring_slots <= RING_SLOTS_MAX);
+}
+
+/* All that was mapped is there. */
+static void read_all(const struct handover_hello *h, const struct kv_region *r, struct ring *ring)
+{
+	static struct ring_transfer t;
+	volatile uint64_t sum = 0;
+	enum ring_state state;
+	uint64_t gen;
+	for (uint32_t i = 0; i < h->blocks; i++)
+		sum += r->generations[i];
+	if (r->pool->host)
+		sum += r->pool->host[0] + (uint64_t)r->pool->host[r->data_bytes - 1];
+	for (uint32_t s = 0; ring && s < h->ring_slots; s++) {
+		must(ring_peek(ring, s, &gen) <= RING_VOID);
+		if (ring_read(ring, s, &t, &gen, &state) == 0)
+			sum += t.tokens;
+		for (uint32_t l = 0; l < h->layers; l++)
+			sum += ring_progress(ring, s, l, gen);
+		sum += (uint64_t)ring_in_schedule(ring, s, gen);
+	}
+	(void)sum;
+}
+
+static void attach(const struct handover_hello *h, const struct kv_layout *l, const int fds[3])
+{
+	struct kv_region region;
+	struct ring *ring = NULL;
+	struct err err = {0};
+	int r = kv_region_map(&region, l, h->blocks, h->backend, h->device, fds[0], fds[1], &err);
+	if (r < 0) {
+		must(err.text[0] && !region.generations && region.data_fd < 0);
+		if (fds[2] >= 0)
+			close(fds[2]);
+		return;
+	}
+	if (fds[2] >= 0)
+		r = ring_map(fds[2], h->ring_slots, h->ring_layers, h->epoch, &ring, &err);
+	must(r == 0 || (err.text[0] && !ring));
+	for (int i = 0; i < 3; i++) /* the worker takes it back, if it can */
+		(void)!ftruncate(w.given[i], 0);
+	read_all(h, &region, ring);
+	ring_destroy(&ring);
+	kv_region_fini(&region);
+}
+
+static void run_hello(struct fuzz_input *in)
+{
+	struct handover_hello h, got;
+	struct kv_layout l;
+	struct err err = {0};
+	size_t bytes;
+	int fds[4], out[3];
+	unsigned kinds = (unsigned)fuzz_take(in, 1), n_fds = (unsigned)fuzz_take(in, 1) % 5;
+	handover_hello_init(&h, "prefill-1", EPOCH, &w.layout, BLOCKS, "cpu", 0);
+	h.ring_slots = SLOTS;
+	h.ring_layers = LAYERS;
+	change(in, &h, sizeof h);
+	size_t cut = (size_t)fuzz_take(in, 1);
+	change(in, (unsigned char *)w.pool.region.generations - 4096, 32);
+	void *ring = ring_mapping(w.ring, &bytes);
+	change(in, ring, 64);
+	fds[0] = descriptor(kinds % 6, w.pool.region.control_fd, w.pool.region.control_bytes);
+	fds[1] = descriptor(kinds / 6 % 6, w.pool.region.data_fd, w.pool.region.data_bytes);
+	fds[2] = fds[3] = descriptor(kinds / 36 % 6, ring_fd(w.ring), bytes);
+	must(sock_send(w.sock[0], &h, sizeof h - cut, fds, n_fds) == 0);
+	memcpy(w.given, fds, sizeof w.given);
+	int r = handover_receive(w.sock[1], &got, &l, out, &err);
+	must(r == 0 || err.text[0]);
+	if (r == 0) {
+		check_hello(&got, &l, out);
+		attach(&got, &l, out);
+	}
+	for (int i = 0; i < 3; i++)
+		close(w.given[i]);
+}
+
+/* --- the reply ----------------------------------------------------------- */
+
+static void run_reply(struct fuzz_input *in)
+{
+	struct handover_reply a = {HANDOVER_MAGIC, HANDOVER_VERSION, 7, 0, "", "m@tcp://h:7003"}, got;
+	struct err err = {0};
+	unsigned n_fds = (unsigned)fuzz_take(in, 1) % 3;
+	int bell = -1, fds[2] = {w.sock[0], w.sock[0]};
+	change(in, &a, sizeof a);
+	size_t cut = (size_t)fuzz_take(in, 1);
+	must(sock_send(w.sock[0], &a, sizeof a - cut, fds, n_fds) == 0);
+	int r = handover_result(w.sock[1], &got, &bell, &err);
+	must(r == 0 || (err.text[0] && bell < 0));
+	if (r < 0)
+		return;
+	must(got.epoch && got.code <= 0 && memchr(got.text, 0, sizeof got.text));
+	must(memchr(got.remote, 0, sizeof got.remote));
+	must(!got.remote[0] || endpoint_is_remote(got.remote));
+	must(bell < 0 || got.code == 0);
+	/* whatever it is, ringing it does not wait */
+	ring_set_bell(w.ring, bell);
+	ring_sleeping(w.ring, 1);
+	for (int i = 0; i < 3; i++)
+		ring_bell(w.ring);
+}
+
+/* --- one input ----------------------------------------------------------- */
+
+static unsigned descriptors(void)
+{
+	DIR *d = opendir("/proc/self/fd");
+	unsigned n = 0;
+	while (d && readdir(d))
+		n++;
+	closedir(d);
+	return n;
+}
+
+FUZZ(handover, 1 << 9)
+{
+	struct fuzz_input in = {data, data + size};
+	struct err e = {0};
+	unsigned before = descriptors();
+	memset(&w, 0, sizeof w);
+	kv_layout_uniform(&w.layout, LAYERS, 1, 4, 4, KV_F32);
+	must(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, w.sock) == 0);
+	must(pool_memory_new(&w.pool, &w.layout, BLOCKS, &e) == 0 &&
+	     ring_create(SLOTS, LAYERS, EPOCH, &w.ring, &e) == 0);
+	if (fuzz_take(&in, 1) % 4 == 0)
+		run_reply(&in);
+	else
+		run_hello(&in);
+	ring_destroy(&w.ring);
+	pool_memory_fini(&w.pool);
+	close(w.sock[0]);
+	close(w.sock[1]);
+	must(descriptors() == before);
+	return 0;
+}
