@@ -176,7 +176,7 @@ UNIT := $(patsubst %.c,$(O)/test/%,$(notdir $(sort $(wildcard tests/unit/test_*.
 ALLLIBS := $(O)/libstages.a $(LIBS)
 NO_MARKS := -Itests/unit -include tests/unit/no_marks.h
 # what is tested is optimised, tests are not: half of the compiler's time
-TEST_O   := -O0
+TEST_O   := -O0 $(if $(shell command -v ld.gold),-fuse-ld=gold)
 $(O)/test/test_messager_walk: TEST_O := # most of its time is its own
 $(O)/test/test_%: test_%.c $(ALLLIBS)
 	@mkdir -p $(@D)

@@ -118,7 +118,7 @@ class Suite:
             elif kind == "messager":
                 c = dict(messager or {})
             elif kind == "storage":
-                c = {"memory_mb": 256, **(storage or {})}
+                c = {"memory_mb": 64, **(storage or {})}
             else:
                 if sim:
                     base["model"] = os.path.join(self.dir, f"sim-{'prefill' if kind == 'prefill' else 'decode'}.conf")

@@ -24,7 +24,7 @@ def schema(s, strict=True):
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": s, "strict": strict}}}
 
 
-def chat(text, n=160, **more):
+def chat(text, n=110, **more):
     return {"messages": [{"role": "user", "content": text}], "max_tokens": n, "return_token_ids": True, "temperature": 0, **more}
 
 

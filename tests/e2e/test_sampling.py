@@ -268,7 +268,7 @@ def test_same_answers_after_a_worker_dies(real_model):
     """The second worker gets the prompt with what the first one has said; what is the prompt and what the answer decides about penalties and min_tokens.
     The real model, whose tokens take milliseconds: the tiny one may have said everything before it is dead."""
     with Suite("2mixed", real_model) as s:
-        asked = {**requests()[2], "max_tokens": 150, "min_tokens": 140}
+        asked = {**requests()[2], "max_tokens": 90, "min_tokens": 80}
         expect = answers(s, [asked])[0][0]
         got, name = [], None
         for e in s.stream("/v1/completions", asked):
