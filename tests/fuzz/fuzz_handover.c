@@ -180,7 +180,8 @@ static unsigned descriptors(void)
 {
 	DIR *d = opendir("/proc/self/fd");
 	unsigned n = 0;
-	while (d && readdir(d))
+	must(d != NULL);
+	while (readdir(d))
 		n++;
 	closedir(d);
 	return n;
