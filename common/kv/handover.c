@@ -75,7 +75,7 @@ static int hello_check(const struct handover_hello *h, size_t n, unsigned n_fds,
 		return err_set(err, ERR_CORRUPT,
 		               "hand-over message is malformed: %zu bytes, expected %zu with our magic", n,
 		               sizeof *h);
-	if (!name_holds(h->name, sizeof h->name) || h->epoch == 0)
+	if (!name_holds(h->name, sizeof h->name) || h->epoch == 0 || h->epoch > INT64_MAX)
 		return err_set(err, ERR_INVALID, "hand-over has an invalid name or epoch");
 	if (!name_holds(h->backend, sizeof h->backend) || h->device < 0)
 		return err_set(err, ERR_INVALID, "hand-over of %s has an invalid backend or device",

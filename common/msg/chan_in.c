@@ -287,7 +287,7 @@ static int parts_add(struct chan_parts *j, const void *bytes, size_t len, size_t
 		j->bytes = longer;
 		j->size = size;
 	}
-	if (len) /* else there may be no bytes yet */
+	if (len) /* of an empty first part j->bytes may be NULL */
 		memcpy(j->bytes + j->len, bytes, len);
 	j->len += len;
 	return 0;

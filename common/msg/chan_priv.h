@@ -186,7 +186,7 @@ void chan_peer_watch(struct chan *c, struct peer *p, const Pds__Process *proc);
 void chan_peer_free(struct peer *p);
 /* chan_in.c */
 void chan_take(struct sock *s);
-/* One message: its envelope, and in `in` all else of it, which is freed. */
+/* Handles one message: env is its envelope, `in` the rest. Frees what `in` holds. */
 void chan_arrived(struct incoming *in, const void *env, size_t env_len);
 void incoming_fini(struct incoming *in);
 void parts_drop(struct chan_parts *j);

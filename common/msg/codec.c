@@ -53,6 +53,10 @@ static int is_ctl(enum msg_type type)
 static int check_head(const Pds__Envelope *env, const struct msg_type_info *info, size_t body_len,
                       struct err *err)
 {
+	if (env->epoch > INT64_MAX) /* pdctl reads no larger number in a daemon's status */
+		return err_set(err, ERR_CORRUPT, "%s from %s has epoch %llu, allowed up to %lld",
+		               info->name, env->sender, (unsigned long long)env->epoch,
+		               (long long)INT64_MAX);
 	if ((info->flags & MSG_REQUEST) && !env->request_hi && !env->request_lo)
 		return err_set(err, ERR_CORRUPT, "%s from %s without a request id", info->name,
 		               env->sender);

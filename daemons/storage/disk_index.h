@@ -20,7 +20,7 @@
 #define DISK_SLOTS_MAX (1u << DISK_SLOTS_LOG)
 #define DISK_CLASSES_MAX 64u
 #define DISK_NONE UINT32_MAX /* no slot */
-/* in a folder: no tier comes that far, and the numbers that follow do not wrap */
+/* the largest number that is read from a folder: no tier reaches it, and later ones do not wrap */
 #define DISK_SEQ_MAX ((uint64_t)1 << 62)
 
 enum disk_slot_state {

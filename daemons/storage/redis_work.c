@@ -509,7 +509,7 @@ struct flush_work {
 	struct tier_flush *f;
 	char match[2 * REDIS_PREFIX_MAX + 2]; /* the escaped prefix and a star */
 	char cursor[24];
-	int unlinks; /* the next reply is UNLINK's, of so many keys; 0: it is SCAN's */
+	int unlinks; /* keys of the UNLINK that is answered next; 0: SCAN is */
 	uint64_t asked_us, begun_us;
 };
 
@@ -518,7 +518,8 @@ static void flush_done(struct flush_work *fl, int code, const char *why)
 {
 	struct redis_tier *t = fl->w.t;
 	log_info("redis_flushed", "dropped=%" PRIu64 " ms=%" PRIu64 " complete=%d%s%s", fl->f->blocks,
-	         (clock_us() - fl->asked_us) / 1000, !why, why ? " reason=" : "", why ? why : "");
+	         (clock_us() - fl->asked_us) / 1000, !why, why ? " reason=" : "",
+	         why ? log_quote(why) : "");
 	pthread_mutex_lock(&t->lock);
 	t->flushing--;
 	pthread_mutex_unlock(&t->lock);
@@ -561,8 +562,8 @@ static void flush_step(struct redis_work *w)
 	          SCAN_KEYS);
 }
 
-/* Unlinks the keys under our prefix among those that SCAN returned. Their number; 0: nothing was
- * sent. */
+/* Unlinks the keys under our prefix among those that SCAN returned. Returns their number; 0:
+ * nothing was sent. */
 static int flush_unlink(struct flush_work *fl, const redisReply *keys)
 {
 	const struct redis_tier *t = fl->w.t;
@@ -618,7 +619,7 @@ static void flush_reply(struct redis_work *w, const redisReply *r)
 	} else if (no_number(w, r)) {
 		return;
 	} else if (r->integer < 0 || r->integer > fl->unlinks) {
-		redis_distrust(w, "UNLINK: fewer keys than none, or more than were named");
+		redis_distrust(w, "UNLINK: a negative number of keys, or more than were named");
 	} else {
 		fl->unlinks = 0;
 		fl->f->blocks += (uint64_t)r->integer;

@@ -1,5 +1,5 @@
 /* prefill_world.h - the world of a pdprefilld: router, two decode workers and the messager are
- * played, so a test sees the W.ring, the board and the KV.
+ * played, so a test sees the ring, the board and the KV.
  *
  * The model is the tiny golden one, computed by the reference kernels in steps of 16 tokens: slow
  * enough to meet a prompt half way (to_running). */
@@ -384,8 +384,7 @@ static inline struct transfer to_running(struct side *d, uint64_t *req, const ch
 		say_submit((struct ask){.req = *req, .n = LONG, .to = to, .seed = (uint32_t)*req});
 		grant(d, *req, LONG);
 		struct transfer t = transfer_of(*req);
-		while (ring_progress(W.ring, t.slot, 0, t.gen) == 0 && !transfer_is_void(&t))
-			event_base_loop(W.base, EVLOOP_NONBLOCK);
+		UNTIL_BY(ring_progress(W.ring, t.slot, 0, t.gen) || transfer_is_void(&t), GLANCE());
 		daemon_stop();
 		if (ring_progress(W.ring, t.slot, 0, t.gen) < LONG / 2)
 			return t;

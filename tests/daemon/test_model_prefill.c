@@ -29,8 +29,7 @@ static int to_mid_step(uint64_t req, struct transfer *t)
 	say_submit((struct ask){.req = req, .n = LONG, .to = "1", .seed = (uint32_t)req});
 	grant(D1, req, LONG);
 	*t = transfer_of(req);
-	while (ring_progress(W.ring, t->slot, 0, t->gen) == 0)
-		;
+	UNTIL_BY(ring_progress(W.ring, t->slot, 0, t->gen), (void)0);
 	daemon_stop();
 	return ring_progress(W.ring, t->slot, W.hello.layers - 1, t->gen) == 0;
 }
@@ -87,6 +86,14 @@ START_TEST(s_drain_not_blocks)
 }
 END_TEST
 
+static int is_reused(const struct ring_transfer *t, const uint64_t *gen)
+{
+	int reused = 0;
+	for (uint32_t i = 0; i < t->blocks; i++)
+		reused |= W.shared.region.generations[t->src[i]] != gen[i];
+	return reused;
+}
+
 /* P has computed all, is cancelled, and its blocks are the next request's at once: from then on
  * no messager may mark the slot. */
 START_TEST(m8_cancel_not_in_slot_blocks_reused)
@@ -103,9 +110,7 @@ START_TEST(m8_cancel_not_in_slot_blocks_reused)
 	for (uint32_t i = 0; i < first.blocks; i++)
 		gen[i] = W.shared.region.generations[first.src[i]];
 	say_cancel(ROUTER, 1);
-	for (int reused = 0; !reused; event_base_loop(W.base, EVLOOP_NONBLOCK))
-		for (uint32_t i = 0; i < first.blocks; i++)
-			reused |= W.shared.region.generations[first.src[i]] != gen[i];
+	UNTIL_BY(is_reused(&first, gen), GLANCE());
 	ck_assert_int_eq(ring_mark_sent(W.ring, one.slot, one.gen), ERR_STALE);
 	struct transfer two = transfer_of(2);
 	first_token(2);

@@ -91,27 +91,34 @@ END_TEST
 
 enum { COVERED = 320, FULL = COVERED / BLOCK };
 
-/* Copies each block of the transfer at the moment that the board says it is there. 0: all was there
- * when this process looked. */
+static uint32_t taken[8]; /* blocks of each layer that were copied */
+
+/* Copies each block of the transfer that the board says is there. 1: these were the last. */
+static int copy_told(const struct transfer *t, const struct ring_transfer *of, unsigned char *copy,
+                     int *half_way)
+{
+	int done = 1;
+	for (uint32_t l = 0; l < W.hello.layers; l++) {
+		uint32_t p = ring_progress(W.ring, t->slot, l, t->gen);
+		ck_assert_uint_le(p, COVERED);
+		ck_assert_uint_ge(p, taken[l] * BLOCK);
+		for (; (taken[l] + 1) * BLOCK <= p; taken[l]++)
+			memcpy(copy + W.layout.before_bytes[l] * FULL + taken[l] * W.layout.piece_bytes[l],
+			       piece(l, of->src[taken[l]]), W.layout.piece_bytes[l]);
+		*half_way |= p > 0 && p < COVERED;
+		done &= p == COVERED;
+	}
+	return done;
+}
+
+/* Each at the moment that it is there. 0: all was there when this process looked. */
 static int copy_as_told(const struct transfer *t, const struct ring_transfer *of,
                         unsigned char *copy)
 {
 	int half_way = 0;
-	uint32_t taken[8] = {0};
-	ck_assert_uint_le(W.hello.layers, 8);
-	for (int done = 0; !done; event_base_loop(W.base, EVLOOP_NONBLOCK)) {
-		done = 1;
-		for (uint32_t l = 0; l < W.hello.layers; l++) {
-			uint32_t p = ring_progress(W.ring, t->slot, l, t->gen);
-			ck_assert_uint_le(p, COVERED);
-			ck_assert_uint_ge(p, taken[l] * BLOCK);
-			for (; (taken[l] + 1) * BLOCK <= p; taken[l]++)
-				memcpy(copy + W.layout.before_bytes[l] * FULL + taken[l] * W.layout.piece_bytes[l],
-				       piece(l, of->src[taken[l]]), W.layout.piece_bytes[l]);
-			half_way |= p > 0 && p < COVERED;
-			done &= p == COVERED;
-		}
-	}
+	ck_assert_uint_le(W.hello.layers, COUNT(taken));
+	memset(taken, 0, sizeof taken);
+	UNTIL_BY(copy_told(t, of, copy, &half_way), GLANCE());
 	return half_way;
 }
 

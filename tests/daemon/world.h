@@ -120,11 +120,15 @@ static inline void pump_for(uint64_t us)
 
 static inline const char *daemon_says(void);
 
-/* Waits, with all links alive. */
-#define UNTIL(cond)                                                                             \
-	for (uint64_t until_end = clock_us() + WAIT_US; !(cond); pump())                            \
-	ck_assert_msg(clock_us() < until_end, "not within %u s: %s; %s", WAIT_US / 1000000u, #cond, \
+#define UNTIL_(cond, text, turn)                                                               \
+	for (uint64_t until_end = clock_us() + WAIT_US; !(cond); turn)                             \
+	ck_assert_msg(clock_us() < until_end, "not within %u s: %s; %s", WAIT_US / 1000000u, text, \
 	              daemon_says())
+/* Waits, with all links alive. */
+#define UNTIL(cond) UNTIL_(cond, #cond, pump())
+/* For what is soon over: `turn` takes less than the millisecond of pump(). */
+#define UNTIL_BY(cond, turn) UNTIL_(cond, #cond, turn)
+#define GLANCE() event_base_loop(W.base, EVLOOP_NONBLOCK)
 
 /* --- pdctl's questions --------------------------------------------------- */
 

@@ -335,7 +335,7 @@ def test_run_tests_counts(tmp_path):
     tool = tmp_path / "tools" / "run-tests"
     tool.write_text(open(os.path.join(ROOT, "tools", "run-tests")).read())
     tool.chmod(0o755)
-    (tmp_path / "Makefile").write_text("all programs unit-build:\n\t@true\n")
+    (tmp_path / "Makefile").write_text("all:\n\t@touch all\nprograms:\n\t@true\nparsers:\n\t@echo test_msg\n")
     (tmp_path / "tests" / "e2e" / "test_c.py").write_text(PYTEST_SKIPS)
     for name, script in (("test_a", UNIT_SKIPS), ("test_b", UNIT_FAILS_ONCE),
                          ("test_msg", UNIT_WAITS)):     # one of MOSTLY_WAIT
@@ -350,6 +350,8 @@ def test_run_tests_counts(tmp_path):
     assert lines[-5:-2] == ["  1 plain test_a: no avx9", "  1 plain test_a: no disk here",
                             "  1 plain test_c: no moon"], r.stdout
     assert lines[-2].startswith("3 skipped, ") and "slowest:" in lines
+    r = run(str(tool), "test_a", env={**os.environ, "PD_MODEL": "/dev/null", "JOBS": "2"})   # no parser: nothing is built for them
+    assert r.stdout.rstrip().endswith("2 passed, 0 failed") and not (tmp_path / "all").exists(), r.stdout
 
 
 # --- man pages

@@ -45,6 +45,15 @@ static void check_list(const struct conf *c, const struct conf_key *k)
 		must(items[i][0] && !strpbrk(items[i], " \t\n"));
 }
 
+static int is_choice(const char *choices, const char *value)
+{
+	char *all = mem_printf("|%s|", choices), *own = mem_printf("|%s|", value);
+	int is = !strchr(value, '|') && strstr(all, own);
+	free(all);
+	free(own);
+	return is;
+}
+
 static void check_value(const struct conf *c, const struct conf_key *k)
 {
 	int bounded = k->min != 0 || k->max != 0;
@@ -58,7 +67,7 @@ static void check_value(const struct conf *c, const struct conf_key *k)
 		break;
 	case CONF_STRING:
 		if (k->choices)
-			must(strstr(k->choices, conf_str(c, k->name)) != NULL);
+			must(is_choice(k->choices, conf_str(c, k->name)));
 		x = (double)strlen(conf_str(c, k->name));
 		must(x <= 4096);
 		bounded = bounded && !k->choices && k->max > 0;

@@ -63,7 +63,8 @@ static int descriptor(unsigned kind, int good, size_t bytes)
 static void check_hello(const struct handover_hello *h, const struct kv_layout *l, const int fds[3])
 {
 	struct kv_layout again = *l;
-	must(h->magic == HANDOVER_MAGIC && h->version == HANDOVER_VERSION && h->epoch);
+	must(h->magic == HANDOVER_MAGIC && h->version == HANDOVER_VERSION);
+	must(h->epoch && h->epoch <= INT64_MAX);
 	must(h->name[0] && memchr(h->name, 0, sizeof h->name) && !strpbrk(h->name, " /\"\n"));
 	must(h->backend[0] && memchr(h->backend, 0, sizeof h->backend) && h->device >= 0);
 	must(h->blocks && l->block_bytes && l->layers == h->layers && l->layers <= KV_LAYERS_MAX);
@@ -179,7 +180,8 @@ static unsigned descriptors(void)
 {
 	DIR *d = opendir("/proc/self/fd");
 	unsigned n = 0;
-	while (d && readdir(d))
+	must(d != NULL);
+	while (readdir(d))
 		n++;
 	closedir(d);
 	return n;

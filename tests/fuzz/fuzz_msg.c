@@ -92,6 +92,7 @@ static void check_envelope(const struct msg_in *m, size_t body_len)
 	const Pds__Envelope *e = m->env;
 	size_t n = strlen(e->sender);
 	must(e->version == PROTOCOL_VERSION && n > 0 && n <= MSG_NAME_MAX);
+	must(e->epoch <= INT64_MAX);
 	must(!strpbrk(e->sender, " \"\n/=") && (uint32_t)m->info->type == e->type);
 	if (m->info->flags & MSG_REQUEST)
 		must((e->request_hi || e->request_lo) && e->attempt);

@@ -342,9 +342,12 @@ void registry_answered(struct registry *g, uint32_t tokens)
 	g->answer_tokens = g->answer_tokens > 0 ? g->answer_tokens * 0.98 + tokens * 0.02 : tokens;
 }
 
+/* A worker that says it is faster than UINT32_MAX tokens/s counts as that: pdctl reads no number
+ * above INT64_MAX. */
 static void measure(double *rate, uint64_t tokens, uint64_t us)
 {
-	double now = (double)tokens * 1e6 / (double)us, keep = exp(-(double)us / RATE_US);
+	double now = fmin((double)tokens * 1e6 / (double)us, UINT32_MAX);
+	double keep = exp(-(double)us / RATE_US);
 	*rate = *rate > 0 ? *rate * keep + now * (1 - keep) : now;
 }
 
