@@ -68,7 +68,7 @@ CUDA      := $(if $(SAN),,$(if $(NVCC_OK),$(O)/lib/pdserve/pdserve-cuda.so))
 all: programs $(CUDA)
 programs: deps-ok $(BUILT) compile_commands.json
 
-.PHONY: all programs deps-ok clean help demo run check check-sanitizers check-all check-full check-cuda lint install unit-build
+.PHONY: all programs deps-ok clean help demo run check check-sanitizers check-all check-full check-cuda lint install
 deps-ok:
 ifneq ($(PKG_OK),yes)
 	@echo "missing Debian packages: run tools/setup (it installs them with apt-get)" >&2; exit 1
@@ -159,7 +159,6 @@ $(O)/cuda_host/pdserve-cuda.so: $(CUDA_SRC:%=$(O)/cuda_host/%.o) $(SHIM_OBJ)
 $(O)/cuda_host/libcublasLt.so.13: $(O)/cuda_host/tests/cuda_host/lt/cublaslt.cu.o $(O)/cuda_host/$(LT_VALUES).o $(O)/cuda_host/pdserve-cuda.so
 	@echo "  LD $@"
 	@$(CXX) $(CFLAGS) $(SANFLAGS) -shared -Wl,-soname,$(@F) -o $@ $^
-CUDA_HOST := $(O)/cuda_host/pdserve-cuda.so $(O)/cuda_host/libcublasLt.so.13
 
 libs_of = $(if $(filter $(WORKERS),$(1)),$(WORKER_LIBS),$(EDGE) $(if $(filter $(COPIERS),$(1)),$(O)/libcopy.a))
 define program
@@ -172,7 +171,6 @@ $(foreach p,$(PROGRAMS),$(eval $(call program,$(p))))
 
 # --- tests/unit/test_X.c, of functions, and tests/daemon/test_X.c, of one real daemon between played peers: $(O)/test/test_X ---
 vpath test_%.c tests/unit tests/daemon
-UNIT := $(patsubst %.c,$(O)/test/%,$(notdir $(sort $(wildcard tests/unit/test_*.c tests/daemon/test_*.c))))
 ALLLIBS := $(O)/libstages.a $(LIBS)
 NO_MARKS := -Itests/unit -include tests/unit/no_marks.h
 # what is tested is optimised, tests are not: half of the compiler's time
@@ -191,6 +189,7 @@ $(patsubst %,$(O)/test/%,$(filter-out $(OF_DAEMONS),$(PARSERS))): $(O)/test/%: %
 	@mkdir -p $(@D)
 	@echo "  LD $@"
 	@$(CC) $(ALLFLAGS) $(TEST_O) $(NO_MARKS) -MMD -MP -MF $@.d -o $@ $< -Wl,--start-group $(EDGE) -Wl,--end-group $(LDLIBS) $(CHECK_LIBS)
+$(foreach t,$(PARSERS),$(if $(wildcard tests/unit/$(t).c),,$(error PARSERS names $(t), which is not in tests/unit)))
 .PHONY: parsers
 parsers:
 	@echo $(PARSERS)
@@ -258,7 +257,6 @@ $(O)/fuzz/driver: $(call obj,$(FUZZ_MAIN)) $(FUZZ_OBJ) $(FUZZ_LIBS)
 # tests/conform: test_conform_X.c -> $(O)/test/test_conform_X, a part of the conformance tests; all of them in $(O)/test/conform, for a backend by its name
 CONFORM_OBJ   := $(call obj,$(filter-out tests/conform/test_%,$(sort $(wildcard tests/conform/*.c))))
 CONFORM_TESTS := $(sort $(wildcard tests/conform/test_*.c))
-CONFORM       := $(patsubst tests/conform/%.c,$(O)/test/%,$(CONFORM_TESTS)) $(O)/test/conform
 CONFORM_LIBS  := $(O)/libformat.a $(O)/libkernels.a $(O)/libutil.a
 define conform_program
 	@mkdir -p $(@D)
@@ -269,7 +267,6 @@ $(O)/test/test_conform_%: $(O)/obj/tests/conform/test_conform_%.o $(CONFORM_OBJ)
 	$(conform_program)
 $(O)/test/conform: $(call obj,$(CONFORM_TESTS)) $(CONFORM_OBJ) $(CONFORM_LIBS)
 	$(conform_program)
-unit-build: $(UNIT) $(CONFORM) $(CUDA_HOST)
 
 # harnesses of tests/fuzz for FUZZ_SECONDS each; ONLY="gguf safetensors" picks some
 .PHONY: fuzz
