@@ -136,29 +136,6 @@ START_TEST(test_decode_worker_falls_silent)
 }
 END_TEST
 
-/* pdctl asks while threads take blocks for many. What can go wrong is for the race detector to
- * see. */
-START_TEST(test_asked_while_blocks_are_taken)
-{
-	enum { MANY = 40 };
-	world_begin("kv_blocks=400", "prepare_threads=1", "max_inflight_prefill=100");
-	for (uint64_t round = 0; round < 4; round++) {
-		for (uint64_t i = 1; i <= MANY; i++)
-			say_submit((struct ask){.req = round * MANY + i, .n = 64, .to = "1"});
-		UNTIL(count(D1, MSG_KV_RESERVE, round * MANY + MANY));
-		for (uint64_t i = 1; i <= MANY; i++) {
-			grant(D1, round * MANY + i, 64);
-			if (i % 4 == 0)
-				ctl("requests");
-		}
-		for (uint64_t i = 1; i <= MANY; i++)
-			say_cancel(ROUTER, round * MANY + i);
-		at_rest();
-	}
-	world_end();
-}
-END_TEST
-
 static void expect_lost(uint64_t req)
 {
 	const Pds__Failed *f = failed(req);
@@ -274,7 +251,6 @@ int main(int argc, char **argv)
 	tcase_add_test(c, test_cancel_computed);
 	tcase_add_test(c, test_stalled);
 	tcase_add_test(c, test_failed_transfers);
-	tcase_add_test(c, test_asked_while_blocks_are_taken);
 	tcase_add_test(c, test_decode_worker_falls_silent);
 	tcase_add_test(c, test_decode_worker_dies);
 	tcase_add_test(c, test_router_dies);

@@ -1,5 +1,5 @@
-/* test_prefill_life.c - the end of a pdprefilld that has work, and the order of the schedule as a
- * client meets it. */
+/* test_prefill_life.c - the end of a pdprefilld that has work, its threads under questions, and the
+ * order of the schedule as a client meets it. */
 #include "prefill_world.h"
 
 /* --- SIGTERM ------------------------------------------------------------- */
@@ -55,6 +55,31 @@ START_TEST(test_sigterm_and_no_messager)
 }
 END_TEST
 
+/* --- questions ----------------------------------------------------------- */
+
+/* pdctl asks while threads take blocks for many. What can go wrong is for the race detector to
+ * see. */
+START_TEST(test_asked_while_blocks_are_taken)
+{
+	enum { MANY = 40 };
+	world_begin("kv_blocks=400", "prepare_threads=1", "max_inflight_prefill=100");
+	for (uint64_t round = 0; round < 4; round++) {
+		for (uint64_t i = 1; i <= MANY; i++)
+			say_submit((struct ask){.req = round * MANY + i, .n = 64, .to = "1"});
+		UNTIL(count(D1, MSG_KV_RESERVE, round * MANY + MANY));
+		for (uint64_t i = 1; i <= MANY; i++) {
+			grant(D1, round * MANY + i, 64);
+			if (i % 4 == 0)
+				ctl("requests");
+		}
+		for (uint64_t i = 1; i <= MANY; i++)
+			say_cancel(ROUTER, round * MANY + i);
+		at_rest();
+	}
+	world_end();
+}
+END_TEST
+
 /* --- order --------------------------------------------------------------- */
 
 /* A long prompt and three short ones behind it, from request `base_req` on. Returns how many of
@@ -104,6 +129,7 @@ int main(int argc, char **argv)
 	TCase *c = world_case(s, "all");
 	tcase_add_test(c, test_sigterm_while_computing);
 	tcase_add_test(c, test_sigterm_and_no_messager);
+	tcase_add_test(c, test_asked_while_blocks_are_taken);
 	tcase_add_loop_test(c, test_order, 0, 2);
 	return world_run(s);
 }
