@@ -162,7 +162,7 @@ def test_a_stopped_rank():
 
 def test_a_crash_loop():
     """decode-1 ends a moment after it is up, again and again: it gets next to nothing of what is asked, and clients notice nothing."""
-    with Suite("1p3d", sim={"base": "small", "time_scale": 0.5}, worker={"kv_memory_mb": 16}) as s:
+    with Suite("1p3d", sim={"base": "small", "time_scale": 0.5}, worker={"kv_memory_mb": 16}, router={"breaker_open_ms": 5000 * SLOW}) as s:
         stop, bad = threading.Event(), []
 
         def ask(i):
