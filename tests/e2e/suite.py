@@ -34,11 +34,11 @@ ENV = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1:exitcode=99", "UBSAN_OPTION
 _ports = []
 
 
-def free_port():
+def free_port(host="127.0.0.1", port=0):
     """A port that stays ours while this process lives, although nobody listens: the system gives it to no other bind() or connect(). A daemon, which says
-    SO_REUSEADDR, can listen there, again and again."""
+    SO_REUSEADDR, can listen there, again and again. host: "" for all addresses of this machine. port: this one, or OSError."""
     s = socket.socket()
-    s.bind(("127.0.0.1", 0))
+    s.bind((host, port))
     s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     _ports.append(s)
     return s.getsockname()[1]
@@ -51,6 +51,16 @@ def wait_for(cond, what="waited too long", timeout=20):
         assert time.time() < end, what() if callable(what) else what
         time.sleep(0.01)
     return got
+
+
+def log_thread_rests(pid):
+    """Waits while the log's thread of this process has something to do and waits for a processor, or writes."""
+    try:
+        tasks = [f"/proc/{pid}/task/{t}/" for t in os.listdir(f"/proc/{pid}/task")]
+        for task in [t for t in tasks if open(t + "comm").read() == "log\n"]:
+            wait_for(lambda task=task: open(task + "stat").read().rsplit(")", 1)[1].split()[0] not in "RD", "the log's thread does not come to rest", 60)
+    except OSError:     # it has ended
+        pass
 
 
 def value(v):
@@ -280,9 +290,12 @@ class Suite:
         self.start(name)
 
     def log(self, name):
-        """A living daemon's lines lie with its log's thread for up to 20 ms (LINGER_MS in log.c)."""
+        """All that a daemon has logged so far. A living one's lines lie with its log's thread for up to 20 ms (LINGER_MS in log.c) after that thread was woken, and
+        until it has a processor afterwards."""
         if name in self.procs and self.procs[name].poll() is None:
+            log_thread_rests(self.procs[name].pid)
             time.sleep(0.025)
+            log_thread_rests(self.procs[name].pid)
         try:
             with open(os.path.join(self.dir, name + ".log"), errors="replace") as f:
                 return f.read()

@@ -9,6 +9,7 @@ import http.server
 import json
 import os
 import pty
+import select
 import signal
 import struct
 import subprocess
@@ -46,14 +47,15 @@ class Terminal:
     def _read(self):
         while True:
             try:
-                data = os.read(self.master, 65536)
+                select.select([self.master], [], [])
+                with self.lock:
+                    data = os.read(self.master, 65536)
+                    if not data:
+                        return
+                    self.raw += data
+                    self.stream.feed(data)
             except OSError:
                 return
-            if not data:
-                return
-            with self.lock:
-                self.raw += data
-                self.stream.feed(data)
 
     def __enter__(self):
         return self
@@ -101,9 +103,14 @@ class Terminal:
         wait_for(lambda: self.lines()[self.screen.cursor.y] == ">", lambda: f"no prompt:\n{self.text()}")
 
     def ends(self, timeout=20):
+        """The exit status; all that it wrote has been read then."""
         code = self.proc.wait(timeout * SLOW)
-        time.sleep(0.1)
+        wait_for(lambda: time.sleep(0.1) or self._all_read())
         return code
+
+    def _all_read(self):
+        with self.lock:
+            return not select.select([self.master], [], [], 0)[0]
 
     def restored(self):
         """The terminal's settings are those from before."""

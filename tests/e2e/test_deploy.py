@@ -90,6 +90,17 @@ FAKES = {
 }
 
 
+def port_of_two():
+    """A port that is free, as the one after it, on all addresses, and stays so."""
+    while True:
+        port = free_port("")
+        try:
+            free_port("", port + 1)
+            return port
+        except (OSError, OverflowError):
+            pass
+
+
 def test_slurm(tmp_path):
     """Three nodes on this machine: their names are addresses of loopback."""
     assert subprocess.run(["bash", "-n", SBATCH]).returncode == 0
@@ -99,9 +110,9 @@ def test_slurm(tmp_path):
     for name, text in FAKES.items():
         (bin_dir / name).write_text("#!/bin/bash\n" + text)
         (bin_dir / name).chmod(0o755)
-    http = free_port()
+    http, port = free_port(""), port_of_two()
     env = {**ENV, "PATH": f"{bin_dir}:{os.environ['PATH']}", "BIN": BIN, "MODEL": TINY_MODEL, "JOBDIR": str(job), "TMPDIR": str(tmp), "HTTP_PORT": str(http),
-           "PORT": str(free_port()), "STORAGE_MB": "16", "WORKER_CONF": "threads = 1; kv_memory_mb = 64;", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "nodes"}
+           "PORT": str(port), "STORAGE_MB": "16", "WORKER_CONF": "threads = 1; kv_memory_mb = 64;", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "nodes"}
     with open(tmp_path / "out", "w") as out:
         p = subprocess.Popen(["bash", SBATCH], env=env, stdout=out, stderr=out, start_new_session=True)
     try:
@@ -113,8 +124,8 @@ def test_slurm(tmp_path):
             got = subprocess.run([os.path.join(BIN, "pdctl"), "-r", tmp / "pdserve-7-router-1", "-d", "router-1", "workers", "--json"], env=env, capture_output=True,
                                  text=True)
             return got.returncode == 0 and {w["name"]: w["state"] for w in json.loads(got.stdout)} == {"prefill-1": "up", "decode-1": "up"}
-        wait_for(workers, lambda: "".join(f.read_text() for f in [tmp_path / "out", *job.glob("*.log")])[-5000:])
-        wait_for(all_ready, "all seven daemons are ready")
+        wait_for(workers, lambda: "".join(f.read_text() for f in [tmp_path / "out", *job.glob("*.log")])[-5000:], 60)
+        wait_for(all_ready, "all seven daemons are ready", 60)
         with urllib.request.urlopen(f"http://127.0.0.2:{http}/health", timeout=10 * SLOW) as r:
             assert r.status == 200
         keys = sorted(os.listdir(job / "keys"))
@@ -122,7 +133,7 @@ def test_slurm(tmp_path):
                                                               "router-1.secret"]
         assert not any(stat.S_IMODE((job / "keys" / k).stat().st_mode) & 0o077 for k in keys if k.endswith(".secret"))
         os.killpg(p.pid, signal.SIGTERM)
-        p.wait(20 * SLOW)
+        p.wait(60 * SLOW)
         wait_for(lambda: not list(tmp.iterdir()), "the nodes' run directories are removed")
         for f in job.glob("*.log"):
             assert f.read_text().count("event=stopping") == 1 and "stopped_at_once" not in f.read_text(), f.read_text()

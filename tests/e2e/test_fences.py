@@ -81,7 +81,7 @@ def stop_before_the_answer(s):
 
 @pytest.mark.parametrize("stop, then", [(stop_in_the_copy, "goes on"), (stop_before_the_answer, "goes on"), (stop_in_the_copy, "is killed")])
 def test_a_stopped_writer_keeps_its_blocks(want, stop, then):
-    with suite(300, 900) as s:
+    with suite(600, 1800) as s:
         beside = in_thread(lambda: s.tokens(BESIDE, 300))
         assert wait_for(lambda: "active" in states(s))
         c = stop(s)
@@ -90,7 +90,7 @@ def test_a_stopped_writer_keeps_its_blocks(want, stop, then):
         leased = s.kv("decode-1")["leased"]
         if stop is stop_in_the_copy:
             assert "quarantine" in states(s) and leased >= 15
-        time.sleep(1.2)                                  # longer than lease, stall limit and renewals together
+        time.sleep(2.4)                                  # longer than lease, stall limit and renewals together
         assert s.kv("decode-1")["leased"] == leased      # no timer frees them
         if then == "is killed":
             s.kill("messager")

@@ -131,7 +131,7 @@ def test_no_descriptors_left_ends_and_hangs_nobody():
         want = s.tokens([1, 2, 3], 8)
         for name in s.names:
             pid = s.procs[name].pid
-            limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+            limits, full = resource.prlimit(pid, resource.RLIMIT_NOFILE), time.monotonic()
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pid}/fd")) + 3, limits[1]))
             open_ones = [c for at, kind in doors(s, name) for _ in range(20) if (c := connect(at, kind))]
             assert s.pdctl("-t", "300", "-d", name, "status").returncode in (0, 3)      # one connection more
@@ -144,7 +144,7 @@ def test_no_descriptors_left_ends_and_hangs_nobody():
                 c.close()
             wait_for(lambda: s.pdctl("-d", name, "status").returncode == 0, f"{name} does not answer any more")
             assert refused(s, name) > 0
-            assert s.log(name).count("event=descriptors_exhausted") <= 3        # once a second
+            assert s.log(name).count("event=descriptors_exhausted") <= time.monotonic() - full + 2      # once a second
         assert s.tokens([1, 2, 3], 8) == want
 
 

@@ -161,10 +161,15 @@ def test_launcher_tiers_and_settings(tmp_path, tiny_model):
     disk = tmp_path / 'a "disk"'
     with Launcher(tmp_path, tiny_model, KV_DISK=str(disk), KV_DISK_MB="64", KV_REDIS=f"unix:{tmp_path}/none", KV_EVICTION="write_through", HOST="127.0.0.2",
                   SET="worker.kv_type=f32; decode.max_sequences=8; router.served_model_name=my model") as l:
-        r = run(os.path.join(BIN, "pdctl"), "-r", l.dir, "--json", "-d", "storage", "storage")
-        tiers = {t["tier"]: t for t in json.loads(r.stdout)["tiers"]}
+        def tiers_now():
+            r = run(os.path.join(BIN, "pdctl"), "-r", l.dir, "--json", "-d", "storage", "storage")
+            return {t["tier"]: t for t in json.loads(r.stdout)["tiers"]}
+
+        def states():
+            return [tiers_now()[t]["state"][:5] for t in ("memory", "disk", "redis")]
+        wait_for(lambda: states() == ["ready", "ready", "away:"], states)
+        tiers = tiers_now()
         assert [tiers[t]["capacity_bytes"] >> 20 for t in ("memory", "disk")] == [64, 64]
-        assert [tiers[t]["state"][:5] for t in ("memory", "disk", "redis")] == ["ready", "ready", "away:"]
         assert tiers["memory"]["eviction"] == tiers["disk"]["eviction"] == "write_through"
         assert disk.is_dir()
         r = run(os.path.join(BIN, "pdctl"), "-r", l.dir, "--json", "-d", "decode-1", "config")
@@ -225,13 +230,12 @@ def test_launcher_hides_settings(tmp_path, tiny_model):
 
 
 def metrics_base(*offsets):
-    """A METRICS_PORT at which these ports are free."""
+    """A METRICS_PORT at which these ports are free, and stay so."""
     while True:
         base = free_port() - offsets[0]
         try:
             for n in offsets[1:]:
-                with socket.socket() as s:
-                    s.bind(("127.0.0.1", base + n))
+                free_port(port=base + n)
             return base
         except (OSError, OverflowError):
             pass
@@ -395,16 +399,18 @@ def test_launcher_limits_logs(tmp_path, tiny_model):
             return json.loads(c.getresponse().read())["id"]
 
         first = ask()
-        time.sleep(0.2)
         log = os.path.join(l.dir, "logs", "router.log")
+        wait_for(lambda: any("event=request_done" in x and first[5:37] in x for x in open(log)), lambda: open(log).read()[-2000:])
         with open(log, "a") as f:
             f.write(("x" * 99 + "\n") * 10486)      # just above 1 MiB
         second = ask()
         wait_for(lambda: os.path.exists(log + ".1") and second[5:37] in open(log).read(), "no new log was begun")
         assert os.path.getsize(log) < 1 << 16 and first[5:37] in open(log + ".1").read()
         for request in first, second:
-            r = run(os.path.join(BIN, "pdctl"), "-r", l.dir, "trace", request)
-            assert r.returncode == 0 and re.search(r"^  decode ", r.stdout, re.M), r
+            def traced():
+                r = run(os.path.join(BIN, "pdctl"), "-r", l.dir, "trace", request)
+                return r.returncode == 0 and re.search(r"^  decode ", r.stdout, re.M)
+            wait_for(traced, lambda: run(os.path.join(BIN, "pdctl"), "-r", l.dir, "trace", request))
         os.kill(l.pids()["mixed-1"], signal.SIGABRT)
         l.until("mixed-1 died: crashed (SIGABRT)")
         l.p.terminate()

@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from suite import Suite, free_port, wait_for
+from suite import SLOW, Suite, free_port, wait_for
 
 NAMES = ("router", "messager", "storage", "prefill-1", "decode-1")
 OWN = {"router": r"(vllm:|pdserve_(http|worker|router|tenant|placed|requests|answers|tokens|messages|attempts|sequences|workers|cached|prepare)_)"}
@@ -16,7 +16,7 @@ COMMON = r"(process_|pdserve_(build_info|uptime_|peers_|messages_|log_|connectio
 
 
 def get(port, path, method="GET"):
-    c = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    c = http.client.HTTPConnection("127.0.0.1", port, timeout=20 * SLOW)
     try:
         c.request(method, path)
         r = c.getresponse()

@@ -559,7 +559,9 @@ class Alone:
         return os.path.join(self.dir, name)
 
     def log(self):
-        time.sleep(0.03)
+        suite.log_thread_rests(self.proc.pid)
+        time.sleep(0.025)
+        suite.log_thread_rests(self.proc.pid)
         with open(self.path("s.log")) as f:
             return f.read()
 
@@ -624,17 +626,17 @@ def test_too_many_peers(tmp_path):
                 p.close()
 
 
-def beats(s, seconds, during):
-    """The longest time that the rightful peer's link heard nothing, in seconds, while `during` runs again and again: its HELLO declares a silence that makes the
-    daemon send at least four heartbeats within it."""
+def beats(s, seconds, during, enough):
+    """The longest time that the rightful peer's link heard nothing, in seconds, while `during` runs again and again, for so long and until it is enough: its HELLO
+    declares a silence that makes the daemon send at least four heartbeats within it."""
     with s.peer() as p:
-        assert not p.welcomed({"silence_ms": 400 * SLOW}).get("refused")
+        assert not p.welcomed({"silence_ms": 800 * SLOW}).get("refused")
         end, last, longest, beat = time.monotonic() + seconds, time.monotonic(), 0.0, 0.0
         stop = threading.Event()
         t = threading.Thread(target=lambda: [during() for _ in iter(lambda: not stop.is_set(), False)])
         t.start()
         try:
-            while time.monotonic() < end:
+            while time.monotonic() < end or not enough():
                 if time.monotonic() - beat > 0.1:
                     beat = time.monotonic()
                     p.say("HEARTBEAT", {}, ack_epoch=p.their_epoch, link=p.link)
@@ -650,6 +652,7 @@ def beats(s, seconds, during):
 
 
 def test_hostile_connections_disturb_nobody(tmp_path):
+    begun = time.monotonic()
     with Alone(tmp_path) as s:
         pid, made = s.proc.pid, [0]
         address = ("127.0.0.1", s.port)
@@ -675,13 +678,12 @@ def test_hostile_connections_disturb_nobody(tmp_path):
 
         garbage()
         rss = resident(pid)
-        gap = beats(s, 3, garbage)
-        assert made[0] >= 300, made
-        assert gap < 0.4 * SLOW, f"no heartbeat for {gap:.2f} s"
+        gap = beats(s, 5, garbage, lambda: made[0] >= 300)
+        assert gap < 0.8 * SLOW, f"no heartbeat for {gap:.2f} s"
         assert resident(pid) - rss < 32 << 20, (rss, resident(pid))
         st = s.status()
         assert st["refused"]["keys"] >= 10
-        assert s.log().count("event=key_refused") <= 32 + 5 * 8, "lines about keys that are all different are limited"
+        assert s.log().count("event=key_refused") <= 32 + 5 * (time.monotonic() - begun) + 1, "lines about keys that are all different are limited"
 
 
 def test_silent_connections_leave_room(tmp_path):
@@ -709,4 +711,4 @@ def test_silent_connections_leave_room(tmp_path):
 
 def said_nothing(s):
     with s.peer("o", "pdctl") as q:
-        return q.ask("status", timeout=1) is None
+        return q.ask("status", timeout=4) is None

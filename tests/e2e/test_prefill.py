@@ -49,12 +49,12 @@ def test_waiting_for_a_turn_is_no_stall():
     """Prompts that wait for others, several times as long as the messager's stall limit: P says that it has
     them in hand, and none is given up."""
     prompts = [prompt(2000 + i, 600) for i in range(6)]
-    sim = {"base": "small", "time_scale": 1.0, "prefill": {"time_scale": 110.0}}
-    with Suite(layout="1p1d", sim=sim, messager={"stall_ms": 800}, prefill={"max_batched_tokens": 256}) as s:
+    sim = {"base": "small", "time_scale": 1.0, "prefill": {"time_scale": 160.0}}
+    with Suite(layout="1p1d", sim=sim, messager={"stall_ms": 1500}, prefill={"max_batched_tokens": 256}) as s:
         begin = time.time()
         with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
             assert all(len(t) == 2 for t in pool.map(lambda p: s.tokens(p, n=2), prompts))
-        assert time.time() - begin > 3
+        assert time.time() - begin > 4.5
         assert 'pdserve_messager_transfers_stalled_total{name="messager",role="messager"} 0\n' in s.metrics("messager")
         assert "event=attempt_lost" not in s.log("router")
 

@@ -185,7 +185,7 @@ def test_there_later(want):
         redis.kill()
         with suite(redis) as s:
             rounds(s, want)
-            assert tier(s)["state"].startswith("away")
+            until("away", lambda: tier(s)["state"].startswith("away"))
             assert refused_writes(s) < 500          # the same blocks are not offered again and again
             redis.start()
             until("ready", lambda: tier(s)["state"] == "ready")
@@ -213,12 +213,13 @@ def test_full_and_damaged(want):
 
 def test_flush_says_what_it_did(want):
     """pdctl waits until the keys are gone, longer than for other answers, while the daemon goes on; a Redis that dies meanwhile is told."""
-    with Redis() as redis, suite(redis, redis_timeout_ms=20000) as s:
+    with Redis() as redis, suite(redis, redis_timeout_ms=60000) as s:
         rounds(s, want)
         until("nothing is stored", lambda: redis("DBSIZE") != ":0")
         for killed in (False, True):
             os.kill(redis.proc.pid, signal.SIGSTOP)
             flush = subprocess.Popen([os.path.join(BIN, "pdctl"), "-r", s.dir, "flush", "redis"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            until("it is not being flushed", lambda: tier(s)["state"] == "ready, being flushed")
             time.sleep(2.5)
             assert flush.poll() is None and tier(s)["state"] == "ready, being flushed"
             if killed:

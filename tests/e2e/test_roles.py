@@ -80,7 +80,7 @@ def role_at_router(s, name):
 
 
 def wait_role(s, name, role):
-    end = time.time() + 10 * SLOW
+    end = time.time() + 30 * SLOW
     while role_at_router(s, name) != role:
         assert time.time() < end, (name, role_at_router(s, name))
         time.sleep(0.02)

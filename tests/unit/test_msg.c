@@ -108,7 +108,7 @@ START_TEST(both_ways_in_order)
 	end_open(&a, "bound", 10, endpoint, 4096);
 	end_open(&b, "dials", 20, NULL, 4096);
 	struct peer *pa = chan_connect(b.c, endpoint, "bound", 3);
-	spin(&b.ups, 1, 3000);
+	spin(&b.ups, 1, 60000);
 	ck_assert_int_eq(a.ups, 1);
 	ck_assert_int_eq(b.ups, 1);
 	ck_assert_int_eq(peer_tag(pa), 3);
@@ -119,8 +119,8 @@ START_TEST(both_ways_in_order)
 		ck_assert_int_eq(say(&b, pa, i), 0);
 		ck_assert_int_eq(say(&a, back, i), 0);
 	}
-	spin(&a.messages, 1000, 3000);
-	spin(&b.messages, 1000, 3000);
+	spin(&a.messages, 1000, 60000);
+	spin(&b.messages, 1000, 60000);
 	ck_assert_int_eq(a.in_order, 1000);
 	ck_assert_int_eq(b.in_order, 1000);
 	chan_destroy(&b.c);
@@ -137,10 +137,10 @@ START_TEST(each_connects_to_the_other)
 	end_open(&a, "one", 10, endpoint, 4096);
 	end_open(&b, "two", 20, second, 4096);
 	struct peer *by_b = chan_connect(b.c, endpoint, "one", 3);
-	spin(&b.ups, 1, 3000);
+	spin(&b.ups, 1, 60000);
 	struct peer *by_a = chan_connect(a.c, second, "two", 4);
-	spin(&b.ups, 2, 3000);
-	spin(&a.ups, 2, 3000);
+	spin(&b.ups, 2, 60000);
+	spin(&a.ups, 2, 60000);
 	ck_assert_int_eq(a.downs + b.downs, 0);
 	ck_assert_ptr_eq(chan_find(a.c, "two", 4), by_a);
 	ck_assert_ptr_eq(chan_find(b.c, "one", 3), by_b);
@@ -148,10 +148,10 @@ START_TEST(each_connects_to_the_other)
 	ck_assert(of_b && of_b != by_a && of_a && of_a != by_b);
 	ck_assert_ptr_null(chan_find(a.c, "two", 3));
 	ck_assert_int_eq(say(&b, by_b, 0), 0);
-	spin(&a.messages, 1, 3000);
+	spin(&a.messages, 1, 60000);
 	ck_assert_ptr_eq(a.last, of_b);
 	ck_assert_int_eq(say(&a, of_b, 0), 0);
-	spin(&b.messages, 1, 3000);
+	spin(&b.messages, 1, 60000);
 	ck_assert_ptr_eq(b.last, by_b);
 	chan_destroy(&b.c);
 	chan_destroy(&a.c);
@@ -164,18 +164,18 @@ START_TEST(bound_side_restarts)
 	end_open(&a, "bound", 10, endpoint, 4096);
 	end_open(&b, "dials", 20, NULL, 4096);
 	struct peer *p = chan_connect(b.c, endpoint, NULL, 0);
-	spin(&b.ups, 1, 3000);
+	spin(&b.ups, 1, 60000);
 	for (uint32_t i = 0; i < 3; i++) /* its numbers end with that life */
 		ck_assert_int_eq(say(&b, p, i), 0);
-	spin(&a.messages, 3, 3000);
+	spin(&a.messages, 3, 60000);
 	chan_destroy(&a.c);
 	end_open(&a2, "bound", 11, endpoint, 4096);
-	spin(&b.ups, 2, 4000);
+	spin(&b.ups, 2, 60000);
 	ck_assert_int_eq(b.downs, 1);
 	ck_assert_int_eq(b.ups, 2);
 	ck_assert_uint_eq(peer_epoch(p), 11);
 	ck_assert_int_eq(say(&b, p, 0), 0);
-	spin(&a2.messages, 1, 2000);
+	spin(&a2.messages, 1, 60000);
 	ck_assert_int_eq(a2.in_order, 1);
 	chan_destroy(&b.c);
 	chan_destroy(&a2.c);
@@ -188,13 +188,13 @@ START_TEST(dialling_side_restarts)
 	end_open(&a, "bound", 10, endpoint, 4096);
 	end_open(&b, "dials", 20, NULL, 4096);
 	chan_connect(b.c, endpoint, NULL, 0);
-	spin(&b.ups, 1, 3000);
+	spin(&b.ups, 1, 60000);
 	chan_destroy(&b.c);
-	spin(&a.downs, 1, 3000);
+	spin(&a.downs, 1, 60000);
 	ck_assert_int_eq(a.downs, 1);
 	end_open(&b2, "dials", 21, NULL, 4096);
 	chan_connect(b2.c, endpoint, NULL, 0);
-	spin(&a.ups, 2, 3000);
+	spin(&a.ups, 2, 60000);
 	ck_assert_int_eq(a.ups, 2);
 	ck_assert_uint_eq(peer_epoch(a.last), 21);
 	chan_destroy(&b2.c);
@@ -209,7 +209,7 @@ START_TEST(rm22_name_is_taken_while_it_lives)
 	end_open(&b, "dials", 20, NULL, 4096);
 	end_open(&c, "dials", 30, NULL, 4096);
 	chan_connect(b.c, endpoint, NULL, 0);
-	spin(&b.ups, 1, 3000);
+	spin(&b.ups, 1, 60000);
 	chan_connect(c.c, endpoint, NULL, 0);
 	int never = 0;
 	spin(&never, 1, 700);
@@ -229,15 +229,15 @@ START_TEST(window_is_bounded)
 	end_open(&b, "dials", 20, NULL, 16);
 	struct peer *p = chan_connect(b.c, endpoint, NULL, 0);
 	ck_assert_int_eq(say(&b, p, 0), ERR_CLOSED);
-	spin(&b.ups, 1, 3000);
+	spin(&b.ups, 1, 60000);
 	for (uint32_t i = 0; i < 16; i++)
 		ck_assert_int_eq(say(&b, p, i), 0);
 	ck_assert_int_eq(say(&b, p, 16), ERR_FULL);
-	spin(&a.messages, 16, 2000);
+	spin(&a.messages, 16, 60000);
 	int never = 0;
 	spin(&never, 1, 300); /* acknowledged at the next tick */
 	ck_assert_int_eq(say(&b, p, 16), 0);
-	spin(&a.messages, 17, 2000);
+	spin(&a.messages, 17, 60000);
 	ck_assert_int_eq(a.in_order, 17);
 	chan_destroy(&b.c);
 	chan_destroy(&a.c);
@@ -287,7 +287,7 @@ START_TEST(pdctl_asks_and_waits)
 	end_open(&a, "bound", 10, endpoint, 16);
 	for (int i = 0; i < 2; i++) {
 		pthread_create(&t[i], NULL, ask_thread, (void *)"later");
-		spin(&a.n_asked, i + 1, 3000);
+		spin(&a.n_asked, i + 1, 60000);
 		ck_assert_int_eq(a.n_asked, i + 1);
 	}
 	int never = 0;
@@ -352,7 +352,7 @@ START_TEST(garbage_changes_nothing)
 	ck_assert_int_eq(a.messages, 0);
 	end_open(&b, "dials", 20, NULL, 16);
 	chan_connect(b.c, endpoint, NULL, 0);
-	spin(&b.ups, 1, 3000);
+	spin(&b.ups, 1, 60000);
 	ck_assert_int_eq(b.ups, 1);
 	zmq_close(z);
 	zmq_ctx_term(ctx);

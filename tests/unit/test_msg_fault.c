@@ -235,7 +235,7 @@ START_TEST(delays_are_in_a_pipe)
 			ck_assert_int_eq(say_type(&b, MSG_KV_RESERVE), 0);
 		until_settled(&a, &b, faults[i]);
 		uint64_t took = clock_us() - from;
-		ck_assert_msg(took >= 20000 && took < 10000000, "%s: %llu us", faults[i],
+		ck_assert_msg(took >= 20000 && took < 30000000, "%s: %llu us", faults[i],
 		              (unsigned long long)took);
 		pair_close(&a, &b);
 	}
@@ -254,7 +254,7 @@ START_TEST(delayed_is_not_overtaken)
 	until_up(&a, &b);
 	chan_counts(a.c, &n);
 	ck_assert(say_type(&b, MSG_KV_GRANT) == 0 && say_type(&b, MSG_PEERS) == 0);
-	for (uint64_t end = clock_us() + 10000000; n.faults == 0 && clock_us() < end;
+	for (uint64_t end = clock_us() + 60000000; n.faults == 0 && clock_us() < end;
 	     chan_counts(a.c, &n))
 		event_base_loop(base, EVLOOP_ONCE);
 	ck_assert_int_eq(say_type(&b, MSG_PEERS), 0);
@@ -283,18 +283,18 @@ START_TEST(places_are_given_back)
 }
 END_TEST
 
-/* The clock would find out after five seconds; the receiver who meets the gap says so at once. */
+/* The clock would find out after forty seconds; the receiver who meets the gap says so at once. */
 START_TEST(a_gap_is_asked_for_at_once)
 {
 	struct side a, b;
-	struct chan_opts o = pair_opts(5000000, "type=KV_GRANT:dir=in:nth=1:drop=100%");
+	struct chan_opts o = pair_opts(40000000, "type=KV_GRANT:dir=in:nth=1:drop=100%");
 	pair_open(base, &a, &b, "gap", &o, &o);
 	until_up(&a, &b);
 	uint64_t from = clock_us();
 	ck_assert(say_type(&b, MSG_PEERS) == 0 && say_type(&b, MSG_KV_GRANT) == 0 &&
 	          say_type(&b, MSG_PEERS) == 0);
 	until_settled(&a, &b, "a gap");
-	ck_assert_uint_lt(clock_us() - from, 2500000);
+	ck_assert_uint_lt(clock_us() - from, 20000000);
 	pair_close(&a, &b);
 }
 END_TEST

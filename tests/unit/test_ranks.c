@@ -431,7 +431,7 @@ START_TEST(killed_rank)
 	ck_assert_ptr_null(engine_broken(r.e));
 	ck_assert_uint_eq(children(getpid(), pid), 1);
 	kill(pid[0], SIGKILL);
-	for (int i = 0; i < 1000 && !engine_broken(r.e); i++)
+	for (int i = 0; i < 10000 && !engine_broken(r.e); i++)
 		usleep(5000);
 	ck_assert_ptr_nonnull(engine_broken(r.e));
 	for (int i = 0; i < 2; i++) {
@@ -461,7 +461,7 @@ START_TEST(killed_in_a_step)
 	int rc = 0;
 	ck_assert_uint_eq(children(getpid(), pid), 1);
 	ck_assert_int_eq(pthread_create(&t, NULL, kill_later, &pid[0]), 0);
-	uint64_t end = clock_us() + 20000000;
+	uint64_t end = clock_us() + 60000000;
 	while (!rc && clock_us() < end)
 		rc = decode_one(&r, &err);
 	pthread_join(t, NULL);
@@ -537,8 +537,8 @@ START_TEST(rank_that_is_slow_to_end)
 	ck_assert_msg(ended, "the engine waits for a process that nobody can reap");
 	ck_assert_int_eq(read(out[0], &t, sizeof t), sizeof t);
 	ck_assert_msg(strstr(t.why, "rank 1 (process") && strstr(t.why, ") ended"), "\"%s\"", t.why);
-	ck_assert_msg(t.broken_us < 5000000, "told after %llu us", (unsigned long long)t.broken_us);
-	ck_assert_msg(t.close_us < 10000000, "closed after %llu us", (unsigned long long)t.close_us);
+	ck_assert_msg(t.broken_us < 15000000, "told after %llu us", (unsigned long long)t.broken_us);
+	ck_assert_msg(t.close_us < 20000000, "closed after %llu us", (unsigned long long)t.close_us);
 }
 END_TEST
 
@@ -564,7 +564,7 @@ START_TEST(ranks_end_with_their_engine)
 	kill(main_pid, SIGKILL);
 	waitpid(main_pid, NULL, 0);
 	int alive = 0;
-	for (int i = 0; i < 1000 && (alive = kill(pid[0], 0) == 0); i++) {
+	for (int i = 0; i < 5000 && (alive = kill(pid[0], 0) == 0); i++) {
 		char path[64], line[512] = "";
 		snprintf(path, sizeof path, "/proc/%d/stat", (int)pid[0]);
 		FILE *f = fopen(path, "re");

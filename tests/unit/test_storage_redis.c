@@ -299,7 +299,7 @@ START_TEST(test_stopped)
 		int code = rop_end(&o[i]);
 		ck_assert_msg(code == ERR_TIMEOUT || code == ERR_CLOSED || code == ERR_NOTFOUND, "%d",
 		              code);
-		ck_assert_uint_lt(o[i].us, 5000000);
+		ck_assert_uint_lt(o[i].us, 30000000);
 	}
 	wait_state(t, "away: no answer");
 	ck_assert_int_eq(put(t, 2, BLOCK), ERR_CLOSED);
@@ -320,7 +320,7 @@ START_TEST(test_lookup_limit)
 	kill(rig.pid, SIGSTOP);
 	for (int i = 0; i < 8; i++) {
 		ck_assert_uint_eq(lookup(t, 1, 1, BLOCK, i & 1 ? 10000 : 0, &us), 0);
-		ck_assert_uint_lt(us, 4000000); /* 10 or 20 ms, but for a loaded machine */
+		ck_assert_uint_lt(us, 30000000); /* 10 or 20 ms, but for a loaded machine */
 	}
 	ck_assert_str_eq(stat_of(t).state, "ready");
 	kill(rig.pid, SIGCONT);
@@ -355,7 +355,7 @@ END_TEST
 START_TEST(test_queue_bound)
 {
 	enum { N = 1200 };
-	struct tier *t = ready_tier((struct tier_redis_opts){.timeout_ms = 500, .depth = 4});
+	struct tier *t = ready_tier((struct tier_redis_opts){.timeout_ms = 3000, .depth = 4});
 	struct rop *o = mem_array(N, sizeof *o);
 	unsigned full = 0;
 	kill(rig.pid, SIGSTOP);
@@ -675,7 +675,8 @@ START_TEST(test_flush)
 {
 	redisContext *c = rig_connect(&rig);
 	struct tier_redis_opts odd = {.prefix = "pd[1]*?:"};
-	struct tier *t = ready_tier((struct tier_redis_opts){0}), *u = ready_tier(odd);
+	struct tier *t = ready_tier((struct tier_redis_opts){.timeout_ms = 60000}),
+				*u = ready_tier(odd);
 	for (unsigned i = 0; i < 10000; i++) {
 		char key[96];
 		key_text(key, i);
@@ -689,11 +690,13 @@ START_TEST(test_flush)
 	}
 	ck_assert_int_eq(put(u, 1, BLOCK), 0);
 	struct flush_rig whole = flush_rig();
+	kill(rig.pid, SIGSTOP); /* or it may be over before we look */
 	t->ops->flush(t, &whole.f);
 	ck_assert_int_eq(get(t, 1, BLOCK), ERR_NOTFOUND);
 	ck_assert_str_eq(stat_of(t).state, "ready, being flushed");
 	ck_assert_int_eq(put(t, 1, BLOCK), ERR_FULL);
 	ck_assert_uint_eq(lookup(t, 1, 1, 1, LONG_US, NULL), 0);
+	kill(rig.pid, SIGCONT);
 	flush_rig_wait(&whole);
 	ck_assert_int_eq(whole.f.code, 0);
 	ck_assert_uint_eq(whole.f.blocks, 10000);

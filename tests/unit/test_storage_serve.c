@@ -124,7 +124,7 @@ START_TEST(pm7_index_before_data)
 	block_fill(0, 1);
 	atomic_store(&gate.closed, 1);
 	ask(W, MSG_STORE_PUT, 1, one, zero, 1);
-	for (int i = 0; i < 10000 && atomic_load(&gate.inside) != 1; i++)
+	for (int i = 0; i < 150000 && atomic_load(&gate.inside) != 1; i++)
 		usleep(200);
 	ck_assert_int_eq(atomic_load(&gate.inside), 1);
 	ck_assert_uint_eq(lookup(W, one, 1), 0);

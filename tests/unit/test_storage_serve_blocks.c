@@ -217,7 +217,7 @@ START_TEST(test_turns)
 	atomic_store(&gate.closed, 1);
 	/* it waits in the copy; what comes is queued behind it */
 	ask(W, MSG_STORE_PUT, 1, one, zero, 1);
-	for (uint64_t until = clock_us() + 2000000; !atomic_load(&gate.inside) && clock_us() < until;)
+	for (uint64_t until = clock_us() + 30000000; !atomic_load(&gate.inside) && clock_us() < until;)
 		usleep(100);
 	ask_many(row[_i].many, MANY + 1); /* number 1 is the one that waits */
 	ask(&peers[1], row[_i].other, 1, one, zero, 1);
@@ -257,7 +257,7 @@ static struct tier_op *held_take(void)
 
 static int wait_held(unsigned n)
 {
-	for (uint64_t until = clock_us() + 2000000; atomic_load(&n_held) < n && clock_us() < until;)
+	for (uint64_t until = clock_us() + 30000000; atomic_load(&n_held) < n && clock_us() < until;)
 		usleep(100);
 	usleep(20000);
 	return atomic_load(&n_held) == n;
@@ -283,7 +283,7 @@ START_TEST(test_away)
 	ck_assert(wait_held(most));
 	ask(&peers[1], MSG_STORE_GET, 1, one, zero, 1);
 	ck_assert(wait_held(most + 1));
-	for (uint64_t until = clock_us() + 5000000; n_said < batches + 1 && clock_us() < until;) {
+	for (uint64_t until = clock_us() + 30000000; n_said < batches + 1 && clock_us() < until;) {
 		struct tier_op *op = held_take();
 		if (op)
 			op->done(op, ERR_NOTFOUND, TIER_NONE, NULL);

