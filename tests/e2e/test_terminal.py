@@ -380,11 +380,11 @@ def test_oldest_turns_are_dropped():
 
 def test_long_conversation_with_a_model(real_model):
     with Suite("mixed", real_model, router={"max_model_len": 256}) as s:
-        turns = [f"tell me about number {i}" for i in range(12)]
+        turns = [f"tell me about number {i}" for i in range(8)]
         code, out, err = piped(f"http://127.0.0.1:{s.port}", "\n".join(turns), "-s", "temperature=0", "-s", "max_tokens=30", "-s", "ignore_eos=true")
         assert code == 0, err
         assert "the context of 256 tokens is full: the oldest 1 turn of the conversation is dropped" in err
-        assert err.count("(cut at 30 tokens; /set max_tokens N changes the limit)") == 12
+        assert err.count("(cut at 30 tokens; /set max_tokens N changes the limit)") == 8
 
 
 def test_the_end_of_the_context_is_named():

@@ -77,7 +77,7 @@ BOOK = {"type": "function", "function": {"name": "book", "parameters": {"type": 
 CITY = {"type": "function", "function": {"name": "get_weather", "parameters": {
     "type": "object", "additionalProperties": False, "required": ["city"], "properties": {"city": {"type": "string", "maxLength": 16}}}}}
 MUST = [{"tools": [BOOK], "tool_choice": "required", "parallel_tool_calls": False},
-        {"tools": [CITY, BOOK], "tool_choice": "required", "temperature": 1.0, "seed": 3},
+        {"tools": [CITY, BOOK], "tool_choice": "required", "temperature": 1.0, "seed": 2},
         {"tools": [CITY, BOOK], "tool_choice": {"type": "function", "function": {"name": "book"}}}]
 
 STORY = [{"role": "user", "content": "Tell me a story."}]
