@@ -141,6 +141,18 @@ def test_places_spans(tmp_path):
     assert r.returncode == 1 and "cannot write /nonexistent/x: No such file" in r.stderr and f"request {req(1)}" in r.stdout
 
 
+@pytest.mark.parametrize("late_us", [0, 5400, 50000, 160000])
+def test_a_daemon_logs_late(tmp_path, late_us):
+    """Its transfer then seems to begin after the prefill ended, or after the receiver had it: the arrows' ends still lie in the daemons' spans."""
+    logs = life(req(1))
+    logs["messager"] = life(req(1), late_us)["messager"].replace("life_us=161016", "life_us=100")
+    assert "life_us=100\n" in logs["messager"]
+    write_logs(tmp_path / "logs", logs)
+    assert trace(tmp_path, req(1), "--chrome", str(tmp_path / "a.json")).returncode == 0
+    _, arrows = check_chrome(tmp_path / "a.json")
+    assert set(arrows) >= ARROWS - {("messager", "decode-1", "KV")}
+
+
 def test_mixed_worker(tmp_path):
     """It logs no prefill: the router's summary has its times."""
     write_logs(tmp_path / "logs", {"router": life(req(1))["router"], "mixed-1": line(200, "pddecoded", "mixed-1", req(1), "accepted", "attempt=1 tokens=5 local=1")

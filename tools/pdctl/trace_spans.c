@@ -247,14 +247,31 @@ static void shift(struct trace_picture *p)
 	}
 }
 
+/* The span that covers all of a request in a lane. */
+static const struct trace_span *whole_of(const struct trace_picture *p, const struct event *e)
+{
+	size_t i = 0;
+	while (p->spans[i].kind != SPAN_WHOLE || p->spans[i].lane != e->lane ||
+	       p->spans[i].request != e->request)
+		i++;
+	return &p->spans[i];
+}
+
+/* Each end lies within its daemon's span, and it does not point back: a daemon may log later than
+ * it says. Where that cannot be, the clocks differ, and it begins where it ends. */
 static void add_arrow(struct trace_picture *p, const struct link *l, const struct event *to)
 {
 	const struct event *from = partner(p->trace, to, l->from, 0);
 	if (!from)
 		return;
+	const struct trace_span *sender = whole_of(p, from), *receiver = whole_of(p, to);
 	double from_us = trace_picture_at(p, from), to_us = trace_picture_at(p, to);
 	if (l->us)
 		from_us = to_us = fmax(to_us - trace_number(to->fields, l->us), from_us);
+	if (from_us > to_us)
+		from_us = fmax(to_us, sender->from_us);
+	from_us = fmin(from_us, sender->to_us);
+	to_us = fmin(fmax(to_us, from_us), receiver->to_us);
 	p->arrows = mem_grow(p->arrows, p->n_arrows + 1, sizeof *p->arrows);
 	p->arrows[p->n_arrows++] = (struct arrow){
 		.name = l->name,
