@@ -16,8 +16,10 @@ LIBS_pdmessagerd := $(shell pkg-config --libs $(PKGS_pdmessagerd) libibverbs 2>/
 PKGS_pdctl := libedit
 LIBS_pdctl := $(shell pkg-config --libs $(PKGS_pdctl) 2>/dev/null)
 PKG_OK   := $(shell pkg-config --exists $(PKGS) $(PKGS_pdrouterd) $(PKGS_pdmessagerd) $(PKGS_pdctl) libibverbs 2>/dev/null && command -v protoc-c >/dev/null && echo yes)
-# the sanitizers double what the compiler does: half of a whole check was compiling at -O2
-CFLAGS   ?= $(if $(SAN),-O1 -g1,-O2 -g)
+# the sanitizers double what the compiler does, and half of a whole check was compiling: with them, but for fuzzers, only what computes most is optimised
+CFLAGS   ?= $(if $(SAN),$(if $(findstring fuzz,$(SAN)),-O1,-O0) -g1,-O2 -g)
+BUSY_O   := $(if $(SAN),-O1)
+BUSY     := common/engine/% common/grammar/% common/text/%
 WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla
 # no fused multiply-add but where it is written: what is drawn does not depend on -march in CFLAGS
 ALLFLAGS  = -std=gnu11 -D_GNU_SOURCE $(WARN) $(CFLAGS) -ffp-contract=off \
@@ -26,11 +28,12 @@ ALLFLAGS  = -std=gnu11 -D_GNU_SOURCE $(WARN) $(CFLAGS) -ffp-contract=off \
 # libraries that a `make dist` puts beside the programs come first (of these libraries' own, too: hence the old tag)
 LDLIBS    = -Wl,--as-needed,-rpath,'$$ORIGIN/../lib',--disable-new-dtags $(shell pkg-config --libs $(PKGS) 2>/dev/null) -levent_pthreads -lm -ldl -pthread
 CHECK_LIBS := $(shell pkg-config --libs check 2>/dev/null)
-SANFLAGS_address := -fsanitize=address,undefined -fno-sanitize-recover=undefined
+# without the checks of pointers whose use AddressSanitizer sees: a quarter of the compiler's time
+SANFLAGS_address := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-sanitize=null,object-size,pointer-overflow
 SANFLAGS_thread  := -fsanitize=thread
-# `make fuzz`: by gcc and tests/fuzz/driver.c, by clang and libFuzzer
-SANFLAGS_fuzz      := $(SANFLAGS_address) -fsanitize-coverage=trace-pc
-SANFLAGS_libfuzzer := $(SANFLAGS_address) -fsanitize=fuzzer-no-link
+# `make fuzz`: by gcc and tests/fuzz/driver.c, by clang and libFuzzer; with all of UBSan
+SANFLAGS_fuzz      := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fsanitize-coverage=trace-pc
+SANFLAGS_libfuzzer := $(filter-out %=trace-pc,$(SANFLAGS_fuzz)) -fsanitize=fuzzer-no-link
 SANFLAGS := $(SANFLAGS_$(SAN))
 
 # --- layers, lowest first; each is one archive -------------------------------------------------------------------------
@@ -88,18 +91,16 @@ $(O)/%.a:
 # kernels: the file's ending says which instructions it may use
 ISA_avx2   := -mavx2 -mfma -mf16c
 ISA_avx512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mfma -mf16c
-# -O3 would take minutes for each of the instrumented kernel files, and so would all of UBSan: of
-# the fast ones it leaves out what looks at each access's address, which AddressSanitizer does
-# (34 s and 400 MiB for the three; without any of it 25 s)
-FAST_UBSAN := -fno-sanitize=alignment,null,object-size,pointer-overflow \
-              -fno-sanitize=nonnull-attribute,returns-nonnull-attribute
-KFLAGS      = $(if $(SAN),-O1 $(if $(findstring /fast_,$<),$(FAST_UBSAN)),-O3) \
+# -O3 would take minutes for each of the instrumented kernel files, and so would UBSan's checks of each access. Of the fast ones, which are a third of what the
+# compiler does for all programs, variables are not described: that was nearly half of their time.
+FAST_UBSAN := -fno-sanitize=alignment,null,object-size,pointer-overflow -fno-sanitize=nonnull-attribute,returns-nonnull-attribute
+KFLAGS      = $(if $(SAN),-O1 $(if $(findstring /fast_,$<),$(FAST_UBSAN)),-O3 $(if $(findstring /fast_,$<),-g1)) \
               $(if $(filter %_avx2.c,$<),$(ISA_avx2)) $(if $(filter %_avx512.c,$<),$(ISA_avx512))
 
 $(O)/obj/%.o: %.c $(PROTOS:proto/%.proto=$(O)/gen/%.pb-c.h)
 	@mkdir -p $(@D)
 	@echo "  CC $<"
-	@$(CC) $(ALLFLAGS) $(if $(filter kernels/%,$<),$(KFLAGS)) -MMD -MP -c $< -o $@
+	@$(CC) $(ALLFLAGS) $(if $(filter kernels/%,$<),$(KFLAGS)) $(if $(filter $(BUSY),$<),$(BUSY_O)) -MMD -MP -c $< -o $@
 
 $(O)/gen/%.pb-c.c $(O)/gen/%.pb-c.h &: proto/%.proto
 	@mkdir -p $(@D)
@@ -138,20 +139,18 @@ cuda-resources: cuda
 
 # ThreadSanitizer sees the host's threads, not fibres, of which a block has hundreds: it would take half a minute to open a device
 NO_FIBRES  = $(if $(filter thread,$(SAN)),$(if $(filter %.cu,$<),-fno-sanitize=thread)) $(if $(filter %/grid.c,$<),$(GRID_FLAGS))
-# UBSan would take half of the compiler's time for accesses that AddressSanitizer sees as well; the alignment of vectors is only seen by it
-CU_UBSAN   := $(if $(filter address,$(SAN)),-fno-sanitize=null -fno-sanitize=object-size -fno-sanitize=pointer-overflow)
 # what switches fibres and multiplies for them takes most of the kernels' time; it touches memory of its own alone, and test_cuda_host tests it
 GRID_FLAGS := -O3 -fno-sanitize=all
 SHIM_OBJ  := $(patsubst %,$(O)/cuda_host/%.o,$(sort $(wildcard tests/cuda_host/*.c)))
 $(O)/cuda_host/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	@echo "  C++ $<"
-	@$(CXX) -x c++ -std=gnu++20 -D_GNU_SOURCE -Wall -Wextra -Wno-missing-field-initializers $(CFLAGS) -ffp-contract=off -fno-omit-frame-pointer -fPIC -pthread -Itests/cuda_host -I. \
-		$(SANFLAGS) $(CU_UBSAN) $(NO_FIBRES) -MMD -MP -c $< -o $@
+	@$(CXX) -x c++ -std=gnu++20 -D_GNU_SOURCE -Wall -Wextra -Wno-missing-field-initializers $(CFLAGS) $(BUSY_O) -ffp-contract=off -fno-omit-frame-pointer -fPIC -pthread -Itests/cuda_host -I. \
+		$(SANFLAGS) $(NO_FIBRES) -MMD -MP -c $< -o $@
 $(O)/cuda_host/%.c.o: %.c
 	@mkdir -p $(@D)
 	@echo "  CC $<"
-	@$(CC) $(ALLFLAGS) $(NO_FIBRES) -fPIC -Itests/cuda_host -MMD -MP -c $< -o $@
+	@$(CC) $(ALLFLAGS) $(BUSY_O) $(NO_FIBRES) -fPIC -Itests/cuda_host -MMD -MP -c $< -o $@
 $(O)/cuda_host/pdserve-cuda.so: $(CUDA_SRC:%=$(O)/cuda_host/%.o) $(SHIM_OBJ)
 	@echo "  LD $@"
 	@$(CXX) $(CFLAGS) $(SANFLAGS) -shared -Wl,-soname,$(@F) -o $@ $^ -lm -ldl -pthread

@@ -528,10 +528,9 @@ START_TEST(test_evicted)
 	for (unsigned i = 0; i < 300; i++)
 		ck_assert_int_eq(put(t, i, 65536), 0);
 	tier_flushed(t, NULL); /* its end asks for the figures */
-	for (uint64_t until = clock_us() + LONG_US; stat_of(t).evictions == 0; usleep(1000))
+	for (uint64_t until = clock_us() + LONG_US; stat_of(t).evictions < 150; usleep(1000))
 		ck_assert_uint_lt(clock_us(), until);
 	struct tier_stat s = stat_of(t);
-	ck_assert_uint_ge(s.evictions, 150);
 	ck_assert_uint_eq(s.lost, s.evictions);
 	t->ops->destroy(t);
 }
