@@ -27,14 +27,10 @@ def want(real_model):
         return out
 
 
-ARRANGEMENTS = {
-    "1p1d": {"layout": "1p1d"},
-    "small-chunks": {"layout": "1p1d", "prefill": {"max_batched_tokens": 48}},
-    "mixed-small-chunks": {"layout": "mixed", "worker": {"max_batched_tokens": 64}},
-    "two-threads": {"layout": "1p1d", "worker": {"threads": 2}},
-    "three-threads-mixed": {"layout": "mixed", "worker": {"threads": 3}},
-    "2p2d": {"layout": "2p2d"},
-    "without-storage": {"layout": "1p1d", "worker": {"storage": "none"}},
+ARRANGEMENTS = {     # beside 1p1d, below
+    "small-chunks-without-storage": {"layout": "1p1d", "prefill": {"max_batched_tokens": 48}, "worker": {"storage": "none"}},
+    "mixed-chunks-three-threads": {"layout": "mixed", "worker": {"max_batched_tokens": 64, "threads": 3}},
+    "2p2d-two-threads": {"layout": "2p2d", "worker": {"threads": 2}},
 }
 
 
@@ -99,11 +95,11 @@ def test_with_eight_others_in_the_batch(real_model, want, layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_after_preemption(real_model, layout):
-    """Eight sequences grow in a pool that holds about three: some are preempted and recomputed, with the same tokens."""
-    prompts, n = [PROMPTS[18][: 200 + 40 * i] for i in range(8)], 150 if FULL else 48
+    """Sequences grow in a pool that holds about three: some are preempted and recomputed, with the same tokens."""
+    prompts, n = [PROMPTS[18][: 200 + 40 * i] for i in range(8 if FULL else 5)], 150 if FULL else 48
     with Suite("mixed", real_model) as s:
         want = [s.tokens(p, n) for p in prompts]
-    with Suite(layout, real_model, decode={"kv_blocks": 12, "growth_ratio": 0.0, "growth_ratio_min": 0.0}) as s:
+    with Suite(layout, real_model, decode={"kv_blocks": 12 if FULL else 6, "growth_ratio": 0.0, "growth_ratio_min": 0.0}) as s:
         got, errors = [None] * len(prompts), []
 
         def one(i):

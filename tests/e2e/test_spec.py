@@ -247,7 +247,7 @@ def test_wrong_drafts_on_the_simulated_device():
 
 def test_real_model(real_model):
     """Prose, code, lists; greedy and seeded; one with log-probabilities, whose last bits tell whether the KV is the same; one with a stop string."""
-    asked = [body(PROMPTS[i], max_tokens=48) for i in (11, 12, 17)] + [body(PROMPTS[18], max_tokens=48, temperature=0.6, seed=5), body(PROMPTS[12], max_tokens=64, logprobs=3)]
+    asked = [body(PROMPTS[i], max_tokens=48) for i in (11, 12)] + [body(PROMPTS[18], max_tokens=48, temperature=0.6, seed=5), body(PROMPTS[12], max_tokens=64, logprobs=3)]
     with Suite("mixed", real_model) as s:
         expect = [answer(s, b) for b in asked]
         text = expect[1][0][0]["text"]               # a stop string in the middle of what is drafted
@@ -255,7 +255,7 @@ def test_real_model(real_model):
         expect.append(answer(s, asked[-1]))
         assert expect[-1][0][0]["finish_reason"] == "stop"
     with Suite("1p1d", real_model, worker=ON) as s:
-        assert at_once(s, asked[:3]) == expect[:3]
+        assert at_once(s, asked[:2]) == expect[:2]
         for _ in range(20):
             assert [answer(s, b) for b in asked] == expect
             if spec(s)[2] > 20:

@@ -23,7 +23,7 @@
 #define POINTS 24u
 #define SUBSETS 4u
 #define STATES_MIN 1000u
-#define RUN_US 18000000u
+#define RUN_US 9000000u
 
 enum what {
 	KEY_HERE,
@@ -271,7 +271,7 @@ START_TEST(test_crash)
 {
 	const char *given = getenv("PD_SEED");
 	unsigned run = given ? (unsigned)strtoul(given, NULL, 10) : (unsigned)clock_us();
-	uint64_t until = clock_us() + RUN_US * (getenv("PD_FULL") ? 10 : 1);
+	uint64_t until = clock_us() + RUN_US * (getenv("PD_FULL") ? 20 : 1);
 	char folder[200];
 	log_set_level("error");
 	snprintf(folder, sizeof folder, "%s/tier", rig_folder);
