@@ -78,6 +78,13 @@ static int is_name(const char *s)
 
 /* --- files --------------------------------------------------------------- */
 
+/* The public key is the secret times the base point of Curve25519 (RFC 7748). */
+static int is_pair(const unsigned char public_key[KEY_BYTES], const unsigned char secret[KEY_BYTES])
+{
+	unsigned char own[KEY_BYTES];
+	return crypto_scalarmult_base(own, secret) == 0 && memcmp(own, public_key, KEY_BYTES) == 0;
+}
+
 static int parse_key(const char *text, unsigned char key[KEY_BYTES])
 {
 	return strlen(text) == KEY_TEXT_BYTES - 1 && zmq_z85_decode(key, text) ? 0 : ERR_INVALID;
@@ -260,6 +267,8 @@ int keys_open(const char *folder, const char *name, struct keys **ret, struct er
 	if (r == 0 && (!f.has_secret || strcmp(f.key.name, name) != 0))
 		r = err_set(err, ERR_INVALID, f.has_secret ? "%s is the key of \"%s\"" : "%s has no secret",
 		            path, f.key.name);
+	if (r == 0 && !is_pair(f.key.public_key, f.secret))
+		r = err_set(err, ERR_INVALID, "the public key in %s is not that of the secret", path);
 	if (r < 0)
 		return r;
 	struct keys *k = mem_zalloc(sizeof *k);

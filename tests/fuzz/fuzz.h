@@ -27,6 +27,11 @@ void fuzz_register(struct fuzz_target *t);
 struct fuzz_target *fuzz_targets(void);          /* list, by name */
 struct fuzz_target *fuzz_find(const char *name); /* NULL */
 
+/* A harness calls it when the reader has taken the input, or a part of it. The corpus has inputs that
+ * are taken: those called good... are, those called bad... are not (test_fuzz). */
+void fuzz_accepted(void);
+unsigned fuzz_accepts(void); /* calls so far */
+
 /* The file's bytes (free them) and their number; NULL when it cannot be read. At most max bytes. */
 uint8_t *fuzz_read(const char *path, size_t max, size_t *ret_size);
 

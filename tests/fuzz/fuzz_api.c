@@ -166,6 +166,7 @@ static void run(struct request_prepare *q)
 		check_error(&q->error);
 		return;
 	}
+	fuzz_accepted();
 	if (request_kind_needs_workers(q->kind))
 		check_prompts(q);
 	check_parts(q);

@@ -166,6 +166,7 @@ static void run(const char *path, char *const *options, int n)
 		must(!c && rc != ERR_NOMEM && (strstr(err.text, path) || strstr(err.text, "option -o")));
 		return;
 	}
+	fuzz_accepted();
 	for (size_t t = 0; tables[t]; t++)
 		for (const struct conf_key *k = tables[t]; k->name; k++)
 			check_value(c, k);

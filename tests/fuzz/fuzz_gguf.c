@@ -49,8 +49,10 @@ static void open_path(const char *path)
 	int rc = gguf_open(path, &g, &err);
 	if ((rc == 0) != (g != NULL) || (rc && !err.text[0]) || strchr(err.text, '\n'))
 		abort();
-	if (g)
+	if (g) {
+		fuzz_accepted();
 		walk(g);
+	}
 	gguf_close(&g);
 }
 

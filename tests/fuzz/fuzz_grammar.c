@@ -117,6 +117,7 @@ FUZZ(grammar, 1 << 13)
 		wrong_unless((r == ERR_INVALID || r == ERR_UNSUPPORTED || r == ERR_FULL) && err.text[0]);
 		return 0;
 	}
+	fuzz_accepted();
 	if (!v)
 		v = vocabulary();
 	struct automaton *a = automaton_new(g, v, 1 << 18, NULL);

@@ -110,6 +110,8 @@ static void attach(const struct handover_hello *h, const struct kv_layout *l, co
 	if (fds[2] >= 0)
 		r = ring_map(fds[2], h->ring_slots, h->ring_layers, h->epoch, &ring, &err);
 	must(r == 0 || (err.text[0] && !ring));
+	if (r == 0)
+		fuzz_accepted();
 	for (int i = 0; i < 3; i++) /* the worker takes it back, if it can */
 		(void)!ftruncate(w.given[i], 0);
 	read_all(h, &region, ring);
@@ -163,6 +165,7 @@ static void run_reply(struct fuzz_input *in)
 	must(r == 0 || (err.text[0] && bell < 0));
 	if (r < 0)
 		return;
+	fuzz_accepted();
 	must(got.epoch && got.code <= 0 && memchr(got.text, 0, sizeof got.text));
 	must(memchr(got.remote, 0, sizeof got.remote));
 	must(!got.remote[0] || endpoint_is_remote(got.remote));

@@ -31,6 +31,7 @@ static int note(struct http_frame *f, enum http_event event, struct buf *out)
 			return 1;
 		break;
 	case HTTP_REQUEST:
+		fuzz_accepted();
 		must(f->head.chunked || f->body.len == f->head.content_length);
 		buf_printf(out, "%zu bytes: ", f->body.len);
 		buf_add(out, f->body.data ? f->body.data : "", f->body.len);

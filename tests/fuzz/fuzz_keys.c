@@ -37,12 +37,14 @@ static int has_hash(const char *path)
 	return has;
 }
 
-static void run_clients(const char *path)
+/* 1: the file was taken. */
+static int run_clients(const char *path)
 {
 	struct api_keys k = {0};
 	struct tenant *t = NULL;
 	struct err err = {0};
-	if (api_keys_load(&k, path, 1, &err) < 0) {
+	int rc = api_keys_load(&k, path, 1, &err);
+	if (rc < 0) {
 		must(strstr(err.text, path) != NULL && !k.n);
 	} else {
 		must(k.n <= API_KEYS_MAX);
@@ -55,6 +57,7 @@ static void run_clients(const char *path)
 		must(api_keys_load(&k, path, 2, &err) == 0 && k.n == n);
 	}
 	api_keys_fini(&k);
+	return rc == 0;
 }
 
 static void check_key(const struct keys *k, const struct key *key)
@@ -64,7 +67,7 @@ static void check_key(const struct keys *k, const struct key *key)
 	must(keys_printed(k, key->print) == key);
 }
 
-static void run_daemons(const char *folder)
+static int run_daemons(const char *folder)
 {
 	struct keys *k = NULL;
 	struct err err = {0};
@@ -74,11 +77,13 @@ static void run_daemons(const char *folder)
 		must(keys_count(k) <= KEYS_MAX && keys_reload(k) == 0);
 	}
 	keys_close(&k);
-	if (keys_open(folder, "decode-1", &k, &err) == 0)
+	int rc = keys_open(folder, "decode-1", &k, &err);
+	if (rc == 0)
 		must(strcmp(keys_own(k)->name, "decode-1") == 0 && keys_secret(k));
 	else
 		must(strstr(err.text, folder) != NULL);
 	keys_close(&k);
+	return rc == 0;
 }
 
 FUZZ(keys, 1 << 13)
@@ -86,8 +91,9 @@ FUZZ(keys, 1 << 13)
 	const char *folder = fuzz_files(data, size);
 	char *clients = mem_printf("%s/api_keys", folder), *known = mem_printf("%s/known", folder);
 	must(symlink(".", known) == 0 || access(known, F_OK) == 0);
-	run_clients(clients);
-	run_daemons(folder);
+	int clients_good = run_clients(clients), daemons_good = run_daemons(folder);
+	if (clients_good && daemons_good)
+		fuzz_accepted();
 	free(clients);
 	free(known);
 	return 0;

@@ -69,6 +69,7 @@ static void on_message(void *arg, struct peer *p, enum msg_type type, const stru
 	const struct msg_type_info *info = msg_type_find(type);
 	struct known *k = peer_data(p);
 	(void)arg;
+	fuzz_accepted();
 	must(peer_is_up(p) && k && k->used);
 	must(info && !(info->flags & MSG_LINK) && info->body == body->descriptor);
 	must(msg_validate(info, body, NULL) == 0);

@@ -162,6 +162,7 @@ static void run(const uint8_t *env, size_t env_n, const uint8_t *body, size_t bo
 	if (rc < 0) {
 		check_refusal(rc, &err, &m);
 	} else {
+		fuzz_accepted();
 		check_envelope(&m, body_n);
 		check_body(m.info->type, m.body);
 		check_again(&m, body_n);

@@ -19,6 +19,7 @@ static void run_setup(const uint8_t *data, size_t size)
 	memset(&again, 0, sizeof again);
 	if (setup_get(data, size, &s) < 0)
 		return;
+	fuzz_accepted();
 	size_t n = setup_put(out, &s);
 	must(n == size && setup_get(out, n, &again) == 0);
 	must(s.kind == again.kind && s.port == again.port && s.connections == again.connections &&
@@ -33,6 +34,7 @@ static void run_hello(const uint8_t *data, size_t size)
 	struct hello h;
 	if (size != HELLO_BYTES || hello_get(data, &h) < 0)
 		return;
+	fuzz_accepted();
 	must(h.cipher < CIPHER_COUNT && *cipher_name(h.cipher));
 	hello_put(out, &h, secret);
 	must(memcmp(out, data, HELLO_BYTES - PROOF_BYTES) == 0);
@@ -53,6 +55,7 @@ static void run_frame(const uint8_t *data, size_t size, int sign)
 	if (sign)
 		crypto_generichash(head + FIELDS, 16, head, FIELDS, k.mac, sizeof k.mac);
 	if (frame_get(head, &f, &k) == 0) {
+		fuzz_accepted();
 		must(f.type >= FRAME_DATA && f.type <= FRAME_REFUSE);
 		frame_put(out, &f, &k);
 		must(memcmp(out, head, sizeof head) == 0 || memcmp(head + ZERO, zero, sizeof zero) != 0);

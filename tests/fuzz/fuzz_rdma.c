@@ -15,6 +15,8 @@ FUZZ(rdma, PATH_SAY_MAX + 1)
 	int rc = rdma_msg_read(data, size, &m, &err);
 	if (rc && !err.text[0])
 		abort();
+	if (rc == 0)
+		fuzz_accepted();
 	/* of a text, what is not printable is replaced */
 	if (rc == 0 &&
 	    (rdma_msg_write(&m, out) != size ||

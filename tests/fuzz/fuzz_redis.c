@@ -224,8 +224,10 @@ static void check(unsigned what)
 	switch (what % 4) {
 	case 0:
 		must(r.code != ERR_STALE && (r.code == 0 || !r.moved));
-		if (r.code == 0)
+		if (r.code == 0) {
+			fuzz_accepted();
 			check_got();
+		}
 		break;
 	case 1: must(r.code != 0 || times("+") || times(":264")); break;
 	case 2:

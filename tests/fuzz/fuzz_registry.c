@@ -62,6 +62,7 @@ static void step_up(struct fuzz_input *in)
 	if (registry_admit(&w.g, name, info, 0, why, sizeof why) == 0) {
 		struct worker_record *r = registry_up(&w.g, (struct peer *)&w, name, ++w.epoch, info,
 		                                      w.now_us);
+		fuzz_accepted();
 		must(r && worker_is_up(r) && registry_find(&w.g, name) == r);
 	} else {
 		must(why[0]);

@@ -100,6 +100,8 @@ static void run(const uint8_t *data, size_t size, size_t most, unsigned cuts, st
 	if (rc == 0)
 		rc = reply_eof(&r, &err);
 	must(rc == 1 || err.text[0]);
+	if (rc == 1)
+		fuzz_accepted();
 	buf_add(out, s.text.len ? s.text.data : "", s.text.len);
 	/* of something else than HTTP, what it begins with is shown as far as it has come */
 	buf_printf(out, "%d %d %s\n", rc, r.status, rc == ERR_INVALID ? "" : err.text);

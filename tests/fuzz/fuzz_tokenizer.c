@@ -63,6 +63,7 @@ static void check(int rc, struct tokenizer *t, const struct err *err, const uint
 	    strchr(err->text, '\n'))
 		abort();
 	if (t) {
+		fuzz_accepted();
 		check_text(t, text, sizeof text - 1);
 		check_text(t, (const char *)data, size < 2000 ? size : 2000);
 	}

@@ -55,6 +55,8 @@ static void run(const char *format, const struct toolcall_tools *tools, const ui
 	if (s->open || toolcall_count(t) != s->calls || s->calls > TOOLCALL_COUNT_MAX ||
 	    s->text.len > 6 * size + 16 * s->calls)
 		abort();
+	if (s->calls)
+		fuzz_accepted();
 	toolcall_destroy(&t);
 }
 

@@ -120,6 +120,7 @@ static void run_trace(const char *path, uint32_t block_tokens)
 		must(strstr(err.text, path) != NULL);
 		return;
 	}
+	fuzz_accepted();
 	must(t.n >= 1 && t.n <= TRACE_RECORDS_MAX && t.records[0].at_us == 0);
 	for (size_t i = 0; i < t.n; i++) {
 		const struct trace_record *r = &t.records[i];

@@ -36,6 +36,18 @@ struct fuzz_target *fuzz_find(const char *name)
 	return t;
 }
 
+static unsigned accepts;
+
+void fuzz_accepted(void)
+{
+	accepts++;
+}
+
+unsigned fuzz_accepts(void)
+{
+	return accepts;
+}
+
 void fuzz_wrong(const char *what, const char *file, int line)
 {
 	fprintf(stderr, "ERROR: %s:%d: does not hold: %s\n", file, line, what);

@@ -1,5 +1,6 @@
 /* test_fuzz.c - every harness of tests/fuzz runs over every file of its committed corpus, and
- * over each cut short; what a fuzzer found once stays found. */
+ * over each cut short; what a fuzzer found once stays found. Some inputs are taken, or a harness
+ * would test the first look at an input alone. */
 #include "tests/fuzz/fuzz.h"
 
 #include <check.h>
@@ -16,25 +17,28 @@ static struct fuzz_target *target_at(int i)
 	return t;
 }
 
-/* Whole, and up to some place: each in memory of its own, so that the address sanitizer sees a
- * read beyond. */
-static void run_cut(const struct fuzz_target *t, const uint8_t *data, size_t size)
+/* Up to some place, and whole: each in memory of its own, so that the address sanitizer sees a
+ * read beyond. Returns 1 if the whole was taken. */
+static int run_cut(const struct fuzz_target *t, const uint8_t *data, size_t size)
 {
 	enum { CUTS = 8 };
+	unsigned before = 0;
 	for (size_t i = 0; i <= CUTS; i++) {
 		size_t n = size * i / CUTS;
 		uint8_t *p = malloc(n ? n : 1);
 		memcpy(p, data, n);
+		before = fuzz_accepts();
 		t->run(p, n);
 		free(p);
 	}
+	return fuzz_accepts() > before;
 }
 
 START_TEST(corpus)
 {
 	struct fuzz_target *t = target_at(_i);
 	char folder[128], path[400];
-	unsigned files = 0;
+	unsigned files = 0, taken = 0;
 	snprintf(folder, sizeof folder, "tests/fuzz/corpus/%s", t->name);
 	DIR *d = opendir(folder);
 	ck_assert_msg(d != NULL, "%s: no corpus", folder);
@@ -46,13 +50,17 @@ START_TEST(corpus)
 		uint8_t *data = fuzz_read(path, t->max, &size);
 		ck_assert_msg(data && size, "%s", path);
 		fprintf(stderr, "%s\n", path); /* the log's last one is the one that crashed */
-		run_cut(t, data, size);
+		int is_taken = run_cut(t, data, size);
+		ck_assert_msg(!(is_taken ? strncmp(e->d_name, "bad", 3) == 0
+		                         : strncmp(e->d_name, "good", 4) == 0),
+		              "%s is %s", path, is_taken ? "taken" : "not taken");
 		free(data);
 		files++;
+		taken += (unsigned)is_taken;
 	}
 	closedir(d);
-	printf("%s: %u files\n", t->name, files);
-	ck_assert_msg(files > 0, "%s: no file", folder);
+	printf("%s: %u files, %u taken\n", t->name, files, taken);
+	ck_assert_msg(taken > 0, "%s: no file that is taken", folder);
 }
 END_TEST
 

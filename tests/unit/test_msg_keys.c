@@ -85,24 +85,28 @@ START_TEST(a_pair_is_written_and_read)
 }
 END_TEST
 
-#define Z85 "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
+/* the pair of zmq_curve(7) */
+#define PUBLIC "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
+#define SECRET "JTKVSB%%)wK0E.X)V>+}o?pNmC{O&4W4b!Ni{Lh6"
 
 static const struct {
 	const char *text;
 	int mode;
 	const char *want; /* in the error */
 } secrets[] = {
-	{"name n\nrole worker\npublic " Z85 "\nsecret " Z85 "\n", 0600, NULL},
-	{"# x\r\nname   n\r\nrole\tworker\r\npublic " Z85 "\r\nsecret " Z85, 0600, NULL},
-	{"name n\nrole worker\npublic " Z85 "\nsecret " Z85 "\n", 0640, "chmod 600"},
-	{"name n\nrole worker\npublic " Z85 "\nsecret " Z85 "\n", 0604, "chmod 600"},
-	{"name n\nrole worker\npublic " Z85 "\n", 0600, "no secret"},
-	{"name m\nrole worker\npublic " Z85 "\nsecret " Z85 "\n", 0600, "key of \"m\""},
-	{"name n\nrole cook\npublic " Z85 "\nsecret " Z85 "\n", 0600, "role has no valid value"},
-	{"name n\nrole worker\npublic abc\nsecret " Z85 "\n", 0600, "public has no valid value"},
-	{"name n\nname n\nrole worker\npublic " Z85 "\n", 0600, "name is there twice"},
+	{"name n\nrole worker\npublic " PUBLIC "\nsecret " SECRET "\n", 0600, NULL},
+	{"# x\r\nname   n\r\nrole\tworker\r\npublic " PUBLIC "\r\nsecret " SECRET, 0600, NULL},
+	{"name n\nrole worker\npublic " PUBLIC "\nsecret " SECRET "\n", 0640, "chmod 600"},
+	{"name n\nrole worker\npublic " PUBLIC "\nsecret " SECRET "\n", 0604, "chmod 600"},
+	{"name n\nrole worker\npublic " PUBLIC "\n", 0600, "no secret"},
+	{"name m\nrole worker\npublic " PUBLIC "\nsecret " SECRET "\n", 0600, "key of \"m\""},
+	{"name n\nrole cook\npublic " PUBLIC "\nsecret " SECRET "\n", 0600, "role has no valid value"},
+	{"name n\nrole worker\npublic abc\nsecret " SECRET "\n", 0600, "public has no valid value"},
+	{"name n\nname n\nrole worker\npublic " PUBLIC "\n", 0600, "name is there twice"},
 	{"name n\ncolour red\n", 0600, "\"colour\" is none of"},
-	{"name n\npublic " Z85 "\nsecret " Z85 "\n", 0600, "lacks the line \"role\""},
+	{"name n\npublic " PUBLIC "\nsecret " SECRET "\n", 0600, "lacks the line \"role\""},
+	{"name n\nrole worker\npublic " PUBLIC "\nsecret " PUBLIC "\n", 0600,
+     "is not that of the secret"},
 	{"", 0600, "lacks the line \"name\""},
 };
 
@@ -151,9 +155,9 @@ START_TEST(bad_files_and_repetitions_are_left_out)
 	big[sizeof big - 1] = 0;
 	static const struct {
 		const char *file, *text;
-	} more[] = {{"c.pub", "name b\nrole worker\npublic " Z85 "\n"}, /* a name that is taken */
+	} more[] = {{"c.pub", "name b\nrole worker\npublic " PUBLIC "\n"}, /* a name that is taken */
 	            {"d.pub", "name d\nrole worker\n"},
-	            {"e.txt", "name e\nrole worker\npublic " Z85 "\n"}, /* no .pub */
+	            {"e.txt", "name e\nrole worker\npublic " PUBLIC "\n"}, /* no .pub */
 	            {"f.pub", NULL}};
 	for (size_t i = 0; i < sizeof more / sizeof *more; i++) {
 		snprintf(path, sizeof path, "%s/known/%s", folder, more[i].file);
@@ -162,7 +166,7 @@ START_TEST(bad_files_and_repetitions_are_left_out)
 	ck_assert_int_eq(keys_reload(k), 0);
 	ck_assert_uint_eq(keys_count(k), 2);
 	snprintf(path, sizeof path, "%s/known/g.pub", folder);
-	write_text(path, "name g\nrole worker\npublic " Z85 "\n", 0644);
+	write_text(path, "name g\nrole worker\npublic " PUBLIC "\n", 0644);
 	ck_assert_int_eq(keys_reload(k), 1);
 	ck_assert_ptr_nonnull(keys_named(k, "g"));
 	unlink(path);
