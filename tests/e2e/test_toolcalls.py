@@ -139,10 +139,10 @@ def test_harmony(real_model):
             r = ask(suite, said, **{**asked, "max_tokens": 900, "logit_bias": no_thoughts(suite)})
             good(asked, calls_of(r))
             assert len(calls_of(r)) == 1 and r["message"]["content"] is None
-            message, _ = streamed(suite, said, **{**asked, "max_tokens": 900, "logit_bias": no_thoughts(suite)})
-            assert [(c["name"], c["arguments"]) for c in message["tool_calls"]] == calls_of(r)
-            result = {"role": "tool", "tool_call_id": r["message"]["tool_calls"][0]["id"], "content": "done"}
-            assert ask(suite, said + [{**r["message"], "reasoning_content": "Hm.", "content": "So."}, result], tools=asked["tools"])["message"]["role"] == "assistant"
+        message, _ = streamed(suite, said, **{**asked, "max_tokens": 900, "logit_bias": no_thoughts(suite)})
+        assert [(c["name"], c["arguments"]) for c in message["tool_calls"]] == calls_of(r)
+        result = {"role": "tool", "tool_call_id": r["message"]["tool_calls"][0]["id"], "content": "done"}
+        assert ask(suite, said + [{**r["message"], "reasoning_content": "Hm.", "content": "So."}, result], tools=asked["tools"])["message"]["role"] == "assistant"
 
 
 def no_thoughts(suite):

@@ -352,6 +352,8 @@ def test_run_tests_counts(tmp_path):
     assert lines[-2].startswith("3 skipped, ") and "slowest:" in lines
     r = run(str(tool), "test_a", env={**os.environ, "PD_MODEL": "/dev/null", "JOBS": "2"})   # no parser: nothing is built for them
     assert r.stdout.rstrip().endswith("2 passed, 0 failed") and not (tmp_path / "all").exists(), r.stdout
+    r = run(str(tool), "plain", "test_d")
+    assert (r.returncode, r.stderr) == (2, "run-tests: there is no test test_d\n"), r.stdout
 
 
 # --- man pages
