@@ -84,6 +84,10 @@ static void check_picture(const struct trace_picture *p)
 		const struct arrow *a = &p->arrows[i];
 		must(a->from_us <= a->to_us && isfinite(a->from_us) && isfinite(a->to_us));
 		must(a->from_lane < p->n_lanes && a->to_lane < p->n_lanes);
+		for (size_t k = 0; k < p->n_spans; k++) /* it ends within its daemon's span */
+			must(p->spans[k].kind != SPAN_WHOLE || p->spans[k].lane != a->to_lane ||
+			     p->spans[k].request != a->request ||
+			     (a->to_us >= p->spans[k].from_us && a->to_us <= p->spans[k].to_us));
 	}
 }
 
