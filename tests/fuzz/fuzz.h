@@ -27,8 +27,8 @@ void fuzz_register(struct fuzz_target *t);
 struct fuzz_target *fuzz_targets(void);          /* list, by name */
 struct fuzz_target *fuzz_find(const char *name); /* NULL */
 
-/* A harness calls it when the reader has taken the input, or a part of it. The corpus has inputs that
- * are taken: those called good... are, those called bad... are not (test_fuzz). */
+/* A harness calls it when the reader has taken the input, or a part of it. The corpus has inputs
+ * that are taken: those called good... are, those called bad... are not (test_fuzz). */
 void fuzz_accepted(void);
 unsigned fuzz_accepts(void); /* calls so far */
 
