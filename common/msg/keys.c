@@ -269,8 +269,10 @@ int keys_open(const char *folder, const char *name, struct keys **ret, struct er
 		            path, f.key.name);
 	if (r == 0 && !is_pair(f.key.public_key, f.secret))
 		r = err_set(err, ERR_INVALID, "the public key in %s is not that of the secret", path);
-	if (r < 0)
+	if (r < 0) {
+		sodium_memzero(&f, sizeof f);
 		return r;
+	}
 	struct keys *k = mem_zalloc(sizeof *k);
 	k->folder = mem_strdup(folder);
 	k->own = f.key;
