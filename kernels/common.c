@@ -133,6 +133,12 @@ static int draws_fit(const struct kern_batch *b, const struct kern_limits *l, ch
 {
 	const struct kern_draw *d = kern_part(b, b->draws);
 	const uint32_t *tokens = kern_part(b, b->tokens);
+	uint32_t results = l->results ? l->results : l->tail_rows;
+	if (b->draws && (uint64_t)b->first_result + b->tail_rows > results) {
+		snprintf(errbuf, errlen, "a batch with results %u to %llu of %u", b->first_result,
+		         (unsigned long long)b->first_result + b->tail_rows, results);
+		return 0;
+	}
 	for (uint32_t i = 0; b->draws && i < b->tail_rows; i++)
 		if (!draw_fits(b, l, &d[i])) {
 			snprintf(errbuf, errlen,

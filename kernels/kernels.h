@@ -12,11 +12,11 @@
  *    copy; KERN_MEM_PINNED and KERN_MEM_SHARED memory may also have a host address (struct
  *    kern_mem).
  *  - Work on one stream runs in order. `upload`, `download` and `run` may return before it
- *    completes; `sync` returns when all of it has. Host memory passed to them may be changed or
- *    freed only after `sync`. Streams of a device are not ordered with respect to each other; the
+ *    completes; `sync` returns when all of it has, `sync_previous` when all before the latest run
+ *    has. Host memory passed to them may be changed or freed only after that. Streams of a device are not ordered with respect to each other; the
  *    caller ensures that a program runs on one stream at a time.
  *  - Whatever a program, a batch or a run refers to (memory, weights, constants) is read when it
- *    runs, and may be freed or destroyed only after `sync`.
+ *    runs, and may be freed or destroyed only once that run is complete.
  *  - A replay allocates nothing.
  *  - Functions return 0 or a negative KERN_E*; `last_error` returns the text of the device's latest
  *    error. An error of asynchronous work may be reported by a later call on the stream, at the
@@ -57,7 +57,7 @@ extern "C" {
 #define KERN_INLINE static inline
 #endif
 
-#define KERN_ABI 12u /* raised when a struct or a signature below changes */
+#define KERN_ABI 13u /* raised when a struct or a signature below changes */
 
 /* Element types of weights and KV. Block formats are GGML's:
  * https://github.com/ggml-org/ggml/blob/master/docs/gguf.md */
@@ -328,7 +328,10 @@ struct kern_batch {
 	/* (spans) struct kern_progress, at an even word; 0: no progress */
 	uint32_t progress;
 	uint32_t draws; /* (tail_rows) struct kern_draw; 0: no draws */
-	uint32_t unused[2];
+	/* tail row r's result is written at sample.results[first_result + r], so that runs in flight
+	 * do not overwrite each other's */
+	uint32_t first_result;
+	uint32_t unused;
 };
 
 /* The largest batch of a program; memory is sized by it. */
@@ -336,6 +339,7 @@ struct kern_limits {
 	uint32_t rows, tail_rows, spans;
 	uint32_t positions;      /* of a sequence */
 	uint32_t vocab, carries; /* for draws; 0: none */
+	uint32_t results;        /* rows of sample.results; 0: tail_rows */
 	size_t batch_bytes;
 };
 
@@ -571,8 +575,8 @@ struct kern_op {
 		struct {
 			int none;
 		} barrier;
-		/* answers the batch's draws: results (R) struct kern_drawn in PINNED memory, from logits
-		 * (R, limits.vocab); carries (limits.carries) struct kern_carry, or 0. A carry belongs to
+		/* answers the batch's draws: results (limits.results) struct kern_drawn in PINNED memory,
+		 * from logits (R, limits.vocab); carries (limits.carries) struct kern_carry, or 0. A carry belongs to
 		 * at most one row. Over the tail only; in a group rank 0 does it */
 		struct {
 			struct kern_tensor logits;
@@ -605,6 +609,8 @@ struct kern_ops {
 	int modelled;
 	/* 1: a device has memory of its own, which the ranks of a group do not share */
 	int own_memory;
+	/* 1: `run` returns while the device works, so the host can prepare the next run meanwhile */
+	int queued;
 
 	/* device; ret_ values are written only on success */
 	int (*open)(const struct kern_config *conf, struct kern_device **ret_dev, char *errbuf,
@@ -638,6 +644,8 @@ struct kern_ops {
 	int (*upload)(struct kern_stream *s, kern_ptr dst, const void *src, size_t bytes);
 	int (*download)(struct kern_stream *s, void *dst, kern_ptr src, size_t bytes);
 	int (*sync)(struct kern_stream *s);
+	/* Like sync, for all work before the latest run: that one may still be in progress. */
+	int (*sync_previous)(struct kern_stream *s);
 
 	/* `data` is host memory in the file's format, n rows of k, row_bytes apart (0: dense; larger
 	 * for a column range of a wider matrix); may be unmapped after the call returns. sim: not read,
@@ -659,7 +667,7 @@ struct kern_ops {
 	                   const struct kern_limits *limits, struct kern_program **ret_p);
 	void (*program_destroy)(struct kern_program **p);
 	/* Replays the program over a batch that is PINNED memory or a part of it (dev and host offset
-	 * alike). The batch must not change before `sync`; each run may use another batch. Returns
+	 * alike). The batch must not change before the run is complete; each run may use another one. Returns
 	 * EINVAL, before anything runs, for a batch that kern_batch_check rejects. */
 	int (*run)(struct kern_stream *s, struct kern_program *p, const struct kern_mem *batch);
 };

@@ -46,6 +46,7 @@ struct kern_draw draw_write(const struct engine_draw *d, uint32_t vocab,
 	                       .seed = {(uint32_t)p->seed, (uint32_t)(p->seed >> 32)},
 	                       .index = {(uint32_t)d->index, (uint32_t)(d->index >> 32)},
 	                       .repetition = 1};
+	k.pending = d->edit ? d->pending : 0;
 	k.mask[0] = write_mask(d->allowed, vocab, words, at);
 	if (!d->edit)
 		return k;

@@ -37,6 +37,8 @@ struct engine_draw {
 	/* (n_tokens) prompt and answer so far; the last `drafted` are guesses that may be rejected */
 	const uint32_t *tokens;
 	uint32_t prompt_tokens, n_tokens, drafted;
+	/* 1: another token, which only the device knows (engine_span.continues), follows them */
+	uint32_t pending;
 	/* without params. 0: nothing is asked of the row; 1: the log-probability of `id`, with
 	 * `logprobs` alternatives */
 	int score;

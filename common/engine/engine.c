@@ -81,6 +81,7 @@ static void carve_scratch(struct engine *e, struct carve *own, struct carve *gro
 	s->route = take_tensor(own, rows, c->experts.count);
 	s->route_ids = take(own, rows * c->experts.active);
 	s->route_weights = take(own, rows * c->experts.active);
+	s->carries = take(own, (size_t)e->limits.carries * KERN_CARRY_DRAWS);
 	s->mla_q_a = take_tensor(own, rows, c->mla.q_rank);
 	s->mla_q = take_tensor(own, rows, c->mla.kv_rank ? (size_t)e->mla_heads * mla_width(c) : 0);
 	s->mla_out = take_tensor(own, rows, (size_t)e->mla_heads * c->mla.kv_rank);
@@ -164,7 +165,8 @@ static int check_memory(struct engine *e, struct err *err)
 	uint64_t weights = matrix_bytes(e),
 			 have = device.memory_bytes ? device.free_bytes : mem_available();
 	uint64_t step = (e->sim ? 0 : own.bytes + group.bytes / (e->ops->own_memory ? 1 : ranks)) +
-	                e->limits.batch_bytes + e->opts.max_logits * 2 * sizeof *e->drawn;
+	                e->flights *
+	                    (e->limits.batch_bytes + e->opts.max_logits * sizeof(struct kern_drawn));
 	step += device.memory_bytes ? 0 : engine_program_bytes(e) * (e->opts.hidden ? 2 : 1);
 	if (weights + step > have / sharing)
 		return err_set(
@@ -189,7 +191,7 @@ static int alloc_batch(struct engine *e, struct err *err)
 {
 	size_t bytes;
 	if (!e->tp)
-		return alloc_mem(e, KERN_MEM_PINNED, e->limits.batch_bytes, &e->batch, err);
+		return alloc_mem(e, KERN_MEM_PINNED, e->flights * e->limits.batch_bytes, &e->batch, err);
 	void *shared = tp_shared_bytes(e->tp, &bytes);
 	int rc = e->ops->mem_pin(e->dev, shared, bytes, &e->batch);
 	return rc ? engine_device_error(e, rc, "cannot pin the ranks' shared memory", err) : 0;
@@ -205,11 +207,14 @@ static int alloc_scratch(struct engine *e, struct err *err)
 	if (!rc)
 		rc = alloc_batch(e, err);
 	if (!rc)
-		rc = alloc_mem(e, KERN_MEM_PINNED, e->opts.max_logits * sizeof *e->drawn, &e->results, err);
+		rc = alloc_mem(e, KERN_MEM_PINNED, e->limits.results * sizeof(struct kern_drawn),
+		               &e->results, err);
 	own = (struct carve){.base = e->own.dev};
 	group = (struct carve){.base = e->group.dev};
 	carve_scratch(e, &own, &group);
-	e->drawn = mem_array(e->opts.max_logits, sizeof *e->drawn);
+	for (uint32_t i = 0; i < e->flights; i++)
+		e->flight[i].carry = mem_array(e->opts.max_spans, sizeof *e->flight[i].carry);
+	e->carried = mem_array(most(e->limits.carries, 1), sizeof *e->carried);
 	if (e->opts.hidden)
 		e->hidden_rows = mem_array((size_t)ENGINE_HIDDEN_ROWS * e->conf.hidden,
 		                           sizeof *e->hidden_rows);
@@ -280,6 +285,7 @@ static int fill_info(struct engine *e, struct err *err)
 	i->layers = c->layers;
 	i->hidden = c->hidden;
 	i->has_hidden = e->opts.hidden;
+	i->overlap = e->flights > 1;
 	i->heads = c->heads;
 	i->kv_heads = c->kv_heads;
 	i->head_dim = c->head_dim;
@@ -330,11 +336,14 @@ static void plan_step(struct engine *e)
 	               (1 + draw) * o->max_logits + (2 * span + progress) * o->max_spans +
 	               o->max_table + lists;
 	e->list_words = (uint32_t)lists;
+	e->flights = o->overlap && e->ops->queued && o->tp < 2 ? ENGINE_FLIGHTS : 1;
 	e->limits = (struct kern_limits){.rows = o->max_rows,
 	                                 .tail_rows = o->max_logits,
 	                                 .spans = o->max_spans,
 	                                 .positions = e->conf.context,
 	                                 .vocab = e->conf.vocab,
+	                                 .carries = e->flights > 1 ? o->max_spans : 0,
+	                                 .results = e->flights * o->max_logits,
 	                                 .batch_bytes = (words + 15) / 16 * 64};
 	uint64_t covered = (uint64_t)o->max_table * o->block_tokens;
 	if (covered < e->limits.positions)
@@ -477,7 +486,9 @@ void engine_close(struct engine **ep)
 	fingerprint_end(&e->print, NULL);
 	if (e->src_open)
 		model_close(&e->src);
-	free(e->drawn);
+	for (uint32_t i = 0; i < e->flights; i++)
+		free(e->flight[i].carry);
+	free(e->carried);
 	free(e->copy);
 	free(e->hidden_rows);
 	free(e->listed);

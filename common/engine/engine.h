@@ -1,5 +1,5 @@
 /* engine.h - a model on a device, used by both kinds of worker. One thread (the worker's schedule
- * thread) calls engine_step.
+ * thread) calls engine_start, engine_finish and engine_step.
  *
  * The engine owns weights, device, scratch and the KV pool's memory, which other processes map by a
  * descriptor. It knows no requests: a step is a list of spans over sequences' block tables.
@@ -43,6 +43,9 @@ struct engine_opts {
 	uint32_t max_draws;
 	/* steps can give hidden states (engine_span.hidden): takes memory for a second program */
 	int hidden;
+	/* a step can be started while another is in progress (engine_info.overlap), where the device
+	 * can: takes memory for a second batch */
+	int overlap;
 	/* called at most once, on any thread, on permanent failure (a rank or the device is gone);
 	 * may be NULL */
 	void (*broken)(void *arg, const char *why);
@@ -65,7 +68,10 @@ struct engine_info {
 	char numerics[96];
 	uint32_t eos[8], n_eos; /* end-of-sequence ids */
 	int has_hidden;         /* engine_opts.hidden */
-	char backend[16];       /* backend and index of the device that has the KV pool */
+	/* 1: two steps may be in flight. Not with several ranks, or on a device that computes in the
+	 * calling thread */
+	int overlap;
+	char backend[16]; /* backend and index of the device that has the KV pool */
 	int device;
 	struct kv_layout kv;
 };
@@ -103,6 +109,10 @@ struct engine_span {
 	/* n ids; ERR_INVALID if one is not below vocab */
 	const uint32_t *tokens;
 	uint32_t n, position; /* positions position .. position + n - 1 */
+	/* 0; or 1 + the number of a span of the step that was started before this one: the token (n is
+	 * 1) is what that span's last row draws, which only the device knows yet. `tokens` is not
+	 * read */
+	uint32_t continues;
 	/* the sequence's block table from its first block; must cover position + n tokens */
 	const uint32_t *blocks;
 	enum engine_logits logits;
@@ -113,8 +123,10 @@ struct engine_span {
 	/* one per row that `logits` selects; NULL: nothing is drawn, read the rows by
 	 * engine_logits() */
 	const struct engine_draw *draws;
-	uint32_t logits_row;            /* out: index of the first of these rows there */
-	const struct kern_drawn *drawn; /* out: one result per row, valid until the next step */
+	uint32_t logits_row; /* out: index of the first of these rows there */
+	/* out: one result per row, valid until the next step, or the one after it if that is started
+	 * before this one is finished */
+	const struct kern_drawn *drawn;
 	/* once this span's KV of layer l is in the pool, the device stores progress_value to
 	 * progress[l * progress_stride] (words of the board); NULL: none */
 	uint64_t *progress;
@@ -122,14 +134,20 @@ struct engine_span {
 	uint64_t progress_value;
 };
 
-/* One forward pass over all spans: writes the KV of all rows; results are ready on return (the
- * device is synchronised). If the spans' draws exceed a batch, they are split over several passes,
- * and spans with `hidden` take passes of their own (put them next to each other); the results are
- * bit-identical. All spans are checked before anything is written. 0, ERR_INVALID
- * (a limit or an id, with value and limit), or ERR_IO (device). */
+/* Starts one forward pass over all spans, which writes the KV of all rows. If the spans' draws
+ * exceed a batch, they are split over several passes, and spans with `hidden` take passes of their
+ * own (put them next to each other); the results are bit-identical. All spans are checked before
+ * anything is written, and read before this returns, except `hidden`. One step may be in flight, or
+ * two (info.overlap). 0, ERR_INVALID (a limit or an id, with value and limit), or ERR_IO (device):
+ * then nothing was started. */
+int engine_start(struct engine *e, struct engine_span *spans, uint32_t n_spans, struct err *err);
+/* Waits for the step that was started first of those in flight: its results are ready. 0, or ERR_IO
+ * (device): they are not. */
+int engine_finish(struct engine *e, struct err *err);
+/* Both. */
 int engine_step(struct engine *e, struct engine_span *spans, uint32_t n_spans, struct err *err);
 /* (max_logits, vocab) float32 of the last step, in which no span had draws; copied from the device
- * at the first call after the step; for tests and tools. */
+ * at the first call after the step, when none is in flight; for tests and tools. */
 const float *engine_logits(struct engine *e, uint32_t row);
 /* Why the engine has failed for good (a rank or the device is gone), or NULL. */
 const char *engine_broken(const struct engine *e);

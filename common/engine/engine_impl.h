@@ -43,7 +43,8 @@ struct scratch {
 	struct kern_tensor expert_act;     /* (rows x active, expert ffn): one row per (row, expert) */
 	struct kern_tensor route;          /* (experts) */
 	kern_ptr route_ids, route_weights; /* (rows, active) */
-	struct kern_tensor mla_q_a;        /* (q_rank) */
+	kern_ptr carries;           /* (limits.carries) struct kern_carry; 0 if steps do not overlap */
+	struct kern_tensor mla_q_a; /* (q_rank) */
 	/* of mla_heads heads at a time: (heads, kv_rank + rope), (heads, kv_rank) */
 	struct kern_tensor mla_q, mla_out;
 	/* (max_logits rows): the rows of the last layer that go on to the head */
@@ -57,7 +58,14 @@ struct vectors {
 	size_t pieces, used;    /* used: bytes of the last piece */
 };
 
-enum { ENGINE_HIDDEN_ROWS = 64 };
+enum { ENGINE_HIDDEN_ROWS = 64, ENGINE_FLIGHTS = 2 };
+
+/* A step from engine_start to engine_finish, and after it until its place is used again. */
+struct flight {
+	int done;        /* its passes were waited for in engine_start */
+	uint32_t spans;  /* 0: no step had this place yet */
+	uint32_t *carry; /* (max_spans) that gets what the span draws; KERN_NO_CARRY: none */
+};
 
 struct engine {
 	struct engine_opts opts;
@@ -77,10 +85,14 @@ struct engine {
 	uint32_t mla_heads;
 	struct scratch s;
 	struct kern_mem own, group; /* scratch of this rank alone; GROUP */
-	struct kern_mem batch;      /* PINNED; with several ranks in their shared mapping */
-	struct kern_mem results;    /* PINNED: (max_logits) struct kern_drawn of one run */
-	struct kern_drawn *drawn;   /* (max_logits) of the last step */
-	float *copy;                /* of the last run's logits, `copied` rows; NULL: never asked for */
+	/* PINNED: (flights) batches; with several ranks in their shared mapping */
+	struct kern_mem batch;
+	struct kern_mem results;              /* PINNED: (flights, max_logits) struct kern_drawn */
+	uint32_t flights;                     /* steps that may be in flight: 1 or 2 */
+	struct flight flight[ENGINE_FLIGHTS]; /* of step n: n % flights */
+	uint64_t started, finished;           /* steps */
+	uint64_t *carried; /* (limits.carries) the last step that drew for it, counted from 1 */
+	float *copy;       /* of the last run's logits, `copied` rows; NULL: never asked for */
 	uint32_t copied, tail_rows; /* tail_rows: of the last run */
 	uint32_t list_words;        /* limit of a batch for masks and lists of its draws */
 	size_t *listed; /* (max_spans) of the current step: words that each span's draws take */
@@ -125,8 +137,8 @@ uint64_t weights_bytes(const struct engine *e, enum model_role role, const struc
 size_t engine_program_bytes(const struct engine *e);
 /* record.c: records the programs of steps over the pool. */
 int engine_record(struct engine *e, struct err *err);
-/* step.c: runs one of the programs on the batch that rank 0 has laid out; a failure fails the
- * group. */
+/* step.c: runs one of the programs on the batch that rank 0 has laid out, and waits for it; a
+ * failure fails the group. */
 int engine_run(struct engine *e, struct kern_program *p);
 /* engine.c: records the program over e->pool, which has `blocks` blocks. */
 int engine_use_pool(struct engine *e, uint32_t blocks, struct err *err);

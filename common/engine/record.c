@@ -100,9 +100,11 @@ static void record_embed(struct recorder *r)
 	float scale = e->conf.embed_scale;
 	struct kern_tensor y = e->tp ? e->s.sum : e->s.x;
 	if (e->embed) /* NULL if this rank has no rows, of a small table */
-		record(r,
-		       (struct kern_op){.kind = KERN_OP_EMBED,
-		                        .embed = {.y = y, .w = e->embed, .first = e->shard.vocab.begin}});
+		record(r, (struct kern_op){.kind = KERN_OP_EMBED,
+		                           .embed = {.y = y,
+		                                     .w = e->embed,
+		                                     .first = e->shard.vocab.begin,
+		                                     .carries = e->s.carries}});
 	record_gather(
 		r, (struct kern_gathered){y, 1, e->conf.hidden, e->shard.vocab.unit, e->shard.vocab.total},
 		NULL);
@@ -228,7 +230,9 @@ static void record_tail(struct recorder *r)
 	if (e->tp)
 		r->op[r->n - 1].gather.to_first = 1;
 	record(r, (struct kern_op){.kind = KERN_OP_SAMPLE,
-	                           .sample = {.logits = s->logits, .results = e->results.dev}});
+	                           .sample = {.logits = s->logits,
+	                                      .results = e->results.dev,
+	                                      .carries = s->carries}});
 }
 
 /* All rows, up to the last layer's KV write. */

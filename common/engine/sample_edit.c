@@ -155,6 +155,14 @@ static struct kern_list list_drafted(const struct engine_draw *d, uint32_t *word
 	return l;
 }
 
+int sample_edit_needs_latest(const struct sample_edit *e)
+{
+	for (size_t i = 0; i < e->o.n_bad; i += 1 + (size_t)e->o.bad[i])
+		if (e->o.bad[i] > 1)
+			return 1;
+	return 0;
+}
+
 const uint64_t *sample_edit_allowed(const struct sample_edit *e)
 {
 	return e->allowed;
@@ -175,7 +183,7 @@ void sample_edit_write(struct sample_edit *e, const struct engine_draw *d,
 {
 	uint32_t begin = *at, answer = d->n_tokens - d->prompt_tokens;
 	list_bad(e, d->tokens + d->prompt_tokens, answer, words, at);
-	if (answer < e->o.min_tokens)
+	if (answer + d->pending < e->o.min_tokens)
 		list_ends(e, words, at);
 	ret->forbidden = (struct kern_list){begin, *at - begin};
 	ret->bias = before ? before->bias : list_bias(e, words, at);

@@ -43,6 +43,9 @@ int sample_edit_bad_valid(const uint32_t *bad, size_t n);
 
 /* A bit per allowed id, as in struct engine_draw; NULL: all are allowed. */
 const uint64_t *sample_edit_allowed(const struct sample_edit *e);
+/* 1: what is forbidden depends on the latest token (bad words of several tokens), so that a draw
+ * cannot be prepared while it is pending. */
+int sample_edit_needs_latest(const struct sample_edit *e);
 /* Writes what e adds to d's result besides masks: lists from words[*at] on, advancing *at, and the
  * penalties. before: as in draw_write. Later calls for the same request must not have fewer tokens,
  * not counting drafted ones. */

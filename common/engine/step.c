@@ -1,4 +1,5 @@
-/* step.c - one step: checks the spans, lays them out as the program's batch, and runs the program.
+/* step.c - one step: checks the spans, lays them out as the program's batch, runs the program, and
+ * waits for it, perhaps when the next step has been started.
  *
  * All spans are checked before anything is written to the KV pool. A bad span is the caller's error
  * and is returned, as is a failure of the device or of a rank. A step allocates nothing. */
@@ -43,9 +44,21 @@ static int on_board(const struct engine *e, const struct engine_span *s)
 	       last < e->board.bytes - at;
 }
 
+/* The carry that the span's token is to be found in; KERN_NO_CARRY: there is none. */
+static uint32_t carry_before(const struct engine *e, const struct engine_span *s)
+{
+	const struct flight *before = &e->flight[(e->started + e->flights - 1) % e->flights];
+	return s->continues <= before->spans ? before->carry[s->continues - 1] : KERN_NO_CARRY;
+}
+
 static int check_span(const struct engine *e, const struct engine_span *s, uint32_t index,
                       struct err *err)
 {
+	if (s->continues && (s->n != 1 || carry_before(e, s) == KERN_NO_CARRY))
+		return err_set(err, ERR_INVALID,
+		               "span %u: %u tokens that continue span %u of the step before, which draws "
+		               "none for it",
+		               index, s->n, s->continues - 1);
 	if (s->n < 1 || s->n > e->opts.max_rows)
 		return err_set(err, ERR_INVALID, "span %u: %u tokens, limits are 1 and %u", index, s->n,
 		               e->opts.max_rows);
@@ -53,7 +66,7 @@ static int check_span(const struct engine *e, const struct engine_span *s, uint3
 		return err_set(err, ERR_INVALID,
 		               "span %u: positions %u up to %llu, the model's context is %u", index,
 		               s->position, (unsigned long long)s->position + s->n - 1, e->info.context);
-	for (uint32_t i = 0; i < s->n; i++)
+	for (uint32_t i = 0; i < s->n && !s->continues; i++)
 		if (s->tokens[i] >= e->info.vocab)
 			return err_set(err, ERR_INVALID, "span %u: token %u is id %u, the vocabulary has %u",
 			               index, i, s->tokens[i], e->info.vocab);
@@ -211,7 +224,10 @@ static void add_rows(struct layout *l, const struct engine *e, const struct engi
                      uint32_t row)
 {
 	uint32_t *words = l->words, per_block = e->opts.block_tokens;
-	memcpy(words + l->b->tokens + row, s->tokens, s->n * sizeof *s->tokens);
+	if (s->continues)
+		words[l->b->tokens + row] = KERN_OF_CARRY + carry_before(e, s);
+	else
+		memcpy(words + l->b->tokens + row, s->tokens, s->n * sizeof *s->tokens);
 	for (uint32_t i = 0; i < s->n; i++) {
 		uint32_t position = s->position + i;
 		words[l->b->positions + row + i] = position;
@@ -230,13 +246,16 @@ static void add_progress(struct layout *l, const struct engine *e, const struct 
 	memcpy(l->words + l->b->progress + index * PROGRESS_WORDS, &p, sizeof p);
 }
 
+/* carry: for what the last row draws */
 static void add_draws(struct layout *l, const struct engine *e, const struct engine_span *s,
-                      uint32_t row)
+                      uint32_t row, uint32_t carry)
 {
 	struct kern_draw k = {.ask = KERN_ASK_NOTHING, .carry = KERN_NO_CARRY};
 	for (uint32_t i = 0; i < head_rows(s); i++, row++) {
 		if (s->draws)
 			k = draw_write(&s->draws[i], e->info.vocab, i ? &k : NULL, l->words, &l->b->words);
+		if (i + 1 == head_rows(s))
+			k.carry = carry;
 		memcpy(l->words + l->b->draws + row * DRAW_WORDS, &k, sizeof k);
 	}
 }
@@ -256,13 +275,53 @@ static void add_tail(struct layout *l, const struct engine_span *s, uint32_t end
 	*tail += wanted;
 }
 
-static void lay_out(struct engine *e, const struct engine_span *spans, uint32_t n,
-                    const struct totals *t)
+static int draws_token(const struct engine_span *s)
 {
-	struct layout l = {.words = e->batch.host, .b = e->batch.host};
+	return s->draws && head_rows(s) && s->draws[head_rows(s) - 1].params;
+}
+
+/* Chooses where the device keeps what the step's spans draw, for the next step: a span that
+ * continues another keeps its carry, the others get those that are left. */
+static void choose_carries(struct engine *e, const struct engine_span *spans, uint32_t n)
+{
+	struct flight *f = &e->flight[e->started % e->flights];
+	uint64_t now = e->started + 1;
+	uint32_t next = 0;
+	f->spans = n;
+	for (uint32_t i = 0; i < n; i++) {
+		f->carry[i] = spans[i].continues ? carry_before(e, &spans[i]) : KERN_NO_CARRY;
+		if (f->carry[i] != KERN_NO_CARRY)
+			e->carried[f->carry[i]] = now;
+	}
+	for (uint32_t i = 0; i < n && e->limits.carries; i++) {
+		if (f->carry[i] != KERN_NO_CARRY || !draws_token(&spans[i]))
+			continue;
+		while (e->carried[next] == now)
+			next++;
+		e->carried[next] = now;
+		f->carry[i] = next++;
+	}
+}
+
+/* The batch of the step that is being started. */
+static struct kern_mem batch_of(const struct engine *e)
+{
+	size_t at = e->started % e->flights * e->limits.batch_bytes;
+	return (struct kern_mem){.dev = kern_at(e->batch.dev, at),
+	                         .host = (unsigned char *)e->batch.host + at,
+	                         .bytes = e->limits.batch_bytes};
+}
+
+/* carry: (n) of the spans; first: row of the results that follows those of earlier passes */
+static void lay_out(struct engine *e, const struct engine_span *spans, uint32_t n,
+                    const uint32_t *carry, const struct totals *t, uint32_t first)
+{
+	struct kern_mem batch = batch_of(e);
+	struct layout l = {.words = batch.host, .b = batch.host};
 	struct step_parts parts = parts_of(spans, n);
 	uint32_t row = 0, tail = 0, tails = 0, table = 0;
 	place(&l, t, n, &parts);
+	l.b->first_result = first;
 	CHECK(((size_t)l.b->words + t->lists) * 4 <= e->limits.batch_bytes);
 	for (uint32_t i = 0; i < n; i++) {
 		const struct engine_span *s = &spans[i];
@@ -274,7 +333,7 @@ static void lay_out(struct engine *e, const struct engine_span *spans, uint32_t 
 		if (parts.progress)
 			add_progress(&l, e, s, i);
 		if (parts.draws)
-			add_draws(&l, e, s, tail);
+			add_draws(&l, e, s, tail, carry[i]);
 		memcpy(l.words + l.b->table + table, s->blocks, blocks * sizeof *s->blocks);
 		row += s->n;
 		add_tail(&l, s, row, table, &tail, &tails);
@@ -284,10 +343,9 @@ static void lay_out(struct engine *e, const struct engine_span *spans, uint32_t 
 
 /* --- running ------------------------------------------------------------- */
 
-int engine_run(struct engine *e, struct kern_program *p)
+/* Remembers the failure of a device or a group that cannot recover; returns rc. */
+static int note_failure(struct engine *e, int rc)
 {
-	int rc = e->ops->run(e->stream, p, &e->batch), sync = e->ops->sync(e->stream);
-	rc = rc ? rc : sync;
 	if (rc && e->tp)
 		tp_fail(e->tp, e->ops->last_error(e->dev));
 	else if (rc == KERN_ELOST && !e->lost) {
@@ -296,6 +354,21 @@ int engine_run(struct engine *e, struct kern_program *p)
 			e->opts.broken(e->opts.broken_arg, e->lost);
 	}
 	return rc;
+}
+
+/* Leaves nothing in flight after an error. */
+static int run(struct engine *e, struct kern_program *p, int wait)
+{
+	struct kern_mem batch = batch_of(e);
+	int rc = e->ops->run(e->stream, p, &batch), sync = 0;
+	if (rc || wait)
+		sync = e->ops->sync(e->stream);
+	return note_failure(e, rc ? rc : sync);
+}
+
+int engine_run(struct engine *e, struct kern_program *p)
+{
+	return run(e, p, 1);
 }
 
 const char *engine_broken(const struct engine *e)
@@ -356,45 +429,68 @@ static int run_hidden(struct engine *e, struct engine_span *spans, uint32_t n)
 	return rc;
 }
 
-/* Runs one pass over some of the spans; their results begin at row `first`. */
-static int run_pass(struct engine *e, struct engine_span *spans, uint32_t n, const struct totals *t,
-                    uint32_t first)
+/* Starts one pass over some of the spans, whose results begin at row `first`. wait: another pass
+ * follows, in the same batch. */
+static int start_pass(struct engine *e, struct engine_span *spans, uint32_t n,
+                      const uint32_t *carry, const struct totals *t, uint32_t first, int wait)
 {
-	uint32_t row = first;
-	lay_out(e, spans, n, t);
+	struct flight *f = &e->flight[e->started % e->flights];
+	uint32_t row = first, place = (uint32_t)(e->started % e->flights) * e->opts.max_logits;
+	struct kern_drawn *drawn = (struct kern_drawn *)e->results.host + place;
+	f->done = wait || spans->hidden;
+	lay_out(e, spans, n, carry, t, place + first);
 	if (spans->hidden)
 		return run_hidden(e, spans, n);
-	memset(e->results.host, 0, t->logits * sizeof *e->drawn);
-	if (e->tp)
-		tp_order(e->tp, TP_STEP, NULL, 0);
-	int rc = engine_run(e, e->program);
-	if (((const struct kern_batch *)e->batch.host)->draws)
-		memcpy(e->drawn + first, e->results.host, t->logits * sizeof *e->drawn);
+	memset(drawn + first, 0, t->logits * sizeof *drawn);
 	for (uint32_t i = 0; i < n; i++) {
 		spans[i].logits_row = row;
-		spans[i].drawn = e->drawn + row;
+		spans[i].drawn = drawn + row;
 		row += head_rows(&spans[i]);
 	}
-	return rc;
+	if (e->tp)
+		tp_order(e->tp, TP_STEP, NULL, 0);
+	return run(e, e->program, wait);
 }
 
-int engine_step(struct engine *e, struct engine_span *spans, uint32_t n_spans, struct err *err)
+int engine_start(struct engine *e, struct engine_span *spans, uint32_t n_spans, struct err *err)
 {
+	CHECK(e->started - e->finished < e->flights);
 	int rc = check_step(e, spans, n_spans, err);
 	uint32_t row = 0;
 	if (rc)
 		return rc;
 	if (engine_broken(e))
 		return step_error(e, 0, err);
+	choose_carries(e, spans, n_spans);
+	const uint32_t *carry = e->flight[e->started % e->flights].carry;
 	for (uint32_t i = 0, n; !rc && i < n_spans; i += n) {
 		struct totals t;
 		n = count_fitting(e, spans + i, e->listed + i, n_spans - i, &t);
-		rc = run_pass(e, spans + i, n, &t, row);
+		rc = start_pass(e, spans + i, n, carry + i, &t, row, i + n < n_spans);
 		row += (uint32_t)t.logits;
 		e->tail_rows = (uint32_t)t.logits;
 	}
 	e->copied = 0;
+	if (rc)
+		return step_error(e, rc, err);
+	e->started++;
+	return 0;
+}
+
+int engine_finish(struct engine *e, struct err *err)
+{
+	CHECK(e->started > e->finished);
+	int rc = 0;
+	int last = ++e->finished == e->started;
+	if (!e->flight[(e->finished - 1) % e->flights].done)
+		rc = note_failure(e, last ? e->ops->sync(e->stream) : e->ops->sync_previous(e->stream));
 	return rc ? step_error(e, rc, err) : 0;
+}
+
+int engine_step(struct engine *e, struct engine_span *spans, uint32_t n_spans, struct err *err)
+{
+	int rc = engine_start(e, spans, n_spans, err);
+	return rc ? rc : engine_finish(e, err);
 }
 
 const float *engine_logits(struct engine *e, uint32_t row)

@@ -113,7 +113,7 @@ static uint64_t growth_of(const struct batcher *b, const struct list *l)
 
 static int may_sleep(const struct batcher *b)
 {
-	return !b->shared.stop && !b->locked.kicked && list_empty(&b->locked.inbox) &&
+	return !b->own.flying && !b->shared.stop && !b->locked.kicked && list_empty(&b->locked.inbox) &&
 	       list_empty(&b->locked.answers) && (list_empty(&b->own.running) || b->own.stalled);
 }
 
@@ -140,7 +140,11 @@ static void sweep(struct batcher *b, struct list *l)
 {
 	list_each_safe(it, nx, l) {
 		struct sequence_run *r = list_entry(it, struct sequence_run, node);
-		if (r->shared->cancelled || b->shared.stop)
+		if (!r->shared->cancelled && !b->shared.stop)
+			continue;
+		if (r->step)
+			r->over = 1;
+		else
 			give_back(b, r);
 	}
 }
@@ -192,6 +196,8 @@ static void prepare(struct batcher *b, struct sequence_run *r)
 static struct engine_draw row_draw(const struct sequence_run *r, uint32_t row)
 {
 	uint32_t last = r->req.n_tokens - 1;
+	if (r->drawing)
+		return request_copy_draw_pending(&r->req);
 	if (row >= last && r->failure.kind == FAILURE_NONE)
 		return request_copy_draw(&r->req, row - last);
 	if (r->req.prompt_logprobs && row + 1 < r->req.prompt_tokens && row + 1 > r->scored)
@@ -199,46 +205,74 @@ static struct engine_draw row_draw(const struct sequence_run *r, uint32_t row)
 	return (struct engine_draw){0};
 }
 
-static void add_span(struct batcher *b, struct sequence_run *r, uint32_t n_rows, uint32_t *n,
-                     uint32_t *draws)
+/* Its next step depends on what this one brings. */
+static int needs_tokens(const struct sequence_run *r)
 {
-	uint32_t left = run_tokens_left(r);
-	struct engine_span *sp = &b->own.spans[*n];
-	b->own.step_runs[(*n)++] = r;
+	return r->req.constraint || r->req.needs_latest || r->req.pooling ||
+	       score_is_owed(&r->req, r->scored);
+}
+
+static void ask_draws(struct batcher *b, struct sequence_run *r, struct engine_span *sp,
+                      struct engine_draw *draws, uint32_t *n_draws)
+{
+	uint32_t left = run_tokens_left_then(r);
+	sp->logits = score_is_owed(&r->req, r->scored) || sp->n > left ? ENGINE_LOGITS_ALL
+	             : sp->n == left                                   ? ENGINE_LOGITS_LAST
+	                                                               : ENGINE_LOGITS_NONE;
+	sp->draws = draws + *n_draws;
+	if (left > 1 && sp->n == left)
+		prepare(b, r);
+	uint32_t rows = sp->logits == ENGINE_LOGITS_ALL ? sp->n : sp->logits == ENGINE_LOGITS_LAST;
+	for (uint32_t i = 0; i < rows; i++)
+		draws[(*n_draws)++] = row_draw(r, sp->position + sp->n - rows + i);
+}
+
+static void add_span(struct batcher *b, struct batch_step *s, struct sequence_run *r,
+                     uint32_t n_rows, uint32_t *draws)
+{
+	uint32_t left = run_tokens_left_then(r);
+	struct engine_span *sp = &s->spans[s->n];
 	*sp = (struct engine_span){
-		.tokens = r->req.tokens + r->computed,
+		.tokens = r->req.tokens + r->computed + r->flying,
 		.n = n_rows,
-		.position = r->computed,
+		.position = r->computed + r->flying,
+		.continues = r->drawing ? 1 + r->at : 0,
 		.blocks = r->blocks.block,
 	};
 	r->chunks += left > 1;
-	if (r->req.pooling) {
+	if (r->req.pooling)
 		pooled_ask(&r->req, r->hidden, sp);
-		return;
-	}
-	sp->logits = score_is_owed(&r->req, r->scored) || n_rows > left ? ENGINE_LOGITS_ALL
-	             : n_rows == left                                   ? ENGINE_LOGITS_LAST
-	                                                                : ENGINE_LOGITS_NONE;
-	sp->draws = b->own.draws + *draws;
-	if (left > 1 && n_rows == left)
-		prepare(b, r);
-	uint32_t rows = sp->logits == ENGINE_LOGITS_ALL ? n_rows : sp->logits == ENGINE_LOGITS_LAST;
-	for (uint32_t i = 0; i < rows; i++)
-		b->own.draws[(*draws)++] = row_draw(r, sp->position + n_rows - rows + i);
+	else
+		ask_draws(b, r, sp, s->draws, draws);
+	s->alone |= needs_tokens(r);
+	r->step = s;
+	r->at = s->n;
+	r->flying = n_rows;
+	r->drawing = n_rows >= left && !r->req.pooling;
+	s->runs[s->n++] = r;
 }
 
-/* Chooses the spans of the next step; returns their number. */
-static uint32_t fill(struct batcher *b)
+/* Its answer is complete with what the step in flight draws. */
+static int ends_in_flight(const struct sequence_run *r)
+{
+	return r->drawing && request_copy_is_full(&r->req, 1);
+}
+
+/* Chooses the spans of the next step. */
+static void fill(struct batcher *b, struct batch_step *s)
 {
 	struct worker *w = b->w;
-	uint32_t n = 0, rows = 0, logits = 0, draws = 0;
+	uint32_t rows = 0, logits = 0, draws = 0;
+	s->n = 0;
+	s->alone = !w->info->overlap;
 	list_each(it, &b->own.running) {
 		struct sequence_run *r = list_entry(it, struct sequence_run, node);
-		if (run_tokens_left(r) == 1 && n < w->max_sequences && preempt_is_ready(b, r)) {
+		if (run_tokens_left_then(r) == 1 && s->n < w->max_sequences && preempt_is_ready(b, r) &&
+		    !ends_in_flight(r)) {
 			prepare(b, r);
 			/* the row of its last token, and rows of the draft, for which there is room */
 			uint32_t take = 1 + r->ahead;
-			add_span(b, r, take, &n, &draws);
+			add_span(b, s, r, take, &draws);
 			rows += take;
 			logits += take;
 		}
@@ -248,19 +282,18 @@ static uint32_t fill(struct batcher *b)
 	                                  free_rows);
 	list_each(it, &b->own.running) {
 		struct sequence_run *r = list_entry(it, struct sequence_run, node);
-		uint32_t left = run_tokens_left(r), take = (uint32_t)least(left, budget);
+		uint32_t left = run_tokens_left_then(r), take = (uint32_t)least(left, budget);
 		int all = score_is_owed(&r->req, r->scored);
-		if (left <= 1 || !preempt_is_ready(b, r))
+		if (r->step == s || left <= 1 || !preempt_is_ready(b, r))
 			continue;
 		if (all)
 			take = (uint32_t)least(take, w->max_logits - logits);
-		if (!take || n == w->max_sequences || logits == w->max_logits)
+		if (!take || s->n == w->max_sequences || logits == w->max_logits)
 			break;
 		budget -= take;
 		logits += all ? take : 1;
-		add_span(b, r, take, &n, &draws);
+		add_span(b, s, r, take, &draws);
 	}
-	return n;
 }
 
 static void publish_full(struct batcher *b, struct sequence_run *r)
@@ -356,43 +389,95 @@ static void fail_step(struct sequence_run *r, const struct err *err)
 	seq_failure_step(&r->failure, text);
 }
 
-static void run_step(struct batcher *b, uint32_t n)
+static void start_step(struct batcher *b, struct batch_step *s)
+{
+	s->begin_us = clock_us();
+	watch_begin(&b->w->watch);
+	s->code = engine_start(b->w->engine, s->spans, s->n, &s->err);
+}
+
+/* Takes what span `i` of a step has brought. */
+static void take_span(struct batcher *b, struct batch_step *s, uint32_t i,
+                      struct token_report *report)
+{
+	struct sequence_run *r = s->runs[i];
+	if (r->step == s) {
+		r->step = NULL;
+		r->flying = r->drawing = 0;
+	}
+	if (r->over)
+		return;
+	if (s->code < 0)
+		fail_step(r, &s->err);
+	r->over = s->code < 0 || (r->req.pooling ? after_pooled(b, r, &s->spans[i])
+	                                         : after_step(b, r, &s->spans[i], report));
+}
+
+static void count_step(struct batcher *b, const struct batch_step *s, uint32_t rows,
+                       uint32_t of_prompts, uint64_t took)
 {
 	struct worker *w = b->w;
-	struct err err = {0};
-	uint64_t begin = clock_us(), rows = 0, of_prompts = 0;
-	struct token_report *report = report_new(w);
-	watch_turn(&w->watch);
-	int code = engine_step(w->engine, b->own.spans, n, &err);
-	watch_turn(&w->watch);
-	uint64_t took = clock_us() - begin;
-	for (uint32_t i = 0; i < n; i++) {
-		struct sequence_run *r = b->own.step_runs[i];
-		uint32_t take = b->own.spans[i].n;
-		rows += take;
-		of_prompts += r->req.pooling || (take > 1 && run_tokens_left(r) > 1) ? take : 0;
-		const struct engine_span *sp = &b->own.spans[i];
-		if (code < 0)
-			fail_step(r, &err);
-		else if (!(r->req.pooling ? after_pooled(b, r, sp) : after_step(b, r, sp, report)))
-			b->own.step_runs[i] = NULL;
-	}
-	if (!of_prompts && code == 0)
-		drafts_step_took(b, (uint32_t)rows, took);
-	/* counted before it is sent: whoever sees an answer finds it in the counters */
+	if (!of_prompts && s->code == 0)
+		drafts_step_took(b, rows, took);
 	w->prompt_tokens += of_prompts;
 	stat_add(svc_stats(w->svc), WS_PROMPT_TOKENS, of_prompts);
 	stat_add(svc_stats(w->svc), WS_STEPS, 1);
+	stat_observe_us(svc_stats(w->svc), WS_STEP_SECONDS, took);
+	/* rows of drafts and of those that decode cost more than rows of a prompt */
+	if (2 * of_prompts > rows && s->code == 0)
+		rates_note_compute(&w->rates, rows, took);
+	w->progress++;
+}
+
+/* Waits for the step's end. */
+static void land(struct batcher *b, struct batch_step *s)
+{
+	uint32_t rows = 0, of_prompts = 0;
+	struct token_report *report = report_new(b->w);
+	if (s->code == 0)
+		s->code = engine_finish(b->w->engine, &s->err);
+	watch_end(&b->w->watch);
+	/* it ran only after the one before it */
+	uint64_t since = s->begin_us > b->own.landed_us ? s->begin_us : b->own.landed_us;
+	b->own.landed_us = clock_us();
+	for (uint32_t i = 0; i < s->n; i++) {
+		const struct sequence_run *r = s->runs[i];
+		uint32_t take = s->spans[i].n;
+		rows += take;
+		of_prompts += r->req.pooling || (take > 1 && run_tokens_left(r) > 1) ? take : 0;
+		take_span(b, s, i, report);
+	}
+	/* before it is sent: whoever sees an answer finds it in the counters */
+	count_step(b, s, rows, of_prompts, b->own.landed_us - since);
 	report_send(report);
 	/* after their tokens: at the end of the process the loop stops with the last sequence */
-	for (uint32_t i = 0; i < n; i++)
-		if (b->own.step_runs[i])
-			give_back(b, b->own.step_runs[i]);
-	w->progress++;
-	stat_observe_us(svc_stats(w->svc), WS_STEP_SECONDS, clock_us() - begin);
-	/* rows of drafts and of those that decode cost more than rows of a prompt */
-	if (2 * of_prompts > rows && code == 0)
-		rates_note_compute(&w->rates, rows, clock_us() - begin);
+	for (uint32_t i = 0; i < s->n; i++)
+		if (s->runs[i]->over && !s->runs[i]->step)
+			give_back(b, s->runs[i]);
+}
+
+static void land_flying(struct batcher *b)
+{
+	struct batch_step *s = b->own.flying;
+	b->own.flying = NULL;
+	if (s)
+		land(b, s);
+}
+
+/* Starts the next step, if there is anything to do, and only then waits for the one before it: the
+ * host takes and sends the tokens of a step while the device computes the next one. */
+static void next_step(struct batcher *b)
+{
+	struct batch_step *before = b->own.flying, *s = &b->own.step[before == &b->own.step[0]];
+	fill(b, s);
+	b->own.stalled = !s->n && !before;
+	if (s->n)
+		start_step(b, s);
+	b->own.flying = s->n ? s : NULL;
+	if (before)
+		land(b, before);
+	if (s->n && (s->alone || s->code < 0))
+		land_flying(b);
 }
 
 static void *batch_main(void *arg)
@@ -401,12 +486,14 @@ static void *batch_main(void *arg)
 	while (collect(b)) {
 		drafts_plan(b);
 		preempt_grow(b);
+		if (b->own.must_land) {
+			land_flying(b);
+			continue;
+		}
 		preempt_admit(b);
-		uint32_t n = fill(b);
-		b->own.stalled = n == 0;
-		if (n)
-			run_step(b, n);
+		next_step(b);
 	}
+	land_flying(b);
 	return NULL;
 }
 
@@ -453,9 +540,11 @@ int batcher_start(struct batcher *b, struct err *err)
 	list_init(&own->waiting);
 	list_init(&own->running);
 	list_init(&own->restores);
-	own->draws = mem_array(b->w->max_logits, sizeof *own->draws);
-	own->spans = mem_array(b->w->max_sequences, sizeof *own->spans);
-	own->step_runs = mem_array(b->w->max_sequences, sizeof *own->step_runs);
+	for (struct batch_step *s = own->step; s < own->step + 2; s++) {
+		s->draws = mem_array(b->w->max_logits, sizeof *s->draws);
+		s->spans = mem_array(b->w->max_sequences, sizeof *s->spans);
+		s->runs = mem_array(b->w->max_sequences, sizeof *s->runs);
+	}
 	own->drafts = drafts_new(b->w);
 	if (pthread_create(&b->thread, NULL, batch_main, b) != 0)
 		return err_set(err, ERR_NOMEM, "cannot start the schedule thread");
@@ -471,9 +560,11 @@ void batcher_stop(struct batcher *b)
 	watch_join(b->thread);
 	restore_fini(b);
 	drafts_destroy(&b->own.drafts);
-	free(b->own.spans);
-	free(b->own.draws);
-	free(b->own.step_runs);
+	for (struct batch_step *s = b->own.step; s < b->own.step + 2; s++) {
+		free(s->spans);
+		free(s->draws);
+		free(s->runs);
+	}
 	pthread_mutex_destroy(&b->locked.lock);
 	pthread_cond_destroy(&b->locked.wake);
 }

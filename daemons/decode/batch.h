@@ -65,6 +65,11 @@ struct sequence_run {
 	uint32_t computed; /* tokens whose KV is in the blocks */
 	uint32_t scored;   /* the last token of the prompt whose log-probability was sent */
 	uint32_t ahead;    /* tokens drafted for the next step; they stand behind req's tokens */
+	/* the latest step in flight that has rows of it, NULL: none; its span there, how many rows, and
+	 * whether the last of them draws its next token */
+	struct batch_step *step;
+	uint32_t at, flying, drawing;
+	int over; /* it has ended, or is given up; rows that are in flight count no more */
 	double
 		*hidden; /* for an embedding: the sum over the tokens so far; NULL before it had blocks */
 	struct restore *restore;        /* RESTORING: what storage is asked for */
@@ -73,6 +78,18 @@ struct sequence_run {
 	uint32_t preemptions, chunks, drafted, accepted, cached_tokens;
 	/* for Timing: queue_us and transfer_us are durations, the others points in time; 0: not yet */
 	uint64_t queue_us, transfer_us, begin_us, first_us, done_us;
+};
+
+/* What the device is given at a time. */
+struct batch_step {
+	struct engine_span *spans;  /* (max_sequences) */
+	struct engine_draw *draws;  /* (max_logits) */
+	struct sequence_run **runs; /* (max_sequences) */
+	uint32_t n;                 /* spans */
+	int alone; /* the next step can only be planned when this one's tokens are known */
+	int code;  /* of its start: 0, or ERR_* with `err` */
+	struct err err;
+	uint64_t begin_us;
 };
 
 struct batcher_config {
@@ -94,9 +111,11 @@ struct batcher_own {
 	uint64_t no_storage_until_us; /* storage did not answer: it is not asked before this time */
 	int lacking; /* a run sits this step out, until a write-out or a fence has ended */
 	int stalled; /* the last step had nothing that can run */
-	struct engine_draw *draws; /* (max_logits) of the present step */
-	struct engine_span *spans; /* (max_sequences) */
-	struct sequence_run **step_runs;
+	/* blocks must be taken from a run, which a step in flight may be writing to */
+	int must_land;
+	struct batch_step step[2];
+	struct batch_step *flying; /* the step in flight while the next one is planned; NULL: none */
+	uint64_t landed_us;        /* when the latest step had ended */
 	struct drafts *drafts;
 };
 
@@ -143,6 +162,11 @@ void restore_returned(struct svc *s, void *batcher);
 static inline uint32_t run_tokens_left(const struct sequence_run *r)
 {
 	return r->req.n_tokens - r->computed; /* to be computed; 1: it decodes */
+}
+/* The same when the steps in flight have ended. */
+static inline uint32_t run_tokens_left_then(const struct sequence_run *r)
+{
+	return r->req.n_tokens + r->drawing - r->computed - r->flying;
 }
 const char *run_phase_name(enum run_phase p); /* as pdctl shows it */
 /* Enters the phase and moves the run to the list that goes with it. */

@@ -160,6 +160,8 @@ static int grow_one(struct batcher *b, struct sequence_run *r)
 			b->own.lacking = 1;
 			return 0;
 		}
+		if ((b->own.must_land = b->own.flying != NULL))
+			return 0;
 		struct sequence_run *youngest = run_of(b->own.running.prev);
 		preempt(b, youngest);
 		if (youngest == r)
@@ -172,8 +174,8 @@ static void grow_all(struct batcher *b)
 {
 	for (struct list *it = b->own.running.next; it != &b->own.running;) {
 		struct sequence_run *r = run_of(it);
-		uint32_t need = worker_blocks_for(b->w, r->req.n_tokens);
-		while (r->blocks.n < need)
+		uint32_t need = worker_blocks_for(b->w, r->req.n_tokens + r->drawing);
+		while (!r->over && r->blocks.n < need)
 			if (!grow_one(b, r))
 				return; /* younger ones do not go before it */
 		it = it->next;
@@ -202,7 +204,7 @@ static void raise_ratio(struct batcher *b)
 void preempt_grow(struct batcher *b)
 {
 	uint64_t before = b->w->preemptions;
-	b->own.lacking = 0;
+	b->own.lacking = b->own.must_land = 0;
 	grow_all(b);
 	if (b->w->preemptions != before)
 		raise_ratio(b);
@@ -217,7 +219,8 @@ void preempt_grow(struct batcher *b)
 
 int preempt_is_ready(const struct batcher *b, const struct sequence_run *r)
 {
-	return run_phase(r) == RUN_RUNNING && r->blocks.n >= worker_blocks_for(b->w, r->req.n_tokens);
+	return run_phase(r) == RUN_RUNNING && !r->over &&
+	       r->blocks.n >= worker_blocks_for(b->w, r->req.n_tokens + r->drawing);
 }
 
 /* --- waiting ------------------------------------------------------------- */

@@ -332,9 +332,9 @@ static uint64_t step(struct schedule *s, uint32_t first, uint32_t n)
 static void whole_step(struct schedule *s, uint32_t n)
 {
 	struct worker *w = s->w;
-	watch_turn(&w->watch);
+	watch_begin(&w->watch);
 	uint64_t begin = clock_us(), rows = step(s, 0, n);
-	watch_turn(&w->watch);
+	watch_end(&w->watch);
 	w->progress++;
 	stat_add(svc_stats(w->svc), WS_STEPS, 1);
 	stat_observe_us(svc_stats(w->svc), WS_STEP_SECONDS, clock_us() - begin);

@@ -65,6 +65,12 @@ const struct conf_key worker_keys[] = {
 	{"prefill_ageing_ms", CONF_INT, "2000", 1, 600000, "ms", 0,
      "prefill: with srpt, a prompt that has waited this long goes before all that arrived later",
      NULL},
+	{"overlap_steps", CONF_BOOL, "true", 0, 0, "", 0,
+     "cuda, sim: decode and mixed: start a step before the tokens of the previous one are known to "
+     "the host, so that the device does not wait for it; takes memory for a second batch. Not with "
+     "tensor_parallel or speculative, nor in steps with constraints, bad words, embeddings or "
+     "log-probabilities of a prompt",
+     NULL},
 	{"embeddings", CONF_BOOL, "true", 0, 0, "", 0,
      "make embeddings; takes memory of the device for a second program of steps (not for weights "
      "or "

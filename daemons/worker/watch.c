@@ -11,17 +11,22 @@
 #define JOIN_S 3            /* for the last step; svc allows 4 s for the whole end */
 
 /* Grows with every layer, and at the begin and the end of each step. */
-static uint64_t pulse(const struct worker *w, uint64_t turns)
+static uint64_t pulse(const struct worker *w)
 {
-	return turns + engine_pulse(w->engine);
+	return w->watch.begun + w->watch.ended + engine_pulse(w->engine);
+}
+
+static int is_running(const struct watch *t)
+{
+	return t->begun != t->ended;
 }
 
 void watch_look(struct worker *w)
 {
 	struct watch *t = &w->watch;
-	uint64_t now = clock_us(), turns = t->turns, at = pulse(w, turns), since = now - t->looked_us;
+	uint64_t now = clock_us(), at = pulse(w), since = now - t->looked_us;
 	t->looked_us = now;
-	if (turns % 2 == 0 || at != t->seen)
+	if (!is_running(t) || at != t->seen)
 		t->still_us = 0;
 	else if (since < AWAY_US)
 		t->still_us += since;
@@ -30,7 +35,7 @@ void watch_look(struct worker *w)
 		return;
 	char why[160];
 	snprintf(why, sizeof why, "step %llu makes no progress for %llu ms (step_timeout_ms %llu)",
-	         (unsigned long long)turns / 2 + 1, (unsigned long long)t->still_us / 1000,
+	         (unsigned long long)t->ended + 1, (unsigned long long)t->still_us / 1000,
 	         (unsigned long long)t->limit_us / 1000);
 	svc_leave(why);
 }
@@ -38,8 +43,7 @@ void watch_look(struct worker *w)
 uint64_t watch_still_us(const struct worker *w)
 {
 	const struct watch *t = &w->watch;
-	uint64_t turns = t->turns;
-	return turns % 2 && pulse(w, turns) == t->seen ? t->still_us : 0;
+	return is_running(t) && pulse(w) == t->seen ? t->still_us : 0;
 }
 
 int watch_gives_up(const struct worker *w)

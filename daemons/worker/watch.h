@@ -17,18 +17,22 @@
 struct worker;
 
 struct watch {
-	uint64_t limit_us;      /* step_timeout_ms; 0: off */
-	_Atomic uint64_t turns; /* written by the schedule thread: odd while a step is running */
+	uint64_t limit_us;             /* step_timeout_ms; 0: off */
+	_Atomic uint64_t begun, ended; /* steps; written by the schedule thread */
 	/* the loop's own: */
 	uint64_t seen, looked_us;
 	/* how long the step has made no progress, as far as the loop has run */
 	uint64_t still_us;
 };
 
-/* Called by the schedule thread at the begin and the end of each step. */
-static inline void watch_turn(struct watch *t)
+/* Called by the schedule thread at the begin and the end of each step. Two may be running. */
+static inline void watch_begin(struct watch *t)
 {
-	atomic_fetch_add_explicit(&t->turns, 1, memory_order_relaxed);
+	atomic_fetch_add_explicit(&t->begun, 1, memory_order_relaxed);
+}
+static inline void watch_end(struct watch *t)
+{
+	atomic_fetch_add_explicit(&t->ended, 1, memory_order_relaxed);
 }
 /* Called by the loop about every 50 ms while there are jobs or sequences. Ends the process if a
  * step made no progress for limit_us. */

@@ -78,6 +78,7 @@ static int open_engine(struct worker *w, const struct conf *c, struct err *err)
 		.activations = strcmp(conf_str(c, "activation_type"), "bf16") == 0 ? KERN_BF16 : KERN_F32,
 		.block_tokens = (uint32_t)conf_int(c, "block_tokens"),
 		.hidden = conf_bool(c, "embeddings"),
+		.overlap = conf_bool(c, "overlap_steps") && strcmp(conf_str(c, "speculative"), "off") == 0,
 	};
 	if (strcmp(conf_str(c, "messager"), "none") != 0)
 		o.progressed = progressed;

@@ -153,6 +153,7 @@ static void stream_destroy(struct kern_stream **s)
 	*s = NULL;
 }
 
+/* Work is complete when its call returns. */
 static int stream_sync(struct kern_stream *s)
 {
 	(void)s;
@@ -244,6 +245,7 @@ const struct kern_ops kern_cpu_ops = {
 	.upload = host_upload,
 	.download = host_download,
 	.sync = stream_sync,
+	.sync_previous = stream_sync,
 	.weight_new = weight_new,
 	.weight_destroy = weight_destroy,
 	.program_bytes = program_bytes,

@@ -136,7 +136,7 @@ static void sample_item(const void *ctx, uint32_t item, unsigned worker)
 	kern_sample(ph->p->sampler[worker], cpu_row(&op->sample.logits, item), b,
 	            (const struct kern_draw *)kern_part(b, b->draws) + item,
 	            (struct kern_carry *)op->sample.carries.v,
-	            (struct kern_drawn *)op->sample.results.v + item);
+	            (struct kern_drawn *)op->sample.results.v + b->first_result + item);
 }
 
 static void build_sample(struct build *b, const struct kern_op *op)

@@ -53,14 +53,21 @@ struct kern_device {
 	volatile uint64_t *pulse;
 	kern_ptr pulse_dev; /* device address of pulse */
 	struct cuda_watch *watch;
-	uint64_t steps, rows; /* atomic: read from any thread */
-	struct nvml *nvml;    /* NULL: unavailable */
+	uint64_t steps, rows, busy_ns; /* atomic: read from any thread */
+	struct nvml *nvml;             /* NULL: unavailable */
 };
+
+enum { CUDA_FLIGHTS = 2 }; /* runs of a stream that can be waited for and timed one by one */
 
 struct kern_stream {
 	struct kern_device *dev;
 	cudaStream_t stream;
+	cudaEvent_t begin[CUDA_FLIGHTS], end[CUDA_FLIGHTS]; /* of run n: n % CUDA_FLIGHTS */
+	uint64_t runs, timed; /* started; whose time is counted in busy_ns, or was not taken */
 };
+
+int cuda_stream_new(struct kern_device *dev, struct kern_stream **ret_stream);
+void cuda_stream_destroy(struct kern_stream **s);
 
 /* Stores the text of an error; returns code. */
 int cuda_fail(struct kern_device *dev, int code, const char *fmt, ...)
@@ -116,6 +123,8 @@ int cuda_program_new(struct kern_device *dev, const struct kern_op *ops, size_t 
                      const struct kern_limits *limits, struct kern_program **ret_p);
 void cuda_program_destroy(struct kern_program **p);
 int cuda_run(struct kern_stream *s, struct kern_program *p, const struct kern_mem *batch);
+/* kern_ops.sync and sync_previous: waits for all runs but the latest `but`, 0 or 1. */
+int cuda_wait(struct kern_stream *s, unsigned but);
 
 /* --- groups (peers.c) ---------------------------------------------------- */
 

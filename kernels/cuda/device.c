@@ -159,7 +159,7 @@ static int device_begin(struct kern_device *dev, const struct kern_config *conf)
 		return rc;
 	/* "fast" does not promise what the self-test checks */
 	rc = dev->fast ? lt_open(dev, &dev->lt) : cuda_envelope(dev);
-	dev->steps = dev->rows = 0;
+	dev->steps = dev->rows = dev->busy_ns = 0;
 	return rc;
 }
 
@@ -217,6 +217,7 @@ static void device_counters(const struct kern_device *dev, struct kern_counters 
 {
 	uint64_t steps = __atomic_load_n(&dev->steps, __ATOMIC_RELAXED);
 	*ret = (struct kern_counters){.pulse = *dev->pulse + steps,
+	                              .busy_ns = __atomic_load_n(&dev->busy_ns, __ATOMIC_RELAXED),
 	                              .steps = steps,
 	                              .rows = __atomic_load_n(&dev->rows, __ATOMIC_RELAXED)};
 }
@@ -235,7 +236,26 @@ static void device_info(const struct kern_device *dev, struct kern_info *ret)
 
 /* --- streams ------------------------------------------------------------- */
 
-static int stream_new(struct kern_device *dev, struct kern_stream **ret_stream)
+void cuda_stream_destroy(struct kern_stream **sp)
+{
+	struct kern_stream *s = *sp;
+	if (!s)
+		return;
+	if (s->stream) {
+		cudaStreamSynchronize(s->stream);
+		cudaStreamDestroy(s->stream);
+	}
+	for (int i = 0; i < CUDA_FLIGHTS; i++) {
+		if (s->begin[i])
+			cudaEventDestroy(s->begin[i]);
+		if (s->end[i])
+			cudaEventDestroy(s->end[i]);
+	}
+	free(s);
+	*sp = NULL;
+}
+
+int cuda_stream_new(struct kern_device *dev, struct kern_stream **ret_stream)
 {
 	struct kern_stream *s = calloc(1, sizeof *s);
 	if (!s)
@@ -245,21 +265,15 @@ static int stream_new(struct kern_device *dev, struct kern_stream **ret_stream)
 	if (!rc)
 		rc = cuda_check(dev, cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking),
 		                "creating a stream");
+	for (int i = 0; i < CUDA_FLIGHTS && !rc; i++) {
+		rc = cuda_check(dev, cudaEventCreateWithFlags(&s->begin[i], 0), "creating an event");
+		if (!rc)
+			rc = cuda_check(dev, cudaEventCreateWithFlags(&s->end[i], 0), "creating an event");
+	}
+	*ret_stream = s;
 	if (rc)
-		free(s);
-	else
-		*ret_stream = s;
+		cuda_stream_destroy(ret_stream);
 	return rc;
-}
-
-static void stream_destroy(struct kern_stream **s)
-{
-	if (!*s)
-		return;
-	cudaStreamSynchronize((*s)->stream);
-	cudaStreamDestroy((*s)->stream);
-	free(*s);
-	*s = NULL;
 }
 
 /* Makes the stream's device the calling thread's. */
@@ -289,13 +303,12 @@ static int stream_download(struct kern_stream *s, void *dst, kern_ptr src, size_
 
 static int stream_sync(struct kern_stream *s)
 {
-	struct kern_device *dev = s->dev;
-	int rc = choose(s);
-	if (!rc)
-		rc = cuda_check(dev, cudaStreamSynchronize(s->stream), "waiting for the device");
-	if (!rc && dev->broken[0])
-		rc = cuda_fail(dev, KERN_ELOST, "%s", dev->broken);
-	return rc ? rc : peers_check(dev);
+	return cuda_wait(s, 0);
+}
+
+static int stream_sync_previous(struct kern_stream *s)
+{
+	return cuda_wait(s, 1);
 }
 
 /* Programs need little host memory: copies of operations and launches. */
@@ -312,6 +325,7 @@ const struct kern_ops kern_backend_ops = {
 	.name = "cuda",
 	.ranks_max = CUDA_RANKS_MAX,
 	.own_memory = 1,
+	.queued = 1,
 	.open = device_open,
 	.close = device_close,
 	.numerics = device_numerics,
@@ -323,11 +337,12 @@ const struct kern_ops kern_backend_ops = {
 	.mem_map = cuda_mem_map,
 	.mem_pin = cuda_mem_pin,
 	.mem_free = cuda_mem_free,
-	.stream_new = stream_new,
-	.stream_destroy = stream_destroy,
+	.stream_new = cuda_stream_new,
+	.stream_destroy = cuda_stream_destroy,
 	.upload = stream_upload,
 	.download = stream_download,
 	.sync = stream_sync,
+	.sync_previous = stream_sync_previous,
 	.weight_new = cuda_weight_new,
 	.weight_destroy = cuda_weight_destroy,
 	.weight_part_of = cuda_weight_part_of,

@@ -32,7 +32,7 @@ enum {
 
 struct envelope {
 	struct kern_device *dev;
-	struct kern_stream stream;
+	struct kern_stream *stream;
 	struct kern_mem mem, pool, batch;
 	struct kern_weight *w[TYPES]; /* (WIDTH, DIM) */
 	struct kern_program *p;
@@ -148,9 +148,7 @@ static int envelope_begin(struct envelope *e)
 	size_t at = 0, pool_bytes = (ROWS + BLOCK - 1) / BLOCK * kv.block_stride_bytes,
 		   far_bytes = FAR_BLOCKS * far.block_stride_bytes;
 	uint32_t seed = 5;
-	int rc = cuda_check(e->dev, cudaStreamCreateWithFlags(&e->stream.stream, cudaStreamNonBlocking),
-	                    "creating a stream");
-	e->stream.dev = e->dev;
+	int rc = cuda_stream_new(e->dev, &e->stream);
 	for (size_t i = 0; i < ROWS * DIM; i++)
 		e->in[i] = (float)(int32_t)random_bits(&seed) * 0x1p-31f;
 	if (!rc)
@@ -173,17 +171,16 @@ static int envelope_begin(struct envelope *e)
 
 static void envelope_end(struct envelope *e)
 {
-	if (e->stream.stream)
+	if (e->stream)
 		/* after an error work may be in progress */
-		cudaStreamSynchronize(e->stream.stream);
+		cudaStreamSynchronize(e->stream->stream);
 	cuda_program_destroy(&e->p);
 	for (int i = 0; i < TYPES; i++)
 		cuda_weight_destroy(e->dev, &e->w[i]);
 	cuda_mem_free(e->dev, &e->mem);
 	cuda_mem_free(e->dev, &e->pool);
 	cuda_mem_free(e->dev, &e->batch);
-	if (e->stream.stream)
-		cudaStreamDestroy(e->stream.stream);
+	cuda_stream_destroy(&e->stream);
 }
 
 /* A batch of `rows` rows of one sequence, with blocks in order, starting at `position`. */
@@ -208,14 +205,14 @@ static void batch_write(struct envelope *e, uint32_t position, uint32_t rows)
 static int step(struct envelope *e, uint32_t first, uint32_t from, uint32_t rows, float *y)
 {
 	size_t x_bytes = rows * e->x.ld * sizeof *e->in, y_bytes = rows * e->y.ld * sizeof *y;
-	cudaStream_t s = e->stream.stream;
+	cudaStream_t s = e->stream->stream;
 	batch_write(e, first + from, rows);
 	int rc = cuda_check(e->dev,
 	                    cudaMemcpyAsync((void *)e->x.at.v, e->in + from * e->x.ld, x_bytes,
 	                                    cudaMemcpyDefault, s),
 	                    "uploading");
 	if (!rc)
-		rc = cuda_run(&e->stream, e->p, &e->batch);
+		rc = cuda_run(e->stream, e->p, &e->batch);
 	if (!rc)
 		rc = cuda_check(e->dev,
 		                cudaMemcpyAsync(y, (const void *)e->y.at.v, y_bytes, cudaMemcpyDefault, s),
@@ -259,12 +256,12 @@ static int far_fill(struct envelope *e)
 		return no_memory(e->dev);
 	int rc = cuda_check(e->dev,
 	                    cudaMemcpyAsync((void *)e->pool.dev.v, data, bytes, cudaMemcpyDefault,
-	                                    e->stream.stream),
+	                                    e->stream->stream),
 	                    "uploading");
 	if (!rc)
-		rc = cuda_check(e->dev, cudaStreamSynchronize(e->stream.stream), "uploading");
+		rc = cuda_check(e->dev, cudaStreamSynchronize(e->stream->stream), "uploading");
 	if (rc)
-		cudaStreamSynchronize(e->stream.stream); /* a started copy still reads data */
+		cudaStreamSynchronize(e->stream->stream); /* a started copy still reads data */
 	free(data);
 	return rc;
 }

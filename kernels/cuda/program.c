@@ -247,6 +247,41 @@ static const struct size *size_for(const struct kern_program *p, const struct ke
 	return &p->size[i];
 }
 
+/* Adds up the time of runs that are complete, all before run `end`. Of more than CUDA_FLIGHTS runs
+ * that nobody has waited for, the older ones are not counted: their events were used again. */
+static int count_time(struct kern_stream *s, uint64_t end)
+{
+	uint64_t from = s->runs > CUDA_FLIGHTS ? s->runs - CUDA_FLIGHTS : 0;
+	int rc = KERN_OK;
+	for (from = from > s->timed ? from : s->timed; from < end && !rc; from++) {
+		float ms = 0;
+		rc = cuda_check(s->dev,
+		                cudaEventElapsedTime(&ms, s->begin[from % CUDA_FLIGHTS],
+		                                     s->end[from % CUDA_FLIGHTS]),
+		                "reading the time of a run");
+		__atomic_fetch_add(&s->dev->busy_ns, (uint64_t)((double)ms * 1e6), __ATOMIC_RELAXED);
+	}
+	s->timed = end > s->timed ? end : s->timed;
+	return rc;
+}
+
+int cuda_wait(struct kern_stream *s, unsigned but)
+{
+	struct kern_device *dev = s->dev;
+	uint64_t end = s->runs > but ? s->runs - but : 0;
+	int rc = cuda_check(dev, cudaSetDevice(dev->index), "choosing the device");
+	if (!rc && !but)
+		rc = cuda_check(dev, cudaStreamSynchronize(s->stream), "waiting for the device");
+	else if (!rc && end)
+		rc = cuda_check(dev, cudaEventSynchronize(s->end[(end - 1) % CUDA_FLIGHTS]),
+		                "waiting for the device");
+	if (!rc)
+		rc = count_time(s, end);
+	if (!rc && dev->broken[0])
+		rc = cuda_fail(dev, KERN_ELOST, "%s", dev->broken);
+	return rc ? rc : peers_check(dev);
+}
+
 int cuda_run(struct kern_stream *s, struct kern_program *p, const struct kern_mem *batch)
 {
 	struct kern_device *dev = s->dev;
@@ -258,6 +293,9 @@ int cuda_run(struct kern_stream *s, struct kern_program *p, const struct kern_me
 		rc = peers_check(dev);
 	if (!rc)
 		rc = cuda_check(dev, cudaSetDevice(dev->index), "choosing the device");
+	unsigned flight = s->runs % CUDA_FLIGHTS;
+	if (!rc)
+		rc = cuda_check(dev, cudaEventRecord(s->begin[flight], s->stream), "timing a run");
 	if (!rc)
 		rc = cuda_check(dev,
 		                cudaMemcpyAsync(p->memory + p->batch_at, (const void *)batch->dev.v,
@@ -268,8 +306,11 @@ int cuda_run(struct kern_stream *s, struct kern_program *p, const struct kern_me
 	uint32_t progress = b->progress, rows = b->rows;
 	if (!rc && size->graph)
 		rc = cuda_check(dev, cudaGraphLaunch(size->graph, s->stream), "running a program");
+	if (!rc)
+		rc = cuda_check(dev, cudaEventRecord(s->end[flight], s->stream), "timing a run");
 	if (rc)
 		return rc;
+	s->runs++;
 	if (progress && dev->watch && p->progress)
 		watch_expect(dev->watch, p->progress);
 	__atomic_fetch_add(&dev->steps, 1, __ATOMIC_RELAXED);

@@ -474,8 +474,9 @@ static __device__ void sample_row(const struct sample_block &b, uint32_t r,
 			keep(&b.a.carries[d.carry], id);
 	}
 	__syncthreads();
+	struct kern_drawn *result = &b.a.results[b.a.batch->first_result + r];
 	for (uint32_t i = threadIdx.x; i < sizeof b.s->drawn / 4; i += blockDim.x)
-		((uint32_t *)&b.a.results[r])[i] = ((const uint32_t *)&b.s->drawn)[i];
+		((uint32_t *)result)[i] = ((const uint32_t *)&b.s->drawn)[i];
 }
 
 KERNEL(sample_rows, THREADS_MAX, struct sample_args)

@@ -47,6 +47,7 @@ static void sleep_until(uint64_t ns)
 void sim_clock_begin(struct kern_device *dev, uint64_t now)
 {
 	struct sim_clock *c = &dev->clock;
+	c->previous_ns = c->done_ns;
 	if (now - c->woke_ns > PROMPT_NS)
 		c->late_ns = 0;
 	if (c->done_ns < now - c->late_ns)
@@ -68,17 +69,31 @@ void sim_clock_charge(struct kern_device *dev, double ns)
 	atomic_fetch_add_explicit(&dev->busy_ns, whole, memory_order_relaxed);
 }
 
+static void wait_until(uint64_t ns)
+{
+	if (ns > sim_clock_now() + NEAR_NS)
+		sleep_until(ns);
+}
+
 void sim_clock_wait(struct kern_device *dev)
 {
-	if (dev->clock.done_ns > sim_clock_now() + NEAR_NS)
-		sleep_until(dev->clock.done_ns);
+	wait_until(dev->clock.done_ns);
+}
+
+static void end(struct sim_clock *c, uint64_t ns)
+{
+	wait_until(ns);
+	c->woke_ns = sim_clock_now();
+	uint64_t late = c->woke_ns > ns ? c->woke_ns - ns : 0;
+	c->late_ns = late > FORGIVEN_NS ? FORGIVEN_NS : late;
 }
 
 void sim_clock_end(struct kern_device *dev)
 {
-	struct sim_clock *c = &dev->clock;
-	sim_clock_wait(dev);
-	c->woke_ns = sim_clock_now();
-	uint64_t late = c->woke_ns > c->done_ns ? c->woke_ns - c->done_ns : 0;
-	c->late_ns = late > FORGIVEN_NS ? FORGIVEN_NS : late;
+	end(&dev->clock, dev->clock.done_ns);
+}
+
+void sim_clock_end_previous(struct kern_device *dev)
+{
+	end(&dev->clock, dev->clock.previous_ns);
 }

@@ -92,6 +92,12 @@ static int stream_sync(struct kern_stream *s)
 	return KERN_OK;
 }
 
+static int stream_sync_previous(struct kern_stream *s)
+{
+	sim_clock_end_previous(s->dev);
+	return KERN_OK;
+}
+
 /* --- weights ------------------------------------------------------------- */
 
 static int weight_new(struct kern_device *dev, enum kern_dtype dtype, uint32_t n, uint32_t k,
@@ -119,6 +125,7 @@ const struct kern_ops kern_sim_ops = {
 	.name = "sim",
 	.ranks_max = 1,
 	.modelled = 1,
+	.queued = 1,
 	.open = device_open,
 	.close = device_close,
 	.numerics = device_numerics,
@@ -135,6 +142,7 @@ const struct kern_ops kern_sim_ops = {
 	.upload = host_upload,
 	.download = host_download,
 	.sync = stream_sync,
+	.sync_previous = stream_sync_previous,
 	.weight_new = weight_new,
 	.weight_destroy = weight_destroy,
 	.program_bytes = sim_program_bytes,

@@ -172,7 +172,7 @@ static int run_sample(struct kern_program *p, const struct sim_op *o)
 		kern_sample(p->sampler,
 		            (const float *)o->op.sample.logits.at.v + r * o->op.sample.logits.ld, b, &d[r],
 		            (struct kern_carry *)o->op.sample.carries.v,
-		            (struct kern_drawn *)o->op.sample.results.v + r);
+		            (struct kern_drawn *)o->op.sample.results.v + b->first_result + r);
 	return KERN_OK;
 }
 

@@ -25,7 +25,8 @@ enum {
  * present. */
 struct sim_clock {
 	uint64_t done_ns;
-	uint64_t woke_ns; /* when the latest sync returned */
+	uint64_t previous_ns; /* when the work before the latest run is complete */
+	uint64_t woke_ns;     /* when the latest sync returned */
 	/* how late that was; the next step may start this much earlier */
 	uint64_t late_ns;
 	double rest_ns; /* remainder of rounding to whole nanoseconds */
@@ -114,7 +115,9 @@ void sim_clock_begin(struct kern_device *dev, uint64_t now_ns);
 void sim_clock_charge(struct kern_device *dev, double ns);
 /* sleeps until the charged time is over, or nearly */
 void sim_clock_wait(struct kern_device *dev);
-void sim_clock_end(struct kern_device *dev); /* waits, then ends the step */
+/* waits until all steps, or all but the latest, are over */
+void sim_clock_end(struct kern_device *dev);
+void sim_clock_end_previous(struct kern_device *dev);
 
 /* kv.c: checks that the device supports a pool; hashes the batch's block tables, once for all
  * layers; writes the rows' words to the pool; returns K of a position. */

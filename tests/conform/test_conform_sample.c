@@ -172,6 +172,7 @@ static struct kern_limits limits_of(uint32_t vocab)
 	                            .positions = 1,
 	                            .vocab = vocab,
 	                            .carries = CARRIES,
+	                            .results = 2 * ROWS,
 	                            .batch_bytes = batch_words(vocab) * 4};
 }
 
@@ -185,7 +186,7 @@ static struct sampling sampling_new(const struct device *dev, uint32_t vocab, co
 	                        {.kind = KERN_OP_MATMUL, .rows = KERN_ROWS_TAIL},
 	                        {.kind = KERN_OP_SAMPLE, .rows = KERN_ROWS_TAIL}};
 	s.logits = mem_get(dev, KERN_MEM_DEVICE, ROWS * (vocab + 3) * sizeof(float));
-	s.results = mem_get(dev, KERN_MEM_PINNED, ROWS * sizeof(struct kern_drawn));
+	s.results = mem_get(dev, KERN_MEM_PINNED, 2 * ROWS * sizeof(struct kern_drawn));
 	s.carries = mem_get(dev, KERN_MEM_DEVICE, CARRIES * sizeof(struct kern_carry));
 	s.batch = mem_get(dev, KERN_MEM_PINNED, l.batch_bytes);
 	s.x = mem_get(dev, KERN_MEM_DEVICE, ROWS * DIM * sizeof(float));
@@ -233,10 +234,10 @@ static void sample_rows(struct sampling *s, const struct row *rows, const uint32
 		mem_put(s->dev, kern_at(s->logits.dev, i * (s->vocab + 3) * sizeof(float)),
 		        rows[order[i]].logits, s->vocab * sizeof(float));
 	batch_of(&b, rows, order, n, s->vocab, NULL);
-	memset(got, 0xd5, ROWS * sizeof *got);
+	memset(got, 0xd5, 2 * ROWS * sizeof *got);
 	run_batch(s, &s->batch, &b);
 	device_ok(s->dev, s->dev->ops->sync(s->dev->s), "sync");
-	for (uint32_t i = 0; i < ROWS; i++)
+	for (uint32_t i = 0; i < 2 * ROWS; i++)
 		if (i < n && rows[order[i]].d.ask != KERN_ASK_NOTHING)
 			ret[order[i]] = got[i];
 		else
@@ -540,7 +541,8 @@ CONFORM_TEST(rows_that_are_not_finite)
 }
 
 /* What a carry drew last is the next token, and what it drew before that is penalised: five runs
- * that the host only gives draws for say what five say that it gives the tokens for. */
+ * that the host only gives draws for say what five say that it gives the tokens for. The results of
+ * a run are there while the next one may be in progress. */
 CONFORM_TEST(runs_without_the_host_between)
 {
 	enum { VOCAB = 97, RUNS = 5 };
@@ -600,9 +602,18 @@ CONFORM_TEST(runs_without_the_host_between)
 			}
 			batch[k] = mem_get(dev, KERN_MEM_PINNED, limits_of(VOCAB).batch_bytes);
 			batch_of(&b, rows, order, CARRIES, VOCAB, tokens);
+			((struct kern_batch *)(void *)b.words)->first_result = k % 2 * ROWS;
 			run_batch(&s, &batch[k], &b);
+			if (!k)
+				continue;
+			device_ok(dev, dev->ops->sync_previous(dev->s), "sync_previous");
+			for (uint32_t i = 0; i < CARRIES; i++)
+				EXPECT(got[(k - 1) % 2 * ROWS + i].id == said[i][k],
+				       "run %u: sequence %u got %u, with the host between %u", k - 1, i,
+				       got[(k - 1) % 2 * ROWS + i].id, said[i][k]);
 		}
 		device_ok(dev, dev->ops->sync(dev->s), "sync");
+		got += (RUNS - 1) % 2 * ROWS;
 		mem_take(dev, carries, s.carries.dev, sizeof carries);
 		for (uint32_t i = 0; i < CARRIES; i++) {
 			EXPECT(same_drawn(&got[i], &last[i]),
@@ -645,14 +656,16 @@ CONFORM_TEST(draws_that_are_refused)
 		struct sampling s = sampling_new(dev, VOCAB, NULL);
 		struct batch b = {.words = conform_alloc(batch_words(VOCAB), 4)};
 		struct row row = {.d = {.ask = KERN_ASK_DRAW, .carry = KERN_NO_CARRY}};
-		for (size_t i = 0; i <= LEN(bad) + 1; i++) {
+		for (size_t i = 0; i <= LEN(bad) + 2; i++) {
 			uint32_t order = 0, token = i == LEN(bad) ? KERN_OF_CARRY + CARRIES : 0;
 			batch_of(&b, &row, &order, 1, VOCAB, &token);
 			struct kern_batch *head = (struct kern_batch *)(void *)b.words;
 			if (i < LEN(bad))
 				memcpy(b.words + head->draws, &bad[i], sizeof bad[i]);
-			if (i > LEN(bad))
+			if (i == LEN(bad) + 1)
 				head->draws = head->words - 1;
+			if (i == LEN(bad) + 2)
+				head->first_result = 2 * ROWS;
 			memcpy(s.batch.host, b.words, b.n * 4);
 			memset(s.results.host, 0xd5, sizeof(struct kern_drawn));
 			EXPECT(dev->ops->run(dev->s, s.p, &s.batch) == KERN_EINVAL &&

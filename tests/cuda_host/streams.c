@@ -58,6 +58,7 @@ struct CUstream_st {
 };
 struct CUevent_st {
 	uint64_t recorded, done; /* latest record submitted; latest completed */
+	struct timespec at;      /* of the latest completed */
 };
 struct CUgraph_st {
 	struct list nodes;
@@ -126,6 +127,7 @@ static void advance(struct CUstream_st *s)
 	const struct work *now = w->kind == WORK_GRAPH ? w->node : w;
 	if (w->kind == WORK_RECORD) {
 		w->event.e->done = w->event.number;
+		clock_gettime(CLOCK_MONOTONIC, &w->event.e->at);
 	} else if (now && !cuda_host_broken()) {
 		s->busy = true;
 		pthread_mutex_unlock(&lock);
@@ -372,6 +374,17 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e)
 		pthread_cond_wait(&to_host, &lock);
 	pthread_mutex_unlock(&lock);
 	return state();
+}
+
+cudaError_t cudaEventElapsedTime(float *ret_ms, cudaEvent_t begin, cudaEvent_t end)
+{
+	pthread_mutex_lock(&lock);
+	int done = begin->recorded && begin->done == begin->recorded && end->recorded &&
+	           end->done == end->recorded;
+	*ret_ms = (float)((double)(end->at.tv_sec - begin->at.tv_sec) * 1e3 +
+	                  (double)(end->at.tv_nsec - begin->at.tv_nsec) / 1e6);
+	pthread_mutex_unlock(&lock);
+	return cuda_host_broken() ? state() : done ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t e)

@@ -134,6 +134,82 @@ def test_twelve_workers():
         assert sum(w.startswith("prefill") for w in used()) >= 2, used()
 
 
+def mixture(seed):
+    """Requests of every kind that a step in flight has to do with: ends that only the tokens tell, one token, penalties, a shortest length,
+    log-probabilities of answer and prompt."""
+    r = random.Random(seed)
+    kinds = [{}, {"ignore_eos": False, "temperature": 1.5, "allowed_token_ids": [2, 30, 31, 32]}, {"max_tokens": 1}, {"max_tokens": 2},
+             {"repetition_penalty": 1.5, "frequency_penalty": 1.0, "presence_penalty": 0.5, "temperature": 1.0, "allowed_token_ids": list(range(40, 50))},
+             {"stop_token_ids": [33, 34], "min_tokens": 9, "temperature": 2.0, "allowed_token_ids": [33, 34, 35, 36]},
+             {"temperature": 1.0, "logprobs": 3}, {"temperature": 0.7, "prompt_logprobs": 2}]
+    return [{"prompt": prompt(r.randrange(10**6), r.choice((1, 20, 63, 64, 150, 400))), "max_tokens": r.randrange(20, 90), "temperature": 0, "ignore_eos": True,
+             "return_token_ids": True, "seed": i, **kinds[i % len(kinds)]} for i in range(48)]
+
+
+def said(suite, requests, at_once):
+    def ask(body):
+        status, r = suite.post("/v1/completions", body)
+        assert status == 200, (status, r)
+        c = r["choices"][0]
+        return c["token_ids"], c["finish_reason"], c.get("logprobs"), c.get("prompt_logprobs")
+
+    with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(ask, requests))
+
+
+def test_steps_that_overlap():
+    """A step is started before the tokens of the one before it are known. Every answer is what it is when each step is waited for, also where sequences come and
+    go, are given up, and lose their blocks; and nothing is left of any."""
+    requests, sim = mixture(1), {"base": "small", "check": "always", "time_scale": 0.2, "context": 512}
+    requests.append({**requests[0], "prompt": prompt(77, 400), "max_tokens": 112})
+    with Suite(layout="mixed", sim=sim, worker={"overlap_steps": False}) as s:
+        want = said(s, requests, 1)
+    assert {reason for _, reason, *_ in want} == {"stop", "length"}
+    with Suite(layout="mixed", sim=sim, worker={"kv_blocks": 40, "max_batched_tokens": 128, "prefill_chunk_tokens": 48, "growth_ratio": 0.0,
+                                                "growth_ratio_min": 0.0}) as s:
+        for turn in range(10):
+            given_up = [s.stream("/v1/completions", {"prompt": prompt(900 + i, 70), "max_tokens": 440, "ignore_eos": True}) for i in range(3)]
+            first = [next(g) for g in given_up]
+            with concurrent.futures.ThreadPoolExecutor(1) as thread:
+                job = thread.submit(said, s, requests, 24)
+                time.sleep(0.05 * turn)
+                for g in given_up:
+                    g.close()
+                assert job.result() == want
+            assert first
+            if turn and s.ctl("mixed-1", "status")["preemptions"]:
+                break
+        assert s.ctl("mixed-1", "status")["preemptions"] > 0
+        assert set(faults(s).values()) == {0} and "forward step failed" not in s.log("mixed-1")
+        s.quiet()
+
+
+def test_rows_for_nothing():
+    """An end that is known before the token is costs no step; one that only the token tells costs the step that was started meanwhile."""
+    with Suite(layout="mixed", sim={"base": "small", "step_us": 3000.0}) as s:
+        for body, more in ((mixture(1)[3], 0), (mixture(1)[1], 1)):
+            before = s.ctl("mixed-1", "status")["device_steps"]
+            [(tokens, *_)] = said(s, [body], 1)
+            s.quiet()
+            assert s.ctl("mixed-1", "status")["device_steps"] - before in (len(tokens) + more, len(tokens)), (body, tokens)
+
+
+@pytest.mark.skipif(not os.environ.get("PD_MODEL"), reason="needs a tokenizer: PD_MODEL")
+def test_words_that_are_forbidden_while_steps_overlap():
+    """Which token may not come depends on the one before it, so such a request is not in a step that starts before that is known; others beside it are."""
+    with Suite(layout="mixed", sim={"base": "small", "vocab": 49152, "time_scale": 0.2}, router={"model": os.environ["PD_MODEL"]}) as s:
+        word = " zq"
+        ids = s.post("/tokenize", {"prompt": word, "add_special_tokens": False})[1]["tokens"]
+        assert len(ids) == 2, ids
+        ask = {"max_tokens": 200, "ignore_eos": True, "return_token_ids": True, "temperature": 2.0, "allowed_token_ids": ids}
+        requests = [{"prompt": prompt(i, 30), "seed": i, **ask, **({"bad_words": [word.strip()]} if i % 3 == 0 else {})} for i in range(9)]
+
+        def says_it(tokens):
+            return any(tokens[k:k + len(ids)] == ids for k in range(len(tokens)))
+
+        assert [says_it(tokens) for tokens, *_ in said(s, requests, 9)] == [i % 3 != 0 for i in range(9)]
+
+
 def test_time_passes_as_configured():
     """A prompt's first token takes as long as the description says, and the worker's counter says the same."""
     with Suite(layout="1p1d", sim={"base": "small", "flops": 5.0e10}, worker={"max_batched_tokens": 2048}) as s:

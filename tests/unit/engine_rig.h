@@ -31,7 +31,7 @@ struct rig_opts {
 	enum kern_dtype activations;
 	unsigned threads, block_tokens, rows, logits, blocks; /* 0: 1, 16, 320, as rows, 96 */
 	unsigned tp, ranks_per_device;
-	int hidden;
+	int hidden, overlap;
 	void (*progressed)(void *arg);
 	void *arg;
 	uint64_t *board; /* (256) */
@@ -57,6 +57,7 @@ static struct rig rig_open(struct rig_opts o)
 		.max_table = 512,
 		.tp = o.tp,
 		.hidden = o.hidden,
+		.overlap = o.overlap,
 		.progressed = o.progressed,
 		.progressed_arg = o.arg,
 	};

@@ -2,6 +2,7 @@
  * test_models.c): on the host's stand-in for a GPU (tests/cuda_host), or with PD_GPU=1 on the
  * machine's GPU. */
 #include "hidden_rig.h"
+#include "overlap_rig.h"
 #include "smollm2.h"
 
 #include <libgen.h>
@@ -71,6 +72,14 @@ START_TEST(chunks_equal_whole)
 }
 END_TEST
 
+/* With latent attention and experts, and without. */
+START_TEST(overlapping_steps)
+{
+	static const char *const model[] = {GOLDEN "llama", GOLDEN "deepseek_v3"};
+	overlap_check((struct rig_opts){.model = model[_i], .backend = "cuda", .kv = KV_BF16});
+}
+END_TEST
+
 /* By cuBLASLt, in another order: logits are near those of our own kernels, which round
  * activations as it does. */
 START_TEST(fast_is_near)
@@ -135,6 +144,7 @@ int main(int argc, char **argv)
 	tcase_add_loop_test(h, hidden_states, 0, is_long() ? FAMILIES : SOME / 2);
 	tcase_add_loop_test(t, logits_and_tokens, 0, is_long() ? FAMILIES : SOME);
 	tcase_add_loop_test(t, chunks_equal_whole, 0, is_long() ? 6 : 3);
+	tcase_add_loop_test(t, overlapping_steps, 0, 2);
 	tcase_add_loop_test(t, fast_is_near, 0, 2);
 	tcase_add_test(t, demo_model);
 	suite_add_tcase(s, t);

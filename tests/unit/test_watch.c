@@ -56,21 +56,28 @@ static void layer(void)
 
 static void next_step(void)
 {
-	watch_turn(&W.watch);
-	watch_turn(&W.watch);
+	watch_end(&W.watch);
+	watch_begin(&W.watch);
+}
+
+/* Another one is started before the running one ends, and that ends. */
+static void overlapping_step(void)
+{
+	watch_begin(&W.watch);
+	watch_end(&W.watch);
 }
 
 /* Something happens in time, again and again; or there is no step. */
 static const struct {
 	int in_step;
 	void (*happens)(void);
-} fine[] = {{0, no_step}, {1, layer}, {1, next_step}};
+} fine[] = {{0, no_step}, {1, layer}, {1, next_step}, {1, overlapping_step}};
 
 START_TEST(does_not_hang)
 {
 	begin(LIMIT_US);
 	if (fine[_i].in_step)
-		watch_turn(&W.watch);
+		watch_begin(&W.watch);
 	for (int i = 0; i < 5; i++) {
 		look_for(LIMIT_US - 2 * LOOK_US);
 		fine[_i].happens();
@@ -81,7 +88,7 @@ END_TEST
 START_TEST(hangs)
 {
 	begin(LIMIT_US);
-	watch_turn(&W.watch);
+	watch_begin(&W.watch);
 	look_after(LOOK_US);
 	look_for(LIMIT_US - 2 * LOOK_US);
 	ck_assert_uint_ge(watch_still_us(&W), LIMIT_US - 3 * LOOK_US);
@@ -93,7 +100,7 @@ END_TEST
 START_TEST(time_away_does_not_count)
 {
 	begin(LIMIT_US);
-	watch_turn(&W.watch);
+	watch_begin(&W.watch);
 	look_for(LIMIT_US / 2);
 	uint64_t still = watch_still_us(&W);
 	for (int i = 0; i < 3; i++)
@@ -106,7 +113,7 @@ END_TEST
 START_TEST(no_limit)
 {
 	begin(0);
-	watch_turn(&W.watch);
+	watch_begin(&W.watch);
 	look_for(4900000);
 	ck_assert_int_eq(watch_gives_up(&W), 0);
 	look_for(300000);
@@ -122,7 +129,7 @@ int main(void)
 	TCase *t = tcase_create("watch");
 	log_init("test", NULL);
 	log_set_level("error");
-	tcase_add_loop_test(t, does_not_hang, 0, 3);
+	tcase_add_loop_test(t, does_not_hang, 0, 4);
 	tcase_add_exit_test(t, hangs, 1);
 	tcase_add_test(t, time_away_does_not_count);
 	tcase_add_test(t, no_limit);

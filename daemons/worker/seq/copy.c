@@ -118,6 +118,7 @@ static void set_sampling(struct request_copy *req, const struct engine_info *inf
 		.n_allowed = s->n_allowed_ids,
 		.bad = s->bad_words,
 		.n_bad = s->n_bad_words});
+	req->needs_latest = req->edit && sample_edit_needs_latest(req->edit);
 }
 
 static int check_tokens(const Pds__Request *r, const struct engine_info *info, struct err *err)
@@ -235,9 +236,7 @@ Pds__Finish request_copy_append(struct request_copy *req, uint32_t id,
 	req->tokens[req->n_tokens++] = id;
 	if (is_stop(req, id, info))
 		return PDS__FINISH__FINISH_STOP;
-	return request_copy_index(req) >= req->max_tokens || req->n_tokens >= req->limit_tokens
-	           ? PDS__FINISH__FINISH_LENGTH
-	           : PDS__FINISH__FINISH_NONE;
+	return request_copy_is_full(req, 0) ? PDS__FINISH__FINISH_LENGTH : PDS__FINISH__FINISH_NONE;
 }
 
 struct engine_draw request_copy_draw(const struct request_copy *req, uint32_t ahead)
@@ -250,6 +249,14 @@ struct engine_draw request_copy_draw(const struct request_copy *req, uint32_t ah
 	                            .prompt_tokens = req->prompt_tokens,
 	                            .n_tokens = req->n_tokens + ahead,
 	                            .drafted = ahead};
+}
+
+struct engine_draw request_copy_draw_pending(const struct request_copy *req)
+{
+	struct engine_draw d = request_copy_draw(req, 0);
+	d.index++;
+	d.pending = 1;
+	return d;
 }
 
 int drawn_check_finite(const struct kern_drawn *r, const char *part, uint32_t at, struct err *err)

@@ -34,6 +34,8 @@ struct request_copy {
 	Pds__Sampling *asked;
 	Pds__Pooling pooling; /* not NONE: an embedding is made, nothing is drawn */
 	int prompt_logprobs, ignore_eos;
+	/* a draw cannot be prepared before the token before it is known, of which bad words depend */
+	int needs_latest;
 	int32_t prompt_top;            /* alternatives for a token of the prompt */
 	struct constraint *constraint; /* NULL: none; constraint.h */
 	uint32_t stop_ids[REQUEST_STOP_IDS_MAX], n_stop_ids;
@@ -73,6 +75,14 @@ static inline int request_copy_needs_all(const struct request_copy *req)
 }
 /* The draw of the token after its own and `ahead` drafted ones, which are stored after them. */
 struct engine_draw request_copy_draw(const struct request_copy *req, uint32_t ahead);
+/* The draw of the token after the next one, which only the device knows yet. */
+struct engine_draw request_copy_draw_pending(const struct request_copy *req);
+/* The answer has no room for another token after `more` of them. */
+static inline int request_copy_is_full(const struct request_copy *req, uint32_t more)
+{
+	return request_copy_index(req) + more >= req->max_tokens ||
+	       req->n_tokens + more >= req->limit_tokens;
+}
 /* Asks for the probability of the prompt's token `at`. */
 static inline struct engine_draw request_copy_score(const struct request_copy *req, uint32_t at)
 {
