@@ -8,17 +8,15 @@
  * range are returned as errors with file, line, key, value and range. */
 #include "engine/model_sim.h"
 #include "engine/family.h"
+#include "util/config_file.h"
 
-#include <libconfig.h>
 #include <math.h>
 #include <sodium.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #define REQUIRED NAN
-#define FILE_BYTES_MAX (1 << 20)
 
 static const struct family sim_family = {.name = {"sim", "sim"},
                                          .rope = {KERN_ROPE_HALF, KERN_ROPE_HALF}};
@@ -111,7 +109,7 @@ __attribute__((format(printf, 3, 4))) static int wrong(struct sim_file *f,
 static int is_number(const config_setting_t *s)
 {
 	int t = config_setting_type(s);
-	return t == CONFIG_TYPE_INT || t == CONFIG_TYPE_INT64 || t == CONFIG_TYPE_FLOAT;
+	return t == CONFIG_TYPE_INT64 || t == CONFIG_TYPE_FLOAT;
 }
 
 static double number_of(const config_setting_t *s)
@@ -229,20 +227,9 @@ static int check_together(struct sim_file *f)
 
 static int read_file(struct sim_file *f)
 {
-	struct stat st;
-	if (stat(f->path, &st))
-		return err_set(f->err, ERR_IO, "%.200s: %m", f->path);
-	if (!S_ISREG(st.st_mode) || st.st_size > FILE_BYTES_MAX)
-		return err_set(f->err, ERR_INVALID,
-		               "%.160s: found %lld bytes, expected a regular file of at most %d, the "
-		               "description of a simulated accelerator",
-		               f->path, (long long)st.st_size, FILE_BYTES_MAX);
-	if (!config_read_file(&f->cf, f->path))
-		return config_error_type(&f->cf) == CONFIG_ERR_FILE_IO
-		           ? err_set(f->err, ERR_IO, "%.200s: %m", f->path)
-		           : err_set(f->err, ERR_INVALID, "%.160s:%d: %s", f->path,
-		                     config_error_line(&f->cf), config_error_text(&f->cf));
-	int rc = read_group(f, "model", 0);
+	int rc = config_file_read(&f->cf, f->path, f->err);
+	if (rc == 0)
+		rc = read_group(f, "model", 0);
 	return rc || (rc = read_group(f, "device", 1)) ? rc : check_together(f);
 }
 

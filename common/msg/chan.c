@@ -40,6 +40,8 @@ static int sock_open(struct chan *c, int type, struct sock **ret)
 	zmq_setsockopt(z, ZMQ_MAXMSGSIZE, &max, sizeof max);
 	zmq_setsockopt(z, ZMQ_HANDSHAKE_IVL, &handshake_ms, sizeof handshake_ms);
 	if (type == ZMQ_ROUTER) {
+		/* ZMQ_BACKLOG stays at 100: the I/O thread accepts thousands of connections per second, so
+		 * only a flood fills the queue, and a longer one would not let a peer in sooner. */
 		zmq_setsockopt(z, ZMQ_ROUTER_MANDATORY, &one, sizeof one);
 	} else {
 		zmq_setsockopt(z, ZMQ_IMMEDIATE, &one, sizeof one);

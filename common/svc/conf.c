@@ -8,10 +8,10 @@
 #include "svc/conf.h"
 #include "svc/conf_int.h"
 #include "util/check.h"
+#include "util/config_file.h"
 #include "util/mem.h"
 
 #include <errno.h>
-#include <libconfig.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +20,6 @@
 
 #define STRING_MAX 4096
 #define ITEMS_MAX 1024
-#define FILE_BYTES_MAX (1 << 20)
 #define ITEM_GAPS " \t\n" /* between the items of a list that is given as one text */
 
 static void value_fini(struct conf_value *v)
@@ -191,6 +190,8 @@ static int wrong_type(const struct conf_key *k, const char *source, const char *
 {
 	char range[256];
 	conf_range_text(k, range, sizeof range);
+	if (k->type == CONF_INT && !has_range(k))
+		snprintf(range, sizeof range, "%lld to %lld", (long long)INT64_MIN, (long long)INT64_MAX);
 	return err_set(err, ERR_INVALID, "%s: %s = %.100s is of the wrong type: want %s%s%s%s", source,
 	               k->name, got, type_name(k->type), *range ? " (" : "", range, *range ? ")" : "");
 }
@@ -216,9 +217,8 @@ static int is_kind(enum conf_type want, const config_setting_t *s)
 	int t = config_setting_type(s);
 	switch (want) {
 	case CONF_BOOL: return t == CONFIG_TYPE_BOOL;
-	case CONF_INT: return t == CONFIG_TYPE_INT || t == CONFIG_TYPE_INT64;
-	case CONF_FLOAT:
-		return t == CONFIG_TYPE_FLOAT || t == CONFIG_TYPE_INT || t == CONFIG_TYPE_INT64;
+	case CONF_INT: return t == CONFIG_TYPE_INT64;
+	case CONF_FLOAT: return t == CONFIG_TYPE_FLOAT || t == CONFIG_TYPE_INT64;
 	case CONF_STRING: return t == CONFIG_TYPE_STRING;
 	case CONF_LIST: return t == CONFIG_TYPE_ARRAY || t == CONFIG_TYPE_LIST;
 	}
@@ -232,7 +232,6 @@ static void setting_text(const config_setting_t *s, char *out, size_t size)
 	case CONFIG_TYPE_BOOL:
 		snprintf(out, size, "%s", config_setting_get_bool(s) ? "true" : "false");
 		break;
-	case CONFIG_TYPE_INT:
 	case CONFIG_TYPE_INT64: snprintf(out, size, "%lld", config_setting_get_int64(s)); break;
 	case CONFIG_TYPE_FLOAT: snprintf(out, size, "%.9g", config_setting_get_float(s)); break;
 	case CONFIG_TYPE_STRING: snprintf(out, size, "%s", config_setting_get_string(s)); break;
@@ -284,44 +283,19 @@ static int set_from_file(struct conf *c, const config_setting_t *s, const char *
 	return e->key->type == CONF_LIST ? set_list(e, s, source, err) : set_text(e, text, source, err);
 }
 
-/* libconfig reads a file as a whole, so its size is checked first. */
-static int open_file(const char *path, FILE **ret_f, struct err *err)
-{
-	FILE *f = fopen(path, "re");
-	if (!f)
-		return err_set(err, ERR_IO, "cannot read the configuration file %s: %s", path,
-		               strerror(errno));
-	if (fseek(f, 0, SEEK_END) < 0 || ftell(f) > FILE_BYTES_MAX || fseek(f, 0, SEEK_SET) < 0) {
-		fclose(f);
-		return err_set(err, ERR_INVALID,
-		               "the configuration file %s is not a regular file of at most %d bytes", path,
-		               FILE_BYTES_MAX);
-	}
-	*ret_f = f;
-	return 0;
-}
-
 static int load_file(struct conf *c, struct err *err)
 {
-	FILE *f = NULL;
-	int r = open_file(c->path, &f, err);
-	if (r < 0)
-		return r;
 	config_t cfg;
 	config_init(&cfg);
-	if (config_read(&cfg, f) != CONFIG_TRUE)
-		r = err_set(err, ERR_INVALID, "%s:%d: %s", c->path, config_error_line(&cfg),
-		            config_error_text(&cfg));
+	int r = config_file_read(&cfg, c->path, err);
 	const config_setting_t *root = config_root_setting(&cfg);
 	for (int i = 0; r == 0 && i < config_setting_length(root); i++) {
 		const config_setting_t *s = config_setting_get_elem(root, (unsigned)i);
-		const char *file = config_setting_source_file(s);
-		char *source = mem_printf("%s:%u", file ? file : c->path, config_setting_source_line(s));
+		char *source = mem_printf("%s:%u", c->path, config_setting_source_line(s));
 		r = set_from_file(c, s, source, err);
 		free(source);
 	}
 	config_destroy(&cfg);
-	fclose(f);
 	return r;
 }
 

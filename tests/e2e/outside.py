@@ -141,6 +141,7 @@ class Peer:
         self.nth = self.seq = self.link = self.their_epoch = 0
         self.z = Peer.context.socket(zmq.DEALER)
         self.z.linger = 0
+        self.z.sndtimeo = 20000 * SLOW
         if identity:
             self.z.routing_id = identity
         if keys:

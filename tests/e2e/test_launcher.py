@@ -40,9 +40,12 @@ class Launcher:
         self.port = free_port()
         self.env = {**os.environ, "RUNDIR": self.dir, "PORT": str(self.port), "MODEL": model, "THREADS": "1", "KV_MB": "64", "KV_MEMORY_MB": "64", "BIN": BIN, "METRICS_PORT": "off", **env}
 
-    def __enter__(self):
+    def start(self):
         self.p = subprocess.Popen([LAUNCH, "run"], env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.lines = []
+
+    def __enter__(self):
+        self.start()
         self.until("ready http://", "ready https://")
         return self
 
@@ -109,6 +112,55 @@ def test_launcher_with_tls(tmp_path, tiny_model):
         c.request("GET", "/ready")
         assert c.getresponse().status == 200
         c.close()
+
+
+class Asked(Launcher):
+    """A launcher with TLS, whose openssl says 503 instead of asking the router until there is a file `open`. It begins without being ready."""
+
+    def __init__(self, tmp_path, model, **env):
+        cert, key = make_cert(str(tmp_path), "one")
+        self.open, self.asked, tools = tmp_path / "open", tmp_path / "asked", tmp_path / "tools"
+        tools.mkdir()
+        (tools / "openssl").write_text(f"""#!/bin/sh
+            echo "$*" >>{self.asked}
+            [ -e {self.open} ] && exec {shutil.which("openssl")} "$@"
+            echo "HTTP/1.1 503 Service Unavailable"\n""")
+        (tools / "openssl").chmod(0o755)
+        super().__init__(tmp_path, model, SET=f"router.http_tls_cert={cert}; router.http_tls_key={key}", PATH=f"{tools}:{os.environ['PATH']}", **env)
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def times(self):
+        return self.asked.read_text().count(f":{self.port}\n") if self.asked.exists() else 0
+
+    def workers_up(self):
+        return run(os.path.join(BIN, "pdctl"), "-r", self.dir, "--json", "workers").stdout.count('"state": "up"') == 2
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_launcher_asks_the_router_over_tls(tmp_path, tiny_model, host):
+    with Asked(tmp_path, tiny_model, HOST=host) as l:
+        wait_for(l.workers_up, "the workers do not come up")
+        before = l.times()
+        wait_for(lambda: l.times() >= before + 3, "the router is not asked")
+        assert not os.path.exists(os.path.join(l.dir, "ready")), "ready, although the router is not"
+        l.open.touch()
+        l.until(f"ready https://{host}:{l.port}")
+        assert f"s_client -quiet -connect {host}:{l.port}" in l.asked.read_text()
+
+
+def test_launcher_with_tls_but_without_openssl(tmp_path, tiny_model):
+    cert, key = make_cert(str(tmp_path), "one")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for folder in ("/usr/bin", "/bin", "/usr/sbin", "/sbin"):
+        for name in os.listdir(folder):
+            if name != "openssl" and not os.path.lexists(tools / name):
+                os.symlink(os.path.join(folder, name), tools / name)
+    with Launcher(tmp_path, tiny_model, SET=f"router.http_tls_cert={cert}; router.http_tls_key={key}", PATH=str(tools)) as l:
+        assert [x for x in l.lines if "openssl is missing" in x]
 
 
 def test_launcher_restarts_all_that_die_at_once(tmp_path, tiny_model):

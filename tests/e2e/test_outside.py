@@ -278,6 +278,7 @@ def in_child(what, *args, uid=0):
     pid = os.fork()
     if pid == 0:
         code = 1
+        signal.alarm(120 * SLOW)
         try:
             Peer.context = None
             if uid:
@@ -636,7 +637,7 @@ def beats(s, seconds, during, enough):
         t = threading.Thread(target=lambda: [during() for _ in iter(lambda: not stop.is_set(), False)])
         t.start()
         try:
-            while time.monotonic() < end or not enough():
+            while (alive := t.is_alive()) and (time.monotonic() < end or not enough()):
                 if time.monotonic() - beat > 0.1:
                     beat = time.monotonic()
                     p.say("HEARTBEAT", {}, ack_epoch=p.their_epoch, link=p.link)
@@ -645,6 +646,7 @@ def beats(s, seconds, during, enough):
         finally:
             stop.set()
             t.join()
+        assert alive, "`during` has failed"
         state = [x for x in s.status()["peers"] if x["name"] == "w"]
         assert state and state[0]["up"] and state[0]["epoch"] == p.epoch, "the link went down"
         p.goodbye()

@@ -95,6 +95,8 @@ START_TEST(test_file_and_options)
 }
 END_TEST
 
+#define NOT_WHOLE " is out of range: whole numbers are -9223372036854775808 to 9223372036854775807"
+
 static const struct {
 	const char *file, *option, *want; /* @ stands for the file's path */
 } refusals[] = {
@@ -124,6 +126,22 @@ static const struct {
      "@:1: threads = {...} is of the wrong type: want a whole number (1 to 64 threads)"},
 	{"threads = 1\nthreads = 2;", NULL, "@:2: duplicate setting name"},
 	{"threads = ;", NULL, "@:1: syntax error"},
+	{"threads = 4294967298;", NULL, "@:1: threads = 4294967298 is out of range: 1 to 64 threads"},
+	{"ratio = 4294967297;", NULL, "@:1: ratio = 4.2949673e+09 is out of range: 0 to 1"},
+	{"free = 99999999999999999999;", NULL, "@:1: free = 99999999999999999999" NOT_WHOLE},
+	{"free = 99999999999999999999LL;", NULL, "@:1: free = 99999999999999999999" NOT_WHOLE},
+	{"free = -9223372036854775809;", NULL, "@:1: free = -9223372036854775809" NOT_WHOLE},
+	{"free = 0xFFFFFFFFFFFFFFFF;", NULL, "@:1: free = 0xFFFFFFFFFFFFFFFF" NOT_WHOLE},
+	{"# 1\n/* 2\n3 */ ratio = 0.5 limit_ms = 9223372036854775808", NULL,
+     "@:3: limit_ms = 9223372036854775808" NOT_WHOLE},
+	{"a-1 = 2;", NULL, "@:1: unknown key \"a-1\""},
+	{"threads = 5LLL;", NULL, "@:1: syntax error"},
+	{"threads = 4;\n  @include \"/dev/null\"\n", NULL,
+     "@:2: @include is not supported: all settings are in one file"},
+	{"99999999999999999999", NULL, "@:1: syntax error"},
+	{"", "free=99999999999999999999",
+     "option -o: free = 99999999999999999999 is of the wrong type: want a whole number "
+     "(-9223372036854775808 to 9223372036854775807)"},
 	{"", "threads=x",
      "option -o: threads = x is of the wrong type: want a whole number (1 to 64 threads)"},
 	{"", "threads=4x",
@@ -152,6 +170,67 @@ START_TEST(test_refused)
 	ck_assert_str_eq(err.text, full);
 	ck_assert_ptr_null(c);
 	free(full);
+}
+END_TEST
+
+/* A file's numbers are those of -o, however they are written. */
+static const struct {
+	const char *file, *key;
+	int64_t want;
+} numbers[] = {
+	{"limit_ms = 5000000000;", "limit_ms", 5000000000},
+	{"limit_ms = 2147483648L;", "limit_ms", 2147483648},
+	{"free = 9223372036854775807;", "free", INT64_MAX},
+	{"free = -9223372036854775808;", "free", INT64_MIN},
+	{"free = +7LL;", "free", 7},
+	{"free = -7;", "free", -7},
+	{"free = 010;", "free", 10},
+	{"free = 0xffffffff;", "free", 4294967295},
+	{"free = 0X7FFFFFFFFFFFFFFFL;", "free", INT64_MAX},
+	{"threads = 3 free = 5", "threads", 3},
+	{"/* free = 6 */ // free = 7\n# free = 8\nfree:9", "free", 9},
+	{"level = \"in\" /* 99999999999999999999 @ */ \"fo\"; free = 5;", "free", 5},
+	{"name = \"\\\\\"; free = 5; # \"", "free", 5},
+	{"name = \"\\\"@ 9\"; free = 5; # 99999999999999999999 @include \"x\"", "free", 5},
+};
+
+START_TEST(test_numbers)
+{
+	struct conf *c;
+	struct err err = {0};
+	write_file(numbers[_i].file);
+	ck_assert_msg(conf_load(tables, path, NULL, 0, &c, &err) == 0, "%s", err.text);
+	ck_assert_int_eq(conf_int(c, numbers[_i].key), numbers[_i].want);
+	conf_destroy(&c);
+}
+END_TEST
+
+START_TEST(test_fractions)
+{
+	static const char *const halves[] = {"0.5", ".5", "5e-1", "5.E-1", "+0.5e+0", "0.05E1"};
+	for (size_t i = 0; i < sizeof halves / sizeof *halves; i++) {
+		struct conf *c;
+		struct err err = {0};
+		char text[64];
+		snprintf(text, sizeof text, "ratio = %s; threads = 3;", halves[i]);
+		write_file(text);
+		ck_assert_msg(conf_load(tables, path, NULL, 0, &c, &err) == 0, "%s", err.text);
+		ck_assert_double_eq(conf_float(c, "ratio"), 0.5);
+		ck_assert_int_eq(conf_int(c, "threads"), 3);
+		conf_destroy(&c);
+	}
+}
+END_TEST
+
+START_TEST(test_no_text)
+{
+	struct conf *c;
+	struct err err = {0};
+	FILE *f = fopen(path, "w");
+	fwrite("free = 1;\0threads = 2;", 1, 22, f);
+	fclose(f);
+	ck_assert_int_eq(conf_load(tables, path, NULL, 0, &c, &err), ERR_INVALID);
+	ck_assert_ptr_nonnull(strstr(err.text, "x.conf: byte 9 is NUL"));
 }
 END_TEST
 
@@ -275,6 +354,9 @@ int main(void)
 	tcase_add_test(t, test_defaults);
 	tcase_add_test(t, test_file_and_options);
 	tcase_add_loop_test(t, test_refused, 0, sizeof refusals / sizeof *refusals);
+	tcase_add_loop_test(t, test_numbers, 0, sizeof numbers / sizeof *numbers);
+	tcase_add_test(t, test_fractions);
+	tcase_add_test(t, test_no_text);
 	tcase_add_test(t, test_no_file);
 	tcase_add_test(t, test_required);
 	tcase_add_test(t, test_reload);

@@ -760,6 +760,10 @@ static const struct wrong {
 	{MODEL " eos_rate = 2.0;", DEVICE, "eos_rate: found 2"},
 	{MODEL " params = 5.0; active_params = 6.0;", DEVICE,
      "active_params: found 6, expected at most params, 5"},
+	{MODEL " params = 8000000000; active_params = 9000000000;", DEVICE,
+     "active_params: found 9000000000, expected at most params, 8000000000"},
+	{MODEL, DEVICE " hang_step = 99999999999999999999;",
+     ":2: hang_step = 99999999999999999999 is out of range: whole numbers are "},
 	{MODEL, DEVICE " }; oops", "syntax error"},
 };
 
