@@ -139,7 +139,7 @@ static int read_text(const char *path, char **ret_text, struct err *err)
 
 int config_file_read(config_t *cfg, const char *path, struct err *err)
 {
-	char *text;
+	char *text = NULL;
 	int r = read_text(path, &text, err);
 	if (r < 0)
 		return r;

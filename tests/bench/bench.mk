@@ -1,7 +1,7 @@
 # bench.mk - `make bench` and its parts, `make soak`. Figures go to the screen; BENCH_WRITE=1 also renews their sections of tests/bench/RESULTS.md.
 #   THREADS=n  TURNS=5  REQUESTS=600  SECONDS=12  PEER=folder of a venv that has llama-cpp-python already
 #   LAYOUT=1p2d  SOAK_SECONDS=60  SOAK_STREAMS=64  SOAK_LEAVE=0 (percent of clients that go away)  SOAK_TIERS=1 (tiers, preemption)  QUICK=1 (the tiny model)
-.PHONY: bench bench-peer bench-cpu bench-fp8 bench-embeddings bench-server bench-handover bench-hosts bench-kv bench-storage bench-index bench-redis bench-path bench-path-shaped bench-suite bench-idle bench-interference bench-prefill-sched bench-prepare bench-policies bench-blocked-peer bench-reserve bench-tiers bench-tiers-idle bench-spec bench-preempt bench-text soak
+.PHONY: bench bench-peer bench-cpu bench-fp8 bench-embeddings bench-server bench-handover bench-hosts bench-kv bench-storage bench-index bench-redis bench-path bench-path-shaped bench-suite bench-idle bench-interference bench-prefill-sched bench-prepare bench-policies bench-blocked-peer bench-reserve bench-tiers bench-tiers-idle bench-spec bench-overlap bench-preempt bench-text soak
 PEER     ?= build/venv-peer
 PEER_REQ := llama-cpp-python==0.3.36
 PEER_SERVER ?= build/peer-server/bin/llama-server
@@ -125,6 +125,10 @@ bench-tiers: all
 # throughput with tiers in which nothing is ever found, against none: PAIRS=7 REQUESTS=7
 bench-tiers-idle: all
 	@model=$(BENCH_MODEL) && python3 tests/bench/bench_tiers_idle.py $(if $(PAIRS),--pairs $(PAIRS)) $(if $(REQUESTS),-n $(REQUESTS)) "$$model"
+
+# how long the device waits for the host between steps, with overlap_steps and without: STREAMS=1,16,64 TURNS=3 BACKEND=cuda MODEL=...
+bench-overlap: all
+	@python3 tests/bench/bench_overlap.py $(if $(BACKEND),--backend $(BACKEND)) $(if $(STREAMS),--streams $(STREAMS)) $(if $(TURNS),-n $(TURNS)) $(MODEL)
 
 # prompt look-up against none, real model: THREADS=0 (all cores) TURNS=3
 bench-spec: all
