@@ -240,6 +240,8 @@ static void make_files(void)
 		        file_of(a, t->name, "random"));
 		fprintf(f, "convert %s F32 %s\n", a, file_of(b, t->name, "unpacked"));
 	}
+	fprintf(f, "convert --layers 1 %s Q8_0 %s\n", file_of(a, "Q8_0", "random"),
+	        file_of(b, "Q8_0", "short"));
 	ck_assert_int_eq(pclose(f), 0);
 	f = tool();
 	for (const struct type *t = types; t < types + TYPES; t++) {
@@ -283,6 +285,29 @@ START_TEST(unpacks_as_the_engine_does)
 		ck_assert_msg(memcmp(v, u->data, u->bytes) == 0, "%s of %s", t->name, types[_i].name);
 		free(v);
 	}
+	gguf_close(&a);
+	gguf_close(&b);
+}
+END_TEST
+
+/* --- the first layers alone ------------------------------------------------ */
+
+START_TEST(keeps_the_first_layers)
+{
+	char from[128], to[128];
+	struct gguf *a = open_file(file_of(from, "Q8_0", "random")),
+				*b = open_file(file_of(to, "Q8_0", "short"));
+	uint32_t layers;
+	ck_assert(gguf_get_u32(b, "llama.block_count", &layers) == 0 && layers == 1);
+	size_t left_out = 0;
+	for (size_t i = 0; i < gguf_tensors(a); i++) {
+		const struct gguf_tensor *t = gguf_tensor_at(a, i), *u = gguf_tensor_find(b, t->name);
+		ck_assert_int_eq(!u, !strncmp(t->name, "blk.1.", 6));
+		ck_assert(!u || (u->bytes == t->bytes && memcmp(u->data, t->data, t->bytes) == 0));
+		left_out += !u;
+	}
+	ck_assert_uint_gt(left_out, 0);
+	ck_assert_uint_eq(gguf_tensors(b), gguf_tensors(a) - left_out);
 	gguf_close(&a);
 	gguf_close(&b);
 }
@@ -410,6 +435,7 @@ int main(void)
 	tcase_add_unchecked_fixture(tc, make_files, NULL);
 	tcase_add_loop_test(tc, packs_within_half_a_step, 0, TYPES);
 	tcase_add_loop_test(tc, unpacks_as_the_engine_does, 1, TYPES);
+	tcase_add_test(tc, keeps_the_first_layers);
 	tcase_add_loop_test(tc, fast_as_reference, 0, TYPES);
 	suite_add_tcase(s, tc);
 	SRunner *sr = srunner_create(s);
