@@ -180,11 +180,11 @@ static float limit_q6(const struct super *s, const float *group, float value)
 	return limit_symmetric(range_of(group, 16), 32, value) + 17 * d + 32 * 127 * tiny;
 }
 
-/* How far value i may be from what its block says: half a step, and what rounding the block's
- * scales adds. */
-static float limit_of(enum kern_dtype type, const float *x, uint32_t i, const struct super *super)
+/* How far value i may be from what its block, of range r, says: half a step, and what rounding the
+ * block's scales adds. */
+static float limit_of(enum kern_dtype type, const float *x, uint32_t i, struct range r,
+                      const struct super *super)
 {
-	struct range r = range_of(x + i / BLOCK * BLOCK, BLOCK);
 	switch (type) {
 	case KERN_Q8_0: return (r.most / 127 + 128 * 2 * tiny) * 0.501f;
 	case KERN_Q4_0: return limit_symmetric(r, 8, x[i]);
@@ -203,13 +203,16 @@ static void check_tensor(const struct gguf_tensor *from, const struct gguf_tenso
 	float *x = values_of(from), *y = values_of(to);
 	enum kern_dtype type = type_of(to)->dtype;
 	struct super super = {0};
+	struct range r = {0};
 	for (uint32_t i = 0; i < count_of(from); i++) {
 		if (i % SUPER == 0 && i + SUPER <= count_of(from))
 			super = super_of(x + i);
+		if (i % BLOCK == 0)
+			r = range_of(x + i, BLOCK);
 		float want = type == KERN_F16    ? kern_f16_to_f32(kern_f32_to_f16(x[i]))
 		             : type == KERN_BF16 ? kern_bf16_to_f32(kern_f32_to_bf16(x[i]))
 		                                 : x[i];
-		float limit = limit_of(type, x, i, &super);
+		float limit = limit_of(type, x, i, r, &super);
 		ck_assert_msg(fabsf(y[i] - want) <= limit, "%s as %s, value %u: %g became %g, limit %g",
 		              from->name, type_of(to)->name, i, x[i], y[i], limit);
 	}
