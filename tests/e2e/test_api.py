@@ -21,8 +21,8 @@ def ids(tiny_model):
 
 
 @pytest.fixture(scope="module")
-def text(real_model):
-    with Suite("1p1d", real_model, router={"served_model_name": "smol"}) as s:
+def text(short_model):
+    with Suite("1p1d", short_model, router={"served_model_name": "smol"}) as s:
         yield s
 
 

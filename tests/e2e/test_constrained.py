@@ -1,5 +1,5 @@
 """Constrained output: every answer has the form that was asked for, and is the same in every arrangement: mixed or split, with drafts or without, preempted, or gone on with on another
-worker after a kill -9. On the real model, which knows nothing of the forms."""
+worker after a kill -9. On a model that knows nothing of the forms."""
 import json
 import re
 import threading
@@ -86,16 +86,16 @@ def at_once(s, asked):
 
 
 @pytest.fixture(scope="module")
-def want(real_model):
-    with Suite("mixed", real_model) as s:
+def want(short_model):
+    with Suite("mixed", short_model) as s:
         out = [answer(s, b) for b in ASKED]
         s.quiet()
     assert sum(finish == "stop" for _, finish, _ in out) >= 5, out
     return out
 
 
-def test_split_and_drafts_change_nothing(real_model, want):
-    with Suite("1p1d", real_model, worker={"speculative": "ngram"}) as s:
+def test_split_and_drafts_change_nothing(short_model, want):
+    with Suite("1p1d", short_model, worker={"speculative": "ngram"}) as s:
         for _ in range(5):                   # whether a draft is worth its rows depends on what rows seem to cost
             assert at_once(s, ASKED) == want
             if s.ctl("decode-1", "status")["drafts"]:
@@ -104,9 +104,9 @@ def test_split_and_drafts_change_nothing(real_model, want):
         s.quiet()
 
 
-def test_preempted(real_model, want):
+def test_preempted(short_model, want):
     """Four long answers at once where there is room for two."""
-    with Suite("1p1d", real_model, decode={"kv_blocks": 8}, worker={"block_tokens": 32}) as s:
+    with Suite("1p1d", short_model, decode={"kv_blocks": 8}, worker={"block_tokens": 32}) as s:
         for _ in range(20):      # until enough of them are there at once
             assert at_once(s, ASKED[:4]) == want[:4]
             if s.ctl("decode-1", "status")["preemptions"] > 0:
@@ -115,8 +115,8 @@ def test_preempted(real_model, want):
         s.quiet()
 
 
-def test_decode_killed_midway(real_model, want):
-    with Suite("1p2d", real_model) as s:
+def test_decode_killed_midway(short_model, want):
+    with Suite("1p2d", short_model) as s:
         seen, box = [], {}
 
         def read():
@@ -160,8 +160,8 @@ REFUSED = [
 ]
 
 
-def test_refused(real_model):
-    with Suite("mixed", real_model) as s:
+def test_refused(short_model):
+    with Suite("mixed", short_model) as s:
         for more, param, says in REFUSED:
             status, r = s.post("/v1/completions", {"prompt": "x", "max_tokens": 2, **more})
             if param is None:
@@ -172,9 +172,9 @@ def test_refused(real_model):
         assert status == 200 and r["choices"][0]["text"] == "abc", r
 
 
-def test_ids_of_control_tokens(real_model):
+def test_ids_of_control_tokens(short_model):
     """Pushed by their bias, ids 1 (<|im_start|>) and 2 (<|im_end|>, the end) come only where they may. The same text as another kind is another constraint."""
-    with Suite("mixed", real_model) as s:
+    with Suite("mixed", short_model) as s:
         def ask(**more):
             status, r = s.post("/v1/completions", {"prompt": "x", "max_tokens": 24, "temperature": 0, "return_token_ids": True, **more})
             assert status == 200, r

@@ -20,8 +20,8 @@ def tiny(tiny_model):
 
 
 @pytest.fixture(scope="module")
-def text(real_model):
-    with Suite("mixed", real_model) as s:
+def text(short_model):
+    with Suite("mixed", short_model) as s:
         yield s
 
 
@@ -179,12 +179,13 @@ def test_stop_strings_wait_for_min_tokens(text, stream):
         assert run(min_tokens=least, include_stop_str_in_output=True) == want + ("" if at < 0 else stop)
 
 
-def test_end_of_sequence_waits_for_min_tokens(text):
+def test_end_of_sequence_waits_for_min_tokens(real_model):
     body = {"max_tokens": 60, "ignore_eos": False, "return_token_ids": True}
-    free = text_of(text, **body)
-    n = len(free["token_ids"])
-    assert free["finish_reason"] == "stop" and n < 50
-    got = text_of(text, **body, min_tokens=n + 5)["token_ids"]
+    with Suite("mixed", real_model) as s:
+        free = text_of(s, **body)
+        n = len(free["token_ids"])
+        assert free["finish_reason"] == "stop" and n < 50
+        got = text_of(s, **body, min_tokens=n + 5)["token_ids"]
     assert got[:n - 1] == free["token_ids"][:-1] and free["token_ids"][-1] not in got[:n + 5] and len(got) > n + 5
 
 
@@ -264,10 +265,10 @@ def test_same_answers_after_preemption(tiny_model, want):
         s.quiet()
 
 
-def test_same_answers_after_a_worker_dies(real_model):
+def test_same_answers_after_a_worker_dies(short_model):
     """The second worker gets the prompt with what the first one has said; what is the prompt and what the answer decides about penalties and min_tokens.
-    The real model, whose tokens take milliseconds: the tiny one has mostly said everything before it is dead."""
-    with Suite("2mixed", real_model) as s:
+    The model whose tokens take milliseconds: the tiny one has mostly said everything before it is dead."""
+    with Suite("2mixed", short_model) as s:
         asked = {**requests()[2], "max_tokens": 90, "min_tokens": 80}
         expect = answers(s, [asked])[0][0]
         for _ in range(10):

@@ -127,11 +127,11 @@ def test_must_call_is_the_same_everywhere(forced):
     assert [a[1:] for a in forced[0]] == forced[1]
 
 
-def test_harmony(real_model):
+def test_harmony(short_model):
     """The template shows the format, and its history is what the model sees; one call an answer. A form is that of the final message."""
     template = os.path.join(os.path.dirname(__file__), "..", "data", "chat", "templates", "own-harmony.jinja")
     user = {"role": "user", "content": "Tell me a story."}
-    with Suite("1p1d", real_model, router={"chat_template": os.path.abspath(template)}) as suite:
+    with Suite("1p1d", short_model, router={"chat_template": os.path.abspath(template)}) as suite:
         said = [user, {"role": "assistant", "content": "Once."}, user]
         r = ask(suite, said, max_tokens=900, guided_choice=["yes", "no"], logit_bias=no_thoughts(suite))
         assert r["message"]["content"] in ("yes", "no") and r["finish_reason"] == "stop", r

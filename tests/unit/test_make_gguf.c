@@ -180,11 +180,11 @@ static float limit_q6(const struct super *s, const float *group, float value)
 	return limit_symmetric(range_of(group, 16), 32, value) + 17 * d + 32 * 127 * tiny;
 }
 
-/* How far value i may be from what its block says: half a step, and what rounding the block's
- * scales adds. */
-static float limit_of(enum kern_dtype type, const float *x, uint32_t i, const struct super *super)
+/* How far value i may be from what its block, of range r, says: half a step, and what rounding the
+ * block's scales adds. */
+static float limit_of(enum kern_dtype type, const float *x, uint32_t i, struct range r,
+                      const struct super *super)
 {
-	struct range r = range_of(x + i / BLOCK * BLOCK, BLOCK);
 	switch (type) {
 	case KERN_Q8_0: return (r.most / 127 + 128 * 2 * tiny) * 0.501f;
 	case KERN_Q4_0: return limit_symmetric(r, 8, x[i]);
@@ -203,13 +203,16 @@ static void check_tensor(const struct gguf_tensor *from, const struct gguf_tenso
 	float *x = values_of(from), *y = values_of(to);
 	enum kern_dtype type = type_of(to)->dtype;
 	struct super super = {0};
+	struct range r = {0};
 	for (uint32_t i = 0; i < count_of(from); i++) {
 		if (i % SUPER == 0 && i + SUPER <= count_of(from))
 			super = super_of(x + i);
+		if (i % BLOCK == 0)
+			r = range_of(x + i, BLOCK);
 		float want = type == KERN_F16    ? kern_f16_to_f32(kern_f32_to_f16(x[i]))
 		             : type == KERN_BF16 ? kern_bf16_to_f32(kern_f32_to_bf16(x[i]))
 		                                 : x[i];
-		float limit = limit_of(type, x, i, &super);
+		float limit = limit_of(type, x, i, r, &super);
 		ck_assert_msg(fabsf(y[i] - want) <= limit, "%s as %s, value %u: %g became %g, limit %g",
 		              from->name, type_of(to)->name, i, x[i], y[i], limit);
 	}
@@ -240,6 +243,8 @@ static void make_files(void)
 		        file_of(a, t->name, "random"));
 		fprintf(f, "convert %s F32 %s\n", a, file_of(b, t->name, "unpacked"));
 	}
+	fprintf(f, "convert --layers 1 %s Q8_0 %s\n", file_of(a, "Q8_0", "random"),
+	        file_of(b, "Q8_0", "short"));
 	ck_assert_int_eq(pclose(f), 0);
 	f = tool();
 	for (const struct type *t = types; t < types + TYPES; t++) {
@@ -283,6 +288,29 @@ START_TEST(unpacks_as_the_engine_does)
 		ck_assert_msg(memcmp(v, u->data, u->bytes) == 0, "%s of %s", t->name, types[_i].name);
 		free(v);
 	}
+	gguf_close(&a);
+	gguf_close(&b);
+}
+END_TEST
+
+/* --- the first layers alone ------------------------------------------------ */
+
+START_TEST(keeps_the_first_layers)
+{
+	char from[128], to[128];
+	struct gguf *a = open_file(file_of(from, "Q8_0", "random")),
+				*b = open_file(file_of(to, "Q8_0", "short"));
+	uint32_t layers;
+	ck_assert(gguf_get_u32(b, "llama.block_count", &layers) == 0 && layers == 1);
+	size_t left_out = 0;
+	for (size_t i = 0; i < gguf_tensors(a); i++) {
+		const struct gguf_tensor *t = gguf_tensor_at(a, i), *u = gguf_tensor_find(b, t->name);
+		ck_assert_int_eq(!u, !strncmp(t->name, "blk.1.", 6));
+		ck_assert(!u || (u->bytes == t->bytes && memcmp(u->data, t->data, t->bytes) == 0));
+		left_out += !u;
+	}
+	ck_assert_uint_gt(left_out, 0);
+	ck_assert_uint_eq(gguf_tensors(b), gguf_tensors(a) - left_out);
 	gguf_close(&a);
 	gguf_close(&b);
 }
@@ -410,6 +438,7 @@ int main(void)
 	tcase_add_unchecked_fixture(tc, make_files, NULL);
 	tcase_add_loop_test(tc, packs_within_half_a_step, 0, TYPES);
 	tcase_add_loop_test(tc, unpacks_as_the_engine_does, 1, TYPES);
+	tcase_add_test(tc, keeps_the_first_layers);
 	tcase_add_loop_test(tc, fast_as_reference, 0, TYPES);
 	suite_add_tcase(s, tc);
 	SRunner *sr = srunner_create(s);
