@@ -13,8 +13,9 @@
  *    kern_mem).
  *  - Work on one stream runs in order. `upload`, `download` and `run` may return before it
  *    completes; `sync` returns when all of it has, `sync_previous` when all before the latest run
- *    has. Host memory passed to them may be changed or freed only after that. Streams of a device are not ordered with respect to each other; the
- *    caller ensures that a program runs on one stream at a time.
+ *    has. Host memory passed to them may be changed or freed only after that. Streams of a device
+ *    are not ordered with respect to each other; the caller ensures that a program runs on one
+ *    stream at a time.
  *  - Whatever a program, a batch or a run refers to (memory, weights, constants) is read when it
  *    runs, and may be freed or destroyed only once that run is complete.
  *  - A replay allocates nothing.
@@ -576,8 +577,8 @@ struct kern_op {
 			int none;
 		} barrier;
 		/* answers the batch's draws: results (limits.results) struct kern_drawn in PINNED memory,
-		 * from logits (R, limits.vocab); carries (limits.carries) struct kern_carry, or 0. A carry belongs to
-		 * at most one row. Over the tail only; in a group rank 0 does it */
+		 * from logits (R, limits.vocab); carries (limits.carries) struct kern_carry, or 0. A carry
+		 * belongs to at most one row. Over the tail only; in a group rank 0 does it */
 		struct {
 			struct kern_tensor logits;
 			kern_ptr results, carries;
@@ -667,8 +668,8 @@ struct kern_ops {
 	                   const struct kern_limits *limits, struct kern_program **ret_p);
 	void (*program_destroy)(struct kern_program **p);
 	/* Replays the program over a batch that is PINNED memory or a part of it (dev and host offset
-	 * alike). The batch must not change before the run is complete; each run may use another one. Returns
-	 * EINVAL, before anything runs, for a batch that kern_batch_check rejects. */
+	 * alike). The batch must not change before the run is complete; each run may use another one.
+	 * Returns EINVAL, before anything runs, for a batch that kern_batch_check rejects. */
 	int (*run)(struct kern_stream *s, struct kern_program *p, const struct kern_mem *batch);
 };
 

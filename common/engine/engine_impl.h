@@ -61,7 +61,7 @@ struct vectors {
 enum { ENGINE_HIDDEN_ROWS = 64, ENGINE_FLIGHTS = 2 };
 
 /* A step from engine_start to engine_finish, and after it until its place is used again. */
-struct flight {
+struct step_in_flight {
 	int done;        /* its passes were waited for in engine_start */
 	uint32_t spans;  /* 0: no step had this place yet */
 	uint32_t *carry; /* (max_spans) that gets what the span draws; KERN_NO_CARRY: none */
@@ -87,10 +87,10 @@ struct engine {
 	struct kern_mem own, group; /* scratch of this rank alone; GROUP */
 	/* PINNED: (flights) batches; with several ranks in their shared mapping */
 	struct kern_mem batch;
-	struct kern_mem results;              /* PINNED: (flights, max_logits) struct kern_drawn */
-	uint32_t flights;                     /* steps that may be in flight: 1 or 2 */
-	struct flight flight[ENGINE_FLIGHTS]; /* of step n: n % flights */
-	uint64_t started, finished;           /* steps */
+	struct kern_mem results; /* PINNED: (flights, max_logits) struct kern_drawn */
+	uint32_t flights;        /* steps that may be in flight: 1 or 2 */
+	struct step_in_flight flight[ENGINE_FLIGHTS]; /* of step n: n % flights */
+	uint64_t started, finished;                   /* steps */
 	uint64_t *carried; /* (limits.carries) the last step that drew for it, counted from 1 */
 	float *copy;       /* of the last run's logits, `copied` rows; NULL: never asked for */
 	uint32_t copied, tail_rows; /* tail_rows: of the last run */

@@ -47,7 +47,7 @@ static int on_board(const struct engine *e, const struct engine_span *s)
 /* The carry that the span's token is to be found in; KERN_NO_CARRY: there is none. */
 static uint32_t carry_before(const struct engine *e, const struct engine_span *s)
 {
-	const struct flight *before = &e->flight[(e->started + e->flights - 1) % e->flights];
+	const struct step_in_flight *before = &e->flight[(e->started + e->flights - 1) % e->flights];
 	return s->continues <= before->spans ? before->carry[s->continues - 1] : KERN_NO_CARRY;
 }
 
@@ -284,7 +284,7 @@ static int draws_token(const struct engine_span *s)
  * continues another keeps its carry, the others get those that are left. */
 static void choose_carries(struct engine *e, const struct engine_span *spans, uint32_t n)
 {
-	struct flight *f = &e->flight[e->started % e->flights];
+	struct step_in_flight *f = &e->flight[e->started % e->flights];
 	uint64_t now = e->started + 1;
 	uint32_t next = 0;
 	f->spans = n;
@@ -434,7 +434,7 @@ static int run_hidden(struct engine *e, struct engine_span *spans, uint32_t n)
 static int start_pass(struct engine *e, struct engine_span *spans, uint32_t n,
                       const uint32_t *carry, const struct totals *t, uint32_t first, int wait)
 {
-	struct flight *f = &e->flight[e->started % e->flights];
+	struct step_in_flight *f = &e->flight[e->started % e->flights];
 	uint32_t row = first, place = (uint32_t)(e->started % e->flights) * e->opts.max_logits;
 	struct kern_drawn *drawn = (struct kern_drawn *)e->results.host + place;
 	f->done = wait || spans->hidden;

@@ -67,8 +67,8 @@ static void overlap_begin(struct overlap_seq *q, const struct rig *r)
 	}
 }
 
-/* The spans of step k, in one order and then in the other. pending: the tokens of step k - 1 are not
- * known. */
+/* The spans of step k, in one order and then in the other. pending: the tokens of step k - 1 are
+ * not known. */
 static uint32_t overlap_fill(struct overlap_seq *q, uint32_t k, int pending,
                              struct engine_span *spans, struct overlap_seq **of)
 {

@@ -566,8 +566,10 @@ START_TEST(test_hang)
 	rdma_path_ops.path_state(w->path, &s);
 	ck_assert_uint_eq(w->whole, LEASES);
 	ck_assert(fake.hangs > 0 && s.restarts > 0 && s.errors > 0);
-	ck_assert_msg(strstr(s.last_error, "no completion for") || s.errors > fake.hangs, "%s",
-	              s.last_error);
+	/* or, on a slow machine, the other side has given up first */
+	ck_assert_msg(strstr(s.last_error, "no completion for") || s.errors > fake.hangs ||
+	                  strstr(s.last_error, "retry counter exceeded"),
+	              "%s", s.last_error);
 	world_free();
 }
 END_TEST
