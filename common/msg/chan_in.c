@@ -558,7 +558,8 @@ static int take_one(struct sock *s)
 
 void chan_take(struct sock *s)
 {
-	for (int i = 0; i < DRAIN_MAX; i++) {
+	uint64_t until = clock_us() + DRAIN_US;
+	for (int i = 0; i < DRAIN_MAX && (i == 0 || clock_us() < until); i++) {
 		int events = 0;
 		size_t len = sizeof events;
 		zmq_getsockopt(s->z, ZMQ_EVENTS, &events, &len);

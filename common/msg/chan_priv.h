@@ -27,7 +27,10 @@
 #define ACTIVE_US 1000000u /* how long a daemon counts as at work after a numbered message */
 /* peers that are down are freed at the next tick, this much later at most */
 #define GRAVE_US 50000u
-#define DRAIN_MAX 256 /* messages taken from one socket before other events get their turn */
+/* Messages taken from one socket, and time for them, before other events get their turn: a router
+ * that fell behind writes to its clients between two turns. */
+#define DRAIN_MAX 256
+#define DRAIN_US 2000u
 
 enum peer_state { PEER_NEW, PEER_HELLO, PEER_UP, PEER_REFUSED, PEER_DEAD };
 

@@ -35,6 +35,7 @@
 #define LOG_WAIT_MS 300           /* at the end, for lines that are not yet written */
 #define TRIM_TICK_US 1000000u
 #define TRIM_IDLE_US (8 * TRIM_TICK_US) /* longest interval, while memory does not change */
+#define DISPATCH_US 1000 /* for the events of one turn; the one that is running ends first */
 
 static const struct conf_key common_keys[] = {
 	{"name", CONF_STRING, "", 1, 47, "", 0,
@@ -361,6 +362,9 @@ static int setup_base(struct svc *s, struct err *err)
 	struct event_config *cfg = event_config_new();
 	CHECK(cfg);
 	event_config_set_flag(cfg, EVENT_BASE_FLAG_PRECISE_TIMER);
+	/* else an event that makes itself active again, as that of a socket with many messages does,
+	 * keeps the loop from looking which sockets can be written to */
+	event_config_set_max_dispatch_interval(cfg, &(struct timeval){0, DISPATCH_US}, -1, 0);
 	s->base = event_base_new_with_config(cfg);
 	event_config_free(cfg);
 	if (!s->base)

@@ -4,11 +4,12 @@ import concurrent.futures
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 
 import pytest
-from suite import ROOT, SLOW, Suite
+from suite import BIN, ROOT, SLOW, Suite, wait_for
 
 sys.path.insert(0, os.path.join(ROOT, "tests", "bench"))
 import ideal  # noqa: E402
@@ -208,6 +209,24 @@ def test_words_that_are_forbidden_while_steps_overlap():
             return any(tokens[k:k + len(ids)] == ids for k in range(len(tokens)))
 
         assert [says_it(tokens) for tokens, *_ in said(s, requests, 9)] == [i % 3 != 0 for i in range(9)]
+
+
+def test_a_router_that_fell_behind():
+    """It was stopped while the worker computed: as it takes the tokens that wait for it, it writes to its clients as well, and does not mistake them for clients
+    that do not read."""
+    with Suite(layout="mixed", sim={"base": "small", "step_us": 1500.0}, router={"output_bytes_max": 8 << 20}) as s:
+        load = subprocess.Popen([os.path.join(BIN, "pdbench"), f"http://127.0.0.1:{s.port}", "-c", "32", "-n", "32", "-i", "32", "-o", "800", "-w", "0"],
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            wait_for(lambda: s.ctl("mixed-1", "status")["running"] == 32)
+            s.kill("router", signal.SIGSTOP, wait=False)
+            wait_for(lambda: s.ctl("mixed-1", "status")["running"] == 0)
+            s.kill("router", signal.SIGCONT, wait=False)
+            out = load.communicate(timeout=60)[0]
+        finally:
+            load.kill()
+            load.wait()
+        assert "32 completed, 0 failed" in out, out
 
 
 def test_time_passes_as_configured():
