@@ -285,7 +285,7 @@ static int draws_token(const struct engine_span *s)
 static void choose_carries(struct engine *e, const struct engine_span *spans, uint32_t n)
 {
 	struct step_in_flight *f = &e->flight[e->started % e->flights];
-	uint64_t now = e->started + 1;
+	uint64_t now = ++e->chosen; /* a step that did not start leaves its marks */
 	uint32_t next = 0;
 	f->spans = n;
 	for (uint32_t i = 0; i < n; i++) {
