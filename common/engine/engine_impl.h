@@ -91,7 +91,7 @@ struct engine {
 	uint32_t flights;        /* steps that may be in flight: 1 or 2 */
 	struct step_in_flight flight[ENGINE_FLIGHTS]; /* of step n: n % flights */
 	uint64_t started, finished;                   /* steps */
-	uint64_t chosen;   /* steps that carries were chosen for */
+	uint64_t chosen;                              /* steps that carries were chosen for */
 	uint64_t *carried; /* (limits.carries) number of the last of them that has it, from 1 */
 	float *copy;       /* of the last run's logits, `copied` rows; NULL: never asked for */
 	uint32_t copied, tail_rows; /* tail_rows: of the last run */
