@@ -124,8 +124,8 @@ struct engine_span {
 	 * engine_logits() */
 	const struct engine_draw *draws;
 	uint32_t logits_row; /* out: index of the first of these rows there */
-	/* out: one result per row, valid until the next step, or the one after it if that is started
-	 * before this one is finished */
+	/* out: one result per row, valid until the next step starts; with info.overlap until the one
+	 * after the next starts */
 	const struct kern_drawn *drawn;
 	/* once this span's KV of layer l is in the pool, the device stores progress_value to
 	 * progress[l * progress_stride] (words of the board); NULL: none */
@@ -139,7 +139,7 @@ struct engine_span {
  * own (put them next to each other); the results are bit-identical. All spans are checked before
  * anything is written, and read before this returns, except `hidden`. One step may be in flight, or
  * two (info.overlap). 0, ERR_INVALID (a limit or an id, with value and limit), or ERR_IO (device):
- * then nothing was started. */
+ * then nothing of it is in flight. */
 int engine_start(struct engine *e, struct engine_span *spans, uint32_t n_spans, struct err *err);
 /* Waits for the step that was started first of those in flight: its results are ready. 0, or ERR_IO
  * (device): they are not. */

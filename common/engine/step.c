@@ -289,15 +289,17 @@ static void choose_carries(struct engine *e, const struct engine_span *spans, ui
 	uint32_t next = 0;
 	f->spans = n;
 	for (uint32_t i = 0; i < n; i++) {
-		f->carry[i] = spans[i].continues ? carry_before(e, &spans[i]) : KERN_NO_CARRY;
-		if (f->carry[i] != KERN_NO_CARRY)
-			e->carried[f->carry[i]] = now;
+		uint32_t kept = spans[i].continues ? carry_before(e, &spans[i]) : KERN_NO_CARRY;
+		if (kept != KERN_NO_CARRY)
+			e->carried[kept] = now; /* its token is in it, even if nothing more is drawn */
+		f->carry[i] = draws_token(&spans[i]) ? kept : KERN_NO_CARRY;
 	}
 	for (uint32_t i = 0; i < n && e->limits.carries; i++) {
 		if (f->carry[i] != KERN_NO_CARRY || !draws_token(&spans[i]))
 			continue;
 		while (e->carried[next] == now)
 			next++;
+		CHECK(next < e->limits.carries);
 		e->carried[next] = now;
 		f->carry[i] = next++;
 	}

@@ -5,7 +5,11 @@
  * `computed < n_tokens`: decoding is the case of one token, and a draft of the next tokens (draft/)
  * is rows beyond it, which count as long as they are right. When a block is missing the youngest
  * run is preempted (preempt.c). A failed step fails the runs in it; logits that are not finite fail
- * their own run, and none of its blocks of that step is published. */
+ * their own run, and none of its blocks of that step is published.
+ *
+ * Where the device can, a step is planned and started while the one before it is in flight; its
+ * results are taken (land) after that. A run that has ended meanwhile is `over`, and given back
+ * when no step in flight has rows of it. */
 #include "batch.h"
 #include "daemons/worker/seq/constraint.h"
 #include "daemons/worker/seq/pooled.h"
@@ -252,12 +256,6 @@ static void add_span(struct batcher *b, struct batch_step *s, struct sequence_ru
 	s->runs[s->n++] = r;
 }
 
-/* Its answer is complete with what the step in flight draws. */
-static int ends_in_flight(const struct sequence_run *r)
-{
-	return r->drawing && request_copy_is_full(&r->req, 1);
-}
-
 /* Chooses the spans of the next step. */
 static void fill(struct batcher *b, struct batch_step *s)
 {
@@ -268,7 +266,7 @@ static void fill(struct batcher *b, struct batch_step *s)
 	list_each(it, &b->own.running) {
 		struct sequence_run *r = list_entry(it, struct sequence_run, node);
 		if (run_tokens_left_then(r) == 1 && s->n < w->max_sequences && preempt_is_ready(b, r) &&
-		    !ends_in_flight(r)) {
+		    !run_ends_in_flight(r)) {
 			prepare(b, r);
 			/* the row of its last token, and rows of the draft, for which there is room */
 			uint32_t take = 1 + r->ahead;

@@ -163,7 +163,12 @@ static inline uint32_t run_tokens_left(const struct sequence_run *r)
 {
 	return r->req.n_tokens - r->computed; /* to be computed; 1: it decodes */
 }
-/* The same when the steps in flight have ended. */
+/* Its answer is complete with what the step in flight draws. */
+static inline int run_ends_in_flight(const struct sequence_run *r)
+{
+	return r->drawing && request_copy_is_full(&r->req, 1);
+}
+/* run_tokens_left when the steps in flight have ended. */
 static inline uint32_t run_tokens_left_then(const struct sequence_run *r)
 {
 	return r->req.n_tokens + r->drawing - r->computed - r->flying;

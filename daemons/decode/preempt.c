@@ -175,7 +175,7 @@ static void grow_all(struct batcher *b)
 	for (struct list *it = b->own.running.next; it != &b->own.running;) {
 		struct sequence_run *r = run_of(it);
 		uint32_t need = worker_blocks_for(b->w, r->req.n_tokens + r->drawing);
-		while (!r->over && r->blocks.n < need)
+		while (!r->over && !run_ends_in_flight(r) && r->blocks.n < need)
 			if (!grow_one(b, r))
 				return; /* younger ones do not go before it */
 		it = it->next;

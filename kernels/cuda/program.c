@@ -259,7 +259,8 @@ static int count_time(struct kern_stream *s, uint64_t end)
 		                cudaEventElapsedTime(&ms, s->begin[from % CUDA_FLIGHTS],
 		                                     s->end[from % CUDA_FLIGHTS]),
 		                "reading the time of a run");
-		__atomic_fetch_add(&s->dev->busy_ns, (uint64_t)((double)ms * 1e6), __ATOMIC_RELAXED);
+		if (ms > 0) /* else a run that failed has taken the event of its begin */
+			__atomic_fetch_add(&s->dev->busy_ns, (uint64_t)((double)ms * 1e6), __ATOMIC_RELAXED);
 	}
 	s->timed = end > s->timed ? end : s->timed;
 	return rc;
@@ -272,8 +273,8 @@ int cuda_wait(struct kern_stream *s, unsigned but)
 	int rc = cuda_check(dev, cudaSetDevice(dev->index), "choosing the device");
 	if (!rc && !but)
 		rc = cuda_check(dev, cudaStreamSynchronize(s->stream), "waiting for the device");
-	else if (!rc && end)
-		rc = cuda_check(dev, cudaEventSynchronize(s->end[(end - 1) % CUDA_FLIGHTS]),
+	else if (!rc && s->runs) /* the latest run begins after all work before it */
+		rc = cuda_check(dev, cudaEventSynchronize(s->begin[(s->runs - 1) % CUDA_FLIGHTS]),
 		                "waiting for the device");
 	if (!rc)
 		rc = count_time(s, end);

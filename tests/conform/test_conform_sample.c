@@ -540,12 +540,43 @@ CONFORM_TEST(rows_that_are_not_finite)
 	}
 }
 
+enum { RUNS = 5 };
+
+/* Each run gets the tokens of the one before it, and all of a sequence so far as seen. */
+static void with_the_host_between(struct sampling *s, struct batch *b, struct row *rows,
+                                  uint32_t said[CARRIES][RUNS + 1])
+{
+	const struct kern_drawn *got = s->results.host;
+	uint32_t order[CARRIES], tokens[CARRIES];
+	for (uint32_t k = 0; k < RUNS; k++) {
+		for (uint32_t i = 0; i < CARRIES; i++) {
+			order[i] = i;
+			tokens[i] = said[i][k];
+			rows[i].d.index[0] = k;
+			rows[i].d.seen.n = 0;
+			for (uint32_t t = 0; t <= k; t++) {
+				uint32_t at = 0;
+				while (at < rows[i].d.seen.n && rows[i].seen[at].id != said[i][t])
+					at++;
+				if (at == rows[i].d.seen.n)
+					rows[i].seen[rows[i].d.seen.n++] = (struct pair){.id = said[i][t]};
+				rows[i].seen[at].times += t > 0;
+			}
+		}
+		batch_of(b, rows, order, CARRIES, s->vocab, tokens);
+		run_batch(s, &s->batch, b);
+		device_ok(s->dev, s->dev->ops->sync(s->dev->s), "sync");
+		for (uint32_t i = 0; i < CARRIES; i++)
+			said[i][k + 1] = got[i].id;
+	}
+}
+
 /* What a carry drew last is the next token, and what it drew before that is penalised: five runs
  * that the host only gives draws for say what five say that it gives the tokens for. The results of
  * a run are there while the next one may be in progress. */
 CONFORM_TEST(runs_without_the_host_between)
 {
-	enum { VOCAB = 97, RUNS = 5 };
+	enum { VOCAB = 97 };
 	rand_seed(43);
 	float *table = rand_floats(VOCAB * DIM, 0.9f);
 	EACH_TARGET(dev, 2)
@@ -570,28 +601,9 @@ CONFORM_TEST(runs_without_the_host_between)
 			                               .presence = 0.4f,
 			                               .frequency = 0.3f};
 		}
-		for (uint32_t k = 0; k < RUNS; k++) { /* the host between */
-			for (uint32_t i = 0; i < CARRIES; i++) {
-				tokens[i] = said[i][k];
-				rows[i].d.index[0] = k;
-				rows[i].d.seen.n = 0;
-				for (uint32_t t = 0; t <= k; t++) {
-					uint32_t at = 0;
-					while (at < rows[i].d.seen.n && rows[i].seen[at].id != said[i][t])
-						at++;
-					if (at == rows[i].d.seen.n)
-						rows[i].seen[rows[i].d.seen.n++] = (struct pair){.id = said[i][t]};
-					rows[i].seen[at].times += t > 0;
-				}
-			}
-			batch_of(&b, rows, order, CARRIES, VOCAB, tokens);
-			run_batch(&s, &s.batch, &b);
-			device_ok(dev, dev->ops->sync(dev->s), "sync");
-			for (uint32_t i = 0; i < CARRIES; i++)
-				said[i][k + 1] = got[i].id;
-		}
+		with_the_host_between(&s, &b, rows, said);
 		memcpy(last, got, sizeof last);
-		for (uint32_t k = 0; k < RUNS; k++) { /* and without it */
+		for (uint32_t k = 0; k < RUNS; k++) {
 			for (uint32_t i = 0; i < CARRIES; i++) {
 				tokens[i] = k ? KERN_OF_CARRY + (CARRIES - 1 - i) : said[i][0];
 				rows[i].d.index[0] = k;

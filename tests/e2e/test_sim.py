@@ -214,7 +214,7 @@ def test_words_that_are_forbidden_while_steps_overlap():
 def test_a_router_that_fell_behind():
     """It was stopped while the worker computed: as it takes the tokens that wait for it, it writes to its clients as well, and does not mistake them for clients
     that do not read."""
-    with Suite(layout="mixed", sim={"base": "small", "step_us": 1500.0}, router={"output_bytes_max": 8 << 20}) as s:
+    with Suite(layout="mixed", sim={"base": "small", "step_us": 1500.0}, router={"output_bytes_max": 10 << 20}) as s:
         load = subprocess.Popen([os.path.join(BIN, "pdbench"), f"http://127.0.0.1:{s.port}", "-c", "32", "-n", "32", "-i", "32", "-o", "800", "-w", "0"],
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:

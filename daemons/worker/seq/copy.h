@@ -34,7 +34,7 @@ struct request_copy {
 	Pds__Sampling *asked;
 	Pds__Pooling pooling; /* not NONE: an embedding is made, nothing is drawn */
 	int prompt_logprobs, ignore_eos;
-	/* a draw cannot be prepared before the token before it is known, of which bad words depend */
+	/* a draw cannot be prepared before the token before it is known, on which bad words depend */
 	int needs_latest;
 	int32_t prompt_top;            /* alternatives for a token of the prompt */
 	struct constraint *constraint; /* NULL: none; constraint.h */
