@@ -43,7 +43,7 @@ SANFLAGS := $(SANFLAGS_$(SAN))
 LAYERS  := util format kv msg http svc jinja grammar text engine
 LIBS    := $(LAYERS:%=$(O)/lib%.a) $(O)/libkernels.a
 lib_src  = $(sort $(wildcard common/$(1)/*.c))
-COPY_SRC := $(addprefix kernels/,copy.c host_copy.c host_memory.c load.c)
+COPY_SRC := $(addprefix kernels/,copy.c divided.c host_copy.c host_memory.c load.c)
 KSRC    := $(sort $(wildcard kernels/*.c kernels/cpu/*.c kernels/sim/*.c))
 PROTOS  := $(sort $(wildcard proto/*.proto))
 GEN     := $(PROTOS:proto/%.proto=$(O)/gen/%.pb-c.o)

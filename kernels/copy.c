@@ -1,6 +1,7 @@
 /* copy.c - finds a backend's copy functions by name; checks lists of pieces and joins adjacent
  * ones. */
 #include "kernels/copy.h"
+#include "kernels/divided.h"
 #include "kernels/load.h"
 
 #include <stdbool.h>
@@ -34,7 +35,9 @@ int kern_pool_open(const char *backend, int device, int fd, size_t bytes,
 
 void kern_pool_close(struct kern_pool **pool)
 {
-	if (*pool)
+	if (*pool && (*pool)->divided)
+		divided_close(pool);
+	else if (*pool)
 		(*pool)->by->close(pool);
 }
 
@@ -69,9 +72,7 @@ static int check(const struct kern_copy *c, char *errbuf, size_t errlen)
 	return KERN_EINVAL;
 }
 
-/* Merges b into a if it continues a on both sides; with `overlaps` also if it begins within a at
- * the same offset on both sides. */
-static bool join(struct kern_piece *a, const struct kern_piece *b, bool overlaps)
+bool pieces_join(struct kern_piece *a, const struct kern_piece *b, bool overlaps)
 {
 	uint64_t at = b->to - a->to;
 	if (b->to < a->to || b->from < a->from || b->from - a->from != at || at > a->bytes ||
@@ -80,6 +81,13 @@ static bool join(struct kern_piece *a, const struct kern_piece *b, bool overlaps
 	if (at + b->bytes > a->bytes)
 		a->bytes = at + b->bytes;
 	return true;
+}
+
+static int start(const struct kern_copy *c, uint64_t *ret_number, char *errbuf, size_t errlen)
+{
+	int divided = (c->to && c->to->divided) || (c->from && c->from->divided);
+	return divided ? divided_copy(c, ret_number, errbuf, errlen)
+	               : (c->to ? c->to : c->from)->by->copy(c, ret_number, errbuf, errlen);
 }
 
 int kern_copy(const struct kern_copy *c, struct kern_ticket *ret_ticket, char *errbuf,
@@ -94,7 +102,7 @@ int kern_copy(const struct kern_copy *c, struct kern_ticket *ret_ticket, char *e
 	for (size_t i = 0; !rc && i < c->n;) {
 		joined[0] = c->piece[i++];
 		for (part.n = 1; i < c->n; i++)
-			if (join(&joined[part.n - 1], &c->piece[i], !c->seen))
+			if (pieces_join(&joined[part.n - 1], &c->piece[i], !c->seen))
 				continue;
 			else if (part.n < JOINED_MAX)
 				joined[part.n++] = c->piece[i];
@@ -102,9 +110,9 @@ int kern_copy(const struct kern_copy *c, struct kern_ticket *ret_ticket, char *e
 				break;
 		uint64_t number = 0;
 		char later[64]; /* discarded: the first error is reported */
-		rc = t.pool->by->copy(&part, &number, errbuf, errlen);
+		rc = start(&part, &number, errbuf, errlen);
 		if (rc && begun)
-			t.pool->by->wait(t.pool, t.number, later, sizeof later);
+			kern_wait(&t, later, sizeof later);
 		begun = true;
 		t.number = number;
 	}
@@ -115,5 +123,8 @@ int kern_copy(const struct kern_copy *c, struct kern_ticket *ret_ticket, char *e
 
 int kern_wait(const struct kern_ticket *t, char *errbuf, size_t errlen)
 {
-	return t->pool ? t->pool->by->wait(t->pool, t->number, errbuf, errlen) : KERN_OK;
+	if (!t->pool)
+		return KERN_OK;
+	return t->pool->divided ? divided_wait(t->pool, errbuf, errlen)
+	                        : t->pool->by->wait(t->pool, t->number, errbuf, errlen);
 }

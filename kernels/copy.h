@@ -20,15 +20,17 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KERN_COPIES_ABI 2u /* raised when a struct or a signature below changes */
+#define KERN_COPIES_ABI 3u /* raised when a struct or a signature below changes */
 
 struct kern_copies;
 
-/* The start of a backend's own pool struct; kern_pool_open fills in `by` and `bytes`. */
+/* The start of a backend's own pool struct; kern_pool_open fills in `by` and `bytes`. `by` never sees
+ * a divided pool, only its parts. */
 struct kern_pool {
 	const struct kern_copies *by;
 	size_t bytes;
 	unsigned char *host; /* the pool's bytes, if they are in host memory; else NULL */
+	int divided;         /* 1: of kern_pool_open_divided */
 };
 
 /* A range of bytes. `to` and `from`: in a pool, byte offsets; in host memory, addresses. The two do
@@ -75,6 +77,20 @@ struct kern_copies {
  * this process has lost the device. */
 int kern_pool_open(const char *backend, int device, int fd, size_t bytes,
                    struct kern_pool **ret_pool, char *errbuf, size_t errlen);
+/* Where a divided pool's byte `at` is: in which part, and where there. Returns how many bytes from it
+ * on are contiguous in that part. */
+typedef uint64_t kern_locate(const void *arg, uint64_t at, unsigned *ret_part, uint64_t *ret_at);
+
+enum { KERN_PARTS_MAX = 16 };
+struct kern_part {
+	int device, fd;
+	size_t bytes;
+};
+/* Opens memory of several devices as one pool of `bytes` bytes. `arg` outlives the pool. Fails like
+ * kern_pool_open, also with a number of parts that is not 1 to KERN_PARTS_MAX (KERN_EINVAL). */
+int kern_pool_open_divided(const char *backend, const struct kern_part *part, unsigned parts,
+                           size_t bytes, kern_locate *locate, const void *arg,
+                           struct kern_pool **ret_pool, char *errbuf, size_t errlen);
 void kern_pool_close(struct kern_pool **pool);
 /* After an error nothing of it is in progress. Returns KERN_EINVAL, before anything is copied, for
  * a piece beyond its pool or pools of different backends. Pieces that continue the previous one on

@@ -532,17 +532,16 @@ int engine_attach_board(struct engine *e, void *board, size_t bytes, struct err 
 	return rc ? engine_device_error(e, rc, "cannot pin the progress board", err) : 0;
 }
 
-/* Whether the pool has this rank's heads alone. */
-static int own_heads_alone(const struct engine *e)
+/* Parts that the pool is divided into, of which this rank has the one of its number. */
+static uint32_t pool_parts(const struct engine *e)
 {
-	return e->tp && e->ops->own_memory;
+	return e->tp && e->ops->own_memory ? tp_ranks(e->tp) : 1;
 }
 
 size_t engine_pool_bytes(const struct engine *e, uint32_t blocks)
 {
-	const struct tp_share *own = &e->shard.kv_heads;
-	size_t block = e->info.kv.block_bytes;
-	return (own_heads_alone(e) ? block / own->total * own->count : block) * blocks;
+	const struct kv_layout *l = &e->info.kv;
+	return kv_part_offset(l, blocks, e->rank % pool_parts(e), pool_parts(e), l->layers, 0);
 }
 
 static struct kern_kv_layer pool_layer(const struct engine *e, uint32_t blocks, uint32_t i)
@@ -555,12 +554,12 @@ static struct kern_kv_layer pool_layer(const struct engine *e, uint32_t blocks, 
 	const struct kv_layout *l = &e->info.kv;
 	const struct model_conf *c = &e->conf;
 	const struct tp_share *own = &e->shard.kv_heads;
-	size_t head = l->piece_bytes[i] / l->layer[i].heads, first = kv_piece_offset(l, blocks, i, 0);
-	int alone = own_heads_alone(e);
+	uint32_t parts = pool_parts(e), part = e->rank % parts;
+	size_t head = l->piece_bytes[i] / l->layer[i].heads;
 	struct kern_kv_layer kv = {
-		.base = kern_at(e->pool.dev,
-	                    alone ? first / own->total * own->count : first + own->begin * head),
-		.block_stride_bytes = alone ? own->count * head : l->piece_bytes[i],
+		.base = kern_at(e->pool.dev, kv_part_offset(l, blocks, part, parts, i, 0) +
+	                                     (parts > 1 ? 0 : own->begin * head)),
+		.block_stride_bytes = parts > 1 ? own->count * head : l->piece_bytes[i],
 		.kv_heads = c->mla.kv_rank ? 1 : e->shard.kv_heads.count,
 		.head_dim = c->mla.kv_rank ? mla_width(c) : c->head_dim,
 		.latent = c->mla.kv_rank,
@@ -590,8 +589,8 @@ int engine_device_room(struct engine *e, uint64_t *ret_bytes, struct err *err)
 	e->ops->info(e->dev, &device);
 	drop_programs(e);
 	e->pool.dev = (kern_ptr){0};
-	*ret_bytes = own_heads_alone(e) ? device.free_bytes / own->count * own->total
-	                                : device.free_bytes;
+	*ret_bytes = pool_parts(e) > 1 ? device.free_bytes / own->count * own->total
+	                               : device.free_bytes;
 	return rc || device.free_bytes
 	           ? rc
 	           : err_set(
@@ -604,26 +603,37 @@ int engine_pool_room(struct engine *e, uint64_t *ret_bytes, struct err *err)
 	return e->tp ? ranks_room(e, ret_bytes, err) : engine_device_room(e, ret_bytes, err);
 }
 
-int engine_new_pool(struct engine *e, uint32_t blocks, int *ret_fd, struct err *err)
+/* Of this rank's memory. */
+int engine_share_pool(struct engine *e, int *ret_fd, struct err *err)
+{
+	int rc = e->ops->mem_share(e->dev, &e->pool, ret_fd);
+	return rc ? engine_device_error(e, rc, "cannot share the KV pool", err) : 0;
+}
+
+/* Closed if the caller wants none, or if it was made in vain. */
+int engine_new_pool(struct engine *e, uint32_t blocks, struct kv_data *ret_data, struct err *err)
 {
 	if (e->pool.dev.v)
 		return err_set(err, ERR_EXISTS, "the KV pool already exists, with %u blocks", e->kv_blocks);
 	if (blocks < 1 || blocks == KV_BLOCK_NONE)
 		return err_set(err, ERR_INVALID, "KV pool of %u blocks, limits are 1 and %u", blocks,
 		               KV_BLOCK_NONE - 1);
-	int fd = -1,
-		rc = e->ops->mem_new(e->dev, KERN_MEM_SHARED, engine_pool_bytes(e, blocks), &e->pool);
+	struct kv_data data = {.device = {e->info.device}, .fd = {-1}};
+	int rc = e->ops->mem_new(e->dev, KERN_MEM_SHARED, engine_pool_bytes(e, blocks), &e->pool);
 	if (rc)
 		return engine_device_error(
 			e, rc,
 			"cannot create the KV pool (lower kv_blocks, kv_memory_mb or kv_memory_fraction)", err);
-	if ((rc = engine_use_pool(e, blocks, err)) || (e->tp && (rc = ranks_attach(e, blocks, err))))
-		return rc;
-	if (ret_fd && !own_heads_alone(e) && (rc = e->ops->mem_share(e->dev, &e->pool, &fd)))
-		return engine_device_error(e, rc, "cannot share the KV pool", err);
-	if (ret_fd)
-		*ret_fd = fd;
-	return 0;
+	rc = engine_use_pool(e, blocks, err);
+	if (!rc && e->tp)
+		rc = ranks_attach(e, blocks, &data, err);
+	if (!rc && ret_data && pool_parts(e) == 1 && !(rc = engine_share_pool(e, data.fd, err)))
+		data.parts = 1;
+	if (!rc && ret_data)
+		*ret_data = data;
+	else
+		kv_data_close(&data);
+	return rc;
 }
 
 const struct kern_mem *engine_pool(const struct engine *e)

@@ -9,7 +9,7 @@
 
 #include "engine/draw.h"
 #include "kernels/kernels.h"
-#include "kv/layout.h"
+#include "kv/region.h"
 #include "util/err.h"
 
 #include <stddef.h>
@@ -92,11 +92,12 @@ int engine_attach_board(struct engine *e, void *board, size_t bytes, struct err 
  * pool whose parts fit on each of their devices. 0, or ERR_IO (the device does not report it),
  * ERR_INVALID (ranks share a device) or an error of the device. */
 int engine_pool_room(struct engine *e, uint64_t *ret_bytes, struct err *err);
-/* Call once: makes the KV pool, `blocks` blocks of engine_info.kv in device memory, zeroed. ret_fd,
- * unless NULL: a descriptor of it for other processes, owned by the caller; -1 if the pool is
- * divided among several devices. 0, ERR_INVALID (blocks), ERR_NOMEM, ERR_EXISTS, ERR_IO. */
-int engine_new_pool(struct engine *e, uint32_t blocks, int *ret_fd, struct err *err);
-/* The pool's memory; `host` is NULL if the host cannot address it. */
+/* Call once: makes the KV pool, `blocks` blocks of engine_info.kv in device memory, zeroed; on
+ * several devices with memory of their own each rank has a part (layout.h). ret_data, unless NULL:
+ * descriptors of it for other processes, owned by the caller; no part without pool_shared. 0,
+ * ERR_INVALID (blocks), ERR_NOMEM, ERR_EXISTS, ERR_IO. */
+int engine_new_pool(struct engine *e, uint32_t blocks, struct kv_data *ret_data, struct err *err);
+/* The pool's memory, or rank 0's part; `host` is NULL if the host cannot address it. */
 const struct kern_mem *engine_pool(const struct engine *e);
 
 /* Maximum length of the lists of a draw's edit, without the tokens that it has seen: ids of bad

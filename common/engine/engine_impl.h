@@ -149,6 +149,7 @@ int engine_open_rank(const struct engine_opts *opts, int has_progress, struct tp
 /* engine.c: bytes of this rank's pool. What is free on this rank's device, as the size of a whole
  * pool. */
 size_t engine_pool_bytes(const struct engine *e, uint32_t blocks);
+int engine_share_pool(struct engine *e, int *ret_fd, struct err *err);
 int engine_device_room(struct engine *e, uint64_t *ret_bytes, struct err *err);
 /* ranks.c, in this order: whether model and device can be shared out; computes this rank's part;
  * starts the other ranks; waits until all ranks get here or one has failed; engine_pool_room of all
@@ -158,7 +159,8 @@ void ranks_share_out(struct engine *e);
 int ranks_start(struct engine *e, struct err *err);
 int ranks_await(struct engine *e, struct err *err);
 int ranks_room(struct engine *e, uint64_t *ret_bytes, struct err *err);
-int ranks_attach(struct engine *e, uint32_t blocks, struct err *err);
+/* ret_data: as engine_new_pool's, left alone unless the pool is divided */
+int ranks_attach(struct engine *e, uint32_t blocks, struct kv_data *ret_data, struct err *err);
 unsigned ranks_threads(const struct engine_opts *o);
 /* weights.c: the device's last error as an engine error. */
 int engine_device_error(struct engine *e, int kern_rc, const char *doing, struct err *err);

@@ -46,12 +46,6 @@ int ranks_check(struct engine *e, struct err *err)
 			err, ERR_INVALID,
 			"tensor_parallel is %u, the model has %u KV heads: at most one rank per KV head",
 			e->opts.tp, e->conf.kv_heads);
-	if (e->ops->own_memory && e->opts.pool_shared)
-		return err_set(
-			err, ERR_UNSUPPORTED,
-			"tensor_parallel is %u: each %s device has the KV of its own heads, which is neither "
-			"handed over nor stored: set role to mixed, messager and storage to none",
-			e->opts.tp, e->ops->name);
 	if (strlen(e->path) >= sizeof((struct rank_hello *)0)->model_path)
 		return err_set(err, ERR_INVALID, "model path of %zu bytes, the limit is %zu",
 		               strlen(e->path), sizeof((struct rank_hello *)0)->model_path - 1);
@@ -106,18 +100,44 @@ struct rank_pool {
 	uint32_t blocks;
 };
 
-/* Ranks that share memory map rank 0's pool; others make one of their heads. */
-static int pool_of_rank(struct engine *e, uint32_t blocks, struct err *err)
+/* Makes the memory of this rank's heads. Rank 0 gets the descriptors of all ranks' memory, if other
+ * processes are to map it. */
+static int part_of_rank(struct engine *e, uint32_t blocks, struct kv_data *ret, struct err *err)
+{
+	int fd = -1, fds[TP_RANKS_MAX];
+	unsigned each = e->opts.ranks_per_device ? e->opts.ranks_per_device : 1;
+	int rc = e->rank
+	             ? e->ops->mem_new(e->dev, KERN_MEM_SHARED, engine_pool_bytes(e, blocks), &e->pool)
+	             : 0;
+	if (rc)
+		return engine_device_error(e, rc, "cannot create the KV pool", err);
+	if (!e->opts.pool_shared)
+		return 0;
+	if ((rc = engine_share_pool(e, &fd, err)))
+		return rc;
+	if (tp_exchange(e->tp, NULL, 0, fd, NULL, fds)) {
+		close(fd);
+		return err_set(err, ERR_IO, "KV pool: %.300s", tp_why(e->tp));
+	}
+	fds[e->rank] = fd;
+	struct kv_data all = {.parts = tp_ranks(e->tp)};
+	for (unsigned r = 0; r < all.parts; r++) {
+		all.fd[r] = fds[r];
+		all.device[r] = e->opts.device_index + (int)(r / each);
+	}
+	if (e->rank)
+		kv_data_close(&all);
+	else
+		*ret = all;
+	return 0;
+}
+
+/* Maps rank 0's pool. */
+static int pool_of_rank_0(struct engine *e, uint32_t blocks, struct err *err)
 {
 	int fd = -1, fds[TP_RANKS_MAX], rc;
-	if (e->ops->own_memory) {
-		rc = e->rank
-		         ? e->ops->mem_new(e->dev, KERN_MEM_SHARED, engine_pool_bytes(e, blocks), &e->pool)
-		         : 0;
-		return rc ? engine_device_error(e, rc, "cannot create the KV pool", err) : 0;
-	}
-	if (!e->rank && (rc = e->ops->mem_share(e->dev, &e->pool, &fd)))
-		return engine_device_error(e, rc, "cannot share the KV pool with the ranks", err);
+	if (!e->rank && (rc = engine_share_pool(e, &fd, err)))
+		return rc;
 	rc = tp_exchange(e->tp, NULL, 0, fd, NULL, fds);
 	if (fd >= 0)
 		close(fd);
@@ -128,11 +148,16 @@ static int pool_of_rank(struct engine *e, uint32_t blocks, struct err *err)
 	return rc ? engine_device_error(e, rc, "cannot map the KV pool", err) : 0;
 }
 
-int ranks_attach(struct engine *e, uint32_t blocks, struct err *err)
+static int pool_of_rank(struct engine *e, uint32_t blocks, struct kv_data *ret, struct err *err)
+{
+	return e->ops->own_memory ? part_of_rank(e, blocks, ret, err) : pool_of_rank_0(e, blocks, err);
+}
+
+int ranks_attach(struct engine *e, uint32_t blocks, struct kv_data *ret_data, struct err *err)
 {
 	struct rank_pool pool = {blocks};
 	tp_order(e->tp, TP_ATTACH, &pool, sizeof pool);
-	int rc = pool_of_rank(e, blocks, err);
+	int rc = pool_of_rank(e, blocks, ret_data, err);
 	return rc || !tp_barrier(e->tp, TP_STEP_LIMIT_S)
 	           ? rc
 	           : err_set(err, ERR_IO, "KV pool: %.300s", tp_why(e->tp));
@@ -141,7 +166,7 @@ int ranks_attach(struct engine *e, uint32_t blocks, struct err *err)
 static void attach(struct engine *e, const struct rank_pool *pool)
 {
 	struct err err = {0};
-	if (!pool_of_rank(e, pool->blocks, &err))
+	if (!pool_of_rank(e, pool->blocks, NULL, &err))
 		engine_use_pool(e, pool->blocks, &err);
 	if (err.code)
 		tp_fail(e->tp, err.text);

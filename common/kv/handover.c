@@ -17,6 +17,19 @@
 
 #define BLOCKS_MAX (UINT32_MAX - 1) /* KV_BLOCK_NONE is not a block number */
 
+enum { FDS_MAX = KERN_PARTS_MAX + 2 };
+_Static_assert(FDS_MAX <= SOCK_FDS_MAX, "a hello's descriptors do not fit a message");
+
+void handover_fds_close(struct handover_fds *f)
+{
+	if (f->control >= 0)
+		close(f->control);
+	if (f->ring >= 0)
+		close(f->ring);
+	f->control = f->ring = -1;
+	kv_data_close(&f->data);
+}
+
 static void close_all(const int *fds, unsigned n)
 {
 	for (unsigned i = 0; i < n; i++)
@@ -24,8 +37,7 @@ static void close_all(const int *fds, unsigned n)
 }
 
 void handover_hello_init(struct handover_hello *h, const char *name, uint64_t epoch,
-                         const struct kv_layout *layout, uint32_t blocks, const char *backend,
-                         int device)
+                         const struct kv_layout *layout, uint32_t blocks, const char *backend)
 {
 	memset(h, 0, sizeof *h);
 	h->magic = HANDOVER_MAGIC;
@@ -33,7 +45,6 @@ void handover_hello_init(struct handover_hello *h, const char *name, uint64_t ep
 	CHECK(strlen(name) < sizeof h->name && strlen(backend) < sizeof h->backend);
 	strcpy(h->name, name);
 	strcpy(h->backend, backend);
-	h->device = device;
 	h->epoch = epoch;
 	h->blocks = blocks;
 	h->layers = layout->layers;
@@ -64,6 +75,16 @@ static int layout_of(const struct handover_hello *h, struct kv_layout *ret)
 	return kv_layout_finish(ret);
 }
 
+static int devices_hold(const struct handover_hello *h)
+{
+	if (!h->parts || h->parts > KERN_PARTS_MAX)
+		return 0;
+	for (uint32_t i = 0; i < h->parts; i++)
+		if (h->device[i] < 0)
+			return 0;
+	return 1;
+}
+
 static int hello_check(const struct handover_hello *h, size_t n, unsigned n_fds,
                        struct kv_layout *ret_layout, struct err *err)
 {
@@ -77,7 +98,7 @@ static int hello_check(const struct handover_hello *h, size_t n, unsigned n_fds,
 		               sizeof *h);
 	if (!name_holds(h->name, sizeof h->name) || h->epoch == 0 || h->epoch > INT64_MAX)
 		return err_set(err, ERR_INVALID, "hand-over has an invalid name or epoch");
-	if (!name_holds(h->backend, sizeof h->backend) || h->device < 0)
+	if (!name_holds(h->backend, sizeof h->backend) || !devices_hold(h))
 		return err_set(err, ERR_INVALID, "hand-over of %s has an invalid backend or device",
 		               h->name);
 	if (h->blocks == 0 || h->blocks > BLOCKS_MAX || layout_of(h, ret_layout) < 0)
@@ -91,7 +112,11 @@ static int hello_check(const struct handover_hello *h, size_t n, unsigned n_fds,
 		               "hand-over of %s: a ring of %u slots and %u layers does not fit a pool of "
 		               "%u layers (limit %u slots)",
 		               h->name, h->ring_slots, h->ring_layers, h->layers, RING_SLOTS_MAX);
-	unsigned want = h->ring_slots ? 3 : 2;
+	if (!kv_layout_divides(ret_layout, h->parts))
+		return err_set(err, ERR_INVALID,
+		               "hand-over of %s: a pool of %u parts, but its layers have %u KV heads",
+		               h->name, h->parts, h->layer[0].heads);
+	unsigned want = 1 + h->parts + (h->ring_slots != 0);
 	if (n_fds != want)
 		return err_set(err, ERR_INVALID,
 		               "hand-over of %s came with %u descriptors, its sizes require %u", h->name,
@@ -100,13 +125,13 @@ static int hello_check(const struct handover_hello *h, size_t n, unsigned n_fds,
 }
 
 int handover_receive(int sock, struct handover_hello *ret_hello, struct kv_layout *ret_layout,
-                     int ret_fds[3], struct err *err)
+                     struct handover_fds *ret_fds, struct err *err)
 {
-	int fds[3];
+	int fds[FDS_MAX];
 	unsigned n_fds = 0;
 	struct handover_hello h;
 	struct kv_layout l;
-	ssize_t n = sock_recv(sock, &h, sizeof h, fds, 3, &n_fds);
+	ssize_t n = sock_recv(sock, &h, sizeof h, fds, FDS_MAX, &n_fds);
 	if (n <= 0) {
 		int code = n == 0 ? ERR_CLOSED : (int)n;
 		return err_set(err, code, "cannot receive a hand-over: %s", err_name(code));
@@ -118,8 +143,11 @@ int handover_receive(int sock, struct handover_hello *ret_hello, struct kv_layou
 	}
 	*ret_hello = h;
 	*ret_layout = l;
-	ret_fds[2] = -1;
-	memcpy(ret_fds, fds, n_fds * sizeof *fds);
+	*ret_fds = (struct handover_fds){.control = fds[0],
+	                                 .ring = h.ring_slots ? fds[1 + h.parts] : -1,
+	                                 .data = {.parts = h.parts}};
+	memcpy(ret_fds->data.fd, fds + 1, h.parts * sizeof *fds);
+	memcpy(ret_fds->data.device, h.device, sizeof h.device);
 	return 0;
 }
 
@@ -134,19 +162,27 @@ int handover_answer(int sock, uint64_t epoch, int code, const char *text, const 
 	return sock_send(sock, &a, sizeof a, &bell_fd, bell_fd >= 0 && code == 0 ? 1 : 0);
 }
 
-int handover_offer(int sock, const struct handover_hello *h, int control_fd, int data_fd,
-                   int ring_fd, struct err *err)
+int handover_offer(int sock, const struct handover_hello *hello, const struct handover_fds *f,
+                   struct err *err)
 {
-	CHECK((h->ring_slots != 0) == (ring_fd >= 0));
-	if (data_fd < 0)
+	struct handover_hello h = *hello;
+	int fds[FDS_MAX] = {f->control};
+	unsigned n = 1;
+	CHECK((h.ring_slots != 0) == (f->ring >= 0) && f->data.parts <= KERN_PARTS_MAX);
+	if (!f->data.parts)
 		return err_set(err, ERR_UNSUPPORTED,
 		               "the KV pool of %s cannot be handed over: its memory has no descriptor",
-		               h->name);
-	int fds[3] = {control_fd, data_fd, ring_fd};
-	int r = sock_send(sock, h, sizeof *h, fds, ring_fd >= 0 ? 3 : 2);
+		               h.name);
+	h.parts = f->data.parts;
+	memcpy(h.device, f->data.device, h.parts * sizeof *h.device);
+	for (uint32_t i = 0; i < h.parts; i++)
+		fds[n++] = f->data.fd[i];
+	if (f->ring >= 0)
+		fds[n++] = f->ring;
+	int r = sock_send(sock, &h, sizeof h, fds, n);
 	return r == 0
 	           ? 0
-	           : err_set(err, r, "cannot hand over the KV memory of %s: %s", h->name, err_name(r));
+	           : err_set(err, r, "cannot hand over the KV memory of %s: %s", h.name, err_name(r));
 }
 
 static int reply_check(const struct handover_reply *a, size_t n, struct err *err)

@@ -74,6 +74,63 @@ int kv_layout_finish(struct kv_layout *l)
 	return 0;
 }
 
+/* --- pools divided among devices ----------------------------------------- */
+
+int kv_layout_divides(const struct kv_layout *l, uint32_t parts)
+{
+	if (parts <= 1 || parts > l->layer[0].heads)
+		return parts == 1;
+	for (uint32_t i = 1; i < l->layers; i++)
+		if (l->layer[i].heads != l->layer[0].heads)
+			return 0;
+	return 1;
+}
+
+static uint32_t first_head(uint32_t heads, uint32_t part, uint32_t parts)
+{
+	return (uint32_t)((uint64_t)heads * part / parts);
+}
+
+/* All layers have the same heads, so a part has the same share of each. */
+uint64_t kv_part_offset(const struct kv_layout *l, uint32_t blocks, uint32_t part, uint32_t parts,
+                        uint32_t layer, uint32_t block)
+{
+	uint32_t heads = l->layer[0].heads,
+			 own = first_head(heads, part + 1, parts) - first_head(heads, part, parts);
+	int end = layer == l->layers;
+	uint64_t before = end ? l->block_bytes : l->before_bytes[layer],
+			 piece = end ? 0 : l->piece_bytes[layer];
+	return before / heads * own * blocks + piece / heads * own * block;
+}
+
+static uint32_t layer_at(const struct kv_layout *l, uint32_t blocks, uint64_t at)
+{
+	uint32_t low = 0, end = l->layers;
+	while (end - low > 1) {
+		uint32_t mid = low + (end - low) / 2;
+		if ((uint64_t)l->before_bytes[mid] * blocks <= at)
+			low = mid;
+		else
+			end = mid;
+	}
+	return low;
+}
+
+uint64_t kv_part_find(const struct kv_layout *l, uint32_t blocks, uint32_t parts, uint64_t at,
+                      uint32_t *ret_part, uint64_t *ret_at)
+{
+	uint32_t heads = l->layer[0].heads, layer = layer_at(l, blocks, at);
+	uint64_t in_layer = at - (uint64_t)l->before_bytes[layer] * blocks,
+			 piece = l->piece_bytes[layer], head_bytes = piece / heads, block = in_layer / piece,
+			 in_piece = in_layer % piece, head = in_piece / head_bytes;
+	/* the last part whose first head is not behind this one */
+	uint32_t part = (uint32_t)(((head + 1) * parts + heads - 1) / heads - 1);
+	*ret_part = part;
+	*ret_at = kv_part_offset(l, blocks, part, parts, layer, (uint32_t)block) + in_piece -
+	          first_head(heads, part, parts) * head_bytes;
+	return first_head(heads, part + 1, parts) * head_bytes - in_piece;
+}
+
 static int fill_uniform(struct kv_layout *l, uint32_t layers, struct kv_layer each,
                         uint32_t block_tokens, enum kv_type t)
 {

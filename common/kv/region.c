@@ -7,9 +7,11 @@
 #include "kv/region.h"
 #include "kv/pool.h"
 #include "util/check.h"
+#include "util/mem.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -23,6 +25,12 @@
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 
+/* What finds a byte of a divided pool. */
+struct kv_division {
+	struct kv_layout layout;
+	uint32_t blocks, parts;
+};
+
 struct region_header {
 	uint64_t magic;
 	uint32_t version, blocks;
@@ -34,13 +42,21 @@ static size_t page_round(size_t bytes)
 	return (bytes + PAGE_BYTES - 1) & ~(size_t)(PAGE_BYTES - 1);
 }
 
+void kv_data_close(struct kv_data *d)
+{
+	for (uint32_t i = 0; i < d->parts; i++)
+		if (d->fd[i] >= 0)
+			close(d->fd[i]);
+	d->parts = 0;
+}
+
 /* Sets r to "nothing mapped", with the sizes that layout and blocks require. */
 static int region_init(struct kv_region *r, const struct kv_layout *layout, uint32_t blocks,
                        struct err *err)
 {
 	CHECK(layout->block_bytes > 0);
 	memset(r, 0, sizeof *r);
-	r->control_fd = r->data_fd = -1;
+	r->control_fd = -1;
 	if (blocks == 0 || blocks == KV_BLOCK_NONE)
 		return err_set(err, ERR_INVALID, "invalid KV pool of %u blocks: the limit is 1 to %u",
 		               blocks, KV_BLOCK_NONE - 1);
@@ -97,10 +113,10 @@ static int region_create(struct kv_region *r, const struct kv_layout *layout, st
 }
 
 int kv_region_create(struct kv_region *r, const struct kv_layout *layout, uint32_t blocks,
-                     int data_fd, struct err *err)
+                     const struct kv_data *data, struct err *err)
 {
 	int e = region_init(r, layout, blocks, err);
-	r->data_fd = data_fd;
+	r->data = *data;
 	if (e == 0)
 		e = region_create(r, layout, err);
 	if (e < 0)
@@ -154,10 +170,35 @@ static int control_map(struct kv_region *r, const struct kv_layout *layout, stru
 	return header_check(r, h, layout->block_bytes, err);
 }
 
-static int pool_open(struct kv_region *r, const char *backend, int device, struct err *err)
+static uint64_t locate(const void *arg, uint64_t at, unsigned *ret_part, uint64_t *ret_at)
+{
+	const struct kv_division *d = arg;
+	return kv_part_find(&d->layout, d->blocks, d->parts, at, ret_part, ret_at);
+}
+
+static int divided_open(struct kv_region *r, const struct kv_layout *layout, const char *backend,
+                        char *why, size_t size)
+{
+	struct kern_part part[KERN_PARTS_MAX];
+	uint32_t parts = r->data.parts;
+	r->division = mem_alloc(sizeof *r->division);
+	*r->division = (struct kv_division){*layout, r->blocks, parts};
+	for (uint32_t i = 0; i < parts; i++)
+		part[i] = (struct kern_part){r->data.device[i], r->data.fd[i],
+		                             kv_part_offset(layout, r->blocks, i, parts, layout->layers,
+		                                            0)};
+	return kern_pool_open_divided(backend, part, parts, r->data_bytes, locate, r->division,
+	                              &r->pool, why, size);
+}
+
+static int pool_open(struct kv_region *r, const struct kv_layout *layout, const char *backend,
+                     struct err *err)
 {
 	char why[256] = "";
-	int k = kern_pool_open(backend, device, r->data_fd, r->data_bytes, &r->pool, why, sizeof why);
+	const struct kv_data *d = &r->data;
+	int k = d->parts > 1 ? divided_open(r, layout, backend, why, sizeof why)
+	                     : kern_pool_open(backend, d->device[0], d->fd[0], r->data_bytes, &r->pool,
+	                                      why, sizeof why);
 	if (k == 0)
 		return 0;
 	int code = k == KERN_ENOTSUP  ? ERR_UNSUPPORTED
@@ -165,20 +206,21 @@ static int pool_open(struct kv_region *r, const char *backend, int device, struc
 	           : k == KERN_ENOMEM ? ERR_NOMEM
 	           : k == KERN_ELOST  ? ERR_CLOSED
 	                              : ERR_IO;
-	return err_set(err, code, "blocks on device %d of backend %s cannot be copied: %s", device,
-	               backend, why);
+	return err_set(err, code, "blocks on device %d of backend %s cannot be copied: %s",
+	               d->device[0], backend, why);
 }
 
 int kv_region_map(struct kv_region *r, const struct kv_layout *layout, uint32_t blocks,
-                  const char *backend, int device, int control_fd, int data_fd, struct err *err)
+                  const char *backend, int control_fd, const struct kv_data *data, struct err *err)
 {
+	CHECK(data->parts && data->parts <= KERN_PARTS_MAX && kv_layout_divides(layout, data->parts));
 	int e = region_init(r, layout, blocks, err);
 	r->control_fd = control_fd;
-	r->data_fd = data_fd;
+	r->data = *data;
 	if (e == 0)
 		e = control_map(r, layout, err);
 	if (e == 0)
-		e = pool_open(r, backend, device, err);
+		e = pool_open(r, layout, backend, err);
 	if (e < 0)
 		kv_region_fini(r);
 	return e;
@@ -189,10 +231,10 @@ void kv_region_fini(struct kv_region *r)
 	if (r->generations)
 		munmap((unsigned char *)r->generations - PAGE_BYTES, r->control_bytes);
 	kern_pool_close(&r->pool);
+	free(r->division);
 	if (r->control_fd >= 0)
 		close(r->control_fd);
-	if (r->data_fd >= 0)
-		close(r->data_fd);
+	kv_data_close(&r->data);
 	memset(r, 0, sizeof *r);
-	r->control_fd = r->data_fd = -1;
+	r->control_fd = -1;
 }

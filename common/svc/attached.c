@@ -124,17 +124,18 @@ static int admit(struct attached *a, const struct handover_hello *h, struct err 
 }
 
 /* Takes over fds. On an error m owns nothing. */
-static int map(struct connection *c, struct attached_memory *m, const int fds[3], struct err *err)
+static int map(struct connection *c, struct attached_memory *m, const struct handover_fds *fds,
+               struct err *err)
 {
 	const struct handover_hello *h = m->hello;
-	int r = kv_region_map(&m->region, &m->layout, h->blocks, h->backend, h->device, fds[0], fds[1],
+	int r = kv_region_map(&m->region, &m->layout, h->blocks, h->backend, fds->control, &fds->data,
 	                      err);
 	if (r == ERR_CLOSED) /* this process has lost the device; a restarted one may have it */
 		svc_leave(err->text);
-	if (fds[2] >= 0 && (r < 0 || !c->a->h.bell)) {
-		close(fds[2]);
-	} else if (fds[2] >= 0 &&
-	           (r = ring_map(fds[2], h->ring_slots, h->ring_layers, h->epoch, &m->ring, err)) < 0) {
+	if (fds->ring >= 0 && (r < 0 || !c->a->h.bell)) {
+		close(fds->ring);
+	} else if (fds->ring >= 0 && (r = ring_map(fds->ring, h->ring_slots, h->ring_layers, h->epoch,
+	                                           &m->ring, err)) < 0) {
 		kv_region_fini(&m->region);
 	} else if (m->ring && (c->bell = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) < 0) {
 		r = err_set(err, ERR_IO, "cannot create a doorbell: %s", strerror(errno));
@@ -144,15 +145,13 @@ static int map(struct connection *c, struct attached_memory *m, const int fds[3]
 	return r;
 }
 
-static int attach(struct connection *c, struct attached_memory *m, const int fds[3],
+static int attach(struct connection *c, struct attached_memory *m, struct handover_fds *fds,
                   struct err *err)
 {
 	const struct attached_hooks *hooks = &c->a->h;
 	int r = admit(c->a, m->hello, err);
 	if (r < 0) {
-		for (int i = 0; i < 3; i++)
-			if (fds[i] >= 0)
-				close(fds[i]);
+		handover_fds_close(fds);
 		return r;
 	}
 	if ((r = map(c, m, fds, err)) < 0)
@@ -184,9 +183,9 @@ static void log_attached(const struct attached_memory *m)
 	char layout[KV_LAYOUT_TEXT_MAX];
 	kv_layout_text(&m->layout, layout, sizeof layout);
 	log_info("worker_attached",
-	         "worker=%s epoch=%016llx blocks=%u block_bytes=%zu ring_slots=%u layout=%s",
+	         "worker=%s epoch=%016llx blocks=%u block_bytes=%zu parts=%u ring_slots=%u layout=%s",
 	         log_quote(h->name), (unsigned long long)h->epoch, h->blocks, m->layout.block_bytes,
-	         h->ring_slots, log_quote(layout));
+	         h->parts, h->ring_slots, log_quote(layout));
 }
 
 /* Receives the hello and replies. */
@@ -196,12 +195,13 @@ static void receive_hello(struct connection *c)
 	struct err err = {0};
 	struct handover_hello h;
 	struct attached_memory m = {.hello = &h};
-	int fds[3], r = handover_receive(c->sock, &h, &m.layout, fds, &err);
+	struct handover_fds fds;
+	int r = handover_receive(c->sock, &h, &m.layout, &fds, &err);
 	if (r == ERR_TIMEOUT)
 		return;
 	int known = r == 0;
 	if (known)
-		r = attach(c, &m, fds, &err);
+		r = attach(c, &m, &fds, &err);
 	int answered = handover_answer(c->sock, svc_epoch(a->h.svc), r, r < 0 ? err.text : "",
 	                               svc_remote(a->h.svc), c->bell);
 	if (r < 0) {

@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-#define SOCK_FDS_MAX 16u
+#define SOCK_FDS_MAX 18u
 
 /* Listens at path with permissions `mode` (0600 for one user, 0660 for a group). Replaces a socket
  * file whose owner is dead (it refuses a connect). ERR_EXISTS: its owner lives, or path is not a

@@ -131,7 +131,8 @@ static int open_pool(struct worker *w, const struct conf *c, struct err *err)
 {
 	const struct kv_layout *l = &w->info->kv;
 	uint64_t bytes = (uint64_t)conf_int(c, "kv_blocks") * l->block_bytes, blocks;
-	int fd, r = bytes ? 0 : pool_bytes(w, c, &bytes, err);
+	struct kv_data data;
+	int r = bytes ? 0 : pool_bytes(w, c, &bytes, err);
 	if (r < 0)
 		return r;
 	blocks = bytes / l->block_bytes;
@@ -140,8 +141,8 @@ static int open_pool(struct worker *w, const struct conf *c, struct err *err)
 		               "a KV pool of %llu MiB (kv_blocks, kv_memory_mb, kv_memory_fraction) holds "
 		               "%llu blocks of %zu bytes, at least 2 are needed",
 		               (unsigned long long)bytes >> 20, (unsigned long long)blocks, l->block_bytes);
-	r = engine_new_pool(w->engine, (uint32_t)blocks, &fd, err);
-	if (r < 0 || (r = kv_region_create(&w->region, l, (uint32_t)blocks, fd, err)) < 0)
+	r = engine_new_pool(w->engine, (uint32_t)blocks, &data, err);
+	if (r < 0 || (r = kv_region_create(&w->region, l, (uint32_t)blocks, &data, err)) < 0)
 		return r;
 	w->pool = kv_pool_new(w->region.blocks, l->block_tokens, w->region.generations);
 	kv_layout_text(l, w->layout, sizeof w->layout);
@@ -211,8 +212,8 @@ static int attach_messager(struct worker *w, const char *name, struct handover_h
 	struct attach_hooks hooks = {w, messager_on, messager_gone};
 	svc_sock_path(w->svc, name, path, sizeof path);
 	svc_ipc_endpoint(w->svc, name, endpoint, sizeof endpoint);
-	w->messager_attach = attach_new(w->svc, "messager", path, hello, w->region.control_fd,
-	                                w->region.data_fd, ring_fd(w->ring), &hooks);
+	const struct handover_fds fds = {w->region.control_fd, ring_fd(w->ring), w->region.data};
+	w->messager_attach = attach_new(w->svc, "messager", path, hello, &fds, &hooks);
 	return worker_connect(w, endpoint, name, TAG_MESSAGER, err);
 }
 
@@ -224,8 +225,13 @@ static void storage_ready(void *arg, uint64_t epoch)
 static int attach_storage(struct worker *w, const char *name, const struct handover_hello *hello,
                           struct err *err)
 {
-	struct store_opts o = {name, TAG_STORAGE,   hello, w->region.control_fd, w->region.data_fd,
-	                       256,  storage_ready, w};
+	struct store_opts o = {.name = name,
+	                       .tag = TAG_STORAGE,
+	                       .hello = hello,
+	                       .fds = {w->region.control_fd, -1, w->region.data},
+	                       .batches_max = 256,
+	                       .on_ready = storage_ready,
+	                       .arg = w};
 	w->store = store_new(w->svc, &o);
 	if (!w->store)
 		return err_set(err, ERR_IO, "cannot connect to the storage %s", name);
@@ -243,7 +249,7 @@ static int start(struct svc *s, struct err *err)
 	struct conf *c = svc_conf(s);
 	struct worker *w = mem_zalloc(sizeof *w);
 	w->svc = s;
-	w->region.control_fd = w->region.data_fd = -1;
+	w->region.control_fd = -1;
 	svc_set_data(s, w);
 	json_account_setup();
 	tell_init(w);
@@ -261,7 +267,7 @@ static int start(struct svc *s, struct err *err)
 		return r;
 	struct handover_hello hello;
 	handover_hello_init(&hello, svc_name(s), svc_epoch(s), &w->info->kv, w->region.blocks,
-	                    w->info->backend, w->info->device);
+	                    w->info->backend);
 	if (strcmp(conf_str(c, "storage"), "none") != 0)
 		if ((r = attach_storage(w, conf_str(c, "storage"), &hello, err)) < 0)
 			return r;

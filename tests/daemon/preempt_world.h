@@ -35,13 +35,13 @@ static inline void storage_holder(void)
 	struct handover_hello h;
 	struct kv_layout l;
 	struct err e = {0};
-	int fds[3];
+	struct handover_fds fds;
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	close_range(3, ~0u, 0); /* links of this process must not live on in that one */
 	snprintf(path, sizeof path, "%s/storage.sock", W.dir);
 	unlink(path);
 	int ls = sock_listen(path, 0600, &e), conn = ls < 0 ? -1 : sock_accept(ls);
-	if (conn < 0 || handover_receive(conn, &h, &l, fds, &e) < 0 ||
+	if (conn < 0 || handover_receive(conn, &h, &l, &fds, &e) < 0 ||
 	    handover_answer(conn, STORAGE->epoch, 0, "", "", -1) < 0)
 		_exit(1);
 	for (;;)

@@ -47,13 +47,13 @@ static void hand_memory_over(void)
 	ck_assert_int_eq(pool_memory_new(&P.pool, &W.layout, BLOCKS, &e), 0);
 	memset(P.pool.data, 0x42, P.pool.region.data_bytes);
 	ck_assert_int_eq(ring_create(1, layers, PREFILL->epoch, &P.ring, &e), 0);
-	handover_hello_init(&hello, PREFILL->name, PREFILL->epoch, &W.layout, BLOCKS, "cpu", 0);
+	handover_hello_init(&hello, PREFILL->name, PREFILL->epoch, &W.layout, BLOCKS, "cpu");
 	hello.ring_slots = 1;
 	hello.ring_layers = layers;
 	snprintf(sock, sizeof sock, "%s/messager.sock", W.dir);
 	P.svc.base = W.base;
-	P.attach = attach_new(&P.svc, "messager", sock, &hello, P.pool.region.control_fd,
-	                      P.pool.region.data_fd, ring_fd(P.ring), &hooks);
+	const struct handover_fds fds = {P.pool.region.control_fd, ring_fd(P.ring), P.pool.region.data};
+	P.attach = attach_new(&P.svc, "messager", sock, &hello, &fds, &hooks);
 }
 
 static void begin(void)
@@ -187,9 +187,10 @@ START_TEST(a_backend_that_is_not_there)
 	snprintf(path, sizeof path, "%s/messager.sock", W.dir);
 	int s = sock_connect(path, &e);
 	ck_assert_int_ge(s, 0);
-	handover_hello_init(&hello, "other", 9000, &W.layout, BLOCKS, "none", 3);
-	ck_assert_int_eq(
-		handover_offer(s, &hello, P.pool.region.control_fd, P.pool.region.data_fd, -1, &e), 0);
+	handover_hello_init(&hello, "other", 9000, &W.layout, BLOCKS, "none");
+	struct pool_memory far = P.pool;
+	far.region.data.device[0] = 3;
+	ck_assert_int_eq(pool_memory_offer(&far, s, &hello, -1, &e), 0);
 	ck_assert_msg(handover_result(s, &reply, &bell, &e) == 0, "%s", e.text);
 	ck_assert_int_eq(reply.code, ERR_UNSUPPORTED);
 	ck_assert_ptr_nonnull(strstr(reply.text, "blocks on device 3 of backend none cannot be copied: "

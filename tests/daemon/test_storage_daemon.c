@@ -167,9 +167,13 @@ static int worker_start(struct svc *s, struct err *err)
 	int r = pool_memory_new(&shared, &layout, BLOCKS, err);
 	if (r != 0)
 		return r;
-	handover_hello_init(&hello, svc_name(s), svc_epoch(s), &layout, BLOCKS, "cpu", 0);
-	st = store_new(s, &(struct store_opts){"storage", 1, &hello, shared.region.control_fd,
-	                                       shared.region.data_fd, 32, NULL, NULL});
+	handover_hello_init(&hello, svc_name(s), svc_epoch(s), &layout, BLOCKS, "cpu");
+	st = store_new(s,
+	               &(struct store_opts){.name = "storage",
+	                                    .tag = 1,
+	                                    .hello = &hello,
+	                                    .fds = {shared.region.control_fd, -1, shared.region.data},
+	                                    .batches_max = 32});
 	return pthread_create(&script_thread, NULL, run_script, NULL) == 0 ? 0 : ERR_IO;
 }
 

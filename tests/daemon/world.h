@@ -402,11 +402,13 @@ static inline void door_open(void)
 static inline void memory_take(int conn)
 {
 	struct err e = {0};
-	int fds[3], bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	ck_assert_msg(handover_receive(conn, &W.hello, &W.layout, fds, &e) == 0, "%s", e.text);
+	struct handover_fds fds;
+	int bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	ck_assert_msg(handover_receive(conn, &W.hello, &W.layout, &fds, &e) == 0, "%s", e.text);
 	ck_assert_uint_eq(W.hello.block_tokens, BLOCK);
-	ck_assert_msg(pool_memory_map(&W.shared, &W.layout, W.hello.blocks, fds[0], fds[1], &e) == 0 &&
-	                  ring_map(fds[2], W.hello.ring_slots, W.hello.ring_layers, W.hello.epoch,
+	ck_assert_msg(pool_memory_map(&W.shared, &W.layout, W.hello.blocks, fds.control, fds.data.fd[0],
+	                              &e) == 0 &&
+	                  ring_map(fds.ring, W.hello.ring_slots, W.hello.ring_layers, W.hello.epoch,
 	                           &W.ring, &e) == 0,
 	              "%s", e.text);
 	ck_assert_int_eq(handover_answer(conn, MESSAGER->epoch, 0, "", W.remote ? W.remote : "", bell),

@@ -44,13 +44,13 @@ def answers(family, layout, kv_type, n=None, rounds=1, ask=Suite.tokens, **more)
         return out[0]
 
 
-def through_storage(family, length, n, **more):
+def through_storage(family, length, n, prefill=None, **more):
     """A pool for about one prompt of that length: what it evicts goes to storage and comes back, and the tokens are those of a worker that has room."""
     prompts = [[(7 * i + j) % 300 + 3 for i in range(length)] for j in (0, 100, 200)]
     with suite(family, "mixed", "f32", **more) as s:
         want = [s.tokens(p, n) for p in prompts]
-    prefill = {"kv_blocks": 16, "kv_eviction": "offload", "storage_read": "always", "storage_lookup_wait_ms": 60000, "storage_read_wait_ms": 60000}
-    with suite(family, "1p1d", "f32", prefill=prefill, **more) as s:
+    small = {**(prefill or {}), "kv_blocks": 16, "kv_eviction": "offload", "storage_read": "always", "storage_lookup_wait_ms": 60000, "storage_read_wait_ms": 60000}
+    with suite(family, "1p1d", "f32", prefill=small, **more) as s:
         for _ in range(20):              # what is evicted before it was written is computed again, and has another chance
             assert [s.tokens(p, n) for p in prompts] == want
             if s.ctl("storage", "status")["hits"]:

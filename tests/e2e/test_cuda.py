@@ -54,11 +54,14 @@ def test_devices_that_are_slow():
         s.quiet()
 
 
+def ranks(n):
+    """A worker of n processes. On a machine's GPU all share it."""
+    return {"tensor_parallel": n, **({"ranks_per_device": n} if ON_GPU else {})}
+
+
 def ranked(layout, **more):
-    """Mixed workers of two processes. On a machine's GPU both share it."""
-    shared = {"ranks_per_device": 2} if ON_GPU else {}
-    worker = {**WORKER, "kv_type": "f32", "tensor_parallel": 2, "messager": "none", "storage": "none", **shared}
-    return Suite(layout, os.path.join(GOLDEN, "llama"), worker=worker, gpu={}, **more)
+    """Mixed workers of two processes."""
+    return Suite(layout, os.path.join(GOLDEN, "llama"), worker={**WORKER, "kv_type": "f32", **ranks(2)}, gpu={}, **more)
 
 
 def test_tensor_parallel():
@@ -70,17 +73,30 @@ def test_tensor_parallel():
         s.quiet()
 
 
-def test_tensor_parallel_rank_killed():
-    """A worker whose rank dies while its device waits for it ends with the reason; the answer is the other worker's."""
+@pytest.mark.parametrize("prefill, decode", [(2, 1), (1, 2), (2, 2), (3, 2)])
+def test_tensor_parallel_split(prefill, decode):
+    """Pools that several devices share out, handed over to one that as many, others, or one device has: the reference's tokens, the second time from what is
+    in the pools."""
+    more = {"prefill": {**ranks(prefill), "max_batched_tokens": 48}, "decode": ranks(decode)}
+    assert answers("llama-tied", "1p1d", "f32", n=12, rounds=2, gpu={}, **more) == [want[:12] for want in wanted("llama-tied")]
+
+
+def test_tensor_parallel_through_storage():
+    through_storage("llama", 100, 8, gpu={}, prefill={**ranks(2)})
+
+
+@pytest.mark.parametrize("layout, name", [("2mixed", "mixed-1"), ("2p1d", "prefill-1"), ("1p2d", "decode-1")])
+def test_tensor_parallel_rank_killed(layout, name):
+    """A worker whose rank dies while its device waits for it ends with the reason; the answer is another worker's."""
     prompt, want = asked("llama")[0]
-    with ranked("2mixed") as s:
+    with ranked(layout) as s:
         assert s.tokens(prompt, 4) == want[:4]
-        rank = subprocess.run(["pgrep", "-P", str(s.procs["mixed-1"].pid), "pdrank"], capture_output=True, text=True).stdout.split()
+        rank = subprocess.run(["pgrep", "-P", str(s.procs[name].pid), "pdrank"], capture_output=True, text=True).stdout.split()
         assert len(rank) == 1
         os.kill(int(rank[0]), signal.SIGKILL)
-        wait_for(lambda: s.procs["mixed-1"].poll() is not None, "mixed-1 goes on without its rank")
-        assert s.procs.pop("mixed-1").returncode != 0
-        assert "rank 1 (process" in s.log("mixed-1") and "ended by signal 9" in s.log("mixed-1")
+        wait_for(lambda: s.procs[name].poll() is not None, f"{name} goes on without its rank")
+        assert s.procs.pop(name).returncode != 0
+        assert "rank 1 (process" in s.log(name) and "ended by signal 9" in s.log(name)
         assert s.tokens(prompt, 4) == want[:4]
 
 

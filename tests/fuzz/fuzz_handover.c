@@ -20,6 +20,7 @@
 #define LAYERS 3u
 #define SLOTS 4u
 #define EPOCH 100u
+#define FDS 5
 
 /* Changes of this many bytes: each a place, a width and a value. */
 static void change(struct fuzz_input *in, void *at, size_t bytes)
@@ -33,9 +34,9 @@ static void change(struct fuzz_input *in, void *at, size_t bytes)
 
 static struct world {
 	struct kv_layout layout;
-	struct pool_memory pool;
+	struct pool_memory pool, half; /* half: with one of two heads, a part of a divided pool */
 	struct ring *ring;
-	int sock[2], given[3];
+	int sock[2], given[FDS];
 } w;
 
 /* What is handed over in place of a descriptor. */
@@ -60,16 +61,21 @@ static int descriptor(unsigned kind, int good, size_t bytes)
 
 /* --- the hello ----------------------------------------------------------- */
 
-static void check_hello(const struct handover_hello *h, const struct kv_layout *l, const int fds[3])
+static void check_hello(const struct handover_hello *h, const struct kv_layout *l,
+                        const struct handover_fds *fds)
 {
 	struct kv_layout again = *l;
 	must(h->magic == HANDOVER_MAGIC && h->version == HANDOVER_VERSION);
 	must(h->epoch && h->epoch <= INT64_MAX);
 	must(h->name[0] && memchr(h->name, 0, sizeof h->name) && !strpbrk(h->name, " /\"\n"));
-	must(h->backend[0] && memchr(h->backend, 0, sizeof h->backend) && h->device >= 0);
+	must(h->backend[0] && memchr(h->backend, 0, sizeof h->backend));
+	must(h->parts && h->parts <= KERN_PARTS_MAX && kv_layout_divides(l, h->parts));
+	for (uint32_t i = 0; i < h->parts; i++)
+		must(h->device[i] >= 0 && fds->data.fd[i] >= 0 && fds->data.device[i] == h->device[i]);
 	must(h->blocks && l->block_bytes && l->layers == h->layers && l->layers <= KV_LAYERS_MAX);
 	must(kv_layout_finish(&again) == 0 && again.block_bytes == l->block_bytes);
-	must(fds[0] >= 0 && fds[1] >= 0 && (fds[2] >= 0) == (h->ring_slots != 0));
+	must(fds->control >= 0 && fds->data.parts == h->parts &&
+	     (fds->ring >= 0) == (h->ring_slots != 0));
 	must(h->ring_slots <= RING_SLOTS_MAX);
 }
 
@@ -95,24 +101,25 @@ static void read_all(const struct handover_hello *h, const struct kv_region *r, 
 	(void)sum;
 }
 
-static void attach(const struct handover_hello *h, const struct kv_layout *l, const int fds[3])
+static void attach(const struct handover_hello *h, const struct kv_layout *l,
+                   const struct handover_fds *fds)
 {
 	struct kv_region region;
 	struct ring *ring = NULL;
 	struct err err = {0};
-	int r = kv_region_map(&region, l, h->blocks, h->backend, h->device, fds[0], fds[1], &err);
+	int r = kv_region_map(&region, l, h->blocks, h->backend, fds->control, &fds->data, &err);
 	if (r < 0) {
-		must(err.text[0] && !region.generations && region.data_fd < 0);
-		if (fds[2] >= 0)
-			close(fds[2]);
+		must(err.text[0] && !region.generations && !region.data.parts);
+		if (fds->ring >= 0)
+			close(fds->ring);
 		return;
 	}
-	if (fds[2] >= 0)
-		r = ring_map(fds[2], h->ring_slots, h->ring_layers, h->epoch, &ring, &err);
+	if (fds->ring >= 0)
+		r = ring_map(fds->ring, h->ring_slots, h->ring_layers, h->epoch, &ring, &err);
 	must(r == 0 || (err.text[0] && !ring));
 	if (r == 0)
 		fuzz_accepted();
-	for (int i = 0; i < 3; i++) /* the worker takes it back, if it can */
+	for (int i = 0; i < FDS; i++) /* the worker takes it back, if it can */
 		(void)!ftruncate(w.given[i], 0);
 	read_all(h, &region, ring);
 	ring_destroy(&ring);
@@ -125,9 +132,11 @@ static void run_hello(struct fuzz_input *in)
 	struct kv_layout l;
 	struct err err = {0};
 	size_t bytes;
-	int fds[4], out[3];
-	unsigned kinds = (unsigned)fuzz_take(in, 1), n_fds = (unsigned)fuzz_take(in, 1) % 5;
-	handover_hello_init(&h, "prefill-1", EPOCH, &w.layout, BLOCKS, "cpu", 0);
+	struct handover_fds out;
+	int fds[FDS], ring_at;
+	unsigned kinds = (unsigned)fuzz_take(in, 1), n_fds = (unsigned)fuzz_take(in, 1) % (FDS + 1);
+	handover_hello_init(&h, "prefill-1", EPOCH, &w.layout, BLOCKS, "cpu");
+	h.parts = 1;
 	h.ring_slots = SLOTS;
 	h.ring_layers = LAYERS;
 	change(in, &h, sizeof h);
@@ -136,17 +145,21 @@ static void run_hello(struct fuzz_input *in)
 	void *ring = ring_mapping(w.ring, &bytes);
 	change(in, ring, 64);
 	fds[0] = descriptor(kinds % 6, w.pool.region.control_fd, w.pool.region.control_bytes);
-	fds[1] = descriptor(kinds / 6 % 6, w.pool.region.data_fd, w.pool.region.data_bytes);
-	fds[2] = fds[3] = descriptor(kinds / 36 % 6, ring_fd(w.ring), bytes);
+	const struct pool_memory *part = h.parts == 2 ? &w.half : &w.pool;
+	ring_at = h.parts == 2 ? 3 : 2;
+	for (int i = 1; i < ring_at; i++)
+		fds[i] = descriptor(kinds / 6 % 6, part->region.data.fd[0], part->region.data_bytes);
+	for (int i = ring_at; i < FDS; i++)
+		fds[i] = descriptor(kinds / 36 % 6, ring_fd(w.ring), bytes);
 	must(sock_send(w.sock[0], &h, sizeof h - cut, fds, n_fds) == 0);
 	memcpy(w.given, fds, sizeof w.given);
-	int r = handover_receive(w.sock[1], &got, &l, out, &err);
+	int r = handover_receive(w.sock[1], &got, &l, &out, &err);
 	must(r == 0 || err.text[0]);
 	if (r == 0) {
-		check_hello(&got, &l, out);
-		attach(&got, &l, out);
+		check_hello(&got, &l, &out);
+		attach(&got, &l, &out);
 	}
-	for (int i = 0; i < 3; i++)
+	for (int i = 0; i < FDS; i++)
 		close(w.given[i]);
 }
 
@@ -196,9 +209,12 @@ FUZZ(handover, 1 << 9)
 	struct err e = {0};
 	unsigned before = descriptors();
 	memset(&w, 0, sizeof w);
-	kv_layout_uniform(&w.layout, LAYERS, 1, 4, 4, KV_F32);
+	struct kv_layout half;
+	kv_layout_uniform(&w.layout, LAYERS, 2, 4, 4, KV_F32);
+	kv_layout_uniform(&half, LAYERS, 1, 4, 4, KV_F32);
 	must(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, w.sock) == 0);
 	must(pool_memory_new(&w.pool, &w.layout, BLOCKS, &e) == 0 &&
+	     pool_memory_new(&w.half, &half, BLOCKS, &e) == 0 &&
 	     ring_create(SLOTS, LAYERS, EPOCH, &w.ring, &e) == 0);
 	if (fuzz_take(&in, 1) % 4 == 0)
 		run_reply(&in);
@@ -206,6 +222,7 @@ FUZZ(handover, 1 << 9)
 		run_hello(&in);
 	ring_destroy(&w.ring);
 	pool_memory_fini(&w.pool);
+	pool_memory_fini(&w.half);
 	close(w.sock[0]);
 	close(w.sock[1]);
 	must(descriptors() == before);

@@ -158,8 +158,9 @@ static void rig_attach_p(struct rig *r)
 	struct kv_region p;
 	struct ring *ring;
 	struct err e = {0};
-	if (kv_region_map(&p, &r->layout, RIG_BLOCKS, "cpu", 0, dup(r->p.region.control_fd),
-	                  dup(r->p.region.data_fd), &e) < 0 ||
+	struct kv_data part = one_part(dup(r->p.region.data.fd[0]));
+	if (kv_region_map(&p, &r->layout, RIG_BLOCKS, "cpu", dup(r->p.region.control_fd), &part, &e) <
+	        0 ||
 	    ring_map(dup(ring_fd(r->ring)), RIG_SLOTS, RIG_LAYERS, P_EPOCH, &ring, &e) < 0)
 		PANIC("%s", e.text);
 	r->wp = mover_add(r->m, "prefill-1", P_EPOCH, &r->layout, &p, ring);
@@ -169,8 +170,9 @@ static void rig_attach_d(struct rig *r)
 {
 	struct kv_region d;
 	struct err e = {0};
-	if (kv_region_map(&d, &r->layout, RIG_BLOCKS, "cpu", 0, dup(r->d.region.control_fd),
-	                  dup(r->d.region.data_fd), &e) < 0)
+	struct kv_data part = one_part(dup(r->d.region.data.fd[0]));
+	if (kv_region_map(&d, &r->layout, RIG_BLOCKS, "cpu", dup(r->d.region.control_fd), &part, &e) <
+	    0)
 		PANIC("%s", e.text);
 	r->wd = mover_add(r->m, "decode-1", D_EPOCH, &r->layout, &d, NULL);
 }

@@ -298,8 +298,8 @@ static inline int hand_over_of(const char *backend, const char *name, uint64_t e
 	svc_sock_path(NULL, "storage", path, sizeof path);
 	int s = sock_connect(path, &err);
 	ck_assert_int_ge(s, 0);
-	handover_hello_init(&h, name, epoch, l, p->region.blocks, backend, 0);
-	ck_assert_int_eq(handover_offer(s, &h, p->region.control_fd, p->region.data_fd, -1, &err), 0);
+	handover_hello_init(&h, name, epoch, l, p->region.blocks, backend);
+	ck_assert_int_eq(pool_memory_offer(p, s, &h, -1, &err), 0);
 	for (int i = 0; i < 20; i++)
 		loop();
 	ck_assert_int_eq(handover_result(s, &reply, &bell, &err), 0);

@@ -74,8 +74,9 @@ static void rig_pool_new(struct rig_pool *p, const struct kv_layout *l, uint32_t
 {
 	struct err err;
 	ck_assert_msg(pool_memory_new(&p->own, l, blocks, &err) == 0, "%s", err.text);
-	ck_assert_msg(kv_region_map(&p->peer, l, blocks, "cpu", 0, dup(p->own.region.control_fd),
-	                            dup(p->own.region.data_fd), &err) == 0,
+	struct kv_data part = one_part(dup(p->own.region.data.fd[0]));
+	ck_assert_msg(kv_region_map(&p->peer, l, blocks, "cpu", dup(p->own.region.control_fd), &part,
+	                            &err) == 0,
 	              "%s", err.text);
 	if (far) {
 		struct far_pool *f = calloc(1, sizeof *f);

@@ -247,7 +247,7 @@ static const struct {
 
 START_TEST(neighbours_are_one_copy)
 {
-	struct kern_pool a = {&noting, 1000, NULL}, b = {&noting, 1000, NULL};
+	struct kern_pool a = {&noting, 1000, NULL, 0}, b = {&noting, 1000, NULL, 0};
 	const struct kern_copy c = {.to = &a,
 	                            .from = &b,
 	                            .piece = joins[_i].in,
@@ -274,7 +274,7 @@ static int fail_late(const struct kern_copy *c, uint64_t *ret_number, char *errb
 START_TEST(a_list_that_fails_halfway)
 {
 	struct kern_copies failing = noting;
-	struct kern_pool a = {&failing, 1000, NULL}, b = {&failing, 1000, NULL};
+	struct kern_pool a = {&failing, 1000, NULL, 0}, b = {&failing, 1000, NULL, 0};
 	struct kern_piece piece[300];
 	failing.copy = fail_late;
 	for (uint64_t i = 0; i < 300; i++)
@@ -288,7 +288,7 @@ END_TEST
 
 START_TEST(long_lists_and_empty_ones)
 {
-	struct kern_pool a = {&noting, 1000, NULL}, b = {&noting, 1000, NULL};
+	struct kern_pool a = {&noting, 1000, NULL, 0}, b = {&noting, 1000, NULL, 0};
 	struct kern_piece piece[300];
 	for (uint64_t i = 0; i < 300; i++)
 		piece[i] = (struct kern_piece){999 - 2 * (i % 400), i, 1};
@@ -328,7 +328,7 @@ END_TEST
 START_TEST(copies_that_cannot_be)
 {
 	struct memory a = memory_new(1);
-	struct kern_pool other = {&noting, 1000, NULL};
+	struct kern_pool other = {&noting, 1000, NULL, 0};
 	const struct kern_piece piece = {0, 0, 1};
 	ck_assert_int_eq(
 		copy(&(struct kern_copy){.to = &other, .from = a.pool, .piece = &piece, .n = 1}),
@@ -408,8 +408,8 @@ START_TEST(backends_by_name)
 		SKIP("no C compiler for a shared object");
 	ck_assert_int_eq(kern_pool_open("test77", 5, m.fd, BYTES, &pool, why, sizeof why),
 	                 KERN_ENOTSUP);
-	ck_assert_ptr_nonnull(strstr(why, "has ABI 77, this program has 2"));
-	ck_assert_int_eq(kern_pool_open("test2", 5, m.fd, BYTES, &pool, why, sizeof why), KERN_EDEVICE);
+	ck_assert_ptr_nonnull(strstr(why, "has ABI 77, this program has 3"));
+	ck_assert_int_eq(kern_pool_open("test3", 5, m.fd, BYTES, &pool, why, sizeof why), KERN_EDEVICE);
 	ck_assert_str_eq(why, "device 5 is not there");
 	ck_assert_ptr_null(pool);
 }

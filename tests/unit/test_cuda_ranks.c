@@ -228,7 +228,7 @@ START_TEST(pool_of_all_devices)
 	struct err err = {0};
 	uint64_t room = 0;
 	struct kern_info before, after;
-	int fd = 0;
+	struct kv_data data;
 	if (on_gpu())
 		SKIP("for the host's stand-in");
 	setenv("CUDA_HOST_MEMORY_MB", "512", 1);
@@ -239,14 +239,88 @@ START_TEST(pool_of_all_devices)
 	ck_assert_uint_gt(room, before.free_bytes);
 	ck_assert_uint_le(room, 2 * before.free_bytes);
 	uint32_t blocks = (uint32_t)(room * 9 / 10 / engine_info(e)->kv.block_bytes);
-	ck_assert_msg(engine_new_pool(e, blocks, &fd, &err) == 0, "%s", err.text);
-	ck_assert_int_eq(fd, -1);
+	ck_assert_msg(engine_new_pool(e, blocks, &data, &err) == 0, "%s", err.text);
+	ck_assert_uint_eq(data.parts, 0); /* nobody was to map it */
 	engine_device_info(e, &after);
 	ck_assert_uint_lt(after.free_bytes, before.free_bytes / 5);
 	uint32_t id = 5, table[] = {blocks - 1};
 	struct engine_span sp = {.tokens = &id, .n = 1, .blocks = table, .logits = ENGINE_LOGITS_LAST};
 	ck_assert_msg(engine_step(e, &sp, 1, &err) == 0, "%s", err.text);
 	engine_close(&e);
+}
+END_TEST
+
+/* All bytes of a pool, as the messager reads them. */
+static unsigned char *pool_read(const struct engine *e, const struct kv_data *data, uint32_t blocks,
+                                size_t *ret_bytes)
+{
+	struct kv_region own, peer;
+	struct kv_data theirs = *data;
+	struct err err = {0};
+	char why[256] = "";
+	for (uint32_t i = 0; i < data->parts; i++)
+		theirs.fd[i] = dup(data->fd[i]);
+	const struct kv_layout *l = &engine_info(e)->kv;
+	ck_assert_msg(kv_region_create(&own, l, blocks, data, &err) == 0, "%s", err.text);
+	ck_assert_msg(kv_region_map(&peer, l, blocks, "cuda", dup(own.control_fd), &theirs, &err) == 0,
+	              "%s", err.text);
+	unsigned char *out = mem_alloc(*ret_bytes = peer.data_bytes);
+	const struct kern_piece all = {(uintptr_t)out, 0, *ret_bytes};
+	struct kern_ticket t;
+	ck_assert_msg(!kern_copy(&(struct kern_copy){.from = peer.pool, .piece = &all, .n = 1}, &t, why,
+	                         sizeof why) &&
+	                  !kern_wait(&t, why, sizeof why),
+	              "%s", why);
+	kv_region_fini(&peer);
+	kv_region_fini(&own);
+	return out;
+}
+
+static unsigned char *pool_of_a_prompt(unsigned tp, enum kv_type type, size_t *ret_bytes)
+{
+	enum { BLOCKS = 9, PROMPT = 100 };
+	struct engine_opts o = {.model_path = GOLDEN "llama-tied",
+	                        .backend = "cuda",
+	                        .tp = tp,
+	                        .ranks_per_device = on_gpu() ? tp : 1,
+	                        .pool_shared = 1,
+	                        .kv_type = type,
+	                        .block_tokens = 16,
+	                        .max_rows = 128,
+	                        .max_logits = 8,
+	                        .max_spans = 8,
+	                        .max_table = 64};
+	struct engine *e;
+	struct err err = {0};
+	struct kv_data data;
+	uint32_t ids[PROMPT], table[] = {5, 2, 8, 0, 1, 7, 3};
+	some_ids(ids, PROMPT, 4);
+	struct engine_span sp = {.tokens = ids, .n = PROMPT, .blocks = table};
+	ck_assert_msg(engine_open(&o, &e, &err) == 0, "%s", err.text);
+	ck_assert_msg(engine_new_pool(e, BLOCKS, &data, &err) == 0, "%s", err.text);
+	ck_assert_uint_eq(data.parts, tp);
+	for (unsigned r = 0; r < tp; r++)
+		ck_assert_int_eq(data.device[r], on_gpu() ? 0 : (int)r);
+	ck_assert_msg(engine_step(e, &sp, 1, &err) == 0, "%s", err.text);
+	unsigned char *out = pool_read(e, &data, BLOCKS, ret_bytes);
+	engine_close(&e);
+	return out;
+}
+
+/* What other processes read of a pool that ranks share out is what they read of one device's. */
+START_TEST(pools_read_alike)
+{
+	static const struct {
+		unsigned tp;
+		enum kv_type type;
+	} pools[] = {{2, KV_BF16}, {3, KV_INT8}};
+	size_t bytes, more;
+	unsigned char *one = pool_of_a_prompt(1, pools[_i].type, &bytes),
+				  *many = pool_of_a_prompt(pools[_i].tp, pools[_i].type, &more);
+	ck_assert_uint_eq(bytes, more);
+	ck_assert(!memcmp(one, many, bytes));
+	free(one);
+	free(many);
 }
 END_TEST
 
@@ -293,9 +367,6 @@ START_TEST(refusals)
 					   with = o;
 	if (on_gpu())
 		SKIP("for the host's stand-in");
-	with.pool_shared = 1;
-	refused(with, ERR_UNSUPPORTED, "set role to mixed, messager and storage to none");
-	with = o;
 	with.tp = 17;
 	refused(with, ERR_UNSUPPORTED, "device cuda works in groups of at most 16");
 	setenv("CUDA_HOST_DEVICES", "1", 1);
@@ -330,6 +401,7 @@ int main(int argc, char **argv)
 	tcase_add_loop_test(ends, killed_in_a_step, 0, 4);
 	tcase_add_loop_test(ends, a_device_that_breaks, 0, (int)(sizeof breaks / sizeof *breaks));
 	tcase_add_test(ends, pool_of_all_devices);
+	tcase_add_loop_test(ends, pools_read_alike, 0, 2);
 	tcase_add_test(ends, memory_of_own_rows);
 	tcase_add_test(ends, refusals);
 	suite_add_tcase(s, tokens);

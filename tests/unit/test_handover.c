@@ -44,7 +44,8 @@ static void setup(void)
 	ck_assert_int_eq(kv_layout_uniform(&layout, LAYERS, 1, 4, 4, KV_F32), 0);
 	ck_assert_msg(pool_memory_new(&shared, &layout, BLOCKS, &e) == 0, "%s", e.text);
 	ck_assert_msg(ring_create(SLOTS, LAYERS, WORKER_EPOCH, &ring, &e) == 0, "%s", e.text);
-	handover_hello_init(&hello, "prefill-1", WORKER_EPOCH, &layout, BLOCKS, "cpu", 0);
+	handover_hello_init(&hello, "prefill-1", WORKER_EPOCH, &layout, BLOCKS, "cpu");
+	hello.parts = 1;
 	hello.ring_slots = SLOTS;
 	hello.ring_layers = LAYERS;
 	ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
@@ -85,16 +86,16 @@ START_TEST(both_ways)
 	struct ring *r2;
 	struct handover_reply reply;
 	struct err e = {0};
-	int fds[3], bell = eventfd(0, EFD_NONBLOCK), theirs;
-	ck_assert_int_eq(handover_offer(pair[0], &hello, shared.region.control_fd,
-	                                shared.region.data_fd, ring_fd(ring), &e),
-	                 0);
-	ck_assert_msg(handover_receive(pair[1], &h, &l, fds, &e) == 0, "%s", e.text);
+	struct handover_fds fds;
+	int bell = eventfd(0, EFD_NONBLOCK), theirs;
+	ck_assert_int_eq(pool_memory_offer(&shared, pair[0], &hello, ring_fd(ring), &e), 0);
+	ck_assert_msg(handover_receive(pair[1], &h, &l, &fds, &e) == 0, "%s", e.text);
 	ck_assert_str_eq(h.name, "prefill-1");
 	ck_assert_uint_eq(h.epoch, WORKER_EPOCH);
 	ck_assert_uint_eq(l.block_bytes, layout.block_bytes);
-	ck_assert_msg(pool_memory_map(&mapped, &l, h.blocks, fds[0], fds[1], &e) == 0, "%s", e.text);
-	ck_assert_msg(ring_map(fds[2], h.ring_slots, h.ring_layers, h.epoch, &r2, &e) == 0, "%s",
+	ck_assert_msg(pool_memory_map(&mapped, &l, h.blocks, fds.control, fds.data.fd[0], &e) == 0,
+	              "%s", e.text);
+	ck_assert_msg(ring_map(fds.ring, h.ring_slots, h.ring_layers, h.epoch, &r2, &e) == 0, "%s",
 	              e.text);
 	mapped.data[17] = 42;
 	ck_assert_uint_eq(shared.data[17], 42); /* the same memory */
@@ -119,15 +120,13 @@ START_TEST(without_a_ring)
 	struct handover_reply reply;
 	struct kv_layout l;
 	struct err e = {0};
-	int fds[3], bell = 0;
+	struct handover_fds fds;
+	int bell = 0;
 	hello.ring_slots = hello.ring_layers = 0;
-	ck_assert_int_eq(handover_offer(pair[0], &hello, shared.region.control_fd,
-	                                shared.region.data_fd, -1, &e),
-	                 0);
-	ck_assert_int_eq(handover_receive(pair[1], &h, &l, fds, &e), 0);
-	ck_assert_int_eq(fds[2], -1);
-	close(fds[0]);
-	close(fds[1]);
+	ck_assert_int_eq(pool_memory_offer(&shared, pair[0], &hello, -1, &e), 0);
+	ck_assert_int_eq(handover_receive(pair[1], &h, &l, &fds, &e), 0);
+	ck_assert_int_eq(fds.ring, -1);
+	handover_fds_close(&fds);
 	ck_assert_int_eq(
 		handover_answer(pair[1], 5, ERR_EXISTS, "a second one", "m@tcp://10.0.0.1:7003", -1), 0);
 	ck_assert_int_eq(handover_result(pair[0], &reply, &bell, &e), 0);
@@ -135,8 +134,9 @@ START_TEST(without_a_ring)
 	ck_assert_str_eq(reply.text, "a second one");
 	ck_assert_str_eq(reply.remote, ""); /* none with a refusal */
 	ck_assert_int_eq(bell, -1);
-	ck_assert_int_eq(handover_offer(pair[0], &hello, shared.region.control_fd, -1, -1, &e),
-	                 ERR_UNSUPPORTED);
+	struct pool_memory none = shared;
+	none.region.data.parts = 0;
+	ck_assert_int_eq(pool_memory_offer(&none, pair[0], &hello, -1, &e), ERR_UNSUPPORTED);
 }
 END_TEST
 
@@ -172,7 +172,11 @@ static const struct {
 	{"no descriptors", 0, 0, 0, 0, ERR_INVALID},
 	{"no ring descriptor", 0, 0, 0, 2, ERR_INVALID},
 	{"a ring descriptor without a ring", H(ring_slots), 0, 4, 3, ERR_INVALID},
-	{"more descriptors are not kept", 0, 0, 0, 5, 0},
+	{"more descriptors", 0, 0, 0, 5, ERR_INVALID},
+	{"no parts", H(parts), 0, 4, 3, ERR_INVALID},
+	{"more parts than descriptors", H(parts), 2, 4, 3, ERR_INVALID},
+	{"too many parts", H(parts), KERN_PARTS_MAX + 1, 4, 3, ERR_INVALID},
+	{"more parts than heads", H(parts), 3, 4, 5, ERR_INVALID},
 };
 
 START_TEST(hello_is_checked)
@@ -180,8 +184,9 @@ START_TEST(hello_is_checked)
 	struct handover_hello h = hello, got;
 	struct kv_layout l;
 	struct err e = {0};
-	int fds[5] = {shared.region.control_fd, shared.region.data_fd, ring_fd(ring), pair[0], pair[0]},
-		out[3] = {-1, -1, -1};
+	struct handover_fds out = {-1, -1, {0}};
+	int fds[5] = {shared.region.control_fd, shared.region.data.fd[0], ring_fd(ring)};
+	fds[3] = fds[4] = pair[0];
 	for (size_t i = 0; i < hellos[_i].n; i += 4)
 		memcpy((char *)&h + hellos[_i].offset + i, &hellos[_i].value,
 		       hellos[_i].n < 4 ? hellos[_i].n : 4);
@@ -189,11 +194,9 @@ START_TEST(hello_is_checked)
 		h.epoch = 0;
 	int before = open_fds();
 	ck_assert_int_eq(sock_send(pair[0], &h, sizeof h, fds, hellos[_i].fds), 0);
-	ck_assert_msg(handover_receive(pair[1], &got, &l, out, &e) == hellos[_i].want, "%s: %s",
+	ck_assert_msg(handover_receive(pair[1], &got, &l, &out, &e) == hellos[_i].want, "%s: %s",
 	              hellos[_i].what, e.text);
-	for (int i = 0; i < 3; i++)
-		if (out[i] >= 0)
-			close(out[i]);
+	handover_fds_close(&out);
 	ck_assert_int_eq(open_fds(), before); /* refused ones are closed */
 }
 END_TEST
@@ -203,25 +206,25 @@ START_TEST(hello_of_another_size)
 	struct handover_hello got;
 	struct kv_layout l;
 	struct err e = {0};
-	int out[3];
+	struct handover_fds out;
 	_Alignas(struct handover_hello) char big[sizeof hello + 1] = {0};
 	memcpy(big, &hello, sizeof hello);
 	ck_assert_int_eq(sock_send(pair[0], big, sizeof hello - 1, NULL, 0), 0);
-	ck_assert_int_eq(handover_receive(pair[1], &got, &l, out, &e), ERR_CORRUPT);
+	ck_assert_int_eq(handover_receive(pair[1], &got, &l, &out, &e), ERR_CORRUPT);
 	ck_assert_int_eq(sock_send(pair[0], big, sizeof big, NULL, 0), 0);
-	ck_assert_int_eq(handover_receive(pair[1], &got, &l, out, &e), ERR_INVALID);
+	ck_assert_int_eq(handover_receive(pair[1], &got, &l, &out, &e), ERR_INVALID);
 	((struct handover_hello *)(void *)big)->version--;
 	/* a former version's has another size, too */
-	ck_assert_int_eq(sock_send(pair[0], big, sizeof hello - 20, NULL, 0), 0);
-	ck_assert_int_eq(handover_receive(pair[1], &got, &l, out, &e), ERR_UNSUPPORTED);
-	ck_assert_str_eq(e.text, "hand-over has version 2, this daemon speaks 3");
+	ck_assert_int_eq(sock_send(pair[0], big, sizeof hello - 68, NULL, 0), 0);
+	ck_assert_int_eq(handover_receive(pair[1], &got, &l, &out, &e), ERR_UNSUPPORTED);
+	ck_assert_str_eq(e.text, "hand-over has version 3, this daemon speaks 4");
 	memset(hello.name, 'x', sizeof hello.name); /* no end */
 	ck_assert_int_eq(sock_send(pair[0], &hello, sizeof hello, NULL, 0), 0);
-	ck_assert_int_eq(handover_receive(pair[1], &got, &l, out, &e), ERR_INVALID);
+	ck_assert_int_eq(handover_receive(pair[1], &got, &l, &out, &e), ERR_INVALID);
 	fcntl(pair[1], F_SETFL, O_NONBLOCK);
-	ck_assert_int_eq(handover_receive(pair[1], &got, &l, out, &e), ERR_TIMEOUT);
+	ck_assert_int_eq(handover_receive(pair[1], &got, &l, &out, &e), ERR_TIMEOUT);
 	close(pair[0]);
-	ck_assert_int_eq(handover_receive(pair[1], &got, &l, out, &e), ERR_CLOSED);
+	ck_assert_int_eq(handover_receive(pair[1], &got, &l, &out, &e), ERR_CLOSED);
 	pair[0] = dup(0);
 }
 END_TEST
@@ -234,22 +237,22 @@ START_TEST(random_hellos)
 	for (int i = 0; i < 3000; i++) {
 		struct handover_hello h = hello, got;
 		struct kv_layout l;
-		int fds[3] = {shared.region.control_fd, shared.region.data_fd, ring_fd(ring)},
-			out[3] = {-1, -1, -1};
+		struct handover_fds out;
+		int fds[3] = {shared.region.control_fd, shared.region.data.fd[0], ring_fd(ring)};
 		for (int k = rand_r(&seed) % 4; k >= 0; k--)
 			((unsigned char *)&h)[(unsigned)rand_r(&seed) % (i % 2 ? 128 : sizeof h)] ^=
 				(unsigned char)(1u << rand_r(&seed) % 8);
 		ck_assert_int_eq(sock_send(pair[0], &h, sizeof h, fds, 3), 0);
-		if (handover_receive(pair[1], &got, &l, out, NULL) < 0)
+		if (handover_receive(pair[1], &got, &l, &out, NULL) < 0)
 			continue;
 		taken++;
 		ck_assert(l.layers && l.layers <= KV_LAYERS_MAX && l.block_bytes &&
 		          memchr(got.name, 0, sizeof got.name));
 		struct pool_memory mapped;
 		struct ring *r2;
-		if (pool_memory_map(&mapped, &l, got.blocks, out[0], out[1], NULL) == 0)
+		if (pool_memory_map(&mapped, &l, got.blocks, out.control, out.data.fd[0], NULL) == 0)
 			pool_memory_fini(&mapped);
-		if (ring_map(out[2], got.ring_slots, got.ring_layers, got.epoch, &r2, NULL) == 0)
+		if (ring_map(out.ring, got.ring_slots, got.ring_layers, got.epoch, &r2, NULL) == 0)
 			ring_destroy(&r2);
 	}
 	ck_assert_int_gt(taken, 0);
@@ -281,7 +284,7 @@ START_TEST(answer_is_checked)
 	int before = open_fds();
 	for (int i = 0; i < 10; i++) {
 		int bell = -2;
-		ck_assert_int_eq(sock_send(pair[0], &a[i], sizeof a[i], &shared.region.data_fd, 1), 0);
+		ck_assert_int_eq(sock_send(pair[0], &a[i], sizeof a[i], &shared.region.data.fd[0], 1), 0);
 		ck_assert_int_eq(handover_result(pair[1], &got, &bell, &e), want[i]);
 		ck_assert_int_eq(open_fds(), before); /* a refusal brings no doorbell */
 		ck_assert_int_eq(bell, want[i] ? -2 : -1);
@@ -327,8 +330,8 @@ static void attach_setup(void)
 	svc.base = event_base_new();
 	n_on = n_gone = 0;
 	on_bell = -1;
-	attach = attach_new(&svc, "messager", path, &hello, shared.region.control_fd,
-	                    shared.region.data_fd, ring_fd(ring), &hooks);
+	const struct handover_fds fds = {shared.region.control_fd, ring_fd(ring), shared.region.data};
+	attach = attach_new(&svc, "messager", path, &hello, &fds, &hooks);
 }
 
 static void attach_teardown(void)
@@ -373,11 +376,11 @@ static void peer_answer(int sock, uint64_t epoch, int code)
 {
 	struct handover_hello h;
 	struct kv_layout l;
-	int fds[3] = {-1, -1, -1}, bell = eventfd(0, 0);
-	if (handover_receive(sock, &h, &l, fds, NULL) < 0)
+	struct handover_fds fds;
+	int bell = eventfd(0, 0);
+	if (handover_receive(sock, &h, &l, &fds, NULL) < 0)
 		_exit(1);
-	for (int i = 0; i < 3; i++)
-		close(fds[i]);
+	handover_fds_close(&fds);
 	handover_answer(sock, epoch, code, code ? "no room" : "", "", bell);
 	close(bell);
 }

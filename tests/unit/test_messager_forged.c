@@ -129,8 +129,9 @@ START_TEST(layouts_must_be_equal)
 	kv_layout_uniform(&other, RIG_LAYERS, 1, 8, RIG_BLOCK_TOKENS, KV_F32);
 	mover_remove(r->m, r->wd);
 	ck_assert_int_eq(pool_memory_new(&region, &other, RIG_BLOCKS, &e), 0);
-	ck_assert_int_eq(kv_region_map(&mapped, &other, RIG_BLOCKS, "cpu", 0,
-	                               dup(region.region.control_fd), dup(region.region.data_fd), &e),
+	struct kv_data part = one_part(dup(region.region.data.fd[0]));
+	ck_assert_int_eq(kv_region_map(&mapped, &other, RIG_BLOCKS, "cpu",
+	                               dup(region.region.control_fd), &part, &e),
 	                 0);
 	mover_add(r->m, "decode-1", D_EPOCH, &other, &mapped, NULL);
 	rig_publish(r, 1, 0, 10);
@@ -323,9 +324,9 @@ static void attach_second(struct ring_transfer *t, enum ring_state state)
 		*ring_progress_word(second_ring, slot, l) = ring_progress_value(gen, t->tokens);
 	if (state == RING_SENT)
 		ck_assert_int_eq(ring_mark_sent(second_ring, slot, gen), 0);
-	int control = dup(second.region.control_fd), data = dup(second.region.data_fd),
-		shared = dup(ring_fd(second_ring));
-	ck_assert_int_eq(kv_region_map(&p, &r->layout, RIG_BLOCKS, "cpu", 0, control, data, &e), 0);
+	int control = dup(second.region.control_fd), shared = dup(ring_fd(second_ring));
+	struct kv_data part = one_part(dup(second.region.data.fd[0]));
+	ck_assert_int_eq(kv_region_map(&p, &r->layout, RIG_BLOCKS, "cpu", control, &part, &e), 0);
 	ck_assert_int_eq(ring_map(shared, RIG_SLOTS, RIG_LAYERS, P_EPOCH, &ring, &e), 0);
 	mover_add(r->m, "prefill-2", P_EPOCH, &r->layout, &p, ring);
 }

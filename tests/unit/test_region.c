@@ -40,7 +40,7 @@ START_TEST(owner_and_peer_see_the_same)
 		ck_assert_uint_eq(own.region.generations[b], 0);
 	own.region.generations[6] = 99;
 	memset(own.data + kv_piece_offset(&l, 7, 1, 6), 0x5A, l.piece_bytes[1]);
-	ck_assert_msg(map_dup(7, own.region.control_fd, own.region.data_fd) == 0, "%s", e.text);
+	ck_assert_msg(map_dup(7, own.region.control_fd, own.region.data.fd[0]) == 0, "%s", e.text);
 	ck_assert_uint_eq(peer.region.generations[6], 99);
 	ck_assert_uint_eq(peer.data[kv_piece_offset(&l, 7, 1, 6) + l.piece_bytes[1] - 1], 0x5A);
 	peer.data[0] = 1;
@@ -56,15 +56,15 @@ END_TEST
 
 START_TEST(nobody_can_resize_or_write_generations)
 {
-	ck_assert_int_lt(ftruncate(own.region.data_fd, 4096), 0);
-	ck_assert_int_lt(ftruncate(own.region.data_fd, 1 << 20), 0);
+	ck_assert_int_lt(ftruncate(own.region.data.fd[0], 4096), 0);
+	ck_assert_int_lt(ftruncate(own.region.data.fd[0], 1 << 20), 0);
 	ck_assert_int_lt(ftruncate(own.region.control_fd, 4096), 0);
 	ck_assert_ptr_eq(mmap(NULL, own.region.control_bytes, PROT_READ | PROT_WRITE, MAP_SHARED,
 	                      own.region.control_fd, 0),
 	                 MAP_FAILED);
 	ck_assert_int_lt(pwrite(own.region.control_fd, "x", 1, 0), 0);
 	own.region.generations[3]++; /* the owner's own mapping goes on */
-	ck_assert_int_eq(fcntl(own.region.data_fd, F_GETFD), FD_CLOEXEC);
+	ck_assert_int_eq(fcntl(own.region.data.fd[0], F_GETFD), FD_CLOEXEC);
 	ck_assert_int_eq(fcntl(own.region.control_fd, F_GETFD), FD_CLOEXEC);
 }
 END_TEST
@@ -72,13 +72,14 @@ END_TEST
 START_TEST(a_backend_that_is_not_there)
 {
 	struct kv_region r;
-	ck_assert_int_eq(kv_region_map(&r, &l, 7, "none", 1, dup(own.region.control_fd),
-	                               dup(own.region.data_fd), &e),
+	struct kv_data data = one_part(dup(own.region.data.fd[0]));
+	data.device[0] = 1;
+	ck_assert_int_eq(kv_region_map(&r, &l, 7, "none", dup(own.region.control_fd), &data, &e),
 	                 ERR_UNSUPPORTED);
 	ck_assert_ptr_nonnull(strstr(e.text, "blocks on device 1 of backend none cannot be copied: "
 	                                     "backend: found none, expected cpu, sim or an"));
 	ck_assert_ptr_null(r.pool);
-	ck_assert_int_eq(r.data_fd, -1);
+	ck_assert_uint_eq(r.data.parts, 0);
 }
 END_TEST
 
@@ -103,17 +104,17 @@ START_TEST(forged_descriptors_are_refused)
 		uint32_t blocks;
 		int control, data, want;
 	} t[] = {
-		{7, -1, own.region.data_fd, ERR_IO},
-		{7, file, own.region.data_fd, ERR_INVALID},
+		{7, -1, own.region.data.fd[0], ERR_IO},
+		{7, file, own.region.data.fd[0], ERR_INVALID},
 		{7, own.region.control_fd, file, ERR_INVALID},
 		{7, own.region.control_fd, open_ended, ERR_INVALID},
 		{7, own.region.control_fd, brief, ERR_INVALID},
-		{7, zeros, own.region.data_fd, ERR_CORRUPT},
-		{8, own.region.control_fd, own.region.data_fd, ERR_CORRUPT},
-		{0, own.region.control_fd, own.region.data_fd, ERR_INVALID},
-		{UINT32_MAX, own.region.control_fd, own.region.data_fd, ERR_INVALID},
-		{UINT32_MAX - 1, own.region.control_fd, own.region.data_fd, ERR_INVALID},
-		{7, own.region.data_fd, own.region.control_fd, ERR_INVALID},
+		{7, zeros, own.region.data.fd[0], ERR_CORRUPT},
+		{8, own.region.control_fd, own.region.data.fd[0], ERR_CORRUPT},
+		{0, own.region.control_fd, own.region.data.fd[0], ERR_INVALID},
+		{UINT32_MAX, own.region.control_fd, own.region.data.fd[0], ERR_INVALID},
+		{UINT32_MAX - 1, own.region.control_fd, own.region.data.fd[0], ERR_INVALID},
+		{7, own.region.data.fd[0], own.region.control_fd, ERR_INVALID},
 		{7, own.region.control_fd, fit, 0},
 	};
 	int before = fds_open();
@@ -129,7 +130,7 @@ START_TEST(forged_descriptors_are_refused)
 	struct kv_layout other;
 	kv_layout_uniform(&other, 2, 2, 16, 8, KV_F32);
 	ck_assert_int_lt(pool_memory_map(&peer, &other, 7, dup(own.region.control_fd),
-	                                 dup(own.region.data_fd), &e),
+	                                 dup(own.region.data.fd[0]), &e),
 	                 0);
 	ck_assert_int_eq(fds_open(), before);
 }
@@ -144,9 +145,10 @@ START_TEST(impossible_pools_are_refused)
 	int fd;
 	kv_layout_uniform(&big, 1, 1, 1u << 22, 64, KV_BF16); /* blocks of 1 GiB */
 	int before = fds_open();
-	ck_assert_int_eq(kv_region_create(&r, &big, 0, dup(0), &e), ERR_INVALID);
-	ck_assert_int_eq(kv_region_create(&r, &big, UINT32_MAX, dup(0), &e), ERR_INVALID);
-	ck_assert_int_eq(r.data_fd, -1);
+	struct kv_data none = one_part(dup(0)), other = one_part(dup(0));
+	ck_assert_int_eq(kv_region_create(&r, &big, 0, &none, &e), ERR_INVALID);
+	ck_assert_int_eq(kv_region_create(&r, &big, UINT32_MAX, &other, &e), ERR_INVALID);
+	ck_assert_uint_eq(r.data.parts, 0);
 	/* 4 EiB */
 	ck_assert_int_eq(host_shared_new(big.block_bytes * (UINT32_MAX - 1), &at, &fd, text,
 	                                 sizeof text),

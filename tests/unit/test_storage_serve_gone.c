@@ -225,9 +225,8 @@ START_TEST(test_next_life)
 	svc_sock_path(NULL, "storage", path, sizeof path);
 	int s = sock_connect(path, &err);
 	loop();
-	handover_hello_init(&h, "worker-0", 150, &layout, BLOCKS, "cpu", 0);
-	ck_assert_int_eq(
-		handover_offer(s, &h, shared.region.control_fd, shared.region.data_fd, -1, &err), 0);
+	handover_hello_init(&h, "worker-0", 150, &layout, BLOCKS, "cpu");
+	ck_assert_int_eq(pool_memory_offer(&shared, s, &h, -1, &err), 0);
 	close(sock);
 	sock = s;
 	for (int i = 0; i < 5; i++)
@@ -253,7 +252,7 @@ START_TEST(test_bad_connections)
 		unsigned char junk[300];
 		for (unsigned k = 0; k < sizeof junk; k++)
 			junk[k] = (unsigned char)(i * 7 + k * 13);
-		int s = sock_connect(path, &err), fd = dup(shared.region.data_fd);
+		int s = sock_connect(path, &err), fd = dup(shared.region.data.fd[0]);
 		ck_assert_int_ge(s, 0);
 		if (i)
 			sock_send(s, junk, 1 + i * 14, &fd, 1);
@@ -287,7 +286,7 @@ START_TEST(test_half_a_hello)
 	struct err err = {0};
 	int code;
 	svc_sock_path(NULL, "storage", path, sizeof path);
-	handover_hello_init(&h, "worker-1", 101, &layout, BLOCKS, "cpu", 0);
+	handover_hello_init(&h, "worker-1", 101, &layout, BLOCKS, "cpu");
 	for (int i = 0; i < 3; i++) {
 		int s = sock_connect(path, &err);
 		ck_assert_int_ge(s, 0);
@@ -381,10 +380,8 @@ START_TEST(test_accept_fails)
 	close(out);
 	svc_sock_path(NULL, "storage", path, sizeof path);
 	answered.fd = sock_connect(path, &err);
-	handover_hello_init(&h, "worker-1", 101, &layout, BLOCKS, "cpu", 0);
-	ck_assert_int_eq(handover_offer(answered.fd, &h, shared.region.control_fd,
-	                                shared.region.data_fd, -1, &err),
-	                 0);
+	handover_hello_init(&h, "worker-1", 101, &layout, BLOCKS, "cpu");
+	ck_assert_int_eq(pool_memory_offer(&shared, answered.fd, &h, -1, &err), 0);
 	if (memory)
 		no_memory();
 	else

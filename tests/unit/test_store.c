@@ -116,16 +116,14 @@ uint64_t peer_epoch(const struct peer *p)
 	return p->epoch;
 }
 struct attach *attach_new(struct svc *s, const char *what, const char *path,
-                          const struct handover_hello *hello, int control_fd, int data_fd,
-                          int ring_fd, const struct attach_hooks *hooks)
+                          const struct handover_hello *hello, const struct handover_fds *fds,
+                          const struct attach_hooks *hooks)
 {
 	(void)s;
 	(void)what;
 	(void)hello;
-	(void)control_fd;
-	(void)data_fd;
 	ck_assert_str_eq(path, "storage.sock");
-	ck_assert_int_eq(ring_fd, -1);
+	ck_assert_int_eq(fds->ring, -1);
 	attached = *hooks;
 	return (struct attach *)&attached;
 }
@@ -167,9 +165,8 @@ static void set_up(void)
 	base = event_base_new();
 	n_sent = n_posts = 0;
 	send_fails = 0;
-	st = store_new(NULL,
-	               &(struct store_opts){
-					   .name = "storage", .control_fd = -1, .data_fd = -1, .batches_max = BATCHES});
+	st = store_new(NULL, &(struct store_opts){
+							 .name = "storage", .fds = {-1, -1, {0}}, .batches_max = BATCHES});
 	link_up(EPOCH);
 	attached.on(attached.arg, EPOCH, -1);
 	ck_assert_int_eq(store_ready(st), 1);

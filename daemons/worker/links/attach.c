@@ -34,7 +34,7 @@ struct attach {
 	struct event_base *base;
 	char *what, *path;
 	struct handover_hello hello;
-	int control_fd, data_fd, ring_fd;
+	struct handover_fds fds;
 	struct attach_hooks hooks;
 	enum attach_state state;
 	/* -1: closed; while ON, sock -1: end of file was read; pidfd -1: the process is dead */
@@ -172,7 +172,7 @@ static int offer(struct attach *a, struct err *err)
 			err, a->pidfd,
 			"cannot watch the process behind %s (%s): its death could not serve as a fence",
 			a->path, err_name(a->pidfd));
-	int r = handover_offer(a->sock, &a->hello, a->control_fd, a->data_fd, a->ring_fd, err);
+	int r = handover_offer(a->sock, &a->hello, &a->fds, err);
 	if (r < 0)
 		return r;
 	if (fcntl(a->sock, F_SETFL, O_NONBLOCK) < 0)
@@ -211,17 +211,15 @@ static void on_timer(evutil_socket_t fd, short what, void *arg)
 }
 
 struct attach *attach_new(struct svc *s, const char *what, const char *path,
-                          const struct handover_hello *hello, int control_fd, int data_fd,
-                          int ring_fd, const struct attach_hooks *hooks)
+                          const struct handover_hello *hello, const struct handover_fds *fds,
+                          const struct attach_hooks *hooks)
 {
 	struct attach *a = mem_zalloc(sizeof *a);
 	a->base = svc_base(s);
 	a->what = mem_strdup(what);
 	a->path = mem_strdup(path);
 	a->hello = *hello;
-	a->control_fd = control_fd;
-	a->data_fd = data_fd;
-	a->ring_fd = ring_fd;
+	a->fds = *fds;
 	a->hooks = *hooks;
 	a->sock = a->pidfd = -1;
 	a->timer = event_new(a->base, -1, 0, on_timer, a);

@@ -20,9 +20,10 @@ struct attach_hooks {
 	void (*gone)(void *arg, uint64_t peer_epoch);
 };
 
+/* hello and fds are copied; the descriptors stay the caller's, open until attach_destroy. */
 struct attach *attach_new(struct svc *s, const char *what, const char *path,
-                          const struct handover_hello *hello, int control_fd, int data_fd,
-                          int ring_fd, const struct attach_hooks *hooks);
+                          const struct handover_hello *hello, const struct handover_fds *fds,
+                          const struct attach_hooks *hooks);
 void attach_destroy(struct attach **a);
 uint64_t attach_epoch(const struct attach *a); /* of the attached peer, 0: none */
 /* where other hosts reach the attached peer (handover_reply.remote); "": they cannot, or none is

@@ -693,8 +693,7 @@ struct store *store_new(struct svc *s, const struct store_opts *opts)
 	st->timer = event_new(svc_base(s), -1, 0, on_timer, st);
 	svc_sock_path(s, opts->name, where, sizeof where);
 	struct attach_hooks hooks = {.arg = st, .on = on_attached, .gone = on_gone};
-	st->attach = attach_new(s, "storage", where, opts->hello, opts->control_fd, opts->data_fd, -1,
-	                        &hooks);
+	st->attach = attach_new(s, "storage", where, opts->hello, &opts->fds, &hooks);
 	return st;
 }
 

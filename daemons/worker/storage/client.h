@@ -85,7 +85,7 @@ struct store_opts {
 	const char *name;                   /* of the storage daemon on this host: "storage" */
 	int tag;                            /* its peer's tag (chan_connect) */
 	const struct handover_hello *hello; /* copied */
-	int control_fd, data_fd;            /* the caller's; must stay open until store_destroy */
+	struct handover_fds fds;            /* the caller's; must stay open until store_destroy */
 	uint32_t batches_max;
 	/* Storage of this epoch is ready; on the loop. Host memory of an earlier epoch is lost. May be
 	 * NULL */

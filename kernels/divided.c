@@ -1,0 +1,235 @@
+/* divided.c - see divided.h.
+ *
+ * What a copy is cut into is collected by the pair of parts that it is copied between, and joined
+ * there: blocks that are neighbours in the whole pool are so in each part. Pieces whose order matters
+ * (they overlap, or somebody sees the bytes) are copied in that order instead, a pair at a time. */
+#include "kernels/divided.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct divided_pool {
+	struct kern_pool head; /* first */
+	kern_locate *locate;
+	const void *arg;
+	unsigned parts;
+	struct kern_pool *part[KERN_PARTS_MAX];
+	_Atomic uint64_t latest[KERN_PARTS_MAX]; /* number of the part's latest copy */
+};
+
+/* --- open and close ------------------------------------------------------ */
+
+void divided_close(struct kern_pool **pool)
+{
+	struct divided_pool *d = (struct divided_pool *)*pool;
+	for (unsigned i = 0; i < d->parts; i++)
+		kern_pool_close(&d->part[i]);
+	free(d);
+	*pool = NULL;
+}
+
+int kern_pool_open_divided(const char *backend, const struct kern_part *part, unsigned parts,
+                           size_t bytes, kern_locate *locate, const void *arg,
+                           struct kern_pool **ret_pool, char *errbuf, size_t errlen)
+{
+	if (!parts || parts > KERN_PARTS_MAX) {
+		snprintf(errbuf, errlen, "a pool of %u parts, the limits are 1 and %d", parts,
+		         KERN_PARTS_MAX);
+		return KERN_EINVAL;
+	}
+	struct divided_pool *d = calloc(1, sizeof *d);
+	if (!d) {
+		snprintf(errbuf, errlen, "out of memory");
+		return KERN_ENOMEM;
+	}
+	int rc = KERN_OK;
+	for (; !rc && d->parts < parts; d->parts += !rc) {
+		const struct kern_part *p = &part[d->parts];
+		rc = kern_pool_open(backend, p->device, p->fd, p->bytes, &d->part[d->parts], errbuf,
+		                    errlen);
+	}
+	struct kern_pool *pool = &d->head;
+	if (rc) {
+		divided_close(&pool);
+		return rc;
+	}
+	d->head = (struct kern_pool){.by = d->part[0]->by, .bytes = bytes, .divided = 1};
+	d->locate = locate;
+	d->arg = arg;
+	*ret_pool = pool;
+	return KERN_OK;
+}
+
+/* --- copies -------------------------------------------------------------- */
+
+enum { GROUP_PIECES = 32, PAIRS_MAX = 2 * KERN_PARTS_MAX };
+
+/* Pieces from one part to another; host memory and a whole pool are part 0. */
+struct group {
+	struct kern_pool *to, *from;
+	unsigned to_part, from_part;
+	size_t n;
+	struct kern_piece piece[GROUP_PIECES];
+};
+
+struct cutting {
+	const struct kern_copy *c;
+	bool in_order;
+	struct group group[PAIRS_MAX]; /* (groups) */
+	unsigned groups;
+	struct group *last; /* of the latest piece */
+	bool begun;
+	uint64_t number; /* of the latest copy */
+	char *errbuf;
+	size_t errlen;
+};
+
+struct place {
+	struct kern_pool *pool;
+	unsigned part;
+	uint64_t at, left; /* left: bytes up to where the pool goes on in another part */
+};
+
+static struct place find(struct kern_pool *pool, uint64_t at)
+{
+	struct place p = {pool, 0, at, UINT64_MAX};
+	if (pool && pool->divided) {
+		const struct divided_pool *d = (const struct divided_pool *)pool;
+		p.left = d->locate(d->arg, at, &p.part, &p.at);
+		p.pool = d->part[p.part];
+	}
+	return p;
+}
+
+/* Two threads may get here in any order. */
+static void note_latest(struct kern_pool *pool, unsigned part, uint64_t number)
+{
+	struct divided_pool *d = (struct divided_pool *)pool;
+	uint64_t was = atomic_load(&d->latest[part]);
+	while (was < number && !atomic_compare_exchange_weak(&d->latest[part], &was, number))
+		;
+}
+
+static int group_start(struct cutting *k, struct group *g)
+{
+	struct kern_copy c = *k->c;
+	struct kern_pool *pool = g->to ? g->to : g->from, *whole = c.to ? c.to : c.from;
+	c.to = g->to;
+	c.from = g->from;
+	c.piece = g->piece;
+	c.n = g->n;
+	g->n = 0;
+	int rc = c.n ? pool->by->copy(&c, &k->number, k->errbuf, k->errlen) : KERN_OK;
+	if (rc || !c.n)
+		return rc;
+	k->begun = true;
+	if (whole->divided)
+		note_latest(whole, g->to ? g->to_part : g->from_part, k->number);
+	/* what comes next may be seen only after this, or be written over it */
+	return k->in_order ? pool->by->wait(pool, k->number, k->errbuf, k->errlen) : KERN_OK;
+}
+
+static struct group *group_of(struct cutting *k, const struct place *to, const struct place *from)
+{
+	for (unsigned i = 0; i < k->groups; i++)
+		if (k->group[i].to_part == to->part && k->group[i].from_part == from->part)
+			return &k->group[i];
+	struct group *g = &k->group[k->groups++];
+	g->to = to->pool;
+	g->from = from->pool;
+	g->to_part = to->part;
+	g->from_part = from->part;
+	g->n = 0;
+	return g;
+}
+
+/* All groups are started before there are more of them than there is room for. */
+static int all_start(struct cutting *k)
+{
+	int rc = KERN_OK;
+	for (unsigned i = 0; i < k->groups && !rc; i++)
+		rc = group_start(k, &k->group[i]);
+	k->groups = 0;
+	k->last = NULL;
+	return rc;
+}
+
+static int add(struct cutting *k, const struct place *to, const struct place *from, uint64_t bytes)
+{
+	int rc = k->groups == PAIRS_MAX ? all_start(k) : KERN_OK;
+	struct group *g = group_of(k, to, from);
+	const struct kern_piece p = {to->at, from->at, bytes};
+	if (!rc && k->in_order && k->last && k->last != g)
+		rc = group_start(k, k->last);
+	k->last = g;
+	if (!rc && g->n && pieces_join(&g->piece[g->n - 1], &p, !k->c->seen))
+		return KERN_OK;
+	if (!rc && g->n == GROUP_PIECES)
+		rc = group_start(k, g);
+	if (!rc)
+		g->piece[g->n++] = p;
+	return rc;
+}
+
+static int cut(struct cutting *k, struct kern_piece p)
+{
+	int rc = KERN_OK;
+	while (p.bytes && !rc) {
+		struct place to = find(k->c->to, p.to), from = find(k->c->from, p.from);
+		uint64_t most = to.left < from.left ? to.left : from.left,
+				 n = p.bytes < most ? p.bytes : most;
+		rc = add(k, &to, &from, n);
+		p = (struct kern_piece){p.to + n, p.from + n, p.bytes - n};
+	}
+	return rc;
+}
+
+static bool overlap(const struct kern_copy *c)
+{
+	for (size_t i = 0; i < c->n; i++)
+		for (size_t j = 0; j < i; j++)
+			if (c->piece[i].to < c->piece[j].to + c->piece[j].bytes &&
+			    c->piece[j].to < c->piece[i].to + c->piece[i].bytes)
+				return true;
+	return false;
+}
+
+int divided_wait(struct kern_pool *pool, char *errbuf, size_t errlen)
+{
+	struct divided_pool *d = (struct divided_pool *)pool;
+	char later[64]; /* discarded: the first error is reported */
+	int rc = KERN_OK;
+	for (unsigned i = 0; i < d->parts; i++) {
+		int failed = d->head.by->wait(d->part[i], atomic_load(&d->latest[i]), rc ? later : errbuf,
+		                              rc ? sizeof later : errlen);
+		rc = rc ? rc : failed;
+	}
+	return rc;
+}
+
+int divided_copy(const struct kern_copy *c, uint64_t *ret_number, char *errbuf, size_t errlen)
+{
+	struct cutting k;
+	k.c = c;
+	/* a copy within one pool may read what an earlier piece has written */
+	k.in_order = c->seen || c->to == c->from || overlap(c);
+	k.groups = 0;
+	k.last = NULL;
+	k.begun = false;
+	k.number = 0;
+	k.errbuf = errbuf;
+	k.errlen = errlen;
+	int rc = KERN_OK;
+	for (size_t i = 0; i < c->n && !rc; i++)
+		rc = cut(&k, c->piece[i]);
+	rc = rc ? rc : all_start(&k);
+	if (rc && k.begun) {
+		char later[64];
+		const struct kern_ticket t = {c->to ? c->to : c->from, k.number};
+		kern_wait(&t, later, sizeof later);
+	}
+	*ret_number = k.number;
+	return rc;
+}

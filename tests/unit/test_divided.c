@@ -1,0 +1,420 @@
+/* test_divided.c - pools that several devices share out: where a byte is, and copies between pools
+ * divided alike, otherwise, or not, against a model. Some copies are done only when they are waited
+ * for, as a device's are. */
+#include "kernels/divided.c" /* its parts get another backend here */
+#include "kernels/kernels.h"
+#include "pool_memory.h"
+
+#include <check.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+static struct err e;
+
+/* --- where a byte is ----------------------------------------------------- */
+
+static const struct {
+	const char *what;
+	uint32_t layers, heads, dim, tokens, blocks, parts;
+	enum kv_type type;
+} shapes[] = {
+	{"one part", 3, 4, 8, 4, 5, 1, KV_BF16},   {"halves", 3, 4, 8, 4, 5, 2, KV_BF16},
+	{"a head each", 2, 3, 5, 3, 7, 3, KV_F32}, {"unequal parts", 4, 5, 6, 2, 3, 3, KV_INT8},
+	{"one layer", 1, 8, 4, 4, 1, 8, KV_FP8},   {"sixteen", 2, 17, 4, 2, 4, 16, KV_F16},
+};
+enum { SHAPES = sizeof shapes / sizeof *shapes };
+
+static struct kv_layout layout_of(int i)
+{
+	struct kv_layout l;
+	ck_assert_int_eq(kv_layout_uniform(&l, shapes[i].layers, shapes[i].heads, shapes[i].dim,
+	                                   shapes[i].tokens, shapes[i].type),
+	                 0);
+	return l;
+}
+
+/* In the order of a part, [layer][block][its heads], its bytes are those of the whole pool. */
+START_TEST(each_byte_is_in_one_part)
+{
+	struct kv_layout l = layout_of(_i);
+	uint32_t blocks = shapes[_i].blocks, parts = shapes[_i].parts, part;
+	uint64_t sum = 0, at;
+	ck_assert(kv_layout_divides(&l, parts) && !kv_layout_divides(&l, shapes[_i].heads + 1));
+	for (uint32_t p = 0; p < parts; p++) {
+		uint32_t begin = kern_share(shapes[_i].heads, 1, p, parts),
+				 end = kern_share(shapes[_i].heads, 1, p + 1, parts);
+		uint64_t next = 0;
+		for (uint32_t layer = 0; layer < l.layers; layer++)
+			for (uint32_t b = 0; b < blocks; b++) {
+				size_t head = l.piece_bytes[layer] / shapes[_i].heads,
+					   whole = kv_piece_offset(&l, blocks, layer, b) + begin * head;
+				ck_assert_uint_eq(kv_part_offset(&l, blocks, p, parts, layer, b), next);
+				for (size_t i = 0; i < (end - begin) * head; i++) {
+					ck_assert_uint_eq(kv_part_find(&l, blocks, parts, whole + i, &part, &at),
+					                  (end - begin) * head - i);
+					ck_assert_msg(part == p && at == next++,
+					              "%s: layer %u block %u byte %zu is in "
+					              "part %u",
+					              shapes[_i].what, layer, b, i, part);
+				}
+			}
+		ck_assert_uint_eq(kv_part_offset(&l, blocks, p, parts, l.layers, 0), next);
+		sum += next;
+	}
+	ck_assert_uint_eq(sum, l.block_bytes * blocks);
+}
+END_TEST
+
+START_TEST(layouts_that_cannot_be_divided)
+{
+	struct kv_layout l = layout_of(1);
+	ck_assert_int_eq(kv_layout_divides(&l, 0), 0);
+	l.layer[2].heads = 8; /* another share of each layer */
+	ck_assert_int_eq(kv_layout_divides(&l, 2), 0);
+	ck_assert_int_eq(kv_layout_divides(&l, 1), 1);
+}
+END_TEST
+
+/* --- a backend whose copies wait ----------------------------------------- */
+
+enum { LATE_MAX = 4096 };
+static struct late {
+	struct kern_pool *pool; /* that the copy is numbered of */
+	uint64_t number;
+	struct kern_copy c;
+	struct kern_piece piece[GROUP_PIECES];
+	bool done;
+} late[LATE_MAX];
+static size_t n_late, copies, fail_at; /* fail_at: this copy of all; 0: none */
+
+static int late_copy(const struct kern_copy *c, uint64_t *ret_number, char *errbuf, size_t errlen)
+{
+	if (++copies == fail_at) {
+		snprintf(errbuf, errlen, "copy %zu fails", copies);
+		return KERN_EDEVICE;
+	}
+	ck_assert_uint_lt(n_late, LATE_MAX);
+	ck_assert_uint_le(c->n, GROUP_PIECES);
+	ck_assert(!(c->to && c->to->divided) && !(c->from && c->from->divided));
+	struct late *l = &late[n_late++];
+	*l = (struct late){.pool = c->to ? c->to : c->from, .number = copies, .c = *c};
+	memcpy(l->piece, c->piece, c->n * sizeof *c->piece);
+	l->c.piece = l->piece;
+	*ret_number = l->number;
+	return KERN_OK;
+}
+
+static int late_wait(struct kern_pool *pool, uint64_t number, char *errbuf, size_t errlen)
+{
+	uint64_t ignored;
+	for (size_t i = 0; i < n_late; i++)
+		if (late[i].pool == pool && late[i].number <= number && !late[i].done) {
+			late[i].done = true;
+			ck_assert_int_eq(kern_host_copies.copy(&late[i].c, &ignored, errbuf, errlen), 0);
+		}
+	return KERN_OK;
+}
+
+static void late_close(struct kern_pool **pool)
+{
+	kern_host_copies.close(pool);
+}
+
+static const struct kern_copies late_copies = {KERN_COPIES_ABI, "late",    NULL,
+                                               late_close,      late_copy, late_wait};
+
+static void make_late(struct kern_pool *pool)
+{
+	struct divided_pool *d = (struct divided_pool *)pool;
+	pool->by = &late_copies;
+	for (unsigned i = 0; pool->divided && i < d->parts; i++)
+		d->part[i]->by = &late_copies;
+}
+
+/* --- copies -------------------------------------------------------------- */
+
+/* A pool of a layout in `parts` parts, as a peer opens it. */
+struct shared_out {
+	struct kv_layout l;
+	uint32_t blocks, parts;
+	struct kv_region own, peer;
+	unsigned char *at[KERN_PARTS_MAX];
+};
+
+static void shared_out_new(struct shared_out *s, const struct kv_layout *l, uint32_t blocks,
+                           uint32_t parts)
+{
+	struct kv_data data = {.parts = parts}, theirs;
+	char text[256];
+	*s = (struct shared_out){.l = *l, .blocks = blocks, .parts = parts};
+	for (uint32_t i = 0; i < parts; i++) {
+		void *at;
+		ck_assert_int_eq(host_shared_new(kv_part_offset(l, blocks, i, parts, l->layers, 0), &at,
+		                                 &data.fd[i], text, sizeof text),
+		                 0);
+		s->at[i] = at;
+	}
+	ck_assert_int_eq(kv_region_create(&s->own, l, blocks, &data, &e), 0);
+	theirs = data;
+	for (uint32_t i = 0; i < parts; i++)
+		theirs.fd[i] = dup(data.fd[i]);
+	ck_assert_msg(kv_region_map(&s->peer, l, blocks, "cpu", dup(s->own.control_fd), &theirs, &e) ==
+	                  0,
+	              "%s", e.text);
+	ck_assert_int_eq(s->peer.pool->divided, parts > 1);
+	ck_assert_uint_eq(s->peer.pool->bytes, l->block_bytes * blocks);
+}
+
+static void shared_out_free(struct shared_out *s)
+{
+	kv_region_fini(&s->peer);
+	kv_region_fini(&s->own);
+	for (uint32_t i = 0; i < s->parts; i++)
+		munmap(s->at[i], kv_part_offset(&s->l, s->blocks, i, s->parts, s->l.layers, 0));
+}
+
+/* Byte `at` of the whole pool. */
+static unsigned char *byte(const struct shared_out *s, uint64_t at)
+{
+	uint32_t part;
+	uint64_t there;
+	kv_part_find(&s->l, s->blocks, s->parts, at, &part, &there);
+	return s->at[part] + there;
+}
+
+enum { BYTES = 23040 }; /* of the pools: 12 heads in 3 layers of 5 blocks */
+
+static struct kv_layout pool_layout(void)
+{
+	struct kv_layout l;
+	ck_assert_int_eq(kv_layout_uniform(&l, 3, 12, 8, 4, KV_BF16), 0);
+	ck_assert_uint_eq(l.block_bytes * 5, BYTES);
+	return l;
+}
+
+static void fill(const struct shared_out *s, unsigned char *whole, unsigned *seed)
+{
+	for (uint64_t i = 0; i < BYTES; i++)
+		*byte(s, i) = whole[i] = (unsigned char)rand_r(seed);
+}
+
+static void check_whole(const struct shared_out *s, const unsigned char *want)
+{
+	for (uint64_t i = 0; i < BYTES; i++)
+		ck_assert_msg(*byte(s, i) == want[i], "byte %llu", (unsigned long long)i);
+}
+
+/* Any places and lengths; most go on where the one before ends, as blocks do. */
+static size_t some_pieces(struct kern_piece *p, size_t max, unsigned *seed)
+{
+	size_t n = 1 + (size_t)rand_r(seed) % max;
+	for (size_t i = 0; i < n; i++) {
+		uint64_t bytes = (unsigned)rand_r(seed) % (rand_r(seed) % 8 ? 200 : 6000);
+		p[i] = (struct kern_piece){(unsigned)rand_r(seed) % (BYTES - bytes),
+		                           (unsigned)rand_r(seed) % (BYTES - bytes), bytes};
+		if (i && rand_r(seed) % 2 && p[i - 1].to + p[i - 1].bytes + bytes <= BYTES &&
+		    p[i - 1].from + p[i - 1].bytes + bytes <= BYTES)
+			p[i] = (struct kern_piece){p[i - 1].to + p[i - 1].bytes, p[i - 1].from + p[i - 1].bytes,
+			                           bytes};
+	}
+	return n;
+}
+
+static unsigned char from[BYTES], want[BYTES], host[BYTES], saw[1 << 20], in_order[1 << 20];
+static size_t n_saw;
+static char why[256];
+
+static void see(void *arg, const void *at, size_t bytes)
+{
+	(void)arg;
+	ck_assert_uint_le(n_saw + bytes, sizeof saw);
+	memcpy(saw + n_saw, at, bytes);
+	n_saw += bytes;
+}
+
+static const struct {
+	uint32_t from, to; /* parts; 0: host memory */
+	int seen, same;    /* same: within one pool */
+} ways[] = {
+	{1, 3, 0, 0}, {3, 1, 0, 0}, {2, 2, 0, 0}, {3, 2, 0, 0},  {2, 3, 0, 0}, {12, 5, 0, 0},
+	{3, 0, 0, 0}, {0, 3, 0, 0}, {3, 0, 1, 0}, {12, 0, 1, 0}, {3, 3, 0, 1},
+};
+enum { WAYS = sizeof ways / sizeof *ways };
+
+/* What the pieces make of `want`, one after the other, and the bytes that somebody sees. */
+static size_t model(const struct kern_copy *c, const struct kern_piece *piece, int same)
+{
+	size_t all = 0;
+	for (size_t i = 0; i < c->n; all += piece[i++].bytes) {
+		memmove(want + piece[i].to, (same ? want : from) + piece[i].from, piece[i].bytes);
+		if (c->seen)
+			memcpy(in_order + all, from + piece[i].from, piece[i].bytes);
+	}
+	return all;
+}
+
+static bool overlaps_itself(const struct kern_piece *p, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (p[i].to < p[i].from + p[i].bytes && p[i].from < p[i].to + p[i].bytes)
+			return true;
+	return false;
+}
+
+START_TEST(copies_against_a_model)
+{
+	int w = _i / 2, is_late = _i % 2;
+	unsigned seed = 3 + (unsigned)_i;
+	struct kv_layout l = pool_layout();
+	struct shared_out a, b;
+	if (ways[w].from)
+		shared_out_new(&a, &l, 5, ways[w].from);
+	if (ways[w].to && !ways[w].same)
+		shared_out_new(&b, &l, 5, ways[w].to);
+	struct shared_out *to = ways[w].same ? &a : &b;
+	if (is_late && ways[w].from)
+		make_late(a.peer.pool);
+	if (is_late && ways[w].to)
+		make_late(to->peer.pool);
+	for (int turn = 0; turn < 60; turn++) {
+		struct kern_piece piece[100], given[100];
+		struct kern_copy c = {.piece = given, .n = some_pieces(piece, 100, &seed)};
+		struct kern_ticket t;
+		if (ways[w].same && overlaps_itself(piece, c.n))
+			c.n = 0;
+		if (ways[w].from)
+			fill(&a, from, &seed);
+		else
+			for (size_t i = 0; i < BYTES; i++)
+				from[i] = (unsigned char)rand_r(&seed);
+		if (ways[w].to && !ways[w].same)
+			fill(to, want, &seed);
+		else
+			memcpy(want, ways[w].same ? from : host, BYTES);
+		c.seen = ways[w].seen ? see : NULL;
+		n_saw = n_late = copies = 0;
+		size_t all = model(&c, piece, ways[w].same);
+		for (size_t i = 0; i < c.n; i++) {
+			given[i] = piece[i];
+			given[i].from += ways[w].from ? 0 : (uintptr_t)from;
+			given[i].to += ways[w].to ? 0 : (uintptr_t)host;
+		}
+		c.from = ways[w].from ? a.peer.pool : NULL;
+		c.to = ways[w].to ? to->peer.pool : NULL;
+		ck_assert_msg(kern_copy(&c, &t, why, sizeof why) == 0, "%s", why);
+		ck_assert_msg(kern_wait(&t, why, sizeof why) == 0, "%s", why);
+		if (ways[w].to)
+			check_whole(to, want);
+		else
+			ck_assert_mem_eq(host, want, BYTES);
+		ck_assert(!c.seen || (n_saw == all && !memcmp(saw, in_order, all)));
+	}
+	if (ways[w].from)
+		shared_out_free(&a);
+	if (ways[w].to && !ways[w].same)
+		shared_out_free(&b);
+}
+END_TEST
+
+/* Blocks that are neighbours in the pool are so in each part: a layer is one copy a part, however
+ * many blocks it has. */
+START_TEST(neighbours_are_one_copy_of_each_part)
+{
+	struct kv_layout l = pool_layout();
+	struct shared_out a, b;
+	struct kern_ticket t;
+	shared_out_new(&a, &l, 5, 3);
+	shared_out_new(&b, &l, 5, 3);
+	make_late(a.peer.pool);
+	make_late(b.peer.pool);
+	const struct kern_piece layer = {0, 0, BYTES / 3};
+	ck_assert_int_eq(
+		kern_copy(
+			&(struct kern_copy){.to = b.peer.pool, .from = a.peer.pool, .piece = &layer, .n = 1},
+			&t, why, sizeof why),
+		0);
+	ck_assert_uint_eq(copies, 3);
+	for (size_t i = 0; i < 3; i++) {
+		ck_assert_uint_eq(late[i].c.n, 1);
+		ck_assert_uint_eq(late[i].piece[0].bytes, BYTES / 9);
+	}
+	shared_out_free(&a);
+	shared_out_free(&b);
+}
+END_TEST
+
+/* --- failures ------------------------------------------------------------ */
+
+/* What was started of a copy that fails has ended when the failure is told, in every part. */
+START_TEST(a_copy_that_fails_halfway)
+{
+	struct kv_layout l = pool_layout();
+	struct shared_out a;
+	struct kern_ticket t;
+	const struct kern_piece all = {0, (uintptr_t)from, BYTES};
+	shared_out_new(&a, &l, 5, 3);
+	make_late(a.peer.pool);
+	n_late = copies = 0;
+	fail_at = (size_t)_i + 1;
+	ck_assert_int_eq(kern_copy(&(struct kern_copy){.to = a.peer.pool, .piece = &all, .n = 1}, &t,
+	                           why, sizeof why),
+	                 KERN_EDEVICE);
+	ck_assert_ptr_nonnull(strstr(why, "fails"));
+	ck_assert_uint_eq(n_late, (size_t)_i);
+	for (size_t i = 0; i < n_late; i++)
+		ck_assert(late[i].done);
+	shared_out_free(&a);
+}
+END_TEST
+
+static int fds_open(void)
+{
+	int n = 0;
+	for (int fd = 0; fd < 256; fd++)
+		n += fcntl(fd, F_GETFD) >= 0;
+	return n;
+}
+
+/* A part of another size than the hello requires is refused, and nothing is left open. */
+START_TEST(parts_that_cannot_be)
+{
+	struct kv_layout l = pool_layout();
+	struct shared_out a;
+	struct kv_region r;
+	shared_out_new(&a, &l, 5, 3);
+	int before = fds_open();
+	struct kv_data two = {.parts = 2, .fd = {dup(a.own.data.fd[0]), dup(a.own.data.fd[1])}};
+	ck_assert_int_eq(kv_region_map(&r, &l, 5, "cpu", dup(a.own.control_fd), &two, &e), ERR_INVALID);
+	ck_assert_ptr_nonnull(strstr(e.text, "bytes"));
+	ck_assert_int_eq(fds_open(), before);
+	struct kern_pool *pool;
+	struct kern_part part[KERN_PARTS_MAX + 1] = {{0, a.own.data.fd[0], BYTES / 3}};
+	for (unsigned i = 0; i < 2; i++) {
+		unsigned parts = i ? KERN_PARTS_MAX + 1 : 0;
+		ck_assert_int_eq(kern_pool_open_divided("cpu", part, parts, BYTES, NULL, NULL, &pool, why,
+		                                        sizeof why),
+		                 KERN_EINVAL);
+		ck_assert_ptr_nonnull(strstr(why, "the limits are 1 and 16"));
+	}
+	shared_out_free(&a);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("divided");
+	TCase *t = tcase_create("divided");
+	tcase_set_timeout(t, 120);
+	tcase_add_loop_test(t, each_byte_is_in_one_part, 0, SHAPES);
+	tcase_add_test(t, layouts_that_cannot_be_divided);
+	tcase_add_loop_test(t, copies_against_a_model, 0, 2 * WAYS);
+	tcase_add_test(t, neighbours_are_one_copy_of_each_part);
+	tcase_add_loop_test(t, a_copy_that_fails_halfway, 0, 3);
+	tcase_add_test(t, parts_that_cannot_be);
+	suite_add_tcase(s, t);
+	SRunner *r = srunner_create(s);
+	srunner_run_all(r, CK_NORMAL);
+	int failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed != 0;
+}
