@@ -220,6 +220,26 @@ static size_t some_pieces(struct kern_piece *p, size_t max, unsigned *seed)
 	return n;
 }
 
+/* Without overlaps, so that their order does not matter: parts of slots, each used once, more of
+ * them than go into one copy. */
+static size_t apart_pieces(struct kern_piece *p, size_t max, unsigned *seed)
+{
+	enum { SLOT = 180, SLOTS = BYTES / SLOT };
+	uint64_t slot[2][SLOTS];
+	for (size_t i = 0; i < SLOTS; i++)
+		slot[0][i] = slot[1][i] = i * SLOT;
+	for (size_t i = SLOTS - 1; i; i--)
+		for (int side = 0; side < 2; side++) {
+			size_t j = (size_t)rand_r(seed) % (i + 1);
+			uint64_t was = slot[side][i];
+			slot[side][i] = slot[side][j];
+			slot[side][j] = was;
+		}
+	for (size_t i = 0; i < max; i++)
+		p[i] = (struct kern_piece){slot[0][i], slot[1][i], 1 + (unsigned)rand_r(seed) % SLOT};
+	return max;
+}
+
 static unsigned char from[BYTES], want[BYTES], host[BYTES], saw[1 << 20], in_order[1 << 20];
 static size_t n_saw;
 static char why[256];
@@ -278,7 +298,9 @@ START_TEST(copies_against_a_model)
 		make_late(to->peer.pool);
 	for (int turn = 0; turn < 60; turn++) {
 		struct kern_piece piece[100], given[100];
-		struct kern_copy c = {.piece = given, .n = some_pieces(piece, 100, &seed)};
+		struct kern_copy c = {.piece = given,
+		                      .n = turn % 2 ? some_pieces(piece, 100, &seed)
+		                                    : apart_pieces(piece, 100, &seed)};
 		struct kern_ticket t;
 		if (ways[w].same && overlaps_itself(piece, c.n))
 			c.n = 0;
