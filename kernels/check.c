@@ -84,6 +84,9 @@ static int check_gather(const struct check_report *r, const struct kern_limits *
 			return refuse(
 				r, "tensor %u of %u: %u parts, shared out in units of %u: must be at least 1", i, n,
 				r->op->gather.t[i].parts, r->op->gather.t[i].unit);
+	for (uint32_t i = 0; i < n; i++)
+		if (r->op->gather.t[i].ids && check_carries(r, l, r->op->gather.t[i].carries))
+			return KERN_EINVAL;
 	return check_rows(r, l, -1);
 }
 
@@ -195,6 +198,14 @@ static int check_op(const struct check_report *r, const struct kern_limits *l)
 		return (rc = check_rows(r, l, KERN_ROWS_TAIL)) ? rc
 		                                               : check_carries(r, l, op->sample.carries);
 	case KERN_OP_GATHER: return check_gather(r, l);
+	case KERN_OP_BROADCAST:
+		if (!op->broadcast.at.v || op->broadcast.at.v % 4 || !op->broadcast.bytes ||
+		    op->broadcast.bytes % 4 || op->broadcast.bytes > UINT32_MAX / 2)
+			return refuse(r,
+			              "of %zu bytes at %#zx: expected an address aligned to 4 bytes, and a "
+			              "multiple of 4 bytes below 2 GiB",
+			              op->broadcast.bytes, (size_t)op->broadcast.at.v);
+		return check_rows(r, l, -1);
 	case KERN_OP_SCALE:
 	case KERN_OP_NORM:
 	case KERN_OP_HEAD_NORM:

@@ -61,6 +61,7 @@ const char *kern_op_name(enum kern_op_kind k)
 		[KERN_OP_EXPERTS_DOWN] = "experts_down",
 		[KERN_OP_HEADS_MATMUL] = "heads_matmul",
 		[KERN_OP_GATHER] = "gather",
+		[KERN_OP_BROADCAST] = "broadcast",
 		[KERN_OP_BARRIER] = "barrier",
 		[KERN_OP_SAMPLE] = "sample",
 	};

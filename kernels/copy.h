@@ -24,8 +24,8 @@
 
 struct kern_copies;
 
-/* The start of a backend's own pool struct; kern_pool_open fills in `by` and `bytes`. `by` never sees
- * a divided pool, only its parts. */
+/* The start of a backend's own pool struct; kern_pool_open fills in `by` and `bytes`. `by` never
+ * sees a divided pool, only its parts. */
 struct kern_pool {
 	const struct kern_copies *by;
 	size_t bytes;
@@ -77,8 +77,8 @@ struct kern_copies {
  * this process has lost the device. */
 int kern_pool_open(const char *backend, int device, int fd, size_t bytes,
                    struct kern_pool **ret_pool, char *errbuf, size_t errlen);
-/* Where a divided pool's byte `at` is: in which part, and where there. Returns how many bytes from it
- * on are contiguous in that part. */
+/* Where a divided pool's byte `at` is: in which part, and where there. Returns how many bytes
+ * from it on are contiguous in that part. */
 typedef uint64_t kern_locate(const void *arg, uint64_t at, unsigned *ret_part, uint64_t *ret_at);
 
 enum { KERN_PARTS_MAX = 16 };

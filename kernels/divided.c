@@ -1,8 +1,9 @@
 /* divided.c - see divided.h.
  *
- * What a copy is cut into is collected by the pair of parts that it is copied between, and joined
- * there: blocks that are neighbours in the whole pool are so in each part. Pieces whose order matters
- * (they overlap, or somebody sees the bytes) are copied in that order instead, a pair at a time. */
+ * What a copy is cut into is collected by the pair of parts that it is copied between, and
+ * joined there: blocks that are neighbours in the whole pool are so in each part. Pieces whose
+ * order matters (they overlap, or somebody sees the bytes) are copied in that order instead, a
+ * pair at a time. */
 #include "kernels/divided.h"
 
 #include <stdatomic.h>
@@ -64,22 +65,22 @@ int kern_pool_open_divided(const char *backend, const struct kern_part *part, un
 
 /* --- copies -------------------------------------------------------------- */
 
-enum { GROUP_PIECES = 32, PAIRS_MAX = 2 * KERN_PARTS_MAX };
+enum { CROSSING_PIECES = 32, PAIRS_MAX = 2 * KERN_PARTS_MAX };
 
 /* Pieces from one part to another; host memory and a whole pool are part 0. */
-struct group {
+struct crossing {
 	struct kern_pool *to, *from;
 	unsigned to_part, from_part;
 	size_t n;
-	struct kern_piece piece[GROUP_PIECES];
+	struct kern_piece piece[CROSSING_PIECES];
 };
 
 struct cutting {
 	const struct kern_copy *c;
 	bool in_order;
-	struct group group[PAIRS_MAX]; /* (groups) */
-	unsigned groups;
-	struct group *last; /* of the latest piece */
+	struct crossing crossing[PAIRS_MAX]; /* (crossings) */
+	unsigned crossings;
+	struct crossing *last; /* of the latest piece */
 	bool begun;
 	uint64_t number; /* of the latest copy */
 	char *errbuf;
@@ -112,7 +113,7 @@ static void note_latest(struct kern_pool *pool, unsigned part, uint64_t number)
 		;
 }
 
-static int group_start(struct cutting *k, struct group *g)
+static int crossing_start(struct cutting *k, struct crossing *g)
 {
 	struct kern_copy c = *k->c;
 	struct kern_pool *pool = g->to ? g->to : g->from, *whole = c.to ? c.to : c.from;
@@ -131,12 +132,13 @@ static int group_start(struct cutting *k, struct group *g)
 	return k->in_order ? pool->by->wait(pool, k->number, k->errbuf, k->errlen) : KERN_OK;
 }
 
-static struct group *group_of(struct cutting *k, const struct place *to, const struct place *from)
+static struct crossing *crossing_of(struct cutting *k, const struct place *to,
+                                    const struct place *from)
 {
-	for (unsigned i = 0; i < k->groups; i++)
-		if (k->group[i].to_part == to->part && k->group[i].from_part == from->part)
-			return &k->group[i];
-	struct group *g = &k->group[k->groups++];
+	for (unsigned i = 0; i < k->crossings; i++)
+		if (k->crossing[i].to_part == to->part && k->crossing[i].from_part == from->part)
+			return &k->crossing[i];
+	struct crossing *g = &k->crossing[k->crossings++];
 	g->to = to->pool;
 	g->from = from->pool;
 	g->to_part = to->part;
@@ -145,29 +147,29 @@ static struct group *group_of(struct cutting *k, const struct place *to, const s
 	return g;
 }
 
-/* All groups are started before there are more of them than there is room for. */
+/* All crossings are started before there are more of them than there is room for. */
 static int all_start(struct cutting *k)
 {
 	int rc = KERN_OK;
-	for (unsigned i = 0; i < k->groups && !rc; i++)
-		rc = group_start(k, &k->group[i]);
-	k->groups = 0;
+	for (unsigned i = 0; i < k->crossings && !rc; i++)
+		rc = crossing_start(k, &k->crossing[i]);
+	k->crossings = 0;
 	k->last = NULL;
 	return rc;
 }
 
 static int add(struct cutting *k, const struct place *to, const struct place *from, uint64_t bytes)
 {
-	int rc = k->groups == PAIRS_MAX ? all_start(k) : KERN_OK;
-	struct group *g = group_of(k, to, from);
+	int rc = k->crossings == PAIRS_MAX ? all_start(k) : KERN_OK;
+	struct crossing *g = crossing_of(k, to, from);
 	const struct kern_piece p = {to->at, from->at, bytes};
 	if (!rc && k->in_order && k->last && k->last != g)
-		rc = group_start(k, k->last);
+		rc = crossing_start(k, k->last);
 	k->last = g;
 	if (!rc && g->n && pieces_join(&g->piece[g->n - 1], &p, !k->c->seen))
 		return KERN_OK;
-	if (!rc && g->n == GROUP_PIECES)
-		rc = group_start(k, g);
+	if (!rc && g->n == CROSSING_PIECES)
+		rc = crossing_start(k, g);
 	if (!rc)
 		g->piece[g->n++] = p;
 	return rc;
@@ -215,7 +217,7 @@ int divided_copy(const struct kern_copy *c, uint64_t *ret_number, char *errbuf, 
 	k.c = c;
 	/* a copy within one pool may read what an earlier piece has written */
 	k.in_order = c->seen || c->to == c->from || overlap(c);
-	k.groups = 0;
+	k.crossings = 0;
 	k.last = NULL;
 	k.begun = false;
 	k.number = 0;

@@ -58,7 +58,7 @@ extern "C" {
 #define KERN_INLINE static inline
 #endif
 
-#define KERN_ABI 13u /* raised when a struct or a signature below changes */
+#define KERN_ABI 14u /* raised when a struct or a signature below changes */
 
 /* Element types of weights and KV. Block formats are GGML's:
  * https://github.com/ggml-org/ggml/blob/master/docs/gguf.md */
@@ -141,11 +141,12 @@ struct kern_tensor {
 
 /* --- devices ------------------------------------------------------------- */
 
-/* The processes of a tensor-parallel group, this one included. All run the same programs over their
- * own columns. The operands of a collective lie in KERN_MEM_GROUP memory, where a rank sees what
- * others wrote only after a collective that names it. A rank may overwrite an operand only after
- * one further collective, by which time all ranks have read it. Every rank takes part in every
- * collective, even with no row or column to contribute. A group has no carries. */
+/* The processes of a tensor-parallel group, this one included. All run the same programs over
+ * their own columns. The operands of a collective lie in KERN_MEM_GROUP memory, where a rank
+ * sees what others wrote only after a collective that names it. A rank may overwrite an operand
+ * only after one further collective, by which time all ranks have read it. Every rank takes part
+ * in every collective, even with no row or column to contribute. Only rank 0 draws: where ranks
+ * have carries, these lie in GROUP memory, and a broadcast follows the draws. */
 struct kern_group {
 	unsigned rank, ranks; /* ranks 0 or 1: no group */
 	/* barrier: returns 0 once all ranks have called it, nonzero if the group is broken. Called from
@@ -288,6 +289,11 @@ struct kern_carry {
 };
 /* token KERN_OF_CARRY + c: the id that carry c drew last */
 #define KERN_OF_CARRY 0x80000000u
+/* The id of a batch's token. */
+KERN_INLINE uint32_t kern_token(uint32_t token, const struct kern_carry *carries)
+{
+	return token & KERN_OF_CARRY ? carries[token - KERN_OF_CARRY].id[0] : token;
+}
 
 struct kern_top {
 	uint32_t id;
@@ -420,10 +426,12 @@ struct kern_product {
 
 /* x (R, parts, dim); the leading dimension is a part's. ids = 0: each rank has written its columns
  * of every part, its kern_share of dim in units of `unit` (at least 1). Else whole rows: row r was
- * written by the rank whose kern_share of `ids` contains the row's token. */
+ * written by the rank whose kern_share of `ids` contains the row's token, which may refer to one of
+ * `carries`. */
 struct kern_gathered {
 	struct kern_tensor x;
 	uint32_t parts, dim, unit, ids;
+	kern_ptr carries;
 };
 
 enum kern_op_kind {
@@ -444,6 +452,7 @@ enum kern_op_kind {
 	KERN_OP_HEADS_MATMUL,
 	/* collectives: a no-op on a device without a group */
 	KERN_OP_GATHER,
+	KERN_OP_BROADCAST,
 	KERN_OP_BARRIER,
 	KERN_OP_SAMPLE,
 	KERN_OPS
@@ -572,6 +581,12 @@ struct kern_op {
 			int to_first;
 			struct kern_gathered t[KERN_GATHERED_MAX];
 		} gather;
+		/* afterwards every rank has the `bytes` bytes that rank 0 has at `at`; a multiple of 4. The
+		 * batch is not read */
+		struct {
+			kern_ptr at;
+			size_t bytes;
+		} broadcast;
 		/* no rank continues before all ranks have arrived */
 		struct {
 			int none;

@@ -16,10 +16,4 @@ struct kern_sampler *kern_sampler_init(void *mem, uint32_t vocab);
 void kern_sample(struct kern_sampler *s, const float *logits, const struct kern_batch *b,
                  const struct kern_draw *d, struct kern_carry *carries, struct kern_drawn *ret);
 
-/* Resolves a batch's token to its id. */
-static inline uint32_t kern_token(uint32_t token, const struct kern_carry *carries)
-{
-	return token & KERN_OF_CARRY ? carries[token - KERN_OF_CARRY].id[0] : token;
-}
-
 #endif

@@ -81,7 +81,7 @@ static void carve_scratch(struct engine *e, struct carve *own, struct carve *gro
 	s->route = take_tensor(own, rows, c->experts.count);
 	s->route_ids = take(own, rows * c->experts.active);
 	s->route_weights = take(own, rows * c->experts.active);
-	s->carries = take(own, (size_t)e->limits.carries * KERN_CARRY_DRAWS);
+	s->carries = take(e->opts.tp > 1 ? group : own, (size_t)e->limits.carries * KERN_CARRY_DRAWS);
 	s->mla_q_a = take_tensor(own, rows, c->mla.q_rank);
 	s->mla_q = take_tensor(own, rows, c->mla.kv_rank ? (size_t)e->mla_heads * mla_width(c) : 0);
 	s->mla_out = take_tensor(own, rows, (size_t)e->mla_heads * c->mla.kv_rank);
@@ -336,7 +336,7 @@ static void plan_step(struct engine *e)
 	               (1 + draw) * o->max_logits + (2 * span + progress) * o->max_spans +
 	               o->max_table + lists;
 	e->list_words = (uint32_t)lists;
-	e->flights = o->overlap && e->ops->queued && o->tp < 2 ? ENGINE_FLIGHTS : 1;
+	e->flights = o->overlap && e->ops->queued ? ENGINE_FLIGHTS : 1;
 	e->limits = (struct kern_limits){.rows = o->max_rows,
 	                                 .tail_rows = o->max_logits,
 	                                 .spans = o->max_spans,

@@ -68,8 +68,7 @@ struct engine_info {
 	char numerics[96];
 	uint32_t eos[8], n_eos; /* end-of-sequence ids */
 	int has_hidden;         /* engine_opts.hidden */
-	/* 1: two steps may be in flight. Not with several ranks, or on a device that computes in the
-	 * calling thread */
+	/* 1: two steps may be in flight. Not on a device that computes in the calling thread */
 	int overlap;
 	char backend[16]; /* backend and index of the device that has the KV pool */
 	int device;

@@ -138,9 +138,11 @@ uint64_t weights_bytes(const struct engine *e, enum model_role role, const struc
 size_t engine_program_bytes(const struct engine *e);
 /* record.c: records the programs of steps over the pool. */
 int engine_record(struct engine *e, struct err *err);
-/* step.c: runs one of the programs on the batch that rank 0 has laid out, and waits for it; a
- * failure fails the group. */
-int engine_run(struct engine *e, struct kern_program *p);
+/* step.c, for other ranks; a failure fails the group. Starts one of the programs on the part of the
+ * batch that rank 0 has laid out, and waits for the step before it; for this one if steps do not
+ * overlap. Waits for all that is in flight. */
+int engine_follow(struct engine *e, struct kern_program *p, uint32_t flight);
+int engine_settle(struct engine *e);
 /* engine.c: records the program over e->pool, which has `blocks` blocks. */
 int engine_use_pool(struct engine *e, uint32_t blocks, struct err *err);
 /* Opens a rank's engine in the group that it has joined; the caller keeps tp. */
@@ -162,6 +164,8 @@ int ranks_room(struct engine *e, uint64_t *ret_bytes, struct err *err);
 /* ret_data: as engine_new_pool's, left alone unless the pool is divided */
 int ranks_attach(struct engine *e, uint32_t blocks, struct kv_data *ret_data, struct err *err);
 unsigned ranks_threads(const struct engine_opts *o);
+/* Orders a step of the other ranks: TP_STEP or TP_HIDDEN. */
+void ranks_step(struct engine *e, enum tp_order kind, uint32_t flight);
 /* weights.c: the device's last error as an engine error. */
 int engine_device_error(struct engine *e, int kern_rc, const char *doing, struct err *err);
 

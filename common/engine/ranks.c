@@ -12,6 +12,8 @@
 #include <string.h>
 #include <unistd.h>
 
+enum { NEXT_US = 1000 };
+
 /* The parameters that a rank's engine is opened with. */
 struct rank_hello {
 	char model_path[4096], log_file[4096], backend[16], variant[16], outline[65];
@@ -82,7 +84,7 @@ int ranks_start(struct engine *e, struct err *err)
 	snprintf(h.backend, sizeof h.backend, "%s", e->opts.backend ? e->opts.backend : "cpu");
 	snprintf(h.variant, sizeof h.variant, "%s", e->opts.variant ? e->opts.variant : "auto");
 	model_outline(&e->conf, &e->src, h.outline);
-	return tp_start(e->opts.tp, e->limits.batch_bytes, &h, sizeof h, e->opts.broken,
+	return tp_start(e->opts.tp, e->flights * e->limits.batch_bytes, &h, sizeof h, e->opts.broken,
 	                e->opts.broken_arg, &e->tp, err);
 }
 
@@ -95,9 +97,10 @@ int ranks_await(struct engine *e, struct err *err)
 
 /* --- the KV pool --------------------------------------------------------- */
 
-/* Data of the order that announces a pool. */
-struct rank_pool {
-	uint32_t blocks;
+/* Data of an order. */
+struct rank_order {
+	uint32_t blocks; /* TP_ATTACH: of the pool */
+	uint32_t flight; /* TP_STEP, TP_HIDDEN: the part of the batch (batch_of) */
 };
 
 /* Makes the memory of this rank's heads. Rank 0 gets the descriptors of all ranks' memory, if other
@@ -155,19 +158,19 @@ static int pool_of_rank(struct engine *e, uint32_t blocks, struct kv_data *ret, 
 
 int ranks_attach(struct engine *e, uint32_t blocks, struct kv_data *ret_data, struct err *err)
 {
-	struct rank_pool pool = {blocks};
-	tp_order(e->tp, TP_ATTACH, &pool, sizeof pool);
+	struct rank_order order = {.blocks = blocks};
+	tp_order(e->tp, TP_ATTACH, &order, sizeof order);
 	int rc = pool_of_rank(e, blocks, ret_data, err);
 	return rc || !tp_barrier(e->tp, TP_STEP_LIMIT_S)
 	           ? rc
 	           : err_set(err, ERR_IO, "KV pool: %.300s", tp_why(e->tp));
 }
 
-static void attach(struct engine *e, const struct rank_pool *pool)
+static void attach(struct engine *e, uint32_t blocks)
 {
 	struct err err = {0};
-	if (!pool_of_rank(e, pool->blocks, NULL, &err))
-		engine_use_pool(e, pool->blocks, &err);
+	if (!pool_of_rank(e, blocks, NULL, &err))
+		engine_use_pool(e, blocks, &err);
 	if (err.code)
 		tp_fail(e->tp, err.text);
 	tp_barrier(e->tp, TP_STEP_LIMIT_S);
@@ -204,16 +207,36 @@ int ranks_room(struct engine *e, uint64_t *ret_bytes, struct err *err)
 
 /* --- a rank's own program ------------------------------------------------ */
 
-static void obey(struct engine *e, enum tp_order order, const struct rank_pool *pool)
+void ranks_step(struct engine *e, enum tp_order kind, uint32_t flight)
+{
+	struct rank_order order = {.flight = flight};
+	tp_order(e->tp, kind, &order, sizeof order);
+}
+
+static void obey(struct engine *e, enum tp_order kind, const struct rank_order *order)
 {
 	struct err err;
 	uint64_t room;
-	switch (order) {
-	case TP_STEP: engine_run(e, e->program); break;
-	case TP_HIDDEN: engine_run(e, e->hidden_program); break;
-	case TP_ATTACH: attach(e, pool); break;
+	switch (kind) {
+	case TP_STEP: engine_follow(e, e->program, order->flight); break;
+	case TP_HIDDEN: engine_follow(e, e->hidden_program, order->flight); break;
+	case TP_ATTACH: attach(e, order->blocks); break;
 	case TP_ROOM: ranks_room(e, &room, &err); break;
 	}
+}
+
+/* A rank that rank 0 keeps busy starts its part of a step while that of the one before is in
+ * flight. If no order comes for NEXT_US, it waits for its device, so that an error is told at
+ * once. */
+static void take_order(struct engine *e)
+{
+	struct rank_order order;
+	enum tp_order kind;
+	int rc = tp_await(e->tp, e->started > e->finished ? NEXT_US : 0, &kind, &order, sizeof order);
+	if (rc == ERR_TIMEOUT)
+		engine_settle(e);
+	else
+		obey(e, kind, &order);
 }
 
 int engine_rank_main(int fd)
@@ -245,10 +268,8 @@ int engine_rank_main(int fd)
 	}
 	tp_barrier(tp, TP_OPEN_LIMIT_S);
 	while (!tp_why(tp)) {
-		struct rank_pool pool;
-		enum tp_order order = tp_await(tp, &pool, sizeof pool);
+		take_order(e);
 		log_file_follow(); /* the worker renames it */
-		obey(e, order, &pool);
 	}
 	return 1;
 }

@@ -43,7 +43,7 @@ void record_project(struct recorder *r, struct kern_tensor y, struct kern_tensor
 struct kern_gathered gathered(struct kern_tensor x, uint32_t parts, struct tp_share share,
                               uint32_t width)
 {
-	return (struct kern_gathered){x, parts, share.total * width, share.unit * width, 0};
+	return (struct kern_gathered){x, parts, share.total * width, share.unit * width, 0, {0}};
 }
 
 void record_gather(struct recorder *r, struct kern_gathered a, const struct kern_gathered *b)
@@ -105,9 +105,10 @@ static void record_embed(struct recorder *r)
 		                                     .w = e->embed,
 		                                     .first = e->shard.vocab.begin,
 		                                     .carries = e->s.carries}});
-	record_gather(
-		r, (struct kern_gathered){y, 1, e->conf.hidden, e->shard.vocab.unit, e->shard.vocab.total},
-		NULL);
+	record_gather(r,
+	              (struct kern_gathered){y, 1, e->conf.hidden, e->shard.vocab.unit,
+	                                     e->shard.vocab.total, e->s.carries},
+	              NULL);
 	if (e->tp || scale != 1.0f)
 		record(r, (struct kern_op){
 					  .kind = KERN_OP_SCALE,
@@ -233,6 +234,10 @@ static void record_tail(struct recorder *r)
 	                           .sample = {.logits = s->logits,
 	                                      .results = e->results.dev,
 	                                      .carries = s->carries}});
+	if (e->tp && e->limits.carries)
+		record(r, (struct kern_op){.kind = KERN_OP_BROADCAST,
+		                           .broadcast = {s->carries,
+		                                         e->limits.carries * sizeof(struct kern_carry)}});
 }
 
 /* All rows, up to the last layer's KV write. */

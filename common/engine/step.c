@@ -44,6 +44,12 @@ static int on_board(const struct engine *e, const struct engine_span *s)
 	       last < e->board.bytes - at;
 }
 
+/* The place of the step that is being started, among those that may be in flight. */
+static uint32_t flight_of(const struct engine *e)
+{
+	return (uint32_t)(e->started % e->flights);
+}
+
 /* The carry that the span's token is to be found in; KERN_NO_CARRY: there is none. */
 static uint32_t carry_before(const struct engine *e, const struct engine_span *s)
 {
@@ -284,7 +290,7 @@ static int draws_token(const struct engine_span *s)
  * continues another keeps its carry, the others get those that are left. */
 static void choose_carries(struct engine *e, const struct engine_span *spans, uint32_t n)
 {
-	struct step_in_flight *f = &e->flight[e->started % e->flights];
+	struct step_in_flight *f = &e->flight[flight_of(e)];
 	uint64_t now = ++e->chosen; /* a step that did not start leaves its marks */
 	uint32_t next = 0;
 	f->spans = n;
@@ -305,10 +311,10 @@ static void choose_carries(struct engine *e, const struct engine_span *spans, ui
 	}
 }
 
-/* The batch of the step that is being started. */
-static struct kern_mem batch_of(const struct engine *e)
+/* The part of the batch for the step that is being started. */
+static struct kern_mem batch_of(const struct engine *e, uint32_t flight)
 {
-	size_t at = e->started % e->flights * e->limits.batch_bytes;
+	size_t at = flight * e->limits.batch_bytes;
 	return (struct kern_mem){.dev = kern_at(e->batch.dev, at),
 	                         .host = (unsigned char *)e->batch.host + at,
 	                         .bytes = e->limits.batch_bytes};
@@ -318,7 +324,7 @@ static struct kern_mem batch_of(const struct engine *e)
 static void lay_out(struct engine *e, const struct engine_span *spans, uint32_t n,
                     const uint32_t *carry, const struct totals *t, uint32_t first)
 {
-	struct kern_mem batch = batch_of(e);
+	struct kern_mem batch = batch_of(e, flight_of(e));
 	struct layout l = {.words = batch.host, .b = batch.host};
 	struct step_parts parts = parts_of(spans, n);
 	uint32_t row = 0, tail = 0, tails = 0, table = 0;
@@ -359,18 +365,28 @@ static int note_failure(struct engine *e, int rc)
 }
 
 /* Leaves nothing in flight after an error. */
-static int run(struct engine *e, struct kern_program *p, int wait)
+static int run(struct engine *e, struct kern_program *p, uint32_t flight, int wait)
 {
-	struct kern_mem batch = batch_of(e);
+	struct kern_mem batch = batch_of(e, flight);
 	int rc = e->ops->run(e->stream, p, &batch), sync = 0;
 	if (rc || wait)
 		sync = e->ops->sync(e->stream);
 	return note_failure(e, rc ? rc : sync);
 }
 
-int engine_run(struct engine *e, struct kern_program *p)
+int engine_settle(struct engine *e)
 {
-	return run(e, p, 1);
+	e->finished = e->started;
+	return note_failure(e, e->ops->sync(e->stream));
+}
+
+int engine_follow(struct engine *e, struct kern_program *p, uint32_t flight)
+{
+	int alone = e->flights == 1, rc = run(e, p, flight, alone);
+	if (rc || alone || ++e->started - e->finished == 1)
+		return rc;
+	e->finished++;
+	return note_failure(e, e->ops->sync_previous(e->stream));
 }
 
 const char *engine_broken(const struct engine *e)
@@ -424,8 +440,8 @@ static int run_hidden(struct engine *e, struct engine_span *spans, uint32_t n)
 {
 	uint32_t row = 0;
 	if (e->tp)
-		tp_order(e->tp, TP_HIDDEN, NULL, 0);
-	int rc = engine_run(e, e->hidden_program);
+		ranks_step(e, TP_HIDDEN, flight_of(e));
+	int rc = run(e, e->hidden_program, flight_of(e), 1);
 	for (uint32_t i = 0; i < n && !rc; row += spans[i++].n)
 		rc = add_hidden(e, &spans[i], row);
 	return rc;
@@ -436,8 +452,8 @@ static int run_hidden(struct engine *e, struct engine_span *spans, uint32_t n)
 static int start_pass(struct engine *e, struct engine_span *spans, uint32_t n,
                       const uint32_t *carry, const struct totals *t, uint32_t first, int wait)
 {
-	struct step_in_flight *f = &e->flight[e->started % e->flights];
-	uint32_t row = first, place = (uint32_t)(e->started % e->flights) * e->opts.max_logits;
+	struct step_in_flight *f = &e->flight[flight_of(e)];
+	uint32_t row = first, place = flight_of(e) * e->opts.max_logits;
 	struct kern_drawn *drawn = (struct kern_drawn *)e->results.host + place;
 	f->done = wait || spans->hidden;
 	lay_out(e, spans, n, carry, t, place + first);
@@ -450,8 +466,8 @@ static int start_pass(struct engine *e, struct engine_span *spans, uint32_t n,
 		row += head_rows(&spans[i]);
 	}
 	if (e->tp)
-		tp_order(e->tp, TP_STEP, NULL, 0);
-	return run(e, e->program, wait);
+		ranks_step(e, TP_STEP, flight_of(e));
+	return run(e, e->program, flight_of(e), wait);
 }
 
 int engine_start(struct engine *e, struct engine_span *spans, uint32_t n_spans, struct err *err)
@@ -464,7 +480,7 @@ int engine_start(struct engine *e, struct engine_span *spans, uint32_t n_spans, 
 	if (engine_broken(e))
 		return step_error(e, 0, err);
 	choose_carries(e, spans, n_spans);
-	const uint32_t *carry = e->flight[e->started % e->flights].carry;
+	const uint32_t *carry = e->flight[flight_of(e)].carry;
 	for (uint32_t i = 0, n; !rc && i < n_spans; i += n) {
 		struct totals t;
 		n = count_fitting(e, spans + i, e->listed + i, n_spans - i, &t);

@@ -46,9 +46,12 @@ enum {
 struct tp_shared {
 	uint64_t magic, bytes;
 	uint32_t ranks;
-	_Alignas(64) atomic_uint order_seq; /* incremented with each order */
-	enum tp_order order;
-	unsigned char order_data[TP_ORDER_BYTES];
+	_Alignas(64) atomic_uint
+		order_seq; /* number of the latest order, which is in order[number % TP_ORDERS] */
+	struct {
+		enum tp_order order;
+		unsigned char data[TP_ORDER_BYTES];
+	} order[TP_ORDERS];
 	_Alignas(64) atomic_uint generation; /* of the barrier */
 	_Alignas(64) atomic_uint arrived;
 	atomic_uint failing, failed; /* failing: someone writes `why`; failed: it is written */
@@ -241,21 +244,29 @@ int tp_barrier(struct tp *tp, unsigned limit_s)
 void tp_order(struct tp *tp, enum tp_order order, const void *data, size_t bytes)
 {
 	struct tp_shared *sh = tp->sh;
-	sh->order = order;
+	unsigned at = (atomic_load(&sh->order_seq) + 1) % TP_ORDERS;
+	sh->order[at].order = order;
 	if (bytes)
-		memcpy(sh->order_data, data, bytes < TP_ORDER_BYTES ? bytes : TP_ORDER_BYTES);
+		memcpy(sh->order[at].data, data, bytes < TP_ORDER_BYTES ? bytes : TP_ORDER_BYTES);
 	atomic_fetch_add_explicit(&sh->order_seq, 1, memory_order_seq_cst);
 	wake_all(&sh->order_seq);
 }
 
-enum tp_order tp_await(struct tp *tp, void *data, size_t bytes)
+int tp_await(struct tp *tp, unsigned limit_us, enum tp_order *ret_order, void *data, size_t bytes)
 {
 	struct tp_shared *sh = tp->sh;
-	while (spin_while(&sh->order_seq, tp->order_seen) == tp->order_seen)
-		sleep_on(&sh->order_seq, tp->order_seen, NULL);
-	tp->order_seen++;
-	memcpy(data, sh->order_data, bytes < TP_ORDER_BYTES ? bytes : TP_ORDER_BYTES);
-	return sh->order;
+	uint64_t deadline = limit_us ? clock_us() + limit_us : 0;
+	while (spin_while(&sh->order_seq, tp->order_seen) == tp->order_seen) {
+		uint64_t left = deadline ? clock_left_us(deadline) : 0;
+		if (deadline && !left)
+			return ERR_TIMEOUT;
+		struct timespec ts = {(time_t)(left / 1000000u), (long)(left % 1000000u * 1000u)};
+		sleep_on(&sh->order_seq, tp->order_seen, deadline ? &ts : NULL);
+	}
+	unsigned at = ++tp->order_seen % TP_ORDERS;
+	*ret_order = sh->order[at].order;
+	memcpy(data, sh->order[at].data, bytes < TP_ORDER_BYTES ? bytes : TP_ORDER_BYTES);
+	return 0;
 }
 
 /* --- rank 0: the processes of the other ranks ---------------------------- */

@@ -71,12 +71,15 @@ int tp_barrier(struct tp *tp, unsigned limit_s);
 void tp_fail(struct tp *tp, const char *why);
 const char *tp_why(const struct tp *tp);
 
-/* Rank 0: wakes the others for an order with `bytes` of data, at most TP_ORDER_BYTES. All ranks
- * must have met at a barrier since the previous order. */
+/* Rank 0: wakes the others for an order with `bytes` of data, at most TP_ORDER_BYTES. Every rank
+ * must have taken the order before the previous one: it has met the others since, or has done its
+ * part of a step that is finished. */
 #define TP_ORDER_BYTES 256u
+enum { TP_ORDERS = 2 };
 void tp_order(struct tp *tp, enum tp_order order, const void *data, size_t bytes);
-/* Other ranks: waits for the next order, without limit; copies its data. */
-enum tp_order tp_await(struct tp *tp, void *data, size_t bytes);
+/* Other ranks: waits for the next order, at most limit_us (0: without limit), and copies its data.
+ * 0, or ERR_TIMEOUT. */
+int tp_await(struct tp *tp, unsigned limit_us, enum tp_order *ret_order, void *data, size_t bytes);
 /* Every rank passes `bytes`, at most TP_EXCHANGE_BYTES, and a descriptor or -1, which stays its
  * own, and gets those of all ranks: all (ranks, bytes), fds (ranks), of which the caller closes
  * those that are not -1; its own is -1. At most SOCK_FDS_MAX ranks pass a descriptor. Waits for all

@@ -54,17 +54,17 @@ static inline size_t kv_piece_offset(const struct kv_layout *l, uint32_t blocks,
 	return l->before_bytes[layer] * blocks + (size_t)block * l->piece_bytes[layer];
 }
 
-/* A pool can be divided among `parts` devices: part p has the heads [heads * p / parts, heads * (p +
- * 1) / parts) of every layer, as a pool of those heads alone: [layer][block][its heads][K|V] ... 1 if
- * the layout can be divided so: its layers have the same number of heads, and each part at least
- * one. */
+/* A pool can be divided among `parts` devices: part p has the heads [heads * p / parts, heads *
+ * (p + 1) / parts) of every layer, as a pool of those heads alone: [layer][block][its
+ * heads][K|V] ... 1 if the layout can be divided so: its layers have the same number of heads,
+ * and each part at least one. */
 int kv_layout_divides(const struct kv_layout *l, uint32_t parts);
 /* For such layouts. Offset of the piece (layer, block) in a part of a pool of `blocks` blocks;
  * layer = layers, block 0: the part's size. */
 uint64_t kv_part_offset(const struct kv_layout *l, uint32_t blocks, uint32_t part, uint32_t parts,
                         uint32_t layer, uint32_t block);
-/* Where byte `at` of the whole pool is: its part and the offset there. Returns how many bytes from it
- * on are contiguous in that part. */
+/* Where byte `at` of the whole pool is: its part and the offset there. Returns how many bytes
+ * from it on are contiguous in that part. */
 uint64_t kv_part_find(const struct kv_layout *l, uint32_t blocks, uint32_t parts, uint64_t at,
                       uint32_t *ret_part, uint64_t *ret_at);
 

@@ -1,11 +1,11 @@
 /* region.h - a worker's KV memory as other processes see it: descriptors that are handed over.
  *
- * `control` (a header and one generation word per block) is anonymous shared memory (memfd), small
- * and always in host memory. `data` is the pool itself, in memory of the worker's device, or of
- * several devices that have a part each (engine_new_pool); this file knows only its descriptors. A
- * peer maps control, opens data as one pool of the backend that the hello names (kernels/copy.h), and
- * trusts nothing in it: sizes come from the hello and are checked against the descriptors' sealed
- * sizes, and generations are only compared. */
+ * `control` (a header and one generation word per block) is anonymous shared memory (memfd),
+ * small and always in host memory. `data` is the pool itself, in memory of the worker's device,
+ * or of several devices that have a part each (engine_new_pool); this file knows only its
+ * descriptors. A peer maps control, opens data as one pool of the backend that the hello names
+ * (kernels/copy.h), and trusts nothing in it: sizes come from the hello and are checked against
+ * the descriptors' sealed sizes, and generations are only compared. */
 #ifndef KV_REGION_H
 #define KV_REGION_H
 

@@ -68,7 +68,7 @@ const struct conf_key worker_keys[] = {
 	{"overlap_steps", CONF_BOOL, "true", 0, 0, "", 0,
      "cuda, sim: decode and mixed: start a step before the tokens of the previous one are known to "
      "the host, so that the device does not wait for it; takes memory for a second batch. Not with "
-     "tensor_parallel or speculative, nor while a request in the batch has a constraint, bad "
+     "speculative, nor while a request in the batch has a constraint, bad "
      "words of several tokens, an embedding or log-probabilities of its prompt to come",
      NULL},
 	{"embeddings", CONF_BOOL, "true", 0, 0, "", 0,

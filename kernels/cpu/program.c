@@ -169,6 +169,7 @@ static void build_op(struct build *b, const struct kern_op *op)
 	case KERN_OP_PROGRESS: build_progress(b, op); break;
 	case KERN_OP_SAMPLE: build_sample(b, op); break;
 	case KERN_OP_GATHER:
+	case KERN_OP_BROADCAST:
 	case KERN_OP_BARRIER: build_collective(b, op); break;
 	default: build_rows(b, op);
 	}

@@ -26,13 +26,15 @@ struct alignas(16) unit16 {
 	uint32_t word[4];
 };
 
-/* A tensor in the window: (R, parts) lines. This rank's columns of each line, in bytes. */
+/* A tensor in the window: (R, parts) lines, or `lines` lines unless that is 0. This rank's columns
+ * of each line, in bytes. */
 struct moved {
 	size_t at, line_bytes; /* at: offset of the first line */
-	uint32_t parts, begin, bytes, whole, unit;
+	uint32_t lines, parts, begin, bytes, whole, unit;
 	/* ids_end 0: each rank writes its columns; else whole lines: those of rows whose token is in
 	 * [ids, ids_end) */
 	uint32_t ids, ids_end;
+	const struct kern_carry *carries; /* that tokens may refer to */
 };
 
 struct group_args {
@@ -57,8 +59,13 @@ static __device__ inline bool own_line(const struct group_args &a, const struct 
 {
 	if (!t.ids_end)
 		return true;
-	uint32_t id = batch_words(a.batch, a.batch->tokens)[row];
+	uint32_t id = kern_token(batch_words(a.batch, a.batch->tokens)[row], t.carries);
 	return id >= t.ids && id < t.ids_end;
+}
+
+static __device__ inline uint32_t lines_of(const struct group_args &a, const struct moved &t)
+{
+	return t.lines ? t.lines : batch_rows(a.batch, a.rows) * t.parts;
 }
 
 /* The units of all lines that a thread copies: every n-th one, n being the threads of the grid. */
@@ -86,7 +93,7 @@ static __device__ inline void walk_on(struct walk &w)
 template <typename T>
 static __device__ void copy_out(const struct group_args &a, const struct moved &t)
 {
-	uint32_t units = t.bytes / sizeof(T), lines = batch_rows(a.batch, a.rows) * t.parts;
+	uint32_t units = t.bytes / sizeof(T), lines = lines_of(a, t);
 	if (!units || !a.copied_to)
 		return;
 	for (struct walk w = walk_begin(units); w.line < lines; walk_on(w)) {
@@ -122,8 +129,8 @@ template <typename T> static __device__ inline T load_far(const T *at)
 template <typename T>
 static __device__ void copy_in(const struct group_args &a, const struct moved &t)
 {
-	uint32_t units = t.whole / sizeof(T), lines = batch_rows(a.batch, a.rows) * t.parts,
-			 begin = t.begin / sizeof(T), count = t.bytes / sizeof(T);
+	uint32_t units = t.whole / sizeof(T), lines = lines_of(a, t), begin = t.begin / sizeof(T),
+			 count = t.bytes / sizeof(T);
 	for (struct walk w = walk_begin(units); w.line < lines; walk_on(w)) {
 		size_t at = t.at + w.line * t.line_bytes + w.unit * sizeof(T);
 		bool own = t.ids_end ? own_line(a, t, w.line / t.parts) : w.unit - begin < count;
@@ -314,7 +321,7 @@ static void launch(struct plan *p, const struct cuda_window *w, const struct gro
 	size_t out = 0, in = 0;
 	for (uint32_t i = 0; i < a->tensors; i++) {
 		const struct moved *t = &a->t[i];
-		size_t lines = (size_t)plan_rows(p) * t->parts;
+		size_t lines = t->lines ? t->lines : (size_t)plan_rows(p) * t->parts;
 		out += a->copied_to ? lines * t->bytes : 0;
 		in += lines * t->whole;
 	}
@@ -343,6 +350,7 @@ static struct moved moved_of(const struct plan *p, const struct cuda_window *w,
 	if (g->ids) {
 		m.ids = kern_share(g->ids, g->unit, rank, ranks);
 		m.ids_end = kern_share(g->ids, g->unit, rank + 1, ranks);
+		m.carries = (const struct kern_carry *)g->carries.v;
 	}
 	m.unit = unit_of(&m);
 	return m;
@@ -373,6 +381,26 @@ static void plan_gather(struct plan *p)
 	launch(p, w, &a, !op->gather.to_first || !a.rank);
 }
 
+/* A line that is rank 0's. */
+static void plan_broadcast(struct plan *p)
+{
+	const struct kern_op *op = p->op;
+	const struct cuda_window *w = p->dev->group.ranks > 1
+	                                  ? window_of(p, op->broadcast.at, op->broadcast.bytes)
+	                                  : NULL;
+	if (!w)
+		return;
+	struct group_args a = args_of(p, w);
+	struct moved m = {};
+	m.at = op->broadcast.at.v - w->own.dev.v;
+	m.lines = m.parts = 1;
+	m.line_bytes = m.whole = (uint32_t)op->broadcast.bytes;
+	m.bytes = a.rank ? 0 : m.whole;
+	m.unit = unit_of(&m);
+	a.t[a.tensors++] = m;
+	launch(p, w, &a, a.rank != 0);
+}
+
 /* A collective without data. Returns where the device notes that the group is broken. */
 static const uint32_t *plan_meet(struct plan *p, int with_progress)
 {
@@ -394,6 +422,8 @@ void plan_collective(struct plan *p)
 {
 	if (p->op->kind == KERN_OP_GATHER)
 		plan_gather(p);
+	else if (p->op->kind == KERN_OP_BROADCAST)
+		plan_broadcast(p);
 	else
 		plan_meet(p, 0);
 }

@@ -39,6 +39,7 @@ static void plan_op(struct plan *p)
 	case KERN_OP_PROGRESS: plan_progress(p); break;
 	case KERN_OP_SAMPLE: plan_sample(p); break;
 	case KERN_OP_GATHER:
+	case KERN_OP_BROADCAST:
 	case KERN_OP_BARRIER: plan_collective(p); break;
 	default: plan_row_op(p);
 	}

@@ -29,9 +29,7 @@ KERNEL(embed_rows, THREADS, struct embed_args)
 	uint32_t r = blockIdx.x, c = blockIdx.y * THREADS + threadIdx.x;
 	if (r >= a.batch->rows || c >= a.w.k)
 		return;
-	uint32_t token = batch_words(a.batch, a.batch->tokens)[r];
-	if (token & KERN_OF_CARRY)
-		token = a.carries[token - KERN_OF_CARRY].id[0];
+	uint32_t token = kern_token(batch_words(a.batch, a.batch->tokens)[r], a.carries);
 	if (token >= a.first && token - a.first < a.w.n)
 		tensor_put(a.y, r, c, weight_value(a.w, token - a.first, c));
 }

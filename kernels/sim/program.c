@@ -318,6 +318,7 @@ static const struct {
 	[KERN_OP_ATTENTION] = {run_attention, record_attention, AT(attention.out), 0},
 	[KERN_OP_ACT_MUL] = {run_copy, NULL, AT(act_mul.y), AT(act_mul.gate)},
 	[KERN_OP_GATHER] = {run_nothing, NULL, 0, 0},
+	[KERN_OP_BROADCAST] = {run_nothing, NULL, 0, 0},
 	[KERN_OP_BARRIER] = {run_nothing, NULL, 0, 0},
 	[KERN_OP_SAMPLE] = {run_sample, record_sample, 0, 0},
 };

@@ -15,13 +15,26 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { RANKS = 3, RANK_DIM = 96, RANK_ROWS = 9, RANK_RUNS = 5, RANK_OPS = 7, TOLD = 4711 };
+enum {
+	RANKS = 3,
+	RANK_DIM = 96,
+	RANK_ROWS = 9,
+	RANK_RUNS = 5,
+	RANK_OPS = 8,
+	TOLD = 4711,
+	SAID = 1025
+};
 enum { RESULTS = RANK_ROWS * RANK_DIM, PAGE = 4096 };
 
 /* The table's rows of a rank begin here. No row of the batch has a token of rank 1. */
 static uint32_t first_token(unsigned rank, unsigned ranks)
 {
 	return kern_share(VOCABULARY, 1, rank, ranks);
+}
+
+static uint32_t said_word(uint32_t i)
+{
+	return 7 + 3 * i;
 }
 
 /* How a group runs. */
@@ -42,7 +55,10 @@ struct left {
 	int rc[RANKS];
 	double seconds[RANKS]; /* that the failed run took */
 	char why[RANKS][200];
-	uint64_t word[RANKS]; /* of progress, at the end */
+	struct heard {
+		uint64_t word;       /* of progress, at the end */
+		uint32_t said[SAID]; /* what rank 0 has broadcast */
+	} heard[RANKS];
 };
 
 /* What they share. */
@@ -192,7 +208,10 @@ static void rank_ops(struct kern_op *op, const struct part_of_group *p, size_t b
 	op[4].norm.dim = RANK_DIM;
 	op[4].norm.eps = 1e-5f;
 	op[5].kind = KERN_OP_PROGRESS;
-	op[6].kind = KERN_OP_BARRIER; /* before the next run writes */
+	op[6].kind = KERN_OP_BROADCAST;
+	op[6].broadcast.at = kern_at(group, 2 * bytes);
+	op[6].broadcast.bytes = sizeof(uint32_t[SAID]);
+	op[7].kind = KERN_OP_BARRIER; /* before the next run writes */
 }
 
 static int part_new(struct part_of_group *p, const struct group *g, const struct device *dev,
@@ -205,7 +224,7 @@ static int part_new(struct part_of_group *p, const struct group *g, const struct
 	struct kern_op op[RANK_OPS];
 	size_t bytes = rows_bytes(g);
 	int rc = k->mem_new(dev->d, KERN_MEM_DEVICE, 2 * bytes, &p->own);
-	rc = rc ? rc : k->mem_new(dev->d, KERN_MEM_GROUP, 2 * bytes, &p->group);
+	rc = rc ? rc : k->mem_new(dev->d, KERN_MEM_GROUP, 2 * bytes + SAID * 4, &p->group);
 	rc = rc ? rc : k->mem_new(dev->d, KERN_MEM_SHARED, sizeof(uint64_t), &p->board);
 	for (int i = 0; i < 2; i++) {
 		rc = rc ? rc : k->mem_new(dev->d, KERN_MEM_PINNED, batch_bytes(g->w), &p->batch[i]);
@@ -221,6 +240,13 @@ static int part_new(struct part_of_group *p, const struct group *g, const struct
 	        : k->weight_new(dev->d, KERN_F32, end - first, RANK_DIM,
 	                        g->table + (size_t)first * RANK_DIM, 0, &p->table);
 	rc = rc ? rc : k->upload(dev->s, kern_at(p->own.dev, bytes), g->w_norm, RANK_DIM * 4);
+	/* only rank 0 has what it will say */
+	uint32_t said[SAID];
+	for (uint32_t i = 0; i < SAID; i++)
+		said[i] = said_word(i);
+	if (!rc && !rank)
+		rc = k->upload(dev->s, kern_at(p->group.dev, 2 * bytes), said, sizeof said);
+	rc = rc ? rc : k->sync(dev->s);
 	if (rc)
 		return rc;
 	rank_ops(op, p, bytes, rank * n, first);
@@ -241,13 +267,16 @@ static int part_runs(const struct part_of_group *p, const struct device *dev)
 
 /* Runs on a device of its own. Returns what the last run did. */
 static int rank_run(const struct group *g, const struct device *dev, unsigned rank, unsigned ranks,
-                    float *out, uint64_t *ret_word)
+                    float *out, struct heard *ret_heard)
 {
 	struct part_of_group p = {0};
 	int rc = part_new(&p, g, dev, rank, ranks);
 	rc = rc ? rc : part_runs(&p, dev);
 	rc = rc ? rc : p.k->download(dev->s, out, p.own.dev, RESULTS * 4);
-	rc = rc ? rc : p.k->download(dev->s, ret_word, p.board.dev, sizeof *ret_word);
+	rc = rc ? rc : p.k->download(dev->s, &ret_heard->word, p.board.dev, sizeof ret_heard->word);
+	rc = rc ? rc
+	        : p.k->download(dev->s, ret_heard->said, kern_at(p.group.dev, 2 * rows_bytes(g)),
+	                        sizeof ret_heard->said);
 	rc = rc ? rc : p.k->sync(dev->s);
 	if (p.p)
 		p.k->program_destroy(&p.p);
@@ -307,7 +336,7 @@ static void rank_process(struct rank *r)
 	}
 	double begun = now_s();
 	rc = rc ? rc
-	        : rank_run(g, &dev, r->rank, RANKS, sh->left.out[r->rank], &sh->left.word[r->rank]);
+	        : rank_run(g, &dev, r->rank, RANKS, sh->left.out[r->rank], &sh->left.heard[r->rank]);
 	sh->left.seconds[r->rank] = now_s() - begun;
 	sh->left.rc[r->rank] = rc;
 	if (rc && dev.d)
@@ -408,10 +437,13 @@ static void expect_group(const struct computed *c, const float *want)
 			EXPECT(got->rc[r] == 0 && !memcmp(got->out[r], want, RESULTS * sizeof(float)),
 			       "rank %u returned %d (%s), or other bits than one device", r, got->rc[r],
 			       got->why[r]);
-			EXPECT(got->word[r] == (r ? 0 : TOLD), "rank %u told %llu", r,
-			       (unsigned long long)got->word[r]);
+			EXPECT(got->heard[r].word == (r ? 0 : TOLD), "rank %u told %llu", r,
+			       (unsigned long long)got->heard[r].word);
+			for (uint32_t k = 0; k < SAID; k++)
+				EXPECT(got->heard[r].said[k] == said_word(k), "rank %u has heard %u as word %u", r,
+				       got->heard[r].said[k], k);
 		}
-		EXPECT(!c->ran[i] || c->g.target->ops->own_memory || got->meetings == 4 * RANK_RUNS - 1,
+		EXPECT(!c->ran[i] || c->g.target->ops->own_memory || got->meetings == 5 * RANK_RUNS - 1,
 		       "%u meetings in %d runs, want one for each collective and for progress, which "
 		       "the last run does not tell",
 		       got->meetings, RANK_RUNS);
@@ -433,15 +465,15 @@ CONFORM_TEST(groups_of_ranks)
 		}
 	EACH_TARGET(dev, 2)
 	{
-		uint64_t word;
+		struct heard alone;
 		if (!has_groups(dev->target)) {
 			SKIP_PART("%s: no groups of %d ranks", dev->target->name, RANKS);
 			continue;
 		}
 		float *want = conform_alloc(RESULTS, sizeof *want);
-		device_ok(dev, rank_run(&c[t_].g, dev, 0, 1, want, &word), "a device that is alone");
-		EXPECT(word == TOLD, "a device that is alone told %llu, want %d", (unsigned long long)word,
-		       TOLD);
+		device_ok(dev, rank_run(&c[t_].g, dev, 0, 1, want, &alone), "a device that is alone");
+		EXPECT(alone.word == TOLD, "a device that is alone told %llu, want %d",
+		       (unsigned long long)alone.word, TOLD);
 		expect_group(&c[t_], want);
 	}
 }

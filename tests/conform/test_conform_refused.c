@@ -157,8 +157,9 @@ static struct kern_op op_good(struct things *t, enum kern_op_kind kind)
 		op.heads_matmul.heads = 2;
 		break;
 	case KERN_OP_GATHER:
-		op.gather.tensors = 1, op.gather.t[0] = (struct kern_gathered){t->x, 1, 64, 16, 0};
+		op.gather.tensors = 1, op.gather.t[0] = (struct kern_gathered){t->x, 1, 64, 16, 0, {0}};
 		break;
+	case KERN_OP_BROADCAST: op.broadcast.at = t->words, op.broadcast.bytes = 64; break;
 	case KERN_OP_SAMPLE:
 		op.rows = KERN_ROWS_TAIL, op.sample.logits = t->x, op.sample.results = t->words;
 		break;
@@ -216,6 +217,10 @@ static void refuse_tensors(const struct device *dev, const struct things *of)
 	REFUSED(KERN_OP_GATHER, op.gather.t[0].parts = 0);
 	REFUSED(KERN_OP_GATHER, op.gather.t[0].unit = 0);
 	REFUSED(KERN_OP_GATHER, op.gather.t[0].dim = 0);
+	REFUSED(KERN_OP_BROADCAST, op.broadcast.at.v = 0);
+	REFUSED(KERN_OP_BROADCAST, op.broadcast.at.v += 2);
+	REFUSED(KERN_OP_BROADCAST, op.broadcast.bytes = 0);
+	REFUSED(KERN_OP_BROADCAST, op.broadcast.bytes = 6);
 	TENSOR_REFUSED(KERN_OP_SCALE, scale.y);
 	TENSOR_REFUSED(KERN_OP_SCALE, scale.x);
 	TENSOR_REFUSED(KERN_OP_NORM, norm.y);

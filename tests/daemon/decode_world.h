@@ -39,6 +39,7 @@ static struct {
 struct late_writes {
 	_Atomic int on, busy; /* busy: it is in a round, which it ends when `on` is taken back */
 	_Atomic uint32_t rounds;
+	_Atomic int has_memory; /* the daemon's, with the messager's answer under way */
 	uint32_t n, blocks[64];
 };
 static struct late_writes *late;
@@ -149,6 +150,7 @@ static inline void messager_process(void)
 	door_open();
 	fcntl(W.door, F_SETFL, 0);
 	memory_take(W.attached = sock_accept(W.door));
+	late->has_memory = 1;
 	while (!close_now) {
 		sigsuspend(&old);
 		if (write_now)
@@ -184,7 +186,7 @@ static inline void world_begin_as(const char *const *settings)
 	decode_open(settings);
 	side_open(MESSAGER);
 	daemon_start();
-	UNTIL(ROUTER->p && MESSAGER->p && (D.apart || W.shared.data));
+	UNTIL(ROUTER->p && MESSAGER->p && (D.apart ? late->has_memory : W.shared.data != NULL));
 	side_open(PREFILL);
 	UNTIL(PREFILL->p);
 	settle(ROUTER); /* the daemon knows the router's link, too: without it no reservation */

@@ -6,6 +6,7 @@
 #include "engine/engine_impl.h"
 #include "children.h"
 #include "engine_rig.h"
+#include "overlap_rig.h"
 #include "skip.h"
 #include "util/clock.h"
 
@@ -111,6 +112,27 @@ START_TEST(bits_of_one_device)
 	              folder, same[_i].tp);
 	free(a);
 	free(b);
+}
+END_TEST
+
+/* Two steps in flight, in which ranks find the tokens that only rank 0 has drawn: as one after the
+ * other. */
+START_TEST(overlapping_steps)
+{
+	static const struct {
+		const char *setting, *value;
+		unsigned tp, ranks_per_device;
+	} ways[] = {
+		{NULL, NULL, 2, 1},
+		{"PDSERVE_CUDA_PEERS", "0", 3, 1}, /* through host memory */
+		{"CUDA_HOST_DELAY_US", "300", 3, 2},
+	};
+	struct rig_opts o = ranks(GOLDEN "llama-tied", ways[_i].tp);
+	if (ways[_i].setting && !on_gpu())
+		setenv(ways[_i].setting, ways[_i].value, 1);
+	if (!on_gpu())
+		o.ranks_per_device = ways[_i].ranks_per_device;
+	overlap_check(o);
 }
 END_TEST
 
@@ -398,6 +420,7 @@ int main(int argc, char **argv)
 	tcase_set_timeout(ends, 120);
 	tcase_add_loop_test(tokens, golden_tokens, 0, getenv("PD_FULL") || on_gpu() ? all : GOLDEN_FEW);
 	tcase_add_loop_test(bits, bits_of_one_device, 0, (int)(sizeof same / sizeof *same));
+	tcase_add_loop_test(bits, overlapping_steps, 0, 3);
 	tcase_add_loop_test(ends, killed_in_a_step, 0, 4);
 	tcase_add_loop_test(ends, a_device_that_breaks, 0, (int)(sizeof breaks / sizeof *breaks));
 	tcase_add_test(ends, pool_of_all_devices);

@@ -82,7 +82,7 @@ static struct late {
 	struct kern_pool *pool; /* that the copy is numbered of */
 	uint64_t number;
 	struct kern_copy c;
-	struct kern_piece piece[GROUP_PIECES];
+	struct kern_piece piece[CROSSING_PIECES];
 	bool done;
 } late[LATE_MAX];
 static size_t n_late, copies, fail_at; /* fail_at: this copy of all; 0: none */
@@ -94,7 +94,7 @@ static int late_copy(const struct kern_copy *c, uint64_t *ret_number, char *errb
 		return KERN_EDEVICE;
 	}
 	ck_assert_uint_lt(n_late, LATE_MAX);
-	ck_assert_uint_le(c->n, GROUP_PIECES);
+	ck_assert_uint_le(c->n, CROSSING_PIECES);
 	ck_assert(!(c->to && c->to->divided) && !(c->from && c->from->divided));
 	struct late *l = &late[n_late++];
 	*l = (struct late){.pool = c->to ? c->to : c->from, .number = copies, .c = *c};
