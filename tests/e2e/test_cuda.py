@@ -1,12 +1,14 @@
 """The CUDA backend in whole suites, on the host's stand-in for a GPU (tests/cuda_host), or with PD_GPU=1 on the machine's GPU: tokens of the reference, KV that
 goes from device to device and to storage and back, a device that breaks, devices that are not there or too small."""
+import concurrent.futures
 import ctypes.util
 import os
+import re
 import signal
 import subprocess
 
 import pytest
-from golden import ALL, WORKER, answers, asked, scored, suite, through_storage, wanted
+from golden import ALL, WORKER, answers, asked, scored, suite, through_storage, wanted, with_nan
 from suite import BIN, CUDA_HOST, ENV, GOLDEN, Suite, wait_for
 
 ON_GPU = bool(os.environ.get("PD_GPU"))
@@ -129,6 +131,36 @@ def test_a_device_that_breaks():
         wait_for(lambda: s.procs["decode-1"].poll() is not None, "decode-1 goes on with a device that broke")
         assert s.procs.pop("decode-1").returncode != 0
         assert "an illegal memory access was encountered" in s.log("decode-1")
+
+
+@pytest.mark.skipif(ON_GPU, reason="a real GPU is not broken on purpose")
+@pytest.mark.parametrize("call", ["cudaGraphLaunch:40", "cudaEventSynchronize:40"])
+def test_a_step_that_fails_while_steps_overlap(call):
+    """One cannot be started while another is in flight, or the earlier of two fails: that costs its sequences an attempt, and the worker goes on."""
+    prompt, want = asked("llama")[0]
+    with suite("llama", "mixed", "f32", gpu={"mixed-1": {"CUDA_HOST_FAIL": call}}) as s:
+        for _ in range(2):
+            with concurrent.futures.ThreadPoolExecutor(3) as pool:
+                assert list(pool.map(lambda _: s.tokens(prompt, len(want)), range(3))) == [want] * 3
+        lost = re.findall("event=attempt_lost .* output_tokens=([0-9]+) why=.forward step failed", s.log("router"))
+        assert lost and max(map(int, lost)) > 0, s.log("router")
+        s.quiet()
+
+
+def test_not_finite_while_steps_overlap(tmp_path):
+    """The model has a NaN in the embedding of a token that some draw, which only the device knows when the next step starts: they end with the reason, and others in
+    the same steps go on."""
+    bad, prompts = 77, [[(7 * i + k) % 70 + 3 for i in range(60)] for k in range(6)]
+    with_nan(tmp_path, bad)
+    with Suite("mixed", str(tmp_path), worker=WORKER, gpu={}) as s:
+        want = [s.tokens(p, 24) for p in prompts]
+        with concurrent.futures.ThreadPoolExecutor(12) as pool:
+            others = [pool.submit(s.tokens, p, 24) for p in prompts]
+            spoilt = [pool.submit(s.post, "/v1/completions", {"prompt": p, "max_tokens": 8, "temperature": 0, "allowed_token_ids": [bad]}) for p in prompts]
+            for status, r in (f.result() for f in spoilt):
+                assert status == 500 and "token 1 of the answer are not finite" in r["error"]["message"], (status, r)
+            assert [f.result() for f in others] == want
+        s.quiet()
 
 
 @pytest.mark.skipif(ON_GPU, reason="a real GPU is not broken on purpose")
