@@ -205,7 +205,7 @@ static int check_op(const struct check_report *r, const struct kern_limits *l)
 }
 
 int kern_program_check(const struct kern_op *ops, size_t n, const struct kern_limits *l,
-                       char *errbuf, size_t errlen)
+                       unsigned ranks, char *errbuf, size_t errlen)
 {
 	if (!l->rows || l->rows > ROWS_MAX || l->tail_rows > ROWS_MAX || !l->spans ||
 	    l->spans > ROWS_MAX) {
@@ -214,6 +214,11 @@ int kern_program_check(const struct kern_op *ops, size_t n, const struct kern_li
 		         "tail: 0) and %d",
 		         l->rows, l->tail_rows, l->spans, ROWS_MAX);
 		return KERN_EINVAL;
+	}
+	if (l->carries && ranks > 1) {
+		snprintf(errbuf, errlen, "%u carries in a group of %u ranks, of which one draws",
+		         l->carries, ranks);
+		return KERN_ENOTSUP;
 	}
 	for (size_t i = 0; i < n; i++) {
 		int rc = check_op(&(struct check_report){&ops[i], errbuf, errlen}, l);

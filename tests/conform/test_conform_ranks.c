@@ -33,6 +33,7 @@ struct way {
 	unsigned broken_at;       /* the meeting at which the group breaks; 0: never */
 	unsigned missing, left_s; /* rank `missing` makes no run, if not 0; limit_s */
 	bool told;                /* somebody notices that it is missing, and says so */
+	uint32_t carries;         /* limits.carries */
 };
 
 /* What the processes leave behind. */
@@ -202,6 +203,7 @@ static int part_new(struct part_of_group *p, const struct group *g, const struct
 	uint32_t n = RANK_DIM / ranks, first = first_token(rank, ranks),
 			 end = first_token(rank + 1, ranks);
 	struct kern_limits limits = world_limits(g->w);
+	limits.carries = ranks > 1 ? g->way->carries : 0;
 	struct kern_op op[RANK_OPS];
 	size_t bytes = rows_bytes(g);
 	int rc = k->mem_new(dev->d, KERN_MEM_DEVICE, 2 * bytes, &p->own);
@@ -480,6 +482,26 @@ CONFORM_TEST(groups_that_break)
 				       g.sh->left.why[r], why);
 			}
 		}
+}
+
+/* Only one rank draws: the others would not know what their carries hold. */
+CONFORM_TEST(groups_have_no_carries)
+{
+	static const struct way way = {.name = "with carries", .carries = 4};
+	static const char want[] = "4 carries in a group of 3 ranks, of which one draws";
+	struct left *got = conform_alloc(conform_target_count, sizeof *got);
+	for (unsigned t = 0; t < conform_target_count; t++)
+		if (has_groups(&conform_targets[t])) {
+			struct group g;
+			group_new(&g, &conform_targets[t]);
+			group_run(&g, &way);
+			got[t] = g.sh->left;
+		}
+	EACH_TARGET(dev, 1)
+	for (unsigned r = 0; r < RANKS && has_groups(dev->target); r++)
+		EXPECT(got[t_].rc[r] == KERN_ENOTSUP && !strcmp(got[t_].why[r], want),
+		       "rank %u returned %d and says \"%s\", want \"%s\"", r, got[t_].rc[r], got[t_].why[r],
+		       want);
 }
 
 /* --- parts of a matrix --------------------------------------------------- */
