@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 from golden import ALL, WORKER, answers, asked, scored, suite, through_storage, wanted, with_nan
-from suite import BIN, CUDA_HOST, ENV, GOLDEN, Suite, wait_for
+from suite import BIN, CUDA_HOST, ENV, GOLDEN, ROOT, Suite, wait_for
 
 ON_GPU = bool(os.environ.get("PD_GPU"))
 CUBLASLT = ctypes.util.find_library("cublasLt") or os.path.exists(os.path.join(BIN, "..", "lib", "pdserve", "libcublasLt.so.13"))
@@ -184,6 +184,26 @@ def test_a_device_that_breaks_under_a_copy(name):
         prompt, want = asked("llama")[0]
         assert s.tokens(prompt, len(want)) == want
         s.quiet()
+
+
+@pytest.mark.skipif(ON_GPU, reason="a GPU has tools/bench-gpu itself")
+def test_the_benchmark_in_the_packed_folder(tmp_path):
+    """tools/bench-gpu, from the folder of make dist, also says how long the device waits between steps; what is measured without the daemons is played."""
+    packed = subprocess.run([os.path.join(ROOT, "tools", "make-dist")], capture_output=True, text=True, timeout=300)
+    assert packed.returncode == 0, packed.stderr
+    subprocess.run(["tar", "-C", tmp_path, "-xzf", os.path.join(ROOT, packed.stdout.split()[0])], check=True)
+    folder, = tmp_path.iterdir()
+    for name, text in (("gpu_limits", "read 100\nmma.sync bf16 10"), ("bench_gpu", "a step of $2")):
+        path = folder / "test" / name
+        path.unlink(missing_ok=True)
+        path.write_text(f'#!/bin/sh\necho "{text}"\n')
+        path.chmod(0o755)
+    env = {**ENV, "PDSERVE_BACKENDS": CUDA_HOST, "OVERLAP": "--shape tiny --streams 1,3 --seconds 1 --kv-mb 64 -n 1"}
+    r = subprocess.run([folder / "tools" / "bench-gpu"], env=env, capture_output=True, text=True, timeout=300)
+    assert r.returncode == 0, r.stdout + r.stderr
+    rows = re.findall(r"(?m)^ +(\d+)  (waiting|overlapping) +(-?[0-9.]+) +(-?[0-9]+) +([0-9]+)$", r.stdout)
+    assert [(n, kind) for n, kind, *_ in rows] == [("1", "waiting"), ("1", "overlapping"), ("3", "waiting"), ("3", "overlapping")], r.stdout
+    assert all(int(step) > 0 for *_, step in rows) and "RESULT idle_percent_overlapping_3=" in r.stdout and "a step of 8b" in r.stdout, r.stdout
 
 
 def refused(env, conf):
