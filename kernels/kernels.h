@@ -706,11 +706,10 @@ KERN_INLINE uint32_t kern_kv_planes(const struct kern_kv_layer *kv)
  * their spans and that slots and blocks belong to the pool. */
 int kern_batch_check(const struct kern_mem *batch, const struct kern_limits *limits, char *errbuf,
                      size_t errlen);
-/* For backends: returns 0, or KERN_EINVAL (KERN_ENOTSUP: an unknown operation, or carries in a group)
- * and a message for programs and weights that violate the contract. ranks: of the group; 0 or 1: no
- * group. Does not check what depends on a weight's shape
- * or on a backend's own limits; tensors and constants are the backend's to check. row_bytes 0:
- * dense. */
+/* For backends: returns 0, or KERN_EINVAL (KERN_ENOTSUP: an unknown operation, or carries in a
+ * group) and a message for programs and weights that violate the contract. ranks: of the group; 0
+ * or 1: no group. Does not check what depends on a weight's shape or on a backend's own limits;
+ * tensors and constants are the backend's to check. row_bytes 0: dense. */
 int kern_program_check(const struct kern_op *ops, size_t n, const struct kern_limits *limits,
                        unsigned ranks, char *errbuf, size_t errlen);
 int kern_weight_check(enum kern_dtype dtype, uint32_t n, uint32_t k, size_t row_bytes, char *errbuf,
