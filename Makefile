@@ -417,7 +417,7 @@ $(O)/bench/gpu_limits: tests/bench/gpu_limits.cu
 	@echo "  NVCC $<"
 	@$(NVCC) -std=c++20 -O3 $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) -o $@ $<
 .PHONY: bench-gpu
-bench-gpu: cuda $(O)/bench/bench_gpu $(O)/bench/gpu_limits
+bench-gpu: programs cuda $(O)/bench/bench_gpu $(O)/bench/gpu_limits
 	@tools/bench-gpu
 
 include tests/bench/bench.mk

@@ -215,8 +215,22 @@ static int check_op(const struct check_report *r, const struct kern_limits *l)
 	}
 }
 
+/* Whether what the program draws reaches the carries of all ranks. */
+static int carries_arrive(const struct kern_op *ops, size_t n, const struct kern_limits *l)
+{
+	int arrive = 1;
+	kern_ptr drawn = {0};
+	for (size_t i = 0; i < n; i++)
+		if (ops[i].kind == KERN_OP_SAMPLE) {
+			arrive = 0;
+			drawn = ops[i].sample.carries;
+		} else if (ops[i].kind == KERN_OP_BROADCAST && ops[i].broadcast.at.v == drawn.v)
+			arrive |= ops[i].broadcast.bytes >= l->carries * sizeof(struct kern_carry);
+	return arrive;
+}
+
 int kern_program_check(const struct kern_op *ops, size_t n, const struct kern_limits *l,
-                       char *errbuf, size_t errlen)
+                       unsigned ranks, char *errbuf, size_t errlen)
 {
 	if (!l->rows || l->rows > ROWS_MAX || l->tail_rows > ROWS_MAX || !l->spans ||
 	    l->spans > ROWS_MAX) {
@@ -230,6 +244,13 @@ int kern_program_check(const struct kern_op *ops, size_t n, const struct kern_li
 		int rc = check_op(&(struct check_report){&ops[i], errbuf, errlen}, l);
 		if (rc)
 			return rc;
+	}
+	if (l->carries && ranks > 1 && !carries_arrive(ops, n, l)) {
+		snprintf(errbuf, errlen,
+		         "%u carries in a group of %u ranks, of which one draws: a broadcast of them must "
+		         "follow the sample operation",
+		         l->carries, ranks);
+		return KERN_EINVAL;
 	}
 	return KERN_OK;
 }

@@ -197,6 +197,10 @@ struct kern_info {
 	uint64_t memory_errors; /* uncorrectable, since the driver was loaded */
 };
 
+/* Runs of a stream that were started and not waited for: with more, busy_ns may leave out older
+ * ones. */
+enum { KERN_FLIGHTS = 2 };
+
 /* Counters since the device was opened. */
 struct kern_counters {
 	/* grows while a replay advances: per layer, or at least per replay */
@@ -718,11 +722,11 @@ KERN_INLINE uint32_t kern_kv_planes(const struct kern_kv_layer *kv)
 int kern_batch_check(const struct kern_mem *batch, const struct kern_limits *limits, char *errbuf,
                      size_t errlen);
 /* For backends: returns 0, or KERN_EINVAL (KERN_ENOTSUP: an unknown operation) and a message for
- * programs and weights that violate the contract. Does not check what depends on a weight's shape
- * or on a backend's own limits; tensors and constants are the backend's to check. row_bytes 0:
- * dense. */
+ * programs and weights that violate the contract. ranks: of the group; 0 or 1: no group. Does
+ * not check what depends on a weight's shape or on a backend's own limits; tensors and constants
+ * are the backend's to check. row_bytes 0: dense. */
 int kern_program_check(const struct kern_op *ops, size_t n, const struct kern_limits *limits,
-                       char *errbuf, size_t errlen);
+                       unsigned ranks, char *errbuf, size_t errlen);
 int kern_weight_check(enum kern_dtype dtype, uint32_t n, uint32_t k, size_t row_bytes, char *errbuf,
                       size_t errlen);
 /* The part of a batch at word `at`. */

@@ -336,7 +336,7 @@ static void plan_step(struct engine *e)
 	               (1 + draw) * o->max_logits + (2 * span + progress) * o->max_spans +
 	               o->max_table + lists;
 	e->list_words = (uint32_t)lists;
-	e->flights = o->overlap && e->ops->queued ? ENGINE_FLIGHTS : 1;
+	e->flights = o->overlap && e->ops->queued ? KERN_FLIGHTS : 1;
 	e->limits = (struct kern_limits){.rows = o->max_rows,
 	                                 .tail_rows = o->max_logits,
 	                                 .spans = o->max_spans,

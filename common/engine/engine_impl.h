@@ -58,7 +58,7 @@ struct vectors {
 	size_t pieces, used;    /* used: bytes of the last piece */
 };
 
-enum { ENGINE_HIDDEN_ROWS = 64, ENGINE_FLIGHTS = 2 };
+enum { ENGINE_HIDDEN_ROWS = 64 };
 
 /* A step from engine_start to engine_finish, and after it until its place is used again. */
 struct step_in_flight {
@@ -89,9 +89,9 @@ struct engine {
 	struct kern_mem batch;
 	struct kern_mem results; /* PINNED: (flights, max_logits) struct kern_drawn */
 	uint32_t flights;        /* steps that may be in flight: 1 or 2 */
-	struct step_in_flight flight[ENGINE_FLIGHTS]; /* of step n: n % flights */
-	uint64_t started, finished;                   /* steps */
-	uint64_t chosen;                              /* steps that carries were chosen for */
+	struct step_in_flight flight[KERN_FLIGHTS]; /* of step n: n % flights */
+	uint64_t started, finished;                 /* steps */
+	uint64_t chosen;                            /* steps that carries were chosen for */
 	uint64_t *carried; /* (limits.carries) number of the last of them that has it, from 1 */
 	float *copy;       /* of the last run's logits, `copied` rows; NULL: never asked for */
 	uint32_t copied, tail_rows; /* tail_rows: of the last run */

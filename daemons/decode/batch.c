@@ -117,8 +117,9 @@ static uint64_t growth_of(const struct batcher *b, const struct list *l)
 
 static int may_sleep(const struct batcher *b)
 {
-	return !b->own.flying && !b->shared.stop && !b->locked.kicked && list_empty(&b->locked.inbox) &&
-	       list_empty(&b->locked.answers) && (list_empty(&b->own.running) || b->own.stalled);
+	return !b->own.in_flight && !b->shared.stop && !b->locked.kicked &&
+	       list_empty(&b->locked.inbox) && list_empty(&b->locked.answers) &&
+	       (list_empty(&b->own.running) || b->own.stalled);
 }
 
 /* Until there is something to do, or until those that wait for room or for storage are to be looked
@@ -200,7 +201,7 @@ static void prepare(struct batcher *b, struct sequence_run *r)
 static struct engine_draw row_draw(const struct sequence_run *r, uint32_t row)
 {
 	uint32_t last = r->req.n_tokens - 1;
-	if (r->drawing)
+	if (r->draws_in_flight)
 		return request_copy_draw_pending(&r->req);
 	if (row >= last && r->failure.kind == FAILURE_NONE)
 		return request_copy_draw(&r->req, row - last);
@@ -237,10 +238,10 @@ static void add_span(struct batcher *b, struct batch_step *s, struct sequence_ru
 	uint32_t left = run_tokens_left_then(r);
 	struct engine_span *sp = &s->spans[s->n];
 	*sp = (struct engine_span){
-		.tokens = r->req.tokens + r->computed + r->flying,
+		.tokens = r->req.tokens + r->computed + r->rows_in_flight,
 		.n = n_rows,
-		.position = r->computed + r->flying,
-		.continues = r->drawing ? 1 + r->at : 0,
+		.position = r->computed + r->rows_in_flight,
+		.continues = r->draws_in_flight ? 1 + r->span_in_flight : 0,
 		.blocks = r->blocks.block,
 	};
 	r->chunks += left > 1;
@@ -250,9 +251,9 @@ static void add_span(struct batcher *b, struct batch_step *s, struct sequence_ru
 		ask_draws(b, r, sp, s->draws, draws);
 	s->alone |= needs_tokens(r);
 	r->step = s;
-	r->at = s->n;
-	r->flying = n_rows;
-	r->drawing = n_rows >= left && !r->req.pooling;
+	r->span_in_flight = s->n;
+	r->rows_in_flight = n_rows;
+	r->draws_in_flight = n_rows >= left && !r->req.pooling;
 	s->runs[s->n++] = r;
 }
 
@@ -401,7 +402,7 @@ static void take_span(struct batcher *b, struct batch_step *s, uint32_t i,
 	struct sequence_run *r = s->runs[i];
 	if (r->step == s) {
 		r->step = NULL;
-		r->flying = r->drawing = 0;
+		r->rows_in_flight = r->draws_in_flight = 0;
 	}
 	if (r->over)
 		return;
@@ -454,10 +455,10 @@ static void land(struct batcher *b, struct batch_step *s)
 			give_back(b, s->runs[i]);
 }
 
-static void land_flying(struct batcher *b)
+static void land_in_flight(struct batcher *b)
 {
-	struct batch_step *s = b->own.flying;
-	b->own.flying = NULL;
+	struct batch_step *s = b->own.in_flight;
+	b->own.in_flight = NULL;
 	if (s)
 		land(b, s);
 }
@@ -466,16 +467,16 @@ static void land_flying(struct batcher *b)
  * host takes and sends the tokens of a step while the device computes the next one. */
 static void next_step(struct batcher *b)
 {
-	struct batch_step *before = b->own.flying, *s = &b->own.step[before == &b->own.step[0]];
+	struct batch_step *before = b->own.in_flight, *s = &b->own.step[before == &b->own.step[0]];
 	fill(b, s);
 	b->own.stalled = !s->n && !before;
 	if (s->n)
 		start_step(b, s);
-	b->own.flying = s->n ? s : NULL;
+	b->own.in_flight = s->n ? s : NULL;
 	if (before)
 		land(b, before);
 	if (s->n && (s->alone || s->code < 0))
-		land_flying(b);
+		land_in_flight(b);
 }
 
 static void *batch_main(void *arg)
@@ -485,13 +486,13 @@ static void *batch_main(void *arg)
 		drafts_plan(b);
 		preempt_grow(b);
 		if (b->own.must_land) {
-			land_flying(b);
+			land_in_flight(b);
 			continue;
 		}
 		preempt_admit(b);
 		next_step(b);
 	}
-	land_flying(b);
+	land_in_flight(b);
 	return NULL;
 }
 

@@ -66,9 +66,9 @@ struct sequence_run {
 	uint32_t scored;   /* the last token of the prompt whose log-probability was sent */
 	uint32_t ahead;    /* tokens drafted for the next step; they stand behind req's tokens */
 	/* the latest step in flight that has rows of it, NULL: none; its span there, how many rows, and
-	 * whether the last of them draws its next token */
+	 * 1 if the last of them draws its next token */
 	struct batch_step *step;
-	uint32_t at, flying, drawing;
+	uint32_t span_in_flight, rows_in_flight, draws_in_flight;
 	int over; /* it has ended, or is given up; rows that are in flight count no more */
 	double
 		*hidden; /* for an embedding: the sum over the tokens so far; NULL before it had blocks */
@@ -114,8 +114,8 @@ struct batcher_own {
 	/* blocks must be taken from a run, which a step in flight may be writing to */
 	int must_land;
 	struct batch_step step[2];
-	struct batch_step *flying; /* the step in flight while the next one is planned; NULL: none */
-	uint64_t landed_us;        /* when the latest step had ended */
+	struct batch_step *in_flight; /* while the next one is planned; NULL: none */
+	uint64_t landed_us;           /* when the latest step had ended */
 	struct drafts *drafts;
 };
 
@@ -166,12 +166,12 @@ static inline uint32_t run_tokens_left(const struct sequence_run *r)
 /* Its answer is complete with what the step in flight draws. */
 static inline int run_ends_in_flight(const struct sequence_run *r)
 {
-	return r->drawing && request_copy_is_full(&r->req, 1);
+	return r->draws_in_flight && request_copy_is_full(&r->req, 1);
 }
 /* run_tokens_left when the steps in flight have ended. */
 static inline uint32_t run_tokens_left_then(const struct sequence_run *r)
 {
-	return r->req.n_tokens + r->drawing - r->computed - r->flying;
+	return r->req.n_tokens + r->draws_in_flight - r->computed - r->rows_in_flight;
 }
 const char *run_phase_name(enum run_phase p); /* as pdctl shows it */
 /* Enters the phase and moves the run to the list that goes with it. */

@@ -160,7 +160,7 @@ static int grow_one(struct batcher *b, struct sequence_run *r)
 			b->own.lacking = 1;
 			return 0;
 		}
-		if ((b->own.must_land = b->own.flying != NULL))
+		if ((b->own.must_land = b->own.in_flight != NULL))
 			return 0;
 		struct sequence_run *youngest = run_of(b->own.running.prev);
 		preempt(b, youngest);
@@ -174,7 +174,7 @@ static void grow_all(struct batcher *b)
 {
 	for (struct list *it = b->own.running.next; it != &b->own.running;) {
 		struct sequence_run *r = run_of(it);
-		uint32_t need = worker_blocks_for(b->w, r->req.n_tokens + r->drawing);
+		uint32_t need = worker_blocks_for(b->w, r->req.n_tokens + r->draws_in_flight);
 		while (!r->over && !run_ends_in_flight(r) && r->blocks.n < need)
 			if (!grow_one(b, r))
 				return; /* younger ones do not go before it */
@@ -220,7 +220,7 @@ void preempt_grow(struct batcher *b)
 int preempt_is_ready(const struct batcher *b, const struct sequence_run *r)
 {
 	return run_phase(r) == RUN_RUNNING && !r->over &&
-	       r->blocks.n >= worker_blocks_for(b->w, r->req.n_tokens + r->drawing);
+	       r->blocks.n >= worker_blocks_for(b->w, r->req.n_tokens + r->draws_in_flight);
 }
 
 /* --- waiting ------------------------------------------------------------- */

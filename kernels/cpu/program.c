@@ -212,11 +212,9 @@ int cpu_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n
 	p->dev = dev;
 	p->limits = *limits;
 	p->ops = n;
-	struct build b = {
-		.p = p, .rc = kern_program_check(ops, n, limits, dev->host.error, sizeof dev->host.error)};
-	if (!b.rc && limits->carries && dev->group.ranks > 1)
-		build_fail(&b, KERN_ENOTSUP, "%u carries in a group of %u ranks, of which one draws",
-		           limits->carries, dev->group.ranks);
+	struct build b = {.p = p,
+	                  .rc = kern_program_check(ops, n, limits, dev->group.ranks, dev->host.error,
+	                                           sizeof dev->host.error)};
 	for (size_t i = 0; i < n && !b.rc; i++) {
 		struct kern_op *op = build_alloc(&b, sizeof *op);
 		if (!op)

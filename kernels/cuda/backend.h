@@ -57,12 +57,10 @@ struct kern_device {
 	struct nvml *nvml;             /* NULL: unavailable */
 };
 
-enum { CUDA_FLIGHTS = 2 }; /* runs of a stream that can be waited for and timed one by one */
-
 struct kern_stream {
 	struct kern_device *dev;
 	cudaStream_t stream;
-	cudaEvent_t begin[CUDA_FLIGHTS], end[CUDA_FLIGHTS]; /* of run n: n % CUDA_FLIGHTS */
+	cudaEvent_t begin[KERN_FLIGHTS], end[KERN_FLIGHTS]; /* of run n: n % KERN_FLIGHTS */
 	uint64_t runs, timed; /* started; whose time is counted in busy_ns, or was not taken */
 };
 

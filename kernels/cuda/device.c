@@ -245,7 +245,7 @@ void cuda_stream_destroy(struct kern_stream **sp)
 		cudaStreamSynchronize(s->stream);
 		cudaStreamDestroy(s->stream);
 	}
-	for (int i = 0; i < CUDA_FLIGHTS; i++) {
+	for (int i = 0; i < KERN_FLIGHTS; i++) {
 		if (s->begin[i])
 			cudaEventDestroy(s->begin[i]);
 		if (s->end[i])
@@ -265,7 +265,7 @@ int cuda_stream_new(struct kern_device *dev, struct kern_stream **ret_stream)
 	if (!rc)
 		rc = cuda_check(dev, cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking),
 		                "creating a stream");
-	for (int i = 0; i < CUDA_FLIGHTS && !rc; i++) {
+	for (int i = 0; i < KERN_FLIGHTS && !rc; i++) {
 		rc = cuda_check(dev, cudaEventCreateWithFlags(&s->begin[i], 0), "creating an event");
 		if (!rc)
 			rc = cuda_check(dev, cudaEventCreateWithFlags(&s->end[i], 0), "creating an event");

@@ -216,7 +216,7 @@ static int program_build(struct kern_program *p, struct plan *plan, const struct
 int cuda_program_new(struct kern_device *dev, const struct kern_op *ops, size_t n,
                      const struct kern_limits *limits, struct kern_program **ret_p)
 {
-	int rc = kern_program_check(ops, n, limits, dev->error, sizeof dev->error);
+	int rc = kern_program_check(ops, n, limits, dev->group.ranks, dev->error, sizeof dev->error);
 	if (rc || (rc = cuda_check(dev, cudaSetDevice(dev->index), "choosing the device")))
 		return rc;
 	struct kern_program *p = calloc(1, sizeof *p);
@@ -248,17 +248,17 @@ static const struct size *size_for(const struct kern_program *p, const struct ke
 	return &p->size[i];
 }
 
-/* Adds up the time of runs that are complete, all before run `end`. Of more than CUDA_FLIGHTS runs
+/* Adds up the time of runs that are complete, all before run `end`. Of more than KERN_FLIGHTS runs
  * that nobody has waited for, the older ones are not counted: their events were used again. */
 static int count_time(struct kern_stream *s, uint64_t end)
 {
-	uint64_t from = s->runs > CUDA_FLIGHTS ? s->runs - CUDA_FLIGHTS : 0;
+	uint64_t from = s->runs > KERN_FLIGHTS ? s->runs - KERN_FLIGHTS : 0;
 	int rc = KERN_OK;
 	for (from = from > s->timed ? from : s->timed; from < end && !rc; from++) {
 		float ms = 0;
 		rc = cuda_check(s->dev,
-		                cudaEventElapsedTime(&ms, s->begin[from % CUDA_FLIGHTS],
-		                                     s->end[from % CUDA_FLIGHTS]),
+		                cudaEventElapsedTime(&ms, s->begin[from % KERN_FLIGHTS],
+		                                     s->end[from % KERN_FLIGHTS]),
 		                "reading the time of a run");
 		if (ms > 0) /* else a run that failed has taken the event of its begin */
 			__atomic_fetch_add(&s->dev->busy_ns, (uint64_t)((double)ms * 1e6), __ATOMIC_RELAXED);
@@ -275,7 +275,7 @@ int cuda_wait(struct kern_stream *s, unsigned but)
 	if (!rc && !but)
 		rc = cuda_check(dev, cudaStreamSynchronize(s->stream), "waiting for the device");
 	else if (!rc && s->runs) /* the latest run begins after all work before it */
-		rc = cuda_check(dev, cudaEventSynchronize(s->begin[(s->runs - 1) % CUDA_FLIGHTS]),
+		rc = cuda_check(dev, cudaEventSynchronize(s->begin[(s->runs - 1) % KERN_FLIGHTS]),
 		                "waiting for the device");
 	if (!rc)
 		rc = count_time(s, end);
@@ -295,7 +295,7 @@ int cuda_run(struct kern_stream *s, struct kern_program *p, const struct kern_me
 		rc = peers_check(dev);
 	if (!rc)
 		rc = cuda_check(dev, cudaSetDevice(dev->index), "choosing the device");
-	unsigned flight = s->runs % CUDA_FLIGHTS;
+	unsigned flight = s->runs % KERN_FLIGHTS;
 	if (!rc)
 		rc = cuda_check(dev, cudaEventRecord(s->begin[flight], s->stream), "timing a run");
 	if (!rc)

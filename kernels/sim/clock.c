@@ -2,8 +2,10 @@
  *
  * Durations are added up on the device's own clock, never measured, and the device sleeps until an
  * absolute time, so the error of one sleep does not carry over to the next. The host does its
- * bookkeeping while the device "works", so its time is hidden as with a real device. Nothing here
- * fails or spins. */
+ * bookkeeping while the device "works", so its time is hidden as with a real device. From the end
+ * of its work until the host starts the next step the device is idle, whatever the host did
+ * meanwhile. One thing is not counted: how late a busy machine woke the host from a wait for all
+ * work. Nothing here fails or spins. */
 #include "kernels/sim/sim.h"
 
 #include <errno.h>
@@ -43,8 +45,8 @@ static void sleep_until(uint64_t ns)
 		;
 }
 
-/* A step starts when the host submits it, but not before the previous one is done. If a busy
- * machine woke the host late and the host then continued promptly, the lateness is not counted. */
+/* A step starts when the host submits it, but not before the previous one is done; earlier by
+ * late_ns if the host continued promptly after it woke. */
 void sim_clock_begin(struct kern_device *dev, uint64_t now)
 {
 	struct sim_clock *c = &dev->clock;
@@ -69,10 +71,13 @@ void sim_clock_charge(struct kern_device *dev, double ns)
 	atomic_fetch_add_explicit(&dev->busy_ns, whole, memory_order_relaxed);
 }
 
-static void wait_until(uint64_t ns)
+/* Returns how late it woke; 0 if it did not sleep. */
+static uint64_t wait_until(uint64_t ns)
 {
-	if (ns > sim_clock_now() + NEAR_NS)
-		sleep_until(ns);
+	if (ns <= sim_clock_now() + NEAR_NS)
+		return 0;
+	sleep_until(ns);
+	return sim_clock_now() - ns;
 }
 
 void sim_clock_wait(struct kern_device *dev)
@@ -80,20 +85,18 @@ void sim_clock_wait(struct kern_device *dev)
 	wait_until(dev->clock.done_ns);
 }
 
-static void end(struct sim_clock *c, uint64_t ns)
+void sim_clock_end(struct kern_device *dev)
 {
-	wait_until(ns);
+	struct sim_clock *c = &dev->clock;
+	uint64_t late = wait_until(c->done_ns);
 	c->woke_ns = sim_clock_now();
-	uint64_t late = c->woke_ns > ns ? c->woke_ns - ns : 0;
 	c->late_ns = late > FORGIVEN_NS ? FORGIVEN_NS : late;
 }
 
-void sim_clock_end(struct kern_device *dev)
-{
-	end(&dev->clock, dev->clock.done_ns);
-}
-
+/* The latest step goes on meanwhile: if the host wakes so late that it is over, a real device is
+ * idle, too. */
 void sim_clock_end_previous(struct kern_device *dev)
 {
-	end(&dev->clock, dev->clock.previous_ns);
+	dev->clock.late_ns = 0;
+	wait_until(dev->clock.previous_ns);
 }

@@ -335,7 +335,7 @@ static int check(struct kern_device *dev, const struct kern_op *ops, size_t n,
 		if ((unsigned)ops[i].kind >= KERN_OPS || !kinds[ops[i].kind].run)
 			return sim_fail(dev, KERN_ENOTSUP, "operation %s is not supported by a simulated model",
 			                kern_op_name(ops[i].kind));
-	return kern_program_check(ops, n, limits, dev->host.error, sizeof dev->host.error);
+	return kern_program_check(ops, n, limits, 1, dev->host.error, sizeof dev->host.error);
 }
 
 static int record(struct kern_program *p, const struct kern_op *op)

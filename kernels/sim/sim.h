@@ -26,8 +26,8 @@ enum {
 struct sim_clock {
 	uint64_t done_ns;
 	uint64_t previous_ns; /* when the work before the latest run is complete */
-	uint64_t woke_ns;     /* when the latest sync returned */
-	/* how late that was; the next step may start this much earlier */
+	uint64_t woke_ns;     /* when the latest wait for all work returned */
+	/* how late that sleep ended; the next step may start this much earlier */
 	uint64_t late_ns;
 	double rest_ns; /* remainder of rounding to whole nanoseconds */
 };

@@ -8,16 +8,19 @@ and its steps are read twice, some seconds apart, while all streams decode:
     step        microseconds of the device for each step
 
 By default on the simulated accelerator, with a model of one billion weights on a device of 2.6 TB/s, where a step of one stream takes 0.9 ms: the host is the
-real one, and the model's time is known. On a GPU: --backend cuda MODEL.
+real one, and the model's time is known. On a GPU: --backend cuda, with MODEL, or with random weights in the shape of a known model (`make bench-gpu`: 1b). Each
+worker takes kv_mb for its KV.
 
-    python bench_overlap.py [--backend sim|cuda] [--streams 1,16,64] [-n TURNS] [MODEL]
+    python bench_overlap.py [--backend sim|cuda] [--shape 1b] [--streams 1,16,64] [-n TURNS] [--seconds 4] [--kv-mb N] [MODEL]
 """
 import argparse
+import contextlib
 import os
 import subprocess
 import tempfile
 import time
 
+import random_model
 from benchlib import Report, machine, median
 from suite import BIN, Suite, wait_for
 
@@ -25,8 +28,7 @@ SIM = """model = { name = "sim-1b"; layers = 16; hidden = 2048; heads = 32; kv_h
 seed = 1; };
 device = { flops = 5.0e14; bandwidth = 2.6e12; launch_us = 3.0; step_us = 20.0; time_scale = 1.0; };
 """
-SECONDS = 4
-ANSWER = 30000      # tokens: more than a stream gets in that time
+ANSWER = 30000      # tokens: more than a stream gets while it is looked at
 
 
 class Streams:
@@ -53,36 +55,62 @@ def look(suite):
     return time.monotonic(), s["device_busy_us"], s["device_steps"], s["running"]
 
 
-def measure(suite, n):
+def measure(suite, n, seconds):
     """-> percent of the time that the device was idle; that in microseconds a step; the device's microseconds a step"""
     with Streams(suite, n):
         t0, busy0, steps0, _ = look(suite)
-        time.sleep(SECONDS)
+        time.sleep(seconds)
         t1, busy1, steps1, running = look(suite)
     assert running == n, f"{running} of {n} streams were left"
     wall, busy, steps = (t1 - t0) * 1e6, busy1 - busy0, steps1 - steps0
     return 100 * (1 - busy / wall), (wall - busy) / steps, busy / steps
 
 
+@contextlib.contextmanager
+def model_of(a):
+    """The path of the model that is asked for."""
+    if a.model:
+        yield a.model
+        return
+    with tempfile.TemporaryDirectory(prefix="pdserve-bench-") as folder:
+        if a.backend == "sim":
+            path = os.path.join(folder, "sim.conf")
+            with open(path, "w") as f:
+                f.write(SIM)
+            yield path
+        else:
+            random_model.write(folder, a.shape)
+            yield folder
+
+
+def device(suite):
+    d = suite.ctl("mixed-1", "status").get("device") or {}
+    return d.get("name") or "simulated"
+
+
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("model", nargs="?")
     ap.add_argument("--backend", choices=("sim", "cuda"), default="sim")
+    ap.add_argument("--shape", choices=random_model.SHAPES, default="1b")
     ap.add_argument("--streams", default="1,16,64")
     ap.add_argument("-n", "--turns", type=int, default=3)
+    ap.add_argument("--seconds", type=float, default=4)
+    ap.add_argument("--kv-mb", type=int, default=3000)
     a = ap.parse_args()
     counts = [int(n) for n in a.streams.split(",")]
-    rep = Report("Steps that overlap: the device between them", f"make bench-overlap STREAMS={a.streams} TURNS={a.turns}")
+    sim = a.backend == "sim"
+    rep = Report("Steps that overlap: the device between them" + ("" if sim else ", on a GPU"),
+                 f"make bench-overlap STREAMS={a.streams} TURNS={a.turns}" if sim else f"bench_overlap.py --backend cuda {a.model or '--shape ' + a.shape} -n {a.turns}")
     rep.say(machine())
-    rep.say(f"{'streams':>7}  {'steps':<12}{'idle %':>8}{'gap us':>8}{'step us':>9}")
-    with tempfile.NamedTemporaryFile("w", suffix=".conf") as sim:
-        sim.write(SIM)
-        sim.flush()
-        worker = {"model": a.model or sim.name, "backend": a.backend, "kv_memory_mb": 3000, "max_sequences": max(counts), "messager": "none", "storage": "none"}
+    with model_of(a) as model:
+        worker = {"model": model, "backend": a.backend, "kv_memory_mb": a.kv_mb, "max_sequences": max(counts), "messager": "none", "storage": "none"}
         router = {} if a.model else {"model": ""}
         with Suite("mixed", a.model, worker={**worker, "overlap_steps": False}, router=router) as off, Suite("mixed", a.model, worker=worker, router=router) as on:
+            rep.say(f"device: {device(on)}")
+            rep.say(f"{'streams':>7}  {'steps':<12}{'idle %':>8}{'gap us':>8}{'step us':>9}")
             for n in counts:
-                turns = [(measure(off, n), measure(on, n)) for _ in range(a.turns)]
+                turns = [(measure(off, n, a.seconds), measure(on, n, a.seconds)) for _ in range(a.turns)]
                 for which, name in enumerate(("waiting", "overlapping")):
                     idle, gap, step = (median([t[which][k] for t in turns]) for k in range(3))
                     rep.say(f"{n:>7}  {name:<12}{idle:>8.2f}{gap:>8.0f}{step:>9.0f}")

@@ -1,8 +1,10 @@
 """golden.py - the tiny models of tests/data/golden in whole suites: what is asked of each, the reference's tokens, and what suites answer."""
 import json
 import os
+import shutil
+import struct
 
-from suite import GOLDEN, Suite
+from suite import GOLDEN, TINY_MODEL, Suite
 
 ALL = sorted(f for f in os.listdir(GOLDEN) if os.path.isdir(os.path.join(GOLDEN, f)))
 WORKER = {"block_tokens": 16, "kv_blocks": 96, "output_caching": False}
@@ -24,6 +26,18 @@ def wanted(family):
 
 def suite(family, layout, kv_type, file="", **more):
     return Suite(layout, os.path.join(GOLDEN, family, file), worker={**WORKER, "kv_type": kv_type}, **more)
+
+
+def with_nan(folder, token):
+    """Makes TINY_MODEL there, with a NaN in the embedding of that token."""
+    for f in os.listdir(TINY_MODEL):
+        shutil.copy(os.path.join(TINY_MODEL, f), folder)
+    with open(os.path.join(folder, "model.safetensors"), "r+b") as f:
+        n, = struct.unpack("<Q", f.read(8))
+        t = json.loads(f.read(n))["model.embed_tokens.weight"]
+        assert t["dtype"] == "BF16"
+        f.seek(8 + n + t["data_offsets"][0] + 2 * (token * t["shape"][1] + 3))
+        f.write(b"\xc0\x7f")
 
 
 def scored(s, prompt, n):

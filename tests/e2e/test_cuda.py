@@ -1,13 +1,15 @@
 """The CUDA backend in whole suites, on the host's stand-in for a GPU (tests/cuda_host), or with PD_GPU=1 on the machine's GPU: tokens of the reference, KV that
 goes from device to device and to storage and back, a device that breaks, devices that are not there or too small."""
+import concurrent.futures
 import ctypes.util
 import os
+import re
 import signal
 import subprocess
 
 import pytest
-from golden import ALL, WORKER, answers, asked, scored, suite, through_storage, wanted
-from suite import BIN, CUDA_HOST, ENV, GOLDEN, Suite, wait_for
+from golden import ALL, WORKER, answers, asked, scored, suite, through_storage, wanted, with_nan
+from suite import BIN, CUDA_HOST, ENV, GOLDEN, ROOT, Suite, wait_for
 
 ON_GPU = bool(os.environ.get("PD_GPU"))
 CUBLASLT = ctypes.util.find_library("cublasLt") or os.path.exists(os.path.join(BIN, "..", "lib", "pdserve", "libcublasLt.so.13"))
@@ -132,6 +134,36 @@ def test_a_device_that_breaks():
 
 
 @pytest.mark.skipif(ON_GPU, reason="a real GPU is not broken on purpose")
+@pytest.mark.parametrize("call", ["cudaGraphLaunch:40", "cudaEventSynchronize:40"])
+def test_a_step_that_fails_while_steps_overlap(call):
+    """One cannot be started while another is in flight, or the earlier of two fails: that costs its sequences an attempt, and the worker goes on."""
+    prompt, want = asked("llama")[0]
+    with suite("llama", "mixed", "f32", gpu={"mixed-1": {"CUDA_HOST_FAIL": call}}) as s:
+        for _ in range(2):
+            with concurrent.futures.ThreadPoolExecutor(3) as pool:
+                assert list(pool.map(lambda _: s.tokens(prompt, len(want)), range(3))) == [want] * 3
+        lost = re.findall("event=attempt_lost .* output_tokens=([0-9]+) why=.forward step failed", s.log("router"))
+        assert lost and max(map(int, lost)) > 0, s.log("router")
+        s.quiet()
+
+
+def test_not_finite_while_steps_overlap(tmp_path):
+    """The model has a NaN in the embedding of a token that some draw, which only the device knows when the next step starts: they end with the reason, and others in
+    the same steps go on."""
+    bad, prompts = 77, [[(7 * i + k) % 70 + 3 for i in range(60)] for k in range(6)]
+    with_nan(tmp_path, bad)
+    with Suite("mixed", str(tmp_path), worker=WORKER, gpu={}) as s:
+        want = [s.tokens(p, 24) for p in prompts]
+        with concurrent.futures.ThreadPoolExecutor(12) as pool:
+            others = [pool.submit(s.tokens, p, 24) for p in prompts]
+            spoilt = [pool.submit(s.post, "/v1/completions", {"prompt": p, "max_tokens": 8, "temperature": 0, "allowed_token_ids": [bad]}) for p in prompts]
+            for status, r in (f.result() for f in spoilt):
+                assert status == 500 and "token 1 of the answer are not finite" in r["error"]["message"], (status, r)
+            assert [f.result() for f in others] == want
+        s.quiet()
+
+
+@pytest.mark.skipif(ON_GPU, reason="a real GPU is not broken on purpose")
 @pytest.mark.parametrize("name", ["messager", "storage"])
 def test_a_device_that_breaks_under_a_copy(name):
     """To another process the device is well, and one that restarts can copy: so the daemon ends and says why, instead of failing every copy."""
@@ -152,6 +184,26 @@ def test_a_device_that_breaks_under_a_copy(name):
         prompt, want = asked("llama")[0]
         assert s.tokens(prompt, len(want)) == want
         s.quiet()
+
+
+@pytest.mark.skipif(ON_GPU, reason="a GPU has tools/bench-gpu itself")
+def test_the_benchmark_in_the_packed_folder(tmp_path):
+    """tools/bench-gpu, from the folder of make dist, also says how long the device waits between steps; what is measured without the daemons is played."""
+    packed = subprocess.run([os.path.join(ROOT, "tools", "make-dist")], capture_output=True, text=True, timeout=300)
+    assert packed.returncode == 0, packed.stderr
+    subprocess.run(["tar", "-C", tmp_path, "-xzf", os.path.join(ROOT, packed.stdout.split()[0])], check=True)
+    folder, = tmp_path.iterdir()
+    for name, text in (("gpu_limits", "read 100\nmma.sync bf16 10"), ("bench_gpu", "a step of $2")):
+        path = folder / "test" / name
+        path.unlink(missing_ok=True)
+        path.write_text(f'#!/bin/sh\necho "{text}"\n')
+        path.chmod(0o755)
+    env = {**ENV, "PDSERVE_BACKENDS": CUDA_HOST, "OVERLAP": "--shape tiny --streams 1,3 --seconds 1 --kv-mb 64 -n 1"}
+    r = subprocess.run([folder / "tools" / "bench-gpu"], env=env, capture_output=True, text=True, timeout=300)
+    assert r.returncode == 0, r.stdout + r.stderr
+    rows = re.findall(r"(?m)^ +(\d+)  (waiting|overlapping) +(-?[0-9.]+) +(-?[0-9]+) +([0-9]+)$", r.stdout)
+    assert [(n, kind) for n, kind, *_ in rows] == [("1", "waiting"), ("1", "overlapping"), ("3", "waiting"), ("3", "overlapping")], r.stdout
+    assert all(int(step) > 0 for *_, step in rows) and "RESULT idle_percent_overlapping_3=" in r.stdout and "a step of 8b" in r.stdout, r.stdout
 
 
 def refused(env, conf):

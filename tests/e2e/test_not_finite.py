@@ -1,15 +1,13 @@
 """A model with a NaN in its weights: the embedding of one token. Whoever has that token in a prompt,
 or draws it, gets 500 after one attempt; nothing of it is kept for others, who go on."""
-import json
-import os
 import re
 import shutil
-import struct
 import tempfile
 import threading
 
 import pytest
-from suite import TINY_MODEL, Suite, wait_for
+from golden import with_nan
+from suite import Suite, wait_for
 
 BAD = 77
 GOOD_PROMPT = [(11 * i) % 70 + 3 for i in range(40)]
@@ -20,14 +18,7 @@ WORKER = {"block_tokens": 16, "kv_blocks": 96, "storage": "none"}
 @pytest.fixture(scope="module")
 def model():
     folder = tempfile.mkdtemp(prefix="pdserve-test-nan-")
-    for f in os.listdir(TINY_MODEL):
-        shutil.copy(os.path.join(TINY_MODEL, f), folder)
-    with open(os.path.join(folder, "model.safetensors"), "r+b") as f:
-        n, = struct.unpack("<Q", f.read(8))
-        t = json.loads(f.read(n))["model.embed_tokens.weight"]
-        assert t["dtype"] == "BF16"
-        f.seek(8 + n + t["data_offsets"][0] + 2 * (BAD * t["shape"][1] + 3))
-        f.write(b"\xc0\x7f")
+    with_nan(folder, BAD)
     yield folder
     shutil.rmtree(folder)
 

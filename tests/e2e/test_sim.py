@@ -185,6 +185,29 @@ def test_steps_that_overlap():
         s.quiet()
 
 
+def test_embeddings_while_steps_overlap():
+    """An embedding comes while sequences decode: it is what it is alone, and so are the sequences' tokens."""
+    sim, prompts = {"base": "small", "check": "always", "step_us": 2000.0}, [prompt(200 + i, 30) for i in range(6)]
+    inputs = [prompt(300 + i, n) for i, n in enumerate((1, 64, 90, 300))]
+    with Suite(layout="mixed", sim=sim, worker={"max_batched_tokens": 128}) as s:
+        def embedded(given, pooling):
+            status, r = s.post("/v1/embeddings", {"input": given, "pooling": pooling})
+            assert status == 200, (status, r)
+            return [d["embedding"] for d in r["data"]]
+
+        kinds = [(i, p) for i in inputs for p in ("mean", "last")]
+        want, vectors = [s.tokens(p, n=300) for p in prompts], [embedded([i], p) for i, p in kinds]
+        with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
+            steps = s.ctl("mixed-1", "status")["device_steps"]
+            jobs = [pool.submit(s.tokens, p, n=300) for p in prompts]
+            wait_for(lambda: s.ctl("mixed-1", "status")["device_steps"] > steps + 20)
+            assert [embedded([i], p) for i, p in kinds] == vectors
+            assert not all(j.done() for j in jobs)
+            assert [j.result() for j in jobs] == want
+        assert set(faults(s).values()) == {0}
+        s.quiet()
+
+
 def test_rows_for_nothing():
     """An end that is known before the token is costs no step; one that only the token tells costs the step that was started meanwhile."""
     with Suite(layout="mixed", sim={"base": "small", "step_us": 3000.0}) as s:

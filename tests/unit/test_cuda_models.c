@@ -76,7 +76,8 @@ END_TEST
 START_TEST(overlapping_steps)
 {
 	static const char *const model[] = {GOLDEN "llama", GOLDEN "deepseek_v3"};
-	overlap_check((struct rig_opts){.model = model[_i], .backend = "cuda", .kv = KV_BF16});
+	overlap_check((struct rig_opts){.model = model[_i], .backend = "cuda", .kv = KV_BF16},
+	              engine_start);
 }
 END_TEST
 

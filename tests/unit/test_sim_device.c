@@ -383,6 +383,30 @@ START_TEST(test_tensor_parallel)
 }
 END_TEST
 
+/* --- idle time ----------------------------------------------------------- */
+
+/* The host is busy beyond the end of what runs, a step or, with two in flight, the later one: the
+ * next step does not begin before the host starts it. */
+START_TEST(test_a_busy_host_leaves_the_device_idle)
+{
+	enum { BUSY_US = 15000 };
+	struct sim_options o = options;
+	int overlap = _i;
+	o.step_us = 2000;
+	struct rig *r = rig_open(o);
+	double step_us = took_us(r, (struct piece[]){{0, 0, 1, 1}}, 1);
+	uint64_t begin = clock_ns();
+	for (int i = 0; i < 1 + overlap; i++)
+		ck_assert(!sim->run(r->stream, r->p, &r->batch));
+	usleep(BUSY_US);
+	ck_assert(!(overlap ? sim->sync_previous : sim->sync)(r->stream));
+	ck_assert(!sim->run(r->stream, r->p, &r->batch));
+	ck_assert(!sim->sync(r->stream));
+	ck_assert_double_ge((double)(clock_ns() - begin) / 1e3, BUSY_US + step_us - 60);
+	rig_close(r);
+}
+END_TEST
+
 /* --- progress ------------------------------------------------------------ */
 
 /* A layer's word is stored when the modelled device has that layer's KV, not before, and the
@@ -702,6 +726,7 @@ int main(void)
 	tcase_add_test(t, test_a_step_costs_what_its_operations_do);
 	tcase_add_test(t, test_an_operation_more_costs_more);
 	tcase_add_test(t, test_tensor_parallel);
+	tcase_add_loop_test(t, test_a_busy_host_leaves_the_device_idle, 0, 2);
 	tcase_add_test(t, test_progress_in_time_order);
 	tcase_add_test(t, test_operations_that_a_simulated_model_has_not);
 	tcase_add_test(t, test_operations_of_what_is_not_there);
