@@ -132,7 +132,7 @@ START_TEST(overlapping_steps)
 		setenv(ways[_i].setting, ways[_i].value, 1);
 	if (!on_gpu())
 		o.ranks_per_device = ways[_i].ranks_per_device;
-	overlap_check(o);
+	overlap_check(o, engine_start);
 }
 END_TEST
 
