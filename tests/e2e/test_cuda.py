@@ -223,7 +223,6 @@ def refused(env, conf):
     ({}, {"device": 9}, "device 9: this machine has 8 GPUs"),
     ({"CUDA_HOST_MEMORY_MB": "64"}, {"max_batched_tokens": 65536}, "memory of host: found 48 MiB available, expected 0 MiB for weights and"),
     ({"CUDA_HOST_MEMORY_MB": "600"}, {"kv_memory_mb": 700}, "allocating shared memory: the device has"),
-    ({}, {"tensor_parallel": 2, "storage": "storage"}, "set role to mixed, messager and storage to none"),
     ({"CUDA_HOST_DEVICES": "1"}, {"tensor_parallel": 2}, "device 1: this machine has 1 GPUs"),
     ({}, {"variant": "avx2"}, "unknown cuda variant avx2: must be auto or fast"),
     ({}, {"backend": "cpu", "variant": "fast"}, "unknown cpu variant fast: must be auto"),
