@@ -408,7 +408,7 @@ install: all
 
 # a folder that runs without root, with the CUDA backend and what checks it on a GPU
 .PHONY: dist check-gpu
-dist: all $(O)/test/conform $(O)/test/test_cuda_models $(O)/test/test_cuda_ranks $(O)/bench/bench_gpu $(if $(CUDA),$(O)/bench/gpu_limits)
+dist: all $(O)/test/conform $(O)/test/test_cuda_models $(O)/test/test_cuda_ranks $(O)/bench/bench_gpu $(O)/bench/bench_gpu_copies $(if $(CUDA),$(O)/bench/gpu_limits)
 	@tools/make-dist
 check-gpu: all $(O)/test/conform $(O)/test/test_cuda_models $(O)/test/test_cuda_ranks
 	@tools/check-gpu
@@ -417,7 +417,7 @@ $(O)/bench/gpu_limits: tests/bench/gpu_limits.cu
 	@echo "  NVCC $<"
 	@$(NVCC) -std=c++20 -O3 $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) -o $@ $<
 .PHONY: bench-gpu
-bench-gpu: programs cuda $(O)/bench/bench_gpu $(O)/bench/gpu_limits
+bench-gpu: programs cuda $(O)/bench/bench_gpu $(O)/bench/bench_gpu_copies $(O)/bench/gpu_limits
 	@tools/bench-gpu
 
 include tests/bench/bench.mk

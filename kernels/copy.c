@@ -101,6 +101,8 @@ int kern_copy(const struct kern_copy *c, struct kern_ticket *ret_ticket, char *e
 	part.piece = joined;
 	for (size_t i = 0; !rc && i < c->n;) {
 		joined[0] = c->piece[i++];
+		if (!joined[0].bytes)
+			continue;
 		for (part.n = 1; i < c->n; i++)
 			if (pieces_join(&joined[part.n - 1], &c->piece[i], !c->seen))
 				continue;

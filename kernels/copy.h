@@ -11,7 +11,8 @@
  *    knows that the bytes are there.
  *  - kern_copy may return before the copy completes; its source and destination must be left alone
  *    until kern_wait on its ticket has returned. Copies to one pool run in order, and so do those
- *    from one pool to host memory: waiting for the last is enough. */
+ *    from one pool to host memory: waiting for the last is enough. Of a divided pool this holds for
+ *    each part, and waiting for the last waits for all. */
 #ifndef KERNELS_COPY_H
 #define KERNELS_COPY_H
 

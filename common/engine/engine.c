@@ -610,7 +610,7 @@ int engine_share_pool(struct engine *e, int *ret_fd, struct err *err)
 	return rc ? engine_device_error(e, rc, "cannot share the KV pool", err) : 0;
 }
 
-/* Closed if the caller wants none, or if it was made in vain. */
+/* The descriptors are closed on an error, or if the caller wants none. */
 int engine_new_pool(struct engine *e, uint32_t blocks, struct kv_data *ret_data, struct err *err)
 {
 	if (e->pool.dev.v)

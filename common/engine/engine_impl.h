@@ -138,10 +138,11 @@ uint64_t weights_bytes(const struct engine *e, enum model_role role, const struc
 size_t engine_program_bytes(const struct engine *e);
 /* record.c: records the programs of steps over the pool. */
 int engine_record(struct engine *e, struct err *err);
-/* step.c, for other ranks; a failure fails the group. Starts one of the programs on the part of the
- * batch that rank 0 has laid out, and waits for the step before it; for this one if steps do not
- * overlap. Waits for all that is in flight. */
+/* step.c, for other ranks; a failure fails the group. engine_follow: starts one of the programs on
+ * the part of the batch that rank 0 has laid out, and waits for the step before it; for this one if
+ * steps do not overlap. */
 int engine_follow(struct engine *e, struct kern_program *p, uint32_t flight);
+/* Waits for all that is in flight. */
 int engine_settle(struct engine *e);
 /* engine.c: records the program over e->pool, which has `blocks` blocks. */
 int engine_use_pool(struct engine *e, uint32_t blocks, struct err *err);

@@ -5,6 +5,7 @@
  * open, engine_open of rank 0 returns that rank's error text; a later failure of any rank fails the
  * step and all that follow (engine_broken). */
 #include "engine/engine_impl.h"
+#include "util/check.h"
 #include "util/log_file.h"
 
 #include <signal.h>
@@ -124,6 +125,7 @@ static int part_of_rank(struct engine *e, uint32_t blocks, struct kv_data *ret, 
 	}
 	fds[e->rank] = fd;
 	struct kv_data all = {.parts = tp_ranks(e->tp)};
+	CHECK(all.parts <= KERN_PARTS_MAX); /* the backend has no larger groups */
 	for (unsigned r = 0; r < all.parts; r++) {
 		all.fd[r] = fds[r];
 		all.device[r] = e->opts.device_index + (int)(r / each);
@@ -226,8 +228,8 @@ static void obey(struct engine *e, enum tp_order kind, const struct rank_order *
 }
 
 /* A rank that rank 0 keeps busy starts its part of a step while that of the one before is in
- * flight. If no order comes for NEXT_US, it waits for its device, so that an error is told at
- * once. */
+ * flight. If no order comes for NEXT_US, it waits for its device, so that an error is reported
+ * at once; an order that comes meanwhile waits, too. */
 static void take_order(struct engine *e)
 {
 	struct rank_order order;

@@ -134,6 +134,7 @@ int handover_receive(int sock, struct handover_hello *ret_hello, struct kv_layou
 	ssize_t n = sock_recv(sock, &h, sizeof h, fds, FDS_MAX, &n_fds);
 	if (n <= 0) {
 		int code = n == 0 ? ERR_CLOSED : (int)n;
+		close_all(fds, n_fds); /* an empty message may bring some, too */
 		return err_set(err, code, "cannot receive a hand-over: %s", err_name(code));
 	}
 	int r = hello_check(&h, (size_t)n, n_fds, &l, err);
@@ -216,6 +217,7 @@ int handover_result(int sock, struct handover_reply *ret, int *ret_bell_fd, stru
 	ssize_t n = sock_recv(sock, &a, sizeof a, &bell, 1, &n_fds);
 	if (n <= 0) {
 		int code = n == 0 ? ERR_CLOSED : (int)n;
+		close_all(&bell, n_fds);
 		return err_set(err, code, "no reply to the hand-over: %s", err_name(code));
 	}
 	int r = reply_check(&a, (size_t)n, err);

@@ -98,6 +98,8 @@ uint64_t kv_part_offset(const struct kv_layout *l, uint32_t blocks, uint32_t par
 	uint32_t heads = l->layer[0].heads,
 			 own = first_head(heads, part + 1, parts) - first_head(heads, part, parts);
 	int end = layer == l->layers;
+	if (parts == 1)
+		return end ? (uint64_t)l->block_bytes * blocks : kv_piece_offset(l, blocks, layer, block);
 	uint64_t before = end ? l->block_bytes : l->before_bytes[layer],
 			 piece = end ? 0 : l->piece_bytes[layer];
 	return before / heads * own * blocks + piece / heads * own * block;

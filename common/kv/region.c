@@ -206,6 +206,9 @@ static int pool_open(struct kv_region *r, const struct kv_layout *layout, const 
 	           : k == KERN_ENOMEM ? ERR_NOMEM
 	           : k == KERN_ELOST  ? ERR_CLOSED
 	                              : ERR_IO;
+	if (d->parts > 1)
+		return err_set(err, code, "blocks on devices %d to %d of backend %s cannot be copied: %s",
+		               d->device[0], d->device[d->parts - 1], backend, why);
 	return err_set(err, code, "blocks on device %d of backend %s cannot be copied: %s",
 	               d->device[0], backend, why);
 }

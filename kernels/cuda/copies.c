@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+_Static_assert((int)CUDA_RANKS_MAX <= (int)KERN_PARTS_MAX, "a pool of a group has too many parts");
 enum { RING = 64, STAGE_BYTES = 1 << 20, BATCH_MAX = 64 };
 
 struct cuda_pool {

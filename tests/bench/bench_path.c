@@ -256,9 +256,11 @@ static void end_new(struct end *e, struct tcp_opts *opts)
 	e->base = event_base_new();
 	if (tcp_transport_new(e->base, opts, &e->transport, &err) < 0 ||
 	    kv_layout_uniform(&e->layout, LAYERS, 8, 128, 64, KV_BF16) < 0 ||
-	    pool_memory_new(&e->own, &e->layout, blocks, &err) < 0 ||
-	    kv_region_map(&e->pool, &e->layout, blocks, "cpu", 0, dup(e->own.region.control_fd),
-	                  dup(e->own.region.data_fd), &err) < 0)
+	    pool_memory_new(&e->own, &e->layout, blocks, &err) < 0)
+		check_fatal("%s", err.text);
+	struct kv_data data = one_part(dup(e->own.region.data.fd[0]));
+	if (kv_region_map(&e->pool, &e->layout, blocks, "cpu", dup(e->own.region.control_fd), &data,
+	                  &err) < 0)
 		check_fatal("%s", err.text);
 	memset(e->pool.pool->host, 0, e->own.region.data_bytes); /* maps all pages */
 	if (e->is_sender)

@@ -103,9 +103,10 @@ static void region_make(uint32_t layers, uint32_t heads, uint32_t dim, uint32_t 
 	struct kv_layout layout;
 	struct kv_region region;
 	CHECK(kv_layout_uniform(&layout, layers, heads, dim, tokens, KV_BF16) == 0);
-	if (pool_memory_new(&owner, &layout, BLOCKS, &err) != 0 ||
-	    kv_region_map(&region, &layout, BLOCKS, "cpu", 0, dup(owner.region.control_fd),
-	                  dup(owner.region.data_fd), &err) != 0)
+	if (pool_memory_new(&owner, &layout, BLOCKS, &err) != 0)
+		check_fatal("%s", err.text);
+	struct kv_data data = one_part(dup(owner.region.data.fd[0]));
+	if (kv_region_map(&region, &layout, BLOCKS, "cpu", dup(owner.region.control_fd), &data, &err))
 		check_fatal("%s", err.text);
 	copy_target_init(&target, &layout, &region);
 	for (size_t i = 0; i < owner.region.data_bytes; i++)

@@ -230,14 +230,14 @@ static void set_up(uint32_t layers, uint32_t heads, uint32_t dim, uint32_t block
 	must(ring_create(8, layers, P_EPOCH, &w->ring, &err), &err, "ring");
 	memset(w->p.data, 1, w->p.region.data_bytes);
 	memset(w->d.data, 2, w->d.region.data_bytes);
-	handover_hello_init(&hello, "decode-1", D_EPOCH, &w->layout, blocks, "cpu", 0);
-	w->d_attach = attach_new(&w->svc, "messager", w->sock, &hello, w->d.region.control_fd,
-	                         w->d.region.data_fd, -1, &d_attach);
-	handover_hello_init(&hello, "prefill-1", P_EPOCH, &w->layout, blocks, "cpu", 0);
+	handover_hello_init(&hello, "decode-1", D_EPOCH, &w->layout, blocks, "cpu");
+	const struct handover_fds d_fds = {w->d.region.control_fd, -1, w->d.region.data};
+	w->d_attach = attach_new(&w->svc, "messager", w->sock, &hello, &d_fds, &d_attach);
+	handover_hello_init(&hello, "prefill-1", P_EPOCH, &w->layout, blocks, "cpu");
 	hello.ring_slots = 8;
 	hello.ring_layers = layers;
-	w->p_attach = attach_new(&w->svc, "messager", w->sock, &hello, w->p.region.control_fd,
-	                         w->p.region.data_fd, ring_fd(w->ring), &p_attach);
+	const struct handover_fds p_fds = {w->p.region.control_fd, ring_fd(w->ring), w->p.region.data};
+	w->p_attach = attach_new(&w->svc, "messager", w->sock, &hello, &p_fds, &p_attach);
 	w->p_chan = link_to_messager("prefill-1", P_EPOCH, &p_hooks, &w->p_peer);
 	w->d_chan = link_to_messager("decode-1", D_EPOCH, &d_hooks, &w->d_peer);
 	must(loop_until(connected), &err, "connecting to the messager");

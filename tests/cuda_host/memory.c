@@ -2,6 +2,7 @@
  * shared by processes. See runtime.h. */
 #include "tests/cuda_host/runtime.h"
 
+#include <errno.h>
 #include <cuda.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -30,7 +31,10 @@ bool cuda_host_injected(const char *name)
 {
 	static char text[80]; /* the setting that `left` counts for */
 	static int left;
-	const char *what = getenv("CUDA_HOST_FAIL"), *colon = what ? strrchr(what, ':') : NULL;
+	const char *what = getenv("CUDA_HOST_FAIL"), *colon = what ? strrchr(what, ':') : NULL,
+			   *in = getenv("CUDA_HOST_FAIL_IN");
+	if (in && strcmp(in, program_invocation_short_name))
+		return false;
 	if (!colon || strncmp(what, name, (size_t)(colon - what)) != 0 || name[colon - what])
 		return false;
 	pthread_mutex_lock(&lock);

@@ -193,17 +193,19 @@ def test_the_benchmark_in_the_packed_folder(tmp_path):
     assert packed.returncode == 0, packed.stderr
     subprocess.run(["tar", "-C", tmp_path, "-xzf", os.path.join(ROOT, packed.stdout.split()[0])], check=True)
     folder, = tmp_path.iterdir()
-    for name, text in (("gpu_limits", "read 100\nmma.sync bf16 10"), ("bench_gpu", "a step of $2")):
+    for name, text in (("gpu_limits", "read 100\nmma.sync bf16 10\ncopy (read and written)      50 GB/s\ndevice to pinned            5.5 GB/s"), ("bench_gpu", "a step of $2")):
         path = folder / "test" / name
         path.unlink(missing_ok=True)
         path.write_text(f'#!/bin/sh\necho "{text}"\n')
         path.chmod(0o755)
-    env = {**ENV, "PDSERVE_BACKENDS": CUDA_HOST, "OVERLAP": "--shape tiny --streams 1,3 --seconds 1 --kv-mb 64 -n 1"}
+    env = {**ENV, "PDSERVE_BACKENDS": CUDA_HOST, "OVERLAP": "--shape tiny --streams 1,3 --seconds 1 --kv-mb 64 -n 1", "COPY_BLOCKS": "9"}
     r = subprocess.run([folder / "tools" / "bench-gpu"], env=env, capture_output=True, text=True, timeout=300)
     assert r.returncode == 0, r.stdout + r.stderr
     rows = re.findall(r"(?m)^ +(\d+)  (waiting|overlapping) +(-?[0-9.]+) +(-?[0-9]+) +([0-9]+)$", r.stdout)
     assert [(n, kind) for n, kind, *_ in rows] == [("1", "waiting"), ("1", "overlapping"), ("3", "waiting"), ("3", "overlapping")], r.stdout
     assert all(int(step) > 0 for *_, step in rows) and "RESULT idle_percent_overlapping_3=" in r.stdout and "a step of 8b" in r.stdout, r.stdout
+    assert re.search(r"pool to pool, blocks apart +[0-9.]+ GB/s +[0-9.]+ % of 25\n", r.stdout), r.stdout
+    assert re.search(r"to host memory, summed on the way +[0-9.]+ GB/s +[0-9.]+ % of 6\n", r.stdout), r.stdout
 
 
 def refused(env, conf):

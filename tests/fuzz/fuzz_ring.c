@@ -88,8 +88,9 @@ static void attach(const char *name, uint64_t epoch, const struct pool_memory *o
 	struct kv_region region;
 	struct ring *ring = NULL;
 	struct err e = {0};
-	must(kv_region_map(&region, &w.layout, BLOCKS, "cpu", 0, dup(of->region.control_fd),
-	                   dup(of->region.data_fd), &e) == 0);
+	struct kv_data data = one_part(dup(of->region.data.fd[0]));
+	must(kv_region_map(&region, &w.layout, BLOCKS, "cpu", dup(of->region.control_fd), &data, &e) ==
+	     0);
 	if (ring_too)
 		must(ring_map(dup(ring_fd(w.ring)), SLOTS, LAYERS, epoch, &ring, &e) == 0);
 	must(mover_add(w.m, name, epoch, &w.layout, &region, ring) != NULL);

@@ -138,11 +138,18 @@ END_TEST
 
 /* --- ends ---------------------------------------------------------------- */
 
+/* Where steps overlap, one is left in flight. */
 static int decode_one(struct rig *r, struct err *err)
 {
+	static int in_flight;
 	uint32_t id = 5, table[] = {1};
 	struct engine_span sp = {.tokens = &id, .n = 1, .blocks = table, .logits = ENGINE_LOGITS_LAST};
-	return engine_step(r->e, &sp, 1, err);
+	int rc = engine_start(r->e, &sp, 1, err);
+	in_flight += !rc;
+	if (rc || (in_flight == 1 && engine_info(r->e)->overlap))
+		return rc;
+	in_flight--;
+	return engine_finish(r->e, err);
 }
 
 struct killing {
@@ -168,13 +175,15 @@ static void *kill_later(void *arg)
  * second, with the reason, and no later one runs. */
 START_TEST(killed_in_a_step)
 {
-	struct rig r = rig_open(ranks(GOLDEN "llama", 2));
-	struct killing k = {.first_us = 50000 + 7000 * _i, .signals = {SIGKILL}};
+	struct rig_opts o = ranks(GOLDEN "llama", 2);
+	o.overlap = _i % 2;
+	struct rig r = rig_open(o);
+	struct killing k = {.first_us = 50000 + 7000 * (_i / 2), .signals = {SIGKILL}};
 	pid_t pid[CHILDREN_MAX];
 	pthread_t t;
 	struct err err = {0};
 	int rc = 0;
-	if (_i == 0)
+	if (_i / 2 == 0)
 		k = (struct killing){.first_us = 50000, .signals = {SIGSTOP, SIGKILL}};
 	ck_assert_uint_eq(children(getpid(), pid), 1);
 	k.pid = pid[0];
@@ -217,17 +226,47 @@ START_TEST(a_device_that_breaks)
 {
 	if (on_gpu())
 		SKIP("a real GPU is not broken on purpose");
-	if (breaks[_i].setting)
-		setenv(breaks[_i].setting, "0", 1);
-	struct rig r = rig_open(ranks(GOLDEN "llama", 2));
+	int which = _i / 2;
+	struct rig_opts o = ranks(GOLDEN "llama", 2);
+	o.overlap = _i % 2;
+	if (breaks[which].setting)
+		setenv(breaks[which].setting, "0", 1);
+	struct rig r = rig_open(o);
 	struct err err = {0};
 	int rc = 0;
 	ck_assert_int_eq(decode_one(&r, &err), 0);
-	setenv("CUDA_HOST_FAIL", breaks[_i].work, 1);
-	for (int i = 0; i < 3 && !rc; i++)
+	setenv("CUDA_HOST_FAIL", breaks[which].work, 1);
+	for (int i = 0; i < 4 && !rc; i++)
 		rc = decode_one(&r, &err);
-	ck_assert_msg(rc == breaks[_i].rc, "case %d returned %d", _i, rc);
+	ck_assert_msg(rc == breaks[which].rc, "case %d returned %d", _i, rc);
 	ck_assert_msg(!rc || strstr(err.text, "an illegal memory access"), "%s", err.text);
+	rig_close(&r);
+}
+END_TEST
+
+/* The device of another rank, in a step that no other follows: the step ends with the reason, and
+ * not when the group's time is up. */
+START_TEST(another_ranks_device_that_breaks)
+{
+	if (on_gpu())
+		SKIP("a real GPU is not broken on purpose");
+	setenv("CUDA_HOST_FAIL", "embed_rows:4", 1);
+	setenv("CUDA_HOST_FAIL_IN", "pdrank", 1);
+	struct rig_opts o = ranks(GOLDEN "llama", 2);
+	o.overlap = _i;
+	struct rig r = rig_open(o);
+	struct err err = {0};
+	uint32_t id = 5, table[] = {1};
+	int rc = 0;
+	uint64_t begun = clock_us();
+	for (int i = 0; i < 8 && !rc; i++) {
+		struct engine_span sp = {
+			.tokens = &id, .n = 1, .blocks = table, .logits = ENGINE_LOGITS_LAST};
+		rc = engine_step(r.e, &sp, 1, &err);
+	}
+	ck_assert_int_eq(rc, ERR_IO);
+	ck_assert_msg(strstr(err.text, "an illegal memory access"), "%s", err.text);
+	ck_assert_uint_lt(clock_us() - begun, 40000000);
 	rig_close(&r);
 }
 END_TEST
@@ -421,8 +460,9 @@ int main(int argc, char **argv)
 	tcase_add_loop_test(tokens, golden_tokens, 0, getenv("PD_FULL") || on_gpu() ? all : GOLDEN_FEW);
 	tcase_add_loop_test(bits, bits_of_one_device, 0, (int)(sizeof same / sizeof *same));
 	tcase_add_loop_test(bits, overlapping_steps, 0, 3);
-	tcase_add_loop_test(ends, killed_in_a_step, 0, 4);
-	tcase_add_loop_test(ends, a_device_that_breaks, 0, (int)(sizeof breaks / sizeof *breaks));
+	tcase_add_loop_test(ends, killed_in_a_step, 0, 8);
+	tcase_add_loop_test(ends, a_device_that_breaks, 0, 2 * (int)(sizeof breaks / sizeof *breaks));
+	tcase_add_loop_test(ends, another_ranks_device_that_breaks, 0, 2);
 	tcase_add_test(ends, pool_of_all_devices);
 	tcase_add_loop_test(ends, pools_read_alike, 0, 2);
 	tcase_add_test(ends, memory_of_own_rows);

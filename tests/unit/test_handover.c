@@ -201,6 +201,34 @@ START_TEST(hello_is_checked)
 }
 END_TEST
 
+/* An empty message is no end of file for its descriptors: they are closed. */
+START_TEST(empty_messages)
+{
+	struct handover_hello h;
+	struct handover_reply reply;
+	struct kv_layout l;
+	struct handover_fds out;
+	struct err e = {0};
+	int bell = -1;
+	union {
+		struct cmsghdr head;
+		char room[CMSG_SPACE(sizeof(int))];
+	} c = {.head = {CMSG_LEN(sizeof(int)), SOL_SOCKET, SCM_RIGHTS}};
+	memcpy(CMSG_DATA(&c.head), &pair[0], sizeof(int));
+	struct iovec io = {&c, 0};
+	const struct msghdr m = {
+		.msg_iov = &io, .msg_iovlen = 1, .msg_control = &c, .msg_controllen = sizeof c};
+	int before = open_fds();
+	for (int i = 0; i < 2; i++) {
+		ck_assert_int_eq(sendmsg(pair[0], &m, 0), 0);
+		ck_assert_int_eq(i ? handover_result(pair[1], &reply, &bell, &e)
+		                   : handover_receive(pair[1], &h, &l, &out, &e),
+		                 ERR_CLOSED);
+		ck_assert_int_eq(open_fds(), before);
+	}
+}
+END_TEST
+
 START_TEST(hello_of_another_size)
 {
 	struct handover_hello got;
@@ -573,6 +601,7 @@ int main(void)
 	tcase_add_test(m, without_a_ring);
 	tcase_add_loop_test(m, hello_is_checked, 0, (int)(sizeof hellos / sizeof *hellos));
 	tcase_add_test(m, hello_of_another_size);
+	tcase_add_test(m, empty_messages);
 	tcase_add_test(m, random_hellos);
 	tcase_add_test(m, answer_is_checked);
 	tcase_add_checked_fixture(a, attach_setup, attach_teardown);

@@ -502,7 +502,9 @@ static int stage(struct tcp_out *c, struct tcp_outgoing *o, const struct sent *s
 		const struct kern_copy copy = {.from = o->o.from->pool, .piece = &part, .n = 1};
 		rc = kern_copy(&copy, &last, why, sizeof why);
 	}
-	rc = rc ? rc : kern_wait(&last, why, sizeof why);
+	char later[64]; /* discarded: the first error is reported */
+	int waited = kern_wait(&last, rc ? later : why, rc ? sizeof later : sizeof why);
+	rc = rc ? rc : waited;
 	if (rc)
 		outgoing_fail(o, rc == KERN_ELOST ? ERR_CLOSED : ERR_IO, "cannot read layer %u: %s",
 		              s->layer, why);

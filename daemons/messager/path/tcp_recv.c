@@ -68,7 +68,8 @@ int incoming_write(struct tcp_incoming *n, const struct frame *f, const unsigned
 		const struct kern_copy copy = {.to = n->o.to->pool, .piece = &part, .n = 1};
 		rc = kern_copy(&copy, &last, why, sizeof why);
 	}
-	int waited = kern_wait(&last, why, sizeof why);
+	char later[64]; /* discarded: the first error is reported */
+	int waited = kern_wait(&last, rc ? later : why, rc ? sizeof later : sizeof why);
 	rc = rc ? rc : waited;
 	if (rc)
 		return err_set(err, rc == KERN_ELOST ? ERR_CLOSED : ERR_IO, "cannot write layer %u: %s",
