@@ -104,7 +104,8 @@ int kern_copy(const struct kern_copy *c, struct kern_ticket *ret_ticket, char *e
 		if (!joined[0].bytes)
 			continue;
 		for (part.n = 1; i < c->n; i++)
-			if (pieces_join(&joined[part.n - 1], &c->piece[i], !c->seen))
+			/* within a pool, what an earlier piece has written may be read */
+			if (c->to != c->from && pieces_join(&joined[part.n - 1], &c->piece[i], !c->seen))
 				continue;
 			else if (part.n < JOINED_MAX)
 				joined[part.n++] = c->piece[i];

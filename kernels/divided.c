@@ -166,7 +166,7 @@ static int add(struct cutting *k, const struct place *to, const struct place *fr
 	if (!rc && k->in_order && k->last && k->last != g)
 		rc = crossing_start(k, k->last);
 	k->last = g;
-	if (!rc && g->n && pieces_join(&g->piece[g->n - 1], &p, !k->c->seen))
+	if (!rc && g->n && k->c->to != k->c->from && pieces_join(&g->piece[g->n - 1], &p, !k->c->seen))
 		return KERN_OK;
 	if (!rc && g->n == CROSSING_PIECES)
 		rc = crossing_start(k, g);

@@ -96,6 +96,10 @@ int cuda_find(int index, struct cudaDeviceProp *ret_prop, char *errbuf, size_t e
 int cuda_shared_map(int index, int fd, size_t bytes, CUdeviceptr *ret_at, char *errbuf,
                     size_t errlen);
 void cuda_shared_unmap(int index, CUdeviceptr at, size_t bytes);
+/* Lets device `reader`, which is current, read memory that device `index` has, and tries it on the
+ * stream: 1 if what stands at its end arrives. 0: the hardware cannot, or it does not arrive (some
+ * IOMMUs redirect such reads), or PDSERVE_CUDA_PEERS is 0. */
+int cuda_shared_reaches(int index, CUdeviceptr at, size_t bytes, int reader, cudaStream_t stream);
 
 /* --- weights (weight.cu) ------------------------------------------------- */
 

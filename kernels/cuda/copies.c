@@ -8,6 +8,7 @@
 #include "kernels/copy.h"
 #include "kernels/cuda/backend.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +25,9 @@ struct cuda_pool {
 	cudaStream_t stream;
 	/* protects the fields below and the order of submissions to the stream */
 	pthread_mutex_t lock;
-	uint64_t number;       /* of the latest copy; the first is 1 */
+	uint64_t number; /* of the latest copy; the first is 1 */
+	/* bits of other devices: it was tried whether they read this memory themselves; they do */
+	_Atomic uint64_t tried, direct;
 	cudaEvent_t end[RING]; /* of copy n: n % RING */
 	struct {
 		unsigned char *host;
@@ -172,20 +175,34 @@ static cudaError_t copy_batches(const struct kern_copy *c, cudaStream_t stream)
 	return rc;
 }
 
-/* Between device and host, copies always use copy engines. A pool's memory is mapped only for its
- * own device, so for copies between devices the driver needs both. */
+/* Whether p's device reads what is in that pool itself, over NVLink or PCIe. Else the driver copies
+ * through host memory. */
+static bool reads(const struct cuda_pool *p, struct cuda_pool *from)
+{
+	uint64_t bit = p->device < 64 ? 1ull << p->device : 0;
+	if (bit && !(atomic_load(&from->tried) & bit)) {
+		if (cuda_shared_reaches(from->device, from->at, from->bytes, p->device, p->stream))
+			atomic_fetch_or(&from->direct, bit);
+		atomic_fetch_or(&from->tried, bit);
+	}
+	return atomic_load(&from->direct) & bit;
+}
+
+/* Between device and host, and from a device that this one can read, copies always use copy
+ * engines. */
 static cudaError_t copy_pieces(const struct kern_copy *c, cudaStream_t stream)
 {
-	const struct cuda_pool *to_pool = (const struct cuda_pool *)c->to,
-						   *from_pool = (const struct cuda_pool *)c->from;
+	const struct cuda_pool *to_pool = (const struct cuda_pool *)c->to;
+	struct cuda_pool *from_pool = (struct cuda_pool *)c->from;
 	cudaError_t rc = cudaSuccess;
 	if (c->to && c->from && to_pool->device == from_pool->device)
 		return copy_batches(c, stream);
+	bool through_host = c->to && c->from && !reads(to_pool, from_pool);
 	for (size_t i = 0; i < c->n && rc == cudaSuccess; i++) {
 		unsigned char *to = address(c->to, c->piece[i].to);
 		const unsigned char *from = address(c->from, c->piece[i].from);
 		size_t bytes = c->piece[i].bytes;
-		if (bytes && c->to && c->from)
+		if (bytes && through_host)
 			rc = cudaMemcpyPeerAsync(to, to_pool->device, from, from_pool->device, bytes, stream);
 		else if (bytes)
 			rc = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream);

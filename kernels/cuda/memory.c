@@ -4,6 +4,7 @@
 #include "kernels/cuda/backend.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -205,6 +206,42 @@ int cuda_shared_map(int index, int fd, size_t bytes, CUdeviceptr *ret_at, char *
 void cuda_shared_unmap(int index, CUdeviceptr at, size_t bytes)
 {
 	shared_unplace(at, shared_bytes(index, bytes));
+}
+
+/* Copies the trailer to the reader's memory, and from there to the host. */
+static int trailer_arrives(CUdeviceptr at, size_t whole, size_t bytes, cudaStream_t stream)
+{
+	struct trailer end = {0, 0};
+	const void *from = (const unsigned char *)(uintptr_t)at + whole - sizeof end;
+	void *here = NULL;
+	int arrives = cudaMalloc(&here, sizeof end) == cudaSuccess &&
+	              cudaMemsetAsync(here, 0, sizeof end, stream) == cudaSuccess &&
+	              cudaMemcpyAsync(here, from, sizeof end, cudaMemcpyDefault, stream) ==
+	                  cudaSuccess &&
+	              cudaMemcpyAsync(&end, here, sizeof end, cudaMemcpyDefault, stream) == cudaSuccess;
+	arrives &= cudaStreamSynchronize(stream) == cudaSuccess;
+	if (here)
+		cudaFree(here);
+	return arrives && end.magic == TRAILER_MAGIC && end.bytes == bytes;
+}
+
+int cuda_shared_reaches(int index, CUdeviceptr at, size_t bytes, int reader, cudaStream_t stream)
+{
+	const char *peers = getenv("PDSERVE_CUDA_PEERS");
+	CUmemAccessDesc access;
+	size_t whole = shared_bytes(index, bytes);
+	int can = 0;
+	memset(&access, 0, sizeof access);
+	access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+	access.location.id = reader;
+	access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+	int reaches = !(peers && !strcmp(peers, "0")) &&
+	              cudaDeviceCanAccessPeer(&can, reader, index) == cudaSuccess && can &&
+	              vmm.access(at, whole, &access, 1) == CUDA_SUCCESS &&
+	              trailer_arrives(at, whole, bytes, stream);
+	if (!reaches)
+		cudaGetLastError();
+	return reaches;
 }
 
 /* --- kern_ops ------------------------------------------------------------ */

@@ -322,6 +322,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
 cudaError_t cudaMemcpyPeerAsync(void *to, int to_index, const void *from, int from_index,
                                 size_t bytes, cudaStream_t s)
 {
+	CALL("cudaMemcpyPeerAsync");
 	return to_index == from_index ? cuda_host_failed(cudaErrorInvalidValue)
 	                              : cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, s);
 }

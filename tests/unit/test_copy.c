@@ -190,6 +190,23 @@ START_TEST(lists_against_a_model)
 }
 END_TEST
 
+/* Pieces that continue each other within a pool, where the second reads what the first has
+ * written. */
+START_TEST(pieces_within_a_pool)
+{
+	struct memory m = memory_new(0);
+	const struct kern_piece piece[] = {{100, 0, 60}, {160, 60, 60}};
+	for (unsigned i = 0; i < 300; i++)
+		m.at[i] = want[i] = (unsigned char)i;
+	for (int i = 0; i < 2; i++)
+		memcpy(want + piece[i].to, want + piece[i].from, 60);
+	ck_assert_int_eq(
+		copy(&(struct kern_copy){.to = m.pool, .from = m.pool, .piece = piece, .n = 2}), 0);
+	ck_assert_mem_eq(m.at, want, 300);
+	memory_free(&m);
+}
+END_TEST
+
 /* A backend that only writes down what it is given. */
 static struct kern_piece given[512];
 static size_t n_given, calls, waits;
@@ -422,6 +439,7 @@ int main(void)
 	tcase_set_timeout(t, 120);
 	tcase_add_loop_test(t, a_devices_pool_in_another_process, 0, 2);
 	tcase_add_loop_test(t, lists_against_a_model, 0, WAYS);
+	tcase_add_test(t, pieces_within_a_pool);
 	tcase_add_loop_test(t, neighbours_are_one_copy, 0, sizeof joins / sizeof *joins);
 	tcase_add_test(t, long_lists_and_empty_ones);
 	tcase_add_test(t, a_list_that_fails_halfway);

@@ -406,6 +406,59 @@ START_TEST(copies_of_several_threads)
 }
 END_TEST
 
+static struct kern_pool *pool_on(struct kern_device *dev, int device, struct kern_mem *mem)
+{
+	struct kern_pool *pool;
+	int fd;
+	ck_assert_int_eq(k->mem_new(dev, KERN_MEM_SHARED, COPY_BYTES, mem), 0);
+	ck_assert_int_eq(k->mem_share(dev, mem, &fd), 0);
+	ck_assert_msg(kern_pool_open("cuda", device, fd, mem->bytes, &pool, why, sizeof why) == 0, "%s",
+	              why);
+	close(fd);
+	return pool;
+}
+
+/* From one device's pool to another's: directly, if the hardware can and what is read arrives; else
+ * by the driver, whose call fails here. */
+START_TEST(copies_between_devices)
+{
+	static const char *const settings[] = {NULL, "CUDA_HOST_PEERS", "PDSERVE_CUDA_PEERS"};
+	struct kern_device *dev[2];
+	struct kern_mem mem[4] = {0};
+	struct kern_pool *pool[4];
+	unsigned char there[COPY_BYTES], back[COPY_BYTES];
+	char text[300] = "";
+	if (settings[_i])
+		setenv(settings[_i], "0", 1);
+	for (int i = 0; i < 2; i++)
+		ck_assert_int_eq(
+			k->open(&(struct kern_config){.device_index = i}, &dev[i], why, sizeof why), 0);
+	for (int i = 0; i < 4; i++)
+		pool[i] = pool_on(dev[i % 2], i % 2, &mem[i]);
+	setenv("CUDA_HOST_FAIL", "cudaMemcpyPeerAsync:1", 1);
+	for (int i = 0; i < 4; i += 2) { /* the second pair's memory is reached as well */
+		memset(there, 7 + i, sizeof there);
+		copy_one(pool[i], 0, NULL, (uintptr_t)there, NULL);
+		const struct kern_piece all = {0, 0, COPY_BYTES};
+		const struct kern_copy c = {.to = pool[i + 1], .from = pool[i], .piece = &all, .n = 1};
+		struct kern_ticket t;
+		int rc = kern_copy(&c, &t, text, sizeof text);
+		ck_assert_int_eq(rc != 0, settings[_i] && i == 0);
+		if (rc)
+			continue;
+		ck_assert_int_eq(kern_wait(&t, text, sizeof text), 0);
+		copy_one(NULL, (uintptr_t)back, pool[i + 1], 0, NULL);
+		ck_assert_mem_eq(there, back, sizeof there);
+	}
+	for (int i = 0; i < 4; i++) {
+		kern_pool_close(&pool[i]);
+		k->mem_free(dev[i % 2], &mem[i]);
+	}
+	for (int i = 0; i < 2; i++)
+		k->close(&dev[i]);
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
 	(void)argc;
@@ -428,6 +481,7 @@ int main(int argc, char **argv)
 	tcase_add_test(t, memory_that_runs_out);
 	tcase_add_test(t, looked_at_while_it_works);
 	tcase_add_test(t, copies_of_several_threads);
+	tcase_add_loop_test(t, copies_between_devices, 0, 3);
 	suite_add_tcase(s, t);
 	SRunner *r = srunner_create(s);
 	srunner_run_all(r, CK_ENV);

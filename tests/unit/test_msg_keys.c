@@ -182,9 +182,9 @@ static struct keys *keys_a, *keys_b;
 static struct side a, b;
 static char listen_at[100];
 
-/* A router that listens, and a worker that has its key; the router knows the worker's if
+/* A router that is to listen, and a worker that has its key; the router knows the worker's if
  * `known`. */
-static void links_setup(int known)
+static void links_prepare(int known)
 {
 	base_setup();
 	test_folder(server_keys, "server");
@@ -209,6 +209,11 @@ static void links_setup(int known)
 	b.opts.program = "pddecoded";
 	b.opts.keys = keys_b;
 	snprintf(b.to, sizeof b.to, "router-1@%.80s", listen_at);
+}
+
+static void links_setup(int known)
+{
+	links_prepare(known);
 	side_start(base, &a);
 }
 
@@ -283,17 +288,16 @@ static int silence_was_noticed(void)
 START_TEST(the_process_of_another_host_is_not_watched)
 {
 	int status;
-	links_setup(1);
-	side_stop(&a);
+	links_prepare(1);
 	a.opts.silence_us = 500000;
-	side_start(base, &a);
-	pid_t pid = fork();
+	pid_t pid = fork(); /* before there are threads, which may hold locks */
 	if (pid == 0) {
 		struct event_base *own = event_base_new();
 		side_start(own, &b);
 		pump_ms(own, 60000);
 		_exit(0);
 	}
+	side_start(base, &a);
 	until(a_up, "the link comes up");
 	kill(pid, SIGKILL);
 	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
