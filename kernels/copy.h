@@ -52,6 +52,19 @@ struct kern_copy {
 	void *seen_arg;
 };
 
+/* For backends: 1 if pieces may read or write what others write, so that their order matters. */
+static inline int kern_copy_is_ordered(const struct kern_copy *c)
+{
+	if (c->to == c->from)
+		return c->n > 1;
+	for (size_t i = 0; i < c->n; i++)
+		for (size_t j = 0; j < i; j++)
+			if (c->piece[i].to < c->piece[j].to + c->piece[j].bytes &&
+			    c->piece[j].to < c->piece[i].to + c->piece[i].bytes)
+				return 1;
+	return 0;
+}
+
 struct kern_ticket {
 	struct kern_pool *pool; /* NULL: nothing to wait for */
 	uint64_t number;

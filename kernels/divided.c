@@ -116,7 +116,7 @@ static void note_latest(struct kern_pool *pool, unsigned part, uint64_t number)
 static int crossing_start(struct cutting *k, struct crossing *g)
 {
 	struct kern_copy c = *k->c;
-	struct kern_pool *pool = g->to ? g->to : g->from, *whole = c.to ? c.to : c.from;
+	struct kern_pool *pool = g->to ? g->to : g->from, *numbered = c.to ? c.to : c.from;
 	c.to = g->to;
 	c.from = g->from;
 	c.piece = g->piece;
@@ -126,8 +126,8 @@ static int crossing_start(struct cutting *k, struct crossing *g)
 	if (rc || !c.n)
 		return rc;
 	k->begun = true;
-	if (whole->divided)
-		note_latest(whole, g->to ? g->to_part : g->from_part, k->number);
+	if (numbered->divided)
+		note_latest(numbered, g->to ? g->to_part : g->from_part, k->number);
 	/* what comes next may be seen only after this, or be written over it */
 	return k->in_order ? pool->by->wait(pool, k->number, k->errbuf, k->errlen) : KERN_OK;
 }
@@ -188,16 +188,6 @@ static int cut(struct cutting *k, struct kern_piece p)
 	return rc;
 }
 
-static bool overlap(const struct kern_copy *c)
-{
-	for (size_t i = 0; i < c->n; i++)
-		for (size_t j = 0; j < i; j++)
-			if (c->piece[i].to < c->piece[j].to + c->piece[j].bytes &&
-			    c->piece[j].to < c->piece[i].to + c->piece[i].bytes)
-				return true;
-	return false;
-}
-
 int divided_wait(struct kern_pool *pool, char *errbuf, size_t errlen)
 {
 	struct divided_pool *d = (struct divided_pool *)pool;
@@ -215,8 +205,7 @@ int divided_copy(const struct kern_copy *c, uint64_t *ret_number, char *errbuf, 
 {
 	struct cutting k;
 	k.c = c;
-	/* a copy within one pool may read what an earlier piece has written */
-	k.in_order = c->seen || c->to == c->from || overlap(c);
+	k.in_order = c->seen || kern_copy_is_ordered(c);
 	k.crossings = 0;
 	k.last = NULL;
 	k.begun = false;

@@ -111,13 +111,17 @@ static uint64_t matrix_bytes(struct engine *e)
 	return e->ops->own_memory ? sum : sum / most(e->opts.tp, 1);
 }
 
+int engine_device_of(const struct engine *e, unsigned rank)
+{
+	return e->opts.device_index + (int)(rank / most(e->opts.ranks_per_device, 1));
+}
+
 static struct kern_config device_config(const struct engine *e)
 {
 	const struct engine_opts *o = &e->opts;
-	int beside = (int)(e->rank / most(o->ranks_per_device, 1));
 	return (struct kern_config){.variant = o->variant,
 	                            .threads = o->tp > 1 ? ranks_threads(o) : o->threads,
-	                            .device_index = o->device_index + beside,
+	                            .device_index = engine_device_of(e, e->rank),
 	                            .activations = o->activations,
 	                            .progressed = o->progressed,
 	                            .progressed_arg = o->progressed_arg,
@@ -603,7 +607,6 @@ int engine_pool_room(struct engine *e, uint64_t *ret_bytes, struct err *err)
 	return e->tp ? ranks_room(e, ret_bytes, err) : engine_device_room(e, ret_bytes, err);
 }
 
-/* Of this rank's memory. */
 int engine_share_pool(struct engine *e, int *ret_fd, struct err *err)
 {
 	int rc = e->ops->mem_share(e->dev, &e->pool, ret_fd);

@@ -94,8 +94,7 @@ int engine_pool_room(struct engine *e, uint64_t *ret_bytes, struct err *err);
 /* Call once: makes the KV pool, `blocks` blocks of engine_info.kv in device memory, zeroed; on
  * several devices with memory of their own each rank has a part (layout.h). ret_data, unless NULL:
  * descriptors of it for other processes, owned by the caller; of a divided pool none without
- * pool_shared. 0,
- * ERR_INVALID (blocks), ERR_NOMEM, ERR_EXISTS, ERR_IO. */
+ * pool_shared. 0, ERR_INVALID (blocks), ERR_NOMEM, ERR_EXISTS, ERR_IO. */
 int engine_new_pool(struct engine *e, uint32_t blocks, struct kv_data *ret_data, struct err *err);
 /* The pool's memory, or rank 0's part; `host` is NULL if the host cannot address it. */
 const struct kern_mem *engine_pool(const struct engine *e);

@@ -152,6 +152,9 @@ int engine_open_rank(const struct engine_opts *opts, int has_progress, struct tp
 /* engine.c: bytes of this rank's pool. What is free on this rank's device, as the size of a whole
  * pool. */
 size_t engine_pool_bytes(const struct engine *e, uint32_t blocks);
+/* The number of a rank's device. */
+int engine_device_of(const struct engine *e, unsigned rank);
+/* A descriptor of this rank's pool, owned by the caller. */
 int engine_share_pool(struct engine *e, int *ret_fd, struct err *err);
 int engine_device_room(struct engine *e, uint64_t *ret_bytes, struct err *err);
 /* ranks.c, in this order: whether model and device can be shared out; computes this rank's part;

@@ -109,7 +109,6 @@ struct rank_order {
 static int part_of_rank(struct engine *e, uint32_t blocks, struct kv_data *ret, struct err *err)
 {
 	int fd = -1, fds[TP_RANKS_MAX];
-	unsigned each = e->opts.ranks_per_device ? e->opts.ranks_per_device : 1;
 	int rc = e->rank
 	             ? e->ops->mem_new(e->dev, KERN_MEM_SHARED, engine_pool_bytes(e, blocks), &e->pool)
 	             : 0;
@@ -128,7 +127,7 @@ static int part_of_rank(struct engine *e, uint32_t blocks, struct kv_data *ret, 
 	CHECK(all.parts <= KERN_PARTS_MAX); /* the backend has no larger groups */
 	for (unsigned r = 0; r < all.parts; r++) {
 		all.fd[r] = fds[r];
-		all.device[r] = e->opts.device_index + (int)(r / each);
+		all.device[r] = engine_device_of(e, r);
 	}
 	if (e->rank)
 		kv_data_close(&all);

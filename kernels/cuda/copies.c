@@ -128,19 +128,6 @@ static unsigned char *address(const struct kern_pool *pool, uint64_t at)
 	            : (unsigned char *)(uintptr_t)at;
 }
 
-/* Whether pieces may overlap, so that their order matters. */
-static bool ordered(const struct kern_copy *c)
-{
-	if (c->to == c->from)
-		return c->n > 1;
-	for (size_t i = 0; i < c->n; i++)
-		for (size_t j = 0; j < i; j++)
-			if (c->piece[i].to < c->piece[j].to + c->piece[j].bytes &&
-			    c->piece[j].to < c->piece[i].to + c->piece[i].bytes)
-				return true;
-	return false;
-}
-
 /* Copies pieces in one driver call, in no particular order. Only this call can request copy
  * engines. */
 static cudaError_t copy_batch(const struct kern_copy *c, const struct kern_piece *piece,
@@ -166,7 +153,7 @@ static cudaError_t copy_batch(const struct kern_copy *c, const struct kern_piece
 /* Copies within a device. */
 static cudaError_t copy_batches(const struct kern_copy *c, cudaStream_t stream)
 {
-	size_t most = ordered(c) ? 1 : BATCH_MAX;
+	size_t most = kern_copy_is_ordered(c) ? 1 : BATCH_MAX;
 	cudaError_t rc = cudaSuccess;
 	for (size_t i = 0, n; i < c->n && rc == cudaSuccess; i += n) {
 		n = c->n - i < most ? c->n - i : most;
