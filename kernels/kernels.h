@@ -58,7 +58,7 @@ extern "C" {
 #define KERN_INLINE static inline
 #endif
 
-#define KERN_ABI 14u /* raised when a struct or a signature below changes */
+#define KERN_ABI 15u /* raised when a struct or a signature below changes */
 
 /* Element types of weights and KV. Block formats are GGML's:
  * https://github.com/ggml-org/ggml/blob/master/docs/gguf.md */
@@ -209,6 +209,7 @@ struct kern_counters {
 	uint64_t busy_ns;
 	uint64_t steps;
 	uint64_t rows;      /* summed over the steps */
+	uint64_t launches;  /* of kernels, summed over the steps */
 	uint64_t kv_faults; /* steps that found invalid KV: wrong, stale or torn */
 };
 

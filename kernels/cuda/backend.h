@@ -53,8 +53,8 @@ struct kern_device {
 	volatile uint64_t *pulse;
 	kern_ptr pulse_dev; /* device address of pulse */
 	struct cuda_watch *watch;
-	uint64_t steps, rows, busy_ns; /* atomic: read from any thread */
-	struct nvml *nvml;             /* NULL: unavailable */
+	uint64_t steps, rows, launches, busy_ns; /* atomic: read from any thread */
+	struct nvml *nvml;                       /* NULL: unavailable */
 };
 
 struct kern_stream {

@@ -159,7 +159,7 @@ static int device_begin(struct kern_device *dev, const struct kern_config *conf)
 		return rc;
 	/* "fast" does not promise what the self-test checks */
 	rc = dev->fast ? lt_open(dev, &dev->lt) : cuda_envelope(dev);
-	dev->steps = dev->rows = dev->busy_ns = 0;
+	dev->steps = dev->rows = dev->launches = dev->busy_ns = 0;
 	return rc;
 }
 
@@ -219,7 +219,8 @@ static void device_counters(const struct kern_device *dev, struct kern_counters 
 	*ret = (struct kern_counters){.pulse = *dev->pulse + steps,
 	                              .busy_ns = __atomic_load_n(&dev->busy_ns, __ATOMIC_RELAXED),
 	                              .steps = steps,
-	                              .rows = __atomic_load_n(&dev->rows, __ATOMIC_RELAXED)};
+	                              .rows = __atomic_load_n(&dev->rows, __ATOMIC_RELAXED),
+	                              .launches = __atomic_load_n(&dev->launches, __ATOMIC_RELAXED)};
 }
 
 static void device_info(const struct kern_device *dev, struct kern_info *ret)

@@ -11,6 +11,7 @@
 struct size {
 	uint32_t rows, tail_rows, spans;
 	cudaGraphExec_t graph;
+	size_t launches; /* in the graph */
 };
 
 struct kern_program {
@@ -155,6 +156,7 @@ static int capture(struct plan *p, struct size *s)
 		rc = cuda_check(dev, cudaGraphInstantiate(&s->graph, graph, 0), "creating a graph");
 	if (graph)
 		cudaGraphDestroy(graph);
+	s->launches = p->launches;
 	return rc;
 }
 
@@ -317,5 +319,6 @@ int cuda_run(struct kern_stream *s, struct kern_program *p, const struct kern_me
 		watch_expect(dev->watch, p->progress);
 	__atomic_fetch_add(&dev->steps, 1, __ATOMIC_RELAXED);
 	__atomic_fetch_add(&dev->rows, rows, __ATOMIC_RELAXED);
+	__atomic_fetch_add(&dev->launches, size->launches, __ATOMIC_RELAXED);
 	return KERN_OK;
 }

@@ -4,6 +4,7 @@ import concurrent.futures
 import ctypes.util
 import os
 import re
+import shutil
 import signal
 import subprocess
 
@@ -186,26 +187,69 @@ def test_a_device_that_breaks_under_a_copy(name):
         s.quiet()
 
 
+def played(path, script):
+    path.unlink(missing_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
 @pytest.mark.skipif(ON_GPU, reason="a GPU has tools/bench-gpu itself")
 def test_the_benchmark_in_the_packed_folder(tmp_path):
-    """tools/bench-gpu, from the folder of make dist, also says how long the device waits between steps; what is measured without the daemons is played."""
+    """tools/bench-gpu, from the folder of make dist. The GPU's limits are played, and the two scripts that take long."""
     packed = subprocess.run([os.path.join(ROOT, "tools", "make-dist")], capture_output=True, text=True, timeout=300)
     assert packed.returncode == 0, packed.stderr
     subprocess.run(["tar", "-C", tmp_path, "-xzf", os.path.join(ROOT, packed.stdout.split()[0])], check=True)
     folder, = tmp_path.iterdir()
-    for name, text in (("gpu_limits", "read 100\nmma.sync bf16 10\ncopy (read and written)      50 GB/s\ndevice to pinned            5.5 GB/s"), ("bench_gpu", "a step of $2")):
-        path = folder / "test" / name
-        path.unlink(missing_ok=True)
-        path.write_text(f'#!/bin/sh\necho "{text}"\n')
-        path.chmod(0o755)
-    env = {**ENV, "PDSERVE_BACKENDS": CUDA_HOST, "OVERLAP": "--shape tiny --streams 1,3 --seconds 1 --kv-mb 64 -n 1", "COPY_BLOCKS": "9"}
+    played(folder / "test" / "gpu_limits", "echo 'A card, compute capability 9.0, 8 multiprocessors, 16000 MiB, driver 1, runtime 1'\n" + "".join(
+        f"printf '%-28s %12.2f %s\\n' '{name}' {value}\n" for name, value in (
+            ("read", "100 GB/s"), ("mma.sync bf16", "10 TFLOP/s"), ("copy (read and written)", "50 GB/s"), ("device to pinned", "5.5 GB/s"), ("pinned to device", "6 GB/s"))))
+    for name in ("suite", "peers"):
+        (folder / "tests" / "bench" / f"bench_gpu_{name}.py").write_text("import sys\nprint(sys.argv[1:])\n")
+    env = {**ENV, "PDSERVE_BACKENDS": CUDA_HOST, "OVERLAP": "--shape tiny --streams 1,3 --seconds 1 --kv-mb 64 -n 1", "COPY_BLOCKS": "9", "SHAPES": "tiny", "TYPES": "bf16 q8_0",
+           "BENCH_WRITE": "1", "SUITE": "--shape tiny"}
     r = subprocess.run([folder / "tools" / "bench-gpu"], env=env, capture_output=True, text=True, timeout=300)
-    assert r.returncode == 0, r.stdout + r.stderr
-    rows = re.findall(r"(?m)^ +(\d+)  (waiting|overlapping) +(-?[0-9.]+) +(-?[0-9]+) +([0-9]+)$", r.stdout)
-    assert [(n, kind) for n, kind, *_ in rows] == [("1", "waiting"), ("1", "overlapping"), ("3", "waiting"), ("3", "overlapping")], r.stdout
-    assert all(int(step) > 0 for *_, step in rows) and "RESULT idle_percent_overlapping_3=" in r.stdout and "a step of 8b" in r.stdout, r.stdout
-    assert re.search(r"pool to pool, blocks apart +[0-9.]+ GB/s +[0-9.]+ % of 25\n", r.stdout), r.stdout
-    assert re.search(r"to host memory, summed on the way +[0-9.]+ GB/s +[0-9.]+ % of 6\n", r.stdout), r.stdout
+    out = r.stdout
+    assert r.returncode == 0, out + r.stderr
+    rows = re.findall(r"(?m)^ +(\d+)  (waiting|overlapping) +(-?[0-9.]+) +(-?[0-9]+) +([0-9]+)$", out)
+    assert [(n, kind) for n, kind, *_ in rows] == [("1", "waiting"), ("1", "overlapping"), ("3", "waiting"), ("3", "overlapping")], out
+    assert all(int(step) > 0 for *_, step in rows), out
+    assert re.search(r"pool to pool, blocks apart +[0-9.]+ GB/s +[0-9.]+ % of 25\n", out), out
+    assert re.search(r"to host memory, summed on the way +[0-9.]+ GB/s +[0-9.]+ % of 6\n", out), out
+    result = {k: float(v) for k, v in re.findall(r"(?m)^RESULT (\w+)=(\S+)$", out)}
+    for kind, where in (("decode_1_100", "bf16_bf16 bf16_fast q8_0_bf16"), ("decode_8_200", "bf16_bf16 bf16_fast q8_0_bf16"), ("prefill_96", "bf16_bf16 bf16_fast")):
+        assert all(result[f"tiny_{w}_{kind}_us"] > 0 for w in where.split()), out
+    assert result["tiny_bf16_bf16_layers_1_100_launches_a_layer"] == 11 and result["tiny_bf16_fast_layers_1_100_launches_a_layer"] == 21, out
+    assert abs(int(re.search(r"11.0 launches a layer  28 launches a step, of which the layers take (\d+) us", out)[1]) - 2 * result["tiny_bf16_bf16_layers_1_100_us_a_layer"]) < 1, out
+    assert re.search(r"rows +96 behind +0 .*\n +\(in 2 chunks", out), out
+    for row, launches in (("batch +3 context +100", 2), ("rows +40 behind +50", 1)):
+        assert re.search(rf"attention alone +{row} +[0-9.]+ us a layer  {launches} launches  ", out), out
+    assert result["tiny_bf16_bf16_attention_decode_3_100_us_a_layer"] > 0 and result["tiny_bf16_bf16_attention_prefill_40_us_a_layer"] > 0, out
+    assert not [k for k in result if "fast_attention" in k or "q8_0_bf16_attention" in k], out
+    fast = 100 * result["tiny_bf16_fast_prefill_96_us"] / result["tiny_bf16_bf16_prefill_96_us"]
+    assert abs(result["tiny_bf16_same_tokens_prefill_96_percent"] - fast) < 0.1 and "tiny_bf16_same_tokens_decode_8_200_percent" in result, out
+    assert re.search(r"batch +8 context +200 .*\n +\(sequences share 5 blocks of KV, because the pool has 16 of 32\)", out), out
+    assert re.search(r"rows +40 behind +1000 +not measured: needs 17 blocks of KV of 0.0 MiB, there is memory for 16\n", out), out
+    assert re.search(r"\n\['--seconds', '60'\]\n\n\['--seconds', '\d+', '--pcie-gbs', '6', '--shape', 'tiny'\]\n", out), out
+    written = (folder / "tests" / "bench" / "RESULTS.md").read_text()
+    assert "## The CUDA backend on A card\n" in written and written.count("\n## ") == 1 and "a layer " in written and "RESULT tiny_bf16_bf16_prefill_96_us=" in written, written
+
+    # what memory has no room for is left out: a model, its KV
+    bench, short = [folder / "test" / "bench_gpu", "cuda"], {**env, "CUDA_HOST_MEMORY_MB": "60"}
+    r = subprocess.run([*bench, "135m", "q8_0", "bf16"], env=short, capture_output=True, text=True, timeout=100)
+    assert r.returncode == 0 and re.fullmatch(r"135m q8_0 bf16: the rest is not measured: allocating a weight: the device has \d MiB free of 60 MiB\n", r.stdout), r.stdout + r.stderr
+    r = subprocess.run([*bench, "tiny", "bf16", "bf16"], env={**short, "CUDA_HOST_MEMORY_MB": "1000"}, capture_output=True, text=True, timeout=100)
+    assert r.returncode == 0 and r.stdout.count("not measured") == 7 and "there is memory for 1\n" in r.stdout, r.stdout + r.stderr
+
+    # without time each part is named, and without python3 there is a file
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in "awk cat cp dirname env grep mktemp rm sh tee timeout".split():
+        (tools / name).symlink_to(shutil.which(name))
+    r = subprocess.run([folder / "tools" / "bench-gpu"], env={**env, "BUDGET": "0", "PATH": str(tools)}, capture_output=True, text=True, timeout=100)
+    assert r.returncode == 0 and "python3 is missing: the results are in bench-gpu.txt" in r.stdout, r.stdout + r.stderr
+    left = re.findall(r"(?m)^bench-gpu: not measured: (.*)$", (folder / "bench-gpu.txt").read_text())
+    assert left == [*(f"steps of tiny {x}: the budget of 0 s is spent" for x in ("bf16, activations bf16, cuda", "bf16, activations bf16, cuda:fast", "q8_0, activations bf16, cuda")),
+                    "copies of KV: the budget of 0 s is spent", "how long the GPU waits for the host, whole suites: python3 is missing"], left
 
 
 def refused(env, conf):

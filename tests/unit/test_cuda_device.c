@@ -330,6 +330,7 @@ START_TEST(looked_at_while_it_works)
 	k->counters(r.dev, &c);
 	ck_assert_uint_eq(c.steps, 20);
 	ck_assert_uint_eq(c.rows, 20);
+	ck_assert_uint_eq(c.launches, 20 * 3); /* scale, preparing its result, the product */
 	rig_close(&r);
 }
 END_TEST
