@@ -85,6 +85,11 @@ def transfers(s, had=0):
     return log_events(s.log("messager"), "transfer_done")[had:]
 
 
+def computed(s, had=0):
+    """How many tokens of each prompt the prefill worker computed, without the first prompts."""
+    return [d["tokens"] - d["cached"] for d in log_events(s.log("prefill-1"), "prefill_done")[had:]]
+
+
 # --- start
 
 class Started(Limited):
@@ -150,6 +155,7 @@ def handover(rep, model, a):
             for p in prompts:
                 s.tokens(p, 1)
             cached = copies(s, prompts)
+            assert max(computed(s, -a.number)) <= BLOCK, f"prompts were not cached: {computed(s)}"
         tail, layer = [d["tail_us"] for d in new], median([d["copy_us"] for d in new]) / layers
         rep.say(f"handover, {words}: {len(new)} prompts of {a.prompt} tokens, {median([d['bytes'] for d in new]) / 2**20:.1f} MiB each; while they are computed "
                 f"{rate(new):.2f} GB/s, cached ones {rate(cached):.2f} GB/s")
@@ -202,7 +208,7 @@ def window(s, a, path, bodies, interval):
     c = Client(s.port, random_model.SHAPES[a.shape][-1])
     own = [c.ask(c.prompt(OWN_PROMPT), OWN_ANSWER) for _ in range(STREAMS)]
     c.until(time.monotonic() + 60, lambda: all(len(x.tokens) > 20 for x in own))
-    had, had_prompts = len(transfers(s)), len(log_events(s.log("prefill-1"), "prefill_done"))
+    had, had_prompts = len(transfers(s)), len(computed(s))
     with arriving(s, path, bodies, interval):
         begin = time.monotonic()
         c.until(begin + a.window)
@@ -211,9 +217,9 @@ def window(s, a, path, bodies, interval):
         for x in list(c.open):
             c.close(x)
     s.quiet()
-    done = log_events(s.log("prefill-1"), "prefill_done")[had_prompts:]
-    assert len(done) == len(bodies), f"{len(done)} of {len(bodies)} prompts in the log"
-    return seen, sum(d["bytes"] for d in transfers(s, had)) / a.window / 1e9, median([d["tokens"] - d["cached"] for d in done] or [0])
+    tokens = computed(s, had_prompts)
+    assert len(tokens) == len(bodies), f"{len(tokens)} of {len(bodies)} prompts in the log"
+    return seen, sum(d["bytes"] for d in transfers(s, had)) / a.window / 1e9, median(tokens or [0])
 
 
 def windows(s, a):
@@ -231,7 +237,7 @@ def windows(s, a):
         s.tokens(p, 1)
     loaded["copies"] = window(s, a, *completions(cached), interval)
     quiet[0].extend(window(s, a, "", [], interval)[0])
-    bad = [name for name, (_, kv, computed) in loaded.items() if (kv > 0) != (name != "computing") or (computed == a.prompt) != (name != "copies")]
+    bad = [name for name, (_, kv, tokens) in loaded.items() if (kv > 0) != (name != "computing") or (tokens == a.prompt) != (name != "copies")]
     assert not bad, f"{bad} did not do what they measure: {[(name, x[1:]) for name, x in loaded.items()]}"
     return interval * 1e3, quiet, loaded
 
@@ -301,7 +307,7 @@ def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--shape", choices=random_model.SHAPES, default="1b")
     ap.add_argument("--seconds", type=float, default=180)
-    ap.add_argument("--kv-mb", type=int, default=8000, help="of each worker; two share a GPU")
+    ap.add_argument("--kv-mb", type=int, default=12000, help="of each worker; two share a GPU")
     ap.add_argument("--gpus", type=int, default=gpus_here())
     ap.add_argument("--pcie-gbs", type=float)
     ap.add_argument("--rows", default=",".join(ROWS))
