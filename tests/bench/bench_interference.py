@@ -11,12 +11,10 @@ with the decode worker (with a computing prefill worker they would wait for its 
 """
 import argparse
 import os
-import random
-import selectors
 import time
 
 from benchlib import Report, machine, median, percentile
-from load import Stream
+from load import Client, gaps
 from suite import Suite
 
 PROMPT, ANSWER, OWN_PROMPT, OWN_ANSWER = 1500, 8, 64, 6000
@@ -34,57 +32,21 @@ class Pinned(Suite):
             os.sched_setaffinity(0, {CLIENT_CORE})
 
 
-class Client:
-    """All streams from one thread; ends are looked at, errors end the benchmark."""
-
-    def __init__(self, port):
-        self.port, self.sel, self.rnd = port, selectors.DefaultSelector(), random.Random(29)
-        self.open = set()
-
-    def ask(self, tokens, answer):
-        ids = [self.rnd.randint(3, 40000) for _ in range(tokens)]
-        s = Stream(self.port, None, {"prompt": ids, "max_tokens": answer, "temperature": 0, "ignore_eos": True}, time.monotonic())
-        self.open.add(s)
-        self.sel.register(s.sock, selectors.EVENT_READ, s)
-        return s
-
-    def close(self, s):
-        self.sel.unregister(s.sock)
-        s.sock.close()
-        self.open.discard(s)
-
-    def until(self, end, cond=None):
-        """Reads until that time; with a condition until it holds, and that time is the limit."""
-        while (now := time.monotonic()) < end and not (cond and cond()):
-            for key, _ in self.sel.select(min(0.05, end - now)):
-                s, now = key.data, time.monotonic()
-                data = s.sock.recv(65536)
-                result = s.feed(data, now) if data else "connection closed"
-                if result:
-                    assert result == "end", result
-                    self.close(s)
-        assert not cond or cond(), "no end in time"
-
-
-def gaps(streams, begin, end):
-    return [(b - a) * 1e3 for s in streams for a, b in zip(s.arrivals, s.arrivals[1:]) if begin <= a and b <= end]
-
-
 def measure(model, layout, a, interval):
     """-> unloaded gaps, loaded gaps, seconds of a prompt alone, interval, times to first token of the prompts (ms, s)"""
     with Pinned(layout, model, worker={"threads": 1, "kv_memory_mb": 1024}) as s:
         c = Client(s.port)
-        alone = c.ask(PROMPT, ANSWER)
+        alone = c.ask(c.prompt(PROMPT), ANSWER)
         c.until(time.monotonic() + 60, lambda: alone.done)
         t_alone = alone.first_at - alone.began
         interval = interval or t_alone / a.load
-        own = [c.ask(OWN_PROMPT, OWN_ANSWER) for _ in range(a.streams)]
+        own = [c.ask(c.prompt(OWN_PROMPT), OWN_ANSWER) for _ in range(a.streams)]
         c.until(time.monotonic() + 60, lambda: all(len(x.tokens) > 20 for x in own))
         begin = time.monotonic()
         c.until(begin + QUIET_S)
         loaded, prompts = time.monotonic(), []
         while time.monotonic() < loaded + a.seconds:
-            prompts.append(c.ask(PROMPT, ANSWER))
+            prompts.append(c.ask(c.prompt(PROMPT), ANSWER))
             c.until(prompts[-1].began + interval)
         loaded_end = time.monotonic()
         c.until(loaded_end + 60, lambda: all(p.done for p in prompts))

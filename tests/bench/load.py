@@ -212,3 +212,43 @@ class Load:
                 self._close(s, f"no end after {self.limit_s} s, {len(s.tokens)} tokens of {s.want}")
         self.wall_s = time.monotonic() - began
         return self
+
+
+class Client:
+    """Streams in an open loop, read from one thread; their ends are checked, errors end the benchmark."""
+
+    def __init__(self, port, vocab=40000):
+        self.port, self.sel, self.rnd, self.vocab = port, selectors.DefaultSelector(), random.Random(29), vocab
+        self.open = set()
+
+    def prompt(self, tokens):
+        """A new one."""
+        return [self.rnd.randrange(3, self.vocab) for _ in range(tokens)]
+
+    def ask(self, ids, answer):
+        s = Stream(self.port, None, {"prompt": ids, "max_tokens": answer, "temperature": 0, "ignore_eos": True}, time.monotonic())
+        self.open.add(s)
+        self.sel.register(s.sock, selectors.EVENT_READ, s)
+        return s
+
+    def close(self, s):
+        self.sel.unregister(s.sock)
+        s.sock.close()
+        self.open.discard(s)
+
+    def until(self, end, cond=None):
+        """Reads until that time; with a condition until it holds, and that time is the limit."""
+        while (now := time.monotonic()) < end and not (cond and cond()):
+            for key, _ in self.sel.select(min(0.05, end - now)):
+                s, now = key.data, time.monotonic()
+                data = s.sock.recv(65536)
+                result = s.feed(data, now) if data else "connection closed"
+                if result:
+                    assert result == "end", result
+                    self.close(s)
+        assert not cond or cond(), "no end in time"
+
+
+def gaps(streams, begin, end):
+    """Milliseconds between the tokens that arrived in that time."""
+    return [(b - a) * 1e3 for s in streams for a, b in zip(s.arrivals, s.arrivals[1:]) if begin <= a and b <= end]

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 
 import pytest
 from golden import ALL, WORKER, answers, asked, scored, suite, through_storage, wanted, with_nan
@@ -187,6 +188,16 @@ def test_a_device_that_breaks_under_a_copy(name):
         s.quiet()
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """That of make dist."""
+    packed = subprocess.run([os.path.join(ROOT, "tools", "make-dist")], capture_output=True, text=True, timeout=300)
+    assert packed.returncode == 0, packed.stderr
+    path = tmp_path_factory.mktemp("dist")
+    subprocess.run(["tar", "-C", path, "-xzf", os.path.join(ROOT, packed.stdout.split()[0])], check=True)
+    return next(path.iterdir())
+
+
 def played(path, script):
     path.unlink(missing_ok=True)
     path.write_text(f"#!/bin/sh\n{script}\n")
@@ -194,12 +205,9 @@ def played(path, script):
 
 
 @pytest.mark.skipif(ON_GPU, reason="a GPU has tools/bench-gpu itself")
-def test_the_benchmark_in_the_packed_folder(tmp_path):
+def test_the_benchmark_in_the_packed_folder(folder, tmp_path):
     """tools/bench-gpu, from the folder of make dist. The GPU's limits are played, and the two scripts that take long."""
-    packed = subprocess.run([os.path.join(ROOT, "tools", "make-dist")], capture_output=True, text=True, timeout=300)
-    assert packed.returncode == 0, packed.stderr
-    subprocess.run(["tar", "-C", tmp_path, "-xzf", os.path.join(ROOT, packed.stdout.split()[0])], check=True)
-    folder, = tmp_path.iterdir()
+    folder = shutil.copytree(folder, tmp_path / "dist")
     played(folder / "test" / "gpu_limits", "echo 'A card, compute capability 9.0, 8 multiprocessors, 16000 MiB, driver 1, runtime 1'\n" + "".join(
         f"printf '%-28s %12.2f %s\\n' '{name}' {value}\n" for name, value in (
             ("read", "100 GB/s"), ("mma.sync bf16", "10 TFLOP/s"), ("copy (read and written)", "50 GB/s"), ("device to pinned", "5.5 GB/s"), ("pinned to device", "6 GB/s"))))
@@ -250,6 +258,49 @@ def test_the_benchmark_in_the_packed_folder(tmp_path):
     left = re.findall(r"(?m)^bench-gpu: not measured: (.*)$", (folder / "bench-gpu.txt").read_text())
     assert left == [*(f"steps of tiny {x}: the budget of 0 s is spent" for x in ("bf16, activations bf16, cuda", "bf16, activations bf16, cuda:fast", "q8_0, activations bf16, cuda")),
                     "copies of KV: the budget of 0 s is spent", "how long the GPU waits for the host, whole suites: python3 is missing"], left
+
+
+def bench(folder, script, *args, rc=0, python=sys.executable, **env):
+    """A benchmark of the packed folder -> its lines, its figures"""
+    r = subprocess.run([python, folder / "tests" / "bench" / script, *args], env={**ENV, "PDSERVE_BACKENDS": CUDA_HOST, **env}, capture_output=True, text=True, timeout=300)
+    assert r.returncode == rc, r.stdout + r.stderr
+    return r.stdout, {k: float(v) for k, v in re.findall(r"(?m)^RESULT (\S+)=(\S+)$", r.stdout)}
+
+
+@pytest.mark.skipif(ON_GPU, reason="a GPU has tools/bench-gpu itself")
+def test_whole_suites_in_the_packed_folder(folder):
+    """The rows of bench_gpu_suite.py: figures of one GPU and of two; what has no time is named."""
+    tiny = ("--shape", "tiny", "--kv-mb", "64", "--prompt", "150", "-n", "2", "--window", "0.3", "--streams", "1,3", "--answer", "4")
+    said, got = bench(folder, "bench_gpu_suite.py", *tiny, "--gpus", "1", "--pcie-gbs", "50")
+    assert got["start_weights_bytes"] > 100_000 and 0 < got["start_ready_s"] < got["start_first_token_s"] and got["start_above_s"] <= got["start_ready_s"], said
+    assert re.search(r"handover, one GPU: 2 prompts of 150 tokens, 0\.0 MiB each; while they are computed [0-9.]+ GB/s, cached ones [0-9.]+ GB/s\n", said), said
+    assert got["handover_1_gpu_tail_p50_us"] > 0 and got["handover_1_gpu_tail_layers"] > 0 and got["handover_1_gpu_cached_gb_s"] > 0, said
+    assert got["itl_1_gpu_quiet_p50_ms"] > 0 and all(f"itl_1_gpu_{x}_p99_percent" in got for x in ("prompts", "computing", "copies")), said
+    assert "tp: needs two GPUs, this machine has one\n" in said and not [x for x in got if "_2_gpu_" in x or x.startswith("tp")], said
+    said, got = bench(folder, "bench_gpu_suite.py", *tiny, "--gpus", "2", "--rows", "handover,tp")
+    assert got["handover_2_gpu_gb_s"] > 0 and all(got[f"tp{ranks}_{n}_{x}"] > 0 for ranks in (1, 2) for n in (1, 3) for x in ("tokens_s", "itl_p50_ms")), said
+    said, got = bench(folder, "bench_gpu_suite.py", *tiny, "--rows", "start,handover", "--seconds", "0.4")
+    assert re.findall(r"(?m)^(\w+): what is missing above was not measured", said) == ["start", "handover"] and not got, said
+
+
+@pytest.mark.skipif(ON_GPU, reason="a GPU has tools/bench-gpu itself")
+def test_suites_that_fail_in_the_packed_folder(folder):
+    """A row that cannot be measured fails the benchmark, after the others."""
+    said, got = bench(folder, "bench_gpu_suite.py", "--shape", "tiny", "--kv-mb", "1", "--prompt", "700", "--window", "30", "--gpus", "1", "--rows", "itl,tp", rc=1)
+    assert "itl: failed, see above\ntp: needs two GPUs" in said and not got, said
+
+
+def test_peers_in_the_packed_folder(folder):
+    """bench_gpu_peers.py says which python3 has no PyTorch with CUDA, and measures where there is PyTorch: PD_TORCH names a python3 that has it."""
+    python = os.environ.get("PD_TORCH", sys.executable)
+    if not ON_GPU:
+        said, got = bench(folder, "bench_gpu_peers.py", python=python, CUDA_VISIBLE_DEVICES="")
+        assert re.fullmatch(r"bench_gpu_peers: \S+ has no PyTorch( with CUDA that finds a GPU)?: the peers were not measured\n", said), said
+    if subprocess.run([python, "-c", "import torch"], capture_output=True).returncode:
+        pytest.skip("python3 has no PyTorch")
+    said, got = bench(folder, "bench_gpu_peers.py", "--device", "cpu", "--tiny", python=python, OMP_NUM_THREADS="1")
+    assert all(got[f"peer_{x}"] > 0 for x in ("attention_prefill_32_tflops", "attention_decode_64_us", "products_1_us", "products_128_us")), said
+    assert "transformers is missing" in said or got["peer_model_decode_ms"] > 0 and got["peer_model_prefill_128_ms"] > 0, said
 
 
 def refused(env, conf):
