@@ -9,6 +9,7 @@
 #include "util/sock.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,7 +48,8 @@ static int descriptor(unsigned kind, int good, size_t bytes)
 	case 0: return dup(good);
 	case 1: /* its owner may cut it short while others read it */
 		fd = memfd_create("unsealed", MFD_ALLOW_SEALING | MFD_CLOEXEC);
-		must(sendfile(fd, good, &(off_t){0}, bytes) == (ssize_t)bytes);
+		for (off_t at = 0; (size_t)at < bytes;) /* a signal may cut it short */
+			must(sendfile(fd, good, &at, bytes - (size_t)at) > 0 || errno == EINTR);
 		return fd;
 	case 2:
 		fd = memfd_create("short", MFD_ALLOW_SEALING | MFD_CLOEXEC);
