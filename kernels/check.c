@@ -9,6 +9,7 @@ enum { ROWS_MAX = 1 << 20, KV_HEADS_MAX = 1 << 16 };
 
 struct check_report {
 	const struct kern_op *op;
+	int first; /* of the program */
 	char *buf;
 	size_t len;
 };
@@ -54,13 +55,25 @@ static int check_weights(const struct check_report *r, struct kern_weight *const
 	return KERN_OK;
 }
 
-static int check_carries(const struct check_report *r, const struct kern_limits *l,
-                         kern_ptr carries)
+static int check_continue(const struct check_report *r, const struct kern_limits *l)
 {
-	if (l->carries && (!carries.v || carries.v % 4))
-		return refuse(r, "%u carries at %#zx: no address, or not aligned to 4 bytes", l->carries,
-		              (size_t)carries.v);
-	return KERN_OK;
+	const struct kern_op *op = r->op;
+	if (!r->first)
+		return refuse(r, "must be the first operation of a program");
+	if (!op->carry_on.kept.v || op->carry_on.kept.v % 4 || !op->carry_on.block_tokens)
+		return refuse(r,
+		              "from what was kept at %#zx, in blocks of %u tokens: expected an address "
+		              "aligned to 4 bytes, and at least 1",
+		              (size_t)op->carry_on.kept.v, op->carry_on.block_tokens);
+	if (l->histories && (!op->carry_on.histories.v || op->carry_on.histories.v % 4 ||
+	                     !op->carry_on.match || op->carry_on.match > KERN_MATCH_LONG ||
+	                     !l->history_tokens || l->history_tokens > KERN_HISTORY_MAX))
+		return refuse(r,
+		              "%u histories of %u tokens at %#zx, matches of %u: expected an address "
+		              "aligned to 4 bytes, 1 to %d tokens and matches of 1 to %d",
+		              l->histories, l->history_tokens, (size_t)op->carry_on.histories.v,
+		              op->carry_on.match, KERN_HISTORY_MAX, KERN_MATCH_LONG);
+	return check_rows(r, l, KERN_ROWS_ALL);
 }
 
 static int check_products(const struct check_report *r)
@@ -84,9 +97,6 @@ static int check_gather(const struct check_report *r, const struct kern_limits *
 			return refuse(
 				r, "tensor %u of %u: %u parts, shared out in units of %u: must be at least 1", i, n,
 				r->op->gather.t[i].parts, r->op->gather.t[i].unit);
-	for (uint32_t i = 0; i < n; i++)
-		if (r->op->gather.t[i].ids && check_carries(r, l, r->op->gather.t[i].carries))
-			return KERN_EINVAL;
 	return check_rows(r, l, -1);
 }
 
@@ -159,10 +169,11 @@ static int check_op(const struct check_report *r, const struct kern_limits *l)
 	const struct kern_op *op = r->op;
 	int rc = KERN_OK;
 	switch (op->kind) {
+	case KERN_OP_CONTINUE: return check_continue(r, l);
 	case KERN_OP_EMBED:
 		if (!op->embed.w)
 			return refuse(r, "the weight is missing");
-		return (rc = check_rows(r, l, KERN_ROWS_ALL)) ? rc : check_carries(r, l, op->embed.carries);
+		return check_rows(r, l, KERN_ROWS_ALL);
 	case KERN_OP_GATHER_ROWS: return check_rows(r, l, KERN_ROWS_TAIL);
 	case KERN_OP_MATMUL: return (rc = check_rows(r, l, -1)) ? rc : check_products(r);
 	case KERN_OP_ROPE: return (rc = check_rows(r, l, KERN_ROWS_ALL)) ? rc : check_rope(r);
@@ -195,8 +206,10 @@ static int check_op(const struct check_report *r, const struct kern_limits *l)
 			              "from %u ids to results at %#zx: expected at least 1, and an address "
 			              "aligned to 4 bytes",
 			              l->vocab, (size_t)op->sample.results.v);
-		return (rc = check_rows(r, l, KERN_ROWS_TAIL)) ? rc
-		                                               : check_carries(r, l, op->sample.carries);
+		if (op->sample.kept.v % 4)
+			return refuse(r, "keeps draws at %#zx: not aligned to 4 bytes",
+			              (size_t)op->sample.kept.v);
+		return check_rows(r, l, KERN_ROWS_TAIL);
 	case KERN_OP_GATHER: return check_gather(r, l);
 	case KERN_OP_BROADCAST:
 		if (!op->broadcast.at.v || op->broadcast.at.v % 4 || !op->broadcast.bytes ||
@@ -215,17 +228,17 @@ static int check_op(const struct check_report *r, const struct kern_limits *l)
 	}
 }
 
-/* Whether what the program draws reaches the carries of all ranks. */
-static int carries_arrive(const struct kern_op *ops, size_t n, const struct kern_limits *l)
+/* Whether the draws that the program keeps reach all ranks. */
+static int kept_arrive(const struct kern_op *ops, size_t n, uint32_t results)
 {
 	int arrive = 1;
-	kern_ptr drawn = {0};
+	kern_ptr kept = {0};
 	for (size_t i = 0; i < n; i++)
 		if (ops[i].kind == KERN_OP_SAMPLE) {
-			arrive = 0;
-			drawn = ops[i].sample.carries;
-		} else if (ops[i].kind == KERN_OP_BROADCAST && ops[i].broadcast.at.v == drawn.v)
-			arrive |= ops[i].broadcast.bytes >= l->carries * sizeof(struct kern_carry);
+			kept = ops[i].sample.kept;
+			arrive = !kept.v;
+		} else if (ops[i].kind == KERN_OP_BROADCAST && ops[i].broadcast.at.v == kept.v)
+			arrive |= ops[i].broadcast.bytes >= results * sizeof(struct kern_kept);
 	return arrive;
 }
 
@@ -241,15 +254,17 @@ int kern_program_check(const struct kern_op *ops, size_t n, const struct kern_li
 		return KERN_EINVAL;
 	}
 	for (size_t i = 0; i < n; i++) {
-		int rc = check_op(&(struct check_report){&ops[i], errbuf, errlen}, l);
+		int rc = check_op(&(struct check_report){&ops[i], i == 0, errbuf, errlen}, l);
 		if (rc)
 			return rc;
 	}
-	if (l->carries && ranks > 1 && !carries_arrive(ops, n, l)) {
-		snprintf(errbuf, errlen,
-		         "%u carries in a group of %u ranks, of which one draws: a broadcast of them must "
-		         "follow the sample operation",
-		         l->carries, ranks);
+	uint32_t results = l->results ? l->results : l->tail_rows;
+	if (ranks > 1 && !kept_arrive(ops, n, results)) {
+		snprintf(
+			errbuf, errlen,
+			"%u draws are kept in a group of %u ranks, of which one draws: a broadcast of them "
+			"must follow the sample operation",
+			results, ranks);
 		return KERN_EINVAL;
 	}
 	return KERN_OK;

@@ -45,6 +45,7 @@ size_t kern_kv_plane_bytes(const struct kern_kv_layer *kv)
 const char *kern_op_name(enum kern_op_kind k)
 {
 	static const char *const names[KERN_OPS] = {
+		[KERN_OP_CONTINUE] = "continue",
 		[KERN_OP_EMBED] = "embed",
 		[KERN_OP_GATHER_ROWS] = "gather_rows",
 		[KERN_OP_SCALE] = "scale",
@@ -119,9 +120,7 @@ static int draw_fits(const struct kern_batch *b, const struct kern_limits *l,
 {
 	uint64_t mask = ((uint64_t)l->vocab + 63) / 64 * 2;
 	return d->ask <= KERN_ASK_SCORE && d->id < l->vocab && d->logprobs <= KERN_TOP_MAX &&
-	       (d->carry == KERN_NO_CARRY || d->carry < l->carries) &&
-	       d->pending <= (d->carry == KERN_NO_CARRY ? 0 : KERN_CARRY_DRAWS) &&
-	       part_fits(b, d->mask[0], d->mask[0] ? mask : 0) &&
+	       d->pending <= 1 && part_fits(b, d->mask[0], d->mask[0] ? mask : 0) &&
 	       part_fits(b, d->mask[1], d->mask[1] ? mask : 0) &&
 	       part_fits(b, d->forbidden.at, d->forbidden.n) &&
 	       part_fits(b, d->bias.at, 2 * (uint64_t)d->bias.n) &&
@@ -133,7 +132,6 @@ static int draws_fit(const struct kern_batch *b, const struct kern_limits *l, ch
                      size_t errlen)
 {
 	const struct kern_draw *d = kern_part(b, b->draws);
-	const uint32_t *tokens = kern_part(b, b->tokens);
 	uint32_t results = l->results ? l->results : l->tail_rows;
 	if (b->draws && (uint64_t)b->first_result + b->tail_rows > results) {
 		snprintf(errbuf, errlen, "a batch with results %u to %llu of %u", b->first_result,
@@ -143,15 +141,41 @@ static int draws_fit(const struct kern_batch *b, const struct kern_limits *l, ch
 	for (uint32_t i = 0; b->draws && i < b->tail_rows; i++)
 		if (!draw_fits(b, l, &d[i])) {
 			snprintf(errbuf, errlen,
-			         "a batch whose draw %u names an id, a carry, a mask or a list "
-			         "beyond its limits",
-			         i);
+			         "a batch whose draw %u names an id, a mask or a list beyond its limits", i);
 			return 0;
 		}
-	for (uint32_t i = 0; i < b->rows; i++)
-		if (tokens[i] & KERN_OF_CARRY && tokens[i] - KERN_OF_CARRY >= l->carries) {
-			snprintf(errbuf, errlen, "a batch whose row %u refers to carry %u of %u", i,
-			         tokens[i] - KERN_OF_CARRY, l->carries);
+	return 1;
+}
+
+static int continues(const struct kern_batch *b, const struct kern_limits *l,
+                     const struct kern_continued *c, const struct kern_span *s)
+{
+	const struct kern_span *tail = kern_part(b, b->tail_span);
+	uint32_t results = l->results ? l->results : l->tail_rows;
+	int has_history = c->history != KERN_NONE;
+	return c->rows && c->rows <= KERN_DRAFTED_MAX + 1 && c->rows <= results &&
+	       c->from <= results - c->rows &&
+	       (uint64_t)s->position + s->rows + c->rows - 1 <= l->positions &&
+	       (has_history ? c->history < l->histories : s->rows == 1) &&
+	       c->known.n <= (has_history ? l->history_tokens : 0) &&
+	       part_fits(b, c->known.at, c->known.n) &&
+	       (c->tail_span == KERN_NONE ||
+	        (c->tail_span < b->tail_spans && tail[c->tail_span].rows == s->rows &&
+	         tail[c->tail_span].position == s->position));
+}
+
+static int continued_fit(const struct kern_batch *b, const struct kern_limits *l, char *errbuf,
+                         size_t errlen)
+{
+	const struct kern_continued *c = kern_part(b, b->continued);
+	const struct kern_span *span = kern_part(b, b->span);
+	for (uint32_t i = 0; b->continued && i < b->spans; i++)
+		if (c[i].from != KERN_NONE && !continues(b, l, &c[i], &span[i])) {
+			snprintf(errbuf, errlen,
+			         "a batch whose span %u of %u rows at position %u continues %u kept rows from "
+			         "%u on, has history %u of %u, begun with %u tokens, and span %u of the tail",
+			         i, span[i].rows, span[i].position, c[i].rows, c[i].from, c[i].history,
+			         l->histories, c[i].known.n, c[i].tail_span);
 			return 0;
 		}
 	return 1;
@@ -162,7 +186,7 @@ int kern_batch_check(const struct kern_mem *batch, const struct kern_limits *l, 
 {
 	const struct kern_batch *b = batch->host;
 	uint64_t span = sizeof(struct kern_span) / 4, progress = sizeof(struct kern_progress) / 4,
-			 draw = sizeof(struct kern_draw) / 4;
+			 draw = sizeof(struct kern_draw) / 4, continued = sizeof(struct kern_continued) / 4;
 	if (!b || batch->bytes < sizeof *b || b->words > batch->bytes / 4 ||
 	    b->words > l->batch_bytes / 4 || b->words < sizeof *b / 4)
 		snprintf(errbuf, errlen, "a batch of %u words, the program was made for %zu",
@@ -179,14 +203,16 @@ int kern_batch_check(const struct kern_mem *batch, const struct kern_limits *l, 
 	         !part_fits(b, b->tail_span, b->tail_spans * span) || !part_fits(b, b->table, 0) ||
 	         (b->progress &&
 	          (b->progress % 2 || !part_fits(b, b->progress, b->spans * progress))) ||
-	         (b->draws && !part_fits(b, b->draws, b->tail_rows * draw)))
+	         (b->draws && !part_fits(b, b->draws, b->tail_rows * draw)) ||
+	         (b->continued && !part_fits(b, b->continued, b->spans * continued)))
 		snprintf(errbuf, errlen,
 		         "a part of a batch is beyond its %u words, or its progress is at an odd word",
 		         b->words);
 	else if (spans_fit(kern_part(b, b->span), b->spans, b->rows, l->positions, errbuf, errlen) &&
 	         spans_fit(kern_part(b, b->tail_span), b->tail_spans, b->tail_rows, l->positions,
 	                   errbuf, errlen) &&
-	         tail_fits(b, errbuf, errlen) && draws_fit(b, l, errbuf, errlen))
+	         tail_fits(b, errbuf, errlen) && draws_fit(b, l, errbuf, errlen) &&
+	         continued_fit(b, l, errbuf, errlen))
 		return KERN_OK;
 	return KERN_EINVAL;
 }

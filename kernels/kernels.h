@@ -58,7 +58,7 @@ extern "C" {
 #define KERN_INLINE static inline
 #endif
 
-#define KERN_ABI 15u /* raised when a struct or a signature below changes */
+#define KERN_ABI 16u /* raised when a struct or a signature below changes */
 
 /* Element types of weights and KV. Block formats are GGML's:
  * https://github.com/ggml-org/ggml/blob/master/docs/gguf.md */
@@ -145,8 +145,8 @@ struct kern_tensor {
  * their own columns. The operands of a collective lie in KERN_MEM_GROUP memory, where a rank
  * sees what others wrote only after a collective that names it. A rank may overwrite an operand
  * only after one further collective, by which time all ranks have read it. Every rank takes part
- * in every collective, even with no row or column to contribute. Only rank 0 draws: where ranks
- * have carries, these lie in GROUP memory, and a broadcast follows the draws. */
+ * in every collective, even with no row or column to contribute. Only rank 0 draws: where its draws
+ * are kept, it is in GROUP memory, and a broadcast follows them. */
 struct kern_group {
 	unsigned rank, ranks; /* ranks 0 or 1: no group */
 	/* barrier: returns 0 once all ranks have called it, nonzero if the group is broken. Called from
@@ -234,8 +234,8 @@ struct kern_progress {
 
 /* What the host wants for a tail row. */
 enum kern_ask { KERN_ASK_NOTHING, KERN_ASK_DRAW, KERN_ASK_SCORE };
-enum { KERN_TOP_MAX = 20, KERN_CARRY_DRAWS = 8, KERN_DRAFTED_MAX = 64 };
-#define KERN_NO_CARRY UINT32_MAX
+enum { KERN_TOP_MAX = 20, KERN_DRAFTED_MAX = 64, KERN_MATCH_LONG = 32, KERN_HISTORY_MAX = 1 << 26 };
+#define KERN_NONE UINT32_MAX
 
 /* `n` consecutive entries in the batch, from word `at`. */
 struct kern_list {
@@ -267,7 +267,6 @@ struct kern_draw {
 	/* number of most probable ids to report, at most KERN_TOP_MAX; -1: no log-probabilities at
 	 * all */
 	int32_t logprobs;
-	uint32_t carry; /* carry that receives the drawn id (struct kern_carry); KERN_NO_CARRY: none */
 	float temperature, min_p, top_p, typical_p; /* min_p 0, top_p 1, typical_p 0 or 1: off */
 	uint32_t top_k;                             /* 0: off */
 	uint32_t seed[2], index[2];                 /* 64 bits, low word first */
@@ -282,23 +281,29 @@ struct kern_draw {
 	struct kern_list seen;
 	/* further ids that count as part of the answer, at most KERN_DRAFTED_MAX */
 	struct kern_list drafted;
-	/* number of the carry's latest draws that count as well, at most KERN_CARRY_DRAWS */
+	/* 1: the row's own token counts as well, which only the device knows (struct kern_continued) */
 	uint32_t pending;
 };
 
-/* The latest draws of a sequence, newest first, kept across runs in device memory that the caller
- * has zeroed. A row's token can refer to the newest, so a sequence continues without a round trip
- * to the host. */
-struct kern_carry {
-	uint32_t id[KERN_CARRY_DRAWS];
+/* What a tail row was given and what was drawn from it, kept for the next run. */
+struct kern_kept {
+	uint32_t token, id;
 };
-/* token KERN_OF_CARRY + c: the id that carry c drew last */
-#define KERN_OF_CARRY 0x80000000u
-/* The id of a batch's token. */
-KERN_INLINE uint32_t kern_token(uint32_t token, const struct kern_carry *carries)
-{
-	return token & KERN_OF_CARRY ? carries[token - KERN_OF_CARRY].id[0] : token;
-}
+
+/* How a span continues one of the run before, whose draws the host does not know yet
+ * (KERN_OP_CONTINUE). */
+struct kern_continued {
+	/* the entry of `kept` of the first of the earlier span's rows that drew, and their number: a
+	 * row of the sequence's last token, then rows of a draft. KERN_NONE: the span is complete */
+	uint32_t from, rows;
+	/* the tail's span of this span's rows, no other span's; KERN_NONE: they draw nothing */
+	uint32_t tail_span;
+	/* the sequence's history, no other span's; KERN_NONE: none, and the span is a single row */
+	uint32_t history;
+	/* tokens that the history is to begin with, before the draws of the earlier span; n 0: it goes
+	 * on */
+	struct kern_list known;
+};
 
 struct kern_top {
 	uint32_t id;
@@ -310,6 +315,7 @@ struct kern_drawn {
 	/* a logit is NaN or plus infinity: the other fields are set (NaN counts as minus infinity) but
 	 * must not be used */
 	uint32_t not_finite;
+	uint32_t token; /* the row's own, from which it was drawn */
 	uint32_t id;
 	float logprob; /* this and the fields below are 0 without log-probabilities */
 	uint32_t rank; /* 1: the most probable; ties: lower ids first */
@@ -326,8 +332,7 @@ struct kern_batch {
 	uint32_t words; /* of the batch, including this header */
 	/* at least 1 row and span; the tail may be empty */
 	uint32_t rows, spans, tail_rows, tail_spans;
-	/* (rows) ids below the vocabulary (the caller checks), or KERN_OF_CARRY + carry */
-	uint32_t tokens;
+	uint32_t tokens;    /* (rows) ids below the vocabulary (the caller checks) */
 	uint32_t positions; /* (rows) consistent with the spans */
 	/* (rows) where a row's KV is written: block * block_tokens + position % block_tokens; all
 	 * distinct */
@@ -340,18 +345,20 @@ struct kern_batch {
 	/* (spans) struct kern_progress, at an even word; 0: no progress */
 	uint32_t progress;
 	uint32_t draws; /* (tail_rows) struct kern_draw; 0: no draws */
-	/* tail row r's result is written at sample.results[first_result + r], so that runs in flight
-	 * do not overwrite each other's */
+	/* tail row r's result is written at sample.results[first_result + r], and kept there, so that
+	 * runs in flight do not overwrite each other's */
 	uint32_t first_result;
-	uint32_t unused;
+	uint32_t continued; /* (spans) struct kern_continued; 0: none continues another */
 };
 
 /* The largest batch of a program; memory is sized by it. */
 struct kern_limits {
 	uint32_t rows, tail_rows, spans;
-	uint32_t positions;      /* of a sequence */
-	uint32_t vocab, carries; /* for draws; 0: none */
-	uint32_t results;        /* rows of sample.results; 0: tail_rows */
+	uint32_t positions; /* of a sequence */
+	uint32_t vocab;     /* for draws; 0: none */
+	uint32_t results;   /* rows of sample.results; 0: tail_rows */
+	/* histories of sequences, and the tokens that one can hold, at most KERN_HISTORY_MAX */
+	uint32_t histories, history_tokens;
 	size_t batch_bytes;
 };
 
@@ -431,15 +438,14 @@ struct kern_product {
 
 /* x (R, parts, dim); the leading dimension is a part's. ids = 0: each rank has written its columns
  * of every part, its kern_share of dim in units of `unit` (at least 1). Else whole rows: row r was
- * written by the rank whose kern_share of `ids` contains the row's token, which may refer to one of
- * `carries`. */
+ * written by the rank whose kern_share of `ids` contains the row's token. */
 struct kern_gathered {
 	struct kern_tensor x;
 	uint32_t parts, dim, unit, ids;
-	kern_ptr carries;
 };
 
 enum kern_op_kind {
+	KERN_OP_CONTINUE,
 	KERN_OP_EMBED,
 	KERN_OP_GATHER_ROWS,
 	KERN_OP_SCALE,
@@ -469,13 +475,28 @@ struct kern_op {
 	enum kern_op_kind kind;
 	enum kern_rows rows;
 	union {
+		/* Completes spans that continue others; the first operation of a program, in which
+		 * `kept` is where the draws of an earlier run were kept. Without it batches are
+		 * complete. Of the earlier span's rows in `kept` (limits.results) those count whose
+		 * tokens were drawn before them: a + 1 of them. The span's first token is what the last
+		 * of these drew. The span, its rows' positions and slots, the tail's span and the
+		 * indices of its draws move on by `a`; the host has written them for a = 0, and its
+		 * block table covers a = rows - 1. The a + 1 draws are added to its history, and further
+		 * tokens of the span are a draft: where the longest run of at least `match` and at most
+		 * KERN_MATCH_LONG last tokens occurred before in the history, of equally long ones the
+		 * latest, the tokens that followed, and after the last token the draft itself; if there
+		 * is none, the first token again. histories (limits.histories, 1 +
+		 * limits.history_tokens) words that the caller has zeroed */
+		struct {
+			kern_ptr kept, histories;
+			uint32_t block_tokens, match;
+		} carry_on;
 		/* y[r] = W[token - first] for rows with token in [first, first + W.n); other rows are left
-		 * unchanged. y (R, W.k); carries (limits.carries) struct kern_carry, or 0 */
+		 * unchanged. y (R, W.k) */
 		struct {
 			struct kern_tensor y;
 			const struct kern_weight *w;
 			uint32_t first;
-			kern_ptr carries;
 		} embed;
 		/* y[r] = x[tail_index[r]]: (R, dim); rows is the tail */
 		struct {
@@ -597,11 +618,11 @@ struct kern_op {
 			int none;
 		} barrier;
 		/* answers the batch's draws: results (limits.results) struct kern_drawn in PINNED memory,
-		 * from logits (R, limits.vocab); carries (limits.carries) struct kern_carry, or 0. A carry
-		 * belongs to at most one row. Over the tail only; in a group rank 0 does it */
+		 * from logits (R, limits.vocab); kept (limits.results) struct kern_kept, or 0. Over the
+		 * tail only; in a group rank 0 does it */
 		struct {
 			struct kern_tensor logits;
-			kern_ptr results, carries;
+			kern_ptr results, kept;
 		} sample;
 	};
 };

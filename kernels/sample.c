@@ -552,16 +552,16 @@ static uint32_t count_id(const uint32_t *ids, uint32_t n, uint32_t id)
 
 /* Tokens of the answer that `seen` does not count yet: drafted and pending ones. */
 struct sample_added {
-	uint32_t id[KERN_DRAFTED_MAX + KERN_CARRY_DRAWS], n;
+	uint32_t id[KERN_DRAFTED_MAX + 1], n;
 };
 
 static struct sample_added added_of(const struct kern_batch *b, const struct kern_draw *d,
-                                    const struct kern_carry *carries)
+                                    uint32_t token)
 {
 	struct sample_added a = {.n = d->drafted.n + d->pending};
 	memcpy(a.id, kern_part(b, d->drafted.at), d->drafted.n * sizeof *a.id);
 	if (d->pending)
-		memcpy(a.id + d->drafted.n, carries[d->carry].id, d->pending * sizeof *a.id);
+		a.id[d->drafted.n] = token;
 	return a;
 }
 
@@ -583,10 +583,9 @@ static void penalise(const struct kern_sampler *s, const struct kern_batch *b,
 /* Returns the logits themselves if the draw changes nothing; else a modified copy, and sets
  * *ret_finite. */
 static const float *edit(struct kern_sampler *s, const float *logits, const struct kern_batch *b,
-                         const struct kern_draw *d, const struct kern_carry *carries,
-                         int *ret_finite)
+                         const struct kern_draw *d, uint32_t token, int *ret_finite)
 {
-	struct sample_added a = added_of(b, d, carries);
+	struct sample_added a = added_of(b, d, token);
 	if (!d->mask[0] && !d->mask[1] && !d->forbidden.n && !d->bias.n && !d->seen.n && !a.n)
 		return logits;
 	pad(s, logits);
@@ -645,17 +644,11 @@ struct kern_sampler *kern_sampler_init(void *mem, uint32_t vocab)
 	return s;
 }
 
-static void keep(struct kern_carry *carry, uint32_t id)
-{
-	memmove(carry->id + 1, carry->id, sizeof carry->id - sizeof *carry->id);
-	carry->id[0] = id;
-}
-
 static void draw_row(struct kern_sampler *s, const float *logits, const struct kern_batch *b,
-                     const struct kern_draw *d, struct kern_carry *carries, struct kern_drawn *ret)
+                     const struct kern_draw *d, uint32_t token, struct kern_drawn *ret)
 {
 	int finite, of_copy;
-	const float *seen = edit(s, logits, b, d, carries, &finite);
+	const float *seen = edit(s, logits, b, d, token, &finite);
 	uint32_t best = scan(s, seen, seen == logits ? &finite : &of_copy), id = best;
 	if (!(seen[best] > -INFINITY))
 		id = lowest_allowed(s, mask_at(b, d->mask[0]), mask_at(b, d->mask[1]));
@@ -665,18 +658,25 @@ static void draw_row(struct kern_sampler *s, const float *logits, const struct k
 		best = scan(s, logits, &finite);
 	score(s, logits, best, id, d->logprobs, ret);
 	ret->not_finite = !finite;
-	if (d->carry != KERN_NO_CARRY)
-		keep(&carries[d->carry], id);
 }
 
 void kern_sample(struct kern_sampler *s, const float *logits, const struct kern_batch *b,
-                 const struct kern_draw *d, struct kern_carry *carries, struct kern_drawn *ret)
+                 uint32_t row, const struct kern_op *op)
 {
 	int finite;
+	const struct kern_draw *d = (const struct kern_draw *)kern_part(b, b->draws) + row;
+	const uint32_t *tokens = kern_part(b, b->tokens), *index = kern_part(b, b->tail_index);
+	struct kern_drawn *ret = (struct kern_drawn *)op->sample.results.v + b->first_result + row;
+	struct kern_kept *kept = (struct kern_kept *)op->sample.kept.v;
+	if (d->ask == KERN_ASK_NOTHING)
+		return;
 	if (d->ask == KERN_ASK_DRAW) {
-		draw_row(s, logits, b, d, carries, ret);
-	} else if (d->ask == KERN_ASK_SCORE) {
+		draw_row(s, logits, b, d, tokens[index[row]], ret);
+	} else {
 		score(s, logits, scan(s, logits, &finite), d->id, d->logprobs, ret);
 		ret->not_finite = !finite;
 	}
+	ret->token = tokens[index[row]];
+	if (kept)
+		kept[b->first_result + row] = (struct kern_kept){ret->token, ret->id};
 }

@@ -11,9 +11,8 @@ struct kern_sampler;
 size_t kern_sampler_bytes(uint32_t vocab);
 struct kern_sampler *kern_sampler_init(void *mem, uint32_t vocab);
 
-/* Answers d, one of the draws of b, for its row of logits (vocab). carries may be NULL if d names
- * none. */
+/* Answers the draw of tail row `row` of b, from its row of logits (vocab): op is the operation. */
 void kern_sample(struct kern_sampler *s, const float *logits, const struct kern_batch *b,
-                 const struct kern_draw *d, struct kern_carry *carries, struct kern_drawn *ret);
+                 uint32_t row, const struct kern_op *op);
 
 #endif

@@ -29,15 +29,13 @@ struct kern_draw draw_write(const struct engine_draw *d, uint32_t vocab,
                             const struct kern_draw *before, uint32_t *words, uint32_t *at)
 {
 	const struct sample_params *p = d->params;
-	struct kern_draw k = {
-		.ask = KERN_ASK_SCORE, .id = d->id, .logprobs = d->logprobs, .carry = KERN_NO_CARRY};
+	struct kern_draw k = {.ask = KERN_ASK_SCORE, .id = d->id, .logprobs = d->logprobs};
 	if (!p && !d->score)
 		k.ask = KERN_ASK_NOTHING;
 	if (!p)
 		return k;
 	k = (struct kern_draw){.ask = KERN_ASK_DRAW,
 	                       .logprobs = p->logprobs,
-	                       .carry = KERN_NO_CARRY,
 	                       .temperature = p->temperature,
 	                       .min_p = p->min_p,
 	                       .top_p = p->top_p,

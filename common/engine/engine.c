@@ -81,7 +81,9 @@ static void carve_scratch(struct engine *e, struct carve *own, struct carve *gro
 	s->route = take_tensor(own, rows, c->experts.count);
 	s->route_ids = take(own, rows * c->experts.active);
 	s->route_weights = take(own, rows * c->experts.active);
-	s->carries = take(e->opts.tp > 1 ? group : own, (size_t)e->limits.carries * KERN_CARRY_DRAWS);
+	s->kept = take(e->opts.tp > 1 ? group : own,
+	               e->flights > 1 ? e->limits.results * sizeof(struct kern_kept) / 4 : 0);
+	s->histories = take(own, (size_t)e->limits.histories * (1 + e->limits.history_tokens));
 	s->mla_q_a = take_tensor(own, rows, c->mla.q_rank);
 	s->mla_q = take_tensor(own, rows, c->mla.kv_rank ? (size_t)e->mla_heads * mla_width(c) : 0);
 	s->mla_out = take_tensor(own, rows, (size_t)e->mla_heads * c->mla.kv_rank);
@@ -217,8 +219,7 @@ static int alloc_scratch(struct engine *e, struct err *err)
 	group = (struct carve){.base = e->group.dev};
 	carve_scratch(e, &own, &group);
 	for (uint32_t i = 0; i < e->flights; i++)
-		e->flight[i].carry = mem_array(e->opts.max_spans, sizeof *e->flight[i].carry);
-	e->carried = mem_array(most(e->limits.carries, 1), sizeof *e->carried);
+		e->flight[i].drawn = mem_array(e->opts.max_spans, sizeof *e->flight[i].drawn);
 	if (e->opts.hidden)
 		e->hidden_rows = mem_array((size_t)ENGINE_HIDDEN_ROWS * e->conf.hidden,
 		                           sizeof *e->hidden_rows);
@@ -290,6 +291,8 @@ static int fill_info(struct engine *e, struct err *err)
 	i->hidden = c->hidden;
 	i->has_hidden = e->opts.hidden;
 	i->overlap = e->flights > 1;
+	i->histories = e->limits.histories;
+	i->history_tokens = e->limits.history_tokens;
 	i->heads = c->heads;
 	i->kv_heads = c->kv_heads;
 	i->head_dim = c->head_dim;
@@ -317,6 +320,13 @@ static int fill_info(struct engine *e, struct err *err)
 	return 0;
 }
 
+/* A longer sequence is remembered in part. */
+static uint32_t history_tokens(const struct engine *e)
+{
+	enum { TOKENS_MAX = 32 << 10 };
+	return e->conf.context < TOKENS_MAX ? e->conf.context : TOKENS_MAX;
+}
+
 /* Words for masks and lists of a step: for every span two masks, all tokens that it can have seen,
  * and an eighth of the longest lists, up to LISTS_MAX words in total; at least all that one span
  * may need. */
@@ -328,6 +338,7 @@ static size_t plan_lists(const struct engine *e)
 		   seen = 2 * (vocab < e->conf.context ? vocab : e->conf.context);
 	size_t all = (masks + ENGINE_DRAW_LISTS_MAX / 8 + seen) * o->max_spans,
 		   one = seen + (masks + ENGINE_DRAW_LISTS_MAX) * most(o->max_draws, 1);
+	one = most(one, o->histories ? history_tokens(e) : 0);
 	return most(all < LISTS_MAX ? all : LISTS_MAX, one);
 }
 
@@ -335,20 +346,24 @@ static void plan_step(struct engine *e)
 {
 	const struct engine_opts *o = &e->opts;
 	size_t span = sizeof(struct kern_span) / 4, progress = sizeof(struct kern_progress) / 4,
-		   draw = sizeof(struct kern_draw) / 4, lists = plan_lists(e);
+		   draw = sizeof(struct kern_draw) / 4, continued = sizeof(struct kern_continued) / 4,
+		   lists = plan_lists(e);
+	e->flights = o->overlap && e->ops->queued ? KERN_FLIGHTS : 1;
 	size_t words = sizeof(struct kern_batch) / 4 + 3 * (size_t)o->max_rows +
-	               (1 + draw) * o->max_logits + (2 * span + progress) * o->max_spans +
+	               (1 + draw) * o->max_logits + (2 * span + progress + continued) * o->max_spans +
 	               o->max_table + lists;
 	e->list_words = (uint32_t)lists;
-	e->flights = o->overlap && e->ops->queued ? KERN_FLIGHTS : 1;
 	e->limits = (struct kern_limits){.rows = o->max_rows,
 	                                 .tail_rows = o->max_logits,
 	                                 .spans = o->max_spans,
 	                                 .positions = e->conf.context,
 	                                 .vocab = e->conf.vocab,
-	                                 .carries = e->flights > 1 ? o->max_spans : 0,
 	                                 .results = e->flights * o->max_logits,
 	                                 .batch_bytes = (words + 15) / 16 * 64};
+	if (e->flights > 1 && o->histories) {
+		e->limits.histories = o->histories;
+		e->limits.history_tokens = history_tokens(e);
+	}
 	uint64_t covered = (uint64_t)o->max_table * o->block_tokens;
 	if (covered < e->limits.positions)
 		e->limits.positions = (uint32_t)covered;
@@ -491,8 +506,7 @@ void engine_close(struct engine **ep)
 	if (e->src_open)
 		model_close(&e->src);
 	for (uint32_t i = 0; i < e->flights; i++)
-		free(e->flight[i].carry);
-	free(e->carried);
+		free(e->flight[i].drawn);
 	free(e->copy);
 	free(e->hidden_rows);
 	free(e->listed);

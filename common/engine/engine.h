@@ -46,6 +46,9 @@ struct engine_opts {
 	/* a step can be started while another is in progress (engine_info.overlap), where the device
 	 * can: takes memory for a second batch */
 	int overlap;
+	/* then: number of histories that the device makes drafts from, and the shortest match of the
+	 * last tokens with earlier ones that makes one, 1 to KERN_MATCH_LONG. 0: none */
+	uint32_t histories, history_match;
 	/* called at most once, on any thread, on permanent failure (a rank or the device is gone);
 	 * may be NULL */
 	void (*broken)(void *arg, const char *why);
@@ -70,7 +73,8 @@ struct engine_info {
 	int has_hidden;         /* engine_opts.hidden */
 	/* 1: two steps may be in flight. Not on a device that computes in the calling thread */
 	int overlap;
-	char backend[16]; /* backend and index of the device that has the KV pool */
+	uint32_t histories, history_tokens; /* that the device has; tokens that one can hold */
+	char backend[16];                   /* backend and index of the device that has the KV pool */
 	int device;
 	struct kv_layout kv;
 };
@@ -109,11 +113,22 @@ struct engine_span {
 	/* n ids; ERR_INVALID if one is not below vocab */
 	const uint32_t *tokens;
 	uint32_t n, position; /* positions position .. position + n - 1 */
-	/* 0; or 1 + the number of a span of the step that was started before this one: the token (n is
-	 * 1) is what that span's last row draws, which only the device knows yet. `tokens` is not
-	 * read */
+	/* the last of its tokens that are guesses of what will be drawn: they count as long as they are
+	 * right. The row before them and each of them draws */
+	uint32_t drafts;
+	/* 0; or 1 + the number of a span of the step that was started before this one, whose draws
+	 * only the device knows yet: the first token is what the last of its rows that counts draws.
+	 * `tokens` is not read: the device makes the drafts (n is 1 + drafts), from `history`.
+	 * `position`, and the index of each draw, are those for the case that no draft of that span
+	 * is right */
 	uint32_t continues;
-	/* the sequence's block table from its first block; must cover position + n tokens */
+	/* with drafts of the device, and in all steps after it, which must continue this one: 1 + the
+	 * history's number, that no other sequence has. n_known is not 0: it begins anew, with these
+	 * last tokens of the sequence before those that span `continues` draws */
+	uint32_t history, n_known;
+	const uint32_t *known;
+	/* the sequence's block table from its first block; must cover position + n tokens, and as many
+	 * as the span that it continues has drafts */
 	const uint32_t *blocks;
 	enum engine_logits logits;
 	/* NULL, or (info.hidden): instead of logits, the hidden states of the selected rows after the

@@ -43,7 +43,8 @@ struct scratch {
 	struct kern_tensor expert_act;     /* (rows x active, expert ffn): one row per (row, expert) */
 	struct kern_tensor route;          /* (experts) */
 	kern_ptr route_ids, route_weights; /* (rows, active) */
-	kern_ptr carries;           /* (limits.carries) struct kern_carry; 0 if steps do not overlap */
+	/* (limits.results) struct kern_kept; 0 if steps do not overlap; histories of sequences */
+	kern_ptr kept, histories;
 	struct kern_tensor mla_q_a; /* (q_rank) */
 	/* of mla_heads heads at a time: (heads, kv_rank + rope), (heads, kv_rank) */
 	struct kern_tensor mla_q, mla_out;
@@ -60,11 +61,17 @@ struct vectors {
 
 enum { ENGINE_HIDDEN_ROWS = 64 };
 
+/* The rows of a span that its sequence continues after, among all results: its last token's, then
+ * those of drafts. rows 0: no token is drawn. */
+struct drawn_rows {
+	uint32_t from, rows;
+};
+
 /* A step from engine_start to engine_finish, and after it until its place is used again. */
 struct step_in_flight {
-	int done;        /* its passes were waited for in engine_start */
-	uint32_t spans;  /* 0: no step had this place yet */
-	uint32_t *carry; /* (max_spans) that gets what the span draws; KERN_NO_CARRY: none */
+	int done;                 /* its passes were waited for in engine_start */
+	uint32_t spans;           /* 0: no step had this place yet */
+	struct drawn_rows *drawn; /* (max_spans) */
 };
 
 struct engine {
@@ -91,9 +98,7 @@ struct engine {
 	uint32_t flights;        /* steps that may be in flight: 1 or 2 */
 	struct step_in_flight flight[KERN_FLIGHTS]; /* of step n: n % flights */
 	uint64_t started, finished;                 /* steps */
-	uint64_t chosen;                            /* steps that carries were chosen for */
-	uint64_t *carried; /* (limits.carries) number of the last of them that has it, from 1 */
-	float *copy;       /* of the last run's logits, `copied` rows; NULL: never asked for */
+	float *copy;                /* of the last run's logits, `copied` rows; NULL: never asked for */
 	uint32_t copied, tail_rows; /* tail_rows: of the last run */
 	uint32_t list_words;        /* limit of a batch for masks and lists of its draws */
 	size_t *listed; /* (max_spans) of the current step: words that each span's draws take */

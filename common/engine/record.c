@@ -43,7 +43,7 @@ void record_project(struct recorder *r, struct kern_tensor y, struct kern_tensor
 struct kern_gathered gathered(struct kern_tensor x, uint32_t parts, struct tp_share share,
                               uint32_t width)
 {
-	return (struct kern_gathered){x, parts, share.total * width, share.unit * width, 0, {0}};
+	return (struct kern_gathered){x, parts, share.total * width, share.unit * width, 0};
 }
 
 void record_gather(struct recorder *r, struct kern_gathered a, const struct kern_gathered *b)
@@ -100,15 +100,12 @@ static void record_embed(struct recorder *r)
 	float scale = e->conf.embed_scale;
 	struct kern_tensor y = e->tp ? e->s.sum : e->s.x;
 	if (e->embed) /* NULL if this rank has no rows, of a small table */
-		record(r, (struct kern_op){.kind = KERN_OP_EMBED,
-		                           .embed = {.y = y,
-		                                     .w = e->embed,
-		                                     .first = e->shard.vocab.begin,
-		                                     .carries = e->s.carries}});
-	record_gather(r,
-	              (struct kern_gathered){y, 1, e->conf.hidden, e->shard.vocab.unit,
-	                                     e->shard.vocab.total, e->s.carries},
-	              NULL);
+		record(r,
+		       (struct kern_op){.kind = KERN_OP_EMBED,
+		                        .embed = {.y = y, .w = e->embed, .first = e->shard.vocab.begin}});
+	record_gather(
+		r, (struct kern_gathered){y, 1, e->conf.hidden, e->shard.vocab.unit, e->shard.vocab.total},
+		NULL);
 	if (e->tp || scale != 1.0f)
 		record(r, (struct kern_op){
 					  .kind = KERN_OP_SCALE,
@@ -230,14 +227,13 @@ static void record_tail(struct recorder *r)
 	record_gather(r, gathered(s->logits, 1, e->shard.vocab, 1), NULL);
 	if (e->tp)
 		r->op[r->n - 1].gather.to_first = 1;
-	record(r, (struct kern_op){.kind = KERN_OP_SAMPLE,
-	                           .sample = {.logits = s->logits,
-	                                      .results = e->results.dev,
-	                                      .carries = s->carries}});
-	if (e->tp && e->limits.carries)
+	record(r, (struct kern_op){
+				  .kind = KERN_OP_SAMPLE,
+				  .sample = {.logits = s->logits, .results = e->results.dev, .kept = s->kept}});
+	if (e->tp && s->kept.v)
 		record(r, (struct kern_op){.kind = KERN_OP_BROADCAST,
-		                           .broadcast = {s->carries,
-		                                         e->limits.carries * sizeof(struct kern_carry)}});
+		                           .broadcast = {s->kept,
+		                                         e->limits.results * sizeof(struct kern_kept)}});
 }
 
 /* All rows, up to the last layer's KV write. */
@@ -245,6 +241,12 @@ static void record_body(struct recorder *r)
 {
 	struct engine *e = r->e;
 	const struct model_conf *c = &e->conf;
+	if (e->s.kept.v)
+		record(r, (struct kern_op){.kind = KERN_OP_CONTINUE,
+		                           .carry_on = {.kept = e->s.kept,
+		                                        .histories = e->s.histories,
+		                                        .block_tokens = e->opts.block_tokens,
+		                                        .match = e->opts.history_match}});
 	record_embed(r);
 	record_norm(r, e->s.h, e->s.x, NULL, e->layer[0].attn_norm);
 	for (uint32_t l = 0; l < c->layers; l++) {

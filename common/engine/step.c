@@ -13,7 +13,8 @@ enum {
 	SPAN_WORDS = sizeof(struct kern_span) / 4,
 	PROGRESS_WORDS = sizeof(struct kern_progress) / 4,
 	HEAD_WORDS = sizeof(struct kern_batch) / 4,
-	DRAW_WORDS = sizeof(struct kern_draw) / 4
+	DRAW_WORDS = sizeof(struct kern_draw) / 4,
+	CONTINUED_WORDS = sizeof(struct kern_continued) / 4
 };
 
 static uint32_t wanted_rows(const struct engine_span *s)
@@ -27,10 +28,31 @@ static uint32_t head_rows(const struct engine_span *s)
 	return s->hidden ? 0 : wanted_rows(s);
 }
 
+/* The place of the step that is being started, among those that may be in flight. */
+static uint32_t flight_of(const struct engine *e)
+{
+	return (uint32_t)(e->started % e->flights);
+}
+
+/* The rows that the span continues after. */
+static struct drawn_rows drawn_before(const struct engine *e, const struct engine_span *s)
+{
+	const struct step_in_flight *before = &e->flight[(e->started + e->flights - 1) % e->flights];
+	return e->flights > 1 && s->continues && s->continues <= before->spans
+	           ? before->drawn[s->continues - 1]
+	           : (struct drawn_rows){0};
+}
+
+/* Positions that the span may reach: all drafts before it may be right. */
+static uint64_t end_of(const struct engine *e, const struct engine_span *s)
+{
+	uint32_t before = drawn_before(e, s).rows;
+	return (uint64_t)s->position + s->n + (before ? before - 1 : 0);
+}
+
 static uint32_t table_length(const struct engine *e, const struct engine_span *s)
 {
-	return (uint32_t)(((uint64_t)s->position + s->n + e->opts.block_tokens - 1) /
-	                  e->opts.block_tokens);
+	return (uint32_t)((end_of(e, s) + e->opts.block_tokens - 1) / e->opts.block_tokens);
 }
 
 /* --- checks -------------------------------------------------------------- */
@@ -44,34 +66,40 @@ static int on_board(const struct engine *e, const struct engine_span *s)
 	       last < e->board.bytes - at;
 }
 
-/* The place of the step that is being started, among those that may be in flight. */
-static uint32_t flight_of(const struct engine *e)
+static int check_continued(const struct engine *e, const struct engine_span *s, uint32_t index,
+                           struct err *err)
 {
-	return (uint32_t)(e->started % e->flights);
-}
-
-/* The carry that the span's token is to be found in; KERN_NO_CARRY: there is none. */
-static uint32_t carry_before(const struct engine *e, const struct engine_span *s)
-{
-	const struct step_in_flight *before = &e->flight[(e->started + e->flights - 1) % e->flights];
-	return s->continues <= before->spans ? before->carry[s->continues - 1] : KERN_NO_CARRY;
+	if (s->n != 1 + s->drafts || !drawn_before(e, s).rows)
+		return err_set(err, ERR_INVALID,
+		               "span %u: %u tokens, %u of them drafts, that continue span %u of the step "
+		               "before, which draws none for it",
+		               index, s->n, s->drafts, s->continues - 1);
+	if (s->history > e->limits.histories || (s->drafts && !s->history) ||
+	    s->n_known > (s->history ? e->limits.history_tokens : 0))
+		return err_set(err, ERR_INVALID,
+		               "span %u: %u drafts from history %u of %u, begun with %u tokens of %u",
+		               index, s->drafts, s->history, e->limits.histories, s->n_known,
+		               e->limits.history_tokens);
+	return 0;
 }
 
 static int check_span(const struct engine *e, const struct engine_span *s, uint32_t index,
                       struct err *err)
 {
-	if (s->continues && (s->n != 1 || carry_before(e, s) == KERN_NO_CARRY))
-		return err_set(err, ERR_INVALID,
-		               "span %u: %u tokens that continue span %u of the step before, which draws "
-		               "none for it",
-		               index, s->n, s->continues - 1);
+	if (s->continues && check_continued(e, s, index, err))
+		return ERR_INVALID;
+	if (s->drafts && (s->drafts >= head_rows(s) || s->drafts > KERN_DRAFTED_MAX))
+		return err_set(
+			err, ERR_INVALID,
+			"span %u: %u drafts, the limit is %d; %u rows draw, one more than drafts must", index,
+			s->drafts, KERN_DRAFTED_MAX, head_rows(s));
 	if (s->n < 1 || s->n > e->opts.max_rows)
 		return err_set(err, ERR_INVALID, "span %u: %u tokens, limits are 1 and %u", index, s->n,
 		               e->opts.max_rows);
-	if ((uint64_t)s->position + s->n > e->info.context)
+	if (end_of(e, s) > e->info.context)
 		return err_set(err, ERR_INVALID,
 		               "span %u: positions %u up to %llu, the model's context is %u", index,
-		               s->position, (unsigned long long)s->position + s->n - 1, e->info.context);
+		               s->position, (unsigned long long)end_of(e, s) - 1, e->info.context);
 	for (uint32_t i = 0; i < s->n && !s->continues; i++)
 		if (s->tokens[i] >= e->info.vocab)
 			return err_set(err, ERR_INVALID, "span %u: token %u is id %u, the vocabulary has %u",
@@ -93,7 +121,7 @@ static int check_span(const struct engine *e, const struct engine_span *s, uint3
 
 static size_t list_words(const struct engine *e, const struct engine_span *s)
 {
-	size_t words = 0;
+	size_t words = s->continues ? s->n_known : 0;
 	for (uint32_t i = 0; s->draws && i < wanted_rows(s); i++)
 		words += draw_words(&s->draws[i], e->info.vocab, i > 0 && s->draws[i - 1].params);
 	return words;
@@ -172,7 +200,7 @@ struct layout {
 /* Which optional parts of a batch the spans need. */
 struct step_parts {
 	uint32_t tail_spans;
-	int progress, draws;
+	int progress, draws, continued;
 };
 
 static struct step_parts parts_of(const struct engine_span *spans, uint32_t n)
@@ -182,6 +210,7 @@ static struct step_parts parts_of(const struct engine_span *spans, uint32_t n)
 		p.tail_spans += head_rows(&spans[i]) != 0;
 		p.progress |= spans[i].progress != NULL;
 		p.draws |= spans[i].draws && head_rows(&spans[i]);
+		p.continued |= spans[i].continues != 0;
 	}
 	return p;
 }
@@ -209,6 +238,7 @@ static void place(struct layout *l, const struct totals *t, uint32_t spans,
 		{&b->tail_span, p->tail_spans * SPAN_WORDS},
 		{&b->table, (uint32_t)t->table},
 		{&b->draws, p->draws ? b->tail_rows * DRAW_WORDS : 0},
+		{&b->continued, p->continued ? spans * CONTINUED_WORDS : 0},
 	};
 	for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
 		*parts[i].offset = at;
@@ -218,6 +248,8 @@ static void place(struct layout *l, const struct totals *t, uint32_t spans,
 		b->progress = 0;
 	if (!p->draws)
 		b->draws = 0;
+	if (!p->continued)
+		b->continued = 0;
 	b->words = at;
 }
 
@@ -230,8 +262,8 @@ static void add_rows(struct layout *l, const struct engine *e, const struct engi
                      uint32_t row)
 {
 	uint32_t *words = l->words, per_block = e->opts.block_tokens;
-	if (s->continues)
-		words[l->b->tokens + row] = KERN_OF_CARRY + carry_before(e, s);
+	if (s->continues) /* the device writes them */
+		memset(words + l->b->tokens + row, 0, s->n * sizeof *words);
 	else
 		memcpy(words + l->b->tokens + row, s->tokens, s->n * sizeof *s->tokens);
 	for (uint32_t i = 0; i < s->n; i++) {
@@ -252,16 +284,31 @@ static void add_progress(struct layout *l, const struct engine *e, const struct 
 	memcpy(l->words + l->b->progress + index * PROGRESS_WORDS, &p, sizeof p);
 }
 
-/* carry: for what the last row draws */
-static void add_draws(struct layout *l, const struct engine *e, const struct engine_span *s,
-                      uint32_t row, uint32_t carry)
+/* tail_span: its number among the tail's */
+static void add_continued(struct layout *l, const struct engine *e, const struct engine_span *s,
+                          uint32_t index, uint32_t tail_span)
 {
-	struct kern_draw k = {.ask = KERN_ASK_NOTHING, .carry = KERN_NO_CARRY};
+	struct drawn_rows before = drawn_before(e, s);
+	struct kern_continued c = {.from = KERN_NONE};
+	if (s->continues) {
+		c = (struct kern_continued){.from = before.from,
+		                            .rows = before.rows,
+		                            .tail_span = head_rows(s) ? tail_span : KERN_NONE,
+		                            .history = s->history ? s->history - 1 : KERN_NONE,
+		                            .known = {l->b->words, s->n_known}};
+		memcpy(l->words + l->b->words, s->known, s->n_known * sizeof *s->known);
+		l->b->words += s->n_known;
+	}
+	memcpy(l->words + l->b->continued + index * CONTINUED_WORDS, &c, sizeof c);
+}
+
+static void add_draws(struct layout *l, const struct engine *e, const struct engine_span *s,
+                      uint32_t row)
+{
+	struct kern_draw k = {.ask = KERN_ASK_NOTHING};
 	for (uint32_t i = 0; i < head_rows(s); i++, row++) {
 		if (s->draws)
 			k = draw_write(&s->draws[i], e->info.vocab, i ? &k : NULL, l->words, &l->b->words);
-		if (i + 1 == head_rows(s))
-			k.carry = carry;
 		memcpy(l->words + l->b->draws + row * DRAW_WORDS, &k, sizeof k);
 	}
 }
@@ -286,31 +333,6 @@ static int draws_token(const struct engine_span *s)
 	return s->draws && head_rows(s) && s->draws[head_rows(s) - 1].params;
 }
 
-/* Chooses where the device keeps what the step's spans draw, for the next step: a span that
- * continues another keeps its carry, the others get those that are left. */
-static void choose_carries(struct engine *e, const struct engine_span *spans, uint32_t n)
-{
-	struct step_in_flight *f = &e->flight[flight_of(e)];
-	uint64_t now = ++e->chosen; /* a step that did not start leaves its marks */
-	uint32_t next = 0;
-	f->spans = n;
-	for (uint32_t i = 0; i < n; i++) {
-		uint32_t kept = spans[i].continues ? carry_before(e, &spans[i]) : KERN_NO_CARRY;
-		if (kept != KERN_NO_CARRY)
-			e->carried[kept] = now; /* its token is in it, even if nothing more is drawn */
-		f->carry[i] = draws_token(&spans[i]) ? kept : KERN_NO_CARRY;
-	}
-	for (uint32_t i = 0; i < n && e->limits.carries; i++) {
-		if (f->carry[i] != KERN_NO_CARRY || !draws_token(&spans[i]))
-			continue;
-		while (e->carried[next] == now)
-			next++;
-		CHECK(next < e->limits.carries);
-		e->carried[next] = now;
-		f->carry[i] = next++;
-	}
-}
-
 /* The part of the batch for the step that is being started. */
 static struct kern_mem batch_of(const struct engine *e, uint32_t flight)
 {
@@ -320,9 +342,9 @@ static struct kern_mem batch_of(const struct engine *e, uint32_t flight)
 	                         .bytes = e->limits.batch_bytes};
 }
 
-/* carry: (n) of the spans; first: row of the results that follows those of earlier passes */
+/* first: row of the results that follows those of earlier passes */
 static void lay_out(struct engine *e, const struct engine_span *spans, uint32_t n,
-                    const uint32_t *carry, const struct totals *t, uint32_t first)
+                    const struct totals *t, uint32_t first)
 {
 	struct kern_mem batch = batch_of(e, flight_of(e));
 	struct layout l = {.words = batch.host, .b = batch.host};
@@ -340,8 +362,10 @@ static void lay_out(struct engine *e, const struct engine_span *spans, uint32_t 
 			&(struct kern_span){.row = row, .rows = s->n, .position = s->position, .table = table});
 		if (parts.progress)
 			add_progress(&l, e, s, i);
+		if (parts.continued)
+			add_continued(&l, e, s, i, tails);
 		if (parts.draws)
-			add_draws(&l, e, s, tail, carry[i]);
+			add_draws(&l, e, s, tail);
 		memcpy(l.words + l.b->table + table, s->blocks, blocks * sizeof *s->blocks);
 		row += s->n;
 		add_tail(&l, s, row, table, &tail, &tails);
@@ -450,20 +474,23 @@ static int run_hidden(struct engine *e, struct engine_span *spans, uint32_t n)
 /* Starts one pass over some of the spans, whose results begin at row `first`. wait: another pass
  * follows, in the same batch. */
 static int start_pass(struct engine *e, struct engine_span *spans, uint32_t n,
-                      const uint32_t *carry, const struct totals *t, uint32_t first, int wait)
+                      struct drawn_rows *ret_drawn, const struct totals *t, uint32_t first,
+                      int wait)
 {
 	struct step_in_flight *f = &e->flight[flight_of(e)];
 	uint32_t row = first, place = flight_of(e) * e->opts.max_logits;
 	struct kern_drawn *drawn = (struct kern_drawn *)e->results.host + place;
 	f->done = wait || spans->hidden;
-	lay_out(e, spans, n, carry, t, place + first);
+	lay_out(e, spans, n, t, place + first);
 	if (spans->hidden)
 		return run_hidden(e, spans, n);
-	memset(drawn + first, 0, t->logits * sizeof *drawn);
 	for (uint32_t i = 0; i < n; i++) {
-		spans[i].logits_row = row;
-		spans[i].drawn = drawn + row;
-		row += head_rows(&spans[i]);
+		struct engine_span *s = &spans[i];
+		s->logits_row = row;
+		s->drawn = drawn + row;
+		row += head_rows(s);
+		if (draws_token(s))
+			ret_drawn[i] = (struct drawn_rows){place + row - 1 - s->drafts, 1 + s->drafts};
 	}
 	if (e->tp)
 		ranks_step(e, TP_STEP, flight_of(e));
@@ -479,12 +506,13 @@ int engine_start(struct engine *e, struct engine_span *spans, uint32_t n_spans, 
 		return rc;
 	if (engine_broken(e))
 		return step_error(e, 0, err);
-	choose_carries(e, spans, n_spans);
-	const uint32_t *carry = e->flight[flight_of(e)].carry;
+	struct step_in_flight *f = &e->flight[flight_of(e)];
+	f->spans = n_spans;
+	memset(f->drawn, 0, n_spans * sizeof *f->drawn);
 	for (uint32_t i = 0, n; !rc && i < n_spans; i += n) {
 		struct totals t;
 		n = count_fitting(e, spans + i, e->listed + i, n_spans - i, &t);
-		rc = start_pass(e, spans + i, n, carry + i, &t, row, i + n < n_spans);
+		rc = start_pass(e, spans + i, n, f->drawn + i, &t, row, i + n < n_spans);
 		row += (uint32_t)t.logits;
 		e->tail_rows = (uint32_t)t.logits;
 	}

@@ -86,7 +86,7 @@ static void give_back(struct batcher *b, struct sequence_run *r)
 {
 	keep_output(b, r);
 	preempt_drop_blocks(b, r);
-	drafts_forget(r);
+	drafts_forget(b, r);
 	/* not only at the next count: the loop looks for room as soon as it hears of the end */
 	b->shared.growth_blocks -= r->growth;
 	r->growth = 0;
@@ -202,7 +202,7 @@ static struct engine_draw row_draw(const struct sequence_run *r, uint32_t row)
 {
 	uint32_t last = r->req.n_tokens - 1;
 	if (r->draws_in_flight)
-		return request_copy_draw_pending(&r->req);
+		return request_copy_draw_pending(&r->req, row - r->req.n_tokens);
 	if (row >= last && r->failure.kind == FAILURE_NONE)
 		return request_copy_draw(&r->req, row - last);
 	if (r->req.prompt_logprobs && row + 1 < r->req.prompt_tokens && row + 1 > r->scored)
@@ -210,11 +210,12 @@ static struct engine_draw row_draw(const struct sequence_run *r, uint32_t row)
 	return (struct engine_draw){0};
 }
 
-/* Its next step depends on what this one brings. */
-static int needs_tokens(const struct sequence_run *r)
+/* Its next step depends on what this one brings. With `edit` the draws after a draft depend on how
+ * many of it are right. */
+static int needs_tokens(const struct sequence_run *r, const struct engine_span *sp)
 {
 	return r->req.constraint || r->req.needs_latest || r->req.pooling ||
-	       score_is_owed(&r->req, r->scored);
+	       (r->req.edit && sp->drafts) || score_is_owed(&r->req, r->scored);
 }
 
 static void ask_draws(struct batcher *b, struct sequence_run *r, struct engine_span *sp,
@@ -241,18 +242,21 @@ static void add_span(struct batcher *b, struct batch_step *s, struct sequence_ru
 		.tokens = r->req.tokens + r->computed + r->rows_in_flight,
 		.n = n_rows,
 		.position = r->computed + r->rows_in_flight,
+		.drafts = n_rows > left ? n_rows - left : 0,
 		.continues = r->draws_in_flight ? 1 + r->span_in_flight : 0,
 		.blocks = r->blocks.block,
 	};
+	drafts_ask(b, r, sp);
 	r->chunks += left > 1;
 	if (r->req.pooling)
 		pooled_ask(&r->req, r->hidden, sp);
 	else
 		ask_draws(b, r, sp, s->draws, draws);
-	s->alone |= needs_tokens(r);
+	s->alone |= needs_tokens(r, sp);
 	r->step = s;
 	r->span_in_flight = s->n;
-	r->rows_in_flight = n_rows;
+	r->rows_in_flight = n_rows - sp->drafts;
+	r->drafts_in_flight = sp->drafts;
 	r->draws_in_flight = n_rows >= left && !r->req.pooling;
 	s->runs[s->n++] = r;
 }
@@ -313,10 +317,12 @@ static Pds__Finish take_drawn(struct batcher *b, struct sequence_run *r,
 {
 	struct worker *w = b->w;
 	struct request_copy *req = &r->req;
+	if (drafted)
+		drafts_recall(b, r);
 	for (uint32_t right = 0;; right++) {
 		const struct kern_drawn *s = &drawn[right];
 		uint32_t index = request_copy_index(req),
-				 draft = right < drafted ? req->tokens[req->n_tokens] : UINT32_MAX;
+				 draft = right < drafted ? drawn[right + 1].token : UINT32_MAX;
 		struct err err = {0};
 		if (drawn_check_finite(s, "answer", index, &err) < 0) {
 			seq_failure_draw(&r->failure, &err);
@@ -332,8 +338,7 @@ static Pds__Finish take_drawn(struct batcher *b, struct sequence_run *r,
 		r->computed += go; /* that token's KV was computed as the draft's */
 		if (go)
 			continue;
-		if (drafted)
-			drafts_learn(b, r, drafted, right + (s->id == draft));
+		drafts_learn(b, r, drafted, right + (s->id == draft));
 		return finish;
 	}
 }
@@ -363,8 +368,7 @@ static int after_pooled(struct batcher *b, struct sequence_run *r, const struct 
 static int after_step(struct batcher *b, struct sequence_run *r, const struct engine_span *sp,
                       struct token_report *report)
 {
-	uint32_t left = run_tokens_left(r), drafted = sp->n > left ? sp->n - left : 0,
-			 own = sp->n - drafted;
+	uint32_t drafted = sp->drafts, own = sp->n - drafted;
 	Pds__Finish finish = PDS__FINISH__FINISH_NONE;
 	struct err err = {0};
 	r->computed += own;
@@ -402,7 +406,7 @@ static void take_span(struct batcher *b, struct batch_step *s, uint32_t i,
 	struct sequence_run *r = s->runs[i];
 	if (r->step == s) {
 		r->step = NULL;
-		r->rows_in_flight = r->draws_in_flight = 0;
+		r->rows_in_flight = r->draws_in_flight = r->drafts_in_flight = 0;
 	}
 	if (r->over)
 		return;
@@ -483,6 +487,7 @@ static void *batch_main(void *arg)
 {
 	struct batcher *b = arg;
 	while (collect(b)) {
+		b->own.must_land = 0;
 		drafts_plan(b);
 		preempt_grow(b);
 		if (b->own.must_land) {

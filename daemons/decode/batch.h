@@ -64,11 +64,12 @@ struct sequence_run {
 	uint64_t growth;   /* its part of batcher_shared.growth_blocks */
 	uint32_t computed; /* tokens whose KV is in the blocks */
 	uint32_t scored;   /* the last token of the prompt whose log-probability was sent */
-	uint32_t ahead;    /* tokens drafted for the next step; they stand behind req's tokens */
-	/* the latest step in flight that has rows of it, NULL: none; its span there, how many rows, and
-	 * 1 if the last of them draws its next token */
+	uint32_t ahead;    /* tokens drafted for the next step (drafts_plan) */
+	/* the latest step in flight that has rows of it, NULL: none; its span there, how many rows
+	 * without those of a draft, 1 if the last of them draws its next token, and rows of the draft,
+	 * each of which may draw one more */
 	struct batch_step *step;
-	uint32_t span_in_flight, rows_in_flight, draws_in_flight;
+	uint32_t span_in_flight, rows_in_flight, draws_in_flight, drafts_in_flight;
 	int over; /* it has ended, or is given up; rows that are in flight count no more */
 	double
 		*hidden; /* for an embedding: the sum over the tokens so far; NULL before it had blocks */
@@ -111,7 +112,8 @@ struct batcher_own {
 	uint64_t no_storage_until_us; /* storage did not answer: it is not asked before this time */
 	int lacking; /* a run sits this step out, until a write-out or a fence has ended */
 	int stalled; /* the last step had nothing that can run */
-	/* blocks must be taken from a run, which a step in flight may be writing to */
+	/* the step in flight must end first: blocks must be taken from a run, which it may be writing
+	 * to; or a run can only have a draft when its tokens are known */
 	int must_land;
 	struct batch_step step[2];
 	struct batch_step *in_flight; /* while the next one is planned; NULL: none */
@@ -173,6 +175,11 @@ static inline uint32_t run_tokens_left_then(const struct sequence_run *r)
 {
 	return r->req.n_tokens + r->draws_in_flight - r->computed - r->rows_in_flight;
 }
+/* Tokens that it has then, if all of its draft is right. */
+static inline uint32_t run_tokens_then(const struct sequence_run *r)
+{
+	return r->req.n_tokens + r->draws_in_flight + r->drafts_in_flight;
+}
 const char *run_phase_name(enum run_phase p); /* as pdctl shows it */
 /* Enters the phase and moves the run to the list that goes with it. */
 void run_enter(struct batcher *b, struct sequence_run *r, enum run_phase next);
@@ -220,13 +227,21 @@ void restore_fini(struct batcher *b);
 /* draft/spec.c: drafts of the next tokens, computed and checked in one step */
 struct drafts *drafts_new(struct worker *w); /* by the configuration */
 void drafts_destroy(struct drafts **d);
-/* Before preempt_grow: sets `ahead` of all that run; the drafts stand behind their tokens. */
+/* Before preempt_grow: sets `ahead` of all that run. A draft stands behind the run's tokens, unless
+ * only the device knows the last of these: then it makes the draft. */
 void drafts_plan(struct batcher *b);
-/* right: number of leading tokens of the draft that were drawn. */
+/* Where the device finds the draft of a span that continues another, if it has one. */
+void drafts_ask(struct batcher *b, struct sequence_run *r, struct engine_span *sp);
+/* Before the tokens of a step that drafted are taken: what the device looked for as well. */
+void drafts_recall(struct batcher *b, struct sequence_run *r);
+/* After each step in which r decodes; right: number of leading tokens of the draft that were
+ * drawn. */
 void drafts_learn(struct batcher *b, struct sequence_run *r, uint32_t drafted, uint32_t right);
 /* The time of a step in which all runs only decoded. */
 void drafts_step_took(struct batcher *b, uint32_t rows, uint64_t us);
-void drafts_forget(struct sequence_run *r);
+void drafts_forget(struct batcher *b, struct sequence_run *r);
+/* r has no step in flight: another may have its history. */
+void drafts_give_history(struct batcher *b, struct sequence_run *r);
 /* JSON members, begins with a comma. Any thread. */
 void drafts_status(const struct batcher *b, struct buf *out);
 

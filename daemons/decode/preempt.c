@@ -30,6 +30,7 @@ void preempt_drop_blocks(struct batcher *b, struct sequence_run *r)
 void preempt_wait_again(struct batcher *b, struct sequence_run *r, enum run_phase phase)
 {
 	preempt_drop_blocks(b, r);
+	drafts_give_history(b, r);
 	r->ahead = 0; /* its draft had room, and rows, in the step that was planned */
 	run_enter(b, r, phase);
 }
@@ -174,7 +175,7 @@ static void grow_all(struct batcher *b)
 {
 	for (struct list *it = b->own.running.next; it != &b->own.running;) {
 		struct sequence_run *r = run_of(it);
-		uint32_t need = worker_blocks_for(b->w, r->req.n_tokens + r->draws_in_flight);
+		uint32_t need = worker_blocks_for(b->w, run_tokens_then(r));
 		while (!r->over && !run_ends_in_flight(r) && r->blocks.n < need)
 			if (!grow_one(b, r))
 				return; /* younger ones do not go before it */
@@ -185,7 +186,7 @@ static void grow_all(struct batcher *b)
 /* Rows for the draft, as far as there is room for them. */
 static void grow_ahead(struct batcher *b, struct sequence_run *r)
 {
-	uint32_t tokens = r->req.n_tokens, want = worker_blocks_for(b->w, tokens + r->ahead);
+	uint32_t tokens = run_tokens_then(r), want = worker_blocks_for(b->w, tokens + r->ahead);
 	while (!b->own.lacking && r->blocks.n < want && seq_blocks_add(&r->blocks, b->w, &r->req))
 		;
 	uint64_t room = (uint64_t)r->blocks.n * b->w->info->kv.block_tokens;
@@ -204,7 +205,7 @@ static void raise_ratio(struct batcher *b)
 void preempt_grow(struct batcher *b)
 {
 	uint64_t before = b->w->preemptions;
-	b->own.lacking = b->own.must_land = 0;
+	b->own.lacking = 0;
 	grow_all(b);
 	if (b->w->preemptions != before)
 		raise_ratio(b);
@@ -220,7 +221,7 @@ void preempt_grow(struct batcher *b)
 int preempt_is_ready(const struct batcher *b, const struct sequence_run *r)
 {
 	return run_phase(r) == RUN_RUNNING && !r->over &&
-	       r->blocks.n >= worker_blocks_for(b->w, r->req.n_tokens + r->draws_in_flight);
+	       r->blocks.n >= worker_blocks_for(b->w, run_tokens_then(r));
 }
 
 /* --- waiting ------------------------------------------------------------- */

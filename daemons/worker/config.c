@@ -67,9 +67,10 @@ const struct conf_key worker_keys[] = {
      NULL},
 	{"overlap_steps", CONF_BOOL, "true", 0, 0, "", 0,
      "cuda, sim: decode and mixed: start a step before the tokens of the previous one are known to "
-     "the host, so that the device does not wait for it; takes memory for a second batch. Not with "
-     "speculative, nor while a request in the batch has a constraint, bad "
-     "words of several tokens, an embedding or log-probabilities of its prompt to come",
+     "the host, so that the device does not wait for it; takes memory for a second batch. Not "
+     "while a request in the batch has a constraint, bad "
+     "words of several tokens, an embedding or log-probabilities of its prompt to come, or a draft "
+     "and restrictions of its ids",
      NULL},
 	{"embeddings", CONF_BOOL, "true", 0, 0, "", 0,
      "make embeddings; takes memory of the device for a second program of steps (not for weights "

@@ -78,7 +78,7 @@ static int open_engine(struct worker *w, const struct conf *c, struct err *err)
 		.activations = strcmp(conf_str(c, "activation_type"), "bf16") == 0 ? KERN_BF16 : KERN_F32,
 		.block_tokens = (uint32_t)conf_int(c, "block_tokens"),
 		.hidden = conf_bool(c, "embeddings"),
-		.overlap = conf_bool(c, "overlap_steps") && strcmp(conf_str(c, "speculative"), "off") == 0,
+		.overlap = conf_bool(c, "overlap_steps"),
 	};
 	if (strcmp(conf_str(c, "messager"), "none") != 0)
 		o.progressed = progressed;
@@ -100,6 +100,10 @@ static int open_engine(struct worker *w, const struct conf *c, struct err *err)
 	                  ? 1 + (uint32_t)conf_int(c, "spec_tokens_max")
 	                  : 1;
 	o.max_spans = w->max_sequences;
+	if (strcmp(conf_str(c, "speculative"), "ngram") == 0) {
+		o.histories = w->max_sequences;
+		o.history_match = (uint32_t)conf_int(c, "spec_ngram_min");
+	}
 	/* up to 4096 blocks per sequence, the most that one transfer takes */
 	o.max_table = w->max_sequences * 4096u;
 	return engine_open(&o, &w->engine, err);

@@ -4,6 +4,8 @@
  * Only a broken group of ranks is reported after the run. */
 #include "kernels/cpu/build.h"
 
+#include "kernels/continue.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -133,10 +135,7 @@ static void sample_item(const void *ctx, uint32_t item, unsigned worker)
 	const struct sample_phase *ph = ctx;
 	const struct kern_op *op = ph->op;
 	const struct kern_batch *b = ph->p->batch;
-	kern_sample(ph->p->sampler[worker], cpu_row(&op->sample.logits, item), b,
-	            (const struct kern_draw *)kern_part(b, b->draws) + item,
-	            (struct kern_carry *)op->sample.carries.v,
-	            (struct kern_drawn *)op->sample.results.v + b->first_result + item);
+	kern_sample(ph->p->sampler[worker], cpu_row(&op->sample.logits, item), b, item, op);
 }
 
 static void build_sample(struct build *b, const struct kern_op *op)
@@ -156,11 +155,21 @@ static void build_sample(struct build *b, const struct kern_op *op)
 	build_phase(b, sample_items, sample_item, ph);
 }
 
+/* Spans are completed before a run is shared out among threads. Ranks share the batch. */
+static void build_continue(struct build *b, const struct kern_op *op)
+{
+	if (b->p->dev->group.ranks > 1)
+		build_fail(b, KERN_ENOTSUP, "%s: not in a group of %u ranks", kern_op_name(op->kind),
+		           b->p->dev->group.ranks);
+	b->p->carry_on = op;
+}
+
 /* --- start and end ------------------------------------------------------- */
 
 static void build_op(struct build *b, const struct kern_op *op)
 {
 	switch (op->kind) {
+	case KERN_OP_CONTINUE: build_continue(b, op); break;
 	case KERN_OP_MATMUL: build_matmul(b, op); break;
 	case KERN_OP_HEADS_MATMUL: build_heads_matmul(b, op); break;
 	case KERN_OP_EXPERTS_ACT: build_experts_act(b, op); break;
@@ -246,6 +255,8 @@ int cpu_run(struct kern_stream *s, struct kern_program *p, const struct kern_mem
 		return rc;
 	pthread_mutex_lock(&dev->lock);
 	p->batch = batch->host;
+	if (p->carry_on)
+		kern_continue(batch, p->carry_on, &p->limits);
 	cpu_cut_batch(p);
 	crew_run(dev->crew, p->phase, p->phases);
 	pthread_mutex_unlock(&dev->lock);

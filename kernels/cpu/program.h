@@ -19,6 +19,8 @@ struct kern_program {
 	struct kern_limits limits;
 	const struct kern_batch *batch; /* of the current run */
 	size_t ops;
+	const struct kern_op
+		*carry_on; /* completes a batch's spans; NULL: there is no such operation */
 	struct crew_phase *phase;
 	size_t phases;
 	struct cpu_block *blocks; /* all memory referenced by the phases, freed with the program */

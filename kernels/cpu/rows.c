@@ -65,9 +65,8 @@ static void embed_rows(const struct row_step *s, const struct kern_program *p, u
                        uint32_t to)
 {
 	const uint32_t *tokens = kern_part(p->batch, p->batch->tokens);
-	const struct kern_carry *carries = (const struct kern_carry *)s->op->embed.carries.v;
 	for (uint32_t r = from; r < to; r++) {
-		uint32_t id = kern_token(tokens[r], carries) - s->op->embed.first;
+		uint32_t id = tokens[r] - s->op->embed.first;
 		if (id < s->op->embed.w->n)
 			cpu_weight_row(s->op->embed.w, id, cpu_row(&s->op->embed.y, r));
 	}

@@ -34,7 +34,6 @@ struct moved {
 	/* ids_end 0: each rank writes its columns; else whole lines: those of rows whose token is in
 	 * [ids, ids_end) */
 	uint32_t ids, ids_end;
-	const struct kern_carry *carries; /* that tokens may refer to */
 };
 
 struct group_args {
@@ -59,7 +58,7 @@ static __device__ inline bool own_line(const struct group_args &a, const struct 
 {
 	if (!t.ids_end)
 		return true;
-	uint32_t id = kern_token(batch_words(a.batch, a.batch->tokens)[row], t.carries);
+	uint32_t id = batch_words(a.batch, a.batch->tokens)[row];
 	return id >= t.ids && id < t.ids_end;
 }
 
@@ -350,7 +349,6 @@ static struct moved moved_of(const struct plan *p, const struct cuda_window *w,
 	if (g->ids) {
 		m.ids = kern_share(g->ids, g->unit, rank, ranks);
 		m.ids_end = kern_share(g->ids, g->unit, rank + 1, ranks);
-		m.carries = (const struct kern_carry *)g->carries.v;
 	}
 	m.unit = unit_of(&m);
 	return m;

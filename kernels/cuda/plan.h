@@ -117,6 +117,7 @@ void plan_route(struct plan *p);       /* route.cu */
 void plan_experts_act(struct plan *p); /* experts.cu */
 void plan_experts_down(struct plan *p);
 void plan_sample(struct plan *p);     /* sample.cu */
+void plan_continue(struct plan *p);   /* continue.cu */
 void plan_collective(struct plan *p); /* group.cu */
 /* A barrier of all ranks for batches with progress. Returns the word on the device that is nonzero
  * if the group is broken; NULL: no group. */

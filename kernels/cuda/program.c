@@ -28,6 +28,7 @@ struct kern_program {
 static void plan_op(struct plan *p)
 {
 	switch (p->op->kind) {
+	case KERN_OP_CONTINUE: plan_continue(p); break;
 	case KERN_OP_HEAD_NORM:
 	case KERN_OP_ROPE:
 	case KERN_OP_KV_WRITE: plan_heads(p); break;

@@ -21,7 +21,6 @@ struct embed_args {
 	struct kern_tensor y;
 	struct weight_view w;
 	uint32_t first;
-	const struct kern_carry *carries;
 };
 
 KERNEL(embed_rows, THREADS, struct embed_args)
@@ -29,7 +28,7 @@ KERNEL(embed_rows, THREADS, struct embed_args)
 	uint32_t r = blockIdx.x, c = blockIdx.y * THREADS + threadIdx.x;
 	if (r >= a.batch->rows || c >= a.w.k)
 		return;
-	uint32_t token = kern_token(batch_words(a.batch, a.batch->tokens)[r], a.carries);
+	uint32_t token = batch_words(a.batch, a.batch->tokens)[r];
 	if (token >= a.first && token - a.first < a.w.n)
 		tensor_put(a.y, r, c, weight_value(a.w, token - a.first, c));
 }
@@ -39,8 +38,7 @@ static void plan_embed(struct plan *p)
 	const struct kern_op *op = p->op;
 	if (plan_tensor(p, &op->embed.y, op->embed.w->k))
 		return;
-	struct embed_args a = {p->batch, op->embed.y, weight_view_of(op->embed.w), op->embed.first,
-	                       (const struct kern_carry *)op->embed.carries.v};
+	struct embed_args a = {p->batch, op->embed.y, weight_view_of(op->embed.w), op->embed.first};
 	PLAN(p, embed_rows, plan_rows(p), blocks_of(a.w.k), THREADS, 0, a);
 }
 

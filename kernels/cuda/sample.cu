@@ -1,4 +1,4 @@
-/* sample.cu - draws, log-probabilities and carries for the tail's rows. See struct kern_draw;
+/* sample.cu - draws and log-probabilities for the tail's rows. See struct kern_draw;
  * kernels/sample.c does the same on the host.
  *
  * A block processes one row at a time. Control flow is uniform within a block. The number of
@@ -13,7 +13,7 @@ enum {
 	WARPS_MAX = THREADS_MAX / WARP,
 	BLOCKS_MAX = 64,    /* each has a list and a copy of a row: 12 bytes per id */
 	LEVELS = PICK_SUMS, /* see level_weight */
-	ADDED_MAX = KERN_DRAFTED_MAX + KERN_CARRY_DRAWS
+	ADDED_MAX = KERN_DRAFTED_MAX + 1
 };
 #define GREEDY_BELOW 1e-5f
 
@@ -24,8 +24,8 @@ struct sample_args {
 	uint32_t vocab;
 	float one; /* see struct picker */
 	struct kern_drawn *results;
-	struct kern_carry *carries;
-	uint64_t *lists; /* (blocks, vocab) */
+	struct kern_kept *kept; /* NULL: nothing is kept */
+	uint64_t *lists;        /* (blocks, vocab) */
 	/* (blocks, vocab) modified copies of the logits */
 	float *edited;
 };
@@ -380,16 +380,22 @@ static __device__ uint32_t count_id(const uint32_t *ids, uint32_t n, uint32_t id
 	return times;
 }
 
+/* The token of a row of the tail. */
+static __device__ uint32_t row_token(const struct kern_batch *b, uint32_t row)
+{
+	return batch_words(b, b->tokens)[batch_words(b, b->tail_index)[row]];
+}
+
 /* `added`: number of the answer's tokens that `seen` does not count: drafted ones, then the
- * carry's. */
+ * row's own. */
 static __device__ void penalise(const struct sample_block &b, const struct kern_draw &d,
-                                uint32_t added, float *edited)
+                                uint32_t row, uint32_t added, float *edited)
 {
 	const uint32_t *drafted = batch_words(b.a.batch, d.drafted.at),
 				   *seen = batch_words(b.a.batch, d.seen.at);
 	uint32_t *add = b.s->added, *was_seen = b.s->was_seen, own = threadIdx.x;
 	if (own < added) {
-		add[own] = own < d.drafted.n ? drafted[own] : b.a.carries[d.carry].id[own - d.drafted.n];
+		add[own] = own < d.drafted.n ? drafted[own] : row_token(b.a.batch, row);
 		was_seen[own] = 0;
 	}
 	__syncthreads();
@@ -411,7 +417,7 @@ static __device__ void penalise(const struct sample_block &b, const struct kern_
 /* Returns the logits themselves if the draw changes nothing; else a modified copy, and sets
  * *ret_finite. */
 static __device__ const float *edit(const struct sample_block &b, const float *logits,
-                                    const struct kern_draw &d, bool *ret_finite)
+                                    const struct kern_draw &d, uint32_t row, bool *ret_finite)
 {
 	uint32_t added = d.drafted.n + d.pending;
 	if (!d.mask[0] && !d.mask[1] && !d.forbidden.n && !d.bias.n && !d.seen.n && !added)
@@ -421,7 +427,7 @@ static __device__ const float *edit(const struct sample_block &b, const float *l
 	forbid(b.a, d.forbidden, edited);
 	add_bias(b.a, d.bias, edited);
 	if (d.seen.n || added)
-		penalise(b, d, added, edited);
+		penalise(b, d, row, added, edited);
 	return edited;
 }
 
@@ -430,10 +436,11 @@ static __device__ const float *edit(const struct sample_block &b, const float *l
 /* Returns the drawn id. *ret_best is for the row's unmodified logits if log-probabilities are
  * requested. */
 static __device__ uint32_t draw_row(const struct sample_block &b, const float *logits,
-                                    const struct kern_draw &d, uint64_t *ret_best, bool *ret_finite)
+                                    const struct kern_draw &d, uint32_t row, uint64_t *ret_best,
+                                    bool *ret_finite)
 {
 	bool seen_finite;
-	const float *seen = edit(b, logits, d, ret_finite);
+	const float *seen = edit(b, logits, d, row, ret_finite);
 	uint64_t best = *ret_best = scan(b, seen, &seen_finite);
 	uint32_t id = key_id(best);
 	if (seen == logits)
@@ -447,14 +454,6 @@ static __device__ uint32_t draw_row(const struct sample_block &b, const float *l
 	return id;
 }
 
-/* A carry's first id is the latest. */
-static __device__ void keep(struct kern_carry *carry, uint32_t id)
-{
-	for (uint32_t i = KERN_CARRY_DRAWS - 1; i > 0; i--)
-		carry->id[i] = carry->id[i - 1];
-	carry->id[0] = id;
-}
-
 static __device__ void sample_row(const struct sample_block &b, uint32_t r,
                                   const struct kern_draw &d)
 {
@@ -463,18 +462,21 @@ static __device__ void sample_row(const struct sample_block &b, uint32_t r,
 	bool finite;
 	uint32_t id = d.id;
 	if (d.ask == KERN_ASK_DRAW)
-		id = draw_row(b, logits, d, &best, &finite);
+		id = draw_row(b, logits, d, r, &best, &finite);
 	else
 		best = scan(b, logits, &finite);
 	score(b, logits, best, id, d.logprobs);
+	uint32_t at = b.a.batch->first_result + r;
 	__syncthreads();
 	if (threadIdx.x == 0) {
+		uint32_t token = row_token(b.a.batch, r);
 		b.s->drawn.not_finite = !finite;
-		if (d.ask == KERN_ASK_DRAW && d.carry != KERN_NO_CARRY)
-			keep(&b.a.carries[d.carry], id);
+		b.s->drawn.token = token;
+		if (b.a.kept)
+			b.a.kept[at] = {token, id};
 	}
 	__syncthreads();
-	struct kern_drawn *result = &b.a.results[b.a.batch->first_result + r];
+	struct kern_drawn *result = &b.a.results[at];
 	for (uint32_t i = threadIdx.x; i < sizeof b.s->drawn / 4; i += blockDim.x)
 		((uint32_t *)result)[i] = ((const uint32_t *)&b.s->drawn)[i];
 }
@@ -515,7 +517,7 @@ void plan_sample(struct plan *p)
 	                        .vocab = vocab,
 	                        .one = pick_one(vocab),
 	                        .results = (struct kern_drawn *)op->sample.results.v,
-	                        .carries = (struct kern_carry *)op->sample.carries.v,
+	                        .kept = (struct kern_kept *)op->sample.kept.v,
 	                        .lists = lists,
 	                        .edited = (float *)(lists + ids)};
 	PLAN(p, sample_rows, blocks, 1, threads, sizeof(struct shared), a);

@@ -9,6 +9,7 @@
  * express tensor parallelism, as the device has no group: an addition to the residual stream (a
  * norm that adds) counts as a ring all-reduce of 16-bit rows. Recording rejects what a simulated
  * model does not support. */
+#include "kernels/continue.h"
 #include "kernels/sim/sim.h"
 
 #include <stdlib.h>
@@ -85,15 +86,14 @@ static int run_logits(struct kern_program *p, const struct sim_op *o)
 static int run_embed(struct kern_program *p, const struct sim_op *o)
 {
 	const uint32_t *token = kern_part(p->batch, p->batch->tokens);
-	const struct kern_carry *carries = (const struct kern_carry *)o->op.embed.carries.v;
 	for (uint32_t r = 0; r < p->batch->rows; r++)
-		o->y[0][r] = sim_mix(p->dev->opt.seed, kern_token(token[r], carries));
+		o->y[0][r] = sim_mix(p->dev->opt.seed, token[r]);
 	return KERN_OK;
 }
 
 static int run_nothing(struct kern_program *p, const struct sim_op *o)
 {
-	(void)p, (void)o; /* rope: the position is part of the chain */
+	(void)p, (void)o; /* rope: the position is part of the chain; continue: sim_run */
 	return KERN_OK;
 }
 
@@ -167,12 +167,9 @@ static int run_progress(struct kern_program *p, const struct sim_op *o)
 static int run_sample(struct kern_program *p, const struct sim_op *o)
 {
 	const struct kern_batch *b = p->batch;
-	const struct kern_draw *d = kern_part(b, b->draws);
+	const struct kern_tensor *logits = &o->op.sample.logits;
 	for (uint32_t r = 0; b->draws && r < b->tail_rows; r++)
-		kern_sample(p->sampler,
-		            (const float *)o->op.sample.logits.at.v + r * o->op.sample.logits.ld, b, &d[r],
-		            (struct kern_carry *)o->op.sample.carries.v,
-		            (struct kern_drawn *)o->op.sample.results.v + b->first_result + r);
+		kern_sample(p->sampler, (const float *)logits->at.v + r * logits->ld, b, r, &o->op);
 	return KERN_OK;
 }
 
@@ -203,6 +200,13 @@ static uint64_t *column(struct kern_program *p, const struct kern_tensor *t)
 	p->columns += i == p->columns;
 	p->matrix[i] = t->at;
 	return p->word + i * p->column_rows;
+}
+
+static int record_continue(struct kern_program *p, const struct kern_op *op, struct sim_op *o)
+{
+	(void)op;
+	p->carry_on = &o->op;
+	return KERN_OK;
 }
 
 static int record_embed(struct kern_program *p, const struct kern_op *op, struct sim_op *o)
@@ -308,6 +312,7 @@ static const struct {
 	int (*record)(struct kern_program *p, const struct kern_op *op, struct sim_op *o);
 	size_t y, x;
 } kinds[KERN_OPS] = {
+	[KERN_OP_CONTINUE] = {run_nothing, record_continue, 0, 0},
 	[KERN_OP_EMBED] = {run_embed, record_embed, AT(embed.y), 0},
 	[KERN_OP_GATHER_ROWS] = {run_gather_rows, NULL, AT(gather_rows.y), AT(gather_rows.x)},
 	[KERN_OP_NORM] = {run_copy, record_norm, AT(norm.y), AT(norm.x)},
@@ -441,6 +446,8 @@ int sim_run(struct kern_stream *s, struct kern_program *p, const struct kern_mem
 	if (rc)
 		return rc;
 	sim_clock_begin(dev, now);
+	if (p->carry_on)
+		kern_continue(batch, p->carry_on, &p->limits);
 	sim_kv_tables(p);
 	atomic_fetch_add_explicit(&dev->steps, 1, memory_order_relaxed);
 	atomic_fetch_add_explicit(&dev->rows, b->rows, memory_order_relaxed);

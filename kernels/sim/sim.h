@@ -71,6 +71,8 @@ struct kern_program {
 	struct kern_limits limits;
 	struct sim_op *op;
 	size_t ops;
+	const struct kern_op
+		*carry_on;                /* completes a batch's spans; NULL: there is no such operation */
 	kern_ptr matrix[SIM_COLUMNS]; /* the matrix whose row words are in each column */
 	size_t columns, column_rows;
 	uint64_t *word;                  /* (SIM_COLUMNS, column_rows) */

@@ -286,11 +286,8 @@ void bench_batch(struct bench *b, uint32_t spans, uint32_t rows, uint32_t positi
 		span[i] = (struct kern_span){i * rows, rows, position, i * of};
 		tail[i] = (struct kern_span){i, 1, position + rows - 1, i * of};
 		words[h->tail_index + i] = i * rows + rows - 1;
-		draw[i] = (struct kern_draw){.ask = KERN_ASK_DRAW,
-		                             .logprobs = -1,
-		                             .carry = KERN_NO_CARRY,
-		                             .top_p = 1,
-		                             .repetition = 1};
+		draw[i] = (struct kern_draw){
+			.ask = KERN_ASK_DRAW, .logprobs = -1, .top_p = 1, .repetition = 1};
 		for (uint32_t k = 0; k < of; k++)
 			table[k] = block_of(i, k, spans, of, shared);
 		for (uint32_t r = 0, at = position; r < rows; r++, at++) {

@@ -123,8 +123,7 @@ static uint32_t step_record(const struct job *j, const struct live *l, struct ke
 	op[n++] = op_matmul(l, ATT, 1, &(const uint32_t){W_O}, &(const uint32_t){O});
 	op[n].kind = KERN_OP_GATHER;
 	op[n].gather.tensors = 1;
-	op[n++].gather.t[0] = (struct kern_gathered){l->field[O], 1, (uint32_t)l->field[O].ld,
-	                                             16,          0, {0}};
+	op[n++].gather.t[0] = (struct kern_gathered){l->field[O], 1, (uint32_t)l->field[O].ld, 16, 0};
 	op[n++].kind = KERN_OP_BARRIER;
 	op[n++] = op_norm(l, N, H, O);
 	op[n++] = op_matmul(l, N, 2, (const uint32_t[]){W_GATE, W_UP}, (const uint32_t[]){GATE, UP});

@@ -157,7 +157,7 @@ static struct kern_op op_good(struct things *t, enum kern_op_kind kind)
 		op.heads_matmul.heads = 2;
 		break;
 	case KERN_OP_GATHER:
-		op.gather.tensors = 1, op.gather.t[0] = (struct kern_gathered){t->x, 1, 64, 16, 0, {0}};
+		op.gather.tensors = 1, op.gather.t[0] = (struct kern_gathered){t->x, 1, 64, 16, 0};
 		break;
 	case KERN_OP_BROADCAST: op.broadcast.at = t->words, op.broadcast.bytes = 64; break;
 	case KERN_OP_SAMPLE:
@@ -326,18 +326,17 @@ static void refuse_experts(const struct device *dev, const struct things *of)
 
 static void refuse_sample(const struct device *dev, const struct things *of)
 {
-	struct kern_limits none = small, carries = small;
+	struct kern_limits none = small;
 	none.vocab = 0;
-	carries.carries = 1;
 	REFUSED(KERN_OP_SAMPLE, op.rows = KERN_ROWS_ALL);
 	REFUSED(KERN_OP_SAMPLE, op.sample.logits.ld = 63);
 	REFUSED(KERN_OP_SAMPLE, op.sample.logits.type = KERN_BF16);
 	REFUSED(KERN_OP_SAMPLE, op.sample.logits.at.v = 0);
 	REFUSED(KERN_OP_SAMPLE, op.sample.results.v = 0);
+	REFUSED(KERN_OP_SAMPLE, op.sample.kept.v += 2);
 	struct things t = *of;
 	struct kern_op op = op_good(&t, KERN_OP_SAMPLE);
 	expect_refused(dev, &op, &none, "sample from no ids");
-	expect_refused(dev, &op, &carries, "sample without memory for its carries");
 }
 
 /* Values that no enum of the contract has. */

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS = 24, CARRIES = 5, SEEN = 12, LISTS = 8, DIM = 16 };
+enum { ROWS = 24, TALKS = 5, SEEN = 12, LISTS = 8, DIM = 16 };
 
 /* --- what is asked ------------------------------------------------------- */
 
@@ -62,7 +62,6 @@ static void random_row(struct row *r, uint32_t vocab)
 	r->d = (struct kern_draw){.ask = rand_below(5) ? KERN_ASK_DRAW : KERN_ASK_SCORE,
 	                          .id = rand_below(vocab),
 	                          .logprobs = (int32_t)rand_below(KERN_TOP_MAX + 2) - 1,
-	                          .carry = KERN_NO_CARRY,
 	                          .temperature = temperatures[rand_below(5)],
 	                          .min_p = min_p[rand_below(3)],
 	                          .top_p = top_p[rand_below(4)],
@@ -114,8 +113,8 @@ static uint32_t zeros(struct batch *b, uint32_t words)
 
 static size_t batch_words(uint32_t vocab)
 {
-	return 64 +
-	       ROWS * (16 + sizeof(struct kern_draw) / 4 + 2 * ((vocab + 63) / 64 * 2) + 4 * 2 * SEEN);
+	return 64 + ROWS * (16 + sizeof(struct kern_continued) / 4 + sizeof(struct kern_draw) / 4 +
+	                    2 * ((vocab + 63) / 64 * 2) + 4 * 2 * SEEN);
 }
 
 /* Every row a sequence of its own, all of them in the tail, in the order of `row`. */
@@ -159,7 +158,7 @@ static void batch_of(struct batch *b, const struct row *rows, const uint32_t *or
 struct sampling {
 	const struct device *dev;
 	uint32_t vocab;
-	struct kern_mem logits, results, carries, batch, x;
+	struct kern_mem logits, results, kept, batch, x;
 	struct kern_weight *w;
 	struct kern_program *p;
 };
@@ -171,7 +170,6 @@ static struct kern_limits limits_of(uint32_t vocab)
 	                            .spans = ROWS,
 	                            .positions = 1,
 	                            .vocab = vocab,
-	                            .carries = CARRIES,
 	                            .results = 2 * ROWS,
 	                            .batch_bytes = batch_words(vocab) * 4};
 }
@@ -182,27 +180,29 @@ static struct sampling sampling_new(const struct device *dev, uint32_t vocab, co
 {
 	struct sampling s = {.dev = dev, .vocab = vocab};
 	struct kern_limits l = limits_of(vocab);
-	struct kern_op op[3] = {{.kind = KERN_OP_EMBED},
+	struct kern_op op[4] = {{.kind = KERN_OP_CONTINUE},
+	                        {.kind = KERN_OP_EMBED},
 	                        {.kind = KERN_OP_MATMUL, .rows = KERN_ROWS_TAIL},
 	                        {.kind = KERN_OP_SAMPLE, .rows = KERN_ROWS_TAIL}};
 	s.logits = mem_get(dev, KERN_MEM_DEVICE, ROWS * (vocab + 3) * sizeof(float));
 	s.results = mem_get(dev, KERN_MEM_PINNED, 2 * ROWS * sizeof(struct kern_drawn));
-	s.carries = mem_get(dev, KERN_MEM_DEVICE, CARRIES * sizeof(struct kern_carry));
+	s.kept = mem_get(dev, KERN_MEM_DEVICE, 2 * ROWS * sizeof(struct kern_kept));
 	s.batch = mem_get(dev, KERN_MEM_PINNED, l.batch_bytes);
 	s.x = mem_get(dev, KERN_MEM_DEVICE, ROWS * DIM * sizeof(float));
 	struct kern_tensor logits = {s.logits.dev, vocab + 3, KERN_F32}, x = {s.x.dev, DIM, KERN_F32};
 	if (table)
 		device_ok(dev, dev->ops->weight_new(dev->d, KERN_F32, vocab, DIM, table, 0, &s.w),
 		          "weight_new");
-	op[0].embed.y = op[1].matmul.x = x;
-	op[0].embed.w = s.w;
-	op[0].embed.carries = s.carries.dev;
-	op[1].matmul.products = 1;
-	op[1].matmul.p[0] = (struct kern_product){s.w, {0}, logits};
-	op[2].sample.logits = logits;
-	op[2].sample.results = s.results.dev;
-	op[2].sample.carries = s.carries.dev;
-	device_ok(dev, dev->ops->program_new(dev->d, table ? op : op + 2, table ? 3 : 1, &l, &s.p),
+	op[0].carry_on.kept = s.kept.dev;
+	op[0].carry_on.block_tokens = 1;
+	op[1].embed.y = op[2].matmul.x = x;
+	op[1].embed.w = s.w;
+	op[2].matmul.products = 1;
+	op[2].matmul.p[0] = (struct kern_product){s.w, {0}, logits};
+	op[3].sample.logits = logits;
+	op[3].sample.results = s.results.dev;
+	op[3].sample.kept = s.kept.dev;
+	device_ok(dev, dev->ops->program_new(dev->d, table ? op : op + 3, table ? 4 : 1, &l, &s.p),
 	          "program_new");
 	return s;
 }
@@ -213,7 +213,7 @@ static void sampling_free(struct sampling *s)
 	dev->ops->program_destroy(&s->p);
 	if (s->w)
 		dev->ops->weight_destroy(dev->d, &s->w);
-	struct kern_mem *const all[] = {&s->logits, &s->results, &s->carries, &s->batch, &s->x};
+	struct kern_mem *const all[] = {&s->logits, &s->results, &s->kept, &s->batch, &s->x};
 	for (size_t i = 0; i < LEN(all); i++)
 		dev->ops->mem_free(dev->d, all[i]);
 }
@@ -542,38 +542,57 @@ CONFORM_TEST(rows_that_are_not_finite)
 
 enum { RUNS = 5 };
 
+/* The first n tokens of what a sequence said, of which the first is its prompt. */
+static void see(struct row *r, const uint32_t *said, uint32_t n)
+{
+	r->d.seen.n = 0;
+	for (uint32_t t = 0; t < n; t++) {
+		uint32_t at = 0;
+		while (at < r->d.seen.n && r->seen[at].id != said[t])
+			at++;
+		if (at == r->d.seen.n)
+			r->seen[r->d.seen.n++] = (struct pair){.id = said[t]};
+		r->seen[at].times += t > 0;
+	}
+}
+
 /* Each run gets the tokens of the one before it, and all of a sequence so far as seen. */
 static void with_the_host_between(struct sampling *s, struct batch *b, struct row *rows,
-                                  uint32_t said[CARRIES][RUNS + 1])
+                                  uint32_t said[TALKS][RUNS + 1])
 {
 	const struct kern_drawn *got = s->results.host;
-	uint32_t order[CARRIES], tokens[CARRIES];
+	uint32_t order[TALKS], tokens[TALKS];
 	for (uint32_t k = 0; k < RUNS; k++) {
-		for (uint32_t i = 0; i < CARRIES; i++) {
+		for (uint32_t i = 0; i < TALKS; i++) {
 			order[i] = i;
 			tokens[i] = said[i][k];
 			rows[i].d.index[0] = k;
-			rows[i].d.seen.n = 0;
-			for (uint32_t t = 0; t <= k; t++) {
-				uint32_t at = 0;
-				while (at < rows[i].d.seen.n && rows[i].seen[at].id != said[i][t])
-					at++;
-				if (at == rows[i].d.seen.n)
-					rows[i].seen[rows[i].d.seen.n++] = (struct pair){.id = said[i][t]};
-				rows[i].seen[at].times += t > 0;
-			}
+			see(&rows[i], said[i], k + 1);
 		}
-		batch_of(b, rows, order, CARRIES, s->vocab, tokens);
+		batch_of(b, rows, order, TALKS, s->vocab, tokens);
 		run_batch(s, &s->batch, b);
 		device_ok(s->dev, s->dev->ops->sync(s->dev->s), "sync");
-		for (uint32_t i = 0; i < CARRIES; i++)
+		for (uint32_t i = 0; i < TALKS; i++)
 			said[i][k + 1] = got[i].id;
 	}
 }
 
-/* What a carry drew last is the next token, and what it drew before that is penalised: five runs
- * that the host only gives draws for say what five say that it gives the tokens for. The results of
- * a run are there while the next one may be in progress. */
+/* Says that each span continues the one of the run before, whose results begin at `from`. */
+static void continue_all(struct batch *b, uint32_t from)
+{
+	struct kern_batch *head = (struct kern_batch *)(void *)b->words;
+	head->continued = zeros(b, TALKS * sizeof(struct kern_continued) / 4);
+	for (uint32_t i = 0; i < TALKS; i++) {
+		struct kern_continued c = {
+			.from = from + i, .rows = 1, .tail_span = i, .history = KERN_NONE};
+		memcpy(b->words + head->continued + i * sizeof c / 4, &c, sizeof c);
+	}
+	head->words = b->n;
+}
+
+/* What was drawn last is the next token, and penalised: five runs that the host only gives draws
+ * for say what five say that it gives the tokens for. The results of a run are there while the next
+ * one may be in progress. */
 CONFORM_TEST(runs_without_the_host_between)
 {
 	enum { VOCAB = 97 };
@@ -583,17 +602,16 @@ CONFORM_TEST(runs_without_the_host_between)
 	{
 		struct sampling s = sampling_new(dev, VOCAB, table);
 		struct batch b = {.words = conform_alloc(batch_words(VOCAB), 4)};
-		struct row rows[CARRIES] = {0};
+		struct row rows[TALKS] = {0};
 		struct kern_mem batch[RUNS];
-		struct kern_drawn last[CARRIES], *got = s.results.host;
-		uint32_t order[CARRIES], tokens[CARRIES], said[CARRIES][RUNS + 1];
-		struct kern_carry carries[CARRIES];
-		for (uint32_t i = 0; i < CARRIES; i++) {
+		struct kern_drawn last[TALKS], *got = s.results.host;
+		uint32_t order[TALKS], tokens[TALKS], said[TALKS][RUNS + 1];
+		struct kern_kept kept[2 * ROWS];
+		for (uint32_t i = 0; i < TALKS; i++) {
 			order[i] = i;
 			said[i][0] = 11 * i + 1;
 			rows[i].d = (struct kern_draw){.ask = KERN_ASK_DRAW,
 			                               .logprobs = 2,
-			                               .carry = KERN_NO_CARRY,
 			                               .temperature = i ? 0.5f * (float)i : 0,
 			                               .top_p = 1,
 			                               .seed = {i},
@@ -604,37 +622,39 @@ CONFORM_TEST(runs_without_the_host_between)
 		with_the_host_between(&s, &b, rows, said);
 		memcpy(last, got, sizeof last);
 		for (uint32_t k = 0; k < RUNS; k++) {
-			for (uint32_t i = 0; i < CARRIES; i++) {
-				tokens[i] = k ? KERN_OF_CARRY + (CARRIES - 1 - i) : said[i][0];
+			for (uint32_t i = 0; i < TALKS; i++) {
+				tokens[i] = k ? 0 : said[i][0];
 				rows[i].d.index[0] = k;
-				rows[i].d.carry = CARRIES - 1 - i;
-				rows[i].d.pending = k;
-				rows[i].d.seen.n = 1;
-				rows[i].seen[0] = (struct pair){.id = said[i][0]};
+				rows[i].d.pending = k > 0;
+				see(&rows[i], said[i], k ? k : 1);
 			}
 			batch[k] = mem_get(dev, KERN_MEM_PINNED, limits_of(VOCAB).batch_bytes);
-			batch_of(&b, rows, order, CARRIES, VOCAB, tokens);
+			batch_of(&b, rows, order, TALKS, VOCAB, tokens);
 			((struct kern_batch *)(void *)b.words)->first_result = k % 2 * ROWS;
+			if (k)
+				continue_all(&b, (k - 1) % 2 * ROWS);
 			run_batch(&s, &batch[k], &b);
 			if (!k)
 				continue;
 			device_ok(dev, dev->ops->sync_previous(dev->s), "sync_previous");
-			for (uint32_t i = 0; i < CARRIES; i++)
+			for (uint32_t i = 0; i < TALKS; i++)
 				EXPECT(got[(k - 1) % 2 * ROWS + i].id == said[i][k],
 				       "run %u: sequence %u got %u, with the host between %u", k - 1, i,
 				       got[(k - 1) % 2 * ROWS + i].id, said[i][k]);
 		}
 		device_ok(dev, dev->ops->sync(dev->s), "sync");
 		got += (RUNS - 1) % 2 * ROWS;
-		mem_take(dev, carries, s.carries.dev, sizeof carries);
-		for (uint32_t i = 0; i < CARRIES; i++) {
+		mem_take(dev, kept, s.kept.dev, sizeof kept);
+		for (uint32_t i = 0; i < TALKS; i++) {
 			EXPECT(same_drawn(&got[i], &last[i]),
 			       "sequence %u ends with %u, with the host between with %u", i, got[i].id,
 			       last[i].id);
-			for (uint32_t k = 0; k < RUNS; k++)
-				EXPECT(carries[CARRIES - 1 - i].id[k] == said[i][RUNS - k],
-				       "carry of sequence %u: draw %u before the end is %u, want %u", i, k,
-				       carries[CARRIES - 1 - i].id[k], said[i][RUNS - k]);
+			for (uint32_t k = RUNS - 2; k < RUNS; k++) {
+				const struct kern_kept *row = &kept[k % 2 * ROWS + i];
+				EXPECT(row->token == said[i][k] && row->id == said[i][k + 1],
+				       "sequence %u: of run %u %u and %u were kept, want %u and %u", i, k,
+				       row->token, row->id, said[i][k], said[i][k + 1]);
+			}
 		}
 		for (uint32_t k = 0; k < RUNS; k++)
 			dev->ops->mem_free(dev->d, &batch[k]);
@@ -651,9 +671,7 @@ CONFORM_TEST(draws_that_are_refused)
 		{.ask = 3},
 		{.id = VOCAB},
 		{.logprobs = KERN_TOP_MAX + 1},
-		{.carry = CARRIES},
-		{.pending = 1, .carry = KERN_NO_CARRY},
-		{.pending = KERN_CARRY_DRAWS + 1},
+		{.pending = 2},
 		{.mask = {BEYOND}},
 		{.mask = {0, BEYOND}},
 		{.forbidden = {BEYOND, 1}},
@@ -667,16 +685,16 @@ CONFORM_TEST(draws_that_are_refused)
 	{
 		struct sampling s = sampling_new(dev, VOCAB, NULL);
 		struct batch b = {.words = conform_alloc(batch_words(VOCAB), 4)};
-		struct row row = {.d = {.ask = KERN_ASK_DRAW, .carry = KERN_NO_CARRY}};
-		for (size_t i = 0; i <= LEN(bad) + 2; i++) {
-			uint32_t order = 0, token = i == LEN(bad) ? KERN_OF_CARRY + CARRIES : 0;
-			batch_of(&b, &row, &order, 1, VOCAB, &token);
+		struct row row = {.d = {.ask = KERN_ASK_DRAW}};
+		for (size_t i = 0; i <= LEN(bad) + 1; i++) {
+			uint32_t order = 0;
+			batch_of(&b, &row, &order, 1, VOCAB, NULL);
 			struct kern_batch *head = (struct kern_batch *)(void *)b.words;
 			if (i < LEN(bad))
 				memcpy(b.words + head->draws, &bad[i], sizeof bad[i]);
-			if (i == LEN(bad) + 1)
+			if (i == LEN(bad))
 				head->draws = head->words - 1;
-			if (i == LEN(bad) + 2)
+			if (i == LEN(bad) + 1)
 				head->first_result = 2 * ROWS;
 			memcpy(s.batch.host, b.words, b.n * 4);
 			memset(s.results.host, 0xd5, sizeof(struct kern_drawn));

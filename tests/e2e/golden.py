@@ -1,4 +1,5 @@
 """golden.py - the tiny models of tests/data/golden in whole suites: what is asked of each, the reference's tokens, and what suites answer."""
+import array
 import json
 import os
 import shutil
@@ -38,6 +39,25 @@ def with_nan(folder, token):
         assert t["dtype"] == "BF16"
         f.seek(8 + n + t["data_offsets"][0] + 2 * (token * t["shape"][1] + 3))
         f.write(b"\xc0\x7f")
+
+
+def in_circles(folder):
+    """Makes the golden model there with its attention turned down (o_proj times 2**-5 in all layers), so that its answers run in circles. -> the folder"""
+    shutil.copytree(os.path.join(GOLDEN, "llama"), folder)
+    path = os.path.join(folder, "model.safetensors")
+    with open(path, "rb") as f:
+        data = bytearray(f.read())
+    size = int.from_bytes(data[:8], "little")
+    for name, t in json.loads(data[8:8 + size]).items():
+        if not name.endswith("o_proj.weight"):
+            continue
+        assert t["dtype"] == "BF16"
+        begin, end = (8 + size + x for x in t["data_offsets"])
+        w = array.array("H", data[begin:end])
+        data[begin:end] = array.array("H", [x - (5 << 7) if (x >> 7) & 0xff > 5 else 0 for x in w]).tobytes()
+    with open(path, "wb") as f:
+        f.write(data)
+    return folder
 
 
 def scored(s, prompt, n):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from golden import ALL, WORKER, answers, asked, scored, suite, through_storage, wanted, with_nan
+from golden import ALL, WORKER, answers, asked, in_circles, scored, suite, through_storage, wanted, with_nan
 from suite import BIN, CUDA_HOST, ENV, GOLDEN, ROOT, Suite, wait_for
 
 ON_GPU = bool(os.environ.get("PD_GPU"))
@@ -163,6 +163,42 @@ def test_not_finite_while_steps_overlap(tmp_path):
                 assert status == 500 and "token 1 of the answer are not finite" in r["error"]["message"], (status, r)
             assert [f.result() for f in others] == want
         s.quiet()
+
+
+def asked_together(s, bodies):
+    """-> of each its tokens, how it ended, log-probabilities"""
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        out = [r["choices"][0] for _, r in pool.map(lambda b: s.post("/v1/completions", b), bodies)]
+    s.quiet()
+    return [(c["token_ids"], c["finish_reason"], (c["logprobs"] or {}).get("token_logprobs")) for c in out]
+
+
+@pytest.fixture(scope="module")
+def circles(tmp_path_factory):
+    """-> a model whose answers run in circles, what is asked of it, and what it answers when each step is waited for and nothing drafted: greedy and seeded, with penalties,
+    and ends at a token that a draft may have."""
+    model = in_circles(str(tmp_path_factory.mktemp("model") / "llama"))
+    prompts, base = [[3 + (7 * k + 31 * i) % 310 for k in range(5 + 17 * i)] for i in range(5)], {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    bodies = [{**base, "prompt": p, "max_tokens": 60, "logprobs": 1, **more} for more in ({}, {"temperature": 1.0, "seed": 3}) for p in prompts]
+    bodies += [{**base, "prompt": p, "max_tokens": 50, "frequency_penalty": f} for p in prompts[:2] for f in (0.04, 0.3)]
+    with Suite("mixed", model, worker={**WORKER, "max_batched_tokens": 64, "overlap_steps": False}, gpu={}) as s:
+        want = asked_together(s, bodies)
+        ends = [{**bodies[i], "stop_token_ids": [want[i][0][30]]} for i in (2, 7)]
+        return model, bodies + ends, want + asked_together(s, ends)
+
+
+@pytest.mark.parametrize("more", [{"tensor_parallel": 2}, {"kv_blocks": 12, "growth_ratio": 0.0, "growth_ratio_min": 0.0, "max_sequences": 3, "spec_ngram_min": 1}])
+def test_drafts_of_the_device(circles, more):
+    """Steps overlap, and what the device drafts changes nothing, in two processes or with so few blocks that sequences lose theirs. Until enough was drafted: how much
+    that is depends on what rows seem to cost."""
+    model, bodies, want = circles
+    with Suite("mixed", model, worker={**WORKER, "max_batched_tokens": 64, "speculative": "ngram", **more}, gpu={}) as s:
+        for _ in range(8):
+            assert asked_together(s, bodies) == want
+            d = s.ctl("mixed-1", "status")
+            if 4 < d["accepted_tokens"] < d["drafted_tokens"] and ("kv_blocks" not in more or d["preemptions"]):
+                break
+    assert 4 < d["accepted_tokens"] < d["drafted_tokens"] and ("kv_blocks" not in more or d["preemptions"]), d
 
 
 @pytest.mark.skipif(ON_GPU, reason="a real GPU is not broken on purpose")

@@ -3,7 +3,6 @@ layout, the company and the accidents.
 
 The model is the golden one with its attention turned down until answers run in circles (nearly all of what is drafted is right, while every log-probability still
 depends on the whole KV); the simulated device, whose random answers hardly repeat, is for drafts that are wrong; the real model is for what is between."""
-import array
 import http.client
 import json
 import os
@@ -12,6 +11,7 @@ import shutil
 import threading
 
 import pytest
+from golden import in_circles
 from prompts import PROMPTS
 from suite import GOLDEN, SLOW, Suite
 
@@ -21,23 +21,7 @@ IDS = [[3 + (7 * k + 31 * i) % 310 for k in range(5 + 17 * i)] for i in range(6)
 
 @pytest.fixture(scope="module")
 def loops(tmp_path_factory):
-    """The golden model with o_proj times 2**-5 in all layers, and an end of sequence that comes in one of its circles."""
-    folder = str(tmp_path_factory.mktemp("model") / "llama")
-    shutil.copytree(os.path.join(GOLDEN, "llama"), folder)
-    path = os.path.join(folder, "model.safetensors")
-    with open(path, "rb") as f:
-        data = bytearray(f.read())
-    size = int.from_bytes(data[:8], "little")
-    for name, t in json.loads(data[8:8 + size]).items():
-        if not name.endswith("o_proj.weight"):
-            continue
-        assert t["dtype"] == "BF16"
-        begin, end = (8 + size + x for x in t["data_offsets"])
-        w = array.array("H", data[begin:end])
-        data[begin:end] = array.array("H", [x - (5 << 7) if (x >> 7) & 0xff > 5 else 0 for x in w]).tobytes()
-    with open(path, "wb") as f:
-        f.write(data)
-    return folder
+    return in_circles(str(tmp_path_factory.mktemp("model") / "llama"))
 
 
 def body(prompt, **more):

@@ -14,9 +14,14 @@
 struct draw_rig {
 	uint32_t vocab;
 	struct kern_sampler *sampler;
-	uint32_t *words; /* a batch: its head, masks and lists of a draw */
+	uint32_t *words; /* a batch of one row: its head, RIG_PARTS, masks and lists of a draw */
 	size_t room;
-	struct kern_carry *carries; /* what tests set, or NULL */
+	uint32_t token; /* the row's own, which tests set */
+};
+
+enum {
+	RIG_PARTS = sizeof(struct kern_batch) / 4,
+	RIG_LISTS = RIG_PARTS + 2 + sizeof(struct kern_draw) / 4
 };
 
 static inline struct draw_rig *draw_rig_new(uint32_t vocab)
@@ -40,7 +45,7 @@ static inline void draw_rig_free(struct draw_rig **r)
 /* d as it stands in a batch, which is r->words. */
 static inline struct kern_draw draw_rig_lay_out(struct draw_rig *r, const struct engine_draw *d)
 {
-	uint32_t at = sizeof(struct kern_batch) / 4;
+	uint32_t at = RIG_LISTS;
 	size_t need = at + draw_words(d, r->vocab, 0);
 	if (need > r->room) {
 		r->words = mem_grow(r->words, need, sizeof *r->words);
@@ -48,15 +53,19 @@ static inline struct kern_draw draw_rig_lay_out(struct draw_rig *r, const struct
 	}
 	struct kern_draw k = draw_write(d, r->vocab, NULL, r->words, &at);
 	CHECK(at <= need);
-	((struct kern_batch *)(void *)r->words)->words = at;
+	*(struct kern_batch *)(void *)r->words = (struct kern_batch){
+		.words = at, .tokens = RIG_PARTS, .tail_index = RIG_PARTS + 1, .draws = RIG_PARTS + 2};
+	r->words[RIG_PARTS] = r->token;
+	r->words[RIG_PARTS + 1] = 0;
 	return k;
 }
 
 static inline void draw_rig_sample(struct draw_rig *r, const float *logits,
                                    const struct kern_draw *k, struct kern_drawn *ret)
 {
-	kern_sample(r->sampler, logits, (const struct kern_batch *)(const void *)r->words, k,
-	            r->carries, ret);
+	const struct kern_op op = {.sample.results = {(uintptr_t)ret}};
+	memcpy(r->words + RIG_PARTS + 2, k, sizeof *k);
+	kern_sample(r->sampler, logits, (const struct kern_batch *)(const void *)r->words, 0, &op);
 }
 
 static inline void draw_rig_draw(struct draw_rig *r, const float *logits,

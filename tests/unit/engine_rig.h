@@ -32,6 +32,7 @@ struct rig_opts {
 	unsigned threads, block_tokens, rows, logits, blocks; /* 0: 1, 16, 320, as rows, 96 */
 	unsigned tp, ranks_per_device;
 	int hidden, overlap;
+	uint32_t histories, history_match;
 	void (*progressed)(void *arg);
 	void *arg;
 	uint64_t *board; /* (256) */
@@ -58,6 +59,8 @@ static struct rig rig_open(struct rig_opts o)
 		.tp = o.tp,
 		.hidden = o.hidden,
 		.overlap = o.overlap,
+		.histories = o.histories,
+		.history_match = o.history_match,
 		.progressed = o.progressed,
 		.progressed_arg = o.arg,
 	};

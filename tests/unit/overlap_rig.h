@@ -160,4 +160,144 @@ static void overlap_check(struct rig_opts o, overlap_start start)
 	free(got);
 }
 
+/* --- drafts of the device ------------------------------------------------ */
+
+enum { DRAFTS_SEQS = 4, DRAFTS_TOKENS = 40, DRAFTS_MOST = 4, DRAFTS_MATCH = 2 };
+
+/* A sequence whose history begins with what it will say, with a mistake here and there: so drafts
+ * of the device are often right. The last sequence has no drafts. */
+struct drafts_seq {
+	struct sample_params params;
+	struct seq seq;
+	uint32_t tokens[OVERLAP_PROMPT_MAX + 2 * DRAFTS_TOKENS], prompt, n;
+	uint32_t known[OVERLAP_PROMPT_MAX + 3 * DRAFTS_TOKENS], n_known;
+	struct engine_draw draw[2][1 + DRAFTS_MOST];
+	uint32_t at; /* 1 + its span in the step before; 0: none */
+	uint32_t right, wrong;
+};
+
+static void drafts_begin(struct drafts_seq *q, const struct rig *r)
+{
+	for (uint32_t i = 0; i < DRAFTS_SEQS; i++) {
+		q[i] = (struct drafts_seq){
+			.params = {.temperature = (float)i * 0.4f, .top_p = 1, .seed = i, .logprobs = -1},
+			.prompt = 3 + 13 * i,
+			.seq = seq_new(r, 16 * i)};
+		some_ids(q[i].tokens, q[i].prompt, i);
+		q[i].n = q[i].prompt;
+	}
+}
+
+/* The history of q: with `told`, what it is going to say, then what it has said. */
+static void drafts_known(struct drafts_seq *q, const struct drafts_seq *told)
+{
+	q->n_known = 0;
+	for (uint32_t i = 0; told && i < told->prompt + DRAFTS_TOKENS; i++)
+		q->known[q->n_known++] = i % 11 == 9 ? told->tokens[i] ^ 1 : told->tokens[i];
+	for (uint32_t i = 0; i < q->n; i++)
+		q->known[q->n_known++] = q->tokens[i];
+}
+
+/* Step k of q: its prompt; then a row, and with `told` after its second step rows for drafts, whose
+ * history is given every seventh step. */
+static struct engine_span drafts_span(struct drafts_seq *q, uint32_t k, uint32_t number,
+                                      const struct drafts_seq *told)
+{
+	uint32_t drafts = told && k > 1 && number + 1 < DRAFTS_SEQS ? (k + number) % (DRAFTS_MOST + 1)
+	                                                            : 0;
+	uint32_t more = k > 0, first = q->n + more;
+	struct engine_span s = {.tokens = q->tokens + (k ? q->n : 0),
+	                        .n = k ? 1 + drafts : q->prompt,
+	                        .drafts = drafts,
+	                        .position = k ? q->n : 0,
+	                        .continues = q->at,
+	                        .blocks = q->seq.table,
+	                        .logits = drafts ? ENGINE_LOGITS_ALL : ENGINE_LOGITS_LAST,
+	                        .draws = q->draw[k % 2]};
+	if (!told && k) /* the host has the token */
+		s.position = --first - 1, s.tokens = q->tokens + s.position;
+	for (uint32_t i = 0; i <= drafts; i++)
+		q->draw[k % 2][i] = (struct engine_draw){.params = &q->params,
+		                                         .index = first + i - q->prompt};
+	if (told && k > 1 && number + 1 < DRAFTS_SEQS) {
+		s.history = 1 + number;
+		if (k % 7 == 2) {
+			drafts_known(q, told);
+			s.known = q->known;
+			s.n_known = q->n_known;
+		}
+	}
+	return s;
+}
+
+/* Takes what counts: as long as the draft has the token that was drawn. */
+static void drafts_take(struct drafts_seq *q, const struct engine_span *s)
+{
+	for (uint32_t i = 0;; i++) {
+		ck_assert_uint_eq(s->drawn[i].not_finite, 0);
+		q->tokens[q->n++] = s->drawn[i].id;
+		if (i == s->drafts)
+			return;
+		if (s->drawn[i].id != s->drawn[i + 1].token) {
+			q->wrong++;
+			return;
+		}
+		q->right++;
+	}
+}
+
+/* told NULL: every step is waited for, and nothing is drafted. */
+static void drafts_run(struct rig *r, struct drafts_seq *q, const struct drafts_seq *told)
+{
+	struct engine_span span[2][DRAFTS_SEQS];
+	struct err err = {0};
+	drafts_begin(q, r);
+	for (uint32_t k = 0; k <= DRAFTS_TOKENS; k++) {
+		uint32_t now = k % 2, take = told ? 1 - now : now, more = k < DRAFTS_TOKENS;
+		for (uint32_t i = 0; more && i < DRAFTS_SEQS; i++) {
+			/* in one order and then in the other */
+			uint32_t at = now ? DRAFTS_SEQS - 1 - i : i;
+			span[now][at] = drafts_span(&q[i], k, i, told ? &told[i] : NULL);
+		}
+		for (uint32_t i = 0; told && i < DRAFTS_SEQS; i++)
+			q[i].at = 1 + (now ? DRAFTS_SEQS - 1 - i : i);
+		if (more)
+			ck_assert_msg(engine_start(r->e, span[now], DRAFTS_SEQS, &err) == 0, "%s", err.text);
+		if (told ? k : more)
+			ck_assert_msg(engine_finish(r->e, &err) == 0, "%s", err.text);
+		for (uint32_t i = 0; (told ? k : more) && i < DRAFTS_SEQS; i++)
+			drafts_take(&q[i], &span[take][take ? DRAFTS_SEQS - 1 - i : i]);
+	}
+}
+
+/* Steps that continue others with drafts that the device makes give the tokens of steps that are
+ * waited for, in fewer steps. */
+static void overlap_drafts_check(struct rig_opts o)
+{
+	struct drafts_seq *want = mem_array(DRAFTS_SEQS, sizeof *want),
+					  *got = mem_array(DRAFTS_SEQS, sizeof *got);
+	o.overlap = 1;
+	o.histories = DRAFTS_SEQS;
+	o.history_match = DRAFTS_MATCH;
+	struct rig r = rig_open(o);
+	ck_assert_uint_eq(engine_info(r.e)->histories, DRAFTS_SEQS);
+	drafts_run(&r, want, NULL);
+	drafts_run(&r, got, want);
+	for (uint32_t i = 0; i < DRAFTS_SEQS; i++) {
+		uint32_t drafts = i + 1 < DRAFTS_SEQS;
+		ck_assert_uint_eq(want[i].n, want[i].prompt + DRAFTS_TOKENS);
+		ck_assert_uint_ge(got[i].n, want[i].n);
+		ck_assert_msg(drafts ? got[i].right > 10 && got[i].wrong > 2 : !got[i].right,
+		              "sequence %u: %u drafted tokens were right, %u were not", i, got[i].right,
+		              got[i].wrong);
+		for (uint32_t k = 0; k < want[i].n; k++)
+			ck_assert_msg(got[i].tokens[k] == want[i].tokens[k],
+			              "sequence %u: token %u is %u, without drafts %u", i, k, got[i].tokens[k],
+			              want[i].tokens[k]);
+	}
+	rig_close(&r);
+	free(want);
+	free(got);
+}
+
 #endif

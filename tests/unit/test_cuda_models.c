@@ -78,6 +78,7 @@ START_TEST(overlapping_steps)
 	static const char *const model[] = {GOLDEN "llama", GOLDEN "deepseek_v3"};
 	overlap_check((struct rig_opts){.model = model[_i], .backend = "cuda", .kv = KV_BF16},
 	              engine_start);
+	overlap_drafts_check((struct rig_opts){.model = model[_i], .backend = "cuda", .kv = KV_BF16});
 }
 END_TEST
 

@@ -133,6 +133,7 @@ START_TEST(overlapping_steps)
 	if (!on_gpu())
 		o.ranks_per_device = ways[_i].ranks_per_device;
 	overlap_check(o, engine_start);
+	overlap_drafts_check(o);
 }
 END_TEST
 

@@ -18,20 +18,28 @@ START_TEST(tokens_are_the_same)
 }
 END_TEST
 
+START_TEST(drafts_of_the_device)
+{
+	struct rig_opts o = sim();
+	o.blocks = 512;
+	overlap_drafts_check(o);
+}
+END_TEST
+
 static int run_refused(struct kern_stream *s, struct kern_program *p, const struct kern_mem *batch)
 {
 	(void)s, (void)p, (void)batch;
 	return KERN_EDEVICE;
 }
 
-/* The device refuses the step, more often than there are carries for; then it does not. */
+/* The device refuses the step some times; then it does not. */
 static int refused_first(struct engine *e, struct engine_span *spans, uint32_t n, struct err *err)
 {
 	const struct kern_ops *ops = e->ops;
 	struct kern_ops refusing = *ops;
 	refusing.run = run_refused;
 	e->ops = &refusing;
-	for (uint32_t i = 0; i <= e->limits.carries; i++)
+	for (uint32_t i = 0; i < 3; i++)
 		ck_assert_int_eq(engine_start(e, spans, n, err), ERR_IO);
 	e->ops = ops;
 	return engine_start(e, spans, n, err);
@@ -168,8 +176,10 @@ START_TEST(not_everywhere)
 	span.n = span.continues = 1;
 	span.position = 4;
 	ck_assert_int_eq(engine_step(r.e, &span, 1, &err), ERR_INVALID);
-	ck_assert_str_eq(err.text, "span 0: 1 tokens that continue span 0 of the step before, which "
-	                           "draws none for it");
+	ck_assert_str_eq(
+		err.text,
+		"span 0: 1 tokens, 0 of them drafts, that continue span 0 of the step before, which "
+		"draws none for it");
 	rig_close(&r);
 }
 END_TEST
@@ -179,9 +189,13 @@ START_TEST(refused)
 {
 	struct rig_opts o = sim();
 	o.overlap = 1;
+	o.histories = 2;
+	o.history_match = 2;
 	struct rig r = rig_open(o);
 	struct sample_params p = {.top_p = 1, .logprobs = -1};
-	struct engine_draw d[2] = {{.params = &p}, {.params = &p}}, score = {.score = 1, .id = 5};
+	struct engine_draw d[2] = {{.params = &p}, {.params = &p}},
+					   both[2] = {{.params = &p, .index = 1}, {.params = &p, .index = 2}},
+					   score = {.score = 1, .id = 5};
 	struct seq s[2] = {seq_new(&r, 0), seq_new(&r, 48)};
 	uint32_t ids[4] = {5, 6, 7, 8};
 	struct err err = {0};
@@ -204,7 +218,27 @@ START_TEST(refused)
 	next.continues = 1;
 	next.n = 2;
 	ck_assert_int_eq(engine_start(r.e, &next, 1, &err), ERR_INVALID);
+	next.drafts = 1; /* no history */
+	next.draws = both;
+	next.logits = ENGINE_LOGITS_ALL;
+	ck_assert_int_eq(engine_start(r.e, &next, 1, &err), ERR_INVALID);
+	next.history = 3; /* there are two */
+	ck_assert_int_eq(engine_start(r.e, &next, 1, &err), ERR_INVALID);
+	next.history = 2;
+	next.n_known = engine_info(r.e)->history_tokens + 1;
+	ck_assert_int_eq(engine_start(r.e, &next, 1, &err), ERR_INVALID);
+	next.n_known = 0;
+	next.logits = ENGINE_LOGITS_LAST; /* the first row draws nothing */
+	ck_assert_int_eq(engine_start(r.e, &next, 1, &err), ERR_INVALID);
 	next.n = 1;
+	next.drafts = 0;
+	next.history = 0;
+	next.n_known = 1;
+	ck_assert_int_eq(engine_start(r.e, &next, 1, &err), ERR_INVALID);
+	next.n_known = 0;
+	next.position = engine_info(r.e)->context;
+	ck_assert_int_eq(engine_start(r.e, &next, 1, &err), ERR_INVALID);
+	next.position = 4;
 	ck_assert_int_eq(engine_start(r.e, &next, 1, &err), 0);
 	ck_assert_int_eq(engine_finish(r.e, &err), 0);
 	ck_assert_int_eq(engine_finish(r.e, &err), 0);
@@ -217,6 +251,7 @@ int main(void)
 	Suite *s = suite_create("overlap");
 	TCase *t = tcase_create("overlap");
 	tcase_add_test(t, tokens_are_the_same);
+	tcase_add_test(t, drafts_of_the_device);
 	tcase_add_test(t, a_step_that_cannot_start);
 	tcase_add_test(t, a_step_that_fails_in_flight);
 	tcase_add_test(t, steps_of_several_passes);

@@ -230,7 +230,6 @@ START_TEST(drafted_and_pending_tokens)
 	                             .min_tokens = 1};
 	struct sample_params p = {.temperature = 1, .top_p = 1, .seed = 5, .logprobs = -1};
 	struct draw_rig *r = draw_rig_new(VOCAB);
-	struct kern_carry carry;
 	float l[VOCAB];
 	for (uint32_t i = 0; i < PROMPT + N; i++)
 		tokens[i] = (i * i + i / 3) % 11 + (i % 4) * 7;
@@ -239,7 +238,7 @@ START_TEST(drafted_and_pending_tokens)
 	for (int prompt = 0; prompt < 2; prompt++, o.repetition = 1) {
 		struct sample_edit *kept = sample_edit_new(&o);
 		for (uint32_t n = PROMPT; n < PROMPT + N; n++)
-			for (uint32_t ahead = 0; ahead <= KERN_CARRY_DRAWS && n + ahead <= PROMPT + N; ahead++)
+			for (uint32_t ahead = 0; ahead <= 8 && n + ahead <= PROMPT + N; ahead++)
 				for (uint64_t index = 0; index < 40; index++) {
 					struct sample_edit *anew = sample_edit_new(&o);
 					struct engine_draw d = {.index = index,
@@ -252,19 +251,14 @@ START_TEST(drafted_and_pending_tokens)
 					d.edit = kept;
 					d.drafted = ahead;
 					draw_rig_draw(r, l, &p, &d, &drafted);
-					d.n_tokens = n;
-					d.drafted = 0;
-					d.params = &p;
-					struct kern_draw k = draw_rig_lay_out(r, &d);
-					for (uint32_t i = 0; i < ahead; i++)
-						carry.id[i] = tokens[n + ahead - 1 - i];
-					k.pending = ahead;
-					k.carry = 0;
-					r->carries = &carry;
-					draw_rig_sample(r, l, &k, &pending);
+					r->token = tokens[n + ahead - 1];
+					d.n_tokens = n + ahead - (ahead > 0);
+					d.drafted = ahead - (ahead > 0);
+					d.pending = ahead > 0;
+					draw_rig_draw(r, l, &p, &d, &pending);
 					ck_assert_uint_eq(drafted.id, want.id);
 					ck_assert_uint_eq(pending.id, want.id);
-					ck_assert_uint_eq(carry.id[0], want.id);
+					ck_assert_uint_eq(pending.token, r->token);
 					sample_edit_destroy(&anew);
 				}
 		sample_edit_destroy(&kept);

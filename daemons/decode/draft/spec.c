@@ -2,7 +2,9 @@
  * step, how long, and what became of it.
  *
  * A draft is what the proposer expects after a run's last token. It is written behind the tokens
- * (n_tokens does not count it) and computed in the same step, one row per token. Each row is
+ * (n_tokens does not count it) and computed in the same step, one row per token. While a step is in
+ * flight, only the device knows the last tokens: then it makes the draft, from its own history of
+ * the sequence, and here only its length is planned, by what is known. Each row is
  * sampled as it would have been alone, by the request's seed and the token's index, and the rows
  * count as long as the draft has the token that was sampled. So the answer is the same bit for bit
  * as without drafts: they only decide how many steps it takes.
@@ -25,9 +27,12 @@
 struct sequence_drafts {
 	struct ngram *index;
 	struct spec_record record;
-	/* of the present draft: the place that it is copied from; number of tokens before that place
-	 * that equal the last ones */
+	/* of the draft that was looked for last: the place that it is copied from; number of tokens
+	 * before that place that equal the last ones, 0: there is none */
 	uint32_t next, match;
+	/* the device's history of it: 1 + its number, 0: none yet; tokens that it has at most, 0: they
+	 * are not its latest ones */
+	uint32_t history, history_tokens;
 };
 
 struct proposer {
@@ -43,6 +48,7 @@ struct drafts {
 	_Atomic uint32_t shown_us[SHOWN]; /* of `cost`, for other threads; 0: nothing was measured */
 	struct spec_want *want;           /* (max_sequences) of this step */
 	struct sequence_run **wanting;    /* (max_sequences) the runs that they are of */
+	uint32_t *unused, n_unused;       /* (info.histories) the device's histories, from 1 */
 };
 
 static int find_nothing(struct sequence_drafts *sd, const struct request_copy *req)
@@ -73,6 +79,11 @@ struct drafts *drafts_new(struct worker *w)
 	s->ngram_min = (uint32_t)conf_int(c, "spec_ngram_min");
 	s->want = mem_array(w->max_sequences, sizeof *s->want);
 	s->wanting = mem_array(w->max_sequences, sizeof *s->wanting);
+	s->unused = mem_array(w->info->histories, sizeof *s->unused);
+	while (s->n_unused < w->info->histories) {
+		s->unused[s->n_unused] = s->n_unused + 1;
+		s->n_unused++;
+	}
 	if (s->proposer)
 		log_info("speculative", "proposer=%s tokens_max=%u ngram_min=%u", s->proposer->name,
 		         s->tokens_max, s->ngram_min);
@@ -86,14 +97,25 @@ void drafts_destroy(struct drafts **sp)
 		return;
 	free(s->want);
 	free(s->wanting);
+	free(s->unused);
 	free(s);
 	*sp = NULL;
 }
 
-void drafts_forget(struct sequence_run *r)
+void drafts_give_history(struct batcher *b, struct sequence_run *r)
+{
+	struct drafts *s = b->own.drafts;
+	if (!r->drafts || !r->drafts->history)
+		return;
+	s->unused[s->n_unused++] = r->drafts->history;
+	r->drafts->history = r->drafts->history_tokens = 0;
+}
+
+void drafts_forget(struct batcher *b, struct sequence_run *r)
 {
 	if (!r->drafts)
 		return;
+	drafts_give_history(b, r);
 	ngram_destroy(&r->drafts->index);
 	free(r->drafts);
 	r->drafts = NULL;
@@ -110,11 +132,13 @@ static struct sequence_drafts *sequence_drafts_new(const struct drafts *s)
 /* --- planning ------------------------------------------------------------ */
 
 /* How many tokens its answer may get after the one of this step. */
-static uint32_t tokens_beyond(const struct request_copy *req)
+static uint32_t tokens_beyond(const struct sequence_run *r)
 {
+	const struct request_copy *req = &r->req;
 	uint32_t answer = req->max_tokens - request_copy_index(req),
-			 room = req->limit_tokens - req->n_tokens;
-	return (answer < room ? answer : room) - 1;
+			 room = req->limit_tokens - req->n_tokens, most = (uint32_t)least(answer, room),
+			 used = 1 + run_tokens_then(r) - req->n_tokens;
+	return most > used ? most - used : 0;
 }
 
 /* 1: a draft is expected to help r; *ret says how many rows it could use. */
@@ -126,17 +150,38 @@ static int wants(struct drafts *s, const struct batcher *b, struct sequence_run 
 	if (!r->drafts)
 		r->drafts = sequence_drafts_new(s);
 	struct sequence_drafts *sd = r->drafts;
-	spec_record_step(&sd->record);
-	uint32_t most = tokens_beyond(&r->req), has = r->blocks.n * b->w->info->kv.block_tokens;
+	uint32_t most = tokens_beyond(r), has = r->blocks.n * b->w->info->kv.block_tokens,
+			 tokens = run_tokens_then(r);
 	if (b->shared.preempted)
 		/* free blocks are for those that wait for them */
-		most = least(most, has > r->req.n_tokens ? has - r->req.n_tokens : 0);
+		most = (uint32_t)least(most, has > tokens ? has - tokens : 0);
 	if (!s->proposer->find(sd, &r->req) || !most)
 		return 0;
 	*ret = (struct spec_want){.most = least(most, sd->record.length),
 	                          .match = sd->match,
 	                          .miss = spec_record_miss(&sd->record)};
 	return 1;
+}
+
+/* The device's history of r goes on with what is in flight. */
+static int history_goes_on(const struct batcher *b, const struct sequence_run *r)
+{
+	uint32_t tokens = r->drafts->history_tokens;
+	return tokens &&
+	       tokens + r->draws_in_flight + r->drafts_in_flight <= b->w->info->history_tokens;
+}
+
+/* Leaves the draft to the device, with a history that goes on or, with `may_begin`, begins now. */
+static void plan_on_device(struct batcher *b, struct sequence_run *r, uint32_t rows, int *may_begin)
+{
+	if (r->req.edit) { /* its draws need the tokens */
+		b->own.must_land = 1;
+		return;
+	}
+	int begins = !history_goes_on(b, r), can = r->drafts->history || b->own.drafts->n_unused;
+	if (!begins || (*may_begin && can))
+		r->ahead = rows;
+	*may_begin &= !begins;
 }
 
 /* Writes the draft behind the tokens, where the next ones will be. */
@@ -160,10 +205,10 @@ void drafts_plan(struct batcher *b)
 		return;
 	list_each(it, &b->own.running) {
 		struct sequence_run *r = list_entry(it, struct sequence_run, node);
-		uint32_t left = run_tokens_left(r);
+		uint32_t left = run_tokens_left_then(r);
 		r->ahead = 0;
-		if (run_phase(r) != RUN_RUNNING)
-			continue; /* it takes part in no step before storage has answered */
+		if (run_phase(r) != RUN_RUNNING || r->over || run_ends_in_flight(r))
+			continue; /* it takes part in no step, perhaps before storage has answered */
 		decode += left == 1;
 		prompt += left > 1 ? left : 0;
 		if (left == 1 && n < b->w->max_sequences && wants(s, b, r, &s->want[n]))
@@ -173,9 +218,33 @@ void drafts_plan(struct batcher *b)
 	                            &chunk);
 	if (!n || !spec_share(&s->cost, decode, chunk, spare, s->want, n))
 		return;
+	int may_begin = 1; /* one history a step: it takes room in the batch */
 	for (uint32_t i = 0; i < n; i++)
-		if (s->want[i].rows)
+		if (s->want[i].rows && s->wanting[i]->draws_in_flight)
+			plan_on_device(b, s->wanting[i], s->want[i].rows, &may_begin);
+		else if (s->want[i].rows)
 			write_draft(s->wanting[i], s->want[i].rows);
+}
+
+void drafts_ask(struct batcher *b, struct sequence_run *r, struct engine_span *sp)
+{
+	struct sequence_drafts *sd = r->drafts;
+	uint32_t most = b->w->info->history_tokens, more = r->draws_in_flight + r->drafts_in_flight;
+	if (!sd || !most)
+		return;
+	if (!sp->continues || !history_goes_on(b, r))
+		sd->history_tokens = 0;
+	if (!sp->continues || (!sd->history_tokens && !sp->drafts))
+		return;
+	if (!sd->history)
+		sd->history = b->own.drafts->unused[--b->own.drafts->n_unused];
+	sp->history = sd->history;
+	if (!sd->history_tokens) { /* room is left for what will be drawn */
+		sp->n_known = (uint32_t)least(r->req.n_tokens, most / 2);
+		sp->known = r->req.tokens + r->req.n_tokens - sp->n_known;
+		sd->history_tokens = sp->n_known;
+	}
+	sd->history_tokens += more;
 }
 
 /* --- learning ------------------------------------------------------------ */
@@ -192,10 +261,20 @@ void drafts_step_took(struct batcher *b, uint32_t rows, uint64_t us)
 		s->shown_us[i] = (uint32_t)spec_cost_of(&s->cost, 1u << i);
 }
 
+void drafts_recall(struct batcher *b, struct sequence_run *r)
+{
+	b->own.drafts->proposer->find(r->drafts, &r->req);
+}
+
 void drafts_learn(struct batcher *b, struct sequence_run *r, uint32_t drafted, uint32_t right)
 {
 	struct sequence_drafts *sd = r->drafts;
 	struct stat_set *stats = svc_stats(b->w->svc);
+	if (!sd)
+		return;
+	spec_record_step(&sd->record);
+	if (!drafted || !sd->match)
+		return; /* the device found nothing, either, and has repeated a token */
 	spec_record_draft(&sd->record, sd->match, drafted, right, b->own.drafts->tokens_max);
 	r->drafted += drafted;
 	r->accepted += right;

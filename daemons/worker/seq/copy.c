@@ -251,10 +251,10 @@ struct engine_draw request_copy_draw(const struct request_copy *req, uint32_t ah
 	                            .drafted = ahead};
 }
 
-struct engine_draw request_copy_draw_pending(const struct request_copy *req)
+struct engine_draw request_copy_draw_pending(const struct request_copy *req, uint32_t ahead)
 {
 	struct engine_draw d = request_copy_draw(req, 0);
-	d.index++;
+	d.index += 1 + ahead;
 	d.pending = 1;
 	return d;
 }

@@ -75,8 +75,9 @@ static inline int request_copy_needs_all(const struct request_copy *req)
 }
 /* The draw of the token after its own and `ahead` drafted ones, which are stored after them. */
 struct engine_draw request_copy_draw(const struct request_copy *req, uint32_t ahead);
-/* The draw of the token after the next one, which only the device knows yet. */
-struct engine_draw request_copy_draw_pending(const struct request_copy *req);
+/* The draw of the token after the next one and `ahead` drafted ones, which only the device knows
+ * yet; with `edit` none is drafted. */
+struct engine_draw request_copy_draw_pending(const struct request_copy *req, uint32_t ahead);
 /* The answer has no room for another token after `more` of them. */
 static inline int request_copy_is_full(const struct request_copy *req, uint32_t more)
 {

@@ -1,0 +1,110 @@
+/* continue.c - see continue.h. */
+#include "kernels/continue.h"
+
+#include <string.h>
+
+/* A history: the latest tokens of a sequence. */
+struct history {
+	uint32_t n, token[];
+};
+
+/* How many of the earlier span's rows, after the first, have the token that was drawn before. */
+static uint32_t right_of(const struct kern_kept *kept, uint32_t rows)
+{
+	uint32_t right = 0;
+	while (right + 1 < rows && kept[right].id == kept[right + 1].token)
+		right++;
+	return right;
+}
+
+/* How many tokens before `place` equal those before the end. */
+static uint32_t alike(const struct history *h, uint32_t place)
+{
+	uint32_t k = 0;
+	while (k < KERN_MATCH_LONG && k < place && h->token[place - 1 - k] == h->token[h->n - 1 - k])
+		k++;
+	return k;
+}
+
+/* The place of the tokens that are expected next; 0: nothing is. */
+static uint32_t expected_at(const struct history *h, uint32_t least)
+{
+	uint32_t best = 0, at = 0;
+	for (uint32_t place = h->n; place-- > 1;) {
+		uint32_t k = alike(h, place);
+		if (k >= least && k > best) {
+			best = k;
+			at = place;
+		}
+	}
+	return at;
+}
+
+/* More tokens than it can hold, which the host prevents, begin it anew. */
+static void remember(struct history *h, const uint32_t *words, const struct kern_continued *c,
+                     const struct kern_kept *drawn, uint32_t n, uint32_t most)
+{
+	if (c->known.n) {
+		memcpy(h->token, words + c->known.at, c->known.n * sizeof *words);
+		h->n = c->known.n;
+	}
+	if (h->n + n > most)
+		h->n = 0;
+	for (uint32_t i = 0; i < n && h->n < most; i++)
+		h->token[h->n++] = drawn[i].id;
+}
+
+/* tokens (rows): the first is known. */
+static void draft(const struct history *h, uint32_t least, uint32_t *tokens, uint32_t rows)
+{
+	uint32_t at = rows > 1 ? expected_at(h, least) : 0;
+	for (uint32_t i = 1; i < rows; i++) /* behind the last token it repeats */
+		tokens[i] = at ? h->token[at + (i - 1) % (h->n - at)] : tokens[0];
+}
+
+static void move_on(uint32_t *words, const struct kern_op *op, const struct kern_continued *c,
+                    struct kern_span *s, uint32_t by)
+{
+	struct kern_batch *b = (void *)words;
+	struct kern_span *tail = (void *)(words + b->tail_span);
+	uint32_t per_block = op->carry_on.block_tokens;
+	s->position += by;
+	for (uint32_t i = 0; i < s->rows; i++) {
+		uint32_t position = s->position + i;
+		words[b->positions + s->row + i] = position;
+		words[b->slots + s->row + i] = words[b->table + s->table + position / per_block] *
+		                                   per_block +
+		                               position % per_block;
+	}
+	if (c->tail_span == KERN_NONE)
+		return;
+	tail[c->tail_span].position += by;
+	struct kern_draw *d = (struct kern_draw *)(void *)(words + b->draws) + tail[c->tail_span].row;
+	for (uint32_t i = 0; b->draws && i < s->rows; i++) {
+		d[i].index[0] += by;
+		d[i].index[1] += d[i].index[0] < by;
+	}
+}
+
+void kern_continue(const struct kern_mem *batch, const struct kern_op *op,
+                   const struct kern_limits *l)
+{
+	uint32_t *words = batch->host;
+	struct kern_batch *b = batch->host;
+	const struct kern_continued *c = kern_part(b, b->continued);
+	struct kern_span *span = (void *)(words + b->span);
+	for (uint32_t i = 0; b->continued && i < b->spans; i++, c++) {
+		const struct kern_kept *kept = (const struct kern_kept *)op->carry_on.kept.v + c->from;
+		if (c->from == KERN_NONE)
+			continue;
+		uint32_t right = right_of(kept, c->rows), *tokens = words + b->tokens + span[i].row;
+		move_on(words, op, c, &span[i], right);
+		tokens[0] = kept[right].id;
+		if (c->history == KERN_NONE)
+			continue;
+		struct history *h = (void *)((uint32_t *)op->carry_on.histories.v +
+		                             (size_t)c->history * (1 + l->history_tokens));
+		remember(h, words, c, kept, right + 1, l->history_tokens);
+		draft(h, op->carry_on.match, tokens, span[i].rows);
+	}
+}
