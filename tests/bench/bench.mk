@@ -126,9 +126,9 @@ bench-tiers: all
 bench-tiers-idle: all
 	@model=$(BENCH_MODEL) && python3 tests/bench/bench_tiers_idle.py $(if $(PAIRS),--pairs $(PAIRS)) $(if $(REQUESTS),-n $(REQUESTS)) "$$model"
 
-# how long the device waits for the host between steps, with overlap_steps and without: STREAMS=1,16,64 TURNS=3 BACKEND=cuda MODEL=...
+# how long the device waits for the host between steps, with overlap_steps and without: STREAMS=1,16,64 TURNS=3 SPECULATIVE=ngram BACKEND=cuda MODEL=...
 bench-overlap: all
-	@python3 tests/bench/bench_overlap.py $(if $(BACKEND),--backend $(BACKEND)) $(if $(STREAMS),--streams $(STREAMS)) $(if $(TURNS),-n $(TURNS)) $(MODEL)
+	@python3 tests/bench/bench_overlap.py $(if $(BACKEND),--backend $(BACKEND)) $(if $(STREAMS),--streams $(STREAMS)) $(if $(TURNS),-n $(TURNS)) $(SPECULATIVE:%=--speculative %) $(MODEL)
 
 # prompt look-up against none, real model: THREADS=0 (all cores) TURNS=3
 bench-spec: all

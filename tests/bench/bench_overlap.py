@@ -11,7 +11,7 @@ By default on the simulated accelerator, with a model of one billion weights on 
 real one, and the model's time is known. On a GPU: --backend cuda, with MODEL, or with random weights in the shape of a known model (`make bench-gpu`: 1b). Each
 worker takes kv_mb for its KV.
 
-    python bench_overlap.py [--backend sim|cuda] [--shape 1b] [--streams 1,16,64] [-n TURNS] [--seconds 4] [--kv-mb N] [MODEL]
+    python bench_overlap.py [--backend sim|cuda] [--shape 1b] [--streams 1,16,64] [-n TURNS] [--seconds 4] [--kv-mb N] [--speculative ngram] [MODEL]
 """
 import argparse
 import contextlib
@@ -97,14 +97,17 @@ def main():
     ap.add_argument("-n", "--turns", type=int, default=3)
     ap.add_argument("--seconds", type=float, default=4)
     ap.add_argument("--kv-mb", type=int, default=3000)
+    ap.add_argument("--speculative", choices=("off", "ngram", "naive"), default="off")
     a = ap.parse_args()
     counts = [int(n) for n in a.streams.split(",")]
     sim = a.backend == "sim"
-    rep = Report("Steps that overlap: the device between them" + ("" if sim else ", on a GPU"),
-                 f"make bench-overlap STREAMS={a.streams} TURNS={a.turns}" if sim else f"bench_overlap.py --backend cuda {a.model or '--shape ' + a.shape} -n {a.turns}")
+    drafts = "" if a.speculative == "off" else f" SPECULATIVE={a.speculative}"
+    rep = Report("Steps that overlap: the device between them" + ("" if sim else ", on a GPU") + (f", with {a.speculative} drafts" if drafts else ""),
+                 f"make bench-overlap STREAMS={a.streams} TURNS={a.turns}{drafts}" if sim else f"bench_overlap.py --backend cuda {a.model or '--shape ' + a.shape} -n {a.turns}{drafts}")
     rep.say(machine())
     with model_of(a) as model:
-        worker = {"model": model, "backend": a.backend, "kv_memory_mb": a.kv_mb, "max_sequences": max(counts), "messager": "none", "storage": "none"}
+        worker = {"model": model, "backend": a.backend, "kv_memory_mb": a.kv_mb, "max_sequences": max(counts), "messager": "none", "storage": "none",
+                  "speculative": a.speculative}
         router = {} if a.model else {"model": ""}
         with Suite("mixed", a.model, worker={**worker, "overlap_steps": False}, router=router) as off, Suite("mixed", a.model, worker=worker, router=router) as on:
             rep.say(f"device: {device(on)}")
