@@ -234,6 +234,7 @@ START_TEST(draws_of_a_step)
 		for (uint32_t k = 0; k < ROWS; k++) {
 			const float *l = engine_logits(r.e, spans[i].logits_row + k);
 			want[i][k] = (struct kern_drawn){.id = mark};
+			host->token = ids[i][k];
 			if (draws[i][k].params)
 				draw_rig_draw(host, l, draws[i][k].params, &draws[i][k], &want[i][k]);
 			else if (draws[i][k].score)
