@@ -296,7 +296,8 @@ static void add_continued(struct layout *l, const struct engine *e, const struct
 		                            .tail_span = head_rows(s) ? tail_span : KERN_NONE,
 		                            .history = s->history ? s->history - 1 : KERN_NONE,
 		                            .known = {l->b->words, s->n_known}};
-		memcpy(l->words + l->b->words, s->known, s->n_known * sizeof *s->known);
+		if (s->n_known)
+			memcpy(l->words + l->b->words, s->known, s->n_known * sizeof *s->known);
 		l->b->words += s->n_known;
 	}
 	memcpy(l->words + l->b->continued + index * CONTINUED_WORDS, &c, sizeof c);
