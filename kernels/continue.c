@@ -8,30 +8,12 @@ struct history {
 	uint32_t n, token[];
 };
 
-/* How many of the earlier span's rows, after the first, have the token that was drawn before. */
-static uint32_t right_of(const struct kern_kept *kept, uint32_t rows)
-{
-	uint32_t right = 0;
-	while (right + 1 < rows && kept[right].id == kept[right + 1].token)
-		right++;
-	return right;
-}
-
-/* How many tokens before `place` equal those before the end. */
-static uint32_t alike(const struct history *h, uint32_t place)
-{
-	uint32_t k = 0;
-	while (k < KERN_MATCH_LONG && k < place && h->token[place - 1 - k] == h->token[h->n - 1 - k])
-		k++;
-	return k;
-}
-
 /* The place of the tokens that are expected next; 0: nothing is. */
 static uint32_t expected_at(const struct history *h, uint32_t least)
 {
 	uint32_t best = 0, at = 0;
 	for (uint32_t place = h->n; place-- > 1;) {
-		uint32_t k = alike(h, place);
+		uint32_t k = kern_alike(h->token, h->n, place);
 		if (k >= least && k > best) {
 			best = k;
 			at = place;
@@ -97,7 +79,7 @@ void kern_continue(const struct kern_mem *batch, const struct kern_op *op,
 		const struct kern_kept *kept = (const struct kern_kept *)op->carry_on.kept.v + c->from;
 		if (c->from == KERN_NONE)
 			continue;
-		uint32_t right = right_of(kept, c->rows), *tokens = words + b->tokens + span[i].row;
+		uint32_t right = kern_right(kept, c->rows), *tokens = words + b->tokens + span[i].row;
 		move_on(words, op, c, &span[i], right);
 		tokens[0] = kept[right].id;
 		if (c->history == KERN_NONE)

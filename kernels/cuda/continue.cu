@@ -1,5 +1,6 @@
 /* continue.cu - KERN_OP_CONTINUE: completes the batch's spans that continue others, in the device's
  * copy of the batch. kernels/continue.c does the same on the host. A block for each span. */
+#include "kernels/continue.h"
 #include "kernels/cuda/kernel.h"
 
 enum { THREADS = 512 };
@@ -10,15 +11,6 @@ struct continue_args {
 	uint32_t *histories; /* (histories, 1 + history_tokens): each its length and its tokens */
 	uint32_t history_tokens, block_tokens, match;
 };
-
-/* How many of the earlier span's rows, after the first, have the token that was drawn before. */
-static __device__ uint32_t right_of(const struct kern_kept *kept, uint32_t rows)
-{
-	uint32_t right = 0;
-	while (right + 1 < rows && kept[right].id == kept[right + 1].token)
-		right++;
-	return right;
-}
 
 static __device__ void add_index(struct kern_draw *d, uint32_t by)
 {
@@ -74,15 +66,6 @@ static __device__ uint32_t remember(const struct continue_args &a, uint32_t *his
 	return n + count;
 }
 
-/* How many tokens before `place` equal those before the end. */
-static __device__ uint32_t alike(const uint32_t *token, uint32_t n, uint32_t place)
-{
-	uint32_t k = 0;
-	while (k < KERN_MATCH_LONG && k < place && token[place - 1 - k] == token[n - 1 - k])
-		k++;
-	return k;
-}
-
 /* The place of the tokens that are expected next; 0: nothing is. The largest key is the longest
  * match, of equally long ones the latest. */
 static __device__ uint32_t expected_at(const uint32_t *token, uint32_t n, uint32_t least)
@@ -91,7 +74,7 @@ static __device__ uint32_t expected_at(const uint32_t *token, uint32_t n, uint32
 	              "a key has 32 bits");
 	uint32_t *warp_best = (uint32_t *)shared_memory(), best = 0;
 	for (uint32_t place = 1 + threadIdx.x; place < n; place += THREADS) {
-		uint32_t k = alike(token, n, place), key = k * KERN_HISTORY_MAX + place;
+		uint32_t k = kern_alike(token, n, place), key = k * KERN_HISTORY_MAX + place;
 		best = k >= least && key > best ? key : best;
 	}
 	best = warp_largest(best);
@@ -124,7 +107,7 @@ KERNEL(continue_spans, THREADS, struct continue_args)
 	if (c.from == KERN_NONE)
 		return;
 	const struct kern_kept *kept = a.kept + c.from;
-	uint32_t right = right_of(kept, c.rows), newest = kept[right].id;
+	uint32_t right = kern_right(kept, c.rows), newest = kept[right].id;
 	__syncthreads();
 	move_on(a, c, s, right);
 	if (threadIdx.x == 0)
