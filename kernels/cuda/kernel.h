@@ -97,7 +97,21 @@ static __device__ __forceinline__ uint32_t load_acquire_system(const uint32_t *a
 	return value;
 }
 
-/* In a loop that waits for another device. */
+/* Loads a word that other blocks of this device write, before all later reads of this thread. */
+static __device__ __forceinline__ uint32_t load_acquire(const uint32_t *at)
+{
+	uint32_t value;
+	asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+	return value;
+}
+
+/* Brings a line of memory into the L2 cache. */
+static __device__ __forceinline__ void prefetch_l2(const void *at)
+{
+	asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+}
+
+/* In a loop that waits for another block or another device. */
 static __device__ __forceinline__ void wait_a_little(void)
 {
 	__nanosleep(64);

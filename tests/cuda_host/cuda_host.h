@@ -1,8 +1,9 @@
 /* cuda_host.h - runs kernels on the host. A block's threads are fibres of one thread, which switch
- * only at barriers and at exchanges between lanes, in an order determined by a seed. Blocks run one
- * after the other, also in such an order. Code that lacks a barrier therefore computes a different
- * result, and with AddressSanitizer an access out of bounds aborts. Included by
- * kernels/cuda/kernel.h instead of the toolkit's headers. */
+ * only at barriers, at exchanges between lanes and in wait_a_little, in an order determined by a
+ * seed. Several blocks of a grid run interleaved, also in such an order (grid.c). Code that lacks a
+ * barrier, or a wait for another block, therefore computes a different result, and with
+ * AddressSanitizer an access out of bounds aborts. Included by kernels/cuda/kernel.h instead of the
+ * toolkit's headers. */
 #ifndef CUDA_HOST_H
 #define CUDA_HOST_H
 
@@ -88,7 +89,16 @@ static inline uint32_t load_acquire_system(const uint32_t *at)
 	return __atomic_load_n(at, __ATOMIC_ACQUIRE);
 }
 
-/* For another process, which has the processor meanwhile. */
+static inline uint32_t load_acquire(const uint32_t *at)
+{
+	return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+}
+
+static inline void prefetch_l2(const void *at)
+{
+	(void)at;
+}
+
 static inline void wait_a_little(void)
 {
 	cuda_host_pause();

@@ -1,7 +1,13 @@
-/* grid.c - runs a kernel's grid: see cuda_host.h. Only one thread at a time may run grids. */
+/* grid.c - runs a kernel's grid: see cuda_host.h. Only one thread at a time may run grids.
+ *
+ * Blocks start in a seeded order. A few are resident at a time, each in a place of its own with
+ * fibres and shared memory; a random one runs next, for a random number of rounds over its fibres,
+ * and when it ends the next block takes its place. A block may wait only for blocks that have
+ * started: a grid of more blocks than there are places never ends if each waits for all others. */
 #include "tests/cuda_host/grid.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,13 +15,22 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { THREADS_MAX = 1024, WARP = 32, STACK_BYTES = 256 << 10, EXCHANGE = 32 };
+enum {
+	THREADS_MAX = 1024,
+	WARP = 32,
+	BLOCKS_MAX = 4, /* resident */
+	TURN_ROUNDS_LOG = 5,
+	STACK_BYTES = 256 << 10,
+	EXCHANGE = 32,
+	SLEEP_US = 20
+};
 
 enum fibre_state { READY, WAITS_BLOCK, WAITS_WARP, DONE };
 
 struct fibre {
 	struct cuda_host_thread me; /* first */
 	enum fibre_state state;
+	struct block *block;
 	void *stack; /* stack pointer while it does not run */
 	unsigned exchanges;
 };
@@ -25,12 +40,21 @@ struct warp {
 	unsigned char slot[2][WARP][EXCHANGE];
 };
 
+/* A place for a resident block. */
+struct block {
+	unsigned first; /* of its fibres; a multiple of WARP */
+	unsigned alive; /* threads; 0: the place is free */
+	unsigned at_barrier, barrier_sum, barrier_result;
+	unsigned paused; /* fibres that this round ran up to a cuda_host_pause */
+	unsigned char *shared;
+};
+
 static struct fibre fibre[THREADS_MAX];
 static struct warp warp[THREADS_MAX / WARP];
+static struct block block[BLOCKS_MAX];
 static unsigned char *stacks;
-static void *scheduler; /* its stack */
-static unsigned threads, alive, at_barrier, barrier_sum, barrier_result;
-static unsigned char *shared;
+static void *scheduler;  /* its stack */
+static unsigned threads; /* of a block */
 static const struct cuda_host_kernel *kernel;
 static const void *kernel_args;
 static uint32_t seed = 1;
@@ -95,6 +119,11 @@ __asm__(".text\n.globl cuda_host_switch\n.hidden cuda_host_switch\n.type cuda_ho
 #error "fibres: no switch for this processor"
 #endif
 
+static struct fibre *now(void)
+{
+	return (struct fibre *)(void *)cuda_host_now;
+}
+
 static void leave(struct fibre *f)
 {
 	cuda_host_switch(&f->stack, scheduler);
@@ -103,9 +132,9 @@ static void leave(struct fibre *f)
 static void fibre_main(void)
 {
 	kernel->run(kernel_args);
-	struct fibre *f = (struct fibre *)(void *)cuda_host_now;
+	struct fibre *f = now();
 	f->state = DONE;
-	alive--;
+	f->block->alive--;
 	leave(f);
 	abort();
 }
@@ -142,12 +171,14 @@ __attribute__((noreturn)) static void die(const char *what)
 
 unsigned char *cuda_host_shared(void)
 {
-	return shared;
+	return now()->block->shared;
 }
 
 void cuda_host_pause(void)
 {
-	usleep(20);
+	struct fibre *f = now();
+	f->block->paused++;
+	leave(f);
 }
 
 uint64_t cuda_host_clock_ns(void)
@@ -164,32 +195,38 @@ static void wake(enum fibre_state waiting, unsigned from, unsigned to)
 			fibre[i].state = READY;
 }
 
+static void barrier_pass(struct block *b)
+{
+	b->barrier_result = b->barrier_sum;
+	b->at_barrier = b->barrier_sum = 0;
+	wake(WAITS_BLOCK, b->first, b->first + threads);
+}
+
 int cuda_host_block_meet(int value)
 {
-	struct fibre *f = (struct fibre *)(void *)cuda_host_now;
-	barrier_sum += value != 0;
+	struct fibre *f = now();
+	struct block *b = f->block;
+	b->barrier_sum += value != 0;
 	f->state = WAITS_BLOCK;
-	if (++at_barrier == alive) {
-		barrier_result = barrier_sum;
-		at_barrier = barrier_sum = 0;
-		wake(WAITS_BLOCK, 0, threads);
-	}
+	if (++b->at_barrier == b->alive)
+		barrier_pass(b);
 	leave(f);
-	return (int)barrier_result;
+	return (int)b->barrier_result;
 }
 
 const unsigned char *cuda_host_warp_meet(unsigned mask, const void *mine, size_t bytes)
 {
-	struct fibre *f = (struct fibre *)(void *)cuda_host_now;
-	unsigned first = (unsigned)(f - fibre) / WARP * WARP, buffer = f->exchanges++ & 1;
+	struct fibre *f = now();
+	unsigned first = (unsigned)(f - fibre) / WARP * WARP, end = f->block->first + threads,
+			 buffer = f->exchanges++ & 1;
 	struct warp *w = &warp[first / WARP];
 	if (!(mask >> f->me.lane & 1))
 		die("exchange with a mask that lacks its own lane");
 	if (w->arrived && w->wanted != mask)
 		die("lanes exchange with different masks");
-	/* run_block detects lanes that end later */
+	/* block_round detects lanes that end later */
 	for (unsigned i = 0; i < WARP && !w->arrived; i++)
-		if (mask >> i & 1 && (first + i >= threads || fibre[first + i].state == DONE ||
+		if (mask >> i & 1 && (first + i >= end || fibre[first + i].state == DONE ||
 		                      fibre[first + i].state == WAITS_BLOCK))
 			die("exchange with a lane that does not take part");
 	if (bytes > EXCHANGE)
@@ -201,7 +238,7 @@ const unsigned char *cuda_host_warp_meet(unsigned mask, const void *mine, size_t
 	f->state = WAITS_WARP;
 	if (w->arrived == mask) {
 		w->arrived = 0;
-		wake(WAITS_WARP, first, first + WARP < threads ? first + WARP : threads);
+		wake(WAITS_WARP, first, first + WARP < end ? first + WARP : end);
 	}
 	leave(f);
 	return &w->slot[buffer][0][0];
@@ -281,7 +318,7 @@ static struct {
 
 void cuda_host_mma(float d[4], const uint32_t a[4], const uint32_t b[2])
 {
-	const struct fibre *f = (const struct fibre *)(const void *)cuda_host_now;
+	const struct fibre *f = now();
 	unsigned lane = cuda_host_now->lane, g = lane / 4, t = lane % 4,
 			 warp_of = (unsigned)(f - fibre) / WARP, buffer = f->exchanges & 1;
 	for (unsigned i = 0; i < 8; i++)
@@ -297,38 +334,94 @@ void cuda_host_mma(float d[4], const uint32_t a[4], const uint32_t b[2])
 
 /* --- a grid -------------------------------------------------------------- */
 
-static void run_block(struct dim3 grid, struct dim3 at)
+static void block_begin(struct block *b, struct dim3 grid, size_t at, size_t shared_bytes)
 {
-	struct dim3 block = {threads, 1, 1};
-	alive = threads;
-	at_barrier = barrier_sum = 0;
-	memset(warp, 0, (threads + WARP - 1) / WARP * sizeof *warp);
+	struct dim3 index = {(unsigned)(at % grid.x), (unsigned)(at / grid.x), 0};
+	b->alive = threads;
+	b->at_barrier = b->barrier_sum = 0;
+	/* allocated at its exact size, so that AddressSanitizer detects accesses beyond it */
+	b->shared = malloc(shared_bytes ? shared_bytes : 1);
+	memset(b->shared, 0xa5, shared_bytes);
+	memset(&warp[b->first / WARP], 0, (threads + WARP - 1) / WARP * sizeof *warp);
 	for (unsigned i = 0; i < threads; i++) {
-		struct fibre *f = &fibre[i];
-		f->me = (struct cuda_host_thread){{i, 0, 0}, at, block, grid, i % WARP};
+		struct fibre *f = &fibre[b->first + i];
+		f->me = (struct cuda_host_thread){{i, 0, 0}, index, {threads, 1, 1}, grid, i % WARP};
 		f->state = READY;
+		f->block = b;
 		f->exchanges = 0;
-		f->stack = stack_begin(i);
+		f->stack = stack_begin(b->first + i);
 	}
-	for (unsigned before = ~0u; alive;) {
-		unsigned start = cuda_host_random() % threads, back = cuda_host_random() & 1, ran = 0;
-		for (unsigned i = 0; i < threads; i++) {
-			unsigned which = start + (back ? threads - i : i);
-			struct fibre *f = &fibre[which < threads ? which : which - threads];
-			if (f->state != READY)
-				continue;
-			ran++;
-			cuda_host_now = &f->me;
-			cuda_host_switch(&scheduler, f->stack);
+}
+
+__attribute__((noreturn)) static void die_waiting(const struct block *b)
+{
+	unsigned i = b->first;
+	while (fibre[i].state == DONE)
+		i++;
+	cuda_host_now = &fibre[i].me;
+	die("deadlock: waits for lanes that never arrive");
+}
+
+/* Runs each of the block's fibres once. Returns false if all that ran did so up to a
+ * cuda_host_pause. */
+static bool block_round(struct block *b)
+{
+	unsigned start = cuda_host_random() % threads, back = cuda_host_random() & 1, ran = 0;
+	b->paused = 0;
+	for (unsigned i = 0; i < threads; i++) {
+		unsigned which = start + (back ? threads - i : i);
+		struct fibre *f = &fibre[b->first + (which < threads ? which : which - threads)];
+		if (f->state != READY)
+			continue;
+		ran++;
+		cuda_host_now = &f->me;
+		cuda_host_switch(&scheduler, f->stack);
+	}
+	/* threads that have ended do not count for a barrier */
+	if (b->alive && b->at_barrier == b->alive)
+		barrier_pass(b);
+	else if (!ran)
+		die_waiting(b);
+	return ran > b->paused;
+}
+
+/* Runs the block for a random number of rounds, or until it ends or only waits for others. Turns
+ * differ much in length so that either of two blocks may get far ahead. Returns false if it only
+ * waited. */
+static bool block_turn(struct block *b)
+{
+	unsigned rounds = 1u << cuda_host_random() % (TURN_ROUNDS_LOG + 1);
+	bool moved = block_round(b), on = moved;
+	while (--rounds && b->alive && on)
+		on = block_round(b);
+	return moved;
+}
+
+static void run_blocks(struct dim3 grid, unsigned places, size_t shared_bytes)
+{
+	size_t blocks = (size_t)grid.x * grid.y, first = cuda_host_random() % blocks;
+	size_t started = 0, ended = 0;
+	bool back = cuda_host_random() & 1;
+	unsigned idle = 0; /* places, as bits, that have been empty or waiting since a block moved */
+	while (ended < blocks) {
+		unsigned at = cuda_host_random() % places;
+		struct block *b = &block[at];
+		if (!b->alive && started < blocks) {
+			block_begin(b, grid, (first + (back ? blocks - started : started)) % blocks,
+			            shared_bytes);
+			started++;
 		}
-		/* threads that have ended do not count for a barrier */
-		if (alive && at_barrier == alive) {
-			barrier_result = barrier_sum;
-			at_barrier = barrier_sum = 0;
-			wake(WAITS_BLOCK, 0, threads);
-		} else if (!ran && !before)
-			die("deadlock: waits for lanes that never arrive");
-		before = ran;
+		idle |= 1u << at;
+		if (b->alive && block_turn(b))
+			idle = 0;
+		if (!idle && !b->alive) {
+			free(b->shared);
+			ended++;
+		}
+		if (idle == (1u << places) - 1) { /* all wait for another process */
+			usleep(SLEEP_US);
+			idle = 0;
+		}
 	}
 }
 
@@ -336,6 +429,7 @@ int cuda_host_grid(const struct cuda_host_kernel *k, struct dim3 grid, unsigned 
                    size_t shared_bytes, const void *args)
 {
 	size_t blocks = (size_t)grid.x * grid.y;
+	unsigned width = (block_threads + WARP - 1) / WARP * WARP, places = THREADS_MAX / width;
 	if (!stacks) {
 		stacks = mmap(NULL, (size_t)THREADS_MAX * STACK_BYTES, PROT_READ | PROT_WRITE,
 		              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -345,16 +439,11 @@ int cuda_host_grid(const struct cuda_host_kernel *k, struct dim3 grid, unsigned 
 	kernel = k;
 	kernel_args = args;
 	threads = block_threads;
-	size_t first = cuda_host_random() % blocks;
-	int back = cuda_host_random() & 1;
-	for (size_t i = 0; i < blocks; i++) {
-		size_t at = (first + (back ? blocks - i : i)) % blocks;
-		/* allocated at its exact size, so that AddressSanitizer detects accesses beyond it */
-		shared = malloc(shared_bytes ? shared_bytes : 1);
-		memset(shared, 0xa5, shared_bytes);
-		run_block(grid, (struct dim3){(unsigned)(at % grid.x), (unsigned)(at / grid.x), 0});
-		free(shared);
-	}
+	places = places < BLOCKS_MAX ? places : BLOCKS_MAX;
+	places = places < blocks ? places : (unsigned)blocks;
+	for (unsigned i = 0; i < places; i++) /* also after a fork amid a grid of the parent */
+		block[i] = (struct block){.first = i * width};
+	run_blocks(grid, places, shared_bytes);
 	cuda_host_now = NULL;
 	return 0;
 }

@@ -44,7 +44,8 @@ const unsigned char *cuda_host_warp_meet(unsigned mask, const void *mine, size_t
  * (arXiv:2301.11471, arXiv:2412.00287). */
 void cuda_host_mma(float d[4], const uint32_t a[4], const uint32_t b[2]);
 
-/* While a kernel waits for another process: gives it the processor. */
+/* While a thread waits for another block or another process: lets other fibres run, also of other
+ * blocks; if all only wait, the scheduler sleeps for a moment so that other processes can run. */
 void cuda_host_pause(void);
 uint64_t cuda_host_clock_ns(void);
 

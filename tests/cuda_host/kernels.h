@@ -11,7 +11,14 @@ struct rotate_args {
 	float *y;
 	int with_barrier;
 };
-enum { ROTATE_BLOCK, ROTATE_WARP, WRITE_BEYOND, LONE_LANE, MULTIPLY, HOST_KERNELS };
+struct chain_args {
+	const float *x;
+	float *y;
+	unsigned *tickets, *turn; /* both start at 0 */
+	int with_wait;
+};
+/* the last one's argument is chain_args */
+enum { ROTATE_BLOCK, ROTATE_WARP, WRITE_BEYOND, LONE_LANE, MULTIPLY, CHAIN, HOST_KERNELS };
 extern const void *const host_kernels[HOST_KERNELS];
 
 #ifdef __cplusplus

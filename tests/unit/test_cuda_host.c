@@ -19,7 +19,7 @@ enum { THREADS = 64, BLOCKS = 5, N = THREADS * BLOCKS };
 static float x[N], z[N], y[N];
 
 static cudaError_t launch(int kernel, unsigned blocks, unsigned threads, size_t shared,
-                          const struct rotate_args *a, cudaStream_t s)
+                          const void *a, cudaStream_t s)
 {
 	void *args[] = {(void *)(uintptr_t)a};
 	return cudaLaunchKernel(host_kernels[kernel], (struct dim3){blocks, 1, 1},
@@ -65,6 +65,10 @@ START_TEST(threads_meet)
 		ck_assert_int_eq(launch(ROTATE_WARP, BLOCKS, THREADS, 0, &a, s), cudaSuccess);
 		ck_assert_int_eq(cudaStreamSynchronize(s), cudaSuccess);
 		ck_assert_int_eq(rotated(32), N);
+		fill();
+		ck_assert_int_eq(launch(ROTATE_WARP, N / 16, 16, 0, &a, s), cudaSuccess);
+		ck_assert_int_eq(cudaStreamSynchronize(s), cudaSuccess);
+		ck_assert_int_eq(rotated(16), N);
 	}
 	cudaStreamDestroy(s);
 }
@@ -86,28 +90,75 @@ START_TEST(a_missing_barrier_shows)
 }
 END_TEST
 
-/* How a process that runs the kernel ends. */
-static int ends_by(int kernel, size_t shared)
+/* Runs chains of BLOCKS blocks. Returns the number of seeds whose result is right. */
+static int chains_right(int with_wait, uint32_t seeds)
 {
-	int status;
+	unsigned counters[2];
+	struct chain_args a = {x, y, &counters[0], &counters[1], with_wait};
+	cudaStream_t s = stream_new();
+	int right = 0;
+	for (uint32_t seed = 1; seed <= seeds; seed++) {
+		int good = 0;
+		cuda_host_seed(seed);
+		fill();
+		counters[0] = counters[1] = 0;
+		ck_assert_int_eq(launch(CHAIN, BLOCKS, THREADS, sizeof(uint32_t), &a, s), cudaSuccess);
+		ck_assert_int_eq(cudaStreamSynchronize(s), cudaSuccess);
+		for (int i = 0; i < N; i++)
+			good += y[i] == (i < THREADS ? 0 : y[i - THREADS]) + x[i];
+		right += good == N;
+	}
+	cudaStreamDestroy(s);
+	return right;
+}
+
+START_TEST(blocks_wait_for_blocks)
+{
+	ck_assert_int_eq(chains_right(1, 40), 40);
+}
+END_TEST
+
+START_TEST(a_missing_wait_shows)
+{
+	ck_assert_int_lt(chains_right(0, 40), 20);
+}
+END_TEST
+
+static char said[300]; /* to stderr, by the process of ends_by */
+
+/* How a process that runs the kernel ends. */
+static int ends_by(int kernel, unsigned blocks, size_t shared)
+{
+	int status, ends[2];
+	ck_assert_int_eq(pipe(ends), 0);
 	pid_t pid = fork();
 	if (!pid) {
 		struct rotate_args a = {x, z, y, 0};
 		cudaStream_t s = stream_new();
-		if (!freopen("/dev/null", "w", stderr) || launch(kernel, 1, 32, shared, &a, s))
+		if (dup2(ends[1], STDERR_FILENO) < 0 || launch(kernel, blocks, 32, shared, &a, s))
 			_exit(9);
 		cudaStreamSynchronize(s);
 		_exit(0);
 	}
+	close(ends[1]);
 	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+	ssize_t n = read(ends[0], said, sizeof said - 1);
+	said[n > 0 ? n : 0] = 0;
+	close(ends[0]);
 	return WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status);
 }
 
 START_TEST(lanes_that_never_come)
 {
 	fill();
-	ck_assert_int_eq(ends_by(LONE_LANE, 0), SIGABRT);
-	ck_assert_int_eq(ends_by(WRITE_BEYOND, 33 * sizeof(float)), 0);
+	for (uint32_t seed = 1; seed < 20; seed++) {
+		char text[8];
+		snprintf(text, sizeof text, "%u", seed);
+		setenv("CUDA_HOST_SEED", text, 1);
+		ck_assert_int_eq(ends_by(LONE_LANE, BLOCKS, 0), SIGABRT);
+		ck_assert_ptr_nonnull(strstr(said, "block (1, 0)"));
+	}
+	ck_assert_int_eq(ends_by(WRITE_BEYOND, 1, 33 * sizeof(float)), 0);
 }
 END_TEST
 
@@ -117,10 +168,23 @@ START_TEST(memory_beyond_a_block)
 	SKIP("needs AddressSanitizer");
 #else
 	fill();
-	ck_assert_int_ne(ends_by(WRITE_BEYOND, 32 * sizeof(float)), 0);
+	ck_assert_int_ne(ends_by(WRITE_BEYOND, 1, 32 * sizeof(float)), 0);
 #endif
 }
 END_TEST
+
+/* The products of two blocks, each (16, 8). */
+static void check_products(void)
+{
+	for (int r = 0; r < 32; r++)
+		for (int c = 0; c < 8; c++) {
+			float want = 0;
+			for (int k = 0; k < 16; k++)
+				want += x[r / 16 * 64 + r % 16 * 16 + k] * z[k * 8 + c];
+			ck_assert_msg(y[r * 8 + c] == want, "row %d, column %d is %g, want %g", r, c,
+			              (double)y[r * 8 + c], (double)want);
+		}
+}
 
 /* Small integers: exact. And a large term beside small ones, of which what is below 2^-24 of it
  * is lost. */
@@ -128,17 +192,13 @@ START_TEST(tensor_cores)
 {
 	cudaStream_t s = stream_new();
 	struct rotate_args a = {x, z, y, 0};
-	fill();
-	ck_assert_int_eq(launch(MULTIPLY, 1, 32, 0, &a, s), cudaSuccess);
-	ck_assert_int_eq(cudaStreamSynchronize(s), cudaSuccess);
-	for (int r = 0; r < 16; r++)
-		for (int c = 0; c < 8; c++) {
-			float want = 0;
-			for (int k = 0; k < 16; k++)
-				want += x[r * 16 + k] * z[k * 8 + c];
-			ck_assert_msg(y[r * 8 + c] == want, "row %d, column %d is %g, want %g", r, c,
-			              (double)y[r * 8 + c], (double)want);
-		}
+	for (uint32_t seed = 1; seed < 20; seed++) {
+		cuda_host_seed(seed);
+		fill();
+		ck_assert_int_eq(launch(MULTIPLY, 2, 32, 0, &a, s), cudaSuccess);
+		ck_assert_int_eq(cudaStreamSynchronize(s), cudaSuccess);
+		check_products();
+	}
 	for (int i = 0; i < 256; i++)
 		x[i] = i % 16 ? 0x1p-25f : 1;
 	for (int i = 0; i < 128; i++)
@@ -274,6 +334,8 @@ int main(void)
 	TCase *t = tcase_create("cuda_host");
 	const TTest *const tests[] = {threads_meet,
 	                              a_missing_barrier_shows,
+	                              blocks_wait_for_blocks,
+	                              a_missing_wait_shows,
 	                              lanes_that_never_come,
 	                              memory_beyond_a_block,
 	                              tensor_cores,
