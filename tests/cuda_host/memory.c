@@ -85,7 +85,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, int device)
 	(void)device;
 	*ret = (struct cudaDeviceProp){.name = "host",
 	                               .totalGlobalMem = memory_bytes(),
-	                               .sharedMemPerBlockOptin = 99 << 10,
+	                               .sharedMemPerBlockOptin = CUDA_HOST_SHARED_BYTES,
 	                               .major = 9,
 	                               .minor = 9,
 	                               .multiProcessorCount = 4};

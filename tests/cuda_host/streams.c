@@ -11,7 +11,15 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { ARGS_MAX = 4096 };
+enum {
+	ARGS_MAX = 4096,
+	WARP = 32,
+	/* a multiprocessor, of which each block reserves some shared memory for the system */
+	SM_THREADS = 2048,
+	SM_BLOCKS = 32,
+	SM_SHARED_BYTES = 100 << 10,
+	RESERVED_BYTES = 1 << 10
+};
 
 /* --- work ---------------------------------------------------------------- */
 
@@ -407,6 +415,23 @@ cudaError_t cudaFuncSetAttribute(const void *fn, enum cudaFuncAttribute attr, in
 	           : cuda_host_failed(cudaErrorInvalidValue);
 }
 
+/* What a device of this size could hold, not what grid.c runs at the same time, which is less. */
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *numBlocks, const void *func,
+                                                          int blockSize, size_t dynamicSMemSize)
+{
+	CALL("cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+	const struct cuda_host_kernel *k = cuda_host_find(func);
+	if (!k || blockSize < 1)
+		return cuda_host_failed(cudaErrorInvalidValue);
+	size_t n = SM_BLOCKS, by_threads = SM_THREADS / ((blockSize + WARP - 1) / WARP * WARP),
+		   by_shared = SM_SHARED_BYTES / (dynamicSMemSize + RESERVED_BYTES);
+	n = by_threads < n ? by_threads : n;
+	n = by_shared < n ? by_shared : n;
+	bool fits = (unsigned)blockSize <= k->threads_max && dynamicSMemSize <= CUDA_HOST_SHARED_BYTES;
+	*numBlocks = fits ? (int)n : 0;
+	return cudaSuccess;
+}
+
 cudaError_t cudaLaunchKernel(const void *fn, struct dim3 grid, struct dim3 block, void **args,
                              size_t shared, cudaStream_t s)
 {
@@ -414,7 +439,7 @@ cudaError_t cudaLaunchKernel(const void *fn, struct dim3 grid, struct dim3 block
 	const struct cuda_host_kernel *k = cuda_host_find(fn);
 	if (!k || !grid.x || !grid.y || grid.z != 1 || grid.y > 65535 || grid.x > INT32_MAX ||
 	    !block.x || block.x > k->threads_max || block.y != 1 || block.z != 1 ||
-	    k->args_bytes > ARGS_MAX || shared > (99 << 10)) {
+	    k->args_bytes > ARGS_MAX || shared > CUDA_HOST_SHARED_BYTES) {
 		fprintf(stderr,
 		        "cuda_host: kernel %s cannot be launched: grid (%u, %u, %u), %u threads, %zu bytes "
 		        "of shared memory\n",

@@ -312,6 +312,26 @@ START_TEST(launches_that_cannot_be)
 }
 END_TEST
 
+START_TEST(blocks_that_fit)
+{
+	static const struct {
+		int threads;
+		size_t shared;
+		int want;
+	} of[] = {{256, 0, 8},        {200, 0, 9},        {32, 0, 32},        {257, 0, 0},
+	          {256, 24 << 10, 4}, {256, 99 << 10, 1}, {256, 100 << 10, 0}};
+	int n;
+	for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+		ck_assert_int_eq(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+							 &n, host_kernels[ROTATE_WARP], of[i].threads, of[i].shared),
+		                 cudaSuccess);
+		ck_assert_msg(n == of[i].want, "%d threads, %zu bytes: %d blocks, want %d", of[i].threads,
+		              of[i].shared, n, of[i].want);
+	}
+	ck_assert_int_ne(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, &n, 32, 0), cudaSuccess);
+}
+END_TEST
+
 START_TEST(memory_of_a_device)
 {
 	void *p;
@@ -344,6 +364,7 @@ int main(void)
 	                              failures_that_are_asked_for,
 	                              a_device_that_breaks,
 	                              launches_that_cannot_be,
+	                              blocks_that_fit,
 	                              memory_of_a_device};
 	for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
 		tcase_add_test(t, tests[i]);
