@@ -1,5 +1,5 @@
 /* attention.h - building blocks of attention.cu: elements of K and V as sums of bfloat16 numbers
- * for the tensor cores, and softmax states.
+ * for the tensor cores, softmax states, and their merge, which chains (chain.cu) do as well.
  *
  * A float32 number is exactly the sum of three bfloat16 numbers ("parts"): its leading 8 bits, the
  * next 8, and the rest, truncated, not rounded. A product of two parts is exact in float32, so sums
@@ -223,6 +223,115 @@ static __device__ inline float state_end(float max, float sum, const float *sink
 static __device__ inline float state_result(float value, float end)
 {
 	return isfinite(value) ? value * end + 0.0f : NAN;
+}
+
+/* --- merging states that blocks have written ----------------------------- */
+
+enum { CHUNK = 256, RUN = 8 * CHUNK, MERGE_THREADS = 128 };
+
+struct attention_args {
+	const struct kern_batch *batch;
+	struct kern_kv_layer kv;
+	struct kern_tensor out, q;
+	const float *sinks; /* or NULL */
+	/* with units: (rows, heads, units, state_ld); else per block the merged runs of its vectors */
+	float *states;
+	uint32_t heads, group, window, out_dim;
+	float scale;
+	int rows;       /* enum kern_rows */
+	uint32_t tiles; /* largest number */
+	/* positions per state that blocks write, CHUNK or RUN; 0: blocks do everything */
+	uint32_t unit;
+	uint32_t units, slots; /* most units of a row; blocks that divide them */
+	bool aligned;          /* KV is aligned to four elements */
+};
+
+static __device__ inline const struct kern_span *batch_spans(const struct kern_batch *b, int rows,
+                                                             uint32_t *ret_spans)
+{
+	*ret_spans = rows == KERN_ROWS_ALL ? b->spans : b->tail_spans;
+	return (const struct kern_span *)batch_words(b, rows == KERN_ROWS_ALL ? b->span : b->tail_span);
+}
+
+static __host__ __device__ inline uint32_t round_up(uint32_t n, uint32_t to)
+{
+	return (n + to - 1) / to * to;
+}
+
+/* a state in memory: values, largest score, sum */
+static __host__ __device__ inline uint32_t state_ld(uint32_t out_dim)
+{
+	return round_up(out_dim + 2, 4);
+}
+
+static __device__ inline uint32_t first_seen(uint32_t position, uint32_t window)
+{
+	return window && position + 1 > window ? position + 1 - window : 0;
+}
+
+/* State for one column: the largest score, the sum, and the column's value. */
+struct column_state {
+	float max, sum, value;
+};
+
+static __device__ inline void add_state(struct column_state *to, struct column_state s)
+{
+	float max = state_max(to->max, s.max), kept = state_factor(to->max, max),
+		  added = state_factor(s.max, max);
+	*to = column_state{max, state_merge(to->sum, kept, s.sum, added),
+	                   state_merge(to->value, kept, s.value, added)};
+}
+
+/* Merges the states of units first .. last into runs, and those into one, in the same order as a
+ * block for its tile. Reads several at once; missing ones are empty. */
+static __device__ inline struct column_state merge_units(const struct attention_args &a,
+                                                         const float *states, uint32_t first,
+                                                         uint32_t last, uint32_t column)
+{
+	enum { AT_ONCE = RUN / CHUNK };
+	const struct column_state empty = {-INFINITY, 0, 0};
+	struct column_state all = empty, run = empty;
+	uint32_t ld = state_ld(a.out_dim);
+	for (uint32_t base = first / AT_ONCE * AT_ONCE; base <= last; base += AT_ONCE) {
+		struct column_state part[AT_ONCE];
+		UNROLL
+		for (uint32_t i = 0; i < AT_ONCE; i++) {
+			part[i] = empty;
+			if (base + i < first || base + i > last)
+				continue;
+			const float *s = states + (size_t)(base + i - first) * ld;
+			part[i] = column_state{s[a.out_dim], s[a.out_dim + 1], s[column]};
+		}
+		UNROLL
+		for (uint32_t i = 0; i < AT_ONCE; i++) {
+			add_state(&run, part[i]);
+			if (a.unit == CHUNK && i + 1 < AT_ONCE)
+				continue;
+			add_state(&all, run);
+			run = empty;
+		}
+	}
+	return all;
+}
+
+/* One block per row and head. */
+static __device__ inline void merge_row(const struct attention_args &a, struct block_place at)
+{
+	uint32_t row = at.x, head = at.y, spans, *position = (uint32_t *)shared_memory();
+	const struct kern_span *span = batch_spans(a.batch, a.rows, &spans);
+	if (row >= batch_rows(a.batch, a.rows))
+		return;
+	for (uint32_t i = threadIdx.x; i < spans; i += MERGE_THREADS)
+		if (row >= span[i].row && row - span[i].row < span[i].rows)
+			*position = span[i].position + row - span[i].row;
+	__syncthreads();
+	uint32_t first = first_seen(*position, a.window) / a.unit, last = *position / a.unit;
+	const float *states = a.states + ((size_t)row * a.heads + head) * a.units * state_ld(a.out_dim);
+	for (uint32_t c = threadIdx.x; c < a.out_dim; c += MERGE_THREADS) {
+		struct column_state s = merge_units(a, states, first, last, c);
+		tensor_put(a.out, row, head * a.out_dim + c,
+		           state_result(s.value, state_end(s.max, s.sum, a.sinks, head)));
+	}
 }
 
 #endif

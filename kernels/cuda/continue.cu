@@ -1,5 +1,6 @@
 /* continue.cu - KERN_OP_CONTINUE: completes the batch's spans that continue others, in the device's
- * copy of the batch. kernels/continue.c does the same on the host. A block for each span. */
+ * copy of the batch, but not its header, which a chain reads before the kernels before it are done
+ * (KERNEL_EARLY). kernels/continue.c does the same on the host. A block for each span. */
 #include "kernels/continue.h"
 #include "kernels/cuda/kernel.h"
 

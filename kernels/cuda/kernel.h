@@ -12,21 +12,6 @@
 
 #ifdef __CUDACC__
 
-/* KERNEL(name, most threads per block, struct of its argument `a`) { ... } Requesting one block per
- * multiprocessor keeps the compiler from spilling registers to fit more. KERNEL_APART: no block of
- * the next kernel is on the device before all of this one have ended. */
-#define KERNEL(NAME, THREADS, ARGS) KERNEL_FROM(grid_launch_next(), NAME, THREADS, ARGS)
-#define KERNEL_APART(NAME, THREADS, ARGS) KERNEL_FROM((void)0, NAME, THREADS, ARGS)
-#define KERNEL_FROM(FIRST, NAME, THREADS, ARGS)                                                   \
-	static __device__ __forceinline__ void NAME##_body(const ARGS &a);                            \
-	extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_constant__ ARGS a) \
-	{                                                                                             \
-		FIRST;                                                                                    \
-		grid_wait();                                                                              \
-		NAME##_body(a);                                                                           \
-	}                                                                                             \
-	static __device__ __forceinline__ void NAME##_body(const ARGS &a)
-
 /* Programmatic dependent launch: lets the next kernel of the stream be launched, whose blocks wait
  * on the device until this one is done. */
 static __device__ __forceinline__ void grid_launch_next(void)
@@ -36,15 +21,33 @@ static __device__ __forceinline__ void grid_launch_next(void)
 #endif
 }
 
-/* Waits until the previous kernel is done. Every thread waits before it reads or writes, so
- * everything before the previous kernel is done too. A kernel without this call must not be
- * launched with overlap (program.c). */
+/* Waits until the previous kernel is done, and so everything before it, because every thread of
+ * every kernel waits before it ends, and before it reads or writes (but see KERNEL_EARLY). A kernel
+ * without this call must not be launched with overlap (program.c). */
 static __device__ __forceinline__ void grid_wait(void)
 {
 #if __CUDA_ARCH__ >= 900
 	asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+
+/* KERNEL(name, most threads per block, struct of its argument `a`) { ... } Requesting one block per
+ * multiprocessor keeps the compiler from spilling registers to fit more. KERNEL_APART: no block of
+ * the next kernel is on the device before all of this one have ended. KERNEL_EARLY: calls grid_wait
+ * itself; until then it reads only what no kernel of a program writes (weights, constants, the
+ * header of a batch), and memory of its own. */
+#define KERNEL(NAME, THREADS, ARGS) \
+	KERNEL_FROM((grid_launch_next(), grid_wait()), NAME, THREADS, ARGS)
+#define KERNEL_APART(NAME, THREADS, ARGS) KERNEL_FROM(grid_wait(), NAME, THREADS, ARGS)
+#define KERNEL_EARLY(NAME, THREADS, ARGS) KERNEL_FROM(grid_launch_next(), NAME, THREADS, ARGS)
+#define KERNEL_FROM(FIRST, NAME, THREADS, ARGS)                                                   \
+	static __device__ __forceinline__ void NAME##_body(const ARGS &a);                            \
+	extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_constant__ ARGS a) \
+	{                                                                                             \
+		FIRST;                                                                                    \
+		NAME##_body(a);                                                                           \
+	}                                                                                             \
+	static __device__ __forceinline__ void NAME##_body(const ARGS &a)
 
 /* The block's dynamic shared memory. */
 static __device__ __forceinline__ unsigned char *shared_memory(void)
@@ -105,7 +108,15 @@ static __device__ __forceinline__ uint32_t load_acquire(const uint32_t *at)
 	return value;
 }
 
-/* Brings a line of memory into the L2 cache. */
+/* The same without an order of later reads. */
+static __device__ __forceinline__ uint32_t load_relaxed(const uint32_t *at)
+{
+	uint32_t value;
+	asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+	return value;
+}
+
+/* Brings what is at an address into the L2 cache. */
 static __device__ __forceinline__ void prefetch_l2(const void *at)
 {
 	asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
@@ -130,6 +141,17 @@ static __device__ __forceinline__ uint64_t clock_ns(void)
 
 #define WARP 32u
 #define ALL_LANES 0xffffffffu
+
+/* A block's place in its grid, or in its phase of a chain (chain.cu). */
+struct block_place {
+	uint32_t x, y, height; /* height: blocks for each x */
+	uint32_t threads;
+};
+
+static __device__ inline struct block_place place_in_grid(void)
+{
+	return block_place{blockIdx.x, blockIdx.y, gridDim.y, blockDim.x};
+}
 
 /* --- batches ------------------------------------------------------------- */
 
@@ -230,11 +252,11 @@ static __device__ inline uint32_t warp_largest(uint32_t v)
 	return v;
 }
 
-/* Sum over the whole block, whose size is a multiple of 32; `part` is shared memory for one value
+/* Sum over the whole block of `threads`, a multiple of 32; `part` is shared memory for one value
  * per warp, and may be reused after the call. */
-template <typename T> static __device__ inline T block_sum(T v, T *part)
+template <typename T> static __device__ inline T block_sum(T v, T *part, uint32_t threads)
 {
-	uint32_t warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+	uint32_t warp = threadIdx.x / WARP, warps = threads / WARP;
 	v = warp_sum(v);
 	if (threadIdx.x % WARP == 0)
 		part[warp] = v;

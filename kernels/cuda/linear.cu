@@ -14,24 +14,9 @@ enum {
 
 /* --- preparing activations ----------------------------------------------- */
 
-struct ready_args {
-	const struct kern_batch *batch;
-	struct make_ready make;
-	uint32_t input_columns, rows_each;
-	int rows; /* enum kern_rows */
-};
-
-/* One block per row of an input. */
 KERNEL(ready_rows, READY_THREADS_MAX, struct ready_args)
 {
-	uint32_t r = blockIdx.x, first = blockIdx.y * a.input_columns, top = 0;
-	if (r >= batch_rows(a.batch, a.rows) * a.rows_each)
-		return;
-	for (uint32_t c = threadIdx.x; c < a.make.k; c += blockDim.x) {
-		uint32_t u = magnitude_bits(tensor_get(a.make.x, r, first + c));
-		top = u > top ? u : top;
-	}
-	ready_row(a.make, r, first, (size_t)blockIdx.y * a.make.to.rows + r, top);
+	make_row_ready(a, place_in_grid());
 }
 
 /* Lays out the room for prepared activations, in the same way for all planning functions. */
@@ -147,8 +132,8 @@ static struct ready plan_ready(struct plan *p, const struct inputs *in, bool sum
 	uint32_t threads = 4 * a.make.to.steps < (uint32_t)READY_THREADS_MAX
 	                       ? (4 * a.make.to.steps + WARP - 1) / WARP * WARP
 	                       : (uint32_t)READY_THREADS_MAX;
-	PLAN(p, ready_rows, plan_rows(p) * in->rows_each, in->count, threads,
-	     threads / WARP * sizeof(uint32_t), a);
+	PLAN_PHASE(p, PHASE_READY, ready_rows, plan_rows(p) * in->rows_each, in->count, threads,
+	           threads / WARP * sizeof(uint32_t), a);
 	p->ready = {in->count == 1 && in->rows_each == 1 ? p->op : NULL, in->x, in->k, p->op->rows,
 	            sums};
 	return a.make.to;
@@ -178,7 +163,7 @@ template <typename T>
 static __device__ __forceinline__ void product_float(const struct product_args &a)
 {
 	struct task t;
-	if (!task_find(a, PRODUCT_FLOAT, &t))
+	if (!task_find(a, PRODUCT_FLOAT, blockIdx.x, &t))
 		return;
 	uint32_t lane = threadIdx.x % WARP, n = t.block * FLOAT_WARPS + threadIdx.x / WARP;
 	if (n >= t.of->w.n)
@@ -286,11 +271,15 @@ static void launch_products(struct plan *p, struct product_args *a, int type,
 		PLAN(p, product_f16, grid, 1, a->warps * WARP, 0, *a);
 	} else {
 		const char *name;
-		const void *kernel = mma_kernel(kind, type, p->dev->bf16_activations ? 1 : 3, &name);
+		int parts = p->dev->bf16_activations ? 1 : 3;
+		const void *kernel = mma_kernel(kind, type, parts, &name);
 		size_t shared = kind == PRODUCT_SPLIT
 		                    ? a->warps * PANELS * SPLIT_TILES * 4 * WARP * sizeof(float)
 		                    : 0;
-		plan_launch(p, name, kernel, grid, 1, a->warps * WARP, shared, a, sizeof *a);
+		struct launch *l = plan_launch(p, name, kernel, grid, 1, a->warps * WARP, shared, a,
+		                               sizeof *a);
+		if (l && kind == PRODUCT_SPLIT)
+			plan_chain_product(l, type, parts);
 	}
 }
 
@@ -357,21 +346,9 @@ void plan_matmul(struct plan *p)
 
 /* --- a matrix per head --------------------------------------------------- */
 
-struct tail_args {
-	const struct kern_batch *batch;
-	struct kern_tensor y, x;
-	uint32_t heads, tail, k, n;
-	int rows;
-};
-
-/* Copies the elements after each head's columns. */
 KERNEL(copy_tails, TAIL_THREADS, struct tail_args)
 {
-	uint32_t r = blockIdx.x, i = blockIdx.y * TAIL_THREADS + threadIdx.x, head = i / a.tail,
-			 c = i % a.tail;
-	if (r < batch_rows(a.batch, a.rows) && head < a.heads)
-		tensor_put(a.y, r, head * (a.n + a.tail) + a.n + c,
-		           tensor_get(a.x, r, head * (a.k + a.tail) + a.k + c));
+	copy_tail(a, place_in_grid());
 }
 
 static int check_heads(struct plan *p)
@@ -412,7 +389,7 @@ void plan_heads_matmul(struct plan *p)
 	}
 	plan_products(p, &in, product, heads, NULL, 0);
 	if (tail)
-		PLAN(p, copy_tails, plan_rows(p), (heads * tail + TAIL_THREADS - 1) / TAIL_THREADS,
-		     TAIL_THREADS, 0, t);
+		PLAN_PHASE(p, PHASE_TAILS, copy_tails, plan_rows(p),
+		           (heads * tail + TAIL_THREADS - 1) / TAIL_THREADS, TAIL_THREADS, 0, t);
 	free(product);
 }

@@ -146,11 +146,12 @@ struct task {
 	uint32_t first, rows; /* positions: rows of the batch, or indices in chosen.pair */
 };
 
-/* Returns false if there is no work; the same for all threads of a block. */
+/* The work of block `number` of the products. Returns false if there is none; the same for all
+ * threads of a block. */
 static __device__ inline bool task_find(const struct product_args &a, enum product_kernel kernel,
-                                        struct task *ret)
+                                        uint32_t number, struct task *ret)
 {
-	uint32_t at = blockIdx.x % a.row_blocks, block = blockIdx.x / a.row_blocks, of = 0, expert = 0;
+	uint32_t at = number % a.row_blocks, block = number / a.row_blocks, of = 0, expert = 0;
 	if (a.chosen.groups) {
 		if (at >= *a.chosen.groups)
 			return false;
@@ -193,6 +194,22 @@ static __device__ inline uint32_t output_row(const struct product_args &a, uint3
 static __device__ inline void task_put(const struct task &t, uint32_t row, uint32_t column, float v)
 {
 	tensor_put(t.of->y, row, column, t.bias ? v + t.bias[column] : v);
+}
+
+/* Elements after each head's columns, which are copied, not multiplied. */
+struct tail_args {
+	const struct kern_batch *batch;
+	struct kern_tensor y, x;
+	uint32_t heads, tail, k, n;
+	int rows; /* enum kern_rows */
+};
+
+static __device__ inline void copy_tail(const struct tail_args &a, struct block_place at)
+{
+	uint32_t i = at.y * at.threads + threadIdx.x, head = i / a.tail, c = i % a.tail;
+	if (at.x < batch_rows(a.batch, a.rows) && head < a.heads)
+		tensor_put(a.y, at.x, head * (a.n + a.tail) + a.n + c,
+		           tensor_get(a.x, at.x, head * (a.k + a.tail) + a.k + c));
 }
 
 /* --- tensor cores (linear_mma.cu) ---------------------------------------- */

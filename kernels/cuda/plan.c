@@ -97,29 +97,36 @@ void plan_library(struct plan *p, const struct lt_product *product)
 	memcpy(l->args, product, sizeof *product);
 }
 
-void plan_launch(struct plan *p, const char *name, const void *kernel, uint32_t grid_x,
-                 uint32_t grid_y, uint32_t threads, size_t shared, const void *args,
-                 size_t args_bytes)
+void plan_phase(struct launch *l, enum phase_kind phase)
+{
+	if (l)
+		l->phase = phase;
+}
+
+struct launch *plan_launch(struct plan *p, const char *name, const void *kernel, uint32_t grid_x,
+                           uint32_t grid_y, uint32_t threads, size_t shared, const void *args,
+                           size_t args_bytes)
 {
 	enum { GRID_Y_MAX = 65535 };
 	if (p->rc)
-		return;
+		return NULL;
 	if (args_bytes > LAUNCH_ARGS || grid_y > GRID_Y_MAX || !grid_x || !grid_y ||
 	    grid_x > INT32_MAX || shared > (size_t)p->dev->shared_max) {
 		plan_fail(p, KERN_EINVAL,
 		          "kernel %s with a grid of %u x %u, %zu bytes of shared memory: limits are %d, %d "
 		          "and %d",
 		          name, grid_x, grid_y, shared, INT32_MAX, GRID_Y_MAX, p->dev->shared_max);
-		return;
+		return NULL;
 	}
 	struct launch *l = launch_new(p);
 	if (!l)
-		return;
+		return NULL;
 	*l = (struct launch){.kernel = kernel,
 	                     .name = name,
-	                     .grid = {grid_x, grid_y, 1},
+	                     .grid = {grid_x, grid_y},
 	                     .threads = threads,
 	                     .shared = (uint32_t)shared,
 	                     .args_bytes = (uint32_t)args_bytes};
 	memcpy(l->args, args, args_bytes);
+	return l;
 }

@@ -18,12 +18,30 @@ extern "C" {
 
 enum { LAUNCH_ARGS = 448 }; /* bytes of a kernel's argument struct */
 
+/* What a launch is as a phase of a chain (chain.cu). */
+enum phase_kind {
+	PHASE_NONE, /* it cannot be one */
+	PHASE_GATHER,
+	PHASE_SCALE,
+	PHASE_NORM,
+	PHASE_ACT,
+	PHASE_HEADS,
+	PHASE_MERGE,
+	PHASE_READY,
+	PHASE_TAILS,
+	PHASE_PRODUCT
+};
+
 struct launch {
 	const void *kernel; /* NULL: a cuBLASLt product, struct lt_product in args */
 	const char *name;
-	uint32_t grid[3], threads, shared; /* shared: bytes of dynamic shared memory */
+	uint32_t grid[2], threads, shared; /* shared: bytes of dynamic shared memory */
+	enum phase_kind phase;
+	/* PHASE_PRODUCT: the kernel of chains with such products, and its name */
+	const void *chain;
+	const char *chain_name;
 	uint32_t args_bytes;
-	unsigned char args[LAUNCH_ARGS];
+	unsigned char args[LAUNCH_ARGS] __attribute__((aligned(8)));
 };
 
 /* Memory that operations share: its contents are valid only until the next operation that uses
@@ -73,12 +91,15 @@ void *plan_room(struct plan *p, enum plan_room room, size_t bytes);
  * therefore depend on the limits, but not on the size. data: its contents (the same in all sizes),
  * or NULL. */
 void *plan_keep(struct plan *p, const void *data, size_t bytes);
-/* args: the kernel's argument, copied */
-void plan_launch(struct plan *p, const char *name, const void *kernel, uint32_t grid_x,
-                 uint32_t grid_y, uint32_t threads, size_t shared, const void *args,
-                 size_t args_bytes);
+/* args: the kernel's argument, copied. Returns the launch; NULL while counting or after an error */
+struct launch *plan_launch(struct plan *p, const char *name, const void *kernel, uint32_t grid_x,
+                           uint32_t grid_y, uint32_t threads, size_t shared, const void *args,
+                           size_t args_bytes);
 #define PLAN(P, KERNEL, X, Y, THREADS, SHARED, ARGS) \
 	plan_launch(P, #KERNEL, (const void *)KERNEL, X, Y, THREADS, SHARED, &(ARGS), sizeof(ARGS))
+/* Lets a launch become a phase of a chain; no-op for NULL. */
+void plan_phase(struct launch *l, enum phase_kind phase);
+#define PLAN_PHASE(P, PHASE, ...) plan_phase(PLAN(P, __VA_ARGS__), PHASE)
 
 void plan_library(struct plan *p, const struct lt_product *product); /* for variant "fast" */
 
@@ -119,6 +140,12 @@ void plan_experts_down(struct plan *p);
 void plan_sample(struct plan *p);     /* sample.cu */
 void plan_continue(struct plan *p);   /* continue.cu */
 void plan_collective(struct plan *p); /* group.cu */
+/* chain.cu: lets a launch of a product for few rows become a phase of a chain, if there is a kernel
+ * for chains with weights of that type and that number of parts. */
+void plan_chain_product(struct launch *l, int type, int parts);
+/* Merges the planned launches into chains. *ret_memory: device memory that they use, to be freed
+ * with cudaFree when no graph needs it; set only if there are chains and p->rc is 0. */
+void plan_chains(struct plan *p, void **ret_memory);
 /* A barrier of all ranks for batches with progress. Returns the word on the device that is nonzero
  * if the group is broken; NULL: no group. */
 const uint32_t *plan_meet_progress(struct plan *p);

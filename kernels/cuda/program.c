@@ -11,6 +11,7 @@
 struct size {
 	uint32_t rows, tail_rows, spans;
 	cudaGraphExec_t graph;
+	void *chains;    /* device memory of its chains; NULL: none */
 	size_t launches; /* in the graph */
 };
 
@@ -67,12 +68,12 @@ static uint32_t least(uint32_t a, uint32_t b)
 	return a < b ? a : b;
 }
 
-/* Sizes: few rows, as in decoding, and the limits, with some in between; more of them with
+/* Sizes: one row and few, as in decoding, and the limits, with some in between; more of them with
  * cuBLASLt, which multiplies all rows of a size, not only the batch's. Results do not depend on the
  * size that a batch runs in, except with variant "fast". */
 static void choose_sizes(struct kern_program *p)
 {
-	static const uint32_t own[] = {8, 64, 512, UINT32_MAX},
+	static const uint32_t own[] = {1, 8, 64, 512, UINT32_MAX},
 						  fast[CUDA_SIZES] = {8,   16,   32,   64,   128,       256,
 	                                          512, 1024, 2048, 4096, UINT32_MAX};
 	const uint32_t *rows = p->dev->fast ? fast : own;
@@ -99,12 +100,12 @@ static cudaError_t launch_one(const struct launch *l, int overlaps, cudaStream_t
 	overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
 	overlap.val.programmaticStreamSerializationAllowed = 1;
 	memset(&config, 0, sizeof config);
-	config.gridDim = (struct dim3){l->grid[0], l->grid[1], l->grid[2]};
+	config.gridDim = (struct dim3){l->grid[0], l->grid[1], 1};
 	config.blockDim = (struct dim3){l->threads, 1, 1};
 	config.dynamicSmemBytes = l->shared;
 	config.stream = stream;
 	config.attrs = &overlap;
-	/* every kernel waits for the previous ones: KERNEL in kernel.h */
+	/* every kernel waits for the previous ones (grid_wait in kernel.h) */
 	config.numAttrs = overlaps ? 1 : 0;
 	return cudaLaunchKernelExC(&config, l->kernel, args);
 }
@@ -168,9 +169,12 @@ void cuda_program_destroy(struct kern_program **pp)
 	struct kern_program *p = *pp;
 	if (!p)
 		return;
-	for (unsigned i = 0; i < p->sizes; i++)
+	for (unsigned i = 0; i < p->sizes; i++) {
 		if (p->size[i].graph)
 			cudaGraphExecDestroy(p->size[i].graph);
+		if (p->size[i].chains)
+			cudaFree(p->size[i].chains);
+	}
 	if (p->memory)
 		cudaFree(p->memory);
 	free(p);
@@ -205,6 +209,8 @@ static int program_build(struct kern_program *p, struct plan *plan, const struct
 		plan->rc = program_alloc(p, plan);
 	for (unsigned i = 0; i < p->sizes && !plan->rc; i++) {
 		plan_all(plan, &p->size[i], ops, n);
+		if (!plan->rc)
+			plan_chains(plan, &p->size[i].chains);
 		if (!plan->rc && plan->launches)
 			plan->rc = capture(plan, &p->size[i]);
 	}

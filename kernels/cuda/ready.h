@@ -56,14 +56,14 @@ static __device__ inline float times_power(float v, int e)
 }
 
 /* The largest value of all threads. Uses the block's shared memory: 4 bytes per warp. */
-static __device__ inline uint32_t block_largest(uint32_t top)
+static __device__ inline uint32_t block_largest(uint32_t top, uint32_t threads)
 {
 	uint32_t *warp_top = (uint32_t *)shared_memory();
 	top = warp_largest(top);
 	if (threadIdx.x % WARP == 0)
 		warp_top[threadIdx.x / WARP] = top;
 	__syncthreads();
-	for (uint32_t i = 0; i < blockDim.x / WARP; i++)
+	for (uint32_t i = 0; i < threads / WARP; i++)
 		top = warp_top[i] > top ? warp_top[i] : top;
 	return top;
 }
@@ -105,15 +105,15 @@ static __device__ inline float put_parts(unsigned char *to, float x[8], uint32_t
  * like the four lanes of a warp that read it: columns 2 t, 2 t + 1, 2 t + 8, 2 t + 9, and the same
  * + 16. */
 static __device__ inline void ready_row(const struct make_ready &m, uint32_t r, uint32_t first,
-                                        size_t to_row, uint32_t top)
+                                        size_t to_row, uint32_t top, uint32_t threads)
 {
 	uint32_t steps = m.to.steps;
-	int e = row_exponent(block_largest(top));
+	int e = row_exponent(block_largest(top, threads));
 	unsigned char *to = m.to.parts + to_row / TILE_ROWS * steps * m.parts * 512 +
 	                    to_row % TILE_ROWS * 64;
 	if (threadIdx.x == 0)
 		m.to.exponents[to_row] = e;
-	for (uint32_t i = threadIdx.x; i / WARP * WARP < 4 * steps; i += blockDim.x) {
+	for (uint32_t i = threadIdx.x; i / WARP * WARP < 4 * steps; i += threads) {
 		uint32_t step = i / 4, t = i % 4;
 		float x[8], sum = 0;
 		for (uint32_t v = 0; v < 8; v++) {
@@ -127,6 +127,28 @@ static __device__ inline void ready_row(const struct make_ready &m, uint32_t r, 
 		if (m.to.sums && step < steps && t == 0)
 			m.to.sums[to_row * steps + step] = sum;
 	}
+}
+
+/* --- in a launch of its own ---------------------------------------------- */
+
+struct ready_args {
+	const struct kern_batch *batch;
+	struct make_ready make;
+	uint32_t input_columns, rows_each;
+	int rows; /* enum kern_rows */
+};
+
+/* One block per row of an input. */
+static __device__ inline void make_row_ready(const struct ready_args &a, struct block_place at)
+{
+	uint32_t r = at.x, first = at.y * a.input_columns, top = 0;
+	if (r >= batch_rows(a.batch, a.rows) * a.rows_each)
+		return;
+	for (uint32_t c = threadIdx.x; c < a.make.k; c += at.threads) {
+		uint32_t u = magnitude_bits(tensor_get(a.make.x, r, first + c));
+		top = u > top ? u : top;
+	}
+	ready_row(a.make, r, first, (size_t)at.y * a.make.to.rows + r, top, at.threads);
 }
 
 #endif

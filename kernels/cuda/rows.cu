@@ -2,12 +2,10 @@
  * progress. A block processes a row or a part of one; sums use a fixed number of threads, so a
  * row's bits depend on nothing else. A norm or an activation whose output a product reads next also
  * prepares it for that product. */
-#include "kernels/cuda/kernel.h"
-#include "kernels/cuda/act.h"
-#include "kernels/cuda/ready.h"
+#include "kernels/cuda/rows.h"
 #include "kernels/cuda/weight.h"
 
-enum { THREADS = 256, NORM_THREADS = 256, ACT_THREADS_MAX = 1024 };
+enum { THREADS = 256, ACT_THREADS_MAX = 1024 };
 
 static uint32_t blocks_of(uint32_t columns)
 {
@@ -42,26 +40,14 @@ static void plan_embed(struct plan *p)
 	PLAN(p, embed_rows, plan_rows(p), blocks_of(a.w.k), THREADS, 0, a);
 }
 
-struct move_args {
-	const struct kern_batch *batch;
-	struct kern_tensor y, x;
-	uint32_t dim;
-	int rows; /* enum kern_rows */
-	float factor;
-};
-
 KERNEL(gather_rows, THREADS, struct move_args)
 {
-	uint32_t r = blockIdx.x, c = blockIdx.y * THREADS + threadIdx.x;
-	if (r < a.batch->tail_rows && c < a.dim)
-		tensor_put(a.y, r, c, tensor_get(a.x, batch_words(a.batch, a.batch->tail_index)[r], c));
+	gather_row(a, place_in_grid());
 }
 
 KERNEL(scale_rows, THREADS, struct move_args)
 {
-	uint32_t r = blockIdx.x, c = blockIdx.y * THREADS + threadIdx.x;
-	if (r < batch_rows(a.batch, a.rows) && c < a.dim)
-		tensor_put(a.y, r, c, tensor_get(a.x, r, c) * a.factor);
+	scale_row(a, place_in_grid());
 }
 
 static void plan_gather_rows(struct plan *p)
@@ -70,7 +56,7 @@ static void plan_gather_rows(struct plan *p)
 		p->batch, p->op->gather_rows.y, p->op->gather_rows.x, p->op->gather_rows.dim, p->op->rows,
 		0};
 	if (!plan_tensor(p, &a.y, a.dim) && !plan_tensor(p, &a.x, a.dim))
-		PLAN(p, gather_rows, plan_rows(p), blocks_of(a.dim), THREADS, 0, a);
+		PLAN_PHASE(p, PHASE_GATHER, gather_rows, plan_rows(p), blocks_of(a.dim), THREADS, 0, a);
 }
 
 static void plan_scale(struct plan *p)
@@ -78,44 +64,14 @@ static void plan_scale(struct plan *p)
 	struct move_args a = {p->batch,         p->op->scale.y, p->op->scale.x,
 	                      p->op->scale.dim, p->op->rows,    p->op->scale.factor};
 	if (!plan_tensor(p, &a.y, a.dim) && !plan_tensor(p, &a.x, a.dim))
-		PLAN(p, scale_rows, plan_rows(p), blocks_of(a.dim), THREADS, 0, a);
+		PLAN_PHASE(p, PHASE_SCALE, scale_rows, plan_rows(p), blocks_of(a.dim), THREADS, 0, a);
 }
 
 /* --- norms and activation ------------------------------------------------ */
 
-struct norm_args {
-	const struct kern_batch *batch;
-	struct kern_tensor y, x, addend; /* addend.at 0: none */
-	const float *w;
-	uint32_t dim;
-	int rows;
-	float eps;
-	struct make_ready make; /* of y */
-};
-
-/* Each thread sums its columns in order, then the block is summed: the number of threads is the
- * same for every row of every batch. */
 KERNEL(norm_rows, NORM_THREADS, struct norm_args)
 {
-	double *part = (double *)shared_memory();
-	uint32_t r = blockIdx.x, top = 0;
-	if (r >= batch_rows(a.batch, a.rows))
-		return;
-	double sum = 0;
-	for (uint32_t c = threadIdx.x; c < a.dim; c += NORM_THREADS) {
-		float x = tensor_get(a.x, r, c);
-		if (a.addend.at.v)
-			x = tensor_put(a.x, r, c, x + tensor_get(a.addend, r, c));
-		sum += (double)x * (double)x;
-	}
-	sum = block_sum(sum, part);
-	float f = (float)(1.0 / sqrt(sum / a.dim + (double)a.eps));
-	for (uint32_t c = threadIdx.x; c < a.dim; c += NORM_THREADS) {
-		uint32_t u = magnitude_bits(tensor_put(a.y, r, c, tensor_get(a.x, r, c) * f * a.w[c]));
-		top = u > top ? u : top;
-	}
-	if (a.make.to.parts)
-		ready_row(a.make, r, 0, r, top);
+	norm_row(a, place_in_grid());
 }
 
 static void plan_norm(struct plan *p)
@@ -128,32 +84,13 @@ static void plan_norm(struct plan *p)
 	    (a.addend.at.v && plan_tensor(p, &a.addend, a.dim)) || plan_address(p, op->norm.w))
 		return;
 	a.make = plan_ready_next(p, &a.y, a.dim);
-	PLAN(p, norm_rows, plan_rows(p), 1, NORM_THREADS, NORM_THREADS / WARP * sizeof(double), a);
+	PLAN_PHASE(p, PHASE_NORM, norm_rows, plan_rows(p), 1, NORM_THREADS,
+	           NORM_THREADS / WARP * sizeof(double), a);
 }
 
-struct act_args {
-	const struct kern_batch *batch;
-	struct kern_tensor y, gate, up;
-	uint32_t dim;
-	int rows, act;          /* enum kern_act */
-	struct make_ready make; /* of y */
-};
-
-/* Blocks divide a row, except when it is prepared for a product: then one block processes all of
- * it. */
 KERNEL(act_rows, ACT_THREADS_MAX, struct act_args)
 {
-	uint32_t r = blockIdx.x, top = 0;
-	if (r >= batch_rows(a.batch, a.rows))
-		return;
-	for (uint32_t c = blockIdx.y * blockDim.x + threadIdx.x; c < a.dim;
-	     c += gridDim.y * blockDim.x) {
-		uint32_t u = magnitude_bits(tensor_put(
-			a.y, r, c, act_mul(a.act, tensor_get(a.gate, r, c), tensor_get(a.up, r, c))));
-		top = u > top ? u : top;
-	}
-	if (a.make.to.parts)
-		ready_row(a.make, r, 0, r, top);
+	act_row(a, place_in_grid());
 }
 
 static void plan_act_mul(struct plan *p)
@@ -168,9 +105,10 @@ static void plan_act_mul(struct plan *p)
 	uint32_t whole = a.dim < (uint32_t)ACT_THREADS_MAX ? (a.dim + WARP - 1) / WARP * WARP
 	                                                   : (uint32_t)ACT_THREADS_MAX;
 	if (a.make.to.parts)
-		PLAN(p, act_rows, plan_rows(p), 1, whole, whole / WARP * sizeof(uint32_t), a);
+		PLAN_PHASE(p, PHASE_ACT, act_rows, plan_rows(p), 1, whole, whole / WARP * sizeof(uint32_t),
+		           a);
 	else
-		PLAN(p, act_rows, plan_rows(p), blocks_of(a.dim), THREADS, 0, a);
+		PLAN_PHASE(p, PHASE_ACT, act_rows, plan_rows(p), blocks_of(a.dim), THREADS, 0, a);
 }
 
 /* --- progress ------------------------------------------------------------ */

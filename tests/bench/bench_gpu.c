@@ -19,7 +19,8 @@ static const struct shape shapes[] = {
 	{"tiny", 2, 64, 4, 2, 16, 128, 320},
 };
 
-enum kind { DECODE, LAYERS, PREFILL, ATTEND_DECODE, ATTEND_PREFILL };
+/* LAYERS_APART: each launch by itself, without the chains of kernels/cuda/chain.cu */
+enum kind { DECODE, LAYERS, LAYERS_APART, PREFILL, ATTEND_DECODE, ATTEND_PREFILL };
 /* Where a row is measured: with weights of BF16; with activations of BF16; not in variant fast. */
 enum { WHERE_ALL, WHERE_BF16 = 1, WHERE_ROUNDED = 2, WHERE_OWN = 4 };
 
@@ -40,6 +41,7 @@ static const struct row rows_of_all[] = {
 	{DECODE, 256, 1, 1024, WHERE_ALL},
 	{DECODE, 256, 1, 8192, WHERE_ALL},
 	{LAYERS, 1, 1, 1024, WHERE_ALL},
+	{LAYERS_APART, 1, 1, 1024, WHERE_OWN},
 	{PREFILL, 1, 1024, 0, WHERE_ALL},
 	{PREFILL, 1, 8192, 0, WHERE_BF16},
 	{PREFILL, 1, 32768, 0, WHERE_BF16 | WHERE_ROUNDED},
@@ -54,6 +56,7 @@ static const struct row rows_of_tiny[] = {
 	{DECODE, 1, 1, 100, WHERE_ALL},
 	{DECODE, 8, 1, 200, WHERE_ALL},
 	{LAYERS, 1, 1, 100, WHERE_ALL},
+	{LAYERS_APART, 1, 1, 100, WHERE_OWN},
 	{PREFILL, 1, 96, 0, WHERE_BF16 | WHERE_ROUNDED},
 	{PREFILL, 1, 40, 1000, WHERE_ALL},
 	{ATTEND_DECODE, 3, 1, 100, WHERE_BF16 | WHERE_OWN},
@@ -67,6 +70,7 @@ struct run {
 	size_t shared_bytes_min; /* KV of a layer below which caches might keep what sequences share */
 	struct kern_program *p;
 	enum part part; /* of the program */
+	int apart;      /* it has no chains */
 	uint32_t rows;
 	uint32_t chunks;              /* of the latest row */
 	double launches;              /* of the latest row's step */
@@ -150,8 +154,8 @@ static double attention_flop(const struct bench *b, const struct row *w)
 /* RESULT TITLE_ROW_KEY=value, the title with underscores. */
 static void result(const struct run *r, const struct row *w, const char *key, double value)
 {
-	static const char *const names[] = {"decode", "layers", "prefill", "attention_decode",
-	                                    "attention_prefill"};
+	static const char *const names[] = {"decode",  "layers",           "layers_apart",
+	                                    "prefill", "attention_decode", "attention_prefill"};
 	char title[sizeof r->b->title];
 	snprintf(title, sizeof title, "%s", r->b->title);
 	for (char *c = title; *c; c++)
@@ -165,8 +169,8 @@ static void result(const struct run *r, const struct row *w, const char *key, do
 
 static void row_name(const struct row *w)
 {
-	static const char *const names[] = {"decode", "a layer", "prefill", "attention alone",
-	                                    "attention alone"};
+	static const char *const names[] = {"decode",  "a layer",         "a layer, apart",
+	                                    "prefill", "attention alone", "attention alone"};
 	char shape[64];
 	if (w->kind == PREFILL || w->kind == ATTEND_PREFILL)
 		snprintf(shape, sizeof shape, "rows  %5u behind %7u", w->rows, w->position);
@@ -212,13 +216,15 @@ static void show_layers(const struct run *r, const struct row *w, double s)
 {
 	uint32_t layers = r->b->s->layers;
 	row_name(w);
-	printf("%10.1f us a layer  %.1f launches a layer  %.0f launches a step, of which the layers "
-	       "take %.0f us, the rest %.0f us\n",
-	       s * 1e6 / layers, r->launches / layers, r->step_launches, s * 1e6,
-	       (r->step_s - s) * 1e6);
+	printf("%10.1f us a layer  %.1f launches a layer", s * 1e6 / layers, r->launches / layers);
+	if (!r->apart)
+		printf("  %.0f launches a step, of which the layers take %.0f us, the rest %.0f us",
+		       r->step_launches, s * 1e6, (r->step_s - s) * 1e6);
+	printf("\n");
 	result(r, w, "us_a_layer", s * 1e6 / layers);
 	result(r, w, "launches_a_layer", r->launches / layers);
-	result(r, w, "launches_a_step", r->step_launches);
+	if (!r->apart)
+		result(r, w, "launches_a_step", r->step_launches);
 }
 
 static void show_attention(const struct run *r, const struct row *w, double s)
@@ -251,15 +257,21 @@ static int fits(const struct run *r, const struct row *w)
 
 static void use_program(struct run *r, const struct row *w)
 {
-	enum part part = w->kind == LAYERS                         ? PART_LAYERS
+	int apart = w->kind == LAYERS_APART;
+	enum part part = w->kind == LAYERS || apart                ? PART_LAYERS
 	                 : w->kind == DECODE || w->kind == PREFILL ? PART_STEP
 	                                                           : PART_ATTENTION;
 	uint32_t rows = w->rows > 1 ? r->b->rows : r->b->tail_rows;
-	if (r->p && part == r->part && rows == r->rows)
+	if (r->p && part == r->part && apart == r->apart && rows == r->rows)
 		return;
 	r->b->k->program_destroy(&r->p);
+	if (apart)
+		setenv("PDSERVE_CUDA_CHAINS", "0", 1);
 	r->p = bench_program(r->b, part, rows);
+	if (apart)
+		unsetenv("PDSERVE_CUDA_CHAINS");
 	r->part = part;
+	r->apart = apart;
 	r->rows = rows;
 }
 
@@ -271,7 +283,7 @@ static void measure(struct run *r, const struct row *w)
 	double s = row_s(r, w);
 	if (!r->step_s)
 		r->step_s = s, r->step_launches = r->launches;
-	if (w->kind == LAYERS)
+	if (r->part == PART_LAYERS)
 		show_layers(r, w, s);
 	else if (r->part == PART_ATTENTION)
 		show_attention(r, w, s);

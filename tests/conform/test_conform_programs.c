@@ -561,6 +561,56 @@ CONFORM_TEST(other_rows)
 	}
 }
 
+/* An activation of more columns than a block has threads, then the product that reads it: the same
+ * bits as a program for each. */
+CONFORM_TEST(a_wide_activation)
+{
+	enum { ROWS = 3, ACT_DIM = 1100, OUT_AT = 3 * ROWS * ACT_DIM, FLOATS = OUT_AT + ROWS * DIM };
+	const struct sequence seq[SEQUENCES] = {{0, ROWS}};
+	const struct world *w = world_new(seq, 16);
+	const struct step st = {1, {{0, 0, ROWS, 1}}, false, false};
+	const struct kern_limits limits = world_limits(w);
+	EACH_TARGET(dev, 1)
+	{
+		if (dev->target->precision.rows_vary) {
+			SKIP_PART("%s: a row's bits may depend on its batch", dev->target->name);
+			continue;
+		}
+		struct kern_weight *weight;
+		struct kern_mem batch = batch_get(dev, w, &st, NULL),
+						mem = mem_get(dev, KERN_MEM_DEVICE, FLOATS * sizeof(float));
+		struct kern_tensor gate = {mem.dev, ACT_DIM, KERN_F32},
+						   up = {kern_at(gate.at, ROWS * ACT_DIM * sizeof(float)), ACT_DIM,
+		                         KERN_F32},
+						   act = {kern_at(up.at, ROWS * ACT_DIM * sizeof(float)), ACT_DIM,
+		                          KERN_F32},
+						   y = {kern_at(mem.dev, OUT_AT * sizeof(float)), DIM, KERN_F32};
+		struct kern_op op[2] = {{.kind = KERN_OP_ACT_MUL,
+		                         .act_mul = {act, gate, up, KERN_SILU, ACT_DIM}},
+		                        {.kind = KERN_OP_MATMUL, .matmul = {act, 1, {{NULL, {0}, y}}}}};
+		float *given = rand_floats(FLOATS, 1), got[2][ROWS * DIM];
+		device_ok(dev,
+		          dev->ops->weight_new(dev->d, KERN_BF16, DIM, ACT_DIM,
+		                               rand_weight(KERN_BF16, DIM, ACT_DIM), 0, &weight),
+		          "a weight");
+		op[1].matmul.p[0].w = weight;
+		for (uint32_t apart = 0; apart < 2; apart++) {
+			mem_put(dev, mem.dev, given, FLOATS * sizeof(float));
+			for (uint32_t n = 0; n < LEN(op); n += apart ? 1 : LEN(op)) {
+				struct kern_program *p = program_get(dev, op + n, apart ? 1 : LEN(op), &limits);
+				program_run(dev, p, &batch);
+				dev->ops->program_destroy(&p);
+			}
+			mem_take(dev, got[apart], y.at, sizeof got[0]);
+		}
+		EXPECT(!memcmp(got[0], got[1], sizeof got[0]),
+		       "other bits than a program for each operation has");
+		dev->ops->weight_destroy(dev->d, &weight);
+		dev->ops->mem_free(dev->d, &batch);
+		dev->ops->mem_free(dev->d, &mem);
+	}
+}
+
 /* --- operations on heads, one after the other ---------------------------- */
 
 /* Heads of one row, from column `at` on. KV_WRITE: at is K, `other` V; ROPE: other is which of

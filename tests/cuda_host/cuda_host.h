@@ -36,7 +36,12 @@
 	}                                                                      \
 	static void NAME##_body(const ARGS &a)
 
-#define KERNEL_APART KERNEL /* kernels run one after the other */
+/* kernels run one after the other */
+#define KERNEL_APART KERNEL
+#define KERNEL_EARLY KERNEL
+static inline void grid_wait(void)
+{
+}
 
 static inline unsigned char *shared_memory(void)
 {
@@ -92,6 +97,11 @@ static inline uint32_t load_acquire_system(const uint32_t *at)
 static inline uint32_t load_acquire(const uint32_t *at)
 {
 	return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+}
+
+static inline uint32_t load_relaxed(const uint32_t *at)
+{
+	return __atomic_load_n(at, __ATOMIC_RELAXED);
 }
 
 static inline void prefetch_l2(const void *at)

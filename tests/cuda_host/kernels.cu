@@ -61,7 +61,7 @@ KERNEL(multiply, 32, struct rotate_args)
 
 /* y[n, i] = y[n - 1, i] + x[n, i], where n is a block's ticket: blocks wait for one another in the
  * order in which they start. with_wait 0: they do not wait, and read what may not be written. */
-KERNEL(chain, 64, struct chain_args)
+KERNEL(take_turns, 64, struct turn_args)
 {
 	uint32_t *ticket = (uint32_t *)shared_memory(), i = threadIdx.x, n = blockDim.x;
 	if (i == 0) {
@@ -82,4 +82,4 @@ KERNEL(chain, 64, struct chain_args)
 
 const void *const host_kernels[HOST_KERNELS] = {
 	(const void *)rotate_block, (const void *)rotate_warp, (const void *)write_beyond,
-	(const void *)lone_lane,    (const void *)multiply,    (const void *)chain};
+	(const void *)lone_lane,    (const void *)multiply,    (const void *)take_turns};

@@ -11,14 +11,14 @@ struct rotate_args {
 	float *y;
 	int with_barrier;
 };
-struct chain_args {
+struct turn_args {
 	const float *x;
 	float *y;
 	unsigned *tickets, *turn; /* both start at 0 */
 	int with_wait;
 };
-/* the last one's argument is chain_args */
-enum { ROTATE_BLOCK, ROTATE_WARP, WRITE_BEYOND, LONE_LANE, MULTIPLY, CHAIN, HOST_KERNELS };
+/* the last one's argument is turn_args */
+enum { ROTATE_BLOCK, ROTATE_WARP, WRITE_BEYOND, LONE_LANE, MULTIPLY, TAKE_TURNS, HOST_KERNELS };
 extern const void *const host_kernels[HOST_KERNELS];
 
 #ifdef __cplusplus

@@ -83,12 +83,13 @@ static size_t memory_bytes(void)
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, int device)
 {
 	(void)device;
-	*ret = (struct cudaDeviceProp){.name = "host",
-	                               .totalGlobalMem = memory_bytes(),
-	                               .sharedMemPerBlockOptin = CUDA_HOST_SHARED_BYTES,
-	                               .major = 9,
-	                               .minor = 9,
-	                               .multiProcessorCount = 4};
+	*ret = (struct cudaDeviceProp){
+		.name = "host",
+		.totalGlobalMem = memory_bytes(),
+		.sharedMemPerBlockOptin = CUDA_HOST_SHARED_BYTES,
+		.major = 9,
+		.minor = 9,
+		.multiProcessorCount = (int)cuda_host_environment("CUDA_HOST_SIZE", 4)};
 	return cudaSuccess;
 }
 

@@ -9,9 +9,9 @@
  * piece of work; CUDA_HOST_FAIL=function:n: the n-th call of that function fails;
  * CUDA_HOST_FAIL=copy:n, set:n or a kernel's name:n: that work breaks the device;
  * CUDA_HOST_FAIL_IN=program: both only in processes of that program;
- * CUDA_HOST_MEMORY_MB, CUDA_HOST_DEVICES: the devices; CUDA_HOST_PEERS=0: they cannot access each
- * other's memory; CUDA_HOST_PEER_WRITES=0: what a process writes to another's memory is lost;
- * CUDA_HOST_DRIVER=0: no driver. */
+ * CUDA_HOST_MEMORY_MB, CUDA_HOST_DEVICES: the devices; CUDA_HOST_SIZE: their multiprocessors;
+ * CUDA_HOST_PEERS=0: they cannot access each other's memory; CUDA_HOST_PEER_WRITES=0: what a
+ * process writes to another's memory is lost; CUDA_HOST_DRIVER=0: no driver. */
 #ifndef CUDA_HOST_RUNTIME_SHARED_H
 #define CUDA_HOST_RUNTIME_SHARED_H
 

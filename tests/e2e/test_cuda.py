@@ -262,8 +262,10 @@ def test_the_benchmark_in_the_packed_folder(folder, tmp_path):
     result = {k: float(v) for k, v in re.findall(r"(?m)^RESULT (\w+)=(\S+)$", out)}
     for kind, where in (("decode_1_100", "bf16_bf16 bf16_fast q8_0_bf16"), ("decode_8_200", "bf16_bf16 bf16_fast q8_0_bf16"), ("prefill_96", "bf16_bf16 bf16_fast")):
         assert all(result[f"tiny_{w}_{kind}_us"] > 0 for w in where.split()), out
-    assert result["tiny_bf16_bf16_layers_1_100_launches_a_layer"] == 11 and result["tiny_bf16_fast_layers_1_100_launches_a_layer"] == 21, out
-    assert abs(int(re.search(r"11.0 launches a layer  28 launches a step, of which the layers take (\d+) us", out)[1]) - 2 * result["tiny_bf16_bf16_layers_1_100_us_a_layer"]) < 1, out
+    # between the two layers' attention, before and behind it: a chain each
+    assert result["tiny_bf16_bf16_layers_1_100_launches_a_layer"] == 2.5 and result["tiny_bf16_bf16_layers_apart_1_100_launches_a_layer"] == 11, out
+    assert result["tiny_bf16_fast_layers_1_100_launches_a_layer"] == 21 and "tiny_bf16_fast_layers_apart_1_100_us_a_layer" not in result, out
+    assert abs(int(re.search(r"2.5 launches a layer  7 launches a step, of which the layers take (\d+) us", out)[1]) - 2 * result["tiny_bf16_bf16_layers_1_100_us_a_layer"]) < 1, out
     assert re.search(r"rows +96 behind +0 .*\n +\(in 2 chunks", out), out
     for row, launches in (("batch +3 context +100", 2), ("rows +40 behind +50", 1)):
         assert re.search(rf"attention alone +{row} +[0-9.]+ us a layer  {launches} launches  ", out), out
@@ -282,7 +284,7 @@ def test_the_benchmark_in_the_packed_folder(folder, tmp_path):
     r = subprocess.run([*bench, "135m", "q8_0", "bf16"], env=short, capture_output=True, text=True, timeout=100)
     assert r.returncode == 0 and re.fullmatch(r"135m q8_0 bf16: the rest is not measured: allocating a weight: the device has \d MiB free of 60 MiB\n", r.stdout), r.stdout + r.stderr
     r = subprocess.run([*bench, "tiny", "bf16", "bf16"], env={**short, "CUDA_HOST_MEMORY_MB": "1000"}, capture_output=True, text=True, timeout=100)
-    assert r.returncode == 0 and r.stdout.count("not measured") == 7 and "there is memory for 1\n" in r.stdout, r.stdout + r.stderr
+    assert r.returncode == 0 and r.stdout.count("not measured") == 8 and "there is memory for 1\n" in r.stdout, r.stdout + r.stderr
 
     # without time each part is named, and without python3 there is a file
     tools = tmp_path / "tools"

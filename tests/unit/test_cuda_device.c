@@ -132,6 +132,7 @@ static const struct {
 	const char *name, *variant;
 } calls[] = {
 	{"cudaMalloc", "auto"},
+	{"cudaOccupancyMaxActiveBlocksPerMultiprocessor", "auto"},
 	{"cudaHostAlloc", "auto"},
 	{"cudaLaunchKernel", "auto"},
 	{"cudaGraphInstantiate", "auto"},
@@ -193,7 +194,7 @@ START_TEST(a_device_that_breaks)
 	char text[300];
 	ck_assert_msg(rig_open(&r, "auto") == 0, "%s", why);
 	expect_right(&r);
-	setenv("CUDA_HOST_FAIL", "scale_rows:1", 1);
+	setenv("CUDA_HOST_FAIL", "chain_BF16_3:1", 1);
 	ck_assert_int_eq(step(&r, y), KERN_ELOST);
 	ck_assert_ptr_nonnull(strstr(k->last_error(r.dev), "an illegal memory access"));
 	ck_assert_int_eq(step(&r, y), KERN_ELOST);
@@ -330,7 +331,22 @@ START_TEST(looked_at_while_it_works)
 	k->counters(r.dev, &c);
 	ck_assert_uint_eq(c.steps, 20);
 	ck_assert_uint_eq(c.rows, 20);
-	ck_assert_uint_eq(c.launches, 20 * 3); /* scale, preparing its result, the product */
+	ck_assert_uint_eq(c.launches, 20); /* scale, preparing its result, the product: a chain */
+	rig_close(&r);
+}
+END_TEST
+
+/* With the switch that is for comparisons each launch of a chain is one again. */
+START_TEST(a_chain_is_switched_off)
+{
+	struct rig r;
+	struct kern_counters c;
+	setenv("PDSERVE_CUDA_CHAINS", _i ? "0" : "1", 1);
+	ck_assert_msg(rig_open(&r, "auto") == 0, "%s", why);
+	unsetenv("PDSERVE_CUDA_CHAINS");
+	expect_right(&r);
+	k->counters(r.dev, &c);
+	ck_assert_uint_eq(c.launches, _i ? 3 : 1);
 	rig_close(&r);
 }
 END_TEST
@@ -481,6 +497,7 @@ int main(int argc, char **argv)
 	tcase_add_test(t, shared_memory_that_fails);
 	tcase_add_test(t, memory_that_runs_out);
 	tcase_add_test(t, looked_at_while_it_works);
+	tcase_add_loop_test(t, a_chain_is_switched_off, 0, 2);
 	tcase_add_test(t, copies_of_several_threads);
 	tcase_add_loop_test(t, copies_between_devices, 0, 3);
 	suite_add_tcase(s, t);

@@ -90,11 +90,11 @@ START_TEST(a_missing_barrier_shows)
 }
 END_TEST
 
-/* Runs chains of BLOCKS blocks. Returns the number of seeds whose result is right. */
-static int chains_right(int with_wait, uint32_t seeds)
+/* Runs BLOCKS blocks in turn. Returns the number of seeds whose result is right. */
+static int turns_right(int with_wait, uint32_t seeds)
 {
 	unsigned counters[2];
-	struct chain_args a = {x, y, &counters[0], &counters[1], with_wait};
+	struct turn_args a = {x, y, &counters[0], &counters[1], with_wait};
 	cudaStream_t s = stream_new();
 	int right = 0;
 	for (uint32_t seed = 1; seed <= seeds; seed++) {
@@ -102,7 +102,7 @@ static int chains_right(int with_wait, uint32_t seeds)
 		cuda_host_seed(seed);
 		fill();
 		counters[0] = counters[1] = 0;
-		ck_assert_int_eq(launch(CHAIN, BLOCKS, THREADS, sizeof(uint32_t), &a, s), cudaSuccess);
+		ck_assert_int_eq(launch(TAKE_TURNS, BLOCKS, THREADS, sizeof(uint32_t), &a, s), cudaSuccess);
 		ck_assert_int_eq(cudaStreamSynchronize(s), cudaSuccess);
 		for (int i = 0; i < N; i++)
 			good += y[i] == (i < THREADS ? 0 : y[i - THREADS]) + x[i];
@@ -114,13 +114,13 @@ static int chains_right(int with_wait, uint32_t seeds)
 
 START_TEST(blocks_wait_for_blocks)
 {
-	ck_assert_int_eq(chains_right(1, 40), 40);
+	ck_assert_int_eq(turns_right(1, 40), 40);
 }
 END_TEST
 
 START_TEST(a_missing_wait_shows)
 {
-	ck_assert_int_lt(chains_right(0, 40), 20);
+	ck_assert_int_lt(turns_right(0, 40), 20);
 }
 END_TEST
 
