@@ -75,14 +75,18 @@ static int layout_of(const struct handover_hello *h, struct kv_layout *ret)
 	return kv_layout_finish(ret);
 }
 
-static int devices_hold(const struct handover_hello *h)
+static int parts_check(const struct handover_hello *h, struct err *err)
 {
 	if (!h->parts || h->parts > KERN_PARTS_MAX)
-		return 0;
+		return err_set(err, ERR_INVALID,
+		               "hand-over of %s: a pool of %u parts, the limits are 1 and %d", h->name,
+		               h->parts, KERN_PARTS_MAX);
 	for (uint32_t i = 0; i < h->parts; i++)
 		if (h->device[i] < 0)
-			return 0;
-	return 1;
+			return err_set(err, ERR_INVALID,
+			               "hand-over of %s: part %u of the pool is on device %d, the least is 0",
+			               h->name, i, h->device[i]);
+	return 0;
 }
 
 static int hello_check(const struct handover_hello *h, size_t n, unsigned n_fds,
@@ -98,9 +102,10 @@ static int hello_check(const struct handover_hello *h, size_t n, unsigned n_fds,
 		               sizeof *h);
 	if (!name_holds(h->name, sizeof h->name) || h->epoch == 0 || h->epoch > INT64_MAX)
 		return err_set(err, ERR_INVALID, "hand-over has an invalid name or epoch");
-	if (!name_holds(h->backend, sizeof h->backend) || !devices_hold(h))
-		return err_set(err, ERR_INVALID, "hand-over of %s has an invalid backend or device",
-		               h->name);
+	if (!name_holds(h->backend, sizeof h->backend))
+		return err_set(err, ERR_INVALID, "hand-over of %s has an invalid backend", h->name);
+	if (parts_check(h, err) < 0)
+		return ERR_INVALID;
 	if (h->blocks == 0 || h->blocks > BLOCKS_MAX || layout_of(h, ret_layout) < 0)
 		return err_set(err, ERR_INVALID,
 		               "hand-over of %s: %u blocks of %u layers of %u tokens of type %u are not a "

@@ -365,7 +365,7 @@ END_TEST
 
 /* --- the daemon ---------------------------------------------------------- */
 
-enum { ASKED = 10 };
+enum { ASKED = 11 };
 
 struct asked {
 	const char *what;
@@ -384,7 +384,10 @@ static const struct asked asked[ASKED] = {
 	{"a block's edge", 48, 7, 17, 0, 0},
 	{"a stop token", 61, 3, 200, 0, 188},
 	{"to the end of the context", 400, 9, 500, 0, 0},
+	{"half the context, and to its end", 257, 9, 255, 0, 0},
 };
+
+static uint32_t asked_vocab = 320; /* the prompts' ids are less */
 
 static void submit_asked(uint32_t n, const struct asked *a)
 {
@@ -393,7 +396,7 @@ static void submit_asked(uint32_t n, const struct asked *a)
 	struct request q;
 	struct prompt p = {.tokens = tokens, .n = a->n, .max_tokens = a->max_tokens};
 	for (uint32_t i = 0; i < a->n; i++)
-		tokens[i] = 3 + (i % a->period) * 37 % 300 + a->period;
+		tokens[i] = (3 + (i % a->period) * 37 % 300 + a->period) % asked_vocab;
 	request_fill(&q, &p);
 	q.s.temperature = a->temperature;
 	q.s.seed = n;
@@ -408,10 +411,10 @@ struct outcome {
 	uint32_t cached, drafts, drafted, accepted, generated, preemptions;
 };
 
-/* All questions at once, or one after the other. */
-static void ask_world(const char *option, const char *blocks, int at_once, struct outcome *ret)
+/* With these settings, up to NULL; all questions at once, or one after the other. */
+static void ask_world(const char *const *settings, int at_once, struct outcome *ret)
 {
-	world_begin(blocks, option);
+	world_begin_as(settings);
 	for (uint32_t i = 0; i < ASKED; i++) {
 		submit_asked(i + 1, &asked[i]);
 		if (!at_once)
@@ -432,7 +435,7 @@ static void ask_world(const char *option, const char *blocks, int at_once, struc
 }
 
 /* A world of its own, in a process of its own, as a test needs several. */
-static struct outcome *ask_all(const char *option, const char *blocks, int at_once)
+static struct outcome *ask_all_of(const char *const *settings, int at_once)
 {
 	int status;
 	struct outcome *o = mmap(NULL, sizeof *o, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
@@ -440,12 +443,17 @@ static struct outcome *ask_all(const char *option, const char *blocks, int at_on
 	ck_assert_ptr_ne(o, MAP_FAILED);
 	pid_t pid = fork();
 	if (pid == 0) {
-		ask_world(option, blocks, at_once, o);
+		ask_world(settings, at_once, o);
 		_exit(0);
 	}
 	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
-	ck_assert_msg(status == 0, "%s: wait status %#x", option, (unsigned)status);
+	ck_assert_msg(status == 0, "%s: wait status %#x", settings[0], (unsigned)status);
 	return o;
+}
+
+static struct outcome *ask_all(const char *option, const char *blocks, int at_once)
+{
+	return ask_all_of((const char *const[]){option, blocks, NULL}, at_once);
 }
 
 static void expect_same(const struct outcome *got, const struct outcome *want_)
@@ -497,6 +505,46 @@ START_TEST(naive_proposes_nothing)
 }
 END_TEST
 
+/* A simulated accelerator, whose steps overlap. What it says does not repeat, of few ids: most
+ * drafts are wrong. */
+static void sim_write(const char *path)
+{
+	FILE *f = fopen(path, "w");
+	ck_assert_ptr_nonnull(f);
+	fprintf(f,
+	        "model = { name = \"sim\"; layers = 2; hidden = 64; heads = 2; kv_heads = 1; "
+	        "head_dim = 32; ffn = 64; context = 512; vocab = %u; };\n"
+	        "device = { flops = 1.0e12; bandwidth = 1.0e11; launch_us = 20.0; step_us = 1500.0; "
+	        "check = \"always\"; };\n",
+	        asked_vocab);
+	ck_assert_int_eq(fclose(f), 0);
+}
+
+/* The device's history of a sequence has as many tokens as the context, of which half are left for
+ * what will be drawn: with a few wrong drafts, that of "half the context" overflows. How much is
+ * drafted depends on what rows seem to cost. */
+START_TEST(drafts_of_the_device_change_nothing)
+{
+	char folder[TEST_FOLDER_BYTES], model[TEST_FOLDER_BYTES + 32];
+	const char *settings[] = {"overlap_steps=false", "kv_blocks=300",
+	                          "backend=sim",         model,
+	                          "kv_type=bf16",        NULL};
+	asked_vocab = 16;
+	test_folder(folder, "sim");
+	snprintf(model, sizeof model, "model=%s/sim.conf", folder);
+	sim_write(model + strlen("model="));
+	const struct outcome *alone = ask_all_of(settings, 1);
+	settings[0] = "speculative=ngram";
+	uint32_t drafts = 0;
+	for (int turn = 0; turn < 5 && drafts <= 10; turn++) {
+		const struct outcome *other = ask_all_of(settings, 1);
+		expect_same(other, alone);
+		drafts += other->drafts;
+	}
+	ck_assert_uint_gt(drafts, 10);
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
 	(void)argc;
@@ -522,6 +570,7 @@ int main(int argc, char **argv)
 	tcase_add_test(p, drafts_change_nothing);
 	tcase_add_test(p, drafts_change_nothing_under_pressure);
 	tcase_add_test(p, naive_proposes_nothing);
+	tcase_add_test(p, drafts_of_the_device_change_nothing);
 	suite_add_tcase(s, c);
 	suite_add_tcase(s, p);
 	return world_run(s);

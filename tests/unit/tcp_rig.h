@@ -1,5 +1,6 @@
 /* tcp_rig.h - two TCP transports in one process, a path between them over 127.0.0.1, and pools with
- * known bytes on both sides. Include it once per test program. */
+ * known bytes on both sides: in host memory, out of its reach, or divided among devices. Include it
+ * once per test program. */
 #ifndef TEST_TCP_RIG_H
 #define TEST_TCP_RIG_H
 
@@ -13,6 +14,7 @@
 #include <check.h>
 #include <dirent.h>
 #include <event2/event.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,28 +34,47 @@ static uint32_t draw(uint32_t below)
 
 /* --- pools --------------------------------------------------------------- */
 
-/* A pool whose bytes the host cannot address: as of a device. */
+/* A pool whose bytes the host cannot address: as of a device. A copy is made when it is waited for,
+ * at the latest possible time. */
+enum { FAR_COPIES = 64 };
 struct far_pool {
 	struct kern_pool head;
 	struct kern_pool *real;
+	uint64_t begun, done; /* copies: number n is late[n % FAR_COPIES] */
+	struct late {
+		int out; /* from the pool */
+		struct kern_piece piece;
+	} late[FAR_COPIES];
 };
 static int far_fails;
 
 static int far_copy(const struct kern_copy *c, uint64_t *ret_number, char *errbuf, size_t errlen)
 {
-	struct kern_copy real = *c;
+	struct far_pool *f = (struct far_pool *)(c->to ? c->to : c->from);
 	if (far_fails) {
 		snprintf(errbuf, errlen, "the device is lost");
 		return KERN_ELOST;
 	}
-	real.to = c->to ? ((struct far_pool *)c->to)->real : NULL;
-	real.from = c->from ? ((struct far_pool *)c->from)->real : NULL;
-	return kern_host_copies.copy(&real, ret_number, errbuf, errlen);
+	ck_assert(!(c->to && c->from) && c->n == 1 && !c->seen);
+	ck_assert_uint_lt(f->begun - f->done, FAR_COPIES);
+	*ret_number = ++f->begun;
+	f->late[f->begun % FAR_COPIES] = (struct late){c->from != NULL, c->piece[0]};
+	return KERN_OK;
 }
 static int far_wait(struct kern_pool *pool, uint64_t number, char *errbuf, size_t errlen)
 {
-	(void)pool, (void)number, (void)errbuf, (void)errlen;
-	return KERN_OK;
+	struct far_pool *f = (struct far_pool *)pool;
+	uint64_t ignored;
+	int rc = KERN_OK;
+	while (!rc && f->done < number) {
+		const struct late *l = &f->late[++f->done % FAR_COPIES];
+		const struct kern_copy c = {.to = l->out ? NULL : f->real,
+		                            .from = l->out ? f->real : NULL,
+		                            .piece = &l->piece,
+		                            .n = 1};
+		rc = kern_host_copies.copy(&c, &ignored, errbuf, errlen);
+	}
+	return rc;
 }
 static void far_close(struct kern_pool **pool)
 {
@@ -66,16 +87,43 @@ static const struct kern_copies far_copies = {
 	.abi = KERN_COPIES_ABI, .name = "far", .close = far_close, .copy = far_copy, .wait = far_wait};
 
 struct rig_pool {
-	struct pool_memory own;
-	struct kv_region peer; /* as the messager has it */
+	struct pool_memory own; /* of a divided pool the whole: see rig_pool_move */
+	struct kv_region peer;  /* as the messager has it */
+	struct kv_layout layout;
+	uint32_t parts;
+	unsigned char *part[KERN_PARTS_MAX]; /* of a divided pool */
 };
 
-static void rig_pool_new(struct rig_pool *p, const struct kv_layout *l, uint32_t blocks, int far)
+static size_t rig_part_bytes(const struct rig_pool *p, uint32_t i)
+{
+	return kv_part_offset(&p->layout, p->own.region.blocks, i, p->parts, p->layout.layers, 0);
+}
+
+static void rig_parts_new(struct rig_pool *p, struct kv_data *ret)
+{
+	char text[256];
+	void *at;
+	*ret = (struct kv_data){.parts = p->parts};
+	for (uint32_t i = 0; i < p->parts; i++) {
+		ck_assert_int_eq(host_shared_new(rig_part_bytes(p, i), &at, &ret->fd[i], text, sizeof text),
+		                 0);
+		p->part[i] = at;
+	}
+}
+
+static void rig_pool_new(struct rig_pool *p, const struct kv_layout *l, uint32_t blocks, int far,
+                         uint32_t parts)
 {
 	struct err err;
 	ck_assert_msg(pool_memory_new(&p->own, l, blocks, &err) == 0, "%s", err.text);
-	struct kv_data part = one_part(dup(p->own.region.data.fd[0]));
-	ck_assert_msg(kv_region_map(&p->peer, l, blocks, "cpu", dup(p->own.region.control_fd), &part,
+	p->layout = *l;
+	p->parts = parts;
+	struct kv_data data = {.parts = 1};
+	if (parts > 1)
+		rig_parts_new(p, &data);
+	else
+		data.fd[0] = dup(p->own.region.data.fd[0]);
+	ck_assert_msg(kv_region_map(&p->peer, l, blocks, "cpu", dup(p->own.region.control_fd), &data,
 	                            &err) == 0,
 	              "%s", err.text);
 	if (far) {
@@ -86,8 +134,22 @@ static void rig_pool_new(struct rig_pool *p, const struct kv_layout *l, uint32_t
 	}
 }
 
+/* The bytes of a divided pool: from the whole to the parts, or with `gather` back. */
+static inline void rig_pool_move(struct rig_pool *p, bool gather)
+{
+	for (uint64_t at = 0, n = 0; p->parts > 1 && at < p->own.region.data_bytes; at += n) {
+		uint32_t part;
+		uint64_t there;
+		n = kv_part_find(&p->layout, p->own.region.blocks, p->parts, at, &part, &there);
+		memcpy(gather ? p->own.data + at : p->part[part] + there,
+		       gather ? p->part[part] + there : p->own.data + at, n);
+	}
+}
+
 static void rig_pool_fini(struct rig_pool *p)
 {
+	for (uint32_t i = 0; p->parts > 1 && i < p->parts; i++)
+		munmap(p->part[i], rig_part_bytes(p, i));
 	kv_region_fini(&p->peer);
 	pool_memory_fini(&p->own);
 }
@@ -154,29 +216,45 @@ static void rig_link(struct rig *r)
 	r->path = OPS->path_new(r->sender, &peer, &out);
 }
 
-static void rig_pools(struct rig *r, uint32_t layers, uint32_t dim, int far)
+/* What the pools are like; parts: 0 or 1: not divided. */
+struct rig_shape {
+	uint32_t layers, heads, dim;
+	int far;
+	uint32_t from_parts, to_parts;
+};
+
+static void rig_pools(struct rig *r, const struct rig_shape *s)
 {
-	ck_assert_int_eq(kv_layout_uniform(&r->layout, layers, 2, dim, 4, KV_BF16), 0);
-	rig_pool_new(&r->from, &r->layout, RIG_BLOCKS, far);
-	rig_pool_new(&r->to, &r->layout, RIG_BLOCKS, far);
+	ck_assert_int_eq(kv_layout_uniform(&r->layout, s->layers, s->heads, s->dim, 4, KV_BF16), 0);
+	rig_pool_new(&r->from, &r->layout, RIG_BLOCKS, s->far, s->from_parts);
+	rig_pool_new(&r->to, &r->layout, RIG_BLOCKS, s->far, s->to_parts);
 	for (size_t i = 0; i < r->from.own.region.data_bytes; i++)
 		r->from.own.data[i] = (unsigned char)draw(256);
 	memset(r->to.own.data, POISON, r->to.own.region.data_bytes);
 	for (uint32_t b = 0; b < RIG_BLOCKS; b++)
 		r->to.own.region.generations[b] = 100 + b;
+	rig_pool_move(&r->from, false);
+	rig_pool_move(&r->to, false);
 }
 
-static struct rig *rig_new(const struct tcp_opts *out, const struct tcp_opts *in, uint32_t layers,
-                           uint32_t dim, int far)
+static struct rig *rig_new_of(const struct tcp_opts *out, const struct tcp_opts *in,
+                              const struct rig_shape *shape)
 {
 	struct rig *r = calloc(1, sizeof *r);
 	struct err err;
 	r->base = event_base_new();
 	ck_assert_msg(tcp_transport_new(r->base, out, &r->sender, &err) == 0, "%s", err.text);
 	ck_assert_msg(tcp_transport_new(r->base, in, &r->receiver, &err) == 0, "%s", err.text);
-	rig_pools(r, layers, dim, far);
+	rig_pools(r, shape);
 	rig_link(r);
 	return r;
+}
+
+static struct rig *rig_new(const struct tcp_opts *out, const struct tcp_opts *in, uint32_t layers,
+                           uint32_t dim, int far)
+{
+	return rig_new_of(out, in,
+	                  &(struct rig_shape){.layers = layers, .heads = 2, .dim = dim, .far = far});
 }
 
 static void rig_free(struct rig *r)

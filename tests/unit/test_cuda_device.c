@@ -351,8 +351,16 @@ START_TEST(a_chain_is_switched_off)
 }
 END_TEST
 
-/* Copies of one pool by several threads: each finds its own bytes. */
-enum { COPIERS = 3, COPIES = 100, COPY_BYTES = 3000 };
+/* Copies of one pool by several threads: each finds its own bytes. The pool is of one device, or
+ * of several, and a thread's bytes are in all of them. */
+enum {
+	COPIERS = 3,
+	COPIES = 100,
+	COPY_BYTES = 3000,
+	POOL_BYTES = COPIERS * COPY_BYTES,
+	PARTS = 3,
+	STRIPE_BYTES = 700
+};
 
 struct copier {
 	struct kern_pool *pool;
@@ -395,19 +403,40 @@ static void *copy_there_and_back(void *arg)
 	return NULL;
 }
 
+/* Where a byte of the divided pool is. */
+static uint64_t in_stripes(const void *arg, uint64_t at, unsigned *ret_part, uint64_t *ret_at)
+{
+	(void)arg;
+	uint64_t stripe = at / STRIPE_BYTES, in = at % STRIPE_BYTES;
+	*ret_part = (unsigned)(stripe % PARTS);
+	*ret_at = stripe / PARTS * STRIPE_BYTES + in;
+	return STRIPE_BYTES - in;
+}
+
+static const unsigned several_parts[] = {1, PARTS};
+
 START_TEST(copies_of_several_threads)
 {
-	struct kern_config conf = {0};
-	struct kern_device *dev;
-	struct kern_mem mem = {0};
+	unsigned parts = several_parts[_i];
+	struct kern_device *dev[PARTS];
+	struct kern_mem mem[PARTS] = {0};
+	struct kern_part part[PARTS];
 	struct kern_pool *pool;
 	struct copier c[COPIERS];
 	pthread_t thread[COPIERS];
-	int fd;
-	ck_assert_msg(k->open(&conf, &dev, why, sizeof why) == 0, "%s", why);
-	ck_assert_int_eq(k->mem_new(dev, KERN_MEM_SHARED, COPIERS * COPY_BYTES, &mem), 0);
-	ck_assert_int_eq(k->mem_share(dev, &mem, &fd), 0);
-	ck_assert_msg(kern_pool_open("cuda", 0, fd, mem.bytes, &pool, why, sizeof why) == 0, "%s", why);
+	for (unsigned i = 0; i < parts; i++) {
+		const struct kern_config conf = {.device_index = (int)i};
+		ck_assert_msg(k->open(&conf, &dev[i], why, sizeof why) == 0, "%s", why);
+		part[i] = (struct kern_part){.device = (int)i};
+		ck_assert_int_eq(k->mem_new(dev[i], KERN_MEM_SHARED, POOL_BYTES, &mem[i]), 0);
+		ck_assert_int_eq(k->mem_share(dev[i], &mem[i], &part[i].fd), 0);
+		part[i].bytes = mem[i].bytes;
+	}
+	int rc = parts > 1
+	             ? kern_pool_open_divided("cuda", part, parts, POOL_BYTES, in_stripes, NULL, &pool,
+	                                      why, sizeof why)
+	             : kern_pool_open("cuda", 0, part[0].fd, mem[0].bytes, &pool, why, sizeof why);
+	ck_assert_msg(rc == 0, "%s", why);
 	for (int i = 0; i < COPIERS; i++) {
 		c[i] = (struct copier){pool, (uint64_t)i * COPY_BYTES, 0};
 		ck_assert_int_eq(pthread_create(&thread[i], NULL, copy_there_and_back, &c[i]), 0);
@@ -417,9 +446,11 @@ START_TEST(copies_of_several_threads)
 		ck_assert_uint_eq(c[i].seen, COPIES / 2 * COPY_BYTES);
 	}
 	kern_pool_close(&pool);
-	close(fd);
-	k->mem_free(dev, &mem);
-	k->close(&dev);
+	for (unsigned i = 0; i < parts; i++) {
+		close(part[i].fd);
+		k->mem_free(dev[i], &mem[i]);
+		k->close(&dev[i]);
+	}
 }
 END_TEST
 
@@ -498,7 +529,7 @@ int main(int argc, char **argv)
 	tcase_add_test(t, memory_that_runs_out);
 	tcase_add_test(t, looked_at_while_it_works);
 	tcase_add_loop_test(t, a_chain_is_switched_off, 0, 2);
-	tcase_add_test(t, copies_of_several_threads);
+	tcase_add_loop_test(t, copies_of_several_threads, 0, 2);
 	tcase_add_loop_test(t, copies_between_devices, 0, 3);
 	suite_add_tcase(s, t);
 	SRunner *r = srunner_create(s);

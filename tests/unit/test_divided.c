@@ -1,12 +1,14 @@
 /* test_divided.c - pools that several devices share out: where a byte is, and copies between pools
- * divided alike, otherwise, or not, against a model. Some copies are done only when they are waited
- * for, as a device's are. */
+ * divided alike, otherwise, or not, against a model, and by several threads. Some copies are done
+ * only when they are waited for, as a device's are. */
 #include "kernels/divided.c" /* its parts get another backend here */
 #include "kernels/kernels.h"
 #include "pool_memory.h"
 
 #include <check.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
 #include <unistd.h>
 
 static struct err e;
@@ -86,8 +88,9 @@ static struct late {
 	bool done;
 } late[LATE_MAX];
 static size_t n_late, copies, fail_at; /* fail_at: this copy of all; 0: none */
+static pthread_mutex_t late_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static int late_copy(const struct kern_copy *c, uint64_t *ret_number, char *errbuf, size_t errlen)
+static int late_begin(const struct kern_copy *c, uint64_t *ret_number, char *errbuf, size_t errlen)
 {
 	if (++copies == fail_at) {
 		snprintf(errbuf, errlen, "copy %zu fails", copies);
@@ -104,14 +107,29 @@ static int late_copy(const struct kern_copy *c, uint64_t *ret_number, char *errb
 	return KERN_OK;
 }
 
+static bool late_yields; /* now and then it is another thread's turn before a number is used */
+
+static int late_copy(const struct kern_copy *c, uint64_t *ret_number, char *errbuf, size_t errlen)
+{
+	pthread_mutex_lock(&late_lock);
+	int rc = late_begin(c, ret_number, errbuf, errlen);
+	bool yields = late_yields && copies % 4 == 0;
+	pthread_mutex_unlock(&late_lock);
+	if (yields)
+		sched_yield();
+	return rc;
+}
+
 static int late_wait(struct kern_pool *pool, uint64_t number, char *errbuf, size_t errlen)
 {
 	uint64_t ignored;
+	pthread_mutex_lock(&late_lock);
 	for (size_t i = 0; i < n_late; i++)
 		if (late[i].pool == pool && late[i].number <= number && !late[i].done) {
 			late[i].done = true;
 			ck_assert_int_eq(kern_host_copies.copy(&late[i].c, &ignored, errbuf, errlen), 0);
 		}
+	pthread_mutex_unlock(&late_lock);
 	return KERN_OK;
 }
 
@@ -368,6 +386,87 @@ START_TEST(neighbours_are_one_copy_of_each_part)
 }
 END_TEST
 
+/* --- several threads ----------------------------------------------------- */
+
+enum { COPIERS = 3, TURNS = 40, RANGE = BYTES / COPIERS };
+
+/* A thread and its bytes, which have a share in each part of both pools. */
+struct copier {
+	struct kern_pool *pool[2];
+	uint64_t at;
+	unsigned char there[RANGE], back[RANGE], saw[RANGE];
+	size_t n_saw;
+};
+
+static void copier_sees(void *arg, const void *at, size_t bytes)
+{
+	struct copier *c = arg;
+	ck_assert_uint_le(c->n_saw + bytes, RANGE);
+	memcpy(c->saw + c->n_saw, at, bytes);
+	c->n_saw += bytes;
+}
+
+static void copy_range(struct copier *by, struct kern_pool *to, struct kern_pool *source, bool seen)
+{
+	const struct kern_piece piece = {to ? by->at : (uintptr_t)by->back,
+	                                 source ? by->at : (uintptr_t)by->there, RANGE};
+	const struct kern_copy c = {.to = to,
+	                            .from = source,
+	                            .piece = &piece,
+	                            .n = 1,
+	                            .seen = seen ? copier_sees : NULL,
+	                            .seen_arg = by};
+	struct kern_ticket t;
+	char text[256];
+	by->n_saw = 0;
+	ck_assert_msg(kern_copy(&c, &t, text, sizeof text) == 0, "%s", text);
+	ck_assert_msg(kern_wait(&t, text, sizeof text) == 0, "%s", text);
+}
+
+static void *copy_around(void *arg)
+{
+	struct copier *c = arg;
+	unsigned seed = (unsigned)c->at;
+	for (int turn = 0; turn < TURNS; turn++) {
+		for (size_t i = 0; i < RANGE; i++)
+			c->there[i] = (unsigned char)rand_r(&seed);
+		copy_range(c, c->pool[0], NULL, false);
+		copy_range(c, c->pool[1], c->pool[0], false);
+		copy_range(c, NULL, c->pool[1], turn % 2);
+		ck_assert_mem_eq(c->back, c->there, RANGE);
+		ck_assert(turn % 2 == 0 || (c->n_saw == RANGE && !memcmp(c->saw, c->there, RANGE)));
+	}
+	return NULL;
+}
+
+/* From one pool to another, and back to host memory: each finds its own bytes. */
+START_TEST(copies_of_several_threads)
+{
+	static const struct {
+		uint32_t parts[2];
+		int is_late;
+	} pools[] = {{{3, 2}, 1}, {{2, 3}, 1}, {{3, 3}, 1}, {{1, 3}, 1}, {{3, 1}, 1}, {{3, 2}, 0}};
+	static struct copier c[COPIERS];
+	struct kv_layout l = pool_layout();
+	struct shared_out of[2];
+	pthread_t thread[COPIERS];
+	late_yields = true;
+	for (int i = 0; i < 2; i++) {
+		shared_out_new(&of[i], &l, 5, pools[_i].parts[i]);
+		if (pools[_i].is_late)
+			make_late(of[i].peer.pool);
+	}
+	for (unsigned i = 0; i < COPIERS; i++) {
+		c[i] = (struct copier){.pool = {of[0].peer.pool, of[1].peer.pool}, .at = i * RANGE};
+		ck_assert_int_eq(pthread_create(&thread[i], NULL, copy_around, &c[i]), 0);
+	}
+	for (unsigned i = 0; i < COPIERS; i++)
+		pthread_join(thread[i], NULL);
+	for (int i = 0; i < 2; i++)
+		shared_out_free(&of[i]);
+}
+END_TEST
+
 /* --- failures ------------------------------------------------------------ */
 
 /* What was started of a copy that fails has ended when the failure is told, in every part. */
@@ -434,6 +533,7 @@ int main(void)
 	tcase_add_test(t, layouts_that_cannot_be_divided);
 	tcase_add_loop_test(t, copies_against_a_model, 0, 2 * WAYS);
 	tcase_add_test(t, neighbours_are_one_copy_of_each_part);
+	tcase_add_loop_test(t, copies_of_several_threads, 0, 6);
 	tcase_add_loop_test(t, a_copy_that_fails_halfway, 0, 3);
 	tcase_add_test(t, parts_that_cannot_be);
 	suite_add_tcase(s, t);

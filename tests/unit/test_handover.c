@@ -148,6 +148,7 @@ static const struct {
 	size_t n; /* bytes of the value; of them, 0: as it is */
 	unsigned fds;
 	int want;
+	const char *says; /* a part of the message; NULL: any */
 } hellos[] = {
 	{"magic", H(magic), 1, 4, 3, ERR_CORRUPT},
 	{"version", H(version), HANDOVER_VERSION - 1, 4, 3, ERR_UNSUPPORTED},
@@ -157,7 +158,8 @@ static const struct {
 	{"no backend", H(backend), 0, 1, 3, ERR_INVALID},
 	{"backend with a slash", H(backend), '/', 1, 3, ERR_INVALID},
 	{"backend without an end", H(backend), 0x61616161, 16, 3, ERR_INVALID},
-	{"a device below 0", H(device), UINT32_MAX, 4, 3, ERR_INVALID},
+	{"a device below 0", H(device), UINT32_MAX, 4, 3, ERR_INVALID,
+     "part 0 of the pool is on device -1, the least is 0"},
 	{"no epoch", H(epoch), 0, 4, 3, ERR_INVALID},
 	{"no blocks", H(blocks), 0, 4, 3, ERR_INVALID},
 	{"blocks without end", H(blocks), UINT32_MAX, 4, 3, ERR_INVALID},
@@ -173,10 +175,14 @@ static const struct {
 	{"no ring descriptor", 0, 0, 0, 2, ERR_INVALID},
 	{"a ring descriptor without a ring", H(ring_slots), 0, 4, 3, ERR_INVALID},
 	{"more descriptors", 0, 0, 0, 5, ERR_INVALID},
-	{"no parts", H(parts), 0, 4, 3, ERR_INVALID},
+	{"no parts", H(parts), 0, 4, 3, ERR_INVALID, "a pool of 0 parts, the limits are 1 and 16"},
 	{"more parts than descriptors", H(parts), 2, 4, 3, ERR_INVALID},
-	{"too many parts", H(parts), KERN_PARTS_MAX + 1, 4, 3, ERR_INVALID},
-	{"more parts than heads", H(parts), 3, 4, 5, ERR_INVALID},
+	{"too many parts", H(parts), KERN_PARTS_MAX + 1, 4, 3, ERR_INVALID,
+     "hand-over of prefill-1: a pool of 17 parts, the limits are 1 and 16"},
+	{"parts without end", H(parts), UINT32_MAX, 4, 3, ERR_INVALID,
+     "a pool of 4294967295 parts, the limits are 1 and 16"},
+	{"more parts than heads", H(parts), 3, 4, 5, ERR_INVALID,
+     "a pool of 3 parts, but its layers have 1 KV heads"},
 };
 
 START_TEST(hello_is_checked)
@@ -196,8 +202,40 @@ START_TEST(hello_is_checked)
 	ck_assert_int_eq(sock_send(pair[0], &h, sizeof h, fds, hellos[_i].fds), 0);
 	ck_assert_msg(handover_receive(pair[1], &got, &l, &out, &e) == hellos[_i].want, "%s: %s",
 	              hellos[_i].what, e.text);
+	ck_assert_msg(!hellos[_i].says || strstr(e.text, hellos[_i].says), "%s: %s", hellos[_i].what,
+	              e.text);
 	handover_fds_close(&out);
 	ck_assert_int_eq(open_fds(), before); /* refused ones are closed */
+}
+END_TEST
+
+/* With a descriptor and a device for each: they come in their places. */
+START_TEST(the_most_parts)
+{
+	struct handover_hello h, got;
+	struct kv_layout l;
+	struct err e = {0};
+	struct handover_fds in = {shared.region.control_fd, ring_fd(ring), {.parts = KERN_PARTS_MAX}},
+						out;
+	for (uint32_t i = 0; i < KERN_PARTS_MAX; i++) {
+		in.data.fd[i] = eventfd(1 + i, 0);
+		in.data.device[i] = (int32_t)(40 + i);
+	}
+	ck_assert_int_eq(kv_layout_uniform(&l, LAYERS, KERN_PARTS_MAX, 4, 4, KV_F32), 0);
+	handover_hello_init(&h, "prefill-1", WORKER_EPOCH, &l, BLOCKS, "cpu");
+	h.ring_slots = SLOTS;
+	h.ring_layers = LAYERS;
+	ck_assert_int_eq(handover_offer(pair[0], &h, &in, &e), 0);
+	ck_assert_msg(handover_receive(pair[1], &got, &l, &out, &e) == 0, "%s", e.text);
+	ck_assert_uint_eq(out.data.parts, KERN_PARTS_MAX);
+	for (uint32_t i = 0; i < KERN_PARTS_MAX; i++) {
+		eventfd_t is;
+		ck_assert_int_eq(eventfd_read(out.data.fd[i], &is), 0);
+		ck_assert_uint_eq(is, 1 + i);
+		ck_assert_int_eq(out.data.device[i], 40 + (int32_t)i);
+	}
+	handover_fds_close(&out);
+	kv_data_close(&in.data);
 }
 END_TEST
 
@@ -600,6 +638,7 @@ int main(void)
 	tcase_add_test(m, both_ways);
 	tcase_add_test(m, without_a_ring);
 	tcase_add_loop_test(m, hello_is_checked, 0, (int)(sizeof hellos / sizeof *hellos));
+	tcase_add_test(m, the_most_parts);
 	tcase_add_test(m, hello_of_another_size);
 	tcase_add_test(m, empty_messages);
 	tcase_add_test(m, random_hellos);

@@ -6,7 +6,7 @@
 
 /* --- bytes --------------------------------------------------------------- */
 
-static void exact(int encrypt, int far, uint32_t frame_bytes)
+static void exact(int encrypt, const struct rig_shape *shape, uint32_t frame_bytes)
 {
 	struct tcp_opts o = rig_opts;
 	struct lease l[3];
@@ -14,13 +14,14 @@ static void exact(int encrypt, int far, uint32_t frame_bytes)
 	o.encrypt = encrypt;
 	o.frame_bytes = frame_bytes;
 	o.connections = 3;
-	struct rig *r = rig_new(&o, &rig_opts, 7, 16, far);
+	struct rig *r = rig_new_of(&o, &rig_opts, shape);
 	for (unsigned i = 0; i < 3; i++) {
 		lease_open(&l[i], r, 1 + 15 * i, 14); /* blocks 0, 15, 30, 45.. are nobody's */
 		lease_send_all(&l[i]);
 	}
 	RIG_WAIT(r, l[0].bytes == lease_all(l) && l[1].bytes == lease_all(l + 1) &&
 	                l[2].bytes == lease_all(l + 2));
+	rig_pool_move(&r->to, true);
 	for (unsigned i = 0; i < 3; i++) {
 		ck_assert_int_eq(OPS->incoming_complete(l[i].in), 1);
 		lease_check(&l[i]);
@@ -48,7 +49,26 @@ START_TEST(bytes_are_exact)
 		uint32_t frame_bytes;
 	} ways[] = {{0, 0, 0},    {0, 0, 600}, {0, 0, 1},   {0, 1, 0},
 	            {0, 1, 1100}, {1, 0, 0},   {1, 0, 900}, {1, 1, 700}};
-	exact(ways[_i].encrypt, ways[_i].far, ways[_i].frame_bytes);
+	const struct rig_shape shape = {.layers = 7, .heads = 2, .dim = 16, .far = ways[_i].far};
+	exact(ways[_i].encrypt, &shape, ways[_i].frame_bytes);
+}
+END_TEST
+
+/* Of the ranks of tensor parallelism, whose parts of 7 heads are not equal: the bytes on the wire,
+ * with their checksums or tags, are those of the whole pool. */
+START_TEST(bytes_of_divided_pools_are_exact)
+{
+	static const struct {
+		uint32_t from_parts, to_parts;
+	} ways[] = {{2, 1}, {3, 1}, {1, 2}, {1, 3}, {2, 2}, {3, 3}, {2, 3}, {3, 2}};
+	static const uint32_t frame_bytes[] = {0, 1, 2500};
+	const struct rig_shape shape = {.layers = 3,
+	                                .heads = 7,
+	                                .dim = 8,
+	                                .from_parts = ways[_i / 2].from_parts,
+	                                .to_parts = ways[_i / 2].to_parts};
+	for (unsigned i = 0; i < 3; i++)
+		exact(_i % 2, &shape, frame_bytes[i]);
 }
 END_TEST
 
@@ -916,6 +936,7 @@ int main(void)
 	TCase *t = tcase_create("tcp");
 	log_set_level("error");
 	tcase_add_loop_test(t, bytes_are_exact, 0, 8);
+	tcase_add_loop_test(t, bytes_of_divided_pools_are_exact, 0, 16);
 	tcase_add_loop_test(t, window_is_respected, 0, 2);
 	tcase_add_test(t, one_piece_larger_than_window_and_frame);
 	tcase_add_test(t, leases_take_turns);
