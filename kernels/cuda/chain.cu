@@ -37,11 +37,11 @@ struct chain_args {
 	/* 1 + phases of them, zero between runs: the next ticket; a phase's blocks that are done */
 	uint32_t *counters;
 	uint32_t phases, begin[PHASES_MAX + 1]; /* a phase's first ticket; the end */
-	uint32_t own_at; /* offset of struct block_work in shared memory, behind what phases use */
+	uint32_t own_at; /* offset of struct chain_block in shared memory, behind what phases use */
 };
 
 /* What a block reads of its work before it waits. */
-struct block_work {
+struct chain_block {
 	struct phase phase;
 	struct product product; /* of PHASE_PRODUCT: what task.of points to */
 	uint32_t ticket;
@@ -66,7 +66,7 @@ static __device__ inline void copy_words(void *to, const void *from, size_t byte
 }
 
 /* The block's phase, which is copied to shared memory, and its number there. */
-static __device__ inline uint32_t begin_block(const struct chain_args &a, struct block_work *w,
+static __device__ inline uint32_t begin_block(const struct chain_args &a, struct chain_block *w,
                                               uint32_t *ret_number)
 {
 	if (threadIdx.x == 0)
@@ -83,7 +83,7 @@ static __device__ inline uint32_t begin_block(const struct chain_args &a, struct
 
 /* The block's part of a product, and the product itself in shared memory. False: no work. */
 template <int TYPE>
-static __device__ inline bool begin_product(const struct product_args &a, struct block_work *w,
+static __device__ inline bool begin_product(const struct product_args &a, struct chain_block *w,
                                             uint32_t number, struct task *ret)
 {
 	if (a.chosen.groups) /* which are known only after the wait */
@@ -154,7 +154,7 @@ static __device__ inline void count_done(const struct chain_args &a, uint32_t ph
 /* Every thread waits (grid_wait) before it ends. */
 template <int TYPE, int PARTS> static __device__ inline void run_chain(const struct chain_args &a)
 {
-	struct block_work *w = (struct block_work *)(shared_memory() + a.own_at);
+	struct chain_block *w = (struct chain_block *)(shared_memory() + a.own_at);
 	uint32_t number, phase = begin_block(a, w, &number);
 	const struct phase &f = w->phase;
 	const struct product_args &product = args_of<struct product_args>(f);
@@ -227,7 +227,7 @@ static uint32_t needed_threads(const struct launch *l)
 
 static uint32_t shared_of(const struct chain *c)
 {
-	return c->shared + (uint32_t)sizeof(struct block_work);
+	return c->shared + (uint32_t)sizeof(struct chain_block);
 }
 
 /* Whether the device has room for all blocks of the chain at once. */
