@@ -94,7 +94,7 @@ static __device__ inline bool begin_product(const struct product_args &a, struct
 	ret->of = &w->product;
 	__syncthreads();
 	if (threadIdx.x < w->phase.threads && !ret->first)
-		fetch_weights<TYPE>(a, *ret);
+		fetch_weights<TYPE>(a, *ret, SIZE_MAX / 2);
 	return true;
 }
 

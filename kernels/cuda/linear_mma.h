@@ -210,23 +210,28 @@ static __device__ __forceinline__ struct warp_part warp_part_of(const struct pro
 	return warp_part{t.block * (a.warps / segments) + warp / segments, warp % segments};
 }
 
-/* Brings what this warp will read of the weight into the L2 cache. */
+/* Brings what this warp will read of the weight into the L2 cache: of each panel the first `most`
+ * bytes. For a block that still waits for its input. */
 template <int TYPE>
-static __device__ inline void fetch_weights(const struct product_args &a, const struct task &t)
+static __device__ inline void fetch_weights(const struct product_args &a, const struct task &t,
+                                            size_t most)
 {
 	enum { SECTOR_BYTES = 32 }; /* what a prefetch fetches at least */
 	constexpr struct weight_layout l = weight_layout_of(TYPE);
 	constexpr uint32_t step_records = STEP_VALUES / l.values;
 	struct warp_part part = warp_part_of(a, t);
 	uint32_t panels = (t.of->w.n + PANEL_ROWS - 1) / PANEL_ROWS, first = PANELS * part.pair;
-	uint32_t from = segment_begin(*t.of, part.segment) * step_records / l.records,
-			 to = (segment_begin(*t.of, part.segment + 1) * step_records + l.records - 1) /
-	              l.records;
-	size_t end = (size_t)to * l.block_bytes;
-	if (end > t.of->w.ld) /* the last step may have fewer records */
-		end = t.of->w.ld;
+	size_t from = (size_t)(segment_begin(*t.of, part.segment) * step_records / l.records) *
+	              l.block_bytes,
+		   to = (size_t)((segment_begin(*t.of, part.segment + 1) * step_records + l.records - 1) /
+	                     l.records) *
+	            l.block_bytes;
+	if (to > t.of->w.ld) /* the last step may have fewer records */
+		to = t.of->w.ld;
+	if (to > from + most)
+		to = from + most;
 	for (uint32_t panel = first; panel < first + PANELS && panel < panels; panel++)
-		for (size_t at = (size_t)from * l.block_bytes + threadIdx.x % WARP * SECTOR_BYTES; at < end;
+		for (size_t at = from + threadIdx.x % WARP * SECTOR_BYTES; at < to;
 		     at += WARP * SECTOR_BYTES)
 			prefetch_l2(t.data + panel * t.of->w.ld + at);
 }
