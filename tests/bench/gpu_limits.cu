@@ -1,8 +1,9 @@
 /* gpu_limits.cu - what a GPU can do at most, to hold figures of the CUDA backend against: bandwidth
- * of reading and copying, the dense rate of mma.sync, the gap between kernels of a graph, copies to
- * and from pinned memory, how long a word takes from a kernel to the host. And an experiment
- * that decides whether kernels for few and for many rows may use different instructions: do
- * wgmma and mma.sync give the same bits? Prints "name value unit" lines. */
+ * of reading and copying, dense rates of BF16 and FP8 by each instruction that there is, the gap
+ * between kernels of a graph, copies to and from pinned memory, how long a word takes from a kernel
+ * to the host. And an experiment that decides whether kernels for few and for many rows may use
+ * different instructions: do wgmma and mma.sync give the same bits? Prints "name value unit"
+ * lines. */
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -116,16 +117,39 @@ static __device__ void mma(float d[4], const uint32_t a[4], const uint32_t b[2])
 	             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+/* d (16, 8) += a (16, 32) b (32, 8) */
+static __device__ void mma_f8(float d[4], const uint32_t a[4], const uint32_t b[2])
+{
+#if __CUDA_ARCH__ >= 890
+	asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, "
+	             "%6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+	             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+	             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+	(void)d, (void)a, (void)b;
+#endif
+}
+
 enum { MMA_CHAINS = 8, MMA_ROUNDS = 4096 };
 
-static __global__ void mma_rate(float *out)
+/* Numbers of any sign between 1 and 2, two of BF16 or four of E4M3: what operands are changes what
+ * the device can do with its power. */
+static __device__ uint32_t some_numbers(uint32_t seed, bool f8)
+{
+	seed = seed * 2654435761u ^ seed >> 15;
+	return f8 ? (seed & 0x87878787u) | 0x38383838u : (seed & 0x807f807fu) | 0x3f803f80u;
+}
+
+template <bool F8> static __global__ void mma_rate(float *out)
 {
 	float d[MMA_CHAINS][4] = {};
-	uint32_t a[4] = {threadIdx.x, 1, 2, 3}, b[2] = {4, 5};
+	uint32_t a[4], b[2];
+	for (uint32_t i = 0; i < 6; i++)
+		(i < 4 ? a[i] : b[i - 4]) = some_numbers(threadIdx.x * 6 + i, F8);
 	for (int i = 0; i < MMA_ROUNDS; i++)
 #pragma unroll
 		for (int k = 0; k < MMA_CHAINS; k++)
-			mma(d[k], a, b);
+			F8 ? mma_f8(d[k], a, b) : mma(d[k], a, b);
 	float sum = 0;
 	for (int k = 0; k < MMA_CHAINS; k++)
 		sum += d[k][0] + d[k][1] + d[k][2] + d[k][3];
@@ -133,15 +157,101 @@ static __global__ void mma_rate(float *out)
 		*out = sum;
 }
 
-static void dense(int multiprocessors)
+/* Operands of wgmma in shared memory, without swizzling: for each 8 rows two matrices of 8 rows by
+ * 16 bytes, one after the other. */
+enum { WGMMA_M = 64, WGMMA_N = 256, WGMMA_ROW_BYTES = 32, WGMMA_GROUPS = 2, WGMMA_ROUNDS = 2048 };
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+static __device__ uint64_t wgmma_operand(const void *shared)
 {
+	uint64_t at = (uint64_t)__cvta_generic_to_shared(shared);
+	return (at & 0x3ffff) >> 4 | (uint64_t)(128 >> 4) << 16 | (uint64_t)(256 >> 4) << 32;
+}
+#endif
+
+#define D_4(I) "+f"(d[I]), "+f"(d[I + 1]), "+f"(d[I + 2]), "+f"(d[I + 3])
+#define D_16(I) D_4(I), D_4(I + 4), D_4(I + 8), D_4(I + 12)
+#define D_64(I) D_16(I), D_16(I + 16), D_16(I + 32), D_16(I + 48)
+/* d (64, 256) += a (64, k) b (k, 256): a row's k numbers are 32 bytes. FLAGS: neither is
+ * transposed, where that can be */
+#define WGMMA(SHAPE_AND_TYPES, FLAGS)                                                            \
+	asm volatile(                                                                                \
+		"{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"                                               \
+		"wgmma.mma_async.sync.aligned." SHAPE_AND_TYPES " "                                      \
+		"{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                \
+		"%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "       \
+		"%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "       \
+		"%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "       \
+		"%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "       \
+		"%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "       \
+		"%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, " \
+		"%111, "                                                                                 \
+		"%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, "   \
+		"%126, %127}, "                                                                          \
+		"%128, %129, p, 1, 1" FLAGS ";\n}"                                                       \
+		: D_64(0), D_64(64)                                                                      \
+		: "l"(a), "l"(b))
+
+template <bool F8>
+static __global__ void __launch_bounds__(WGMMA_GROUPS * 128) wgmma_rate(float *out)
+{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+	enum { WORDS = (WGMMA_M + WGMMA_N) * WGMMA_ROW_BYTES / 4 };
+	__shared__ __align__(128) uint32_t operands[WORDS];
+	float d[128] = {};
+	for (uint32_t i = threadIdx.x; i < WORDS; i += blockDim.x)
+		operands[i] = some_numbers(i, F8);
+	asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+	__syncthreads();
+	uint64_t a = wgmma_operand(operands),
+			 b = wgmma_operand(operands + WGMMA_M * WGMMA_ROW_BYTES / 4);
+	asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+	for (int i = 0; i < WGMMA_ROUNDS; i++) {
+		if constexpr (F8)
+			WGMMA("m64n256k32.f32.e4m3.e4m3", "");
+		else
+			WGMMA("m64n256k16.f32.bf16.bf16", ", 0, 0");
+		asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 1;" ::
+		                 : "memory");
+	}
+	asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+	float sum = 0;
+	for (int i = 0; i < 128; i++)
+		sum += d[i];
+	if (sum == 1234.5f)
+		*out = sum;
+#else
+	(void)out;
+#endif
+}
+
+/* flop: of a multiprocessor */
+template <typename F>
+static void show_dense(const char *name, double flop, int multiprocessors, F work)
+{
+	show(name, flop * multiprocessors / least_us(work) * 1e-6, "TFLOP/s");
+}
+
+static void dense(const cudaDeviceProp &p)
+{
+	enum { THREADS = 512, WGMMA_THREADS = WGMMA_GROUPS * 128 };
+	int n = p.multiProcessorCount, capability = 10 * p.major + p.minor;
+	double mma_flop = 2.0 * 16 * 8 * 16 * double(MMA_CHAINS) * double(MMA_ROUNDS) * (THREADS / 32),
+		   wgmma_flop = 2.0 * double(WGMMA_M) * double(WGMMA_N) * 16 * double(WGMMA_ROUNDS) *
+	                    double(WGMMA_GROUPS);
 	float *out;
 	CHECK(cudaMalloc(&out, 4));
-	double us = least_us([&] { mma_rate<<<multiprocessors, 512, 0, stream>>>(out); });
-	show("mma.sync bf16",
-	     2.0 * 16 * 8 * 16 * (double)MMA_CHAINS * (double)MMA_ROUNDS * 16 * multiprocessors / us *
-	         1e-6,
-	     "TFLOP/s");
+	show_dense("mma.sync bf16", mma_flop, n,
+	           [&] { mma_rate<false><<<n, THREADS, 0, stream>>>(out); });
+	if (capability >= 89)
+		show_dense("mma.sync f8_e4m3", 2 * mma_flop, n,
+		           [&] { mma_rate<true><<<n, THREADS, 0, stream>>>(out); });
+	if (p.major == 9) {
+		show_dense("wgmma bf16", wgmma_flop, n,
+		           [&] { wgmma_rate<false><<<n, WGMMA_THREADS, 0, stream>>>(out); });
+		show_dense("wgmma f8_e4m3", 2 * wgmma_flop, n,
+		           [&] { wgmma_rate<true><<<n, WGMMA_THREADS, 0, stream>>>(out); });
+	}
 	CHECK(cudaFree(out));
 }
 
@@ -306,7 +416,7 @@ int main(void)
 	       p.name, p.major, p.minor, p.multiProcessorCount, p.totalGlobalMem >> 20, driver,
 	       runtime);
 	bandwidth(p.multiProcessorCount);
-	dense(p.multiProcessorCount);
+	dense(p);
 	launch_gap(0);
 	if (p.major >= 9)
 		launch_gap(1);

@@ -246,7 +246,7 @@ def test_the_benchmark_in_the_packed_folder(folder, tmp_path):
     folder = shutil.copytree(folder, tmp_path / "dist")
     played(folder / "test" / "gpu_limits", "echo 'A card, compute capability 9.0, 8 multiprocessors, 16000 MiB, driver 1, runtime 1'\n" + "".join(
         f"printf '%-28s %12.2f %s\\n' '{name}' {value}\n" for name, value in (
-            ("read", "100 GB/s"), ("mma.sync bf16", "10 TFLOP/s"), ("copy (read and written)", "50 GB/s"), ("device to pinned", "5.5 GB/s"), ("pinned to device", "6 GB/s"))))
+            ("read", "100 GB/s"), ("mma.sync bf16", "10 TFLOP/s"), ("wgmma bf16", "20 TFLOP/s"), ("wgmma f8_e4m3", "40 TFLOP/s"), ("copy (read and written)", "50 GB/s"), ("device to pinned", "5.5 GB/s"), ("pinned to device", "6 GB/s"))))
     for name in ("suite", "peers"):
         (folder / "tests" / "bench" / f"bench_gpu_{name}.py").write_text("import sys\nprint(sys.argv[1:])\n")
     env = {**ENV, "PDSERVE_BACKENDS": CUDA_HOST, "OVERLAP": "--shape tiny --streams 1,3 --seconds 1 --kv-mb 64 -n 1", "COPY_BLOCKS": "9", "SHAPES": "tiny", "TYPES": "bf16 q8_0",
@@ -266,7 +266,7 @@ def test_the_benchmark_in_the_packed_folder(folder, tmp_path):
     assert result["tiny_bf16_bf16_layers_1_100_launches_a_layer"] == 2.5 and result["tiny_bf16_bf16_layers_apart_1_100_launches_a_layer"] == 11, out
     assert result["tiny_bf16_fast_layers_1_100_launches_a_layer"] == 21 and "tiny_bf16_fast_layers_apart_1_100_us_a_layer" not in result, out
     assert abs(int(re.search(r"2.5 launches a layer  7 launches a step, of which the layers take (\d+) us", out)[1]) - 2 * result["tiny_bf16_bf16_layers_1_100_us_a_layer"]) < 1, out
-    assert re.search(r"rows +96 behind +0 .*\n +\(in 2 chunks", out), out
+    assert re.search(r"rows +96 behind +0 .* TFLOP/s +[0-9.]+ % of 20\n +\(in 2 chunks", out), out
     for row, launches in (("batch +3 context +100", 2), ("rows +40 behind +50", 1)):
         assert re.search(rf"attention alone +{row} +[0-9.]+ us a layer  {launches} launches  ", out), out
     assert result["tiny_bf16_bf16_attention_decode_3_100_us_a_layer"] > 0 and result["tiny_bf16_bf16_attention_prefill_40_us_a_layer"] > 0, out
