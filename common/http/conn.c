@@ -21,8 +21,9 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#define INPUT_MAX 16384u  /* bytes after a request that is being answered */
-#define UNREAD_MAX 65536u /* bytes of answers not taken: the next request waits */
+#define INPUT_MAX 16384u     /* bytes after a request that is being answered */
+#define WRITE_MAX (1u << 20) /* bytes that a connection writes at once */
+#define UNREAD_MAX 65536u    /* bytes of answers not taken: the next request waits */
 #define LINGER_US 3000000u
 
 /* It may give way to others, the longest waiting first: it has no whole head, and its answers were
@@ -607,6 +608,9 @@ static struct http_conn *conn_made(struct http_server *h, evutil_socket_t fd)
 			bufferevent_openssl_set_allow_dirty_shutdown(c->bev, 1);
 		bufferevent_setcb(c->bev, on_read, on_written, on_event, c);
 		bufferevent_setwatermark(c->bev, EV_READ, 0, INPUT_MAX);
+		/* in a turn of the loop; libevent's 16 KiB are less than a router that fell behind makes
+		 * for each of its clients meanwhile */
+		bufferevent_set_max_single_write(c->bev, WRITE_MAX);
 		if (bufferevent_set_timeouts(c->bev, NULL, &limit) == 0 &&
 		    bufferevent_enable(c->bev, EV_READ | EV_WRITE) == 0)
 			return c;
