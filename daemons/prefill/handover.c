@@ -28,7 +28,7 @@ static void send_first(struct job *j)
 	f.index = j->req.given_tokens - j->req.prompt_tokens;
 	f.token = drawn_token(&j->run.first, j->req.sampling.logprobs >= 0);
 	f.decode = (char *)job_decode_name(j);
-	f.decode_epoch = j->reserve.asked->target->epoch;
+	f.decode_epoch = job_is_alone(j) ? 0 : j->reserve.asked->target->epoch;
 	f.lease_id = j->lease.id.id;
 	f.lease_generation = j->lease.id.generation;
 	f.finish = j->finish;
@@ -53,7 +53,7 @@ static void log_done(const struct job *j)
 	        (unsigned long long)j->prepare.spent_us, (unsigned long long)j->reserve_us,
 	        (unsigned long long)(j->shared.begun_us - j->run.ready_us),
 	        (unsigned long long)(j->run.done_us - j->shared.begun_us),
-	        j->req.pooling ? "-" : job_decode_name(j));
+	        job_is_alone(j) ? "-" : job_decode_name(j));
 }
 
 void handover_embedding(struct job *j)

@@ -95,7 +95,7 @@ static enum job_state step_prepare(struct job *j, enum job_event e)
 		return JOB_DROPPED;
 	if (e != JE_BACK)
 		return JOB_PREPARE;
-	return read_look_up(j) ? JOB_LOOKUP : j->req.pooling ? JOB_SHARE : JOB_PARKED;
+	return read_look_up(j) ? JOB_LOOKUP : job_is_alone(j) ? JOB_SHARE : JOB_PARKED;
 }
 
 static enum job_state step_lookup(struct job *j, enum job_event e)
@@ -106,7 +106,7 @@ static enum job_state step_lookup(struct job *j, enum job_event e)
 	}
 	if (e != JE_BACK)
 		return JOB_LOOKUP;
-	return j->req.pooling ? JOB_SHARE : JOB_PARKED;
+	return job_is_alone(j) ? JOB_SHARE : JOB_PARKED;
 }
 
 static enum job_state step_parked(struct job *j, enum job_event e)
@@ -144,7 +144,7 @@ static enum job_state step_share(struct job *j, enum job_event e)
 		return JOB_SHARE;
 	if (!j->blocks.n)
 		return JOB_TAKE;
-	return j->req.pooling ? JOB_RUN : JOB_SLOT;
+	return job_is_alone(j) ? JOB_RUN : JOB_SLOT;
 }
 
 static void note_taken(struct job *j)
@@ -460,6 +460,7 @@ void job_init(struct job *j, struct prefill *s)
 	j->run.shared = &j->shared;
 	j->run.seq = s->next_seq++;
 	j->run.slot = RUN_NO_SLOT;
+	j->run.alone = job_is_alone(j);
 	map_put(s->by_key, k.b, j);
 	list_push_back(&s->jobs, &j->node);
 	s->count[JOB_NEW]++;

@@ -30,8 +30,8 @@
  *   DROPPED -> END                      cancelled or failed, but a thread or a look-up has it
  *   END                                 everything is given back; job_step frees the job
  *
- * A job that makes an embedding needs no decode worker: it goes from PREPARE or LOOKUP to SHARE,
- * has no slot, and RUN ends it.
+ * A job without candidates is done with the prefill, because it makes an embedding or its answer is
+ * a single token: it goes from PREPARE or LOOKUP to SHARE, has no slot, and RUN ends it.
  *
  * A cancel sets `shared.cancelled`: a thread that has the job gives it back soon, and DROPPED ends
  * then.
@@ -276,6 +276,12 @@ void job_run_back(struct svc *svc, void *run);
 static inline int job_is_leased(const struct job *j)
 {
 	return j->state >= JOB_SHARE && j->state <= JOB_MOVED;
+}
+
+/* Nothing follows its prefill, so it has no lease, no transfer and no slot of the ring. */
+static inline int job_is_alone(const struct job *j)
+{
+	return j->reserve.n == 0;
 }
 
 /* read.c */

@@ -33,7 +33,7 @@ static int precondition(const struct worker *w, struct job_run *r)
 	const struct seq_blocks *b = r->blocks;
 	uint32_t need = worker_blocks_for(w, r->req->n_tokens), computed = r->shared->computed,
 			 full = computed / w->info->kv.block_tokens;
-	int inside = b->n == need, slot = r->req->pooling || r->slot < ring_slots(w->ring);
+	int inside = b->n == need, slot = r->alone || r->slot < ring_slots(w->ring);
 	char text[160];
 	for (uint32_t i = 0; inside && i < need; i++)
 		inside = b->block[i] < w->region.blocks;
@@ -208,7 +208,8 @@ static void add_span(struct schedule *s, struct job_run *r, uint32_t take, uint3
 		sp->logits = r->req->prompt_logprobs               ? ENGINE_LOGITS_ALL
 		             : computed + take == r->req->n_tokens ? ENGINE_LOGITS_LAST
 		                                                   : ENGINE_LOGITS_NONE;
-		add_progress(s->w, r, sp);
+		if (!r->alone)
+			add_progress(s->w, r, sp);
 		add_draws(s, r, sp, draws);
 	}
 	if (!r->shared->begun_us)

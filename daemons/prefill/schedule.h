@@ -35,7 +35,8 @@ struct job_run {
 	struct seq_blocks *blocks;
 	struct job_shared *shared;
 	uint64_t seq;  /* the job's number, by arrival */
-	uint32_t slot; /* of the ring; RUN_NO_SLOT: none is held, and for an embedding none is needed */
+	uint32_t slot; /* of the ring; RUN_NO_SLOT: none is held */
+	int alone;     /* the job needs no slot (job_is_alone) */
 	uint64_t slot_gen;
 	uint64_t ready_us; /* when it was added */
 	/* the thread's */

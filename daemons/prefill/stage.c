@@ -246,6 +246,12 @@ static int take_request(struct prefill *s, struct job *j, const struct msg_head 
 	return -1;
 }
 
+/* Does the answer need no more than what a prefill gives: an embedding, or a single token? */
+static int is_prefill_only(const Pds__Request *r)
+{
+	return r->pooling || (r->max_tokens == 1 && r->n_tokens == r->prompt_tokens);
+}
+
 static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h,
                       const ProtobufCMessage *body)
 {
@@ -255,7 +261,7 @@ static void on_submit(struct worker *w, struct peer *p, const struct msg_head *h
 	struct err err = {0};
 	if (find(s, h))
 		return;
-	if (m->n_candidates == 0 && !m->request->pooling) {
+	if (m->n_candidates == 0 && !is_prefill_only(m->request)) {
 		/* the router believes that this worker decodes, as it did before */
 		worker_fail(w, h, peer_name(p), peer_epoch(p), PDS__FAULT__FAULT_DRAINING, 1,
 		            "the worker's role is prefill, and no decode worker was named");
@@ -547,7 +553,7 @@ static void fail_draining(struct job *j, const char *why)
 		j, &(struct worker_failure){.fault = PDS__FAULT__FAULT_DRAINING, .retry = 1, .text = why});
 }
 
-/* Jobs without a lease, and embeddings that are not begun, go elsewhere at once; the others are
+/* Jobs that have no lease, or need none and are not begun, go elsewhere at once; the others are
  * computed and handed over. */
 static void drain(struct worker *w)
 {
@@ -555,7 +561,7 @@ static void drain(struct worker *w)
 	s->draining = 1;
 	list_each_safe(it, nx, &s->jobs) {
 		struct job *j = list_entry(it, struct job, node);
-		if (!job_is_leased(j) || (j->req.pooling && !j->shared.begun_us))
+		if (!job_is_leased(j) || (job_is_alone(j) && !j->shared.begun_us))
 			fail_draining(j, "the prefill worker is draining");
 	}
 }

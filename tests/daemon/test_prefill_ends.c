@@ -239,6 +239,27 @@ START_TEST(test_first_token_ends_the_answer)
 }
 END_TEST
 
+/* An answer of one token needs no decode worker: there is nothing to ask for, to move or to wait
+ * for. */
+START_TEST(test_single_token)
+{
+	world_begin("kv_blocks=64");
+	say_submit((struct ask){.req = 1, .n = 150, .to = "", .max_tokens = 1});
+	const Pds__FirstToken *f = first_token(1);
+	ck_assert_int_eq(f->finish, PDS__FINISH__FINISH_LENGTH);
+	ck_assert_uint_eq(f->token->id, golden_first);
+	ck_assert_str_eq(f->decode, "");
+	at_rest();
+	ck_assert_uint_eq(count(D1, MSG_KV_RESERVE, 1), 0);
+	ck_assert_uint_eq(count(D1, MSG_REQUEST_FIRST_TOKEN, 1), 0);
+	/* of more tokens somebody must decode the others */
+	say_submit((struct ask){.req = 2, .n = 150, .to = "", .max_tokens = 2});
+	ck_assert_int_eq(failed(2)->fault, PDS__FAULT__FAULT_DRAINING);
+	at_rest();
+	world_end();
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
 	(void)argc;
@@ -255,5 +276,6 @@ int main(int argc, char **argv)
 	tcase_add_test(c, test_decode_worker_dies);
 	tcase_add_test(c, test_router_dies);
 	tcase_add_test(c, test_first_token_ends_the_answer);
+	tcase_add_test(c, test_single_token);
 	return world_run(s);
 }

@@ -104,10 +104,27 @@ END_TEST
 
 START_TEST(first_token_ends_the_answer)
 {
-	struct three t = three(1, 0);
+	struct three t = three(8, 0);
 	rig_first_full(t.r, t.p, t.r->s->id, 1, 0, 10, "", 0, LENGTH, 0);
 	expect(t.r, ATTEMPT_DONE, "10 length", "");
 	rig_free(t.r);
+}
+END_TEST
+
+/* No decode worker is needed, nor asked if there is one. */
+START_TEST(answer_of_a_single_token)
+{
+	struct rig *r = rig_new();
+	struct worker_record *p = rig_up(r, "p1", "prefill", 11);
+	if (_i)
+		rig_up(r, "d1", "decode", 21);
+	rig_seq(r, 1, 0);
+	ck_assert_int_eq(attempt_start(r->s), 0);
+	ck_assert_str_eq(r->log, "submit p1 #1 5; ");
+	r->log[0] = 0;
+	rig_first_full(r, p, r->s->id, 1, 0, 10, "", 0, LENGTH, 0);
+	expect(r, ATTEMPT_DONE, "10 length", "");
+	rig_free(r);
 }
 END_TEST
 
@@ -902,6 +919,7 @@ int main(void)
 	tcase_add_test(c, repetition_that_differs_is_counted_and_not_shown);
 	tcase_add_test(c, gap_is_another_attempt);
 	tcase_add_test(c, first_token_ends_the_answer);
+	tcase_add_loop_test(c, answer_of_a_single_token, 0, 2);
 	tcase_add_test(c, stop_string_in_the_first_token);
 	tcase_add_test(c, stop_string_midway_cancels);
 	tcase_add_test(c, prefill_dies_before_anybody_spoke);

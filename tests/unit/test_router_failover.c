@@ -113,7 +113,7 @@ static int chosen(struct rig *r)
 {
 	int n = 0;
 	for (int i = 0; i < 20; i++) {
-		rig_seq(r, 1, 0);
+		rig_seq(r, 2, 0);
 		ck_assert_int_eq(attempt_start(r->s), 0);
 		struct worker_record *d = r->s->try.decode;
 		n += strcmp(d->name, "d1") == 0;

@@ -40,7 +40,8 @@ START_TEST(constraints_under_each_policy)
 		}
 		struct place_wish wish = {.tokens = 50,
 		                          .total_tokens = rand_r(&seed) % 2 ? 90 : 1000,
-		                          .session = (uint64_t)rand_r(&seed) % 3};
+		                          .session = (uint64_t)rand_r(&seed) % 3,
+		                          .prefill_only = rand_r(&seed) % 16 == 0};
 		wish.avoid = rand_r(&seed) % 2 ? "w1" : NULL;
 		int r = place_choose(&g, &wish, now, &p);
 		ck_assert_int_eq(r == 0, place_possible(&g, &wish));
@@ -60,7 +61,7 @@ START_TEST(constraints_under_each_policy)
 			}
 		}
 		if (r == 0 && p.first->role == ROLE_PREFILL)
-			ck_assert_uint_gt(p.n_decode, 0);
+			ck_assert_int_eq(p.n_decode > 0, !wish.prefill_only);
 		if (r == 0 && (p.first->breaker.open || worker_is_stuck(&g, p.first, now)))
 			list_each(it, &g.workers) {
 				const struct worker_record *o = list_entry(it, struct worker_record, node);

@@ -140,7 +140,8 @@ static int on_send(void *arg, struct worker_record *to, enum msg_type type,
 		if (draw(w, 40) == 0)
 			return ERR_FULL;
 		ck_assert(!to->beat.draining);
-		ck_assert(to->role == ROLE_PREFILL ? m->n_candidates > 0 : m->n_candidates == 0);
+		ck_assert_int_eq(to->role == ROLE_PREFILL && m->request->max_tokens > 1,
+		                 m->n_candidates > 0);
 		for (size_t i = 0; i < m->n_candidates; i++)
 			ck_assert_int_eq(registry_find(&w->g, m->candidates[i]->name)->role, ROLE_DECODE);
 		it.kind = SUBMIT;

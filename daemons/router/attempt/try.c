@@ -240,6 +240,8 @@ struct place_wish attempt_wish(const struct attempt *a)
 	                                           : s->open_end ? tokens + 1
 	                                                         : s->prompt_tokens + s->max_tokens,
 	                           .hidden = s->hidden,
+	                           .prefill_only = s->pooling || (s->max_tokens == 1 &&
+	                                                          !(s->pin && s->pin->n_decode)),
 	                           .numerics = *a->past.numerics ? a->past.numerics : NULL,
 	                           .avoid = *a->past.avoid ? a->past.avoid : NULL,
 	                           .alone = a->past.alone,

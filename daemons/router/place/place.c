@@ -116,7 +116,7 @@ static int may_be_first(const struct registry *g, unsigned roles, const struct w
 	if (pin && pin->n_decode && w->role != ROLE_PREFILL &&
 	    (*pin->prefill || pinned_decode(pin, w) < 0))
 		return 0;
-	return w->role != ROLE_PREFILL || wish->hidden || has_decoder(g, w, wish);
+	return w->role != ROLE_PREFILL || wish->prefill_only || has_decoder(g, w, wish);
 }
 
 /* How much of the prompt the worker is known to hold. The last token is always computed. Only
@@ -408,7 +408,7 @@ int place_choose(struct registry *g, const struct place_wish *wish, uint64_t now
 	p.stored_tokens = g->options[0].memory_tokens + g->options[0].disk_tokens;
 	p.work_tokens = work_of(g, wish, &g->options[0]);
 	p.predicted = prefixes_find(wish->prefixes, &p.first->prefix, &n_hashes) != NULL;
-	if (p.first->role == ROLE_PREFILL && !wish->hidden)
+	if (p.first->role == ROLE_PREFILL && !wish->prefill_only)
 		p.n_decode = decoders(g, p.first, wish, now_us, p.decode);
 	uint64_t wait_us = backlog_us(p.first);
 	remember(g, p.first, wish, p.first->role != ROLE_PREFILL, wait_us, now_us);

@@ -32,8 +32,11 @@ struct place_wish {
 	uint32_t total_tokens; /* prompt and max_tokens, or one token more than `tokens` */
 	const char *numerics;  /* preferred, because the last try had it; NULL: none */
 	const char *avoid;     /* worker that failed the last try: chosen last; NULL: none */
-	uint32_t hidden;       /* an embedding of so many elements, so no decode worker; 0: none */
-	int alone;             /* rather one worker that does it all: hand-overs have failed */
+	uint32_t hidden;       /* an embedding of so many elements; 0: none */
+	/* nothing follows the prefill, as its answer is an embedding or a single token: no decode
+	 * worker is needed */
+	int prefill_only;
+	int alone; /* rather one worker that does it all: hand-overs have failed */
 	/* The worker that an attempt is to leave: others count only if they are neither stuck nor
 	 * broken. NULL: none. now_us and wants_room are used only with it. */
 	const struct worker_record *leaves;
