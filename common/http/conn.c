@@ -22,7 +22,7 @@
 #include <sys/socket.h>
 
 #define INPUT_MAX 16384u     /* bytes after a request that is being answered */
-#define WRITE_MAX (1u << 20) /* bytes that a connection writes at once */
+#define WRITE_MAX (1u << 20) /* bytes that a connection writes at once, at most (plain TCP) */
 #define UNREAD_MAX 65536u    /* bytes of answers not taken: the next request waits */
 #define LINGER_US 3000000u
 

@@ -30,8 +30,8 @@
  *   DROPPED -> END                      cancelled or failed, but a thread or a look-up has it
  *   END                                 everything is given back; job_step frees the job
  *
- * A job without candidates is done with the prefill, because it makes an embedding or its answer is
- * a single token: it goes from PREPARE or LOOKUP to SHARE, has no slot, and RUN ends it.
+ * A job without candidates ends with its prefill, because it makes an embedding or its answer is a
+ * single token: it goes from PREPARE or LOOKUP to SHARE, has no slot, and RUN ends it.
  *
  * A cancel sets `shared.cancelled`: a thread that has the job gives it back soon, and DROPPED ends
  * then.

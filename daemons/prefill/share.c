@@ -1,9 +1,9 @@
 /* share.c - requests that share a prefix which is being computed right now: the later job waits for
  * those blocks instead of computing them again.
  *
- * Only granted jobs and embeddings wait, and only for a job that is in the schedule, has everything
- * it needs, and waits for nobody. The waiting job holds no block and no thread, so it cannot hold
- * up any other job. It is not in the schedule, so it never reads a block that is not computed: it
+ * Only jobs that are granted or alone wait, and only for a job that is in the schedule, has
+ * everything it needs, and waits for nobody. The waiting job holds no block and no thread, so it
+ * cannot hold up any other job. It is not in the schedule, so it never reads a block that is not computed: it
  * goes through TAKE again, which matches the blocks published by then. So does a job whose next
  * block was published after its match. If the source is cancelled or fails, the job goes on at
  * once. It waits SHARES_MAX times at most.
@@ -19,7 +19,7 @@ static struct job *source(struct prefill *s, const struct job *j, uint32_t have,
 {
 	struct job *best = NULL;
 	*ret_blocks = 0;
-	list_each(it, &s->jobs) { /* an embedding has no slot */
+	list_each(it, &s->jobs) { /* those that are alone have no slot */
 		struct job *a = list_entry(it, struct job, node);
 		if ((a->state != JOB_RUN && a->state != JOB_EARLY) || a->blocks.n_hashes <= have)
 			continue;

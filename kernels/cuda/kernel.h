@@ -12,11 +12,18 @@
 
 #ifdef __CUDACC__
 
+/* Kernels may start before the previous one is done. */
+#if __CUDA_ARCH__ >= 900
+#define KERNELS_OVERLAP 1
+#else
+#define KERNELS_OVERLAP 0
+#endif
+
 /* Programmatic dependent launch: lets the next kernel of the stream be launched, whose blocks wait
  * on the device until this one is done. */
 static __device__ __forceinline__ void grid_launch_next(void)
 {
-#if __CUDA_ARCH__ >= 900
+#if KERNELS_OVERLAP
 	asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
@@ -26,7 +33,7 @@ static __device__ __forceinline__ void grid_launch_next(void)
  * without this call must not be launched with overlap (program.c). */
 static __device__ __forceinline__ void grid_wait(void)
 {
-#if __CUDA_ARCH__ >= 900
+#if KERNELS_OVERLAP
 	asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }

@@ -11,8 +11,8 @@ enum {
 
 /* --- few rows: a warp for each segment ----------------------------------- */
 
-/* What a warp prefetches of a panel, if its block is on the device while the kernel before still
- * runs. All blocks together: 17 MB on an H100, what it reads in 5 us. */
+/* What a warp prefetches of a panel while the kernel before may still run. All blocks that are on an
+ * H100 together: at most 17 MB, what it reads in 5 us. */
 enum { FETCH_BYTES = 4096 };
 
 template <int TYPE, int PARTS>
@@ -21,7 +21,7 @@ static __device__ __forceinline__ void product_split(const struct product_args &
 	struct task t;
 	bool experts = a.chosen.groups != NULL, /* whose groups the kernels before find */
 		works = !experts && task_find(a, PRODUCT_SPLIT, blockIdx.x, &t);
-	if constexpr (TYPE != WEIGHT_BF16_ROWS)
+	if constexpr (KERNELS_OVERLAP && TYPE != WEIGHT_BF16_ROWS)
 		if (works && !t.first)
 			fetch_weights<TYPE>(a, t, FETCH_BYTES);
 	grid_wait();

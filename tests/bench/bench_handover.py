@@ -9,8 +9,8 @@ Then the tiny model, 1p1d, one request at a time on one connection, so that all 
     hand-over     joined transfer_us: granted until all KV had arrived, by the decode worker (prefill included)
     router in     client's send until event=accepted at the prefill worker (loopback TCP, parsing, tokenizing, placing, a message between two processes)
     router out    event=first_token at the router until the client has read the event (formatting, loopback TCP, waking the client, which is a bare socket)
-    added         time of a request of one token, as its client sees it, less the stages that the prefill worker names (queue, prepare, reserve, prefill): what the router,
-                  three messages between processes and the client's own socket cost together
+    added         time of a request of one token, as its client sees it, less the stages that the prefill worker names (queue, prepare, prefill): what the router,
+                  two messages between processes and the client's own socket cost together
 
 Last, build/bench/bench_router: the router alone with scripted workers, processor time by request and by token.
 

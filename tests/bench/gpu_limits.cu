@@ -130,7 +130,8 @@ static __device__ void mma_f8(float d[4], const uint32_t a[4], const uint32_t b[
 #endif
 }
 
-enum { MMA_CHAINS = 8, MMA_ROUNDS = 4096 };
+/* rounds: some 20 ms, so that the clock is one that the device holds */
+enum { MMA_CHAINS = 8, MMA_ROUNDS = 1 << 18 };
 
 /* Numbers of any sign between 1 and 2, two of BF16 or four of E4M3: what operands are changes what
  * the device can do with its power. */
@@ -159,7 +160,13 @@ template <bool F8> static __global__ void mma_rate(float *out)
 
 /* Operands of wgmma in shared memory, without swizzling: for each 8 rows two matrices of 8 rows by
  * 16 bytes, one after the other. */
-enum { WGMMA_M = 64, WGMMA_N = 256, WGMMA_ROW_BYTES = 32, WGMMA_GROUPS = 2, WGMMA_ROUNDS = 2048 };
+enum {
+	WGMMA_M = 64,
+	WGMMA_N = 256,
+	WGMMA_ROW_BYTES = 32,
+	WGMMA_GROUPS = 2,
+	WGMMA_ROUNDS = 1 << 17
+};
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 static __device__ uint64_t wgmma_operand(const void *shared)
@@ -218,6 +225,7 @@ static __global__ void __launch_bounds__(WGMMA_GROUPS * 128) wgmma_rate(float *o
 	float sum = 0;
 	for (int i = 0; i < 128; i++)
 		sum += d[i];
+	out[1] = 1; /* it was compiled for this device */
 	if (sum == 1234.5f)
 		*out = sum;
 #else
@@ -239,14 +247,20 @@ static void dense(const cudaDeviceProp &p)
 	double mma_flop = 2.0 * 16 * 8 * 16 * double(MMA_CHAINS) * double(MMA_ROUNDS) * (THREADS / 32),
 		   wgmma_flop = 2.0 * double(WGMMA_M) * double(WGMMA_N) * 16 * double(WGMMA_ROUNDS) *
 	                    double(WGMMA_GROUPS);
-	float *out;
-	CHECK(cudaMalloc(&out, 4));
+	float *out, ran[2] = {0, 0};
+	CHECK(cudaMalloc(&out, sizeof ran));
+	CHECK(cudaMemset(out, 0, sizeof ran));
 	show_dense("mma.sync bf16", mma_flop, n,
 	           [&] { mma_rate<false><<<n, THREADS, 0, stream>>>(out); });
 	if (capability >= 89)
 		show_dense("mma.sync f8_e4m3", 2 * mma_flop, n,
 		           [&] { mma_rate<true><<<n, THREADS, 0, stream>>>(out); });
 	if (p.major == 9) {
+		wgmma_rate<false><<<1, WGMMA_THREADS, 0, stream>>>(out);
+		CHECK(cudaStreamSynchronize(stream));
+		CHECK(cudaMemcpy(ran, out, sizeof ran, cudaMemcpyDeviceToHost));
+	}
+	if (ran[1] != 0) {
 		show_dense("wgmma bf16", wgmma_flop, n,
 		           [&] { wgmma_rate<false><<<n, WGMMA_THREADS, 0, stream>>>(out); });
 		show_dense("wgmma f8_e4m3", 2 * wgmma_flop, n,

@@ -49,7 +49,7 @@ class Prompts:
         self.bodies = []
         for i in range(30):
             ids = (shared[i % 3] if i % 2 else []) + [r.randint(3, 300) for _ in range(r.randint(1, 90))]
-            body = {"prompt": ids, "max_tokens": r.randint(4, 60), "ignore_eos": True, "return_token_ids": True, "temperature": 0}
+            body = {"prompt": ids, "max_tokens": r.choice((1, r.randint(4, 60), r.randint(4, 60))), "ignore_eos": True, "return_token_ids": True, "temperature": 0}
             if i % 3 == 1:
                 body.update(temperature=0.8, seed=1000 + i)
             if i % 5 == 4:

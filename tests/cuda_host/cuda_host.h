@@ -36,7 +36,8 @@
 	}                                                                      \
 	static void NAME##_body(const ARGS &a)
 
-/* kernels run one after the other */
+/* kernels run one after the other, but what they do before their turn is done as well */
+#define KERNELS_OVERLAP 1
 #define KERNEL_APART KERNEL
 #define KERNEL_EARLY KERNEL
 static inline void grid_wait(void)

@@ -128,6 +128,37 @@ START_TEST(answer_of_a_single_token)
 }
 END_TEST
 
+START_TEST(prefill_dies_with_a_single_token)
+{
+	struct rig *r = rig_new();
+	struct worker_record *p = rig_up(r, "p1", "prefill", 11);
+	rig_seq(r, 1, 0);
+	ck_assert_int_eq(attempt_start(r->s), 0);
+	r->log[0] = 0;
+	struct worker_record *p2 = rig_up(r, "p2", "prefill", 12);
+	rig_down(r, p);
+	expect(r, ATTEMPT_SUBMITTED, "", "submit p2 #2 5; ");
+	rig_first_full(r, p2, r->s->id, 2, 0, 10, "", 0, LENGTH, 0);
+	ck_assert_str_eq(r->out, "10 length");
+	rig_free(r);
+}
+END_TEST
+
+/* Whoever pins a decode worker wants the hand-over. */
+START_TEST(pinned_with_a_single_token)
+{
+	struct rig *r = rig_new();
+	struct place_pin pin = {.decode = {"d1"}, .n_decode = 1};
+	rig_up(r, "p1", "prefill", 11);
+	rig_up(r, "d1", "decode", 21);
+	rig_seq(r, 1, 0);
+	r->s->asked.pin = &pin;
+	ck_assert_int_eq(attempt_start(r->s), 0);
+	ck_assert_str_eq(r->log, "submit p1 #1 5 d1; ");
+	rig_free(r);
+}
+END_TEST
+
 START_TEST(stop_string_in_the_first_token)
 {
 	struct three t = three(8, 0);
@@ -920,6 +951,8 @@ int main(void)
 	tcase_add_test(c, gap_is_another_attempt);
 	tcase_add_test(c, first_token_ends_the_answer);
 	tcase_add_loop_test(c, answer_of_a_single_token, 0, 2);
+	tcase_add_test(c, prefill_dies_with_a_single_token);
+	tcase_add_test(c, pinned_with_a_single_token);
 	tcase_add_test(c, stop_string_in_the_first_token);
 	tcase_add_test(c, stop_string_midway_cancels);
 	tcase_add_test(c, prefill_dies_before_anybody_spoke);

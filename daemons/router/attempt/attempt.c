@@ -480,7 +480,7 @@ void attempts_worker_down(struct attempts *e, struct worker_record *w, const cha
 
 /* Does a running attempt have to leave w, and is there another worker that can take it, neither
  * stuck nor broken? From a worker that still runs it, it goes only to one that has room. A prefill
- * worker that is told to end finishes it, an embedding too, or gives it back by itself. */
+ * worker that is told to end finishes it or gives it back by itself. */
 static int must_leave(const struct attempt *a, const struct worker_record *w, int stuck,
                       uint64_t now)
 {

@@ -10,7 +10,8 @@
  *                            a pause to end, or for its owner (attempt_resume)
  *   SUBMITTED -> HANDED, HELD, JOINED, DECODING, ENDING, WAITING, DONE, FAILED, CANCELLED  sent to
  *                            the prefill worker; which candidate decodes is not known yet. An
- *                            embedding has no candidates, and comes in one piece
+ *                            embedding and an answer of a single token have no candidates, and
+ *                            come in one piece
  *   HANDED -> DECODING, WAITING, DONE, FAILED, CANCELLED  the prefill worker has sent the first
  *                            token and named the decode worker, which has sent nothing yet
  *   HELD -> JOINED, ENDING, WAITING, DONE, FAILED, CANCELLED  the decode worker sends tokens, which

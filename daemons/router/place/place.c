@@ -4,12 +4,12 @@
  * A prefill worker is chosen only together with a decode worker whose model, numerics and layout
  * are equal, because the decode worker must be able to use its KV bit for bit, and that it can
  * hand KV over to (worker_reaches). Among equal candidates, those of its own site come first.
- * Mixed workers do it all. For an embedding any of them is enough. Without a usable pair, or when
- * all prefill and mixed workers are stuck or broken, decode workers do it all too. Whatever the
- * policy is, workers with one of these are chosen last, the first being the worst: an open
- * breaker, stuck, failed the last try, other numerics than the last try. An attempt whose
- * hand-overs have failed goes to a worker that does it all, if there is one. A decode worker that
- * is stuck or whose breaker is open is a candidate only when there is no other. */
+ * Mixed workers do it all. For an embedding or a single token any of them is enough. Without a
+ * usable pair, or when all prefill and mixed workers are stuck or broken, decode workers do it all
+ * too. Whatever the policy is, workers with one of these are chosen last, the first being the
+ * worst: an open breaker, stuck, failed the last try, other numerics than the last try. An attempt
+ * whose hand-overs have failed goes to a worker that does it all, if there is one. A decode worker
+ * that is stuck or whose breaker is open is a candidate only when there is no other. */
 #include "place.h"
 #include "util/err.h"
 #include "util/log.h"

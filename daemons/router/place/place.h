@@ -57,7 +57,7 @@ int place_choose(struct registry *g, const struct place_wish *wish, uint64_t now
                  struct placement *ret);
 /* Would place_choose find a worker? Changes nothing. */
 int place_possible(const struct registry *g, const struct place_wish *wish);
-/* Why no request can be served now: "no decode worker"; NULL: one can. */
+/* Why requests for several tokens cannot be served now: "no decode worker"; NULL: they can. */
 const char *place_missing(const struct registry *g);
 
 #endif
