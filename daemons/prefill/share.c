@@ -3,10 +3,10 @@
  *
  * Only jobs that are granted or alone wait, and only for a job that is in the schedule, has
  * everything it needs, and waits for nobody. The waiting job holds no block and no thread, so it
- * cannot hold up any other job. It is not in the schedule, so it never reads a block that is not computed: it
- * goes through TAKE again, which matches the blocks published by then. So does a job whose next
- * block was published after its match. If the source is cancelled or fails, the job goes on at
- * once. It waits SHARES_MAX times at most.
+ * cannot hold up any other job. It is not in the schedule, so it never reads a block that is not
+ * computed: it goes through TAKE again, which matches the blocks published by then. So does a job
+ * whose next block was published after its match. If the source is cancelled or fails, the job goes
+ * on at once. It waits SHARES_MAX times at most.
  *
  * All of it runs on the loop's thread. The schedule thread places the source as early as the
  * earliest job that waits for it (job_shared.turn), and reports `wanted` blocks as published. */
