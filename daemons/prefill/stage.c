@@ -175,11 +175,13 @@ static void on_peers(struct worker *w, struct peer *p, const struct msg_head *h,
 	note_keyless(prefill_of(w), keyless);
 }
 
+/* Those of an embedding, which needs none, are not asked. */
 static void copy_candidates(struct job *j, const Pds__Submit *m)
 {
 	struct job_reserve *r = &j->reserve;
-	r->candidate = mem_array(m->n_candidates, sizeof *r->candidate);
-	for (; r->n < m->n_candidates; r->n++) {
+	size_t n = m->request->pooling ? 0 : m->n_candidates;
+	r->candidate = mem_array(n, sizeof *r->candidate);
+	for (; r->n < n; r->n++) {
 		const Pds__Candidate *c = m->candidates[r->n];
 		int linked = connect_to(j->w, c->name, c->endpoint);
 		r->candidate[r->n].target = target_get(prefill_of(j->w), c->name, c->epoch);

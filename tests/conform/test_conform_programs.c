@@ -507,6 +507,18 @@ CONFORM_TEST(rows_just_written)
 	every_job(random_job("what reads rows just written", 2, &readers));
 }
 
+/* In one program, or in one for each operation. */
+static void run_ops(const struct device *dev, const struct kern_op *op, uint32_t n, bool apart,
+                    const struct kern_limits *limits, const struct kern_mem *batch)
+{
+	uint32_t each = apart ? 1 : n;
+	for (uint32_t i = 0; i < n; i += each) {
+		struct kern_program *p = program_get(dev, op + i, each, limits);
+		program_run(dev, p, batch);
+		dev->ops->program_destroy(&p);
+	}
+}
+
 /* A norm of some rows, a product of these, then one of others: the same bits as a program for
  * each. */
 CONFORM_TEST(other_rows)
@@ -545,11 +557,7 @@ CONFORM_TEST(other_rows)
 				{.kind = KERN_OP_MATMUL, .rows = first, .matmul = {y, 1, {{weight, {0}, u}}}},
 				{.kind = KERN_OP_MATMUL, .rows = last, .matmul = {y, 1, {{weight, {0}, z}}}}};
 			mem_put(dev, mem.dev, given, 4 * ROWS * DIM * sizeof(float));
-			for (uint32_t n = 0; n < LEN(op); n += i % 2 ? 1 : LEN(op)) {
-				struct kern_program *p = program_get(dev, op + n, i % 2 ? 1 : LEN(op), &limits);
-				program_run(dev, p, &batch);
-				dev->ops->program_destroy(&p);
-			}
+			run_ops(dev, op, LEN(op), i % 2, &limits, &batch);
 			mem_take(dev, got[i % 2], z.at, sizeof got[0]);
 			EXPECT(i % 2 == 0 || !memcmp(got[0], got[1], sizeof got[0]),
 			       "%s: other bits than a program for each operation has",
@@ -596,11 +604,7 @@ CONFORM_TEST(a_wide_activation)
 		op[1].matmul.p[0].w = weight;
 		for (uint32_t apart = 0; apart < 2; apart++) {
 			mem_put(dev, mem.dev, given, FLOATS * sizeof(float));
-			for (uint32_t n = 0; n < LEN(op); n += apart ? 1 : LEN(op)) {
-				struct kern_program *p = program_get(dev, op + n, apart ? 1 : LEN(op), &limits);
-				program_run(dev, p, &batch);
-				dev->ops->program_destroy(&p);
-			}
+			run_ops(dev, op, LEN(op), apart, &limits, &batch);
 			mem_take(dev, got[apart], y.at, sizeof got[0]);
 		}
 		EXPECT(!memcmp(got[0], got[1], sizeof got[0]),

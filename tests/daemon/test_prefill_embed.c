@@ -143,6 +143,18 @@ static void answered(uint64_t req, Pds__Pooling kind)
 		ck_assert_int_eq(first_token(req)->finish, PDS__FINISH__FINISH_LENGTH);
 }
 
+/* A router that names candidates all the same changes nothing. */
+START_TEST(candidates_are_not_asked)
+{
+	world_begin("kv_blocks=64");
+	say_submit((struct ask){.req = 1, .n = 100, .to = "1", .max_tokens = 1, .pooling = MEAN});
+	embedding(1);
+	at_rest();
+	ck_assert_uint_eq(count(D1, MSG_KV_RESERVE, 1), 0);
+	world_end();
+}
+END_TEST
+
 /* Another input with the same beginning waits for the blocks that one computes. */
 START_TEST(shares_a_running_prefix)
 {
@@ -242,6 +254,7 @@ int main(int argc, char **argv)
 	tcase_add_test(c, cancelled);
 	tcase_add_loop_test(c, refused, 0, 5);
 	tcase_add_test(c, leaves_places);
+	tcase_add_test(c, candidates_are_not_asked);
 	tcase_add_loop_test(c, shares_a_running_prefix, 0, KINDS);
 	tcase_add_loop_test(c, ends, 0, KINDS);
 	tcase_add_loop_test(c, ends_while_computing, 0, KINDS);
