@@ -45,25 +45,6 @@ def test_one_leaves_under_load():
         assert all(s.ctl(w, "status")["device_kv_faults"] == 0 for w in s.workers() if w != "prefill-1")
 
 
-def test_a_single_token_needs_no_decode_worker():
-    """Neither a place there nor a copy of the prompt's KV, and it need not be up."""
-    prompts = [prompt(3000 + i, 300) for i in range(4)]
-    with Suite(layout="1p1d", sim=SIM) as s:
-        granted, copied = (lambda name=name, what=what: s.log(name).count(what) for name, what in (("decode-1", "event=granted"), ("messager", "event=transfer_done")))
-        want = [s.tokens(p, n=2)[:1] for p in prompts]
-        wait_for(lambda: granted() == copied() == len(prompts), "what the log says comes later")
-        assert [s.tokens(p, n=1) for p in prompts] == want
-        s.kill("decode-1")
-        assert [s.tokens(p, n=1) for p in prompts] == want
-        assert granted() == len(prompts)
-        s.restart("decode-1")
-        s.ready()
-        assert [s.tokens(p, n=2)[:1] for p in prompts] == want
-        wait_for(lambda: copied() >= 2 * len(prompts), "what the log says comes later")
-        assert copied() == granted() == 2 * len(prompts)
-        s.quiet()
-
-
 def test_waiting_for_a_turn_is_no_stall():
     """Prompts that wait for others, several times as long as the messager's stall limit: P says that it has
     them in hand, and none is given up."""

@@ -553,7 +553,7 @@ void attempts_json(const struct attempts *e, uint64_t now_us, struct buf *out)
 		           n == e->live.next ? "" : ",", log_reqid(&a->id), states[a->state].name,
 		           (unsigned long long)((now_us - s->begun_us) / 1000),
 		           (unsigned long long)(left_us / 1000), a->number, s->prompt_tokens, a->got.n_out,
-		           s->max_tokens, p ? p->name : "", d ? d->name : "");
+		           s->max_tokens, p ? p->name : "", d ? attempt_decode_name(d) : "");
 	}
 	buf_addc(out, ']');
 }

@@ -85,6 +85,11 @@ static inline struct worker_record *attempt_decoder(const struct attempt *a)
 {
 	return attempt_is_alone(a) ? a->try.prefill : a->try.decode;
 }
+/* How logs name the worker that decodes; "-": none does, the answer ends with its prefill. */
+static inline const char *attempt_decode_name(const struct worker_record *w)
+{
+	return w && w->role != ROLE_PREFILL ? w->name : "-";
+}
 struct place_wish attempt_wish(const struct attempt *a);
 struct attempt_candidate *attempt_candidate(struct attempt *a, const struct worker_record *w);
 void attempt_join_decode(struct attempt *a, struct worker_record *w);

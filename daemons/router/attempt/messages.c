@@ -229,7 +229,7 @@ static void name_decoder(struct attempt *a, struct worker_record *d)
 {
 	if (!attempt_is_alone(a))
 		attempt_join_decode(a, d);
-	memcpy(a->try.decode_name, d->name, sizeof a->try.decode_name);
+	snprintf(a->try.decode_name, sizeof a->try.decode_name, "%s", attempt_decode_name(d));
 }
 
 /* All log-probabilities of the prompt must come before the first token. */
@@ -275,7 +275,7 @@ enum verdict attempt_take_tokens(struct attempt *a, const struct attempt_event *
 	if (a->state == ATTEMPT_SUBMITTED) {
 		name_decoder(a, w);
 		log_req(LOG_INFO, &a->id, "first_token", "attempt=%u index=%u from=%s decode=%s", a->number,
-		        m->index, w->name, w->name);
+		        m->index, w->name, attempt_decode_name(w));
 	}
 	if (a->state == ATTEMPT_SUBMITTED || a->state == ATTEMPT_HANDED)
 		registry_outcome(a->all->registry, w, 1, clock_us());

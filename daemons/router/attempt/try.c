@@ -296,7 +296,7 @@ enum attempt_placed attempt_submit(struct attempt *a)
 		LOG_INFO, &a->id, "submitted",
 		"attempt=%u tokens=%u output_tokens=%u prefill=%s decode=%s candidates=%u hit_tokens=%u",
 		a->number, wish.tokens, a->got.n_out, p.first->name,
-		p.n_decode ? p.decode[0]->name : p.first->name, p.n_decode, p.hit_tokens);
+		attempt_decode_name(p.n_decode ? p.decode[0] : p.first), p.n_decode, p.hit_tokens);
 	return PLACED;
 }
 
