@@ -73,7 +73,7 @@ struct trace_span {
 	unsigned row; /* 0, or 1 for what runs beside the spans of row 0 */
 	enum span_kind kind;
 	const char *name;
-	double from_us, to_us; /* since trace_picture.begin_us */
+	double from_us, to_us; /* since the picture begins */
 	const struct event *of;
 };
 
@@ -90,7 +90,9 @@ struct lane {
 
 struct trace_picture {
 	const struct trace *trace;
-	double begin_us, end_us; /* begin: since 1970; end: since begin */
+	double first_us;  /* the earliest event, since 1970 */
+	double before_us; /* the picture begins so much before it */
+	double end_us;    /* since the picture begins */
 	struct lane *lanes;
 	struct trace_span *spans; /* those of a lane and row nest */
 	struct arrow *arrows;

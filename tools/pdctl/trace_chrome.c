@@ -86,7 +86,7 @@ int trace_write_chrome(const struct trace_picture *p, const char *path)
 	add_instants(list, p);
 	add_arrows(list, p);
 	json_t *all = json_pack("{s:s,s:{s:f},s:o}", "displayTimeUnit", "ms", "otherData",
-	                        "begin_us_since_1970", p->begin_us, "traceEvents", list);
+	                        "begin_us_since_1970", p->first_us - p->before_us, "traceEvents", list);
 	json_dumpf(all, f, JSON_COMPACT | JSON_PRESERVE_ORDER);
 	json_decref(all);
 	return trace_file_close(f, path);

@@ -63,7 +63,7 @@ static size_t find_lane(const struct trace_picture *p, const struct event *e)
 
 double trace_picture_at(const struct trace_picture *p, const struct event *e)
 {
-	return (double)e->at_us - p->begin_us;
+	return (double)e->at_us - p->first_us + p->before_us;
 }
 
 static int by_program(const void *a, const void *b)
@@ -232,17 +232,18 @@ static void make_nest(struct trace_picture *p)
 	}
 }
 
-/* The axis begins with the earliest span. */
+/* The axis begins with the earliest span. Spans move as events do (trace_picture_at), so that both
+ * are rounded alike: what began with an event still does. */
 static void shift(struct trace_picture *p)
 {
 	double least = 0;
 	for (size_t i = 0; i < p->n_spans; i++)
 		least = p->spans[i].from_us < least ? p->spans[i].from_us : least;
-	p->begin_us += least;
+	p->before_us = -least;
 	for (size_t i = 0; i < p->n_spans; i++) {
 		struct trace_span *s = &p->spans[i];
-		s->from_us -= least;
-		s->to_us -= least;
+		s->from_us += p->before_us;
+		s->to_us += p->before_us;
 		p->end_us = s->to_us > p->end_us ? s->to_us : p->end_us;
 	}
 }
@@ -271,7 +272,7 @@ static void add_arrow(struct trace_picture *p, const struct link *l, const struc
 	if (from_us > to_us)
 		from_us = fmax(to_us, sender->from_us);
 	from_us = fmin(from_us, sender->to_us);
-	to_us = fmin(fmax(to_us, from_us), receiver->to_us);
+	to_us = fmin(fmax(fmax(to_us, from_us), receiver->from_us), receiver->to_us);
 	p->arrows = mem_grow(p->arrows, p->n_arrows + 1, sizeof *p->arrows);
 	p->arrows[p->n_arrows++] = (struct arrow){
 		.name = l->name,
@@ -287,8 +288,8 @@ int trace_picture_init(struct trace_picture *p, struct trace *t)
 {
 	*p = (struct trace_picture){.trace = t};
 	for (size_t i = 0; i < t->n; i++)
-		if (!i || (double)t->events[i].at_us < p->begin_us)
-			p->begin_us = (double)t->events[i].at_us;
+		if (!i || (double)t->events[i].at_us < p->first_us)
+			p->first_us = (double)t->events[i].at_us;
 	if (make_lanes(p, t) < 0)
 		return -1;
 	for (size_t i = 0; i < t->n; i++) {
