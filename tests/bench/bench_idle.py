@@ -1,7 +1,7 @@
 """bench_idle.py - what a suite costs that nobody uses: processor time and wake-ups of each daemon, by thread.
 
 1p1d, the tiny model (the model is not touched by an idle worker), a few requests first, a rest of two seconds, then --seconds of nothing. The figures are the
-scheduler's own (/proc/PID/transfer/*/schedstat, nanoseconds on a processor; status, voluntary switches), not ticks.
+scheduler's own (/proc/PID/task/*/schedstat, nanoseconds on a processor; status, voluntary switches), not ticks.
 
     python bench_idle.py [--seconds 60]
 """
@@ -16,8 +16,8 @@ from suite import GOLDEN, Suite
 def threads(pid):
     """{thread id: (name, ns on a processor, times it went to sleep)}"""
     out = {}
-    for t in os.listdir(f"/proc/{pid}/transfer"):
-        at = f"/proc/{pid}/transfer/{t}/"
+    for t in os.listdir(f"/proc/{pid}/task"):
+        at = f"/proc/{pid}/task/{t}/"
         with open(at + "schedstat") as s, open(at + "comm") as c, open(at + "status") as st:
             switches = next(int(line.split()[1]) for line in st if line.startswith("voluntary_ctxt_switches"))
             out[t] = (c.read().strip(), int(s.read().split()[0]), switches)

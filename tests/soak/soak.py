@@ -78,7 +78,7 @@ def handles(pid):
             return os.path.basename(os.readlink(f"/proc/{pid}/fd/{fd}"))
         except FileNotFoundError:
             return ""
-    return sum(not name(fd).startswith(("segment-", "heads-")) for fd in os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/transfer"))
+    return sum(not name(fd).startswith(("segment-", "heads-")) for fd in os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
 
 
 class Watch:
