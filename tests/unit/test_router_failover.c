@@ -426,6 +426,53 @@ START_TEST(the_only_decode_worker_ends)
 }
 END_TEST
 
+static const Pds__Fault handover_faults[] = {PDS__FAULT__FAULT_PEER_LOST, PDS__FAULT__FAULT_STALLED,
+                                             PDS__FAULT__FAULT_LEASE_LOST,
+                                             PDS__FAULT__FAULT_DRAINING};
+
+static void said_goodbye(struct four *f, struct worker_record *w)
+{
+	registry_down(&f->r->g, w, clock_us());
+	registry_ended_in_order(w);
+	attempts_worker_down(&f->r->e, w, "it said goodbye", WORKER_GOODBYE);
+}
+
+/* It held the lease of a prompt that is being computed. However that comes to be known, it is no
+ * loss, and the prefill worker, which has the prompt's KV, may be taken again. */
+START_TEST(a_decode_worker_ends_with_a_lease)
+{
+	struct four f = four();
+	int told = _i % 2, how = _i / 2;
+	if (told)
+		rig_fail(f.r, f.d1, 1, PDS__FAULT__FAULT_DRAINING, 1);
+	if (!told || how == COUNT(handover_faults) + 1)
+		said_goodbye(&f, f.d1);
+	expect(f.r, ATTEMPT_SUBMITTED, "");
+	if (how < COUNT(handover_faults))
+		rig_fail(f.r, f.p1, 1, handover_faults[how], 1);
+	else
+		rig_first(f.r, f.p1, 1, 0, 10, "d1", 21);
+	ck_assert_int_eq(f.r->s->state, ATTEMPT_SUBMITTED);
+	ck_assert_uint_eq(f.r->s->past.lost, 0);
+	ck_assert_uint_eq(f.r->s->number, 2);
+	ck_assert_str_eq(f.r->s->past.avoid, "d1");
+	rig_free(f.r);
+}
+END_TEST
+
+/* What the prefill worker itself is to blame for, or could not help with another one, is. */
+START_TEST(a_decode_worker_ends_beside_another_failure)
+{
+	struct four f = four();
+	rig_fail(f.r, f.d1, 1, PDS__FAULT__FAULT_DRAINING, 1);
+	rig_fail_by(f.r, f.p1, 1, _i ? PDS__FAULT__FAULT_INTERNAL : PDS__FAULT__FAULT_STALLED, 1,
+	            _i ? "" : "p1");
+	ck_assert_uint_eq(f.r->s->past.lost, 1);
+	ck_assert_str_eq(f.r->s->past.avoid, "p1");
+	rig_free(f.r);
+}
+END_TEST
+
 /* A prefill worker that ends computes what it has begun, or gives it back itself. */
 START_TEST(a_prefill_worker_ends)
 {
@@ -484,6 +531,8 @@ int main(void)
 	tcase_add_loop_test(c, a_decode_worker_ends, 0, 2);
 	tcase_add_loop_test(c, the_other_is_full, 0, 4);
 	tcase_add_test(c, the_only_decode_worker_ends);
+	tcase_add_loop_test(c, a_decode_worker_ends_with_a_lease, 0, 2 * (COUNT(handover_faults) + 2));
+	tcase_add_loop_test(c, a_decode_worker_ends_beside_another_failure, 0, 2);
 	tcase_add_test(c, a_prefill_worker_ends);
 	tcase_add_test(c, moves_are_bounded);
 	suite_add_tcase(suite, c);

@@ -132,8 +132,9 @@ struct attempt_spec {
 struct attempt_candidate {
 	char name[WORKER_NAME_MAX];
 	uint64_t epoch;
-	/* lost: the candidate has reported that it dropped this try's lease */
-	enum { LEASE_KEPT, LEASE_LOST, LEASE_LOST_BY_PREFILL } lease;
+	/* what the candidate has reported of this try's lease: that it dropped it, or that it gives
+	 * the try back because it ends in order */
+	enum { LEASE_KEPT, LEASE_LOST, LEASE_LOST_BY_PREFILL, LEASE_GIVEN_BACK } lease;
 };
 
 /* What the prefill worker was thought to hold of the prompt, in tokens; compared with what it

@@ -435,6 +435,10 @@ static enum verdict accept_decoder(struct attempt *a, struct worker_record *p,
 	}
 	if (c->lease == LEASE_KEPT)
 		return GO_ON;
+	if (c->lease == LEASE_GIVEN_BACK) {
+		snprintf(why, sizeof why, "%s handed over to %s, which is ending", p->name, d->name);
+		return attempt_moved(a, d, why);
+	}
 	const char *blame = c->lease == LEASE_LOST_BY_PREFILL ? p->name : NULL;
 	snprintf(why, sizeof why, "%s handed over to %s, which had dropped its lease", p->name,
 	         d->name);
@@ -502,6 +506,25 @@ static const char *blamed(const struct attempt *a, const char *name)
 	return NULL;
 }
 
+/* A candidate that has ended in order, or is about to, took the lease with it: the hand-over's
+ * failure is no loss then, nor the prefill worker's fault. NULL: there is none. */
+static const struct worker_record *ended_candidate(const struct attempt *a)
+{
+	for (unsigned i = 0; i < a->try.n_cand; i++) {
+		const struct attempt_candidate *c = &a->try.cand[i];
+		const struct worker_record *w = registry_find(a->all->registry, c->name);
+		if (w && (c->lease == LEASE_GIVEN_BACK || (w->epoch == c->epoch && w->ended_in_order)))
+			return w;
+	}
+	return NULL;
+}
+
+static int is_of_handover(Pds__Fault fault)
+{
+	return fault == PDS__FAULT__FAULT_PEER_LOST || fault == PDS__FAULT__FAULT_LEASE_LOST ||
+	       fault == PDS__FAULT__FAULT_STALLED || fault == PDS__FAULT__FAULT_DRAINING;
+}
+
 enum verdict attempt_take_failure(struct attempt *a, const struct attempt_event *e)
 {
 	const Pds__Failed *m = e->failed;
@@ -513,7 +536,9 @@ enum verdict attempt_take_failure(struct attempt *a, const struct attempt_event 
 		                                  ? attempt_candidate(a, e->worker)
 		                                  : NULL;
 		if (c)
-			c->lease = blame == a->try.prefill_name ? LEASE_LOST_BY_PREFILL : LEASE_LOST;
+			c->lease = m->fault == PDS__FAULT__FAULT_DRAINING ? LEASE_GIVEN_BACK
+			           : blame == a->try.prefill_name         ? LEASE_LOST_BY_PREFILL
+			                                                  : LEASE_LOST;
 		a->all->counts.stale += !c;
 		log_req(LOG_INFO, &a->id, c ? "failure_kept" : "failure_ignored",
 		        "attempt=%u worker=%s state=%s why=%s", a->number, who,
@@ -523,6 +548,12 @@ enum verdict attempt_take_failure(struct attempt *a, const struct attempt_event 
 	a->end.retry_after_us = m->retry_after_us < RETRY_AFTER_MAX_US ? m->retry_after_us
 	                                                               : RETRY_AFTER_MAX_US;
 	const char *why = m->text && *m->text ? m->text : "the worker gave no reason";
+	const struct worker_record *ended = a->state == ATTEMPT_SUBMITTED && m->retry && !blame &&
+	                                            is_of_handover(m->fault)
+	                                        ? ended_candidate(a)
+	                                        : NULL;
+	if (ended)
+		return attempt_moved(a, ended, why);
 	if (m->fault == PDS__FAULT__FAULT_DRAINING && m->retry)
 		return attempt_moved(a, e->worker, why);
 	if (m->fault == PDS__FAULT__FAULT_OVERLOADED && m->retry && a->asked.pooling &&
