@@ -366,9 +366,12 @@ START_TEST(only_uncached_tokens_weigh)
 	ck_assert_uint_eq(pw->tokens_in_flight, 320 - 15 * BT);
 	ck_assert_uint_eq(d->tokens_in_flight, 320);
 	ck_assert_uint_eq(d->backlog_tokens, 0);
+	ck_assert_uint_eq(pw->requests, 1);
 	rig_first(r, pw, 1, 0, 10, "d1", 1);
 	ck_assert_uint_eq(pw->backlog_tokens, 0);
 	ck_assert_uint_eq(pw->tokens_in_flight, 0);
+	ck_assert_uint_eq(pw->requests, 0);
+	ck_assert_uint_eq(d->requests, 1);
 	rig_more(r, d, 1, 0, 10, 4);
 	ck_assert_int_eq(r->s->state, ATTEMPT_DONE);
 	ck_assert_uint_eq(d->tokens_in_flight, 0);
@@ -428,6 +431,7 @@ START_TEST(a_lone_worker_weighs_the_whole_sequence)
 	rig_more(r, m, 1, 0, 10, 1);
 	ck_assert_uint_eq(m->backlog_tokens, 0);
 	ck_assert_uint_eq(m->tokens_in_flight, 6);
+	ck_assert_uint_eq(m->requests, 1);
 	rig_more(r, m, 1, 1, 11, 3); /* and grows with it */
 	ck_assert_uint_eq(m->tokens_in_flight, 9);
 	rig_down(r, m);

@@ -25,15 +25,21 @@
 static void unlink_worker(struct worker_record *w, struct list *node, uint64_t *charged)
 {
 	list_remove(node);
-	w->requests--;
 	w->tokens_in_flight -= *charged;
 	*charged = 0;
+}
+
+/* What is handed over is no load of the prefill worker any more. */
+static int is_prefill_load(const struct attempt_try *t)
+{
+	return t->backlog || t->n_cand == 0;
 }
 
 static void leave_prefill(struct attempt_try *t)
 {
 	if (!t->prefill)
 		return;
+	t->prefill->requests -= is_prefill_load(t);
 	t->prefill->backlog_tokens -= t->backlog;
 	t->backlog = 0;
 	unlink_worker(t->prefill, &t->at_prefill, &t->charged_prefill);
@@ -42,8 +48,10 @@ static void leave_prefill(struct attempt_try *t)
 
 static void leave_decode(struct attempt_try *t)
 {
-	if (t->decode)
-		unlink_worker(t->decode, &t->at_decode, &t->charged_decode);
+	if (!t->decode)
+		return;
+	t->decode->requests--;
+	unlink_worker(t->decode, &t->at_decode, &t->charged_decode);
 	t->decode = NULL;
 }
 
@@ -91,6 +99,7 @@ void attempt_prefill_done(struct attempt *a)
 		return;
 	t->prefill->backlog_tokens -= t->backlog;
 	t->backlog = 0;
+	t->prefill->requests -= !is_prefill_load(t);
 	t->prefill->tokens_in_flight -= t->charged_prefill;
 	t->charged_prefill = attempt_is_alone(a) ? context_of(a) : 0;
 	t->prefill->tokens_in_flight += t->charged_prefill;

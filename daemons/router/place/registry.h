@@ -62,7 +62,7 @@ struct worker_record {
 	uint64_t backlog_tokens;
 	/* needed by attempts that were placed here to decode since the last heartbeat */
 	uint64_t promised_blocks;
-	uint32_t requests;        /* attempts in prefills and decodes */
+	uint32_t requests;        /* attempts that it prefills or decodes now */
 	uint64_t other_sequences; /* of other routers, by the last heartbeat */
 	uint64_t other_tokens;    /* that other_sequences hold there */
 	uint64_t placed_seq;      /* registry.place_seq when it was last chosen, for ties */
