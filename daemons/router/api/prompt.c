@@ -48,6 +48,12 @@ int prompt_encode(struct request_prepare *q, struct prompt *p, const char *text,
 	return 0;
 }
 
+/* What a worker is asked for: log-probabilities of a prompt come with a token that is not shown. */
+static uint32_t tokens_asked(const struct request_prepare *q)
+{
+	return q->p.max_tokens || !q->p.sampling.prompt_logprobs ? q->p.max_tokens : 1;
+}
+
 /* In the words that clients look for, who then shorten the conversation. limit: of prompt and
  * answer, or of the prompt alone */
 static int too_long(struct request_prepare *q, const char *param, size_t prompt, uint32_t limit)
@@ -61,7 +67,7 @@ static int too_long(struct request_prepare *q, const char *param, size_t prompt,
 		api_bad(&q->error, param,
 		        "This model's maximum context length is %u tokens. However, you requested %zu "
 		        "tokens (%zu in the prompt, %u for the answer). %s %s.",
-		        limit, prompt + q->p.max_tokens, prompt, q->p.max_tokens,
+		        limit, prompt + tokens_asked(q), prompt, tokens_asked(q),
 		        prompt < limit && q->p.max_tokens >= limit
 		            ? "Lower"
 		            : "The prompt is too long: shorten it or lower",
@@ -83,7 +89,7 @@ static int truncate_prompts(struct request_prepare *q)
 			&q->error, "truncate_prompt_tokens",
 			"truncate_prompt_tokens is %lld; this model's maximum context length is %u tokens",
 			(long long)q->p.truncate, q->context);
-	size_t answer = q->p.has_max_tokens ? q->p.max_tokens : ROOM_LEFT,
+	size_t answer = q->p.has_max_tokens ? tokens_asked(q) : ROOM_LEFT,
 		   room = q->context > answer ? q->context - answer : 1;
 	room = q->prompt_max && room > q->prompt_max ? q->prompt_max : room;
 	size_t keep = q->p.truncate > 0 ? (size_t)q->p.truncate : q->context ? room : SIZE_MAX;
@@ -117,7 +123,7 @@ static int fit(struct request_prepare *q, const char *param)
 			q->p.max_tokens = q->default_max_tokens ? q->default_max_tokens : 4096;
 		return 0;
 	}
-	if (longest > q->context || (longest == q->context && q->p.max_tokens > 0))
+	if (longest > q->context || (longest == q->context && tokens_asked(q) > 0))
 		return too_long(q, param, longest, q->context);
 	if (q->prompt_max && longest > q->prompt_max)
 		return too_long(q, param, longest, q->prompt_max);
@@ -143,15 +149,29 @@ int prompt_check_lengths(struct request_prepare *q, const char *param)
 
 /* --- what the answer needs of a prompt ----------------------------------- */
 
+static unsigned decode_flags(const struct request_prepare *q)
+{
+	return q->p.skip_special ? DECODE_SKIP_SPECIAL : 0;
+}
+
+static void decode_prompt(struct request_prepare *q, struct prompt *p)
+{
+	struct detok d;
+	buf_init_quota(&p->text, 0, &q->quota);
+	if (!q->model->tokenizer)
+		return;
+	detok_init(&d, q->model->tokenizer, decode_flags(q));
+	for (size_t i = 0; i < p->tokens.n; i++)
+		detok_feed(&d, p->tokens.ids[i], &p->text);
+	detok_finish(&d, &p->text);
+}
+
 /* The text is there already as the client gave it, unless it was cut. */
 static int keep_echo(struct request_prepare *q, struct prompt *p)
 {
-	if (!p->text.quota) {
-		buf_init_quota(&p->text, 0, &q->quota);
-		if (q->model->tokenizer)
-			tokenizer_decode(q->model->tokenizer, p->tokens.ids, p->tokens.n,
-			                 q->p.skip_special ? DECODE_SKIP_SPECIAL : 0, &p->text);
-	}
+	p->is_given = p->text.quota != NULL;
+	if (!p->is_given)
+		decode_prompt(q, p);
 	p->chars = utf8_count(p->text.data, p->text.len);
 	return p->text.full ? budget_refuse(q, "echo", "the prompt to be echoed") : 0;
 }
@@ -174,7 +194,7 @@ static void add_first_row(struct request_prepare *q, struct prompt *p)
 	r->id = p->tokens.ids[0];
 	r->n_top = ROW_NONE;
 	if (q->model->tokenizer)
-		detok_init(&p->detok, q->model->tokenizer, q->p.skip_special ? DECODE_SKIP_SPECIAL : 0);
+		detok_init(&p->detok, q->model->tokenizer, decode_flags(q));
 }
 
 int prompt_keep(struct request_prepare *q)
@@ -197,6 +217,11 @@ static size_t chars_before(const struct request_prepare *q, struct prompt *p, ui
 	struct buf text;
 	if (!q->p.echo || !q->model->tokenizer)
 		return 0;
+	/* the client's own text has its special tokens, but not the one that was put before it */
+	if (p->is_given)
+		p->detok.flags = at == 1 && q->p.add_special && tokenizer_adds_bos(q->model->tokenizer)
+		                     ? DECODE_SKIP_SPECIAL
+		                     : 0;
 	buf_init(&text, 0); /* of one token */
 	detok_feed(&p->detok, p->tokens.ids[at - 1], &text);
 	p->row_chars += utf8_count(text.data, text.len);

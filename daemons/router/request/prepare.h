@@ -45,6 +45,7 @@ struct prompt {
 	struct token_list tokens;
 	struct prefixes prefixes; /* hashes of its blocks; empty unless a policy uses them */
 	struct buf text;          /* to be echoed; else empty */
+	int is_given;             /* text is the client's own; else decoded from the tokens */
 	size_t chars;             /* code points of text */
 	struct buf ids;           /* "1,2,3": return_token_ids; else empty */
 	/* log-probabilities, if wanted: row i belongs to token i. Complete before the first token of
