@@ -50,12 +50,11 @@ static int ctl_cancel(struct svc *s, char *const *args, size_t n_args, struct bu
 	struct router *r = svc_data(s);
 	struct reqid id;
 	const char *text = n_args == 1 ? args[0] : "";
-	const char *hex = strrchr(text, '-') ? strrchr(text, '-') + 1 : text;
-	if (strlen(hex) != 32 || reqid_parse(hex, &id) < 0)
+	if (request_id_parse(text, &id) < 0)
 		return err_set(err, ERR_INVALID,
 		               "cancel takes one request id of 32 hexadecimal digits, got \"%.80s\"", text);
 	if (request_abort(r, &id) < 0)
-		return err_set(err, ERR_NOTFOUND, "no request %.32s is in progress here", hex);
+		return err_set(err, ERR_NOTFOUND, "no request %.80s is in progress here", text);
 	buf_adds(out, "{\"cancelled\":true}");
 	return 0;
 }

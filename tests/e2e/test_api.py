@@ -239,6 +239,11 @@ def test_context_is_filled_to_the_last_token(ids):
     prompt = [i % 300 for i in range(context - 1)]
     assert complete(ids, prompt=prompt, max_tokens=1)["usage"]["total_tokens"] == context
     assert ids.post("/v1/completions", {"prompt": prompt, "max_tokens": 2})[0] == 400
+    # log-probabilities of a prompt come with a token that is not shown, and takes room
+    score = {"echo": True, "max_tokens": 0, "logprobs": 1}
+    assert f"you requested {context + 1} tokens ({context} in the prompt, 1 for the answer)" in too_long(ids, context, **score)
+    assert complete(ids, prompt=prompt + [7, 7], **score, truncate_prompt_tokens=-1)["usage"]["prompt_tokens"] == context - 1
+    assert complete(ids, prompt=prompt + [7], echo=True, max_tokens=0)["usage"]["prompt_tokens"] == context
 
 
 # --- text ---------------------------------------------------------------------------------------------------------------------
@@ -361,6 +366,23 @@ def test_echo_with_logprobs(text):
     assert scored["choices"][0]["logprobs"]["token_logprobs"] == lp["token_logprobs"][:n]
     assert complete(text, prompt=prompt, echo=True, max_tokens=0)["choices"][0]["text"] == prompt
     text.quiet()
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("prompt", ["hello<|im_end|>world", [504, 28120, 1, 2, 905], "I 🦩"], ids=["text", "ids", "cut"])
+def test_offsets_are_those_of_the_text(text, prompt, skip):
+    """Text comes back as it was given, with special tokens; ids as an answer would be written. The last prompt ends inside a character."""
+    if prompt == "I 🦩":
+        prompt = text.post("/tokenize", {"prompt": prompt})[1]["tokens"][:-1]
+    body = {"prompt": prompt, "echo": True, "skip_special_tokens": skip}
+    r = complete(text, **body, logprobs=0, max_tokens=4)
+    c, n = r["choices"][0], r["usage"]["prompt_tokens"]
+    lp = c["logprobs"]
+    assert lp["text_offset"][n] == len(complete(text, **body, max_tokens=0)["choices"][0]["text"])
+    for i, (t, at) in enumerate(zip(lp["tokens"], lp["text_offset"])):
+        is_hidden = t.startswith("<|") and skip and (i >= n or not isinstance(prompt, str))
+        if not t.startswith("bytes:") and not is_hidden:
+            assert c["text"][at:][:len(t)] == t, (i, t, at, c["text"])
 
 
 def test_tokenize_and_back(text):
@@ -578,6 +600,30 @@ def test_client_that_does_not_read_is_given_up(tiny_model):
             s.quiet()
 
 
+def test_answers_without_a_worker_need_no_room(tiny_model):
+    """Prompts that are only echoed, far longer together than what a client may be behind with: all of them come."""
+    with Suite("mixed", tiny_model, router={"client_buffer_bytes": 65536}) as s:
+        parts = chunks(s, "/v1/completions", {"prompt": [[5] * 400] * 16, "n": 8, "echo": True, "max_tokens": 0, "return_token_ids": True})
+        assert sorted(p["choices"][0]["index"] for p in parts if p["choices"][0]["finish_reason"]) == list(range(128))
+        s.quiet()
+
+
+def test_abort_when_the_first_answer_has_ended(slow):
+    """A client knows its request by the id of the first answer's attempt."""
+    prompts = [[1, 2, 3, 4], [9, 8, 7, 6, 5]]
+    some = [slow.tokens(p, n) for p, n in zip(prompts, (6, 40))]
+    stop = next(t for t in some[0] if t not in some[1])
+    rid, ends = None, {}
+    for c in slow.stream("/v1/completions", {"prompt": prompts, "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stop_token_ids": [stop]}):
+        ends |= {x["index"]: x["finish_reason"] for x in c["choices"] if x["finish_reason"]}
+        if 0 in ends and rid is None:
+            rid = c["id"]
+            assert slow.post("/v1/abort", {"request_id": rid}) == (200, {"aborted": True})
+    assert ends == {0: "stop", 1: "abort"}
+    assert slow.post("/v1/abort", {"request_id": rid})[0] == 404
+    slow.quiet()
+
+
 def test_abort_endpoint(slow):
     tokens = generated(slow)
     c = long_request(slow, stream=True, count=128)
@@ -592,6 +638,8 @@ def test_abort_endpoint(slow):
     assert b'"finish_reason":"abort"' in data
     assert slow.post("/v1/abort", {"request_id": rid})[0] == 404
     assert slow.post("/v1/abort", {"request_id": "x"})[0] == 400
+    for text, says in ((rid, "no request " + rid), ("resp_" + "0" * 32, "no request resp_0"), ("x" * 32, "cancel takes one request id")):
+        assert says in slow.pdctl("-d", "router", "cancel", text).stderr
     slow.quiet()
     assert generated(slow) - tokens < 128 * 400 * 3 // 4
 

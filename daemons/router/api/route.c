@@ -206,8 +206,7 @@ static void abort_request(struct router *r, struct http_conn *c, struct http_req
 	json_t *o = json_load(q->body.data, q->body.len, 0, &bad);
 	const json_t *v = json_object_get(o, "request_id");
 	const char *s = json_string_value(v);
-	const char *end = s ? strpbrk(s, "-_") : NULL, *hex = end ? end + 1 : s; /* of its prefix */
-	if (!s || strlen(hex) != 32 || reqid_parse(hex, &id) < 0)
+	if (!s || request_id_parse(s, &id) < 0)
 		api_bad(&e, "request_id", "request_id must be the id of a request, got %s", param_show(v));
 	else if (request_abort(r, &id) < 0)
 		api_fault(&e, 404, "no request %.64s is at work here", s);

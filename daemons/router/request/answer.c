@@ -218,6 +218,15 @@ size_t answer_behind(const struct answer *ans)
 	return behind ? behind(ans) : 0;
 }
 
+void answer_send_later(struct answer *ans)
+{
+	struct request *q = ans->request;
+	write_begin_stream(q);
+	q->n_behind += !ans->behind;
+	ans->behind = 1;
+	write_soon(q);
+}
+
 int answer_send(struct answer *ans)
 {
 	struct request *q = ans->request;
@@ -229,9 +238,7 @@ int answer_send(struct answer *ans)
 	do {
 		size_t behind = answer_behind(ans);
 		if (behind > BEHIND_BYTES || (behind && !prompt_is_told(&q->prep, ans->prompt))) {
-			ans->behind = 1;
-			q->n_behind++;
-			write_soon(q);
+			answer_send_later(ans);
 			return 0;
 		}
 		if (answer_send_event(ans, BEHIND_BYTES) < 0)

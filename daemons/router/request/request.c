@@ -195,7 +195,7 @@ static void answer_without_worker(struct request *q)
 	for (uint32_t i = 0; i < q->n_answers; i++) {
 		q->answers[i].finish = ANSWER_FINISH_LENGTH;
 		if (q->prep.p.stream)
-			answer_send(&q->answers[i]);
+			answer_send_later(&q->answers[i]);
 	}
 }
 
@@ -308,7 +308,7 @@ static int abort_answers(struct request *q)
 			attempt_cancel(ans->attempt, why);
 		answer_finish(ans, ANSWER_FINISH_ABORT);
 		if (q->prep.p.stream)
-			answer_send(ans);
+			answer_send_later(ans);
 	}
 	q->n_started = q->n_ended = q->n_answers;
 	return 0;
@@ -717,12 +717,33 @@ void request_begin(struct router *r, struct http_conn *conn, enum request_kind k
 	request_step(q, REQUEST_ON_ENTER);
 }
 
-int request_abort(struct router *r, const struct reqid *id)
+int request_id_parse(const char *text, struct reqid *ret)
+{
+	const char *end = strpbrk(text, "-_"), *hex = end ? end + 1 : text; /* of the prefix */
+	return strlen(hex) == 32 ? reqid_parse(hex, ret) : ERR_INVALID;
+}
+
+/* Clients know a request by the id of its first attempt, which may have ended before others. */
+static struct request *find_request(struct router *r, const struct reqid *id)
 {
 	struct attempt *a = attempts_find(&r->attempts, id);
-	if (!a)
+	if (a)
+		return ((struct answer *)a->owner)->request;
+	list_each(n, &r->requests) {
+		struct request *q = list_entry(n, struct request, node);
+		if ((q->state == REQUEST_STARTING || q->state == REQUEST_RUNNING) &&
+		    memcmp(&q->answers[0].attempt->id, id, sizeof *id) == 0)
+			return q;
+	}
+	return NULL;
+}
+
+int request_abort(struct router *r, const struct reqid *id)
+{
+	struct request *q = find_request(r, id);
+	if (!q)
 		return ERR_NOTFOUND;
-	request_step(((struct answer *)a->owner)->request, REQUEST_ON_ABORT);
+	request_step(q, REQUEST_ON_ABORT);
 	return 0;
 }
 
