@@ -353,6 +353,19 @@ uint32_t disk_index_next_dropped(struct disk_index *x)
 	return id;
 }
 
+void disk_index_free_dying(struct disk_index *x)
+{
+	uint32_t id = x->dropped, next;
+	x->dropped = DISK_NONE;
+	for (; id != DISK_NONE; id = next) {
+		next = disk_slot_at(x, id)->newer;
+		if (disk_segment_of(x, id)->dying)
+			disk_index_free(x, id);
+		else
+			disk_index_dropped_back(x, id);
+	}
+}
+
 void disk_index_free(struct disk_index *x, uint32_t id)
 {
 	struct disk_segment *g = disk_segment_of(x, id);

@@ -153,6 +153,8 @@ void disk_index_unread(struct disk_index *x, uint32_t id);
 uint32_t disk_index_next_dropped(struct disk_index *x);
 /* returns a slot to that list */
 void disk_index_dropped_back(struct disk_index *x, uint32_t id);
+/* frees those of dying segments */
+void disk_index_free_dying(struct disk_index *x);
 /* TAKEN or DROPPED -> FREE */
 void disk_index_free(struct disk_index *x, uint32_t id);
 /* Marks and returns the next slot among the `share` oldest blocks of the class that is not

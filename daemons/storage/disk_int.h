@@ -31,6 +31,7 @@
 #define DISK_FAILS_MAX 3u /* consecutive failed writes before the tier pauses puts */
 /* duration of that pause; also how long a full disk is not asked for another segment */
 #define DISK_PAUSE_US 10000000u
+#define DISK_CLEAR_PAUSE_US 1000000u /* after heads could not be cleared */
 #define DISK_RECENT_MAX 64u
 /* queued blocks due for demotion; a block that finds the queue full becomes due at its next hit */
 #define DISK_DUE_MAX 1024u
@@ -99,8 +100,9 @@ struct disk {
 	uint64_t flush_mark; /* blocks below it are flushed */
 	struct list flushes; /* of tier_flush: waiting to be persisted */
 	unsigned fails;
-	uint64_t no_puts_until_us, no_room_until_us;
-	int error; /* errno of the last failed write */
+	/* no_clears: dropped slots are not cleared, nor waited for; clear_error says why */
+	uint64_t no_puts_until_us, no_room_until_us, no_clears_until_us;
+	int error, clear_error; /* errno of the last failed write, and clearing */
 	struct disk_recent recent[DISK_RECENT_MAX];
 	unsigned recent_at;
 

@@ -171,14 +171,18 @@ static void clear_dropped(struct disk *d)
 {
 	uint32_t id[CLEARS_AT_ONCE], n = 0;
 	pthread_mutex_lock(&d->lock);
-	while (n < CLEARS_AT_ONCE && (id[n] = disk_index_next_dropped(&d->x)) != DISK_NONE)
+	while (clock_us() >= d->no_clears_until_us && n < CLEARS_AT_ONCE &&
+	       (id[n] = disk_index_next_dropped(&d->x)) != DISK_NONE)
 		disk_segment_of(&d->x, id[n++])->users++;
 	pthread_mutex_unlock(&d->lock);
 	int e = clear(d, id, n);
 	pthread_mutex_lock(&d->lock);
 	d->keep |= !e && n == CLEARS_AT_ONCE;
-	if (e)
+	if (e) {
 		disk_write_result(d, e);
+		d->clear_error = e;
+		d->no_clears_until_us = clock_us() + DISK_CLEAR_PAUSE_US;
+	}
 	for (uint32_t i = 0; i < n; i++) {
 		if (e)
 			disk_index_dropped_back(&d->x, id[i]); /* retried when a put needs one of them */
@@ -202,12 +206,16 @@ static void shrink(struct disk *d)
 		disk_index_kill(&d->x, g);
 }
 
-/* Drops up to DROPS_AT_ONCE blocks of dying segments; returns a segment that is empty, or NULL.
- * With the lock held. */
+/* Drops up to DROPS_AT_ONCE blocks of dying segments; returns a segment that is empty, or NULL. No
+ * head is cleared there: the file goes, and that must not depend on room for writing. With the lock
+ * held. */
 static struct disk_segment *segment_empty(struct disk *d)
 {
+	struct disk_segment *empty = NULL;
 	unsigned left = DROPS_AT_ONCE;
-	for (uint32_t i = 0; d->x.n_dying && i < d->x.n_segments && left; i++) {
+	if (d->x.n_dying)
+		disk_index_free_dying(&d->x);
+	for (uint32_t i = 0; d->x.n_dying && i < d->x.n_segments && left && !empty; i++) {
 		struct disk_segment *g = d->x.segment[i];
 		if (!g || !g->dying)
 			continue;
@@ -217,10 +225,9 @@ static struct disk_segment *segment_empty(struct disk *d)
 				left--;
 			}
 		if (g->taken == 0 && g->users == 0)
-			return g;
+			empty = g;
 	}
-	d->keep |= left == 0;
-	return NULL;
+	return empty;
 }
 
 static void delete_dying(struct disk *d)

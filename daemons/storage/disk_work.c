@@ -244,10 +244,15 @@ static int slot_find(struct disk *d, struct disk_job *j, int *ret_clear, const c
 	j->slot = disk_index_take(&d->x, c);
 	if (c->free < c->slots / 16 && c->free < d->o.depth)
 		want_segment(d, c); /* before a put has to wait for it */
-	if (j->slot == DISK_NONE && c->clearing)
+	int clears = c->clearing && clock_us() >= d->no_clears_until_us;
+	if (j->slot == DISK_NONE && clears)
 		disk_keep_wake(d);
-	if (j->slot == DISK_NONE && (c->clearing || want_segment(d, c) || room_of_others(d, c)))
+	if (j->slot == DISK_NONE && (clears || want_segment(d, c) || room_of_others(d, c)))
 		return ERR_NOTFOUND;
+	if (j->slot == DISK_NONE && c->clearing) {
+		*ret_text = disk_error_text(d->clear_error, &r);
+		return r;
+	}
 	if (j->slot == DISK_NONE) {
 		j->slot = evict(d, c);
 		*ret_clear = 1;

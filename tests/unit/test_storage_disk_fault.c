@@ -340,8 +340,18 @@ START_TEST(test_sync_errors)
 }
 END_TEST
 
-/* A dropped slot whose cleared head cannot be made last is not used: the put that needs it waits
- * until it can. */
+/* Whether the disk is broken or full. */
+static const int clear_errors[] = {EIO, ENOSPC};
+
+static uint64_t failures(struct tier *t)
+{
+	struct tier_stat s = rig_stat(t);
+	return s.errors + s.full;
+}
+
+/* A dropped slot whose cleared head cannot be made last is not used: the put that needs it is
+ * refused, and no other block pays for it, until it can. It is tried now and then, not all the
+ * time. */
 START_TEST(test_clear_errors)
 {
 	struct tier_disk_opts o = fault_opts(4 * SLOT);
@@ -350,16 +360,44 @@ START_TEST(test_clear_errors)
 	struct tier *t = rig_open(&o);
 	for (unsigned i = 1; i <= 4; i++)
 		ck_assert_int_eq(rig_put(t, i, SLOT), 0);
-	sync_error = EIO;
+	sync_error = clear_errors[_i];
 	ck_assert_int_eq(t->ops->remove(t, &k1), 0);
-	for (int i = 0; i < RIG_WAIT_S * 1000 && rig_stat(t).errors == 0; i++)
+	for (int i = 0; i < RIG_WAIT_S * 1000 && failures(t) == 0; i++)
 		usleep(1000);
-	ck_assert_uint_ge(rig_stat(t).errors, 1);
+	ck_assert_uint_ge(failures(t), 1);
+	struct rig_op *p = rig_put_begin(t, 5, SLOT);
+	ck_assert_int_eq(rig_wait(p), _i ? ERR_FULL : ERR_IO);
+	ck_assert_str_ne(p->text, "");
+	rig_free(p);
+	ck_assert_uint_le(failures(t), 10);
 	sync_error = 0;
-	ck_assert_int_eq(rig_put(t, 5, SLOT), 0);
+	int r = ERR_IO;
+	for (int i = 0; r != 0 && i < RIG_WAIT_S * 10; i++, usleep(100000))
+		r = rig_put(t, 5, SLOT);
+	ck_assert_int_eq(r, 0);
 	ck_assert_uint_eq(rig_stat(t).evictions, 0);
 	for (unsigned i = 2; i <= 5; i++)
 		ck_assert_int_eq(rig_get(t, i, SLOT), 0);
+	t->ops->destroy(t);
+}
+END_TEST
+
+/* A segment whose heads cannot be written is given up all the same, as fast, and the tier ends. */
+START_TEST(test_segment_dies_of_errors)
+{
+	struct tier_disk_opts o = fault_opts(8 * SLOT);
+	o.sync = 1;
+	o.segment_bytes = 2 * SLOT;
+	struct tier *t = rig_open(&o);
+	for (unsigned i = 1; i <= 8; i++)
+		ck_assert_int_eq(rig_put(t, i, SLOT), 0);
+	sync_error = clear_errors[_i];
+	ck_assert_int_eq(t->ops->resize(t, 4 * SLOT, NULL), 0);
+	for (int i = 0; i < RIG_WAIT_S * 1000 && rig_stat(t).blocks > 4; i++)
+		usleep(1000);
+	ck_assert_uint_eq(rig_stat(t).blocks, 4);
+	usleep(20000);
+	ck_assert_uint_le(failures(t), 10);
 	t->ops->destroy(t);
 }
 END_TEST
@@ -718,7 +756,8 @@ int main(void)
 	tcase_add_loop_test(c, test_pieces, 0, 2);
 	tcase_add_test(c, test_commit_errors);
 	tcase_add_test(c, test_sync_errors);
-	tcase_add_test(c, test_clear_errors);
+	tcase_add_loop_test(c, test_clear_errors, 0, 2);
+	tcase_add_loop_test(c, test_segment_dies_of_errors, 0, 2);
 	tcase_add_loop_test(c, test_slow, 0, 2);
 	tcase_add_test(c, test_read_slot_kept);
 	tcase_add_test(c, test_parked_known);
