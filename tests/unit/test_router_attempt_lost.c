@@ -1,0 +1,505 @@
+/* test_router_attempt_lost.c - attempts that are lost, fail, wait or are cancelled: deaths,
+ * strangers, messages of old attempts, pauses, deadlines. Each test is a story of messages and
+ * deaths, then what was sent to workers, what the client saw, and how it ended. */
+#include "attempt_rig.h"
+#include "world_run.h"
+
+/* --- a worker dies ------------------------------------------------------- */
+
+START_TEST(prefill_dies_with_a_single_token)
+{
+	struct rig *r = rig_new();
+	struct worker_record *p = rig_up(r, "p1", "prefill", 11);
+	rig_seq(r, 1, 0);
+	ck_assert_int_eq(attempt_start(r->s), 0);
+	r->log[0] = 0;
+	struct worker_record *p2 = rig_up(r, "p2", "prefill", 12);
+	rig_down(r, p);
+	expect(r, ATTEMPT_SUBMITTED, "", "submit p2 #2 5; ");
+	rig_first_full(r, p2, r->s->id, 2, 0, 10, "", 0, LENGTH, 0);
+	ck_assert_str_eq(r->out, "10 length");
+	rig_free(r);
+}
+END_TEST
+
+START_TEST(prefill_dies_before_anybody_spoke)
+{
+	struct three t = three(8, 0);
+	struct worker_record *p2 = rig_up(t.r, "p2", "prefill", 12);
+	rig_down(t.r, t.p);
+	(void)p2;
+	expect(t.r, ATTEMPT_SUBMITTED, "", "cancel d1 #1; cancel d2 #1; submit p2 #2 5 d2 d1; ");
+	rig_free(t.r);
+}
+END_TEST
+
+START_TEST(prefill_dies_after_its_token_before_decode_joined)
+{
+	struct three t = three(8, 0);
+	rig_up(t.r, "p2", "prefill", 12);
+	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
+	rig_down(t.r, t.p);
+	expect(t.r, ATTEMPT_SUBMITTED, "10 ", "cancel d1 #1; cancel d2 #1; submit p2 #2 6 d2 d1; ");
+	rig_more(t.r, t.d1, 1, 0, 10, 4); /* the old attempt: dropped */
+	expect(t.r, ATTEMPT_SUBMITTED, "10 ", "cancel d1 #1; cancel d2 #1; submit p2 #2 6 d2 d1; ");
+	rig_first(t.r, registry_find(&t.r->g, "p2"), 2, 1, 11, "d2", 22);
+	rig_tokens_from(t.r, t.d2, t.r->s->id, 2, 1, 11, 2, STOP);
+	ck_assert_str_eq(t.r->out, "10 11 12 stop");
+	rig_free(t.r);
+}
+END_TEST
+
+START_TEST(prefill_dies_after_decode_joined)
+{
+	struct three t = three(8, 0);
+	rig_more(t.r, t.d1, 1, 0, 10, 1);
+	rig_down(t.r, t.p);
+	expect(t.r, ATTEMPT_DECODING, "10 ", "");
+	rig_tokens_from(t.r, t.d1, t.r->s->id, 1, 1, 11, 1, STOP);
+	expect(t.r, ATTEMPT_DONE, "10 11 stop", "");
+	rig_free(t.r);
+}
+END_TEST
+
+START_TEST(decode_dies_midway)
+{
+	struct three t = three(8, 0);
+	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
+	rig_more(t.r, t.d1, 1, 0, 10, 3);
+	rig_down(t.r, t.d1);
+	expect(t.r, ATTEMPT_SUBMITTED, "10 11 12 ", "cancel p1 #1; cancel d2 #1; submit p1 #2 8 d2; ");
+	rig_first(t.r, t.p, 2, 3, 13, "d2", 22);
+	rig_tokens_from(t.r, t.d2, t.r->s->id, 2, 3, 13, 2, STOP);
+	expect(t.r, ATTEMPT_DONE, "10 11 12 13 14 stop",
+	       "cancel p1 #1; cancel d2 #1; submit p1 #2 8 d2; ");
+	ck_assert_uint_eq(t.r->e.counts.retries, 1);
+	rig_free(t.r);
+}
+END_TEST
+
+START_TEST(s_d_not_named)
+{
+	struct three t = three(8, 0);
+	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
+	rig_down(t.r, t.d1);
+	expect(t.r, ATTEMPT_SUBMITTED, "10 ", "cancel p1 #1; cancel d2 #1; submit p1 #2 6 d2; ");
+	rig_free(t.r);
+}
+END_TEST
+
+START_TEST(candidate_that_was_not_named_dies)
+{
+	struct three t = three(8, 0);
+	rig_down(t.r, t.d1); /* the prefill worker will choose the other */
+	expect(t.r, ATTEMPT_SUBMITTED, "", "");
+	rig_first(t.r, t.p, 1, 0, 10, "d2", 22);
+	expect(t.r, ATTEMPT_HANDED, "10 ", "");
+	rig_free(t.r);
+}
+END_TEST
+
+START_TEST(many_on_one_worker_that_dies)
+{
+	struct rig *r = rig_new();
+	struct worker_record *m = rig_up(r, "m1", "mixed", 11);
+	struct attempt *s[50];
+	r->e.opts.max_attempts = 1;
+	for (int i = 0; i < 50; i++) {
+		s[i] = rig_seq(r, 8, 0);
+		ck_assert_int_eq(attempt_start(s[i]), 0);
+	}
+	rig_down(r, m);
+	ck_assert_int_eq(r->ended, 50);
+	ck_assert_uint_eq(r->e.counts.failed, 50);
+	for (int i = 0; i < 50; i++)
+		attempt_destroy(&s[i]);
+	r->s = NULL;
+	rig_free(r);
+}
+END_TEST
+
+/* --- who may speak ------------------------------------------------------- */
+
+START_TEST(handed_to_an_earlier_life)
+{
+	struct three t = three(8, 0);
+	rig_down(t.r, t.d1);
+	rig_up(t.r, "d1", "decode", 31); /* restarted */
+	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
+	expect(t.r, ATTEMPT_SUBMITTED, "", "cancel p1 #1; cancel d2 #1; submit p1 #2 5 d2 d1; ");
+	rig_more(t.r, registry_find(&t.r->g, "d1"), 1, 0, 10, 1); /* of the old attempt */
+	ck_assert_str_eq(t.r->out, "");
+	rig_free(t.r);
+}
+END_TEST
+
+/* Named, but by an epoch that it never had, or without having been a candidate: nobody that
+ * could go on. */
+START_TEST(handed_to_a_stranger)
+{
+	struct three t = three(8, 0);
+	rig_first(t.r, t.p, 1, 0, 10, "d1", 99);
+	expect(t.r, ATTEMPT_SUBMITTED, "",
+	       "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p1 #2 5 d2 d1; ");
+	t.r->log[0] = 0;
+	rig_up(t.r, "d3", "decode", 23);
+	rig_first(t.r, t.p, 2, 0, 10, "d3", 23);
+	expect(t.r, ATTEMPT_WAITING, "", "cancel p1 #2; cancel d2 #2; cancel d1 #2; ");
+	attempts_tick(&t.r->e, clock_us() + 300000);
+	expect(t.r, ATTEMPT_SUBMITTED, "",
+	       "cancel p1 #2; cancel d2 #2; cancel d1 #2; submit p1 #3 5 d1 d2 d3; ");
+	rig_free(t.r);
+}
+END_TEST
+
+/* What a candidate says of a reservation or a lease of its own is nothing until it is known who
+ * decodes: the prefill worker may have left it for the other. */
+START_TEST(m23_report_before_named)
+{
+	struct three t = three(8, 0);
+	rig_fail(t.r, t.d1, 1, PDS__FAULT__FAULT_LEASE_LOST, 1);
+	expect(t.r, ATTEMPT_SUBMITTED, "", "");
+	if (_i == 0)
+		rig_first(t.r, t.p, 1, 0, 10, "d2", 22);
+	else
+		rig_more(t.r, t.d2, 1, 0, 10, 1);
+	expect(t.r, _i ? ATTEMPT_JOINED : ATTEMPT_HANDED, "10 ", "");
+	rig_fail(t.r, t.d1, 1, PDS__FAULT__FAULT_LEASE_LOST, 1); /* nor is it after that */
+	rig_tokens_from(t.r, t.d2, t.r->s->id, 1, 1, 11, 1, STOP);
+	if (_i)
+		rig_first(t.r, t.p, 1, 0, 10, "d2", 22);
+	expect(t.r, ATTEMPT_DONE, "10 11 stop", "");
+	ck_assert_uint_eq(t.r->e.counts.retries, 0);
+	rig_free(t.r);
+}
+END_TEST
+
+/* It is kept, as it may come before the prefill worker's word: a lease that is gone ends the
+ * attempt as soon as its holder is named. Nobody else would tell. */
+START_TEST(m24_report_forgotten)
+{
+	struct three t = three(8, 0);
+	if (_i)
+		rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
+	rig_fail(t.r, t.d1, 1, PDS__FAULT__FAULT_LEASE_LOST, 1);
+	if (!_i)
+		rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
+	expect(t.r, ATTEMPT_SUBMITTED, _i ? "10 " : "",
+	       _i ? "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p1 #2 6 d2 d1; "
+	          : "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p1 #2 5 d2 d1; ");
+	rig_free(t.r);
+}
+END_TEST
+
+START_TEST(tokens_of_a_stranger)
+{
+	struct three t = three(8, 0);
+	struct worker_record *d3 = rig_up(t.r, "d3", "decode", 23);
+	rig_more(t.r, d3, 1, 0, 10, 1);
+	expect(t.r, ATTEMPT_SUBMITTED, "", "");
+	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
+	rig_more(t.r, t.d2, 1, 0, 10, 2); /* a candidate, but not the one that was named */
+	expect(t.r, ATTEMPT_HANDED, "10 ", "");
+	rig_free(t.r);
+}
+END_TEST
+
+START_TEST(worker_that_goes_on_with_what_nobody_knows)
+{
+	struct three t = three(8, 0);
+	struct reqid other = {7, 7};
+	rig_tokens_from(t.r, t.d1, other, 1, 0, 10, 1, NONE);
+	ck_assert_str_eq(t.r->log, "cancel d1 #1; ");
+	rig_free(t.r);
+}
+END_TEST
+
+/* Its link was silent for too long, but it lives: what it still sends is answered with the
+ * cancel that could not be sent. */
+START_TEST(prefill_that_was_only_silent)
+{
+	struct three t = three(8, 0);
+	rig_down(t.r, t.p);
+	ck_assert_str_eq(t.r->log, "cancel d1 #1; cancel d2 #1; submit d2 #2 5; ");
+	t.r->log[0] = 0;
+	rig_up(t.r, "p1", "prefill", 11);
+	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
+	ck_assert_str_eq(t.r->log, "cancel p1 #1; ");
+	rig_more(t.r, t.d1, 1, 0, 10, 1); /* that one had been told */
+	expect(t.r, ATTEMPT_SUBMITTED, "", "cancel p1 #1; ");
+	rig_free(t.r);
+}
+END_TEST
+
+/* --- failures ------------------------------------------------------------ */
+
+START_TEST(failure_of_an_attempt)
+{
+	struct three t = three(8, 0);
+	rig_fail(t.r, t.p, 1, PDS__FAULT__FAULT_STALLED, 1);
+	expect(t.r, ATTEMPT_SUBMITTED, "",
+	       "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p1 #2 5 d2 d1; ");
+	t.r->log[0] = 0;
+	rig_fail(t.r, t.p, 1, PDS__FAULT__FAULT_STALLED, 1); /* again, of the old attempt */
+	expect(t.r, ATTEMPT_SUBMITTED, "", "");
+	rig_first(t.r, t.p, 2, 0, 10, "d2", 22);
+	/* a lease that decode dropped by itself */
+	rig_fail(t.r, t.d2, 2, PDS__FAULT__FAULT_LEASE_LOST, 1);
+	expect(t.r, ATTEMPT_WAITING, "10 ",
+	       "cancel p1 #2; cancel d2 #2; cancel d1 #2; "); /* the second in a row: a pause */
+	attempts_tick(&t.r->e, clock_us() + 150000);
+	expect(t.r, ATTEMPT_WAITING, "10 ", "cancel p1 #2; cancel d2 #2; cancel d1 #2; ");
+	attempts_tick(&t.r->e, clock_us() + 210000);
+	expect(t.r, ATTEMPT_SUBMITTED, "10 ",
+	       "cancel p1 #2; cancel d2 #2; cancel d1 #2; submit p1 #3 6 d1 d2; ");
+	rig_fail(t.r, t.p, 3, PDS__FAULT__FAULT_STALLED, 1); /* the third is the last */
+	ck_assert_int_eq(t.r->s->state, ATTEMPT_FAILED);
+	ck_assert_int_eq(t.r->s->end.status, 500);
+	ck_assert_str_eq(t.r->s->end.why, "so it is (attempt 3, 3 lost in a row: max_attempts)");
+	rig_free(t.r);
+}
+END_TEST
+
+/* Messagers that cannot reach each other, for example: nobody is to blame, and the client is
+ * answered all the same. */
+START_TEST(last_one_needs_no_handover)
+{
+	struct three t = three(8, 0);
+	rig_fail(t.r, t.p, 1, PDS__FAULT__FAULT_STALLED, 1);
+	rig_first(t.r, t.p, 2, 0, 10, "d2", 22);
+	rig_fail(t.r, t.p, 2, PDS__FAULT__FAULT_STALLED, 1);
+	t.r->log[0] = 0;
+	attempts_tick(&t.r->e, clock_us() + 210000);
+	expect(t.r, ATTEMPT_SUBMITTED, "10 ", "submit d1 #3 6; ");
+	rig_free(t.r);
+}
+END_TEST
+
+START_TEST(failure_that_no_retry_mends)
+{
+	struct three t = three(8, 0);
+	rig_fail(t.r, t.p, 1, PDS__FAULT__FAULT_INVALID, 0);
+	expect(t.r, ATTEMPT_FAILED, "", "cancel p1 #1; cancel d1 #1; cancel d2 #1; ");
+	ck_assert_int_eq(t.r->s->end.status, 400);
+	rig_free(t.r);
+}
+END_TEST
+
+START_TEST(failure_of_prefill_after_decode_joined_is_nothing)
+{
+	struct three t = three(8, 0);
+	rig_more(t.r, t.d1, 1, 0, 10, 1);
+	rig_fail(t.r, t.p, 1, PDS__FAULT__FAULT_STALLED, 1);
+	/* the candidate that was not taken */
+	rig_fail(t.r, t.d2, 1, PDS__FAULT__FAULT_LEASE_LOST, 1);
+	expect(t.r, ATTEMPT_JOINED, "10 ", "");
+	rig_free(t.r);
+}
+END_TEST
+
+START_TEST(overloaded_pauses_before_it_tries_again)
+{
+	struct three t = three(8, 0);
+	rig_fail(t.r, t.p, 1, PDS__FAULT__FAULT_NO_ROOM, 1);
+	expect(t.r, ATTEMPT_WAITING, "", "cancel p1 #1; cancel d1 #1; cancel d2 #1; ");
+	attempts_tick(&t.r->e, clock_us() + 10000);
+	ck_assert_int_eq(t.r->s->state, ATTEMPT_WAITING);
+	attempts_tick(&t.r->e, clock_us() + 300000);
+	ck_assert_int_eq(t.r->s->state, ATTEMPT_SUBMITTED);
+	rig_free(t.r);
+}
+END_TEST
+
+/* --- no worker, no link, no time ----------------------------------------- */
+
+START_TEST(no_worker_at_first)
+{
+	struct rig *r = rig_new();
+	rig_seq(r, 8, 0);
+	ck_assert_int_eq(attempt_start(r->s), ERR_NOTFOUND);
+	rig_up(r, "p1", "prefill", 11); /* a prefill worker alone is nobody */
+	ck_assert_int_eq(attempt_start(r->s), ERR_NOTFOUND);
+	rig_up(r, "d1", "decode", 21);
+	ck_assert_int_eq(attempt_start(r->s), 0);
+	ck_assert_str_eq(r->log, "submit p1 #1 5 d1; ");
+	rig_free(r);
+}
+END_TEST
+
+START_TEST(longer_than_any_worker_takes)
+{
+	struct rig *r = rig_new();
+	rig_up(r, "m1", "mixed", 11);
+	rig_seq(r, 3000, 0);
+	ck_assert_int_eq(attempt_start(r->s), ERR_FULL);
+	rig_free(r);
+}
+END_TEST
+
+START_TEST(waits_for_a_worker_to_come_back)
+{
+	struct rig *r = rig_new();
+	struct worker_record *m = rig_up(r, "m1", "mixed", 11);
+	rig_seq(r, 8, 0);
+	ck_assert_int_eq(attempt_start(r->s), 0);
+	rig_more(r, m, 1, 0, 10, 2);
+	rig_down(r, m);
+	ck_assert_int_eq(r->s->state, ATTEMPT_WAITING);
+	attempts_tick(&r->e, clock_us() + 9000000);
+	ck_assert_int_eq(r->s->state, ATTEMPT_WAITING);
+	m = rig_up(r, "m1", "mixed", 12);
+	attempts_worker_up(&r->e);
+	ck_assert_str_eq(r->log, "submit m1 #1 5; submit m1 #2 7; ");
+	rig_tokens_from(r, m, r->s->id, 2, 2, 12, 1, STOP);
+	expect(r, ATTEMPT_DONE, "10 11 12 stop", "submit m1 #1 5; submit m1 #2 7; ");
+	rig_free(r);
+}
+END_TEST
+
+START_TEST(waits_only_so_long)
+{
+	struct rig *r = rig_new();
+	struct worker_record *m = rig_up(r, "m1", "mixed", 11);
+	rig_seq(r, 8, 0);
+	ck_assert_int_eq(attempt_start(r->s), 0);
+	rig_down(r, m);
+	attempts_tick(&r->e, clock_us() + 11000000);
+	ck_assert_int_eq(r->s->state, ATTEMPT_FAILED);
+	ck_assert_int_eq(r->s->end.status, 503);
+	ck_assert_int_eq(r->ended, 1);
+	rig_free(r);
+}
+END_TEST
+
+START_TEST(deadline_ends_every_wait)
+{
+	struct three t = three(8, 0);
+	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
+	attempts_tick(&t.r->e, clock_us() + 59000000);
+	ck_assert_int_eq(t.r->s->state, ATTEMPT_HANDED);
+	attempts_tick(&t.r->e, clock_us() + 61000000);
+	expect(t.r, ATTEMPT_FAILED, "10 ", "cancel p1 #1; cancel d1 #1; cancel d2 #1; ");
+	ck_assert_int_eq(t.r->s->end.status, 504);
+	rig_free(t.r);
+}
+END_TEST
+
+START_TEST(link_that_takes_nothing)
+{
+	struct rig *r = rig_new();
+	rig_up(r, "m1", "mixed", 11);
+	rig_up(r, "m2", "mixed", 12);
+	rig_seq(r, 8, 0);
+	r->refuse = 1;
+	ck_assert_int_eq(attempt_start(r->s), 0);
+	ck_assert_str_eq(r->log, "submit m2 #1 5; ");
+	rig_free(r);
+}
+END_TEST
+
+START_TEST(links_that_take_nothing_for_a_while)
+{
+	struct rig *r = rig_new();
+	rig_up(r, "m1", "mixed", 11);
+	rig_seq(r, 8, 0);
+	r->refuse = 2;
+	ck_assert_int_eq(attempt_start(r->s), 0);
+	ck_assert_int_eq(r->s->state, ATTEMPT_WAITING);
+	attempts_tick(&r->e, clock_us() + 50000);
+	ck_assert_str_eq(r->log, "submit m1 #1 5; ");
+	rig_free(r);
+}
+END_TEST
+
+/* --- the client goes ----------------------------------------------------- */
+
+/* The client goes away in each phase: who hears of it. */
+static const struct {
+	const char *phase, *log;
+} cancels[] = {
+	{"new", ""},
+	{"submitted", "cancel p1 #1; cancel d1 #1; cancel d2 #1; "},
+	{"handed", "cancel p1 #1; cancel d1 #1; cancel d2 #1; "},
+	{"decoding", "cancel p1 #1; cancel d1 #1; cancel d2 #1; "},
+	{"waiting", ""},
+};
+
+START_TEST(cancel_in_each_phase)
+{
+	struct rig *r = rig_new();
+	struct worker_record *p = rig_up(r, "p1", "prefill", 11), *d1 = rig_up(r, "d1", "decode", 21),
+						 *d2 = rig_up(r, "d2", "decode", 22);
+	struct attempt *s = rig_seq(r, 8, 0);
+	if (_i >= 1)
+		ck_assert_int_eq(attempt_start(s), 0);
+	if (_i >= 2)
+		rig_first(r, p, 1, 0, 10, "d1", 21);
+	if (_i >= 3)
+		rig_more(r, d1, 1, 0, 10, 2);
+	if (_i >= 4) {
+		rig_down(r, p);
+		rig_down(r, d2);
+		rig_down(r, d1);
+	}
+	ck_assert_str_eq(attempt_state_name(s->state), cancels[_i].phase);
+	r->log[0] = 0;
+	attempt_cancel(s, "gone");
+	ck_assert_int_eq(s->state, ATTEMPT_CANCELLED);
+	ck_assert_str_eq(r->log, cancels[_i].log);
+	ck_assert_int_eq(r->ended, 0);
+	ck_assert_uint_eq(attempts_count(&r->e), 0);
+	rig_free(r);
+}
+END_TEST
+
+START_TEST(owner_that_aborts_inside)
+{
+	struct three t = three(8, 0);
+	t.r->abort_now = 1;
+	t.r->destroy_at_end = 1;
+	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
+	ck_assert_ptr_null(t.r->s);
+	ck_assert_int_eq(t.r->ended, 1);
+	ck_assert_str_eq(t.r->log, "cancel p1 #1; cancel d1 #1; cancel d2 #1; ");
+	rig_free(t.r);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("router_attempt_lost");
+	TCase *c = tcase_create("attempt");
+	log_init("test", NULL);
+	log_set_level("error");
+	tcase_add_test(c, prefill_dies_with_a_single_token);
+	tcase_add_test(c, prefill_dies_before_anybody_spoke);
+	tcase_add_test(c, prefill_dies_after_its_token_before_decode_joined);
+	tcase_add_test(c, prefill_dies_after_decode_joined);
+	tcase_add_test(c, decode_dies_midway);
+	tcase_add_test(c, s_d_not_named);
+	tcase_add_test(c, candidate_that_was_not_named_dies);
+	tcase_add_test(c, handed_to_an_earlier_life);
+	tcase_add_test(c, handed_to_a_stranger);
+	tcase_add_loop_test(c, m23_report_before_named, 0, 2);
+	tcase_add_loop_test(c, m24_report_forgotten, 0, 2);
+	tcase_add_test(c, tokens_of_a_stranger);
+	tcase_add_test(c, failure_of_an_attempt);
+	tcase_add_test(c, last_one_needs_no_handover);
+	tcase_add_test(c, failure_that_no_retry_mends);
+	tcase_add_test(c, failure_of_prefill_after_decode_joined_is_nothing);
+	tcase_add_test(c, no_worker_at_first);
+	tcase_add_test(c, longer_than_any_worker_takes);
+	tcase_add_test(c, waits_for_a_worker_to_come_back);
+	tcase_add_test(c, waits_only_so_long);
+	tcase_add_test(c, deadline_ends_every_wait);
+	tcase_add_test(c, overloaded_pauses_before_it_tries_again);
+	tcase_add_loop_test(c, cancel_in_each_phase, 0, sizeof cancels / sizeof *cancels);
+	tcase_add_test(c, owner_that_aborts_inside);
+	tcase_add_test(c, many_on_one_worker_that_dies);
+	tcase_add_test(c, worker_that_goes_on_with_what_nobody_knows);
+	tcase_add_test(c, prefill_that_was_only_silent);
+	tcase_add_test(c, link_that_takes_nothing);
+	tcase_add_test(c, links_that_take_nothing_for_a_while);
+	suite_add_tcase(suite, c);
+	return world_run(suite);
+}
