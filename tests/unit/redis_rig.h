@@ -109,6 +109,20 @@ static inline void rig_kill(struct redis_rig *r)
 	r->pid = 0;
 }
 
+/* The server that each test has. */
+static struct redis_rig rig;
+
+static inline void server_start(void)
+{
+	rig_init(&rig);
+	rig_start(&rig, NULL);
+}
+
+static inline void server_stop(void)
+{
+	rig_kill(&rig);
+}
+
 /* One command on a connection of its own; the reply's number, or its length, or -1 for an error
  * or nil. */
 static inline long long rig_do(struct redis_rig *r, int argc, const char **argv, const size_t *len)
@@ -341,6 +355,13 @@ static inline struct tier_stat stat_of(struct tier *t)
 	struct tier_stat s = {0};
 	t->ops->stat(t, &s);
 	return s;
+}
+
+static inline struct tier *ready_tier(struct tier_redis_opts o)
+{
+	struct tier *t = tier_at(rig.unix_path, o);
+	wait_state(t, "ready");
+	return t;
 }
 
 /* --- a listener on a local socket whose connections a thread each serves --- */

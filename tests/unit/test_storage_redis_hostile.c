@@ -8,7 +8,6 @@
 
 enum { UP, DOWN };
 
-static struct redis_rig rig;
 static struct front line;
 static struct {
 	/* bytes from now on; then the connection that carries the last one is closed. Negative:
@@ -85,14 +84,13 @@ static void line_start(void)
 {
 	memset(&fault, 0, sizeof fault);
 	fault.cut_after[UP] = fault.cut_after[DOWN] = -1;
-	rig_init(&rig);
-	rig_start(&rig, NULL);
+	server_start();
 	front_start(&line, line_serve, NULL);
 }
 
 static void line_stop(void)
 {
-	rig_kill(&rig);
+	server_stop();
 	front_stop(&line);
 }
 
