@@ -189,11 +189,10 @@ static inline enum run_phase run_phase(const struct sequence_run *r)
 }
 
 /* preempt.c: blocks for those that run */
-struct pool_room {
-	struct kv_pool *pool;
-	uint64_t growth; /* blocks that are to stay free */
-};
-int pool_has_room(void *pool_room, uint32_t missing); /* for seq_blocks_take */
+/* Takes those for r's tokens (HELD or LEASED) if `growth` more stay free. Write-outs older than
+ * preempt_wait_ms are given up if they are what the room lacks. Any thread. */
+int run_take_blocks(struct batcher *b, struct sequence_run *r, enum kv_state state,
+                    uint64_t growth);
 /* Leading blocks of r that need not be computed if they are found. The last token always is, and
  * all of the prompt while its log-probabilities are owed. */
 uint32_t run_may_match(const struct sequence_run *r, const struct worker *w);

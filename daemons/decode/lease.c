@@ -87,16 +87,12 @@ uint64_t lease_growth(struct decode *d)
 
 static int take_blocks(struct sequence *q)
 {
-	struct worker *w = q->w;
-	struct decode *d = decode_of(w);
-	struct sequence_run *r = &q->run;
+	struct decode *d = decode_of(q->w);
 	uint32_t others = decode_active(d) + d->count[SEQUENCE_LEASED];
-	if (d->batcher.shared.preempted || others >= w->max_sequences)
+	if (d->batcher.shared.preempted || others >= q->w->max_sequences)
 		return 0;
 	/* with nobody else there is nobody's growth to wait for */
-	struct pool_room room = {w->pool, others ? lease_growth(d) : 0};
-	return seq_blocks_take(&r->blocks, w, &r->req, run_may_match(r, w), KV_LEASED, pool_has_room,
-	                       &room);
+	return run_take_blocks(&d->batcher, &q->run, KV_LEASED, others ? lease_growth(d) : 0);
 }
 
 enum lease_verdict lease_try(struct sequence *q)
@@ -108,9 +104,8 @@ enum lease_verdict lease_try(struct sequence *q)
 		queue_room(d); /* the rest in the next rounds of the loop */
 		return LEASE_MUST_WAIT;
 	}
-	while (!take_blocks(q))
-		if (writeout_wait(w->writeout, d->batcher.config.wait_us) != WRITEOUT_VOID)
-			return LEASE_MUST_WAIT;
+	if (!take_blocks(q))
+		return LEASE_MUST_WAIT;
 	queue_remove(d, q);
 	q->lease = (struct sequence_lease){.id = ++w->last_lease,
 	                                   .until_us = now + d->config.lease_us,

@@ -37,12 +37,31 @@ void preempt_wait_again(struct batcher *b, struct sequence_run *r, enum run_phas
 
 /* --- coming back --------------------------------------------------------- */
 
-int pool_has_room(void *arg, uint32_t missing)
+struct pool_room {
+	struct kv_pool *pool;
+	uint64_t growth; /* blocks that are to stay free */
+	int is_pinned;   /* blocks that are being written to storage may be all that is missing */
+};
+
+static int has_room(void *arg, uint32_t missing)
 {
-	const struct pool_room *room = arg;
+	struct pool_room *room = arg;
 	struct kv_stats ks;
 	kv_pool_stats(room->pool, &ks);
-	return missing + room->growth <= (uint64_t)ks.by_state[KV_FREE] + ks.evictable;
+	uint64_t want = missing + room->growth, unused = ks.by_state[KV_FREE];
+	room->is_pinned = want > unused + ks.evictable && ks.writing &&
+	                  want <= unused + ks.by_state[KV_CACHED];
+	return want <= unused + ks.evictable;
+}
+
+int run_take_blocks(struct batcher *b, struct sequence_run *r, enum kv_state state, uint64_t growth)
+{
+	struct worker *w = b->w;
+	struct pool_room room = {w->pool, growth, 0};
+	while (!seq_blocks_take(&r->blocks, w, &r->req, run_may_match(r, w), state, has_room, &room))
+		if (!room.is_pinned || writeout_wait(w->writeout, b->config.wait_us) != WRITEOUT_VOID)
+			return 0;
+	return 1;
 }
 
 uint32_t run_may_match(const struct sequence_run *r, const struct worker *w)
@@ -85,16 +104,12 @@ static int comes_soon(struct batcher *b, const struct sequence_run *r)
 
 static int take_blocks(struct batcher *b, struct sequence_run *r)
 {
-	struct worker *w = b->w;
-	struct pool_room room = {w->pool, growth_to_leave(b, r)};
-	while (!seq_blocks_take(&r->blocks, w, &r->req, run_may_match(r, w), KV_HELD, pool_has_room,
-	                        &room))
-		if (writeout_wait(w->writeout, b->config.wait_us) != WRITEOUT_VOID)
-			return 0;
-	r->computed = r->blocks.published * w->info->kv.block_tokens;
+	if (!run_take_blocks(b, r, KV_HELD, growth_to_leave(b, r)))
+		return 0;
+	r->computed = r->blocks.published * b->w->info->kv.block_tokens;
 	if (r->req.pooling) { /* also what it had summed before it lost its blocks */
 		free(r->hidden);
-		r->hidden = pooled_new(w->info);
+		r->hidden = pooled_new(b->w->info);
 	}
 	return 1;
 }

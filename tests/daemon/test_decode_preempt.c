@@ -94,6 +94,27 @@ START_TEST(a_late_save_is_void)
 }
 END_TEST
 
+/* A late write-out is given up for its blocks only: not while what waits lacks a place. */
+START_TEST(a_late_write_out_is_in_nobodys_way)
+{
+	preempt_begin("preempt_wait_ms=20", "output_caching=true", "max_sequences=1", "lease_ms=1000");
+	S.put = BY_HAND;
+	say_submit(1, growing(1, 40, 16));
+	const Pds__StorePut *m = (const Pds__StorePut *)await(STORAGE, MSG_STORE_PUT, 0);
+	UNTIL(ended(1) && requests_are("[]"));
+	reserve(2, tokens_of(20)); /* it has the only place */
+	say_reserve(3, 1, tokens_of(21));
+	await(PREFILL, MSG_KV_QUEUED, 3);
+	pump_for(300000);
+	ck_assert_uint_eq(kv_count("readers"), (uint32_t)m->n_items);
+	for (size_t i = 0; i < m->n_items; i++)
+		ck_assert_uint_eq(generation_of(m->items[i]->block), m->items[i]->generation);
+	answer_put(m);
+	UNTIL(kv_count("readers") == 0);
+	preempt_end();
+}
+END_TEST
+
 /* Blocks that are on their way to storage are not reused before the wait is over. */
 START_TEST(pinned_until_it_is_saved)
 {
@@ -462,6 +483,7 @@ int main(int argc, char **argv)
 	tcase_add_test(c, what_was_read_is_not_computed);
 	tcase_add_test(c, a_local_request_is_read_back);
 	tcase_add_test(c, a_late_save_is_void);
+	tcase_add_test(c, a_late_write_out_is_in_nobodys_way);
 	tcase_add_test(c, pinned_until_it_is_saved);
 	tcase_add_test(c, others_run_while_one_sits_out);
 	tcase_add_test(c, misses_and_errors_are_computed);
