@@ -9,6 +9,7 @@
 #include "prefill.h"
 #include "daemons/worker/seq/pooled.h"
 #include "util/check.h"
+#include "util/least.h"
 #include "util/mem.h"
 
 #include <stdlib.h>
@@ -254,8 +255,9 @@ static void start_run(struct job *j)
 {
 	struct worker *w = j->w;
 	uint32_t had = j->share.had * w->info->kv.block_tokens;
-	w->cached_tokens += j->start_tokens;
-	stat_add(svc_stats(w->svc), WS_CACHED_TOKENS, j->start_tokens);
+	uint64_t found = j->start_tokens - least(j->start_tokens, j->stored.read_tokens);
+	w->cached_tokens += found;
+	stat_add(svc_stats(w->svc), WS_CACHED_TOKENS, found);
 	if (j->share.times && j->start_tokens > had)
 		stat_add(svc_stats(w->svc), WS_SHARED_TOKENS, j->start_tokens - had);
 	if (j->req.pooling)

@@ -122,7 +122,7 @@ struct prefill_read {
 	struct list node;
 	struct worker *w;
 	struct job *job;        /* NULL: given up */
-	struct seq_blocks left; /* the job's blocks, once it is given up */
+	struct seq_blocks left; /* those that are read, once it is given up */
 	uint64_t begun_us, until_us;
 	uint32_t first, n;      /* the job's blocks that are read */
 	unsigned char *tier;    /* (n) that gave each; STORE_TIER_NONE: not read */

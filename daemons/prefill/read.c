@@ -194,14 +194,19 @@ int read_begin(struct job *j)
 void read_leave(struct job *j)
 {
 	struct prefill_read *r = j->stored.read;
+	struct seq_blocks *b = &j->blocks;
 	if (!r)
 		return;
+	uint32_t *read = b->block + r->first;
 	r->job = NULL;
-	r->left.block = j->blocks.block;
-	r->left.n = j->blocks.n;
-	j->blocks.block = NULL;
-	j->blocks.n = j->blocks.capacity = 0;
+	r->left.block = mem_array(r->n, sizeof *read);
+	r->left.n = r->n;
+	memcpy(r->left.block, read, r->n * sizeof *read);
+	kv_pool_release(r->w->pool, b->block, r->first);
+	kv_pool_release(r->w->pool, read + r->n, b->n - r->first - r->n);
+	b->n = 0;
 	j->stored.read = NULL;
+	job_room_made(prefill_of(r->w));
 	for (uint32_t i = 0; i < r->n_parts; i++)
 		store_cancel(j->w->store, r->part[i].batch);
 }
@@ -223,7 +228,7 @@ int read_is_late(struct job *j)
 	if (clock_us() < r->until_us + FENCE_US)
 		return 0;
 	log_req(LOG_WARN, &j->req.id, "read_abandoned", "attempt=%u blocks=%u after_us=%llu",
-	        j->req.attempt, j->blocks.n, (unsigned long long)(clock_us() - r->begun_us));
+	        j->req.attempt, r->n, (unsigned long long)(clock_us() - r->begun_us));
 	stat_add(svc_stats(j->w->svc), WS_FETCHES_ABANDONED, 1);
 	note_read(r);
 	read_leave(j);

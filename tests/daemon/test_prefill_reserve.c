@@ -333,11 +333,11 @@ END_TEST
 
 /* --- storage ------------------------------------------------------------- */
 
-/* Of the common prompt's first four blocks two are in storage and no longer here; a request for 80
- * of them has been looked up and stands before its grant. Another prompt, of ten blocks, has
+/* Of the common prompt's first four blocks two are in storage and no longer here; a request that begins with
+ * them has been looked up and stands before its grant. Another prompt, of ten blocks, has
  * taken their place in the pool of twelve; what the next one would evict of it is stored as
  * well. */
-static void to_stored(uint64_t req)
+static void to_stored(uint64_t req, uint32_t n)
 {
 	storage_start();
 	UNTIL(told("status", "storage_ready") == 1);
@@ -349,7 +349,7 @@ static void to_stored(uint64_t req)
 	finish(D1, 90, &t);
 	UNTIL(kv_count("cached_stored") == 10);
 	UNTIL(kv_count("evicted_stored") == 2);
-	say_submit((struct ask){.req = req, .n = 80, .to = "1"});
+	say_submit((struct ask){.req = req, .n = n, .to = "1"});
 	UNTIL(reserved(D1, req));
 }
 
@@ -364,7 +364,7 @@ START_TEST(test_fetch_from_a_stopped_storage)
 {
 	world_begin(STORED, "storage_read_wait_ms=1000");
 	uint32_t want = alone((struct ask){.req = 9, .n = 80, .to = "1"});
-	to_stored(2);
+	to_stored(2, 80);
 	kill(W.beside, SIGSTOP);
 	grant(D1, 2, 80);
 	struct transfer t = transfer_of(2);
@@ -373,8 +373,26 @@ START_TEST(test_fetch_from_a_stopped_storage)
 	ck_assert_uint_eq(f->timing->cached_tokens, 32);
 	finish(D1, 2, &t);
 	UNTIL(requests_are("[]"));
-	UNTIL(kv_count("held") == 5);
+	UNTIL(kv_count("held") == 2); /* those that were read */
 	UNTIL(metric("fetches_abandoned_total") == 1);
+	kill(W.beside, SIGCONT);
+	UNTIL(kv_count("held") == 0);
+	world_end();
+}
+END_TEST
+
+/* The others of its blocks are free: it needs nine of the ten that are left, and gets them. */
+START_TEST(test_fetch_given_up_leaves_room)
+{
+	world_begin(STORED, "storage_read_wait_ms=100");
+	to_stored(2, 144);
+	kill(W.beside, SIGSTOP);
+	grant(D1, 2, 144);
+	struct transfer t = transfer_of(2);
+	first_token(2);
+	ck_assert_uint_eq(metric("fetches_abandoned_total"), 1);
+	finish(D1, 2, &t);
+	UNTIL(kv_count("held") == 2);
 	kill(W.beside, SIGCONT);
 	UNTIL(kv_count("held") == 0);
 	world_end();
@@ -384,7 +402,7 @@ END_TEST
 START_TEST(test_cancel_in_fetch)
 {
 	world_begin(STORED);
-	to_stored(2);
+	to_stored(2, 80);
 	kill(W.beside, SIGSTOP);
 	grant(D1, 2, 80);
 	UNTIL(told("status", "read") == 1);
@@ -392,7 +410,7 @@ START_TEST(test_cancel_in_fetch)
 	UNTIL(count(D1, MSG_REQUEST_CANCEL, 2));
 	/* the request ends at once, its blocks when storage is done with them */
 	UNTIL(requests_are("[]"));
-	UNTIL(kv_count("held") == 5);
+	UNTIL(kv_count("held") == 2); /* those that were read */
 	const char *kv = ctl("kv");
 	ck_assert_ptr_nonnull(strstr(kv, "\"reason\":\"fence: storage may still write it\""));
 	storage_kill();
@@ -406,13 +424,14 @@ START_TEST(test_fetch)
 {
 	world_begin(STORED);
 	uint32_t want = alone((struct ask){.req = 9, .n = 80, .to = "1"});
-	to_stored(2);
+	to_stored(2, 80);
 	grant(D1, 2, 80);
 	struct transfer t = transfer_of(2);
 	const Pds__FirstToken *f = first_token(2);
 	ck_assert_uint_eq(f->token->id, want);
 	ck_assert_uint_eq(f->timing->cached_tokens, 64);
 	UNTIL(metric("stored_tokens_total") == 32);
+	ck_assert_uint_eq(metric("cached_tokens_total"), 32);
 	finish(D1, 2, &t);
 	at_rest();
 	world_end();
@@ -424,7 +443,7 @@ END_TEST
 START_TEST(test_lookup_from_a_stopped_storage)
 {
 	world_begin(STORED, "storage_lookup_wait_ms=1000");
-	to_stored(2);
+	to_stored(2, 80);
 	kill(W.beside, SIGSTOP);
 	for (uint64_t r = 10; r < 20; r++) {
 		say_submit((struct ask){.req = r, .n = 80, .to = "1", .seed = (uint32_t)r});
@@ -576,6 +595,7 @@ int main(int argc, char **argv)
 	c = world_case(s, "storage");
 	tcase_add_test(c, test_fetch);
 	tcase_add_test(c, test_fetch_from_a_stopped_storage);
+	tcase_add_test(c, test_fetch_given_up_leaves_room);
 	tcase_add_test(c, test_cancel_in_fetch);
 	tcase_add_test(c, test_lookup_from_a_stopped_storage);
 	return world_run(s);
