@@ -317,7 +317,7 @@ static void fetch_keep(struct stack_fetch *f, const struct tier_span *span, unsi
 static int fetch_move(struct tier_op *get, const struct tier_span *span, unsigned n)
 {
 	struct stack_fetch *f = (struct stack_fetch *)get;
-	int code = 0;
+	int code = 0, served = 0;
 	pthread_mutex_lock(&f->s->lock);
 	f->moved = 1;
 	list_move_all(&f->served, &f->waiters);
@@ -327,9 +327,10 @@ static int fetch_move(struct tier_op *get, const struct tier_span *span, unsigne
 		op->sum = f->op.sum;
 		op->route.code = tier_op_move(op, span, n);
 		code = op->route.code;
+		served |= code == 0;
 	}
 	fetch_keep(f, span, n);
-	return f->kept ? 0 : code;
+	return served || f->kept ? 0 : code;
 }
 
 static void fetch_done(struct tier_op *get, int code, enum tier_id tier, const char *text)

@@ -372,6 +372,28 @@ START_TEST(test_gets_meet)
 }
 END_TEST
 
+/* One of them cannot take it, the first or the last; no memory keeps it. The others have it. */
+START_TEST(test_one_of_them_fails)
+{
+	enum tier_id tier;
+	start(0, TIER_RECYCLE, 0, 0, TIER_RECYCLE, 0);
+	ck_assert_int_eq(put(1), 'd');
+	unsigned gets = fake_count(disk, &disk->n_gets);
+	fake_set(disk, 1, 0);
+	struct op *got[3];
+	for (int i = 0; i < 3; i++) {
+		got[i] = op_new(0, 1, UNIT);
+		got[i]->move_code = i == _i ? ERR_CANCELLED : 0;
+		s->ops->get(s, &got[i]->op);
+	}
+	fake_set(disk, 0, 0);
+	for (int i = 0; i < 3; i++)
+		ck_assert_int_eq(op_end(got[i], 1, &tier, NULL), i == _i ? ERR_CANCELLED : 0);
+	ck_assert_uint_eq(fake_count(disk, &disk->n_gets), gets + 1);
+	end();
+}
+END_TEST
+
 /* A get while a flush is between the tiers: what it reads below is not in memory afterwards. */
 static void read_below(void)
 {
@@ -457,6 +479,7 @@ int main(void)
 	tcase_add_test(c, test_prefetch);
 	tcase_add_test(c, test_get_meets_prefetch);
 	tcase_add_test(c, test_gets_meet);
+	tcase_add_loop_test(c, test_one_of_them_fails, 0, 3);
 	tcase_add_test(c, test_flush_between_tiers);
 	tcase_add_test(c, test_damaged_before_it_goes);
 	tcase_add_test(c, test_prefetch_fails);
