@@ -1,6 +1,7 @@
 /* model_gguf.c - reads a GGUF file's metadata into a model description. Missing optional keys get
  * the defaults of the format. Errors are returned and name file and key. */
 #include "engine/family.h"
+#include "text/ends_gguf.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -298,6 +299,10 @@ static int read_vocab(struct gguf_reader *r, struct model_conf *c)
 		if (gguf_get_u32(r->g, keys[i], &id) == 0)
 			add_eos(c, id);
 	}
+	uint32_t ends[MODEL_EOS_MAX];
+	for (unsigned i = 0, n = ends_from_gguf(r->g, ends, MODEL_EOS_MAX); i < n; i++)
+		if (ends[i] < c->vocab)
+			add_eos(c, ends[i]);
 	return 0;
 }
 

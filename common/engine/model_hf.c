@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CONFIG_MAX (1u << 20)
+#define CONFIG_MAX (4u << 20)
 
 static int read_json(const char *path, int optional, json_t **ret, struct err *err)
 {
@@ -214,20 +214,50 @@ static int read_act(struct hf_reader *r, const json_t *o, const struct model_con
 	return r->rc;
 }
 
-/* Adds one id or a list of ids; those beyond MODEL_EOS_MAX are dropped. */
+/* Those beyond MODEL_EOS_MAX are dropped. */
+static void add_eos(struct model_conf *c, json_int_t id)
+{
+	int known = id < 0 || id >= (json_int_t)c->vocab || c->n_eos == MODEL_EOS_MAX;
+	for (uint32_t k = 0; k < c->n_eos; k++)
+		known |= c->eos[k] == (uint32_t)id;
+	if (!known)
+		c->eos[c->n_eos++] = (uint32_t)id;
+}
+
+/* Adds one id or a list of ids. */
 static void read_eos(const json_t *o, struct model_conf *c)
 {
 	const json_t *v = hf_get(o, "eos_token_id");
 	size_t n = json_is_array(v) ? json_array_size(v) : v != NULL;
-	for (size_t i = 0; i < n && c->n_eos < MODEL_EOS_MAX; i++) {
+	for (size_t i = 0; i < n; i++) {
 		const json_t *e = json_is_array(v) ? json_array_get(v, i) : v;
-		json_int_t id = json_integer_value(e);
-		int known = !json_is_integer(e) || id < 0 || id >= (json_int_t)c->vocab;
-		for (uint32_t k = 0; k < c->n_eos; k++)
-			known |= c->eos[k] == (uint32_t)id;
-		if (!known)
-			c->eos[c->n_eos++] = (uint32_t)id;
+		if (json_is_integer(e))
+			add_eos(c, json_integer_value(e));
 	}
+}
+
+static const char *content_of(const json_t *token)
+{
+	return json_string_value(json_is_object(token) ? json_object_get(token, "content") : token);
+}
+
+/* What ends an answer for the tokenizer: a model that was trained on chats may have another
+ * eos_token there than its base model's in the other two files. It is the tokenizer's file: what
+ * is wrong in it is told where that is read. */
+static void read_tokenizer_eos(const char *folder, struct model_conf *c)
+{
+	char *path = mem_printf("%s/tokenizer_config.json", folder), *end;
+	json_t *o = NULL, *token;
+	const char *key, *text;
+	if (read_json(path, 1, &o, NULL) == 0 && (text = content_of(json_object_get(o, "eos_token"))))
+		json_object_foreach(json_object_get(o, "added_tokens_decoder"), key, token) {
+			const char *of = content_of(token);
+			long id = strtol(key, &end, 10);
+			if (of && strcmp(of, text) == 0 && *key && !*end)
+				add_eos(c, id);
+		}
+	json_decref(o);
+	free(path);
 }
 
 static int read_generation_config(const char *folder, struct model_conf *c, struct err *err)
@@ -294,6 +324,8 @@ int model_hf_open(const char *path, struct model_conf *c, struct model_source *s
 	free(config);
 	if (!rc)
 		rc = read_generation_config(path, c, err);
+	if (!rc)
+		read_tokenizer_eos(path, c);
 	struct safetensors *st = NULL;
 	if (!rc)
 		rc = st_open_folder(path, &st, err);

@@ -4,6 +4,7 @@
  * Counts were checked against the file when it was opened; other mistakes are returned as errors
  * that name the key. */
 #include "format/gguf.h"
+#include "text/ends_gguf.h"
 #include "text/spec.h"
 #include "text/unicode.h"
 #include "util/check.h"
@@ -188,12 +189,31 @@ static int read_merges(struct tokenizer_spec *s, const struct gguf *g, struct er
 	return rc;
 }
 
-static void find_added(struct tokenizer_spec *s)
+/* Phi-3's special tokens take the white space after them along, which the format cannot say; as
+ * llama.cpp does. */
+static int strips_after(const struct tokenizer_spec *s, const struct gguf *g, uint32_t id)
+{
+	static const char *const no[] = {"<unk>", "<s>", "<|endoftext|>"};
+	const struct vocab_token *t = &s->vocab.tokens[id];
+	const char *text = vocab_text(&s->vocab, id);
+	struct gguf_str arch;
+	if (s->byte_level || t->type != VOCAB_CONTROL ||
+	    gguf_get_str(g, "general.architecture", &arch) < 0 || arch.len != 4 ||
+	    memcmp(arch.s, "phi3", 4) != 0)
+		return 0;
+	for (size_t i = 0; i < sizeof no / sizeof *no; i++)
+		if (t->text_len == strlen(no[i]) && memcmp(text, no[i], t->text_len) == 0)
+			return 0;
+	return 1;
+}
+
+static void find_added(struct tokenizer_spec *s, const struct gguf *g)
 {
 	for (uint32_t id = 0; id < s->vocab.n; id++) {
 		const struct vocab_token *t = &s->vocab.tokens[id];
 		if (t->text_len && (vocab_is_special(&s->vocab, id) || t->type == VOCAB_USER_DEFINED))
-			spec_add_added(s, (struct spec_added){.id = id});
+			spec_add_added(s, (struct spec_added){.id = id,
+			                                      .rstrip = (uint8_t)strips_after(s, g, id)});
 	}
 }
 
@@ -294,9 +314,12 @@ int spec_from_gguf(struct tokenizer_spec *s, const struct gguf *g, struct err *e
 		if (id != UINT32_MAX)
 			spec_add_eos(s, id);
 	}
+	uint32_t id[SPEC_EOS_MAX];
+	for (unsigned i = 0, n = rc == 0 ? ends_from_gguf(g, id, SPEC_EOS_MAX) : 0; i < n; i++)
+		spec_add_eos(s, id[i]);
 	if (rc == 0)
 		rc = read_bool(g, KEY "add_bos_token", &s->adds_bos, err);
 	if (rc == 0)
-		find_added(s);
+		find_added(s, g);
 	return rc;
 }

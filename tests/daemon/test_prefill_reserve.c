@@ -333,10 +333,10 @@ END_TEST
 
 /* --- storage ------------------------------------------------------------- */
 
-/* Of the common prompt's first four blocks two are in storage and no longer here; a request that begins with
- * them has been looked up and stands before its grant. Another prompt, of ten blocks, has
- * taken their place in the pool of twelve; what the next one would evict of it is stored as
- * well. */
+/* Of the common prompt's first four blocks two are in storage and no longer here; a request of n
+ * tokens that begins with them has been looked up and stands before its grant. Another prompt, of
+ * ten blocks, has taken their place in the pool of twelve; what the next one would evict of it is
+ * stored as well. */
 static void to_stored(uint64_t req, uint32_t n)
 {
 	storage_start();
