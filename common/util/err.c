@@ -30,14 +30,14 @@ int err_prefix(struct err *e, const char *fmt, ...)
 {
 	if (!e)
 		return ERR_INVALID;
-	char old[sizeof e->text];
-	memcpy(old, e->text, sizeof old);
+	char prefix[sizeof e->text], all[2 * sizeof e->text + 2] = "";
 	va_list ap;
 	va_start(ap, fmt);
-	int n = vsnprintf(e->text, sizeof e->text, fmt, ap);
+	vsnprintf(prefix, sizeof prefix, fmt, ap);
 	va_end(ap);
-	if (n >= 0 && (size_t)n < sizeof e->text)
-		snprintf(e->text + n, sizeof e->text - (size_t)n, ": %s", old);
+	snprintf(all, sizeof all, "%s: %s", prefix, e->text);
+	memcpy(e->text, all, sizeof e->text - 1);
+	e->text[sizeof e->text - 1] = 0;
 	make_one_line(e->text);
 	return e->code;
 }
