@@ -199,9 +199,11 @@ static int read_yarn(struct gguf_reader *r, struct model_conf *c, double base, d
 		meta_fail(r, "rope.scaling.original_context_length", y.original, "1 or more");
 	if (y.beta_slow > y.beta_fast)
 		meta_fail(r, "rope.scaling.yarn_beta_slow", y.beta_slow, "at most yarn_beta_fast");
-	if (!r->rc)
-		model_rope_yarn(&c->rope[0], c->rope_dims, &y);
-	return r->rc;
+	if (r->rc)
+		return r->rc;
+	model_rope_yarn(&c->rope[0], c->rope_dims, &y);
+	model_rope_stretch(c, y.original, factor);
+	return 0;
 }
 
 static int is_word(struct gguf_str s, const char *word)
@@ -231,8 +233,10 @@ static int read_rope(struct gguf_reader *r, struct model_conf *c)
 		               "%.160s: metadata %s: found %.*s, expected none, linear, yarn or longrope",
 		               gguf_path(r->g), key, rc ? 12 : (int)(type.len > 40 ? 40 : type.len),
 		               rc ? "another type" : type.s);
-	if (is_word(type, "linear"))
+	if (is_word(type, "linear")) {
 		model_rope_linear(&c->rope[0], c->rope_dims, factor);
+		model_rope_stretch(c, 0, factor);
+	}
 	if (is_word(type, "yarn") && read_yarn(r, c, base, factor))
 		return r->rc;
 	return read_divisors(r, c);

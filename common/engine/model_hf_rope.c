@@ -72,14 +72,6 @@ int hf_read_windows(struct hf_reader *r, const json_t *o, struct model_conf *c)
 
 /* --- tables -------------------------------------------------------------- */
 
-/* Configurations that stretch the positions may give the length from before: it counts as
- * stretched, as in vLLM. */
-static void stretch(struct model_conf *c, double tokens)
-{
-	if (tokens > c->context)
-		c->context = tokens < MODEL_CONTEXT_MAX ? (uint32_t)tokens : MODEL_CONTEXT_MAX;
-}
-
 static void read_linear(struct hf_reader *r, const json_t *p, struct model_conf *c,
                         struct model_rope *t)
 {
@@ -87,8 +79,7 @@ static void read_linear(struct hf_reader *r, const json_t *p, struct model_conf 
 	if (r->rc)
 		return;
 	model_rope_linear(t, c->rope_dims, factor);
-	if (!c->family->local_rope) /* Gemma 3 gives the length after it */
-		stretch(c, c->context * factor);
+	model_rope_stretch(c, 0, factor);
 }
 
 static void read_llama3(struct hf_reader *r, const json_t *p, struct model_conf *c,
@@ -127,7 +118,7 @@ static void read_yarn(struct hf_reader *r, const json_t *p, struct model_conf *c
 		return;
 	}
 	model_rope_yarn(t, c->rope_dims, &y);
-	stretch(c, y.original * y.factor);
+	model_rope_stretch(c, y.original, y.factor);
 }
 
 /* In older configurations the original length is not among the rotary parameters. */

@@ -73,3 +73,10 @@ double model_rope_mscale(double factor, double m)
 {
 	return factor > 1 ? 0.1 * m * own_log(factor) + 1.0 : 1.0;
 }
+
+void model_rope_stretch(struct model_conf *c, double original, double factor)
+{
+	double tokens = (original > 0 ? original : c->family->local_rope ? 0 : c->context) * factor;
+	if (tokens > c->context)
+		c->context = tokens < MODEL_CONTEXT_MAX ? (uint32_t)tokens : MODEL_CONTEXT_MAX;
+}

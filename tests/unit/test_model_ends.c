@@ -34,7 +34,8 @@ static void put_list(struct buf *b, const char *key, enum gguf_type type, const 
 }
 
 /* The metadata of a llama and its vocabulary: enough for its description. */
-static void write_gguf(const char *arch, const struct token *t, size_t n, uint32_t eos)
+static void write_gguf(const char *arch, const struct token *t, size_t n, uint32_t eos,
+                       const char *scaling)
 {
 	static const struct {
 		const char *key;
@@ -50,7 +51,7 @@ static void write_gguf(const char *arch, const struct token *t, size_t n, uint32
 	buf_adds(&b, "GGUF");
 	put32(&b, 3);
 	put64(&b, 1);
-	put64(&b, 7 + sizeof sizes / sizeof *sizes);
+	put64(&b, 9 + sizeof sizes / sizeof *sizes);
 	put_str(&b, "general.architecture");
 	put32(&b, GGUF_STRING);
 	put_str(&b, arch);
@@ -59,6 +60,12 @@ static void write_gguf(const char *arch, const struct token *t, size_t n, uint32
 		put32(&b, GGUF_U32);
 		put32(&b, sizes[i].value);
 	}
+	put_str(&b, "llama.rope.scaling.type");
+	put32(&b, GGUF_STRING);
+	put_str(&b, scaling);
+	put_str(&b, "llama.rope.scaling.factor");
+	put32(&b, GGUF_F32);
+	put_f32(&b, 4);
 	put_str(&b, "llama.attention.layer_norm_rms_epsilon");
 	put32(&b, GGUF_F32);
 	put_f32(&b, 1e-5f);
@@ -98,7 +105,7 @@ static void expect_ends(const struct token *t, size_t n, uint32_t eos, const cha
 	struct model_conf c = {0};
 	struct model_source src = {0};
 	struct err err = {0};
-	write_gguf("llama", t, n, eos);
+	write_gguf("llama", t, n, eos, "none");
 	ck_assert_msg(model_gguf_open(path, &c, &src, &err) == 0, "%s", err.text);
 	model_close(&src);
 	struct tokenizer *tok = tokenizer_of();
@@ -142,7 +149,7 @@ START_TEST(many_ends)
 	for (size_t i = 0; i < 2 * MODEL_EOS_MAX; i++)
 		t[i] = (struct token){"<EOT>", CONTROL};
 	t[9] = (struct token){"x", CONTROL};
-	write_gguf("llama", t, 2 * MODEL_EOS_MAX, 9);
+	write_gguf("llama", t, 2 * MODEL_EOS_MAX, 9, "none");
 	ck_assert_int_eq(model_gguf_open(path, &c, &src, NULL), 0);
 	model_close(&src);
 	ck_assert_uint_eq(c.n_eos, MODEL_EOS_MAX);
@@ -171,7 +178,7 @@ START_TEST(special_tokens_strip)
 	           {"llama", "<|user|>\na", 4, {2, 6, 4, 5}}};
 	for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
 		struct token_list got = {0};
-		write_gguf(row[i].arch, t, 8, 3);
+		write_gguf(row[i].arch, t, 8, 3, "none");
 		struct tokenizer *tok = tokenizer_of();
 		ck_assert_int_eq(tokenizer_encode_prompt(tok, row[i].text, strlen(row[i].text), 0, 0, &got),
 		                 0);
@@ -271,6 +278,24 @@ START_TEST(stretched_context)
 }
 END_TEST
 
+START_TEST(stretched_context_of_gguf)
+{
+	static const struct token t[] = {{"<unk>", UNKNOWN}, {"</s>", CONTROL}};
+	static const struct {
+		const char *scaling;
+		uint32_t context;
+	} row[] = {{"none", 128}, {"linear", 512}, {"yarn", 512}, {"longrope", 128}};
+	for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+		struct model_conf c = {0};
+		struct model_source src = {0};
+		write_gguf("llama", t, 2, 1, row[i].scaling);
+		ck_assert_int_eq(model_gguf_open(path, &c, &src, NULL), 0);
+		model_close(&src);
+		ck_assert_uint_eq(c.context, row[i].context);
+	}
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("model_ends");
@@ -281,6 +306,7 @@ int main(void)
 	tcase_add_test(c, special_tokens_strip);
 	tcase_add_test(c, ends_of_the_tokenizer);
 	tcase_add_test(c, stretched_context);
+	tcase_add_test(c, stretched_context_of_gguf);
 	suite_add_tcase(s, c);
 	SRunner *r = srunner_create(s);
 	srunner_run_all(r, CK_ENV);
