@@ -45,6 +45,20 @@ def test_one_leaves_under_load():
         assert all(s.ctl(w, "status")["device_kv_faults"] == 0 for w in s.workers() if w != "prefill-1")
 
 
+def test_its_decode_worker_leaves():
+    """SIGTERM of the decode worker that holds the lease of a prompt which is being computed: the prompt goes to another one, and that is no loss."""
+    sim = {"base": "small", "prefill": {"step_us": 400000.0 * SLOW}}
+    with Suite("1p2d", sim=sim, router={"max_attempts": 1}, decode={"stop_timeout_ms": 200}, messager={"stall_ms": 30000}) as s:
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            got = pool.submit(s.tokens, [7] * 40, n=8)
+            wait_for(lambda: any(s.ctl(d, "requests") for d in ("decode-1", "decode-2")))
+            name = next(d for d in ("decode-1", "decode-2") if s.ctl(d, "requests"))
+            s.kill(name, signal.SIGTERM)
+            assert len(got.result()) == 8
+        log = s.log("router")
+        assert f"event=attempt_moved attempt=1 state=submitted worker={name} " in log and "event=attempt_lost" not in log
+
+
 def test_waiting_for_a_turn_is_no_stall():
     """Prompts that wait for others, several times as long as the messager's stall limit: P says that it has
     them in hand, and none is given up."""
