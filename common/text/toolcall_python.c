@@ -26,40 +26,57 @@ static void space(struct literal *l)
 		l->s++;
 }
 
-static int hex(struct literal *l, int digits, uint32_t *ret)
+/* Up to `max` digits of base 8 or 16. Returns how many there are. */
+static int digits(struct literal *l, unsigned base, int max, uint32_t *ret)
 {
-	*ret = 0;
-	for (int i = 0; i < digits; i++, l->s++) {
-		const char *all = "0123456789abcdef",
-				   *at = l->s < l->end && *l->s ? strchr(all, *l->s | 0x20) : NULL;
+	static const char all[] = "0123456789abcdefABCDEF";
+	int n = 0;
+	for (*ret = 0; n < max && l->s < l->end; n++, l->s++) {
+		const char *at = memchr(all, *l->s, base == 8 ? 8 : sizeof all - 1);
 		if (!at)
-			return 0;
-		*ret = *ret << 4 | (uint32_t)(at - all);
+			break;
+		*ret = *ret * base + (uint32_t)(at - all < 16 ? at - all : at - all - 6);
 	}
-	return 1;
+	return n;
 }
 
-/* After the backslash. */
-static int escape(struct literal *l)
+static void add_character(struct literal *l, uint32_t c)
 {
-	static const char from[] = "nrtbf\\\"'/", to[] = "\n\r\t\b\f\\\"'/";
-	uint32_t c;
-	if (l->s == l->end)
-		return 0;
-	char e = *l->s++;
-	const char *at = e ? strchr(from, e) : NULL;
-	if (at)
-		c = (unsigned char)to[at - from];
-	else if (e != 'x' && e != 'u')
-		return 0;
-	else if (!hex(l, e == 'x' ? 2 : 4, &c))
-		return 0;
 	if (c == '"' || c == '\\')
 		buf_printf(l->out, "\\%c", (char)c);
 	else if (c >= 0x20 && c < 0x7f)
 		buf_addc(l->out, (char)c);
-	else
+	else if (c <= 0xffff)
 		buf_printf(l->out, "\\u%04x", c);
+	else
+		buf_printf(l->out, "\\u%04x\\u%04x", 0xd800 + ((c - 0x10000) >> 10), 0xdc00 + (c & 0x3ff));
+}
+
+/* After the backslash. As in Python, the backslash of an unknown escape is text; \N{..} counts as
+ * unknown, as names of characters are not known here. */
+static int escape(struct literal *l)
+{
+	static const char from[] = "abfnrtv\\\"'", to[] = "\a\b\f\n\r\t\v\\\"'";
+	uint32_t c;
+	if (l->s == l->end)
+		return 0;
+	char e = *l->s;
+	const char *at = e ? strchr(from, e) : NULL;
+	int width = e == 'x' ? 2 : e == 'u' ? 4 : e == 'U' ? 8 : 0;
+	if (at || width)
+		l->s++;
+	if (at) {
+		c = (unsigned char)to[at - from];
+	} else if (width) {
+		if (digits(l, 16, width, &c) < width || c > 0x10ffff)
+			return 0;
+	} else if (e == '\n' || e == '\r') { /* the line goes on */
+		l->s += e == '\r' && l->end - l->s > 1 && l->s[1] == '\n' ? 2 : 1;
+		return 1;
+	} else if (digits(l, 8, 3, &c) == 0) {
+		c = '\\'; /* what follows it is read as text */
+	}
+	add_character(l, c);
 	return 1;
 }
 

@@ -350,6 +350,23 @@ static const struct {
 	{"pythonic", "[f(s=x+1), g()]", "<0 f {\"s\": x+1>), g()]"},
 	{"pythonic", "[f(s=1", "<0 f {\"s\": 1>"},
 	{"pythonic", "[f(1)]", "<0 f >1)]"},
+	/* escapes: as Python reads them */
+	{"pythonic", "[f(s='\\d+ it\\_s \\/ \\é \\N{DASH} \\ ')]",
+     "<0 f {\"s\": \"\\\\d+ it\\\\_s \\\\/ \\\\é \\\\N{DASH} \\\\ \"}>"},
+	{"pythonic", "[f(s='\\a\\b\\f\\n\\r\\t\\v\\\\\\'\\\"')]",
+     "<0 f {\"s\": \"\\u0007\\u0008\\u000c\\u000a\\u000d\\u0009\\u000b\\\\'\\\"\"}>"},
+	{"pythonic", "[f(s='\\0 \\18 \\1012 \\42 \\377 \\777 \\8')]",
+     "<0 f {\"s\": \"\\u0000 \\u00018 A2 \\\" \\u00ff \\u01ff \\\\8\"}>"},
+	{"pythonic", "[f(s='\\x4A \\u00e9 \\U0001F600 \\U0010ffff \\U00000041 \\ud83d\\ude00')]",
+     "<0 f {\"s\": \"J \\u00e9 \\ud83d\\ude00 \\udbff\\udfff A \\ud83d\\ude00\"}>"},
+	{"pythonic", "[f(s='one \\\ntwo \\\r\nthree \\\rfour')]",
+     "<0 f {\"s\": \"one two three four\"}>"},
+	{"pythonic", "[f(s='\\x4')]", "<0 f {\"s\": '\\x4'>)]"},
+	{"pythonic", "[f(s='\\x4\x14')]", "<0 f {\"s\": '\\x4\x14'>)]"},
+	{"pythonic", "[f(s='\\u00e')]", "<0 f {\"s\": '\\u00e'>)]"},
+	{"pythonic", "[f(s='\\U0001F60')]", "<0 f {\"s\": '\\U0001F60'>)]"},
+	{"pythonic", "[f(s='\\U00110000')]", "<0 f {\"s\": '\\U00110000'>)]"},
+	{"pythonic", "[f(s='\\U80000000')]", "<0 f {\"s\": '\\U80000000'>)]"},
 };
 
 #define N_ROWS (sizeof rows / sizeof *rows)
