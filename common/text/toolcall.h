@@ -26,11 +26,12 @@
  * Rules. Text that may be the start of a call is held back until that is decided. A call starts
  * once its name is complete and is the name of a tool; that is reported at once. Its arguments
  * follow as JSON while they are generated: copied if the model writes JSON (raw control characters
- * in strings are escaped), converted if it does not (a value gets the type that the tool's schema
- * names, a string if it names none). Text that is no call is content, byte for byte. If a started
- * call is broken off, its arguments stay incomplete and the rest is content. White space directly
- * before a call, and between a call and the end, is dropped; nothing else is. The concatenation of
- * the pieces does not depend on how the text was cut. Time is linear in the text. */
+ * in strings are escaped), converted if it does not (a value gets a type that the tool's schema
+ * allows; it is a string if the tool has no such parameter). Text that is no call is content, byte
+ * for byte. If a started call is broken off, its arguments stay incomplete and the rest is content.
+ * White space directly before a call, and between a call and the end, is dropped; nothing else is.
+ * The concatenation of the pieces does not depend on how the text was cut. Time is linear in the
+ * text. */
 #ifndef TEXT_TOOLCALL_H
 #define TEXT_TOOLCALL_H
 

@@ -53,6 +53,8 @@ static const struct form forms[] = {
 };
 
 #define N_FORMS (sizeof forms / sizeof *forms)
+#define HOPS_MAX 8
+#define FIXED_VALUES_MAX 10000 /* of several enums together */
 
 /* --- pieces -------------------------------------------------------------- */
 
@@ -129,22 +131,57 @@ static int is_plain(const json_t *schema, int depth)
 		for (size_t i = 0; i < json_array_size(any); i++)
 			if (!is_plain(json_array_get(any, i), depth + 1))
 				return 0;
-	return !(type && tc_schema_types(schema) & (TC_OBJECT | TC_ARRAY));
+	return !(type && tc_schema_types(NULL, schema) & (TC_OBJECT | TC_ARRAY));
 }
 
-/* The strings of enum or const. NULL: there are none, or other values too. A new reference. */
-static json_t *fixed_strings(const json_t *schema)
+/* The schema behind $ref or an allOf with one member. */
+static const json_t *meant(const json_t *root, const json_t *schema)
+{
+	for (int i = 0; i < HOPS_MAX; i++) {
+		const json_t *all = json_object_get(schema, "allOf"),
+					 *to = json_array_size(all) == 1 ? json_array_get(all, 0)
+		                                             : tc_schema_target(root, schema);
+		if (!to)
+			break;
+		schema = to;
+	}
+	return schema;
+}
+
+/* Adds the values of enum or const. Returns 0 if there are none, or not only strings. */
+static int add_fixed_strings(json_t *values, const json_t *schema)
 {
 	json_t *one = json_object_get(schema, "const"), *list = json_object_get(schema, "enum");
-	json_t *all = one                   ? json_pack("[O]", one)
-	              : json_is_array(list) ? json_incref(list)
-	                                    : json_array();
-	size_t n = json_array_size(all);
-	for (size_t i = 0; i < json_array_size(all); i++)
-		n -= !json_is_string(json_array_get(all, i));
-	if (n && n == json_array_size(all))
-		return all;
-	json_decref(all);
+	size_t n = one ? 1 : json_array_size(list);
+	for (size_t i = 0; i < n; i++) {
+		json_t *v = one ? one : json_array_get(list, i);
+		if (!json_is_string(v))
+			return 0;
+		json_array_append(values, v);
+	}
+	return n > 0;
+}
+
+/* The values that the schema allows: strings of enum or const, or of several such below anyOf,
+ * where null may be one. NULL: others too, or too many. A new reference. */
+static json_t *fixed_values(const json_t *root, const json_t *schema)
+{
+	const json_t *any = json_object_get(schema, "anyOf");
+	json_t *values = json_array();
+	size_t n = json_array_size(any);
+	int good = n || add_fixed_strings(values, schema);
+	for (size_t i = 0; good && i < n; i++) {
+		const json_t *part = meant(root, json_array_get(any, i));
+		const char *type = json_string_value(json_object_get(part, "type"));
+		if (type && strcmp(type, "null") == 0)
+			json_array_append_new(values, json_null());
+		else
+			good = add_fixed_strings(values, part);
+		good = good && json_array_size(values) <= FIXED_VALUES_MAX;
+	}
+	if (good)
+		return values;
+	json_decref(values);
 	return NULL;
 }
 
@@ -161,19 +198,33 @@ static json_t *with_definitions(const json_t *root, const json_t *schema)
 
 /* --- parameters in tags -------------------------------------------------- */
 
-static int add_fixed(json_t *list, const struct form *m, const json_t *strings)
+/* Strings, and null, which the format may mark as another kind of value. */
+static int add_fixed(json_t *list, const struct form *m, const json_t *values)
 {
-	json_t *ways = json_array();
+	json_t *words = json_array(), *text = json_array(), *null = NULL;
 	int good = 1;
-	for (size_t i = 0; i < json_array_size(strings); i++) {
-		const json_t *s = json_array_get(strings, i);
+	for (size_t i = 0; i < json_array_size(values); i++) {
+		const json_t *v = json_array_get(values, i);
+		if (json_is_null(v)) {
+			null = null ? null : json_array();
+			continue;
+		}
 		json_t *way = json_array();
-		good &= !memmem(json_string_value(s), json_string_length(s), m->value_end,
+		good &= !memmem(json_string_value(v), json_string_length(v), m->value_end,
 		                strlen(m->value_end));
-		add(way, "literal", json_copy((json_t *)s));
-		json_array_append_new(ways, way);
+		add(way, "literal", json_copy((json_t *)v));
+		json_array_append_new(words, way);
 	}
-	add(list, "any_of", ways);
+	add_text(text, m->text);
+	add(text, "any_of", words);
+	if (null) {
+		add_text(null, m->json);
+		add_text(null, "null");
+		add(list, "any_of", json_pack("[o, o]", text, null));
+	} else {
+		json_array_extend(list, text);
+		json_decref(text);
+	}
 	if (*m->before_end)
 		add_text(list, m->before_end);
 	add_text(list, m->value_end);
@@ -183,10 +234,8 @@ static int add_fixed(json_t *list, const struct form *m, const json_t *strings)
 /* Adds what follows the key. */
 static int add_value(json_t *list, const struct form *m, const json_t *root, const json_t *schema)
 {
-	unsigned types = tc_schema_types(schema);
-	if (json_object_get(schema, "$ref") || json_object_get(schema, "allOf"))
-		return 0; /* the parser does not resolve them */
-	if (types && !(types & TC_STRING)) {
+	unsigned types = tc_schema_types(root, schema);
+	if (!(types & TC_STRING)) {
 		add_text(list, m->json);
 		add(list, "schema", with_definitions(root, schema));
 		if (*m->before_end)
@@ -194,13 +243,14 @@ static int add_value(json_t *list, const struct form *m, const json_t *root, con
 		add_text(list, m->value_end);
 		return 1;
 	}
-	add_text(list, m->text);
-	json_t *strings = fixed_strings(schema);
-	if (strings) {
-		int good = add_fixed(list, m, strings);
-		json_decref(strings);
+	schema = meant(root, schema);
+	json_t *values = fixed_values(root, schema);
+	if (values) {
+		int good = add_fixed(list, m, values);
+		json_decref(values);
 		return good;
 	}
+	add_text(list, m->text);
 	add(list, "free", json_string(m->value_end));
 	return is_plain(schema, 0);
 }

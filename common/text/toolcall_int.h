@@ -93,9 +93,13 @@ enum { /* types that a schema allows */
 };
 
 int tc_tools_has(const struct toolcall_tools *t, const char *name);
-/* The types of a parameter; TC_STRING if the schema names none. */
+/* The types of a parameter; TC_STRING if the tool has none of this name. */
 unsigned tc_tools_types(const struct toolcall_tools *t, const char *name, const char *key);
-unsigned tc_schema_types(const json_t *schema); /* 0: the schema names none */
+/* toolcall_types.c. root: the schema that a $ref refers to; never 0, TC_TYPES if the schema says
+ * nothing of types. */
+unsigned tc_schema_types(const json_t *root, const json_t *schema);
+/* The schema that $ref names, among root's definitions; NULL: no $ref, or it leads elsewhere. */
+const json_t *tc_schema_target(const json_t *root, const json_t *schema);
 
 /* --- the state machine --- */
 

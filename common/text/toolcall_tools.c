@@ -1,5 +1,4 @@
-/* toolcall_tools.c - the table of formats, ids of calls, and the tools that may be called with the
- * types of their parameters. */
+/* toolcall_tools.c - the table of formats, ids of calls, and the tools that may be called. */
 #include "text/harmony.h"
 #include "text/toolcall_int.h"
 #include "util/mem.h"
@@ -200,10 +199,8 @@ void toolcall_make_id(const struct toolcall_format *f, const char *seed, unsigne
 
 /* --- tools --------------------------------------------------------------- */
 
-#define SCHEMA_DEPTH_MAX 8
-
 struct toolcall_tools {
-	json_t *by_name; /* name -> properties of its parameters, or null */
+	json_t *by_name; /* name -> its parameters, or null */
 };
 
 struct toolcall_tools *toolcall_tools_new(const json_t *tools)
@@ -212,10 +209,10 @@ struct toolcall_tools *toolcall_tools_new(const json_t *tools)
 	t->by_name = json_object();
 	for (size_t i = 0; i < json_array_size(tools); i++) {
 		const json_t *f = json_object_get(json_array_get(tools, i), "function");
-		const json_t *properties = json_object_get(json_object_get(f, "parameters"), "properties");
+		const json_t *parameters = json_object_get(f, "parameters");
 		const char *name = json_string_value(json_object_get(f, "name"));
 		json_object_set_new(t->by_name, name,
-		                    json_is_object(properties) ? json_deep_copy(properties) : json_null());
+		                    json_is_object(parameters) ? json_deep_copy(parameters) : json_null());
 	}
 	return t;
 }
@@ -234,58 +231,9 @@ int tc_tools_has(const struct toolcall_tools *t, const char *name)
 	return json_object_get(t->by_name, name) != NULL;
 }
 
-static unsigned type_named(const json_t *name)
-{
-	static const struct {
-		const char *name;
-		unsigned type;
-	} types[] = {
-		{"string", TC_STRING},   {"integer", TC_INTEGER}, {"number", TC_INTEGER | TC_NUMBER},
-		{"boolean", TC_BOOLEAN}, {"null", TC_NULL},       {"object", TC_OBJECT},
-		{"array", TC_ARRAY}};
-	for (size_t i = 0; json_is_string(name) && i < sizeof types / sizeof *types; i++)
-		if (strcmp(types[i].name, json_string_value(name)) == 0)
-			return types[i].type;
-	return 0;
-}
-
-static unsigned type_of_value(const json_t *v)
-{
-	static const unsigned types[] = {
-		[JSON_OBJECT] = TC_OBJECT,   [JSON_ARRAY] = TC_ARRAY, [JSON_STRING] = TC_STRING,
-		[JSON_INTEGER] = TC_INTEGER, [JSON_REAL] = TC_NUMBER, [JSON_TRUE] = TC_BOOLEAN,
-		[JSON_FALSE] = TC_BOOLEAN,   [JSON_NULL] = TC_NULL};
-	return types[json_typeof(v)];
-}
-
-static unsigned schema_types(const json_t *schema, int depth)
-{
-	static const char *const unions[] = {"anyOf", "oneOf"};
-	const json_t *type = json_object_get(schema, "type"), *list = json_object_get(schema, "enum"),
-				 *one = json_object_get(schema, "const");
-	unsigned types = type_named(type);
-	for (size_t i = 0; i < json_array_size(type); i++)
-		types |= type_named(json_array_get(type, i));
-	if (types || depth > SCHEMA_DEPTH_MAX)
-		return types;
-	for (size_t i = 0; i < json_array_size(list); i++)
-		types |= type_of_value(json_array_get(list, i));
-	types |= one ? type_of_value(one) : 0;
-	for (size_t k = 0; k < 2; k++) {
-		const json_t *parts = json_object_get(schema, unions[k]);
-		for (size_t i = 0; i < json_array_size(parts); i++)
-			types |= schema_types(json_array_get(parts, i), depth + 1);
-	}
-	return types;
-}
-
-unsigned tc_schema_types(const json_t *schema)
-{
-	return schema_types(schema, 0);
-}
-
 unsigned tc_tools_types(const struct toolcall_tools *t, const char *name, const char *key)
 {
-	unsigned types = schema_types(json_object_get(json_object_get(t->by_name, name), key), 0);
-	return types ? types : TC_STRING;
+	const json_t *parameters = json_object_get(t->by_name, name),
+				 *schema = json_object_get(json_object_get(parameters, "properties"), key);
+	return schema ? tc_schema_types(parameters, schema) : TC_STRING;
 }

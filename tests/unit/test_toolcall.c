@@ -19,7 +19,22 @@ static const char TOOLS[] =
 	"\"string\"}]},\"e\":{\"enum\":[1,2]},\"free\":{}}}}},"
 	"{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"parameters\":{\"type\":"
 	"\"object\",\"properties\":{\"city\":{\"type\":\"string\"}}}}},"
-	"{\"type\":\"function\",\"function\":{\"name\":\"g\"}}]";
+	"{\"type\":\"function\",\"function\":{\"name\":\"g\"}},"
+	/* schemas as code generators write them */
+	"{\"type\":\"function\",\"function\":{\"name\":\"m\",\"parameters\":{\"type\":\"object\","
+	"\"properties\":{"
+	"\"a\":{\"$ref\":\"#/$defs/Address\"},"
+	"\"opt\":{\"anyOf\":[{\"$ref\":\"#/$defs/Address\"},{\"type\":\"null\"}]},"
+	"\"list\":{\"allOf\":[{\"$ref\":\"#/definitions/D~1x\"}],\"description\":\"x\"},"
+	"\"both\":{\"allOf\":[{\"type\":[\"string\",\"integer\"]},{\"type\":\"string\"}]},"
+	"\"any\":{},\"opt_any\":{\"anyOf\":[{\"type\":\"null\"},{}]},\"true\":true,"
+	"\"lost\":{\"$ref\":\"#/$defs/lost\"},\"loop\":{\"$ref\":\"#/$defs/Loop\"},"
+	"\"enum\":{\"$ref\":\"#/$defs/Enum\"},\"const\":{\"const\":\"5\"},"
+	"\"opt_enum\":{\"anyOf\":[{\"$ref\":\"#/$defs/Enum\"},{\"type\":\"null\"}]},"
+	"\"pattern\":{\"pattern\":\"^5$\"}},"
+	"\"$defs\":{\"Address\":{\"type\":\"object\"},\"Loop\":{\"anyOf\":[{\"$ref\":\"#/$defs/"
+	"Loop\"},{\"type\":\"null\"}]},\"Enum\":{\"enum\":[\"5\",\"x\"]}},"
+	"\"definitions\":{\"D/x\":{\"type\":\"array\"}}}}}]";
 
 static struct toolcall_tools *tools;
 
@@ -189,7 +204,7 @@ static const struct {
 	{"qwen3_coder",
      "<function=f><parameter=e>1</parameter><parameter=free>1</parameter><parameter=other>[1]</"
      "parameter><parameter=n>None</parameter></function>",
-     "<0 f {\"e\": 1, \"free\": \"1\", \"other\": \"[1]\", \"n\": null}>"},
+     "<0 f {\"e\": 1, \"free\": 1, \"other\": \"[1]\", \"n\": null}>"},
 	{"qwen3_coder",
      "<function=f><parameter=s></parameter><parameter=s>\n</parameter><parameter=s>\n\n</"
      "parameter></function>",
@@ -205,6 +220,28 @@ static const struct {
 	{"qwen3_coder", "<function=f><parameter=s>x</parameter>oops</function>",
      "<0 f {\"s\": \"x\">oops</function>"},
 	{"qwen3_coder", "<function=f> oops", "<0 f > oops"},
+	{"qwen3_coder",
+     "<function=m><parameter=a>{\"street\": \"x\"}</parameter><parameter=opt>{\"street\": "
+     "\"x\"}</parameter><parameter=opt>null</parameter><parameter=opt>street "
+     "x</parameter><parameter=list>[1]</parameter></function>",
+     "<0 m {\"a\": {\"street\": \"x\"}, \"opt\": {\"street\": \"x\"}, \"opt\": null, \"opt\": "
+     "\"street x\", \"list\": [1]}>"},
+	{"qwen3_coder",
+     "<function=m><parameter=any>5</parameter><parameter=any>[true, "
+     "{}]</parameter><parameter=any>None</parameter><parameter=any>five</"
+     "parameter><parameter=opt_any>{}</parameter><parameter=true>1.5</parameter></function>",
+     "<0 m {\"any\": 5, \"any\": [true, {}], \"any\": null, \"any\": \"five\", \"opt_any\": {}, "
+     "\"true\": 1.5}>"},
+	{"qwen3_coder",
+     "<function=m><parameter=lost>{}</parameter><parameter=loop>[5]</parameter><parameter=loop>x</"
+     "parameter></function>",
+     "<0 m {\"lost\": {}, \"loop\": [5], \"loop\": \"x\"}>"},
+	{"qwen3_coder",
+     "<function=m><parameter=both>5</parameter><parameter=enum>5</parameter><parameter=const>5</"
+     "parameter><parameter=opt_enum>5</parameter><parameter=opt_enum>null</"
+     "parameter><parameter=pattern>5</parameter><parameter=m>5</parameter></function>",
+     "<0 m {\"both\": \"5\", \"enum\": \"5\", \"const\": \"5\", \"opt_enum\": \"5\", \"opt_enum\": "
+     "null, \"pattern\": \"5\", \"m\": \"5\"}>"},
 	/* llama3_json */
 	{"llama3_json", "{\"name\": \"f\", \"parameters\": {\"s\": \"x\"}}", "<0 f {\"s\": \"x\"}>"},
 	{"llama3_json", "\n{\"type\": \"function\", \"name\": \"f\", \"parameters\": {\"s\": \"x\"}}",
@@ -274,6 +311,14 @@ static const struct {
 	{"glm", "<tool_call>nope</tool_call>", "<tool_call>nope</tool_call>"},
 	{"glm", "<tool_call>f<tool_call>g</tool_call>", "<tool_call>f<0 g {}>"},
 	{"glm", "<tool_call>f<arg_key>s</arg_key>x", "<0 f ><arg_key>s</arg_key>x"},
+	{"glm",
+     "<tool_call>m<arg_key>a</arg_key><arg_value>{\"street\": "
+     "\"x\"}</arg_value><arg_key>opt</arg_key><arg_value>{\"street\": "
+     "\"x\"}</arg_value><arg_key>opt</arg_key><arg_value>null</arg_value><arg_key>opt</"
+     "arg_key><arg_value>street "
+     "x</arg_value><arg_key>list</arg_key><arg_value>[1]</arg_value></tool_call>",
+     "<0 m {\"a\": {\"street\": \"x\"}, \"opt\": {\"street\": \"x\"}, \"opt\": null, \"opt\": "
+     "\"street x\", \"list\": [1]}>"},
 	/* kimi_k2 */
 	{"kimi_k2",
      "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"
@@ -567,6 +612,37 @@ START_TEST(long_text)
 }
 END_TEST
 
+/* A schema whose references branch without end, or that lists very much, costs no more time than
+ * others. */
+START_TEST(endless_schemas)
+{
+	static const char *const keywords[] = {"allOf", "anyOf", "oneOf", "enum"};
+	json_t *parts = json_array();
+	for (int i = 0; i < 2000; i++)
+		json_array_append_new(parts,
+		                      _i < 3 ? json_pack("{s:s}", "$ref", "#/$defs/x") : json_string("5"));
+	json_t *o = json_pack("[{s:{s:s, s:{s:{s:{s:[{s:s}, {s:s}]}}, s:{s:{s:o}}}}}]", "function",
+	                      "name", "f", "parameters", "properties", "p", "allOf", "$ref",
+	                      "#/$defs/x", "$ref", "#/$defs/x", "$defs", "x", keywords[_i], parts);
+	struct toolcall_tools *common = tools;
+	struct buf text;
+	ck_assert(o != NULL);
+	tools = toolcall_tools_new(o);
+	buf_init(&text, 0);
+	buf_adds(&text, "<function=f>");
+	for (int i = 0; i < 1000; i++)
+		buf_adds(&text, "<parameter=p>5</parameter>");
+	buf_adds(&text, "</function>");
+	char *out = run("qwen3_coder", text.data, text.len, NULL, 0);
+	ck_assert_msg(strstr(out, _i < 3 ? "{\"p\": 5, " : "{\"p\": \"5\", ") != NULL, "%.40s", out);
+	free(out);
+	buf_fini(&text);
+	toolcall_tools_destroy(&tools);
+	tools = common;
+	json_decref(o);
+}
+END_TEST
+
 /* White space behind a call, byte by byte: in linear time, as in test_reasoning.c. */
 START_TEST(long_space)
 {
@@ -603,6 +679,7 @@ int main(void)
 	tcase_add_checked_fixture(c, setup, teardown);
 	tcase_set_timeout(c, 10);
 	tcase_add_test(c, long_space);
+	tcase_add_loop_test(c, endless_schemas, 0, 4);
 	suite_add_tcase(suite, c);
 	SRunner *sr = srunner_create(suite);
 	srunner_run_all(sr, CK_NORMAL);

@@ -16,6 +16,15 @@ static const char TOOLS[] =
 	"\"items\":{\"$ref\":\"#/$defs/b\"}},"
 	"\"o\":{\"anyOf\":[{\"type\":\"string\"},{\"type\":\"null\"}]}},\"required\":[\"s\",\"i\"],\"$"
 	"defs\":{\"b\":{\"type\":\"boolean\"}}}}},"
+	"{\"type\":\"function\",\"function\":{\"name\":\"m\",\"parameters\":{\"type\":\"object\","
+	"\"properties\":{"
+	"\"a\":{\"$ref\":\"#/$defs/A\"},\"b\":{\"anyOf\":[{\"$ref\":\"#/$defs/"
+	"A\"},{\"type\":\"null\"}]},"
+	"\"c\":{\"allOf\":[{\"$ref\":\"#/$defs/E\"}]},"
+	"\"d\":{\"anyOf\":[{\"$ref\":\"#/$defs/"
+	"E\"},{\"type\":\"null\"}]},\"e\":{\"anyOf\":[{},{\"type\":\"null\"}]}},"
+	"\"$defs\":{\"A\":{\"type\":\"object\",\"properties\":{\"x\":{\"$ref\":\"#/$defs/"
+	"E\"}}},\"E\":{\"enum\":[\"red\",\"blue\"]}}}}},"
 	"{\"type\":\"function\",\"function\":{\"name\":\"g\"}}]";
 
 static void sink(void *arg, const struct toolcall_event *e)
@@ -142,6 +151,32 @@ static const struct {
      "<g {}><g {}>"},
 	{"qwen3_coder", NULL, 1,
      "<tool_call>\n<function=f>\n<parameter=s>\na\n</parameter>\n</function>\n</tool_call>", NULL},
+	{"qwen3_coder", "m", 1,
+     "<tool_call>\n<function=m>\n<parameter=a>\n{\"x\":\"red\"}\n</"
+     "parameter>\n<parameter=b>\n{}\n</parameter>\n<parameter=c>\nblue\n</"
+     "parameter>\n<parameter=d>\nred\n</parameter>\n<parameter=e>\n[5]\n</parameter>\n</"
+     "function>\n</tool_call>",
+     "<m {\"a\": {\"x\":\"red\"}, \"b\": {}, \"c\": \"blue\", \"d\": \"red\", \"e\": [5]}>"},
+	{"qwen3_coder", "m", 1,
+     "<tool_call>\n<function=m>\n<parameter=b>\nnull\n</parameter>\n<parameter=d>\nnull\n</"
+     "parameter>\n<parameter=e>\nnull\n</parameter>\n</function>\n</tool_call>",
+     "<m {\"b\": null, \"d\": null, \"e\": null}>"},
+	{"qwen3_coder", "m", 1,
+     "<tool_call>\n<function=m>\n<parameter=a>\n{\"x\":\"pink\"}\n</parameter>\n</function>\n</"
+     "tool_call>",
+     NULL},
+	{"qwen3_coder", "m", 1,
+     "<tool_call>\n<function=m>\n<parameter=a>\nnull\n</parameter>\n</function>\n</tool_call>",
+     NULL},
+	{"qwen3_coder", "m", 1,
+     "<tool_call>\n<function=m>\n<parameter=b>\n\"red\"\n</parameter>\n</function>\n</tool_call>",
+     NULL},
+	{"qwen3_coder", "m", 1,
+     "<tool_call>\n<function=m>\n<parameter=c>\nnull\n</parameter>\n</function>\n</tool_call>",
+     NULL},
+	{"qwen3_coder", "m", 1,
+     "<tool_call>\n<function=m>\n<parameter=d>\npink\n</parameter>\n</function>\n</tool_call>",
+     NULL},
 	{"qwen3_coder", NULL, 1,
      "<tool_call>\n<function=f>\n<parameter=s>\na\n</parameter>\n<parameter=i>\nx\n</parameter>\n</"
      "function>\n</tool_call>",
@@ -154,6 +189,21 @@ static const struct {
      "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>a</arg_value>\n<arg_key>i</"
      "arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
      "<f {\"s\": \"a\", \"i\": 1}>"},
+	{"deepseek_v32", "m", 1,
+     "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"m\">\n<｜DSML｜parameter name=\"a\" "
+     "string=\"false\">{\"x\":\"red\"}</｜DSML｜parameter>\n<｜DSML｜parameter name=\"c\" "
+     "string=\"true\">blue</｜DSML｜parameter>\n<｜DSML｜parameter name=\"d\" "
+     "string=\"true\">red</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+     "<m {\"a\": {\"x\":\"red\"}, \"c\": \"blue\", \"d\": \"red\"}>"},
+	{"deepseek_v32", "m", 1,
+     "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"m\">\n<｜DSML｜parameter name=\"b\" "
+     "string=\"false\">null</｜DSML｜parameter>\n<｜DSML｜parameter name=\"d\" "
+     "string=\"false\">null</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+     "<m {\"b\": null, \"d\": null}>"},
+	{"deepseek_v32", "m", 1,
+     "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"m\">\n<｜DSML｜parameter name=\"d\" "
+     "string=\"true\">null</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+     NULL},
 	{"deepseek_v32", NULL, 1,
      "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"s\" "
      "string=\"true\">a</｜DSML｜parameter>\n"
@@ -196,7 +246,16 @@ static const struct {
      "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\",\"pattern\":\"x\"}}}",
      "/properties/a: the format qwen3_coder", 0},
 	{"qwen3_coder",
-     "{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#/$defs/x\"}},\"$defs\":{\"x\":{}}}",
+     "{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#/$defs/"
+     "x\"}},\"$defs\":{\"x\":{\"minLength\":2}}}",
+     "/properties/a", 0},
+	{"qwen3_coder",
+     "{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#/properties/"
+     "b\"},\"b\":{\"type\":\"object\"}}}",
+     "/properties/a", 0},
+	{"qwen3_coder",
+     "{\"type\":\"object\",\"properties\":{\"a\":{\"anyOf\":[{\"enum\":[\"x\",1]},{\"type\":"
+     "\"null\"}]}}}",
      "/properties/a", 0},
 	{"qwen3_coder", "{\"type\":\"object\",\"properties\":{\"a\":{\"enum\":[\"x\",1]}}}",
      "/properties/a", 0},
