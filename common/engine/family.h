@@ -98,9 +98,9 @@ struct model_yarn {
 	int truncate;
 };
 void model_rope_yarn(struct model_rope *r, uint32_t dims, const struct model_yarn *y);
-/* Files whose positions are stretched (linear, yarn) may give the length from before: the context
- * is the original length (0: the given one, but Gemma 3 gives the stretched one) times the factor
- * if that is longer, as in vLLM. */
+/* A file with stretched positions (linear, yarn) may give the context before stretching. Then the
+ * original length times the factor counts, as in vLLM. original 0: the given one; Gemma 3 gives
+ * the stretched one. */
 void model_rope_stretch(struct model_conf *c, double original, double factor);
 /* 0.1 m ln(factor) + 1 */
 double model_rope_mscale(double factor, double m);

@@ -7,19 +7,20 @@
 
 enum { CONTROL = 3, USER_DEFINED = 4 }; /* of tokenizer.ggml.token_type */
 
-static const char *const texts[] = {
-	"<|eot_id|>",    "<|im_end|>",        "<|end|>",    "<|return|>", "<|call|>",
-	"<end_of_turn>", "<|endoftext|>",     "<|eom_id|>", "<EOT>",      "[EOT]",
-	"[EOS]",         "<|flush|>",         "<|calls|>",  "</s>",       "<|end_of_text|>",
-	"_<EOT>",        "<end_of_utterance>"};
+/* "</s>" only as a control token: Gemma has it as the end of struck text. */
+static const char *const texts[] = {"<|eot_id|>",      "<|im_end|>", "<|end|>",
+                                    "<|return|>",      "<|call|>",   "<end_of_turn>",
+                                    "<|endoftext|>",   "<|eom_id|>", "<EOT>",
+                                    "[EOT]",           "[EOS]",      "</s>",
+                                    "<|end_of_text|>", "_<EOT>",     "<end_of_utterance>"};
 enum { TEXTS = sizeof texts / sizeof *texts };
 
-static int text_find(const struct gguf_str *s)
+static int is_end(const struct gguf_str *s)
 {
 	for (int i = 0; i < TEXTS; i++)
 		if (s->len == strlen(texts[i]) && memcmp(s->s, texts[i], s->len) == 0)
-			return i;
-	return -1;
+			return 1;
+	return 0;
 }
 
 static int is_text(const struct gguf *g, uint32_t id, const char *text)
@@ -57,8 +58,8 @@ unsigned ends_from_gguf(const struct gguf *g, uint32_t *ids, unsigned max)
 		struct gguf_str s;
 		uint32_t of;
 		memcpy(&of, (const char *)types + i * 4, 4);
-		if ((of == CONTROL || of == USER_DEFINED) &&
-		    gguf_array_str(g, "tokenizer.ggml.tokens", i, &s) == 0 && text_find(&s) >= 0)
+		if ((of == CONTROL || (of == USER_DEFINED && !is_text(g, (uint32_t)i, "</s>"))) &&
+		    gguf_array_str(g, "tokenizer.ggml.tokens", i, &s) == 0 && is_end(&s))
 			ids[n++] = (uint32_t)i;
 	}
 	return drop_messages(g, ids, n);

@@ -164,12 +164,22 @@ static void preempt(struct batcher *b, struct sequence_run *r)
 	stat_add(svc_stats(b->w->svc), WS_PREEMPTIONS, 1);
 }
 
+/* Would there be another block if those that are being written to storage were given up? */
+static int are_pinned(const struct kv_pool *pool)
+{
+	struct kv_stats ks;
+	kv_pool_stats(pool, &ks);
+	return ks.writing && ks.by_state[KV_CACHED] > ks.evictable;
+}
+
 /* One more block, at the cost of the youngest. 0: not now; r itself was the youngest and is
  * preempted, or it sits this step out. */
 static int grow_one(struct batcher *b, struct sequence_run *r)
 {
 	while (!seq_blocks_add(&r->blocks, b->w, &r->req)) {
-		enum writeout_wait writes = writeout_wait(b->w->writeout, b->config.wait_us);
+		enum writeout_wait writes = are_pinned(b->w->pool)
+		                                ? writeout_wait(b->w->writeout, b->config.wait_us)
+		                                : WRITEOUT_NONE;
 		if (writes == WRITEOUT_VOID)
 			continue;
 		if (writes == WRITEOUT_WAIT || restore_is_fenced_soon(b)) {

@@ -52,7 +52,9 @@ static int ctl_cancel(struct svc *s, char *const *args, size_t n_args, struct bu
 	const char *text = n_args == 1 ? args[0] : "";
 	if (request_id_parse(text, &id) < 0)
 		return err_set(err, ERR_INVALID,
-		               "cancel takes one request id of 32 hexadecimal digits, got \"%.80s\"", text);
+		               "cancel takes one request id, 32 hexadecimal digits behind a prefix or "
+		               "none, got \"%.80s\"",
+		               text);
 	if (request_abort(r, &id) < 0)
 		return err_set(err, ERR_NOTFOUND, "no request %.80s is in progress here", text);
 	buf_adds(out, "{\"cancelled\":true}");

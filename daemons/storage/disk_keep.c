@@ -167,10 +167,14 @@ static int clear(const struct disk *d, const uint32_t *id, uint32_t n)
 	return e;
 }
 
+/* No head is cleared in a dying segment: the file goes, and that must not depend on whether the
+ * disk can be written. */
 static void clear_dropped(struct disk *d)
 {
 	uint32_t id[CLEARS_AT_ONCE], n = 0;
 	pthread_mutex_lock(&d->lock);
+	if (d->x.n_dying)
+		disk_index_free_dying(&d->x);
 	while (clock_us() >= d->no_clears_until_us && n < CLEARS_AT_ONCE &&
 	       (id[n] = disk_index_next_dropped(&d->x)) != DISK_NONE)
 		disk_segment_of(&d->x, id[n++])->users++;
@@ -206,15 +210,12 @@ static void shrink(struct disk *d)
 		disk_index_kill(&d->x, g);
 }
 
-/* Drops up to DROPS_AT_ONCE blocks of dying segments; returns a segment that is empty, or NULL. No
- * head is cleared there: the file goes, and that must not depend on room for writing. With the lock
- * held. */
+/* Drops up to DROPS_AT_ONCE blocks of dying segments; returns a segment that is empty, or NULL.
+ * With the lock held. */
 static struct disk_segment *segment_empty(struct disk *d)
 {
 	struct disk_segment *empty = NULL;
 	unsigned left = DROPS_AT_ONCE;
-	if (d->x.n_dying)
-		disk_index_free_dying(&d->x);
 	for (uint32_t i = 0; d->x.n_dying && i < d->x.n_segments && left && !empty; i++) {
 		struct disk_segment *g = d->x.segment[i];
 		if (!g || !g->dying)

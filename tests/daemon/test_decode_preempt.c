@@ -105,7 +105,7 @@ START_TEST(a_late_write_out_is_in_nobodys_way)
 	reserve(2, tokens_of(20)); /* it has the only place */
 	say_reserve(3, 1, tokens_of(21));
 	await(PREFILL, MSG_KV_QUEUED, 3);
-	pump_for(300000);
+	pump_for(150000);
 	ck_assert_uint_eq(kv_count("readers"), (uint32_t)m->n_items);
 	for (size_t i = 0; i < m->n_items; i++)
 		ck_assert_uint_eq(generation_of(m->items[i]->block), m->items[i]->generation);

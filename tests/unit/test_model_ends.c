@@ -124,18 +124,16 @@ START_TEST(turns_end)
 	static const struct token phi[] = {{"<unk>", UNKNOWN},   {"<s>", CONTROL},
 	                                   {"<|end|>", CONTROL}, {"<|endoftext|>", CONTROL},
 	                                   {"a", NORMAL},        {"<|user|>", CONTROL}},
-							  gemma[] = {{"<eos>", CONTROL},
-	                                     {"<unk>", UNKNOWN},
-	                                     {"<end_of_turn>", USER},
-	                                     {"<|im_end|>", NORMAL},
-	                                     {"<end_of_turn>x", CONTROL}},
+							  gemma[] = {{"<eos>", CONTROL},          {"<unk>", UNKNOWN},
+	                                     {"<end_of_turn>", USER},     {"<|im_end|>", NORMAL},
+	                                     {"<end_of_turn>x", CONTROL}, {"</s>", USER}},
 							  harmony[] = {{"<|return|>", CONTROL},
 	                                       {"<unk>", UNKNOWN},
 	                                       {"<|end|>", CONTROL},
 	                                       {"<|call|>", CONTROL},
 	                                       {"<|endoftext|>", CONTROL}};
 	expect_ends(phi, 6, 3, "<|endoftext|> <|end|> ");
-	expect_ends(gemma, 5, 0, "<eos> <end_of_turn> ");
+	expect_ends(gemma, 6, 0, "<eos> <end_of_turn> ");
 	expect_ends(harmony, 5, 0, "<|return|> <|call|> <|endoftext|> ");
 }
 END_TEST

@@ -426,9 +426,10 @@ START_TEST(the_only_decode_worker_ends)
 }
 END_TEST
 
-static const Pds__Fault handover_faults[] = {PDS__FAULT__FAULT_PEER_LOST, PDS__FAULT__FAULT_STALLED,
+/* How a hand-over may fail; those of a peer that has ended come first. */
+static const Pds__Fault handover_faults[] = {PDS__FAULT__FAULT_PEER_LOST,
                                              PDS__FAULT__FAULT_LEASE_LOST,
-                                             PDS__FAULT__FAULT_DRAINING};
+                                             PDS__FAULT__FAULT_STALLED, PDS__FAULT__FAULT_DRAINING};
 
 static void said_goodbye(struct four *f, struct worker_record *w)
 {
@@ -438,7 +439,8 @@ static void said_goodbye(struct four *f, struct worker_record *w)
 }
 
 /* It held the lease of a prompt that is being computed. However that comes to be known, it is no
- * loss, and the prefill worker, which has the prompt's KV, may be taken again. */
+ * loss, and the prefill worker, which has the prompt's KV, may be taken again. Where it has told
+ * nothing, the fault must say that it was its end. */
 START_TEST(a_decode_worker_ends_with_a_lease)
 {
 	struct four f = four();
@@ -452,10 +454,11 @@ START_TEST(a_decode_worker_ends_with_a_lease)
 		rig_fail(f.r, f.p1, 1, handover_faults[how], 1);
 	else
 		rig_first(f.r, f.p1, 1, 0, 10, "d1", 21);
+	int is_known = told || how < 2 || how >= COUNT(handover_faults);
 	ck_assert_int_eq(f.r->s->state, ATTEMPT_SUBMITTED);
-	ck_assert_uint_eq(f.r->s->past.lost, 0);
+	ck_assert_uint_eq(f.r->s->past.lost, !is_known && how == 2);
 	ck_assert_uint_eq(f.r->s->number, 2);
-	ck_assert_str_eq(f.r->s->past.avoid, "d1");
+	ck_assert_str_eq(f.r->s->past.avoid, is_known ? "d1" : "p1");
 	rig_free(f.r);
 }
 END_TEST

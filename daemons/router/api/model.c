@@ -32,15 +32,20 @@ void model_name_of(const char *path, char *out, size_t size)
 			*s = '-';
 }
 
-/* From a GGUF file; of a folder the workers report it. */
+/* From a GGUF file; of a folder, and where positions are stretched, the workers report it. */
 static void read_context(struct model *m)
 {
-	struct gguf_str s;
+	struct gguf_str arch, scaling;
 	char key[160];
-	if (m->text.file && gguf_get_str(m->text.file, "general.architecture", &s) == 0 && s.len < 64) {
-		snprintf(key, sizeof key, "%.*s.context_length", (int)s.len, s.s);
-		gguf_get_u32(m->text.file, key, &m->context);
-	}
+	if (!m->text.file || gguf_get_str(m->text.file, "general.architecture", &arch) < 0 ||
+	    arch.len >= 64)
+		return;
+	snprintf(key, sizeof key, "%.*s.rope.scaling.type", (int)arch.len, arch.s);
+	if (gguf_get_str(m->text.file, key, &scaling) == 0 &&
+	    (scaling.len != 4 || memcmp(scaling.s, "none", 4) != 0))
+		return;
+	snprintf(key, sizeof key, "%.*s.context_length", (int)arch.len, arch.s);
+	gguf_get_u32(m->text.file, key, &m->context);
 }
 
 /* How it writes thoughts and calls of tools, as its chat template shows. */

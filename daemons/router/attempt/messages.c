@@ -506,14 +506,17 @@ static const char *blamed(const struct attempt *a, const char *name)
 	return NULL;
 }
 
-/* A candidate that has ended in order, or is about to, took the lease with it: the hand-over's
- * failure is no loss then, nor the prefill worker's fault. NULL: there is none. */
-static const struct worker_record *ended_candidate(const struct attempt *a)
+/* A candidate that took the lease with it as it ended in order: it has told so, or the fault is of
+ * that kind. The hand-over's failure is no loss then, nor the prefill worker's fault. NULL: there
+ * is none. */
+static const struct worker_record *ended_candidate(const struct attempt *a, Pds__Fault fault)
 {
+	int is_peer = fault == PDS__FAULT__FAULT_PEER_LOST || fault == PDS__FAULT__FAULT_LEASE_LOST;
 	for (unsigned i = 0; i < a->try.n_cand; i++) {
 		const struct attempt_candidate *c = &a->try.cand[i];
 		const struct worker_record *w = registry_find(a->all->registry, c->name);
-		if (w && (c->lease == LEASE_GIVEN_BACK || (w->epoch == c->epoch && w->ended_in_order)))
+		if (w && (c->lease == LEASE_GIVEN_BACK ||
+		          (is_peer && w->epoch == c->epoch && w->ended_in_order)))
 			return w;
 	}
 	return NULL;
@@ -550,7 +553,7 @@ enum verdict attempt_take_failure(struct attempt *a, const struct attempt_event 
 	const char *why = m->text && *m->text ? m->text : "the worker gave no reason";
 	const struct worker_record *ended = a->state == ATTEMPT_SUBMITTED && m->retry && !blame &&
 	                                            is_of_handover(m->fault)
-	                                        ? ended_candidate(a)
+	                                        ? ended_candidate(a, m->fault)
 	                                        : NULL;
 	if (ended)
 		return attempt_moved(a, ended, why);

@@ -154,8 +154,8 @@ void requests_shut_down(struct router *r); /* frees all; the text threads have e
 /* An id as clients have it: 32 hex digits, behind a prefix (cmpl-, resp_) or not. 0 or
  * ERR_INVALID. */
 int request_id_parse(const char *text, struct reqid *ret);
-/* Ends the request that an attempt of this id belongs or belonged to with what there is, finish
- * reason "abort". 0 or ERR_NOTFOUND. */
+/* Ends the request of this attempt with what there is, finish reason "abort". The first attempt
+ * stands for its request also when it has ended. 0 or ERR_NOTFOUND. */
 int request_abort(struct router *r, const struct reqid *id);
 /* Retry-After, X-Request-Id, what is left of the tenant's limits. e: what it is told; NULL: status
  * 200. out: REQUEST_HEADERS_MAX bytes */
@@ -171,7 +171,7 @@ extern const struct attempt_hooks answer_hooks;
 void answer_finish(struct answer *ans, enum answer_finish finish);
 /* Streams what there is. 0, or ERR_* when the client takes no more. */
 int answer_send(struct answer *ans);
-void answer_send_later(struct answer *ans); /* the same in steps, for which there will be room */
+void answer_send_later(struct answer *ans);     /* in steps, as the client takes them (write.c) */
 size_t answer_behind(const struct answer *ans); /* see dialect.behind; 0: it is not */
 /* The next events of a stream: up to about max_size bytes of what it is behind with, then of its
  * text. 0 or ERR_FULL. */
