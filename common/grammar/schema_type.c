@@ -150,7 +150,7 @@ uint32_t schema_array(struct schema *s, const json_t *v, uint32_t next)
 
 struct schema_property {
 	const char *name;
-	const json_t *v; /* NULL: any value */
+	const json_t *v; /* NULL: listed in `required` only, so additionalProperties governs it */
 	int required;
 };
 
@@ -242,11 +242,13 @@ static int check_more(struct object *o, const json_t *v)
 static uint32_t member_value(struct object *o, const struct schema_property *p, uint32_t next)
 {
 	struct schema *s = o->s;
-	if (!p->v)
+	if (!p->v && (!o->more || json_is_true(o->more)))
 		return json_any_rule(s->rules, next);
-	size_t up = schema_enter(s, "properties");
-	schema_enter(s, p->name);
-	uint32_t begin = schema_value(s, p->v, next);
+	size_t up = schema_enter(s, p->v ? "properties" : "additionalProperties");
+	if (p->v)
+		schema_enter(s, p->name);
+	/* a rule, not a copy for each name that only `required` lists */
+	uint32_t begin = p->v ? schema_value(s, p->v, next) : schema_call(s, o->more, next);
 	schema_leave(s, up);
 	return begin;
 }

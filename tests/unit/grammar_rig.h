@@ -222,6 +222,20 @@ static const struct {
      {"null"},
      {"1"}},
 	{GRAMMAR_JSON_SCHEMA, "{\"required\":[\"z\"]}", {"{\"z\":[]}"}, {"{}", "{\"y\":1}"}},
+	{GRAMMAR_JSON_SCHEMA,
+     "{\"type\":\"object\",\"required\":[\"x\"],\"additionalProperties\":{\"type\":\"integer\"}}",
+     {"{\"x\":1}", "{\"x\":-2,\"y\":3}"},
+     {"{}", "{\"x\":\"no\"}", "{\"x\":[1]}", "{\"x\":1,\"y\":\"no\"}", "{\"x\":1,\"x\":2}"}},
+	{GRAMMAR_JSON_SCHEMA,
+     "{\"properties\":{\"a\":{\"type\":\"null\"}},\"required\":[\"y\",\"x\",\"a\"],"
+     "\"additionalProperties\":{\"type\":\"array\",\"items\":{\"const\":1}}}",
+     {"{\"a\":null,\"x\":[1],\"y\":[]}", "{\"a\":null,\"x\":[],\"y\":[1,1],\"z\":[1]}"},
+     {"{\"a\":null,\"x\":[1]}", "{\"a\":null,\"x\":[2],\"y\":[]}",
+      "{\"a\":null,\"x\":[1],\"y\":null}", "{\"a\":[],\"x\":[1],\"y\":[]}"}},
+	{GRAMMAR_JSON_SCHEMA,
+     "{\"required\":[\"x\"],\"additionalProperties\":true}",
+     {"{\"x\":\"a\"}", "{\"x\":{},\"y\":null}"},
+     {"{}", "{\"y\":1}"}},
 	{GRAMMAR_STRUCTURE,
      "[{\"literal\":\"<call>\"},{\"any_of\":[[{\"literal\":\"f "
      "\"},{\"schema\":{\"type\":\"integer\"}}],[{\"literal\":\"g\"}]]},{\"regex\":\"x?\"},{"

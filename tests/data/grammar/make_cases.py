@@ -51,6 +51,7 @@ SCHEMAS = [
     {"type": "array", "items": {"anyOf": [{"type": "null"}, {"$ref": "#"}]}, "maxItems": 2},
     {"type": "object", "properties": {"name": NAME, "tags": {"type": "array", "items": {"enum": ["x", "y"]}, "minItems": 1}, "size": {"anyOf": [
         {"type": "number", "minimum": 0, "maximum": 300}, {"type": "null"}]}}, "required": ["name", "tags", "size"], "additionalProperties": False},
+    {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["aa", "b", "a"], "additionalProperties": {"type": "integer", "minimum": 0}},
 ]
 LETTERS = ["a", "B", "7", "-", " ", "\"", "\\", "\n", "\u00e4", "\u20ac", "\U0001f600"]
 rng = random.Random(7)
@@ -107,8 +108,9 @@ def draw(s, root, depth=0):
     if kind == "object":
         out = {k: draw(v, root, depth + 1) for k, v in s.get("properties", {}).items() if k in s.get("required", []) or rng.random() < 0.6}
         more = s.get("additionalProperties")
+        out.update((k, draw(more, root, depth + 1)) for k in sorted(s.get("required", [])) if k not in s.get("properties", {}))
         for name in rng.sample(["b", "abc", "aa", "x y", ""], rng.randint(0, 2)) if more else []:
-            out[name] = draw(more, root, depth + 1)
+            out.setdefault(name, draw(more, root, depth + 1))
         return out
     return None if kind == "null" else rng.random() < 0.5
 
