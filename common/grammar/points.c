@@ -47,6 +47,26 @@ void points_negate(struct point_set *s)
 	s->n = n;
 }
 
+int points_intersect(struct point_set *s, const struct point_set *with)
+{
+	struct point_set was = *s;
+	uint32_t n = 0;
+	for (uint32_t i = 0, k = 0; i < was.n && k < with->n;) {
+		uint32_t lo = was.r[i].lo > with->r[k].lo ? was.r[i].lo : with->r[k].lo,
+				 hi = was.r[i].hi < with->r[k].hi ? was.r[i].hi : with->r[k].hi;
+		if (lo <= hi && n == sizeof s->r / sizeof *s->r)
+			return -1;
+		if (lo <= hi)
+			s->r[n++] = (struct point_range){lo, hi};
+		if (was.r[i].hi < with->r[k].hi)
+			i++;
+		else
+			k++;
+	}
+	s->n = n;
+	return 0;
+}
+
 /* --- networks ------------------------------------------------------------ */
 
 /* Control characters, quotes and backslashes inside a JSON string: as their short escape if they

@@ -20,6 +20,8 @@ struct point_set {                               /* n 0: none */
 int points_add(struct point_set *s, uint32_t lo, uint32_t hi); /* -1: full */
 void points_merge(struct point_set *s);  /* then sorted, disjoint, not adjacent */
 void points_negate(struct point_set *s); /* after points_merge */
+/* s becomes what is in both; after points_merge of both. -1: full */
+int points_intersect(struct point_set *s, const struct point_set *with);
 /* One character of the n ranges; json: inside a JSON string, escaped where that is needed. 0, with
  * f->err set, if they hold surrogates alone. */
 uint32_t points_build(struct nfa *f, const struct point_range *r, uint32_t n, int json,

@@ -1,7 +1,8 @@
 /* regex.c - see regex.h. The expression is parsed to a tree, which is then built from its end to
  * its start. REGEX_NEST_MAX bounds the parser's recursion, the limit on nodes the builder's work.
- * Escapes are ASCII as in ECMAScript. Where ECMAScript and Python differ (\s, \S, line ends), only
- * what both match is allowed. */
+ * Where ECMAScript and Python differ (\d, \w, \s, their complements, line ends), only what both
+ * match is allowed: \d, \w and \s are ASCII, and \D, \W, \S and [^...] leave out what is a digit,
+ * a word character or white space for either. */
 #include "regex.h"
 #include "points.h"
 #include "util/arena.h"
@@ -28,6 +29,9 @@ struct parser {
 	struct err *err;
 	unsigned nest;
 	int json;
+	/* The class that is being read, once with the fewest characters for \d, \w and \s that an
+	 * engine has and once with the most. Every engine matches what is in both at the end. */
+	struct point_set least, most;
 };
 
 /* --- characters ---------------------------------------------------------- */
@@ -92,9 +96,11 @@ static int take_u(struct parser *p, size_t begin, uint32_t *ret)
 
 /* --- sets of characters -------------------------------------------------- */
 
-static int range_add(struct parser *p, struct point_set *s, uint32_t lo, uint32_t hi)
+static int range_add(struct parser *p, uint32_t lo, uint32_t hi)
 {
-	return points_add(s, lo, hi) < 0 ? bad(p, ERR_FULL, p->at, "more than 512 ranges in [...]") : 0;
+	return points_add(&p->least, lo, hi) < 0 || points_add(&p->most, lo, hi) < 0
+	           ? bad(p, ERR_FULL, p->at, "more than 512 ranges in [...]")
+	           : 0;
 }
 
 static const struct point_range digits[] = {{'0', '9'}},
@@ -108,10 +114,40 @@ static const struct point_range digits[] = {{'0', '9'}},
                                                 {0xfeff, 0xfeff}},
 								line_ends[] = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
 
+/* At least what Python's \d matches, the decimal digits of Unicode. Some rare scripts are in it
+ * whole: each range costs nodes. */
+static const struct point_range all_digits[] = {
+	{0x30, 0x39},       {0x660, 0x669},     {0x6f0, 0x6f9},     {0x7c0, 0x7c9},
+	{0x966, 0x96f},     {0x9e6, 0x9ef},     {0xa66, 0xa6f},     {0xae6, 0xaef},
+	{0xb66, 0xb6f},     {0xbe6, 0xbef},     {0xc66, 0xc6f},     {0xce6, 0xcef},
+	{0xd66, 0xd6f},     {0xde6, 0xdef},     {0xe50, 0xe59},     {0xed0, 0xed9},
+	{0xf20, 0xf29},     {0x1040, 0x1049},   {0x1090, 0x1099},   {0x17e0, 0x17e9},
+	{0x1810, 0x1819},   {0x1946, 0x194f},   {0x19d0, 0x19d9},   {0x1a80, 0x1a89},
+	{0x1a90, 0x1a99},   {0x1b50, 0x1b59},   {0x1bb0, 0x1bb9},   {0x1c40, 0x1c49},
+	{0x1c50, 0x1c59},   {0xa620, 0xa629},   {0xa8d0, 0xa8d9},   {0xa900, 0xa909},
+	{0xa9d0, 0xa9d9},   {0xa9f0, 0xa9f9},   {0xaa50, 0xaa59},   {0xabf0, 0xabf9},
+	{0xff10, 0xff19},   {0x104a0, 0x104a9}, {0x10d30, 0x10d49}, {0x11000, 0x11fff},
+	{0x16a60, 0x16d7f}, {0x1ccf0, 0x1ccf9}, {0x1d7ce, 0x1d7ff}, {0x1e140, 0x1e5ff},
+	{0x1e950, 0x1e959}, {0x1fbf0, 0x1fbf9}};
+
+/* At least what Python's \w matches. Beyond ASCII, this is all but the blocks of punctuation,
+ * symbols, emoji and private use, and common combining marks. */
+static const struct point_range all_words[] = {
+	{0x30, 0x39},       {0x41, 0x5a},        {0x5f, 0x5f},       {0x61, 0x7a},
+	{0xaa, 0xaa},       {0xb2, 0xb3},        {0xb5, 0xb5},       {0xb9, 0xba},
+	{0xbc, 0xbe},       {0xc0, 0xd6},        {0xd8, 0xf6},       {0xf8, 0x2ff},
+	{0x370, 0x1fff},    {0x2065, 0x2065},    {0x2070, 0x209f},   {0x20c1, 0x20cf},
+	{0x20f1, 0x218f},   {0x2427, 0x243f},    {0x244b, 0x24ff},   {0x2776, 0x2793},
+	{0x2b74, 0x2b75},   {0x2b96, 0x2b96},    {0x2c00, 0x2fff},   {0x3005, 0x3007},
+	{0x3021, 0x302f},   {0x3031, 0xdfff},    {0xf900, 0xfdff},   {0xfe10, 0xfe2f},
+	{0xfe53, 0xfe53},   {0xfe67, 0xfefe},    {0xff00, 0xff00},   {0xff10, 0xff19},
+	{0xff21, 0xff3a},   {0xff41, 0xff5a},    {0xff66, 0xffdf},   {0xffe7, 0xfffc},
+	{0xfffe, 0x1f1e5},  {0x1f200, 0x1f2ff},  {0x1fb00, 0xe001f}, {0xe0080, 0xeffff},
+	{0xffffe, 0xfffff}, {0x10fffe, 0x10ffff}};
+
 #define COUNT(a) (uint32_t)(sizeof(a) / sizeof *(a))
 
-static int add_named(struct parser *p, struct point_set *s, const struct point_range *r, uint32_t n,
-                     int negate)
+static int add_to(struct point_set *s, const struct point_range *r, uint32_t n, int negate)
 {
 	struct point_set own = {.n = n};
 	int code = 0;
@@ -119,13 +155,22 @@ static int add_named(struct parser *p, struct point_set *s, const struct point_r
 	if (negate)
 		points_negate(&own);
 	for (uint32_t i = 0; i < own.n && code == 0; i++)
-		code = range_add(p, s, own.r[i].lo, own.r[i].hi);
+		code = points_add(s, own.r[i].lo, own.r[i].hi);
 	return code;
 }
 
-/* After a backslash. Returns 1 with one character in *ret, 0 with a class added to s, or an
- * error. */
-static int take_escape(struct parser *p, struct point_set *s, uint32_t *ret)
+/* A class or its complement: `least` is what every engine has in it, `most` what any has. */
+static int add_named(struct parser *p, const struct point_range *least, uint32_t n_least,
+                     const struct point_range *most, uint32_t n_most, int negate)
+{
+	return add_to(&p->least, least, n_least, negate) < 0 ||
+	               add_to(&p->most, most, n_most, negate) < 0
+	           ? bad(p, ERR_FULL, p->at, "more than 512 ranges in [...]")
+	           : 0;
+}
+
+/* After a backslash. Returns 1 with one character in *ret, 0 with a class added, or an error. */
+static int take_escape(struct parser *p, uint32_t *ret)
 {
 	static const char plain[] = "^$\\.*+?()[]{}|/-\"'`~!@#%&=:;<>, ", control[] = "n\nr\rt\tf\fv\v";
 	size_t begin = p->at - 1;
@@ -134,11 +179,11 @@ static int take_escape(struct parser *p, struct point_set *s, uint32_t *ret)
 	char c = p->text[p->at++];
 	switch (c) {
 	case 'd':
-	case 'D': return add_named(p, s, digits, COUNT(digits), c == 'D');
+	case 'D': return add_named(p, digits, COUNT(digits), all_digits, COUNT(all_digits), c == 'D');
 	case 'w':
-	case 'W': return add_named(p, s, words, COUNT(words), c == 'W');
-	case 's': return add_named(p, s, spaces, COUNT(spaces), 0);
-	case 'S': return add_named(p, s, all_spaces, COUNT(all_spaces), 1);
+	case 'W': return add_named(p, words, COUNT(words), all_words, COUNT(all_words), c == 'W');
+	case 's':
+	case 'S': return add_named(p, spaces, COUNT(spaces), all_spaces, COUNT(all_spaces), c == 'S');
 	case 'x': return take_hex(p, 2, ret) < 0 ? ERR_INVALID : 1;
 	case 'u': return take_u(p, begin, ret) < 0 ? ERR_INVALID : 1;
 	case '0':
@@ -166,22 +211,22 @@ static int take_escape(struct parser *p, struct point_set *s, uint32_t *ret)
 }
 
 /* One member of [...]: returns 1 with its character, 0 if it was a class, or an error. */
-static int take_member(struct parser *p, struct point_set *s, uint32_t *ret)
+static int take_member(struct parser *p, uint32_t *ret)
 {
 	if (!next_is(p, '\\'))
 		return take_point(p, ret) < 0 ? ERR_INVALID : 1;
 	p->at++;
-	return take_escape(p, s, ret);
+	return take_escape(p, ret);
 }
 
-static int class_members(struct parser *p, struct point_set *s, size_t begin)
+static int class_members(struct parser *p, size_t begin)
 {
 	while (more(p) && !next_is(p, ']')) {
 		uint32_t lo, hi;
 		size_t at = p->at;
 		if (next_is(p, '[') && p->at + 1 < p->len && strchr(":.=", p->text[p->at + 1]))
 			return bad(p, ERR_UNSUPPORTED, at, "a POSIX class is not supported");
-		int r = take_member(p, s, &lo);
+		int r = take_member(p, &lo);
 		if (r < 0)
 			return r;
 		int dash = next_is(p, '-') && p->at + 1 < p->len && p->text[p->at + 1] != ']';
@@ -192,12 +237,12 @@ static int class_members(struct parser *p, struct point_set *s, size_t begin)
 		hi = lo;
 		if (dash) {
 			p->at++;
-			if ((r = take_member(p, s, &hi)) < 0)
+			if ((r = take_member(p, &hi)) < 0)
 				return r;
 			if (r == 0 || hi < lo)
 				return bad(p, ERR_INVALID, at, "a range that ends before it starts");
 		}
-		if ((r = range_add(p, s, lo, hi)) < 0)
+		if ((r = range_add(p, lo, hi)) < 0)
 			return r;
 	}
 	if (!more(p))
@@ -216,12 +261,23 @@ static struct tree *tree_new(struct parser *p, enum tree_kind kind, struct tree 
 	return t;
 }
 
-static struct tree *tree_ranges(struct parser *p, struct point_set *s)
+/* What every engine has in the class that was read, or in its complement. */
+static struct tree *tree_class(struct parser *p, int negate, size_t begin)
 {
+	struct point_set *s = &p->least;
+	points_merge(&p->least);
+	points_merge(&p->most);
+	if (negate) {
+		points_negate(&p->least);
+		points_negate(&p->most);
+	}
+	if (points_intersect(s, &p->most) < 0)
+		return bad(p, ERR_FULL, begin, "more than 512 ranges in [...]"), NULL;
+	if (s->n == 0)
+		return bad(p, ERR_INVALID, begin, "a [^...] that leaves no character"), NULL;
 	struct tree *t = tree_new(p, T_RANGES, NULL, NULL);
-	points_merge(s);
 	t->n = s->n;
-	t->range = arena_array(p->arena, s->n ? s->n : 1, sizeof *t->range);
+	t->range = arena_array(p->arena, s->n, sizeof *t->range);
 	memcpy(t->range, s->r, s->n * sizeof *t->range);
 	return t;
 }
@@ -237,24 +293,15 @@ static struct tree *tree_point(struct parser *p, uint32_t c)
 
 static struct tree *parse_class(struct parser *p)
 {
-	struct point_set s;
 	size_t begin = p->at++;
 	int negate = next_is(p, '^');
-	s.n = 0;
 	p->at += (size_t)negate;
 	if (next_is(p, ']'))
 		return bad(p, ERR_UNSUPPORTED, begin,
 		           "a [...] that starts with ] means different things to different engines: write "
 		           "\\]"),
 		       NULL;
-	if (class_members(p, &s, begin) < 0)
-		return NULL;
-	points_merge(&s);
-	if (negate)
-		points_negate(&s);
-	if (s.n == 0)
-		return bad(p, ERR_INVALID, begin, "a [^...] that leaves no character"), NULL;
-	return tree_ranges(p, &s);
+	return class_members(p, begin) < 0 ? NULL : tree_class(p, negate, begin);
 }
 
 /* --- the parser ---------------------------------------------------------- */
@@ -302,15 +349,16 @@ static struct tree *parse_group(struct parser *p)
 
 static struct tree *parse_atom(struct parser *p)
 {
-	struct point_set s;
+	size_t begin = p->at;
 	uint32_t c;
-	s.n = 0;
+	p->least.n = p->most.n = 0;
 	switch (p->text[p->at]) {
 	case '(': return parse_group(p);
 	case '[': return parse_class(p);
 	case '.':
 		p->at++;
-		return add_named(p, &s, line_ends, COUNT(line_ends), 1) < 0 ? NULL : tree_ranges(p, &s);
+		add_named(p, line_ends, COUNT(line_ends), line_ends, COUNT(line_ends), 1);
+		return tree_class(p, 0, begin);
 	case '*':
 	case '+':
 	case '?': return bad(p, ERR_INVALID, p->at, "nothing to repeat"), NULL;
@@ -318,8 +366,8 @@ static struct tree *parse_atom(struct parser *p)
 	case '$': return bad(p, ERR_UNSUPPORTED, p->at, "an anchor inside is not supported"), NULL;
 	case '\\':
 		p->at++;
-		switch (take_escape(p, &s, &c)) {
-		case 0: return tree_ranges(p, &s);
+		switch (take_escape(p, &c)) {
+		case 0: return tree_class(p, 0, begin);
 		case 1: return tree_point(p, c);
 		default: return NULL;
 		}

@@ -5,8 +5,9 @@
  *                     starts no counter stands for itself
  *   .                 any character except the four line ends of ECMAScript
  *   [...] [^...]      characters, ranges, \d \w \s \D \W \S and escapes
- *   \d \w \s          ASCII digits, ASCII letters with digits and _, ASCII white space; \D \W are
- *                     everything else, \S everything that is not white space in Unicode either
+ *   \d \w \s          ASCII digits, ASCII letters with digits and _, ASCII white space; \D \W \S,
+ *                     and these three in [^...], are what is not that in Unicode either: \W is
+ *                     ASCII, punctuation, symbols, emoji
  *   \n \r \t \f \v \0 \xHH \uHHHH (a surrogate pair is one character)
  *   (...) (?:...)  |  ? * + {m} {m,} {m,n}    a lazy ? after them changes nothing
  *   ^ $               at the start and end of the expression or of a top-level alternative */

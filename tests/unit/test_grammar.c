@@ -97,6 +97,7 @@ static const struct {
 	{GRAMMAR_REGEX, "ab)", ERR_INVALID, "a ) without ( at offset 2", 0},
 	{GRAMMAR_REGEX, "[ab", ERR_INVALID, "a [ without ] at offset 0", 0},
 	{GRAMMAR_REGEX, "[b-a]", ERR_INVALID, "ends before it starts at offset 1", 0},
+	{GRAMMAR_REGEX, "a[^\\s\\S]", ERR_INVALID, "leaves no character at offset 1", 0},
 	{GRAMMAR_REGEX, "*a", ERR_INVALID, "nothing to repeat at offset 0", 0},
 	{GRAMMAR_REGEX, "a{5,2}", ERR_INVALID, "max < min at offset 1", 0},
 	{GRAMMAR_REGEX, "a{99999}", ERR_FULL, "a counter above 10000 at offset 1", 0},
