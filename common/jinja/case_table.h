@@ -20,8 +20,11 @@ extern const struct case_run case_upper[], case_lower[];
 extern const struct case_many case_many[];
 /* Where an answer changes, from 0x80 on; there isprintable is true and the others are false. */
 extern const uint32_t printable_flips[], alpha_flips[], alnum_flips[], decimal_flips[],
-	digit_flips[];
+	digit_flips[], numeric_flips[], id_start_flips[], id_more_flips[], title_flips[];
+/* Where isupper (islower) starts or stops to differ from "lower (upper) changes it". */
+extern const uint32_t upper_odd_flips[], lower_odd_flips[];
 extern const unsigned case_upper_n, case_lower_n, case_many_n, printable_flips_n, alpha_flips_n,
-	alnum_flips_n, decimal_flips_n, digit_flips_n;
+	alnum_flips_n, decimal_flips_n, digit_flips_n, numeric_flips_n, id_start_flips_n,
+	id_more_flips_n, title_flips_n, upper_odd_flips_n, lower_odd_flips_n;
 
 #endif

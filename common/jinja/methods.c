@@ -117,8 +117,11 @@ static struct jv by_letter(struct jin *r, struct jv self, int title)
 	uint32_t cp;
 	for (size_t i = 0; i < self.len;) {
 		size_t n = (size_t)cp_step(self.s + i, self.len - i, &cp);
-		text_case(r, b, self.s + i, n, title ? !inside : !cp_is(CP_UPPER, cp));
-		inside = cp_is(CP_UPPER, cp) || cp_is(CP_LOWER, cp);
+		if (!title && cp_is(CP_TITLE, cp))
+			text_add(r, b, self.s + i, n);
+		else
+			text_case(r, b, self.s + i, n, title ? !inside : !cp_is(CP_UPPER, cp));
+		inside = cp_is(CP_UPPER, cp) || cp_is(CP_LOWER, cp) || cp_is(CP_TITLE, cp);
 		i += n;
 	}
 	return close_as(r, self);
@@ -172,10 +175,28 @@ METHOD(s_isdigit)
 	return all_are(r, self, CP_DIGIT);
 }
 
+METHOD(s_isnumeric)
+{
+	(void)a;
+	return all_are(r, self, CP_NUMERIC);
+}
+
 METHOD(s_isspace)
 {
 	(void)a;
 	return all_are(r, self, CP_SPACE);
+}
+
+METHOD(s_isidentifier)
+{
+	uint32_t cp;
+	(void)a;
+	if (!self.len)
+		return jv_bool(0);
+	size_t first = (size_t)cp_step(self.s, self.len, &cp);
+	if (!cp_is(CP_ID_START, cp))
+		return jv_bool(0);
+	return jv_bool(first == self.len || all_are(r, part(self, first, self.len), CP_ID_MORE).i);
 }
 
 METHOD(s_isascii)
@@ -208,7 +229,7 @@ static struct jv one_case(struct jin *r, struct jv self, enum cp_kind want, enum
 	jin_step(r, self.len / 8);
 	for (size_t i = 0; i < self.len;) {
 		i += (size_t)cp_step(self.s + i, self.len - i, &cp);
-		if (cp_is(other, cp))
+		if (cp_is(other, cp) || cp_is(CP_TITLE, cp))
 			return jv_bool(0);
 		some |= cp_is(want, cp);
 	}
@@ -225,6 +246,24 @@ METHOD(s_islower)
 {
 	(void)a;
 	return one_case(r, self, CP_LOWER, CP_UPPER);
+}
+
+METHOD(s_istitle)
+{
+	uint32_t cp;
+	int inside = 0, some = 0;
+	(void)a;
+	jin_step(r, self.len / 8);
+	for (size_t i = 0; i < self.len;) {
+		i += (size_t)cp_step(self.s + i, self.len - i, &cp);
+		int starts = cp_is(CP_UPPER, cp) || cp_is(CP_TITLE, cp),
+			cased = starts || cp_is(CP_LOWER, cp);
+		if (cased && starts == inside)
+			return jv_bool(0);
+		inside = cased;
+		some |= cased;
+	}
+	return jv_bool(some);
 }
 
 /* --- prefixes, suffixes, padding ----------------------------------------- */
@@ -353,6 +392,37 @@ METHOD(s_zfill)
 	                         jv_str(self.s + sign, self.len - sign));
 	v.sub = self.sub;
 	return v;
+}
+
+static void put_spaces(struct jin *r, struct buf *b, int64_t n)
+{
+	static const char spaces[] = "                                                                ";
+	for (int64_t k; n > 0; n -= k) {
+		k = n < (int64_t)sizeof spaces - 1 ? n : (int64_t)sizeof spaces - 1;
+		text_add(r, b, spaces, (size_t)k);
+	}
+}
+
+METHOD(s_expandtabs)
+{
+	int64_t size = arg_int(r, arg_get(a, 0, "tabsize"), 8, "a tab size"), column = 0;
+	if (size > INT32_MAX || size < INT32_MIN)
+		jin_fail(r, "a tab size of %lld does not fit 32 bits", (long long)size);
+	struct buf *b = buf_open(r);
+	uint32_t cp;
+	jin_step(r, self.len / 8);
+	for (size_t i = 0, n; i < self.len; i += n) {
+		n = (size_t)cp_step(self.s + i, self.len - i, &cp);
+		if (cp != '\t') {
+			text_add(r, b, self.s + i, n);
+			column = cp == '\n' || cp == '\r' ? 0 : column + 1;
+		} else if (size > 0) {
+			int64_t gap = size - column % size;
+			put_spaces(r, b, gap);
+			column += gap;
+		}
+	}
+	return close_as(r, self);
 }
 
 /* --- searching ----------------------------------------------------------- */
@@ -617,6 +687,13 @@ METHOD(s_format)
 	return v;
 }
 
+METHOD(s_format_map)
+{
+	struct jv v = str_format_map(r, self, a->v[0]);
+	v.sub = self.sub;
+	return v;
+}
+
 /* --- lists, tuples, dicts, cyclers --------------------------------------- */
 
 METHOD(l_count)
@@ -731,11 +808,14 @@ static const struct method_def of_str[] = {
 	{"isalnum", s_isalnum, 0, 0},
 	{"isdecimal", s_isdecimal, 0, 0},
 	{"isdigit", s_isdigit, 0, 0},
+	{"isnumeric", s_isnumeric, 0, 0},
 	{"isspace", s_isspace, 0, 0},
+	{"isidentifier", s_isidentifier, 0, 0},
 	{"isascii", s_isascii, 0, 0},
 	{"isprintable", s_isprintable, 0, 0},
 	{"isupper", s_isupper, 0, 0},
 	{"islower", s_islower, 0, 0},
+	{"istitle", s_istitle, 0, 0},
 	{"strip", s_strip, 0, 1},
 	{"lstrip", s_lstrip, 0, 1},
 	{"rstrip", s_rstrip, 0, 1},
@@ -747,6 +827,7 @@ static const struct method_def of_str[] = {
 	{"rjust", s_rjust, 1, 2},
 	{"center", s_center, 1, 2},
 	{"zfill", s_zfill, 1, 1},
+	{"expandtabs", s_expandtabs, 0, 1},
 	{"find", s_find, 1, 3},
 	{"rfind", s_rfind, 1, 3},
 	{"index", s_index, 1, 3},
@@ -760,6 +841,7 @@ static const struct method_def of_str[] = {
 	{"join", s_join, 1, 1},
 	{"replace", s_replace, 2, 3},
 	{"format", s_format, 0, ANY},
+	{"format_map", s_format_map, 1, 1},
 	{NULL, NULL, 0, 0},
 };
 static const struct method_def of_list[] = {

@@ -282,6 +282,17 @@ static void put_text(struct jin *r, struct buf *b, const struct field *f, struct
 	put_padded(r, b, f, v.s, len, 0, '<');
 }
 
+/* The character of a number, for %c and {:c}. A surrogate is no text in UTF-8. */
+static struct jv char_of(struct jin *r, int64_t cp)
+{
+	char s[4];
+	if (cp < 0 || cp > 0x10ffff)
+		jin_fail(r, "%%c arg not in range(0x110000)");
+	if (cp >= 0xd800 && cp < 0xe000)
+		jin_fail(r, "%%c arg is a surrogate, U+%04X", (unsigned)cp);
+	return jv_copy(r, s, (size_t)cp_put(s, (uint32_t)cp));
+}
+
 /* --- "%d" % x ------------------------------------------------------------ */
 
 struct percent {
@@ -351,6 +362,14 @@ static struct jv percent_key(struct jin *r, struct percent *p)
 	return *v;
 }
 
+static struct jv percent_char(struct jin *r, struct jv v, int markup)
+{
+	int number = v.type == J_INT || v.type == J_BOOL;
+	if (markup || (!number && (v.type != J_STR || v.len > 4 || text_length(v.s, v.len) != 1)))
+		jin_fail(r, "%%c requires int or char");
+	return number ? char_of(r, v.i) : v;
+}
+
 static void percent_put(struct jin *r, struct buf *b, struct field *f, char type, struct jv v,
                         int markup)
 {
@@ -368,7 +387,10 @@ static void percent_put(struct jin *r, struct buf *b, struct field *f, char type
 		put_float(r, b, f, jv_number(v));
 	} else {
 		struct jv text;
-		if (type == 's' || (type == 'c' && v.type == J_STR)) {
+		if (type == 'c') {
+			text = percent_char(r, v, markup);
+			f->precision = -1;
+		} else if (type == 's') {
 			text = markup ? str_escape(r, v) : jv_to_str(r, v);
 		} else {
 			jv_repr(r, buf_open(r), v);
@@ -446,6 +468,7 @@ struct format {
 	const char *s;
 	size_t len, at;
 	const struct jargs *args;
+	const struct jv *map; /* where names are looked up; NULL: among the keyword arguments */
 	size_t used;
 	int numbered; /* {0} was used: {} is no longer allowed */
 };
@@ -476,6 +499,23 @@ static struct jv format_path(struct jin *r, struct jv v, const char *s, size_t l
 	return v;
 }
 
+static struct jv format_named(struct jin *r, const struct format *f, const char *s, size_t n)
+{
+	const struct jv *v = NULL;
+	if (f->map && f->map->type == J_UNDEF)
+		jin_undefined(r, *f->map);
+	if (f->map && f->map->type != J_DICT)
+		jin_fail(r, "'%s' object is no mapping", jv_type_name((enum jv_type)f->map->type));
+	if (f->map)
+		v = dict_get_text(r, f->map->dict, s, n);
+	for (size_t i = 0; !f->map && i < f->args->n_kw && !v; i++)
+		if (f->args->kw_names[i].len == n && !memcmp(f->args->kw_names[i].s, s, n))
+			v = &f->args->kw[i];
+	if (!v)
+		jin_fail(r, "KeyError: '%.*s'", n < 100 ? (int)n : 100, s);
+	return *v;
+}
+
 static struct jv format_arg(struct jin *r, struct format *f, const char *s, size_t len)
 {
 	size_t n = 0, index = 0;
@@ -496,10 +536,7 @@ static struct jv format_arg(struct jin *r, struct format *f, const char *s, size
 			         "cannot switch from automatic field numbering to manual field specification");
 		f->numbered = 1;
 	} else {
-		for (size_t i = 0; i < f->args->n_kw; i++)
-			if (f->args->kw_names[i].len == n && !memcmp(f->args->kw_names[i].s, s, n))
-				return format_path(r, f->args->kw[i], s + n, len - n);
-		jin_fail(r, "KeyError: '%.*s'", n < 100 ? (int)n : 100, s);
+		return format_path(r, format_named(r, f, s, n), s + n, len - n);
 	}
 	if (index >= f->args->n)
 		jin_fail(r, "Replacement index %zu out of range for positional args tuple", index);
@@ -561,6 +598,14 @@ static struct field parse_spec(struct jin *r, const char *s, size_t len)
 	return f;
 }
 
+static void put_char(struct jin *r, struct buf *b, const struct field *f, int64_t cp)
+{
+	if (f->sign || f->alternate || f->group)
+		jin_fail(r, "a sign, '#' or ',' is not allowed with the format code 'c'");
+	struct jv v = char_of(r, cp);
+	put_padded(r, b, f, v.s, v.len, 0, '>');
+}
+
 static void put_formatted(struct jin *r, struct buf *b, struct jv v, const char *spec, size_t len)
 {
 	struct field f = parse_spec(r, spec, len);
@@ -572,9 +617,14 @@ static void put_formatted(struct jin *r, struct buf *b, struct jv v, const char 
 			jin_fail(r, "Unknown format code '%c' for object of type 'float'", f.type);
 		put_float(r, b, &f, jv_number(v));
 	} else if (number) {
-		if (f.type && !strchr("dxXobn", f.type))
+		if (f.type && !strchr("dxXobnc", f.type))
 			jin_fail(r, "Unknown format code '%c' for object of type 'int'", f.type);
-		put_int(r, b, &f, v.i);
+		if (f.precision >= 0)
+			jin_fail(r, "Precision not allowed in integer format specifier");
+		if (f.type == 'c')
+			put_char(r, b, &f, v.i);
+		else
+			put_int(r, b, &f, v.i);
 	} else {
 		if ((f.type && f.type != 's') || (len && v.type != J_STR))
 			jin_fail(r, "unsupported format string passed to %s.__format__",
@@ -617,27 +667,38 @@ static void format_field(struct jin *r, struct buf *b, struct format *f)
 	f->at = end + 1;
 }
 
-struct jv str_format(struct jin *r, struct jv format, const struct jargs *a)
+static struct jv format_all(struct jin *r, struct format *f)
 {
-	struct format f = {.s = format.s, .len = format.len, .args = a};
 	struct buf *b = buf_open(r);
-	while (f.at < f.len) {
-		size_t end = f.at;
-		while (end < f.len && f.s[end] != '{' && f.s[end] != '}')
+	while (f->at < f->len) {
+		size_t end = f->at;
+		while (end < f->len && f->s[end] != '{' && f->s[end] != '}')
 			end++;
-		text_add(r, b, f.s + f.at, end - f.at);
-		f.at = end + 1;
-		if (end == f.len)
+		text_add(r, b, f->s + f->at, end - f->at);
+		f->at = end + 1;
+		if (end == f->len)
 			break;
-		if (f.at < f.len && f.s[f.at] == f.s[end]) {
-			text_add(r, b, f.s + end, 1);
-			f.at++;
-		} else if (f.s[end] == '}') {
+		if (f->at < f->len && f->s[f->at] == f->s[end]) {
+			text_add(r, b, f->s + end, 1);
+			f->at++;
+		} else if (f->s[end] == '}') {
 			jin_fail(r, "Single '}' encountered in format string");
 		} else {
 			jin_step(r, 1);
-			format_field(r, b, &f);
+			format_field(r, b, f);
 		}
 	}
 	return buf_close(r);
+}
+
+struct jv str_format(struct jin *r, struct jv format, const struct jargs *a)
+{
+	return format_all(r, &(struct format){.s = format.s, .len = format.len, .args = a});
+}
+
+struct jv str_format_map(struct jin *r, struct jv format, struct jv map)
+{
+	static const struct jargs none = {0};
+	return format_all(
+		r, &(struct format){.s = format.s, .len = format.len, .args = &none, .map = &map});
 }

@@ -116,10 +116,21 @@ int cp_is(enum cp_kind kind, uint32_t cp)
 	case CP_ALNUM: return cp < 0x80 ? letter || digit : flipped(cp, alnum_flips, alnum_flips_n);
 	case CP_DECIMAL: return cp < 0x80 ? digit : flipped(cp, decimal_flips, decimal_flips_n);
 	case CP_DIGIT: return cp < 0x80 ? digit : flipped(cp, digit_flips, digit_flips_n);
-	case CP_UPPER: return cp_case(cp, case_lower, case_lower_n) != cp || (cp >= 'A' && cp <= 'Z');
+	case CP_NUMERIC: return cp < 0x80 ? digit : flipped(cp, numeric_flips, numeric_flips_n);
+	case CP_ID_START:
+		return cp < 0x80 ? letter || cp == '_' : flipped(cp, id_start_flips, id_start_flips_n);
+	case CP_ID_MORE:
+		return cp < 0x80 ? letter || digit || cp == '_'
+		                 : flipped(cp, id_more_flips, id_more_flips_n);
+	case CP_UPPER:
+		return cp < 0x80 ? cp >= 'A' && cp <= 'Z'
+		                 : (cp_case(cp, case_lower, case_lower_n) != cp) ^
+		                       flipped(cp, upper_odd_flips, upper_odd_flips_n);
 	case CP_LOWER:
-		return cp_case(cp, case_upper, case_upper_n) != cp || (cp >= 'a' && cp <= 'z') ||
-		       (cp >= 0x80 && cp_many(cp, 1) != NULL);
+		return cp < 0x80 ? cp >= 'a' && cp <= 'z'
+		                 : (cp_case(cp, case_upper, case_upper_n) != cp || cp_many(cp, 1)) ^
+		                       flipped(cp, lower_odd_flips, lower_odd_flips_n);
+	case CP_TITLE: return cp >= 0x80 && flipped(cp, title_flips, title_flips_n);
 	default: return cp_is_space(cp);
 	}
 }

@@ -259,6 +259,7 @@ struct jv op_binary(struct jin *r, uint8_t token, struct jv a, struct jv b);
 struct jv op_negate(struct jin *r, struct jv v);
 struct jv str_percent(struct jin *r, struct jv format, struct jv args);
 struct jv str_format(struct jin *r, struct jv format, const struct jargs *a);
+struct jv str_format_map(struct jin *r, struct jv format, struct jv map);
 
 /* --- arguments of builtins, by position or keyword; NULL: not given */
 const struct jv *arg_get(const struct jargs *a, size_t at, const char *name);
@@ -290,7 +291,19 @@ int cp_step(const char *s, size_t n, uint32_t *ret_cp);
 int cp_put(char out[4], uint32_t cp);
 int cp_is_space(uint32_t cp);
 int cp_is_printable(uint32_t cp);
-enum cp_kind { CP_ALPHA, CP_ALNUM, CP_DECIMAL, CP_DIGIT, CP_UPPER, CP_LOWER, CP_SPACE };
+enum cp_kind {
+	CP_ALPHA,
+	CP_ALNUM,
+	CP_DECIMAL,
+	CP_DIGIT,
+	CP_NUMERIC,
+	CP_UPPER,
+	CP_LOWER,
+	CP_TITLE, /* titlecase letters such as U+01C5, which are neither */
+	CP_SPACE,
+	CP_ID_START, /* may start an identifier */
+	CP_ID_MORE   /* may follow in one */
+};
 /* as Python's str.isalpha etc. for one character */
 int cp_is(enum cp_kind kind, uint32_t cp);
 /* upper 1: str.upper(), 0: str.lower() */
