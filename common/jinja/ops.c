@@ -374,6 +374,8 @@ static void percent_put(struct jin *r, struct buf *b, struct field *f, char type
                         int markup)
 {
 	f->type = type == 'i' || type == 'u' ? 'd' : type;
+	if (v.type == J_UNDEF && strchr("diueEfFgG", type))
+		jin_undefined(r, v);
 	if (strchr("diuxXo", type)) {
 		if (!jv_is_number(v) || (v.type == J_FLOAT && strchr("xXo", type)))
 			jin_fail(r, "%%%c format: a number is required, not %s", type,
@@ -489,11 +491,11 @@ static struct jv format_path(struct jin *r, struct jv v, const char *s, size_t l
 		for (size_t i = begin; i < end && number; i++)
 			number = s[i] >= '0' && s[i] <= '9' && index < 1000000000 &&
 			         (index = index * 10 + (s[i] - '0'), 1);
+		if (v.type == J_UNDEF)
+			jin_undefined(r, v);
 		v = is_item && number ? jv_item(r, v, jv_int(index))
 		    : is_item         ? jv_item(r, v, jv_str(s + begin, end - begin))
 		                      : jv_attr(r, v, jv_str(s + begin, end - begin));
-		if (v.type == J_UNDEF)
-			jin_undefined(r, v);
 		at = end + (is_item ? 1 : 0);
 	}
 	return v;
@@ -609,8 +611,6 @@ static void put_char(struct jin *r, struct buf *b, const struct field *f, int64_
 static void put_formatted(struct jin *r, struct buf *b, struct jv v, const char *spec, size_t len)
 {
 	struct field f = parse_spec(r, spec, len);
-	if (v.type == J_UNDEF)
-		jin_undefined(r, v);
 	int number = jv_is_number(v) && !(v.type == J_BOOL && !len);
 	if (number && (v.type == J_FLOAT || (f.type && strchr("eEfFgG%", f.type)))) {
 		if (f.type && !strchr("eEfFgG%n", f.type))
