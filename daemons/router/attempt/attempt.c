@@ -77,7 +77,8 @@ static enum verdict judge(struct attempt *a, const struct attempt_event *e)
 	case ON_ENTER:
 	case ON_START:
 	case ON_RETRY:
-	case ON_TIME: break;
+	case ON_TIME:
+	case ON_REFUSED: break;
 	}
 	return GO_ON;
 }
@@ -89,7 +90,8 @@ static enum attempt_state step_new(struct attempt *a, const struct attempt_event
 	(void)a;
 	switch (e->type) {
 	case ON_START: return e->placed == PLACED ? ATTEMPT_SUBMITTED : ATTEMPT_WAITING;
-	case ON_DEADLINE: return ATTEMPT_FAILED;
+	case ON_DEADLINE:
+	case ON_REFUSED: return ATTEMPT_FAILED;
 	case ON_CANCEL: return ATTEMPT_CANCELLED;
 	default: return ATTEMPT_NEW;
 	}
@@ -323,7 +325,7 @@ void attempt_step(struct attempt *a, const struct attempt_event *event)
 		e = &enter;
 	}
 	end_attempt(a, awaits);
-	if (event->type != ON_CANCEL) /* else the owner knows */
+	if (event->type != ON_CANCEL && event->type != ON_REFUSED) /* else the owner knows */
 		a->hooks->ended(a->owner, a);
 }
 
@@ -421,6 +423,12 @@ void attempt_cancel(struct attempt *a, const char *reason)
 	attempt_give_up(a, a->end.status ? a->end.status : 499, reason);
 	a->end.finish = ANSWER_FINISH_ABORT;
 	attempt_step(a, &(struct attempt_event){.type = ON_CANCEL});
+}
+
+void attempt_refuse(struct attempt *a, int status, const char *why)
+{
+	attempt_give_up(a, status, why);
+	attempt_step(a, &(struct attempt_event){.type = ON_REFUSED});
 }
 
 void attempt_destroy(struct attempt **ap)

@@ -21,6 +21,7 @@ enum attempt_event_type {
 	ON_LEAVE,       /* worker is stuck, or is told to end: another one can take the attempt */
 	ON_TIME,        /* ENDING: until_us */
 	ON_DEADLINE,    /* end is set */
+	ON_REFUSED,     /* end is set; the owner knows */
 	ON_CANCEL       /* end is set; the owner knows */
 };
 
