@@ -165,7 +165,7 @@ static void preempt(struct batcher *b, struct sequence_run *r)
 }
 
 /* Would there be another block if those that are being written to storage were given up? */
-static int are_pinned(const struct kv_pool *pool)
+static int are_pinned(struct kv_pool *pool)
 {
 	struct kv_stats ks;
 	kv_pool_stats(pool, &ks);
