@@ -395,7 +395,27 @@ static void add_name(char **list, const char *name)
 	*list = longer;
 }
 
-int conf_reload(struct conf *c, char **ret_changed, char **ret_refused, struct err *err)
+/* Exchanges the values that may change; names those that differ in *changed, others in *refused
+ * (NULL: not wanted). */
+static void exchange(struct conf *c, struct conf *fresh, char **changed, char **refused)
+{
+	for (size_t i = 0; i < c->n; i++) {
+		struct conf_entry *old = &c->entries[i], *new = &fresh->entries[i];
+		if (strcmp(old->value.text, new->value.text) == 0)
+			continue;
+		int may = old->key->flags & CONF_RELOADABLE;
+		if (changed)
+			add_name(may ? changed : refused, old->key->name);
+		if (may) {
+			struct conf_value v = old->value;
+			old->value = new->value;
+			new->value = v;
+		}
+	}
+}
+
+int conf_reload(struct conf *c, conf_apply apply, void *arg, char **ret_changed, char **ret_refused,
+                struct err *err)
 {
 	struct conf_key *all = mem_array(c->n + 1, sizeof *all);
 	const struct conf_key *const tables[] = {all, NULL};
@@ -408,21 +428,18 @@ int conf_reload(struct conf *c, char **ret_changed, char **ret_refused, struct e
 		return r;
 	}
 	char *changed = NULL, *refused = NULL;
-	for (size_t i = 0; i < c->n; i++) {
-		struct conf_entry *old = &c->entries[i], *new = &fresh->entries[i];
-		if (strcmp(old->value.text, new->value.text) == 0)
-			continue;
-		int may = old->key->flags & CONF_RELOADABLE;
-		add_name(may ? &changed : &refused, all[i].name);
-		if (may) {
-			struct conf_value v = old->value;
-			old->value = new->value;
-			new->value = v;
-		}
+	struct err ignored = {0};
+	exchange(c, fresh, &changed, &refused);
+	if (apply && (r = apply(arg, err)) < 0) {
+		exchange(c, fresh, NULL, NULL);
+		apply(arg, &ignored);
+		free(changed);
+		free(refused);
+		changed = refused = NULL;
 	}
 	conf_destroy(&fresh);
 	free(all);
 	*ret_changed = changed;
 	*ret_refused = refused;
-	return 0;
+	return r;
 }

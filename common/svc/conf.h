@@ -37,9 +37,12 @@ int conf_load(const struct conf_key *const *tables, const char *path, char *cons
               int n_overrides, struct conf **ret_c, struct err *err);
 void conf_destroy(struct conf **c);
 /* Reads the file again. Reloadable keys get their new values; ret_changed and ret_refused
- * (malloc'd, or NULL) name the changed keys that are reloadable and those that are not. On an error
- * nothing changes. */
-int conf_reload(struct conf *c, char **ret_changed, char **ret_refused, struct err *err);
+ * (malloc'd, or NULL) name the changed keys that are reloadable and those that are not. apply
+ * (NULL: none) makes the new values work. If it fails, the old ones are back, and it is called once
+ * more. On an error nothing changes. */
+typedef int (*conf_apply)(void *arg, struct err *err);
+int conf_reload(struct conf *c, conf_apply apply, void *arg, char **ret_changed, char **ret_refused,
+                struct err *err);
 
 /* A key that is in no table is a bug (panic). Texts and items are valid until the next conf_reload:
  * other threads take copies at start. */

@@ -250,9 +250,15 @@ static void on_stop_signal(evutil_socket_t sig, short what, void *arg)
 
 /* --- reload -------------------------------------------------------------- */
 
+static int apply_conf(void *arg, struct err *err)
+{
+	struct svc *s = arg;
+	return s->hooks->reload ? s->hooks->reload(s, err) : 0;
+}
+
 int svc_reload_now(struct svc *s, char **ret_changed, char **ret_refused, struct err *err)
 {
-	int r = conf_reload(s->conf, ret_changed, ret_refused, err);
+	int r = conf_reload(s->conf, apply_conf, s, ret_changed, ret_refused, err);
 	if (r < 0) {
 		log_error("reload_failed", "why=%s", log_quote(err->text));
 		return r;
@@ -261,9 +267,7 @@ int svc_reload_now(struct svc *s, char **ret_changed, char **ret_refused, struct
 	log_info("reloaded", "changed=%s needs_restart=%s", log_quote(*ret_changed),
 	         log_quote(*ret_refused));
 	chan_keys_reload(s->chan);
-	if (s->hooks->reload && (r = s->hooks->reload(s, err)) < 0)
-		log_error("reload_failed", "why=%s", log_quote(err->text));
-	return r;
+	return 0;
 }
 
 static void on_reload_signal(evutil_socket_t sig, short what, void *arg)
@@ -513,14 +517,20 @@ static int setup_names(struct svc *s, struct err *err)
 	s->endpoint = *endpoint ? mem_strdup(endpoint)
 	                        : mem_printf("ipc://%s/%s.ipc", s->rundir, s->name);
 	if ((r = check_name(s->name, err)) < 0 || (r = check_paths(s->rundir, s->name, err)) < 0 ||
-	    (r = check_endpoint(endpoint, err)) < 0 || (r = check_listen(s, err)) < 0 ||
-	    (r = open_keys(s, err)) < 0)
+	    (r = check_endpoint(endpoint, err)) < 0 || (r = check_listen(s, err)) < 0)
 		return r;
-	if ((r = find_group(conf_str(s->conf, "control_group"), &s->control_gid, err)) < 0)
-		return r;
-	log_init(s->hooks->program, s->name);
-	log_set_level(conf_str(s->conf, "log_level"));
-	return 0;
+	return find_group(conf_str(s->conf, "control_group"), &s->control_gid, err);
+}
+
+/* -t: all that is known without a socket, and without files that only the daemon's user may
+ * read. */
+static int check(struct svc *s)
+{
+	struct err err = {0};
+	if (setup_names(s, &err) == 0 && svc_metrics_check(s, &err) == 0)
+		return puts("OK") < 0;
+	fprintf(stderr, "%s: %s\n", s->hooks->program, err.text);
+	return 1;
 }
 
 static int take_descriptors(const struct svc *s, struct err *err)
@@ -548,7 +558,11 @@ static int open_log(const struct conf *c, struct err *err)
 static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
 {
 	int r;
-	if ((r = setup_names(s, err)) < 0 || (r = follow_parent(o->die_with_parent, err)) < 0)
+	if ((r = setup_names(s, err)) < 0 || (r = open_keys(s, err)) < 0)
+		return r;
+	log_init(s->hooks->program, s->name);
+	log_set_level(conf_str(s->conf, "log_level"));
+	if ((r = follow_parent(o->die_with_parent, err)) < 0)
 		return r;
 	if ((r = take_descriptors(s, err)) < 0)
 		return r;
@@ -685,7 +699,7 @@ int svc_main(int argc, char **argv, const struct svc_hooks *hooks)
 	                   0) != 0)
 		fprintf(stderr, "%s: %s\n", hooks->program, err.text);
 	else if (o.check_only)
-		status = puts("OK") < 0;
+		status = check(s);
 	else
 		status = run(s, &o);
 	free(o.overrides);

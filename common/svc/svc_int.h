@@ -88,6 +88,7 @@ int svc_ctl_call(void *arg, struct chan_asked *asked, const struct process_origi
                  const char *command, char *const *args, size_t n_args, char **ret_text);
 
 /* svc_metrics.c. Before `start`: a port in use is known before a model is read. */
+int svc_metrics_check(const struct svc *s, struct err *err); /* of the address */
 int svc_metrics_start(struct svc *s, struct err *err);
 void svc_metrics_stop(struct svc *s);
 unsigned svc_metrics_descriptors(const struct conf *c);

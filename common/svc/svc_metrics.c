@@ -286,6 +286,12 @@ unsigned svc_metrics_descriptors(const struct conf *c)
 	return *conf_str(c, "metrics_listen") ? http_descriptors(CONNECTIONS_MAX) : 0;
 }
 
+int svc_metrics_check(const struct svc *s, struct err *err)
+{
+	char address[300];
+	return *conf_str(s->conf, "metrics_listen") ? address_of(s, address, sizeof address, err) : 0;
+}
+
 int svc_metrics_start(struct svc *s, struct err *err)
 {
 	static const struct http_handlers handlers = {.head = on_head, .request = on_request};

@@ -66,9 +66,7 @@ static int start(struct svc *s, struct err *err)
 
 static int reload(struct svc *s, struct err *err)
 {
-	(void)err;
-	tiers_reload(storage_of(s));
-	return 0;
+	return tiers_reload(storage_of(s), err);
 }
 
 static void drain(struct svc *s)

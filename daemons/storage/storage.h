@@ -154,7 +154,7 @@ unsigned serve_batches(const struct storage *st);
 
 /* --- tiers.c --- */
 int tiers_start(struct storage *st, struct err *err);
-void tiers_reload(struct storage *st);
+int tiers_reload(struct storage *st, struct err *err);
 void tiers_stop(struct storage *st);
 void tiers_figures(struct storage *st);               /* to the counters */
 void tiers_json(struct storage *st, struct buf *out); /* a list */

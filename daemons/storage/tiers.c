@@ -169,14 +169,15 @@ int tiers_start(struct storage *st, struct err *err)
 	return 0;
 }
 
-void tiers_reload(struct storage *st)
+int tiers_reload(struct storage *st, struct err *err)
 {
 	struct conf *c = svc_conf(st->svc);
 	uint64_t memory = (uint64_t)conf_int(c, "memory_mb") << 20;
 	if ((memory != 0) != (tier_stack_find(st->tier, TIER_MEMORY) != NULL))
-		log_warn("reload_ignored",
-		         "key=memory_mb why=\"adding or removing the memory tier needs a restart\"");
-	else if (memory)
+		return err_set(err, ERR_UNSUPPORTED,
+		               "memory_mb = %lld: adding or removing the memory tier needs a restart",
+		               (long long)conf_int(c, "memory_mb"));
+	if (memory)
 		tier_stack_resize(st->tier, TIER_MEMORY, memory);
 	tier_stack_resize(st->tier, TIER_DISK, (uint64_t)conf_int(c, "disk_mb") << 20);
 	tier_stack_policy(st->tier, TIER_MEMORY, memory_policy(c),
@@ -185,6 +186,7 @@ void tiers_reload(struct storage *st)
 	tier_stack_policy(st->tier, TIER_DISK, disk_policy(c),
 	                  (uint32_t)conf_int(c, "disk_write_through_after"),
 	                  (unsigned)conf_int(c, "disk_offload_percent"));
+	return 0;
 }
 
 void tiers_stop(struct storage *st)

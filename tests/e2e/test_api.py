@@ -778,6 +778,26 @@ def test_reload():
         c.close()
 
 
+def test_reload_is_all_or_nothing(tiny_model, tmp_path):
+    """Access keys that cannot be read: neither they nor what else changed counts, and that is what the daemon shows."""
+    with Suite("mixed", tiny_model) as s:
+        conf = f"{s.dir}/router.conf"
+        before = open(conf).read()
+        for bad in ("", "no key at all"):
+            path = tmp_path / f"keys{len(bad)}"
+            if bad:
+                path.write_text(bad)
+            with open(conf, "w") as f:
+                f.write(before + f'max_choices = 1;\napi_keys_file = "{path}";\n')
+            r = s.pdctl("-d", "router", "reload")
+            assert r.returncode == 1 and str(path) in r.stderr, r
+            shown = s.ctl("router", "config")
+            assert shown["api_keys_file"]["value"] == "" and shown["max_choices"]["value"] > 1
+            assert s.post("/v1/completions", {"prompt": [5], "max_tokens": 1, "n": 2})[0] == 200
+        log = s.log("router")
+        assert log.count("event=reload_failed") == 2 and "event=reloaded" not in log
+
+
 def test_no_worker(tiny_model):
     with Suite("mixed", tiny_model) as s:
         assert s.get("/ready")[0] == s.get("/health")[0] == 200
@@ -789,6 +809,10 @@ def test_no_worker(tiny_model):
         assert got.startswith(b"HTTP/1.1 503") and b"Retry-After: " in got and b'"error"' in got
         assert json.loads(s.get("/health")[1]) == {"status": "no worker", "workers": 0}
         assert s.get("/live")[0] == 200
+        # an operator sees requests that failed, not clients that gave up
+        status = s.ctl("router", "status")
+        assert (status["failed"], status["cancelled"]) == (1, 0), status
+        assert re.search('event=request_done .* finish=error status=503 why="no worker is ready', s.log("router"))
 
 
 def test_what_is_missing(tiny_model):

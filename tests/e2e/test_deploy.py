@@ -1,4 +1,4 @@
-"""The examples under etc/kubernetes and etc/slurm: what they contain is what the daemons take."""
+"""The examples under etc/kubernetes and etc/slurm, and the systemd units: what they contain is what the daemons take."""
 import glob
 import json
 import os
@@ -69,6 +69,24 @@ def test_kubernetes(s, tmp_path):
         assert number in [p["containerPort"] for p in c["ports"]] and number in [p["port"] for p in service["ports"]]
     # those that end after the worker have their time after it
     assert pod["terminationGracePeriodSeconds"] >= max(stop_s) + ENDS_S + (min(stop_s) + ENDS_S if len(stop_s) > 1 else 0)
+
+
+@pytest.mark.parametrize("option", ["name=a b", "metrics_listen=foo", "metrics_listen=127.0.0.1:70000", "endpoint=tcp://127.0.0.1:7000", "advertise=10.0.0.1:7000", "listen=10.0.0.1:7000",
+                                    "control_group=nobody-has-this-one"])
+@pytest.mark.parametrize("program", ["pdrouterd", "pddecoded", "pdmessagerd", "pdstoraged"])
+def test_a_check_finds_what_a_start_would(program, option):
+    got = subprocess.run([os.path.join(BIN, program), "-t", "-o", option], capture_output=True, text=True, timeout=20 * SLOW)
+    assert got.returncode == 1 and got.stdout == "" and option.split("=")[0] in got.stderr and option.split("=")[1] in got.stderr, got
+
+
+@pytest.mark.parametrize("unit", sorted(glob.glob(os.path.join(ROOT, "systemd", "*.service"))), ids=os.path.basename)
+def test_units_allow_what_the_daemons_do(unit):
+    """ZeroMQ asks the kernel for the host's addresses, by netlink, when it listens on one of them; a unit that forbids it ends the daemon at once. RDMA pins memory and opens devices."""
+    text = open(unit).read()
+    families = re.search(r"^RestrictAddressFamilies=(.*)$", text, re.M)[1].split()
+    assert {"AF_UNIX", "AF_INET", "AF_INET6", "AF_NETLINK"} == set(families)
+    if "pdmessagerd" in unit:
+        assert "\nLimitMEMLOCK=infinity\n" in text and "\nDeviceAllow=char-infiniband_verbs rw\n" in text
 
 
 def test_workers_find_the_routers():

@@ -119,8 +119,9 @@ def test_sighup(tiny_model, wanted, disk):
         same_answers(s, wanted)
         set_conf(s, memory_mb=8)
         until(lambda: tiers(s)["memory"]["capacity_bytes"] == 8 << 20, lambda: tiers(s))
-        set_conf(s, memory_mb=0)                                    # not without a restart
-        until(lambda: "event=reload_ignored" in s.log("storage"), lambda: s.log("storage"))
+        set_conf(s, memory_mb=0, disk_mb=16)                        # not without a restart; then nothing of it counts
+        until(lambda: "event=reload_failed" in s.log("storage"), lambda: s.log("storage"))
+        assert (s.ctl("storage", "config")["memory_mb"]["value"], tiers(s)["disk"]["capacity_bytes"]) == (8, 32 << 20)
         same_answers(s, wanted)
 
 

@@ -171,7 +171,7 @@ static void run(const char *path, char *const *options, int n)
 		for (const struct conf_key *k = tables[t]; k->name; k++)
 			check_value(c, k);
 	check_again(c);
-	must(conf_reload(c, &changed, &refused, &err) == 0 && !changed && !refused);
+	must(conf_reload(c, NULL, NULL, &changed, &refused, &err) == 0 && !changed && !refused);
 	conf_destroy(&c);
 }
 

@@ -268,7 +268,7 @@ START_TEST(test_reload)
 	write_file("threads = 4; ratio = 0.25; routers = [];");
 	ck_assert_int_eq(conf_load(tables, path, option, 1, &c, &err), 0);
 	write_file("threads = 5; ratio = 0.75; offload = false; limit_ms = 100;");
-	ck_assert_int_eq(conf_reload(c, &changed, &refused, &err), 0);
+	ck_assert_int_eq(conf_reload(c, NULL, NULL, &changed, &refused, &err), 0);
 	ck_assert_str_eq(changed, "ratio offload routers");
 	ck_assert_str_eq(refused, "threads");
 	ck_assert_int_eq(conf_int(c, "threads"), 4);
@@ -278,10 +278,10 @@ START_TEST(test_reload)
 	free(changed);
 	free(refused);
 	write_file("ratio = 2;");
-	ck_assert_int_eq(conf_reload(c, &changed, &refused, &err), ERR_INVALID);
+	ck_assert_int_eq(conf_reload(c, NULL, NULL, &changed, &refused, &err), ERR_INVALID);
 	ck_assert_double_eq(conf_float(c, "ratio"), 0.75);
 	write_file("threads = 4; ratio = 0.75; offload = false;");
-	ck_assert_int_eq(conf_reload(c, &changed, &refused, &err), 0);
+	ck_assert_int_eq(conf_reload(c, NULL, NULL, &changed, &refused, &err), 0);
 	ck_assert_ptr_null(changed);
 	ck_assert_ptr_null(refused);
 	conf_destroy(&c);
