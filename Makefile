@@ -396,7 +396,7 @@ install: all
 	install -d $(DESTDIR)$(SYSCONF)/sim
 	for f in etc/sim/*.conf; do test -e $(DESTDIR)$(SYSCONF)/sim/$${f##*/} || install -m 644 $$f $(DESTDIR)$(SYSCONF)/sim; done
 	for f in systemd/*.service systemd/*.target; do \
-		sed -e 's|/usr/local/bin|$(PREFIX)/bin|g' -e 's|/etc/pdserve|$(SYSCONF)|g' $$f >$(DESTDIR)$(PREFIX)/lib/systemd/system/$${f##*/} || exit 1; done
+		umask 022; sed -e 's|/usr/local/bin|$(PREFIX)/bin|g' -e 's|/etc/pdserve|$(SYSCONF)|g' $$f >$(DESTDIR)$(PREFIX)/lib/systemd/system/$${f##*/} || exit 1; done
 	install -m 644 systemd/pdserve.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/pdserve.conf
 	install -d $(DESTDIR)$(PREFIX)/share/doc/pdserve/docs $(DESTDIR)$(PREFIX)/share/doc/pdserve/proto
 	install -m 644 README.md CONTRIBUTING.md LICENSE $(DESTDIR)$(PREFIX)/share/doc/pdserve

@@ -6,7 +6,8 @@ _pdctl_names() { # of the daemons in the run directory that the words name
 	done
 	for dir in ${dir:-"${XDG_RUNTIME_DIR:-/nowhere}/pdserve" "/tmp/pdserve-$UID" /run/pdserve}; do
 		for i in "$dir"/*.lock; do
-			[[ -e $i ]] && i=${i##*/} && echo "${i%.lock}"
+			i=${i##*/} i=${i%.lock}
+			[[ $i == '*' || $i == launch || $i == *.sock ]] || echo "$i"
 		done
 	done
 }
@@ -19,7 +20,7 @@ _pdctl() {
 	help) words=$(pdctl help | sed -n 's/^  \([a-z][a-z-]*\) .*/\1/p') ;;
 	log-level) words="debug info warn error" ;;
 	flush) words="memory disk redis" ;;
-	*) words=$(pdctl help | sed -n 's/^  \([a-z][a-z-]*\) .*/\1/p; s/.*\(--[a-z][a-z-]*\).*/\1/p') ;;
+	*) words=$(pdctl help | sed -n 's/^  \([a-z][a-z-]*\) .*/\1/p' && pdctl help | grep -oE -- '--[a-z][a-z-]*') ;;
 	esac
 	[[ ${COMP_WORDS[COMP_CWORD - 2]-} == role ]] && words="prefill decode mixed"
 	mapfile -t COMPREPLY < <(compgen -W "$words" -- "$now")

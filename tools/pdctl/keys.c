@@ -29,7 +29,8 @@ int keygen_command(const struct options *o, char *const *args, size_t n_args)
 		fprintf(stderr, "pdctl: %s\n", err.text);
 		return EXIT_REFUSED;
 	}
-	printf("%s/%s.secret  the key pair; it stays here, readable for the user of the daemon only\n"
+	printf("%s/%s.secret  the key pair; it stays here, readable for its owner only, who must run "
+	       "the daemon\n"
 	       "%s/%s.pub     copy it into %s/known/ on every host that talks to %s\n",
 	       o->keys, args[0], o->keys, args[0], o->keys, args[0]);
 	return EXIT_DONE;

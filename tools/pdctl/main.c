@@ -761,5 +761,5 @@ int main(int argc, char **argv)
 	}
 	free(words);
 	json_decref(o.members);
-	return fflush(stdout) == 0 ? r : EXIT_REFUSED;
+	return fflush(stdout) == 0 && !ferror(stdout) ? r : EXIT_REFUSED;
 }
