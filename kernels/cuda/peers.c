@@ -179,13 +179,14 @@ static int agree(struct kern_device *dev, int mine, int fd, int *fds, int *ret_a
 }
 
 /* Sets *ret_arrive to whether what each rank writes to the others' copies is there afterwards. */
-static int probe_peers(struct kern_device *dev, const struct cuda_window *w, int *ret_arrive)
+static int probe_peers(struct kern_device *dev, const struct cuda_window *w, int mapped,
+                       int *ret_arrive)
 {
 	int fds[CUDA_RANKS_MAX], mine = 0, rc = group_probe_write(dev, w);
 	if (rc || (rc = exchange(dev, NULL, 0, -1, NULL, fds)) ||
 	    (rc = group_probe_read(dev, w, &mine)))
 		return rc;
-	return agree(dev, mine, -1, fds, ret_arrive);
+	return agree(dev, mine && mapped, -1, fds, ret_arrive);
 }
 
 /* The copy in host memory: rank 0 makes it. */
@@ -229,10 +230,10 @@ static int reach_peers(struct kern_device *dev, struct cuda_window *w)
 	close(fd);
 	if (rc)
 		return rc;
-	if (can)
-		rc = map_peers(dev, w, fds);
+	int mapped = !can || (rc = map_peers(dev, w, fds)) != KERN_EINVAL;
+	rc = mapped ? rc : KERN_OK; /* what does not arrive here: all ranks take the other way */
 	close_all(fds, dev->group.ranks);
-	if (can && !rc && !(rc = probe_peers(dev, w, &can)) && !can)
+	if (can && !rc && !(rc = probe_peers(dev, w, mapped, &can)) && !can)
 		targets_free(dev, w);
 	return rc || can ? rc : map_stage(dev, w);
 }

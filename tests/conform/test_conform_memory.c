@@ -128,7 +128,7 @@ static int other_process(struct target *t, int sock)
 	       write(sock, "d", 1) != 1;
 }
 
-CONFORM_TEST(memory_is_shared_between_processes)
+CONFORM_TEST(groups_of_processes_share_memory)
 {
 	for (unsigned t = 0; t < conform_target_count; t++) {
 		if (conform_targets[t].activations != KERN_F32)

@@ -525,7 +525,7 @@ CONFORM_TEST(groups_that_break)
 }
 
 /* Only one rank draws: the others would not know what was drawn. */
-CONFORM_TEST(draws_that_a_group_keeps_are_broadcast)
+CONFORM_TEST(groups_broadcast_the_draws_that_they_keep)
 {
 	static const struct way way = {.name = "keeping draws", .keeps = true};
 	static const char want[] = "draws are kept in a group of 3 ranks, of which one draws: a "

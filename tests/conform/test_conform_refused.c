@@ -457,6 +457,8 @@ CONFORM_TEST(programs_that_cannot_be)
 CONFORM_TEST(backends_that_are_not_there)
 {
 	static const char *const names[] = {"no_such", "", "../cpu"};
+	const char *was = getenv("PDSERVE_BACKENDS");
+	char *folder = was ? strdup(was) : NULL;
 	for (size_t i = 0; i < 2 * LEN(names); i++) {
 		char err[200] = "";
 		if (i % 2)
@@ -464,6 +466,11 @@ CONFORM_TEST(backends_that_are_not_there)
 		EXPECT(!kern_backend(names[i / 2], err, sizeof err) && strlen(err) > 10,
 		       "backend \"%s\": \"%s\"", names[i / 2], err);
 	}
+	if (folder)
+		setenv("PDSERVE_BACKENDS", folder, 1);
+	else
+		unsetenv("PDSERVE_BACKENDS");
+	free(folder);
 	for (unsigned t = 0; t < conform_target_count; t++)
 		EXPECT(conform_targets[t].ops->abi == KERN_ABI &&
 		           !strcmp(conform_targets[t].ops->name, conform_targets[t].backend),

@@ -69,8 +69,26 @@ cudaError_t cudaDriverGetVersion(int *ret)
 	return cudaSuccess;
 }
 
+/* a real driver that was initialised before a fork is of no use to the child */
+static bool begun, lost_by_fork, told;
+static void at_fork_child(void)
+{
+	lost_by_fork = begun;
+}
+__attribute__((constructor)) static void at_fork_register(void)
+{
+	pthread_atfork(NULL, NULL, at_fork_child);
+}
+
 cudaError_t cudaGetDeviceCount(int *ret)
 {
+	begun = true;
+	if (lost_by_fork) {
+		if (!told)
+			fprintf(stderr, "cuda_host: CUDA used in a child forked after initialisation\n");
+		told = true;
+		return cuda_host_failed((cudaError_t)3);
+	}
 	*ret = (int)cuda_host_environment("CUDA_HOST_DEVICES", 8);
 	return *ret ? cudaSuccess : cuda_host_failed(cudaErrorNoDevice);
 }
@@ -367,8 +385,9 @@ static CUresult vmm_map(CUdeviceptr at, size_t bytes, size_t offset,
 	bool lost = h->imported && !cuda_host_environment("CUDA_HOST_PEER_WRITES", 1);
 	DRIVER_CALL("cuMemMap");
 	if (offset || bytes != h->bytes ||
-	    mmap((void *)(uintptr_t)at, bytes, PROT_NONE, (lost ? MAP_PRIVATE : MAP_SHARED) | MAP_FIXED,
-	         h->fd, 0) == MAP_FAILED)
+	    mmap((void *)(uintptr_t)at, bytes, PROT_NONE,
+	         (lost ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED) | MAP_FIXED, lost ? -1 : h->fd,
+	         0) == MAP_FAILED)
 		return CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&lock);
 	struct mapping *m = free_mapping();
