@@ -207,8 +207,9 @@ void chan_resend(struct chan *c, struct peer *p, uint32_t most)
 		struct link_out *o = list_entry(it, struct link_out, node);
 		if (most-- == 0)
 			return;
-		c->counts.resent += o->sent_us != 0;
+		int again = o->sent_us != 0;
 		send_out(c, p, o);
+		c->counts.resent += again && !p->resend_at_us;
 		if (p->resend_at_us) {
 			p->resend_all = o->sent_us != 0;
 			return;

@@ -118,6 +118,8 @@ static int name_taken(struct chan *c, const struct incoming *in, struct peer *ol
 static void accept_hello(struct chan *c, struct incoming *in, struct peer *p, Pds__Hello *h,
                          int resumed)
 {
+	int same = p->accepted == in->s && p->rid_len == in->rid_len &&
+	           memcmp(p->rid, in->rid, in->rid_len) == 0;
 	memcpy(p->rid, in->rid, in->rid_len);
 	p->rid_len = in->rid_len;
 	p->accepted = in->s;
@@ -130,7 +132,8 @@ static void accept_hello(struct chan *c, struct incoming *in, struct peer *p, Pd
 			chan_acked(c, p, h->received);
 		log_debug("peer_resumed", "peer=%s again=%u", p->name, p->link.n_window);
 		chan_welcome(c, p, 1);
-		chan_resend(c, p, UINT32_MAX);
+		if (!same) /* a connection loses nothing: what it has taken comes behind this */
+			chan_resend(c, p, UINT32_MAX);
 		return;
 	}
 	p->link_id = h->nth;

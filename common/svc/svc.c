@@ -378,7 +378,9 @@ static int setup_base(struct svc *s, struct err *err)
 	for (int i = 0; i < 3; i++) {
 		s->signals[i] = evsignal_new(s->base, numbers[i],
 		                             numbers[i] == SIGHUP ? on_reload_signal : on_stop_signal, s);
-		CHECK(s->signals[i] && event_add(s->signals[i], NULL) == 0);
+		CHECK(s->signals[i]);
+		/* the others end the process at once until it has started: a model may take minutes */
+		CHECK(numbers[i] != SIGHUP || event_add(s->signals[i], NULL) == 0);
 	}
 	uint64_t watchdog_us = svc_watchdog_us();
 	if (watchdog_us) {
@@ -579,7 +581,10 @@ static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
 	schedule_trim(s, TRIM_TICK_US);
 	if ((r = svc_metrics_start(s, err)) < 0)
 		return r;
-	return s->hooks->start(s, err);
+	if ((r = s->hooks->start(s, err)) < 0)
+		return r;
+	CHECK(event_add(s->signals[0], NULL) == 0 && event_add(s->signals[1], NULL) == 0);
+	return 0;
 }
 
 static void teardown(struct svc *s)

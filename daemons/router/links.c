@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define PEERS_WAIT_US 1000u /* for each worker; so lists take a small part of the time */
+
 int links_send(void *arg, struct worker_record *w, enum msg_type type, const struct msg_head *head,
                const void *body)
 {
@@ -38,6 +40,23 @@ static void send_peers(struct router *r)
 	free(list);
 }
 
+static void on_peers_due(struct svc *s, void *arg)
+{
+	struct router *r = arg;
+	(void)s;
+	svc_timer_del(&r->peers_due);
+	send_peers(r);
+}
+
+/* Many workers come at once when a router starts, and each list goes to all: one is for all that
+ * come while a list is made. */
+static void owe_peers(struct router *r)
+{
+	uint64_t wait_us = (uint64_t)PEERS_WAIT_US * (r->registry.n_up + 1);
+	if (!r->peers_due)
+		r->peers_due = svc_timer_add(r->svc, wait_us, on_peers_due, r);
+}
+
 int links_admit(struct svc *s, const char *name, uint64_t epoch, const Pds__Hello *hello,
                 char *reason, size_t reason_len)
 {
@@ -62,7 +81,7 @@ void links_up(struct svc *s, struct peer *p)
 	log_info("worker_up", "worker=%s role=%s epoch=%016llx endpoint=%s numerics=%s blocks=%u",
 	         w->name, worker_role_name(w->role), (unsigned long long)w->epoch,
 	         log_quote(w->endpoint), log_quote(w->numerics), w->blocks);
-	send_peers(r);
+	owe_peers(r);
 	attempts_worker_up(&r->attempts);
 }
 
@@ -81,7 +100,7 @@ void links_down(struct svc *s, struct peer *p, const char *why)
 	if (how == WORKER_GOODBYE)
 		registry_ended_in_order(w);
 	attempts_worker_down(&r->attempts, w, why, how);
-	send_peers(r);
+	owe_peers(r);
 }
 
 static struct worker_record *sender(struct peer *p)
@@ -177,7 +196,7 @@ static void got_worker_update(struct svc *s, struct peer *p, const struct msg_he
 	}
 	log_info("worker_update", "worker=%s from=%s role=%s requests=%u", w->name,
 	         worker_role_name(had), worker_role_name(w->role), w->requests);
-	send_peers(r);
+	owe_peers(r);
 	attempts_worker_up(&r->attempts);
 }
 

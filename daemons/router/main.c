@@ -418,6 +418,7 @@ static void on_expire(struct svc *s)
 static void on_stop(struct svc *s)
 {
 	struct router *r = svc_data(s);
+	svc_timer_del(&r->peers_due);
 	svc_timer_del(&r->tick);
 	svc_timer_del(&r->slow_tick);
 	text_pool_destroy(&r->text);

@@ -86,6 +86,7 @@ struct router {
 	struct http_server *http;
 	struct text_pool *text;
 	struct stat_set *stats;
+	struct svc_timer *peers_due;        /* workers are to be told of each other; NULL: they know */
 	struct svc_timer *tick, *slow_tick; /* tick: NULL while there are no attempts */
 	/* call it after attempt_new: starts `tick`. NULL in tests, which tick themselves */
 	void (*wake)(struct router *r);

@@ -4,11 +4,12 @@ import http.client
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 
 import pytest
-from suite import SLOW, TINY_MODEL, Suite, sim_description, wait_for
+from suite import BIN, ENV, SLOW, TINY_MODEL, Suite, sim_description, wait_for
 from test_ranks import ranks_of
 
 PROMPT = list(range(3, 40))
@@ -65,6 +66,23 @@ def hang(s, name, step):
 def want():
     with Suite("mixed", sim={"base": "small", "time_scale": 0.01}) as s:
         return s.tokens(PROMPT, 400)
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT], ids=["TERM", "INT"])
+def test_a_daemon_that_starts_ends_at_once(tmp_path, sig):
+    """A model may take minutes to read, and whoever stops its worker meanwhile does not want to wait for it."""
+    os.mkfifo(tmp_path / "m.gguf")
+    log = tmp_path / "log"
+    with open(log, "w") as out:
+        p = subprocess.Popen([os.path.join(BIN, "pddecoded"), "-o", "name=d", "-o", f"rundir={tmp_path}", "-o", f"model={tmp_path}/m.gguf"], stdout=out, stderr=out, env=ENV)
+    try:
+        wait_for(lambda: os.path.exists(tmp_path / "d.ipc"))     # it has its socket, and reads the model next
+        assert p.poll() is None, log.read_text()
+        p.send_signal(sig)
+        assert p.wait(10 * SLOW) == -sig
+    finally:
+        p.kill()
+        p.wait()
 
 
 @pytest.mark.parametrize("role, layout, step", [("decode", "1p2d", 50), ("prefill", "2p1d", 1), ("mixed", "2mixed", 50)])

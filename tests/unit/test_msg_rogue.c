@@ -185,6 +185,28 @@ START_TEST(hello_without_a_link_acknowledges_nothing)
 }
 END_TEST
 
+/* A process that stood still finds as many HELLOs of a peer as that sent meanwhile. What it owes
+ * the peer is on the way to it on this connection, and is not sent for each of them. */
+START_TEST(hellos_that_have_queued)
+{
+	struct side a;
+	struct rogue g;
+	with_rogue(&a, &g, pair_opts(5000000, NULL), 0);
+	for (int i = 0; i < 5; i++)
+		say_type(&a, MSG_KV_DENY);
+	pump_ms(base, 30);
+	rogue_read(&g);
+	g.again = 0;
+	for (uint64_t nth = 2; nth < 200; nth++)
+		rogue_hello(&g, "rogue", nth, 0);
+	pump_ms(base, 500);
+	rogue_read(&g);
+	ck_assert_uint_le(g.again, 10);
+	ck_assert_uint_eq(a.downs, 0);
+	without_rogue(&a, &g);
+}
+END_TEST
+
 START_TEST(bodies_are_bounded)
 {
 	Pds__Envelope e = PDS__ENVELOPE__INIT;
@@ -306,6 +328,7 @@ int main(void)
 	tcase_add_test(t, hello_storm);
 	tcase_add_test(t, hello_again_and_late);
 	tcase_add_test(t, hello_without_a_link_acknowledges_nothing);
+	tcase_add_test(t, hellos_that_have_queued);
 	tcase_add_test(t, restarted_peer_is_admitted_at_once);
 	tcase_add_test(t, bodies_are_bounded);
 	tcase_add_test(t, commands_from_whom_we_connected_to);
