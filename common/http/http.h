@@ -48,7 +48,7 @@ struct http_handlers {
 
 struct http_opts {
 	const char *setting;            /* the name of the next in messages, "http_listen" */
-	const char *listen;             /* "127.0.0.1:8080", "[::1]:0", ":8080" (all addresses) */
+	const char *listen;             /* "127.0.0.1:8080", "[::]:0" (all addresses), ":8080" (IPv4) */
 	const char *tls_cert, *tls_key; /* PEM files; "" or NULL, both: plain HTTP */
 	size_t max_header_bytes, max_body_bytes;
 	/* bytes of requests held for all clients; at least twice the sum of the above */
