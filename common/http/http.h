@@ -86,8 +86,8 @@ int http_new(struct event_base *base, const struct http_opts *opts,
 /* Closes every connection; gone functions are not called. To be called after the last
  * http_body_free. */
 void http_destroy(struct http_server **h);
-/* Reads these files (again), as http_opts says; connections that there are stay as they are. 0, or
- * ERR_* and nothing has changed. */
+/* Reads these files (again), as http_opts says; connections that there are stay as they are. h
+ * NULL: checks them only. 0, or ERR_* and nothing has changed. */
 int http_set_tls(struct http_server *h, const char *cert, const char *key, struct err *err);
 unsigned http_port(const struct http_server *h);
 int http_is_local(const struct http_server *h); /* 1: only this host can connect */

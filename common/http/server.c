@@ -245,8 +245,9 @@ int http_set_tls(struct http_server *h, const char *cert, const char *key, struc
 	int r = has_cert ? tls_open(cert, key, &tls, err) : 0;
 	if (r < 0)
 		return r;
-	tls_close(&h->tls);
-	h->tls = tls;
+	tls_close(h ? &h->tls : &tls);
+	if (h)
+		h->tls = tls;
 	return 0;
 }
 

@@ -115,6 +115,19 @@ static int name_taken(struct chan *c, const struct incoming *in, struct peer *ol
 	return 0;
 }
 
+/* The whole window, however often it is asked for at once: the peer lacks what came before. */
+static void resend_soon(struct chan *c, struct peer *p)
+{
+	if (list_empty(&p->link.window))
+		return;
+	p->resend_all = 1;
+	if (p->resend_at_us)
+		return;
+	p->resend_at_us = list_entry(p->link.window.next, struct link_out, node)->sent_us +
+	                  c->pace.gap_us;
+	chan_tick_soon(c, p->resend_at_us);
+}
+
 static void accept_hello(struct chan *c, struct incoming *in, struct peer *p, Pds__Hello *h,
                          int resumed)
 {
@@ -132,8 +145,10 @@ static void accept_hello(struct chan *c, struct incoming *in, struct peer *p, Pd
 			chan_acked(c, p, h->received);
 		log_debug("peer_resumed", "peer=%s again=%u", p->name, p->link.n_window);
 		chan_welcome(c, p, 1);
-		if (!same) /* a connection loses nothing: what it has taken comes behind this */
+		if (!same)
 			chan_resend(c, p, UINT32_MAX);
+		else if (h->link != p->link_id) /* what it got without a link it has dropped */
+			resend_soon(c, p);
 		return;
 	}
 	p->link_id = h->nth;
@@ -244,7 +259,7 @@ static void on_welcome(struct chan *c, struct peer *p, struct incoming *in)
 	if (same && w->knows_epoch == c->opts.epoch && w->link == p->link_id) {
 		chan_acked(c, p, w->received);
 		log_debug("peer_resumed", "peer=%s again=%u", p->name, p->link.n_window);
-		chan_resend(c, p, UINT32_MAX);
+		resend_soon(c, p); /* several may have queued */
 		return;
 	}
 	if (same && w->link <= p->link_id)
@@ -374,14 +389,8 @@ static void on_numbered(struct chan *c, struct peer *p, struct incoming *in)
 
 static void on_ack(struct chan *c, struct peer *p, const Pds__Ack *a)
 {
-	if (!a->missing || list_empty(&p->link.window))
-		return;
-	p->resend_all = 1;
-	if (p->resend_at_us)
-		return;
-	p->resend_at_us = list_entry(p->link.window.next, struct link_out, node)->sent_us +
-	                  c->pace.gap_us;
-	chan_tick_soon(c, p->resend_at_us);
+	if (a->missing)
+		resend_soon(c, p);
 }
 
 static void on_known(struct chan *c, struct peer *p, struct incoming *in)

@@ -428,11 +428,9 @@ int conf_reload(struct conf *c, conf_apply apply, void *arg, char **ret_changed,
 		return r;
 	}
 	char *changed = NULL, *refused = NULL;
-	struct err ignored = {0};
 	exchange(c, fresh, &changed, &refused);
 	if (apply && (r = apply(arg, err)) < 0) {
 		exchange(c, fresh, NULL, NULL);
-		apply(arg, &ignored);
 		free(changed);
 		free(refused);
 		changed = refused = NULL;

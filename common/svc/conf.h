@@ -38,8 +38,8 @@ int conf_load(const struct conf_key *const *tables, const char *path, char *cons
 void conf_destroy(struct conf **c);
 /* Reads the file again. Reloadable keys get their new values; ret_changed and ret_refused
  * (malloc'd, or NULL) name the changed keys that are reloadable and those that are not. apply
- * (NULL: none) makes the new values work. If it fails, the old ones are back, and it is called once
- * more. On an error nothing changes. */
+ * (NULL: none) makes the new values work; if it cannot, it has changed nothing, and the old ones
+ * are back. On an error nothing changes. */
 typedef int (*conf_apply)(void *arg, struct err *err);
 int conf_reload(struct conf *c, conf_apply apply, void *arg, char **ret_changed, char **ret_refused,
                 struct err *err);

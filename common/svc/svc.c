@@ -360,6 +360,14 @@ static void on_libevent_says(int severity, const char *text)
 	log_at(levels[severity & 3], 0, "libevent", "text=%s", log_quote(text));
 }
 
+/* The first process of a container has no default action: it ends by itself. */
+static void on_early_signal(int sig)
+{
+	signal(sig, SIG_DFL);
+	raise(sig);
+	_exit(128 + sig);
+}
+
 static int setup_base(struct svc *s, struct err *err)
 {
 	event_set_log_callback(on_libevent_says);
@@ -379,8 +387,10 @@ static int setup_base(struct svc *s, struct err *err)
 		s->signals[i] = evsignal_new(s->base, numbers[i],
 		                             numbers[i] == SIGHUP ? on_reload_signal : on_stop_signal, s);
 		CHECK(s->signals[i]);
-		/* the others end the process at once until it has started: a model may take minutes */
-		CHECK(numbers[i] != SIGHUP || event_add(s->signals[i], NULL) == 0);
+		if (numbers[i] == SIGHUP)
+			CHECK(event_add(s->signals[i], NULL) == 0);
+		else /* until it has started: a model may take minutes */
+			signal(numbers[i], on_early_signal);
 	}
 	uint64_t watchdog_us = svc_watchdog_us();
 	if (watchdog_us) {
@@ -524,8 +534,8 @@ static int setup_names(struct svc *s, struct err *err)
 	return find_group(conf_str(s->conf, "control_group"), &s->control_gid, err);
 }
 
-/* -t: all that is known without a socket, and without files that only the daemon's user may
- * read. */
+/* -t, beside types and ranges: names and addresses of every daemon, but no files, which perhaps
+ * only the daemon's user may read. */
 static int check(struct svc *s)
 {
 	struct err err = {0};

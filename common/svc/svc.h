@@ -67,8 +67,8 @@ struct svc_hooks {
 	 * daemon, and the key that determines it; may be NULL */
 	unsigned (*descriptors)(const struct conf *c, const char **ret_key);
 	int (*start)(struct svc *s, struct err *err);
-	/* may be NULL. An error is logged, and told to who asked for it; then the old values are back,
-	 * and it is called once more with them */
+	/* may be NULL. An error is logged, and told to who asked for it; then it has changed nothing,
+	 * and the old values are back */
 	int (*reload)(struct svc *s, struct err *err);
 	void (*drain)(struct svc *s); /* may be NULL: nothing to finish */
 	int (*idle)(struct svc *s);   /* may be NULL: always 1 */

@@ -1,6 +1,6 @@
 /* ends_gguf.c - files name one eos, and seldom more; converters leave out the token that ends a
- * turn where the model has another eos (Phi-3, Gemma 3). llama.cpp goes by the same texts
- * (llama-vocab.cpp, special_eog_ids). */
+ * turn where the model has another eos (Phi-3, Gemma 3). llama.cpp goes by these texts
+ * and by some of models that do not run here (llama-vocab.cpp, special_eog_ids). */
 #include "ends_gguf.h"
 
 #include <string.h>

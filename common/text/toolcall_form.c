@@ -131,7 +131,8 @@ static int is_plain(const json_t *schema, int depth)
 		for (size_t i = 0; i < json_array_size(any); i++)
 			if (!is_plain(json_array_get(any, i), depth + 1))
 				return 0;
-	return !(type && tc_schema_types(NULL, schema) & (TC_OBJECT | TC_ARRAY));
+	int left = TC_STEPS_MAX;
+	return !(type && tc_schema_types(NULL, schema, &left) & (TC_OBJECT | TC_ARRAY));
 }
 
 /* The schema behind $ref or an allOf with one member. */
@@ -232,9 +233,10 @@ static int add_fixed(json_t *list, const struct form *m, const json_t *values)
 }
 
 /* Adds what follows the key. */
-static int add_value(json_t *list, const struct form *m, const json_t *root, const json_t *schema)
+static int add_value(json_t *list, const struct form *m, const json_t *root, const json_t *schema,
+                     int *left)
 {
-	unsigned types = tc_schema_types(root, schema);
+	unsigned types = tc_schema_types(root, schema, left);
 	if (!(types & TC_STRING)) {
 		add_text(list, m->json);
 		add(list, "schema", with_definitions(root, schema));
@@ -256,7 +258,7 @@ static int add_value(json_t *list, const struct form *m, const json_t *root, con
 }
 
 static int add_param(json_t *list, const struct form *m, const json_t *root, const char *key,
-                     const json_t *schema, struct err *err)
+                     const json_t *schema, int *left, struct err *err)
 {
 	json_t *unit = json_array(), *required = json_object_get(root, "required");
 	unsigned min = 0;
@@ -266,7 +268,7 @@ static int add_param(json_t *list, const struct form *m, const json_t *root, con
 	add_text(unit, m->param);
 	add(unit, "literal", json_string(key));
 	int good = *key && strlen(key) <= 256 && !strpbrk(key, "<>\"\n") &&
-	           add_value(unit, m, root, schema);
+	           add_value(unit, m, root, schema, left);
 	add_text(unit, m->param_end);
 	add_repeat(list, unit, min, 1, "");
 	return good ? 0
@@ -280,11 +282,12 @@ static int add_params(json_t *list, const struct form *m, const json_t *root, st
 {
 	const char *key;
 	json_t *schema;
+	int left = TC_STEPS_MAX; /* for all of them */
 	if (json_object_get(root, "enum") || json_object_get(root, "const"))
 		return err_set(err, ERR_UNSUPPORTED,
 		               "the format %s cannot constrain arguments to fixed values", m->name);
 	json_object_foreach(json_object_get(root, "properties"), key, schema)
-		if (add_param(list, m, root, key, schema, err) < 0)
+		if (add_param(list, m, root, key, schema, &left, err) < 0)
 			return -1;
 	return 0;
 }

@@ -96,8 +96,10 @@ int tc_tools_has(const struct toolcall_tools *t, const char *name);
 /* The types of a parameter; TC_STRING if the tool has none of this name. */
 unsigned tc_tools_types(const struct toolcall_tools *t, const char *name, const char *key);
 /* toolcall_types.c. root: the schema that a $ref refers to; never 0, TC_TYPES if the schema says
- * nothing of types. */
-unsigned tc_schema_types(const json_t *root, const json_t *schema);
+ * nothing of types. left: how many schemas and elements of lists may still be looked at, of
+ * TC_STEPS_MAX; those that come after say nothing. */
+#define TC_STEPS_MAX 10000
+unsigned tc_schema_types(const json_t *root, const json_t *schema, int *left);
 /* The schema that $ref names, among root's definitions; NULL: no $ref, or it leads elsewhere. */
 const json_t *tc_schema_target(const json_t *root, const json_t *schema);
 

@@ -235,5 +235,6 @@ unsigned tc_tools_types(const struct toolcall_tools *t, const char *name, const 
 {
 	const json_t *parameters = json_object_get(t->by_name, name),
 				 *schema = json_object_get(json_object_get(parameters, "properties"), key);
-	return schema ? tc_schema_types(parameters, schema) : TC_STRING;
+	int left = TC_STEPS_MAX;
+	return schema ? tc_schema_types(parameters, schema, &left) : TC_STRING;
 }

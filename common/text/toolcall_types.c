@@ -1,18 +1,18 @@
 /* toolcall_types.c - the types that a parameter's schema allows.
  *
  * A schema that says nothing allows all types. Clients write the schemas, and references let a
- * short one describe a tree without end: what lies too deep, or beyond STEPS_MAX, says nothing. */
+ * short one describe a tree without end: what lies too deep, or beyond TC_STEPS_MAX, says
+ * nothing. */
 #include "text/toolcall_int.h"
 
 #include <string.h>
 
 #define DEPTH_MAX 8
-#define STEPS_MAX 10000 /* schemas and elements of lists that are looked at */
 #define DEFINITION_NAME_MAX 255
 
 struct type_walk {
 	const json_t *root;
-	int left; /* of STEPS_MAX */
+	int *left; /* of TC_STEPS_MAX */
 };
 
 static unsigned type_named(const json_t *name)
@@ -44,7 +44,7 @@ static unsigned types_of_list(struct type_walk *w, const json_t *list,
 {
 	unsigned types = 0;
 	for (size_t i = 0; i < json_array_size(list); i++) {
-		if (w->left-- <= 0)
+		if (--*w->left <= 0)
 			return TC_TYPES;
 		types |= type(json_array_get(list, i));
 	}
@@ -82,10 +82,10 @@ static int is_about_strings(const json_t *schema)
 static unsigned schema_types(struct type_walk *w, const json_t *schema, int depth)
 {
 	static const char *const unions[] = {"anyOf", "oneOf"};
+	if (--*w->left <= 0 || depth > DEPTH_MAX)
+		return TC_TYPES;
 	const json_t *type = json_object_get(schema, "type"), *one = json_object_get(schema, "const"),
 				 *all = json_object_get(schema, "allOf");
-	if (w->left-- <= 0 || depth > DEPTH_MAX)
-		return TC_TYPES;
 	unsigned types = type_named(type) | types_of_list(w, type, type_named);
 	if (!types)
 		types = (one ? type_of_value(one) : 0) |
@@ -96,12 +96,12 @@ static unsigned schema_types(struct type_walk *w, const json_t *schema, int dept
 	const json_t *target = tc_schema_target(w->root, schema);
 	if (target)
 		types &= schema_types(w, target, depth + 1);
-	for (size_t i = 0; i < json_array_size(all); i++)
+	for (size_t i = 0; i < json_array_size(all) && *w->left > 0; i++)
 		types &= schema_types(w, json_array_get(all, i), depth + 1);
 	for (size_t k = 0; k < 2; k++) {
 		const json_t *parts = json_object_get(schema, unions[k]);
 		unsigned some = 0;
-		for (size_t i = 0; i < json_array_size(parts) && some != TC_TYPES; i++)
+		for (size_t i = 0; i < json_array_size(parts) && some != TC_TYPES && *w->left > 0; i++)
 			some |= schema_types(w, json_array_get(parts, i), depth + 1);
 		types &= some ? some : TC_TYPES;
 	}
@@ -110,8 +110,8 @@ static unsigned schema_types(struct type_walk *w, const json_t *schema, int dept
 	return types ? types : TC_TYPES;
 }
 
-unsigned tc_schema_types(const json_t *root, const json_t *schema)
+unsigned tc_schema_types(const json_t *root, const json_t *schema, int *left)
 {
-	struct type_walk w = {.root = root, .left = STEPS_MAX};
+	struct type_walk w = {.root = root, .left = left};
 	return schema_types(&w, schema, 0);
 }

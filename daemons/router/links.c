@@ -48,8 +48,8 @@ static void on_peers_due(struct svc *s, void *arg)
 	send_peers(r);
 }
 
-/* Many workers come at once when a router starts, and each list goes to all: one is for all that
- * come while a list is made. */
+/* Many workers come at once when a router starts, and each list goes to all: one is for all changes
+ * within this time. */
 static void owe_peers(struct router *r)
 {
 	uint64_t wait_us = (uint64_t)PEERS_WAIT_US * (r->registry.n_up + 1);

@@ -375,18 +375,17 @@ static int load_keys(struct router *r, struct err *err)
 	return rc;
 }
 
+/* All or nothing: what may fail comes before what changes anything. */
 static int on_reload(struct svc *s, struct err *err)
 {
 	struct router *r = svc_data(s);
-	const struct conf *c = svc_conf(s);
-	struct err tls = {0};
+	const char *cert = conf_str(svc_conf(s), "http_tls_cert"),
+			   *key = conf_str(svc_conf(s), "http_tls_key");
+	int rc = http_set_tls(NULL, cert, key, err);
+	if (rc < 0 || (rc = load_keys(r, err)) < 0 || (rc = http_set_tls(r->http, cert, key, err)) < 0)
+		return rc;
 	read_conf(r);
-	int rc = load_keys(r, err);
-	int tls_rc = http_set_tls(r->http, conf_str(c, "http_tls_cert"), conf_str(c, "http_tls_key"),
-	                          rc < 0 ? &tls : err);
-	if (rc < 0 && tls_rc < 0)
-		log_error("reload_failed", "why=%s", log_quote(tls.text));
-	return rc < 0 ? rc : tls_rc;
+	return 0;
 }
 
 static void on_drain(struct svc *s)

@@ -318,6 +318,7 @@ int main(int argc, char **argv)
 		tcase_add_checked_fixture(c[i], test_begin, test_end);
 		suite_add_tcase(s, c[i]);
 	}
+	/* groups_...: forks, so not in one process (CK_FORK=no, compute-sanitizer) */
 	for (struct conform_test *t = tests; t; t = t->next)
 		tcase_add_test(c[strncmp(t->name, "groups_", 7) == 0], t->test);
 	SRunner *r = srunner_create(s);

@@ -382,12 +382,16 @@ static CUresult vmm_map(CUdeviceptr at, size_t bytes, size_t offset,
 {
 	(void)flags;
 	struct handle *h = handle_of(handle);
-	bool lost = h->imported && !cuda_host_environment("CUDA_HOST_PEER_WRITES", 1);
+	bool lost = h->imported && !cuda_host_environment("CUDA_HOST_PEER_WRITES", 1),
+		 unseen = h->imported && !cuda_host_environment("CUDA_HOST_PEER_READS", 1);
 	DRIVER_CALL("cuMemMap");
 	if (offset || bytes != h->bytes ||
 	    mmap((void *)(uintptr_t)at, bytes, PROT_NONE,
-	         (lost ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED) | MAP_FIXED, lost ? -1 : h->fd,
-	         0) == MAP_FAILED)
+	         (unseen ? MAP_PRIVATE | MAP_ANONYMOUS
+	          : lost ? MAP_PRIVATE
+	                 : MAP_SHARED) |
+	             MAP_FIXED,
+	         unseen ? -1 : h->fd, 0) == MAP_FAILED)
 		return CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&lock);
 	struct mapping *m = free_mapping();

@@ -47,12 +47,13 @@ def test_one_leaves_under_load():
 
 def test_its_decode_worker_leaves():
     """SIGTERM of the decode worker that holds the lease of a prompt which is being computed: the prompt goes to another one, and that is no loss."""
-    sim = {"base": "small", "prefill": {"step_us": 400000.0 * SLOW}}
-    with Suite("1p2d", sim=sim, router={"max_attempts": 1}, decode={"stop_timeout_ms": 200}, messager={"stall_ms": 30000}) as s:
+    sim = {"base": "small", "prefill": {"step_us": 1500000.0 * SLOW}}
+    with Suite("1p2d", sim=sim, router={"max_attempts": 1}, decode={"stop_timeout_ms": 200 * SLOW}, messager={"stall_ms": 30000}) as s:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             got = pool.submit(s.tokens, [7] * 40, n=8)
-            wait_for(lambda: any(s.ctl(d, "requests") for d in ("decode-1", "decode-2")))
-            name = next(d for d in ("decode-1", "decode-2") if s.ctl(d, "requests"))
+            name = []
+            wait_for(lambda: name.extend(d for d in ("decode-1", "decode-2") if s.ctl(d, "requests")) or name)
+            name = name[0]
             s.kill(name, signal.SIGTERM)
             assert len(got.result()) == 8
         log = s.log("router")

@@ -259,6 +259,46 @@ START_TEST(test_required)
 }
 END_TEST
 
+struct applied {
+	struct conf *c;
+	int calls, code;
+	double seen;
+};
+
+static int apply(void *arg, struct err *err)
+{
+	struct applied *a = arg;
+	a->calls++;
+	a->seen = conf_float(a->c, "ratio");
+	return a->code ? err_set(err, a->code, "so it is") : 0;
+}
+
+/* Who is to make the new values work cannot: the old ones are back. */
+START_TEST(test_reload_that_cannot_be_applied)
+{
+	struct applied a = {.code = ERR_IO};
+	struct err err = {0};
+	char *changed, *refused;
+	write_file("threads = 4; ratio = 0.25;");
+	ck_assert_int_eq(conf_load(tables, path, NULL, 0, &a.c, &err), 0);
+	write_file("threads = 5; ratio = 0.75;");
+	for (int i = 0; i < 2; i++) {
+		ck_assert_int_eq(conf_reload(a.c, apply, &a, &changed, &refused, &err), a.code);
+		ck_assert_str_eq(err.text, i ? "" : "so it is");
+		ck_assert_int_eq(a.calls, i + 1);
+		ck_assert_double_eq(a.seen, 0.75);
+		ck_assert_double_eq(conf_float(a.c, "ratio"), i ? 0.75 : 0.25);
+		ck_assert(i ? !strcmp(changed, "ratio") && !strcmp(refused, "threads")
+		            : !changed && !refused);
+		free(changed);
+		free(refused);
+		a.code = 0;
+		err = (struct err){0};
+	}
+	conf_destroy(&a.c);
+}
+END_TEST
+
 START_TEST(test_reload)
 {
 	struct conf *c;
@@ -360,6 +400,7 @@ int main(void)
 	tcase_add_test(t, test_no_file);
 	tcase_add_test(t, test_required);
 	tcase_add_test(t, test_reload);
+	tcase_add_test(t, test_reload_that_cannot_be_applied);
 	tcase_add_test(t, test_json);
 	tcase_add_test(t, test_help_is_a_file);
 	suite_add_tcase(s, t);

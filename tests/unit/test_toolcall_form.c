@@ -8,6 +8,7 @@
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 static const char TOOLS[] =
 	"[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\","
@@ -287,12 +288,43 @@ START_TEST(refuses)
 }
 END_TEST
 
+/* Many parameters that each refer to a tree: it is not walked for each of them. */
+START_TEST(many_trees)
+{
+	struct buf b;
+	struct err err = {0};
+	size_t at;
+	buf_init(&b, 0);
+	buf_adds(&b, "[{\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\","
+	             "\"properties\":{");
+	for (int i = 0; i < 20000; i++)
+		buf_printf(&b, "%s\"p%d\":{\"$ref\":\"#/$defs/d0\"}", i ? "," : "", i);
+	buf_adds(&b, "},\"$defs\":{");
+	for (int level = 0; level < 4; level++) {
+		buf_printf(&b, "\"d%d\":{\"anyOf\":[", level);
+		for (int i = 0; i < 14; i++)
+			buf_printf(&b, "%s{\"$ref\":\"#/$defs/d%d\"}", i ? "," : "", level + 1);
+		buf_adds(&b, "]},");
+	}
+	buf_adds(&b, "\"d4\":{\"type\":\"integer\"}}}}}]");
+	json_t *tools = json_loadb(b.data, b.len, 0, NULL);
+	ck_assert_ptr_nonnull(tools);
+	clock_t begin = clock();
+	json_decref(toolcall_form(toolcall_format_find("glm"), tools, NULL, 1, &at, &err));
+	ck_assert_msg(clock() - begin < 4 * CLOCKS_PER_SEC, "%g s",
+	              (double)(clock() - begin) / CLOCKS_PER_SEC);
+	json_decref(tools);
+	buf_fini(&b);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("toolcall_form");
 	TCase *c = tcase_create("forms");
 	tcase_set_timeout(c, 60);
 	tcase_add_loop_test(c, has_form_and_is_parsed, 0, (int)(sizeof cases / sizeof *cases));
+	tcase_add_test(c, many_trees);
 	tcase_add_loop_test(c, refuses, 0, (int)(sizeof refused / sizeof *refused));
 	suite_add_tcase(suite, c);
 	SRunner *sr = srunner_create(suite);

@@ -273,7 +273,7 @@ void attempt_wait(struct attempt *a);
 void attempt_resume(struct attempt *a);
 /* Everywhere, at once. `ended` is not called. Does nothing if the attempt has ended. */
 void attempt_cancel(struct attempt *a, const char *reason);
-/* One that has not been placed fails: no worker takes it. `ended` is not called. */
+/* One that attempt_start could not place fails: no worker takes it. `ended` is not called. */
 void attempt_refuse(struct attempt *a, int status, const char *why);
 int attempt_ended(const struct attempt *a);
 const char *attempt_state_name(enum attempt_state state);

@@ -214,10 +214,12 @@ static void refuse_start(struct request *q, int code)
 		api_fault(e, 503, "a worker that the request is pinned to is not ready to take it");
 	else
 		api_fault(e, 503, "no worker is ready to take this request");
-	if (e->status >= 500)
+	if (e->status >= 500) {
 		attempt_refuse(ans->attempt, e->status, e->text);
-	ans->attempt->end.status = e->status; /* else it is the client's */
-	attempt_cancel(ans->attempt, e->text);
+	} else { /* it is the client's */
+		ans->attempt->end.status = e->status;
+		attempt_cancel(ans->attempt, e->text);
+	}
 }
 
 /* LATER: when one that has been submitted has ended */
