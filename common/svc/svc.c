@@ -360,16 +360,17 @@ static void on_libevent_says(int severity, const char *text)
 	log_at(levels[severity & 3], 0, "libevent", "text=%s", log_quote(text));
 }
 
-/* The first process of a container has no default action: it ends by itself. */
+/* The default action; the first process of a container has none, and ends by itself. */
 static void on_early_signal(int sig)
 {
-	signal(sig, SIG_DFL);
 	raise(sig);
 	_exit(128 + sig);
 }
 
 static int setup_base(struct svc *s, struct err *err)
 {
+	const struct sigaction early = {.sa_handler = on_early_signal,
+	                                .sa_flags = SA_RESETHAND | SA_NODEFER};
 	event_set_log_callback(on_libevent_says);
 	struct event_config *cfg = event_config_new();
 	CHECK(cfg);
@@ -390,7 +391,7 @@ static int setup_base(struct svc *s, struct err *err)
 		if (numbers[i] == SIGHUP)
 			CHECK(event_add(s->signals[i], NULL) == 0);
 		else /* until it has started: a model may take minutes */
-			signal(numbers[i], on_early_signal);
+			sigaction(numbers[i], &early, NULL);
 	}
 	uint64_t watchdog_us = svc_watchdog_us();
 	if (watchdog_us) {
