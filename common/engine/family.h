@@ -22,6 +22,8 @@ const struct family *family_find(enum model_source_kind kind, const char *name, 
 /* Sets a description's defaults, before any key changes them; family, source and sizes are
  * known. */
 void family_defaults(struct model_conf *c);
+/* Once each; those beyond MODEL_EOS_MAX or outside the vocabulary are dropped. */
+void model_add_eos(struct model_conf *c, int64_t id);
 
 /* Outputs as in model_open; the caller closes src->file, also after an error. */
 int model_gguf_open(const char *path, struct model_conf *c, struct model_source *src,

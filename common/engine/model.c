@@ -76,6 +76,15 @@ const struct family *family_find(enum model_source_kind kind, const char *name, 
 	return NULL;
 }
 
+void model_add_eos(struct model_conf *c, int64_t id)
+{
+	int skip = id < 0 || id >= c->vocab || c->n_eos == MODEL_EOS_MAX;
+	for (uint32_t i = 0; i < c->n_eos; i++)
+		skip |= c->eos[i] == id;
+	if (!skip)
+		c->eos[c->n_eos++] = (uint32_t)id;
+}
+
 void family_defaults(struct model_conf *c)
 {
 	c->rope_style = c->family->rope[c->source];

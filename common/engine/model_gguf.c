@@ -206,11 +206,6 @@ static int read_yarn(struct gguf_reader *r, struct model_conf *c, double base, d
 	return 0;
 }
 
-static int is_word(struct gguf_str s, const char *word)
-{
-	return s.len == strlen(word) && memcmp(s.s, word, s.len) == 0;
-}
-
 /* Scaling applies to layers with full attention; layers with a window have unscaled frequencies of
  * their own base. */
 static int read_rope(struct gguf_reader *r, struct model_conf *c)
@@ -226,18 +221,18 @@ static int read_rope(struct gguf_reader *r, struct model_conf *c)
 	model_rope_default(&c->rope[0], c->rope_dims, base);
 	if (c->ropes > 1)
 		model_rope_default(&c->rope[1], c->rope_dims, local);
-	int known = is_word(type, "none") || is_word(type, "linear") || is_word(type, "yarn") ||
-	            is_word(type, "longrope");
+	int known = gguf_str_is(type, "none") || gguf_str_is(type, "linear") ||
+	            gguf_str_is(type, "yarn") || gguf_str_is(type, "longrope");
 	if (rc == ERR_INVALID || !known)
 		return err_set(r->err, ERR_UNSUPPORTED,
 		               "%.160s: metadata %s: found %.*s, expected none, linear, yarn or longrope",
 		               gguf_path(r->g), key, rc ? 12 : (int)(type.len > 40 ? 40 : type.len),
 		               rc ? "another type" : type.s);
-	if (is_word(type, "linear")) {
+	if (gguf_str_is(type, "linear")) {
 		model_rope_linear(&c->rope[0], c->rope_dims, factor);
 		model_rope_stretch(c, 0, factor);
 	}
-	if (is_word(type, "yarn") && read_yarn(r, c, base, factor))
+	if (gguf_str_is(type, "yarn") && read_yarn(r, c, base, factor))
 		return r->rc;
 	return read_divisors(r, c);
 }
@@ -277,15 +272,6 @@ void meta_experts(struct gguf_reader *r, struct model_conf *c, enum model_scorin
 
 /* --- other values -------------------------------------------------------- */
 
-static void add_eos(struct model_conf *c, uint32_t id)
-{
-	for (uint32_t i = 0; i < c->n_eos; i++)
-		if (c->eos[i] == id)
-			return;
-	if (c->n_eos < MODEL_EOS_MAX)
-		c->eos[c->n_eos++] = id;
-}
-
 static int read_vocab(struct gguf_reader *r, struct model_conf *c)
 {
 	const struct gguf_tensor *embed = gguf_tensor_find(r->g, "token_embd.weight");
@@ -301,12 +287,11 @@ static int read_vocab(struct gguf_reader *r, struct model_conf *c)
 	for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
 		uint32_t id;
 		if (gguf_get_u32(r->g, keys[i], &id) == 0)
-			add_eos(c, id);
+			model_add_eos(c, id);
 	}
 	uint32_t ends[MODEL_EOS_MAX];
 	for (unsigned i = 0, n = ends_from_gguf(r->g, ends, MODEL_EOS_MAX); i < n; i++)
-		if (ends[i] < c->vocab)
-			add_eos(c, ends[i]);
+		model_add_eos(c, ends[i]);
 	return 0;
 }
 

@@ -214,16 +214,6 @@ static int read_act(struct hf_reader *r, const json_t *o, const struct model_con
 	return r->rc;
 }
 
-/* Those beyond MODEL_EOS_MAX are dropped. */
-static void add_eos(struct model_conf *c, json_int_t id)
-{
-	int known = id < 0 || id >= (json_int_t)c->vocab || c->n_eos == MODEL_EOS_MAX;
-	for (uint32_t k = 0; k < c->n_eos; k++)
-		known |= c->eos[k] == (uint32_t)id;
-	if (!known)
-		c->eos[c->n_eos++] = (uint32_t)id;
-}
-
 /* Adds one id or a list of ids. */
 static void read_eos(const json_t *o, struct model_conf *c)
 {
@@ -232,7 +222,7 @@ static void read_eos(const json_t *o, struct model_conf *c)
 	for (size_t i = 0; i < n; i++) {
 		const json_t *e = json_is_array(v) ? json_array_get(v, i) : v;
 		if (json_is_integer(e))
-			add_eos(c, json_integer_value(e));
+			model_add_eos(c, json_integer_value(e));
 	}
 }
 
@@ -254,7 +244,7 @@ static void read_tokenizer_eos(const char *folder, struct model_conf *c)
 			const char *of = content_of(token);
 			long id = strtol(key, &end, 10);
 			if (of && strcmp(of, text) == 0 && *key && !*end)
-				add_eos(c, id);
+				model_add_eos(c, id);
 		}
 	json_decref(o);
 	free(path);

@@ -14,6 +14,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 enum gguf_type {
 	GGUF_U8,
@@ -37,6 +38,11 @@ struct gguf_str {
 	const char *s; /* in the mapping; not NUL-terminated */
 	size_t len;
 };
+
+static inline int gguf_str_is(struct gguf_str s, const char *text)
+{
+	return s.len == strlen(text) && memcmp(s.s, text, s.len) == 0;
+}
 
 struct gguf_tensor {
 	const char *name; /* NUL-terminated copy */

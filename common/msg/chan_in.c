@@ -131,8 +131,7 @@ static void resend_soon(struct chan *c, struct peer *p)
 static void accept_hello(struct chan *c, struct incoming *in, struct peer *p, Pds__Hello *h,
                          int resumed)
 {
-	int same = p->accepted == in->s && p->rid_len == in->rid_len &&
-	           memcmp(p->rid, in->rid, in->rid_len) == 0;
+	int same = chan_find_rid(in->s, in->rid, in->rid_len) == p;
 	memcpy(p->rid, in->rid, in->rid_len);
 	p->rid_len = in->rid_len;
 	p->accepted = in->s;

@@ -15,19 +15,18 @@ static const char *const texts[] = {"<|eot_id|>",      "<|im_end|>", "<|end|>",
                                     "<|end_of_text|>", "_<EOT>",     "<end_of_utterance>"};
 enum { TEXTS = sizeof texts / sizeof *texts };
 
-static int is_end(const struct gguf_str *s)
+static int is_end(struct gguf_str s)
 {
-	for (int i = 0; i < TEXTS; i++)
-		if (s->len == strlen(texts[i]) && memcmp(s->s, texts[i], s->len) == 0)
-			return 1;
-	return 0;
+	int i = 0;
+	while (i < TEXTS && !gguf_str_is(s, texts[i]))
+		i++;
+	return i < TEXTS;
 }
 
 static int is_text(const struct gguf *g, uint32_t id, const char *text)
 {
 	struct gguf_str s;
-	return gguf_array_str(g, "tokenizer.ggml.tokens", id, &s) == 0 && s.len == strlen(text) &&
-	       memcmp(s.s, text, s.len) == 0;
+	return gguf_array_str(g, "tokenizer.ggml.tokens", id, &s) == 0 && gguf_str_is(s, text);
 }
 
 /* In the harmony format <|end|> ends a message, others follow it in the same answer. */
@@ -58,8 +57,9 @@ unsigned ends_from_gguf(const struct gguf *g, uint32_t *ids, unsigned max)
 		struct gguf_str s;
 		uint32_t of;
 		memcpy(&of, (const char *)types + i * 4, 4);
-		if ((of == CONTROL || (of == USER_DEFINED && !is_text(g, (uint32_t)i, "</s>"))) &&
-		    gguf_array_str(g, "tokenizer.ggml.tokens", i, &s) == 0 && is_end(&s))
+		if ((of == CONTROL || of == USER_DEFINED) &&
+		    gguf_array_str(g, "tokenizer.ggml.tokens", i, &s) == 0 && is_end(s) &&
+		    (of == CONTROL || !gguf_str_is(s, "</s>")))
 			ids[n++] = (uint32_t)i;
 	}
 	return drop_messages(g, ids, n);

@@ -195,14 +195,13 @@ static int strips_after(const struct tokenizer_spec *s, const struct gguf *g, ui
 {
 	static const char *const no[] = {"<unk>", "<s>", "<|endoftext|>"};
 	const struct vocab_token *t = &s->vocab.tokens[id];
-	const char *text = vocab_text(&s->vocab, id);
+	struct gguf_str text = {vocab_text(&s->vocab, id), t->text_len};
 	struct gguf_str arch;
 	if (s->byte_level || t->type != VOCAB_CONTROL ||
-	    gguf_get_str(g, "general.architecture", &arch) < 0 || arch.len != 4 ||
-	    memcmp(arch.s, "phi3", 4) != 0)
+	    gguf_get_str(g, "general.architecture", &arch) < 0 || !gguf_str_is(arch, "phi3"))
 		return 0;
 	for (size_t i = 0; i < sizeof no / sizeof *no; i++)
-		if (t->text_len == strlen(no[i]) && memcmp(text, no[i], t->text_len) == 0)
+		if (gguf_str_is(text, no[i]))
 			return 0;
 	return 1;
 }
@@ -284,9 +283,8 @@ static int read_model(struct tokenizer_spec *s, const struct gguf *g, struct err
 	struct gguf_str model;
 	if (gguf_get_str(g, KEY "model", &model) < 0)
 		return err_set(err, ERR_INVALID, KEY "model: found no string, expected gpt2, llama or t5");
-	int gpt2 = model.len == 4 && !memcmp(model.s, "gpt2", 4),
-		llama = model.len == 5 && !memcmp(model.s, "llama", 5);
-	int t5 = model.len == 2 && !memcmp(model.s, "t5", 2);
+	int gpt2 = gguf_str_is(model, "gpt2"), llama = gguf_str_is(model, "llama"),
+		t5 = gguf_str_is(model, "t5");
 	if (!gpt2 && !llama && !t5)
 		return err_set(err, ERR_UNSUPPORTED, KEY "model: found '%s', expected gpt2, llama or t5",
 		               ascii_quote(model.s, model.len, quote));

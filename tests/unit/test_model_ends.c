@@ -4,6 +4,7 @@
 #include "format_rig.h"
 #include "text/tokenizer.h"
 #include "util/mem.h"
+#include "world_run.h"
 
 #include <jansson.h>
 #include <stdlib.h>
@@ -306,9 +307,5 @@ int main(void)
 	tcase_add_test(c, stretched_context);
 	tcase_add_test(c, stretched_context_of_gguf);
 	suite_add_tcase(s, c);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+	return world_run(s);
 }

@@ -41,8 +41,7 @@ static void read_context(struct model *m)
 	    arch.len >= 64)
 		return;
 	snprintf(key, sizeof key, "%.*s.rope.scaling.type", (int)arch.len, arch.s);
-	if (gguf_get_str(m->text.file, key, &scaling) == 0 &&
-	    (scaling.len != 4 || memcmp(scaling.s, "none", 4) != 0))
+	if (gguf_get_str(m->text.file, key, &scaling) == 0 && !gguf_str_is(scaling, "none"))
 		return;
 	snprintf(key, sizeof key, "%.*s.context_length", (int)arch.len, arch.s);
 	gguf_get_u32(m->text.file, key, &m->context);
