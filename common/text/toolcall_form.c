@@ -54,7 +54,9 @@ static const struct form forms[] = {
 
 #define N_FORMS (sizeof forms / sizeof *forms)
 #define HOPS_MAX 8
-#define FIXED_VALUES_MAX 10000 /* of several enums together */
+/* schemas that are looked at and values that are listed, for all tools together: references let a
+ * short body ask for many */
+#define STEPS_MAX 100000
 
 /* --- pieces -------------------------------------------------------------- */
 
@@ -150,13 +152,13 @@ static const json_t *meant(const json_t *root, const json_t *schema)
 }
 
 /* Adds the values of enum or const. Returns 0 if there are none, or not only strings. */
-static int add_fixed_strings(json_t *values, const json_t *schema)
+static int add_fixed_strings(json_t *values, const json_t *schema, int *left)
 {
 	json_t *one = json_object_get(schema, "const"), *list = json_object_get(schema, "enum");
 	size_t n = one ? 1 : json_array_size(list);
 	for (size_t i = 0; i < n; i++) {
 		json_t *v = one ? one : json_array_get(list, i);
-		if (!json_is_string(v))
+		if (!json_is_string(v) || --*left <= 0)
 			return 0;
 		json_array_append(values, v);
 	}
@@ -165,20 +167,20 @@ static int add_fixed_strings(json_t *values, const json_t *schema)
 
 /* The values that the schema allows: strings of enum or const, or of several such below anyOf,
  * where null may be one. NULL: others too, or too many. A new reference. */
-static json_t *fixed_values(const json_t *root, const json_t *schema)
+static json_t *fixed_values(const json_t *root, const json_t *schema, int *left)
 {
 	const json_t *any = json_object_get(schema, "anyOf");
 	json_t *values = json_array();
 	size_t n = json_array_size(any);
-	int good = n || add_fixed_strings(values, schema);
+	int good = n || add_fixed_strings(values, schema, left);
 	for (size_t i = 0; good && i < n; i++) {
 		const json_t *part = meant(root, json_array_get(any, i));
 		const char *type = json_string_value(json_object_get(part, "type"));
 		if (type && strcmp(type, "null") == 0)
 			json_array_append_new(values, json_null());
 		else
-			good = add_fixed_strings(values, part);
-		good = good && json_array_size(values) <= FIXED_VALUES_MAX;
+			good = add_fixed_strings(values, part, left);
+		good = good && --*left > 0;
 	}
 	if (good)
 		return values;
@@ -246,7 +248,7 @@ static int add_value(json_t *list, const struct form *m, const json_t *root, con
 		return 1;
 	}
 	schema = meant(root, schema);
-	json_t *values = fixed_values(root, schema);
+	json_t *values = fixed_values(root, schema, left);
 	if (values) {
 		int good = add_fixed(list, m, values);
 		json_decref(values);
@@ -278,16 +280,16 @@ static int add_param(json_t *list, const struct form *m, const json_t *root, con
 					  key, m->name);
 }
 
-static int add_params(json_t *list, const struct form *m, const json_t *root, struct err *err)
+static int add_params(json_t *list, const struct form *m, const json_t *root, int *left,
+                      struct err *err)
 {
 	const char *key;
 	json_t *schema;
-	int left = TC_STEPS_MAX; /* for all of them */
 	if (json_object_get(root, "enum") || json_object_get(root, "const"))
 		return err_set(err, ERR_UNSUPPORTED,
 		               "the format %s cannot constrain arguments to fixed values", m->name);
 	json_object_foreach(json_object_get(root, "properties"), key, schema)
-		if (add_param(list, m, root, key, schema, &left, err) < 0)
+		if (add_param(list, m, root, key, schema, left, err) < 0)
 			return -1;
 	return 0;
 }
@@ -295,7 +297,7 @@ static int add_params(json_t *list, const struct form *m, const json_t *root, st
 /* --- calls --------------------------------------------------------------- */
 
 /* The tool's name and arguments. NULL: error. */
-static json_t *one_tool(const struct form *m, const json_t *tool, struct err *err)
+static json_t *one_tool(const struct form *m, const json_t *tool, int *left, struct err *err)
 {
 	json_t *schema = toolcall_form_schema(tool, err), *list = json_array();
 	if (!schema) {
@@ -306,7 +308,7 @@ static json_t *one_tool(const struct form *m, const json_t *tool, struct err *er
 	add_text(list, m->middle);
 	if (!m->param) {
 		add(list, "schema", json_incref(schema));
-	} else if (add_params(list, m, schema, err) < 0) {
+	} else if (add_params(list, m, schema, left, err) < 0) {
 		json_decref(list);
 		list = NULL;
 	}
@@ -318,12 +320,13 @@ static json_t *one_form(const struct form *m, const json_t *tools, const char *o
                         unsigned calls_max, size_t *ret_at, struct err *err)
 {
 	json_t *list = json_array(), *unit = json_array(), *ways = json_array();
+	int left = STEPS_MAX;
 	for (size_t i = 0; i < json_array_size(tools); i++) {
 		const json_t *tool = json_array_get(tools, i);
 		if (only && strcmp(only, json_string_value(json_object_get(
 									 json_object_get(tool, "function"), "name"))) != 0)
 			continue;
-		json_t *way = one_tool(m, tool, err);
+		json_t *way = one_tool(m, tool, &left, err);
 		if (!way) {
 			*ret_at = i;
 			json_decref(list);

@@ -288,8 +288,9 @@ START_TEST(refuses)
 }
 END_TEST
 
-/* Many parameters that each refer to a tree: it is not walked for each of them. */
-START_TEST(many_trees)
+/* Many parameters that each refer to a tree, or to a long list: it is not walked, or listed, for
+ * each of them. */
+START_TEST(many_references)
 {
 	struct buf b;
 	struct err err = {0};
@@ -307,6 +308,17 @@ START_TEST(many_trees)
 		buf_adds(&b, "]},");
 	}
 	buf_adds(&b, "\"d4\":{\"type\":\"integer\"}}}}}]");
+	if (_i) { /* the list instead */
+		buf_reset(&b);
+		buf_adds(&b, "[{\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\","
+		             "\"$defs\":{\"d\":{\"enum\":[\"0\"");
+		for (int i = 1; i < 9000; i++)
+			buf_printf(&b, ",\"%d\"", i);
+		buf_adds(&b, "]}},\"properties\":{\"a\":{\"$ref\":\"#/$defs/d\"}");
+		for (int i = 0; i < 3000; i++)
+			buf_printf(&b, ",\"p%d\":{\"$ref\":\"#/$defs/d\"}", i);
+		buf_adds(&b, "}}}}]");
+	}
 	json_t *tools = json_loadb(b.data, b.len, 0, NULL);
 	ck_assert_ptr_nonnull(tools);
 	clock_t begin = clock();
@@ -324,7 +336,7 @@ int main(void)
 	TCase *c = tcase_create("forms");
 	tcase_set_timeout(c, 60);
 	tcase_add_loop_test(c, has_form_and_is_parsed, 0, (int)(sizeof cases / sizeof *cases));
-	tcase_add_test(c, many_trees);
+	tcase_add_loop_test(c, many_references, 0, 2);
 	tcase_add_loop_test(c, refuses, 0, (int)(sizeof refused / sizeof *refused));
 	suite_add_tcase(suite, c);
 	SRunner *sr = srunner_create(suite);
