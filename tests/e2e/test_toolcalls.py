@@ -164,3 +164,15 @@ def test_a_model_that_calls_nothing(real_model):
     with Suite("1p1d", real_model) as suite:
         status, r = suite.post("/v1/chat/completions", {"messages": shown("x"), "tools": TOOLS})
         assert status == 400 and r["error"]["param"] == "tools" and "tool_parser" in r["error"]["message"]
+
+
+def test_a_form_that_is_too_long(real_model):
+    """Definitions are written for each parameter that refers to them: a short request may ask for a form without end, and is refused."""
+    def ask(s, values, parameters):
+        schema = {"type": "object", "$defs": {"d": {"enum": [f"v{i}" for i in range(values)]}}, "properties": {f"p{i}": {"type": "array", "items": {"$ref": "#/$defs/d"}} for i in range(parameters)}}
+        return s.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3, "tool_choice": "required",
+                                               "tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}]})
+    with Suite("mixed", real_model, router={"tool_parser": "glm"}) as s:
+        assert ask(s, 20, 2)[0] == 200
+        status, r = ask(s, 3000, 12)
+        assert status == 400 and r["error"]["param"] == "tool_choice" and "the tools' schemas give has more than 131072 bytes" in r["error"]["message"], r

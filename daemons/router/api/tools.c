@@ -113,6 +113,12 @@ static int check_schemas(struct request_prepare *q, const json_t *tools, const c
 	return 0;
 }
 
+/* Definitions are written for each parameter that refers to them: it ends when it is too long. */
+static int add_piece(const char *data, size_t n, void *text)
+{
+	return buf_add(text, data, n);
+}
+
 int tools_force(struct request_prepare *q, const json_t *o, const char *prompt, size_t len)
 {
 	const json_t *tools = json_object_get(o, "tools");
@@ -138,9 +144,16 @@ int tools_force(struct request_prepare *q, const json_t *o, const char *prompt, 
 		           : bad_tool(q, at, &err);
 	json_t *all = format_thoughts(q, prompt, len, 1);
 	int r = json_array_extend(all, pieces);
-	char *text = r == 0 ? json_dumps(all, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
+	struct buf text;
+	buf_init(&text, GRAMMAR_TEXT_MAX);
+	if (r == 0)
+		r = json_dump_callback(all, add_piece, &text, JSON_COMPACT | JSON_REAL_PRECISION(17));
 	json_decref(all);
 	json_decref(pieces);
-	return text ? format_constrain(q, "tool_choice", GRAMMAR_STRUCTURE, text, 0)
-	            : api_bad(&q->error, "tool_choice", "tool_choice: no text can say this form");
+	if (r == 0)
+		return format_constrain(q, "tool_choice", GRAMMAR_STRUCTURE, text.data, 0);
+	buf_fini(&text);
+	return api_bad(&q->error, "tool_choice",
+	               "tool_choice: the form that the tools' schemas give has more than %u bytes",
+	               GRAMMAR_TEXT_MAX);
 }
