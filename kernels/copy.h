@@ -21,7 +21,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KERN_COPIES_ABI 3u /* raised when a struct or a signature below changes */
+#define KERN_COPIES_ABI 4u /* raised when a struct or a signature below changes */
 
 struct kern_copies;
 
@@ -83,6 +83,13 @@ struct kern_copies {
 	/* adjacent pieces are already joined. After an error nothing of it is in progress */
 	int (*copy)(const struct kern_copy *c, uint64_t *ret_number, char *errbuf, size_t errlen);
 	int (*wait)(struct kern_pool *pool, uint64_t number, char *errbuf, size_t errlen);
+	/* Pins whole pages of this process's memory, which the backend's devices then read and write
+	 * themselves; `device` is any that the process uses. Slow: a second per few gigabytes. Until
+	 * unpin those pages stay: no munmap, no MADV_DONTNEED. What two calls have pinned is not
+	 * adjacent, so that no piece is in both. Copies may go on meanwhile, also of this memory. unpin
+	 * with the same `at`, while no copy of it is in progress. Both NULL: nothing would be gained */
+	int (*pin)(int device, void *at, size_t bytes, char *errbuf, size_t errlen);
+	void (*unpin)(void *at);
 };
 
 /* Opens a pool of a backend: a built-in one, or the shared object pdserve-BACKEND.so (load.h),

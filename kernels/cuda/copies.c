@@ -2,9 +2,9 @@
  * engines on one stream per pool, never kernels, which would take multiprocessors from decoding.
  *
  * Copies are numbered; the end of a copy is an event in a ring, which is reused only after its copy
- * is done, so at most RING copies of a pool are in progress. Copies with `seen` go through two
- * pinned buffers: the host reads one while the other is filled. After an error the stream is
- * synchronised. */
+ * is done, so at most RING copies of a pool are in progress. What has a reader (`seen`) is read where
+ * it lands, if that is pinned memory; else it goes through two pinned buffers: the host reads one
+ * while the other is filled. After an error the stream is synchronised. */
 #include "kernels/copy.h"
 #include "kernels/cuda/backend.h"
 
@@ -120,16 +120,47 @@ static int pool_open(int device, int fd, size_t bytes, struct kern_pool **ret_po
 	return KERN_OK;
 }
 
-/* --- a copy -------------------------------------------------------------- */
-
 static unsigned char *address(const struct kern_pool *pool, uint64_t at)
 {
 	return pool ? (unsigned char *)(uintptr_t)((const struct cuda_pool *)pool)->at + at
 	            : (unsigned char *)(uintptr_t)at;
 }
 
-/* Copies pieces in one driver call, in no particular order. Only this call can request copy
- * engines. */
+/* --- pinned host memory -------------------------------------------------- */
+
+static int host_pin(int device, void *at, size_t bytes, char *errbuf, size_t errlen)
+{
+	int rc = check(cudaSetDevice(device), "choosing the device", errbuf, errlen);
+	return rc ? rc
+	          : check(cudaHostRegister(at, bytes, cudaHostRegisterPortable), "pinning memory",
+	                  errbuf, errlen);
+}
+
+static void host_unpin(void *at)
+{
+	cudaHostUnregister(at);
+	cudaGetLastError();
+}
+
+/* Whether all host memory of a copy between a pool and the host is pinned. */
+static bool is_pinned(const struct kern_copy *c)
+{
+	bool pinned = true;
+	for (size_t i = 0; i < c->n && pinned; i++) {
+		const struct kern_piece *p = &c->piece[i];
+		const void *host = (const void *)(uintptr_t)(c->to ? p->from : p->to);
+		struct cudaPointerAttributes a;
+		pinned = !p->bytes || (cudaPointerGetAttributes(&a, host) == cudaSuccess &&
+		                       a.type == cudaMemoryTypeHost);
+	}
+	cudaGetLastError();
+	return pinned;
+}
+
+/* --- a copy -------------------------------------------------------------- */
+
+/* Copies pieces in one driver call, in no particular order. Only this call can request copy engines
+ * within a device. */
 static cudaError_t copy_batch(const struct kern_copy *c, const struct kern_piece *piece,
                               size_t pieces, cudaStream_t stream)
 {
@@ -150,7 +181,6 @@ static cudaError_t copy_batch(const struct kern_copy *c, const struct kern_piece
 	return n ? cudaMemcpyBatchAsync(to, from, bytes, n, &attrs, &first, 1, stream) : cudaSuccess;
 }
 
-/* Copies within a device. */
 static cudaError_t copy_batches(const struct kern_copy *c, cudaStream_t stream)
 {
 	size_t most = kern_copy_is_ordered(c) ? 1 : BATCH_MAX;
@@ -177,12 +207,12 @@ static bool reads(const struct cuda_pool *p, struct cuda_pool *from)
 
 /* Between device and host, and from a device that this one can read, copies always use copy
  * engines. */
-static cudaError_t copy_pieces(const struct kern_copy *c, cudaStream_t stream)
+static cudaError_t copy_pieces(const struct kern_copy *c, bool pinned, cudaStream_t stream)
 {
 	const struct cuda_pool *to_pool = (const struct cuda_pool *)c->to;
 	struct cuda_pool *from_pool = (struct cuda_pool *)c->from;
 	cudaError_t rc = cudaSuccess;
-	if (c->to && c->from && to_pool->device == from_pool->device)
+	if (pinned || (c->to && c->from && to_pool->device == from_pool->device))
 		return copy_batches(c, stream);
 	bool through_host = c->to && c->from && !reads(to_pool, from_pool);
 	for (size_t i = 0; i < c->n && rc == cudaSuccess; i++) {
@@ -282,6 +312,17 @@ static int copy_seen(struct cuda_pool *p, const struct kern_copy *c, char *errbu
 	return rc ? rc : check(e, "copying", errbuf, errlen);
 }
 
+/* Passes what has landed in pinned memory to `seen`. Without the lock: meanwhile the device copies
+ * for other threads. */
+static int see_landed(const struct cuda_pool *p, const struct kern_copy *c, uint64_t number,
+                      char *errbuf, size_t errlen)
+{
+	int rc = check(cudaEventSynchronize(p->end[number % RING]), "copying", errbuf, errlen);
+	for (size_t i = 0; i < c->n && !rc; i++)
+		c->seen(c->seen_arg, address(NULL, c->piece[i].to), c->piece[i].bytes);
+	return rc;
+}
+
 /* Returns KERN_ELOST if this process has lost the device; a restarted process may be able to use
  * it. p may be NULL: host memory. */
 static int or_lost(const struct kern_pool *p, int rc)
@@ -299,12 +340,15 @@ static int pool_copy(const struct kern_copy *c, uint64_t *ret_number, char *errb
 	int rc = check(cudaSetDevice(p->device), "choosing the device", errbuf, errlen);
 	if (rc)
 		return or_lost(&p->head, rc);
+	/* of pieces that overlap, the reader would only see what the last ones brought */
+	bool pinned = (!c->to || !c->from) && !(c->seen && kern_copy_is_ordered(c)) && is_pinned(c);
 	pthread_mutex_lock(&p->lock);
 	uint64_t number = p->number + 1;
 	rc = check(cudaEventSynchronize(p->end[number % RING]), "waiting for a copy", errbuf, errlen);
 	if (!rc)
-		rc = c->seen ? copy_seen(p, c, errbuf, errlen)
-		             : check(copy_pieces(c, p->stream), "copying", errbuf, errlen);
+		rc = c->seen && !pinned
+		         ? copy_seen(p, c, errbuf, errlen)
+		         : check(copy_pieces(c, pinned, p->stream), "copying", errbuf, errlen);
 	if (!rc)
 		rc = check(cudaEventRecord(p->end[number % RING], p->stream), "copying", errbuf, errlen);
 	if (rc)
@@ -312,6 +356,8 @@ static int pool_copy(const struct kern_copy *c, uint64_t *ret_number, char *errb
 	else
 		*ret_number = p->number = number;
 	pthread_mutex_unlock(&p->lock);
+	if (!rc && c->seen && pinned)
+		rc = see_landed(p, c, number, errbuf, errlen);
 	return or_lost(c->to, or_lost(c->from, rc));
 }
 
@@ -332,4 +378,6 @@ const struct kern_copies kern_backend_copies = {
 	.close = pool_close,
 	.copy = pool_copy,
 	.wait = pool_wait,
+	.pin = host_pin,
+	.unpin = host_unpin,
 };

@@ -4,10 +4,11 @@
 #include "tests/conform/conform.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 /* No whole pages: a pool has the bytes that its blocks need. */
-enum { BYTES = 100001, PIECES = 40, ROUNDS = 30 };
+enum { BYTES = 100001, ROOM = 25 << 12, PIECES = 40, ROUNDS = 30 };
 
 struct pool {
 	struct kern_mem mem;
@@ -88,53 +89,113 @@ static size_t bytes_of(const struct kern_piece *p, size_t n)
 }
 
 /* Host to pool, pool to pool, pool to host. */
+static void copies_round(struct pool *a, struct pool *b, unsigned char *in, unsigned char *out,
+                         int shows)
+{
+	size_t mark = conform_mark();
+	unsigned char *want = conform_alloc(BYTES, 1), *shown = conform_alloc(20001 * PIECES, 1);
+	struct kern_piece piece[3][PIECES];
+	struct kern_ticket t = {0};
+	for (uint32_t i = 0; i < BYTES; i++)
+		in[i] = (unsigned char)rand_bits();
+	memcpy(want, out, BYTES);
+	size_t n[3] = {pieces_make(piece[0], in, a->image, shown),
+	               pieces_make(piece[1], a->image, b->image, shown),
+	               pieces_make(piece[2], b->image, want, shown)};
+	for (size_t i = 0; i < n[0]; i++)
+		piece[0][i].from += (uintptr_t)in;
+	for (size_t i = 0; i < n[2]; i++)
+		piece[2][i].to += (uintptr_t)out;
+	struct seen s = {shown, shown + bytes_of(piece[2], n[2])};
+	const struct kern_copy copy[3] = {
+		{.to = a->pool, .piece = piece[0], .n = n[0]},
+		{.to = b->pool, .from = a->pool, .piece = piece[1], .n = n[1]},
+		{.from = b->pool, .piece = piece[2], .n = n[2], .seen = shows ? see : NULL, .seen_arg = &s},
+	};
+	for (int i = 0; i < 3; i++) {
+		EXPECT(kern_copy(&copy[i], &t, why, sizeof why) == 0, "copy %d: %s", i, why);
+		/* what a copy reads must be there: only copies to one pool, or from
+		 * one to the host, are in order */
+		EXPECT(kern_wait(&t, why, sizeof why) == 0, "copy %d: %s", i, why);
+	}
+	EXPECT(!shows || s.next == s.end, "%td bytes of a copy were not shown", s.end - s.next);
+	EXPECT(!memcmp(out, want, BYTES), "the host has other bytes than were copied");
+	conform_release(mark);
+}
+
+/* With ordinary memory, then with what is read from pinned, then also what is written to; both lie
+ * apart, in an area of their own. */
 CONFORM_TEST(copies_between_pools_and_the_host)
 {
+	unsigned char *area = mmap(NULL, (size_t)3 * ROOM, PROT_READ | PROT_WRITE,
+	                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0),
+				  *in = area, *out = area + (size_t)2 * ROOM;
+	EXPECT(area != MAP_FAILED, "no memory");
 	EACH_TARGET(dev, 1)
 	{
 		struct pool a = pool_new(dev), b = pool_new(dev);
-		for (uint32_t round = 0; round < ROUNDS; round++) {
-			size_t mark = conform_mark();
-			unsigned char *in = conform_alloc(BYTES, 1), *out = conform_alloc(BYTES, 1),
-						  *want = conform_alloc(BYTES, 1),
-						  *shown = conform_alloc(20001 * PIECES, 1);
-			struct kern_piece piece[3][PIECES];
-			struct kern_ticket t = {0};
-			for (uint32_t i = 0; i < BYTES; i++)
-				in[i] = (unsigned char)rand_bits();
-			size_t n[3] = {pieces_make(piece[0], in, a.image, shown),
-			               pieces_make(piece[1], a.image, b.image, shown),
-			               pieces_make(piece[2], b.image, want, shown)};
-			for (size_t i = 0; i < n[0]; i++)
-				piece[0][i].from += (uintptr_t)in;
-			for (size_t i = 0; i < n[2]; i++)
-				piece[2][i].to += (uintptr_t)out;
-			struct seen s = {shown, shown + bytes_of(piece[2], n[2])};
-			const struct kern_copy copy[3] = {
-				{.to = a.pool, .piece = piece[0], .n = n[0]},
-				{.to = b.pool, .from = a.pool, .piece = piece[1], .n = n[1]},
-				{.from = b.pool,
-			     .piece = piece[2],
-			     .n = n[2],
-			     .seen = round % 2 ? see : NULL,
-			     .seen_arg = &s},
-			};
-			for (int i = 0; i < 3; i++) {
-				EXPECT(kern_copy(&copy[i], &t, why, sizeof why) == 0, "copy %d: %s", i, why);
-				/* what a copy reads must be there: only copies to one pool, or from
-				 * one to the host, are in order */
-				EXPECT(kern_wait(&t, why, sizeof why) == 0, "copy %d: %s", i, why);
-			}
-			EXPECT(!(round % 2) || s.next == s.end, "%td bytes of a copy were not shown",
-			       s.end - s.next);
-			EXPECT(!memcmp(out, want, BYTES), "the host has other bytes than were copied");
-			conform_release(mark);
+		const struct kern_copies *by = a.pool->by;
+		for (uint32_t round = 0; round < (by->pin ? 3 : 1) * ROUNDS; round++) {
+			unsigned char *pin = round == ROUNDS ? in : round == 2 * ROUNDS ? out : NULL;
+			int rc = pin ? by->pin(0, pin, ROOM, why, sizeof why) : 0;
+			EXPECT(rc == 0, "pinning: %d: %s", rc, why);
+			copies_round(&a, &b, in, out, round % 2);
+		}
+		if (by->pin) {
+			by->unpin(in);
+			by->unpin(out);
+			copies_round(&a, &b, in, out, 1);
 		}
 		pool_check(dev, &a, "from the host");
 		pool_check(dev, &b, "from the other pool");
 		pool_free(dev, &a);
 		pool_free(dev, &b);
 	}
+	munmap(area, (size_t)3 * ROOM);
+}
+
+/* Of one copy, some pieces are in pinned memory and some are not. */
+CONFORM_TEST(copies_of_memory_that_is_pinned_in_part)
+{
+	unsigned char *area = mmap(NULL, (size_t)3 * ROOM, PROT_READ | PROT_WRITE,
+	                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	EXPECT(area != MAP_FAILED, "no memory");
+	EACH_TARGET(dev, 1)
+	{
+		struct pool p = pool_new(dev);
+		const struct kern_copies *by = p.pool->by;
+		for (int pinned = 0; pinned < 3 && by->pin; pinned += 2) {
+			unsigned char *half[2] = {area, area + (size_t)2 * ROOM};
+			struct kern_piece in[2], out[2];
+			struct kern_ticket t;
+			EXPECT(by->pin(0, area + (size_t)pinned * ROOM, ROOM, why, sizeof why) == 0, "%s", why);
+			for (int i = 0; i < 2; i++) {
+				for (uint32_t k = 0; k < BYTES / 2; k++)
+					half[i][k] = p.image[i * (BYTES / 2) + k] = (unsigned char)rand_bits();
+				in[i] = (struct kern_piece){i * (BYTES / 2), (uintptr_t)half[i], BYTES / 2};
+				out[i] = (struct kern_piece){in[i].from, in[i].to, BYTES / 2};
+			}
+			struct seen s = {p.image, p.image + 2 * (BYTES / 2)};
+			const struct kern_copy there = {.to = p.pool, .piece = in, .n = 2},
+								   back = {.from = p.pool,
+			                               .piece = out,
+			                               .n = 2,
+			                               .seen = see,
+			                               .seen_arg = &s};
+			EXPECT(!kern_copy(&there, &t, why, sizeof why) && !kern_wait(&t, why, sizeof why), "%s",
+			       why);
+			memset(area, 0, (size_t)3 * ROOM);
+			EXPECT(!kern_copy(&back, &t, why, sizeof why) && !kern_wait(&t, why, sizeof why), "%s",
+			       why);
+			for (int i = 0; i < 2; i++)
+				EXPECT(!memcmp(half[i], p.image + i * (BYTES / 2), BYTES / 2), "half %d differs",
+				       i);
+			EXPECT(s.next == s.end, "%td bytes were not shown", s.end - s.next);
+			by->unpin(area + (size_t)pinned * ROOM);
+		}
+		pool_free(dev, &p);
+	}
+	munmap(area, (size_t)3 * ROOM);
 }
 
 /* The later of two copies to the same bytes stays, and to wait for the last is to wait for all. */

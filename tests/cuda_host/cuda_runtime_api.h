@@ -104,6 +104,15 @@ cudaError_t cudaHostAlloc(void **ret, size_t bytes, unsigned flags);
 cudaError_t cudaFreeHost(void *at);
 cudaError_t cudaHostRegister(void *at, size_t bytes, unsigned flags);
 cudaError_t cudaHostUnregister(void *at);
+enum cudaMemoryType { cudaMemoryTypeUnregistered = 0, cudaMemoryTypeHost = 1 };
+struct cudaPointerAttributes {
+	enum cudaMemoryType type;
+	int device;
+	void *devicePointer, *hostPointer;
+	long reserved[8];
+};
+/* of host memory only */
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *ret, const void *at);
 cudaError_t cudaHostGetDevicePointer(void **ret, void *host, unsigned flags);
 cudaError_t cudaMemset(void *at, int value, size_t bytes);
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind);

@@ -222,14 +222,29 @@ cudaError_t cudaFreeHost(void *at)
 	return cudaSuccess;
 }
 
-static void *registered[MAPPINGS_MAX]; /* NULL: free */
+/* at NULL: free */
+static struct registration {
+	unsigned char *at;
+	size_t bytes;
+} registered[MAPPINGS_MAX];
 
-/* Call with the lock held. */
-static void **find_registered(const void *at)
+/* Call with the lock held. `at`: where it begins; NULL: a free one. */
+static struct registration *find_registered(const void *at)
 {
 	for (int i = 0; i < MAPPINGS_MAX; i++)
-		if (registered[i] == at)
+		if (registered[i].at == at)
 			return &registered[i];
+	return NULL;
+}
+
+/* Call with the lock held. The one that has all these bytes, none of which may be in another. */
+static const struct registration *registration_of(const unsigned char *at, size_t bytes)
+{
+	for (int i = 0; i < MAPPINGS_MAX; i++) {
+		const struct registration *r = &registered[i];
+		if (r->at && at >= r->at && at - r->at < (ptrdiff_t)r->bytes)
+			return bytes <= r->bytes - (size_t)(at - r->at) ? r : NULL;
+	}
 	return NULL;
 }
 
@@ -239,11 +254,11 @@ cudaError_t cudaHostRegister(void *at, size_t bytes, unsigned flags)
 	CALL("cudaHostRegister");
 	cudaError_t rc = cudaErrorInvalidValue;
 	pthread_mutex_lock(&lock);
-	void **room = find_registered(NULL);
-	if (at && find_registered(at))
+	struct registration *room = find_registered(NULL);
+	if (at && registration_of(at, 1))
 		rc = cudaErrorHostMemoryAlreadyRegistered;
 	else if (at && bytes && room) {
-		*room = at;
+		*room = (struct registration){at, bytes};
 		rc = cudaSuccess;
 	}
 	pthread_mutex_unlock(&lock);
@@ -254,11 +269,22 @@ cudaError_t cudaHostUnregister(void *at)
 {
 	cudaDeviceSynchronize();
 	pthread_mutex_lock(&lock);
-	void **found = at ? find_registered(at) : NULL;
+	struct registration *found = at ? find_registered(at) : NULL;
 	if (found)
-		*found = NULL;
+		found->at = NULL;
 	pthread_mutex_unlock(&lock);
 	return found ? cudaSuccess : cuda_host_failed(cudaErrorHostMemoryNotRegistered);
+}
+
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *ret, const void *at)
+{
+	CALL("cudaPointerGetAttributes");
+	pthread_mutex_lock(&lock);
+	int found = registration_of(at, 1) != NULL;
+	pthread_mutex_unlock(&lock);
+	*ret = (struct cudaPointerAttributes){
+		found ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered, 0, NULL, NULL, {0}};
+	return cudaSuccess;
 }
 
 cudaError_t cudaHostGetDevicePointer(void **ret, void *host, unsigned flags)
@@ -306,6 +332,14 @@ static struct mapping *find_mapping(uintptr_t at)
 		if (mappings[i].h && at - mappings[i].at < mappings[i].bytes)
 			return &mappings[i];
 	return NULL;
+}
+
+bool cuda_host_reaches(const void *at, size_t bytes)
+{
+	pthread_mutex_lock(&lock);
+	bool reaches = find_mapping((uintptr_t)at) || registration_of(at, bytes);
+	pthread_mutex_unlock(&lock);
+	return reaches;
 }
 
 static struct mapping *free_mapping(void)

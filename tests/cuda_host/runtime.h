@@ -31,6 +31,9 @@ cudaError_t cuda_host_failed(cudaError_t e);
 void cuda_host_break(cudaError_t e);
 cudaError_t cuda_host_broken(void);
 
+/* Whether a device can access these bytes itself: shared memory, or registered at once. */
+bool cuda_host_reaches(const void *at, size_t bytes);
+
 /* Starts a call that a broken device rejects and that CUDA_HOST_FAIL can make fail. */
 #define CALL(NAME)                                           \
 	do {                                                     \

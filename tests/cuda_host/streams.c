@@ -335,7 +335,7 @@ cudaError_t cudaMemcpyPeerAsync(void *to, int to_index, const void *from, int fr
 	                              : cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, s);
 }
 
-/* The pieces of a batch have no order: runs them in reverse. */
+/* The pieces of a batch have no order: runs them in reverse. None may be in pageable memory. */
 cudaError_t cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t *bytes,
                                  size_t n, struct cudaMemcpyAttributes *attrs,
                                  size_t *first_of_attrs, size_t n_attrs, cudaStream_t s)
@@ -345,6 +345,9 @@ cudaError_t cudaMemcpyBatchAsync(void *const *to, const void *const *from, const
 	    attrs->srcAccessOrder != cudaMemcpySrcAccessOrderStream)
 		return cuda_host_failed(cudaErrorInvalidValue);
 	cudaError_t rc = cudaSuccess;
+	for (size_t i = 0; i < n; i++)
+		if (!cuda_host_reaches(to[i], bytes[i]) || !cuda_host_reaches(from[i], bytes[i]))
+			return cuda_host_failed(cudaErrorInvalidValue);
 	for (size_t i = n; i-- > 0 && rc == cudaSuccess;)
 		rc = submit(s, (struct work){.kind = WORK_COPY,
 		                             .copy = {to[i], from[i], bytes[i], bytes[i], bytes[i], 1}});
