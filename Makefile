@@ -203,6 +203,7 @@ $(O)/bench/%: tests/bench/%.c $(ALLLIBS)
 	@echo "  LD $@"
 	@$(CC) $(ALLFLAGS) -MMD -MP -MF $@.d -o $@ $< $(filter %.o,$^) -Wl,--start-group $(ALLLIBS) -Wl,--end-group $(LDLIBS)
 $(O)/bench/bench_gpu: $(call obj,tests/bench/bench_gpu_model.c)
+$(O)/bench/bench_gpu_copies: $(call obj,daemons/storage/sum.c)
 # pdprefilld in other orders of things, for benchmarks and their test only
 BASELINE := $(O)/bench/pdprefilld_baseline
 $(BASELINE): $(call obj,tests/bench/baseline/main.c) $(WORKER_LIBS)

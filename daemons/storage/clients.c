@@ -50,6 +50,7 @@ static int client_attach(void *arg, const struct attached_memory *m, void **ret_
 	list_init(&c->batches);
 	list_push_back(&st->clients, &c->link);
 	tell_attached(st->tell, c);
+	tier_stack_pin(st->tier, c->target.region.pool->by, c->target.region.data.device[0]);
 	*ret_worker = c;
 	return 0;
 }

@@ -58,6 +58,7 @@ struct memory {
 	void (*changed)(void *arg, const struct tier_key *key, int stored);
 	void *changed_arg;
 	struct tier_stat stat;
+	size_t told_pinned; /* bytes, last logged; of the thread that pins */
 };
 
 static struct memory *memory_of(struct tier *t)
@@ -503,12 +504,34 @@ static int memory_resize(struct tier *t, uint64_t capacity_bytes, struct err *er
 	r = grow(m, units, err);
 	if (r == 0)
 		m->stat.capacity_bytes = units * UNIT_BYTES;
+	if (r == 0 && m->units.pinned_by && m->units.total > m->units.target)
+		log_warn("memory_kept", "bytes=%zu why=\"pinned for GPUs\" action=\"a restart returns it\"",
+		         (m->units.total - m->units.target) * UNIT_BYTES);
 	while (r == 0 && m->units.total > m->units.target && (m->units.n_free || evict_one(m, 0))) {
 		units_retire(&m->units, RETIRE_AT_A_TIME);
 		pthread_mutex_unlock(&m->lock); /* let others have the lock */
 		pthread_mutex_lock(&m->lock);
 	}
 	pthread_mutex_unlock(&m->lock);
+	return r;
+}
+
+static int memory_pin(struct tier *t, const struct kern_copies *by, int device, struct err *err)
+{
+	struct memory *m = memory_of(t);
+	pthread_mutex_lock(&m->lock);
+	m->units.pinned_by = by; /* first: from now on no page may go */
+	pthread_mutex_unlock(&m->lock);
+	int r = units_pin(&m->units, device, err);
+	size_t pinned = units_pinned(&m->units);
+	if (r == 0 && pinned != m->told_pinned)
+		log_info("memory_pinned", "bytes=%zu", pinned);
+	m->told_pinned = r == 0 ? pinned : m->told_pinned;
+	if (r < 0 && !pinned) {
+		pthread_mutex_lock(&m->lock);
+		m->units.pinned_by = NULL;
+		pthread_mutex_unlock(&m->lock);
+	}
 	return r;
 }
 
@@ -651,6 +674,7 @@ static const struct tier_ops memory_ops = {
 	.remove = memory_remove,
 	.flush = memory_flush,
 	.resize = memory_resize,
+	.pin = memory_pin,
 	.stat = memory_stat,
 	.policy = memory_policy,
 	.due = memory_due,

@@ -540,6 +540,27 @@ static void level_resize(struct stack_tier *l)
 		         (unsigned long long)to);
 }
 
+/* Pins a part of memory; a kick calls it again for the next. */
+static void memory_pins(struct stack *s)
+{
+	struct err err = {0};
+	pthread_mutex_lock(&s->lock);
+	const struct kern_copies *by = s->pin.failed ? NULL : s->pin.by;
+	int device = s->pin.device;
+	pthread_mutex_unlock(&s->lock);
+	struct tier *t = by ? level_tier(&s->level[0]) : NULL;
+	int r = t && t->ops->pin ? t->ops->pin(t, by, device, &err) : 0;
+	if (r > 0)
+		stack_kick(s);
+	if (r >= 0)
+		return;
+	log_warn("memory_not_pinned", "why=%s action=\"copies to and from GPUs are slower\"",
+	         log_quote(err.text));
+	pthread_mutex_lock(&s->lock);
+	s->pin.failed = 1;
+	pthread_mutex_unlock(&s->lock);
+}
+
 /* Does everything due now; returns the latest time of the next call. */
 static uint64_t work(struct stack *s)
 {
@@ -552,6 +573,7 @@ static uint64_t work(struct stack *s)
 			wake = l->open_at_us;
 		level_resize(l);
 	}
+	memory_pins(s);
 	for (unsigned i = 0; i < s->n; i++)
 		downs_begin(s, i, &wake);
 	prefetches_begin(s);

@@ -70,6 +70,11 @@ struct stack {
 	struct wish *wish; /* ring (PREFETCH_MAX): blocks to prefetch */
 	unsigned wish_at, n_wishes;
 	pthread_t thread;
+	/* for whom memory is pinned; by NULL: nobody yet. Protected by the lock */
+	struct {
+		const struct kern_copies *by;
+		int device, failed;
+	} pin;
 };
 
 /* --- tier_stack.c --- */

@@ -14,6 +14,7 @@
 #ifndef STORAGE_TIER_H
 #define STORAGE_TIER_H
 
+#include "kernels/copy.h"
 #include "util/err.h"
 #include "util/list.h"
 
@@ -218,6 +219,10 @@ struct tier_ops {
 	 * message. */
 	int (*resize)(struct tier *t, uint64_t capacity_bytes, struct err *err);
 	void (*stat)(struct tier *t, struct tier_stat *ret);
+	/* Pins a part of its memory for the devices of `by`, of which `device` is one; may take a
+	 * second. Never during a resize. 1: call it again, 0: all is pinned, or an error. NULL: it has
+	 * no memory that blocks stay in. */
+	int (*pin)(struct tier *t, const struct kern_copies *by, int device, struct err *err);
 	/* The rest may be NULL. policy, due, stored: the tier decides what is copied down, the stack
 	 * copies. `due` returns at most max blocks to copy down now, each once until `stored` is called
 	 * for it. HAS and GONE may also come unasked, GONE with key NULL for all keys. `policy` may be

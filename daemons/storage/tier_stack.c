@@ -380,6 +380,22 @@ void tier_stack_resize(struct tier *t, enum tier_id id, uint64_t capacity_bytes)
 	stack_kick(s);
 }
 
+void tier_stack_pin(struct tier *t, const struct kern_copies *by, int device)
+{
+	struct stack *s = stack_of(t);
+	if (!by->pin)
+		return;
+	pthread_mutex_lock(&s->lock);
+	int first = !s->pin.by;
+	if (first) {
+		s->pin.by = by;
+		s->pin.device = device;
+	}
+	pthread_mutex_unlock(&s->lock);
+	if (first)
+		stack_kick(s);
+}
+
 void tier_stack_policy(struct tier *t, enum tier_id id, enum tier_policy policy, uint32_t after,
                        unsigned low_percent)
 {

@@ -62,6 +62,8 @@ void tier_stack_level(struct tier *t, unsigned i, struct stack_stat *ret);
 struct tier *tier_stack_find(struct tier *t, enum tier_id id);
 /* Asynchronous, on the stack's thread; errors are logged. */
 void tier_stack_resize(struct tier *t, enum tier_id id, uint64_t capacity_bytes);
+/* Pins the memory tier's memory for devices, if `by` can; the first to ask stays. As above. */
+void tier_stack_pin(struct tier *t, const struct kern_copies *by, int device);
 void tier_stack_policy(struct tier *t, enum tier_id id, enum tier_policy policy, uint32_t after,
                        unsigned low_percent);
 /* Flushes that tier (TIER_NONE: all). If several fail, reports the first one's reason;

@@ -29,7 +29,7 @@ static int touch(unsigned char *at, size_t bytes)
 
 int units_reserve(size_t n, struct units_range *ret, struct err *err)
 {
-	size_t bytes = n * UNIT_BYTES;
+	size_t units = n + (n + SLICE_UNITS - 2) / (SLICE_UNITS - 1), bytes = units * UNIT_BYTES;
 	uint64_t there = mem_available();
 	if (bytes > there)
 		return err_set(err, ERR_NOMEM,
@@ -49,8 +49,33 @@ int units_reserve(size_t n, struct units_range *ret, struct err *err)
 		return err_set(err, ERR_NOMEM, "memory tier: cannot allocate %zu MiB: %s; lower memory_mb",
 		               bytes >> 20, strerror(e));
 	}
-	*ret = (struct units_range){at, n};
+	*ret = (struct units_range){at, units, 0};
 	return 0;
+}
+
+int units_pin(struct units *u, int device, struct err *err)
+{
+	char why[256] = "";
+	for (unsigned i = 0; i < u->n_ranges; i++) {
+		struct units_range *r = &u->range[i];
+		size_t left = r->units - r->pinned, n = left < SLICE_UNITS ? left : SLICE_UNITS;
+		if (!n)
+			continue;
+		if (u->pinned_by->pin(device, r->at + r->pinned * UNIT_BYTES, n * UNIT_BYTES, why,
+		                      sizeof why))
+			return err_set(err, ERR_IO, "%s", why);
+		r->pinned += n;
+		return 1;
+	}
+	return 0;
+}
+
+size_t units_pinned(const struct units *u)
+{
+	size_t units = 0;
+	for (unsigned i = 0; i < u->n_ranges; i++)
+		units += u->range[i].pinned;
+	return units * UNIT_BYTES;
 }
 
 void units_touch(unsigned char *at)
@@ -65,8 +90,11 @@ void units_init(struct units *u)
 
 void units_fini(struct units *u)
 {
-	for (unsigned i = 0; i < u->n_ranges; i++)
+	for (unsigned i = 0; i < u->n_ranges; i++) {
+		for (size_t at = 0; at < u->range[i].pinned; at += SLICE_UNITS)
+			u->pinned_by->unpin(u->range[i].at + at * UNIT_BYTES);
 		munmap(u->range[i].at, u->range[i].units * UNIT_BYTES);
+	}
 	free(u->free);
 	free(u->spare);
 	*u = (struct units){0};
@@ -94,8 +122,11 @@ void units_add(struct units *u, struct units_range r)
 	u->mapped += r.units;
 	u->free = mem_grow(u->free, u->mapped, sizeof *u->free);
 	u->spare = mem_grow(u->spare, u->mapped, sizeof *u->spare);
-	for (size_t i = r.units; i-- > 0; u->total++) /* so that the lowest is taken first */
-		units_give(u, r.at + i * UNIT_BYTES);
+	for (size_t i = r.units - 1; i-- > 0;) /* so that the lowest is taken first */
+		if (i % SLICE_UNITS != SLICE_UNITS - 1) {
+			units_give(u, r.at + i * UNIT_BYTES);
+			u->total++;
+		}
 }
 
 size_t units_spare(struct units *u, size_t max, unsigned char **ret)
@@ -117,7 +148,8 @@ size_t units_retire(struct units *u, size_t max)
 	size_t n = 0;
 	for (; n < max && u->n_free && u->total > u->target; n++, u->total--) {
 		unsigned char *at = u->free[--u->n_free];
-		madvise(at, UNIT_BYTES, MADV_DONTNEED);
+		if (!u->pinned_by) /* a device would go on using the old page */
+			madvise(at, UNIT_BYTES, MADV_DONTNEED);
 		u->spare[u->n_spare++] = at;
 	}
 	return n;

@@ -1,13 +1,16 @@
 /* units.h - the memory tier's allocator: ranges of memory cut into units of 64 KiB, up to the
- * capacity; it can grow and shrink.
+ * capacity; it can grow and shrink. A range can be pinned for devices (kernels/copy.h), a slice of
+ * 256 MiB at a time; the last unit of a slice is not used, so that no copy is of two slices.
  *
  * A range is touched completely before its units count, so a capacity either exists or is an error
  * with a message; no put runs out of memory later. Child processes do not inherit it. Addresses
- * stay valid until units_fini; shrinking returns memory to the system page by page. All calls
- * except units_reserve and units_touch need one lock of the caller's. */
+ * stay valid until units_fini; shrinking returns memory to the system page by page, unless it is
+ * pinned: then at the end. All calls except units_reserve, units_touch and units_pin need one lock
+ * of the caller's. */
 #ifndef STORAGE_UNITS_H
 #define STORAGE_UNITS_H
 
+#include "kernels/copy.h"
 #include "util/err.h"
 
 #include <stddef.h>
@@ -15,10 +18,12 @@
 
 #define UNIT_BYTES ((size_t)65536)
 #define UNIT_RANGES_MAX 64
+#define SLICE_UNITS ((size_t)4096)
 
 struct units_range {
 	unsigned char *at;
-	size_t units;
+	size_t units;  /* with those that are not used */
+	size_t pinned; /* of these, whole slices from the first on */
 };
 
 struct units {
@@ -32,10 +37,16 @@ struct units {
 	size_t mapped; /* of all ranges */
 	struct units_range range[UNIT_RANGES_MAX];
 	unsigned n_ranges;
+	/* NULL: nothing is pinned. Else pages stay until units_fini */
+	const struct kern_copies *pinned_by;
 };
 
 /* Allocates and touches n units: about a second per few gigabytes. ERR_NOMEM: not enough memory. */
 int units_reserve(size_t n, struct units_range *ret, struct err *err);
+/* Pins a slice of the first range that is not pinned whole; pinned_by is set. 1: there may be more,
+ * 0: all is pinned, or ERR_IO. No range is added meanwhile. */
+int units_pin(struct units *u, int device, struct err *err);
+size_t units_pinned(const struct units *u); /* bytes */
 /* gives a spare unit memory again */
 void units_touch(unsigned char *at);
 

@@ -2,9 +2,9 @@
  * engines on one stream per pool, never kernels, which would take multiprocessors from decoding.
  *
  * Copies are numbered; the end of a copy is an event in a ring, which is reused only after its copy
- * is done, so at most RING copies of a pool are in progress. What has a reader (`seen`) is read where
- * it lands, if that is pinned memory; else it goes through two pinned buffers: the host reads one
- * while the other is filled. After an error the stream is synchronised. */
+ * is done, so at most RING copies of a pool are in progress. What has a reader (`seen`) is read
+ * where it lands, if that is pinned memory; else it goes through two pinned buffers: the host reads
+ * one while the other is filled. After an error the stream is synchronised. */
 #include "kernels/copy.h"
 #include "kernels/cuda/backend.h"
 

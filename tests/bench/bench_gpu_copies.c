@@ -3,10 +3,12 @@
  * is printed is bytes moved a second, and their part of the rate that is given.
  *   bench_gpu_copies BACKEND BLOCKS [copy GB/s] [device to pinned GB/s] [pinned to device GB/s]
  *   bench_gpu_copies cuda 512 1200 55 55 */
+#include "daemons/storage/sum.h"
 #include "kernels/copy.h"
 #include "kernels/kernels.h"
 #include "kv/layout.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +16,7 @@
 #include <unistd.h>
 
 enum { LAYERS = 32, HEADS = 8, DIM = 128, TOKENS = 64, ROUNDS = 3, BURST = 16, STRIDE = 7 };
+enum { THREADS_MAX = 8 };
 
 struct pool {
 	struct kern_mem mem[KERN_PARTS_MAX];
@@ -83,7 +86,7 @@ static void pool_free(struct pool *p, int device)
 
 static void see(void *sum, const void *at, size_t bytes)
 {
-	*(uint64_t *)sum += ((const unsigned char *)at)[0] + bytes;
+	sum_add(sum, at, bytes);
 }
 
 /* Where block i of a list lies: neighbours, or all apart. */
@@ -92,45 +95,84 @@ static uint32_t block_at(uint32_t i, int apart)
 	return apart ? i * STRIDE % b.blocks : i;
 }
 
-/* All blocks of all layers; `host` stands for a pool that is NULL. Returns seconds. */
-static double copy_all(struct kern_pool *to, struct kern_pool *from, unsigned char *host, int apart,
-                       int seen)
+/* Copies of all blocks of all layers. */
+struct copies {
+	struct kern_pool *to, *from; /* NULL: host memory */
+	unsigned char *host;
+	int apart;        /* blocks lie apart */
+	int sums;         /* as the storage does: what comes while it comes, what goes before it goes */
+	unsigned threads; /* layers in turn */
+};
+
+struct copier {
+	const struct copies *c;
+	unsigned number;
+	pthread_t thread;
+};
+
+static size_t burst_make(const struct copies *c, uint32_t layer, uint32_t first,
+                         struct kern_piece *piece)
 {
-	uint64_t sum = 0;
+	uint32_t n = b.blocks - first < BURST ? b.blocks - first : BURST;
+	for (uint32_t j = 0; j < n; j++) {
+		uint64_t here = kv_piece_offset(&b.l, b.blocks, layer, block_at(first + j, c->apart)),
+				 there = kv_piece_offset(&b.l, b.blocks, layer, first + j);
+		piece[j] = (struct kern_piece){c->to ? there : (uintptr_t)(c->host + there),
+		                               c->from ? here : (uintptr_t)(c->host + here),
+		                               b.l.piece_bytes[layer]};
+	}
+	return n;
+}
+
+static void *copier_run(void *arg)
+{
+	struct copier *r = arg;
+	const struct copies *c = r->c;
 	struct kern_ticket t = {0};
+	struct sum_state sum;
 	char why[256] = "";
-	double begun = now_s();
-	for (uint32_t layer = 0; layer < LAYERS; layer++)
-		for (uint32_t i = 0, n; i < b.blocks; i += n) {
+	sum_begin(&sum);
+	for (uint32_t layer = r->number; layer < LAYERS; layer += c->threads)
+		for (uint32_t i = 0; i < b.blocks; i += BURST) {
 			struct kern_piece piece[BURST];
-			n = b.blocks - i < BURST ? b.blocks - i : BURST;
-			for (uint32_t j = 0; j < n; j++) {
-				uint64_t here = kv_piece_offset(&b.l, b.blocks, layer, block_at(i + j, apart)),
-						 there = kv_piece_offset(&b.l, b.blocks, layer, i + j);
-				piece[j] = (struct kern_piece){to ? there : (uintptr_t)(host + there),
-				                               from ? here : (uintptr_t)(host + here),
-				                               b.l.piece_bytes[layer]};
-			}
-			const struct kern_copy c = {.to = to,
-			                            .from = from,
+			const struct kern_copy k = {.to = c->to,
+			                            .from = c->from,
 			                            .piece = piece,
-			                            .n = n,
-			                            .seen = seen ? see : NULL,
+			                            .n = burst_make(c, layer, i, piece),
+			                            .seen = c->sums && !c->to ? see : NULL,
 			                            .seen_arg = &sum};
-			if (kern_copy(&c, &t, why, sizeof why))
+			for (size_t j = 0; j < k.n && c->sums && c->to; j++)
+				/* NOLINTNEXTLINE(performance-no-int-to-ptr) */
+				see(&sum, (const void *)(uintptr_t)piece[j].from, piece[j].bytes);
+			if (kern_copy(&k, &t, why, sizeof why))
 				die("copying", why);
 		}
 	if (kern_wait(&t, why, sizeof why))
 		die("copying", why);
+	return NULL;
+}
+
+/* Returns seconds. */
+static double copy_all(const struct copies *c)
+{
+	struct copier run[THREADS_MAX];
+	double begun = now_s();
+	for (unsigned i = 0; i < c->threads; i++) {
+		run[i] = (struct copier){.c = c, .number = i};
+		if (pthread_create(&run[i].thread, NULL, copier_run, &run[i]))
+			die("a thread", "cannot be started");
+	}
+	for (unsigned i = 0; i < c->threads; i++)
+		pthread_join(run[i].thread, NULL);
 	return now_s() - begun;
 }
 
-static void report(const char *what, struct kern_pool *to, struct kern_pool *from,
-                   unsigned char *host, int apart, int seen, double limit_gbs)
+static void report(const char *what, double limit_gbs, struct copies c)
 {
 	double least = 1e9, bytes = (double)b.l.block_bytes * b.blocks;
+	c.threads += !c.threads;
 	for (int i = 0; i < ROUNDS; i++) {
-		double s = copy_all(to, from, host, apart, seen);
+		double s = copy_all(&c);
 		least = s < least ? s : least;
 	}
 	printf("%-44s %10.1f GB/s", what, bytes / least * 1e-9);
@@ -147,12 +189,15 @@ static void one_gpu(double copy_gbs)
 	struct pool a, c, halves;
 	pool_new(&a, 0, 1);
 	pool_new(&c, 0, 1);
-	report("pool to pool, neighbours", c.pool, a.pool, NULL, 0, 0, copy_gbs);
-	report("pool to pool, blocks apart", c.pool, a.pool, NULL, 1, 0, copy_gbs);
+	report("pool to pool, neighbours", copy_gbs, (struct copies){.to = c.pool, .from = a.pool});
+	report("pool to pool, blocks apart", copy_gbs,
+	       (struct copies){.to = c.pool, .from = a.pool, .apart = 1});
 	pool_free(&c, 0);
 	pool_new(&halves, 0, 2);
-	report("pool to a pool of 2 parts, neighbours", halves.pool, a.pool, NULL, 0, 0, copy_gbs);
-	report("pool of 2 parts to a pool, blocks apart", a.pool, halves.pool, NULL, 1, 0, copy_gbs);
+	report("pool to a pool of 2 parts, neighbours", copy_gbs,
+	       (struct copies){.to = halves.pool, .from = a.pool});
+	report("pool of 2 parts to a pool, blocks apart", copy_gbs,
+	       (struct copies){.to = a.pool, .from = halves.pool, .apart = 1});
 	pool_free(&halves, 0);
 	pool_free(&a, 0);
 }
@@ -162,22 +207,51 @@ static void two_gpus(void)
 	struct pool a, c;
 	pool_new(&a, 0, 1);
 	pool_new(&c, 1, 1);
-	report("to another GPU, neighbours", c.pool, a.pool, NULL, 0, 0, 0);
-	report("to another GPU, blocks apart", c.pool, a.pool, NULL, 1, 0, 0);
+	report("to another GPU, neighbours", 0, (struct copies){.to = c.pool, .from = a.pool});
+	report("to another GPU, blocks apart", 0,
+	       (struct copies){.to = c.pool, .from = a.pool, .apart = 1});
 	pool_free(&c, 1);
 	pool_free(&a, 0);
 }
 
+static void to_and_from(const char *kind, struct kern_pool *pool, unsigned char *host,
+                        unsigned threads, double out_gbs, double in_gbs)
+{
+	char what[80];
+	snprintf(what, sizeof what, "to %s memory, summed, %u thread%s", kind, threads,
+	         threads == 1 ? "" : "s");
+	report(what, out_gbs,
+	       (struct copies){.from = pool, .host = host, .apart = 1, .sums = 1, .threads = threads});
+	snprintf(what, sizeof what, "from %s memory, summed, %u thread%s", kind, threads,
+	         threads == 1 ? "" : "s");
+	report(what, in_gbs,
+	       (struct copies){.to = pool, .host = host, .apart = 1, .sums = 1, .threads = threads});
+}
+
+/* Ordinary memory, then the same pinned, as that of the storage's memory tier is. */
 static void host_memory(double out_gbs, double in_gbs)
 {
 	struct pool a;
-	unsigned char *host = calloc(b.blocks, b.l.block_bytes);
+	char why[256] = "";
+	size_t bytes = b.blocks * b.l.block_bytes;
+	unsigned char *host = aligned_alloc(4096, bytes);
 	if (!host)
 		die("memory", "none left");
-	memset(host, 1, b.blocks * b.l.block_bytes);
+	memset(host, 1, bytes);
 	pool_new(&a, 0, 1);
-	report("to host memory, summed on the way", NULL, a.pool, host, 1, 1, out_gbs);
-	report("from host memory", a.pool, NULL, host, 1, 0, in_gbs);
+	to_and_from("ordinary", a.pool, host, 1, out_gbs, in_gbs);
+	to_and_from("ordinary", a.pool, host, THREADS_MAX, out_gbs, in_gbs);
+	if (a.pool->by->pin) {
+		double begun = now_s();
+		if (a.pool->by->pin(0, host, bytes, why, sizeof why))
+			die("pinning memory", why);
+		printf("%-44s %10.1f GB/s\n", "pinning", 1e-9 * (double)bytes / (now_s() - begun));
+		for (unsigned threads = 1; threads <= THREADS_MAX; threads *= 2)
+			to_and_from("pinned", a.pool, host, threads, out_gbs, in_gbs);
+		report("from pinned memory, not summed", in_gbs,
+		       (struct copies){.to = a.pool, .host = host, .apart = 1});
+		a.pool->by->unpin(host);
+	}
 	pool_free(&a, 0);
 	free(host);
 }

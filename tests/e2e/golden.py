@@ -90,4 +90,5 @@ def through_storage(family, length, n, prefill=None, **more):
             if s.ctl("storage", "status")["hits"]:
                 break
         assert s.ctl("storage", "status")["hits"] > 0
+        assert ("memory_pinned" in s.log("storage")) == ("gpu" in more)
         s.quiet()

@@ -258,7 +258,8 @@ def test_the_benchmark_in_the_packed_folder(folder, tmp_path):
     assert [(n, kind) for n, kind, *_ in rows] == [("1", "waiting"), ("1", "overlapping"), ("3", "waiting"), ("3", "overlapping")], out
     assert all(int(step) > 0 for *_, step in rows), out
     assert re.search(r"pool to pool, blocks apart +[0-9.]+ GB/s +[0-9.]+ % of 25\n", out), out
-    assert re.search(r"to host memory, summed on the way +[0-9.]+ GB/s +[0-9.]+ % of 6\n", out), out
+    for memory in ("ordinary memory, summed, 1 thread", "pinned memory, summed, 8 threads"):
+        assert re.search(rf"to {memory} +[0-9.]+ GB/s +[0-9.]+ % of 6\n", out) and re.search(rf"from {memory} +[0-9.]+ GB/s +[0-9.]+ % of 6\n", out), out
     result = {k: float(v) for k, v in re.findall(r"(?m)^RESULT (\w+)=(\S+)$", out)}
     for kind, where in (("decode_1_100", "bf16_bf16 bf16_fast q8_0_bf16"), ("decode_8_200", "bf16_bf16 bf16_fast q8_0_bf16"), ("prefill_96", "bf16_bf16 bf16_fast")):
         assert all(result[f"tiny_{w}_{kind}_us"] > 0 for w in where.split()), out
