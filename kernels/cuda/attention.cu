@@ -82,8 +82,7 @@ template <int TILES> static size_t shared_bytes(const struct attention_args *a)
 
 /* --- tiles --------------------------------------------------------------- */
 
-/* Finds the span of a tile number. A span's numbers start at an upper bound of the tiles of all
- * earlier spans, so some numbers are unused. */
+/* Finds the span of a tile number. */
 template <int TILES>
 static __device__ void find_tile(const struct attention_args &a, struct attention_shared<TILES> &s,
                                  uint32_t number)
@@ -94,12 +93,12 @@ static __device__ void find_tile(const struct attention_args &a, struct attentio
 		s.vectors = 0;
 	__syncthreads();
 	for (uint32_t i = threadIdx.x; i < spans; i += THREADS) {
-		uint32_t all = span[i].rows * a.group,
-				 before = (uint32_t)((uint64_t)span[i].row * a.group / (16 * TILES)) + i;
-		if (number < before || number - before >= round_up(all, 16 * TILES) / (16 * TILES))
+		uint32_t begin, all = span[i].rows * a.group;
+		if ((a.wide_from && all >= a.wide_from) ||
+		    !span_has_tile(span, i, a.group, 16 * TILES, number, &begin))
 			continue;
 		s.span = span[i];
-		s.begin = (number - before) * 16 * TILES;
+		s.begin = begin;
 		s.vectors = all - s.begin < 16 * TILES ? all - s.begin : 16 * TILES;
 	}
 	__syncthreads();
@@ -558,13 +557,6 @@ ATTENTION_KERNELS(attention_f8, KERN_F8)
 
 /* --- planning ------------------------------------------------------------ */
 
-/* Most tiles for the planned rows and spans, see find_tile. */
-static size_t most_tiles(const struct plan *p, const struct attention_args *a,
-                         uint32_t tile_vectors)
-{
-	return (size_t)plan_rows(p) * a->group / tile_vectors + p->spans;
-}
-
 /* Most units of `unit` positions that a row sees. */
 static uint32_t most_units(const struct plan *p, const struct attention_args *a, uint32_t unit)
 {
@@ -675,6 +667,8 @@ void plan_attention(struct plan *p)
 	a.unit = choose_unit(p, &a);
 	if (a.unit)
 		plan_units(p, &a);
-	else
+	else {
+		plan_attention_wide(p, &a);
 		plan_tiles(p, &a);
+	}
 }

@@ -244,6 +244,8 @@ struct attention_args {
 	uint32_t unit;
 	uint32_t units, slots; /* most units of a row; blocks that divide them */
 	bool aligned;          /* KV is aligned to four elements */
+	/* spans with so many vectors of a KV head are attention_wide.cu's; 0: none */
+	uint32_t wide_from;
 };
 
 static __device__ inline const struct kern_span *batch_spans(const struct kern_batch *b, int rows,
@@ -257,6 +259,28 @@ static __host__ __device__ inline uint32_t round_up(uint32_t n, uint32_t to)
 {
 	return (n + to - 1) / to * to;
 }
+
+/* Tiles of `size` vectors are numbered: those of span i start at an upper bound of the tiles of all
+ * earlier spans, so some numbers are unused. Whether this one is the span's, and at which of its
+ * vectors it begins. */
+static __device__ inline bool span_has_tile(const struct kern_span *span, uint32_t i,
+                                            uint32_t group, uint32_t size, uint32_t number,
+                                            uint32_t *ret_begin)
+{
+	uint32_t all = span[i].rows * group,
+			 before = (uint32_t)((uint64_t)span[i].row * group / size) + i;
+	*ret_begin = (number - before) * size;
+	return number >= before && number - before < round_up(all, size) / size;
+}
+
+/* Most tiles for the planned rows and spans. */
+static inline size_t most_tiles(const struct plan *p, const struct attention_args *a, uint32_t size)
+{
+	return (size_t)plan_rows(p) * a->group / size + p->spans;
+}
+
+/* attention_wide.cu: plans it and sets a->wide_from, if it can do this attention. */
+void plan_attention_wide(struct plan *p, struct attention_args *a);
 
 /* a state in memory: values, largest score, sum */
 static __host__ __device__ inline uint32_t state_ld(uint32_t out_dim)

@@ -30,6 +30,28 @@ enum {
 	FAR_POSITIONS = FAR_BLOCKS * BLOCK
 };
 
+/* So many rows that attention_wide.cu does them: (WIDE_ROWS, WIDE_HEADS * WIDE_HEAD), also with
+ * heads of half that size. Y_COLUMNS: the most that an output has. */
+enum {
+	WIDE_ROWS = 66,
+	WIDE_HEADS = 2,
+	WIDE_HEAD = 128,
+	WIDE_BLOCKS = 16,
+	Y_COLUMNS = WIDE_HEADS * WIDE_HEAD
+};
+_Static_assert((int)Y_COLUMNS <= (TYPES + 1) * WIDTH && (int)Y_COLUMNS <= (int)DIM &&
+                   (int)WIDE_ROWS <= (int)ROWS,
+               "the memory of the model's rows has no room for it");
+
+/* K and V in bfloat16, for each of the three. */
+enum {
+	MODEL_BYTES = (ROWS + BLOCK - 1) / BLOCK * BLOCK * 2 * WIDTH * 2,
+	FAR_BYTES = FAR_POSITIONS * 2 * FAR_HEAD * 2,
+	WIDE_BYTES = WIDE_BLOCKS * BLOCK * 2 * WIDE_HEAD * 2,
+	POOL_BYTES = (int)FAR_BYTES > (int)WIDE_BYTES ? (int)FAR_BYTES : (int)WIDE_BYTES
+};
+_Static_assert((int)MODEL_BYTES <= (int)POOL_BYTES, "the pool has no room for the model's KV");
+
 struct envelope {
 	struct kern_device *dev;
 	struct kern_stream *stream;
@@ -37,7 +59,7 @@ struct envelope {
 	struct kern_weight *w[TYPES]; /* (WIDTH, DIM) */
 	struct kern_program *p;
 	struct kern_tensor x, of[TYPES], y; /* input; w x; output */
-	float in[ROWS * DIM], all[ROWS * WIDTH], part[ROWS * WIDTH];
+	float in[ROWS * DIM], all[ROWS * Y_COLUMNS], part[ROWS * Y_COLUMNS];
 };
 
 static uint32_t random_bits(uint32_t *seed)
@@ -144,9 +166,7 @@ static struct kern_tensor take(const struct envelope *e, size_t *at, uint32_t co
 
 static int envelope_begin(struct envelope *e)
 {
-	struct kern_kv_layer kv = kv_layer(e, HEADS, HEAD), far = kv_layer(e, 1, FAR_HEAD);
-	size_t at = 0, pool_bytes = (ROWS + BLOCK - 1) / BLOCK * kv.block_stride_bytes,
-		   far_bytes = FAR_BLOCKS * far.block_stride_bytes;
+	size_t at = 0;
 	uint32_t seed = 5;
 	int rc = cuda_stream_new(e->dev, &e->stream);
 	for (size_t i = 0; i < ROWS * DIM; i++)
@@ -155,8 +175,7 @@ static int envelope_begin(struct envelope *e)
 		rc = cuda_mem_new(e->dev, KERN_MEM_DEVICE,
 		                  ROWS * (DIM + (TYPES + 1) * WIDTH) * sizeof(float), &e->mem);
 	if (!rc)
-		rc = cuda_mem_new(e->dev, KERN_MEM_DEVICE, pool_bytes > far_bytes ? pool_bytes : far_bytes,
-		                  &e->pool);
+		rc = cuda_mem_new(e->dev, KERN_MEM_DEVICE, POOL_BYTES, &e->pool);
 	if (!rc)
 		rc = cuda_mem_new(e->dev, KERN_MEM_PINNED, BATCH_BYTES, &e->batch);
 	if (rc || (rc = weight_new(e, 0, KERN_BF16, 0)) || (rc = weight_new(e, 1, KERN_Q8_0, 34)) ||
@@ -248,14 +267,13 @@ static int compare_model(struct envelope *e)
 	return rc;
 }
 
-static int far_fill(struct envelope *e)
+static int pool_fill(struct envelope *e)
 {
-	size_t bytes = FAR_BLOCKS * kv_layer(e, 1, FAR_HEAD).block_stride_bytes;
-	unsigned char *data = random_bytes(bytes, 11, 1);
+	unsigned char *data = random_bytes(POOL_BYTES, 11, 1);
 	if (!data)
 		return no_memory(e->dev);
 	int rc = cuda_check(e->dev,
-	                    cudaMemcpyAsync((void *)e->pool.dev.v, data, bytes, cudaMemcpyDefault,
+	                    cudaMemcpyAsync((void *)e->pool.dev.v, data, POOL_BYTES, cudaMemcpyDefault,
 	                                    e->stream->stream),
 	                    "uploading");
 	if (!rc)
@@ -276,7 +294,7 @@ static int compare_far(struct envelope *e)
 	const uint32_t first = FAR_POSITIONS - FAR_ROWS;
 	e->x.ld = e->y.ld = FAR_COLUMNS;
 	struct kern_op op = attention(kv_layer(e, 1, FAR_HEAD), e->x, e->y, FAR_HEADS, 8);
-	int rc = far_fill(e);
+	int rc = KERN_OK;
 	for (int i = 0; i < 2 && !rc; i++) {
 		struct kern_limits limits = {
 			.rows = 64, .spans = 1, .positions = positions[i], .batch_bytes = BATCH_BYTES};
@@ -285,6 +303,31 @@ static int compare_far(struct envelope *e)
 			rc = i ? compare(e, first, 0, FAR_ROWS, FAR_ROWS) : step(e, first, 0, FAR_ROWS, e->all);
 		if (!rc)
 			rc = compare(e, first, FAR_ROWS - 1, 1, FAR_ROWS);
+		cuda_program_destroy(&e->p);
+	}
+	return rc;
+}
+
+/* A prompt's rows, among many and in a few; within one chunk of positions, so that no other reason
+ * divides the work. */
+static int compare_wide(struct envelope *e)
+{
+	const uint32_t first = WIDE_BLOCKS * BLOCK - WIDE_ROWS;
+	int rc = KERN_OK;
+	for (uint32_t head = WIDE_HEAD / 2; head <= WIDE_HEAD && !rc; head += WIDE_HEAD / 2) {
+		struct kern_limits limits = {
+			.rows = ROWS, .spans = 1, .positions = WIDE_BLOCKS * BLOCK, .batch_bytes = BATCH_BYTES};
+		e->x.ld = e->y.ld = WIDE_HEADS * head;
+		struct kern_op op = attention(kv_layer(e, 1, head), e->x, e->y, WIDE_HEADS, 2);
+		e->dev->wide_always = 1;
+		rc = cuda_program_new(e->dev, &op, 1, &limits, &e->p);
+		e->dev->wide_always = 0;
+		if (!rc)
+			rc = step(e, first, 0, WIDE_ROWS, e->all);
+		if (!rc)
+			rc = compare(e, first, WIDE_ROWS - 1, 1, WIDE_ROWS);
+		if (!rc)
+			rc = compare(e, first, 20, 30, WIDE_ROWS);
 		cuda_program_destroy(&e->p);
 	}
 	return rc;
@@ -300,7 +343,11 @@ int cuda_envelope(struct kern_device *dev)
 	if (!rc)
 		rc = compare_model(e);
 	if (!rc)
+		rc = pool_fill(e);
+	if (!rc)
 		rc = compare_far(e);
+	if (!rc)
+		rc = compare_wide(e);
 	envelope_end(e);
 	free(e);
 	return rc;

@@ -77,6 +77,38 @@ static __device__ __forceinline__ void mma_bf16(float d[4], const uint32_t a[4],
 	             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+/* Starts copying 16 bytes into shared memory; both addresses are multiples of 16. Not there: zeros,
+ * and nothing is read. Done once the group that they are committed to has been waited for. */
+static __device__ __forceinline__ void copy_async_16(void *to, const void *from, bool there)
+{
+	asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+					 (uint32_t)__cvta_generic_to_shared(to)),
+	             "l"(from), "r"(there ? 16 : 0)
+	             : "memory");
+}
+
+static __device__ __forceinline__ void copy_async_commit(void)
+{
+	asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Waits for this thread's groups but for the latest PENDING. */
+template <int PENDING> static __device__ __forceinline__ void copy_async_wait(void)
+{
+	asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Four matrices (8, 8) of bfloat16 in shared memory, transposed: lane 8 m + i has the address of
+ * row i of matrix m. With g and t as above, m[i]: of matrix i, rows 2t, 2t+1 of column g (PTX ISA,
+ * ldmatrix). */
+static __device__ __forceinline__ void load_matrices_transposed(uint32_t m[4], const void *row)
+{
+	asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+	             : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+	             : "r"((uint32_t)__cvta_generic_to_shared(row))
+	             : "memory");
+}
+
 /* a b + c for each bfloat16 half, rounded once; denormals are kept. */
 static __device__ __forceinline__ uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c)
 {

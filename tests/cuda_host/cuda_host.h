@@ -54,6 +54,34 @@ static inline void mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2]
 	cuda_host_mma(d, a, b);
 }
 
+/* Bytes arrive when they are waited for. */
+static inline void copy_async_16(void *to, const void *from, bool there)
+{
+	cuda_host_copy_async(to, from, there ? 16 : 0);
+}
+
+static inline void copy_async_commit(void)
+{
+	cuda_host_copy_commit();
+}
+
+template <int PENDING> static inline void copy_async_wait(void)
+{
+	cuda_host_copy_wait(PENDING);
+}
+
+static inline void load_matrices_transposed(uint32_t m[4], const void *row)
+{
+	const unsigned char *all = cuda_host_warp_meet(0xffffffffu, &row, sizeof row);
+	unsigned g = cuda_host_now->lane / 4, t = cuda_host_now->lane % 4;
+	for (unsigned i = 0; i < 4; i++) {
+		const uint16_t *rows[2];
+		for (unsigned k = 0; k < 2; k++)
+			memcpy(&rows[k], all + 32 * (8 * i + 2 * t + k), sizeof rows[k]);
+		m[i] = rows[0][g] | (uint32_t)rows[1][g] << 16;
+	}
+}
+
 /* For finite numbers, for which the result is exact. */
 static inline uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c)
 {

@@ -49,7 +49,20 @@ struct block {
 	unsigned char *shared;
 };
 
+/* Copies into shared memory that a thread has started and not waited for. */
+enum { COPIES_MAX = 64 };
+struct copies {
+	unsigned n, group;
+	struct {
+		void *to;
+		const void *from;
+		size_t bytes; /* of 16; the others become zeros */
+		unsigned group;
+	} of[COPIES_MAX];
+};
+
 static struct fibre fibre[THREADS_MAX];
+static struct copies copies[THREADS_MAX]; /* the fibre's */
 static struct warp warp[THREADS_MAX / WARP];
 static struct block block[BLOCKS_MAX];
 static unsigned char *stacks;
@@ -186,6 +199,36 @@ uint64_t cuda_host_clock_ns(void)
 	struct timespec now;
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+void cuda_host_copy_async(void *to, const void *from, size_t bytes)
+{
+	struct copies *c = &copies[now() - fibre];
+	if (((uintptr_t)to | (uintptr_t)from) % 16)
+		die("copies 16 bytes from or to an address that is not a multiple of 16");
+	if (c->n == COPIES_MAX)
+		die("has more copies in progress than are counted here");
+	c->of[c->n].to = to;
+	c->of[c->n].from = from;
+	c->of[c->n].bytes = bytes;
+	c->of[c->n++].group = c->group;
+}
+
+void cuda_host_copy_commit(void)
+{
+	copies[now() - fibre].group++;
+}
+
+void cuda_host_copy_wait(unsigned pending)
+{
+	struct copies *c = &copies[now() - fibre];
+	unsigned done = 0;
+	for (; done < c->n && c->of[done].group + pending < c->group; done++) {
+		memset(c->of[done].to, 0, 16);
+		memcpy(c->of[done].to, c->of[done].from, c->of[done].bytes);
+	}
+	memmove(c->of, c->of + done, (c->n - done) * sizeof c->of[0]);
+	c->n -= done;
 }
 
 static void wake(enum fibre_state waiting, unsigned from, unsigned to)
@@ -349,6 +392,7 @@ static void block_begin(struct block *b, struct dim3 grid, size_t at, size_t sha
 		f->state = READY;
 		f->block = b;
 		f->exchanges = 0;
+		copies[b->first + i].n = copies[b->first + i].group = 0;
 		f->stack = stack_begin(b->first + i);
 	}
 }

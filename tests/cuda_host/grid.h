@@ -44,6 +44,11 @@ const unsigned char *cuda_host_warp_meet(unsigned mask, const void *mine, size_t
  * (arXiv:2301.11471, arXiv:2412.00287). */
 void cuda_host_mma(float d[4], const uint32_t a[4], const uint32_t b[2]);
 
+/* See copy_async_16 in kernels/cuda/kernel.h: the first `bytes` of 16, the others become zeros. */
+void cuda_host_copy_async(void *to, const void *from, size_t bytes);
+void cuda_host_copy_commit(void);
+void cuda_host_copy_wait(unsigned pending);
+
 /* While a thread waits for another block or another process: lets other fibres run, also of other
  * blocks; if all only wait, the scheduler sleeps for a moment so that other processes can run. */
 void cuda_host_pause(void);
