@@ -20,7 +20,7 @@ const struct conf_key worker_keys[] = {
 	{"tensor_parallel", CONF_INT, "1", 1, 64, "processes", 0,
      "processes that share the model and its work, at most one per KV head; cpu: the threads are "
      "divided equally among them; cuda: at most 16, each with a GPU of its own, `device` and the "
-     "following; only for role mixed with messager and storage none",
+     "following",
      NULL},
 	{"ranks_per_device", CONF_INT, "1", 1, 16, "processes", 0,
      "cuda: processes of tensor_parallel on one GPU, to try it with fewer GPUs: they take turns, "
@@ -66,11 +66,11 @@ const struct conf_key worker_keys[] = {
      "prefill: with srpt, a prompt that has waited this long goes before all that arrived later",
      NULL},
 	{"overlap_steps", CONF_BOOL, "true", 0, 0, "", 0,
-     "cuda, sim: decode and mixed: start a step before the tokens of the previous one are known to "
-     "the host, so that the device does not wait for it; takes memory for a second batch. Not "
-     "while a request in the batch has a constraint, bad "
-     "words of several tokens, an embedding or log-probabilities of its prompt to come, or a draft "
-     "and restrictions of its ids",
+     "decode and mixed, with backend cuda or sim: start a step before the tokens of the previous "
+     "one are known to the host, so that the device does not wait for it; takes memory for a "
+     "second "
+     "batch. Not while a request in the batch has a constraint, bad words of several tokens, an "
+     "embedding or log-probabilities of its prompt to come, or a draft and restrictions of its ids",
      NULL},
 	{"embeddings", CONF_BOOL, "true", 0, 0, "", 0,
      "make embeddings; takes memory of the device for a second program of steps (not for weights "
