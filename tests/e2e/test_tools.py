@@ -62,6 +62,25 @@ def test_config(suite):
     assert pdctl(suite, "config", "nonsense").returncode == 1
 
 
+def test_a_daemon_with_another_name(tmp_path):
+    """The messager is the only one whose name begins so; with two of them pdctl asks which."""
+    here, running = ["-r", str(tmp_path), "-t", "30000"], []
+    try:
+        for name, code in (("messager-1", 0), ("messager-2", 3)):
+            p = subprocess.Popen([os.path.join(BIN, "pdmessagerd"), "-o", f"rundir={tmp_path}", "-o", f"name={name}"], stderr=subprocess.PIPE, text=True)
+            running.append(p)
+            while "event=ready" not in p.stderr.readline():
+                assert p.poll() is None
+            r = run(os.path.join(BIN, "pdctl"), *here, "links")
+            assert r.returncode == code and ('no daemon named "messager"' in r.stderr) == (code == 3), r.stderr
+            assert run(os.path.join(BIN, "pdctl"), *here, "-d", name, "links").returncode == 0
+        assert 'no daemon named "mess"' in run(os.path.join(BIN, "pdctl"), *here, "-d", "mess", "links").stderr
+    finally:
+        for p in running:
+            p.kill()
+            p.wait()
+
+
 def test_log_level_and_metrics(suite):
     assert json.loads(pdctl(suite, "-d", "storage", "--json", "log-level", "debug").stdout) == {"level": "debug"}
     r = pdctl(suite, "-d", "storage", "log-level", "loud")

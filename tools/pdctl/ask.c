@@ -129,6 +129,20 @@ size_t targets_find(const struct options *o, struct target **ret_list)
 	return 0;
 }
 
+/* The only one that is named after its kind: router-1. n: there is none, or there are several. */
+static size_t only_of_kind(const struct target *list, size_t n, const char *kind)
+{
+	size_t len = strlen(kind), at = n;
+	for (size_t i = 0; i < n; i++) {
+		if (strncmp(list[i].name, kind, len) != 0 || list[i].name[len] != '-')
+			continue;
+		if (at < n)
+			return n;
+		at = i;
+	}
+	return at;
+}
+
 int target_one(const struct options *o, const char *standard, struct target *ret)
 {
 	const char *want = o->daemon ? o->daemon : standard;
@@ -138,6 +152,8 @@ int target_one(const struct options *o, const char *standard, struct target *ret
 		return EXIT_UNREACHABLE;
 	while (!o->endpoint && i < n && strcmp(list[i].name, want) != 0)
 		i++;
+	if (i == n && !o->daemon)
+		i = only_of_kind(list, n, standard);
 	if (i < n)
 		*ret = list[i];
 	else

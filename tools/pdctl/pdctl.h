@@ -39,8 +39,9 @@ size_t targets_scan(const struct options *o, struct target **ret_list);
 /* Sorted by name, the router first. Returns their number; 0 after printing the reason to stderr.
  * The caller frees *ret_list. */
 size_t targets_find(const struct options *o, struct target **ret_list);
-/* The daemon that -d or -e names, else the one called `standard`. If there is none, prints the
- * reason to stderr and returns an exit code. */
+/* The daemon that -d or -e names, else the one called `standard`, else the only one whose name
+ * begins with `standard`-. If there is none, prints the reason to stderr and returns an exit code.
+ */
 int target_one(const struct options *o, const char *standard, struct target *ret);
 /* Returns an exit code; *ret_text (malloc'd) is the answer, or the reason if the code is not 0. */
 int ask_text(const struct options *o, const struct target *t, const char *command,
