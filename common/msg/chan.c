@@ -9,6 +9,7 @@
 #include "util/check.h"
 #include "util/clock.h"
 #include "util/descriptors.h"
+#include "util/least.h"
 #include "util/mem.h"
 
 #include <errno.h>
@@ -355,7 +356,9 @@ void chan_hello(struct chan *c, struct peer *p)
 	h.nth = p->hello_nth = ++c->hello_n;
 	h.link = p->link_id;
 	p->hello_us = clock_us();
+	p->hello_wait_us = c->pace.hello_us;
 	p->hello_waits = chan_send_link(c, p, MSG_HELLO, &h.base) < 0;
+	chan_tick_soon(c, p->hello_us + p->hello_wait_us);
 }
 
 void chan_welcome(struct chan *c, struct peer *p, int resumed)
@@ -378,6 +381,7 @@ struct peer *chan_peer_new(struct chan *c)
 	p->c = c;
 	p->pidfd = -1;
 	p->resend_wait_us = c->pace.resend_us;
+	p->hello_wait_us = c->pace.hello_us;
 	snprintf(p->name, sizeof p->name, "?");
 	link_init(&p->link);
 	list_push_back(&c->peers, &p->node);
@@ -494,13 +498,14 @@ void chan_peer_down(struct chan *c, struct peer *p, const char *why, enum peer_s
 
 static struct chan_pace pace_of(uint64_t resend_us)
 {
-	uint64_t r = resend_us ? resend_us : RESEND_US;
+	uint64_t r = resend_us ? resend_us : RESEND_US, hello = least(r, HELLO_RETRY_US);
 	return (struct chan_pace){.resend_us = r,
 	                          .resend_max_us = 8 * r,
 	                          .ack_us = r / 4,
 	                          .retry_us = r / 20,
 	                          .gap_us = r / 20,
-	                          .hello_us = r < HELLO_RETRY_US ? r : HELLO_RETRY_US};
+	                          .hello_us = hello,
+	                          .hello_max_us = 8 * hello};
 }
 
 /* Strangers may open it: they must not take the descriptors that peers and pdctl need. */

@@ -567,6 +567,18 @@ static int take_one(struct sock *s)
 	return 0;
 }
 
+/* A connection that is made anew needs a HELLO of its own, at once; `connected`: the socket takes
+ * messages, so it has one. */
+static void check_hello(struct chan *c, struct peer *p, int connected)
+{
+	if (p->state != PEER_HELLO)
+		return;
+	if (!connected)
+		p->hello_waits = 1;
+	else if (p->hello_waits)
+		chan_hello(c, p);
+}
+
 void chan_take(struct sock *s)
 {
 	uint64_t until = clock_us() + DRAIN_US;
@@ -574,9 +586,8 @@ void chan_take(struct sock *s)
 		int events = 0;
 		size_t len = sizeof events;
 		zmq_getsockopt(s->z, ZMQ_EVENTS, &events, &len);
-		if (s->peer && s->peer->hello_waits && (events & ZMQ_POLLOUT) &&
-		    s->peer->state == PEER_HELLO)
-			chan_hello(s->c, s->peer);
+		if (s->peer)
+			check_hello(s->c, s->peer, events & ZMQ_POLLOUT);
 		if (!(events & ZMQ_POLLIN) || take_one(s) < 0)
 			return;
 	}

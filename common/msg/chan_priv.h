@@ -83,6 +83,7 @@ struct peer {
 	int pidfd;
 	struct event *pid_ev;
 	uint64_t heard_us, hello_us, beat_us; /* last message received; last HELLO, heartbeat sent */
+	uint64_t hello_wait_us;               /* until the next HELLO; doubles while none is answered */
 	/* busy: last numbered message, or heartbeat from it with news; stir: when that began after an
 	 * idle time */
 	uint64_t busy_us, stir_us;
@@ -124,7 +125,9 @@ struct chan_pace {
 	uint64_t retry_us; /* the socket is full: wait this long before sending the rest */
 	/* shortest time between two reports of a gap, or two resends because of one */
 	uint64_t gap_us;
-	uint64_t hello_us; /* repeat HELLO after this; when asked by WHO, after a sixth of it */
+	/* repeat HELLO after this, then twice as late, up to hello_max_us; when asked by WHO, after a
+	 * sixth of it */
+	uint64_t hello_us, hello_max_us;
 };
 
 struct chan {
@@ -178,6 +181,7 @@ void chan_resend(struct chan *c, struct peer *p, uint32_t most);
 /* Sends the part of the window that the socket has not taken yet. */
 void chan_send_rest(struct chan *c, struct peer *p);
 void chan_acked(struct chan *c, struct peer *p, uint64_t ack);
+/* Says HELLO; the next one follows after pace.hello_us. */
 void chan_hello(struct chan *c, struct peer *p);
 void chan_welcome(struct chan *c, struct peer *p, int resumed);
 struct peer *chan_peer_new(struct chan *c);

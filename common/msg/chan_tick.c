@@ -130,8 +130,21 @@ void chan_owe_ack(struct chan *c, struct peer *p)
 
 static uint64_t hello_at(const struct chan *c, const struct peer *p)
 {
-	return p->dealer ? p->hello_us + c->pace.hello_us * (p->state == PEER_REFUSED ? 4 : 1)
-	                 : UINT64_MAX;
+	if (!p->dealer)
+		return UINT64_MAX;
+	if (!p->hello_us) /* its link has just gone down */
+		return 0;
+	return p->hello_us + (p->state == PEER_REFUSED ? 4 * c->pace.hello_us : p->hello_wait_us);
+}
+
+/* One that has no answer is repeated less and less often: nobody listens there, or the peer hangs
+ * and would find all of them. chan_take says it at once when a connection is made. */
+static void hello_due(struct chan *c, struct peer *p)
+{
+	uint64_t wait = p->hello_us ? least(2 * p->hello_wait_us, c->pace.hello_max_us)
+	                            : c->pace.hello_us;
+	chan_hello(c, p);
+	p->hello_wait_us = wait;
 }
 
 /* When the timer has something to do for this peer. */
@@ -175,7 +188,7 @@ static void check_peer(struct chan *c, struct peer *p, uint64_t now)
 	if (p->state != PEER_UP) {
 		chan_name_tick(p, now);
 		if (now >= hello_at(c, p))
-			chan_hello(c, p);
+			hello_due(c, p);
 		return;
 	}
 	if (now > silent_at(c, p, now)) {

@@ -220,6 +220,91 @@ START_TEST(vanished_peer_is_noticed_at_work)
 }
 END_TEST
 
+/* --- HELLOs --------------------------------------------------------------- */
+
+struct silent { /* reads what comes to the endpoint, and answers nothing */
+	void *ctx, *z;
+	unsigned hellos;
+};
+
+static void silent_open(struct silent *g)
+{
+	int zero = 0;
+	*g = (struct silent){.ctx = zmq_ctx_new()};
+	g->z = zmq_socket(g->ctx, ZMQ_ROUTER);
+	zmq_setsockopt(g->z, ZMQ_LINGER, &zero, sizeof zero);
+	ck_assert_int_eq(zmq_bind(g->z, endpoint), 0);
+}
+
+static void silent_close(struct silent *g)
+{
+	zmq_close(g->z);
+	zmq_ctx_term(g->ctx);
+}
+
+/* Until so many have come. */
+static void silent_hears(struct silent *g, unsigned n)
+{
+	for (uint64_t end = clock_us() + 60000000; g->hellos < n;) {
+		int more = 1;
+		size_t len = sizeof more;
+		ck_assert_msg(clock_us() < end, "%u HELLOs came", g->hellos);
+		if (zmq_recv(g->z, NULL, 0, ZMQ_DONTWAIT) < 0) {
+			pump_ms(base, 2);
+			continue;
+		}
+		while (zmq_getsockopt(g->z, ZMQ_RCVMORE, &more, &len) == 0 && more)
+			zmq_recv(g->z, NULL, 0, 0);
+		g->hellos++;
+	}
+}
+
+static void dial(struct side *b, uint64_t resend_us)
+{
+	*b = (struct side){.name = "dials", .epoch = 2000, .opts = pair_opts(resend_us, NULL)};
+	snprintf(b->to, sizeof b->to, "%s", endpoint);
+	side_start(base, b);
+}
+
+/* HELLOs without an answer come after 20, 40, 80 and then each 160 ms. */
+START_TEST(hello_is_repeated_ever_later)
+{
+	struct silent g;
+	struct side b;
+	silent_open(&g);
+	dial(&b, 20000);
+	silent_hears(&g, 1);
+	uint64_t from = clock_us();
+	silent_hears(&g, 8);
+	ck_assert_uint_ge(clock_us() - from, 20000 + 40000 + 80000 + 3 * 160000);
+	silent_close(&g);
+	side_stop(&b);
+}
+END_TEST
+
+/* Who was silent so long ends, and another listens there: it need not wait for the next HELLO,
+ * which is due 2.4 s after the last. Nor if nobody listens for a while. */
+START_TEST(who_comes_up_hears_hello_at_once)
+{
+	for (int pause = 0; pause < 2; pause++) {
+		struct silent g;
+		struct side a = {.name = "bound", .epoch = 1000, .opts = pair_opts(0, NULL)}, b;
+		snprintf(a.bind, sizeof a.bind, "%s", endpoint);
+		silent_open(&g);
+		dial(&b, 0);
+		silent_hears(&g, 4); /* 0, 300, 900, 2100 ms */
+		silent_close(&g);
+		pump_ms(base, pause ? 300 : 1);
+		uint64_t from = clock_us();
+		side_start(base, &a);
+		until_up(&a, &b);
+		ck_assert_uint_lt(clock_us() - from, 1500000);
+		ck_assert_uint_eq(a.downs + b.downs, 0);
+		pair_close(&a, &b);
+	}
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("msg ends");
@@ -232,6 +317,8 @@ int main(void)
 	tcase_add_test(t, goodbye_does_not_wait_for_the_stopped);
 	tcase_add_test(t, stopped_peer_is_noticed);
 	tcase_add_test(t, vanished_peer_is_noticed_at_work);
+	tcase_add_test(t, hello_is_repeated_ever_later);
+	tcase_add_test(t, who_comes_up_hears_hello_at_once);
 	suite_add_tcase(s, t);
 	SRunner *r = srunner_create(s);
 	srunner_run_all(r, CK_ENV);
