@@ -28,6 +28,21 @@ def test_help_of_all_and_of_one():
         assert name == "help" or (code == 0 and text.startswith(f"usage: pdctl {name} ")), text
 
 
+def options(text):
+    return re.findall(r"^  ((?:-\w, |    )--\w+.*?)  +", text.split("\noptions:\n")[1], re.M)
+
+
+def test_help_of_one_has_its_options():
+    """As the whole help has them; those of other commands are missing, and each belongs to one at least."""
+    whole, asks = pdctl("help")[1], ["-r, --rundir DIR", "-e, --endpoint ADDR", "-k, --keys FOLDER", "-i, --identity NAME", "-d, --daemon NAME", "-j, --json", "-t, --timeout MS"]
+    of = {name: options(pdctl("help", name)[1]) for name in commands() if name != "help"}
+    assert of["status"] == of["stop"] == of["flush"] == asks
+    assert of["keygen"] == ["-k, --keys FOLDER"] and of["workers"] == [*asks[:6], "-w, --wide", asks[6]]
+    assert of["top"] == [*asks[:6], "    --interval S", "-n, --count N", "    --once", asks[6]]
+    assert {x for o in of.values() for x in o} == set(options(whole))
+    assert all(line in whole for name in of for line in pdctl("help", name)[1].split("\noptions:\n")[1].splitlines())
+
+
 @pytest.mark.parametrize("typed,near", [("statsu", "status"), ("loglevel", "log-level"), ("tokenise", "tokenize"), ("quux", None), ("", None), ("a" * 5000, None)])
 def test_mistyped(typed, near):
     for args in ([typed], ["help", typed]):

@@ -494,51 +494,79 @@ static int unknown_command(const char *name)
 	return EXIT_USAGE;
 }
 
+/* `of`: the commands that look at it; ASK: and all that ask daemons, which ALONE do not. */
+#define ASK "*"
+#define ALONE "trace render tokenize detokenize keygen apikey keys"
+static const struct {
+	const char *names, *of, *help;
+} option_texts[] = {
+	{"-r, --rundir DIR", ASK " trace",
+     "folder of the daemons' sockets (default: PDSERVE_RUNDIR, else the launcher's, else "
+     "/run/pdserve)"},
+	{"-e, --endpoint ADDR", ASK,
+     "one daemon's ZeroMQ address: ipc:///run/pdserve/router.ipc, or NAME@tcp://HOST:PORT on "
+     "another host"},
+	{"-k, --keys FOLDER", ASK " keygen keys", "folder of keys (default /etc/pdserve/keys)"},
+	{"-i, --identity NAME", ASK, "our own key there, for another host (default operator)"},
+	{"-d, --daemon NAME", ASK, "only this daemon"},
+	{"-u, --url URL", "chat",
+     "the router's HTTP address for chat (default: from the router's configuration)"},
+	{"-S, --system TEXT", "chat", "the system message of a chat"},
+	{"-s, --set KEY=VALUE", "chat render tokenize",
+     "sets a member of the chat request, for instance temperature=0 (VALUE is JSON, otherwise "
+     "text; default: temperature=0.7, min_p=0.05),\n"
+     "                       of render's body, or add_special_tokens of tokenize"},
+	{"    --requests N, --tokens N, --concurrent N", "apikey",
+     "limits of an apikey: requests and tokens a minute, requests at once"},
+	{"    --shared-cache", "apikey", "apikey: use the cached prefixes of all keys that say so"},
+	{"    --template FILE", "render", "chat template for render, instead of the model's own"},
+	{"    --from SOURCE", "trace",
+     "trace: read \"journal\", a folder of logs or journals, a file, or - (default: logs in "
+     "RUNDIR, else the journal)"},
+	{"    --last N", "trace", "trace: the last N requests that ended, instead of IDs"},
+	{"    --svg FILE", "trace", "trace: also draw it (- for stdout)"},
+	{"    --chrome FILE", "trace",
+     "trace: also write JSON for Perfetto and chrome://tracing (- for stdout)"},
+	{"-j, --json", ASK " trace keys render tokenize detokenize", "JSON instead of text"},
+	{"    --interval S", "top", "top: seconds between screens (default 1)"},
+	{"-n, --count N", "top", "top: print N screens and end"},
+	{"    --once", "top", "top: print one screen and end"},
+	{"-w, --wide", "workers", "workers: all columns, not those that fit into 80"},
+	{"-t, --timeout MS", ASK, "longest wait for an answer (default 2000; flush: 130000)"},
+};
+
+static int is_word_of(const char *words, const char *word)
+{
+	size_t n = strlen(word);
+	for (const char *at = words; (at = strstr(at, word)); at += n)
+		if ((at == words || at[-1] == ' ') && (!at[n] || at[n] == ' '))
+			return 1;
+	return 0;
+}
+
+/* c: only those that the command looks at; NULL: all. */
+static void print_options(FILE *f, const struct command *c)
+{
+	for (size_t i = 0; i < sizeof option_texts / sizeof *option_texts; i++)
+		if (!c || is_word_of(option_texts[i].of, c->name) ||
+		    (!is_word_of(ALONE, c->name) && is_word_of(option_texts[i].of, ASK)))
+			fprintf(f, "  %-19s  %s\n", option_texts[i].names, option_texts[i].help);
+}
+
 static void usage(FILE *f)
 {
 	fputs("usage: pdctl [-r RUNDIR | -e ENDPOINT] [-d NAME] [--json] COMMAND [ARGUMENT]...\n", f);
 	fputs("  help       [COMMAND]        this list, or one command of it\n", f);
 	for (size_t i = 0; i < COMMANDS; i++)
 		fprintf(f, "  %-10s %-16s %s\n", commands[i].name, commands[i].args, commands[i].help);
-	fputs(
-		"  Any other command goes to the daemon that -d names (`pdctl -d NAME help` lists them).\n"
-		"options:\n"
-		"  -r, --rundir DIR     folder of the daemons' sockets (default: PDSERVE_RUNDIR, "
-		"else the launcher's, else /run/pdserve)\n"
-		"  -e, --endpoint ADDR  one daemon's ZeroMQ address: ipc:///run/pdserve/router.ipc, or "
-		"NAME@tcp://HOST:PORT on another host\n"
-		"  -k, --keys FOLDER    folder of keys (default /etc/pdserve/keys)\n"
-		"  -i, --identity NAME  our own key there, for another host (default operator)\n"
-		"  -d, --daemon NAME    only this daemon\n"
-		"  -u, --url URL        the router's HTTP address for chat (default: from the router's "
-		"configuration)\n"
-		"  -S, --system TEXT    the system message of a chat\n"
-		"  -s, --set KEY=VALUE  sets a member of the chat request, for instance temperature=0 "
-		"(VALUE "
-		"is JSON, otherwise text; default: temperature=0.7, min_p=0.05),\n"
-		"                       of render's body, or add_special_tokens of tokenize\n"
-		"      --requests N, --tokens N, --concurrent N  limits of an apikey: requests and tokens "
-		"a "
-		"minute, requests at once\n"
-		"      --shared-cache   apikey: use the cached prefixes of all keys that say so\n"
-		"      --template FILE  chat template for render, instead of the model's own\n"
-		"      --from SOURCE    trace: read \"journal\", a folder of logs or journals, a file, or "
-		"- "
-		"(default: logs in RUNDIR, else the journal)\n"
-		"      --last N         trace: the last N requests that ended, instead of IDs\n"
-		"      --svg FILE       trace: also draw it (- for stdout)\n"
-		"      --chrome FILE    trace: also write JSON for Perfetto and chrome://tracing (- for "
-		"stdout)\n"
-		"  -j, --json           JSON instead of text\n"
-		"      --interval S     top: seconds between screens (default 1)\n"
-		"  -n, --count N        top: print N screens and end\n"
-		"      --once           top: print one screen and end\n"
-		"  -w, --wide           workers: all columns, not those that fit into 80\n"
-		"  -t, --timeout MS     longest wait for an answer (default 2000; flush: 130000)\n"
-		"  -h, --help, -V, --version\n"
-		"exit status: 0 done, 1 refused or not found, 2 wrong usage, 3 a daemon could not be "
-		"reached\n",
-		f);
+	fputs("  Any other command goes to the daemon that -d names (`pdctl -d NAME help` lists "
+	      "them).\noptions:\n",
+	      f);
+	print_options(f, NULL);
+	fputs("  -h, --help, -V, --version\n"
+	      "exit status: 0 done, 1 refused or not found, 2 wrong usage, 3 a daemon could not be "
+	      "reached\n",
+	      f);
 }
 
 static const char *default_rundir(void)
@@ -707,10 +735,13 @@ static int help(char **words, size_t n)
 	const struct command *c = n ? command_find(words[0]) : NULL;
 	if (n && !c)
 		return unknown_command(words[0]);
-	if (c)
-		printf("usage: pdctl %s %s\n  %s\n", c->name, c->args, c->help);
-	else
+	if (!c) {
 		usage(stdout);
+		return EXIT_DONE;
+	}
+	printf("usage: pdctl %s %s%s[OPTION]...\n  %s\noptions:\n", c->name, c->args,
+	       *c->args ? " " : "", c->help);
+	print_options(stdout, c);
 	return EXIT_DONE;
 }
 
