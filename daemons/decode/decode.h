@@ -76,6 +76,7 @@ struct sequence_lease {
 	uint64_t granted_us;
 	uint64_t ready_us; /* when the KV was complete, 0: it is not */
 	uint64_t first_us; /* when the first token came, 0: it has not */
+	int in_order;      /* given back because this worker ends, or switches its role */
 	struct kern_drawn first;
 };
 

@@ -265,6 +265,7 @@ enum revoke_verdict lease_revoke(struct sequence *q)
 	fill_lease(q, &l);
 	request_copy_head(&q->run.req, &h);
 	m.lease = &l;
+	m.fault = q->lease.in_order ? PDS__FAULT__FAULT_DRAINING : PDS__FAULT__FAULT_LEASE_LOST;
 	return chan_send(svc_chan(w->svc), w->messager, MSG_LEASE_REVOKE, &h, &m.base) < 0
 	           ? REVOKE_WINDOW_FULL
 	           : REVOKE_DONE;

@@ -211,10 +211,12 @@ static void drain(struct worker *w)
 
 static void fail_unless_given_up(struct sequence *q, const char *why)
 {
-	if (!sequence_is_given_up(q))
-		request_copy_fail(
-			&q->run.req, q->w,
-			&(struct worker_failure){.fault = PDS__FAULT__FAULT_DRAINING, .retry = 1, .text = why});
+	if (sequence_is_given_up(q))
+		return;
+	q->lease.in_order = 1;
+	request_copy_fail(
+		&q->run.req, q->w,
+		&(struct worker_failure){.fault = PDS__FAULT__FAULT_DRAINING, .retry = 1, .text = why});
 }
 
 /* The router resumes elsewhere with the tokens so far; leases that are written to are fenced. */

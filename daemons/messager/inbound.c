@@ -190,6 +190,8 @@ static void send_revoke(const struct inbound_link *l, const struct msg_head *hea
 	Pds__LeaseRevoke m = PDS__LEASE_REVOKE__INIT;
 	m.lease = &lease;
 	m.decode = (char *)k->decode;
+	m.fault = mover_revoked_in_order(l->of->mover, k) ? PDS__FAULT__FAULT_DRAINING
+	                                                  : PDS__FAULT__FAULT_LEASE_LOST;
 	link_send(l, MSG_LEASE_REVOKE, head, &m.base);
 }
 

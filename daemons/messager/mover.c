@@ -382,6 +382,15 @@ static int answer_revoke(struct mover *m, struct revoked_lease *e)
 	return !e->owed;
 }
 
+static void step_transfers_of(struct mover *m, const struct lease_key *k, int in_order)
+{
+	m->in_order = in_order;
+	list_each_safe(it, nx, &m->transfers) {
+		if (memcmp(&transfer_entry(it)->lease, k, sizeof *k) == 0)
+			transfer_step(transfer_entry(it), TRANSFER_ON_REVOKED);
+	}
+}
+
 /* Final, whether or not the lease has a transfer. No write of ours is in flight between turns. */
 void mover_lease_revoke(struct mover *m, const char *name, uint64_t epoch,
                         const struct msg_head *head, const Pds__LeaseRevoke *b)
@@ -393,10 +402,8 @@ void mover_lease_revoke(struct mover *m, const char *name, uint64_t epoch,
 	struct revoked_lease *e = revoked_add(m->revoked, &k, m->now_us);
 	e->req = head->req;
 	e->attempt = head->attempt ? head->attempt : 1;
-	list_each_safe(it, nx, &m->transfers) {
-		if (memcmp(&transfer_entry(it)->lease, &k, sizeof k) == 0)
-			transfer_step(transfer_entry(it), TRANSFER_ON_REVOKED);
-	}
+	e->in_order = b->fault == PDS__FAULT__FAULT_DRAINING;
+	step_transfers_of(m, &k, e->in_order);
 	if (!answer_revoke(m, e))
 		m->n_owed++;
 }
@@ -409,16 +416,12 @@ void mover_revoke_fenced(struct mover *m, const struct lease_key *lease)
 		m->n_owed++;
 }
 
-void mover_remote_revoked(struct mover *m, const struct mover_worker *w, const Pds__Lease *lease)
+void mover_remote_revoked(struct mover *m, const struct mover_worker *w, const Pds__LeaseRevoke *b)
 {
 	struct lease_key k;
 	now(m);
-	if (lease_of(w->name, w->epoch, lease, &k) < 0)
-		return;
-	list_each_safe(it, nx, &m->transfers) {
-		if (memcmp(&transfer_entry(it)->lease, &k, sizeof k) == 0)
-			transfer_step(transfer_entry(it), TRANSFER_ON_REVOKED);
-	}
+	if (lease_of(w->name, w->epoch, b->lease, &k) == 0)
+		step_transfers_of(m, &k, b->fault == PDS__FAULT__FAULT_DRAINING);
 }
 
 void mover_kv_ready_ack(struct mover *m, const char *name, uint64_t epoch, const Pds__KvReadyAck *b)
@@ -555,6 +558,12 @@ void mover_sleeping(struct mover *m, int sleeping)
 uint32_t mover_open_transfers(const struct mover *m)
 {
 	return m->n_transfers;
+}
+
+int mover_revoked_in_order(const struct mover *m, const struct lease_key *lease)
+{
+	const struct revoked_lease *e = revoked_find(m->revoked, lease);
+	return e && e->in_order;
 }
 
 uint32_t mover_revoked(const struct mover *m)

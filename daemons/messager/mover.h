@@ -177,7 +177,9 @@ void mover_kv_ready_ack(struct mover *m, const char *name, uint64_t epoch,
 /* Nobody writes under the lease any more: answers a LEASE_REVOKE that waited for that, if any. */
 void mover_revoke_fenced(struct mover *m, const struct lease_key *lease);
 /* The remote worker w has revoked a lease; its messager has closed it. */
-void mover_remote_revoked(struct mover *m, const struct mover_worker *w, const Pds__Lease *lease);
+void mover_remote_revoked(struct mover *m, const struct mover_worker *w, const Pds__LeaseRevoke *b);
+/* 1: its D has given it back in order */
+int mover_revoked_in_order(const struct mover *m, const struct lease_key *lease);
 /* A link came up: messages that may have been lost with the previous one are sent again. */
 void mover_linked(struct mover *m, const char *name, uint64_t epoch);
 

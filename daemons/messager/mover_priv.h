@@ -115,6 +115,7 @@ struct mover {
 	int more;                       /* the budget did not suffice */
 	struct transfer *cut;           /* the first transfer that it cut short */
 	const Pds__LeaseOpened *opened; /* of the present call */
+	int in_order;                   /* of the present revocation */
 	struct ring_transfer scratch;
 };
 

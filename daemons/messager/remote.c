@@ -450,7 +450,7 @@ void remotes_message(struct remotes *r, struct peer *p, enum msg_type type,
 		break;
 	case MSG_LEASE_REVOKE:
 		if ((w = worker_of(o, revoke->decode, revoke->lease)))
-			mover_remote_revoked(r->mover, w, revoke->lease);
+			mover_remote_revoked(r->mover, w, revoke);
 		break;
 	case MSG_KV_READY_ACK:
 		if (worker_of(o, ack->decode, ack->lease))

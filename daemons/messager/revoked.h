@@ -30,7 +30,8 @@ struct revoked_lease {
 	struct lease_key lease;
 	struct reqid req;
 	uint32_t attempt;
-	int owed; /* LEASE_REVOKED could not be sent yet */
+	int in_order; /* LEASE_REVOKE says DRAINING */
+	int owed;     /* LEASE_REVOKED could not be sent yet */
 	uint64_t at_us;
 };
 

@@ -267,6 +267,14 @@ void transfer_found(struct mover *m, struct mover_worker *p, uint32_t slot, uint
 
 /* --- what any state does ------------------------------------------------- */
 
+/* P is to blame for nothing if D gives the lease back in order. */
+static void record_revoked(struct transfer *t, int in_order)
+{
+	record_end(t, END_REVOKED, in_order ? PDS__FAULT__FAULT_DRAINING : PDS__FAULT__FAULT_LEASE_LOST,
+	           "%s has %s lease %" PRIu64, t->lease.decode, in_order ? "given back" : "revoked",
+	           t->lease.id);
+}
+
 /* May a new transfer start? 0: its end is recorded. */
 static int is_admissible(struct transfer *t)
 {
@@ -278,8 +286,7 @@ static int is_admissible(struct transfer *t)
 		record_end(t, END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
 		           "ring slot %u of %s: asks for a copy to itself", t->slot, t->p->name);
 	else if (t->state == TRANSFER_FOUND && revoked_has(t->m->revoked, &t->lease))
-		record_end(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "%s has revoked lease %" PRIu64,
-		           t->lease.decode, t->lease.id);
+		record_revoked(t, mover_revoked_in_order(t->m, &t->lease));
 	else
 		return 1;
 	return 0;
@@ -340,10 +347,7 @@ static enum transfer_state transfer_common(struct transfer *t, enum transfer_eve
 	case TRANSFER_ON_FOUND: return is_admissible(t) ? t->state : TRANSFER_CLOSED;
 	case TRANSFER_ON_TURN: return is_alive(t) ? t->state : TRANSFER_CLOSED;
 	case TRANSFER_ON_CANCELLED: record_cancel(t); return TRANSFER_CLOSED;
-	case TRANSFER_ON_REVOKED:
-		record_end(t, END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "%s has revoked lease %" PRIu64,
-		           t->lease.decode, t->lease.id);
-		return TRANSFER_CLOSED;
+	case TRANSFER_ON_REVOKED: record_revoked(t, t->m->in_order); return TRANSFER_CLOSED;
 	case TRANSFER_ON_PREFILL_GONE:
 		if (t->state == TRANSFER_MARKED) /* D may have the first token already */
 			send_kv_ready(t);

@@ -177,7 +177,8 @@ START_TEST(waits_in_its_sleep)
 	Pds__Lease l = written(2, tokens_of(40));
 	ask_role("prefill", 0);
 	say_cancel(PREFILL, 2);
-	WANT(Pds__LeaseRevoke, MESSAGER, LEASE_REVOKE, 2);
+	const Pds__LeaseRevoke *r = WANT(Pds__LeaseRevoke, MESSAGER, LEASE_REVOKE, 2);
+	ck_assert_int_eq(r->fault, PDS__FAULT__FAULT_LEASE_LOST);
 	pump_for(300000);
 	unsigned long before = slept();
 	uint64_t begin_us = clock_us();
@@ -203,7 +204,8 @@ START_TEST(time_is_up)
 	ask_role("prefill", 0);
 	expect_failed(1);
 	expect_failed(2);
-	await(MESSAGER, MSG_LEASE_REVOKE, 1);
+	const Pds__LeaseRevoke *r = WANT(Pds__LeaseRevoke, MESSAGER, LEASE_REVOKE, 1);
+	ck_assert_int_eq(r->fault, PDS__FAULT__FAULT_DRAINING);
 	UNTIL(ended(3) || take(ROUTER, MSG_REQUEST_FAILED, 3));
 	UNTIL(kv_count("held") == 0 && kv_count("leased") == 3);
 	ck_assert_str_eq(ask_role(NULL, 0), "{\"role\":\"decode\",\"switching\":\"prefill\"}");

@@ -363,7 +363,7 @@ static void rig_opened(struct rig *r, int refused)
 	rig_opened_by(r, r->lease, 5, D_EPOCH, refused);
 }
 
-static inline void rig_revoke(struct rig *r)
+static inline void rig_revoke_by(struct rig *r, Pds__Fault fault)
 {
 	Pds__Lease l = PDS__LEASE__INIT;
 	Pds__LeaseRevoke b = PDS__LEASE_REVOKE__INIT;
@@ -372,7 +372,13 @@ static inline void rig_revoke(struct rig *r)
 	l.epoch = D_EPOCH;
 	l.generation = 5;
 	b.lease = &l;
+	b.fault = fault;
 	mover_lease_revoke(r->m, "decode-1", D_EPOCH, &head, &b);
+}
+
+static inline void rig_revoke(struct rig *r)
+{
+	rig_revoke_by(r, PDS__FAULT__FAULT_LEASE_LOST);
 }
 
 static void rig_ack(struct rig *r)

@@ -22,6 +22,7 @@ static struct {
 	size_t handle_bytes;
 	uint64_t lease;
 	char transport[64]; /* of PATH */
+	Pds__Fault fault;
 } told[512];
 static unsigned n_told;
 
@@ -36,6 +37,7 @@ static int send_link(void *arg, void *peer, enum msg_type type, const struct msg
 	told[n_told].peer = peer;
 	told[n_told].type = type;
 	told[n_told].lease = 0;
+	told[n_told].fault = PDS__FAULT__FAULT_NONE;
 	if (type == MSG_PATH)
 		snprintf(told[n_told].transport, sizeof told->transport, "%s",
 		         ((const Pds__Path *)body)->transport);
@@ -46,6 +48,8 @@ static int send_link(void *arg, void *peer, enum msg_type type, const struct msg
 		told[n_told].handle_bytes = m->handle.len;
 		told[n_told].lease = m->lease->id;
 	}
+	if (type == MSG_LEASE_REVOKE)
+		told[n_told].fault = ((const Pds__LeaseRevoke *)body)->fault;
 	n_told++;
 	return 0;
 }
@@ -268,6 +272,20 @@ START_TEST(rm2_revoked_is_said_when_it_is_closed)
 	link_full = 0;
 	inbound_turn(in);
 	ck_assert_uint_eq(inbound_count(in), 0);
+}
+END_TEST
+
+/* Why D revokes a lease goes on to the host of the prefill worker. */
+START_TEST(a_lease_is_given_back_in_order)
+{
+	Pds__Fault fault = _i ? PDS__FAULT__FAULT_DRAINING : PDS__FAULT__FAULT_LEASE_LOST;
+	ask_and_open(link_a, 1);
+	n_told = 0;
+	r->lease = 1;
+	rig_revoke_by(r, fault);
+	ck_assert_uint_eq(n_told, 1);
+	ck_assert_int_eq(told[0].type, MSG_LEASE_REVOKE);
+	ck_assert_int_eq(told[0].fault, fault);
 }
 END_TEST
 
@@ -819,6 +837,7 @@ int main(void)
 	tcase_add_test(t, rm5_ready_before_closed);
 	tcase_add_test(t, rm4_an_incomplete_lease_is_refused);
 	tcase_add_loop_test(t, rm2_revoked_is_said_when_it_is_closed, 0, 8);
+	tcase_add_loop_test(t, a_lease_is_given_back_in_order, 0, 2);
 	tcase_add_loop_test(t, rm1_partition_is_no_fence, 0, 2);
 	tcase_add_test(t, the_link_ends_after_ready);
 	tcase_add_test(t, rm6_the_old_handle_closes_with_its_link);

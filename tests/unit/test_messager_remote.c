@@ -243,18 +243,24 @@ END_TEST
 START_TEST(it_is_revoked)
 {
 	Pds__Lease l = PDS__LEASE__INIT;
+	Pds__LeaseRevoke b = PDS__LEASE_REVOKE__INIT;
 	opened();
 	rig_compute(r, 3, 10);
 	turn(MOVER_OPEN);
+	b.lease = &l;
+	b.fault = _i ? PDS__FAULT__FAULT_DRAINING : PDS__FAULT__FAULT_NONE;
 	l.id = 1;
 	l.epoch = D_EPOCH;
 	l.generation = 4;
-	mover_remote_revoked(r->m, r->wd, &l); /* another one */
+	mover_remote_revoked(r->m, r->wd, &b); /* another one */
 	ck_assert_uint_eq(fake.n_out, 1);
 	l.generation = 5;
-	mover_remote_revoked(r->m, r->wd, &l);
+	mover_remote_revoked(r->m, r->wd, &b);
 	ck_assert_uint_eq(fake.n_out, 0);
-	failed(END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "decode-1 has revoked lease 1");
+	if (_i)
+		failed(END_REVOKED, PDS__FAULT__FAULT_DRAINING, "decode-1 has given back lease 1");
+	else
+		failed(END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "decode-1 has revoked lease 1");
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_REVOKED), 0); /* its messager answers D */
 }
 END_TEST
@@ -382,7 +388,7 @@ int main(void)
 	tcase_add_test(t, nothing_to_send_is_no_stall);
 	tcase_add_test(t, a_malformed_handle);
 	tcase_add_test(t, other_blocks_than_the_lease);
-	tcase_add_test(t, it_is_revoked);
+	tcase_add_loop_test(t, it_is_revoked, 0, 2);
 	tcase_add_test(t, it_waits_for_the_link);
 	tcase_add_test(t, no_way_to_its_messager);
 	tcase_add_test(t, rm7_marked_by_an_earlier_one);

@@ -427,6 +427,28 @@ START_TEST(cancel_after_each_step)
 }
 END_TEST
 
+/* D ends in order, or switches its role: that is no loss, whichever comes first, its word or P's
+ * transfer; and what comes after its word does not change it. */
+START_TEST(given_back_in_order)
+{
+	r->lease = 1;
+	if (_i == 0)
+		rig_revoke_by(r, PDS__FAULT__FAULT_DRAINING);
+	rig_publish(r, 1, 0, 10);
+	turn(_i ? MOVER_OPEN : MOVER_IDLE);
+	if (_i == 1)
+		rig_revoke_by(r, PDS__FAULT__FAULT_DRAINING);
+	if (_i == 2) { /* after another lease, which it has revoked for another reason */
+		r->lease = 2;
+		rig_revoke(r);
+		r->lease = 1;
+		rig_revoke_by(r, PDS__FAULT__FAULT_DRAINING);
+	}
+	mover_remove(r->m, r->wd);
+	failed(END_REVOKED, PDS__FAULT__FAULT_DRAINING, "given back lease 1");
+}
+END_TEST
+
 START_TEST(revoke_after_each_step)
 {
 	for (int i = 0; i <= _i; i++)
@@ -628,6 +650,7 @@ static void add_tests(TCase *t)
 	tcase_add_test(t, an_answer_in_another_workers_name_is_dropped);
 	tcase_add_loop_test(t, restart_between_any_two_steps, 0, STEPS);
 	tcase_add_loop_test(t, cancel_after_each_step, 0, STEPS);
+	tcase_add_loop_test(t, given_back_in_order, 0, 3);
 	tcase_add_loop_test(t, revoke_after_each_step, 0, STEPS);
 	tcase_add_test(t, json_names_the_transfers);
 	tcase_add_test(t, the_bell_rings_only_a_sleeper);

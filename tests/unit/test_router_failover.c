@@ -463,6 +463,21 @@ START_TEST(a_decode_worker_ends_with_a_lease)
 }
 END_TEST
 
+/* The same if the prefill worker has heard of it first: it says DRAINING then. */
+START_TEST(a_decode_worker_ends_with_a_lease_and_tells_later)
+{
+	struct four f = four();
+	rig_fail(f.r, f.p1, 1, PDS__FAULT__FAULT_DRAINING, 1);
+	rig_fail(f.r, f.d1, 1, PDS__FAULT__FAULT_DRAINING, 1);
+	said_goodbye(&f, f.d1);
+	ck_assert_int_eq(f.r->s->state, ATTEMPT_SUBMITTED);
+	ck_assert_uint_eq(f.r->s->past.lost, 0);
+	ck_assert_uint_eq(f.r->s->number, 2);
+	ck_assert_uint_eq(bad_of(f.p1) + bad_of(f.d1), 0);
+	rig_free(f.r);
+}
+END_TEST
+
 /* What the prefill worker itself is to blame for, or could not help with another one, is. */
 START_TEST(a_decode_worker_ends_beside_another_failure)
 {
@@ -535,6 +550,7 @@ int main(void)
 	tcase_add_loop_test(c, the_other_is_full, 0, 4);
 	tcase_add_test(c, the_only_decode_worker_ends);
 	tcase_add_loop_test(c, a_decode_worker_ends_with_a_lease, 0, 2 * (COUNT(handover_faults) + 2));
+	tcase_add_test(c, a_decode_worker_ends_with_a_lease_and_tells_later);
 	tcase_add_loop_test(c, a_decode_worker_ends_beside_another_failure, 0, 2);
 	tcase_add_test(c, a_prefill_worker_ends);
 	tcase_add_test(c, moves_are_bounded);
