@@ -165,8 +165,20 @@ static int add_fixed_strings(json_t *values, const json_t *schema, int *left)
 	return n > 0;
 }
 
+static json_t *with_definitions(const json_t *root, const json_t *schema)
+{
+	static const char *const names[] = {"$defs", "definitions"};
+	json_t *own = json_copy((json_t *)schema);
+	for (size_t i = 0; i < 2; i++)
+		if (json_is_object(own) && !json_object_get(own, names[i]) &&
+		    json_object_get(root, names[i]))
+			json_object_set(own, names[i], json_object_get(root, names[i]));
+	return own;
+}
+
 /* The values that the schema allows: strings of enum or const, or of several such below anyOf,
- * where null may be one. NULL: others too, or too many. A new reference. */
+ * where others may be null, or have a schema that allows no string: an object with that schema.
+ * NULL: more than that, or too many. A new reference. */
 static json_t *fixed_values(const json_t *root, const json_t *schema, int *left)
 {
 	const json_t *any = json_object_get(schema, "anyOf");
@@ -174,10 +186,12 @@ static json_t *fixed_values(const json_t *root, const json_t *schema, int *left)
 	size_t n = json_array_size(any);
 	int good = n || add_fixed_strings(values, schema, left);
 	for (size_t i = 0; good && i < n; i++) {
-		const json_t *part = meant(root, json_array_get(any, i));
+		const json_t *own = json_array_get(any, i), *part = meant(root, own);
 		const char *type = json_string_value(json_object_get(part, "type"));
 		if (type && strcmp(type, "null") == 0)
 			json_array_append_new(values, json_null());
+		else if (!(tc_schema_types(root, part, left) & TC_STRING))
+			json_array_append_new(values, with_definitions(root, own));
 		else
 			good = add_fixed_strings(values, part, left);
 		good = good && --*left > 0;
@@ -188,45 +202,47 @@ static json_t *fixed_values(const json_t *root, const json_t *schema, int *left)
 	return NULL;
 }
 
-static json_t *with_definitions(const json_t *root, const json_t *schema)
-{
-	static const char *const names[] = {"$defs", "definitions"};
-	json_t *own = json_deep_copy(schema);
-	for (size_t i = 0; i < 2; i++)
-		if (json_is_object(own) && !json_object_get(own, names[i]) &&
-		    json_object_get(root, names[i]))
-			json_object_set(own, names[i], json_object_get(root, names[i]));
-	return own;
-}
-
 /* --- parameters in tags -------------------------------------------------- */
 
-/* Strings, and null, which the format may mark as another kind of value. */
-static int add_fixed(json_t *list, const struct form *m, const json_t *values)
+/* Is the string read back as one, though values of these types may stand in its place? */
+static int is_read_as_string(const struct form *m, const json_t *v, unsigned types)
 {
-	json_t *words = json_array(), *text = json_array(), *null = NULL;
-	int good = 1;
+	const char *s = json_string_value(v);
+	size_t n = json_string_length(v);
+	return !memmem(s, n, m->value_end, strlen(m->value_end)) &&
+	       (strcmp(m->text, m->json) != 0 || !tc_xml_is_json(types, &s, &n));
+}
+
+/* Strings, and others, which the format may mark as another kind of value; of these types. (Of null
+ * alone beside strings the model is taken at its word: "none" is null.) */
+static int add_fixed(json_t *list, const struct form *m, const json_t *values, unsigned types)
+{
+	json_t *words = json_array(), *text = json_array(), *others = json_array(), *json;
+	int good = 1, mixed = 0;
+	for (size_t i = 0; i < json_array_size(values); i++)
+		mixed |= json_is_object(json_array_get(values, i));
 	for (size_t i = 0; i < json_array_size(values); i++) {
 		const json_t *v = json_array_get(values, i);
-		if (json_is_null(v)) {
-			null = null ? null : json_array();
-			continue;
-		}
 		json_t *way = json_array();
-		good &= !memmem(json_string_value(v), json_string_length(v), m->value_end,
-		                strlen(m->value_end));
-		add(way, "literal", json_copy((json_t *)v));
-		json_array_append_new(words, way);
+		if (json_is_string(v))
+			good &= is_read_as_string(m, v, mixed ? types : TC_STRING);
+		if (json_is_null(v))
+			add_text(way, "null");
+		else
+			add(way, json_is_string(v) ? "literal" : "schema", json_copy((json_t *)v));
+		json_array_append_new(json_is_string(v) ? words : others, way);
 	}
 	add_text(text, m->text);
 	add(text, "any_of", words);
-	if (null) {
-		add_text(null, m->json);
-		add_text(null, "null");
-		add(list, "any_of", json_pack("[o, o]", text, null));
+	if (json_array_size(others)) {
+		json = json_array();
+		add_text(json, m->json);
+		add(json, "any_of", others);
+		add(list, "any_of", json_pack("[o, o]", text, json));
 	} else {
 		json_array_extend(list, text);
 		json_decref(text);
+		json_decref(others);
 	}
 	if (*m->before_end)
 		add_text(list, m->before_end);
@@ -238,7 +254,10 @@ static int add_fixed(json_t *list, const struct form *m, const json_t *values)
 static int add_value(json_t *list, const struct form *m, const json_t *root, const json_t *schema,
                      int *left)
 {
+	int before = *left;
 	unsigned types = tc_schema_types(root, schema, left);
+	if (before - *left >= TC_STEPS_MAX) /* the parser looks no further */
+		types = TC_TYPES;
 	if (!(types & TC_STRING)) {
 		add_text(list, m->json);
 		add(list, "schema", with_definitions(root, schema));
@@ -250,7 +269,7 @@ static int add_value(json_t *list, const struct form *m, const json_t *root, con
 	schema = meant(root, schema);
 	json_t *values = fixed_values(root, schema, left);
 	if (values) {
-		int good = add_fixed(list, m, values);
+		int good = add_fixed(list, m, values, types);
 		json_decref(values);
 		return good;
 	}

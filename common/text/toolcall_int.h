@@ -188,6 +188,9 @@ enum tc_go tc_tagged_open(struct toolcall *t);
 enum tc_go tc_harmony_open(struct toolcall *t);
 enum tc_go tc_mistral_open(struct toolcall *t);
 enum tc_go tc_xml_open(struct toolcall *t);
+/* toolcall_xml.c: 1 if a value in tags that may be of these types is read as JSON, which *s and *n
+ * then are; 0: as a string. */
+int tc_xml_is_json(unsigned types, const char **s, size_t *n);
 enum tc_go tc_python_open(struct toolcall *t);
 
 #endif

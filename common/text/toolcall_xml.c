@@ -42,10 +42,10 @@ static const char *python_word(const char *s, size_t n)
 	return NULL;
 }
 
-static void give_value(struct toolcall *t, const char *s, size_t n)
+int tc_xml_is_json(unsigned types, const char **s, size_t *n)
 {
-	const char *v = s, *word;
-	size_t len = n;
+	const char *v = *s, *word;
+	size_t len = *n;
 	while (len && strchr(" \n\t\r", *v) && *v)
 		v++, len--;
 	while (len && v[len - 1] && strchr(" \n\t\r", v[len - 1]))
@@ -57,15 +57,25 @@ static void give_value(struct toolcall *t, const char *s, size_t n)
 	json_t *json = json_load(v, len, JSON_DECODE_ANY | JSON_ALLOW_NUL, &bad);
 	/* If a string is allowed, a quoted text is a string that contains the quotes. Null is accepted
 	 * even if the schema allows only another type, unless that is a string. */
-	unsigned allowed = t->types & TC_STRING ? t->types & ~(unsigned)TC_STRING : t->types | TC_NULL;
-	if (json && type_of(json) & allowed) {
-		tc_give(t, v, len);
+	unsigned allowed = types & TC_STRING ? types & ~(unsigned)TC_STRING : types | TC_NULL;
+	int good = json && type_of(json) & allowed;
+	json_decref(json);
+	if (!good)
+		return 0;
+	*s = v;
+	*n = len;
+	return 1;
+}
+
+static void give_value(struct toolcall *t, const char *s, size_t n)
+{
+	if (tc_xml_is_json(t->types, &s, &n)) {
+		tc_give(t, s, n);
 	} else {
 		tc_give(t, "\"", 1);
 		tc_give_string(t, s, n);
 		tc_give(t, "\"", 1);
 	}
-	json_decref(json);
 }
 
 static void end_value(struct toolcall *t, size_t to, size_t next)

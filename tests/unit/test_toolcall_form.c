@@ -26,6 +26,13 @@ static const char TOOLS[] =
 	"E\"},{\"type\":\"null\"}]},\"e\":{\"anyOf\":[{},{\"type\":\"null\"}]}},"
 	"\"$defs\":{\"A\":{\"type\":\"object\",\"properties\":{\"x\":{\"$ref\":\"#/$defs/"
 	"E\"}}},\"E\":{\"enum\":[\"red\",\"blue\"]}}}}},"
+	"{\"type\":\"function\",\"function\":{\"name\":\"u\",\"parameters\":{\"type\":\"object\","
+	"\"properties\":{\"m\":{\"anyOf\":[{\"$ref\":\"#/$defs/M\"},{\"enum\":[\"a\",\"no\"],\"type\":"
+	"\"string\"},{\"type\":\"null\"}]},\"n\":{\"$ref\":\"#/$defs/N\"}},\"$defs\":{\"M\":{\"type\":"
+	"\"object\",\"properties\":{\"x\":{\"type\":\"integer\"}},\"required\":[\"x\"]},\"N\":{"
+	"\"anyOf\":"
+	"[{\"const\":\"none\"},{\"$ref\":\"#/$defs/M\"},{\"items\":{\"$ref\":\"#/$defs/M\"},\"type\":"
+	"\"array\"},{\"type\":\"integer\"}]}}}}},"
 	"{\"type\":\"function\",\"function\":{\"name\":\"g\"}}]";
 
 static void sink(void *arg, const struct toolcall_event *e)
@@ -217,6 +224,61 @@ static const struct {
      "<｜DSML｜parameter name=\"i\" "
      "string=\"false\">1</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
      NULL},
+	{"qwen3_coder", "u", 1,
+     "<tool_call>\n<function=u>\n<parameter=m>\n{\"x\": 5}\n</parameter>\n<parameter=n>\n[{\"x\": "
+     "1}, {\"x\": 2}]\n</parameter>\n</function>\n</tool_call>",
+     "<u {\"m\": {\"x\": 5}, \"n\": [{\"x\": 1}, {\"x\": 2}]}>"},
+	{"qwen3_coder", "u", 1,
+     "<tool_call>\n<function=u>\n<parameter=m>\nno\n</parameter>\n<parameter=n>\nnone\n</"
+     "parameter>\n</function>\n</tool_call>",
+     "<u {\"m\": \"no\", \"n\": \"none\"}>"},
+	{"qwen3_coder", "u", 1,
+     "<tool_call>\n<function=u>\n<parameter=m>\nnull\n</parameter>\n<parameter=n>\n-3\n</"
+     "parameter>\n</function>\n</tool_call>",
+     "<u {\"m\": null, \"n\": -3}>"},
+	{"qwen3_coder", "u", 1,
+     "<tool_call>\n<function=u>\n<parameter=m>\n{\"x\": "
+     "\"a\"}\n</parameter>\n</function>\n</tool_call>",
+     NULL},
+	{"qwen3_coder", "u", 1,
+     "<tool_call>\n<function=u>\n<parameter=m>\nb\n</parameter>\n</function>\n</tool_call>", NULL},
+	{"qwen3_coder", "u", 1,
+     "<tool_call>\n<function=u>\n<parameter=m>\n\"a\"\n</parameter>\n</function>\n</tool_call>",
+     NULL},
+	{"qwen3_coder", "u", 1,
+     "<tool_call>\n<function=u>\n<parameter=n>\nnull\n</parameter>\n</function>\n</tool_call>",
+     NULL},
+	{"glm", "u", 1,
+     "<tool_call>u\n<arg_key>m</arg_key>\n<arg_value>{\"x\": "
+     "5}</arg_value>\n<arg_key>n</arg_key>\n<arg_value>[{\"x\": 1}, {\"x\": "
+     "2}]</arg_value>\n</tool_call>",
+     "<u {\"m\": {\"x\": 5}, \"n\": [{\"x\": 1}, {\"x\": 2}]}>"},
+	{"glm", "u", 1,
+     "<tool_call>u\n<arg_key>m</arg_key>\n<arg_value>no</arg_value>\n<arg_key>n</"
+     "arg_key>\n<arg_value>none</arg_value>\n</tool_call>",
+     "<u {\"m\": \"no\", \"n\": \"none\"}>"},
+	{"glm", "u", 1,
+     "<tool_call>u\n<arg_key>m</arg_key>\n<arg_value>null</arg_value>\n<arg_key>n</"
+     "arg_key>\n<arg_value>-3</arg_value>\n</tool_call>",
+     "<u {\"m\": null, \"n\": -3}>"},
+	{"glm", "u", 1,
+     "<tool_call>u\n<arg_key>m</arg_key>\n<arg_value>{\"x\": \"a\"}</arg_value>\n</tool_call>",
+     NULL},
+	{"glm", "u", 1, "<tool_call>u\n<arg_key>m</arg_key>\n<arg_value>b</arg_value>\n</tool_call>",
+     NULL},
+	{"glm", "u", 1,
+     "<tool_call>u\n<arg_key>m</arg_key>\n<arg_value>\"a\"</arg_value>\n</tool_call>", NULL},
+	{"glm", "u", 1, "<tool_call>u\n<arg_key>n</arg_key>\n<arg_value>null</arg_value>\n</tool_call>",
+     NULL},
+	{"deepseek_v32", "u", 1,
+     "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"u\">\n<｜DSML｜parameter name=\"m\" "
+     "string=\"false\">{\"x\": 5}</｜DSML｜parameter>\n<｜DSML｜parameter name=\"n\" "
+     "string=\"true\">none</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+     "<u {\"m\": {\"x\": 5}, \"n\": \"none\"}>"},
+	{"deepseek_v32", "u", 1,
+     "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"u\">\n<｜DSML｜parameter name=\"m\" "
+     "string=\"true\">{\"x\": 5}</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+     NULL},
 };
 
 START_TEST(has_form_and_is_parsed)
@@ -267,6 +329,23 @@ static const struct {
 	{"deepseek_v32",
      "{\"type\":\"object\",\"properties\":{\"a\":{\"anyOf\":[{\"type\":\"string\"},{\"type\":"
      "\"array\"}]}}}",
+     "/properties/a", 0},
+	/* a string that would be read as one of the other values */
+	{"qwen3_coder",
+     "{\"type\":\"object\",\"properties\":{\"a\":{\"anyOf\":[{\"enum\":[\"x\",\"{}\"]},{\"type\":"
+     "\"object\"}]}}}",
+     "/properties/a", 0},
+	{"glm",
+     "{\"type\":\"object\",\"properties\":{\"a\":{\"anyOf\":[{\"const\":\" 5\"},{\"type\":"
+     "\"integer\"}]}}}",
+     "/properties/a", 0},
+	{"glm",
+     "{\"type\":\"object\",\"properties\":{\"a\":{\"anyOf\":[{\"const\":\"True\"},{\"type\":"
+     "\"boolean\"}]}}}",
+     "/properties/a", 0},
+	{"glm",
+     "{\"type\":\"object\",\"properties\":{\"a\":{\"anyOf\":[{\"const\":\"None\"},{\"type\":"
+     "\"object\"},{\"type\":\"null\"}]}}}",
      "/properties/a", 0},
 };
 
