@@ -500,16 +500,20 @@ static int check_listen(struct svc *s, struct err *err)
 	               listen);
 }
 
+static void secret_path(const struct svc *s, char *out, size_t size)
+{
+	snprintf(out, size, "%s/%s.secret", conf_str(s->conf, "keys"), s->name);
+}
+
 /* Keys are needed to listen, and to connect to other hosts: where there is one of this name it is
  * read. */
 static int open_keys(struct svc *s, struct err *err)
 {
 	char path[512];
-	const char *folder = conf_str(s->conf, "keys");
-	snprintf(path, sizeof path, "%s/%s.secret", folder, s->name);
+	secret_path(s, path, sizeof path);
 	if (!*conf_str(s->conf, "listen") && access(path, F_OK) != 0)
 		return 0;
-	return keys_open(folder, s->name, &s->keys, err);
+	return keys_open(conf_str(s->conf, "keys"), s->name, &s->keys, err);
 }
 
 static int find_group(const char *name, int64_t *ret_gid, struct err *err)
@@ -535,12 +539,34 @@ static int setup_names(struct svc *s, struct err *err)
 	return find_group(conf_str(s->conf, "control_group"), &s->control_gid, err);
 }
 
-/* -t, beside types and ranges: names and addresses of every daemon, but no files, which perhaps
- * only the daemon's user may read. */
+static int not_checked(const struct svc *s, const char *path)
+{
+	fprintf(stderr, "%s: not checked: %s: %s\n", s->hooks->program, path, strerror(errno));
+	return 0;
+}
+
+int svc_can_read(const struct svc *s, const char *key)
+{
+	const char *path = conf_str(s->conf, key);
+	return !*path || access(path, R_OK) == 0 || not_checked(s, path);
+}
+
+static int check_keys(struct svc *s, struct err *err)
+{
+	char path[512];
+	secret_path(s, path, sizeof path);
+	if (access(path, R_OK) == 0)
+		return open_keys(s, err);
+	return *conf_str(s->conf, "listen") || errno != ENOENT ? not_checked(s, path) : 0;
+}
+
+/* -t, beside types and ranges: names and addresses of every daemon, what its own hook checks, and
+ * of the files those that can be read: others perhaps only the daemon's user may read. */
 static int check(struct svc *s)
 {
 	struct err err = {0};
-	if (setup_names(s, &err) == 0 && svc_metrics_check(s, &err) == 0)
+	if (setup_names(s, &err) == 0 && svc_metrics_check(s, &err) == 0 && check_keys(s, &err) == 0 &&
+	    (!s->hooks->check || s->hooks->check(s, &err) == 0))
 		return puts("OK") < 0;
 	fprintf(stderr, "%s: %s\n", s->hooks->program, err.text);
 	return 1;

@@ -66,6 +66,9 @@ struct svc_hooks {
 	/* Returns the number of file descriptors that the configuration requires beyond those of every
 	 * daemon, and the key that determines it; may be NULL */
 	unsigned (*descriptors)(const struct conf *c, const char **ret_key);
+	/* -t: what `start` checks of the configuration's values, and of files that can be read
+	 * (svc_can_read); opens nothing else. There is no log, loop or link yet. May be NULL */
+	int (*check)(struct svc *s, struct err *err);
 	int (*start)(struct svc *s, struct err *err);
 	/* may be NULL. An error is logged, and told to who asked for it; then it has changed nothing,
 	 * and the old values are back */
@@ -108,6 +111,9 @@ void svc_set_data(struct svc *s, void *data);
 /* identifies the asker of the pdctl command that is being called */
 struct chan_asked *svc_asked(const struct svc *s);
 int svc_draining(const struct svc *s);
+/* For `check`: 1 if the setting names no file, or one that this user can read. 0: says so on
+ * stderr; it may be a file of another user, or of another host. */
+int svc_can_read(const struct svc *s, const char *key);
 
 /* Appends all metrics as Prometheus text. */
 void svc_metrics(struct svc *s, struct buf *out);

@@ -432,18 +432,47 @@ static void on_stop(struct svc *s)
 	free(r);
 }
 
+static void set_up_libraries(void)
+{
+	if (sodium_init() < 0)
+		check_fatal("libsodium cannot draw random numbers: the system's random device is missing");
+	json_object_seed(0);
+	json_account_setup();
+}
+
+/* *ret_m may be set on errors, too. */
+static int open_model(const struct conf *c, struct model **ret_m, struct err *err)
+{
+	int rc = served_model_open(conf_str(c, "model"), conf_str(c, "served_model_name"), ret_m, err);
+	if (rc < 0 || (rc = model_use_template(*ret_m, conf_str(c, "chat_template"), err)) < 0)
+		return rc;
+	return model_set_parsers(*ret_m, conf_str(c, "tool_parser"), conf_str(c, "reasoning_parser"),
+	                         err);
+}
+
+static int on_check(struct svc *s, struct err *err)
+{
+	const struct conf *c = svc_conf(s);
+	struct api_keys clients = {0};
+	struct model *m = NULL;
+	char headers[400];
+	set_up_libraries();
+	int rc = cors_headers(conf_str(c, "cors_allow_origin"), headers, sizeof headers, err);
+	if (rc == 0 && svc_can_read(s, "http_tls_cert") && svc_can_read(s, "http_tls_key"))
+		rc = http_set_tls(NULL, conf_str(c, "http_tls_cert"), conf_str(c, "http_tls_key"), err);
+	if (rc == 0 && svc_can_read(s, "api_keys_file"))
+		rc = api_keys_load(&clients, conf_str(c, "api_keys_file"), clock_us(), err);
+	api_keys_fini(&clients);
+	if (rc == 0 && svc_can_read(s, "model") && svc_can_read(s, "chat_template"))
+		rc = open_model(c, &m, err);
+	served_model_close(&m);
+	return rc;
+}
+
 static int set_up(struct router *r, struct err *err)
 {
 	const struct conf *c = svc_conf(r->svc);
-	int rc = served_model_open(conf_str(c, "model"), conf_str(c, "served_model_name"), &r->model,
-	                           err);
-	if (rc < 0)
-		return rc;
-	rc = model_use_template(r->model, conf_str(c, "chat_template"), err);
-	if (rc < 0)
-		return rc;
-	rc = model_set_parsers(r->model, conf_str(c, "tool_parser"), conf_str(c, "reasoning_parser"),
-	                       err);
+	int rc = open_model(c, &r->model, err);
 	if (rc < 0)
 		return rc;
 	if (r->model->calls && strcmp(conf_str(c, "tool_parser"), "auto") != 0 &&
@@ -467,10 +496,7 @@ static int set_up(struct router *r, struct err *err)
 static int on_start(struct svc *s, struct err *err)
 {
 	struct router *r = mem_zalloc(sizeof *r);
-	if (sodium_init() < 0)
-		check_fatal("libsodium cannot draw random numbers: the system's random device is missing");
-	json_object_seed(0);
-	json_account_setup();
+	set_up_libraries();
 	svc_set_data(s, r);
 	r->svc = s;
 	r->base = svc_base(s);
@@ -518,6 +544,7 @@ int main(int argc, char **argv)
 		.messages = links_messages,
 		.ctl = router_ctl,
 		.descriptors = descriptors,
+		.check = on_check,
 		.start = on_start,
 		.reload = on_reload,
 		.drain = on_drain,

@@ -243,6 +243,7 @@ const struct svc_hooks storage_hooks = {
 	.n_stats = ST_COUNT,
 	.messages = messages,
 	.ctl = ctl,
+	.check = tiers_check,
 	.start = start,
 	.reload = reload,
 	.drain = drain,

@@ -128,12 +128,23 @@ static struct tiers_open *tiers_opening(struct conf *c)
 	return o;
 }
 
+int tiers_check(struct svc *s, struct err *err)
+{
+	const struct conf *c = svc_conf(s);
+	if (conf_int(c, "memory_mb") || *conf_str(c, "disk_path") || *conf_str(c, "redis"))
+		return 0;
+	return err_set(err, ERR_INVALID,
+	               "no tier is configured: memory_mb is 0, disk_path and redis are empty");
+}
+
 int tiers_start(struct storage *st, struct err *err)
 {
 	struct conf *c = svc_conf(st->svc);
 	struct tier *memory = NULL;
 	uint64_t bytes = (uint64_t)conf_int(c, "memory_mb") << 20;
-	int r = bytes ? tier_memory_new(bytes, &memory, err) : 0;
+	int r = tiers_check(st->svc, err);
+	if (r == 0 && bytes)
+		r = tier_memory_new(bytes, &memory, err);
 	if (r != 0)
 		return r;
 	st->opening = tiers_opening(c);
@@ -162,9 +173,6 @@ int tiers_start(struct storage *st, struct err *err)
 	if (st->opening->redis[0])
 		o.level[o.n++] = (struct stack_level){TIER_REDIS,   NULL, redis_open, st->opening,
 		                                      TIER_RECYCLE, 0,    0};
-	if (o.n == 0)
-		return err_set(err, ERR_INVALID,
-		               "no tier is configured: memory_mb is 0, disk_path and redis are empty");
 	st->tier = tier_stack_new(&o);
 	return 0;
 }

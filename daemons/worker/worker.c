@@ -6,6 +6,7 @@
  * Start-up problems are fatal, with a sentence; after the start nothing that a peer does is
  * fatal. */
 #include "worker.h"
+#include "engine/model.h"
 #include "seq/constraint.h"
 #include "stage.h"
 #include "util/check.h"
@@ -60,6 +61,30 @@ static void progressed(void *arg)
 		ring_bell(w->ring);
 }
 
+static int check_values(const struct conf *c, struct err *err)
+{
+	long long tokens = (long long)conf_int(c, "block_tokens");
+	return tokens % 8 ? err_set(err, ERR_INVALID, "block_tokens %lld is no multiple of 8", tokens)
+	                  : 0;
+}
+
+static int check(struct svc *s, struct err *err)
+{
+	const struct conf *c = svc_conf(s);
+	const char *path = conf_str(c, "model");
+	struct model_conf conf;
+	struct model_source source;
+	int r = check_values(c, err);
+	/* a simulated one is a few lines, which its backend reads */
+	if (r < 0 || !*path || strcmp(conf_str(c, "backend"), "sim") == 0 || !svc_can_read(s, "model"))
+		return r;
+	json_account_setup();
+	r = model_open(path, &conf, &source, err);
+	if (r == 0)
+		model_close(&source);
+	return r;
+}
+
 static int open_engine(struct worker *w, const struct conf *c, struct err *err)
 {
 	struct engine_opts o = {
@@ -82,13 +107,14 @@ static int open_engine(struct worker *w, const struct conf *c, struct err *err)
 	};
 	if (strcmp(conf_str(c, "messager"), "none") != 0)
 		o.progressed = progressed;
+	int r = check_values(c, err);
+	if (r < 0)
+		return r;
 	if (!o.model_path[0])
 		return err_set(err, ERR_INVALID,
 		               "no model: set `model` to a GGUF file or a Hugging Face folder");
 	if (kv_type_parse(conf_str(c, "kv_type"), &o.kv_type) < 0)
 		return err_set(err, ERR_INVALID, "kv_type %s is unknown", conf_str(c, "kv_type"));
-	if (o.block_tokens % 8)
-		return err_set(err, ERR_INVALID, "block_tokens %u is no multiple of 8", o.block_tokens);
 	w->max_batched_tokens = (uint32_t)conf_int(c, "max_batched_tokens");
 	w->max_sequences = (uint32_t)conf_int(c, "max_sequences");
 	w->max_logits = w->max_sequences > 64 ? w->max_sequences : 64;
@@ -582,6 +608,7 @@ int worker_main(int argc, char **argv, const char *program, const char *default_
 		.from = from,
 		.ctl = worker_ctl,
 		.advertises = 1,
+		.check = check,
 		.start = start,
 		.drain = drain,
 		.idle = idle,

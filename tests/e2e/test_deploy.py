@@ -79,6 +79,41 @@ def test_a_check_finds_what_a_start_would(program, option):
     assert got.returncode == 1 and got.stdout == "" and option.split("=")[0] in got.stderr and option.split("=")[1] in got.stderr, got
 
 
+# (text of x, of which settings name it; what is said of it)
+@pytest.mark.parametrize("program,text,options,part", [
+    ("pdrouterd", "no key\n", ["api_keys_file=x"], "x:1: "),
+    ("pdrouterd", "no certificate\n", ["http_tls_cert=x", "http_tls_key=x"], "http_tls_cert"),
+    ("pdrouterd", "this is no model, but a text\n", ["model=x"], "not a GGUF file"),
+    ("pdrouterd", "{% if %}", ["chat_template=x"], "x"),
+    ("pddecoded", "this is no model, but a text\n", ["model=x"], "not a GGUF file"),
+    ("pdprefilld", "GGUF", ["model=x"], "x"),
+    ("pdmessagerd", "no key\n", ["name=x", "keys=.", "listen=tcp://127.0.0.1:7000"], "x.secret"),
+    ("pddecoded", "", ["block_tokens=9"], "block_tokens 9"),
+    ("pdstoraged", "", ["memory_mb=0"], "no tier is configured"),
+])
+def test_a_check_reads_what_a_start_would(program, text, options, part, tmp_path):
+    """A file that is not there, as on another host, or is another user's is named and does not fail the check."""
+    def check(*more):
+        return subprocess.run([os.path.join(BIN, program), "-t", *[x for o in more for x in ("-o", o)]], capture_output=True, text=True, timeout=20 * SLOW, cwd=tmp_path)
+    files = [o for o in options if o.endswith("=x") and not o.startswith("name=")]
+    if files:
+        got = check(*options)
+        assert (got.returncode, got.stdout) == (0, "OK\n") and "not checked: x: No such file or directory" in got.stderr, got
+    for name in ("x", "x.secret"):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o600)
+    got = check(*options)
+    assert got.returncode == 1 and got.stdout == "" and part in got.stderr, got
+    start = subprocess.run([os.path.join(BIN, program), *[x for o in [f"rundir={tmp_path}/run", *options] for x in ("-o", o)]], capture_output=True, text=True, timeout=60 * SLOW, cwd=tmp_path)
+    assert start.returncode == 1 and got.stderr.split(": ", 1)[1].strip() in start.stderr, start
+
+
+def test_a_check_reads_good_files(tmp_path, tiny_model):
+    for program in ("pdrouterd", "pddecoded", "pdprefilld"):
+        got = subprocess.run([os.path.join(BIN, program), "-t", "-o", f"model={tiny_model}"], capture_output=True, text=True, timeout=20 * SLOW)
+        assert (got.returncode, got.stdout, got.stderr) == (0, "OK\n", ""), got
+
+
 @pytest.mark.parametrize("unit", sorted(glob.glob(os.path.join(ROOT, "systemd", "*.service"))), ids=os.path.basename)
 def test_units_allow_what_the_daemons_do(unit):
     """ZeroMQ asks the kernel for the host's addresses, by netlink, when it listens on one of them; a unit that forbids it ends the daemon at once. RDMA pins memory and opens devices."""
