@@ -291,6 +291,8 @@ const float *job_data(const struct job *j, uint32_t field, uint32_t row);
 /* All that is demanded of a job, on all targets; with activations of every type that a target
  * has. */
 void job_check(struct job *j);
+/* The next job is not one that CONFORM_THIN leaves out. */
+void job_next_counts(void);
 
 /* --- single runs (rig.c) ------------------------------------------------- */
 
