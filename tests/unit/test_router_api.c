@@ -144,6 +144,34 @@ START_TEST(failure_before_the_first_token_is_a_status)
 }
 END_TEST
 
+/* While no worker is there, nobody knows how many ids the model has: its vocabulary may be padded
+ * beyond the tokenizer's. So none is refused for good. */
+START_TEST(ids_beyond_the_tokenizer_without_workers)
+{
+	static const char *const bodies[] = {
+		"{\"prompt\":[1,%u]}",
+		"{\"prompt\":[1],\"allowed_token_ids\":[%u]}",
+		"{\"prompt\":[1],\"logit_bias\":{\"%u\":1}}",
+	};
+	if (!model)
+		SKIP(SKIP_NO_MODEL);
+	struct world *w = world_new(model, 1u << 20);
+	uint32_t beyond = (uint32_t)tokenizer_size(model->tokenizer) + 10;
+	char *body = mem_printf(bodies[_i], beyond);
+	w->p->vocab = w->d->vocab = beyond + 1;
+	char *out = ask(w, "/v1/completions", body);
+	has(out, "HTTP/1.1 200 ");
+	free(out);
+	registry_down(&w->r.registry, w->p, clock_us());
+	registry_down(&w->r.registry, w->d, clock_us());
+	out = ask(w, "/v1/completions", body);
+	has(out, "HTTP/1.1 503 ");
+	free(out);
+	free(body);
+	world_free(w);
+}
+END_TEST
+
 static void no_room(struct world *w)
 {
 	struct attempt *s = list_entry(w->r.attempts.live.next, struct attempt, by_deadline);
@@ -670,6 +698,7 @@ int main(void)
 	tcase_add_test(c, stream_goes_on_when_decode_dies);
 	tcase_add_test(c, stream_ends_in_an_error_event);
 	tcase_add_test(c, failure_before_the_first_token_is_a_status);
+	tcase_add_loop_test(c, ids_beyond_the_tokenizer_without_workers, 0, 3);
 	tcase_add_loop_test(c, retry_after_of_a_worker, 0, 2);
 	tcase_add_test(c, one_failure_ends_all_choices);
 	tcase_add_loop_test(c, client_leaves, 0, 4);

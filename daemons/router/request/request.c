@@ -668,8 +668,8 @@ static struct request *request_new(struct router *r, struct http_conn *conn, enu
 	p->context = p->max_model_len = router_context(r);
 	p->prompt_max = registry_prompt_max(&r->registry);
 	p->vocab = registry_vocab(&r->registry);
-	if (!p->vocab)
-		p->vocab = r->model->tokenizer ? tokenizer_size(r->model->tokenizer) : INT32_MAX;
+	if (!p->vocab) /* not known, it may be larger than the tokenizer's */
+		p->vocab = INT32_MAX;
 	p->max_answers = r->conf.max_choices;
 	if (kind == KIND_EMBEDDING)
 		set_embed_limits(r, p);
