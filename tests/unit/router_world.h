@@ -36,6 +36,7 @@ struct world {
 	size_t n_script;
 	uint32_t stop_at;  /* the model ends the answer at this index, 0: never */
 	uint32_t pause_at; /* no worker goes on at this index, 0: never */
+	unsigned burst;    /* tokens that the decode worker sends at once; 0: one */
 	int mute;          /* no worker answers at all */
 	uint32_t cached;   /* tokens that first tokens say were cached */
 	unsigned places;   /* beyond so many the prefill worker refuses embeddings; 0: never */
@@ -226,10 +227,30 @@ static inline void world_first(struct world *w, struct world_attempt *s)
 }
 
 #define WORLD_BATCH 256
+#define WORLD_BURST 8
+
+/* The next tokens of s. */
+static inline void world_next(const struct world *w, struct world_attempt *s, Pds__Token *t,
+                              Pds__Token **tp, Pds__SequenceTokens *st)
+{
+	pds__sequence_tokens__init(st);
+	st->request_hi = s->id.hi;
+	st->request_lo = s->id.lo;
+	st->attempt = s->number;
+	st->index = s->index;
+	st->tokens = tp;
+	do {
+		world_token(w, s, &t[st->n_tokens]);
+		tp[st->n_tokens] = &t[st->n_tokens];
+		st->n_tokens++;
+		st->finish = world_finish(w, s);
+		s->index++;
+	} while (st->n_tokens < w->burst && st->finish == PDS__FINISH__FINISH_NONE);
+}
 
 static inline void world_step(struct world *w)
 {
-	static Pds__Token t[WORLD_BATCH], *tp[WORLD_BATCH];
+	static Pds__Token t[WORLD_BATCH][WORLD_BURST], *tp[WORLD_BATCH][WORLD_BURST];
 	static Pds__SequenceTokens st[WORLD_BATCH], *sp[WORLD_BATCH];
 	Pds__Tokens m = PDS__TOKENS__INIT;
 	list_each_safe(n, next, &w->running) {
@@ -237,19 +258,9 @@ static inline void world_step(struct world *w)
 		size_t i = m.n_sequences;
 		if (s->to != w->d || i == WORLD_BATCH || (w->pause_at && s->index >= w->pause_at))
 			continue;
-		world_token(w, s, &t[i]);
-		tp[i] = &t[i];
-		pds__sequence_tokens__init(&st[i]);
-		st[i].request_hi = s->id.hi;
-		st[i].request_lo = s->id.lo;
-		st[i].attempt = s->number;
-		st[i].index = s->index;
-		st[i].tokens = &tp[i];
-		st[i].n_tokens = 1;
-		st[i].finish = world_finish(w, s);
+		world_next(w, s, t[i], tp[i], &st[i]);
 		sp[i] = &st[i];
 		m.n_sequences++;
-		s->index++;
 		if (st[i].finish != PDS__FINISH__FINISH_NONE) {
 			list_remove(n);
 			free(s);

@@ -270,6 +270,48 @@ START_TEST(several_choices_with_logprobs)
 }
 END_TEST
 
+/* What the answer says of its tokens: its usage, and how many log-probabilities it has. */
+static char *account_of(const char *out)
+{
+	const char *usage = strstr(out, "\"usage\":{"), *end = usage ? strchr(usage, '}') : NULL;
+	ck_assert_msg(end != NULL, "%s", out);
+	end = strchr(end + 1, '}');
+	return mem_printf("%u rows, %.*s", count(out, "\"logprob\":"), (int)(end - usage), usage);
+}
+
+/* Tokens that come together, because drafts were right, count as if each had come alone: those
+ * after the only call are not the answer's, and thoughts end at a token, not at a message. */
+START_TEST(tokens_that_come_together)
+{
+	static const struct {
+		const char *path, *says, *body;
+	} t[] = {
+		{"/v1/chat/completions", CALL_F "\n" CALL_G "<|im_end|>",
+	     "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"logprobs\":true," TOOLS
+	     ",\"parallel_tool_calls\":false"},
+		{"/v1/responses", "<think>Let me see.</think>It is four.<|im_end|>",
+	     "\"input\":\"x\",\"include\":[\"message.output_text.logprobs\"]"},
+	};
+	char *alone = NULL;
+	if (!model)
+		SKIP(SKIP_NO_MODEL);
+	struct world *w = tools_world("hermes", "think", t[_i].says);
+	for (w->burst = 1; w->burst <= WORLD_BURST; w->burst++) {
+		char *body = mem_printf("{%s}", t[_i].body), *out = ask(w, t[_i].path, body),
+			 *account = account_of(out);
+		if (!alone)
+			alone = mem_printf("%s", account);
+		ck_assert_msg(strcmp(account, alone) == 0, "%u at once: %s\nalone: %s", w->burst, account,
+		              alone);
+		free(account);
+		free(out);
+		free(body);
+	}
+	free(alone);
+	world_free(w);
+}
+END_TEST
+
 /* A marker that is a special token is seen although special tokens are left out of texts; where
  * nobody looks for it, it is left out. */
 START_TEST(special_tokens_that_are_markers)
@@ -692,6 +734,7 @@ int main(void)
 	signal(SIGPIPE, SIG_IGN); /* as the daemon skeleton does */
 	tcase_add_loop_test(c, calls_whole_and_streamed, 0, (int)(sizeof answers / sizeof *answers));
 	tcase_add_test(c, several_choices_with_logprobs);
+	tcase_add_loop_test(c, tokens_that_come_together, 0, 2);
 	tcase_add_test(c, special_tokens_that_are_markers);
 	tcase_add_test(c, a_call_ends_the_answer);
 	tcase_add_test(c, a_silent_end_of_a_call);

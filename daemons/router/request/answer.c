@@ -258,6 +258,26 @@ static void observe_tokens(struct answer *ans, size_t n)
 	ans->last_us = now;
 }
 
+/* Token by token, whether they come alone or together. 1: the answer ends before the last of them,
+ * or with a stop string. */
+static int add_tokens(struct answer *ans, Pds__Token *const *tokens, size_t n,
+                      enum answer_finish last)
+{
+	for (size_t i = 0; i < n && !ans->lost; i++) {
+		int is_last = i == n - 1, ends = last == ANSWER_FINISH_STOP && is_last;
+		if (ends)
+			note_stop_id(ans, tokens[i]->id);
+		if (add_token(ans, tokens[i], ends && !ans->request->prep.p.include_stop))
+			return 1;
+		if (is_last || !ans->message)
+			continue;
+		settle_text(ans);
+		if (ans->message->enough)
+			return 1;
+	}
+	return 0;
+}
+
 static enum attempt_verdict on_tokens(void *owner, struct attempt *s, Pds__Token *const *tokens,
                                       size_t n, enum answer_finish last)
 {
@@ -272,12 +292,8 @@ static enum attempt_verdict on_tokens(void *owner, struct attempt *s, Pds__Token
 		answer_finish(ans, ANSWER_FINISH_LENGTH);
 		stop = 1;
 	}
-	for (size_t i = 0; i < n && !stop && !ans->lost; i++) {
-		int ends = last == ANSWER_FINISH_STOP && i == n - 1;
-		if (ends)
-			note_stop_id(ans, tokens[i]->id);
-		stop = add_token(ans, tokens[i], ends && !ans->request->prep.p.include_stop);
-	}
+	if (!stop)
+		stop = add_tokens(ans, tokens, n, last);
 	if (stop)
 		ans->finish = ans->finish != ANSWER_FINISH_NONE ? ans->finish
 		              : ans->lost                       ? ANSWER_FINISH_LENGTH
