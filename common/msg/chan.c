@@ -338,6 +338,14 @@ int chan_send(struct chan *c, struct peer *p, enum msg_type type, const struct m
 	return 0;
 }
 
+void chan_restart(struct chan *c, struct peer *p)
+{
+	if (p->state != PEER_UP)
+		return;
+	p->overrun = 1;
+	chan_tick_soon(c, clock_us());
+}
+
 /* --- hello, welcome, up, down -------------------------------------------- */
 
 void chan_hello(struct chan *c, struct peer *p)
@@ -479,7 +487,7 @@ void chan_peer_down(struct chan *c, struct peer *p, const char *why, enum peer_s
 	link_fini(&p->link);
 	link_init(&p->link);
 	parts_drop(&p->parts);
-	p->resend_all = 0;
+	p->resend_all = p->overrun = 0;
 	p->resend_at_us = p->ack_due_us = p->gap_us = p->link_id = 0;
 	p->resend_wait_us = c->pace.resend_us;
 	p->hello_us = 0;

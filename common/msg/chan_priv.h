@@ -73,6 +73,7 @@ struct peer {
 	/* the socket did not take our HELLO: send it as soon as the connection is up */
 	int hello_waits;
 	int restarting;               /* within `down`: the link restarts, `up` follows */
+	int overrun;                  /* chan_restart was called: down at the next tick */
 	struct process_origin origin; /* of its HELLO or WELCOME; all its messages must match it */
 	struct chan_parts parts;
 	int bye;       /* within `down`: it said goodbye */

@@ -154,6 +154,8 @@ static uint64_t due_at(const struct chan *c, const struct peer *p, uint64_t now)
 		return UINT64_MAX;
 	if (p->state != PEER_UP)
 		return least(hello_at(c, p), chan_name_due(p));
+	if (p->overrun)
+		return 0;
 	uint64_t at = least(silent_at(c, p, now) + 1, beat_at(c, p, now));
 	if (p->ack_due_us)
 		at = least(at, p->ack_due_us);
@@ -189,6 +191,10 @@ static void check_peer(struct chan *c, struct peer *p, uint64_t now)
 		chan_name_tick(p, now);
 		if (now >= hello_at(c, p))
 			hello_due(c, p);
+		return;
+	}
+	if (p->overrun) {
+		chan_peer_down(c, p, "its window is full", p->dealer ? PEER_HELLO : PEER_DEAD);
 		return;
 	}
 	if (now > silent_at(c, p, now)) {

@@ -1,6 +1,7 @@
 """Messages are lost, repeated, delayed and connections cut, by a seed, at every daemon: every answer is the one without faults, nothing leaks, and it ends in time."""
 import os
 import re
+import signal
 import subprocess
 import threading
 import time
@@ -110,3 +111,23 @@ def test_delayed_reservation_costs_its_delay(tiny_model, want):
 def test_wrong_rules_are_refused(tmp_path):
     r = subprocess.run([os.path.join(BIN, "pdmessagerd"), "-o", f"rundir={tmp_path}", "-o", "fault=drop=200%"], capture_output=True, text=True, timeout=20 * SLOW)
     assert r.returncode == 1 and 'fault: "drop=200%": expected a share from 0% to 100%' in r.stderr
+
+
+def test_window_is_full():
+    """A router that reads nothing for a while: its link's window fills up, and the ends of answers do not fit in. It learns that something is missing, and tries again."""
+    asks = [([5, 6, 7, 8 + i], 600, {"temperature": 0.9, "seed": i}) for i in range(4)]
+    with Suite("mixed", sim={"base": "small", "time_scale": 0}) as s:
+        want = answers(s, asks)
+    patient = {"silence_ms": 60000 * SLOW}
+    with Suite("mixed", sim={"base": "small", "time_scale": 5}, worker={"window_messages": 256, **patient}, router=patient) as s:
+        got = []
+        t = threading.Thread(target=lambda: got.extend(at_once(s, asks)))
+        t.start()
+        wait_for(lambda: s.ctl("mixed-1", "requests"), "nothing has begun")
+        s.kill("router", signal.SIGSTOP)
+        wait_for(lambda: not s.ctl("mixed-1", "requests"), "the worker's sequences do not end")
+        s.kill("router", signal.SIGCONT)
+        t.join(60 * SLOW)
+        assert got == want
+        assert 'why="its window is full"' in s.log("mixed-1")
+        s.quiet()

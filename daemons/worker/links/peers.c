@@ -2,6 +2,7 @@
 #include "peers.h"
 #include "daemons/worker/worker.h"
 #include "msg/process.h"
+#include "util/err.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -123,6 +124,13 @@ struct peer *worker_router(struct worker *w, const char *name, uint64_t epoch)
 	return p && peer_epoch(p) == epoch ? p : NULL;
 }
 
+void worker_send_router(struct worker *w, struct peer *router, enum msg_type type,
+                        const struct msg_head *head, const void *body)
+{
+	if (svc_send(w->svc, router, type, head, body) == ERR_FULL)
+		chan_restart(svc_chan(w->svc), router);
+}
+
 void worker_fail_by(struct worker *w, const struct msg_head *head, const char *router,
                     uint64_t router_epoch, const struct worker_failure *f)
 {
@@ -137,7 +145,7 @@ void worker_fail_by(struct worker *w, const struct msg_head *head, const char *r
 	        head->attempt, f->fault, f->retry, f->blame ? f->blame : "-", log_quote(f->text));
 	struct peer *p = worker_router(w, router, router_epoch);
 	if (p)
-		svc_send(w->svc, p, MSG_REQUEST_FAILED, head, &m.base);
+		worker_send_router(w, p, MSG_REQUEST_FAILED, head, &m.base);
 }
 
 void worker_fail(struct worker *w, const struct msg_head *head, const char *router,
