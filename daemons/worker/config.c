@@ -98,7 +98,7 @@ const struct conf_key worker_keys[] = {
      "a step that completes no layer within this time hangs: the process exits at once, for its "
      "service manager to restart it; 0: never",
      NULL},
-	{"max_queued", CONF_INT, "256", 0, 100000, "reservations", 0,
+	{"max_queued", CONF_INT, "256", 1, 100000, "reservations", 0,
      "decode: reservations waiting for room; beyond that they are refused, with a Retry-After",
      NULL},
 	{"growth_ratio", CONF_FLOAT, "0.7", 0, 1, "", 0,

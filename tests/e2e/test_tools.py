@@ -230,6 +230,14 @@ def test_options(program, tmp_path):
     assert r.returncode == 1 and f"{conf}:2: heartbeat_ms = 5 is out of range: 10 to 60000 ms" in r.stderr
 
 
+def test_queue_without_a_place(tmp_path):
+    """Each reservation passes through the queue, also one that is granted at once."""
+    conf = tmp_path / "x.conf"
+    conf.write_text(f'model = "{tmp_path}";\nmax_queued = 0;\n')
+    r = run(os.path.join(BIN, "pddecoded"), "-t", "-c", str(conf))
+    assert r.returncode == 1 and f"{conf}:2: max_queued = 0 is out of range: 1 to 100000 reservations" in r.stderr
+
+
 @pytest.mark.parametrize("option,part", [
     ("rundir=/proc/none", "cannot make the run directory /proc/none"),
     ("rundir=relative", "not an absolute path"),
