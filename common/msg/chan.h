@@ -141,9 +141,8 @@ struct peer *chan_next(struct chan *c, struct peer *after);
 int chan_send(struct chan *c, struct peer *p, enum msg_type type, const struct msg_head *head,
               const ProtobufCMessage *body);
 
-/* After ERR_FULL, if the peer would wait for what it was not sent: the link to this peer, which we
- * connected to, restarts, so that both ends give up what they have to do with each other. `down`
- * comes from the event loop. */
+/* After ERR_FULL, if the peer would wait for what it was not sent: the link restarts, so that both
+ * ends give up what they have to do with each other. `down` comes from the event loop. */
 void chan_restart(struct chan *c, struct peer *p);
 
 const char *peer_name(const struct peer *p); /* "?" before HELLO or WELCOME */

@@ -63,7 +63,7 @@ void lease_send_grant(struct sequence *q)
 	g.cached_tokens = matched * q->w->info->kv.block_tokens;
 	g.blocks = b->block + matched;
 	g.n_blocks = worker_blocks_for(q->w, q->run.req.given_tokens) - matched;
-	svc_send(q->w->svc, p, MSG_KV_GRANT, &h, &g.base);
+	worker_send_awaited(q->w, p, MSG_KV_GRANT, &h, &g.base);
 }
 
 static uint64_t growth_of_leases(struct decode *d)
@@ -159,7 +159,7 @@ static void send_deny(struct worker *w, struct peer *p, const struct msg_head *h
 	log_req(LOG_INFO, &h->req, "reserve_refused", "attempt=%u prefill=%s text=%s", h->attempt,
 	        peer_name(p), log_quote(text));
 	stat_add(svc_stats(w->svc), WS_REFUSED, 1);
-	svc_send(w->svc, p, MSG_KV_DENY, h, &m.base);
+	worker_send_awaited(w, p, MSG_KV_DENY, h, &m.base);
 }
 
 void lease_send_deny(struct sequence *q, Pds__Fault fault, const char *text, uint64_t retry_us)

@@ -113,7 +113,7 @@ static void send_to(struct token_report *t, uint32_t from, Pds__SequenceTokens *
 	}
 	struct peer *p = worker_router(w, first->router, first->router_epoch);
 	if (p)
-		worker_send_router(w, p, MSG_REQUEST_TOKENS, NULL, &m.base);
+		worker_send_awaited(w, p, MSG_REQUEST_TOKENS, NULL, &m.base);
 }
 
 static void deliver(struct svc *s, void *report)

@@ -38,7 +38,7 @@ static void send_first(struct job *j)
 		svc_send(w->svc, d, MSG_REQUEST_FIRST_TOKEN, &h, &f.base);
 	struct peer *r = worker_router(w, j->req.router, j->req.router_epoch);
 	if (r)
-		worker_send_router(w, r, MSG_REQUEST_FIRST_TOKEN, &h, &f.base);
+		worker_send_awaited(w, r, MSG_REQUEST_FIRST_TOKEN, &h, &f.base);
 	free(f.token);
 }
 

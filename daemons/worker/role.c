@@ -169,7 +169,7 @@ static void stray_reserve(struct worker *w, struct peer *p, const struct msg_hea
 	snprintf(text, sizeof text, "role is %s: no hand-over", worker_role_name(w->role));
 	m.fault = PDS__FAULT__FAULT_DRAINING;
 	m.text = text;
-	svc_send(w->svc, p, MSG_KV_DENY, h, &m.base);
+	worker_send_awaited(w, p, MSG_KV_DENY, h, &m.base);
 }
 
 static void stray_open(struct worker *w, struct peer *p, const struct msg_head *h,

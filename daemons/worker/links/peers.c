@@ -124,11 +124,11 @@ struct peer *worker_router(struct worker *w, const char *name, uint64_t epoch)
 	return p && peer_epoch(p) == epoch ? p : NULL;
 }
 
-void worker_send_router(struct worker *w, struct peer *router, enum msg_type type,
-                        const struct msg_head *head, const void *body)
+void worker_send_awaited(struct worker *w, struct peer *p, enum msg_type type,
+                         const struct msg_head *head, const void *body)
 {
-	if (svc_send(w->svc, router, type, head, body) == ERR_FULL)
-		chan_restart(svc_chan(w->svc), router);
+	if (svc_send(w->svc, p, type, head, body) == ERR_FULL)
+		chan_restart(svc_chan(w->svc), p);
 }
 
 void worker_fail_by(struct worker *w, const struct msg_head *head, const char *router,
@@ -145,7 +145,7 @@ void worker_fail_by(struct worker *w, const struct msg_head *head, const char *r
 	        head->attempt, f->fault, f->retry, f->blame ? f->blame : "-", log_quote(f->text));
 	struct peer *p = worker_router(w, router, router_epoch);
 	if (p)
-		worker_send_router(w, p, MSG_REQUEST_FAILED, head, &m.base);
+		worker_send_awaited(w, p, MSG_REQUEST_FAILED, head, &m.base);
 }
 
 void worker_fail(struct worker *w, const struct msg_head *head, const char *router,

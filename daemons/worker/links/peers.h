@@ -26,10 +26,11 @@ int worker_admit(struct svc *s, const char *name, uint64_t epoch, const Pds__Hel
 /* The link to this router if it is up and its epoch is this one, else NULL. */
 struct peer *worker_router(struct worker *w, const char *name, uint64_t epoch);
 
-/* What the router waits for. If the link has no room for it, the link restarts: the router then
- * tries all that it has here again, instead of waiting for what does not come. */
-void worker_send_router(struct worker *w, struct peer *router, enum msg_type type,
-                        const struct msg_head *head, const void *body);
+/* What the peer waits for, a router for tokens, a prefill worker for a grant. If the link has no
+ * room for it, the link restarts: the peer then tries all that it has here again, instead of
+ * waiting for what does not come. */
+void worker_send_awaited(struct worker *w, struct peer *p, enum msg_type type,
+                         const struct msg_head *head, const void *body);
 
 /* How an attempt failed on this worker. */
 struct worker_failure {

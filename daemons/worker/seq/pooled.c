@@ -47,6 +47,6 @@ void pooled_send(const struct request_copy *req, struct worker *w, const double 
 	for (size_t i = 0; i < m.n_values; i++)
 		m.values[i] = (float)(sum[i] / of);
 	m.timing = (Pds__Timing *)timing;
-	worker_send_router(w, p, MSG_REQUEST_EMBEDDING, &h, &m.base);
+	worker_send_awaited(w, p, MSG_REQUEST_EMBEDDING, &h, &m.base);
 	free(m.values);
 }

@@ -69,7 +69,7 @@ static void score_post(struct svc *svc, void *score)
 	m.top_logprobs = logprobs;
 	m.n_top_ids = m.n_top_logprobs = n;
 	if (p)
-		worker_send_router(w, p, MSG_REQUEST_PROMPT_LOGPROBS, &s->head, &m.base);
+		worker_send_awaited(w, p, MSG_REQUEST_PROMPT_LOGPROBS, &s->head, &m.base);
 	free(ids);
 	free(logprobs);
 	free(s);
