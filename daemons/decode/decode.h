@@ -216,6 +216,9 @@ void lease_send_grant(struct sequence *q);
 void lease_send_queued(struct sequence *q);
 void lease_send_queued_again(struct sequence *q); /* once a second */
 void lease_send_deny(struct sequence *q, Pds__Fault fault, const char *text, uint64_t retry_us);
+/* The link to q's router has ended. The prefill worker may still have its own, and waits for a
+ * grant: it is told to ask again. */
+void lease_router_gone(struct sequence *q);
 /* Tells the router that the lease is lost. by_prefill: it was the prefill worker's failure. */
 void lease_fail(struct sequence *q, const char *why, int by_prefill);
 /* Blocks that are kept for the growth of those who have room. */

@@ -171,6 +171,13 @@ void lease_send_deny(struct sequence *q, Pds__Fault fault, const char *text, uin
 		send_deny(q->w, p, &h, fault, text, retry_us);
 }
 
+void lease_router_gone(struct sequence *q)
+{
+	if (*q->prefill && (q->state == SEQUENCE_COMPILING || q->state == SEQUENCE_QUEUED))
+		lease_send_deny(q, PDS__FAULT__FAULT_PEER_LOST, "the link to its router has ended",
+		                ROUTER_RETRY_US);
+}
+
 static struct sequence *reserve(struct worker *w, const struct msg_head *h, const Pds__Request *r,
                                 Pds__Fault *fault, struct err *err)
 {

@@ -87,8 +87,10 @@ static void router_gone(struct decode *d, struct peer *p)
 	list_each_safe(it, nx, &d->sequences) {
 		struct sequence *q = list_entry(it, struct sequence, node);
 		const struct request_copy *req = &q->run.req;
-		if (strcmp(req->router, peer_name(p)) == 0 && req->router_epoch == peer_epoch(p))
-			sequence_cancel(q, "the router is gone");
+		if (strcmp(req->router, peer_name(p)) != 0 || req->router_epoch != peer_epoch(p))
+			continue;
+		lease_router_gone(q);
+		sequence_cancel(q, "the router is gone");
 	}
 }
 

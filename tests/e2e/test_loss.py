@@ -113,6 +113,27 @@ def test_wrong_rules_are_refused(tmp_path):
     assert r.returncode == 1 and 'fault: "drop=200%": expected a share from 0% to 100%' in r.stderr
 
 
+def test_link_to_the_router_restarts():
+    """A decode worker that stood still for so long that the router gave up its link, and its prefill worker did not: reservations that waited there are asked for again."""
+    short = {"silence_ms": 500}
+    with Suite("1p1d", sim={"base": "small", "time_scale": 2}, worker=short, decode={"max_sequences": 1}, router={"request_timeout_ms": 20000 * SLOW, **short}) as s:
+        begin, answers_of = time.time(), []
+        first = threading.Thread(target=lambda: answers_of.append(s.tokens([5, 6], 1000)))
+        first.start()
+        wait_for(lambda: s.ctl("decode-1", "status")["running"], "the first one does not run")
+        second = threading.Thread(target=lambda: answers_of.append(s.tokens([7, 8], 4)))
+        second.start()
+        wait_for(lambda: s.ctl("decode-1", "status")["sequences"]["queued"], "the second one does not wait")
+        s.kill("decode-1", signal.SIGSTOP)
+        wait_for(lambda: "event=worker_down" in s.log("router"), "the router waits")
+        s.kill("decode-1", signal.SIGCONT)
+        first.join(60 * SLOW)
+        second.join(60 * SLOW)
+        assert sorted(map(len, answers_of)) == [4, 1000]
+        assert time.time() - begin < 15 * SLOW
+        s.quiet()
+
+
 def test_window_is_full():
     """A router that reads nothing for a while: its link's window fills up, and the ends of answers do not fit in. It learns that something is missing, and tries again."""
     asks = [([5, 6, 7, 8 + i], 600, {"temperature": 0.9, "seed": i}) for i in range(4)]
