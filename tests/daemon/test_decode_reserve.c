@@ -266,6 +266,18 @@ START_TEST(queue_is_bounded)
 }
 END_TEST
 
+/* A prefill worker waits for each of them: if some are lost for want of room, its link restarts. */
+START_TEST(answers_that_do_not_fit)
+{
+	world_begin("window_messages=16", "max_jobs=2");
+	for (uint32_t n = 1; n <= 40; n++)
+		say_reserve(n, 1, tokens_of(7));
+	for (uint64_t end = clock_us() + WAIT_US / 4; !W.downs; pump())
+		ck_assert_msg(clock_us() < end, "the link stays, %s", daemon_says());
+	world_end();
+}
+END_TEST
+
 START_TEST(table_is_bounded)
 {
 	world_begin("kv_blocks=8", "max_jobs=2");
@@ -537,6 +549,7 @@ int main(int argc, char **argv)
 	tcase_add_test(c, first_token_from_another);
 	tcase_add_test(c, router_without_a_link);
 	tcase_add_test(c, queue_is_bounded);
+	tcase_add_test(c, answers_that_do_not_fit);
 	tcase_add_test(c, table_is_bounded);
 	tcase_add_test(c, embedding_needs_no_lease);
 	tcase_add_test(c, embedding_fills_the_pool);

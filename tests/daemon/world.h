@@ -85,6 +85,7 @@ static struct {
 	void (*each)(void);    /* in every round of waiting; NULL: nothing */
 	Pds__WorkerInfo *info; /* what the worker says of itself to the router */
 	uint64_t epoch;        /* the worker's */
+	unsigned downs;        /* links of all sides that have ended */
 	uint64_t deadline_us;  /* of what is said from now on; 0: none */
 	/* the messager's socket, -1: none, and the worker's connection to it */
 	int door, attached;
@@ -316,6 +317,7 @@ static inline void on_down(void *arg, struct peer *p, const char *why)
 {
 	struct side *s = arg;
 	(void)why;
+	W.downs++;
 	if (s->p == p)
 		s->p = NULL;
 }
