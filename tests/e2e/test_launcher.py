@@ -365,6 +365,11 @@ def test_launcher_killed_leaves_nothing(tmp_path, tiny_model):
     ({"PORT": "0"}, "PORT=0 is not a port"),
     ({"METRICS_PORT": "65500"}, "METRICS_PORT=65500 is not a port: use 1 to 65136, or off"),
     ({"THREADS": "many"}, "THREADS=many"),
+    ({"KV_MB": "099"}, "KV_MB=099 is not a size: use 1 to 999999 (MiB)"),
+    ({"THREADS": "010"}, "THREADS=010 is not a number of threads"),
+    ({"KV_DISK_MB": "10485760", "MODEL": "/nonexistent"}, "MODEL=/nonexistent cannot be read"),
+    ({"BACKEND": "sim", "MODEL": "small", "TOKENIZER": "/nonexistent/t.gguf"}, "TOKENIZER=/nonexistent/t.gguf cannot be read"),
+    ({"RUNDIR": "/tmp/" + "é" * 60}, "is too long for socket paths: at most 80 bytes"),
     ({"KV_MB": "900000"}, "too little memory"),
     ({"MODEL": "/nonexistent"}, "MODEL=/nonexistent cannot be read"),
     ({"MODEL": os.path.join(ROOT, "README.md")}, "the configuration of router is refused: " + os.path.join(ROOT, "README.md") + ": magic: not a GGUF file"),
@@ -474,6 +479,29 @@ def test_launcher_limits_logs(tmp_path, tiny_model):
 def test_launcher_names_a_redis_that_does_not_answer(tmp_path, tiny_model):
     with Launcher(tmp_path, tiny_model, LAYOUT="mixed", KV_REDIS=f"127.0.0.1:{free_port()}") as l:
         assert any(re.search(r"KV_REDIS=127.0.0.1:\d+ does not answer: its tier is used as soon as it does", x) for x in l.lines), l.lines
+
+
+def test_launcher_does_not_wait_for_a_redis_that_drops_packets(tmp_path, tiny_model):
+    """As a listener does whose queue is full: the kernel would try for two minutes."""
+    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for s in first, second:
+            s.setblocking(False)
+            s.connect_ex(full.getsockname())
+        with Launcher(tmp_path, tiny_model, LAYOUT="mixed", KV_REDIS="127.0.0.1:%d" % full.getsockname()[1]) as l:
+            assert any("does not answer" in x for x in l.lines), l.lines
+
+
+def test_launcher_asks_a_redis_at_an_ipv6_address(tmp_path, tiny_model):
+    with socket.socket(socket.AF_INET6) as s:
+        try:
+            s.bind(("::1", 0))
+        except OSError:
+            pytest.skip("no IPv6 here")
+        s.listen()
+        with Launcher(tmp_path, tiny_model, LAYOUT="mixed", KV_REDIS="[::1]:%d" % s.getsockname()[1]) as l:
+            assert not any("does not answer" in x for x in l.lines), l.lines
 
 
 def test_demo(tmp_path, real_model):
