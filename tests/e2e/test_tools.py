@@ -332,6 +332,20 @@ def test_fetch_model_without_a_network(tmp_path):
     assert [f.name for f in cache.iterdir()] == ["SmolLM2-135M-Instruct.Q4_1.gguf"]
 
 
+def test_fetch_model_is_not_packed_alone():
+    """It calls tools/setup, and so does what the launcher says: `make dist` packs that, too."""
+    packed = re.search(r"^cp (tools/pdserve-launch .*) \"\$to/tools\"$", open(os.path.join(ROOT, "tools", "make-dist")).read(), re.M)[1].split()
+    assert {"tools/fetch-model", "tools/setup"} <= set(packed), packed
+
+
+@pytest.mark.parametrize("words,want", [
+    (["rol"], ["role"]), (["role"], ["role"]), (["role", "decode-1", "pre"], ["prefill"]), (["log-level", "d"], ["debug"])])
+def test_bash_completes(words, want):
+    script = f'. {ROOT}/tools/completion/pdctl.bash; COMP_WORDS=(pdctl "$@") COMP_CWORD=$#; _pdctl; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    r = run("bash", "-c", script, "bash", *words, env={**os.environ, "PATH": BIN + ":" + os.environ["PATH"]})
+    assert r.stdout.split() == want and not r.stderr, r
+
+
 # --- run-tests
 
 UNIT_SKIPS = """

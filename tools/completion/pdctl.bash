@@ -22,7 +22,7 @@ _pdctl() {
 	flush) words="memory disk redis" ;;
 	*) words=$(pdctl help | sed -n 's/^  \([a-z][a-z-]*\) .*/\1/p' && pdctl help | grep -oE -- '--[a-z][a-z-]*') ;;
 	esac
-	[[ ${COMP_WORDS[COMP_CWORD - 2]-} == role ]] && words="prefill decode mixed"
+	((COMP_CWORD > 1)) && [[ ${COMP_WORDS[COMP_CWORD - 2]} == role ]] && words="prefill decode mixed"
 	mapfile -t COMPREPLY < <(compgen -W "$words" -- "$now")
 }
 complete -F _pdctl pdctl
