@@ -235,6 +235,22 @@ START_TEST(first_token_from_another)
 }
 END_TEST
 
+/* The link to the router ends, or its process: a prefill worker that has the router still would
+ * wait for its grant to the request's deadline. */
+START_TEST(router_goes_while_it_waits)
+{
+	world_begin("kv_blocks=8");
+	reserve(1, tokens_of(100));
+	say_reserve(2, 1, tokens_of(60));
+	await(PREFILL, MSG_KV_QUEUED, 2);
+	link_again(ROUTER, ROUTER->epoch + (uint64_t)_i);
+	ck_assert_int_eq(WANT(Pds__Deny, PREFILL, KV_DENY, 2)->fault, PDS__FAULT__FAULT_PEER_LOST);
+	say_reserve(2, 1, tokens_of(60)); /* not in this attempt: its answer would be asked for twice */
+	ck_assert_int_eq(WANT(Pds__Deny, PREFILL, KV_DENY, 2)->fault, PDS__FAULT__FAULT_LEASE_LOST);
+	world_end();
+}
+END_TEST
+
 /* --- limits and estimates ------------------------------------------------ */
 
 START_TEST(queue_is_bounded)
@@ -548,6 +564,7 @@ int main(int argc, char **argv)
 	tcase_add_loop_test(c, every_message_in_this_state, 0, STATES);
 	tcase_add_test(c, first_token_from_another);
 	tcase_add_test(c, router_without_a_link);
+	tcase_add_loop_test(c, router_goes_while_it_waits, 0, 2);
 	tcase_add_test(c, queue_is_bounded);
 	tcase_add_test(c, answers_that_do_not_fit);
 	tcase_add_test(c, table_is_bounded);
