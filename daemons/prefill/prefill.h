@@ -107,6 +107,7 @@ struct candidate {
 	int closed;             /* not asked again in this attempt: it denied, or is gone */
 	uint64_t since_us;      /* its link is awaited since; 0: not awaited */
 	uint64_t not_before_us; /* it denied with a hint: asked again from then on */
+	uint64_t routerless_us; /* it has denied since for want of a link to the router; 0: never */
 };
 
 /* A read from storage, in parts. It outlives its job when storage does not answer, because storage

@@ -25,9 +25,10 @@
 #define KNOWN_US 2000000u /* how long a value that a candidate told is used */
 /* a decode worker tells each second: one that is silent for this long has no estimate */
 #define SILENT_US 3500000u
-#define SOONER_US 500000u     /* the least gain that is worth leaving for */
-#define LINK_WAIT_US 3000000u /* for the link to a candidate to come up */
-#define HINT_MIN_US 20000u    /* shortest time before a candidate that denied is asked again */
+#define SOONER_US 500000u /* the least gain that is worth leaving for */
+/* for the link to a candidate, or that candidate's link to the router, to come up */
+#define LINK_WAIT_US 3000000u
+#define HINT_MIN_US 20000u /* shortest time before a candidate that denied is asked again */
 
 /* --- targets ------------------------------------------------------------- */
 
@@ -280,6 +281,17 @@ void reserve_queued(struct job *j, const Pds__Queued *m)
 	        (unsigned long long)m->estimate_us);
 }
 
+/* It has no link to the router, and has had none for as long as a link is awaited. */
+static int is_routerless(struct candidate *c, const Pds__Deny *m)
+{
+	uint64_t now = clock_us();
+	if (m->fault != PDS__FAULT__FAULT_PEER_LOST)
+		return 0;
+	if (!c->routerless_us)
+		c->routerless_us = now;
+	return now - c->routerless_us > LINK_WAIT_US;
+}
+
 /* A candidate that gave a hint may be asked again after that time, if the deadline allows. */
 void reserve_denied(struct job *j, const Pds__Deny *m)
 {
@@ -296,7 +308,7 @@ void reserve_denied(struct job *j, const Pds__Deny *m)
 	        c->target->name, m->fault, (unsigned long long)m->retry_after_us, log_quote(m->text));
 	if (wait && (!j->reserve.room_after_us || wait < j->reserve.room_after_us))
 		j->reserve.room_after_us = wait;
-	if (wait && wait < clock_left_us(j->req.deadline_us))
+	if (wait && wait < clock_left_us(j->req.deadline_us) && !is_routerless(c, m))
 		c->not_before_us = clock_us() + wait;
 	else
 		close_candidate(j, c, m->fault, m->text);

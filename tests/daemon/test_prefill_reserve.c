@@ -186,6 +186,27 @@ START_TEST(test_hints_and_deadlines)
 }
 END_TEST
 
+/* Denied for want of a link to the router, and with a hint: asked again for 3 s. If only these two
+ * have lost sight of each other, nothing else would end that before the deadline. */
+START_TEST(test_no_link_to_the_router)
+{
+	world_begin("kv_blocks=64");
+	uint64_t begun = clock_us();
+	say_submit((struct ask){.req = 1, .n = 64, .to = "1"});
+	for (unsigned n = 0;; n++) {
+		UNTIL(count(D1, MSG_KV_RESERVE, 1) > n || count(ROUTER, MSG_REQUEST_FAILED, 1));
+		if (count(ROUTER, MSG_REQUEST_FAILED, 1))
+			break;
+		ck_assert_uint_lt(clock_us() - begun, 10 * S);
+		say_deny_for(D1, 1, PDS__FAULT__FAULT_PEER_LOST, "no link to router", 100000);
+	}
+	ck_assert_uint_ge(clock_us() - begun, 3 * S);
+	ck_assert_int_eq(failed(1)->fault, PDS__FAULT__FAULT_PEER_LOST);
+	ck_assert_int_eq(failed(1)->retry, 1);
+	world_end();
+}
+END_TEST
+
 /* A candidate of a life that is over is not waited for. */
 START_TEST(test_candidate_of_an_earlier_life)
 {
@@ -585,6 +606,7 @@ int main(int argc, char **argv)
 	tcase_add_test(c, test_hint_of_the_only_one);
 	tcase_add_test(c, test_hint_and_another_candidate);
 	tcase_add_test(c, test_hints_and_deadlines);
+	tcase_add_test(c, test_no_link_to_the_router);
 	tcase_add_test(c, test_candidate_of_an_earlier_life);
 	c = world_case(s, "blocks");
 	tcase_add_test(c, test_blocked_in_order);
