@@ -34,12 +34,14 @@ static int sock_open(struct chan *c, int type, struct sock **ret)
 		return ERR_IO;
 	int zero = 0, hwm = SOCKET_MESSAGES, one = 1, ivl = 20, ivl_max = 500, handshake_ms = 5000;
 	int connect_ms = 3000;            /* the kernel's own limit is minutes */
+	int lost_ms = 5000;               /* nothing sent was acknowledged: the same */
 	int64_t max = 2 * MSG_PART_BYTES; /* a part and its envelope; ZeroMQ closes on larger frames */
 	zmq_setsockopt(z, ZMQ_LINGER, &zero, sizeof zero);
 	zmq_setsockopt(z, ZMQ_SNDHWM, &hwm, sizeof hwm);
 	zmq_setsockopt(z, ZMQ_RCVHWM, &hwm, sizeof hwm);
 	zmq_setsockopt(z, ZMQ_MAXMSGSIZE, &max, sizeof max);
 	zmq_setsockopt(z, ZMQ_HANDSHAKE_IVL, &handshake_ms, sizeof handshake_ms);
+	zmq_setsockopt(z, ZMQ_TCP_MAXRT, &lost_ms, sizeof lost_ms);
 	if (type == ZMQ_ROUTER) {
 		/* ZMQ_BACKLOG stays at 100: the I/O thread accepts thousands of connections per second, so
 		 * only a flood fills the queue, and a longer one would not let a peer in sooner. */

@@ -57,6 +57,10 @@ class Host:
                 self.must("iptables", "-A", chain, "-o" if chain == "OUTPUT" else "-i", "eth0", "-m", "statistic", "--mode", "random",
                           "--probability", str(percent / 100), "-j", "DROP")
 
+    def deaf(self, to, on=True):
+        """Nothing that the host `to` sends arrives here. Unlike `cut` no kernel hears of it"""
+        self.must("iptables", "-A" if on else "-D", "INPUT", "-s", to.address, "-j", "DROP")
+
     def must(self, *argv):
         out = self.run(*argv)
         assert out.returncode == 0, out.stdout

@@ -58,6 +58,22 @@ def test_cut_and_heal(net):
     assert ask(a, a) == (200, want)
 
 
+def test_a_cut_that_the_kernel_does_not_see(net):
+    """TCP would try the old connection again at intervals that double, for a quarter of an hour: a new one is made, so that the worker is back with the network."""
+    a, b, _ = trio(net)
+    up = lambda: workers(a).get("mixed-1") == "up"  # noqa: E731
+    wait_for(up, "the worker at the router")
+    connections = lambda: b.run("ss", "-Htn", "state", "established", "dst", a.address).stdout  # noqa: E731
+    assert ":7000" in connections()
+    a.deaf(b)
+    b.deaf(a)
+    wait_for(lambda: not up(), "a partition looks like a death", 30)
+    wait_for(lambda: not connections(), connections, 30)
+    a.deaf(b, on=False)
+    b.deaf(a, on=False)
+    wait_for(up, "it is back after the cut", 10)
+
+
 def test_the_router_restarts_and_a_second_one(net):
     a, b, c = trio(net)
     wait_for(lambda: workers(a) == {"mixed-1": "up", "mixed-2": "up"}, "both workers at the router")
