@@ -383,6 +383,7 @@ static int setup_base(struct svc *s, struct err *err)
 	if (!s->base)
 		return err_set(err, ERR_IO, "cannot create the event loop: %s", strerror(errno));
 	signal(SIGPIPE, SIG_IGN);
+	check_crashes();
 	static const int numbers[3] = {SIGTERM, SIGINT, SIGHUP};
 	for (int i = 0; i < 3; i++) {
 		s->signals[i] = evsignal_new(s->base, numbers[i],

@@ -5,6 +5,9 @@
 
 _Noreturn void check_panic(const char *file, int line, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
+/* From now on a crash (SIGSEGV, SIGBUS, SIGFPE, SIGILL) also writes a line and a backtrace to
+ * stderr before it ends the process. Not in builds with a sanitizer, which does so itself. */
+void check_crashes(void);
 /* Start-up and environment errors: prints one line with the remedy on stderr, exits with status 1.
  * Only programs call it; of the libraries only the allocators that treat out of memory as fatal. */
 _Noreturn void check_fatal(const char *fmt, ...) __attribute__((format(printf, 1, 2)));

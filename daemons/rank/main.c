@@ -1,6 +1,7 @@
 /* main.c - pdrank: one rank of a worker with tensor_parallel above 1. The worker starts it with a
  * socket as descriptor 3. */
 #include "engine/engine.h"
+#include "util/check.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -23,5 +24,6 @@ int main(int argc, char **argv)
 		                "by hand\n");
 		return 2;
 	}
+	check_crashes();
 	return engine_rank_main(RANK_FD);
 }

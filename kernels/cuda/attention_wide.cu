@@ -132,7 +132,7 @@ template <int DIM> static __device__ struct wide_thread load_tile(const struct a
 /* --- stages -------------------------------------------------------------- */
 
 /* The stages of a tile in order: K of a chunk's parts, V of the same, the next chunk. */
-struct walk {
+struct stage_walk {
 	uint32_t part; /* STAGE positions, counted from the context's start */
 	bool of_v;
 	bool over;
@@ -150,15 +150,15 @@ template <int DIM> static __device__ inline uint32_t last_part(uint32_t chunk)
 	return chunk * PARTS + PARTS - 1 < see ? chunk * PARTS + PARTS - 1 : see;
 }
 
-template <int DIM> static __device__ inline void walk_on(struct walk *w)
+template <int DIM> static __device__ inline void walk_on(struct stage_walk *w)
 {
 	uint32_t chunk = w->part / PARTS;
 	if (w->part != last_part<DIM>(chunk))
 		w->part++;
 	else if (!w->of_v)
-		*w = walk{first_part<DIM>(chunk), true, false};
+		*w = stage_walk{first_part<DIM>(chunk), true, false};
 	else if (w->part != shared<DIM>().see_last / STAGE)
-		*w = walk{w->part + 1, false, false};
+		*w = stage_walk{w->part + 1, false, false};
 	else
 		w->over = true;
 }
@@ -174,7 +174,7 @@ static __device__ inline uint32_t swap_of(uint32_t row)
 /* Starts the copies of a stage. What no vector sees is zeros, and not read: its block may be another
  * sequence's. */
 template <int DIM>
-static __device__ inline void load_stage(const struct attention_args &a, const struct walk &w,
+static __device__ inline void load_stage(const struct attention_args &a, const struct stage_walk &w,
                                          uint32_t slot)
 {
 	const uint32_t PIECES = DIM * 2 / PIECE;
@@ -197,13 +197,13 @@ static __device__ inline void load_stage(const struct attention_args &a, const s
 }
 
 /* The ring: stage n is in slot n % STAGES; those up to n + STAGES - 2 are on their way. */
-struct ring {
-	struct walk next; /* to load */
-	uint32_t used;    /* stages that were waited for */
+struct stage_ring {
+	struct stage_walk next; /* to load */
+	uint32_t used;          /* stages that were waited for */
 };
 
 template <int DIM>
-static __device__ inline void ring_load(const struct attention_args &a, struct ring *r,
+static __device__ inline void ring_load(const struct attention_args &a, struct stage_ring *r,
                                         uint32_t number)
 {
 	if (!r->next.over) {
@@ -213,9 +213,10 @@ static __device__ inline void ring_load(const struct attention_args &a, struct r
 	copy_async_commit(); /* also an empty one, so that each stage has one */
 }
 
-template <int DIM> static __device__ inline struct ring ring_begin(const struct attention_args &a)
+template <int DIM>
+static __device__ inline struct stage_ring ring_begin(const struct attention_args &a)
 {
-	struct ring r = {{shared<DIM>().see_first / STAGE, false, false}, 0};
+	struct stage_ring r = {{shared<DIM>().see_first / STAGE, false, false}, 0};
 	for (uint32_t i = 0; i < STAGES - 1; i++)
 		ring_load<DIM>(a, &r, i);
 	return r;
@@ -223,7 +224,8 @@ template <int DIM> static __device__ inline struct ring ring_begin(const struct 
 
 /* Waits for the next stage; the one before it is no longer in use, and its slot is filled. */
 template <int DIM>
-static __device__ inline unsigned char *ring_next(const struct attention_args &a, struct ring *r)
+static __device__ inline unsigned char *ring_next(const struct attention_args &a,
+                                                  struct stage_ring *r)
 {
 	uint32_t number = r->used++;
 	copy_async_wait<STAGES - 2>();
@@ -405,7 +407,7 @@ static __device__ void mark_values(const struct attention_args &a, const struct 
 
 template <int DIM>
 static __device__ inline void make_chunk(const struct attention_args &a, struct wide_thread &me,
-                                         struct ring *ring, uint32_t chunk, bool fresh)
+                                         struct stage_ring *ring, uint32_t chunk, bool fresh)
 {
 	struct wide_shared<DIM> &s = shared<DIM>();
 	uint32_t from = first_part<DIM>(chunk), to = last_part<DIM>(chunk);
@@ -499,7 +501,7 @@ template <int DIM> static __device__ inline void attention_body(const struct att
 		if (!s.vectors)
 			continue;
 		struct wide_thread me = load_tile<DIM>(a);
-		struct ring ring = ring_begin<DIM>(a);
+		struct stage_ring ring = ring_begin<DIM>(a);
 		uint32_t first = s.see_first / CHUNK, last = s.see_last / CHUNK, runs = RUN / CHUNK;
 		for (uint32_t chunk = first; chunk <= last; chunk++) {
 			make_chunk<DIM>(a, me, &ring, chunk, chunk == first || chunk % runs == 0);
