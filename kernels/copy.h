@@ -85,8 +85,8 @@ struct kern_copies {
 	int (*wait)(struct kern_pool *pool, uint64_t number, char *errbuf, size_t errlen);
 	/* Pins whole pages of this process's memory, which the backend's devices then read and write
 	 * themselves; `device` is any that the process uses. Slow: a second per few gigabytes. Until
-	 * unpin those pages stay: no munmap, no MADV_DONTNEED. What two calls have pinned is not
-	 * adjacent, so that no piece is in both. Copies may go on meanwhile, also of this memory. unpin
+	 * unpin those pages stay: no munmap, no MADV_DONTNEED. No piece is of memory that two calls
+	 * have pinned, nor are two that continue each other. Copies may go on meanwhile, also of this memory. unpin
 	 * with the same `at`, while no copy of it is in progress. Both NULL: nothing would be gained */
 	int (*pin)(int device, void *at, size_t bytes, char *errbuf, size_t errlen);
 	void (*unpin)(void *at);

@@ -142,7 +142,7 @@ struct job_reserve {
 	uint64_t queued_us;    /* when it last told the job's position; 0: not yet */
 	uint64_t room_at_us;   /* when it grants, by what it told; ROOM_AT_UNKNOWN */
 	Pds__Fault why_fault;  /* of the candidate that was closed last */
-	const char *why_blame; /* its name if that was its failure; else NULL */
+	const char *why_blame; /* its name if that was its failure or its end; else NULL */
 	char why[160];
 	uint64_t room_after_us; /* shortest time until there is room that a candidate named; 0: none */
 };

@@ -125,7 +125,8 @@ static void close_candidate(struct job *j, struct candidate *c, Pds__Fault fault
 {
 	c->closed = 1;
 	j->reserve.why_fault = fault;
-	j->reserve.why_blame = fault == PDS__FAULT__FAULT_INTERNAL ? c->target->name : NULL;
+	int is_its = fault == PDS__FAULT__FAULT_INTERNAL || fault == PDS__FAULT__FAULT_DRAINING;
+	j->reserve.why_blame = is_its ? c->target->name : NULL;
 	snprintf(j->reserve.why, sizeof j->reserve.why, "%s", text);
 }
 

@@ -366,13 +366,16 @@ static void on_sent(struct worker *w, struct peer *p, const struct msg_head *h,
 }
 
 /* A malformed transfer is our failure, and so is one that stalled because our step makes no
- * progress. Otherwise it was the messager, or the link to the decode worker. */
+ * progress. A lease that was given back in order names the decode worker: no failure, but the router
+ * goes on without that one. Otherwise it was the messager, or the link to the decode worker. */
 static const char *transfer_failed_by(const struct job *j, Pds__Fault fault)
 {
 	struct worker *w = j->w;
 	int ours = fault == PDS__FAULT__FAULT_INTERNAL ||
 	           (fault == PDS__FAULT__FAULT_STALLED && watch_still_us(w) >= STILL_US);
-	return ours ? svc_name(w->svc) : NULL;
+	return ours                                  ? svc_name(w->svc)
+	       : fault == PDS__FAULT__FAULT_DRAINING ? job_decode_name(j)
+	                                             : NULL;
 }
 
 static void on_transfer_failed(struct worker *w, struct peer *p, const struct msg_head *h,
@@ -404,7 +407,7 @@ static void decode_lost(struct job *j, int restarts)
 	struct worker_failure f = {.fault = reserve_gone_fault(t),
 	                           .retry = 1,
 	                           .text = "the decode worker is gone",
-	                           .blame = restarts || t->ended_in_order ? NULL : t->name};
+	                           .blame = restarts ? NULL : t->name};
 	if (j->state != JOB_ASKED) {
 		job_fail(j, &f);
 		return;

@@ -520,9 +520,13 @@ static int memory_pin(struct tier *t, const struct kern_copies *by, int device, 
 {
 	struct memory *m = memory_of(t);
 	pthread_mutex_lock(&m->lock);
-	m->units.pinned_by = by; /* first: from now on no page may go */
+	int smaller = !m->units.pinned_by && m->units.n_spare; /* pinning would bring these back */
+	if (!smaller)
+		m->units.pinned_by = by; /* first: from now on no page may go */
 	pthread_mutex_unlock(&m->lock);
-	int r = units_pin(&m->units, device, err);
+	int r = smaller ? err_set(err, ERR_INVALID,
+	                          "memory_mb was made smaller since the start; restart to pin it")
+	                : units_pin(&m->units, device, err);
 	size_t pinned = units_pinned(&m->units);
 	if (r == 0 && pinned != m->told_pinned)
 		log_info("memory_pinned", "bytes=%zu", pinned);

@@ -541,8 +541,8 @@ void plan_attention_wide(struct plan *p, struct attention_args *a)
 	a->wide_from = LEAST;
 	struct attention_args wide = *a;
 	size_t tiles = most_tiles(p, a, VECTORS),
-		   at_once = 2 * (size_t)p->dev->multiprocessors / heads + 1,
-		   blocks = tiles < at_once ? tiles : at_once;
+		   at_once = (size_t)p->dev->multiprocessors / heads + 1, /* registers: one on each */
+		blocks = tiles < at_once ? tiles : at_once;
 	wide.tiles = (uint32_t)tiles;
 	if (p->limits->positions > RUN)
 		wide.states = (float *)plan_room(p, ROOM_PARTIAL,

@@ -94,7 +94,7 @@ START_TEST(test_stalled)
 END_TEST
 
 /* A transfer that the messager found malformed is this worker's failure; one that stalled while its
- * steps go on is not. */
+ * steps go on is not. Whose lease it gave back in order is named. */
 START_TEST(test_failed_transfers)
 {
 	static const struct {
@@ -102,7 +102,8 @@ START_TEST(test_failed_transfers)
 		const char *blame;
 	} rows[] = {{PDS__FAULT__FAULT_INTERNAL, "prefill"},
 	            {PDS__FAULT__FAULT_STALLED, ""},
-	            {PDS__FAULT__FAULT_LEASE_LOST, ""}};
+	            {PDS__FAULT__FAULT_LEASE_LOST, ""},
+	            {PDS__FAULT__FAULT_DRAINING, "decode-1"}};
 	world_begin("kv_blocks=64");
 	for (unsigned i = 0; i < sizeof rows / sizeof *rows; i++) {
 		uint64_t req = i + 1;
@@ -141,7 +142,7 @@ static void expect_lost(uint64_t req)
 	const Pds__Failed *f = failed(req);
 	ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_DRAINING); /* it ended in order: no loss */
 	ck_assert_int_eq(f->retry, 1);
-	ck_assert_str_eq(f->blame, "");
+	ck_assert_str_eq(f->blame, "decode-1"); /* which the router goes on without */
 }
 
 static int failed_before(uint64_t a, uint64_t b)

@@ -463,14 +463,15 @@ START_TEST(a_decode_worker_ends_with_a_lease)
 }
 END_TEST
 
-/* The same if the prefill worker has heard of it first: it says DRAINING then. */
+/* The same if the prefill worker has heard of it first: it says DRAINING then, and who that is. */
 START_TEST(a_decode_worker_ends_with_a_lease_and_tells_later)
 {
 	struct four f = four();
-	rig_fail(f.r, f.p1, 1, PDS__FAULT__FAULT_DRAINING, 1);
+	rig_fail_by(f.r, f.p1, 1, PDS__FAULT__FAULT_DRAINING, 1, "d1");
 	rig_fail(f.r, f.d1, 1, PDS__FAULT__FAULT_DRAINING, 1);
 	said_goodbye(&f, f.d1);
 	ck_assert_int_eq(f.r->s->state, ATTEMPT_SUBMITTED);
+	ck_assert_str_eq(f.r->s->past.avoid, "d1");
 	ck_assert_uint_eq(f.r->s->past.lost, 0);
 	ck_assert_uint_eq(f.r->s->number, 2);
 	ck_assert_uint_eq(bad_of(f.p1) + bad_of(f.d1), 0);

@@ -162,6 +162,27 @@ START_TEST(test_refused)
 }
 END_TEST
 
+/* What a smaller capacity has returned to the system does not come back as pinned memory. */
+START_TEST(test_smaller)
+{
+	struct tier *t;
+	struct err err = {0};
+	ck_assert_int_eq(tier_memory_new(4 * UNIT_BYTES, &t, &err), 0);
+	ck_assert_int_eq(t->ops->resize(t, 2 * UNIT_BYTES, &err), 0);
+	ck_assert_int_lt(t->ops->pin(t, &device, 3, &err), 0);
+	ck_assert_ptr_nonnull(strstr(err.text, "restart"));
+	ck_assert_int_eq(calls, 0);
+	ck_assert_int_eq(t->ops->resize(t, 4 * UNIT_BYTES, &err), 0);
+	ck_assert_int_eq(t->ops->pin(t, &device, 3, &err), 1);
+	ck_assert_int_eq(t->ops->resize(t, 2 * UNIT_BYTES, &err), 0); /* kept: still pinned */
+	ck_assert_int_eq(t->ops->resize(t, 6 * UNIT_BYTES, &err), 0);
+	ck_assert_int_eq(t->ops->pin(t, &device, 3, &err), 1);
+	ck_assert_int_eq(t->ops->pin(t, &device, 3, &err), 0);
+	t->ops->destroy(t);
+	ck_assert_uint_eq(n_pins, 0);
+}
+END_TEST
+
 /* --- the stack ----------------------------------------------------------- */
 
 /* For the first who can; what is added later as well. */
@@ -215,6 +236,7 @@ int main(void)
 	tcase_add_test(c, test_slices);
 	tcase_add_test(c, test_pages_stay);
 	tcase_add_test(c, test_refused);
+	tcase_add_test(c, test_smaller);
 	tcase_add_test(c, test_stack);
 	tcase_add_test(c, test_stack_refused);
 	tcase_add_test(c, test_stack_without_memory);

@@ -557,8 +557,10 @@ enum verdict attempt_take_failure(struct attempt *a, const struct attempt_event 
 	                                        : NULL;
 	if (ended)
 		return attempt_moved(a, ended, why);
-	if (m->fault == PDS__FAULT__FAULT_DRAINING && m->retry)
-		return attempt_moved(a, e->worker, why);
+	if (m->fault == PDS__FAULT__FAULT_DRAINING && m->retry) {
+		const struct worker_record *other = blame ? registry_find(a->all->registry, blame) : NULL;
+		return attempt_moved(a, other ? other : e->worker, why);
+	}
 	if (m->fault == PDS__FAULT__FAULT_OVERLOADED && m->retry && a->asked.pooling &&
 	    a->hooks->full(a->owner))
 		return attempt_put_back(a, e->worker, why);
