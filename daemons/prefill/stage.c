@@ -366,8 +366,9 @@ static void on_sent(struct worker *w, struct peer *p, const struct msg_head *h,
 }
 
 /* A malformed transfer is our failure, and so is one that stalled because our step makes no
- * progress. A lease that was given back in order names the decode worker: no failure, but the router
- * goes on without that one. Otherwise it was the messager, or the link to the decode worker. */
+ * progress. A lease that was given back in order names the decode worker: no failure, but the
+ * router goes on without that one. Otherwise it was the messager, or the link to the decode
+ * worker. */
 static const char *transfer_failed_by(const struct job *j, Pds__Fault fault)
 {
 	struct worker *w = j->w;

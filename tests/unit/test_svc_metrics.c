@@ -353,6 +353,7 @@ START_TEST(test_draining)
 {
 	drains_slowly = 1;
 	begin();
+	expect("GET /health", "\"status\":\"ok\""); /* it has started: SIGTERM lets it drain */
 	ck_assert_int_eq(kill(daemon_pid, SIGTERM), 0);
 	for (uint64_t until = clock_us() + WAIT_S * 1000000u;; usleep(10000)) {
 		char *got = ask_from(2, "GET /health");
