@@ -87,8 +87,8 @@ struct kern_copies {
 	 * themselves; `device` is any that the process uses. Slow: a second per few gigabytes. Until
 	 * unpin those pages stay: no munmap, no MADV_DONTNEED. No piece is of memory that two calls
 	 * have pinned, nor are two that continue each other. Copies may go on meanwhile, also of this
-	 * memory. unpin with the same `at`, while no copy of it is in progress. Both NULL: nothing would
-	 * be gained */
+	 * memory. unpin with the same `at`, while no copy of it is in progress. Both NULL: nothing
+	 * would be gained */
 	int (*pin)(int device, void *at, size_t bytes, char *errbuf, size_t errlen);
 	void (*unpin)(void *at);
 };
