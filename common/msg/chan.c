@@ -33,8 +33,9 @@ static int sock_open(struct chan *c, int type, struct sock **ret)
 	if (!z)
 		return ERR_IO;
 	int zero = 0, hwm = SOCKET_MESSAGES, one = 1, ivl = 20, ivl_max = 500, handshake_ms = 5000;
-	int connect_ms = 3000;            /* the kernel's own limit is minutes */
-	int lost_ms = 5000;               /* nothing sent was acknowledged: the same */
+	int connect_ms = 3000; /* the kernel's own limit is minutes */
+	/* nothing sent was acknowledged, or the peer takes nothing: the same */
+	int lost_ms = 5000;
 	int64_t max = 2 * MSG_PART_BYTES; /* a part and its envelope; ZeroMQ closes on larger frames */
 	zmq_setsockopt(z, ZMQ_LINGER, &zero, sizeof zero);
 	zmq_setsockopt(z, ZMQ_SNDHWM, &hwm, sizeof hwm);
@@ -306,7 +307,8 @@ int chan_send(struct chan *c, struct peer *p, enum msg_type type, const struct m
 	CHECK(info && info->body == body->descriptor && !(info->flags & MSG_LINK));
 	CHECK(!(info->flags & MSG_REQUEST) ||
 	      (head && (head->req.hi || head->req.lo) && head->attempt));
-	if (p->state != PEER_UP)
+	/* after what was not sent nothing goes out: the peer would see a gap */
+	if (p->state != PEER_UP || p->overrun)
 		return info->flags & MSG_NUMBERED ? ERR_CLOSED : 0;
 	size_t len = protobuf_c_message_get_packed_size(body);
 	struct link_out *first = NULL;

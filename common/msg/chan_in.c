@@ -85,7 +85,7 @@ static uint32_t pid_of(const struct peer *p)
 }
 
 /* The end of a process ends its connections, also those to another host. The end of a host does
- * not, nor does a cut. */
+ * not, nor does a cut, before what was sent there has been waited for (sock_open). */
 static int connection_has_ended(struct chan *c, struct peer *p)
 {
 	Pds__Ack a = PDS__ACK__INIT;

@@ -41,7 +41,8 @@ _Noreturn void check_panic(const char *file, int line, const char *fmt, ...)
 }
 
 /* Lines that were logged before have a moment to be written: their thread still runs, and no lock
- * may be waited for here. */
+ * may be waited for here. If a second thread crashes in that moment, the process ends without a
+ * word. */
 static void on_crash(int sig, siginfo_t *info, void *context)
 {
 	char line[100];

@@ -217,7 +217,8 @@ void lease_send_queued(struct sequence *q);
 void lease_send_queued_again(struct sequence *q); /* once a second */
 void lease_send_deny(struct sequence *q, Pds__Fault fault, const char *text, uint64_t retry_us);
 /* The link to q's router has ended. The prefill worker may still have its own, and waits for a
- * grant: it is told to ask again. */
+ * grant: it is told, to ask again in a moment. By then the router has told it that the attempt is
+ * over; if not, it is over here (LEASE_LOST). */
 void lease_router_gone(struct sequence *q);
 /* Tells the router that the lease is lost. by_prefill: it was the prefill worker's failure. */
 void lease_fail(struct sequence *q, const char *why, int by_prefill);

@@ -273,6 +273,7 @@ void reserve_queued(struct job *j, const Pds__Queued *m)
 	uint64_t now = clock_us();
 	int again = j->reserve.queued_us != 0;
 	j->reserve.queued_us = now;
+	j->reserve.asked->routerless_us = 0; /* it has the link, or has it again */
 	j->reserve.room_at_us = m->estimate_us ? now + m->estimate_us : ROOM_AT_UNKNOWN;
 	/* a later reservation waits at least as long */
 	if (!again || j->reserve.room_at_us >= t->room_at_us)
@@ -299,7 +300,7 @@ void reserve_denied(struct job *j, const Pds__Deny *m)
 	struct candidate *c = j->reserve.asked;
 	uint64_t wait = m->retry_after_us && m->retry_after_us < HINT_MIN_US ? HINT_MIN_US
 	                                                                     : m->retry_after_us;
-	if (wait)
+	if (wait && m->fault != PDS__FAULT__FAULT_PEER_LOST) /* which is no word about room */
 		note_room(c->target, clock_us() + wait, clock_us());
 	j->reserve.asked = NULL;
 	reserve_uncount(j);

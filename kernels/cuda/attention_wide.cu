@@ -17,14 +17,12 @@
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/kv.h"
 
-enum {
-	WARPS = 8,
-	THREADS = WARPS * WARP,
-	STAGES = 4,
-};
-static const uint32_t VECTORS = 16 * WARPS, LEAST = VECTORS / 2, /* vectors of a span */
-	STAGE = 64,                                                  /* positions */
-	PARTS = CHUNK / STAGE, PIECE = 16; /* bytes that are loaded, and swapped, as one */
+enum { WARPS = 8, THREADS = WARPS * WARP, STAGES = 4 /* in the ring */ };
+static const uint32_t VECTORS = 16 * WARPS;
+static const uint32_t LEAST = VECTORS / 2; /* vectors of a span */
+static const uint32_t STAGE = 64;          /* positions */
+static const uint32_t PARTS = CHUNK / STAGE;
+static const uint32_t PIECE = 16; /* bytes that are loaded, and swapped, as one */
 
 template <int DIM> struct alignas(128) wide_shared {
 	unsigned char stage[STAGES][STAGE * DIM * 2];

@@ -589,6 +589,42 @@ START_TEST(test_the_best_of_them)
 }
 END_TEST
 
+/* That it may be asked again soon says nothing about its room: who waits at another stays there. */
+START_TEST(test_no_link_is_no_room)
+{
+	world_begin("kv_blocks=64");
+	say_submit((struct ask){.req = 2, .n = 64, .to = "21"});
+	UNTIL(reserved(D2, 2));
+	queued(D2, 2, 1, 10 * S);
+	say_submit((struct ask){.req = 1, .n = 64, .to = "1"});
+	UNTIL(reserved(D1, 1));
+	say_deny_for(D1, 1, PDS__FAULT__FAULT_PEER_LOST, "no link to router", 100000);
+	UNTIL(count(D1, MSG_KV_RESERVE, 1) == 2); /* 2 would have gone before */
+	ck_assert_uint_eq(count(D1, MSG_KV_RESERVE, 2), 0);
+	ck_assert_uint_eq(count(D2, MSG_REQUEST_CANCEL, 2), 0);
+	cancel_all(1, 2);
+	world_end();
+}
+END_TEST
+
+/* Who had the link meanwhile is given as long again. */
+START_TEST(test_no_link_again)
+{
+	world_begin("kv_blocks=64");
+	say_submit((struct ask){.req = 1, .n = 64, .to = "1"});
+	UNTIL(reserved(D1, 1));
+	say_deny_for(D1, 1, PDS__FAULT__FAULT_PEER_LOST, "no link to router", 100000);
+	UNTIL(count(D1, MSG_KV_RESERVE, 1) == 2);
+	for (uint64_t from = clock_us(); clock_us() - from < 4 * S; pump_for(500000))
+		queued(D1, 1, 1, S);
+	say_deny_for(D1, 1, PDS__FAULT__FAULT_PEER_LOST, "no link to router", 100000);
+	UNTIL(count(D1, MSG_KV_RESERVE, 1) == 3 || count(ROUTER, MSG_REQUEST_FAILED, 1));
+	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, 1), 0);
+	cancel_all(1, 1);
+	world_end();
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
 	(void)argc;
@@ -607,6 +643,8 @@ int main(int argc, char **argv)
 	tcase_add_test(c, test_hint_and_another_candidate);
 	tcase_add_test(c, test_hints_and_deadlines);
 	tcase_add_test(c, test_no_link_to_the_router);
+	tcase_add_test(c, test_no_link_is_no_room);
+	tcase_add_test(c, test_no_link_again);
 	tcase_add_test(c, test_candidate_of_an_earlier_life);
 	c = world_case(s, "blocks");
 	tcase_add_test(c, test_blocked_in_order);

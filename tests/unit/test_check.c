@@ -34,7 +34,7 @@ __attribute__((noinline)) static int deeper(volatile char *before)
 {
 	volatile char here[4096];
 	here[0] = before ? before[0] : 1;
-	return deeper(here) + here[0];
+	return zero ? 0 : deeper(here) + here[0];
 }
 
 static void without_stack(void)

@@ -305,7 +305,7 @@ START_TEST(launches_that_cannot_be)
 	ck_assert(freopen("/dev/null", "w", stderr));
 	ck_assert_int_ne(launch(ROTATE_WARP, 1, 257, 0, &a, s), cudaSuccess);
 	ck_assert_int_ne(launch(ROTATE_WARP, 0, 32, 0, &a, s), cudaSuccess);
-	ck_assert_int_ne(launch(ROTATE_WARP, 1, 32, 100 << 10, &a, s), cudaSuccess);
+	ck_assert_int_ne(launch(ROTATE_WARP, 1, 32, 228 << 10, &a, s), cudaSuccess);
 	ck_assert_int_ne(cudaLaunchKernel(&a, (struct dim3){1, 1, 1}, (struct dim3){32, 1, 1}, NULL, 0,
 	                                  s),
 	                 cudaSuccess);

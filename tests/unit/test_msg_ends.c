@@ -304,6 +304,30 @@ START_TEST(who_comes_up_hears_hello_at_once)
 }
 END_TEST
 
+/* A link whose window was full restarts. Until then nothing goes out, though there be room: the
+ * peer would see a gap. */
+START_TEST(nothing_follows_what_did_not_fit)
+{
+	struct side a, b;
+	struct chan_opts oa = pair_opts(0, NULL), ob = oa;
+	oa.window_messages = 64;
+	pair_open(base, &a, &b, "hole", &oa, &ob);
+	until_up(&a, &b);
+	while (say_type(&a, MSG_PEERS) == 0)
+		;
+	ck_assert_uint_eq(a.full, 1);
+	chan_restart(a.c, a.p);
+	ck_assert_int_eq(say_type(&a, MSG_PEERS), ERR_CLOSED);
+	ck_assert_uint_eq(a.downs, 0);
+	for (uint64_t end = clock_us() + 20000000; !a.downs || !a.p || !b.p; pump_ms(base, 2))
+		ck_assert_msg(clock_us() < end, "the link does not restart");
+	ck_assert_str_eq(a.why, "its window is full");
+	ck_assert_int_eq(say_type(&a, MSG_PEERS), 0);
+	until_settled(&a, &b, "after the restart");
+	pair_close(&a, &b);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("msg ends");
@@ -318,6 +342,7 @@ int main(void)
 	tcase_add_test(t, vanished_peer_is_noticed_at_work);
 	tcase_add_test(t, hello_is_repeated_ever_later);
 	tcase_add_test(t, who_comes_up_hears_hello_at_once);
+	tcase_add_test(t, nothing_follows_what_did_not_fit);
 	suite_add_tcase(s, t);
 	SRunner *r = srunner_create(s);
 	srunner_run_all(r, CK_ENV);
