@@ -36,7 +36,11 @@ struct kern_device {
 	char name[64];
 	size_t memory_bytes;
 	int multiprocessors, shared_max; /* shared_max: bytes of shared memory per block */
-	int wide_always; /* attention_wide.cu also where it does not pay: the self-test */
+	int wgmma; /* products for many rows by linear_wide.cu */
+	/* for the self-test: attention_wide.cu also where it does not pay; linear_wide.cu with so many
+	 * rows of x in a block */
+	int wide_always;
+	uint32_t wide_columns;
 	/* kernels may start before the previous one is done (kernel.h, grid_wait) */
 	int overlaps;
 	/* kern_config.activations is BF16: products and attention round activations */

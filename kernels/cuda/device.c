@@ -157,8 +157,9 @@ static int device_begin(struct kern_device *dev, const struct kern_config *conf)
 		return cuda_fail(dev, KERN_ENOMEM, "out of memory or threads for watching progress");
 	if (dev->group.ranks > 1 && (rc = peers_open(dev)))
 		return rc;
-	/* "fast" does not promise what the self-test checks */
-	rc = dev->fast ? lt_open(dev, &dev->lt) : cuda_envelope(dev);
+	if (dev->fast && (rc = lt_open(dev, &dev->lt)))
+		return rc;
+	rc = cuda_envelope(dev);
 	dev->steps = dev->rows = dev->launches = dev->busy_ns = 0;
 	return rc;
 }
@@ -189,6 +190,8 @@ static int device_open(const struct kern_config *conf, struct kern_device **ret_
 	dev->multiprocessors = prop.multiProcessorCount;
 	dev->overlaps = prop.major >= 9;
 	dev->shared_max = (int)prop.sharedMemPerBlockOptin;
+	const char *wgmma = getenv("PDSERVE_CUDA_WGMMA");
+	dev->wgmma = prop.major == 9 && (!wgmma || strcmp(wgmma, "0"));
 	dev->memory_bytes = prop.totalGlobalMem;
 	snprintf(dev->name, sizeof dev->name, "%.63s", prop.name);
 	dev->group = conf->group;

@@ -178,7 +178,9 @@ static int envelope_begin(struct envelope *e)
 		rc = cuda_mem_new(e->dev, KERN_MEM_DEVICE, POOL_BYTES, &e->pool);
 	if (!rc)
 		rc = cuda_mem_new(e->dev, KERN_MEM_PINNED, BATCH_BYTES, &e->batch);
-	if (rc || (rc = weight_new(e, 0, KERN_BF16, 0)) || (rc = weight_new(e, 1, KERN_Q8_0, 34)) ||
+	/* "fast" multiplies bfloat16 by cuBLASLt */
+	enum kern_dtype plain = e->dev->fast ? KERN_Q4_0 : KERN_BF16;
+	if (rc || (rc = weight_new(e, 0, plain, 18)) || (rc = weight_new(e, 1, KERN_Q8_0, 34)) ||
 	    (rc = weight_new(e, 2, KERN_Q4_K, 144)))
 		return rc;
 	e->x = take(e, &at, DIM);
@@ -253,17 +255,25 @@ static int compare(struct envelope *e, uint32_t first, uint32_t from, uint32_t r
 	return rc;
 }
 
+/* All rows at once, with as many as possible in a block of linear_wide.cu, against some of them: few,
+ * which linear_mma.cu does, and many with the other number of rows in a block. */
 static int compare_model(struct envelope *e)
 {
 	static const struct {
 		uint32_t from, rows;
 	} parts[] = {{ROWS - 1, 1}, {0, 1}, {33, 9}, {2, 66}};
-	int rc = model_new(e);
-	if (!rc)
-		rc = step(e, 0, 0, ROWS, e->all);
-	for (size_t i = 0; i < sizeof parts / sizeof *parts && !rc; i++)
-		rc = compare(e, 0, parts[i].from, parts[i].rows, ROWS);
-	cuda_program_destroy(&e->p);
+	enum { PARTS = sizeof parts / sizeof *parts };
+	int rc = KERN_OK;
+	for (int few = 0; few < 2 && !rc; few++) {
+		e->dev->wide_columns = few ? 64 : 256;
+		rc = model_new(e);
+		e->dev->wide_columns = 0;
+		if (!rc && !few)
+			rc = step(e, 0, 0, ROWS, e->all);
+		for (size_t i = few ? PARTS - 1 : 0; i < (few ? PARTS : PARTS - 1) && !rc; i++)
+			rc = compare(e, 0, parts[i].from, parts[i].rows, ROWS);
+		cuda_program_destroy(&e->p);
+	}
 	return rc;
 }
 
@@ -340,13 +350,16 @@ int cuda_envelope(struct kern_device *dev)
 		return no_memory(dev);
 	e->dev = dev;
 	int rc = envelope_begin(e);
-	if (!rc)
+	if (!rc && dev->wgmma && (rc = compare_model(e)) == KERN_ENOTSUP)
+		rc = dev->wgmma = 0;
+	/* "fast" does not promise what follows */
+	if (!rc && !dev->fast && !dev->wgmma)
 		rc = compare_model(e);
-	if (!rc)
+	if (!rc && !dev->fast)
 		rc = pool_fill(e);
-	if (!rc)
+	if (!rc && !dev->fast)
 		rc = compare_far(e);
-	if (!rc)
+	if (!rc && !dev->fast)
 		rc = compare_wide(e);
 	envelope_end(e);
 	free(e);

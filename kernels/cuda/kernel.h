@@ -19,6 +19,13 @@
 #define KERNELS_OVERLAP 0
 #endif
 
+/* Whether there is wgmma (below). */
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define WGMMA 1
+#else
+#define WGMMA 0
+#endif
+
 /* Programmatic dependent launch: lets the next kernel of the stream be launched, whose blocks wait
  * on the device until this one is done. */
 static __device__ __forceinline__ void grid_launch_next(void)
@@ -59,8 +66,14 @@ static __device__ __forceinline__ void grid_wait(void)
 /* The block's dynamic shared memory. */
 static __device__ __forceinline__ unsigned char *shared_memory(void)
 {
-	extern __shared__ __align__(128) unsigned char shared_bytes[];
+	extern __shared__ __align__(1024) unsigned char shared_bytes[];
 	return shared_bytes;
+}
+
+/* As instructions take it. */
+static __device__ __forceinline__ uint32_t shared_address(const void *at)
+{
+	return (uint32_t)__cvta_generic_to_shared(at);
 }
 
 /* d (16, 8) += a (16, 16) b (16, 8) in float32, for a warp. With g = lane / 4 and t = lane % 4, low
@@ -81,9 +94,16 @@ static __device__ __forceinline__ void mma_bf16(float d[4], const uint32_t a[4],
  * and nothing is read. Done once the group that they are committed to has been waited for. */
 static __device__ __forceinline__ void copy_async_16(void *to, const void *from, bool there)
 {
-	asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-					 (uint32_t)__cvta_generic_to_shared(to)),
+	asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
 	             "l"(from), "r"(there ? 16 : 0)
+	             : "memory");
+}
+
+/* The same for 4 bytes. */
+static __device__ __forceinline__ void copy_async_4(void *to, const void *from, bool there)
+{
+	asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)),
+	             "l"(from), "r"(there ? 4 : 0)
 	             : "memory");
 }
 
@@ -105,8 +125,149 @@ static __device__ __forceinline__ void load_matrices_transposed(uint32_t m[4], c
 {
 	asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
 	             : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-	             : "r"((uint32_t)__cvta_generic_to_shared(row))
+	             : "r"(shared_address(row))
 	             : "memory");
+}
+
+/* Barriers in shared memory, on which a thread arrives at one place and waits at another. A phase
+ * ends when `count` threads have arrived and all bytes that they announced have come; phases are
+ * numbered from 0, and to wait for one takes the last bit of its number. No thread may be more than
+ * one phase ahead of one that waits. After barrier_init, barrier_ready and __syncthreads. */
+static __device__ __forceinline__ void barrier_init(uint64_t *barrier, uint32_t count)
+{
+	asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count)
+	             : "memory");
+}
+
+static __device__ __forceinline__ void barrier_ready(void)
+{
+#if __CUDA_ARCH__ >= 900
+	asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+static __device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
+{
+	asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(
+					 shared_address(barrier))
+	             : "memory");
+}
+
+/* Arrives, and announces bytes that copy_bulk brings. From compute capability 9.0 on. */
+static __device__ __forceinline__ void barrier_expect(uint64_t *barrier, uint32_t bytes)
+{
+#if __CUDA_ARCH__ >= 900
+	asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared.b64 state, [%0], %1;\n}" ::
+	                 "r"(shared_address(barrier)),
+	             "r"(bytes)
+	             : "memory");
+#endif
+}
+
+/* Starts copying into shared memory; addresses and `bytes` are multiples of 16. The barrier's phase
+ * does not end before it is done. What it brings wgmma sees as it is. From compute capability 9.0
+ * on. */
+static __device__ __forceinline__ void copy_bulk(void *to, const void *from, uint32_t bytes,
+                                                 uint64_t *barrier)
+{
+#if __CUDA_ARCH__ >= 900
+	asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+	             "[%3];" ::"r"(shared_address(to)),
+	             "l"(from), "r"(bytes), "r"(shared_address(barrier))
+	             : "memory");
+#endif
+}
+
+static __device__ __forceinline__ void barrier_wait(uint64_t *barrier, uint32_t phase)
+{
+	uint32_t at = shared_address(barrier), done;
+	do {
+		asm volatile("{\n.reg .pred p;\n"
+#if __CUDA_ARCH__ >= 900 /* suspends the thread for a while */
+		             "mbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
+#else
+		             "mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
+#endif
+		             "selp.b32 %0, 1, 0, p;\n}"
+		             : "=r"(done)
+		             : "r"(at), "r"(phase & 1)
+		             : "memory");
+	} while (!done);
+}
+
+/* --- wgmma: products by four warps together, of which B lies in shared memory --- */
+
+/* Lets wgmma see what this thread has written to shared memory, once a barrier has passed. */
+static __device__ __forceinline__ void wgmma_publish(void)
+{
+#if WGMMA
+	asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+/* Before the first wgmma after any other access to its registers. */
+static __device__ __forceinline__ void wgmma_begin(void)
+{
+#if WGMMA
+	asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+
+#define WGMMA_D4(I) "+f"(d[I]), "+f"(d[(I) + 1]), "+f"(d[(I) + 2]), "+f"(d[(I) + 3])
+#define WGMMA_D16(I) WGMMA_D4(I), WGMMA_D4((I) + 4), WGMMA_D4((I) + 8), WGMMA_D4((I) + 12)
+#define WGMMA_D32(I) WGMMA_D16(I), WGMMA_D16((I) + 16)
+#define WGMMA_R32                                                                               \
+	"%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
+	"%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define WGMMA_R64                                                                               \
+	WGMMA_R32                                                                                   \
+	", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, "    \
+	"%49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+/* Starts d (64, N) = a (64, 16) b (16, N), with `add` d += ab, for the four warps of a warpgroup,
+ * which the block's warps 4 i to 4 i + 3 are. Warp i has rows 16 i to 16 i + 15 of a and d: a as
+ * mma_bf16's, and d like N / 8 times mma_bf16's, one after the other (PTX ISA, wgmma.mma_async). b:
+ * wgmma_operand. d and b must be left alone until wgmma_end. Before it wgmma_begin. */
+template <int N, int BY_K>
+static __device__ __forceinline__ void wgmma_bf16(float (&d)[N / 2], const uint32_t a[4], uint64_t b,
+                                                  bool add)
+{
+	static_assert(N == 64 || N == 128, "written for these");
+#if WGMMA
+	if constexpr (N == 64)
+		asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+		             "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_R32
+		             "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
+		             : WGMMA_D32(0)
+		             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((uint32_t)add),
+		               "n"(BY_K));
+	else
+		asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+		             "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" WGMMA_R64
+		             "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"
+		             : WGMMA_D32(0), WGMMA_D32(32)
+		             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((uint32_t)add),
+		               "n"(BY_K));
+#else
+	(void)d, (void)a, (void)b, (void)add;
+#endif
+}
+
+/* Waits for all wgmma that were started; d: of the last ones. */
+template <int N> static __device__ __forceinline__ void wgmma_end(float (&d)[N])
+{
+	static_assert(N == 32 || N == 64, "written for these");
+#if WGMMA
+	/* d is named so that the compiler reads it after this */
+	if constexpr (N == 32)
+		asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;"
+		             : WGMMA_D32(0)::"memory");
+	else
+		asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;"
+		             : WGMMA_D32(0), WGMMA_D32(32)::"memory");
+#else
+	(void)d;
+#endif
 }
 
 /* a b + c for each bfloat16 half, rounded once; denormals are kept. */
@@ -180,6 +341,32 @@ static __device__ __forceinline__ uint64_t clock_ns(void)
 
 #define WARP 32u
 #define ALL_LANES 0xffffffffu
+
+/* How a wgmma's B lies in shared memory (PTX ISA, matrix descriptor). A column is N's, a row K's.
+ *
+ *   PLAIN    matrices of 8 columns, each with 8 rows' 16 bytes; `leading` bytes from those of rows 0
+ *            to 7 to those of rows 8 to 15, `stride` from 8 columns to the next
+ *   SWAPPED  by columns: 64 rows' 128 bytes for each column, one column after the other, a column's
+ *            pieces of 16 bytes at their number xor the column's within 8; a wgmma takes 32 of these
+ *            bytes, from `at` on; `stride` bytes from 8 columns to the next
+ *            by rows (BY_K): 64 columns' 128 bytes for each row, swapped likewise; `leading` bytes
+ *            from 64 columns to the next, `stride` from 8 rows to the next
+ *
+ * What is swapped begins at a multiple of 1024 bytes. */
+enum wgmma_layout { WGMMA_PLAIN = 0, WGMMA_SWAPPED = 1 };
+
+static __device__ inline uint64_t wgmma_operand(const void *at, enum wgmma_layout layout,
+                                                uint32_t leading, uint32_t stride)
+{
+	return (uint64_t)(shared_address(at) >> 4 & 0x3fff) | (uint64_t)(leading >> 4) << 16 |
+	       (uint64_t)(stride >> 4) << 32 | (uint64_t)layout << 62;
+}
+
+/* An operand that begins so many bytes later; a multiple of 16. */
+static __device__ inline uint64_t wgmma_after(uint64_t operand, uint32_t bytes)
+{
+	return operand + (bytes >> 4);
+}
 
 /* A block's place in its grid, or in its phase of a chain (chain.cu). */
 struct block_place {

@@ -23,8 +23,12 @@ KERNEL(ready_rows, READY_THREADS_MAX, struct ready_args)
 static struct make_ready make_ready_of(struct plan *p, const struct inputs *in, bool sums)
 {
 	uint32_t rows = plan_rows(p) * in->rows_each, parts = p->dev->bf16_activations ? 1 : 3;
-	struct ready r = {NULL, NULL, NULL, steps_of(in->k),
-	                  (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS};
+	struct ready r = {NULL,
+	                  NULL,
+	                  NULL,
+	                  steps_of(in->k),
+	                  (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS,
+	                  plan_wide(p)};
 	size_t all = (size_t)r.rows * in->count, parts_bytes = all * r.steps * parts * 64,
 		   sums_bytes = sums ? all * r.steps * sizeof(float) : 0;
 	r.parts = (unsigned char *)plan_room(p, ROOM_READY,
@@ -247,9 +251,11 @@ static void launch_products(struct plan *p, struct product_args *a, int type,
 {
 	enum product_kernel kind = !by_tensor_cores(type)           ? PRODUCT_FLOAT
 	                           : plan_rows(p) <= SPLIT_ROWS_MAX ? PRODUCT_SPLIT
+	                           : plan_wide(p)                   ? PRODUCT_WIDE
 	                                                            : PRODUCT_SERIAL;
 	a->warps = kind == PRODUCT_SPLIT   ? split_warps(product, a->products)
 	           : kind == PRODUCT_FLOAT ? FLOAT_WARPS
+	           : kind == PRODUCT_WIDE  ? WIDE_PANELS
 	                                   : SERIAL_ACROSS * SERIAL_DOWN;
 	uint32_t each = product_blocks(product[0], kind, a->warps), blocks = 0;
 	bool alike = true;
@@ -269,6 +275,10 @@ static void launch_products(struct plan *p, struct product_args *a, int type,
 		PLAN(p, product_f32, grid, 1, a->warps * WARP, 0, *a);
 	} else if (kind == PRODUCT_FLOAT) {
 		PLAN(p, product_f16, grid, 1, a->warps * WARP, 0, *a);
+	} else if (kind == PRODUCT_WIDE) {
+		struct wide_kernel wide = wide_kernel_of(type, a->block_rows, a->chosen.groups != NULL);
+		plan_launch(p, wide.name, wide.kernel, grid, 1, a->warps * WARP, wide.shared_bytes, a,
+		            sizeof *a);
 	} else {
 		const char *name;
 		int parts = p->dev->bf16_activations ? 1 : 3;
@@ -281,6 +291,30 @@ static void launch_products(struct plan *p, struct product_args *a, int type,
 		if (l && kind == PRODUCT_SPLIT)
 			plan_chain_product(l, type, parts);
 	}
+}
+
+/* Rows of x in a block of linear_wide.cu: the number that takes less time by calculation. A block
+ * takes, for each step, at least 2 cycles of the tensor cores for each row of x, and what the L2 cache
+ * needs for the bytes of a step of all rows, of x and of the weight: 27 bytes a cycle, if all
+ * multiprocessors ask at once (H100). */
+static uint32_t wide_columns(const struct plan *p, const struct product *product, uint32_t products)
+{
+	enum { CHOICES = 2 };
+	static const uint32_t columns[CHOICES] = {WIDE_COLUMNS_MIN, WIDE_COLUMNS_MAX};
+	double cost[CHOICES];
+	if (p->dev->wide_columns)
+		return p->dev->wide_columns;
+	for (int i = 0; i < CHOICES; i++) {
+		double blocks = 0, size = p->dev->multiprocessors;
+		for (uint32_t n = 0; n < products; n++)
+			blocks += product_blocks(product[n], PRODUCT_WIDE, 0);
+		blocks *= (plan_rows(p) + columns[i] - 1) / columns[i];
+		double busy = blocks < size ? blocks / size : 1, waves = blocks < size ? 1 : blocks / size,
+			   multiply = 2.0 * columns[i],
+			   load = (WIDE_PANELS * (uint32_t)PANEL_ROWS + columns[i]) * STEP_BYTES / 27.0 * busy;
+		cost[i] = waves * (multiply > load ? multiply : load);
+	}
+	return columns[cost[1] < cost[0]];
 }
 
 void plan_products(struct plan *p, const struct inputs *in, const struct product *product,
@@ -301,7 +335,8 @@ void plan_products(struct plan *p, const struct inputs *in, const struct product
 	a.rows = p->op->rows;
 	a.x = in->x;
 	a.input_columns = in->columns;
-	a.block_rows = plan_block_rows(p);
+	a.block_rows = plan_wide(p) && !chosen ? wide_columns(p, product, products)
+	                                       : plan_block_rows(p);
 	a.row_blocks = chosen ? groups : (plan_rows(p) + a.block_rows - 1) / a.block_rows;
 	if (chosen)
 		a.chosen = *chosen;

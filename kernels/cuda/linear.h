@@ -7,7 +7,7 @@
  *
  * A row's bits depend on that row alone: K is cut into segments, whose number depends only on the
  * weight's shape and type; each is summed in order, and so are the segments' sums. The kernel for
- * few rows gives each segment a warp; the kernel for many rows has one warp for all segments. Both
+ * few rows gives each segment a warp; the kernels for many rows have one warp for all segments. All
  * give the same bits. */
 #ifndef CUDA_LINEAR_H
 #define CUDA_LINEAR_H
@@ -27,10 +27,15 @@ enum {
 	SERIAL_ACROSS = 4,
 	SERIAL_DOWN = 2,
 	SERIAL_TILES = 4,
+	/* wide blocks: panels of the weight, each for a warp; rows of x, WIDE_COLUMNS_MIN for experts and
+	 * where there would be few blocks */
+	WIDE_PANELS = 8,
+	WIDE_COLUMNS_MIN = 64,
+	WIDE_COLUMNS_MAX = 256,
 	FLOAT_WARPS = 8 /* per block: each has one row of the weight */
 };
 
-enum product_kernel { PRODUCT_SPLIT, PRODUCT_SERIAL, PRODUCT_FLOAT };
+enum product_kernel { PRODUCT_SPLIT, PRODUCT_SERIAL, PRODUCT_WIDE, PRODUCT_FLOAT };
 
 /* y = x W^T + bias */
 struct product {
@@ -104,6 +109,8 @@ static __host__ __device__ inline uint32_t product_blocks(const struct product &
 		return (p.w.n + warps - 1) / warps;
 	if (kernel == PRODUCT_SPLIT)
 		each = warps / p.segments;
+	if (kernel == PRODUCT_WIDE)
+		each = WIDE_PANELS / PANELS;
 	return (panel_pairs_of(p.w.n) + each - 1) / each;
 }
 
@@ -117,11 +124,20 @@ struct inputs {
 	uint32_t rows_each;      /* rows of x per row of the batch */
 };
 
-/* Rows of x, or pairs, per block in the current size. */
+/* Whether linear_wide.cu does the current size's products. */
+static inline bool plan_wide(const struct plan *p)
+{
+	return p->dev->wgmma && p->dev->bf16_activations && plan_rows(p) > (uint32_t)SPLIT_ROWS_MAX;
+}
+
+/* Rows of x, or pairs, per block in the current size; linear_wide.cu may take more for a matmul. */
 static inline uint32_t plan_block_rows(const struct plan *p)
 {
 	return (plan_rows(p) <= SPLIT_ROWS_MAX ? SPLIT_TILES : SERIAL_DOWN * SERIAL_TILES) * TILE_ROWS;
 }
+
+static_assert((int)SERIAL_DOWN * (int)SERIAL_TILES * (int)TILE_ROWS == (int)WIDE_COLUMNS_MIN,
+              "groups of experts fit linear_wide.cu's blocks as well");
 
 struct product product_of(const struct kern_weight *w, const float *bias, struct kern_tensor y);
 /* Launches all products, one launch per weight type, preceded by one that prepares x unless it is
@@ -212,9 +228,18 @@ static __device__ inline void copy_tail(const struct tail_args &a, struct block_
 		           tensor_get(a.x, at.x, head * (a.k + a.tail) + a.k + c));
 }
 
-/* --- tensor cores (linear_mma.cu) ---------------------------------------- */
+/* --- tensor cores --------------------------------------------------------- */
 
-/* The kernel for weights in panels, and its name. */
+/* The kernel for weights in panels, and its name (linear_mma.cu). */
 const void *mma_kernel(enum product_kernel kernel, int type, int parts, const char **ret_name);
+
+/* linear_wide.cu: the kernel of PRODUCT_WIDE for so many rows of x in a block (WIDE_COLUMNS_MIN or
+ * MAX; for experts MIN). */
+struct wide_kernel {
+	const void *kernel;
+	const char *name;
+	size_t shared_bytes;
+};
+struct wide_kernel wide_kernel_of(int type, uint32_t columns, bool experts);
 
 #endif

@@ -53,19 +53,53 @@ static __device__ __forceinline__ void load_inputs(uint32_t b[PARTS][4], const u
 	}
 }
 
+/* What sums of a panel's rows lane / 4 and lane / 4 + 8 are multiplied by, and what sums of x. */
+struct row_scales {
+	float scale[2], offset[2];
+};
+
+/* j: the tile of q6_k, which has one scale per tile of 16 values; else 0. */
+template <int TYPE>
+static __device__ __forceinline__ struct row_scales row_scales_of(const struct weight_record &r,
+                                                                  int j)
+{
+	struct row_scales s = {};
+	for (int i = 0; i < 2; i++) {
+		if constexpr (!is_bf16<TYPE>)
+			s.scale[i] = record_scale<TYPE>(r, i, j);
+		if constexpr (has_offset<TYPE>)
+			s.offset[i] = record_offset<TYPE>(r, i);
+	}
+	return s;
+}
+
+/* acc += what tensor cores have summed for 8 rows of x, of which this lane has two; sums: theirs. */
+template <int TYPE>
+static __device__ __forceinline__ void add_sum(float acc[4], const struct row_scales &s,
+                                               const float sum[4], const float sums[2])
+{
+	for (int i = 0; i < 4; i++) {
+		if constexpr (is_bf16<TYPE>)
+			acc[i] += sum[i];
+		else
+			acc[i] = fmaf(s.scale[i / 2], sum[i], acc[i]);
+		if constexpr (has_offset<TYPE>)
+			acc[i] = fmaf(s.offset[i / 2], sums[i % 2], acc[i]);
+	}
+}
+
 /* Adds a step to a tile of a panel. */
 template <int TYPE, int PARTS>
 static __device__ __forceinline__ void add_tile(float acc[4], const struct weight_record &r,
                                                 const uint32_t a[2][4], const uint32_t b[PARTS][4],
                                                 const float sums[2])
 {
-	if constexpr (TYPE == KERN_Q6_K) { /* one scale per tile of 16 values */
+	if constexpr (TYPE == KERN_Q6_K) {
 		for (int j = 0; j < 2; j++) {
 			float sum[4] = {0, 0, 0, 0};
 			for (int part = PARTS - 1; part >= 0; part--)
 				mma_bf16(sum, a[j], b[part] + 2 * j);
-			for (int i = 0; i < 4; i++)
-				acc[i] = fmaf(record_scale<TYPE>(r, i / 2, j), sum[i], acc[i]);
+			add_sum<TYPE>(acc, row_scales_of<TYPE>(r, j), sum, sums);
 		}
 		return;
 	}
@@ -73,14 +107,7 @@ static __device__ __forceinline__ void add_tile(float acc[4], const struct weigh
 	for (int part = PARTS - 1; part >= 0; part--)
 		for (int j = 0; j < 2; j++)
 			mma_bf16(sum, a[j], b[part] + 2 * j);
-	for (int i = 0; i < 4; i++) {
-		if constexpr (is_bf16<TYPE>)
-			acc[i] += sum[i];
-		else
-			acc[i] = fmaf(record_scale<TYPE>(r, i / 2, 0), sum[i], acc[i]);
-		if constexpr (has_offset<TYPE>)
-			acc[i] = fmaf(record_offset<TYPE>(r, i / 2), sums[i % 2], acc[i]);
-	}
+	add_sum<TYPE>(acc, row_scales_of<TYPE>(r, 0), sum, sums);
 }
 
 template <int TYPE, int PARTS, int TILES>

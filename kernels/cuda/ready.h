@@ -12,23 +12,26 @@
 enum {
 	TILE_ROWS = 8, /* rows of x per tensor-core operation */
 	/* columns of a row that tensor cores sum before the sum is scaled and added in float32 */
-	STEP_VALUES = 32
+	STEP_VALUES = 32,
+	STEP_BYTES = 2 * STEP_VALUES /* of a row, of each part */
 };
 
 /* Activations in the order in which tensor cores read them: the B operand of mma_bf16. A row is
  * scaled by a power of two such that its largest magnitude is between 1 and 2, and is the sum of
  * `parts` bfloat16 numbers: one if activations are rounded to bfloat16, else three, which hold all
  * 24 bits of a float32. For each tile of 8 rows, each step of 32 columns, and each part (largest
- * first), a lane has 16 bytes: its two registers of the first 16 columns, then of the others.
- * Columns beyond the weight's are zero. Rows beyond the batch are neither written nor read. */
+ * first), a lane has 16 bytes: its two registers of the first 16 columns, then of the others. For
+ * linear_wide.cu (`wide`): for each 8 of the 32 columns, 8 rows' 16 bytes. Columns beyond the weight's are zero. Rows beyond the batch are neither written nor read. */
 struct ready {
 	unsigned char *parts;
-	/* (rows, steps) sums over 32 columns of a row; NULL if no weight type needs them */
+	/* (rows, steps), wide: (inputs, steps, rows of one), sums over 32 columns of a row; NULL if no
+	 * weight type needs them */
 	float *sums;
 	/* (rows) exponents of two by which results are scaled */
 	int32_t *exponents;
 	uint32_t steps;
 	uint32_t rows; /* per input; inputs follow each other */
+	int wide;
 };
 
 /* What to prepare: x (rows, k). */
@@ -77,9 +80,10 @@ static __device__ inline int row_exponent(uint32_t top)
 	return top >> 23 ? (int)(top >> 23) - 127 : 31 - __clz((int)top) - 149;
 }
 
-/* Stores a lane's 8 values of a step as `parts` numbers each: 16 bytes per part, 512 bytes apart.
- * Returns the sum of the values as represented. */
-static __device__ inline float put_parts(unsigned char *to, float x[8], uint32_t parts)
+/* Stores a lane's 8 values of a step as `parts` numbers each: 4 words per part, `apart` bytes from one
+ * another; parts are 512 bytes apart. Returns the sum of the values as represented. */
+static __device__ inline float put_parts(unsigned char *to, float x[8], uint32_t parts,
+                                         uint32_t apart)
 {
 	float sum = 0;
 	for (uint32_t part = 0; part < parts; part++) {
@@ -92,9 +96,8 @@ static __device__ inline float put_parts(unsigned char *to, float x[8], uint32_t
 				sum += parts == 1 ? value : x[i];
 			x[i] = isfinite(value) ? rest : 0.0f; /* infinities leave no remainder */
 		}
-		uint32_t *at = (uint32_t *)(to + 512 * part);
 		for (uint32_t i = 0; i < 4; i++)
-			at[i] = words[i];
+			*(uint32_t *)(to + 512 * part + apart * i) = words[i];
 	}
 	return sum;
 }
@@ -110,7 +113,7 @@ static __device__ inline void ready_row(const struct make_ready &m, uint32_t r, 
 	uint32_t steps = m.to.steps;
 	int e = row_exponent(block_largest(top, threads));
 	unsigned char *to = m.to.parts + to_row / TILE_ROWS * steps * m.parts * 512 +
-	                    to_row % TILE_ROWS * 64;
+	                    to_row % TILE_ROWS * (m.to.wide ? 16 : 64);
 	if (threadIdx.x == 0)
 		m.to.exponents[to_row] = e;
 	for (uint32_t i = threadIdx.x; i / WARP * WARP < 4 * steps; i += threads) {
@@ -121,11 +124,13 @@ static __device__ inline void ready_row(const struct make_ready &m, uint32_t r, 
 			x[v] = c < m.k ? times_power(tensor_get(m.x, r, first + c), -e) : 0.0f;
 		}
 		if (step < steps)
-			sum = put_parts(to + (size_t)step * m.parts * 512 + 16 * t, x, m.parts);
+			sum = put_parts(to + (size_t)step * m.parts * 512 + (m.to.wide ? 4 : 16) * t, x,
+			                m.parts, m.to.wide ? 128 : 4);
 		sum += __shfl_xor_sync(ALL_LANES, sum, 1);
 		sum += __shfl_xor_sync(ALL_LANES, sum, 2);
 		if (m.to.sums && step < steps && t == 0)
-			m.to.sums[to_row * steps + step] = sum;
+			m.to.sums[m.to.wide ? (to_row / m.to.rows * steps + step) * m.to.rows + to_row % m.to.rows
+			                    : to_row * steps + step] = sum;
 	}
 }
 

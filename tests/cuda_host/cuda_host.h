@@ -57,7 +57,12 @@ static inline void mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2]
 /* Bytes arrive when they are waited for. */
 static inline void copy_async_16(void *to, const void *from, bool there)
 {
-	cuda_host_copy_async(to, from, there ? 16 : 0);
+	cuda_host_copy_async(to, from, 16, there);
+}
+
+static inline void copy_async_4(void *to, const void *from, bool there)
+{
+	cuda_host_copy_async(to, from, 4, there);
 }
 
 static inline void copy_async_commit(void)
@@ -80,6 +85,60 @@ static inline void load_matrices_transposed(uint32_t m[4], const void *row)
 			memcpy(&rows[k], all + 32 * (8 * i + 2 * t + k), sizeof rows[k]);
 		m[i] = rows[0][g] | (uint32_t)rows[1][g] << 16;
 	}
+}
+
+static inline void barrier_init(uint64_t *barrier, uint32_t count)
+{
+	cuda_host_barrier_init(barrier, count);
+}
+
+static inline void barrier_ready(void)
+{
+}
+
+static inline void barrier_arrive(uint64_t *barrier)
+{
+	cuda_host_barrier_arrive(barrier, 0);
+}
+
+static inline void barrier_expect(uint64_t *barrier, uint32_t bytes)
+{
+	cuda_host_barrier_arrive(barrier, bytes);
+}
+
+static inline void copy_bulk(void *to, const void *from, uint32_t bytes, uint64_t *barrier)
+{
+	cuda_host_copy_bulk(to, from, bytes, barrier);
+}
+
+static inline void barrier_wait(uint64_t *barrier, uint32_t phase)
+{
+	cuda_host_barrier_wait(barrier, phase & 1);
+}
+
+#define WGMMA 1
+static inline void wgmma_publish(void)
+{
+}
+
+static inline void wgmma_begin(void)
+{
+}
+
+template <int N, int BY_K>
+static inline void wgmma_bf16(float (&d)[N / 2], const uint32_t a[4], uint64_t b, bool add)
+{
+	cuda_host_wgmma(d, N, a, b, BY_K, add);
+}
+
+template <int N> static inline void wgmma_end(float (&)[N])
+{
+	cuda_host_wgmma_end();
+}
+
+static inline uint32_t shared_address(const void *at)
+{
+	return (uint32_t)((const unsigned char *)at - cuda_host_shared());
 }
 
 /* For finite numbers, for which the result is exact. */

@@ -55,8 +55,8 @@ struct copies {
 	unsigned n, group;
 	struct {
 		void *to;
-		const void *from;
-		size_t bytes; /* of 16; the others become zeros */
+		const void *from; /* NULL: zeros */
+		size_t bytes;
 		unsigned group;
 	} of[COPIES_MAX];
 };
@@ -201,15 +201,15 @@ uint64_t cuda_host_clock_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-void cuda_host_copy_async(void *to, const void *from, size_t bytes)
+void cuda_host_copy_async(void *to, const void *from, size_t bytes, int there)
 {
 	struct copies *c = &copies[now() - fibre];
-	if (((uintptr_t)to | (uintptr_t)from) % 16)
-		die("copies 16 bytes from or to an address that is not a multiple of 16");
+	if (((uintptr_t)to | (uintptr_t)from) % bytes)
+		die("copies bytes from or to an address that is not a multiple of their number");
 	if (c->n == COPIES_MAX)
 		die("has more copies in progress than are counted here");
 	c->of[c->n].to = to;
-	c->of[c->n].from = from;
+	c->of[c->n].from = there ? from : NULL;
 	c->of[c->n].bytes = bytes;
 	c->of[c->n++].group = c->group;
 }
@@ -224,11 +224,91 @@ void cuda_host_copy_wait(unsigned pending)
 	struct copies *c = &copies[now() - fibre];
 	unsigned done = 0;
 	for (; done < c->n && c->of[done].group + pending < c->group; done++) {
-		memset(c->of[done].to, 0, 16);
-		memcpy(c->of[done].to, c->of[done].from, c->of[done].bytes);
+		if (c->of[done].from)
+			memcpy(c->of[done].to, c->of[done].from, c->of[done].bytes);
+		else
+			memset(c->of[done].to, 0, c->of[done].bytes);
 	}
 	memmove(c->of, c->of + done, (c->n - done) * sizeof c->of[0]);
 	c->n -= done;
+}
+
+/* A barrier's word: the last bit of its phase's number, threads still to arrive in it, threads in
+ * each, announced bytes still to come (negative: they came first). */
+struct barrier_word {
+	uint32_t phase : 1, left : 15, count : 16;
+	int32_t bytes;
+};
+
+/* Copies in progress that a barrier counts. */
+enum { BULKS_MAX = 512 };
+static struct bulk {
+	struct block *block;
+	void *to;
+	const void *from;
+	uint32_t bytes;
+	uint64_t *barrier;
+} bulk[BULKS_MAX];
+static unsigned bulks;
+
+static void barrier_change(uint64_t *barrier, int arrived, int32_t bytes)
+{
+	struct barrier_word w;
+	memcpy(&w, barrier, sizeof w);
+	if (arrived && !w.left)
+		die("more threads arrive at a barrier than its phase has");
+	w.left = (w.left - (uint32_t)arrived) & 0x7fff;
+	w.bytes += bytes;
+	if (!w.left && !w.bytes) {
+		w.phase ^= 1u;
+		w.left = w.count & 0x7fff;
+	}
+	memcpy(barrier, &w, sizeof w);
+}
+
+void cuda_host_barrier_init(uint64_t *barrier, unsigned count)
+{
+	struct barrier_word w = {0, count & 0x7fff, count & 0xffff, 0};
+	memcpy(barrier, &w, sizeof w);
+}
+
+void cuda_host_barrier_arrive(uint64_t *barrier, uint32_t bytes)
+{
+	barrier_change(barrier, 1, (int32_t)bytes);
+}
+
+void cuda_host_copy_bulk(void *to, const void *from, uint32_t bytes, uint64_t *barrier)
+{
+	if (((uintptr_t)to | (uintptr_t)from | bytes) % 16)
+		die("bulk copy of bytes or from or to an address that is not a multiple of 16");
+	if (bulks == BULKS_MAX)
+		die("has more bulk copies in progress than are counted here");
+	bulk[bulks++] = (struct bulk){now()->block, to, from, bytes, barrier};
+}
+
+/* Does one copy of the block, or none. */
+static void bulk_do(struct block *b)
+{
+	if (!bulks)
+		return;
+	struct bulk *one = &bulk[cuda_host_random() % bulks], did = *one;
+	if (did.block != b)
+		return;
+	memcpy(did.to, did.from, did.bytes);
+	*one = bulk[--bulks];
+	barrier_change(did.barrier, 0, -(int32_t)did.bytes);
+}
+
+void cuda_host_barrier_wait(uint64_t *barrier, unsigned phase)
+{
+	for (;;) {
+		struct barrier_word w;
+		memcpy(&w, barrier, sizeof w);
+		if (w.phase != phase)
+			return;
+		bulk_do(now()->block);
+		cuda_host_pause();
+	}
 }
 
 static void wake(enum fibre_state waiting, unsigned from, unsigned to)
@@ -375,6 +455,83 @@ void cuda_host_mma(float d[4], const uint32_t a[4], const uint32_t b[2])
 		                 matrices[warp_of][buffer].b[2 * t + out % 2], d[out]);
 }
 
+/* What a thread has started of wgmma and not waited for. */
+enum { WGMMA_MAX = 32 };
+static struct wgmmas {
+	unsigned n;
+	struct {
+		float *d;
+		unsigned columns;
+		double a[2][PRODUCTS]; /* rows lane / 4 and lane / 4 + 8 */
+		uint64_t b;
+		int by_k, add;
+	} of[WGMMA_MAX];
+} wgmmas[THREADS_MAX];
+
+/* Element (k, n) of an operand (kernels/cuda/kernel.h, enum wgmma_layout). */
+static double operand_value(const unsigned char *shared, uint64_t b, int by_k, unsigned k, unsigned n)
+{
+	size_t at = (size_t)(b & 0x3fff) << 4, leading = (size_t)(b >> 16 & 0x3fff) << 4,
+		   stride = (size_t)(b >> 32 & 0x3fff) << 4;
+	uint16_t h;
+	if (b >> 62 == 0) {
+		at += k / 8 * leading + n / 8 * stride + n % 8 * 16 + k % 8 * 2;
+	} else {
+		at += by_k ? n / 64 * leading + k / 8 * stride + k % 8 * 128 + n % 64 * 2
+		           : n / 8 * stride + n % 8 * 128 + k * 2;
+		at ^= at >> 3 & 0x70;
+	}
+	memcpy(&h, shared + at, sizeof h);
+	return bf16(h, 0);
+}
+
+static void wgmmas_do(struct wgmmas *w)
+{
+	unsigned t = cuda_host_now->lane % 4;
+	const unsigned char *shared = cuda_host_shared();
+	for (unsigned i = 0; i < w->n; i++)
+		for (unsigned n = 0; n < w->of[i].columns; n += n % 2 ? 7 : 1) {
+			double b[PRODUCTS];
+			for (unsigned k = 0; k < PRODUCTS; k++)
+				b[k] = operand_value(shared, w->of[i].b, w->of[i].by_k, k, n + 2 * t);
+			for (unsigned h = 0; h < 2; h++) {
+				float *d = w->of[i].d + n / 8 * 4 + 2 * h + n % 2;
+				*d = cut_sum(w->of[i].a[h], b, w->of[i].add ? *d : 0);
+			}
+		}
+	w->n = 0;
+}
+
+void cuda_host_wgmma(float *d, unsigned n, const uint32_t a[4], uint64_t b, int by_k, int add)
+{
+	struct wgmmas *w = &wgmmas[now() - fibre];
+	const unsigned char *all = cuda_host_warp_meet(0xffffffffu, a, 16);
+	unsigned g = cuda_host_now->lane / 4;
+	if (threads % (4 * WARP))
+		die("wgmma in a block that is not made of whole warpgroups");
+	if (w->n == WGMMA_MAX)
+		die("has started more wgmma than are counted here");
+	w->of[w->n].d = d;
+	w->of[w->n].columns = n;
+	w->of[w->n].b = b;
+	w->of[w->n].by_k = by_k;
+	w->of[w->n].add = add;
+	for (unsigned t = 0; t < 4; t++) {
+		uint32_t r[4];
+		memcpy(r, all + 32 * (4 * g + t), sizeof r);
+		for (unsigned i = 0; i < 8; i++)
+			w->of[w->n].a[i / 2 % 2][2 * t + i % 2 + i / 4 * 8] = bf16(r[i / 2], i % 2);
+	}
+	w->n++;
+	if (cuda_host_random() & 1)
+		wgmmas_do(w);
+}
+
+void cuda_host_wgmma_end(void)
+{
+	wgmmas_do(&wgmmas[now() - fibre]);
+}
+
 /* --- a grid -------------------------------------------------------------- */
 
 static void block_begin(struct block *b, struct dim3 grid, size_t at, size_t shared_bytes)
@@ -392,7 +549,7 @@ static void block_begin(struct block *b, struct dim3 grid, size_t at, size_t sha
 		f->state = READY;
 		f->block = b;
 		f->exchanges = 0;
-		copies[b->first + i].n = copies[b->first + i].group = 0;
+		copies[b->first + i].n = copies[b->first + i].group = wgmmas[b->first + i].n = 0;
 		f->stack = stack_begin(b->first + i);
 	}
 }
@@ -459,6 +616,9 @@ static void run_blocks(struct dim3 grid, unsigned places, size_t shared_bytes)
 		if (b->alive && block_turn(b))
 			idle = 0;
 		if (!idle && !b->alive) {
+			for (unsigned i = 0; i < bulks; i++)
+				if (bulk[i].block == b)
+					die("ends before its bulk copies have come");
 			free(b->shared);
 			ended++;
 		}
