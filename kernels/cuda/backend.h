@@ -36,7 +36,10 @@ struct kern_device {
 	char name[64];
 	size_t memory_bytes;
 	int multiprocessors, shared_max; /* shared_max: bytes of shared memory per block */
-	int wgmma; /* products for many rows by linear_wide.cu */
+	/* Products for many rows by linear_wide.cu: the device has wgmma, PDSERVE_CUDA_WGMMA in the
+	 * environment is not 0, and the self-test found the bits of mma.sync. PDSERVE_CUDA_WGMMA=1: other
+	 * bits are an error. */
+	int wgmma, wgmma_or_fail;
 	/* for the self-test: attention_wide.cu also where it does not pay; linear_wide.cu with so many
 	 * rows of x in a block */
 	int wide_always;

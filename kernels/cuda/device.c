@@ -192,6 +192,7 @@ static int device_open(const struct kern_config *conf, struct kern_device **ret_
 	dev->shared_max = (int)prop.sharedMemPerBlockOptin;
 	const char *wgmma = getenv("PDSERVE_CUDA_WGMMA");
 	dev->wgmma = prop.major == 9 && (!wgmma || strcmp(wgmma, "0"));
+	dev->wgmma_or_fail = dev->wgmma && wgmma && !strcmp(wgmma, "1");
 	dev->memory_bytes = prop.totalGlobalMem;
 	snprintf(dev->name, sizeof dev->name, "%.63s", prop.name);
 	dev->group = conf->group;

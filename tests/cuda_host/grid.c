@@ -20,6 +20,9 @@ enum {
 	WARP = 32,
 	BLOCKS_MAX = 4, /* resident */
 	TURN_ROUNDS_LOG = 5,
+	SLOW_BLOCKS = 4, /* one of so many has a slow warp, */
+	SLOW_ROUNDS = 8, /* which takes part in one of so many rounds */
+	NONE_SLOW = THREADS_MAX,
 	STACK_BYTES = 256 << 10,
 	EXCHANGE = 32,
 	SLEEP_US = 20
@@ -46,6 +49,7 @@ struct block {
 	unsigned alive; /* threads; 0: the place is free */
 	unsigned at_barrier, barrier_sum, barrier_result;
 	unsigned paused; /* fibres that this round ran up to a cuda_host_pause */
+	unsigned slow;   /* its first fibre: a warp that misses most rounds; NONE_SLOW: no warp */
 	unsigned char *shared;
 };
 
@@ -539,6 +543,9 @@ static void block_begin(struct block *b, struct dim3 grid, size_t at, size_t sha
 	struct dim3 index = {(unsigned)(at % grid.x), (unsigned)(at / grid.x), 0};
 	b->alive = threads;
 	b->at_barrier = b->barrier_sum = 0;
+	b->slow = cuda_host_random() % SLOW_BLOCKS
+	              ? NONE_SLOW
+	              : b->first + cuda_host_random() % threads / WARP * WARP;
 	/* allocated at its exact size, so that AddressSanitizer detects accesses beyond it */
 	b->shared = malloc(shared_bytes ? shared_bytes : 1);
 	memset(b->shared, 0xa5, shared_bytes);
@@ -567,13 +574,18 @@ __attribute__((noreturn)) static void die_waiting(const struct block *b)
  * cuda_host_pause. */
 static bool block_round(struct block *b)
 {
-	unsigned start = cuda_host_random() % threads, back = cuda_host_random() & 1, ran = 0;
+	unsigned start = cuda_host_random() % threads, back = cuda_host_random() & 1, ran = 0,
+			 left_out = 0, slow = cuda_host_random() % SLOW_ROUNDS ? b->slow : NONE_SLOW;
 	b->paused = 0;
 	for (unsigned i = 0; i < threads; i++) {
 		unsigned which = start + (back ? threads - i : i);
 		struct fibre *f = &fibre[b->first + (which < threads ? which : which - threads)];
 		if (f->state != READY)
 			continue;
+		if ((unsigned)(f - fibre) / WARP * WARP == slow) {
+			left_out++;
+			continue;
+		}
 		ran++;
 		cuda_host_now = &f->me;
 		cuda_host_switch(&scheduler, f->stack);
@@ -581,9 +593,9 @@ static bool block_round(struct block *b)
 	/* threads that have ended do not count for a barrier */
 	if (b->alive && b->at_barrier == b->alive)
 		barrier_pass(b);
-	else if (!ran)
+	else if (!ran && !left_out)
 		die_waiting(b);
-	return ran > b->paused;
+	return ran > b->paused || left_out;
 }
 
 /* Runs the block for a random number of rounds, or until it ends or only waits for others. Turns
