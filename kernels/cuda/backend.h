@@ -36,10 +36,10 @@ struct kern_device {
 	char name[64];
 	size_t memory_bytes;
 	int multiprocessors, shared_max; /* shared_max: bytes of shared memory per block */
-	/* Products for many rows by linear_wide.cu: the device has wgmma, PDSERVE_CUDA_WGMMA in the
-	 * environment is not 0, and the self-test found the bits of mma.sync. PDSERVE_CUDA_WGMMA=1: other
+	/* The device has wgmma, and the self-test found that it has the bits of mma.sync.
+	 * PDSERVE_CUDA_WGMMA in the environment switches it off (0), also for a program alone; with 1 other
 	 * bits are an error. */
-	int wgmma, wgmma_or_fail;
+	int wgmma;
 	/* for the self-test: attention_wide.cu also where it does not pay; linear_wide.cu with so many
 	 * rows of x in a block */
 	int wide_always;
@@ -205,6 +205,8 @@ int lt_launch(struct kern_device *dev, const struct lt_product *product, cudaStr
 
 /* Returns 0, or KERN_ENOTSUP and a text if a row's bits depend on the other rows. */
 int cuda_envelope(struct kern_device *dev);
+/* Whether PDSERVE_CUDA_WGMMA has that value. */
+int cuda_wgmma_is(const char *value);
 
 /* --- temperature and clocks (nvml.c) ------------------------------------- */
 

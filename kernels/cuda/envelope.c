@@ -350,7 +350,7 @@ int cuda_envelope(struct kern_device *dev)
 		return no_memory(dev);
 	e->dev = dev;
 	int rc = envelope_begin(e);
-	if (!rc && dev->wgmma && (rc = compare_model(e)) == KERN_ENOTSUP && !dev->wgmma_or_fail)
+	if (!rc && dev->wgmma && (rc = compare_model(e)) == KERN_ENOTSUP && !cuda_wgmma_is("1"))
 		rc = dev->wgmma = 0;
 	/* "fast" does not promise what follows */
 	if (!rc && !dev->fast && !dev->wgmma)

@@ -127,7 +127,7 @@ struct inputs {
 /* Whether linear_wide.cu does the current size's products. */
 static inline bool plan_wide(const struct plan *p)
 {
-	return p->dev->wgmma && p->dev->bf16_activations && plan_rows(p) > (uint32_t)SPLIT_ROWS_MAX;
+	return p->wgmma && p->dev->bf16_activations && plan_rows(p) > (uint32_t)SPLIT_ROWS_MAX;
 }
 
 /* Rows of x, or pairs, per block in the current size; linear_wide.cu may take more for a matmul. */

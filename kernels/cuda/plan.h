@@ -59,6 +59,7 @@ struct plan {
 	const struct kern_batch *batch; /* in device memory */
 	struct launch *launch;
 	size_t launches, launch_room;
+	bool wgmma;    /* may be used: the device has it, and it is not switched off */
 	bool counting; /* the first pass */
 	int rc;        /* the first KERN_E*; later calls do nothing */
 	/* memory */

@@ -173,6 +173,12 @@ static int programs_new(struct live *l, bool split)
 	struct kern_op op[OPS_MAX] = {0};
 	uint32_t n = l->job->record(l->job, l, op);
 	int rc = 0;
+	/* programs of the CUDA backend are planned without wgmma in turn, and so are compared */
+	static unsigned programs;
+	const char *set = getenv("PDSERVE_CUDA_WGMMA");
+	char *before = set ? strdup(set) : NULL;
+	if (programs++ % 3 == 2)
+		setenv("PDSERVE_CUDA_WGMMA", "0", 1);
 	for (uint32_t i = 0; i < n && !rc; i += split ? 1 : n) {
 		rc = k->program_new(l->dev->d, op + i, split ? 1 : n, &limits, &o->program[o->programs]);
 		o->programs += rc == 0;
@@ -182,6 +188,11 @@ static int programs_new(struct live *l, bool split)
 		n = l->job->record_history(l->job, l, op);
 		rc = k->program_new(l->dev->d, op, n, &limits, &o->history);
 	}
+	if (before)
+		setenv("PDSERVE_CUDA_WGMMA", before, 1);
+	else
+		unsetenv("PDSERVE_CUDA_WGMMA");
+	free(before);
 	memset(op, 0xff, sizeof op); /* the operations are copied */
 	return rc;
 }

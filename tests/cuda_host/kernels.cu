@@ -80,6 +80,64 @@ KERNEL(take_turns, 64, struct turn_args)
 		atomicAdd(a.turn, 1u);
 }
 
+/* As rotate_block, by two bulk copies; with_barrier 0: reads before they have come. */
+KERNEL(rotate_bulk, 256, struct rotate_args)
+{
+	float *s = (float *)shared_memory();
+	uint32_t i = threadIdx.x, n = blockDim.x, first = blockIdx.x * n;
+	uint64_t *barrier = (uint64_t *)(s + n);
+	if (i == 0)
+		barrier_init(barrier, 1);
+	barrier_ready();
+	__syncthreads();
+	if (i == 0) {
+		barrier_expect(barrier, n * 4);
+		copy_bulk(s, a.x + first, n * 2, barrier);
+		copy_bulk(s + n / 2, a.x + first + n / 2, n * 2, barrier);
+	}
+	if (a.with_barrier)
+		barrier_wait(barrier, 0);
+	a.y[first + i] = s[(i + 1) % n];
+	barrier_wait(barrier, 0);
+}
+
+/* y (64, 64) = x (64, 16) z (16, 64), as bfloat16. */
+KERNEL(multiply_group, 128, struct group_args)
+{
+	enum { ROWS = 16, COLUMNS = 64 };
+	unsigned char *s = shared_memory();
+	uint32_t warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4, x[4];
+	for (uint32_t i = threadIdx.x; i < ROWS * COLUMNS; i += blockDim.x) {
+		uint32_t k = i / COLUMNS, n = i % COLUMNS, at = k / 8 * 128 + n / 8 * 256 + n % 8 * 16 + k % 8 * 2;
+		if (a.how == GROUP_BY_COLUMNS) /* the third and fourth piece of 16 bytes */
+			at = n / 8 * 1024 + n % 8 * 128 + ((2 + k / 8) ^ n % 8) * 16 + k % 8 * 2;
+		if (a.how == GROUP_BY_ROWS)
+			at = k / 8 * 1024 + k % 8 * 128 + (n / 8 ^ k % 8) * 16 + n % 8 * 2;
+		*(uint16_t *)(s + at) = kern_f32_to_bf16(a.z[i]);
+	}
+	for (uint32_t i = 0; i < 4; i++) {
+		const float *of = a.x + (16 * warp + g + 8 * (i & 1)) * ROWS + 2 * t + 8 * (i >> 1);
+		x[i] = (uint32_t)kern_f32_to_bf16(of[0]) | (uint32_t)kern_f32_to_bf16(of[1]) << 16;
+	}
+	wgmma_publish();
+	__syncthreads();
+	float d[COLUMNS / 2] = {};
+	wgmma_begin();
+	if (a.how == GROUP_BY_ROWS)
+		wgmma_bf16<COLUMNS, 1>(d, x, wgmma_operand(s, WGMMA_SWAPPED, 0, 1024), false);
+	else if (a.how == GROUP_BY_COLUMNS)
+		wgmma_bf16<COLUMNS, 0>(d, x, wgmma_operand(s + 32, WGMMA_SWAPPED, 0, 1024), false);
+	else
+		wgmma_bf16<COLUMNS, 0>(d, x, wgmma_operand(s, WGMMA_PLAIN, 128, 256), false);
+	for (int late = 0; late < 2; late++) {
+		if (late || a.how != GROUP_EARLY)
+			wgmma_end(d);
+		for (uint32_t i = 0; i < COLUMNS / 2 && late == (a.how != GROUP_EARLY); i++)
+			a.y[(16 * warp + g + 8 * (i / 2 % 2)) * COLUMNS + i / 4 * 8 + 2 * t + i % 2] = d[i];
+	}
+}
+
 const void *const host_kernels[HOST_KERNELS] = {
 	(const void *)rotate_block, (const void *)rotate_warp, (const void *)write_beyond,
-	(const void *)lone_lane,    (const void *)multiply,    (const void *)take_turns};
+	(const void *)lone_lane,    (const void *)multiply,    (const void *)take_turns,
+	(const void *)rotate_bulk,  (const void *)multiply_group};

@@ -17,8 +17,26 @@ struct turn_args {
 	unsigned *tickets, *turn; /* both start at 0 */
 	int with_wait;
 };
-/* the last one's argument is turn_args */
-enum { ROTATE_BLOCK, ROTATE_WARP, WRITE_BEYOND, LONE_LANE, MULTIPLY, TAKE_TURNS, HOST_KERNELS };
+/* MULTIPLY_GROUP: how z lies in shared memory, see enum wgmma_layout; GROUP_EARLY: plain, and results
+ * are read too early */
+enum { GROUP_PLAIN, GROUP_BY_COLUMNS, GROUP_BY_ROWS, GROUP_EARLY };
+struct group_args {
+	const float *x, *z;
+	float *y;
+	int how;
+};
+/* TAKE_TURNS: turn_args; MULTIPLY_GROUP: group_args; else rotate_args */
+enum {
+	ROTATE_BLOCK,
+	ROTATE_WARP,
+	WRITE_BEYOND,
+	LONE_LANE,
+	MULTIPLY,
+	TAKE_TURNS,
+	ROTATE_BULK,
+	MULTIPLY_GROUP,
+	HOST_KERNELS
+};
 extern const void *const host_kernels[HOST_KERNELS];
 
 #ifdef __cplusplus

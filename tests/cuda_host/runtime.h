@@ -12,7 +12,7 @@
  * CUDA_HOST_MEMORY_MB, CUDA_HOST_DEVICES: the devices; CUDA_HOST_SIZE: their multiprocessors;
  * CUDA_HOST_PEERS=0: they cannot access each other's memory; CUDA_HOST_PEER_WRITES=0: what a
  * process writes to another's memory is lost; CUDA_HOST_PEER_READS=0: and it reads nothing there;
- * CUDA_HOST_DRIVER=0: no driver. */
+ * CUDA_HOST_DRIVER=0: no driver; CUDA_HOST_WGMMA=0: wgmma has other bits than mma.sync. */
 #ifndef CUDA_HOST_RUNTIME_SHARED_H
 #define CUDA_HOST_RUNTIME_SHARED_H
 

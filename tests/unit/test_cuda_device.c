@@ -351,6 +351,30 @@ START_TEST(a_chain_is_switched_off)
 }
 END_TEST
 
+/* A device whose wgmma has other bits than mma.sync works without it; where it is demanded, it does
+ * not open. */
+START_TEST(wgmma_of_other_bits)
+{
+	struct rig r;
+	setenv("CUDA_HOST_WGMMA", "0", 1);
+	setenv("PDSERVE_CUDA_WGMMA", "1", 1);
+	struct kern_config conf = {.variant = "auto", .activations = KERN_BF16};
+	struct kern_device *dev = NULL;
+	ck_assert_int_eq(k->open(&conf, &dev, why, sizeof why), KERN_ENOTSUP);
+	ck_assert_ptr_nonnull(strstr(why, "computes different bits"));
+	setenv("PDSERVE_CUDA_WGMMA", "", 1);
+	ck_assert_msg(k->open(&conf, &dev, why, sizeof why) == 0, "%s", why);
+	k->close(&dev);
+	/* nothing of a device with activations of float32 uses it */
+	setenv("PDSERVE_CUDA_WGMMA", "1", 1);
+	ck_assert_msg(rig_open(&r, "auto") == 0, "%s", why);
+	expect_right(&r);
+	rig_close(&r);
+	unsetenv("PDSERVE_CUDA_WGMMA");
+	unsetenv("CUDA_HOST_WGMMA");
+}
+END_TEST
+
 /* Copies of one pool by several threads: each finds its own bytes. The pool is of one device, or
  * of several, and a thread's bytes are in all of them. */
 enum {
@@ -529,6 +553,7 @@ int main(int argc, char **argv)
 	tcase_add_test(t, memory_that_runs_out);
 	tcase_add_test(t, looked_at_while_it_works);
 	tcase_add_loop_test(t, a_chain_is_switched_off, 0, 2);
+	tcase_add_test(t, wgmma_of_other_bits);
 	tcase_add_loop_test(t, copies_of_several_threads, 0, 2);
 	tcase_add_loop_test(t, copies_between_devices, 0, 3);
 	suite_add_tcase(s, t);

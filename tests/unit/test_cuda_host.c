@@ -90,6 +90,64 @@ START_TEST(a_missing_barrier_shows)
 }
 END_TEST
 
+/* How many of 20 orders have the right result. */
+static int bulks_right(int with_barrier)
+{
+	cudaStream_t s = stream_new();
+	struct rotate_args a = {x, z, y, with_barrier};
+	int right = 0;
+	for (uint32_t seed = 1; seed <= 20; seed++) {
+		cuda_host_seed(seed);
+		fill();
+		ck_assert_int_eq(launch(ROTATE_BULK, BLOCKS, THREADS, THREADS * sizeof(float) + 8, &a, s),
+		                 cudaSuccess);
+		ck_assert_int_eq(cudaStreamSynchronize(s), cudaSuccess);
+		right += rotated(THREADS) == N;
+	}
+	cudaStreamDestroy(s);
+	return right;
+}
+
+START_TEST(bulk_copies_are_waited_for)
+{
+	ck_assert_int_eq(bulks_right(1), 20);
+	ck_assert_int_eq(bulks_right(0), 0);
+}
+END_TEST
+
+/* Products of a warpgroup against the definition, with B in each layout. */
+START_TEST(warpgroups_multiply)
+{
+	enum { M = 64, K = 16, COLUMNS = 64 };
+	static float wide_x[M * K], wide_z[K * COLUMNS], wide_y[M * COLUMNS];
+	struct group_args a = {wide_x, wide_z, wide_y, _i};
+	cudaStream_t s = stream_new();
+	int right = 0;
+	for (int i = 0; i < M * K; i++) {
+		wide_x[i] = (float)(i * 7 % 31) - 15;
+		wide_z[i] = (float)(i * 13 % 29) - 14;
+	}
+	for (uint32_t seed = 1; seed <= 20; seed++) {
+		int good = 0;
+		cuda_host_seed(seed);
+		ck_assert_int_eq(launch(MULTIPLY_GROUP, 1, 128, 8192, &a, s), cudaSuccess);
+		ck_assert_int_eq(cudaStreamSynchronize(s), cudaSuccess);
+		for (int i = 0; i < M * COLUMNS; i++) {
+			float sum = 0;
+			for (int k = 0; k < K; k++)
+				sum += wide_x[i / COLUMNS * K + k] * wide_z[k * COLUMNS + i % COLUMNS];
+			good += wide_y[i] == sum;
+		}
+		right += good == M * COLUMNS;
+	}
+	cudaStreamDestroy(s);
+	if (_i == GROUP_EARLY)
+		ck_assert_int_lt(right, 20);
+	else
+		ck_assert_int_eq(right, 20);
+}
+END_TEST
+
 /* Runs BLOCKS blocks in turn. Returns the number of seeds whose result is right. */
 static int turns_right(int with_wait, uint32_t seeds)
 {
@@ -356,6 +414,7 @@ int main(void)
 	                              a_missing_barrier_shows,
 	                              blocks_wait_for_blocks,
 	                              a_missing_wait_shows,
+	                              bulk_copies_are_waited_for,
 	                              lanes_that_never_come,
 	                              memory_beyond_a_block,
 	                              tensor_cores,
@@ -368,6 +427,7 @@ int main(void)
 	                              memory_of_a_device};
 	for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
 		tcase_add_test(t, tests[i]);
+	tcase_add_loop_test(t, warpgroups_multiply, 0, GROUP_EARLY + 1);
 	suite_add_tcase(s, t);
 	SRunner *r = srunner_create(s);
 	srunner_run_all(r, CK_ENV);
