@@ -350,11 +350,13 @@ int cuda_envelope(struct kern_device *dev)
 		return no_memory(dev);
 	e->dev = dev;
 	int rc = envelope_begin(e);
-	if (!rc && dev->wgmma && (rc = compare_model(e)) == KERN_ENOTSUP && !cuda_wgmma_is("1"))
-		rc = dev->wgmma = 0;
-	/* "fast" does not promise what follows */
-	if (!rc && !dev->fast && !dev->wgmma)
+	if (!rc)
 		rc = compare_model(e);
+	if (rc == KERN_ENOTSUP && dev->wgmma && !cuda_wgmma_is("1")) {
+		dev->wgmma = 0;
+		rc = compare_model(e);
+	}
+	/* "fast" does not promise what follows */
 	if (!rc && !dev->fast)
 		rc = pool_fill(e);
 	if (!rc && !dev->fast)

@@ -157,10 +157,11 @@ static __device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
 static __device__ __forceinline__ void barrier_expect(uint64_t *barrier, uint32_t bytes)
 {
 #if __CUDA_ARCH__ >= 900
-	asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared.b64 state, [%0], %1;\n}" ::
-	                 "r"(shared_address(barrier)),
-	             "r"(bytes)
-	             : "memory");
+	asm volatile(
+		"{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared.b64 state, [%0], %1;\n}" ::"r"(
+			shared_address(barrier)),
+		"r"(bytes)
+		: "memory");
 #endif
 }
 
@@ -171,10 +172,11 @@ static __device__ __forceinline__ void copy_bulk(void *to, const void *from, uin
                                                  uint64_t *barrier)
 {
 #if __CUDA_ARCH__ >= 900
-	asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-	             "[%3];" ::"r"(shared_address(to)),
-	             "l"(from), "r"(bytes), "r"(shared_address(barrier))
-	             : "memory");
+	asm volatile(
+		"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+		"[%3];" ::"r"(shared_address(to)),
+		"l"(from), "r"(bytes), "r"(shared_address(barrier))
+		: "memory");
 #endif
 }
 
@@ -216,12 +218,12 @@ static __device__ __forceinline__ void wgmma_begin(void)
 #define WGMMA_D4(I) "+f"(d[I]), "+f"(d[(I) + 1]), "+f"(d[(I) + 2]), "+f"(d[(I) + 3])
 #define WGMMA_D16(I) WGMMA_D4(I), WGMMA_D4((I) + 4), WGMMA_D4((I) + 8), WGMMA_D4((I) + 12)
 #define WGMMA_D32(I) WGMMA_D16(I), WGMMA_D16((I) + 16)
-#define WGMMA_R32                                                                               \
+#define WGMMA_R32                                                                                \
 	"%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
 	"%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define WGMMA_R64                                                                               \
-	WGMMA_R32                                                                                   \
-	", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, "    \
+#define WGMMA_R64                                                                             \
+	WGMMA_R32                                                                                 \
+	", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, " \
 	"%49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
 /* Starts d (64, N) = a (64, 16) b (16, N), with `add` d += ab, for the four warps of a warpgroup,
@@ -229,8 +231,8 @@ static __device__ __forceinline__ void wgmma_begin(void)
  * mma_bf16's, and d like N / 8 times mma_bf16's, one after the other (PTX ISA, wgmma.mma_async). b:
  * wgmma_operand. d and b must be left alone until wgmma_end. Before it wgmma_begin. */
 template <int N, int BY_K>
-static __device__ __forceinline__ void wgmma_bf16(float (&d)[N / 2], const uint32_t a[4], uint64_t b,
-                                                  bool add)
+static __device__ __forceinline__ void wgmma_bf16(float (&d)[N / 2], const uint32_t a[4],
+                                                  uint64_t b, bool add)
 {
 	static_assert(N == 64 || N == 128, "written for these");
 #if WGMMA

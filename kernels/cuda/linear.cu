@@ -23,12 +23,9 @@ KERNEL(ready_rows, READY_THREADS_MAX, struct ready_args)
 static struct make_ready make_ready_of(struct plan *p, const struct inputs *in, bool sums)
 {
 	uint32_t rows = plan_rows(p) * in->rows_each, parts = p->dev->bf16_activations ? 1 : 3;
-	struct ready r = {NULL,
-	                  NULL,
-	                  NULL,
-	                  steps_of(in->k),
-	                  (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS,
-	                  plan_wide(p)};
+	struct ready r = {
+		NULL,        NULL, NULL, steps_of(in->k), (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS,
+		plan_wide(p)};
 	size_t all = (size_t)r.rows * in->count, parts_bytes = all * r.steps * parts * 64,
 		   sums_bytes = sums ? all * r.steps * sizeof(float) : 0;
 	r.parts = (unsigned char *)plan_room(p, ROOM_READY,

@@ -35,8 +35,7 @@ template <int COLUMNS> struct alignas(128) wide_products {
 static const uint32_t NO_ROW = 0xffffffff;
 static const uint32_t TILE_BYTES = TILE_ROWS * STEP_BYTES; /* a step of 8 rows of x */
 
-template <int COLUMNS> static __device__ inline struct wide_products<COLUMNS> &shared(void)
-{
+template <int COLUMNS> static __device__ inline struct wide_products<COLUMNS> &shared(void) {
 	return *(struct wide_products<COLUMNS> *)shared_memory();
 }
 
@@ -84,7 +83,8 @@ static __device__ inline void load_tiles(const struct product_args &a, const str
 		copy_bulk(s.x[slot] + first * TILE_BYTES + i, from, TILE_BYTES, &s.full[slot]);
 	if (sums_bytes)
 		copy_bulk(s.sums[slot],
-		          a.ready.sums + ((size_t)t.of->input * a.ready.steps + step) * a.ready.rows + t.first,
+		          a.ready.sums + ((size_t)t.of->input * a.ready.steps + step) * a.ready.rows +
+		              t.first,
 		          sums_bytes, &s.full[slot]);
 }
 
@@ -101,10 +101,9 @@ static __device__ inline void load_rows(const struct product_args &a, uint32_t s
 		uint32_t tile = i * WARPS + threadIdx.x / WARP, row = s.row[tile * TILE_ROWS + of];
 		const unsigned char *from = a.ready.parts;
 		if (row != NO_ROW)
-			from += ((size_t)(row / TILE_ROWS) * a.ready.steps + step) * TILE_BYTES +
-			        piece * 128 + row % TILE_ROWS * 16;
-		copy_async_16(s.x[slot] + tile * TILE_BYTES + piece * 128 + of * 16, from,
-		              row != NO_ROW);
+			from += ((size_t)(row / TILE_ROWS) * a.ready.steps + step) * TILE_BYTES + piece * 128 +
+			        row % TILE_ROWS * 16;
+		copy_async_16(s.x[slot] + tile * TILE_BYTES + piece * 128 + of * 16, from, row != NO_ROW);
 	}
 	if (has_offset<TYPE> && step < a.ready.steps)
 		for (uint32_t i = threadIdx.x; i < COLUMNS; i += THREADS) {
@@ -165,9 +164,9 @@ template <int COLUMNS, bool GATHER> static __device__ inline void end_stage(uint
 
 /* acc += a step: records times x. */
 template <int TYPE, int COLUMNS>
-static __device__ __forceinline__ void
-add_stage(float (&acc)[COLUMNS / PART<COLUMNS>][PART<COLUMNS> / 2], const struct weight_record &r,
-          uint32_t step, uint32_t rows)
+static __device__ __forceinline__ void add_stage(
+	float (&acc)[COLUMNS / PART<COLUMNS>][PART<COLUMNS> / 2], const struct weight_record &r,
+	uint32_t step, uint32_t rows)
 {
 	constexpr int N = PART<COLUMNS>;
 	struct wide_products<COLUMNS> &s = shared<COLUMNS>();
@@ -187,8 +186,7 @@ add_stage(float (&acc)[COLUMNS / PART<COLUMNS>][PART<COLUMNS> / 2], const struct
 			bool alone = TYPE == KERN_Q6_K; /* one scale per 16 values */
 			if (j == 0 || alone)
 				wgmma_begin();
-			wgmma_bf16<N, 0>(d, w[j], wgmma_after(x, part * N * STEP_BYTES + j * 256),
-			                 j && !alone);
+			wgmma_bf16<N, 0>(d, w[j], wgmma_after(x, part * N * STEP_BYTES + j * 256), j && !alone);
 			if (j == 0 && !alone)
 				continue;
 			wgmma_end(d);
@@ -207,9 +205,8 @@ add_stage(float (&acc)[COLUMNS / PART<COLUMNS>][PART<COLUMNS> / 2], const struct
 
 /* Adds a segment's sums to the results, and clears them. */
 template <int COLUMNS>
-static __device__ __forceinline__ void end_segment(float (&acc)[COLUMNS / PART<COLUMNS>]
-                                                              [PART<COLUMNS> / 2],
-                                                   bool first)
+static __device__ __forceinline__ void end_segment(
+	float (&acc)[COLUMNS / PART<COLUMNS>][PART<COLUMNS> / 2], bool first)
 {
 	constexpr int N = PART<COLUMNS>;
 	UNROLL
@@ -308,11 +305,9 @@ struct wide_kernel wide_kernel_of(int type, uint32_t columns, bool experts)
 		int type;
 		struct wide_kernel many, few, experts;
 	} all[] = {
-#define NAMED(NAME, KIND, COLUMNS)                                               \
-	{                                                                            \
-		(const void *)product_wide_##NAME##_##KIND, "product_wide_" #NAME "_" #KIND, \
-			sizeof(struct wide_products<COLUMNS>)                                \
-	}
+#define NAMED(NAME, KIND, COLUMNS)                                                \
+	{(const void *)product_wide_##NAME##_##KIND, "product_wide_" #NAME "_" #KIND, \
+	 sizeof(struct wide_products<COLUMNS>)}
 #define KINDS(NAME) NAMED(NAME, 256, 256), NAMED(NAME, 64, 64), NAMED(NAME, experts, 64)
 #define ENTRY(TYPE) {KERN_##TYPE, KINDS(TYPE)},
 		FOR_PANEL_TYPES(ENTRY){WEIGHT_BF16_ROWS, KINDS(rows)},

@@ -129,8 +129,9 @@ static __device__ inline void ready_row(const struct make_ready &m, uint32_t r, 
 		sum += __shfl_xor_sync(ALL_LANES, sum, 1);
 		sum += __shfl_xor_sync(ALL_LANES, sum, 2);
 		if (m.to.sums && step < steps && t == 0)
-			m.to.sums[m.to.wide ? (to_row / m.to.rows * steps + step) * m.to.rows + to_row % m.to.rows
-			                    : to_row * steps + step] = sum;
+			m.to.sums[m.to.wide
+			              ? (to_row / m.to.rows * steps + step) * m.to.rows + to_row % m.to.rows
+			              : to_row * steps + step] = sum;
 	}
 }
 

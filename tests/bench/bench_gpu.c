@@ -19,8 +19,9 @@ static const struct shape shapes[] = {
 	{"tiny", 2, 64, 4, 2, 16, 128, 320},
 };
 
-/* LAYERS_APART: each launch by itself, without the chains of kernels/cuda/chain.cu */
-enum kind { DECODE, LAYERS, LAYERS_APART, PREFILL, ATTEND_DECODE, ATTEND_PREFILL };
+/* LAYERS_APART: each launch by itself, without the chains of kernels/cuda/chain.cu; PREFILL_MMA:
+ * without wgmma */
+enum kind { DECODE, LAYERS, LAYERS_APART, PREFILL, PREFILL_MMA, ATTEND_DECODE, ATTEND_PREFILL };
 /* Where a row is measured: with weights of BF16; with activations of BF16; not in variant fast. */
 enum { WHERE_ALL, WHERE_BF16 = 1, WHERE_ROUNDED = 2, WHERE_OWN = 4 };
 
@@ -45,6 +46,8 @@ static const struct row rows_of_all[] = {
 	{PREFILL, 1, 1024, 0, WHERE_ALL},
 	{PREFILL, 1, 8192, 0, WHERE_BF16},
 	{PREFILL, 1, 32768, 0, WHERE_BF16 | WHERE_ROUNDED},
+	{PREFILL_MMA, 1, 1024, 0, WHERE_ROUNDED | WHERE_OWN},
+	{PREFILL_MMA, 1, 8192, 0, WHERE_BF16 | WHERE_ROUNDED | WHERE_OWN},
 	{ATTEND_DECODE, 1, 1, 1024, WHERE_BF16 | WHERE_OWN},
 	{ATTEND_DECODE, 64, 1, 1024, WHERE_BF16 | WHERE_OWN},
 	{ATTEND_DECODE, 256, 1, 1024, WHERE_BF16 | WHERE_OWN},
@@ -59,6 +62,7 @@ static const struct row rows_of_tiny[] = {
 	{LAYERS_APART, 1, 1, 100, WHERE_OWN},
 	{PREFILL, 1, 96, 0, WHERE_BF16 | WHERE_ROUNDED},
 	{PREFILL, 1, 40, 1000, WHERE_ALL},
+	{PREFILL_MMA, 1, 96, 0, WHERE_ROUNDED | WHERE_OWN},
 	{ATTEND_DECODE, 3, 1, 100, WHERE_BF16 | WHERE_OWN},
 	{ATTEND_PREFILL, 1, 40, 50, WHERE_BF16 | WHERE_OWN},
 };
@@ -69,8 +73,8 @@ struct run {
 	unsigned where;
 	size_t shared_bytes_min; /* KV of a layer below which caches might keep what sequences share */
 	struct kern_program *p;
-	enum part part; /* of the program */
-	int apart;      /* it has no chains */
+	enum part part;  /* of the program */
+	const char *off; /* the variable that was 0 when it was planned, or NULL */
 	uint32_t rows;
 	uint32_t chunks;              /* of the latest row */
 	double launches;              /* of the latest row's step */
@@ -151,17 +155,23 @@ static double attention_flop(const struct bench *b, const struct row *w)
 
 /* --- a row --------------------------------------------------------------- */
 
+static int of_prompt(const struct row *w)
+{
+	return w->kind == PREFILL || w->kind == PREFILL_MMA || w->kind == ATTEND_PREFILL;
+}
+
 /* RESULT TITLE_ROW_KEY=value, the title with underscores. */
 static void result(const struct run *r, const struct row *w, const char *key, double value)
 {
-	static const char *const names[] = {"decode",  "layers",           "layers_apart",
-	                                    "prefill", "attention_decode", "attention_prefill"};
+	static const char *const names[] = {"decode",           "layers",      "layers_apart",
+	                                    "prefill",          "prefill_mma", "attention_decode",
+	                                    "attention_prefill"};
 	char title[sizeof r->b->title];
 	snprintf(title, sizeof title, "%s", r->b->title);
 	for (char *c = title; *c; c++)
 		*c = *c == ' ' ? '_' : *c;
 	printf("RESULT %s_%s_", title, names[w->kind]);
-	if (w->kind == PREFILL || w->kind == ATTEND_PREFILL)
+	if (of_prompt(w))
 		printf("%u_%s=%.2f\n", w->rows, key, value);
 	else
 		printf("%u_%u_%s=%.2f\n", w->spans, w->position, key, value);
@@ -169,10 +179,11 @@ static void result(const struct run *r, const struct row *w, const char *key, do
 
 static void row_name(const struct row *w)
 {
-	static const char *const names[] = {"decode",  "a layer",         "a layer, apart",
-	                                    "prefill", "attention alone", "attention alone"};
+	static const char *const names[] = {"decode",         "a layer",      "a layer, apart",
+	                                    "prefill",        "prefill, mma", "attention alone",
+	                                    "attention alone"};
 	char shape[64];
-	if (w->kind == PREFILL || w->kind == ATTEND_PREFILL)
+	if (of_prompt(w))
 		snprintf(shape, sizeof shape, "rows  %5u behind %7u", w->rows, w->position);
 	else
 		snprintf(shape, sizeof shape, "batch %5u context %6u", w->spans, w->position);
@@ -198,7 +209,7 @@ static void show_step(const struct run *r, const struct row *w, double s)
 	uint32_t of = bench_blocks(w->rows, w->position), shared = bench_shared(b, w->spans, of);
 	row_name(w);
 	printf("%10.1f us  %9.0f tokens/s", s * 1e6, w->spans * w->rows / s);
-	if (w->kind == PREFILL)
+	if (of_prompt(w))
 		show_rate(r, w, (products_flop(b, w) + attention_flop(b, w)) / s * 1e-12, "TFLOP/s",
 		          b->dense_tflops);
 	else
@@ -217,13 +228,13 @@ static void show_layers(const struct run *r, const struct row *w, double s)
 	uint32_t layers = r->b->s->layers;
 	row_name(w);
 	printf("%10.1f us a layer  %.1f launches a layer", s * 1e6 / layers, r->launches / layers);
-	if (!r->apart)
+	if (!r->off)
 		printf("  %.0f launches a step, of which the layers take %.0f us, the rest %.0f us",
 		       r->step_launches, s * 1e6, (r->step_s - s) * 1e6);
 	printf("\n");
 	result(r, w, "us_a_layer", s * 1e6 / layers);
 	result(r, w, "launches_a_layer", r->launches / layers);
-	if (!r->apart)
+	if (!r->off)
 		result(r, w, "launches_a_step", r->step_launches);
 }
 
@@ -257,21 +268,23 @@ static int fits(const struct run *r, const struct row *w)
 
 static void use_program(struct run *r, const struct row *w)
 {
-	int apart = w->kind == LAYERS_APART;
-	enum part part = w->kind == LAYERS || apart                ? PART_LAYERS
-	                 : w->kind == DECODE || w->kind == PREFILL ? PART_STEP
-	                                                           : PART_ATTENTION;
+	enum part part = w->kind == LAYERS || w->kind == LAYERS_APART ? PART_LAYERS
+	                 : w->kind < ATTEND_DECODE                    ? PART_STEP
+	                                                              : PART_ATTENTION;
+	const char *off = w->kind == LAYERS_APART  ? "PDSERVE_CUDA_CHAINS"
+	                  : w->kind == PREFILL_MMA ? "PDSERVE_CUDA_WGMMA"
+	                                           : NULL;
 	uint32_t rows = w->rows > 1 ? r->b->rows : r->b->tail_rows;
-	if (r->p && part == r->part && apart == r->apart && rows == r->rows)
+	if (r->p && part == r->part && off == r->off && rows == r->rows)
 		return;
 	r->b->k->program_destroy(&r->p);
-	if (apart)
-		setenv("PDSERVE_CUDA_CHAINS", "0", 1);
+	if (off)
+		setenv(off, "0", 1);
 	r->p = bench_program(r->b, part, rows);
-	if (apart)
-		unsetenv("PDSERVE_CUDA_CHAINS");
+	if (off)
+		unsetenv(off);
 	r->part = part;
-	r->apart = apart;
+	r->off = off;
 	r->rows = rows;
 }
 

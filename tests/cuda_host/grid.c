@@ -474,7 +474,8 @@ static struct wgmmas {
 } wgmmas[THREADS_MAX];
 
 /* Element (k, n) of an operand (kernels/cuda/kernel.h, enum wgmma_layout). */
-static double operand_value(const unsigned char *shared, uint64_t b, int by_k, unsigned k, unsigned n)
+static double operand_value(const unsigned char *shared, uint64_t b, int by_k, unsigned k,
+                            unsigned n)
 {
 	size_t at = (size_t)(b & 0x3fff) << 4, leading = (size_t)(b >> 16 & 0x3fff) << 4,
 		   stride = (size_t)(b >> 32 & 0x3fff) << 4;

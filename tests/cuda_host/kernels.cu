@@ -108,7 +108,8 @@ KERNEL(multiply_group, 128, struct group_args)
 	unsigned char *s = shared_memory();
 	uint32_t warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4, x[4];
 	for (uint32_t i = threadIdx.x; i < ROWS * COLUMNS; i += blockDim.x) {
-		uint32_t k = i / COLUMNS, n = i % COLUMNS, at = k / 8 * 128 + n / 8 * 256 + n % 8 * 16 + k % 8 * 2;
+		uint32_t k = i / COLUMNS, n = i % COLUMNS,
+				 at = k / 8 * 128 + n / 8 * 256 + n % 8 * 16 + k % 8 * 2;
 		if (a.how == GROUP_BY_COLUMNS) /* the third and fourth piece of 16 bytes */
 			at = n / 8 * 1024 + n % 8 * 128 + ((2 + k / 8) ^ n % 8) * 16 + k % 8 * 2;
 		if (a.how == GROUP_BY_ROWS)
@@ -138,6 +139,6 @@ KERNEL(multiply_group, 128, struct group_args)
 }
 
 const void *const host_kernels[HOST_KERNELS] = {
-	(const void *)rotate_block, (const void *)rotate_warp, (const void *)write_beyond,
-	(const void *)lone_lane,    (const void *)multiply,    (const void *)take_turns,
+	(const void *)rotate_block, (const void *)rotate_warp,   (const void *)write_beyond,
+	(const void *)lone_lane,    (const void *)multiply,      (const void *)take_turns,
 	(const void *)rotate_bulk,  (const void *)multiply_group};
