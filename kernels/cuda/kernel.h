@@ -197,6 +197,52 @@ static __device__ __forceinline__ void barrier_wait(uint64_t *barrier, uint32_t 
 	} while (!done);
 }
 
+/* --- clusters: blocks that run at the same time, next to each other (struct launch) --- */
+
+static __device__ __forceinline__ uint32_t cluster_rank(void)
+{
+	uint32_t rank = 0;
+#if __CUDA_ARCH__ >= 900
+	asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+	return rank;
+}
+
+/* Waits for all threads of the cluster. Before a block uses another's shared memory, and before one
+ * ends whose shared memory others use. */
+static __device__ __forceinline__ void cluster_meet(void)
+{
+#if __CUDA_ARCH__ >= 900
+	asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+	                 : "memory");
+#endif
+}
+
+/* barrier_arrive at the same barrier of another block. */
+static __device__ __forceinline__ void barrier_arrive_at(uint64_t *barrier, uint32_t rank)
+{
+#if __CUDA_ARCH__ >= 900
+	asm volatile("{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\n"
+	             "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [at];\n}" ::"r"(
+					 shared_address(barrier)),
+	             "r"(rank)
+	             : "memory");
+#endif
+}
+
+/* copy_bulk to the same place of both blocks of a cluster of two; counted by the same barrier of
+ * each. */
+static __device__ __forceinline__ void copy_bulk_both(void *to, const void *from, uint32_t bytes,
+                                                      uint64_t *barrier)
+{
+#if __CUDA_ARCH__ >= 900
+	asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::"
+	             "cluster [%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+	             "l"(from), "r"(bytes), "r"(shared_address(barrier)), "h"((uint16_t)3)
+	             : "memory");
+#endif
+}
+
 /* --- wgmma: products by four warps together, of which B lies in shared memory --- */
 
 /* Lets wgmma see what this thread has written to shared memory, once a barrier has passed. */

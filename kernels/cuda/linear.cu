@@ -274,8 +274,10 @@ static void launch_products(struct plan *p, struct product_args *a, int type,
 		PLAN(p, product_f16, grid, 1, a->warps * WARP, 0, *a);
 	} else if (kind == PRODUCT_WIDE) {
 		struct wide_kernel wide = wide_kernel_of(type, a->block_rows, a->chosen.groups != NULL);
-		plan_launch(p, wide.name, wide.kernel, grid, 1, a->warps * WARP, wide.shared_bytes, a,
-		            sizeof *a);
+		struct launch *l = plan_launch(p, wide.name, wide.kernel, grid, 1, a->warps * WARP,
+		                               wide.shared_bytes, a, sizeof *a);
+		if (l)
+			l->cluster = a->chosen.groups ? 0 : 2;
 	} else {
 		const char *name;
 		int parts = p->dev->bf16_activations ? 1 : 3;
@@ -292,8 +294,8 @@ static void launch_products(struct plan *p, struct product_args *a, int type,
 
 /* Rows of x in a block of linear_wide.cu: the number that takes less time by calculation. A block
  * takes, for each step, at least 2 cycles of the tensor cores for each row of x, and what the L2 cache
- * needs for the bytes of a step of all rows, of x and of the weight: 27 bytes a cycle, if all
- * multiprocessors ask at once (H100). */
+ * needs for the bytes of a step of its rows of the weight and half of those of x: 27 bytes a cycle, if
+ * all multiprocessors ask at once (H100). */
 static uint32_t wide_columns(const struct plan *p, const struct product *product, uint32_t products)
 {
 	enum { CHOICES = 2 };
@@ -308,7 +310,7 @@ static uint32_t wide_columns(const struct plan *p, const struct product *product
 		blocks *= (plan_rows(p) + columns[i] - 1) / columns[i];
 		double busy = blocks < size ? blocks / size : 1, waves = blocks < size ? 1 : blocks / size,
 			   multiply = 2.0 * columns[i],
-			   load = (WIDE_PANELS * (uint32_t)PANEL_ROWS + columns[i]) * STEP_BYTES / 27.0 * busy;
+			   load = (WIDE_PANELS * (uint32_t)PANEL_ROWS + columns[i] / 2) * STEP_BYTES / 27.0 * busy;
 		cost[i] = waves * (multiply > load ? multiply : load);
 	}
 	return columns[cost[1] < cost[0]];

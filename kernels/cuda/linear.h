@@ -111,7 +111,8 @@ static __host__ __device__ inline uint32_t product_blocks(const struct product &
 		each = warps / p.segments;
 	if (kernel == PRODUCT_WIDE)
 		each = WIDE_PANELS / PANELS;
-	return (panel_pairs_of(p.w.n) + each - 1) / each;
+	uint32_t blocks = (panel_pairs_of(p.w.n) + each - 1) / each;
+	return kernel == PRODUCT_WIDE ? (blocks + 1) / 2 * 2 : blocks; /* pairs: see task_find */
 }
 
 /* --- planning (linear.cu) ------------------------------------------------ */
@@ -167,7 +168,9 @@ struct task {
 static __device__ inline bool task_find(const struct product_args &a, enum product_kernel kernel,
                                         uint32_t number, struct task *ret)
 {
-	uint32_t at = number % a.row_blocks, block = number / a.row_blocks, of = 0, expert = 0;
+	/* for linear_wide.cu blocks with the same rows of x are neighbours, in pairs */
+	uint32_t pair = kernel == PRODUCT_WIDE ? 2 : 1, at = number / pair % a.row_blocks,
+			 block = number / pair / a.row_blocks * pair + number % pair, of = 0, expert = 0;
 	if (a.chosen.groups) {
 		if (at >= *a.chosen.groups)
 			return false;

@@ -3,9 +3,10 @@
  *
  * A block has 128 rows of the weight and COLUMNS rows of x. Each of its 8 warps reads one panel of
  * the weight into registers, as in linear_mma.cu; x comes into a ring in shared memory, a step of 32
- * columns at a time, and is B of all warps. So the L2 cache gives a byte of the weight for COLUMNS
- * rows of x, and one of x for 128 rows of the weight: with 256 rows of x, 85 operations a byte
- * (linear_mma.cu: 42).
+ * columns at a time, and is B of all warps. Two blocks are a cluster: they have the same rows of x,
+ * each reads half of them and writes it into the shared memory of both. So the L2 cache gives a byte
+ * of the weight for COLUMNS rows of x, and one of x for 256 rows of the weight: with 256 rows of x,
+ * 128 operations a byte (linear_mma.cu: 42).
  *
  * Why the bits are the same: a wgmma sums the same 16 products as an mma.sync does, of the same
  * numbers, and the tensor cores of these devices add 16 products and the accumulator as one sum,
@@ -15,7 +16,13 @@
  * all. */
 #include "kernels/cuda/linear_mma.h"
 
-enum { WARPS = WIDE_PANELS, THREADS = WARPS * WARP, STAGES = 5, STAGES_AHEAD = STAGES - 2 };
+enum {
+	WARPS = WIDE_PANELS,
+	THREADS = WARPS * WARP,
+	STAGES = 5,
+	STAGES_AHEAD = STAGES - 2,
+	CLUSTER = 2
+};
 
 /* Columns of a wgmma. */
 template <int COLUMNS> constexpr int PART = COLUMNS < 128 ? COLUMNS : 128;
@@ -28,7 +35,8 @@ template <int COLUMNS> struct alignas(128) wide_products {
 	/* of the block's rows of x: their numbers in struct ready, NO_ROW: there is none */
 	uint32_t row[COLUMNS];
 	int exponent[COLUMNS];
-	/* barriers of the ring's slots: the step's bytes have come; all warps are done with them */
+	/* barriers of the ring's slots: the step's bytes have come; all warps of the cluster are done with
+	 * them */
 	uint64_t full[STAGES], empty[STAGES];
 };
 
@@ -49,43 +57,51 @@ static __device__ inline void begin(const struct product_args &a, const struct t
 		s.exponent[i] = there ? a.ready.exponents[s.row[i]] : 0;
 	}
 	if (threadIdx.x < STAGES) {
-		barrier_init(&s.full[threadIdx.x], GATHER ? THREADS : WARPS);
-		barrier_init(&s.empty[threadIdx.x], WARPS);
+		barrier_init(&s.full[threadIdx.x], GATHER ? THREADS : 1);
+		barrier_init(&s.empty[threadIdx.x], CLUSTER * WARPS);
 	}
 	barrier_ready();
-	__syncthreads();
+	if (GATHER)
+		__syncthreads();
+	else
+		cluster_meet();
 }
 
 /* --- a step of x --------------------------------------------------------- */
 
-/* Starts this warp's part of a step's copies: whole tiles of 8 rows, of which the last may have rows
- * that are not the batch's, and whose results are discarded. */
+/* Starts this warp's part of a step's copies, for both blocks of the cluster: whole tiles of 8 rows,
+ * of which the last may have rows that are not the batch's, and whose results are discarded. */
 template <int TYPE, int COLUMNS>
 static __device__ inline void load_tiles(const struct product_args &a, const struct task &t,
                                          uint32_t step)
 {
-	constexpr uint32_t TILES = COLUMNS / TILE_ROWS / WARPS; /* of a warp */
+	constexpr uint32_t ALL = COLUMNS / TILE_ROWS, LOADERS = CLUSTER * WARPS,
+					   EACH = (ALL + LOADERS - 1) / LOADERS;
 	struct wide_products<COLUMNS> &s = shared<COLUMNS>();
-	uint32_t slot = step % STAGES, warp = threadIdx.x / WARP,
-			 tiles = (t.rows + TILE_ROWS - 1) / TILE_ROWS, first = warp * TILES, bytes = 0;
+	uint32_t slot = step % STAGES, tiles = (t.rows + TILE_ROWS - 1) / TILE_ROWS,
+			 loader = cluster_rank() * WARPS + threadIdx.x / WARP;
 	size_t row = (size_t)t.of->input * a.ready.rows + t.first;
-	const unsigned char *from = a.ready.parts +
-	                            ((row / TILE_ROWS + first) * a.ready.steps + step) * TILE_BYTES;
 	if (threadIdx.x % WARP)
 		return;
 	if (step >= STAGES)
 		barrier_wait(&s.empty[slot], step / STAGES - 1);
-	if (tiles > first)
-		bytes = (tiles - first < TILES ? tiles - first : TILES) * TILE_BYTES;
-	uint32_t sums_bytes = has_offset<TYPE> && warp == 0 ? tiles * TILE_ROWS * sizeof(float) : 0;
-	barrier_expect(&s.full[slot], bytes + sums_bytes);
-	for (uint32_t i = 0; i < bytes; i += TILE_BYTES, from += (size_t)a.ready.steps * TILE_BYTES)
-		copy_bulk(s.x[slot] + first * TILE_BYTES + i, from, TILE_BYTES, &s.full[slot]);
-	if (sums_bytes)
-		copy_bulk(s.sums[slot],
-		          a.ready.sums + ((size_t)t.of->input * a.ready.steps + step) * a.ready.rows +
-		              t.first,
-		          sums_bytes, &s.full[slot]);
+	const uint32_t sums_bytes = has_offset<TYPE> ? tiles * TILE_ROWS * (uint32_t)sizeof(float) : 0;
+	if (threadIdx.x == 0)
+		barrier_expect(&s.full[slot], tiles * TILE_BYTES + sums_bytes);
+	UNROLL
+	for (uint32_t i = 0; i < EACH; i++) {
+		uint32_t tile = loader * EACH + i;
+		if (tile < tiles)
+			copy_bulk_both(s.x[slot] + tile * TILE_BYTES,
+			               a.ready.parts +
+			                   ((row / TILE_ROWS + tile) * a.ready.steps + step) * TILE_BYTES,
+			               TILE_BYTES, &s.full[slot]);
+	}
+	if (sums_bytes && loader == LOADERS - 1)
+		copy_bulk_both(s.sums[slot],
+		               a.ready.sums + ((size_t)t.of->input * a.ready.steps + step) * a.ready.rows +
+		                   t.first,
+		               sums_bytes, &s.full[slot]);
 }
 
 /* The same for rows of any numbers, piece by piece; with an empty part where there is no such step.
@@ -156,8 +172,8 @@ static __device__ inline void next_stage(const struct product_args &a, const str
 template <int COLUMNS, bool GATHER> static __device__ inline void end_stage(uint32_t step)
 {
 	__syncwarp();
-	if (!GATHER && threadIdx.x % WARP == 0)
-		barrier_arrive(&shared<COLUMNS>().empty[step % STAGES]);
+	if (!GATHER && threadIdx.x % WARP < CLUSTER)
+		barrier_arrive_at(&shared<COLUMNS>().empty[step % STAGES], threadIdx.x % WARP);
 }
 
 /* --- products ------------------------------------------------------------ */
@@ -267,9 +283,11 @@ static __device__ __forceinline__ void product_wide(const struct product_args &a
 		}
 		end_segment<COLUMNS>(acc, segment == 0);
 	}
+	put_results<COLUMNS>(a, t, index);
 	if (GATHER)
 		copy_async_wait<0>();
-	put_results<COLUMNS>(a, t, index);
+	else
+		cluster_meet(); /* the other block no longer arrives at barriers of this one */
 }
 
 /* --- the kernels --------------------------------------------------------- */

@@ -94,19 +94,25 @@ static void choose_sizes(struct kern_program *p)
 static cudaError_t launch_one(const struct launch *l, int overlaps, cudaStream_t stream)
 {
 	void *args[] = {(void *)(uintptr_t)l->args};
-	cudaLaunchAttribute overlap;
+	cudaLaunchAttribute attrs[2];
 	cudaLaunchConfig_t config;
-	memset(&overlap, 0, sizeof overlap);
-	overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-	overlap.val.programmaticStreamSerializationAllowed = 1;
+	memset(attrs, 0, sizeof attrs);
 	memset(&config, 0, sizeof config);
 	config.gridDim = (struct dim3){l->grid[0], l->grid[1], 1};
 	config.blockDim = (struct dim3){l->threads, 1, 1};
 	config.dynamicSmemBytes = l->shared;
 	config.stream = stream;
-	config.attrs = &overlap;
-	/* every kernel waits for the previous ones (grid_wait in kernel.h) */
-	config.numAttrs = overlaps ? 1 : 0;
+	config.attrs = attrs;
+	if (overlaps) { /* every kernel waits for the previous ones (grid_wait in kernel.h) */
+		attrs[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+		attrs[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+	}
+	if (l->cluster) {
+		attrs[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+		attrs[config.numAttrs].val.clusterDim.x = l->cluster;
+		attrs[config.numAttrs].val.clusterDim.y = 1;
+		attrs[config.numAttrs++].val.clusterDim.z = 1;
+	}
 	return cudaLaunchKernelExC(&config, l->kernel, args);
 }
 

@@ -111,6 +111,28 @@ static inline void copy_bulk(void *to, const void *from, uint32_t bytes, uint64_
 	cuda_host_copy_bulk(to, from, bytes, barrier);
 }
 
+static inline uint32_t cluster_rank(void)
+{
+	return cuda_host_cluster_rank();
+}
+
+static inline void cluster_meet(void)
+{
+	cuda_host_cluster_meet();
+}
+
+static inline void barrier_arrive_at(uint64_t *barrier, uint32_t rank)
+{
+	cuda_host_barrier_arrive((uint64_t *)cuda_host_peer(barrier, rank), 0);
+}
+
+static inline void copy_bulk_both(void *to, const void *from, uint32_t bytes, uint64_t *barrier)
+{
+	for (unsigned rank = 0; rank < 2; rank++)
+		cuda_host_copy_bulk(cuda_host_peer(to, rank), from, bytes,
+		                    (uint64_t *)cuda_host_peer(barrier, rank));
+}
+
 static inline void barrier_wait(uint64_t *barrier, uint32_t phase)
 {
 	cuda_host_barrier_wait(barrier, phase & 1);

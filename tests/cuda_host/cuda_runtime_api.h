@@ -59,10 +59,14 @@ enum cudaDriverEntryPointQueryResult {
 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 typedef enum cudaLaunchAttributeID {
+	cudaLaunchAttributeClusterDimension = 4,
 	cudaLaunchAttributeProgrammaticStreamSerialization = 6
 } cudaLaunchAttributeID;
 typedef union {
 	char pad[64];
+	struct {
+		unsigned x, y, z;
+	} clusterDim;
 	int programmaticStreamSerializationAllowed;
 } cudaLaunchAttributeValue;
 typedef struct cudaLaunchAttribute {

@@ -51,6 +51,8 @@ struct block {
 	unsigned paused; /* fibres that this round ran up to a cuda_host_pause */
 	unsigned slow;   /* its first fibre: a warp that misses most rounds; NONE_SLOW: no warp */
 	unsigned char *shared;
+	/* in a cluster's first block: threads that wait for all of the cluster; how often all had come */
+	unsigned at_cluster, cluster_met;
 };
 
 /* Copies into shared memory that a thread has started and not waited for. */
@@ -72,6 +74,8 @@ static struct block block[BLOCKS_MAX];
 static unsigned char *stacks;
 static void *scheduler;  /* its stack */
 static unsigned threads; /* of a block */
+static size_t shared_max; /* bytes of a block's shared memory */
+static unsigned cluster; /* blocks of a cluster, in places next to each other */
 static const struct cuda_host_kernel *kernel;
 static const void *kernel_args;
 static uint32_t seed = 1;
@@ -237,6 +241,38 @@ void cuda_host_copy_wait(unsigned pending)
 	c->n -= done;
 }
 
+/* --- clusters and barriers in shared memory ------------------------------ */
+
+unsigned cuda_host_cluster_rank(void)
+{
+	return cuda_host_now->block.x % cluster;
+}
+
+static struct block *peer(unsigned rank)
+{
+	struct block *b = now()->block - cuda_host_cluster_rank() + rank;
+	if (!b->shared)
+		die("uses shared memory of a block that has ended");
+	return b;
+}
+
+void *cuda_host_peer(const void *own, unsigned rank)
+{
+	return peer(rank)->shared + ((const unsigned char *)own - now()->block->shared);
+}
+
+void cuda_host_cluster_meet(void)
+{
+	struct block *first = peer(0);
+	unsigned met = first->cluster_met;
+	if (++first->at_cluster == threads * cluster) {
+		first->at_cluster = 0;
+		first->cluster_met++;
+	}
+	while (first->cluster_met == met)
+		cuda_host_pause();
+}
+
 /* A barrier's word: the last bit of its phase's number, threads still to arrive in it, threads in
  * each, announced bytes still to come (negative: they came first). */
 struct barrier_word {
@@ -287,7 +323,10 @@ void cuda_host_copy_bulk(void *to, const void *from, uint32_t bytes, uint64_t *b
 		die("bulk copy of bytes or from or to an address that is not a multiple of 16");
 	if (bulks == BULKS_MAX)
 		die("has more bulk copies in progress than are counted here");
-	bulk[bulks++] = (struct bulk){now()->block, to, from, bytes, barrier};
+	struct block *b = now()->block - cuda_host_cluster_rank();
+	while ((unsigned char *)barrier < b->shared || (unsigned char *)barrier >= b->shared + shared_max)
+		b++;
+	bulk[bulks++] = (struct bulk){b, to, from, bytes, barrier};
 }
 
 /* Does one copy of the block, or none. */
@@ -614,18 +653,35 @@ static bool block_turn(struct block *b)
 	return moved;
 }
 
+/* Starts a cluster in the places from `first` on. */
+static void cluster_begin(struct block *first, struct dim3 grid, size_t number, size_t shared_bytes)
+{
+	first->at_cluster = first->cluster_met = 0;
+	for (unsigned i = 0; i < cluster; i++)
+		block_begin(first + i, grid, number * cluster + i, shared_bytes);
+}
+
+static bool cluster_is_free(const struct block *first)
+{
+	bool any = false;
+	for (unsigned i = 0; i < cluster; i++)
+		any |= first[i].alive != 0;
+	return !any;
+}
+
 static void run_blocks(struct dim3 grid, unsigned places, size_t shared_bytes)
 {
-	size_t blocks = (size_t)grid.x * grid.y, first = cuda_host_random() % blocks;
+	size_t blocks = (size_t)grid.x * grid.y, clusters = blocks / cluster,
+		   first = cuda_host_random() % clusters;
 	size_t started = 0, ended = 0;
 	bool back = cuda_host_random() & 1;
 	unsigned idle = 0; /* places, as bits, that have been empty or waiting since a block moved */
 	while (ended < blocks) {
 		unsigned at = cuda_host_random() % places;
-		struct block *b = &block[at];
-		if (!b->alive && started < blocks) {
-			block_begin(b, grid, (first + (back ? blocks - started : started)) % blocks,
-			            shared_bytes);
+		struct block *b = &block[at], *lead = &block[at / cluster * cluster];
+		if (started < clusters && cluster_is_free(lead)) {
+			cluster_begin(lead, grid, (first + (back ? clusters - started : started)) % clusters,
+			              shared_bytes);
 			started++;
 		}
 		idle |= 1u << at;
@@ -636,6 +692,7 @@ static void run_blocks(struct dim3 grid, unsigned places, size_t shared_bytes)
 				if (bulk[i].block == b)
 					die("ends before its bulk copies have come");
 			free(b->shared);
+			b->shared = NULL;
 			ended++;
 		}
 		if (idle == (1u << places) - 1) { /* all wait for another process */
@@ -645,8 +702,8 @@ static void run_blocks(struct dim3 grid, unsigned places, size_t shared_bytes)
 	}
 }
 
-int cuda_host_grid(const struct cuda_host_kernel *k, struct dim3 grid, unsigned block_threads,
-                   size_t shared_bytes, const void *args)
+int cuda_host_grid(const struct cuda_host_kernel *k, struct dim3 grid, unsigned blocks_each,
+                   unsigned block_threads, size_t shared_bytes, const void *args)
 {
 	size_t blocks = (size_t)grid.x * grid.y;
 	unsigned width = (block_threads + WARP - 1) / WARP * WARP, places = THREADS_MAX / width;
@@ -660,8 +717,12 @@ int cuda_host_grid(const struct cuda_host_kernel *k, struct dim3 grid, unsigned 
 	kernel = k;
 	kernel_args = args;
 	threads = block_threads;
+	cluster = blocks_each;
+	shared_max = shared_bytes;
 	places = places < BLOCKS_MAX ? places : BLOCKS_MAX;
-	places = places < blocks ? places : (unsigned)blocks;
+	places = (places < blocks ? places : (unsigned)blocks) / cluster * cluster;
+	if (!places)
+		die("a cluster of more blocks than run at the same time here");
 	for (unsigned i = 0; i < places; i++) /* also after a fork amid a grid of the parent */
 		block[i] = (struct block){.first = i * width};
 	run_blocks(grid, places, shared_bytes);

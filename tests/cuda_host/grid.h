@@ -62,6 +62,12 @@ void cuda_host_barrier_arrive(uint64_t *barrier, uint32_t bytes);
 void cuda_host_barrier_wait(uint64_t *barrier, unsigned phase);
 void cuda_host_copy_bulk(void *to, const void *from, uint32_t bytes, uint64_t *barrier);
 
+/* Blocks of a cluster: blockIdx.x / their number is equal. cuda_host_peer: an address of this block's
+ * shared memory in another's. */
+unsigned cuda_host_cluster_rank(void);
+void cuda_host_cluster_meet(void);
+void *cuda_host_peer(const void *own, unsigned rank);
+
 /* While a thread waits for another block or another process: lets other fibres run, also of other
  * blocks; if all only wait, the scheduler sleeps for a moment so that other processes can run. */
 void cuda_host_pause(void);
@@ -69,9 +75,9 @@ uint64_t cuda_host_clock_ns(void);
 
 /* --- for the runtime --- */
 
-/* Runs all blocks; returns when they are done. */
-int cuda_host_grid(const struct cuda_host_kernel *k, struct dim3 grid, unsigned threads,
-                   size_t shared_bytes, const void *args);
+/* Runs all blocks, in clusters of `cluster`; returns when they are done. */
+int cuda_host_grid(const struct cuda_host_kernel *k, struct dim3 grid, unsigned cluster,
+                   unsigned threads, size_t shared_bytes, const void *args);
 
 #ifdef __cplusplus
 }

@@ -32,7 +32,7 @@ struct work {
 		struct {
 			const struct cuda_host_kernel *k;
 			struct dim3 grid;
-			unsigned threads;
+			unsigned cluster, threads;
 			size_t shared;
 			void *args;
 		} kernel;
@@ -114,8 +114,8 @@ static void work_run(const struct work *w)
 	else if (w->kind == WORK_SET)
 		memset(w->set.at, w->set.value, w->set.bytes);
 	else
-		cuda_host_grid(w->kernel.k, w->kernel.grid, w->kernel.threads, w->kernel.shared,
-		               w->kernel.args);
+		cuda_host_grid(w->kernel.k, w->kernel.grid, w->kernel.cluster, w->kernel.threads,
+		               w->kernel.shared, w->kernel.args);
 }
 
 static void pop(struct CUstream_st *s)
@@ -435,29 +435,39 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *numBlocks, const 
 	return cudaSuccess;
 }
 
-cudaError_t cudaLaunchKernel(const void *fn, struct dim3 grid, struct dim3 block, void **args,
-                             size_t shared, cudaStream_t s)
+static cudaError_t launch(const void *fn, struct dim3 grid, unsigned cluster, struct dim3 block,
+                          void **args, size_t shared, cudaStream_t s)
 {
 	CALL("cudaLaunchKernel");
 	const struct cuda_host_kernel *k = cuda_host_find(fn);
 	if (!k || !grid.x || !grid.y || grid.z != 1 || grid.y > 65535 || grid.x > INT32_MAX ||
 	    !block.x || block.x > k->threads_max || block.y != 1 || block.z != 1 ||
-	    k->args_bytes > ARGS_MAX || shared > CUDA_HOST_SHARED_BYTES) {
+	    k->args_bytes > ARGS_MAX || shared > CUDA_HOST_SHARED_BYTES || grid.x % cluster) {
 		fprintf(stderr,
-		        "cuda_host: kernel %s cannot be launched: grid (%u, %u, %u), %u threads, %zu bytes "
-		        "of shared memory\n",
-		        k ? k->name : "(none)", grid.x, grid.y, grid.z, block.x, shared);
+		        "cuda_host: kernel %s cannot be launched: grid (%u, %u, %u), clusters of %u, %u "
+		        "threads, %zu bytes of shared memory\n",
+		        k ? k->name : "(none)", grid.x, grid.y, grid.z, cluster, block.x, shared);
 		return cuda_host_failed(cudaErrorInvalidValue);
 	}
 	void *copy = malloc(k->args_bytes);
 	memcpy(copy, args[0], k->args_bytes);
-	return submit(s,
-	              (struct work){.kind = WORK_KERNEL, .kernel = {k, grid, block.x, shared, copy}});
+	return submit(s, (struct work){.kind = WORK_KERNEL,
+	                               .kernel = {k, grid, cluster, block.x, shared, copy}});
+}
+
+cudaError_t cudaLaunchKernel(const void *fn, struct dim3 grid, struct dim3 block, void **args,
+                             size_t shared, cudaStream_t s)
+{
+	return launch(fn, grid, 1, block, args, shared, s);
 }
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *fn, void **args)
 {
-	return cudaLaunchKernel(fn, c->gridDim, c->blockDim, args, c->dynamicSmemBytes, c->stream);
+	unsigned cluster = 1;
+	for (unsigned i = 0; i < c->numAttrs; i++)
+		if (c->attrs[i].id == cudaLaunchAttributeClusterDimension)
+			cluster = c->attrs[i].val.clusterDim.x;
+	return launch(fn, c->gridDim, cluster, c->blockDim, args, c->dynamicSmemBytes, c->stream);
 }
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mode)
