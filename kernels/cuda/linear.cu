@@ -22,10 +22,10 @@ KERNEL(ready_rows, READY_THREADS_MAX, struct ready_args)
 /* Lays out the room for prepared activations, in the same way for all planning functions. */
 static struct make_ready make_ready_of(struct plan *p, const struct inputs *in, bool sums)
 {
-	uint32_t rows = plan_rows(p) * in->rows_each, parts = p->dev->bf16_activations ? 1 : 3;
-	struct ready r = {
-		NULL,        NULL, NULL, steps_of(in->k), (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS,
-		plan_wide(p)};
+	uint32_t rows = plan_rows(p) * in->rows_each, parts = p->dev->bf16_activations ? 1 : 3,
+			 unit = plan_wide(p) ? (uint32_t)READY_GROUP : (uint32_t)TILE_ROWS;
+	struct ready r = {NULL,        NULL, NULL, steps_of(in->k), (rows + unit - 1) / unit * unit,
+	                  plan_wide(p)};
 	size_t all = (size_t)r.rows * in->count, parts_bytes = all * r.steps * parts * 64,
 		   sums_bytes = sums ? all * r.steps * sizeof(float) : 0;
 	r.parts = (unsigned char *)plan_room(p, ROOM_READY,
@@ -310,7 +310,8 @@ static uint32_t wide_columns(const struct plan *p, const struct product *product
 		blocks *= (plan_rows(p) + columns[i] - 1) / columns[i];
 		double busy = blocks < size ? blocks / size : 1, waves = blocks < size ? 1 : blocks / size,
 			   multiply = 2.0 * columns[i],
-			   load = (WIDE_PANELS * (uint32_t)PANEL_ROWS + columns[i] / 2) * STEP_BYTES / 27.0 * busy;
+			   load = (WIDE_PANELS * (uint32_t)PANEL_ROWS + columns[i] / 2) * STEP_BYTES / 27.0 *
+		              busy;
 		cost[i] = waves * (multiply > load ? multiply : load);
 	}
 	return columns[cost[1] < cost[0]];

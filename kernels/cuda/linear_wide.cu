@@ -31,7 +31,10 @@ template <int COLUMNS> struct alignas(128) wide_products {
 	/* a step of x: for 8 rows at a time, 4 matrices of 8 rows by 16 bytes (WGMMA_PLAIN) */
 	unsigned char x[STAGES][COLUMNS * STEP_BYTES];
 	float sums[STAGES][COLUMNS];
-	float total[COLUMNS / 2][THREADS]; /* each thread's results: sums of segments */
+	/* each thread's results, sums of segments: as registers of mma_bf16's d, 8 rows of x at a time */
+	struct alignas(16) {
+		float of[4];
+	} total[COLUMNS / TILE_ROWS][THREADS];
 	/* of the block's rows of x: their numbers in struct ready, NO_ROW: there is none */
 	uint32_t row[COLUMNS];
 	int exponent[COLUMNS];
@@ -41,7 +44,8 @@ template <int COLUMNS> struct alignas(128) wide_products {
 };
 
 static const uint32_t NO_ROW = 0xffffffff;
-static const uint32_t TILE_BYTES = TILE_ROWS * STEP_BYTES; /* a step of 8 rows of x */
+/* a step of 8 rows of x, of a group of rows */
+static const uint32_t TILE_BYTES = TILE_ROWS * STEP_BYTES, GROUP_BYTES = READY_GROUP * STEP_BYTES;
 
 template <int COLUMNS> static __device__ inline struct wide_products<COLUMNS> &shared(void) {
 	return *(struct wide_products<COLUMNS> *)shared_memory();
@@ -69,35 +73,32 @@ static __device__ inline void begin(const struct product_args &a, const struct t
 
 /* --- a step of x --------------------------------------------------------- */
 
-/* Starts this warp's part of a step's copies, for both blocks of the cluster: whole tiles of 8 rows,
- * of which the last may have rows that are not the batch's, and whose results are discarded. */
+/* Starts this block's part of a step's copies, for both blocks of the cluster, with one thread: groups
+ * of rows, of which the last may have rows that are not the batch's, and whose results are
+ * discarded. */
 template <int TYPE, int COLUMNS>
-static __device__ inline void load_tiles(const struct product_args &a, const struct task &t,
-                                         uint32_t step)
+static __device__ inline void load_groups(const struct product_args &a, const struct task &t,
+                                          uint32_t step)
 {
-	constexpr uint32_t ALL = COLUMNS / TILE_ROWS, LOADERS = CLUSTER * WARPS,
-					   EACH = (ALL + LOADERS - 1) / LOADERS;
 	struct wide_products<COLUMNS> &s = shared<COLUMNS>();
-	uint32_t slot = step % STAGES, tiles = (t.rows + TILE_ROWS - 1) / TILE_ROWS,
-			 loader = cluster_rank() * WARPS + threadIdx.x / WARP;
+	uint32_t slot = step % STAGES, groups = (t.rows + READY_GROUP - 1) / READY_GROUP,
+			 sums_bytes = has_offset<TYPE> ? groups * READY_GROUP * (uint32_t)sizeof(float) : 0;
 	size_t row = (size_t)t.of->input * a.ready.rows + t.first;
-	if (threadIdx.x % WARP)
+	if (threadIdx.x)
 		return;
 	if (step >= STAGES)
 		barrier_wait(&s.empty[slot], step / STAGES - 1);
-	const uint32_t sums_bytes = has_offset<TYPE> ? tiles * TILE_ROWS * (uint32_t)sizeof(float) : 0;
-	if (threadIdx.x == 0)
-		barrier_expect(&s.full[slot], tiles * TILE_BYTES + sums_bytes);
+	barrier_expect(&s.full[slot], groups * GROUP_BYTES + sums_bytes);
 	UNROLL
-	for (uint32_t i = 0; i < EACH; i++) {
-		uint32_t tile = loader * EACH + i;
-		if (tile < tiles)
-			copy_bulk_both(s.x[slot] + tile * TILE_BYTES,
+	for (uint32_t n = 0; n < (COLUMNS / READY_GROUP + CLUSTER - 1) / CLUSTER; n++) {
+		uint32_t i = n * CLUSTER + cluster_rank();
+		if (i < groups)
+			copy_bulk_both(s.x[slot] + i * GROUP_BYTES,
 			               a.ready.parts +
-			                   ((row / TILE_ROWS + tile) * a.ready.steps + step) * TILE_BYTES,
-			               TILE_BYTES, &s.full[slot]);
+			                   ((row / READY_GROUP + i) * a.ready.steps + step) * GROUP_BYTES,
+			               GROUP_BYTES, &s.full[slot]);
 	}
-	if (sums_bytes && loader == LOADERS - 1)
+	if (sums_bytes && cluster_rank() == CLUSTER - 1)
 		copy_bulk_both(s.sums[slot],
 		               a.ready.sums + ((size_t)t.of->input * a.ready.steps + step) * a.ready.rows +
 		                   t.first,
@@ -117,8 +118,8 @@ static __device__ inline void load_rows(const struct product_args &a, uint32_t s
 		uint32_t tile = i * WARPS + threadIdx.x / WARP, row = s.row[tile * TILE_ROWS + of];
 		const unsigned char *from = a.ready.parts;
 		if (row != NO_ROW)
-			from += ((size_t)(row / TILE_ROWS) * a.ready.steps + step) * TILE_BYTES + piece * 128 +
-			        row % TILE_ROWS * 16;
+			from += ((size_t)(row / READY_GROUP) * a.ready.steps + step) * GROUP_BYTES +
+			        row % READY_GROUP / TILE_ROWS * TILE_BYTES + piece * 128 + row % TILE_ROWS * 16;
 		copy_async_16(s.x[slot] + tile * TILE_BYTES + piece * 128 + of * 16, from, row != NO_ROW);
 	}
 	if (has_offset<TYPE> && step < a.ready.steps)
@@ -146,7 +147,7 @@ static __device__ inline void begin_stages(const struct product_args &a, const s
 		if (GATHER)
 			load_rows<TYPE, COLUMNS>(a, i);
 		else if (i < a.ready.steps)
-			load_tiles<TYPE, COLUMNS>(a, t, i);
+			load_groups<TYPE, COLUMNS>(a, t, i);
 	if (GATHER)
 		gathered<COLUMNS, STAGES_AHEAD - 1>(0);
 }
@@ -164,7 +165,7 @@ static __device__ inline void next_stage(const struct product_args &a, const str
 	if (GATHER)
 		load_rows<TYPE, COLUMNS>(a, step + STAGES_AHEAD);
 	else if (step + STAGES_AHEAD < a.ready.steps)
-		load_tiles<TYPE, COLUMNS>(a, t, step + STAGES_AHEAD);
+		load_groups<TYPE, COLUMNS>(a, t, step + STAGES_AHEAD);
 	__syncwarp();
 }
 
@@ -226,10 +227,15 @@ static __device__ __forceinline__ void end_segment(
 {
 	constexpr int N = PART<COLUMNS>;
 	UNROLL
-	for (int i = 0; i < COLUMNS / 2; i++) {
-		float *total = &shared<COLUMNS>().total[i][threadIdx.x];
-		*total = (first ? 0.0f : *total) + acc[i / (N / 2)][i % (N / 2)];
-		acc[i / (N / 2)][i % (N / 2)] = 0;
+	for (int tile = 0; tile < COLUMNS / (int)TILE_ROWS; tile++) {
+		auto *at = &shared<COLUMNS>().total[tile][threadIdx.x], total = *at;
+		UNROLL
+		for (int i = 0; i < 4; i++) {
+			float *sum = &acc[tile / (N / 8)][tile % (N / 8) * 4 + i];
+			total.of[i] = (first ? 0.0f : total.of[i]) + *sum;
+			*sum = 0;
+		}
+		*at = total;
 	}
 }
 
@@ -238,13 +244,21 @@ static __device__ __forceinline__ void put_results(const struct product_args &a,
                                                    const struct task &t, uint32_t panel)
 {
 	const struct wide_products<COLUMNS> &s = shared<COLUMNS>();
-	uint32_t lane = threadIdx.x % WARP;
-	for (uint32_t i = 0; i < COLUMNS / 2; i++) {
-		uint32_t at = i / 4 * 8 + lane % 4 * 2 + i % 2,
-				 column = panel * PANEL_ROWS + lane / 4 + i / 2 % 2 * 8;
-		if (at < t.rows && column < t.of->w.n)
-			task_put(t, output_row(a, t.first + at), column,
-			         times_power(s.total[i][threadIdx.x], s.exponent[at]));
+	uint32_t lane = threadIdx.x % WARP, column = panel * PANEL_ROWS + lane / 4;
+	for (uint32_t tile = 0; tile * TILE_ROWS < t.rows; tile++) {
+		auto total = s.total[tile][threadIdx.x];
+		UNROLL
+		for (uint32_t i = 0; i < 2; i++) {
+			uint32_t at = tile * TILE_ROWS + lane % 4 * 2 + i, row;
+			if (at >= t.rows)
+				continue;
+			row = output_row(a, t.first + at);
+			int e = s.exponent[at];
+			if (column < t.of->w.n)
+				task_put(t, row, column, times_power(total.of[i], e));
+			if (column + 8 < t.of->w.n)
+				task_put(t, row, column + 8, times_power(total.of[2 + i], e));
+		}
 	}
 }
 

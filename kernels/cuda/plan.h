@@ -36,7 +36,7 @@ struct launch {
 	const void *kernel; /* NULL: a cuBLASLt product, struct lt_product in args */
 	const char *name;
 	uint32_t grid[2], threads, shared; /* shared: bytes of dynamic shared memory */
-	uint32_t cluster; /* blocks of a cluster, neighbours in x; 0: there are none */
+	uint32_t cluster;                  /* blocks of a cluster, neighbours in x; 0: there are none */
 	enum phase_kind phase;
 	/* PHASE_PRODUCT: the kernel of chains with such products, and its name */
 	const void *chain;

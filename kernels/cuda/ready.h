@@ -13,15 +13,20 @@ enum {
 	TILE_ROWS = 8, /* rows of x per tensor-core operation */
 	/* columns of a row that tensor cores sum before the sum is scaled and added in float32 */
 	STEP_VALUES = 32,
-	STEP_BYTES = 2 * STEP_VALUES /* of a row, of each part */
+	STEP_BYTES = 2 * STEP_VALUES, /* of a row, of each part */
+	READY_GROUP = 64              /* rows, for linear_wide.cu */
 };
 
 /* Activations in the order in which tensor cores read them: the B operand of mma_bf16. A row is
  * scaled by a power of two such that its largest magnitude is between 1 and 2, and is the sum of
  * `parts` bfloat16 numbers: one if activations are rounded to bfloat16, else three, which hold all
  * 24 bits of a float32. For each tile of 8 rows, each step of 32 columns, and each part (largest
- * first), a lane has 16 bytes: its two registers of the first 16 columns, then of the others. For
- * linear_wide.cu (`wide`): for each 8 of the 32 columns, 8 rows' 16 bytes. Columns beyond the weight's are zero. Rows beyond the batch are neither written nor read. */
+ * first), a lane has 16 bytes: its two registers of the first 16 columns, then of the others.
+ * Columns beyond the weight's are zero. Rows beyond the batch are neither written nor read.
+ *
+ * With `wide`, for linear_wide.cu: for each READY_GROUP rows, and each step, their tiles of 8 rows, of
+ * which each has for each 8 of the 32 columns 8 rows' 16 bytes; one part. Rows beyond the batch are
+ * read, but nothing depends on them. */
 struct ready {
 	unsigned char *parts;
 	/* (rows, steps), wide: (inputs, steps, rows of one), sums over 32 columns of a row; NULL if no
@@ -112,8 +117,12 @@ static __device__ inline void ready_row(const struct make_ready &m, uint32_t r, 
 {
 	uint32_t steps = m.to.steps;
 	int e = row_exponent(block_largest(top, threads));
-	unsigned char *to = m.to.parts + to_row / TILE_ROWS * steps * m.parts * 512 +
-	                    to_row % TILE_ROWS * (m.to.wide ? 16 : 64);
+	size_t in_group = to_row % READY_GROUP,
+		   step_bytes = m.to.wide ? READY_GROUP * STEP_BYTES : m.parts * 512;
+	unsigned char *to = m.to.parts;
+	to += m.to.wide ? to_row / READY_GROUP * steps * step_bytes + in_group / TILE_ROWS * 512 +
+	                      in_group % TILE_ROWS * 16
+	                : to_row / TILE_ROWS * steps * step_bytes + to_row % TILE_ROWS * 64;
 	if (threadIdx.x == 0)
 		m.to.exponents[to_row] = e;
 	for (uint32_t i = threadIdx.x; i / WARP * WARP < 4 * steps; i += threads) {
@@ -124,8 +133,8 @@ static __device__ inline void ready_row(const struct make_ready &m, uint32_t r, 
 			x[v] = c < m.k ? times_power(tensor_get(m.x, r, first + c), -e) : 0.0f;
 		}
 		if (step < steps)
-			sum = put_parts(to + (size_t)step * m.parts * 512 + (m.to.wide ? 4 : 16) * t, x,
-			                m.parts, m.to.wide ? 128 : 4);
+			sum = put_parts(to + step * step_bytes + (m.to.wide ? 4 : 16) * t, x, m.parts,
+			                m.to.wide ? 128 : 4);
 		sum += __shfl_xor_sync(ALL_LANES, sum, 1);
 		sum += __shfl_xor_sync(ALL_LANES, sum, 2);
 		if (m.to.sums && step < steps && t == 0)

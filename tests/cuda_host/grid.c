@@ -72,10 +72,10 @@ static struct copies copies[THREADS_MAX]; /* the fibre's */
 static struct warp warp[THREADS_MAX / WARP];
 static struct block block[BLOCKS_MAX];
 static unsigned char *stacks;
-static void *scheduler;  /* its stack */
-static unsigned threads; /* of a block */
+static void *scheduler;   /* its stack */
+static unsigned threads;  /* of a block */
 static size_t shared_max; /* bytes of a block's shared memory */
-static unsigned cluster; /* blocks of a cluster, in places next to each other */
+static unsigned cluster;  /* blocks of a cluster, in places next to each other */
 static const struct cuda_host_kernel *kernel;
 static const void *kernel_args;
 static uint32_t seed = 1;
@@ -324,7 +324,8 @@ void cuda_host_copy_bulk(void *to, const void *from, uint32_t bytes, uint64_t *b
 	if (bulks == BULKS_MAX)
 		die("has more bulk copies in progress than are counted here");
 	struct block *b = now()->block - cuda_host_cluster_rank();
-	while ((unsigned char *)barrier < b->shared || (unsigned char *)barrier >= b->shared + shared_max)
+	while ((unsigned char *)barrier < b->shared ||
+	       (unsigned char *)barrier >= b->shared + shared_max)
 		b++;
 	bulk[bulks++] = (struct bulk){b, to, from, bytes, barrier};
 }
