@@ -150,6 +150,7 @@ static __device__ inline void begin_stages(const struct product_args &a, const s
 			load_groups<TYPE, COLUMNS>(a, t, i);
 	if (GATHER)
 		gathered<COLUMNS, STAGES_AHEAD - 1>(0);
+	__syncwarp();
 }
 
 /* Waits for a step, and starts the copies of a later one, whose slot had the step before the last.
