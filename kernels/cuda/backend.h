@@ -37,8 +37,8 @@ struct kern_device {
 	size_t memory_bytes;
 	int multiprocessors, shared_max; /* shared_max: bytes of shared memory per block */
 	/* The device has wgmma, and the self-test found that it has the bits of mma.sync.
-	 * PDSERVE_CUDA_WGMMA in the environment switches it off (0), also for a program alone; with 1 other
-	 * bits are an error. */
+	 * PDSERVE_CUDA_WGMMA in the environment switches it off (0), also for a program alone; with 1
+	 * other bits are an error. */
 	int wgmma;
 	/* for the self-test: attention_wide.cu also where it does not pay; linear_wide.cu with so many
 	 * rows of x in a block */

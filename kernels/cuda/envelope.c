@@ -255,8 +255,8 @@ static int compare(struct envelope *e, uint32_t first, uint32_t from, uint32_t r
 	return rc;
 }
 
-/* All rows at once, with as many as possible in a block of linear_wide.cu, against some of them: few,
- * which linear_mma.cu does, and many with the other number of rows in a block. */
+/* All rows at once, with as many as possible in a block of linear_wide.cu, against some of them:
+ * few, which linear_mma.cu does, and many with the other number of rows in a block. */
 static int compare_model(struct envelope *e)
 {
 	static const struct {

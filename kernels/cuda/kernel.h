@@ -392,11 +392,11 @@ static __device__ __forceinline__ uint64_t clock_ns(void)
 
 /* How a wgmma's B lies in shared memory (PTX ISA, matrix descriptor). A column is N's, a row K's.
  *
- *   PLAIN    matrices of 8 columns, each with 8 rows' 16 bytes; `leading` bytes from those of rows 0
- *            to 7 to those of rows 8 to 15, `stride` from 8 columns to the next
+ *   PLAIN    matrices of 8 columns, each with 8 rows' 16 bytes; `leading` bytes from those of rows
+ *            0 to 7 to those of rows 8 to 15, `stride` from 8 columns to the next
  *   SWAPPED  by columns: 64 rows' 128 bytes for each column, one column after the other, a column's
- *            pieces of 16 bytes at their number xor the column's within 8; a wgmma takes 32 of these
- *            bytes, from `at` on; `stride` bytes from 8 columns to the next
+ *            pieces of 16 bytes at their number xor the column's within 8; a wgmma takes 32 of
+ *            these bytes, from `at` on; `stride` bytes from 8 columns to the next
  *            by rows (BY_K): 64 columns' 128 bytes for each row, swapped likewise; `leading` bytes
  *            from 64 columns to the next, `stride` from 8 rows to the next
  *

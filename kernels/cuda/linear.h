@@ -27,8 +27,8 @@ enum {
 	SERIAL_ACROSS = 4,
 	SERIAL_DOWN = 2,
 	SERIAL_TILES = 4,
-	/* wide blocks: panels of the weight, each for a warp; rows of x, WIDE_COLUMNS_MIN for experts and
-	 * where there would be few blocks */
+	/* wide blocks: panels of the weight, each for a warp; rows of x, WIDE_COLUMNS_MIN for experts
+	 * and where there would be few blocks */
 	WIDE_PANELS = 8,
 	WIDE_COLUMNS_MIN = 64,
 	WIDE_COLUMNS_MAX = 256,

@@ -73,7 +73,7 @@ static __device__ __forceinline__ struct row_scales row_scales_of(const struct w
 	return s;
 }
 
-/* acc += what tensor cores have summed for 8 rows of x, of which this lane has two; sums: theirs. */
+/* acc += what tensor cores have summed for 8 rows of x, of which this lane has two, with `sums`. */
 template <int TYPE>
 static __device__ __forceinline__ void add_sum(float acc[4], const struct row_scales &s,
                                                const float sum[4], const float sums[2])

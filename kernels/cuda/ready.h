@@ -24,9 +24,9 @@ enum {
  * first), a lane has 16 bytes: its two registers of the first 16 columns, then of the others.
  * Columns beyond the weight's are zero. Rows beyond the batch are neither written nor read.
  *
- * With `wide`, for linear_wide.cu: for each READY_GROUP rows, and each step, their tiles of 8 rows, of
- * which each has for each 8 of the 32 columns 8 rows' 16 bytes; one part. Rows beyond the batch are
- * read, but nothing depends on them. */
+ * With `wide`, for linear_wide.cu: for each READY_GROUP rows, and each step, their tiles of 8 rows,
+ * of which each has for each 8 of the 32 columns 8 rows' 16 bytes; one part. Rows beyond the batch
+ * are read, but nothing depends on them. */
 struct ready {
 	unsigned char *parts;
 	/* (rows, steps), wide: (inputs, steps, rows of one), sums over 32 columns of a row; NULL if no
@@ -85,8 +85,8 @@ static __device__ inline int row_exponent(uint32_t top)
 	return top >> 23 ? (int)(top >> 23) - 127 : 31 - __clz((int)top) - 149;
 }
 
-/* Stores a lane's 8 values of a step as `parts` numbers each: 4 words per part, `apart` bytes from one
- * another; parts are 512 bytes apart. Returns the sum of the values as represented. */
+/* Stores a lane's 8 values of a step as `parts` numbers each: 4 words per part, `apart` bytes from
+ * one another; parts are 512 bytes apart. Returns the sum of the values as represented. */
 static __device__ inline float put_parts(unsigned char *to, float x[8], uint32_t parts,
                                          uint32_t apart)
 {

@@ -51,7 +51,7 @@ struct block {
 	unsigned paused; /* fibres that this round ran up to a cuda_host_pause */
 	unsigned slow;   /* its first fibre: a warp that misses most rounds; NONE_SLOW: no warp */
 	unsigned char *shared;
-	/* in a cluster's first block: threads that wait for all of the cluster; how often all had come */
+	/* in a cluster's first block: threads that wait for all of the cluster; how often all came */
 	unsigned at_cluster, cluster_met;
 };
 

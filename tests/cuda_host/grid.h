@@ -62,8 +62,8 @@ void cuda_host_barrier_arrive(uint64_t *barrier, uint32_t bytes);
 void cuda_host_barrier_wait(uint64_t *barrier, unsigned phase);
 void cuda_host_copy_bulk(void *to, const void *from, uint32_t bytes, uint64_t *barrier);
 
-/* Blocks of a cluster: blockIdx.x / their number is equal. cuda_host_peer: an address of this block's
- * shared memory in another's. */
+/* Blocks of a cluster: blockIdx.x / their number is equal. cuda_host_peer: an address of this
+ * block's shared memory in another's. */
 unsigned cuda_host_cluster_rank(void);
 void cuda_host_cluster_meet(void);
 void *cuda_host_peer(const void *own, unsigned rank);

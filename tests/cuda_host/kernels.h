@@ -17,8 +17,8 @@ struct turn_args {
 	unsigned *tickets, *turn; /* both start at 0 */
 	int with_wait;
 };
-/* MULTIPLY_GROUP: how z lies in shared memory, see enum wgmma_layout; GROUP_EARLY: plain, and results
- * are read too early */
+/* MULTIPLY_GROUP: how z lies in shared memory, see enum wgmma_layout; GROUP_EARLY: plain, and
+ * results are read too early */
 enum { GROUP_PLAIN, GROUP_BY_COLUMNS, GROUP_BY_ROWS, GROUP_EARLY };
 struct group_args {
 	const float *x, *z;
