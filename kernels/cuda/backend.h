@@ -36,9 +36,7 @@ struct kern_device {
 	char name[64];
 	size_t memory_bytes;
 	int multiprocessors, shared_max; /* shared_max: bytes of shared memory per block */
-	/* The device has wgmma, and the self-test found that it has the bits of mma.sync.
-	 * PDSERVE_CUDA_WGMMA in the environment switches it off (0), also for a program alone; with 1
-	 * other bits are an error. */
+	/* The device has wgmma, and the self-test found that it has the bits of mma.sync. */
 	int wgmma;
 	/* for the self-test: attention_wide.cu also where it does not pay; linear_wide.cu with so many
 	 * rows of x in a block */
@@ -205,8 +203,10 @@ int lt_launch(struct kern_device *dev, const struct lt_product *product, cudaStr
 
 /* Returns 0, or KERN_ENOTSUP and a text if a row's bits depend on the other rows. */
 int cuda_envelope(struct kern_device *dev);
-/* Whether PDSERVE_CUDA_WGMMA has that value. */
-int cuda_wgmma_is(const char *value);
+/* PDSERVE_CUDA_WGMMA in the environment. 0: wgmma is not used, by a device or a program. Another
+ * number: a device where it has other bits than mma.sync is rejected; 64 and 256 are also the rows of
+ * x in blocks of linear_wide.cu. -1: it is not set. */
+int cuda_wgmma(void);
 
 /* --- temperature and clocks (nvml.c) ------------------------------------- */
 

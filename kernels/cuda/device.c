@@ -130,10 +130,10 @@ static void device_close(struct kern_device **devp)
 	*devp = NULL;
 }
 
-int cuda_wgmma_is(const char *value)
+int cuda_wgmma(void)
 {
 	const char *set = getenv("PDSERVE_CUDA_WGMMA");
-	return set && strcmp(set, value) == 0;
+	return set && *set ? atoi(set) : -1;
 }
 
 static int device_begin(struct kern_device *dev, const struct kern_config *conf)
@@ -196,7 +196,7 @@ static int device_open(const struct kern_config *conf, struct kern_device **ret_
 	dev->multiprocessors = prop.multiProcessorCount;
 	dev->overlaps = prop.major >= 9;
 	dev->shared_max = (int)prop.sharedMemPerBlockOptin;
-	dev->wgmma = prop.major == 9 && !cuda_wgmma_is("0");
+	dev->wgmma = prop.major == 9 && cuda_wgmma() != 0;
 	dev->memory_bytes = prop.totalGlobalMem;
 	snprintf(dev->name, sizeof dev->name, "%.63s", prop.name);
 	dev->group = conf->group;

@@ -131,8 +131,8 @@ static __device__ __forceinline__ void load_matrices_transposed(uint32_t m[4], c
 
 /* Barriers in shared memory, on which a thread arrives at one place and waits at another. A phase
  * ends when `count` threads have arrived and all bytes that they announced have come; phases are
- * numbered from 0, and to wait for one takes the last bit of its number. No thread may be more than
- * one phase ahead of one that waits. After barrier_init, barrier_ready and __syncthreads. */
+ * numbered from 0, and to wait for one takes the last bit of its number; so a barrier may be at most
+ * one phase ahead of a thread that waits. After barrier_init, barrier_ready and __syncthreads. */
 static __device__ __forceinline__ void barrier_init(uint64_t *barrier, uint32_t count)
 {
 	asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count)
@@ -153,7 +153,7 @@ static __device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
 	             : "memory");
 }
 
-/* Arrives, and announces bytes that copy_bulk brings. From compute capability 9.0 on. */
+/* Arrives, and announces bytes that copy_bulk_both brings. From compute capability 9.0 on. */
 static __device__ __forceinline__ void barrier_expect(uint64_t *barrier, uint32_t bytes)
 {
 #if __CUDA_ARCH__ >= 900
@@ -161,21 +161,6 @@ static __device__ __forceinline__ void barrier_expect(uint64_t *barrier, uint32_
 		"{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared.b64 state, [%0], %1;\n}" ::"r"(
 			shared_address(barrier)),
 		"r"(bytes)
-		: "memory");
-#endif
-}
-
-/* Starts copying into shared memory; addresses and `bytes` are multiples of 16. The barrier's phase
- * does not end before it is done. What it brings wgmma sees as it is. From compute capability 9.0
- * on. */
-static __device__ __forceinline__ void copy_bulk(void *to, const void *from, uint32_t bytes,
-                                                 uint64_t *barrier)
-{
-#if __CUDA_ARCH__ >= 900
-	asm volatile(
-		"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-		"[%3];" ::"r"(shared_address(to)),
-		"l"(from), "r"(bytes), "r"(shared_address(barrier))
 		: "memory");
 #endif
 }
@@ -218,20 +203,21 @@ static __device__ __forceinline__ void cluster_meet(void)
 #endif
 }
 
-/* barrier_arrive at the same barrier of another block. */
+/* barrier_arrive at the same barrier of another block. Orders nothing but this thread's reads of
+ * shared memory, which it has used: a release for the cluster would wait for all its loads. */
 static __device__ __forceinline__ void barrier_arrive_at(uint64_t *barrier, uint32_t rank)
 {
 #if __CUDA_ARCH__ >= 900
 	asm volatile("{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\n"
-	             "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [at];\n}" ::"r"(
-					 shared_address(barrier)),
+	             "mbarrier.arrive.shared::cluster.b64 _, [at];\n}" ::"r"(shared_address(barrier)),
 	             "r"(rank)
 	             : "memory");
 #endif
 }
 
-/* copy_bulk to the same place of both blocks of a cluster of two; counted by the same barrier of
- * each. */
+/* Starts copying into shared memory, to the same place of both blocks of a cluster of two; addresses
+ * and `bytes` are multiples of 16. The same barrier of each counts it: the phase does not end before
+ * it is done. Needs no wgmma_publish. */
 static __device__ __forceinline__ void copy_bulk_both(void *to, const void *from, uint32_t bytes,
                                                       uint64_t *barrier)
 {

@@ -2,6 +2,7 @@
  * tensor cores, and products with weights of float32 and float16. See linear.h and ready.h. */
 #include "kernels/cuda/linear.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 enum {
@@ -303,16 +304,17 @@ static uint32_t wide_columns(const struct plan *p, const struct product *product
 	double cost[CHOICES];
 	if (p->dev->wide_columns)
 		return p->dev->wide_columns;
+	if (cuda_wgmma() == WIDE_COLUMNS_MIN || cuda_wgmma() == WIDE_COLUMNS_MAX)
+		return (uint32_t)cuda_wgmma();
 	for (int i = 0; i < CHOICES; i++) {
 		double blocks = 0, size = p->dev->multiprocessors;
 		for (uint32_t n = 0; n < products; n++)
 			blocks += product_blocks(product[n], PRODUCT_WIDE, 0);
 		blocks *= (plan_rows(p) + columns[i] - 1) / columns[i];
-		double busy = blocks < size ? blocks / size : 1, waves = blocks < size ? 1 : blocks / size,
-			   multiply = 2.0 * columns[i],
+		double busy = blocks < size ? blocks / size : 1, multiply = 2.0 * columns[i],
 			   load = (WIDE_PANELS * (uint32_t)PANEL_ROWS + columns[i] / 2) * STEP_BYTES / 27.0 *
 		              busy;
-		cost[i] = waves * (multiply > load ? multiply : load);
+		cost[i] = ceil(blocks / size) * (multiply > load ? multiply : load);
 	}
 	return columns[cost[1] < cost[0]];
 }
@@ -335,9 +337,6 @@ void plan_products(struct plan *p, const struct inputs *in, const struct product
 	a.rows = p->op->rows;
 	a.x = in->x;
 	a.input_columns = in->columns;
-	a.block_rows = plan_wide(p) && !chosen ? wide_columns(p, product, products)
-	                                       : plan_block_rows(p);
-	a.row_blocks = chosen ? groups : (plan_rows(p) + a.block_rows - 1) / a.block_rows;
 	if (chosen)
 		a.chosen = *chosen;
 	for (int type = 0; type < WEIGHT_TYPES; type++) {
@@ -347,6 +346,10 @@ void plan_products(struct plan *p, const struct inputs *in, const struct product
 				like[a.products++] = product[i];
 		if (!a.products)
 			continue;
+		a.block_rows = plan_wide(p) && by_tensor_cores(type) && !chosen
+		                   ? wide_columns(p, like, a.products)
+		                   : plan_block_rows(p);
+		a.row_blocks = chosen ? groups : (plan_rows(p) + a.block_rows - 1) / a.block_rows;
 		a.product = (const struct product *)plan_keep(p, like, a.products * sizeof *like);
 		launch_products(p, &a, type, like);
 	}

@@ -2,7 +2,7 @@
  * operations.
  *
  * Activations are first prepared for the tensor cores (ready.h); then one kernel per weight type
- * computes all products of that type (linear_mma.cu). Weights of float32 and float16 use a kernel
+ * computes all products of that type (linear_mma.cu, linear_wide.cu). Weights of float32 and float16 use a kernel
  * that reads the activations directly (linear.cu).
  *
  * A row's bits depend on that row alone: K is cut into segments, whose number depends only on the
@@ -138,7 +138,7 @@ static inline uint32_t plan_block_rows(const struct plan *p)
 }
 
 static_assert((int)SERIAL_DOWN * (int)SERIAL_TILES * (int)TILE_ROWS == (int)WIDE_COLUMNS_MIN,
-              "groups of experts fit linear_wide.cu's blocks as well");
+              "groups of experts have one size for both kernels");
 
 struct product product_of(const struct kern_weight *w, const float *bias, struct kern_tensor y);
 /* Launches all products, one launch per weight type, preceded by one that prepares x unless it is

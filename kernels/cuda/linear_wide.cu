@@ -41,6 +41,9 @@ template <int COLUMNS> struct alignas(128) wide_products {
 	/* barriers of the ring's slots: the step's bytes have come; all warps of the cluster are done with
 	 * them */
 	uint64_t full[STAGES], empty[STAGES];
+	/* (not with GATHER) step 0 of the block's rows in struct ready */
+	const unsigned char *parts;
+	const float *sums_at;
 };
 
 static const uint32_t NO_ROW = 0xffffffff;
@@ -60,6 +63,12 @@ static __device__ inline void begin(const struct product_args &a, const struct t
 		s.row[i] = there ? t.of->input * a.ready.rows + input_row(a, t.first + i) : NO_ROW;
 		s.exponent[i] = there ? a.ready.exponents[s.row[i]] : 0;
 	}
+	if (threadIdx.x == 0) {
+		size_t row = (size_t)t.of->input * a.ready.rows + t.first;
+		s.parts = a.ready.parts + row / READY_GROUP * a.ready.steps * GROUP_BYTES;
+		if (a.ready.sums)
+			s.sums_at = a.ready.sums + (size_t)t.of->input * a.ready.steps * a.ready.rows + t.first;
+	}
 	if (threadIdx.x < STAGES) {
 		barrier_init(&s.full[threadIdx.x], GATHER ? THREADS : 1);
 		barrier_init(&s.empty[threadIdx.x], CLUSTER * WARPS);
@@ -73,9 +82,8 @@ static __device__ inline void begin(const struct product_args &a, const struct t
 
 /* --- a step of x --------------------------------------------------------- */
 
-/* Starts this block's part of a step's copies, for both blocks of the cluster, with one thread: groups
- * of rows, of which the last may have rows that are not the batch's, and whose results are
- * discarded. */
+/* Starts this block's part of a step's copies, for both blocks of the cluster, with one thread: whole
+ * groups of rows. The last may have rows that are not the batch's; nothing is stored for them. */
 template <int TYPE, int COLUMNS>
 static __device__ inline void load_groups(const struct product_args &a, const struct task &t,
                                           uint32_t step)
@@ -83,7 +91,6 @@ static __device__ inline void load_groups(const struct product_args &a, const st
 	struct wide_products<COLUMNS> &s = shared<COLUMNS>();
 	uint32_t slot = step % STAGES, groups = (t.rows + READY_GROUP - 1) / READY_GROUP,
 			 sums_bytes = has_offset<TYPE> ? groups * READY_GROUP * (uint32_t)sizeof(float) : 0;
-	size_t row = (size_t)t.of->input * a.ready.rows + t.first;
 	if (threadIdx.x)
 		return;
 	if (step >= STAGES)
@@ -94,15 +101,12 @@ static __device__ inline void load_groups(const struct product_args &a, const st
 		uint32_t i = n * CLUSTER + cluster_rank();
 		if (i < groups)
 			copy_bulk_both(s.x[slot] + i * GROUP_BYTES,
-			               a.ready.parts +
-			                   ((row / READY_GROUP + i) * a.ready.steps + step) * GROUP_BYTES,
-			               GROUP_BYTES, &s.full[slot]);
+			               s.parts + ((size_t)i * a.ready.steps + step) * GROUP_BYTES, GROUP_BYTES,
+			               &s.full[slot]);
 	}
 	if (sums_bytes && cluster_rank() == CLUSTER - 1)
-		copy_bulk_both(s.sums[slot],
-		               a.ready.sums + ((size_t)t.of->input * a.ready.steps + step) * a.ready.rows +
-		                   t.first,
-		               sums_bytes, &s.full[slot]);
+		copy_bulk_both(s.sums[slot], s.sums_at + (size_t)step * a.ready.rows, sums_bytes,
+		               &s.full[slot]);
 }
 
 /* The same for rows of any numbers, piece by piece; with an empty part where there is no such step.
@@ -154,8 +158,8 @@ static __device__ inline void begin_stages(const struct product_args &a, const s
 }
 
 /* Waits for a step, and starts the copies of a later one, whose slot had the step before the last.
- * With GATHER all threads have ended that: they have said that the current step's pieces had come
- * after it. */
+ * With GATHER each thread arrives for this step only after it has ended that one. The last arrival is
+ * for a step that there is not, and that nobody waits for. */
 template <int TYPE, int COLUMNS, bool GATHER>
 static __device__ inline void next_stage(const struct product_args &a, const struct task &t,
                                          uint32_t step)
@@ -271,12 +275,14 @@ static __device__ __forceinline__ void product_wide(const struct product_args &a
 	struct task t;
 	if (!task_find(a, PRODUCT_WIDE, blockIdx.x, &t))
 		return;
+	if (GATHER && t.block * WIDE_PANELS * PANEL_ROWS >= t.of->w.n)
+		return;
 	begin<COLUMNS, GATHER>(a, t);
 	begin_stages<TYPE, COLUMNS, GATHER>(a, t);
 	uint32_t lane = threadIdx.x % WARP, panels = (t.of->w.n + PANEL_ROWS - 1) / PANEL_ROWS,
 			 index = t.block * WIDE_PANELS + threadIdx.x / WARP, k = t.of->w.k,
 			 steps = a.ready.steps;
-	/* warps without a panel take part with another's, and discard the results */
+	/* warps without a panel take part with another's, and store nothing */
 	const struct panel panel = panel_of<TYPE>(t.of->w, t.data, index < panels ? index : panels - 1,
 	                                          lane);
 	struct weight_record ahead[AHEAD];
@@ -298,11 +304,11 @@ static __device__ __forceinline__ void product_wide(const struct product_args &a
 		}
 		end_segment<COLUMNS>(acc, segment == 0);
 	}
-	put_results<COLUMNS>(a, t, index);
 	if (GATHER)
 		copy_async_wait<0>();
 	else
 		cluster_meet(); /* the other block no longer arrives at barriers of this one */
+	put_results<COLUMNS>(a, t, index);
 }
 
 /* --- the kernels --------------------------------------------------------- */

@@ -242,7 +242,7 @@ int cuda_program_new(struct kern_device *dev, const struct kern_op *ops, size_t 
 	choose_sizes(p);
 	struct plan plan = {.dev = dev,
 	                    .limits = &p->limits,
-	                    .wgmma = dev->wgmma && !cuda_wgmma_is("0"),
+	                    .wgmma = dev->wgmma && cuda_wgmma() != 0,
 	                    .batch = (const struct kern_batch *)(uintptr_t)256,
 	                    .counting = true};
 	rc = program_build(p, &plan, ops, n);

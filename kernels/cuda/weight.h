@@ -84,7 +84,7 @@ static inline struct weight_view weight_view_of(const struct kern_weight *w)
 	return weight_view{w->data, w->n, w->k, type, ld};
 }
 
-/* Whether tensor cores compute products with it (linear_mma.cu). */
+/* Whether tensor cores compute products with it. */
 static inline bool by_tensor_cores(int type)
 {
 	return weight_layout_of(type).panels || type == WEIGHT_BF16_ROWS;

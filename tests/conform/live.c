@@ -173,11 +173,12 @@ static int programs_new(struct live *l, bool split)
 	struct kern_op op[OPS_MAX] = {0};
 	uint32_t n = l->job->record(l->job, l, op);
 	int rc = 0;
-	/* programs of the CUDA backend are planned without wgmma in turn, and so are compared */
+	/* every fourth program of the CUDA backend is planned without wgmma, and so is compared; a job
+	 * has three for each target */
 	static unsigned programs;
 	const char *set = getenv("PDSERVE_CUDA_WGMMA");
 	char *before = set ? strdup(set) : NULL;
-	if (programs++ % 3 == 2)
+	if (programs++ % 4 == 3)
 		setenv("PDSERVE_CUDA_WGMMA", "0", 1);
 	for (uint32_t i = 0; i < n && !rc; i += split ? 1 : n) {
 		rc = k->program_new(l->dev->d, op + i, split ? 1 : n, &limits, &o->program[o->programs]);

@@ -106,11 +106,6 @@ static inline void barrier_expect(uint64_t *barrier, uint32_t bytes)
 	cuda_host_barrier_arrive(barrier, bytes);
 }
 
-static inline void copy_bulk(void *to, const void *from, uint32_t bytes, uint64_t *barrier)
-{
-	cuda_host_copy_bulk(to, from, bytes, barrier);
-}
-
 static inline uint32_t cluster_rank(void)
 {
 	return cuda_host_cluster_rank();

@@ -80,25 +80,31 @@ KERNEL(take_turns, 64, struct turn_args)
 		atomicAdd(a.turn, 1u);
 }
 
-/* As rotate_block, by two bulk copies; with_barrier 0: reads before they have come. */
+/* In clusters of two: each block copies its part of x into both, and y is the other's part, rotated;
+ * with_barrier 0: reads before it has come. */
 KERNEL(rotate_bulk, 256, struct rotate_args)
 {
 	float *s = (float *)shared_memory();
-	uint32_t i = threadIdx.x, n = blockDim.x, first = blockIdx.x * n;
-	uint64_t *barrier = (uint64_t *)(s + n);
-	if (i == 0)
-		barrier_init(barrier, 1);
-	barrier_ready();
-	__syncthreads();
+	uint32_t i = threadIdx.x, n = blockDim.x, rank = cluster_rank(), first = blockIdx.x * n;
+	uint64_t *full = (uint64_t *)(s + 2 * n), *done = full + 1;
 	if (i == 0) {
-		barrier_expect(barrier, n * 4);
-		copy_bulk(s, a.x + first, n * 2, barrier);
-		copy_bulk(s + n / 2, a.x + first + n / 2, n * 2, barrier);
+		barrier_init(full, 1);
+		barrier_init(done, 2);
+	}
+	barrier_ready();
+	cluster_meet();
+	if (i == 0) {
+		barrier_expect(full, 2 * n * 4);
+		copy_bulk_both(s + rank * n, a.x + first, n * 4, full);
 	}
 	if (a.with_barrier)
-		barrier_wait(barrier, 0);
-	a.y[first + i] = s[(i + 1) % n];
-	barrier_wait(barrier, 0);
+		barrier_wait(full, 0);
+	a.y[first + i] = s[(1 - rank) * n + (i + 1) % n];
+	barrier_wait(full, 0);
+	if (i < 2)
+		barrier_arrive_at(done, i);
+	barrier_wait(done, 0);
+	cluster_meet();
 }
 
 /* y (64, 64) = x (64, 16) z (16, 64), as bfloat16. */
