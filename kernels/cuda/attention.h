@@ -183,7 +183,13 @@ static __device__ inline uint32_t pick_pair(const uint32_t x[2], const uint32_t 
 /* NaN counts as larger than all numbers. */
 static __device__ inline float state_max(float a, float b)
 {
+#ifdef __CUDACC__
+	float max;
+	asm("max.NaN.f32 %0, %1, %2;" : "=f"(max) : "f"(a), "f"(b));
+	return max;
+#else
 	return b > a || isnan(b) ? b : a;
+#endif
 }
 
 /* Factor of a state's sums when its largest score becomes `max`. */
@@ -244,7 +250,7 @@ struct attention_args {
 	uint32_t unit;
 	uint32_t units, slots; /* most units of a row; blocks that divide them */
 	bool aligned;          /* KV is aligned to four elements */
-	/* spans with so many vectors of a KV head are attention_wide.cu's; 0: none */
+	/* spans with so many vectors of a KV head are plan_attention_wide's; 0: none */
 	uint32_t wide_from;
 };
 
@@ -279,7 +285,8 @@ static inline size_t most_tiles(const struct plan *p, const struct attention_arg
 	return (size_t)plan_rows(p) * a->group / size + p->spans;
 }
 
-/* attention_wide.cu: plans it and sets a->wide_from, if it can do this attention. */
+/* attention_wide.cu: plans attention of prompts (attention_wide.h) and sets a->wide_from, if there
+ * is a kernel for it. */
 void plan_attention_wide(struct plan *p, struct attention_args *a);
 
 /* a state in memory: values, largest score, sum */

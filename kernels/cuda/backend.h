@@ -38,8 +38,8 @@ struct kern_device {
 	int multiprocessors, shared_max; /* shared_max: bytes of shared memory per block */
 	/* The device has wgmma, and the self-test found that it has the bits of mma.sync. */
 	int wgmma;
-	/* for the self-test: attention_wide.cu also where it does not pay; linear_wide.cu with so many
-	 * rows of x in a block */
+	/* for the self-test: attention of prompts by a kernel of its own also where it does not pay;
+	 * linear_wide.cu with so many rows of x in a block */
 	int wide_always;
 	uint32_t wide_columns;
 	/* kernels may start before the previous one is done (kernel.h, grid_wait) */
@@ -204,8 +204,8 @@ int lt_launch(struct kern_device *dev, const struct lt_product *product, cudaStr
 /* Returns 0, or KERN_ENOTSUP and a text if a row's bits depend on the other rows. */
 int cuda_envelope(struct kern_device *dev);
 /* PDSERVE_CUDA_WGMMA in the environment. 0: wgmma is not used, by a device or a program. Another
- * number: a device where it has other bits than mma.sync is rejected; 64 and 256 are also the rows of
- * x in blocks of linear_wide.cu. -1: it is not set. */
+ * number: a device where it has other bits than mma.sync is rejected; 64 and 256 are also the rows
+ * of x in blocks of linear_wide.cu. -1: it is not set. */
 int cuda_wgmma(void);
 
 /* --- temperature and clocks (nvml.c) ------------------------------------- */

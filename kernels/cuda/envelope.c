@@ -32,8 +32,8 @@ enum {
 	FAR_POSITIONS = FAR_BLOCKS * BLOCK
 };
 
-/* So many rows that attention_wide.cu does them: (WIDE_ROWS, WIDE_HEADS * WIDE_HEAD), also with
- * heads of half that size. Y_COLUMNS: the most that an output has. */
+/* So many rows that attention_wgmma.cu or attention_wide.cu does them: (WIDE_ROWS, WIDE_HEADS *
+ * WIDE_HEAD), also with heads of half that size. Y_COLUMNS: the most that an output has. */
 enum {
 	WIDE_ROWS = 66,
 	WIDE_HEADS = 2,
@@ -345,6 +345,16 @@ static int compare_wide(struct envelope *e)
 	return rc;
 }
 
+static int compare_all(struct envelope *e)
+{
+	int rc = compare_model(e);
+	if (!rc)
+		rc = pool_fill(e);
+	if (!rc)
+		rc = compare_far(e);
+	return rc ? rc : compare_wide(e);
+}
+
 int cuda_envelope(struct kern_device *dev)
 {
 	struct envelope *e = calloc(1, sizeof *e);
@@ -354,18 +364,12 @@ int cuda_envelope(struct kern_device *dev)
 	int rc = envelope_begin(e);
 	/* "fast" promises no bits, but uses wgmma only where it is right */
 	if (!rc && (!dev->fast || dev->wgmma))
-		rc = compare_model(e);
+		rc = compare_all(e);
 	if (rc == KERN_ENOTSUP && dev->wgmma && cuda_wgmma() < 0) {
 		fprintf(stderr, "%s: wgmma has other bits than mma.sync, so it is not used\n", dev->name);
 		dev->wgmma = 0;
-		rc = dev->fast ? KERN_OK : compare_model(e);
+		rc = dev->fast ? KERN_OK : compare_all(e);
 	}
-	if (!rc && !dev->fast)
-		rc = pool_fill(e);
-	if (!rc && !dev->fast)
-		rc = compare_far(e);
-	if (!rc && !dev->fast)
-		rc = compare_wide(e);
 	envelope_end(e);
 	free(e);
 	return rc;

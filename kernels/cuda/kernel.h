@@ -118,6 +118,13 @@ template <int PENDING> static __device__ __forceinline__ void copy_async_wait(vo
 	asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+/* Arrives at a barrier (below) once all copies that this thread has started so far are done. */
+static __device__ __forceinline__ void barrier_arrive_copied(uint64_t *barrier)
+{
+	asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier))
+	             : "memory");
+}
+
 /* Four matrices (8, 8) of bfloat16 in shared memory, transposed: lane 8 m + i has the address of
  * row i of matrix m. With g and t as above, m[i]: of matrix i, rows 2t, 2t+1 of column g (PTX ISA,
  * ldmatrix). */
@@ -131,8 +138,9 @@ static __device__ __forceinline__ void load_matrices_transposed(uint32_t m[4], c
 
 /* Barriers in shared memory, on which a thread arrives at one place and waits at another. A phase
  * ends when `count` threads have arrived and all bytes that they announced have come; phases are
- * numbered from 0, and to wait for one takes the last bit of its number; so a barrier may be at most
- * one phase ahead of a thread that waits. After barrier_init, barrier_ready and __syncthreads. */
+ * numbered from 0, and to wait for one takes the last bit of its number, so a barrier may be at
+ * most one phase ahead of a thread that waits. After barrier_init, barrier_ready and
+ * __syncthreads. */
 static __device__ __forceinline__ void barrier_init(uint64_t *barrier, uint32_t count)
 {
 	asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count)
@@ -215,9 +223,9 @@ static __device__ __forceinline__ void barrier_arrive_at(uint64_t *barrier, uint
 #endif
 }
 
-/* Starts copying into shared memory, to the same place of both blocks of a cluster of two; addresses
- * and `bytes` are multiples of 16. The same barrier of each counts it: the phase does not end before
- * it is done. Needs no wgmma_publish. */
+/* Starts copying into shared memory, to the same place of both blocks of a cluster of two;
+ * addresses and `bytes` are multiples of 16. The same barrier of each counts it: the phase does not
+ * end before it is done. Needs no wgmma_publish. */
 static __device__ __forceinline__ void copy_bulk_both(void *to, const void *from, uint32_t bytes,
                                                       uint64_t *barrier)
 {
@@ -231,7 +239,8 @@ static __device__ __forceinline__ void copy_bulk_both(void *to, const void *from
 
 /* --- wgmma: products by four warps together, of which B lies in shared memory --- */
 
-/* Lets wgmma see what this thread has written to shared memory, once a barrier has passed. */
+/* Lets wgmma see what this thread has written to shared memory, or has learnt of by a barrier, once
+ * a barrier has passed. It may wait until the thread's own loads and copies are done. */
 static __device__ __forceinline__ void wgmma_publish(void)
 {
 #if WGMMA
@@ -261,7 +270,8 @@ static __device__ __forceinline__ void wgmma_begin(void)
 /* Starts d (64, N) = a (64, 16) b (16, N), with `add` d += ab, for the four warps of a warpgroup,
  * which the block's warps 4 i to 4 i + 3 are. Warp i has rows 16 i to 16 i + 15 of a and d: a as
  * mma_bf16's, and d like N / 8 times mma_bf16's, one after the other (PTX ISA, wgmma.mma_async). b:
- * wgmma_operand. d and b must be left alone until wgmma_end. Before it wgmma_begin. */
+ * wgmma_operand. Until wgmma_end or wgmma_wait a and b must not change, and d not be used. Before
+ * it wgmma_begin. */
 template <int N, int BY_K>
 static __device__ __forceinline__ void wgmma_bf16(float (&d)[N / 2], const uint32_t a[4],
                                                   uint64_t b, bool add)
@@ -287,21 +297,45 @@ static __device__ __forceinline__ void wgmma_bf16(float (&d)[N / 2], const uint3
 #endif
 }
 
-/* Waits for all wgmma that were started; d: of the last ones. */
-template <int N> static __device__ __forceinline__ void wgmma_end(float (&d)[N])
+/* The wgmma since the last call are a group. */
+static __device__ __forceinline__ void wgmma_commit(void)
+{
+#if WGMMA
+	asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+
+/* Waits for this warp's groups but for the latest PENDING. d: results of the last one that is
+ * waited for, which the compiler then reads after this. */
+template <int PENDING, int N> static __device__ __forceinline__ void wgmma_wait(float (&d)[N])
 {
 	static_assert(N == 32 || N == 64, "written for these");
 #if WGMMA
-	/* d is named so that the compiler reads it after this */
 	if constexpr (N == 32)
-		asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;"
-		             : WGMMA_D32(0)::"memory");
+		asm volatile("wgmma.wait_group.sync.aligned %32;" : WGMMA_D32(0) : "n"(PENDING) : "memory");
 	else
-		asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;"
-		             : WGMMA_D32(0), WGMMA_D32(32)::"memory");
+		asm volatile("wgmma.wait_group.sync.aligned %64;"
+		             : WGMMA_D32(0), WGMMA_D32(32)
+		             : "n"(PENDING)
+		             : "memory");
 #else
 	(void)d;
 #endif
+}
+
+/* The same where none of their results is read before a later wait. */
+template <int PENDING> static __device__ __forceinline__ void wgmma_wait(void)
+{
+#if WGMMA
+	asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+#endif
+}
+
+/* Waits for all wgmma that were started; d: of the last ones. */
+template <int N> static __device__ __forceinline__ void wgmma_end(float (&d)[N])
+{
+	wgmma_commit();
+	wgmma_wait<0>(d);
 }
 
 /* a b + c for each bfloat16 half, rounded once; denormals are kept. */
@@ -380,14 +414,14 @@ static __device__ __forceinline__ uint64_t clock_ns(void)
  *
  *   PLAIN    matrices of 8 columns, each with 8 rows' 16 bytes; `leading` bytes from those of rows
  *            0 to 7 to those of rows 8 to 15, `stride` from 8 columns to the next
- *   SWAPPED  by columns: 64 rows' 128 bytes for each column, one column after the other, a column's
+ *   SWIZZLED by columns: 64 rows' 128 bytes for each column, one column after the other, a column's
  *            pieces of 16 bytes at their number xor the column's within 8; a wgmma takes 32 of
  *            these bytes, from `at` on; `stride` bytes from 8 columns to the next
  *            by rows (BY_K): 64 columns' 128 bytes for each row, swapped likewise; `leading` bytes
  *            from 64 columns to the next, `stride` from 8 rows to the next
  *
  * What is swapped begins at a multiple of 1024 bytes. */
-enum wgmma_layout { WGMMA_PLAIN = 0, WGMMA_SWAPPED = 1 };
+enum wgmma_layout { WGMMA_PLAIN = 0, WGMMA_SWIZZLED = 1 };
 
 static __device__ inline uint64_t wgmma_operand(const void *at, enum wgmma_layout layout,
                                                 uint32_t leading, uint32_t stride)

@@ -54,7 +54,7 @@ static inline void mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2]
 	cuda_host_mma(d, a, b);
 }
 
-/* Bytes arrive when they are waited for. */
+/* Bytes arrive when they, or a barrier, are waited for. */
 static inline void copy_async_16(void *to, const void *from, bool there)
 {
 	cuda_host_copy_async(to, from, 16, there);
@@ -73,6 +73,11 @@ static inline void copy_async_commit(void)
 template <int PENDING> static inline void copy_async_wait(void)
 {
 	cuda_host_copy_wait(PENDING);
+}
+
+static inline void barrier_arrive_copied(uint64_t *barrier)
+{
+	cuda_host_barrier_arrive_copied(barrier);
 }
 
 static inline void load_matrices_transposed(uint32_t m[4], const void *row)
@@ -148,9 +153,25 @@ static inline void wgmma_bf16(float (&d)[N / 2], const uint32_t a[4], uint64_t b
 	cuda_host_wgmma(d, N, a, b, BY_K, add);
 }
 
-template <int N> static inline void wgmma_end(float (&)[N])
+static inline void wgmma_commit(void)
 {
-	cuda_host_wgmma_end();
+	cuda_host_wgmma_commit();
+}
+
+template <int PENDING, int N> static inline void wgmma_wait(float (&)[N])
+{
+	cuda_host_wgmma_wait(PENDING);
+}
+
+template <int PENDING> static inline void wgmma_wait(void)
+{
+	cuda_host_wgmma_wait(PENDING);
+}
+
+template <int N> static inline void wgmma_end(float (&d)[N])
+{
+	wgmma_commit();
+	wgmma_wait<0>(d);
 }
 
 static inline uint32_t shared_address(const void *at)

@@ -55,11 +55,13 @@ struct block {
 	unsigned at_cluster, cluster_met;
 };
 
-/* Copies into shared memory that a thread has started and not waited for. */
-enum { COPIES_MAX = 64 };
+/* Copies into shared memory that a thread has started and not waited for, and what it has told to
+ * barriers that it does when those before it are done. */
+enum { COPIES_MAX = 128 };
 struct copies {
 	unsigned n, group;
 	struct {
+		uint64_t *barrier; /* NULL: a copy */
 		void *to;
 		const void *from; /* NULL: zeros */
 		size_t bytes;
@@ -209,17 +211,28 @@ uint64_t cuda_host_clock_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-void cuda_host_copy_async(void *to, const void *from, size_t bytes, int there)
+static void copy_add(uint64_t *barrier, void *to, const void *from, size_t bytes)
 {
 	struct copies *c = &copies[now() - fibre];
-	if (((uintptr_t)to | (uintptr_t)from) % bytes)
-		die("copies bytes from or to an address that is not a multiple of their number");
 	if (c->n == COPIES_MAX)
 		die("has more copies in progress than are counted here");
+	c->of[c->n].barrier = barrier;
 	c->of[c->n].to = to;
-	c->of[c->n].from = there ? from : NULL;
+	c->of[c->n].from = from;
 	c->of[c->n].bytes = bytes;
 	c->of[c->n++].group = c->group;
+}
+
+void cuda_host_copy_async(void *to, const void *from, size_t bytes, int there)
+{
+	if (((uintptr_t)to | (uintptr_t)from) % bytes)
+		die("copies bytes from or to an address that is not a multiple of their number");
+	copy_add(NULL, to, there ? from : NULL, bytes);
+}
+
+void cuda_host_barrier_arrive_copied(uint64_t *barrier)
+{
+	copy_add(barrier, NULL, NULL, 0);
 }
 
 void cuda_host_copy_commit(void)
@@ -227,18 +240,40 @@ void cuda_host_copy_commit(void)
 	copies[now() - fibre].group++;
 }
 
+static void barrier_change(uint64_t *barrier, int arrived, int32_t bytes);
+
+/* Does the first n. */
+static void copies_do(struct copies *c, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++)
+		if (c->of[i].barrier)
+			barrier_change(c->of[i].barrier, 1, 0);
+		else if (c->of[i].from)
+			memcpy(c->of[i].to, c->of[i].from, c->of[i].bytes);
+		else
+			memset(c->of[i].to, 0, c->of[i].bytes);
+	memmove(c->of, c->of + n, (c->n - n) * sizeof c->of[0]);
+	c->n -= n;
+}
+
 void cuda_host_copy_wait(unsigned pending)
 {
 	struct copies *c = &copies[now() - fibre];
-	unsigned done = 0;
-	for (; done < c->n && c->of[done].group + pending < c->group; done++) {
-		if (c->of[done].from)
-			memcpy(c->of[done].to, c->of[done].from, c->of[done].bytes);
-		else
-			memset(c->of[done].to, 0, c->of[done].bytes);
-	}
-	memmove(c->of, c->of + done, (c->n - done) * sizeof c->of[0]);
-	c->n -= done;
+	unsigned n = 0;
+	while (n < c->n && c->of[n].group + pending < c->group)
+		n++;
+	copies_do(c, n);
+}
+
+/* Does copies of one thread of the block up to the next of which it tells a barrier. */
+static void copies_come(const struct block *b)
+{
+	struct copies *c = &copies[b->first + cuda_host_random() % threads];
+	for (unsigned i = 0; i < c->n; i++)
+		if (c->of[i].barrier) {
+			copies_do(c, i + 1);
+			return;
+		}
 }
 
 /* --- clusters and barriers in shared memory ------------------------------ */
@@ -351,6 +386,7 @@ void cuda_host_barrier_wait(uint64_t *barrier, unsigned phase)
 		if (w.phase != phase)
 			return;
 		bulk_do(now()->block);
+		copies_come(now()->block);
 		cuda_host_pause();
 	}
 }
@@ -500,13 +536,13 @@ void cuda_host_mma(float d[4], const uint32_t a[4], const uint32_t b[2])
 }
 
 /* What a thread has started of wgmma and not waited for. */
-enum { WGMMA_MAX = 32 };
+enum { WGMMA_MAX = 32, LATE_ODDS = 1024, LATE_ROUNDS = 64 };
 static bool wgmma_differs; /* CUDA_HOST_WGMMA=0 */
 static struct wgmmas {
-	unsigned n;
+	unsigned n, group;
 	struct {
 		float *d;
-		unsigned columns;
+		unsigned columns, group;
 		double a[2][PRODUCTS]; /* rows lane / 4 and lane / 4 + 8 */
 		uint64_t b;
 		int by_k, add;
@@ -531,11 +567,12 @@ static double operand_value(const unsigned char *shared, uint64_t b, int by_k, u
 	return bf16(h, 0);
 }
 
-static void wgmmas_do(struct wgmmas *w)
+/* Does the first `count`. */
+static void wgmmas_do(struct wgmmas *w, unsigned count)
 {
 	unsigned t = cuda_host_now->lane % 4;
 	const unsigned char *shared = cuda_host_shared();
-	for (unsigned i = 0; i < w->n; i++)
+	for (unsigned i = 0; i < count; i++)
 		for (unsigned n = 0; n < w->of[i].columns; n += n % 2 ? 7 : 1) {
 			double b[PRODUCTS];
 			for (unsigned k = 0; k < PRODUCTS; k++)
@@ -547,7 +584,8 @@ static void wgmmas_do(struct wgmmas *w)
 					*d *= 1 + 0x1p-20f;
 			}
 		}
-	w->n = 0;
+	memmove(w->of, w->of + count, (w->n - count) * sizeof w->of[0]);
+	w->n -= count;
 }
 
 void cuda_host_wgmma(float *d, unsigned n, const uint32_t a[4], uint64_t b, int by_k, int add)
@@ -561,6 +599,7 @@ void cuda_host_wgmma(float *d, unsigned n, const uint32_t a[4], uint64_t b, int 
 		die("has started more wgmma than are counted here");
 	w->of[w->n].d = d;
 	w->of[w->n].columns = n;
+	w->of[w->n].group = w->group;
 	w->of[w->n].b = b;
 	w->of[w->n].by_k = by_k;
 	w->of[w->n].add = add;
@@ -572,12 +611,25 @@ void cuda_host_wgmma(float *d, unsigned n, const uint32_t a[4], uint64_t b, int 
 	}
 	w->n++;
 	if (cuda_host_random() & 1)
-		wgmmas_do(w);
+		wgmmas_do(w, w->n);
 }
 
-void cuda_host_wgmma_end(void)
+void cuda_host_wgmma_commit(void)
 {
-	wgmmas_do(&wgmmas[now() - fibre]);
+	wgmmas[now() - fibre].group++;
+}
+
+void cuda_host_wgmma_wait(unsigned pending)
+{
+	struct wgmmas *w = &wgmmas[now() - fibre];
+	unsigned n = 0;
+	/* now and then a warp falls behind the others of its group */
+	for (unsigned late = cuda_host_random() % LATE_ODDS ? 0 : LATE_ROUNDS; late; late--)
+		cuda_host_pause();
+	while (n < w->n && w->of[n].group + pending < w->group)
+		n++;
+	wgmmas_do(w, n);
+	cuda_host_warp_meet(0xffffffffu, NULL, 0);
 }
 
 /* --- a grid -------------------------------------------------------------- */
@@ -600,7 +652,8 @@ static void block_begin(struct block *b, struct dim3 grid, size_t at, size_t sha
 		f->state = READY;
 		f->block = b;
 		f->exchanges = 0;
-		copies[b->first + i].n = copies[b->first + i].group = wgmmas[b->first + i].n = 0;
+		copies[b->first + i].n = copies[b->first + i].group = 0;
+		wgmmas[b->first + i].n = wgmmas[b->first + i].group = 0;
 		f->stack = stack_begin(b->first + i);
 	}
 }

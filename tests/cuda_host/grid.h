@@ -44,10 +44,11 @@ const unsigned char *cuda_host_warp_meet(unsigned mask, const void *mine, size_t
  * (arXiv:2301.11471, arXiv:2412.00287). */
 void cuda_host_mma(float d[4], const uint32_t a[4], const uint32_t b[2]);
 
-/* See wgmma_bf16 in kernels/cuda/kernel.h; adds like cuda_host_mma. Each is done at once or at the
- * end, by chance. */
+/* See wgmma_bf16 in kernels/cuda/kernel.h; adds like cuda_host_mma. Each is done at once or when it
+ * is waited for, by chance. */
 void cuda_host_wgmma(float *d, unsigned n, const uint32_t a[4], uint64_t b, int by_k, int add);
-void cuda_host_wgmma_end(void);
+void cuda_host_wgmma_commit(void);
+void cuda_host_wgmma_wait(unsigned pending);
 
 /* See copy_async_16 in kernels/cuda/kernel.h: of `bytes`, which become zeros if they are not
  * there. */
@@ -55,9 +56,10 @@ void cuda_host_copy_async(void *to, const void *from, size_t bytes, int there);
 void cuda_host_copy_commit(void);
 void cuda_host_copy_wait(unsigned pending);
 
-/* See barrier_init and what follows in kernels/cuda/kernel.h. Bytes come while somebody waits for
- * them, in any order. */
+/* See barrier_init and what follows in kernels/cuda/kernel.h. Bytes, and a thread's copies, come
+ * while somebody waits for them; those of different threads in any order. */
 void cuda_host_barrier_init(uint64_t *barrier, unsigned count);
+void cuda_host_barrier_arrive_copied(uint64_t *barrier);
 void cuda_host_barrier_arrive(uint64_t *barrier, uint32_t bytes);
 void cuda_host_barrier_wait(uint64_t *barrier, unsigned phase);
 void cuda_host_copy_bulk(void *to, const void *from, uint32_t bytes, uint64_t *barrier);

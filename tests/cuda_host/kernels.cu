@@ -131,9 +131,9 @@ KERNEL(multiply_group, 128, struct group_args)
 	float d[COLUMNS / 2] = {};
 	wgmma_begin();
 	if (a.how == GROUP_BY_ROWS)
-		wgmma_bf16<COLUMNS, 1>(d, x, wgmma_operand(s, WGMMA_SWAPPED, 0, 1024), false);
+		wgmma_bf16<COLUMNS, 1>(d, x, wgmma_operand(s, WGMMA_SWIZZLED, 0, 1024), false);
 	else if (a.how == GROUP_BY_COLUMNS)
-		wgmma_bf16<COLUMNS, 0>(d, x, wgmma_operand(s + 32, WGMMA_SWAPPED, 0, 1024), false);
+		wgmma_bf16<COLUMNS, 0>(d, x, wgmma_operand(s + 32, WGMMA_SWIZZLED, 0, 1024), false);
 	else
 		wgmma_bf16<COLUMNS, 0>(d, x, wgmma_operand(s, WGMMA_PLAIN, 128, 256), false);
 	for (int late = 0; late < 2; late++) {
