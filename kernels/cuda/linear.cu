@@ -294,9 +294,9 @@ static void launch_products(struct plan *p, struct product_args *a, int type,
 }
 
 /* Rows of x in a block of linear_wide.cu: the number that takes less time by calculation. A block
- * takes, for each step, at least 2 cycles of the tensor cores for each row of x, and what the L2 cache
- * needs for the bytes of a step of its rows of the weight and half of those of x: 27 bytes a cycle, if
- * all multiprocessors ask at once (H100). */
+ * takes, for each step, at least 2 cycles of the tensor cores for each row of x, and what the L2
+ * cache needs for the bytes of a step of its rows of the weight and half of those of x: 27 bytes a
+ * cycle, if all multiprocessors ask at once (H100). */
 static uint32_t wide_columns(const struct plan *p, const struct product *product, uint32_t products)
 {
 	enum { CHOICES = 2 };

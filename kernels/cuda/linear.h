@@ -2,8 +2,8 @@
  * operations.
  *
  * Activations are first prepared for the tensor cores (ready.h); then one kernel per weight type
- * computes all products of that type (linear_mma.cu, linear_wide.cu). Weights of float32 and float16
- * use a kernel that reads the activations directly (linear.cu).
+ * computes all products of that type (linear_mma.cu, linear_wide.cu). Weights of float32 and
+ * float16 use a kernel that reads the activations directly (linear.cu).
  *
  * A row's bits depend on that row alone: K is cut into segments, whose number depends only on the
  * weight's shape and type; each is summed in order, and so are the segments' sums. The kernel for

@@ -1,12 +1,12 @@
 /* linear_wide.cu - products for many rows with rounded activations, on tensor cores that multiply
  * for four warps at once (wgmma: compute capability 9.0). Same bits as linear_mma.cu.
  *
- * A block has 128 rows of the weight and COLUMNS rows of x. Each of its 8 warps reads one panel of
- * the weight into registers, as in linear_mma.cu; x comes into a ring in shared memory, a step of 32
- * columns at a time, and is B of all warps. Two blocks are a cluster: they have the same rows of x,
- * each reads half of them and writes it into the shared memory of both. So the L2 cache gives a byte
- * of the weight for COLUMNS rows of x, and one of x for 256 rows of the weight: with 256 rows of x,
- * 128 operations a byte (linear_mma.cu: 42).
+ * A block has 128 rows of the weight and COLUMNS rows of x, which are the columns of the results.
+ * Each of its 8 warps reads one panel of the weight into registers, as in linear_mma.cu; x comes
+ * into a ring in shared memory, a step of 32 columns at a time, and is B of all warps. Two blocks
+ * are a cluster: they have the same rows of x, each reads half of them and writes it into the shared
+ * memory of both. So the L2 cache gives a byte of the weight for COLUMNS rows of x, and one of x for
+ * 256 rows of the weight: with 256 rows of x, 128 operations a byte (linear_mma.cu: 42).
  *
  * Why the bits are the same: a wgmma sums the same 16 products as an mma.sync does, of the same
  * numbers, and the tensor cores of these devices add 16 products and the accumulator as one sum,
@@ -82,8 +82,9 @@ static __device__ inline void begin(const struct product_args &a, const struct t
 
 /* --- a step of x --------------------------------------------------------- */
 
-/* Starts this block's part of a step's copies, for both blocks of the cluster, with one thread: whole
- * groups of rows. The last may have rows that are not the batch's; nothing is stored for them. */
+/* Starts this block's part of a step's copies, for both blocks of the cluster, with one thread:
+ * whole groups of rows. The last may have rows that are not the batch's; nothing is stored for
+ * them. */
 template <int TYPE, int COLUMNS>
 static __device__ inline void load_groups(const struct product_args &a, const struct task &t,
                                           uint32_t step)
@@ -158,8 +159,8 @@ static __device__ inline void begin_stages(const struct product_args &a, const s
 }
 
 /* Waits for a step, and starts the copies of a later one, whose slot had the step before the last.
- * With GATHER each thread arrives for this step only after it has ended that one. The last arrival is
- * for a step that there is not, and that nobody waits for. */
+ * With GATHER each thread arrives for this step only after it has ended that one. The last arrival
+ * is for a step that there is not, and that nobody waits for. */
 template <int TYPE, int COLUMNS, bool GATHER>
 static __device__ inline void next_stage(const struct product_args &a, const struct task &t,
                                          uint32_t step)

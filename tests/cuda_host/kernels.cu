@@ -80,8 +80,8 @@ KERNEL(take_turns, 64, struct turn_args)
 		atomicAdd(a.turn, 1u);
 }
 
-/* In clusters of two: each block copies its part of x into both, and y is the other's part, rotated;
- * with_barrier 0: reads before it has come. */
+/* In clusters of two: each block copies its part of x into both, and y is the other's part,
+ * rotated; with_barrier 0: reads before it has come. */
 KERNEL(rotate_bulk, 256, struct rotate_args)
 {
 	float *s = (float *)shared_memory();
