@@ -46,9 +46,11 @@ template <int COLUMNS> struct alignas(128) wide_products {
 	const float *sums_at;
 };
 
-static const uint32_t NO_ROW = 0xffffffff;
+/* (unused where there is no wgmma) */
+[[maybe_unused]] static const uint32_t NO_ROW = 0xffffffff;
 /* a step of 8 rows of x, of a group of rows */
-static const uint32_t TILE_BYTES = TILE_ROWS * STEP_BYTES, GROUP_BYTES = READY_GROUP * STEP_BYTES;
+[[maybe_unused]] static const uint32_t TILE_BYTES = TILE_ROWS * STEP_BYTES,
+									   GROUP_BYTES = READY_GROUP * STEP_BYTES;
 
 template <int COLUMNS> static __device__ inline struct wide_products<COLUMNS> &shared(void) {
 	return *(struct wide_products<COLUMNS> *)shared_memory();
