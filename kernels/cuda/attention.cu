@@ -573,8 +573,9 @@ static uint32_t choose_unit(const struct plan *p, const struct attention_args *a
 {
 	const size_t states_max = (size_t)192 << 20;
 	size_t row_bytes = (size_t)a->heads * state_ld(a->out_dim) * sizeof(float) * plan_rows(p);
-	if (most_units(p, a, CHUNK) == 1 || (size_t)plan_rows(p) * a->group / 16 * a->kv.kv_heads >=
-	                                        2 * (size_t)p->dev->multiprocessors)
+	if (plan_wide_always(p) || most_units(p, a, CHUNK) == 1 ||
+	    (size_t)plan_rows(p) * a->group / 16 * a->kv.kv_heads >=
+	        2 * (size_t)p->dev->multiprocessors)
 		return 0;
 	return most_units(p, a, CHUNK) * row_bytes <= states_max ? CHUNK
 	       : most_units(p, a, RUN) * row_bytes <= states_max ? RUN

@@ -288,6 +288,11 @@ static inline size_t most_tiles(const struct plan *p, const struct attention_arg
 /* attention_wide.cu: plans attention of prompts (attention_wide.h) and sets a->wide_from, if there
  * is a kernel for it. */
 void plan_attention_wide(struct plan *p, struct attention_args *a);
+/* Whether it is used also where that does not pay. */
+static inline bool plan_wide_always(const struct plan *p)
+{
+	return p->dev->wide_always || cuda_wgmma() > 1;
+}
 
 /* a state in memory: values, largest score, sum */
 static __host__ __device__ inline uint32_t state_ld(uint32_t out_dim)

@@ -19,13 +19,15 @@
 
 enum { GROUPS = 2, LOADERS = THREADS / GROUPS, GROUP_WARPS = WARPS / GROUPS, STAGES = 8 };
 enum { HALF_BYTES = STAGE * 128 }; /* 64 columns of a stage */
-/* The first group has its turn when the second has ended all stages of the turn before. */
+/* The first group has its turn when the second has started all products of the turn before, and ends
+ * their stages without waiting for the first. */
 static_assert((int)STAGES >= 2 * (int)PARTS, "the ring has no room for the stages of a turn");
 
 template <int DIM> struct alignas(128) shared_wgmma {
-	unsigned char stage[STAGES][STAGE * DIM * 2]; /* by halves of a row: WGMMA_SWIZZLED */
-	uint32_t q[WARPS][DIM / 16][WARP][4];         /* the vectors as registers of A */
-	float value[DIM / 2][THREADS];                /* each thread's values of the run's state */
+	/* first, so that each begins at a multiple of 1024; by halves of a row: WGMMA_SWIZZLED */
+	unsigned char stage[STAGES][STAGE * DIM * 2];
+	uint32_t q[WARPS][DIM / 16][WARP][4]; /* the vectors as registers of A */
+	float value[DIM / 2][THREADS];        /* each thread's values of the run's state */
 	struct wide_tile tile;
 	struct stage_rows<DIM, LOADERS> rows;
 	/* barriers of the ring's slots: the stage's bytes have arrived; all warps have used them */
@@ -91,6 +93,7 @@ static __device__ inline const unsigned char *begin_stage(const struct group_rin
 {
 	struct shared_wgmma<DIM> &s = shared<DIM>();
 	uint32_t number = r->ended + ahead;
+	static_assert(STAGE * DIM * 2 % 1024 == 0, "a stage begins with a pattern of swizzling");
 	if (!r->group) {
 		barrier_wait(&s.full[number % STAGES], number / STAGES);
 		wgmma_publish();

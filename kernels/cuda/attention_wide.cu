@@ -222,7 +222,7 @@ void plan_attention_wide(struct plan *p, struct attention_args *a)
 	    (dim != 64 && dim != 128) || a->kv.base.v % PIECE || a->kv.block_stride_bytes % PIECE ||
 	    (size_t)plan_rows(p) * a->group < LEAST || k.shared_bytes > (size_t)p->dev->shared_max ||
 	    /* the device would not be busy with so few tiles */
-	    (!p->dev->wide_always &&
+	    (!plan_wide_always(p) &&
 	     2 * ((size_t)plan_rows(p) * a->group / VECTORS) * heads < (size_t)p->dev->multiprocessors))
 		return;
 	a->wide_from = LEAST;

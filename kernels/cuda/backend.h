@@ -204,8 +204,9 @@ int lt_launch(struct kern_device *dev, const struct lt_product *product, cudaStr
 /* Returns 0, or KERN_ENOTSUP and a text if a row's bits depend on the other rows. */
 int cuda_envelope(struct kern_device *dev);
 /* PDSERVE_CUDA_WGMMA in the environment. 0: wgmma is not used, by a device or a program. Another
- * number: a device where it has other bits than mma.sync is rejected; 64 and 256 are also the rows
- * of x in blocks of linear_wide.cu. -1: it is not set. */
+ * number: a device where it has other bits than mma.sync is rejected; with 64 and 256 kernels for
+ * prompts are also used where they do not pay, those of linear_wide.cu with so many rows of x in a
+ * block. -1: it is not set. */
 int cuda_wgmma(void);
 
 /* --- temperature and clocks (nvml.c) ------------------------------------- */

@@ -38,7 +38,7 @@ enum {
 	WIDE_ROWS = 66,
 	WIDE_HEADS = 2,
 	WIDE_HEAD = 128,
-	WIDE_BLOCKS = 16,
+	WIDE_BLOCKS = 40, /* of KV: positions for three chunks */
 	Y_COLUMNS = WIDE_HEADS * WIDE_HEAD
 };
 _Static_assert((int)Y_COLUMNS <= (TYPES + 1) * WIDTH && (int)Y_COLUMNS <= (int)DIM &&
@@ -320,8 +320,8 @@ static int compare_far(struct envelope *e)
 	return rc;
 }
 
-/* A prompt's rows, among many and in a few; within one chunk of positions, so that no other reason
- * divides the work. */
+/* A prompt's rows, among many and in a few; over so many positions that rings in shared memory come
+ * round. */
 static int compare_wide(struct envelope *e)
 {
 	const uint32_t first = WIDE_BLOCKS * BLOCK - WIDE_ROWS;

@@ -322,7 +322,7 @@ CONFORM_TEST(attention_of_prompts)
 {
 	static const struct att_case cases[] = {
 		{"a prompt, 64 wide", 4, 2, 64, 0, 16, 0, 0.125f, {{150, 66}}},
-		{"prompts, 128 wide", 2, 1, 128, 0, 64, 0, 0.1f, {{490, 34}, {40, 1}}},
+		{"prompts, 128 wide", 8, 2, 128, 0, 64, 0, 0.1f, {{490, 34}, {40, 1}}},
 		{"prompts in windows", 6, 2, 64, 0, 7, 90, 0.125f, {{200, 45}, {0, 3}}},
 		{"a prompt deep in a context", 8, 2, 64, 0, 64, 0, 0.5f, {{2030, 33}}},
 		{"NaN here and there, 64 wide", 4, 2, 64, 0, 16, 3, 0.3f, {{240, 100}}},
