@@ -100,7 +100,8 @@ FAST_UBSAN := -fno-sanitize=alignment,null,object-size,pointer-overflow -fno-san
 KFLAGS      = $(if $(SAN),-O1 $(if $(findstring /fast_,$<),$(FAST_UBSAN)),-O3 $(if $(findstring /fast_,$<),-g1)) \
               $(if $(filter %_avx2.c,$<),$(ISA_avx2)) $(if $(filter %_avx512.c,$<),$(ISA_avx512))
 
-$(O)/obj/%.o: %.c $(PROTOS:proto/%.proto=$(O)/gen/%.pb-c.h)
+# order-only: who includes them is in the .d files
+$(O)/obj/%.o: %.c | $(PROTOS:proto/%.proto=$(O)/gen/%.pb-c.h)
 	@mkdir -p $(@D)
 	@echo "  CC $<"
 	@$(CC) $(ALLFLAGS) $(if $(filter kernels/%,$<),$(KFLAGS)) $(if $(filter $(BUSY),$<),$(BUSY_O)) $(if $(filter $(TESTS),$<),$(TESTS_O)) -MMD -MP -c $< -o $@
