@@ -175,7 +175,9 @@ $(foreach p,$(PROGRAMS),$(eval $(call program,$(p))))
 # --- tests/unit/test_X.c, of functions, and tests/daemon/test_X.c, of one real daemon between played peers: $(O)/test/test_X ---
 vpath test_%.c tests/unit tests/daemon
 ALLLIBS := $(O)/libstages.a $(LIBS)
-NO_MARKS := -Itests/unit -include tests/unit/no_marks.h
+# test.h before each: tests register themselves, and main.c has the main of all
+UNIT      := -Itests/unit -include tests/unit/test.h
+UNIT_MAIN := $(O)/obj/tests/unit/main.o
 # what is tested is optimised, tests are not: half of the compiler's time
 GOLD     := $(if $(shell command -v ld.gold),-fuse-ld=gold)
 TEST_O   := -O0 $(GOLD)
@@ -184,7 +186,7 @@ $(addprefix $(O)/test/,test_messager_model test_messager_walk test_storage_disk 
 $(O)/test/test_%: test_%.c $(ALLLIBS)
 	@mkdir -p $(@D)
 	@echo "  LD $@"
-	@$(CC) $(ALLFLAGS) $(TEST_O) $(NO_MARKS) -MMD -MP -MF $@.d -o $@ $< -Wl,--start-group $(ALLLIBS) -Wl,--end-group $(LDLIBS) $(CHECK_LIBS)
+	@$(CC) $(ALLFLAGS) $(TEST_O) $(UNIT) -MMD -MP -MF $@.d -o $@ $< $(UNIT_MAIN) -Wl,--start-group $(ALLLIBS) -Wl,--end-group $(LDLIBS) $(CHECK_LIBS)
 # what reads bytes that others wrote (files, HTTP, JSON, templates, grammars, a model's answers, messages, frames): links no engine, so that nobody waits for one
 # when these alone are built under AddressSanitizer
 PARSERS := $(sort test_conf test_format test_fuzz test_grammar test_grammar_cases test_grammar_tokens test_jinja test_json_load test_messager_forged test_messager_frame \
@@ -193,7 +195,7 @@ OF_DAEMONS := test_fuzz test_messager_% test_router_% test_storage_%
 $(patsubst %,$(O)/test/%,$(filter-out $(OF_DAEMONS),$(PARSERS))): $(O)/test/%: %.c $(EDGE)
 	@mkdir -p $(@D)
 	@echo "  LD $@"
-	@$(CC) $(ALLFLAGS) $(TEST_O) $(NO_MARKS) -MMD -MP -MF $@.d -o $@ $< -Wl,--start-group $(EDGE) -Wl,--end-group $(LDLIBS) $(CHECK_LIBS)
+	@$(CC) $(ALLFLAGS) $(TEST_O) $(UNIT) -MMD -MP -MF $@.d -o $@ $< $(UNIT_MAIN) -Wl,--start-group $(EDGE) -Wl,--end-group $(LDLIBS) $(CHECK_LIBS)
 $(foreach t,$(PARSERS),$(if $(wildcard tests/unit/$(t).c),,$(error PARSERS names $(t), which is not in tests/unit)))
 .PHONY: parsers
 parsers:
@@ -218,7 +220,7 @@ $(O)/lib$(1).a: $(call obj,$(filter-out %/main.c,$(SRC_pd$(1)d)))
 $(O)/test/test_$(1)_%: test_$(1)_%.c $(O)/lib$(1).a $(call libs_of,pd$(1)d)
 	@mkdir -p $$(@D)
 	@echo "  LD $$@"
-	@$(CC) $$(ALLFLAGS) $$(TEST_O) $$(NO_MARKS) -MMD -MP -MF $$@.d -o $$@ $$< -Wl,--start-group $$(filter %.a,$$^) -Wl,--end-group $$(LIBS_pd$(1)d) $$(LDLIBS) $(CHECK_LIBS)
+	@$(CC) $$(ALLFLAGS) $$(TEST_O) $$(UNIT) -MMD -MP -MF $$@.d -o $$@ $$< $(UNIT_MAIN) -Wl,--start-group $$(filter %.a,$$^) -Wl,--end-group $$(LIBS_pd$(1)d) $$(LDLIBS) $(CHECK_LIBS)
 $(O)/bench/bench_$(1): tests/bench/bench_$(1).c $(O)/lib$(1).a $(ALLLIBS)
 	@mkdir -p $$(@D)
 	@echo "  LD $$@"
@@ -237,25 +239,27 @@ $(O)/libpdbench.a: $(call obj,$(filter-out %/main.c,$(SRC_pdbench)))
 $(O)/test/test_pdbench_%: tests/unit/test_pdbench_%.c $(O)/libpdbench.a $(O)/libutil.a
 	@mkdir -p $(@D)
 	@echo "  LD $@"
-	@$(CC) $(ALLFLAGS) $(TEST_O) -Itools -MMD -MP -MF $@.d -o $@ $< $(O)/libpdbench.a $(O)/libutil.a $(LDLIBS) $(CHECK_LIBS)
+	@$(CC) $(ALLFLAGS) $(TEST_O) $(UNIT) -Itools -MMD -MP -MF $@.d -o $@ $< $(UNIT_MAIN) $(O)/libpdbench.a $(O)/libutil.a $(LDLIBS) $(CHECK_LIBS)
 # tests/unit/test_pdctl_X.c, with what pdctl computes on its own
 $(O)/libpdctl.a: $(call obj,tools/pdctl/histogram.c tools/pdctl/term.c tools/pdctl/trace_line.c tools/pdctl/trace_spans.c)
 $(O)/test/test_pdctl_%: tests/unit/test_pdctl_%.c $(O)/libpdctl.a $(O)/libutil.a
 	@mkdir -p $(@D)
 	@echo "  LD $@"
-	@$(CC) $(ALLFLAGS) $(TEST_O) -Itools -MMD -MP -MF $@.d -o $@ $< $(O)/libpdctl.a $(O)/libutil.a $(LDLIBS) $(CHECK_LIBS)
+	@$(CC) $(ALLFLAGS) $(TEST_O) $(UNIT) -Itools -MMD -MP -MF $@.d -o $@ $< $(UNIT_MAIN) $(O)/libpdctl.a $(O)/libutil.a $(LDLIBS) $(CHECK_LIBS)
 # tests/unit/test_cuda_host.c: the shim itself, with kernels of its own
 $(O)/test/test_cuda_host: tests/unit/test_cuda_host.c $(O)/cuda_host/tests/cuda_host/kernels.cu.o $(SHIM_OBJ)
 	@mkdir -p $(@D)
 	@echo "  LD $@"
-	@$(CC) $(ALLFLAGS) $(TEST_O) -Itests/cuda_host -MMD -MP -MF $@.d -o $@ $^ -lstdc++ -lm -pthread $(CHECK_LIBS)
+	@$(CC) $(ALLFLAGS) $(TEST_O) $(UNIT) -Itests/cuda_host -MMD -MP -MF $@.d -o $@ $^ -lstdc++ -lm -pthread $(CHECK_LIBS)
 # tests/fuzz/fuzz_NAME.c, each of which registers itself: all of them in one unit test, which replays their corpus, and in one fuzzer
 FUZZ_OBJ  := $(call obj,$(sort $(wildcard tests/fuzz/fuzz_*.c)) tests/fuzz/targets.c)
 FUZZ_LIBS := $(addprefix $(O)/lib,router.a messager.a storage.a pdbench.a pdctl.a copy.a) $(filter-out $(O)/libkernels.a,$(LIBS)) $(O)/obj/kernels/common.o
 $(O)/test/test_fuzz: tests/unit/test_fuzz.c $(FUZZ_OBJ) $(FUZZ_LIBS)
 	@mkdir -p $(@D)
 	@echo "  LD $@"
-	@$(CC) $(ALLFLAGS) $(TEST_O) -MMD -MP -MF $@.d -o $@ $< $(FUZZ_OBJ) -Wl,--start-group $(FUZZ_LIBS) -Wl,--end-group $(LIBS_pdrouterd) $(LIBS_pdmessagerd) $(LDLIBS) $(CHECK_LIBS)
+	@$(CC) $(ALLFLAGS) $(TEST_O) $(UNIT) -MMD -MP -MF $@.d -o $@ $< $(UNIT_MAIN) $(FUZZ_OBJ) -Wl,--start-group $(FUZZ_LIBS) -Wl,--end-group $(LIBS_pdrouterd) $(LIBS_pdmessagerd) $(LDLIBS) $(CHECK_LIBS)
+UNIT_TESTS := $(patsubst %.c,$(O)/test/%,$(notdir $(wildcard tests/unit/test_*.c tests/daemon/test_*.c)))
+$(UNIT_TESTS): $(UNIT_MAIN)
 FUZZ_MAIN := $(if $(filter libfuzzer,$(SAN)),tests/fuzz/libfuzzer.c,tests/fuzz/driver.c)
 $(O)/fuzz/driver: $(call obj,$(FUZZ_MAIN)) $(FUZZ_OBJ) $(FUZZ_LIBS)
 	@mkdir -p $(@D)
@@ -361,7 +365,7 @@ format:
 EDITED := $(sort $(wildcard common/*/*.c daemons/*/*.c daemons/*/*/*.c kernels/*.c kernels/*/*.c tools/*/*.c tests/unit/*.c tests/daemon/*.c tests/conform/*.c tests/bench/*.c))
 compile_commands.json: Makefile $(EDITED:%=)
 	@{ echo '['; for f in $(EDITED); do echo '{"directory":"$(CURDIR)","file":"'$$f'","command":"$(subst ",\",$(CC) $(ALLFLAGS)) '$$(case $$f in \
-		*_avx2.c) echo $(ISA_avx2);; *_avx512.c) echo $(ISA_avx512);; esac)' -c '$$f'"},'; done | sed '$$s/,$$//'; echo ']'; } >$@
+		*_avx2.c) echo $(ISA_avx2);; *_avx512.c) echo $(ISA_avx512);; tests/unit/*|tests/daemon/*) echo $(UNIT);; esac)' -c '$$f'"},'; done | sed '$$s/,$$//'; echo ']'; } >$@
 
 # hosts as network namespaces, over TCP with keys; as root
 .PHONY: check-hosts

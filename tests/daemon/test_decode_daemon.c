@@ -5,7 +5,7 @@
 
 /* --- reservations -------------------------------------------------------- */
 
-START_TEST(reserve_twice)
+TEST(reserve_twice)
 {
 	world_begin("kv_blocks=8");
 	const Pds__Grant *a = reserve(1, tokens_of(40)), *b = reserve(1, tokens_of(40));
@@ -26,9 +26,8 @@ START_TEST(reserve_twice)
 	say_cancel(PREFILL, 1);
 	world_end();
 }
-END_TEST
 
-START_TEST(m21_no_tombstone_no_expiry)
+TEST_LOOP(m21_no_tombstone_no_expiry, 0, 2)
 {
 	static struct side *const who[] = {ROUTER, PREFILL};
 	world_begin("kv_blocks=8");
@@ -44,9 +43,8 @@ START_TEST(m21_no_tombstone_no_expiry)
 	ck_assert_int_eq(chan_send(ROUTER->c, ROUTER->p, MSG_REQUEST_CANCEL, &h, &c.base), 0);
 	world_end();
 }
-END_TEST
 
-START_TEST(reserve_after_the_end)
+TEST(reserve_after_the_end)
 {
 	world_begin("kv_blocks=8");
 	reserve(1, tokens_of(40));
@@ -55,7 +53,6 @@ START_TEST(reserve_after_the_end)
 	ck_assert_int_eq(WANT(Pds__Deny, PREFILL, KV_DENY, 1)->fault, PDS__FAULT__FAULT_LEASE_LOST);
 	world_end();
 }
-END_TEST
 
 static const uint32_t vocab_end[] = {5, 319, 320};
 static const struct {
@@ -72,7 +69,7 @@ static const struct {
 	{"a token outside the vocabulary", vocab_end, 3, PDS__FAULT__FAULT_INVALID},
 };
 
-START_TEST(reserve_refused)
+TEST_LOOP(reserve_refused, 0, COUNT(refusals))
 {
 	world_begin("kv_blocks=8");
 	tokens_of(0);
@@ -84,9 +81,8 @@ START_TEST(reserve_refused)
 	ck_assert_int_ne(d->text[0], 0);
 	world_end();
 }
-END_TEST
 
-START_TEST(queue_in_order)
+TEST(queue_in_order)
 {
 	world_begin("kv_blocks=8");
 	reserve(1, tokens_of(100)); /* 7 of 8 blocks */
@@ -113,10 +109,9 @@ START_TEST(queue_in_order)
 	say_cancel(ROUTER, 4);
 	world_end();
 }
-END_TEST
 
 /* Blocks of another model, other numbers or another layout are no use here. */
-START_TEST(prefill_of_another_kind_refused)
+TEST_LOOP(prefill_of_another_kind_refused, 0, 3)
 {
 	world_begin("kv_blocks=8");
 	char **const field[] = {&W.info->model_fingerprint, &W.info->numerics, &W.info->layout};
@@ -133,7 +128,6 @@ START_TEST(prefill_of_another_kind_refused)
 	UNTIL(PREFILL->p);
 	world_end();
 }
-END_TEST
 
 /* --- join ---------------------------------------------------------------- */
 
@@ -161,7 +155,7 @@ static const struct {
 	{"both repeated", {READY, FIRST, READY, FIRST, FIRST, READY}, 6},
 };
 
-START_TEST(joins_once)
+TEST_LOOP(joins_once, 0, COUNT(orders))
 {
 	world_begin("kv_blocks=8");
 	learn_kv(1);
@@ -176,10 +170,9 @@ START_TEST(joins_once)
 	ck_assert_uint_eq(D.answer[2].n, 8);
 	world_end();
 }
-END_TEST
 
 /* Repeated at once after the half that joins, while the sequence runs. */
-START_TEST(joins_once_while_active)
+TEST_LOOP(joins_once_while_active, READY, FIRST + 1)
 {
 	enum half last = (enum half)_i;
 	world_begin("kv_blocks=8");
@@ -200,9 +193,8 @@ START_TEST(joins_once_while_active)
 	expect_length(2, 100);
 	world_end();
 }
-END_TEST
 
-START_TEST(m10_join_on_first_token)
+TEST_LOOP(m10_join_on_first_token, READY, FIRST + 1)
 {
 	world_begin("kv_blocks=8");
 	Pds__Lease l = written(1, short_of(8));
@@ -215,7 +207,6 @@ START_TEST(m10_join_on_first_token)
 	revoked(1, l);
 	world_end();
 }
-END_TEST
 
 /* [m12] What names another lease, of this life or another, is not for this one. */
 static const struct {
@@ -233,7 +224,7 @@ static const struct {
 	{"first token, later life", FIRST, 0, 1, 0},
 };
 
-START_TEST(m12_no_lease_epoch)
+TEST_LOOP(m12_no_lease_epoch, 0, COUNT(strangers))
 {
 	world_begin("kv_blocks=8");
 	learn_kv(1);
@@ -260,9 +251,8 @@ START_TEST(m12_no_lease_epoch)
 	expect_answer(2, 4);
 	world_end();
 }
-END_TEST
 
-START_TEST(only_the_messager_says_ready)
+TEST(only_the_messager_says_ready)
 {
 	world_begin("kv_blocks=8");
 	const Pds__Grant *g = reserve(1, short_of(4));
@@ -275,9 +265,8 @@ START_TEST(only_the_messager_says_ready)
 	say_cancel(ROUTER, 1);
 	world_end();
 }
-END_TEST
 
-START_TEST(first_token_outside_the_vocabulary)
+TEST(first_token_outside_the_vocabulary)
 {
 	world_begin("kv_blocks=8");
 	const Pds__Grant *g = reserve(1, short_of(4));
@@ -287,11 +276,10 @@ START_TEST(first_token_outside_the_vocabulary)
 	ready(1, *g->lease);
 	world_end();
 }
-END_TEST
 
 /* --- writers ------------------------------------------------------------- */
 
-START_TEST(lease_open)
+TEST(lease_open)
 {
 	world_begin("kv_blocks=8");
 	const Pds__Grant *g = reserve(1, short_of(4)), *gone = reserve(2, short_of(4));
@@ -316,11 +304,10 @@ START_TEST(lease_open)
 	revoked(1, *g->lease);
 	world_end();
 }
-END_TEST
 
 /* What the messager may write is what was granted: the blocks that D lacks, in order, each with the
  * generation that its control memory has for it. */
-START_TEST(lease_opened_names_the_blocks)
+TEST_LOOP(lease_opened_names_the_blocks, 0, 2)
 {
 	world_begin("kv_blocks=16");
 	say_submit(1, tokens_of(40)); /* 2 full blocks of it are in the prefix index then */
@@ -347,7 +334,6 @@ START_TEST(lease_opened_names_the_blocks)
 	revoked(2, *g->lease);
 	world_end();
 }
-END_TEST
 
 static struct prompt salted(const char *salt)
 {
@@ -357,7 +343,7 @@ static struct prompt salted(const char *salt)
 }
 
 /* Cached blocks are found by requests with the same cache salt alone. */
-START_TEST(salts_share_no_blocks)
+TEST_LOOP(salts_share_no_blocks, 0, 3)
 {
 	static const char *const salts[] = {NULL, "the cache salt of one tenant...", /* 32 with NUL */
 	                                    "the cache salt of others, too.."};
@@ -373,11 +359,10 @@ START_TEST(salts_share_no_blocks)
 	}
 	world_end();
 }
-END_TEST
 
 /* The ring of another prefill worker, or of another life of this one, names the lease: refused, and
  * what it says is there is not. */
-START_TEST(the_lease_of_another_prefill_worker)
+TEST_LOOP(the_lease_of_another_prefill_worker, 0, 4)
 {
 	static const struct {
 		const char *name;
@@ -407,11 +392,10 @@ START_TEST(the_lease_of_another_prefill_worker)
 	NONE(MESSAGER, LEASE_REVOKE, 1); /* nobody was registered as the writer */
 	world_end();
 }
-END_TEST
 
 /* [m14] A question that an older life asked and that comes late is dropped; nor does that life's
  * word end the newer one's writing. */
-START_TEST(m14_old_m_asks_late)
+TEST(m14_old_m_asks_late)
 {
 	world_begin("kv_blocks=8");
 	Pds__Lease l = written(1, short_of(4));
@@ -434,11 +418,10 @@ START_TEST(m14_old_m_asks_late)
 	revoked(1, l);
 	world_end();
 }
-END_TEST
 
 /* [m20] The messager's next life asks anew; it is the writer then, and the only one that is
  * revoked. */
-START_TEST(m20_newer_writer)
+TEST(m20_newer_writer)
 {
 	world_begin("kv_blocks=8");
 	Pds__Lease l = written(1, short_of(4));
@@ -448,11 +431,10 @@ START_TEST(m20_newer_writer)
 	revoked(1, l);
 	world_end();
 }
-END_TEST
 
 /* [rule 4] For a slot that the life before has marked it says KV_READY once more, without
  * asking. */
-START_TEST(s_kvsent_at_once_newer_life_says_ready)
+TEST(s_kvsent_at_once_newer_life_says_ready)
 {
 	world_begin("kv_blocks=8");
 	learn_kv(1);
@@ -463,11 +445,10 @@ START_TEST(s_kvsent_at_once_newer_life_says_ready)
 	expect_answer(2, 4);
 	world_end();
 }
-END_TEST
 
 /* [m1] Cancelled while somebody may write: revoked, and only the registered writer's word about
  * this very lease frees the blocks. */
-START_TEST(m1_free_by_timer_revoke_waits_for_the_writer)
+TEST(m1_free_by_timer_revoke_waits_for_the_writer)
 {
 	world_begin("kv_blocks=8");
 	Pds__Lease l = written(1, tokens_of(40)), other = l;
@@ -498,9 +479,8 @@ START_TEST(m1_free_by_timer_revoke_waits_for_the_writer)
 	ck_assert_uint_eq(D.answer[1].n, 0);
 	world_end();
 }
-END_TEST
 
-START_TEST(revoke_again_over_a_new_link)
+TEST(revoke_again_over_a_new_link)
 {
 	world_begin("kv_blocks=8");
 	Pds__Lease l = written(1, tokens_of(40));
@@ -512,11 +492,10 @@ START_TEST(revoke_again_over_a_new_link)
 	say_revoked(MESSAGER, 1, l);
 	world_end();
 }
-END_TEST
 
 /* [m6, m13] The end of the connection is no fence while the process lives; its death is. What
  * that life still asks afterwards is dropped. */
-START_TEST(m13_old_m_not_dead)
+TEST(m13_old_m_not_dead)
 {
 	D.apart = 1;
 	world_begin("kv_blocks=8");
@@ -536,10 +515,9 @@ START_TEST(m13_old_m_not_dead)
 	NONE(MESSAGER, LEASE_REVOKE, 2);
 	world_end();
 }
-END_TEST
 
 /* Its writer is dead before the lease is given up: freed at once. */
-START_TEST(messager_process_ends_first)
+TEST(messager_process_ends_first)
 {
 	D.apart = 1;
 	world_begin("kv_blocks=8");
@@ -553,7 +531,6 @@ START_TEST(messager_process_ends_first)
 	UNTIL(requests_are("[]"));
 	world_end();
 }
-END_TEST
 
 /* --- clocks -------------------------------------------------------------- */
 
@@ -567,7 +544,7 @@ static void expect_lost(uint32_t n, const char *blame)
 
 /* [s-expiry-untold] A lease that nobody renews ends, and the router learns it, and the prefill
  * worker, which the grant may not have reached; a writer is fenced first. */
-START_TEST(s_expiry_untold)
+TEST_LOOP(s_expiry_untold, 0, 2)
 {
 	int written = _i;
 	world_begin("kv_blocks=8", SHORT_LEASE);
@@ -586,9 +563,8 @@ START_TEST(s_expiry_untold)
 	}
 	world_end();
 }
-END_TEST
 
-START_TEST(renewals_keep_the_lease)
+TEST(renewals_keep_the_lease)
 {
 	world_begin("kv_blocks=8", SHORT_LEASE);
 	uint64_t id = reserve(1, tokens_of(40))->lease->id;
@@ -606,11 +582,10 @@ START_TEST(renewals_keep_the_lease)
 	}
 	world_end();
 }
-END_TEST
 
 /* [s-lease-clock-goes-on] With both halves there the lease does not expire, however long the
  * answer takes. */
-START_TEST(s_lease_clock_goes_on)
+TEST(s_lease_clock_goes_on)
 {
 	world_begin("kv_blocks=8", SHORT_LEASE);
 	learn_kv(1);
@@ -624,9 +599,8 @@ START_TEST(s_lease_clock_goes_on)
 	NONE(ROUTER, REQUEST_FAILED, 2);
 	world_end();
 }
-END_TEST
 
-START_TEST(deadline_passes)
+TEST(deadline_passes)
 {
 	world_begin("kv_blocks=8");
 	struct prompt p = tokens_of(100), q = tokens_of(40);
@@ -641,14 +615,13 @@ START_TEST(deadline_passes)
 	}
 	world_end();
 }
-END_TEST
 
 /* --- deaths -------------------------------------------------------------- */
 
 /* All stages of a lease at once: written, granted, waiting; and one that has joined, which needs
  * its prefill worker no more. Of one that waits the router hears nothing: a prefill
  * worker that lives has asked another, or will. */
-START_TEST(prefill_ends)
+TEST(prefill_ends)
 {
 	world_begin("kv_blocks=60");
 	learn_kv(1);
@@ -671,9 +644,8 @@ START_TEST(prefill_ends)
 	ck_assert_uint_eq(D.answer[2].n, 480);
 	world_end();
 }
-END_TEST
 
-START_TEST(router_ends)
+TEST(router_ends)
 {
 	world_begin("kv_blocks=40");
 	Pds__Lease l = written(1, tokens_of(40));
@@ -689,11 +661,10 @@ START_TEST(router_ends)
 	say_revoked(MESSAGER, 1, l);
 	world_end();
 }
-END_TEST
 
 /* --- without a prefill worker -------------------------------------------- */
 
-START_TEST(submit_twice_runs_once)
+TEST(submit_twice_runs_once)
 {
 	world_begin("kv_blocks=8");
 	say_submit(1, short_of(8));
@@ -708,9 +679,8 @@ START_TEST(submit_twice_runs_once)
 	ck_assert_uint_eq(D.answer[1].n, 8);
 	world_end();
 }
-END_TEST
 
-START_TEST(cancel_ends_the_active)
+TEST(cancel_ends_the_active)
 {
 	world_begin("kv_blocks=40");
 	struct prompt p = tokens_of(10);
@@ -728,45 +698,4 @@ START_TEST(cancel_ends_the_active)
 	NONE(ROUTER, REQUEST_FAILED, 1);
 	ck_assert_uint_lt(D.answer[1].n, 480);
 	world_end();
-}
-END_TEST
-
-int main(int argc, char **argv)
-{
-	(void)argc;
-	world_main(argv[0]);
-	Suite *s = suite_create("decode_daemon");
-	TCase *c = world_case(s, "process");
-	tcase_add_test(c, reserve_twice);
-	tcase_add_loop_test(c, m21_no_tombstone_no_expiry, 0, 2);
-	tcase_add_test(c, reserve_after_the_end);
-	tcase_add_loop_test(c, reserve_refused, 0, COUNT(refusals));
-	tcase_add_test(c, queue_in_order);
-	tcase_add_loop_test(c, prefill_of_another_kind_refused, 0, 3);
-	tcase_add_loop_test(c, joins_once, 0, COUNT(orders));
-	tcase_add_loop_test(c, joins_once_while_active, READY, FIRST + 1);
-	tcase_add_loop_test(c, m10_join_on_first_token, READY, FIRST + 1);
-	tcase_add_loop_test(c, m12_no_lease_epoch, 0, COUNT(strangers));
-	tcase_add_test(c, only_the_messager_says_ready);
-	tcase_add_test(c, first_token_outside_the_vocabulary);
-	tcase_add_test(c, lease_open);
-	tcase_add_loop_test(c, lease_opened_names_the_blocks, 0, 2);
-	tcase_add_loop_test(c, salts_share_no_blocks, 0, 3);
-	tcase_add_loop_test(c, the_lease_of_another_prefill_worker, 0, 4);
-	tcase_add_test(c, m14_old_m_asks_late);
-	tcase_add_test(c, m20_newer_writer);
-	tcase_add_test(c, s_kvsent_at_once_newer_life_says_ready);
-	tcase_add_test(c, m1_free_by_timer_revoke_waits_for_the_writer);
-	tcase_add_test(c, revoke_again_over_a_new_link);
-	tcase_add_test(c, m13_old_m_not_dead);
-	tcase_add_test(c, messager_process_ends_first);
-	tcase_add_loop_test(c, s_expiry_untold, 0, 2);
-	tcase_add_test(c, renewals_keep_the_lease);
-	tcase_add_test(c, s_lease_clock_goes_on);
-	tcase_add_test(c, deadline_passes);
-	tcase_add_test(c, prefill_ends);
-	tcase_add_test(c, router_ends);
-	tcase_add_test(c, submit_twice_runs_once);
-	tcase_add_test(c, cancel_ends_the_active);
-	return world_run(s);
 }

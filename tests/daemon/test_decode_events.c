@@ -89,7 +89,7 @@ static void begin(const char *blocks)
 	ck_assert_uint_eq(index_.n, 0);
 }
 
-START_TEST(stored_and_evicted)
+TEST(stored_and_evicted)
 {
 	begin("kv_blocks=8");
 	run(1, tokens_of(100));
@@ -107,11 +107,10 @@ START_TEST(stored_and_evicted)
 	ck_assert_uint_eq(index_.resets, 1);
 	world_end();
 }
-END_TEST
 
 /* A block is not matchable before its contents are there: nothing is said of a lease until it
  * has joined. */
-START_TEST(lease_is_silent_until_it_joins)
+TEST(lease_is_silent_until_it_joins)
 {
 	begin("kv_blocks=8");
 	Pds__Lease l = written(1, tokens_of(40));
@@ -125,10 +124,9 @@ START_TEST(lease_is_silent_until_it_joins)
 	say_cancel(ROUTER, 1);
 	world_end();
 }
-END_TEST
 
 /* A restarted router, and one that only lost the link's state, hear everything once more. */
-START_TEST(router_comes_back)
+TEST_LOOP(router_comes_back, 0, 2)
 {
 	begin("kv_blocks=8");
 	run(1, tokens_of(100));
@@ -141,10 +139,9 @@ START_TEST(router_comes_back)
 	UNTIL(leading(tokens_of(40)) == 2);
 	world_end();
 }
-END_TEST
 
 /* The next life of the worker has an empty pool, and says so. */
-START_TEST(worker_is_killed)
+TEST(worker_is_killed)
 {
 	begin("kv_blocks=8");
 	run(1, tokens_of(100));
@@ -156,10 +153,9 @@ START_TEST(worker_is_killed)
 	UNTIL(leading(tokens_of(40)) == 2);
 	world_end();
 }
-END_TEST
 
 /* Many changes while the router does not read: it knows all of them in the end, in few messages. */
-START_TEST(busy_pool)
+TEST(busy_pool)
 {
 	begin("kv_blocks=40");
 	for (uint32_t n = 1; n < 40; n++)
@@ -167,19 +163,4 @@ START_TEST(busy_pool)
 	UNTIL(leading(tokens_of(139)) == 8 && index_.n == kv_count("cached"));
 	ck_assert_uint_eq(index_.resets, 1);
 	world_end();
-}
-END_TEST
-
-int main(int argc, char **argv)
-{
-	(void)argc;
-	world_main(argv[0]);
-	Suite *s = suite_create("decode_events");
-	TCase *c = world_case(s, "process");
-	tcase_add_test(c, stored_and_evicted);
-	tcase_add_test(c, lease_is_silent_until_it_joins);
-	tcase_add_loop_test(c, router_comes_back, 0, 2);
-	tcase_add_test(c, worker_is_killed);
-	tcase_add_test(c, busy_pool);
-	return world_run(s);
 }

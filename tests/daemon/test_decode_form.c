@@ -21,7 +21,7 @@ static unsigned compiling(void)
 	return n;
 }
 
-START_TEST(answer_has_its_form)
+TEST(answer_has_its_form)
 {
 	world_begin("kv_blocks=64", letters_model());
 	say_submit(1, with_form(20, 20, "(b|c){4}d"));
@@ -34,11 +34,10 @@ START_TEST(answer_has_its_form)
 	ck_assert_uint_eq(D.answer[1].id[5], 2);
 	world_end();
 }
-END_TEST
 
 /* Sixty large constraints come, then a request without one: it is answered before they are
  * compiled. */
-START_TEST(loop_goes_on_meanwhile)
+TEST(loop_goes_on_meanwhile)
 {
 	enum { N = 60 };
 	world_begin("kv_blocks=256", letters_model());
@@ -52,11 +51,10 @@ START_TEST(loop_goes_on_meanwhile)
 	ck_assert_uint_le(D.answer[N + 1].place, N);
 	world_end();
 }
-END_TEST
 
 /* Cancels, a deadline and the end of the prefill worker reach sequences that wait for the
  * compiler; nothing of them is left. */
-START_TEST(ended_while_it_compiles)
+TEST(ended_while_it_compiles)
 {
 	world_begin("kv_blocks=256", letters_model());
 	daemon_stop(); /* the cancels come before the last ones are compiled */
@@ -85,9 +83,8 @@ START_TEST(ended_while_it_compiles)
 	UNTIL(PREFILL->p);
 	world_end();
 }
-END_TEST
 
-START_TEST(reserved_once)
+TEST(reserved_once)
 {
 	world_begin("kv_blocks=256", letters_model());
 	daemon_stop();
@@ -106,9 +103,8 @@ START_TEST(reserved_once)
 	say_cancel(PREFILL, 1);
 	world_end();
 }
-END_TEST
 
-START_TEST(one_that_does_not_compile)
+TEST(one_that_does_not_compile)
 {
 	world_begin("kv_blocks=64", letters_model());
 	say_reserve(1, 1, with_form(40, 8, "(a"));
@@ -120,11 +116,10 @@ START_TEST(one_that_does_not_compile)
 	ck_assert_int_eq(f->retry, 0);
 	world_end();
 }
-END_TEST
 
 /* With room for the networks of three: the fourth is told when to come again, and is granted
  * when one has gone. */
-START_TEST(no_memory_for_now)
+TEST(no_memory_for_now)
 {
 	world_begin("kv_blocks=64", letters_model(), "constraint_memory_mb=8");
 	for (uint32_t i = 1; i <= 3; i++) {
@@ -149,20 +144,4 @@ START_TEST(no_memory_for_now)
 	for (uint32_t i = 2; i <= 4; i++)
 		say_cancel(PREFILL, i);
 	world_end();
-}
-END_TEST
-
-int main(int argc, char **argv)
-{
-	(void)argc;
-	world_main(argv[0]);
-	Suite *s = suite_create("decode_form");
-	TCase *c = world_case(s, "form");
-	tcase_add_test(c, answer_has_its_form);
-	tcase_add_test(c, loop_goes_on_meanwhile);
-	tcase_add_test(c, ended_while_it_compiles);
-	tcase_add_test(c, reserved_once);
-	tcase_add_test(c, one_that_does_not_compile);
-	tcase_add_test(c, no_memory_for_now);
-	return world_run(s);
 }

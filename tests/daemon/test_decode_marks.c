@@ -40,16 +40,15 @@ static void begin(const char *option)
 }
 
 /* Nothing was dropped: nothing is sent. */
-START_TEST(known_to_be_there)
+TEST_LOOP(known_to_be_there, 0, 2)
 {
 	begin(_i ? "kv_events_ms=0" : NULL);
 	through(2);
 	ck_assert_uint_eq(S.n_written, 0);
 	preempt_end();
 }
-END_TEST
 
-START_TEST(dropped_one_by_one)
+TEST_LOOP(dropped_one_by_one, 0, 2)
 {
 	begin(_i ? "kv_events_ms=0" : NULL);
 	say_list(1, 0, 2, 5, 1);
@@ -59,11 +58,10 @@ START_TEST(dropped_one_by_one)
 	ck_assert_uint_eq(S.n_written, 3);
 	preempt_end();
 }
-END_TEST
 
 /* The link was down for a while, and storage tells from the beginning: what it does not name is
  * gone. */
-START_TEST(dropped_while_nobody_heard)
+TEST(dropped_while_nobody_heard)
 {
 	begin(NULL);
 	side_close(STORAGE);
@@ -79,10 +77,9 @@ START_TEST(dropped_while_nobody_heard)
 	ck_assert_uint_eq(S.n_written, 2);
 	preempt_end();
 }
-END_TEST
 
 /* A list of one tier says nothing of another's. */
-START_TEST(each_tier_for_itself)
+TEST(each_tier_for_itself)
 {
 	begin(NULL);
 	say_list(2, 1, 0, 0, 0);
@@ -93,10 +90,9 @@ START_TEST(each_tier_for_itself)
 	UNTIL(kv_count("cached_stored") == 0);
 	preempt_end();
 }
-END_TEST
 
 /* Who writes nothing asks nothing. */
-START_TEST(no_interest)
+TEST(no_interest)
 {
 	preempt_begin("save_preempted_kv=false");
 	say_submit(1, growing(1, 20, 4));
@@ -104,19 +100,4 @@ START_TEST(no_interest)
 	pump_for(100000);
 	ck_assert_ptr_null(take(STORAGE, MSG_STORE_LIST, 0));
 	preempt_end();
-}
-END_TEST
-
-int main(int argc, char **argv)
-{
-	(void)argc;
-	world_main(argv[0]);
-	Suite *s = suite_create("decode_marks");
-	TCase *c = world_case(s, "marks");
-	tcase_add_loop_test(c, known_to_be_there, 0, 2);
-	tcase_add_loop_test(c, dropped_one_by_one, 0, 2);
-	tcase_add_test(c, dropped_while_nobody_heard);
-	tcase_add_test(c, each_tier_for_itself);
-	tcase_add_test(c, no_interest);
-	return world_run(s);
 }

@@ -6,7 +6,9 @@
 
 /* --- as it should be ----------------------------------------------------- */
 
-START_TEST(saved_and_read_back)
+TEST_CASE("storage answers", .timeout_s = 300);
+
+TEST_LOOP(saved_and_read_back, 0, 2)
 {
 	static const enum manner manner[] = {AT_ONCE, TWICE};
 	preempt_begin();
@@ -22,9 +24,8 @@ START_TEST(saved_and_read_back)
 	ck_assert_uint_eq(metric("restores_abandoned_total"), 0);
 	preempt_end();
 }
-END_TEST
 
-START_TEST(not_saved_when_it_is_off)
+TEST(not_saved_when_it_is_off)
 {
 	preempt_begin("save_preempted_kv=false");
 	learn_pair();
@@ -35,11 +36,10 @@ START_TEST(not_saved_when_it_is_off)
 	UNTIL(metric("restores_computed_total") >= 1);
 	preempt_end();
 }
-END_TEST
 
 /* What storage has keeps the tail of the one that comes back from being computed: only its last
  * block is. */
-START_TEST(what_was_read_is_not_computed)
+TEST(what_was_read_is_not_computed)
 {
 	preempt_begin();
 	learn_pair();
@@ -51,10 +51,9 @@ START_TEST(what_was_read_is_not_computed)
 	ck_assert_uint_lt(computed, 200 + 2 * BLOCK);
 	preempt_end();
 }
-END_TEST
 
 /* A local request that was never preempted: what storage has of it is read as well. */
-START_TEST(a_local_request_is_read_back)
+TEST(a_local_request_is_read_back)
 {
 	preempt_begin("output_caching=true");
 	say_submit(2, growing(1, PAIR));
@@ -68,13 +67,12 @@ START_TEST(a_local_request_is_read_back)
 	ck_assert_uint_eq(metric("restores_read_total"), 0);
 	preempt_end();
 }
-END_TEST
 
 /* --- late, or never ------------------------------------------------------ */
 
 /* The write-out is not acknowledged: the older one takes the blocks after a bounded wait. The
  * acknowledgement that comes then is about contents that are gone. */
-START_TEST(a_late_save_is_void)
+TEST(a_late_save_is_void)
 {
 	preempt_begin("preempt_wait_ms=20");
 	learn_pair();
@@ -92,10 +90,9 @@ START_TEST(a_late_save_is_void)
 	UNTIL(metric("preempt_unsaved_blocks_total") >= reused);
 	preempt_end();
 }
-END_TEST
 
 /* A late write-out is given up for its blocks only: not while what waits lacks a place. */
-START_TEST(a_late_write_out_is_in_nobodys_way)
+TEST(a_late_write_out_is_in_nobodys_way)
 {
 	preempt_begin("preempt_wait_ms=20", "output_caching=true", "max_sequences=1", "lease_ms=1000");
 	S.put = BY_HAND;
@@ -113,10 +110,9 @@ START_TEST(a_late_write_out_is_in_nobodys_way)
 	UNTIL(kv_count("readers") == 0);
 	preempt_end();
 }
-END_TEST
 
 /* Blocks that are on their way to storage are not reused before the wait is over. */
-START_TEST(pinned_until_it_is_saved)
+TEST(pinned_until_it_is_saved)
 {
 	preempt_begin();
 	learn_pair();
@@ -136,10 +132,9 @@ START_TEST(pinned_until_it_is_saved)
 	ck_assert_uint_eq(metric("preempt_unsaved_blocks_total"), 0);
 	preempt_end();
 }
-END_TEST
 
 /* While the older one sits out, whoever has what it needs decodes on. */
-START_TEST(others_run_while_one_sits_out)
+TEST(others_run_while_one_sits_out)
 {
 	preempt_begin("kv_blocks=23");
 	learn_pair();
@@ -156,7 +151,6 @@ START_TEST(others_run_while_one_sits_out)
 	same(3);
 	preempt_end();
 }
-END_TEST
 
 static const struct {
 	const char *what;
@@ -165,7 +159,9 @@ static const struct {
               {"no look-up", AT_ONCE, BY_HAND, AT_ONCE},
               {"nothing is", BY_HAND, BY_HAND, BY_HAND}};
 
-START_TEST(never_answered)
+TEST_CASE("storage is silent", .timeout_s = 300);
+
+TEST_LOOP(never_answered, 0, COUNT(silent))
 {
 	preempt_begin("preempt_wait_ms=20", "restore_wait_ms=200");
 	learn_pair();
@@ -179,7 +175,6 @@ START_TEST(never_answered)
 	UNTIL(strstr(ctl("status"), "\"at_storage\":0"));
 	preempt_end();
 }
-END_TEST
 
 /* --- a read that does not end -------------------------------------------- */
 
@@ -208,7 +203,7 @@ static const Pds__StoreGet *to_read(void)
 
 /* The sequence goes on in other blocks; those that storage may write are nobody's until it
  * acknowledges the fence, and what it writes there harms nobody. */
-START_TEST(a_silent_read_keeps_its_blocks)
+TEST(a_silent_read_keeps_its_blocks)
 {
 	preempt_begin("restore_wait_ms=1000");
 	learn_pair();
@@ -230,11 +225,10 @@ START_TEST(a_silent_read_keeps_its_blocks)
 	UNTIL(kv_count("held") == 0);
 	preempt_end();
 }
-END_TEST
 
 /* A lease takes the room that the late one needs, so that it waits until its fence has ended: it
  * does not ask storage once more then. */
-START_TEST(a_late_read_is_computed)
+TEST(a_late_read_is_computed)
 {
 	preempt_begin("restore_wait_ms=2000");
 	learn_pair();
@@ -250,10 +244,9 @@ START_TEST(a_late_read_is_computed)
 	ck_assert_ptr_null(take(STORAGE, MSG_STORE_GET, 0));
 	preempt_end();
 }
-END_TEST
 
 /* Answered after all, before the fence: what has come is used. */
-START_TEST(a_slow_read_is_used)
+TEST(a_slow_read_is_used)
 {
 	preempt_begin();
 	learn_pair();
@@ -268,11 +261,10 @@ START_TEST(a_slow_read_is_used)
 	UNTIL(metric("restores_read_total") >= 1);
 	preempt_end();
 }
-END_TEST
 
 /* Given up while storage may write: by the client, by its own deadline, by the router's end. Its
  * blocks wait for the fence, nothing else does. */
-START_TEST(cancelled_while_it_is_restored)
+TEST_LOOP(cancelled_while_it_is_restored, 0, 2)
 {
 	preempt_begin();
 	learn_pair();
@@ -296,10 +288,9 @@ START_TEST(cancelled_while_it_is_restored)
 	UNTIL(kv_count("held") == 0);
 	preempt_end();
 }
-END_TEST
 
 /* The stage does not end before storage has: the role is switched when the fence has come. */
-START_TEST(the_role_waits_for_the_fence)
+TEST(the_role_waits_for_the_fence)
 {
 	preempt_begin("role_switch_timeout_ms=600000");
 	learn_pair();
@@ -315,10 +306,9 @@ START_TEST(the_role_waits_for_the_fence)
 	UNTIL(strstr(ask_role(NULL, 0), "\"role\":\"prefill\",\"switching\":null"));
 	preempt_end();
 }
-END_TEST
 
 /* As when it is told to end. */
-START_TEST(the_end_waits_for_the_fence)
+TEST(the_end_waits_for_the_fence)
 {
 	preempt_begin();
 	learn_pair();
@@ -333,11 +323,10 @@ START_TEST(the_end_waits_for_the_fence)
 	world_ended();
 	storage_kill();
 }
-END_TEST
 
 /* Three sequences; the younger two come back again and again while the oldest grows, and storage
  * never answers a read: the oldest takes its blocks in the end. */
-START_TEST(silent_reads_do_not_hold_the_oldest)
+TEST(silent_reads_do_not_hold_the_oldest)
 {
 	preempt_begin("kv_blocks=24", "preempt_wait_ms=20");
 	learn(1, 100, 200);
@@ -353,7 +342,6 @@ START_TEST(silent_reads_do_not_hold_the_oldest)
 	same(3);
 	preempt_end();
 }
-END_TEST
 
 /* --- answers that are wrong ---------------------------------------------- */
 
@@ -374,9 +362,11 @@ static void answer_wrong(const Pds__StoreGet *m)
 	say_done(m->batch, m->items, m->n_items, code);
 }
 
+TEST_CASE("storage answers");
+
 /* Only what storage says to be there and verified, from the first on, is used; the rest is
  * computed over whatever it left in the blocks. */
-START_TEST(misses_and_errors_are_computed)
+TEST(misses_and_errors_are_computed)
 {
 	static const Pds__StoreCode codes[] = {PDS__STORE_CODE__STORE_MISS,
 	                                       PDS__STORE_CODE__STORE_ERROR,
@@ -398,7 +388,6 @@ START_TEST(misses_and_errors_are_computed)
 	}
 	preempt_end();
 }
-END_TEST
 
 /* --- killed -------------------------------------------------------------- */
 
@@ -410,9 +399,11 @@ static void killer(int step)
 		storage_kill();
 }
 
+TEST_CASE("storage is killed", .timeout_s = 300);
+
 /* Before each of its steps: a put received, copied; a look-up; a get received, half written,
  * written. It comes back with what it had committed, or with nothing. */
-START_TEST(killed_before_any_step)
+TEST(killed_before_any_step)
 {
 	preempt_begin();
 	learn_pair();
@@ -435,10 +426,9 @@ START_TEST(killed_before_any_step)
 	}
 	preempt_end();
 }
-END_TEST
 
 /* Killed with a read half written that nobody fenced: the end of its process is the fence. */
-START_TEST(killed_in_a_read_that_was_given_up)
+TEST(killed_in_a_read_that_was_given_up)
 {
 	preempt_begin("restore_wait_ms=1000");
 	learn_pair();
@@ -452,10 +442,9 @@ START_TEST(killed_in_a_read_that_was_given_up)
 	UNTIL(kv_count("held") == 0);
 	preempt_end();
 }
-END_TEST
 
 /* Its link ends and its process lives: it may write on, so the blocks stay. */
-START_TEST(a_lost_link_is_no_fence)
+TEST(a_lost_link_is_no_fence)
 {
 	preempt_begin("restore_wait_ms=1000");
 	learn_pair();
@@ -469,36 +458,4 @@ START_TEST(a_lost_link_is_no_fence)
 	storage_kill();
 	UNTIL(kv_count("held") == 0);
 	preempt_end();
-}
-END_TEST
-
-int main(int argc, char **argv)
-{
-	(void)argc;
-	world_main(argv[0]);
-	Suite *s = suite_create("decode_preempt");
-	TCase *c = world_case(s, "storage answers");
-	tcase_add_loop_test(c, saved_and_read_back, 0, 2);
-	tcase_add_test(c, not_saved_when_it_is_off);
-	tcase_add_test(c, what_was_read_is_not_computed);
-	tcase_add_test(c, a_local_request_is_read_back);
-	tcase_add_test(c, a_late_save_is_void);
-	tcase_add_test(c, a_late_write_out_is_in_nobodys_way);
-	tcase_add_test(c, pinned_until_it_is_saved);
-	tcase_add_test(c, others_run_while_one_sits_out);
-	tcase_add_test(c, misses_and_errors_are_computed);
-	c = world_case(s, "storage is silent");
-	tcase_add_loop_test(c, never_answered, 0, COUNT(silent));
-	tcase_add_test(c, a_silent_read_keeps_its_blocks);
-	tcase_add_test(c, a_late_read_is_computed);
-	tcase_add_test(c, a_slow_read_is_used);
-	tcase_add_loop_test(c, cancelled_while_it_is_restored, 0, 2);
-	tcase_add_test(c, the_role_waits_for_the_fence);
-	tcase_add_test(c, the_end_waits_for_the_fence);
-	tcase_add_test(c, silent_reads_do_not_hold_the_oldest);
-	c = world_case(s, "storage is killed");
-	tcase_add_test(c, killed_before_any_step);
-	tcase_add_test(c, killed_in_a_read_that_was_given_up);
-	tcase_add_test(c, a_lost_link_is_no_fence);
-	return world_run(s);
 }

@@ -10,7 +10,7 @@ static void heard(void)
 	UNTIL(D.beats >= beats + 2);
 }
 
-START_TEST(prompts_are_measured)
+TEST(prompts_are_measured)
 {
 	world_begin("kv_blocks=40");
 	heard();
@@ -22,10 +22,9 @@ START_TEST(prompts_are_measured)
 	ck_assert_uint_eq(D.disk_rate, 0);
 	world_end();
 }
-END_TEST
 
 /* A row of a draft costs more than one of a prompt, which shares the step with many. */
-START_TEST(drafts_are_no_prompts)
+TEST(drafts_are_no_prompts)
 {
 	world_begin("kv_blocks=40", "speculative=ngram");
 	say_submit(1, growing(1, 1, 400));
@@ -35,9 +34,8 @@ START_TEST(drafts_are_no_prompts)
 	ck_assert_uint_eq(D.compute_rate, 0);
 	world_end();
 }
-END_TEST
 
-START_TEST(reads_are_measured)
+TEST(reads_are_measured)
 {
 	preempt_begin("output_caching=true");
 	say_submit(1, growing(1, PAIR));
@@ -50,11 +48,10 @@ START_TEST(reads_are_measured)
 	ck_assert_uint_eq(D.disk_rate, 0);
 	preempt_end();
 }
-END_TEST
 
 /* Given up by the clock, whether the fence comes at once or never: so long it takes, and nothing
  * comes. One that its client has left says nothing of storage. */
-START_TEST(what_never_comes_is_slow)
+TEST_LOOP(what_never_comes_is_slow, 0, 3)
 {
 	static const enum manner fence[] = {AT_ONCE, BY_HAND, BY_HAND};
 	preempt_begin(_i == 2 ? NULL : "restore_wait_ms=300");
@@ -81,18 +78,4 @@ START_TEST(what_never_comes_is_slow)
 	if (_i < 2)
 		same(2);
 	preempt_end();
-}
-END_TEST
-
-int main(int argc, char **argv)
-{
-	(void)argc;
-	world_main(argv[0]);
-	Suite *s = suite_create("decode_rates");
-	TCase *c = world_case(s, "rates");
-	tcase_add_test(c, prompts_are_measured);
-	tcase_add_test(c, drafts_are_no_prompts);
-	tcase_add_test(c, reads_are_measured);
-	tcase_add_loop_test(c, what_never_comes_is_slow, 0, 3);
-	return world_run(s);
 }

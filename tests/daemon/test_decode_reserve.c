@@ -134,7 +134,7 @@ static void end(uint32_t n, Pds__Lease l, struct side *const all[3])
 	UNTIL(kv_count("leased") + kv_count("held") == 0);
 }
 
-START_TEST(every_message_in_this_state)
+TEST_LOOP(every_message_in_this_state, 0, STATES)
 {
 	enum state s = (enum state)_i;
 	static struct side *all[3];
@@ -177,13 +177,12 @@ START_TEST(every_message_in_this_state)
 		say_cancel(ROUTER, IDS - 1);
 	world_end();
 }
-END_TEST
 
 /* --- only who reserved --------------------------------------------------- */
 
 /* A router that named this worker before its own end of the link was up: its tokens would be
  * lost. */
-START_TEST(router_without_a_link)
+TEST(router_without_a_link)
 {
 	world_begin("kv_blocks=8");
 	learn_kv(1);
@@ -200,11 +199,10 @@ START_TEST(router_without_a_link)
 	expect_answer(2, 4);
 	world_end();
 }
-END_TEST
 
 /* Another prefill worker, and the next life of the one that reserved, name the lease rightly:
  * acknowledged, and not believed; nor do they renew it. */
-START_TEST(first_token_from_another)
+TEST(first_token_from_another)
 {
 	world_begin("kv_blocks=8");
 	learn_kv(1);
@@ -233,11 +231,10 @@ START_TEST(first_token_from_another)
 	side_close(PREFILL_2);
 	world_end();
 }
-END_TEST
 
 /* The link to the router ends, or its process: a prefill worker that has the router still would
  * wait for its grant to the request's deadline. */
-START_TEST(router_goes_while_it_waits)
+TEST_LOOP(router_goes_while_it_waits, 0, 2)
 {
 	world_begin("kv_blocks=8");
 	reserve(1, tokens_of(100));
@@ -249,11 +246,10 @@ START_TEST(router_goes_while_it_waits)
 	ck_assert_int_eq(WANT(Pds__Deny, PREFILL, KV_DENY, 2)->fault, PDS__FAULT__FAULT_LEASE_LOST);
 	world_end();
 }
-END_TEST
 
 /* --- limits and estimates ------------------------------------------------ */
 
-START_TEST(queue_is_bounded)
+TEST(queue_is_bounded)
 {
 	world_begin("kv_blocks=8", "max_queued=2");
 	reserve(1, tokens_of(100));
@@ -280,10 +276,9 @@ START_TEST(queue_is_bounded)
 		say_cancel(PREFILL, n);
 	world_end();
 }
-END_TEST
 
 /* A prefill worker waits for each of them: if some are lost for want of room, its link restarts. */
-START_TEST(answers_that_do_not_fit)
+TEST(answers_that_do_not_fit)
 {
 	world_begin("window_messages=16", "max_jobs=2");
 	for (uint32_t n = 1; n <= 40; n++)
@@ -292,9 +287,8 @@ START_TEST(answers_that_do_not_fit)
 		ck_assert_msg(clock_us() < end, "the link stays, %s", daemon_says());
 	world_end();
 }
-END_TEST
 
-START_TEST(table_is_bounded)
+TEST(table_is_bounded)
 {
 	world_begin("kv_blocks=8", "max_jobs=2");
 	reserve(1, tokens_of(7));
@@ -313,7 +307,6 @@ START_TEST(table_is_bounded)
 	say_cancel(PREFILL, 5);
 	world_end();
 }
-END_TEST
 
 #define LAST PDS__POOLING__POOLING_LAST
 #define MEAN PDS__POOLING__POOLING_MEAN
@@ -325,7 +318,7 @@ static struct prompt embedding(struct prompt p, Pds__Pooling how)
 }
 
 /* Only a worker that computes the prompt makes one. */
-START_TEST(embedding_needs_no_lease)
+TEST(embedding_needs_no_lease)
 {
 	world_begin("kv_blocks=8");
 	say_reserve(1, 1, embedding(tokens_of(7), LAST));
@@ -338,11 +331,10 @@ START_TEST(embedding_needs_no_lease)
 	NONE(ROUTER, REQUEST_FAILED, 2);
 	world_end();
 }
-END_TEST
 
 /* It draws no token: an input may fill the pool. Each token that is computed counts, also one
  * alone. */
-START_TEST(embedding_fills_the_pool)
+TEST(embedding_fills_the_pool)
 {
 	world_begin("kv_blocks=8");
 	say_submit(1, embedding(tokens_of(8 * BLOCK), MEAN));
@@ -357,10 +349,9 @@ START_TEST(embedding_fills_the_pool)
 	UNTIL(told("status", "prompt_tokens") == before + 1);
 	world_end();
 }
-END_TEST
 
 /* It does not grow: no room is kept for that. */
-START_TEST(embedding_keeps_no_room)
+TEST(embedding_keeps_no_room)
 {
 	world_begin("kv_blocks=8");
 	reserve(1, tokens_of(4 * BLOCK));
@@ -373,10 +364,9 @@ START_TEST(embedding_keeps_no_room)
 	say_cancel(PREFILL, 3);
 	world_end();
 }
-END_TEST
 
 /* It leaves places to those that generate. */
-START_TEST(embeddings_leave_places)
+TEST(embeddings_leave_places)
 {
 	world_begin("kv_blocks=8", "max_jobs=4");
 	for (uint32_t n = 1; n <= 3; n++)
@@ -390,10 +380,9 @@ START_TEST(embeddings_leave_places)
 		say_cancel(PREFILL, n);
 	world_end();
 }
-END_TEST
 
 /* Once blocks have been given back, who waits is told how long; who is further behind, longer. */
-START_TEST(estimates_grow_with_the_place)
+TEST(estimates_grow_with_the_place)
 {
 	world_begin("kv_blocks=40");
 	reserve(40, tokens_of(400)); /* stays: keeps 25 of the blocks */
@@ -418,9 +407,8 @@ START_TEST(estimates_grow_with_the_place)
 	say_cancel(PREFILL, 41);
 	world_end();
 }
-END_TEST
 
-START_TEST(a_sequence_needs_a_slot)
+TEST(a_sequence_needs_a_slot)
 {
 	world_begin("kv_blocks=40", "max_sequences=2");
 	reserve(1, tokens_of(7));
@@ -435,11 +423,10 @@ START_TEST(a_sequence_needs_a_slot)
 	say_cancel(PREFILL, 3);
 	world_end();
 }
-END_TEST
 
 /* The rule, to the block: 1 leased with 160 tokens to come at ratio 0.5 keeps 5; of 20 blocks 2
  * are its own. */
-START_TEST(room_is_kept_for_growth)
+TEST_LOOP(room_is_kept_for_growth, 0, 2)
 {
 	world_begin("kv_blocks=20", "growth_ratio=0.5");
 	struct prompt p = tokens_of(20);
@@ -462,7 +449,6 @@ START_TEST(room_is_kept_for_growth)
 	say_cancel(PREFILL, 2);
 	world_end();
 }
-END_TEST
 
 static double ratio_said(void)
 {
@@ -472,7 +458,7 @@ static double ratio_said(void)
 }
 
 /* It falls with each step, never below its least; preemptions raise it, never above its most. */
-START_TEST(share_adapts)
+TEST(share_adapts)
 {
 	world_begin("kv_blocks=24");
 	ck_assert_double_eq_tol(ratio_said(), 0.7, 0.0011);
@@ -497,11 +483,10 @@ START_TEST(share_adapts)
 	ck_assert_double_le(ratio_said(), 0.7001);
 	world_end();
 }
-END_TEST
 
 /* What has ended asks for nothing: the next one that needs all blocks gets them without waiting
  * for a step of somebody else. */
-START_TEST(ended_sequences_ask_for_no_room)
+TEST(ended_sequences_ask_for_no_room)
 {
 	world_begin("kv_blocks=20");
 	for (uint32_t n = 1; n < 12; n += 2) {
@@ -515,10 +500,9 @@ START_TEST(ended_sequences_ask_for_no_room)
 	}
 	world_end();
 }
-END_TEST
 
 /* A preempted sequence comes back before any reservation is granted, and both get their tokens. */
-START_TEST(preempted_goes_first)
+TEST(preempted_goes_first)
 {
 	/* nothing is kept: they outgrow the pool together */
 	world_begin("kv_blocks=24", "growth_ratio=0");
@@ -538,11 +522,10 @@ START_TEST(preempted_goes_first)
 	say_cancel(PREFILL, 3);
 	world_end();
 }
-END_TEST
 
 /* Alone and larger than the pool: the answer ends where the room does, instead of being
  * preempted for ever. */
-START_TEST(outgrows_the_pool)
+TEST(outgrows_the_pool)
 {
 	world_begin("kv_blocks=8");
 	struct prompt p = tokens_of(20);
@@ -552,32 +535,4 @@ START_TEST(outgrows_the_pool)
 	ck_assert_int_eq(D.answer[1].finish, PDS__FINISH__FINISH_LENGTH);
 	ck_assert_uint_eq(D.answer[1].n, 8 * BLOCK + 1 - 20);
 	world_end();
-}
-END_TEST
-
-int main(int argc, char **argv)
-{
-	(void)argc;
-	world_main(argv[0]);
-	Suite *s = suite_create("decode_reserve");
-	TCase *c = world_case(s, "process");
-	tcase_add_loop_test(c, every_message_in_this_state, 0, STATES);
-	tcase_add_test(c, first_token_from_another);
-	tcase_add_test(c, router_without_a_link);
-	tcase_add_loop_test(c, router_goes_while_it_waits, 0, 2);
-	tcase_add_test(c, queue_is_bounded);
-	tcase_add_test(c, answers_that_do_not_fit);
-	tcase_add_test(c, table_is_bounded);
-	tcase_add_test(c, embedding_needs_no_lease);
-	tcase_add_test(c, embedding_fills_the_pool);
-	tcase_add_test(c, embedding_keeps_no_room);
-	tcase_add_test(c, embeddings_leave_places);
-	tcase_add_test(c, estimates_grow_with_the_place);
-	tcase_add_test(c, a_sequence_needs_a_slot);
-	tcase_add_loop_test(c, room_is_kept_for_growth, 0, 2);
-	tcase_add_test(c, share_adapts);
-	tcase_add_test(c, ended_sequences_ask_for_no_room);
-	tcase_add_test(c, preempted_goes_first);
-	tcase_add_test(c, outgrows_the_pool);
-	return world_run(s);
 }

@@ -36,7 +36,7 @@ static struct prompt long_answer(uint32_t n)
 	return asking(n, 480);
 }
 
-START_TEST(asked)
+TEST(asked)
 {
 	world_begin("kv_blocks=8");
 	ck_assert(role_is("decode"));
@@ -48,10 +48,9 @@ START_TEST(asked)
 	NONE(ROUTER, WORKER_UPDATE, 0);
 	world_end();
 }
-END_TEST
 
 /* One stage: at once, under load; who waits for room asks elsewhere, who has a lease goes on. */
-START_TEST(decode_to_mixed_and_back)
+TEST(decode_to_mixed_and_back)
 {
 	world_begin("kv_blocks=8");
 	learn_kv(1);
@@ -75,11 +74,10 @@ START_TEST(decode_to_mixed_and_back)
 	expect_answer(7, 4);
 	world_end();
 }
-END_TEST
 
 /* As a prefill worker it holds nothing of what decode workers hold, and says so; as a decode
  * worker again it is whom it was: same index, new leases. */
-START_TEST(decode_to_prefill_and_back)
+TEST(decode_to_prefill_and_back)
 {
 	world_begin("kv_blocks=8");
 	learn_kv(1);
@@ -119,10 +117,9 @@ START_TEST(decode_to_prefill_and_back)
 	expect_answer(6, 8);
 	world_end();
 }
-END_TEST
 
 /* All states of a sequence at once when the switch begins. */
-START_TEST(drains)
+TEST(drains)
 {
 	world_begin("kv_blocks=60");
 	learn_kv(1);
@@ -153,7 +150,6 @@ START_TEST(drains)
 	NONE(ROUTER, REQUEST_FAILED, 3);
 	world_end();
 }
-END_TEST
 
 /* How often the daemon's loop has slept so far. */
 static unsigned long slept(void)
@@ -171,7 +167,7 @@ static unsigned long slept(void)
 
 /* A switch that waits for a fence wakes when that has come, not by the clock: beside it there
  * are heartbeats, and 20 looks a second at what is in quarantine. */
-START_TEST(waits_in_its_sleep)
+TEST(waits_in_its_sleep)
 {
 	world_begin("kv_blocks=8", "role_switch_timeout_ms=600000");
 	Pds__Lease l = written(2, tokens_of(40));
@@ -189,10 +185,9 @@ START_TEST(waits_in_its_sleep)
 	expect_update("prefill");
 	world_end();
 }
-END_TEST
 
 /* The time is up: the router is told of each, and a fence is waited for all the same. */
-START_TEST(time_is_up)
+TEST_LOOP(time_is_up, 0, 2)
 {
 	int how = _i; /* the fence ends by the messager's word, or by its death */
 	D.apart = how;
@@ -226,9 +221,8 @@ START_TEST(time_is_up)
 	}
 	world_end();
 }
-END_TEST
 
-START_TEST(told_to_end_meanwhile)
+TEST(told_to_end_meanwhile)
 {
 	world_begin("kv_blocks=8");
 	reserve(1, tokens_of(40));
@@ -239,9 +233,8 @@ START_TEST(told_to_end_meanwhile)
 	say_cancel(ROUTER, 1);
 	world_ended();
 }
-END_TEST
 
-START_TEST(others_end_meanwhile)
+TEST_LOOP(others_end_meanwhile, 0, 2)
 {
 	world_begin("kv_blocks=60");
 	reserve(1, tokens_of(40));
@@ -256,10 +249,9 @@ START_TEST(others_end_meanwhile)
 	UNTIL(role_is("prefill"));
 	world_end();
 }
-END_TEST
 
 /* A router that comes up later: what its link's HELLO said may be older than the switch. */
-START_TEST(router_comes_later)
+TEST(router_comes_later)
 {
 	world_begin("kv_blocks=8");
 	side_close(ROUTER);
@@ -272,10 +264,9 @@ START_TEST(router_comes_later)
 	switch_to("decode");
 	world_end();
 }
-END_TEST
 
 /* Back and forth many times, with an answer each time. */
-START_TEST(many_times)
+TEST(many_times)
 {
 	world_begin("kv_blocks=8");
 	learn_kv(1);
@@ -289,24 +280,4 @@ START_TEST(many_times)
 		expect_answer(n, 4);
 	}
 	world_end();
-}
-END_TEST
-
-int main(int argc, char **argv)
-{
-	(void)argc;
-	world_main(argv[0]);
-	Suite *s = suite_create("decode_roles");
-	TCase *c = world_case(s, "process");
-	tcase_add_test(c, asked);
-	tcase_add_test(c, decode_to_mixed_and_back);
-	tcase_add_test(c, decode_to_prefill_and_back);
-	tcase_add_test(c, drains);
-	tcase_add_test(c, waits_in_its_sleep);
-	tcase_add_loop_test(c, time_is_up, 0, 2);
-	tcase_add_test(c, told_to_end_meanwhile);
-	tcase_add_loop_test(c, others_end_meanwhile, 0, 2);
-	tcase_add_test(c, router_comes_later);
-	tcase_add_test(c, many_times);
-	return world_run(s);
 }

@@ -26,7 +26,9 @@ static void expect_cost(uint32_t rows, double want)
 	ck_assert_msg(fabs(got - want) <= want * 1e-9, "%u rows cost %f, expected %f", rows, got, want);
 }
 
-START_TEST(cost_unknown)
+TEST_CASE("cost", .setup = fresh);
+
+TEST(cost_unknown)
 {
 	expect_cost(1, 1);
 	for (uint32_t r = 1; r < 400; r++)
@@ -36,9 +38,8 @@ START_TEST(cost_unknown)
 	note(4, 0, 9);
 	expect_cost(1, 1);
 }
-END_TEST
 
-START_TEST(cost_between_and_beyond)
+TEST(cost_between_and_beyond)
 {
 	note(1, 100, 4);
 	note(4, 190, 4);
@@ -52,9 +53,8 @@ START_TEST(cost_between_and_beyond)
 		expect_cost(rows[i].rows, rows[i].want);
 	expect_cost(4 * SPEC_COST_ROWS, 4 * spec_cost_of(&cost, SPEC_COST_ROWS));
 }
-END_TEST
 
-START_TEST(cost_of_one_bad_moment)
+TEST(cost_of_one_bad_moment)
 {
 	note(1, 100, 4);
 	double guess = spec_cost_of(&cost, 4);
@@ -68,11 +68,10 @@ START_TEST(cost_of_one_bad_moment)
 	ck_assert_msg(spec_cost_of(&cost, 4) < 400, "%f", spec_cost_of(&cost, 4));
 	ck_assert_msg(spec_cost_of(&cost, 1) < 200, "%f", spec_cost_of(&cost, 1));
 }
-END_TEST
 
 /* A machine that becomes slower does so for steps of all sizes, also for those that are not made
  * any more. */
-START_TEST(cost_follows_the_machine)
+TEST(cost_follows_the_machine)
 {
 	note(1, 100, 10);
 	note(4, 200, 10);
@@ -82,9 +81,8 @@ START_TEST(cost_follows_the_machine)
 	double relation = spec_cost_of(&cost, 4) / spec_cost_of(&cost, 1);
 	ck_assert_msg(relation > 1.9 && relation < 2.6, "%f", relation);
 }
-END_TEST
 
-START_TEST(cost_is_forgotten)
+TEST(cost_is_forgotten)
 {
 	note(1, 100, 4);
 	note(4, 390, 4);
@@ -95,7 +93,6 @@ START_TEST(cost_is_forgotten)
 	note(4, 130, 2);
 	expect_cost(4, 130);
 }
-END_TEST
 
 /* --- who gets them ------------------------------------------------------- */
 
@@ -112,7 +109,7 @@ static void costs(const double *us, uint32_t n)
 		note(r, (uint64_t)(1000 * us[r - 1]), 4);
 }
 
-START_TEST(share_of_what_is_free)
+TEST(share_of_what_is_free)
 {
 	for (uint32_t r = 1; r <= SPEC_COST_ROWS; r++)
 		note(r, 1000, 2);
@@ -134,10 +131,9 @@ START_TEST(share_of_what_is_free)
 	ck_assert_uint_eq(spec_share(&cost, 3, 0, 12, want, 3), 12);
 	ck_assert_uint_gt(want[0].rows, 7);
 }
-END_TEST
 
 /* Never more than a step has, whoever asks for how much. */
-START_TEST(share_is_bounded)
+TEST(share_is_bounded)
 {
 	static struct spec_want many[100];
 	for (uint32_t i = 0; i < 100; i++)
@@ -148,13 +144,12 @@ START_TEST(share_is_bounded)
 		sum += many[i].rows;
 	ck_assert_uint_le(sum, WORKER_DRAFT_ROWS);
 }
-END_TEST
 
 /* As measured on one core: the fifth row, and the ninth, are dear. */
 static const double one_core[] = {1,    1.35, 1.71, 2.08, 2.98, 3.06, 3.97, 4.04,
                                   5.55, 5.6,  5.68, 5.72, 6.46, 7.22, 7.32, 7.34};
 
-START_TEST(share_on_one_core)
+TEST(share_on_one_core)
 {
 	costs(one_core, 16);
 	wants(0, 15, 32);
@@ -172,10 +167,9 @@ START_TEST(share_on_one_core)
 	/* four sequences use the machine as it is */
 	ck_assert_uint_eq(spec_share(&cost, 4, 0, 64, want, 4), 0);
 }
-END_TEST
 
 /* One that copies among seven that do not: they wait for its rows. */
-START_TEST(share_beside_others)
+TEST(share_beside_others)
 {
 	costs(one_core, 16);
 	wants(0, 7, 32);
@@ -188,7 +182,6 @@ START_TEST(share_beside_others)
 		note(r, 1000 + r, 2);
 	ck_assert_uint_eq(spec_share(&cost, 8, 0, 64, want, 1), 7);
 }
-END_TEST
 
 static uint32_t random_state;
 
@@ -216,7 +209,7 @@ static double worth(uint32_t decode, uint32_t chunk, const uint32_t *rows, uint3
 }
 
 /* All ways to share, tried out: none is better by more than what counts as noise. */
-START_TEST(share_is_the_best_there_is)
+TEST_LOOP(share_is_the_best_there_is, 0, 40)
 {
 	random_state = 9 + (uint32_t)_i;
 	double us = 1000;
@@ -247,9 +240,8 @@ START_TEST(share_is_the_best_there_is)
 	             (given ? 0.02 : (decode + (chunk != 0)) * log(1.0301) + 0.02);
 	ck_assert_msg(has >= best, "%f, best %f", has, best);
 }
-END_TEST
 
-START_TEST(rows_to_spare)
+TEST(rows_to_spare)
 {
 	static const struct {
 		uint32_t max, chunk, decode, prompt, spare, want_chunk;
@@ -272,11 +264,10 @@ START_TEST(rows_to_spare)
 		              "case %zu: %u to spare, a chunk of %u", i, spare, chunk);
 	}
 }
-END_TEST
 
 /* --- what became of drafts ----------------------------------------------- */
 
-START_TEST(length_of_drafts)
+TEST(length_of_drafts)
 {
 	struct spec_record r;
 	spec_record_init(&r, 3);
@@ -292,9 +283,8 @@ START_TEST(length_of_drafts)
 		ck_assert_msg(r.length == rows[i].want, "case %zu: %u", i, r.length);
 	}
 }
-END_TEST
 
-START_TEST(doubt_grows_and_fades)
+TEST(doubt_grows_and_fades)
 {
 	struct spec_record r;
 	spec_record_init(&r, 16);
@@ -316,7 +306,6 @@ START_TEST(doubt_grows_and_fades)
 	ck_assert(spec_record_miss(&r) < first / 3);
 	ck_assert(spec_record_miss(&r) > 0);
 }
-END_TEST
 
 /* The share of its time that a text loses to drafts if `match` tokens stand before each of 1000
  * places and something else follows every time. */
@@ -344,7 +333,7 @@ static double lost_in_vain(const double *us, uint32_t n, uint32_t match, uint32_
 
 /* The worst of texts, which looks like one that repeats wherever one looks. It is tried again
  * from time to time. */
-START_TEST(what_does_not_repeat_is_left_alone)
+TEST(what_does_not_repeat_is_left_alone)
 {
 	static const double two_cores[] = {1, 1.09, 1.25, 1.45, 2.05, 2.1, 2.61, 2.69};
 	static const struct {
@@ -361,7 +350,6 @@ START_TEST(what_does_not_repeat_is_left_alone)
 		              "case %zu: %u drafts, %.2f %% of the time", i, drafts, 100 * lost);
 	}
 }
-END_TEST
 
 /* --- the daemon ---------------------------------------------------------- */
 
@@ -469,8 +457,10 @@ static void expect_same(const struct outcome *got, const struct outcome *want_)
 	}
 }
 
+TEST_CASE("drafts", .timeout_s = 60);
+
 /* The same answers; the same blocks are left behind: none of a row that was not to be. */
-START_TEST(drafts_change_nothing)
+TEST(drafts_change_nothing)
 {
 	const struct outcome *alone = ask_all("speculative=off", "kv_blocks=200", 0),
 						 *other = ask_all("speculative=ngram", "kv_blocks=200", 0);
@@ -482,11 +472,10 @@ START_TEST(drafts_change_nothing)
 	ck_assert_uint_gt(other->accepted, 0);
 	ck_assert_uint_gt(other->drafted, other->accepted); /* wrong ones among them */
 }
-END_TEST
 
 /* At once, with room for half of them: rows are shared, blocks are short, sequences give way and
  * come back. */
-START_TEST(drafts_change_nothing_under_pressure)
+TEST(drafts_change_nothing_under_pressure)
 {
 	const struct outcome *alone = ask_all("speculative=off", "kv_blocks=200", 0),
 						 *other = ask_all("speculative=ngram", "kv_blocks=34", 1);
@@ -494,16 +483,14 @@ START_TEST(drafts_change_nothing_under_pressure)
 	ck_assert_uint_gt(other->preemptions, 0);
 	ck_assert_uint_gt(other->drafts, 0);
 }
-END_TEST
 
-START_TEST(naive_proposes_nothing)
+TEST(naive_proposes_nothing)
 {
 	const struct outcome *alone = ask_all("speculative=off", "kv_blocks=200", 1),
 						 *other = ask_all("speculative=naive", "kv_blocks=200", 1);
 	expect_same(other, alone);
 	ck_assert_uint_eq(other->drafts + other->drafted + other->accepted, 0);
 }
-END_TEST
 
 /* A simulated accelerator, whose steps overlap. What it says does not repeat, of few ids: most
  * drafts are wrong. */
@@ -523,7 +510,7 @@ static void sim_write(const char *path)
 /* The device's history of a sequence has as many tokens as the context, of which half are left for
  * what will be drawn: with a few wrong drafts, that of "half the context" overflows. How much is
  * drafted depends on what rows seem to cost. */
-START_TEST(drafts_of_the_device_change_nothing)
+TEST(drafts_of_the_device_change_nothing)
 {
 	char folder[TEST_FOLDER_BYTES], model[TEST_FOLDER_BYTES + 32];
 	const char *settings[] = {"overlap_steps=false", "kv_blocks=300",
@@ -542,36 +529,4 @@ START_TEST(drafts_of_the_device_change_nothing)
 		drafts += other->drafts;
 	}
 	ck_assert_uint_gt(drafts, 10);
-}
-END_TEST
-
-int main(int argc, char **argv)
-{
-	(void)argc;
-	world_main(argv[0]);
-	Suite *s = suite_create("decode_spec");
-	TCase *c = tcase_create("cost"), *p = tcase_create("process");
-	tcase_add_checked_fixture(c, fresh, NULL);
-	tcase_add_test(c, cost_unknown);
-	tcase_add_test(c, cost_between_and_beyond);
-	tcase_add_test(c, cost_of_one_bad_moment);
-	tcase_add_test(c, cost_follows_the_machine);
-	tcase_add_test(c, cost_is_forgotten);
-	tcase_add_test(c, share_of_what_is_free);
-	tcase_add_test(c, share_is_bounded);
-	tcase_add_test(c, share_on_one_core);
-	tcase_add_test(c, share_beside_others);
-	tcase_add_loop_test(c, share_is_the_best_there_is, 0, 40);
-	tcase_add_test(c, rows_to_spare);
-	tcase_add_test(c, length_of_drafts);
-	tcase_add_test(c, doubt_grows_and_fades);
-	tcase_add_test(c, what_does_not_repeat_is_left_alone);
-	tcase_set_timeout(p, 60);
-	tcase_add_test(p, drafts_change_nothing);
-	tcase_add_test(p, drafts_change_nothing_under_pressure);
-	tcase_add_test(p, naive_proposes_nothing);
-	tcase_add_test(p, drafts_of_the_device_change_nothing);
-	suite_add_tcase(s, c);
-	suite_add_tcase(s, p);
-	return world_run(s);
 }

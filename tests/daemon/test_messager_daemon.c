@@ -145,7 +145,7 @@ static int sent(uint32_t n)
 
 /* Every block of the pool that is not the lease's: six of them hold a prompt that D has in its
  * prefix index, and answers from again. */
-START_TEST(blocks_that_are_not_the_leases)
+TEST(blocks_that_are_not_the_leases)
 {
 	uint32_t foreign[BLOCKS], n = 0;
 	begin();
@@ -172,11 +172,10 @@ START_TEST(blocks_that_are_not_the_leases)
 	UNTIL(ended(3));
 	end();
 }
-END_TEST
 
 /* A worker whose pool is memory that the messager cannot copy is told so in a sentence; the
  * others' links and memory stay. */
-START_TEST(a_backend_that_is_not_there)
+TEST(a_backend_that_is_not_there)
 {
 	struct handover_hello hello;
 	struct handover_reply reply;
@@ -199,16 +198,4 @@ START_TEST(a_backend_that_is_not_there)
 	const struct answer a = ask(1);
 	ck_assert_uint_gt(a.n, 0);
 	end();
-}
-END_TEST
-
-int main(int argc, char **argv)
-{
-	(void)argc;
-	world_main(argv[0]);
-	Suite *s = suite_create("messager_daemon");
-	TCase *c = world_case(s, "process");
-	tcase_add_test(c, blocks_that_are_not_the_leases);
-	tcase_add_test(c, a_backend_that_is_not_there);
-	return world_run(s);
 }

@@ -8,7 +8,7 @@
 
 /* The lease ends before any messager has heard of its task: its blocks are somebody else's when
  * the question comes, and the question is refused. */
-START_TEST(s_ask_only_restarted)
+TEST_LOOP(s_ask_only_restarted, 0, 2)
 {
 	int expires = _i;
 	world_begin("kv_blocks=8", expires ? SHORT_LEASE : NULL);
@@ -25,10 +25,9 @@ START_TEST(s_ask_only_restarted)
 	say_cancel(ROUTER, 2);
 	world_end();
 }
-END_TEST
 
 /* The messager's next life is the registered writer; the end of the life before frees nothing. */
-START_TEST(m6_any_end_of_file)
+TEST(m6_any_end_of_file)
 {
 	D.apart = 1;
 	world_begin("kv_blocks=8");
@@ -45,7 +44,6 @@ START_TEST(m6_any_end_of_file)
 	say_revoked(MESSAGER, 1, l);
 	world_end();
 }
-END_TEST
 
 static void late_begin(const Pds__Grant *g)
 {
@@ -91,7 +89,7 @@ static const struct {
 /* A stopped messager keeps the lease's blocks in quarantine, for as long as it is stopped; another
  * request that needs them waits. What it writes when it goes on lands in them alone; freed by
  * the fence, they serve the one that waited, whose tokens are right. */
-START_TEST(m1_free_by_timer_a_stopped_writer)
+TEST_LOOP(m1_free_by_timer_a_stopped_writer, 0, COUNT(stopped))
 {
 	int expires = stopped[_i].expires;
 	D.apart = 1;
@@ -124,12 +122,11 @@ START_TEST(m1_free_by_timer_a_stopped_writer)
 	expect_tokens(3, want.id, want.n);
 	world_end();
 }
-END_TEST
 
 /* The writer is the messager for another host's prefill worker, whose handle is open until the
  * messager says that it is not: what arrives after the cancel lands in blocks that nobody else
  * has. */
-START_TEST(rm9_no_quarantine)
+TEST(rm9_no_quarantine)
 {
 	D.apart = 1;
 	world_begin("kv_blocks=8");
@@ -152,12 +149,11 @@ START_TEST(rm9_no_quarantine)
 	expect_tokens(3, want.id, want.n);
 	world_end();
 }
-END_TEST
 
 /* The messager's connection has ended and its next life is up, but its process lives: a network
  * card may still write for it. The next life gets no memory, and so cannot open a lease, until the
  * process has ended. */
-START_TEST(rm22_next_life_while_the_last_one_lives)
+TEST(rm22_next_life_while_the_last_one_lives)
 {
 	D.apart = 1;
 	world_begin("kv_blocks=8");
@@ -178,11 +174,10 @@ START_TEST(rm22_next_life_while_the_last_one_lives)
 	revoked(2, l);
 	world_end();
 }
-END_TEST
 
 /* While it writes into its quarantined blocks others decode beside it, each token as
  * undisturbed. */
-START_TEST(late_writes_beside_running_sequences)
+TEST(late_writes_beside_running_sequences)
 {
 	D.apart = 1;
 	world_begin("kv_blocks=100");
@@ -204,11 +199,10 @@ START_TEST(late_writes_beside_running_sequences)
 	say_revoked(MESSAGER, 2, *g->lease);
 	world_end();
 }
-END_TEST
 
 /* The word to the writer does not fit the link's window: it is said later, not lost, or its
  * blocks would stay for ever. */
-START_TEST(revocations_survive_a_full_window)
+TEST(revocations_survive_a_full_window)
 {
 	enum { N = 40 };
 	Pds__Lease l[N];
@@ -224,13 +218,12 @@ START_TEST(revocations_survive_a_full_window)
 	UNTIL(kv_count("leased") == 0);
 	world_end();
 }
-END_TEST
 
 /* --- halves of another lease --------------------------------------------- */
 
 /* D restarts; its next life gives the same lease id and generation for the request that is reserved
  * again. What the old lease's messager and prefill worker say is of the old epoch. */
-START_TEST(m12_no_lease_epoch_at_the_next_life)
+TEST(m12_no_lease_epoch_at_the_next_life)
 {
 	world_begin("kv_blocks=8");
 	learn_kv(1);
@@ -255,11 +248,10 @@ START_TEST(m12_no_lease_epoch_at_the_next_life)
 	expect_answer(2, 8);
 	world_end();
 }
-END_TEST
 
 /* Both halves of an expired lease come when its blocks are another lease's: acknowledged, and
  * nobody joins. */
-START_TEST(late_halves_of_an_expired_lease)
+TEST(late_halves_of_an_expired_lease)
 {
 	world_begin("kv_blocks=8", SHORT_LEASE);
 	learn_kv(1);
@@ -277,14 +269,13 @@ START_TEST(late_halves_of_an_expired_lease)
 	await(ROUTER, MSG_REQUEST_FAILED, 3);
 	world_end();
 }
-END_TEST
 
 /* --- after the join ------------------------------------------------------ */
 
 /* P gives the attempt up when D has joined already (the messager was stopped before KV_SENT, or P
  * ends). The router holds to D then, so D holds to it: P's cancel counts for nothing any more,
  * the router's still does. */
-START_TEST(m22_p_cancels_the_joined)
+TEST(m22_p_cancels_the_joined)
 {
 	world_begin("kv_blocks=40");
 	learn_kv(1);
@@ -298,24 +289,4 @@ START_TEST(m22_p_cancels_the_joined)
 	expect_length(2, 480);
 	NONE(ROUTER, REQUEST_FAILED, 2);
 	world_end();
-}
-END_TEST
-
-int main(int argc, char **argv)
-{
-	(void)argc;
-	world_main(argv[0]);
-	Suite *s = suite_create("model_decode");
-	TCase *c = world_case(s, "process");
-	tcase_add_loop_test(c, s_ask_only_restarted, 0, 2);
-	tcase_add_test(c, m6_any_end_of_file);
-	tcase_add_loop_test(c, m1_free_by_timer_a_stopped_writer, 0, COUNT(stopped));
-	tcase_add_test(c, rm9_no_quarantine);
-	tcase_add_test(c, rm22_next_life_while_the_last_one_lives);
-	tcase_add_test(c, late_writes_beside_running_sequences);
-	tcase_add_test(c, revocations_survive_a_full_window);
-	tcase_add_test(c, m12_no_lease_epoch_at_the_next_life);
-	tcase_add_test(c, late_halves_of_an_expired_lease);
-	tcase_add_test(c, m22_p_cancels_the_joined);
-	return world_run(s);
 }

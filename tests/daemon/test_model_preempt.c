@@ -75,21 +75,19 @@ static void wait_ends_in_the_copy(void)
 	preempt_end();
 }
 
-START_TEST(pm1_no_check)
+TEST(pm1_no_check)
 {
 	wait_ends_in_the_copy();
 }
-END_TEST
 
 /* The check before the copy holds (put_take), the one behind it does not. */
-START_TEST(pm2_check_before_copy)
+TEST(pm2_check_before_copy)
 {
 	wait_ends_in_the_copy();
 }
-END_TEST
 
 /* Stored, acknowledged, reused; the same put is carried out once more, on what is there now. */
-START_TEST(pm4_same_gen_after_ack)
+TEST(pm4_same_gen_after_ack)
 {
 	preempt_begin();
 	learn_pair();
@@ -108,7 +106,6 @@ START_TEST(pm4_same_gen_after_ack)
 	put_free();
 	preempt_end();
 }
-END_TEST
 
 /* --- restores ------------------------------------------------------------ */
 
@@ -134,7 +131,7 @@ static uint32_t handed_out(const Pds__StoreGet *m)
 
 /* The restore is given up, by its limit or by a cancel; others run through all other blocks,
  * again and again, while storage writes late. */
-START_TEST(pm5_timer_frees_restore)
+TEST_LOOP(pm5_timer_frees_restore, 0, 2)
 {
 	int cancelled = _i;
 	preempt_begin(cancelled ? NULL : "restore_wait_ms=1000");
@@ -160,11 +157,10 @@ START_TEST(pm5_timer_frees_restore)
 	UNTIL(kv_count("held") == 0);
 	preempt_end();
 }
-END_TEST
 
 /* The fence is acknowledged when the last write is over, not before; from then on the blocks are
  * anybody's. */
-START_TEST(pm8_ack_while_writing)
+TEST(pm8_ack_while_writing)
 {
 	preempt_begin();
 	learn_pair();
@@ -196,11 +192,10 @@ START_TEST(pm8_ack_while_writing)
 	same(23);
 	preempt_end();
 }
-END_TEST
 
 /* Storage knows the hash, and dies, or finds nothing, where the contents should be: that is
  * computed, whatever lies in the blocks. */
-START_TEST(pm7_index_before_data)
+TEST_LOOP(pm7_index_before_data, 0, 2)
 {
 	int dies = _i;
 	Pds__StoreCode none[ITEMS];
@@ -220,14 +215,13 @@ START_TEST(pm7_index_before_data)
 	UNTIL(metric("restores_computed_total") >= 1);
 	preempt_end();
 }
-END_TEST
 
 /* --- acknowledgements of another put ------------------------------------- */
 
 /* The sequence was saved before; that put's acknowledgement comes again when the next put of the
  * same contents is under way, and then as that one's answer. It frees no block, and nothing
  * counts as stored by it. */
-START_TEST(pm6_old_ack_counts)
+TEST(pm6_old_ack_counts)
 {
 	Pds__StoreCode ok[ITEMS];
 	for (uint32_t i = 0; i < ITEMS; i++)
@@ -256,7 +250,6 @@ START_TEST(pm6_old_ack_counts)
 	put_free();
 	preempt_end();
 }
-END_TEST
 
 /* --- generation and contents --------------------------------------------- */
 
@@ -294,7 +287,7 @@ static void *watcher(void *arg)
 
 /* At no moment are there new contents under the old generation: it is copied all the time while
  * the blocks become others'. */
-START_TEST(pm9_contents_before_gen)
+TEST(pm9_contents_before_gen)
 {
 	pthread_t t;
 	preempt_begin(WAIT_OPTION);
@@ -313,22 +306,4 @@ START_TEST(pm9_contents_before_gen)
 	ck_assert_uint_eq(watch.wrong, 0);
 	put_free();
 	preempt_end();
-}
-END_TEST
-
-int main(int argc, char **argv)
-{
-	(void)argc;
-	world_main(argv[0]);
-	Suite *s = suite_create("model_preempt");
-	TCase *c = world_case(s, "process");
-	tcase_add_test(c, pm1_no_check);
-	tcase_add_test(c, pm2_check_before_copy);
-	tcase_add_test(c, pm4_same_gen_after_ack);
-	tcase_add_loop_test(c, pm5_timer_frees_restore, 0, 2);
-	tcase_add_test(c, pm6_old_ack_counts);
-	tcase_add_loop_test(c, pm7_index_before_data, 0, 2);
-	tcase_add_test(c, pm8_ack_while_writing);
-	tcase_add_test(c, pm9_contents_before_gen);
-	return world_run(s);
 }

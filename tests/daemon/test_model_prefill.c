@@ -44,7 +44,7 @@ static int retired(const struct transfer *t)
 /* Cancelled in the middle of a step. Slot and blocks are given back when the device has drained,
  * not before: from the moment that the slot is free nothing is stored into its words and nothing
  * into the transfer's blocks, and no block is free while the request is still there. */
-START_TEST(s_drain_not_blocks)
+TEST_LOOP(s_drain_not_blocks, 0, 2)
 {
 	uint64_t after[8], later[8], req = 1;
 	static uint32_t src[RING_BLOCKS_MAX];
@@ -84,7 +84,6 @@ START_TEST(s_drain_not_blocks)
 	UNTIL(count(D1, MSG_REQUEST_CANCEL, req));
 	world_end();
 }
-END_TEST
 
 static int is_reused(const struct ring_transfer *t, const uint64_t *gen)
 {
@@ -96,7 +95,7 @@ static int is_reused(const struct ring_transfer *t, const uint64_t *gen)
 
 /* P has computed all, is cancelled, and its blocks are the next request's at once: from then on
  * no messager may mark the slot. */
-START_TEST(m8_cancel_not_in_slot_blocks_reused)
+TEST(m8_cancel_not_in_slot_blocks_reused)
 {
 	world_begin("kv_blocks=8");
 	struct transfer one = to_computed(D1, (struct ask){.req = 1, .n = 100, .to = "1"});
@@ -116,16 +115,4 @@ START_TEST(m8_cancel_not_in_slot_blocks_reused)
 	first_token(2);
 	finish(D2, 2, &two);
 	world_end();
-}
-END_TEST
-
-int main(int argc, char **argv)
-{
-	(void)argc;
-	world_main(argv[0]);
-	Suite *s = suite_create("model_prefill");
-	TCase *c = world_case(s, "process");
-	tcase_add_loop_test(c, s_drain_not_blocks, 0, 2);
-	tcase_add_test(c, m8_cancel_not_in_slot_blocks_reused);
-	return world_run(s);
 }

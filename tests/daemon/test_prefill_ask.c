@@ -2,7 +2,7 @@
  * answers it takes. Every test ends with a daemon that holds nothing. */
 #include "prefill_world.h"
 
-START_TEST(test_reserve_is_what_was_submitted)
+TEST(test_reserve_is_what_was_submitted)
 {
 	world_begin("kv_blocks=64");
 	char endpoint[128];
@@ -37,9 +37,8 @@ START_TEST(test_reserve_is_what_was_submitted)
 	say_cancel(ROUTER, 1);
 	world_end();
 }
-END_TEST
 
-START_TEST(test_grant_that_does_not_fit)
+TEST(test_grant_that_does_not_fit)
 {
 	static const struct {
 		const char *name;
@@ -74,7 +73,6 @@ START_TEST(test_grant_that_does_not_fit)
 	}
 	world_end();
 }
-END_TEST
 
 /* Two answers of D2, which was not asked, and two of D1. 0: the machine was so slow that D2 was
  * asked, too. */
@@ -92,7 +90,7 @@ static int granted_by_the_first(uint64_t req, struct transfer *t)
 	return !count(D2, MSG_KV_RESERVE, req);
 }
 
-START_TEST(test_grant_is_taken_once)
+TEST(test_grant_is_taken_once)
 {
 	struct transfer t;
 	uint64_t req = 2;
@@ -116,9 +114,8 @@ START_TEST(test_grant_is_taken_once)
 	finish(D1, req, &t);
 	world_end();
 }
-END_TEST
 
-START_TEST(test_deny)
+TEST(test_deny)
 {
 	world_begin("kv_blocks=64");
 	say_submit((struct ask){.req = 1, .n = 64, .to = "12"});
@@ -144,11 +141,10 @@ START_TEST(test_deny)
 	finish(D2, 2, &t);
 	world_end();
 }
-END_TEST
 
 /* One does not answer for 2 s, one has no link for 3 s: cancelled where it was asked, and the
  * next is asked. */
-START_TEST(test_late_candidate)
+TEST(test_late_candidate)
 {
 	world_begin("kv_blocks=64");
 	uint64_t begun = clock_us();
@@ -172,11 +168,10 @@ START_TEST(test_late_candidate)
 	ck_assert_int_eq(failed(3)->retry, 1);
 	world_end();
 }
-END_TEST
 
 /* m11, m15: eight requests for a full decode worker hold no block and no thread; one for the
  * other is served at once. */
-START_TEST(m11_m15_parked_with_blocks_or_thread)
+TEST(m11_m15_parked_with_blocks_or_thread)
 {
 	world_begin("kv_blocks=8", "prepare_threads=1");
 	for (uint64_t r = 1; r <= 8; r++)
@@ -193,11 +188,10 @@ START_TEST(m11_m15_parked_with_blocks_or_thread)
 		say_cancel(ROUTER, r);
 	world_end();
 }
-END_TEST
 
 /* Granted, and no room here: it waits, keeps its lease alive, and runs when another's blocks or
  * slot come back. */
-START_TEST(test_granted_and_blocked)
+TEST_LOOP(test_granted_and_blocked, 0, 2)
 {
 	static const char *const tight[2][3] = {{"kv_blocks=8", "ring_slots=8"},
 	                                        {"kv_blocks=64", "ring_slots=1"}};
@@ -214,21 +208,4 @@ START_TEST(test_granted_and_blocked)
 	ack(D1, 1);
 	finish(D1, 2, &two);
 	world_end();
-}
-END_TEST
-
-int main(int argc, char **argv)
-{
-	(void)argc;
-	world_main(argv[0]);
-	Suite *s = suite_create("prefill_ask");
-	TCase *c = world_case(s, "ask");
-	tcase_add_test(c, test_reserve_is_what_was_submitted);
-	tcase_add_test(c, test_grant_that_does_not_fit);
-	tcase_add_test(c, test_grant_is_taken_once);
-	tcase_add_test(c, test_deny);
-	tcase_add_test(c, test_late_candidate);
-	tcase_add_test(c, m11_m15_parked_with_blocks_or_thread);
-	tcase_add_loop_test(c, test_granted_and_blocked, 0, 2);
-	return world_run(s);
 }

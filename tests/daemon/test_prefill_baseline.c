@@ -19,7 +19,7 @@ static unsigned n_of(struct side *who, enum msg_type type)
 }
 
 /* Strictly one after the other, one for each step. */
-START_TEST(test_serial)
+TEST(test_serial)
 {
 	BEGIN_AS("serial", "kv_blocks=64", "max_batched_tokens=128");
 	for (uint64_t r = 1; r <= 3; r++)
@@ -50,10 +50,9 @@ START_TEST(test_serial)
 	finish(D1, 7, &t);
 	world_end();
 }
-END_TEST
 
 /* The head waits for room at D: running jobs are computed meanwhile. */
-START_TEST(test_serial_waits)
+TEST(test_serial_waits)
 {
 	BEGIN_AS("serial", "kv_blocks=64");
 	say_submit((struct ask){.req = 1, .n = LONG, .to = "1", .seed = 1});
@@ -77,10 +76,9 @@ START_TEST(test_serial_waits)
 	finish(D1, 3, &three);
 	world_end();
 }
-END_TEST
 
 /* The head shares a prefix with a running job: the schedule thread is not held for the head. */
-START_TEST(test_shared_prefix)
+TEST(test_shared_prefix)
 {
 	BEGIN_AS("serial", "kv_blocks=64");
 	for (uint64_t r = 1; r <= 2; r++)
@@ -97,7 +95,6 @@ START_TEST(test_shared_prefix)
 	ck_assert_uint_eq(metric("prefix_shares_total"), 1);
 	world_end();
 }
-END_TEST
 
 static unsigned n_requests(void)
 {
@@ -109,7 +106,7 @@ static unsigned n_requests(void)
 
 /* One queue: the next is reserved when the one before has its blocks, until the budget of a step
  * is spoken for. */
-START_TEST(test_shared)
+TEST(test_shared)
 {
 	BEGIN_AS("shared", "kv_blocks=64", "max_batched_tokens=128");
 	for (uint64_t r = 1; r <= 4; r++)
@@ -139,18 +136,8 @@ START_TEST(test_shared)
 	}
 	world_end();
 }
-END_TEST
 
-int main(int argc, char **argv)
+TEST_START(of_the_benchmarks)
 {
-	(void)argc;
-	world_main(argv[0]);
 	W.program = "../bench/pdprefilld_baseline";
-	Suite *s = suite_create("prefill_baseline");
-	TCase *c = world_case(s, "all");
-	tcase_add_test(c, test_serial);
-	tcase_add_test(c, test_serial_waits);
-	tcase_add_test(c, test_shared_prefix);
-	tcase_add_test(c, test_shared);
-	return world_run(s);
 }

@@ -27,7 +27,9 @@ static void check_src(uint32_t skip, uint32_t full)
 		}
 }
 
-START_TEST(test_transfer_and_first_token)
+TEST_CASE("grant", .timeout_s = 300);
+
+TEST(test_transfer_and_first_token)
 {
 	static const struct {
 		uint32_t n, cached;
@@ -87,7 +89,6 @@ START_TEST(test_transfer_and_first_token)
 	}
 	world_end();
 }
-END_TEST
 
 enum { COVERED = 320, FULL = COVERED / BLOCK };
 
@@ -134,7 +135,7 @@ static void holds(const struct ring_transfer *of, const unsigned char *copy)
 
 /* What progress covers is final: copied the moment that the board says so, it is what is there
  * at the end, and what a second run computes. */
-START_TEST(bm2_word_before_kernel)
+TEST(bm2_word_before_kernel)
 {
 	static struct ring_transfer of;
 	struct transfer t;
@@ -159,11 +160,10 @@ START_TEST(bm2_word_before_kernel)
 	free(copy);
 	world_end();
 }
-END_TEST
 
 /* s-p-ends-at-kvsent: whichever of KV_SENT and the acknowledgement comes first, the lease is
  * renewed until the other has come, and not after. */
-START_TEST(s_p_ends_at_kvsent)
+TEST(s_p_ends_at_kvsent)
 {
 	world_begin("kv_blocks=64");
 	struct transfer one = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"}),
@@ -184,9 +184,8 @@ START_TEST(s_p_ends_at_kvsent)
 	ck_assert_uint_eq(renewals(D2, 502), before2);
 	world_end();
 }
-END_TEST
 
-START_TEST(test_kv_sent_before_first_token)
+TEST(test_kv_sent_before_first_token)
 {
 	world_begin("kv_blocks=64");
 	uint64_t req = 1;
@@ -202,9 +201,8 @@ START_TEST(test_kv_sent_before_first_token)
 	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, req), 0);
 	world_end();
 }
-END_TEST
 
-START_TEST(test_other_generations_are_ignored)
+TEST(test_other_generations_are_ignored)
 {
 	world_begin("kv_blocks=64");
 	struct transfer old = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"});
@@ -239,11 +237,12 @@ START_TEST(test_other_generations_are_ignored)
 	UNTIL(count(D1, MSG_REQUEST_CANCEL, 3));
 	world_end();
 }
-END_TEST
 
 /* --- submitting ---------------------------------------------------------- */
 
-START_TEST(test_submitted_twice)
+TEST_CASE("submit", .timeout_s = 300);
+
+TEST(test_submitted_twice)
 {
 	world_begin("kv_blocks=64");
 	struct ask a = {.req = 1, .n = 64, .to = "1"};
@@ -259,9 +258,8 @@ START_TEST(test_submitted_twice)
 	finish(D1, 1, &t);
 	world_end();
 }
-END_TEST
 
-START_TEST(test_prefix_of_a_finished_request)
+TEST(test_prefix_of_a_finished_request)
 {
 	static const struct {
 		uint32_t n, own_from, cached;
@@ -288,11 +286,10 @@ START_TEST(test_prefix_of_a_finished_request)
 	}
 	world_end();
 }
-END_TEST
 
 /* A second one with the same beginning while the first is half done: it uses no more than what
  * is there. */
-START_TEST(test_prefix_of_a_running_request)
+TEST(test_prefix_of_a_running_request)
 {
 	world_begin("kv_blocks=64");
 	uint64_t req = 10;
@@ -327,9 +324,8 @@ START_TEST(test_prefix_of_a_running_request)
 	finish(D2, next, &second);
 	world_end();
 }
-END_TEST
 
-START_TEST(test_refused)
+TEST(test_refused)
 {
 	static const struct {
 		const char *name, *to;
@@ -358,9 +354,8 @@ START_TEST(test_refused)
 	say_cancel(ROUTER, 11);
 	world_end();
 }
-END_TEST
 
-START_TEST(test_prompt_logprobs)
+TEST(test_prompt_logprobs)
 {
 	world_begin("kv_blocks=64", "max_batched_tokens=128");
 	for (uint64_t r = 1; r <= 2; r++) {
@@ -374,25 +369,4 @@ START_TEST(test_prompt_logprobs)
 		finish(D1, r, &t);
 	}
 	world_end();
-}
-END_TEST
-
-int main(int argc, char **argv)
-{
-	(void)argc;
-	world_main(argv[0]);
-	Suite *s = suite_create("prefill_daemon");
-	TCase *c = world_case(s, "grant");
-	tcase_add_test(c, test_transfer_and_first_token);
-	tcase_add_test(c, bm2_word_before_kernel);
-	tcase_add_test(c, s_p_ends_at_kvsent);
-	tcase_add_test(c, test_kv_sent_before_first_token);
-	tcase_add_test(c, test_other_generations_are_ignored);
-	c = world_case(s, "submit");
-	tcase_add_test(c, test_submitted_twice);
-	tcase_add_test(c, test_prefix_of_a_finished_request);
-	tcase_add_test(c, test_prefix_of_a_running_request);
-	tcase_add_test(c, test_refused);
-	tcase_add_test(c, test_prompt_logprobs);
-	return world_run(s);
 }

@@ -24,7 +24,7 @@ static const Pds__Embedding *ask_for(uint64_t req, uint32_t n, Pds__Pooling pool
 	return embedding(req);
 }
 
-START_TEST(without_a_decode_worker)
+TEST_LOOP(without_a_decode_worker, 0, 2)
 {
 	world_begin("kv_blocks=64");
 	const Pds__Embedding *e = ask_for(1, 100, _i ? MEAN : LAST);
@@ -43,10 +43,9 @@ START_TEST(without_a_decode_worker)
 	ck_assert(memcmp(e->values, had, sizeof had) == 0);
 	world_end();
 }
-END_TEST
 
 /* All slots of the ring are held by jobs that wait for KvSent: an embedding needs none. */
-START_TEST(no_slot_needed)
+TEST(no_slot_needed)
 {
 	world_begin("kv_blocks=64", "ring_slots=1");
 	struct transfer t = to_computed(D1, (struct ask){.req = 1, .n = 40, .to = "1"});
@@ -55,10 +54,9 @@ START_TEST(no_slot_needed)
 	finish(D1, 1, &t);
 	world_end();
 }
-END_TEST
 
 /* It waits for blocks of a job whose lease is renewed meanwhile; it has none itself. */
-START_TEST(waits_beside_a_lease)
+TEST(waits_beside_a_lease)
 {
 	world_begin("kv_blocks=8");
 	struct transfer t = to_computed(D1, (struct ask){.req = 1, .n = 100, .to = "1"});
@@ -71,10 +69,9 @@ START_TEST(waits_beside_a_lease)
 	embedding(2);
 	world_end();
 }
-END_TEST
 
 /* Jobs with a slot and without one in the same steps: each gets its own. */
-START_TEST(beside_a_prompt)
+TEST(beside_a_prompt)
 {
 	world_begin("kv_blocks=128");
 	uint64_t req = 1;
@@ -91,9 +88,8 @@ START_TEST(beside_a_prompt)
 	ck_assert(memcmp(e->values, had, sizeof had) == 0);
 	world_end();
 }
-END_TEST
 
-START_TEST(cancelled)
+TEST(cancelled)
 {
 	world_begin("kv_blocks=64");
 	uint64_t req = 0;
@@ -107,10 +103,9 @@ START_TEST(cancelled)
 	} while (count(ROUTER, MSG_REQUEST_EMBEDDING, req)); /* it was over before the cancel came */
 	world_end();
 }
-END_TEST
 
 /* Of eight places two are for those that generate. */
-START_TEST(leaves_places)
+TEST(leaves_places)
 {
 	world_begin("kv_blocks=8", "max_jobs=8");
 	struct transfer t = to_computed(D1, (struct ask){.req = 1, .n = 100, .to = "1"});
@@ -129,7 +124,6 @@ START_TEST(leaves_places)
 		embedding(i);
 	world_end();
 }
-END_TEST
 
 /* What a prefill worker answers without a decode worker; 0: a single token. */
 static const Pds__Pooling kinds[] = {0, LAST, MEAN};
@@ -144,7 +138,7 @@ static void answered(uint64_t req, Pds__Pooling kind)
 }
 
 /* A router that names candidates all the same changes nothing. */
-START_TEST(candidates_are_not_asked)
+TEST(candidates_are_not_asked)
 {
 	world_begin("kv_blocks=64");
 	say_submit((struct ask){.req = 1, .n = 100, .to = "1", .max_tokens = 1, .pooling = MEAN});
@@ -153,10 +147,9 @@ START_TEST(candidates_are_not_asked)
 	ck_assert_uint_eq(count(D1, MSG_KV_RESERVE, 1), 0);
 	world_end();
 }
-END_TEST
 
 /* Another input with the same beginning waits for the blocks that one computes. */
-START_TEST(shares_a_running_prefix)
+TEST_LOOP(shares_a_running_prefix, 0, KINDS)
 {
 	world_begin("kv_blocks=64");
 	say_submit((struct ask){.req = 1, .n = LONG, .to = "", .max_tokens = 1, .pooling = kinds[_i]});
@@ -166,10 +159,9 @@ START_TEST(shares_a_running_prefix)
 	answered(1, kinds[_i]);
 	world_end();
 }
-END_TEST
 
 /* Told to end, it gives back what it has not begun. */
-START_TEST(ends)
+TEST_LOOP(ends, 0, KINDS)
 {
 	world_begin("kv_blocks=8", "stop_timeout_ms=60000");
 	struct transfer t = to_computed(D1, (struct ask){.req = 1, .n = 100, .to = "1"});
@@ -182,10 +174,9 @@ START_TEST(ends)
 	finish(D1, 1, &t);
 	world_ended();
 }
-END_TEST
 
 /* And completes what it has begun. */
-START_TEST(ends_while_computing)
+TEST_LOOP(ends_while_computing, 0, KINDS)
 {
 	world_begin("kv_blocks=64", "stop_timeout_ms=60000");
 	say_submit((struct ask){.req = 1, .n = LONG, .to = "", .max_tokens = 1, .pooling = kinds[_i]});
@@ -194,9 +185,8 @@ START_TEST(ends_while_computing)
 	answered(1, kinds[_i]);
 	world_ended();
 }
-END_TEST
 
-START_TEST(refused)
+TEST_LOOP(refused, 0, 5)
 {
 	static const struct {
 		const char *option;
@@ -226,10 +216,9 @@ START_TEST(refused)
 	ck_assert_msg(strstr(f->text, cases[_i].says), "%s", f->text);
 	world_end();
 }
-END_TEST
 
 /* More of them than the pool has blocks for: each waits for its turn. */
-START_TEST(many)
+TEST(many)
 {
 	world_begin("kv_blocks=8");
 	for (uint64_t i = 1; i <= 20; i++)
@@ -238,26 +227,4 @@ START_TEST(many)
 	for (uint64_t i = 1; i <= 20; i++)
 		ck_assert_uint_eq(embedding(i)->n_values, 96);
 	world_end();
-}
-END_TEST
-
-int main(int argc, char **argv)
-{
-	(void)argc;
-	world_main(argv[0]);
-	Suite *s = suite_create("prefill_embed");
-	TCase *c = world_case(s, "all");
-	tcase_add_loop_test(c, without_a_decode_worker, 0, 2);
-	tcase_add_test(c, no_slot_needed);
-	tcase_add_test(c, waits_beside_a_lease);
-	tcase_add_test(c, beside_a_prompt);
-	tcase_add_test(c, cancelled);
-	tcase_add_loop_test(c, refused, 0, 5);
-	tcase_add_test(c, leaves_places);
-	tcase_add_test(c, candidates_are_not_asked);
-	tcase_add_loop_test(c, shares_a_running_prefix, 0, KINDS);
-	tcase_add_loop_test(c, ends, 0, KINDS);
-	tcase_add_loop_test(c, ends_while_computing, 0, KINDS);
-	tcase_add_test(c, many);
-	return world_run(s);
 }

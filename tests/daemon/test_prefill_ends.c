@@ -13,7 +13,7 @@ static void cancelled_quietly(struct side *d, uint64_t req, unsigned first_token
 	at_rest();
 }
 
-START_TEST(test_cancel_waiting_for_grant)
+TEST(test_cancel_waiting_for_grant)
 {
 	world_begin("kv_blocks=64");
 	say_submit((struct ask){.req = 1, .n = 64, .to = "12"});
@@ -25,9 +25,8 @@ START_TEST(test_cancel_waiting_for_grant)
 	ck_assert_uint_eq(count(D2, MSG_KV_RESERVE, 1), 0);
 	world_end();
 }
-END_TEST
 
-START_TEST(test_cancel_granted)
+TEST(test_cancel_granted)
 {
 	world_begin("kv_blocks=8");
 	struct transfer other = to_computed(D2, (struct ask){.req = 1, .n = 100, .to = "2"});
@@ -41,9 +40,8 @@ START_TEST(test_cancel_granted)
 	cancelled_quietly(D1, 2, 0);
 	world_end();
 }
-END_TEST
 
-START_TEST(test_cancel_running)
+TEST(test_cancel_running)
 {
 	world_begin("kv_blocks=64");
 	uint64_t req = 1;
@@ -56,9 +54,8 @@ START_TEST(test_cancel_running)
 	ck_assert_uint_ne(told("status", "prompt_tokens") % LONG, 0);
 	world_end();
 }
-END_TEST
 
-START_TEST(test_cancel_computed)
+TEST(test_cancel_computed)
 {
 	world_begin("kv_blocks=64");
 	struct transfer t = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"});
@@ -68,10 +65,9 @@ START_TEST(test_cancel_computed)
 	cancelled_quietly(D1, 1, 1);
 	world_end();
 }
-END_TEST
 
 /* Nobody answers any more: the messager, or the decode worker with its acknowledgement. */
-START_TEST(test_stalled)
+TEST(test_stalled)
 {
 	world_begin("kv_blocks=64", "stall_ms=2000");
 	struct transfer one = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"}),
@@ -91,11 +87,10 @@ START_TEST(test_stalled)
 	UNTIL(transfer_is_void(&one));
 	world_end();
 }
-END_TEST
 
 /* A transfer that the messager found malformed is this worker's failure; one that stalled while its
  * steps go on is not. Whose lease it gave back in order is named. */
-START_TEST(test_failed_transfers)
+TEST(test_failed_transfers)
 {
 	static const struct {
 		Pds__Fault fault;
@@ -116,10 +111,9 @@ START_TEST(test_failed_transfers)
 	}
 	world_end();
 }
-END_TEST
 
 /* A decode worker whose end comes without a goodbye: that is its failure. */
-START_TEST(test_decode_worker_falls_silent)
+TEST(test_decode_worker_falls_silent)
 {
 	world_begin("kv_blocks=64", "silence_ms=2000");
 	side_close(D1);
@@ -135,7 +129,6 @@ START_TEST(test_decode_worker_falls_silent)
 	side_again(D1, D1->epoch + 1);
 	world_end();
 }
-END_TEST
 
 static void expect_lost(uint64_t req)
 {
@@ -157,7 +150,7 @@ static int failed_before(uint64_t a, uint64_t b)
 	return 0;
 }
 
-START_TEST(test_decode_worker_dies)
+TEST(test_decode_worker_dies)
 {
 	world_begin("kv_blocks=34");
 	say_submit((struct ask){.req = 1, .n = 64, .to = "12"}); /* asked, another is left */
@@ -196,9 +189,8 @@ START_TEST(test_decode_worker_dies)
 	finish(D1, 30, &t);
 	world_end();
 }
-END_TEST
 
-START_TEST(test_router_dies)
+TEST(test_router_dies)
 {
 	world_begin("kv_blocks=64");
 	say_submit((struct ask){.req = 1, .n = 64, .to = "12"});
@@ -223,9 +215,8 @@ START_TEST(test_router_dies)
 		ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, r), 0);
 	world_end();
 }
-END_TEST
 
-START_TEST(test_first_token_ends_the_answer)
+TEST(test_first_token_ends_the_answer)
 {
 	world_begin("kv_blocks=64");
 	say_submit((struct ask){.req = 1, .n = 150, .to = "1", .max_tokens = 1});
@@ -238,11 +229,10 @@ START_TEST(test_first_token_ends_the_answer)
 	ck_assert_uint_eq(count(D1, MSG_REQUEST_FIRST_TOKEN, 1), 0);
 	world_end();
 }
-END_TEST
 
 /* An answer of one token needs no decode worker: there is nothing to ask for, to move or to wait
  * for. */
-START_TEST(test_single_token)
+TEST(test_single_token)
 {
 	world_begin("kv_blocks=64");
 	say_submit((struct ask){.req = 1, .n = 150, .to = "", .max_tokens = 1});
@@ -258,25 +248,4 @@ START_TEST(test_single_token)
 	ck_assert_int_eq(failed(2)->fault, PDS__FAULT__FAULT_DRAINING);
 	at_rest();
 	world_end();
-}
-END_TEST
-
-int main(int argc, char **argv)
-{
-	(void)argc;
-	world_main(argv[0]);
-	Suite *s = suite_create("prefill_ends");
-	TCase *c = world_case(s, "end");
-	tcase_add_test(c, test_cancel_waiting_for_grant);
-	tcase_add_test(c, test_cancel_granted);
-	tcase_add_test(c, test_cancel_running);
-	tcase_add_test(c, test_cancel_computed);
-	tcase_add_test(c, test_stalled);
-	tcase_add_test(c, test_failed_transfers);
-	tcase_add_test(c, test_decode_worker_falls_silent);
-	tcase_add_test(c, test_decode_worker_dies);
-	tcase_add_test(c, test_router_dies);
-	tcase_add_test(c, test_first_token_ends_the_answer);
-	tcase_add_test(c, test_single_token);
-	return world_run(s);
 }

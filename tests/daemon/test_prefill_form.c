@@ -16,7 +16,7 @@ static void begun(struct ask a)
 	grant(D1, a.req, a.n);
 }
 
-START_TEST(first_token_is_of_the_form)
+TEST(first_token_is_of_the_form)
 {
 	world_begin(letters_model(), "kv_blocks=64");
 	struct transfer t = to_computed(D1, with_form(1, "q[a-z]{3}"));
@@ -24,11 +24,10 @@ START_TEST(first_token_is_of_the_form)
 	finish(D1, 1, &t);
 	world_end();
 }
-END_TEST
 
 /* Sixty costly ones are granted, then one without a constraint: it has its first token before
  * they are compiled. */
-START_TEST(others_go_on_meanwhile)
+TEST(others_go_on_meanwhile)
 {
 	enum { N = 60 };
 	world_begin(letters_model(), "kv_blocks=256", "max_inflight_prefill=100",
@@ -46,11 +45,10 @@ START_TEST(others_go_on_meanwhile)
 		say_cancel(ROUTER, i);
 	world_end();
 }
-END_TEST
 
 /* What is cancelled, or whose worker goes, while its constraint waits for the compiler: nothing
  * of it is left. */
-START_TEST(ended_while_it_compiles)
+TEST(ended_while_it_compiles)
 {
 	world_begin(letters_model(), "kv_blocks=256", "max_inflight_prefill=100");
 	for (int i = 1; i <= 30; i++)
@@ -62,9 +60,8 @@ START_TEST(ended_while_it_compiles)
 		ck_assert(failed(i)->retry);
 	world_end();
 }
-END_TEST
 
-START_TEST(stopped_while_it_compiles)
+TEST(stopped_while_it_compiles)
 {
 	world_begin(letters_model(), "kv_blocks=256", "max_inflight_prefill=100",
 	            "stop_timeout_ms=1000");
@@ -74,9 +71,8 @@ START_TEST(stopped_while_it_compiles)
 	kill(W.daemon, SIGTERM);
 	world_ended();
 }
-END_TEST
 
-START_TEST(one_that_does_not_compile)
+TEST(one_that_does_not_compile)
 {
 	world_begin(letters_model(), "kv_blocks=64");
 	begun(with_form(1, "(a"));
@@ -85,12 +81,11 @@ START_TEST(one_that_does_not_compile)
 	ck_assert(!f->retry);
 	world_end();
 }
-END_TEST
 
 /* There is room for the networks of two or three that are computed and not handed over yet: the
  * others are told when to come again, a small one has its room, and so has another large one
  * when they have gone. */
-START_TEST(no_memory_for_now)
+TEST(no_memory_for_now)
 {
 	struct transfer t[9];
 	unsigned has = 0;
@@ -121,20 +116,4 @@ START_TEST(no_memory_for_now)
 	first_token(10);
 	say_cancel(ROUTER, 10);
 	world_end();
-}
-END_TEST
-
-int main(int argc, char **argv)
-{
-	(void)argc;
-	world_main(argv[0]);
-	Suite *s = suite_create("prefill_form");
-	TCase *c = world_case(s, "form");
-	tcase_add_test(c, first_token_is_of_the_form);
-	tcase_add_test(c, others_go_on_meanwhile);
-	tcase_add_test(c, ended_while_it_compiles);
-	tcase_add_test(c, stopped_while_it_compiles);
-	tcase_add_test(c, one_that_does_not_compile);
-	tcase_add_test(c, no_memory_for_now);
-	return world_run(s);
 }

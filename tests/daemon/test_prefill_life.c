@@ -7,7 +7,7 @@
 /* While one is computed, one waits for its grant, one is parked and one has been computed: what has
  * no grant, and what comes, goes elsewhere at once; the rest is computed and handed over; then
  * the daemon is gone. */
-START_TEST(test_sigterm_while_computing)
+TEST(test_sigterm_while_computing)
 {
 	world_begin("kv_blocks=64", "max_inflight_prefill=1", "stop_timeout_ms=60000");
 	uint64_t req = 10;
@@ -40,10 +40,9 @@ START_TEST(test_sigterm_while_computing)
 	ack(D2, 1);
 	world_ended();
 }
-END_TEST
 
 /* What does not end in stop_timeout_ms is said to have failed, with retry. */
-START_TEST(test_sigterm_and_no_messager)
+TEST(test_sigterm_and_no_messager)
 {
 	world_begin("kv_blocks=64", "stop_timeout_ms=500");
 	to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"});
@@ -53,13 +52,12 @@ START_TEST(test_sigterm_and_no_messager)
 	UNTIL(count(D1, MSG_REQUEST_CANCEL, 1));
 	world_ended();
 }
-END_TEST
 
 /* --- questions ----------------------------------------------------------- */
 
 /* pdctl asks while threads take blocks for many. What can go wrong is for the race detector to
  * see. */
-START_TEST(test_asked_while_blocks_are_taken)
+TEST(test_asked_while_blocks_are_taken)
 {
 	enum { MANY = 40 };
 	world_begin("kv_blocks=400", "prepare_threads=1", "max_inflight_prefill=100");
@@ -78,7 +76,6 @@ START_TEST(test_asked_while_blocks_are_taken)
 	}
 	world_end();
 }
-END_TEST
 
 /* --- order --------------------------------------------------------------- */
 
@@ -106,7 +103,7 @@ static unsigned shorter_ones_first(uint64_t *req, uint64_t base_req)
 /* By arrival the long one's first token comes first, with shortest first the others': all three, or
  * none where the machine held their grants back until the long one had ended. Then it is played
  * again. */
-START_TEST(test_order)
+TEST_LOOP(test_order, 0, 2)
 {
 	world_begin("kv_blocks=128", "prefill_ageing_ms=600000",
 	            _i ? "prefill_order=srpt" : "prefill_order=fifo");
@@ -118,18 +115,4 @@ START_TEST(test_order)
 	}
 	ck_assert_int_eq(before > 0, _i);
 	world_end();
-}
-END_TEST
-
-int main(int argc, char **argv)
-{
-	(void)argc;
-	world_main(argv[0]);
-	Suite *s = suite_create("prefill_life");
-	TCase *c = world_case(s, "all");
-	tcase_add_test(c, test_sigterm_while_computing);
-	tcase_add_test(c, test_sigterm_and_no_messager);
-	tcase_add_test(c, test_asked_while_blocks_are_taken);
-	tcase_add_loop_test(c, test_order, 0, 2);
-	return world_run(s);
 }

@@ -36,7 +36,7 @@ static unsigned descriptors(void)
 }
 
 /* Decode workers come and go under new names: what no router names any more costs nothing. */
-START_TEST(test_peers_that_left)
+TEST(test_peers_that_left)
 {
 	static const char *const first[] = {"decode-1"};
 	char names[30][32];
@@ -57,10 +57,9 @@ START_TEST(test_peers_that_left)
 	ck_assert_ptr_nonnull(D1->p);
 	world_end();
 }
-END_TEST
 
 /* Only a router says who the others are. */
-START_TEST(test_peers_from_a_decode_worker)
+TEST(test_peers_from_a_decode_worker)
 {
 	static const char *const first[] = {"decode-1"}, *const second[] = {"decode-2"};
 	world_begin("kv_blocks=64");
@@ -75,7 +74,6 @@ START_TEST(test_peers_from_a_decode_worker)
 	ck_assert_ptr_null(D2->p);
 	world_end();
 }
-END_TEST
 
 /* --- several hosts --- */
 
@@ -125,7 +123,7 @@ static void say_far(const char *const *names, size_t n)
 }
 
 /* The messager's address is told in HELLO, or as soon as the messager is attached. */
-START_TEST(test_the_messagers_address_is_told)
+TEST(test_the_messagers_address_is_told)
 {
 	make_keys();
 	W.remote = "messager@tcp://10.0.0.9:7003";
@@ -142,10 +140,9 @@ START_TEST(test_the_messagers_address_is_told)
 	ck_assert_str_eq(peer_worker(ROUTER->p)->messager, W.remote);
 	world_end();
 }
-END_TEST
 
 /* A worker without keys can reach no other host, whatever its messager can. */
-START_TEST(test_without_keys_no_messager_is_told)
+TEST(test_without_keys_no_messager_is_told)
 {
 	W.remote = "messager@tcp://10.0.0.9:7003";
 	world_begin("kv_blocks=64", "keys=/nonexistent");
@@ -158,7 +155,6 @@ START_TEST(test_without_keys_no_messager_is_told)
 	}
 	world_end();
 }
-END_TEST
 
 /* "NAME ROLE EPOCH ENDPOINT MESSAGER;" of each that the messager was last told of. */
 static const char *peers_told(void)
@@ -176,7 +172,7 @@ static const char *peers_told(void)
 
 /* The messager is told of the messagers of other hosts, and of each change; a worker without a
  * messager there, and one of this host, are none of its business. */
-START_TEST(test_the_messager_is_told_of_others)
+TEST(test_the_messager_is_told_of_others)
 {
 	static const char *const near[] = {"decode-1"}, *const far[] = {"far-1", "far-2"};
 	static const char
@@ -210,11 +206,10 @@ START_TEST(test_the_messager_is_told_of_others)
 	ck_assert_str_eq(peers_told(), "");
 	world_end();
 }
-END_TEST
 
 /* A decode worker of another host whose key is missing: one line in the log, and its requests fail
  * at once or go to the next candidate. */
-START_TEST(test_no_key_of_a_decode_worker)
+TEST(test_no_key_of_a_decode_worker)
 {
 	static const char *const far[] = {"far-1", "far-2"};
 	make_keys();
@@ -234,20 +229,4 @@ START_TEST(test_no_key_of_a_decode_worker)
 	ck_assert_uint_eq(logged("event=connect_failed"), 0);
 	ck_assert_uint_eq(logged("event=peers_skipped"), 1);
 	world_end();
-}
-END_TEST
-
-int main(int argc, char **argv)
-{
-	(void)argc;
-	world_main(argv[0]);
-	Suite *s = suite_create("prefill_peers");
-	TCase *c = world_case(s, "peers");
-	tcase_add_test(c, test_peers_that_left);
-	tcase_add_test(c, test_peers_from_a_decode_worker);
-	tcase_add_test(c, test_the_messagers_address_is_told);
-	tcase_add_test(c, test_without_keys_no_messager_is_told);
-	tcase_add_test(c, test_the_messager_is_told_of_others);
-	tcase_add_test(c, test_no_key_of_a_decode_worker);
-	return world_run(s);
 }

@@ -28,7 +28,9 @@ static void served(struct side *d, uint64_t req, uint32_t n)
 
 /* --- a cap for each decode worker ---------------------------------------- */
 
-START_TEST(test_cap)
+TEST_CASE("cap", .timeout_s = 300);
+
+TEST(test_cap)
 {
 	world_begin("kv_blocks=64", "max_inflight_prefill=2");
 	/* prompts are prepared by several threads, in any order */
@@ -65,11 +67,10 @@ START_TEST(test_cap)
 	cancel_all(4, 6);
 	world_end();
 }
-END_TEST
 
 /* Forty for a decode worker that never answers: those for the other pass them all, one after the
  * other. */
-START_TEST(test_slow_peer_holds_nobody)
+TEST(test_slow_peer_holds_nobody)
 {
 	world_begin("kv_blocks=8", "prepare_threads=1", "max_inflight_prefill=4");
 	for (uint64_t r = 1; r <= 40; r++)
@@ -84,10 +85,9 @@ START_TEST(test_slow_peer_holds_nobody)
 	cancel_all(1, 40);
 	world_end();
 }
-END_TEST
 
 /* Both full: parked; whichever has a place first is asked, by arrival. */
-START_TEST(test_parked_for_either)
+TEST(test_parked_for_either)
 {
 	world_begin("kv_blocks=64", "max_inflight_prefill=1");
 	say_submit((struct ask){.req = 1, .n = 64, .to = "1"});
@@ -109,11 +109,12 @@ START_TEST(test_parked_for_either)
 	say_cancel(ROUTER, 5);
 	world_end();
 }
-END_TEST
 
 /* --- hints --------------------------------------------------------------- */
 
-START_TEST(test_hint_of_the_only_one)
+TEST_CASE("hint", .timeout_s = 300);
+
+TEST(test_hint_of_the_only_one)
 {
 	world_begin("kv_blocks=64");
 	say_submit((struct ask){.req = 1, .n = 64, .to = "1"});
@@ -139,9 +140,8 @@ START_TEST(test_hint_of_the_only_one)
 	say_cancel(ROUTER, 2);
 	world_end();
 }
-END_TEST
 
-START_TEST(test_hint_and_another_candidate)
+TEST(test_hint_and_another_candidate)
 {
 	world_begin("kv_blocks=64");
 	say_submit((struct ask){.req = 1, .n = 64, .to = "12"});
@@ -160,10 +160,9 @@ START_TEST(test_hint_and_another_candidate)
 	ck_assert_int_eq(failed(1)->retry, 1);
 	world_end();
 }
-END_TEST
 
 /* A hint past the deadline is no hope; a wait ends at the deadline. */
-START_TEST(test_hints_and_deadlines)
+TEST(test_hints_and_deadlines)
 {
 	world_begin("kv_blocks=64", "max_inflight_prefill=1");
 	say_submit((struct ask){.req = 8, .n = 64, .to = "2"}); /* takes D2's place */
@@ -184,11 +183,10 @@ START_TEST(test_hints_and_deadlines)
 	say_cancel(ROUTER, 8);
 	world_end();
 }
-END_TEST
 
 /* Denied for want of a link to the router, and with a hint: asked again for 3 s. If only these two
  * have lost sight of each other, nothing else would end that before the deadline. */
-START_TEST(test_no_link_to_the_router)
+TEST(test_no_link_to_the_router)
 {
 	world_begin("kv_blocks=64");
 	uint64_t begun = clock_us();
@@ -205,10 +203,9 @@ START_TEST(test_no_link_to_the_router)
 	ck_assert_int_eq(failed(1)->retry, 1);
 	world_end();
 }
-END_TEST
 
 /* A candidate of a life that is over is not waited for. */
-START_TEST(test_candidate_of_an_earlier_life)
+TEST(test_candidate_of_an_earlier_life)
 {
 	world_begin("kv_blocks=64");
 	say_submit((struct ask){.req = 1, .n = 64, .to = "1"});
@@ -227,13 +224,14 @@ START_TEST(test_candidate_of_an_earlier_life)
 	} while (clock_us() - begun > 2500000);
 	world_end();
 }
-END_TEST
 
 /* --- own blocks, in order ------------------------------------------------ */
 
+TEST_CASE("blocks", .timeout_s = 300);
+
 /* A long prompt that waits for blocks is not overtaken by short ones for which there would be
  * room. */
-START_TEST(test_blocked_in_order)
+TEST(test_blocked_in_order)
 {
 	world_begin("kv_blocks=8");
 	/* 7 of 8 blocks */
@@ -263,11 +261,10 @@ START_TEST(test_blocked_in_order)
 	}
 	world_end();
 }
-END_TEST
 
 /* The ring is full and the messager stands still: who waits for a slot waits for the stall limit
  * of those who have one. */
-START_TEST(test_ring_full_and_no_messager)
+TEST(test_ring_full_and_no_messager)
 {
 	world_begin("kv_blocks=64", "ring_slots=1", "stall_ms=2000");
 	struct transfer one = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1", .seed = 1});
@@ -284,7 +281,6 @@ START_TEST(test_ring_full_and_no_messager)
 	finish(D1, 3, &three);
 	world_end();
 }
-END_TEST
 
 /* --- aborts -------------------------------------------------------------- */
 
@@ -295,9 +291,11 @@ static void gone_quietly(uint64_t req)
 	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, req), 0);
 }
 
+TEST_CASE("abort", .timeout_s = 300);
+
 /* What is said while the daemon stands is there all at once when it goes on: the cancel comes
  * right behind what began the state. */
-START_TEST(test_cancel_in_prepare_and_take)
+TEST(test_cancel_in_prepare_and_take)
 {
 	world_begin("kv_blocks=64");
 	for (uint64_t r = 1; r <= 20; r++) {
@@ -328,9 +326,8 @@ START_TEST(test_cancel_in_prepare_and_take)
 	}
 	world_end();
 }
-END_TEST
 
-START_TEST(test_cancel_parked)
+TEST(test_cancel_parked)
 {
 	world_begin("kv_blocks=64", "max_inflight_prefill=1");
 	say_submit((struct ask){.req = 1, .n = 64, .to = "1"});
@@ -350,7 +347,6 @@ START_TEST(test_cancel_parked)
 	ck_assert_uint_eq(count(D1, MSG_REQUEST_CANCEL, 2) + count(D2, MSG_REQUEST_CANCEL, 4), 0);
 	world_end();
 }
-END_TEST
 
 /* --- storage ------------------------------------------------------------- */
 
@@ -378,10 +374,12 @@ static void to_stored(uint64_t req, uint32_t n)
 	"storage=storage", "kv_blocks=12", "kv_eviction=offload", "offload_low_percent=90", \
 		"storage_lookup_wait_ms=20000", "storage_read_wait_ms=20000"
 
+TEST_CASE("storage", .timeout_s = 300);
+
 /* A storage daemon that stands still in the middle of a read: the request goes on without it in
  * other blocks, and those that it may still write stay where they are until it has said that it
  * does not. */
-START_TEST(test_fetch_from_a_stopped_storage)
+TEST(test_fetch_from_a_stopped_storage)
 {
 	world_begin(STORED, "storage_read_wait_ms=1000");
 	uint32_t want = alone((struct ask){.req = 9, .n = 80, .to = "1"});
@@ -400,10 +398,9 @@ START_TEST(test_fetch_from_a_stopped_storage)
 	UNTIL(kv_count("held") == 0);
 	world_end();
 }
-END_TEST
 
 /* The others of its blocks are free: it needs nine of the ten that are left, and gets them. */
-START_TEST(test_fetch_given_up_leaves_room)
+TEST(test_fetch_given_up_leaves_room)
 {
 	world_begin(STORED, "storage_read_wait_ms=100");
 	to_stored(2, 144);
@@ -418,9 +415,8 @@ START_TEST(test_fetch_given_up_leaves_room)
 	UNTIL(kv_count("held") == 0);
 	world_end();
 }
-END_TEST
 
-START_TEST(test_cancel_in_fetch)
+TEST(test_cancel_in_fetch)
 {
 	world_begin(STORED);
 	to_stored(2, 80);
@@ -439,9 +435,8 @@ START_TEST(test_cancel_in_fetch)
 	gone_quietly(2);
 	world_end();
 }
-END_TEST
 
-START_TEST(test_fetch)
+TEST(test_fetch)
 {
 	world_begin(STORED);
 	uint32_t want = alone((struct ask){.req = 9, .n = 80, .to = "1"});
@@ -457,11 +452,10 @@ START_TEST(test_fetch)
 	at_rest();
 	world_end();
 }
-END_TEST
 
 /* The look-up of a storage that stands still ends after its time; a cancel does not wait for
  * that either. */
-START_TEST(test_lookup_from_a_stopped_storage)
+TEST(test_lookup_from_a_stopped_storage)
 {
 	world_begin(STORED, "storage_lookup_wait_ms=1000");
 	to_stored(2, 80);
@@ -480,7 +474,6 @@ START_TEST(test_lookup_from_a_stopped_storage)
 	at_rest();
 	world_end();
 }
-END_TEST
 
 /* --- whose queue it waits in --------------------------------------------- */
 
@@ -526,7 +519,9 @@ static const struct {
 	{20 * S, UINT64_MAX, 1}, /* it may have room */
 };
 
-START_TEST(test_place_in_a_queue)
+TEST_CASE("queue", .timeout_s = 300);
+
+TEST_LOOP(test_place_in_a_queue, 0, COUNT(queues))
 {
 	int known = queues[_i].two_us != UINT64_MAX;
 	world_begin("kv_blocks=64");
@@ -550,10 +545,9 @@ START_TEST(test_place_in_a_queue)
 		say_cancel(ROUTER, 9);
 	world_end();
 }
-END_TEST
 
 /* Who had somebody wait and says no more of it is left like one that never answered. */
-START_TEST(test_silent_queue)
+TEST(test_silent_queue)
 {
 	world_begin("kv_blocks=64");
 	say_submit((struct ask){.req = 1, .n = 64, .to = "12"});
@@ -563,10 +557,9 @@ START_TEST(test_silent_queue)
 	served(D2, 1, 64);
 	world_end();
 }
-END_TEST
 
 /* Of three it goes to the one that will have room first, not to the next. */
-START_TEST(test_the_best_of_them)
+TEST(test_the_best_of_them)
 {
 	world_begin("kv_blocks=64");
 	say_submit((struct ask){.req = 8, .n = 64, .to = "1"});
@@ -587,10 +580,11 @@ START_TEST(test_the_best_of_them)
 	say_cancel(ROUTER, 8);
 	world_end();
 }
-END_TEST
+
+TEST_CASE("hint");
 
 /* That it may be asked again soon says nothing about its room: who waits at another stays there. */
-START_TEST(test_no_link_is_no_room)
+TEST(test_no_link_is_no_room)
 {
 	world_begin("kv_blocks=64");
 	say_submit((struct ask){.req = 2, .n = 64, .to = "21"});
@@ -609,10 +603,9 @@ START_TEST(test_no_link_is_no_room)
 	cancel_all(1, 2);
 	world_end();
 }
-END_TEST
 
 /* Who had the link meanwhile is given as long again. */
-START_TEST(test_no_link_again)
+TEST(test_no_link_again)
 {
 	world_begin("kv_blocks=64");
 	say_submit((struct ask){.req = 1, .n = 64, .to = "1"});
@@ -626,41 +619,4 @@ START_TEST(test_no_link_again)
 	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, 1), 0);
 	cancel_all(1, 1);
 	world_end();
-}
-END_TEST
-
-int main(int argc, char **argv)
-{
-	(void)argc;
-	world_main(argv[0]);
-	Suite *s = suite_create("prefill_reserve");
-	TCase *c = world_case(s, "cap");
-	tcase_add_test(c, test_cap);
-	tcase_add_test(c, test_slow_peer_holds_nobody);
-	tcase_add_test(c, test_parked_for_either);
-	c = world_case(s, "queue");
-	tcase_add_loop_test(c, test_place_in_a_queue, 0, COUNT(queues));
-	tcase_add_test(c, test_silent_queue);
-	tcase_add_test(c, test_the_best_of_them);
-	c = world_case(s, "hint");
-	tcase_add_test(c, test_hint_of_the_only_one);
-	tcase_add_test(c, test_hint_and_another_candidate);
-	tcase_add_test(c, test_hints_and_deadlines);
-	tcase_add_test(c, test_no_link_to_the_router);
-	tcase_add_test(c, test_no_link_is_no_room);
-	tcase_add_test(c, test_no_link_again);
-	tcase_add_test(c, test_candidate_of_an_earlier_life);
-	c = world_case(s, "blocks");
-	tcase_add_test(c, test_blocked_in_order);
-	tcase_add_test(c, test_ring_full_and_no_messager);
-	c = world_case(s, "abort");
-	tcase_add_test(c, test_cancel_in_prepare_and_take);
-	tcase_add_test(c, test_cancel_parked);
-	c = world_case(s, "storage");
-	tcase_add_test(c, test_fetch);
-	tcase_add_test(c, test_fetch_from_a_stopped_storage);
-	tcase_add_test(c, test_fetch_given_up_leaves_room);
-	tcase_add_test(c, test_cancel_in_fetch);
-	tcase_add_test(c, test_lookup_from_a_stopped_storage);
-	return world_run(s);
 }

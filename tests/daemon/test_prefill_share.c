@@ -44,7 +44,7 @@ static uint64_t computed_tokens(void)
 }
 
 /* The second waits for the first and computes its own tail only. */
-START_TEST(test_waits_for_the_first)
+TEST(test_waits_for_the_first)
 {
 	world_begin("kv_blocks=64");
 	uint64_t a, b;
@@ -64,10 +64,9 @@ START_TEST(test_waits_for_the_first)
 	as_alone(b, token);
 	world_end();
 }
-END_TEST
 
 /* A longer prompt behind a shorter one: all of the shorter's full blocks. */
-START_TEST(test_longer_behind_shorter)
+TEST(test_longer_behind_shorter)
 {
 	world_begin("kv_blocks=64");
 	uint32_t whole = alone((struct ask){.req = 1, .n = LONG, .to = "1", .seed = 3});
@@ -92,10 +91,9 @@ START_TEST(test_longer_behind_shorter)
 	finish(D2, 2, &t2);
 	world_end();
 }
-END_TEST
 
 /* The source is cancelled in the middle: what it did compute is used, the rest computed at once. */
-START_TEST(test_source_cancelled)
+TEST(test_source_cancelled)
 {
 	world_begin("kv_blocks=64");
 	uint64_t a, b;
@@ -112,10 +110,9 @@ START_TEST(test_source_cancelled)
 	as_alone(b, token);
 	world_end();
 }
-END_TEST
 
 /* As the messager does when D has revoked its lease. */
-START_TEST(test_source_fails)
+TEST(test_source_fails)
 {
 	world_begin("kv_blocks=64");
 	uint64_t a, b;
@@ -130,10 +127,9 @@ START_TEST(test_source_fails)
 	as_alone(b, token);
 	world_end();
 }
-END_TEST
 
 /* Who waits goes away: cancelled, or its decode worker dies. The source does not notice. */
-START_TEST(test_sharer_goes)
+TEST_LOOP(test_sharer_goes, 0, 2)
 {
 	world_begin("kv_blocks=64");
 	uint64_t a, b;
@@ -154,11 +150,10 @@ START_TEST(test_sharer_goes)
 	}
 	world_end();
 }
-END_TEST
 
 /* Four of the same prompt, granted at once: one computes, three wait; that one is cancelled,
  * another takes its place. */
-START_TEST(test_many_of_one)
+TEST_LOOP(test_many_of_one, 0, 2)
 {
 	world_begin("kv_blocks=128", "ring_slots=64");
 	uint32_t whole = alone((struct ask){.req = 1, .n = LONG, .to = "1", .seed = 5});
@@ -195,9 +190,8 @@ START_TEST(test_many_of_one)
 	at_rest();
 	world_end();
 }
-END_TEST
 
-START_TEST(test_off)
+TEST(test_off)
 {
 	world_begin("kv_blocks=64", "share_running_prefix=false");
 	uint64_t a, b;
@@ -214,10 +208,9 @@ START_TEST(test_off)
 	as_alone(b, token);
 	world_end();
 }
-END_TEST
 
 /* Prompt logprobs need every token's row: such a prompt shares nothing, and may be a source. */
-START_TEST(test_logprobs_share_nothing)
+TEST(test_logprobs_share_nothing)
 {
 	world_begin("kv_blocks=64");
 	uint64_t a = 10;
@@ -236,11 +229,10 @@ START_TEST(test_logprobs_share_nothing)
 	finish(D2, 30, &second);
 	world_end();
 }
-END_TEST
 
 /* With shortest first a short prompt that waits for a long one's beginning is not left behind
  * with it. */
-START_TEST(test_srpt_hurries_the_source)
+TEST(test_srpt_hurries_the_source)
 {
 	world_begin("kv_blocks=128", "prefill_order=srpt", "prefill_ageing_ms=600000");
 	uint64_t a, b;
@@ -266,23 +258,4 @@ START_TEST(test_srpt_hurries_the_source)
 	}
 	as_alone(b, token);
 	world_end();
-}
-END_TEST
-
-int main(int argc, char **argv)
-{
-	(void)argc;
-	world_main(argv[0]);
-	Suite *s = suite_create("prefill_share");
-	TCase *c = world_case(s, "all");
-	tcase_add_test(c, test_waits_for_the_first);
-	tcase_add_test(c, test_longer_behind_shorter);
-	tcase_add_test(c, test_source_cancelled);
-	tcase_add_test(c, test_source_fails);
-	tcase_add_loop_test(c, test_sharer_goes, 0, 2);
-	tcase_add_loop_test(c, test_many_of_one, 0, 2);
-	tcase_add_test(c, test_off);
-	tcase_add_test(c, test_logprobs_share_nothing);
-	tcase_add_test(c, test_srpt_hurries_the_source);
-	return world_run(s);
 }

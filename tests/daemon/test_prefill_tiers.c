@@ -52,7 +52,9 @@ static void settled(void)
 
 /* --- policies ------------------------------------------------------------ */
 
-START_TEST(test_recycle)
+TEST_CASE("policy", .timeout_s = 300);
+
+TEST(test_recycle)
 {
 	world_begin(WITH_STORAGE, "kv_blocks=12");
 	storage_start();
@@ -65,11 +67,10 @@ START_TEST(test_recycle)
 	ck_assert_uint_eq(kv_count("evicted_stored"), 0);
 	world_end();
 }
-END_TEST
 
 /* The pool holds one and a half prompts, storage all of them: each comes back whole, its last
  * block but the last token. */
-START_TEST(test_offload_and_back)
+TEST(test_offload_and_back)
 {
 	world_begin(WITH_STORAGE, "kv_blocks=12", "kv_eviction=offload", "offload_wait_ms=20000");
 	uint32_t want[5];
@@ -91,10 +92,9 @@ START_TEST(test_offload_and_back)
 	ck_assert_uint_eq(metric("storage_read_late_blocks_total"), 0);
 	world_end();
 }
-END_TEST
 
 /* Storage stands still: a prompt waits for offload_wait_ms and then evicts what is not written. */
-START_TEST(test_offload_does_not_wait_for_ever)
+TEST(test_offload_does_not_wait_for_ever)
 {
 	world_begin(WITH_STORAGE, "kv_blocks=12", "kv_eviction=offload", "offload_low_percent=1",
 	            "offload_wait_ms=300", "storage_lookup_wait_ms=20",
@@ -111,11 +111,10 @@ START_TEST(test_offload_does_not_wait_for_ever)
 	kill(W.beside, SIGCONT);
 	world_end();
 }
-END_TEST
 
 /* All of the pool is being read by a storage that stands still: what is needed is void and
  * taken. When storage goes on, it stores none of what has changed. */
-START_TEST(test_pinned_blocks_are_taken_back)
+TEST(test_pinned_blocks_are_taken_back)
 {
 	world_begin(WITH_STORAGE, "kv_blocks=8", "kv_eviction=write_through", "write_through_after=0",
 	            "offload_wait_ms=100", "storage_lookup_wait_ms=20");
@@ -137,9 +136,8 @@ START_TEST(test_pinned_blocks_are_taken_back)
 	f = through((struct ask){.req = 4, .n = 128, .seed = 1});
 	world_end();
 }
-END_TEST
 
-START_TEST(test_write_through)
+TEST(test_write_through)
 {
 	world_begin(WITH_STORAGE, "kv_blocks=40", "kv_eviction=write_through", "write_through_after=2");
 	storage_start();
@@ -157,11 +155,12 @@ START_TEST(test_write_through)
 	UNTIL(metric("kv_written_blocks_total") == 4);
 	world_end();
 }
-END_TEST
 
 /* --- restarts ------------------------------------------------------------ */
 
-START_TEST(test_marks_and_a_restart)
+TEST_CASE("restart", .timeout_s = 300);
+
+TEST(test_marks_and_a_restart)
 {
 	world_begin(WITH_STORAGE, "kv_blocks=40", "kv_eviction=write_through", "write_through_after=0");
 	storage_start();
@@ -189,11 +188,10 @@ START_TEST(test_marks_and_a_restart)
 	UNTIL(metric("stored_tokens_total") == 64);
 	world_end();
 }
-END_TEST
 
 /* Storage is smaller than the pool and drops the oldest: what it no longer has does not count as
  * stored, and is not written to it without end. */
-START_TEST(test_storage_forgets)
+TEST(test_storage_forgets)
 {
 	world_begin(WITH_STORAGE, "kv_blocks=240", "kv_eviction=write_through",
 	            "write_through_after=0");
@@ -209,10 +207,9 @@ START_TEST(test_storage_forgets)
 	ck_assert_uint_eq(metric("kv_written_blocks_total"), 140);
 	world_end();
 }
-END_TEST
 
 /* On disk it is still there afterwards, and the pool knows. */
-START_TEST(test_disk_outlives_storage)
+TEST(test_disk_outlives_storage)
 {
 	char folder[128];
 	world_begin(WITH_STORAGE, "kv_blocks=40", "kv_eviction=write_through", "write_through_after=0");
@@ -233,12 +230,13 @@ START_TEST(test_disk_outlives_storage)
 	UNTIL(metric("storage_read_disk_blocks_total") == 4);
 	world_end();
 }
-END_TEST
 
 /* --- reading ------------------------------------------------------------- */
 
+TEST_CASE("read", .timeout_s = 300);
+
 /* Storage has the first three blocks of a prompt of eight: these are read, the rest is computed. */
-START_TEST(test_partial_hit)
+TEST(test_partial_hit)
 {
 	world_begin(WITH_STORAGE, "kv_blocks=40", "kv_eviction=write_through", "write_through_after=0");
 	uint32_t want = alone((struct ask){.req = 90, .n = 136, .to = "1", .seed = 7, .own_from = 48});
@@ -252,11 +250,10 @@ START_TEST(test_partial_hit)
 	ck_assert_uint_eq(f->timing->cached_tokens, 48);
 	world_end();
 }
-END_TEST
 
 /* Storage forgets what it has said it has, while the request waits for its grant: nothing comes,
  * all is computed. */
-START_TEST(test_gone_since_the_look_up)
+TEST(test_gone_since_the_look_up)
 {
 	world_begin(WITH_STORAGE, "kv_blocks=40", "kv_eviction=write_through", "write_through_after=0");
 	storage_start();
@@ -278,7 +275,6 @@ START_TEST(test_gone_since_the_look_up)
 	finish(D1, 2, &t);
 	world_end();
 }
-END_TEST
 
 /* A prompt is computed, and used again: its blocks but the last are written in one batch, the
  * first that storage answers. Then it is here no more. */
@@ -298,7 +294,7 @@ static uint32_t written_in_one(uint32_t n)
 
 /* The answer to a read is late: what it was to give is computed after storage_read_wait_ms, and
  * neither before nor much later. */
-START_TEST(test_late_read)
+TEST(test_late_read)
 {
 	world_begin(ONE_BATCH, "storage_read_wait_ms=150",
 	            "fault=type=STORE_DONE:dir=in:nth=2:late=100%:60s");
@@ -314,10 +310,9 @@ START_TEST(test_late_read)
 	ck_assert_uint_eq(metric("fetches_abandoned_total"), 0);
 	world_end();
 }
-END_TEST
 
 /* A client that leaves says nothing of how fast storage is. */
-START_TEST(test_cancelled_read)
+TEST(test_cancelled_read)
 {
 	world_begin(ONE_BATCH, "fault=type=STORE_DONE:dir=in:nth=2:late=100%:60s");
 	storage_start();
@@ -333,11 +328,10 @@ START_TEST(test_cancelled_read)
 	ck_assert_uint_eq(metric("storage_read_late_blocks_total"), 0);
 	world_end();
 }
-END_TEST
 
 /* A switch waits for reads that were given up, too: storage may still write. It is done when the
  * last one has ended. */
-START_TEST(test_role_after_a_read)
+TEST(test_role_after_a_read)
 {
 	world_begin(
 		ONE_BATCH,
@@ -358,10 +352,9 @@ START_TEST(test_role_after_a_read)
 	UNTIL(role_is("prefill"));
 	world_end();
 }
-END_TEST
 
 /* Two parts of a read, 16 blocks and 13: only the first comes in time, and is used. */
-START_TEST(test_half_a_read)
+TEST(test_half_a_read)
 {
 	world_begin(ONE_BATCH, "storage_read_wait_ms=3000",
 	            "fault=type=STORE_DONE:dir=in:nth=3:late=100%:60s");
@@ -374,10 +367,9 @@ START_TEST(test_half_a_read)
 	UNTIL(metric("storage_read_late_blocks_total") == 13);
 	world_end();
 }
-END_TEST
 
 /* The other way round: what came is not contiguous with what is here, and nothing of it is used. */
-START_TEST(test_second_half_of_a_read)
+TEST(test_second_half_of_a_read)
 {
 	world_begin(ONE_BATCH, "storage_read_wait_ms=400",
 	            "fault=type=STORE_DONE:dir=in:nth=2:late=100%:60s");
@@ -389,9 +381,8 @@ START_TEST(test_second_half_of_a_read)
 	ck_assert_uint_eq(f->timing->cached_tokens, 0);
 	world_end();
 }
-END_TEST
 
-START_TEST(test_never_and_always)
+TEST(test_never_and_always)
 {
 	world_begin(WITH_STORAGE, "kv_blocks=40", "kv_eviction=write_through", "write_through_after=0",
 	            "storage_read=never");
@@ -405,11 +396,10 @@ START_TEST(test_never_and_always)
 	UNTIL(stored() == 5);
 	world_end();
 }
-END_TEST
 
 /* A storage that is so slow that computing is faster: what was measured says so, and then
  * nothing is read, whatever storage has. */
-START_TEST(test_not_worth_reading)
+TEST(test_not_worth_reading)
 {
 	world_begin(ONE_BATCH, "fault=type=STORE_DONE:dir=in:nth=2:late=100%:2s");
 	storage_start();
@@ -426,33 +416,4 @@ START_TEST(test_not_worth_reading)
 	const char *kv = ctl("kv");
 	ck_assert_msg(strstr(kv, "\"break_even_blocks\":\"never\"") != NULL, "%s", kv);
 	world_end();
-}
-END_TEST
-
-int main(int argc, char **argv)
-{
-	(void)argc;
-	world_main(argv[0]);
-	Suite *s = suite_create("prefill_tiers");
-	TCase *c = world_case(s, "policy");
-	tcase_add_test(c, test_recycle);
-	tcase_add_test(c, test_offload_and_back);
-	tcase_add_test(c, test_offload_does_not_wait_for_ever);
-	tcase_add_test(c, test_pinned_blocks_are_taken_back);
-	tcase_add_test(c, test_write_through);
-	c = world_case(s, "restart");
-	tcase_add_test(c, test_marks_and_a_restart);
-	tcase_add_test(c, test_storage_forgets);
-	tcase_add_test(c, test_disk_outlives_storage);
-	c = world_case(s, "read");
-	tcase_add_test(c, test_partial_hit);
-	tcase_add_test(c, test_gone_since_the_look_up);
-	tcase_add_test(c, test_late_read);
-	tcase_add_test(c, test_cancelled_read);
-	tcase_add_test(c, test_role_after_a_read);
-	tcase_add_test(c, test_half_a_read);
-	tcase_add_test(c, test_second_half_of_a_read);
-	tcase_add_test(c, test_never_and_always);
-	tcase_add_test(c, test_not_worth_reading);
-	return world_run(s);
 }

@@ -11,7 +11,6 @@
 #include "util/clock.h"
 #include "util/mem.h"
 #include "tempdir.h"
-#include "world_run.h"
 
 #include <check.h>
 #include <pthread.h>
@@ -326,11 +325,12 @@ static void round_trip(void)
 	ck_assert_int_eq(get_one(1, 30), PDS__STORE_CODE__STORE_MISS);
 }
 
-START_TEST(test_round_trip)
+TEST_CASE("processes", .timeout_s = 600);
+
+TEST(test_round_trip)
 {
 	play(round_trip);
 }
-END_TEST
 
 /* --- stopped, killed ----------------------------------------------------- */
 
@@ -370,11 +370,10 @@ static void killed(void)
 	ck_assert(block_holds(3, 0));
 }
 
-START_TEST(test_killed)
+TEST(test_killed)
 {
 	play(killed);
 }
-END_TEST
 
 /* A stopped storage keeps the blocks of a get that has timed out, until it goes on and
  * acknowledges the fence. */
@@ -398,11 +397,10 @@ static void stopped(void)
 	store_completion_free(&c);
 }
 
-START_TEST(test_stopped)
+TEST(test_stopped)
 {
 	play(stopped);
 }
-END_TEST
 
 /* Killed again and again while batches run: every batch completes, and what a get delivers is
  * right. */
@@ -447,11 +445,10 @@ static void storm(void)
 	wait_ready(1);
 }
 
-START_TEST(test_storm)
+TEST(test_storm)
 {
 	play(storm);
 }
-END_TEST
 
 /* --- what storage tells -------------------------------------------------- */
 
@@ -493,14 +490,13 @@ static void events(void)
 	UNTIL(told_of(TIER_MEMORY) == 1); /* it came up */
 }
 
-START_TEST(test_events)
+TEST(test_events)
 {
 	test_folder(disk_folder, "storaged-disk");
 	snprintf(disk_path, sizeof disk_path, "disk_path=%s/blocks", disk_folder);
 	strcpy(memory, "memory_mb=1");
 	play(events);
 }
-END_TEST
 
 /* --- what disk has acknowledged ------------------------------------------ */
 
@@ -608,7 +604,7 @@ static void kills(void)
 	                                            "\"corrupt\":0,", NULL});
 }
 
-START_TEST(test_kills)
+TEST(test_kills)
 {
 	test_folder(disk_folder, "storaged-disk");
 	snprintf(disk_path, sizeof disk_path, "disk_path=%s/blocks", disk_folder);
@@ -616,21 +612,9 @@ START_TEST(test_kills)
 	small = 1;
 	play(kills);
 }
-END_TEST
 
-int main(int argc, char **argv)
+TEST_START(storage)
 {
 	if (strcmp(argv[0], "pdstoraged") == 0)
-		return svc_main(argc, argv, &storage_hooks);
-	Suite *s = suite_create("storage_daemon");
-	TCase *c = tcase_create("processes");
-	tcase_set_timeout(c, getenv("PD_FULL") ? 600 : 300);
-	tcase_add_test(c, test_round_trip);
-	tcase_add_test(c, test_killed);
-	tcase_add_test(c, test_stopped);
-	tcase_add_test(c, test_storm);
-	tcase_add_test(c, test_events);
-	tcase_add_test(c, test_kills);
-	suite_add_tcase(s, c);
-	return world_run(s);
+		exit(svc_main(argc, argv, &storage_hooks));
 }

@@ -17,7 +17,6 @@
 #include "util/mem.h"
 #include "util/sock.h"
 #include "tempdir.h"
-#include "world_run.h"
 
 #include <check.h>
 #include <event2/event.h>
@@ -630,22 +629,16 @@ static inline void say_cancel(struct side *s, uint64_t n)
 
 /* --- the program --------------------------------------------------------- */
 
-/* The daemons that belong to this build lie beside the folder of the tests. First in main. */
-static inline void world_main(const char *program)
+/* The daemons that belong to this build lie beside the folder of the tests. */
+TEST_START(world_start)
 {
-	const char *slash = strrchr(program, '/');
+	const char *slash = strrchr(argv[0], '/');
 	log_set_level("error");
-	snprintf(W.bin, sizeof W.bin, "%.*s/../bin", slash ? (int)(slash - program) : 1,
-	         slash ? program : ".");
+	snprintf(W.bin, sizeof W.bin, "%.*s/../bin", slash ? (int)(slash - argv[0]) : 1,
+	         slash ? argv[0] : ".");
 }
 
-/* A group of tests; a wait that fails ends one before its time is up. */
-static inline TCase *world_case(Suite *s, const char *name)
-{
-	TCase *c = tcase_create(name);
-	tcase_set_timeout(c, 300);
-	suite_add_tcase(s, c);
-	return c;
-}
+/* A wait that fails ends a test before its time is up. */
+TEST_CASE("process", .timeout_s = 300);
 
 #endif

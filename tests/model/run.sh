@@ -1,7 +1,7 @@
 #!/bin/bash
 # run.sh [PATTERN] - checks the lines of `table` whose name matches (all without a pattern), JOBS of them at a time.
 # Prints for each: name, states stored, seconds, and what was found: "holds", or "breaks" with the meaning of the broken assertion; "!" marks a line
-# that is not as the table expects. What must break is then looked for in the C tests: START_TEST(name) with the line's id in it. The last line is "N as expected, N not". Exit status 0 if nothing is marked.
+# that is not as the table expects. What must break is then looked for in the C tests: TEST(name) with the line's id in it. The last line is "N as expected, N not". Exit status 0 if nothing is marked.
 #   JOBS       lines at a time: as many as there are cores, and MEM fits into free memory     TL=900  seconds of processor time that one line may take
 #   MEM=7500   MiB that one line may take
 # Needs spin and gcc. A search that was cut short (time, memory, depth) is "unfinished", which is never as expected.
@@ -63,7 +63,7 @@ sed -e 's/#.*//' -e '/^[[:space:]]*$/d' "$here/table" | awk -v pat="${1:-.}" '$2
 while read -r want name _; do
 	[ "$want" = breaks ] && echo "$name" | grep -qE -e "${1:-.}" || continue
 	case $name in s-*) id=${name//-/_} ;; *) id=${name%%-*} ;; esac
-	grep -rqE "START_TEST\\(([a-z0-9_]+_)?$id(_|\\))" "$here/../unit" "$here/../daemon" --include='*.c' || echo "! $name: no test in tests/unit or tests/daemon has its name"
+	grep -rqE "^TEST[A-Z_]*\\(([a-z0-9_]+_)?${id}[_,)]" "$here/../unit" "$here/../daemon" --include='*.c' || echo "! $name: no test in tests/unit or tests/daemon has its name"
 done <"$here/table" | tee -a "$out"
 bad=$(grep -c '^!' "$out") all=$(wc -l <"$out")
 echo "$((all - bad)) as expected, $bad not"

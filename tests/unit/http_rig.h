@@ -6,7 +6,6 @@
 #include "http/http.h"
 #include "util/clock.h"
 #include "util/log.h"
-#include "world_run.h"
 
 #include <arpa/inet.h>
 #include <check.h>
@@ -190,19 +189,13 @@ static inline void answered(int fd, const char *begin, int *closed)
 		*closed = end;
 }
 
-/* What main returns. */
-static inline int edge_run(const char *name, void (*add_tests)(TCase *c))
+TEST_START(edge_quiet)
 {
-	Suite *suite = suite_create(name);
-	TCase *c = tcase_create("edge");
 	log_init("test", NULL);
 	log_set_level("error");
 	signal(SIGPIPE, SIG_IGN); /* as the daemon skeleton does */
-	tcase_set_timeout(c, 60);
-	tcase_add_checked_fixture(c, set_up, tear_down);
-	add_tests(c);
-	suite_add_tcase(suite, c);
-	return world_run(suite);
 }
+
+TEST_CASE("edge", .timeout_s = 60, .setup = set_up, .teardown = tear_down);
 
 #endif

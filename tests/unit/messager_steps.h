@@ -82,20 +82,12 @@ static inline void way(int step)
 	mover_turn(r->m);
 }
 
-/* Runs the tests that `add` adds, each with a rig of its own. Returns main's status. */
-static inline int steps_main(const char *name, void (*add)(TCase *t))
+TEST_START(steps_quiet)
 {
-	Suite *s = suite_create(name);
-	TCase *t = tcase_create(name);
 	log_set_level("error");
-	tcase_add_checked_fixture(t, setup, teardown);
-	add(t);
-	suite_add_tcase(s, t);
-	SRunner *sr = srunner_create(s);
-	srunner_run_all(sr, CK_NORMAL);
-	int bad = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return bad != 0;
 }
+
+/* Each test has a rig of its own. */
+TEST_CASE("steps", .setup = setup, .teardown = teardown);
 
 #endif

@@ -60,21 +60,12 @@ static inline int never_answer(struct request *q)
 	return 1;
 }
 
-/* Runs the tests that `add` adds. Returns main's status. */
-static inline int bench_main(const char *name, void (*add)(TCase *t))
+TEST_START(bench_start)
 {
 	signal(SIGPIPE, SIG_IGN);
 	unsetenv("OPENAI_API_KEY");
-	Suite *s = suite_create(name);
-	TCase *t = tcase_create(name);
-	tcase_set_timeout(t, 120);
-	add(t);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_NORMAL);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }
+
+TEST_CASE("run", .timeout_s = 120);
 
 #endif

@@ -98,23 +98,14 @@ static inline void holds(struct registry *g, struct worker_record *w, const stru
 	registry_kv_events(g, w, &m);
 }
 
-/* What main returns. */
-static inline int place_run(const char *name, void (*add_tests)(TCase *c))
+TEST_START(place_start)
 {
-	Suite *suite = suite_create(name);
-	TCase *c = tcase_create(name);
 	if (sodium_init() < 0)
-		return 1;
+		exit(1);
 	log_init("test", NULL);
 	log_set_level("error");
-	tcase_set_timeout(c, 60);
-	add_tests(c);
-	suite_add_tcase(suite, c);
-	SRunner *sr = srunner_create(suite);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed ? 1 : 0;
 }
+
+TEST_CASE("place", .timeout_s = 60);
 
 #endif

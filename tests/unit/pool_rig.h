@@ -50,20 +50,6 @@ static inline void expect(uint32_t is_free, uint32_t held, uint32_t leased, uint
 	ck_assert_uint_eq(is_free + held + leased + cached, s.blocks);
 }
 
-/* What main returns. */
-static inline int pool_run(const char *name, void (*add_tests)(TCase *t))
-{
-	Suite *s = suite_create(name);
-	TCase *t = tcase_create(name);
-	tcase_set_timeout(t, 120);
-	tcase_add_checked_fixture(t, NULL, unmake);
-	add_tests(t);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_NORMAL);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
-}
+TEST_CASE("pool", .timeout_s = 120, .teardown = unmake);
 
 #endif

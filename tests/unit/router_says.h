@@ -4,10 +4,10 @@
 #define TESTS_ROUTER_SAYS_H
 
 #include "router_client.h"
+#include "real_model.h"
 
 #define SAYS_TOKENS_MAX 20000
 
-static struct model *model; /* NULL: without PD_MODEL */
 static uint32_t script[SAYS_TOKENS_MAX];
 
 /* says: ends with <|im_end|>, an end of sequence */

@@ -495,14 +495,4 @@ static inline unsigned n_clients(void)
 	return n;
 }
 
-/* What main returns. */
-static inline int world_run(Suite *suite)
-{
-	SRunner *r = srunner_create(suite);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
-}
-
 #endif

@@ -557,14 +557,4 @@ static inline void only_below(unsigned from, unsigned to)
 	tier_flushed(memory, NULL);
 }
 
-/* What main returns. */
-static inline int world_run(Suite *suite)
-{
-	SRunner *r = srunner_create(suite);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
-}
-
 #endif

@@ -78,16 +78,17 @@ static void check_rows(const struct chat_template *c)
 	ck_assert_uint_eq(equal, 59);
 }
 
-START_TEST(reference)
+TEST_CASE("chat", .timeout_s = 120);
+
+TEST(reference)
 {
 	struct chat_template *c = smollm2();
 	check_rows(c);
 	chat_template_destroy(&c);
 	ck_assert_ptr_null(c);
 }
-END_TEST
 
-START_TEST(template_of_the_model)
+TEST(template_of_the_model)
 {
 	const char *path = getenv("PD_MODEL");
 	struct gguf *g = NULL;
@@ -102,9 +103,8 @@ START_TEST(template_of_the_model)
 	check_rows(c);
 	chat_template_destroy(&c);
 }
-END_TEST
 
-START_TEST(own_default_message)
+TEST(own_default_message)
 {
 	size_t len;
 	char *text = read_file(DATA "/smollm2.jinja", &len), *at = memmem(text, len, "a helpful", 9);
@@ -125,7 +125,6 @@ START_TEST(own_default_message)
 	chat_template_destroy(&c);
 	free(text);
 }
-END_TEST
 
 /* One rendering: template, messages as JSON, and the text or what the error holds. */
 static const struct one {
@@ -173,7 +172,7 @@ static json_t *json_of(const char *text)
 	return j;
 }
 
-START_TEST(prepared)
+TEST_LOOP(prepared, 0, sizeof ones / sizeof *ones)
 {
 	const struct one *o = &ones[_i];
 	struct chat_template *c = NULL;
@@ -196,7 +195,6 @@ START_TEST(prepared)
 	json_decref(before);
 	chat_template_destroy(&c);
 }
-END_TEST
 
 static const struct refusal {
 	const char *text, *why;
@@ -209,7 +207,7 @@ static const struct refusal {
 	{"{{ 'x }}", "unterminated string"},
 };
 
-START_TEST(refused)
+TEST_LOOP(refused, 0, sizeof refusals / sizeof *refusals)
 {
 	const struct refusal *x = &refusals[_i];
 	struct chat_template *c = NULL;
@@ -218,7 +216,6 @@ START_TEST(refused)
 	ck_assert_msg(strstr(err.text, x->why) != NULL, "%s", err.text);
 	ck_assert_ptr_null(c);
 }
-END_TEST
 
 static const struct {
 	const char *text;
@@ -234,14 +231,13 @@ static const struct {
 	{"{{ raise_exception('no') }}", 0},
 };
 
-START_TEST(takes_parts)
+TEST_LOOP(takes_parts, 0, sizeof parts / sizeof *parts)
 {
 	struct chat_template *c = NULL;
 	ck_assert_int_eq(chat_template_new(parts[_i].text, strlen(parts[_i].text), &c, NULL), 0);
 	ck_assert_int_eq(chat_template_takes_parts(c), parts[_i].yes);
 	chat_template_destroy(&c);
 }
-END_TEST
 
 static void *render_often(void *arg)
 {
@@ -250,7 +246,7 @@ static void *render_often(void *arg)
 	return NULL;
 }
 
-START_TEST(threads)
+TEST(threads)
 {
 	struct chat_template *c = smollm2();
 	pthread_t t[4];
@@ -260,9 +256,8 @@ START_TEST(threads)
 		pthread_join(t[i], NULL);
 	chat_template_destroy(&c);
 }
-END_TEST
 
-START_TEST(bad_messages)
+TEST(bad_messages)
 {
 	struct chat_template *c = smollm2();
 	json_t *m = json_pack("[{s:s,s:s%},{s:s}]", "role", "user", "content", "a\0b", (size_t)3,
@@ -290,12 +285,11 @@ START_TEST(bad_messages)
 	json_decref(none);
 	chat_template_destroy(&c);
 }
-END_TEST
 
 /* Messages with calls of tools, in a quota of any size: a prompt or a refusal, and nothing stays
  * taken. jansson frees what it cannot add: under valgrind, as it is not instrumented, a use of
  * that is seen here. */
-START_TEST(any_quota)
+TEST_LOOP(any_quota, 0, 2)
 {
 	size_t len;
 	char *file = read_file(DATA "/templates/own-harmony.jinja", &len);
@@ -353,7 +347,6 @@ START_TEST(any_quota)
 	chat_template_destroy(&c);
 	free(file);
 }
-END_TEST
 
 /* --- conversations that a template takes otherwise ----------------------- */
 
@@ -437,7 +430,7 @@ static const struct {
      "{'role':'developer','content':'a'},{'role':'system','content':'b'}", "[developer][system]!"},
 };
 
-START_TEST(turns_as_the_template_takes_them)
+TEST_LOOP(turns_as_the_template_takes_them, 0, sizeof turns / sizeof *turns)
 {
 	size_t len;
 	char *file = turns[_i].text ? NULL : read_file(DATA "/templates/own-harmony.jinja", &len);
@@ -468,29 +461,4 @@ START_TEST(turns_as_the_template_takes_them)
 	chat_template_destroy(&set.plain);
 	free(text);
 	free(file);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("chat");
-	TCase *tc = tcase_create("chat");
-	tcase_add_test(tc, reference);
-	tcase_add_test(tc, template_of_the_model);
-	tcase_add_test(tc, own_default_message);
-	tcase_add_loop_test(tc, refused, 0, (int)(sizeof refusals / sizeof *refusals));
-	tcase_add_loop_test(tc, prepared, 0, (int)(sizeof ones / sizeof *ones));
-	tcase_add_loop_test(tc, takes_parts, 0, (int)(sizeof parts / sizeof *parts));
-	tcase_add_test(tc, threads);
-	tcase_add_test(tc, bad_messages);
-	tcase_set_timeout(tc, 120);
-	tcase_add_loop_test(tc, any_quota, 0, 2);
-	tcase_add_loop_test(tc, turns_as_the_template_takes_them, 0,
-	                    (int)(sizeof turns / sizeof *turns));
-	suite_add_tcase(s, tc);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? 1 : 0;
 }

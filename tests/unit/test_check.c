@@ -52,7 +52,7 @@ static const struct {
 	{without_stack, SIGSEGV, "level=panic event=crash signal=11 address=0x"},
 };
 
-START_TEST(test_crash)
+TEST_LOOP(test_crash, 0, sizeof cases / sizeof cases[0])
 {
 	char said[8192];
 	int out[2], status;
@@ -80,18 +80,4 @@ START_TEST(test_crash)
 	ck_assert_msg(!strncmp(said, cases[_i].says, strlen(cases[_i].says)), "%s", said);
 	ck_assert_msg(strstr(said, "test_check(") || strstr(said, "test_check["), "%s", said);
 	close(out[0]);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("check");
-	TCase *c = tcase_create("crashes");
-	tcase_add_loop_test(c, test_crash, 0, sizeof cases / sizeof cases[0]);
-	suite_add_tcase(s, c);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }

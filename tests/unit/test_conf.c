@@ -55,7 +55,9 @@ static void remove_path(void)
 	unlink(path);
 }
 
-START_TEST(test_defaults)
+TEST_CASE("conf", .setup = make_path, .teardown = remove_path);
+
+TEST(test_defaults)
 {
 	struct conf *c;
 	const char *const *items;
@@ -71,9 +73,8 @@ START_TEST(test_defaults)
 	conf_destroy(&c);
 	ck_assert_ptr_null(c);
 }
-END_TEST
 
-START_TEST(test_file_and_options)
+TEST(test_file_and_options)
 {
 	struct conf *c;
 	struct err err = {0};
@@ -93,7 +94,6 @@ START_TEST(test_file_and_options)
 	ck_assert_str_eq(items[1], "ipc://b");
 	conf_destroy(&c);
 }
-END_TEST
 
 #define NOT_WHOLE " is out of range: whole numbers are -9223372036854775808 to 9223372036854775807"
 
@@ -158,7 +158,7 @@ static const struct {
 	{"", "name=", "option -o: name =  is out of range: 1 to 8 bytes"},
 };
 
-START_TEST(test_refused)
+TEST_LOOP(test_refused, 0, sizeof refusals / sizeof *refusals)
 {
 	struct conf *c = NULL;
 	struct err err = {0};
@@ -171,7 +171,6 @@ START_TEST(test_refused)
 	ck_assert_ptr_null(c);
 	free(full);
 }
-END_TEST
 
 /* A file's numbers are those of -o, however they are written. */
 static const struct {
@@ -194,7 +193,7 @@ static const struct {
 	{"name = \"\\\"@ 9\"; free = 5; # 99999999999999999999 @include \"x\"", "free", 5},
 };
 
-START_TEST(test_numbers)
+TEST_LOOP(test_numbers, 0, sizeof numbers / sizeof *numbers)
 {
 	struct conf *c;
 	struct err err = {0};
@@ -203,9 +202,8 @@ START_TEST(test_numbers)
 	ck_assert_int_eq(conf_int(c, numbers[_i].key), numbers[_i].want);
 	conf_destroy(&c);
 }
-END_TEST
 
-START_TEST(test_fractions)
+TEST(test_fractions)
 {
 	static const char *const halves[] = {"0.5", ".5", "5e-1", "5.E-1", "+0.5e+0", "0.05E1"};
 	for (size_t i = 0; i < sizeof halves / sizeof *halves; i++) {
@@ -220,9 +218,8 @@ START_TEST(test_fractions)
 		conf_destroy(&c);
 	}
 }
-END_TEST
 
-START_TEST(test_no_text)
+TEST(test_no_text)
 {
 	struct conf *c;
 	struct err err = {0};
@@ -232,9 +229,8 @@ START_TEST(test_no_text)
 	ck_assert_int_eq(conf_load(tables, path, NULL, 0, &c, &err), ERR_INVALID);
 	ck_assert_ptr_nonnull(strstr(err.text, "x.conf: byte 9 is NUL"));
 }
-END_TEST
 
-START_TEST(test_no_file)
+TEST(test_no_file)
 {
 	struct conf *c;
 	struct err err = {0};
@@ -242,9 +238,8 @@ START_TEST(test_no_file)
 	ck_assert_ptr_nonnull(strstr(err.text, "/nonexistent/x.conf"));
 	ck_assert_int_lt(conf_load(tables, "/tmp", NULL, 0, &c, &err), 0);
 }
-END_TEST
 
-START_TEST(test_required)
+TEST(test_required)
 {
 	static const struct conf_key *const with[] = {common_table, required_table, NULL};
 	struct conf *c;
@@ -257,7 +252,6 @@ START_TEST(test_required)
 	ck_assert_str_eq(conf_str(c, "model"), "m.gguf");
 	conf_destroy(&c);
 }
-END_TEST
 
 struct applied {
 	struct conf *c;
@@ -274,7 +268,7 @@ static int apply(void *arg, struct err *err)
 }
 
 /* Who is to make the new values work cannot: the old ones are back. */
-START_TEST(test_reload_that_cannot_be_applied)
+TEST(test_reload_that_cannot_be_applied)
 {
 	struct applied a = {.code = ERR_IO};
 	struct err err = {0};
@@ -297,9 +291,8 @@ START_TEST(test_reload_that_cannot_be_applied)
 	}
 	conf_destroy(&a.c);
 }
-END_TEST
 
-START_TEST(test_reload)
+TEST(test_reload)
 {
 	struct conf *c;
 	struct err err = {0};
@@ -326,9 +319,8 @@ START_TEST(test_reload)
 	ck_assert_ptr_null(refused);
 	conf_destroy(&c);
 }
-END_TEST
 
-START_TEST(test_json)
+TEST(test_json)
 {
 	struct conf *c;
 	struct buf b;
@@ -353,11 +345,10 @@ START_TEST(test_json)
 	buf_fini(&b);
 	conf_destroy(&c);
 }
-END_TEST
 
 /* What -h and etc/ show must be a file that loads and says nothing but defaults, with and
  * without its comment signs. */
-START_TEST(test_help_is_a_file)
+TEST(test_help_is_a_file)
 {
 	struct conf *c;
 	struct err err = {0};
@@ -383,30 +374,4 @@ START_TEST(test_help_is_a_file)
 	ck_assert_str_eq(items[1], "b");
 	conf_destroy(&c);
 	buf_fini(&b);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("conf");
-	TCase *t = tcase_create("conf");
-	tcase_add_checked_fixture(t, make_path, remove_path);
-	tcase_add_test(t, test_defaults);
-	tcase_add_test(t, test_file_and_options);
-	tcase_add_loop_test(t, test_refused, 0, sizeof refusals / sizeof *refusals);
-	tcase_add_loop_test(t, test_numbers, 0, sizeof numbers / sizeof *numbers);
-	tcase_add_test(t, test_fractions);
-	tcase_add_test(t, test_no_text);
-	tcase_add_test(t, test_no_file);
-	tcase_add_test(t, test_required);
-	tcase_add_test(t, test_reload);
-	tcase_add_test(t, test_reload_that_cannot_be_applied);
-	tcase_add_test(t, test_json);
-	tcase_add_test(t, test_help_is_a_file);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

@@ -79,7 +79,9 @@ static void other_process(int sock, const char *backend)
 static const struct sim_options sim_options = {
 	.tp = 1, .flops = 1, .bandwidth = 1, .link_bandwidth = 1};
 
-START_TEST(a_devices_pool_in_another_process)
+TEST_CASE("copy", .timeout_s = 120);
+
+TEST_LOOP(a_devices_pool_in_another_process, 0, 2)
 {
 	const struct kern_ops *ops = _i ? &kern_sim_ops : &kern_cpu_ops;
 	struct kern_config conf = {.variant = _i ? NULL : "plain",
@@ -113,7 +115,6 @@ START_TEST(a_devices_pool_in_another_process)
 	close(pair[0]);
 	close(pair[1]);
 }
-END_TEST
 
 /* --- lists --------------------------------------------------------------- */
 
@@ -149,7 +150,7 @@ static size_t some_pieces(struct kern_piece *p, size_t max, unsigned *seed)
 
 enum { POOL_TO_POOL, POOL_TO_HOST, POOL_TO_HOST_SEEN, HOST_TO_POOL, WAYS };
 
-START_TEST(lists_against_a_model)
+TEST_LOOP(lists_against_a_model, 0, WAYS)
 {
 	unsigned seed = 7 + (unsigned)_i;
 	struct memory a = memory_new(0), b = memory_new(0);
@@ -188,11 +189,10 @@ START_TEST(lists_against_a_model)
 	memory_free(&a);
 	memory_free(&b);
 }
-END_TEST
 
 /* Pieces that continue each other within a pool, where the second reads what the first has
  * written. */
-START_TEST(pieces_within_a_pool)
+TEST(pieces_within_a_pool)
 {
 	struct memory m = memory_new(0);
 	const struct kern_piece piece[] = {{100, 0, 60}, {160, 60, 60}};
@@ -205,7 +205,6 @@ START_TEST(pieces_within_a_pool)
 	ck_assert_mem_eq(m.at, want, 300);
 	memory_free(&m);
 }
-END_TEST
 
 /* A backend that only writes down what it is given. */
 static struct kern_piece given[512];
@@ -262,7 +261,7 @@ static const struct {
 	{"one before the other", {{10, 50, 5}, {5, 45, 5}}, 2, 0, {{10, 50, 5}, {5, 45, 5}}, 2},
 };
 
-START_TEST(neighbours_are_one_copy)
+TEST_LOOP(neighbours_are_one_copy, 0, sizeof joins / sizeof *joins)
 {
 	struct kern_pool a = {&noting, 1000, NULL, 0}, b = {&noting, 1000, NULL, 0};
 	const struct kern_copy c = {.to = &a,
@@ -277,7 +276,6 @@ START_TEST(neighbours_are_one_copy)
 	              "%s: %llu from %llu to %llu", joins[_i].what, (unsigned long long)given[0].bytes,
 	              (unsigned long long)given[0].from, (unsigned long long)given[0].to);
 }
-END_TEST
 
 static int fail_late(const struct kern_copy *c, uint64_t *ret_number, char *errbuf, size_t errlen)
 {
@@ -288,7 +286,7 @@ static int fail_late(const struct kern_copy *c, uint64_t *ret_number, char *errb
 }
 
 /* What was begun of a list that fails later has ended when the failure is told. */
-START_TEST(a_list_that_fails_halfway)
+TEST(a_list_that_fails_halfway)
 {
 	struct kern_copies failing = noting;
 	struct kern_pool a = {&failing, 1000, NULL, 0}, b = {&failing, 1000, NULL, 0};
@@ -301,9 +299,8 @@ START_TEST(a_list_that_fails_halfway)
 	ck_assert_str_eq(why, "no more");
 	ck_assert_uint_eq(waits, 1);
 }
-END_TEST
 
-START_TEST(long_lists_and_empty_ones)
+TEST(long_lists_and_empty_ones)
 {
 	struct kern_pool a = {&noting, 1000, NULL, 0}, b = {&noting, 1000, NULL, 0};
 	struct kern_piece piece[300];
@@ -318,7 +315,6 @@ START_TEST(long_lists_and_empty_ones)
 	ck_assert_int_eq(kern_wait(&(struct kern_ticket){0}, why, sizeof why), 0);
 	memory_free(&m);
 }
-END_TEST
 
 /* --- what is refused ----------------------------------------------------- */
 
@@ -328,7 +324,7 @@ static const struct kern_piece far_ones[] = {
 	{0, 2, UINT64_MAX - 1}, {UINT64_MAX - 3, 0, 4},
 };
 
-START_TEST(pieces_beyond_a_pool)
+TEST_LOOP(pieces_beyond_a_pool, 0, sizeof far_ones / sizeof *far_ones)
 {
 	struct memory a = memory_new(1), b = memory_new(2);
 	const struct kern_piece piece[] = {{0, 0, 10}, far_ones[_i]};
@@ -340,9 +336,8 @@ START_TEST(pieces_beyond_a_pool)
 	memory_free(&a);
 	memory_free(&b);
 }
-END_TEST
 
-START_TEST(copies_that_cannot_be)
+TEST(copies_that_cannot_be)
 {
 	struct memory a = memory_new(1);
 	struct kern_pool other = {&noting, 1000, NULL, 0};
@@ -354,7 +349,6 @@ START_TEST(copies_that_cannot_be)
 	ck_assert_int_eq(copy(&(struct kern_copy){.piece = &piece, .n = 1}), KERN_EINVAL);
 	memory_free(&a);
 }
-END_TEST
 
 static int sealed(size_t bytes, int seals)
 {
@@ -364,7 +358,7 @@ static int sealed(size_t bytes, int seals)
 	return fd;
 }
 
-START_TEST(descriptors_that_are_no_pool)
+TEST(descriptors_that_are_no_pool)
 {
 	const struct {
 		int fd;
@@ -385,7 +379,6 @@ START_TEST(descriptors_that_are_no_pool)
 		ck_assert_ptr_null(pool);
 	}
 }
-END_TEST
 
 /* A shared object with a table of that ABI, whose pools cannot be opened. */
 static int make_object(const char *folder, unsigned abi)
@@ -407,7 +400,7 @@ static int make_object(const char *folder, unsigned abi)
 	return system(command) == 0;
 }
 
-START_TEST(backends_by_name)
+TEST(backends_by_name)
 {
 	char folder[TEST_FOLDER_BYTES], name[64];
 	struct kern_pool *pool = NULL;
@@ -431,28 +424,4 @@ START_TEST(backends_by_name)
 	ck_assert_int_eq(kern_pool_open(name, 5, m.fd, BYTES, &pool, why, sizeof why), KERN_EDEVICE);
 	ck_assert_str_eq(why, "device 5 is not there");
 	ck_assert_ptr_null(pool);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("copy");
-	TCase *t = tcase_create("copy");
-	tcase_set_timeout(t, 120);
-	tcase_add_loop_test(t, a_devices_pool_in_another_process, 0, 2);
-	tcase_add_loop_test(t, lists_against_a_model, 0, WAYS);
-	tcase_add_test(t, pieces_within_a_pool);
-	tcase_add_loop_test(t, neighbours_are_one_copy, 0, sizeof joins / sizeof *joins);
-	tcase_add_test(t, long_lists_and_empty_ones);
-	tcase_add_test(t, a_list_that_fails_halfway);
-	tcase_add_loop_test(t, pieces_beyond_a_pool, 0, sizeof far_ones / sizeof *far_ones);
-	tcase_add_test(t, copies_that_cannot_be);
-	tcase_add_test(t, descriptors_that_are_no_pool);
-	tcase_add_test(t, backends_by_name);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_NORMAL);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

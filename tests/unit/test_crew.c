@@ -97,9 +97,11 @@ static const struct {
 	{1, 50, 0}, {2, 1000, 0}, {3, 500, 0}, {8, 100, 0}, {2, 50, 9}, {5, 50, 13},
 };
 
+TEST_CASE("all", .timeout_s = 120);
+
 /* Longer and shorter runs follow each other without a pause, on more threads than there are
  * cores. */
-START_TEST(test_every_item_once_in_order)
+TEST_LOOP(test_every_item_once_in_order, 0, sizeof kinds / sizeof *kinds)
 {
 	struct crew *c = crew_new(kinds[_i].threads);
 	struct job *j = malloc(sizeof *j);
@@ -116,10 +118,9 @@ START_TEST(test_every_item_once_in_order)
 	crew_destroy(&c);
 	ck_assert_ptr_null(c);
 }
-END_TEST
 
 /* Threads that sleep are woken, for a run and for a phase. */
-START_TEST(test_sleepers_wake)
+TEST(test_sleepers_wake)
 {
 	struct crew *c = crew_new(4);
 	struct job *j = malloc(sizeof *j);
@@ -131,7 +132,6 @@ START_TEST(test_sleepers_wake)
 	free(j);
 	crew_destroy(&c);
 }
-END_TEST
 
 static uint32_t two(const void *ctx)
 {
@@ -148,7 +148,7 @@ static void long_item(const void *ctx, uint32_t i, unsigned worker)
 	nap(3000);
 }
 
-START_TEST(test_items_are_shared)
+TEST(test_items_are_shared)
 {
 	struct crew *c = crew_new(2);
 	unsigned shared = 0;
@@ -163,7 +163,6 @@ START_TEST(test_items_are_shared)
 	ck_assert_uint_eq(shared, 3);
 	crew_destroy(&c);
 }
-END_TEST
 
 enum { SLOW_ITEMS = 20 };
 
@@ -182,7 +181,7 @@ static void slow_for_the_first(const void *ctx, uint32_t i, unsigned worker)
 }
 
 /* Whoever is done with its own share takes from the others'. */
-START_TEST(test_shares_are_taken_over)
+TEST(test_shares_are_taken_over)
 {
 	struct crew *c = crew_new(2);
 	unsigned over = 0;
@@ -201,13 +200,12 @@ START_TEST(test_shares_are_taken_over)
 	ck_assert_uint_eq(over, 3);
 	crew_destroy(&c);
 }
-END_TEST
 
 /* --- room --------------------------------------------------------------- */
 
 /* A crew takes memory for the runs that it is asked for, not for the longest that there could be.
  */
-START_TEST(test_memory_is_that_of_the_longest_run)
+TEST(test_memory_is_that_of_the_longest_run)
 {
 	struct mallinfo2 before = mallinfo2();
 	struct crew *c = crew_new(64);
@@ -223,7 +221,6 @@ START_TEST(test_memory_is_that_of_the_longest_run)
 	ck_assert_int_eq(crew_grow(c, SIZE_MAX / 64), -1);
 	crew_destroy(&c);
 }
-END_TEST
 
 static uint32_t one(const void *ctx)
 {
@@ -238,7 +235,7 @@ static void add_one(const void *ctx, uint32_t i, unsigned worker)
 }
 
 /* Runs become longer while threads may still be late from the run before; there is no longest. */
-START_TEST(test_room_grows_between_runs)
+TEST(test_room_grows_between_runs)
 {
 	enum { MOST = 100000 };
 	atomic_uint times = 0;
@@ -264,11 +261,10 @@ START_TEST(test_room_grows_between_runs)
 	crew_destroy(&c);
 	free(phase);
 }
-END_TEST
 
 /* A thread that was woken for a run and comes only when there is more room: it must end with the
  * crew, and work in later runs. */
-START_TEST(test_late_threads_of_an_older_room_end)
+TEST(test_late_threads_of_an_older_room_end)
 {
 	enum { LONGER = 300, MS = 1000 };
 	struct crew_phase phase[LONGER];
@@ -284,25 +280,4 @@ START_TEST(test_late_threads_of_an_older_room_end)
 		crew_destroy(&c);
 	}
 	ck_assert_uint_eq(atomic_load(&times), 30 * 3);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("crew");
-	TCase *t = tcase_create("all");
-	tcase_set_timeout(t, 120);
-	tcase_add_loop_test(t, test_every_item_once_in_order, 0, sizeof kinds / sizeof *kinds);
-	tcase_add_test(t, test_sleepers_wake);
-	tcase_add_test(t, test_items_are_shared);
-	tcase_add_test(t, test_shares_are_taken_over);
-	tcase_add_test(t, test_memory_is_that_of_the_longest_run);
-	tcase_add_test(t, test_room_grows_between_runs);
-	tcase_add_test(t, test_late_threads_of_an_older_room_end);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

@@ -116,7 +116,9 @@ static void expect_right(struct rig *r)
 		ck_assert_msg(y[i] == 2 * (float)i, "column %d is %g", i, (double)y[i]);
 }
 
-START_TEST(a_device_computes)
+TEST_CASE("cuda_device", .timeout_s = 120);
+
+TEST_LOOP(a_device_computes, 0, 2)
 {
 	struct rig r;
 	ck_assert_msg(rig_open(&r, variants[_i]) == 0, "%s", why);
@@ -124,7 +126,6 @@ START_TEST(a_device_computes)
 	expect_right(&r);
 	rig_close(&r);
 }
-END_TEST
 
 /* The n-th call of a function fails, for more and more n until none does: what was asked for is
  * refused in words, nothing is leaked (AddressSanitizer), and the device is not lost. */
@@ -160,7 +161,7 @@ enum { CALLS_TRIED = 1 };
 enum { CALLS_TRIED = sizeof calls / sizeof *calls };
 #endif
 
-START_TEST(calls_that_fail)
+TEST_LOOP(calls_that_fail, 0, CALLS_TRIED)
 {
 	char text[80];
 	int failures = 0;
@@ -183,9 +184,8 @@ START_TEST(calls_that_fail)
 	}
 	ck_assert_int_gt(failures, 0);
 }
-END_TEST
 
-START_TEST(a_device_that_breaks)
+TEST(a_device_that_breaks)
 {
 	struct rig r;
 	struct kern_mem m = {0};
@@ -204,10 +204,9 @@ START_TEST(a_device_that_breaks)
 	ck_assert_ptr_nonnull(strstr(text, "an illegal memory access"));
 	rig_close(&r);
 }
-END_TEST
 
 /* What a device took is given back when it is closed. */
-START_TEST(memory_comes_back)
+TEST_LOOP(memory_comes_back, 0, 2)
 {
 	struct kern_info before, after;
 	struct rig r, other;
@@ -222,7 +221,6 @@ START_TEST(memory_comes_back)
 	ck_assert_uint_eq(after.free_bytes, before.free_bytes);
 	rig_close(&other);
 }
-END_TEST
 
 /* The same for memory that processes share: made, shared, mapped. */
 static const char *const shared_calls[] = {"cuMemCreate",
@@ -251,7 +249,7 @@ static int share_and_map(struct kern_device *dev)
 	return rc;
 }
 
-START_TEST(shared_memory_that_fails)
+TEST(shared_memory_that_fails)
 {
 	struct kern_config conf = {0};
 	struct kern_device *dev;
@@ -277,9 +275,8 @@ START_TEST(shared_memory_that_fails)
 	ck_assert_int_gt(failures, SHARED_CALLS);
 	k->close(&dev);
 }
-END_TEST
 
-START_TEST(memory_that_runs_out)
+TEST(memory_that_runs_out)
 {
 	struct rig r;
 	struct kern_mem m = {0};
@@ -293,7 +290,6 @@ START_TEST(memory_that_runs_out)
 	expect_right(&r);
 	rig_close(&r);
 }
-END_TEST
 
 /* What any thread may ask, while another one runs steps. */
 struct looker {
@@ -316,7 +312,7 @@ static void *look(void *arg)
 	return NULL;
 }
 
-START_TEST(looked_at_while_it_works)
+TEST(looked_at_while_it_works)
 {
 	struct rig r;
 	pthread_t thread;
@@ -334,10 +330,9 @@ START_TEST(looked_at_while_it_works)
 	ck_assert_uint_eq(c.launches, 20); /* scale, preparing its result, the product: a chain */
 	rig_close(&r);
 }
-END_TEST
 
 /* With the switch that is for comparisons each launch of a chain is one again. */
-START_TEST(a_chain_is_switched_off)
+TEST_LOOP(a_chain_is_switched_off, 0, 2)
 {
 	struct rig r;
 	struct kern_counters c;
@@ -349,11 +344,10 @@ START_TEST(a_chain_is_switched_off)
 	ck_assert_uint_eq(c.launches, _i ? 3 : 1);
 	rig_close(&r);
 }
-END_TEST
 
 /* A device whose wgmma has other bits than mma.sync works without it; where it is demanded, it does
  * not open. */
-START_TEST(wgmma_of_other_bits)
+TEST(wgmma_of_other_bits)
 {
 	struct rig r;
 	setenv("CUDA_HOST_WGMMA", "0", 1);
@@ -373,7 +367,6 @@ START_TEST(wgmma_of_other_bits)
 	unsetenv("PDSERVE_CUDA_WGMMA");
 	unsetenv("CUDA_HOST_WGMMA");
 }
-END_TEST
 
 /* Copies of one pool by several threads: each finds its own bytes. The pool is of one device, or
  * of several, and a thread's bytes are in all of them. */
@@ -439,7 +432,7 @@ static uint64_t in_stripes(const void *arg, uint64_t at, unsigned *ret_part, uin
 
 static const unsigned several_parts[] = {1, PARTS};
 
-START_TEST(copies_of_several_threads)
+TEST_LOOP(copies_of_several_threads, 0, 2)
 {
 	unsigned parts = several_parts[_i];
 	struct kern_device *dev[PARTS];
@@ -476,7 +469,6 @@ START_TEST(copies_of_several_threads)
 		k->close(&dev[i]);
 	}
 }
-END_TEST
 
 static struct kern_pool *pool_on(struct kern_device *dev, int device, struct kern_mem *mem)
 {
@@ -492,7 +484,7 @@ static struct kern_pool *pool_on(struct kern_device *dev, int device, struct ker
 
 /* From one device's pool to another's: directly, if the hardware can and what is read arrives; else
  * by the driver, whose call fails here. */
-START_TEST(copies_between_devices)
+TEST_LOOP(copies_between_devices, 0, 3)
 {
 	static const char *const settings[] = {NULL, "CUDA_HOST_PEERS", "PDSERVE_CUDA_PEERS"};
 	struct kern_device *dev[2];
@@ -529,37 +521,15 @@ START_TEST(copies_between_devices)
 	for (int i = 0; i < 2; i++)
 		k->close(&dev[i]);
 }
-END_TEST
 
-int main(int argc, char **argv)
+TEST_START(backend)
 {
-	(void)argc;
 	char folder[512];
 	snprintf(folder, sizeof folder, "%.400s/../cuda_host", dirname(argv[0]));
 	setenv("PDSERVE_BACKENDS", folder, 0);
 	k = kern_backend("cuda", why, sizeof why);
 	if (!k) {
 		fprintf(stderr, "%s\n", why);
-		return 2;
+		exit(2);
 	}
-	Suite *s = suite_create("cuda_device");
-	TCase *t = tcase_create("cuda_device");
-	tcase_set_timeout(t, 120);
-	tcase_add_loop_test(t, a_device_computes, 0, 2);
-	tcase_add_loop_test(t, calls_that_fail, 0, CALLS_TRIED);
-	tcase_add_test(t, a_device_that_breaks);
-	tcase_add_loop_test(t, memory_comes_back, 0, 2);
-	tcase_add_test(t, shared_memory_that_fails);
-	tcase_add_test(t, memory_that_runs_out);
-	tcase_add_test(t, looked_at_while_it_works);
-	tcase_add_loop_test(t, a_chain_is_switched_off, 0, 2);
-	tcase_add_test(t, wgmma_of_other_bits);
-	tcase_add_loop_test(t, copies_of_several_threads, 0, 2);
-	tcase_add_loop_test(t, copies_between_devices, 0, 3);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

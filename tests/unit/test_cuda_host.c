@@ -50,7 +50,7 @@ static int rotated(int of)
 	return good;
 }
 
-START_TEST(threads_meet)
+TEST(threads_meet)
 {
 	cudaStream_t s = stream_new();
 	struct rotate_args a = {x, z, y, 1};
@@ -72,9 +72,8 @@ START_TEST(threads_meet)
 	}
 	cudaStreamDestroy(s);
 }
-END_TEST
 
-START_TEST(a_missing_barrier_shows)
+TEST(a_missing_barrier_shows)
 {
 	cudaStream_t s = stream_new();
 	struct rotate_args a = {x, z, y, 0};
@@ -88,7 +87,6 @@ START_TEST(a_missing_barrier_shows)
 	}
 	cudaStreamDestroy(s);
 }
-END_TEST
 
 /* How many of 20 orders have the right result, in each pair of blocks the other's. */
 static int bulks_right(int with_barrier)
@@ -119,15 +117,14 @@ static int bulks_right(int with_barrier)
 	return right;
 }
 
-START_TEST(clusters_copy_for_each_other)
+TEST(clusters_copy_for_each_other)
 {
 	ck_assert_int_eq(bulks_right(1), 20);
 	ck_assert_int_eq(bulks_right(0), 0);
 }
-END_TEST
 
 /* Products of a warpgroup against the definition, with B in each layout. */
-START_TEST(warpgroups_multiply)
+TEST_LOOP(warpgroups_multiply, 0, GROUP_EARLY + 1)
 {
 	enum { M = 64, K = 16, COLUMNS = 64 };
 	static float wide_x[M * K], wide_z[K * COLUMNS], wide_y[M * COLUMNS];
@@ -157,7 +154,6 @@ START_TEST(warpgroups_multiply)
 	else
 		ck_assert_int_eq(right, 20);
 }
-END_TEST
 
 /* Runs BLOCKS blocks in turn. Returns the number of seeds whose result is right. */
 static int turns_right(int with_wait, uint32_t seeds)
@@ -181,17 +177,15 @@ static int turns_right(int with_wait, uint32_t seeds)
 	return right;
 }
 
-START_TEST(blocks_wait_for_blocks)
+TEST(blocks_wait_for_blocks)
 {
 	ck_assert_int_eq(turns_right(1, 40), 40);
 }
-END_TEST
 
-START_TEST(a_missing_wait_shows)
+TEST(a_missing_wait_shows)
 {
 	ck_assert_int_lt(turns_right(0, 40), 20);
 }
-END_TEST
 
 static char said[300]; /* to stderr, by the process of ends_by */
 
@@ -217,7 +211,7 @@ static int ends_by(int kernel, unsigned blocks, size_t shared)
 	return WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-START_TEST(lanes_that_never_come)
+TEST(lanes_that_never_come)
 {
 	fill();
 	for (uint32_t seed = 1; seed < 20; seed++) {
@@ -229,9 +223,8 @@ START_TEST(lanes_that_never_come)
 	}
 	ck_assert_int_eq(ends_by(WRITE_BEYOND, 1, 33 * sizeof(float)), 0);
 }
-END_TEST
 
-START_TEST(memory_beyond_a_block)
+TEST(memory_beyond_a_block)
 {
 #ifndef __SANITIZE_ADDRESS__
 	SKIP("needs AddressSanitizer");
@@ -240,7 +233,6 @@ START_TEST(memory_beyond_a_block)
 	ck_assert_int_ne(ends_by(WRITE_BEYOND, 1, 32 * sizeof(float)), 0);
 #endif
 }
-END_TEST
 
 /* The products of two blocks, each (16, 8). */
 static void check_products(void)
@@ -257,7 +249,7 @@ static void check_products(void)
 
 /* Small integers: exact. And a large term beside small ones, of which what is below 2^-24 of it
  * is lost. */
-START_TEST(tensor_cores)
+TEST(tensor_cores)
 {
 	cudaStream_t s = stream_new();
 	struct rotate_args a = {x, z, y, 0};
@@ -278,11 +270,10 @@ START_TEST(tensor_cores)
 		ck_assert_msg(y[i] == 1, "element %d is %a", i, (double)y[i]);
 	cudaStreamDestroy(s);
 }
-END_TEST
 
 /* Of two streams nothing is ordered but by the host: with some seed the second one's copy comes
  * first; once the host has waited for the first one's event it never does. */
-START_TEST(streams_and_events)
+TEST(streams_and_events)
 {
 	int first = 0;
 	setenv("CUDA_HOST_DELAY_US", "200", 1);
@@ -306,11 +297,10 @@ START_TEST(streams_and_events)
 	cudaStreamDestroy(s);
 	cudaStreamDestroy(t);
 }
-END_TEST
 
 /* What is recorded does not run, and runs as often as it is launched, with what memory holds
  * then. */
-START_TEST(graphs)
+TEST(graphs)
 {
 	cudaStream_t s = stream_new();
 	cudaGraph_t g;
@@ -332,9 +322,8 @@ START_TEST(graphs)
 	cudaGraphExecDestroy(exec);
 	cudaStreamDestroy(s);
 }
-END_TEST
 
-START_TEST(failures_that_are_asked_for)
+TEST(failures_that_are_asked_for)
 {
 	void *p;
 	fill();
@@ -349,9 +338,8 @@ START_TEST(failures_that_are_asked_for)
 		cudaFree(p);
 	}
 }
-END_TEST
 
-START_TEST(a_device_that_breaks)
+TEST(a_device_that_breaks)
 {
 	cudaStream_t s = stream_new();
 	struct rotate_args a = {x, z, y, 1};
@@ -365,9 +353,8 @@ START_TEST(a_device_that_breaks)
 	ck_assert_int_eq(cudaMalloc(&p, 5), cudaErrorIllegalAddress);
 	ck_assert_int_eq(launch(ROTATE_WARP, 1, 32, 0, &a, s), cudaErrorIllegalAddress);
 }
-END_TEST
 
-START_TEST(launches_that_cannot_be)
+TEST(launches_that_cannot_be)
 {
 	cudaStream_t s = stream_new();
 	struct rotate_args a = {x, z, y, 1};
@@ -379,9 +366,8 @@ START_TEST(launches_that_cannot_be)
 	                                  s),
 	                 cudaSuccess);
 }
-END_TEST
 
-START_TEST(blocks_that_fit)
+TEST(blocks_that_fit)
 {
 	static const struct {
 		int threads;
@@ -399,9 +385,8 @@ START_TEST(blocks_that_fit)
 	}
 	ck_assert_int_ne(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, &n, 32, 0), cudaSuccess);
 }
-END_TEST
 
-START_TEST(memory_of_a_device)
+TEST(memory_of_a_device)
 {
 	void *p;
 	size_t left, all;
@@ -414,35 +399,4 @@ START_TEST(memory_of_a_device)
 	ck_assert_int_eq(cudaMalloc(&p, 3 << 20), cudaErrorMemoryAllocation);
 	ck_assert_int_eq(cudaMalloc(&p, 2 << 20), cudaSuccess);
 	cudaFree(p);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("cuda_host");
-	TCase *t = tcase_create("cuda_host");
-	const TTest *const tests[] = {threads_meet,
-	                              a_missing_barrier_shows,
-	                              blocks_wait_for_blocks,
-	                              a_missing_wait_shows,
-	                              clusters_copy_for_each_other,
-	                              lanes_that_never_come,
-	                              memory_beyond_a_block,
-	                              tensor_cores,
-	                              streams_and_events,
-	                              graphs,
-	                              failures_that_are_asked_for,
-	                              a_device_that_breaks,
-	                              launches_that_cannot_be,
-	                              blocks_that_fit,
-	                              memory_of_a_device};
-	for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
-		tcase_add_test(t, tests[i]);
-	tcase_add_loop_test(t, warpgroups_multiply, 0, GROUP_EARLY + 1);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

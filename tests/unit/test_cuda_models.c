@@ -23,29 +23,33 @@ static int is_long(void)
 	return getenv("PD_FULL") || getenv("PD_GPU");
 }
 
+TEST_CASE("golden", .timeout_s = 300);
+
 /* In float32 logits are within 1e-3 of the reference, and every token of both continuations is
  * the reference's. */
-START_TEST(logits_and_tokens)
+TEST_LOOP(logits_and_tokens, 0, is_long() ? FAMILIES : SOME)
 {
 	char folder[128];
 	snprintf(folder, sizeof folder, GOLDEN "%s", is_long() ? families[_i] : some[_i]);
 	golden_check(folder, folder, (struct rig_opts){.backend = "cuda", .kv = KV_F32},
 	             GOLDEN_TOLERANCE);
 }
-END_TEST
+
+TEST_CASE("hidden", .timeout_s = 300);
 
 /* What embeddings are made of: the norm at the end, behind logits that the test above compares. So
  * every other one is enough, unless the run is a long one. */
-START_TEST(hidden_states)
+TEST_LOOP(hidden_states, 0, is_long() ? FAMILIES : SOME / 2)
 {
 	char folder[128];
 	snprintf(folder, sizeof folder, GOLDEN "%s", is_long() ? families[_i] : some[_i * 2]);
 	hidden_check(folder, (struct rig_opts){.backend = "cuda", .kv = KV_F32}, 1e-4);
 }
-END_TEST
+
+TEST_CASE("golden");
 
 /* The bits of a prompt in chunks of 1 to 64 tokens, with each type of activations. */
-START_TEST(chunks_equal_whole)
+TEST_LOOP(chunks_equal_whole, 0, is_long() ? 6 : 3)
 {
 	static const uint32_t chunks[] = {1, 7, 8, 9, 64};
 	enum { N = 70 };
@@ -70,21 +74,19 @@ START_TEST(chunks_equal_whole)
 	free(row);
 	rig_close(&r);
 }
-END_TEST
 
 /* With latent attention and experts, and without. */
-START_TEST(overlapping_steps)
+TEST_LOOP(overlapping_steps, 0, 2)
 {
 	static const char *const model[] = {GOLDEN "llama", GOLDEN "deepseek_v3"};
 	overlap_check((struct rig_opts){.model = model[_i], .backend = "cuda", .kv = KV_BF16},
 	              engine_start);
 	overlap_drafts_check((struct rig_opts){.model = model[_i], .backend = "cuda", .kv = KV_BF16});
 }
-END_TEST
 
 /* A device with room for the chains of whole layers computes the bits that launches by themselves
  * do: a prompt in chunks of each size of a program that has chains. */
-START_TEST(chains_change_no_bit)
+TEST_LOOP(chains_change_no_bit, 0, 4)
 {
 	static const uint32_t chunks[] = {1, 7, 40};
 	static const char *const model[] = {GOLDEN "llama", GOLDEN "deepseek_v3", GOLDEN "gpt_oss",
@@ -115,11 +117,10 @@ START_TEST(chains_change_no_bit)
 		free(row[1][i]);
 	}
 }
-END_TEST
 
 /* By cuBLASLt, in another order: logits are near those of our own kernels, which round
  * activations as it does. */
-START_TEST(fast_is_near)
+TEST_LOOP(fast_is_near, 0, 2)
 {
 	static const struct rig_opts ways[] = {
 		{.backend = "cuda", .kv = KV_F32, .activations = KERN_BF16},
@@ -148,11 +149,10 @@ START_TEST(fast_is_near)
 	free(logits[1]);
 	free(g);
 }
-END_TEST
 
 /* The demo model: log-probabilities and greedy tokens of the reference's prompts. One of them
  * takes the stand-in a minute. */
-START_TEST(demo_model)
+TEST(demo_model)
 {
 	const char *model = real_model();
 	if (!model)
@@ -165,31 +165,11 @@ START_TEST(demo_model)
 	ck_assert_msg(d.max <= 2e-3, "largest difference %g", d.max);
 	ck_assert_uint_eq(d.greedy_equal, d.generated);
 }
-END_TEST
 
-int main(int argc, char **argv)
+TEST_START(backend)
 {
-	(void)argc;
 	char folder[512];
 	snprintf(folder, sizeof folder, "%.400s/../cuda_host", dirname(argv[0]));
 	if (!getenv("PD_GPU"))
 		setenv("PDSERVE_BACKENDS", folder, 0);
-	Suite *s = suite_create("cuda_models");
-	TCase *t = tcase_create("golden"), *h = tcase_create("hidden");
-	tcase_set_timeout(t, 300);
-	tcase_set_timeout(h, 300);
-	tcase_add_loop_test(h, hidden_states, 0, is_long() ? FAMILIES : SOME / 2);
-	tcase_add_loop_test(t, logits_and_tokens, 0, is_long() ? FAMILIES : SOME);
-	tcase_add_loop_test(t, chunks_equal_whole, 0, is_long() ? 6 : 3);
-	tcase_add_loop_test(t, overlapping_steps, 0, 2);
-	tcase_add_loop_test(t, chains_change_no_bit, 0, 4);
-	tcase_add_loop_test(t, fast_is_near, 0, 2);
-	tcase_add_test(t, demo_model);
-	suite_add_tcase(s, t);
-	suite_add_tcase(s, h);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

@@ -50,9 +50,12 @@ static const struct {
 };
 enum { GOLDEN_FEW = 3 };
 
+TEST_CASE("tokens", .timeout_s = 300);
+
 /* In float32 logits are within 1e-3 of the reference, and every token of both continuations is the
  * reference's. */
-START_TEST(golden_tokens)
+TEST_LOOP(golden_tokens, 0,
+          getenv("PD_FULL") || on_gpu() ? sizeof golden / sizeof *golden : GOLDEN_FEW)
 {
 	char folder[128];
 	snprintf(folder, sizeof folder, GOLDEN "%s", golden[_i].family);
@@ -60,7 +63,6 @@ START_TEST(golden_tokens)
 	o.kv = KV_F32;
 	golden_check(folder, folder, o, GOLDEN_TOLERANCE);
 }
-END_TEST
 
 enum { FIRST = 64, NEXT = 20, N = FIRST + NEXT + 7 };
 
@@ -94,7 +96,9 @@ static const struct {
 	{"glm4_moe", NULL, NULL, 2, 1, KERN_F32},
 };
 
-START_TEST(bits_of_one_device)
+TEST_CASE("bits", .timeout_s = 300);
+
+TEST_LOOP(bits_of_one_device, 0, sizeof same / sizeof *same)
 {
 	char folder[128];
 	size_t floats = 0, more = 0;
@@ -113,11 +117,10 @@ START_TEST(bits_of_one_device)
 	free(a);
 	free(b);
 }
-END_TEST
 
 /* Two steps in flight, in which ranks find the tokens that only rank 0 has drawn: as one after the
  * other. */
-START_TEST(overlapping_steps)
+TEST_LOOP(overlapping_steps, 0, 3)
 {
 	static const struct {
 		const char *setting, *value;
@@ -135,7 +138,6 @@ START_TEST(overlapping_steps)
 	overlap_check(o, engine_start);
 	overlap_drafts_check(o);
 }
-END_TEST
 
 /* --- ends ---------------------------------------------------------------- */
 
@@ -172,9 +174,11 @@ static void *kill_later(void *arg)
 	return NULL;
 }
 
+TEST_CASE("ends", .timeout_s = 120);
+
 /* Killed while steps run, or while the other rank's device waits for it: the step ends within a
  * second, with the reason, and no later one runs. */
-START_TEST(killed_in_a_step)
+TEST_LOOP(killed_in_a_step, 0, 8)
 {
 	struct rig_opts o = ranks(GOLDEN "llama", 2);
 	o.overlap = _i % 2;
@@ -206,7 +210,6 @@ START_TEST(killed_in_a_step)
 	rig_close(&r);
 	ck_assert_uint_eq(children(getpid(), pid), 0);
 }
-END_TEST
 
 /* Work of a rank that breaks its device, and what a step returns then. group_pull runs only on the
  * way through host memory, which is taken if the setting says so, or if writes to other devices are
@@ -223,7 +226,7 @@ static const struct {
 };
 
 /* The step says which error. */
-START_TEST(a_device_that_breaks)
+TEST_LOOP(a_device_that_breaks, 0, 2 * (int)(sizeof breaks / sizeof *breaks))
 {
 	if (on_gpu())
 		SKIP("a real GPU is not broken on purpose");
@@ -243,11 +246,10 @@ START_TEST(a_device_that_breaks)
 	ck_assert_msg(!rc || strstr(err.text, "an illegal memory access"), "%s", err.text);
 	rig_close(&r);
 }
-END_TEST
 
 /* The device of another rank, in a step that no other follows: the step ends with the reason, and
  * not when the group's time is up. */
-START_TEST(another_ranks_device_that_breaks)
+TEST_LOOP(another_ranks_device_that_breaks, 0, 2)
 {
 	if (on_gpu())
 		SKIP("a real GPU is not broken on purpose");
@@ -270,12 +272,11 @@ START_TEST(another_ranks_device_that_breaks)
 	ck_assert_uint_lt(clock_us() - begun, 40000000);
 	rig_close(&r);
 }
-END_TEST
 
 /* --- pools --------------------------------------------------------------- */
 
 /* Each rank's device has its heads of a pool that is as large as both have room for. */
-START_TEST(pool_of_all_devices)
+TEST(pool_of_all_devices)
 {
 	struct engine_opts o = {.model_path = GOLDEN "llama",
 	                        .backend = "cuda",
@@ -310,7 +311,6 @@ START_TEST(pool_of_all_devices)
 	ck_assert_msg(engine_step(e, &sp, 1, &err) == 0, "%s", err.text);
 	engine_close(&e);
 }
-END_TEST
 
 /* All bytes of a pool, as the messager reads them. */
 static unsigned char *pool_read(const struct engine *e, const struct kv_data *data, uint32_t blocks,
@@ -370,7 +370,7 @@ static unsigned char *pool_of_a_prompt(unsigned tp, enum kv_type type, size_t *r
 }
 
 /* What other processes read of a pool that ranks share out is what they read of one device's. */
-START_TEST(pools_read_alike)
+TEST_LOOP(pools_read_alike, 0, 2)
 {
 	static const struct {
 		unsigned tp;
@@ -384,11 +384,10 @@ START_TEST(pools_read_alike)
 	free(one);
 	free(many);
 }
-END_TEST
 
 /* A rank needs memory for its own rows: rank 0 has 1 of 3 KV heads with its query heads, and 4 of 9
  * units of 16 columns. */
-START_TEST(memory_of_own_rows)
+TEST(memory_of_own_rows)
 {
 	struct rig r = rig_open(ranks(GOLDEN "llama-tied", 2));
 	const struct engine_info *i = engine_info(r.e);
@@ -401,7 +400,6 @@ START_TEST(memory_of_own_rows)
 	ck_assert_uint_eq(weights_bytes(r.e, MODEL_NORM, &norm), norm.k * 2);
 	rig_close(&r);
 }
-END_TEST
 
 /* --- refusals ------------------------------------------------------------ */
 
@@ -416,7 +414,7 @@ static void refused(struct engine_opts o, int code, const char *text)
 	ck_assert_uint_eq(children(getpid(), pid), 0);
 }
 
-START_TEST(refusals)
+TEST(refusals)
 {
 	struct engine_opts o = {.model_path = GOLDEN "llama",
 	                        .backend = "cuda",
@@ -442,38 +440,11 @@ START_TEST(refusals)
 	ck_assert_msg(strstr(err.text, "ranks_per_device is 2") != NULL, "%s", err.text);
 	engine_close(&e);
 }
-END_TEST
 
-int main(int argc, char **argv)
+TEST_START(backend)
 {
-	(void)argc;
 	char folder[512];
 	snprintf(folder, sizeof folder, "%.400s/../cuda_host", dirname(argv[0]));
 	if (!on_gpu())
 		setenv("PDSERVE_BACKENDS", folder, 0);
-	int all = (int)(sizeof golden / sizeof *golden);
-	Suite *s = suite_create("cuda_ranks");
-	TCase *tokens = tcase_create("tokens"), *bits = tcase_create("bits"),
-		  *ends = tcase_create("ends");
-	tcase_set_timeout(tokens, 300);
-	tcase_set_timeout(bits, 300);
-	tcase_set_timeout(ends, 120);
-	tcase_add_loop_test(tokens, golden_tokens, 0, getenv("PD_FULL") || on_gpu() ? all : GOLDEN_FEW);
-	tcase_add_loop_test(bits, bits_of_one_device, 0, (int)(sizeof same / sizeof *same));
-	tcase_add_loop_test(bits, overlapping_steps, 0, 3);
-	tcase_add_loop_test(ends, killed_in_a_step, 0, 8);
-	tcase_add_loop_test(ends, a_device_that_breaks, 0, 2 * (int)(sizeof breaks / sizeof *breaks));
-	tcase_add_loop_test(ends, another_ranks_device_that_breaks, 0, 2);
-	tcase_add_test(ends, pool_of_all_devices);
-	tcase_add_loop_test(ends, pools_read_alike, 0, 2);
-	tcase_add_test(ends, memory_of_own_rows);
-	tcase_add_test(ends, refusals);
-	suite_add_tcase(s, tokens);
-	suite_add_tcase(s, bits);
-	suite_add_tcase(s, ends);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

@@ -167,7 +167,9 @@ static void end(void)
 	event_base_free(base);
 }
 
-START_TEST(link_is_full_for_a_while)
+TEST_CASE("events", .timeout_s = 60);
+
+TEST(link_is_full_for_a_while)
 {
 	struct peer *p = &router[0];
 	begin();
@@ -187,10 +189,9 @@ START_TEST(link_is_full_for_a_while)
 	ck_assert_uint_eq(stat_get(stats, 2), 0);
 	end();
 }
-END_TEST
 
 /* More changes than are kept: one list more, and the other router is not concerned. */
-START_TEST(link_is_full_for_long)
+TEST(link_is_full_for_long)
 {
 	begin();
 	events_up(ev, &router[0]);
@@ -217,9 +218,8 @@ START_TEST(link_is_full_for_long)
 	ck_assert_uint_ge(stat_get(stats, 2), 1);
 	end();
 }
-END_TEST
 
-START_TEST(routers_come_and_go)
+TEST(routers_come_and_go)
 {
 	int up[ROUTERS] = {0};
 	begin();
@@ -243,10 +243,9 @@ START_TEST(routers_come_and_go)
 	}
 	end();
 }
-END_TEST
 
 /* Nobody listens, nothing ticks; nothing changes, nothing is sent. */
-START_TEST(quiet_when_there_is_nothing_to_say)
+TEST(quiet_when_there_is_nothing_to_say)
 {
 	begin();
 	work(50);
@@ -269,22 +268,8 @@ START_TEST(quiet_when_there_is_nothing_to_say)
 	events_down(NULL, &router[0]);
 	end();
 }
-END_TEST
 
-int main(void)
+TEST_START(quiet)
 {
 	log_set_level("error");
-	Suite *s = suite_create("decode_follow");
-	TCase *c = tcase_create("events");
-	tcase_set_timeout(c, 60);
-	tcase_add_test(c, link_is_full_for_a_while);
-	tcase_add_test(c, link_is_full_for_long);
-	tcase_add_test(c, routers_come_and_go);
-	tcase_add_test(c, quiet_when_there_is_nothing_to_say);
-	suite_add_tcase(s, c);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -4,8 +4,6 @@
  * never more than it has room for. */
 #include "daemons/decode/draft/spec.c" /* plans a draft without the costs of rows */
 
-#include "world_run.h"
-
 enum { RUNS = 3, DRAFTED_MAX = 4, TOKENS = 600, HISTORY_MAX = 1000 };
 
 /* A sequence, of which the host knows the first n_tokens. */
@@ -149,7 +147,7 @@ static uint32_t longest(void)
 	return n;
 }
 
-START_TEST(a_history_begins_again_before_it_overflows)
+TEST_LOOP(a_history_begins_again_before_it_overflows, 0, ROWS)
 {
 	uint32_t all = 0;
 	begin(rows[_i].room, rows[_i].histories);
@@ -172,14 +170,4 @@ START_TEST(a_history_begins_again_before_it_overflows)
 	ck_assert_uint_gt(played[0].drafted, TOKENS / 3);
 	end();
 	ck_assert_uint_eq(drafts.n_unused, n_histories);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("decode_history");
-	TCase *t = tcase_create("decode_history");
-	tcase_add_loop_test(t, a_history_begins_again_before_it_overflows, 0, ROWS);
-	suite_add_tcase(s, t);
-	return world_run(s);
 }

@@ -40,7 +40,9 @@ static void unmake(void)
 
 /* --- places -------------------------------------------------------------- */
 
-START_TEST(places_against_a_list)
+TEST_CASE("queue", .timeout_s = 60);
+
+TEST_LOOP(places_against_a_list, 0, 4)
 {
 	struct sequence sequences[MAX] = {0}, *line[MAX];
 	uint32_t n = 0;
@@ -82,7 +84,6 @@ START_TEST(places_against_a_list)
 	}
 	unmake();
 }
-END_TEST
 
 /* --- estimates ----------------------------------------------------------- */
 
@@ -99,7 +100,7 @@ static void one_ends(uint32_t n)
 	ck_assert_msg((x) >= (want)*0.8 && (x) <= (want)*1.25, "%llu us, expected about %llu", \
 	              (unsigned long long)(x), (unsigned long long)(want))
 
-START_TEST(estimate_from_rates)
+TEST(estimate_from_rates)
 {
 	uint32_t held[60];
 	uint64_t now = 1000000;
@@ -139,9 +140,8 @@ START_TEST(estimate_from_rates)
 	kv_pool_release(W.pool, held, 60);
 	unmake();
 }
-END_TEST
 
-START_TEST(first_rate_is_not_too_small)
+TEST(first_rate_is_not_too_small)
 {
 	uint32_t held[64];
 	uint64_t now = 1000000;
@@ -154,9 +154,8 @@ START_TEST(first_rate_is_not_too_small)
 	kv_pool_release(W.pool, held, 64);
 	unmake();
 }
-END_TEST
 
-START_TEST(retry_after_is_bounded)
+TEST(retry_after_is_bounded)
 {
 	uint32_t held[64];
 	struct sequence q = {.place.blocks = 100000};
@@ -177,7 +176,6 @@ START_TEST(retry_after_is_bounded)
 	ck_assert_uint_eq(queue_retry_after(D), 20000); /* never 0, never a storm */
 	unmake();
 }
-END_TEST
 
 /* --- tombstones --------------------------------------------------------------- */
 
@@ -199,7 +197,7 @@ static int has(uint64_t i)
 	return tombstone_has(D, &k);
 }
 
-START_TEST(tombstones_stand_until_the_deadline)
+TEST(tombstones_stand_until_the_deadline)
 {
 	make(2);
 	uint64_t now = clock_us();
@@ -223,9 +221,8 @@ START_TEST(tombstones_stand_until_the_deadline)
 	ck_assert_uint_eq(D->tombstones.n, 0);
 	unmake();
 }
-END_TEST
 
-START_TEST(tombstones_are_bounded)
+TEST(tombstones_are_bounded)
 {
 	make(2);
 	for (uint64_t i = 0; i < 80000; i++)
@@ -241,13 +238,12 @@ START_TEST(tombstones_are_bounded)
 	ck_assert_uint_gt(late, 6000);
 	unmake();
 }
-END_TEST
 
 /* --- hashing ------------------------------------------------------------- */
 
 /* The head of the queue is hashed in pieces, so that a long prompt does not hold up the loop: each
  * piece is bounded, and the hashes are those of the whole. */
-START_TEST(hashed_in_pieces)
+TEST_LOOP(hashed_in_pieces, 0, 9)
 {
 	static const uint32_t sizes[] = {0, 15, 16, 17, 4095, 4096, 4097, 4096 * 3 + 5, 100000};
 	uint32_t n = sizes[_i], *tokens = mem_array(n + 1, sizeof *tokens), pieces = 1;
@@ -268,25 +264,4 @@ START_TEST(hashed_in_pieces)
 	free(want);
 	free(tokens);
 	unmake();
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("decode_queue");
-	TCase *t = tcase_create("queue");
-	tcase_set_timeout(t, 60);
-	tcase_add_loop_test(t, places_against_a_list, 0, 4);
-	tcase_add_test(t, estimate_from_rates);
-	tcase_add_test(t, first_rate_is_not_too_small);
-	tcase_add_test(t, retry_after_is_bounded);
-	tcase_add_test(t, tombstones_stand_until_the_deadline);
-	tcase_add_test(t, tombstones_are_bounded);
-	tcase_add_loop_test(t, hashed_in_pieces, 0, 9);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -3,8 +3,6 @@
  * counts. */
 #include "daemons/decode/batch.h"
 
-#include "world_run.h"
-
 #include <signal.h>
 #include <string.h>
 
@@ -80,7 +78,9 @@ static const struct {
 	{32, 5, 1, 3, 5},   {20, 0, 1, 2, 0},
 };
 
-START_TEST(a_draft_has_the_rows_it_has_room_for)
+TEST_CASE("room", .setup = begin, .teardown = end);
+
+TEST_LOOP(a_draft_has_the_rows_it_has_room_for, 0, sizeof rows / sizeof *rows)
 {
 	runs(0, rows[_i].tokens, rows[_i].ahead);
 	leave_free(rows[_i].free);
@@ -89,10 +89,9 @@ START_TEST(a_draft_has_the_rows_it_has_room_for)
 	ck_assert_uint_eq(q[0].blocks.n, rows[_i].blocks);
 	ck_assert_uint_le(q[0].req.n_tokens + q[0].ahead, q[0].blocks.n * BT);
 }
-END_TEST
 
 /* A draft never takes what a running one needs for its next token. */
-START_TEST(drafts_come_after_all_tokens)
+TEST(drafts_come_after_all_tokens)
 {
 	runs(0, 16, 16);
 	runs(1, 16, 16);
@@ -104,11 +103,10 @@ START_TEST(drafts_come_after_all_tokens)
 	ck_assert_uint_eq(q[0].blocks.n, 1);
 	ck_assert_uint_eq(q[0].ahead, 0);
 }
-END_TEST
 
 /* What gives way takes no draft along: it would have its rows in a step that was planned without
  * them. */
-START_TEST(no_draft_while_it_waits)
+TEST(no_draft_while_it_waits)
 {
 	runs(0, 17, 9);
 	preempt_wait_again(&b, &q[0], RUN_PREEMPTED);
@@ -117,10 +115,9 @@ START_TEST(no_draft_while_it_waits)
 	ck_assert_int_eq(run_phase(&q[0]), RUN_PREEMPTED);
 	ck_assert(b.own.waiting.next == &q[0].node);
 }
-END_TEST
 
 /* Each phase has its list and its counts. */
-START_TEST(phases_have_lists_and_counts)
+TEST(phases_have_lists_and_counts)
 {
 	static const struct {
 		enum run_phase phase;
@@ -140,26 +137,9 @@ START_TEST(phases_have_lists_and_counts)
 			ck_assert((walk[i].running == 2 ? &b.own.running : &b.own.waiting)->next == &q[0].node);
 	}
 }
-END_TEST
 
-START_TEST(only_a_read_is_late)
+TEST_SIGNAL(only_a_read_is_late, SIGABRT)
 {
 	runs(0, 20, 0);
 	run_enter(&b, &q[0], RUN_LATE);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("decode_room");
-	TCase *c = tcase_create("room");
-	tcase_add_checked_fixture(c, begin, end);
-	tcase_add_loop_test(c, a_draft_has_the_rows_it_has_room_for, 0,
-	                    (int)(sizeof rows / sizeof *rows));
-	tcase_add_test(c, drafts_come_after_all_tokens);
-	tcase_add_test(c, no_draft_while_it_waits);
-	tcase_add_test(c, phases_have_lists_and_counts);
-	tcase_add_test_raise_signal(c, only_a_read_is_late, SIGABRT);
-	suite_add_tcase(s, c);
-	return world_run(s);
 }

@@ -64,7 +64,9 @@ static pid_t client(const char *path, int n)
 	_exit(closed);
 }
 
-START_TEST(who_connects_is_closed)
+TEST_CASE("descriptors", .timeout_s = 60);
+
+TEST(who_connects_is_closed)
 {
 	struct err err = {0};
 	char path[TEST_FOLDER_BYTES];
@@ -94,7 +96,6 @@ START_TEST(who_connects_is_closed)
 	waitpid(pid, &status, 0);
 	ck_assert_uint_eq(descriptors_refused(), 3);
 }
-END_TEST
 
 /* --- two threads --------------------------------------------------------- */
 
@@ -150,7 +151,7 @@ static void open_door(struct door *d, const char *name)
 
 /* Both refuse at once: one may take the descriptor that the other has freed. When that is over,
  * and descriptors run out again, connections are refused as before. */
-START_TEST(the_reserve_comes_back)
+TEST(the_reserve_comes_back)
 {
 	struct err err = {0};
 	struct door doors[2];
@@ -186,10 +187,9 @@ START_TEST(the_reserve_comes_back)
 	}
 	ck_assert_uint_eq(kept, 0);
 }
-END_TEST
 
 /* libzmq 4.3 asserts that its accept on an ipc socket never fails with EMFILE. */
-START_TEST(libzmq_survives)
+TEST(libzmq_survives)
 {
 	struct err err = {0};
 	char path[TEST_FOLDER_BYTES], endpoint[TEST_FOLDER_BYTES + 8], text[8];
@@ -219,9 +219,8 @@ START_TEST(libzmq_survives)
 	zmq_close(z);
 	zmq_ctx_term(ctx);
 }
-END_TEST
 
-START_TEST(too_few_are_said)
+TEST(too_few_are_said)
 {
 	struct err err = {0};
 	struct rlimit l = {300, 300};
@@ -230,9 +229,8 @@ START_TEST(too_few_are_said)
 	ck_assert_ptr_nonnull(strstr(err.text, "needs 301 file descriptors, the system allows 300"));
 	ck_assert_int_eq(descriptors_init(300, &err), 0);
 }
-END_TEST
 
-START_TEST(the_soft_limit_is_raised)
+TEST(the_soft_limit_is_raised)
 {
 	struct err err = {0};
 	struct rlimit l = {100, 300};
@@ -240,23 +238,8 @@ START_TEST(the_soft_limit_is_raised)
 	ck_assert_int_eq(descriptors_init(200, &err), 0);
 	ck_assert_uint_eq(descriptors_limit(), 300);
 }
-END_TEST
 
-int main(void)
+TEST_START(quiet)
 {
 	log_set_level("error");
-	Suite *s = suite_create("descriptors");
-	TCase *t = tcase_create("descriptors");
-	tcase_set_timeout(t, 60);
-	tcase_add_test(t, who_connects_is_closed);
-	tcase_add_test(t, the_reserve_comes_back);
-	tcase_add_test(t, libzmq_survives);
-	tcase_add_test(t, too_few_are_said);
-	tcase_add_test(t, the_soft_limit_is_raised);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

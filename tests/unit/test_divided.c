@@ -35,8 +35,10 @@ static struct kv_layout layout_of(int i)
 	return l;
 }
 
+TEST_CASE("divided", .timeout_s = 120);
+
 /* In the order of a part, [layer][block][its heads], its bytes are those of the whole pool. */
-START_TEST(each_byte_is_in_one_part)
+TEST_LOOP(each_byte_is_in_one_part, 0, SHAPES)
 {
 	struct kv_layout l = layout_of(_i);
 	uint32_t blocks = shapes[_i].blocks, parts = shapes[_i].parts, part;
@@ -65,9 +67,8 @@ START_TEST(each_byte_is_in_one_part)
 	}
 	ck_assert_uint_eq(sum, l.block_bytes * blocks);
 }
-END_TEST
 
-START_TEST(layouts_that_cannot_be_divided)
+TEST(layouts_that_cannot_be_divided)
 {
 	struct kv_layout l = layout_of(1);
 	ck_assert_int_eq(kv_layout_divides(&l, 0), 0);
@@ -75,7 +76,6 @@ START_TEST(layouts_that_cannot_be_divided)
 	ck_assert_int_eq(kv_layout_divides(&l, 2), 0);
 	ck_assert_int_eq(kv_layout_divides(&l, 1), 1);
 }
-END_TEST
 
 /* --- a backend whose copies wait ----------------------------------------- */
 
@@ -302,7 +302,7 @@ static bool overlaps_itself(const struct kern_piece *p, size_t n)
 	return false;
 }
 
-START_TEST(copies_against_a_model)
+TEST_LOOP(copies_against_a_model, 0, 2 * WAYS)
 {
 	int w = _i / 2, is_late = _i % 2;
 	unsigned seed = 3 + (unsigned)_i;
@@ -357,11 +357,10 @@ START_TEST(copies_against_a_model)
 	if (ways[w].to && !ways[w].same)
 		shared_out_free(&b);
 }
-END_TEST
 
 /* Blocks that are neighbours in the pool are so in each part: a layer is one copy a part, however
  * many blocks it has. */
-START_TEST(neighbours_are_one_copy_of_each_part)
+TEST(neighbours_are_one_copy_of_each_part)
 {
 	struct kv_layout l = pool_layout();
 	struct shared_out a, b;
@@ -384,7 +383,6 @@ START_TEST(neighbours_are_one_copy_of_each_part)
 	shared_out_free(&a);
 	shared_out_free(&b);
 }
-END_TEST
 
 /* --- several threads ----------------------------------------------------- */
 
@@ -440,7 +438,7 @@ static void *copy_around(void *arg)
 }
 
 /* From one pool to another, and back to host memory: each finds its own bytes. */
-START_TEST(copies_of_several_threads)
+TEST_LOOP(copies_of_several_threads, 0, 6)
 {
 	static const struct {
 		uint32_t parts[2];
@@ -465,12 +463,11 @@ START_TEST(copies_of_several_threads)
 	for (int i = 0; i < 2; i++)
 		shared_out_free(&of[i]);
 }
-END_TEST
 
 /* --- failures ------------------------------------------------------------ */
 
 /* What was started of a copy that fails has ended when the failure is told, in every part. */
-START_TEST(a_copy_that_fails_halfway)
+TEST_LOOP(a_copy_that_fails_halfway, 0, 3)
 {
 	struct kv_layout l = pool_layout();
 	struct shared_out a;
@@ -489,7 +486,6 @@ START_TEST(a_copy_that_fails_halfway)
 		ck_assert(late[i].done);
 	shared_out_free(&a);
 }
-END_TEST
 
 static int fds_open(void)
 {
@@ -500,7 +496,7 @@ static int fds_open(void)
 }
 
 /* A part of another size than the hello requires is refused, and nothing is left open. */
-START_TEST(parts_that_cannot_be)
+TEST(parts_that_cannot_be)
 {
 	struct kv_layout l = pool_layout();
 	struct shared_out a;
@@ -521,25 +517,4 @@ START_TEST(parts_that_cannot_be)
 		ck_assert_ptr_nonnull(strstr(why, "the limits are 1 and 16"));
 	}
 	shared_out_free(&a);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("divided");
-	TCase *t = tcase_create("divided");
-	tcase_set_timeout(t, 120);
-	tcase_add_loop_test(t, each_byte_is_in_one_part, 0, SHAPES);
-	tcase_add_test(t, layouts_that_cannot_be_divided);
-	tcase_add_loop_test(t, copies_against_a_model, 0, 2 * WAYS);
-	tcase_add_test(t, neighbours_are_one_copy_of_each_part);
-	tcase_add_loop_test(t, copies_of_several_threads, 0, 6);
-	tcase_add_loop_test(t, a_copy_that_fails_halfway, 0, 3);
-	tcase_add_test(t, parts_that_cannot_be);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_NORMAL);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

@@ -17,9 +17,11 @@
 
 static const char *const golden_models[] = {"llama", "llama-tied"};
 
+TEST_CASE("golden", .timeout_s = 120);
+
 /* Another container, a head size that is not hidden / heads, a vocabulary that is no multiple of
  * anything: the same logits. */
-START_TEST(golden_derived)
+TEST_LOOP(golden_derived, 0, 8)
 {
 	char folder[TEST_FOLDER_BYTES], data[128], path[256];
 	const char *variant = _i / 4 ? NULL : "reference";
@@ -39,7 +41,6 @@ START_TEST(golden_derived)
 	}
 	rmdir(folder);
 }
-END_TEST
 
 /* --- the same bits, however the work is cut ------------------------------ */
 
@@ -94,8 +95,16 @@ static const char *same_bits_opts(int i, struct rig_opts *o)
 	return o->model ? NULL : SKIP_NO_MODEL;
 }
 
+#ifdef __SANITIZE_THREAD__ /* what threads share is the same in all three */
+#define ALONE 0
+#else
+#define ALONE SAME_BITS
+#endif
+
+TEST_CASE("same bits", .timeout_s = 300);
+
 /* All logits of 150 tokens in chunks of c are those of one chunk, bit for bit. */
-START_TEST(chunks_equal_whole)
+TEST_LOOP(chunks_equal_whole, 0, ALONE)
 {
 	struct rig_opts o;
 	const char *why = same_bits_opts(_i, &o);
@@ -127,10 +136,9 @@ START_TEST(chunks_equal_whole)
 	free(last);
 	rig_close(&r);
 }
-END_TEST
 
 /* Sequences of different lengths and phases in one step give the bits that each gives alone. */
-START_TEST(batch_equals_single)
+TEST_LOOP(batch_equals_single, 0, ALONE)
 {
 	enum { SEQS = 5 };
 	static const uint32_t before[SEQS] = {0, 31, 7, 0, 16}, now[SEQS] = {20, 1, 1, 5, 33};
@@ -181,11 +189,12 @@ START_TEST(batch_equals_single)
 		free(single[i]);
 	rig_close(&r);
 }
-END_TEST
+
+TEST_CASE("steps");
 
 /* What is drawn and scored in one step of many, whose lists are more than a batch holds, is what
  * each gives alone and what the sampler makes of its logits. */
-START_TEST(draws_of_a_step)
+TEST(draws_of_a_step)
 {
 	enum { SEQS = 20, ROWS = 4, BIASES = 2500, VOCAB = 320 };
 	struct rig r = rig_open((struct rig_opts){.model = GOLDEN "llama", .kv = KV_F32, .threads = 2});
@@ -259,9 +268,8 @@ START_TEST(draws_of_a_step)
 	free(bias);
 	rig_close(&r);
 }
-END_TEST
 
-START_TEST(bad_draws)
+TEST(bad_draws)
 {
 	enum { BIASES = 40000 };
 	struct rig r = rig_open((struct rig_opts){.model = GOLDEN "llama", .kv = KV_F32});
@@ -296,9 +304,10 @@ START_TEST(bad_draws)
 	free(bias);
 	rig_close(&r);
 }
-END_TEST
 
-START_TEST(threads_equal)
+TEST_CASE("same bits");
+
+TEST_LOOP(threads_equal, 0, SAME_BITS)
 {
 	struct rig_opts o;
 	const char *why = same_bits_opts(_i, &o);
@@ -323,7 +332,6 @@ START_TEST(threads_equal)
 	free(got[0]);
 	free(got[1]);
 }
-END_TEST
 
 /* --- steps --------------------------------------------------------------- */
 
@@ -341,9 +349,11 @@ static void note_progress(void *arg)
 	h->calls++;
 }
 
+TEST_CASE("steps");
+
 /* The board holds the value of a layer when progress is told of, and not that of the next one;
  * words between stay. */
-START_TEST(progress_is_told)
+TEST(progress_is_told)
 {
 	uint64_t board[256] = {0};
 	uint32_t ids[20];
@@ -378,10 +388,9 @@ START_TEST(progress_is_told)
 	ck_assert_int_eq(engine_step(r.e, &span, 1, &err), ERR_INVALID);
 	rig_close(&r);
 }
-END_TEST
 
 /* A bad span fails the whole step with a text, and not a byte of the pool changes. */
-START_TEST(bad_spans)
+TEST(bad_spans)
 {
 	struct rig r = rig_open((struct rig_opts){
 		.model = GOLDEN "llama", .variant = "reference", .kv = KV_F32, .rows = 64});
@@ -426,14 +435,15 @@ START_TEST(bad_spans)
 	free(before);
 	rig_close(&r);
 }
-END_TEST
 
 /* --- SmolLM2 ------------------------------------------------------------- */
+
+TEST_CASE("smollm2 reference", .timeout_s = 1800);
 
 /* The reference kernels take 40 to 80 ms for a position, so in an ordinary run they have one
  * record; the fast ones with the default KV type have four, the others three. PD_FULL=1 (make
  * check-full) runs all records in all of them. */
-START_TEST(smollm2_reference)
+TEST(smollm2_reference)
 {
 	const char *model = real_model();
 	if (!model)
@@ -445,7 +455,6 @@ START_TEST(smollm2_reference)
 	ck_assert_msg(d.max <= 2e-3, "largest difference %g", d.max);
 	ck_assert_uint_eq(d.greedy_equal, d.generated);
 }
-END_TEST
 
 /* Teacher-forced, 3,704 positions with PD_FULL; else 955, and 187 for the types that are not the
  * default: what the fast kernels and each type of KV cost against float32. docs/tuning.md
@@ -458,7 +467,9 @@ static const struct {
 	{KV_INT8, 0.060, 0.975}, {KV_FP8, 0.125, 0.935},
 };
 
-START_TEST(smollm2_fast)
+TEST_CASE("smollm2", .timeout_s = 600);
+
+TEST_LOOP(smollm2_fast, 0, sizeof accuracy / sizeof *accuracy)
 {
 	const char *model = real_model();
 	if (!model)
@@ -472,9 +483,8 @@ START_TEST(smollm2_fast)
 	double top1 = accuracy[_i].top1 - (records == ALL ? 0 : records == FEW ? 0.01 : 0.02);
 	ck_assert_msg(d.top1 >= top1 * d.positions, "top-1 %u of %u", d.top1, d.positions);
 }
-END_TEST
 
-START_TEST(smollm2_info)
+TEST(smollm2_info)
 {
 	const char *model = real_model();
 	if (!model)
@@ -491,7 +501,6 @@ START_TEST(smollm2_info)
 	       (unsigned long)i->weight_bytes);
 	rig_close(&r);
 }
-END_TEST
 
 /* --- the file's pages ---------------------------------------------------- */
 
@@ -527,9 +536,11 @@ int madvise(void *at, size_t bytes, int advice)
 	return (int)syscall(SYS_madvise, at, bytes, advice);
 }
 
+TEST_CASE("golden");
+
 /* The file's pages go when their tensor is loaded, also where matrices are made of it: a load
  * takes little more than the model. Norms and biases stay. */
-START_TEST(the_files_pages_are_given_back)
+TEST_LOOP(the_files_pages_are_given_back, 0, 5)
 {
 	static const char *const models[] = {GOLDEN "llama", GOLDEN "gpt_oss", GOLDEN "phi3",
 	                                     GOLDEN "qwen3_moe", GOLDEN "deepseek_v3"};
@@ -545,7 +556,6 @@ START_TEST(the_files_pages_are_given_back)
 	              models[_i], gone, pages);
 	rig_close(&r);
 }
-END_TEST
 
 /* --- memory ------------------------------------------------------------- */
 
@@ -557,7 +567,7 @@ static size_t heap(void)
 
 /* The figure that the memory of the machine is compared with, and what a program then takes.
  * Without what its threads sample with it would be far less. */
-START_TEST(a_program_takes_what_was_said)
+TEST_LOOP(a_program_takes_what_was_said, 0, 12)
 {
 	static const char *const models[] = {"llama", "qwen3_moe", "gpt_oss", "deepseek_v3"};
 	char path[256];
@@ -584,45 +594,4 @@ START_TEST(a_program_takes_what_was_said)
 	              models[_i % 4], said, takes);
 #endif
 	engine_close(&e);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("engine");
-	TCase *golden = tcase_create("golden"), *bits = tcase_create("same bits"),
-		  *steps = tcase_create("steps"), *real = tcase_create("smollm2"),
-		  *slow = tcase_create("smollm2 reference");
-	tcase_set_timeout(golden, 120);
-	tcase_add_loop_test(golden, golden_derived, 0, 8);
-	tcase_add_loop_test(golden, the_files_pages_are_given_back, 0, 5);
-	tcase_add_loop_test(golden, a_program_takes_what_was_said, 0, 12);
-	tcase_set_timeout(bits, 300);
-#ifdef __SANITIZE_THREAD__ /* what threads share is the same in all three */
-	const int alone = 0;
-#else
-	const int alone = SAME_BITS;
-#endif
-	tcase_add_loop_test(bits, chunks_equal_whole, 0, alone);
-	tcase_add_loop_test(bits, batch_equals_single, 0, alone);
-	tcase_add_loop_test(bits, threads_equal, 0, SAME_BITS);
-	tcase_add_test(steps, progress_is_told);
-	tcase_add_test(steps, bad_spans);
-	tcase_add_test(steps, draws_of_a_step);
-	tcase_add_test(steps, bad_draws);
-	tcase_set_timeout(real, 600);
-	tcase_set_timeout(slow, 1800); /* plain float32 code: minutes */
-	tcase_add_test(real, smollm2_info);
-	tcase_add_loop_test(real, smollm2_fast, 0, (int)(sizeof accuracy / sizeof *accuracy));
-	tcase_add_test(slow, smollm2_reference);
-	suite_add_tcase(s, golden);
-	suite_add_tcase(s, bits);
-	suite_add_tcase(s, steps);
-	suite_add_tcase(s, real);
-	suite_add_tcase(s, slow);
-	SRunner *sr = srunner_create(s);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed != 0;
 }

@@ -54,7 +54,9 @@ static void make_gguf(struct buf *b, struct marks *m)
 		put_f32(b, (float)i);
 }
 
-START_TEST(gguf_good)
+TEST_CASE("format", .timeout_s = 60, .setup_once = make_folder);
+
+TEST_LOOP(gguf_good, 0, 2)
 {
 	struct buf b;
 	struct marks m;
@@ -94,7 +96,6 @@ START_TEST(gguf_good)
 	ck_assert_ptr_null(g);
 	buf_fini(&b);
 }
-END_TEST
 
 /* A field, what is put there (little endian, `size` bytes), the code and a piece of the text
  * that is expected. */
@@ -153,7 +154,7 @@ static const struct {
 	{AT(second_offset), 8, 128, ERR_CORRUPT, "tensor b: found data at"},
 };
 
-START_TEST(gguf_hostile)
+TEST_LOOP(gguf_hostile, 0, sizeof gguf_spoilt / sizeof *gguf_spoilt)
 {
 	struct buf b;
 	struct marks m;
@@ -169,10 +170,9 @@ START_TEST(gguf_hostile)
 	ck_assert_ptr_null(g);
 	buf_fini(&b);
 }
-END_TEST
 
 /* Cut anywhere, the file is refused; so is another magic, an empty file, a folder, nothing. */
-START_TEST(gguf_truncated)
+TEST(gguf_truncated)
 {
 	struct buf b;
 	struct marks m;
@@ -192,11 +192,10 @@ START_TEST(gguf_truncated)
 	ck_assert_int_eq(gguf_open("/nonexistent", &g, &err), ERR_IO);
 	buf_fini(&b);
 }
-END_TEST
 
 /* Every byte set to other values: opened or refused, never a crash, and what was opened can be
  * walked. */
-START_TEST(gguf_every_byte)
+TEST(gguf_every_byte)
 {
 	static const unsigned char values[] = {0, 1, 0x7f, 0x80, 0xff};
 	struct buf b;
@@ -220,7 +219,6 @@ START_TEST(gguf_every_byte)
 		}
 	buf_fini(&b);
 }
-END_TEST
 
 /* --- GGUF in parts ------------------------------------------------------- */
 
@@ -343,7 +341,7 @@ static const struct {
 	{0, {-1, -1, -1, NULL}, ERR_IO, "m-00001", "part 1 of 3: "},
 };
 
-START_TEST(parts_good)
+TEST(parts_good)
 {
 	for (int i = 0; i < PARTS; i++)
 		write_part(part_name[i], &part_good[i]);
@@ -364,9 +362,8 @@ START_TEST(parts_good)
 		gguf_close(&g);
 	}
 }
-END_TEST
 
-START_TEST(parts_hostile)
+TEST_LOOP(parts_hostile, 0, sizeof parts_spoilt / sizeof *parts_spoilt)
 {
 	struct gguf *g = NULL;
 	struct err err = {0};
@@ -385,7 +382,6 @@ START_TEST(parts_hostile)
 		gguf_close(&g);
 	}
 }
-END_TEST
 
 /* --- safetensors --------------------------------------------------------- */
 
@@ -403,7 +399,7 @@ static void write_st(const char *name, const char *header, size_t data_bytes)
 
 #define TENSOR_A "\"a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24]}"
 
-START_TEST(st_good)
+TEST(st_good)
 {
 	struct safetensors *st;
 	struct err err;
@@ -421,7 +417,6 @@ START_TEST(st_good)
 	st_close(&st);
 	remove_file("model.safetensors");
 }
-END_TEST
 
 static const struct {
 	const char *header;
@@ -464,7 +459,7 @@ static const struct {
      ERR_CORRUPT, "b: found data at 28, expected 24 (gap)"},
 };
 
-START_TEST(st_hostile)
+TEST_LOOP(st_hostile, 0, sizeof st_spoilt / sizeof *st_spoilt)
 {
 	struct safetensors *st = NULL;
 	struct err err = {0};
@@ -474,9 +469,8 @@ START_TEST(st_hostile)
 	ck_assert_ptr_null(st);
 	remove_file("model.safetensors");
 }
-END_TEST
 
-START_TEST(st_header_length)
+TEST(st_header_length)
 {
 	static const uint64_t lengths[] = {0, 1, 3, 1 << 20, UINT64_MAX};
 	struct safetensors *st = NULL;
@@ -497,11 +491,10 @@ START_TEST(st_header_length)
 	refused(folder, st_open_folder(folder, &st, &err), &err, ERR_NOTFOUND,
 	        "found neither model.safetensors nor model.safetensors.index.json");
 }
-END_TEST
 
 /* Headers that would take long or much memory: nested too deep, and more values than any model
  * has. */
-START_TEST(st_deep_and_wide)
+TEST(st_deep_and_wide)
 {
 	static const struct {
 		char fill;
@@ -527,7 +520,6 @@ START_TEST(st_deep_and_wide)
 	}
 	remove_file("model.safetensors");
 }
-END_TEST
 
 #define TENSOR_B "\"b\":{\"dtype\":\"I8\",\"shape\":[4],\"data_offsets\":[0,4]}"
 
@@ -563,7 +555,7 @@ static const struct {
 	{NULL, ERR_NOTFOUND, "files: found 3 .safetensors files (s"},
 };
 
-START_TEST(st_shards)
+TEST_LOOP(st_shards, 0, sizeof indices / sizeof *indices)
 {
 	struct safetensors *st = NULL;
 	struct err err = {0};
@@ -584,30 +576,4 @@ START_TEST(st_shards)
 	remove_file("s1b.safetensors");
 	remove_file("s2.safetensors");
 	remove_file("model.safetensors.index.json");
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("format");
-	TCase *t = tcase_create("format");
-	tcase_set_timeout(t, 60);
-	tcase_add_unchecked_fixture(t, make_folder, NULL);
-	tcase_add_loop_test(t, gguf_good, 0, 2);
-	tcase_add_loop_test(t, gguf_hostile, 0, (int)(sizeof gguf_spoilt / sizeof *gguf_spoilt));
-	tcase_add_test(t, gguf_truncated);
-	tcase_add_test(t, gguf_every_byte);
-	tcase_add_test(t, parts_good);
-	tcase_add_loop_test(t, parts_hostile, 0, (int)(sizeof parts_spoilt / sizeof *parts_spoilt));
-	tcase_add_test(t, st_good);
-	tcase_add_loop_test(t, st_hostile, 0, (int)(sizeof st_spoilt / sizeof *st_spoilt));
-	tcase_add_test(t, st_header_length);
-	tcase_add_test(t, st_deep_and_wide);
-	tcase_add_loop_test(t, st_shards, 0, (int)(sizeof indices / sizeof *indices));
-	suite_add_tcase(s, t);
-	SRunner *sr = srunner_create(s);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed != 0;
 }

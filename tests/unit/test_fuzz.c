@@ -17,6 +17,14 @@ static struct fuzz_target *target_at(int i)
 	return t;
 }
 
+static int targets(void)
+{
+	int n = 0;
+	for (struct fuzz_target *t = fuzz_targets(); t; t = t->next)
+		n++;
+	return n;
+}
+
 /* Up to some place, and whole: each in memory of its own, so that the address sanitizer sees a
  * read beyond. Returns 1 if the whole was taken. */
 static int run_cut(const struct fuzz_target *t, const uint8_t *data, size_t size)
@@ -34,7 +42,9 @@ static int run_cut(const struct fuzz_target *t, const uint8_t *data, size_t size
 	return fuzz_accepts() > before;
 }
 
-START_TEST(corpus)
+TEST_CASE("corpus", .timeout_s = 120);
+
+TEST_LOOP(corpus, 0, targets())
 {
 	struct fuzz_target *t = target_at(_i);
 	char folder[128], path[400];
@@ -61,22 +71,4 @@ START_TEST(corpus)
 	closedir(d);
 	printf("%s: %u files, %u taken\n", t->name, files, taken);
 	ck_assert_msg(taken > 0, "%s: no file that is taken", folder);
-}
-END_TEST
-
-int main(void)
-{
-	int n = 0;
-	for (struct fuzz_target *t = fuzz_targets(); t; t = t->next)
-		n++;
-	Suite *s = suite_create("fuzz");
-	TCase *t = tcase_create("corpus");
-	tcase_set_timeout(t, 120);
-	tcase_add_loop_test(t, corpus, 0, n);
-	suite_add_tcase(s, t);
-	SRunner *sr = srunner_create(s);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed != 0 || n == 0;
 }

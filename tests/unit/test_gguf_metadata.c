@@ -367,7 +367,7 @@ static const struct row {
 	{"deepseek_v3", "deepseek2.attention.value_length_mla", OF(U32, 0), "found 0, expected"},
 };
 
-START_TEST(of_the_model)
+TEST_LOOP(of_the_model, 0, sizeof rows / sizeof *rows)
 {
 	const struct row *w = &rows[_i];
 	char path[TEST_FOLDER_BYTES];
@@ -381,7 +381,6 @@ START_TEST(of_the_model)
 	ck_assert_msg(rc < 0 && err.code == rc, "row %d, %s %s: taken", _i, w->family, w->key);
 	check_line(&err, path, w->key, w->text);
 }
-END_TEST
 
 /* Attention's scale of a Gemma 3 whose file has no key for it: by its heads' size, but for the
  * 27B's shape, whatever the number of layers. */
@@ -393,7 +392,7 @@ static const struct {
 	{31, 5376, 32, 128, 168}, {4, 5376, 42, 128, 128},
 };
 
-START_TEST(scale_of_gemma)
+TEST_LOOP(scale_of_gemma, 0, sizeof gemmas / sizeof *gemmas)
 {
 	char path[TEST_FOLDER_BYTES];
 	struct model_conf c;
@@ -419,7 +418,6 @@ START_TEST(scale_of_gemma)
 	ck_assert_double_eq_tol(c.attn_scale, 1 / sqrt(gemmas[_i].scalar), 1e-7);
 	model_close(&src);
 }
-END_TEST
 
 /* --- what describes the tokenizer ---------------------------------------- */
 
@@ -506,7 +504,7 @@ static const struct row tokenizers[] = {
 	{"llama", T "unknown_token_id", OF(U32, 3), "found 3, expected a token id below 3"},
 };
 
-START_TEST(of_the_tokenizer)
+TEST_LOOP(of_the_tokenizer, 0, sizeof tokenizers / sizeof *tokenizers)
 {
 	const struct row *w = &tokenizers[_i];
 	char path[TEST_FOLDER_BYTES];
@@ -521,10 +519,9 @@ START_TEST(of_the_tokenizer)
 	ck_assert_msg(rc < 0 && err.code == rc && !t, "row %d, %s: taken", _i, w->key);
 	check_line(&err, path, w->key, w->text);
 }
-END_TEST
 
 /* What the rows spoil is good as it stands. */
-START_TEST(unspoilt)
+TEST(unspoilt)
 {
 	static const struct value same = TEXT("x");
 	char path[TEST_FOLDER_BYTES];
@@ -547,21 +544,4 @@ START_TEST(unspoilt)
 		tokenizer_destroy(&t);
 		gguf_close(&g);
 	}
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("gguf_metadata");
-	TCase *model = tcase_create("model");
-	tcase_add_loop_test(model, of_the_model, 0, sizeof rows / sizeof *rows);
-	tcase_add_loop_test(model, of_the_tokenizer, 0, sizeof tokenizers / sizeof *tokenizers);
-	tcase_add_loop_test(model, scale_of_gemma, 0, sizeof gemmas / sizeof *gemmas);
-	tcase_add_test(model, unspoilt);
-	suite_add_tcase(s, model);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

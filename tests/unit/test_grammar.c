@@ -3,7 +3,6 @@
  * test_grammar_tokens.c. */
 #include "grammar_rig.h"
 #include "util/mem.h"
-#include "world_run.h"
 
 #include <sys/resource.h>
 
@@ -17,7 +16,9 @@ static int is_match(enum grammar_kind kind, const char *text, const char *answer
 	return m;
 }
 
-START_TEST(matches)
+TEST_CASE("grammar", .timeout_s = 120);
+
+TEST_LOOP(matches, 0, COUNT(matching))
 {
 	for (size_t i = 0; i < 8 && matching[_i].yes[i]; i++)
 		ck_assert_msg(is_match(matching[_i].kind, matching[_i].text, matching[_i].yes[i],
@@ -28,10 +29,9 @@ START_TEST(matches)
 		                        strlen(matching[_i].no[i])),
 		              "%s should not match %s", matching[_i].text, matching[_i].no[i]);
 }
-END_TEST
 
 /* Nesting ends at the limit, and up to there everything can be closed again. */
-START_TEST(nesting)
+TEST(nesting)
 {
 	char text[4 * GRAMMAR_DEPTH_MAX + 16];
 	struct automaton *a = made(GRAMMAR_JSON_OBJECT, "", NULL);
@@ -49,11 +49,10 @@ START_TEST(nesting)
 	ck_assert(automaton_matches(a, text, n, NULL));
 	automaton_destroy(&a);
 }
-END_TEST
 
 /* However deep an answer went, what its schema requires can still be written: an opening without
  * room for that is not allowed. */
-START_TEST(closes)
+TEST(closes)
 {
 	static const char schema[] =
 		"{\"type\":\"object\",\"properties\":{\"n\":{\"anyOf\":[{\"type\":\"null\"},{\"type\":"
@@ -77,7 +76,6 @@ START_TEST(closes)
 	ck_assert(automaton_matches(a, text, n, NULL));
 	automaton_destroy(&a);
 }
-END_TEST
 
 /* --- what is refused ----------------------------------------------------- */
 
@@ -211,7 +209,7 @@ static const struct {
      ERR_FULL, "needs more than 100000 nodes", 0},
 };
 
-START_TEST(refused)
+TEST_LOOP(refused, 0, COUNT(refusals))
 {
 	struct grammar *g = NULL;
 	struct err err = {0};
@@ -223,7 +221,6 @@ START_TEST(refused)
 	              refusals[_i].text, err.text, refusals[_i].says);
 	ck_assert_msg(cpu_ms() - begin < 3000, "%s took %g ms", refusals[_i].text, cpu_ms() - begin);
 }
-END_TEST
 
 static char *repeated(const char *before, const char *what, unsigned n, const char *after)
 {
@@ -237,7 +234,7 @@ static char *repeated(const char *before, const char *what, unsigned n, const ch
 }
 
 /* What needs no node costs a step, and literals no more memory than their text. */
-START_TEST(empty_parts)
+TEST(empty_parts)
 {
 	static const struct {
 		enum grammar_kind kind;
@@ -268,11 +265,10 @@ START_TEST(empty_parts)
 		free(text);
 	}
 }
-END_TEST
 
 /* As many ranges as [...] may have, all apart, leave one more to [^...]: what stands behind the
  * last is among it. */
-START_TEST(most_ranges)
+TEST(most_ranges)
 {
 	char text[8 + 4 * 513] = "[^", one[4];
 	size_t n = 2;
@@ -294,11 +290,10 @@ START_TEST(most_ranges)
 	struct err err = {0};
 	ck_assert_int_eq(grammar_compile(GRAMMAR_REGEX, text, n + 5, 0, &g, &err), ERR_FULL);
 }
-END_TEST
 
 /* Texts made by a rule: nesting, chains of references, many alternatives. All end in bounded
  * time, with a grammar or without. */
-START_TEST(hostile)
+TEST_LOOP(hostile, 0, 9)
 {
 	static char text[GRAMMAR_TEXT_MAX + 64];
 	size_t n = 0;
@@ -363,21 +358,4 @@ START_TEST(hostile)
 	}
 	grammar_destroy(&g);
 	ck_assert_msg(cpu_ms() - begin < 5000, "case %d took %g ms", _i, cpu_ms() - begin);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("grammar");
-	TCase *t = tcase_create("grammar");
-	tcase_set_timeout(t, 120);
-	tcase_add_loop_test(t, matches, 0, COUNT(matching));
-	tcase_add_loop_test(t, refused, 0, COUNT(refusals));
-	tcase_add_test(t, empty_parts);
-	tcase_add_test(t, most_ranges);
-	tcase_add_loop_test(t, hostile, 0, 9);
-	tcase_add_test(t, nesting);
-	tcase_add_test(t, closes);
-	suite_add_tcase(s, t);
-	return world_run(s);
 }

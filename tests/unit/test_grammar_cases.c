@@ -30,7 +30,9 @@ static struct automaton *made(size_t i, const struct grammar_vocab *v)
 	return automaton_new(g, v, 1 << 20, NULL);
 }
 
-START_TEST(agrees)
+TEST_CASE("cases", .timeout_s = 120);
+
+TEST_LOOP(agrees, 0, json_array_size(cases))
 {
 	struct automaton *a = made((size_t)_i, NULL);
 	const json_t *c = json_array_get(cases, (size_t)_i);
@@ -48,7 +50,6 @@ START_TEST(agrees)
 	}
 	automaton_destroy(&a);
 }
-END_TEST
 
 /* --- random answers ------------------------------------------------------ */
 
@@ -118,7 +119,7 @@ static size_t answer(struct automaton *a, const char *const *s, const uint32_t *
 	return 0;
 }
 
-START_TEST(random_answers_parse)
+TEST_LOOP(random_answers_parse, 0, json_array_size(cases))
 {
 	const char *s[TOKENS];
 	uint32_t len[TOKENS], whole = 0;
@@ -143,7 +144,6 @@ START_TEST(random_answers_parse)
 	automaton_destroy(&a);
 	grammar_vocab_destroy(&v);
 }
-END_TEST
 
 static int print_walks(int n)
 {
@@ -164,25 +164,12 @@ static int print_walks(int n)
 	return 0;
 }
 
-int main(int argc, char **argv)
+TEST_START(read_cases)
 {
 	json_error_t bad;
 	cases = json_load_file("tests/data/grammar/cases.json", 0, &bad);
 	if (!cases)
 		check_fatal("tests/data/grammar/cases.json: %s", bad.text);
 	if (argc == 3 && strcmp(argv[1], "--walks") == 0)
-		return print_walks(atoi(argv[2]));
-	int n = (int)json_array_size(cases);
-	Suite *s = suite_create("grammar_cases");
-	TCase *t = tcase_create("cases");
-	tcase_set_timeout(t, 120);
-	tcase_add_loop_test(t, agrees, 0, n);
-	tcase_add_loop_test(t, random_answers_parse, 0, n);
-	suite_add_tcase(s, t);
-	SRunner *sr = srunner_create(s);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	json_decref(cases);
-	return failed != 0 || n == 0;
+		exit(print_walks(atoi(argv[2])));
 }

@@ -270,7 +270,9 @@ static uint32_t check_mask(size_t i, size_t k, struct automaton *a, struct autom
 	return some;
 }
 
-START_TEST(are_what_the_bytes_say)
+TEST_CASE("masks", .timeout_s = 120);
+
+TEST_LOOP(are_what_the_bytes_say, 0, COUNT(constraints))
 {
 	size_t i = (size_t)_i;
 	for (size_t k = 0; k < COUNT(vocabularies); k++) {
@@ -288,26 +290,9 @@ START_TEST(are_what_the_bytes_say)
 		free(mask);
 	}
 }
-END_TEST
 
-int main(void)
+TEST_START(vocabularies_of_models)
 {
 	for (size_t k = 0; k < COUNT(vocabularies); k++)
 		open_vocabulary(k);
-	Suite *s = suite_create("grammar_masks");
-	TCase *t = tcase_create("masks");
-	tcase_set_timeout(t, 120);
-	tcase_add_loop_test(t, are_what_the_bytes_say, 0, (int)COUNT(constraints));
-	suite_add_tcase(s, t);
-	SRunner *sr = srunner_create(s);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	for (size_t k = 0; k < COUNT(vocabularies); k++) {
-		grammar_vocab_destroy(&own[k].v);
-		tokenizer_destroy(&own[k].t);
-		free(own[k].s);
-		free(own[k].len);
-	}
-	return failed != 0;
 }

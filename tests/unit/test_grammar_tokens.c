@@ -2,7 +2,6 @@
  * itself; counters, memory and ambiguity within their bounds. Over whole vocabularies:
  * test_grammar_masks.c. */
 #include "grammar_rig.h"
-#include "world_run.h"
 
 #define TOKENS_MAX 700u
 
@@ -110,7 +109,9 @@ static void random_answer(const struct words *w, struct automaton *a, struct aut
 	}
 }
 
-START_TEST(masks)
+TEST_CASE("grammar", .timeout_s = 120);
+
+TEST_LOOP(masks, 0, COUNT(matching))
 {
 	struct words w;
 	make_words(&w);
@@ -128,11 +129,10 @@ START_TEST(masks)
 	automaton_destroy(&b);
 	grammar_vocab_destroy(&v);
 }
-END_TEST
 
 /* A walk that begins anew (another worker) finds the same masks; one that shares the automaton
  * with others, too; also when there is so little room that tables are renewed. */
-START_TEST(state_is_a_function_of_the_tokens)
+TEST(state_is_a_function_of_the_tokens)
 {
 	struct words w;
 	make_words(&w);
@@ -176,9 +176,8 @@ START_TEST(state_is_a_function_of_the_tokens)
 	automaton_destroy(&fresh);
 	grammar_vocab_destroy(&v);
 }
-END_TEST
 
-START_TEST(foreign_tokens)
+TEST(foreign_tokens)
 {
 	struct words w;
 	make_words(&w);
@@ -200,10 +199,9 @@ START_TEST(foreign_tokens)
 	automaton_destroy(&a);
 	grammar_vocab_destroy(&v);
 }
-END_TEST
 
 /* A vocabulary that cannot write the answer: said so, nothing else. */
-START_TEST(no_way_on)
+TEST(no_way_on)
 {
 	const char *s[] = {"a", "b"};
 	uint32_t len[] = {1, 1}, tokens[] = {0};
@@ -218,11 +216,10 @@ START_TEST(no_way_on)
 	automaton_destroy(&a);
 	grammar_vocab_destroy(&v);
 }
-END_TEST
 
 /* Beyond what a counter's places tell apart a token is only offered if it fits wherever the
  * counter is. */
-START_TEST(long_tokens)
+TEST(long_tokens)
 {
 	struct words w;
 	make_words(&w);
@@ -244,10 +241,9 @@ START_TEST(long_tokens)
 	automaton_destroy(&a);
 	grammar_vocab_destroy(&v);
 }
-END_TEST
 
 /* Ambiguity that grows with the text: refused or bounded, never slow. */
-START_TEST(ambiguous)
+TEST(ambiguous)
 {
 	struct words w;
 	make_words(&w);
@@ -268,10 +264,9 @@ START_TEST(ambiguous)
 	automaton_destroy(&a);
 	grammar_vocab_destroy(&v);
 }
-END_TEST
 
 /* So many ways at once that no mask can be told in bounded time: said so, each time the same. */
-START_TEST(too_costly)
+TEST(too_costly)
 {
 	struct words w;
 	make_words(&w);
@@ -294,11 +289,10 @@ START_TEST(too_costly)
 	automaton_destroy(&a);
 	grammar_vocab_destroy(&v);
 }
-END_TEST
 
 /* A token that is allowed by what its place looks like from near, and behind which the answer
  * may be too many things at once: that is the reason that is told. */
-START_TEST(too_many_at_once)
+TEST(too_many_at_once)
 {
 	struct words w;
 	make_words(&w);
@@ -317,22 +311,4 @@ START_TEST(too_many_at_once)
 	              "%s", err.text);
 	automaton_destroy(&a);
 	grammar_vocab_destroy(&v);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("grammar_tokens");
-	TCase *t = tcase_create("grammar");
-	tcase_set_timeout(t, 120);
-	tcase_add_loop_test(t, masks, 0, COUNT(matching));
-	tcase_add_test(t, state_is_a_function_of_the_tokens);
-	tcase_add_test(t, foreign_tokens);
-	tcase_add_test(t, no_way_on);
-	tcase_add_test(t, long_tokens);
-	tcase_add_test(t, ambiguous);
-	tcase_add_test(t, too_costly);
-	tcase_add_test(t, too_many_at_once);
-	suite_add_tcase(s, t);
-	return world_run(s);
 }

@@ -78,7 +78,9 @@ static int open_fds(void)
 
 /* --- the two messages ---------------------------------------------------- */
 
-START_TEST(both_ways)
+TEST_CASE("messages", .setup = setup, .teardown = teardown);
+
+TEST(both_ways)
 {
 	struct handover_hello h;
 	struct kv_layout l;
@@ -112,9 +114,8 @@ START_TEST(both_ways)
 	ring_destroy(&r2);
 	pool_memory_fini(&mapped);
 }
-END_TEST
 
-START_TEST(without_a_ring)
+TEST(without_a_ring)
 {
 	struct handover_hello h;
 	struct handover_reply reply;
@@ -138,7 +139,6 @@ START_TEST(without_a_ring)
 	none.region.data.parts = 0;
 	ck_assert_int_eq(pool_memory_offer(&none, pair[0], &hello, -1, &e), ERR_UNSUPPORTED);
 }
-END_TEST
 
 #define H(f) offsetof(struct handover_hello, f)
 static const struct {
@@ -185,7 +185,7 @@ static const struct {
      "a pool of 3 parts, but its layers have 1 KV heads"},
 };
 
-START_TEST(hello_is_checked)
+TEST_LOOP(hello_is_checked, 0, sizeof hellos / sizeof *hellos)
 {
 	struct handover_hello h = hello, got;
 	struct kv_layout l;
@@ -207,10 +207,9 @@ START_TEST(hello_is_checked)
 	handover_fds_close(&out);
 	ck_assert_int_eq(open_fds(), before); /* refused ones are closed */
 }
-END_TEST
 
 /* With a descriptor and a device for each: they come in their places. */
-START_TEST(the_most_parts)
+TEST(the_most_parts)
 {
 	struct handover_hello h, got;
 	struct kv_layout l;
@@ -237,10 +236,9 @@ START_TEST(the_most_parts)
 	handover_fds_close(&out);
 	kv_data_close(&in.data);
 }
-END_TEST
 
 /* An empty message is no end of file for its descriptors: they are closed. */
-START_TEST(empty_messages)
+TEST(empty_messages)
 {
 	struct handover_hello h;
 	struct handover_reply reply;
@@ -265,9 +263,8 @@ START_TEST(empty_messages)
 		ck_assert_int_eq(open_fds(), before);
 	}
 }
-END_TEST
 
-START_TEST(hello_of_another_size)
+TEST(hello_of_another_size)
 {
 	struct handover_hello got;
 	struct kv_layout l;
@@ -293,10 +290,9 @@ START_TEST(hello_of_another_size)
 	ck_assert_int_eq(handover_receive(pair[1], &got, &l, &out, &e), ERR_CLOSED);
 	pair[0] = dup(0);
 }
-END_TEST
 
 /* A valid hello with random bytes changed: it is refused or it is consistent, and nothing leaks. */
-START_TEST(random_hellos)
+TEST(random_hellos)
 {
 	unsigned seed = 11;
 	int before = open_fds(), taken = 0;
@@ -324,9 +320,8 @@ START_TEST(random_hellos)
 	ck_assert_int_gt(taken, 0);
 	ck_assert_int_eq(open_fds(), before);
 }
-END_TEST
 
-START_TEST(answer_is_checked)
+TEST(answer_is_checked)
 {
 	const struct handover_reply good = {HANDOVER_MAGIC, HANDOVER_VERSION, 5, 0, "", ""};
 	struct handover_reply a[10], got;
@@ -361,7 +356,6 @@ START_TEST(answer_is_checked)
 	ck_assert_int_eq(sock_send(pair[0], &a[1], 256, NULL, 0), 0);
 	ck_assert_int_eq(handover_result(pair[1], &got, &before, &e), ERR_UNSUPPORTED);
 }
-END_TEST
 
 /* --- attach -------------------------------------------------------------- */
 
@@ -529,7 +523,9 @@ static void peer_kill(struct peer_process *p)
 	close(p->from);
 }
 
-START_TEST(on_then_gone_then_on_again)
+TEST_CASE("attach", .timeout_s = 60, .setup = attach_setup, .teardown = attach_teardown);
+
+TEST(on_then_gone_then_on_again)
 {
 	loop_ms(120); /* nobody listens yet */
 	ck_assert_uint_eq(n_on, 0);
@@ -550,9 +546,8 @@ START_TEST(on_then_gone_then_on_again)
 	peer_kill(&b);
 	loop_until(&n_gone, 2);
 }
-END_TEST
 
-START_TEST(end_of_file_alone_is_not_gone)
+TEST(end_of_file_alone_is_not_gone)
 {
 	struct peer_process a = peer_start(501);
 	tell(&a, "la");
@@ -567,9 +562,8 @@ START_TEST(end_of_file_alone_is_not_gone)
 	loop_until(&n_gone, 1);
 	ck_assert_uint_eq(n_on, 1);
 }
-END_TEST
 
-START_TEST(a_dead_process_alone_is_not_gone)
+TEST(a_dead_process_alone_is_not_gone)
 {
 	struct peer_process a = peer_start(501);
 	tell(&a, "la");
@@ -583,9 +577,8 @@ START_TEST(a_dead_process_alone_is_not_gone)
 	close(a.from);
 	loop_until(&n_gone, 1);
 }
-END_TEST
 
-START_TEST(refused_is_tried_again)
+TEST(refused_is_tried_again)
 {
 	struct peer_process a = peer_start(501);
 	tell(&a, "lrr");
@@ -596,9 +589,8 @@ START_TEST(refused_is_tried_again)
 	peer_kill(&a);
 	loop_until(&n_gone, 1);
 }
-END_TEST
 
-START_TEST(an_answer_just_before_the_end_counts)
+TEST(an_answer_just_before_the_end_counts)
 {
 	struct peer_process a = peer_start(501);
 	char c;
@@ -613,9 +605,8 @@ START_TEST(an_answer_just_before_the_end_counts)
 	close(a.to);
 	close(a.from);
 }
-END_TEST
 
-START_TEST(what_comes_after_the_answer_is_no_end)
+TEST(what_comes_after_the_answer_is_no_end)
 {
 	struct peer_process a = peer_start(501);
 	tell(&a, "la");
@@ -627,35 +618,8 @@ START_TEST(what_comes_after_the_answer_is_no_end)
 	peer_kill(&a);
 	loop_until(&n_gone, 1);
 }
-END_TEST
 
-int main(void)
+TEST_START(quiet)
 {
-	Suite *s = suite_create("handover");
-	TCase *m = tcase_create("messages"), *a = tcase_create("attach");
 	log_set_level("error");
-	tcase_add_checked_fixture(m, setup, teardown);
-	tcase_add_test(m, both_ways);
-	tcase_add_test(m, without_a_ring);
-	tcase_add_loop_test(m, hello_is_checked, 0, (int)(sizeof hellos / sizeof *hellos));
-	tcase_add_test(m, the_most_parts);
-	tcase_add_test(m, hello_of_another_size);
-	tcase_add_test(m, empty_messages);
-	tcase_add_test(m, random_hellos);
-	tcase_add_test(m, answer_is_checked);
-	tcase_add_checked_fixture(a, attach_setup, attach_teardown);
-	tcase_set_timeout(a, 60);
-	tcase_add_test(a, on_then_gone_then_on_again);
-	tcase_add_test(a, end_of_file_alone_is_not_gone);
-	tcase_add_test(a, a_dead_process_alone_is_not_gone);
-	tcase_add_test(a, refused_is_tried_again);
-	tcase_add_test(a, an_answer_just_before_the_end_counts);
-	tcase_add_test(a, what_comes_after_the_answer_is_no_end);
-	suite_add_tcase(s, m);
-	suite_add_tcase(s, a);
-	SRunner *sr = srunner_create(s);
-	srunner_run_all(sr, CK_NORMAL);
-	int bad = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return bad != 0;
 }

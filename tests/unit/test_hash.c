@@ -18,7 +18,7 @@ static const char *hex(const struct kv_hash *h)
 static const struct kv_root root = {"model-1", "tok-2", "cpu-bf16-1", "30x3x64:bf16:64",
                                     "adapt\xc3\xa9"};
 
-START_TEST(known_values)
+TEST(known_values)
 {
 	const uint32_t t[8] = {0, 1, 2, 0xffffffffu, 5, 6, 7, 8};
 	uint32_t big[130];
@@ -38,9 +38,8 @@ START_TEST(known_values)
 	kv_hash_block(&r, big, 130, &b);
 	ck_assert_str_eq(hex(&b), "8a78585563ae32fb4217692c466c13b31af033d4ee9ef19847fe578502e9fb79");
 }
-END_TEST
 
-START_TEST(chain_has_full_blocks_only)
+TEST(chain_has_full_blocks_only)
 {
 	const uint32_t t[8] = {0, 1, 2, 0xffffffffu, 5, 6, 7, 8};
 	struct kv_hash r, out[3], guard;
@@ -58,10 +57,9 @@ START_TEST(chain_has_full_blocks_only)
 	ck_assert_str_eq(hex(&out[1]),
 	                 "191acb5e9868c03169af9d037d9069357b9cf9006c17356ee26e9e8d72271d52");
 }
-END_TEST
 
 /* Each part of the root counts, and no two parts can be mistaken for each other. */
-START_TEST(root_parts_do_not_run_together)
+TEST(root_parts_do_not_run_together)
 {
 	static const struct kv_root roots[] = {
 		{"ab", "", "", "", ""}, {"a", "b", "", "", ""}, {"", "ab", "", "", ""},
@@ -76,10 +74,9 @@ START_TEST(root_parts_do_not_run_together)
 			ck_assert_mem_ne(&h[i], &h[k], sizeof h[i]);
 	}
 }
-END_TEST
 
 /* Other salts, other hashes from the first block on. */
-START_TEST(salt_changes_the_root)
+TEST(salt_changes_the_root)
 {
 	unsigned char salt[CACHE_SALT_BYTES];
 	struct kv_hash r, salted, other;
@@ -95,21 +92,4 @@ START_TEST(salt_changes_the_root)
 	salt[CACHE_SALT_BYTES - 1]--;
 	kv_hash_salt(&r, salt, &r); /* the result may take the root's place */
 	ck_assert_mem_eq(&r, &salted, sizeof r);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("hash");
-	TCase *t = tcase_create("hash");
-	tcase_add_test(t, known_values);
-	tcase_add_test(t, chain_has_full_blocks_only);
-	tcase_add_test(t, root_parts_do_not_run_together);
-	tcase_add_test(t, salt_changes_the_root);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_NORMAL);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

@@ -20,8 +20,10 @@ static struct rig open_family(const char *family, struct rig_opts o)
 	return rig_open(o);
 }
 
+TEST_CASE("hidden", .timeout_s = 300);
+
 /* The fast variants round activations for the experts of gpt_oss, which are MXFP4. */
-START_TEST(as_the_reference)
+TEST_LOOP(as_the_reference, 0, 2 * FAMILIES)
 {
 	const char *family = families[_i % FAMILIES], *variant = _i / FAMILIES ? NULL : "reference";
 	char folder[128];
@@ -29,7 +31,6 @@ START_TEST(as_the_reference)
 	hidden_check(folder, (struct rig_opts){.variant = variant, .kv = KV_F32},
 	             variant || strcmp(family, "gpt_oss") != 0 ? 1e-4 : 1e-2);
 }
-END_TEST
 
 static void same(const struct rig *r, const double *a, const double *b, const char *what)
 {
@@ -46,7 +47,7 @@ static void whole(const char *family, struct rig_opts o, const uint32_t *ids, in
 	rig_close(&r);
 }
 
-START_TEST(chunks_equal_whole)
+TEST_LOOP(chunks_equal_whole, 0, 2 * FAMILIES)
 {
 	static const uint32_t chunks[] = {1, 17, 64, 149};
 	static double want[HIDDEN_MAX], got[HIDDEN_MAX];
@@ -64,10 +65,9 @@ START_TEST(chunks_equal_whole)
 	}
 	rig_close(&r);
 }
-END_TEST
 
 /* In one step with other spans of both kinds: neither the sum nor the others' logits change. */
-START_TEST(neighbours_change_nothing)
+TEST_LOOP(neighbours_change_nothing, 0, FAMILIES)
 {
 	static double want[HIDDEN_MAX], got[3][HIDDEN_MAX];
 	uint32_t ids[N], other[30];
@@ -101,10 +101,9 @@ START_TEST(neighbours_change_nothing)
 	free(alone);
 	rig_close(&r);
 }
-END_TEST
 
 /* The KV of a pass for hidden states is that of any other: decoding goes on from it. */
-START_TEST(kv_is_the_same)
+TEST_LOOP(kv_is_the_same, 0, FAMILIES)
 {
 	static double sum[HIDDEN_MAX];
 	uint32_t ids[N];
@@ -120,9 +119,8 @@ START_TEST(kv_is_the_same)
 	free(got);
 	rig_close(&r);
 }
-END_TEST
 
-START_TEST(ranks_give_the_same)
+TEST(ranks_give_the_same)
 {
 	static double want[HIDDEN_MAX], got[HIDDEN_MAX];
 	static const struct {
@@ -147,10 +145,9 @@ START_TEST(ranks_give_the_same)
 		rig_close(&r);
 	}
 }
-END_TEST
 
 /* A simulated model has no numbers: what it gives is a function of the whole prefix. */
-START_TEST(simulated)
+TEST(simulated)
 {
 	static double want[HIDDEN_MAX], got[HIDDEN_MAX];
 	uint32_t ids[N];
@@ -170,9 +167,8 @@ START_TEST(simulated)
 		}
 	rig_close(&r);
 }
-END_TEST
 
-START_TEST(refused)
+TEST(refused)
 {
 	double sum[HIDDEN_MAX] = {0};
 	struct err err = {0};
@@ -191,25 +187,4 @@ START_TEST(refused)
 	ck_assert_msg(strstr(err.text, "draws"), "%s", err.text);
 	rig_close(&without);
 	rig_close(&with);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("hidden");
-	TCase *t = tcase_create("hidden");
-	tcase_set_timeout(t, 300);
-	tcase_add_loop_test(t, as_the_reference, 0, 2 * FAMILIES);
-	tcase_add_loop_test(t, chunks_equal_whole, 0, 2 * FAMILIES);
-	tcase_add_loop_test(t, neighbours_change_nothing, 0, FAMILIES);
-	tcase_add_loop_test(t, kv_is_the_same, 0, FAMILIES);
-	tcase_add_test(t, ranks_give_the_same);
-	tcase_add_test(t, simulated);
-	tcase_add_test(t, refused);
-	suite_add_tcase(s, t);
-	SRunner *sr = srunner_create(s);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed != 0;
 }

@@ -65,7 +65,9 @@ static int as_wanted(const json_t *row, const struct result *x)
 	return x->rc < 0 && x->loaded && !strncmp(x->err.text, "line ", 5);
 }
 
-START_TEST(cases)
+TEST_CASE("jinja", .timeout_s = 120);
+
+TEST(cases)
 {
 	char *line = NULL;
 	size_t size = 0, rows = 0, wrong = 0;
@@ -94,7 +96,6 @@ START_TEST(cases)
 	ck_assert_msg(wrong == 0, "%zu of %zu differ", wrong, rows);
 	ck_assert_uint_ge(rows, 900);
 }
-END_TEST
 
 /* --- bounds -------------------------------------------------------------- */
 
@@ -160,7 +161,7 @@ static const struct {
 	{"{{ 1|round(10**9) }}", "beyond 300", ERR_FULL},
 };
 
-START_TEST(bounds)
+TEST_LOOP(bounds, 0, sizeof hostile / sizeof *hostile)
 {
 	const struct jinja_run limits = {.steps_max = 3000000, .memory_max = 16u << 20};
 	struct result x = render(hostile[_i].text, strlen(hostile[_i].text), NULL, &limits, 1000000);
@@ -168,7 +169,6 @@ START_TEST(bounds)
 	              x.err.text);
 	buf_fini(&x.out);
 }
-END_TEST
 
 /* A text that nests by repetition: open n times, middle, close n times. */
 static const struct {
@@ -183,7 +183,7 @@ static const struct {
 	{"", "1", " and 1", "in a row"},
 };
 
-START_TEST(deep_expressions)
+TEST_LOOP(deep_expressions, 0, sizeof nested / sizeof *nested)
 {
 	struct buf b;
 	buf_init(&b, 0);
@@ -201,9 +201,8 @@ START_TEST(deep_expressions)
 	buf_fini(&x.out);
 	buf_fini(&b);
 }
-END_TEST
 
-START_TEST(deep_statements)
+TEST(deep_statements)
 {
 	struct buf b;
 	buf_init(&b, 0);
@@ -223,9 +222,8 @@ START_TEST(deep_statements)
 	buf_fini(&x.out);
 	buf_fini(&b);
 }
-END_TEST
 
-START_TEST(deep_data)
+TEST(deep_data)
 {
 	json_t *o = json_object(), *v = json_integer(1);
 	for (int i = 0; i < 200; i++)
@@ -240,11 +238,10 @@ START_TEST(deep_data)
 	buf_fini(&x.out);
 	json_decref(o);
 }
-END_TEST
 
 /* A long text put together piece by piece takes memory in proportion to its length, not to its
  * square. */
-START_TEST(accumulates)
+TEST(accumulates)
 {
 	static const char text[] = "{% set ns = namespace(a='', b='') %}{% for i in range(20000) %}{% "
 							   "set ns.a = ns.a + 'one piece of text' %}"
@@ -257,11 +254,10 @@ START_TEST(accumulates)
 	              "got %d %s %s", x.rc, x.err.text, x.out.data);
 	buf_fini(&x.out);
 }
-END_TEST
 
 /* Keys that an unkeyed hash (FNV-1a, lengths mixed in) would all put into one slot: a lookup is not
  * a walk past the others. Their order is that of the data. */
-START_TEST(chosen_keys)
+TEST(chosen_keys)
 {
 	enum { KEYS = 1000, LOW = 8191 };
 	const struct jinja_run limits = {.steps_max = 20 * KEYS};
@@ -289,10 +285,9 @@ START_TEST(chosen_keys)
 	buf_fini(&x.out);
 	json_decref(vars);
 }
-END_TEST
 
 /* What was grown in place is not changed by another string that begins with it. */
-START_TEST(grown_strings_are_values)
+TEST(grown_strings_are_values)
 {
 	static const char text[] =
 		"{% set a = 'x' * 300 %}{% set b = a + 'B' %}{% set c = b + 'C' %}{% set d = b + 'D' %}{{ "
@@ -301,9 +296,8 @@ START_TEST(grown_strings_are_values)
 	ck_assert_msg(x.rc == 0 && !strcmp(x.out.data, "BCBDB602"), "%s", x.out.data);
 	buf_fini(&x.out);
 }
-END_TEST
 
-START_TEST(no_utf8)
+TEST(no_utf8)
 {
 	static const char text[] =
 		"\xff{{ '\xfe\xc3'|upper }}{{ ['\xff']|tojson }}{{ '\xe2\x82'|length }}{{ "
@@ -315,9 +309,8 @@ START_TEST(no_utf8)
 	buf_fini(&x.out);
 	json_decref(o);
 }
-END_TEST
 
-START_TEST(too_long)
+TEST(too_long)
 {
 	size_t len = JINJA_TEMPLATE_BYTES_MAX + 1;
 	char *text = mem_zalloc(len);
@@ -325,28 +318,4 @@ START_TEST(too_long)
 	ck_assert(x.rc == ERR_INVALID && !x.loaded && strstr(x.err.text, "more than 4194304"));
 	buf_fini(&x.out);
 	free(text);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("jinja");
-	TCase *tc = tcase_create("jinja");
-	tcase_set_timeout(tc, 120);
-	tcase_add_test(tc, cases);
-	tcase_add_loop_test(tc, bounds, 0, (int)(sizeof hostile / sizeof *hostile));
-	tcase_add_loop_test(tc, deep_expressions, 0, (int)(sizeof nested / sizeof *nested));
-	tcase_add_test(tc, deep_statements);
-	tcase_add_test(tc, deep_data);
-	tcase_add_test(tc, accumulates);
-	tcase_add_test(tc, chosen_keys);
-	tcase_add_test(tc, grown_strings_are_values);
-	tcase_add_test(tc, no_utf8);
-	tcase_add_test(tc, too_long);
-	suite_add_tcase(s, tc);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? 1 : 0;
 }

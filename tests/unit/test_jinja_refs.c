@@ -161,16 +161,17 @@ static void check_folder(struct refs *x)
 	ck_assert_msg(x->wrong == 0, "%zu of %zu rows differ", x->wrong, x->rows);
 }
 
-START_TEST(own)
+TEST_CASE("jinja_refs", .timeout_s = 120);
+
+TEST(own)
 {
 	struct refs x = {.folder = "tests/data/chat"};
 	check_folder(&x);
 	ck_assert_uint_ge(x.rows, 250);
 	ck_assert_uint_ge(x.errors, 20);
 }
-END_TEST
 
-START_TEST(of_many_models)
+TEST(of_many_models)
 {
 	const char *folder = getenv("PD_CHAT_REFS");
 	struct refs x = {.folder = folder && *folder ? folder : "../shared/data/chat"};
@@ -182,21 +183,9 @@ START_TEST(of_many_models)
 	check_folder(&x);
 	ck_assert_uint_ge(x.rows, 1593 + 130);
 }
-END_TEST
 
-int main(void)
+TEST_START(utc)
 {
 	setenv("TZ", "UTC", 1);
 	tzset();
-	Suite *s = suite_create("jinja_refs");
-	TCase *tc = tcase_create("jinja_refs");
-	tcase_set_timeout(tc, 120);
-	tcase_add_test(tc, own);
-	tcase_add_test(tc, of_many_models);
-	suite_add_tcase(s, tc);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? 1 : 0;
 }

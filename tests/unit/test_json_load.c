@@ -56,7 +56,9 @@ static const struct {
 	{"[", "\"\\\"\",", "1]", 2},
 };
 
-START_TEST(bound_of_shapes)
+TEST_CASE("json_load", .timeout_s = 60);
+
+TEST_LOOP(bound_of_shapes, 0, sizeof shapes / sizeof *shapes)
 {
 	static const size_t times[] = {0, 1, 7, 8, 9, 100, 1000, 2000, 20000};
 	json_set_alloc_funcs(count_take, count_give);
@@ -82,10 +84,9 @@ START_TEST(bound_of_shapes)
 	}
 	json_set_alloc_funcs(malloc, free);
 }
-END_TEST
 
 /* Members of one object: keys that differ. */
-START_TEST(bound_of_members)
+TEST(bound_of_members)
 {
 	struct buf b;
 	json_error_t bad;
@@ -103,7 +104,6 @@ START_TEST(bound_of_members)
 	buf_fini(&b);
 	json_set_alloc_funcs(malloc, free);
 }
-END_TEST
 
 /* --- refused ------------------------------------------------------------- */
 
@@ -121,7 +121,7 @@ static void body(struct buf *b)
 }
 
 /* Whatever the quota has: all of the tree or nothing of it, and nothing stays taken. */
-START_TEST(any_limit)
+TEST(any_limit)
 {
 	struct buf b;
 	json_error_t bad;
@@ -155,10 +155,9 @@ START_TEST(any_limit)
 	json_set_alloc_funcs(malloc, free);
 	buf_fini(&b);
 }
-END_TEST
 
 /* What is made of it later is refused as everything else, and what stays is counted. */
-START_TEST(what_stays)
+TEST(what_stays)
 {
 	struct quota q;
 	struct json_account a = {.quota = &q};
@@ -187,22 +186,4 @@ START_TEST(what_stays)
 	json_decref(copy[0]);
 	json_set_alloc_funcs(malloc, free);
 	buf_fini(&b);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("json_load");
-	TCase *c = tcase_create("json_load");
-	tcase_set_timeout(c, 60);
-	tcase_add_loop_test(c, bound_of_shapes, 0, (int)(sizeof shapes / sizeof *shapes));
-	tcase_add_test(c, bound_of_members);
-	tcase_add_test(c, any_limit);
-	tcase_add_test(c, what_stays);
-	suite_add_tcase(suite, c);
-	SRunner *sr = srunner_create(suite);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed ? 1 : 0;
 }

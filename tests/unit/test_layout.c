@@ -9,7 +9,7 @@
 static struct kv_layout l;
 static char text[KV_LAYOUT_TEXT_MAX];
 
-START_TEST(uniform_sizes)
+TEST(uniform_sizes)
 {
 	static const struct {
 		uint32_t layers, heads, dim, tokens;
@@ -34,11 +34,10 @@ START_TEST(uniform_sizes)
 		ck_assert_str_eq(text, t[i].text);
 	}
 }
-END_TEST
 
 /* One latent a token: half the pieces, half the scales; and no text that a layout of keys and
  * values has. */
-START_TEST(latent_sizes)
+TEST(latent_sizes)
 {
 	static const struct {
 		uint32_t layers, width, tokens;
@@ -65,9 +64,8 @@ START_TEST(latent_sizes)
 	ck_assert_int_eq(kv_layout_latent(&l, 3, UINT32_MAX, 16, KV_BF16), ERR_INVALID);
 	ck_assert_int_eq(kv_layout_latent(&l, 3, 32, 16, KV_FP8 + 1), ERR_INVALID);
 }
-END_TEST
 
-START_TEST(refused)
+TEST(refused)
 {
 	static const struct {
 		uint32_t layers, heads, dim, tokens;
@@ -105,10 +103,9 @@ START_TEST(refused)
 	l.type = KV_BF16;
 	ck_assert_int_eq(kv_layout_finish(&l), ERR_INVALID);
 }
-END_TEST
 
 /* Each byte of a pool belongs to exactly one (layer, block), pieces of one layer are neighbours. */
-START_TEST(offsets_tile_the_pool)
+TEST(offsets_tile_the_pool)
 {
 	const uint32_t blocks = 5;
 	memset(&l, 0, sizeof l);
@@ -129,9 +126,8 @@ START_TEST(offsets_tile_the_pool)
 		}
 	ck_assert_uint_eq(at, l.block_bytes * blocks);
 }
-END_TEST
 
-START_TEST(unlike_layers_have_unlike_texts)
+TEST(unlike_layers_have_unlike_texts)
 {
 	char other[KV_LAYOUT_TEXT_MAX];
 	kv_layout_uniform(&l, 3, 3, 64, 64, KV_BF16);
@@ -155,9 +151,8 @@ START_TEST(unlike_layers_have_unlike_texts)
 	kv_layout_text(&l, other, 8);
 	ck_assert_uint_eq(strlen(other), 7);
 }
-END_TEST
 
-START_TEST(type_names)
+TEST(type_names)
 {
 	static const char *const names[] = {"bf16", "f16", "f32", "int8", "fp8"};
 	enum kv_type t;
@@ -174,23 +169,4 @@ START_TEST(type_names)
 	ck_assert_uint_eq(kv_type_bytes((enum kv_type)99), 0);
 	ck_assert_uint_eq(kv_type_scale_bytes((enum kv_type)99), 0);
 	ck_assert_str_eq(kv_type_name((enum kv_type)99), "?");
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("layout");
-	TCase *t = tcase_create("layout");
-	tcase_add_test(t, uniform_sizes);
-	tcase_add_test(t, latent_sizes);
-	tcase_add_test(t, refused);
-	tcase_add_test(t, offsets_tile_the_pool);
-	tcase_add_test(t, unlike_layers_have_unlike_texts);
-	tcase_add_test(t, type_names);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_NORMAL);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

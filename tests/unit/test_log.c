@@ -68,7 +68,7 @@ static unsigned check_lines(char *text)
 	return seen;
 }
 
-START_TEST(a_pipe_that_nobody_reads)
+TEST(a_pipe_that_nobody_reads)
 {
 	int fd = pipe_as_stderr();
 	log_init("pdtest", NULL);
@@ -90,9 +90,8 @@ START_TEST(a_pipe_that_nobody_reads)
 	ck_assert_uint_eq(log_dropped(), lost);
 	free(text);
 }
-END_TEST
 
-START_TEST(the_end_waits_for_the_buffer)
+TEST(the_end_waits_for_the_buffer)
 {
 	int fd = pipe_as_stderr();
 	log_init("pdtest", NULL);
@@ -104,9 +103,8 @@ START_TEST(the_end_waits_for_the_buffer)
 	ck_assert_uint_eq(check_lines(text), 11);
 	free(text);
 }
-END_TEST
 
-START_TEST(the_end_does_not_wait_for_ever)
+TEST(the_end_does_not_wait_for_ever)
 {
 	pipe_as_stderr();
 	log_init("pdtest", NULL);
@@ -114,9 +112,8 @@ START_TEST(the_end_does_not_wait_for_ever)
 	write_lines(0, LINES);
 	log_stop(20); /* hangs here if it does */
 }
-END_TEST
 
-START_TEST(a_reader_that_is_gone)
+TEST(a_reader_that_is_gone)
 {
 	signal(SIGPIPE, SIG_IGN);
 	int fd = pipe_as_stderr();
@@ -133,21 +130,4 @@ START_TEST(a_reader_that_is_gone)
 	char *text = read_until(fd, "event=log_lines_dropped lines=3 total=3\n");
 	ck_assert_uint_ge(check_lines(text), 1);
 	free(text);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("log");
-	TCase *t = tcase_create("log");
-	tcase_add_test(t, a_pipe_that_nobody_reads);
-	tcase_add_test(t, the_end_waits_for_the_buffer);
-	tcase_add_test(t, the_end_does_not_wait_for_ever);
-	tcase_add_test(t, a_reader_that_is_gone);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

@@ -79,7 +79,9 @@ static void *write_lines(void *arg)
 	return NULL;
 }
 
-START_TEST(threads_lose_no_line)
+TEST_CASE("log_file", .timeout_s = 60);
+
+TEST(threads_lose_no_line)
 {
 	make_path();
 	begin();
@@ -108,7 +110,6 @@ START_TEST(threads_lose_no_line)
 		ck_assert_uint_eq(next[i], LINES);
 	free(all);
 }
-END_TEST
 
 /* Runs until it is killed. */
 static _Noreturn void write_for_ever(int life)
@@ -147,7 +148,7 @@ static void check_lives(void)
 	free(all);
 }
 
-START_TEST(kills_lose_no_written_line)
+TEST(kills_lose_no_written_line)
 {
 	make_path();
 	unsigned renamed = 0;
@@ -168,10 +169,9 @@ START_TEST(kills_lose_no_written_line)
 	}
 	ck_assert_uint_gt(renamed, 3);
 }
-END_TEST
 
 /* A kill between the rename and the open of the new file leaves only PATH.1. */
-START_TEST(goes_on_without_a_current_file)
+TEST(goes_on_without_a_current_file)
 {
 	make_path();
 	int fd = open(old, O_WRONLY | O_CREAT, 0600);
@@ -186,9 +186,8 @@ START_TEST(goes_on_without_a_current_file)
 	free(a);
 	free(b);
 }
-END_TEST
 
-START_TEST(appends)
+TEST(appends)
 {
 	make_path();
 	int fd = open(path, O_WRONLY | O_CREAT, 0600);
@@ -201,9 +200,8 @@ START_TEST(appends)
 	ck_assert_int_eq(strncmp(b, "before\nts=", 10), 0);
 	free(b);
 }
-END_TEST
 
-START_TEST(what_libraries_print_follows)
+TEST(what_libraries_print_follows)
 {
 	make_path();
 	begin();
@@ -216,10 +214,9 @@ START_TEST(what_libraries_print_follows)
 	ck_assert_ptr_nonnull(strstr(b, "\nfrom a library\nto stdout\n"));
 	free(b);
 }
-END_TEST
 
 /* As logrotate does it, and as a worker does it for its ranks. */
-START_TEST(follows_when_another_renames_it)
+TEST(follows_when_another_renames_it)
 {
 	char other[TEST_FOLDER_BYTES + 8];
 	make_path();
@@ -236,9 +233,8 @@ START_TEST(follows_when_another_renames_it)
 	free(a);
 	free(b);
 }
-END_TEST
 
-START_TEST(a_rename_that_fails_is_reported_once)
+TEST(a_rename_that_fails_is_reported_once)
 {
 	make_path();
 	ck_assert_int_eq(mkdir(old, 0700), 0); /* cannot be replaced by a file */
@@ -257,10 +253,9 @@ START_TEST(a_rename_that_fails_is_reported_once)
 	ck_assert_uint_eq(told, 1);
 	ck_assert_uint_eq(lines, THREADS * LINES);
 }
-END_TEST
 
 /* The file was renamed, but no descriptor is left for the new one. */
-START_TEST(an_open_that_fails_is_reported_and_bounded)
+TEST(an_open_that_fails_is_reported_and_bounded)
 {
 	struct rlimit limit, none;
 	make_path();
@@ -289,9 +284,8 @@ START_TEST(an_open_that_fails_is_reported_and_bounded)
 	ck_assert_int_eq(log_file_make_room(1), 0);
 	ck_assert_int_eq(access(path, F_OK), 0);
 }
-END_TEST
 
-START_TEST(other_things_than_files_are_refused)
+TEST(other_things_than_files_are_refused)
 {
 	struct err err = {0};
 	make_path();
@@ -302,27 +296,4 @@ START_TEST(other_things_than_files_are_refused)
 	ck_assert_int_eq(log_file_open("/nonexistent/x", MAX_BYTES, &err), ERR_IO);
 	ck_assert_ptr_nonnull(strstr(err.text, "\"/nonexistent/x\": No such file"));
 	ck_assert_ptr_null(log_file_path());
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("log_file");
-	TCase *t = tcase_create("log_file");
-	tcase_add_test(t, threads_lose_no_line);
-	tcase_add_test(t, kills_lose_no_written_line);
-	tcase_add_test(t, goes_on_without_a_current_file);
-	tcase_add_test(t, appends);
-	tcase_add_test(t, what_libraries_print_follows);
-	tcase_add_test(t, follows_when_another_renames_it);
-	tcase_add_test(t, a_rename_that_fails_is_reported_once);
-	tcase_add_test(t, an_open_that_fails_is_reported_and_bounded);
-	tcase_add_test(t, other_things_than_files_are_refused);
-	tcase_set_timeout(t, 60);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

@@ -254,7 +254,9 @@ static void make_files(void)
 	ck_assert_int_eq(pclose(f), 0);
 }
 
-START_TEST(packs_within_half_a_step)
+TEST_CASE("make-gguf", .timeout_s = 120, .setup_once = make_files);
+
+TEST_LOOP(packs_within_half_a_step, 0, TYPES)
 {
 	char from[128], to[128];
 	file_of(from, types[_i].name, "odd");
@@ -271,11 +273,10 @@ START_TEST(packs_within_half_a_step)
 	gguf_close(&a);
 	gguf_close(&b);
 }
-END_TEST
 
 /* --- unpacking ----------------------------------------------------------- */
 
-START_TEST(unpacks_as_the_engine_does)
+TEST_LOOP(unpacks_as_the_engine_does, 1, TYPES)
 {
 	char from[128], to[128];
 	file_of(from, types[_i].name, "random");
@@ -291,11 +292,10 @@ START_TEST(unpacks_as_the_engine_does)
 	gguf_close(&a);
 	gguf_close(&b);
 }
-END_TEST
 
 /* --- the first layers alone ------------------------------------------------ */
 
-START_TEST(keeps_the_first_layers)
+TEST(keeps_the_first_layers)
 {
 	char from[128], to[128];
 	struct gguf *a = open_file(file_of(from, "Q8_0", "random")),
@@ -314,7 +314,6 @@ START_TEST(keeps_the_first_layers)
 	gguf_close(&a);
 	gguf_close(&b);
 }
-END_TEST
 
 /* --- the engine on them -------------------------------------------------- */
 
@@ -403,7 +402,7 @@ static int tokens_of(const char *path, const char *variant, uint32_t tokens[TOKE
 
 /* Each type through its packed layout and integer products: the same tokens as the reference,
  * which multiplies floats. */
-START_TEST(fast_as_reference)
+TEST_LOOP(fast_as_reference, 0, TYPES)
 {
 	static const char *const variants[] = {"plain", "avx2", "avx512"};
 	char path[128];
@@ -427,23 +426,4 @@ START_TEST(fast_as_reference)
 			ck_assert_msg(got[i] == want[i], "%s %s: token %d is %u, want %u", types[_i].name,
 			              variants[v], i, got[i], want[i]);
 	}
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("make-gguf");
-	TCase *tc = tcase_create("make-gguf");
-	tcase_set_timeout(tc, 120);
-	tcase_add_unchecked_fixture(tc, make_files, NULL);
-	tcase_add_loop_test(tc, packs_within_half_a_step, 0, TYPES);
-	tcase_add_loop_test(tc, unpacks_as_the_engine_does, 1, TYPES);
-	tcase_add_test(tc, keeps_the_first_layers);
-	tcase_add_loop_test(tc, fast_as_reference, 0, TYPES);
-	suite_add_tcase(s, tc);
-	SRunner *sr = srunner_create(s);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed != 0;
 }

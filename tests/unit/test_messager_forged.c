@@ -40,7 +40,7 @@ static const struct {
 	{"no attempt", FIELD(attempt), {0}, 4},
 };
 
-START_TEST(a_malformed_transfer_fails_and_harms_nobody)
+TEST_LOOP(a_malformed_transfer_fails_and_harms_nobody, 0, sizeof forged / sizeof *forged)
 {
 	rig_publish(r, 1, 0, 10);
 	if (strcmp(forged[_i].what, "decode worker is the prefill worker") == 0)
@@ -65,9 +65,8 @@ START_TEST(a_malformed_transfer_fails_and_harms_nobody)
 	turn(MOVER_OPEN);
 	ck_assert(rig_all_arrived(r, 3));
 }
-END_TEST
 
-START_TEST(a_name_without_end)
+TEST(a_name_without_end)
 {
 	char name[RING_NAME_MAX];
 	memset(name, 'x', sizeof name);
@@ -76,9 +75,8 @@ START_TEST(a_name_without_end)
 	turn(MOVER_IDLE);
 	failed(END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "out of range");
 }
-END_TEST
 
-START_TEST(fields_that_change_later_change_nothing)
+TEST(fields_that_change_later_change_nothing)
 {
 	opened();
 	rig_compute(r, 3, 10);
@@ -87,18 +85,16 @@ START_TEST(fields_that_change_later_change_nothing)
 	turn(MOVER_OPEN);
 	ck_assert(rig_all_arrived(r, 3));
 }
-END_TEST
 
-START_TEST(a_slot_marked_by_somebody_else)
+TEST(a_slot_marked_by_somebody_else)
 {
 	opened();
 	ring_mark_sent(r->ring, r->slot, r->gen);
 	turn(MOVER_IDLE);
 	failed(END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "marked sent by somebody else");
 }
-END_TEST
 
-START_TEST(two_transfers_of_one_lease)
+TEST(two_transfers_of_one_lease)
 {
 	opened();
 	uint32_t first = r->slot;
@@ -118,9 +114,8 @@ START_TEST(two_transfers_of_one_lease)
 	ck_assert_uint_eq(mover_open_transfers(r->m), 1);
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 2);
 }
-END_TEST
 
-START_TEST(layouts_must_be_equal)
+TEST(layouts_must_be_equal)
 {
 	struct kv_layout other;
 	struct pool_memory region;
@@ -140,7 +135,6 @@ START_TEST(layouts_must_be_equal)
 	       "prefill-1 has 3x1x4:f32:4, decode-1 has 3x1x8:f32:4");
 	pool_memory_fini(&region);
 }
-END_TEST
 
 /* --- the lease's blocks -------------------------------------------------- */
 
@@ -216,7 +210,7 @@ static void publish_foreign(int i)
 	ck_assert_int_eq(ring_publish(r->ring, &t, &r->slot, &r->gen), 0);
 }
 
-START_TEST(blocks_that_are_not_the_leases)
+TEST_LOOP(blocks_that_are_not_the_leases, 0, sizeof foreign / sizeof *foreign)
 {
 	publish_foreign(_i);
 	rig_compute(r, 5, 17);
@@ -232,10 +226,9 @@ START_TEST(blocks_that_are_not_the_leases)
 	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 0);
 	word_is(RING_PENDING);
 }
-END_TEST
 
 /* The first messager was shown the truth; the second reads what P has made of it since. */
-START_TEST(a_restarted_messager_asks_for_the_blocks_again)
+TEST(a_restarted_messager_asks_for_the_blocks_again)
 {
 	mover_set_limits(r->m, &(struct mover_limits){RIG_STALL_US, 1});
 	opened();
@@ -251,10 +244,9 @@ START_TEST(a_restarted_messager_asks_for_the_blocks_again)
 	       "block 20 of decode-1 for the tokens from 0 on, but its lease 1 has block 10 there");
 	ck_assert_uint_eq(rig_written(r), 0);
 }
-END_TEST
 
 /* D's own answer may be wrong as well. */
-START_TEST(an_answer_that_does_not_hold)
+TEST_LOOP(an_answer_that_does_not_hold, 0, 4)
 {
 	struct answer a;
 	asked();
@@ -273,11 +265,10 @@ START_TEST(an_answer_that_does_not_hold)
 	ck_assert_int_eq(r->last_end, END_MALFORMED);
 	ck_assert_uint_eq(rig_written(r), 0);
 }
-END_TEST
 
 /* D has handed a block out again without a revocation: nothing more is written into it, and the
  * transfer ends. */
-START_TEST(a_block_that_decode_has_reused)
+TEST_LOOP(a_block_that_decode_has_reused, 0, 6)
 {
 	const uint32_t at = 10 + (uint32_t)_i % 3;
 	const size_t piece = r->layout.piece_bytes[0];
@@ -300,7 +291,6 @@ START_TEST(a_block_that_decode_has_reused)
 		ck_assert_int_eq(rig_piece(r, &r->d, l, at)[0],
 		                 begun && l == 0 && at == 10 ? rig_value(1, 0, 2) : 0);
 }
-END_TEST
 
 /* --- who says it --------------------------------------------------------- */
 
@@ -348,7 +338,7 @@ static void answer_to(const char *prefill, int refused)
 
 /* Another prefill worker's ring names the lease too, before or after its own: each is asked for by
  * itself, D refuses the other's, and the lease's own transfer does not notice. */
-START_TEST(a_lease_of_another_prefill_worker)
+TEST_LOOP(a_lease_of_another_prefill_worker, 0, 2)
 {
 	static struct ring_transfer t;
 	rig_transfer(r, &t, 1, 0, 10);
@@ -380,11 +370,10 @@ START_TEST(a_lease_of_another_prefill_worker)
 	ck_assert_int_eq(r->last_end, END_SENT);
 	second_fini();
 }
-END_TEST
 
 /* ... or says that all of it is there: KV_READY says whose ring says so, and its acknowledgement
  * ends that one's transfer, not the lease's own. */
-START_TEST(another_prefill_worker_says_that_it_is_sent)
+TEST(another_prefill_worker_says_that_it_is_sent)
 {
 	static struct ring_transfer t;
 	Pds__Lease l = PDS__LEASE__INIT;
@@ -410,11 +399,10 @@ START_TEST(another_prefill_worker_says_that_it_is_sent)
 	ck_assert_str_eq(rig_last(r, MSG_KV_SENT)->to, "prefill-1");
 	second_fini();
 }
-END_TEST
 
 /* A decode worker of the same epoch revokes and opens another's leases: nothing comes of it, and
  * the revocation by the right one is answered to that one. */
-START_TEST(words_of_another_decode_worker)
+TEST(words_of_another_decode_worker)
 {
 	Pds__Lease l = PDS__LEASE__INIT;
 	Pds__LeaseRevoke revoke = PDS__LEASE_REVOKE__INIT;
@@ -438,29 +426,4 @@ START_TEST(words_of_another_decode_worker)
 	rig_revoke(r);
 	ck_assert_str_eq(rig_last(r, MSG_LEASE_REVOKED)->to, "decode-1");
 	failed(END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "decode-1 has revoked lease 1");
-}
-END_TEST
-
-static void add_tests(TCase *t)
-{
-	tcase_add_loop_test(t, blocks_that_are_not_the_leases, 0,
-	                    (int)(sizeof foreign / sizeof *foreign));
-	tcase_add_test(t, a_restarted_messager_asks_for_the_blocks_again);
-	tcase_add_loop_test(t, an_answer_that_does_not_hold, 0, 4);
-	tcase_add_loop_test(t, a_block_that_decode_has_reused, 0, 6);
-	tcase_add_loop_test(t, a_lease_of_another_prefill_worker, 0, 2);
-	tcase_add_test(t, another_prefill_worker_says_that_it_is_sent);
-	tcase_add_test(t, words_of_another_decode_worker);
-	tcase_add_loop_test(t, a_malformed_transfer_fails_and_harms_nobody, 0,
-	                    (int)(sizeof forged / sizeof *forged));
-	tcase_add_test(t, a_name_without_end);
-	tcase_add_test(t, fields_that_change_later_change_nothing);
-	tcase_add_test(t, a_slot_marked_by_somebody_else);
-	tcase_add_test(t, two_transfers_of_one_lease);
-	tcase_add_test(t, layouts_must_be_equal);
-}
-
-int main(void)
-{
-	return steps_main("messager forged", add_tests);
 }

@@ -58,7 +58,7 @@ static void key_of(unsigned char key[32])
 static const enum cipher ciphers[] = {CIPHER_AES256GCM, CIPHER_CHACHA20};
 static const size_t parts[] = {BYTES, 4096, 1000, 17, 1};
 
-START_TEST(ciphers_are_the_standard_ones)
+TEST_LOOP(ciphers_are_the_standard_ones, 0, 10)
 {
 	static unsigned char want[BYTES], tag[FRAME_TAG_BYTES];
 	static const size_t sizes[] = {1, 15, 16, 17, 4096, BYTES};
@@ -87,9 +87,8 @@ START_TEST(ciphers_are_the_standard_ones)
 	frame_keys_fini(&k);
 	frame_keys_fini(&other);
 }
-END_TEST
 
-START_TEST(what_is_not_authentic)
+TEST_LOOP(what_is_not_authentic, 0, 2)
 {
 	struct frame_keys k, other, back;
 	begin(&k, ciphers[_i], FRAMES_OUT);
@@ -121,10 +120,9 @@ START_TEST(what_is_not_authentic)
 	frame_keys_fini(&other);
 	frame_keys_fini(&back);
 }
-END_TEST
 
 /* Two payloads under one nonce would give both away. */
-START_TEST(a_number_is_encrypted_once)
+TEST_SIGNAL_LOOP(a_number_is_encrypted_once, 6, 0, 4)
 {
 	struct frame_keys k;
 	begin(&k, ciphers[_i % 2], FRAMES_OUT);
@@ -132,9 +130,8 @@ START_TEST(a_number_is_encrypted_once)
 	encrypt(&k, 8, 100, 100);
 	encrypt(&k, _i / 2 ? 7 : 8, 100, 100);
 }
-END_TEST
 
-START_TEST(keys_are_wiped)
+TEST_LOOP(keys_are_wiped, 0, 2)
 {
 	static const struct frame_keys none;
 	struct frame_keys k;
@@ -144,22 +141,9 @@ START_TEST(keys_are_wiped)
 	ck_assert_mem_eq(&k, &none, sizeof k);
 	frame_keys_fini(&k);
 }
-END_TEST
 
-int main(void)
+TEST_START(cryptography)
 {
-	Suite *s = suite_create("messager_frame");
-	TCase *t = tcase_create("frame");
 	if (sodium_init() < 0)
-		return EXIT_FAILURE;
-	tcase_add_loop_test(t, ciphers_are_the_standard_ones, 0, 10);
-	tcase_add_loop_test(t, what_is_not_authentic, 0, 2);
-	tcase_add_loop_test_raise_signal(t, a_number_is_encrypted_once, 6, 0, 4);
-	tcase_add_loop_test(t, keys_are_wiped, 0, 2);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+		exit(EXIT_FAILURE);
 }

@@ -194,7 +194,9 @@ static void new_link(void)
 	inbound_linked(in, "decode-1", D_EPOCH);
 }
 
-START_TEST(all_of_it)
+TEST_CASE("inbound", .setup = in_setup, .teardown = in_teardown);
+
+TEST(all_of_it)
 {
 	ask_and_open(link_a, 1);
 	ck_assert_uint_eq(count_told(&peer_a, MSG_LEASE_OPENED), 1);
@@ -213,9 +215,8 @@ START_TEST(all_of_it)
 	acked(1); /* again: nobody waits for it */
 	ck_assert_uint_eq(count_told(&peer_a, MSG_KV_READY_ACK), 1);
 }
-END_TEST
 
-START_TEST(rm5_ready_before_closed)
+TEST(rm5_ready_before_closed)
 {
 	ask_and_open(link_a, 1);
 	fake.in[0]->complete = 1;
@@ -226,10 +227,9 @@ START_TEST(rm5_ready_before_closed)
 	fake_closed(fake.in[0]);
 	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 1);
 }
-END_TEST
 
 /* The sender said KV_READY with bytes missing. */
-START_TEST(rm4_an_incomplete_lease_is_refused)
+TEST(rm4_an_incomplete_lease_is_refused)
 {
 	ask_and_open(link_a, 1);
 	ready(link_a, 1);
@@ -237,10 +237,9 @@ START_TEST(rm4_an_incomplete_lease_is_refused)
 	ck_assert_uint_eq(count_told(&peer_a, MSG_LEASE_REVOKE), 1);
 	ck_assert_uint_eq(inbound_count(in), 0);
 }
-END_TEST
 
 /* In each state of the lease; with 6 and 7 the path needs time to close it. */
-START_TEST(rm2_revoked_is_said_when_it_is_closed)
+TEST_LOOP(rm2_revoked_is_said_when_it_is_closed, 0, 8)
 {
 	fake.closes_later = _i >= 6;
 	if (_i > 0)
@@ -273,10 +272,9 @@ START_TEST(rm2_revoked_is_said_when_it_is_closed)
 	inbound_turn(in);
 	ck_assert_uint_eq(inbound_count(in), 0);
 }
-END_TEST
 
 /* Why D revokes a lease goes on to the host of the prefill worker. */
-START_TEST(a_lease_is_given_back_in_order)
+TEST_LOOP(a_lease_is_given_back_in_order, 0, 2)
 {
 	Pds__Fault fault = _i ? PDS__FAULT__FAULT_DRAINING : PDS__FAULT__FAULT_LEASE_LOST;
 	ask_and_open(link_a, 1);
@@ -287,10 +285,9 @@ START_TEST(a_lease_is_given_back_in_order)
 	ck_assert_int_eq(told[0].type, MSG_LEASE_REVOKE);
 	ck_assert_int_eq(told[0].fault, fault);
 }
-END_TEST
 
 /* The other host counts as dead: that alone closes nothing. */
-START_TEST(rm1_partition_is_no_fence)
+TEST_LOOP(rm1_partition_is_no_fence, 0, 2)
 {
 	fake.closes_later = _i;
 	ask_and_open(link_a, 1);
@@ -306,10 +303,9 @@ START_TEST(rm1_partition_is_no_fence)
 	ck_assert_int_eq(fake.intakes, 1);
 	ck_assert_uint_eq(count_told(&peer_a, MSG_LEASE_REVOKE), 0);
 }
-END_TEST
 
 /* KV_READY has come: D is told although the other end is gone. */
-START_TEST(the_link_ends_after_ready)
+TEST(the_link_ends_after_ready)
 {
 	ask_and_open(link_a, 1);
 	fake.in[0]->complete = 1;
@@ -322,10 +318,9 @@ START_TEST(the_link_ends_after_ready)
 	ck_assert_uint_eq(inbound_count(in), 0);
 	ck_assert_int_eq(fake.intakes, 1);
 }
-END_TEST
 
 /* The link ends with the lease open, and the sender asks again over the next one. */
-START_TEST(rm6_the_old_handle_closes_with_its_link)
+TEST(rm6_the_old_handle_closes_with_its_link)
 {
 	ask_and_open(link_a, 1);
 	inbound_down(link_a);
@@ -336,10 +331,9 @@ START_TEST(rm6_the_old_handle_closes_with_its_link)
 	ck_assert_uint_eq(fake.n_in, 1);
 	ck_assert_uint_eq(count_told(&peer_a, MSG_LEASE_OPENED), 2);
 }
-END_TEST
 
 /* As before, but the path needs time to close: the question waits for it. */
-START_TEST(rm17_asked_while_the_old_handle_closes)
+TEST(rm17_asked_while_the_old_handle_closes)
 {
 	fake.closes_later = 1;
 	ask_and_open(link_a, 1);
@@ -355,11 +349,10 @@ START_TEST(rm17_asked_while_the_old_handle_closes)
 	answer(1, 0);
 	ck_assert_uint_eq(fake.n_in, 1);
 }
-END_TEST
 
 /* The sender has restarted, and its last life's link is still up: the new question waits until the
  * old life cannot write any more. */
-START_TEST(rm14_asked_again_over_another_link)
+TEST(rm14_asked_again_over_another_link)
 {
 	fake.closes_later = 1;
 	ask_and_open(link_a, 1);
@@ -373,9 +366,8 @@ START_TEST(rm14_asked_again_over_another_link)
 	ck_assert_uint_eq(count_told(&peer_b, MSG_LEASE_OPENED), 1);
 	ck_assert_uint_eq(count_told(&peer_a, MSG_LEASE_OPENED), 1);
 }
-END_TEST
 
-START_TEST(rm14_what_it_opened_closes_first)
+TEST(rm14_what_it_opened_closes_first)
 {
 	ask(link_a, 1);
 	ask(link_a, 1);
@@ -388,9 +380,8 @@ START_TEST(rm14_what_it_opened_closes_first)
 	answer(1, 0);
 	ck_assert_uint_eq(fake.n_in, 1);
 }
-END_TEST
 
-START_TEST(rm23_revoked_before_it_is_opened)
+TEST(rm23_revoked_before_it_is_opened)
 {
 	ask(link_a, 1);
 	d_revokes(1);
@@ -401,11 +392,10 @@ START_TEST(rm23_revoked_before_it_is_opened)
 	ck_assert_uint_eq(count_told(&peer_a, MSG_LEASE_REVOKE), 1);
 	ck_assert_uint_eq(count_told(&peer_a, MSG_LEASE_OPENED), 0);
 }
-END_TEST
 
 /* Answers of D to nobody's question: before one was passed on, to the question of an ended link, a
  * second time, and after the transfer. */
-START_TEST(rm24_answer_not_asked_for)
+TEST(rm24_answer_not_asked_for)
 {
 	fake.closes_later = 1;
 	answer(1, 0);
@@ -434,10 +424,9 @@ START_TEST(rm24_answer_not_asked_for)
 	ck_assert_uint_eq(fake.n_in, 0);
 	ck_assert_uint_eq(inbound_count(in), 0);
 }
-END_TEST
 
 /* A restarted sender's slot is marked, and this process does not know the lease. */
-START_TEST(rm8_ready_of_an_unknown_lease)
+TEST(rm8_ready_of_an_unknown_lease)
 {
 	ready(link_a, 1);
 	inbound_turn(in);
@@ -445,11 +434,10 @@ START_TEST(rm8_ready_of_an_unknown_lease)
 	acked(1);
 	ck_assert_uint_eq(count_told(&peer_a, MSG_KV_READY_ACK), 1);
 }
-END_TEST
 
 /* The same, while the path of the sender's last life may still write: that link is up, or has
  * ended. */
-START_TEST(rm16_ready_while_the_old_handle_closes)
+TEST_LOOP(rm16_ready_while_the_old_handle_closes, 0, 2)
 {
 	fake.closes_later = 1;
 	ask_and_open(link_b, 1);
@@ -466,9 +454,8 @@ START_TEST(rm16_ready_while_the_old_handle_closes)
 	acked(1);
 	ck_assert_uint_eq(count_told(&peer_a, MSG_KV_READY_ACK), 1);
 }
-END_TEST
 
-START_TEST(refused)
+TEST(refused)
 {
 	ask(link_a, 1);
 	answer(1, 1);
@@ -485,9 +472,8 @@ START_TEST(refused)
 	ck_assert_uint_eq(fake.n_in, 0);
 	ck_assert_uint_eq(inbound_count(in), 0);
 }
-END_TEST
 
-START_TEST(blocks_that_are_not_there)
+TEST_LOOP(blocks_that_are_not_there, 0, 3)
 {
 	struct answer a;
 	static struct ring_transfer t;
@@ -507,9 +493,8 @@ START_TEST(blocks_that_are_not_there)
 	ck_assert_uint_eq(fake.n_in, 0);
 	ck_assert_int_eq(told[n_told - 1].refused, 1);
 }
-END_TEST
 
-START_TEST(another_worker_answers)
+TEST(another_worker_answers)
 {
 	struct answer a;
 	static struct ring_transfer t;
@@ -525,9 +510,8 @@ START_TEST(another_worker_answers)
 	inbound_lease_opened(in, "decode-1", D_EPOCH, &a.b);
 	ck_assert_uint_eq(fake.n_in, 1);
 }
-END_TEST
 
-START_TEST(decode_ends)
+TEST(decode_ends)
 {
 	ask_and_open(link_a, 1);
 	inbound_worker_gone(in, "decode-1", D_EPOCH);
@@ -538,9 +522,8 @@ START_TEST(decode_ends)
 	ask(link_a, 2); /* it is not here any more */
 	ck_assert_int_eq(told[n_told - 1].refused, 1);
 }
-END_TEST
 
-START_TEST(asked_when_decode_is_linked)
+TEST(asked_when_decode_is_linked)
 {
 	r->d_linked = 0;
 	ask(link_a, 1);
@@ -550,9 +533,8 @@ START_TEST(asked_when_decode_is_linked)
 	inbound_turn(in);
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 1);
 }
-END_TEST
 
-START_TEST(rm26_asked_again_over_a_new_link_to_decode)
+TEST(rm26_asked_again_over_a_new_link_to_decode)
 {
 	ask(link_a, 1);
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 1);
@@ -561,9 +543,8 @@ START_TEST(rm26_asked_again_over_a_new_link_to_decode)
 	answer(1, 0);
 	ck_assert_uint_eq(fake.n_in, 1);
 }
-END_TEST
 
-START_TEST(rm25_ready_again_over_a_new_link_to_decode)
+TEST(rm25_ready_again_over_a_new_link_to_decode)
 {
 	ask_and_open(link_a, 1);
 	fake.in[0]->complete = 1;
@@ -574,9 +555,8 @@ START_TEST(rm25_ready_again_over_a_new_link_to_decode)
 	acked(1);
 	ck_assert_uint_eq(count_told(&peer_a, MSG_KV_READY_ACK), 1);
 }
-END_TEST
 
-START_TEST(full_windows)
+TEST(full_windows)
 {
 	ask_and_open(link_a, 1);
 	fake.in[0]->complete = 1;
@@ -595,10 +575,9 @@ START_TEST(full_windows)
 	ck_assert_uint_eq(count_told(&peer_a, MSG_KV_READY_ACK), 1);
 	ck_assert_uint_eq(count_told(&peer_a, MSG_POOLS), 2);
 }
-END_TEST
 
 /* Of a messager with no transport in common nothing is taken; both ends say why. */
-START_TEST(no_transport_in_common)
+TEST_LOOP(no_transport_in_common, 0, 5)
 {
 	static const char *const lists[] = {"", "rdma", "fak", "fakes,xfake", "rdma,,tcp"};
 	int peer;
@@ -618,9 +597,8 @@ START_TEST(no_transport_in_common)
 	ck_assert_int_eq(told[n_told - 1].refused, 1);
 	inbound_down(l);
 }
-END_TEST
 
-START_TEST(decode_ends_while_the_path_closes)
+TEST_LOOP(decode_ends_while_the_path_closes, 0, 2)
 {
 	fake.closes_later = 1;
 	ask_and_open(link_a, 1);
@@ -634,10 +612,9 @@ START_TEST(decode_ends_while_the_path_closes)
 	ck_assert_uint_eq(inbound_count(in), 0);
 	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 0);
 }
-END_TEST
 
 /* A lease belongs to the messager that asked for it. */
-START_TEST(another_messagers_lease)
+TEST(another_messagers_lease)
 {
 	int peer;
 	struct inbound_link *c = link_up(&peer, "messager-c", "fake");
@@ -653,10 +630,9 @@ START_TEST(another_messagers_lease)
 	ready(link_a, 1);
 	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 1);
 }
-END_TEST
 
 /* KV_READY that waits for the link to D goes before a later question for the same lease. */
-START_TEST(no_question_before_ready)
+TEST(no_question_before_ready)
 {
 	ask_and_open(link_a, 1);
 	fake.in[0]->complete = 1;
@@ -668,10 +644,9 @@ START_TEST(no_question_before_ready)
 	ck_assert_int_eq(r->said[0].type, MSG_KV_READY);
 	ck_assert_int_eq(r->said[1].type, MSG_LEASE_OPEN);
 }
-END_TEST
 
 /* Nothing was opened under this handle. */
-START_TEST(ready_without_an_answer)
+TEST(ready_without_an_answer)
 {
 	ask(link_a, 1);
 	ready(link_a, 1);
@@ -679,9 +654,8 @@ START_TEST(ready_without_an_answer)
 	ck_assert_uint_eq(count_told(&peer_a, MSG_LEASE_REVOKE), 1);
 	ck_assert_uint_eq(inbound_count(in), 0);
 }
-END_TEST
 
-START_TEST(too_many)
+TEST(too_many)
 {
 	r->d_linked = 0; /* so that all wait */
 	for (uint32_t i = 1; i <= INBOUND_LEASES_MAX; i++)
@@ -693,7 +667,6 @@ START_TEST(too_many)
 	ask(link_b, INBOUND_LEASES_MAX + 1); /* the limit is a link's */
 	ck_assert_uint_eq(inbound_count(in), INBOUND_LEASES_MAX + 1);
 }
-END_TEST
 
 /* --- a walk --------------------------------------------------------------- */
 
@@ -790,7 +763,7 @@ static void walk_step(void)
 		ck_assert_uint_le(open_of(k), 1); /* a lease has one writer */
 }
 
-START_TEST(random_orders)
+TEST_LOOP(random_orders, 0, 200)
 {
 	const struct mover_limits limits = {RIG_STALL_US, 1 << 20};
 	seed = (uint64_t)_i + 1;
@@ -825,48 +798,4 @@ START_TEST(random_orders)
 	inbound_turn(in);
 	ck_assert_uint_eq(inbound_count(in), 0);
 	ck_assert_uint_eq(fake.n_in, 0);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("messager inbound");
-	TCase *t = tcase_create("inbound");
-	tcase_add_checked_fixture(t, in_setup, in_teardown);
-	tcase_add_test(t, all_of_it);
-	tcase_add_test(t, rm5_ready_before_closed);
-	tcase_add_test(t, rm4_an_incomplete_lease_is_refused);
-	tcase_add_loop_test(t, rm2_revoked_is_said_when_it_is_closed, 0, 8);
-	tcase_add_loop_test(t, a_lease_is_given_back_in_order, 0, 2);
-	tcase_add_loop_test(t, rm1_partition_is_no_fence, 0, 2);
-	tcase_add_test(t, the_link_ends_after_ready);
-	tcase_add_test(t, rm6_the_old_handle_closes_with_its_link);
-	tcase_add_test(t, rm17_asked_while_the_old_handle_closes);
-	tcase_add_test(t, rm14_asked_again_over_another_link);
-	tcase_add_test(t, rm14_what_it_opened_closes_first);
-	tcase_add_test(t, rm23_revoked_before_it_is_opened);
-	tcase_add_test(t, rm24_answer_not_asked_for);
-	tcase_add_test(t, rm8_ready_of_an_unknown_lease);
-	tcase_add_loop_test(t, rm16_ready_while_the_old_handle_closes, 0, 2);
-	tcase_add_test(t, refused);
-	tcase_add_loop_test(t, blocks_that_are_not_there, 0, 3);
-	tcase_add_test(t, another_worker_answers);
-	tcase_add_test(t, decode_ends);
-	tcase_add_test(t, asked_when_decode_is_linked);
-	tcase_add_test(t, rm26_asked_again_over_a_new_link_to_decode);
-	tcase_add_test(t, rm25_ready_again_over_a_new_link_to_decode);
-	tcase_add_test(t, full_windows);
-	tcase_add_test(t, another_messagers_lease);
-	tcase_add_test(t, no_question_before_ready);
-	tcase_add_test(t, ready_without_an_answer);
-	tcase_add_test(t, too_many);
-	tcase_add_loop_test(t, no_transport_in_common, 0, 5);
-	tcase_add_loop_test(t, decode_ends_while_the_path_closes, 0, 2);
-	tcase_add_loop_test(t, random_orders, 0, 200);
-	suite_add_tcase(s, t);
-	SRunner *sr = srunner_create(s);
-	srunner_run_all(sr, CK_NORMAL);
-	int bad = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return bad != 0;
 }

@@ -201,14 +201,15 @@ static unsigned length(void)
 	return at;
 }
 
-START_TEST(killed_at_every_point)
+TEST_CASE("points", .timeout_s = 300, .setup = setup, .teardown = teardown);
+
+TEST_LOOP(killed_at_every_point, 0, 3)
 {
 	unsigned n = length();
 	ck_assert_uint_gt(n, 40);
 	for (unsigned k = 1; k <= n; k++)
 		live((struct plan){.kill = {k}, .lose = _i});
 }
-END_TEST
 
 /* Steps through the points: further apart where each is slow. */
 static unsigned slower(unsigned step)
@@ -216,37 +217,34 @@ static unsigned slower(unsigned step)
 	return getenv("SAN") && *getenv("SAN") ? 5 * step : step;
 }
 
-START_TEST(killed_twice)
+TEST_LOOP(killed_twice, 0, 3)
 {
 	unsigned n = length();
 	for (unsigned k = 1; k <= n; k += slower(3))
 		for (unsigned k2 = 1; k2 <= n; k2 += slower(8))
 			live((struct plan){.kill = {k, k2}, .lose = _i});
 }
-END_TEST
 
-START_TEST(cancelled_at_every_point)
+TEST_LOOP(cancelled_at_every_point, 0, 2)
 {
 	unsigned n = length();
 	for (unsigned c = 1; c <= n; c++)
 		live((struct plan){.cancel = c, .reuse = _i});
 }
-END_TEST
 
-START_TEST(cancelled_and_killed)
+TEST_LOOP(cancelled_and_killed, 0, 4)
 {
 	unsigned n = length();
 	for (unsigned c = 1; c <= n; c++)
 		for (unsigned k = 1 + c % slower(10); k <= n; k += slower(10))
 			live((struct plan){.kill = {k}, .cancel = c, .reuse = _i & 1, .lose = _i >> 1});
 }
-END_TEST
 
 /* --- progress out of order ----------------------------------------------- */
 
 /* Repeated and backwards, of another generation in between (a device that stores late): what was
  * seen stays seen, each piece is sent once. */
-START_TEST(progress_repeated_and_backwards)
+TEST(progress_repeated_and_backwards)
 {
 	static const uint32_t tokens[] = {8, 4, 8, 0, 3, 9, 10, 2, 10};
 	rig_publish(r, 1, 0, TOKENS);
@@ -269,11 +267,10 @@ START_TEST(progress_repeated_and_backwards)
 	ck_assert(rig_all_arrived(r, BLOCKS));
 	ck_assert_uint_eq(r->report.pieces, BLOCKS * RIG_LAYERS);
 }
-END_TEST
 
 /* All was computed before the messager looked for the first time, or before D's memory or link
  * was there. */
-START_TEST(progress_before_the_transfer_is_seen)
+TEST_LOOP(progress_before_the_transfer_is_seen, 0, 3)
 {
 	if (_i == 1)
 		mover_remove(r->m, r->wd);
@@ -297,12 +294,11 @@ START_TEST(progress_before_the_transfer_is_seen)
 	ck_assert(rig_all_arrived(r, BLOCKS));
 	ck_assert_uint_eq(rig_count(r, MSG_KV_SENT), 1);
 }
-END_TEST
 
 /* Every slot has a transfer, computed in another order than published, and P can publish no more;
  * the messager is killed in the middle of it. All arrive, each slot comes back, and serves
  * again. */
-START_TEST(a_ring_that_is_full)
+TEST(a_ring_that_is_full)
 {
 	static struct ring_transfer t;
 	uint32_t slot;
@@ -340,7 +336,6 @@ START_TEST(a_ring_that_is_full)
 		ck_assert_uint_eq(ring_used(r->ring), 0);
 	}
 }
-END_TEST
 
 /* --- P on a thread of its own -------------------------------------------- */
 
@@ -424,7 +419,7 @@ static void race_answers(void)
 	r->n_said = 0;
 }
 
-START_TEST(prefill_races_with_the_messager)
+TEST_LOOP(prefill_races_with_the_messager, 0, 2)
 {
 	pthread_t t;
 	unsigned seed = 11 + (unsigned)_i, other = 77;
@@ -444,7 +439,6 @@ START_TEST(prefill_races_with_the_messager)
 	ck_assert_uint_gt(race_sent, RACES / 4);
 	ck_assert_uint_gt(race_cancelled, RACES / 20);
 }
-END_TEST
 
 /* --- a P whose memory is noise ------------------------------------------- */
 
@@ -544,7 +538,19 @@ static void noise_answers(unsigned *seed)
 	r->n_said = 0;
 }
 
-START_TEST(forge_is_right)
+static void noise_setup(void)
+{
+	struct stat st;
+	rig_init(r);
+	ck_assert_int_eq(fstat(ring_fd(r->ring), &st), 0);
+	noise_bytes = (size_t)st.st_size;
+	noise_at = mmap(NULL, noise_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, ring_fd(r->ring), 0);
+	ck_assert_ptr_ne(noise_at, MAP_FAILED);
+}
+
+TEST_CASE("noise", .timeout_s = 300, .setup = noise_setup, .teardown = teardown);
+
+TEST(forge_is_right)
 {
 	static struct ring_transfer t;
 	unsigned seed = 5;
@@ -559,7 +565,6 @@ START_TEST(forge_is_right)
 		ck_assert_uint_eq(t.dst[0], 10);
 	}
 }
-END_TEST
 
 static size_t foreign_bytes(void)
 {
@@ -575,7 +580,7 @@ static size_t foreign_bytes(void)
  * crash, no write into a block that D has not leased, nor beside its pool (whose mapping ends where
  * the pool ends), no turn without end, no more open transfers than slots. Then a transfer of an
  * honest worker goes through the same messager. */
-START_TEST(hostile_worker)
+TEST_LOOP(hostile_worker, 0, 2)
 {
 	pthread_t t;
 	unsigned seed = 1000 + (unsigned)_i, other = 5 + (unsigned)_i;
@@ -628,42 +633,8 @@ START_TEST(hostile_worker)
 	mover_turn(r->m);
 	ck_assert(rig_all_arrived(r, BLOCKS));
 }
-END_TEST
 
-static void noise_setup(void)
+TEST_START(quiet)
 {
-	struct stat st;
-	rig_init(r);
-	ck_assert_int_eq(fstat(ring_fd(r->ring), &st), 0);
-	noise_bytes = (size_t)st.st_size;
-	noise_at = mmap(NULL, noise_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, ring_fd(r->ring), 0);
-	ck_assert_ptr_ne(noise_at, MAP_FAILED);
-}
-
-int main(void)
-{
-	Suite *s = suite_create("messager model");
-	TCase *t = tcase_create("points"), *n = tcase_create("noise");
 	log_set_level("error");
-	tcase_set_timeout(t, 300);
-	tcase_add_checked_fixture(t, setup, teardown);
-	tcase_add_loop_test(t, killed_at_every_point, 0, 3);
-	tcase_add_loop_test(t, killed_twice, 0, 3);
-	tcase_add_loop_test(t, cancelled_at_every_point, 0, 2);
-	tcase_add_loop_test(t, cancelled_and_killed, 0, 4);
-	tcase_add_test(t, progress_repeated_and_backwards);
-	tcase_add_loop_test(t, progress_before_the_transfer_is_seen, 0, 3);
-	tcase_add_test(t, a_ring_that_is_full);
-	tcase_add_loop_test(t, prefill_races_with_the_messager, 0, 2);
-	suite_add_tcase(s, t);
-	tcase_set_timeout(n, 300);
-	tcase_add_checked_fixture(n, noise_setup, teardown);
-	tcase_add_test(n, forge_is_right);
-	tcase_add_loop_test(n, hostile_worker, 0, 2);
-	suite_add_tcase(s, n);
-	SRunner *sr = srunner_create(s);
-	srunner_run_all(sr, CK_ENV);
-	int bad = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return bad != 0;
 }

@@ -54,7 +54,7 @@ static int count_nics(const char *list, struct err *err)
 	return n;
 }
 
-START_TEST(test_list)
+TEST(test_list)
 {
 	/* devices with a bit in `down` have no active port */
 	static const struct {
@@ -87,10 +87,9 @@ START_TEST(test_list)
 		              "\"%s\": %d %s", cases[i].list, got, err.text);
 	}
 }
-END_TEST
 
 /* What the kernel says. */
-START_TEST(test_kernel_nodes)
+TEST(test_kernel_nodes)
 {
 	char dir[] = "/tmp/test_nics.XXXXXX", name[64];
 	const struct verbs *v = verbs_load(NULL);
@@ -118,12 +117,11 @@ START_TEST(test_kernel_nodes)
 	ck_assert_int_eq(v->memory_node(NULL, 1 << 20), -1);
 	free(memory);
 }
-END_TEST
 
 /* --- the choice ------------------------------------------------------------- */
 
 /* Pools and devices in NUMA nodes; which device each pool's queue pair has at either end. */
-START_TEST(test_nearest)
+TEST_LOOP(test_nearest, 0, 7)
 {
 	static const struct {
 		int device[FAKE_DEVICES], src[POOLS], dst[POOLS];
@@ -155,7 +153,6 @@ START_TEST(test_nearest)
 	ck_assert_uint_eq(w->whole, LEASES);
 	world_free();
 }
-END_TEST
 
 static int say_nothing(void *arg, const void *bytes, size_t n)
 {
@@ -173,7 +170,7 @@ static void up_nothing(void *arg, int up, const char *why)
 }
 
 /* Several senders write one pool: their queue pairs are spread over the NICs that are near. */
-START_TEST(test_spread)
+TEST(test_spread)
 {
 	enum { SENDERS = 6 };
 	const struct path_hooks hooks = {NULL, say_nothing, up_nothing};
@@ -197,11 +194,10 @@ START_TEST(test_spread)
 		rdma_path_ops.intake_destroy(&more[i]);
 	world_free();
 }
-END_TEST
 
 /* Devices that cannot reach each other, by link layer, subnet, or as it turns out when nothing
  * arrives; for each the only two that can, which are not the nearest. */
-START_TEST(test_reach)
+TEST_LOOP(test_reach, 0, 6)
 {
 	enum { ETH = IBV_LINK_LAYER_ETHERNET, IB = IBV_LINK_LAYER_INFINIBAND };
 	static const struct {
@@ -235,11 +231,10 @@ START_TEST(test_reach)
 	ck_assert_int_eq(strncmp(s.via, cases[_i].sender, 5), 0);
 	world_free();
 }
-END_TEST
 
 /* A receiver that is slow to say that it is ready, longer than the sender waits: that is not the
  * NIC's fault, and both keep the nearest ones. */
-START_TEST(test_slow_peer)
+TEST(test_slow_peer)
 {
 	nics_reset(48);
 	for (int d = 0; d < FAKE_DEVICES; d++)
@@ -263,10 +258,9 @@ START_TEST(test_slow_peer)
 	ck_assert_str_eq(nic_of(w->intake, 0), "fake1");
 	world_free();
 }
-END_TEST
 
 /* None of the sender's reaches any of the receiver's: both say so, and nothing else happens. */
-START_TEST(test_reach_none)
+TEST(test_reach_none)
 {
 	struct path_state s;
 	nics_reset(50);
@@ -282,7 +276,6 @@ START_TEST(test_reach_none)
 	              s.last_error);
 	world_free();
 }
-END_TEST
 
 /* --- NICs that die ----------------------------------------------------------- */
 
@@ -303,7 +296,7 @@ static void kill_device(unsigned device, int how)
 	}
 }
 
-START_TEST(test_device_dies)
+TEST_LOOP(test_device_dies, 0, 4 * DEATHS)
 {
 	struct path_state to, from;
 	int at_receiver = _i % 2, how = _i / 2 % DEATHS;
@@ -341,9 +334,8 @@ START_TEST(test_device_dies)
 	}
 	world_free();
 }
-END_TEST
 
-START_TEST(test_all_die)
+TEST(test_all_die)
 {
 	struct path_state s;
 	nics_reset(70);
@@ -370,11 +362,10 @@ START_TEST(test_all_die)
 	ck_assert_uint_eq(w->whole, LEASES);
 	world_free();
 }
-END_TEST
 
 /* The sender has no port for a while: that is no reason for the receiver to take a NIC that is
  * far. */
-START_TEST(test_sender_is_down)
+TEST(test_sender_is_down)
 {
 	nics_reset(77);
 	fake.device[3].node = 1;
@@ -393,10 +384,9 @@ START_TEST(test_sender_is_down)
 	ck_assert_str_eq(nic_of(w->intake, 0), "fake1");
 	world_free();
 }
-END_TEST
 
 /* The other NIC is far, so the pool is registered with it only now: it refuses that for a while. */
-START_TEST(test_other_is_full)
+TEST(test_other_is_full)
 {
 	struct path_state s;
 	nics_reset(75);
@@ -418,12 +408,11 @@ START_TEST(test_other_is_full)
 	ck_assert_str_eq(nic_of(w->intake, 0), "fake3");
 	world_free();
 }
-END_TEST
 
 /* --- pools that come and go ---------------------------------------------------- */
 
 /* Its lane ends at both ends, also if END is lost, and the next pool gets a lane anew. */
-START_TEST(test_lane_ends)
+TEST_LOOP(test_lane_ends, 0, 2)
 {
 	struct path_state s;
 	nics_reset(80 + (uint64_t)_i);
@@ -453,9 +442,8 @@ START_TEST(test_lane_ends)
 	ck_assert_uint_eq(w->whole, LEASES);
 	world_free();
 }
-END_TEST
 
-START_TEST(test_too_many_pools)
+TEST(test_too_many_pools)
 {
 	struct kv_region more[RDMA_LANES_MAX];
 	struct err err;
@@ -471,7 +459,6 @@ START_TEST(test_too_many_pools)
 		rdma_pool_gone(w->b, &more[i - 1]);
 	world_free();
 }
-END_TEST
 
 /* --- seeds ---------------------------------------------------------------------- */
 
@@ -502,7 +489,7 @@ static void seed_run(uint64_t seed)
 	world_free();
 }
 
-START_TEST(test_seeds)
+TEST_LOOP(test_seeds, 0, 4)
 {
 	sum_kills = sum_restarts = sum_repeated = sum_whole = sum_ports = 0;
 	for (uint64_t seed = 1; seed <= 100; seed++)
@@ -513,41 +500,13 @@ START_TEST(test_seeds)
 	              ", ports %" PRIu64,
 	              sum_kills, sum_restarts, sum_repeated, sum_whole, sum_ports);
 }
-END_TEST
 
-static Suite *suite(void)
-{
-	Suite *s = suite_create("messager_nics");
-	TCase *t = tcase_create("nics");
-	tcase_add_test(t, test_list);
-	tcase_add_test(t, test_kernel_nodes);
-	tcase_add_loop_test(t, test_nearest, 0, 7);
-	tcase_add_test(t, test_spread);
-	tcase_add_loop_test(t, test_reach, 0, 6);
-	tcase_add_test(t, test_slow_peer);
-	tcase_add_test(t, test_reach_none);
-	tcase_add_loop_test(t, test_device_dies, 0, 4 * DEATHS);
-	tcase_add_test(t, test_all_die);
-	tcase_add_test(t, test_sender_is_down);
-	tcase_add_test(t, test_other_is_full);
-	tcase_add_loop_test(t, test_lane_ends, 0, 2);
-	tcase_add_test(t, test_too_many_pools);
-	tcase_add_loop_test(t, test_seeds, 0, 4);
-	suite_add_tcase(s, t);
-	return s;
-}
-
-int main(int argc, char **argv)
+TEST_START(one_seed)
 {
 	if (argc > 1) { /* one seed, for a debugger */
 		log_set_level("debug");
 		seed_run(strtoull(argv[1], NULL, 10));
-		return 0;
+		exit(0);
 	}
 	log_set_level(getenv("RDMA_LOG") ? "debug" : "error");
-	SRunner *r = srunner_create(suite());
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? 1 : 0;
 }

@@ -14,7 +14,7 @@ static unsigned count(const char *s, const char *word)
 	return n;
 }
 
-START_TEST(sums_by_pair)
+TEST(sums_by_pair)
 {
 	struct buf out;
 	struct pairs *p = pairs_new();
@@ -29,9 +29,8 @@ START_TEST(sums_by_pair)
 	buf_fini(&out);
 	pairs_destroy(&p);
 }
-END_TEST
 
-START_TEST(bounded_and_the_oldest_goes)
+TEST(bounded_and_the_oldest_goes)
 {
 	struct buf out;
 	struct pairs *p = pairs_new();
@@ -50,19 +49,4 @@ START_TEST(bounded_and_the_oldest_goes)
 	ck_assert_ptr_nonnull(strstr(out.data, "\"d-51.\""));
 	buf_fini(&out);
 	pairs_destroy(&p);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("messager_pairs");
-	TCase *c = tcase_create("all");
-	tcase_add_test(c, sums_by_pair);
-	tcase_add_test(c, bounded_and_the_oldest_goes);
-	suite_add_tcase(s, c);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_NORMAL);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

@@ -8,7 +8,9 @@
 
 /* --- tests ------------------------------------------------------------------------------ */
 
-START_TEST(test_quiet_fabric)
+TEST_CASE("fabric");
+
+TEST_LOOP(test_quiet_fabric, 0, 2)
 {
 	struct path_state s;
 	world_new(1, _i);
@@ -29,10 +31,9 @@ START_TEST(test_quiet_fabric)
 	ck_assert_uint_lt(fake.doorbells, fake.posts);
 	world_free();
 }
-END_TEST
 
 /* A completion wakes the loop, each time. */
-START_TEST(test_wakes_up)
+TEST_LOOP(test_wakes_up, 0, 2)
 {
 	calm = 1;
 	world_new(12, _i);
@@ -41,9 +42,8 @@ START_TEST(test_wakes_up)
 	world_free();
 	calm = 0;
 }
-END_TEST
 
-START_TEST(test_canary_with_a_wrong_byte)
+TEST(test_canary_with_a_wrong_byte)
 {
 	struct path_state s = {0};
 	world_new(13, 0);
@@ -57,11 +57,10 @@ START_TEST(test_canary_with_a_wrong_byte)
 	ck_assert_ptr_null(s.up);
 	world_free();
 }
-END_TEST
 
 /* Revocations and ends in the middle spare the other leases: no queue pair is lost, if there are
  * windows or the sender answers. */
-START_TEST(test_closing_spares_others)
+TEST_LOOP(test_closing_spares_others, 0, 10)
 {
 	struct path_state s;
 	world_new(100 + (uint64_t)_i, _i % 2);
@@ -72,7 +71,6 @@ START_TEST(test_closing_spares_others)
 		ck_assert_uint_eq(s.errors, 0);
 	world_free();
 }
-END_TEST
 
 static uint64_t sum_kills, sum_hangs, sum_late, sum_repeated, sum_whole;
 
@@ -92,7 +90,7 @@ static void seed_run(uint64_t seed)
 	world_free();
 }
 
-START_TEST(test_seeds)
+TEST_LOOP(test_seeds, 0, 6)
 {
 	sum_kills = sum_hangs = sum_late = sum_repeated = sum_whole = 0;
 	for (uint64_t seed = 1; seed <= 100; seed++)
@@ -104,7 +102,6 @@ START_TEST(test_seeds)
 	              ", whole %" PRIu64,
 	              sum_kills, sum_hangs, sum_late, sum_repeated, sum_whole);
 }
-END_TEST
 
 /* One message to one end of a quiet world, which must refuse it and stay as it is. */
 static void refuses(int at_path, const void *bytes, size_t n, const char *what)
@@ -123,7 +120,9 @@ static size_t an_offer(unsigned char *out)
 	return rdma_msg_write(&m, out);
 }
 
-START_TEST(test_malformed_messages)
+TEST_CASE("refusals");
+
+TEST(test_malformed_messages)
 {
 	/* offset, width and value of a field that makes an OFFER malformed */
 	static const struct {
@@ -165,9 +164,8 @@ START_TEST(test_malformed_messages)
 	refuses(0, ok, n, "an OFFER to the receiver");
 	world_free();
 }
-END_TEST
 
-START_TEST(test_malformed_lists)
+TEST(test_malformed_lists)
 {
 	static const enum rdma_kind kinds[] = {RDMA_KEYS, RDMA_DONE, RDMA_ASK, RDMA_CLOSE};
 	struct rdma_msg m = {.round = 1, .session = 9};
@@ -208,9 +206,8 @@ START_TEST(test_malformed_lists)
 	refuses(1, b, n + 1, "READY with more");
 	world_free();
 }
-END_TEST
 
-START_TEST(test_malformed_handles)
+TEST(test_malformed_handles)
 {
 	static const struct {
 		const char *what;
@@ -257,9 +254,8 @@ START_TEST(test_malformed_handles)
 	rdma_path_ops.outgoing_end(&out);
 	world_free();
 }
-END_TEST
 
-START_TEST(test_pools_and_blocks_refused)
+TEST(test_pools_and_blocks_refused)
 {
 	unsigned char handle[PATH_HANDLE_MAX], *host;
 	size_t n;
@@ -285,7 +281,6 @@ START_TEST(test_pools_and_blocks_refused)
 	ck_assert_int_eq(rdma_path_ops.incoming_new(w->intake, &o, &in, handle, &n, &err), ERR_INVALID);
 	world_free();
 }
-END_TEST
 
 static int start(const struct rdma_opts *o, struct err *err)
 {
@@ -297,7 +292,7 @@ static int start(const struct rdma_opts *o, struct err *err)
 	return e;
 }
 
-START_TEST(test_transports_refused)
+TEST(test_transports_refused)
 {
 	struct rdma_opts o = RDMA_OPTS_DEFAULT;
 	struct err err = {0};
@@ -334,11 +329,12 @@ START_TEST(test_transports_refused)
 		ck_assert_uint_eq(fake.live, 0);
 	}
 }
-END_TEST
+
+TEST_CASE("fabric");
 
 /* Registered once, whatever number of leases there is; with windows no pool has remote rights, and
  * without them only one that is written. */
-START_TEST(test_rights)
+TEST_LOOP(test_rights, 0, 2)
 {
 	world_new(8, _i);
 	run_world(1);
@@ -357,10 +353,9 @@ START_TEST(test_rights)
 	ck_assert_int_eq(dest, _i ? 2 : 1);
 	world_free();
 }
-END_TEST
 
 /* A sender that hears nothing any more: the receiver closes without it. */
-START_TEST(rm2_closed_without_an_answer)
+TEST_LOOP(rm2_closed_without_an_answer, 0, 2)
 {
 	world_new(9, _i);
 	while (!w->path_up || !w->intake_up)
@@ -390,11 +385,10 @@ START_TEST(rm2_closed_without_an_answer)
 	lease_end_sender(l);
 	world_free();
 }
-END_TEST
 
 /* D ends: its pool is unmapped while a lease is open, or is being closed. Nothing is written after
  * the drop, and the other lease arrives over the next queue pair. */
-START_TEST(test_a_pool_goes)
+TEST_LOOP(test_a_pool_goes, 0, 4)
 {
 	world_new(9, _i & 1);
 	while (!w->path_up || !w->intake_up)
@@ -424,10 +418,9 @@ START_TEST(test_a_pool_goes)
 	lease_free(other);
 	world_free();
 }
-END_TEST
 
 /* A sender that ends with bytes on their way: what it says afterwards overtakes them. */
-START_TEST(rm2_ended_with_bytes_on_their_way)
+TEST_LOOP(rm2_ended_with_bytes_on_their_way, 0, 2)
 {
 	for (uint64_t seed = 0; seed < 20; seed++) {
 		world_new(2000 + seed, _i);
@@ -456,7 +449,6 @@ START_TEST(rm2_ended_with_bytes_on_their_way)
 		world_free();
 	}
 }
-END_TEST
 
 /* The queue pair with writes outstanding, WRITEs of it in *ret; NULL: none. */
 static struct fake_qp *writing(unsigned *ret)
@@ -513,7 +505,7 @@ static void finish_writing(void)
 
 /* A failed queue pair's writes may still be on their way until the receiver has destroyed its own
  * end, which OFFER says: nothing is posted before. */
-START_TEST(rm20_no_write_before_the_next_offer)
+TEST_LOOP(rm20_no_write_before_the_next_offer, 0, 2)
 {
 	struct fake_qp *q = begin_to_write(14, _i);
 	kill_it(q);
@@ -527,11 +519,10 @@ START_TEST(rm20_no_write_before_the_next_offer)
 	w->drop = 0;
 	finish_writing();
 }
-END_TEST
 
 /* Completions of a failed queue pair are all taken, or lost with it, before anything is posted
  * again; and all is delivered only when no write is outstanding. */
-START_TEST(rm33_old_completions_do_not_count)
+TEST_LOOP(rm33_old_completions_do_not_count, 0, 2)
 {
 	for (uint64_t seed = 0; seed < 20; seed++) {
 		struct fake_qp *q = begin_to_write(3000 + seed, _i), *now;
@@ -554,10 +545,9 @@ START_TEST(rm33_old_completions_do_not_count)
 		finish_writing();
 	}
 }
-END_TEST
 
 /* A queue pair without completions is given up, and the lease goes on over the next one. */
-START_TEST(test_hang)
+TEST_LOOP(test_hang, 0, 2)
 {
 	struct path_state s;
 	world_new(10, _i);
@@ -572,46 +562,13 @@ START_TEST(test_hang)
 	              "%s", s.last_error);
 	world_free();
 }
-END_TEST
 
-static Suite *suite(void)
-{
-	Suite *s = suite_create("messager_rdma");
-	TCase *t = tcase_create("fabric");
-	tcase_add_loop_test(t, test_quiet_fabric, 0, 2);
-	tcase_add_loop_test(t, test_wakes_up, 0, 2);
-	tcase_add_test(t, test_canary_with_a_wrong_byte);
-	tcase_add_loop_test(t, test_closing_spares_others, 0, 10);
-	tcase_add_loop_test(t, test_seeds, 0, 6);
-	tcase_add_loop_test(t, rm2_closed_without_an_answer, 0, 2);
-	tcase_add_loop_test(t, rm2_ended_with_bytes_on_their_way, 0, 2);
-	tcase_add_loop_test(t, test_a_pool_goes, 0, 4);
-	tcase_add_loop_test(t, rm20_no_write_before_the_next_offer, 0, 2);
-	tcase_add_loop_test(t, rm33_old_completions_do_not_count, 0, 2);
-	tcase_add_loop_test(t, test_hang, 0, 2);
-	tcase_add_loop_test(t, test_rights, 0, 2);
-	suite_add_tcase(s, t);
-	t = tcase_create("refusals");
-	tcase_add_test(t, test_malformed_messages);
-	tcase_add_test(t, test_malformed_lists);
-	tcase_add_test(t, test_malformed_handles);
-	tcase_add_test(t, test_pools_and_blocks_refused);
-	tcase_add_test(t, test_transports_refused);
-	suite_add_tcase(s, t);
-	return s;
-}
-
-int main(int argc, char **argv)
+TEST_START(one_seed)
 {
 	if (argc > 1) { /* one seed, for a debugger */
 		log_set_level("debug");
 		seed_run(strtoull(argv[1], NULL, 10));
-		return 0;
+		exit(0);
 	}
 	log_set_level(getenv("RDMA_LOG") ? "debug" : "error");
-	SRunner *r = srunner_create(suite());
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? 1 : 0;
 }

@@ -67,7 +67,9 @@ static uint64_t whole(void)
 	return 3 * r->layout.block_bytes;
 }
 
-START_TEST(all_of_it)
+TEST_CASE("remote", .setup = remote_setup, .teardown = remote_teardown);
+
+TEST(all_of_it)
 {
 	opened();
 	ck_assert_uint_eq(out()->o.blocks, 3);
@@ -94,10 +96,9 @@ START_TEST(all_of_it)
 	ck_assert_uint_eq(r->report.bytes, whole());
 	ck_assert_uint_eq(rig_written(r), 0); /* not by us */
 }
-END_TEST
 
 /* All is sent, but one byte is not acknowledged. */
-START_TEST(rm4_mark_when_delivered)
+TEST(rm4_mark_when_delivered)
 {
 	opened();
 	rig_compute(r, 3, 10);
@@ -112,7 +113,6 @@ START_TEST(rm4_mark_when_delivered)
 	word_is(RING_SENT);
 	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 1);
 }
-END_TEST
 
 static const struct {
 	int code;
@@ -124,7 +124,7 @@ static const struct {
 	{ERR_IO, END_COPY_FAILED, PDS__FAULT__FAULT_INTERNAL, "it ended"},
 };
 
-START_TEST(the_path_fails)
+TEST_LOOP(the_path_fails, 0, sizeof failures / sizeof *failures)
 {
 	opened();
 	rig_compute(r, 3, 10);
@@ -134,10 +134,9 @@ START_TEST(the_path_fails)
 	failed(failures[_i].end, failures[_i].fault, failures[_i].text);
 	ck_assert_uint_eq(fake.n_out, 0);
 }
-END_TEST
 
 /* After each step of the way the link, and with it the remote worker, goes. */
-START_TEST(the_link_ends)
+TEST_LOOP(the_link_ends, 0, 5)
 {
 	if (_i > 0)
 		asked();
@@ -157,9 +156,8 @@ START_TEST(the_link_ends)
 		failed(END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST,
 		       "or the link to its messager, has ended");
 }
-END_TEST
 
-START_TEST(p_cancels)
+TEST(p_cancels)
 {
 	opened();
 	rig_compute(r, 3, 10);
@@ -169,9 +167,8 @@ START_TEST(p_cancels)
 	ck_assert_int_eq(r->last_end, END_CANCELLED);
 	ck_assert_uint_eq(fake.n_out, 0);
 }
-END_TEST
 
-START_TEST(p_ends)
+TEST(p_ends)
 {
 	opened();
 	rig_compute(r, 3, 10);
@@ -180,9 +177,8 @@ START_TEST(p_ends)
 	ck_assert_uint_eq(fake.n_out, 0);
 	ck_assert_int_eq(r->last_end, END_PEER_GONE);
 }
-END_TEST
 
-START_TEST(nothing_arrives)
+TEST(nothing_arrives)
 {
 	opened();
 	rig_compute(r, 3, 10);
@@ -199,10 +195,9 @@ START_TEST(nothing_arrives)
 	turn(MOVER_IDLE);
 	failed(END_STALLED, PDS__FAULT__FAULT_STALLED, "8 of 1152 bytes have (limit 8000 ms)");
 }
-END_TEST
 
 /* While P computes slowly, nothing is on the path: that is no stall of the path. */
-START_TEST(nothing_to_send_is_no_stall)
+TEST(nothing_to_send_is_no_stall)
 {
 	opened();
 	rig_compute_layer(r, 0, 2, 3, 8);
@@ -217,18 +212,16 @@ START_TEST(nothing_to_send_is_no_stall)
 	turn(MOVER_OPEN); /* given just now, although nothing has arrived for long */
 	ck_assert_uint_eq(rig_count(r, MSG_TRANSFER_FAILED), 0);
 }
-END_TEST
 
-START_TEST(a_malformed_handle)
+TEST(a_malformed_handle)
 {
 	asked();
 	fake.bad_handle = 1;
 	rig_opened(r, 0);
 	failed(END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "handle of lease 1: a handle of 0 bytes");
 }
-END_TEST
 
-START_TEST(other_blocks_than_the_lease)
+TEST(other_blocks_than_the_lease)
 {
 	struct answer a;
 	asked();
@@ -238,9 +231,8 @@ START_TEST(other_blocks_than_the_lease)
 	failed(END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "nothing was written");
 	ck_assert_uint_eq(fake.n_out, 0);
 }
-END_TEST
 
-START_TEST(it_is_revoked)
+TEST_LOOP(it_is_revoked, 0, 2)
 {
 	Pds__Lease l = PDS__LEASE__INIT;
 	Pds__LeaseRevoke b = PDS__LEASE_REVOKE__INIT;
@@ -263,9 +255,8 @@ START_TEST(it_is_revoked)
 		failed(END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "decode-1 has revoked lease 1");
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_REVOKED), 0); /* its messager answers D */
 }
-END_TEST
 
-START_TEST(it_waits_for_the_link)
+TEST(it_waits_for_the_link)
 {
 	via_is_linked = 0;
 	rig_publish(r, 1, 0, 10);
@@ -275,10 +266,9 @@ START_TEST(it_waits_for_the_link)
 	turn(MOVER_OPEN);
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 1);
 }
-END_TEST
 
 /* Its memory is not known: waits, unless there is no way to its messager. */
-START_TEST(no_way_to_its_messager)
+TEST(no_way_to_its_messager)
 {
 	mover_remove(r->m, r->wd);
 	rig_publish(r, 1, 0, 10);
@@ -288,10 +278,9 @@ START_TEST(no_way_to_its_messager)
 	failed(END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST,
 	       "no way to decode-1: there is no key of messager-2");
 }
-END_TEST
 
 /* A restarted messager finds the slot marked: it posts KV_READY and sends nothing. */
-START_TEST(rm7_marked_by_an_earlier_one)
+TEST(rm7_marked_by_an_earlier_one)
 {
 	char text[96];
 	opened();
@@ -310,10 +299,9 @@ START_TEST(rm7_marked_by_an_earlier_one)
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 1);
 	ck_assert_uint_eq(fake.n_out, 0);
 }
-END_TEST
 
 /* What an ended link has delivered does not count for the next transfer, whatever the blocks. */
-START_TEST(rm15_bytes_of_an_ended_link_do_not_count)
+TEST(rm15_bytes_of_an_ended_link_do_not_count)
 {
 	char text[96];
 	opened();
@@ -342,9 +330,8 @@ START_TEST(rm15_bytes_of_an_ended_link_do_not_count)
 	word_is(RING_SENT);
 	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 1);
 }
-END_TEST
 
-START_TEST(names)
+TEST(names)
 {
 	char text[96];
 	kv_layout_text(&r->layout, text, sizeof text);
@@ -361,44 +348,12 @@ START_TEST(names)
 	ck_assert_ptr_null(mover_next_of(r->m, &via, NULL));
 	ck_assert_uint_eq(mover_workers(r->m), 2);
 }
-END_TEST
 
-START_TEST(layouts_differ)
+TEST(layouts_differ)
 {
 	mover_remove(r->m, r->wd);
 	r->wd = mover_add_remote(r->m, "decode-1", D_EPOCH, "1x1x1:f32:4", RIG_BLOCKS, &via);
 	rig_publish(r, 1, 0, 10);
 	turn(MOVER_IDLE);
 	failed(END_MALFORMED, PDS__FAULT__FAULT_INTERNAL, "KV layouts differ");
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("messager remote");
-	TCase *t = tcase_create("remote");
-	tcase_add_checked_fixture(t, remote_setup, remote_teardown);
-	tcase_add_test(t, all_of_it);
-	tcase_add_test(t, rm4_mark_when_delivered);
-	tcase_add_loop_test(t, the_path_fails, 0, sizeof failures / sizeof *failures);
-	tcase_add_loop_test(t, the_link_ends, 0, 5);
-	tcase_add_test(t, p_cancels);
-	tcase_add_test(t, p_ends);
-	tcase_add_test(t, nothing_arrives);
-	tcase_add_test(t, nothing_to_send_is_no_stall);
-	tcase_add_test(t, a_malformed_handle);
-	tcase_add_test(t, other_blocks_than_the_lease);
-	tcase_add_loop_test(t, it_is_revoked, 0, 2);
-	tcase_add_test(t, it_waits_for_the_link);
-	tcase_add_test(t, no_way_to_its_messager);
-	tcase_add_test(t, rm7_marked_by_an_earlier_one);
-	tcase_add_test(t, rm15_bytes_of_an_ended_link_do_not_count);
-	tcase_add_test(t, names);
-	tcase_add_test(t, layouts_differ);
-	suite_add_tcase(s, t);
-	SRunner *sr = srunner_create(s);
-	srunner_run_all(sr, CK_NORMAL);
-	int bad = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return bad != 0;
 }

@@ -249,7 +249,9 @@ static unsigned workers_with(const char *worker)
 
 /* --- which messagers ----------------------------------------------------- */
 
-START_TEST(what_all_workers_name)
+TEST_CASE("remotes", .setup = remotes_setup, .teardown = remotes_teardown);
+
+TEST(what_all_workers_name)
 {
 	NAMES("p-1", A, "", B, A);
 	ck_assert_uint_eq(n_peers, 2);
@@ -267,9 +269,8 @@ START_TEST(what_all_workers_name)
 	ck_assert_ptr_nonnull(link_to(B));
 	ck_assert_uint_eq(n_peers, 4);
 }
-END_TEST
 
-START_TEST(a_link_that_is_up_stays)
+TEST(a_link_that_is_up_stays)
 {
 	NAMES("p-1", A, B);
 	struct peer *a = link_to(A), *b = link_to(B);
@@ -283,9 +284,8 @@ START_TEST(a_link_that_is_up_stays)
 	ck_assert(!b->open);
 	ck_assert_uint_eq(n_peers, 2);
 }
-END_TEST
 
-START_TEST(messagers_have_a_limit)
+TEST(messagers_have_a_limit)
 {
 	static char text[NAMED_MAX][64];
 	static const char *list[NAMED_MAX];
@@ -303,9 +303,8 @@ START_TEST(messagers_have_a_limit)
 	NAMES("p-2", A);
 	ck_assert_uint_eq(open_links(), 4);
 }
-END_TEST
 
-START_TEST(malformed_endpoints)
+TEST(malformed_endpoints)
 {
 	static char long_name[100], long_host[400];
 	memset(long_name, 'n', 48);
@@ -320,9 +319,8 @@ START_TEST(malformed_endpoints)
 	NAMES("p-1", A); /* the rest of the list counts */
 	ck_assert_uint_eq(n_peers, 1);
 }
-END_TEST
 
-START_TEST(a_link_that_cannot_be_made)
+TEST_LOOP(a_link_that_cannot_be_made, 0, 2)
 {
 	no_connections = _i == 0;
 	no_keys = _i == 1;
@@ -336,10 +334,9 @@ START_TEST(a_link_that_cannot_be_made)
 	timer_fn(NULL, timer_arg);
 	ck_assert_uint_eq(n_peers, 1);
 }
-END_TEST
 
 /* A messager's workers count once a worker of this host has named them with it. */
-START_TEST(a_worker_that_is_named_later)
+TEST(a_worker_that_is_named_later)
 {
 	static const Pds__Peers none = PDS__PEERS__INIT;
 	struct peer *a = ready(A);
@@ -359,11 +356,10 @@ START_TEST(a_worker_that_is_named_later)
 	remotes_named(of, "p-1", NULL); /* what is there stays */
 	ck_assert_uint_eq(epoch_of("d-9"), 5);
 }
-END_TEST
 
 /* --- what they say ------------------------------------------------------- */
 
-START_TEST(path_of_another_transport)
+TEST(path_of_another_transport)
 {
 	NAMES("p-1", A);
 	struct peer *a = link_to(A);
@@ -381,10 +377,9 @@ START_TEST(path_of_another_transport)
 	ck_assert_int_eq(fake.said, 2);
 	ck_assert_int_eq(fake.paths, 1);
 }
-END_TEST
 
 /* Transfers to its workers fail at once, with the reason, until it takes what this one has. */
-START_TEST(a_messager_that_refuses)
+TEST_LOOP(a_messager_that_refuses, 0, 2)
 {
 	NAMES("p-1", A);
 	struct peer *a = link_to(A);
@@ -409,9 +404,8 @@ START_TEST(a_messager_that_refuses)
 	ck_assert_uint_eq(workers_with("d-1"), 1);
 	ck_assert_ptr_null(remotes_unreachable(of, LONGEST));
 }
-END_TEST
 
-START_TEST(a_link_that_ends)
+TEST(a_link_that_ends)
 {
 	struct peer *a = ready(A);
 	POOLS(a, {"d-1", 5, 24}, {"d-2", 6, 24});
@@ -426,9 +420,8 @@ START_TEST(a_link_that_ends)
 	ck_assert_uint_eq(epoch_of("d-1"), 5);
 	ck_assert_uint_eq(workers_with("d-1"), 1);
 }
-END_TEST
 
-START_TEST(a_list_replaces_the_one_before)
+TEST(a_list_replaces_the_one_before)
 {
 	struct peer *a = ready(A);
 	POOLS(a, {"d-1", 5, 24}, {"d-2", 6, 24}, {"d-3", 7, 24});
@@ -441,9 +434,8 @@ START_TEST(a_list_replaces_the_one_before)
 	says_pools(a, NULL, 0);
 	ck_assert_uint_eq(workers_with("d-2") + workers_with("d-3") + workers_with("d-4"), 0);
 }
-END_TEST
 
-START_TEST(hostile_lists)
+TEST(hostile_lists)
 {
 	struct peer *a = ready(A), *b = ready(B);
 	ck_assert_uint_eq(strlen(LONGEST), RING_NAME_MAX - 1);
@@ -463,7 +455,6 @@ START_TEST(hostile_lists)
 	POOLS(b, {"d-1", 6, 24});
 	ck_assert_ptr_ne(mover_worker_via(mover_find(r->m, "d-1")), via);
 }
-END_TEST
 
 /* --- leases -------------------------------------------------------------- */
 
@@ -502,7 +493,7 @@ static void says_ack(struct peer *p)
 }
 
 /* A transfer to a worker of A. What B says of it is not heard. */
-START_TEST(only_its_messager_speaks_for_a_worker)
+TEST_LOOP(only_its_messager_speaks_for_a_worker, 0, 2)
 {
 	mover_remove(r->m, r->wd);
 	r->wd = NULL;
@@ -538,10 +529,9 @@ START_TEST(only_its_messager_speaks_for_a_worker)
 	ck_assert_uint_eq(rig_count(r, MSG_KV_SENT), 1);
 	ck_assert_int_eq(r->last_end, END_SENT);
 }
-END_TEST
 
 /* Its transfers fail, and nothing of them is left on the path. */
-START_TEST(a_link_ends_under_a_transfer)
+TEST_LOOP(a_link_ends_under_a_transfer, 0, 2)
 {
 	mover_remove(r->m, r->wd);
 	r->wd = NULL;
@@ -560,9 +550,8 @@ START_TEST(a_link_ends_under_a_transfer)
 	failed(END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST, "the link to its messager, has ended");
 	ck_assert_ptr_null(mover_find(r->m, "decode-1"));
 }
-END_TEST
 
-START_TEST(strangers_are_not_heard)
+TEST(strangers_are_not_heard)
 {
 	struct peer other = {.open = 1, .up = 1};
 	ready(A);
@@ -574,9 +563,8 @@ START_TEST(strangers_are_not_heard)
 	ck_assert_ptr_null(mover_find(r->m, "d-1"));
 	ck_assert_uint_eq(other.sent[MSG_PATH], 0);
 }
-END_TEST
 
-START_TEST(links_are_shown)
+TEST(links_are_shown)
 {
 	struct buf out;
 	struct peer *b;
@@ -595,33 +583,8 @@ START_TEST(links_are_shown)
 	ck_assert_ptr_nonnull(strstr(out.data, "it takes KV over rdma only"));
 	buf_fini(&out);
 }
-END_TEST
 
-int main(void)
+TEST_START(quiet)
 {
-	Suite *s = suite_create("messager remotes");
-	TCase *t = tcase_create("remotes");
 	log_set_level("error");
-	tcase_add_checked_fixture(t, remotes_setup, remotes_teardown);
-	tcase_add_test(t, what_all_workers_name);
-	tcase_add_test(t, a_link_that_is_up_stays);
-	tcase_add_test(t, messagers_have_a_limit);
-	tcase_add_test(t, malformed_endpoints);
-	tcase_add_loop_test(t, a_link_that_cannot_be_made, 0, 2);
-	tcase_add_test(t, a_worker_that_is_named_later);
-	tcase_add_test(t, path_of_another_transport);
-	tcase_add_loop_test(t, a_messager_that_refuses, 0, 2);
-	tcase_add_test(t, a_link_that_ends);
-	tcase_add_test(t, a_list_replaces_the_one_before);
-	tcase_add_test(t, hostile_lists);
-	tcase_add_loop_test(t, only_its_messager_speaks_for_a_worker, 0, 2);
-	tcase_add_loop_test(t, a_link_ends_under_a_transfer, 0, 2);
-	tcase_add_test(t, strangers_are_not_heard);
-	tcase_add_test(t, links_are_shown);
-	suite_add_tcase(s, t);
-	SRunner *sr = srunner_create(s);
-	srunner_run_all(sr, CK_NORMAL);
-	int bad = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return bad != 0;
 }

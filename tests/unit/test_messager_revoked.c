@@ -18,7 +18,7 @@ static struct revoked_lease *add(struct revoked *r, uint64_t id, const char *dec
 	return revoked_add(r, &k, now_us);
 }
 
-START_TEST(each_part_of_the_name_counts)
+TEST(each_part_of_the_name_counts)
 {
 	struct revoked *r = revoked_new(10);
 	add(r, 1, "decode-1", 0);
@@ -31,9 +31,8 @@ START_TEST(each_part_of_the_name_counts)
 		ck_assert(!revoked_has(r, &others[i]));
 	revoked_destroy(&r);
 }
-END_TEST
 
-START_TEST(repeated_is_one_entry)
+TEST(repeated_is_one_entry)
 {
 	struct revoked *r = revoked_new(10);
 	struct revoked_lease *a = add(r, 1, "decode-1", 0);
@@ -43,9 +42,8 @@ START_TEST(repeated_is_one_entry)
 	ck_assert_uint_eq(revoked_count(r), 1);
 	revoked_destroy(&r);
 }
-END_TEST
 
-START_TEST(the_oldest_make_room)
+TEST(the_oldest_make_room)
 {
 	struct revoked *r = revoked_new(100);
 	for (uint64_t id = 1; id <= 1000; id++) {
@@ -57,9 +55,8 @@ START_TEST(the_oldest_make_room)
 	ck_assert(has(r, 1000));
 	revoked_destroy(&r);
 }
-END_TEST
 
-START_TEST(old_ones_expire)
+TEST(old_ones_expire)
 {
 	struct revoked *r = revoked_new(100);
 	add(r, 1, "decode-1", 1000);
@@ -71,7 +68,6 @@ START_TEST(old_ones_expire)
 	ck_assert(has(r, 2));
 	revoked_destroy(&r);
 }
-END_TEST
 
 static int count_owed(struct revoked_lease *e, void *arg)
 {
@@ -79,7 +75,7 @@ static int count_owed(struct revoked_lease *e, void *arg)
 	return e->lease.id != 3;
 }
 
-START_TEST(a_dead_decode_worker_is_forgotten)
+TEST(a_dead_decode_worker_is_forgotten)
 {
 	struct revoked *r = revoked_new(100);
 	int owed = 0;
@@ -95,22 +91,4 @@ START_TEST(a_dead_decode_worker_is_forgotten)
 	revoked_forget(r, "decode-1", 9);
 	ck_assert_uint_eq(revoked_count(r), 0);
 	revoked_destroy(&r);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("messager revoked");
-	TCase *t = tcase_create("transfer");
-	tcase_add_test(t, each_part_of_the_name_counts);
-	tcase_add_test(t, repeated_is_one_entry);
-	tcase_add_test(t, the_oldest_make_room);
-	tcase_add_test(t, old_ones_expire);
-	tcase_add_test(t, a_dead_decode_worker_is_forgotten);
-	suite_add_tcase(s, t);
-	SRunner *sr = srunner_create(s);
-	srunner_run_all(sr, CK_NORMAL);
-	int bad = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return bad != 0;
 }

@@ -3,7 +3,6 @@
  * test_messager_tcp_hostile.c, the rules of the protocol's model in test_messager_tcp_model.c. */
 #include "tcp_ends.h"
 #include "util/log.h"
-#include "world_run.h"
 
 /* --- bytes --------------------------------------------------------------- */
 
@@ -43,7 +42,9 @@ static void exact(int encrypt, const struct rig_shape *shape, uint32_t frame_byt
 	rig_free(r);
 }
 
-START_TEST(bytes_are_exact)
+TEST_CASE("tcp", .timeout_s = 60);
+
+TEST_LOOP(bytes_are_exact, 0, 8)
 {
 	static const struct {
 		int encrypt, far;
@@ -53,11 +54,10 @@ START_TEST(bytes_are_exact)
 	const struct rig_shape shape = {.layers = 7, .heads = 2, .dim = 16, .far = ways[_i].far};
 	exact(ways[_i].encrypt, &shape, ways[_i].frame_bytes);
 }
-END_TEST
 
 /* Of the ranks of tensor parallelism, whose parts of 7 heads are not equal: the bytes on the wire,
  * with their checksums or tags, are those of the whole pool. */
-START_TEST(bytes_of_divided_pools_are_exact)
+TEST_LOOP(bytes_of_divided_pools_are_exact, 0, 16)
 {
 	static const struct {
 		uint32_t from_parts, to_parts;
@@ -71,9 +71,8 @@ START_TEST(bytes_of_divided_pools_are_exact)
 	for (unsigned i = 0; i < 3; i++)
 		exact(_i % 2, &shape, frame_bytes[i]);
 }
-END_TEST
 
-START_TEST(the_other_cipher)
+TEST_LOOP(the_other_cipher, 0, 2)
 {
 	struct lease l;
 	rig_random = 54;
@@ -90,11 +89,10 @@ START_TEST(the_other_cipher)
 	lease_end(&l);
 	rig_free(r);
 }
-END_TEST
 
 /* --- window, turns, hooks ------------------------------------------------ */
 
-START_TEST(window_is_respected)
+TEST_LOOP(window_is_respected, 0, 2)
 {
 	struct tcp_opts o = rig_opts;
 	struct lease l;
@@ -113,9 +111,8 @@ START_TEST(window_is_respected)
 	lease_end(&l);
 	rig_free(r);
 }
-END_TEST
 
-START_TEST(one_piece_larger_than_window_and_frame)
+TEST(one_piece_larger_than_window_and_frame)
 {
 	struct tcp_opts o = rig_opts;
 	struct lease l;
@@ -130,9 +127,8 @@ START_TEST(one_piece_larger_than_window_and_frame)
 	lease_end(&l);
 	rig_free(r);
 }
-END_TEST
 
-START_TEST(leases_take_turns)
+TEST(leases_take_turns)
 {
 	struct tcp_opts o = rig_opts;
 	struct lease l[4];
@@ -152,10 +148,9 @@ START_TEST(leases_take_turns)
 		lease_end(&l[i]);
 	rig_free(r);
 }
-END_TEST
 
 /* Others get their turn on the loop: a callback moves at most turn_bytes. */
-START_TEST(a_callback_has_a_limit)
+TEST_LOOP(a_callback_has_a_limit, 0, 2)
 {
 	struct tcp_opts o = rig_opts, in = rig_opts;
 	struct lease l;
@@ -178,7 +173,6 @@ START_TEST(a_callback_has_a_limit)
 	lease_end(&l);
 	rig_free(r);
 }
-END_TEST
 
 static void end_it(struct lease *l)
 {
@@ -186,7 +180,7 @@ static void end_it(struct lease *l)
 		OPS->outgoing_end(&l->out);
 }
 
-START_TEST(a_hook_may_end_its_outgoing)
+TEST(a_hook_may_end_its_outgoing)
 {
 	struct lease l;
 	rig_random = 6;
@@ -199,7 +193,6 @@ START_TEST(a_hook_may_end_its_outgoing)
 	lease_end(&l);
 	rig_free(r);
 }
-END_TEST
 
 static struct lease pair_of[2];
 static int has_ended;
@@ -214,7 +207,7 @@ static void end_the_other(struct lease *l)
 	has_ended = 1;
 }
 
-START_TEST(a_hook_may_end_another_outgoing)
+TEST(a_hook_may_end_another_outgoing)
 {
 	rig_random = 7;
 	struct tcp_opts o = rig_opts;
@@ -235,7 +228,6 @@ START_TEST(a_hook_may_end_another_outgoing)
 	lease_end(&pair_of[1]);
 	rig_free(r);
 }
-END_TEST
 
 static void end_path(void *arg, int up, const char *why)
 {
@@ -244,7 +236,7 @@ static void end_path(void *arg, int up, const char *why)
 	OPS->path_destroy(&r->path);
 }
 
-START_TEST(a_hook_may_end_its_path)
+TEST(a_hook_may_end_its_path)
 {
 	struct rig *r = rig_new(&rig_opts, &rig_opts, 3, 16, 0);
 	const struct path_hooks hooks = {r, rig_path_says, end_path};
@@ -259,9 +251,8 @@ START_TEST(a_hook_may_end_its_path)
 	ck_assert(event_pending(r->receiver->ev_tick, EV_TIMEOUT, NULL));
 	rig_free(r);
 }
-END_TEST
 
-START_TEST(a_pool_that_cannot_be_read_fails_its_lease)
+TEST(a_pool_that_cannot_be_read_fails_its_lease)
 {
 	struct lease l, other;
 	rig_random = 8;
@@ -283,10 +274,9 @@ START_TEST(a_pool_that_cannot_be_read_fails_its_lease)
 	lease_end(&other);
 	rig_free(r);
 }
-END_TEST
 
 /* The frame that is half written is completed from a copy: the stream stays in step. */
-START_TEST(an_outgoing_ends_in_the_middle_of_a_frame)
+TEST_LOOP(an_outgoing_ends_in_the_middle_of_a_frame, 0, 6)
 {
 	struct tcp_opts o = rig_opts, in = rig_opts;
 	struct lease l, other;
@@ -323,7 +313,6 @@ START_TEST(an_outgoing_ends_in_the_middle_of_a_frame)
 	free(copy);
 	rig_free(r);
 }
-END_TEST
 
 /* --- cuts ---------------------------------------------------------------- */
 
@@ -387,7 +376,7 @@ static void cut_transfers(struct rig *r, unsigned transfers)
 	ck_assert_uint_gt(in.repeated_bytes, 0);
 }
 
-START_TEST(a_thousand_cut_transfers)
+TEST_LOOP(a_thousand_cut_transfers, 0, 4)
 {
 	struct tcp_opts o = rig_opts;
 	unsigned before = open_descriptors();
@@ -401,11 +390,10 @@ START_TEST(a_thousand_cut_transfers)
 	rig_free(r);
 	ck_assert_uint_eq(open_descriptors(), before);
 }
-END_TEST
 
 /* --- leases that end ----------------------------------------------------- */
 
-START_TEST(rm3_a_closed_lease_is_not_written)
+TEST_LOOP(rm3_a_closed_lease_is_not_written, 0, 4)
 {
 	struct tcp_opts o = rig_opts;
 	rig_random = 20 + (uint64_t)_i;
@@ -440,10 +428,9 @@ START_TEST(rm3_a_closed_lease_is_not_written)
 	}
 	rig_free(r);
 }
-END_TEST
 
 /* A messager that stops: its leases are open, frames of them are arriving. */
-START_TEST(an_intake_ends_with_open_leases)
+TEST_LOOP(an_intake_ends_with_open_leases, 0, 8)
 {
 	struct tcp_opts o = rig_opts;
 	rig_random = 60 + (uint64_t)_i;
@@ -466,9 +453,8 @@ START_TEST(an_intake_ends_with_open_leases)
 	lease_end(&other);
 	rig_free(r);
 }
-END_TEST
 
-START_TEST(a_block_of_another_generation_is_not_written)
+TEST_LOOP(a_block_of_another_generation_is_not_written, 0, 4)
 {
 	struct tcp_opts o = rig_opts;
 	rig_random = 30 + (uint64_t)_i;
@@ -500,9 +486,8 @@ START_TEST(a_block_of_another_generation_is_not_written)
 	}
 	rig_free(r);
 }
-END_TEST
 
-START_TEST(what_is_refused_locally)
+TEST(what_is_refused_locally)
 {
 	struct err err;
 	struct lease l;
@@ -542,11 +527,10 @@ START_TEST(what_is_refused_locally)
 	lease_end(&l);
 	rig_free(r);
 }
-END_TEST
 
 /* --- canary, names ------------------------------------------------------- */
 
-START_TEST(a_canary_measures_the_path)
+TEST_LOOP(a_canary_measures_the_path, 0, 2)
 {
 	struct tcp_opts o = rig_opts;
 	struct path_state s;
@@ -559,9 +543,8 @@ START_TEST(a_canary_measures_the_path)
 	ck_assert_uint_eq(s.canaries_lost + s.errors + s.bytes, 0);
 	rig_free(r);
 }
-END_TEST
 
-START_TEST(a_host_is_a_name)
+TEST(a_host_is_a_name)
 {
 	struct rig *r = rig_new(&rig_opts, &rig_opts, 1, 16, 0);
 	const struct path_hooks hooks = {r, rig_path_says, rig_path_up};
@@ -583,33 +566,8 @@ START_TEST(a_host_is_a_name)
 		event_base_loop(r->base, EVLOOP_NONBLOCK);
 	rig_free(r);
 }
-END_TEST
 
-int main(void)
+TEST_START(quiet)
 {
-	Suite *s = suite_create("messager_tcp");
-	TCase *t = tcase_create("tcp");
 	log_set_level("error");
-	tcase_add_loop_test(t, bytes_are_exact, 0, 8);
-	tcase_add_loop_test(t, bytes_of_divided_pools_are_exact, 0, 16);
-	tcase_add_loop_test(t, window_is_respected, 0, 2);
-	tcase_add_test(t, one_piece_larger_than_window_and_frame);
-	tcase_add_test(t, leases_take_turns);
-	tcase_add_loop_test(t, a_callback_has_a_limit, 0, 2);
-	tcase_add_test(t, a_hook_may_end_its_outgoing);
-	tcase_add_test(t, a_hook_may_end_another_outgoing);
-	tcase_add_test(t, a_hook_may_end_its_path);
-	tcase_add_test(t, a_pool_that_cannot_be_read_fails_its_lease);
-	tcase_add_loop_test(t, an_outgoing_ends_in_the_middle_of_a_frame, 0, 6);
-	tcase_add_loop_test(t, a_thousand_cut_transfers, 0, 4);
-	tcase_add_loop_test(t, rm3_a_closed_lease_is_not_written, 0, 4);
-	tcase_add_loop_test(t, an_intake_ends_with_open_leases, 0, 8);
-	tcase_add_loop_test(t, a_block_of_another_generation_is_not_written, 0, 4);
-	tcase_add_test(t, what_is_refused_locally);
-	tcase_add_loop_test(t, a_canary_measures_the_path, 0, 2);
-	tcase_add_test(t, a_host_is_a_name);
-	tcase_add_loop_test(t, the_other_cipher, 0, 2);
-	tcase_set_timeout(t, 60);
-	suite_add_tcase(s, t);
-	return world_run(s);
 }

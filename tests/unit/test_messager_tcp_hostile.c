@@ -2,11 +2,12 @@
  * does not read: it is closed or refused, nothing of it counts, and no other pair waits. */
 #include "tcp_ends.h"
 #include "util/log.h"
-#include "world_run.h"
 
 /* --- strangers ----------------------------------------------------------- */
 
-START_TEST(strangers_are_closed)
+TEST_CASE("tcp", .timeout_s = 60);
+
+TEST(strangers_are_closed)
 {
 	struct tcp_opts in = rig_opts;
 	unsigned char hello[HELLO_BYTES];
@@ -43,9 +44,8 @@ START_TEST(strangers_are_closed)
 	still_works(r);
 	rig_free(r);
 }
-END_TEST
 
-START_TEST(many_strangers_keep_nobody_out)
+TEST(many_strangers_keep_nobody_out)
 {
 	struct tcp_opts in = rig_opts;
 	int fd[100];
@@ -64,7 +64,6 @@ START_TEST(many_strangers_keep_nobody_out)
 		close(fd[i]);
 	rig_free(r);
 }
-END_TEST
 
 struct host {
 	struct path *path;
@@ -82,7 +81,7 @@ static int host_path_says(void *arg, const void *bytes, size_t n)
 	return 0;
 }
 
-START_TEST(many_hosts_start_at_once)
+TEST(many_hosts_start_at_once)
 {
 	enum { HOSTS = 32 };
 	static struct host h[HOSTS];
@@ -108,11 +107,10 @@ START_TEST(many_hosts_start_at_once)
 	}
 	rig_free(r);
 }
-END_TEST
 
 /* --- a peer that speaks the protocol, and lies --------------------------- */
 
-START_TEST(handshakes_are_not_replayed_or_forged)
+TEST(handshakes_are_not_replayed_or_forged)
 {
 	struct liar a;
 	unsigned char proof[PROOF_BYTES], again[WELCOME_BYTES], hello[HELLO_BYTES];
@@ -149,9 +147,8 @@ START_TEST(handshakes_are_not_replayed_or_forged)
 	still_works(r);
 	rig_free(r);
 }
-END_TEST
 
-START_TEST(encryption_is_not_negotiated_away)
+TEST(encryption_is_not_negotiated_away)
 {
 	struct tcp_opts in = rig_opts;
 	struct liar a;
@@ -172,7 +169,6 @@ START_TEST(encryption_is_not_negotiated_away)
 	still_works(r);
 	rig_free(r);
 }
-END_TEST
 
 static void check_lies(const struct lie *lies, unsigned n, enum cipher cipher, int far)
 {
@@ -216,7 +212,7 @@ static void check_lies(const struct lie *lies, unsigned n, enum cipher cipher, i
 	rig_free(r);
 }
 
-START_TEST(lies_are_refused)
+TEST_LOOP(lies_are_refused, 0, 2)
 {
 	static const struct lie lies[] = {
 		{"a changed header", .f.n = 2, .bad_mac = 1},
@@ -237,9 +233,8 @@ START_TEST(lies_are_refused)
 	};
 	check_lies(lies, sizeof lies / sizeof *lies, CIPHER_NONE, _i);
 }
-END_TEST
 
-START_TEST(encrypted_lies_are_refused)
+TEST_LOOP(encrypted_lies_are_refused, 0, 2)
 {
 	static const struct lie lies[] = {
 		{"a changed header", .f.n = 2, .bad_mac = 1},
@@ -250,7 +245,6 @@ START_TEST(encrypted_lies_are_refused)
 	};
 	check_lies(lies, sizeof lies / sizeof *lies, _i ? CIPHER_CHACHA20 : CIPHER_AES256GCM, 0);
 }
-END_TEST
 
 /* --- a receiver that lies, or does not read ------------------------------ */
 
@@ -265,7 +259,7 @@ static void lease_on_bad_end(struct lease *l, struct rig *r, struct bad_end *b)
 	lease_send_all(l);
 }
 
-START_TEST(a_peer_that_does_not_read_delays_no_other)
+TEST(a_peer_that_does_not_read_delays_no_other)
 {
 	struct tcp_opts o = rig_opts;
 	struct bad_end b;
@@ -292,9 +286,8 @@ START_TEST(a_peer_that_does_not_read_delays_no_other)
 	bad_end_free(&b);
 	rig_free(r);
 }
-END_TEST
 
-START_TEST(acknowledgements_are_not_believed)
+TEST_LOOP(acknowledgements_are_not_believed, 0, 4)
 {
 	struct bad_end b;
 	struct lease l;
@@ -326,9 +319,8 @@ START_TEST(acknowledgements_are_not_believed)
 	bad_end_free(&b);
 	rig_free(r);
 }
-END_TEST
 
-START_TEST(a_receiver_without_the_secret_gets_nothing)
+TEST(a_receiver_without_the_secret_gets_nothing)
 {
 	struct bad_end b;
 	struct path_state s;
@@ -348,24 +340,8 @@ START_TEST(a_receiver_without_the_secret_gets_nothing)
 	bad_end_free(&b);
 	rig_free(r);
 }
-END_TEST
 
-int main(void)
+TEST_START(quiet)
 {
-	Suite *s = suite_create("messager_tcp_hostile");
-	TCase *t = tcase_create("tcp");
 	log_set_level("error");
-	tcase_add_test(t, strangers_are_closed);
-	tcase_add_test(t, many_strangers_keep_nobody_out);
-	tcase_add_test(t, many_hosts_start_at_once);
-	tcase_add_test(t, handshakes_are_not_replayed_or_forged);
-	tcase_add_test(t, encryption_is_not_negotiated_away);
-	tcase_add_loop_test(t, lies_are_refused, 0, 2);
-	tcase_add_loop_test(t, encrypted_lies_are_refused, 0, 2);
-	tcase_add_test(t, a_peer_that_does_not_read_delays_no_other);
-	tcase_add_loop_test(t, acknowledgements_are_not_believed, 0, 4);
-	tcase_add_test(t, a_receiver_without_the_secret_gets_nothing);
-	tcase_set_timeout(t, 60);
-	suite_add_tcase(s, t);
-	return world_run(s);
 }

@@ -148,8 +148,10 @@ static void end(struct rig *r, struct lease *l, struct liar *a)
 	rig_free(r);
 }
 
+TEST_CASE("model", .timeout_s = 60);
+
 /* D revokes between two parts of a frame: from the close on nothing is written. */
-START_TEST(rm2_closed_between_two_parts_of_a_frame)
+TEST_LOOP(rm2_closed_between_two_parts_of_a_frame, 0, 2)
 {
 	struct lease l;
 	struct liar a;
@@ -165,10 +167,9 @@ START_TEST(rm2_closed_between_two_parts_of_a_frame)
 	check_untouched(r, 0, RIG_BLOCKS);
 	end(r, &l, &a);
 }
-END_TEST
 
 /* A frame that was late, from a connection that the sender has given up. */
-START_TEST(rm3_frame_of_a_closed_handle)
+TEST_LOOP(rm3_frame_of_a_closed_handle, 0, 4)
 {
 	struct lease l;
 	struct liar a;
@@ -186,9 +187,8 @@ START_TEST(rm3_frame_of_a_closed_handle)
 		OPS->incoming_free(&l.in);
 	end(r, &l, &a);
 }
-END_TEST
 
-START_TEST(rm10_handle_of_the_lease_before)
+TEST(rm10_handle_of_the_lease_before)
 {
 	struct lease l, next;
 	struct liar a;
@@ -206,7 +206,6 @@ START_TEST(rm10_handle_of_the_lease_before)
 	lease_end(&next);
 	end(r, &l, &a);
 }
-END_TEST
 
 /* The link ends, or B does: another intake. */
 static void intake_again(struct rig *r)
@@ -220,7 +219,7 @@ static void intake_again(struct rig *r)
 }
 
 /* Neither a connection, nor a secret, nor a handle of the intake before is of use. */
-START_TEST(rm11_what_the_intake_before_gave_out)
+TEST(rm11_what_the_intake_before_gave_out)
 {
 	struct lease l, next;
 	struct liar a, b;
@@ -261,10 +260,9 @@ START_TEST(rm11_what_the_intake_before_gave_out)
 	lease_end(&next);
 	end(r, &l, &b);
 }
-END_TEST
 
 /* Two acknowledgements of one piece do not stand for two pieces. */
-START_TEST(rm13_a_piece_twice_is_one_piece)
+TEST_LOOP(rm13_a_piece_twice_is_one_piece, 0, 2)
 {
 	struct lease l;
 	struct liar a;
@@ -287,10 +285,9 @@ START_TEST(rm13_a_piece_twice_is_one_piece)
 	lease_check(&l);
 	end(r, &l, &a);
 }
-END_TEST
 
 /* Bytes that have arrived stay as they are, also if they are sent again and differ. */
-START_TEST(rm19_what_has_arrived_is_not_written_again)
+TEST_LOOP(rm19_what_has_arrived_is_not_written_again, 0, 4)
 {
 	static const struct lie again = {"the same pieces", .f = {.n = 3, .first = 2}};
 	struct lease l;
@@ -316,9 +313,8 @@ START_TEST(rm19_what_has_arrived_is_not_written_again)
 	lease_end(&l);
 	rig_free(r);
 }
-END_TEST
 
-START_TEST(rm19_a_damaged_copy)
+TEST_LOOP(rm19_a_damaged_copy, 0, 2)
 {
 	static const struct lie again = {"the same pieces", .f = {.n = 3, .first = 2}, .bad_sum = 1};
 	struct lease l;
@@ -333,11 +329,10 @@ START_TEST(rm19_a_damaged_copy)
 	lease_end(&l);
 	rig_free(r);
 }
-END_TEST
 
 /* The sender has given a connection up whose end of a frame is still on its way, and sends the
  * pieces on another. */
-START_TEST(rm21_two_connections_do_not_write_the_same_pieces)
+TEST(rm21_two_connections_do_not_write_the_same_pieces)
 {
 	struct lease l;
 	struct liar a;
@@ -367,9 +362,8 @@ START_TEST(rm21_two_connections_do_not_write_the_same_pieces)
 	lease_end(&l);
 	rig_free(r);
 }
-END_TEST
 
-START_TEST(rm27_half_a_frame_is_not_acknowledged)
+TEST_LOOP(rm27_half_a_frame_is_not_acknowledged, 0, 2)
 {
 	struct lease l;
 	struct liar a;
@@ -387,10 +381,9 @@ START_TEST(rm27_half_a_frame_is_not_acknowledged)
 	ck_assert_uint_eq(((struct tcp_incoming *)l.in)->n_arrived, 10);
 	end(r, &l, &a);
 }
-END_TEST
 
 /* The acknowledgement was lost with its connection. */
-START_TEST(rm28_a_repetition_is_acknowledged)
+TEST_LOOP(rm28_a_repetition_is_acknowledged, 0, 2)
 {
 	struct lease l;
 	struct liar a, b;
@@ -407,10 +400,9 @@ START_TEST(rm28_a_repetition_is_acknowledged)
 	ck_assert_uint_eq(((struct tcp_incoming *)l.in)->n_arrived, 4);
 	end(r, &l, &b);
 }
-END_TEST
 
 /* The older of two copies is dropped unacknowledged: the newer one may turn out to be damaged. */
-START_TEST(rm29_a_dropped_copy_is_not_acknowledged)
+TEST(rm29_a_dropped_copy_is_not_acknowledged)
 {
 	struct lease l;
 	struct liar a, b;
@@ -433,7 +425,6 @@ START_TEST(rm29_a_dropped_copy_is_not_acknowledged)
 	lease_end(&l);
 	rig_free(r);
 }
-END_TEST
 
 /* --- A: acknowledgements that a transfer gets ---------------------------- */
 
@@ -480,7 +471,7 @@ static void acknowledge(struct rig *r, const struct bad_end *b, uint64_t answer,
 	pause_a_little(r);
 }
 
-START_TEST(rm12_acknowledgement_of_an_ended_transfer)
+TEST(rm12_acknowledgement_of_an_ended_transfer)
 {
 	struct bad_end b;
 	struct lease ended, l;
@@ -500,10 +491,9 @@ START_TEST(rm12_acknowledgement_of_an_ended_transfer)
 	bad_end_free(&b);
 	rig_free(r);
 }
-END_TEST
 
 /* The connection is cut when one of two frames is acknowledged: the other one is sent again. */
-START_TEST(rm13_bytes_that_are_sent_again_count_once)
+TEST(rm13_bytes_that_are_sent_again_count_once)
 {
 	struct bad_end b;
 	struct lease l;
@@ -530,31 +520,8 @@ START_TEST(rm13_bytes_that_are_sent_again_count_once)
 	bad_end_free(&b);
 	rig_free(r);
 }
-END_TEST
 
-int main(void)
+TEST_START(quiet)
 {
-	Suite *s = suite_create("messager_tcp_model");
-	TCase *t = tcase_create("model");
 	log_set_level("error");
-	tcase_add_loop_test(t, rm2_closed_between_two_parts_of_a_frame, 0, 2);
-	tcase_add_loop_test(t, rm3_frame_of_a_closed_handle, 0, 4);
-	tcase_add_test(t, rm10_handle_of_the_lease_before);
-	tcase_add_test(t, rm11_what_the_intake_before_gave_out);
-	tcase_add_loop_test(t, rm13_a_piece_twice_is_one_piece, 0, 2);
-	tcase_add_loop_test(t, rm19_what_has_arrived_is_not_written_again, 0, 4);
-	tcase_add_loop_test(t, rm19_a_damaged_copy, 0, 2);
-	tcase_add_test(t, rm21_two_connections_do_not_write_the_same_pieces);
-	tcase_add_loop_test(t, rm27_half_a_frame_is_not_acknowledged, 0, 2);
-	tcase_add_loop_test(t, rm28_a_repetition_is_acknowledged, 0, 2);
-	tcase_add_test(t, rm29_a_dropped_copy_is_not_acknowledged);
-	tcase_add_test(t, rm12_acknowledgement_of_an_ended_transfer);
-	tcase_add_test(t, rm13_bytes_that_are_sent_again_count_once);
-	tcase_set_timeout(t, 60);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -9,7 +9,7 @@
 
 /* --- the way of a transfer that ends well ------------------------------------ */
 
-START_TEST(life_of_a_transfer)
+TEST(life_of_a_transfer)
 {
 	turn(MOVER_IDLE);
 	asked();
@@ -43,14 +43,13 @@ START_TEST(life_of_a_transfer)
 	turn(MOVER_IDLE);
 	ck_assert_uint_eq(r->n_said, 3);
 }
-END_TEST
 
 /* tokens computed in layer 0 -> blocks of layer 0 that D has; 10 tokens in blocks of 4 */
 static const struct {
 	uint32_t tokens, blocks;
 } partial[] = {{0, 0}, {3, 0}, {4, 1}, {7, 1}, {8, 2}, {9, 2}, {10, 3}, {4000000000u, 3}};
 
-START_TEST(full_blocks_as_they_fill_the_last_one_once)
+TEST_LOOP(full_blocks_as_they_fill_the_last_one_once, 0, sizeof partial / sizeof *partial)
 {
 	opened();
 	rig_compute_layer(r, 0, 2, 3, partial[_i].tokens);
@@ -65,9 +64,8 @@ START_TEST(full_blocks_as_they_fill_the_last_one_once)
 	ck_assert(rig_all_arrived(r, 3));
 	ck_assert_uint_eq(r->report.pieces, 3 * RIG_LAYERS); /* each piece once */
 }
-END_TEST
 
-START_TEST(only_what_decode_lacks)
+TEST(only_what_decode_lacks)
 {
 	rig_publish(r, 1, 8, 10);
 	turn(MOVER_OPEN);
@@ -79,9 +77,8 @@ START_TEST(only_what_decode_lacks)
 	turn(MOVER_OPEN);
 	ck_assert(rig_all_arrived(r, 1));
 }
-END_TEST
 
-START_TEST(progress_of_another_generation_is_none)
+TEST(progress_of_another_generation_is_none)
 {
 	opened();
 	rig_compute(r, 3, 10);
@@ -90,7 +87,6 @@ START_TEST(progress_of_another_generation_is_none)
 	turn(MOVER_OPEN);
 	ck_assert_uint_eq(rig_written(r), 0);
 }
-END_TEST
 
 static const struct {
 	uint32_t src[4], dst[4], runs; /* per layer */
@@ -100,7 +96,7 @@ static const struct {
 	{{2, 3, 4, 5}, {13, 12, 11, 10}, 4},  {{2, 2, 2, 2}, {10, 11, 12, 13}, 4},
 };
 
-START_TEST(neighbours_are_copied_in_one_go)
+TEST_LOOP(neighbours_are_copied_in_one_go, 0, sizeof runs / sizeof *runs)
 {
 	static struct ring_transfer t;
 	rig_transfer(r, &t, 1, 0, 16);
@@ -121,9 +117,8 @@ START_TEST(neighbours_are_copied_in_one_go)
 			ck_assert_mem_eq(rig_piece(r, &r->d, l, t.dst[i]), rig_piece(r, &r->p, l, t.src[i]),
 			                 r->layout.piece_bytes[l]);
 }
-END_TEST
 
-START_TEST(a_turn_copies_no_more_than_a_slice)
+TEST(a_turn_copies_no_more_than_a_slice)
 {
 	const size_t piece = r->layout.piece_bytes[0];
 	mover_set_limits(r->m, &(struct mover_limits){RIG_STALL_US, 2 * piece});
@@ -136,9 +131,8 @@ START_TEST(a_turn_copies_no_more_than_a_slice)
 	turn(MOVER_OPEN);
 	ck_assert(rig_all_arrived(r, 3));
 }
-END_TEST
 
-START_TEST(a_slice_smaller_than_a_piece_still_moves)
+TEST(a_slice_smaller_than_a_piece_still_moves)
 {
 	mover_set_limits(r->m, &(struct mover_limits){RIG_STALL_US, 1});
 	opened();
@@ -148,9 +142,8 @@ START_TEST(a_slice_smaller_than_a_piece_still_moves)
 	turn(MOVER_OPEN);
 	ck_assert(rig_all_arrived(r, 3));
 }
-END_TEST
 
-START_TEST(transfers_take_turns)
+TEST(transfers_take_turns)
 {
 	const size_t piece = r->layout.piece_bytes[0];
 	mover_set_limits(r->m, &(struct mover_limits){RIG_STALL_US, 3 * piece});
@@ -170,11 +163,10 @@ START_TEST(transfers_take_turns)
 	ck_assert(rig_piece(r, &r->d, 0, 0)[0]); /* both have begun */
 	ck_assert(rig_piece(r, &r->d, 0, 9)[0]);
 }
-END_TEST
 
 /* --- model: the counterexamples that the messager guards against --------- */
 
-START_TEST(m4_restarted_unasked)
+TEST(m4_restarted_unasked)
 {
 	mover_set_limits(r->m, &(struct mover_limits){RIG_STALL_US, 1});
 	opened();
@@ -192,9 +184,8 @@ START_TEST(m4_restarted_unasked)
 	ck_assert_uint_eq(rig_written(r), 0);
 	failed(END_REFUSED, PDS__FAULT__FAULT_LEASE_LOST, "refused to open lease 1");
 }
-END_TEST
 
-START_TEST(m5_ack_while_copying)
+TEST(m5_ack_while_copying)
 {
 	mover_set_limits(r->m, &(struct mover_limits){RIG_STALL_US, 1});
 	opened();
@@ -212,9 +203,8 @@ START_TEST(m5_ack_while_copying)
 	rig_revoke(r); /* repeated: answered the same */
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_REVOKED), 2);
 }
-END_TEST
 
-START_TEST(m17_cancel_forgotten)
+TEST(m17_cancel_forgotten)
 {
 	asked();
 	rig_compute(r, 3, 10);
@@ -235,9 +225,8 @@ START_TEST(m17_cancel_forgotten)
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 1);
 	ck_assert_uint_eq(rig_written(r), 0);
 }
-END_TEST
 
-START_TEST(m17_cancel_forgotten_without_a_transfer)
+TEST(m17_cancel_forgotten_without_a_transfer)
 {
 	r->lease = 1;
 	rig_revoke(r);
@@ -251,7 +240,6 @@ START_TEST(m17_cancel_forgotten_without_a_transfer)
 	turn(MOVER_OPEN);
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 1);
 }
-END_TEST
 
 /* The machine looks at the clock between the last copy and the mark; there P cancels. */
 static void cancel_before_mark(struct rig *x)
@@ -275,7 +263,7 @@ static void reuse_before_mark(struct rig *x)
 	ck_assert_uint_eq(x->slot, slot);
 }
 
-START_TEST(m8_cancel_not_in_slot)
+TEST(m8_cancel_not_in_slot)
 {
 	opened();
 	rig_compute(r, 3, 10);
@@ -287,9 +275,8 @@ START_TEST(m8_cancel_not_in_slot)
 	ck_assert_int_eq(r->last_end, END_CANCELLED);
 	word_is(RING_VOID);
 }
-END_TEST
 
-START_TEST(bm8_bm9_the_mark_never_hits_the_next_transfer_of_the_slot)
+TEST(bm8_bm9_the_mark_never_hits_the_next_transfer_of_the_slot)
 {
 	opened();
 	rig_compute(r, 3, 10);
@@ -301,16 +288,14 @@ START_TEST(bm8_bm9_the_mark_never_hits_the_next_transfer_of_the_slot)
 	turn(MOVER_OPEN);
 	ck_assert_uint_eq(rig_last(r, MSG_LEASE_OPEN)->lease, 2);
 }
-END_TEST
 
-START_TEST(m19_bm10_ready_before_mark)
+TEST(m19_bm10_ready_before_mark)
 {
 	posted();
 	ck_assert_int_eq(rig_last(r, MSG_KV_READY)->word, RING_SENT);
 }
-END_TEST
 
-START_TEST(m19_ready_before_mark_nothing_is_written_again)
+TEST(m19_ready_before_mark_nothing_is_written_again)
 {
 	posted();
 	rig_restart(r);
@@ -326,9 +311,8 @@ START_TEST(m19_ready_before_mark_nothing_is_written_again)
 	ck_assert_uint_eq(rig_written(r), 0);
 	ck_assert_uint_eq(rig_count(r, MSG_KV_SENT), 1);
 }
-END_TEST
 
-START_TEST(s_kvsent_at_once)
+TEST(s_kvsent_at_once)
 {
 	posted();
 	for (int i = 0; i < 3; i++)
@@ -345,14 +329,13 @@ START_TEST(s_kvsent_at_once)
 	turn(MOVER_IDLE);
 	ck_assert_uint_eq(rig_count(r, MSG_KV_SENT), 1);
 }
-END_TEST
 
 /* m14: an answer of another life of D, or about another generation of the lease, opens nothing */
 static const struct {
 	uint64_t lease, generation, epoch;
 } strangers[] = {{1, 5, D_EPOCH - 1}, {1, 5, D_EPOCH + 1}, {1, 4, D_EPOCH}, {2, 5, D_EPOCH}};
 
-START_TEST(m14_old_m_asks_late_answers_of_another_life)
+TEST_LOOP(m14_old_m_asks_late_answers_of_another_life, 0, sizeof strangers / sizeof *strangers)
 {
 	asked();
 	rig_compute(r, 3, 10);
@@ -364,9 +347,8 @@ START_TEST(m14_old_m_asks_late_answers_of_another_life)
 	turn(MOVER_OPEN);
 	ck_assert(rig_all_arrived(r, 3));
 }
-END_TEST
 
-START_TEST(an_answer_in_another_workers_name_is_dropped)
+TEST(an_answer_in_another_workers_name_is_dropped)
 {
 	struct answer a;
 	asked();
@@ -379,11 +361,10 @@ START_TEST(an_answer_in_another_workers_name_is_dropped)
 	turn(MOVER_OPEN);
 	ck_assert_uint_eq(rig_written(r), 0);
 }
-END_TEST
 
 /* --- cancel and restart between every two steps -------------------------- */
 
-START_TEST(restart_between_any_two_steps)
+TEST_LOOP(restart_between_any_two_steps, 0, STEPS)
 {
 	for (int i = 0; i <= _i; i++)
 		way(i);
@@ -403,9 +384,8 @@ START_TEST(restart_between_any_two_steps)
 	ck_assert_uint_eq(rig_count(r, MSG_TRANSFER_FAILED), 0);
 	ck_assert_uint_eq(mover_open_transfers(r->m), 0);
 }
-END_TEST
 
-START_TEST(cancel_after_each_step)
+TEST_LOOP(cancel_after_each_step, 0, STEPS)
 {
 	for (int i = 0; i <= _i; i++)
 		way(i);
@@ -425,11 +405,10 @@ START_TEST(cancel_after_each_step)
 	rig_revoke(r);                      /* D is told by P, and asks for the fence */
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_REVOKED), 1);
 }
-END_TEST
 
 /* D ends in order, or switches its role: that is no loss, whichever comes first, its word or P's
  * transfer; and what comes after its word does not change it. */
-START_TEST(given_back_in_order)
+TEST_LOOP(given_back_in_order, 0, 3)
 {
 	r->lease = 1;
 	if (_i == 0)
@@ -447,9 +426,8 @@ START_TEST(given_back_in_order)
 	mover_remove(r->m, r->wd);
 	failed(END_REVOKED, PDS__FAULT__FAULT_DRAINING, "given back lease 1");
 }
-END_TEST
 
-START_TEST(revoke_after_each_step)
+TEST_LOOP(revoke_after_each_step, 0, STEPS)
 {
 	for (int i = 0; i <= _i; i++)
 		way(i);
@@ -465,9 +443,8 @@ START_TEST(revoke_after_each_step)
 	turn(MOVER_IDLE);
 	ck_assert_uint_eq(rig_written(r), written);
 }
-END_TEST
 
-START_TEST(json_names_the_transfers)
+TEST(json_names_the_transfers)
 {
 	struct buf b;
 	opened();
@@ -480,11 +457,10 @@ START_TEST(json_names_the_transfers)
 		b.data, "\"name\":\"decode-1\",\"layout\":\"3x1x4:f32:4\",\"epoch\":200,\"blocks\":24"));
 	buf_fini(&b);
 }
-END_TEST
 
 /* --- doorbell ------------------------------------------------------------ */
 
-START_TEST(the_bell_rings_only_a_sleeper)
+TEST(the_bell_rings_only_a_sleeper)
 {
 	int bell = eventfd(0, EFD_NONBLOCK);
 	uint64_t n;
@@ -502,7 +478,6 @@ START_TEST(the_bell_rings_only_a_sleeper)
 	ck_assert_int_lt(read(bell, &n, sizeof n), 0);
 	close(bell);
 }
-END_TEST
 
 /* --- devices whose copies are done later, or fail ------------------------ */
 
@@ -561,7 +536,7 @@ static void backend_is(struct kern_copies *c,
 
 /* Nothing is in flight when a turn ends: not when all is said to be there, and not when only
  * some of it is. */
-START_TEST(copies_that_end_later_are_waited_for)
+TEST(copies_that_end_later_are_waited_for)
 {
 	static struct kern_copies c;
 	backend_is(&c, copy_later, copy_now);
@@ -576,11 +551,10 @@ START_TEST(copies_that_end_later_are_waited_for)
 	ck_assert_uint_eq(waited, 2);
 	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 1);
 }
-END_TEST
 
 /* Also before a transfer ends because D has reused one of its blocks: what was begun before is
  * done. */
-START_TEST(a_stale_block_does_not_leave_copies_in_flight)
+TEST(a_stale_block_does_not_leave_copies_in_flight)
 {
 	static struct kern_copies c;
 	backend_is(&c, copy_later, copy_now);
@@ -592,9 +566,8 @@ START_TEST(a_stale_block_does_not_leave_copies_in_flight)
 	ck_assert_uint_eq(late_copy.n, 0);
 	ck_assert(rig_arrived(r, 0, 2));
 }
-END_TEST
 
-START_TEST(a_copy_that_fails_fails_its_transfer)
+TEST_LOOP(a_copy_that_fails_fails_its_transfer, 0, 2)
 {
 	static struct kern_copies c;
 	backend_is(&c, _i ? copy_fails_at_once : NULL, copy_fails);
@@ -606,9 +579,8 @@ START_TEST(a_copy_that_fails_fails_its_transfer)
 	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 0);
 	word_is(RING_PENDING);
 }
-END_TEST
 
-START_TEST(nothing_copies_between_backends)
+TEST(nothing_copies_between_backends)
 {
 	static struct kern_copies c;
 	backend_is(&c, NULL, NULL);
@@ -618,45 +590,4 @@ START_TEST(nothing_copies_between_backends)
 	failed(END_MALFORMED, PDS__FAULT__FAULT_INTERNAL,
 	       "KV of prefill-1 is in memory of cpu, of decode-1 in memory of test");
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 0);
-}
-END_TEST
-
-static void add_tests(TCase *t)
-{
-	tcase_add_test(t, copies_that_end_later_are_waited_for);
-	tcase_add_test(t, a_stale_block_does_not_leave_copies_in_flight);
-	tcase_add_loop_test(t, a_copy_that_fails_fails_its_transfer, 0, 2);
-	tcase_add_test(t, nothing_copies_between_backends);
-	tcase_add_test(t, life_of_a_transfer);
-	tcase_add_loop_test(t, full_blocks_as_they_fill_the_last_one_once, 0,
-	                    (int)(sizeof partial / sizeof *partial));
-	tcase_add_test(t, only_what_decode_lacks);
-	tcase_add_test(t, progress_of_another_generation_is_none);
-	tcase_add_loop_test(t, neighbours_are_copied_in_one_go, 0, (int)(sizeof runs / sizeof *runs));
-	tcase_add_test(t, a_turn_copies_no_more_than_a_slice);
-	tcase_add_test(t, a_slice_smaller_than_a_piece_still_moves);
-	tcase_add_test(t, transfers_take_turns);
-	tcase_add_test(t, m4_restarted_unasked);
-	tcase_add_test(t, m5_ack_while_copying);
-	tcase_add_test(t, m17_cancel_forgotten);
-	tcase_add_test(t, m17_cancel_forgotten_without_a_transfer);
-	tcase_add_test(t, m8_cancel_not_in_slot);
-	tcase_add_test(t, bm8_bm9_the_mark_never_hits_the_next_transfer_of_the_slot);
-	tcase_add_test(t, m19_bm10_ready_before_mark);
-	tcase_add_test(t, m19_ready_before_mark_nothing_is_written_again);
-	tcase_add_test(t, s_kvsent_at_once);
-	tcase_add_loop_test(t, m14_old_m_asks_late_answers_of_another_life, 0,
-	                    (int)(sizeof strangers / sizeof *strangers));
-	tcase_add_test(t, an_answer_in_another_workers_name_is_dropped);
-	tcase_add_loop_test(t, restart_between_any_two_steps, 0, STEPS);
-	tcase_add_loop_test(t, cancel_after_each_step, 0, STEPS);
-	tcase_add_loop_test(t, given_back_in_order, 0, 3);
-	tcase_add_loop_test(t, revoke_after_each_step, 0, STEPS);
-	tcase_add_test(t, json_names_the_transfers);
-	tcase_add_test(t, the_bell_rings_only_a_sleeper);
-}
-
-int main(void)
-{
-	return steps_main("messager transfer", add_tests);
 }

@@ -5,7 +5,7 @@
 
 /* --- waits end ----------------------------------------------------------- */
 
-START_TEST(stalled_prefill)
+TEST(stalled_prefill)
 {
 	opened();
 	turn(MOVER_OPEN);
@@ -18,9 +18,8 @@ START_TEST(stalled_prefill)
 	turn(MOVER_IDLE);
 	failed(END_STALLED, PDS__FAULT__FAULT_STALLED, "layer 1 has 0 of 10 tokens (limit 2000 ms)");
 }
-END_TEST
 
-START_TEST(progress_restarts_the_stall_clock)
+TEST(progress_restarts_the_stall_clock)
 {
 	opened();
 	for (uint32_t done = 1; done < 10; done++) {
@@ -31,9 +30,8 @@ START_TEST(progress_restarts_the_stall_clock)
 	}
 	ck_assert_uint_eq(rig_count(r, MSG_TRANSFER_FAILED), 0);
 }
-END_TEST
 
-START_TEST(a_job_in_the_queue_is_not_stalled)
+TEST(a_job_in_the_queue_is_not_stalled)
 {
 	opened();
 	uint32_t first = r->slot;
@@ -51,11 +49,10 @@ START_TEST(a_job_in_the_queue_is_not_stalled)
 	turn(MOVER_IDLE);
 	ck_assert_uint_eq(rig_count(r, MSG_TRANSFER_FAILED), 2);
 }
-END_TEST
 
 /* One that has begun and is then passed over, as with shortest first, is not either; nor is
  * anybody while P computes for one that still waits for D. */
-START_TEST(a_job_that_is_passed_over_is_not_stalled)
+TEST_LOOP(a_job_that_is_passed_over_is_not_stalled, 0, 2)
 {
 	opened();
 	*ring_progress_word(r->ring, r->slot, 0) = ring_progress_value(r->gen, 1);
@@ -76,7 +73,6 @@ START_TEST(a_job_that_is_passed_over_is_not_stalled)
 	turn(MOVER_IDLE);
 	ck_assert_uint_eq(rig_count(r, MSG_TRANSFER_FAILED), 2);
 }
-END_TEST
 
 /* A second job that the messager watches beside the first; P has both in its schedule. */
 struct beside {
@@ -109,7 +105,7 @@ static void one_step(const struct beside *first, int in_schedule, uint32_t done)
 
 /* P works on others for many times the stall limit, and says that the job waits for its turn: it is
  * not lost, and arrives. */
-START_TEST(a_job_that_waits_for_its_turn)
+TEST(a_job_that_waits_for_its_turn)
 {
 	struct beside first = two_jobs();
 	for (uint32_t done = 1; done < 10; done++)
@@ -123,11 +119,10 @@ START_TEST(a_job_that_waits_for_its_turn)
 	ck_assert_uint_eq(rig_last(r, MSG_KV_READY)->lease, 1);
 	ck_assert_uint_eq(rig_count(r, MSG_TRANSFER_FAILED), 0);
 }
-END_TEST
 
 /* P works on others and has lost sight of this job, at once (0) or after a while in its schedule
  * (1): it ends at the stall limit, the others go on. */
-START_TEST(a_job_that_prefill_has_lost)
+TEST_LOOP(a_job_that_prefill_has_lost, 0, 2)
 {
 	struct beside first = two_jobs();
 	uint32_t done = 1;
@@ -149,11 +144,10 @@ START_TEST(a_job_that_prefill_has_lost)
 		one_step(&first, 0, done);
 	ck_assert_uint_eq(mover_open_transfers(r->m), 1);
 }
-END_TEST
 
 /* Published while P is in a step that takes far longer than the limit: it is in no step's schedule
  * yet, and waits for the next. */
-START_TEST(a_job_that_comes_in_the_middle_of_a_long_step)
+TEST_LOOP(a_job_that_comes_in_the_middle_of_a_long_step, 0, 2)
 {
 	ring_step(r->ring);
 	rig_publish(r, 2, 0, 10);
@@ -175,11 +169,10 @@ START_TEST(a_job_that_comes_in_the_middle_of_a_long_step)
 	}
 	ck_assert_uint_eq(mover_open_transfers(r->m), 2);
 }
-END_TEST
 
 /* The messager has had no processor for longer than the limit: what P has done meanwhile, for
  * whichever of the two, counts for both. */
-START_TEST(a_messager_that_slept)
+TEST_LOOP(a_messager_that_slept, 0, 2)
 {
 	struct beside first = two_jobs(), *done = _i ? &first : &(struct beside){r->slot, r->gen};
 	r->now_us += 3 * RIG_STALL_US;
@@ -190,19 +183,17 @@ START_TEST(a_messager_that_slept)
 	turn(MOVER_OPEN);
 	ck_assert_uint_eq(mover_open_transfers(r->m), 2);
 }
-END_TEST
 
 /* In the schedule, but nobody progresses: P hangs. */
-START_TEST(a_schedule_that_hangs)
+TEST(a_schedule_that_hangs)
 {
 	two_jobs();
 	r->now_us += RIG_STALL_US;
 	turn(MOVER_IDLE);
 	ck_assert_uint_eq(rig_count(r, MSG_TRANSFER_FAILED), 2);
 }
-END_TEST
 
-START_TEST(deadline_after_each_step)
+TEST_LOOP(deadline_after_each_step, 0, STEPS - 1)
 {
 	for (int i = 0; i <= _i; i++)
 		way(i);
@@ -214,18 +205,16 @@ START_TEST(deadline_after_each_step)
 	turn(MOVER_IDLE);
 	ck_assert_uint_eq(rig_count(r, MSG_KV_SENT), 0);
 }
-END_TEST
 
-START_TEST(no_answer_to_lease_open)
+TEST(no_answer_to_lease_open)
 {
 	asked();
 	r->now_us += RIG_STALL_US;
 	turn(MOVER_IDLE);
 	failed(END_STALLED, PDS__FAULT__FAULT_STALLED, "the answer to LEASE_OPEN of decode-1");
 }
-END_TEST
 
-START_TEST(decode_comes_late)
+TEST(decode_comes_late)
 {
 	mover_remove(r->m, r->wd);
 	rig_publish(r, 1, 0, 10);
@@ -242,9 +231,8 @@ START_TEST(decode_comes_late)
 	turn(MOVER_OPEN);
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 1);
 }
-END_TEST
 
-START_TEST(decode_never_comes)
+TEST(decode_never_comes)
 {
 	mover_remove(r->m, r->wd);
 	rig_publish(r, 1, 0, 10);
@@ -253,9 +241,8 @@ START_TEST(decode_never_comes)
 	turn(MOVER_IDLE);
 	failed(END_STALLED, PDS__FAULT__FAULT_STALLED, "the memory of decode-1 (limit 2000 ms)");
 }
-END_TEST
 
-START_TEST(decode_has_restarted)
+TEST(decode_has_restarted)
 {
 	static struct ring_transfer t;
 	rig_transfer(r, &t, 1, 0, 10);
@@ -264,10 +251,9 @@ START_TEST(decode_has_restarted)
 	turn(MOVER_IDLE);
 	failed(END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST, "decode-1 has restarted");
 }
-END_TEST
 
 /* The same for one that an earlier messager has delivered: D's new life knows nothing of it. */
-START_TEST(decode_has_restarted_since_the_mark)
+TEST(decode_has_restarted_since_the_mark)
 {
 	static struct ring_transfer t;
 	rig_transfer(r, &t, 1, 0, 10);
@@ -278,9 +264,8 @@ START_TEST(decode_has_restarted_since_the_mark)
 	failed(END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST, "decode-1 has restarted");
 	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 0);
 }
-END_TEST
 
-START_TEST(decode_ends_after_each_step)
+TEST_LOOP(decode_ends_after_each_step, 0, STEPS - 1)
 {
 	for (int i = 0; i <= _i; i++)
 		way(i);
@@ -289,9 +274,8 @@ START_TEST(decode_ends_after_each_step)
 		failed(END_PEER_GONE, PDS__FAULT__FAULT_PEER_LOST, "decode-1 has ended");
 	ck_assert_uint_eq(mover_workers(r->m), 1);
 }
-END_TEST
 
-START_TEST(prefill_ends_after_each_step)
+TEST_LOOP(prefill_ends_after_each_step, 0, STEPS)
 {
 	for (int i = 0; i <= _i; i++)
 		way(i);
@@ -305,11 +289,10 @@ START_TEST(prefill_ends_after_each_step)
 	ck_assert_uint_eq(r->n_said, said + 1);
 	ck_assert_uint_eq(mover_workers(r->m), 1);
 }
-END_TEST
 
 /* --- links that break ---------------------------------------------------- */
 
-START_TEST(kv_ready_is_posted_again_on_a_new_link)
+TEST(kv_ready_is_posted_again_on_a_new_link)
 {
 	posted();
 	r->d_linked = 0;
@@ -324,9 +307,8 @@ START_TEST(kv_ready_is_posted_again_on_a_new_link)
 	turn(MOVER_IDLE);
 	failed(END_STALLED, PDS__FAULT__FAULT_STALLED, "KV_READY is not acknowledged");
 }
-END_TEST
 
-START_TEST(lease_open_is_said_again_on_a_new_link)
+TEST(lease_open_is_said_again_on_a_new_link)
 {
 	asked();
 	mover_linked(r->m, "decode-1", D_EPOCH);
@@ -336,9 +318,8 @@ START_TEST(lease_open_is_said_again_on_a_new_link)
 	turn(MOVER_OPEN);
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 2);
 }
-END_TEST
 
-START_TEST(an_end_is_said_again_on_a_new_link)
+TEST(an_end_is_said_again_on_a_new_link)
 {
 	posted();
 	rig_ack(r);
@@ -368,9 +349,8 @@ START_TEST(an_end_is_said_again_on_a_new_link)
 	turn(MOVER_IDLE);
 	ck_assert_uint_eq(rig_count(r, MSG_TRANSFER_FAILED), 2);
 }
-END_TEST
 
-START_TEST(a_full_window_is_tried_again)
+TEST(a_full_window_is_tried_again)
 {
 	r->full = 1;
 	rig_publish(r, 1, 0, 10);
@@ -395,10 +375,9 @@ START_TEST(a_full_window_is_tried_again)
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_REVOKED), 1);
 	failed(END_REVOKED, PDS__FAULT__FAULT_LEASE_LOST, "revoked");
 }
-END_TEST
 
 /* LEASE_OPEN (0) or KV_READY (1) cannot be sent for as long as the stall limit. */
-START_TEST(a_window_that_stays_full)
+TEST_LOOP(a_window_that_stays_full, 0, 2)
 {
 	if (_i == 1) {
 		opened();
@@ -419,10 +398,9 @@ START_TEST(a_window_that_stays_full)
 	failed(END_STALLED, PDS__FAULT__FAULT_STALLED,
 	       _i == 1 ? "the link (KV_READY is not acknowledged)" : "a link of decode-1");
 }
-END_TEST
 
 /* A link that restarts has lost the question; an answer to the old one opens nothing yet. */
-START_TEST(an_answer_between_two_questions)
+TEST(an_answer_between_two_questions)
 {
 	asked();
 	r->full = 1;
@@ -438,9 +416,8 @@ START_TEST(an_answer_between_two_questions)
 	turn(MOVER_OPEN);
 	ck_assert(rig_all_arrived(r, 3));
 }
-END_TEST
 
-START_TEST(a_revocation_of_another_life_is_not_answered)
+TEST(a_revocation_of_another_life_is_not_answered)
 {
 	opened();
 	Pds__Lease l = PDS__LEASE__INIT;
@@ -456,38 +433,4 @@ START_TEST(a_revocation_of_another_life_is_not_answered)
 	mover_lease_revoke(r->m, "decode-1", D_EPOCH, &head, &b);
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_REVOKED), 0);
 	ck_assert_uint_eq(mover_open_transfers(r->m), 1);
-}
-END_TEST
-
-static void add_tests(TCase *t)
-{
-	tcase_add_test(t, stalled_prefill);
-	tcase_add_test(t, progress_restarts_the_stall_clock);
-	tcase_add_test(t, a_job_in_the_queue_is_not_stalled);
-	tcase_add_loop_test(t, a_job_that_is_passed_over_is_not_stalled, 0, 2);
-	tcase_add_test(t, a_job_that_waits_for_its_turn);
-	tcase_add_loop_test(t, a_job_that_prefill_has_lost, 0, 2);
-	tcase_add_loop_test(t, a_job_that_comes_in_the_middle_of_a_long_step, 0, 2);
-	tcase_add_loop_test(t, a_messager_that_slept, 0, 2);
-	tcase_add_test(t, a_schedule_that_hangs);
-	tcase_add_loop_test(t, deadline_after_each_step, 0, STEPS - 1);
-	tcase_add_test(t, no_answer_to_lease_open);
-	tcase_add_test(t, decode_comes_late);
-	tcase_add_test(t, decode_never_comes);
-	tcase_add_test(t, decode_has_restarted);
-	tcase_add_test(t, decode_has_restarted_since_the_mark);
-	tcase_add_loop_test(t, decode_ends_after_each_step, 0, STEPS - 1);
-	tcase_add_loop_test(t, prefill_ends_after_each_step, 0, STEPS);
-	tcase_add_test(t, kv_ready_is_posted_again_on_a_new_link);
-	tcase_add_test(t, lease_open_is_said_again_on_a_new_link);
-	tcase_add_test(t, an_end_is_said_again_on_a_new_link);
-	tcase_add_test(t, a_full_window_is_tried_again);
-	tcase_add_loop_test(t, a_window_that_stays_full, 0, 2);
-	tcase_add_test(t, an_answer_between_two_questions);
-	tcase_add_test(t, a_revocation_of_another_life_is_not_answered);
-}
-
-int main(void)
-{
-	return steps_main("messager waits", add_tests);
 }

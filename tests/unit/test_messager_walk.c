@@ -437,7 +437,9 @@ static void begin(unsigned number)
 	m_start();
 }
 
-START_TEST(walk)
+TEST_CASE("transfer", .timeout_s = 120);
+
+TEST_LOOP(walk, 0, getenv("SAN") && *getenv("SAN") && !getenv("PD_FULL") ? 1 : 4)
 {
 	n_delivered = n_sent = n_cancelled = n_restarts = n_refused = n_revoked = 0;
 	for (unsigned k = 0; k < WALKS; k++) {
@@ -462,20 +464,8 @@ START_TEST(walk)
 		printf("delivered %u sent %u cancelled %u restarts %u refused %u revoked %u\n", n_delivered,
 		       n_sent, n_cancelled, n_restarts, n_refused, n_revoked);
 }
-END_TEST
 
-int main(void)
+TEST_START(quiet)
 {
-	Suite *s = suite_create("messager walk");
-	TCase *t = tcase_create("transfer");
 	log_set_level("error");
-	tcase_set_timeout(t, 120);
-	/* a quarter of the walks where each takes twenty times as long */
-	tcase_add_loop_test(t, walk, 0, getenv("SAN") && *getenv("SAN") && !getenv("PD_FULL") ? 1 : 4);
-	suite_add_tcase(s, t);
-	SRunner *sr = srunner_create(s);
-	srunner_run_all(sr, CK_NORMAL);
-	int bad = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return bad != 0;
 }

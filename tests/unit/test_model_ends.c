@@ -4,7 +4,6 @@
 #include "format_rig.h"
 #include "text/tokenizer.h"
 #include "util/mem.h"
-#include "world_run.h"
 
 #include <jansson.h>
 #include <stdlib.h>
@@ -120,7 +119,9 @@ static void expect_ends(const struct token *t, size_t n, uint32_t eos, const cha
 	tokenizer_destroy(&tok);
 }
 
-START_TEST(turns_end)
+TEST_CASE("files", .setup = make_folder);
+
+TEST(turns_end)
 {
 	static const struct token phi[] = {{"<unk>", UNKNOWN},   {"<s>", CONTROL},
 	                                   {"<|end|>", CONTROL}, {"<|endoftext|>", CONTROL},
@@ -137,10 +138,9 @@ START_TEST(turns_end)
 	expect_ends(gemma, 6, 0, "<eos> <end_of_turn> ");
 	expect_ends(harmony, 5, 0, "<|return|> <|call|> <|endoftext|> ");
 }
-END_TEST
 
 /* As many as there is room for, the named one first. */
-START_TEST(many_ends)
+TEST(many_ends)
 {
 	struct token t[2 * MODEL_EOS_MAX];
 	struct model_conf c = {0};
@@ -154,10 +154,9 @@ START_TEST(many_ends)
 	ck_assert_uint_eq(c.n_eos, MODEL_EOS_MAX);
 	ck_assert_uint_eq(c.eos[0], 9);
 }
-END_TEST
 
 /* The line feeds of Phi-3's template are no tokens. */
-START_TEST(special_tokens_strip)
+TEST(special_tokens_strip)
 {
 	static const struct token t[] = {{"<unk>", UNKNOWN},
 	                                 {"<s>", CONTROL},
@@ -188,7 +187,6 @@ START_TEST(special_tokens_strip)
 		tokenizer_destroy(&tok);
 	}
 }
-END_TEST
 
 /* --- folders ------------------------------------------------------------- */
 
@@ -222,7 +220,7 @@ static struct model_conf folder_of(const char *golden, json_t *changes, const ch
 }
 
 /* The tokenizer's own eos_token counts; what is wrong there is not this reader's business. */
-START_TEST(ends_of_the_tokenizer)
+TEST(ends_of_the_tokenizer)
 {
 #define ADDED \
 	",\"added_tokens_decoder\":{\"7\":{\"content\":\"<|im_end|>\"},\"8\":{\"content\":\"x\"}}}"
@@ -247,10 +245,9 @@ START_TEST(ends_of_the_tokenizer)
 		ck_assert(c.eos[0] == 3 && c.eos[1] == 4 && (!row[i].id || c.eos[2] == row[i].id));
 	}
 }
-END_TEST
 
 /* Stretched positions make the context longer, whether max_position_embeddings says so or not. */
-START_TEST(stretched_context)
+TEST(stretched_context)
 {
 	static const struct {
 		const char *golden, *scaling;
@@ -275,9 +272,8 @@ START_TEST(stretched_context)
 		              row[i].context);
 	}
 }
-END_TEST
 
-START_TEST(stretched_context_of_gguf)
+TEST(stretched_context_of_gguf)
 {
 	static const struct token t[] = {{"<unk>", UNKNOWN}, {"</s>", CONTROL}};
 	static const struct {
@@ -292,20 +288,4 @@ START_TEST(stretched_context_of_gguf)
 		model_close(&src);
 		ck_assert_uint_eq(c.context, row[i].context);
 	}
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("model_ends");
-	TCase *c = tcase_create("files");
-	tcase_add_checked_fixture(c, make_folder, NULL);
-	tcase_add_test(c, turns_end);
-	tcase_add_test(c, many_ends);
-	tcase_add_test(c, special_tokens_strip);
-	tcase_add_test(c, ends_of_the_tokenizer);
-	tcase_add_test(c, stretched_context);
-	tcase_add_test(c, stretched_context_of_gguf);
-	suite_add_tcase(s, c);
-	return world_run(s);
 }

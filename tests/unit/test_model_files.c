@@ -130,7 +130,9 @@ static const struct {
      "llama.rope.scaling.type: found spiral, expected none, linear, yarn or longrope"},
 };
 
-START_TEST(model_files)
+TEST_CASE("model files", .timeout_s = 60, .setup_once = make_folder);
+
+TEST_LOOP(model_files, 0, sizeof models / sizeof *models)
 {
 	struct engine *e = NULL;
 	struct err err = {0};
@@ -151,11 +153,10 @@ START_TEST(model_files)
 		ck_assert_msg(rc == 0, "%s", err.text);
 	engine_close(&e);
 }
-END_TEST
 
 /* Bytes of the header set at random, several at a time: the engine opens or refuses, and frees
  * what it took. PD_FUZZ: how many rounds. */
-START_TEST(model_damaged)
+TEST(model_damaged)
 {
 	const char *rounds = getenv("PD_FUZZ");
 	unsigned n = rounds ? (unsigned)atoi(rounds) : 400, seed = 1, opened = 0;
@@ -193,9 +194,8 @@ START_TEST(model_damaged)
 	}
 	printf("%u of %u damaged models were opened\n", opened, n);
 }
-END_TEST
 
-START_TEST(bad_options)
+TEST(bad_options)
 {
 	struct engine *e = NULL;
 	struct err err = {0};
@@ -223,10 +223,9 @@ START_TEST(bad_options)
 	refused("/nonexistent", engine_open(&bad, &e, &err), &err, ERR_IO, "No such file");
 	ck_assert_ptr_null(e);
 }
-END_TEST
 
 /* 16 TiB of logits: said before anything is allocated. */
-START_TEST(too_little_memory)
+TEST(too_little_memory)
 {
 	struct engine *e = NULL;
 	struct err err = {0};
@@ -241,23 +240,4 @@ START_TEST(too_little_memory)
 	                        .max_table = 8};
 	refused("model.gguf", engine_open(&o, &e, &err), &err, ERR_NOMEM, "MiB for steps of 8 tokens");
 	ck_assert_ptr_null(e);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("model files");
-	TCase *t = tcase_create("model files");
-	tcase_set_timeout(t, 60);
-	tcase_add_unchecked_fixture(t, make_folder, NULL);
-	tcase_add_loop_test(t, model_files, 0, (int)(sizeof models / sizeof *models));
-	tcase_add_test(t, model_damaged);
-	tcase_add_test(t, bad_options);
-	tcase_add_test(t, too_little_memory);
-	suite_add_tcase(s, t);
-	SRunner *sr = srunner_create(s);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed != 0;
 }

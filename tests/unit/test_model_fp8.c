@@ -152,7 +152,9 @@ static const struct {
      "q_proj.weight_scale: found shape 1, expected 144 x 1"},
 };
 
-START_TEST(configurations_refused)
+TEST_CASE("fp8", .timeout_s = 60);
+
+TEST_LOOP(configurations_refused, 0, sizeof configs / sizeof *configs)
 {
 	char folder[TEST_FOLDER_BYTES];
 	struct copy c = copy_of(configs[_i].model);
@@ -162,7 +164,6 @@ START_TEST(configurations_refused)
 	copy_write(&c, folder);
 	refused(folder, configs[_i].text);
 }
-END_TEST
 
 /* --- tensors ------------------------------------------------------------- */
 
@@ -189,7 +190,7 @@ static const struct {
 	{"qwen3-fp8", WEIGHT "_scale_inv", NULL, NULL, -0.5f, "found scale -0.5 at 3"},
 };
 
-START_TEST(tensors_refused)
+TEST_LOOP(tensors_refused, 0, sizeof tensors / sizeof *tensors)
 {
 	char folder[TEST_FOLDER_BYTES];
 	struct copy c = copy_of(tensors[_i].model);
@@ -206,9 +207,8 @@ START_TEST(tensors_refused)
 	copy_write(&c, folder);
 	refused(folder, tensors[_i].text);
 }
-END_TEST
 
-START_TEST(scalar_refused)
+TEST(scalar_refused)
 {
 	static const char scale[] = "model.layers.0.self_attn.q_proj.weight_scale",
 					  rows[] = GROUP(FLOAT8 "\"strategy\":\"channel\"");
@@ -219,13 +219,12 @@ START_TEST(scalar_refused)
 	copy_write(&c, folder);
 	refused(folder, "q_proj.weight_scale: found shape scalar, expected 144 x 1");
 }
-END_TEST
 
 /* --- scales -------------------------------------------------------------- */
 
 /* 150 rows of 130 codes, of which a part begins at row 100: the number of a row's scale, and the
  * number of columns that share one. */
-START_TEST(scales_of_rows)
+TEST(scales_of_rows)
 {
 	static const struct {
 		uint32_t rows, columns, across;
@@ -272,12 +271,11 @@ START_TEST(scales_of_rows)
 		ck_assert_msg(!memcmp(rows + 132 + 6, none, 126), "case %zu: codes beyond the columns", i);
 	}
 }
-END_TEST
 
 /* --- memory -------------------------------------------------------------- */
 
 /* Keys of latent attention are transposed: in FP8 if 128 rows share a scale, else as float32. */
-START_TEST(keys_that_grow)
+TEST(keys_that_grow)
 {
 	enum { HEADS = 3, NOPE = 128, V = 64, RANK = 256 };
 	struct model_conf c = {.heads = HEADS, .mla = {.kv_rank = RANK, .nope = NOPE, .v = V}};
@@ -295,23 +293,4 @@ START_TEST(keys_that_grow)
 	ck_assert_uint_eq(mla_added_bytes(&c, &t), 3 * HEADS * NOPE * RANK);
 	t.dtype = KERN_BF16;
 	ck_assert_uint_eq(mla_added_bytes(&c, &t), 0);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("model_fp8");
-	TCase *t = tcase_create("fp8");
-	tcase_set_timeout(t, 60);
-	tcase_add_loop_test(t, configurations_refused, 0, (int)(sizeof configs / sizeof *configs));
-	tcase_add_loop_test(t, tensors_refused, 0, (int)(sizeof tensors / sizeof *tensors));
-	tcase_add_test(t, scalar_refused);
-	tcase_add_test(t, scales_of_rows);
-	tcase_add_test(t, keys_that_grow);
-	suite_add_tcase(s, t);
-	SRunner *sr = srunner_create(s);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed != 0;
 }

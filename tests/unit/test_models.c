@@ -52,8 +52,10 @@ static float tolerance(const char *family, const char *variant)
 	return rounds ? 1e-2f : GOLDEN_TOLERANCE;
 }
 
+TEST_CASE("golden", .timeout_s = 300);
+
 /* Logits within 1e-3, and every token of both continuations. */
-START_TEST(logits_and_tokens)
+TEST_LOOP(logits_and_tokens, 0, FAMILIES *VARIANTS)
 {
 	const char *variant = variants[_i / FAMILIES];
 	char folder[128];
@@ -63,7 +65,6 @@ START_TEST(logits_and_tokens)
 	golden_check(folder, folder, (struct rig_opts){.variant = variant, .kv = KV_F32},
 	             tolerance(families[_i % FAMILIES], variant));
 }
-END_TEST
 
 /* A folder with another configuration beside a golden model's weights. */
 static void folder_with(char folder[TEST_FOLDER_BYTES], const char *family, const json_t *config)
@@ -98,7 +99,7 @@ static void fingerprint_of(const char *path, char hex[65])
 
 /* The same description and tensors, down to the last number
  * (fingerprint_covers_the_description). */
-START_TEST(older_key_names)
+TEST_LOOP(older_key_names, 0, FAMILIES)
 {
 	char folder[TEST_FOLDER_BYTES], data[128], want[65], got[65];
 	json_t *config = config_of(families[_i], "config_v4.json");
@@ -109,20 +110,18 @@ START_TEST(older_key_names)
 	ck_assert_str_eq(got, want);
 	json_decref(config);
 }
-END_TEST
 
-START_TEST(gguf_gives_the_same)
+TEST_LOOP(gguf_gives_the_same, 0, IN_GGUF)
 {
 	char path[160], data[128];
 	snprintf(data, sizeof data, GOLDEN "%s", in_gguf[_i]);
 	snprintf(path, sizeof path, "%s/model.gguf", data);
 	golden_check(path, data, (struct rig_opts){.kv = KV_F32}, tolerance(in_gguf[_i], NULL));
 }
-END_TEST
 
 /* All logits of a prompt in chunks are those of one chunk, bit for bit, whatever the family does
  * in a layer. */
-START_TEST(chunks_equal_whole)
+TEST_LOOP(chunks_equal_whole, 0, 2 * FAMILIES)
 {
 	enum { N = 150 };
 	char folder[128];
@@ -146,7 +145,6 @@ START_TEST(chunks_equal_whole)
 	free(parts);
 	rig_close(&r);
 }
-END_TEST
 
 /* --- long context -------------------------------------------------------- */
 
@@ -181,7 +179,9 @@ static void long_check(struct rig_opts o, unsigned rows_whole)
 	free(ids);
 }
 
-START_TEST(long_context)
+TEST_CASE("long", .timeout_s = 300);
+
+TEST_LOOP(long_context, 0, 2)
 {
 	static const char *const models[] = {"llama-tied", "gemma3"};
 	char folder[TEST_FOLDER_BYTES];
@@ -192,9 +192,10 @@ START_TEST(long_context)
 	           LONG);
 	json_decref(config);
 }
-END_TEST
 
-START_TEST(long_context_smollm2)
+TEST_CASE("smollm2", .timeout_s = 3600);
+
+TEST(long_context_smollm2)
 {
 	const char *model = getenv("PD_MODEL"), *full = getenv("PD_FULL");
 	if (!full || !*full)
@@ -206,7 +207,6 @@ START_TEST(long_context_smollm2)
 			.model = model, .kv = KV_BF16, .block_tokens = 64, .blocks = 150, .threads = 2},
 		LONG);
 }
-END_TEST
 
 /* --- rotary tables ------------------------------------------------------- */
 
@@ -253,7 +253,9 @@ static const struct {
      1.138629436111989, 0, 1, 5.386086725079711e-05},
 };
 
-START_TEST(rotary_tables)
+TEST_CASE("refusals", .timeout_s = 60);
+
+TEST_LOOP(rotary_tables, 0, sizeof tables / sizeof *tables)
 {
 	char folder[TEST_FOLDER_BYTES];
 	struct model_conf c;
@@ -269,7 +271,6 @@ START_TEST(rotary_tables)
 	model_close(&src);
 	json_decref(config);
 }
-END_TEST
 
 /* --- refusals ------------------------------------------------------------ */
 
@@ -414,7 +415,7 @@ static const struct {
 };
 
 /* One line that names the file, the key, what was found and what was expected. */
-START_TEST(configurations_refused)
+TEST_LOOP(configurations_refused, 0, sizeof refused / sizeof *refused)
 {
 	char folder[TEST_FOLDER_BYTES];
 	struct model_conf c;
@@ -428,7 +429,6 @@ START_TEST(configurations_refused)
 	              "%s: \"%s\" does not say \"%s\"", refused[_i].change, err.text, refused[_i].text);
 	json_decref(config);
 }
-END_TEST
 
 /* What does not fit the tensors. */
 static const struct {
@@ -479,7 +479,7 @@ static const struct {
      "tensor model.layers.0.self_attn.q_norm.weight: found none"},
 };
 
-START_TEST(tensors_that_do_not_fit)
+TEST_LOOP(tensors_that_do_not_fit, 0, sizeof misfits / sizeof *misfits)
 {
 	char folder[TEST_FOLDER_BYTES];
 	struct err err = {0};
@@ -501,7 +501,6 @@ START_TEST(tensors_that_do_not_fit)
 	              "%s: \"%s\" does not say \"%s\"", misfits[_i].change, err.text, misfits[_i].text);
 	json_decref(config);
 }
-END_TEST
 
 /* --- fingerprint --------------------------------------------------------- */
 
@@ -575,7 +574,7 @@ static const char *disturb(struct model_conf *c, int i)
 }
 
 /* Every number that changes a result changes the fingerprint. */
-START_TEST(fingerprint_covers_the_description)
+TEST(fingerprint_covers_the_description)
 {
 	struct model_conf c;
 	struct model_source src;
@@ -598,10 +597,9 @@ START_TEST(fingerprint_covers_the_description)
 	}
 	model_close(&src);
 }
-END_TEST
 
 /* So does every byte of every tensor: one bit, anywhere. */
-START_TEST(fingerprint_covers_the_tensors)
+TEST(fingerprint_covers_the_tensors)
 {
 	struct model_conf c;
 	struct model_source src;
@@ -637,11 +635,10 @@ START_TEST(fingerprint_covers_the_tensors)
 	printf("%u bits in the fingerprint\n", last);
 	model_close(&src);
 }
-END_TEST
 
 /* Opening that fails in the middle does not wait for all of a file to be read, and leaves no
  * thread. */
-START_TEST(fingerprint_given_up)
+TEST(fingerprint_given_up)
 {
 	struct model_conf c;
 	struct model_source src;
@@ -654,37 +651,4 @@ START_TEST(fingerprint_given_up)
 		ck_assert_ptr_null(f);
 	}
 	model_close(&src);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("models");
-	TCase *golden = tcase_create("golden"), *far = tcase_create("long"),
-		  *real = tcase_create("smollm2"), *bad = tcase_create("refusals");
-	tcase_set_timeout(golden, 300);
-	tcase_add_loop_test(golden, logits_and_tokens, 0, FAMILIES * VARIANTS);
-	tcase_add_loop_test(golden, older_key_names, 0, FAMILIES);
-	tcase_add_loop_test(golden, gguf_gives_the_same, 0, IN_GGUF);
-	tcase_add_loop_test(golden, chunks_equal_whole, 0, 2 * FAMILIES);
-	tcase_set_timeout(far, 300);
-	tcase_add_loop_test(far, long_context, 0, 2);
-	tcase_set_timeout(real, 3600);
-	tcase_add_test(real, long_context_smollm2);
-	tcase_set_timeout(bad, 60);
-	tcase_add_loop_test(bad, rotary_tables, 0, (int)(sizeof tables / sizeof *tables));
-	tcase_add_loop_test(bad, configurations_refused, 0, (int)(sizeof refused / sizeof *refused));
-	tcase_add_loop_test(bad, tensors_that_do_not_fit, 0, (int)(sizeof misfits / sizeof *misfits));
-	tcase_add_test(bad, fingerprint_covers_the_description);
-	tcase_add_test(bad, fingerprint_covers_the_tensors);
-	tcase_add_test(bad, fingerprint_given_up);
-	suite_add_tcase(s, golden);
-	suite_add_tcase(s, far);
-	suite_add_tcase(s, real);
-	suite_add_tcase(s, bad);
-	SRunner *sr = srunner_create(s);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed != 0;
 }

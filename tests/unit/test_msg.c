@@ -102,7 +102,9 @@ static int say(struct end *s, struct peer *p, uint32_t n)
 	return chan_send(s->c, p, MSG_KV_DENY, &h, &d.base);
 }
 
-START_TEST(both_ways_in_order)
+TEST_CASE("msg", .timeout_s = 120, .setup = base_setup, .teardown = base_teardown);
+
+TEST(both_ways_in_order)
 {
 	struct end a, b;
 	end_open(&a, "bound", 10, endpoint, 4096);
@@ -126,10 +128,9 @@ START_TEST(both_ways_in_order)
 	chan_destroy(&b.c);
 	chan_destroy(&a.c);
 }
-END_TEST
 
 /* Two workers that have exchanged their roles: each has connected to the other. */
-START_TEST(each_connects_to_the_other)
+TEST(each_connects_to_the_other)
 {
 	struct end a, b;
 	char second[sizeof endpoint + 4];
@@ -156,9 +157,8 @@ START_TEST(each_connects_to_the_other)
 	chan_destroy(&b.c);
 	chan_destroy(&a.c);
 }
-END_TEST
 
-START_TEST(bound_side_restarts)
+TEST(bound_side_restarts)
 {
 	struct end a, a2, b;
 	end_open(&a, "bound", 10, endpoint, 4096);
@@ -180,9 +180,8 @@ START_TEST(bound_side_restarts)
 	chan_destroy(&b.c);
 	chan_destroy(&a2.c);
 }
-END_TEST
 
-START_TEST(dialling_side_restarts)
+TEST(dialling_side_restarts)
 {
 	struct end a, b, b2;
 	end_open(&a, "bound", 10, endpoint, 4096);
@@ -200,9 +199,8 @@ START_TEST(dialling_side_restarts)
 	chan_destroy(&b2.c);
 	chan_destroy(&a.c);
 }
-END_TEST
 
-START_TEST(rm22_name_is_taken_while_it_lives)
+TEST(rm22_name_is_taken_while_it_lives)
 {
 	struct end a, b, c;
 	end_open(&a, "bound", 10, endpoint, 4096);
@@ -220,9 +218,8 @@ START_TEST(rm22_name_is_taken_while_it_lives)
 	chan_destroy(&b.c);
 	chan_destroy(&a.c);
 }
-END_TEST
 
-START_TEST(window_is_bounded)
+TEST(window_is_bounded)
 {
 	struct end a, b;
 	end_open(&a, "bound", 10, endpoint, 4096);
@@ -242,7 +239,6 @@ START_TEST(window_is_bounded)
 	chan_destroy(&b.c);
 	chan_destroy(&a.c);
 }
-END_TEST
 
 static void *ask_thread(void *arg)
 {
@@ -254,7 +250,7 @@ static void *ask_thread(void *arg)
 	return out;
 }
 
-START_TEST(pdctl_asks)
+TEST(pdctl_asks)
 {
 	static const struct {
 		const char *command, *want;
@@ -274,11 +270,10 @@ START_TEST(pdctl_asks)
 	}
 	chan_destroy(&a.c);
 }
-END_TEST
 
 /* An answer that comes later reaches who has asked, though others were answered meanwhile; a daemon
  * has so many questions open and no more; at its end they are forgotten. */
-START_TEST(pdctl_asks_and_waits)
+TEST(pdctl_asks_and_waits)
 {
 	static const char *const want[] = {"0 done", "-2 not done"};
 	struct end a;
@@ -317,11 +312,10 @@ START_TEST(pdctl_asks_and_waits)
 	}
 	ck_assert_uint_eq(full, 1);
 }
-END_TEST
 
 /* Frames of random length and content, and near-misses, on a raw connection: nothing is
  * delivered, the next peer is served. */
-START_TEST(garbage_changes_nothing)
+TEST(garbage_changes_nothing)
 {
 	struct end a, b;
 	end_open(&a, "bound", 10, endpoint, 16);
@@ -359,9 +353,8 @@ START_TEST(garbage_changes_nothing)
 	chan_destroy(&b.c);
 	chan_destroy(&a.c);
 }
-END_TEST
 
-START_TEST(link_numbers)
+TEST(link_numbers)
 {
 	static const struct {
 		uint64_t seq;
@@ -391,9 +384,8 @@ START_TEST(link_numbers)
 	link_fini(&l);
 	ck_assert_uint_eq(l.n_window, 0);
 }
-END_TEST
 
-START_TEST(decode_demands_what_is_required)
+TEST(decode_demands_what_is_required)
 {
 	static const struct {
 		uint32_t version, type, attempt;
@@ -429,11 +421,10 @@ START_TEST(decode_demands_what_is_required)
 		msg_in_fini(&m);
 	}
 }
-END_TEST
 
 /* What a worker says of itself is kept: in HELLO and later it has the same bounds. */
 /* None, or exactly as long as a hash. */
-START_TEST(cache_salt_has_one_length)
+TEST_LOOP(cache_salt_has_one_length, 0, 6)
 {
 	static const size_t lengths[] = {0, 32, 1, 31, 33, 1000};
 	static uint8_t bytes[1000];
@@ -450,9 +441,8 @@ START_TEST(cache_salt_has_one_length)
 	int r = msg_validate(msg_type_find(MSG_REQUEST_SUBMIT), &submit.base, &err);
 	ck_assert_msg((r == 0) == (_i < 2), "%zu bytes: %s", lengths[_i], err.text);
 }
-END_TEST
 
-START_TEST(texts_of_workers_are_bounded)
+TEST(texts_of_workers_are_bounded)
 {
 	char text[MSG_TEXT_MAX + 2];
 	memset(text, 't', sizeof text);
@@ -475,9 +465,8 @@ START_TEST(texts_of_workers_are_bounded)
 		}
 	}
 }
-END_TEST
 
-START_TEST(texts_of_peers_are_bounded)
+TEST(texts_of_peers_are_bounded)
 {
 	char text[MSG_ENDPOINT_MAX + 2];
 	memset(text, 't', sizeof text);
@@ -499,10 +488,9 @@ START_TEST(texts_of_peers_are_bounded)
 		}
 	}
 }
-END_TEST
 
 /* Disconnected while its WELCOME is under way: it does not come back to life. */
-START_TEST(disconnected_stays_so)
+TEST(disconnected_stays_so)
 {
 	struct end a, b;
 	end_open(&a, "bound", 10, endpoint, 16);
@@ -526,11 +514,10 @@ START_TEST(disconnected_stays_so)
 	chan_destroy(&b.c);
 	chan_destroy(&a.c);
 }
-END_TEST
 
 /* An owner may disconnect a peer inside the hook that says it is down, also twice: it ends once,
  * and others find its place free. */
-START_TEST(disconnected_when_it_is_down)
+TEST(disconnected_when_it_is_down)
 {
 	struct end a, b;
 	end_open(&a, "bound", 10, endpoint, 16);
@@ -548,11 +535,10 @@ START_TEST(disconnected_when_it_is_down)
 	}
 	chan_destroy(&a.c);
 }
-END_TEST
 
 /* So may the side that connected, when it is told that its link restarts: it does not come up
  * again. */
-START_TEST(disconnected_when_its_link_restarts)
+TEST(disconnected_when_its_link_restarts)
 {
 	struct end a, b;
 	int never = 0;
@@ -572,36 +558,4 @@ START_TEST(disconnected_when_its_link_restarts)
 	ck_assert_int_eq(b.ups, 1);
 	chan_destroy(&b.c);
 	chan_destroy(&a.c);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("msg");
-	TCase *t = tcase_create("msg");
-	tcase_add_checked_fixture(t, base_setup, base_teardown);
-	tcase_set_timeout(t, 120);
-	tcase_add_test(t, both_ways_in_order);
-	tcase_add_test(t, each_connects_to_the_other);
-	tcase_add_test(t, bound_side_restarts);
-	tcase_add_test(t, dialling_side_restarts);
-	tcase_add_test(t, rm22_name_is_taken_while_it_lives);
-	tcase_add_test(t, window_is_bounded);
-	tcase_add_test(t, pdctl_asks);
-	tcase_add_test(t, pdctl_asks_and_waits);
-	tcase_add_test(t, garbage_changes_nothing);
-	tcase_add_test(t, link_numbers);
-	tcase_add_test(t, decode_demands_what_is_required);
-	tcase_add_loop_test(t, cache_salt_has_one_length, 0, 6);
-	tcase_add_test(t, texts_of_workers_are_bounded);
-	tcase_add_test(t, texts_of_peers_are_bounded);
-	tcase_add_test(t, disconnected_stays_so);
-	tcase_add_test(t, disconnected_when_it_is_down);
-	tcase_add_test(t, disconnected_when_its_link_restarts);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

@@ -32,9 +32,11 @@ static uint64_t sent_in(struct side *a, struct side *b, int work, unsigned ms)
 	return to[0].sent - from[0].sent + to[1].sent - from[1].sent;
 }
 
+TEST_CASE("msg ends", .timeout_s = 120, .setup = base_setup, .teardown = base_teardown);
+
 /* A router and its worker: at work a beat each 20 ms either way, without work a fifth of that;
  * neither goes down. A busy machine may keep this process from beating: only then once more. */
-START_TEST(an_idle_link_sleeps)
+TEST(an_idle_link_sleeps)
 {
 	struct side a, b;
 	struct chan_opts oa = pair_opts(0, NULL), ob = oa;
@@ -57,10 +59,9 @@ START_TEST(an_idle_link_sleeps)
 	until_settled(&a, &b, "idle");
 	pair_close(&a, &b);
 }
-END_TEST
 
 /* The peer bears less silence than our pace would give it: it is heard often enough. */
-START_TEST(beats_as_often_as_the_peer_bears)
+TEST(beats_as_often_as_the_peer_bears)
 {
 	struct side a, b;
 	struct chan_opts oa = pair_opts(0, NULL), ob = oa;
@@ -73,7 +74,6 @@ START_TEST(beats_as_often_as_the_peer_bears)
 	ck_assert_msg(b.downs == 0, "%s", b.why);
 	pair_close(&a, &b);
 }
-END_TEST
 
 /* --- goodbyes ------------------------------------------------------------ */
 
@@ -127,7 +127,7 @@ static pid_t child_who_hears(int *ret_fd)
 }
 
 /* This process lives on: only the goodbye can tell that its chan has ended. */
-START_TEST(goodbye_is_heard_by_the_busy)
+TEST(goodbye_is_heard_by_the_busy)
 {
 	for (int i = 0; i < 5; i++) {
 		struct side a = {.name = "bound", .epoch = 10, .opts = pair_opts(0, NULL)};
@@ -147,10 +147,9 @@ START_TEST(goodbye_is_heard_by_the_busy)
 		waitpid(pid, &status, 0);
 	}
 }
-END_TEST
 
 /* One who is stopped costs the one who ends a moment, not more. */
-START_TEST(goodbye_does_not_wait_for_the_stopped)
+TEST(goodbye_does_not_wait_for_the_stopped)
 {
 	struct side a = {.name = "bound", .epoch = 10, .opts = pair_opts(0, NULL)};
 	int fd, status;
@@ -168,11 +167,10 @@ START_TEST(goodbye_does_not_wait_for_the_stopped)
 	waitpid(pid, &status, 0);
 	close(fd);
 }
-END_TEST
 
 /* Stopped, so that neither the end of its process nor a goodbye tells: without work between the
  * two after twice the silence, with work after once. */
-START_TEST(stopped_peer_is_noticed)
+TEST(stopped_peer_is_noticed)
 {
 	for (int work = 0; work < 2; work++) {
 		struct side a = {.name = "bound", .epoch = 10, .opts = pair_opts(0, NULL)};
@@ -200,11 +198,10 @@ START_TEST(stopped_peer_is_noticed)
 		side_stop(&a);
 	}
 }
-END_TEST
 
 /* Its connection has ended, so the socket takes nothing: what is sent to it meanwhile keeps neither
  * it nor others alive. */
-START_TEST(vanished_peer_is_noticed_at_work)
+TEST(vanished_peer_is_noticed_at_work)
 {
 	struct side a;
 	struct rogue g;
@@ -218,7 +215,6 @@ START_TEST(vanished_peer_is_noticed_at_work)
 	ck_assert_str_eq(a.why, "silent for too long");
 	side_stop(&a);
 }
-END_TEST
 
 /* --- HELLOs --------------------------------------------------------------- */
 
@@ -267,7 +263,7 @@ static void dial(struct side *b, uint64_t resend_us)
 }
 
 /* HELLOs without an answer come after 20, 40, 80 and then each 160 ms. */
-START_TEST(hello_is_repeated_ever_later)
+TEST(hello_is_repeated_ever_later)
 {
 	struct silent g;
 	struct side b;
@@ -279,11 +275,10 @@ START_TEST(hello_is_repeated_ever_later)
 	silent_close(&g);
 	side_stop(&b);
 }
-END_TEST
 
 /* Who was silent so long ends, and another listens there: it need not wait for the next HELLO,
  * which is due 2.4 s after the last. Nor if nobody listens for a while. */
-START_TEST(who_comes_up_hears_hello_at_once)
+TEST(who_comes_up_hears_hello_at_once)
 {
 	for (int pause = 0; pause < 2; pause++) {
 		struct silent g;
@@ -302,11 +297,10 @@ START_TEST(who_comes_up_hears_hello_at_once)
 		pair_close(&a, &b);
 	}
 }
-END_TEST
 
 /* A link whose window was full restarts. Until then nothing goes out, though there be room: the
  * peer would see a gap. */
-START_TEST(nothing_follows_what_did_not_fit)
+TEST(nothing_follows_what_did_not_fit)
 {
 	struct side a, b;
 	struct chan_opts oa = pair_opts(0, NULL), ob = oa;
@@ -325,28 +319,4 @@ START_TEST(nothing_follows_what_did_not_fit)
 	ck_assert_int_eq(say_type(&a, MSG_PEERS), 0);
 	until_settled(&a, &b, "after the restart");
 	pair_close(&a, &b);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("msg ends");
-	TCase *t = tcase_create("msg ends");
-	tcase_add_checked_fixture(t, base_setup, base_teardown);
-	tcase_set_timeout(t, 120);
-	tcase_add_test(t, an_idle_link_sleeps);
-	tcase_add_test(t, beats_as_often_as_the_peer_bears);
-	tcase_add_test(t, goodbye_is_heard_by_the_busy);
-	tcase_add_test(t, goodbye_does_not_wait_for_the_stopped);
-	tcase_add_test(t, stopped_peer_is_noticed);
-	tcase_add_test(t, vanished_peer_is_noticed_at_work);
-	tcase_add_test(t, hello_is_repeated_ever_later);
-	tcase_add_test(t, who_comes_up_hears_hello_at_once);
-	tcase_add_test(t, nothing_follows_what_did_not_fit);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

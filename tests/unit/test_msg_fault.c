@@ -5,7 +5,9 @@
 #include "msg_pair.h"
 #include "util/mem.h"
 
-START_TEST(fault_rules)
+TEST_CASE("msg fault", .timeout_s = 120, .setup = base_setup, .teardown = base_teardown);
+
+TEST(fault_rules)
 {
 	static const struct {
 		const char *text, *wrong;
@@ -43,9 +45,8 @@ START_TEST(fault_rules)
 		fault_destroy(&f);
 	}
 }
-END_TEST
 
-START_TEST(fault_verdicts)
+TEST(fault_verdicts)
 {
 	struct fault *f, *g;
 	struct err err = {0};
@@ -78,7 +79,6 @@ START_TEST(fault_verdicts)
 	fault_destroy(&f);
 	fault_destroy(&g);
 }
-END_TEST
 
 /* One rule for each numbered type: what happens to the nth message of it, in this direction.
  * Heartbeats, which have no number, are late. */
@@ -99,7 +99,7 @@ static char *rule_for_each_type(const char *dir, int nth, const char *what)
 
 /* Of three messages of each type, the first, second or last is lost, repeated, late or cuts the
  * link, on the way out or in: all is heard once, in order, of one link. */
-START_TEST(each_type_survives)
+TEST(each_type_survives)
 {
 	static const char *const what[] = {"drop", "repeat", "delay", "cut", "noack"};
 	for (int c = 0; c < 2 * 3 * 5; c++) {
@@ -131,7 +131,6 @@ START_TEST(each_type_survives)
 		free(name);
 	}
 }
-END_TEST
 
 static void flood(struct side *a, struct side *b, const char *fault_b, unsigned n, const char *what)
 {
@@ -152,7 +151,7 @@ static void flood(struct side *a, struct side *b, const char *fault_b, unsigned 
 
 /* A full window says so, and goes on when acknowledgements come, also when most of them are
  * lost. */
-START_TEST(window_recovers)
+TEST(window_recovers)
 {
 	struct side a, b;
 	flood(&a, &b, "seed=3 type=ACK:drop=50% noack=50%", 200, "half of the acknowledgements lost");
@@ -160,9 +159,8 @@ START_TEST(window_recovers)
 	flood(&a, &b, "seed=5 cut=1%", 200, "connections end");
 	flood(&a, &b, "seed=6 delay=20%:0-3ms repeat=50%", 300, "late and twice");
 }
-END_TEST
 
-START_TEST(window_is_bounded_in_bytes)
+TEST(window_is_bounded_in_bytes)
 {
 	struct side a, b;
 	struct chan_opts o = pair_opts(0, NULL);
@@ -177,11 +175,10 @@ START_TEST(window_is_bounded_in_bytes)
 	until_settled(&a, &b, "bytes");
 	pair_close(&a, &b);
 }
-END_TEST
 
 /* Nobody loses what it says to a life that lasts; a new life starts at the first message of a
  * new session. Whoever ends first, both orders. */
-START_TEST(lives_end_in_both_orders)
+TEST(lives_end_in_both_orders)
 {
 	for (int order = 0; order < 4; order++) {
 		struct side a, b;
@@ -215,11 +212,10 @@ START_TEST(lives_end_in_both_orders)
 		pair_close(&a, &b);
 	}
 }
-END_TEST
 
 /* `delay` holds the line, `late` the message alone; neither cuts throughput: 200 messages of 20
  * ms each take little more than 20 ms. */
-START_TEST(delays_are_in_a_pipe)
+TEST(delays_are_in_a_pipe)
 {
 	static const char *const faults[] = {"dir=in:type=KV_RESERVE:delay=100%:20ms",
 	                                     "dir=in:type=KV_RESERVE:late=100%:20ms",
@@ -240,11 +236,10 @@ START_TEST(delays_are_in_a_pipe)
 		pair_close(&a, &b);
 	}
 }
-END_TEST
 
 /* The first waits 30 ms; the second comes at once, the third when the first one's time is over
  * but its timer has not run: none overtakes. */
-START_TEST(delayed_is_not_overtaken)
+TEST(delayed_is_not_overtaken)
 {
 	struct side a, b;
 	struct chan_counts n;
@@ -264,10 +259,9 @@ START_TEST(delayed_is_not_overtaken)
 	ck_assert_uint_eq(n.dropped, 0);
 	pair_close(&a, &b);
 }
-END_TEST
 
 /* Ten lives of one name where four peers have room: those that are over hold no place. */
-START_TEST(places_are_given_back)
+TEST(places_are_given_back)
 {
 	struct side a, b;
 	struct chan_opts o = pair_opts(8000, NULL);
@@ -281,10 +275,9 @@ START_TEST(places_are_given_back)
 	until_settled(&a, &b, "the last life");
 	pair_close(&a, &b);
 }
-END_TEST
 
 /* The clock would find out after forty seconds; the receiver who meets the gap says so at once. */
-START_TEST(a_gap_is_asked_for_at_once)
+TEST(a_gap_is_asked_for_at_once)
 {
 	struct side a, b;
 	struct chan_opts o = pair_opts(40000000, "type=KV_GRANT:dir=in:nth=1:drop=100%");
@@ -296,29 +289,4 @@ START_TEST(a_gap_is_asked_for_at_once)
 	until_settled(&a, &b, "a gap");
 	ck_assert_uint_lt(clock_us() - from, 20000000);
 	pair_close(&a, &b);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("msg fault");
-	TCase *t = tcase_create("msg fault");
-	tcase_add_checked_fixture(t, base_setup, base_teardown);
-	tcase_set_timeout(t, 120);
-	tcase_add_test(t, fault_rules);
-	tcase_add_test(t, fault_verdicts);
-	tcase_add_test(t, each_type_survives);
-	tcase_add_test(t, window_recovers);
-	tcase_add_test(t, window_is_bounded_in_bytes);
-	tcase_add_test(t, lives_end_in_both_orders);
-	tcase_add_test(t, delays_are_in_a_pipe);
-	tcase_add_test(t, delayed_is_not_overtaken);
-	tcase_add_test(t, places_are_given_back);
-	tcase_add_test(t, a_gap_is_asked_for_at_once);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

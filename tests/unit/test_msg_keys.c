@@ -59,7 +59,9 @@ static int free_port(void)
 
 /* --- files ---------------------------------------------------------------- */
 
-START_TEST(a_pair_is_written_and_read)
+TEST_CASE("files");
+
+TEST(a_pair_is_written_and_read)
 {
 	char folder[TEST_FOLDER_BYTES], path[200];
 	struct stat st;
@@ -83,7 +85,6 @@ START_TEST(a_pair_is_written_and_read)
 	ck_assert_int_eq(keys_generate(folder, ".x", KEY_WORKER, &err), ERR_INVALID);
 	keys_close(&k);
 }
-END_TEST
 
 /* the pair of zmq_curve(7) */
 #define PUBLIC "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
@@ -110,7 +111,7 @@ static const struct {
 	{"", 0600, "lacks the line \"name\""},
 };
 
-START_TEST(secrets_are_checked)
+TEST_LOOP(secrets_are_checked, 0, sizeof secrets / sizeof *secrets)
 {
 	char folder[TEST_FOLDER_BYTES], path[200];
 	struct err err = {0};
@@ -127,9 +128,8 @@ START_TEST(secrets_are_checked)
 	}
 	keys_close(&k);
 }
-END_TEST
 
-START_TEST(a_missing_secret_says_what_to_do)
+TEST(a_missing_secret_says_what_to_do)
 {
 	char folder[TEST_FOLDER_BYTES];
 	struct err err = {0};
@@ -138,9 +138,8 @@ START_TEST(a_missing_secret_says_what_to_do)
 	ck_assert_int_eq(keys_open(folder, "n", &k, &err), ERR_INVALID);
 	ck_assert_msg(strstr(err.text, "pdctl keygen n"), "%s", err.text);
 }
-END_TEST
 
-START_TEST(bad_files_and_repetitions_are_left_out)
+TEST(bad_files_and_repetitions_are_left_out)
 {
 	char folder[TEST_FOLDER_BYTES], path[200], big[KEY_FILE_BYTES + 2];
 	test_folder(folder, "keys");
@@ -174,7 +173,6 @@ START_TEST(bad_files_and_repetitions_are_left_out)
 	ck_assert_ptr_null(keys_named(k, "g"));
 	keys_close(&k);
 }
-END_TEST
 
 /* --- links ---------------------------------------------------------------- */
 
@@ -256,7 +254,9 @@ static int one_was_refused(void)
 	return refused() > 0;
 }
 
-START_TEST(hosts_with_keys_talk)
+TEST_CASE("links", .timeout_s = 60);
+
+TEST(hosts_with_keys_talk)
 {
 	links_setup(1);
 	side_start(base, &b);
@@ -275,7 +275,6 @@ START_TEST(hosts_with_keys_talk)
 	until(both_up, "the link comes up again");
 	links_teardown();
 }
-END_TEST
 
 static int silence_was_noticed(void)
 {
@@ -285,7 +284,7 @@ static int silence_was_noticed(void)
 /* Whatever a peer of another host says about its process: the one that has that number here is not
  * its own. The peer is a process of this host here, so only where its link is from makes the
  * difference. */
-START_TEST(the_process_of_another_host_is_not_watched)
+TEST(the_process_of_another_host_is_not_watched)
 {
 	int status;
 	links_prepare(1);
@@ -305,9 +304,8 @@ START_TEST(the_process_of_another_host_is_not_watched)
 	ck_assert_str_eq(a.why, "silent for too long");
 	links_teardown();
 }
-END_TEST
 
-START_TEST(an_unknown_key_gets_no_further_than_its_handshake)
+TEST(an_unknown_key_gets_no_further_than_its_handshake)
 {
 	links_setup(0);
 	side_start(base, &b);
@@ -323,9 +321,8 @@ START_TEST(an_unknown_key_gets_no_further_than_its_handshake)
 	until(both_up, "a key that was added counts");
 	links_teardown();
 }
-END_TEST
 
-START_TEST(a_key_that_is_removed_ends_its_link)
+TEST(a_key_that_is_removed_ends_its_link)
 {
 	char path[200];
 	links_setup(1);
@@ -339,7 +336,6 @@ START_TEST(a_key_that_is_removed_ends_its_link)
 	ck_assert_ptr_null(a.p);
 	links_teardown();
 }
-END_TEST
 
 static const struct {
 	const char *name, *program, *why;
@@ -364,7 +360,7 @@ static int log_has(const char *path, const char *text)
 	return found;
 }
 
-START_TEST(a_key_is_bound_to_its_name_and_role)
+TEST_LOOP(a_key_is_bound_to_its_name_and_role, 0, sizeof liars / sizeof *liars)
 {
 	char path[TEST_FOLDER_BYTES];
 	test_file(path, "log");
@@ -379,9 +375,8 @@ START_TEST(a_key_is_bound_to_its_name_and_role)
 	ck_assert_ptr_null(b.p);
 	links_teardown();
 }
-END_TEST
 
-START_TEST(a_server_with_another_key_is_not_talked_to)
+TEST(a_server_with_another_key_is_not_talked_to)
 {
 	char path[200];
 	links_setup(1);
@@ -401,9 +396,8 @@ START_TEST(a_server_with_another_key_is_not_talked_to)
 	ck_assert_ptr_null(b.p);
 	links_teardown();
 }
-END_TEST
 
-START_TEST(a_key_that_was_replaced_counts_after_a_reload)
+TEST(a_key_that_was_replaced_counts_after_a_reload)
 {
 	char path[200];
 	links_setup(1);
@@ -431,9 +425,8 @@ START_TEST(a_key_that_was_replaced_counts_after_a_reload)
 	ck_assert(both_up());
 	links_teardown();
 }
-END_TEST
 
-START_TEST(without_curve_nobody_gets_in)
+TEST(without_curve_nobody_gets_in)
 {
 	char hello[] = "hello", answer[8];
 	int zero = 0;
@@ -454,7 +447,6 @@ START_TEST(without_curve_nobody_gets_in)
 	zmq_ctx_term(ctx);
 	links_teardown();
 }
-END_TEST
 
 /* Over ipc libzmq takes any User-Id that a peer puts into its READY. Speaks ZMTP 3.0 (RFC 23). */
 static void say_hello_with_user_id(int fd, const char *user_id)
@@ -497,7 +489,7 @@ static void say_hello_with_user_id(int fd, const char *user_id)
 	ck_assert(write(fd, body, body[1] + 2u) == body[1] + 2);
 }
 
-START_TEST(a_local_peer_has_no_key)
+TEST(a_local_peer_has_no_key)
 {
 	char path[TEST_FOLDER_BYTES], log[TEST_FOLDER_BYTES];
 	struct sockaddr_un at = {.sun_family = AF_UNIX};
@@ -520,9 +512,8 @@ START_TEST(a_local_peer_has_no_key)
 	close(fd);
 	links_teardown();
 }
-END_TEST
 
-START_TEST(a_reading_that_fails_changes_nothing)
+TEST(a_reading_that_fails_changes_nothing)
 {
 	char path[200], away[220];
 	links_setup(1);
@@ -536,9 +527,8 @@ START_TEST(a_reading_that_fails_changes_nothing)
 	ck_assert_uint_eq(keys_count(keys_a), 1);
 	links_teardown();
 }
-END_TEST
 
-START_TEST(what_cannot_be_connected_to)
+TEST(what_cannot_be_connected_to)
 {
 	links_setup(1);
 	side_start(base, &b);
@@ -578,35 +568,4 @@ START_TEST(what_cannot_be_connected_to)
 	ck_assert_int_eq(chan_new(base, &o, &h, &c.c, &err), ERR_INVALID);
 	ck_assert_msg(strstr(err.text, "keys"), "%s", err.text);
 	links_teardown();
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("msg keys");
-	TCase *t = tcase_create("files");
-	tcase_add_test(t, a_pair_is_written_and_read);
-	tcase_add_loop_test(t, secrets_are_checked, 0, sizeof secrets / sizeof *secrets);
-	tcase_add_test(t, a_missing_secret_says_what_to_do);
-	tcase_add_test(t, bad_files_and_repetitions_are_left_out);
-	suite_add_tcase(s, t);
-	t = tcase_create("links");
-	tcase_set_timeout(t, 60);
-	tcase_add_test(t, hosts_with_keys_talk);
-	tcase_add_test(t, the_process_of_another_host_is_not_watched);
-	tcase_add_test(t, an_unknown_key_gets_no_further_than_its_handshake);
-	tcase_add_test(t, a_key_that_is_removed_ends_its_link);
-	tcase_add_loop_test(t, a_key_is_bound_to_its_name_and_role, 0, sizeof liars / sizeof *liars);
-	tcase_add_test(t, a_server_with_another_key_is_not_talked_to);
-	tcase_add_test(t, a_key_that_was_replaced_counts_after_a_reload);
-	tcase_add_test(t, without_curve_nobody_gets_in);
-	tcase_add_test(t, a_local_peer_has_no_key);
-	tcase_add_test(t, a_reading_that_fails_changes_nothing);
-	tcase_add_test(t, what_cannot_be_connected_to);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

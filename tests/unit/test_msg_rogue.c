@@ -4,9 +4,11 @@
  * bound, or end the other side. */
 #include "msg_rogue.h"
 
+TEST_CASE("rogues", .timeout_s = 120, .setup = base_setup, .teardown = base_teardown);
+
 /* Acknowledges what was never sent, claims numbers near the end of all numbers, asks for
  * everything again and again: nothing is lost, nothing grows, nothing is heard. */
-START_TEST(numbers_from_nowhere)
+TEST(numbers_from_nowhere)
 {
 	struct side a;
 	struct rogue g;
@@ -48,11 +50,10 @@ START_TEST(numbers_from_nowhere)
 	ck_assert_uint_eq(g.again, 0);
 	without_rogue(&a, &g);
 }
-END_TEST
 
 /* It talks, but acknowledges nothing: after a while it counts as down, and what was sent to it
  * stayed bounded. */
-START_TEST(never_acknowledges)
+TEST(never_acknowledges)
 {
 	struct side a;
 	struct rogue g;
@@ -73,11 +74,10 @@ START_TEST(never_acknowledges)
 	ck_assert_uint_le(g.again, 64 * 100);
 	without_rogue(&a, &g);
 }
-END_TEST
 
 /* Names without end, HELLO after HELLO, a HELLO of half a megabyte, one that bears no silence at
  * all, one under our own name. */
-START_TEST(hello_storm)
+TEST(hello_storm)
 {
 	struct side a;
 	struct rogue g;
@@ -112,10 +112,9 @@ START_TEST(hello_storm)
 	ck_assert_uint_le(a.ups, 4);
 	without_rogue(&a, &g);
 }
-END_TEST
 
 /* A late or repeated HELLO of this life neither resets the link nor acknowledges for it. */
-START_TEST(hello_again_and_late)
+TEST(hello_again_and_late)
 {
 	struct side a;
 	struct rogue g;
@@ -158,11 +157,10 @@ START_TEST(hello_again_and_late)
 	ck_assert_uint_eq(g.again, 5);
 	without_rogue(&a, &g);
 }
-END_TEST
 
 /* HELLO again without a link, since WELCOME was lost, goes on with the link on which nothing has
  * come; what it claims to have received is not of that link. */
-START_TEST(hello_without_a_link_acknowledges_nothing)
+TEST(hello_without_a_link_acknowledges_nothing)
 {
 	struct side a;
 	struct rogue g;
@@ -184,11 +182,10 @@ START_TEST(hello_without_a_link_acknowledges_nothing)
 	ck_assert_uint_eq(a.downs, 0);
 	without_rogue(&a, &g);
 }
-END_TEST
 
 /* A process that stood still finds as many HELLOs of a peer as that sent meanwhile. What it owes
  * the peer is on the way to it on this connection, and is not sent for each of them. */
-START_TEST(hellos_that_have_queued)
+TEST(hellos_that_have_queued)
 {
 	struct side a;
 	struct rogue g;
@@ -206,9 +203,8 @@ START_TEST(hellos_that_have_queued)
 	ck_assert_uint_eq(a.downs, 0);
 	without_rogue(&a, &g);
 }
-END_TEST
 
-START_TEST(bodies_are_bounded)
+TEST(bodies_are_bounded)
 {
 	Pds__Envelope e = PDS__ENVELOPE__INIT;
 	unsigned char head[256];
@@ -236,7 +232,6 @@ START_TEST(bodies_are_bounded)
 	}
 	free(body);
 }
-END_TEST
 
 static unsigned ctl_asked;
 static int count_ctl(void *arg, struct chan_asked *asked, const struct process_origin *who,
@@ -254,7 +249,7 @@ static int count_ctl(void *arg, struct chan_asked *asked, const struct process_o
 }
 
 /* Commands are taken from who connects to us (pdctl), not from a daemon that we connected to. */
-START_TEST(commands_from_whom_we_connected_to)
+TEST(commands_from_whom_we_connected_to)
 {
 	struct chan_opts o = pair_opts(0, NULL);
 	struct chan_hooks h = {.ctl = count_ctl};
@@ -289,10 +284,9 @@ START_TEST(commands_from_whom_we_connected_to)
 	chan_destroy(&c);
 	rogue_close(&g);
 }
-END_TEST
 
 /* As over TCP, where nobody watches the process: its connection tells that it has ended. */
-START_TEST(restarted_peer_is_admitted_at_once)
+TEST(restarted_peer_is_admitted_at_once)
 {
 	struct side a;
 	struct rogue g, next;
@@ -315,28 +309,8 @@ START_TEST(restarted_peer_is_admitted_at_once)
 	ck_assert_str_eq(a.why, "restarted");
 	without_rogue(&a, &next);
 }
-END_TEST
 
-int main(void)
+TEST_START(quiet)
 {
 	log_set_level(getenv("MSG_LOG") ? getenv("MSG_LOG") : "error");
-	Suite *s = suite_create("msg_rogue");
-	TCase *t = tcase_create("rogues");
-	tcase_add_checked_fixture(t, base_setup, base_teardown);
-	tcase_set_timeout(t, 120);
-	tcase_add_test(t, numbers_from_nowhere);
-	tcase_add_test(t, never_acknowledges);
-	tcase_add_test(t, hello_storm);
-	tcase_add_test(t, hello_again_and_late);
-	tcase_add_test(t, hello_without_a_link_acknowledges_nothing);
-	tcase_add_test(t, hellos_that_have_queued);
-	tcase_add_test(t, restarted_peer_is_admitted_at_once);
-	tcase_add_test(t, bodies_are_bounded);
-	tcase_add_test(t, commands_from_whom_we_connected_to);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

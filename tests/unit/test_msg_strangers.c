@@ -61,7 +61,9 @@ static int take_over(void)
 	return await_refusal(&g, "which lives");
 }
 
-START_TEST(a_link_is_not_taken_over)
+TEST_CASE("strangers", .timeout_s = 120, .setup = base_setup, .teardown = base_teardown);
+
+TEST(a_link_is_not_taken_over)
 {
 	struct side a, b;
 	open_pair(&a, &b, pair_opts(0, NULL));
@@ -72,7 +74,6 @@ START_TEST(a_link_is_not_taken_over)
 	until_settled(&a, &b, "the link goes on");
 	pair_close(&a, &b);
 }
-END_TEST
 
 /* Whose end a daemon watches is not what a stranger says. */
 static int name_another_process(void)
@@ -103,7 +104,7 @@ static int name_another_host(void)
 	return await_refusal(&g, "another host");
 }
 
-START_TEST(a_process_is_what_the_kernel_says)
+TEST(a_process_is_what_the_kernel_says)
 {
 	struct side a = {.name = "bound", .epoch = 1000, .opts = pair_opts(0, NULL)};
 	snprintf(a.bind, sizeof a.bind, "%s", endpoint);
@@ -113,7 +114,6 @@ START_TEST(a_process_is_what_the_kernel_says)
 	ck_assert_uint_eq(a.ups, 0);
 	side_stop(&a);
 }
-END_TEST
 
 static int as_another_user(void)
 {
@@ -125,7 +125,7 @@ static int as_another_user(void)
 	return await_refusal(&g, "runs as user 65534");
 }
 
-START_TEST(another_user_is_no_daemon_of_ours)
+TEST(another_user_is_no_daemon_of_ours)
 {
 	struct side a = {.name = "bound", .epoch = 1000, .opts = pair_opts(0, NULL)};
 	/* no file, so no permissions */
@@ -137,11 +137,10 @@ START_TEST(another_user_is_no_daemon_of_ours)
 	ck_assert_uint_eq(a.ups, 0);
 	side_stop(&a);
 }
-END_TEST
 
 /* --- versions ------------------------------------------------------------ */
 
-START_TEST(another_version_is_told)
+TEST(another_version_is_told)
 {
 	struct side a = {.name = "bound", .epoch = 1000, .opts = pair_opts(0, NULL)};
 	struct rogue g;
@@ -158,10 +157,9 @@ START_TEST(another_version_is_told)
 	rogue_close(&g);
 	side_stop(&a);
 }
-END_TEST
 
 /* The one that connects hears it as well, from a WELCOME that it cannot take. */
-START_TEST(another_version_is_heard)
+TEST(another_version_is_heard)
 {
 	struct side b = {.name = "dials", .epoch = 2000, .opts = pair_opts(0, NULL)};
 	struct rogue g = {.ctx = zmq_ctx_new(), .epoch = 77, .version = PROTOCOL_VERSION + 7};
@@ -196,7 +194,6 @@ START_TEST(another_version_is_heard)
 	side_stop(&b);
 	rogue_close(&g);
 }
-END_TEST
 
 /* --- long bodies --------------------------------------------------------- */
 
@@ -259,7 +256,7 @@ static const size_t lengths[] = {
 	1, MSG_PART_BYTES / 8 - 8, MSG_PART_BYTES / 8, MSG_PART_BYTES / 8 + 1, 100000, 3, 130000};
 #define N_LENGTHS (sizeof lengths / sizeof *lengths)
 
-START_TEST(long_bodies_arrive_whole)
+TEST_LOOP(long_bodies_arrive_whole, 0, 5)
 {
 	static const char *const faults[] = {"", "seed=5 drop=10%", "seed=6 repeat=20% drop=5%",
 	                                     "seed=7 dir=in:delay=50%:1-3ms drop=5%", "seed=8 cut=2%"};
@@ -276,11 +273,10 @@ START_TEST(long_bodies_arrive_whole)
 	chan_destroy(&b.c);
 	chan_destroy(&a);
 }
-END_TEST
 
 /* What the other side would refuse is refused here, by itself; what lacks room leaves nothing of
  * it in the window. */
-START_TEST(too_long_fails_alone)
+TEST(too_long_fails_alone)
 {
 	struct chan *a;
 	struct side b;
@@ -306,7 +302,6 @@ START_TEST(too_long_fails_alone)
 	chan_destroy(&b.c);
 	chan_destroy(&a);
 }
-END_TEST
 
 /* --- bad messages -------------------------------------------------------- */
 
@@ -347,7 +342,7 @@ static void until_heard(struct side *a, uint64_t total)
 
 /* A link goes on after a body that does not decode, or one that never ends: it costs what it
  * stood for. */
-START_TEST(a_bad_body_costs_itself)
+TEST(a_bad_body_costs_itself)
 {
 	struct side a;
 	struct rogue g;
@@ -371,10 +366,9 @@ START_TEST(a_bad_body_costs_itself)
 	free(much);
 	without_rogue(&a, &g);
 }
-END_TEST
 
 /* A frame beyond what a part may have ends that connection, not the daemon, and is not read. */
-START_TEST(a_frame_too_long_is_cut_off)
+TEST(a_frame_too_long_is_cut_off)
 {
 	struct side a;
 	struct rogue g;
@@ -395,9 +389,8 @@ START_TEST(a_frame_too_long_is_cut_off)
 	free(much);
 	without_rogue(&a, &g);
 }
-END_TEST
 
-START_TEST(connections_have_a_limit)
+TEST(connections_have_a_limit)
 {
 	struct side b = {.name = "dials", .epoch = 2000, .opts = pair_opts(0, NULL)};
 	side_start(base, &b);
@@ -406,7 +399,6 @@ START_TEST(connections_have_a_limit)
 	ck_assert_ptr_null(chan_connect(b.c, endpoint, NULL, 1));
 	side_stop(&b);
 }
-END_TEST
 
 /* --- pdctl --------------------------------------------------------------- */
 
@@ -466,7 +458,7 @@ static int read_answer(struct rogue *g)
 
 /* Who asks and does not read costs a bounded number of bytes; when it has read it is answered
  * again. */
-START_TEST(answers_that_nobody_reads_are_bounded)
+TEST(answers_that_nobody_reads_are_bounded)
 {
 	struct chan_hooks h = {.ctl = answer_at_length};
 	struct chan_opts o = pair_opts(0, NULL);
@@ -501,7 +493,6 @@ START_TEST(answers_that_nobody_reads_are_bounded)
 	rogue_close(&g);
 	chan_destroy(&c);
 }
-END_TEST
 
 static int stranger_main(const char *name, const char *where)
 {
@@ -521,30 +512,9 @@ static int stranger_main(const char *name, const char *where)
 	return 126;
 }
 
-int main(int argc, char **argv)
+TEST_START(stranger)
 {
 	if (argc == 3)
-		return stranger_main(argv[1], argv[2]);
+		exit(stranger_main(argv[1], argv[2]));
 	log_set_level(getenv("MSG_LOG") ? getenv("MSG_LOG") : "error");
-	Suite *s = suite_create("msg_strangers");
-	TCase *t = tcase_create("strangers");
-	tcase_add_checked_fixture(t, base_setup, base_teardown);
-	tcase_set_timeout(t, 120);
-	tcase_add_test(t, a_link_is_not_taken_over);
-	tcase_add_test(t, a_process_is_what_the_kernel_says);
-	tcase_add_test(t, another_user_is_no_daemon_of_ours);
-	tcase_add_test(t, another_version_is_told);
-	tcase_add_test(t, another_version_is_heard);
-	tcase_add_loop_test(t, long_bodies_arrive_whole, 0, 5);
-	tcase_add_test(t, too_long_fails_alone);
-	tcase_add_test(t, a_bad_body_costs_itself);
-	tcase_add_test(t, a_frame_too_long_is_cut_off);
-	tcase_add_test(t, connections_have_a_limit);
-	tcase_add_test(t, answers_that_nobody_reads_are_bounded);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

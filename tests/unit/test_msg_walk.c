@@ -159,7 +159,9 @@ static void begin_next(struct walk *w)
 	event_base_loopbreak(base);
 }
 
-START_TEST(random_walks)
+TEST_CASE("walks", .timeout_s = 86400);
+
+TEST(random_walks)
 {
 	seeds_from = (uint64_t)number("MSG_SEED", 1);
 	seeds_to = seeds_from + (uint64_t)number("MSG_WALKS", 100);
@@ -172,19 +174,8 @@ START_TEST(random_walks)
 		check_settled(&walks[i]);
 	event_base_free(base);
 }
-END_TEST
 
-int main(void)
+TEST_START(quiet)
 {
 	log_set_level(getenv("MSG_LOG") ? getenv("MSG_LOG") : "error");
-	Suite *s = suite_create("msg_walk");
-	TCase *t = tcase_create("walks");
-	tcase_set_timeout(t, 0);
-	tcase_add_test(t, random_walks);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

@@ -56,9 +56,11 @@ static const struct {
 	{49152, 3000, 1, 1}, {49152, 3000, 4, 60}, {5, 2000, 5, 400}, {49152, 5000, 2, 5000},
 };
 
+TEST_CASE("ngram", .timeout_s = 120);
+
 /* Whatever is shown at once, the answer is that of the slow search. A place may be missed only
  * behind others that fell into its slot: none is, here. */
-START_TEST(same_as_the_slow_search)
+TEST_LOOP(same_as_the_slow_search, 0, sizeof walks / sizeof *walks)
 {
 	uint32_t n = walks[_i].n, min = walks[_i].min, found = 0;
 	uint32_t *t = mem_array(n, sizeof *t);
@@ -79,9 +81,8 @@ START_TEST(same_as_the_slow_search)
 	ngram_destroy(&x);
 	free(t);
 }
-END_TEST
 
-START_TEST(too_short_to_repeat)
+TEST(too_short_to_repeat)
 {
 	static const uint32_t t[] = {5, 5, 5, 5, 5, 5, 5, 5, 5, 5};
 	for (uint32_t min = NGRAM_MIN; min <= NGRAM_MAX; min++) {
@@ -94,11 +95,10 @@ START_TEST(too_short_to_repeat)
 		ngram_destroy(&x);
 	}
 }
-END_TEST
 
 /* A match that has left the window is not found, one that is just in it is; memory has its
  * bound. */
-START_TEST(window)
+TEST(window)
 {
 	enum { MARK = 4 };
 	uint32_t n = 3 * NGRAM_WINDOW, next;
@@ -121,10 +121,9 @@ START_TEST(window)
 	}
 	free(t);
 }
-END_TEST
 
 /* Small at first, never more than eight bytes for each of twice its tokens. */
-START_TEST(memory_grows_with_the_tokens)
+TEST(memory_grows_with_the_tokens)
 {
 	uint32_t n = 20000, next, *t = mem_array(n, sizeof *t);
 	struct ngram *x = ngram_new(2);
@@ -136,11 +135,10 @@ START_TEST(memory_grows_with_the_tokens)
 	ngram_destroy(&x);
 	free(t);
 }
-END_TEST
 
 /* The worst texts for it: every place matches, and every place has another hash. A search whose
  * cost grew with the length would take hours. */
-START_TEST(as_fast_at_the_end_as_at_the_begin)
+TEST(as_fast_at_the_end_as_at_the_begin)
 {
 	uint32_t n = 1000000, next, *t = mem_array(n, sizeof *t);
 	uint64_t begin = clock_us();
@@ -155,9 +153,8 @@ START_TEST(as_fast_at_the_end_as_at_the_begin)
 	ck_assert_uint_lt(clock_us() - begin, 60000000u);
 	free(t);
 }
-END_TEST
 
-START_TEST(copies)
+TEST(copies)
 {
 	uint32_t t[20] = {1, 2, 3, 4, 5, 6};
 	static const uint32_t behind[] = {4, 5, 6, 4, 5, 6, 4, 5, 6, 4}, plain[] = {2, 3, 4};
@@ -169,24 +166,4 @@ START_TEST(copies)
 		ck_assert_uint_eq(t[10 + i], plain[i]);
 	ngram_copy(t, 6, 5, 0, t + 6);
 	ck_assert_uint_eq(t[6], 4);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("ngram");
-	TCase *c = tcase_create("ngram");
-	tcase_set_timeout(c, 120);
-	tcase_add_loop_test(c, same_as_the_slow_search, 0, sizeof walks / sizeof *walks);
-	tcase_add_test(c, too_short_to_repeat);
-	tcase_add_test(c, window);
-	tcase_add_test(c, memory_grows_with_the_tokens);
-	tcase_add_test(c, as_fast_at_the_end_as_at_the_begin);
-	tcase_add_test(c, copies);
-	suite_add_tcase(s, c);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }

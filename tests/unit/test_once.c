@@ -11,7 +11,7 @@ static int log_text(struct once *o, const char *text)
 	return once_may_log(o, text, strlen(text));
 }
 
-START_TEST(the_same_is_logged_once)
+TEST(the_same_is_logged_once)
 {
 	struct once o = {0};
 	ck_assert_int_eq(log_text(&o, "a"), 1);
@@ -20,9 +20,8 @@ START_TEST(the_same_is_logged_once)
 		ck_assert_int_eq(log_text(&o, i % 2 ? "a" : "b"), 0);
 	ck_assert_int_eq(log_text(&o, "c"), 1);
 }
-END_TEST
 
-START_TEST(what_is_always_different_is_limited)
+TEST(what_is_always_different_is_limited)
 {
 	struct once o = {0};
 	unsigned logged = 0;
@@ -35,19 +34,4 @@ START_TEST(what_is_always_different_is_limited)
 	o.full_us = 0;
 	ck_assert_int_eq(once_may_log(&o, &last, sizeof last), 1);
 	ck_assert_int_eq(once_may_log(&o, &last, sizeof last), 0);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("once");
-	TCase *t = tcase_create("once");
-	tcase_add_test(t, the_same_is_logged_once);
-	tcase_add_test(t, what_is_always_different_is_limited);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

@@ -10,21 +10,19 @@ static struct rig_opts sim(void)
 	return (struct rig_opts){.model = "etc/sim/small.conf", .backend = "sim", .kv = KV_BF16};
 }
 
-START_TEST(tokens_are_the_same)
+TEST(tokens_are_the_same)
 {
 	struct rig_opts o = sim();
 	o.blocks = 512;
 	overlap_check(o, engine_start);
 }
-END_TEST
 
-START_TEST(drafts_of_the_device)
+TEST(drafts_of_the_device)
 {
 	struct rig_opts o = sim();
 	o.blocks = 512;
 	overlap_drafts_check(o);
 }
-END_TEST
 
 static int run_refused(struct kern_stream *s, struct kern_program *p, const struct kern_mem *batch)
 {
@@ -46,13 +44,12 @@ static int refused_first(struct engine *e, struct engine_span *spans, uint32_t n
 }
 
 /* A step that could not start, while another is in flight, changes nothing for the one after it. */
-START_TEST(a_step_that_cannot_start)
+TEST(a_step_that_cannot_start)
 {
 	struct rig_opts o = sim();
 	o.blocks = 512;
 	overlap_check(o, refused_first);
 }
-END_TEST
 
 static unsigned split_steps;
 
@@ -69,14 +66,13 @@ static int in_passes(struct engine *e, struct engine_span *spans, uint32_t n, st
 }
 
 /* Steps whose draws do not fit into one batch overlap like others. */
-START_TEST(steps_of_several_passes)
+TEST(steps_of_several_passes)
 {
 	struct rig_opts o = sim();
 	o.blocks = 512;
 	overlap_check(o, in_passes);
 	ck_assert_uint_ge(split_steps, OVERLAP_STEPS);
 }
-END_TEST
 
 enum { EMBEDDED = 20 };
 static double embedded[2][8192]; /* what is wanted, and what a step gave */
@@ -100,7 +96,7 @@ static int with_embedding(struct engine *e, struct engine_span *spans, uint32_t 
 }
 
 /* An embedding, which is computed before engine_start returns, is that of a step of its own. */
-START_TEST(embeddings_beside_steps_in_flight)
+TEST(embeddings_beside_steps_in_flight)
 {
 	struct rig_opts o = sim();
 	o.blocks = 512;
@@ -115,7 +111,6 @@ START_TEST(embeddings_beside_steps_in_flight)
 	rig_close(&r);
 	overlap_check(o, with_embedding);
 }
-END_TEST
 
 static int sync_previous_fails(struct kern_stream *s)
 {
@@ -124,7 +119,7 @@ static int sync_previous_fails(struct kern_stream *s)
 }
 
 /* The earlier of two steps fails: the later one has its results, and others can follow it. */
-START_TEST(a_step_that_fails_in_flight)
+TEST(a_step_that_fails_in_flight)
 {
 	struct overlap_seq q[OVERLAP_SEQS], want[OVERLAP_SEQS];
 	struct engine_span spans[3][OVERLAP_SEQS];
@@ -156,11 +151,10 @@ START_TEST(a_step_that_fails_in_flight)
 		sample_edit_destroy(&q[i].edits);
 	rig_close(&r);
 }
-END_TEST
 
 /* Without `overlap`, and on a device that computes in the calling thread, one step is in flight,
  * and no span can continue another. */
-START_TEST(not_everywhere)
+TEST_LOOP(not_everywhere, 0, 2)
 {
 	struct rig_opts ways[2] = {sim(), {.model = GOLDEN "llama", .kv = KV_F32, .overlap = 1}};
 	struct rig r = rig_open(ways[_i]);
@@ -182,10 +176,9 @@ START_TEST(not_everywhere)
 		"draws none for it");
 	rig_close(&r);
 }
-END_TEST
 
 /* What cannot be continued is refused, and nothing is started. */
-START_TEST(refused)
+TEST(refused)
 {
 	struct rig_opts o = sim();
 	o.overlap = 1;
@@ -243,25 +236,4 @@ START_TEST(refused)
 	ck_assert_int_eq(engine_finish(r.e, &err), 0);
 	ck_assert_int_eq(engine_finish(r.e, &err), 0);
 	rig_close(&r);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("overlap");
-	TCase *t = tcase_create("overlap");
-	tcase_add_test(t, tokens_are_the_same);
-	tcase_add_test(t, drafts_of_the_device);
-	tcase_add_test(t, a_step_that_cannot_start);
-	tcase_add_test(t, a_step_that_fails_in_flight);
-	tcase_add_test(t, steps_of_several_passes);
-	tcase_add_test(t, embeddings_beside_steps_in_flight);
-	tcase_add_loop_test(t, not_everywhere, 0, 2);
-	tcase_add_test(t, refused);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

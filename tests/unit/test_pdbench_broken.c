@@ -133,7 +133,7 @@ static const struct fault_case faults[] = {
 	{"huge line", say_huge_line, 200, "more than 16777216 bytes"},
 };
 
-START_TEST(a_broken_answer)
+TEST_LOOP(a_broken_answer, 0, sizeof faults / sizeof *faults)
 {
 	const struct fault_case *c = &faults[_i];
 	struct server *s = server_new(c->fn, NULL);
@@ -148,14 +148,13 @@ START_TEST(a_broken_answer)
 	ck_assert_uint_eq(b.r.errors[0].count, 6);
 	over(&b, &s);
 }
-END_TEST
 
 static int answer_every_third(struct request *q)
 {
 	return q->number % 3 ? answer_well(q) : cut_after_tokens(q);
 }
 
-START_TEST(the_others_go_on)
+TEST(the_others_go_on)
 {
 	struct server *s = server_new(answer_every_third, NULL);
 	struct outcome_of b;
@@ -166,9 +165,8 @@ START_TEST(the_others_go_on)
 	ck_assert_uint_eq(b.f.ttft.n, 40);
 	over(&b, &s);
 }
-END_TEST
 
-START_TEST(a_silent_server_ends_at_the_timeout)
+TEST(a_silent_server_ends_at_the_timeout)
 {
 	struct server *s = server_new(never_answer, NULL);
 	struct outcome_of b;
@@ -179,9 +177,8 @@ START_TEST(a_silent_server_ends_at_the_timeout)
 	ck_assert_uint_ge(clock_us() - begun, 600000);
 	over(&b, &s);
 }
-END_TEST
 
-START_TEST(nobody_listens)
+TEST(nobody_listens)
 {
 	struct outcome_of b;
 	bench(&b, NULL, "-c 2 -n 4");
@@ -192,7 +189,6 @@ START_TEST(nobody_listens)
 	ck_assert_uint_ge(b.r.wall_us, 15000);
 	over(&b, NULL);
 }
-END_TEST
 
 /* One slot rests after its failure; the others do not. */
 static int refuse_the_first(struct request *q)
@@ -216,14 +212,13 @@ static unsigned sent_during_the_rest(void)
 	return meanwhile;
 }
 
-START_TEST(others_do_not_rest)
+TEST(others_do_not_rest)
 {
 	unsigned sent = 0;
 	for (int i = 0; i < 20 && !sent; i++) /* a busy machine may sleep for as long */
 		sent = sent_during_the_rest();
 	ck_assert_uint_gt(sent, 0);
 }
-END_TEST
 
 /* --- the first question -------------------------------------------------- */
 
@@ -252,7 +247,7 @@ static int probe(answer_fn *fn, const char *model, struct server_info *says, str
 	return r;
 }
 
-START_TEST(what_the_server_says_of_itself)
+TEST(what_the_server_says_of_itself)
 {
 	struct server_info says;
 	struct err e;
@@ -269,20 +264,4 @@ START_TEST(what_the_server_says_of_itself)
 	ck_assert(strstr(e.text, "--api-key"));
 	ck_assert_int_eq(probe(say_garbage, NULL, &says, &e), ERR_CLOSED);
 	ck_assert_int_eq(probe(say_nothing, NULL, &says, &e), ERR_CLOSED);
-}
-END_TEST
-
-static void add_tests(TCase *t)
-{
-	tcase_add_loop_test(t, a_broken_answer, 0, (int)(sizeof faults / sizeof *faults));
-	tcase_add_test(t, the_others_go_on);
-	tcase_add_test(t, a_silent_server_ends_at_the_timeout);
-	tcase_add_test(t, nobody_listens);
-	tcase_add_test(t, others_do_not_rest);
-	tcase_add_test(t, what_the_server_says_of_itself);
-}
-
-int main(void)
-{
-	return bench_main("pdbench_broken", add_tests);
 }

@@ -30,7 +30,9 @@ static double by_counting(const double *v, size_t n, double p)
 	return best;
 }
 
-START_TEST(percentiles_are_exact)
+TEST_CASE("pdbench_figures", .timeout_s = 120);
+
+TEST(percentiles_are_exact)
 {
 	struct draw d = {11};
 	double v[300], copy[300];
@@ -51,9 +53,8 @@ START_TEST(percentiles_are_exact)
 	summary_make(v, 0, &none);
 	ck_assert(isnan(none.mean) && isnan(none.p99) && isnan(none.max));
 }
-END_TEST
 
-START_TEST(gaps_within_their_error)
+TEST(gaps_within_their_error)
 {
 	static const double ps[] = {0, 1, 10, 50, 90, 99, 99.9, 100};
 	struct draw d = {3};
@@ -92,9 +93,8 @@ START_TEST(gaps_within_their_error)
 		ck_assert_msg(hist_low(i) == hist_low(i - 1) + hist_width(i - 1), "bucket %u", i);
 	hist_fini(&h);
 }
-END_TEST
 
-START_TEST(timeline_loses_nothing)
+TEST(timeline_loses_nothing)
 {
 	struct timeline t;
 	struct draw d = {9};
@@ -119,9 +119,8 @@ START_TEST(timeline_loses_nothing)
 	ck_assert_uint_eq(tokens, 0);
 	ck_assert_uint_eq(samples, 0);
 }
-END_TEST
 
-START_TEST(errors_of_a_kind)
+TEST(errors_of_a_kind)
 {
 	struct result r;
 	char text[64];
@@ -145,7 +144,6 @@ START_TEST(errors_of_a_kind)
 	ck_assert_uint_eq(r.errors[ERRORS_MAX].count, 202 - 102 - (ERRORS_MAX - 3));
 	result_fini(&r);
 }
-END_TEST
 
 static struct bench_record *add(struct result *r, uint64_t due, uint64_t first, uint64_t last,
                                 uint32_t tokens, enum outcome outcome)
@@ -166,7 +164,7 @@ static struct bench_record *add(struct result *r, uint64_t due, uint64_t first, 
 	return rec;
 }
 
-START_TEST(goodput_counts_misses)
+TEST(goodput_counts_misses)
 {
 	static const struct {
 		struct slo slo;
@@ -212,10 +210,9 @@ START_TEST(goodput_counts_misses)
 	ck_assert_double_eq(f.late.max, 0.01);
 	result_fini(&r);
 }
-END_TEST
 
 /* Nothing measured at all: every output can still be written. */
-START_TEST(an_empty_result_can_be_shown)
+TEST(an_empty_result_can_be_shown)
 {
 	struct result r;
 	struct bench_options o = {.concurrency = 1,
@@ -272,11 +269,10 @@ START_TEST(an_empty_result_can_be_shown)
 	ck_assert(strstr(e.text, "/nowhere/x"));
 	result_fini(&r);
 }
-END_TEST
 
 /* --- arrivals and lengths ------------------------------------------------ */
 
-START_TEST(arrivals)
+TEST(arrivals)
 {
 	for (int kind = ARRIVE_POISSON; kind <= ARRIVE_CONSTANT; kind++) {
 		for (int ramp = 0; ramp < 2; ramp++) {
@@ -307,9 +303,8 @@ START_TEST(arrivals)
 		}
 	}
 }
-END_TEST
 
-START_TEST(drawn_lengths)
+TEST(drawn_lengths)
 {
 	static const struct {
 		struct dist d;
@@ -336,7 +331,6 @@ START_TEST(drawn_lengths)
 		ck_assert(i != 1 || (low == 3 && high == 6));
 	}
 }
-END_TEST
 
 /* --- prompts and conversations ------------------------------------------- */
 
@@ -388,7 +382,7 @@ static size_t shared(const json_t *a, const json_t *b)
 	return i;
 }
 
-START_TEST(bodies)
+TEST(bodies)
 {
 	struct bench_options o;
 	struct err e;
@@ -427,9 +421,8 @@ START_TEST(bodies)
 	work_destroy(&w);
 	options_fini(&o);
 }
-END_TEST
 
-START_TEST(prefixes_are_shared_within_groups)
+TEST(prefixes_are_shared_within_groups)
 {
 	struct bench_options o;
 	struct err e;
@@ -469,9 +462,8 @@ START_TEST(prefixes_are_shared_within_groups)
 	work_destroy(&w);
 	options_fini(&o);
 }
-END_TEST
 
-START_TEST(the_same_seed_asks_the_same)
+TEST(the_same_seed_asks_the_same)
 {
 	json_t *seen[2][5];
 	for (int run = 0; run < 2; run++) {
@@ -493,9 +485,8 @@ START_TEST(the_same_seed_asks_the_same)
 		json_decref(seen[1][i]);
 	}
 }
-END_TEST
 
-START_TEST(a_conversation_goes_on_from_its_answer)
+TEST(a_conversation_goes_on_from_its_answer)
 {
 	struct bench_options o;
 	struct err e;
@@ -540,10 +531,9 @@ START_TEST(a_conversation_goes_on_from_its_answer)
 	work_destroy(&w);
 	options_fini(&o);
 }
-END_TEST
 
 /* Conversations ask the same, in whatever order their answers come. */
-START_TEST(conversations_do_not_change_each_other)
+TEST(conversations_do_not_change_each_other)
 {
 	json_t *seen[2][3][2];
 	uint64_t thought[2][3];
@@ -582,9 +572,8 @@ START_TEST(conversations_do_not_change_each_other)
 		}
 	}
 }
-END_TEST
 
-START_TEST(limits_skip_or_clip)
+TEST(limits_skip_or_clip)
 {
 	struct bench_options o;
 	struct err e;
@@ -627,7 +616,6 @@ START_TEST(limits_skip_or_clip)
 	ck_assert(w == NULL && strstr(e.text, "320"));
 	options_fini(&o);
 }
-END_TEST
 
 /* --- traces -------------------------------------------------------------- */
 
@@ -644,7 +632,7 @@ static char *file_of(const char *text, size_t n)
 
 #define GOOD "{\"timestamp\":5,\"input_length\":600,\"output_length\":2,\"hash_ids\":[1,2]}\n"
 
-START_TEST(bad_traces)
+TEST(bad_traces)
 {
 	static const struct {
 		const char *line, *says;
@@ -693,9 +681,8 @@ START_TEST(bad_traces)
 	unlink(path);
 	free(zeros);
 }
-END_TEST
 
-START_TEST(lengths_from_a_file)
+TEST(lengths_from_a_file)
 {
 	static const char text[] = "{\"input_length\":40,\"output_length\":8}\n{\"input_length\":9,"
 							   "\"output_length\":3,\"timestamp\":-1,\"hash_ids\":false}\n";
@@ -715,9 +702,8 @@ START_TEST(lengths_from_a_file)
 	options_fini(&o);
 	unlink(path);
 }
-END_TEST
 
-START_TEST(a_line_that_is_too_long)
+TEST(a_line_that_is_too_long)
 {
 	size_t n = TRACE_LINE_MAX + 100;
 	char *text = mem_alloc(n);
@@ -731,9 +717,8 @@ START_TEST(a_line_that_is_too_long)
 	unlink(path);
 	free(text);
 }
-END_TEST
 
-START_TEST(a_trace_in_order)
+TEST(a_trace_in_order)
 {
 	static const char text[] =
 		"{\"timestamp\":1500,\"input_length\":600,\"output_length\":2,\"hash_ids\":[0,8]}\n\n"
@@ -783,14 +768,13 @@ START_TEST(a_trace_in_order)
 	for (int i = 0; i < 3; i++)
 		json_decref(p[i]);
 }
-END_TEST
 
 static uint64_t second_block(const struct trace_record *r)
 {
 	return r->n_hashes > 1 ? r->hashes[1] : r->hashes[0];
 }
 
-START_TEST(a_sample_keeps_conversations_whole)
+TEST(a_sample_keeps_conversations_whole)
 {
 	struct bench_trace all, some;
 	struct err e = {0};
@@ -812,37 +796,4 @@ START_TEST(a_sample_keeps_conversations_whole)
 	}
 	trace_fini(&some);
 	trace_fini(&all);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("pdbench_figures");
-	TCase *t = tcase_create("pdbench_figures");
-	tcase_set_timeout(t, 120);
-	tcase_add_test(t, percentiles_are_exact);
-	tcase_add_test(t, gaps_within_their_error);
-	tcase_add_test(t, timeline_loses_nothing);
-	tcase_add_test(t, errors_of_a_kind);
-	tcase_add_test(t, goodput_counts_misses);
-	tcase_add_test(t, an_empty_result_can_be_shown);
-	tcase_add_test(t, arrivals);
-	tcase_add_test(t, drawn_lengths);
-	tcase_add_test(t, bodies);
-	tcase_add_test(t, prefixes_are_shared_within_groups);
-	tcase_add_test(t, the_same_seed_asks_the_same);
-	tcase_add_test(t, a_conversation_goes_on_from_its_answer);
-	tcase_add_test(t, conversations_do_not_change_each_other);
-	tcase_add_test(t, limits_skip_or_clip);
-	tcase_add_test(t, bad_traces);
-	tcase_add_test(t, lengths_from_a_file);
-	tcase_add_test(t, a_line_that_is_too_long);
-	tcase_add_test(t, a_trace_in_order);
-	tcase_add_test(t, a_sample_keeps_conversations_whole);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_NORMAL);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

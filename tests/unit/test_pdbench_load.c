@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-START_TEST(a_sound_server)
+TEST(a_sound_server)
 {
 	struct server *s = server_new(answer_well, NULL);
 	struct outcome_of b;
@@ -30,7 +30,6 @@ START_TEST(a_sound_server)
 	ck_assert_uint_eq(b.f.ttft.n, 100);
 	over(&b, &s);
 }
-END_TEST
 
 /* --- times --------------------------------------------------------------- */
 
@@ -46,7 +45,7 @@ static int answer_slowly(struct request *q)
 }
 
 /* On a busy machine a client sees anything later than it was sent, but nothing earlier. */
-START_TEST(a_slow_server_is_measured)
+TEST(a_slow_server_is_measured)
 {
 	struct server *s = server_new(answer_slowly, NULL);
 	struct outcome_of b;
@@ -71,7 +70,6 @@ START_TEST(a_slow_server_is_measured)
 	ck_assert_double_eq(b.f.goodput_percent, 0);
 	over(&b, &s);
 }
-END_TEST
 
 /* The server stands still once: requests that could not be sent meanwhile are late from when
  * they were due. */
@@ -85,7 +83,7 @@ static int answer_after_a_stall(struct request *q)
 	return gone;
 }
 
-START_TEST(open_loop_does_not_hide_a_stall)
+TEST(open_loop_does_not_hide_a_stall)
 {
 	struct server *s = server_new(answer_after_a_stall, NULL);
 	struct outcome_of b;
@@ -103,9 +101,8 @@ START_TEST(open_loop_does_not_hide_a_stall)
 	ck_assert_double_ge(b.f.late.max, 400);
 	over(&b, &s);
 }
-END_TEST
 
-START_TEST(constant_arrivals_keep_their_times)
+TEST(constant_arrivals_keep_their_times)
 {
 	struct server *s = server_new(answer_well, NULL);
 	struct outcome_of b;
@@ -116,9 +113,8 @@ START_TEST(constant_arrivals_keep_their_times)
 	ck_assert_double_eq_tol(b.f.window_s, 1, 1e-6);
 	over(&b, &s);
 }
-END_TEST
 
-START_TEST(ramp_of_a_closed_loop)
+TEST(ramp_of_a_closed_loop)
 {
 	uint64_t eighth = 0;
 	for (int i = 0; i < 10 && !eighth; i++) {
@@ -140,7 +136,6 @@ START_TEST(ramp_of_a_closed_loop)
 	ck_assert_msg(eighth >= 700000, "8 requests were under way after %llu us",
 	              (unsigned long long)eighth);
 }
-END_TEST
 
 /* --- clients that leave, conversations ----------------------------------- */
 
@@ -154,7 +149,7 @@ static int answer_with_pauses(struct request *q)
 	return gone || say_end(q);
 }
 
-START_TEST(clients_that_leave)
+TEST(clients_that_leave)
 {
 	struct server *s = server_new(answer_with_pauses, NULL);
 	struct outcome_of b;
@@ -166,7 +161,6 @@ START_TEST(clients_that_leave)
 		ck_assert(b.r.records[i].outcome != OUTCOME_LEFT || b.r.records[i].output_tokens < 30);
 	over(&b, &s);
 }
-END_TEST
 
 struct talks {
 	atomic_uint rounds[4], wrong;
@@ -188,7 +182,7 @@ static int check_round(struct request *q)
 	return answer_well(q);
 }
 
-START_TEST(conversations)
+TEST(conversations)
 {
 	struct talks t = {0};
 	struct server *s = server_new(check_round, &t);
@@ -210,7 +204,6 @@ START_TEST(conversations)
 	}
 	over(&b, &s);
 }
-END_TEST
 
 /* --- servers of all kinds, and answers in all forms ---------------------- */
 
@@ -316,7 +309,7 @@ static const struct answer_case {
 	{"a natural end", "-c 1 -n 3 -o 50 --natural-end", end_early, 0, 3, 6, 3, 1, 0, 1},
 };
 
-START_TEST(a_good_answer)
+TEST_LOOP(a_good_answer, 0, sizeof answers / sizeof *answers)
 {
 	const struct answer_case *c = &answers[_i];
 	struct server *s = server_new(c->fn, NULL);
@@ -340,9 +333,8 @@ START_TEST(a_good_answer)
 	              "%s: %u connections", c->name, s->connections);
 	over(&b, &s);
 }
-END_TEST
 
-START_TEST(several_servers_take_turns)
+TEST(several_servers_take_turns)
 {
 	struct server *a = server_new(answer_well, NULL), *c = server_new(answer_well, NULL);
 	struct outcome_of b;
@@ -355,7 +347,6 @@ START_TEST(several_servers_take_turns)
 	over(&b, &c);
 	server_destroy(&a);
 }
-END_TEST
 
 static int check_headers(struct request *q)
 {
@@ -366,7 +357,7 @@ static int check_headers(struct request *q)
 	return good ? answer_well(q) : say_503_empty(q);
 }
 
-START_TEST(headers_and_members)
+TEST(headers_and_members)
 {
 	struct server *s = server_new(check_headers, NULL);
 	struct outcome_of b;
@@ -389,7 +380,6 @@ START_TEST(headers_and_members)
 	ck_assert_uint_eq(b.f.ok, 4);
 	over(&b, &s);
 }
-END_TEST
 
 /* A prompt that does not fit into the socket's buffer while the server does not read. */
 static int answer_later(struct request *q)
@@ -398,7 +388,7 @@ static int answer_later(struct request *q)
 	return answer_well(q);
 }
 
-START_TEST(large_prompts)
+TEST(large_prompts)
 {
 	struct server *s = server_new(answer_later, NULL);
 	struct outcome_of b;
@@ -409,7 +399,6 @@ START_TEST(large_prompts)
 	ck_assert_msg(b.f.ok == 2, "%s", b.r.errors[0].text);
 	over(&b, &s);
 }
-END_TEST
 
 static int answer_half_a_second(struct request *q)
 {
@@ -433,7 +422,7 @@ static void *interrupt(void *arg)
 	return NULL;
 }
 
-START_TEST(interrupted)
+TEST(interrupted)
 {
 	struct server *s = server_new(answer_half_a_second, NULL);
 	struct outcome_of b;
@@ -446,26 +435,4 @@ START_TEST(interrupted)
 	ck_assert_uint_eq(b.f.cut, 4);
 	ck_assert_uint_eq(b.f.failed, 0);
 	over(&b, &s);
-}
-END_TEST
-
-static void add_tests(TCase *t)
-{
-	tcase_add_test(t, a_sound_server);
-	tcase_add_test(t, a_slow_server_is_measured);
-	tcase_add_test(t, open_loop_does_not_hide_a_stall);
-	tcase_add_test(t, constant_arrivals_keep_their_times);
-	tcase_add_test(t, ramp_of_a_closed_loop);
-	tcase_add_test(t, clients_that_leave);
-	tcase_add_test(t, conversations);
-	tcase_add_loop_test(t, a_good_answer, 0, (int)(sizeof answers / sizeof *answers));
-	tcase_add_test(t, several_servers_take_turns);
-	tcase_add_test(t, headers_and_members);
-	tcase_add_test(t, large_prompts);
-	tcase_add_test(t, interrupted);
-}
-
-int main(void)
-{
-	return bench_main("pdbench_load", add_tests);
 }

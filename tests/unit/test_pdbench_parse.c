@@ -12,7 +12,9 @@
 
 /* --- values -------------------------------------------------------------- */
 
-START_TEST(times)
+TEST_CASE("pdbench_parse", .timeout_s = 120);
+
+TEST(times)
 {
 	static const struct {
 		const char *text;
@@ -35,9 +37,8 @@ START_TEST(times)
 			              "%s", e.text);
 	}
 }
-END_TEST
 
-START_TEST(distributions)
+TEST(distributions)
 {
 	static const struct {
 		const char *text;
@@ -76,9 +77,8 @@ START_TEST(distributions)
 		}
 	}
 }
-END_TEST
 
-START_TEST(addresses)
+TEST(addresses)
 {
 	static const struct {
 		const char *text, *authority, *path; /* NULL: refused */
@@ -123,7 +123,6 @@ START_TEST(addresses)
 	ck_assert_int_lt(url_parse(longest, &u, NULL), 0);
 	free(longest);
 }
-END_TEST
 
 /* --- options ------------------------------------------------------------- */
 
@@ -139,7 +138,7 @@ static int parse(const char *line, struct bench_options *o, struct err *e)
 	return options_parse(n, argv, o, e);
 }
 
-START_TEST(wrong_options_say_what_and_why)
+TEST(wrong_options_say_what_and_why)
 {
 	static const struct {
 		const char *line, *says; /* a part of the sentence */
@@ -195,9 +194,8 @@ START_TEST(wrong_options_say_what_and_why)
 		options_fini(&o);
 	}
 }
-END_TEST
 
-START_TEST(good_options)
+TEST(good_options)
 {
 	struct bench_options o;
 	struct err e;
@@ -227,7 +225,6 @@ START_TEST(good_options)
 	ck_assert_int_eq(parse("-h --rate x", &o, &e), OPTIONS_HELP);
 	options_fini(&o);
 }
-END_TEST
 
 /* --- answers ------------------------------------------------------------- */
 
@@ -283,7 +280,7 @@ static const struct {
 	{"HTTP/1.1 200 OK\r\nX: y\r\n\r\nuntil the end", "until the end", 200, 0},
 };
 
-START_TEST(an_answer_in_pieces)
+TEST(an_answer_in_pieces)
 {
 	struct reply r;
 	struct body b;
@@ -303,10 +300,9 @@ START_TEST(an_answer_in_pieces)
 		}
 	}
 }
-END_TEST
 
 /* Every answer that has its own end is broken when it is shorter. */
-START_TEST(an_answer_cut_anywhere)
+TEST(an_answer_cut_anywhere)
 {
 	struct reply r;
 	struct body b;
@@ -325,9 +321,8 @@ START_TEST(an_answer_cut_anywhere)
 		}
 	}
 }
-END_TEST
 
-START_TEST(answers_that_are_none)
+TEST(answers_that_are_none)
 {
 	static const struct {
 		const char *text, *says;
@@ -357,9 +352,8 @@ START_TEST(answers_that_are_none)
 		}
 	}
 }
-END_TEST
 
-START_TEST(a_head_without_end)
+TEST(a_head_without_end)
 {
 	struct reply r;
 	struct err e;
@@ -376,10 +370,9 @@ START_TEST(a_head_without_end)
 	ck_assert_int_eq(code, ERR_INVALID);
 	ck_assert_uint_le(fed, REPLY_HEAD_MAX + 2000);
 }
-END_TEST
 
 /* Whatever comes: an end, and never more body than came in. */
-START_TEST(broken_answers_of_all_kinds)
+TEST(broken_answers_of_all_kinds)
 {
 	uint64_t state = 17;
 	for (int i = 0; i < 60000; i++) {
@@ -413,7 +406,6 @@ START_TEST(broken_answers_of_all_kinds)
 		free(copy);
 	}
 }
-END_TEST
 
 static int wants_no_more(void *arg, const char *data, size_t n)
 {
@@ -422,7 +414,7 @@ static int wants_no_more(void *arg, const char *data, size_t n)
 	return n > 0;
 }
 
-START_TEST(a_reader_that_wants_no_more)
+TEST(a_reader_that_wants_no_more)
 {
 	struct reply r;
 	struct err e;
@@ -432,11 +424,10 @@ START_TEST(a_reader_that_wants_no_more)
 	                            &used, &e),
 	                 ERR_CANCELLED);
 }
-END_TEST
 
 /* --- events -------------------------------------------------------------- */
 
-START_TEST(events)
+TEST(events)
 {
 	static const struct {
 		const char *json;
@@ -509,9 +500,8 @@ START_TEST(events)
 		free(copy);
 	}
 }
-END_TEST
 
-START_TEST(deep_and_broken_events)
+TEST(deep_and_broken_events)
 {
 	char deep[8200] = "{\"a\":";
 	struct event_parts e;
@@ -546,7 +536,6 @@ START_TEST(deep_and_broken_events)
 		free(copy);
 	}
 }
-END_TEST
 
 static int gather(void *arg, const char *data, size_t n)
 {
@@ -559,7 +548,7 @@ static int gather(void *arg, const char *data, size_t n)
 	return 0;
 }
 
-START_TEST(lines_of_a_stream)
+TEST(lines_of_a_stream)
 {
 	static const char stream[] =
 		": comment\n\ndata: {\"a\":1}\n\ndata:two\r\n\r\nevent: x\nid: 3\ndata: three\ndata: "
@@ -585,9 +574,8 @@ START_TEST(lines_of_a_stream)
 		}
 	}
 }
-END_TEST
 
-START_TEST(a_line_without_end)
+TEST(a_line_without_end)
 {
 	static char piece[1 << 20];
 	struct sse s;
@@ -601,33 +589,4 @@ START_TEST(a_line_without_end)
 	ck_assert_int_eq(code, ERR_FULL);
 	ck_assert_uint_le(mib, 17);
 	sse_fini(&s);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("pdbench_parse");
-	TCase *t = tcase_create("pdbench_parse");
-	tcase_set_timeout(t, 120);
-	tcase_add_test(t, times);
-	tcase_add_test(t, distributions);
-	tcase_add_test(t, addresses);
-	tcase_add_test(t, wrong_options_say_what_and_why);
-	tcase_add_test(t, good_options);
-	tcase_add_test(t, an_answer_in_pieces);
-	tcase_add_test(t, an_answer_cut_anywhere);
-	tcase_add_test(t, answers_that_are_none);
-	tcase_add_test(t, a_head_without_end);
-	tcase_add_test(t, broken_answers_of_all_kinds);
-	tcase_add_test(t, a_reader_that_wants_no_more);
-	tcase_add_test(t, events);
-	tcase_add_test(t, deep_and_broken_events);
-	tcase_add_test(t, lines_of_a_stream);
-	tcase_add_test(t, a_line_without_end);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_NORMAL);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

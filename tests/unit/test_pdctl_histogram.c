@@ -22,7 +22,7 @@ static struct histogram between(const char *before, const char *now)
 	return h;
 }
 
-START_TEST(quantiles_of_the_difference)
+TEST(quantiles_of_the_difference)
 {
 	static const struct {
 		const char *before, *now;
@@ -44,17 +44,15 @@ START_TEST(quantiles_of_the_difference)
 		ck_assert_double_eq_tol(histogram_quantile(&h, 0.99), cases[i].p99, 1e-9);
 	}
 }
-END_TEST
 
-START_TEST(other_bounds_add_nothing)
+TEST(other_bounds_add_nothing)
 {
 	struct histogram h = between("x_seconds_bucket{le=\"5\"} 7\n", BUCKETS("1", "1", "1", "1"));
 	ck_assert_uint_eq(h.n, 4);
 	ck_assert_double_eq_tol(histogram_quantile(&h, 0.5), 0.05, 1e-9);
 }
-END_TEST
 
-START_TEST(malformed_and_endless_text)
+TEST(malformed_and_endless_text)
 {
 	static char text[300 * 40];
 	size_t n = 0;
@@ -65,20 +63,4 @@ START_TEST(malformed_and_endless_text)
 	ck_assert_uint_eq(h.n, 0);
 	h = between("", text);
 	ck_assert_uint_eq(h.n, HISTOGRAM_BUCKETS);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("pdctl_histogram");
-	TCase *c = tcase_create("all");
-	tcase_add_test(c, quantiles_of_the_difference);
-	tcase_add_test(c, other_bounds_add_nothing);
-	tcase_add_test(c, malformed_and_endless_text);
-	suite_add_tcase(s, c);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_NORMAL);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

@@ -4,7 +4,7 @@
 #include <check.h>
 #include <string.h>
 
-START_TEST(control_characters_become_visible)
+TEST(control_characters_become_visible)
 {
 	static const struct {
 		const char *in;
@@ -29,9 +29,8 @@ START_TEST(control_characters_become_visible)
 		buf_fini(&out);
 	}
 }
-END_TEST
 
-START_TEST(fits_by_columns)
+TEST(fits_by_columns)
 {
 	size_t columns;
 	ck_assert_uint_eq(term_fit("abc", 2, &columns), 2);
@@ -40,19 +39,8 @@ START_TEST(fits_by_columns)
 	ck_assert_uint_eq(term_fit("e\xcc\x81x", 1, &columns), 3); /* a combining one takes none */
 	ck_assert_uint_eq(term_fit("", 0, &columns), 0);
 }
-END_TEST
 
-int main(void)
+TEST_START(terminal)
 {
-	Suite *s = suite_create("pdctl_term");
-	TCase *c = tcase_create("all");
 	term_init();
-	tcase_add_test(c, control_characters_become_visible);
-	tcase_add_test(c, fits_by_columns);
-	suite_add_tcase(s, c);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_NORMAL);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

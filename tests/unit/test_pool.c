@@ -22,7 +22,7 @@ static void cache_chain(uint32_t first, uint32_t n, uint32_t *out)
 	kv_pool_release(pool, out, n);
 }
 
-START_TEST(take_is_all_or_nothing_and_evicts_nothing_in_vain)
+TEST(take_is_all_or_nothing_and_evicts_nothing_in_vain)
 {
 	uint32_t c[4], t[8], more[8];
 	make(8);
@@ -42,9 +42,8 @@ START_TEST(take_is_all_or_nothing_and_evicts_nothing_in_vain)
 	kv_pool_stats(pool, &s);
 	ck_assert_uint_eq(s.evictions, 2);
 }
-END_TEST
 
-START_TEST(pm4_pm9_same_gen_after_ack)
+TEST(pm4_pm9_same_gen_after_ack)
 {
 	uint32_t t[4];
 	make(4);
@@ -60,9 +59,8 @@ START_TEST(pm4_pm9_same_gen_after_ack)
 		before++;
 	}
 }
-END_TEST
 
-START_TEST(generations_go_on_from_what_is_there)
+TEST(generations_go_on_from_what_is_there)
 {
 	uint32_t t[2];
 	make(2);
@@ -74,9 +72,8 @@ START_TEST(generations_go_on_from_what_is_there)
 	ck_assert_uint_eq(gens[0], 42);
 	ck_assert_uint_eq(gens[1], 8);
 }
-END_TEST
 
-START_TEST(sequences_share_a_prefix)
+TEST(sequences_share_a_prefix)
 {
 	uint32_t c[3], m[3], m2[3];
 	struct kv_hash h[4] = {H(1), H(2), H(3), H(9)};
@@ -100,9 +97,8 @@ START_TEST(sequences_share_a_prefix)
 	ck_assert_uint_eq(s.queries_tokens, 6 * BT);
 	ck_assert_uint_eq(s.hit_tokens, 5 * BT);
 }
-END_TEST
 
-START_TEST(unpublished_blocks_are_never_matched)
+TEST(unpublished_blocks_are_never_matched)
 {
 	uint32_t t[2], m[2];
 	struct kv_hash h[2] = {H(1), H(2)};
@@ -117,11 +113,10 @@ START_TEST(unpublished_blocks_are_never_matched)
 	kv_pool_release(pool, t, 2); /* aborted: what was published stays, the rest is free */
 	expect(1, 0, 0, 1, 1);
 }
-END_TEST
 
 /* Two sequences computed the same prefix: the second's block stays its own, and the first's
  * entry cannot go while the second's child hangs on it. */
-START_TEST(twin_blocks)
+TEST(twin_blocks)
 {
 	uint32_t c[1], t[2], out[4];
 	struct kv_hash h[2] = {H(1), H(2)};
@@ -138,11 +133,10 @@ START_TEST(twin_blocks)
 	ck_assert_int_eq(state_of(c[0]), KV_CACHED); /* leaf first, although c was used longest ago */
 	ck_assert_uint_eq(kv_pool_probe(pool, h, 2), 1);
 }
-END_TEST
 
 /* A flush may drop a parent whose child is held. The child is found again when the parent comes
  * back. */
-START_TEST(orphan_is_found_again)
+TEST(orphan_is_found_again)
 {
 	uint32_t c[1], t[2], n[1];
 	struct kv_hash h[2] = {H(1), H(2)};
@@ -163,9 +157,8 @@ START_TEST(orphan_is_found_again)
 	ck_assert_uint_eq(kv_pool_flush(pool), 2);
 	expect(3, 0, 0, 0, 0);
 }
-END_TEST
 
-START_TEST(least_recently_used_chain_goes_first)
+TEST(least_recently_used_chain_goes_first)
 {
 	uint32_t x[3], y[3], m[3], t[9];
 	struct kv_hash hx[3] = {H(11), H(12), H(13)}, hy[3] = {H(21), H(22), H(23)};
@@ -182,9 +175,8 @@ START_TEST(least_recently_used_chain_goes_first)
 	}
 	ck_assert_uint_eq(kv_pool_probe(pool, hx, 3) + kv_pool_probe(pool, hy, 3), 0);
 }
-END_TEST
 
-START_TEST(a_reader_keeps_the_block)
+TEST(a_reader_keeps_the_block)
 {
 	uint32_t c[2], t[2], out[2];
 	uint64_t gen = 0, pin;
@@ -210,11 +202,10 @@ START_TEST(a_reader_keeps_the_block)
 	kv_pool_read_end(pool, pin);
 	expect(3, 0, 0, 1, 1);
 }
-END_TEST
 
 /* The wait for a reader ended, the block went to somebody else, who has a reader of its own;
  * then the first one reports. */
-START_TEST(late_reader_of_a_void_access)
+TEST(late_reader_of_a_void_access)
 {
 	uint32_t t[1], u[1];
 	uint64_t gen, late, now;
@@ -234,9 +225,8 @@ START_TEST(late_reader_of_a_void_access)
 	kv_pool_read_end(pool, now);
 	expect(1, 0, 0, 0, 0);
 }
-END_TEST
 
-START_TEST(void_of_one_reader_leaves_the_other)
+TEST(void_of_one_reader_leaves_the_other)
 {
 	uint32_t t[1];
 	make(1);
@@ -249,35 +239,12 @@ START_TEST(void_of_one_reader_leaves_the_other)
 	kv_pool_read_end(pool, b);
 	expect(1, 0, 0, 0, 0);
 }
-END_TEST
 
-START_TEST(giving_back_twice_is_a_bug)
+TEST_SIGNAL(giving_back_twice_is_a_bug, 6)
 {
 	uint32_t t[1];
 	make(1);
 	ck_assert_int_eq(kv_pool_take(pool, 1, KV_HELD, &A, t), 0);
 	kv_pool_release(pool, t, 1);
 	kv_pool_release(pool, t, 1);
-}
-END_TEST
-
-static void add_tests(TCase *t)
-{
-	tcase_add_test(t, take_is_all_or_nothing_and_evicts_nothing_in_vain);
-	tcase_add_test(t, pm4_pm9_same_gen_after_ack);
-	tcase_add_test(t, generations_go_on_from_what_is_there);
-	tcase_add_test(t, sequences_share_a_prefix);
-	tcase_add_test(t, unpublished_blocks_are_never_matched);
-	tcase_add_test(t, twin_blocks);
-	tcase_add_test(t, orphan_is_found_again);
-	tcase_add_test(t, least_recently_used_chain_goes_first);
-	tcase_add_test(t, a_reader_keeps_the_block);
-	tcase_add_test(t, late_reader_of_a_void_access);
-	tcase_add_test(t, void_of_one_reader_leaves_the_other);
-	tcase_add_test_raise_signal(t, giving_back_twice_is_a_bug, 6);
-}
-
-int main(void)
-{
-	return pool_run("pool", add_tests);
 }

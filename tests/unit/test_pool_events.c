@@ -88,7 +88,9 @@ static void expect_heard(void)
 		              heard[id]);
 }
 
-START_TEST(in_order)
+TEST_CASE("follow", .timeout_s = 60, .teardown = unmake);
+
+TEST(in_order)
 {
 	static const struct kv_change want[] = {{1, 1}, {2, 1}, {3, 1}, {1, 0},
 	                                        {4, 1}, {2, 0}, {3, 0}, {4, 0}};
@@ -120,9 +122,8 @@ START_TEST(in_order)
 	ck_assert_uint_eq(n, 3);
 	ck_assert_uint_eq(c[2].hash, 3);
 }
-END_TEST
 
-START_TEST(wakes_once_until_asked)
+TEST(wakes_once_until_asked)
 {
 	struct kv_change c[4];
 	uint64_t cursor = 0;
@@ -143,11 +144,10 @@ START_TEST(wakes_once_until_asked)
 	ck_assert_int_eq(kv_pool_changes(pool, &cursor, 4, c, &n), 0);
 	ck_assert_uint_eq(n, 3);
 }
-END_TEST
 
 /* The record is bounded: who comes too late is told so, each time, until it begins anew; others
  * are not concerned. */
-START_TEST(too_late)
+TEST(too_late)
 {
 	struct kv_change c[8];
 	uint64_t late = 0, now;
@@ -170,7 +170,6 @@ START_TEST(too_late)
 	now++; /* nobody was there yet */
 	ck_assert_int_eq(kv_pool_changes(pool, &now, 8, c, &n), ERR_STALE);
 }
-END_TEST
 
 static void random_change(void)
 {
@@ -183,7 +182,7 @@ static void random_change(void)
 	}
 }
 
-START_TEST(follower_knows_the_index)
+TEST_LOOP(follower_knows_the_index, 0, 4)
 {
 	uint64_t cursor = 0;
 	srand(7 + (unsigned)_i);
@@ -199,11 +198,10 @@ START_TEST(follower_knows_the_index)
 		expect_heard();
 	}
 }
-END_TEST
 
 /* A list in pieces while the index changes between them, then the changes since before the first
  * piece. */
-START_TEST(list_in_pieces)
+TEST_LOOP(list_in_pieces, 0, 4)
 {
 	srand(70 + (unsigned)_i);
 	make(BLOCKS);
@@ -225,7 +223,6 @@ START_TEST(list_in_pieces)
 		expect_heard();
 	}
 }
-END_TEST
 
 static _Atomic int stop;
 
@@ -240,7 +237,7 @@ static void *changer(void *arg)
 	return NULL;
 }
 
-START_TEST(another_thread_changes_it)
+TEST(another_thread_changes_it)
 {
 	pthread_t t;
 	struct kv_change c[64];
@@ -276,25 +273,4 @@ START_TEST(another_thread_changes_it)
 		expect_heard();
 	}
 	ck_assert_int_gt(wakes, 0);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("pool_events");
-	TCase *t = tcase_create("follow");
-	tcase_set_timeout(t, 60);
-	tcase_add_checked_fixture(t, NULL, unmake);
-	tcase_add_test(t, in_order);
-	tcase_add_test(t, wakes_once_until_asked);
-	tcase_add_test(t, too_late);
-	tcase_add_loop_test(t, follower_knows_the_index, 0, 4);
-	tcase_add_loop_test(t, list_in_pieces, 0, 4);
-	tcase_add_test(t, another_thread_changes_it);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -274,7 +274,7 @@ static void compare(void)
 		ck_assert_uint_eq(s.by_state[k], m_count((enum kv_state)k));
 }
 
-START_TEST(random_operations_against_the_model)
+TEST_LOOP(random_operations_against_the_model, 0, 8)
 {
 	srand((unsigned)_i + 1);
 	make(N);
@@ -331,15 +331,4 @@ START_TEST(random_operations_against_the_model)
 		kv_pool_verify(pool);
 		compare();
 	}
-}
-END_TEST
-
-static void add_tests(TCase *t)
-{
-	tcase_add_loop_test(t, random_operations_against_the_model, 0, 8);
-}
-
-int main(void)
-{
-	return pool_run("pool_model", add_tests);
 }

@@ -41,7 +41,7 @@ static void *worker(void *arg)
 	return NULL;
 }
 
-START_TEST(two_threads)
+TEST(two_threads)
 {
 	pthread_t t[2];
 	make(T_BLOCKS);
@@ -56,15 +56,4 @@ START_TEST(two_threads)
 	ck_assert_uint_gt(s.hit_tokens, 0);
 	kv_pool_flush(pool);
 	expect(T_BLOCKS, 0, 0, 0, 0);
-}
-END_TEST
-
-static void add_tests(TCase *t)
-{
-	tcase_add_test(t, two_threads);
-}
-
-int main(void)
-{
-	return pool_run("pool_threads", add_tests);
 }

@@ -164,7 +164,9 @@ static uint32_t tokens_of(const struct job_run *j, uint32_t n)
 
 /* --- filling ------------------------------------------------------------- */
 
-START_TEST(test_whole_budget_in_order)
+TEST_CASE("all", .setup = set_up, .teardown = tear_down);
+
+TEST(test_whole_budget_in_order)
 {
 	struct job_run *a = add(100, 0, 0), *b = add(500, 0, 0), *c = add(50, 0, 0);
 	schedule_sort(&s, 0);
@@ -186,11 +188,10 @@ START_TEST(test_whole_budget_in_order)
 	ck_assert_uint_eq(tokens_of(b, n), 88);
 	ck_assert_uint_eq(tokens_of(c, n), 50);
 }
-END_TEST
 
 /* Prompt logprobs need a row of logits for each token: whoever comes behind still gets its row
  * and the rest of the budget. */
-START_TEST(test_logprobs_do_not_block_others)
+TEST(test_logprobs_do_not_block_others)
 {
 	struct job_run *a = add(500, 1, 0), *b = add(400, 1, 0), *c = add(40, 0, 0),
 				   *d = add(300, 0, 0);
@@ -206,10 +207,9 @@ START_TEST(test_logprobs_do_not_block_others)
 		done(schedule_fill(&s));
 	ck_assert_uint_eq(running(), 0);
 }
-END_TEST
 
 /* More prompts end in a step than there are rows: who gets none computes all but its last token. */
-START_TEST(test_no_row_left)
+TEST(test_no_row_left)
 {
 	w.max_logits = 4;
 	for (unsigned i = 0; i < 6; i++)
@@ -226,9 +226,8 @@ START_TEST(test_no_row_left)
 	done(n);
 	ck_assert_uint_eq(running(), 0);
 }
-END_TEST
 
-START_TEST(test_random_loads_are_computed_once)
+TEST(test_random_loads_are_computed_once)
 {
 	srandom(7);
 	for (unsigned round = 0; round < 50; round++) {
@@ -270,11 +269,10 @@ START_TEST(test_random_loads_are_computed_once)
 			tear_down();
 	}
 }
-END_TEST
 
 /* --- order --------------------------------------------------------------- */
 
-START_TEST(test_fifo_is_by_arrival)
+TEST(test_fifo_is_by_arrival)
 {
 	struct job_run *a = add(900, 0, 500), *b = add(10, 0, 0), *c = add(100, 0, 0);
 	list_remove(&a->node);
@@ -289,9 +287,8 @@ START_TEST(test_fifo_is_by_arrival)
 	ck_assert_ptr_eq(nth(0), c);
 	ck_assert_ptr_eq(nth(1), b);
 }
-END_TEST
 
-START_TEST(test_srpt_shortest_first)
+TEST(test_srpt_shortest_first)
 {
 	s.order = ORDER_SRPT;
 	struct job_run *a = add(900, 0, 0), *b = add(500, 0, 0), *c = add(700, 0, 0);
@@ -307,11 +304,10 @@ START_TEST(test_srpt_shortest_first)
 	schedule_sort(&s, 1000);
 	ck_assert_ptr_eq(nth(0), a);
 }
-END_TEST
 
 /* A short prompt arrives for every step, and alone fills it: the long one is computed all the
  * same, soon after ageing. */
-START_TEST(test_srpt_starves_nobody)
+TEST(test_srpt_starves_nobody)
 {
 	s.order = ORDER_SRPT;
 	struct job_run *a = add(2560, 0, 0);
@@ -328,9 +324,8 @@ START_TEST(test_srpt_starves_nobody)
 	}
 	ck_assert_uint_le(now, s.ageing_us + 11 * step_us);
 }
-END_TEST
 
-START_TEST(test_aged_stand_by_arrival)
+TEST(test_aged_stand_by_arrival)
 {
 	s.order = ORDER_SRPT;
 	struct job_run *a = add(900, 0, 0), *b = add(800, 0, 0), *c = add(5, 0, 1999000);
@@ -341,10 +336,9 @@ START_TEST(test_aged_stand_by_arrival)
 	schedule_sort(&s, 0); /* a clock before all: nothing underflows */
 	ck_assert_ptr_eq(nth(0), c);
 }
-END_TEST
 
 /* What a job has waited makes it smaller before that, too. */
-START_TEST(test_ageing_is_gradual)
+TEST(test_ageing_is_gradual)
 {
 	s.order = ORDER_SRPT;
 	struct job_run *a = add(900, 0, 0), *b = add(200, 0, 900000);
@@ -353,10 +347,9 @@ START_TEST(test_ageing_is_gradual)
 	schedule_sort(&s, 900000);
 	ck_assert_ptr_eq(nth(0), a);
 }
-END_TEST
 
 /* Who waits for a running prompt's blocks is told when they are published, once, and not before. */
-START_TEST(test_sharers_are_told)
+TEST(test_sharers_are_told)
 {
 	struct job_run *a = add(100, 0, 0);
 	a->blocks->published = 2;
@@ -372,7 +365,6 @@ START_TEST(test_sharers_are_told)
 	schedule_publish(&s, a);
 	ck_assert_uint_eq(posted(on_published, a), 1);
 }
-END_TEST
 
 /* --- what is broken ------------------------------------------------------ */
 
@@ -424,7 +416,7 @@ static const struct {
 };
 
 /* In every build: logged, its own request fails, the others are computed. */
-START_TEST(test_broken_precondition)
+TEST_LOOP(test_broken_precondition, 0, sizeof breaks / sizeof *breaks)
 {
 	log_set_level("error");
 	struct job_run *a = add(100, 0, 0), *b = add(100, 0, 0), *c = add(100, 0, 0);
@@ -441,9 +433,8 @@ START_TEST(test_broken_precondition)
 	uint32_t n = schedule_fill(&s);
 	ck_assert_uint_eq(n, 2);
 }
-END_TEST
 
-START_TEST(test_sweep_gives_back_the_cancelled)
+TEST(test_sweep_gives_back_the_cancelled)
 {
 	struct job_run *a = add(100, 0, 0), *b = add(100, 0, 0);
 	a->shared->cancelled = 1;
@@ -456,11 +447,10 @@ START_TEST(test_sweep_gives_back_the_cancelled)
 	ck_assert_uint_eq(posted(on_back, b), 1);
 	ck_assert_int_eq(b->failure.kind, FAILURE_NONE);
 }
-END_TEST
 
 /* The messager is told of every job that computes or waits for its turn, and of nobody else: two
  * steps on, one that the schedule has not is not in hand any more. */
-START_TEST(test_messager_is_told_who_is_in_hand)
+TEST(test_messager_is_told_who_is_in_hand)
 {
 	struct job_run *a = add(10000, 0, 0), *b = add(100, 0, 0), *lost = add(100, 0, 0);
 	list_remove(&lost->node);
@@ -473,31 +463,4 @@ START_TEST(test_messager_is_told_who_is_in_hand)
 		ck_assert_int_eq(ring_in_schedule(w.ring, lost->slot, lost->slot_gen), step == 0);
 		done(1);
 	}
-}
-END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("prefill_schedule");
-	TCase *c = tcase_create("all");
-	tcase_add_checked_fixture(c, set_up, tear_down);
-	suite_add_tcase(suite, c);
-	tcase_add_test(c, test_whole_budget_in_order);
-	tcase_add_test(c, test_logprobs_do_not_block_others);
-	tcase_add_test(c, test_no_row_left);
-	tcase_add_test(c, test_random_loads_are_computed_once);
-	tcase_add_test(c, test_fifo_is_by_arrival);
-	tcase_add_test(c, test_srpt_shortest_first);
-	tcase_add_test(c, test_srpt_starves_nobody);
-	tcase_add_test(c, test_aged_stand_by_arrival);
-	tcase_add_test(c, test_ageing_is_gradual);
-	tcase_add_test(c, test_sharers_are_told);
-	tcase_add_loop_test(c, test_broken_precondition, 0, sizeof breaks / sizeof *breaks);
-	tcase_add_test(c, test_sweep_gives_back_the_cancelled);
-	tcase_add_test(c, test_messager_is_told_who_is_in_hand);
-	SRunner *r = srunner_create(suite);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }

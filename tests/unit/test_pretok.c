@@ -60,7 +60,7 @@ static int add_piece(void *arg, const char *piece, size_t len)
 	return buf_add(b, piece, len);
 }
 
-START_TEST(split)
+TEST_LOOP(split, 0, COUNT(pieces))
 {
 	const struct pieces *c = &pieces[_i];
 	const struct pretok_kind *kind = pretok_kind_find(c->kind, strlen(c->kind));
@@ -75,9 +75,8 @@ START_TEST(split)
 	pretok_scratch_fini(&s);
 	pretok_destroy(&p);
 }
-END_TEST
 
-START_TEST(unicode_classes)
+TEST(unicode_classes)
 {
 	static const char *const names[] = {"Lu", "Ll", "Lt", "Lm", "Lo", "M", "N", "P", "S", "space"};
 	json_t *all = json_load_file(DATA "/unicode_classes.json", 0, NULL);
@@ -101,7 +100,6 @@ START_TEST(unicode_classes)
 	free(want);
 	json_decref(all);
 }
-END_TEST
 
 static const struct utf8 {
 	const char *s;
@@ -142,25 +140,9 @@ static const struct utf8 {
 	{"\xed\xa0", 2, -1, 0},
 };
 
-START_TEST(utf8_steps)
+TEST_LOOP(utf8_steps, 0, COUNT(utf8s))
 {
 	uint32_t cp = 0;
 	ck_assert_int_eq(utf8_step(utf8s[_i].s, utf8s[_i].n, &cp), utf8s[_i].step);
 	ck_assert_uint_eq(cp, utf8s[_i].cp);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("pretok");
-	TCase *c = tcase_create("pretok");
-	tcase_add_loop_test(c, utf8_steps, 0, COUNT(utf8s));
-	tcase_add_test(c, unicode_classes);
-	tcase_add_loop_test(c, split, 0, COUNT(pieces));
-	suite_add_tcase(s, c);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? 1 : 0;
 }

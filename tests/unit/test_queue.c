@@ -16,7 +16,9 @@ static int readable(struct queue *q)
 	return poll(&p, 1, 0);
 }
 
-START_TEST(keeps_order_and_bound)
+TEST_CASE("queue", .timeout_s = 60);
+
+TEST(keeps_order_and_bound)
 {
 	struct queue *q = queue_new(3);
 	int v[5];
@@ -37,9 +39,8 @@ START_TEST(keeps_order_and_bound)
 	ck_assert_ptr_null(q);
 	queue_destroy(&q);
 }
-END_TEST
 
-START_TEST(fd_is_readable_exactly_while_items_are_there)
+TEST(fd_is_readable_exactly_while_items_are_there)
 {
 	struct queue *q = queue_new(8);
 	int v;
@@ -61,9 +62,8 @@ START_TEST(fd_is_readable_exactly_while_items_are_there)
 	ck_assert_int_eq(readable(q), 1);
 	queue_destroy(&q);
 }
-END_TEST
 
-START_TEST(timed_take_ends)
+TEST(timed_take_ends)
 {
 	struct queue *q = queue_new(1);
 	int v;
@@ -77,9 +77,8 @@ START_TEST(timed_take_ends)
 	ck_assert_ptr_eq(got, q);
 	queue_destroy(&q);
 }
-END_TEST
 
-START_TEST(close_drains_then_says_closed)
+TEST(close_drains_then_says_closed)
 {
 	struct queue *q = queue_new(4);
 	int v[2];
@@ -105,7 +104,6 @@ START_TEST(close_drains_then_says_closed)
 	ck_assert_ptr_null(queue_take(q));
 	queue_destroy(&q);
 }
-END_TEST
 
 #define PRODUCERS 3
 #define TAKERS 3
@@ -168,7 +166,7 @@ static void *consume(void *arg)
 	return NULL;
 }
 
-START_TEST(nothing_is_lost_or_doubled_between_threads)
+TEST_LOOP(nothing_is_lost_or_doubled_between_threads, 0, 3)
 {
 	struct crowd c = {.q = queue_new(7), .mode = _i};
 	pthread_t p[PRODUCERS], t[TAKERS];
@@ -183,23 +181,4 @@ START_TEST(nothing_is_lost_or_doubled_between_threads)
 	ck_assert_uint_eq(c.taken, PRODUCERS * EACH);
 	ck_assert_uint_eq(c.got, c.put);
 	queue_destroy(&c.q);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("queue");
-	TCase *t = tcase_create("queue");
-	tcase_set_timeout(t, 60);
-	tcase_add_test(t, keeps_order_and_bound);
-	tcase_add_test(t, fd_is_readable_exactly_while_items_are_there);
-	tcase_add_test(t, timed_take_ends);
-	tcase_add_test(t, close_drains_then_says_closed);
-	tcase_add_loop_test(t, nothing_is_lost_or_doubled_between_threads, 0, 3);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_NORMAL);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

@@ -241,8 +241,10 @@ static const struct {
 	{GOLDEN "llama-tied", KV_BF16, 2, KERN_BF16},
 };
 
+TEST_CASE("bits", .timeout_s = 120);
+
 /* Every logit and every byte of KV, whatever the number of ranks. */
-START_TEST(bits_of_one_process)
+TEST_LOOP(bits_of_one_process, 0, sizeof same / sizeof *same)
 {
 	char made[TEST_FOLDER_BYTES];
 	const char *model = same[_i].model ? same[_i].model : real_model();
@@ -272,7 +274,6 @@ START_TEST(bits_of_one_process)
 	rig_close(&one);
 	rig_close(&many);
 }
-END_TEST
 
 /* --- what is gathered: the CPU's ranks share memory and only meet, so that no bit tells whether
  * a gather names what was written. --- */
@@ -334,7 +335,7 @@ static void expect_written(const struct engine *e, const struct kern_gathered *g
 		ck_assert_uint_eq(recorded[at].embed.w->n, kern_share(g->ids, g->unit, 1, ranks));
 }
 
-START_TEST(gathers_name_what_was_written)
+TEST_LOOP(gathers_name_what_was_written, 0, 5)
 {
 	static const char *const model[] = {"llama", "qwen3_moe", "ernie4_5_moe", "glm4_moe",
 	                                    "gpt_oss"};
@@ -356,7 +357,6 @@ START_TEST(gathers_name_what_was_written)
 	rig_close(&r);
 	free(path);
 }
-END_TEST
 
 struct watcher {
 	const unsigned char *pool, *want;
@@ -378,7 +378,7 @@ static void told(void *arg)
 	              "layer %u is told of before all ranks have written it", layer);
 }
 
-START_TEST(layers_are_told_when_all_have_written)
+TEST(layers_are_told_when_all_have_written)
 {
 	uint64_t board[8] = {0};
 	struct watcher w = {.board = board};
@@ -409,7 +409,6 @@ START_TEST(layers_are_told_when_all_have_written)
 	free(want);
 	rig_close(&r);
 }
-END_TEST
 
 /* --- ends ---------------------------------------------------------------- */
 
@@ -420,9 +419,11 @@ static int decode_one(struct rig *r, struct err *err)
 	return step(r, &sp, 1, err);
 }
 
+TEST_CASE("ends", .timeout_s = 60);
+
 /* A rank that is killed between steps: the next step says which, the one after it again, and
  * nothing is left of the others. */
-START_TEST(killed_rank)
+TEST(killed_rank)
 {
 	struct rig r = rig_open(GOLDEN "llama", KV_BF16, 2);
 	pid_t pid[CHILDREN_MAX];
@@ -442,7 +443,6 @@ START_TEST(killed_rank)
 	rig_close(&r);
 	ck_assert_uint_eq(children(getpid(), pid), 0);
 }
-END_TEST
 
 static void *kill_later(void *arg)
 {
@@ -452,7 +452,7 @@ static void *kill_later(void *arg)
 }
 
 /* Killed while steps run: the step that notices ends with the reason; it does not hang. */
-START_TEST(killed_in_a_step)
+TEST(killed_in_a_step)
 {
 	struct rig r = rig_open(GOLDEN "llama", KV_BF16, 2);
 	pid_t pid[CHILDREN_MAX];
@@ -469,10 +469,9 @@ START_TEST(killed_in_a_step)
 	ck_assert_ptr_nonnull(strstr(err.text, "rank 1 (process"));
 	rig_close(&r);
 }
-END_TEST
 
 /* A rank that is stopped is named when the limit has passed, and is ended all the same. */
-START_TEST(stopped_rank)
+TEST(stopped_rank)
 {
 	struct rig r = rig_open(GOLDEN "llama", KV_BF16, 2);
 	pid_t pid[CHILDREN_MAX];
@@ -485,7 +484,6 @@ START_TEST(stopped_rank)
 	rig_close(&r);
 	ck_assert_uint_eq(children(getpid(), pid), 0);
 }
-END_TEST
 
 /* What the process with the engine tells of a rank that is gone but cannot be reaped. */
 struct told_late {
@@ -512,7 +510,7 @@ static void engine_of_late_rank(int ready, int out)
 
 /* A rank whose end takes long, as where a driver frees a device's memory, is reported and left
  * behind all the same. Here it is a zombie that only the process that traces it could reap. */
-START_TEST(rank_that_is_slow_to_end)
+TEST(rank_that_is_slow_to_end)
 {
 	pid_t pid[CHILDREN_MAX];
 	int ready[2], out[2];
@@ -540,11 +538,10 @@ START_TEST(rank_that_is_slow_to_end)
 	ck_assert_msg(t.broken_us < 15000000, "told after %llu us", (unsigned long long)t.broken_us);
 	ck_assert_msg(t.close_us < 20000000, "closed after %llu us", (unsigned long long)t.close_us);
 }
-END_TEST
 
 /* kill -9 of rank 0: the other ranks are gone soon, with nobody to tell them; also one that is
  * stopped. */
-START_TEST(ranks_end_with_their_engine)
+TEST_LOOP(ranks_end_with_their_engine, 0, 2)
 {
 	pid_t pid[CHILDREN_MAX];
 	int ready[2];
@@ -580,10 +577,9 @@ START_TEST(ranks_end_with_their_engine)
 	}
 	ck_assert_msg(!alive, "rank 1 lives on");
 }
-END_TEST
 
 /* What signals of a terminal and of a service manager do to a rank: nothing. */
-START_TEST(signals_are_for_rank_0)
+TEST(signals_are_for_rank_0)
 {
 	struct rig r = rig_open(GOLDEN "llama", KV_BF16, 2);
 	pid_t pid[CHILDREN_MAX];
@@ -596,7 +592,6 @@ START_TEST(signals_are_for_rank_0)
 	ck_assert_msg(decode_one(&r, &err) == 0, "%s", err.text);
 	rig_close(&r);
 }
-END_TEST
 
 /* --- refusals ------------------------------------------------------------ */
 
@@ -611,7 +606,9 @@ static void refused(struct engine_opts o, int code, const char *text)
 	ck_assert_uint_eq(children(getpid(), pid), 0);
 }
 
-START_TEST(refusals)
+TEST_CASE("refusals", .timeout_s = 60);
+
+TEST(refusals)
 {
 	refused(options(GOLDEN "llama", KV_BF16, 3), ERR_INVALID,
 	        "tensor_parallel is 3, the model has 2 KV heads");
@@ -625,11 +622,10 @@ START_TEST(refusals)
 	o.backend = "sim";
 	refused(o, ERR_INVALID, "a simulated device has its own");
 }
-END_TEST
 
 /* A rank that cannot begin, here because it is told something else than it expects, fails the
  * group. */
-START_TEST(rank_that_cannot_open)
+TEST(rank_that_cannot_open)
 {
 	struct tp *tp = NULL;
 	struct err err = {0};
@@ -641,11 +637,10 @@ START_TEST(rank_that_cannot_open)
 	tp_destroy(&tp);
 	ck_assert_uint_eq(children(getpid(), pid), 0);
 }
-END_TEST
 
 /* The model is there for rank 0 alone, by a descriptor that the other does not inherit: that
  * one's own words come back. */
-START_TEST(rank_without_model)
+TEST(rank_without_model)
 {
 	char path[64];
 	int dir = open(GOLDEN "llama", O_RDONLY | O_DIRECTORY | O_CLOEXEC),
@@ -656,10 +651,9 @@ START_TEST(rank_without_model)
 	close(far);
 	close(dir);
 }
-END_TEST
 
 /* What cannot be is refused and ends nothing; the one pool that there is stays. */
-START_TEST(pools_that_cannot_be)
+TEST(pools_that_cannot_be)
 {
 	struct engine_opts o = options(GOLDEN "llama", KV_BF16, 2);
 	struct rig r = {0};
@@ -681,10 +675,9 @@ START_TEST(pools_that_cannot_be)
 	ck_assert_int_eq(step(&r, &sp, 1, &err), 0);
 	rig_close(&r);
 }
-END_TEST
 
 /* Parts cover everything once, in order, in whole units. */
-START_TEST(shares)
+TEST(shares)
 {
 	for (uint32_t total = 1; total < 700; total += 13)
 		for (unsigned ranks = 1; ranks <= 9; ranks++) {
@@ -697,37 +690,4 @@ START_TEST(shares)
 			}
 			ck_assert_uint_eq(at, total);
 		}
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("ranks");
-	TCase *bits = tcase_create("bits"), *ends = tcase_create("ends"),
-		  *bad = tcase_create("refusals");
-	tcase_set_timeout(bits, 120);
-	tcase_add_loop_test(bits, bits_of_one_process, 0, (int)(sizeof same / sizeof *same));
-	tcase_add_loop_test(bits, gathers_name_what_was_written, 0, 5);
-	tcase_add_test(bits, layers_are_told_when_all_have_written);
-	tcase_set_timeout(ends, 60);
-	tcase_add_test(ends, killed_rank);
-	tcase_add_test(ends, killed_in_a_step);
-	tcase_add_test(ends, stopped_rank);
-	tcase_add_test(ends, rank_that_is_slow_to_end);
-	tcase_add_loop_test(ends, ranks_end_with_their_engine, 0, 2);
-	tcase_add_test(ends, signals_are_for_rank_0);
-	tcase_set_timeout(bad, 60);
-	tcase_add_test(bad, refusals);
-	tcase_add_test(bad, rank_that_cannot_open);
-	tcase_add_test(bad, rank_without_model);
-	tcase_add_test(bad, pools_that_cannot_be);
-	tcase_add_test(bad, shares);
-	suite_add_tcase(s, bits);
-	suite_add_tcase(s, ends);
-	suite_add_tcase(s, bad);
-	SRunner *sr = srunner_create(s);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed != 0;
 }

@@ -83,7 +83,9 @@ static const struct row {
 	{1000, 100, 0, 0, 0, 0, 0, "", 0},
 };
 
-START_TEST(table)
+TEST_CASE("rates", .setup = set_up, .teardown = tear_down);
+
+TEST_LOOP(table, 0, sizeof rows / sizeof rows[0])
 {
 	const struct row *t = &rows[_i];
 	if (t->compute)
@@ -97,9 +99,8 @@ START_TEST(table)
 	ck_assert_msg(worth(t->where) == t->want, "row %d: %s: %u blocks, want %u", _i, t->where,
 	              worth(t->where), t->want);
 }
-END_TEST
 
-START_TEST(settings)
+TEST(settings)
 {
 	computes(1000);
 	reads(STORE_TIER_MEMORY, 0, 5000);
@@ -114,11 +115,10 @@ START_TEST(settings)
 	ck_assert_uint_eq(v.chosen_read, 3);
 	ck_assert_uint_eq(v.chosen_compute, 6);
 }
-END_TEST
 
 /* The latest reads count most: a disk that became slow is left, one that recovered is found out
  * by a try. */
-START_TEST(rates_move)
+TEST(rates_move)
 {
 	computes(1000);
 	reads(STORE_TIER_DISK, 0, 100);
@@ -134,10 +134,9 @@ START_TEST(rates_move)
 		reads(STORE_TIER_DISK, 0, 100);
 	ck_assert_uint_eq(worth("ddd"), 3);
 }
-END_TEST
 
 /* A try is one: the next is due retry_us later, or that long after what it has shown. */
-START_TEST(one_try_at_a_time)
+TEST(one_try_at_a_time)
 {
 	computes(1000);
 	reads(STORE_TIER_DISK, 0, 5000);
@@ -148,9 +147,8 @@ START_TEST(one_try_at_a_time)
 	for (int i = 0; i < 5; i++)
 		ck_assert_uint_eq(worth("mmdd"), 2);
 }
-END_TEST
 
-START_TEST(mixed_reads_are_the_slowest_ones)
+TEST(mixed_reads_are_the_slowest_ones)
 {
 	uint32_t came[STORE_TIERS] = {[STORE_TIER_MEMORY] = 10, [STORE_TIER_DISK] = 2};
 	reads(STORE_TIER_MEMORY, 0, 100);
@@ -168,9 +166,8 @@ START_TEST(mixed_reads_are_the_slowest_ones)
 	rates_view(&r, &v);
 	ck_assert_double_eq_tol(1e6 / v.read_bytes_us[STORE_TIER_MEMORY], 100, 1);
 }
-END_TEST
 
-START_TEST(brought_up_meanwhile)
+TEST(brought_up_meanwhile)
 {
 	unsigned char t[6] = {STORE_TIER_MEMORY, STORE_TIER_DISK,  STORE_TIER_DISK,
 	                      STORE_TIER_DISK,   STORE_TIER_REDIS, STORE_TIER_NONE};
@@ -184,10 +181,9 @@ START_TEST(brought_up_meanwhile)
 	/* how long that takes is not known */
 	ck_assert_int_eq(t[4], STORE_TIER_REDIS);
 }
-END_TEST
 
 /* Nothing that can be measured makes nonsense of it. */
-START_TEST(odd_points)
+TEST(odd_points)
 {
 	static const uint64_t v[] = {0, 1, 500000, UINT32_MAX, UINT64_MAX};
 	srand(3);
@@ -202,9 +198,8 @@ START_TEST(odd_points)
 			ck_assert(view.read_begin_us[t] >= 0 && view.read_bytes_us[t] >= 0);
 	}
 }
-END_TEST
 
-START_TEST(what_people_see)
+TEST(what_people_see)
 {
 	struct rates_view v;
 	rates_view(&r, &v);
@@ -223,26 +218,4 @@ START_TEST(what_people_see)
 	ck_assert_uint_ge(v.break_even_blocks[STORE_TIER_DISK], 6);
 	ck_assert_uint_le(v.break_even_blocks[STORE_TIER_DISK], 7);
 	ck_assert_uint_eq(v.break_even_blocks[STORE_TIER_REDIS], UINT32_MAX);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("rates");
-	TCase *t = tcase_create("rates");
-	tcase_add_checked_fixture(t, set_up, tear_down);
-	tcase_add_loop_test(t, table, 0, (int)(sizeof rows / sizeof rows[0]));
-	tcase_add_test(t, settings);
-	tcase_add_test(t, rates_move);
-	tcase_add_test(t, one_try_at_a_time);
-	tcase_add_test(t, mixed_reads_are_the_slowest_ones);
-	tcase_add_test(t, brought_up_meanwhile);
-	tcase_add_test(t, odd_points);
-	tcase_add_test(t, what_people_see);
-	suite_add_tcase(s, t);
-	SRunner *r_ = srunner_create(s);
-	srunner_run_all(r_, CK_NORMAL);
-	int failed = srunner_ntests_failed(r_);
-	srunner_free(r_);
-	return failed != 0;
 }

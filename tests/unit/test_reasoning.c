@@ -200,7 +200,9 @@ static void run(int row, size_t cut, size_t each)
 	buf_fini(&g.part[1]);
 }
 
-START_TEST(formats)
+TEST_CASE("reasoning", .timeout_s = 60);
+
+TEST_LOOP(formats, 0, sizeof rows / sizeof *rows)
 {
 	size_t len = strlen(rows[_i].text);
 	run(_i, len, 1);
@@ -208,10 +210,9 @@ START_TEST(formats)
 		for (size_t each = 1; each <= len; each += each < 3 ? 1 : 7)
 			run(_i, cut, each);
 }
-END_TEST
 
 /* Markers in any order, cut anywhere: as in one piece. */
-START_TEST(random_splits)
+TEST_LOOP(random_splits, 0, 20)
 {
 	static const char *const pieces[] = {"<|start|>",     "<|channel|>", "<|message|>",
 	                                     "<|end|>",       "<|call|>",    "<|return|>",
@@ -255,10 +256,9 @@ START_TEST(random_splits)
 		buf_fini(&text);
 	}
 }
-END_TEST
 
 /* What is longer than any head, and begins as one does, is text: none of it is lost. */
-START_TEST(long_words)
+TEST_LOOP(long_words, 0, 3)
 {
 	static const struct {
 		const char *begin, *end;
@@ -286,11 +286,12 @@ START_TEST(long_words)
 	}
 	buf_fini(&text);
 }
-END_TEST
+
+TEST_CASE("long", .timeout_s = 10);
 
 /* White space, byte by byte, wherever it is held: in linear time. In quadratic time it would take
  * longer than the limit of this test case. */
-START_TEST(long_space)
+TEST_LOOP(long_space, 0, 9)
 {
 	static const struct {
 		const char *format, *before;
@@ -319,7 +320,6 @@ START_TEST(long_space)
 	buf_fini(&g.part[0]);
 	buf_fini(&g.part[1]);
 }
-END_TEST
 
 /* Calls whose arguments are no JSON, or have no end, as the router reads them: the answer's text
  * goes to toolcall. No thought is content, or of a call, and what comes behind is not lost. */
@@ -404,7 +404,9 @@ static void run_chained(const struct toolcall_tools *tools, int row, size_t cut,
 	buf_fini(&c.part[1]);
 }
 
-START_TEST(broken_calls)
+TEST_CASE("reasoning");
+
+TEST_LOOP(broken_calls, 0, sizeof chained / sizeof *chained)
 {
 	json_t *list = json_loads(
 		"[{\"function\": {\"name\": \"f\"}}, {\"function\": {\"name\": \"g\"}}]", 0, NULL);
@@ -417,9 +419,8 @@ START_TEST(broken_calls)
 			run_chained(tools, _i, cut, each);
 	toolcall_tools_destroy(&tools);
 }
-END_TEST
 
-START_TEST(detection)
+TEST_LOOP(detection, 0, 8)
 {
 	static const struct {
 		const char *text, *format;
@@ -440,9 +441,8 @@ START_TEST(detection)
 		n++;
 	ck_assert(!f || (n >= 2 && n <= most));
 }
-END_TEST
 
-START_TEST(opened_by_the_prompt)
+TEST(opened_by_the_prompt)
 {
 	const struct reasoning_format *f = reasoning_format_find("think");
 	ck_assert_int_eq(reasoning_opened(f, "<A><think>\n", 11), 1);
@@ -454,9 +454,8 @@ START_TEST(opened_by_the_prompt)
 	ck_assert_int_eq(reasoning_opened(f, "<A>", 3), 0);
 	ck_assert_int_eq(reasoning_opened(f, "", 0), 0);
 }
-END_TEST
 
-START_TEST(opened_harmony)
+TEST_LOOP(opened_harmony, 0, 7)
 {
 	static const struct {
 		const char *prompt;
@@ -474,29 +473,4 @@ START_TEST(opened_harmony)
 	ck_assert_int_eq(reasoning_opened(reasoning_format_find("harmony"), t[_i].prompt,
 	                                  strlen(t[_i].prompt)),
 	                 t[_i].at);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("reasoning");
-	TCase *c = tcase_create("reasoning");
-	tcase_set_timeout(c, 60);
-	tcase_add_loop_test(c, formats, 0, (int)(sizeof rows / sizeof *rows));
-	tcase_add_loop_test(c, long_words, 0, 3);
-	tcase_add_loop_test(c, broken_calls, 0, (int)(sizeof chained / sizeof *chained));
-	tcase_add_loop_test(c, random_splits, 0, 20);
-	tcase_add_loop_test(c, detection, 0, 8);
-	tcase_add_test(c, opened_by_the_prompt);
-	tcase_add_loop_test(c, opened_harmony, 0, 7);
-	suite_add_tcase(suite, c);
-	c = tcase_create("long");
-	tcase_set_timeout(c, 10);
-	tcase_add_loop_test(c, long_space, 0, 9);
-	suite_add_tcase(suite, c);
-	SRunner *sr = srunner_create(suite);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed ? 1 : 0;
 }

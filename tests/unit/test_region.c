@@ -33,7 +33,9 @@ static int fds_open(void)
 	return n;
 }
 
-START_TEST(owner_and_peer_see_the_same)
+TEST_CASE("region", .setup = setup);
+
+TEST(owner_and_peer_see_the_same)
 {
 	ck_assert_uint_eq(own.region.data_bytes, 14336);
 	for (uint32_t b = 0; b < 7; b++)
@@ -52,9 +54,8 @@ START_TEST(owner_and_peer_see_the_same)
 	pool_memory_fini(&peer);
 	pool_memory_fini(&peer);
 }
-END_TEST
 
-START_TEST(nobody_can_resize_or_write_generations)
+TEST(nobody_can_resize_or_write_generations)
 {
 	ck_assert_int_lt(ftruncate(own.region.data.fd[0], 4096), 0);
 	ck_assert_int_lt(ftruncate(own.region.data.fd[0], 1 << 20), 0);
@@ -67,9 +68,8 @@ START_TEST(nobody_can_resize_or_write_generations)
 	ck_assert_int_eq(fcntl(own.region.data.fd[0], F_GETFD), FD_CLOEXEC);
 	ck_assert_int_eq(fcntl(own.region.control_fd, F_GETFD), FD_CLOEXEC);
 }
-END_TEST
 
-START_TEST(a_backend_that_is_not_there)
+TEST(a_backend_that_is_not_there)
 {
 	struct kv_region r;
 	struct kv_data data = one_part(dup(own.region.data.fd[0]));
@@ -81,7 +81,6 @@ START_TEST(a_backend_that_is_not_there)
 	ck_assert_ptr_null(r.pool);
 	ck_assert_uint_eq(r.data.parts, 0);
 }
-END_TEST
 
 static int memory(size_t bytes, int seals)
 {
@@ -92,7 +91,7 @@ static int memory(size_t bytes, int seals)
 	return fd;
 }
 
-START_TEST(forged_descriptors_are_refused)
+TEST(forged_descriptors_are_refused)
 {
 	const int sealed = F_SEAL_SHRINK | F_SEAL_GROW;
 	const int file = open("/proc/self/exe", O_RDONLY),
@@ -134,9 +133,8 @@ START_TEST(forged_descriptors_are_refused)
 	                 0);
 	ck_assert_int_eq(fds_open(), before);
 }
-END_TEST
 
-START_TEST(impossible_pools_are_refused)
+TEST(impossible_pools_are_refused)
 {
 	struct kv_region r;
 	struct kv_layout big;
@@ -155,23 +153,4 @@ START_TEST(impossible_pools_are_refused)
 	                 KERN_ENOMEM);
 	ck_assert_str_ne(text, "");
 	ck_assert_int_eq(fds_open(), before);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("region");
-	TCase *t = tcase_create("region");
-	tcase_add_checked_fixture(t, setup, NULL);
-	tcase_add_test(t, owner_and_peer_see_the_same);
-	tcase_add_test(t, nobody_can_resize_or_write_generations);
-	tcase_add_test(t, a_backend_that_is_not_there);
-	tcase_add_test(t, forged_descriptors_are_refused);
-	tcase_add_test(t, impossible_pools_are_refused);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_NORMAL);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

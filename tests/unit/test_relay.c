@@ -282,8 +282,10 @@ static uint64_t count(unsigned stat)
 
 /* --- stories ------------------------------------------------------------- */
 
+TEST_CASE("relay", .timeout_s = 120);
+
 /* Whoever comes last: storage, a router, or the role in which it is read. */
-START_TEST(lists_begin_when_all_are_there)
+TEST_LOOP(lists_begin_when_all_are_there, 0, 3)
 {
 	begin();
 	W.has[1] = 0xff;
@@ -311,11 +313,10 @@ START_TEST(lists_begin_when_all_are_there)
 	ck_assert_uint_eq(count(CUT), 0);
 	end();
 }
-END_TEST
 
 /* Those that come up together are asked for once; one that comes later has the lists said again
  * to all, in their order. */
-START_TEST(routers_come_and_go)
+TEST(routers_come_and_go)
 {
 	begin();
 	W.has[1] = 0xabc;
@@ -348,10 +349,9 @@ START_TEST(routers_come_and_go)
 	ck_assert_uint_eq(count(ASKED), 3);
 	end();
 }
-END_TEST
 
 /* Storage's end empties its tiers, also at a router whose link is full just then. */
-START_TEST(storage_gone)
+TEST_LOOP(storage_gone, 0, 2)
 {
 	begin();
 	W.has[1] = W.has[2] = 0xfff;
@@ -386,11 +386,10 @@ START_TEST(storage_gone)
 	check_routers(1);
 	end();
 }
-END_TEST
 
 /* A link that takes nothing in the middle of a list, or of changes: what was lost comes with the
  * next list, which is asked for ever more seldom. */
-START_TEST(full_links)
+TEST_LOOP(full_links, 0, 4)
 {
 	begin();
 	W.has[1] = W.has[2] = 0xffffff;
@@ -432,11 +431,10 @@ START_TEST(full_links)
 	ck_assert_uint_eq(count(ASKED), asked + 1);
 	end();
 }
-END_TEST
 
 /* A worker that decodes does not read from storage: nobody is told, and what was told is taken
  * back. */
-START_TEST(role_is_switched)
+TEST(role_is_switched)
 {
 	begin();
 	W.has[1] = 0xf0f;
@@ -460,11 +458,10 @@ START_TEST(role_is_switched)
 	check_routers(1);
 	end();
 }
-END_TEST
 
 /* Who writes goes by what storage has, with routers or without; what it lost while the link was
  * down is known when that is up again. Routers hear nothing of it. */
-START_TEST(heard_for_oneself)
+TEST(heard_for_oneself)
 {
 	begin();
 	W.has[1] = 0xf0f;
@@ -505,11 +502,10 @@ START_TEST(heard_for_oneself)
 	ck_assert_uint_eq(count(ASKED), 2);
 	end();
 }
-END_TEST
 
 /* What is none of storage's tiers, comes from somebody else, or is longer than a piece: dropped,
  * counted, and the next one counts. */
-START_TEST(hostile_events)
+TEST(hostile_events)
 {
 	static uint64_t many[PIECE + 1];
 	static const uint32_t tiers[] = {0, 3, 4, 31, 32, 33, 63, UINT32_MAX};
@@ -549,10 +545,9 @@ START_TEST(hostile_events)
 	relay_reads(NULL, 1);
 	end();
 }
-END_TEST
 
 /* Everything in every order. */
-START_TEST(walks)
+TEST_LOOP(walks, 0, 4)
 {
 	uint64_t cuts = 0, asked = 0, told = 0;
 	for (unsigned round = 0; round < 400; round++) {
@@ -599,27 +594,9 @@ START_TEST(walks)
 	ck_assert_uint_gt(asked, 1000);
 	ck_assert_uint_gt(told, 10000);
 }
-END_TEST
 
-int main(void)
+TEST_START(quiet)
 {
-	Suite *suite = suite_create("relay");
-	TCase *c = tcase_create("relay");
 	log_init("test", NULL);
 	log_set_level("error");
-	tcase_set_timeout(c, 120);
-	tcase_add_loop_test(c, lists_begin_when_all_are_there, 0, 3);
-	tcase_add_test(c, routers_come_and_go);
-	tcase_add_loop_test(c, storage_gone, 0, 2);
-	tcase_add_loop_test(c, full_links, 0, 4);
-	tcase_add_test(c, role_is_switched);
-	tcase_add_test(c, heard_for_oneself);
-	tcase_add_test(c, hostile_events);
-	tcase_add_loop_test(c, walks, 0, 4);
-	suite_add_tcase(suite, c);
-	SRunner *sr = srunner_create(suite);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed ? 1 : 0;
 }

@@ -54,7 +54,9 @@ static int has(const struct resolve_answer *a, const char *host)
 	return 0;
 }
 
-START_TEST(addresses_of_both_families)
+TEST_CASE("resolve", .timeout_s = 60, .setup = setup, .teardown = teardown);
+
+TEST(addresses_of_both_families)
 {
 	dns_add(&dns, "r.test", T_A, "127.0.0.3", 0);
 	dns_add(&dns, "r.test", T_A, "127.0.0.4", 0);
@@ -64,9 +66,8 @@ START_TEST(addresses_of_both_families)
 	ck_assert_uint_eq(a->n, 3);
 	ck_assert(has(a, "127.0.0.3") && has(a, "127.0.0.4") && has(a, "fd00::7"));
 }
-END_TEST
 
-START_TEST(records_of_a_service)
+TEST(records_of_a_service)
 {
 	dns_add(&dns, "_pd._tcp.r.test", T_SRV, "router-1.r.test", 7001);
 	dns_add(&dns, "_pd._tcp.r.test", T_SRV, "router-0.r.test", 7000);
@@ -79,10 +80,9 @@ START_TEST(records_of_a_service)
 	ck_assert_str_eq(a->records[1].host, "router-1.r.test");
 	ck_assert_uint_eq(a->records[1].port, 7001);
 }
-END_TEST
 
 /* What DNS denies, and what it fails to say, are two things. */
-START_TEST(denied_and_failed)
+TEST(denied_and_failed)
 {
 	dns_add(&dns, "r.test", T_SRV, "router-0.r.test", 7000);
 	for (int service = 0; service < 2; service++)
@@ -97,7 +97,6 @@ START_TEST(denied_and_failed)
 		ck_assert_uint_eq(a->n, 0);
 	}
 }
-END_TEST
 
 static void count(evutil_socket_t fd, short what, void *arg)
 {
@@ -107,7 +106,7 @@ static void count(evutil_socket_t fd, short what, void *arg)
 }
 
 /* A server that says nothing ends the question in time, and the loop goes on meanwhile. */
-START_TEST(silence_ends)
+TEST(silence_ends)
 {
 	unsigned ticks = 0;
 	struct timeval tv = {0, 10000};
@@ -120,10 +119,9 @@ START_TEST(silence_ends)
 	ck_assert_uint_gt(ticks, 20);
 	event_free(tick);
 }
-END_TEST
 
 /* The answer does not fit into a datagram, nor into what we keep. */
-START_TEST(truncated_comes_whole_by_tcp)
+TEST(truncated_comes_whole_by_tcp)
 {
 	static char names[40][40];
 	for (unsigned i = 0; i < 40; i++) {
@@ -142,9 +140,8 @@ START_TEST(truncated_comes_whole_by_tcp)
 		ck_assert_str_eq(a->records[i].host, want);
 	}
 }
-END_TEST
 
-START_TEST(bad_names_are_left_out)
+TEST(bad_names_are_left_out)
 {
 	dns_add(&dns, "r.test", T_SRV, "rou\nter.r.test", 7000);
 	dns_add(&dns, "r.test", T_SRV, "a@b.r.test", 7000);
@@ -157,7 +154,6 @@ START_TEST(bad_names_are_left_out)
 	ck_assert_uint_eq(got.n, 1);
 	ck_assert_uint_eq(got.left_out, 4);
 }
-END_TEST
 
 struct garbled {
 	struct resolve *question;
@@ -178,7 +174,7 @@ static void take_garbled(void *arg, const struct resolve_answer *a)
 
 /* Answers with changed, missing and added bytes. What c-ares drops would be asked again after a
  * second: those questions are cancelled. */
-START_TEST(garbage)
+TEST(garbage)
 {
 	enum { ROUNDS = 40, AT_ONCE = 50 };
 	dns_add(&dns, "r.test", T_A, "127.0.0.3", 0);
@@ -203,9 +199,8 @@ START_TEST(garbage)
 	}
 	ck_assert_uint_gt(n_got, ROUNDS); /* most are dropped as no answers at all */
 }
-END_TEST
 
-START_TEST(cancelled_is_not_answered)
+TEST(cancelled_is_not_answered)
 {
 	struct resolve *r = NULL;
 	dns_add(&dns, "r.test", T_A, "127.0.0.3", 0);
@@ -224,9 +219,8 @@ START_TEST(cancelled_is_not_answered)
 	ck_assert_uint_eq(n_got, 0);
 	ck_assert_int_eq(ask(RESOLVE_ADDRESSES, "r.test.")->code, 0);
 }
-END_TEST
 
-START_TEST(servers_are_checked)
+TEST(servers_are_checked)
 {
 	struct err err = {0};
 	ck_assert_int_eq(resolve_check_servers("", &err), 0);
@@ -234,28 +228,4 @@ START_TEST(servers_are_checked)
 	ck_assert_int_eq(resolve_check_servers("127.0.0.1:5300,[::1]:53", &err), 0);
 	ck_assert_int_eq(resolve_check_servers("ns.example.org", &err), ERR_INVALID);
 	ck_assert_ptr_nonnull(strstr(err.text, "dns_servers = \"ns.example.org\""));
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("resolve");
-	TCase *c = tcase_create("resolve");
-	tcase_add_checked_fixture(c, setup, teardown);
-	tcase_set_timeout(c, 60);
-	tcase_add_test(c, addresses_of_both_families);
-	tcase_add_test(c, records_of_a_service);
-	tcase_add_test(c, denied_and_failed);
-	tcase_add_test(c, silence_ends);
-	tcase_add_test(c, truncated_comes_whole_by_tcp);
-	tcase_add_test(c, bad_names_are_left_out);
-	tcase_add_test(c, garbage);
-	tcase_add_test(c, cancelled_is_not_answered);
-	tcase_add_test(c, servers_are_checked);
-	suite_add_tcase(s, c);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_NORMAL);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

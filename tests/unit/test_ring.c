@@ -14,7 +14,9 @@
 
 /* --- life of a slot ------------------------------------------------------ */
 
-START_TEST(life_of_a_transfer)
+TEST_CASE("ring", .timeout_s = 120, .teardown = close_both);
+
+TEST(life_of_a_transfer)
 {
 	uint64_t g;
 	open_both(4);
@@ -47,7 +49,6 @@ START_TEST(life_of_a_transfer)
 	ck_assert_int_eq(ring_peek(M, slot, &g), RING_FREE);
 	ck_assert_uint_eq(g, gen + 1);
 }
-END_TEST
 
 /* steps begun since it was last said to be in hand -> does it count? */
 static const struct {
@@ -55,7 +56,7 @@ static const struct {
 	int in;
 } in_hand[] = {{0, 1}, {1, 1}, {2, 0}, {3, 0}, {1000, 0}};
 
-START_TEST(transfers_in_hand)
+TEST_LOOP(transfers_in_hand, 0, sizeof in_hand / sizeof *in_hand)
 {
 	open_both(4);
 	for (unsigned i = 0; i < 7; i++)
@@ -81,9 +82,8 @@ START_TEST(transfers_in_hand)
 	ring_schedule(P, slot, gen - 1); /* late, of the transfer before */
 	ck_assert(!ring_in_schedule(M, slot, gen));
 }
-END_TEST
 
-START_TEST(full_ring)
+TEST(full_ring)
 {
 	uint32_t s;
 	uint64_t g, gens[3];
@@ -103,9 +103,8 @@ START_TEST(full_ring)
 		}
 	}
 }
-END_TEST
 
-START_TEST(largest_transfer)
+TEST(largest_transfer)
 {
 	open_both(1);
 	transfer_of(&transfer, 1);
@@ -117,10 +116,9 @@ START_TEST(largest_transfer)
 	ck_assert_int_eq(ring_read(M, slot, &got, &gen, &state), 0);
 	ck_assert_mem_eq(&got, &transfer, sizeof transfer);
 }
-END_TEST
 
 /* M dies and a new one maps the ring: all that it needs is there. */
-START_TEST(restarted_messager_finds_everything)
+TEST(restarted_messager_finds_everything)
 {
 	uint64_t g;
 	open_both(4);
@@ -139,11 +137,10 @@ START_TEST(restarted_messager_finds_everything)
 	ck_assert(is_transfer(&got, 6));
 	ck_assert_uint_eq(ring_progress(M, slot, 2, g), 64);
 }
-END_TEST
 
 /* --- counterexamples of the model ---------------------------------------- */
 
-START_TEST(bm1_no_gen_in_word)
+TEST(bm1_no_gen_in_word)
 {
 	open_both(1);
 	publish(1);
@@ -160,9 +157,8 @@ START_TEST(bm1_no_gen_in_word)
 		ck_assert_uint_eq(ring_progress(M, slot, i, gen), 0);
 	}
 }
-END_TEST
 
-START_TEST(bm3_plain_mark)
+TEST(bm3_plain_mark)
 {
 	uint64_t g;
 	open_both(1);
@@ -173,9 +169,8 @@ START_TEST(bm3_plain_mark)
 	ck_assert_int_eq(ring_read(M, slot, &got, &g, &state), ERR_STALE);
 	ck_assert_int_eq(ring_cancel(P, slot, gen), ERR_STALE);
 }
-END_TEST
 
-START_TEST(bm8_mark_without_generation)
+TEST(bm8_mark_without_generation)
 {
 	uint64_t g;
 	open_both(1);
@@ -193,11 +188,10 @@ START_TEST(bm8_mark_without_generation)
 	ring_retire(P, slot, old); /* nor a late end */
 	ck_assert_uint_eq(ring_used(P), 1);
 }
-END_TEST
 
 /* KvReady is posted by whom ring_mark_sent tells so: then the cancel has lost, and P must not
  * reuse. */
-START_TEST(bm10_ready_before_mark_defeats_the_cancel)
+TEST(bm10_ready_before_mark_defeats_the_cancel)
 {
 	uint64_t g;
 	open_both(1);
@@ -207,9 +201,8 @@ START_TEST(bm10_ready_before_mark_defeats_the_cancel)
 	ck_assert_int_eq(ring_peek(M, slot, &g), RING_SENT);
 	ck_assert_uint_eq(ring_used(P), 1);
 }
-END_TEST
 
-START_TEST(bm6_gen_wraps)
+TEST(bm6_gen_wraps)
 {
 	open_both(1);
 	transfer_of(&transfer, 0);
@@ -225,11 +218,10 @@ START_TEST(bm6_gen_wraps)
 	ck_assert_int_eq(ring_mark_sent(M, slot, first + 65536), ERR_STALE);
 	ck_assert_int_eq(ring_mark_sent(M, slot, gen), 0);
 }
-END_TEST
 
 /* Without a drain a store of transfer 1 may come when transfer 2 has the slot: it is not taken for
  * 2's progress. That it cannot undo 2's is the drain's duty, before ring_retire. */
-START_TEST(bm7_no_drain_late_store_is_nobodys_progress)
+TEST(bm7_no_drain_late_store_is_nobodys_progress)
 {
 	open_both(1);
 	publish(1);
@@ -243,7 +235,6 @@ START_TEST(bm7_no_drain_late_store_is_nobodys_progress)
 	device_store(0, old, 64);
 	ck_assert_uint_eq(ring_progress(M, slot, 0, gen), 0);
 }
-END_TEST
 
 /* --- the other side acts in the middle of a call ------------------------- */
 
@@ -330,7 +321,7 @@ static void check_closed_while_published(void)
 	ck_assert_uint_eq(got.req.hi, 0x6000);
 }
 
-START_TEST(bm4_word_before_fields)
+TEST(bm4_word_before_fields)
 {
 	open_both(1);
 	publish_long(0x5EED);
@@ -338,11 +329,10 @@ START_TEST(bm4_word_before_fields)
 	ring_retire(P, slot, gen);
 	check_closed_while_published();
 }
-END_TEST
 
 /* Transfer 1 was marked already when P cancelled it. While P writes the next transfer's fields, M
  * must not find (old generation, SENT) with them. */
-START_TEST(s_slot_not_closed)
+TEST(s_slot_not_closed)
 {
 	open_both(1);
 	publish_long(0x5EED);
@@ -351,7 +341,6 @@ START_TEST(s_slot_not_closed)
 	ring_retire(P, slot, gen);
 	check_closed_while_published();
 }
-END_TEST
 
 static void p_reuses(void) /* in the handler: nothing of libcheck */
 {
@@ -365,7 +354,7 @@ static void p_cancels(void)
 	ring_cancel(P, slot, gen);
 }
 
-START_TEST(slot_reused_while_it_is_read)
+TEST(slot_reused_while_it_is_read)
 {
 	open_both(1);
 	publish_long(0x5EED);
@@ -377,10 +366,9 @@ START_TEST(slot_reused_while_it_is_read)
 	ck_assert_int_eq(ring_read(M, 0, &got, &read_gen, &read_state), 0);
 	ck_assert_uint_eq(got.req.hi, 0x6000);
 }
-END_TEST
 
 /* P cancels and reuses the slot at the very instruction with which M marks it. */
-START_TEST(bm9_check_then_store_at_the_store)
+TEST(bm9_check_then_store_at_the_store)
 {
 	open_both(1);
 	publish_long(0x5EED);
@@ -392,44 +380,12 @@ START_TEST(bm9_check_then_store_at_the_store)
 	ck_assert_uint_eq(read_gen, gen);
 	ck_assert_uint_ne(gen, old);
 }
-END_TEST
 
-START_TEST(transfer_cancelled_while_it_is_read)
+TEST(transfer_cancelled_while_it_is_read)
 {
 	open_both(1);
 	publish_long(0x5EED);
 	set_trap(M, PROT_NONE, p_cancels);
 	ck_assert_int_eq(ring_read(M, 0, &got, &read_gen, &read_state), ERR_STALE);
 	ck_assert_int_eq(trap.faults, 1);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("ring");
-	TCase *t = tcase_create("ring");
-	tcase_set_timeout(t, 120);
-	tcase_add_checked_fixture(t, NULL, close_both);
-	tcase_add_test(t, life_of_a_transfer);
-	tcase_add_loop_test(t, transfers_in_hand, 0, (int)(sizeof in_hand / sizeof *in_hand));
-	tcase_add_test(t, full_ring);
-	tcase_add_test(t, largest_transfer);
-	tcase_add_test(t, restarted_messager_finds_everything);
-	tcase_add_test(t, bm1_no_gen_in_word);
-	tcase_add_test(t, bm3_plain_mark);
-	tcase_add_test(t, bm4_word_before_fields);
-	tcase_add_test(t, bm6_gen_wraps);
-	tcase_add_test(t, bm7_no_drain_late_store_is_nobodys_progress);
-	tcase_add_test(t, bm8_mark_without_generation);
-	tcase_add_test(t, bm9_check_then_store_at_the_store);
-	tcase_add_test(t, bm10_ready_before_mark_defeats_the_cancel);
-	tcase_add_test(t, s_slot_not_closed);
-	tcase_add_test(t, slot_reused_while_it_is_read);
-	tcase_add_test(t, transfer_cancelled_while_it_is_read);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_NORMAL);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

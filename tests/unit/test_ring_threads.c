@@ -37,7 +37,9 @@ static void *reader(void *arg)
 	return NULL;
 }
 
-START_TEST(bm9_check_then_store)
+TEST_CASE("ring threads", .timeout_s = 120, .teardown = close_both);
+
+TEST(bm9_check_then_store)
 {
 	pthread_t t;
 	uint64_t marked = 0, cancelled = 0, id = 1;
@@ -56,7 +58,6 @@ START_TEST(bm9_check_then_store)
 	pthread_join(t, NULL);
 	ck_assert_uint_eq(marked + cancelled, TRANSFERS); /* each ended in exactly one way */
 }
-END_TEST
 
 /* P waits for M to have seen each step and M for the bell alone: a lost ring ends in M's poll. */
 static _Atomic uint32_t seen_tokens;
@@ -80,7 +81,7 @@ static void *sleeper(void *arg)
 	return NULL;
 }
 
-START_TEST(no_bell_is_lost)
+TEST(no_bell_is_lost)
 {
 	pthread_t t;
 	int bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -98,7 +99,6 @@ START_TEST(no_bell_is_lost)
 	pthread_join(t, NULL);
 	close(bell);
 }
-END_TEST
 
 /* Both act in the same instant, many times: either M sees the progress or P sees that M sleeps.
  * Fewer times where two threads do not get two processors at once. */
@@ -128,7 +128,7 @@ static void *rings(void *arg)
 	return NULL;
 }
 
-START_TEST(progress_or_bell_is_seen)
+TEST(progress_or_bell_is_seen)
 {
 	pthread_t t;
 	uint32_t lost = 0;
@@ -155,11 +155,10 @@ START_TEST(progress_or_bell_is_seen)
 	ck_assert_uint_eq(lost, 0);
 	close(bell);
 }
-END_TEST
 
 /* --- bell ---------------------------------------------------------------- */
 
-START_TEST(bell_rings_only_while_the_messager_sleeps)
+TEST(bell_rings_only_while_the_messager_sleeps)
 {
 	eventfd_t v;
 	int bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -181,9 +180,8 @@ START_TEST(bell_rings_only_while_the_messager_sleeps)
 	ck_assert_int_lt(eventfd_read(bell, &v), 0);
 	close(bell);
 }
-END_TEST
 
-START_TEST(strange_bells_neither_block_nor_kill)
+TEST(strange_bells_neither_block_nor_kill)
 {
 	int full = eventfd(0, EFD_CLOEXEC), p[2]; /* one that blocks, at its limit */
 	open_both(1);
@@ -200,7 +198,6 @@ START_TEST(strange_bells_neither_block_nor_kill)
 	ring_bell(P);
 	close(full);
 }
-END_TEST
 
 /* --- what M is handed ---------------------------------------------------- */
 
@@ -213,7 +210,7 @@ static void wipe(struct ring *r, size_t at, uint64_t v)
 	munmap(p, 4096);
 }
 
-START_TEST(forged_rings_are_refused)
+TEST(forged_rings_are_refused)
 {
 	struct stat st;
 	open_both(4);
@@ -258,9 +255,8 @@ START_TEST(forged_rings_are_refused)
 	close(bare);
 	close(zeros);
 }
-END_TEST
 
-START_TEST(transfer_that_does_not_fit_the_pools)
+TEST(transfer_that_does_not_fit_the_pools)
 {
 	static const struct {
 		uint32_t first, tokens, blocks, src1, dst1;
@@ -303,7 +299,6 @@ START_TEST(transfer_that_does_not_fit_the_pools)
 	memset(transfer.decode, 'x', sizeof transfer.decode); /* no end */
 	ck_assert_int_eq(ring_transfer_check(&transfer, 64, 10, 20), ERR_CORRUPT);
 }
-END_TEST
 
 static struct {
 	_Atomic uint64_t *at;
@@ -364,7 +359,7 @@ static void noise_start(pthread_t *t)
 	ck_assert_int_eq(pthread_create(t, NULL, make_noise, NULL), 0);
 }
 
-START_TEST(hostile_prefill_worker)
+TEST(hostile_prefill_worker)
 {
 	pthread_t t;
 	uint64_t g, outcome[3] = {0}, begun = clock_us();
@@ -398,9 +393,8 @@ START_TEST(hostile_prefill_worker)
 	atomic_store(&stop, 1);
 	pthread_join(t, NULL);
 }
-END_TEST
 
-START_TEST(hostile_messager)
+TEST(hostile_messager)
 {
 	pthread_t t;
 	uint64_t g[4], last[4] = {0}, until = clock_us() + 500000;
@@ -427,28 +421,4 @@ START_TEST(hostile_messager)
 	}
 	atomic_store(&stop, 1);
 	pthread_join(t, NULL);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("ring threads");
-	TCase *t = tcase_create("ring threads");
-	tcase_set_timeout(t, 120);
-	tcase_add_checked_fixture(t, NULL, close_both);
-	tcase_add_test(t, bm9_check_then_store);
-	tcase_add_test(t, no_bell_is_lost);
-	tcase_add_test(t, progress_or_bell_is_seen);
-	tcase_add_test(t, bell_rings_only_while_the_messager_sleeps);
-	tcase_add_test(t, strange_bells_neither_block_nor_kill);
-	tcase_add_test(t, forged_rings_are_refused);
-	tcase_add_test(t, transfer_that_does_not_fit_the_pools);
-	tcase_add_test(t, hostile_prefill_worker);
-	tcase_add_test(t, hostile_messager);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_NORMAL);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

@@ -93,8 +93,10 @@ static json_t *events_of(struct world *w, const char *path, const char *body)
 
 /* --- prompts' log-probabilities ------------------------------------------ */
 
+TEST_CASE("answers", .timeout_s = 300);
+
 /* One sequence of each prompt asks for them, and every choice shows them. */
-START_TEST(told_once_for_all_choices)
+TEST(told_once_for_all_choices)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	char *list = ids(1500);
@@ -129,7 +131,6 @@ START_TEST(told_once_for_all_choices)
 	free(list);
 	world_free(w);
 }
-END_TEST
 
 /* --- the length of an answer --------------------------------------------- */
 
@@ -205,7 +206,7 @@ static void look(evutil_socket_t fd, short what, void *arg)
 
 /* Fifty answers' worth of a prompt: the router holds the numbers once, however long the answer
  * is and however slowly it is read, and no turn of its loop is long. */
-START_TEST(long_answer_costs_no_memory)
+TEST(long_answer_costs_no_memory)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	struct turns t = {0};
@@ -237,11 +238,10 @@ START_TEST(long_answer_costs_no_memory)
 	free(list);
 	world_free(w);
 }
-END_TEST
 
 /* There is less room for unread answers than a step wants: the steps are shorter, and the answer is
  * whole, however slowly it is read. */
-START_TEST(long_answer_in_little_room)
+TEST(long_answer_in_little_room)
 {
 	world_out_total = 160u << 10;
 	struct world *w = world_new(NULL, 1u << 20);
@@ -267,10 +267,9 @@ START_TEST(long_answer_in_little_room)
 	free(body);
 	free(list);
 }
-END_TEST
 
 /* And where there is none at all, it is refused instead of begun. */
-START_TEST(long_answer_without_room)
+TEST(long_answer_without_room)
 {
 	world_out_total = 64u << 10;
 	struct world *w = world_new(NULL, 1u << 20);
@@ -285,7 +284,6 @@ START_TEST(long_answer_without_room)
 	free(body);
 	world_free(w);
 }
-END_TEST
 
 /* --- what is decided at the door ----------------------------------------- */
 
@@ -313,7 +311,7 @@ static const struct refusal refusals[] = {
 	{10, "\"max_tokens\":2000,\"n\":20", 200, NULL, NULL},
 };
 
-START_TEST(refused_by_name)
+TEST_LOOP(refused_by_name, 0, sizeof refusals / sizeof *refusals)
 {
 	const struct refusal *t = &refusals[_i];
 	struct world *w = world_new(NULL, 64u << 20);
@@ -337,11 +335,10 @@ START_TEST(refused_by_name)
 	free(list);
 	world_free(w);
 }
-END_TEST
 
 /* While others have the pool, a large request is told to come again, and a small one is
  * answered. */
-START_TEST(large_waits_small_does_not)
+TEST(large_waits_small_does_not)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	struct quota others;
@@ -368,11 +365,10 @@ START_TEST(large_waits_small_does_not)
 	free(list);
 	world_free(w);
 }
-END_TEST
 
 /* Braces take a hundred times their length as JSON; the sum over requests is bounded all the
  * same. */
-START_TEST(small_text_large_tree)
+TEST(small_text_large_tree)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	struct buf b;
@@ -389,10 +385,9 @@ START_TEST(small_text_large_tree)
 	buf_fini(&b);
 	world_free(w);
 }
-END_TEST
 
 /* A small body waits for a text thread as what it is: a large tree. */
-START_TEST(small_body_that_waits)
+TEST(small_body_that_waits)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	struct buf b;
@@ -409,10 +404,9 @@ START_TEST(small_body_that_waits)
 	buf_fini(&b);
 	world_free(w);
 }
-END_TEST
 
 /* What has begun may use all of the pool, large as it may be. */
-START_TEST(begun_work_has_the_last_eighth)
+TEST(begun_work_has_the_last_eighth)
 {
 	struct quota_pool pool = {.size = 8u << 20};
 	struct quota others, begun;
@@ -428,11 +422,10 @@ START_TEST(begun_work_has_the_last_eighth)
 	quota_fini(&begun);
 	ck_assert_uint_eq(pool.lent, 0);
 }
-END_TEST
 
 /* What is not known before is taken as it comes: an answer that finds no more memory ends there, as
  * one that is long enough. What was asked for by number is there from the beginning. */
-START_TEST(answer_outgrows_its_memory)
+TEST(answer_outgrows_its_memory)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	const char *body = "{\"prompt\":[1,2,3],\"max_tokens\":6000,\"return_token_ids\":true%s}";
@@ -463,13 +456,12 @@ START_TEST(answer_outgrows_its_memory)
 	free(scored);
 	world_free(w);
 }
-END_TEST
 
 /* --- streams ------------------------------------------------------------- */
 
 /* A stream that begins with a long prompt, its log-probabilities and its ids, for many choices: in
  * events of bounded size, as fast as the client reads, however small the buffer for it is. */
-START_TEST(long_beginning_of_a_stream)
+TEST(long_beginning_of_a_stream)
 {
 	struct world *w = world_new(NULL, 256u << 10);
 	char *list = ids(3000),
@@ -502,10 +494,9 @@ START_TEST(long_beginning_of_a_stream)
 	free(list);
 	world_free(w);
 }
-END_TEST
 
 /* Whoever leaves while a long answer is sent leaves nothing behind. */
-START_TEST(client_leaves_within_a_long_answer)
+TEST(client_leaves_within_a_long_answer)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	char *list = ids(2000),
@@ -518,10 +509,9 @@ START_TEST(client_leaves_within_a_long_answer)
 	free(list);
 	world_free(w);
 }
-END_TEST
 
 /* Whoever takes a complete answer too slowly loses it, and its memory is free for others. */
-START_TEST(answer_is_not_taken)
+TEST(answer_is_not_taken)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	char *list = ids(4000);
@@ -549,7 +539,6 @@ START_TEST(answer_is_not_taken)
 	free(list);
 	world_free(w);
 }
-END_TEST
 
 struct aborting {
 	struct world *w;
@@ -572,7 +561,7 @@ static void abort_it(evutil_socket_t fd, short what, void *arg)
 }
 
 /* An abort before the log-probabilities have come that its stream begins with: it ends. */
-START_TEST(aborted_before_it_begins)
+TEST(aborted_before_it_begins)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	struct aborting a = {.w = w};
@@ -589,7 +578,6 @@ START_TEST(aborted_before_it_begins)
 	event_free(a.ev);
 	world_free(w);
 }
-END_TEST
 
 /* More answers than are started in one turn: those without an attempt end, too. */
 static struct aborting starting;
@@ -600,7 +588,7 @@ static void abort_soon(struct router *r)
 	event_active(starting.ev, EV_TIMEOUT, 0);
 }
 
-START_TEST(aborted_while_starting)
+TEST(aborted_while_starting)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	char *list = ids(600), *body = mem_printf("{\"prompt\":[%s],\"max_tokens\":5,\"n\":100}", list);
@@ -620,7 +608,6 @@ START_TEST(aborted_while_starting)
 	free(list);
 	world_free(w);
 }
-END_TEST
 
 /* --- embeddings ---------------------------------------------------------- */
 
@@ -666,7 +653,7 @@ static void refused_with(struct world *w, const char *body, int status, const ch
 }
 
 /* An embedding has no part that could be the answer: also before all are started. */
-START_TEST(embeddings_aborted)
+TEST_LOOP(embeddings_aborted, 0, 2)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	struct aborting a = {.w = w};
@@ -682,7 +669,6 @@ START_TEST(embeddings_aborted)
 	event_free(a.ev);
 	world_free(w);
 }
-END_TEST
 
 static void made_late(struct world *w)
 {
@@ -690,7 +676,7 @@ static void made_late(struct world *w)
 }
 
 /* Attempts are made as they start; many requests share what is at work. */
-START_TEST(embeddings_at_work)
+TEST_LOOP(embeddings_at_work, 0, 5)
 {
 	static const unsigned others[] = {0, 7, 15, 127, 5000}, most[] = {64, 64, 32, 4, 1};
 	struct world *w = world_new(NULL, 1u << 20);
@@ -701,7 +687,6 @@ START_TEST(embeddings_at_work)
 	ck_assert_uint_eq(w->r.attempts.counts.started, 200);
 	world_free(w);
 }
-END_TEST
 
 static void soon_room(struct world *w)
 {
@@ -711,7 +696,7 @@ static void soon_room(struct world *w)
 
 /* A full worker fails none of them as long as it takes one; when it has room, their number grows
  * again. */
-START_TEST(embeddings_at_a_full_worker)
+TEST_LOOP(embeddings_at_a_full_worker, 0, 3)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	w->places = _i + 1;
@@ -726,10 +711,9 @@ START_TEST(embeddings_at_a_full_worker)
 	ck_assert_uint_eq(w->r.attempts.counts.failed, 0);
 	world_free(w);
 }
-END_TEST
 
 /* No place at all: it is told to come again. */
-START_TEST(embeddings_without_a_place)
+TEST_LOOP(embeddings_without_a_place, 0, 2)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	char *body = inputs(_i ? 200 : 1, "");
@@ -752,7 +736,6 @@ START_TEST(embeddings_without_a_place)
 	free(body);
 	world_free(w);
 }
-END_TEST
 
 static struct {
 	struct world *w;
@@ -777,7 +760,7 @@ static void goes_away(struct world *w)
 }
 
 /* All that were under way have ended when the only worker goes away: the rest waits for it. */
-START_TEST(embeddings_wait_for_a_worker)
+TEST(embeddings_wait_for_a_worker)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	away.w = w;
@@ -788,7 +771,6 @@ START_TEST(embeddings_wait_for_a_worker)
 	event_free(away.back);
 	world_free(w);
 }
-END_TEST
 
 struct shrinking {
 	struct world *w;
@@ -810,7 +792,7 @@ static void shrink_it(evutil_socket_t fd, short what, void *arg)
 	sem_post(&s->gate.open);
 }
 
-START_TEST(embeddings_refused)
+TEST(embeddings_refused)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	char *list = ids(2000), *long_input = mem_printf("{\"input\":[%s]}", list),
@@ -841,39 +823,8 @@ START_TEST(embeddings_refused)
 	free(list);
 	world_free(w);
 }
-END_TEST
 
-int main(void)
+TEST_START(no_sigpipe)
 {
 	signal(SIGPIPE, SIG_IGN); /* clients leave while they are answered */
-	Suite *suite = suite_create("router_answers");
-	TCase *c = tcase_create("answers");
-	tcase_set_timeout(c, 300);
-	tcase_add_test(c, told_once_for_all_choices);
-	tcase_add_test(c, long_answer_costs_no_memory);
-	tcase_add_test(c, long_answer_in_little_room);
-	tcase_add_test(c, long_answer_without_room);
-	tcase_add_loop_test(c, refused_by_name, 0, (int)(sizeof refusals / sizeof *refusals));
-	tcase_add_test(c, large_waits_small_does_not);
-	tcase_add_test(c, small_text_large_tree);
-	tcase_add_test(c, answer_outgrows_its_memory);
-	tcase_add_test(c, long_beginning_of_a_stream);
-	tcase_add_test(c, client_leaves_within_a_long_answer);
-	tcase_add_test(c, small_body_that_waits);
-	tcase_add_test(c, begun_work_has_the_last_eighth);
-	tcase_add_test(c, answer_is_not_taken);
-	tcase_add_test(c, aborted_before_it_begins);
-	tcase_add_test(c, aborted_while_starting);
-	tcase_add_loop_test(c, embeddings_aborted, 0, 2);
-	tcase_add_loop_test(c, embeddings_at_work, 0, 5);
-	tcase_add_loop_test(c, embeddings_at_a_full_worker, 0, 3);
-	tcase_add_loop_test(c, embeddings_without_a_place, 0, 2);
-	tcase_add_test(c, embeddings_wait_for_a_worker);
-	tcase_add_test(c, embeddings_refused);
-	suite_add_tcase(suite, c);
-	SRunner *sr = srunner_create(suite);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed ? 1 : 0;
 }

@@ -3,10 +3,9 @@
  * PD_MODEL. */
 #include "router_client.h"
 #include "skip.h"
+#include "real_model.h"
 
 #include <signal.h>
-
-static struct model *model; /* NULL: without PD_MODEL */
 
 /* --- streams and deaths -------------------------------------------------- */
 
@@ -79,7 +78,9 @@ static void check_ids(const char *answer, unsigned n)
 #define IDS_STREAM \
 	"{\"prompt\":[1,2,3],\"max_tokens\":40,\"stream\":true,\"return_token_ids\":true}"
 
-START_TEST(stream_goes_on_when_decode_dies)
+TEST_CASE("api", .timeout_s = 60);
+
+TEST(stream_goes_on_when_decode_dies)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	w->pause_at = 17;
@@ -93,7 +94,6 @@ START_TEST(stream_goes_on_when_decode_dies)
 	free(out);
 	world_free(w);
 }
-END_TEST
 
 static void kill_all(struct world *w)
 {
@@ -108,7 +108,7 @@ static void kill_all(struct world *w)
 	}
 }
 
-START_TEST(stream_ends_in_an_error_event)
+TEST(stream_ends_in_an_error_event)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	w->r.attempts.opts.retry_wait_us = 200000;
@@ -122,9 +122,8 @@ START_TEST(stream_ends_in_an_error_event)
 	free(out);
 	world_free(w);
 }
-END_TEST
 
-START_TEST(failure_before_the_first_token_is_a_status)
+TEST(failure_before_the_first_token_is_a_status)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	w->r.attempts.opts.retry_wait_us = 100000;
@@ -142,11 +141,10 @@ START_TEST(failure_before_the_first_token_is_a_status)
 	}
 	world_free(w);
 }
-END_TEST
 
 /* While no worker is there, nobody knows how many ids the model has: its vocabulary may be padded
  * beyond the tokenizer's. So none is refused for good. */
-START_TEST(ids_beyond_the_tokenizer_without_workers)
+TEST_LOOP(ids_beyond_the_tokenizer_without_workers, 0, 3)
 {
 	static const char *const bodies[] = {
 		"{\"prompt\":[1,%u]}",
@@ -170,7 +168,6 @@ START_TEST(ids_beyond_the_tokenizer_without_workers)
 	free(body);
 	world_free(w);
 }
-END_TEST
 
 static void no_room(struct world *w)
 {
@@ -186,7 +183,7 @@ static void no_room(struct world *w)
 
 /* What the decode worker said of when to come again reaches the client, if the request has not
  * the time to wait for that. */
-START_TEST(retry_after_of_a_worker)
+TEST_LOOP(retry_after_of_a_worker, 0, 2)
 {
 	static const struct {
 		uint32_t max_s;
@@ -204,9 +201,8 @@ START_TEST(retry_after_of_a_worker)
 	free(out);
 	world_free(w);
 }
-END_TEST
 
-START_TEST(one_failure_ends_all_choices)
+TEST(one_failure_ends_all_choices)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	w->r.attempts.opts.max_attempts = 1;
@@ -218,11 +214,10 @@ START_TEST(one_failure_ends_all_choices)
 	free(out);
 	world_free(w);
 }
-END_TEST
 
 /* --- clients that leave -------------------------------------------------- */
 
-START_TEST(client_leaves)
+TEST_LOOP(client_leaves, 0, 4)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	char *big = mem_alloc(200000);
@@ -253,9 +248,8 @@ START_TEST(client_leaves)
 	free(big);
 	world_free(w);
 }
-END_TEST
 
-START_TEST(client_that_reads_nothing)
+TEST(client_that_reads_nothing)
 {
 	struct world *w = world_new(NULL, 70000);
 	int fd = dial(http_port(w->r.http)), small = 4096;
@@ -275,7 +269,6 @@ START_TEST(client_that_reads_nothing)
 	free(head);
 	world_free(w);
 }
-END_TEST
 
 /* --- hostile bodies ------------------------------------------------------ */
 
@@ -457,7 +450,7 @@ static int changed_bytes(unsigned i, char *out, const char **path)
 	return n - (rand_r(&seed) % 8 ? 0 : (int)((unsigned)rand_r(&seed) % (unsigned)n));
 }
 
-START_TEST(hostile_bodies)
+TEST(hostile_bodies)
 {
 	for (int kind = 0; kind < 2; kind++) {
 		struct world *w = world_new(model, 1u << 20);
@@ -468,10 +461,9 @@ START_TEST(hostile_bodies)
 		world_free(w);
 	}
 }
-END_TEST
 
 /* A question that is answered on the loop is a short one. */
-START_TEST(long_body_that_names_a_request)
+TEST(long_body_that_names_a_request)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	char *body = mem_zalloc(20000);
@@ -490,7 +482,6 @@ START_TEST(long_body_that_names_a_request)
 	free(body);
 	world_free(w);
 }
-END_TEST
 
 /* --- text ---------------------------------------------------------------- */
 
@@ -531,7 +522,7 @@ static const struct {
 	{"Grüße 😀🚀 日本語<|im_end|>", ",\"max_tokens\":60,\"stop\":\"🚀\"", "Grüße 😀", "stop"},
 };
 
-START_TEST(answers_are_cut)
+TEST_LOOP(answers_are_cut, 0, sizeof cuts / sizeof *cuts)
 {
 	char body[512];
 	if (!model)
@@ -553,10 +544,9 @@ START_TEST(answers_are_cut)
 			world_free(w);
 		}
 }
-END_TEST
 
 /* Half a character at the end of an answer becomes U+FFFD, once. */
-START_TEST(answer_that_ends_within_a_character)
+TEST(answer_that_ends_within_a_character)
 {
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
@@ -569,9 +559,8 @@ START_TEST(answer_that_ends_within_a_character)
 	free(out);
 	world_free(w);
 }
-END_TEST
 
-START_TEST(echo_and_logprobs)
+TEST(echo_and_logprobs)
 {
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
@@ -595,9 +584,8 @@ START_TEST(echo_and_logprobs)
 	free(out);
 	world_free(w);
 }
-END_TEST
 
-START_TEST(long_prompts_go_to_a_thread)
+TEST(long_prompts_go_to_a_thread)
 {
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
@@ -618,10 +606,9 @@ START_TEST(long_prompts_go_to_a_thread)
 	free(body);
 	world_free(w);
 }
-END_TEST
 
 /* The only text thread is held up: long bodies wait for it, short ones do not. */
-START_TEST(long_bodies_never_run_on_the_loop)
+TEST(long_bodies_never_run_on_the_loop)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	struct gate g;
@@ -651,11 +638,10 @@ START_TEST(long_bodies_never_run_on_the_loop)
 	free(big);
 	world_free(w);
 }
-END_TEST
 
 /* The client leaves while a text thread has its call: the call is given up when the thread is
  * done with it. */
-START_TEST(client_leaves_a_text_thread)
+TEST(client_leaves_a_text_thread)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	struct gate g;
@@ -678,44 +664,10 @@ START_TEST(client_leaves_a_text_thread)
 	free(big);
 	world_free(w);
 }
-END_TEST
 
-int main(void)
+TEST_START(quiet)
 {
-	Suite *suite = suite_create("router_api");
-	TCase *c = tcase_create("api");
-	struct err err = {0};
-	const char *path = getenv("PD_MODEL");
 	log_init("test", NULL);
 	log_set_level("error");
-	/* without one the tests that need text are skipped */
-	if (path && *path && served_model_open(path, "", &model, &err) < 0) {
-		printf("%s\n", err.text);
-		return 1;
-	}
-	tcase_set_timeout(c, 60);
 	signal(SIGPIPE, SIG_IGN); /* as the daemon skeleton does */
-	tcase_add_test(c, stream_goes_on_when_decode_dies);
-	tcase_add_test(c, stream_ends_in_an_error_event);
-	tcase_add_test(c, failure_before_the_first_token_is_a_status);
-	tcase_add_loop_test(c, ids_beyond_the_tokenizer_without_workers, 0, 3);
-	tcase_add_loop_test(c, retry_after_of_a_worker, 0, 2);
-	tcase_add_test(c, one_failure_ends_all_choices);
-	tcase_add_loop_test(c, client_leaves, 0, 4);
-	tcase_add_test(c, client_that_reads_nothing);
-	tcase_add_test(c, hostile_bodies);
-	tcase_add_test(c, long_body_that_names_a_request);
-	tcase_add_loop_test(c, answers_are_cut, 0, (int)(sizeof cuts / sizeof *cuts));
-	tcase_add_test(c, answer_that_ends_within_a_character);
-	tcase_add_test(c, echo_and_logprobs);
-	tcase_add_test(c, long_prompts_go_to_a_thread);
-	tcase_add_test(c, long_bodies_never_run_on_the_loop);
-	tcase_add_test(c, client_leaves_a_text_thread);
-	suite_add_tcase(suite, c);
-	SRunner *sr = srunner_create(suite);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	served_model_close(&model);
-	return failed ? 1 : 0;
 }

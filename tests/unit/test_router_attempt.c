@@ -4,13 +4,12 @@
  * lost, fail, wait or are cancelled: test_router_attempt_lost.c. */
 #include "attempt_rig.h"
 #include "util/map.h"
-#include "world_run.h"
 
 #include <unistd.h>
 
 /* --- tokens -------------------------------------------------------------- */
 
-START_TEST(prefill_speaks_first)
+TEST(prefill_speaks_first)
 {
 	struct three t = three(4, 0);
 	rig_first(t.r, t.p, 1, 0, 10, "d2", 22);
@@ -24,9 +23,8 @@ START_TEST(prefill_speaks_first)
 	ck_assert_uint_eq(t.r->e.counts.mismatches, 0);
 	rig_free(t.r);
 }
-END_TEST
 
-START_TEST(decode_speaks_first)
+TEST(decode_speaks_first)
 {
 	struct three t = three(4, 0);
 	rig_more(t.r, t.d1, 1, 0, 10, 2);
@@ -37,9 +35,8 @@ START_TEST(decode_speaks_first)
 	expect(t.r, ATTEMPT_DONE, "10 11 12 stop", "");
 	rig_free(t.r);
 }
-END_TEST
 
-START_TEST(m7_no_attempt_index)
+TEST(m7_no_attempt_index)
 {
 	struct three t = three(16, 0);
 	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
@@ -51,9 +48,8 @@ START_TEST(m7_no_attempt_index)
 	expect(t.r, ATTEMPT_DONE, "10 11 12 13 14 stop", "");
 	rig_free(t.r);
 }
-END_TEST
 
-START_TEST(repetition_that_differs_is_counted_and_not_shown)
+TEST(repetition_that_differs_is_counted_and_not_shown)
 {
 	struct three t = three(16, 0);
 	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
@@ -62,9 +58,8 @@ START_TEST(repetition_that_differs_is_counted_and_not_shown)
 	ck_assert_uint_eq(t.r->e.counts.mismatches, 1);
 	rig_free(t.r);
 }
-END_TEST
 
-START_TEST(gap_is_another_attempt)
+TEST(gap_is_another_attempt)
 {
 	struct three t = three(16, 0);
 	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
@@ -73,30 +68,27 @@ START_TEST(gap_is_another_attempt)
 	       "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p1 #2 6 d2 d1; ");
 	rig_free(t.r);
 }
-END_TEST
 
-START_TEST(more_than_was_asked_for)
+TEST(more_than_was_asked_for)
 {
 	struct three t = three(3, 0);
 	rig_more(t.r, t.d1, 1, 0, 10, 5);
 	expect(t.r, ATTEMPT_DONE, "10 11 12 length", "");
 	rig_free(t.r);
 }
-END_TEST
 
 /* --- the last token, stops ----------------------------------------------- */
 
-START_TEST(first_token_ends_the_answer)
+TEST(first_token_ends_the_answer)
 {
 	struct three t = three(8, 0);
 	rig_first_full(t.r, t.p, t.r->s->id, 1, 0, 10, "", 0, LENGTH, 0);
 	expect(t.r, ATTEMPT_DONE, "10 length", "");
 	rig_free(t.r);
 }
-END_TEST
 
 /* No decode worker is needed, nor asked if there is one. */
-START_TEST(answer_of_a_single_token)
+TEST_LOOP(answer_of_a_single_token, 0, 2)
 {
 	struct rig *r = rig_new();
 	struct worker_record *p = rig_up(r, "p1", "prefill", 11);
@@ -110,10 +102,9 @@ START_TEST(answer_of_a_single_token)
 	expect(r, ATTEMPT_DONE, "10 length", "");
 	rig_free(r);
 }
-END_TEST
 
 /* Whoever pins a decode worker wants the hand-over. */
-START_TEST(pinned_with_a_single_token)
+TEST(pinned_with_a_single_token)
 {
 	struct rig *r = rig_new();
 	struct place_pin pin = {.decode = {"d1"}, .n_decode = 1};
@@ -125,9 +116,8 @@ START_TEST(pinned_with_a_single_token)
 	ck_assert_str_eq(r->log, "submit p1 #1 5 d1; ");
 	rig_free(r);
 }
-END_TEST
 
-START_TEST(stop_string_in_the_first_token)
+TEST(stop_string_in_the_first_token)
 {
 	struct three t = three(8, 0);
 	t.r->stop_at = 10;
@@ -136,9 +126,8 @@ START_TEST(stop_string_in_the_first_token)
 	ck_assert_int_eq(t.r->s->end.finish, ANSWER_FINISH_STOP);
 	rig_free(t.r);
 }
-END_TEST
 
-START_TEST(stop_string_midway_cancels)
+TEST(stop_string_midway_cancels)
 {
 	struct three t = three(8, 0);
 	t.r->stop_at = 12;
@@ -149,9 +138,8 @@ START_TEST(stop_string_midway_cancels)
 	expect(t.r, ATTEMPT_DONE, "10 11 12 ", "cancel p1 #1; cancel d1 #1; cancel d2 #1; ");
 	rig_free(t.r);
 }
-END_TEST
 
-START_TEST(ended_in_order_needs_no_cancel)
+TEST(ended_in_order_needs_no_cancel)
 {
 	struct three t = three(2, 0);
 	struct reqid id = t.r->s->id;
@@ -161,10 +149,9 @@ START_TEST(ended_in_order_needs_no_cancel)
 	expect(t.r, ATTEMPT_DONE, "10 11 length", "");
 	rig_free(t.r);
 }
-END_TEST
 
 /* An answer that is complete cannot fail any more, and an end that is none is not kept as one. */
-START_TEST(end_that_nothing_undoes)
+TEST(end_that_nothing_undoes)
 {
 	struct three t = three(8, 0);
 	struct reqid id = t.r->s->id;
@@ -182,10 +169,9 @@ START_TEST(end_that_nothing_undoes)
 	expect(t.r, ATTEMPT_DONE, "10 11 12 stop", "");
 	rig_free(t.r);
 }
-END_TEST
 
 /* A first token with an end that is none: the decode worker that it names counts. */
-START_TEST(first_token_with_no_end)
+TEST(first_token_with_no_end)
 {
 	struct three t = three(8, 0);
 	rig_first_full(t.r, t.p, t.r->s->id, 1, 0, 10, "d2", 22, (Pds__Finish)77, 0);
@@ -194,11 +180,10 @@ START_TEST(first_token_with_no_end)
 	expect(t.r, ATTEMPT_DONE, "10 11 stop", "");
 	rig_free(t.r);
 }
-END_TEST
 
 /* --- log-probabilities of the prompt ------------------------------------- */
 
-START_TEST(prompt_logprobs_before_tokens)
+TEST(prompt_logprobs_before_tokens)
 {
 	struct three t = three(8, 1);
 	rig_more(t.r, t.d1, 1, 0, 10, 2); /* decode is faster: held */
@@ -209,11 +194,10 @@ START_TEST(prompt_logprobs_before_tokens)
 	expect(t.r, ATTEMPT_DECODING, "10 11 12 ", "");
 	rig_free(t.r);
 }
-END_TEST
 
 /* The last log-probabilities release what is held; the end of a complete answer stays held until
  * the prefill worker's first token. */
-START_TEST(held_until_the_prompt_is_told)
+TEST_LOOP(held_until_the_prompt_is_told, 0, 2)
 {
 	struct three t = three(8, 1);
 	struct reqid id = t.r->s->id;
@@ -232,10 +216,9 @@ START_TEST(held_until_the_prompt_is_told)
 	expect(t.r, ATTEMPT_DONE, "10 11 12 stop", "");
 	rig_free(t.r);
 }
-END_TEST
 
 /* They come in slices; what was there already is passed over. */
-START_TEST(prompt_logprobs_in_slices)
+TEST(prompt_logprobs_in_slices)
 {
 	struct three t = three(8, 1);
 	struct reqid id = t.r->s->id;
@@ -255,11 +238,10 @@ START_TEST(prompt_logprobs_in_slices)
 	ck_assert_int_eq(t.r->n_prompt, 4);
 	rig_free(t.r);
 }
-END_TEST
 
 /* A new attempt tells them from the beginning: what the first one told is kept, and when it had
  * told them all they are not asked for again. */
-START_TEST(prompt_logprobs_over_attempts)
+TEST(prompt_logprobs_over_attempts)
 {
 	struct three t = three(8, 1);
 	struct worker_record *p2 = rig_up(t.r, "p2", "prefill", 12);
@@ -276,9 +258,8 @@ START_TEST(prompt_logprobs_over_attempts)
 	ck_assert_str_eq(t.r->out, "10 ");
 	rig_free(t.r);
 }
-END_TEST
 
-START_TEST(prompt_logprobs_lost_with_prefill)
+TEST(prompt_logprobs_lost_with_prefill)
 {
 	struct three t = three(8, 1);
 	rig_up(t.r, "p2", "prefill", 12);
@@ -289,11 +270,10 @@ START_TEST(prompt_logprobs_lost_with_prefill)
 	expect(t.r, ATTEMPT_HANDED, "10 ", "cancel d1 #1; cancel d2 #1; submit p2 #2 5 d2 d1; ");
 	rig_free(t.r);
 }
-END_TEST
 
 /* A decode worker that talks on while its tokens wait for the prompt's log-probabilities fills
  * no memory: its attempt is lost. */
-START_TEST(more_held_than_there_can_be)
+TEST(more_held_than_there_can_be)
 {
 	struct rig *r = rig_new();
 	struct worker_record *p = rig_up(r, "p1", "prefill", 11), *d = rig_up(r, "d1", "decode", 21);
@@ -313,11 +293,10 @@ START_TEST(more_held_than_there_can_be)
 	ck_assert_uint_eq(r->s->try.n_held, 0);
 	rig_free(r);
 }
-END_TEST
 
 /* A gap, too many, lists that do not fit each other, or a first token before they are complete:
  * the attempt is lost, the next one may do better. */
-START_TEST(prompt_logprobs_that_are_not_all_there)
+TEST(prompt_logprobs_that_are_not_all_there)
 {
 	struct three t = three(8, 1);
 	static const struct {
@@ -336,7 +315,6 @@ START_TEST(prompt_logprobs_that_are_not_all_there)
 		rig_free(t.r);
 	}
 }
-END_TEST
 
 /* --- the prefill worker's account ---------------------------------------- */
 
@@ -368,7 +346,7 @@ static void say_first(struct rig *r, struct worker_record *w, struct reqid id, u
 
 /* The whole answer is there before the prefill worker's account of it: the summary waits for
  * that, but not for ever. */
-START_TEST(prefill_speaks_when_all_is_over)
+TEST_LOOP(prefill_speaks_when_all_is_over, 0, 3)
 {
 	struct three t = three(2, 0);
 	struct reqid id = t.r->s->id;
@@ -411,11 +389,10 @@ START_TEST(prefill_speaks_when_all_is_over)
 	fclose(f);
 	log_set_level("error");
 }
-END_TEST
 
 /* A complete answer waits a moment for the prefill worker's account, which says how much was
  * cached; whatever else happens ends the wait, not the answer. */
-START_TEST(end_waits_for_the_account)
+TEST_LOOP(end_waits_for_the_account, 0, 6)
 {
 	struct three t = three(4, 0);
 	rig_more(t.r, t.d1, 1, 0, 10, 2);
@@ -446,10 +423,9 @@ START_TEST(end_waits_for_the_account)
 	ck_assert_uint_eq(t.r->s->number, 1);
 	rig_free(t.r);
 }
-END_TEST
 
 /* A stop string in the held end; the owner destroys the attempt. */
-START_TEST(end_that_waits_meets_a_stop_string)
+TEST(end_that_waits_meets_a_stop_string)
 {
 	struct three t = three(9, 0);
 	t.r->stop_at = 12;
@@ -461,38 +437,9 @@ START_TEST(end_that_waits_meets_a_stop_string)
 	ck_assert_int_eq(t.r->ended, 1);
 	rig_free(t.r);
 }
-END_TEST
 
-int main(void)
+TEST_START(quiet)
 {
-	Suite *suite = suite_create("router_attempt");
-	TCase *c = tcase_create("attempt");
 	log_init("test", NULL);
 	log_set_level("error");
-	tcase_add_test(c, prefill_speaks_first);
-	tcase_add_test(c, decode_speaks_first);
-	tcase_add_loop_test(c, prefill_speaks_when_all_is_over, 0, 3);
-	tcase_add_loop_test(c, end_waits_for_the_account, 0, 6);
-	tcase_add_test(c, end_that_waits_meets_a_stop_string);
-	tcase_add_test(c, m7_no_attempt_index);
-	tcase_add_test(c, repetition_that_differs_is_counted_and_not_shown);
-	tcase_add_test(c, gap_is_another_attempt);
-	tcase_add_test(c, first_token_ends_the_answer);
-	tcase_add_loop_test(c, answer_of_a_single_token, 0, 2);
-	tcase_add_test(c, pinned_with_a_single_token);
-	tcase_add_test(c, stop_string_in_the_first_token);
-	tcase_add_test(c, stop_string_midway_cancels);
-	tcase_add_test(c, ended_in_order_needs_no_cancel);
-	tcase_add_test(c, prompt_logprobs_before_tokens);
-	tcase_add_loop_test(c, held_until_the_prompt_is_told, 0, 2);
-	tcase_add_test(c, end_that_nothing_undoes);
-	tcase_add_test(c, first_token_with_no_end);
-	tcase_add_test(c, prompt_logprobs_in_slices);
-	tcase_add_test(c, prompt_logprobs_over_attempts);
-	tcase_add_test(c, prompt_logprobs_lost_with_prefill);
-	tcase_add_test(c, more_held_than_there_can_be);
-	tcase_add_test(c, prompt_logprobs_that_are_not_all_there);
-	tcase_add_test(c, more_than_was_asked_for);
-	suite_add_tcase(suite, c);
-	return world_run(suite);
 }

@@ -2,11 +2,10 @@
  * strangers, messages of old attempts, pauses, deadlines. Each test is a story of messages and
  * deaths, then what was sent to workers, what the client saw, and how it ended. */
 #include "attempt_rig.h"
-#include "world_run.h"
 
 /* --- a worker dies ------------------------------------------------------- */
 
-START_TEST(prefill_dies_with_a_single_token)
+TEST(prefill_dies_with_a_single_token)
 {
 	struct rig *r = rig_new();
 	struct worker_record *p = rig_up(r, "p1", "prefill", 11);
@@ -20,9 +19,8 @@ START_TEST(prefill_dies_with_a_single_token)
 	ck_assert_str_eq(r->out, "10 length");
 	rig_free(r);
 }
-END_TEST
 
-START_TEST(prefill_dies_before_anybody_spoke)
+TEST(prefill_dies_before_anybody_spoke)
 {
 	struct three t = three(8, 0);
 	struct worker_record *p2 = rig_up(t.r, "p2", "prefill", 12);
@@ -31,9 +29,8 @@ START_TEST(prefill_dies_before_anybody_spoke)
 	expect(t.r, ATTEMPT_SUBMITTED, "", "cancel d1 #1; cancel d2 #1; submit p2 #2 5 d2 d1; ");
 	rig_free(t.r);
 }
-END_TEST
 
-START_TEST(prefill_dies_after_its_token_before_decode_joined)
+TEST(prefill_dies_after_its_token_before_decode_joined)
 {
 	struct three t = three(8, 0);
 	rig_up(t.r, "p2", "prefill", 12);
@@ -47,9 +44,8 @@ START_TEST(prefill_dies_after_its_token_before_decode_joined)
 	ck_assert_str_eq(t.r->out, "10 11 12 stop");
 	rig_free(t.r);
 }
-END_TEST
 
-START_TEST(prefill_dies_after_decode_joined)
+TEST(prefill_dies_after_decode_joined)
 {
 	struct three t = three(8, 0);
 	rig_more(t.r, t.d1, 1, 0, 10, 1);
@@ -59,9 +55,8 @@ START_TEST(prefill_dies_after_decode_joined)
 	expect(t.r, ATTEMPT_DONE, "10 11 stop", "");
 	rig_free(t.r);
 }
-END_TEST
 
-START_TEST(decode_dies_midway)
+TEST(decode_dies_midway)
 {
 	struct three t = three(8, 0);
 	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
@@ -75,9 +70,8 @@ START_TEST(decode_dies_midway)
 	ck_assert_uint_eq(t.r->e.counts.retries, 1);
 	rig_free(t.r);
 }
-END_TEST
 
-START_TEST(s_d_not_named)
+TEST(s_d_not_named)
 {
 	struct three t = three(8, 0);
 	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
@@ -85,9 +79,8 @@ START_TEST(s_d_not_named)
 	expect(t.r, ATTEMPT_SUBMITTED, "10 ", "cancel p1 #1; cancel d2 #1; submit p1 #2 6 d2; ");
 	rig_free(t.r);
 }
-END_TEST
 
-START_TEST(candidate_that_was_not_named_dies)
+TEST(candidate_that_was_not_named_dies)
 {
 	struct three t = three(8, 0);
 	rig_down(t.r, t.d1); /* the prefill worker will choose the other */
@@ -96,9 +89,8 @@ START_TEST(candidate_that_was_not_named_dies)
 	expect(t.r, ATTEMPT_HANDED, "10 ", "");
 	rig_free(t.r);
 }
-END_TEST
 
-START_TEST(many_on_one_worker_that_dies)
+TEST(many_on_one_worker_that_dies)
 {
 	struct rig *r = rig_new();
 	struct worker_record *m = rig_up(r, "m1", "mixed", 11);
@@ -116,11 +108,10 @@ START_TEST(many_on_one_worker_that_dies)
 	r->s = NULL;
 	rig_free(r);
 }
-END_TEST
 
 /* --- who may speak ------------------------------------------------------- */
 
-START_TEST(handed_to_an_earlier_life)
+TEST(handed_to_an_earlier_life)
 {
 	struct three t = three(8, 0);
 	rig_down(t.r, t.d1);
@@ -131,11 +122,10 @@ START_TEST(handed_to_an_earlier_life)
 	ck_assert_str_eq(t.r->out, "");
 	rig_free(t.r);
 }
-END_TEST
 
 /* Named, but by an epoch that it never had, or without having been a candidate: nobody that
  * could go on. */
-START_TEST(handed_to_a_stranger)
+TEST(handed_to_a_stranger)
 {
 	struct three t = three(8, 0);
 	rig_first(t.r, t.p, 1, 0, 10, "d1", 99);
@@ -150,11 +140,10 @@ START_TEST(handed_to_a_stranger)
 	       "cancel p1 #2; cancel d2 #2; cancel d1 #2; submit p1 #3 5 d1 d2 d3; ");
 	rig_free(t.r);
 }
-END_TEST
 
 /* What a candidate says of a reservation or a lease of its own is nothing until it is known who
  * decodes: the prefill worker may have left it for the other. */
-START_TEST(m23_report_before_named)
+TEST_LOOP(m23_report_before_named, 0, 2)
 {
 	struct three t = three(8, 0);
 	rig_fail(t.r, t.d1, 1, PDS__FAULT__FAULT_LEASE_LOST, 1);
@@ -172,11 +161,10 @@ START_TEST(m23_report_before_named)
 	ck_assert_uint_eq(t.r->e.counts.retries, 0);
 	rig_free(t.r);
 }
-END_TEST
 
 /* It is kept, as it may come before the prefill worker's word: a lease that is gone ends the
  * attempt as soon as its holder is named. Nobody else would tell. */
-START_TEST(m24_report_forgotten)
+TEST_LOOP(m24_report_forgotten, 0, 2)
 {
 	struct three t = three(8, 0);
 	if (_i)
@@ -189,9 +177,8 @@ START_TEST(m24_report_forgotten)
 	          : "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p1 #2 5 d2 d1; ");
 	rig_free(t.r);
 }
-END_TEST
 
-START_TEST(tokens_of_a_stranger)
+TEST(tokens_of_a_stranger)
 {
 	struct three t = three(8, 0);
 	struct worker_record *d3 = rig_up(t.r, "d3", "decode", 23);
@@ -202,9 +189,8 @@ START_TEST(tokens_of_a_stranger)
 	expect(t.r, ATTEMPT_HANDED, "10 ", "");
 	rig_free(t.r);
 }
-END_TEST
 
-START_TEST(worker_that_goes_on_with_what_nobody_knows)
+TEST(worker_that_goes_on_with_what_nobody_knows)
 {
 	struct three t = three(8, 0);
 	struct reqid other = {7, 7};
@@ -212,11 +198,10 @@ START_TEST(worker_that_goes_on_with_what_nobody_knows)
 	ck_assert_str_eq(t.r->log, "cancel d1 #1; ");
 	rig_free(t.r);
 }
-END_TEST
 
 /* Its link was silent for too long, but it lives: what it still sends is answered with the
  * cancel that could not be sent. */
-START_TEST(prefill_that_was_only_silent)
+TEST(prefill_that_was_only_silent)
 {
 	struct three t = three(8, 0);
 	rig_down(t.r, t.p);
@@ -229,11 +214,10 @@ START_TEST(prefill_that_was_only_silent)
 	expect(t.r, ATTEMPT_SUBMITTED, "", "cancel p1 #1; ");
 	rig_free(t.r);
 }
-END_TEST
 
 /* --- failures ------------------------------------------------------------ */
 
-START_TEST(failure_of_an_attempt)
+TEST(failure_of_an_attempt)
 {
 	struct three t = three(8, 0);
 	rig_fail(t.r, t.p, 1, PDS__FAULT__FAULT_STALLED, 1);
@@ -258,11 +242,10 @@ START_TEST(failure_of_an_attempt)
 	ck_assert_str_eq(t.r->s->end.why, "so it is (attempt 3, 3 lost in a row: max_attempts)");
 	rig_free(t.r);
 }
-END_TEST
 
 /* Messagers that cannot reach each other, for example: nobody is to blame, and the client is
  * answered all the same. */
-START_TEST(last_one_needs_no_handover)
+TEST(last_one_needs_no_handover)
 {
 	struct three t = three(8, 0);
 	rig_fail(t.r, t.p, 1, PDS__FAULT__FAULT_STALLED, 1);
@@ -273,9 +256,8 @@ START_TEST(last_one_needs_no_handover)
 	expect(t.r, ATTEMPT_SUBMITTED, "10 ", "submit d1 #3 6; ");
 	rig_free(t.r);
 }
-END_TEST
 
-START_TEST(failure_that_no_retry_mends)
+TEST(failure_that_no_retry_mends)
 {
 	struct three t = three(8, 0);
 	rig_fail(t.r, t.p, 1, PDS__FAULT__FAULT_INVALID, 0);
@@ -283,9 +265,8 @@ START_TEST(failure_that_no_retry_mends)
 	ck_assert_int_eq(t.r->s->end.status, 400);
 	rig_free(t.r);
 }
-END_TEST
 
-START_TEST(failure_of_prefill_after_decode_joined_is_nothing)
+TEST(failure_of_prefill_after_decode_joined_is_nothing)
 {
 	struct three t = three(8, 0);
 	rig_more(t.r, t.d1, 1, 0, 10, 1);
@@ -295,9 +276,8 @@ START_TEST(failure_of_prefill_after_decode_joined_is_nothing)
 	expect(t.r, ATTEMPT_JOINED, "10 ", "");
 	rig_free(t.r);
 }
-END_TEST
 
-START_TEST(overloaded_pauses_before_it_tries_again)
+TEST(overloaded_pauses_before_it_tries_again)
 {
 	struct three t = three(8, 0);
 	rig_fail(t.r, t.p, 1, PDS__FAULT__FAULT_NO_ROOM, 1);
@@ -308,11 +288,10 @@ START_TEST(overloaded_pauses_before_it_tries_again)
 	ck_assert_int_eq(t.r->s->state, ATTEMPT_SUBMITTED);
 	rig_free(t.r);
 }
-END_TEST
 
 /* --- no worker, no link, no time ----------------------------------------- */
 
-START_TEST(no_worker_at_first)
+TEST(no_worker_at_first)
 {
 	struct rig *r = rig_new();
 	rig_seq(r, 8, 0);
@@ -324,9 +303,8 @@ START_TEST(no_worker_at_first)
 	ck_assert_str_eq(r->log, "submit p1 #1 5 d1; ");
 	rig_free(r);
 }
-END_TEST
 
-START_TEST(longer_than_any_worker_takes)
+TEST(longer_than_any_worker_takes)
 {
 	struct rig *r = rig_new();
 	rig_up(r, "m1", "mixed", 11);
@@ -334,9 +312,8 @@ START_TEST(longer_than_any_worker_takes)
 	ck_assert_int_eq(attempt_start(r->s), ERR_FULL);
 	rig_free(r);
 }
-END_TEST
 
-START_TEST(waits_for_a_worker_to_come_back)
+TEST(waits_for_a_worker_to_come_back)
 {
 	struct rig *r = rig_new();
 	struct worker_record *m = rig_up(r, "m1", "mixed", 11);
@@ -354,9 +331,8 @@ START_TEST(waits_for_a_worker_to_come_back)
 	expect(r, ATTEMPT_DONE, "10 11 12 stop", "submit m1 #1 5; submit m1 #2 7; ");
 	rig_free(r);
 }
-END_TEST
 
-START_TEST(waits_only_so_long)
+TEST(waits_only_so_long)
 {
 	struct rig *r = rig_new();
 	struct worker_record *m = rig_up(r, "m1", "mixed", 11);
@@ -369,9 +345,8 @@ START_TEST(waits_only_so_long)
 	ck_assert_int_eq(r->ended, 1);
 	rig_free(r);
 }
-END_TEST
 
-START_TEST(deadline_ends_every_wait)
+TEST(deadline_ends_every_wait)
 {
 	struct three t = three(8, 0);
 	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
@@ -382,9 +357,8 @@ START_TEST(deadline_ends_every_wait)
 	ck_assert_int_eq(t.r->s->end.status, 504);
 	rig_free(t.r);
 }
-END_TEST
 
-START_TEST(link_that_takes_nothing)
+TEST(link_that_takes_nothing)
 {
 	struct rig *r = rig_new();
 	rig_up(r, "m1", "mixed", 11);
@@ -395,9 +369,8 @@ START_TEST(link_that_takes_nothing)
 	ck_assert_str_eq(r->log, "submit m2 #1 5; ");
 	rig_free(r);
 }
-END_TEST
 
-START_TEST(links_that_take_nothing_for_a_while)
+TEST(links_that_take_nothing_for_a_while)
 {
 	struct rig *r = rig_new();
 	rig_up(r, "m1", "mixed", 11);
@@ -409,7 +382,6 @@ START_TEST(links_that_take_nothing_for_a_while)
 	ck_assert_str_eq(r->log, "submit m1 #1 5; ");
 	rig_free(r);
 }
-END_TEST
 
 /* --- the client goes ----------------------------------------------------- */
 
@@ -424,7 +396,7 @@ static const struct {
 	{"waiting", ""},
 };
 
-START_TEST(cancel_in_each_phase)
+TEST_LOOP(cancel_in_each_phase, 0, sizeof cancels / sizeof *cancels)
 {
 	struct rig *r = rig_new();
 	struct worker_record *p = rig_up(r, "p1", "prefill", 11), *d1 = rig_up(r, "d1", "decode", 21),
@@ -450,9 +422,8 @@ START_TEST(cancel_in_each_phase)
 	ck_assert_uint_eq(attempts_count(&r->e), 0);
 	rig_free(r);
 }
-END_TEST
 
-START_TEST(owner_that_aborts_inside)
+TEST(owner_that_aborts_inside)
 {
 	struct three t = three(8, 0);
 	t.r->abort_now = 1;
@@ -463,43 +434,9 @@ START_TEST(owner_that_aborts_inside)
 	ck_assert_str_eq(t.r->log, "cancel p1 #1; cancel d1 #1; cancel d2 #1; ");
 	rig_free(t.r);
 }
-END_TEST
 
-int main(void)
+TEST_START(quiet)
 {
-	Suite *suite = suite_create("router_attempt_lost");
-	TCase *c = tcase_create("attempt");
 	log_init("test", NULL);
 	log_set_level("error");
-	tcase_add_test(c, prefill_dies_with_a_single_token);
-	tcase_add_test(c, prefill_dies_before_anybody_spoke);
-	tcase_add_test(c, prefill_dies_after_its_token_before_decode_joined);
-	tcase_add_test(c, prefill_dies_after_decode_joined);
-	tcase_add_test(c, decode_dies_midway);
-	tcase_add_test(c, s_d_not_named);
-	tcase_add_test(c, candidate_that_was_not_named_dies);
-	tcase_add_test(c, handed_to_an_earlier_life);
-	tcase_add_test(c, handed_to_a_stranger);
-	tcase_add_loop_test(c, m23_report_before_named, 0, 2);
-	tcase_add_loop_test(c, m24_report_forgotten, 0, 2);
-	tcase_add_test(c, tokens_of_a_stranger);
-	tcase_add_test(c, failure_of_an_attempt);
-	tcase_add_test(c, last_one_needs_no_handover);
-	tcase_add_test(c, failure_that_no_retry_mends);
-	tcase_add_test(c, failure_of_prefill_after_decode_joined_is_nothing);
-	tcase_add_test(c, no_worker_at_first);
-	tcase_add_test(c, longer_than_any_worker_takes);
-	tcase_add_test(c, waits_for_a_worker_to_come_back);
-	tcase_add_test(c, waits_only_so_long);
-	tcase_add_test(c, deadline_ends_every_wait);
-	tcase_add_test(c, overloaded_pauses_before_it_tries_again);
-	tcase_add_loop_test(c, cancel_in_each_phase, 0, sizeof cancels / sizeof *cancels);
-	tcase_add_test(c, owner_that_aborts_inside);
-	tcase_add_test(c, many_on_one_worker_that_dies);
-	tcase_add_test(c, worker_that_goes_on_with_what_nobody_knows);
-	tcase_add_test(c, prefill_that_was_only_silent);
-	tcase_add_test(c, link_that_takes_nothing);
-	tcase_add_test(c, links_that_take_nothing_for_a_while);
-	suite_add_tcase(suite, c);
-	return world_run(suite);
 }

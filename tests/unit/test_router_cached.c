@@ -22,7 +22,7 @@ static const struct {
 	{{20, 20, 20}, {0}, {9, 9, 8}, "p3"},
 };
 
-START_TEST(by_what_is_cached)
+TEST_LOOP(by_what_is_cached, 0, COUNT(caches))
 {
 	static const char *const names[] = {"p1", "p2", "p3"};
 	struct registry g;
@@ -48,7 +48,6 @@ START_TEST(by_what_is_cached)
 	prefixes_fini(&p.prefixes);
 	registry_fini(&g);
 }
-END_TEST
 
 /* Where a worker has measured both rates they weigh what it would read, at most like computing;
  * else the settings do. */
@@ -71,7 +70,7 @@ static const struct {
 	{2, 1, UINT32_MAX, UINT32_MAX, 1.0 / UINT32_MAX, 1},
 };
 
-START_TEST(by_measured_rates)
+TEST_LOOP(by_measured_rates, 0, COUNT(weights))
 {
 	struct registry g;
 	struct prompt_of p;
@@ -109,11 +108,10 @@ START_TEST(by_measured_rates)
 	prefixes_fini(&p.prefixes);
 	registry_fini(&g);
 }
-END_TEST
 
 /* Only prefill workers read a prompt's blocks from storage: elsewhere what is below the device
  * draws nobody. */
-START_TEST(storage_is_read_by_prefill_workers)
+TEST_LOOP(storage_is_read_by_prefill_workers, 0, 3)
 {
 	static const char *const roles[] = {"decode", "mixed", "prefill"};
 	struct registry g;
@@ -135,10 +133,9 @@ START_TEST(storage_is_read_by_prefill_workers)
 	prefixes_fini(&p.prefixes);
 	registry_fini(&g);
 }
-END_TEST
 
 /* Only the leading blocks count, and only of the same prompt. */
-START_TEST(other_prompts_help_nobody)
+TEST(other_prompts_help_nobody)
 {
 	struct registry g;
 	struct prompt_of a, b;
@@ -163,7 +160,6 @@ START_TEST(other_prompts_help_nobody)
 	prefixes_fini(&b.prefixes);
 	registry_fini(&g);
 }
-END_TEST
 
 static const struct {
 	unsigned blocks[3]; /* of 20, that each decode worker has */
@@ -185,7 +181,7 @@ static const struct {
 	{{0, 0, 0}, {0, 0, 0}, {0}, {0, 3, 2}, "d2 d3 d1"},
 };
 
-START_TEST(decode_workers)
+TEST_LOOP(decode_workers, 0, COUNT(decodes))
 {
 	static const char *const names[] = {"d1", "d2", "d3"};
 	struct registry g;
@@ -209,10 +205,9 @@ START_TEST(decode_workers)
 	prefixes_fini(&p.prefixes);
 	registry_fini(&g);
 }
-END_TEST
 
 /* A long sequence goes where few are slowed by it, a short one where little slows it. */
-START_TEST(long_and_short)
+TEST_LOOP(long_and_short, 0, 2)
 {
 	static const struct {
 		uint32_t tokens;
@@ -230,11 +225,10 @@ START_TEST(long_and_short)
 	ck_assert_str_eq(show(&g, &wish), rows[_i].want);
 	registry_fini(&g);
 }
-END_TEST
 
 /* Another router's sequences count with what they hold, ours as they are now: what a heartbeat
  * said of them is old at once. */
-START_TEST(other_routers)
+TEST(other_routers)
 {
 	struct registry g;
 	Pds__Heartbeat b = PDS__HEARTBEAT__INIT;
@@ -279,10 +273,9 @@ START_TEST(other_routers)
 	ck_assert_uint_eq(d1->other_sequences, 0); /* a new life */
 	registry_fini(&g);
 }
-END_TEST
 
 /* Blocks that were promised since the last heartbeat are not free any more. */
-START_TEST(room_that_was_given_away)
+TEST(room_that_was_given_away)
 {
 	struct registry g;
 	Pds__Heartbeat b = PDS__HEARTBEAT__INIT;
@@ -301,11 +294,10 @@ START_TEST(room_that_was_given_away)
 	ck_assert_str_eq(show(&g, &wish), "p1 d1 d2");
 	registry_fini(&g);
 }
-END_TEST
 
 /* A burst with one prefix goes where its first request went, as long as that is worth the wait;
  * without expectations it is spread. */
-START_TEST(bursts)
+TEST_LOOP(bursts, 0, 2)
 {
 	struct registry g;
 	struct prompt_of p;
@@ -336,23 +328,4 @@ START_TEST(bursts)
 	ck_assert_ptr_ne(pl.first, last);
 	prefixes_fini(&p.prefixes);
 	registry_fini(&g);
-}
-END_TEST
-
-static void add_tests(TCase *c)
-{
-	tcase_add_loop_test(c, by_what_is_cached, 0, COUNT(caches));
-	tcase_add_loop_test(c, by_measured_rates, 0, COUNT(weights));
-	tcase_add_loop_test(c, storage_is_read_by_prefill_workers, 0, 3);
-	tcase_add_test(c, other_prompts_help_nobody);
-	tcase_add_loop_test(c, decode_workers, 0, COUNT(decodes));
-	tcase_add_test(c, other_routers);
-	tcase_add_loop_test(c, long_and_short, 0, 2);
-	tcase_add_test(c, room_that_was_given_away);
-	tcase_add_loop_test(c, bursts, 0, 2);
-}
-
-int main(void)
-{
-	return place_run("router_cached", add_tests);
 }

@@ -81,7 +81,9 @@ static const struct {
 	{RESPONSES, "none", CALL_F, INPUT TOOLS_R ",\"stop\":\"12\"", "f({\"a\": )..|completed", NULL},
 };
 
-START_TEST(whole_and_streamed)
+TEST_CASE("dialects", .timeout_s = 60);
+
+TEST_LOOP(whole_and_streamed, 0, sizeof answers / sizeof *answers)
 {
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
@@ -99,10 +101,9 @@ START_TEST(whole_and_streamed)
 		world_free(w);
 	}
 }
-END_TEST
 
 /* The answer is cut where the arguments of its call would begin. */
-START_TEST(calls_without_arguments)
+TEST_LOOP(calls_without_arguments, 0, 2)
 {
 	static const struct {
 		const char *path, *body, *want, *whole;
@@ -130,11 +131,10 @@ START_TEST(calls_without_arguments)
 		world_free(w);
 	}
 }
-END_TEST
 
 /* Text may be held back before its item begins, or come at the answer's end: its tokens have their
  * log-probabilities all the same, each once. */
-START_TEST(each_token_has_a_row)
+TEST_LOOP(each_token_has_a_row, 0, 7)
 {
 	static const struct {
 		const char *says, *more;
@@ -172,11 +172,10 @@ START_TEST(each_token_has_a_row)
 		world_free(w);
 	}
 }
-END_TEST
 
 /* After a retry the prompt has what was generated before, so more can be cached than the client
  * sent. */
-START_TEST(cached_tokens_are_the_prompts)
+TEST(cached_tokens_are_the_prompts)
 {
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
@@ -187,11 +186,10 @@ START_TEST(cached_tokens_are_the_prompts)
 	free(out);
 	world_free(w);
 }
-END_TEST
 
 /* Events that repeat a long item go out in steps, in the middle of a stream, while tokens come, and
  * at its end. */
-START_TEST(long_items)
+TEST(long_items)
 {
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
@@ -224,10 +222,9 @@ START_TEST(long_items)
 	buf_fini(&says);
 	buf_fini(&want);
 }
-END_TEST
 
 /* More items than one list of parts has. */
-START_TEST(many_items)
+TEST_LOOP(many_items, 0, 2)
 {
 	const char *path = _i ? MESSAGES : RESPONSES;
 	struct buf says, want;
@@ -258,10 +255,9 @@ START_TEST(many_items)
 	buf_fini(&says);
 	buf_fini(&want);
 }
-END_TEST
 
 /* What is kept of a stream is the request's: beyond its limit the answer ends. */
-START_TEST(kept_text_is_limited)
+TEST(kept_text_is_limited)
 {
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
@@ -278,10 +274,9 @@ START_TEST(kept_text_is_limited)
 	free(out);
 	world_free(w);
 }
-END_TEST
 
 /* A stream that cannot go on ends with the dialect's own event. */
-START_TEST(failures_in_a_stream)
+TEST_LOOP(failures_in_a_stream, 0, 2)
 {
 	static const struct {
 		const char *path, *body, *has;
@@ -315,7 +310,6 @@ START_TEST(failures_in_a_stream)
 	free(a.out);
 	world_free(w);
 }
-END_TEST
 
 /* --- what a template sees ------------------------------------------------ */
 
@@ -422,7 +416,7 @@ static char *answer_to(struct world *w, const char *path, const char *inside)
 	return out;
 }
 
-START_TEST(what_a_template_sees)
+TEST_LOOP(what_a_template_sees, 0, sizeof seen / sizeof *seen)
 {
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
@@ -438,7 +432,6 @@ START_TEST(what_a_template_sees)
 	chat_set_fini(&w->model.text.chats);
 	world_free(w);
 }
-END_TEST
 
 /* --- errors --------------------------------------------------------------- */
 
@@ -552,7 +545,7 @@ static const struct {
 	{"/v1/messages/count_tokens", "'messages':5", NULL, "messages must be an array"},
 };
 
-START_TEST(errors_name_what_the_client_said)
+TEST_LOOP(errors_name_what_the_client_said, 0, sizeof errors / sizeof *errors)
 {
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
@@ -566,9 +559,8 @@ START_TEST(errors_name_what_the_client_said)
 	free(out);
 	world_free(w);
 }
-END_TEST
 
-START_TEST(unknown_parameters)
+TEST(unknown_parameters)
 {
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
@@ -597,11 +589,10 @@ START_TEST(unknown_parameters)
 	free(out);
 	world_free(w);
 }
-END_TEST
 
 /* A translation that has a little more memory each time gets a little further; it is never taken
  * for complete without all of it. */
-START_TEST(each_allocation_of_a_translation_fails)
+TEST_LOOP(each_allocation_of_a_translation_fails, 0, 2)
 {
 	static const struct {
 		const char *path, *item, *more;
@@ -655,10 +646,9 @@ START_TEST(each_allocation_of_a_translation_fails)
 	free(single);
 	world_free(w);
 }
-END_TEST
 
 /* What is wrong before a request begins is told in the shape of its path. */
-START_TEST(errors_of_a_path)
+TEST(errors_of_a_path)
 {
 	static const struct {
 		const char *path;
@@ -679,9 +669,8 @@ START_TEST(errors_of_a_path)
 	}
 	world_free(w);
 }
-END_TEST
 
-START_TEST(what_is_counted_and_repeated)
+TEST(what_is_counted_and_repeated)
 {
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
@@ -704,43 +693,10 @@ START_TEST(what_is_counted_and_repeated)
 	free(out);
 	world_free(w);
 }
-END_TEST
 
-int main(void)
+TEST_START(quiet)
 {
-	Suite *suite = suite_create("router_dialects");
-	TCase *c = tcase_create("dialects");
-	struct err err = {0};
-	const char *path = getenv("PD_MODEL");
 	log_init("test", NULL);
 	log_set_level("error");
-	/* without one the tests that need text are skipped */
-	if (path && *path && served_model_open(path, "", &model, &err) < 0) {
-		printf("%s\n", err.text);
-		return 1;
-	}
-	tcase_set_timeout(c, 60);
 	signal(SIGPIPE, SIG_IGN); /* as the daemon skeleton does */
-	tcase_add_loop_test(c, whole_and_streamed, 0, (int)(sizeof answers / sizeof *answers));
-	tcase_add_loop_test(c, calls_without_arguments, 0, 2);
-	tcase_add_loop_test(c, each_token_has_a_row, 0, 7);
-	tcase_add_test(c, cached_tokens_are_the_prompts);
-	tcase_add_test(c, long_items);
-	tcase_add_loop_test(c, many_items, 0, 2);
-	tcase_add_test(c, kept_text_is_limited);
-	tcase_add_loop_test(c, failures_in_a_stream, 0, 2);
-	tcase_add_loop_test(c, what_a_template_sees, 0, (int)(sizeof seen / sizeof *seen));
-	tcase_add_loop_test(c, errors_name_what_the_client_said, 0,
-	                    (int)(sizeof errors / sizeof *errors));
-	tcase_add_test(c, unknown_parameters);
-	tcase_add_loop_test(c, each_allocation_of_a_translation_fails, 0, 2);
-	tcase_add_test(c, errors_of_a_path);
-	tcase_add_test(c, what_is_counted_and_repeated);
-	suite_add_tcase(suite, c);
-	SRunner *sr = srunner_create(suite);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	served_model_close(&model);
-	return failed ? 1 : 0;
 }

@@ -44,7 +44,7 @@ static void say(struct rig *r, struct worker_record *w, uint32_t attempt)
 	say_n(r, w, attempt, values, 4);
 }
 
-START_TEST(comes_from_a_prefill_worker)
+TEST_LOOP(comes_from_a_prefill_worker, 0, 2)
 {
 	struct rig *r = rig_new();
 	struct worker_record *p = rig_up(r, "p1", "prefill", 11);
@@ -62,10 +62,9 @@ START_TEST(comes_from_a_prefill_worker)
 	expect(r, ATTEMPT_DONE, 1, "submit p1 #1 5; ");
 	rig_free(r);
 }
-END_TEST
 
 /* Those that do it all can; a decode worker only if there is no other. */
-START_TEST(comes_from_others)
+TEST(comes_from_others)
 {
 	struct rig *r = rig_new();
 	struct worker_record *d = rig_up(r, "d1", "decode", 21);
@@ -80,9 +79,8 @@ START_TEST(comes_from_others)
 	expect(r, ATTEMPT_SUBMITTED, 1, "submit m1 #1 5; ");
 	rig_free(r);
 }
-END_TEST
 
-START_TEST(only_of_that_size)
+TEST(only_of_that_size)
 {
 	struct rig *r = rig_new();
 	struct worker_record *none = rig_up(r, "p1", "prefill", 11), *other;
@@ -97,10 +95,9 @@ START_TEST(only_of_that_size)
 	expect(r, ATTEMPT_SUBMITTED, 0, "submit p3 #1 5; ");
 	rig_free(r);
 }
-END_TEST
 
 /* It needs no room for an answer: the context may be full. */
-START_TEST(whole_context)
+TEST(whole_context)
 {
 	struct rig *r = rig_new();
 	struct worker_record *p = rig_up(r, "p1", "prefill", 11);
@@ -111,10 +108,9 @@ START_TEST(whole_context)
 	ck_assert_int_eq(start(r), ERR_FULL);
 	rig_free(r);
 }
-END_TEST
 
 /* Lengths count only of workers that make embeddings, of whatever role. */
-START_TEST(longest_input)
+TEST(longest_input)
 {
 	struct rig *r = rig_new();
 	struct worker_record *p = rig_up(r, "p1", "prefill", 11), *d = rig_up(r, "d1", "decode", 21);
@@ -129,11 +125,10 @@ START_TEST(longest_input)
 	ck_assert_int_eq(start(r), ERR_FULL);
 	rig_free(r);
 }
-END_TEST
 
 /* A start that waits, and one that was lost: for a worker that takes it, even if one that is there
  * does not. */
-START_TEST(waits_for_a_worker)
+TEST_LOOP(waits_for_a_worker, 0, 2)
 {
 	struct rig *r = rig_new();
 	struct worker_record *d = rig_up(r, "d1", "decode", 21), *p;
@@ -158,10 +153,9 @@ START_TEST(waits_for_a_worker)
 	expect(r, ATTEMPT_SUBMITTED, 0, "submit p1 #1 5; submit p1 #2 5; ");
 	rig_free(r);
 }
-END_TEST
 
 /* A full worker: its owner starts it again, however long that takes, elsewhere if it can. */
-START_TEST(put_back)
+TEST(put_back)
 {
 	struct rig *r = rig_new();
 	struct worker_record *p = rig_up(r, "p1", "prefill", 11);
@@ -189,10 +183,9 @@ START_TEST(put_back)
 	ck_assert_int_eq(r->s->state, ATTEMPT_WAITING);
 	rig_free(r);
 }
-END_TEST
 
 /* Nobody is there at that moment: it waits, and does not end under its owner. */
-START_TEST(resumed_without_a_worker)
+TEST(resumed_without_a_worker)
 {
 	struct rig *r = rig_new();
 	struct worker_record *p = rig_up(r, "p1", "prefill", 11);
@@ -207,11 +200,10 @@ START_TEST(resumed_without_a_worker)
 	expect(r, ATTEMPT_FAILED, 0, "submit p1 #1 5; cancel p1 #1; ");
 	rig_free(r);
 }
-END_TEST
 
 /* A prefill worker that is told to end finishes it, or gives it back by itself; any other is
  * left. */
-START_TEST(worker_is_told_to_end)
+TEST_LOOP(worker_is_told_to_end, 0, 2)
 {
 	struct rig *r = rig_new();
 	struct worker_record *w = rig_up(r, "w1", _i ? "mixed" : "prefill", 11);
@@ -223,10 +215,9 @@ START_TEST(worker_is_told_to_end)
 	       _i ? "submit w1 #1 5; cancel w1 #1; submit p2 #2 5; " : "submit w1 #1 5; ");
 	rig_free(r);
 }
-END_TEST
 
 /* What no correct worker sends: the attempt is made again, elsewhere. */
-START_TEST(wrong_answers)
+TEST_LOOP(wrong_answers, 0, 6)
 {
 	static const char again[] = "submit p1 #1 5; cancel p1 #1; submit p2 #2 5; ";
 	float values[] = {1, 2, _i == 2 ? NAN : _i == 3 ? INFINITY : 3, 4, 5};
@@ -251,9 +242,8 @@ START_TEST(wrong_answers)
 	expect(r, ATTEMPT_DONE, 1, again);
 	rig_free(r);
 }
-END_TEST
 
-START_TEST(worker_dies)
+TEST(worker_dies)
 {
 	struct rig *r = rig_new();
 	struct worker_record *p = rig_up(r, "p1", "prefill", 11), *d = rig_up(r, "d1", "decode", 21);
@@ -264,9 +254,8 @@ START_TEST(worker_dies)
 	ck_assert_int_eq(r->s->state, ATTEMPT_DONE);
 	rig_free(r);
 }
-END_TEST
 
-START_TEST(cancelled)
+TEST(cancelled)
 {
 	struct rig *r = rig_new();
 	struct worker_record *p = rig_up(r, "p1", "prefill", 11);
@@ -277,9 +266,8 @@ START_TEST(cancelled)
 	expect(r, ATTEMPT_CANCELLED, 0, "submit p1 #1 5; cancel p1 #1; ");
 	rig_free(r);
 }
-END_TEST
 
-START_TEST(no_memory)
+TEST(no_memory)
 {
 	struct rig *r = rig_new();
 	struct worker_record *p = rig_up(r, "p1", "prefill", 11);
@@ -290,10 +278,9 @@ START_TEST(no_memory)
 	ck_assert_int_eq(r->s->end.status, 503);
 	rig_free(r);
 }
-END_TEST
 
 /* Nobody asked: ignored in every state of an attempt that generates. */
-START_TEST(not_asked_for)
+TEST(not_asked_for)
 {
 	struct rig *r = rig_new();
 	struct worker_record *p = rig_up(r, "p1", "prefill", 11), *d = rig_up(r, "d1", "decode", 21);
@@ -311,10 +298,9 @@ START_TEST(not_asked_for)
 	ck_assert_int_eq(r->s->state, ATTEMPT_DONE);
 	rig_free(r);
 }
-END_TEST
 
 /* Written in steps, as to a slow client: every bit is there. */
-START_TEST(as_json)
+TEST_LOOP(as_json, 0, 2)
 {
 	enum { N = 5000 };
 	static float v[N], got[N];
@@ -350,32 +336,8 @@ START_TEST(as_json)
 	buf_fini(&out);
 	parts_fini(&p);
 }
-END_TEST
 
-int main(void)
+TEST_START(quiet)
 {
-	Suite *s = suite_create("router_embed");
-	TCase *c = tcase_create("all");
 	log_set_level("error");
-	tcase_add_loop_test(c, comes_from_a_prefill_worker, 0, 2);
-	tcase_add_test(c, comes_from_others);
-	tcase_add_test(c, only_of_that_size);
-	tcase_add_test(c, whole_context);
-	tcase_add_test(c, longest_input);
-	tcase_add_loop_test(c, waits_for_a_worker, 0, 2);
-	tcase_add_test(c, put_back);
-	tcase_add_test(c, resumed_without_a_worker);
-	tcase_add_loop_test(c, worker_is_told_to_end, 0, 2);
-	tcase_add_loop_test(c, wrong_answers, 0, 6);
-	tcase_add_test(c, worker_dies);
-	tcase_add_test(c, cancelled);
-	tcase_add_test(c, no_memory);
-	tcase_add_test(c, not_asked_for);
-	tcase_add_loop_test(c, as_json, 0, 2);
-	suite_add_tcase(s, c);
-	SRunner *sr = srunner_create(s);
-	srunner_run_all(sr, CK_ENV);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed != 0;
 }

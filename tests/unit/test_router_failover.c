@@ -73,7 +73,9 @@ static const struct {
 	{"d1", "", NULL, PDS__FAULT__FAULT_STALLED}, /* a messager's, say */
 };
 
-START_TEST(it_counts_against_the_blamed)
+TEST_CASE("failover", .timeout_s = 120);
+
+TEST_LOOP(it_counts_against_the_blamed, 0, COUNT(blames))
 {
 	struct four f = four();
 	rig_first(f.r, f.p1, 1, 0, 10, "d1", 21);
@@ -87,11 +89,10 @@ START_TEST(it_counts_against_the_blamed)
 		              "%d: %s has %d", _i, all[i]->name, bad_of(all[i]));
 	rig_free(f.r);
 }
-END_TEST
 
 /* A process that ends, and one that falls silent, is a failure for each attempt that was there;
  * a goodbye and a link restart are none. */
-START_TEST(a_lost_worker_counts)
+TEST_LOOP(a_lost_worker_counts, 0, 3)
 {
 	static const enum worker_end how[] = {WORKER_LOST, WORKER_LINK_RESTART, WORKER_GOODBYE};
 	struct four f = four();
@@ -104,7 +105,6 @@ START_TEST(a_lost_worker_counts)
 	ck_assert_int_eq(f.r->s->state, _i == 1 ? ATTEMPT_WAITING : ATTEMPT_SUBMITTED);
 	rig_free(f.r);
 }
-END_TEST
 
 /* --- crash loops --------------------------------------------------------- */
 
@@ -132,7 +132,7 @@ static void life(struct rig *r, const char *name, uint64_t epoch, int in_order)
 	rig_up(r, name, "decode", epoch);
 }
 
-START_TEST(crash_loop)
+TEST(crash_loop)
 {
 	struct rig *r = rig_new();
 	rig_up(r, "p1", "prefill", 11);
@@ -160,10 +160,9 @@ START_TEST(crash_loop)
 	ck_assert_int_eq(breaker_state(&d2->breaker, clock_us()), BREAKER_CLOSED);
 	rig_free(r);
 }
-END_TEST
 
 /* The only one there is gets the requests, whatever it did. */
-START_TEST(crash_loop_of_the_only_one)
+TEST(crash_loop_of_the_only_one)
 {
 	struct rig *r = rig_new();
 	rig_up(r, "p1", "prefill", 11);
@@ -173,7 +172,6 @@ START_TEST(crash_loop_of_the_only_one)
 	ck_assert_int_eq(chosen(r), 20);
 	rig_free(r);
 }
-END_TEST
 
 /* --- no progress --------------------------------------------------------- */
 
@@ -183,7 +181,7 @@ static void decoding(struct four *f)
 	rig_more(f->r, f->d1, 1, 0, 10, 3);
 }
 
-START_TEST(a_stuck_decode_worker)
+TEST(a_stuck_decode_worker)
 {
 	struct four f = four();
 	decoding(&f);
@@ -202,10 +200,9 @@ START_TEST(a_stuck_decode_worker)
 	ck_assert_str_eq(f.r->out, "10 11 12 13 14 stop");
 	rig_free(f.r);
 }
-END_TEST
 
 /* Who computes the prompt is left before decode has spoken, and not after that. */
-START_TEST(a_stuck_prefill_worker)
+TEST_LOOP(a_stuck_prefill_worker, 0, 3)
 {
 	struct four f = four();
 	if (_i == 1)
@@ -222,11 +219,10 @@ START_TEST(a_stuck_prefill_worker)
 		          : "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 5 d2 d1; ");
 	rig_free(f.r);
 }
-END_TEST
 
 /* Before it is known who decodes the prefill worker may choose; a candidate that stands still is
  * its business. */
-START_TEST(a_stuck_candidate)
+TEST(a_stuck_candidate)
 {
 	struct four f = four();
 	still(f.d1, STUCK_US + 1000);
@@ -237,10 +233,9 @@ START_TEST(a_stuck_candidate)
 	expect(f.r, ATTEMPT_SUBMITTED, "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 6 d2; ");
 	rig_free(f.r);
 }
-END_TEST
 
 /* Nobody is there who is well: it stays where it is, and goes as soon as there is somebody. */
-START_TEST(nowhere_to_go)
+TEST_LOOP(nowhere_to_go, 0, 3)
 {
 	struct four f = four();
 	decoding(&f);
@@ -263,11 +258,10 @@ START_TEST(nowhere_to_go)
 	ck_assert_str_eq(f.r->s->try.cand[0].name, "d3");
 	rig_free(f.r);
 }
-END_TEST
 
 /* One that does both phases alone; and one that got the whole sequence as no prefill worker was
  * there. */
-START_TEST(a_stuck_lone_worker)
+TEST_LOOP(a_stuck_lone_worker, 0, 2)
 {
 	struct rig *r = rig_new();
 	struct worker_record *m = rig_up(r, "m1", _i ? "decode" : "mixed", 31);
@@ -282,10 +276,9 @@ START_TEST(a_stuck_lone_worker)
 	expect(r, ATTEMPT_SUBMITTED, "submit m1 #1 5; cancel m1 #1; submit m2 #2 7; ");
 	rig_free(r);
 }
-END_TEST
 
 /* Many at once, whose owners end them and each other under way. */
-START_TEST(all_of_a_stuck_worker)
+TEST(all_of_a_stuck_worker)
 {
 	struct rig *r = rig_new();
 	struct worker_record *m = rig_up(r, "m1", "mixed", 31);
@@ -307,11 +300,10 @@ START_TEST(all_of_a_stuck_worker)
 	ck_assert_int_eq(breaker_state(&m->breaker, clock_us()), BREAKER_OPEN);
 	rig_free(r);
 }
-END_TEST
 
 /* More than one tick looks at, of which nobody else may take the first ones: the rest is not
  * forgotten, and no tick looks at all. */
-START_TEST(many_of_a_stuck_worker)
+TEST(many_of_a_stuck_worker)
 {
 	enum { LONG_ONES = 300, SHORT_ONES = 10, MANY = LONG_ONES + SHORT_ONES };
 	struct rig *r = rig_new();
@@ -336,7 +328,6 @@ START_TEST(many_of_a_stuck_worker)
 	}
 	rig_free(r);
 }
-END_TEST
 
 /* --- told to end --------------------------------------------------------- */
 
@@ -345,7 +336,7 @@ static void ends(struct worker_record *w)
 	w->beat.draining = w->beat.ending = 1;
 }
 
-START_TEST(a_decode_worker_ends)
+TEST_LOOP(a_decode_worker_ends, 0, 2)
 {
 	struct four f = four();
 	if (_i == 0)
@@ -365,11 +356,10 @@ START_TEST(a_decode_worker_ends)
 	ck_assert_uint_eq(f.r->s->past.lost, 0);
 	rig_free(f.r);
 }
-END_TEST
 
 /* The other has no free slot, or no free blocks: the stream is better off where it runs for as
  * long as that is allowed. From one that is stuck it goes all the same. */
-START_TEST(the_other_is_full)
+TEST_LOOP(the_other_is_full, 0, 4)
 {
 	struct four f = four();
 	int stuck = _i >= 2;
@@ -398,10 +388,9 @@ START_TEST(the_other_is_full)
 	expect(f.r, ATTEMPT_SUBMITTED, "cancel p1 #1; cancel d1 #1; cancel d2 #1; submit p2 #2 8 d2; ");
 	rig_free(f.r);
 }
-END_TEST
 
 /* It is the only one: its answer goes on there. What it gives back at last is no loss. */
-START_TEST(the_only_decode_worker_ends)
+TEST(the_only_decode_worker_ends)
 {
 	struct four f = four();
 	decoding(&f);
@@ -424,7 +413,6 @@ START_TEST(the_only_decode_worker_ends)
 	ck_assert_str_eq(f.r->out, "10 11 12 13 14 15 stop");
 	rig_free(f.r);
 }
-END_TEST
 
 /* How a hand-over may fail; those of a peer that has ended come first. */
 static const Pds__Fault handover_faults[] = {PDS__FAULT__FAULT_PEER_LOST,
@@ -441,7 +429,7 @@ static void said_goodbye(struct four *f, struct worker_record *w)
 /* It held the lease of a prompt that is being computed. However that comes to be known, it is no
  * loss, and the prefill worker, which has the prompt's KV, may be taken again. Where it has told
  * nothing, the fault must say that it was its end. */
-START_TEST(a_decode_worker_ends_with_a_lease)
+TEST_LOOP(a_decode_worker_ends_with_a_lease, 0, 2 * (COUNT(handover_faults) + 2))
 {
 	struct four f = four();
 	int told = _i % 2, how = _i / 2;
@@ -461,10 +449,9 @@ START_TEST(a_decode_worker_ends_with_a_lease)
 	ck_assert_str_eq(f.r->s->past.avoid, is_known ? "d1" : "p1");
 	rig_free(f.r);
 }
-END_TEST
 
 /* The same if the prefill worker has heard of it first: it says DRAINING then, and who that is. */
-START_TEST(a_decode_worker_ends_with_a_lease_and_tells_later)
+TEST(a_decode_worker_ends_with_a_lease_and_tells_later)
 {
 	struct four f = four();
 	rig_fail_by(f.r, f.p1, 1, PDS__FAULT__FAULT_DRAINING, 1, "d1");
@@ -477,10 +464,9 @@ START_TEST(a_decode_worker_ends_with_a_lease_and_tells_later)
 	ck_assert_uint_eq(bad_of(f.p1) + bad_of(f.d1), 0);
 	rig_free(f.r);
 }
-END_TEST
 
 /* What the prefill worker itself is to blame for, or could not help with another one, is. */
-START_TEST(a_decode_worker_ends_beside_another_failure)
+TEST_LOOP(a_decode_worker_ends_beside_another_failure, 0, 2)
 {
 	struct four f = four();
 	rig_fail(f.r, f.d1, 1, PDS__FAULT__FAULT_DRAINING, 1);
@@ -490,10 +476,9 @@ START_TEST(a_decode_worker_ends_beside_another_failure)
 	ck_assert_str_eq(f.r->s->past.avoid, "p1");
 	rig_free(f.r);
 }
-END_TEST
 
 /* A prefill worker that ends computes what it has begun, or gives it back itself. */
-START_TEST(a_prefill_worker_ends)
+TEST(a_prefill_worker_ends)
 {
 	struct four f = four();
 	ends(f.p1);
@@ -505,11 +490,10 @@ START_TEST(a_prefill_worker_ends)
 	ck_assert_uint_eq(f.r->s->past.lost, 0);
 	rig_free(f.r);
 }
-END_TEST
 
 /* However many workers are restarted in turn: no loss; but one that gives back again and again
  * is asked after a pause, and not for ever. */
-START_TEST(moves_are_bounded)
+TEST(moves_are_bounded)
 {
 	struct rig *r = rig_new();
 	struct worker_record *m = rig_up(r, "m1", "mixed", 31);
@@ -527,38 +511,9 @@ START_TEST(moves_are_bounded)
 	ck_assert_uint_eq(r->s->number, ATTEMPT_MOVES_MAX + 3);
 	rig_free(r);
 }
-END_TEST
 
-int main(void)
+TEST_START(quiet)
 {
-	Suite *suite = suite_create("router_failover");
-	TCase *c = tcase_create("failover");
 	log_init("test", NULL);
 	log_set_level("error");
-	tcase_set_timeout(c, 120);
-	tcase_add_loop_test(c, it_counts_against_the_blamed, 0, COUNT(blames));
-	tcase_add_loop_test(c, a_lost_worker_counts, 0, 3);
-	tcase_add_test(c, crash_loop);
-	tcase_add_test(c, crash_loop_of_the_only_one);
-	tcase_add_test(c, a_stuck_decode_worker);
-	tcase_add_loop_test(c, a_stuck_prefill_worker, 0, 3);
-	tcase_add_test(c, a_stuck_candidate);
-	tcase_add_loop_test(c, nowhere_to_go, 0, 3);
-	tcase_add_loop_test(c, a_stuck_lone_worker, 0, 2);
-	tcase_add_test(c, all_of_a_stuck_worker);
-	tcase_add_test(c, many_of_a_stuck_worker);
-	tcase_add_loop_test(c, a_decode_worker_ends, 0, 2);
-	tcase_add_loop_test(c, the_other_is_full, 0, 4);
-	tcase_add_test(c, the_only_decode_worker_ends);
-	tcase_add_loop_test(c, a_decode_worker_ends_with_a_lease, 0, 2 * (COUNT(handover_faults) + 2));
-	tcase_add_test(c, a_decode_worker_ends_with_a_lease_and_tells_later);
-	tcase_add_loop_test(c, a_decode_worker_ends_beside_another_failure, 0, 2);
-	tcase_add_test(c, a_prefill_worker_ends);
-	tcase_add_test(c, moves_are_bounded);
-	suite_add_tcase(suite, c);
-	SRunner *sr = srunner_create(suite);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed ? 1 : 0;
 }

@@ -95,7 +95,9 @@ static void run(const struct http_case *c, size_t first, size_t piece)
 	ck_assert_msg(e.closed == !c->kept, "%s: %s", c->name, e.closed ? "closed" : "kept");
 }
 
-START_TEST(cases)
+TEST_CASE("frame", .timeout_s = 60);
+
+TEST_LOOP(cases, 0, http_cases_count())
 {
 	struct http_case c;
 	http_case_read((size_t)_i, &c);
@@ -106,12 +108,11 @@ START_TEST(cases)
 		run(&c, first, c.bytes.len);
 	buf_fini(&c.bytes);
 }
-END_TEST
 
 /* --- bounds -------------------------------------------------------------- */
 
 /* A body of a known length takes no more than that, however it comes. */
-START_TEST(room_for_a_body)
+TEST(room_for_a_body)
 {
 	static const char head[] = "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n";
 	struct http_frame f;
@@ -131,9 +132,8 @@ START_TEST(room_for_a_body)
 	http_frame_fini(&f);
 	free(piece);
 }
-END_TEST
 
-START_TEST(body_past_its_limit)
+TEST_LOOP(body_past_its_limit, 0, 2)
 {
 	static const char *const heads[] = {
 		"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 11\r\n\r\n",
@@ -149,10 +149,9 @@ START_TEST(body_past_its_limit)
 	ck_assert_int_eq(f.status, 413);
 	http_frame_fini(&f);
 }
-END_TEST
 
 /* What is over is forgotten; a body that was taken away is its taker's. */
-START_TEST(one_after_the_other)
+TEST(one_after_the_other)
 {
 	static const char one[] = "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc";
 	struct http_frame f;
@@ -173,23 +172,4 @@ START_TEST(one_after_the_other)
 		free(body);
 	}
 	http_frame_fini(&f);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("router_frame");
-	TCase *c = tcase_create("frame");
-	tcase_set_timeout(c, 60);
-	tcase_add_loop_test(c, cases, 0, (int)http_cases_count());
-	tcase_add_test(c, room_for_a_body);
-	tcase_add_loop_test(c, body_past_its_limit, 0, 2);
-	tcase_add_test(c, one_after_the_other);
-	suite_add_tcase(suite, c);
-	SRunner *sr = srunner_create(suite);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	json_decref(http_cases);
-	return failed ? 1 : 0;
 }

@@ -7,7 +7,7 @@
 
 /* A client that pipelines and reads nothing has few of its requests answered, the rest when it
  * reads: each once. */
-START_TEST(answers_that_nobody_takes)
+TEST(answers_that_nobody_takes)
 {
 	static const char one[] = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
 	enum { N = 2000, BYTES = N * (sizeof one - 1) };
@@ -35,11 +35,10 @@ START_TEST(answers_that_nobody_takes)
 	close(fd);
 	free(all);
 }
-END_TEST
 
 /* One answer is larger than all that may wait: the request behind it is answered when it was
  * read. */
-START_TEST(behind_a_large_answer)
+TEST(behind_a_large_answer)
 {
 	enum { N = 400 };
 	size_t got = 0;
@@ -61,10 +60,9 @@ START_TEST(behind_a_large_answer)
 	ck_assert_int_eq(closed, 0);
 	close(fd);
 }
-END_TEST
 
 /* Empty lines before a request are no request, in whatever pieces they come. */
-START_TEST(empty_lines)
+TEST_LOOP(empty_lines, 0, 4)
 {
 	static const char *const pieces[][5] = {
 		{"\r\n", "GET / HTTP/1.1\r\nHost: x\r\n\r\n"},
@@ -88,10 +86,9 @@ START_TEST(empty_lines)
 	ck_assert_int_eq(closed, 0);
 	close(fd);
 }
-END_TEST
 
 /* They do not keep a connection open either. */
-START_TEST(empty_lines_for_ever)
+TEST_LOOP(empty_lines_for_ever, 0, 2)
 {
 	int closed = 0;
 	opts.idle_us = opts.read_us = 300000;
@@ -103,9 +100,8 @@ START_TEST(empty_lines_for_ever)
 	ck_assert_uint_eq(handled, 0);
 	close(fd);
 }
-END_TEST
 
-START_TEST(trailer_without_end)
+TEST(trailer_without_end)
 {
 	static char line[1000];
 	char room[512] = "";
@@ -120,13 +116,12 @@ START_TEST(trailer_without_end)
 	ck_assert_uint_eq(handled, 0);
 	close(fd);
 }
-END_TEST
 
 /* --- what is decided at the head ----------------------------------------- */
 
 /* Who is refused at the head is neither asked for the body nor is anything of it kept; he sees the
  * answer although he sends on. */
-START_TEST(refused_at_the_head)
+TEST_LOOP(refused_at_the_head, 0, 2)
 {
 	static const char *const requests[] = {
 		"POST /no HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 1000000\r\n\r\n",
@@ -151,10 +146,9 @@ START_TEST(refused_at_the_head)
 	UNTIL(counts().connections == 0);
 	ck_assert_uint_eq(counts().in_bytes, 0);
 }
-END_TEST
 
 /* Without a body the connection stays. */
-START_TEST(refused_and_kept)
+TEST(refused_and_kept)
 {
 	begin();
 	int fd = dial();
@@ -168,9 +162,8 @@ START_TEST(refused_and_kept)
 	ck_assert_uint_eq(handled, 1);
 	close(fd);
 }
-END_TEST
 
-START_TEST(asked_for_the_body)
+TEST(asked_for_the_body)
 {
 	begin();
 	int fd = dial();
@@ -184,7 +177,6 @@ START_TEST(asked_for_the_body)
 	ck_assert_uint_eq(handled, 1);
 	close(fd);
 }
-END_TEST
 
 /* --- bytes --------------------------------------------------------------- */
 
@@ -212,7 +204,7 @@ static void *free_all(void *arg)
 
 /* An address may hold half of the bytes that there are, and leaves enough to the next one; what is
  * freed, on any thread, is room again. */
-START_TEST(bytes_of_addresses)
+TEST(bytes_of_addresses)
 {
 	int fd[8], other;
 	begin(); /* 8 MiB */
@@ -243,10 +235,9 @@ START_TEST(bytes_of_addresses)
 	upload(again, "/", LARGE);
 	answered(again, "HTTP/1.1 200 ", NULL);
 }
-END_TEST
 
 /* Nobody says how long they will be: refused on the way, and nothing is kept. */
-START_TEST(bytes_of_chunks)
+TEST(bytes_of_chunks)
 {
 	enum { N = 7 };
 	static char chunk[65536 + 8];
@@ -280,7 +271,6 @@ START_TEST(bytes_of_chunks)
 	UNTIL(counts().connections == 0);
 	ck_assert_uint_eq(counts().in_bytes, 0);
 }
-END_TEST
 
 /* What one client sends behind a request that is being answered stays in the system's buffers, but
  * for a little, and his end behind it is seen all the same. */
@@ -292,7 +282,7 @@ static void on_gone(void *arg)
 	gone++;
 }
 
-START_TEST(much_behind_a_request)
+TEST(much_behind_a_request)
 {
 	static char more[50000];
 	begin();
@@ -314,10 +304,9 @@ START_TEST(much_behind_a_request)
 	UNTIL(gone == 1);
 	UNTIL(counts().connections == 0);
 }
-END_TEST
 
 /* Clients that take nothing share what may wait for them; who has little waiting gets on. */
-START_TEST(unread_streams)
+TEST(unread_streams)
 {
 	enum { GREEDY = 6 };
 	static char piece[16384];
@@ -345,11 +334,10 @@ START_TEST(unread_streams)
 	UNTIL(counts().connections == 0);
 	ck_assert_uint_eq(counts().out_bytes, 0);
 }
-END_TEST
 
 /* An address with many such clients leaves to others what it has itself, and a little to each
  * stream. */
-START_TEST(unread_streams_of_an_address)
+TEST(unread_streams_of_an_address)
 {
 	enum { GREEDY = 40, MAX = 8u << 20 };
 	static char piece[4096];
@@ -379,10 +367,9 @@ START_TEST(unread_streams_of_an_address)
 	UNTIL(counts().connections == 0);
 	ck_assert_uint_eq(counts().out_bytes, 0);
 }
-END_TEST
 
 /* Who has nothing waiting may always leave a little, whatever others have left. */
-START_TEST(a_little_always_fits)
+TEST(a_little_always_fits)
 {
 	static char piece[HTTP_SURE_BYTES - 500]; /* and the head */
 	opts.out_total_max = 1000;
@@ -399,7 +386,6 @@ START_TEST(a_little_always_fits)
 	http_stream_end(held_conn[0]);
 	close(fd);
 }
-END_TEST
 
 static void count_call(void *arg)
 {
@@ -407,7 +393,7 @@ static void count_call(void *arg)
 }
 
 /* Who waits for room is asked again, although his client has taken all there was. */
-START_TEST(asked_again)
+TEST(asked_again)
 {
 	unsigned asked = 0;
 	int closed = 0;
@@ -422,10 +408,9 @@ START_TEST(asked_again)
 	ck_assert_uint_eq(counts().cut, 1);
 	close(fd);
 }
-END_TEST
 
 /* A whole answer for which there is no room is not given; its client is told so. */
-START_TEST(whole_answer_without_room)
+TEST(whole_answer_without_room)
 {
 	opts.out_total_max = 300000;
 	begin();
@@ -440,30 +425,4 @@ START_TEST(whole_answer_without_room)
 	say(fd, "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
 	answered(fd, "HTTP/1.1 200 ", NULL);
 	close(fd);
-}
-END_TEST
-
-static void add_tests(TCase *c)
-{
-	tcase_add_test(c, answers_that_nobody_takes);
-	tcase_add_test(c, behind_a_large_answer);
-	tcase_add_loop_test(c, empty_lines, 0, 4);
-	tcase_add_loop_test(c, empty_lines_for_ever, 0, 2);
-	tcase_add_test(c, trailer_without_end);
-	tcase_add_loop_test(c, refused_at_the_head, 0, 2);
-	tcase_add_test(c, refused_and_kept);
-	tcase_add_test(c, asked_for_the_body);
-	tcase_add_test(c, bytes_of_addresses);
-	tcase_add_test(c, bytes_of_chunks);
-	tcase_add_test(c, much_behind_a_request);
-	tcase_add_test(c, unread_streams);
-	tcase_add_test(c, unread_streams_of_an_address);
-	tcase_add_test(c, a_little_always_fits);
-	tcase_add_test(c, asked_again);
-	tcase_add_test(c, whole_answer_without_room);
-}
-
-int main(void)
-{
-	return edge_run("router_http", add_tests);
 }

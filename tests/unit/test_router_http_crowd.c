@@ -33,7 +33,7 @@ static int is_open(int fd)
 
 /* They give way to whoever comes, those first that have waited longest; with half of all one
  * address gives way to itself. */
-START_TEST(idle_ones_make_room)
+TEST(idle_ones_make_room)
 {
 	enum { N = 60 };
 	int fd[N], others[20], open = 0;
@@ -73,10 +73,9 @@ START_TEST(idle_ones_make_room)
 		close(others[i]);
 	UNTIL(counts().connections == 0);
 }
-END_TEST
 
 /* Nor does one give way that has not taken its answer, until it has. */
-START_TEST(untaken_answers_stay)
+TEST(untaken_answers_stay)
 {
 	enum { N = 400 };
 	static const char one[] = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
@@ -106,11 +105,10 @@ START_TEST(untaken_answers_stay)
 	close(fd);
 	close(late);
 }
-END_TEST
 
 /* Busy ones stay. Who comes then is told so, a few of an address, past which they are closed;
  * another address comes in. */
-START_TEST(busy_ones_stay)
+TEST(busy_ones_stay)
 {
 	enum { N = 60 };
 	int fd[N], told = 0, cut = 0;
@@ -142,9 +140,8 @@ START_TEST(busy_ones_stay)
 	close(other);
 	UNTIL(counts().connections == 0);
 }
-END_TEST
 
-START_TEST(cap_of_an_address)
+TEST(cap_of_an_address)
 {
 	int fd[6];
 	opts.max_per_address = 3;
@@ -168,11 +165,10 @@ START_TEST(cap_of_an_address)
 	for (int i = 0; i < 6; i++)
 		close(fd[i]);
 }
-END_TEST
 
 /* The table is full of others. Who is busy here comes in once more only at the cost of an address
  * that has more. */
-START_TEST(full_of_others)
+TEST(full_of_others)
 {
 	int fd[9];
 	opts.max_connections = 8;
@@ -195,10 +191,9 @@ START_TEST(full_of_others)
 		close(fd[i]);
 	close(late);
 }
-END_TEST
 
 /* Out of descriptors for a moment, with nobody connected: who came then is accepted afterwards. */
-START_TEST(no_descriptors_for_a_moment)
+TEST(no_descriptors_for_a_moment)
 {
 	begin();
 	int fd = dial();
@@ -215,12 +210,11 @@ START_TEST(no_descriptors_for_a_moment)
 	answered(fd, "HTTP/1.1 200 ", NULL);
 	close(fd);
 }
-END_TEST
 
 /* --- the end ------------------------------------------------------------- */
 
 /* Whatever a client has sent: it is told, and its connection closes. */
-START_TEST(drained)
+TEST(drained)
 {
 	int part, body, waits, busy, closed = 0;
 	begin();
@@ -252,21 +246,4 @@ START_TEST(drained)
 	close(late);
 	close(waits);
 	close(busy);
-}
-END_TEST
-
-static void add_tests(TCase *c)
-{
-	tcase_add_test(c, idle_ones_make_room);
-	tcase_add_test(c, untaken_answers_stay);
-	tcase_add_test(c, busy_ones_stay);
-	tcase_add_test(c, cap_of_an_address);
-	tcase_add_test(c, full_of_others);
-	tcase_add_test(c, no_descriptors_for_a_moment);
-	tcase_add_test(c, drained);
-}
-
-int main(void)
-{
-	return edge_run("router_http_crowd", add_tests);
 }

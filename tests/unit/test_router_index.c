@@ -16,7 +16,9 @@ static uint32_t leading(const struct kv_index *ix, const uint64_t *h, size_t n, 
 
 /* --- the set ------------------------------------------------------------- */
 
-START_TEST(leading_blocks_only)
+TEST_CASE("index", .timeout_s = 60);
+
+TEST(leading_blocks_only)
 {
 	static const uint64_t h[] = {11, 0, UINT64_MAX, 44, 55};
 	struct kv_index *ix = kv_index_new(100);
@@ -48,9 +50,8 @@ START_TEST(leading_blocks_only)
 	ck_assert_uint_eq(kv_index_count(ix, KV_TIERS), 0);
 	kv_index_destroy(&ix);
 }
-END_TEST
 
-START_TEST(duplicates_and_tiers)
+TEST(duplicates_and_tiers)
 {
 	struct kv_index *ix = kv_index_new(10);
 	for (int i = 0; i < 3; i++)
@@ -73,10 +74,9 @@ START_TEST(duplicates_and_tiers)
 	}
 	kv_index_destroy(&ix);
 }
-END_TEST
 
 /* A tier that begins a new list, or is gone: its blocks are forgotten and no others. */
-START_TEST(clear_of_a_tier)
+TEST_LOOP(clear_of_a_tier, 0, KV_TIERS)
 {
 	enum { N = 3000 };
 	struct kv_index *ix = kv_index_new(N);
@@ -101,10 +101,9 @@ START_TEST(clear_of_a_tier)
 	ck_assert_uint_eq(kv_index_count(ix, (unsigned)_i), N);
 	kv_index_destroy(&ix);
 }
-END_TEST
 
 /* However much storage has, the device keeps its room in the index, and the other way round. */
-START_TEST(storage_leaves_the_device_its_room)
+TEST(storage_leaves_the_device_its_room)
 {
 	struct kv_index *ix = kv_index_new(1000);
 	for (uint64_t i = 0; i < 5000; i++)
@@ -125,9 +124,8 @@ START_TEST(storage_leaves_the_device_its_room)
 	ck_assert_uint_eq(kv_index_count(ix, 2), 502);
 	kv_index_destroy(&ix);
 }
-END_TEST
 
-START_TEST(full_takes_no_more)
+TEST(full_takes_no_more)
 {
 	struct kv_index *ix = kv_index_new(1000);
 	for (uint64_t i = 0; i < 1500; i++)
@@ -148,10 +146,9 @@ START_TEST(full_takes_no_more)
 	ck_assert_int_eq(kv_index_store(ix, 2000, 0), 0);
 	kv_index_destroy(&ix);
 }
-END_TEST
 
 /* Against a plain array; few values, so that runs of slots grow, shrink and wrap around. */
-START_TEST(against_a_plain_set)
+TEST_LOOP(against_a_plain_set, 0, 3)
 {
 	enum { VALUES = 700, MAX = 400 };
 	static uint8_t has[VALUES];
@@ -199,9 +196,8 @@ START_TEST(against_a_plain_set)
 	}
 	kv_index_destroy(&ix);
 }
-END_TEST
 
-START_TEST(expected_blocks)
+TEST(expected_blocks)
 {
 	static const uint64_t h[] = {1, 2, 3, 4};
 	struct kv_index *ix = kv_index_new(100);
@@ -231,9 +227,8 @@ START_TEST(expected_blocks)
 	kv_index_expect(ix, h, 0, 9000);
 	kv_index_destroy(&ix);
 }
-END_TEST
 
-START_TEST(more_expected_than_there_is_room_for)
+TEST(more_expected_than_there_is_room_for)
 {
 	enum { N = 40000 };
 	static uint64_t h[N];
@@ -259,7 +254,6 @@ START_TEST(more_expected_than_there_is_room_for)
 	ck_assert_uint_ge(hits, 3600);
 	kv_index_destroy(&ix);
 }
-END_TEST
 
 /* --- events -------------------------------------------------------------- */
 
@@ -289,7 +283,7 @@ static void tell(struct registry *g, struct worker_record *w, int reset, uint32_
 	registry_kv_events(g, w, &m);
 }
 
-START_TEST(events_of_a_worker)
+TEST(events_of_a_worker)
 {
 	static const uint64_t h[] = {1, 2, 3, 4, 5};
 	struct registry g;
@@ -316,10 +310,9 @@ START_TEST(events_of_a_worker)
 	ck_assert_uint_eq(registry_index_entries(&g, 0), 0);
 	registry_fini(&g);
 }
-END_TEST
 
 /* Storage's tiers have lists of their own; what is said of one tier is about no other. */
-START_TEST(events_of_its_storage)
+TEST(events_of_its_storage)
 {
 	static const uint64_t h[] = {1, 2, 3, 4, 5};
 	struct registry g;
@@ -355,9 +348,8 @@ START_TEST(events_of_its_storage)
 	ck_assert_uint_eq(g.events_bad, 0);
 	registry_fini(&g);
 }
-END_TEST
 
-START_TEST(index_of_a_worker_that_goes_and_comes)
+TEST(index_of_a_worker_that_goes_and_comes)
 {
 	static const uint64_t h[] = {1, 2, 3};
 	struct registry g;
@@ -402,9 +394,8 @@ START_TEST(index_of_a_worker_that_goes_and_comes)
 	ck_assert_int_eq(w->role, ROLE_DECODE);
 	registry_fini(&g);
 }
-END_TEST
 
-START_TEST(index_is_bounded)
+TEST(index_is_bounded)
 {
 	enum { N = 5000 };
 	static uint64_t h[N];
@@ -428,11 +419,10 @@ START_TEST(index_is_bounded)
 	ck_assert_uint_eq(registry_index_entries(&g, 0), 4096);
 	registry_fini(&g);
 }
-END_TEST
 
 /* --- hashes -------------------------------------------------------------- */
 
-START_TEST(hashes_are_those_of_the_workers)
+TEST(hashes_are_those_of_the_workers)
 {
 	uint32_t tokens[200];
 	struct kv_root root = {.model_fingerprint = "f", .numerics = "n", .layout = "l"};
@@ -479,9 +469,8 @@ START_TEST(hashes_are_those_of_the_workers)
 	prefixes_fini(&p);
 	registry_fini(&g);
 }
-END_TEST
 
-START_TEST(kinds_of_workers_are_bounded)
+TEST(kinds_of_workers_are_bounded)
 {
 	struct registry g;
 	char name[8];
@@ -498,7 +487,6 @@ START_TEST(kinds_of_workers_are_bounded)
 	ck_assert_uint_eq(g.roots.n, 3);
 	registry_fini(&g);
 }
-END_TEST
 
 /* --- the breaker --------------------------------------------------------- */
 
@@ -526,7 +514,7 @@ static const char *const breaker_scripts[] = {
 	"bbC R C bbO",
 };
 
-START_TEST(breaker_states)
+TEST_LOOP(breaker_states, 0, COUNT(breaker_scripts))
 {
 	static const struct breaker_opts o = {
 		.window_us = 1000000, .open_us = 500000, .error_pct = 50, .min_requests = 4};
@@ -554,9 +542,8 @@ START_TEST(breaker_states)
 			              "%s: at %s it is %s", breaker_scripts[_i], s, breaker_state_name(is));
 	}
 }
-END_TEST
 
-START_TEST(breaker_limits)
+TEST(breaker_limits)
 {
 	struct breaker_opts o = {.window_us = 4, .open_us = 1000, .error_pct = 50, .min_requests = 1};
 	struct breaker b = {0};
@@ -573,37 +560,11 @@ START_TEST(breaker_limits)
 		ck_assert_int_eq(breaker_outcome(&b, &o, 0, now), 0);
 	ck_assert_int_eq(breaker_state(&b, now), BREAKER_CLOSED);
 }
-END_TEST
 
-int main(void)
+TEST_START(cryptography)
 {
-	Suite *suite = suite_create("router_index");
-	TCase *c = tcase_create("index");
 	if (sodium_init() < 0)
-		return 1;
+		exit(1);
 	log_init("test", NULL);
 	log_set_level("error");
-	tcase_set_timeout(c, 60);
-	tcase_add_test(c, leading_blocks_only);
-	tcase_add_test(c, duplicates_and_tiers);
-	tcase_add_loop_test(c, clear_of_a_tier, 0, KV_TIERS);
-	tcase_add_test(c, storage_leaves_the_device_its_room);
-	tcase_add_test(c, full_takes_no_more);
-	tcase_add_loop_test(c, against_a_plain_set, 0, 3);
-	tcase_add_test(c, expected_blocks);
-	tcase_add_test(c, more_expected_than_there_is_room_for);
-	tcase_add_test(c, events_of_a_worker);
-	tcase_add_test(c, events_of_its_storage);
-	tcase_add_test(c, index_of_a_worker_that_goes_and_comes);
-	tcase_add_test(c, index_is_bounded);
-	tcase_add_test(c, hashes_are_those_of_the_workers);
-	tcase_add_test(c, kinds_of_workers_are_bounded);
-	tcase_add_loop_test(c, breaker_states, 0, COUNT(breaker_scripts));
-	tcase_add_test(c, breaker_limits);
-	suite_add_tcase(suite, c);
-	SRunner *sr = srunner_create(suite);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed ? 1 : 0;
 }

@@ -63,7 +63,9 @@ static struct tenant *holder(const struct api_keys *k, const char *authorization
 	return api_keys_allow(k, authorization, "", &t) ? t : NULL;
 }
 
-START_TEST(key_forms)
+TEST_CASE("keys", .timeout_s = 60);
+
+TEST_LOOP(key_forms, 0, sizeof forms / sizeof *forms)
 {
 	struct api_keys k = {0};
 	struct tenant *t;
@@ -83,7 +85,6 @@ START_TEST(key_forms)
 	ck_assert_int_eq(api_keys_allow(&k, sent, "", &t), 1);
 	api_keys_fini(&k);
 }
-END_TEST
 
 /* Each is refused as a whole, with its line, and changes nothing. */
 static const struct {
@@ -110,7 +111,7 @@ static const struct {
 	{"a " ALPHA " shared\n", "a word after the hash is none of"},
 };
 
-START_TEST(bad_file_changes_nothing)
+TEST_LOOP(bad_file_changes_nothing, 0, sizeof bad_files / sizeof *bad_files)
 {
 	struct api_keys k = {0};
 	struct err err = {0};
@@ -129,9 +130,8 @@ START_TEST(bad_file_changes_nothing)
 	ck_assert_ptr_eq(holder(&k, "Bearer alpha"), t);
 	api_keys_fini(&k);
 }
-END_TEST
 
-START_TEST(number_of_keys_is_bounded)
+TEST(number_of_keys_is_bounded)
 {
 	struct api_keys k = {0};
 	struct err err = {0};
@@ -147,13 +147,12 @@ START_TEST(number_of_keys_is_bounded)
 	buf_fini(&b);
 	api_keys_fini(&k);
 }
-END_TEST
 
 /* --- limits -------------------------------------------------------------- */
 
 #define SECOND 1000000u
 
-START_TEST(requests_a_minute)
+TEST(requests_a_minute)
 {
 	struct tenant *t = tenant_new("a");
 	struct api_error e = {0};
@@ -189,9 +188,8 @@ START_TEST(requests_a_minute)
 	ck_assert_uint_eq(t->refused[TENANT_REQUESTS], 3);
 	tenant_put(t);
 }
-END_TEST
 
-START_TEST(tokens_a_minute)
+TEST(tokens_a_minute)
 {
 	struct tenant *t = tenant_new("a");
 	struct api_error e = {0};
@@ -223,9 +221,8 @@ START_TEST(tokens_a_minute)
 	ck_assert_int_lt(tenant_check(t, 90 * SECOND, &e), 0);
 	tenant_put(t);
 }
-END_TEST
 
-START_TEST(a_refused_request_is_given_back)
+TEST(a_refused_request_is_given_back)
 {
 	struct tenant *t = tenant_new("a");
 	struct api_error e = {0};
@@ -250,9 +247,8 @@ START_TEST(a_refused_request_is_given_back)
 		tenant_end(t);
 	tenant_put(t);
 }
-END_TEST
 
-START_TEST(requests_at_once)
+TEST(requests_at_once)
 {
 	struct tenant *t = tenant_new("a");
 	struct api_error e = {0};
@@ -271,11 +267,10 @@ START_TEST(requests_at_once)
 	tenant_end(t);
 	tenant_put(t);
 }
-END_TEST
 
 /* A key that stays keeps what it has used, also under another limit or with another hash; one that
  * goes lives on until its requests have ended. */
-START_TEST(reload_keeps_what_was_used)
+TEST(reload_keeps_what_was_used)
 {
 	struct api_keys k = {0};
 	struct api_error e = {0};
@@ -298,11 +293,10 @@ START_TEST(reload_keeps_what_was_used)
 	tenant_end(a);
 	tenant_end(a);
 }
-END_TEST
 
 /* Neither name nor text: none. Another name or another text, or the border between them elsewhere:
  * another salt. */
-START_TEST(salts_differ)
+TEST(salts_differ)
 {
 	static const struct {
 		const char *name, *text;
@@ -318,7 +312,6 @@ START_TEST(salts_differ)
 			ck_assert_mem_ne(salt[i], salt[j], sizeof *salt);
 	}
 }
-END_TEST
 
 /* --- the head ------------------------------------------------------------ */
 
@@ -349,7 +342,7 @@ static const struct {
 	{"GET /v1/models", "Content-Length: 100\r\n", 401, "invalid_api_key"},
 };
 
-START_TEST(decided_at_the_head)
+TEST_LOOP(decided_at_the_head, 0, sizeof heads / sizeof *heads)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	char want[32], *text = mem_zalloc(1 << 16);
@@ -377,12 +370,11 @@ START_TEST(decided_at_the_head)
 	free(request);
 	world_free(w);
 }
-END_TEST
 
 /* --- memory -------------------------------------------------------------- */
 
 /* A body whose values take 80 times its size is told so; others of its size are read. */
-START_TEST(body_of_many_values)
+TEST_LOOP(body_of_many_values, 0, 2)
 {
 	enum { LEN = 300000 };
 	struct world *w = world_new(NULL, 1u << 20);
@@ -398,32 +390,10 @@ START_TEST(body_of_many_values)
 	free(body);
 	world_free(w);
 }
-END_TEST
 
-int main(void)
+TEST_START(quiet)
 {
-	Suite *suite = suite_create("router_keys");
-	TCase *c = tcase_create("keys");
 	log_init("test", NULL);
 	log_set_level("error");
 	signal(SIGPIPE, SIG_IGN); /* as the daemon skeleton does */
-	tcase_set_timeout(c, 60);
-	tcase_add_loop_test(c, key_forms, 0, (int)(sizeof forms / sizeof *forms));
-	tcase_add_loop_test(c, bad_file_changes_nothing, 0,
-	                    (int)(sizeof bad_files / sizeof *bad_files));
-	tcase_add_test(c, number_of_keys_is_bounded);
-	tcase_add_test(c, requests_a_minute);
-	tcase_add_test(c, tokens_a_minute);
-	tcase_add_test(c, a_refused_request_is_given_back);
-	tcase_add_test(c, requests_at_once);
-	tcase_add_test(c, reload_keeps_what_was_used);
-	tcase_add_test(c, salts_differ);
-	tcase_add_loop_test(c, decided_at_the_head, 0, (int)(sizeof heads / sizeof *heads));
-	tcase_add_loop_test(c, body_of_many_values, 0, 2);
-	suite_add_tcase(suite, c);
-	SRunner *sr = srunner_create(suite);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed ? 1 : 0;
 }

@@ -2,7 +2,6 @@
  * links and the timer are this file's own: a list is due when the test says that its time has
  * come. */
 #include "daemons/router/router.h"
-#include "world_run.h"
 
 #include <check.h>
 #include <stdio.h>
@@ -177,7 +176,9 @@ static void all_know(unsigned n, unsigned gone)
 
 /* --- tests --------------------------------------------------------------- */
 
-START_TEST(all_at_once)
+TEST_CASE("peers", .setup = setup, .teardown = teardown);
+
+TEST(all_at_once)
 {
 	for (unsigned i = 0; i < WORKERS; i++)
 		comes(i);
@@ -193,10 +194,9 @@ START_TEST(all_at_once)
 	ck_assert_uint_eq(lists_sent(), 2 * WORKERS + 1);
 	ck_assert_uint_eq(T.timers, 2);
 }
-END_TEST
 
 /* In the time that one list takes to become due others come: what waits is not put off by that. */
-START_TEST(one_after_the_other)
+TEST(one_after_the_other)
 {
 	for (unsigned i = 0; i < WORKERS; i++) {
 		comes(i);
@@ -207,9 +207,8 @@ START_TEST(one_after_the_other)
 	all_know(WORKERS, NONE_GONE);
 	ck_assert_uint_eq(lists_sent(), 16 + 32 + 48 + 64);
 }
-END_TEST
 
-START_TEST(one_goes)
+TEST(one_goes)
 {
 	for (unsigned i = 0; i < WORKERS; i++)
 		comes(i);
@@ -227,10 +226,9 @@ START_TEST(one_goes)
 	all_know(WORKERS, NONE_GONE);
 	ck_assert_uint_eq(lists_sent(), 3 * WORKERS - 1);
 }
-END_TEST
 
 /* The last one goes before its list is due: there is nobody to tell. */
-START_TEST(nobody_is_left)
+TEST(nobody_is_left)
 {
 	comes(0);
 	goes(0);
@@ -241,9 +239,8 @@ START_TEST(nobody_is_left)
 	ck_assert_uint_eq(T.peers[1].lists, 1); /* an empty list */
 	ck_assert_uint_eq(T.peers[1].names[0], 0);
 }
-END_TEST
 
-START_TEST(a_role_is_switched)
+TEST(a_role_is_switched)
 {
 	Pds__WorkerUpdate m = PDS__WORKER_UPDATE__INIT;
 	struct msg_head head = {0};
@@ -262,19 +259,8 @@ START_TEST(a_role_is_switched)
 	ck_assert_str_eq(T.peers[0].role, "mixed");
 	ck_assert_uint_eq(lists_sent(), 4);
 }
-END_TEST
 
-int main(void)
+TEST_START(quiet)
 {
-	Suite *s = suite_create("router_links");
-	TCase *c = tcase_create("peers");
 	log_set_level("error");
-	tcase_add_checked_fixture(c, setup, teardown);
-	tcase_add_test(c, all_at_once);
-	tcase_add_test(c, one_after_the_other);
-	tcase_add_test(c, one_goes);
-	tcase_add_test(c, nobody_is_left);
-	tcase_add_test(c, a_role_is_switched);
-	suite_add_tcase(s, c);
-	return world_run(s);
 }

@@ -4,6 +4,7 @@
  * next one. */
 #include "router_client.h"
 #include "skip.h"
+#include "real_model.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -65,8 +66,6 @@ void *reallocarray(void *p, size_t n, size_t size)
 #define SANITIZED "a sanitizer has an allocator of its own"
 
 /* --- requests ------------------------------------------------------------ */
-
-static struct model *model; /* NULL: without PD_MODEL */
 
 static void repeat(struct buf *b, const char *text, unsigned times)
 {
@@ -273,7 +272,9 @@ static void go(struct world *w, struct asking *a)
 	} while (now.accepted + now.refused == came || w->r.n_requests || now.connections);
 }
 
-START_TEST(each_large_allocation_fails)
+TEST_CASE("requests", .timeout_s = 600);
+
+TEST_LOOP(each_large_allocation_fails, 0, sizeof requests / sizeof *requests)
 {
 	if (!INTERPOSED)
 		SKIP(SANITIZED);
@@ -311,10 +312,9 @@ START_TEST(each_large_allocation_fails)
 	buf_fini(&body);
 	world_free(w);
 }
-END_TEST
 
 /* Whatever a connection costs, from its acceptance on: at worst it ends without an answer. */
-START_TEST(each_allocation_of_a_connection_fails)
+TEST(each_allocation_of_a_connection_fails)
 {
 	if (!INTERPOSED)
 		SKIP(SANITIZED);
@@ -342,29 +342,9 @@ START_TEST(each_allocation_of_a_connection_fails)
 	ck_assert_uint_gt(k, 5);
 	world_free(w);
 }
-END_TEST
 
-int main(void)
+TEST_START(quiet)
 {
-	signal(SIGPIPE, SIG_IGN); /* as the daemon skeleton does */
-	const char *path = getenv("PD_MODEL");
-	struct err err = {0};
-	if (path && *path && served_model_open(path, "", &model, &err) < 0) {
-		fprintf(stderr, "%s\n", err.text);
-		return 1;
-	}
 	log_set_level("error");
-	Suite *suite = suite_create("router_nomem");
-	TCase *c = tcase_create("requests");
-	tcase_set_timeout(c, 600);
-	tcase_add_loop_test(c, each_large_allocation_fails, 0,
-	                    (int)(sizeof requests / sizeof *requests));
-	tcase_add_test(c, each_allocation_of_a_connection_fails);
-	suite_add_tcase(suite, c);
-	SRunner *sr = srunner_create(suite);
-	srunner_run_all(sr, CK_NORMAL);
-	int bad = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	served_model_close(&model);
-	return bad ? 1 : 0;
+	signal(SIGPIPE, SIG_IGN); /* as the daemon skeleton does */
 }

@@ -5,6 +5,8 @@
 #include "msg/codec.h"
 #include "router_rig.h"
 
+#define COUNT(a) (int)(sizeof(a) / sizeof *(a))
+
 /* --- heads --------------------------------------------------------------- */
 
 static const struct {
@@ -53,7 +55,7 @@ static const struct {
 	{"POST / HTTP/1.1\r\nHost: x\r\nExpect: tea\r\n\r\n", .status = 400},
 };
 
-START_TEST(request_heads)
+TEST_LOOP(request_heads, 0, COUNT(heads))
 {
 	struct http_head h;
 	const char *why = "";
@@ -73,10 +75,9 @@ START_TEST(request_heads)
 	}
 	free(text);
 }
-END_TEST
 
 /* Whatever bytes come: no crash, and never more read than there is. */
-START_TEST(random_heads)
+TEST(random_heads)
 {
 	static const char bits[] =
 		"GET /POSTHTTP/1.1\r\n\r\n: ;,chunkedContent-LengthTransfer-Encoding0129\t\x80";
@@ -93,7 +94,6 @@ START_TEST(random_heads)
 		free(text);
 	}
 }
-END_TEST
 
 static const struct {
 	const char *line;
@@ -117,7 +117,7 @@ static const struct {
 	{"5g", -1},
 };
 
-START_TEST(chunk_sizes)
+TEST_LOOP(chunk_sizes, 0, COUNT(sizes))
 {
 	uint64_t n = 0;
 	int r = http_parse_chunk_size(sizes[_i].line, strlen(sizes[_i].line), &n);
@@ -125,7 +125,6 @@ START_TEST(chunk_sizes)
 	if (r == 0)
 		ck_assert_uint_eq(n, (uint64_t)sizes[_i].want);
 }
-END_TEST
 
 /* --- stop strings -------------------------------------------------------- */
 
@@ -150,7 +149,7 @@ static const struct {
 	{{"ababac"}, "abababac", 0, 8, 0},
 };
 
-START_TEST(stop_strings)
+TEST_LOOP(stop_strings, 0, COUNT(scans))
 {
 	const char *stops[4];
 	size_t lens[4], n = 0, len = strlen(scans[_i].text);
@@ -177,10 +176,9 @@ START_TEST(stop_strings)
 	}
 	stop_set_destroy(&s);
 }
-END_TEST
 
 /* Against the plain way: search all of the text again after each byte. */
-START_TEST(stop_strings_against_plain_search)
+TEST(stop_strings_against_plain_search)
 {
 	unsigned seed = 3;
 	for (int round = 0; round < 3000; round++) {
@@ -204,10 +202,9 @@ START_TEST(stop_strings_against_plain_search)
 		stop_set_destroy(&s);
 	}
 }
-END_TEST
 
 /* What is passed over ends nothing, but a string may begin there. */
-START_TEST(stop_strings_passed_over)
+TEST(stop_strings_passed_over)
 {
 	static const struct {
 		const char *passed, *fed;
@@ -234,7 +231,6 @@ START_TEST(stop_strings_passed_over)
 	}
 	stop_set_destroy(&s);
 }
-END_TEST
 
 /* --- parameters ---------------------------------------------------------- */
 
@@ -311,7 +307,7 @@ static const struct {
 	{"{\"tools\":[]}", 1, NULL},
 };
 
-START_TEST(parameters)
+TEST_LOOP(parameters, 0, COUNT(bodies))
 {
 	struct api_error e = {0};
 	struct params p;
@@ -329,9 +325,8 @@ START_TEST(parameters)
 	params_fini(&p);
 	json_decref(o);
 }
-END_TEST
 
-START_TEST(parameters_and_their_defaults)
+TEST(parameters_and_their_defaults)
 {
 	struct api_error e = {0};
 	struct params p;
@@ -357,7 +352,6 @@ START_TEST(parameters_and_their_defaults)
 	params_fini(&p);
 	json_decref(o);
 }
-END_TEST
 
 /* --- placement ----------------------------------------------------------- */
 
@@ -389,7 +383,7 @@ static const char *choose(struct registry *g, uint32_t tokens, const char *numer
 	return text;
 }
 
-START_TEST(placement)
+TEST(placement)
 {
 	struct registry g;
 	registry_init(&g, 1000000);
@@ -427,9 +421,8 @@ START_TEST(placement)
 	ck_assert_str_eq(choose(&g, 5, NULL, NULL), err_name(ERR_NOTFOUND));
 	registry_fini(&g);
 }
-END_TEST
 
-START_TEST(more_decode_workers_than_candidates)
+TEST(more_decode_workers_than_candidates)
 {
 	struct registry g;
 	struct worker_record *d[20];
@@ -444,9 +437,8 @@ START_TEST(more_decode_workers_than_candidates)
 	ck_assert_str_eq(choose(&g, 5, NULL, NULL), "p1 d19 d18 d17 d16 d15 d14 d13 d12");
 	registry_fini(&g);
 }
-END_TEST
 
-START_TEST(who_may_come_in)
+TEST(who_may_come_in)
 {
 	struct registry g;
 	char why[256] = "";
@@ -476,11 +468,10 @@ START_TEST(who_may_come_in)
 	ck_assert_ptr_null(registry_find(&g, "p1"));
 	registry_fini(&g);
 }
-END_TEST
 
 /* An endpoint goes to all other workers, in messages that are dropped whole when one in them is
  * too long. */
-START_TEST(an_endpoint_that_nobody_could_be_told)
+TEST(an_endpoint_that_nobody_could_be_told)
 {
 	struct registry g;
 	char why[256] = "", text[MSG_ENDPOINT_MAX + 2];
@@ -502,11 +493,10 @@ START_TEST(an_endpoint_that_nobody_could_be_told)
 	ck_assert_str_eq(d->endpoint, text);
 	registry_fini(&g);
 }
-END_TEST
 
 /* Workers that come under ever new names take no more room than their limit; who is up keeps its
  * record. */
-START_TEST(records_are_bounded)
+TEST(records_are_bounded)
 {
 	struct registry g;
 	char name[16];
@@ -522,32 +512,4 @@ START_TEST(records_are_bounded)
 	ck_assert_ptr_nonnull(registry_find(&g, "w101"));
 	ck_assert_uint_eq(g.n_up, 1);
 	registry_fini(&g);
-}
-END_TEST
-
-#define COUNT(a) (int)(sizeof(a) / sizeof *(a))
-
-int main(void)
-{
-	Suite *suite = suite_create("router_parts");
-	TCase *c = tcase_create("parts");
-	tcase_add_loop_test(c, request_heads, 0, COUNT(heads));
-	tcase_add_test(c, random_heads);
-	tcase_add_loop_test(c, chunk_sizes, 0, COUNT(sizes));
-	tcase_add_loop_test(c, stop_strings, 0, COUNT(scans));
-	tcase_add_test(c, stop_strings_against_plain_search);
-	tcase_add_test(c, stop_strings_passed_over);
-	tcase_add_loop_test(c, parameters, 0, COUNT(bodies));
-	tcase_add_test(c, parameters_and_their_defaults);
-	tcase_add_test(c, placement);
-	tcase_add_test(c, more_decode_workers_than_candidates);
-	tcase_add_test(c, who_may_come_in);
-	tcase_add_test(c, an_endpoint_that_nobody_could_be_told);
-	tcase_add_test(c, records_are_bounded);
-	suite_add_tcase(suite, c);
-	SRunner *sr = srunner_create(suite);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed ? 1 : 0;
 }

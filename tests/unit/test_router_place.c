@@ -6,7 +6,7 @@
 
 /* Whatever the policy and the state of the workers: a pair is alike, all are up, take new work and
  * are long enough; stuck, failed and broken ones come after the others. */
-START_TEST(constraints_under_each_policy)
+TEST_LOOP(constraints_under_each_policy, 0, POLICIES)
 {
 	static const char *const roles[] = {"prefill", "decode", "mixed"}, *const numerics[] = {"n1",
 	                                                                                        "n2"};
@@ -76,9 +76,8 @@ START_TEST(constraints_under_each_policy)
 	ck_assert_uint_gt(placed, 200);
 	ck_assert_uint_gt(pairs, 10);
 }
-END_TEST
 
-START_TEST(breaker_lets_one_try)
+TEST(breaker_lets_one_try)
 {
 	struct registry g;
 	struct placement p;
@@ -111,10 +110,9 @@ START_TEST(breaker_lets_one_try)
 	ck_assert_uint_ge(n, 6);
 	registry_fini(&g);
 }
-END_TEST
 
 /* Rather a decode worker alone than a pair whose prefill worker is stuck or keeps failing. */
-START_TEST(all_prefill_workers_are_ill)
+TEST(all_prefill_workers_are_ill)
 {
 	struct registry g;
 	struct place_wish wish = {.tokens = 8, .total_tokens = 9};
@@ -133,9 +131,8 @@ START_TEST(all_prefill_workers_are_ill)
 	ck_assert_str_eq(show(&g, &wish), "p1 d1"); /* nobody is well: as always */
 	registry_fini(&g);
 }
-END_TEST
 
-START_TEST(rather_alone)
+TEST(rather_alone)
 {
 	struct registry g;
 	struct place_wish wish = {.tokens = 8, .total_tokens = 9, .alone = 1};
@@ -150,7 +147,6 @@ START_TEST(rather_alone)
 	ck_assert_str_eq(show(&g, &wish), "m1");
 	registry_fini(&g);
 }
-END_TEST
 
 static const struct {
 	const char *prefill, *decode[3];
@@ -169,7 +165,7 @@ static const struct {
 	{"p1", {"other"}, "not found"}, /* not alike */
 };
 
-START_TEST(pinned)
+TEST_LOOP(pinned, 0, COUNT(pins))
 {
 	struct registry g;
 	struct place_pin pin = {0};
@@ -189,7 +185,6 @@ START_TEST(pinned)
 	ck_assert_str_eq(show(&g, &wish), want);
 	registry_fini(&g);
 }
-END_TEST
 
 /* --- several hosts ------------------------------------------------------- */
 
@@ -203,7 +198,7 @@ static const struct {
 };
 
 /* KV goes to another host only from a messager to a messager, and to a worker that can be asked. */
-START_TEST(pairs_of_several_hosts)
+TEST_LOOP(pairs_of_several_hosts, 0, COUNT(sites))
 {
 	struct registry g;
 	struct placement p;
@@ -229,7 +224,6 @@ START_TEST(pairs_of_several_hosts)
 	ck_assert_uint_eq(registry_peers(&g, p1, list), 0);
 	registry_fini(&g);
 }
-END_TEST
 
 static const struct {
 	uint64_t near_tokens, far_tokens; /* in flight there */
@@ -246,7 +240,7 @@ static const struct {
 };
 
 /* Of equals the one of the same host, also if it was chosen last; a busy one is not an equal. */
-START_TEST(workers_of_the_same_host_come_first)
+TEST_LOOP(workers_of_the_same_host_come_first, 0, COUNT(near))
 {
 	struct registry g;
 	struct place_wish wish = {.tokens = 64, .total_tokens = 70};
@@ -261,10 +255,9 @@ START_TEST(workers_of_the_same_host_come_first)
 	ck_assert_str_eq(show(&g, &wish), near[_i].want);
 	registry_fini(&g);
 }
-END_TEST
 
 /* Nothing is told to other workers that they could not use, or that is another worker's. */
-START_TEST(addresses_are_checked)
+TEST_LOOP(addresses_are_checked, 0, 8)
 {
 	static const struct {
 		const char *remote, *messager, *why;
@@ -295,11 +288,10 @@ START_TEST(addresses_are_checked)
 	ck_assert_str_eq(d1->messager, want ? "messager-a@tcp://a:7003" : rows[_i].messager);
 	registry_fini(&g);
 }
-END_TEST
 
 /* --- when to come again -------------------------------------------------- */
 
-START_TEST(retry_after)
+TEST(retry_after)
 {
 	struct registry g;
 	Pds__Heartbeat b = PDS__HEARTBEAT__INIT;
@@ -341,11 +333,10 @@ START_TEST(retry_after)
 	p->backlog_tokens = 0;
 	registry_fini(&g);
 }
-END_TEST
 
 /* --- what a sequence weighs ---------------------------------------------- */
 
-START_TEST(only_uncached_tokens_weigh)
+TEST(only_uncached_tokens_weigh)
 {
 	struct rig *r = rig_new();
 	struct prompt_of p;
@@ -378,11 +369,10 @@ START_TEST(only_uncached_tokens_weigh)
 	rig_free(r);
 	prefixes_fini(&p.prefixes);
 }
-END_TEST
 
 /* What is to be read first weighs like what it takes: where reading is as slow as computing, no
  * worker looks idle for it. */
-START_TEST(stored_tokens_weigh_what_reading_takes)
+TEST_LOOP(stored_tokens_weigh_what_reading_takes, 0, 3)
 {
 	static const struct {
 		uint32_t compute, memory, disk, want;
@@ -419,9 +409,8 @@ START_TEST(stored_tokens_weigh_what_reading_takes)
 	rig_free(r);
 	prefixes_fini(&p.prefixes);
 }
-END_TEST
 
-START_TEST(a_lone_worker_weighs_the_whole_sequence)
+TEST(a_lone_worker_weighs_the_whole_sequence)
 {
 	struct rig *r = rig_new();
 	struct worker_record *m = rig_up(r, "m1", "mixed", 7);
@@ -438,10 +427,9 @@ START_TEST(a_lone_worker_weighs_the_whole_sequence)
 	ck_assert_uint_eq(m->tokens_in_flight, 0);
 	rig_free(r);
 }
-END_TEST
 
 /* What clients do, and what a full or draining worker says, is no failure of the worker. */
-START_TEST(client_errors_trip_no_breaker)
+TEST(client_errors_trip_no_breaker)
 {
 	static const Pds__Fault innocent[] = {PDS__FAULT__FAULT_INVALID,    PDS__FAULT__FAULT_TOO_LARGE,
 	                                      PDS__FAULT__FAULT_OVERLOADED, PDS__FAULT__FAULT_DEADLINE,
@@ -473,10 +461,9 @@ START_TEST(client_errors_trip_no_breaker)
 	attempt_destroy(&r->s);
 	rig_free(r);
 }
-END_TEST
 
 /* A role that changes under running sequences leaves them as they are. */
-START_TEST(a_role_changes_under_way)
+TEST(a_role_changes_under_way)
 {
 	struct rig *r = rig_new();
 	struct worker_record *p = rig_up(r, "p1", "prefill", 11), *d = rig_up(r, "d1", "decode", 21);
@@ -496,28 +483,4 @@ START_TEST(a_role_changes_under_way)
 	ck_assert_int_eq(r->s->state, ATTEMPT_DONE);
 	ck_assert_str_eq(r->out, "10 11 12 length");
 	rig_free(r);
-}
-END_TEST
-
-static void add_tests(TCase *c)
-{
-	tcase_add_loop_test(c, constraints_under_each_policy, 0, POLICIES);
-	tcase_add_test(c, breaker_lets_one_try);
-	tcase_add_test(c, all_prefill_workers_are_ill);
-	tcase_add_test(c, rather_alone);
-	tcase_add_loop_test(c, pinned, 0, COUNT(pins));
-	tcase_add_loop_test(c, pairs_of_several_hosts, 0, COUNT(sites));
-	tcase_add_loop_test(c, workers_of_the_same_host_come_first, 0, COUNT(near));
-	tcase_add_loop_test(c, addresses_are_checked, 0, 8);
-	tcase_add_test(c, retry_after);
-	tcase_add_test(c, only_uncached_tokens_weigh);
-	tcase_add_loop_test(c, stored_tokens_weigh_what_reading_takes, 0, 3);
-	tcase_add_test(c, a_lone_worker_weighs_the_whole_sequence);
-	tcase_add_test(c, client_errors_trip_no_breaker);
-	tcase_add_test(c, a_role_changes_under_way);
-}
-
-int main(void)
-{
-	return place_run("router_place", add_tests);
 }

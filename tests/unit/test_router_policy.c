@@ -45,7 +45,7 @@ static const struct {
      "p2 d3 d1 d2"},
 };
 
-START_TEST(by_load)
+TEST_LOOP(by_load, 0, COUNT(loads))
 {
 	static const char *const pn[] = {"p1", "p2", "p3"}, *const dn[] = {"d1", "d2", "d3"};
 	struct registry g;
@@ -66,9 +66,8 @@ START_TEST(by_load)
 	ck_assert_str_eq(show(&g, &wish), loads[_i].want);
 	registry_fini(&g);
 }
-END_TEST
 
-START_TEST(round_robin_is_even)
+TEST(round_robin_is_even)
 {
 	struct registry g;
 	struct place_wish wish = {.tokens = 8, .total_tokens = 9};
@@ -86,10 +85,9 @@ START_TEST(round_robin_is_even)
 	ck_assert(n[0] == 10 && n[1] == 10 && n[2] == 10);
 	registry_fini(&g);
 }
-END_TEST
 
 /* Equal seeds, equal choices; all workers have their turn; of two drawn the less loaded one. */
-START_TEST(drawn)
+TEST_LOOP(drawn, 0, 2)
 {
 	static const unsigned which[] = {POLICY_RANDOM, POLICY_POWER_OF_TWO};
 	struct place_wish wish = {.tokens = 8, .total_tokens = 9};
@@ -123,9 +121,8 @@ START_TEST(drawn)
 		              "%u %u %u %u", n[0], n[1], n[2], n[3]);
 	}
 }
-END_TEST
 
-START_TEST(one_worker_serves_under_each_policy)
+TEST_LOOP(one_worker_serves_under_each_policy, 0, 2)
 {
 	struct registry g;
 	struct place_wish wish = {.tokens = 8, .total_tokens = 9, .session = (uint64_t)_i};
@@ -140,7 +137,6 @@ START_TEST(one_worker_serves_under_each_policy)
 		registry_fini(&g);
 	}
 }
-END_TEST
 
 /* --- sessions ------------------------------------------------------------ */
 
@@ -152,7 +148,7 @@ static struct worker_record *session_goes_to(struct registry *g, uint64_t sessio
 	return p.first;
 }
 
-START_TEST(sessions_stay)
+TEST(sessions_stay)
 {
 	enum { N = 2000 };
 	static struct worker_record *had[N];
@@ -195,9 +191,8 @@ START_TEST(sessions_stay)
 		ck_assert_ptr_ne(session_goes_to(&g, policy_key((const char *)&s, sizeof s)), gone);
 	registry_fini(&g);
 }
-END_TEST
 
-START_TEST(sessions_give_way)
+TEST(sessions_give_way)
 {
 	struct registry g;
 	registry_init(&g, 1000000);
@@ -223,20 +218,4 @@ START_TEST(sessions_give_way)
 		m[i]->beat.draining = m[i] != w;
 	ck_assert_ptr_eq(session_goes_to(&g, 5), w); /* nobody else is there */
 	registry_fini(&g);
-}
-END_TEST
-
-static void add_tests(TCase *c)
-{
-	tcase_add_loop_test(c, by_load, 0, COUNT(loads));
-	tcase_add_test(c, round_robin_is_even);
-	tcase_add_loop_test(c, drawn, 0, 2);
-	tcase_add_loop_test(c, one_worker_serves_under_each_policy, 0, 2);
-	tcase_add_test(c, sessions_stay);
-	tcase_add_test(c, sessions_give_way);
-}
-
-int main(void)
-{
-	return place_run("router_policy", add_tests);
 }

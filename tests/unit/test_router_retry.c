@@ -198,9 +198,11 @@ static void goes_on(struct fleet *f, const char *story)
 
 /* --- tests --------------------------------------------------------------- */
 
+TEST_CASE("retry", .timeout_s = 120);
+
 /* Every three of them in every order, with the same one twice or thrice: both orders of every
  * pair, from every state that one event leads to. */
-START_TEST(every_order_of_three)
+TEST_LOOP(every_order_of_three, 0, EVENTS)
 {
 	for (unsigned b = 0; b < EVENTS; b++)
 		for (unsigned c = 0; c < EVENTS; c++) {
@@ -213,11 +215,10 @@ START_TEST(every_order_of_three)
 			goes_on(&f, story);
 		}
 }
-END_TEST
 
 /* All links restart in one moment, in every order, before the first token, after it, and
  * midway. */
-START_TEST(all_links_anew)
+TEST_LOOP(all_links_anew, 0, 3)
 {
 	void (*const begun[])(struct fleet *) = {tick, p1_first, d1_tokens};
 	unsigned order[5], n = 0;
@@ -240,11 +241,10 @@ START_TEST(all_links_anew)
 	}
 	ck_assert_uint_eq(n, 120);
 }
-END_TEST
 
 /* Workers that are restarted in turn while a long answer comes, more of them than max_attempts:
  * that is no loss. */
-START_TEST(restarted_in_turn)
+TEST(restarted_in_turn)
 {
 	struct fleet f = fleet_new();
 	for (uint32_t i = 0; i < 5; i++) {
@@ -257,10 +257,9 @@ START_TEST(restarted_in_turn)
 	}
 	goes_on(&f, "restarted in turn");
 }
-END_TEST
 
 /* However often the links are lost without any progress in between: nobody has failed. */
-START_TEST(links_anew_again_and_again)
+TEST(links_anew_again_and_again)
 {
 	struct fleet f = fleet_new();
 	for (uint32_t i = 1; i < 3 * ATTEMPTS_TIMES - 1; i++) {
@@ -279,11 +278,10 @@ START_TEST(links_anew_again_and_again)
 	}
 	goes_on(&f, "again and again");
 }
-END_TEST
 
 /* The decode worker's link restarts while the prompt is computed: what it had reserved is given
  * up there, its first tokens may be lost, and whoever tells of it first, no attempt is lost. */
-START_TEST(anew_before_it_is_named)
+TEST_LOOP(anew_before_it_is_named, 0, 4)
 {
 	struct fleet f = fleet_new();
 	struct attempt *s = f.r->s;
@@ -306,10 +304,9 @@ START_TEST(anew_before_it_is_named)
 	ck_assert_uint_eq(s->past.lost, 0);
 	goes_on(&f, "anew before it is named");
 }
-END_TEST
 
 /* The link of a candidate that has nothing to do with the sequence says nothing of it. */
-START_TEST(another_one_anew)
+TEST(another_one_anew)
 {
 	struct fleet f = fleet_new();
 	struct attempt *s = f.r->s;
@@ -321,11 +318,10 @@ START_TEST(another_one_anew)
 	later(&f, 200000);
 	goes_on(&f, "another one anew");
 }
-END_TEST
 
 /* Losses before an attempt that came forward are no more in a row with what comes after it,
  * however that attempt ended. */
-START_TEST(cut_after_progress)
+TEST_LOOP(cut_after_progress, 0, 2)
 {
 	struct fleet f = fleet_new();
 	struct attempt *s = f.r->s;
@@ -338,11 +334,10 @@ START_TEST(cut_after_progress)
 	ck_assert_uint_eq(s->number, 3);
 	goes_on(&f, "cut after progress");
 }
-END_TEST
 
 /* A sequence whose every attempt brings a first token and then takes its decode worker down:
  * that is no progress. */
-START_TEST(one_that_kills)
+TEST(one_that_kills)
 {
 	struct fleet f = fleet_new();
 	struct attempt *s = f.r->s;
@@ -360,10 +355,9 @@ START_TEST(one_that_kills)
 	ck_assert_str_eq(f.r->out, "10 11 12 ");
 	rig_free(f.r);
 }
-END_TEST
 
 /* Nor does one have all workers that brings some tokens each time. */
-START_TEST(attempts_are_bounded)
+TEST_LOOP(attempts_are_bounded, 0, 2)
 {
 	struct fleet f = fleet_new();
 	struct attempt *s = f.r->s;
@@ -387,11 +381,10 @@ START_TEST(attempts_are_bounded)
 	ck_assert_int_eq(s->end.status, 503);
 	rig_free(f.r);
 }
-END_TEST
 
 /* A worker that says when it has room is not asked before that, within retry_wait_ms; one that
  * has none in time for the request ends it. */
-START_TEST(room_at_a_time)
+TEST_LOOP(room_at_a_time, 0, 6)
 {
 	static const struct {
 		uint64_t hint_us, waits_us; /* 0: fails at once */
@@ -424,10 +417,9 @@ START_TEST(room_at_a_time)
 	ck_assert_uint_eq(s->end.retry_after_us, 0);
 	goes_on(&f, "room");
 }
-END_TEST
 
 /* retry_wait_ms 0: nobody is waited for, but a pause is made. */
-START_TEST(no_wait_for_workers)
+TEST_LOOP(no_wait_for_workers, 0, 2)
 {
 	struct fleet f = fleet_new();
 	struct attempt *s = f.r->s;
@@ -450,30 +442,9 @@ START_TEST(no_wait_for_workers)
 	ck_assert_int_eq(s->end.status, 503);
 	rig_free(f.r);
 }
-END_TEST
 
-int main(void)
+TEST_START(quiet)
 {
-	Suite *suite = suite_create("router_retry");
-	TCase *c = tcase_create("retry");
 	log_init("test", NULL);
 	log_set_level("error");
-	tcase_set_timeout(c, 120);
-	tcase_add_loop_test(c, every_order_of_three, 0, EVENTS);
-	tcase_add_loop_test(c, all_links_anew, 0, 3);
-	tcase_add_test(c, restarted_in_turn);
-	tcase_add_test(c, one_that_kills);
-	tcase_add_loop_test(c, attempts_are_bounded, 0, 2);
-	tcase_add_loop_test(c, anew_before_it_is_named, 0, 4);
-	tcase_add_test(c, another_one_anew);
-	tcase_add_test(c, links_anew_again_and_again);
-	tcase_add_loop_test(c, cut_after_progress, 0, 2);
-	tcase_add_loop_test(c, room_at_a_time, 0, 6);
-	tcase_add_loop_test(c, no_wait_for_workers, 0, 2);
-	suite_add_tcase(suite, c);
-	SRunner *sr = srunner_create(suite);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed ? 1 : 0;
 }

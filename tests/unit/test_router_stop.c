@@ -56,7 +56,9 @@ static const struct {
      .sequences = 4, .stream = 1},
 };
 
-START_TEST(stopped)
+TEST_CASE("stop", .timeout_s = 60);
+
+TEST_LOOP(stopped, 0, sizeof states / sizeof *states)
 {
 	struct world *w = world_new(NULL, 1u << 20);
 	struct gate g;
@@ -108,7 +110,6 @@ START_TEST(stopped)
 	free(big);
 	world_free(w);
 }
-END_TEST
 
 static atomic_int passed;
 
@@ -127,7 +128,7 @@ static void *open_gate(void *arg)
 }
 
 /* The only thread is busy: the end of the router does not wait for what it would do next. */
-START_TEST(stopped_behind_a_queue)
+TEST(stopped_behind_a_queue)
 {
 	enum { N = 20 };
 	struct world *w = world_new(NULL, 1u << 20);
@@ -162,11 +163,10 @@ START_TEST(stopped_behind_a_queue)
 	free(big);
 	world_free(w); /* frees the calls */
 }
-END_TEST
 
 /* What comes on connections that are open is told to come again; who asks how it stands is told
  * that. */
-START_TEST(new_requests_while_draining)
+TEST(new_requests_while_draining)
 {
 	static const struct {
 		const char *head, *body, *status, *part;
@@ -204,23 +204,10 @@ START_TEST(new_requests_while_draining)
 		turn(w);
 	world_free(w);
 }
-END_TEST
 
-int main(void)
+TEST_START(quiet)
 {
-	Suite *suite = suite_create("router_stop");
-	TCase *c = tcase_create("stop");
 	log_init("test", NULL);
 	log_set_level("error");
 	signal(SIGPIPE, SIG_IGN); /* as the daemon skeleton does */
-	tcase_set_timeout(c, 60);
-	tcase_add_loop_test(c, stopped, 0, (int)(sizeof states / sizeof *states));
-	tcase_add_test(c, stopped_behind_a_queue);
-	tcase_add_test(c, new_requests_while_draining);
-	suite_add_tcase(suite, c);
-	SRunner *sr = srunner_create(suite);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed ? 1 : 0;
 }

@@ -4,11 +4,10 @@
 #include "router_client.h"
 #include "skip.h"
 #include "tempdir.h"
+#include "real_model.h"
 
 #include <signal.h>
 #include <sys/stat.h>
-
-static struct model *model;
 
 /* --- folders ------------------------------------------------------------- */
 
@@ -98,7 +97,9 @@ static char *double_quoted(const char *text)
 	return s;
 }
 
-START_TEST(of_a_folder)
+TEST_CASE("template", .timeout_s = 60);
+
+TEST_LOOP(of_a_folder, 0, sizeof folders / sizeof *folders)
 {
 	const struct folder_case *f = &folders[_i];
 	char folder[TEST_FOLDER_BYTES];
@@ -121,11 +122,10 @@ START_TEST(of_a_folder)
 	ck_assert_ptr_eq(chat_set_choose(&s, 0), s.plain);
 	chat_set_fini(&s);
 }
-END_TEST
 
 /* A wrong template of the model's own is an error with the remedy, and none once another is
  * used. */
-START_TEST(override)
+TEST(override)
 {
 	char folder[TEST_FOLDER_BYTES];
 	struct model *m = NULL;
@@ -151,9 +151,8 @@ START_TEST(override)
 	free(bad);
 	free(none);
 }
-END_TEST
 
-START_TEST(name_of_the_file)
+TEST(name_of_the_file)
 {
 	static const char *const names[][2] = {
 		{"/models/SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct.Q4_1"},
@@ -172,7 +171,6 @@ START_TEST(name_of_the_file)
 		ck_assert_str_eq(name, names[i][1]);
 	}
 }
-END_TEST
 
 /* --- requests ------------------------------------------------------------ */
 
@@ -246,7 +244,7 @@ static void check_request(struct world *w, const char *path, const char *inside,
 	free(out);
 }
 
-START_TEST(what_requests_say)
+TEST_LOOP(what_requests_say, 0, sizeof requests / sizeof *requests)
 {
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
@@ -260,9 +258,8 @@ START_TEST(what_requests_say)
 	chat_set_fini(&w->model.text.chats);
 	world_free(w);
 }
-END_TEST
 
-START_TEST(parts_and_continuing)
+TEST(parts_and_continuing)
 {
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
@@ -285,9 +282,8 @@ START_TEST(parts_and_continuing)
 	check_request(w, "/v1/chat/completions", USER, 400, "has no chat template");
 	world_free(w);
 }
-END_TEST
 
-START_TEST(of_the_model)
+TEST(of_the_model)
 {
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
@@ -299,34 +295,10 @@ START_TEST(of_the_model)
 	                 "<|im_end|>");
 	ck_assert(model->text.chats.plain != NULL && !model->text.chats.tools);
 }
-END_TEST
 
-int main(void)
+TEST_START(quiet)
 {
-	Suite *suite = suite_create("router_template");
-	TCase *c = tcase_create("template");
-	struct err err = {0};
-	const char *path = getenv("PD_MODEL");
 	log_init("test", NULL);
 	log_set_level("error");
-	/* without one the tests that need text are skipped */
-	if (path && *path && served_model_open(path, "", &model, &err) < 0) {
-		printf("%s\n", err.text);
-		return 1;
-	}
-	tcase_set_timeout(c, 60);
 	signal(SIGPIPE, SIG_IGN); /* as the daemon skeleton does */
-	tcase_add_loop_test(c, of_a_folder, 0, (int)(sizeof folders / sizeof *folders));
-	tcase_add_test(c, override);
-	tcase_add_test(c, name_of_the_file);
-	tcase_add_test(c, of_the_model);
-	tcase_add_loop_test(c, what_requests_say, 0, (int)(sizeof requests / sizeof *requests));
-	tcase_add_test(c, parts_and_continuing);
-	suite_add_tcase(suite, c);
-	SRunner *sr = srunner_create(suite);
-	srunner_run_all(sr, CK_ENV);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	served_model_close(&model);
-	return failed ? 1 : 0;
 }

@@ -198,7 +198,9 @@ static const struct {
 	{"mistral", "none", "[TOOL_CALLS]f[ARGS]" ARGS_F, TOOLS, "||<0 f " ARGS_F ">|tool_calls"},
 };
 
-START_TEST(calls_whole_and_streamed)
+TEST_CASE("tools", .timeout_s = 60);
+
+TEST_LOOP(calls_whole_and_streamed, 0, sizeof answers / sizeof *answers)
 {
 	struct told told[2];
 	char *line[2];
@@ -233,11 +235,10 @@ START_TEST(calls_whole_and_streamed)
 		told_fini(&told[i]);
 	}
 }
-END_TEST
 
 /* Each choice has its calls, with ids of their own; usage and log-probabilities count every
  * token, also those that no text shows. */
-START_TEST(several_choices_with_logprobs)
+TEST(several_choices_with_logprobs)
 {
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
@@ -268,7 +269,6 @@ START_TEST(several_choices_with_logprobs)
 	}
 	world_free(w);
 }
-END_TEST
 
 /* What the answer says of its tokens: its usage, and how many log-probabilities it has. */
 static char *account_of(const char *out)
@@ -281,7 +281,7 @@ static char *account_of(const char *out)
 
 /* Tokens that come together, because drafts were right, count as if each had come alone: those
  * after the only call are not the answer's, and thoughts end at a token, not at a message. */
-START_TEST(tokens_that_come_together)
+TEST_LOOP(tokens_that_come_together, 0, 2)
 {
 	static const struct {
 		const char *path, *says, *body;
@@ -310,11 +310,10 @@ START_TEST(tokens_that_come_together)
 	free(alone);
 	world_free(w);
 }
-END_TEST
 
 /* A marker that is a special token is seen although special tokens are left out of texts; where
  * nobody looks for it, it is left out. */
-START_TEST(special_tokens_that_are_markers)
+TEST(special_tokens_that_are_markers)
 {
 	struct told t;
 	if (!model)
@@ -342,11 +341,10 @@ START_TEST(special_tokens_that_are_markers)
 	free(out);
 	world_free(w);
 }
-END_TEST
 
 /* The marker that ends an answer with a call ends it at the worker, also where the model's file
  * does not list it. */
-START_TEST(a_call_ends_the_answer)
+TEST(a_call_ends_the_answer)
 {
 	static const struct {
 		const char *more;
@@ -376,10 +374,9 @@ START_TEST(a_call_ends_the_answer)
 	ck_assert_uint_eq(w->n_stop_ids, 0);
 	world_free(w);
 }
-END_TEST
 
 /* That marker is no text: a call that it ends without a body has an empty object all the same. */
-START_TEST(a_silent_end_of_a_call)
+TEST(a_silent_end_of_a_call)
 {
 	struct told t;
 	if (!model)
@@ -397,10 +394,9 @@ START_TEST(a_silent_end_of_a_call)
 	free(out);
 	world_free(w);
 }
-END_TEST
 
 /* While a marker may be coming nothing is told; a chunk that would say nothing is not sent. */
-START_TEST(no_empty_chunks)
+TEST(no_empty_chunks)
 {
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
@@ -414,7 +410,6 @@ START_TEST(no_empty_chunks)
 	free(out);
 	world_free(w);
 }
-END_TEST
 
 /* --- requests ------------------------------------------------------------ */
 
@@ -497,7 +492,7 @@ static const struct {
      "use tool_calls"},
 };
 
-START_TEST(requests_are_checked)
+TEST_LOOP(requests_are_checked, 0, sizeof requests / sizeof *requests)
 {
 	char want[64];
 	if (!model)
@@ -514,7 +509,6 @@ START_TEST(requests_are_checked)
 	free(body);
 	world_free(w);
 }
-END_TEST
 
 #define WITHIN(text)                                             \
 	",\"messages\":[{\"role\":\"assistant\",\"content\":\"" text \
@@ -605,24 +599,22 @@ static void form_is(const struct asked *a, int opens_by_token)
 	world_free(w);
 }
 
-START_TEST(forms_are_told)
+TEST_LOOP(forms_are_told, 0, sizeof forms / sizeof *forms)
 {
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
 	form_is(&forms[_i], 0);
 }
-END_TEST
 
-START_TEST(forms_behind_a_token)
+TEST_LOOP(forms_behind_a_token, 0, sizeof token_forms / sizeof *token_forms)
 {
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
 	form_is(&token_forms[_i], 1);
 }
-END_TEST
 
 /* A format that cannot be bound says so, by name. */
-START_TEST(unbound_format)
+TEST(unbound_format)
 {
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
@@ -633,9 +625,8 @@ START_TEST(unbound_format)
 	free(out);
 	world_free(w);
 }
-END_TEST
 
-START_TEST(too_much)
+TEST(too_much)
 {
 	struct buf b;
 	if (!model)
@@ -667,10 +658,9 @@ START_TEST(too_much)
 	}
 	world_free(w);
 }
-END_TEST
 
 /* A model of which nobody knows how it calls says so. */
-START_TEST(unknown_format)
+TEST(unknown_format)
 {
 	if (!model)
 		SKIP(SKIP_NO_MODEL);
@@ -684,10 +674,9 @@ START_TEST(unknown_format)
 	ck_assert_int_lt(model_set_parsers(&w->model, "auto", "nope", &err), 0);
 	world_free(w);
 }
-END_TEST
 
 /* Whether thoughts begin with one token, special or not, is seen in the vocabulary. */
-START_TEST(thoughts_open_by_a_token)
+TEST(thoughts_open_by_a_token)
 {
 	static const char vocabulary[] =
 		"{\"added_tokens\":[{\"id\":2,\"content\":\"<think>\",\"special\":false},{\"id\":3,"
@@ -715,43 +704,10 @@ START_TEST(thoughts_open_by_a_token)
 	}
 	tokenizer_destroy(&t);
 }
-END_TEST
 
-int main(void)
+TEST_START(quiet)
 {
-	Suite *suite = suite_create("router_tools");
-	TCase *c = tcase_create("tools");
-	struct err err = {0};
-	const char *path = getenv("PD_MODEL");
 	log_init("test", NULL);
 	log_set_level("error");
-	/* without one the tests that need text are skipped */
-	if (path && *path && served_model_open(path, "", &model, &err) < 0) {
-		printf("%s\n", err.text);
-		return 1;
-	}
-	tcase_set_timeout(c, 60);
 	signal(SIGPIPE, SIG_IGN); /* as the daemon skeleton does */
-	tcase_add_loop_test(c, calls_whole_and_streamed, 0, (int)(sizeof answers / sizeof *answers));
-	tcase_add_test(c, several_choices_with_logprobs);
-	tcase_add_loop_test(c, tokens_that_come_together, 0, 2);
-	tcase_add_test(c, special_tokens_that_are_markers);
-	tcase_add_test(c, a_call_ends_the_answer);
-	tcase_add_test(c, a_silent_end_of_a_call);
-	tcase_add_test(c, no_empty_chunks);
-	tcase_add_loop_test(c, requests_are_checked, 0, (int)(sizeof requests / sizeof *requests));
-	tcase_add_loop_test(c, forms_are_told, 0, (int)(sizeof forms / sizeof *forms));
-	tcase_add_loop_test(c, forms_behind_a_token, 0,
-	                    (int)(sizeof token_forms / sizeof *token_forms));
-	tcase_add_test(c, unbound_format);
-	tcase_add_test(c, too_much);
-	tcase_add_test(c, unknown_format);
-	tcase_add_test(c, thoughts_open_by_a_token);
-	suite_add_tcase(suite, c);
-	SRunner *sr = srunner_create(suite);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	served_model_close(&model);
-	return failed ? 1 : 0;
 }

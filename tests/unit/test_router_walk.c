@@ -614,7 +614,9 @@ static void settle(struct walk *w)
 		check_index(w, &w->a[i]);
 }
 
-START_TEST(random_walks)
+TEST_CASE("walk", .timeout_s = 120);
+
+TEST_LOOP(random_walks, 0, 4)
 {
 	static const char *const names[] = {"p1", "p2", "d1", "d2", "d3", "m1"};
 	static const int roles[] = {ROLE_PREFILL, ROLE_PREFILL, ROLE_DECODE,
@@ -680,20 +682,9 @@ START_TEST(random_walks)
 	ck_assert_uint_gt(switches, 80);
 	ck_assert_uint_gt(opened, 30);
 }
-END_TEST
 
-int main(void)
+TEST_START(quiet)
 {
-	Suite *suite = suite_create("router_walk");
-	TCase *c = tcase_create("walk");
 	log_init("test", NULL);
 	log_set_level("error");
-	tcase_set_timeout(c, 120);
-	tcase_add_loop_test(c, random_walks, 0, 4);
-	suite_add_tcase(suite, c);
-	SRunner *sr = srunner_create(suite);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed ? 1 : 0;
 }

@@ -182,7 +182,9 @@ static void serve(const char *which)
 
 /* --- links to a host's name ------------------------------------------------ */
 
-START_TEST(a_name_that_moves)
+TEST_CASE("routers", .timeout_s = 60, .setup = setup, .teardown = teardown);
+
+TEST(a_name_that_moves)
 {
 	add_by_name(0);
 	until_links("0+");
@@ -195,9 +197,8 @@ START_TEST(a_name_that_moves)
 		until_links("0+");
 	}
 }
-END_TEST
 
-START_TEST(a_name_that_appears)
+TEST(a_name_that_appears)
 {
 	dns_clear(&dns);
 	add_by_name(0);
@@ -207,10 +208,9 @@ START_TEST(a_name_that_appears)
 	dns_add(&dns, hosts[0], T_A, "127.0.0.10", 0);
 	until_links("0+");
 }
-END_TEST
 
 /* Nobody listens at the other address. */
-START_TEST(several_addresses_are_tried)
+TEST(several_addresses_are_tried)
 {
 	dns_clear(&dns);
 	dns_add(&dns, hosts[0], T_A, "127.0.0.30", 0);
@@ -218,10 +218,9 @@ START_TEST(several_addresses_are_tried)
 	add_by_name(0);
 	until_links("0+");
 }
-END_TEST
 
 /* Whatever DNS does, a link that is up stays up, and one that is down comes back where it was. */
-START_TEST(dns_fails_and_links_stay)
+TEST_LOOP(dns_fails_and_links_stay, DNS_SILENT, DNS_SERVFAIL + 1)
 {
 	add_by_name(0);
 	until_links("0+");
@@ -232,9 +231,8 @@ START_TEST(dns_fails_and_links_stay)
 	router_start(0, "127.0.0.10");
 	until_links("0+");
 }
-END_TEST
 
-START_TEST(ipv6)
+TEST(ipv6)
 {
 	struct sockaddr_in6 a = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT};
 	int s = socket(AF_INET6, SOCK_STREAM, 0);
@@ -258,11 +256,10 @@ START_TEST(ipv6)
 	add(entry);
 	until_links("0+ 1+");
 }
-END_TEST
 
 /* --- routers of a service -------------------------------------------------- */
 
-START_TEST(routers_come_and_go)
+TEST(routers_come_and_go)
 {
 	add("srv://_pd._tcp.r.test");
 	serve("");
@@ -287,11 +284,10 @@ START_TEST(routers_come_and_go)
 	router_start(0, "127.0.0.10");
 	until_links("0+ 2+");
 }
-END_TEST
 
 /* A failure of DNS ends nothing: not what is up, not what is down. That there is no such name
  * (NXDOMAIN) is an answer. */
-START_TEST(dns_fails_and_routers_stay)
+TEST_LOOP(dns_fails_and_routers_stay, DNS_SILENT, DNS_SERVFAIL + 1)
 {
 	serve("01");
 	add("srv://_pd._tcp.r.test");
@@ -304,10 +300,9 @@ START_TEST(dns_fails_and_routers_stay)
 	serve("");
 	until_links("0+");
 }
-END_TEST
 
 /* DNS says where a router is, not who is one. */
-START_TEST(only_keys_of_routers)
+TEST(only_keys_of_routers)
 {
 	struct err err = {0};
 	char path[200];
@@ -330,10 +325,9 @@ START_TEST(only_keys_of_routers)
 	copy_key(folders[2], "router-2", folder); /* a key that is added counts */
 	until_links("0+ 1- 2+");
 }
-END_TEST
 
 /* The same router at another port. */
-START_TEST(a_router_gets_another_port)
+TEST(a_router_gets_another_port)
 {
 	serve("0");
 	add("srv://_pd._tcp.r.test");
@@ -345,9 +339,8 @@ START_TEST(a_router_gets_another_port)
 	serve("0");
 	until_links("0+");
 }
-END_TEST
 
-START_TEST(one_link_to_a_router)
+TEST(one_link_to_a_router)
 {
 	serve("01");
 	add_by_name(0);
@@ -365,9 +358,8 @@ START_TEST(one_link_to_a_router)
 	until_links("0- 1+");
 	stays("0- 1+");
 }
-END_TEST
 
-START_TEST(bad_entries)
+TEST(bad_entries)
 {
 	static const char *const bad[] = {"srv://", "srv://_pd._tcp.r.test:7000", "srv://a@b",
 	                                  "dns://r.test:7000", "nobody@tcp://r.test:7000"};
@@ -377,30 +369,4 @@ START_TEST(bad_entries)
 		ck_assert_ptr_nonnull(strstr(err.text, bad[i]));
 	}
 	ck_assert_str_eq(links(), "");
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("routers");
-	TCase *c = tcase_create("routers");
-	tcase_add_checked_fixture(c, setup, teardown);
-	tcase_set_timeout(c, 60);
-	tcase_add_test(c, a_name_that_moves);
-	tcase_add_test(c, a_name_that_appears);
-	tcase_add_test(c, several_addresses_are_tried);
-	tcase_add_loop_test(c, dns_fails_and_links_stay, DNS_SILENT, DNS_SERVFAIL + 1);
-	tcase_add_test(c, ipv6);
-	tcase_add_test(c, routers_come_and_go);
-	tcase_add_loop_test(c, dns_fails_and_routers_stay, DNS_SILENT, DNS_SERVFAIL + 1);
-	tcase_add_test(c, only_keys_of_routers);
-	tcase_add_test(c, a_router_gets_another_port);
-	tcase_add_test(c, one_link_to_a_router);
-	tcase_add_test(c, bad_entries);
-	suite_add_tcase(s, c);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_NORMAL);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

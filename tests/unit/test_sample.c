@@ -87,9 +87,11 @@ static double chi_limit(uint32_t df)
 	return df * q * q * q;
 }
 
+TEST_CASE("sample", .timeout_s = 120);
+
 /* Nothing outside the cuts is ever drawn; the frequencies inside fit at level 1e-6 (seeds are
  * fixed, so this cannot flicker). */
-START_TEST(frequencies)
+TEST_LOOP(frequencies, 0, sizeof draws / sizeof *draws)
 {
 	enum { N = 100000 };
 	struct sample_params p = draws[_i].p;
@@ -131,11 +133,10 @@ START_TEST(frequencies)
 	ck_assert_msg(chi <= limit, "case %d: %g > %g", _i, chi, limit);
 	draw_rig_free(&s);
 }
-END_TEST
 
 /* Equal logits: the draw is floor(u * vocabulary), u from the published answers of Philox4x32-10
  * for key 0, counter 0. */
-START_TEST(philox_known_answer)
+TEST(philox_known_answer)
 {
 	enum { N = 65536 };
 	float *l = mem_array(N, sizeof *l);
@@ -147,11 +148,10 @@ START_TEST(philox_known_answer)
 	draw_rig_free(&s);
 	free(l);
 }
-END_TEST
 
 /* A function of (seed, index) alone: another sampler, another order, the same ids; other seeds
  * give other ids. */
-START_TEST(reproducible)
+TEST(reproducible)
 {
 	float l[VOCAB];
 	struct kern_drawn a, b;
@@ -175,7 +175,6 @@ START_TEST(reproducible)
 	draw_rig_free(&s);
 	draw_rig_free(&t);
 }
-END_TEST
 
 static const struct {
 	const char *name;
@@ -200,7 +199,7 @@ static const struct {
 	{"huge logits", {1e30f, 3e38f, 1e38f, -3e38f, 0, 0}, 1, 1},
 };
 
-START_TEST(edge_logits)
+TEST_LOOP(edge_logits, 0, sizeof edges / sizeof *edges)
 {
 	struct draw_rig *s = draw_rig_new(6);
 	struct kern_drawn r;
@@ -212,11 +211,10 @@ START_TEST(edge_logits)
 	}
 	draw_rig_free(&s);
 }
-END_TEST
 
 /* Logprobs are of the unscaled distribution, whatever the draw does; ranks and alternatives are
  * those of a full sort. */
-START_TEST(logprobs)
+TEST(logprobs)
 {
 	enum { N = 4999 };
 	static float l[N];
@@ -256,13 +254,12 @@ START_TEST(logprobs)
 	}
 	draw_rig_free(&s);
 }
-END_TEST
 
 /* --- what is not finite -------------------------------------------------- */
 
 /* Wherever it stands, with or without an edited copy, allowed or not, greedy or drawn, scored or
  * not. Minus infinity is a logit like others. */
-START_TEST(not_finite_is_told)
+TEST_LOOP(not_finite_is_told, 0, 5)
 {
 	static const uint32_t vocabs[] = {1, 7, 64, 65, VOCAB};
 	static const float bad[] = {NAN, -NAN, INFINITY, -INFINITY};
@@ -308,12 +305,11 @@ START_TEST(not_finite_is_told)
 	free(l);
 	free(mask);
 }
-END_TEST
 
 /* FNV-1a of what comes of 4,000 draws with every cut: ids and the bits of the log-probabilities. It
  * is the same on every machine, whatever its libm and the compiler's -march. A change of it is a
  * change of what requests with a seed draw: raise the numerics id. */
-START_TEST(same_bits_everywhere)
+TEST(same_bits_everywhere)
 {
 	enum { N = 1000, TOP = KERN_TOP_MAX };
 	static float l[N];
@@ -347,10 +343,9 @@ START_TEST(same_bits_everywhere)
 	draw_rig_free(&s);
 	ck_assert_msg(h == UINT64_C(0x7ddb5647dcef668b), "%016llx", (unsigned long long)h);
 }
-END_TEST
 
 /* Vocabularies around the sizes of blocks and lanes, down to one. */
-START_TEST(odd_vocabularies)
+TEST(odd_vocabularies)
 {
 	static const uint32_t sizes[] = {1, 2, 7, 8, 63, 64, 65, 127, 128, 129, 1000};
 	float l[1000];
@@ -375,11 +370,10 @@ START_TEST(odd_vocabularies)
 		}
 	}
 }
-END_TEST
 
 /* Only allowed ids are drawn, and those as if the others were not there; log-probabilities stay
  * those of all. */
-START_TEST(allowed_ids)
+TEST(allowed_ids)
 {
 	enum { N = 20000 };
 	float l[VOCAB], few[VOCAB];
@@ -417,10 +411,9 @@ START_TEST(allowed_ids)
 	ck_assert_uint_eq(r.id, raw.id);
 	draw_rig_free(&s);
 }
-END_TEST
 
 /* The lowest allowed id if none of them has a finite logit, id 0 if nothing is allowed. */
-START_TEST(nothing_allowed)
+TEST(nothing_allowed)
 {
 	float l[130];
 	uint64_t allowed[3] = {0};
@@ -441,28 +434,4 @@ START_TEST(nothing_allowed)
 		ck_assert_uint_eq(r.id, 127);
 	}
 	draw_rig_free(&s);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("sample");
-	TCase *t = tcase_create("sample");
-	tcase_set_timeout(t, 120);
-	tcase_add_loop_test(t, not_finite_is_told, 0, 5);
-	tcase_add_loop_test(t, frequencies, 0, (int)(sizeof draws / sizeof *draws));
-	tcase_add_test(t, philox_known_answer);
-	tcase_add_test(t, reproducible);
-	tcase_add_loop_test(t, edge_logits, 0, (int)(sizeof edges / sizeof *edges));
-	tcase_add_test(t, logprobs);
-	tcase_add_test(t, same_bits_everywhere);
-	tcase_add_test(t, odd_vocabularies);
-	tcase_add_test(t, allowed_ids);
-	tcase_add_test(t, nothing_allowed);
-	suite_add_tcase(s, t);
-	SRunner *sr = srunner_create(s);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed != 0;
 }

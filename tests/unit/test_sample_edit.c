@@ -133,9 +133,11 @@ static void compare(const struct want *w, const uint32_t *got, double n)
 	              "%s: chi-square %g with %u degrees of freedom", w->name, chi, df ? df - 1 : 0);
 }
 
+TEST_CASE("sample_edit", .timeout_s = 120);
+
 /* Level 1e-6 a case; the seeds are fixed, so none can flicker. Log-probabilities are those of
  * the logits as they came, in each of them. */
-START_TEST(exact_probabilities)
+TEST(exact_probabilities)
 {
 	enum { N = 8000 };
 	struct want w;
@@ -165,13 +167,12 @@ START_TEST(exact_probabilities)
 	draw_rig_free(&s);
 	fclose(f);
 }
-END_TEST
 
 /* --- the same wherever it runs ------------------------------------------- */
 
 /* One that saw each token come, one that is made anew for each draw, as after a hand-over or on
  * another worker: the same ids. */
-START_TEST(counts_are_a_function_of_the_tokens)
+TEST(counts_are_a_function_of_the_tokens)
 {
 	enum { STEPS = 300, VOCAB = 97, PROMPT = 50 };
 	uint32_t tokens[PROMPT + STEPS], n = PROMPT, seed = 3;
@@ -214,11 +215,10 @@ START_TEST(counts_are_a_function_of_the_tokens)
 	sample_edit_destroy(&kept);
 	draw_rig_free(&s);
 }
-END_TEST
 
 /* Tokens that may turn out to be others, in a draft or drawn by the device without the host in
  * between, count for the draw and are then forgotten. */
-START_TEST(drafted_and_pending_tokens)
+TEST(drafted_and_pending_tokens)
 {
 	enum { VOCAB = 40, PROMPT = 5, N = 30 };
 	uint32_t tokens[PROMPT + N];
@@ -265,11 +265,10 @@ START_TEST(drafted_and_pending_tokens)
 	}
 	draw_rig_free(&r);
 }
-END_TEST
 
 /* --- edges --------------------------------------------------------------- */
 
-START_TEST(nothing_asked_is_nothing)
+TEST(nothing_asked_is_nothing)
 {
 	struct sample_edit_opts o = {.vocab = 10, .tokens_max = 5, .repetition = 1};
 	ck_assert_ptr_null(sample_edit_new(&o));
@@ -295,10 +294,9 @@ START_TEST(nothing_asked_is_nothing)
 	sample_edit_destroy(&e);
 	sample_edit_destroy(&e);
 }
-END_TEST
 
 /* NaN, infinities and ids beyond the vocabulary neither break anything nor come back to life. */
-START_TEST(odd_logits_and_ids)
+TEST(odd_logits_and_ids)
 {
 	static const uint32_t tokens[] = {0, 1, 2, 3, 4, 1000, UINT32_MAX}, beyond[] = {6, UINT32_MAX},
 						  allowed[] = {0, 1, 2, 3, 4, 5, 6, 4000}, bad[] = {1, UINT32_MAX, 1, 6};
@@ -335,11 +333,10 @@ START_TEST(odd_logits_and_ids)
 	sample_edit_destroy(&e);
 	draw_rig_free(&s);
 }
-END_TEST
 
 /* A mask of constrained output and all that is forbidden leave nothing: the mask has the last
  * word. */
-START_TEST(the_mask_has_the_last_word)
+TEST(the_mask_has_the_last_word)
 {
 	static const uint32_t ends[] = {7}, tokens[1];
 	struct sample_edit_opts o = {
@@ -361,9 +358,8 @@ START_TEST(the_mask_has_the_last_word)
 	sample_edit_destroy(&e);
 	draw_rig_free(&s);
 }
-END_TEST
 
-START_TEST(lists_of_bad_words)
+TEST(lists_of_bad_words)
 {
 	static const struct {
 		uint32_t list[4];
@@ -376,25 +372,4 @@ START_TEST(lists_of_bad_words)
 	};
 	for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
 		ck_assert_int_eq(sample_edit_bad_valid(lists[i].list, lists[i].n), lists[i].good);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("sample_edit");
-	TCase *t = tcase_create("sample_edit");
-	tcase_set_timeout(t, 120);
-	tcase_add_test(t, exact_probabilities);
-	tcase_add_test(t, counts_are_a_function_of_the_tokens);
-	tcase_add_test(t, drafted_and_pending_tokens);
-	tcase_add_test(t, nothing_asked_is_nothing);
-	tcase_add_test(t, odd_logits_and_ids);
-	tcase_add_test(t, the_mask_has_the_last_word);
-	tcase_add_test(t, lists_of_bad_words);
-	suite_add_tcase(s, t);
-	SRunner *sr = srunner_create(s);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed != 0;
 }

@@ -7,6 +7,7 @@
 #include "engine/engine.h"
 #include "util/clock.h"
 #include "util/mem.h"
+#include "tempdir.h"
 
 #include <check.h>
 #include <math.h>
@@ -22,7 +23,13 @@
 #define DEVICE "flops = 1e9; bandwidth = 1e9; launch_us = 10.0; step_us = 100.0;"
 enum { LAYERS = 6, BLOCK = 16, BLOCKS = 1200, ROWS = 8192, SPANS = 300 };
 
-static char folder[] = "/tmp/pdserve-sim-XXXXXX", path[64];
+static char folder[TEST_FOLDER_BYTES], path[TEST_FOLDER_BYTES + 16];
+
+static void make_folder(void)
+{
+	test_folder(folder, "sim");
+	snprintf(path, sizeof path, "%s/sim.conf", folder);
+}
 
 static const char *description(const char *model, const char *device)
 {
@@ -188,7 +195,9 @@ static void copy_blocks(struct rig *to, const struct rig *from, const struct seq
 
 #define FAST DEVICE " time_scale = 0.0;"
 
-START_TEST(test_chunks_do_not_show)
+TEST_CASE("same tokens", .timeout_s = 120, .setup = make_folder);
+
+TEST(test_chunks_do_not_show)
 {
 	struct rig r = rig_open(FAST);
 	struct seq *whole = seq_new(1, 500, 0);
@@ -203,9 +212,8 @@ START_TEST(test_chunks_do_not_show)
 	free(whole);
 	rig_close(&r);
 }
-END_TEST
 
-START_TEST(test_batch_does_not_show)
+TEST(test_batch_does_not_show)
 {
 	struct rig r = rig_open(FAST), alone = rig_open(FAST);
 	struct seq *s[20];
@@ -235,11 +243,10 @@ START_TEST(test_batch_does_not_show)
 	rig_close(&r);
 	rig_close(&alone);
 }
-END_TEST
 
 /* A prompt on one device, its bytes copied to other blocks of another, decoding there: as on
  * one. All KV types give the same tokens. */
-START_TEST(test_handover_does_not_show)
+TEST_LOOP(test_handover_does_not_show, KV_BF16, KV_FP8 + 1)
 {
 	struct rig p = rig_open_as(FAST, (enum kv_type)_i),
 			   d = rig_open_as(FAST " check = \"always\";", (enum kv_type)_i);
@@ -258,9 +265,8 @@ START_TEST(test_handover_does_not_show)
 	rig_close(&p);
 	rig_close(&d);
 }
-END_TEST
 
-START_TEST(test_tokens_depend_on_the_whole_prefix)
+TEST(test_tokens_depend_on_the_whole_prefix)
 {
 	struct rig r = rig_open(FAST);
 	unsigned same = 0;
@@ -278,11 +284,10 @@ START_TEST(test_tokens_depend_on_the_whole_prefix)
 	free(a);
 	rig_close(&r);
 }
-END_TEST
 
 /* The floor is flat again after a row was used for another sequence, and a few entries stand
  * above it. */
-START_TEST(test_logits_have_few_peaks)
+TEST(test_logits_have_few_peaks)
 {
 	struct rig r = rig_open(FAST);
 	struct err err = {0};
@@ -304,9 +309,8 @@ START_TEST(test_logits_have_few_peaks)
 	}
 	rig_close(&r);
 }
-END_TEST
 
-START_TEST(test_eos_rate)
+TEST(test_eos_rate)
 {
 	struct engine *e = NULL;
 	struct err err = {0};
@@ -326,7 +330,6 @@ START_TEST(test_eos_rate)
 	free(s);
 	rig_close(&r);
 }
-END_TEST
 
 /* --- faults -------------------------------------------------------------- */
 
@@ -361,8 +364,10 @@ static struct seq *arrive(struct rig *p, struct rig *d, uint32_t n)
 	return b;
 }
 
+TEST_CASE("faults", .timeout_s = 120, .setup = make_folder);
+
 /* Each byte of K and V, anywhere: found at the first step. */
-START_TEST(test_flipped_byte)
+TEST(test_flipped_byte)
 {
 	struct rig p = rig_open(FAST), d = rig_open(FAST);
 	for (uint32_t i = 0; i < 120; i++) {
@@ -377,11 +382,10 @@ START_TEST(test_flipped_byte)
 	rig_close(&p);
 	rig_close(&d);
 }
-END_TEST
 
 /* A block that still holds what another sequence left there; of the same length, and with the
  * same positions. */
-START_TEST(test_stale_block)
+TEST(test_stale_block)
 {
 	struct rig p = rig_open(FAST), d = rig_open(FAST);
 	for (uint32_t block = 0; block < 12; block++) {
@@ -401,9 +405,8 @@ START_TEST(test_stale_block)
 	rig_close(&p);
 	rig_close(&d);
 }
-END_TEST
 
-START_TEST(test_swapped_blocks)
+TEST(test_swapped_blocks)
 {
 	struct rig p = rig_open(FAST), d = rig_open(FAST);
 	struct seq *s = arrive(&p, &d, 200);
@@ -415,9 +418,8 @@ START_TEST(test_swapped_blocks)
 	rig_close(&p);
 	rig_close(&d);
 }
-END_TEST
 
-START_TEST(test_layers_mixed_up)
+TEST(test_layers_mixed_up)
 {
 	struct rig p = rig_open(FAST), d = rig_open(FAST);
 	struct seq *s = arrive(&p, &d, 100);
@@ -430,10 +432,9 @@ START_TEST(test_layers_mixed_up)
 	rig_close(&p);
 	rig_close(&d);
 }
-END_TEST
 
 /* The second half of a block was not copied yet when the sequence began. */
-START_TEST(test_torn_block)
+TEST(test_torn_block)
 {
 	struct rig p = rig_open(FAST), d = rig_open(FAST);
 	const struct kv_layout *l = &engine_info(d.e)->kv;
@@ -445,11 +446,10 @@ START_TEST(test_torn_block)
 	rig_close(&p);
 	rig_close(&d);
 }
-END_TEST
 
 /* A prefix that another sequence has not finished yet (invariant I2), or whose last block is
  * partly old. */
-START_TEST(test_matched_too_early)
+TEST(test_matched_too_early)
 {
 	struct rig r = rig_open(FAST);
 	struct seq *first = seq_new(4, 160, 0), *second = seq_new(4, 160, 0);
@@ -466,11 +466,10 @@ START_TEST(test_matched_too_early)
 	free(first), free(second);
 	rig_close(&r);
 }
-END_TEST
 
 /* A late write into a context that the device knows: by "always" at once; else the newest part
  * at once, the others when their turn comes. */
-START_TEST(test_late_write)
+TEST(test_late_write)
 {
 	for (int always = 0; always < 2; always++) {
 		struct rig r = rig_open(always ? FAST " check = \"always\";" : FAST);
@@ -495,7 +494,6 @@ START_TEST(test_late_write)
 		rig_close(&r);
 	}
 }
-END_TEST
 
 /* --- time ---------------------------------------------------------------- */
 
@@ -534,7 +532,9 @@ static double step_us(double rows, double attended, double context, double ends,
 	return 100 + 10 * LAYERS + without_fixed_us(rows, attended, context, ends, seen);
 }
 
-START_TEST(test_time_is_the_formula)
+TEST_CASE("time", .timeout_s = 120, .setup = make_folder);
+
+TEST(test_time_is_the_formula)
 {
 	struct rig r = rig_open(DEVICE " time_scale = 0.01;");
 	struct seq *s = seq_new(1, 300, 0);
@@ -556,10 +556,9 @@ START_TEST(test_time_is_the_formula)
 	free(s), free(t);
 	rig_close(&r);
 }
-END_TEST
 
 /* What a file says of all weights replaces what follows from the sizes. */
-START_TEST(test_totals_of_weights)
+TEST(test_totals_of_weights)
 {
 	struct rig r = {.block_tokens = BLOCK};
 	struct err err = {0};
@@ -580,9 +579,8 @@ START_TEST(test_totals_of_weights)
 	free(s);
 	rig_close(&r);
 }
-END_TEST
 
-START_TEST(test_tensor_parallel_divides_and_exchanges)
+TEST(test_tensor_parallel_divides_and_exchanges)
 {
 	struct rig r = rig_open(DEVICE
 	                        " time_scale = 0.01; tp = 4; exchange_us = 7.0; link_bandwidth = 1e8;");
@@ -595,11 +593,10 @@ START_TEST(test_tensor_parallel_divides_and_exchanges)
 	free(s);
 	rig_close(&r);
 }
-END_TEST
 
 /* A layer's progress word appears when the layer's KV is there: not 60 us earlier, and the
  * layers' distances add up. */
-START_TEST(test_progress_appears_in_time)
+TEST(test_progress_appears_in_time)
 {
 	struct rig r = rig_open("flops = 1e9; bandwidth = 1e9; time_scale = 0.1;");
 	struct seq *s = seq_new(1, 300, 0);
@@ -623,12 +620,11 @@ START_TEST(test_progress_appears_in_time)
 	free(s);
 	rig_close(&r);
 }
-END_TEST
 
 /* Many short steps in a row: the error of a sleep is not carried on, so that wall time stays near
  * the modelled time even though each wake-up is late. On a machine with other work only the
  * lower bound says something. */
-START_TEST(test_errors_do_not_add_up)
+TEST(test_errors_do_not_add_up)
 {
 	struct rig r = rig_open("flops = 1e12; bandwidth = 1e12; step_us = 400.0;");
 	struct seq *s = seq_new(1, 1, 0);
@@ -641,11 +637,10 @@ START_TEST(test_errors_do_not_add_up)
 	free(s);
 	rig_close(&r);
 }
-END_TEST
 
 /* Steps that are too short to sleep for are not lost: the device's clock keeps what the host did
  * not wait. */
-START_TEST(test_short_steps_add_up)
+TEST(test_short_steps_add_up)
 {
 	struct rig r = rig_open("flops = 1e12; bandwidth = 1e12; step_us = 20.0;");
 	struct seq *s = seq_new(1, 1, 0);
@@ -656,7 +651,6 @@ START_TEST(test_short_steps_add_up)
 	free(s);
 	rig_close(&r);
 }
-END_TEST
 
 static double cpu_ms(void)
 {
@@ -667,7 +661,7 @@ static double cpu_ms(void)
 }
 
 /* A long step costs the host nothing: the device sleeps. */
-START_TEST(test_does_not_spin)
+TEST(test_does_not_spin)
 {
 	struct rig r = rig_open("flops = 1e12; bandwidth = 1e12; step_us = 50000.0;");
 	struct seq *s = seq_new(1, 4, 0);
@@ -678,11 +672,10 @@ START_TEST(test_does_not_spin)
 	free(s);
 	rig_close(&r);
 }
-END_TEST
 
 /* Host time of a decode step of 256 sequences of 1,000 tokens, and of a chunk of 8,192 tokens,
  * printed; a bound holds against a mistake by an order of magnitude. */
-START_TEST(test_host_time_is_small)
+TEST(test_host_time_is_small)
 {
 	struct rig r = {.block_tokens = BLOCK};
 	struct err err = {0};
@@ -729,7 +722,6 @@ START_TEST(test_host_time_is_small)
 	ck_assert_double_lt(chunk, 2000);
 	rig_close(&r);
 }
-END_TEST
 
 /* --- descriptions -------------------------------------------------------- */
 
@@ -767,7 +759,9 @@ static const struct wrong {
 	{MODEL, DEVICE " }; oops", "syntax error"},
 };
 
-START_TEST(test_wrong_description)
+TEST_CASE("descriptions", .timeout_s = 120, .setup = make_folder);
+
+TEST_LOOP(test_wrong_description, 0, sizeof wrong / sizeof *wrong)
 {
 	const struct wrong *w = &wrong[_i];
 	struct engine *e = NULL;
@@ -777,9 +771,8 @@ START_TEST(test_wrong_description)
 	ck_assert_msg(strstr(err.text, w->text) && strstr(err.text, path), "'%s' does not say '%s'",
 	              err.text, w->text);
 }
-END_TEST
 
-START_TEST(test_wrong_file)
+TEST(test_wrong_file)
 {
 	struct engine *e = NULL;
 	struct err err = {0};
@@ -795,10 +788,9 @@ START_TEST(test_wrong_file)
 	fclose(f);
 	ck_assert_int_eq(try_open(path, KV_BF16, &e, &err), ERR_INVALID);
 }
-END_TEST
 
 /* Workers with different devices may hand KV over; with different models they may not. */
-START_TEST(test_fingerprint_is_of_the_model)
+TEST(test_fingerprint_is_of_the_model)
 {
 	struct engine *a = NULL, *b = NULL, *c = NULL;
 	struct err err = {0};
@@ -814,11 +806,10 @@ START_TEST(test_fingerprint_is_of_the_model)
 	engine_close(&b);
 	engine_close(&c);
 }
-END_TEST
 
 /* etc/sim/small.conf names every key: with the # taken away it says the same, and it is
  * complete. */
-START_TEST(test_every_key_is_documented)
+TEST(test_every_key_is_documented)
 {
 	static const char *const names[] = {
 		"name",      "layers",      "hidden",         "heads",         "kv_heads",
@@ -848,9 +839,8 @@ START_TEST(test_every_key_is_documented)
 	engine_close(&with);
 	engine_close(&without);
 }
-END_TEST
 
-START_TEST(test_ready_descriptions)
+TEST_LOOP(test_ready_descriptions, 0, 3)
 {
 	static const char *const names[] = {"small", "dense-14b", "dense-70b-tp8"};
 	char file[64];
@@ -860,53 +850,4 @@ START_TEST(test_ready_descriptions)
 	ck_assert_msg(try_open(file, KV_BF16, &e, &err) == 0, "%s", err.text);
 	ck_assert_uint_eq(engine_info(e)->vocab, 320);
 	engine_close(&e);
-}
-END_TEST
-
-int main(void)
-{
-	if (!mkdtemp(folder))
-		return 1;
-	snprintf(path, sizeof path, "%s/sim.conf", folder);
-	Suite *suite = suite_create("sim");
-	TCase *same = tcase_create("same tokens"), *fault = tcase_create("faults"),
-		  *time = tcase_create("time"), *conf = tcase_create("descriptions");
-	TCase *const all[] = {same, fault, time, conf};
-	for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-		tcase_set_timeout(all[i], 120);
-		suite_add_tcase(suite, all[i]);
-	}
-	tcase_add_test(same, test_chunks_do_not_show);
-	tcase_add_test(same, test_batch_does_not_show);
-	tcase_add_loop_test(same, test_handover_does_not_show, KV_BF16, KV_FP8 + 1);
-	tcase_add_test(same, test_tokens_depend_on_the_whole_prefix);
-	tcase_add_test(same, test_logits_have_few_peaks);
-	tcase_add_test(same, test_eos_rate);
-	tcase_add_test(fault, test_flipped_byte);
-	tcase_add_test(fault, test_stale_block);
-	tcase_add_test(fault, test_swapped_blocks);
-	tcase_add_test(fault, test_layers_mixed_up);
-	tcase_add_test(fault, test_torn_block);
-	tcase_add_test(fault, test_matched_too_early);
-	tcase_add_test(fault, test_late_write);
-	tcase_add_test(time, test_time_is_the_formula);
-	tcase_add_test(time, test_totals_of_weights);
-	tcase_add_test(time, test_tensor_parallel_divides_and_exchanges);
-	tcase_add_test(time, test_progress_appears_in_time);
-	tcase_add_test(time, test_errors_do_not_add_up);
-	tcase_add_test(time, test_short_steps_add_up);
-	tcase_add_test(time, test_does_not_spin);
-	tcase_add_test(time, test_host_time_is_small);
-	tcase_add_loop_test(conf, test_wrong_description, 0, (int)(sizeof wrong / sizeof *wrong));
-	tcase_add_test(conf, test_wrong_file);
-	tcase_add_test(conf, test_fingerprint_is_of_the_model);
-	tcase_add_test(conf, test_every_key_is_documented);
-	tcase_add_loop_test(conf, test_ready_descriptions, 0, 3);
-	SRunner *r = srunner_create(suite);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	unlink(path);
-	rmdir(folder);
-	return failed != 0;
 }

@@ -328,7 +328,9 @@ static double step_us(double rows, double attended, double context, double tail,
 	return 100 + 10 * LAYERS + first + (LAYERS - 1) * layer + last;
 }
 
-START_TEST(test_a_step_costs_what_its_operations_do)
+TEST_CASE("programs", .timeout_s = 60);
+
+TEST(test_a_step_costs_what_its_operations_do)
 {
 	struct rig *r = rig_open(options);
 	/* a chunk that nobody wants logits of, then one whose last row is wanted, then that sequence
@@ -348,10 +350,9 @@ START_TEST(test_a_step_costs_what_its_operations_do)
 	ck_assert_uint_gt(c.pulse, 4 * LAYERS);
 	rig_close(r);
 }
-END_TEST
 
 /* One more product in the program: its weights' time more, and nothing else. */
-START_TEST(test_an_operation_more_costs_more)
+TEST(test_an_operation_more_costs_more)
 {
 	struct rig *r = rig_open(options);
 	double before = took_us(r, (struct piece[]){{0, 0, 40, 1}}, 1);
@@ -364,11 +365,10 @@ START_TEST(test_an_operation_more_costs_more)
 	                        before + us(2.0 * HIDDEN * HEADS * DIM * 40, 0), 0.01);
 	rig_close(r);
 }
-END_TEST
 
 /* Tensor parallel: all but what is fixed is divided, and each sum for the residual stream is
  * exchanged. */
-START_TEST(test_tensor_parallel)
+TEST(test_tensor_parallel)
 {
 	struct sim_options o = options;
 	o.tp = 4;
@@ -381,13 +381,12 @@ START_TEST(test_tensor_parallel)
 	ck_assert_double_eq_tol(took_us(r, (struct piece[]){{0, 0, 40, 1}}, 1), want, 0.01);
 	rig_close(r);
 }
-END_TEST
 
 /* --- idle time ----------------------------------------------------------- */
 
 /* The host is busy beyond the end of what runs, a step or, with two in flight, the later one: the
  * next step does not begin before the host starts it. */
-START_TEST(test_a_busy_host_leaves_the_device_idle)
+TEST_LOOP(test_a_busy_host_leaves_the_device_idle, 0, 2)
 {
 	enum { BUSY_US = 15000 };
 	struct sim_options o = options;
@@ -405,13 +404,12 @@ START_TEST(test_a_busy_host_leaves_the_device_idle)
 	ck_assert_double_ge((double)(clock_ns() - begin) / 1e3, BUSY_US + step_us - 60);
 	rig_close(r);
 }
-END_TEST
 
 /* --- progress ------------------------------------------------------------ */
 
 /* A layer's word is stored when the modelled device has that layer's KV, not before, and the
  * layers come one after the other. */
-START_TEST(test_progress_in_time_order)
+TEST(test_progress_in_time_order)
 {
 	struct rig *r = rig_open(options);
 	lay_out(r, (struct piece[]){{3, 0, 64, 1}}, 1, 1);
@@ -432,11 +430,10 @@ START_TEST(test_progress_in_time_order)
 	}
 	rig_close(r);
 }
-END_TEST
 
 /* --- refused ------------------------------------------------------------- */
 
-START_TEST(test_operations_that_a_simulated_model_has_not)
+TEST(test_operations_that_a_simulated_model_has_not)
 {
 	static const struct {
 		enum kern_op_kind kind;
@@ -471,7 +468,6 @@ START_TEST(test_operations_that_a_simulated_model_has_not)
 	ck_assert_ptr_null(p);
 	rig_close(r);
 }
-END_TEST
 
 /* One thing of an operation is changed at a time: it is refused by its name, and nothing of it is
  * looked at. */
@@ -494,7 +490,7 @@ static size_t first_of(const struct rig *r, enum kern_op_kind kind)
 	return i;
 }
 
-START_TEST(test_operations_of_what_is_not_there)
+TEST(test_operations_of_what_is_not_there)
 {
 	struct rig *r = rig_open(options);
 	struct kern_limits l = limits;
@@ -530,7 +526,6 @@ START_TEST(test_operations_of_what_is_not_there)
 	sim->weight_destroy(r->dev, &w);
 	rig_close(r);
 }
-END_TEST
 
 static void set_rows(struct kern_batch *b)
 {
@@ -561,7 +556,7 @@ static void set_far(struct kern_batch *b)
 	b->tail_span = UINT32_MAX;
 }
 
-START_TEST(test_a_batch_beyond_the_limits)
+TEST(test_a_batch_beyond_the_limits)
 {
 	static void (*const set[])(struct kern_batch * b) = {set_rows, set_no_rows, set_spans,
 	                                                     set_tail, set_words,   set_part,
@@ -578,9 +573,8 @@ START_TEST(test_a_batch_beyond_the_limits)
 	run(r, (struct piece){0, 0, 40, 1});
 	rig_close(r);
 }
-END_TEST
 
-START_TEST(test_options_that_are_no_device)
+TEST(test_options_that_are_no_device)
 {
 	struct kern_device *dev = NULL;
 	struct sim_options o = options;
@@ -592,7 +586,6 @@ START_TEST(test_options_that_are_no_device)
 	ck_assert_int_eq(sim->open(&conf, &dev, text, sizeof text), KERN_EINVAL);
 	ck_assert(strstr(text, "simulated device") && !dev);
 }
-END_TEST
 
 /* --- words --------------------------------------------------------------- */
 
@@ -605,7 +598,7 @@ static uint32_t drawn(const struct rig *r, uint32_t row)
 	return best;
 }
 
-START_TEST(test_chunks_and_batches_do_not_show)
+TEST(test_chunks_and_batches_do_not_show)
 {
 	struct rig *r = rig_open(options);
 	run(r, (struct piece){5, 0, 60, 8});
@@ -623,11 +616,10 @@ START_TEST(test_chunks_and_batches_do_not_show)
 	ck_assert_uint_eq(counters(r).kv_faults, 0);
 	rig_close(r);
 }
-END_TEST
 
 /* Two programs that write the same logits: what one left above the floor is gone when the other
  * has run. */
-START_TEST(test_programs_share_their_logits)
+TEST(test_programs_share_their_logits)
 {
 	struct rig *r = rig_open(options);
 	struct kern_program *two[2] = {r->p, NULL};
@@ -646,11 +638,10 @@ START_TEST(test_programs_share_their_logits)
 	sim->program_destroy(&two[0]);
 	rig_close(r);
 }
-END_TEST
 
 /* A word of the context that is not what was written: the run fails and says where, nothing
  * after it is told. */
-START_TEST(test_wrong_kv)
+TEST(test_wrong_kv)
 {
 	struct rig *r = rig_open(options);
 	run(r, (struct piece){1, 0, 40, 1});
@@ -662,11 +653,10 @@ START_TEST(test_wrong_kv)
 	ck_assert_uint_eq(counters(r).kv_faults, 1);
 	rig_close(r);
 }
-END_TEST
 
 /* --- memory -------------------------------------------------------------- */
 
-START_TEST(test_kinds_of_memory)
+TEST(test_kinds_of_memory)
 {
 	struct rig *r = rig_open(options);
 	struct kern_mem mapped = {0}, pinned = {0}, none = {0};
@@ -691,7 +681,6 @@ START_TEST(test_kinds_of_memory)
 	ck_assert(!mapped.host && in[3] == 4);
 	rig_close(r);
 }
-END_TEST
 
 static size_t in_use(void)
 {
@@ -699,7 +688,7 @@ static size_t in_use(void)
 	return m.uordblks + m.hblkhd + m.arena;
 }
 
-START_TEST(test_a_replay_allocates_nothing)
+TEST(test_a_replay_allocates_nothing)
 {
 	struct sim_options o = options;
 	o.time_scale = 0;
@@ -713,32 +702,4 @@ START_TEST(test_a_replay_allocates_nothing)
 	}
 	ck_assert_uint_eq(in_use(), before);
 	rig_close(r);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("sim_device");
-	TCase *t = tcase_create("programs");
-	tcase_set_timeout(t, 60);
-	suite_add_tcase(suite, t);
-	tcase_add_test(t, test_a_step_costs_what_its_operations_do);
-	tcase_add_test(t, test_an_operation_more_costs_more);
-	tcase_add_test(t, test_tensor_parallel);
-	tcase_add_loop_test(t, test_a_busy_host_leaves_the_device_idle, 0, 2);
-	tcase_add_test(t, test_progress_in_time_order);
-	tcase_add_test(t, test_operations_that_a_simulated_model_has_not);
-	tcase_add_test(t, test_operations_of_what_is_not_there);
-	tcase_add_test(t, test_a_batch_beyond_the_limits);
-	tcase_add_test(t, test_options_that_are_no_device);
-	tcase_add_test(t, test_chunks_and_batches_do_not_show);
-	tcase_add_test(t, test_programs_share_their_logits);
-	tcase_add_test(t, test_wrong_kv);
-	tcase_add_test(t, test_kinds_of_memory);
-	tcase_add_test(t, test_a_replay_allocates_nothing);
-	SRunner *r = srunner_create(suite);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

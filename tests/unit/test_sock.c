@@ -51,7 +51,9 @@ static void pair(int *a, int *b)
 	*b = p[1];
 }
 
-START_TEST(path_length_is_checked)
+TEST_CASE("sock", .timeout_s = 60, .setup = setup, .teardown = teardown);
+
+TEST(path_length_is_checked)
 {
 	char longest[110];
 	struct err e;
@@ -63,9 +65,8 @@ START_TEST(path_length_is_checked)
 	ck_assert_int_eq(sock_connect(longest, &e), ERR_INVALID);
 	ck_assert_int_eq(sock_connect("", &e), ERR_INVALID);
 }
-END_TEST
 
-START_TEST(second_listener_is_refused_while_the_first_lives)
+TEST(second_listener_is_refused_while_the_first_lives)
 {
 	struct err e = {0};
 	struct stat st;
@@ -89,9 +90,8 @@ START_TEST(second_listener_is_refused_while_the_first_lives)
 	ck_assert_uint_eq(st.st_mode & 0777, 0660);
 	close(b);
 }
-END_TEST
 
-START_TEST(another_file_is_never_removed)
+TEST(another_file_is_never_removed)
 {
 	struct err e;
 	struct stat st;
@@ -108,9 +108,8 @@ START_TEST(another_file_is_never_removed)
 	ck_assert_int_eq(sock_listen(path, 0600, &e), ERR_EXISTS);
 	close(other);
 }
-END_TEST
 
-START_TEST(connect_never_waits)
+TEST(connect_never_waits)
 {
 	struct err e;
 	ck_assert_int_eq(sock_connect(path, &e), ERR_NOTFOUND);
@@ -125,9 +124,8 @@ START_TEST(connect_never_waits)
 		close(fd[--n]);
 	close(l);
 }
-END_TEST
 
-START_TEST(descriptors_are_handed_over)
+TEST(descriptors_are_handed_over)
 {
 	struct err e;
 	int l = sock_listen(path, 0600, &e);
@@ -154,9 +152,8 @@ START_TEST(descriptors_are_handed_over)
 	ck_assert_uint_eq(n, 0);
 	close(s), close(l);
 }
-END_TEST
 
-START_TEST(surplus_descriptors_and_long_messages_leave_nothing_behind)
+TEST(surplus_descriptors_and_long_messages_leave_nothing_behind)
 {
 	int a, b, got[SOCK_FDS_MAX], many[SOCK_FDS_MAX + 1];
 	unsigned n;
@@ -184,10 +181,9 @@ START_TEST(surplus_descriptors_and_long_messages_leave_nothing_behind)
 	ck_assert_int_eq(open_fds(), before);
 	close(a), close(b);
 }
-END_TEST
 
 /* A sender that does not use sock_send puts 40 descriptors into one message. */
-START_TEST(flood_of_descriptors_is_an_error)
+TEST(flood_of_descriptors_is_an_error)
 {
 	int a, b, got[SOCK_FDS_MAX];
 	unsigned n = 9;
@@ -211,9 +207,8 @@ START_TEST(flood_of_descriptors_is_an_error)
 	ck_assert_int_eq(sock_recv(b, msg, sizeof msg, got, 1, &n), 5);
 	close(a), close(b);
 }
-END_TEST
 
-START_TEST(non_blocking_ends_and_closed_peers)
+TEST(non_blocking_ends_and_closed_peers)
 {
 	int a, b, r;
 	unsigned n;
@@ -234,9 +229,8 @@ START_TEST(non_blocking_ends_and_closed_peers)
 	close(l);
 	ck_assert_int_eq(sock_accept(l), ERR_IO);
 }
-END_TEST
 
-START_TEST(death_of_a_peer_is_seen)
+TEST(death_of_a_peer_is_seen)
 {
 	struct err e;
 	int l = sock_listen(path, 0600, &e);
@@ -271,28 +265,4 @@ START_TEST(death_of_a_peer_is_seen)
 	if (p >= 0)
 		close(p);
 	close(s), close(l);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("sock");
-	TCase *t = tcase_create("sock");
-	tcase_set_timeout(t, 60);
-	tcase_add_checked_fixture(t, setup, teardown);
-	tcase_add_test(t, path_length_is_checked);
-	tcase_add_test(t, second_listener_is_refused_while_the_first_lives);
-	tcase_add_test(t, another_file_is_never_removed);
-	tcase_add_test(t, connect_never_waits);
-	tcase_add_test(t, descriptors_are_handed_over);
-	tcase_add_test(t, surplus_descriptors_and_long_messages_leave_nothing_behind);
-	tcase_add_test(t, flood_of_descriptors_is_an_error);
-	tcase_add_test(t, non_blocking_ends_and_closed_peers);
-	tcase_add_test(t, death_of_a_peer_is_seen);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_NORMAL);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

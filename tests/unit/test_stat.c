@@ -12,7 +12,7 @@ static const struct stat_def defs[S_COUNT] = {
 	[S_TIME] = {"time_seconds", "How long.", STAT_SECONDS},
 };
 
-START_TEST(test_render)
+TEST(test_render)
 {
 	struct stat_set *s = stat_new(defs, S_COUNT);
 	struct buf b;
@@ -49,7 +49,6 @@ START_TEST(test_render)
 	stat_destroy(&s);
 	ck_assert_ptr_null(s);
 }
-END_TEST
 
 #define THREADS 4
 #define ROUNDS 200000
@@ -64,7 +63,7 @@ static void *add_many(void *arg)
 	return NULL;
 }
 
-START_TEST(test_threads)
+TEST(test_threads)
 {
 	struct stat_set *s = stat_new(defs, S_COUNT);
 	pthread_t t[THREADS];
@@ -76,16 +75,14 @@ START_TEST(test_threads)
 	ck_assert_uint_eq(stat_get(s, S_TIME), THREADS * ROUNDS);
 	stat_destroy(&s);
 }
-END_TEST
 
-START_TEST(test_wrong_index)
+TEST_SIGNAL(test_wrong_index, 6)
 {
 	struct stat_set *s = stat_new(defs, S_COUNT);
 	stat_add(s, S_OPEN, 1); /* a gauge: a bug, which panics */
 }
-END_TEST
 
-START_TEST(test_none)
+TEST(test_none)
 {
 	struct stat_set *s = stat_new(NULL, 0);
 	struct buf b;
@@ -93,21 +90,4 @@ START_TEST(test_none)
 	stat_render(s, "", "", &b);
 	ck_assert_uint_eq(b.len, 0);
 	stat_destroy(&s);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("stat");
-	TCase *t = tcase_create("stat");
-	tcase_add_test(t, test_render);
-	tcase_add_test(t, test_threads);
-	tcase_add_test_raise_signal(t, test_wrong_index, 6);
-	tcase_add_test(t, test_none);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

@@ -33,8 +33,10 @@ static void give_all(unsigned from, unsigned n)
 	}
 }
 
+TEST_CASE("buffers");
+
 /* Depth 4 and 4 ahead, 8 MiB mapped at most, 1 MiB taken at most by those ahead. */
-START_TEST(test_how_many)
+TEST(test_how_many)
 {
 	static const struct {
 		size_t bytes;
@@ -66,11 +68,10 @@ START_TEST(test_how_many)
 		disk_buffers_fini(&b);
 	}
 }
-END_TEST
 
 /* Pages that a device sees as few pieces: each buffer begins on a page, and one that fits into a
  * huge page touches two at most. */
-START_TEST(test_where)
+TEST(test_where)
 {
 	static const size_t bytes[] = {4 * KIB, 180 * KIB, 1440 * KIB, 8 * MIB};
 	for (unsigned i = 0; i < sizeof bytes / sizeof bytes[0]; i++) {
@@ -89,11 +90,10 @@ START_TEST(test_where)
 		disk_buffers_fini(&b);
 	}
 }
-END_TEST
 
 /* The one that is warm comes first; room of sizes that nobody has is taken by others, that of a
  * size that somebody has is not. */
-START_TEST(test_reuse)
+TEST(test_reuse)
 {
 	disk_buffers_init(&b, 16, 0, 4 * MIB, 0);
 	ck_assert_uint_eq(take_all(0, 1440 * KIB), 0); /* a slab has four of them */
@@ -115,7 +115,6 @@ START_TEST(test_reuse)
 	disk_buffer_give(&b, &buf[15]);
 	disk_buffers_fini(&b);
 }
-END_TEST
 
 /* --- with a tier --- */
 
@@ -149,9 +148,11 @@ static void note_begun(struct rig_op *o)
 	*(unsigned *)o->arg = atomic_load(&begun);
 }
 
+TEST_CASE("tier", .timeout_s = RIG_WAIT_S, .setup = rig_folder_new, .teardown = rig_folder_delete);
+
 /* Sixteen gets that queue while another is copied: when the first of them is copied, the device
  * has had as many as the depth and one more, for that one. */
-START_TEST(test_device_is_kept_busy)
+TEST(test_device_is_kept_busy)
 {
 	static const struct disk_calls calls = {.transfer = count_transfer};
 	struct tier_disk_opts o = rig_opts(64 * MIB);
@@ -188,25 +189,4 @@ START_TEST(test_device_is_kept_busy)
 	ck_assert_uint_ge(least, 1 + DEPTH + 1);
 	ck_assert_uint_eq(atomic_load(&begun), 17);
 	t->ops->destroy(t);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("storage_buffer");
-	TCase *c = tcase_create("buffers");
-	tcase_add_test(c, test_how_many);
-	tcase_add_test(c, test_where);
-	tcase_add_test(c, test_reuse);
-	suite_add_tcase(s, c);
-	c = tcase_create("tier");
-	tcase_set_timeout(c, RIG_WAIT_S);
-	tcase_add_checked_fixture(c, rig_folder_new, rig_folder_delete);
-	tcase_add_test(c, test_device_is_kept_busy);
-	suite_add_tcase(s, c);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_NORMAL);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

@@ -6,9 +6,11 @@
 
 static const char *const engines[] = {"auto", "threads"};
 
+TEST_CASE("disk", .timeout_s = 300, .setup = rig_folder_new, .teardown = rig_folder_delete);
+
 /* Sizes around the unit of 4 KiB, with both ways of reading and writing; then the same from a
  * new tier on the same folder. */
-START_TEST(test_sizes)
+TEST_LOOP(test_sizes, 0, 2)
 {
 	static const size_t size[] = {1,     100,       4095,    4096,     4097,
 	                              65536, 192 * KIB, 1474560, 20 * MIB, 64 * MIB};
@@ -31,11 +33,10 @@ START_TEST(test_sizes)
 	ck_assert_int_eq(rig_put(t, 99, 64 * MIB + 1), ERR_INVALID);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* Each line: puts and gets in order, then who must be there. Room for 4 blocks. In the second
  * round each step is another process's. */
-START_TEST(test_lru)
+TEST_LOOP(test_lru, 0, 2)
 {
 	static const struct {
 		const char *steps; /* pN put, gN get, rN remove */
@@ -76,10 +77,9 @@ START_TEST(test_lru)
 		t->ops->destroy(t);
 	}
 }
-END_TEST
 
 /* A copy between tiers is no use: it is neither counted nor does it keep the block. */
-START_TEST(test_aside)
+TEST(test_aside)
 {
 	struct tier_disk_opts o = rig_opts(4 * SLOT);
 	struct tier *t = rig_open(&o);
@@ -99,7 +99,6 @@ START_TEST(test_aside)
 	ck_assert(rig_has(t, 2, SLOT));
 	t->ops->destroy(t);
 }
-END_TEST
 
 static uint64_t files_bytes(void)
 {
@@ -113,7 +112,7 @@ static uint64_t files_bytes(void)
 
 /* Sizes that follow each other take the room from each other; never more than the capacity lies
  * on the disk; a block larger than all of it is refused. */
-START_TEST(test_capacity)
+TEST(test_capacity)
 {
 	static const size_t size[] = {64 * KIB, 256 * KIB, 1 * MIB, 4 * KIB};
 	struct tier_disk_opts o = rig_opts(4 * MIB);
@@ -131,10 +130,9 @@ START_TEST(test_capacity)
 	ck_assert_uint_eq(rig_stat(t).blocks, 1);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* What is hot in one size survives a stream of another: whole segments go by their last use. */
-START_TEST(test_sizes_share)
+TEST(test_sizes_share)
 {
 	struct tier_disk_opts o = rig_opts(8 * MIB);
 	struct tier *t = rig_open(&o);
@@ -148,9 +146,8 @@ START_TEST(test_sizes_share)
 	ck_assert_int_eq(rig_get(t, 149, 512 * KIB), 0);
 	t->ops->destroy(t);
 }
-END_TEST
 
-START_TEST(test_lookup)
+TEST(test_lookup)
 {
 	static const struct {
 		unsigned name[4];
@@ -168,10 +165,9 @@ START_TEST(test_lookup)
 	ck_assert_uint_eq(rig_lookup(t, row[0].name, 4, SLOT - 1), 0);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* What a put leaves when the move says no: nothing, and its room is free again. */
-START_TEST(test_put_void)
+TEST(test_put_void)
 {
 	static const int code[] = {ERR_STALE, ERR_CANCELLED};
 	struct tier_disk_opts o = rig_opts(4 * SLOT);
@@ -189,7 +185,6 @@ START_TEST(test_put_void)
 	ck_assert_int_eq(rig_put(t, 2, 4 * SLOT), 0);
 	t->ops->destroy(t);
 }
-END_TEST
 
 static void while_reading(struct rig_op *o)
 {
@@ -199,7 +194,7 @@ static void while_reading(struct rig_op *o)
 }
 
 /* Flush and remove are seen at once, and by the next process. */
-START_TEST(test_flush_remove)
+TEST(test_flush_remove)
 {
 	struct tier_disk_opts o = rig_opts(16 * SLOT);
 	struct tier *t = rig_open(&o);
@@ -230,11 +225,10 @@ START_TEST(test_flush_remove)
 	ck_assert_uint_eq(rig_stat(t).blocks, 16);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* Whoever asks while the committer makes a remove last: it is gone before, during and after, and
  * cannot be removed twice. */
-START_TEST(test_removed_while_committed)
+TEST(test_removed_while_committed)
 {
 	struct tier_disk_opts o = rig_opts(16 * SLOT);
 	struct tier *t = rig_open(&o);
@@ -252,10 +246,9 @@ START_TEST(test_removed_while_committed)
 	}
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* Many puts of one key at a time: one block, all are told 0. */
-START_TEST(test_same_key)
+TEST(test_same_key)
 {
 	struct rig_op *p[32];
 	struct tier_disk_opts o = rig_opts(64 * SLOT);
@@ -278,10 +271,9 @@ START_TEST(test_same_key)
 	ck_assert_uint_eq(rig_stat(t).evictions, 4 + 64 - 64);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* The same key with another size: the newer one counts. */
-START_TEST(test_other_size)
+TEST(test_other_size)
 {
 	struct tier_disk_opts o = rig_opts(16 * SLOT);
 	struct tier *t = rig_open(&o);
@@ -292,7 +284,6 @@ START_TEST(test_other_size)
 	ck_assert_uint_eq(rig_stat(t).blocks, 1);
 	t->ops->destroy(t);
 }
-END_TEST
 
 static void wait_bytes(struct tier *t, uint64_t most)
 {
@@ -304,7 +295,7 @@ static void wait_bytes(struct tier *t, uint64_t most)
 
 /* A smaller capacity gives files back, also one smaller than a segment; a larger one is used;
  * the most recent blocks stay. */
-START_TEST(test_resize)
+TEST(test_resize)
 {
 	struct err err = {0};
 	struct tier_disk_opts o = rig_opts(32 * MIB);
@@ -338,7 +329,6 @@ START_TEST(test_resize)
 	ck_assert_int_eq(rig_put(t, 1, 3 * MIB), 0);
 	t->ops->destroy(t);
 }
-END_TEST
 
 struct racer {
 	struct tier *t;
@@ -372,7 +362,7 @@ static void *race(void *arg)
 
 /* Reads, writes, evictions, removes and flushes at once, in room for a few blocks: nothing
  * wrong, nothing counted as damage, every slot comes back. */
-START_TEST(test_threads)
+TEST_LOOP(test_threads, 0, 4)
 {
 	struct racer r[8];
 	pthread_t th[8];
@@ -399,10 +389,9 @@ START_TEST(test_threads)
 	ck_assert_uint_eq(rig_stat(t).blocks, 8);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* A tier that ends with operations in its queues ends each of them, once. */
-START_TEST(test_destroy_busy)
+TEST_LOOP(test_destroy_busy, 0, 2)
 {
 	enum { N = 200 };
 	struct rig_op *p[N];
@@ -428,10 +417,9 @@ START_TEST(test_destroy_busy)
 	ck_assert_uint_eq(rig_stat(t).blocks, stored);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* Many blocks at a time, more than depth and buffers: all are stored, and all come back. */
-START_TEST(test_many)
+TEST_LOOP(test_many, 0, 3)
 {
 	enum { N = 500 };
 	struct rig_op *p[N];
@@ -458,34 +446,4 @@ START_TEST(test_many)
 	ck_assert_uint_eq(s.read_bytes, s.bytes);
 	ck_assert_uint_eq(s.write_bytes, s.bytes);
 	t->ops->destroy(t);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("storage_disk");
-	TCase *c = tcase_create("disk");
-	tcase_set_timeout(c, 300);
-	tcase_add_checked_fixture(c, rig_folder_new, rig_folder_delete);
-	tcase_add_loop_test(c, test_sizes, 0, 2);
-	tcase_add_loop_test(c, test_lru, 0, 2);
-	tcase_add_test(c, test_aside);
-	tcase_add_test(c, test_capacity);
-	tcase_add_test(c, test_sizes_share);
-	tcase_add_test(c, test_lookup);
-	tcase_add_test(c, test_put_void);
-	tcase_add_test(c, test_flush_remove);
-	tcase_add_test(c, test_removed_while_committed);
-	tcase_add_test(c, test_same_key);
-	tcase_add_test(c, test_other_size);
-	tcase_add_test(c, test_resize);
-	tcase_add_loop_test(c, test_threads, 0, 4);
-	tcase_add_loop_test(c, test_destroy_busy, 0, 2);
-	tcase_add_loop_test(c, test_many, 0, 3);
-	suite_add_tcase(s, c);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }

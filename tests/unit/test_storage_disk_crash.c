@@ -267,7 +267,16 @@ static void check_point(size_t n, int sync, unsigned *seed, unsigned run)
 		}
 }
 
-START_TEST(test_crash)
+static void set_up(void)
+{
+	if (access("/dev/shm", W_OK) == 0)
+		setenv("TMPDIR", "/dev/shm", 1);
+	rig_folder_new();
+}
+
+TEST_CASE("crash", .timeout_s = 900, .setup = set_up, .teardown = rig_folder_delete);
+
+TEST(test_crash)
 {
 	const char *given = getenv("PD_SEED");
 	unsigned run = given ? (unsigned)strtoul(given, NULL, 10) : (unsigned)clock_us();
@@ -288,27 +297,4 @@ START_TEST(test_crash)
 		crash_forget();
 	}
 	printf("%u crash states of %u points, none wrong\n", states, points);
-}
-END_TEST
-
-static void set_up(void)
-{
-	if (access("/dev/shm", W_OK) == 0)
-		setenv("TMPDIR", "/dev/shm", 1);
-	rig_folder_new();
-}
-
-int main(void)
-{
-	Suite *s = suite_create("storage_disk_crash");
-	TCase *c = tcase_create("crash");
-	tcase_set_timeout(c, 900);
-	tcase_add_checked_fixture(c, set_up, rig_folder_delete);
-	tcase_add_test(c, test_crash);
-	suite_add_tcase(s, c);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }

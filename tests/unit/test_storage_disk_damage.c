@@ -24,9 +24,11 @@ static void flip(const char *file, off_t at)
 	close(fd);
 }
 
+TEST_CASE("damage", .timeout_s = 300, .setup = rig_folder_new, .teardown = rig_folder_delete);
+
 /* A flipped bit anywhere: told as damage, dropped, never moved out; afterwards a miss, and it
  * can be stored again. */
-START_TEST(test_corrupt)
+TEST(test_corrupt)
 {
 	static const size_t at[] = {0, 1, 70000, SLOT - 1};
 	struct tier_disk_opts o = rig_opts(8 * SLOT);
@@ -55,11 +57,10 @@ START_TEST(test_corrupt)
 	}
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* Segment files that are shorter, gone, or something else: their blocks are gone, the others are
  * there, and the room is used again. */
-START_TEST(test_segments_lost)
+TEST(test_segments_lost)
 {
 	struct tier_disk_opts o = rig_opts(16 * SLOT); /* 8 segments of 2 */
 	struct tier *t = rig_open(&o);
@@ -91,7 +92,6 @@ START_TEST(test_segments_lost)
 	ck_assert_int_eq(rig_get(t, 1, SLOT), ERR_NOTFOUND);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* --- what is lost --- */
 
@@ -107,7 +107,7 @@ static void copied_down(struct tier *t, unsigned name)
 
 /* Lost is what was damaged, evicted or in a file that is gone, unless a tier below was said to
  * have it; not what somebody drops. */
-START_TEST(test_lost)
+TEST(test_lost)
 {
 	struct tier_disk_opts o = rig_opts(16 * SLOT); /* 8 segments of 2 */
 	struct tier *t = rig_open(&o);
@@ -157,7 +157,6 @@ START_TEST(test_lost)
 	ck_assert_uint_eq(rig_stat(t).evictions, 0);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* --- damaged heads --- */
 
@@ -210,7 +209,7 @@ static size_t damage(char *p, size_t n, unsigned i)
 /* Whatever is done to heads: the tier starts, serves right blocks or none, loses no more than the
  * heads that were touched unless it is the segment's own, takes new ones, and the next one
  * starts too. */
-START_TEST(test_heads_damaged)
+TEST(test_heads_damaged)
 {
 	enum { N = 64 };
 	const unsigned times = getenv("PD_FULL") ? 400 : 56;
@@ -250,11 +249,10 @@ START_TEST(test_heads_damaged)
 	free(good);
 	free(bad);
 }
-END_TEST
 
 /* Two heads with one key, as a crash without sync may leave them: the one that was written later
  * counts, and its data. */
-START_TEST(test_two_heads)
+TEST(test_two_heads)
 {
 	size_t n;
 	struct tier_disk_opts o = rig_opts(16 * SLOT); /* 8 segments of 2 */
@@ -278,7 +276,6 @@ START_TEST(test_two_heads)
 	t->ops->destroy(t);
 	free(old);
 }
-END_TEST
 
 /* --- a stop that is cut, and the machine started again --- */
 
@@ -295,7 +292,7 @@ static void child_puts(unsigned n)
 
 /* What was acknowledged stays, whatever cuts the stop, also when the machine starts again after
  * it; disk_sync is not set. */
-START_TEST(test_cut_stop)
+TEST(test_cut_stop)
 {
 	enum { N = 20 };
 	int status;
@@ -316,7 +313,6 @@ START_TEST(test_cut_stop)
 		              "block %u of %u was acknowledged and is not there", i, N);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* --- a flush --- */
 
@@ -332,7 +328,7 @@ static void child_flushes(void)
 }
 
 /* Nothing comes back after a flush was answered, and what is stored after it stays. */
-START_TEST(test_flush_lasts)
+TEST(test_flush_lasts)
 {
 	int status;
 	for (unsigned round = 0; round < 5; round++) {
@@ -355,11 +351,10 @@ START_TEST(test_flush_lasts)
 		t->ops->destroy(t);
 	}
 }
-END_TEST
 
 /* A flush that cannot be made last says so; the blocks are gone until a restart, and the next
  * flush that can be written holds. */
-START_TEST(test_flush_fails)
+TEST(test_flush_fails)
 {
 	struct tier_disk_opts o = rig_opts(4 * MIB);
 	struct tier *t = rig_open(&o);
@@ -378,11 +373,10 @@ START_TEST(test_flush_fails)
 	ck_assert_int_eq(rig_get(t, 1, 64 * KIB), ERR_NOTFOUND);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* --- what the state file says --- */
 
-START_TEST(test_state)
+TEST(test_state)
 {
 	static const struct {
 		const char *text; /* NULL: as it is */
@@ -409,13 +403,12 @@ START_TEST(test_state)
 		t->ops->destroy(t);
 	}
 }
-END_TEST
 
 /* --- files of others --- */
 
 /* A folder with files of others is refused by their names, and they stay; without them it is
  * taken. Its own name makes a file ours only beside the mark. */
-START_TEST(test_foreign)
+TEST(test_foreign)
 {
 	static const struct {
 		const char *file[4], *named, *not_named;
@@ -460,11 +453,10 @@ START_TEST(test_foreign)
 		t->ops->destroy(t);
 	}
 }
-END_TEST
 
 /* A first start that was killed before it wrote the mark has left its lock, and half a mark
  * beside; the next one goes on. */
-START_TEST(test_before_mark)
+TEST(test_before_mark)
 {
 	struct tier_disk_opts o = rig_opts(4 * MIB);
 	spit("lock", "", 0);
@@ -474,7 +466,6 @@ START_TEST(test_before_mark)
 	ck_assert_int_eq(rig_put(t, 1, SLOT), 0);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* --- many blocks --- */
 
@@ -493,7 +484,7 @@ static size_t private_kib(void)
 
 /* A tier of many blocks starts from their heads, with at most 96 bytes of memory for each; all
  * are found. */
-START_TEST(test_many_blocks)
+TEST(test_many_blocks)
 {
 	const unsigned n = getenv("PD_FULL") ? 1000000 : 65000;
 	struct disk_dir dir = {.path = rig_folder, .lock_fd = -1};
@@ -532,31 +523,4 @@ START_TEST(test_many_blocks)
 	ck_assert_uint_ge(tier_flushed(t, NULL), n - 50);
 	ck_assert_uint_eq(rig_stat(t).blocks, 0);
 	t->ops->destroy(t);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("storage_disk_damage");
-	TCase *c = tcase_create("damage");
-	tcase_set_timeout(c, 300);
-	tcase_add_checked_fixture(c, rig_folder_new, rig_folder_delete);
-	tcase_add_test(c, test_corrupt);
-	tcase_add_test(c, test_segments_lost);
-	tcase_add_test(c, test_lost);
-	tcase_add_test(c, test_heads_damaged);
-	tcase_add_test(c, test_two_heads);
-	tcase_add_test(c, test_cut_stop);
-	tcase_add_test(c, test_flush_lasts);
-	tcase_add_test(c, test_flush_fails);
-	tcase_add_test(c, test_many_blocks);
-	tcase_add_test(c, test_state);
-	tcase_add_test(c, test_foreign);
-	tcase_add_test(c, test_before_mark);
-	suite_add_tcase(s, c);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -102,7 +102,9 @@ static struct tier_disk_opts fault_opts(size_t capacity)
 
 /* --- folders --- */
 
-START_TEST(test_folders)
+TEST_CASE("fault", .timeout_s = 300, .setup = setup, .teardown = rig_folder_delete);
+
+TEST(test_folders)
 {
 	struct tier *t, *second;
 	struct err err = {0};
@@ -135,13 +137,12 @@ START_TEST(test_folders)
 	o.io = "magic";
 	ck_assert_int_eq(tier_disk_new(&o, &t, &err), ERR_INVALID);
 }
-END_TEST
 
 /* --- full disks --- */
 
 /* No room for another file: it goes on with what it has; none at all: puts say so, reads of
  * nothing are misses; room again: so does it. */
-START_TEST(test_full)
+TEST(test_full)
 {
 	struct tier_disk_opts o = fault_opts(16 * SLOT);
 	fallocate_error = ENOSPC;
@@ -172,10 +173,9 @@ START_TEST(test_full)
 	ck_assert_uint_ge(rig_stat(t).blocks, 10);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* The same on a real file system that is too small; also its heads find no room. */
-START_TEST(test_full_really)
+TEST(test_full_really)
 {
 	if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
 	    mount("none", rig_folder, "tmpfs", 0, "size=6m") != 0)
@@ -198,10 +198,9 @@ START_TEST(test_full_really)
 	t->ops->destroy(t);
 	ck_assert_int_eq(umount2(rig_folder, MNT_DETACH), 0);
 }
-END_TEST
 
 /* A read-only file system from the start; one that becomes so. */
-START_TEST(test_read_only_really)
+TEST(test_read_only_really)
 {
 	struct err err = {0};
 	if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
@@ -220,13 +219,12 @@ START_TEST(test_read_only_really)
 	t->ops->destroy(t);
 	umount2(rig_folder, MNT_DETACH);
 }
-END_TEST
 
 /* --- errors of the device --- */
 
 /* Three failed writes in a row: no puts for a while, and everybody is told why; reads go on all
  * the time. */
-START_TEST(test_write_errors)
+TEST(test_write_errors)
 {
 	static const int error[] = {EIO, EROFS};
 	for (unsigned i = 0; i < 2; i++) {
@@ -257,11 +255,10 @@ START_TEST(test_write_errors)
 		t->ops->destroy(t);
 	}
 }
-END_TEST
 
 /* A block that cannot be read is an error with a reason; it is not dropped: the disk may be back
  * soon. */
-START_TEST(test_read_errors)
+TEST_LOOP(test_read_errors, 0, 2)
 {
 	struct tier_disk_opts o = fault_opts(8 * MIB);
 	o.io = engines[_i];
@@ -278,10 +275,9 @@ START_TEST(test_read_errors)
 	ck_assert_uint_eq(rig_stat(t).errors, 1);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* Reads and writes that come in pieces. */
-START_TEST(test_pieces)
+TEST_LOOP(test_pieces, 0, 2)
 {
 	struct tier_disk_opts o = fault_opts(64 * MIB);
 	o.io = engines[_i];
@@ -293,11 +289,10 @@ START_TEST(test_pieces)
 		ck_assert_int_eq(rig_get(t, i, 1000 * KIB + i), 0);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* Heads cannot be written: the puts of that round fail with the reason, nothing of them is
  * there, no slot is lost, and it goes on when it can. */
-START_TEST(test_commit_errors)
+TEST(test_commit_errors)
 {
 	static const struct {
 		int error, code;
@@ -321,10 +316,9 @@ START_TEST(test_commit_errors)
 	ck_assert_uint_eq(rig_stat(t).blocks, 16);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* With sync a put is acknowledged only when its data is on the device. */
-START_TEST(test_sync_errors)
+TEST(test_sync_errors)
 {
 	struct tier_disk_opts o = fault_opts(16 * SLOT);
 	o.sync = 1;
@@ -338,7 +332,6 @@ START_TEST(test_sync_errors)
 	ck_assert_int_eq(rig_get(t, 2, SLOT), 0);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* Whether the disk is broken or full. */
 static const int clear_errors[] = {EIO, ENOSPC};
@@ -352,7 +345,7 @@ static uint64_t failures(struct tier *t)
 /* A dropped slot whose cleared head cannot be made last is not used: the put that needs it is
  * refused, and no other block pays for it, until it can. It is tried now and then, not all the
  * time. */
-START_TEST(test_clear_errors)
+TEST_LOOP(test_clear_errors, 0, 2)
 {
 	struct tier_disk_opts o = fault_opts(4 * SLOT);
 	struct tier_key k1 = rig_key(1);
@@ -380,10 +373,9 @@ START_TEST(test_clear_errors)
 		ck_assert_int_eq(rig_get(t, i, SLOT), 0);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* A segment whose heads cannot be written is given up all the same, as fast, and the tier ends. */
-START_TEST(test_segment_dies_of_errors)
+TEST_LOOP(test_segment_dies_of_errors, 0, 2)
 {
 	struct tier_disk_opts o = fault_opts(8 * SLOT);
 	o.sync = 1;
@@ -400,13 +392,12 @@ START_TEST(test_segment_dies_of_errors)
 	ck_assert_uint_eq(failures(t), 0);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* --- a slow disk --- */
 
 /* While no transfer ends: callers never wait, look-ups are answered, the queues are bounded and
  * say so, the oldest operation's age is seen; then all end. */
-START_TEST(test_slow)
+TEST_LOOP(test_slow, 0, 2)
 {
 	enum { N = 1200 };
 	static struct rig_op *p[N];
@@ -446,11 +437,10 @@ START_TEST(test_slow)
 	ck_assert_uint_eq(rig_stat(t).blocks, N - refused + 1);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* Many puts of one block wait for room; those that get it turn out not to need it, as the first
  * was faster: the others go on all the same. */
-START_TEST(test_parked_known)
+TEST(test_parked_known)
 {
 	enum { N = 40 };
 	struct rig_op *first, *p[N];
@@ -473,12 +463,11 @@ START_TEST(test_parked_known)
 	ck_assert_int_eq(rig_get(t, 1, SLOT), 0);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* The device takes no more heads, as one that hangs for a minute: who asks for what memory knows
  * has his answer at once, reads go on, puts are taken up to the bound; when it goes on all of
  * them end. */
-START_TEST(test_hangs)
+TEST_LOOP(test_hangs, 0, 2)
 {
 	enum { N = 1400 };
 	static struct rig_op *p[N];
@@ -522,7 +511,6 @@ START_TEST(test_hangs)
 	ck_assert_int_eq(rig_get(t, 6000, 4 * KIB), 0);
 	t->ops->destroy(t);
 }
-END_TEST
 
 static void remove_done(struct tier_op *op, int code, enum tier_id tier, const char *text)
 {
@@ -533,7 +521,7 @@ static void remove_done(struct tier_op *op, int code, enum tier_id tier, const c
 }
 
 /* Who hears that its put has ended may remove the block at once. */
-START_TEST(test_remove_in_done)
+TEST(test_remove_in_done)
 {
 	struct tier_disk_opts o = fault_opts(16 * MIB);
 	struct tier *t = rig_open(&o);
@@ -548,7 +536,6 @@ START_TEST(test_remove_in_done)
 	ck_assert_uint_eq(rig_stat(t).blocks, 0);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* Segments whose files cannot be opened for now (no descriptors left) are not taken for lost
  * ones: the start fails, and nothing is deleted. */
@@ -561,7 +548,7 @@ static int no_descriptors(const char *path, int flags, mode_t mode)
 	return open(path, flags, mode);
 }
 
-START_TEST(test_segment_unseen)
+TEST(test_segment_unseen)
 {
 	static const struct disk_calls without = {.open = no_descriptors};
 	struct err err = {0};
@@ -577,7 +564,6 @@ START_TEST(test_segment_unseen)
 	ck_assert_int_eq(rig_get(t, 1, SLOT), 0);
 	t->ops->destroy(t);
 }
-END_TEST
 
 static size_t data_kib(void)
 {
@@ -594,7 +580,7 @@ static size_t data_kib(void)
 
 /* No memory for a buffer: that block fails with the reason, though idle buffers of another size
  * are there; smaller ones go on. */
-START_TEST(test_no_memory)
+TEST(test_no_memory)
 {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 	SKIP("sanitizers end the process when they get no memory");
@@ -615,7 +601,6 @@ START_TEST(test_no_memory)
 	ck_assert_int_eq(rig_put(t, 2, 64 * MIB), 0);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* --- the page cache --- */
 
@@ -670,7 +655,7 @@ static size_t each_segment(unsigned n, size_t (*fn)(const char *file))
 
 /* What goes through the disk tier leaves nothing in the page cache; where the file system cannot
  * go past it, little: the last writes at most. */
-START_TEST(test_page_cache)
+TEST_LOOP(test_page_cache, 0, 2)
 {
 	enum { N = 256 };
 	static const struct disk_calls without = {.open = no_direct};
@@ -691,11 +676,10 @@ START_TEST(test_page_cache)
 	              cached, N * SLOT / 4096);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* A block that is being read is not evicted, though it is the least recently used one: nobody
  * else gets its slot. */
-START_TEST(test_read_slot_kept)
+TEST(test_read_slot_kept)
 {
 	struct tier_disk_opts o = fault_opts(4 * SLOT);
 	o.io = "threads";
@@ -718,11 +702,10 @@ START_TEST(test_read_slot_kept)
 	ck_assert_uint_eq(rig_stat(t).corrupt, 0);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* --- without io_uring --- */
 
-START_TEST(test_no_io_uring)
+TEST(test_no_io_uring)
 {
 	static const int error[] = {EPERM, ENOSYS, ENOMEM};
 	struct err err = {0};
@@ -738,39 +721,4 @@ START_TEST(test_no_io_uring)
 		ck_assert_int_eq(tier_disk_new(&o, &t, &err), ERR_UNSUPPORTED);
 		ck_assert_ptr_nonnull(strstr(err.text, "io_uring"));
 	}
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("storage_disk_fault");
-	TCase *c = tcase_create("fault");
-	tcase_set_timeout(c, 300);
-	tcase_add_checked_fixture(c, setup, rig_folder_delete);
-	tcase_add_test(c, test_folders);
-	tcase_add_test(c, test_full);
-	tcase_add_test(c, test_full_really);
-	tcase_add_test(c, test_read_only_really);
-	tcase_add_test(c, test_write_errors);
-	tcase_add_loop_test(c, test_read_errors, 0, 2);
-	tcase_add_loop_test(c, test_pieces, 0, 2);
-	tcase_add_test(c, test_commit_errors);
-	tcase_add_test(c, test_sync_errors);
-	tcase_add_loop_test(c, test_clear_errors, 0, 2);
-	tcase_add_loop_test(c, test_segment_dies_of_errors, 0, 2);
-	tcase_add_loop_test(c, test_slow, 0, 2);
-	tcase_add_test(c, test_read_slot_kept);
-	tcase_add_test(c, test_parked_known);
-	tcase_add_loop_test(c, test_hangs, 0, 2);
-	tcase_add_test(c, test_remove_in_done);
-	tcase_add_test(c, test_segment_unseen);
-	tcase_add_test(c, test_no_memory);
-	tcase_add_loop_test(c, test_page_cache, 0, 2);
-	tcase_add_test(c, test_no_io_uring);
-	suite_add_tcase(s, c);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }

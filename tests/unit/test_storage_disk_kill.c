@@ -244,7 +244,9 @@ static void verify_all(unsigned kills)
 	t->ops->destroy(t);
 }
 
-START_TEST(test_kill)
+TEST_CASE("kill", .timeout_s = 900, .setup = rig_folder_new, .teardown = rig_folder_delete);
+
+TEST(test_kill)
 {
 	const unsigned kills = getenv("PD_FULL") ? 200 : 20;
 	unsigned seed = (unsigned)clock_us(), there = 0, acked = 0;
@@ -268,20 +270,4 @@ START_TEST(test_kill)
 	ck_assert_uint_gt(acked, kills / 2);
 	folder_for(KINDS);
 	munmap(shared, sizeof *shared);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("storage_disk_kill");
-	TCase *c = tcase_create("kill");
-	tcase_set_timeout(c, 900);
-	tcase_add_checked_fixture(c, rig_folder_new, rig_folder_delete);
-	tcase_add_test(c, test_kill);
-	suite_add_tcase(s, c);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -78,8 +78,10 @@ static int units_order(const void *a, const void *b)
 	return *x < *y ? -1 : *x > *y;
 }
 
+TEST_CASE("pin", .timeout_s = 60);
+
 /* Two ranges, of two slices and of one. Units that touch each other are in one slice. */
-START_TEST(test_slices)
+TEST(test_slices)
 {
 	enum { N = SLICE_UNITS + 100, M = 50 };
 	static unsigned char *at[N + M];
@@ -113,10 +115,9 @@ START_TEST(test_slices)
 	units_fini(&u);
 	ck_assert_uint_eq(n_pins, 0);
 }
-END_TEST
 
 /* The page of a unit that is given back would be the device's, and the next one the tier's. */
-START_TEST(test_pages_stay)
+TEST(test_pages_stay)
 {
 	struct units u;
 	struct units_range r;
@@ -135,12 +136,11 @@ START_TEST(test_pages_stay)
 		units_fini(&u);
 	}
 }
-END_TEST
 
 /* --- the tier ------------------------------------------------------------ */
 
 /* If nothing could be pinned, what a smaller capacity frees goes back to the system. */
-START_TEST(test_refused)
+TEST(test_refused)
 {
 	struct tier *t;
 	struct err err = {0};
@@ -160,10 +160,9 @@ START_TEST(test_refused)
 	t->ops->destroy(t);
 	ck_assert_uint_eq(n_pins, 0);
 }
-END_TEST
 
 /* What a smaller capacity has returned to the system does not come back as pinned memory. */
-START_TEST(test_smaller)
+TEST(test_smaller)
 {
 	struct tier *t;
 	struct err err = {0};
@@ -181,12 +180,11 @@ START_TEST(test_smaller)
 	t->ops->destroy(t);
 	ck_assert_uint_eq(n_pins, 0);
 }
-END_TEST
 
 /* --- the stack ----------------------------------------------------------- */
 
 /* For the first who can; what is added later as well. */
-START_TEST(test_stack)
+TEST(test_stack)
 {
 	static const struct kern_copies other = {.name = "other", .pin = pin, .unpin = unpin};
 	start(SLICE_UNITS + 1, TIER_RECYCLE, 0, 0, TIER_RECYCLE, 0);
@@ -200,10 +198,9 @@ START_TEST(test_stack)
 	end();
 	ck_assert_uint_eq(n_pins, 0);
 }
-END_TEST
 
 /* A refusal is not repeated. */
-START_TEST(test_stack_refused)
+TEST(test_stack_refused)
 {
 	start(4, TIER_RECYCLE, 0, 0, TIER_RECYCLE, 0);
 	refused = 1;
@@ -216,34 +213,12 @@ START_TEST(test_stack_refused)
 	end();
 	ck_assert_int_eq(calls, 1);
 }
-END_TEST
 
 /* Storage without a memory tier has nothing to pin. */
-START_TEST(test_stack_without_memory)
+TEST(test_stack_without_memory)
 {
 	start(0, TIER_RECYCLE, 0, 0, TIER_RECYCLE, 0);
 	tier_stack_pin(s, &device, 3);
 	end();
 	ck_assert_int_eq(calls, 0);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("storage_pin");
-	TCase *c = tcase_create("pin");
-	tcase_set_timeout(c, 60);
-	tcase_add_test(c, test_slices);
-	tcase_add_test(c, test_pages_stay);
-	tcase_add_test(c, test_refused);
-	tcase_add_test(c, test_smaller);
-	tcase_add_test(c, test_stack);
-	tcase_add_test(c, test_stack_refused);
-	tcase_add_test(c, test_stack_without_memory);
-	suite_add_tcase(s, c);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -2,11 +2,12 @@
  * found, lives its time and is flushed; what if something else is under our keys. The server's own
  * troubles: test_storage_redis_server.c; hostile ones: test_storage_redis_hostile.c. */
 #include "redis_rig.h"
-#include "world_run.h"
+
+TEST_CASE("server", .timeout_s = 120, .setup = server_start, .teardown = server_stop);
 
 /* Small ones, and some that fill socket buffers many times; whole in, whole out, also by another
  * tier. */
-START_TEST(test_sizes)
+TEST(test_sizes)
 {
 	static const size_t size[] = {1, 63, 64, 4096, 65536, 1474560, 5000001};
 	struct tier *a = ready_tier((struct tier_redis_opts){0}),
@@ -31,9 +32,8 @@ START_TEST(test_sizes)
 	a->ops->destroy(a);
 	b->ops->destroy(b);
 }
-END_TEST
 
-START_TEST(test_put_known)
+TEST(test_put_known)
 {
 	struct tier *t = ready_tier((struct tier_redis_opts){0});
 	struct rop o;
@@ -49,10 +49,9 @@ START_TEST(test_put_known)
 	ck_assert_int_eq(get(t, 1, BLOCK + 5), 0);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* What move says ends the operation; a put leaves nothing behind. */
-START_TEST(test_void)
+TEST(test_void)
 {
 	struct tier *t = ready_tier((struct tier_redis_opts){0});
 	struct rop o;
@@ -78,11 +77,10 @@ START_TEST(test_void)
 	ck_assert_int_eq(get(t, 1, BLOCK), 0);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* Given up before it begins: not sent, not copied. A copy between tiers is neither hit nor miss,
  * and is told the stored checksum. */
-START_TEST(test_given_up_and_aside)
+TEST(test_given_up_and_aside)
 {
 	struct tier *t = ready_tier((struct tier_redis_opts){0});
 	struct rop o;
@@ -116,9 +114,8 @@ START_TEST(test_given_up_and_aside)
 	ck_assert_uint_eq(s.gets + s.hits + s.misses + s.errors, 1);
 	t->ops->destroy(t);
 }
-END_TEST
 
-START_TEST(test_lookup)
+TEST(test_lookup)
 {
 	struct tier *t = ready_tier((struct tier_redis_opts){0});
 	for (unsigned i = 0; i < 600; i++)
@@ -135,11 +132,10 @@ START_TEST(test_lookup)
 		ck_assert_uint_lt(clock_us(), until);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* Keys that another tier has already are not asked for and stay as they are; without `leading`
  * all are looked at. */
-START_TEST(test_lookup_where)
+TEST(test_lookup_where)
 {
 	struct tier *t = ready_tier((struct tier_redis_opts){0});
 	struct tier_key key[6];
@@ -162,9 +158,8 @@ START_TEST(test_lookup_where)
 	                 ((unsigned char[]){TIER_MEMORY, 0, TIER_REDIS, TIER_DISK, 0, TIER_REDIS}), 6);
 	t->ops->destroy(t);
 }
-END_TEST
 
-START_TEST(test_ttl)
+TEST(test_ttl)
 {
 	char key[96];
 	key_text(key, 1);
@@ -187,7 +182,6 @@ START_TEST(test_ttl)
 	t->ops->destroy(t);
 	forever->ops->destroy(forever);
 }
-END_TEST
 
 /* --- what is under our keys ---------------------------------------------- */
 
@@ -221,7 +215,7 @@ static int corrupt_and_gone(struct tier *t, const char *key)
 	return get(t, 1, BLOCK) == ERR_NOTFOUND;
 }
 
-START_TEST(test_wrong_values)
+TEST(test_wrong_values)
 {
 	static const size_t cut[] = {1, 8, 63, 64, 65, 64 + BLOCK - 1, 64 + BLOCK + 1, 64 + 2 * BLOCK};
 	char key[96];
@@ -254,10 +248,9 @@ START_TEST(test_wrong_values)
 	free(v);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* A value of 100 MB under our key: no more than the block's bytes are ever sent. */
-START_TEST(test_huge_value)
+TEST(test_huge_value)
 {
 	char key[96];
 	key_text(key, 1);
@@ -266,11 +259,10 @@ START_TEST(test_huge_value)
 	ck_assert(corrupt_and_gone(t, key));
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* --- flush --------------------------------------------------------------- */
 
-START_TEST(test_flush)
+TEST(test_flush)
 {
 	redisContext *c = rig_connect(&rig);
 	struct tier_redis_opts odd = {.prefix = "pd[1]*?:"};
@@ -310,11 +302,10 @@ START_TEST(test_flush)
 	t->ops->destroy(t);
 	u->ops->destroy(u);
 }
-END_TEST
 
 /* What was asked before a flush and is answered after it: not found, not stored, and nothing of
  * it is there afterwards. */
-START_TEST(test_flush_voids)
+TEST(test_flush_voids)
 {
 	struct tier *t = ready_tier((struct tier_redis_opts){.timeout_ms = 20000, .depth = 2});
 	struct rop o[8];
@@ -337,10 +328,9 @@ START_TEST(test_flush_voids)
 	ck_assert_int_eq(get(t, 1, BLOCK), 0);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* A block that is on its way when the flush comes goes with the others. */
-START_TEST(test_flush_after_put)
+TEST(test_flush_after_put)
 {
 	struct tier *t = ready_tier((struct tier_redis_opts){.timeout_ms = 20000});
 	for (unsigned i = 0; i < 20; i++) {
@@ -360,7 +350,6 @@ START_TEST(test_flush_after_put)
 	}
 	t->ops->destroy(t);
 }
-END_TEST
 
 static void count_gone(void *arg, const struct tier_key *key, int stored)
 {
@@ -370,7 +359,7 @@ static void count_gone(void *arg, const struct tier_key *key, int stored)
 
 /* A server that somebody has emptied has nothing, and no fault; who keeps blocks above since
  * they were here hears of it, and of a flush. */
-START_TEST(test_emptied)
+TEST(test_emptied)
 {
 	atomic_int gone = 0;
 	struct tier *t = ready_tier((struct tier_redis_opts){0});
@@ -391,11 +380,10 @@ START_TEST(test_emptied)
 	ck_assert_int_ge(gone, 2);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* The server dies in the middle of it: that is the end of it, and the tier works again when the
  * server is back. */
-START_TEST(test_flush_cut)
+TEST(test_flush_cut)
 {
 	struct tier *t = ready_tier((struct tier_redis_opts){.timeout_ms = 500});
 	kill(rig.pid, SIGSTOP);
@@ -414,29 +402,4 @@ START_TEST(test_flush_cut)
 	ck_assert_int_eq(put(t, 1, BLOCK), 0);
 	ck_assert_int_eq(get(t, 1, BLOCK), 0);
 	t->ops->destroy(t);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("storage_redis");
-	TCase *c = tcase_create("server");
-	tcase_set_timeout(c, 120);
-	tcase_add_checked_fixture(c, server_start, server_stop);
-	tcase_add_test(c, test_sizes);
-	tcase_add_test(c, test_put_known);
-	tcase_add_test(c, test_void);
-	tcase_add_test(c, test_given_up_and_aside);
-	tcase_add_test(c, test_lookup);
-	tcase_add_test(c, test_lookup_where);
-	tcase_add_test(c, test_ttl);
-	tcase_add_test(c, test_wrong_values);
-	tcase_add_test(c, test_huge_value);
-	tcase_add_test(c, test_flush);
-	tcase_add_test(c, test_flush_cut);
-	tcase_add_test(c, test_flush_voids);
-	tcase_add_test(c, test_flush_after_put);
-	tcase_add_test(c, test_emptied);
-	suite_add_tcase(s, c);
-	return world_run(s);
 }

@@ -106,9 +106,11 @@ static void works(struct tier *t, unsigned name)
 	}
 }
 
+TEST_CASE("line", .timeout_s = 120, .setup = line_start, .teardown = line_stop);
+
 /* The line is cut after N bytes in one direction, wherever that is: in a command, a length, a
  * block, between replies. */
-START_TEST(test_cut_anywhere)
+TEST(test_cut_anywhere)
 {
 	static const long at[] = {0,           1,           3,          20,    37,         60,
 	                          90,          95,          100,        120,   140,        160,
@@ -134,11 +136,10 @@ START_TEST(test_cut_anywhere)
 	ck_assert_uint_eq(stat_of(t).corrupt, 0);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* Bits change on the way, in either direction: broken protocol, wrong keys, damaged blocks. What
  * is served is right. */
-START_TEST(test_damaged_line)
+TEST(test_damaged_line)
 {
 	struct tier *t = tier_at(line.unix_path, (struct tier_redis_opts){.timeout_ms = 200});
 	unsigned right = 0;
@@ -163,11 +164,10 @@ START_TEST(test_damaged_line)
 	ck_assert_uint_gt(right, 0);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* A line of some 400 KB/s: blocks do not come in time, each operation ends by its limit, and the
  * tier says why it is away. */
-START_TEST(test_slow_line)
+TEST(test_slow_line)
 {
 	struct tier *t = tier_at(line.unix_path,
 	                         (struct tier_redis_opts){.timeout_ms = 250, .depth = 4});
@@ -198,7 +198,6 @@ START_TEST(test_slow_line)
 	ck_assert_int_eq(get(t, 1, 20 * BLOCK), 0);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* --- a server that is none ----------------------------------------------- */
 
@@ -342,9 +341,11 @@ static const struct script odd_answers[] = {
          "+OK\r\n+OK\r\n+OK\r\n+OK\r\n+OK\r\n+OK\r\n+OK\r\n+OK\r\n+OK\r\n+OK\r\n+OK\r\n+OK\r\n"},
 };
 
+TEST_CASE("server", .timeout_s = 60);
+
 /* The answer to a get, a put's question or a put is one of those; then the server is an empty
  * Redis. */
-START_TEST(test_odd_answer)
+TEST_LOOP(test_odd_answer, 0, sizeof odd_answers / sizeof odd_answers[0])
 {
 	static const char *const command[] = {"GETRANGE", "STRLEN", "SET"};
 	for (int c = 0; c < 3; c++) {
@@ -370,10 +371,9 @@ START_TEST(test_odd_answer)
 		against_end(t);
 	}
 }
-END_TEST
 
 /* The same to the greeting: a state, and the next attempt succeeds. */
-START_TEST(test_odd_greeting)
+TEST_LOOP(test_odd_greeting, 0, sizeof odd_answers / sizeof odd_answers[0])
 {
 	struct script s = odd_answers[_i];
 	s.command = "EXISTS";
@@ -384,7 +384,6 @@ START_TEST(test_odd_greeting)
 		ck_assert_uint_lt(clock_us(), until);
 	against_end(t);
 }
-END_TEST
 
 #define K "$13\r\npdserve:1:abc\r\n"
 #define K10 K K K K K K K K K K
@@ -405,7 +404,7 @@ static const struct script odd_scans[] = {
 };
 
 /* A flush that is answered with rubbish ends, touches no key of others, and the tier works on. */
-START_TEST(test_odd_scan)
+TEST_LOOP(test_odd_scan, 0, sizeof odd_scans / sizeof odd_scans[0])
 {
 	struct script s = odd_scans[_i];
 	s.command = "SCAN";
@@ -425,27 +424,4 @@ START_TEST(test_odd_scan)
 	front_stop(&fake);
 	ck_assert_int_eq(foreign_unlinks, 0);
 	ck_assert_uint_lt(forever_bytes, 4u << 20);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("storage_redis_hostile");
-	TCase *l = tcase_create("line"), *f = tcase_create("server");
-	tcase_set_timeout(l, 120);
-	tcase_set_timeout(f, 60);
-	tcase_add_checked_fixture(l, line_start, line_stop);
-	tcase_add_test(l, test_cut_anywhere);
-	tcase_add_test(l, test_damaged_line);
-	tcase_add_test(l, test_slow_line);
-	tcase_add_loop_test(f, test_odd_answer, 0, (int)(sizeof odd_answers / sizeof odd_answers[0]));
-	tcase_add_loop_test(f, test_odd_greeting, 0, (int)(sizeof odd_answers / sizeof odd_answers[0]));
-	tcase_add_loop_test(f, test_odd_scan, 0, (int)(sizeof odd_scans / sizeof odd_scans[0]));
-	suite_add_tcase(s, l);
-	suite_add_tcase(s, f);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }

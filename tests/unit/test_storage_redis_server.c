@@ -2,14 +2,15 @@
  * is not there, dies, stops, is full or busy, or refuses us, and what it says of itself. */
 #include "daemons/storage/redis_int.h"
 #include "redis_rig.h"
-#include "world_run.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
 
 /* --- the server is not there, dies, stops -------------------------------- */
 
-START_TEST(test_away_and_back)
+TEST_CASE("server", .timeout_s = 120, .setup = server_start, .teardown = server_stop);
+
+TEST(test_away_and_back)
 {
 	server_stop();
 	struct tier *t = tier_at(rig.unix_path, (struct tier_redis_opts){0});
@@ -41,9 +42,8 @@ START_TEST(test_away_and_back)
 	wait_state(t, "away: Connection refused");
 	t->ops->destroy(t);
 }
-END_TEST
 
-START_TEST(test_stopped)
+TEST(test_stopped)
 {
 	struct tier *t = ready_tier((struct tier_redis_opts){.timeout_ms = 300});
 	struct rop o[8];
@@ -67,11 +67,10 @@ START_TEST(test_stopped)
 	ck_assert_int_eq(get(t, 1, BLOCK), 0);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* Look-ups that the server does not answer end by their limit, the caller's or the tier's, and
  * say nothing about the server: it may just be far away. */
-START_TEST(test_lookup_limit)
+TEST(test_lookup_limit)
 {
 	struct tier *t = ready_tier((struct tier_redis_opts){.timeout_ms = 60000, .lookup_ms = 20});
 	uint64_t us;
@@ -86,10 +85,9 @@ START_TEST(test_lookup_limit)
 	ck_assert_uint_eq(lookup(t, 1, 1, BLOCK, LONG_US, NULL), 1);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* Ended with operations under way and waiting: each is told once, and destroy comes back. */
-START_TEST(test_destroy_busy)
+TEST(test_destroy_busy)
 {
 	struct tier *t = ready_tier((struct tier_redis_opts){.timeout_ms = 60000, .depth = 2});
 	static struct rop o[64];
@@ -108,10 +106,9 @@ START_TEST(test_destroy_busy)
 	t->ops->destroy(t);
 	kill(rig.pid, SIGCONT);
 }
-END_TEST
 
 /* More than may wait: refused at once; the rest ends. */
-START_TEST(test_queue_bound)
+TEST(test_queue_bound)
 {
 	enum { N = 1200 };
 	struct tier *t = ready_tier((struct tier_redis_opts){.timeout_ms = 3000, .depth = 4});
@@ -130,7 +127,6 @@ START_TEST(test_queue_bound)
 	t->ops->destroy(t);
 	free(o);
 }
-END_TEST
 
 static unsigned free_port(void)
 {
@@ -144,7 +140,7 @@ static unsigned free_port(void)
 }
 
 /* Over TCP, by number and by name, killed and back. */
-START_TEST(test_tcp)
+TEST(test_tcp)
 {
 	char port[16], address[2][40];
 	unsigned n = free_port();
@@ -166,7 +162,6 @@ START_TEST(test_tcp)
 		t->ops->destroy(t);
 	}
 }
-END_TEST
 
 /* --- load ---------------------------------------------------------------- */
 
@@ -202,7 +197,7 @@ static void *hammer_main(void *arg)
 
 /* Killed again and again under load, started again: what is asked ends, what is served is right,
  * hits come back. */
-START_TEST(test_killed_under_load)
+TEST(test_killed_under_load)
 {
 	_Atomic int over = 0;
 	struct tier *t = ready_tier((struct tier_redis_opts){.timeout_ms = 5000});
@@ -229,10 +224,9 @@ START_TEST(test_killed_under_load)
 	ck_assert_uint_eq(stat_of(t).corrupt, 0);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* Two daemons write and read the same blocks at the same time. */
-START_TEST(test_two_clients)
+TEST(test_two_clients)
 {
 	_Atomic int over = 0;
 	struct hammer h[4];
@@ -257,11 +251,10 @@ START_TEST(test_two_clients)
 		t[i]->ops->destroy(t[i]);
 	}
 }
-END_TEST
 
 /* --- what it says -------------------------------------------------------- */
 
-START_TEST(test_full_server)
+TEST(test_full_server)
 {
 	struct tier *t = ready_tier((struct tier_redis_opts){0});
 	struct rop o;
@@ -284,9 +277,8 @@ START_TEST(test_full_server)
 	ck_assert_str_eq(stat_of(t).state, "ready");
 	t->ops->destroy(t);
 }
-END_TEST
 
-START_TEST(test_replica)
+TEST(test_replica)
 {
 	struct tier *t = ready_tier((struct tier_redis_opts){0});
 	struct rop o;
@@ -298,7 +290,6 @@ START_TEST(test_replica)
 	ck_assert_int_eq(get(t, 1, BLOCK), 0);
 	t->ops->destroy(t);
 }
-END_TEST
 
 static int has_state(const char *address, struct tier_redis_opts o, const char *state)
 {
@@ -308,7 +299,7 @@ static int has_state(const char *address, struct tier_redis_opts o, const char *
 	return 1;
 }
 
-START_TEST(test_password_and_db)
+TEST(test_password_and_db)
 {
 	ck_assert(has_state(rig.unix_path, (struct tier_redis_opts){.db = 99},
 	                    "away: SELECT: ERR DB index is out of range"));
@@ -334,10 +325,9 @@ START_TEST(test_password_and_db)
 	                    (struct tier_redis_opts){.username = "dull", .password = "geheim"},
 	                    "away: EXISTS: NOPERM"));
 }
-END_TEST
 
 /* The password is put right while the daemon runs: it is tried again without anybody's help. */
-START_TEST(test_password_mended)
+TEST(test_password_mended)
 {
 	redisContext *c = rig_connect(&rig);
 	freeReplyObject(redisCommand(c, "CONFIG SET requirepass other"));
@@ -349,9 +339,8 @@ START_TEST(test_password_mended)
 	redisFree(c);
 	t->ops->destroy(t);
 }
-END_TEST
 
-START_TEST(test_figures)
+TEST(test_figures)
 {
 	RIG_DO(&rig, "CONFIG", "SET", "maxmemory", "100000000");
 	RIG_DO(&rig, "SET", "somebody", "else");
@@ -364,11 +353,10 @@ START_TEST(test_figures)
 	ck_assert_uint_eq(s.evictions, 0);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* What the server evicts is counted when it is asked again, and has gone nowhere else: it is
  * lost. */
-START_TEST(test_evicted)
+TEST(test_evicted)
 {
 	struct tier *t = ready_tier((struct tier_redis_opts){0});
 	for (uint64_t until = clock_us() + LONG_US; stat_of(t).bytes == 0; usleep(1000))
@@ -384,11 +372,12 @@ START_TEST(test_evicted)
 	ck_assert_uint_eq(s.lost, s.evictions);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* --- options ------------------------------------------------------------- */
 
-START_TEST(test_options)
+TEST_CASE("none", .timeout_s = 60);
+
+TEST(test_options)
 {
 	static const struct {
 		const char *address, *want;
@@ -444,40 +433,10 @@ START_TEST(test_options)
 	}
 	ck_assert_ptr_null(t);
 }
-END_TEST
 
 /* Nobody listens, and no such host: both are states. */
-START_TEST(test_no_host)
+TEST(test_no_host)
 {
 	ck_assert(has_state("127.0.0.1:1", (struct tier_redis_opts){0}, "away: Connection refused"));
 	ck_assert(has_state("unix:/nowhere/redis", (struct tier_redis_opts){0}, "away: No such file"));
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("storage_redis_server");
-	TCase *c = tcase_create("server"), *none = tcase_create("none");
-	tcase_set_timeout(c, 120);
-	tcase_set_timeout(none, 60);
-	tcase_add_checked_fixture(c, server_start, server_stop);
-	tcase_add_test(c, test_away_and_back);
-	tcase_add_test(c, test_killed_under_load);
-	tcase_add_test(c, test_stopped);
-	tcase_add_test(c, test_lookup_limit);
-	tcase_add_test(c, test_destroy_busy);
-	tcase_add_test(c, test_queue_bound);
-	tcase_add_test(c, test_tcp);
-	tcase_add_test(c, test_full_server);
-	tcase_add_test(c, test_replica);
-	tcase_add_test(c, test_password_and_db);
-	tcase_add_test(c, test_password_mended);
-	tcase_add_test(c, test_figures);
-	tcase_add_test(c, test_evicted);
-	tcase_add_test(c, test_two_clients);
-	tcase_add_test(none, test_options);
-	tcase_add_test(none, test_no_host);
-	suite_add_tcase(s, c);
-	suite_add_tcase(s, none);
-	return world_run(s);
 }

@@ -4,7 +4,9 @@
 
 /* --- what goes in comes out ---------------------------------------------- */
 
-START_TEST(test_put_get)
+TEST_CASE("serve", .timeout_s = 60, .setup = set_up, .teardown = tear_down);
+
+TEST(test_put_get)
 {
 	static const uint32_t names[] = {11, 12, 13}, from[] = {2, 0, 7}, to[] = {3, 4, 5};
 	static const uint32_t asked[] = {11, 12, 14, 13};
@@ -19,10 +21,9 @@ START_TEST(test_put_get)
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_GET, 3, asked, (uint32_t[]){3, 4, 6, 5}, 4), "oomo");
 	ck_assert(block_zero(6));
 }
-END_TEST
 
 /* Batch numbers, generations and blocks that are not good. */
-START_TEST(test_refusals)
+TEST(test_refusals)
 {
 	static const uint32_t one[] = {1}, zero[] = {0}, far[] = {BLOCKS};
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 5, one, zero, 1), "o");
@@ -58,11 +59,10 @@ START_TEST(test_refusals)
 	draining = 0;
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_GET, 70, one, zero, 1), "o");
 }
-END_TEST
 
 /* --- generations --------------------------------------------------------- */
 
-START_TEST(pm1_pm2_no_check)
+TEST(pm1_pm2_no_check)
 {
 	static const uint32_t one[] = {1}, zero[] = {0};
 	forget_said();
@@ -83,11 +83,10 @@ START_TEST(pm1_pm2_no_check)
 	gate.bump = NULL;
 	ck_assert(block_zero(3));
 }
-END_TEST
 
 /* Stored, acknowledged, and the block is another's: a put that still names the old generation,
  * repeated or new, stores nothing under the old hash. */
-START_TEST(pm4_same_gen_after_ack)
+TEST(pm4_same_gen_after_ack)
 {
 	static const uint32_t one[] = {1}, zero[] = {0}, three[] = {3};
 	block_fill(0, 1);
@@ -114,11 +113,10 @@ START_TEST(pm4_same_gen_after_ack)
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_GET, 3, one, three, 1), "o");
 	ck_assert(block_holds(3, 1));
 }
-END_TEST
 
 /* All bytes are copied, the put is not committed yet: nobody finds the hash, a get is a miss and
  * writes nothing. */
-START_TEST(pm7_index_before_data)
+TEST(pm7_index_before_data)
 {
 	static const uint32_t one[] = {1}, zero[] = {0}, five[] = {5};
 	block_fill(0, 1);
@@ -138,12 +136,11 @@ START_TEST(pm7_index_before_data)
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_GET, 3, one, five, 1), "o");
 	ck_assert(block_holds(5, 1));
 }
-END_TEST
 
 /* --- fences -------------------------------------------------------------- */
 
 /* Acknowledged only when no write of the batch is in flight; what had not begun is given up. */
-START_TEST(pm8_ack_while_writing)
+TEST(pm8_ack_while_writing)
 {
 	static const uint32_t names[] = {1, 2, 3, 4}, blocks[] = {0, 1, 2, 3}, to[] = {4, 5, 6, 7};
 	for (unsigned i = 0; i < 4; i++)
@@ -166,11 +163,10 @@ START_TEST(pm8_ack_while_writing)
 	ck_assert_uint_eq(((Pds__StoreFenced *)said[1].body)->batch, 2);
 	ck_assert(block_zero(6) && block_zero(7));
 }
-END_TEST
 
 /* A fence for a batch that is not there is acknowledged at once, and final: the batch does not
  * begin when it comes after all. */
-START_TEST(test_fence_overtakes)
+TEST(test_fence_overtakes)
 {
 	static const uint32_t one[] = {1}, zero[] = {0}, five[] = {5};
 	block_fill(0, 1);
@@ -185,10 +181,9 @@ START_TEST(test_fence_overtakes)
 	ck_assert(block_zero(5));
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_GET, 8, one, five, 1), "o");
 }
-END_TEST
 
 /* A repeated message of a batch under way starts nothing and is answered once. */
-START_TEST(test_repeated)
+TEST(test_repeated)
 {
 	static const uint32_t one[] = {1}, zero[] = {0};
 	atomic_store(&gate.closed, 1);
@@ -202,7 +197,6 @@ START_TEST(test_repeated)
 	ck_assert_uint_eq(n_said, 1);
 	ck_assert_str_eq(codes_of(0, 1), "o");
 }
-END_TEST
 
 /* --- bounds -------------------------------------------------------------- */
 
@@ -225,7 +219,7 @@ static void put_many(uint64_t batch, size_t n)
 
 /* A worker may have so many blocks under way; one more is refused at once, and when they have
  * ended there is room again. */
-START_TEST(test_items_bound)
+TEST(test_items_bound)
 {
 	static const uint32_t one[] = {1}, zero[] = {0};
 	const unsigned full = CLIENT_ITEMS_MAX / BATCH_ITEMS_MAX;
@@ -244,7 +238,6 @@ START_TEST(test_items_bound)
 	ck_assert_uint_eq(serve_batches(&st), 0);
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, full + 2, one, zero, 1), "o");
 }
-END_TEST
 
 static struct tier_find *waiting[FINDINGS_MAX];
 static unsigned n_waiting;
@@ -261,7 +254,7 @@ static void lookup_waits(struct tier *t, struct tier_find *f)
 
 /* So many look-ups are with the tiers at a time; what comes on top hears at once that nothing is
  * known to be there. */
-START_TEST(test_lookups_bound)
+TEST(test_lookups_bound)
 {
 	static const uint32_t one[] = {1}, zero[] = {0};
 	struct kv_hash hash = hash_of(1);
@@ -287,25 +280,4 @@ START_TEST(test_lookups_bound)
 		ck_assert_uint_eq(((Pds__StoreFound *)said[i].body)->leading, 1);
 	gate.tier.ops = &gate_ops;
 	ck_assert_uint_eq(lookup(W, one, 1), 1);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("storage_serve");
-	TCase *serve = tcase_create("serve");
-	tcase_set_timeout(serve, 60);
-	tcase_add_checked_fixture(serve, set_up, tear_down);
-	tcase_add_test(serve, test_put_get);
-	tcase_add_test(serve, test_refusals);
-	tcase_add_test(serve, pm1_pm2_no_check);
-	tcase_add_test(serve, pm4_same_gen_after_ack);
-	tcase_add_test(serve, pm7_index_before_data);
-	tcase_add_test(serve, pm8_ack_while_writing);
-	tcase_add_test(serve, test_fence_overtakes);
-	tcase_add_test(serve, test_repeated);
-	tcase_add_test(serve, test_items_bound);
-	tcase_add_test(serve, test_lookups_bound);
-	suite_add_tcase(suite, serve);
-	return world_run(suite);
 }

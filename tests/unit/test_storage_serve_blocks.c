@@ -4,7 +4,9 @@
 
 /* --- other layouts, other workers ---------------------------------------- */
 
-START_TEST(test_layouts)
+TEST_CASE("blocks", .timeout_s = 60, .setup = set_up, .teardown = tear_down);
+
+TEST(test_layouts)
 {
 	static const uint32_t one[] = {1}, zero[] = {0}, two[] = {2};
 	int code;
@@ -26,10 +28,9 @@ START_TEST(test_layouts)
 	close(s2);
 	pool_memory_fini(&r2);
 }
-END_TEST
 
 /* Layouts of many layers, and of pieces larger than what is copied in one go. */
-START_TEST(test_bursts)
+TEST_LOOP(test_bursts, 0, 5)
 {
 	static const uint32_t one[] = {1}, zero[] = {0}, two[] = {2};
 	static const struct {
@@ -60,7 +61,6 @@ START_TEST(test_bursts)
 	close(s2);
 	pool_memory_fini(&r2);
 }
-END_TEST
 
 static int wait_fails(struct kern_pool *pool, uint64_t number, char *errbuf, size_t errlen)
 {
@@ -70,7 +70,7 @@ static int wait_fails(struct kern_pool *pool, uint64_t number, char *errbuf, siz
 }
 
 /* A device that fails: an error of each item, nothing is stored, and the daemon goes on. */
-START_TEST(test_copy_fails)
+TEST(test_copy_fails)
 {
 	static const uint32_t one[] = {1}, zero[] = {0}, both[] = {1, 2}, at[] = {0, 3};
 	struct kern_copies broken = kern_host_copies;
@@ -89,10 +89,9 @@ START_TEST(test_copy_fails)
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_GET, 4, one, zero, 1), "o");
 	ck_assert(block_holds(0, 1));
 }
-END_TEST
 
 /* A worker of the same layout gets what another one put. */
-START_TEST(test_shared)
+TEST(test_shared)
 {
 	static const uint32_t one[] = {1}, zero[] = {0};
 	int code;
@@ -112,7 +111,6 @@ START_TEST(test_shared)
 	close(s2);
 	pool_memory_fini(&r2);
 }
-END_TEST
 
 /* A stored byte changes: the get is an error, the worker's block is untouched, the next one is a
  * miss. */
@@ -131,7 +129,7 @@ static void damage_put(struct tier *t, struct tier_op *op)
 	gate.inner->ops->put(gate.inner, op);
 }
 
-START_TEST(test_damage)
+TEST(test_damage)
 {
 	static const uint32_t one[] = {1}, zero[] = {0}, three[] = {3};
 	struct tier_ops ops = gate_ops;
@@ -145,9 +143,18 @@ START_TEST(test_damage)
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_GET, 3, one, three, 1), "m");
 	gate.tier.ops = &gate_ops;
 }
-END_TEST
 
-START_TEST(test_full)
+static void set_up_small(void)
+{
+	int code;
+	start_with(4 * 65536, 1);
+	sock = hand_over("worker-0", 100, &layout, &shared, &code);
+	ck_assert_int_ge(sock, 0);
+}
+
+TEST_CASE("small", .timeout_s = 60, .setup = set_up_small, .teardown = tear_down);
+
+TEST(test_full)
 {
 	uint32_t names[6], blocks[6] = {0, 1, 2, 3, 4, 5};
 	for (unsigned i = 0; i < 6; i++) {
@@ -158,15 +165,6 @@ START_TEST(test_full)
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 1, names, blocks, 6), "oooooo");
 	ck_assert_uint_eq(lookup(W, names, 1), 0);
 	ck_assert_uint_eq(lookup(W, &names[2], 4), 4);
-}
-END_TEST
-
-static void set_up_small(void)
-{
-	int code;
-	start_with(4 * 65536, 1);
-	sock = hand_over("worker-0", 100, &layout, &shared, &code);
-	ck_assert_int_ge(sock, 0);
 }
 
 /* --- workers in turn ----------------------------------------------------- */
@@ -193,9 +191,11 @@ static unsigned said_before_other(void)
 	return n;
 }
 
+TEST_CASE("turns", .timeout_s = 60, .setup = set_up_one, .teardown = tear_down);
+
 /* One worker queues 27 MB, with one copy thread; another one's block waits for 4 MB of that, and
  * a put for 16 MB of gets. */
-START_TEST(test_turns)
+TEST_LOOP(test_turns, 0, 4)
 {
 	static const uint32_t one[] = {1}, zero[] = {0};
 	static const struct {
@@ -228,7 +228,6 @@ START_TEST(test_turns)
 	close(s2);
 	pool_memory_fini(&r2);
 }
-END_TEST
 
 /* A tier that answers nobody until it is told to. */
 static struct list held = LIST_INIT(held);
@@ -265,7 +264,7 @@ static int wait_held(unsigned n)
 
 /* A slow tier has AWAY_BYTES_MAX of one worker at most, so that another one's block is behind
  * these alone. All are begun in the end. */
-START_TEST(test_away)
+TEST(test_away)
 {
 	static const uint32_t one[] = {1}, zero[] = {0};
 	struct tier_ops ops = gate_ops;
@@ -294,7 +293,6 @@ START_TEST(test_away)
 	close(s2);
 	pool_memory_fini(&r2);
 }
-END_TEST
 
 /* --- fuzz ---------------------------------------------------------------- */
 
@@ -321,10 +319,12 @@ static void at_most(unsigned batches)
 	}
 }
 
+TEST_CASE("fuzz", .timeout_s = 60, .setup = set_up_one, .teardown = tear_down);
+
 /* Messages with any fields, in any order, of a worker that is attached, one that is not, and one of
  * another life. One copy thread: messages that ask for two writes into one block are answered,
  * but what they deliver is nobody's, and no race is to be reported. */
-START_TEST(test_fuzz)
+TEST(test_fuzz)
 {
 	struct kv_hash hash[40];
 	Pds__StoreItem item[40], *list[40];
@@ -374,34 +374,4 @@ START_TEST(test_fuzz)
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_GET, 100001, (uint32_t[]){900}, (uint32_t[]){1}, 1),
 	                 "o");
 	ck_assert(block_holds(1, 900));
-}
-END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("storage_serve_blocks");
-	TCase *blocks = tcase_create("blocks"), *fuzz = tcase_create("fuzz"),
-		  *small = tcase_create("small"), *turns = tcase_create("turns");
-	tcase_set_timeout(blocks, 60);
-	tcase_add_checked_fixture(blocks, set_up, tear_down);
-	tcase_add_test(blocks, test_layouts);
-	tcase_add_loop_test(blocks, test_bursts, 0, 5);
-	tcase_add_test(blocks, test_copy_fails);
-	tcase_add_test(blocks, test_shared);
-	tcase_add_test(blocks, test_damage);
-	suite_add_tcase(suite, blocks);
-	tcase_set_timeout(turns, 60);
-	tcase_add_checked_fixture(turns, set_up_one, tear_down);
-	tcase_add_loop_test(turns, test_turns, 0, 4);
-	tcase_add_test(turns, test_away);
-	suite_add_tcase(suite, turns);
-	tcase_set_timeout(fuzz, 60);
-	tcase_add_checked_fixture(fuzz, set_up_one, tear_down);
-	tcase_add_test(fuzz, test_fuzz);
-	suite_add_tcase(suite, fuzz);
-	tcase_set_timeout(small, 60);
-	tcase_add_checked_fixture(small, set_up_small, tear_down);
-	tcase_add_test(small, test_full);
-	suite_add_tcase(suite, small);
-	return world_run(suite);
 }

@@ -14,8 +14,10 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
+TEST_CASE("gone", .timeout_s = 60, .setup = set_up, .teardown = tear_down);
+
 /* The memory stays mapped while a copy runs; what had not begun is dropped; nobody is answered. */
-START_TEST(test_worker_dies)
+TEST(test_worker_dies)
 {
 	static const uint32_t names[] = {1, 2, 3, 4}, blocks[] = {0, 1, 2, 3}, to[] = {4, 5, 6, 7};
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 1, names, blocks, 4), "oooo");
@@ -36,10 +38,9 @@ START_TEST(test_worker_dies)
 	ck_assert_uint_eq(n_clients(), 0);
 	ck_assert_uint_eq(n_said, 0);
 }
-END_TEST
 
 /* It dies with a batch open, and the daemon stops before the loop hears of the batch's end. */
-START_TEST(test_worker_dies_at_the_stop)
+TEST(test_worker_dies_at_the_stop)
 {
 	static const uint32_t names[] = {1, 2}, blocks[] = {0, 1}, to[] = {4, 5};
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 1, names, blocks, 2), "oo");
@@ -59,11 +60,10 @@ START_TEST(test_worker_dies_at_the_stop)
 	clients_stop(&st);
 	ck_assert_uint_eq(n_clients(), 0);
 }
-END_TEST
 
 /* The link is down, the socket is not: what is under way ends, also without a fence; one that
  * comes when the link is up again is answered. */
-START_TEST(test_link_down)
+TEST_LOOP(test_link_down, 0, 2)
 {
 	static const uint32_t names[] = {1, 2, 3, 4}, blocks[] = {0, 1, 2, 3}, to[] = {4, 5, 6, 7};
 	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 1, names, blocks, 4), "oooo");
@@ -84,11 +84,10 @@ START_TEST(test_link_down)
 	if (_i)
 		ck_assert_int_eq(said[1].type, MSG_STORE_FENCED);
 }
-END_TEST
 
 /* Puts whose bytes are copied do not wait for the tier when they are given up: the answer and the
  * fence come at once, and the worker's memory may go while the tier still has them. */
-START_TEST(test_put_given_up)
+TEST(test_put_given_up)
 {
 	static const uint32_t names[] = {1, 2, 3, 4}, blocks[] = {0, 1, 2, 3};
 	for (unsigned i = 0; i < 4; i++)
@@ -110,7 +109,6 @@ START_TEST(test_put_given_up)
 	ck_assert_uint_eq(n_clients(), 0);
 	atomic_store(&gate.closed, 0);
 }
-END_TEST
 
 /* A tier that takes its time: it has operations and has not begun them. */
 #define PARKED_MAX 16u
@@ -134,10 +132,12 @@ static void release(void (*to)(struct tier *t, struct tier_op *op))
 	atomic_store(&n_parked, 0);
 }
 
+TEST_CASE("one", .timeout_s = 60, .setup = set_up_one, .teardown = tear_down);
+
 /* What such a tier has is given up at once, by a fence, by the link's end or by the end of the
  * worker; what it does later touches the worker's memory no more, also when that is gone, and
  * stores nothing. */
-START_TEST(test_slow_tier)
+TEST_LOOP(test_slow_tier, 0, 6)
 {
 	static const uint32_t names[] = {1, 2, 3}, blocks[] = {0, 1, 2}, to[] = {4, 5, 6};
 	int put = _i % 2, how = _i / 2;
@@ -177,9 +177,10 @@ START_TEST(test_slow_tier)
 		ck_assert_uint_eq(t.blocks, 0);
 	}
 }
-END_TEST
 
-START_TEST(test_names)
+TEST_CASE("gone");
+
+TEST(test_names)
 {
 	int code, other;
 	struct pool_memory r2;
@@ -199,9 +200,8 @@ START_TEST(test_names)
 	close(other);
 	pool_memory_fini(&r2);
 }
-END_TEST
 
-START_TEST(test_unknown_backend)
+TEST(test_unknown_backend)
 {
 	int code;
 	ck_assert_int_eq(hand_over_of("none", "worker-1", 101, &layout, &shared, &code), -1);
@@ -213,10 +213,9 @@ START_TEST(test_unknown_backend)
 	ck_assert_int_eq(code, 0);
 	close(s);
 }
-END_TEST
 
 /* The next life's hello is read before the last one's end of file, which is there: it counts. */
-START_TEST(test_next_life)
+TEST(test_next_life)
 {
 	char path[128];
 	struct handover_hello h;
@@ -235,11 +234,10 @@ START_TEST(test_next_life)
 	ck_assert_int_eq(reply.code, 0);
 	ck_assert_uint_eq(attached_workers(st.attached), 1);
 }
-END_TEST
 
 /* Something after the hello, and something that is no hello: the connection ends, the daemon
  * does not. */
-START_TEST(test_bad_connections)
+TEST(test_bad_connections)
 {
 	char path[128];
 	struct err err = {0};
@@ -263,7 +261,6 @@ START_TEST(test_bad_connections)
 	}
 	ck_assert_uint_eq(attached_workers(st.attached), 0);
 }
-END_TEST
 
 static unsigned descriptors(void)
 {
@@ -278,7 +275,7 @@ static unsigned descriptors(void)
 
 /* A hello cut short, one without its descriptors, and none; then the end of file. Nothing of
  * them stays open. */
-START_TEST(test_half_a_hello)
+TEST(test_half_a_hello)
 {
 	unsigned before_all = descriptors();
 	char path[128];
@@ -303,7 +300,6 @@ START_TEST(test_half_a_hello)
 	ck_assert_int_eq(code, 0);
 	close(s);
 }
-END_TEST
 
 static void on_time(evutil_socket_t fd, short what, void *arg)
 {
@@ -367,7 +363,7 @@ static unsigned lines_with(const char *path, const char *what)
 
 /* A connection that accept does not take: the loop rests, one line says why, and it is taken
  * when it can be. */
-START_TEST(test_accept_fails)
+TEST_LOOP(test_accept_fails, 0, 2)
 {
 	char path[128], log[128];
 	struct handover_hello h;
@@ -399,29 +395,4 @@ START_TEST(test_accept_fails)
 		lines_with(log, memory ? "event=accept_failed" : "event=descriptors_exhausted"), 1);
 	close(answered.fd);
 	unlink(log);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("storage_serve_gone");
-	TCase *gone = tcase_create("gone"), *one = tcase_create("one");
-	tcase_set_timeout(gone, 60);
-	tcase_add_checked_fixture(gone, set_up, tear_down);
-	tcase_add_test(gone, test_worker_dies);
-	tcase_add_test(gone, test_worker_dies_at_the_stop);
-	tcase_add_loop_test(gone, test_link_down, 0, 2);
-	tcase_add_test(gone, test_put_given_up);
-	tcase_add_test(gone, test_names);
-	tcase_add_test(gone, test_unknown_backend);
-	tcase_add_test(gone, test_next_life);
-	tcase_add_test(gone, test_bad_connections);
-	tcase_add_test(gone, test_half_a_hello);
-	tcase_add_loop_test(gone, test_accept_fails, 0, 2);
-	suite_add_tcase(suite, gone);
-	tcase_set_timeout(one, 60);
-	tcase_add_checked_fixture(one, set_up_one, tear_down);
-	tcase_add_loop_test(one, test_slow_tier, 0, 6);
-	suite_add_tcase(suite, one);
-	return world_run(suite);
 }

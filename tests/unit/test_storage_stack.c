@@ -4,7 +4,9 @@
 
 /* --- where a put goes ---------------------------------------------------- */
 
-START_TEST(test_acknowledgement)
+TEST_CASE("stack", .timeout_s = 60);
+
+TEST(test_acknowledgement)
 {
 	start(4, TIER_RECYCLE, 0, 0, TIER_RECYCLE, 0);
 	fake_set(disk, 1, 0);
@@ -21,10 +23,9 @@ START_TEST(test_acknowledgement)
 	ck_assert_int_eq(tier, TIER_DISK);
 	end();
 }
-END_TEST
 
 /* Without memory a put is acknowledged when the disk has it, not before. */
-START_TEST(test_disk_acknowledges)
+TEST(test_disk_acknowledges)
 {
 	start(0, TIER_RECYCLE, 0, 1, TIER_RECYCLE, 0);
 	fake_set(disk, 1, 0);
@@ -47,10 +48,9 @@ START_TEST(test_disk_acknowledges)
 	ck_assert_int_eq(get(2), 'r');
 	end();
 }
-END_TEST
 
 /* A stalled disk: puts into memory go on, and what memory has stays; nothing waits. */
-START_TEST(test_put_never_waits)
+TEST(test_put_never_waits)
 {
 	start(8, TIER_OFFLOAD, 0, 0, TIER_RECYCLE, 0);
 	fake_set(disk, 1, 0);
@@ -66,11 +66,10 @@ START_TEST(test_put_never_waits)
 	UNTIL(stat_of(0).copying == 0);
 	end();
 }
-END_TEST
 
 /* --- look-ups ------------------------------------------------------------ */
 
-START_TEST(test_where)
+TEST(test_where)
 {
 	static const unsigned names[] = {1, 2, 3, 4, 9, 3};
 	start(8, TIER_RECYCLE, 0, 1, TIER_RECYCLE, 0);
@@ -88,12 +87,11 @@ START_TEST(test_where)
 	ck_assert_str_eq(where(names, 0, 1, 1), "");
 	end();
 }
-END_TEST
 
 /* --- many, given up, ended ----------------------------------------------- */
 
 /* A slow tier has a bounded number of operations at a time, whatever comes; all end. */
-START_TEST(test_many)
+TEST(test_many)
 {
 	struct op *o[600];
 	start(0, TIER_RECYCLE, 0, 0, TIER_RECYCLE, 0);
@@ -120,10 +118,9 @@ START_TEST(test_many)
 	}
 	end();
 }
-END_TEST
 
 /* The end comes while everything is under way: each operation and look-up ends. */
-START_TEST(test_end)
+TEST(test_end)
 {
 	static const unsigned names[] = {1, 2, 3};
 	struct op *o[300];
@@ -141,7 +138,6 @@ START_TEST(test_end)
 		free(o[i]);
 	}
 }
-END_TEST
 
 /* --- everything at once -------------------------------------------------- */
 
@@ -169,7 +165,7 @@ static void *race(void *arg)
 	return NULL;
 }
 
-START_TEST(test_threads)
+TEST(test_threads)
 {
 	unsigned seed[4] = {1, 2, 3, 4};
 	pthread_t th[4];
@@ -182,21 +178,4 @@ START_TEST(test_threads)
 	ck_assert_uint_gt(stat_of(0).copied_down, 0);
 	ck_assert_uint_gt(stat_of(1).promoted, 0);
 	end();
-}
-END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("storage_stack");
-	TCase *c = tcase_create("stack");
-	tcase_set_timeout(c, 60);
-	tcase_add_test(c, test_acknowledgement);
-	tcase_add_test(c, test_disk_acknowledges);
-	tcase_add_test(c, test_put_never_waits);
-	tcase_add_test(c, test_where);
-	tcase_add_test(c, test_many);
-	tcase_add_test(c, test_end);
-	tcase_add_test(c, test_threads);
-	suite_add_tcase(suite, c);
-	return world_run(suite);
 }

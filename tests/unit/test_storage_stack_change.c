@@ -15,7 +15,9 @@ static int open_later(void *arg, struct tier **ret, struct err *err)
 	return 0;
 }
 
-START_TEST(test_missing)
+TEST_CASE("change", .timeout_s = 60);
+
+TEST(test_missing)
 {
 	struct stack_opts o = opts_of();
 	struct tier *memory;
@@ -48,7 +50,6 @@ START_TEST(test_missing)
 	ck_assert_int_eq(stat_of(1).open, 1);
 	end();
 }
-END_TEST
 
 /* A policy that is set while the tier is being opened is the last word, though the tier hears
  * the older one slowly. */
@@ -66,7 +67,7 @@ static void slow_policy(struct tier *t, enum tier_policy policy, uint32_t after,
 	atomic_store(&policy_now, (int)policy);
 }
 
-START_TEST(test_policy_while_opening)
+TEST(test_policy_while_opening)
 {
 	struct stack_opts o = opts_of();
 	struct tier *memory;
@@ -84,9 +85,8 @@ START_TEST(test_policy_while_opening)
 	end();
 	ck_assert_int_eq(policy_now, TIER_WRITE_THROUGH);
 }
-END_TEST
 
-START_TEST(test_resize)
+TEST(test_resize)
 {
 	start(32, TIER_OFFLOAD, 0, 0, TIER_RECYCLE, 0);
 	for (unsigned i = 0; i < 32; i++)
@@ -106,7 +106,6 @@ START_TEST(test_resize)
 	tier_stack_resize(s, TIER_DISK, UNIT); /* one that cannot: logged */
 	end();
 }
-END_TEST
 
 /* Damage in memory: the copy below is given, else the reason. */
 static unsigned char *stored_at;
@@ -116,7 +115,7 @@ static int peek_move(struct tier_op *op, const struct tier_span *span, unsigned 
 	return op_move_in(op, span, n);
 }
 
-START_TEST(test_damage)
+TEST(test_damage)
 {
 	for (int below = 0; below < 2; below++) {
 		char text[64];
@@ -142,7 +141,6 @@ START_TEST(test_damage)
 		end();
 	}
 }
-END_TEST
 
 /* --- what is told -------------------------------------------------------- */
 
@@ -162,7 +160,7 @@ static void changed(void *arg, enum tier_id id, const struct tier_key *key, int 
 }
 
 /* Comings and goings add up to what is listed, and to what is found. */
-START_TEST(test_told)
+TEST(test_told)
 {
 	struct stack_opts o = opts_of();
 	struct tier *memory;
@@ -200,19 +198,4 @@ START_TEST(test_told)
 	for (unsigned i = 0; i < 60; i++)
 		ck_assert_int_eq(told[i], 0);
 	end();
-}
-END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("storage_stack_change");
-	TCase *c = tcase_create("change");
-	tcase_set_timeout(c, 60);
-	tcase_add_test(c, test_missing);
-	tcase_add_test(c, test_policy_while_opening);
-	tcase_add_test(c, test_resize);
-	tcase_add_test(c, test_damage);
-	tcase_add_test(c, test_told);
-	suite_add_tcase(suite, c);
-	return world_run(suite);
 }

@@ -4,8 +4,10 @@
 
 /* --- down ---------------------------------------------------------------- */
 
+TEST_CASE("copy", .timeout_s = 60);
+
 /* With time between the puts nothing is ever lost, and each block is found, in whichever tier. */
-START_TEST(test_offload)
+TEST(test_offload)
 {
 	start(8, TIER_OFFLOAD, 0, 0, TIER_RECYCLE, 0);
 	for (unsigned i = 0; i < 40; i++) {
@@ -22,11 +24,10 @@ START_TEST(test_offload)
 	ck_assert_uint_eq(stat_of(0).tier.lost, 0);
 	end();
 }
-END_TEST
 
 /* Reading the oldest of memory keeps it there: the order of use counts, not that of writing, and
  * copying down is no use. */
-START_TEST(test_offload_order)
+TEST(test_offload_order)
 {
 	start(8, TIER_OFFLOAD, 0, 0, TIER_RECYCLE, 0);
 	for (unsigned i = 0; i < 30; i++) {
@@ -38,9 +39,8 @@ START_TEST(test_offload_order)
 	}
 	end();
 }
-END_TEST
 
-START_TEST(test_write_through)
+TEST_LOOP(test_write_through, 0, 3)
 {
 	static const uint32_t after[] = {0, 1, 3};
 	start(8, TIER_WRITE_THROUGH, after[_i], 0, TIER_RECYCLE, 0);
@@ -60,11 +60,10 @@ START_TEST(test_write_through)
 	ck_assert_int_eq(get(1), 'd');
 	end();
 }
-END_TEST
 
 /* From a tier that does not say what is due: at once, after its hits, or when it has taken the
  * block (offload). */
-START_TEST(test_disk_to_redis)
+TEST_LOOP(test_disk_to_redis, 0, 5)
 {
 	static const struct {
 		enum tier_policy policy;
@@ -95,11 +94,10 @@ START_TEST(test_disk_to_redis)
 	}
 	end();
 }
-END_TEST
 
 /* The tier below refuses for a while: it is left alone in between, memory keeps what it has, and
  * afterwards everything goes down. */
-START_TEST(test_lower_fails)
+TEST_LOOP(test_lower_fails, 0, 3)
 {
 	static const int code[] = {ERR_IO, ERR_CLOSED, ERR_FULL};
 	start(16, TIER_WRITE_THROUGH, 0, 0, TIER_RECYCLE, 0);
@@ -121,7 +119,6 @@ START_TEST(test_lower_fails)
 		ck_assert_int_eq(get(i), 'm');
 	end();
 }
-END_TEST
 
 static void disk_remove(unsigned name)
 {
@@ -132,7 +129,7 @@ static void disk_remove(unsigned name)
 
 /* What has gone below (evicted, removed, damaged, flushed) is not evicted from memory as if it were
  * kept there: it is copied down again before, and when that cannot be it counts as lost. */
-START_TEST(test_gone_below)
+TEST_LOOP(test_gone_below, 0, 3)
 {
 	start(8, TIER_OFFLOAD, 0, 0, TIER_RECYCLE, 0);
 	for (unsigned i = 0; i < 8; i++)
@@ -160,10 +157,9 @@ START_TEST(test_gone_below)
 	}
 	end();
 }
-END_TEST
 
 /* What goes below between being stored there and being told to be is not taken for kept. */
-START_TEST(test_gone_before_told)
+TEST(test_gone_before_told)
 {
 	start(8, TIER_OFFLOAD, 0, 0, TIER_RECYCLE, 0);
 	disk->hold_done = 1;
@@ -178,11 +174,10 @@ START_TEST(test_gone_before_told)
 	UNTIL(put(7) == 'm' && fake_has(disk, 0));
 	end();
 }
-END_TEST
 
 /* A block that is evicted from memory while the disk is about to copy it: it is lost, nothing
  * else. */
-START_TEST(test_evicted_meanwhile)
+TEST(test_evicted_meanwhile)
 {
 	start(2, TIER_WRITE_THROUGH, 0, 0, TIER_RECYCLE, 0);
 	fake_set(disk, 1, 0);
@@ -194,10 +189,9 @@ START_TEST(test_evicted_meanwhile)
 		ck_assert_int_eq(get(i), '-');
 	end();
 }
-END_TEST
 
 /* A flush wins over copies that are on their way. */
-START_TEST(test_flush)
+TEST(test_flush)
 {
 	uint64_t n;
 	start(8, TIER_WRITE_THROUGH, 0, 0, TIER_RECYCLE, 0);
@@ -235,7 +229,6 @@ START_TEST(test_flush)
 	ck_assert_int_eq(get(1), 'd');
 	end();
 }
-END_TEST
 
 static int flush_move(struct tier_op *op, const struct tier_span *span, unsigned n)
 {
@@ -246,7 +239,7 @@ static int flush_move(struct tier_op *op, const struct tier_span *span, unsigned
 
 /* And over a block that a get has read below and is about to copy up: the get has it, nobody
  * after. */
-START_TEST(test_flush_promotion)
+TEST(test_flush_promotion)
 {
 	start(8, TIER_WRITE_THROUGH, 0, 0, TIER_RECYCLE, 0);
 	only_below(1, 2);
@@ -259,11 +252,10 @@ START_TEST(test_flush_promotion)
 	ck_assert_uint_eq(stat_of(1).promoted, 0);
 	end();
 }
-END_TEST
 
 /* --- up ------------------------------------------------------------------ */
 
-START_TEST(test_promotion)
+TEST(test_promotion)
 {
 	start(8, TIER_WRITE_THROUGH, 0, 0, TIER_RECYCLE, 0);
 	only_below(1, 3);
@@ -277,11 +269,10 @@ START_TEST(test_promotion)
 	ck_assert_int_eq(where_is(2), 'd');
 	end();
 }
-END_TEST
 
 /* Under offload what comes up drops nothing that has not gone down yet: it is given from below,
  * and stays there. */
-START_TEST(test_promotion_spares)
+TEST(test_promotion_spares)
 {
 	start(4, TIER_OFFLOAD, 0, 0, TIER_RECYCLE, 0);
 	struct tier *whole = s;
@@ -302,9 +293,8 @@ START_TEST(test_promotion_spares)
 	ck_assert_int_eq(get(50), 'm');
 	end();
 }
-END_TEST
 
-START_TEST(test_prefetch)
+TEST(test_prefetch)
 {
 	static const unsigned names[] = {1, 2, 3, 4, 7, 5};
 	start(16, TIER_WRITE_THROUGH, 0, 0, TIER_RECYCLE, 0);
@@ -320,11 +310,10 @@ START_TEST(test_prefetch)
 	ck_assert_uint_eq(fake_count(disk, &disk->n_gets), gets);
 	end();
 }
-END_TEST
 
 /* A get of a block that is on its way up is served with it instead of reading it twice; given
  * up, it ends without. */
-START_TEST(test_get_meets_prefetch)
+TEST(test_get_meets_prefetch)
 {
 	static const unsigned names[] = {1, 2};
 	start(16, TIER_WRITE_THROUGH, 0, 0, TIER_RECYCLE, 0);
@@ -345,11 +334,10 @@ START_TEST(test_get_meets_prefetch)
 	ck_assert_uint_eq(fake_count(disk, &disk->n_gets), gets + 2);
 	end();
 }
-END_TEST
 
 /* Several ask for one block below memory: it is read once and all have it. Who asks after a
  * flush does not get what was there before it. */
-START_TEST(test_gets_meet)
+TEST(test_gets_meet)
 {
 	enum tier_id tier;
 	start(16, TIER_WRITE_THROUGH, 0, 0, TIER_RECYCLE, 0);
@@ -370,10 +358,9 @@ START_TEST(test_gets_meet)
 	ck_assert_int_eq(get(1), 'm');
 	end();
 }
-END_TEST
 
 /* One of them cannot take it, the first or the last; no memory keeps it. The others have it. */
-START_TEST(test_one_of_them_fails)
+TEST_LOOP(test_one_of_them_fails, 0, 3)
 {
 	enum tier_id tier;
 	start(0, TIER_RECYCLE, 0, 0, TIER_RECYCLE, 0);
@@ -392,7 +379,6 @@ START_TEST(test_one_of_them_fails)
 	ck_assert_uint_eq(fake_count(disk, &disk->n_gets), gets + 1);
 	end();
 }
-END_TEST
 
 /* A get while a flush is between the tiers: what it reads below is not in memory afterwards. */
 static void read_below(void)
@@ -400,7 +386,7 @@ static void read_below(void)
 	ck_assert_int_eq(get(1), 'd');
 }
 
-START_TEST(test_flush_between_tiers)
+TEST(test_flush_between_tiers)
 {
 	start(16, TIER_WRITE_THROUGH, 0, 0, TIER_RECYCLE, 0);
 	only_below(1, 3);
@@ -410,7 +396,6 @@ START_TEST(test_flush_between_tiers)
 	disk->at_flush = NULL;
 	end();
 }
-END_TEST
 
 /* A block of memory that is damaged when it is to go down is dropped, and nobody has it then. */
 static unsigned char *in_memory;
@@ -420,7 +405,7 @@ static int see_move(struct tier_op *op, const struct tier_span *span, unsigned n
 	return op_move_in(op, span, n);
 }
 
-START_TEST(test_damaged_before_it_goes)
+TEST(test_damaged_before_it_goes)
 {
 	start(8, TIER_WRITE_THROUGH, 1, 0, TIER_RECYCLE, 0);
 	struct op *o = op_new(1, 1, UNIT);
@@ -438,10 +423,9 @@ START_TEST(test_damaged_before_it_goes)
 	ck_assert_uint_eq(stat_of(0).tier.lost, 1);
 	end();
 }
-END_TEST
 
 /* The prefetch fails: who waited for it reads for himself, and hears the reason. */
-START_TEST(test_prefetch_fails)
+TEST(test_prefetch_fails)
 {
 	static const unsigned names[] = {1};
 	char text[64];
@@ -456,33 +440,4 @@ START_TEST(test_prefetch_fails)
 	ck_assert_int_eq(op_end(a, 1, NULL, text), ERR_CORRUPT);
 	ck_assert_str_eq(text, "damaged");
 	end();
-}
-END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("storage_stack_copy");
-	TCase *c = tcase_create("copy");
-	tcase_set_timeout(c, 60);
-	tcase_add_test(c, test_offload);
-	tcase_add_test(c, test_offload_order);
-	tcase_add_loop_test(c, test_write_through, 0, 3);
-	tcase_add_loop_test(c, test_disk_to_redis, 0, 5);
-	tcase_add_loop_test(c, test_lower_fails, 0, 3);
-	tcase_add_loop_test(c, test_gone_below, 0, 3);
-	tcase_add_test(c, test_gone_before_told);
-	tcase_add_test(c, test_evicted_meanwhile);
-	tcase_add_test(c, test_flush);
-	tcase_add_test(c, test_flush_promotion);
-	tcase_add_test(c, test_promotion);
-	tcase_add_test(c, test_promotion_spares);
-	tcase_add_test(c, test_prefetch);
-	tcase_add_test(c, test_get_meets_prefetch);
-	tcase_add_test(c, test_gets_meet);
-	tcase_add_loop_test(c, test_one_of_them_fails, 0, 3);
-	tcase_add_test(c, test_flush_between_tiers);
-	tcase_add_test(c, test_damaged_before_it_goes);
-	tcase_add_test(c, test_prefetch_fails);
-	suite_add_tcase(suite, c);
-	return world_run(suite);
 }

@@ -153,8 +153,10 @@ static struct tier_stat stat_of(struct tier *t)
 	return s;
 }
 
+TEST_CASE("memory", .timeout_s = 60);
+
 /* Sizes around the unit: what goes in comes out. */
-START_TEST(test_sizes)
+TEST(test_sizes)
 {
 	static const size_t size[] = {1, 100, 4096, UNIT - 1, UNIT, UNIT + 1, 3 * UNIT, 1474560};
 	struct tier *t = tier_of(64);
@@ -167,10 +169,9 @@ START_TEST(test_sizes)
 	ck_assert_int_eq(get(t, 3, size[3] + 1), ERR_NOTFOUND); /* another size is another block */
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* Each line: puts and gets in order, then who must be there. Room for 4 blocks of one unit. */
-START_TEST(test_lru)
+TEST(test_lru)
 {
 	static const struct {
 		const char *steps; /* pN put, gN get, rN remove */
@@ -205,11 +206,10 @@ START_TEST(test_lru)
 		t->ops->destroy(t);
 	}
 }
-END_TEST
 
 /* Never more than the capacity, whatever the sizes; a block larger than all of it is refused and
  * evicts nothing. */
-START_TEST(test_capacity)
+TEST(test_capacity)
 {
 	struct tier *t = tier_of(10);
 	unsigned seed = 7;
@@ -228,9 +228,8 @@ START_TEST(test_capacity)
 	ck_assert_uint_eq(stat_of(t).blocks, 1);
 	t->ops->destroy(t);
 }
-END_TEST
 
-START_TEST(test_lookup)
+TEST(test_lookup)
 {
 	static const struct {
 		unsigned name[4];
@@ -247,10 +246,9 @@ START_TEST(test_lookup)
 	ck_assert_uint_eq(lookup(t, row[0].name, 4, UNIT - 1), 0);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* What a put leaves when the move says no: nothing, and its room is free again. */
-START_TEST(test_put_void)
+TEST(test_put_void)
 {
 	static const int code[] = {ERR_STALE, ERR_CANCELLED};
 	struct tier *t = tier_of(2);
@@ -268,11 +266,10 @@ START_TEST(test_put_void)
 	ck_assert_int_eq(put(t, 2, 2 * UNIT), 0);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* A flipped bit anywhere: told as damage, dropped, never moved out; afterwards a miss, and it
  * can be stored again. */
-START_TEST(test_corrupt)
+TEST(test_corrupt)
 {
 	static const size_t at[] = {0, 1, 70000, 3 * UNIT - 1};
 	for (unsigned i = 0; i < sizeof at / sizeof at[0]; i++) {
@@ -302,7 +299,6 @@ START_TEST(test_corrupt)
 		t->ops->destroy(t);
 	}
 }
-END_TEST
 
 static void while_reading(struct tier *t, struct op *o)
 {
@@ -315,7 +311,7 @@ static void while_reading(struct tier *t, struct op *o)
 	ck_assert_int_eq(put(t, 2, UNIT), ERR_FULL);
 }
 
-START_TEST(test_pinned)
+TEST(test_pinned)
 {
 	struct tier *t = tier_of(1);
 	put(t, 1, UNIT);
@@ -329,7 +325,6 @@ START_TEST(test_pinned)
 	free(o.bytes);
 	t->ops->destroy(t);
 }
-END_TEST
 
 static void while_putting(struct tier *t, struct op *o)
 {
@@ -340,7 +335,7 @@ static void while_putting(struct tier *t, struct op *o)
 
 /* Two puts of one key: stored once, both acknowledged; the second one, when the first is there,
  * does not copy. */
-START_TEST(test_two_puts)
+TEST(test_two_puts)
 {
 	struct tier *t = tier_of(4);
 	struct op o = op_init(1, UNIT);
@@ -363,7 +358,6 @@ START_TEST(test_two_puts)
 	ck_assert_int_eq(put(t, 9, 4 * UNIT), 0); /* every unit came back */
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* --- another size -------------------------------------------------------- */
 
@@ -385,7 +379,7 @@ static size_t resident_kb(void)
 
 /* Smaller: the oldest go, and the memory with them; larger: there is room again. Sizes and
  * blocks of every kind, again and again. */
-START_TEST(test_resize)
+TEST(test_resize)
 {
 	struct tier *t = tier_of(64);
 	struct err err = {0};
@@ -418,7 +412,6 @@ START_TEST(test_resize)
 	ck_assert_int_eq(t->ops->resize(t, UINT64_MAX, &err), ERR_INVALID);
 	t->ops->destroy(t);
 }
-END_TEST
 
 static void shrink_while_reading(struct tier *t, struct op *o)
 {
@@ -429,7 +422,7 @@ static void shrink_while_reading(struct tier *t, struct op *o)
 }
 
 /* What is being read stays whole, and gives its room back when the reader ends. */
-START_TEST(test_shrink_pinned)
+TEST(test_shrink_pinned)
 {
 	struct tier *t = tier_of(4);
 	put(t, 1, 3 * UNIT);
@@ -448,7 +441,6 @@ START_TEST(test_shrink_pinned)
 	free(o.bytes);
 	t->ops->destroy(t);
 }
-END_TEST
 
 static void shrink_while_putting(struct tier *t, struct op *o)
 {
@@ -458,7 +450,7 @@ static void shrink_while_putting(struct tier *t, struct op *o)
 
 /* A put that was under way when the tier became smaller than its block: it ends well, and
  * nothing beyond the capacity stays. */
-START_TEST(test_shrink_filling)
+TEST(test_shrink_filling)
 {
 	struct tier *t = tier_of(4);
 	struct op o = op_init(1, 3 * UNIT);
@@ -474,7 +466,6 @@ START_TEST(test_shrink_filling)
 	free(o.bytes);
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* --- what is due --------------------------------------------------------- */
 
@@ -503,7 +494,7 @@ static void stored(struct tier *t, unsigned name, enum tier_below ok)
 
 /* Ten units, four are to be free or stored: the oldest are named, once; the stored ones are the
  * first to go, unless they are used again. */
-START_TEST(test_due_offload)
+TEST(test_due_offload)
 {
 	struct tier *t = tier_of(10);
 	t->ops->policy(t, TIER_OFFLOAD, 0, 40);
@@ -544,11 +535,10 @@ START_TEST(test_due_offload)
 	ck_assert_str_eq(due(t, 32), "");
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* A copy below that has gone: the block is no longer next to be evicted for nothing, is named
  * again before it is, and counts as lost if it goes all the same. */
-START_TEST(test_gone_below)
+TEST(test_gone_below)
 {
 	struct tier *t = tier_of(10);
 	t->ops->policy(t, TIER_OFFLOAD, 0, 40);
@@ -572,9 +562,8 @@ START_TEST(test_gone_below)
 	ck_assert_int_eq(get(t, 4, UNIT), ERR_NOTFOUND);
 	t->ops->destroy(t);
 }
-END_TEST
 
-START_TEST(test_due_write_through)
+TEST(test_due_write_through)
 {
 	struct tier *t = tier_of(10);
 	t->ops->policy(t, TIER_WRITE_THROUGH, 2, 0);
@@ -605,7 +594,6 @@ START_TEST(test_due_write_through)
 	ck_assert_str_eq(due(t, 32), "3");
 	t->ops->destroy(t);
 }
-END_TEST
 
 struct racer {
 	struct tier *t;
@@ -629,7 +617,7 @@ static void *race(void *arg)
 	return NULL;
 }
 
-START_TEST(test_threads)
+TEST(test_threads)
 {
 	struct racer r[4];
 	pthread_t th[4];
@@ -643,7 +631,6 @@ START_TEST(test_threads)
 	ck_assert_uint_eq(stat_of(t).corrupt, 0);
 	t->ops->destroy(t); /* checks that every unit is back */
 }
-END_TEST
 
 static void see_fork(struct tier *t, struct op *o)
 {
@@ -660,7 +647,7 @@ static void see_fork(struct tier *t, struct op *o)
 
 /* A child has none of it, so what is written meanwhile is not there twice; after a growth
  * neither. */
-START_TEST(test_fork)
+TEST(test_fork)
 {
 	struct tier *t = tier_of(1);
 	for (unsigned i = 0; i < 2; i++) {
@@ -675,11 +662,10 @@ START_TEST(test_fork)
 	}
 	t->ops->destroy(t);
 }
-END_TEST
 
 /* A capacity is memory that is there, from the start on and after each growth; what is not there
  * is an error that names both sizes, and changes nothing. */
-START_TEST(test_reserved)
+TEST(test_reserved)
 {
 	enum { MIB_UNITS = 16 };
 	struct err err = {0};
@@ -701,35 +687,4 @@ START_TEST(test_reserved)
 	t->ops->destroy(t);
 	ck_assert_int_eq(tier_memory_new(more, &none, &err), ERR_NOMEM);
 	ck_assert_ptr_null(none);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("storage_tier");
-	TCase *c = tcase_create("memory");
-	tcase_set_timeout(c, 60);
-	tcase_add_test(c, test_sizes);
-	tcase_add_test(c, test_lru);
-	tcase_add_test(c, test_capacity);
-	tcase_add_test(c, test_lookup);
-	tcase_add_test(c, test_put_void);
-	tcase_add_test(c, test_corrupt);
-	tcase_add_test(c, test_pinned);
-	tcase_add_test(c, test_two_puts);
-	tcase_add_test(c, test_resize);
-	tcase_add_test(c, test_shrink_pinned);
-	tcase_add_test(c, test_shrink_filling);
-	tcase_add_test(c, test_due_offload);
-	tcase_add_test(c, test_gone_below);
-	tcase_add_test(c, test_due_write_through);
-	tcase_add_test(c, test_threads);
-	tcase_add_test(c, test_fork);
-	tcase_add_test(c, test_reserved);
-	suite_add_tcase(s, c);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }

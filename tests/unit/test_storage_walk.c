@@ -134,9 +134,11 @@ static int there(unsigned name)
 	return run(0, name) == 0;
 }
 
+TEST_CASE("disk", .timeout_s = 60, .setup = set_up, .teardown = tear_down);
+
 /* What is told adds up to what is listed and to what can be had: through puts, evictions,
  * removes, a smaller size, a flush and a new life. */
-START_TEST(test_told_and_listed)
+TEST(test_told_and_listed)
 {
 	static int listed[NAMES];
 	for (unsigned i = 0; i < 400; i++) /* there is room for some 250 */
@@ -169,11 +171,10 @@ START_TEST(test_told_and_listed)
 	ck_assert_int_eq(told_of(5), 1);
 	ck_assert_uint_eq(list(listed), 1);
 }
-END_TEST
 
 /* The oldest are named before they are evicted, each once as long as it is not used again; what
  * could not go is named again. */
-START_TEST(test_due)
+TEST(test_due)
 {
 	struct tier_due due[64];
 	unsigned char named[NAMES] = {0};
@@ -214,7 +215,6 @@ START_TEST(test_due)
 	t->ops->stored(t, &due[0].key, TIER_BELOW_LATER);
 	ck_assert_uint_eq(t->ops->due(t, 64, due), 0);
 }
-END_TEST
 
 /* The name that is due, 0: none; never more than one. */
 static unsigned due_now(void)
@@ -237,7 +237,7 @@ static void stored(unsigned name, enum tier_below what)
 
 /* By hits: named once when it was hit so often, again if it could not go, not any more once it
  * is below, and again when that has gone. */
-START_TEST(test_due_by_hits)
+TEST(test_due_by_hits)
 {
 	t->ops->policy(t, TIER_WRITE_THROUGH, 2, 0);
 	for (unsigned i = 1; i <= 3; i++)
@@ -257,22 +257,4 @@ START_TEST(test_due_by_hits)
 	t->ops->policy(t, TIER_WRITE_THROUGH, 0, 0);
 	ck_assert_int_eq(run(1, 4), 0);
 	ck_assert_uint_eq(due_now(), 4);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("storage_walk");
-	TCase *c = tcase_create("disk");
-	tcase_set_timeout(c, 60);
-	tcase_add_checked_fixture(c, set_up, tear_down);
-	tcase_add_test(c, test_told_and_listed);
-	tcase_add_test(c, test_due);
-	tcase_add_test(c, test_due_by_hits);
-	suite_add_tcase(suite, c);
-	SRunner *r = srunner_create(suite);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }

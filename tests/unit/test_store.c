@@ -295,7 +295,9 @@ static void one(uint64_t batch, int code, const char *codes, int quiet)
 
 /* --- answers ------------------------------------------------------------- */
 
-START_TEST(test_answers)
+TEST_CASE("client", .timeout_s = 120, .setup = set_up, .teardown = tear_down);
+
+TEST(test_answers)
 {
 	static const struct {
 		enum store_op op;
@@ -317,9 +319,8 @@ START_TEST(test_answers)
 	}
 	ck_assert_uint_eq(store_outstanding(st), 0);
 }
-END_TEST
 
-START_TEST(test_message)
+TEST(test_message)
 {
 	uint64_t b = ask_and_send(STORE_OP_GET, 2, 0);
 	ck_assert_uint_eq(n_sent, 1);
@@ -332,9 +333,8 @@ START_TEST(test_message)
 	answer(b, "oo");
 	one(b, 0, "oo", 1);
 }
-END_TEST
 
-START_TEST(test_lookup)
+TEST(test_lookup)
 {
 	static const struct {
 		uint32_t says, want;
@@ -350,10 +350,9 @@ START_TEST(test_lookup)
 		store_completion_free(&c);
 	}
 }
-END_TEST
 
 /* Answers that do not fit what was asked: an error for the asker, no crash, nothing delivered. */
-START_TEST(test_wrong_answers)
+TEST(test_wrong_answers)
 {
 	struct peer stranger = {EPOCH};
 	uint64_t b = ask_and_send(STORE_OP_GET, 3, 0);
@@ -373,11 +372,10 @@ START_TEST(test_wrong_answers)
 	found(b, 1);
 	one(b, 0, "", 1);
 }
-END_TEST
 
 /* --- bounds -------------------------------------------------------------- */
 
-START_TEST(test_bounds)
+TEST(test_bounds)
 {
 	struct store_item it = {.block = 1};
 	uint64_t batch[BATCHES], b;
@@ -393,9 +391,8 @@ START_TEST(test_bounds)
 	ck_assert_int_eq(store_put(st, &it, 1, 0, &items[0], &b), 0);
 	ck_assert_uint_eq(store_outstanding(st), BATCHES);
 }
-END_TEST
 
-START_TEST(test_not_ready)
+TEST(test_not_ready)
 {
 	struct store_item it = {.block = 1};
 	/* in hand when the link goes: never sent, so quiet at once */
@@ -415,11 +412,10 @@ START_TEST(test_not_ready)
 	b = ask_and_send(STORE_OP_PUT, 1, 0);
 	one(b, ERR_FULL, "c", 1);
 }
-END_TEST
 
 /* --- deadlines and fences ------------------------------------------------ */
 
-START_TEST(test_timeout_put_lookup)
+TEST(test_timeout_put_lookup)
 {
 	uint64_t late_us = clock_us() + 400000, put = ask_and_send(STORE_OP_PUT, 2, late_us);
 	uint64_t look = ask_and_send(STORE_OP_LOOKUP, 2, late_us);
@@ -433,9 +429,8 @@ START_TEST(test_timeout_put_lookup)
 	fenced(put);
 	none();
 }
-END_TEST
 
-START_TEST(pm5_timer_frees_restore)
+TEST(pm5_timer_frees_restore)
 {
 	static const struct {
 		const char *then; /* F fenced, D done with "om", G gone, U down and up, - nothing */
@@ -472,11 +467,10 @@ START_TEST(pm5_timer_frees_restore)
 		attached.on(attached.arg, EPOCH, -1);
 	}
 }
-END_TEST
 
 /* A fence that nobody answers is asked for again each second; a late deadline is no reason to
  * complete. */
-START_TEST(test_fence_again)
+TEST(test_fence_again)
 {
 	uint64_t late_us = clock_us() + 300000, b = ask_and_send(STORE_OP_GET, 1, late_us);
 	UNTIL(count_sent(MSG_STORE_FENCE, b) == 1);
@@ -486,20 +480,18 @@ START_TEST(test_fence_again)
 	fenced(b);
 	one(b, ERR_TIMEOUT, "c", 1);
 }
-END_TEST
 
-START_TEST(test_deadline_before_sending)
+TEST(test_deadline_before_sending)
 {
 	uint64_t b = ask(STORE_OP_GET, 1, clock_us() - 1);
 	loop();
 	one(b, ERR_TIMEOUT, "c", 1);
 	ck_assert_uint_eq(n_sent, 0);
 }
-END_TEST
 
 /* --- storage goes -------------------------------------------------------- */
 
-START_TEST(test_storage_dies)
+TEST(test_storage_dies)
 {
 	uint64_t put = ask_and_send(STORE_OP_PUT, 1, 0), get = ask_and_send(STORE_OP_GET, 2, 0),
 			 look = ask_and_send(STORE_OP_LOOKUP, 1, 0);
@@ -520,9 +512,8 @@ START_TEST(test_storage_dies)
 	one(get, ERR_CLOSED, "ee", 1);
 	ck_assert_uint_eq(store_outstanding(st), 0);
 }
-END_TEST
 
-START_TEST(test_gone_first)
+TEST(test_gone_first)
 {
 	uint64_t put = ask_and_send(STORE_OP_PUT, 1, 0), get = ask_and_send(STORE_OP_GET, 1, 0);
 	attached.gone(attached.arg, EPOCH);
@@ -531,11 +522,10 @@ START_TEST(test_gone_first)
 	store_down(st, &peer, "process ended");
 	none();
 }
-END_TEST
 
 /* --- cancel, reset, close ------------------------------------------------ */
 
-START_TEST(test_cancel)
+TEST(test_cancel)
 {
 	uint64_t a = ask_and_send(STORE_OP_GET, 1, 0), b = ask_and_send(STORE_OP_GET, 1, 0);
 	store_cancel(st, 0);
@@ -550,10 +540,9 @@ START_TEST(test_cancel)
 	answer(b, "o");
 	one(b, 0, "o", 1);
 }
-END_TEST
 
 /* One answered and not taken, one put and one get sent, one in hand: each completes once. */
-START_TEST(test_reset)
+TEST(test_reset)
 {
 	uint64_t done = ask_and_send(STORE_OP_PUT, 1, 0), put = ask_and_send(STORE_OP_PUT, 1, 0),
 			 get = ask_and_send(STORE_OP_GET, 1, 0);
@@ -575,7 +564,6 @@ START_TEST(test_reset)
 	answer(again, "o");
 	one(again, 0, "o", 1);
 }
-END_TEST
 
 static void *take_all(void *arg)
 {
@@ -585,7 +573,7 @@ static void *take_all(void *arg)
 	return NULL;
 }
 
-START_TEST(test_close)
+TEST(test_close)
 {
 	unsigned n = 0;
 	pthread_t th;
@@ -602,7 +590,6 @@ START_TEST(test_close)
 	struct store_completion *c = NULL;
 	ck_assert_int_eq(store_take_timed(st, 1000, &c), ERR_CLOSED);
 }
-END_TEST
 
 /* --- takes --------------------------------------------------------------- */
 
@@ -614,7 +601,7 @@ static void *answer_later(void *arg)
 	return NULL;
 }
 
-START_TEST(test_takes)
+TEST(test_takes)
 {
 	pthread_t th;
 	struct store_completion *c = NULL;
@@ -642,7 +629,6 @@ START_TEST(test_takes)
 	ck_assert_int_eq(fd_readable(), 0);
 	pthread_join(th, NULL);
 }
-END_TEST
 
 /* Threads ask and cancel while the loop answers: each batch completes once. */
 static atomic_uint asked_n;
@@ -662,7 +648,7 @@ static void *ask_many(void *arg)
 	return arg;
 }
 
-START_TEST(test_threads)
+TEST(test_threads)
 {
 	pthread_t th[2];
 	unsigned got = 0, running = 1;
@@ -690,36 +676,4 @@ START_TEST(test_threads)
 	ck_assert_uint_gt(got, 0);
 	ck_assert_uint_eq(got, atomic_load(&asked_n));
 	ck_assert_uint_eq(store_outstanding(st), 0);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("store");
-	TCase *c = tcase_create("client");
-	tcase_set_timeout(c, 120);
-	tcase_add_checked_fixture(c, set_up, tear_down);
-	tcase_add_test(c, test_answers);
-	tcase_add_test(c, test_message);
-	tcase_add_test(c, test_lookup);
-	tcase_add_test(c, test_wrong_answers);
-	tcase_add_test(c, test_bounds);
-	tcase_add_test(c, test_not_ready);
-	tcase_add_test(c, test_timeout_put_lookup);
-	tcase_add_test(c, pm5_timer_frees_restore);
-	tcase_add_test(c, test_fence_again);
-	tcase_add_test(c, test_deadline_before_sending);
-	tcase_add_test(c, test_storage_dies);
-	tcase_add_test(c, test_gone_first);
-	tcase_add_test(c, test_cancel);
-	tcase_add_test(c, test_reset);
-	tcase_add_test(c, test_close);
-	tcase_add_test(c, test_takes);
-	tcase_add_test(c, test_threads);
-	suite_add_tcase(s, c);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -255,15 +255,16 @@ static const struct {
 	{"DELETE /health", "Allow: GET, HEAD\r\n"},
 };
 
-START_TEST(test_answers)
+TEST_CASE("served", .timeout_s = 60);
+
+TEST_LOOP(test_answers, 0, sizeof answers / sizeof *answers)
 {
 	begin();
 	expect(answers[_i].line, answers[_i].part);
 	end();
 }
-END_TEST
 
-START_TEST(test_process)
+TEST(test_process)
 {
 	begin();
 	time_t now = time(NULL), since = (time_t)metric("process_start_time_seconds");
@@ -282,11 +283,10 @@ START_TEST(test_process)
 	ck_assert_uint_lt(before, metric("process_max_fds"));
 	end();
 }
-END_TEST
 
 /* Listing thousands of descriptors takes milliseconds: where the system knows their number, a page
  * takes less than that. */
-START_TEST(test_many_descriptors)
+TEST(test_many_descriptors)
 {
 	enum { MANY = 8000, ROUNDS = 8 };
 	uint64_t list_us = UINT64_MAX, page_us = UINT64_MAX, n = 0;
@@ -319,9 +319,8 @@ START_TEST(test_many_descriptors)
 	              (unsigned long long)page_us, (unsigned long long)list_us);
 	end();
 }
-END_TEST
 
-START_TEST(test_head_has_no_body)
+TEST(test_head_has_no_body)
 {
 	begin();
 	char *got = ask_from(2, "HEAD /metrics");
@@ -331,10 +330,9 @@ START_TEST(test_head_has_no_body)
 	free(got);
 	end();
 }
-END_TEST
 
 /* Scrapers keep their connection. */
-START_TEST(test_kept_alive)
+TEST(test_kept_alive)
 {
 	begin();
 	int fd = dial_from(2);
@@ -347,9 +345,8 @@ START_TEST(test_kept_alive)
 	close(fd);
 	end();
 }
-END_TEST
 
-START_TEST(test_draining)
+TEST(test_draining)
 {
 	drains_slowly = 1;
 	begin();
@@ -366,12 +363,13 @@ START_TEST(test_draining)
 	kill(daemon_pid, SIGTERM); /* the second ends it at once */
 	ck_assert_int_eq(WEXITSTATUS(wait_status()), 128 + SIGTERM);
 }
-END_TEST
 
 /* --- hostile clients ----------------------------------------------------- */
 
+TEST_CASE("hostile", .timeout_s = 60);
+
 /* Rendering is what a client costs: all together get one page in 100 ms. */
-START_TEST(test_rendered_once)
+TEST(test_rendered_once)
 {
 	begin();
 	uint64_t began = clock_us(), before = metric("pdserve_test_rendered_total");
@@ -383,7 +381,6 @@ START_TEST(test_rendered_once)
 	              (unsigned long long)pages, (unsigned long long)(clock_us() - began));
 	end();
 }
-END_TEST
 
 static const struct {
 	const char *text;
@@ -401,7 +398,7 @@ static const struct {
 	{"GET /metrics HTTP/3.0\r\nHost: x\r\n\r\n", 0, "HTTP/1.1 505 "},
 };
 
-START_TEST(test_garbage)
+TEST_LOOP(test_garbage, 0, sizeof wrong / sizeof *wrong)
 {
 	begin();
 	int fd = dial_from(3);
@@ -417,12 +414,11 @@ START_TEST(test_garbage)
 	still_serves();
 	end();
 }
-END_TEST
 
 /* Connections that send half of a request and wait, from one address and from many. */
 static const unsigned addresses[] = {1, 100};
 
-START_TEST(test_many_connections)
+TEST_LOOP(test_many_connections, 0, sizeof addresses / sizeof *addresses)
 {
 	enum { N = 300 };
 	static int fd[N];
@@ -439,10 +435,9 @@ START_TEST(test_many_connections)
 	ck_assert_uint_le(metric("process_resident_memory_bytes"), bytes + GROWS_MAX);
 	end();
 }
-END_TEST
 
 /* It sends a byte now and then. */
-START_TEST(test_slow_client)
+TEST(test_slow_client)
 {
 	begin();
 	int fd = dial_from(3);
@@ -461,10 +456,9 @@ START_TEST(test_slow_client)
 	still_serves();
 	end();
 }
-END_TEST
 
 /* It asks for thousands of pages and reads none. */
-START_TEST(test_never_reads)
+TEST(test_never_reads)
 {
 	static const char one[] = "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n";
 	enum { CLIENTS = 15, EACH = 5000 };
@@ -483,10 +477,9 @@ START_TEST(test_never_reads)
 	ck_assert_uint_le(metric("process_resident_memory_bytes"), bytes + GROWS_MAX);
 	end();
 }
-END_TEST
 
 /* It leaves in the middle of its request or of the answer: by a reset, or half. */
-START_TEST(test_leaves)
+TEST(test_leaves)
 {
 	static const char *const said[] = {"", "GET /met", "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"};
 	struct linger at_once = {.l_onoff = 1};
@@ -508,7 +501,6 @@ START_TEST(test_leaves)
 		ck_assert_uint_lt(clock_us(), until);
 	end();
 }
-END_TEST
 
 /* --- the address --------------------------------------------------------- */
 
@@ -541,16 +533,17 @@ static const struct {
 	{"test-1", "300.0.0.1:9600", "metrics_listen \"300.0.0.1:9600\": "},
 };
 
-START_TEST(test_wrong_address)
+TEST_CASE("address", .timeout_s = 60);
+
+TEST_LOOP(test_wrong_address, 0, sizeof addresses_refused / sizeof *addresses_refused)
 {
 	char *text = refused(addresses_refused[_i].name, addresses_refused[_i].listen_at);
 	has(text, "cannot start: ");
 	has(text, addresses_refused[_i].part);
 	free(text);
 }
-END_TEST
 
-START_TEST(test_address_in_use)
+TEST(test_address_in_use)
 {
 	char at[32], part[192];
 	begin();
@@ -566,10 +559,9 @@ START_TEST(test_address_in_use)
 	daemon_pid = first;
 	end();
 }
-END_TEST
 
 /* The number at the end of the name is added. */
-START_TEST(test_port_by_name)
+TEST(test_port_by_name)
 {
 	char at[32];
 	int fd;
@@ -583,9 +575,8 @@ START_TEST(test_port_by_name)
 	expect("GET /health", "\"name\":\"test-12\"");
 	end();
 }
-END_TEST
 
-START_TEST(test_ipv6)
+TEST(test_ipv6)
 {
 	char at[32];
 	struct sockaddr_in6 to = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT};
@@ -605,41 +596,4 @@ START_TEST(test_ipv6)
 	free(got);
 	close(fd);
 	end();
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("svc_metrics");
-	TCase *c = tcase_create("served");
-	tcase_set_timeout(c, 60);
-	tcase_add_loop_test(c, test_answers, 0, sizeof answers / sizeof *answers);
-	tcase_add_test(c, test_process);
-	tcase_add_test(c, test_many_descriptors);
-	tcase_add_test(c, test_head_has_no_body);
-	tcase_add_test(c, test_kept_alive);
-	tcase_add_test(c, test_draining);
-	suite_add_tcase(s, c);
-	c = tcase_create("hostile");
-	tcase_set_timeout(c, 60);
-	tcase_add_test(c, test_rendered_once);
-	tcase_add_loop_test(c, test_garbage, 0, sizeof wrong / sizeof *wrong);
-	tcase_add_loop_test(c, test_many_connections, 0, sizeof addresses / sizeof *addresses);
-	tcase_add_test(c, test_slow_client);
-	tcase_add_test(c, test_never_reads);
-	tcase_add_test(c, test_leaves);
-	suite_add_tcase(s, c);
-	c = tcase_create("address");
-	tcase_set_timeout(c, 60);
-	tcase_add_loop_test(c, test_wrong_address, 0,
-	                    sizeof addresses_refused / sizeof *addresses_refused);
-	tcase_add_test(c, test_address_in_use);
-	tcase_add_test(c, test_port_by_name);
-	tcase_add_test(c, test_ipv6);
-	suite_add_tcase(s, c);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_NORMAL);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

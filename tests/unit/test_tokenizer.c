@@ -22,6 +22,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define COUNT(a) ((int)(sizeof(a) / sizeof *(a)))
+
 /* The real vocabulary, or NULL. */
 static struct tokenizer *load_model(void)
 {
@@ -48,7 +50,9 @@ static void check_encode(const struct tokenizer *t)
 	rows_free(&ids);
 }
 
-START_TEST(smollm_reference)
+TEST_CASE("tokenizer", .timeout_s = 120);
+
+TEST(smollm_reference)
 {
 	struct tokenizer *t = load_model();
 	if (!t)
@@ -57,7 +61,6 @@ START_TEST(smollm_reference)
 	check_decode(t, "smollm", DATA "/smollm.decode.jsonl");
 	tokenizer_destroy(&t);
 }
-END_TEST
 
 /* --- made-up vocabularies ------------------------------------------------ */
 
@@ -174,7 +177,7 @@ static const struct refusal {
 	{{"gpt2", "gpt-2", "a b", "", NULL, 2}, ERR_INVALID, "tokenizer.ggml.bos_token_id"},
 };
 
-START_TEST(refused)
+TEST_LOOP(refused, 0, COUNT(refusals))
 {
 	const struct refusal *r = &refusals[_i];
 	struct tokenizer *t = NULL;
@@ -185,7 +188,6 @@ START_TEST(refused)
 	for (const char *c = err.text; *c; c++)
 		ck_assert((unsigned char)*c >= ' ');
 }
-END_TEST
 
 /* Ids:  0 a  1 b  2 ab  3 abab  4 <s> (control)  5 <s>> (user-defined)  6 <> (user-defined)  7 !
  *       (maps to the byte 21)
@@ -247,7 +249,7 @@ static void list_text(const struct token_list *l, struct buf *out)
 		buf_printf(out, "%s%u", i ? " " : "", l->ids[i]);
 }
 
-START_TEST(small_encodings)
+TEST_LOOP(small_encodings, 0, COUNT(encodings))
 {
 	const struct encoding *e = &encodings[_i];
 	struct tokenizer *t = NULL;
@@ -263,11 +265,10 @@ START_TEST(small_encodings)
 	buf_fini(&got);
 	tokenizer_destroy(&t);
 }
-END_TEST
 
 /* abc cannot be reached by merges: it comes out only where whole pieces are taken first; control
  * tokens never do so. */
-START_TEST(whole_pieces)
+TEST(whole_pieces)
 {
 	static const struct {
 		const char *pre, *text, *want;
@@ -292,9 +293,8 @@ START_TEST(whole_pieces)
 		tokenizer_destroy(&t);
 	}
 }
-END_TEST
 
-START_TEST(limits_and_getters)
+TEST(limits_and_getters)
 {
 	struct tokenizer *t = NULL, *other = NULL;
 	struct token_list l = {0};
@@ -338,7 +338,6 @@ START_TEST(limits_and_getters)
 	token_list_fini(&l);
 	buf_fini(&out);
 }
-END_TEST
 
 /* --- streaming ----------------------------------------------------------- */
 
@@ -360,7 +359,7 @@ static const struct streaming {
 	{{10, 10}, 2, 0, "\xef\xbf\xbd|\xef\xbf\xbd|"},
 };
 
-START_TEST(streamed)
+TEST_LOOP(streamed, 0, COUNT(streamings))
 {
 	const struct streaming *s = &streamings[_i];
 	struct tokenizer *t = NULL;
@@ -379,7 +378,6 @@ START_TEST(streamed)
 	buf_fini(&got);
 	tokenizer_destroy(&t);
 }
-END_TEST
 
 /* --- bytes at random ----------------------------------------------------- */
 
@@ -490,7 +488,7 @@ static void check_random(const struct tokenizer *t, unsigned want_lacking)
 		check_noise(t, lacks, text, noise(text, sizeof text));
 }
 
-START_TEST(random_bytes)
+TEST(random_bytes)
 {
 	struct tokenizer *t = load(DATA "/gpt2/vocab.gguf");
 	check_random(t, 0);
@@ -503,7 +501,6 @@ START_TEST(random_bytes)
 	check_random(t, 21);
 	tokenizer_destroy(&t);
 }
-END_TEST
 
 /* Merging, short pieces and long ones, against the rule taken at its word: ids are bytes, then
  * one new id for each merge. */
@@ -527,7 +524,7 @@ static size_t merge_by_rule(const struct rule *rules, uint32_t *ids, size_t n)
 	return n;
 }
 
-START_TEST(merging)
+TEST(merging)
 {
 	struct rule rules[MERGES];
 	struct bpe_scratch s = {0};
@@ -564,7 +561,6 @@ START_TEST(merging)
 	bpe_scratch_fini(&s);
 	bpe_destroy(&b);
 }
-END_TEST
 
 static int add_piece(void *arg, const char *piece, size_t len)
 {
@@ -581,7 +577,7 @@ static const char *const long_units[] = {"a",           " ",       "\n",        
                                          "<|im_start|", " \n",     "\t\xc2\xa0", "\xe6\xbc\xa2",
                                          "A",           "\xe2\x82"};
 
-START_TEST(long_text)
+TEST_LOOP(long_text, 0, COUNT(long_units))
 {
 	static const char *const pres[] = {"smollm", "gpt-2",  "llama-bpe",
 	                                   "tekken", "gpt-4o", "deepseek-v3"};
@@ -610,7 +606,6 @@ START_TEST(long_text)
 	}
 	free(text);
 }
-END_TEST
 
 /* --- threads ------------------------------------------------------------- */
 
@@ -631,7 +626,7 @@ static void *encode_much(void *arg)
 	return (void *)same;
 }
 
-START_TEST(threads)
+TEST(threads)
 {
 	struct tokenizer *t = load(DATA "/gpt2/vocab.gguf");
 	pthread_t id[4];
@@ -643,30 +638,4 @@ START_TEST(threads)
 		ck_assert_ptr_nonnull(same);
 	}
 	tokenizer_destroy(&t);
-}
-END_TEST
-
-#define COUNT(a) ((int)(sizeof(a) / sizeof *(a)))
-
-int main(void)
-{
-	Suite *s = suite_create("tokenizer");
-	TCase *c = tcase_create("tokenizer");
-	tcase_set_timeout(c, 120);
-	tcase_add_loop_test(c, refused, 0, COUNT(refusals));
-	tcase_add_loop_test(c, small_encodings, 0, COUNT(encodings));
-	tcase_add_test(c, whole_pieces);
-	tcase_add_test(c, limits_and_getters);
-	tcase_add_loop_test(c, streamed, 0, COUNT(streamings));
-	tcase_add_test(c, smollm_reference);
-	tcase_add_test(c, random_bytes);
-	tcase_add_test(c, merging);
-	tcase_add_loop_test(c, long_text, 0, COUNT(long_units));
-	tcase_add_test(c, threads);
-	suite_add_tcase(s, c);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? 1 : 0;
 }

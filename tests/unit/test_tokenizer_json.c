@@ -130,7 +130,9 @@ static const struct refusal {
      ERR_UNSUPPORTED, "another decoder"},
 };
 
-START_TEST(refused)
+TEST_CASE("tokenizer_json", .timeout_s = 120);
+
+TEST_LOOP(refused, 0, COUNT(refusals))
 {
 	const struct refusal *r = &refusals[_i];
 	struct tokenizer *t = NULL;
@@ -142,10 +144,9 @@ START_TEST(refused)
 	for (const char *c = err.text; *c; c++)
 		ck_assert((unsigned char)*c >= ' ');
 }
-END_TEST
 
 /* Deep nesting, and more values than a file may have. */
-START_TEST(bounds)
+TEST(bounds)
 {
 	enum { N = 9 << 20 };
 	char dir[TEST_FOLDER_BYTES], *text = mem_alloc(N);
@@ -160,7 +161,6 @@ START_TEST(bounds)
 	ck_assert_msg(strstr(err.text, "more than 8388608 values") != NULL, "%s", err.text);
 	free(text);
 }
-END_TEST
 
 /* --- options ------------------------------------------------------------- */
 
@@ -223,7 +223,7 @@ static const struct option {
      "ab", "2", "ab"},
 };
 
-START_TEST(option)
+TEST_LOOP(option, 0, COUNT(options))
 {
 	const struct option *o = &options[_i];
 	struct tokenizer *t = NULL;
@@ -245,7 +245,6 @@ START_TEST(option)
 	buf_fini(&back);
 	tokenizer_destroy(&t);
 }
-END_TEST
 
 /* --- BOS and EOS --------------------------------------------------------- */
 
@@ -257,7 +256,7 @@ END_TEST
 	"\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":" \
 	"\"<s>\"}},{\"Sequence\":{\"id\":\"A\"}}],\"special_tokens\":{\"<s>\":{\"ids\":[8]}}}"
 
-START_TEST(ends)
+TEST(ends)
 {
 	static const struct {
 		const char *json, *config;
@@ -286,22 +285,4 @@ START_TEST(ends)
 		ck_assert(tokenizer_bytes(t, 5, &len) && !len);
 		tokenizer_destroy(&t);
 	}
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("tokenizer_json");
-	TCase *c = tcase_create("tokenizer_json");
-	tcase_set_timeout(c, 120);
-	tcase_add_loop_test(c, refused, 0, COUNT(refusals));
-	tcase_add_test(c, bounds);
-	tcase_add_loop_test(c, option, 0, COUNT(options));
-	tcase_add_test(c, ends);
-	suite_add_tcase(s, c);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }

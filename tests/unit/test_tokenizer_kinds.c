@@ -158,24 +158,24 @@ static void check_kind(const char *kind, const char *path, const char *variant)
 	tokenizer_destroy(&t);
 }
 
-START_TEST(from_json)
+TEST_CASE("references", .timeout_s = 300);
+
+TEST_LOOP(from_json, 0, KINDS)
 {
 	char *path = mem_printf("%s/%s", folder(), kinds[_i]);
 	check_kind(kinds[_i], path, NULL);
 	free(path);
 }
-END_TEST
 
-START_TEST(from_gguf)
+TEST_LOOP(from_gguf, 0, KINDS)
 {
 	char *path = mem_printf("%s/%s/vocab.gguf", folder(), kinds[_i]);
 	check_kind(kinds[_i], path, NULL);
 	free(path);
 }
-END_TEST
 
 /* Newer conversions of Llama 2: no normalizer, the pre-tokenizer does it. */
-START_TEST(metaspace)
+TEST(metaspace)
 {
 	char *from = mem_printf("%s/llama2-spm/tokenizer.json", folder()), to[TEST_FOLDER_BYTES + 32],
 		 dir[TEST_FOLDER_BYTES];
@@ -192,7 +192,6 @@ START_TEST(metaspace)
 	json_decref(root);
 	free(from);
 }
-END_TEST
 
 /* --- any bytes ----------------------------------------------------------- */
 
@@ -241,7 +240,7 @@ static size_t noise(char *out, size_t size)
 /* All bytes have tokens here: as plain text, what went in comes out, streamed or not, and no
  * control token is in between. Not where NFC changes the text. The mark for a space comes out as
  * a space, so that noise has none. */
-START_TEST(round_trip)
+TEST_LOOP(round_trip, 0, KINDS)
 {
 	char *path = mem_printf("%s/%s", folder(), kinds[_i]), text[600];
 	struct tokenizer *t = load(path);
@@ -269,11 +268,10 @@ START_TEST(round_trip)
 	tokenizer_destroy(&t);
 	free(path);
 }
-END_TEST
 
 /* Long texts without a place to cut: time must grow with n log n. The time limit of the test is
  * far above what is needed (0.1 s each) and far below quadratic. */
-START_TEST(long_text)
+TEST_LOOP(long_text, 0, KINDS)
 {
 	static const char *const units[] = {"a",
 	                                    " ",
@@ -303,23 +301,4 @@ START_TEST(long_text)
 	tokenizer_destroy(&t);
 	free(text);
 	free(path);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("tokenizer_kinds");
-	TCase *c = tcase_create("references");
-	tcase_set_timeout(c, 300);
-	tcase_add_loop_test(c, from_json, 0, KINDS);
-	tcase_add_loop_test(c, from_gguf, 0, KINDS);
-	tcase_add_test(c, metaspace);
-	tcase_add_loop_test(c, round_trip, 0, KINDS);
-	tcase_add_loop_test(c, long_text, 0, KINDS);
-	suite_add_tcase(s, c);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }

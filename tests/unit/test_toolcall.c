@@ -416,7 +416,9 @@ static const struct {
 
 #define N_ROWS (sizeof rows / sizeof *rows)
 
-START_TEST(formats)
+TEST_CASE("toolcall", .timeout_s = 60, .setup = setup, .teardown = teardown);
+
+TEST_LOOP(formats, 0, N_ROWS)
 {
 	const char *text = rows[_i].text, *want = rows[_i].want;
 	size_t len = strlen(text), cuts[512];
@@ -438,11 +440,10 @@ START_TEST(formats)
 	              text, want, out);
 	free(out);
 }
-END_TEST
 
 /* Three rows' texts, one after the other with some bytes changed, cut at random: as in one
  * piece. */
-START_TEST(random_splits)
+TEST_LOOP(random_splits, 0, 10)
 {
 	unsigned seed = (unsigned)_i;
 	for (int round = 0; round < 150; round++) {
@@ -471,10 +472,9 @@ START_TEST(random_splits)
 		buf_fini(&text);
 	}
 }
-END_TEST
 
 /* A call is told and its arguments flow before they are complete. */
-START_TEST(arguments_stream)
+TEST_LOOP(arguments_stream, 0, 10)
 {
 	static const struct {
 		const char *format, *text, *want;
@@ -500,10 +500,9 @@ START_TEST(arguments_stream)
 	toolcall_destroy(&t);
 	buf_fini(&g.b);
 }
-END_TEST
 
 /* The end of a call says whether its arguments are complete. */
-START_TEST(broken_calls)
+TEST_LOOP(broken_calls, 0, 6)
 {
 	static const struct {
 		const char *format, *text;
@@ -530,7 +529,6 @@ START_TEST(broken_calls)
 	toolcall_destroy(&c);
 	buf_fini(&g.b);
 }
-END_TEST
 
 static const struct {
 	const char *text, *format;
@@ -554,7 +552,7 @@ static const struct {
      "harmony"},
 };
 
-START_TEST(detection)
+TEST_LOOP(detection, 0, sizeof templates / sizeof *templates)
 {
 	const struct toolcall_format *f = toolcall_format_detect(templates[_i].text,
 	                                                         strlen(templates[_i].text));
@@ -563,9 +561,8 @@ START_TEST(detection)
 	for (size_t i = 0; f && toolcall_format_marker(f, i); i++)
 		ck_assert_uint_lt(i, 12);
 }
-END_TEST
 
-START_TEST(ids)
+TEST(ids)
 {
 	char a[TOOLCALL_ID_SIZE], b[TOOLCALL_ID_SIZE];
 	const struct toolcall_format *f = toolcall_format_find("hermes");
@@ -585,11 +582,10 @@ START_TEST(ids)
 	ck_assert_uint_eq(strspn(a, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"),
 	                  9);
 }
-END_TEST
 
 /* Long text with many beginnings of calls: no worse than linear, seen by its taking no time at
  * all. */
-START_TEST(long_text)
+TEST_LOOP(long_text, 0, 10)
 {
 	static const char *const parts[] = {"<tool_call>",
 	                                    "<tool_call>{\"name\": \"",
@@ -610,11 +606,12 @@ START_TEST(long_text)
 	free(out);
 	buf_fini(&text);
 }
-END_TEST
+
+TEST_CASE("long", .timeout_s = 10, .setup = setup, .teardown = teardown);
 
 /* A schema whose references branch without end, or that lists very much, costs no more time than
  * others. */
-START_TEST(endless_schemas)
+TEST_LOOP(endless_schemas, 0, 4)
 {
 	static const char *const keywords[] = {"allOf", "anyOf", "oneOf", "enum"};
 	json_t *parts = json_array();
@@ -641,10 +638,9 @@ START_TEST(endless_schemas)
 	tools = common;
 	json_decref(o);
 }
-END_TEST
 
 /* White space behind a call, byte by byte: in linear time, as in test_reasoning.c. */
-START_TEST(long_space)
+TEST(long_space)
 {
 	static const char call[] = "<tool_call>{\"name\": \"f\", \"arguments\": {}}";
 	struct got g = {0};
@@ -658,32 +654,4 @@ START_TEST(long_space)
 	ck_assert_str_eq(g.b.data, "<0 f {}>");
 	toolcall_destroy(&t);
 	buf_fini(&g.b);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("toolcall");
-	TCase *c = tcase_create("toolcall");
-	tcase_add_checked_fixture(c, setup, teardown);
-	tcase_set_timeout(c, 60);
-	tcase_add_loop_test(c, formats, 0, (int)N_ROWS);
-	tcase_add_loop_test(c, random_splits, 0, 10);
-	tcase_add_loop_test(c, arguments_stream, 0, 10);
-	tcase_add_loop_test(c, broken_calls, 0, 6);
-	tcase_add_loop_test(c, detection, 0, (int)(sizeof templates / sizeof *templates));
-	tcase_add_test(c, ids);
-	tcase_add_loop_test(c, long_text, 0, 10);
-	suite_add_tcase(suite, c);
-	c = tcase_create("long");
-	tcase_add_checked_fixture(c, setup, teardown);
-	tcase_set_timeout(c, 10);
-	tcase_add_test(c, long_space);
-	tcase_add_loop_test(c, endless_schemas, 0, 4);
-	suite_add_tcase(suite, c);
-	SRunner *sr = srunner_create(suite);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed ? 1 : 0;
 }

@@ -281,7 +281,9 @@ static const struct {
      NULL},
 };
 
-START_TEST(has_form_and_is_parsed)
+TEST_CASE("forms", .timeout_s = 60);
+
+TEST_LOOP(has_form_and_is_parsed, 0, sizeof cases / sizeof *cases)
 {
 	json_t *tools = json_loads(TOOLS, 0, NULL);
 	ck_assert_int_eq(matches(cases[_i].format, tools, cases[_i].only, cases[_i].max,
@@ -294,7 +296,6 @@ START_TEST(has_form_and_is_parsed)
 	}
 	json_decref(tools);
 }
-END_TEST
 
 /* What stands in for the second tool's parameters, and what is said of it. */
 static const struct {
@@ -349,7 +350,7 @@ static const struct {
      "/properties/a", 0},
 };
 
-START_TEST(refuses)
+TEST_LOOP(refuses, 0, sizeof refused / sizeof *refused)
 {
 	struct err err = {0};
 	size_t at;
@@ -365,11 +366,10 @@ START_TEST(refuses)
 	json_decref(tools);
 	free(text);
 }
-END_TEST
 
 /* Many parameters that each refer to a tree, or to a long list: it is not walked, or listed, for
  * each of them. */
-START_TEST(many_references)
+TEST_LOOP(many_references, 0, 2)
 {
 	struct buf b;
 	struct err err = {0};
@@ -406,21 +406,4 @@ START_TEST(many_references)
 	              (double)(clock() - begin) / CLOCKS_PER_SEC);
 	json_decref(tools);
 	buf_fini(&b);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("toolcall_form");
-	TCase *c = tcase_create("forms");
-	tcase_set_timeout(c, 60);
-	tcase_add_loop_test(c, has_form_and_is_parsed, 0, (int)(sizeof cases / sizeof *cases));
-	tcase_add_loop_test(c, many_references, 0, 2);
-	tcase_add_loop_test(c, refuses, 0, (int)(sizeof refused / sizeof *refused));
-	suite_add_tcase(suite, c);
-	SRunner *sr = srunner_create(suite);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed ? 1 : 0;
 }

@@ -28,7 +28,9 @@ static size_t resident(void)
 	return pages * (size_t)sysconf(_SC_PAGESIZE);
 }
 
-START_TEST(after_a_flood)
+TEST_CASE("trim", .timeout_s = 60);
+
+TEST(after_a_flood)
 {
 	SKIP_SANITIZED();
 	static char *block[BLOCKS];
@@ -50,11 +52,10 @@ START_TEST(after_a_flood)
 	ck_assert_uint_eq(trim_tick(&t), 0);
 	free(block[BLOCKS - 1]);
 }
-END_TEST
 
 /* A part is freed, goes back, and then the rest, which makes the process no larger than it was
  * after that. */
-START_TEST(in_two_parts)
+TEST(in_two_parts)
 {
 	SKIP_SANITIZED();
 	static char *block[BLOCKS];
@@ -74,10 +75,9 @@ START_TEST(in_two_parts)
 	ck_assert_uint_lt(resident(), before + (10u << 20));
 	free(block[BLOCKS - 1]);
 }
-END_TEST
 
 /* By default the first large block that is freed keeps all others of its size. */
-START_TEST(large_blocks)
+TEST(large_blocks)
 {
 	SKIP_SANITIZED();
 	enum { N = 20, LARGE = 4 << 20 };
@@ -94,21 +94,4 @@ START_TEST(large_blocks)
 		free(block[i]);
 	ck_assert_uint_lt(resident(), before + (4u << 20));
 	free(last);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("trim");
-	TCase *c = tcase_create("trim");
-	tcase_set_timeout(c, 60);
-	tcase_add_test(c, after_a_flood);
-	tcase_add_test(c, in_two_parts);
-	tcase_add_test(c, large_blocks);
-	suite_add_tcase(suite, c);
-	SRunner *sr = srunner_create(suite);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed ? 1 : 0;
 }

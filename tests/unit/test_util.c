@@ -19,7 +19,9 @@
 
 /* --- map ----------------------------------------------------------------- */
 
-START_TEST(map_basics)
+TEST_CASE("util", .timeout_s = 60);
+
+TEST(map_basics)
 {
 	struct map *m = map_new(4);
 	int a, b;
@@ -37,11 +39,10 @@ START_TEST(map_basics)
 	ck_assert_ptr_null(m);
 	map_destroy(&m);
 }
-END_TEST
 
 /* Against an array, with far more removals than the table has slots: neither growth nor
  * tombstones may lose or hang anything. */
-START_TEST(map_against_an_array)
+TEST_LOOP(map_against_an_array, 0, 2)
 {
 	enum { KEYS = 500, OPS = 200000 };
 	void *want[KEYS] = {0};
@@ -78,11 +79,10 @@ START_TEST(map_against_an_array)
 	ck_assert_uint_eq(map_count(m), 0);
 	map_destroy(&m);
 }
-END_TEST
 
 /* --- buf ----------------------------------------------------------------- */
 
-START_TEST(buf_bound)
+TEST(buf_bound)
 {
 	struct buf b;
 	buf_init(&b, 10);
@@ -108,9 +108,8 @@ START_TEST(buf_bound)
 	ck_assert_int_eq(b.data[b.len], 0);
 	buf_fini(&b);
 }
-END_TEST
 
-START_TEST(buf_json)
+TEST(buf_json)
 {
 	static const struct {
 		const char *in;
@@ -140,7 +139,6 @@ START_TEST(buf_json)
 		buf_fini(&b);
 	}
 }
-END_TEST
 
 /* --- arena, list --------------------------------------------------------- */
 
@@ -152,7 +150,7 @@ static int is_all(const unsigned char *p, size_t n, unsigned char v)
 	return 1;
 }
 
-START_TEST(arena_pieces)
+TEST(arena_pieces)
 {
 	static const size_t sizes[] = {1, 15, 16, 17, 2048, 2049, 100000, 0, 3, 8192, 7};
 	enum { N = sizeof sizes / sizeof *sizes, ROUNDS = 50 };
@@ -173,14 +171,13 @@ START_TEST(arena_pieces)
 	ck_assert_ptr_null(a);
 	arena_destroy(&a);
 }
-END_TEST
 
 struct item {
 	int v;
 	struct list node;
 };
 
-START_TEST(list_order)
+TEST(list_order)
 {
 	struct list head = LIST_INIT(head);
 	struct item it[4] = {{.v = 0}, {.v = 1}, {.v = 2}, {.v = 3}};
@@ -200,11 +197,10 @@ START_TEST(list_order)
 		list_remove(i);
 	ck_assert(list_empty(&head));
 }
-END_TEST
 
 /* --- log, err, mem ------------------------------------------------------- */
 
-START_TEST(log_quoting)
+TEST(log_quoting)
 {
 	char lots[1000], quotes[1000];
 	ck_assert_str_eq(log_quote("plain"), "\"plain\"");
@@ -221,9 +217,8 @@ START_TEST(log_quoting)
 	ck_assert_str_eq(a, "\"a\"");
 	ck_assert_str_eq(b, "\"b\"");
 }
-END_TEST
 
-START_TEST(reqid_texts)
+TEST(reqid_texts)
 {
 	struct reqid id = {1, 2}, back;
 	ck_assert_str_eq(log_reqid(&id), "00000000000000010000000000000002");
@@ -245,7 +240,6 @@ START_TEST(reqid_texts)
 		ck_assert_int_eq(reqid_parse(bad[i], &back), ERR_INVALID);
 	ck_assert_mem_eq(&id, &back, sizeof id);
 }
-END_TEST
 
 static size_t capture(char *out, size_t size, void (*emit)(void))
 {
@@ -278,7 +272,7 @@ static void emit_long(void)
 	log_warn("long", "text=%s", lots);
 }
 
-START_TEST(log_lines)
+TEST(log_lines)
 {
 	char out[8192];
 	log_init("pdtest", "one");
@@ -294,9 +288,8 @@ START_TEST(log_lines)
 	ck_assert_ptr_eq(strchr(out, '\n'), out + n - 1);
 	ck_assert_int_eq(out[n - 2], 'y');
 }
-END_TEST
 
-START_TEST(err_texts)
+TEST(err_texts)
 {
 	struct err e = {0};
 	char lots[1000];
@@ -319,9 +312,8 @@ START_TEST(err_texts)
 	ck_assert_str_eq(err_name(ERR_CORRUPT - 1), "unknown");
 	ck_assert_str_eq(err_name(1), "unknown");
 }
-END_TEST
 
-START_TEST(mem_and_clock)
+TEST(mem_and_clock)
 {
 	char *s = mem_printf("%s %d", "n", 5);
 	ck_assert_str_eq(s, "n 5");
@@ -337,13 +329,13 @@ START_TEST(mem_and_clock)
 	ck_assert_uint_eq(clock_left_us(now - 1), 0);
 	ck_assert_uint_gt(clock_left_us(now + 60000000), 59000000);
 }
-END_TEST
 
-START_TEST(overflowing_array_is_fatal)
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* which stop at the size */
+TEST_EXIT(overflowing_array_is_fatal, 1)
 {
 	mem_array(SIZE_MAX / 2, 4);
 }
-END_TEST
+#endif
 
 /* --- endpoint -------------------------------------------------------------- */
 
@@ -378,7 +370,7 @@ static const struct {
 	{"", 0, 0, 0},
 };
 
-START_TEST(endpoint_forms)
+TEST_LOOP(endpoint_forms, 0, sizeof endpoints / sizeof *endpoints)
 {
 	char text[300];
 	ck_assert_int_eq(endpoint_is_address(endpoints[_i].text), endpoints[_i].address);
@@ -387,9 +379,8 @@ START_TEST(endpoint_forms)
 	ck_assert_int_eq(endpoint_is_remote(text), endpoints[_i].remote);
 	ck_assert_int_eq(endpoint_is_remote_of(text, "decode-1"), endpoints[_i].remote);
 }
-END_TEST
 
-START_TEST(endpoint_names)
+TEST(endpoint_names)
 {
 	static const char *const bad[] = {
 		"tcp://h:1",    "@tcp://h:1",    "a/b@tcp://h:1", ".a@tcp://h:1", "a@ipc://h:1",
@@ -409,37 +400,4 @@ START_TEST(endpoint_names)
 		memcpy(text + 8 + n, ":1", 3);
 		ck_assert_int_eq(endpoint_is_remote(text), n < 128);
 	}
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("util");
-	TCase *t = tcase_create("util");
-	tcase_set_timeout(t, 60);
-	tcase_add_test(t, map_basics);
-	tcase_add_loop_test(t, map_against_an_array, 0, 2);
-	tcase_add_test(t, buf_bound);
-	tcase_add_test(t, buf_json);
-	tcase_add_test(t, arena_pieces);
-	tcase_add_test(t, list_order);
-	tcase_add_test(t, log_quoting);
-	tcase_add_test(t, reqid_texts);
-	tcase_add_test(t, log_lines);
-	tcase_add_test(t, err_texts);
-	tcase_add_test(t, mem_and_clock);
-	tcase_add_loop_test(t, endpoint_forms, 0, sizeof endpoints / sizeof *endpoints);
-	tcase_add_test(t, endpoint_names);
-#if !defined(__SANITIZE_ADDRESS__) && \
-	!defined(__SANITIZE_THREAD__) /* which stop at the size itself */
-	tcase_add_exit_test(t, overflowing_array_is_fatal, 1);
-#else
-	(void)overflowing_array_is_fatal;
-#endif
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_NORMAL);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }

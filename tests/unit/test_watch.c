@@ -73,7 +73,7 @@ static const struct {
 	void (*happens)(void);
 } fine[] = {{0, no_step}, {1, layer}, {1, next_step}, {1, overlapping_step}};
 
-START_TEST(does_not_hang)
+TEST_LOOP(does_not_hang, 0, 4)
 {
 	begin(LIMIT_US);
 	if (fine[_i].in_step)
@@ -83,9 +83,8 @@ START_TEST(does_not_hang)
 		fine[_i].happens();
 	}
 }
-END_TEST
 
-START_TEST(hangs)
+TEST_EXIT(hangs, 1)
 {
 	begin(LIMIT_US);
 	watch_begin(&W.watch);
@@ -94,10 +93,9 @@ START_TEST(hangs)
 	ck_assert_uint_ge(watch_still_us(&W), LIMIT_US - 3 * LOOK_US);
 	look_for(3 * LOOK_US); /* ends the process */
 }
-END_TEST
 
 /* While the loop did not run, no more did the step: a stopped process, a suspended machine. */
-START_TEST(time_away_does_not_count)
+TEST(time_away_does_not_count)
 {
 	begin(LIMIT_US);
 	watch_begin(&W.watch);
@@ -107,10 +105,9 @@ START_TEST(time_away_does_not_count)
 		look_after(10 * LIMIT_US);
 	ck_assert_uint_eq(watch_still_us(&W), still);
 }
-END_TEST
 
 /* step_timeout_ms = 0: it is for the operator to end it, and that does not wait for the step. */
-START_TEST(no_limit)
+TEST(no_limit)
 {
 	begin(0);
 	watch_begin(&W.watch);
@@ -121,22 +118,9 @@ START_TEST(no_limit)
 	pulse++;
 	ck_assert_int_eq(watch_gives_up(&W), 0);
 }
-END_TEST
 
-int main(void)
+TEST_START(quiet)
 {
-	Suite *s = suite_create("watch");
-	TCase *t = tcase_create("watch");
 	log_init("test", NULL);
 	log_set_level("error");
-	tcase_add_loop_test(t, does_not_hang, 0, 4);
-	tcase_add_exit_test(t, hangs, 1);
-	tcase_add_test(t, time_away_does_not_count);
-	tcase_add_test(t, no_limit);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_ENV);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? 1 : 0;
 }

@@ -108,7 +108,9 @@ static int compile(struct constraints *all, struct request_copy *w, Pds__Constra
 	return code;
 }
 
-START_TEST(tokens_that_may_be_written)
+TEST_CASE("tokens", .timeout_s = 300);
+
+TEST_LOOP(tokens_that_may_be_written, 0, sizeof cases / sizeof *cases)
 {
 	struct constraints *all = constraints(16u << 20);
 	struct request_copy w = {0};
@@ -118,7 +120,6 @@ START_TEST(tokens_that_may_be_written)
 	constraint_detach(&w);
 	constraints_destroy(&all);
 }
-END_TEST
 
 /* --- memory -------------------------------------------------------------- */
 
@@ -148,7 +149,7 @@ static void large(char text[128], int k)
 
 /* A flood of large constraints that all stay in use: some compile, the others are told that
  * there is no memory now; then their memory goes back, and others compile. */
-START_TEST(networks_have_half)
+TEST(networks_have_half)
 {
 	enum { N = 60, MB = 32 };
 	struct constraints *all = constraints(MB << 20);
@@ -182,7 +183,6 @@ START_TEST(networks_have_half)
 	ck_assert_uint_le(shown(all).idle, 32);
 	constraints_destroy(&all);
 }
-END_TEST
 
 /* The next token, by the logits of all alike but for this one's advantage: what is drawn under
  * the constraint. */
@@ -212,7 +212,7 @@ static uint32_t draw(struct request_copy *w, struct draw_rig *s, uint32_t best)
 /* Many answers grow under constraints that find much on the way, in a memory that holds a few of
  * them: what is found gives way and is found again, and each answer is what it would have been
  * alone. */
-START_TEST(tables_give_way)
+TEST(tables_give_way)
 {
 	enum { LIVE = 24, STEPS = 60, ROOM = 4096, MB = 2 };
 	struct constraints *all = constraints(MB << 20), *alone = constraints(512u << 20);
@@ -252,11 +252,10 @@ START_TEST(tables_give_way)
 	constraints_destroy(&all);
 	constraints_destroy(&alone);
 }
-END_TEST
 
 /* What may follow drafted tokens is told without taking them for said: the answer goes on
  * another way afterwards. Where a draft leaves the constraint nothing more is told. */
-START_TEST(drafted_tokens_are_not_said)
+TEST(drafted_tokens_are_not_said)
 {
 	struct constraints *all = constraints(8u << 20);
 	struct request_copy w = {0};
@@ -283,10 +282,9 @@ START_TEST(drafted_tokens_are_not_said)
 	constraint_detach(&w);
 	constraints_destroy(&all);
 }
-END_TEST
 
 /* A long draft's masks are given back when the next step drafts less. */
-START_TEST(masks_of_a_draft_are_given_back)
+TEST(masks_of_a_draft_are_given_back)
 {
 	struct constraints *all = constraints(8u << 20);
 	struct request_copy w = {0};
@@ -306,7 +304,6 @@ START_TEST(masks_of_a_draft_are_given_back)
 	constraint_detach(&w);
 	constraints_destroy(&all);
 }
-END_TEST
 
 /* --- threads ------------------------------------------------------------- */
 
@@ -344,7 +341,7 @@ static void *compile_some(void *arg)
 }
 
 /* Compiled by several threads at once, the same and others; each stays what it is. */
-START_TEST(compiled_by_several_threads)
+TEST(compiled_by_several_threads)
 {
 	struct constraints *all = constraints(12u << 20);
 	struct compiler c[4];
@@ -358,24 +355,4 @@ START_TEST(compiled_by_several_threads)
 	ck_assert_uint_eq(shown(all).idle, shown(all).all);
 	ck_assert_uint_le(shown(all).bytes, 12u << 20);
 	constraints_destroy(&all);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *suite = suite_create("worker_constraint");
-	TCase *c = tcase_create("tokens");
-	tcase_set_timeout(c, 300);
-	tcase_add_loop_test(c, tokens_that_may_be_written, 0, (int)(sizeof cases / sizeof *cases));
-	tcase_add_test(c, networks_have_half);
-	tcase_add_test(c, tables_give_way);
-	tcase_add_test(c, drafted_tokens_are_not_said);
-	tcase_add_test(c, masks_of_a_draft_are_given_back);
-	tcase_add_test(c, compiled_by_several_threads);
-	suite_add_tcase(suite, c);
-	SRunner *sr = srunner_create(suite);
-	srunner_run_all(sr, CK_NORMAL);
-	int failed = srunner_ntests_failed(sr);
-	srunner_free(sr);
-	return failed ? 1 : 0;
 }

@@ -73,16 +73,17 @@ static const struct {
 	{"d1:5:x:m", "d1:5:x", "d1:5:x:m", "d1:5:x:m"},
 };
 
-START_TEST(two_routers)
+TEST_CASE("worker_peers", .teardown = teardown);
+
+TEST_LOOP(two_routers, 0, sizeof rows / sizeof *rows)
 {
 	names(0, rows[_i].first);
 	names(1, rows[_i].second);
 	ck_assert_str_eq(joined(0), rows[_i].all);
 	ck_assert_str_eq(joined(1), rows[_i].with_messager);
 }
-END_TEST
 
-START_TEST(the_last_list_of_a_router_counts)
+TEST(the_last_list_of_a_router_counts)
 {
 	char want[PEER_LISTS_MAX * 8] = "";
 	ck_assert_str_eq(joined(0), ""); /* none has said anything */
@@ -102,10 +103,9 @@ START_TEST(the_last_list_of_a_router_counts)
 	for (unsigned i = 0; i < PEER_LISTS_MAX; i++)
 		ck_assert_int_eq(strncmp(got + i * 8, want + i * 7, 6), 0);
 }
-END_TEST
 
 /* A router that DNS does not name any more; another one takes its place. */
-START_TEST(routers_come_and_go)
+TEST(routers_come_and_go)
 {
 	Pds__Peers none = PDS__PEERS__INIT;
 	for (unsigned i = 0; i < 3 * PEER_LISTS_MAX; i++) {
@@ -119,21 +119,4 @@ START_TEST(routers_come_and_go)
 	ck_assert_int_eq(peer_lists_take(&lists, (const struct peer *)&none, &none), ERR_FULL);
 	peer_lists_drop(&lists, (const struct peer *)&none);
 	ck_assert_uint_eq(lists.n, PEER_LISTS_MAX);
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("worker_peers");
-	TCase *t = tcase_create("worker_peers");
-	tcase_add_checked_fixture(t, NULL, teardown);
-	tcase_add_loop_test(t, two_routers, 0, sizeof rows / sizeof *rows);
-	tcase_add_test(t, the_last_list_of_a_router_counts);
-	tcase_add_test(t, routers_come_and_go);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_NORMAL);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -231,7 +231,9 @@ static struct kv_stats told(void)
 
 /* --- what is written when ------------------------------------------------ */
 
-START_TEST(recycle_writes_what_is_asked_for)
+TEST_CASE("writeout", .timeout_s = 60);
+
+TEST(recycle_writes_what_is_asked_for)
 {
 	uint32_t b[BLOCKS];
 	begin("recycle", "20", "1");
@@ -263,11 +265,10 @@ START_TEST(recycle_writes_what_is_asked_for)
 	ck_assert_uint_eq(stat_get(stats, WS_WRITTEN), 10);
 	end();
 }
-END_TEST
 
 /* Free and stored together are a fifth of the pool; what is stored stays matchable until it is
  * taken, and then it is not lost. */
-START_TEST(offload_writes_the_oldest)
+TEST(offload_writes_the_oldest)
 {
 	uint32_t b[BLOCKS], t[BLOCKS];
 	begin("offload", "20", "1");
@@ -299,9 +300,8 @@ START_TEST(offload_writes_the_oldest)
 	ck_assert_uint_eq(told().stored[0], 80);
 	end();
 }
-END_TEST
 
-START_TEST(write_through_after_two_uses)
+TEST(write_through_after_two_uses)
 {
 	uint32_t b[8], m[8];
 	struct kv_hash h[8];
@@ -323,9 +323,8 @@ START_TEST(write_through_after_two_uses)
 	answer(2, 0, STORE_TIER_MEMORY, 7);
 	end();
 }
-END_TEST
 
-START_TEST(write_through_at_once)
+TEST(write_through_at_once)
 {
 	uint32_t b[8];
 	begin("write_through", "20", "0");
@@ -337,10 +336,9 @@ START_TEST(write_through_at_once)
 	ck_assert_uint_eq(told().stored[0], 8);
 	end();
 }
-END_TEST
 
 /* Many blocks are few messages, and never more than a quarter of the pool. */
-START_TEST(a_bounded_number_under_way)
+TEST(a_bounded_number_under_way)
 {
 	uint32_t b[BLOCKS];
 	begin("write_through", "20", "0");
@@ -362,11 +360,10 @@ START_TEST(a_bounded_number_under_way)
 	ck_assert_uint_le(n_wrote, 8);
 	end();
 }
-END_TEST
 
 /* --- storage comes, goes, and does not answer ---------------------------- */
 
-START_TEST(storage_is_away)
+TEST(storage_is_away)
 {
 	uint32_t b[8];
 	begin("write_through", "20", "0");
@@ -381,10 +378,9 @@ START_TEST(storage_is_away)
 	answer(1, 0, STORE_TIER_MEMORY, 7);
 	end();
 }
-END_TEST
 
 /* What was in the memory of a former life is gone, what was on its disk is not. */
-START_TEST(storage_is_restarted)
+TEST(storage_is_restarted)
 {
 	uint32_t b[30];
 	begin("write_through", "20", "0");
@@ -413,10 +409,9 @@ START_TEST(storage_is_restarted)
 	ck_assert_uint_eq(told().stored[STORE_TIER_MEMORY], 10);
 	end();
 }
-END_TEST
 
 /* After a restart the oldest are written again, by the same rule. */
-START_TEST(offload_after_a_restart)
+TEST(offload_after_a_restart)
 {
 	uint32_t b[BLOCKS];
 	begin("offload", "10", "1");
@@ -434,11 +429,10 @@ START_TEST(offload_after_a_restart)
 	answer(2, 0, STORE_TIER_MEMORY, 9);
 	end();
 }
-END_TEST
 
 /* No answer: the pins end, the blocks can be taken, and a pause comes before the next batch; it
  * grows. */
-START_TEST(storage_does_not_answer)
+TEST(storage_does_not_answer)
 {
 	uint32_t b[BLOCKS], t[BLOCKS];
 	begin("write_through", "20", "0");
@@ -471,11 +465,10 @@ START_TEST(storage_does_not_answer)
 	ck_assert_uint_eq(told().stored[0], 8);
 	end();
 }
-END_TEST
 
 /* A block that storage did not take is not offered again and again, but once more when it was
  * used. */
-START_TEST(what_failed_waits_for_its_next_use)
+TEST(what_failed_waits_for_its_next_use)
 {
 	uint32_t b[BLOCKS];
 	begin("offload", "10", "1");
@@ -494,11 +487,10 @@ START_TEST(what_failed_waits_for_its_next_use)
 	answer(2, 0, STORE_TIER_MEMORY, 7);
 	end();
 }
-END_TEST
 
 /* The blocks are needed before storage has answered: all of them at once, and its late word is
  * about none that was taken. */
-START_TEST(given_up)
+TEST(given_up)
 {
 	uint32_t b[BLOCKS], t[BLOCKS];
 	begin("write_through", "20", "0");
@@ -527,7 +519,6 @@ START_TEST(given_up)
 	ck_assert_uint_eq(writeout_give_up(NULL, now), 0);
 	end();
 }
-END_TEST
 
 /* --- sequences that give way --------------------------------------------- */
 
@@ -535,7 +526,7 @@ static const struct reqid B = {2, 1};
 
 /* All at once, whatever else is under way, the last block first; what storage has or is being
  * sent is not sent again. */
-START_TEST(saved_at_once)
+TEST(saved_at_once)
 {
 	uint32_t b[BLOCKS];
 	begin("recycle", "20", "0");
@@ -570,11 +561,10 @@ START_TEST(saved_at_once)
 	ck_assert_uint_eq(writeout_saving(w.writeout), 0);
 	end();
 }
-END_TEST
 
 /* Who lacks a block waits for so long and no longer. What is not taken then is stored all the
  * same, and until that is known no other is begun. */
-START_TEST(saved_in_vain)
+TEST(saved_in_vain)
 {
 	uint32_t b[BLOCKS], t[BLOCKS];
 	begin("recycle", "20", "0");
@@ -606,11 +596,10 @@ START_TEST(saved_in_vain)
 	ck_assert_int_eq(writeout_wait(NULL, 0), WRITEOUT_NONE);
 	end();
 }
-END_TEST
 
 /* Not to a storage that is away or silent; and the word of a former life is none of this one's
  * memory. */
-START_TEST(saved_to_whom)
+TEST(saved_to_whom)
 {
 	uint32_t b[8];
 	begin("recycle", "20", "0");
@@ -637,9 +626,8 @@ START_TEST(saved_to_whom)
 	kv_pool_release(w.pool, b, 1);
 	end();
 }
-END_TEST
 
-START_TEST(cannot_send)
+TEST(cannot_send)
 {
 	uint32_t b[8];
 	begin("write_through", "20", "0");
@@ -656,10 +644,9 @@ START_TEST(cannot_send)
 	answer(1, 0, STORE_TIER_MEMORY, 7);
 	end();
 }
-END_TEST
 
 /* The worker ends with batches under way and a wake on its way to the loop. */
-START_TEST(ends_in_the_middle)
+TEST(ends_in_the_middle)
 {
 	uint32_t b[BLOCKS];
 	begin("write_through", "20", "0");
@@ -675,10 +662,9 @@ START_TEST(ends_in_the_middle)
 	ck_assert_uint_gt(n_posts, 0);
 	end();
 }
-END_TEST
 
 /* Somebody waits for what it would evict: that goes first, and without gathering. */
-START_TEST(who_waits_comes_first)
+TEST(who_waits_comes_first)
 {
 	uint32_t b[BLOCKS], t[8];
 	begin("offload", "1", "1");
@@ -698,35 +684,4 @@ START_TEST(who_waits_comes_first)
 	ck_assert_uint_eq(told().evicted_stored, 8);
 	kv_pool_release(w.pool, t, 8);
 	end();
-}
-END_TEST
-
-int main(void)
-{
-	Suite *s = suite_create("writeout");
-	TCase *t = tcase_create("writeout");
-	tcase_set_timeout(t, 60);
-	tcase_add_test(t, recycle_writes_what_is_asked_for);
-	tcase_add_test(t, offload_writes_the_oldest);
-	tcase_add_test(t, write_through_after_two_uses);
-	tcase_add_test(t, write_through_at_once);
-	tcase_add_test(t, a_bounded_number_under_way);
-	tcase_add_test(t, storage_is_away);
-	tcase_add_test(t, storage_is_restarted);
-	tcase_add_test(t, offload_after_a_restart);
-	tcase_add_test(t, storage_does_not_answer);
-	tcase_add_test(t, what_failed_waits_for_its_next_use);
-	tcase_add_test(t, given_up);
-	tcase_add_test(t, saved_at_once);
-	tcase_add_test(t, saved_in_vain);
-	tcase_add_test(t, saved_to_whom);
-	tcase_add_test(t, cannot_send);
-	tcase_add_test(t, ends_in_the_middle);
-	tcase_add_test(t, who_waits_comes_first);
-	suite_add_tcase(s, t);
-	SRunner *r = srunner_create(s);
-	srunner_run_all(r, CK_NORMAL);
-	int failed = srunner_ntests_failed(r);
-	srunner_free(r);
-	return failed != 0;
 }
