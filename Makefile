@@ -312,6 +312,7 @@ help:
 	@echo "make soak       64 streams for 60 s: no error, no leak, memory flat: LAYOUT=1p2d SOAK_SECONDS=60 QUICK=1"
 	@echo "make chaos      kills, stops, faults and hostile clients over all daemons: no wrong answer, nothing hung or leaked: CHAOS_SECONDS=600 SEED=1"
 	@echo "make model      checks the hand-over protocol's models (tests/model), up to 15 minutes on two cores; MATCH='^m' picks lines"
+	@echo "make mutants    breaks an operator of what safety depends on, and looks whether a test notices: N=100 SEED=1 ONLY=word"
 	@echo "make fuzz       fuzzes every decoder for FUZZ_SECONDS=60; ONLY=\"gguf safetensors\" picks some"
 	@echo "make lint       include direction, etc/ against the programs, layout, lengths, cppcheck"
 	@echo "make format     lays out the C sources (.clang-format)"
@@ -383,6 +384,13 @@ check-rdma: $(O)/rdma/end_to_end programs
 chaos: all
 	@python3 tests/chaos/chaos.py --seconds $(or $(CHAOS_SECONDS),600) --seed $(or $(SEED),1)
 
+# one operator at a time is broken in what safety depends on: does a test notice? N=100 SEED=1 ONLY=word
+.PHONY: mutants
+mutants:
+	@tools/setup
+	@tools/setup --test
+	@python3 tests/mutants/mutants.py --n $(or $(N),100) --seed $(or $(SEED),1) $(if $(ONLY),--only $(ONLY))
+
 # the protocol's models, exhaustively; MATCH=pattern picks lines of tests/model/table
 .PHONY: model
 model:
@@ -430,6 +438,6 @@ bench-gpu: programs cuda $(O)/bench/bench_gpu $(O)/bench/bench_gpu_copies $(O)/b
 include tests/bench/bench.mk
 
 clean:
-	rm -rf build build-address build-thread build-fuzz build-libfuzzer
+	rm -rf build build-address build-thread build-fuzz build-libfuzzer build-mutants
 
 -include $(shell find $(O) -path '$(O)/venv*' -prune -o -type f -name '*.d' -print 2>/dev/null)
