@@ -466,6 +466,55 @@ TEST(texts_of_workers_are_bounded)
 	}
 }
 
+/* What lies behind a hash that is not one is never read. The wrong one is the second. */
+TEST_LOOP(a_hash_has_one_length, 0, 5)
+{
+	static const size_t lengths[] = {32, 0, 31, 33, 1000};
+	static uint8_t bytes[1000];
+	Pds__StoreItem item[2] = {PDS__STORE_ITEM__INIT, PDS__STORE_ITEM__INIT},
+				   *items[] = {item, item + 1};
+	Pds__StoreResult result[2] = {PDS__STORE_RESULT__INIT, PDS__STORE_RESULT__INIT},
+					 *results[] = {result, result + 1};
+	ProtobufCBinaryData hashes[] = {{32, bytes}, {lengths[_i], bytes}};
+	Pds__StorePut put = PDS__STORE_PUT__INIT;
+	Pds__StoreGet get = PDS__STORE_GET__INIT;
+	Pds__StoreLookup lookup = PDS__STORE_LOOKUP__INIT;
+	Pds__StoreDone done = PDS__STORE_DONE__INIT;
+	for (int i = 0; i < 2; i++)
+		item[i].hash = result[i].hash = hashes[i];
+	put.items = get.items = items;
+	done.results = results;
+	lookup.hashes = hashes;
+	put.n_items = get.n_items = lookup.n_hashes = done.n_results = 2;
+	const struct {
+		enum msg_type type;
+		const ProtobufCMessage *m;
+	} all[] = {{MSG_STORE_PUT, &put.base},
+	           {MSG_STORE_GET, &get.base},
+	           {MSG_STORE_LOOKUP, &lookup.base},
+	           {MSG_STORE_DONE, &done.base}};
+	for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+		struct err err = {0};
+		int r = msg_validate(msg_type_find(all[i].type), all[i].m, &err);
+		ck_assert_msg((r == 0) == (lengths[_i] == 32), "message %zu, %zu bytes: %s", i, lengths[_i],
+		              err.text);
+	}
+}
+
+/* Attempts are numbered from 1: 0 would be a field that nobody set. */
+TEST(tokens_name_their_attempt)
+{
+	Pds__SequenceTokens s[2] = {PDS__SEQUENCE_TOKENS__INIT, PDS__SEQUENCE_TOKENS__INIT},
+						*list[] = {s, s + 1};
+	Pds__Tokens m = PDS__TOKENS__INIT;
+	m.sequences = list;
+	m.n_sequences = 2;
+	s[0].attempt = s[1].attempt = 1;
+	ck_assert_int_eq(msg_validate(msg_type_find(MSG_REQUEST_TOKENS), &m.base, NULL), 0);
+	s[1].attempt = 0;
+	ck_assert_int_eq(msg_validate(msg_type_find(MSG_REQUEST_TOKENS), &m.base, NULL), ERR_CORRUPT);
+}
+
 TEST(texts_of_peers_are_bounded)
 {
 	char text[MSG_ENDPOINT_MAX + 2];

@@ -1,7 +1,10 @@
 /* test_msg_strangers.c - who is at the other end of a link, what of it is believed, and what one
  * bad message costs: that message. */
+#include "msg/process.h"
 #include "msg_rogue.h"
+#include "skip.h"
 
+#include <grp.h>
 #include <sys/wait.h>
 
 #define PATIENCE_US 30000000u
@@ -37,6 +40,54 @@ static int in_another_process(const char *stranger)
 	     pump_ms(base, 2))
 		ck_assert(clock_us() < end);
 	return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+/* Who may use the control socket beside our own user: processes with its group, as their first or as one of the others. */
+TEST(a_group_is_the_process_s_own)
+{
+	if (geteuid() != 0)
+		SKIP("only root may give a process other groups");
+	int ready[2];
+	ck_assert_int_eq(pipe(ready), 0);
+	pid_t pid = fork();
+	if (pid == 0) {
+		static const gid_t others[] = {4001, 4002};
+		char c = setgroups(2, others) == 0 && setgid(4003) == 0;
+		if (write(ready[1], &c, 1) == 1)
+			pause();
+		_exit(0);
+	}
+	char ok = 0;
+	ck_assert(read(ready[0], &ok, 1) == 1 && ok);
+	static const struct {
+		uint32_t gid;
+		int local, known, want; /* known: its process id can be seen from here */
+	} rows[] = {{4001, 1, 1, 1}, {4002, 1, 1, 1}, {4003, 1, 1, 1}, {4003, 1, 0, 1},
+	            {4001, 1, 0, 0}, {4004, 1, 1, 0}, {400, 1, 1, 0},  {40011, 1, 1, 0},
+	            {0, 1, 1, 0},    {4001, 0, 1, 0}, {4003, 0, 1, 0}};
+	for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+		struct process_origin o = {.is_local = rows[i].local,
+		                           .uid = 4000,
+		                           .gid = 4003,
+		                           .pid = rows[i].known ? (uint32_t)pid : 0};
+		ck_assert_msg(process_origin_in_group(&o, rows[i].gid) == rows[i].want, "row %zu: group %u",
+		              i, rows[i].gid);
+	}
+	kill(pid, SIGKILL);
+	waitpid(pid, NULL, 0);
+}
+
+/* A connection is that of one process, of one user. */
+TEST(an_origin_is_all_of_it)
+{
+	const struct process_origin one = {1, 10, 20, 30, "k"}, other[] = {{0, 10, 20, 30, "k"},
+	                                                                   {1, 11, 20, 30, "k"},
+	                                                                   {1, 10, 21, 30, "k"},
+	                                                                   {1, 10, 20, 31, "k"},
+	                                                                   {1, 10, 20, 30, "l"}};
+	ck_assert(process_origin_same(&one, &one));
+	for (size_t i = 0; i < sizeof other / sizeof *other; i++)
+		ck_assert_msg(!process_origin_same(&one, &other[i]), "row %zu", i);
 }
 
 /* After a HELLO: 0 when it is refused with a sentence that holds want. */
