@@ -22,9 +22,35 @@
 
 static void sock_ready(evutil_socket_t fd, short what, void *arg)
 {
+	struct sock *s = arg;
 	(void)fd;
 	(void)what;
-	chan_take(arg);
+	if (s->rests) {
+		s->rests = 0;
+		s->c->n_rests--;
+		event_add(s->ev, NULL);
+	}
+	chan_take(s);
+}
+
+/* All events that waited when links had their last turn have been handled. */
+static void others_done(evutil_socket_t fd, short what, void *arg)
+{
+	struct chan *c = arg;
+	(void)fd;
+	(void)what;
+	c->others_wait = 0;
+	if (!c->n_rests)
+		return;
+	struct sock *bound[] = {c->bound, c->net};
+	for (int i = 0; i < 2; i++)
+		if (bound[i] && bound[i]->rests)
+			event_active(bound[i]->again, EV_READ, 1);
+	list_each(it, &c->peers) {
+		struct sock *s = list_entry(it, struct peer, node)->dealer;
+		if (s && s->rests)
+			event_active(s->again, EV_READ, 1);
+	}
 }
 
 static int sock_open(struct chan *c, int type, struct sock **ret)
@@ -61,6 +87,8 @@ static int sock_open(struct chan *c, int type, struct sock **ret)
 	s->z = z;
 	s->ev = event_new(c->base, fd, EV_READ | EV_PERSIST, sock_ready, s);
 	s->again = event_new(c->base, -1, 0, sock_ready, s);
+	event_priority_set(s->ev, 0);
+	event_priority_set(s->again, 0);
 	event_add(s->ev, NULL);
 	*ret = s;
 	return 0;
@@ -71,6 +99,7 @@ static void sock_close(struct sock **sp)
 	struct sock *s = *sp;
 	if (!s)
 		return;
+	s->c->n_rests -= (unsigned)s->rests;
 	event_free(s->ev);
 	event_free(s->again);
 	zmq_close(s->z);
@@ -94,12 +123,9 @@ void chan_envelope(struct chan *c, struct peer *p, enum msg_type type, Pds__Enve
 	}
 }
 
-int chan_put_msg(struct sock *s, const void *rid, size_t rid_len, const void *head, size_t head_len,
-                 zmq_msg_t *body)
+static int put_frames(struct sock *s, const void *rid, size_t rid_len, const void *head,
+                      size_t head_len, zmq_msg_t *body)
 {
-	/* Also if the send fails: any ZeroMQ call may consume the edge of its descriptor, and messages
-	 * that have arrived would stay unread. */
-	event_active(s->again, EV_READ, 1);
 	if (!s->peer && (!rid_len || zmq_send(s->z, rid, rid_len, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0))
 		return rid_len && zmq_errno() == EAGAIN ? ERR_FULL : ERR_CLOSED;
 	if (zmq_send(s->z, head, head_len, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0 ||
@@ -107,6 +133,18 @@ int chan_put_msg(struct sock *s, const void *rid, size_t rid_len, const void *he
 		return ERR_CLOSED;
 	s->c->counts.sent++;
 	return 0;
+}
+
+int chan_put_msg(struct sock *s, const void *rid, size_t rid_len, const void *head, size_t head_len,
+                 zmq_msg_t *body)
+{
+	int r = put_frames(s, rid, rid_len, head, head_len, body);
+	/* Also if the send fails: any ZeroMQ call may consume the edge of its descriptor, and messages
+	 * that have arrived, or a connection that is up, would not be seen. */
+	if (!s->rests && !s->takes &&
+	    (chan_events(s) & ZMQ_POLLIN || (s->peer && s->peer->state == PEER_HELLO)))
+		event_active(s->again, EV_READ, 1);
+	return r;
 }
 
 int chan_put(struct sock *s, const void *rid, size_t rid_len, const void *head, size_t head_len,
@@ -132,11 +170,6 @@ int chan_transmit(struct chan *c, struct peer *p, struct sock *s, const void *ri
 	CHECK(n <= sizeof head);
 	pds__envelope__pack(env, head);
 	return chan_put(s, rid, rid_len, head, n, body, len);
-}
-
-static struct sock *peer_sock(struct peer *p)
-{
-	return p->dealer ? p->dealer : p->accepted;
 }
 
 static unsigned char *pack(const ProtobufCMessage *body, size_t *ret_len)
@@ -453,6 +486,7 @@ void chan_peer_watch(struct chan *c, struct peer *p, const Pds__Process *proc)
 		return;
 	p->watched = 1;
 	p->pid_ev = event_new(c->base, p->pidfd, EV_READ, pid_ended, p);
+	event_priority_set(p->pid_ev, 0);
 	event_add(p->pid_ev, NULL);
 }
 
@@ -580,6 +614,8 @@ int chan_new(struct event_base *base, const struct chan_opts *opts, const struct
 	c->ctx = zmq_ctx_new();
 	zmq_ctx_set(c->ctx, ZMQ_MAX_SOCKETS, (int)opts->peers_max + 8);
 	c->tick = event_new(base, -1, 0, chan_tick, c);
+	event_priority_set(c->tick, 0);
+	c->others = event_new(base, -1, 0, others_done, c);
 	int bad = resolve_check_servers(opts->dns_servers, err);
 	if (bad == 0)
 		bad = chan_fault_start(c, opts->fault, err);
@@ -620,6 +656,7 @@ void chan_destroy(struct chan **cp)
 	}
 	chan_zap_stop(c);
 	event_free(c->tick);
+	event_free(c->others);
 	zmq_ctx_term(c->ctx);
 	free(c->name);
 	free(c->program);

@@ -571,25 +571,56 @@ static int take_one(struct sock *s)
  * messages, so it has one. */
 static void check_hello(struct chan *c, struct peer *p, int connected)
 {
-	if (p->state != PEER_HELLO)
-		return;
 	if (!connected)
 		p->hello_waits = 1;
 	else if (p->hello_waits)
 		chan_hello(c, p);
 }
 
+int chan_events(struct sock *s)
+{
+	int events = 0;
+	size_t len = sizeof events;
+	zmq_getsockopt(s->z, ZMQ_EVENTS, &events, &len);
+	return events;
+}
+
+/* Ends a turn of links. If other events have waited since the turn before, as libevent lets them
+ * while one of higher priority is ready in each round, they have REST_US now, times the number of
+ * sockets that rest, since these take their turns one after the other. */
+static void end_turn(struct sock *s, int has_more)
+{
+	struct chan *c = s->c;
+	event_del(s->again); /* it may have been made active before this turn */
+	int waited = c->others_wait,
+		wait = waited || event_base_get_num_events(c->base, EVENT_BASE_COUNT_ACTIVE) > 0;
+	if (wait && !waited) {
+		c->others_wait = 1;
+		event_active(c->others, EV_TIMEOUT, 0);
+	}
+	if (waited || (wait && has_more)) {
+		if (!s->rests) {
+			s->rests = 1;
+			c->n_rests++;
+			event_del(s->ev);
+		}
+		struct timeval tv = clock_timeval((uint64_t)REST_US * c->n_rests);
+		event_add(s->again, &tv);
+	} else if (has_more) {
+		event_active(s->again, EV_READ, 1);
+	}
+}
+
 void chan_take(struct sock *s)
 {
 	uint64_t until = clock_us() + DRAIN_US;
-	for (int i = 0; i < DRAIN_MAX && (i == 0 || clock_us() < until); i++) {
-		int events = 0;
-		size_t len = sizeof events;
-		zmq_getsockopt(s->z, ZMQ_EVENTS, &events, &len);
-		if (s->peer)
-			check_hello(s->c, s->peer, events & ZMQ_POLLOUT);
-		if (!(events & ZMQ_POLLIN) || take_one(s) < 0)
-			return;
+	int has_more = 1;
+	s->takes = 1;
+	for (int i = 0; has_more && i < DRAIN_MAX && (i == 0 || clock_us() < until); i++) {
+		if (s->peer && s->peer->state == PEER_HELLO)
+			check_hello(s->c, s->peer, chan_events(s) & ZMQ_POLLOUT);
+		has_more = chan_events(s) & ZMQ_POLLIN && take_one(s) == 0;
 	}
-	event_active(s->again, EV_READ, 1);
+	s->takes = 0;
+	end_turn(s, has_more);
 }

@@ -27,10 +27,11 @@
 #define ACTIVE_US 1000000u /* how long a daemon counts as at work after a numbered message */
 /* peers that are down are freed at the next tick, this much later at most */
 #define GRAVE_US 50000u
-/* Messages taken from one socket, and time for them, before other events get their turn: a router
- * that fell behind writes to its clients between two turns. */
+/* Links come before all other events, so they rest between two turns while others wait: the
+ * messages that one turn takes from a socket, the time for them, and the rest. */
 #define DRAIN_MAX 256
 #define DRAIN_US 2000u
+#define REST_US 4000u
 
 enum peer_state { PEER_NEW, PEER_HELLO, PEER_UP, PEER_REFUSED, PEER_DEAD };
 
@@ -41,6 +42,8 @@ struct sock { /* one ZeroMQ socket on the loop */
 	struct event *ev;
 	/* makes the loop look at the socket once more: ZeroMQ's descriptor is edge-triggered */
 	struct event *again;
+	int takes; /* in chan_take, which looks again by itself */
+	int rests; /* ev is off until `again` comes, as a timer at the latest */
 };
 
 /* Fault layer: the queue of delayed messages of one link in one direction; later ones wait too. */
@@ -143,6 +146,11 @@ struct chan {
 	struct list peers;
 	struct list graveyard; /* peers that are down; freed at the next tick, owners may still look */
 	uint32_t n_peers;
+	unsigned n_rests; /* sockets that rest */
+	/* comes, as it has the loop's default priority, after all events that waited when links had
+	 * their turn; others_wait: it has not come yet */
+	struct event *others;
+	int others_wait;
 	struct event *tick;
 	uint64_t tick_at_us;        /* when `tick` is due; UINT64_MAX: not armed */
 	uint64_t active_us;         /* last numbered message of any link, or heartbeat with news */
@@ -160,6 +168,11 @@ struct chan {
 	size_t n_held, held_bytes;
 	struct event *held_ev;
 };
+
+static inline struct sock *peer_sock(const struct peer *p)
+{
+	return p->dealer ? p->dealer : p->accepted;
+}
 
 /* chan.c */
 /* Sends one message, through the fault layer if there is one. p: the receiver, if known. 0;
@@ -194,6 +207,7 @@ void chan_peer_watch(struct chan *c, struct peer *p, const Pds__Process *proc);
 void chan_peer_free(struct peer *p);
 /* chan_in.c */
 void chan_take(struct sock *s);
+int chan_events(struct sock *s); /* ZMQ_POLLIN, ZMQ_POLLOUT */
 /* Handles one message: env is its envelope, `in` the rest. Frees what `in` holds. */
 void chan_arrived(struct incoming *in, const void *env, size_t env_len);
 void incoming_fini(struct incoming *in);

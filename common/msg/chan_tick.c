@@ -16,6 +16,8 @@
 
 #define WORK_BEAT_US 50000u /* delay of the first heartbeat after an idle time, at most */
 #define BEAT_MIN_US 20000u  /* shortest interval, whatever silence the peer announces */
+/* while messages wait in its socket a peer may be silent for as many times silence_us more */
+#define UNREAD_SILENCES 4u
 
 /* --- intervals ----------------------------------------------------------- */
 
@@ -183,6 +185,19 @@ static void check_window(struct chan *c, struct peer *p, uint64_t now)
 	}
 }
 
+/* What the peer has sent may wait in the socket, unread because this daemon has too much to do. But
+ * others share the bound socket, and must not hide a silent peer for ever by keeping it full. */
+static int may_be_unread(const struct chan *c, struct peer *p, uint64_t now)
+{
+	struct sock *s = peer_sock(p);
+	uint64_t limit = silent_at(c, p, now) + UNREAD_SILENCES * c->opts.silence_us;
+	if (now >= limit || !(chan_events(s) & ZMQ_POLLIN))
+		return 0;
+	if (!s->rests)
+		event_active(s->again, EV_READ, 1); /* the look may have consumed the descriptor's edge */
+	return 1;
+}
+
 static void check_peer(struct chan *c, struct peer *p, uint64_t now)
 {
 	if (now < due_at(c, p, now))
@@ -197,7 +212,7 @@ static void check_peer(struct chan *c, struct peer *p, uint64_t now)
 		chan_peer_down(c, p, "its window is full", p->dealer ? PEER_HELLO : PEER_DEAD);
 		return;
 	}
-	if (now > silent_at(c, p, now)) {
+	if (now > silent_at(c, p, now) && !may_be_unread(c, p, now)) {
 		chan_peer_down(c, p, "silent for too long", p->dealer ? PEER_HELLO : PEER_DEAD);
 		return;
 	}

@@ -35,7 +35,10 @@
 #define LOG_WAIT_MS 300           /* at the end, for lines that are not yet written */
 #define TRIM_TICK_US 1000000u
 #define TRIM_IDLE_US (8 * TRIM_TICK_US) /* longest interval, while memory does not change */
-#define DISPATCH_US 1000 /* for the events of one turn; the one that is running ends first */
+#define DISPATCH_US 4000 /* for the events of one turn; the one that is running ends first */
+/* 0: links, their timer and the watchdog (event_priority_set). 1: all other events, libevent's
+ * default. Only what takes little time, or bounds its time as chan_take does, may have 0. */
+#define PRIORITIES 2
 
 static const struct conf_key common_keys[] = {
 	{"name", CONF_STRING, "", 1, 47, "", 0,
@@ -375,12 +378,11 @@ static int setup_base(struct svc *s, struct err *err)
 	struct event_config *cfg = event_config_new();
 	CHECK(cfg);
 	event_config_set_flag(cfg, EVENT_BASE_FLAG_PRECISE_TIMER);
-	/* else an event that makes itself active again, as that of a socket with many messages does,
-	 * keeps the loop from looking which sockets can be written to */
+	/* else an event that makes itself active again keeps the loop from looking at links */
 	event_config_set_max_dispatch_interval(cfg, &(struct timeval){0, DISPATCH_US}, -1, 0);
 	s->base = event_base_new_with_config(cfg);
 	event_config_free(cfg);
-	if (!s->base)
+	if (!s->base || event_base_priority_init(s->base, PRIORITIES) < 0)
 		return err_set(err, ERR_IO, "cannot create the event loop: %s", strerror(errno));
 	signal(SIGPIPE, SIG_IGN);
 	check_crashes();
@@ -388,7 +390,7 @@ static int setup_base(struct svc *s, struct err *err)
 	for (int i = 0; i < 3; i++) {
 		s->signals[i] = evsignal_new(s->base, numbers[i],
 		                             numbers[i] == SIGHUP ? on_reload_signal : on_stop_signal, s);
-		CHECK(s->signals[i]);
+		CHECK(s->signals[i] && event_priority_set(s->signals[i], 0) == 0);
 		if (numbers[i] == SIGHUP)
 			CHECK(event_add(s->signals[i], NULL) == 0);
 		else /* until it has started: a model may take minutes */
@@ -398,7 +400,8 @@ static int setup_base(struct svc *s, struct err *err)
 	if (watchdog_us) {
 		struct timeval tv = clock_timeval(watchdog_us / 2);
 		s->watchdog = event_new(s->base, -1, EV_PERSIST, on_watchdog, s);
-		CHECK(s->watchdog && event_add(s->watchdog, &tv) == 0);
+		CHECK(s->watchdog && event_priority_set(s->watchdog, 0) == 0 &&
+		      event_add(s->watchdog, &tv) == 0);
 	}
 	return svc_posts_start(s, err);
 }
