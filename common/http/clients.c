@@ -62,6 +62,10 @@ struct http_client *clients_find(struct http_clients *all, const struct sockaddr
 		c->all = all;
 		memcpy(c->key, key, sizeof key);
 		list_init(&c->loop.waiting);
+		list_init(&c->loop.ready);
+		list_init(&c->loop.ring);
+		list_init(&c->tls.waiting);
+		list_init(&c->tls.ring);
 		map_put(all->by_address, key, c);
 	}
 	if (c)

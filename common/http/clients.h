@@ -27,11 +27,18 @@ struct http_client {
 		size_t out_bytes; /* of answers that they have not taken */
 		/* served connections that may give way to others (conn_waits), longest waiting first */
 		struct list waiting;
+		/* connections with bytes to be parsed, and the client in the server's ring while it has
+		 * any (conn_queue) */
+		struct list ready, ring;
 	} loop;
 	struct {           /* under the lock of `all` */
-		unsigned refs; /* connections, and bodies that outlive theirs */
+		unsigned refs; /* connections, handshakes, and bodies that outlive theirs */
 		size_t bytes;
 	} shared;
+	struct { /* handshake.c: under the lock of the server's handshakes */
+		struct list waiting, ring;
+		int has_thread;
+	} tls;
 };
 
 struct http_clients *clients_new(size_t bytes_max);

@@ -2,9 +2,10 @@
  *
  * What always holds: a client that leaves is noticed at once, in every state; what it sends while
  * it is answered waits in the input buffer, which is bounded, and a client that does not take its
- * answers gets no further request read, so that pipelining fills no memory and does not keep the
- * loop from others. A half-closed client counts as gone. All bytes that a client makes the edge
- * hold are charged to its address. A connection is freed from the loop alone (by its own event, by
+ * answers gets no further request read, so that pipelining fills no memory. Heads and bodies are
+ * parsed in conn_work alone, where addresses take turns. A half-closed client counts as gone once
+ * what it has sent is parsed. All bytes that a client makes the edge hold are charged to its
+ * address. A connection is freed from the loop alone (by its own event, by
  * the tick, or to make room), never under a function that its owner called. Whatever a client
  * sends costs at most its own connection. */
 #include "http/conn.h"
@@ -25,6 +26,7 @@
 #define WRITE_MAX (1u << 20) /* bytes that a connection writes at once, at most (plain TCP) */
 #define UNREAD_MAX 65536u    /* bytes of answers not taken: the next request waits */
 #define LINGER_US 3000000u
+#define WORK_US 2000u /* of parsing and requests, before other events get their turn */
 
 /* It may give way to others, the longest waiting first: it has no whole head, and its answers were
  * taken. waits 0: it may not. */
@@ -51,7 +53,7 @@ void http_body_free(struct http_body *b)
 
 size_t http_unsent(const struct http_conn *c)
 {
-	return evbuffer_get_length(bufferevent_get_output(c->bev));
+	return !c->bev ? 0 : evbuffer_get_length(bufferevent_get_output(c->bev));
 }
 
 static size_t input_bytes(const struct http_conn *c)
@@ -110,12 +112,27 @@ static enum http_event read_some(struct http_conn *c)
 	}
 }
 
-/* The next request is there; others have their turn first. Without memory for that it is now. */
-static void read_later(struct http_conn *c)
+/* Its bytes are parsed when it has its turn. Reading takes little time, what a request asks for may
+ * take much: so sockets are read as they become ready, which also keeps few of them ready, and a
+ * client with thousands of connections costs another client no more than one request's time. */
+static void conn_queue(struct http_conn *c)
 {
-	static const struct timeval at_once = {0};
-	if (event_add(c->later, &at_once) < 0)
-		event_active(c->later, EV_TIMEOUT, 0);
+	struct http_server *h = c->server;
+	if (!list_empty(&c->ready))
+		return;
+	list_push_back(&c->client->loop.ready, &c->ready);
+	if (!list_empty(&c->client->loop.ring))
+		return;
+	if (list_empty(&h->ring))
+		event_active(h->work, EV_TIMEOUT, 0);
+	list_push_back(&h->ring, &c->client->loop.ring);
+}
+
+static void conn_unqueue(struct http_conn *c)
+{
+	list_remove(&c->ready);
+	if (list_empty(&c->client->loop.ready))
+		list_remove(&c->client->loop.ring);
 }
 
 static int has_body(const struct http_conn *c)
@@ -199,8 +216,7 @@ static int is_older(const struct http_conn *c, uint64_t limit_us)
 	return now > c->since_us && now - c->since_us > limit_us;
 }
 
-/* It may give way to others as one without a request does. There is no way yet to tell the client
- * why its connection ends. */
+/* It may give way to others as one without a request does. */
 static enum connection_state step_handshake(struct http_conn *c, enum connection_event e)
 {
 	switch (e) {
@@ -210,8 +226,6 @@ static enum connection_state step_handshake(struct http_conn *c, enum connection
 			return CONNECTION_HANDSHAKE;
 		handshake_failed(c, "it was not complete within read_timeout_ms");
 		return CONNECTION_CLOSED;
-	case CONNECTION_ON_TOO_MANY:
-	case CONNECTION_ON_EOF:
 	case CONNECTION_ON_CLOSE: return CONNECTION_CLOSED;
 	default: return CONNECTION_HANDSHAKE;
 	}
@@ -225,9 +239,12 @@ static enum connection_state step_head(struct http_conn *c, enum connection_even
 	case CONNECTION_ON_ENTER:
 		c->since_us = clock_us();
 		if (input_bytes(c))
-			read_later(c);
+			conn_queue(c);
 		return CONNECTION_HEAD;
-	case CONNECTION_ON_WRITTEN: conn_waits(c, 1); /* fall through */
+	case CONNECTION_ON_WRITTEN:
+		conn_waits(c, 1);
+		conn_queue(c);
+		return CONNECTION_HEAD;
 	case CONNECTION_ON_INPUT:
 		switch (read_some(c)) {
 		case HTTP_HEAD: return CONNECTION_AUTHORISING;
@@ -305,8 +322,8 @@ static enum connection_state step_body(struct http_conn *c, enum connection_even
 	struct refusal why = no_room;
 	struct buf *body = &c->frame.body;
 	switch (e) {
+	case CONNECTION_ON_WRITTEN: conn_queue(c); return CONNECTION_BODY;
 	case CONNECTION_ON_ENTER: /* a request without a body is complete at once */
-	case CONNECTION_ON_WRITTEN:
 	case CONNECTION_ON_INPUT:
 		switch (read_some(c)) {
 		case HTTP_REQUEST:
@@ -459,7 +476,8 @@ static enum connection_state step_closed(struct http_conn *c, enum connection_ev
 		return CONNECTION_CLOSED;
 	memset(&c->owner, 0, sizeof c->owner);
 	conn_waits(c, 0);
-	bufferevent_disable(c->bev, EV_READ | EV_WRITE);
+	if (c->bev)
+		bufferevent_disable(c->bev, EV_READ | EV_WRITE);
 	event_active(c->later, EV_TIMEOUT, 0);
 	if (gone)
 		gone(arg);
@@ -534,9 +552,45 @@ static void watch_end(struct http_conn *c)
 
 static void on_read(struct bufferevent *bev, void *arg)
 {
+	struct http_conn *c = arg;
 	(void)bev;
-	connection_step(arg, CONNECTION_ON_INPUT);
-	watch_end(arg);
+	if ((c->state == CONNECTION_HEAD || c->state == CONNECTION_BODY) && charge(c) == 0) {
+		conn_queue(c);
+		return;
+	}
+	connection_step(c, CONNECTION_ON_INPUT);
+	watch_end(c);
+}
+
+/* The client sends nothing more. */
+static void on_end(struct http_conn *c)
+{
+	connection_step(c, CONNECTION_ON_EOF);
+	if (c->ssl && http_unsent(c))
+		event_active(c->later, EV_TIMEOUT, 0); /* lets it write again */
+}
+
+void conn_work(evutil_socket_t fd, short what, void *arg)
+{
+	(void)fd;
+	(void)what;
+	struct http_server *h = arg;
+	uint64_t until = clock_us() + WORK_US;
+	while (!list_empty(&h->ring) && clock_us() < until) {
+		struct http_client *client = list_entry(h->ring.next, struct http_client, loop.ring);
+		struct http_conn *c = list_entry(client->loop.ready.next, struct http_conn, ready);
+		list_remove(&client->loop.ring);
+		list_remove(&c->ready);
+		if (!list_empty(&client->loop.ready))
+			list_push_back(&h->ring, &client->loop.ring);
+		connection_step(c, CONNECTION_ON_INPUT);
+		if (c->ended && list_empty(&c->ready))
+			on_end(c);
+		watch_end(c);
+	}
+	/* a timer, not event_active: the loop looks for other events first */
+	if (!list_empty(&h->ring) && event_add(h->work, &(struct timeval){0}) < 0)
+		event_active(h->work, EV_TIMEOUT, 0);
 }
 
 static void on_written(struct bufferevent *bev, void *arg)
@@ -550,19 +604,13 @@ static void on_written(struct bufferevent *bev, void *arg)
 static void on_event(struct bufferevent *bev, short what, void *arg)
 {
 	struct http_conn *c = arg;
-	if (c->ssl && c->state == CONNECTION_HANDSHAKE && !(what & BEV_EVENT_CONNECTED)) {
-		char why[128];
-		tls_reason(bufferevent_get_openssl_error(bev), why, sizeof why);
-		handshake_failed(c, why);
-	}
+	(void)bev;
 	if (what & (BEV_EVENT_ERROR | BEV_EVENT_TIMEOUT))
 		connection_step(arg, CONNECTION_ON_CLOSE);
-	else if (what & BEV_EVENT_CONNECTED)
-		connection_step(arg, CONNECTION_ON_SECURED);
+	else if (what & BEV_EVENT_EOF && !list_empty(&c->ready))
+		c->ended = 1;
 	else if (what & BEV_EVENT_EOF)
-		connection_step(arg, CONNECTION_ON_EOF);
-	if (c->ssl && (what & BEV_EVENT_EOF) && http_unsent(c))
-		read_later(c); /* on_later lets it write again */
+		on_end(c);
 }
 
 static void on_later(evutil_socket_t fd, short what, void *arg)
@@ -578,48 +626,72 @@ static void on_later(evutil_socket_t fd, short what, void *arg)
 	 * client sends */
 	if (c->ssl && http_unsent(c))
 		bufferevent_enable(c->bev, EV_WRITE);
-	connection_step(c, CONNECTION_ON_INPUT);
-	watch_end(c);
 }
 
 /* --- begin and end ------------------------------------------------------- */
 
-/* What of it needs memory. The descriptor is its own, also when there is none. */
-static struct http_conn *conn_made(struct http_server *h, evutil_socket_t fd)
+/* Reading and writing, over TLS if ssl is set. Takes ssl and the descriptor; ERR_NOMEM: both are
+ * closed. */
+static int conn_open(struct http_conn *c, evutil_socket_t fd, SSL *ssl)
 {
+	struct http_server *h = c->server;
 	const uint64_t limit_us = h->opts.write_us;
 	struct timeval limit = clock_timeval(limit_us);
+	struct bufferevent *bev = ssl ? bufferevent_openssl_socket_new(h->base, fd, ssl,
+	                                                               BUFFEREVENT_SSL_OPEN,
+	                                                               BEV_OPT_CLOSE_ON_FREE)
+	                              : bufferevent_socket_new(h->base, fd, BEV_OPT_CLOSE_ON_FREE);
+	if (!bev) {
+		SSL_free(ssl);
+		evutil_closesocket(fd);
+		return ERR_NOMEM;
+	}
+	if (ssl)
+		bufferevent_openssl_set_allow_dirty_shutdown(bev, 1);
+	bufferevent_setcb(bev, on_read, on_written, on_event, c);
+	bufferevent_setwatermark(bev, EV_READ, 0, INPUT_MAX);
+	/* in a turn of the loop; libevent's 16 KiB are less than a router that fell behind makes for
+	 * each of its clients meanwhile */
+	bufferevent_set_max_single_write(bev, WRITE_MAX);
+	if (bufferevent_set_timeouts(bev, NULL, &limit) < 0 ||
+	    bufferevent_enable(bev, EV_READ | EV_WRITE) < 0) {
+		bufferevent_free(bev);
+		return ERR_NOMEM;
+	}
+	c->bev = bev;
+	c->ssl = ssl;
+	return 0;
+}
+
+static void on_handshake(void *arg, SSL *ssl, const char *why)
+{
+	struct http_conn *c = arg;
+	c->handshake = NULL;
+	if (!ssl)
+		handshake_failed(c, why);
+	connection_step(c, ssl && conn_open(c, SSL_get_fd(ssl), ssl) == 0 ? CONNECTION_ON_SECURED
+	                                                                  : CONNECTION_ON_CLOSE);
+}
+
+/* What of it needs memory. The descriptor is its own, also when there is none. */
+static struct http_conn *conn_made(struct http_server *h, evutil_socket_t fd,
+                                   struct http_client *client)
+{
 	struct http_conn *c = mem_try_array(1, sizeof *c);
-	if (!c) {
+	struct event *later = event_new(h->base, -1, 0, on_later, c);
+	if (!c || !later) {
 		evutil_closesocket(fd);
-		return NULL;
-	}
-	c->server = h;
-	c->later = event_new(h->base, -1, 0, on_later, c);
-	c->ssl = c->later && h->tls ? SSL_new(h->tls) : NULL;
-	c->state = h->tls ? CONNECTION_HANDSHAKE : CONNECTION_HEAD;
-	if (c->ssl)
-		c->bev = bufferevent_openssl_socket_new(h->base, fd, c->ssl, BUFFEREVENT_SSL_ACCEPTING,
-		                                        BEV_OPT_CLOSE_ON_FREE);
-	else if (c->later && !h->tls)
-		c->bev = bufferevent_socket_new(h->base, fd, BEV_OPT_CLOSE_ON_FREE);
-	if (c->bev) {
-		if (c->ssl)
-			bufferevent_openssl_set_allow_dirty_shutdown(c->bev, 1);
-		bufferevent_setcb(c->bev, on_read, on_written, on_event, c);
-		bufferevent_setwatermark(c->bev, EV_READ, 0, INPUT_MAX);
-		/* in a turn of the loop; libevent's 16 KiB are less than a router that fell behind makes
-		 * for each of its clients meanwhile */
-		bufferevent_set_max_single_write(c->bev, WRITE_MAX);
-		if (bufferevent_set_timeouts(c->bev, NULL, &limit) == 0 &&
-		    bufferevent_enable(c->bev, EV_READ | EV_WRITE) == 0)
-			return c;
-		bufferevent_free(c->bev);
 	} else {
-		evutil_closesocket(fd);
+		c->server = h;
+		c->later = later;
+		c->state = h->tls ? CONNECTION_HANDSHAKE : CONNECTION_HEAD;
+		if (h->tls)
+			c->handshake = handshake_new(h->handshakes, h->tls, fd, client, on_handshake, c);
+		if (c->handshake || (!h->tls && conn_open(c, fd, NULL) == 0))
+			return c;
 	}
-	if (c->later)
-		event_free(c->later);
+	if (later)
+		event_free(later);
 	free(c);
 	return NULL;
 }
@@ -627,7 +699,7 @@ static struct http_conn *conn_made(struct http_server *h, evutil_socket_t fd)
 struct http_conn *conn_new(struct http_server *h, evutil_socket_t fd, struct http_client *client,
                            int not_served)
 {
-	struct http_conn *c = conn_made(h, fd);
+	struct http_conn *c = conn_made(h, fd, client);
 	int one = 1;
 	if (!c)
 		return NULL;
@@ -638,6 +710,7 @@ struct http_conn *conn_new(struct http_server *h, evutil_socket_t fd, struct htt
 	c->since_us = clock_us();
 	list_init(&c->by_server);
 	list_init(&c->by_client);
+	list_init(&c->ready);
 	list_push_back(&h->conns, &c->node);
 	*(not_served ? &h->n_not_served : &h->n_served) += 1;
 	*(not_served ? &client->loop.refused : &client->loop.conns) += 1;
@@ -652,6 +725,7 @@ void conn_free(struct http_conn *c)
 {
 	list_remove(&c->node);
 	conn_waits(c, 0);
+	conn_unqueue(c);
 	c->server->out_bytes -= c->out_bytes;
 	c->client->loop.out_bytes -= c->out_bytes;
 	*(c->not_served ? &c->server->n_not_served : &c->server->n_served) -= 1;
@@ -659,7 +733,9 @@ void conn_free(struct http_conn *c)
 	event_free(c->later);
 	if (c->closed)
 		event_free(c->closed);
-	bufferevent_free(c->bev);
+	handshake_end(&c->handshake);
+	if (c->bev)
+		bufferevent_free(c->bev);
 	http_frame_fini(&c->frame);
 	client_put(c->client, c->in_bytes);
 	free(c);

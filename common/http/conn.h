@@ -1,7 +1,7 @@
 /* conn.h - one connection of a client, and what the files of the HTTP edge share: conn.c
  * (connections: states, requests), output.c (answers), server.c (who gets in, limits of time).
  *
- *   HANDSHAKE -> HEAD, CLOSED                 with TLS: the connection is not secured yet
+ *   HANDSHAKE -> HEAD, CLOSED                 with TLS: handshake.c has the connection
  *   HEAD -> AUTHORISING, FLUSHING, REFUSED, CLOSED  between requests, or a head is arriving
  *   AUTHORISING -> BODY, HEAD, FLUSHING, REFUSED, CLOSED  the handler decides by the head
  *                                             whether the body may come
@@ -26,12 +26,12 @@
 #include "http/clients.h"
 #include "http/http.h"
 #include "http/frame.h"
+#include "http/handshake.h"
 #include "http/tls.h"
 
 #include <event2/buffer.h>
 #include <event2/bufferevent.h>
 #include <event2/event.h>
-#include <event2/listener.h>
 
 enum connection_state {
 	CONNECTION_HANDSHAKE,
@@ -66,14 +66,17 @@ struct http_conn {
 	enum connection_state state;
 	int keep_alive;    /* further requests may follow this one */
 	int not_served;    /* one too many: it is only told so */
+	int ended;         /* the client sends nothing more; its input is to be parsed first */
 	uint64_t since_us; /* of the present state's limit */
 	struct http_server *server;
 	struct http_client *client;
 	struct list node;
 	struct list by_server, by_client; /* see conn_waits */
+	struct list ready;                /* in its client's list; see conn_queue */
+	struct handshake *handshake;      /* in CONNECTION_HANDSHAKE; then bev and ssl are NULL */
 	struct bufferevent *bev;
 	struct ssl_st *ssl;   /* the bufferevent's; NULL: plain HTTP */
-	struct event *later;  /* goes on reading, or frees, outside of everybody's stack */
+	struct event *later;  /* goes on, or frees, outside of everybody's stack */
 	struct event *closed; /* the client's end, while its input is full; NULL before that */
 	struct http_frame frame;
 	size_t in_bytes;  /* charged to the client */
@@ -98,12 +101,16 @@ struct http_server {
 	struct http_handlers handlers;
 	char *headers; /* of every answer */
 	void *arg;
-	struct evconnlistener *listener;
+	int listen_fd;
+	struct event *listener; /* NULL: it accepts no more */
 	struct event *tick;
-	struct ssl_ctx_st *tls; /* of new connections; NULL: plain HTTP */
+	struct ssl_ctx_st *tls;        /* of new connections; NULL: plain HTTP */
+	struct handshakes *handshakes; /* NULL while there was no TLS */
 	struct http_clients *clients;
 	struct list conns;
 	struct list waiting; /* connections without a complete head, longest waiting first */
+	struct list ring;    /* clients with bytes to be parsed */
+	struct event *work;  /* parses */
 	unsigned n_served, n_not_served, port;
 	size_t out_bytes;
 	struct buf head; /* of the answer that is being written */
@@ -123,6 +130,9 @@ struct http_conn *conn_new(struct http_server *h, evutil_socket_t fd, struct htt
 /* From the loop alone, never under a function that its owner called. */
 void conn_free(struct http_conn *c);
 void connection_step(struct http_conn *c, enum connection_event e);
+/* The event `work`: what has arrived is parsed, and requests are handed over, for WORK_US;
+ * addresses take turns, and so do the connections of an address. */
+void conn_work(evutil_socket_t fd, short what, void *arg);
 int conn_has_begun(const struct http_conn *c); /* something of a request is there */
 
 /* server.c */

@@ -1,7 +1,9 @@
 /* http.h - HTTP/1.1 server edge on libevent: connections, limits, keep-alive, replies whole or
  * streamed, and clients that go away.
  *
- * One thread, the event loop's. The handlers are asked twice about a request: when its head is
+ * One thread, the event loop's; only TLS handshakes have threads (handshake.h). What clients ask
+ * for at once is served a few milliseconds at a time, so that other events of the loop have their
+ * turn, and addresses take turns. The handlers are asked twice about a request: when its head is
  * complete, before anything of the body is asked for or kept, and when the body is complete. They,
  * or whatever they start, answer with http_reply, or with http_stream_begin, http_stream_add,
  * http_stream_end. The connection pointer is valid until the answer is complete. If the client

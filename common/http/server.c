@@ -4,9 +4,10 @@
  * room a new connection takes the place of one that has no complete head yet, the longest waiting
  * first: one of its own address if there is one; else, if its address has less than its share, one
  * of an address that has more connections. If there is none to take, the client gets a 503; beyond
- * max_connections / 8 such refusals at once, or a few from one address, or without memory, the
- * connection is closed without a word. */
+ * max_connections / 8 such refusals at once, or a few from one address, or without memory, or if
+ * TLS would take a handshake first, the connection is closed without a word. */
 #include "http/conn.h"
+#include "util/check.h"
 #include "util/clock.h"
 #include "util/log.h"
 #include "util/mem.h"
@@ -23,7 +24,10 @@
 #define TICK_US 500000u
 #define NOTE_US 1000000u
 #define REFUSED_EACH_MAX 16u
-#define BACKLOG 1024
+/* Connections that the kernel has made and that wait to be accepted; it takes the least of this and
+ * net.core.somaxconn. A client beyond them tries again after a second. */
+#define BACKLOG 4096
+#define ACCEPT_MAX 16  /* connections accepted in one turn of the loop */
 #define HEAD_MAX 4096u /* of an answer */
 
 int http_note_due(struct http_note *n, unsigned *ret_more)
@@ -48,7 +52,7 @@ static unsigned refused_max(unsigned max_connections)
 
 unsigned http_descriptors(unsigned max_connections)
 {
-	return max_connections + refused_max(max_connections) + 1;
+	return max_connections + refused_max(max_connections) + 1 + HANDSHAKE_DESCRIPTORS;
 }
 
 static void close_waiting(struct http_server *h, struct http_conn *c)
@@ -95,16 +99,12 @@ static int make_room(struct http_server *h, struct http_client *from)
 
 static int may_be_told(const struct http_server *h, const struct http_client *from)
 {
-	return h->n_not_served < refused_max(h->opts.max_connections) &&
+	return !h->tls && h->n_not_served < refused_max(h->opts.max_connections) &&
 	       from->loop.refused < REFUSED_EACH_MAX;
 }
 
-static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct sockaddr *addr, int len,
-                      void *arg)
+static void accepted(struct http_server *h, int fd, const struct sockaddr *addr)
 {
-	(void)l;
-	(void)len;
-	struct http_server *h = arg;
 	struct http_client *from = clients_find(h->clients, addr);
 	int served = from && make_room(h, from);
 	struct http_conn *c = NULL;
@@ -135,7 +135,7 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
 	(void)what;
 	struct http_server *h = arg;
 	if (h->paused)
-		h->paused = h->listener && evconnlistener_enable(h->listener) < 0;
+		h->paused = event_add(h->listener, NULL) < 0;
 	list_each_safe(n, next, &h->conns)
 		connection_step(list_entry(n, struct http_conn, node), CONNECTION_ON_TICK);
 	if (list_empty(&h->conns) && !h->paused) /* http_tick_on starts it again */
@@ -144,35 +144,51 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
 
 /* Out of descriptors. Trying again at once would spin, so the tick does; a connection that only
  * waits is closed to free a descriptor. */
-static void on_accept_error(struct evconnlistener *l, void *arg)
+static void accept_failed(struct http_server *h, int error)
 {
-	struct http_server *h = arg;
 	struct http_conn *first = first_by_server(h);
-	log_warn("http_accept_failed", "why=%s",
-	         log_quote(evutil_socket_error_to_string(EVUTIL_SOCKET_ERROR())));
-	evconnlistener_disable(l);
+	log_warn("http_accept_failed", "why=%s", log_quote(strerror(error)));
+	event_del(h->listener);
 	h->paused = 1;
 	if (first)
 		close_waiting(h, first);
 	http_tick_on(h);
 }
 
-/* Accepts those who have connected already, then closes the listener. */
+/* Accepts so many at most, of those who have connected already. */
+static void accept_some(struct http_server *h, int most)
+{
+	struct sockaddr_storage from;
+	while (most--) {
+		socklen_t len = sizeof from;
+		int fd = accept4(h->listen_fd, (struct sockaddr *)&from, &len,
+		                 SOCK_NONBLOCK | SOCK_CLOEXEC);
+		if (fd >= 0) {
+			accepted(h, fd, (struct sockaddr *)&from);
+			continue;
+		}
+		if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
+			accept_failed(h, errno);
+		return;
+	}
+}
+
+static void on_acceptable(evutil_socket_t fd, short what, void *arg)
+{
+	(void)fd;
+	(void)what;
+	accept_some(arg, ACCEPT_MAX);
+}
+
 static void listen_end(struct http_server *h)
 {
 	if (!h->listener)
 		return;
-	struct sockaddr_storage from;
-	for (int i = 0; i < BACKLOG; i++) {
-		socklen_t len = sizeof from;
-		int fd = accept4(evconnlistener_get_fd(h->listener), (struct sockaddr *)&from, &len,
-		                 SOCK_NONBLOCK | SOCK_CLOEXEC);
-		if (fd < 0)
-			break;
-		on_accept(h->listener, fd, (struct sockaddr *)&from, (int)len, h);
-	}
-	evconnlistener_free(h->listener);
+	accept_some(h, BACKLOG);
+	event_free(h->listener);
+	close(h->listen_fd);
 	h->listener = NULL;
+	h->paused = 0;
 }
 
 /* "host:port", "[v6]:port", ":port" */
@@ -201,26 +217,30 @@ static int listen_on(struct http_server *h, struct err *err)
 	char host[256], port[16];
 	struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_ADDRCONFIG};
 	struct addrinfo *found = NULL;
-	const char *setting = h->opts.setting, *listen = h->opts.listen;
-	if (split_listen(setting, listen, host, sizeof host, port, sizeof port, err) < 0)
+	const char *setting = h->opts.setting, *listen_to = h->opts.listen;
+	if (split_listen(setting, listen_to, host, sizeof host, port, sizeof port, err) < 0)
 		return ERR_INVALID;
 	int r = getaddrinfo(*host ? host : NULL, port, &hints, &found);
 	if (r)
-		return err_set(err, ERR_INVALID, "%s \"%s\": %s", setting, listen, gai_strerror(r));
-	h->listener = evconnlistener_new_bind(h->base, on_accept, h,
-	                                      LEV_OPT_CLOSE_ON_FREE | LEV_OPT_CLOSE_ON_EXEC |
-	                                          LEV_OPT_REUSEABLE,
-	                                      BACKLOG, found->ai_addr, (int)found->ai_addrlen);
-	int cause = errno;
+		return err_set(err, ERR_INVALID, "%s \"%s\": %s", setting, listen_to, gai_strerror(r));
+	int one = 1;
+	h->listen_fd = socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	if (h->listen_fd < 0 ||
+	    setsockopt(h->listen_fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one) < 0 ||
+	    setsockopt(h->listen_fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) < 0 ||
+	    bind(h->listen_fd, found->ai_addr, found->ai_addrlen) < 0 ||
+	    listen(h->listen_fd, BACKLOG) < 0)
+		r = errno;
 	freeaddrinfo(found);
-	if (!h->listener)
-		return err_set(err, ERR_IO, "cannot listen on %s \"%s\": %s%s", setting, listen,
-		               strerror(cause),
-		               cause == EADDRINUSE ? "; stop what uses the port, or choose another" : "");
-	evconnlistener_set_error_cb(h->listener, on_accept_error);
+	if (r)
+		return err_set(err, ERR_IO, "cannot listen on %s \"%s\": %s%s", setting, listen_to,
+		               strerror(r),
+		               r == EADDRINUSE ? "; stop what uses the port, or choose another" : "");
+	h->listener = event_new(h->base, h->listen_fd, EV_READ | EV_PERSIST, on_acceptable, h);
+	CHECK(h->listener && event_add(h->listener, NULL) == 0);
 	struct sockaddr_storage a;
 	socklen_t len = sizeof a;
-	if (getsockname(evconnlistener_get_fd(h->listener), (struct sockaddr *)&a, &len) < 0)
+	if (getsockname(h->listen_fd, (struct sockaddr *)&a, &len) < 0)
 		return 0;
 	const struct sockaddr_in *v4 = (const struct sockaddr_in *)&a;
 	const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)&a;
@@ -243,8 +263,12 @@ int http_set_tls(struct http_server *h, const char *cert, const char *key, struc
 		               "TLS, neither for plain HTTP",
 		               has_cert ? "http_tls_key" : "http_tls_cert");
 	int r = has_cert ? tls_open(cert, key, &tls, err) : 0;
-	if (r < 0)
+	if (r == 0 && h && tls && !h->handshakes)
+		r = handshakes_new(h->base, &h->handshakes, err);
+	if (r < 0) {
+		tls_close(&tls);
 		return r;
+	}
 	tls_close(h ? &h->tls : &tls);
 	if (h)
 		h->tls = tls;
@@ -263,17 +287,22 @@ int http_new(struct event_base *base, const struct http_opts *opts,
 		               opts->in_bytes_max, 2 * request);
 	struct http_server *h = mem_zalloc(sizeof *h);
 	h->base = base;
+	h->listen_fd = -1;
 	h->opts = *opts;
 	h->handlers = *handlers;
 	h->arg = arg;
 	h->headers = mem_strdup(opts->headers ? opts->headers : "");
 	list_init(&h->conns);
 	list_init(&h->waiting);
+	list_init(&h->ring);
 	buf_init(&h->head, HEAD_MAX);
 	int r = http_set_tls(h, opts->tls_cert, opts->tls_key, err);
 	if (r == 0)
 		r = listen_on(h, err);
 	if (r < 0) {
+		if (h->listen_fd >= 0)
+			close(h->listen_fd);
+		handshakes_destroy(&h->handshakes);
 		tls_close(&h->tls);
 		buf_fini(&h->head);
 		free(h->headers);
@@ -282,6 +311,7 @@ int http_new(struct event_base *base, const struct http_opts *opts,
 	}
 	h->clients = clients_new(opts->in_bytes_max);
 	h->tick = event_new(base, -1, EV_PERSIST, on_tick, h);
+	h->work = event_new(base, -1, 0, conn_work, h);
 	*ret_h = h;
 	return 0;
 }
@@ -293,9 +323,13 @@ void http_destroy(struct http_server **hp)
 		return;
 	list_each_safe(n, next, &h->conns)
 		conn_free(list_entry(n, struct http_conn, node));
-	if (h->listener)
-		evconnlistener_free(h->listener);
+	if (h->listener) {
+		event_free(h->listener);
+		close(h->listen_fd);
+	}
 	event_free(h->tick);
+	event_free(h->work);
+	handshakes_destroy(&h->handshakes);
 	clients_destroy(&h->clients);
 	tls_close(&h->tls);
 	buf_fini(&h->head);

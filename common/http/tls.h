@@ -23,7 +23,7 @@ void tls_take(struct ssl_st *ssl, struct evbuffer *in);
 /* Sends the end of the stream (close_notify): what was sent is all. Without it the client knows
  * that its answer was cut. */
 void tls_end(struct ssl_st *ssl);
-/* Why a connection failed, from the code of bufferevent_get_openssl_error. */
+/* Why a handshake failed, from OpenSSL's code; 0: the client has closed the connection. */
 void tls_reason(unsigned long code, char *out, size_t size);
 
 #endif

@@ -1,11 +1,14 @@
 """The router's HTTP interface over TLS, against clients that speak it well, badly or not at all. Real daemons."""
+import concurrent.futures
 import http.client
 import json
 import os
 import re
+import selectors
 import socket
 import ssl
 import subprocess
+import threading
 import time
 
 import pytest
@@ -15,7 +18,10 @@ BODY = {"prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0, "ignore_eos": Tr
 HEALTH = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-def make_cert(folder, name, algorithm=("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256")):
+EC = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256")
+
+
+def make_cert(folder, name, algorithm=EC):
     """(certificate, key), self-signed for 127.0.0.1."""
     cert, key = os.path.join(folder, name + ".crt"), os.path.join(folder, name + ".key")
     subprocess.run(["openssl", "req", "-x509", *algorithm, "-nodes", "-keyout", key, "-out", cert, "-days", "2", "-subj", f"/CN={name}",
@@ -33,8 +39,8 @@ def context(cert, **more):
 class Secure(Suite):
     """A suite whose clients use TLS."""
 
-    def __init__(self, folder, *args, router=None, **more):
-        self.cert, self.key = make_cert(folder, "one")
+    def __init__(self, folder, *args, router=None, algorithm=EC, **more):
+        self.cert, self.key = make_cert(folder, "one", algorithm)
         super().__init__(*args, router={"http_tls_cert": self.cert, "http_tls_key": self.key, **(router or {})}, **more)
 
     def connection(self, timeout=20):
@@ -303,6 +309,13 @@ def test_renegotiation_is_refused(secure):
     alive(secure)
 
 
+def client_hello(cert):
+    out = ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        context(cert).wrap_bio(ssl.MemoryBIO(), out, server_hostname="127.0.0.1").do_handshake()
+    return out.read()
+
+
 def dripped(c, data):
     """Whether all of it was sent, byte by byte; not if the other side closed before the last one."""
     for i in range(len(data)):
@@ -317,11 +330,7 @@ def dripped(c, data):
 def test_half_handshakes_are_cut(tiny_model, tmp_path):
     """One that sends nothing, one that stops in the middle, one that drips: all are gone after read_timeout_ms."""
     with Secure(str(tmp_path), "mixed", tiny_model, router={"read_timeout_ms": 1500}) as s:
-        out, inner = ssl.MemoryBIO(), ssl.MemoryBIO()
-        o = context(s.cert).wrap_bio(inner, out, server_hostname="127.0.0.1")
-        with pytest.raises(ssl.SSLWantReadError):
-            o.do_handshake()
-        hello = out.read()
+        hello = client_hello(s.cert)
         with s.raw() as silent, s.raw() as half, s.raw() as drip:
             half.sendall(hello[:len(hello) // 2])
             assert not dripped(drip, hello[:-1])        # all of it takes several times as long
@@ -338,6 +347,56 @@ def test_half_handshakes_lock_nobody_out(secure):
     assert secure.ctl("router", "status")["connections"] <= 64 + 64 // 8 + 16
     for c in idle:
         c.close()
+
+
+def storm(port, hello, rate, seconds):
+    """Begins so many handshakes a second from 127.0.0.2, all with the same ClientHello, and leaves when they are answered. How many were begun."""
+    begun, start = 0, time.time()
+    with selectors.DefaultSelector() as sel:
+        while time.time() < start + seconds:
+            while begun < (time.time() - start) * rate:
+                c = socket.socket()
+                c.bind(("127.0.0.2", 0))
+                c.setblocking(False)
+                c.connect_ex(("127.0.0.1", port))
+                sel.register(c, selectors.EVENT_WRITE)
+                begun += 1
+            for key, ready in sel.select(0.005):
+                try:
+                    if ready & selectors.EVENT_WRITE:
+                        key.fileobj.send(hello)
+                        sel.modify(key.fileobj, selectors.EVENT_READ)
+                        continue
+                except OSError:
+                    pass
+                sel.unregister(key.fileobj)
+                key.fileobj.close()
+        for key in list(sel.get_map().values()):
+            key.fileobj.close()
+    return begun
+
+
+def test_a_storm_of_handshakes(tmp_path):
+    """One address begins more of them than a core can compute. No link falls, a stream goes on with its attempt, and others connect."""
+    rate, seconds = 500, 6
+    with Secure(str(tmp_path), "1p1d", sim={"base": "small", "time_scale": 0.2}, algorithm=("-newkey", "rsa:4096")) as s:
+        stream, waits = s.connection(60), []
+        stream.request("POST", "/v1/completions", json.dumps({**BODY, "max_tokens": 3000, "stream": True}))
+        answer = stream.getresponse()
+        reader = threading.Thread(target=answer.read, daemon=True)
+        reader.start()
+        with concurrent.futures.ProcessPoolExecutor(1) as pool:
+            begun = pool.submit(storm, s.port, client_hello(s.cert), rate, seconds)
+            while not begun.done():
+                t = time.time()
+                alive(s)
+                waits.append(time.time() - t)
+            assert begun.result() > rate * seconds / 4
+        reader.join(60 * SLOW)
+        for name in s.names:
+            log = s.log(name)
+            assert "event=peer_down" not in log and "event=attempt_lost" not in log, (name, log[-3000:])
+        assert max(waits) < 0.5 * SLOW, (len(waits), sorted(waits)[-5:])
 
 
 def test_too_many_at_work(tiny_model, tmp_path):
