@@ -95,6 +95,8 @@ class Tree:
             if os.path.exists(src) and not (os.path.exists(to) and filecmp.cmp(src, to, shallow=False)):     # also after a run that was killed
                 os.makedirs(os.path.dirname(to), exist_ok=True)
                 shutil.copy(src, to)
+        for f in read_table():      # an object may be that of a mutant, after a run that was killed
+            os.utime(os.path.join(self.dir, f))
 
     def make(self, *targets):
         r = subprocess.run(["make", "--no-print-directory", *targets], cwd=self.dir, capture_output=True, text=True)
