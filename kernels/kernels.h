@@ -168,13 +168,15 @@ struct kern_group {
 };
 enum { KERN_EXCHANGE_MAX = 160 };
 
+enum { KERN_THREADS_MAX = 256 };
+
 struct kern_config {
 	/* NULL or "auto": the best for this machine. cpu: "plain", "avx2", "avx512", "avx512bf16", or
 	 * "reference", which keeps every product in float32 (no quantised activations). cuda: "fast"
 	 * multiplies BF16 weights with cuBLASLt and always uses KERN_BF16 activations; with it a row's
 	 * bits may depend on its batch (contrary to invariant I8) */
 	const char *variant;
-	unsigned threads; /* 0: one per core available to the process */
+	unsigned threads; /* cpu: at most KERN_THREADS_MAX; 0 is 1 */
 	int device_index;
 	/* KERN_F32 (0), or KERN_BF16: products with BF16 weights round activations to BF16. cuda with
 	 * KERN_BF16 also rounds for quantised weights, and attention rounds queries, K, V and softmax

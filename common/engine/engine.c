@@ -8,6 +8,7 @@
 #include "kv/pool.h"
 #include "util/check.h"
 #include "util/least.h"
+#include "util/machine.h"
 #include "util/mem.h"
 
 #include <sodium.h>
@@ -122,7 +123,7 @@ static struct kern_config device_config(const struct engine *e)
 {
 	const struct engine_opts *o = &e->opts;
 	return (struct kern_config){.variant = o->variant,
-	                            .threads = o->tp > 1 ? ranks_threads(o) : o->threads,
+	                            .threads = ranks_threads(o),
 	                            .device_index = engine_device_of(e, e->rank),
 	                            .activations = o->activations,
 	                            .progressed = o->progressed,
@@ -169,7 +170,7 @@ static int check_memory(struct engine *e, struct err *err)
 	if (e->ops->own_memory && most(e->opts.ranks_per_device, 1) < ranks)
 		sharing = (unsigned)most(e->opts.ranks_per_device, 1);
 	uint64_t weights = matrix_bytes(e),
-			 have = device.memory_bytes ? device.free_bytes : mem_available();
+			 have = device.memory_bytes ? device.free_bytes : machine_memory("");
 	uint64_t step = (e->sim ? 0 : own.bytes + group.bytes / (e->ops->own_memory ? 1 : ranks)) +
 	                e->flights *
 	                    (e->limits.batch_bytes + e->opts.max_logits * sizeof(struct kern_drawn));

@@ -23,7 +23,7 @@ struct engine_opts {
 	const char *backend; /* "cpu" (NULL), "sim", or one that is loaded (kern_backend) */
 	const char *variant; /* see kern_config */
 	int device_index;    /* among the backend's devices */
-	/* 0: all cores. With tp > 1 these are the threads of all ranks together, shared equally */
+	/* 0: machine_threads. With tp > 1 these are the threads of all ranks, shared equally */
 	unsigned threads;
 	/* tensor parallelism: number of processes that share the work (tp.h); 0 or 1: only this one.
 	 * Devices with own_memory (kernels.h): rank r's is number device_index + r / ranks_per_device

@@ -7,6 +7,7 @@
 #include "engine/engine_impl.h"
 #include "util/check.h"
 #include "util/log_file.h"
+#include "util/machine.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -24,8 +25,8 @@ struct rank_hello {
 
 unsigned ranks_threads(const struct engine_opts *o)
 {
-	unsigned all = o->threads ? o->threads : (unsigned)sysconf(_SC_NPROCESSORS_ONLN);
-	return all / o->tp ? all / o->tp : 1;
+	unsigned all = o->threads ? o->threads : machine_threads(""), each = all / (o->tp ? o->tp : 1);
+	return each < 1 ? 1 : each > KERN_THREADS_MAX ? KERN_THREADS_MAX : each;
 }
 
 int ranks_check(struct engine *e, struct err *err)

@@ -65,35 +65,3 @@ char *mem_printf(const char *fmt, ...)
 	va_end(ap);
 	return n < 0 ? present(NULL, 0) : s;
 }
-
-/* The number after `key` in the first line of a file that starts with key; UINT64_MAX if there is
- * none, or if it is no number (such as "max" in a cgroup file). */
-static uint64_t read_number(const char *path, const char *key)
-{
-	char line[256];
-	uint64_t v = UINT64_MAX;
-	FILE *f = fopen(path, "re");
-	while (f && fgets(line, sizeof line, f))
-		if (strncmp(line, key, strlen(key)) == 0 && sscanf(line + strlen(key), "%lu", &v) == 1)
-			break;
-	if (f)
-		fclose(f);
-	return v;
-}
-
-uint64_t mem_available(void)
-{
-	uint64_t kib = read_number("/proc/meminfo", "MemAvailable:");
-	uint64_t machine = kib == UINT64_MAX ? kib : kib * 1024, group = UINT64_MAX;
-	char line[512], path[640];
-	FILE *f = fopen("/proc/self/cgroup", "re");
-	while (f && fgets(line, sizeof line, f))
-		if (strncmp(line, "0::", 3) == 0) {
-			line[strcspn(line, "\n")] = 0;
-			snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.max", line + 3);
-			group = read_number(path, "");
-		}
-	if (f)
-		fclose(f);
-	return machine < group ? machine : group;
-}

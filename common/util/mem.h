@@ -6,7 +6,6 @@
 #define UTIL_MEM_H
 
 #include <stddef.h>
-#include <stdint.h>
 
 void *mem_alloc(size_t bytes);                      /* not zeroed */
 void *mem_zalloc(size_t bytes);                     /* zeroed */
@@ -19,9 +18,5 @@ char *mem_printf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void *mem_try_alloc(size_t bytes);              /* not zeroed */
 void *mem_try_array(size_t count, size_t size); /* zeroed */
 void *mem_try_grow(void *p, size_t count, size_t size);
-
-/* Bytes that the process may still allocate: the machine's available memory, or the control group's
- * limit if that is lower. UINT64_MAX: unknown. */
-uint64_t mem_available(void);
 
 #endif

@@ -2,6 +2,7 @@
 #include "units.h"
 
 #include "util/check.h"
+#include "util/machine.h"
 #include "util/mem.h"
 
 #include <errno.h>
@@ -30,7 +31,7 @@ static int touch(unsigned char *at, size_t bytes)
 int units_reserve(size_t n, struct units_range *ret, struct err *err)
 {
 	size_t units = n + (n + SLICE_UNITS - 2) / (SLICE_UNITS - 1), bytes = units * UNIT_BYTES;
-	uint64_t there = mem_available();
+	uint64_t there = machine_memory("");
 	if (bytes > there)
 		return err_set(err, ERR_NOMEM,
 		               "memory tier: needs %zu MiB, %llu MiB are available; lower memory_mb",

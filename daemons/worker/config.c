@@ -1,5 +1,6 @@
 /* config.c - the tables of a worker: its configuration keys and its metrics. */
 #include "worker.h"
+#include "kernels/kernels.h"
 
 const struct conf_key worker_keys[] = {
 	{"model", CONF_STRING, "", 0, 4096, "", 0,
@@ -15,8 +16,8 @@ const struct conf_key worker_keys[] = {
      "cpu: instruction set, or reference kernels; cuda: fast rounds activations as activation_type "
      "bf16 does and multiplies BF16 weights by cuBLASLt (CUDA 13); its tokens depend on the batch",
      "auto|reference|plain|avx2|avx512|avx512bf16|fast"},
-	{"threads", CONF_INT, "0", 0, 256, "threads", 0,
-     "compute threads; 0: one per core that the process may use", NULL},
+	{"threads", CONF_INT, "0", 0, KERN_THREADS_MAX, "threads", 0,
+     "compute threads; 0: one per core, as the affinity and the CPU quota allow", NULL},
 	{"tensor_parallel", CONF_INT, "1", 1, 64, "processes", 0,
      "processes that share the model and its work, at most one per KV head; cpu: the threads are "
      "divided equally among them; cuda: at most 16, each with a GPU of its own, `device` and the "

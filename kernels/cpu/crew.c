@@ -10,6 +10,7 @@
  * claims of later runs, and touches neither phases nor data, so no thread ever waits for it.
  * Opening phase n ends the run. */
 #include "kernels/cpu/crew.h"
+#include "kernels/kernels.h"
 
 #include <linux/futex.h>
 #include <pthread.h>
@@ -72,7 +73,7 @@ struct crew {
 		struct crew *crew;
 		unsigned worker;
 		pthread_t id;
-	} thread[CREW_THREADS_MAX];
+	} thread[KERN_THREADS_MAX];
 };
 
 /* --- waiting ------------------------------------------------------------- */
@@ -85,7 +86,7 @@ static void futex_wait(atomic_uint *word, unsigned seen)
 static void futex_wake_all(struct crew *c, atomic_uint *word)
 {
 	if (atomic_load_explicit(&c->sleepers, memory_order_seq_cst))
-		syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, CREW_THREADS_MAX, NULL, NULL, 0);
+		syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, KERN_THREADS_MAX, NULL, NULL, 0);
 }
 
 static uint64_t now_ns(void)
@@ -323,7 +324,7 @@ struct crew *crew_new(unsigned threads)
 	*c = (struct crew){.number = FIRST_RUN,
 	                   .run = word_of(FIRST_RUN),
 	                   .threads = threads < 1                  ? 1
-	                              : threads > CREW_THREADS_MAX ? CREW_THREADS_MAX
+	                              : threads > KERN_THREADS_MAX ? KERN_THREADS_MAX
 	                                                           : threads};
 	if (crew_grow(c, CREW_PHASES)) {
 		free(c);
@@ -347,7 +348,7 @@ void crew_destroy(struct crew **cp)
 		return;
 	atomic_store_explicit(&c->stop, true, memory_order_seq_cst);
 	atomic_fetch_or_explicit(&c->run, 1, memory_order_seq_cst);
-	syscall(SYS_futex, &c->run, FUTEX_WAKE_PRIVATE, CREW_THREADS_MAX, NULL, NULL, 0);
+	syscall(SYS_futex, &c->run, FUTEX_WAKE_PRIVATE, KERN_THREADS_MAX, NULL, NULL, 0);
 	for (unsigned i = 1; i <= c->started; i++)
 		pthread_join(c->thread[i].id, NULL);
 	for (struct crew_room *r = c->newest, *older; r; r = older) {

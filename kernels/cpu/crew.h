@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { CREW_PHASES = 63, CREW_THREADS_MAX = 64 };
+enum { CREW_PHASES = 63 };
 
 struct crew;
 
@@ -28,7 +28,8 @@ struct crew_phase {
 	size_t near_bytes;
 };
 
-/* threads includes the caller of crew_run; NULL: out of memory or threads */
+/* threads (at most KERN_THREADS_MAX) includes the caller of crew_run; NULL: out of memory or
+ * threads */
 struct crew *crew_new(unsigned threads);
 void crew_destroy(struct crew **crew);
 unsigned crew_threads(const struct crew *crew);

@@ -4,13 +4,12 @@
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/program.h"
 
-#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_THREADS = CREW_THREADS_MAX, ROWS_MAX = 1 << 22 };
+enum { ROWS_MAX = 1 << 22 };
 
 int cpu_fail(struct kern_device *dev, int code, const char *fmt, ...)
 {
@@ -69,13 +68,6 @@ static const struct cpu_variant *variant_choose(const char *name, char *errbuf, 
 	return NULL;
 }
 
-static unsigned threads_default(void)
-{
-	cpu_set_t set;
-	int n = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
-	return n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : (unsigned)n;
-}
-
 static void device_close(struct kern_device **devp)
 {
 	struct kern_device *dev = *devp;
@@ -93,9 +85,9 @@ static int device_open(const struct kern_config *conf, struct kern_device **ret_
 	const struct cpu_variant *v = variant_choose(conf->variant, errbuf, errlen);
 	if (!v)
 		return KERN_ENOTSUP;
-	if (conf->threads > MAX_THREADS) {
+	if (conf->threads > KERN_THREADS_MAX) {
 		snprintf(errbuf, errlen, "cpu device with %u threads, the limit is %d", conf->threads,
-		         MAX_THREADS);
+		         KERN_THREADS_MAX);
 		return KERN_EINVAL;
 	}
 	if (conf->activations != KERN_F32 && conf->activations != KERN_BF16) {
@@ -114,7 +106,7 @@ static int device_open(const struct kern_config *conf, struct kern_device **ret_
 	snprintf(dev->numerics, sizeof dev->numerics, "%s%s", v->numerics,
 	         dev->bf16_activations ? "-bf16act" : "");
 	pthread_mutex_init(&dev->lock, NULL);
-	dev->crew = crew_new(conf->threads ? conf->threads : threads_default());
+	dev->crew = crew_new(conf->threads);
 	if (!dev->crew)
 		goto nomem;
 	*ret_dev = dev;
@@ -221,7 +213,7 @@ static size_t program_bytes(const struct kern_config *conf, const struct kern_li
 {
 	char text[200];
 	const struct cpu_variant *v = variant_choose(conf->variant, text, sizeof text);
-	unsigned threads = conf->threads ? conf->threads : threads_default();
+	unsigned threads = conf->threads ? conf->threads : 1;
 	return v ? cpu_program_bytes(v, threads, conf->activations == KERN_BF16, limits, shape) : 0;
 }
 

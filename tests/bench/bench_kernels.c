@@ -7,6 +7,7 @@
  *                                         GB/s of packed weights by the process's processor time */
 #include "kernels/kernels.h"
 #include "util/clock.h"
+#include "util/machine.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -214,7 +215,7 @@ int main(int argc, char **argv)
 {
 	struct bench b;
 	struct kern_config conf = {.variant = argc > 1 ? argv[1] : NULL,
-	                           .threads = argc > 2 ? (unsigned)atoi(argv[2]) : 0};
+	                           .threads = argc > 2 ? (unsigned)atoi(argv[2]) : machine_threads("")};
 	processor_time = argc > 2 && strcmp(argv[1], "decode") == 0;
 	if (processor_time)
 		conf = (struct kern_config){.variant = argc > 3 ? argv[3] : NULL, .threads = 1};

@@ -35,7 +35,7 @@ CONFORM_TEST(open_errors)
 		{{.variant = "sse9"}, KERN_ENOTSUP, "sse9"},
 		{{.variant = "fast"}, KERN_ENOTSUP, "unknown cpu variant fast: must be"},
 		{{.variant = "plain", .activations = KERN_F16}, KERN_EINVAL, "type f16"},
-		{{.variant = "plain", .threads = 65}, KERN_EINVAL, "65 threads"},
+		{{.variant = "plain", .threads = 257}, KERN_EINVAL, "257 threads, the limit is 256"},
 	};
 	char err[200];
 	const struct kern_ops *cpu = kern_backend("cpu", err, sizeof err);

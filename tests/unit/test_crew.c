@@ -94,7 +94,7 @@ static void run(struct crew *c, struct job *j, unsigned phases)
 static const struct {
 	unsigned threads, runs, delay;
 } kinds[] = {
-	{1, 50, 0}, {2, 1000, 0}, {3, 500, 0}, {8, 100, 0}, {2, 50, 9}, {5, 50, 13},
+	{1, 50, 0}, {2, 1000, 0}, {3, 500, 0}, {8, 100, 0}, {2, 50, 9}, {5, 50, 13}, {96, 10, 0},
 };
 
 TEST_CASE("all", .timeout_s = 120);

@@ -5,6 +5,7 @@
 #include "daemons/storage/sum.h"
 #include "daemons/storage/memory.h"
 
+#include "util/machine.h"
 #include "util/mem.h"
 
 #include <check.h>
@@ -670,7 +671,7 @@ TEST(test_reserved)
 	enum { MIB_UNITS = 16 };
 	struct err err = {0};
 	struct tier *t, *none = NULL;
-	uint64_t more = mem_available() + ((uint64_t)1 << 30);
+	uint64_t more = machine_memory("") + ((uint64_t)1 << 30);
 	size_t before = resident_kb() / 1024;
 	ck_assert_int_eq(tier_memory_new(64 * MIB_UNITS * UNIT, &t, &err), 0);
 	ck_assert_uint_ge(resident_kb() / 1024, before + 64);

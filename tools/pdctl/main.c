@@ -6,6 +6,7 @@
 
 #include "msg/codec.h"
 #include "util/log.h"
+#include "util/machine.h"
 #include "util/mem.h"
 #include "util/near.h"
 #include "util/version.h"
@@ -353,6 +354,16 @@ static int stop_command(const struct options *o, char *const *args, size_t n_arg
 #define ROLE_POLL_US 20000
 
 /* Starts the switch and waits until it is done. */
+static int machine_command(const struct options *o, char *const *args, size_t n_args)
+{
+	(void)o;
+	(void)args;
+	(void)n_args;
+	printf("threads=%u memory_mb=%llu\n", machine_threads(""),
+	       (unsigned long long)(machine_memory("") >> 20));
+	return EXIT_DONE;
+}
+
 static int role_command(const struct options *o, char *const *args, size_t n_args)
 {
 	struct options one = *o;
@@ -469,6 +480,10 @@ static const struct command {
      apikey_command, 1},
 	{"keys", "", "the keys of other hosts' daemons and operators that this host knows",
      keys_command, 0},
+	{"machine", "",
+     "cores and memory that affinity and control groups leave to daemons started here; needs no "
+     "daemon",
+     machine_command, 0},
 	{"stop", "NAME|all", "stop daemons in order", stop_command, 1},
 };
 #define COMMANDS (sizeof commands / sizeof *commands)
@@ -496,7 +511,7 @@ static int unknown_command(const char *name)
 
 /* `of`: the commands that look at it; ASK: and all that ask daemons, which ALONE do not. */
 #define ASK "*"
-#define ALONE "trace render tokenize detokenize keygen apikey keys"
+#define ALONE "trace render tokenize detokenize keygen apikey keys machine"
 static const struct {
 	const char *names, *of, *help;
 } option_texts[] = {
