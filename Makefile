@@ -23,6 +23,8 @@ BUSY_O   := $(if $(SAN),-O1)
 BUSY     := common/engine/% common/grammar/% common/text/%
 TESTS_O  := $(if $(SAN),,-O1)
 TESTS    := tests/conform/% tests/fuzz/%
+# of tests a warning is an error (nobody reads a log of compiling them); WERROR= for a compiler that warns of more
+WERROR   ?= -Werror
 WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla
 # no fused multiply-add but where it is written: what is drawn does not depend on -march in CFLAGS
 ALLFLAGS  = -std=gnu11 -D_GNU_SOURCE $(WARN) $(CFLAGS) -ffp-contract=off \
@@ -104,7 +106,7 @@ KFLAGS      = $(if $(SAN),-O1 $(if $(findstring /fast_,$<),$(FAST_UBSAN)),-O3 $(
 $(O)/obj/%.o: %.c | $(PROTOS:proto/%.proto=$(O)/gen/%.pb-c.h)
 	@mkdir -p $(@D)
 	@echo "  CC $<"
-	@$(CC) $(ALLFLAGS) $(if $(filter kernels/%,$<),$(KFLAGS)) $(if $(filter $(BUSY),$<),$(BUSY_O)) $(if $(filter $(TESTS),$<),$(TESTS_O)) -MMD -MP -c $< -o $@
+	@$(CC) $(ALLFLAGS) $(if $(filter kernels/%,$<),$(KFLAGS)) $(if $(filter $(BUSY),$<),$(BUSY_O)) $(if $(filter $(TESTS),$<),$(TESTS_O) $(WERROR)) -MMD -MP -c $< -o $@
 
 $(O)/gen/%.pb-c.c $(O)/gen/%.pb-c.h &: proto/%.proto
 	@mkdir -p $(@D)
@@ -176,7 +178,7 @@ $(foreach p,$(PROGRAMS),$(eval $(call program,$(p))))
 vpath test_%.c tests/unit tests/daemon
 ALLLIBS := $(O)/libstages.a $(LIBS)
 # test.h before each: tests register themselves, and main.c has the main of all
-UNIT      := -Itests/unit -include tests/unit/test.h
+UNIT      := -Itests/unit -include tests/unit/test.h $(WERROR)
 UNIT_MAIN := $(O)/obj/tests/unit/main.o
 # what is tested is optimised, tests are not: half of the compiler's time
 GOLD     := $(if $(shell command -v ld.gold),-fuse-ld=gold)
@@ -260,6 +262,8 @@ $(O)/test/test_fuzz: tests/unit/test_fuzz.c $(FUZZ_OBJ) $(FUZZ_LIBS)
 	@$(CC) $(ALLFLAGS) $(TEST_O) $(UNIT) -MMD -MP -MF $@.d -o $@ $< $(UNIT_MAIN) $(FUZZ_OBJ) -Wl,--start-group $(FUZZ_LIBS) -Wl,--end-group $(LIBS_pdrouterd) $(LIBS_pdmessagerd) $(LDLIBS) $(CHECK_LIBS)
 UNIT_TESTS := $(patsubst %.c,$(O)/test/%,$(notdir $(wildcard tests/unit/test_*.c tests/daemon/test_*.c)))
 $(UNIT_TESTS): $(UNIT_MAIN)
+# which start them
+$(patsubst %.c,$(O)/test/%,$(notdir $(wildcard tests/daemon/test_*.c))): | $(BUILT)
 FUZZ_MAIN := $(if $(filter libfuzzer,$(SAN)),tests/fuzz/libfuzzer.c,tests/fuzz/driver.c)
 $(O)/fuzz/driver: $(call obj,$(FUZZ_MAIN)) $(FUZZ_OBJ) $(FUZZ_LIBS)
 	@mkdir -p $(@D)

@@ -229,8 +229,8 @@ static int note_wait(struct kern_pool *pool, uint64_t number, char *errbuf, size
 	return KERN_EDEVICE;
 }
 
-static const struct kern_copies noting = {KERN_COPIES_ABI, "noting", NULL, NULL,
-                                          note_copy,       note_wait};
+static const struct kern_copies noting = {KERN_COPIES_ABI, "noting",  NULL, NULL,
+                                          note_copy,       note_wait, NULL, NULL};
 
 static const struct {
 	const char *what;

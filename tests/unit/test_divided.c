@@ -138,8 +138,8 @@ static void late_close(struct kern_pool **pool)
 	kern_host_copies.close(pool);
 }
 
-static const struct kern_copies late_copies = {KERN_COPIES_ABI, "late",    NULL,
-                                               late_close,      late_copy, late_wait};
+static const struct kern_copies late_copies = {KERN_COPIES_ABI, "late",    NULL, late_close,
+                                               late_copy,       late_wait, NULL, NULL};
 
 static void make_late(struct kern_pool *pool)
 {

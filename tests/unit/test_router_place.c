@@ -13,7 +13,7 @@ TEST_LOOP(constraints_under_each_policy, 0, POLICIES)
 	unsigned seed = 11 + (unsigned)_i, placed = 0, pairs = 0;
 	for (int round = 0; round < 600; round++) {
 		struct registry g;
-		char name[8];
+		char name[16];
 		struct placement p;
 		uint64_t now = clock_us();
 		registry_init(&g, 1000000);
