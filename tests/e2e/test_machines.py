@@ -1,8 +1,9 @@
-"""State machines: the drawing at the top of a header, the transition table and the step functions say the same.
+"""State machines: the drawing at the top of a header, the transition table, the step functions and PROTOCOL.md say the same.
 
 Read as text, with the conventions that all actors follow:
   drawing   ` *   STATE -> NEXT, NEXT     text`, one line for each state that something may follow
   table     `[PREFIX_STATE] = {..., TO(NEXT) | TO(NEXT), ...}`
+  protocol  | what | `header` | STATE → (STATE) → STATE; text → STATE |, where (STATE) may be passed over
   steps     `static enum X_state step_state(...)` returns the next state; only X_step calls X_enter
 """
 import re
@@ -107,3 +108,38 @@ def test_only_the_step_function_enters(machine):
             if re.search(r"\b%s_enter\(" % name, body):
                 callers.add(function)
     assert callers == {name + "_step"}
+
+
+def paths(machine):
+    """PROTOCOL.md's row for the machine: the states and the transitions that it names; None: it has no row."""
+    row = re.search(r"^\|[^|\n]*\| `%s` \|([^|\n]*)\|$" % re.escape(machine[2]), (ROOT / "proto/PROTOCOL.md").read_text(), re.M)
+    if not row:
+        return None
+    text = re.sub(r"\([^()]*[a-z][^()]*\)", "", row[1])  # explanations
+    pairs = set()
+    for chain in re.split(r"[;.:]", text):
+        steps = [re.search(r"^\s*(\()?([A-Z_]{2,})|([A-Z_]{2,})\s*$", x) for x in chain.split("→")]
+        for i, left in enumerate(steps):
+            for right in steps[i + 1:]:
+                if not left or not right or right[3]:
+                    break
+                pairs.add((left[2] or left[3], right[2]))
+                if not right[1]:
+                    break
+    return set(re.findall(r"[A-Z_]{2,}", text)), pairs
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=IDS)
+def test_protocol_is_the_drawing(machine):
+    drawn, told = drawing(machine), paths(machine)
+    if not told:
+        return  # of one process's own
+    assert told[1], "PROTOCOL.md: no path in the row of %s" % machine[2]
+    unknown = told[0] - set(drawn) - set().union(*drawn.values())
+    assert not unknown, "PROTOCOL.md names states that %s does not have: %s" % (machine[2], sorted(unknown))
+    wrong = sorted((a, b) for a, b in told[1] if b not in drawn.get(a, set()))
+    assert not wrong, "PROTOCOL.md has transitions that are not in %s: %s" % (machine[2], wrong)
+
+
+def test_protocol_has_the_machines_of_requests():
+    assert {m[0] for m in MACHINES if paths(m)} >= {"attempt", "job", "sequence", "transfer", "inbound", "rdma_qp", "rdma_lease"}
