@@ -189,19 +189,13 @@ $(O)/test/test_%: test_%.c $(ALLLIBS)
 	@mkdir -p $(@D)
 	@echo "  LD $@"
 	@$(CC) $(ALLFLAGS) $(TEST_O) $(UNIT) -MMD -MP -MF $@.d -o $@ $< $(UNIT_MAIN) -Wl,--start-group $(ALLLIBS) -Wl,--end-group $(LDLIBS) $(CHECK_LIBS)
-# what reads bytes that others wrote (files, HTTP, JSON, templates, grammars, a model's answers, messages, frames): links no engine, so that nobody waits for one
-# when these alone are built under AddressSanitizer
-PARSERS := $(sort test_conf test_format test_fuzz test_grammar test_grammar_cases test_grammar_tokens test_jinja test_json_load test_messager_forged test_messager_frame \
-           test_msg_rogue test_pretok test_reasoning test_router_frame test_storage_disk_damage test_storage_redis_hostile test_tokenizer_json test_toolcall test_toolcall_form)
+# what reads bytes that others wrote (tools/run-tests, `parser`): links no engine, so that nobody waits for one when these alone are built under AddressSanitizer
+PARSERS := $(basename $(notdir $(shell grep -lE '^/\* run:( [a-z]+)* parser ' tests/unit/test_*.c)))
 OF_DAEMONS := test_fuzz test_messager_% test_router_% test_storage_%
 $(patsubst %,$(O)/test/%,$(filter-out $(OF_DAEMONS),$(PARSERS))): $(O)/test/%: %.c $(EDGE)
 	@mkdir -p $(@D)
 	@echo "  LD $@"
 	@$(CC) $(ALLFLAGS) $(TEST_O) $(UNIT) -MMD -MP -MF $@.d -o $@ $< $(UNIT_MAIN) -Wl,--start-group $(EDGE) -Wl,--end-group $(LDLIBS) $(CHECK_LIBS)
-$(foreach t,$(PARSERS),$(if $(wildcard tests/unit/$(t).c),,$(error PARSERS names $(t), which is not in tests/unit)))
-.PHONY: parsers
-parsers:
-	@echo $(PARSERS)
 # tests/bench/bench_X.c -> $(O)/bench/bench_X, built like the unit tests
 $(O)/bench/%: tests/bench/%.c $(ALLLIBS)
 	@mkdir -p $(@D)

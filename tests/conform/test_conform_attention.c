@@ -1,5 +1,6 @@
 /* test_conform_attention.c - attention over the paged KV: every type of KV, groups of heads,
  * head sizes, latents, windows, sinks, sizes of blocks, depths of context. */
+/* run: long */
 #include "tests/conform/conform.h"
 
 #include <math.h>

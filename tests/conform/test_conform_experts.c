@@ -1,5 +1,6 @@
 /* test_conform_experts.c - mixtures of experts: the products of those that a row chose, with
  * biases and matrices of unlike types; and all of a layer as one program. */
+/* run: fast long */
 #include "tests/conform/conform.h"
 
 #include <math.h>

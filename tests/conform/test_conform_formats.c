@@ -1,6 +1,7 @@
 /* test_conform_formats.c - every quantised type against values that another implementation computed
  * (tests/data/quant: llama.cpp's Python package): the reference's floats and the rows that each
  * target gives back, bit for bit. And the reference's own conversions by hand. */
+/* run: fast */
 #include "format/gguf.h"
 #include "tests/conform/conform.h"
 

@@ -1,5 +1,6 @@
 /* test_conform_matmul.c - products with weights: matmul of every type, alone and in groups, with
  * and without bias; heads_matmul. */
+/* run: fast long */
 #include "tests/conform/conform.h"
 
 #include <math.h>

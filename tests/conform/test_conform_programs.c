@@ -1,6 +1,7 @@
 /* test_conform_programs.c - programs of many operations: a whole step of a model, and random
  * programs. What one operation writes another takes, so a device that begins one too early, or
  * keeps what is stale, gives other bits than a program for each operation does. */
+/* run: threads long */
 #include "tests/conform/conform.h"
 #include "tests/unit/skip.h"
 

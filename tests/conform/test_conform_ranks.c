@@ -4,6 +4,7 @@
  *
  * The processes are forked before this one opens a device, whose driver or threads they could not
  * use. */
+/* run: threads */
 #include "tests/conform/conform.h"
 #include "tests/unit/skip.h"
 

@@ -1,5 +1,6 @@
 /* test_conform_rows.c - operations on rows of activations: embed, gather_rows, scale, norm,
  * head_norm, rope, act_mul. */
+/* run: fast */
 #include "tests/conform/conform.h"
 
 #include <math.h>

@@ -1,5 +1,6 @@
 /* test_conform_streams.c - work of a stream in its order, streams beside each other, words of
  * progress, and what the device counts and calls. */
+/* run: threads */
 #include "tests/conform/conform.h"
 #include "tests/unit/skip.h"
 

@@ -1,6 +1,7 @@
 /* test_decode_daemon.c - pddecoded as a process: reservations, leases, the join and the fence, as
  * the others of the protocol see them. The names in brackets are the rules of proto/PROTOCOL.md
  * and the counterexamples of the model that stand behind them. */
+/* run: waits long */
 #include "decode_world.h"
 
 /* --- reservations -------------------------------------------------------- */

@@ -1,6 +1,7 @@
 /* test_decode_events.c - what pddecoded tells a router of its prefix index: the router, who knows
  * nothing but the messages and the worker's description, works out the hashes of the prompts
  * that it sent and finds what is kept and what was evicted. */
+/* run: threads waits */
 #include "decode_world.h"
 #include "kv/hash.h"
 

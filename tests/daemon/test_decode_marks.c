@@ -1,6 +1,7 @@
 /* test_decode_marks.c - a decode worker and what it takes storage to have: blocks that storage is
  * known to have are not written again, so it must hear of those that storage drops. One block
  * that is missing makes all behind it useless. */
+/* run: threads waits */
 #include "preempt_world.h"
 
 #define ASKED 100, 60 /* prompt, answer: nine full blocks */

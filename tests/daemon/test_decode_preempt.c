@@ -2,6 +2,7 @@
  * or computed again, beside a storage daemon that answers well, late, twice, wrongly, never, or
  * is killed before any step. Whatever it does: every token is that of the undisturbed sequence,
  * and no block or pin is left. */
+/* run: minutes */
 #include "preempt_world.h"
 
 /* --- as it should be ----------------------------------------------------- */

@@ -1,6 +1,7 @@
 /* test_decode_rates.c - what a decode worker measures of computing and of reading, and tells the
  * router: steps that decode are no measure of prompts, and a read that never comes is one of its
  * tier. */
+/* run: waits */
 #include "preempt_world.h"
 
 /* What the worker says of itself after all that this process has seen of it. */

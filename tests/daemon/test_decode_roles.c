@@ -1,6 +1,7 @@
 /* test_decode_roles.c - the live switch of a worker's role: what runs ends well, what is new is
  * sent elsewhere, and whatever comes late for the role before is answered, so that nobody waits
  * for a stage that is gone. */
+/* run: waits */
 #include "decode_world.h"
 
 static void expect_update(const char *role)

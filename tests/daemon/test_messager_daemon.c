@@ -1,6 +1,7 @@
 /* test_messager_daemon.c - the real messager and the real pddecoded, beside a prefill worker that
  * this process plays, a hostile one: D has granted it a lease, and its transfer ring names other
  * blocks of D. */
+/* run: threads */
 #include "decode_world.h"
 
 #include "daemons/worker/links/attach.h"

@@ -2,6 +2,7 @@
  * (tests/model/README.md), where test_decode_daemon.c does not play them already: each test has the
  * name of the line that breaks without its rule. The late writes are real: a process that has
  * the worker's memory is stopped (SIGSTOP) with a lease open, and writes when it goes on. */
+/* run: waits minutes */
 #include "decode_world.h"
 
 /* --- the writer ---------------------------------------------------------- */

@@ -3,6 +3,7 @@
  * plays that line's counterexample against the real worker; storage is this process, which does
  * what the seeded bug would let harm. The rules on storage's own side are in
  * test_storage_serve.c. */
+/* run: minutes */
 #include "preempt_world.h"
 
 #include <pthread.h>

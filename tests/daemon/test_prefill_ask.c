@@ -1,5 +1,6 @@
 /* test_prefill_ask.c - a pdprefilld between played peers: what it asks of decode workers, and which
  * answers it takes. Every test ends with a daemon that holds nothing. */
+/* run: waits */
 #include "prefill_world.h"
 
 TEST(test_reserve_is_what_was_submitted)

@@ -1,5 +1,6 @@
 /* test_prefill_ends.c - a pdprefilld between played peers: requests that end early, by a cancel, a
  * failure, silence or somebody's death. Every test ends with a daemon that holds nothing. */
+/* run: waits long */
 #include "prefill_world.h"
 
 static void cancelled_quietly(struct side *d, uint64_t req, unsigned first_tokens)

@@ -1,6 +1,7 @@
 /* test_prefill_form.c - a pdprefilld between played peers, and constraints: they are compiled
  * beside the loop and the prepare threads, when a decode worker has granted; and their memory.
  * Every test ends with a daemon that holds nothing. */
+/* run: waits */
 #include "letters_model.h"
 #include "prefill_world.h"
 

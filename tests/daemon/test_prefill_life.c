@@ -1,5 +1,6 @@
 /* test_prefill_life.c - the end of a pdprefilld that has work, its threads under questions, and the
  * order of the schedule as a client meets it. */
+/* run: threads */
 #include "prefill_world.h"
 
 /* --- SIGTERM ------------------------------------------------------------- */

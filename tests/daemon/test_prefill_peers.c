@@ -1,5 +1,6 @@
 /* test_prefill_peers.c - a pdprefilld between played peers: whom it connects to, and what it tells
  * others of its messager, on this host and on others. */
+/* run: waits */
 #include "prefill_world.h"
 
 #include <dirent.h>

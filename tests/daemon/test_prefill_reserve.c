@@ -1,6 +1,7 @@
 /* test_prefill_reserve.c - a pdprefilld between played peers: whom it asks when many wait, what a
  * denial's hint does, who is served first, and that a client's abort is honoured in every state.
  * Every test ends with a daemon that holds nothing. */
+/* run: waits long minutes */
 #include "prefill_world.h"
 
 #define S 1000000u

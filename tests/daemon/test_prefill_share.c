@@ -1,6 +1,7 @@
 /* test_prefill_share.c - prompts that share a prefix, of which one is being computed when the other
  * could begin: what is computed twice, what is not, who waits how long, and that nobody reads
  * what is not computed (I2): the first tokens are those of the same prompts alone. */
+/* run: minutes */
 #include "prefill_world.h"
 
 #define N 300u

@@ -1,6 +1,7 @@
 /* test_prefill_tiers.c - a prefill worker and a real storage: what is written when, what is read
  * back, and what happens when storage is slow, stopped, restarted or has only some of it. The
  * world is prefill_world.h: router, messager and decode worker are this file's own. */
+/* run: waits minutes */
 #include "prefill_world.h"
 
 /* With more patience than in service: what a loaded machine makes late is not what is tested

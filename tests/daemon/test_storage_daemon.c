@@ -4,6 +4,7 @@
  *
  * Each test is a process that is the worker: its main thread runs the daemon skeleton, a second one
  * the script. Storage is this same program, started anew with the argument `storage`. */
+/* run: threads */
 #include "daemons/storage/storage.h"
 #include "daemons/worker/storage/client.h"
 

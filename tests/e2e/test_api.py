@@ -1,3 +1,4 @@
+# run: long
 """The OpenAI API as a client sees it: answers, streams, refusals, limits, and clients that go away. Real daemons; text needs PD_MODEL."""
 import gzip
 import http.client

@@ -1,3 +1,4 @@
+# run: waits
 """test_counters.py - the counters that dashboards show. After each of these acts, of all counters of all daemons exactly these have moved, by exactly this much.
 
 An act is a function and what it must move: {daemon: {counter: amount}}, without `_total`; a histogram counts its observations. What always moves together has a

@@ -1,3 +1,4 @@
+# run: cuda long
 """The CUDA backend in whole suites, on the host's stand-in for a GPU (tests/cuda_host), or with PD_GPU=1 on the machine's GPU: tokens of the reference, KV that
 goes from device to device and to storage and back, a device that breaks, devices that are not there or too small."""
 import concurrent.futures

@@ -1,3 +1,4 @@
+# run: waits
 """POST /v1/embeddings: against transformers, in every layout, in chunks, beside other load, wrong requests, and with clients and workers that go away."""
 import array
 import base64

@@ -1,3 +1,4 @@
+# run: long
 """Kills, stops and disconnects: every request ends right or with an error, nothing leaks, the next request works."""
 import json
 import os

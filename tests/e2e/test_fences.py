@@ -1,3 +1,4 @@
+# run: waits
 """A stopped messager (SIGSTOP at chosen moments of a transfer's life): what it may still write stays in quarantine until the fence, others decode on beside it
 with the same tokens, and what it does when it goes on lands nowhere that matters. The same for one that is killed while it is stopped. On simulated devices, which
 check every KV block that they read."""

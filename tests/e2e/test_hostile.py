@@ -1,3 +1,4 @@
+# run: address
 """What surrounds the daemons turns against them: a log that nobody reads, no descriptors, processes that are none of theirs."""
 import fcntl
 import os

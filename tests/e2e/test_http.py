@@ -1,3 +1,4 @@
+# run: waits
 """The router's HTTP edge against clients that break the protocol, flood it, or sit on it; and its
 end. Real daemons."""
 import json

@@ -1,3 +1,4 @@
+# run: waits long
 """A worker that cannot step (a device that does not answer, a rank that is stopped) and one in a crash loop: streams go on elsewhere with the same tokens, the worker ends by itself,
 and who keeps ending is chosen seldom. A worker that is told to end hands over what it has."""
 import http.client

@@ -1,3 +1,4 @@
+# run: waits
 """Messages are lost, repeated, delayed and connections cut, by a seed, at every daemon: every answer is the one without faults, nothing leaks, and it ends in time."""
 import os
 import re

@@ -1,3 +1,4 @@
+# run: waits
 """test_metrics.py - what Prometheus reads: the page of every daemon of a suite (metrics_listen), and what the router says of waiting requests."""
 import http.client
 import os

@@ -1,3 +1,4 @@
+# run: waits
 """Who is refused (PROTOCOL.md, "Who is who"): tried by a peer that is not built from our sources (outside.py), over tcp with keys and over ipc. Each refusal is
 seen at the peer, counted, and logged once for all its repetitions; the daemon serves on, and the links of those who may talk stay as they are."""
 import json

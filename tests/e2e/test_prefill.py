@@ -1,3 +1,4 @@
+# run: waits
 """test_prefill.py - prefill workers as clients meet them: one leaves under load, prompts share a beginning, the order of a schedule. On simulated accelerators."""
 import concurrent.futures
 import random

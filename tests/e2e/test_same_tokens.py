@@ -1,3 +1,4 @@
+# run: long
 """Invariant I8: greedy and seeded output is the same, token for token, whatever the arrangement. On the real model where KV moves; how work is cut and who shares a batch is
 shown on its first two layers, by log-probabilities too, which tell a difference of a bit. PD_FULL=1: all on the real model."""
 import os

@@ -1,5 +1,6 @@
 /* test_conf.c - configuration: what is taken, what is refused and with which words, what a
  * reload changes. */
+/* run: parser */
 #include "svc/conf.h"
 #include "util/mem.h"
 #include "tempdir.h"

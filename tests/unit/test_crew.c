@@ -1,5 +1,6 @@
 /* test_crew.c - the CPU backend's threads: every item once, a phase after the one before,
  * whatever the threads do. */
+/* run: threads */
 #include "kernels/cpu/crew.h"
 
 #include <check.h>

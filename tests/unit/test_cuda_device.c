@@ -2,6 +2,7 @@
  * (tests/cuda_host): every call of the runtime and of cuBLASLt fails once, a device breaks,
  * memory runs out. What fails says so, leaves nothing behind, and a device that is not broken
  * goes on. And what several threads call at once. */
+/* run: cuda */
 #include "kernels/copy.h"
 #include "kernels/kernels.h"
 #include "skip.h"

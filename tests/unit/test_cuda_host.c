@@ -1,6 +1,7 @@
 /* test_cuda_host.c - the shim on which the CUDA backend runs without a GPU (tests/cuda_host): its
  * streams, events, graphs and shared memory do what CUDA promises and no more, its threads show
  * missing barriers, its failures are those that are asked for. */
+/* run: cuda */
 #include "tests/cuda_host/grid.h"
 #include "tests/cuda_host/kernels.h"
 #include "tests/unit/skip.h"

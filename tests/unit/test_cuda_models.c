@@ -1,6 +1,7 @@
 /* test_cuda_models.c - every family of models on the CUDA backend against reference outputs (see
  * test_models.c): on the host's stand-in for a GPU (tests/cuda_host), or with PD_GPU=1 on the
  * machine's GPU. */
+/* run: cuda long minutes */
 #include "hidden_rig.h"
 #include "overlap_rig.h"
 #include "smollm2.h"

@@ -3,6 +3,7 @@
  * and with any path between them; one that ends or cannot open ends the group. On the host's
  * stand-in for GPUs (tests/cuda_host), or with PD_GPU=1 on the machine's first GPU, which all ranks
  * share. */
+/* run: cuda long minutes */
 #include "engine/engine_impl.h"
 #include "children.h"
 #include "engine_rig.h"

@@ -1,5 +1,6 @@
 /* test_descriptors.c - a process without a file descriptor left closes who connects, at once,
  * and goes on. */
+/* run: threads */
 #include "tempdir.h"
 #include "util/clock.h"
 #include "util/descriptors.h"

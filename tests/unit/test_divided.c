@@ -1,6 +1,7 @@
 /* test_divided.c - pools that several devices share out: where a byte is, and copies between pools
  * divided alike, otherwise, or not, against a model, and by several threads. Some copies are done
  * only when they are waited for, as a device's are. */
+/* run: threads */
 #include "kernels/divided.c" /* its parts get another backend here */
 #include "kernels/kernels.h"
 #include "pool_memory.h"

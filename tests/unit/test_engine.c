@@ -1,6 +1,7 @@
 /* test_engine.c - the forward pass against itself: chunks, batches, threads; models in another
  * shape or container against reference outputs (test_models.c has the families). With PD_MODEL
  * set to the SmolLM2 file, tests/data/smollm2/reference.jsonl is checked as well. */
+/* run: threads long minutes */
 #include "engine_rig.h"
 #include "engine/engine_impl.h"
 #include "derived_model.h"

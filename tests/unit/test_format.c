@@ -2,6 +2,7 @@
  * file, field, found, expected.
  *
  * Files are built in memory by the writers below, spoilt in one place, and opened. */
+/* run: parser */
 #include "format/gguf.h"
 #include "format/safetensors.h"
 #include "util/mem.h"

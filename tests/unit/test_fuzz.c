@@ -1,6 +1,7 @@
 /* test_fuzz.c - every harness of tests/fuzz runs over every file of its committed corpus, and
  * over each cut short; what a fuzzer found once stays found. Some inputs are taken, or a harness
  * would test the first look at an input alone. */
+/* run: parser */
 #include "tests/fuzz/fuzz.h"
 
 #include <check.h>

@@ -1,6 +1,7 @@
 /* test_grammar.c - constraints by tables: what is of a grammar and what is not, how deep it nests,
  * what is refused and how; hostile texts within their bounds. Which tokens may follow:
  * test_grammar_tokens.c. */
+/* run: parser */
 #include "grammar_rig.h"
 #include "util/mem.h"
 

@@ -4,6 +4,7 @@
  *
  *   test_grammar_cases --walks N     prints N random answers of each case, "CASE<tab>ANSWER":
  *                                    tests/e2e/test_grammar_walks.py shows them to the validator */
+/* run: parser */
 #include "grammar/grammar.h"
 #include "util/check.h"
 #include "util/mem.h"

@@ -1,6 +1,7 @@
 /* test_grammar_tokens.c - which tokens may follow in an answer: masks against walking each token by
  * itself; counters, memory and ambiguity within their bounds. Over whole vocabularies:
  * test_grammar_masks.c. */
+/* run: parser */
 #include "grammar_rig.h"
 
 #define TOKENS_MAX 700u

@@ -1,6 +1,7 @@
 /* test_hidden.c - hidden states after the final norm, from which embeddings are made: against
  * transformers for every family, and the same bits whatever the chunks, the batch, the threads and
  * the ranks. */
+/* run: minutes */
 #include "hidden_rig.h"
 
 static const char *const families[] = {"llama",      "llama-tied",   "mistral",       "qwen2",

@@ -1,6 +1,7 @@
 /* test_jinja.c - the template interpreter construct by construct: tests/data/jinja/cases.jsonl has
  * small templates with what Jinja2 itself renders for them, or its error. Then the bounds:
  * hostile templates and data end soon, with an error that names the limit. */
+/* run: parser */
 #include "jinja/jinja.h"
 #include "util/mem.h"
 

@@ -1,5 +1,6 @@
 /* test_json_load.c - reading JSON within a quota: the bound is one for every shape of text, and a
  * quota or a system that has too little ends it cleanly at every size. */
+/* run: parser */
 #include "util/buf.h"
 #include "util/json_load.h"
 

@@ -1,5 +1,6 @@
 /* test_log.c - a log call never waits, whatever becomes of stderr; what is lost is counted and
  * said. */
+/* run: threads */
 #include "util/log.h"
 
 #include <check.h>

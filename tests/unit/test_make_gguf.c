@@ -1,6 +1,7 @@
 /* test_make_gguf.c - tools/make-gguf against the C readers: what it packs comes back within half a
  * step of the format, what it unpacks is what cpu_dequantise says, bit for bit, and the engine
  * computes nearly the same from every type. */
+/* run: minutes */
 #include "engine/engine.h"
 #include "format/gguf.h"
 #include "kernels/cpu/cpu.h"

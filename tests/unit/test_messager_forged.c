@@ -2,6 +2,7 @@
  * in shared memory by a broken or hostile prefill worker; answers and revocations by one who is not
  * the lease's decode worker: such a transfer fails, nobody else is touched, and not a byte is
  * written outside of the lease. */
+/* run: parser */
 #include "messager_steps.h"
 
 #include <sys/mman.h>

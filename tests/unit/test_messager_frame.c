@@ -1,5 +1,6 @@
 /* test_messager_frame.c - the ciphers of data connections, held against libsodium's, and what must
  * not be decrypted. */
+/* run: parser */
 #include "daemons/messager/path/tcp_frame.h"
 #include "util/err.h"
 #include "util/least.h"

@@ -1,5 +1,6 @@
 /* test_messager_revoked.c - the table of revoked leases: remembers, forgets in order, never
  * grows past its bound. */
+/* run: threads */
 #include "daemons/messager/revoked.h"
 
 #include <check.h>

@@ -1,6 +1,7 @@
 /* test_messager_waits.c - what the messager waits for comes late, never, or its owner ends: each
  * wait has an end that names what was missing, and a new link is told again what the old one may
  * have lost. */
+/* run: threads */
 #include "messager_steps.h"
 
 /* --- waits end ----------------------------------------------------------- */

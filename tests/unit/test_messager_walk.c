@@ -5,6 +5,7 @@
  * is killed. After each step: nothing was written into a block of D that is nobody's (a); when D
  * takes KV_READY the KV is complete and its own (b); at the end nothing is open (c). The walk of
  * a seed is always the same: a failure names seed and step. */
+/* run: long */
 #include "messager_rig.h"
 
 #include <check.h>

@@ -4,6 +4,7 @@
  * tests/data/golden has tiny models with logits and greedy continuations of transformers in
  * float32; model.gguf there is written by make_gguf.py beside it. With PD_FULL=1 and PD_MODEL
  * set to the SmolLM2 file its 8,000 positions are checked, too. */
+/* run: minutes */
 #include "engine_rig.h"
 #include "engine/fingerprint.h"
 #include "skip.h"

@@ -1,6 +1,7 @@
 /* test_msg.c - numbered links: what arrives, how often, in which order, over lives and reconnects;
  * what garbage does. Faults on purpose: test_msg_fault.c; heartbeats and goodbyes:
  * test_msg_ends.c; random walks: test_msg_walk.c; peers that break the rules: test_msg_rogue.c. */
+/* run: waits */
 #include "msg/link.h"
 #include "msg_pair.h"
 #include "util/mem.h"

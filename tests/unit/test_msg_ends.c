@@ -1,5 +1,6 @@
 /* test_msg_ends.c - how a link's ends know of each other: heartbeats at work and idle, goodbyes
  * to one who is busy and to one who is stopped, and how soon silence is noticed. */
+/* run: waits */
 #include "msg_rogue.h"
 
 #include <signal.h>

@@ -1,6 +1,7 @@
 /* test_msg_fault.c - the fault layer of links: its rules and verdicts, and what is lost, repeated,
  * late or cut on purpose, message type by message type: all is heard once, in order, windows
  * recover, lives end in both orders. */
+/* run: waits */
 #include "msg/fault.h"
 #include "msg_pair.h"
 #include "util/mem.h"

@@ -1,5 +1,6 @@
 /* test_msg_keys.c - keys, and links between hosts that they authenticate: over loopback TCP, with
  * everybody who must not get in. */
+/* run: waits */
 #include "msg/keys.h"
 #include "msg_pair.h"
 #include "tempdir.h"

@@ -2,6 +2,7 @@
  * nowhere, storms of HELLO, silence where an acknowledgement is due, bodies that want all
  * memory. Nothing that it does may be heard twice, be taken for an acknowledgement, grow without
  * bound, or end the other side. */
+/* run: parser */
 #include "msg_rogue.h"
 
 TEST_CASE("rogues", .timeout_s = 120, .setup = base_setup, .teardown = base_teardown);

@@ -1,5 +1,6 @@
 /* test_msg_strangers.c - who is at the other end of a link, what of it is believed, and what one
  * bad message costs: that message. */
+/* run: waits */
 #include "msg/process.h"
 #include "msg_rogue.h"
 #include "skip.h"

@@ -1,5 +1,6 @@
 /* test_pool_threads.c - two threads match, take, publish and give back along chains that both
  * share. */
+/* run: threads */
 #include "pool_rig.h"
 
 #include <pthread.h>

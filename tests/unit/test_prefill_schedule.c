@@ -1,6 +1,7 @@
 /* test_prefill_schedule.c - the prefill scheduler by itself: which tokens of which jobs make a
  * step, in which order, and what happens to a job that is broken. Jobs are made up; nothing is
  * computed, only counted. */
+/* run: threads */
 #include "daemons/prefill/schedule.h"
 #include "svc/svc_int.h"
 #include "util/clock.h"

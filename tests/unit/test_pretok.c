@@ -1,5 +1,6 @@
 /* test_pretok.c - what pieces come from: steps through UTF-8, character classes against
  * reference ranges, and each pre-tokenizer's cuts. */
+/* run: parser */
 #include "text/pretok.h"
 #include "text/unicode.h"
 #include "util/buf.h"

@@ -1,5 +1,6 @@
 /* test_queue.c - order, bounds, close, and that the descriptor is readable exactly while there
  * is something to take. */
+/* run: threads */
 #include "util/clock.h"
 #include "util/err.h"
 #include "util/queue.h"

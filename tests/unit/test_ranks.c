@@ -1,6 +1,7 @@
 /* test_ranks.c - tensor parallel: ranks compute the bits of one process, and one that ends, stops
  * or cannot open never hangs the others. Needs build*\/bin/pdrank. With PD_MODEL set to the
  * SmolLM2 file its 3 KV heads are shared out over 2 and 3 ranks as well. */
+/* run: threads */
 #include "engine/engine_impl.h"
 #include "format/safetensors.h"
 #include "kernels/cpu/cpu.h"

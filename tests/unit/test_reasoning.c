@@ -1,4 +1,5 @@
 /* test_reasoning.c - thoughts split from answers: by table, whole, cut everywhere, byte by byte. */
+/* run: parser */
 #include "text/reasoning.h"
 #include "text/toolcall.h"
 #include "util/buf.h"

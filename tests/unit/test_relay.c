@@ -1,6 +1,7 @@
 /* test_relay.c - what a worker passes on of its storage's tiers: links and clock are this file's
  * own, so that links are full, storage goes and comes, and routers restart in every order. At
  * the end of each story every router knows what storage has, or nothing where there is none. */
+/* run: threads */
 #include "daemons/worker/storage/relay.h"
 #include "util/mem.h"
 

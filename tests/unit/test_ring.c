@@ -7,6 +7,7 @@
  * is about to touch: the fault's handler plays the other side, lifts the protection, and the
  * call goes on. Not expressible here: bm2 (a progress word before its kernel: the device's
  * order) and s-drain-not-blocks (blocks are not the ring's). */
+/* run: threads */
 #include "ring_pair.h"
 
 #include <signal.h>

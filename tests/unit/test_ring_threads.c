@@ -1,6 +1,7 @@
 /* test_ring_threads.c - the transfer ring and progress board when both sides act in the same
  * instant, its doorbell, and what either end does with a ring that a hostile other end writes to:
  * no mixture of two transfers is read, no bell is lost, nothing is followed out of bounds. */
+/* run: threads long */
 #include "ring_pair.h"
 #include "util/clock.h"
 

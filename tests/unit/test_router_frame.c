@@ -1,5 +1,6 @@
 /* test_router_frame.c - where requests end: the cases of tests/data/http-cases.json, in every way
  * to cut their bytes, and what a request may hold. */
+/* run: parser */
 #include "http/frame.h"
 #include "http_cases.h"
 

@@ -1,6 +1,7 @@
 /* test_router_http.c - requests at the HTTP edge, of clients that pipeline and read nothing, that
  * trickle, or that send what nobody asked for; and the bytes that may wait in either direction.
  * Crowds of connections: test_router_http_crowd.c. */
+/* run: waits */
 #include "http_rig.h"
 
 #include <pthread.h>

@@ -1,5 +1,6 @@
 /* test_router_http_crowd.c - more connections at the HTTP edge than there is room for: who stays,
  * who gives way, who is told so, when descriptors run out and when the edge is drained. */
+/* run: waits */
 #include "http_rig.h"
 
 #include <sys/syscall.h>

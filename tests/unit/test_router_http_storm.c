@@ -1,5 +1,6 @@
 /* test_router_http_storm.c - what one client may make the event loop do at once: connections,
  * requests and TLS handshakes by the hundred, beside another client and another event. */
+/* run: waits threads */
 #include "tempdir.h"
 
 #include "http_rig.h"

@@ -1,5 +1,6 @@
 /* test_router_parts.c - the router's small parts: request heads, stop strings, parameters,
  * placement, the registry. */
+/* run: threads */
 #include "http/parse.h"
 #include "daemons/router/api/params.h"
 #include "msg/codec.h"

@@ -1,5 +1,6 @@
 /* test_router_stop.c - the router ends: whatever state a request is in, its client is told so, in
  * HTTP, and the workers have nothing left of it. */
+/* run: threads */
 #include "router_client.h"
 #include "util/log.h"
 

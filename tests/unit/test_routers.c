@@ -1,5 +1,6 @@
 /* test_routers.c - links to hosts by name, and routers that DNS names, against a name server whose
  * answers change: routers added, removed and moved, and a server that fails. */
+/* run: waits */
 #include "daemons/worker/links/routers.h"
 #include "dns_rig.h"
 #include "msg_pair.h"

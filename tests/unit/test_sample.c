@@ -1,5 +1,6 @@
 /* test_sample.c - draws against exact probabilities, the cuts against a full sort, logprobs
  * against double arithmetic. */
+/* run: long minutes */
 #include "draw_rig.h"
 #include "util/mem.h"
 

@@ -1,5 +1,6 @@
 /* test_sock.c - who may listen, whole messages, descriptors handed over, and the death of a
  * peer. */
+/* run: threads */
 #include "util/sock.h"
 #include "tempdir.h"
 

@@ -1,4 +1,5 @@
 /* test_stat.c - counters, gauges and histograms: what is rendered, what threads add up to. */
+/* run: threads */
 #include "svc/stat.h"
 
 #include <check.h>

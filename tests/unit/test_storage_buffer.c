@@ -1,5 +1,6 @@
 /* test_storage_buffer.c - the disk tier's buffers: where they lie, how many there are, what
  * becomes of them; and that the device has the next ones while one is copied. */
+/* run: threads */
 #include "daemons/storage/disk_buffer.h"
 #include "tests/unit/disk_rig.h"
 #include "tests/unit/skip.h"

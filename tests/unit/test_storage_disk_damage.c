@@ -1,6 +1,7 @@
 /* test_storage_disk_damage.c - the disk tier over files that do not hold: flipped bits, segments
  * that are torn or gone, damaged heads, what a crash of the machine leaves; and a tier of many
  * blocks. Nothing wrong is ever served, and the tier starts again with what holds. */
+/* run: parser */
 #include "tests/unit/disk_rig.h"
 
 #include "daemons/storage/disk_dir.h"

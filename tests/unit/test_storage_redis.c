@@ -1,6 +1,7 @@
 /* test_storage_redis.c - the Redis tier against a real redis-server: what is stored comes back, is
  * found, lives its time and is flushed; what if something else is under our keys. The server's own
  * troubles: test_storage_redis_server.c; hostile ones: test_storage_redis_hostile.c. */
+/* run: waits */
 #include "redis_rig.h"
 
 TEST_CASE("server", .timeout_s = 120, .setup = server_start, .teardown = server_stop);

@@ -2,6 +2,7 @@
  * point, and against a server that says what no Redis says. Whatever comes: every operation ends,
  * no wrong block is served, no more is received than was asked for, and it works again when the
  * other side does. */
+/* run: parser */
 #include "redis_rig.h"
 
 /* --- a line with faults, in front of a real server ----------------------- */

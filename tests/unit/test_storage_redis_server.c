@@ -1,5 +1,6 @@
 /* test_storage_redis_server.c - the Redis tier and its redis-server: what happens when the server
  * is not there, dies, stops, is full or busy, or refuses us, and what it says of itself. */
+/* run: waits */
 #include "daemons/storage/redis_int.h"
 #include "redis_rig.h"
 

@@ -1,5 +1,6 @@
 /* test_storage_serve.c - puts, gets and look-ups of workers: generations, fences, repeated
  * messages, refusals. */
+/* run: threads */
 #include "tests/unit/serve_world.h"
 
 /* --- what goes in comes out ---------------------------------------------- */

@@ -1,5 +1,6 @@
 /* test_storage_stack.c - tiers as a stack: where blocks go, where they are found, and operations
  * that are many, given up, or overtaken by the end. */
+/* run: threads */
 #include "tests/unit/stack_world.h"
 
 /* --- where a put goes ---------------------------------------------------- */

@@ -1,5 +1,6 @@
 /* test_storage_stack_copy.c - blocks on their way from one tier of a stack to another: down by
  * the policy of the tier that has them, up when they are asked for. */
+/* run: threads */
 #include "tests/unit/stack_world.h"
 
 /* --- down ---------------------------------------------------------------- */

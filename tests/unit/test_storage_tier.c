@@ -1,5 +1,6 @@
 /* test_storage_tier.c - the memory tier alone: what is stored comes back, capacity, order of
  * eviction, damage, puts that turn out void. */
+/* run: threads */
 #include "tests/unit/flush_rig.h"
 
 #include "daemons/storage/sum.h"

@@ -1,6 +1,7 @@
 /* test_store.c - the worker's storage client alone: link, attachment and loop are this file's own,
  * so that every order of events can be played. Each test says what is asked, what storage does,
  * and what completions come. */
+/* run: threads */
 #include "daemons/worker/links/attach.h"
 #include "daemons/worker/storage/client.h"
 

@@ -2,6 +2,7 @@
  * it refuses, and that no client delays, grows or ends the daemon.
  *
  * Each test starts a daemon without work of its own in a child, and is its client. */
+/* run: waits */
 #include "svc/svc.h"
 #include "util/clock.h"
 #include "util/mem.h"

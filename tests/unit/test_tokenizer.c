@@ -3,6 +3,7 @@
  *
  * tests/data/tokenizer holds the rows; the vocabulary comes from the model file, PD_MODEL.
  * test_tokenizer_kinds.c has the other kinds. */
+/* run: long */
 #include "format/gguf.h"
 #include "text/bpe.h"
 #include "text/pretok.h"

@@ -1,5 +1,6 @@
 /* test_tokenizer_json.c - tokenizer.json: what is refused and how that is said, and what flags
  * and options do, against what Hugging Face `tokenizers` gives. */
+/* run: parser */
 #include "text/tokenizer.h"
 #include "util/mem.h"
 #include "tempdir.h"

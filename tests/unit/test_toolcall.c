@@ -1,5 +1,6 @@
 /* test_toolcall.c - calls of tools in answers: each format by table, whole, byte by byte, cut
  * everywhere and at random; ids, detection, types. */
+/* run: parser */
 #include "text/toolcall.h"
 #include "util/buf.h"
 #include "util/mem.h"

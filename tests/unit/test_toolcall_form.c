@@ -1,5 +1,6 @@
 /* test_toolcall_form.c - forms of calls: for each format what has the form, and that the parser
  * finds in it the calls that it is; what cannot be bound, and why. */
+/* run: parser */
 #include "grammar/grammar.h"
 #include "text/toolcall_form.h"
 #include "util/buf.h"

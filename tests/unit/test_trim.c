@@ -1,5 +1,6 @@
 /* test_trim.c - memory that was freed goes back to the system, although something above it is still
  * in use. */
+/* run: threads */
 #include "skip.h"
 #include "util/mem.h"
 #include "util/trim.h"

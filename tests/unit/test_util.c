@@ -1,5 +1,6 @@
 /* test_util.c - the small containers and texts that everything stands on: map, buf, arena, list,
  * log, err. */
+/* run: threads */
 #include "util/arena.h"
 #include "util/buf.h"
 #include "util/clock.h"

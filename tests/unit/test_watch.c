@@ -1,5 +1,6 @@
 /* test_watch.c - when a step counts as hung: time goes by in looks of 50 ms, without waiting for
  * it. */
+/* run: threads */
 #include "daemons/worker/worker.h"
 #include "engine/engine_impl.h"
 #include "util/clock.h"

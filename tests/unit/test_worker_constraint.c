@@ -1,6 +1,7 @@
 /* test_worker_constraint.c - which tokens a constraint may be written with: special ones never, but
  * for a call those that are markers of calls and thoughts; and what all compiled constraints
  * take of memory. */
+/* run: threads */
 #include "daemons/worker/seq/constraint.h"
 #include "daemons/worker/seq/copy.h"
 #include "draw_rig.h"

@@ -1,6 +1,7 @@
 /* test_writeout.c - the worker's write-out alone: a real pool, and a storage, a loop and a clock of
  * this file's own, so that every order of answers can be played. Each test says what is due,
  * what is sent, what storage answers, and what the pool holds for stored. */
+/* run: threads */
 #include "daemons/worker/stage.h"
 #include "daemons/worker/worker.h"
 
