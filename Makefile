@@ -36,6 +36,8 @@ CHECK_LIBS := $(shell pkg-config --libs check 2>/dev/null)
 # without the checks of pointers whose use AddressSanitizer sees: a quarter of the compiler's time
 SANFLAGS_address := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-sanitize=null,object-size,pointer-overflow
 SANFLAGS_thread  := -fsanitize=thread
+# not a sanitizer, but a build of its own as well: `make coverage`
+SANFLAGS_coverage := --coverage -fprofile-update=atomic
 # `make fuzz`: by gcc and tests/fuzz/driver.c, by clang and libFuzzer; with all of UBSan
 SANFLAGS_fuzz      := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fsanitize-coverage=trace-pc
 SANFLAGS_libfuzzer := $(filter-out %=trace-pc,$(SANFLAGS_fuzz)) -fsanitize=fuzzer-no-link
@@ -304,6 +306,7 @@ help:
 	@echo "make check-hosts several hosts as network namespaces: links with keys, cuts, kills, refusals (as root)"
 	@echo "make check-rdma RDMA in a qemu guest with software NICs (rdma_rxe): paths beside ib_write_bw, daemons of several hosts"
 	@echo "make check-clients openai, litellm, LangChain, lm-eval, aiperf, ... from PyPI against real daemons; ONLY=\"litellm locust\" picks some"
+	@echo "make coverage   lines and branches that unit and daemon tests go through, by folder; ONLY=\"test_conf test_pool\" picks some"
 	@echo "make bench      against llama.cpp, hand-shake, KV transfer, the whole suite (parts: bench-peer bench-handover bench-kv bench-suite)"
 	@echo "make bench-NAME scheduling and placement on simulated accelerators: policies, blocked-peer, ... (tests/bench/bench.mk lists them)"
 	@echo "make bench-text tokenizers, chat templates and constrained output, beside Hugging Face tokenizers, tiktoken, Jinja2 and llguidance"
@@ -342,6 +345,12 @@ check-full:
 	@PD_FULL=1 $(MAKE) --no-print-directory check-all
 check-cuda:
 	@$(MAKE) --no-print-directory check PARTS="cuda cuda-suites"
+
+# which lines and branches tests go through, by folder; ONLY="test_conf test_pool" picks some
+.PHONY: coverage
+coverage:
+	@$(MAKE) --no-print-directory -j$(JOBS) SAN=coverage programs $$(tools/coverage --list $(ONLY))
+	@tools/coverage $(ONLY)
 
 # every family of tests/data/golden in whole suites: mixed and split, in float32 against the reference's tokens, and in BF16
 .PHONY: check-models
@@ -436,6 +445,6 @@ bench-gpu: programs cuda $(O)/bench/bench_gpu $(O)/bench/bench_gpu_copies $(O)/b
 include tests/bench/bench.mk
 
 clean:
-	rm -rf build build-address build-thread build-fuzz build-libfuzzer build-mutants
+	rm -rf build build-address build-thread build-fuzz build-libfuzzer build-mutants build-coverage
 
 -include $(shell find $(O) -path '$(O)/venv*' -prune -o -type f -name '*.d' -print 2>/dev/null)

@@ -43,7 +43,8 @@ static int in_another_process(const char *stranger)
 	return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-/* Who may use the control socket beside our own user: processes with its group, as their first or as one of the others. */
+/* Who may use the control socket beside our own user: processes with its group, as their first or
+ * as one of the others. */
 TEST(a_group_is_the_process_s_own)
 {
 	if (geteuid() != 0)
