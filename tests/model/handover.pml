@@ -51,6 +51,12 @@
 #ifndef LINK                    /* 1: the link between P and decode worker 0 may restart once, while P waits for a grant there; 2: at any time */
 #define LINK 0
 #endif
+#ifndef SQUAT                   /* 1: another process may hand its memory to the first or to a restarted messager as D's */
+#define SQUAT 0
+#endif
+#ifndef FORGE                   /* 1: a messager may report KV of a lease that it has not opened (its peer on another host lies) */
+#define FORGE 0
+#endif
 #ifndef STOPM                   /* 1: the messager may stop for ever */
 #define STOPM 0
 #endif
@@ -112,6 +118,7 @@ byte ring[NJ], prog[NJ];
 #define D_TOMB 5
 byte dst[ND*NJ], dw[ND*NJ], dn[ND], dbusy[ND], dcont[ND*LAYERS];
 bit  dkv[ND*NJ], dft[ND*NJ];
+bit  dop[ND*NJ];                /* a messager has opened this lease, whether or not it still lives */
 /* M */
 #define M_NONE 0
 #define M_ASKED 1
@@ -122,6 +129,7 @@ bit  dkv[ND*NJ], dft[ND*NJ];
 #define M_CLOSED 6
 byte mst[NJ], msent[NJ], mbuf[NJ], mep;
 bit  mstop;
+bit  squat;                     /* M has mapped another process's memory for D's */
 bit  zmb[NJ]; byte zbuf[NJ], zlay[NJ];
 /* messages in flight (masks are by sender or addressee epoch) */
 bit  sub[NJ], cxP[NJ], fai[NJ], fad[ND*NJ], ftr[NJ], djn[NJ], dtk[NJ], ftd[NJ], fta[NJ], kvr[NJ], kva[NJ], kvs[NJ], tfl[NJ];
@@ -250,7 +258,7 @@ end: do
 }
 
 #define OURS (dcont[d*LAYERS]==j+1 && dcont[d*LAYERS+LAYERS-1]==j+1)
-inline d_free(d, j) { dbusy[d]=0; dst[DI(d,j)]=D_TOMB; dw[DI(d,j)]=0; dkv[DI(d,j)]=0; dft[DI(d,j)]=0; if :: pd[j]==d -> rvk[j]=0; rak[j]=0 :: else fi; norm(j) }
+inline d_free(d, j) { dbusy[d]=0; dst[DI(d,j)]=D_TOMB; dw[DI(d,j)]=0; dkv[DI(d,j)]=0; dft[DI(d,j)]=0; dop[DI(d,j)]=0; if :: pd[j]==d -> rvk[j]=0; rak[j]=0 :: else fi; norm(j) }
 inline d_drop(d, j) {                     /* cancel of a lease: fence first */
 #if MUT==1
     d_free(d, j)                          /* seeded: the timer or the cancel frees the write target */
@@ -303,15 +311,25 @@ end: do
 #else
 #define OLD(e) ((e)+1 < dw[DI(d,j)])
 #endif
+#if MUT==26
+#define ATTACHED 1                        /* seeded: whether or not D has handed its memory to that messager */
+#else
+#define ATTACHED (!squat)
+#endif
+#if MUT==25
+#define COUNTS 1                          /* seeded: also if no messager has opened the lease */
+#else
+#define COUNTS dop[DI(d,j)]
+#endif
 #define ASKS(e) (BIT(lop[j],e) && !BIT(lok[j],e) && !BIT(lno[j],e) && !OLD(e))
   :: atomic { pd[j]==d && (ASKS(0) || ASKS(1) || ASKS(2)) ->
         if :: ASKS(0) -> e=0 :: ASKS(1) -> e=1 :: ASKS(2) -> e=2 fi;
 #if MUT==2 || MUT==20
-        if :: dst[DI(d,j)]==D_LEASED && pn[j]==dn[d] ->
+        if :: dst[DI(d,j)]==D_LEASED && pn[j]==dn[d] && ATTACHED ->
 #else
-        if :: dst[DI(d,j)]==D_LEASED && pn[j]==dn[d] && !dkv[DI(d,j)] ->
+        if :: dst[DI(d,j)]==D_LEASED && pn[j]==dn[d] && !dkv[DI(d,j)] && ATTACHED ->
 #endif
-                  dw[DI(d,j)]=e+1; lok[j]=lok[j]|(1<<e)
+                  dw[DI(d,j)]=e+1; dop[DI(d,j)]=1; lok[j]=lok[j]|(1<<e)
            :: else -> lno[j]=lno[j]|(1<<e)
         fi; e=0 }
   /* fence: the registered writer said so, or it is dead (end of file and pidfd) */
@@ -325,8 +343,11 @@ end: do
   :: atomic { kvr[j] && pd[j]==d && ((!kva[j] && mst[j]==M_POSTED) || (dst[DI(d,j)]==D_LEASED && !dkv[DI(d,j)])) -> kva[j]=1;  /* seeded: KvReady and first token carry no lease epoch */
         if :: dst[DI(d,j)]==D_LEASED -> dkv[DI(d,j)]=1 :: else fi }
 #else
-  :: atomic { kvr[j] && pd[j]==d && pn[j]==dn[d] && ((!kva[j] && mst[j]==M_POSTED) || (dst[DI(d,j)]==D_LEASED && !dkv[DI(d,j)])) -> kva[j]=1;
-        if :: dst[DI(d,j)]==D_LEASED -> dkv[DI(d,j)]=1 :: else fi }
+  :: atomic { kvr[j] && pd[j]==d && pn[j]==dn[d] && ((!kva[j] && mst[j]==M_POSTED) || (dst[DI(d,j)]==D_LEASED && !dkv[DI(d,j)] && COUNTS)) -> kva[j]=1;
+        if :: dst[DI(d,j)]==D_LEASED && COUNTS -> dkv[DI(d,j)]=1 :: else fi }
+#endif
+#if FORGE                               /* it comes in the link's order: before that messager's LEASE_OPEN, if it sends one */
+  :: atomic { dst[DI(d,j)]==D_LEASED && !dkv[DI(d,j)] && !dop[DI(d,j)] && COUNTS -> dkv[DI(d,j)]=1 }
 #endif
 #if MUT==12
   :: atomic { ftd[j] && pd[j]==d && dst[DI(d,j)]==D_LEASED && !dft[DI(d,j)] -> fta[j]=1; dft[DI(d,j)]=1 }
@@ -345,7 +366,7 @@ end: do
 }
 
 inline m_write(d, j, lay, buf) {
-    if :: pn[j]==dn[d] ->                 /* else D's old memory is mapped: nobody reads it */
+    if :: pn[j]==dn[d] && !squat ->       /* else D's old memory is mapped: nobody reads it; or another process's */
             assert(dbusy[d]==j+1);        /* (a) never into a block that another owner has */
             assert(dst[DI(d,j)]==D_LEASED || dst[DI(d,j)]==D_QUAR);
             dcont[d*LAYERS+lay]=buf
@@ -429,6 +450,9 @@ proctype env() {
 end: do
 #if CRM
   :: atomic { mep<CRM && crashes<CRALL && !mstop -> crashes++; mep++;
+#if SQUAT
+        if :: squat=1 :: squat=0 fi;
+#endif
         EACH(j) {
 #if MUT==13
           if :: mst[j]==M_COPY -> zmb[j]=1; zbuf[j]=mbuf[j]; zlay[j]=msent[j] :: else fi;
@@ -447,7 +471,7 @@ end: do
 #if CRD
   :: atomic { dn[0]<CRD && crashes<CRALL -> crashes++; dn[0]++; dbusy[0]=0;
         for (l : 0 .. LAYERS-1) { dcont[l]=0 };
-        EACH(j) { dst[DI(0,j)]=0; dw[DI(0,j)]=0; dkv[DI(0,j)]=0; dft[DI(0,j)]=0 };
+        EACH(j) { dst[DI(0,j)]=0; dw[DI(0,j)]=0; dkv[DI(0,j)]=0; dft[DI(0,j)]=0; dop[DI(0,j)]=0 };
         if :: EACH(j) { if :: pst[j]!=P_PARKED || !PLIVE(j) -> rsv[DI(0,j)]=0 :: else fi } :: skip fi;
         if :: EACH(j) { grt[DI(0,j)]=0; lok[j]=0; lno[j]=0; rvk[j]=0 } :: skip fi;
         if :: EACH(j) { djn[j]=0; dtk[j]=0; fad[DI(0,j)]=0 } :: skip fi;
@@ -495,6 +519,9 @@ proctype monitor() {
 init {
   byte i, k;
   atomic {
+#if SQUAT
+    if :: squat=1 :: squat=0 fi;
+#endif
     for (i : 0 .. NREQ-1) { run router(i) };
     for (i : 0 .. NJ-1) { run prefill(i, (i<MAXATT -> 0 : 1)); run messager(i); for (k : 0 .. ND-1) { run decode(k, i) } };
 #if CRP || CRD || CRM || STOPM || LINK

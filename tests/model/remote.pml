@@ -69,6 +69,9 @@
 #ifndef OLDACK                  /* 1: A takes completions of a queue pair after it has posted again over the next one (RDMA) */
 #define OLDACK 0
 #endif
+#ifndef FORGE                   /* 1: another messager than A may post KV_READY of any lease that B does not know */
+#define FORGE 0
+#endif
 #ifndef NOCHECK                 /* 1: B passes KV_READY on for a lease that it knows and that is not complete */
 #define NOCHECK 0
 #endif
@@ -127,6 +130,7 @@ byte rc[NC]; bit rcx[NC];                     /* the frame + 1 that a connection
 #define D_RUN 3
 #define D_END 4
 byte dst[NJ], dw[NJ], dbusy, dn, dcont[LAYERS*2];
+bit  dop[NJ];                   /* B, or an earlier process of it, has opened this lease for A */
 /* frames and acknowledgements in flight, by handle */
 byte fr[NF], ack[NJ*NH];
 /* messages: A to B, B to A (of the link that is up), B and D, workers */
@@ -217,7 +221,7 @@ inline ours(j) {                /* (b) complete, own request, own attempt */
     assert(dcont[LAYERS]==j+1 && dcont[HALF]==j+1)
 #endif
 }
-inline d_free(j) { dbusy=0; dst[j]=D_END; dw[j]=0; norm(j) }
+inline d_free(j) { dbusy=0; dst[j]=D_END; dw[j]=0; dop[j]=0; norm(j) }
 inline d_drop(j) {
 #if MUT==9
     d_free(j)                   /* seeded: no quarantine */
@@ -236,15 +240,22 @@ end: do
   :: atomic { dst[j]==D_RUN && cxr[j] -> d_free(j) }
   :: atomic { ASKS(0) || ASKS(1) || ASKS(2) ->
         if :: ASKS(0) -> e=0 :: ASKS(1) -> e=1 :: ASKS(2) -> e=2 fi;
-        if :: dst[j]==D_LEASED && pn[j]==dn -> dw[j]=e+1; lok[j]=lok[j]|(1<<e) :: else -> lno[j]=lno[j]|(1<<e) fi; e=0 }
+        if :: dst[j]==D_LEASED && pn[j]==dn -> dw[j]=e+1; dop[j]=1; lok[j]=lok[j]|(1<<e) :: else -> lno[j]=lno[j]|(1<<e) fi; e=0 }
 #if MUT==1
   :: atomic { dst[j]==D_QUAR && (BIT(rak[j],dw[j]-1) || dw[j]-1<bep || cut) -> d_free(j) }    /* seeded: the other host counts as dead, nothing is closed */
 #else
   :: atomic { dst[j]==D_QUAR && (BIT(rak[j],dw[j]-1) || dw[j]-1<bep) -> d_free(j) }
 #endif
   :: atomic { dst[j]==D_LEASED && dw[j]!=0 && dw[j]-1<bep -> dw[j]=0 }
-  :: atomic { kvr[j] && pn[j]==dn && (dst[j]==D_LEASED || (!kva[j] && bpost[j])) -> kva[j]=1;
-        if :: dst[j]==D_LEASED -> ours(j); dst[j]=D_RUN; dw[j]=0 :: else fi }
+  :: atomic { kvr[j] && pn[j]==dn && ((dst[j]==D_LEASED && dop[j]) || (!kva[j] && bpost[j])) -> kva[j]=1;
+        if :: dst[j]==D_LEASED && dop[j] -> ours(j); dst[j]=D_RUN; dw[j]=0; dop[j]=0 :: else fi }
+#if FORGE && (MUT==34 || MUT==35)       /* it comes in the link's order: before the LEASE_OPEN that B sends afterwards */
+#if MUT==34
+  :: atomic { dst[j]==D_LEASED && pn[j]==dn && BIDLE(j) && !basked[j] && !dop[j] -> ours(j) }     /* seeded: counts though nobody has opened the lease */
+#else
+  :: atomic { dst[j]==D_LEASED && pn[j]==dn && BIDLE(j) && !basked[j] && dop[j] -> ours(j) }      /* seeded: counts though it is another messager's than P's */
+#endif
+#endif
   :: atomic { dst[j]==D_RUN -> ours(j); if :: WANTS(j) -> rdone[R(j)]=1 :: else fi; d_free(j) }
   od
 }
@@ -624,7 +635,7 @@ end: do
 #if CRD
   :: atomic { crashes<CRALL && dn<CRD -> crashes++; dn++; dbusy=0;
         for (j : 0 .. LAYERS*2-1) { dcont[j]=0 };
-        EACH(j) { if :: pst[j]!=P_NONE || dst[j]!=D_NONE -> dst[j]=D_END :: else fi; dw[j]=0; lok[j]=0; lno[j]=0; rvk[j]=0; kva[j]=0 };
+        EACH(j) { if :: pst[j]!=P_NONE || dst[j]!=D_NONE -> dst[j]=D_END :: else fi; dw[j]=0; dop[j]=0; lok[j]=0; lno[j]=0; rvk[j]=0; kva[j]=0 };
         if :: EACH(j) { fad[j]=0 } :: skip fi; j=0 }
 #endif
   od
