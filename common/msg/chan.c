@@ -788,6 +788,10 @@ const Pds__WorkerInfo *peer_worker(const struct peer *p)
 {
 	return p->hello ? p->hello->worker : NULL;
 }
+const struct process_origin *peer_origin(const struct peer *p)
+{
+	return &p->origin;
+}
 uint64_t peer_heard_us(const struct peer *p)
 {
 	return p->heard_us;

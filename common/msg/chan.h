@@ -161,6 +161,7 @@ int peer_tag(const struct peer *p); /* 0 for peers that connected to us */
 const char *peer_program(const struct peer *p);
 /* from its HELLO; NULL if it is not a worker, or if we connected to it */
 const Pds__WorkerInfo *peer_worker(const struct peer *p);
+const struct process_origin *peer_origin(const struct peer *p);
 uint64_t peer_heard_us(const struct peer *p);
 void *peer_data(const struct peer *p);
 void peer_set_data(struct peer *p, void *data); /* for the owner; set to NULL after `down` */

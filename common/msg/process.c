@@ -2,10 +2,12 @@
 #include "msg/process.h"
 #include "util/err.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -98,6 +100,29 @@ void process_origin_parse(const char *address, const char *key, struct process_o
 		.is_local = 1, .uid = (uint32_t)v[0], .gid = (uint32_t)v[1], .pid = (uint32_t)v[2]};
 }
 
+static int is_our_user(const struct process_origin *o, char *why, size_t why_len)
+{
+	if (o->uid == geteuid() || o->uid == 0)
+		return 1;
+	snprintf(why, why_len, "process %u runs as user %u; allowed are user %u and root", o->pid,
+	         o->uid, (unsigned)geteuid());
+	return 0;
+}
+
+int process_origin_of(int sock, struct process_origin *ret, char *why, size_t why_len)
+{
+	struct ucred u;
+	socklen_t n = sizeof u;
+	*ret = (struct process_origin){0};
+	if (getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &u, &n) < 0) {
+		snprintf(why, why_len, "the process at the other end is unknown: %s", strerror(errno));
+		return ERR_INVALID;
+	}
+	*ret = (struct process_origin){
+		.is_local = 1, .uid = u.uid, .gid = u.gid, .pid = (uint32_t)u.pid};
+	return is_our_user(ret, why, why_len) ? 0 : ERR_INVALID;
+}
+
 int process_origin_same(const struct process_origin *a, const struct process_origin *b)
 {
 	return a->is_local == b->is_local && a->uid == b->uid && a->gid == b->gid && a->pid == b->pid &&
@@ -110,9 +135,8 @@ int process_origin_check(const struct process_origin *o, const Pds__Process *p, 
 	pthread_once(&once, read_host);
 	if (!o->is_local)
 		snprintf(why, why_len, "the connection is not local, and has no key");
-	else if (o->uid != geteuid() && o->uid != 0)
-		snprintf(why, why_len, "process %u runs as user %u; allowed are user %u and root", o->pid,
-		         o->uid, (unsigned)geteuid());
+	else if (!is_our_user(o, why, why_len))
+		return ERR_INVALID;
 	else if (!p)
 		snprintf(why, why_len, "the peer does not say which process it is");
 	else if (strcmp(p->boot_id, boot_id) != 0)

@@ -21,6 +21,9 @@ struct process_origin {
 
 /* address: libzmq's "Peer-Address" of a message; key: its "User-Id". Both may be NULL. */
 void process_origin_parse(const char *address, const char *key, struct process_origin *ret);
+/* The process at the other end of a local socket: the one that called connect, or listen. 0, or
+ * ERR_INVALID with a sentence in why: it runs as another user than ours and root. */
+int process_origin_of(int sock, struct process_origin *ret, char *why, size_t why_len);
 int process_origin_same(const struct process_origin *a, const struct process_origin *b);
 /* Checks that p, as the other end describes itself, is the process that made the connection, and
  * runs as our user or root. 0, or ERR_INVALID with a sentence in why. p may be NULL: no

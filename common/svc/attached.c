@@ -1,7 +1,8 @@
 /* attached.c - see attached.h.
  *
- * Invariants: a connection is in the list from accept to close; `worker` is set exactly while the
- * daemon has an object for it. Descriptors received with a hello are closed, or belong to the
+ * Invariants: a connection is in the list from accept to close; its process runs as our user or
+ * root; `worker` is set exactly while the daemon has an object for it. A hello is read only when a
+ * link of its process is up. Descriptors received with a hello are closed, or belong to the
  * region or ring that was mapped from them. A listener whose accept fails without taking the
  * connection stays readable: it is removed from the loop for ACCEPT_PAUSE_MS, so that the loop does
  * not spin. */
@@ -11,6 +12,7 @@
 #include "util/list.h"
 #include "util/log.h"
 #include "util/mem.h"
+#include "util/once.h"
 #include "util/sock.h"
 
 #include <errno.h>
@@ -23,14 +25,14 @@
 
 #define HELLO_WAIT_S 5
 #define ACCEPT_PAUSE_MS 100
-/* for the same refusal, and for a failing accept: a refused worker retries 20 times a second */
-#define LOG_EVERY_US 10000000u
-#define SPARE 16u /* connections allowed in addition to workers_max */
+#define LOG_EVERY_US 10000000u /* a failing accept */
+#define SPARE 16u              /* connections allowed in addition to workers_max */
 
 struct connection {
 	struct list link;
 	struct attached *a;
 	int sock, bell; /* bell -1: none */
+	struct process_origin process;
 	struct event *event, *bell_event;
 	char name[HANDOVER_NAME_MAX];
 	uint64_t epoch;
@@ -43,8 +45,8 @@ struct attached {
 	struct event *accept, *pause;
 	struct list connections;
 	unsigned n_connections, n_workers;
-	uint64_t accept_logged_us, refusal_logged_us;
-	char refusal[sizeof((struct err *)0)->text]; /* the last one that was logged */
+	uint64_t accept_logged_us;
+	struct once refusals; /* a refused worker retries 20 times a second */
 };
 
 static void workers_changed(struct attached *a, int by)
@@ -56,15 +58,11 @@ static void workers_changed(struct attached *a, int by)
 
 static void refused(struct attached *a, const char *name, int code, const char *why)
 {
-	uint64_t now = clock_us();
 	if (a->h.stat_refused >= 0)
 		stat_add(svc_stats(a->h.svc), (unsigned)a->h.stat_refused, 1);
-	if (strcmp(a->refusal, why) == 0 && now - a->refusal_logged_us < LOG_EVERY_US)
-		return;
-	snprintf(a->refusal, sizeof a->refusal, "%s", why);
-	a->refusal_logged_us = now;
-	log_warn("handover_refused", "worker=%s code=%s why=%s", log_quote(name), err_name(code),
-	         log_quote(why));
+	if (once_may_log(&a->refusals, why, strlen(why)))
+		log_warn("handover_refused", "worker=%s code=%s why=%s", log_quote(name), err_name(code),
+		         log_quote(why));
 }
 
 static void connection_end(struct connection *c, const char *why)
@@ -110,8 +108,28 @@ static int name_taken(struct attached *a, const char *name)
 	return 0;
 }
 
-static int admit(struct attached *a, const struct handover_hello *h, struct err *err)
+/* The connections of that process; attached: only those with a worker. */
+static unsigned connections_of(const struct attached *a, const struct process_origin *process,
+                               int attached)
 {
+	unsigned n = 0;
+	list_each(it, &a->connections) {
+		const struct connection *c = list_entry(it, struct connection, link);
+		n += process_origin_same(&c->process, process) && (c->worker || !attached);
+	}
+	return n;
+}
+
+/* The link of this name is the one that HELLO has admitted: its process alone has the name. */
+static int admit(const struct connection *c, const struct handover_hello *h, struct err *err)
+{
+	struct attached *a = c->a;
+	const struct peer *p = chan_find(svc_chan(a->h.svc), h->name, 0);
+	if (!p || peer_epoch(p) != h->epoch || !process_origin_same(peer_origin(p), &c->process))
+		return err_set(err, ERR_INVALID,
+		               "process %u has no link as %s of epoch %016llx: memory is taken only from "
+		               "the process that has the link of that name",
+		               c->process.pid, h->name, (unsigned long long)h->epoch);
 	if (name_taken(a, h->name))
 		return err_set(
 			err, ERR_EXISTS,
@@ -120,6 +138,11 @@ static int admit(struct attached *a, const struct handover_hello *h, struct err 
 	if (a->n_workers >= a->h.workers_max)
 		return err_set(err, ERR_FULL, "%u workers are attached; workers_max is %u", a->n_workers,
 		               a->h.workers_max);
+	if (connections_of(a, &c->process, 1) >= a->h.workers_max / 2)
+		return err_set(err, ERR_FULL,
+		               "process %u has handed over memory as %u workers: one process may do so for "
+		               "half of workers_max (%u)",
+		               c->process.pid, connections_of(a, &c->process, 1), a->h.workers_max);
 	return 0;
 }
 
@@ -149,7 +172,7 @@ static int attach(struct connection *c, struct attached_memory *m, struct handov
                   struct err *err)
 {
 	const struct attached_hooks *hooks = &c->a->h;
-	int r = admit(c->a, m->hello, err);
+	int r = admit(c, m->hello, err);
 	if (r < 0) {
 		handover_fds_close(fds);
 		return r;
@@ -230,15 +253,52 @@ static void on_readable(evutil_socket_t fd, short what, void *arg)
 	} else if (what & EV_READ) {
 		receive_hello(c);
 	} else {
-		refused(c->a, "?", ERR_TIMEOUT, "no hello on a new connection within 5 s");
+		refused(c->a, "?", ERR_TIMEOUT,
+		        "within 5 s a new connection had no hello, or its process no link");
 		connection_end(c, "no hello");
+	}
+}
+
+static int process_has_link(const struct attached *a, const struct process_origin *process)
+{
+	struct chan *links = svc_chan(a->h.svc);
+	for (struct peer *p = chan_next(links, NULL); p; p = chan_next(links, p))
+		if (peer_is_up(p) && !peer_tag(p) && process_origin_same(peer_origin(p), process))
+			return 1;
+	return 0;
+}
+
+/* Waits for the hello, or for a link of its process first. */
+static void connection_wait(struct connection *c)
+{
+	short what = process_has_link(c->a, &c->process) ? EV_READ | EV_PERSIST : EV_PERSIST;
+	if (c->event)
+		event_free(c->event);
+	c->event = event_new(svc_base(c->a->h.svc), c->sock, what, on_readable, c);
+	event_add(c->event, &(struct timeval){.tv_sec = HELLO_WAIT_S});
+}
+
+void attached_link_up(struct attached *a, const struct peer *p)
+{
+	list_each(it, &a->connections) {
+		struct connection *c = list_entry(it, struct connection, link);
+		if (!c->worker && process_origin_same(peer_origin(p), &c->process))
+			connection_wait(c);
 	}
 }
 
 static void connection_new(struct attached *a, int sock)
 {
-	if (a->n_connections >= a->h.workers_max + SPARE || fcntl(sock, F_SETFL, O_NONBLOCK) < 0) {
-		refused(a, "?", ERR_FULL, "too many connections: the limit is workers_max + 16");
+	const unsigned most = a->h.workers_max + SPARE;
+	struct process_origin process;
+	char why[160] = "too many connections: the limit is workers_max + 16, and half of "
+					"that for one process";
+	int r = process_origin_of(sock, &process, why, sizeof why);
+	if (r == 0 && (a->n_connections >= most || connections_of(a, &process, 0) >= most / 2 ||
+	               fcntl(sock, F_SETFL, O_NONBLOCK) < 0))
+		r = ERR_FULL;
+	if (r < 0) {
+		refused(a, "?", r, why);
 		close(sock);
 		return;
 	}
@@ -246,10 +306,10 @@ static void connection_new(struct attached *a, int sock)
 	c->a = a;
 	c->sock = sock;
 	c->bell = -1;
-	c->event = event_new(svc_base(a->h.svc), sock, EV_READ | EV_PERSIST, on_readable, c);
+	c->process = process;
 	list_push_back(&a->connections, &c->link);
 	a->n_connections++;
-	event_add(c->event, &(struct timeval){.tv_sec = HELLO_WAIT_S});
+	connection_wait(c);
 }
 
 static void on_pause_end(evutil_socket_t fd, short what, void *arg)
@@ -289,7 +349,7 @@ int attached_listen(const struct attached_hooks *hooks, struct attached **ret_a,
 {
 	char path[256];
 	svc_sock_path(hooks->svc, svc_name(hooks->svc), path, sizeof path);
-	int fd = sock_listen(path, 0660, err);
+	int fd = sock_listen(path, 0600, err);
 	if (fd < 0)
 		return fd;
 	if (fcntl(fd, F_SETFL, O_NONBLOCK) < 0) {

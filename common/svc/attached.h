@@ -1,13 +1,19 @@
 /* attached.h - the workers that have handed over their memory to this daemon (kv/handover.h), one
  * connection each on RUNDIR/NAME.sock. The worker's end is daemons/worker/links/attach.h.
  *
+ * Memory is taken only from the process that has the link of the worker's name and epoch, so who
+ * may have a name is decided in one place, by HELLO. A connection of another user's process (root's
+ * excepted) is closed at once. One that is made before its process has a link waits for that: the
+ * order of link and connection does not matter, and nobody else can have the name meanwhile.
+ *
  * A connection waits for one hello, which is checked, mapped, passed to the daemon's `attach` and
  * answered, with the address where other hosts reach this daemon (svc_remote). After that its end
  * of file, or anything else that it sends, ends it: `detach`. At most one worker of a name is
- * attached at a time, and at most workers_max in total. A connection without a hello within five
- * seconds is closed. A worker's errors are answered with a sentence, logged and counted. Nothing
- * here ends the daemon, except that this process has lost a device (svc_leave). Without a
- * descriptor or memory for a connection, the listener pauses for 100 ms and retries.
+ * attached at a time, and at most workers_max in total, half of them by one process. A connection
+ * without a hello, or without a link, within five seconds is closed. A worker's errors are answered
+ * with a sentence, logged and counted. Nothing here ends the daemon, except that this process has
+ * lost a device (svc_leave). Without a descriptor or memory for a connection, the listener pauses
+ * for 100 ms and retries.
  *
  * All functions run on the loop's thread. */
 #ifndef SVC_ATTACHED_H
@@ -45,6 +51,8 @@ struct attached_hooks {
 
 /* hooks are copied. 0, or an error of sock_listen. */
 int attached_listen(const struct attached_hooks *hooks, struct attached **ret_a, struct err *err);
+/* For the daemon's `up` hook. */
+void attached_link_up(struct attached *a, const struct peer *p);
 /* Detaches all workers with this reason. *a may be NULL. */
 void attached_close(struct attached **a, const char *why);
 /* the daemon's object for the worker, or NULL */

@@ -494,6 +494,7 @@ static void on_up(struct svc *s, struct peer *p)
 	else if (is_messager(p))
 		peer_set_data(p, inbound_up(m->inbounds, p, peer_name(p), peer_epoch(p)));
 	else {
+		attached_link_up(m->attached, p);
 		mover_linked(m->mover, peer_name(p), peer_epoch(p));
 		inbound_linked(m->inbounds, peer_name(p), peer_epoch(p));
 	}

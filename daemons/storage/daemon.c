@@ -229,6 +229,11 @@ static unsigned descriptors(const struct conf *c, const char **ret_key)
 	return 6 * (unsigned)conf_int(c, *ret_key);
 }
 
+static void up(struct svc *s, struct peer *p)
+{
+	attached_link_up(storage_of(s)->attached, p);
+}
+
 static void refresh(struct svc *s)
 {
 	figures(s, NULL);
@@ -251,5 +256,6 @@ const struct svc_hooks storage_hooks = {
 	.stop = stop,
 	.status = status,
 	.refresh = refresh,
+	.up = up,
 	.down = serve_down,
 };

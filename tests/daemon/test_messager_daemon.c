@@ -57,7 +57,16 @@ static void hand_memory_over(void)
 	P.attach = attach_new(&P.svc, "messager", sock, &hello, &fds, &hooks);
 }
 
-static void begin(void)
+static void play_prefill(void)
+{
+	P.link = *PREFILL;
+	P.link.to = "messager";
+	P.link.c = NULL;
+	P.link.p = NULL;
+	side_open(&P.link);
+}
+
+static void begin_world(void)
 {
 	static const char *const none[] = {NULL}, *const settings[] = {"kv_blocks=16", NULL};
 	world_folder();
@@ -66,13 +75,15 @@ static void begin(void)
 	daemon_start();
 	UNTIL(ROUTER->p);
 	side_open(PREFILL);
-	P.link = *PREFILL;
-	P.link.to = "messager";
-	P.link.c = NULL;
-	P.link.p = NULL;
-	side_open(&P.link);
+	UNTIL(PREFILL->p);
+}
+
+static void begin(void)
+{
+	begin_world();
+	play_prefill();
 	hand_memory_over();
-	UNTIL(PREFILL->p && P.link.p && P.attached);
+	UNTIL(P.link.p && P.attached);
 }
 
 static void end(void)
@@ -184,10 +195,11 @@ TEST(a_backend_that_is_not_there)
 	char path[128];
 	int bell = -1;
 	begin();
+	attach_destroy(&P.attach);
 	snprintf(path, sizeof path, "%s/messager.sock", W.dir);
 	int s = sock_connect(path, &e);
 	ck_assert_int_ge(s, 0);
-	handover_hello_init(&hello, "other", 9000, &W.layout, BLOCKS, "none");
+	handover_hello_init(&hello, PREFILL->name, PREFILL->epoch, &W.layout, BLOCKS, "none");
 	struct pool_memory far = P.pool;
 	far.region.data.device[0] = 3;
 	ck_assert_int_eq(pool_memory_offer(&far, s, &hello, -1, &e), 0);
@@ -198,5 +210,115 @@ TEST(a_backend_that_is_not_there)
 	close(s);
 	const struct answer a = ask(1);
 	ck_assert_uint_gt(a.n, 0);
+	end();
+}
+
+/* Memory that is offered before its process has a link waits for that; nobody is refused. */
+TEST(memory_comes_before_the_link)
+{
+	begin_world();
+	hand_memory_over();
+	pump_for(200000);
+	ck_assert_int_eq(P.attached, 0);
+	play_prefill();
+	UNTIL(P.attached);
+	W.name = "messager";
+	ck_assert_uint_eq(metric("handovers_refused_total"), 0);
+	W.name = "decode";
+	const Pds__Grant *g = reserve(1, tokens_of(40));
+	publish(1, g, 40, g->blocks);
+	ck_assert(sent(1));
+	say_first(PREFILL, 1, *g->lease, short_answer[0]);
+	UNTIL(ended(1));
+	end();
+}
+
+/* A process that has a link offers memory under another name, or as another life. */
+TEST_LOOP(memory_under_another_name, 0, 2)
+{
+	struct handover_hello hello;
+	struct handover_reply reply;
+	struct err e = {0};
+	char path[128], text[128];
+	const char *name = _i ? PREFILL->name : "other";
+	const uint64_t epoch = PREFILL->epoch + (uint64_t)_i;
+	int bell = -1;
+	begin();
+	attach_destroy(&P.attach);
+	snprintf(path, sizeof path, "%s/messager.sock", W.dir);
+	int s = sock_connect(path, &e);
+	ck_assert_int_ge(s, 0);
+	handover_hello_init(&hello, name, epoch, &W.layout, BLOCKS, "cpu");
+	ck_assert_int_eq(pool_memory_offer(&P.pool, s, &hello, -1, &e), 0);
+	ck_assert_msg(handover_result(s, &reply, &bell, &e) == 0, "%s", e.text);
+	ck_assert_int_eq(reply.code, ERR_INVALID);
+	snprintf(text, sizeof text, "process %d has no link as %s of epoch %016llx", (int)getpid(),
+	         name, (unsigned long long)epoch);
+	ck_assert_msg(strstr(reply.text, text) == reply.text, "%s", reply.text);
+	close(s);
+	end();
+}
+
+/* Another process of our user offers memory under the name and epoch of P, which has the link: it
+ * waits in vain, and does not keep P waiting. */
+TEST(memory_of_another_process)
+{
+	begin_world();
+	play_prefill();
+	UNTIL(P.link.p);
+	hand_memory_over(); /* P tries at the loop's next round */
+	pid_t thief = fork();
+	if (thief == 0) {
+		struct handover_hello hello;
+		struct err e = {0};
+		char path[128], byte;
+		snprintf(path, sizeof path, "%s/messager.sock", W.dir);
+		int s = sock_connect(path, &e);
+		handover_hello_init(&hello, PREFILL->name, PREFILL->epoch, &W.layout, BLOCKS, "cpu");
+		if (s < 0 || pool_memory_offer(&P.pool, s, &hello, -1, &e) < 0)
+			_exit(1);
+		ssize_t n = sock_recv(s, &byte, sizeof byte, NULL, 0, NULL);
+		_exit(n == 0 || n == ERR_CLOSED ? 0 : 2); /* no answer */
+	}
+	usleep(100000); /* the thief is first */
+	UNTIL(P.attached);
+	process_ended(&thief);
+	end();
+}
+
+/* As pdctl status says. */
+static uint32_t refused_messages(void)
+{
+	const char *text = strstr(ctl("status"), "\"refused\":");
+	ck_assert_ptr_nonnull(text);
+	const char *at = strstr(text, "\"messages\":");
+	ck_assert_ptr_nonnull(at);
+	return (uint32_t)strtoul(at + 11, NULL, 10);
+}
+
+/* A worker with a link, but without memory here, answers for D: refused, and P's transfer goes on
+ * as if nothing had been said. */
+TEST(words_of_a_worker_without_memory)
+{
+	Pds__LeaseOpened opened = PDS__LEASE_OPENED__INIT;
+	Pds__KvReadyAck ack = PDS__KV_READY_ACK__INIT;
+	Pds__Lease l = PDS__LEASE__INIT;
+	struct side *d = D1;
+	begin();
+	d->to = "messager";
+	side_open(d);
+	UNTIL(d->p);
+	l.epoch = d->epoch;
+	l.id = l.generation = 1;
+	opened.lease = ack.lease = &l;
+	opened.prefill = ack.prefill = (char *)PREFILL->name;
+	opened.prefill_epoch = ack.prefill_epoch = PREFILL->epoch;
+	say(d, MSG_LEASE_OPENED, 1, &opened);
+	W.name = "messager";
+	UNTIL(refused_messages() == 1);
+	say(d, MSG_KV_READY_ACK, 1, &ack);
+	UNTIL(refused_messages() == 2);
+	W.name = "decode";
+	side_close(d);
 	end();
 }

@@ -191,7 +191,7 @@ TEST(test_names)
 	other = hand_over("worker-1", 101, &layout, &r2, &code);
 	ck_assert_int_eq(code, 0);
 	hand_over("worker-2", 102, &layout, &r2, &code);
-	ck_assert_int_eq(code, ERR_FULL); /* workers_max is 2 */
+	ck_assert_int_eq(code, ERR_FULL); /* one process has half of workers_max, which is 4 */
 	close(sock);
 	/* its next life, at the same moment */
 	sock = hand_over("worker-0", 150, &layout, &shared, &code);
@@ -225,6 +225,7 @@ TEST(test_next_life)
 	int s = sock_connect(path, &err);
 	loop();
 	handover_hello_init(&h, "worker-0", 150, &layout, BLOCKS, "cpu");
+	W->epoch = 150;
 	ck_assert_int_eq(pool_memory_offer(&shared, s, &h, -1, &err), 0);
 	close(sock);
 	sock = s;

@@ -9,6 +9,7 @@
 #include "attach.h"
 
 #include "kv/ring.h"
+#include "msg/process.h"
 #include "util/check.h"
 #include "util/clock.h"
 #include "util/log.h"
@@ -164,9 +165,13 @@ static void on_readable(evutil_socket_t fd, short what, void *arg)
 
 static int offer(struct attach *a, struct err *err)
 {
+	struct process_origin who;
+	char why[160];
 	pid_t pid;
 	if ((a->sock = sock_connect(a->path, err)) < 0)
 		return a->sock;
+	if (process_origin_of(a->sock, &who, why, sizeof why) < 0)
+		return err_set(err, ERR_INVALID, "%s: %s", a->path, why);
 	if ((a->pidfd = sock_peer_pidfd(a->sock, &pid)) < 0)
 		return err_set(
 			err, a->pidfd,
@@ -241,9 +246,11 @@ void attach_destroy(struct attach **ap)
 	*ap = NULL;
 }
 
-uint64_t attach_epoch(const struct attach *a)
+int attach_is_on(struct attach *a, uint64_t epoch)
 {
-	return a->epoch;
+	if (a->state == ATTACH_OFFERED)
+		take_answer(a);
+	return a->state == ATTACH_ON && a->epoch == epoch;
 }
 
 const char *attach_remote(const struct attach *a)

@@ -1,9 +1,10 @@
 /* attach.h - the worker's descriptor connection to the messager or to storage of this host:
  * connect, hand over, notice the end, connect again.
  *
- * `on` is called when the peer has mapped our memory. `gone` is called when the peer of that epoch
- * can no longer touch it: its end of the connection is closed and its process is dead (pidfd);
- * never after only one of the two, and never by a timer. After `gone`, attach connects again: 20
+ * Only a process of our user or root is handed anything. `on` is called when the peer has mapped
+ * our memory. `gone` is called when the peer of that epoch can no longer touch it: its end of the
+ * connection is closed and its process is dead (pidfd); never after only one of the two, and never
+ * by a timer. After `gone`, attach connects again: 20
  * times a second for the first 5 s, then twice a second. A refusal is logged once per text. All on
  * the event loop's thread. */
 #ifndef WORKER_ATTACH_H
@@ -25,7 +26,9 @@ struct attach *attach_new(struct svc *s, const char *what, const char *path,
                           const struct handover_hello *hello, const struct handover_fds *fds,
                           const struct attach_hooks *hooks);
 void attach_destroy(struct attach **a);
-uint64_t attach_epoch(const struct attach *a); /* of the attached peer, 0: none */
+/* Does the peer of this epoch have our memory? Reads an answer that has arrived: whatever the peer
+ * sent after it, over another connection, may be handled first. */
+int attach_is_on(struct attach *a, uint64_t epoch);
 /* where other hosts reach the attached peer (handover_reply.remote); "": they cannot, or none is
  * attached */
 const char *attach_remote(const struct attach *a);
