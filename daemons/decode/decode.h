@@ -73,6 +73,7 @@ struct sequence_lease {
 	uint64_t id; /* and its generation; 0: nothing was granted */
 	uint64_t until_us;
 	uint64_t writer; /* epoch of the messager that may write, 0: none */
+	int opened;      /* a messager was registered as the writer, whether or not it still lives */
 	uint64_t granted_us;
 	uint64_t ready_us; /* when the KV was complete, 0: it is not */
 	uint64_t first_us; /* when the first token came, 0: it has not */
@@ -88,6 +89,7 @@ struct sequence {
 	struct compile_task form; /* its constraint */
 	char prefill[48];         /* the worker that reserved it; "": it was submitted to this one */
 	uint64_t prefill_epoch;
+	char messager[48]; /* of that worker */
 	struct queue_place place;
 	struct sequence_lease lease;
 	struct sequence_run run;

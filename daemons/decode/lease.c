@@ -5,9 +5,10 @@
  * generated, growth_cap) * ratio / block_tokens) <= free + evictable, no preempted sequence waits,
  * and a sequence slot is free. A reservation is granted only at the head of the queue.
  *
- * Write targets go back only by the registered writer's acknowledgement or its process's end (I3);
- * a timer alone never frees them. KvReady and the first token are acknowledged also for leases
- * that are gone, so that their senders end. */
+ * Only a messager that has this worker's memory becomes a lease's writer, and KvReady counts only
+ * for a lease that had one. Write targets go back only by the registered writer's acknowledgement
+ * or its process's end (I3); a timer alone never frees them. KvReady and the first token are
+ * acknowledged also for leases that are gone, so that their senders end. */
 #include "decode.h"
 #include "util/mem.h"
 
@@ -36,6 +37,15 @@ static void fill_lease(const struct sequence *q, Pds__Lease *l)
 static int is_reserved_by(const struct sequence *q, const char *prefill, uint64_t prefill_epoch)
 {
 	return q->prefill_epoch == prefill_epoch && strcmp(q->prefill, prefill) == 0;
+}
+
+/* Does the ring that names the lease belong to the worker that reserved it? A messager of another
+ * host is named by D's own, which has the bytes from it. */
+static int is_of_ring(const struct sequence *q, const struct peer *p, const char *messager,
+                      const char *prefill, uint64_t prefill_epoch)
+{
+	return strcmp(q->messager, *messager ? messager : peer_name(p)) == 0 &&
+	       is_reserved_by(q, prefill, prefill_epoch);
 }
 
 static struct peer *prefill_peer(const struct sequence *q)
@@ -240,6 +250,7 @@ void on_reserve(struct worker *w, struct peer *p, const struct msg_head *h,
 	q->run.req.router_epoch = m->router_epoch;
 	snprintf(q->prefill, sizeof q->prefill, "%s", peer_name(p));
 	q->prefill_epoch = peer_epoch(p);
+	snprintf(q->messager, sizeof q->messager, "%s", m->messager);
 	sequence_step(q, SEQUENCE_ON_ENTER);
 }
 
@@ -254,7 +265,7 @@ void on_renew(struct worker *w, struct peer *p, const struct msg_head *h,
 		return;
 	for (size_t i = 0; i < m->n_lease_ids; i++) {
 		struct sequence *q = map_get(d->by_lease, &m->lease_ids[i]);
-		if (q && strcmp(q->prefill, peer_name(p)) == 0)
+		if (q && is_reserved_by(q, peer_name(p), peer_epoch(p)))
 			q->lease.until_us = until;
 	}
 }
@@ -342,18 +353,17 @@ void on_lease_open(struct worker *w, struct peer *p, const struct msg_head *h,
 	struct sequence *q = by_lease(decode_of(w), m->lease);
 	Pds__LeaseOpened a = PDS__LEASE_OPENED__INIT;
 	uint64_t *generations = NULL;
-	if (peer_tag(p) != TAG_MESSAGER || peer_epoch(p) == w->messager_dead ||
-	    (q && peer_epoch(p) < q->lease.writer))
-		/* from an older messager, or a dead one: if it were registered, nothing would report its
-		 * end any more */
-		return;
 	a.lease = m->lease;
 	a.prefill = m->prefill;
 	a.prefill_epoch = m->prefill_epoch;
+	/* One that does not have this worker's memory would write into whatever it has instead; and
+	 * nothing would report its end. */
 	a.refused = !(q && q->state == SEQUENCE_LEASED && !q->lease.ready_us &&
-	              is_reserved_by(q, m->prefill, m->prefill_epoch));
+	              peer_tag(p) == TAG_MESSAGER && attach_is_on(w->messager_attach, peer_epoch(p)) &&
+	              is_of_ring(q, p, m->messager, m->prefill, m->prefill_epoch));
 	if (!a.refused) {
 		q->lease.writer = peer_epoch(p);
+		q->lease.opened = 1;
 		generations = mem_array(q->run.blocks.n, sizeof *generations);
 		fill_opened(q, &a, generations);
 	}
@@ -415,8 +425,9 @@ void on_kv_ready(struct worker *w, struct peer *p, const struct msg_head *h,
 	if (!q || q->state != SEQUENCE_LEASED || q->lease.ready_us || peer_tag(p) != TAG_MESSAGER ||
 	    peer_epoch(p) < q->lease.writer)
 		return;
-	if (!is_reserved_by(q, m->prefill, m->prefill_epoch))
-		return; /* another prefill worker's ring names this lease */
+	/* nobody can have written what nobody has opened; or another ring names this lease */
+	if (!q->lease.opened || !is_of_ring(q, p, m->messager, m->prefill, m->prefill_epoch))
+		return;
 	q->lease.ready_us = clock_us();
 	log_req(LOG_DEBUG, &q->run.req.id, "kv_ready",
 	        "attempt=%u bytes=%llu copy_us=%llu tail_us=%llu", q->run.req.attempt,

@@ -167,6 +167,7 @@ static int ask_decode(const struct inbound *n)
 	m.lease = &lease;
 	m.prefill = (char *)n->prefill;
 	m.prefill_epoch = n->prefill_epoch;
+	m.messager = n->link->name;
 	return decode_send(n, MSG_LEASE_OPEN, &m.base);
 }
 
@@ -210,6 +211,7 @@ static int send_ready(const struct inbound *n)
 	m.tail_us = n->tail_us;
 	m.prefill = (char *)n->prefill;
 	m.prefill_epoch = n->prefill_epoch;
+	m.messager = n->link->name;
 	return decode_send(n, MSG_KV_READY, &m.base);
 }
 

@@ -22,8 +22,9 @@
  *
  * What always holds: KV_READY is passed on, and a revocation answered, only when the path writes
  * nothing more under the lease. A link that ends takes its leases along: those without KV_READY
- * close. A KV_READY for an unknown lease is passed on: the sender marks a slot only when an earlier
- * process of this messager has acknowledged all bytes. A lease belongs to the messager that asked
+ * close. A KV_READY for an unknown lease is passed on: an earlier process of this messager, or
+ * of the sender, may have seen it complete; D counts it only if the lease was opened for the same
+ * messager. A lease belongs to the messager that asked
  * for it first: no other one's question or KV_READY touches it. */
 #ifndef MESSAGER_INBOUND_H
 #define MESSAGER_INBOUND_H

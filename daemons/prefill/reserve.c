@@ -147,6 +147,7 @@ static int ask(struct job *j, struct candidate *c)
 	m.request = &request;
 	m.router = j->req.router;
 	m.router_epoch = j->req.router_epoch;
+	m.messager = (char *)conf_str(svc_conf(j->w->svc), "messager");
 	request_copy_head(&j->req, &h);
 	/* taken before the send: the answer may be on its way when the call returns */
 	uint64_t now = clock_us();

@@ -201,7 +201,6 @@ static void messager_on(void *arg, uint64_t epoch, int bell_fd)
 static void messager_gone(void *arg, uint64_t epoch)
 {
 	struct worker *w = arg;
-	w->messager_dead = epoch;
 	tell_attached(w);
 	if (w->ring)
 		ring_set_bell(w->ring, -1);

@@ -48,8 +48,6 @@ struct worker {
 	struct attach *messager_attach;
 	struct peer *messager; /* NULL while its link is down */
 	struct routers *routers;
-	/* epoch of the last messager whose process has ended, 0: none */
-	uint64_t messager_dead;
 	/* id of the last lease granted since the start; it is kept across role switches */
 	uint64_t last_lease;
 	struct store *store; /* NULL: not configured */

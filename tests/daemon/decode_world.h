@@ -193,6 +193,16 @@ static inline void world_begin_as(const char *const *settings)
 }
 #define world_begin(...) world_begin_as((const char *const[]){__VA_ARGS__, NULL})
 
+/* The messager that had the memory is killed, and its next life is up, which D tries to hand its
+ * memory to (D.apart). */
+static inline void messager_next_life(void)
+{
+	process_kill(&D.child);
+	door_open();
+	link_again(MESSAGER, MESSAGER->epoch + 1);
+	UNTIL(W.attached >= 0);
+}
+
 /* Killed and started again: its next life, with memory of its own (not for a messager in a
  * process of its own). */
 static inline void daemon_restart(void)
@@ -226,6 +236,7 @@ static inline void say_reserve(uint32_t n, uint32_t attempt, struct prompt p)
 	m.request = &q.r;
 	m.router = (char *)(uintptr_t)ROUTER->name;
 	m.router_epoch = ROUTER->epoch;
+	m.messager = (char *)(uintptr_t)MESSAGER->name;
 	ck_assert_int_eq(chan_send(PREFILL->c, PREFILL->p, MSG_KV_RESERVE, &h, &m.base), 0);
 }
 
@@ -244,13 +255,19 @@ static inline void say_renew(struct side *s, uint64_t lease, uint64_t epoch)
 	say(s, MSG_KV_RENEW, 0, &m);
 }
 
-static inline void say_open(struct side *s, uint32_t n, Pds__Lease l)
+static inline void say_open_for(struct side *s, const char *messager, uint32_t n, Pds__Lease l)
 {
 	Pds__LeaseOpen m = PDS__LEASE_OPEN__INIT;
 	m.lease = &l;
+	m.messager = (char *)(uintptr_t)messager;
 	m.prefill = (char *)(uintptr_t)PREFILL->name;
 	m.prefill_epoch = PREFILL->epoch;
 	say(s, MSG_LEASE_OPEN, n, &m);
+}
+
+static inline void say_open(struct side *s, uint32_t n, Pds__Lease l)
+{
+	say_open_for(s, "", n, l);
 }
 
 static inline void say_revoked(struct side *s, uint32_t n, Pds__Lease l)
@@ -260,13 +277,19 @@ static inline void say_revoked(struct side *s, uint32_t n, Pds__Lease l)
 	say(s, MSG_LEASE_REVOKED, n, &m);
 }
 
-static inline void say_ready(struct side *s, uint32_t n, Pds__Lease l)
+static inline void say_ready_for(struct side *s, const char *messager, uint32_t n, Pds__Lease l)
 {
 	Pds__KvReady m = PDS__KV_READY__INIT;
 	m.lease = &l;
+	m.messager = (char *)(uintptr_t)messager;
 	m.prefill = (char *)(uintptr_t)PREFILL->name;
 	m.prefill_epoch = PREFILL->epoch;
 	say(s, MSG_KV_READY, n, &m);
+}
+
+static inline void say_ready(struct side *s, uint32_t n, Pds__Lease l)
+{
+	say_ready_for(s, "", n, l);
 }
 
 static inline void say_first(struct side *s, uint32_t n, Pds__Lease l, uint32_t token)

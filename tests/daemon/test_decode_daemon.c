@@ -394,7 +394,7 @@ TEST_LOOP(the_lease_of_another_prefill_worker, 0, 4)
 	world_end();
 }
 
-/* [m14] A question that an older life asked and that comes late is dropped; nor does that life's
+/* [m14] A question that an older life asked and that comes late is refused; nor does that life's
  * word end the newer one's writing. */
 TEST(m14_old_m_asks_late)
 {
@@ -407,7 +407,7 @@ TEST(m14_old_m_asks_late)
 	say_ready(MESSAGER, 1, l);
 	await(MESSAGER, MSG_KV_READY_ACK, 1);
 	settle(MESSAGER);
-	NONE(MESSAGER, LEASE_OPENED, 1);
+	ck_assert_int_eq(WANT(Pds__LeaseOpened, MESSAGER, LEASE_OPENED, 1)->refused, 1);
 	ck_assert(requests_are("\"state\":\"leased\""));
 	say_cancel(ROUTER, 1);
 	settle(ROUTER);
@@ -424,12 +424,83 @@ TEST(m14_old_m_asks_late)
  * revoked. */
 TEST(m20_newer_writer)
 {
+	D.apart = 1;
 	world_begin("kv_blocks=8");
 	Pds__Lease l = written(1, short_of(4));
-	link_again(MESSAGER, MESSAGER->epoch + 1);
+	messager_next_life();
 	opened(1, l, 0);
 	say_cancel(ROUTER, 1);
 	revoked(1, l);
+	world_end();
+}
+
+/* [m25] [rm34] KV_READY of a lease that no messager has opened is acknowledged, and means nothing:
+ * D does not join blocks that nobody can have written. Nor does it keep the lease from what
+ * follows. */
+TEST(m25_rm34_ready_of_a_lease_that_nobody_opened)
+{
+	world_begin("kv_blocks=8");
+	learn_kv(1);
+	const Pds__Grant *g = reserve(2, short_of(4));
+	const Pds__Lease l = *g->lease;
+	first(2, l, short_answer[0]);
+	ready(2, l);
+	settle(ROUTER);
+	ck_assert(requests_are("\"state\":\"leased\""));
+	ck_assert_uint_eq(D.answer[2].n, 0);
+	opened(2, l, 0);
+	fill_kv(g);
+	ready(2, l);
+	expect_answer(2, 4);
+	world_end();
+}
+
+/* [m26] A messager with a link, at which D is not attached, has somebody else's memory under D's
+ * name: refused, and its KV_READY means nothing. Its next life is, where D is attached. */
+TEST(m26_lease_open_by_a_messager_without_our_memory)
+{
+	D.apart = 1;
+	world_begin("kv_blocks=8");
+	const Pds__Lease l = *reserve(1, short_of(4))->lease;
+	link_again(MESSAGER, MESSAGER->epoch + 1); /* the life before it still has the memory */
+	opened(1, l, 1);
+	first(1, l, short_answer[0]);
+	ready(1, l);
+	settle(ROUTER);
+	ck_assert(requests_are("\"state\":\"leased\""));
+	ck_assert_uint_eq(D.answer[1].n, 0);
+	process_kill(&D.child); /* and nobody has it */
+	settle(ROUTER);
+	opened(1, l, 1);
+	door_open();
+	UNTIL(W.attached >= 0);
+	opened(1, l, 0);
+	say_cancel(ROUTER, 1);
+	revoked(1, l);
+	world_end();
+}
+
+/* [rm35] D's messager asks, and says that the KV is there, for the messager of another host: only
+ * the one that the prefill worker has named counts. */
+TEST_LOOP(rm35_messager_of_another_host, 0, 4)
+{
+	static const struct {
+		const char *opens, *ready;
+		int refused;
+	} who[] = {{"far", "far", 1}, {"", "far", 0}, {"messager", "far", 0}, {"far", "", 1}};
+	world_begin("kv_blocks=8");
+	const Pds__Lease l = *reserve(1, short_of(4))->lease;
+	say_open_for(MESSAGER, who[_i].opens, 1, l);
+	ck_assert_int_eq(WANT(Pds__LeaseOpened, MESSAGER, LEASE_OPENED, 1)->refused, who[_i].refused);
+	first(1, l, short_answer[0]);
+	say_ready_for(MESSAGER, who[_i].ready, 1, l);
+	await(MESSAGER, MSG_KV_READY_ACK, 1);
+	settle(ROUTER);
+	ck_assert(requests_are("\"state\":\"leased\""));
+	ck_assert_uint_eq(D.answer[1].n, 0);
+	say_cancel(ROUTER, 1);
+	if (!who[_i].refused)
+		revoked(1, l);
 	world_end();
 }
 
@@ -509,8 +580,7 @@ TEST(m13_old_m_not_dead)
 	process_kill(&D.child);
 	UNTIL(kv_count("leased") == 0);
 	say_open(MESSAGER, 2, *reserve(2, tokens_of(41))->lease);
-	settle(MESSAGER);
-	NONE(MESSAGER, LEASE_OPENED, 2);
+	ck_assert_int_eq(WANT(Pds__LeaseOpened, MESSAGER, LEASE_OPENED, 2)->refused, 1);
 	say_cancel(ROUTER, 2); /* no writer, no fence */
 	settle(ROUTER);
 	NONE(MESSAGER, LEASE_REVOKE, 2);
@@ -573,12 +643,15 @@ TEST(renewals_keep_the_lease)
 		say_renew(PREFILL, id, W.epoch);
 	NONE(ROUTER, REQUEST_FAILED, 1);
 	ck_assert_uint_eq(kv_count("leased"), 3);
+	side_open(PREFILL_2);
+	UNTIL(PREFILL_2->p);
 	uint64_t begin = clock_us();
 	while (!take(ROUTER, MSG_REQUEST_FAILED, 1)) { /* other people's renewals do not */
 		ck_assert_uint_lt(clock_us() - begin, WAIT_US);
 		say_renew(PREFILL, id + 1, W.epoch);
 		say_renew(PREFILL, id, W.epoch - 1);
 		say_renew(MESSAGER, id, W.epoch);
+		say_renew(PREFILL_2, id, W.epoch);
 		pump_for(20000);
 	}
 	world_end();

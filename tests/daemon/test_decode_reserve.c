@@ -51,7 +51,7 @@ static Pds__Lease bring(enum state s, uint32_t n)
 	default: break;
 	}
 	l = *reserve(n, *prompt_of(s))->lease;
-	if (s == OPENED || s == FENCED)
+	if (s != LEASED && s != FIRST_SAID)
 		opened(n, l, 0);
 	if (s == FENCED) {
 		say_cancel(ROUTER, n);
@@ -193,9 +193,9 @@ TEST(router_without_a_link)
 	ck_assert_int_eq(d->fault, PDS__FAULT__FAULT_PEER_LOST);
 	ck_assert_uint_gt(d->retry_after_us, 0);
 	const Pds__Grant *g = reserve(2, short_of(4));
+	opened(2, *g->lease, 0);
 	fill_kv(g);
-	say_ready(MESSAGER, 2, *g->lease);
-	say_first(PREFILL, 2, *g->lease, short_answer[0]);
+	join(2, *g->lease);
 	expect_answer(2, 4);
 	world_end();
 }
@@ -209,6 +209,7 @@ TEST(first_token_from_another)
 	side_open(PREFILL_2);
 	UNTIL(PREFILL_2->p);
 	const Pds__Grant *g = reserve(2, short_of(4));
+	opened(2, *g->lease, 0);
 	fill_kv(g);
 	say_ready(MESSAGER, 2, *g->lease);
 	say_first(PREFILL_2, 2, *g->lease, 9);

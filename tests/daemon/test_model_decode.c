@@ -27,18 +27,21 @@ TEST_LOOP(s_ask_only_restarted, 0, 2)
 	world_end();
 }
 
-/* The messager's next life is the registered writer; the end of the life before frees nothing. */
+/* [m6] The next life becomes the writer only after the end of the one before, which then frees
+ * nothing of it any more. */
 TEST(m6_any_end_of_file)
 {
 	D.apart = 1;
 	world_begin("kv_blocks=8");
 	Pds__Lease l = written(1, tokens_of(40));
 	link_again(MESSAGER, MESSAGER->epoch + 1);
+	opened(1, l, 1); /* the life before has the memory, and may write */
+	process_kill(&D.child);
+	door_open();
+	UNTIL(W.attached >= 0);
 	opened(1, l, 0);
 	say_cancel(ROUTER, 1);
 	await(MESSAGER, MSG_LEASE_REVOKE, 1);
-	/* end of file and of the process, of the older one */
-	process_kill(&D.child);
 	pump_for(300000);
 	ck_assert_uint_eq(kv_count("leased"), 3);
 	ck_assert(requests_are("\"state\":\"quarantine\""));

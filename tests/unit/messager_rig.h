@@ -33,7 +33,8 @@ struct grant {
 
 struct said {
 	enum msg_type type;
-	char to[RING_NAME_MAX], prefill[RING_NAME_MAX]; /* prefill: of LEASE_OPEN and KV_READY */
+	char to[RING_NAME_MAX];
+	char prefill[RING_NAME_MAX], messager[RING_NAME_MAX]; /* of LEASE_OPEN and KV_READY */
 	uint64_t epoch, lease, slot_gen;
 	struct reqid req;
 	uint32_t slot;
@@ -118,6 +119,7 @@ static int rig_send(void *arg, const char *name, uint64_t epoch, enum msg_type t
 		const Pds__LeaseOpen *o = (const Pds__LeaseOpen *)body;
 		s->lease = o->lease->id;
 		snprintf(s->prefill, sizeof s->prefill, "%s", o->prefill);
+		snprintf(s->messager, sizeof s->messager, "%s", o->messager);
 		CHECK(o->prefill_epoch == P_EPOCH);
 	} else if (type == MSG_LEASE_REVOKED) {
 		s->lease = ((const Pds__LeaseRevoked *)body)->lease->id;
@@ -125,6 +127,7 @@ static int rig_send(void *arg, const char *name, uint64_t epoch, enum msg_type t
 		const Pds__KvReady *k = (const Pds__KvReady *)body;
 		s->lease = k->lease->id;
 		snprintf(s->prefill, sizeof s->prefill, "%s", k->prefill);
+		snprintf(s->messager, sizeof s->messager, "%s", k->messager);
 		CHECK(k->prefill_epoch == P_EPOCH);
 	} else if (type == MSG_KV_SENT) {
 		s->slot = ((const Pds__KvSent *)body)->slot;

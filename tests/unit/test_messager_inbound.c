@@ -184,6 +184,7 @@ static void ask_and_open(struct inbound_link *l, uint64_t id)
 	ask(l, id);
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 1);
 	ck_assert_str_eq(rig_last(r, MSG_LEASE_OPEN)->prefill, "prefill-9");
+	ck_assert_str_eq(rig_last(r, MSG_LEASE_OPEN)->messager, "messager-a");
 	answer(id, 0);
 }
 
@@ -208,6 +209,7 @@ TEST(all_of_it)
 	ready(link_a, 1);
 	ck_assert_uint_eq(fake.n_in, 0);
 	ck_assert_uint_eq(rig_count(r, MSG_KV_READY), 1);
+	ck_assert_str_eq(rig_last(r, MSG_KV_READY)->messager, "messager-a");
 	ck_assert_uint_eq(count_told(&peer_a, MSG_KV_READY_ACK), 0);
 	acked(1);
 	ck_assert_uint_eq(count_told(&peer_a, MSG_KV_READY_ACK), 1);
