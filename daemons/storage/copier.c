@@ -147,8 +147,6 @@ static int copy_out(struct copy_item *it, const struct tier_span *span, unsigned
 {
 	struct burst b = {.copy = {.to = it->batch->target->region.pool}};
 	int r = generation_holds(it) ? walk(it, span, n, &b) : ERR_STALE;
-	if (r == 0 && !generation_holds(it))
-		r = ERR_STALE;
 	it->moved = r == 0;
 	return r;
 }

@@ -17,13 +17,21 @@ struct rogue {
 	char refusal[320]; /* of the last WELCOME; "": none */
 };
 
-static inline void rogue_open(struct rogue *g, const char *to)
+/* id: the routing id that it claims; NULL: libzmq's choice. */
+static inline void rogue_open_as(struct rogue *g, const char *to, const char *id)
 {
 	int zero = 0;
 	*g = (struct rogue){.ctx = zmq_ctx_new(), .epoch = 77, .version = PROTOCOL_VERSION};
 	g->z = zmq_socket(g->ctx, ZMQ_DEALER);
 	zmq_setsockopt(g->z, ZMQ_LINGER, &zero, sizeof zero);
+	if (id)
+		zmq_setsockopt(g->z, ZMQ_ROUTING_ID, id, strlen(id));
 	ck_assert_int_eq(zmq_connect(g->z, to), 0);
+}
+
+static inline void rogue_open(struct rogue *g, const char *to)
+{
+	rogue_open_as(g, to, NULL);
 }
 
 static inline void rogue_close(struct rogue *g)

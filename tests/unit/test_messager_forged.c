@@ -401,6 +401,23 @@ TEST(another_prefill_worker_says_that_it_is_sent)
 	second_fini();
 }
 
+/* D's answer to an earlier or a later life of this prefill worker, and one of another life of D:
+ * not this transfer's. */
+TEST_LOOP(words_about_another_life, 0, 3)
+{
+	struct answer a;
+	asked();
+	rig_compute(r, 3, 10);
+	rig_answer(r, &a, 1, 5, D_EPOCH);
+	a.b.prefill_epoch = P_EPOCH + (_i == 0) - (_i == 1);
+	mover_lease_opened(r->m, "decode-1", D_EPOCH + (_i == 2), &a.b);
+	turn(MOVER_OPEN);
+	ck_assert_uint_eq(rig_written(r), 0);
+	rig_opened(r, 0);
+	turn(MOVER_OPEN);
+	ck_assert(rig_all_arrived(r, 3));
+}
+
 /* A decode worker of the same epoch revokes and opens another's leases: nothing comes of it, and
  * the revocation by the right one is answered to that one. */
 TEST(words_of_another_decode_worker)

@@ -382,6 +382,23 @@ TEST_LOOP(rm27_half_a_frame_is_not_acknowledged, 0, 2)
 	end(r, &l, &a);
 }
 
+/* D reuses a block after its bytes were written, and before the frame's last ones: nothing of the
+ * frame counts. */
+TEST(a_block_that_is_reused_within_a_frame)
+{
+	struct lease l;
+	struct liar a;
+	struct data_frame d;
+	struct rig *r = begin(&l, &a, 1, 0);
+	frame_new(&d, r, &a, of(&l), 0, 10, &l);
+	size_t half = say_half(r, &a, &d, &l, 0);
+	r->to.own.region.generations[l.dst[0]]++;
+	say_part(&a, &d, half, d.bytes);
+	hear_refusal(r, &a, REFUSED_STALE);
+	ck_assert_uint_eq(((struct tcp_incoming *)l.in)->n_arrived, 0);
+	end(r, &l, &a);
+}
+
 /* The acknowledgement was lost with its connection. */
 TEST_LOOP(rm28_a_repetition_is_acknowledged, 0, 2)
 {
