@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define PROTOCOL_VERSION 4u
+#define PROTOCOL_VERSION 5u
 #define MSG_PART_BYTES 65536u /* limit of one message's body: longer ones are sent in parts */
 
 enum msg_flags {

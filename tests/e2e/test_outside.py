@@ -155,8 +155,8 @@ HELLOS = [  # what, daemon, transport, key, HELLO, envelope, why
     ("another role", "messager", "tcp", "worker-9", lambda w: {"program": "pdrouterd"}, None, "for the role worker, not for pdrouterd"),
     ("an unknown program", "prefill-1", "tcp", "worker-9", lambda w: {"program": "x"}, None, "for the role worker, not for x"),
     ("an operator as a daemon", "decode-1", "tcp", "operator-9", lambda w: {"program": "pddecoded"}, None, "for the role operator, not for pddecoded"),
-    ("an older version", "router", "tcp", "worker-9", None, lambda w: {"version": 1}, "worker-9 speaks protocol version 1, this daemon 4"),
-    ("a newer version", "decode-1", "ipc", "worker-9", None, lambda w: {"version": 5}, "worker-9 speaks protocol version 5, this daemon 4"),
+    ("an older version", "router", "tcp", "worker-9", None, lambda w: {"version": 1}, "worker-9 speaks protocol version 1, this daemon 5"),
+    ("a newer version", "decode-1", "ipc", "worker-9", None, lambda w: {"version": 6}, "worker-9 speaks protocol version 6, this daemon 5"),
 ]
 
 
