@@ -65,25 +65,25 @@ static void run_frame(const uint8_t *data, size_t size, int sign)
 	frame_keys_fini(&k);
 }
 
-/* Parts of sizes drawn from `cuts`. Returns what frame_decrypt_end says, 0 when encrypting. */
-static int run_parts(struct frame_keys *k, int encrypt, unsigned cuts, uint8_t *at, size_t size)
+/* Parts of sizes drawn from `cuts`. Returns what frame_open_end says, 0 when sealing. */
+static int run_parts(struct frame_keys *k, int seal, unsigned cuts, uint8_t *at, size_t size)
 {
-	encrypt ? frame_encrypt_begin(k, hello, 1) : frame_decrypt_begin(k, hello, 1);
+	seal ? frame_seal_begin(k, hello, 1) : frame_open_begin(k, hello, 1);
 	for (size_t from = 0, n; from < size; from += n) {
 		n = 1 + (cuts = cuts * 1103515245u + 12345u) / 65536u % 200;
 		n = from + n > size ? size - from : n;
-		if (encrypt)
-			frame_encrypt_add(k, at + from, n, at + from);
+		if (seal)
+			frame_seal_add(k, at + from, n, at + from);
 		else
-			frame_decrypt_add(k, at + from, n);
+			frame_open_add(k, at + from, n);
 	}
-	if (!encrypt)
-		return frame_decrypt_end(k, at + size);
-	frame_encrypt_end(k, at + size);
+	if (!seal)
+		return frame_open_end(k, at + size);
+	frame_seal_end(k, at + size);
 	return 0;
 }
 
-/* Bytes of a stranger are never taken for a payload; what was encrypted comes back. */
+/* Bytes of a stranger are never taken for a payload; what was sealed comes back. */
 static void run_payload(const uint8_t *data, size_t size, enum cipher cipher, unsigned cuts)
 {
 	struct frame_keys k;
@@ -103,13 +103,14 @@ FUZZ(path, 1 << 12)
 {
 	if (size < 2)
 		return 0;
-	switch (data[0] % 6) {
+	switch (data[0] % 7) {
 	case 0: run_setup(data + 1, size - 1); break;
 	case 1: run_hello(data + 1, size - 1); break;
 	case 2:
-	case 3: run_frame(data + 1, size - 1, data[0] % 6 == 3); break;
+	case 3: run_frame(data + 1, size - 1, data[0] % 7 == 3); break;
 	case 4: run_payload(data + 2, size - 2, CIPHER_AES256GCM, data[1]); break;
 	case 5: run_payload(data + 2, size - 2, CIPHER_CHACHA20, data[1]); break;
+	case 6: run_payload(data + 2, size - 2, CIPHER_NONE, data[1]); break;
 	}
 	return 0;
 }

@@ -106,6 +106,14 @@ static inline void leave(struct liar *a)
 	frame_keys_fini(&a->back);
 }
 
+/* The receiver has closed its connection. */
+static inline void is_thrown_out(struct rig *r, struct liar *a)
+{
+	is_closed(r, a->fd);
+	frame_keys_fini(&a->keys);
+	frame_keys_fini(&a->back);
+}
+
 static inline void enter(struct rig *r, struct liar *a, enum cipher cipher)
 {
 	enter_as(r, a, cipher, 7);
@@ -115,9 +123,10 @@ static inline void enter(struct rig *r, struct liar *a, enum cipher cipher)
 struct lie {
 	const char *what;
 	struct frame f;
-	int length;                   /* relative to what the fields say */
-	int bad_mac, bad_sum, tamper; /* tamper: with a cipher */
-	enum frame_refusal refused;   /* answered; NOT: the connection is closed */
+	int length; /* relative to what the fields say */
+	int bad_mac, bad_tag,
+		tamper;                 /* changed on the way: the header, the tag, a byte of the payload */
+	enum frame_refusal refused; /* answered; NOT: the connection is closed */
 	int of_another_lease;
 };
 
@@ -128,27 +137,21 @@ static inline void tell_lie(struct rig *r, struct liar *a, const struct lease *l
 	struct frame f = lie->f;
 	const struct tcp_incoming *n = (struct tcp_incoming *)l->in;
 	uint32_t bytes = (uint32_t)((int)(f.n * r->layout.piece_bytes[0]) + lie->length);
-	struct frame_sum *sum = frame_sum_new();
 	f.type = f.type ? f.type : FRAME_DATA;
 	f.number += a->number++;
 	f.handle = n->handle;
 	f.generation = n->generation + (unsigned)lie->of_another_lease;
 	f.length = f.length ? f.length : bytes;
 	bytes = (uint32_t)least(f.length, 30000);
-	memset(text + FRAME_HEAD_BYTES, 'L', bytes);
-	frame_sum_begin(sum, &a->keys);
-	frame_sum_add(sum, text + FRAME_HEAD_BYTES, bytes);
-	f.sum = a->keys.cipher ? 0 : frame_sum_end(sum) + (unsigned)lie->bad_sum;
-	frame_sum_destroy(&sum);
+	unsigned char *at = text + FRAME_HEAD_BYTES;
+	memset(at, 'L', bytes);
 	frame_put(text, &f, &a->keys);
-	if (a->keys.cipher) {
-		unsigned char *at = text + FRAME_HEAD_BYTES;
-		frame_encrypt_begin(&a->keys, text, f.number);
-		frame_encrypt_add(&a->keys, at, bytes, at);
-		frame_encrypt_end(&a->keys, at + bytes);
-		bytes += FRAME_TAG_BYTES;
-		text[FRAME_HEAD_BYTES + 5] ^= (unsigned char)lie->tamper;
-	}
+	frame_seal_begin(&a->keys, text, f.number);
+	frame_seal_add(&a->keys, at, bytes, at);
+	frame_seal_end(&a->keys, at + bytes);
+	at[5] ^= (unsigned char)lie->tamper;
+	at[bytes + 3] ^= (unsigned char)lie->bad_tag;
+	bytes += FRAME_TAG_BYTES;
 	text[30] ^= (unsigned char)lie->bad_mac;
 	ck_assert_int_eq(send(a->fd, text, FRAME_HEAD_BYTES + bytes, MSG_NOSIGNAL),
 	                 FRAME_HEAD_BYTES + bytes);
@@ -214,6 +217,7 @@ static inline void bad_end_accept(struct rig *r, struct bad_end *b)
 static inline void bad_end_free(struct bad_end *b)
 {
 	OPS->path_destroy(&b->path);
+	frame_keys_fini(&b->back);
 	close(b->fd);
 	close(b->listener);
 }

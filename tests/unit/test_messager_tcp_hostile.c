@@ -216,7 +216,9 @@ TEST_LOOP(lies_are_refused, 0, 2)
 {
 	static const struct lie lies[] = {
 		{"a changed header", .f.n = 2, .bad_mac = 1},
-		{"a wrong checksum", .f.n = 2, .bad_sum = 1},
+		{"a changed byte", .f.n = 2, .tamper = 1},
+		{"a changed tag", .f.n = 2, .bad_tag = 1},
+		{"a canary that was changed", .f = {.n = 2, .type = FRAME_CANARY}, .tamper = 1},
 		{"a frame left out", .f = {.n = 2, .number = 1}},
 		{"a frame again", .f = {.n = 2, .number = UINT64_MAX}},
 		{"17 MiB", .f = {.n = 1, .length = 17u << 20}},

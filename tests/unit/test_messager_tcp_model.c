@@ -26,7 +26,7 @@ static struct of_lease of(const struct lease *l)
 }
 
 struct data_frame {
-	unsigned char text[FRAME_HEAD_BYTES + 8192];
+	unsigned char text[FRAME_HEAD_BYTES + 8192 + FRAME_TAG_BYTES];
 	size_t bytes;
 };
 
@@ -43,19 +43,17 @@ static void frame_new(struct data_frame *d, const struct rig *r, struct liar *a,
 	                  .generation = of.generation,
 	                  .first = first,
 	                  .n = n};
-	struct frame_sum *sum = frame_sum_new();
-	d->bytes = FRAME_HEAD_BYTES + f.length;
+	d->bytes = FRAME_HEAD_BYTES + f.length + FRAME_TAG_BYTES;
 	ck_assert_uint_le(d->bytes, sizeof d->text);
 	memset(d->text, 'L', sizeof d->text);
 	for (uint32_t i = 0; from && i < n; i++)
 		memcpy(d->text + FRAME_HEAD_BYTES + i * piece,
 		       r->from.own.data + kv_piece_offset(&r->layout, RIG_BLOCKS, 0, from->src[first + i]),
 		       piece);
-	frame_sum_begin(sum, &a->keys);
-	frame_sum_add(sum, d->text + FRAME_HEAD_BYTES, f.length);
-	f.sum = frame_sum_end(sum);
-	frame_sum_destroy(&sum);
 	frame_put(d->text, &f, &a->keys);
+	frame_seal_begin(&a->keys, d->text, f.number);
+	frame_seal_add(&a->keys, d->text + FRAME_HEAD_BYTES, f.length, NULL);
+	frame_seal_end(&a->keys, d->text + FRAME_HEAD_BYTES + f.length);
 }
 
 static void say_part(const struct liar *a, const struct data_frame *d, size_t from, size_t to)
@@ -236,7 +234,7 @@ TEST(rm11_what_the_intake_before_gave_out)
 	lease_open(&next, r, 10, 20);
 	ck_assert_uint_eq(of(&next).handle, first.handle);
 	send(a.fd, d.text + half, d.bytes - half, MSG_NOSIGNAL);
-	is_closed(r, a.fd);
+	is_thrown_out(r, &a);
 	/* HELLO as it was, and with the present pair's number */
 	uint64_t refused = r->receiver->refused;
 	b.fd = dial(r);
@@ -316,14 +314,14 @@ TEST_LOOP(rm19_what_has_arrived_is_not_written_again, 0, 4)
 
 TEST_LOOP(rm19_a_damaged_copy, 0, 2)
 {
-	static const struct lie again = {"the same pieces", .f = {.n = 3, .first = 2}, .bad_sum = 1};
+	static const struct lie again = {"the same pieces", .f = {.n = 3, .first = 2}, .tamper = 1};
 	struct lease l;
 	struct liar a;
 	struct rig *r = begin(&l, &a, 2, _i);
 	lease_send_all(&l);
 	RIG_WAIT(r, l.bytes == lease_all(&l));
 	tell_lie(r, &a, &l, &again);
-	is_closed(r, a.fd);
+	is_thrown_out(r, &a);
 	lease_check(&l);
 	ck_assert_int_eq(OPS->incoming_complete(l.in), 1);
 	lease_end(&l);
@@ -357,7 +355,7 @@ TEST(rm21_two_connections_do_not_write_the_same_pieces)
 	lease_send_all(&l);
 	RIG_WAIT(r, l.bytes == lease_all(&l));
 	send(a.fd, text + FRAME_HEAD_BYTES, sizeof text - FRAME_HEAD_BYTES, MSG_NOSIGNAL);
-	is_closed(r, a.fd);
+	is_thrown_out(r, &a);
 	lease_check(&l);
 	lease_end(&l);
 	rig_free(r);
@@ -430,11 +428,11 @@ TEST(rm29_a_dropped_copy_is_not_acknowledged)
 	enter_as(r, &b, CIPHER_NONE, 6);
 	frame_new(&db, r, &b, of(&l), 0, 8, NULL);
 	size_t half = say_half(r, &b, &db, &l, 0);
-	is_closed(r, a.fd);
+	is_thrown_out(r, &a);
 	ck_assert_int_eq(is_lie(&l, 2), 1);
 	db.text[db.bytes - 1] ^= 1;
 	say_part(&b, &db, half, db.bytes);
-	is_closed(r, b.fd);
+	is_thrown_out(r, &b);
 	ck_assert_uint_eq(((struct tcp_incoming *)l.in)->n_arrived, 0);
 	lease_send_all(&l);
 	RIG_WAIT(r, l.bytes == lease_all(&l));
@@ -523,6 +521,7 @@ TEST(rm13_bytes_that_are_sent_again_count_once)
 	RIG_WAIT(r, l.bytes);
 	ck_assert_uint_eq(l.bytes, lease_all(&l) / 2);
 	close(b.fd);
+	frame_keys_fini(&b.back);
 	bad_end_accept(r, &b);
 	take_frame(r, &b);
 	ck_assert_uint_eq(l.bytes, lease_all(&l) / 2);

@@ -259,12 +259,11 @@ int tcp_transport_new(struct event_base *base, const struct tcp_opts *opts,
 	list_init(&t->strangers);
 	t->pairs = map_new_random_keys(sizeof(uint64_t));
 	t->aes = crypto_aead_aes256gcm_is_available();
-	t->sum = frame_sum_new();
 	t->scratch = mem_alloc(TCP_READ_MAX);
 	t->canary = mem_zalloc(TCP_CANARY_BYTES);
 	t->ev_notice = event_new(base, -1, 0, on_notice, t);
 	t->ev_tick = event_new(base, -1, EV_PERSIST, on_tick, t);
-	CHECK(t->sum && t->ev_notice && t->ev_tick);
+	CHECK(t->ev_notice && t->ev_tick);
 	int r = listen_at(t, opts->address, err);
 	if (r)
 		tcp_transport_destroy(&t);
@@ -290,7 +289,6 @@ void tcp_transport_destroy(struct tcp_transport **pt)
 	event_free(t->ev_notice);
 	event_free(t->ev_tick);
 	map_destroy(&t->pairs);
-	frame_sum_destroy(&t->sum);
 	free(t->scratch);
 	free(t->canary);
 	if (t->n_lookups == 0)

@@ -14,8 +14,8 @@
  *
  * All MACs are keyed with the pair's secret or with keys that are derived from it and both nonces.
  * Every frame's header has a MAC and a number, so nothing can be forged, replayed or left out. The
- * bytes have a checksum, or with a cipher an authentication tag. ACK is cumulative for its
- * connection. What was not acknowledged when a connection is cut is sent again on any of them.
+ * bytes, encrypted or not, have an authentication tag. ACK is cumulative for its connection. What
+ * was not acknowledged when a connection is cut is sent again on any of them.
  *
  * Everything, hooks included, runs on the event loop's thread. A hook may call every function of
  * path.h, but `say` may not end its path or intake; tcp_transport_destroy only with all paths and

@@ -15,7 +15,7 @@
 #define WELCOME_BYTES (NONCE_BYTES + PROOF_BYTES)
 
 #define FRAME_HEAD_BYTES 64u
-#define FRAME_TAG_BYTES 16u           /* behind an encrypted payload */
+#define FRAME_TAG_BYTES 16u           /* behind a payload */
 #define FRAME_PAYLOAD_MAX (16u << 20) /* a piece of KV that is larger cannot be sent */
 
 #define SETUP_BYTES (4u + 4u * 4u + 8u + SECRET_BYTES)
@@ -39,7 +39,8 @@ int setup_get(const unsigned char *at, size_t n, struct setup *ret);
 
 /* --- handshake ----------------------------------------------------------- */
 
-/* numbers are part of the protocol */
+/* Numbers are part of the protocol. CIPHER_NONE: the payload is not encrypted, but authenticated
+ * like the others, as associated data of ChaCha20-Poly1305. */
 enum cipher { CIPHER_NONE, CIPHER_AES256GCM, CIPHER_CHACHA20, CIPHER_COUNT };
 const char *cipher_name(enum cipher c);
 
@@ -70,10 +71,9 @@ int proof_verify(const unsigned char at[PROOF_BYTES], const unsigned char hello[
 
 /* One direction of one connection; of zeros: none. Not to be copied. */
 struct frame_keys {
-	EVP_CIPHER_CTX *aead; /* NULL: no cipher */
+	EVP_CIPHER_CTX *aead;
 	enum cipher cipher;
-	uint64_t next; /* the lowest number that may be encrypted */
-	uint64_t seed; /* of checksums */
+	uint64_t next; /* the lowest number that may be sealed */
 	unsigned char mac[32];
 };
 
@@ -96,7 +96,7 @@ struct frame {
 	uint32_t handle, generation;
 	uint32_t layer, first;
 	uint32_t n;   /* DATA: blocks; REFUSE: enum frame_refusal */
-	uint64_t sum; /* DATA, CANARY: of the payload, 0 with a cipher; ACK: frames that arrived */
+	uint64_t sum; /* ACK: frames that arrived; else 0 */
 };
 
 void frame_put(unsigned char out[FRAME_HEAD_BYTES], const struct frame *f,
@@ -104,26 +104,19 @@ void frame_put(unsigned char out[FRAME_HEAD_BYTES], const struct frame *f,
 /* ERR_CORRUPT: wrong MAC, or an unknown type. */
 int frame_get(const unsigned char at[FRAME_HEAD_BYTES], struct frame *ret,
               const struct frame_keys *k);
-/* Checksum of a payload, part by part; memory of the heap. NULL: out of memory. */
-struct frame_sum;
-struct frame_sum *frame_sum_new(void);
-void frame_sum_destroy(struct frame_sum **s);
-void frame_sum_begin(struct frame_sum *s, const struct frame_keys *k);
-void frame_sum_add(struct frame_sum *s, const void *at, size_t n);
-uint64_t frame_sum_end(const struct frame_sum *s);
 
-/* A payload part by part, then its tag. The number is the nonce, so a key encrypts each number
- * once: they rise. `out` may be `in`. */
-void frame_encrypt_begin(struct frame_keys *k, const unsigned char head[FRAME_HEAD_BYTES],
-                         uint64_t number);
-void frame_encrypt_add(struct frame_keys *k, const void *in, size_t n, unsigned char *out);
-void frame_encrypt_end(struct frame_keys *k, unsigned char tag[FRAME_TAG_BYTES]);
+/* A payload part by part, then its tag. The number is the nonce, so a key seals each number once:
+ * they rise. Encrypted bytes go to `out`, which may be `in`; CIPHER_NONE does not use it. */
+void frame_seal_begin(struct frame_keys *k, const unsigned char head[FRAME_HEAD_BYTES],
+                      uint64_t number);
+void frame_seal_add(struct frame_keys *k, const void *in, size_t n, unsigned char *out);
+void frame_seal_end(struct frame_keys *k, unsigned char tag[FRAME_TAG_BYTES]);
 
-/* In place. Nobody may use the bytes before frame_decrypt_end has returned 0; ERR_CORRUPT: head or
- * bytes are not what was encrypted. A frame may be left at any point. */
-void frame_decrypt_begin(struct frame_keys *k, const unsigned char head[FRAME_HEAD_BYTES],
-                         uint64_t number);
-void frame_decrypt_add(struct frame_keys *k, unsigned char *at, size_t n);
-int frame_decrypt_end(struct frame_keys *k, const unsigned char tag[FRAME_TAG_BYTES]);
+/* Decrypts in place. Nobody may use the bytes before frame_open_end has returned 0; ERR_CORRUPT:
+ * head or bytes are not what was sealed. A frame may be left at any point. */
+void frame_open_begin(struct frame_keys *k, const unsigned char head[FRAME_HEAD_BYTES],
+                      uint64_t number);
+void frame_open_add(struct frame_keys *k, unsigned char *at, size_t n);
+int frame_open_end(struct frame_keys *k, const unsigned char tag[FRAME_TAG_BYTES]);
 
 #endif

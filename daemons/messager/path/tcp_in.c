@@ -2,7 +2,7 @@
  *
  * tcp_in_step alone changes the state and frees the object. The payload of a frame goes straight
  * into the pool if that is host memory and nothing is encrypted, else by a staging buffer; in both
- * cases it counts as arrived only after its checksum or tag was found right. Two connections never
+ * cases it counts as arrived only after its tag was found right. Two connections never
  * write the same pieces straight into the pool: the older one is cut, since its sender has given it
  * up. */
 #include "tcp_in.h"
@@ -48,8 +48,8 @@ struct tcp_in {
 		struct tcp_incoming *n; /* NULL: none, or it is not wanted */
 		enum where where;
 		enum frame_refusal refusal;
+		unsigned char tag[FRAME_TAG_BYTES];
 	};
-	struct frame_sum *sum;
 	unsigned char *staging;
 	size_t staging_bytes;
 	unsigned char out[OUT_BYTES];
@@ -115,7 +115,6 @@ static void tcp_in_free(struct tcp_in *c)
 	event_free(c->ev_read);
 	event_free(c->ev_write);
 	close(c->fd);
-	frame_sum_destroy(&c->sum);
 	frame_keys_fini(&c->keys);
 	frame_keys_fini(&c->back_keys);
 	free(c->staging);
@@ -272,11 +271,6 @@ static enum tcp_in_state step_proving(struct tcp_in *c, enum tcp_in_event e)
 		refuse(c, "wrong PROOF: a replayed HELLO?");
 		return TCP_IN_CLOSED;
 	}
-	c->sum = frame_sum_new();
-	if (!c->sum) {
-		refuse(c, "no memory");
-		return TCP_IN_CLOSED;
-	}
 	if (frame_keys_init(&c->keys, c->said.cipher, FRAMES_OUT, c->hello, c->nonce, secret) < 0 ||
 	    frame_keys_init(&c->back_keys, CIPHER_NONE, FRAMES_BACK, c->hello, c->nonce, secret) < 0) {
 		refuse(c, "libcrypto has no %s", cipher_name(c->said.cipher));
@@ -400,11 +394,10 @@ static int begin_frame(struct tcp_in *c)
 	}
 	c->in_frame = 1;
 	c->got = 0;
-	c->wire_bytes = f->length + (encrypted ? FRAME_TAG_BYTES : 0);
+	c->wire_bytes = f->length + FRAME_TAG_BYTES;
 	c->refusal = REFUSED_NOT;
 	c->n = f->type == FRAME_DATA ? intake_find(c->i, f->handle, f->generation) : NULL;
 	c->where = c->n && c->n->o.to->pool->host && !encrypted ? TO_POOL : TO_STAGING;
-	frame_sum_begin(c->sum, &c->keys);
 	if (f->type == FRAME_DATA) {
 		enum frame_refusal why = look(c);
 		if (why)
@@ -412,59 +405,71 @@ static int begin_frame(struct tcp_in *c)
 		else
 			cut_overlapping(c);
 	}
-	if (c->where == TO_STAGING && staging_grow(c, c->wire_bytes) < 0) {
-		refuse(c, "no memory for a frame of %zu bytes", c->wire_bytes);
+	if (c->where == TO_STAGING && staging_grow(c, f->length) < 0) {
+		refuse(c, "no memory for a frame of %u bytes", f->length);
 		return ERR_NOMEM;
 	}
-	if (encrypted && c->where == TO_STAGING)
-		frame_decrypt_begin(&c->keys, c->in, f->number);
+	frame_open_begin(&c->keys, c->in, f->number);
 	return 0;
 }
 
-/* Where the next bytes go. Each piece is looked at again right before it is written. Returns the
- * number of runs. */
-static int next_runs(struct tcp_in *c, struct iovec *iov, size_t most)
+/* Payload bytes that are missing. */
+static size_t payload_left(const struct tcp_in *c)
+{
+	return c->got < c->f.length ? c->f.length - c->got : 0;
+}
+
+/* Where the next bytes of the payload go, at most `left`, if that is the pool; each piece is looked
+ * at again right before it is written. Returns the number of runs; 0: the frame is dropped. */
+static int pool_runs(struct tcp_in *c, struct iovec *iov, size_t left, size_t *ret_bytes)
 {
 	const struct tcp_incoming *n = c->n;
-	size_t left = least(c->wire_bytes - c->got, least(most, TCP_READ_MAX)), sum = 0;
+	const struct kv_layout *l = n->o.layout;
+	const size_t piece = l->piece_bytes[c->f.layer];
+	size_t sum = 0;
 	int used = 0;
-	if (c->where == TO_POOL) {
-		const struct kv_layout *l = n->o.layout;
-		const size_t piece = l->piece_bytes[c->f.layer];
-		while (sum < left && used < TCP_IOV_MAX) {
-			size_t at = c->got + sum, part = least(piece - at % piece, left - sum);
-			uint32_t b = c->f.first + (uint32_t)(at / piece);
-			int seen = incoming_look(n, c->f.layer, b);
-			if (seen < 0) {
-				drop(c, REFUSED_STALE);
-				break;
-			}
-			unsigned char *to = c->t->scratch + sum;
-			if (!seen)
-				to = n->o.to->pool->host + at % piece +
-				     kv_piece_offset(l, n->o.to->blocks, c->f.layer, n->dst[b]);
-			if (used && (unsigned char *)iov[used - 1].iov_base + iov[used - 1].iov_len == to)
-				iov[used - 1].iov_len += part;
-			else
-				iov[used++] = (struct iovec){to, part};
-			sum += part;
+	while (sum < left && used < TCP_IOV_MAX - 1) {
+		size_t at = c->got + sum, part = least(piece - at % piece, left - sum);
+		uint32_t b = c->f.first + (uint32_t)(at / piece);
+		int seen = incoming_look(n, c->f.layer, b);
+		if (seen < 0) {
+			drop(c, REFUSED_STALE);
+			return 0;
 		}
-		if (c->where == TO_POOL)
-			return used;
+		unsigned char *to = c->t->scratch + sum;
+		if (!seen)
+			to = n->o.to->pool->host + at % piece +
+			     kv_piece_offset(l, n->o.to->blocks, c->f.layer, n->dst[b]);
+		if (used && (unsigned char *)iov[used - 1].iov_base + iov[used - 1].iov_len == to)
+			iov[used - 1].iov_len += part;
+		else
+			iov[used++] = (struct iovec){to, part};
+		sum += part;
 	}
-	iov[0] = (struct iovec){c->where == TO_STAGING ? c->staging + c->got : c->t->scratch, left};
-	return 1;
+	*ret_bytes = sum;
+	return used;
+}
+
+/* Where the next bytes go: the payload, then its tag. Returns the number of runs. */
+static int next_runs(struct tcp_in *c, struct iovec *iov, size_t most)
+{
+	size_t left = least(c->wire_bytes - c->got, least(most, TCP_READ_MAX)),
+		   payload = least(left, payload_left(c)), sum = 0;
+	int used = payload && c->where == TO_POOL ? pool_runs(c, iov, payload, &sum) : 0;
+	if (payload && !used) {
+		iov[used++] = (struct iovec){c->where == TO_STAGING ? c->staging + c->got : c->t->scratch,
+		                             payload};
+		sum = payload;
+	}
+	if (sum == payload && left > payload)
+		iov[used++] = (struct iovec){c->tag + (c->got + payload - c->f.length), left - payload};
+	return used;
 }
 
 /* The payload is in the staging buffer. 0, or ERR_*: the connection ends. */
 static int end_staged(struct tcp_in *c)
 {
 	struct err err;
-	if (c->keys.cipher != CIPHER_NONE &&
-	    frame_decrypt_end(&c->keys, c->staging + c->f.length) < 0) {
-		refuse(c, "frame %" PRIu64 " is forged or damaged", c->f.number);
-		return ERR_CORRUPT;
-	}
 	if (!c->n)
 		return 0;
 	int r = incoming_write(c->n, &c->f, c->staging, &err);
@@ -481,9 +486,8 @@ static int end_staged(struct tcp_in *c)
 static int end_frame(struct tcp_in *c)
 {
 	struct tcp_incoming *n = c->n;
-	if (c->where != TO_NOWHERE && c->keys.cipher == CIPHER_NONE &&
-	    frame_sum_end(c->sum) != c->f.sum) {
-		refuse(c, "checksum mismatch in frame %" PRIu64, c->f.number);
+	if (c->where != TO_NOWHERE && frame_open_end(&c->keys, c->tag) < 0) {
+		refuse(c, "frame %" PRIu64 " is forged or damaged", c->f.number);
 		return ERR_CORRUPT;
 	}
 	if (c->where == TO_STAGING && end_staged(c) < 0)
@@ -520,11 +524,11 @@ static ssize_t receive_payload(struct tcp_in *c, size_t most)
 		       c->f.number);
 		return ERR_CLOSED;
 	}
-	if (c->where != TO_NOWHERE && c->keys.cipher == CIPHER_NONE)
-		for (size_t i = 0, left = (size_t)n; left; left -= least(left, iov[i++].iov_len))
-			frame_sum_add(c->sum, iov[i].iov_base, least(left, iov[i].iov_len));
-	else if (c->where == TO_STAGING && c->got < c->f.length) /* while they are in the cache */
-		frame_decrypt_add(&c->keys, c->staging + c->got, least((uint64_t)n, c->f.length - c->got));
+	if (c->where != TO_NOWHERE) /* while they are in the cache */
+		for (size_t i = 0, left = least((size_t)n, payload_left(c)), part; left; left -= part) {
+			part = least(left, iov[i].iov_len);
+			frame_open_add(&c->keys, iov[i++].iov_base, part);
+		}
 	c->got += (size_t)n;
 	return n;
 }

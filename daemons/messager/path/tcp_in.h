@@ -11,7 +11,7 @@
  *
  * A frame that names no open lease, or whose lease is closed while it arrives, is read to its end
  * into memory that nobody looks at, and refused. A header that is not authentic, a wrong number, a
- * wrong checksum or tag closes the connection. */
+ * wrong tag closes the connection. */
 #ifndef MESSAGER_TCP_IN_H
 #define MESSAGER_TCP_IN_H
 

@@ -62,7 +62,7 @@ struct tcp_out {
 	struct {
 		size_t frame_bytes, at;
 		const unsigned char *payload; /* NULL: straight from the pool */
-		unsigned char head[FRAME_HEAD_BYTES];
+		unsigned char head[FRAME_HEAD_BYTES], tag[FRAME_TAG_BYTES];
 	};
 	unsigned char *staging;
 	size_t staging_bytes;
@@ -517,44 +517,29 @@ static int payload_runs(const struct tcp_out *c, const struct sent *s, size_t at
 {
 	if (!c->payload)
 		return outgoing_runs(s->o, s->layer, s->first, s->n, at, iov, max);
-	iov[0] = (struct iovec){(void *)(c->payload + at), c->frame_bytes - FRAME_HEAD_BYTES - at};
+	iov[0] = (struct iovec){(void *)(c->payload + at), s->bytes - at};
 	return 1;
 }
 
-static uint64_t checksum(struct tcp_out *c, const struct sent *s)
-{
-	struct frame_sum *sum = c->p->side.t->sum;
-	struct iovec iov[TCP_IOV_MAX];
-	frame_sum_begin(sum, &c->keys);
-	for (size_t at = 0; at < s->bytes;) {
-		int n = payload_runs(c, s, at, iov, TCP_IOV_MAX);
-		for (int i = 0; i < n; i++) {
-			frame_sum_add(sum, iov[i].iov_base, iov[i].iov_len);
-			at += iov[i].iov_len;
-		}
-	}
-	return frame_sum_end(sum);
-}
-
-/* The payload from where it lies, which may be the staging buffer, into the staging buffer. */
-static void encrypt(struct tcp_out *c, const struct sent *s)
+/* The tag of the payload; encrypted, that goes from where it lies, which may be the staging buffer,
+ * into the staging buffer. */
+static void seal(struct tcp_out *c, const struct sent *s)
 {
 	struct iovec iov[TCP_IOV_MAX];
-	frame_encrypt_begin(&c->keys, c->head, c->next);
+	frame_seal_begin(&c->keys, c->head, c->next);
 	for (size_t at = 0; at < s->bytes;) {
 		int n = payload_runs(c, s, at, iov, TCP_IOV_MAX);
 		for (int i = 0; i < n; at += iov[i++].iov_len)
-			frame_encrypt_add(&c->keys, iov[i].iov_base, iov[i].iov_len, c->staging + at);
+			frame_seal_add(&c->keys, iov[i].iov_base, iov[i].iov_len, c->staging + at);
 	}
-	frame_encrypt_end(&c->keys, c->staging + s->bytes);
-	c->payload = c->staging;
-	c->frame_bytes += FRAME_TAG_BYTES;
+	frame_seal_end(&c->keys, c->tag);
+	if (c->keys.cipher != CIPHER_NONE)
+		c->payload = c->staging;
 }
 
 /* Makes the frame of *s, whose bytes are readable, the one that is written. */
 static void begin_frame(struct tcp_out *c, const struct sent *s)
 {
-	int encrypted = c->keys.cipher != CIPHER_NONE;
 	struct frame f = {.type = s->canary_us ? FRAME_CANARY : FRAME_DATA,
 	                  .length = s->bytes,
 	                  .number = c->next,
@@ -566,12 +551,9 @@ static void begin_frame(struct tcp_out *c, const struct sent *s)
 		f.generation = s->o->generation;
 	}
 	c->at = 0;
-	c->frame_bytes = FRAME_HEAD_BYTES + s->bytes;
-	if (!encrypted)
-		f.sum = checksum(c, s);
+	c->frame_bytes = FRAME_HEAD_BYTES + s->bytes + FRAME_TAG_BYTES;
 	frame_put(c->head, &f, &c->keys);
-	if (encrypted)
-		encrypt(c, s);
+	seal(c, s);
 	if (c->acked + 1 == c->next)
 		c->progress_us = clock_us();
 	c->sent[c->next++ % FRAMES_MAX] = *s;
@@ -581,7 +563,7 @@ static int begin_canary(struct tcp_out *c)
 {
 	const struct sent s = {.bytes = TCP_CANARY_BYTES, .canary_us = clock_us()};
 	c->p->canary_due = 0;
-	if (staging_grow(c, s.bytes + FRAME_TAG_BYTES) < 0) {
+	if (staging_grow(c, s.bytes) < 0) {
 		c->p->side.state.canaries_lost++;
 		return 0;
 	}
@@ -604,7 +586,7 @@ static int next_frame(struct tcp_out *c)
 		s.bytes = (uint32_t)(s.n * o->o.layout->piece_bytes[s.layer]);
 		c->payload = NULL;
 		/* also for a frame from the pool, whose rest may have to be copied: tcp_out_forget */
-		if (staging_grow(c, s.bytes + FRAME_TAG_BYTES) < 0) {
+		if (staging_grow(c, s.bytes) < 0) {
 			outgoing_fail(o, ERR_IO, "no memory for a frame of %u bytes", s.bytes);
 			continue;
 		}
@@ -628,8 +610,15 @@ static ssize_t write_some(struct tcp_out *c, size_t most)
 	size_t head = c->at < FRAME_HEAD_BYTES ? FRAME_HEAD_BYTES - c->at : 0, sum = 0;
 	if (head)
 		iov[m.msg_iovlen++] = (struct iovec){c->head + c->at, head};
-	m.msg_iovlen += (size_t)payload_runs(c, s, c->at + head - FRAME_HEAD_BYTES, iov + m.msg_iovlen,
-	                                     TCP_IOV_MAX - 1);
+	size_t at = c->at + head - FRAME_HEAD_BYTES;
+	if (at < s->bytes) {
+		int n = payload_runs(c, s, at, iov + m.msg_iovlen, TCP_IOV_MAX - 2);
+		for (; n; n--)
+			at += iov[m.msg_iovlen++].iov_len;
+	}
+	if (at >= s->bytes)
+		iov[m.msg_iovlen++] = (struct iovec){c->tag + (at - s->bytes),
+		                                     s->bytes + FRAME_TAG_BYTES - at};
 	for (size_t i = 0; i < m.msg_iovlen; i++) {
 		iov[i].iov_len = least(iov[i].iov_len, most - sum);
 		sum += iov[i].iov_len;

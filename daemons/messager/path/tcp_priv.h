@@ -18,7 +18,7 @@
 
 enum {
 	TCP_IOV_MAX = 64,
-	TCP_READ_MAX = 256 << 10, /* bytes per receive: they are still in the cache for the checksum */
+	TCP_READ_MAX = 256 << 10, /* bytes per receive: they are still in the cache for the tag */
 	TCP_CANARY_BYTES = 64 << 10,
 	TCP_INCOMING_MAX = 4096, /* open leases of an intake */
 	TCP_TICK_US = 250000
@@ -62,7 +62,6 @@ struct tcp_transport {
 	uint16_t port;
 	int aes;
 	uint64_t refused, refusal_logged_us; /* connections of nobody we know */
-	struct frame_sum *sum;               /* of the frame that is about to be sent */
 	unsigned char *scratch;              /* (TCP_READ_MAX) bytes that go nowhere */
 	unsigned char *canary;               /* (TCP_CANARY_BYTES) */
 };
