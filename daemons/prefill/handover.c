@@ -2,6 +2,7 @@
  * and to the router, then KvSent and the acknowledgement are awaited. Runs on the loop's thread. */
 #include "prefill.h"
 #include "daemons/worker/seq/pooled.h"
+#include "util/err.h"
 
 #include <stdlib.h>
 
@@ -17,7 +18,8 @@ static void fill_timing(const struct job *j, Pds__Timing *t)
 	t->chunks = j->run.chunks;
 }
 
-static void send_first(struct job *j)
+/* 0, or ERR_*: the decode worker will not get it, and nobody was sent anything. */
+static int send_first(struct job *j)
 {
 	struct worker *w = j->w;
 	Pds__FirstToken f = PDS__FIRST_TOKEN__INIT;
@@ -33,13 +35,14 @@ static void send_first(struct job *j)
 	f.lease_generation = j->lease.id.generation;
 	f.finish = j->finish;
 	f.timing = &timing;
-	struct peer *d = job_decode(j);
-	if (d && j->finish == PDS__FINISH__FINISH_NONE)
-		svc_send(w->svc, d, MSG_REQUEST_FIRST_TOKEN, &h, &f.base);
-	struct peer *r = worker_router(w, j->req.router, j->req.router_epoch);
-	if (r)
+	struct peer *d = job_decode(j), *r = worker_router(w, j->req.router, j->req.router_epoch);
+	int code = 0;
+	if (j->finish == PDS__FINISH__FINISH_NONE)
+		code = d ? svc_send(w->svc, d, MSG_REQUEST_FIRST_TOKEN, &h, &f.base) : ERR_CLOSED;
+	if (r && code == 0)
 		worker_send_awaited(w, r, MSG_REQUEST_FIRST_TOKEN, &h, &f.base);
 	free(f.token);
+	return code;
 }
 
 static void log_done(const struct job *j)
@@ -73,7 +76,8 @@ enum handover_first handover_first(struct job *j)
 	stat_add(st, WS_GENERATED_TOKENS, 1);
 	stat_observe_us(st, WS_PREFILL_SECONDS, j->run.done_us - j->shared.begun_us);
 	log_done(j);
-	send_first(j);
+	if (send_first(j) < 0)
+		return FIRST_LOST;
 	if (j->finish == PDS__FINISH__FINISH_NONE)
 		return FIRST_SENT;
 	reserve_cancel(j, "the first token ended the answer");

@@ -269,13 +269,20 @@ static void start_run(struct job *j)
 /* The schedule thread is done. 1: the first token was sent; 0: the job ends. */
 static int run_over(struct job *j)
 {
+	static const struct worker_failure first_lost = {
+		.fault = PDS__FAULT__FAULT_PEER_LOST,
+		.retry = 1,
+		.text = "the link to the decode worker does not take the first token"};
+	enum handover_first first = FIRST_ENDS_ANSWER;
 	if (j->run.failure.kind != FAILURE_NONE)
 		give_up_failed(j, seq_failure_report(&j->run.failure, j->w));
 	else if (j->req.pooling)
 		handover_embedding(j);
 	else
-		return handover_first(j) == FIRST_SENT;
-	return 0;
+		first = handover_first(j);
+	if (first == FIRST_LOST)
+		give_up_failed(j, first_lost);
+	return first == FIRST_SENT;
 }
 
 static enum job_state step_run(struct job *j, enum job_event e)

@@ -299,7 +299,11 @@ void read_free(struct prefill_read *r);
 int read_fences(const struct prefill *s, uint32_t block); /* a read that was given up has it */
 
 /* handover.c */
-enum handover_first { FIRST_SENT, FIRST_ENDS_ANSWER };
+enum handover_first {
+	FIRST_SENT,
+	FIRST_ENDS_ANSWER,
+	FIRST_LOST /* the link to the decode worker did not take it */
+};
 enum handover_first handover_first(struct job *j);
 void handover_embedding(struct job *j); /* to the router: the job ends */
 void handover_release(struct job *j);   /* KvSent: slot and blocks go back */

@@ -89,6 +89,29 @@ TEST(test_stalled)
 	world_end();
 }
 
+/* The window of the link to the decode worker is full when the first token is to go there: nobody
+ * waits for it, and it is not the decode worker's failure. */
+TEST(test_first_token_does_not_fit)
+{
+	enum { WINDOW = 16 };
+	D1->fault = "dir=out:noack=100%";
+	world_begin("kv_blocks=64", "window_messages=16", "stall_ms=8000");
+	for (uint64_t r = 1; r <= WINDOW; r++) {
+		say_submit((struct ask){.req = r, .n = 64, .to = "1", .seed = (uint32_t)r});
+		UNTIL(count(D1, MSG_KV_RESERVE, r));
+	}
+	grant(D1, 1, 64);
+	const Pds__Failed *f = failed(1);
+	ck_assert_msg(f->fault == PDS__FAULT__FAULT_PEER_LOST, "fault %d: %s", f->fault, f->text);
+	ck_assert_int_eq(f->retry, 1);
+	ck_assert_str_eq(f->blame, "");
+	ck_assert_ptr_nonnull(strstr(f->text, "does not take the first token"));
+	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FIRST_TOKEN, 1), 0); /* the next attempt's is it */
+	for (uint64_t r = 2; r <= WINDOW; r++)
+		say_cancel(ROUTER, r);
+	world_end();
+}
+
 /* A transfer that the messager found malformed is this worker's failure; one that stalled while its
  * steps go on is not. Whose lease it gave back in order is named. */
 TEST(test_failed_transfers)
