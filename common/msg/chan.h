@@ -81,7 +81,7 @@ struct chan_opts {
 	const char *program, *name;
 	uint64_t epoch;
 	const char *bind; /* "ipc:///run/pdserve/decode-1.ipc"; NULL: binds nothing */
-	/* interval between routers and workers at work; 5 to 10 times that otherwise; never more than a
+	/* interval between routers and workers at work; five times that otherwise; never more than a
 	 * quarter of the silence that the peer tolerates */
 	uint64_t heartbeat_us;
 	uint64_t silence_us;

@@ -59,7 +59,7 @@ static uint64_t beat_every(const struct chan *c, const struct peer *p, uint64_t 
 	uint64_t own = c->opts.heartbeat_us;
 	if (is_idle(c, p, now)) {
 		theirs *= silence_factor(c, p, 0);
-		own *= has_router(c, p) ? 5 : 10;
+		own *= 5;
 	}
 	return most(BEAT_MIN_US, least(own, theirs / 4));
 }
@@ -297,8 +297,9 @@ void chan_beat_taken(struct chan *c, struct peer *p, const Pds__Heartbeat *hb)
 	uint64_t now = clock_us();
 	if (is_news(hb, &p->heard_sum))
 		mark_busy(c, p, now);
-	if (p->state != PEER_UP || p->dealer || !is_idle(c, p, now) ||
-	    now - p->beat_us < beat_every(c, p, now) / 2)
+	/* without a router the connecting side sets the pace: it may look for a peer that is stopped */
+	int soon = has_router(c, p) && now - p->beat_us < beat_every(c, p, now) / 2;
+	if (p->state != PEER_UP || p->dealer || !is_idle(c, p, now) || soon)
 		return;
 	beat(c, p, now);
 	excuse_absence(c, now);

@@ -443,10 +443,17 @@ static void check_waits(struct job *j, uint64_t now)
 	static const struct worker_failure late = {
 		.fault = PDS__FAULT__FAULT_DEADLINE,
 		.text = "the request's deadline has passed in prefill"};
-	if (now < j->req.deadline_us)
-		job_step(j, JE_CHECK);
-	else
+	static const struct worker_failure no_messager = {
+		.fault = PDS__FAULT__FAULT_PEER_LOST,
+		.retry = 1,
+		.text = "the prefill worker's messager is gone or silent"};
+	int moved = j->state == JOB_EARLY || j->state == JOB_MOVED;
+	if (now >= j->req.deadline_us)
 		job_fail(j, &late);
+	else if (!job_is_alone(j) && !moved && !tell_has_messager(&j->w->tell))
+		job_fail(j, &no_messager);
+	else
+		job_step(j, JE_CHECK);
 }
 
 /* A lease of this length is held: it must be renewed at least twice before it expires. */

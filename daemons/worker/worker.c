@@ -194,14 +194,14 @@ static void messager_on(void *arg, uint64_t epoch, int bell_fd)
 		ring_set_bell(w->ring, bell_fd);
 	else if (bell_fd >= 0)
 		close(bell_fd);
-	tell_attached(w);
+	tell_messager_seen(w);
 	tell_messager(w, 1); /* it takes PEERS only from workers whose memory it has */
 }
 
 static void messager_gone(void *arg, uint64_t epoch)
 {
 	struct worker *w = arg;
-	tell_attached(w);
+	tell_messager_seen(w);
 	if (w->ring)
 		ring_set_bell(w->ring, -1);
 	if (w->state && w->stage->messager_gone)
@@ -243,6 +243,7 @@ static int attach_messager(struct worker *w, const char *name, struct handover_h
 	svc_ipc_endpoint(w->svc, name, endpoint, sizeof endpoint);
 	const struct handover_fds fds = {w->region.control_fd, ring_fd(w->ring), w->region.data};
 	w->messager_attach = attach_new(w->svc, "messager", path, hello, &fds, &hooks);
+	tell_messager_awaited(w);
 	return worker_connect(w, endpoint, name, TAG_MESSAGER, err);
 }
 
@@ -331,6 +332,7 @@ static void up(struct svc *s, struct peer *p)
 	struct worker *w = worker_of(s);
 	if (peer_tag(p) == TAG_MESSAGER) {
 		w->messager = p;
+		tell_messager_seen(w);
 		tell_messager(w, 1);
 	}
 	if (peer_tag(p) == TAG_ROUTER) {
@@ -350,8 +352,11 @@ static void up(struct svc *s, struct peer *p)
 static void down(struct svc *s, struct peer *p, const char *why)
 {
 	struct worker *w = worker_of(s);
-	if (p == w->messager)
+	if (p == w->messager) {
 		w->messager = NULL;
+		if (w->messager_attach)
+			tell_messager_seen(w);
+	}
 	if (peer_tag(p) == TAG_ROUTER) {
 		routers_down(w->routers, p);
 		events_down(w->events, p);

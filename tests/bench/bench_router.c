@@ -152,7 +152,7 @@ static void place(const char *policy, uint32_t n_tokens, unsigned times)
 		Pds__WorkerInfo info = PDS__WORKER_INFO__INIT;
 		snprintf(name, sizeof name, "w%u", i);
 		info.role = (char *)(i < FLEET ? "prefill" : "decode");
-		info.model_fingerprint = info.numerics = info.layout = (char *)"x";
+		info.model_fingerprint = info.numerics = info.layout = info.site = (char *)"x";
 		info.block_tokens = 64;
 		registry_up(&g, (struct peer *)&g, name, 1, &info, clock_us());
 	}

@@ -112,6 +112,47 @@ TEST(test_first_token_does_not_fit)
 	world_end();
 }
 
+/* Without a messager nothing can be handed over: what is to be fails at once, whoever is asked, and
+ * the routers are told; they are told again when it is back. */
+TEST_LOOP(test_the_messager_is_lost, 0, 2)
+{
+	world_begin("kv_blocks=64", "silence_ms=2000");
+	ck_assert_str_ne(W.info->site, "");
+	if (_i) {
+		/* it is silent: a process that is stopped */
+		side_close(MESSAGER);
+		MESSAGER->fault = "type=HEARTBEAT:dir=out:drop=100%";
+		link_again(MESSAGER, MESSAGER->epoch);
+	}
+	struct transfer one = to_computed(D1, (struct ask){.req = 1, .n = 64, .to = "1"}),
+					two = to_computed(D2, (struct ask){.req = 2, .n = 64, .to = "2"});
+	kv_sent(2, &two); /* this one needs it no more */
+	say_submit((struct ask){.req = 3, .n = 64, .to = "1"});
+	UNTIL(count(D1, MSG_KV_RESERVE, 3));
+	if (!_i)
+		side_close(MESSAGER);
+	for (uint64_t r = 1; r <= 3; r += 2) {
+		const Pds__Failed *f = failed(r);
+		ck_assert_int_eq(f->fault, PDS__FAULT__FAULT_PEER_LOST);
+		ck_assert_int_eq(f->retry, 1);
+		ck_assert_str_eq(f->blame, "");
+		ck_assert_ptr_nonnull(strstr(f->text, "messager"));
+		UNTIL(count(D1, MSG_REQUEST_CANCEL, r));
+	}
+	UNTIL(transfer_is_void(&one));
+	ck_assert_str_eq(LATEST(Pds__WorkerUpdate, ROUTER, WORKER_UPDATE, 0)->worker->site, "");
+	ack(D2, 2);
+	at_rest();
+	ck_assert_uint_eq(count(ROUTER, MSG_REQUEST_FAILED, 2), 0);
+	MESSAGER->fault = NULL;
+	link_again(MESSAGER, MESSAGER->epoch);
+	UNTIL(strcmp(LATEST(Pds__WorkerUpdate, ROUTER, WORKER_UPDATE, 0)->worker->site, W.info->site) ==
+	      0);
+	struct transfer t = to_computed(D1, (struct ask){.req = 30, .n = 64, .to = "1"});
+	finish(D1, 30, &t);
+	world_end();
+}
+
 /* A transfer that the messager found malformed is this worker's failure; one that stalled while its
  * steps go on is not. Whose lease it gave back in order is named. */
 TEST(test_failed_transfers)

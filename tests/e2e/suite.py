@@ -250,6 +250,8 @@ class Suite:
             w = known.get(n, {})
             if w.get("state") != "up" or int(w["epoch"], 16) != rows[n]["epoch"] or w["role"] != rows[n]["role"]:
                 return f"the router does not know {n} as it is: {w}"
+            if self._uses(n, "messager") and w["role"] != "mixed" and w["handover"] == "none":
+                return f"the router does not know that {n} has a messager: {w}"
         return None
 
     def __exit__(self, *exc):

@@ -17,6 +17,7 @@ static inline struct worker_record *add_like(struct registry *g, const char *nam
 	Pds__WorkerInfo w = PDS__WORKER_INFO__INIT;
 	w.role = (char *)role;
 	w.model_fingerprint = (char *)"f";
+	w.site = (char *)"s";
 	w.numerics = (char *)numerics;
 	w.layout = (char *)"l";
 	w.context_tokens = context;

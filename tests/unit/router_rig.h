@@ -129,6 +129,7 @@ static inline struct worker_record *rig_up(struct rig *r, const char *name, cons
 	w.role = (char *)role;
 	w.endpoint = (char *)"ipc:///none";
 	w.model_fingerprint = (char *)"f";
+	w.site = (char *)"s";
 	w.numerics = (char *)"cpu-r3:tp1:bf16";
 	w.layout = (char *)"l";
 	w.context_tokens = 2048;

@@ -325,6 +325,7 @@ static inline struct worker_record *world_worker(struct world *w, const char *na
 	Pds__WorkerInfo info = PDS__WORKER_INFO__INIT;
 	info.role = (char *)role;
 	info.model_fingerprint = (char *)"f";
+	info.site = (char *)"s";
 	info.numerics = (char *)"n";
 	info.layout = (char *)"l";
 	info.context_tokens = 8192;

@@ -76,6 +76,30 @@ TEST(beats_as_often_as_the_peer_bears)
 	pair_close(&a, &b);
 }
 
+/* Without a router the side that connects hears the other every five of its own heartbeat_us, not
+ * the other's: from its silence it concludes that the other is stopped. A turn that this process
+ * had no processor for does not count. */
+TEST(who_connects_sets_the_pace)
+{
+	struct side a, b;
+	struct chan_opts oa = pair_opts(0, NULL), ob = oa;
+	uint64_t longest_us = 0;
+	oa.heartbeat_us = 1000000;
+	pair_open(base, &a, &b, "pace", &oa, &ob);
+	until_up(&a, &b);
+	pump_ms(base, 500);
+	for (int turns = 0, good = 0; turns < 500 && good < 50; turns++, good++) {
+		was_late = 0;
+		turn();
+		if (was_late)
+			good = -15; /* and what is late because of it */
+		else if (good >= 0 && clock_us() - peer_heard_us(b.p) > longest_us)
+			longest_us = clock_us() - peer_heard_us(b.p);
+	}
+	ck_assert_msg(longest_us < 5 * 20000 * 3 / 2, "silent for %u us", (unsigned)longest_us);
+	pair_close(&a, &b);
+}
+
 /* --- goodbyes ------------------------------------------------------------ */
 
 static int report_fd;

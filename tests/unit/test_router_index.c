@@ -263,6 +263,7 @@ static struct worker_record *up(struct registry *g, const char *name, uint64_t e
 	Pds__WorkerInfo w = PDS__WORKER_INFO__INIT;
 	w.role = (char *)"prefill";
 	w.model_fingerprint = (char *)"f";
+	w.site = (char *)"s";
 	w.numerics = (char *)"n";
 	w.layout = (char *)"l";
 	w.block_tokens = block_tokens;
@@ -375,6 +376,7 @@ TEST(index_of_a_worker_that_goes_and_comes)
 	tell(&g, w, 1, 0, h, 3, NULL, 0);
 	info.role = (char *)"decode";
 	info.model_fingerprint = (char *)"f";
+	info.site = (char *)"s";
 	info.numerics = (char *)"n";
 	info.layout = (char *)"l";
 	info.block_tokens = 64;

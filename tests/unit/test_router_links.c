@@ -132,6 +132,7 @@ static void comes(unsigned k)
 	pds__worker_info__init(&p->info);
 	p->info.role = k % 2 ? "decode" : "prefill";
 	p->info.model_fingerprint = "f";
+	p->info.site = "s";
 	p->epoch++;
 	links_up(NULL, p);
 }

@@ -362,6 +362,7 @@ static struct worker_record *add(struct registry *g, const char *name, const cha
 	Pds__WorkerInfo w = PDS__WORKER_INFO__INIT;
 	w.role = (char *)role;
 	w.model_fingerprint = (char *)"f";
+	w.site = (char *)"s";
 	w.numerics = (char *)numerics;
 	w.layout = (char *)layout;
 	w.context_tokens = 2048;
@@ -447,6 +448,7 @@ TEST(who_may_come_in)
 	registry_init(&g, 1000000);
 	w.role = (char *)"decode";
 	w.model_fingerprint = (char *)"f";
+	w.site = (char *)"s";
 	w.vocab = 1000;
 	ck_assert_int_eq(registry_admit(&g, "d1", &w, 1000, why, sizeof why), 0);
 	ck_assert_int_eq(registry_admit(&g, "d1", &w, 1001, why, sizeof why), ERR_INVALID);
@@ -482,6 +484,7 @@ TEST(an_endpoint_that_nobody_could_be_told)
 	text[MSG_ENDPOINT_MAX + 1] = 0;
 	w.role = (char *)"decode";
 	w.model_fingerprint = (char *)"f";
+	w.site = (char *)"s";
 	w.endpoint = text;
 	ck_assert_int_eq(registry_admit(&g, "d1", &w, 0, why, sizeof why), ERR_INVALID);
 	ck_assert_ptr_nonnull(strstr(why, "201 bytes, allowed 200"));

@@ -195,6 +195,7 @@ static const struct {
 	{"a", "", "a", "", 1},     {"a", "m", "a", "rm", 1}, {"a", "m", "b", "rm", 1},
 	{"a", "rm", "b", "rm", 1}, {"a", "r", "b", "rm", 0}, {"a", "", "b", "rm", 0},
 	{"a", "m", "b", "r", 0},   {"a", "m", "b", "m", 0},  {"a", "m", "b", "", 0},
+	{"", "", "", "", 0},       {"a", "", "", "", 0},     {"", "", "a", "", 0}, /* no messager */
 };
 
 /* KV goes to another host only from a messager to a messager, and to a worker that can be asked. */
@@ -277,6 +278,7 @@ TEST_LOOP(addresses_are_checked, 0, 8)
 	registry_init(&g, 1000000);
 	info.role = (char *)"decode";
 	info.model_fingerprint = (char *)"f";
+	info.site = (char *)"s";
 	info.remote = (char *)rows[_i].remote;
 	info.messager = (char *)rows[_i].messager;
 	int want = rows[_i].why ? ERR_INVALID : 0;
@@ -473,6 +475,7 @@ TEST(a_role_changes_under_way)
 	ck_assert_int_eq(attempt_start(r->s), 0);
 	info.role = (char *)"mixed";
 	info.model_fingerprint = (char *)"f";
+	info.site = (char *)"s";
 	info.numerics = (char *)"cpu-r3:tp1:bf16";
 	info.layout = (char *)"l";
 	ck_assert_int_eq(registry_update(&r->g, p, &info, why, sizeof why), 0);

@@ -371,7 +371,7 @@ static void fill_info(Pds__WorkerInfo *info, int role)
 {
 	pds__worker_info__init(info);
 	info->role = (char *)role_names[role];
-	info->model_fingerprint = info->numerics = info->layout = (char *)"x";
+	info->model_fingerprint = info->numerics = info->layout = info->site = (char *)"x";
 	info->context_tokens = 1000;
 	info->block_tokens = 1;
 	info->blocks = 100;

@@ -435,7 +435,7 @@ int worker_is_up(const struct worker_record *w)
 
 int worker_is_near(const struct worker_record *p, const struct worker_record *d)
 {
-	return strcmp(p->site, d->site) == 0;
+	return *p->site && strcmp(p->site, d->site) == 0;
 }
 
 int worker_reaches(const struct worker_record *p, const struct worker_record *d)

@@ -96,7 +96,6 @@ static void check_gone(struct attach *a)
 		return;
 	uint64_t epoch = a->epoch;
 	a->epoch = 0;
-	a->remote[0] = 0;
 	log_info("attach_gone", "to=%s epoch=%llu", a->what, (unsigned long long)epoch);
 	again(a);
 	a->hooks.gone(a->hooks.arg, epoch);
@@ -251,6 +250,11 @@ int attach_is_on(struct attach *a, uint64_t epoch)
 	if (a->state == ATTACH_OFFERED)
 		take_answer(a);
 	return a->state == ATTACH_ON && a->epoch == epoch;
+}
+
+int attach_stands(const struct attach *a)
+{
+	return a->state == ATTACH_ON && a->sock >= 0;
 }
 
 const char *attach_remote(const struct attach *a)

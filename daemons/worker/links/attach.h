@@ -29,8 +29,11 @@ void attach_destroy(struct attach **a);
 /* Does the peer of this epoch have our memory? Reads an answer that has arrived: whatever the peer
  * sent after it, over another connection, may be handled first. */
 int attach_is_on(struct attach *a, uint64_t epoch);
-/* where other hosts reach the attached peer (handover_reply.remote); "": they cannot, or none is
- * attached */
+/* It is attached and its connection stands: without that it serves us no more, though it may still
+ * have our memory. */
+int attach_stands(const struct attach *a);
+/* where other hosts reach the peer that was attached last (handover_reply.remote); "": they cannot,
+ * or there was none */
 const char *attach_remote(const struct attach *a);
 
 #endif

@@ -43,15 +43,15 @@ int worker_connect_routers(struct worker *w, const struct conf *c, struct err *e
 	return n ? r : routers_add(w->routers, endpoint, err);
 }
 
-/* The messager that this worker hands its memory to: a name in a folder of a host. The folder is
- * known by its device and inode, since hosts and containers may use one path for different ones. */
+/* The messager that has this worker's memory: a name in a folder of a host. The folder is known by
+ * its device and inode, since hosts and containers may use one path for different ones. */
 static void describe_site(struct worker *w, char *out, size_t size)
 {
 	const struct conf *c = svc_conf(w->svc);
 	struct stat st;
 	Pds__Process self;
 	*out = 0;
-	if (!w->ring || stat(conf_str(c, "rundir"), &st) < 0)
+	if (!tell_has_messager(&w->tell) || stat(conf_str(c, "rundir"), &st) < 0)
 		return;
 	process_self(&self);
 	snprintf(out, size, "%s:%llx:%llx:%s", self.boot_id, (unsigned long long)st.st_dev,
@@ -83,7 +83,7 @@ void worker_describe(struct worker *w, Pds__WorkerInfo *i)
 	i->site = site;
 	i->remote = (char *)svc_remote(s);
 	/* without keys this worker cannot connect to those of other hosts, nor they to it */
-	if (w->messager_attach && svc_has_keys(s))
+	if (tell_has_messager(&w->tell) && svc_has_keys(s))
 		i->messager = (char *)attach_remote(w->messager_attach);
 }
 

@@ -2,6 +2,8 @@
 #include "daemons/worker/links/tell.h"
 #include "daemons/worker/worker.h"
 #include "util/clock.h"
+#include "util/least.h"
+#include "util/log.h"
 #include "util/mem.h"
 
 #include <stdio.h>
@@ -9,6 +11,11 @@
 #include <string.h>
 
 #define AGAIN_US 50000u
+/* a messager that is gone for less is not told as gone */
+#define RESTART_US 1000000u
+/* A silent messager is looked at again this much later, before it counts: if it was this process
+ * that did not run, what has arrived meanwhile is read first. */
+#define GLANCE_US 100000u
 
 static void again(struct worker *w)
 {
@@ -39,12 +46,45 @@ void tell_changed(struct worker *w)
 	routers(w);
 }
 
-void tell_attached(struct worker *w)
+void tell_messager_awaited(struct worker *w)
 {
-	const char *now = attach_remote(w->messager_attach);
-	if (strcmp(now, w->tell.messager) == 0)
+	const struct conf *c = svc_conf(w->svc);
+	/* it answers our heartbeats, which go out every five heartbeat_ms or more often */
+	uint64_t beats_us = (uint64_t)conf_int(c, "heartbeat_ms") * 7500u;
+	w->tell.silent_us = most(beats_us, (uint64_t)conf_int(c, "silence_ms") * 750u);
+	w->tell.has_messager = 1;
+	tell_messager_seen(w);
+}
+
+void tell_messager_seen(struct worker *w)
+{
+	struct tell_state *t = &w->tell;
+	int linked = w->messager && attach_stands(w->messager_attach), had = t->has_messager;
+	uint64_t now = clock_us(), quiet = linked ? now - peer_heard_us(w->messager) : 0,
+			 grace = linked ? GLANCE_US : RESTART_US;
+	if (linked && quiet < t->silent_us)
+		t->lost_us = 0;
+	else if (!t->lost_us)
+		t->lost_us = now;
+	uint64_t lost = t->lost_us ? now - t->lost_us : 0;
+	t->has_messager = !t->lost_us || (had && lost < grace);
+	if (linked || t->has_messager) { /* else its return is an event */
+		struct timeval tv = clock_timeval(!t->lost_us       ? t->silent_us - quiet
+		                                  : t->has_messager ? grace - lost
+		                                                    : GLANCE_US);
+		event_add(t->look, &tv);
+	}
+	if (had && !t->has_messager)
+		log_warn("messager_lost", "why=%s effect=%s",
+		         log_quote(linked ? "it is silent" : "it has not taken this worker's memory"),
+		         log_quote("no KV is handed over until it is back"));
+	else if (!had && t->has_messager)
+		log_info("messager_back", "epoch=%llu",
+		         (unsigned long long)peer_epoch(w->messager));
+	const char *remote = t->has_messager ? attach_remote(w->messager_attach) : "";
+	if (had == t->has_messager && strcmp(remote, t->messager) == 0)
 		return;
-	snprintf(w->tell.messager, sizeof w->tell.messager, "%s", now);
+	snprintf(t->messager, sizeof t->messager, "%s", remote);
 	tell_changed(w);
 }
 
@@ -114,8 +154,16 @@ static void on_again(evutil_socket_t fd, short what, void *arg)
 		tell_messager(w, 0);
 }
 
+static void on_look(evutil_socket_t fd, short what, void *arg)
+{
+	(void)fd;
+	(void)what;
+	tell_messager_seen(arg);
+}
+
 void tell_init(struct worker *w)
 {
+	w->tell.look = event_new(svc_base(w->svc), -1, 0, on_look, w);
 	w->tell.again = event_new(svc_base(w->svc), -1, 0, on_again, w);
 }
 
@@ -123,6 +171,8 @@ void tell_fini(struct worker *w)
 {
 	if (w->tell.again)
 		event_free(w->tell.again);
-	w->tell.again = NULL;
+	if (w->tell.look)
+		event_free(w->tell.look);
+	w->tell.again = w->tell.look = NULL;
 	forget_peers(&w->tell);
 }
