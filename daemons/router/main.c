@@ -186,7 +186,8 @@ static const struct conf_key keys[] = {
      "window of outcomes that are judged together", NULL},
 	{"breaker_open_ms", CONF_INT, "5000", 10, 3600000, "ms", 1,
      "time until a worker that was taken out is tried with one request; doubles up to 16 times "
-     "while trials fail",
+     "while trials fail. Also how long a prefill and a decode worker are not paired after a "
+     "hand-over between them has failed",
      NULL},
 	CONF_END,
 };

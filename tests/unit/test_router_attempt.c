@@ -254,7 +254,7 @@ TEST(prompt_logprobs_over_attempts)
 	attempts_tick(&t.r->e, clock_us() + 1000000);
 	ck_assert_uint_eq(t.r->s->number, 3);
 	ck_assert_uint_eq(t.r->s->got.prompt_rows, 5);
-	rig_first(t.r, t.r->s->try.prefill, 3, 0, 10, "d1", 21);
+	rig_first(t.r, t.r->s->try.prefill, 3, 0, 10, "d2", 22);
 	ck_assert_str_eq(t.r->out, "10 ");
 	rig_free(t.r);
 }

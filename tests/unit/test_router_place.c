@@ -226,6 +226,104 @@ TEST_LOOP(pairs_of_several_hosts, 0, COUNT(sites))
 	registry_fini(&g);
 }
 
+/* A pair whose hand-over has failed is left alone for a while, then tried once in that while, until
+ * it succeeds. */
+TEST(a_failed_pair_waits)
+{
+	struct registry g;
+	struct placement p;
+	const struct place_wish wish = {.tokens = 8, .total_tokens = 9};
+	registry_init(&g, 1000000);
+	const uint64_t now = clock_us(), while_us = g.breaker.open_us;
+	struct worker_record *p1 = add(&g, "p1", "prefill"), *d1 = add(&g, "d1", "decode");
+	const struct {
+		const char *what;
+		uint64_t at_us;
+		int outcome; /* of a hand-over before: -1 failed, 1 succeeded, 0 none */
+		unsigned pairs;
+	} steps[] = {
+		{"a first time", 0, 0, 1},
+		{"it failed", 0, -1, 0},
+		{"just before the end", while_us - 1, 0, 0},
+		{"a trial", while_us, 0, 1},
+		{"only one", while_us, 0, 0},
+		{"the trial failed", while_us + 1, -1, 0},
+		{"one more trial", 2 * while_us + 1, 0, 1},
+		{"it succeeded", 2 * while_us + 1, 1, 1},
+		{"and again", 2 * while_us + 1, 0, 1},
+	};
+	for (int i = 0; i < COUNT(steps); i++) {
+		if (steps[i].outcome)
+			registry_handover(&g, p1, d1, steps[i].outcome > 0, now + steps[i].at_us);
+		ck_assert_int_eq(place_choose(&g, &wish, now + steps[i].at_us, &p), 0);
+		ck_assert_msg(p.n_decode == steps[i].pairs, "%s: %u", steps[i].what, p.n_decode);
+		ck_assert_msg(p.first == (p.n_decode ? p1 : d1), "%s", steps[i].what);
+	}
+	registry_fini(&g);
+}
+
+/* Others are placed meanwhile, of either kind. */
+TEST(a_failed_pair_leaves_others)
+{
+	struct registry g;
+	const struct place_wish wish = {.tokens = 8, .total_tokens = 9};
+	registry_init(&g, 1000000);
+	struct worker_record *p1 = add(&g, "p1", "prefill"), *d1 = add(&g, "d1", "decode"),
+						 *d2 = add(&g, "d2", "decode");
+	registry_handover(&g, p1, d1, 0, clock_us());
+	ck_assert_str_eq(show(&g, &wish), "p1 d2");
+	registry_handover(&g, p1, d2, 0, clock_us());
+	ck_assert_str_eq(show(&g, &wish), "d1"); /* which needs no hand-over */
+	struct worker_record *p2 = add(&g, "p2", "prefill");
+	registry_handover(&g, p2, d2, 0, clock_us());
+	ck_assert_str_eq(show(&g, &wish), "p2 d1");
+	const struct place_pin pin = {.prefill = "p1", .decode = {"d1"}, .n_decode = 1};
+	const struct place_wish pinned = {.tokens = 8, .total_tokens = 9, .pin = &pin};
+	ck_assert_str_eq(show(&g, &pinned), "p1 d1");
+	registry_fini(&g);
+}
+
+/* A worker that has another messager, or begins another life, starts without failures; and what is
+ * remembered is bounded, the latest stays. */
+TEST(failed_pairs_are_forgotten)
+{
+	struct registry g;
+	char why[200], name[16];
+	Pds__WorkerInfo info = PDS__WORKER_INFO__INIT;
+	const struct place_wish wish = {.tokens = 8, .total_tokens = 9};
+	registry_init(&g, 1000000);
+	struct worker_record *p1 = add(&g, "p1", "prefill"), *d1 = add(&g, "d1", "decode");
+	info.role = "decode";
+	info.model_fingerprint = "f";
+	info.numerics = "n";
+	info.layout = "l";
+	registry_handover(&g, p1, d1, 0, clock_us());
+	info.site = ""; /* its messager goes, and comes back */
+	ck_assert_int_eq(registry_update(&g, d1, &info, why, sizeof why), 0);
+	ck_assert_str_eq(show(&g, &wish), "d1");
+	info.site = "s";
+	ck_assert_int_eq(registry_update(&g, d1, &info, why, sizeof why), 0);
+	ck_assert_str_eq(show(&g, &wish), "p1 d1");
+	registry_handover(&g, p1, d1, 0, clock_us());
+	ck_assert_int_eq(registry_update(&g, d1, &info, why, sizeof why), 0);
+	ck_assert_str_eq(show(&g, &wish), "d1"); /* nothing has changed */
+	registry_down(&g, p1, clock_us());
+	p1->epoch = 0; /* add() starts life 1 */
+	ck_assert_ptr_eq(add(&g, "p1", "prefill"), p1);
+	ck_assert_str_eq(show(&g, &wish), "p1 d1");
+	for (unsigned i = 0; i <= HANDOVERS_FAILED_MAX; i++) {
+		snprintf(name, sizeof name, "x%u", i);
+		struct worker_record *x = add(&g, name, "decode");
+		registry_down(&g, x, clock_us());
+		registry_handover(&g, p1, i < HANDOVERS_FAILED_MAX ? x : d1, 0, clock_us());
+	}
+	ck_assert_uint_eq(g.n_failed, HANDOVERS_FAILED_MAX);
+	ck_assert_str_eq(show(&g, &wish), "d1");
+	registry_forget(&g, clock_us() + WORKER_FORGET_US + 1000000); /* all x */
+	ck_assert_uint_eq(g.n_failed, 1);
+	registry_fini(&g);
+}
+
 static const struct {
 	uint64_t near_tokens, far_tokens; /* in flight there */
 	unsigned policy;

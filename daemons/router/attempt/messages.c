@@ -277,8 +277,11 @@ enum verdict attempt_take_tokens(struct attempt *a, const struct attempt_event *
 		log_req(LOG_INFO, &a->id, "first_token", "attempt=%u index=%u from=%s decode=%s", a->number,
 		        m->index, w->name, attempt_decode_name(w));
 	}
-	if (a->state == ATTEMPT_SUBMITTED || a->state == ATTEMPT_HANDED)
+	if (a->state == ATTEMPT_SUBMITTED || a->state == ATTEMPT_HANDED) {
 		registry_outcome(a->all->registry, w, 1, clock_us());
+		if (!attempt_is_alone(a) && a->try.prefill)
+			registry_handover(a->all->registry, a->try.prefill, w, 1, clock_us());
+	}
 	attempt_prefill_done(a);
 	if (attempt_is_alone(a))
 		attempts_take_prompt_times(a->all, &a->got.times, &a->try.predicted, m->timing);

@@ -395,7 +395,8 @@ static uint64_t pause_of(const struct attempt *a, Pds__Fault fault)
 	return pause > room ? pause : room;
 }
 
-/* The prefill worker reports that no candidate got the KV, and no worker is to blame. */
+/* The prefill worker reports that no candidate got the KV, and no worker is to blame. (Until it
+ * names the one that decodes, try.decode is the one that it asks first.) */
 static int handover_has_failed(const struct attempt *a, const struct attempt_loss *l)
 {
 	const struct attempt_try *t = &a->try;
@@ -413,7 +414,10 @@ enum verdict attempt_lost(struct attempt *a, const struct attempt_loss *l)
 	if (blamed)
 		registry_outcome(a->all->registry, blamed, 0, now);
 	a->past.lost = has_progress(a) ? 1 : a->past.lost + 1;
-	a->past.alone = a->past.lost + 1 >= a->all->opts.max_attempts && handover_has_failed(a, l);
+	int failed = handover_has_failed(a, l);
+	if (failed && a->try.decode)
+		registry_handover(a->all->registry, a->try.prefill, a->try.decode, 0, now);
+	a->past.alone = a->past.lost + 1 >= a->all->opts.max_attempts && failed;
 	log_req(LOG_WARN, &a->id, "attempt_lost",
 	        "attempt=%u lost=%u state=%s worker=%s blame=%s fault=%d retry=%d output_tokens=%u "
 	        "why=%s",

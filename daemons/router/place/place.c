@@ -88,24 +88,26 @@ static int pinned_decode(const struct place_pin *pin, const struct worker_record
 }
 
 static int decodes_for(const struct registry *g, const struct worker_record *p,
-                       const struct worker_record *d, const struct place_wish *wish)
+                       const struct worker_record *d, const struct place_wish *wish,
+                       uint64_t now_us)
 {
 	return d->role == ROLE_DECODE && usable(g, d, wish) && compatible(p, d) &&
-	       worker_reaches(p, d) && pinned_decode(wish->pin, d) >= 0;
+	       worker_reaches(p, d) && pinned_decode(wish->pin, d) >= 0 &&
+	       (wish->pin || registry_handover_takes(g, p, d, now_us));
 }
 
 static int has_decoder(const struct registry *g, const struct worker_record *p,
-                       const struct place_wish *wish)
+                       const struct place_wish *wish, uint64_t now_us)
 {
 	list_each(it, &g->workers)
-		if (decodes_for(g, p, list_entry(it, struct worker_record, node), wish))
+		if (decodes_for(g, p, list_entry(it, struct worker_record, node), wish, now_us))
 			return 1;
 	return 0;
 }
 
 /* May w get Submit? roles: bits, 1 << role */
 static int may_be_first(const struct registry *g, unsigned roles, const struct worker_record *w,
-                        const struct place_wish *wish)
+                        const struct place_wish *wish, uint64_t now_us)
 {
 	const struct place_pin *pin = wish->pin;
 	if (!(roles & 1u << w->role) || !usable(g, w, wish) ||
@@ -116,7 +118,7 @@ static int may_be_first(const struct registry *g, unsigned roles, const struct w
 	if (pin && pin->n_decode && w->role != ROLE_PREFILL &&
 	    (*pin->prefill || pinned_decode(pin, w) < 0))
 		return 0;
-	return w->role != ROLE_PREFILL || wish->prefill_only || has_decoder(g, w, wish);
+	return w->role != ROLE_PREFILL || wish->prefill_only || has_decoder(g, w, wish, now_us);
 }
 
 /* How much of the prompt the worker is known to hold. The last token is always computed. Only
@@ -152,7 +154,7 @@ static unsigned all_first(struct registry *g, unsigned roles, const struct place
 	unsigned n = 0;
 	list_each(it, &g->workers) {
 		struct worker_record *w = list_entry(it, struct worker_record, node);
-		if (may_be_first(g, roles, w, wish))
+		if (may_be_first(g, roles, w, wish, now_us))
 			g->options[n++] = option_of(g, w, wish, now_us);
 	}
 	return n;
@@ -164,7 +166,7 @@ static unsigned all_decoders(struct registry *g, const struct worker_record *p,
 	unsigned n = 0;
 	list_each(it, &g->workers) {
 		struct worker_record *d = list_entry(it, struct worker_record, node);
-		if (!decodes_for(g, p, d, wish))
+		if (!decodes_for(g, p, d, wish, now_us))
 			continue;
 		g->options[n] = option_of(g, d, wish, now_us);
 		g->options[n++].is_far = !worker_is_near(p, d);
@@ -325,7 +327,8 @@ int place_possible(const struct registry *g, const struct place_wish *wish)
 {
 	for (unsigned i = 0; i < 2; i++)
 		list_each(it, &g->workers)
-			if (may_be_first(g, first_roles[i], list_entry(it, struct worker_record, node), wish))
+			if (may_be_first(g, first_roles[i], list_entry(it, struct worker_record, node), wish,
+			                 wish->now_us))
 				return 1;
 	return 0;
 }
@@ -412,8 +415,10 @@ int place_choose(struct registry *g, const struct place_wish *wish, uint64_t now
 		p.n_decode = decoders(g, p.first, wish, now_us, p.decode);
 	uint64_t wait_us = backlog_us(p.first);
 	remember(g, p.first, wish, p.first->role != ROLE_PREFILL, wait_us, now_us);
-	if (p.n_decode)
+	if (p.n_decode) {
 		remember(g, p.decode[0], wish, 1, wait_us, now_us);
+		registry_handover_tried(g, p.first, p.decode[0], now_us);
+	}
 	*ret = p;
 	return 0;
 }

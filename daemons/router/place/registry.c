@@ -41,8 +41,17 @@ static void free_info(struct worker_record *w)
 	free(w->messager);
 }
 
-static void free_worker(struct worker_record *w)
+/* Hand-overs with w may succeed now. */
+static void forget_failed(struct registry *g, const struct worker_record *w)
 {
+	for (unsigned i = g->n_failed; i-- > 0;)
+		if (g->failed[i].p == w || g->failed[i].d == w)
+			g->failed[i] = g->failed[--g->n_failed];
+}
+
+static void free_worker(struct registry *g, struct worker_record *w)
+{
+	forget_failed(g, w);
 	list_remove(&w->node);
 	kv_index_destroy(&w->index);
 	free_info(w);
@@ -52,7 +61,7 @@ static void free_worker(struct worker_record *w)
 void registry_fini(struct registry *g)
 {
 	list_each_safe(n, next, &g->workers)
-		free_worker(list_entry(n, struct worker_record, node));
+		free_worker(g, list_entry(n, struct worker_record, node));
 	free(g->options);
 	g->options = NULL;
 }
@@ -132,7 +141,7 @@ struct worker_record *registry_find(const struct registry *g, const char *name)
 
 static void forget(struct registry *g, struct worker_record *w)
 {
-	free_worker(w);
+	free_worker(g, w);
 	g->n_workers--;
 }
 
@@ -225,8 +234,10 @@ struct worker_record *registry_up(struct registry *g, struct peer *peer, const c
 	struct worker_record *w = registry_find(g, name);
 	if (!w)
 		w = add_worker(g, name);
-	if (w->epoch != epoch)
+	if (w->epoch != epoch) {
 		begin_life(g, w, now_us);
+		forget_failed(g, w);
+	}
 	g->n_up += !worker_is_up(w);
 	w->peer = peer;
 	w->epoch = epoch;
@@ -254,6 +265,9 @@ int registry_update(struct registry *g, struct worker_record *w, const Pds__Work
 		         text(info->model_fingerprint), w->fingerprint);
 		return ERR_INVALID;
 	}
+	/* another messager */
+	if (strcmp(text(info->site), w->site) != 0 || strcmp(text(info->messager), w->messager) != 0)
+		forget_failed(g, w);
 	set_info(w, info);
 	collect_roots(g);
 	return 0;
@@ -335,6 +349,51 @@ void registry_outcome(struct registry *g, struct worker_record *w, int good, uin
 		         (unsigned long long)((w->breaker.until_us - now_us) / 1000));
 	else
 		log_info("breaker_closed", "worker=%s", w->name);
+}
+
+static struct handover_failed *failed_of(struct registry *g, const struct worker_record *p,
+                                         const struct worker_record *d)
+{
+	for (unsigned i = 0; i < g->n_failed; i++)
+		if (g->failed[i].p == p && g->failed[i].d == d)
+			return &g->failed[i];
+	return NULL;
+}
+
+void registry_handover(struct registry *g, const struct worker_record *p,
+                       const struct worker_record *d, int good, uint64_t now_us)
+{
+	struct handover_failed *f = failed_of(g, p, d);
+	if (good) {
+		if (f)
+			*f = g->failed[--g->n_failed];
+		return;
+	}
+	if (!f && g->n_failed < HANDOVERS_FAILED_MAX)
+		f = &g->failed[g->n_failed++];
+	if (!f) {
+		f = g->failed;
+		for (unsigned i = 1; i < HANDOVERS_FAILED_MAX; i++)
+			f = g->failed[i].until_us < f->until_us ? &g->failed[i] : f;
+	}
+	*f = (struct handover_failed){p, d, now_us + g->breaker.open_us};
+	log_warn("handover_failed", "prefill=%s decode=%s for_ms=%llu", p->name, d->name,
+	         (unsigned long long)g->breaker.open_us / 1000);
+}
+
+void registry_handover_tried(struct registry *g, const struct worker_record *p,
+                             const struct worker_record *d, uint64_t now_us)
+{
+	struct handover_failed *f = failed_of(g, p, d);
+	if (f)
+		f->until_us = now_us + g->breaker.open_us;
+}
+
+int registry_handover_takes(const struct registry *g, const struct worker_record *p,
+                            const struct worker_record *d, uint64_t now_us)
+{
+	const struct handover_failed *f = failed_of((struct registry *)(uintptr_t)g, p, d);
+	return !f || f->until_us <= now_us;
 }
 
 void registry_answered(struct registry *g, uint32_t tokens)

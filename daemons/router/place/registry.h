@@ -68,8 +68,19 @@ struct worker_record {
 	uint64_t placed_seq;      /* registry.place_seq when it was last chosen, for ties */
 };
 
+#define HANDOVERS_FAILED_MAX 64u
+
+/* A hand-over from p to d has failed: not placed again before until_us. */
+struct handover_failed {
+	const struct worker_record *p, *d;
+	uint64_t until_us;
+};
+
 struct registry {
 	struct list workers;
+	/* without order; a further one replaces the one that ends first */
+	struct handover_failed failed[HANDOVERS_FAILED_MAX];
+	unsigned n_failed;
 	unsigned n_up, n_workers;
 	uint64_t ups; /* links that came up so far, of all workers */
 	uint64_t place_seq;
@@ -105,6 +116,16 @@ int registry_update(struct registry *g, struct worker_record *w, const Pds__Work
 void registry_kv_events(struct registry *g, struct worker_record *w, const Pds__KvEvents *m);
 /* good: an attempt succeeded here; else the worker failed it. */
 void registry_outcome(struct registry *g, struct worker_record *w, int good, uint64_t now_us);
+/* An attempt's KV came from p to d (good), or did not though neither is to blame: then the pair is
+ * not placed for breaker.open_us, and then once in breaker.open_us, until it is good. */
+void registry_handover(struct registry *g, const struct worker_record *p,
+                       const struct worker_record *d, int good, uint64_t now_us);
+/* An attempt is placed on a pair whose hand-over had failed, if it had. */
+void registry_handover_tried(struct registry *g, const struct worker_record *p,
+                             const struct worker_record *d, uint64_t now_us);
+/* May p hand over to d, by what is known of earlier hand-overs? */
+int registry_handover_takes(const struct registry *g, const struct worker_record *p,
+                            const struct worker_record *d, uint64_t now_us);
 void registry_answered(struct registry *g, uint32_t tokens);
 /* Seconds until the workers have computed their backlog and one more answer, at their measured
  * rates; from min_s to max_s. */
