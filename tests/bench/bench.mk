@@ -1,7 +1,7 @@
-# bench.mk - `make bench` and its parts, `make soak`. Figures go to the screen; BENCH_WRITE=1 also renews their sections of tests/bench/RESULTS.md.
+# bench.mk - `make bench` and its parts, `make isolation`, `make soak`. Figures go to the screen; BENCH_WRITE=1 also renews their sections of tests/bench/RESULTS.md.
 #   THREADS=n  TURNS=5  REQUESTS=600  SECONDS=12  PEER=folder of a venv that has llama-cpp-python already
 #   LAYOUT=1p2d  SOAK_SECONDS=60  SOAK_STREAMS=64  SOAK_LEAVE=0 (percent of clients that go away)  SOAK_TIERS=1 (tiers, preemption)  QUICK=1 (the tiny model)
-.PHONY: bench bench-peer bench-cpu bench-fp8 bench-embeddings bench-server bench-handover bench-hosts bench-kv bench-storage bench-index bench-redis bench-path bench-path-shaped bench-suite bench-idle bench-interference bench-prefill-sched bench-prepare bench-policies bench-blocked-peer bench-reserve bench-tiers bench-tiers-idle bench-spec bench-overlap bench-preempt bench-text soak
+.PHONY: bench bench-peer bench-cpu bench-fp8 bench-embeddings bench-server bench-handover bench-hosts bench-kv bench-storage bench-index bench-redis bench-path bench-path-shaped bench-suite bench-idle bench-interference bench-prefill-sched bench-prepare bench-policies bench-blocked-peer bench-reserve bench-tiers bench-tiers-idle bench-spec bench-overlap bench-preempt bench-text isolation soak
 PEER     ?= build/venv-peer
 PEER_REQ := llama-cpp-python==0.3.36
 PEER_SERVER ?= build/peer-server/bin/llama-server
@@ -133,6 +133,11 @@ bench-overlap: all
 # prompt look-up against none, real model: THREADS=0 (all cores) TURNS=3
 bench-spec: all
 	@model=$(BENCH_MODEL) && python3 tests/bench/bench_spec.py $(if $(THREADS),-t $(THREADS)) $(if $(TURNS),-n $(TURNS)) "$$model"
+
+# what one client can cost another, on this build or on the programs in BIN=folder: ONLY="flood handshakes" SECONDS=8 (a phase; a row has two)
+isolation: programs
+	@tools/setup --test
+	@model=$(BENCH_MODEL) && /usr/bin/python3 tests/isolation/isolation.py $(if $(ONLY),--only "$(ONLY)") $(if $(SECONDS),--seconds $(SECONDS)) $(if $(BIN),--bin $(BIN)) "$$model"
 
 soak: all
 	@model=$(if $(QUICK),,$(BENCH_MODEL)) && python3 tests/soak/soak.py $(if $(QUICK),--quick,--model "$$model") $(if $(LAYOUT),--layout $(LAYOUT)) \
