@@ -100,10 +100,17 @@ struct nfa_string {
 uint32_t nfa_one_of(struct nfa *f, struct nfa_string *list, size_t n, uint32_t next);
 
 /* Checks the whole network and fails on f->err, infinite recursion, no finite answer, or nesting
- * above the limit. Then sets need and classes. */
+ * above the limit. Simplifies it (nfa_drop_empty), and sets need and classes. */
 int nfa_finish(struct nfa *f, uint32_t depth_max, struct err *err);
 /* Frees what only builders need and shrinks the arrays. */
 void nfa_trim(struct nfa *f);
 size_t nfa_memory(const struct nfa *f);
+
+/* nfa_empty.c. Both return ERR_FULL after passes_max passes. */
+/* empty[i] = 1: from node i the end of its rule is reached without a byte */
+int nfa_find_empty(const struct nfa *f, unsigned char *empty, uint32_t passes_max);
+/* Rewrites the network so that no called rule matches the empty string, and no pointer leads to a
+ * node that only leads on. What matches stays the same. ERR_NOMEM; on a limit f->err is set. */
+int nfa_drop_empty(struct nfa *f, const unsigned char *empty, uint32_t passes_max);
 
 #endif

@@ -1,6 +1,7 @@
 /* nfa_check.c - checks a whole network before it is walked: it can be finished within the nesting
  * limit, and no rule enters itself again without consuming a byte, which would be infinite
- * recursion. Cost: a few passes over the nodes, each rule once. */
+ * recursion. In between nfa_empty.c simplifies it. Cost: a few passes over the nodes, each rule
+ * once. */
 #include "nfa.h"
 #include "util/mem.h"
 
@@ -59,9 +60,9 @@ static int find_needs(struct nfa *f)
 
 struct search {
 	struct nfa *f;
-	unsigned char *color; /* of rules: 0 new, 1 in progress, 2 done */
-	unsigned char *seen;  /* of nodes: visited */
-	unsigned char *empty; /* of nodes: find_empty */
+	unsigned char *color;       /* of rules: 0 new, 1 in progress, 2 done */
+	unsigned char *seen;        /* of nodes: visited */
+	const unsigned char *empty; /* of nodes: nfa_find_empty */
 	uint32_t *stack;
 	uint32_t n;
 };
@@ -72,27 +73,6 @@ static void push(struct search *s, uint32_t node)
 		return;
 	s->seen[node] = 1;
 	s->stack[s->n++] = node;
-}
-
-/* Which nodes reach the end of their rule without a byte. ERR_FULL as find_needs. */
-static int find_empty(const struct nfa *f, unsigned char *empty)
-{
-	int changed = 1;
-	empty[0] = 1;
-	for (uint32_t pass = 0; changed; pass++) {
-		if (pass == PASSES_MAX)
-			return ERR_FULL;
-		changed = 0;
-		for (uint32_t i = 1; i < f->n; i++) {
-			const struct nfa_node *n = &f->node[i];
-			int is = n->kind == NFA_SPLIT  ? empty[n->a] || empty[n->b]
-			         : n->kind == NFA_CALL ? empty[f->rule[n->a]] && empty[n->b]
-			                               : 0;
-			changed |= is != empty[i];
-			empty[i] = (unsigned char)is;
-		}
-	}
-	return 0;
 }
 
 /* Visits everything that can be entered from here without consuming a byte. Returns 1 if a rule
@@ -123,15 +103,15 @@ static int enters_itself(struct search *s, uint32_t begin)
 	return 0;
 }
 
-/* Returns 1, 0, ERR_NOMEM or ERR_FULL. */
-static int has_endless(struct nfa *f)
+/* Returns 1, 0 or ERR_NOMEM. */
+static int has_endless(struct nfa *f, const unsigned char *empty)
 {
 	struct search s = {.f = f,
 	                   .color = mem_try_array(f->n_rules + 1, 1),
 	                   .seen = mem_try_array(f->n, 1),
-	                   .empty = mem_try_array(f->n, 1),
+	                   .empty = empty,
 	                   .stack = mem_try_array(f->n, sizeof *s.stack)};
-	int bad = s.color && s.seen && s.empty && s.stack ? find_empty(f, s.empty) : ERR_NOMEM;
+	int bad = s.color && s.seen && s.stack ? 0 : ERR_NOMEM;
 	if (!bad)
 		bad = enters_itself(&s, f->start);
 	for (uint32_t r = 0; r < f->n_rules && !bad; r++) {
@@ -143,7 +123,6 @@ static int has_endless(struct nfa *f)
 	}
 	free(s.color);
 	free(s.seen);
-	free(s.empty);
 	free(s.stack);
 	return bad;
 }
@@ -179,14 +158,27 @@ static void find_classes(struct nfa *f)
 		f->byte_of[f->class_of[b]] = (unsigned char)b;
 }
 
+/* Returns 1 if the network may enter a rule endlessly, else 0, ERR_NOMEM or ERR_FULL. */
+static int check_and_simplify(struct nfa *f)
+{
+	unsigned char *empty = mem_try_array(f->n, 1);
+	int r = empty ? nfa_find_empty(f, empty, PASSES_MAX) : ERR_NOMEM;
+	if (r == 0)
+		r = has_endless(f, empty);
+	if (r == 0)
+		r = nfa_drop_empty(f, empty, PASSES_MAX);
+	free(empty);
+	return r ? r : find_needs(f);
+}
+
 int nfa_finish(struct nfa *f, uint32_t depth_max, struct err *err)
 {
+	int endless = f->err.code ? 0 : check_and_simplify(f);
 	if (f->err.code)
 		return err_set(err, f->err.code, "%s", f->err.text);
-	int endless = has_endless(f);
 	if (endless == ERR_NOMEM)
 		return err_set(err, endless, "out of memory while checking the constraint");
-	if (endless == ERR_FULL || (!endless && find_needs(f) < 0))
+	if (endless == ERR_FULL)
 		return err_set(err, ERR_FULL,
 		               "the constraint's parts refer to each other over more than %u levels",
 		               PASSES_MAX);
