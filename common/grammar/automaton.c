@@ -14,6 +14,9 @@
 
 #define SEEN_SIZE 16384u /* hash table of visited configs; a closure may fill half of it */
 #define NONE UINT32_MAX
+/* measured: per node that a closure visits, per config found, per config followed; per closure for
+ * each class of bytes */
+enum { VISIT_STEPS = 3, FOUND_STEPS = 16, FOLLOW_STEPS = 1 };
 
 /* Initial capacities. */
 enum {
@@ -195,7 +198,7 @@ static void config_found(struct closure *c, uint32_t node, uint32_t stack)
 		c->found[c->n_found++] = (struct config){node, stack};
 }
 
-/* Follows all transitions that consume no byte. */
+/* Follows all transitions that consume no byte. What it finds is sorted and interned. */
 static void closure_run(struct automaton *a, struct closure *c)
 {
 	while (c->n_pending && !c->over && !a->full) {
@@ -221,6 +224,7 @@ static void closure_run(struct automaton *a, struct closure *c)
 			break;
 		}
 	}
+	automaton_charge(a, VISIT_STEPS * c->n_seen + FOUND_STEPS * c->n_found);
 }
 
 /* --- states -------------------------------------------------------------- */
@@ -326,6 +330,7 @@ static struct closure *closure_follow(struct automaton *a, uint32_t s, unsigned 
 {
 	struct closure *c = closure_begin();
 	const struct nfa *f = a->f;
+	automaton_charge(a, FOLLOW_STEPS * a->state[s].n + f->n_classes / 8);
 	memset(ret_alike, 0xff, sizeof *ret_alike);
 	for (uint32_t i = 0; i < a->state[s].n; i++) {
 		struct config at = a->config[a->state[s].first + i];
@@ -375,6 +380,7 @@ uint32_t automaton_next_in(struct automaton *a, uint32_t s, unsigned cell)
 		return STATE_DEAD;
 	if (row[a->f->n_classes + cell] != STATE_UNKNOWN)
 		return row[a->f->n_classes + cell];
+	automaton_charge(a, a->cell[cell].n);
 	t = automaton_next(a, s, a->cell[cell].byte[0]);
 	for (unsigned i = 1; i < a->cell[cell].n && t != STATE_MIXED; i++)
 		if (automaton_next(a, s, a->cell[cell].byte[i]) != t)
@@ -390,6 +396,7 @@ static uint32_t level_alias(struct automaton *a, uint32_t l)
 {
 	if (l == 0 || a->full)
 		return 0;
+	automaton_charge(a, 1);
 	if (a->level[l].alias == NONE) {
 		uint32_t up = level_alias(a, a->level[l].up),
 				 as = level_of(a, a->f->node[a->level[l].ret].alias, up);
@@ -408,6 +415,7 @@ uint32_t automaton_alias(struct automaton *a, uint32_t s)
 		struct config c = a->config[a->state[s].first + i];
 		own[i] = (struct config){c.node, level_alias(a, c.stack)};
 	}
+	automaton_charge(a, FOUND_STEPS * n);
 	config_sort(own, n);
 	for (uint32_t i = 0; i < n; i++)
 		if (!kept || config_cmp(&own[kept - 1], &own[i]) != 0)
@@ -420,8 +428,11 @@ uint32_t automaton_alias(struct automaton *a, uint32_t s)
 
 /* --- lives --------------------------------------------------------------- */
 
+/* Free of charge: what follows a renewal pays for it. */
 static void life_begin(struct automaton *a)
 {
+	uint64_t steps = a->steps;
+	a->steps = UINT64_MAX;
 	a->life++;
 	a->full = 0;
 	a->n_states = a->n_configs = a->n_rows = 0;
@@ -434,6 +445,7 @@ static void life_begin(struct automaton *a)
 	struct closure *c = closure_begin();
 	visit(a, c, a->f->start, 0);
 	a->start = closure_state(a, c);
+	a->steps = steps;
 	if (a->full)
 		a->start = STATE_UNKNOWN; /* no memory at present: computed again at the next use */
 }
@@ -457,6 +469,11 @@ uint32_t automaton_renew(struct automaton *a, uint32_t s)
 {
 	struct config own[CONFIGS_MAX];
 	uint32_t n = a->state[s].n;
+	/* the tables are cleared, levels are copied, the start's closure is made again */
+	automaton_charge(a, (a->states.size + a->levels.size) / 32 + a->n_levels / 4 + 16 * n +
+	                        VISIT_STEPS * SEEN_SIZE / 2);
+	if (a->spent)
+		return STATE_DEAD;
 	struct automaton_level *old = mem_try_array(a->n_levels, sizeof *old);
 	if (!old) {
 		life_begin(a);
@@ -541,6 +558,7 @@ struct automaton *automaton_new(struct grammar *g, const struct grammar_vocab *v
 	a->v = v;
 	a->bytes_max = bytes_max;
 	a->row_len = a->f->n_classes + CELLS;
+	a->steps = UINT64_MAX;
 	pthread_mutex_init(&a->lock, NULL);
 	quota_init(&a->quota, pool, SIZE_MAX);
 	set_limits(a);
@@ -595,9 +613,10 @@ static void drop_masks(struct automaton *a)
 	a->size_slots = a->size_runs = a->n_runs = 0;
 }
 
-void automaton_trim(struct automaton *a)
+int automaton_trim(struct automaton *a)
 {
-	pthread_mutex_lock(&a->lock);
+	if (pthread_mutex_trylock(&a->lock) != 0)
+		return 0;
 	a->state = array_shrink(a, a->state, &a->size_states, STATES_FIRST, sizeof *a->state);
 	a->config = array_shrink(a, a->config, &a->size_configs, CONFIGS_FIRST, sizeof *a->config);
 	a->level = array_shrink(a, a->level, &a->size_levels, LEVELS_FIRST, sizeof *a->level);
@@ -610,6 +629,7 @@ void automaton_trim(struct automaton *a)
 	a->life++; /* invalidates all walks; the tables are filled again by the next one */
 	a->start = STATE_UNKNOWN;
 	pthread_mutex_unlock(&a->lock);
+	return 1;
 }
 
 int automaton_probe(struct grammar *g, struct err *err)

@@ -30,8 +30,10 @@ struct state {
 	uint32_t first, n; /* its configs, sorted */
 	uint32_t row;      /* its transitions are at row[row * row_len]; UINT32_MAX: none yet */
 	uint32_t alias;    /* the state with aliases in its stacks; STATE_UNKNOWN: not computed */
-	uint32_t mask;     /* slot of its mask; UINT32_MAX: none */
+	uint32_t mask;     /* slot of its mask; UINT32_MAX: none; MASK_REFUSED */
 };
+
+#define MASK_REFUSED (UINT32_MAX - 1) /* too expensive */
 
 struct mask_slot {
 	uint32_t state;
@@ -53,8 +55,12 @@ struct automaton {
 	pthread_mutex_t lock;
 	uint64_t life;
 	uint32_t start; /* STATE_UNKNOWN: out of memory when it was needed */
-	/* 1: a table had no room since this was last cleared; results since then are invalid */
+	/* 1: a table had no room since this was last cleared, or `steps` were used up; results since
+	 * then are invalid */
 	int full;
+	/* what the present call may still cost (automaton_charge); spent: it would have cost more */
+	uint64_t steps;
+	int spent;
 	size_t bytes_max;
 	struct quota quota; /* accounts for the grammar and everything below */
 	/* a renewal ran out of memory: the state it returned is a different one */
@@ -85,6 +91,18 @@ struct automaton {
 	unsigned n_plain;
 };
 
+/* Each loop whose length depends on the constraint pays for its turns: a step is what one turn
+ * costs, about 5 to 15 ns. */
+static inline void automaton_charge(struct automaton *a, uint64_t steps)
+{
+	if (steps <= a->steps) {
+		a->steps -= steps;
+	} else {
+		a->steps = 0;
+		a->spent = a->full = 1;
+	}
+}
+
 /* automaton.c; call with the lock held */
 /* Returns the array p of *size elements with room for n; grows at least to twice the size. NULL
  * with `full` set: out of memory, p is unchanged. */
@@ -96,13 +114,13 @@ uint32_t automaton_next_in(struct automaton *a, uint32_t state, unsigned cell);
  * invalid. */
 int automaton_is_over(struct automaton *a, uint32_t state, unsigned char byte);
 uint32_t automaton_alias(struct automaton *a, uint32_t state);
-/* walk.c: computes the mask of a state and whether it has any bit set. ERR_FULL: a table was full;
- * ERR_UNSUPPORTED: too expensive. */
-int automaton_fill(struct automaton *a, uint32_t state, uint64_t *mask, int *ret_any,
-                   struct err *err);
-/* Makes sure `start` is known. Returns -1: out of memory. */
+/* walk.c: computes the mask of a state. Returns whether it has any bit set; if `full` is set, the
+ * result is invalid. */
+int automaton_fill(struct automaton *a, uint32_t state, uint64_t *mask);
+/* Makes sure `start` is known. Returns -1: out of memory, or spent. */
 int automaton_begin(struct automaton *a);
-/* Empties all tables. Returns the same state in the new life. */
+/* Empties all tables. Returns the same state in the new life; if the steps do not suffice, changes
+ * nothing. */
 uint32_t automaton_renew(struct automaton *a, uint32_t state);
 static inline int automaton_ends(const struct automaton *a, uint32_t state)
 {

@@ -89,8 +89,8 @@ struct automaton *automaton_new(struct grammar *g, const struct grammar_vocab *v
 void automaton_destroy(struct automaton **a);
 size_t automaton_bytes(struct automaton *a); /* taken from the pool */
 /* Drops everything cached; it is computed again when needed. Memory shrinks to that of a new
- * automaton. */
-void automaton_trim(struct automaton *a);
+ * automaton. Returns 0 and does nothing if another thread uses it. */
+int automaton_trim(struct automaton *a);
 
 enum {
 	AUTOMATON_MAY_END = 1, /* the answer is complete as it is */
@@ -98,15 +98,24 @@ enum {
 	AUTOMATON_MAY_GO_ON = 2
 };
 
+/* Steps that one mask may cost: about 40 ms. What is cached costs next to none. */
+#define AUTOMATON_STEPS_MAX 4000000u
+
 /* Computes the tokens allowed after `tokens`, the n tokens of the answer; the first walk->n of them
  * were walked before. ERR_INVALID: a token, which err names, violates the grammar; ERR_FULL,
  * ERR_UNSUPPORTED: the result would take more memory or time than allowed; ERR_NOMEM: the pool has
- * no room now; ERR_NOTFOUND: neither a token nor the end is allowed. *ret_flags: see above. */
+ * no room now; ERR_NOTFOUND: neither a token nor the end is allowed. *ret_flags: see above.
+ *
+ * steps NULL: it may take as long as a mask may, and waits for other threads. Else it waits for
+ * nobody, takes at most about *steps, from which it subtracts what it took, and returns ERR_TIMEOUT
+ * if that is not enough; what it found so far makes the next call cheaper. */
 int automaton_mask(struct automaton *a, struct grammar_walk *walk, const uint32_t *tokens,
-                   uint32_t n, uint64_t *ret_mask, unsigned *ret_flags, struct err *err);
-/* Returns how many of `more`, which would follow the n tokens, are allowed one after the other. */
+                   uint32_t n, uint64_t *steps, uint64_t *ret_mask, unsigned *ret_flags,
+                   struct err *err);
+/* Returns how many of `more`, which would follow the n tokens, are allowed one after the other:
+ * fewer if *steps, as above, are not enough to tell. */
 uint32_t automaton_leading(struct automaton *a, struct grammar_walk *walk, const uint32_t *tokens,
-                           uint32_t n, const uint32_t *more, uint32_t n_more);
+                           uint32_t n, const uint32_t *more, uint32_t n_more, uint64_t *steps);
 /* Does a whole text match the grammar? *ret_good: number of bytes before the first that does not.
  * For tests and tools. */
 int automaton_matches(struct automaton *a, const char *text, size_t len, size_t *ret_good);

@@ -14,8 +14,8 @@
 #include <stdlib.h>
 
 #define NONE UINT32_MAX
-/* Bounds of `shorten`: a pass ends at least one level of nested loops. What is left then costs steps
- * when the network is walked, and nothing else. */
+/* Bounds of `shorten`: a pass ends at least one level of nested loops. What is left then costs
+ * steps when the network is walked, and nothing else. */
 #define SHORTEN_PASSES 16u
 #define HOPS_MAX 2000000u
 

@@ -4,17 +4,14 @@
  * the trees over bytes (names, words of a choice: most branches end at once), others one by one.
  *
  * So a state that differs from others only in a counter costs a few thousand steps, not one per
- * prefix of a token. The result is the same as checking the bytes of each token.
- *
- * The work per mask is limited by its cost without any cache, so that all workers reject the same
- * tokens as too expensive. */
+ * prefix of a token. The result is the same as checking the bytes of each token. */
 #include "automaton.h"
 
 #include <string.h>
 
-/* average over the nodes of the trees by bytes; more is too expensive */
-#define CONFIGS_PER_NODE 16u
 #define BRANCHES_MAX 64u
+#define NODE_STEPS 4u    /* of a node of a tree */
+#define TOKENS_A_STEP 8u /* whose bits are set */
 
 struct branch {
 	/* shape: node whose cell leads to several states; state: the state before it */
@@ -24,21 +21,16 @@ struct branch {
 struct walker {
 	struct automaton *a;
 	uint64_t *mask;
-	uint64_t work, work_max;
 	int any;
 	struct branch branch[BRANCHES_MAX];
 	uint32_t n_branches;
 };
 
-static int goes_on(const struct walker *w)
-{
-	return !w->a->full && w->work <= w->work_max;
-}
-
 /* --- trees by bytes ------------------------------------------------------ */
 
 static void allow(struct walker *w, const struct trie *t, uint32_t from, uint32_t to)
 {
+	automaton_charge(w->a, (to - from) / TOKENS_A_STEP);
 	for (; from < to; from++) {
 		w->mask[t->id[from] / 64] |= 1ull << t->id[from] % 64;
 		w->any = 1;
@@ -49,10 +41,11 @@ static void allow(struct walker *w, const struct trie *t, uint32_t from, uint32_
  * of them are allowed. */
 static int loops(struct automaton *a, uint32_t state)
 {
-	for (unsigned i = 0; i < a->n_plain; i++)
-		if (automaton_next(a, state, a->plain[i]) != state)
-			return 0;
-	return a->n_plain > 0;
+	unsigned i = 0;
+	while (i < a->n_plain && automaton_next(a, state, a->plain[i]) == state)
+		i++;
+	automaton_charge(a, i);
+	return i && i == a->n_plain;
 }
 
 /* Walks nodes [i, end), the first of which have this depth. state: the state before them. */
@@ -62,14 +55,14 @@ static void walk(struct walker *w, const struct trie *t, uint32_t i, uint32_t en
 	struct automaton *a = w->a;
 	uint32_t at[257];
 	at[depth - 1] = state;
-	while (i < end && goes_on(w)) {
+	while (i < end && !a->full) {
 		const struct trie_node *n = &t->node[i];
+		automaton_charge(a, NODE_STEPS);
 		uint32_t s = automaton_next(a, at[n->depth - 1], n->byte);
 		if (s == STATE_DEAD) {
 			i = n->skip;
 			continue;
 		}
-		w->work += a->state[s].n;
 		at[n->depth] = s;
 		if (t == &a->v->trie[TRIE_PLAIN] && loops(a, s)) {
 			allow(w, t, n->tokens, t->node[n->skip].tokens);
@@ -87,8 +80,8 @@ static void walk_branch(struct walker *w, const struct trie *t, const char *byte
 {
 	uint32_t i = 0, end = t->n;
 	for (uint32_t k = 0; k < n; k++) {
-		while (i < end && t->node[i].byte != (unsigned char)bytes[k])
-			i = t->node[i].skip;
+		for (; i < end && t->node[i].byte != (unsigned char)bytes[k]; i = t->node[i].skip)
+			automaton_charge(w->a, 1);
 		end = i < end ? t->node[i].skip : i;
 		i++;
 	}
@@ -100,7 +93,7 @@ static void walk_branch(struct walker *w, const struct trie *t, const char *byte
 static void walk_branches(struct walker *w)
 {
 	const struct grammar_vocab *v = w->a->v;
-	for (uint32_t k = 0; k < w->n_branches; k++) {
+	for (uint32_t k = 0; k < w->n_branches && !w->a->full; k++) {
 		const struct trie_node *n = &v->shape.node[w->branch[k].shape];
 		const char *bytes = v->bytes + v->at[v->shape.id[n->tokens]];
 		const struct vocab_cell *c = &vocab_cell[v->cell_of[n->byte] - 1];
@@ -132,11 +125,11 @@ static void one_by_one(struct walker *w, const struct trie_node *n, uint32_t sta
 	struct automaton *a = w->a;
 	const struct grammar_vocab *v = a->v;
 	const struct trie *t = &v->shape;
-	for (uint32_t k = n->tokens; k < t->node[n->skip].tokens && goes_on(w); k++) {
+	for (uint32_t k = n->tokens; k < t->node[n->skip].tokens && !a->full; k++) {
 		uint32_t id = t->id[k], s = state;
 		for (uint32_t i = v->at[id] + n->depth - 1; i < v->at[id + 1] && s != STATE_DEAD; i++) {
 			s = automaton_next(a, s, (unsigned char)v->bytes[i]);
-			w->work += a->state[s].n;
+			automaton_charge(a, 1);
 		}
 		if (s != STATE_DEAD)
 			run_add(a, k, k + 1);
@@ -163,13 +156,13 @@ static void walk_shapes(struct walker *w, uint32_t state)
 	at[0] = state;
 	alone[0] = 1;
 	a->n_runs = 0;
-	for (uint32_t i = 0; i < t->n && goes_on(w);) {
+	for (uint32_t i = 0; i < t->n && !a->full;) {
 		const struct trie_node *n = &t->node[i];
 		unsigned cell = a->v->cell_of[n->byte];
 		uint32_t before = at[n->depth - 1], s = cell ? automaton_next_in(a, before, cell - 1)
 		                                             : automaton_next(a, before, n->byte);
+		automaton_charge(a, NODE_STEPS);
 		if (s != STATE_DEAD && s != STATE_MIXED) {
-			w->work += a->state[s].n;
 			at[n->depth] = s;
 			alone[n->depth] = alone[n->depth - 1] && !cell;
 			i++;
@@ -187,12 +180,13 @@ static void walk_shapes(struct walker *w, uint32_t state)
 /* Writes the runs to the mask: sets their bits or clears all others, whichever is fewer. */
 static void take_runs(struct walker *w)
 {
-	const struct automaton *a = w->a;
+	struct automaton *a = w->a;
 	const struct trie *t = &a->v->shape;
 	uint32_t all = t->node[t->n].tokens, n = 0, from = 0;
 	for (uint32_t k = 0; k < a->n_runs; k++)
 		n += a->run[k].to - a->run[k].from;
 	w->any = n > 0;
+	automaton_charge(a, all / TOKENS_A_STEP);
 	if (n <= all / 2) {
 		memset(w->mask, 0, a->words * sizeof *w->mask);
 		for (uint32_t k = 0; k < a->n_runs; k++)
@@ -207,26 +201,14 @@ static void take_runs(struct walker *w)
 	}
 }
 
-int automaton_fill(struct automaton *a, uint32_t state, uint64_t *mask, int *ret_any,
-                   struct err *err)
+int automaton_fill(struct automaton *a, uint32_t state, uint64_t *mask)
 {
-	const struct grammar_vocab *v = a->v;
-	const struct trie *far = &v->trie[TRIE_LONG];
-	uint32_t nodes = v->trie[TRIE_PLAIN].n + v->trie[TRIE_OTHER].n + far->n;
-	struct walker w = {.a = a,
-	                   .mask = mask,
-	                   .work_max = (uint64_t)CONFIGS_PER_NODE * nodes + 65536};
+	const struct trie *far = &a->v->trie[TRIE_LONG];
+	struct walker w = {.a = a, .mask = mask};
 	walk_shapes(&w, state);
 	take_runs(&w);
 	walk_branches(&w);
 	if (!a->g->counted)
 		walk(&w, far, 0, far->n, 1, state);
-	*ret_any = w.any;
-	if (a->full)
-		return ERR_FULL;
-	return w.work > w.work_max ? err_set(err, ERR_UNSUPPORTED,
-	                                     "the constraint is too ambiguous: finding the next token "
-	                                     "takes more than %u steps",
-	                                     (unsigned)w.work_max)
-	                           : 0;
+	return w.any;
 }

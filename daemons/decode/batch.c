@@ -9,7 +9,10 @@
  *
  * Where the device can, a step is planned and started while the one before it is in flight; its
  * results are taken (land) after that. A run that has ended meanwhile is `over`, and given back
- * when no step in flight has rows of it. */
+ * when no step in flight has rows of it.
+ *
+ * The masks of a step's constrained runs may take CONSTRAINT_STEPS of this thread. A run whose mask
+ * takes more sits steps out until the mask thread has computed it. */
 #include "batch.h"
 #include "daemons/worker/seq/constraint.h"
 #include "daemons/worker/seq/pooled.h"
@@ -129,7 +132,8 @@ static void sleep_for_work(struct batcher *b)
 	struct batcher_locked *l = &b->locked;
 	while (may_sleep(b)) {
 		uint64_t until = preempt_wake_us(b);
-		if (!until && (list_empty(&b->own.running) || !list_empty(&b->own.restores))) {
+		if (!until &&
+		    (list_empty(&b->own.running) || !list_empty(&b->own.restores) || b->own.unmasked)) {
 			pthread_cond_wait(&l->wake, &l->lock);
 			continue;
 		}
@@ -141,16 +145,20 @@ static void sleep_for_work(struct batcher *b)
 	l->kicked = 0;
 }
 
+/* Gives the run back now, or when nothing else has it any more. */
+static void end_run(struct batcher *b, struct sequence_run *r)
+{
+	r->over = 1;
+	if (!r->step && constraint_stop(&r->req))
+		give_back(b, r);
+}
+
 static void sweep(struct batcher *b, struct list *l)
 {
 	list_each_safe(it, nx, l) {
 		struct sequence_run *r = list_entry(it, struct sequence_run, node);
-		if (!r->shared->cancelled && !b->shared.stop)
-			continue;
-		if (r->step)
-			r->over = 1;
-		else
-			give_back(b, r);
+		if (r->shared->cancelled || r->over || b->shared.stop)
+			end_run(b, r);
 	}
 }
 
@@ -187,14 +195,16 @@ static int collect(struct batcher *b)
 
 /* Finds the tokens that the constraint allows after the last token and after each of its draft,
  * which is cut where that is unknown. A run that fails here goes through the step like the others,
- * and is given back after it. */
-static void prepare(struct batcher *b, struct sequence_run *r)
+ * and is given back after it. Returns 0: its next token cannot be drawn yet. */
+static int prepare(struct batcher *b, struct sequence_run *r)
 {
 	struct err err = {0};
-	int ahead = constraint_prepare(&r->req, b->w->info, r->ahead, &err);
-	if (ahead < 0)
+	int ahead = constraint_prepare(&r->req, b->w->info, r->ahead, &b->own.mask_steps, &err);
+	if (ahead < 0 && ahead != ERR_TIMEOUT)
 		seq_failure_draw(&r->failure, &err);
 	r->ahead = ahead < 0 ? 0 : (uint32_t)ahead;
+	b->own.unmasked += ahead == ERR_TIMEOUT;
+	return ahead != ERR_TIMEOUT;
 }
 
 /* What to draw or score from the row that computes token `row`, counted with the draft. */
@@ -218,7 +228,7 @@ static int needs_tokens(const struct sequence_run *r, const struct engine_span *
 	       (r->req.edit && sp->drafts) || score_is_owed(&r->req, r->scored);
 }
 
-static void ask_draws(struct batcher *b, struct sequence_run *r, struct engine_span *sp,
+static void ask_draws(const struct sequence_run *r, struct engine_span *sp,
                       struct engine_draw *draws, uint32_t *n_draws)
 {
 	uint32_t left = run_tokens_left_then(r);
@@ -226,8 +236,6 @@ static void ask_draws(struct batcher *b, struct sequence_run *r, struct engine_s
 	             : sp->n == left                                   ? ENGINE_LOGITS_LAST
 	                                                               : ENGINE_LOGITS_NONE;
 	sp->draws = draws + *n_draws;
-	if (left > 1 && sp->n == left)
-		prepare(b, r);
 	uint32_t rows = sp->logits == ENGINE_LOGITS_ALL ? sp->n : sp->logits == ENGINE_LOGITS_LAST;
 	for (uint32_t i = 0; i < rows; i++)
 		draws[(*n_draws)++] = row_draw(r, sp->position + sp->n - rows + i);
@@ -251,7 +259,7 @@ static void add_span(struct batcher *b, struct batch_step *s, struct sequence_ru
 	if (r->req.pooling)
 		pooled_ask(&r->req, r->hidden, sp);
 	else
-		ask_draws(b, r, sp, s->draws, draws);
+		ask_draws(r, sp, s->draws, draws);
 	s->alone |= needs_tokens(r, sp);
 	r->step = s;
 	r->span_in_flight = s->n;
@@ -268,11 +276,11 @@ static void fill(struct batcher *b, struct batch_step *s)
 	uint32_t rows = 0, logits = 0, draws = 0;
 	s->n = 0;
 	s->alone = !w->info->overlap;
+	b->own.unmasked = 0;
 	list_each(it, &b->own.running) {
 		struct sequence_run *r = list_entry(it, struct sequence_run, node);
 		if (run_tokens_left_then(r) == 1 && s->n < w->max_sequences && preempt_is_ready(b, r) &&
-		    !run_ends_in_flight(r)) {
-			prepare(b, r);
+		    !run_ends_in_flight(r) && prepare(b, r)) {
 			/* the row of its last token, and rows of the draft, for which there is room */
 			uint32_t take = 1 + r->ahead;
 			add_span(b, s, r, take, &draws);
@@ -293,6 +301,7 @@ static void fill(struct batcher *b, struct batch_step *s)
 			take = (uint32_t)least(take, w->max_logits - logits);
 		if (!take || s->n == w->max_sequences || logits == w->max_logits)
 			break;
+		take -= take == left && !r->req.pooling && !prepare(b, r);
 		budget -= take;
 		logits += all ? take : 1;
 		add_span(b, s, r, take, &draws);
@@ -455,8 +464,8 @@ static void land(struct batcher *b, struct batch_step *s)
 	report_send(report);
 	/* after their tokens: at the end of the process the loop stops with the last sequence */
 	for (uint32_t i = 0; i < s->n; i++)
-		if (s->runs[i]->over && !s->runs[i]->step)
-			give_back(b, s->runs[i]);
+		if (s->runs[i]->over)
+			end_run(b, s->runs[i]);
 }
 
 static void land_in_flight(struct batcher *b)
@@ -488,6 +497,7 @@ static void *batch_main(void *arg)
 	struct batcher *b = arg;
 	while (collect(b)) {
 		b->own.must_land = 0;
+		b->own.mask_steps = CONSTRAINT_STEPS;
 		drafts_plan(b);
 		preempt_grow(b);
 		if (b->own.must_land) {
@@ -528,6 +538,14 @@ double batcher_ratio(struct batcher *b)
 	return ratio;
 }
 
+/* A mask is as much progress as a step, which it may keep from coming. */
+static void mask_done(void *batcher)
+{
+	struct batcher *b = batcher;
+	b->w->progress++;
+	batcher_kick(b);
+}
+
 int batcher_start(struct batcher *b, struct err *err)
 {
 	struct batcher_own *own = &b->own;
@@ -550,6 +568,7 @@ int batcher_start(struct batcher *b, struct err *err)
 		s->runs = mem_array(b->w->max_sequences, sizeof *s->runs);
 	}
 	own->drafts = drafts_new(b->w);
+	constraints_on_mask(b->w->constraints, mask_done, b);
 	if (pthread_create(&b->thread, NULL, batch_main, b) != 0)
 		return err_set(err, ERR_NOMEM, "cannot start the schedule thread");
 	return 0;

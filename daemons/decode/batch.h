@@ -10,7 +10,8 @@
  *   PREEMPTED -> RUNNING, RETURNED    gave its blocks to an older run; goes before new reservations
  *   LATE -> RUNNING, RETURNED    gave its blocks up because storage did not answer in time; goes
  *          before new reservations, and computes instead of reading
- *   RUNNING -> RESTORING, PREEMPTED, RETURNED    takes part in steps
+ *   RUNNING -> RESTORING, PREEMPTED, RETURNED    takes part in steps, but for those in which the
+ *          mask thread has it (constraint.h)
  *   RESTORING -> RUNNING, PREEMPTED, LATE, RETURNED    has blocks, and storage is asked for their
  *          contents; takes part in no step
  *   RETURNED    the loop's again
@@ -70,7 +71,9 @@ struct sequence_run {
 	 * each of which may draw one more */
 	struct batch_step *step;
 	uint32_t span_in_flight, rows_in_flight, draws_in_flight, drafts_in_flight;
-	int over; /* it has ended, or is given up; rows that are in flight count no more */
+	/* it has ended, or is given up, and is given back when no step and not the mask thread has it;
+	 * rows that are in flight count no more */
+	int over;
 	double
 		*hidden; /* for an embedding: the sum over the tokens so far; NULL before it had blocks */
 	struct restore *restore;        /* RESTORING: what storage is asked for */
@@ -110,8 +113,10 @@ struct batcher_own {
 	uint32_t n_running;
 	uint32_t fenced;              /* abandoned restores that storage has not acknowledged: 0 or 1 */
 	uint64_t no_storage_until_us; /* storage did not answer: it is not asked before this time */
-	int lacking; /* a run sits this step out, until a write-out or a fence has ended */
-	int stalled; /* the last step had nothing that can run */
+	int lacking;         /* a run sits this step out, until a write-out or a fence has ended */
+	int stalled;         /* the last step had nothing that can run */
+	uint32_t unmasked;   /* runs that sit this step out, until the mask thread has their masks */
+	uint64_t mask_steps; /* what masks may still take of this step's plan */
 	/* the step in flight must end first: blocks must be taken from a run, which it may be writing
 	 * to; or a run can only have a draft when its tokens are known */
 	int must_land;

@@ -86,8 +86,8 @@ struct sequence {
 	struct list node; /* of decode.sequences, by arrival */
 	struct worker *w;
 	enum sequence_state state;
-	struct compile_task form; /* its constraint */
-	char prefill[48];         /* the worker that reserved it; "": it was submitted to this one */
+	struct constraint_task form; /* its constraint */
+	char prefill[48];            /* the worker that reserved it; "": it was submitted to this one */
 	uint64_t prefill_epoch;
 	char messager[48]; /* of that worker */
 	struct queue_place place;

@@ -146,7 +146,7 @@ static void compiled(struct svc *s, void *sequence)
 	sequence_step(sequence, SEQUENCE_ON_COMPILED);
 }
 
-static void on_compiler_done(struct compile_task *t)
+static void on_compiler_done(struct constraint_task *t)
 {
 	struct sequence *q = list_entry(t, struct sequence, form);
 	svc_post(q->w->svc, compiled, q);
@@ -161,10 +161,12 @@ static enum sequence_state step_compiling(struct sequence *q, enum sequence_even
 {
 	switch (event) {
 	case SEQUENCE_ON_ENTER:
-		q->form = (struct compile_task){.req = &q->run.req,
-		                                .cancelled = &q->shared.cancelled,
-		                                .done = on_compiler_done};
-		compiler_put(q->w->compiler, &q->form, 0);
+		q->form = (struct constraint_task){.req = &q->run.req,
+		                                   .group = constraint_group(&q->run.req),
+		                                   .work = constraint_compile,
+		                                   .cancelled = &q->shared.cancelled,
+		                                   .done = on_compiler_done};
+		tasks_put(q->w->compiler, &q->form, 0);
 		lease_send_queued(q);
 		return SEQUENCE_COMPILING;
 	case SEQUENCE_ON_COMPILED:

@@ -2,6 +2,7 @@
  * requests (the role is mixed, or no prefill worker is left): they have no lease and no candidates,
  * and go straight to the schedule thread. */
 #include "decode.h"
+#include "daemons/worker/seq/constraint.h"
 #include "util/mem.h"
 
 #include <math.h>
@@ -254,10 +255,11 @@ static void stop(struct worker *w)
 		if (q->state == SEQUENCE_COMPILING)
 			sequence_step(q, SEQUENCE_ON_CANCEL);
 	}
-	compiler_wait(w->compiler);
+	tasks_wait(w->compiler);
 	batcher_stop(&d->batcher);
 	list_each_safe(it, nx, &d->sequences)
 		sequence_step(list_entry(it, struct sequence, node), SEQUENCE_ON_STOP);
+	constraints_wait(w->constraints);
 	event_free(d->timer);
 	queue_fini(d);
 	tombstones_fini(d);

@@ -77,7 +77,7 @@ static void *prepare_main(void *arg)
 	return NULL;
 }
 
-static void to_threads(struct compile_task *t)
+static void to_threads(struct constraint_task *t)
 {
 	struct job_prepare *p = list_entry(t, struct job_prepare, form);
 	CHECK(queue_put(p->stage->queue, p) == 0);
@@ -95,11 +95,15 @@ void prepare_take(struct prepare *s, struct job_prepare *p, struct request_copy 
 {
 	p->stage = s;
 	p->work = PREPARE_TAKE;
-	p->form = (struct compile_task){.req = req, .cancelled = p->cancelled, .done = to_threads};
+	p->form = (struct constraint_task){.req = req,
+	                                   .group = constraint_group(req),
+	                                   .work = constraint_compile,
+	                                   .cancelled = p->cancelled,
+	                                   .done = to_threads};
 	if (constraint_is_ready(req))
 		to_threads(&p->form);
 	else
-		compiler_put(s->w->compiler, &p->form, urgent);
+		tasks_put(s->w->compiler, &p->form, urgent);
 }
 
 int prepare_start(struct prepare *s, uint32_t jobs_max, struct err *err)
@@ -115,7 +119,7 @@ int prepare_start(struct prepare *s, uint32_t jobs_max, struct err *err)
 
 void prepare_stop(struct prepare *s)
 {
-	compiler_wait(s->w->compiler);
+	tasks_wait(s->w->compiler);
 	queue_close(s->queue);
 	for (uint32_t i = 0; i < s->n_threads; i++)
 		pthread_join(s->threads[i], NULL);

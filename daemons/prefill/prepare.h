@@ -7,7 +7,7 @@
 
 #include "util/queue.h"
 #include "daemons/worker/seq/blocks.h"
-#include "daemons/worker/seq/compiler.h"
+#include "daemons/worker/seq/tasks.h"
 #include "daemons/worker/seq/failure.h"
 
 #include <pthread.h>
@@ -27,7 +27,7 @@ struct job_prepare {
 	struct prepare *stage;
 	enum prepare_work work;
 	/* results */
-	struct compile_task form;    /* compiles the request's constraint before blocks are taken */
+	struct constraint_task form; /* compiles the request's constraint before blocks are taken */
 	struct seq_failure failure;  /* the constraint could not be compiled */
 	uint32_t may_match;          /* leading blocks that may come from the prefix index */
 	uint32_t probed;             /* ... that the index had when the prompt was hashed */

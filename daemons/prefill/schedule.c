@@ -1,10 +1,13 @@
 /* schedule.c - the prefill scheduler: one thread that walks the running jobs in order and fills the
  * whole token budget of each step.
  *
- * It has no waiting queue and takes no blocks: a job in its list has everything it needs. Long
- * prompts are computed in chunks. Order: by arrival (fifo), or the shortest rest first (srpt). The
- * rest of a job shrinks with the time that it has waited and is 0 after ageing_us; then the job
- * comes before all others, by arrival, so no prompt starves. A job is never passed over for what
+ * It has no waiting queue and takes no blocks: a job in its list has everything it needs, but for
+ * the mask of its token, if its constraint makes that expensive: then the last token of the prompt
+ * waits for the mask thread (constraint.h). Long prompts are computed in chunks.
+ *
+ * Order: by arrival (fifo), or the shortest rest first (srpt). The rest of a job shrinks with the
+ * time that it has waited and is 0 after ageing_us; then the job comes before all others, by
+ * arrival, so no prompt starves. A job is never passed over for what
  * another job lacks.
  *
  * A job that is cancelled, or whose precondition does not hold, goes back to the loop before the
@@ -26,6 +29,13 @@ static void give_back(struct schedule *s, struct job_run *r)
 {
 	list_remove(&r->node);
 	svc_post(s->w->svc, s->back, r);
+}
+
+/* Now, or in a later sweep: when the mask thread does not have it. */
+static void end_run(struct schedule *s, struct job_run *r)
+{
+	if (constraint_stop(r->req))
+		give_back(s, r);
 }
 
 static int precondition(const struct worker *w, struct job_run *r)
@@ -55,8 +65,9 @@ void schedule_sweep(struct schedule *s, int all)
 {
 	list_each_safe(it, nx, &s->running) {
 		struct job_run *r = list_entry(it, struct job_run, node);
-		if (all || r->shared->cancelled || !precondition(s->w, r))
-			give_back(s, r);
+		if (all || r->shared->cancelled || r->failure.kind != FAILURE_NONE ||
+		    !precondition(s->w, r))
+			end_run(s, r);
 	}
 }
 
@@ -67,7 +78,8 @@ static int collect(struct schedule *s)
 	for (;;) {
 		if (s->before_step)
 			s->before_step(s);
-		if (!list_empty(&s->inbox) || !list_empty(&s->running) || s->stop)
+		if (!list_empty(&s->inbox) || (!list_empty(&s->running) && !s->stalled) || s->kicked ||
+		    s->stop)
 			break;
 		pthread_cond_wait(&s->wake, &s->lock);
 	}
@@ -76,6 +88,7 @@ static int collect(struct schedule *s)
 		list_push_back(&s->running, it);
 	}
 	int stop = s->stop;
+	s->kicked = 0;
 	pthread_mutex_unlock(&s->lock);
 	schedule_sweep(s, stop);
 	return !stop;
@@ -155,18 +168,25 @@ static uint32_t share_of(const struct job_run *r, const struct schedule_room *ro
 	return take == left && room->logits == 0 && !r->req->pooling ? take - 1 : take;
 }
 
-/* What to draw from the logits of token `row`. A job that fails here takes part in the step like
- * the others. */
-static struct engine_draw ask(struct schedule *s, struct job_run *r, uint32_t row)
+/* May the token after the prompt be drawn in this step? A job that fails here takes part in the
+ * step like the others. */
+static int mask_is_ready(struct schedule *s, struct job_run *r)
 {
 	struct err err = {0};
-	if (row + 1 == r->req->n_tokens) {
-		if (constraint_prepare(r->req, s->w->info, 0, &err) == 0)
-			return request_copy_draw(r->req, 0);
+	int code = constraint_prepare(r->req, s->w->info, 0, &s->mask_steps, &err);
+	if (code < 0 && code != ERR_TIMEOUT)
 		seq_failure_draw(&r->failure, &err);
-	} else if (row + 1 < r->req->prompt_tokens) {
+	s->unmasked += code == ERR_TIMEOUT;
+	return code != ERR_TIMEOUT;
+}
+
+/* What to draw from the logits of token `row`. */
+static struct engine_draw ask(const struct job_run *r, uint32_t row)
+{
+	if (row + 1 == r->req->n_tokens && r->failure.kind == FAILURE_NONE)
+		return request_copy_draw(r->req, 0);
+	if (row + 1 < r->req->prompt_tokens)
 		return request_copy_score(r->req, row + 1);
-	}
 	return (struct engine_draw){0};
 }
 
@@ -177,7 +197,7 @@ static void add_draws(struct schedule *s, struct job_run *r, struct engine_span 
 	uint32_t rows = sp->logits == ENGINE_LOGITS_ALL ? sp->n : sp->logits == ENGINE_LOGITS_LAST;
 	sp->draws = s->draws + *draws;
 	for (uint32_t i = 0; i < rows; i++)
-		s->draws[(*draws)++] = ask(s, r, sp->position + sp->n - rows + i);
+		s->draws[(*draws)++] = ask(r, sp->position + sp->n - rows + i);
 }
 
 /* For the messager, which sends what is computed. */
@@ -236,6 +256,8 @@ uint32_t schedule_fill(struct schedule *s)
 {
 	struct worker *w = s->w;
 	uint32_t n = 0, draws = 0, plain = count_plain(s);
+	s->mask_steps = CONSTRAINT_STEPS;
+	s->unmasked = 0;
 	struct schedule_room room = {w->max_batched_tokens, w->max_logits,
 	                             plain < w->max_logits / 2 ? plain : w->max_logits / 2};
 	list_each(it, &s->running) {
@@ -243,6 +265,12 @@ uint32_t schedule_fill(struct schedule *s)
 		uint32_t take = share_of(r, &room);
 		if (room.tokens == 0 || n == w->max_sequences)
 			break;
+		if (r->failure.kind != FAILURE_NONE) { /* it goes back when the mask thread lets it */
+			s->unmasked++;
+			continue;
+		}
+		if (take && take == r->req->n_tokens - r->shared->computed && !r->req->pooling)
+			take -= !mask_is_ready(s, r);
 		if (take == 0)
 			continue;
 		add_span(s, r, take, n, &draws);
@@ -292,7 +320,7 @@ static void after_step(struct schedule *s, struct job_run *r, const struct engin
 	if (r->failure.kind == FAILURE_NONE && !whole)
 		return;
 	r->done_us = clock_us();
-	give_back(s, r);
+	end_run(s, r);
 }
 
 static void step_failed(struct schedule *s, struct job_run *r, const struct err *err)
@@ -302,7 +330,7 @@ static void step_failed(struct schedule *s, struct job_run *r, const struct err 
 	seq_failure_step(&r->failure, text);
 	log_req(LOG_ERROR, &r->req->id, "step_failed", "attempt=%u text=%s", r->req->attempt,
 	        log_quote(err->text));
-	give_back(s, r);
+	end_run(s, r);
 }
 
 /* A span that the engine refuses (it has written nothing then) fails alone: each span is tried by
@@ -352,6 +380,13 @@ void schedule_tell(struct schedule *s)
 	}
 }
 
+static void mask_done(void *schedule)
+{
+	struct schedule *s = schedule;
+	s->w->progress++;
+	schedule_kick(s);
+}
+
 static void *schedule_main(void *arg)
 {
 	struct schedule *s = arg;
@@ -359,6 +394,7 @@ static void *schedule_main(void *arg)
 		schedule_tell(s);
 		schedule_sort(s, clock_us());
 		uint32_t n = schedule_fill(s);
+		s->stalled = !n && s->unmasked;
 		if (n)
 			whole_step(s, n);
 	}
@@ -376,6 +412,7 @@ void schedule_add(struct schedule *s, struct job_run *r)
 void schedule_kick(struct schedule *s)
 {
 	pthread_mutex_lock(&s->lock);
+	s->kicked = 1;
 	pthread_cond_signal(&s->wake);
 	pthread_mutex_unlock(&s->lock);
 }
@@ -389,6 +426,7 @@ int schedule_start(struct schedule *s, struct err *err)
 	s->draws = mem_array(s->w->max_logits, sizeof *s->draws);
 	s->spans = mem_array(s->w->max_sequences, sizeof *s->spans);
 	s->step_runs = mem_array(s->w->max_sequences, sizeof *s->step_runs);
+	constraints_on_mask(s->w->constraints, mask_done, s);
 	if (pthread_create(&s->thread, NULL, schedule_main, s) != 0)
 		return err_set(err, ERR_NOMEM, "cannot start the schedule thread");
 	return 0;

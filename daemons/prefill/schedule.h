@@ -67,9 +67,12 @@ struct schedule {
 	/* under lock */
 	pthread_cond_t wake;
 	struct list inbox;
-	int stop;
+	int stop, kicked;
 	/* the thread's */
 	struct list running;
+	uint64_t mask_steps;       /* what masks may still take of this step's plan */
+	uint32_t unmasked;         /* jobs whose mask that step lacked */
+	int stalled;               /* it had nothing that can run, for lack of masks */
 	struct engine_draw *draws; /* (max_logits) of the present step */
 	struct engine_span *spans; /* (max_sequences) */
 	struct job_run **step_runs;
@@ -79,7 +82,7 @@ struct schedule {
 int schedule_start(struct schedule *s, struct err *err);
 void schedule_stop(struct schedule *s);
 void schedule_add(struct schedule *s, struct job_run *r);
-void schedule_kick(struct schedule *s); /* a job was cancelled */
+void schedule_kick(struct schedule *s); /* a job was cancelled, or a mask is ready */
 
 /* Parts of a step, in their order. Only the thread and tests call them. */
 void schedule_sort(struct schedule *s, uint64_t now_us);

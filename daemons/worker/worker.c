@@ -291,7 +291,7 @@ static int start(struct svc *s, struct err *err)
 	w->watch.limit_us = (uint64_t)conf_int(c, "step_timeout_ms") * 1000u;
 	w->constraints = constraints_new(conf_str(c, "model"), w->info,
 	                                 (size_t)conf_int(c, "constraint_memory_mb") << 20);
-	if ((r = compiler_new(&w->compiler, err)) < 0)
+	if ((r = tasks_new(&w->compiler, "compiler", 0, err)) < 0)
 		return r;
 	if ((r = open_pool(w, c, err)) < 0)
 		return r;
@@ -541,7 +541,7 @@ static void stop(struct svc *s)
 	}
 	if (w->messager_attach)
 		attach_destroy(&w->messager_attach);
-	compiler_destroy(&w->compiler);
+	tasks_destroy(&w->compiler);
 	constraints_destroy(&w->constraints);
 	engine_close(&w->engine);
 	events_destroy(&w->events);

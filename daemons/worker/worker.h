@@ -4,7 +4,7 @@
 #define WORKER_WORKER_H
 
 #include "links/attach.h"
-#include "seq/compiler.h"
+#include "seq/tasks.h"
 #include "engine/engine.h"
 #include "links/events.h"
 #include "links/peer_lists.h"
@@ -54,7 +54,7 @@ struct worker {
 	struct event *store_ev;
 	struct writeout *writeout;       /* NULL: no storage is configured */
 	struct constraints *constraints; /* compiled ones, and the vocabulary */
-	struct compiler *compiler;
+	struct tasks *compiler;
 	struct rates rates; /* measured rates of reading from storage and of computing */
 	struct watch watch;
 	const struct stage_ops *stage;

@@ -98,7 +98,7 @@ static double masks(struct automaton *a, const struct token_list *l, uint64_t *m
 	unsigned flags = 0;
 	double begin = cpu_s(), last = begin, slowest = 0;
 	for (uint32_t n = 0; n <= l->n; n++) {
-		if (automaton_mask(a, &walk, l->ids, n, mask, &flags, &err) < 0)
+		if (automaton_mask(a, &walk, l->ids, n, NULL, mask, &flags, &err) < 0)
 			check_fatal("%s", err.text);
 		if (ret_slowest) {
 			double now = cpu_s();

@@ -191,3 +191,45 @@ def test_no_vocabulary():
     with Suite("mixed", sim="small") as s:
         status, r = s.post("/v1/completions", {"prompt": [1, 2, 3], "guided_regex": "a"})
         assert status == 400 and "vocabulary" in r["error"]["message"], r
+
+
+# Each mask is computed anew, as the last letters make a difference: some milliseconds, or more than one may take.
+EXPENSIVE = {
+    "empty rules": {"grammar": "root ::= [^\\n]* [a-m] x x x x x x x x\nx ::= e7 [^\\n]\ne0 ::= \"~~\"?\n" + "".join(f"e{i} ::= e{i - 1} e{i - 1}\n" for i in range(1, 8))},
+    "empty loops": {"guided_regex": r"(?:.*[a-m](?:.(?:(?:)*){64}){7})?(?:.*[k-z](?:.(?:x{0}){64}){6})?"},
+}
+
+
+def test_neighbours_of_an_expensive_constraint(short_model):
+    """Beside it, alone and 64 times, two streams go on; it ends or is refused by name, and costs nobody an attempt."""
+    with Suite("2mixed", short_model) as s:
+        for name, form in EXPENSIVE.items():
+            for n in (1, 64):
+                box, seen, stop = {}, [0, 0], threading.Event()
+
+                def ask(form=form, n=n, box=box):
+                    box["status"], box["r"] = s.post("/v1/completions", {"prompt": "Tell me", "max_tokens": 24, "n": n, "temperature": 1.0, "seed": 1, **form}, timeout=200 * SLOW)
+
+                def read(i, seen=seen, stop=stop):
+                    for _ in s.stream("/v1/completions", {"prompt": f"Once {i}", "max_tokens": 4000, "ignore_eos": True}, timeout=200 * SLOW):
+                        seen[i] += 1
+                        if stop.is_set():
+                            return
+                threads = [threading.Thread(target=read, args=(i,)) for i in range(2)] + [threading.Thread(target=ask)]
+                for t in threads:
+                    t.start()
+                    time.sleep(0.3)
+                begun, gaps = list(seen), []
+                while threads[2].is_alive() and threads[0].is_alive():
+                    before = list(seen)
+                    time.sleep(2 * SLOW)
+                    gaps.append([b - a for a, b in zip(before, seen)])
+                threads[2].join()
+                stop.set()
+                for t in threads:
+                    t.join()
+                assert begun[0] and all(min(g) > 0 for g in gaps[:-1]), (name, n, gaps)
+                assert box["status"] == 200 or box["status"] == 400 and "too expensive" in box["r"]["error"]["message"], (name, n, box)
+        log = s.log("router")
+        assert not [line for line in log.splitlines() if "event=attempt_lost" in line and "too expensive" not in line]
+        assert "event=breaker_opened" not in log

@@ -67,7 +67,7 @@ static int step(struct automaton *a, struct grammar_walk *walk, struct answer *w
 	unsigned flags = 0;
 	struct err err = {0};
 	size_t good;
-	int r = automaton_mask(a, walk, w->token, w->n, mask, &flags, &err);
+	int r = automaton_mask(a, walk, w->token, w->n, NULL, mask, &flags, &err);
 	if (r < 0) {
 		wrong_unless((r == ERR_NOTFOUND || r == ERR_FULL || r == ERR_UNSUPPORTED) && err.text[0]);
 		return 0;
@@ -79,10 +79,10 @@ static int step(struct automaton *a, struct grammar_walk *walk, struct answer *w
 	wrong_unless((id != UINT32_MAX) == !!(flags & AUTOMATON_MAY_GO_ON));
 	if (id == UINT32_MAX)
 		return 0;
-	uint32_t leads = automaton_leading(a, walk, w->token, w->n, &id, 1);
+	uint32_t leads = automaton_leading(a, walk, w->token, w->n, &id, 1, NULL);
 	w->token[w->n++] = id;
 	if (leads == 0) { /* allowed, and too much to tell what follows */
-		wrong_unless(automaton_mask(a, walk, w->token, w->n, mask, &flags, NULL) ==
+		wrong_unless(automaton_mask(a, walk, w->token, w->n, NULL, mask, &flags, NULL) ==
 		             ERR_UNSUPPORTED);
 		return 0;
 	}
@@ -99,8 +99,8 @@ static void answer(struct automaton *a, uint64_t seed)
 	unsigned f1, f2;
 	while (w.n < STEPS && step(a, &walk, &w, &rng))
 		;
-	int r1 = automaton_mask(a, &walk, w.token, w.n, m1, &f1, NULL),
-		r2 = automaton_mask(a, &anew, w.token, w.n, m2, &f2, NULL);
+	int r1 = automaton_mask(a, &walk, w.token, w.n, NULL, m1, &f1, NULL),
+		r2 = automaton_mask(a, &anew, w.token, w.n, NULL, m2, &f2, NULL);
 	wrong_unless(r1 == r2 && (r1 < 0 || (f1 == f2 && memcmp(m1, m2, sizeof m1) == 0)));
 }
 

@@ -107,7 +107,7 @@ static size_t answer(struct automaton *a, const char *const *s, const uint32_t *
 	for (uint32_t n = 0; n < STEPS_MAX; n++) {
 		unsigned flags;
 		struct err err = {0};
-		if (automaton_mask(a, &walk, tokens, n, mask, &flags, &err) < 0)
+		if (automaton_mask(a, &walk, tokens, n, NULL, mask, &flags, &err) < 0)
 			check_fatal("after %.*s: %s", (int)at, text, err.text);
 		if (!(flags & AUTOMATON_MAY_GO_ON) || (flags & AUTOMATON_MAY_END && draw(3) == 0))
 			return at;

@@ -251,12 +251,12 @@ static uint32_t check_mask(size_t i, size_t k, struct automaton *a, struct autom
 	struct err err = {0};
 	uint32_t some = UINT32_MAX, n_may = 0, n_added = 0;
 	unsigned flags = 0;
-	int r = automaton_mask(a, &walk, tokens, n, mask, &flags, &err), rare = draw(2) == 0;
+	int r = automaton_mask(a, &walk, tokens, n, NULL, mask, &flags, &err), rare = draw(2) == 0;
 	ck_assert_msg(r == 0, "%s: %s", constraints[i].text, err.text);
 	for (uint32_t id = 0; id < own[k].n; id++) {
 		int bit = mask[id / 64] >> id % 64 & 1;
 		if ((own[k].len[id] <= LOOKAHEAD || bit) &&
-		    bit != (int)automaton_leading(plain, &by_bytes, tokens, n, &id, 1))
+		    bit != (int)automaton_leading(plain, &by_bytes, tokens, n, &id, 1, NULL))
 			ck_abort_msg("%s, behind %u tokens: token \"%.*s\" is %sallowed", constraints[i].text,
 			             n, (int)own[k].len[id], own[k].s[id] ? own[k].s[id] : "",
 			             bit ? "" : "not ");

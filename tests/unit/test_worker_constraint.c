@@ -4,6 +4,7 @@
 /* run: threads */
 #include "daemons/worker/seq/constraint.h"
 #include "daemons/worker/seq/copy.h"
+#include "daemons/worker/seq/tasks.h"
 #include "draw_rig.h"
 #include "grammar/grammar.h"
 #include "tempdir.h"
@@ -14,7 +15,9 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+
 #include <string.h>
+#include <unistd.h>
 
 static const char TOKENIZER[] =
 	"{\"added_tokens\":[{\"id\":3,\"content\":\"[TOOL_CALLS]\",\"special\":true},{\"id\":4,"
@@ -30,6 +33,8 @@ static const char TOKENIZER[] =
 	"\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"decoder\":{\"type\":"
 	"\"ByteLevel\"},"
 	"\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a b\"]}}";
+
+#define COUNT(a) (sizeof(a) / sizeof *(a))
 
 enum { VOCAB = 14 };
 static const struct engine_info info = {.vocab = VOCAB, .eos = {6}, .n_eos = 1};
@@ -117,7 +122,8 @@ TEST_LOOP(tokens_that_may_be_written, 0, sizeof cases / sizeof *cases)
 	struct request_copy w = {0};
 	ck_assert_int_eq(compile(all, &w, cases[_i].kind, cases[_i].text), 0);
 	w.tokens = (uint32_t *)cases[_i].tokens;
-	ck_assert_uint_eq(constraint_leading(&w, cases[_i].n), cases[_i].want);
+	ck_assert_uint_eq(constraint_leading(&w, cases[_i].n, &(uint64_t){CONSTRAINT_STEPS}),
+	                  cases[_i].want);
 	constraint_detach(&w);
 	constraints_destroy(&all);
 }
@@ -185,6 +191,19 @@ TEST(networks_have_half)
 	constraints_destroy(&all);
 }
 
+/* With the mask thread, if it takes that. */
+static int prepare_mask(struct request_copy *w, uint32_t ahead, struct err *err)
+{
+	for (;;) {
+		uint64_t steps = 10 * CONSTRAINT_STEPS;
+		int r = constraint_prepare(w, &info, ahead, &steps, err);
+		if (r != ERR_TIMEOUT)
+			return r;
+		while (constraint_is_busy(w))
+			usleep(100);
+	}
+}
+
 /* The next token, by the logits of all alike but for this one's advantage: what is drawn under
  * the constraint. */
 static int draw_under(struct request_copy *w, struct draw_rig *s, uint32_t best, uint32_t *ret_id,
@@ -193,7 +212,7 @@ static int draw_under(struct request_copy *w, struct draw_rig *s, uint32_t best,
 	float logits[VOCAB] = {0};
 	struct kern_drawn r;
 	logits[best] += 1;
-	int rc = constraint_prepare(w, &info, 0, err);
+	int rc = prepare_mask(w, 0, err);
 	if (rc < 0)
 		return rc;
 	struct engine_draw d = request_copy_draw(w, 0);
@@ -269,16 +288,16 @@ TEST(drafted_tokens_are_not_said)
 	ck_assert_uint_eq(a, 0);
 	ck_assert_uint_eq(b, 1);
 	tokens[0] = tokens[1] = a; /* a draft: aa, behind which only b may come */
-	ck_assert_int_eq(constraint_prepare(&w, &info, 2, &err), 2);
+	ck_assert_int_eq(prepare_mask(&w, 2, &err), 2);
 	ck_assert(constraint_allowed(&w, 0)[0] & 1u << a && constraint_allowed(&w, 0)[0] & 1u << b);
 	ck_assert(constraint_allowed(&w, 1)[0] & 1u << a && !(constraint_allowed(&w, 1)[0] & 1u << b));
 	ck_assert(!(constraint_allowed(&w, 2)[0] & 1u << a) && constraint_allowed(&w, 2)[0] & 1u << b);
-	ck_assert_int_eq(constraint_prepare(&w, &info, 1, &err), 1);
+	ck_assert_int_eq(prepare_mask(&w, 1, &err), 1);
 	tokens[0] = b; /* but b was drawn: as many tokens as with the draft */
 	w.n_tokens = 1;
 	ck_assert_uint_eq(draw(&w, s, a), b);
 	tokens[1] = a; /* a draft that is not the constraint's */
-	ck_assert_int_eq(constraint_prepare(&w, &info, 1, &err), 0);
+	ck_assert_int_eq(prepare_mask(&w, 1, &err), 0);
 	draw_rig_free(&s);
 	constraint_detach(&w);
 	constraints_destroy(&all);
@@ -294,12 +313,12 @@ TEST(masks_of_a_draft_are_given_back)
 	ck_assert_int_eq(compile(all, &w, PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX, "a*"), 0);
 	w.tokens = tokens;
 	for (int i = 0; i < 3; i++) {
-		ck_assert_int_eq(constraint_prepare(&w, &info, 500, &err), 500);
+		ck_assert_int_eq(prepare_mask(&w, 500, &err), 500);
 		ck_assert_uint_ge(malloc_usable_size((void *)(uintptr_t)constraint_allowed(&w, 0)),
 		                  501 * sizeof(uint64_t));
-		ck_assert_int_eq(constraint_prepare(&w, &info, 3, &err), 3);
+		ck_assert_int_eq(prepare_mask(&w, 3, &err), 3);
 		ck_assert(constraint_allowed(&w, 3)[0] & 1);
-		ck_assert_int_eq(constraint_prepare(&w, &info, 0, &err), 0);
+		ck_assert_int_eq(prepare_mask(&w, 0, &err), 0);
 		ck_assert_uint_lt(malloc_usable_size((void *)(uintptr_t)constraint_allowed(&w, 0)), 100);
 	}
 	constraint_detach(&w);
@@ -356,4 +375,122 @@ TEST(compiled_by_several_threads)
 	ck_assert_uint_eq(shown(all).idle, shown(all).all);
 	ck_assert_uint_le(shown(all).bytes, 12u << 20);
 	constraints_destroy(&all);
+}
+
+/* --- the threads for constraints ----------------------------------------- */
+
+static _Atomic unsigned masks_done;
+
+static void count_mask(void *arg)
+{
+	(void)arg;
+	masks_done++;
+}
+
+static int prepare_in(struct request_copy *w, uint64_t steps, struct err *err)
+{
+	return constraint_prepare(w, &info, 0, &steps, err);
+}
+
+/* A mask for which there are no steps is there when the mask thread says so, and is the one that
+ * enough steps give. An error comes the same way. */
+TEST(mask_from_beside_the_step)
+{
+	struct constraints *all = constraints(8u << 20), *other = constraints(8u << 20);
+	struct request_copy w = {0}, same = {0};
+	struct err err = {0};
+	uint32_t tokens[8] = {0};
+	masks_done = 0;
+	constraints_on_mask(all, count_mask, NULL);
+	ck_assert_int_eq(compile(all, &w, PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX, "aab|bba"), 0);
+	ck_assert_int_eq(compile(other, &same, PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX, "aab|bba"), 0);
+	w.tokens = same.tokens = tokens;
+	for (unsigned n = 0; n < 2; n++) {
+		ck_assert_int_eq(prepare_in(&w, 1, &err), ERR_TIMEOUT);
+		while (masks_done == n)
+			usleep(100);
+		ck_assert(!constraint_is_busy(&w));
+		ck_assert_int_eq(prepare_in(&w, 1, &err), 0);
+		ck_assert_int_eq(prepare_in(&same, CONSTRAINT_STEPS, &err), 0);
+		ck_assert_uint_eq(constraint_allowed(&w, 0)[0], constraint_allowed(&same, 0)[0]);
+		tokens[n] = 0;
+		w.n_tokens = same.n_tokens = n + 1;
+	}
+	tokens[1] = 1; /* "ab", which is not the constraint's; it was walked as "a" only */
+	ck_assert_int_eq(prepare_in(&w, 1, &err), ERR_TIMEOUT);
+	while (masks_done == 2)
+		usleep(100);
+	ck_assert_int_eq(prepare_in(&w, 1, &err), ERR_INVALID);
+	ck_assert_ptr_nonnull(strstr(err.text, "violates its constraint"));
+	constraint_detach(&w);
+	constraint_detach(&same);
+	constraints_destroy(&all);
+	constraints_destroy(&other);
+}
+
+/* Whether it waits or is being worked on. */
+TEST(detached_while_its_mask_is_computed)
+{
+	struct constraints *all = constraints(8u << 20);
+	constraints_on_mask(all, count_mask, NULL);
+	for (unsigned i = 0; i < 200; i++) {
+		struct request_copy w[4];
+		struct err err = {0};
+		uint32_t tokens[1] = {0};
+		memset(w, 0, sizeof w);
+		for (unsigned k = 0; k < 4; k++) {
+			char text[64];
+			snprintf(text, sizeof text, "(a|b)*a(a|b){%u}b{%u}", 3 + k, 1 + i);
+			ck_assert_int_eq(compile(all, &w[k], PDS__CONSTRAINT_KIND__CONSTRAINT_REGEX, text), 0);
+			w[k].tokens = tokens;
+			ck_assert_int_eq(prepare_in(&w[k], 1, &err), ERR_TIMEOUT);
+		}
+		usleep(i);
+		for (unsigned k = 4; k-- > 0;) {
+			if (k % 2)
+				ck_assert(!constraint_stop(&w[k]) || !constraint_is_busy(&w[k]));
+			constraint_detach(&w[k]);
+		}
+	}
+	constraints_wait(all);
+	constraints_destroy(&all);
+}
+
+static char order[32];
+static _Atomic unsigned n_order, may_begin;
+
+static int work(struct request_copy *req, struct err *err)
+{
+	(void)err;
+	while (!may_begin)
+		usleep(100);
+	order[n_order] = (char)req->prompt_tokens;
+	return 0;
+}
+
+static void worked(struct constraint_task *t)
+{
+	(void)t;
+	n_order++;
+}
+
+/* The first is begun at once. */
+TEST(tasks_take_turns)
+{
+	static const char put[] = "AAAAAABBCA", want[] = "AABCABAAAA";
+	struct tasks *c;
+	struct constraint_task t[COUNT(put)];
+	struct request_copy req[COUNT(put)];
+	ck_assert_int_eq(tasks_new(&c, "turns", 0, NULL), 0);
+	for (unsigned i = 0; put[i]; i++) {
+		req[i].prompt_tokens = (uint32_t)put[i];
+		t[i] = (struct constraint_task){
+			.req = &req[i], .group = (uint64_t)put[i], .work = work, .done = worked};
+		tasks_put(c, &t[i], 0);
+		usleep(i ? 0 : 20000);
+	}
+	may_begin = 1;
+	tasks_wait(c);
+	ck_assert_str_eq(order, want);
+	tasks_destroy(&c);
 }

@@ -185,7 +185,7 @@ static void plan_on_device(struct batcher *b, struct sequence_run *r, uint32_t r
 }
 
 /* Writes the draft behind the tokens, where the next ones will be. */
-static void write_draft(struct sequence_run *r, uint32_t rows)
+static void write_draft(struct batcher *b, struct sequence_run *r, uint32_t rows)
 {
 	struct request_copy *req = &r->req;
 	if (req->n_tokens + rows > req->room_tokens) {
@@ -194,7 +194,7 @@ static void write_draft(struct sequence_run *r, uint32_t rows)
 	}
 	ngram_copy(req->tokens, req->n_tokens, r->drafts->next, rows, req->tokens + req->n_tokens);
 	/* tokens that its constraint does not allow will not be sampled */
-	r->ahead = constraint_leading(req, rows);
+	r->ahead = constraint_leading(req, rows, &b->own.mask_steps);
 }
 
 void drafts_plan(struct batcher *b)
@@ -207,7 +207,8 @@ void drafts_plan(struct batcher *b)
 		struct sequence_run *r = list_entry(it, struct sequence_run, node);
 		uint32_t left = run_tokens_left_then(r);
 		r->ahead = 0;
-		if (run_phase(r) != RUN_RUNNING || r->over || run_ends_in_flight(r))
+		if (run_phase(r) != RUN_RUNNING || r->over || run_ends_in_flight(r) ||
+		    constraint_is_busy(&r->req))
 			continue; /* it takes part in no step, perhaps before storage has answered */
 		decode += left == 1;
 		prompt += left > 1 ? left : 0;
@@ -223,7 +224,7 @@ void drafts_plan(struct batcher *b)
 		if (s->want[i].rows && s->wanting[i]->draws_in_flight)
 			plan_on_device(b, s->wanting[i], s->want[i].rows, &may_begin);
 		else if (s->want[i].rows)
-			write_draft(s->wanting[i], s->want[i].rows);
+			write_draft(b, s->wanting[i], s->want[i].rows);
 }
 
 void drafts_ask(struct batcher *b, struct sequence_run *r, struct engine_span *sp)

@@ -6,6 +6,7 @@
  * recently used constraints give memory back: idle ones are freed, those in use are trimmed. */
 #include "constraint.h"
 #include "copy.h"
+#include "tasks.h"
 #include "format/gguf.h"
 #include "grammar/grammar.h"
 #include "text/markers.h"
@@ -24,6 +25,11 @@
 #define AUTOMATON_BYTES (16u << 20)
 #define IDLE_MAX 32u               /* cached constraints that no request uses */
 #define IDLE_BYTES_MAX (32u << 20) /* their memory */
+/* After an expensive mask, as many cheap ones of the same constraint are left to the mask thread as
+ * well: each try in a step costs all steps up to CONSTRAINT_STEPS. */
+#define EXPENSIVE_MASKS 16u
+#define LOOK_STEPS 256u /* enough to find a mask that is cached */
+#define MASKS_NICE 10
 #define HIGH(size) ((size) - (size) / 4)
 #define LOW(size) ((size) / 2 + (size) / 8)
 
@@ -33,7 +39,8 @@ struct compiled {
 	struct automaton *automaton;
 	size_t network; /* bytes that cannot be trimmed */
 	uint32_t users;
-	int trimmed; /* and not used since then */
+	int trimmed;                /* and not used since then */
+	_Atomic uint32_t expensive; /* masks that the schedule thread does not try to compute */
 };
 
 struct constraints {
@@ -41,8 +48,11 @@ struct constraints {
 	/* for structures: includes the special tokens of markers.h; NULL: the model has none */
 	struct grammar_vocab *marked;
 	char why[200];
-	uint32_t n_eos;
+	const struct engine_info *info;
 	size_t words;
+	struct tasks *masks; /* the mask thread */
+	void (*on_mask)(void *arg);
+	void *on_mask_arg;
 	struct quota_pool pool;
 	pthread_mutex_t lock; /* guards the fields below */
 	struct map *by_key;
@@ -54,7 +64,13 @@ struct constraints {
 struct constraint {
 	struct constraints *all;
 	struct compiled *compiled; /* NULL: not yet */
+	uint64_t group;
 	struct grammar_walk walk;
+	_Atomic int busy; /* the mask thread has the request, by `task` */
+	struct constraint_task task;
+	/* mask 0 is for the token of this index - 1, or task.code says why there is none; 0: for
+	 * none */
+	uint32_t masked;
 	/* (masks, all->words): mask 0 is for the next draw, mask i for the one after i drafted
 	 * tokens */
 	uint64_t *mask;
@@ -126,13 +142,14 @@ struct constraints *constraints_new(const char *model_path, const struct engine_
 {
 	struct constraints *all = mem_zalloc(sizeof *all);
 	struct err err = {0};
-	all->n_eos = info->n_eos;
+	all->info = info;
 	all->words = grammar_mask_words(info->vocab);
 	all->pool.size = memory_bytes;
 	all->by_key = map_new(sizeof((struct compiled *)0)->key);
 	pthread_mutex_init(&all->lock, NULL);
 	list_init(&all->by_use);
-	if (read_vocabulary(all, model_path, info, &err) < 0)
+	if (tasks_new(&all->masks, "masks", MASKS_NICE, &err) < 0 ||
+	    read_vocabulary(all, model_path, info, &err) < 0)
 		snprintf(all->why, sizeof all->why, "%.190s", err.text);
 	return all;
 }
@@ -181,8 +198,7 @@ static void reclaim(struct constraints *all, const struct compiled *keep, size_t
 		if (!c->users) {
 			compiled_free(all, c);
 		} else if (!c->trimmed) {
-			automaton_trim(c->automaton);
-			c->trimmed = 1;
+			c->trimmed = automaton_trim(c->automaton);
 		}
 	}
 }
@@ -210,6 +226,7 @@ void constraints_destroy(struct constraints **allp)
 	struct constraints *all = *allp;
 	if (!all)
 		return;
+	tasks_destroy(&all->masks);
 	list_each_safe(n, next, &all->by_use)
 		compiled_free(all, list_entry(n, struct compiled, use));
 	map_destroy(&all->by_key);
@@ -218,6 +235,18 @@ void constraints_destroy(struct constraints **allp)
 	grammar_vocab_destroy(&all->marked);
 	free(all);
 	*allp = NULL;
+}
+
+void constraints_on_mask(struct constraints *all, void (*done)(void *arg), void *arg)
+{
+	all->on_mask = done;
+	all->on_mask_arg = arg;
+}
+
+void constraints_wait(struct constraints *all)
+{
+	if (all->masks)
+		tasks_wait(all->masks);
 }
 
 void constraints_json(struct constraints *all, struct buf *out)
@@ -323,7 +352,7 @@ int constraint_take(struct constraints *all, struct request_copy *req, const Pds
 			err, ERR_UNSUPPORTED,
 			"constrained output needs the model's vocabulary, and this worker has none: %s",
 			all ? all->why : "it has no model");
-	if (!all->n_eos)
+	if (!all->info->n_eos)
 		return err_set(err, ERR_UNSUPPORTED,
 		               "constrained output needs an end-of-sequence id, and the model names none");
 	size_t len = strlen(m->text);
@@ -346,10 +375,16 @@ int constraint_take(struct constraints *all, struct request_copy *req, const Pds
 	}
 	memcpy(k->message.text, m->text, len + 1);
 	key_of(&k->message, key);
+	memcpy(&k->group, key, sizeof k->group);
 	pthread_mutex_lock(&all->lock);
 	share(k, key);
 	pthread_mutex_unlock(&all->lock);
 	return 0;
+}
+
+uint64_t constraint_group(const struct request_copy *req)
+{
+	return req->constraint ? req->constraint->group : 0;
 }
 
 int constraint_is_ready(const struct request_copy *req)
@@ -387,6 +422,8 @@ void constraint_detach(struct request_copy *req)
 	struct constraint *k = req->constraint;
 	if (!k)
 		return;
+	if (!constraint_stop(req))
+		tasks_wait_for(k->all->masks, &k->task);
 	pthread_mutex_lock(&k->all->lock);
 	if (k->compiled && --k->compiled->users == 0) {
 		k->all->n_idle++;
@@ -430,10 +467,11 @@ static void touch(struct constraints *all, struct compiled *c, size_t lent_max)
 	pthread_mutex_unlock(&all->lock);
 }
 
-/* Computes the mask of the token after the answer and `ahead` drafted tokens. With drafted tokens
- * the walk is not kept, since they may be rejected. */
+/* Computes the mask of the token after the answer and `ahead` drafted tokens, in *steps or, if that
+ * is NULL, as many as a mask may cost. With drafted tokens the walk is not kept, since they may be
+ * rejected. */
 static int find_mask(struct request_copy *req, const struct engine_info *info, uint32_t ahead,
-                     struct err *err)
+                     uint64_t *steps, struct err *err)
 {
 	struct constraint *k = req->constraint;
 	struct compiled *c = k->compiled;
@@ -441,12 +479,11 @@ static int find_mask(struct request_copy *req, const struct engine_info *info, u
 	const uint32_t *answer = req->tokens + req->prompt_tokens;
 	uint64_t *mask = k->mask + ahead * k->all->words;
 	unsigned flags;
-	touch(k->all, c, HIGH(k->all->pool.size));
-	int r = automaton_mask(c->automaton, walk, answer, request_copy_index(req) + ahead, mask,
+	int r = automaton_mask(c->automaton, walk, answer, request_copy_index(req) + ahead, steps, mask,
 	                       &flags, err);
 	if (r == ERR_NOMEM && !ahead) { /* a draft is not worth reclaiming for */
 		touch(k->all, c, 0);
-		r = automaton_mask(c->automaton, walk, answer, request_copy_index(req) + ahead, mask,
+		r = automaton_mask(c->automaton, walk, answer, request_copy_index(req) + ahead, steps, mask,
 		                   &flags, err);
 	}
 	if (r == 0)
@@ -475,18 +512,91 @@ static uint32_t room_for(struct constraint *k, uint32_t masks)
 	return masks < k->masks ? masks : k->masks;
 }
 
-int constraint_prepare(struct request_copy *req, const struct engine_info *info, uint32_t ahead,
-                       struct err *err)
+/* --- masks beside the step ----------------------------------------------- */
+
+/* On the mask thread. */
+static int mask_beside(struct request_copy *req, struct err *err)
 {
+	struct constraint *k = req->constraint;
+	struct compiled *c = k->compiled;
+	uint64_t steps = CONSTRAINT_STEPS;
+	int r = find_mask(req, k->all->info, 0, &steps, err);
+	if (r == ERR_TIMEOUT) {
+		c->expensive = EXPENSIVE_MASKS;
+		return find_mask(req, k->all->info, 0, NULL, err);
+	}
+	if (c->expensive)
+		c->expensive--;
+	return r;
+}
+
+static void mask_done(struct constraint_task *t)
+{
+	struct constraint *k = t->req->constraint;
+	struct constraints *all = k->all;
+	k->masked = request_copy_index(t->req) + 1;
+	k->busy = 0; /* from here on it may be freed */
+	if (all->on_mask)
+		all->on_mask(all->on_mask_arg);
+}
+
+int constraint_is_busy(const struct request_copy *req)
+{
+	return req->constraint && req->constraint->busy;
+}
+
+int constraint_stop(struct request_copy *req)
+{
+	struct constraint *k = req->constraint;
+	if (k && k->busy && tasks_take_back(k->all->masks, &k->task))
+		k->busy = 0;
+	return !constraint_is_busy(req);
+}
+
+static void ask_mask_thread(struct request_copy *req)
+{
+	struct constraint *k = req->constraint;
+	k->busy = 1;
+	k->task = (struct constraint_task){
+		.req = req, .group = k->group, .work = mask_beside, .done = mask_done};
+	tasks_put(k->all->masks, &k->task, 0);
+}
+
+/* Of the next draw. */
+static int next_mask(struct request_copy *req, const struct engine_info *info, uint64_t *steps,
+                     struct err *err)
+{
+	struct constraint *k = req->constraint;
+	uint64_t had = *steps;
+	if (k->busy)
+		return ERR_TIMEOUT;
+	if (k->masked == request_copy_index(req) + 1)
+		return k->task.code < 0 ? err_set(err, k->task.code, "%s", k->task.err.text) : 0;
+	int r = find_mask(req, info, 0, steps, err);
+	if (r == ERR_TIMEOUT) {
+		if (had > CONSTRAINT_STEPS / 2 && !*steps)
+			k->compiled->expensive = EXPENSIVE_MASKS;
+		ask_mask_thread(req);
+	}
+	return r;
+}
+
+int constraint_prepare(struct request_copy *req, const struct engine_info *info, uint32_t ahead,
+                       uint64_t *steps, struct err *err)
+{
+	struct constraint *k = req->constraint;
 	struct err ignored;
+	uint64_t look = LOOK_STEPS;
 	uint32_t i = 1, n;
-	if (!req->constraint)
+	if (!k)
 		return (int)ahead;
-	int r = find_mask(req, info, 0, err);
+	steps = k->compiled->expensive ? &look : steps;
+	touch(k->all, k->compiled, HIGH(k->all->pool.size));
+	int r = next_mask(req, info, steps, err);
 	if (r < 0)
 		return r;
-	n = room_for(req->constraint, 1 + ahead);
-	while (i < n && find_mask(req, info, i, &ignored) == 0)
+	n = room_for(k, 1 + ahead);
+	while (i < n && find_mask(req, info, i, steps, &ignored) == 0)
 		i++;
 	return (int)i - 1;
 }
@@ -504,10 +614,12 @@ Pds__Fault constraint_fault(int code)
 	                             : PDS__FAULT__FAULT_INVALID;
 }
 
-uint32_t constraint_leading(struct request_copy *req, uint32_t n)
+uint32_t constraint_leading(struct request_copy *req, uint32_t n, uint64_t *steps)
 {
 	struct constraint *k = req->constraint;
+	uint64_t look = LOOK_STEPS;
+	steps = k && k->compiled->expensive ? &look : steps;
 	return k ? automaton_leading(k->compiled->automaton, &k->walk, req->tokens + req->prompt_tokens,
-	                             request_copy_index(req), req->tokens + req->n_tokens, n)
+	                             request_copy_index(req), req->tokens + req->n_tokens, n, steps)
 	         : n;
 }
