@@ -7,6 +7,9 @@
  *   driver NAME FILE                     runs one input: to see again what a run found
  *   driver --list
  *
+ * Built without sanitizers (`make build/fuzz/driver`) it keeps only what costs more than all before
+ * (fuzz_cost): `build/fuzz/driver mask 300 tests/fuzz/corpus/mask /tmp/kept`.
+ *
  * The last line says seconds, inputs, branches and how many inputs were kept. What ends the process
  * leaves KEPT/../found-NAME and the status is not 0. The seed is the time's: FUZZ_SEED repeats a
  * run as far as the harness is deterministic. */
@@ -22,7 +25,8 @@
 #include <unistd.h>
 
 void __sanitizer_cov_trace_pc(void);
-void __sanitizer_set_death_callback(void (*callback)(void));
+/* NULL: built without sanitizers, to look for expensive inputs at full speed (fuzz_cost) */
+void __sanitizer_set_death_callback(void (*callback)(void)) __attribute__((weak));
 
 /* --- branches ------------------------------------------------------------ */
 
@@ -79,7 +83,7 @@ struct input {
 static struct fuzz_target *target;
 static struct input *pool, now; /* now: what runs, for the death callback */
 static size_t pool_n, pool_size;
-static uint64_t seed, runs;
+static uint64_t seed, runs, dearest;
 static const char *kept_dir;
 
 static uint64_t rnd(uint64_t below)
@@ -125,13 +129,17 @@ static int run(struct input in)
 	now = in;
 	memset(hits, 0, sizeof hits);
 	last_pc = 0;
-	/* not each time: a call to the kernel costs as much as a short input */
-	if (runs++ % 64 == 0)
+	/* not each time: a call to the kernel costs as much as a short input, but not as an expensive
+	 * one */
+	if (runs++ % 64 == 0 || dearest)
 		alarm(FUZZ_INPUT_SECONDS);
 	recording = 1;
 	target->run(in.data, in.size);
 	recording = 0;
-	return note_hits();
+	uint64_t cost = fuzz_costs();
+	int is_dearest = cost > dearest + dearest / 50;
+	dearest = is_dearest ? cost : dearest;
+	return note_hits() || is_dearest;
 }
 
 static void pool_add(const uint8_t *data, size_t size)
@@ -153,7 +161,7 @@ static void pool_load(const char *folder)
 		    snprintf(path, sizeof path, "%s/%s", folder, e->d_name) >= (int)sizeof path)
 			continue;
 		uint8_t *p = fuzz_read(path, target->max, &n);
-		if (p && run((struct input){p, n}))
+		if (p && (run((struct input){p, n}) || !__sanitizer_set_death_callback))
 			pool_add(p, n);
 		free(p);
 	}
@@ -174,7 +182,9 @@ static const char *const words[] = {
 	"{\"\":", ":",    ",",    "\\",    "\\u0000",  "\\ud800",
 	"null",   "true", "-1",   "1e999", "0.5",      "18446744073709551616",
 	"../",    "\n",   "\r\n", "\xff",  "\xc0\x80", "\xf0\x9f\x98\x80",
-	"{{",     "}}",   "{%",   "%}",    " ",        "%s"};
+	"{{",     "}}",   "{%",   "%}",    " ",        "%s",
+	"(",      ")",    "|",    ")*",    "){64}",    ".{0,60}",
+	"[a-z]",  "?",    "::=",  "root"};
 
 static size_t change_bytes(uint8_t *b, size_t n)
 {
@@ -323,6 +333,8 @@ static int fuzz(int seconds, const char *corpus)
 	       "further than others, %zu new\n",
 	       target->name, (long)(time(NULL) - start), (unsigned long long)runs, branches(), begun,
 	       pool_n - begun);
+	if (dearest)
+		printf("fuzz %-16s the dearest input: %llu\n", target->name, (unsigned long long)dearest);
 	return 0;
 }
 
@@ -343,7 +355,8 @@ int main(int argc, char **argv)
 		return usage();
 	signal(SIGALRM, on_signal);
 	signal(SIGABRT, on_signal);
-	__sanitizer_set_death_callback(on_death);
+	if (__sanitizer_set_death_callback)
+		__sanitizer_set_death_callback(on_death);
 	if (argc == 3) {
 		struct input in;
 		in.data = fuzz_read(argv[2], target->max, &in.size);

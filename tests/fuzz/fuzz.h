@@ -32,6 +32,11 @@ struct fuzz_target *fuzz_find(const char *name); /* NULL */
 void fuzz_accepted(void);
 unsigned fuzz_accepts(void); /* calls so far */
 
+/* A harness that looks for expensive inputs says what this one cost. The driver keeps an input that
+ * costs more than all before. */
+void fuzz_cost(uint64_t cost);
+uint64_t fuzz_costs(void); /* of the last input that said it; then 0 */
+
 /* The file's bytes (free them) and their number; NULL when it cannot be read. At most max bytes. */
 uint8_t *fuzz_read(const char *path, size_t max, size_t *ret_size);
 

@@ -48,6 +48,20 @@ unsigned fuzz_accepts(void)
 	return accepts;
 }
 
+static uint64_t cost;
+
+void fuzz_cost(uint64_t c)
+{
+	cost = c;
+}
+
+uint64_t fuzz_costs(void)
+{
+	uint64_t c = cost;
+	cost = 0;
+	return c;
+}
+
 void fuzz_wrong(const char *what, const char *file, int line)
 {
 	fprintf(stderr, "ERROR: %s:%d: does not hold: %s\n", file, line, what);
