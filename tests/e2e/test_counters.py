@@ -18,8 +18,9 @@ BLOCK = 64                              # tokens
 KV = 3 * 2 * 2 * 16 * 2                 # bytes of a token's KV in the tiny model: 3 layers of K and V, 2 heads of 16 numbers of 2 bytes
 MOVES = "moves"
 
-# They depend on time: heartbeats and acknowledgements, the processor's time, how often the messager looked while a prompt was computed.
-BY_TIME = re.compile("process_cpu_seconds|pdserve_messages_(sent|received)|pdserve_messager_transfer_(copies|reaction_seconds)")
+# They depend on time: heartbeats and acknowledgements, the processor's time, how often the messager looked while a prompt was computed, and which of two workers'
+# links brings the first token, the last one or both to the router first.
+BY_TIME = re.compile("process_cpu_seconds|pdserve_messages_(sent|received|stale)|pdserve_tokens_repeated|pdserve_messager_transfer_(copies|reaction_seconds)")
 TELLING = re.compile('(?:worker|tenant|stage|reason)="([^"]*)"')
 
 
@@ -87,8 +88,7 @@ def handed_over(prompt, cached=0):
             "messager": {"pdserve_messager_transfers_sent": 1, "pdserve_messager_transfer_pieces": 3 * (last - first), "pdserve_messager_transfer_bytes": KV * BLOCK * (last - first),
                          "pdserve_messager_transfer_seconds": 1, "pdserve_messager_transfer_copy_seconds": 1, "pdserve_messager_transfer_tail_seconds": 1},
             "decode-1": {"pdserve_decode_requests": 1, "pdserve_decode_leases_granted": 1, "pdserve_decode_reservation_wait_seconds": 1, "pdserve_decode_transfer_seconds": 1},
-            # the first token comes from both workers
-            "router": {"pdserve_placed decode only": 1, "pdserve_tokens_repeated": 1}}
+            "router": {"pdserve_placed decode only": 1}}
 
 
 def decoded(tokens, steps=None):
@@ -186,7 +186,7 @@ def lose_decode(s):
 
 
 # An answer that is cut moves these as far as it has come.
-HOW_FAR = re.compile("(prefill-1|decode-1|messager|storage) |router pdserve_(worker_|router_kv_events|messages_stale|tokens_repeated)")
+HOW_FAR = re.compile("(prefill-1|decode-1|messager|storage) |router pdserve_(worker_|router_kv_events)")
 
 # name: before, act, what moves, what of it is not compared
 ACTS = {

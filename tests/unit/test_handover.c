@@ -325,11 +325,11 @@ TEST(random_hellos)
 TEST(answer_is_checked)
 {
 	const struct handover_reply good = {HANDOVER_MAGIC, HANDOVER_VERSION, 5, 0, "", ""};
-	struct handover_reply a[10], got;
-	const int want[10] = {ERR_CORRUPT, ERR_UNSUPPORTED, ERR_INVALID, ERR_INVALID, ERR_CORRUPT,
-	                      0,           ERR_INVALID,     ERR_INVALID, ERR_INVALID, ERR_INVALID};
+	struct handover_reply a[11], got;
+	const int want[11] = {ERR_CORRUPT, ERR_UNSUPPORTED, ERR_INVALID, ERR_INVALID, ERR_CORRUPT, 0,
+	                      ERR_INVALID, ERR_INVALID,     ERR_INVALID, ERR_INVALID, ERR_CORRUPT};
 	struct err e = {0};
-	for (int i = 0; i < 10; i++)
+	for (int i = 0; i < 11; i++)
 		a[i] = good;
 	a[0].magic = 0;
 	a[1].version = 9;
@@ -343,8 +343,10 @@ TEST(answer_is_checked)
 	memset(a[9].remote, '1', sizeof a[9].remote - 1); /* terminated, and too long */
 	memcpy(a[9].remote, "m@tcp://", 8);
 	memcpy(a[9].remote + sizeof a[9].remote - 4, ":70", 4);
+	a[10].magic = 0; /* then its version says nothing */
+	a[10].version = 9;
 	int before = open_fds();
-	for (int i = 0; i < 10; i++) {
+	for (int i = 0; i < 11; i++) {
 		int bell = -2;
 		ck_assert_int_eq(sock_send(pair[0], &a[i], sizeof a[i], &shared.region.data.fd[0], 1), 0);
 		ck_assert_int_eq(handover_result(pair[1], &got, &bell, &e), want[i]);

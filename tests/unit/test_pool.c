@@ -2,6 +2,7 @@
  * Against a naive model: test_pool_model.c; with two threads: test_pool_threads.c; what it tells
  * of changes: test_pool_events.c. */
 #include "pool_rig.h"
+#include "util/clock.h"
 
 static enum kv_state state_of(uint32_t b)
 {
@@ -238,6 +239,29 @@ TEST(void_of_one_reader_leaves_the_other)
 	expect(0, 1, 0, 0, 0);
 	kv_pool_read_end(pool, b);
 	expect(1, 0, 0, 0, 0);
+}
+
+/* What `pdctl kv` says of a reader that does not end. */
+TEST(the_oldest_reader_is_known_with_its_age)
+{
+	struct kv_oldest_pin oldest;
+	uint32_t t[2];
+	uint64_t begun = clock_us();
+	make(2);
+	ck_assert_int_eq(kv_pool_oldest_pin(pool, &oldest), 0);
+	ck_assert_int_eq(kv_pool_take(pool, 2, KV_HELD, &A, t), 0);
+	uint64_t first = kv_pool_read_begin(pool, t[0], NULL), between = clock_us();
+	while (clock_us() == between)
+		;
+	uint64_t second = kv_pool_read_begin(pool, t[1], NULL);
+	ck_assert_int_eq(kv_pool_oldest_pin(pool, &oldest), 1);
+	ck_assert(oldest.block == t[0] && oldest.since_us >= begun && oldest.since_us <= between);
+	ck_assert_str_eq(oldest.why, "reader");
+	kv_pool_read_end(pool, first);
+	ck_assert_int_eq(kv_pool_oldest_pin(pool, &oldest), 1);
+	ck_assert(oldest.block == t[1] && oldest.since_us > between && oldest.since_us <= clock_us());
+	kv_pool_read_end(pool, second);
+	ck_assert_int_eq(kv_pool_oldest_pin(pool, &oldest), 0);
 }
 
 TEST_SIGNAL(giving_back_twice_is_a_bug, 6)

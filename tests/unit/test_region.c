@@ -4,6 +4,7 @@
 
 #include <check.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -91,11 +92,47 @@ static int memory(size_t bytes, int seals)
 	return fd;
 }
 
+static int mappings(void)
+{
+	int n = 0, c;
+	FILE *f = fopen("/proc/self/maps", "r");
+	ck_assert_ptr_nonnull(f);
+	while ((c = fgetc(f)) != EOF)
+		n += c == '\n';
+	fclose(f);
+	return n;
+}
+
+TEST(memory_that_is_given_back_is_not_mapped_any_more)
+{
+	int before = 0;
+	for (int i = 0; i < 20; i++) {
+		ck_assert_msg(map_dup(7, own.region.control_fd, own.region.data.fd[0]) == 0, "%s", e.text);
+		pool_memory_fini(&peer);
+		if (i == 9)
+			before = mappings();
+	}
+	ck_assert_int_le(mappings(), before);
+}
+
+/* A file, which its owner can cut off under the mapping, cannot be sealed at all. */
+static int file_like(int fd, size_t bytes)
+{
+	char path[] = "/tmp/pdserve-region-XXXXXX", *copy = malloc(bytes);
+	int out = mkstemp(path);
+	ck_assert(out >= 0 && copy && pread(fd, copy, bytes, 0) == (ssize_t)bytes);
+	ck_assert_int_eq(pwrite(out, copy, bytes, 0), (ssize_t)bytes);
+	unlink(path);
+	free(copy);
+	return out;
+}
+
 TEST(forged_descriptors_are_refused)
 {
 	const int sealed = F_SEAL_SHRINK | F_SEAL_GROW;
 	const int file = open("/proc/self/exe", O_RDONLY),
 			  open_ended = memory(own.region.data_bytes, F_SEAL_GROW),
+			  control_file = file_like(own.region.control_fd, own.region.control_bytes),
 			  brief = memory(own.region.data_bytes - 1, sealed),
 			  zeros = memory(own.region.control_bytes, sealed),
 			  fit = memory(own.region.data_bytes, sealed);
@@ -105,6 +142,7 @@ TEST(forged_descriptors_are_refused)
 	} t[] = {
 		{7, -1, own.region.data.fd[0], ERR_IO},
 		{7, file, own.region.data.fd[0], ERR_INVALID},
+		{7, control_file, own.region.data.fd[0], ERR_INVALID},
 		{7, own.region.control_fd, file, ERR_INVALID},
 		{7, own.region.control_fd, open_ended, ERR_INVALID},
 		{7, own.region.control_fd, brief, ERR_INVALID},
