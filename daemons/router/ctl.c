@@ -55,7 +55,7 @@ static int ctl_cancel(struct svc *s, char *const *args, size_t n_args, struct bu
 		               "cancel takes one request id, 32 hexadecimal digits behind a prefix or "
 		               "none, got \"%.80s\"",
 		               text);
-	if (request_abort(r, &id) < 0)
+	if (request_abort(r, &id, NULL) < 0)
 		return err_set(err, ERR_NOTFOUND, "no request %.80s is in progress here", text);
 	buf_adds(out, "{\"cancelled\":true}");
 	return 0;

@@ -158,7 +158,8 @@ static double kv_usage(const struct registry *g)
 static void metrics_refresh(struct router *r)
 {
 	const struct attempts_counts *n = &r->attempts.counts;
-	size_t waiting = waiting_at_workers(r), all = attempts_count(&r->attempts);
+	size_t waiting = waiting_at_workers(r) + r->attempts.queue.n,
+		   all = attempts_count(&r->attempts);
 	list_each(it, &r->attempts.waiting)
 		waiting++;
 	stat_set_value(r->stats, STAT_WAITING, (int64_t)waiting);

@@ -100,7 +100,7 @@ struct router {
 	struct once unknown;  /* parameters of requests that were logged */
 	struct list requests; /* struct request, node */
 	uint32_t n_requests, n_answers;
-	uint32_t n_embedding; /* requests for embeddings that are at work */
+	struct map *callers; /* struct caller by key */
 	int draining;
 	uint64_t drain_us; /* draining: when it began */
 };

@@ -17,6 +17,7 @@
 struct ask {
 	unsigned port;
 	const char *path, *body;
+	const char *fields; /* header lines; NULL: none */
 	size_t leave_after; /* closes when it has read so much; 0: stays to the end */
 	int leave_at_once;
 	atomic_int over;
@@ -41,8 +42,8 @@ static inline void *ask_thread(void *arg)
 {
 	struct ask *a = arg;
 	char *head = mem_printf(
-		"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %zu\r\n\r\n", a->path,
-		strlen(a->body));
+		"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%sContent-Length: %zu\r\n\r\n",
+		a->path, a->fields ? a->fields : "", strlen(a->body));
 	int fd = dial(a->port);
 	ck_assert_int_eq((int)send(fd, head, strlen(head), 0), (int)strlen(head));
 	for (size_t done = 0, len = strlen(a->body); done < len;) {
@@ -153,7 +154,7 @@ static inline void gate_shut(struct world *w, struct gate *g)
 {
 	*g = (struct gate){.job = {.work = wait_at_gate, .done = gate_done}};
 	sem_init(&g->open, 0, 0);
-	ck_assert_int_eq(text_pool_put(w->r.text, &g->job), 0);
+	ck_assert_int_eq(text_pool_put(w->r.text, &w->other, &g->job, 1), 0);
 }
 
 /* One that goes to a text thread. */

@@ -16,6 +16,7 @@
 struct rig {
 	struct registry g;
 	struct attempts e;
+	struct fair_owner caller;
 	char log[8192];   /* "submit p1 #1 5 [d1 d2]; cancel p1 #1; " */
 	int refuse;       /* the next `refuse` submits return ERR_FULL */
 	char out[4096];   /* "10 11 12 stop" */
@@ -23,7 +24,6 @@ struct rig {
 	float prompt[16]; /* (n_prompt) */
 	float embedding[4];
 	int n_embeddings, no_memory; /* no_memory: the owner has none for it */
-	int puts_back;               /* when a worker is too full for an embedding */
 	int ended;
 	uint32_t stop_at; /* the owner says stop at this token id */
 	int abort_now;
@@ -101,11 +101,6 @@ static inline int rig_embedding(void *owner, struct attempt *s, const float *val
 	return 0;
 }
 
-static inline int rig_full(void *owner)
-{
-	return ((struct rig *)owner)->puts_back;
-}
-
 static inline void rig_ended(void *owner, struct attempt *s)
 {
 	struct rig *r = owner;
@@ -115,11 +110,8 @@ static inline void rig_ended(void *owner, struct attempt *s)
 		attempt_destroy(&r->s);
 }
 
-static const struct attempt_hooks rig_hooks = {.tokens = rig_tokens,
-                                               .prompt = rig_prompt,
-                                               .embedding = rig_embedding,
-                                               .full = rig_full,
-                                               .ended = rig_ended};
+static const struct attempt_hooks rig_hooks = {
+	.tokens = rig_tokens, .prompt = rig_prompt, .embedding = rig_embedding, .ended = rig_ended};
 
 /* A worker comes up; the pointer only has to differ from NULL. */
 static inline struct worker_record *rig_up(struct rig *r, const char *name, const char *role,
@@ -151,6 +143,7 @@ static inline struct rig *rig_new(void)
 		.max_attempts = 3, .retry_wait_us = 10000000, .arg = r, .send = rig_send};
 	registry_init(&r->g, 30000000);
 	attempts_init(&r->e, &r->g, &o);
+	fair_owner_init(&r->caller);
 	return r;
 }
 
@@ -161,11 +154,14 @@ static inline void rig_free(struct rig *r)
 	ck_assert(r->e.live.next == &r->e.live);
 	ck_assert(r->e.waiting.next == &r->e.waiting);
 	ck_assert(r->e.ending.next == &r->e.ending);
+	ck_assert_uint_eq(r->e.queue.n, 0);
+	ck_assert_uint_eq(r->e.n_prefill_only, 0);
 	list_each(it, &r->g.workers) { /* nothing stays charged to any worker */
 		const struct worker_record *w = list_entry(it, struct worker_record, node);
 		ck_assert_uint_eq(w->tokens_in_flight, 0);
 		ck_assert_uint_eq(w->backlog_tokens, 0);
 		ck_assert_uint_eq(w->requests, 0);
+		ck_assert_uint_eq(w->starting, 0);
 	}
 	attempts_fini(&r->e);
 	registry_fini(&r->g);
@@ -179,6 +175,7 @@ static inline struct attempt *rig_seq(struct rig *r, uint32_t max_tokens, int pr
 	                            .prompt_tokens = 5,
 	                            .max_tokens = max_tokens,
 	                            .cache_salt = rig_salt,
+	                            .caller = &r->caller,
 	                            .begun_us = clock_us(),
 	                            .deadline_us = clock_us() + 60000000};
 	pds__sampling__init(&spec.sampling);

@@ -42,6 +42,7 @@ struct world {
 	unsigned places;   /* beyond so many the prefill worker refuses embeddings; 0: never */
 	unsigned most;     /* embeddings that it had at once */
 	void (*each)(struct world *w); /* before each embedding */
+	struct text_caller other;      /* of jobs that are no request's */
 	unsigned cancels;
 	unsigned told;        /* sequences that asked for their prompt's log-probabilities */
 	uint32_t stop_ids[4]; /* of the last request, */
@@ -370,6 +371,7 @@ static inline struct world *world_new(const struct model *model, size_t out_byte
 	struct attempts_opts so = {
 		.max_attempts = 3, .retry_wait_us = 2000000, .arg = w, .send = world_send};
 	attempts_init(&w->r.attempts, &w->r.registry, &so);
+	text_caller_init(&w->other);
 	w->r.text = text_pool_new(1, 64, world_post, w);
 	struct http_opts ho = {.setting = "http_listen",
 	                       .listen = "127.0.0.1:0",

@@ -557,7 +557,7 @@ static void abort_it(evutil_socket_t fd, short what, void *arg)
 		return;
 	}
 	struct request *c = list_entry(a->w->r.requests.next, struct request, node);
-	a->done = request_abort(&a->w->r, &c->answers[0].attempt->id) == 0;
+	a->done = request_abort(&a->w->r, &c->answers[0].attempt->id, NULL) == 0;
 }
 
 /* An abort before the log-probabilities have come that its stream begins with: it ends. */
@@ -628,14 +628,12 @@ static char *inputs(unsigned n, const char *more)
 static void embeds(struct world *w, unsigned n)
 {
 	char *body = inputs(n, "");
-	uint32_t others = w->r.n_embedding;
 	json_t *o = json_of(w, "/v1/embeddings", body, 200), *data = json_object_get(o, "data");
 	ck_assert_uint_eq(json_array_size(data), n);
 	for (unsigned i = 0; i < n; i++) {
 		const json_t *e = json_object_get(json_array_get(data, i), "embedding");
 		ck_assert_double_eq(json_number_value(json_array_get(e, 3)), i % 3 + 1);
 	}
-	ck_assert_uint_eq(w->r.n_embedding, others);
 	json_decref(o);
 	free(body);
 }
@@ -663,28 +661,19 @@ TEST_LOOP(embeddings_aborted, 0, 2)
 	abort_it(-1, 0, &a);
 	refused_with(w, body, 503, NULL, "aborted on request");
 	ck_assert_int_eq(a.done, 1);
-	ck_assert_uint_eq(w->cancels, _i ? 64 : 3);
-	ck_assert_uint_eq(w->r.n_embedding, 0);
+	ck_assert_uint_eq(w->cancels, _i ? 100 : 3);
 	free(body);
 	event_free(a.ev);
 	world_free(w);
 }
 
-static void made_late(struct world *w)
+/* The rest waits at the router. */
+TEST(embeddings_at_work)
 {
-	ck_assert_uint_le(attempts_count(&w->r.attempts), 64);
-}
-
-/* Attempts are made as they start; many requests share what is at work. */
-TEST_LOOP(embeddings_at_work, 0, 5)
-{
-	static const unsigned others[] = {0, 7, 15, 127, 5000}, most[] = {64, 64, 32, 4, 1};
 	struct world *w = world_new(NULL, 1u << 20);
-	w->each = made_late;
-	w->r.n_embedding = others[_i];
-	embeds(w, 200);
-	ck_assert_uint_eq(w->most, most[_i]);
-	ck_assert_uint_eq(w->r.attempts.counts.started, 200);
+	embeds(w, 600);
+	ck_assert_uint_eq(w->most, WORKER_STARTING_MAX);
+	ck_assert_uint_eq(w->r.attempts.counts.started, 600);
 	world_free(w);
 }
 
@@ -766,8 +755,8 @@ TEST(embeddings_wait_for_a_worker)
 	away.w = w;
 	away.back = event_new(w->base, -1, 0, comes_back, NULL);
 	w->each = goes_away;
-	embeds(w, 200);
-	ck_assert_uint_eq(w->most, 64);
+	embeds(w, 500);
+	ck_assert_uint_eq(w->most, WORKER_STARTING_MAX);
 	event_free(away.back);
 	world_free(w);
 }

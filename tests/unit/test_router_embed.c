@@ -154,53 +154,6 @@ TEST_LOOP(waits_for_a_worker, 0, 2)
 	rig_free(r);
 }
 
-/* A full worker: its owner starts it again, however long that takes, elsewhere if it can. */
-TEST(put_back)
-{
-	struct rig *r = rig_new();
-	struct worker_record *p = rig_up(r, "p1", "prefill", 11);
-	ck_assert_int_eq(start(r), 0);
-	r->puts_back = 1;
-	for (uint32_t i = 1; i <= 200; i++) {
-		rig_fail(r, p, i, PDS__FAULT__FAULT_OVERLOADED, 1);
-		ck_assert_int_eq(r->s->state, ATTEMPT_WAITING);
-		attempts_tick(&r->e, clock_us() + 59000000);
-		attempts_worker_up(&r->e);
-		ck_assert_int_eq(r->s->state, ATTEMPT_WAITING);
-		r->log[0] = 0;
-		attempt_resume(r->s);
-		ck_assert_int_eq(r->s->state, ATTEMPT_SUBMITTED);
-	}
-	ck_assert_uint_eq(r->s->past.lost, 0);
-	rig_up(r, "p2", "prefill", 12);
-	rig_fail(r, p, 201, PDS__FAULT__FAULT_OVERLOADED, 1);
-	r->log[0] = 0;
-	attempt_resume(r->s);
-	expect(r, ATTEMPT_SUBMITTED, 0, "submit p2 #202 5; ");
-	r->puts_back = 0;
-	rig_fail(r, r->s->try.prefill, 202, PDS__FAULT__FAULT_OVERLOADED, 1);
-	ck_assert_uint_eq(r->s->past.lost, 1);
-	ck_assert_int_eq(r->s->state, ATTEMPT_WAITING);
-	rig_free(r);
-}
-
-/* Nobody is there at that moment: it waits, and does not end under its owner. */
-TEST(resumed_without_a_worker)
-{
-	struct rig *r = rig_new();
-	struct worker_record *p = rig_up(r, "p1", "prefill", 11);
-	r->e.opts.retry_wait_us = 0;
-	r->puts_back = 1;
-	ck_assert_int_eq(start(r), 0);
-	rig_fail(r, p, 1, PDS__FAULT__FAULT_OVERLOADED, 1);
-	p->beat.draining = 1;
-	attempt_resume(r->s);
-	expect(r, ATTEMPT_WAITING, 0, "submit p1 #1 5; cancel p1 #1; ");
-	attempts_tick(&r->e, clock_us() + 1000);
-	expect(r, ATTEMPT_FAILED, 0, "submit p1 #1 5; cancel p1 #1; ");
-	rig_free(r);
-}
-
 /* A prefill worker that is told to end finishes it, or gives it back by itself; any other is
  * left. */
 TEST_LOOP(worker_is_told_to_end, 0, 2)

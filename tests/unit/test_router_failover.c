@@ -312,6 +312,7 @@ TEST(many_of_a_stuck_worker)
 	for (int i = 0; i < MANY; i++) {
 		s[i] = rig_seq(r, i < LONG_ONES ? 2000 : 20, 0);
 		ck_assert_int_eq(attempt_start(s[i]), 0);
+		rig_first(r, m, 1, 0, 10, "", 0); /* else the next ones would wait for that */
 	}
 	rig_up(r, "m2", "mixed", 32)->context_tokens = 100;
 	still(m, STUCK_US + 1000);

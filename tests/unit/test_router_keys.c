@@ -162,7 +162,7 @@ TEST(requests_a_minute)
 	for (int i = 0; i < 6; i++) {
 		ck_assert_int_eq(tenant_check(t, now, &e), 0);
 		tenant_begin(t, now);
-		tenant_end(t);
+		tenant_end(t, 1);
 	}
 	ck_assert_int_lt(tenant_check(t, now, &e), 0);
 	ck_assert_int_eq(e.status, 429);
@@ -182,7 +182,7 @@ TEST(requests_a_minute)
 	for (int i = 0; i < 6; i++) {
 		ck_assert_int_eq(tenant_check(t, now, &e), 0);
 		tenant_begin(t, now);
-		tenant_end(t);
+		tenant_end(t, 1);
 	}
 	ck_assert_int_lt(tenant_check(t, now, &e), 0);
 	ck_assert_uint_eq(t->refused[TENANT_REQUESTS], 3);
@@ -244,11 +244,11 @@ TEST(a_refused_request_is_given_back)
 	ck_assert_int_lt(tenant_check(t, 0, &e), 0);
 	ck_assert_str_eq(e.type, "requests");
 	for (int i = 0; i < 4; i++)
-		tenant_end(t);
+		tenant_end(t, 1);
 	tenant_put(t);
 }
 
-TEST(requests_at_once)
+TEST(answers_at_once)
 {
 	struct tenant *t = tenant_new("a");
 	struct api_error e = {0};
@@ -258,13 +258,27 @@ TEST(requests_at_once)
 	ck_assert_int_eq(tenant_check(t, 0, &e), 0);
 	tenant_begin(t, 0);
 	ck_assert_int_lt(tenant_check(t, 3600ull * SECOND, &e), 0);
-	has(e.text, "2 requests at once");
+	has(e.text, "2 answers at once");
 	ck_assert_int_eq(e.by_key, 0); /* when one ends is not known */
 	tenant_headers(t, 0, headers);
 	ck_assert_str_eq(headers, "");
-	tenant_end(t);
+	tenant_end(t, 1);
 	ck_assert_int_eq(tenant_check(t, 0, &e), 0);
-	tenant_end(t);
+	tenant_end(t, 1);
+	/* a request with n = 8 is eight of them */
+	tenant_set_limits(t, (uint32_t[TENANT_LIMITS]){0, 0, 9}, 0);
+	tenant_begin(t, 0);
+	ck_assert_int_eq(tenant_take_answers(t, 8, &e), 0);
+	tenant_begin(t, 0);
+	ck_assert_int_lt(tenant_check(t, 0, &e), 0);
+	ck_assert_int_lt(tenant_take_answers(t, 2, &e), 0);
+	ck_assert_int_eq(e.status, 429);
+	ck_assert_str_eq(e.code, "rate_limit_exceeded");
+	has(e.text, "2 answers with 8 others of this access key at work are more than its limit, 9 ");
+	ck_assert_uint_eq(t->running, 9);
+	tenant_end(t, 1);
+	tenant_end(t, 8);
+	ck_assert_int_eq(tenant_check(t, 0, &e), 0);
 	tenant_put(t);
 }
 
@@ -289,9 +303,9 @@ TEST(reload_keeps_what_was_used)
 	ck_assert_int_lt(tenant_check(a, 59 * SECOND, &e), 0);
 	ck_assert_int_eq(tenant_check(a, 60 * SECOND, &e), 0);
 	api_keys_fini(&k);
-	tenant_end(b);
-	tenant_end(a);
-	tenant_end(a);
+	tenant_end(b, 1);
+	tenant_end(a, 1);
+	tenant_end(a, 1);
 }
 
 /* Neither name nor text: none. Another name or another text, or the border between them elsewhere:
@@ -368,6 +382,128 @@ TEST_LOOP(decided_at_the_head, 0, sizeof heads / sizeof *heads)
 	close(fd);
 	free(text);
 	free(request);
+	world_free(w);
+}
+
+/* --- beside each other --------------------------------------------------- */
+
+#define KEY_B "Authorization: Bearer beta-2\r\n"
+
+static void load_both(struct world *w, const char *limits)
+{
+	char text[400];
+	snprintf(text, sizeof text, "a " ALPHA " %s\nb " BETA2 "\n", limits);
+	ck_assert_int_eq(load(&w->r.keys, text, 0, NULL), 0);
+}
+
+static void begin_ask(struct world *w, struct ask *a, pthread_t *t)
+{
+	uint32_t had = w->r.n_requests;
+	a->port = http_port(w->r.http);
+	ck_assert_int_eq(pthread_create(t, NULL, ask_thread, a), 0);
+	while (w->r.n_requests == had && !atomic_load(&a->over))
+		event_base_loop(w->base, EVLOOP_ONCE);
+}
+
+static void end_ask(struct world *w, struct ask *a, pthread_t t)
+{
+	while (!atomic_load(&a->over))
+		event_base_loop(w->base, EVLOOP_ONCE);
+	pthread_join(t, NULL);
+}
+
+/* n = 8 is eight answers, and eight embeddings are one. */
+TEST_LOOP(a_key_is_limited_by_answers, 0, 4)
+{
+	static const struct {
+		const char *path, *body, *status, *says;
+	} rows[] = {
+		{"/v1/completions", "{\"prompt\":[1],\"n\":4}", "HTTP/1.1 200 ", ""},
+		{"/v1/completions", "{\"prompt\":[1],\"n\":5}", "HTTP/1.1 429 ",
+	     "5 answers with 0 others of this access key at work are more than its limit, 4 answers"},
+		{"/v1/completions", "{\"prompt\":[[1],[2],[3]],\"n\":2}", "HTTP/1.1 429 ",
+	     "6 answers with 0"},
+		{"/v1/embeddings", "{\"input\":[[1],[2],[3],[4],[5],[6],[7],[8]]}", "HTTP/1.1 200 ", ""},
+	};
+	struct world *w = world_new(NULL, 1u << 20);
+	struct ask a = {.path = rows[_i].path, .body = rows[_i].body, .fields = KEY};
+	load_both(w, "concurrent=4");
+	char *out = ask_full(w, &a);
+	has(out, rows[_i].status);
+	has(out, rows[_i].says);
+	ck_assert_uint_eq(holder(&w->r.keys, "Bearer alpha")->running, 0);
+	free(out);
+	world_free(w);
+}
+
+/* Another key's request cannot be told from one that is unknown. */
+TEST(abort_of_another_key)
+{
+	struct world *w = world_new(NULL, 1u << 20);
+	struct ask a = {.path = "/v1/completions", .body = "{\"prompt\":[1]}", .fields = KEY};
+	char unknown[100] = "{\"request_id\":\"cmpl-00000000000000000000000000000001\"}", known[100];
+	const char *bodies[] = {unknown, known, known}, *fields[] = {KEY_B, KEY_B, KEY};
+	char *said[3];
+	pthread_t t;
+	load_both(w, "");
+	w->mute = 1;
+	begin_ask(w, &a, &t);
+	struct request *q = list_entry(w->r.requests.next, struct request, node);
+	snprintf(known, sizeof known, "{\"request_id\":\"%s\"}", q->id);
+	for (int i = 0; i < 3; i++) {
+		struct ask abort = {.path = "/v1/abort", .body = bodies[i], .fields = fields[i]};
+		pthread_t u;
+		abort.port = http_port(w->r.http);
+		ck_assert_int_eq(pthread_create(&u, NULL, ask_thread, &abort), 0);
+		ck_assert_uint_eq(w->r.n_requests, 1);
+		end_ask(w, &abort, u);
+		said[i] = abort.out;
+	}
+	has(said[0], "HTTP/1.1 404 ");
+	has(said[1], "HTTP/1.1 404 ");
+	ck_assert_uint_eq(strlen(said[0]), strlen(said[1]));
+	has(said[2], "{\"aborted\":true}");
+	end_ask(w, &a, t);
+	has(a.out, "\"finish_reason\":\"abort\"");
+	for (int i = 0; i < 3; i++)
+		free(said[i]);
+	free(a.out);
+	world_free(w);
+}
+
+/* One key's answers do not take all places of max_requests. */
+TEST(a_greedy_key_leaves_places)
+{
+	enum { HOGS = 9 };
+	struct world *w = world_new(NULL, 1u << 20);
+	struct ask a[HOGS] = {0}, b = {.path = "/v1/completions", .body = "{\"prompt\":[1]}"};
+	pthread_t t[HOGS], u;
+	w->r.conf.max_requests = 1024;
+	load_both(w, "");
+	w->mute = 1;
+	for (int i = 0; i < HOGS; i++) {
+		a[i] = (struct ask){.path = "/v1/completions",
+		                    .body = "{\"prompt\":[1],\"n\":113}",
+		                    .fields = KEY};
+		begin_ask(w, &a[i], &t[i]);
+	}
+	end_ask(w, &a[HOGS - 1], t[HOGS - 1]);
+	has(a[HOGS - 1].out, "HTTP/1.1 429 ");
+	has(a[HOGS - 1].out, "904 answers of this client are at work here, and 120 places are left");
+	b.fields = KEY_B;
+	begin_ask(w, &b, &u);
+	ck_assert_uint_eq(w->r.n_answers, 905);
+	w->mute = 0;
+	world_wake(w);
+	end_ask(w, &b, u);
+	has(b.out, "HTTP/1.1 200 ");
+	for (int i = 0; i < HOGS; i++) {
+		if (i < HOGS - 1)
+			end_ask(w, &a[i], t[i]);
+		has(a[i].out, i < HOGS - 1 ? "HTTP/1.1 200 " : "HTTP/1.1 429 ");
+		free(a[i].out);
+	}
+	free(b.out);
 	world_free(w);
 }
 

@@ -449,7 +449,8 @@ TEST(only_uncached_tokens_weigh)
 	                            .max_tokens = 4,
 	                            .begun_us = clock_us(),
 	                            .deadline_us = clock_us() + 60000000,
-	                            .prefixes = &p.prefixes};
+	                            .prefixes = &p.prefixes,
+	                            .caller = &r->caller};
 	pds__sampling__init(&spec.sampling);
 	r->s = attempt_new(&r->e, &spec, &rig_hooks, r);
 	ck_assert_int_eq(attempt_start(r->s), 0);
@@ -496,7 +497,8 @@ TEST_LOOP(stored_tokens_weigh_what_reading_takes, 0, 3)
 	                            .max_tokens = 4,
 	                            .begun_us = clock_us(),
 	                            .deadline_us = clock_us() + 60000000,
-	                            .prefixes = &p.prefixes};
+	                            .prefixes = &p.prefixes,
+	                            .caller = &r->caller};
 	pds__sampling__init(&spec.sampling);
 	r->s = attempt_new(&r->e, &spec, &rig_hooks, r);
 	ck_assert_int_eq(attempt_start(r->s), 0);

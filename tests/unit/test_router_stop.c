@@ -145,7 +145,7 @@ TEST(stopped_behind_a_queue)
 	while (w->r.n_requests < N)
 		turn(w);
 	struct gate behind = {.job = {.work = gate_passed, .done = gate_done}};
-	ck_assert_int_eq(text_pool_put(w->r.text, &behind.job), 0);
+	ck_assert_int_eq(text_pool_put(w->r.text, &w->other, &behind.job, 1), 0);
 	drain(w);
 	expire(w);
 	for (int i = 0; i < N; i++) {

@@ -197,10 +197,11 @@ static void metrics(struct router *r, struct http_conn *c, struct http_request *
 
 #define SMALL_BYTES_MAX 4096u /* of a body that is parsed on the event loop, or ignored */
 
-/* POST /v1/abort {"request_id": "cmpl-..." or 32 hex digits} */
+/* POST /v1/abort {"request_id": "cmpl-..." or 32 hex digits}: only of the same access key */
 static void abort_request(struct router *r, struct http_conn *c, struct http_request *q)
 {
 	struct api_error e = {0};
+	struct tenant *t = NULL;
 	struct reqid id;
 	json_error_t bad;
 	json_t *o = json_load(q->body.data, q->body.len, 0, &bad);
@@ -208,7 +209,8 @@ static void abort_request(struct router *r, struct http_conn *c, struct http_req
 	const char *s = json_string_value(v);
 	if (!s || request_id_parse(s, &id) < 0)
 		api_bad(&e, "request_id", "request_id must be the id of a request, got %s", param_show(v));
-	else if (request_abort(r, &id) < 0)
+	else if (!api_keys_allow(&r->keys, q->head->authorization, q->head->api_key, &t) ||
+	         request_abort(r, &id, t) < 0) /* the keys may have changed since the head came */
 		api_fault(&e, 404, "no request %.64s is at work here", s);
 	json_decref(o);
 	if (e.status)

@@ -105,7 +105,7 @@ void tenant_set_limits(struct tenant *t, const uint32_t limit[TENANT_LIMITS], ui
 /* in_us: until the same request may be tried again; 0: not known */
 static int refuse(struct tenant *t, enum tenant_limit i, uint64_t in_us, struct api_error *e)
 {
-	static const char *const units[] = {"requests a minute", "tokens a minute", "requests at once"};
+	static const char *const units[] = {"requests a minute", "tokens a minute", "answers at once"};
 	t->refused[i]++;
 	e->by_key = in_us > 0;
 	api_fault(e, 429, "the limit of this access key, %u %s, is reached", t->limit[i], units[i]);
@@ -144,6 +144,21 @@ int tenant_take_prompt(struct tenant *t, uint64_t tokens, uint64_t now_us, struc
 	return 0;
 }
 
+int tenant_take_answers(struct tenant *t, uint32_t n, struct api_error *e)
+{
+	uint32_t limit = t->limit[TENANT_CONCURRENT], others = t->running - 1;
+	if (limit && (uint64_t)others + n > limit) {
+		refuse(t, TENANT_CONCURRENT, 0, e);
+		snprintf(e->text, sizeof e->text,
+		         "%u answers with %u others of this access key at work are more than its limit, %u "
+		         "answers at once (concurrent)",
+		         n, others, limit);
+		return -1;
+	}
+	t->running += n - 1;
+	return 0;
+}
+
 void tenant_give_back(struct tenant *t, uint64_t prompt_tokens, uint64_t now_us)
 {
 	give(t, TENANT_REQUESTS, 1, now_us);
@@ -156,10 +171,10 @@ void tenant_generated(struct tenant *t, uint64_t tokens, uint64_t now_us)
 	t->generated_tokens += tokens;
 }
 
-void tenant_end(struct tenant *t)
+void tenant_end(struct tenant *t, uint32_t running)
 {
-	CHECK(t->running > 0);
-	t->running--;
+	CHECK(t->running >= running);
+	t->running -= running;
 	tenant_put(t);
 }
 

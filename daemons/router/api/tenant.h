@@ -31,11 +31,12 @@ struct tenant_bucket {
 struct tenant {
 	char name[TENANT_NAME_MAX];
 	unsigned refs; /* the file of keys, and requests at work */
-	/* a minute's requests, a minute's tokens, requests at once; 0: no limit */
+	/* a minute's requests, a minute's tokens, answers at once; 0: no limit */
 	uint32_t limit[TENANT_LIMITS];
 	int shared_cache; /* its requests use the prefixes of all others that do */
 	struct tenant_bucket bucket[TENANT_CONCURRENT];
-	unsigned running;
+	/* answers at work; a request whose answers are not known yet, or are embeddings, is one */
+	uint32_t running;
 	/* since it became known */
 	uint64_t requests, prompt_tokens, generated_tokens, refused[TENANT_LIMITS];
 };
@@ -51,11 +52,14 @@ int tenant_check(struct tenant *t, uint64_t now_us, struct api_error *e);
 void tenant_begin(struct tenant *t, uint64_t now_us);
 /* Its prompts are known. 0, or -1 as tenant_check: they are not counted then. */
 int tenant_take_prompt(struct tenant *t, uint64_t tokens, uint64_t now_us, struct api_error *e);
+/* It has n answers, at least 1. 0, or -1 as tenant_check. */
+int tenant_take_answers(struct tenant *t, uint32_t n, struct api_error *e);
 /* A request was refused before any of it was sent to a worker: the buckets get back its 1 and what
  * tenant_take_prompt took for it. The totals stay, since they never fall. */
 void tenant_give_back(struct tenant *t, uint64_t prompt_tokens, uint64_t now_us);
 void tenant_generated(struct tenant *t, uint64_t tokens, uint64_t now_us);
-void tenant_end(struct tenant *t); /* gives the reference back */
+/* The request ends, with its part of `running`; the reference is given back. */
+void tenant_end(struct tenant *t, uint32_t running);
 
 /* x-ratelimit-limit-, -remaining- and -reset-requests and -tokens, for those that have a limit.
  * out: TENANT_HEADERS_MAX bytes */

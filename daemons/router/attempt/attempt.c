@@ -2,7 +2,8 @@
  * end, time, and workers that come and go. attempt.h has the drawing.
  *
  * What always holds: an attempt that has not ended is in attempts.by_id and in attempts.live; it is
- * in attempts.waiting exactly in WAITING, and in attempts.ending exactly in ENDING; it is linked to
+ * in attempts.waiting or attempts.queue exactly in WAITING, and in attempts.ending exactly in
+ * ENDING; it is linked to
  * a worker only from SUBMITTED to ENDING. `ended` is the last thing that touches an attempt. What a
  * worker sends can fail its own attempt, nothing else. */
 #include "attempt_int.h"
@@ -22,6 +23,9 @@
 #define ENDING_US 200000u
 /* attempts of a worker examined per tick; takes a few ms at most */
 #define LEAVE_EACH_TICK 256u
+/* attempts that find no worker, each time */
+#define MISSES_MAX 64u
+#define TURNS_MAX 256u /* attempts that are submitted at once when there is room */
 
 /* --- what an event means ------------------------------------------------- */
 
@@ -75,8 +79,7 @@ static enum verdict judge(struct attempt *a, const struct attempt_event *e)
 	case ON_DEADLINE: return GIVE_UP;
 	case ON_CANCEL: return ABORTED;
 	case ON_ENTER:
-	case ON_START:
-	case ON_RETRY:
+	case ON_TRIED:
 	case ON_TIME:
 	case ON_REFUSED: break;
 	}
@@ -89,7 +92,7 @@ static enum attempt_state step_new(struct attempt *a, const struct attempt_event
 {
 	(void)a;
 	switch (e->type) {
-	case ON_START: return e->placed == PLACED ? ATTEMPT_SUBMITTED : ATTEMPT_WAITING;
+	case ON_TRIED: return e->placed == PLACED ? ATTEMPT_SUBMITTED : ATTEMPT_WAITING;
 	case ON_DEADLINE:
 	case ON_REFUSED: return ATTEMPT_FAILED;
 	case ON_CANCEL: return ATTEMPT_CANCELLED;
@@ -97,25 +100,63 @@ static enum attempt_state step_new(struct attempt *a, const struct attempt_event
 	}
 }
 
+static int is_prefill_only(const struct attempt *a)
+{
+	return attempt_wish(a).prefill_only;
+}
+
+static void leave_queue(struct attempt *a)
+{
+	struct attempts *e = a->all;
+	if (fair_waits(&a->turn))
+		e->n_prefill_only -= (size_t)is_prefill_only(a);
+	fair_drop(&e->queue, &a->turn);
+}
+
+static void wait_for_turn(struct attempt *a)
+{
+	struct attempts *e = a->all;
+	if (fair_waits(&a->turn))
+		return;
+	list_remove(&a->by_state);
+	fair_put(&e->queue, a->asked.caller, &a->turn, attempt_cost(a));
+	e->n_prefill_only += (size_t)is_prefill_only(a);
+}
+
+static void wait_for_worker(struct attempt *a, uint64_t now)
+{
+	if (!list_empty(&a->by_state))
+		return;
+	leave_queue(a);
+	a->until_us = now + a->all->opts.retry_wait_us;
+	list_push_back(&a->all->waiting, &a->by_state);
+}
+
 static enum attempt_state step_waiting(struct attempt *a, const struct attempt_event *e)
 {
 	uint64_t now = clock_us();
+	enum attempt_placed placed;
 	switch (e->type) {
 	case ON_ENTER:
-		a->until_us = now + a->all->opts.retry_wait_us;
-		list_push_back(&a->all->waiting, &a->by_state);
-		if (a->number == 0) /* within attempt_start, which has tried: it must not end here */
+		if (!a->past.was_there && now >= a->past.not_before_us) {
+			wait_for_turn(a);
 			return ATTEMPT_WAITING;
+		}
+		wait_for_worker(a, now);
+		placed = now < a->past.not_before_us ? TOO_EARLY : attempt_submit(a);
 		break;
-	case ON_RETRY: now = e->now_us; break;
+	case ON_TRIED:
+		placed = e->placed;
+		now = e->now_us;
+		break;
 	case ON_DEADLINE: return ATTEMPT_FAILED;
 	case ON_CANCEL: return ATTEMPT_CANCELLED;
 	default: return ATTEMPT_WAITING;
 	}
-	enum attempt_placed placed = now < a->past.not_before_us ? TOO_EARLY : attempt_submit(a);
 	switch (placed) {
 	case PLACED: return ATTEMPT_SUBMITTED;
 	case TOO_EARLY: return ATTEMPT_WAITING;
+	case LATER: wait_for_turn(a); return ATTEMPT_WAITING;
 	case TOO_LONG:
 		if (a->asked.pooling) /* one that took it, or others of its request, may come back */
 			break;
@@ -124,6 +165,7 @@ static enum attempt_state step_waiting(struct attempt *a, const struct attempt_e
 	case LINK_FULL:
 	case NO_WORKER: break;
 	}
+	wait_for_worker(a, now);
 	if (now < a->until_us)
 		return ATTEMPT_WAITING;
 	attempt_give_up(a, 503, "no worker came back in time for another attempt (retry_wait_ms)");
@@ -291,6 +333,7 @@ static void attempt_enter(struct attempt *a, enum attempt_state to)
 	        states[to].name, a->number);
 	a->state = to;
 	list_remove(&a->by_state);
+	leave_queue(a);
 }
 
 static void end_attempt(struct attempt *a, int awaits)
@@ -340,6 +383,7 @@ void attempts_init(struct attempts *e, struct registry *g, const struct attempts
 	list_init(&e->live);
 	list_init(&e->waiting);
 	list_init(&e->ending);
+	fair_init(&e->queue);
 	list_init(&e->late);
 	e->late_by_id = map_new(sizeof(struct reqid));
 }
@@ -364,7 +408,7 @@ struct attempt *attempts_find(const struct attempts *e, const struct reqid *id)
 struct attempt *attempt_new(struct attempts *e, const struct attempt_spec *spec,
                             const struct attempt_hooks *hooks, void *owner)
 {
-	CHECK(spec->prompt_tokens > 0 && spec->max_tokens > 0);
+	CHECK(spec->prompt_tokens > 0 && spec->max_tokens > 0 && spec->caller);
 	struct attempt *a = mem_zalloc(sizeof *a);
 	a->all = e;
 	a->hooks = hooks;
@@ -380,6 +424,7 @@ struct attempt *attempt_new(struct attempts *e, const struct attempt_spec *spec,
 	a->got.out = mem_array(a->got.size, sizeof *a->got.out);
 	a->got.prompt_rows = 1;
 	list_init(&a->by_state);
+	fair_item_init(&a->turn);
 	list_init(&a->try.held);
 	/* earliest deadline first: nearly all have the same allowance, so search from the end */
 	struct list *at = e->live.prev;
@@ -392,28 +437,27 @@ struct attempt *attempt_new(struct attempts *e, const struct attempt_spec *spec,
 	return a;
 }
 
+/* Others that wait had no worker with room when there last was some, so that a caller of which none
+ * waits need not stand behind them. */
 int attempt_start(struct attempt *a)
 {
-	enum attempt_placed placed = attempt_submit(a);
+	const struct attempts *e = a->all;
+	struct place_wish wish = attempt_wish(a);
+	int waits = a->asked.caller->n || (e->room && e->queue.n);
+	enum attempt_placed placed = LATER;
+	if (!waits || !place_possible(e->registry, &wish))
+		placed = attempt_submit(a);
 	if (placed == LINK_FULL)
 		placed = attempt_submit(a); /* to another worker, if there is one */
 	if (placed == NO_WORKER || placed == TOO_LONG)
 		return placed == TOO_LONG ? ERR_FULL : ERR_NOTFOUND;
-	attempt_step(a, &(struct attempt_event){.type = ON_START, .placed = placed});
+	attempt_step(a, &(struct attempt_event){.type = ON_TRIED, .placed = placed});
 	return 0;
 }
 
 void attempt_wait(struct attempt *a)
 {
-	attempt_step(a, &(struct attempt_event){.type = ON_START, .placed = NO_WORKER});
-}
-
-void attempt_resume(struct attempt *a)
-{
-	uint64_t now = clock_us();
-	a->past.not_before_us = 0;
-	a->until_us = now + a->all->opts.retry_wait_us + 1; /* it must not end here */
-	attempt_step(a, &(struct attempt_event){.type = ON_RETRY, .now_us = now});
+	attempt_step(a, &(struct attempt_event){.type = ON_TRIED, .placed = NO_WORKER});
 }
 
 void attempt_cancel(struct attempt *a, const char *reason)
@@ -456,21 +500,70 @@ static void take_some(struct list *from, unsigned most, struct list *to)
 	}
 }
 
+/* Those for which there is still no worker go to the back; when there are many, the next tick goes on
+ * with the rest. */
 static void retry_waiting(struct attempts *e, uint64_t now)
 {
 	struct list again;
+	unsigned misses = 0;
 	take_some(&e->waiting, UINT_MAX, &again);
-	while (!list_empty(&again)) {
+	while (!list_empty(&again) && misses < MISSES_MAX) {
 		struct attempt *a = list_entry(again.next, struct attempt, by_state);
 		list_remove(&a->by_state);
 		list_push_back(&e->waiting, &a->by_state);
-		attempt_step(a, &(struct attempt_event){.type = ON_RETRY, .now_us = now});
+		if (now < a->past.not_before_us)
+			continue;
+		struct attempt_event tried = {ON_TRIED, .placed = attempt_submit(a), .now_us = now};
+		misses += tried.placed != PLACED;
+		attempt_step(a, &tried);
+	}
+	while (!list_empty(&again)) {
+		struct list *last = again.prev;
+		list_remove(last);
+		list_push_front(&e->waiting, last);
+	}
+}
+
+/* Where there is no room for one that generates there may be some for one that needs no decode
+ * worker, but not the other way round. */
+void attempts_take_turns(struct attempts *e, uint64_t now)
+{
+	unsigned submitted = 0, misses = 0, later = 0;
+	if (!e->room)
+		return;
+	e->room = 0;
+	struct list *at = e->queue.owners.next;
+	while (at != &e->queue.owners) {
+		struct fair_item *first = fair_first(list_entry(at, struct fair_owner, node));
+		struct attempt *a = list_entry(first, struct attempt, turn);
+		int prefill_only = is_prefill_only(a);
+		at = at->next;
+		if (later && !prefill_only)
+			continue;
+		struct attempt_event tried = {ON_TRIED, .placed = attempt_submit(a), .now_us = now};
+		submitted += tried.placed == PLACED;
+		misses += tried.placed != PLACED;
+		if (submitted == TURNS_MAX || misses == MISSES_MAX) {
+			e->room = 1;
+			at = &e->queue.owners;
+		} else if (tried.placed == LATER) {
+			later |= !a->asked.pin;
+			if (later && (prefill_only || !e->n_prefill_only))
+				at = &e->queue.owners;
+		} else {
+			at = NULL; /* the order changes */
+		}
+		attempt_step(a, &tried);
+		at = at ? at : e->queue.owners.next;
 	}
 }
 
 void attempts_worker_up(struct attempts *e)
 {
-	retry_waiting(e, clock_us());
+	uint64_t now = clock_us();
+	retry_waiting(e, now);
+	e->room = 1;
+	attempts_take_turns(e, now);
 }
 
 void attempts_worker_down(struct attempts *e, struct worker_record *w, const char *why,
@@ -537,6 +630,8 @@ void attempts_tick(struct attempts *e, uint64_t now_us)
 		leave_worker(w, PLACE_DECODE, stuck, now_us);
 	}
 	retry_waiting(e, now_us);
+	e->room = 1; /* a heartbeat may have told of some */
+	attempts_take_turns(e, now_us);
 	while (!list_empty(&e->ending)) {
 		struct attempt *a = list_entry(e->ending.next, struct attempt, by_state);
 		if (now_us < a->until_us)

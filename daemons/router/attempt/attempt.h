@@ -6,8 +6,9 @@
  * state:
  *
  *   NEW -> SUBMITTED, WAITING, FAILED, CANCELLED  nothing was sent
- *   WAITING -> SUBMITTED, FAILED, CANCELLED  no worker has it; the next try waits for a worker, for
- *                            a pause to end, or for its owner (attempt_resume)
+ *   WAITING -> SUBMITTED, FAILED, CANCELLED  no worker has it. A new one waits for its turn: workers
+ *                            have enough to start with. One that was lost waits for a worker, or
+ *                            for a pause to end, and for no turn
  *   SUBMITTED -> HANDED, HELD, JOINED, DECODING, ENDING, WAITING, DONE, FAILED, CANCELLED  sent to
  *                            the prefill worker; which candidate decodes is not known yet. An
  *                            embedding and an answer of a single token have no candidates, and
@@ -40,9 +41,14 @@
  *     links restart;
  *   - an attempt that a worker gives back because it stops or switches its role, or that is taken
  *     from a worker that was told to stop;
- *   - an embedding for which a worker is full, if the owner has others under way (`full`).
+ *   - an embedding for which a worker is full, if it has others of this router: its turn comes
+ *     again.
  * A worker that is stuck, or told to stop, loses its attempts as soon as another worker can take
  * them; until then they stay.
+ *
+ * New attempts go to workers in the turns of their callers (util/fair.h), by tokens; only as many as
+ * can start soon (place.c), so that what waits waits here. A caller that is alone has all workers;
+ * beside others it gets its share of what becomes free.
  *
  * One thread. */
 #ifndef ROUTER_ATTEMPT_H
@@ -53,6 +59,7 @@
 #include "daemons/router/place/registry.h"
 #include "util/list.h"
 #include "util/log.h"
+#include "util/fair.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -101,9 +108,6 @@ struct attempt_hooks {
 	/* The embedding that was asked for: (asked.hidden) values. 0, or -1: there is no memory for
 	 * it. */
 	int (*embedding)(void *owner, struct attempt *a, const float *values);
-	/* A worker is too full for an embedding. 1: the attempt waits for attempt_resume. 0: that is a
-	 * loss. */
-	int (*full)(void *owner);
 	/* The state is DONE, FAILED or CANCELLED. The owner may destroy the attempt. */
 	void (*ended)(void *owner, struct attempt *a);
 };
@@ -126,6 +130,7 @@ struct attempt_spec {
 	const struct place_pin *pin;     /* NULL: none */
 	uint64_t session;                /* policy_key of the client's session; 0: none */
 	const struct attempt *beside;    /* an earlier answer with the same prompt; NULL: none */
+	struct fair_owner *caller;       /* whose turns it takes */
 };
 
 /* A decode worker that the prefill worker may choose. */
@@ -151,6 +156,7 @@ struct attempt_try {
 	struct list at_prefill, at_decode;        /* worker_record.prefills, .decodes */
 	uint64_t charged_prefill, charged_decode; /* in the workers' tokens_in_flight */
 	uint64_t backlog; /* in prefill's backlog_tokens, until the prompt is computed */
+	int starts;       /* counts in decode's `starting` */
 	struct attempt_candidate cand[PLACE_CANDIDATES_MAX];
 	unsigned n_cand; /* 0: prefill does it all */
 	struct attempt_prediction predicted;
@@ -184,6 +190,7 @@ struct attempt_history {
 	char avoid[WORKER_NAME_MAX]; /* worker that failed the last try, or gave it back */
 	char numerics[96];           /* of the first try */
 	uint64_t not_before_us;      /* the next try */
+	int was_there;               /* a worker lost it: the next try waits for no turn */
 };
 
 struct attempt_outcome {
@@ -205,6 +212,7 @@ struct attempt {
 	uint32_t number;         /* of the present try; 0 before the first */
 	struct list by_deadline; /* attempts.live */
 	struct list by_state;    /* attempts.waiting in WAITING, attempts.ending in ENDING */
+	struct fair_item turn;   /* attempts.queue in WAITING, instead of attempts.waiting */
 	uint64_t until_us;       /* WAITING, ENDING: the latest time at which that state ends */
 	struct attempt_spec asked;
 	struct attempt_try try;
@@ -241,6 +249,9 @@ struct attempts {
 	struct map *by_id;
 	struct list live;            /* all that have not ended, earliest deadline first */
 	struct list waiting, ending; /* by_state; ending: earliest first */
+	struct fair_queue queue;     /* new attempts, which wait for their turn */
+	size_t n_prefill_only;       /* of them, those that need no decode worker */
+	int room;                    /* a worker may have room for one of them */
 	struct list late;            /* summary.c */
 	struct map *late_by_id;
 	struct attempts_counts counts;
@@ -264,13 +275,11 @@ struct attempt *attempts_find(const struct attempts *e, const struct reqid *id);
 struct attempt *attempt_new(struct attempts *e, const struct attempt_spec *spec,
                             const struct attempt_hooks *hooks, void *owner);
 void attempt_destroy(struct attempt **a); /* cancels what still runs */
-/* The first try. 0, or ERR_NOTFOUND (no worker), ERR_FULL (too long for all workers): nothing was
+/* The first try, now or when its turn comes. 0, or ERR_NOTFOUND (no worker), ERR_FULL (too long for all workers): nothing was
  * started, `ended` is not called. */
 int attempt_start(struct attempt *a);
 /* After an error of attempt_start: waits for a worker, as one that was lost. */
 void attempt_wait(struct attempt *a);
-/* The next try, after `full`. `ended` is not called within. */
-void attempt_resume(struct attempt *a);
 /* Everywhere, at once. `ended` is not called. Does nothing if the attempt has ended. */
 void attempt_cancel(struct attempt *a, const char *reason);
 /* One that attempt_start could not place fails: no worker takes it. `ended` is not called. */

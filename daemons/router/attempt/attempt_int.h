@@ -10,8 +10,7 @@
 
 enum attempt_event_type {
 	ON_ENTER,       /* the state was entered */
-	ON_START,       /* placed */
-	ON_RETRY,       /* WAITING: a worker may be there, or time has passed; now_us */
+	ON_TRIED,       /* NEW, WAITING: it was to be submitted; placed, now_us */
 	ON_FIRST_TOKEN, /* worker, first */
 	ON_PROMPT,      /* worker, prompt */
 	ON_EMBEDDING,   /* worker, embedding */
@@ -25,9 +24,9 @@ enum attempt_event_type {
 	ON_CANCEL       /* end is set; the owner knows */
 };
 
-/* LINK_FULL: the chosen worker's link took nothing; not_before_us is set. TOO_EARLY: a pause has
- * not ended yet */
-enum attempt_placed { PLACED, NO_WORKER, TOO_LONG, LINK_FULL, TOO_EARLY };
+/* LATER: workers have enough to start with. LINK_FULL: the chosen worker's link took nothing;
+ * not_before_us is set. TOO_EARLY: a pause has not ended yet */
+enum attempt_placed { PLACED, LATER, NO_WORKER, TOO_LONG, LINK_FULL, TOO_EARLY };
 
 struct attempt_event {
 	enum attempt_event_type type;
@@ -38,9 +37,11 @@ struct attempt_event {
 		const Pds__Embedding *embedding;
 		const Pds__SequenceTokens *tokens;
 		const Pds__Failed *failed;
-		enum attempt_placed placed;
+		struct {
+			enum attempt_placed placed;
+			uint64_t now_us;
+		};
 		int stuck;
-		uint64_t now_us;
 		struct {
 			enum worker_end how;
 			const char *why;
@@ -70,6 +71,8 @@ struct attempt_loss {
 
 /* attempt.c. The attempt may be freed when it returns. */
 void attempt_step(struct attempt *a, const struct attempt_event *event);
+/* Submits what waits for its turn and has room now. Other attempts may be freed. */
+void attempts_take_turns(struct attempts *e, uint64_t now_us);
 /* a worker has it */
 static inline int attempt_is_running(const struct attempt *a)
 {
@@ -92,10 +95,16 @@ static inline const char *attempt_decode_name(const struct worker_record *w)
 	return w && w->role != ROLE_PREFILL ? w->name : "-";
 }
 struct place_wish attempt_wish(const struct attempt *a);
+/* Of its caller's turns: the tokens that are computed, and what a sequence costs where it decodes. */
+static inline uint64_t attempt_cost(const struct attempt *a)
+{
+	return a->asked.prompt_tokens + a->got.n_out + a->all->registry->policy.kv_sequence_tokens;
+}
 struct attempt_candidate *attempt_candidate(struct attempt *a, const struct worker_record *w);
 void attempt_join_decode(struct attempt *a, struct worker_record *w);
 void attempt_leave(struct attempt *a, struct worker_record *w); /* w is down */
-/* The prompt is computed: no backlog any more, and no load where another worker decodes. */
+/* The prompt is computed: no backlog any more, and no load where another worker decodes; nor does it
+ * count as starting. */
 void attempt_prefill_done(struct attempt *a);
 /* The context at the decoding worker has grown by `tokens`. */
 void attempt_add_load(struct attempt *a, uint64_t tokens);
@@ -114,8 +123,8 @@ enum verdict attempt_lost(struct attempt *a, const struct attempt_loss *l);
 enum verdict attempt_cut(struct attempt *a, const struct worker_record *w, const char *why);
 /* Likewise: w gave it back, or is left, in order. */
 enum verdict attempt_moved(struct attempt *a, const struct worker_record *w, const char *why);
-/* w is full: until attempt_resume. */
-enum verdict attempt_put_back(struct attempt *a, const struct worker_record *w, const char *why);
+/* w, which has others of this router, is full: until its turn comes again. */
+enum verdict attempt_put_back(struct attempt *a, struct worker_record *w, const char *why);
 int attempts_send_cancel(struct attempts *e, struct worker_record *w, const struct reqid *id,
                          uint32_t number, const char *reason);
 int attempts_is_recent(const struct attempts *e, const struct reqid *id, uint32_t number,

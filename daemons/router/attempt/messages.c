@@ -41,6 +41,7 @@ void attempts_first_token(struct attempts *e, struct worker_record *w, const str
 		attempt_step(a, &(struct attempt_event){.type = ON_FIRST_TOKEN, .worker = w, .first = m});
 	else
 		e->counts.stale += a != NULL;
+	attempts_take_turns(e, clock_us());
 }
 
 void attempts_prompt(struct attempts *e, struct worker_record *w, const struct msg_head *head,
@@ -62,6 +63,7 @@ void attempts_embedding(struct attempts *e, struct worker_record *w, const struc
 		attempt_step(a, &(struct attempt_event){.type = ON_EMBEDDING, .worker = w, .embedding = m});
 	else
 		e->counts.stale += a != NULL;
+	attempts_take_turns(e, clock_us());
 }
 
 void attempts_tokens(struct attempts *e, struct worker_record *w, const Pds__Tokens *m)
@@ -73,6 +75,7 @@ void attempts_tokens(struct attempts *e, struct worker_record *w, const Pds__Tok
 		if (a)
 			attempt_step(a, &(struct attempt_event){.type = ON_TOKENS, .worker = w, .tokens = s});
 	}
+	attempts_take_turns(e, clock_us());
 }
 
 void attempts_failed(struct attempts *e, struct worker_record *w, const struct msg_head *head,
@@ -83,6 +86,7 @@ void attempts_failed(struct attempts *e, struct worker_record *w, const struct m
 		attempt_step(a, &(struct attempt_event){.type = ON_FAILED, .worker = w, .failed = m});
 	else
 		e->counts.stale++;
+	attempts_take_turns(e, clock_us());
 }
 
 /* --- tokens -------------------------------------------------------------- */
@@ -565,7 +569,7 @@ enum verdict attempt_take_failure(struct attempt *a, const struct attempt_event 
 		return attempt_moved(a, other ? other : e->worker, why);
 	}
 	if (m->fault == PDS__FAULT__FAULT_OVERLOADED && m->retry && a->asked.pooling &&
-	    a->hooks->full(a->owner))
+	    e->worker->starting > 1)
 		return attempt_put_back(a, e->worker, why);
 	return attempt_lost(a, &(struct attempt_loss){m->fault, m->retry, who, blame, why});
 }

@@ -40,6 +40,7 @@ static void leave_prefill(struct attempt_try *t)
 	if (!t->prefill)
 		return;
 	t->prefill->requests -= is_prefill_load(t);
+	t->prefill->starting -= t->backlog != 0;
 	t->prefill->backlog_tokens -= t->backlog;
 	t->backlog = 0;
 	unlink_worker(t->prefill, &t->at_prefill, &t->charged_prefill);
@@ -51,6 +52,8 @@ static void leave_decode(struct attempt_try *t)
 	if (!t->decode)
 		return;
 	t->decode->requests--;
+	t->decode->starting -= (uint32_t)t->starts;
+	t->starts = 0;
 	unlink_worker(t->decode, &t->at_decode, &t->charged_decode);
 	t->decode = NULL;
 }
@@ -69,6 +72,7 @@ static void join_prefill(struct attempt_try *t, struct worker_record *w, uint64_
 	t->charged_prefill = t->backlog = tokens;
 	list_push_back(&w->prefills, &t->at_prefill);
 	w->requests++;
+	w->starting++;
 	w->tokens_in_flight += tokens;
 	w->backlog_tokens += tokens;
 	memcpy(t->prefill_name, w->name, sizeof t->prefill_name);
@@ -95,8 +99,17 @@ void attempt_join_decode(struct attempt *a, struct worker_record *w)
 void attempt_prefill_done(struct attempt *a)
 {
 	struct attempt_try *t = &a->try;
+	if (t->decode && t->starts) {
+		t->decode->starting--;
+		t->starts = 0;
+		registry_started(t->decode);
+		a->all->room = 1;
+	}
 	if (!t->prefill || !t->backlog)
 		return;
+	t->prefill->starting--;
+	registry_started(t->prefill);
+	a->all->room = 1;
 	t->prefill->backlog_tokens -= t->backlog;
 	t->backlog = 0;
 	t->prefill->requests -= !is_prefill_load(t);
@@ -175,6 +188,7 @@ void attempt_close_try(struct attempt *a, const char *reason)
 		       t->cand[i].epoch, reason);
 	leave_prefill(t);
 	leave_decode(t);
+	a->all->room = 1;
 	t->n_cand = 0;
 	t->n_held = 0;
 	list_each_safe(n, next, &t->held) {
@@ -258,7 +272,8 @@ struct place_wish attempt_wish(const struct attempt *a)
 	                           .beside = beside ? beside->name : NULL,
 	                           .pin = s->pin,
 	                           .session = s->session,
-	                           .id = &a->id};
+	                           .id = &a->id,
+	                           .in_turn = !a->past.was_there};
 }
 
 static void begin_try(struct attempt *a, const struct placement *p)
@@ -276,8 +291,11 @@ static void begin_try(struct attempt *a, const struct placement *p)
 		memcpy(t->cand[i].name, p->decode[i]->name, sizeof t->cand[i].name);
 	}
 	join_prefill(t, p->first, p->work_tokens);
-	if (p->n_decode)
+	if (p->n_decode) {
 		attempt_join_decode(a, p->decode[0]);
+		p->decode[0]->starting++;
+		t->starts = 1;
+	}
 }
 
 enum attempt_placed attempt_submit(struct attempt *a)
@@ -287,8 +305,8 @@ enum attempt_placed attempt_submit(struct attempt *a)
 	uint64_t now = clock_us();
 	CHECK(a->got.n_out < a->asked.max_tokens);
 	int r = place_choose(a->all->registry, &wish, now, &p);
-	if (r < 0)
-		return r == ERR_FULL ? TOO_LONG : NO_WORKER;
+	if (r)
+		return r == PLACE_LATER ? LATER : r == ERR_FULL ? TOO_LONG : NO_WORKER;
 	a->number++;
 	if (send_submit(a, &p) < 0) {
 		snprintf(a->past.avoid, sizeof a->past.avoid, "%s", p.first->name);
@@ -298,6 +316,7 @@ enum attempt_placed attempt_submit(struct attempt *a)
 		return LINK_FULL;
 	}
 	begin_try(a, &p);
+	fair_charge(&a->all->queue, a->asked.caller, attempt_cost(a));
 	a->end.retry_after_us = 0;
 	if (!*a->past.numerics)
 		snprintf(a->past.numerics, sizeof a->past.numerics, "%s", p.first->numerics);
@@ -337,6 +356,7 @@ static enum verdict next_try(struct attempt *a, int status, const char *why, uin
 	}
 	attempt_close_try(a, why);
 	a->all->counts.retries++;
+	a->past.was_there = 1;
 	a->past.not_before_us = clock_us() + pause_us;
 	return RETRY;
 }
@@ -431,15 +451,15 @@ enum verdict attempt_lost(struct attempt *a, const struct attempt_loss *l)
 	return next_try(a, status_of(l->fault), l->why, pause_of(a, l->fault));
 }
 
-enum verdict attempt_put_back(struct attempt *a, const struct worker_record *w, const char *why)
+enum verdict attempt_put_back(struct attempt *a, struct worker_record *w, const char *why)
 {
 	log_req(LOG_INFO, &a->id, "attempt_put_back", "attempt=%u worker=%s why=%s", a->number, w->name,
 	        log_quote(why));
 	a->past.moved++; /* it counts neither in a row nor in total */
-	snprintf(a->past.avoid, sizeof a->past.avoid, "%s", w->name);
 	attempt_close_try(a, why);
+	registry_full(w);
 	a->all->counts.retries++;
-	a->past.not_before_us = UINT64_MAX;
+	a->past.was_there = 0;
 	return RETRY;
 }
 

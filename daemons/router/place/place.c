@@ -7,11 +7,14 @@
  * Mixed workers do it all. For an embedding or a single token any of them is enough. Without a
  * usable pair, or when all prefill and mixed workers are stuck or broken, decode workers do it all
  * too. Whatever the policy is, workers with one of these are chosen last, the first being the
- * worst: an open breaker, stuck, failed the last try, other numerics than the last try. An attempt
+ * worst: an open breaker, stuck, failed the last try, other numerics than the last try. A new
+ * attempt waits rather than go to a worker that has enough to start with, or to one worse than
+ * that. An attempt
  * whose hand-overs have failed goes to a worker that does it all, if there is one. A decode worker
  * that is stuck or whose breaker is open is a candidate only when there is no other. */
 #include "place.h"
 #include "util/err.h"
+#include "util/least.h"
 #include "util/log.h"
 
 #include <stdio.h>
@@ -19,7 +22,18 @@
 
 #define WAIT_MAX_US 300000000u
 
-enum class { CLASS_NUMERICS = 1, CLASS_AVOIDED = 2, CLASS_STUCK = 4, CLASS_BROKEN = 8 };
+/* attempts that a worker may always have to start with, and a prefill worker for each decode worker,
+ * whose want of room may hold them up */
+#define STARTING_MIN 4u
+#define STARTING_STEPS 2u /* that it has tokens for: the one that runs, and the next */
+
+enum class {
+	CLASS_NUMERICS = 1,
+	CLASS_AVOIDED = 2,
+	CLASS_BUSY = 4,
+	CLASS_STUCK = 8,
+	CLASS_BROKEN = 16
+};
 
 /* Has w a free sequence slot and enough free blocks, by its last heartbeat and what was placed
  * there since? */
@@ -29,6 +43,18 @@ static int has_room(const struct worker_record *w, uint32_t tokens)
 	if (w->max_sequences && w->requests + w->other_sequences >= w->max_sequences)
 		return 0;
 	return !w->has_heartbeat || !w->blocks || w->beat.blocks_free >= w->promised_blocks + need;
+}
+
+/* Has w enough to start with? More would only wait there, first in, first out. */
+static int is_busy(const struct registry *g, const struct worker_record *w,
+                   const struct place_wish *wish)
+{
+	int prefills = w->role == ROLE_PREFILL;
+	uint32_t least_n = STARTING_MIN * (1 + (prefills ? g->n_decode : 0));
+	if (!wish->in_turn || w->starting < least(least_n, w->window))
+		return 0;
+	return w->starting >= w->window || (!prefills && !has_room(w, wish->tokens)) ||
+	       (w->step_tokens && w->backlog_tokens >= (uint64_t)STARTING_STEPS * w->step_tokens);
 }
 
 /* May w take over an attempt that leaves another worker? */
@@ -69,6 +95,8 @@ static unsigned class_of(const struct registry *g, const struct worker_record *w
 	unsigned c = breaker_takes(&w->breaker, &g->breaker, now_us) ? 0 : CLASS_BROKEN;
 	if (worker_is_stuck(g, w, now_us))
 		c |= CLASS_STUCK;
+	if (is_busy(g, w, wish))
+		c |= CLASS_BUSY;
 	if (wish->avoid && strcmp(w->name, wish->avoid) == 0)
 		c |= CLASS_AVOIDED;
 	if (wish->numerics && strcmp(w->numerics, wish->numerics) != 0)
@@ -96,29 +124,39 @@ static int decodes_for(const struct registry *g, const struct worker_record *p,
 	       (wish->pin || registry_handover_takes(g, p, d, now_us));
 }
 
-static int has_decoder(const struct registry *g, const struct worker_record *p,
-                       const struct place_wish *wish, uint64_t now_us)
+/* May a worker take it? LATER: it can, but what it would hand over to is busy. */
+enum may { MAY_NOT, MAY_LATER, MAY };
+
+static enum may has_decoder(const struct registry *g, const struct worker_record *p,
+                            const struct place_wish *wish, uint64_t now_us)
 {
-	list_each(it, &g->workers)
-		if (decodes_for(g, p, list_entry(it, struct worker_record, node), wish, now_us))
-			return 1;
-	return 0;
+	enum may r = MAY_NOT;
+	list_each(it, &g->workers) {
+		const struct worker_record *d = list_entry(it, struct worker_record, node);
+		if (!decodes_for(g, p, d, wish, now_us))
+			continue;
+		if (!is_busy(g, d, wish))
+			return MAY;
+		r = MAY_LATER;
+	}
+	return r;
 }
 
 /* May w get Submit? roles: bits, 1 << role */
-static int may_be_first(const struct registry *g, unsigned roles, const struct worker_record *w,
-                        const struct place_wish *wish, uint64_t now_us)
+static enum may may_be_first(const struct registry *g, unsigned roles,
+                             const struct worker_record *w, const struct place_wish *wish,
+                             uint64_t now_us)
 {
 	const struct place_pin *pin = wish->pin;
 	if (!(roles & 1u << w->role) || !usable(g, w, wish) ||
 	    (wish->hidden && w->hidden != wish->hidden))
-		return 0;
+		return MAY_NOT;
 	if (pin && *pin->prefill && strcmp(pin->prefill, w->name) != 0)
-		return 0;
+		return MAY_NOT;
 	if (pin && pin->n_decode && w->role != ROLE_PREFILL &&
 	    (*pin->prefill || pinned_decode(pin, w) < 0))
-		return 0;
-	return w->role != ROLE_PREFILL || wish->prefill_only || has_decoder(g, w, wish, now_us);
+		return MAY_NOT;
+	return w->role != ROLE_PREFILL || wish->prefill_only ? MAY : has_decoder(g, w, wish, now_us);
 }
 
 /* How much of the prompt the worker is known to hold. The last token is always computed. Only
@@ -154,8 +192,11 @@ static unsigned all_first(struct registry *g, unsigned roles, const struct place
 	unsigned n = 0;
 	list_each(it, &g->workers) {
 		struct worker_record *w = list_entry(it, struct worker_record, node);
-		if (may_be_first(g, roles, w, wish, now_us))
-			g->options[n++] = option_of(g, w, wish, now_us);
+		enum may may = may_be_first(g, roles, w, wish, now_us);
+		if (may == MAY_NOT)
+			continue;
+		g->options[n] = option_of(g, w, wish, now_us);
+		g->options[n++].class |= may == MAY_LATER ? CLASS_BUSY : 0;
 	}
 	return n;
 }
@@ -404,6 +445,8 @@ int place_choose(struct registry *g, const struct place_wish *wish, uint64_t now
 	}
 	if (!n)
 		return too_long_for_all(g, wish) ? ERR_FULL : ERR_NOTFOUND;
+	if (lowest_class(g->options, n) & CLASS_BUSY)
+		return PLACE_LATER;
 	rank(g, PLACE_PREFILL, wish, n, 1);
 	prefer_beside(g, wish, n);
 	p.first = g->options[0].w;
@@ -413,6 +456,8 @@ int place_choose(struct registry *g, const struct place_wish *wish, uint64_t now
 	p.predicted = prefixes_find(wish->prefixes, &p.first->prefix, &n_hashes) != NULL;
 	if (p.first->role == ROLE_PREFILL && !wish->prefill_only)
 		p.n_decode = decoders(g, p.first, wish, now_us, p.decode);
+	if (p.n_decode && g->options[0].class & CLASS_BUSY)
+		return PLACE_LATER;
 	uint64_t wait_us = backlog_us(p.first);
 	remember(g, p.first, wish, p.first->role != ROLE_PREFILL, wait_us, now_us);
 	if (p.n_decode) {

@@ -49,13 +49,16 @@ struct place_wish {
 	const struct place_pin *pin;     /* NULL: none */
 	uint64_t session;                /* policy_key, 0: none */
 	const struct reqid *id;          /* for the log; NULL: none */
+	int in_turn; /* a new attempt: it does not go where enough others have yet to start */
 };
 
-/* 0, ERR_NOTFOUND (no worker can take it now), or ERR_FULL (no worker takes a sequence of that
- * length). Counts, and records the placement for those that follow. */
+#define PLACE_LATER 1
+/* 0, PLACE_LATER (in_turn: workers can take it, but all of them have enough to start with),
+ * ERR_NOTFOUND (no worker can take it now), or ERR_FULL (no worker takes a sequence of that length).
+ * Counts, and records the placement for those that follow. */
 int place_choose(struct registry *g, const struct place_wish *wish, uint64_t now_us,
                  struct placement *ret);
-/* Would place_choose find a worker? Changes nothing. */
+/* Is there a worker that can take it, be it later? Changes nothing. */
 int place_possible(const struct registry *g, const struct place_wish *wish);
 /* Why requests for several tokens cannot be served now: "no decode worker"; NULL: they can. */
 const char *place_missing(const struct registry *g);

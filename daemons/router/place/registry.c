@@ -171,13 +171,16 @@ static struct worker_record *add_worker(struct registry *g, const char *name)
 	return w;
 }
 
+/* Also counts the decode workers. */
 static void collect_roots(struct registry *g)
 {
-	g->roots.n = 0;
+	g->roots.n = g->n_decode = 0;
 	list_each(n, &g->workers) {
 		const struct worker_record *w = list_entry(n, struct worker_record, node);
-		if (worker_is_up(w))
-			prefix_root_add(&g->roots, &w->prefix);
+		if (!worker_is_up(w))
+			continue;
+		prefix_root_add(&g->roots, &w->prefix);
+		g->n_decode += w->role == ROLE_DECODE;
 	}
 }
 
@@ -199,6 +202,7 @@ static void set_info(struct worker_record *w, const Pds__WorkerInfo *info)
 	w->context_tokens = info->context_tokens;
 	w->vocab = info->vocab;
 	w->hidden = info->hidden;
+	w->step_tokens = info->step_tokens;
 	struct kv_root root = {.model_fingerprint = w->fingerprint,
 	                       .numerics = w->numerics,
 	                       .layout = w->layout};
@@ -248,6 +252,7 @@ struct worker_record *registry_up(struct registry *g, struct peer *peer, const c
 	w->other_sequences = 0;
 	w->other_tokens = 0;
 	w->promised_blocks = 0;
+	w->window = WORKER_STARTING_MAX;
 	w->up_us = w->beat_us = w->progress_us = now_us;
 	w->up_no = ++g->ups;
 	collect_roots(g);
@@ -394,6 +399,16 @@ int registry_handover_takes(const struct registry *g, const struct worker_record
 {
 	const struct handover_failed *f = failed_of((struct registry *)(uintptr_t)g, p, d);
 	return !f || f->until_us <= now_us;
+}
+
+void registry_started(struct worker_record *w)
+{
+	w->window = (uint32_t)least(w->window + 1, WORKER_STARTING_MAX);
+}
+
+void registry_full(struct worker_record *w)
+{
+	w->window = (uint32_t)most(1, w->starting);
 }
 
 void registry_answered(struct registry *g, uint32_t tokens)

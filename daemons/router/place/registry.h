@@ -22,6 +22,9 @@
 #define WORKER_FORGET_US 600000000u
 /* records of workers, up or down; a further one replaces the one that is down longest */
 #define WORKERS_MAX 2048u
+/* attempts that a worker may have to start with, however short they are; far fewer than it holds
+ * (max_jobs) */
+#define WORKER_STARTING_MAX 256u
 /* prompt_rate and output_rate are averages over about this time */
 #define RATE_US 10000000u
 
@@ -38,8 +41,9 @@ struct worker_record {
 	/* where other hosts reach it and its messager, NAME@tcp://HOST:PORT; "": they cannot */
 	char *remote, *messager;
 	uint32_t blocks, block_tokens, max_sequences, context_tokens, vocab;
-	uint32_t hidden;   /* elements of an embedding; 0: it makes none */
-	uint64_t name_key; /* policy_key(name) */
+	uint32_t step_tokens; /* largest number that one step computes; 0: unknown */
+	uint32_t hidden;      /* elements of an embedding; 0: it makes none */
+	uint64_t name_key;    /* policy_key(name) */
 	/* root of its prefix hashes; two workers can use each other's KV if prefix.hash is equal */
 	struct prefix_root prefix;
 	struct kv_index *index; /* NULL while down, or before its first KV_EVENTS */
@@ -62,7 +66,10 @@ struct worker_record {
 	uint64_t backlog_tokens;
 	/* needed by attempts that were placed here to decode since the last heartbeat */
 	uint64_t promised_blocks;
-	uint32_t requests;        /* attempts that it prefills or decodes now */
+	uint32_t requests; /* attempts that it prefills or decodes now */
+	/* attempts that were submitted to it, or that it is to decode, and that have not brought a first
+	 * token; and how many of them it may have before new ones wait at the router */
+	uint32_t starting, window;
 	uint64_t other_sequences; /* of other routers, by the last heartbeat */
 	uint64_t other_tokens;    /* that other_sequences hold there */
 	uint64_t placed_seq;      /* registry.place_seq when it was last chosen, for ties */
@@ -82,7 +89,8 @@ struct registry {
 	struct handover_failed failed[HANDOVERS_FAILED_MAX];
 	unsigned n_failed;
 	unsigned n_up, n_workers;
-	uint64_t ups; /* links that came up so far, of all workers */
+	unsigned n_decode; /* decode workers that are up */
+	uint64_t ups;      /* links that came up so far, of all workers */
 	uint64_t place_seq;
 	uint64_t stuck_us; /* a worker that is busy without progress for this long is stuck */
 	struct policy_opts policy;
@@ -126,6 +134,10 @@ void registry_handover_tried(struct registry *g, const struct worker_record *p,
 /* May p hand over to d, by what is known of earlier hand-overs? */
 int registry_handover_takes(const struct registry *g, const struct worker_record *p,
                             const struct worker_record *d, uint64_t now_us);
+/* An attempt there has its first token, or its embedding. */
+void registry_started(struct worker_record *w);
+/* It refused one because it is full: that window is enough, until others have started. */
+void registry_full(struct worker_record *w);
 void registry_answered(struct registry *g, uint32_t tokens);
 /* Seconds until the workers have computed their backlog and one more answer, at their measured
  * rates; from min_s to max_s. */

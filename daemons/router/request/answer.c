@@ -31,7 +31,6 @@ void answer_init(struct answer *ans, struct request *q, struct prompt *prompt, u
 	ans->stopped = -1;
 	ans->stop_id = -1;
 	ans->charged = ANSWER_IDS_BYTES;
-	list_init(&ans->put_back);
 	ans->chars = q->prep.p.echo ? prompt->chars : 0;
 	buf_init_quota(&ans->text, 0, &q->prep.quota);
 	rows_init(&ans->rows, q->prep.p.logprobs > 0 ? (uint32_t)q->prep.p.logprobs : 0,
@@ -330,29 +329,6 @@ static int on_embedding(void *owner, struct attempt *s, const float *values)
 	return embeddings_keep(ans, values);
 }
 
-/* While others of its request are at a worker it waits for one of them to end. */
-static int on_full(void *owner)
-{
-	struct answer *ans = owner;
-	struct request *q = ans->request;
-	if (q->n_started - q->n_ended - q->n_put_back <= 1)
-		return 0;
-	list_push_back(&q->put_back, &ans->put_back);
-	q->n_put_back++;
-	return 1;
-}
-
-/* Two for one that has ended: so their number grows again when there is room. */
-static void resume_some(struct request *q)
-{
-	for (int i = 0; i < 2 && !list_empty(&q->put_back); i++) {
-		struct answer *ans = list_entry(q->put_back.next, struct answer, put_back);
-		list_remove(&ans->put_back);
-		q->n_put_back--;
-		attempt_resume(ans->attempt);
-	}
-}
-
 static void count_answer(const struct answer *ans)
 {
 	const struct request *q = ans->request;
@@ -393,14 +369,7 @@ static void on_ended(void *owner, struct attempt *s)
 	count_answer(ans);
 	if (++q->n_ended == q->n_answers)
 		request_step(q, REQUEST_ON_ANSWERED);
-	else if (q->n_put_back)
-		resume_some(q);
-	else if (q->state == REQUEST_STARTING) /* the next one may have waited for it */
-		request_work_soon(q);
 }
 
-const struct attempt_hooks answer_hooks = {.tokens = on_tokens,
-                                           .prompt = on_prompt,
-                                           .embedding = on_embedding,
-                                           .full = on_full,
-                                           .ended = on_ended};
+const struct attempt_hooks answer_hooks = {
+	.tokens = on_tokens, .prompt = on_prompt, .embedding = on_embedding, .ended = on_ended};

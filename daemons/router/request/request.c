@@ -8,6 +8,7 @@
 #include "util/clock.h"
 #include "util/err.h"
 #include "util/least.h"
+#include "util/map.h"
 #include "util/mem.h"
 
 #include <event2/event.h>
@@ -20,10 +21,8 @@
 #define TURN_US 1000u /* for steps of all requests, between two looks at the descriptors */
 /* of prompts that are submitted in one step: a fraction of a millisecond */
 #define START_TOKENS 32768u
-/* A worker holds a bounded number of jobs (max_jobs), and those of others get their turn: of one
- * request, and of all together, who share them evenly. */
-#define EMBEDDINGS_AT_ONCE 64u
-#define EMBEDDINGS_OF_ALL 512u
+/* A request for embeddings has as many answers as inputs; no more of them count as at work. */
+#define EMBEDDINGS_COUNTED 64u
 #define ANSWER_BYTES (sizeof(struct answer) + sizeof(struct attempt) + ANSWER_IDS_BYTES)
 /* far more than one step writes; the ids of one prompt at most */
 #define OUT_MAX (64u << 20)
@@ -112,28 +111,28 @@ static void draw_id(struct request *q, const struct reqid *first)
 	snprintf(q->id, sizeof q->id, "%s%s", q->dialect->id_prefix, log_reqid(first ? first : &id));
 }
 
-/* How many of its answers may be at work. */
-static uint32_t at_once(const struct request *q)
-{
-	if (q->prep.kind != KIND_EMBEDDING)
-		return UINT32_MAX;
-	uint64_t share = EMBEDDINGS_OF_ALL / q->r->n_embedding;
-	return (uint32_t)most(1, least(share, EMBEDDINGS_AT_ONCE));
-}
-
 /* 0 or -1 with the error set. */
 static int make_answers(struct request *q)
 {
 	struct request_prepare *p = &q->prep;
 	struct router *r = q->r;
+	struct caller *c = q->caller;
 	uint64_t n = (uint64_t)p->n_prompts * p->p.n;
 	int embeds = p->kind == KIND_EMBEDDING;
-	uint64_t work = embeds ? least(n, EMBEDDINGS_AT_ONCE) : n;
+	uint64_t work = embeds ? least(n, EMBEDDINGS_COUNTED) : n;
 	if (r->n_answers + work > r->conf.max_requests)
 		return api_fault(&p->error, 429,
 		                 "%u requests are at work here; with %llu more that is over the limit of "
 		                 "%u (max_requests)",
 		                 r->n_answers, (unsigned long long)work, r->conf.max_requests);
+	if (!fair_share(c->answers, r->conf.max_requests - r->n_answers))
+		return api_fault(&p->error, 429,
+		                 "%u answers of this client are at work here, and %u places are left for "
+		                 "all (max_requests); send this one when some have ended",
+		                 c->answers, r->conf.max_requests - r->n_answers);
+	if (q->tenant && !embeds && tenant_take_answers(q->tenant, (uint32_t)n, &p->error) < 0)
+		return -1;
+	q->running = embeds ? 1 : (uint32_t)n;
 	if (quota_take(&p->quota, n * (ANSWER_BYTES + embeddings_bytes(p))) < 0)
 		return embeds
 		           ? budget_refuse(p, "input", "its embeddings (send fewer inputs or dimensions)")
@@ -144,7 +143,7 @@ static int make_answers(struct request *q)
 	q->n_answers = (uint32_t)n;
 	q->counted = (uint32_t)work;
 	r->n_answers += q->counted;
-	r->n_embedding += (uint32_t)embeds;
+	c->answers += q->counted;
 	for (uint32_t i = 0; i < n; i++)
 		answer_init(&q->answers[i], q, &p->prompts[i / p->p.n], i);
 	return budget_answers(q);
@@ -174,7 +173,8 @@ static void make_attempt(struct request *q, uint32_t i)
 	                            .prefixes = prompt->prefixes.n ? &prompt->prefixes : NULL,
 	                            .beside = k ? q->answers[i - k].attempt : NULL,
 	                            .pin = q->pin,
-	                            .session = q->session ? q->session : p->session};
+	                            .session = q->session ? q->session : p->session,
+	                            .caller = &q->caller->places};
 	if (k == 0 && p->has_seed)
 		q->seed = p->sampling.seed;
 	else if (k == 0)
@@ -222,24 +222,17 @@ static void refuse_start(struct request *q, int code)
 	}
 }
 
-/* LATER: when one that has been submitted has ended */
-enum start_verdict { START_DONE, START_MORE, START_LATER, START_FAILED };
+enum start_verdict { START_DONE, START_MORE, START_FAILED };
 
 /* Makes and submits some of the attempts. FAILED: the error is set. */
 static enum start_verdict start_some(struct request *q)
 {
 	for (size_t tokens = 0; q->n_started < q->n_answers && tokens < START_TOKENS;) {
 		struct answer *ans = &q->answers[q->n_started];
-		uint32_t under_way = q->n_started - q->n_ended;
-		if (under_way >= at_once(q))
-			return START_LATER;
 		if (!ans->attempt)
 			make_attempt(q, q->n_started);
 		int r = attempt_start(ans->attempt);
-		int waits = r < 0 && q->n_started && q->prep.kind == KIND_EMBEDDING;
-		if (waits && under_way) /* these wait for a worker, as far as they need one */
-			return START_LATER;
-		if (waits) {
+		if (r < 0 && q->n_started && q->prep.kind == KIND_EMBEDDING) {
 			attempt_wait(ans->attempt);
 		} else if (r < 0) {
 			refuse_start(q, r);
@@ -338,7 +331,7 @@ static enum request_state step_new(struct request *q, enum request_event e)
 	CHECK(e == REQUEST_ON_ENTER);
 	if (!p->error.status &&
 	    (p->is_gzip || p->body.len > q->r->conf.text_inline_bytes || request_prepare_is_slow(p))) {
-		if (text_pool_put(q->r->text, &p->job) == 0)
+		if (text_pool_put(q->r->text, &q->caller->text, &p->job, p->body.len) == 0)
 			return REQUEST_IN_POOL;
 		api_fault(&p->error, 429, "too many long prompts wait to be tokenized (text_queue)");
 	}
@@ -429,7 +422,6 @@ static enum request_state step_starting(struct request *q, enum request_event e)
 	switch (start_some(q)) {
 	case START_DONE: return REQUEST_RUNNING;
 	case START_MORE: request_work_soon(q); break;
-	case START_LATER: break;
 	case START_FAILED: tell_failure(q, &q->prep.error); return REQUEST_END;
 	}
 	return REQUEST_STARTING;
@@ -536,7 +528,7 @@ static void request_enter(struct request *q, enum request_state to)
 void request_uncount(struct request *q)
 {
 	q->r->n_answers -= q->counted;
-	q->r->n_embedding -= q->counted && q->prep.kind == KIND_EMBEDDING;
+	q->caller->answers -= q->counted;
 	q->counted = 0;
 }
 
@@ -553,8 +545,9 @@ static void request_free(struct request *q)
 	parts_fini(&q->reply.parts);
 	free(q->pin);
 	request_prepare_fini(&q->prep);
+	caller_put(q->r->callers, q->caller);
 	if (q->tenant)
-		tenant_end(q->tenant);
+		tenant_end(q->tenant, q->running);
 	free(q);
 }
 
@@ -696,7 +689,6 @@ static struct request *request_new(struct router *r, struct http_conn *conn, enu
 	q->begun_us = clock_us();
 	q->deadline_us = q->begun_us + r->conf.request_timeout_us;
 	list_init(&q->turn);
-	list_init(&q->put_back);
 	list_push_back(&r->requests, &q->node);
 	r->n_requests++;
 	return q;
@@ -707,6 +699,8 @@ void request_begin(struct router *r, struct http_conn *conn, enum request_kind k
 {
 	struct request *q = request_new(r, conn, kind, head, body);
 	http_on_gone(conn, client_gone, q);
+	q->caller = caller_get(r->callers, t ? (const void *)t : body->client);
+	q->running = 1;
 	if (t) {
 		q->tenant = t;
 		tenant_begin(t, q->begun_us);
@@ -717,6 +711,11 @@ void request_begin(struct router *r, struct http_conn *conn, enum request_kind k
 		api_fault(&q->prep.error, 429,
 		          "%u requests are at work here, which is the limit (max_requests)",
 		          r->conf.max_requests);
+	else if (!fair_share(q->caller->requests - 1, r->conf.max_requests - (r->n_requests - 1)))
+		api_fault(&q->prep.error, 429,
+		          "%u requests of this client are at work here, and %u places are left for all "
+		          "(max_requests); send this one when some have ended",
+		          q->caller->requests - 1, r->conf.max_requests - (r->n_requests - 1));
 	else
 		pin_read(q, head);
 	request_step(q, REQUEST_ON_ENTER);
@@ -743,10 +742,10 @@ static struct request *find_request(struct router *r, const struct reqid *id)
 	return NULL;
 }
 
-int request_abort(struct router *r, const struct reqid *id)
+int request_abort(struct router *r, const struct reqid *id, const struct tenant *of)
 {
 	struct request *q = find_request(r, id);
-	if (!q)
+	if (!q || (of && q->tenant != of))
 		return ERR_NOTFOUND;
 	request_step(q, REQUEST_ON_ABORT);
 	return 0;
@@ -758,6 +757,7 @@ void requests_init(struct router *r)
 {
 	list_init(&r->requests);
 	list_init(&r->turns.waiting);
+	r->callers = map_new(sizeof(void *));
 	r->turns.ev = event_new(r->base, -1, 0, on_turn, r);
 	CHECK(r->turns.ev);
 	buf_init(&r->out, OUT_MAX);
@@ -767,6 +767,7 @@ void requests_fini(struct router *r)
 {
 	event_free(r->turns.ev);
 	r->turns.ev = NULL;
+	map_destroy(&r->callers);
 	buf_fini(&r->out);
 }
 

@@ -27,6 +27,7 @@
 #ifndef ROUTER_REQUEST_H
 #define ROUTER_REQUEST_H
 
+#include "caller.h"
 #include "prepare.h"
 #include "daemons/router/api/dialect.h"
 #include "daemons/router/router.h"
@@ -74,17 +75,16 @@ struct answer {
 	struct message *message;
 	/* decoded and not yet given to the client; its end may be the beginning of a stop string */
 	struct buf text;
-	size_t chars;         /* code points of all text so far */
-	uint32_t n_tokens;    /* of the answer */
-	uint64_t last_us;     /* when its last tokens came; 0: none came */
-	struct rows rows;     /* log-probabilities since the last chunk, or all (dialect.keeps) */
-	size_t charged;       /* of the quota, for the attempt's tokens */
-	float *embedding;     /* (embed.dimensions); NULL: it is not here yet, or none was asked for */
-	struct list put_back; /* request.put_back */
-	struct {              /* how much of the stream has been sent */
-		size_t echo;      /* bytes of prompt->text */
-		uint32_t rows;    /* of prompt->rows */
-		uint32_t ids;     /* of the answer's tokens */
+	size_t chars;      /* code points of all text so far */
+	uint32_t n_tokens; /* of the answer */
+	uint64_t last_us;  /* when its last tokens came; 0: none came */
+	struct rows rows;  /* log-probabilities since the last chunk, or all (dialect.keeps) */
+	size_t charged;    /* of the quota, for the attempt's tokens */
+	float *embedding;  /* (embed.dimensions); NULL: it is not here yet, or none was asked for */
+	struct {           /* how much of the stream has been sent */
+		size_t echo;   /* bytes of prompt->text */
+		uint32_t rows; /* of prompt->rows */
+		uint32_t ids;  /* of the answer's tokens */
 		int role, prompt_ids;
 	} given;
 	/* the stream is behind: its beginning (what is echoed of the prompt, and its ids) is long, or
@@ -108,7 +108,9 @@ struct request {
 	struct list turn;       /* router.turns while it has work to do in steps */
 	struct http_conn *conn; /* NULL: the client is gone or has been told all */
 	char id[64];
+	struct caller *caller;
 	struct tenant *tenant; /* NULL: no access key is needed */
+	uint32_t running;      /* its part of tenant.running */
 	uint64_t taken_tokens; /* from the tenant, for the prompts */
 	uint64_t session;      /* of the header; 0: none */
 	struct place_pin *pin; /* NULL: none */
@@ -116,10 +118,8 @@ struct request {
 	struct answer *answers;
 	uint32_t n_answers, n_started, n_ended;
 	uint32_t n_behind; /* answers that are */
-	uint32_t counted; /* in router.n_answers; not 0: an embedding's is in router.n_embedding, too */
-	uint64_t seed;    /* of the present prompt's first answer */
-	struct list put_back; /* answers of which a worker was full: each end lets two try again */
-	uint32_t n_put_back;
+	uint32_t counted;  /* in router.n_answers */
+	uint64_t seed;     /* of the present prompt's first answer */
 	struct {
 		struct buf head;           /* members that all chunks share */
 		struct answer_parts parts; /* of the present stage, or of a chunk */
@@ -155,8 +155,9 @@ void requests_shut_down(struct router *r); /* frees all; the text threads have e
  * ERR_INVALID. */
 int request_id_parse(const char *text, struct reqid *ret);
 /* Ends the request of this attempt with what there is, finish reason "abort". The first attempt
- * stands for its request also when it has ended. 0 or ERR_NOTFOUND. */
-int request_abort(struct router *r, const struct reqid *id);
+ * stands for its request also when it has ended. of: only one of this tenant; NULL: any. 0 or
+ * ERR_NOTFOUND. */
+int request_abort(struct router *r, const struct reqid *id, const struct tenant *of);
 /* Retry-After, X-Request-Id, what is left of the tenant's limits. e: what it is told; NULL: status
  * 200. out: REQUEST_HEADERS_MAX bytes */
 void request_headers(const struct request *q, const struct api_error *e, char *out);

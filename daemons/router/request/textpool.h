@@ -1,20 +1,31 @@
-/* textpool.h - threads for work on long texts (parsing, templates, tokenizing), which would block
- * the event loop. */
+/* textpool.h - threads for work on long texts (parsing, templates, tokenizing, compiling forms),
+ * which would block the event loop. Its callers are served in turn, by bytes: while others wait none
+ * has more than half of the threads. */
 #ifndef ROUTER_TEXT_H
 #define ROUTER_TEXT_H
+
+#include "util/fair.h"
 
 #include <stdatomic.h>
 #include <stddef.h>
 
 struct text_pool;
 
+/* Whose jobs share a turn. Outlives its jobs; all of it is under the pool's lock. */
+struct text_caller {
+	struct fair_owner turns; /* first */
+	unsigned at_work;        /* threads */
+};
+
 struct text_job {
+	struct fair_item turn;            /* first; the pool's until a thread has it */
 	void (*work)(struct text_job *j); /* on a thread of the pool */
 	void (*done)(struct text_job *j); /* on the event loop */
 	/* its result is not wanted: do not begin it */
 	atomic_int skip;
 };
 
+void text_caller_init(struct text_caller *c);
 /* post(arg, job), from any thread, makes job->done(job) run on the event loop soon. bound: jobs
  * waiting. */
 struct text_pool *text_pool_new(unsigned threads, size_t bound,
@@ -22,7 +33,8 @@ struct text_pool *text_pool_new(unsigned threads, size_t bound,
 /* Waits for the jobs at work; jobs still waiting are not begun. Their `done` is posted, but may
  * never run. */
 void text_pool_destroy(struct text_pool **p);
-int text_pool_put(struct text_pool *p, struct text_job *j); /* 0 or ERR_FULL */
-void text_job_skip(struct text_job *j);                     /* `done` is still called */
+/* 0, or ERR_FULL: `bound` is reached, or the caller has its share of it (fair_share) */
+int text_pool_put(struct text_pool *p, struct text_caller *c, struct text_job *j, size_t bytes);
+void text_job_skip(struct text_job *j); /* `done` is still called */
 
 #endif

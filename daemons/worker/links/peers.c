@@ -76,6 +76,7 @@ void worker_describe(struct worker *w, Pds__WorkerInfo *i)
 	i->blocks = w->region.blocks;
 	i->block_tokens = w->info->kv.block_tokens;
 	i->max_sequences = w->max_sequences;
+	i->step_tokens = w->max_batched_tokens;
 	i->context_tokens = w->info->context;
 	i->hidden = w->info->has_hidden ? w->info->hidden : 0;
 	i->vocab = w->info->vocab;

@@ -1,0 +1,26 @@
+/* caller.h - whose a request is, where requests share something: the holder of its access key, or
+ * the address that it comes from if no key is needed. Callers get what is scarce in turn
+ * (util/fair.h): text threads, and places at workers. A caller exists while it has requests. The
+ * event loop's, but for `text`. */
+#ifndef ROUTER_CALLER_H
+#define ROUTER_CALLER_H
+
+#include "textpool.h"
+
+#include <stdint.h>
+
+struct map;
+
+struct caller {
+	const void *key;   /* struct tenant, or struct http_client */
+	uint32_t requests; /* that are at work */
+	uint32_t answers;  /* its part of router.n_answers */
+	struct text_caller text;
+	struct fair_owner places;
+};
+
+/* Of one more request. callers: by key. */
+struct caller *caller_get(struct map *callers, const void *key);
+void caller_put(struct map *callers, struct caller *c); /* the request has ended */
+
+#endif

@@ -1,0 +1,386 @@
+/* test_router_turns.c - new attempts wait at the router when workers have enough to start with: who
+ * is next, what ends while it waits, and what waits for nobody. */
+#include "router_rig.h"
+
+#include <sodium.h>
+
+#define WINDOW WORKER_STARTING_MAX
+#define MOST 1000
+
+static struct {
+	struct rig *r;
+	struct worker_record *p, *d;
+	struct fair_owner a, b;
+	struct attempt *of_a[MOST], *of_b[MOST];
+	unsigned n_a, n_b;
+	uint64_t deadline_us; /* of the next attempts, from now */
+	int ended, status;    /* how many ended; of the last */
+} W;
+
+static void note_end(void *owner, struct attempt *s)
+{
+	(void)owner;
+	W.ended++;
+	W.status = s->end.status;
+}
+
+static void begin(void)
+{
+	memset(&W, 0, sizeof W);
+	W.r = rig_new();
+	W.p = rig_up(W.r, "p1", "prefill", 11);
+	W.d = rig_up(W.r, "d1", "decode", 21);
+	fair_owner_init(&W.a);
+	fair_owner_init(&W.b);
+	W.deadline_us = 60000000;
+}
+
+static void end(void)
+{
+	for (unsigned i = 0; i < W.n_a; i++)
+		attempt_destroy(&W.of_a[i]);
+	for (unsigned i = 0; i < W.n_b; i++)
+		attempt_destroy(&W.of_b[i]);
+	rig_free(W.r);
+}
+
+static struct attempt *ask(struct fair_owner *caller, uint32_t max_tokens, int embeds)
+{
+	static const uint32_t prompt[] = {1, 2, 3, 4, 5};
+	static struct attempt_hooks hooks;
+	struct attempt_spec spec = {.tokens = prompt,
+	                            .prompt_tokens = 5,
+	                            .max_tokens = embeds ? 1 : max_tokens,
+	                            .cache_salt = rig_salt,
+	                            .caller = caller,
+	                            .pooling = embeds ? PDS__POOLING__POOLING_LAST : 0,
+	                            .hidden = embeds ? 4 : 0,
+	                            .begun_us = clock_us(),
+	                            .deadline_us = clock_us() + W.deadline_us};
+	hooks = rig_hooks;
+	hooks.ended = note_end;
+	pds__sampling__init(&spec.sampling);
+	struct attempt *s = attempt_new(&W.r->e, &spec, &hooks, W.r);
+	W.r->log[0] = W.r->out[0] = 0;
+	ck_assert_int_eq(attempt_start(s), 0);
+	return s;
+}
+
+static void ask_a(unsigned n)
+{
+	for (; n; n--)
+		W.of_a[W.n_a++] = ask(&W.a, 20, 0);
+}
+
+static void ask_b(unsigned n)
+{
+	for (; n; n--)
+		W.of_b[W.n_b++] = ask(&W.b, 20, 0);
+}
+
+static unsigned count(struct attempt *const *s, unsigned n, enum attempt_state state)
+{
+	unsigned k = 0;
+	for (unsigned i = 0; i < n; i++)
+		k += s[i] && s[i]->state == state;
+	return k;
+}
+
+static unsigned submitted(void)
+{
+	return count(W.of_a, W.n_a, ATTEMPT_SUBMITTED) + count(W.of_b, W.n_b, ATTEMPT_SUBMITTED);
+}
+
+/* The first token, from its prefill worker. */
+static void starts(struct attempt *s)
+{
+	const struct worker_record *d = s->try.decode;
+	W.r->log[0] = W.r->out[0] = 0;
+	rig_first_full(W.r, s->try.prefill, s->id, s->number, 0, 10, d ? d->name : "", d ? d->epoch : 0,
+	               PDS__FINISH__FINISH_NONE, 0);
+}
+
+/* All tokens after the first. */
+static void ends(struct attempt *s)
+{
+	W.r->log[0] = W.r->out[0] = 0;
+	rig_tokens_from(W.r, s->try.decode, s->id, s->number, 1, 11, 19, PDS__FINISH__FINISH_LENGTH);
+	ck_assert_int_eq(s->state, ATTEMPT_DONE);
+}
+
+static void fails(struct attempt *s, Pds__Fault fault)
+{
+	W.r->s = s;
+	rig_fail(W.r, s->try.prefill, s->number, fault, 1);
+	W.r->s = NULL;
+}
+
+/* --- turns --------------------------------------------------------------- */
+
+/* Ten requests with n = 128 of another caller wait: this one is placed as the first of all. */
+TEST(a_single_request_is_next_beside_a_greedy_caller)
+{
+	begin();
+	ask_a(MOST);
+	ck_assert_uint_eq(submitted(), WINDOW);
+	ask_b(1);
+	ck_assert_int_eq(W.of_b[0]->state, ATTEMPT_WAITING);
+	starts(W.of_a[0]);
+	ck_assert_int_eq(W.of_b[0]->state, ATTEMPT_SUBMITTED);
+	ck_assert_uint_eq(submitted(), WINDOW);
+	end();
+}
+
+/* Whatever both have waiting, they get the same. */
+TEST(two_callers_get_the_same)
+{
+	begin();
+	ask_a(MOST);
+	ask_b(2 * WINDOW);
+	for (unsigned i = 0; i < WINDOW; i++)
+		starts(W.of_a[i]);
+	ck_assert_uint_eq(count(W.of_a, W.n_a, ATTEMPT_SUBMITTED), WINDOW / 2);
+	ck_assert_uint_eq(count(W.of_b, W.n_b, ATTEMPT_SUBMITTED), WINDOW / 2);
+	end();
+}
+
+TEST(a_caller_that_is_alone_has_it_all)
+{
+	begin();
+	ask_a(MOST);
+	for (unsigned i = 0; i < MOST; i++) {
+		ck_assert_uint_eq(submitted(), i + WINDOW < MOST ? WINDOW : MOST - i);
+		ck_assert_int_eq(W.of_a[i]->state, ATTEMPT_SUBMITTED); /* first in, first out */
+		starts(W.of_a[i]);
+	}
+	ck_assert_uint_eq(W.p->requests, 0);
+	ck_assert_uint_eq(W.d->requests, MOST);
+	end();
+}
+
+/* --- what is enough to start with ---------------------------------------- */
+
+/* All its slots are taken: a few wait there for the next one, the rest here. */
+TEST(a_decode_worker_without_slots)
+{
+	begin();
+	W.d->max_sequences = 16;
+	ask_a(16);
+	for (unsigned i = 0; i < 16; i++)
+		starts(W.of_a[i]);
+	ask_a(100);
+	ck_assert_uint_eq(submitted(), 4);
+	ask_b(1);
+	ends(W.of_a[0]); /* those that wait there already take the slot */
+	starts(W.of_a[16]);
+	ck_assert_int_eq(W.of_b[0]->state, ATTEMPT_SUBMITTED);
+	ck_assert_uint_eq(submitted(), 4);
+	end();
+}
+
+/* Two steps of its prefill worker; some more, which full decode workers may hold up. */
+TEST_LOOP(a_prefill_worker_with_a_backlog, 0, 5)
+{
+	static const struct {
+		uint32_t step_tokens;
+		unsigned decoders, want;
+	} rows[] = {{50, 1, 20}, {51, 1, 21}, {10, 1, 8}, {10, 3, 16}, {0, 1, WINDOW}};
+	begin();
+	W.p->step_tokens = rows[_i].step_tokens;
+	if (rows[_i].decoders == 3) {
+		rig_up(W.r, "d2", "decode", 22);
+		rig_up(W.r, "d3", "decode", 23);
+	}
+	ask_a(300); /* five tokens each */
+	ck_assert_uint_eq(submitted(), rows[_i].want);
+	end();
+}
+
+/* Where one has room the other does not matter. */
+TEST(another_worker_has_room)
+{
+	begin();
+	struct worker_record *p2, *d2;
+	ask_a(WINDOW + 10);
+	p2 = rig_up(W.r, "p2", "prefill", 12);
+	d2 = rig_up(W.r, "d2", "decode", 22);
+	W.r->log[0] = 0;
+	attempts_worker_up(&W.r->e);
+	ck_assert_uint_eq(submitted(), WINDOW + 10);
+	ck_assert_uint_eq(p2->starting, 10);
+	ck_assert_uint_eq(d2->starting, 10);
+	end();
+}
+
+/* No decode worker is needed for it. */
+TEST(a_single_token_needs_no_slot)
+{
+	begin();
+	W.d->max_sequences = 4;
+	ask_a(4);
+	for (unsigned i = 0; i < 4; i++)
+		starts(W.of_a[i]);
+	ask_a(50);
+	ck_assert_uint_eq(submitted(), 4);
+	for (unsigned i = 0; i < 2;
+	     i++) { /* one as it comes, one that was behind others of its caller */
+		W.of_b[W.n_b++] = ask(&W.b, 1, 0);
+		ck_assert_int_eq(W.of_b[i]->state, ATTEMPT_SUBMITTED);
+	}
+	end();
+}
+
+/* --- what ends or comes while it waits ----------------------------------- */
+
+TEST(cancelled_while_it_waits)
+{
+	begin();
+	ask_a(WINDOW + 3);
+	attempt_cancel(W.of_a[WINDOW], "the client is gone");
+	ck_assert_str_eq(W.r->log, ""); /* no worker had it */
+	ck_assert_uint_eq(W.r->e.queue.n, 2);
+	starts(W.of_a[0]);
+	ck_assert_int_eq(W.of_a[WINDOW + 1]->state, ATTEMPT_SUBMITTED);
+	end();
+}
+
+/* One that was under way is cancelled: its place is the next one's. */
+TEST(a_place_that_a_cancelled_one_leaves)
+{
+	begin();
+	ask_a(WINDOW + 1);
+	attempt_cancel(W.of_a[3], "the client is gone");
+	attempts_tick(&W.r->e, clock_us());
+	ck_assert_int_eq(W.of_a[WINDOW]->state, ATTEMPT_SUBMITTED);
+	end();
+}
+
+TEST(its_time_is_up_while_it_waits)
+{
+	begin();
+	ask_a(WINDOW);
+	W.deadline_us = 1000000;
+	ask_b(1);
+	attempts_tick(&W.r->e, clock_us() + 1100000);
+	ck_assert_int_eq(W.of_b[0]->state, ATTEMPT_FAILED);
+	ck_assert_int_eq(W.status, 504);
+	ck_assert_int_eq(W.ended, 1);
+	end();
+}
+
+/* Full workers are no reason to give up, however long it takes; none at all is. */
+TEST_LOOP(workers_are_lost_while_it_waits, 0, 2)
+{
+	begin();
+	ask_a(WINDOW);
+	ask_b(2);
+	attempts_tick(&W.r->e, clock_us() + 30000000);
+	ck_assert_uint_eq(count(W.of_b, 2, ATTEMPT_WAITING), 2);
+	W.p->beat.draining = W.d->beat.draining = 1;
+	uint64_t lost = clock_us() + 31000000;
+	attempts_tick(&W.r->e, lost);
+	attempts_tick(&W.r->e, lost + 9000000);
+	ck_assert_uint_eq(count(W.of_b, 2, ATTEMPT_WAITING), 2);
+	if (_i) {
+		W.p->beat.draining = W.d->beat.draining = 0;
+		attempts_tick(&W.r->e, lost + 9500000);
+		starts(W.of_a[0]);
+		starts(W.of_a[1]);
+		ck_assert_uint_eq(count(W.of_b, 2, ATTEMPT_SUBMITTED), 2);
+	} else {
+		attempts_tick(&W.r->e, lost + 11000000);
+		ck_assert_uint_eq(count(W.of_b, 2, ATTEMPT_FAILED), 2);
+		ck_assert_int_eq(W.status, 503);
+	}
+	end();
+}
+
+/* --- what waits for no turn ---------------------------------------------- */
+
+/* Its client has tokens, or has waited for the worker that lost it. */
+TEST_LOOP(a_lost_attempt_goes_before_new_ones, 0, 2)
+{
+	begin();
+	ask_a(WINDOW + 50);
+	if (_i)
+		starts(W.of_a[0]);
+	fails(W.of_a[0], PDS__FAULT__FAULT_STALLED);
+	ck_assert_int_eq(W.of_a[0]->state, ATTEMPT_SUBMITTED);
+	ck_assert_uint_eq(W.of_a[0]->number, 2);
+	end();
+}
+
+/* All that were there at once, also if there is a pause first. */
+TEST(a_lost_worker)
+{
+	begin();
+	struct worker_record *d2 = rig_up(W.r, "d2", "decode", 22);
+	ask_a(WINDOW);
+	for (unsigned i = 0; i < WINDOW; i++)
+		starts(W.of_a[i]);
+	ask_a(WINDOW);
+	W.r->log[0] = 0;
+	ck_assert_uint_eq(count(W.of_a, WINDOW, ATTEMPT_HANDED), WINDOW);
+	ck_assert_uint_eq(W.d->requests, WINDOW);
+	registry_down(&W.r->g, W.d, clock_us());
+	attempts_worker_down(&W.r->e, W.d, "its link restarts", WORKER_LINK_RESTART);
+	attempts_tick(&W.r->e, clock_us() + 200000);
+	ck_assert_uint_eq(count(W.of_a, WINDOW, ATTEMPT_SUBMITTED), WINDOW / 2);
+	ck_assert_uint_eq(d2->requests, WINDOW + WINDOW / 2);
+	ck_assert_uint_eq(count(W.of_a, W.n_a, ATTEMPT_WAITING), 0);
+	end();
+}
+
+/* --- embeddings that a full worker refuses ------------------------------- */
+
+static void embeds(struct attempt *s)
+{
+	float values[] = {1, 2, 3, 4};
+	Pds__Embedding m = PDS__EMBEDDING__INIT;
+	struct msg_head head = {.req = s->id, .attempt = s->number};
+	m.values = values;
+	m.n_values = 4;
+	W.r->log[0] = 0;
+	attempts_embedding(&W.r->e, W.p, &head, &m);
+	ck_assert_int_eq(s->state, ATTEMPT_DONE);
+}
+
+/* It keeps what it has, and gets more as that ends; nothing of it is a loss. */
+TEST(a_full_worker_gets_fewer)
+{
+	begin();
+	for (unsigned i = 0; i < 20; i++)
+		W.of_a[W.n_a++] = ask(&W.a, 1, 1);
+	ck_assert_uint_eq(W.p->starting, 20);
+	for (unsigned i = 5; i < 20; i++)
+		fails(W.of_a[i], PDS__FAULT__FAULT_OVERLOADED);
+	ck_assert_uint_eq(W.p->starting, 5);
+	ck_assert_uint_eq(W.r->e.queue.n, 15);
+	embeds(W.of_a[0]); /* one place, and one more on trial */
+	ck_assert_uint_eq(W.p->starting, 6);
+	for (unsigned i = 0; i < W.n_a; i++)
+		ck_assert_uint_eq(W.of_a[i]->past.lost, 0);
+	end();
+}
+
+/* Nothing of ours is there that could end: it is tried again, and in the end it fails. */
+TEST(a_worker_that_others_have_filled)
+{
+	begin();
+	W.of_a[W.n_a++] = ask(&W.a, 1, 1);
+	for (unsigned i = 0; i < 3; i++) {
+		ck_assert_int_eq(W.of_a[0]->state, ATTEMPT_SUBMITTED);
+		fails(W.of_a[0], PDS__FAULT__FAULT_OVERLOADED);
+		W.r->log[0] = 0;
+		attempts_tick(&W.r->e, clock_us() + 5000000);
+	}
+	ck_assert_int_eq(W.of_a[0]->state, ATTEMPT_FAILED);
+	ck_assert_int_eq(W.status, 429);
+	end();
+}
+
+TEST_START(quiet)
+{
+	(void)!sodium_init();
+	log_set_level("error");
+}
