@@ -59,12 +59,13 @@ static const struct conf_key keys[] = {
 	{"cors_allow_origin", CONF_STRING, "", 0, 255, "", 0,
      "origin whose web pages may use the API, or *: any; empty: none", NULL},
 	{"max_requests", CONF_INT, "4096", 1, 100000, "answers", 1,
-     "answers in progress at once; beyond that the reply is 429", NULL},
+     "answers in progress at once; beyond that the reply is 429, and for one access key or address "
+     "already when it would leave less than about an eighth to others",
+     NULL},
 	{"max_choices", CONF_INT, "128", 1, 4096, "answers", 1,
      "answers of one request (prompts times n)", NULL},
 	{"max_embedding_inputs", CONF_INT, "2048", 1, 100000, "inputs", 1,
-     "inputs of one request to /v1/embeddings; at most 64 of them, and 512 of all requests, are at "
-     "work at once",
+     "inputs of one request to /v1/embeddings; it counts as at most 64 answers in max_requests",
      NULL},
 	{"embedding_pooling", CONF_STRING, "last", 0, 0, "", 1,
      "how an embedding is made of the hidden states of an input's tokens, unless the request says "
@@ -123,11 +124,16 @@ static const struct conf_key keys[] = {
      "to others, and is chosen last",
      NULL},
 	{"text_threads", CONF_INT, "2", 1, 64, "threads", 0,
-     "threads that parse and tokenize long prompts", NULL},
+     "threads that parse and tokenize long prompts; one access key or address has at most half of "
+     "them while others wait",
+     NULL},
 	{"text_inline_bytes", CONF_INT, "4096", 0, 1048576, "bytes", 1,
      "bodies up to this size are handled on the event loop", NULL},
 	{"text_queue", CONF_INT, "1024", 1, 100000, "requests", 0,
-     "long prompts waiting to be tokenized; beyond that the reply is 429", NULL},
+     "long prompts waiting to be tokenized; beyond that the reply is 429, and for one access key "
+     "or "
+     "address already when it would leave less than about an eighth to others",
+     NULL},
 	{"prefill_policy", CONF_STRING, "kv_aware", 1, 32, "", 1,
      "which prefill (or mixed) worker takes a request", POLICY_CHOICES},
 	{"decode_policy", CONF_STRING, "kv_aware", 1, 32, "", 1,

@@ -532,7 +532,7 @@ static const struct {
      "text; default: temperature=0.7, min_p=0.05),\n"
      "                       of render's body, or add_special_tokens of tokenize"},
 	{"    --requests N, --tokens N, --concurrent N", "apikey",
-     "limits of an apikey: requests and tokens a minute, requests at once"},
+     "limits of an apikey: requests and tokens a minute, answers at once"},
 	{"    --shared-cache", "apikey", "apikey: use the cached prefixes of all keys that say so"},
 	{"    --template FILE", "render", "chat template for render, instead of the model's own"},
 	{"    --from SOURCE", "trace",

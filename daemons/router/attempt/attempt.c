@@ -119,6 +119,7 @@ static void wait_for_turn(struct attempt *a)
 	if (fair_waits(&a->turn))
 		return;
 	list_remove(&a->by_state);
+	a->since_us = clock_us();
 	fair_put(&e->queue, a->asked.caller, &a->turn, attempt_cost(a));
 	e->n_prefill_only += (size_t)is_prefill_only(a);
 }
@@ -500,8 +501,8 @@ static void take_some(struct list *from, unsigned most, struct list *to)
 	}
 }
 
-/* Those for which there is still no worker go to the back; when there are many, the next tick goes on
- * with the rest. */
+/* Those for which there is still no worker go to the back; when there are many, the next tick goes
+ * on with the rest. */
 static void retry_waiting(struct attempts *e, uint64_t now)
 {
 	struct list again;

@@ -6,9 +6,9 @@
  * state:
  *
  *   NEW -> SUBMITTED, WAITING, FAILED, CANCELLED  nothing was sent
- *   WAITING -> SUBMITTED, FAILED, CANCELLED  no worker has it. A new one waits for its turn: workers
- *                            have enough to start with. One that was lost waits for a worker, or
- *                            for a pause to end, and for no turn
+ *   WAITING -> SUBMITTED, FAILED, CANCELLED  no worker has it. A new one waits for its turn,
+ *                            because workers have enough to start with. One that was lost waits
+ *                            for a worker, or for a pause to end, but for no turn
  *   SUBMITTED -> HANDED, HELD, JOINED, DECODING, ENDING, WAITING, DONE, FAILED, CANCELLED  sent to
  *                            the prefill worker; which candidate decodes is not known yet. An
  *                            embedding and an answer of a single token have no candidates, and
@@ -46,9 +46,9 @@
  * A worker that is stuck, or told to stop, loses its attempts as soon as another worker can take
  * them; until then they stay.
  *
- * New attempts go to workers in the turns of their callers (util/fair.h), by tokens; only as many as
- * can start soon (place.c), so that what waits waits here. A caller that is alone has all workers;
- * beside others it gets its share of what becomes free.
+ * New attempts go to workers in the turns of their callers (util/fair.h), by tokens, and only as far
+ * as workers can start with them soon (place.c): all others wait here. A caller that is alone has
+ * all workers; beside others it gets its share of what becomes free.
  *
  * One thread. */
 #ifndef ROUTER_ATTEMPT_H
@@ -169,6 +169,7 @@ struct attempt_try {
 };
 
 struct attempt_times {
+	uint64_t turn_us; /* at the router, for its turn */
 	uint64_t queue_us, prepare_us, reserve_us, prefill_us, transfer_us, decode_us;
 	uint32_t cached_tokens, stored_tokens, chunks, preemptions;
 };
@@ -213,7 +214,8 @@ struct attempt {
 	struct list by_deadline; /* attempts.live */
 	struct list by_state;    /* attempts.waiting in WAITING, attempts.ending in ENDING */
 	struct fair_item turn;   /* attempts.queue in WAITING, instead of attempts.waiting */
-	uint64_t until_us;       /* WAITING, ENDING: the latest time at which that state ends */
+	uint64_t until_us;       /* ENDING, in attempts.waiting: the latest time at which that ends */
+	uint64_t since_us;       /* in attempts.queue */
 	struct attempt_spec asked;
 	struct attempt_try try;
 	struct attempt_output got;
@@ -275,8 +277,8 @@ struct attempt *attempts_find(const struct attempts *e, const struct reqid *id);
 struct attempt *attempt_new(struct attempts *e, const struct attempt_spec *spec,
                             const struct attempt_hooks *hooks, void *owner);
 void attempt_destroy(struct attempt **a); /* cancels what still runs */
-/* The first try, now or when its turn comes. 0, or ERR_NOTFOUND (no worker), ERR_FULL (too long for all workers): nothing was
- * started, `ended` is not called. */
+/* The first try, now or when its turn comes. 0, or ERR_NOTFOUND (no worker), ERR_FULL (too long for
+ * all workers): nothing was started, `ended` is not called. */
 int attempt_start(struct attempt *a);
 /* After an error of attempt_start: waits for a worker, as one that was lost. */
 void attempt_wait(struct attempt *a);

@@ -95,7 +95,7 @@ static inline const char *attempt_decode_name(const struct worker_record *w)
 	return w && w->role != ROLE_PREFILL ? w->name : "-";
 }
 struct place_wish attempt_wish(const struct attempt *a);
-/* Of its caller's turns: the tokens that are computed, and what a sequence costs where it decodes. */
+/* Of its caller's turns: the tokens of its context, and what a sequence costs where it decodes. */
 static inline uint64_t attempt_cost(const struct attempt *a)
 {
 	return a->asked.prompt_tokens + a->got.n_out + a->all->registry->policy.kv_sequence_tokens;
@@ -103,8 +103,8 @@ static inline uint64_t attempt_cost(const struct attempt *a)
 struct attempt_candidate *attempt_candidate(struct attempt *a, const struct worker_record *w);
 void attempt_join_decode(struct attempt *a, struct worker_record *w);
 void attempt_leave(struct attempt *a, struct worker_record *w); /* w is down */
-/* The prompt is computed: no backlog any more, and no load where another worker decodes; nor does it
- * count as starting. */
+/* The prompt is computed: no backlog any more, and no load where another worker decodes. It has
+ * started. */
 void attempt_prefill_done(struct attempt *a);
 /* The context at the decoding worker has grown by `tokens`. */
 void attempt_add_load(struct attempt *a, uint64_t tokens);

@@ -316,15 +316,19 @@ enum attempt_placed attempt_submit(struct attempt *a)
 		return LINK_FULL;
 	}
 	begin_try(a, &p);
+	if (fair_waits(&a->turn))
+		a->got.times.turn_us += now - a->since_us;
 	fair_charge(&a->all->queue, a->asked.caller, attempt_cost(a));
 	a->end.retry_after_us = 0;
 	if (!*a->past.numerics)
 		snprintf(a->past.numerics, sizeof a->past.numerics, "%s", p.first->numerics);
 	log_req(
 		LOG_INFO, &a->id, "submitted",
-		"attempt=%u tokens=%u output_tokens=%u prefill=%s decode=%s candidates=%u hit_tokens=%u",
+		"attempt=%u tokens=%u output_tokens=%u prefill=%s decode=%s candidates=%u hit_tokens=%u "
+		"turn_us=%llu",
 		a->number, wish.tokens, a->got.n_out, p.first->name,
-		attempt_decode_name(p.n_decode ? p.decode[0] : p.first), p.n_decode, p.hit_tokens);
+		attempt_decode_name(p.n_decode ? p.decode[0] : p.first), p.n_decode, p.hit_tokens,
+		(unsigned long long)a->got.times.turn_us);
 	return PLACED;
 }
 

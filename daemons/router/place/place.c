@@ -22,8 +22,8 @@
 
 #define WAIT_MAX_US 300000000u
 
-/* attempts that a worker may always have to start with, and a prefill worker for each decode worker,
- * whose want of room may hold them up */
+/* attempts that a worker may always have to start with; a prefill worker has as many more for each
+ * decode worker, since one without room holds up its attempts there */
 #define STARTING_MIN 4u
 #define STARTING_STEPS 2u /* that it has tokens for: the one that runs, and the next */
 

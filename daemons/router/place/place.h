@@ -54,8 +54,8 @@ struct place_wish {
 
 #define PLACE_LATER 1
 /* 0, PLACE_LATER (in_turn: workers can take it, but all of them have enough to start with),
- * ERR_NOTFOUND (no worker can take it now), or ERR_FULL (no worker takes a sequence of that length).
- * Counts, and records the placement for those that follow. */
+ * ERR_NOTFOUND (no worker can take it now), or ERR_FULL (no worker takes a sequence of that
+ * length). Counts, and records the placement for those that follow. */
 int place_choose(struct registry *g, const struct place_wish *wish, uint64_t now_us,
                  struct placement *ret);
 /* Is there a worker that can take it, be it later? Changes nothing. */

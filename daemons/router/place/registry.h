@@ -67,8 +67,8 @@ struct worker_record {
 	/* needed by attempts that were placed here to decode since the last heartbeat */
 	uint64_t promised_blocks;
 	uint32_t requests; /* attempts that it prefills or decodes now */
-	/* attempts that were submitted to it, or that it is to decode, and that have not brought a first
-	 * token; and how many of them it may have before new ones wait at the router */
+	/* attempts that were submitted to it, or that it is to decode, and that have no first token
+	 * yet; and how many of them it may have before new ones wait at the router */
 	uint32_t starting, window;
 	uint64_t other_sequences; /* of other routers, by the last heartbeat */
 	uint64_t other_tokens;    /* that other_sequences hold there */

@@ -342,7 +342,7 @@ static void count_answer(const struct answer *ans)
 	if (s->got.first_us)
 		stat_observe_us(st, STAT_TTFT, s->got.first_us - q->begun_us);
 	if (s->got.first_us)
-		stat_observe_us(st, STAT_QUEUE, s->got.times.queue_us);
+		stat_observe_us(st, STAT_QUEUE, s->got.times.turn_us + s->got.times.queue_us);
 	if (s->got.first_us && ans->n_tokens > 1)
 		stat_observe_us(st, STAT_TPOT, (now - s->got.first_us) / (ans->n_tokens - 1));
 }

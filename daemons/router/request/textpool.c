@@ -24,7 +24,7 @@ struct text_pool {
 	pthread_t threads[];
 };
 
-/* The caller whose turn it is, unless it has its share; if all have theirs, the first. NULL: nothing
+/* The caller whose turn it is, unless it has its share; if all have theirs, the first. NULL: no job
  * waits. */
 static struct text_caller *next_caller(const struct text_pool *p)
 {

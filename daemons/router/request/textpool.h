@@ -1,5 +1,5 @@
 /* textpool.h - threads for work on long texts (parsing, templates, tokenizing, compiling forms),
- * which would block the event loop. Its callers are served in turn, by bytes: while others wait none
+ * which would block the event loop. Callers are served in turn, by bytes; while others wait, none
  * has more than half of the threads. */
 #ifndef ROUTER_TEXT_H
 #define ROUTER_TEXT_H
