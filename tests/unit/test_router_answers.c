@@ -661,19 +661,25 @@ TEST_LOOP(embeddings_aborted, 0, 2)
 	abort_it(-1, 0, &a);
 	refused_with(w, body, 503, NULL, "aborted on request");
 	ck_assert_int_eq(a.done, 1);
-	ck_assert_uint_eq(w->cancels, _i ? 100 : 3);
+	ck_assert_uint_eq(w->cancels, _i ? 64 : 3);
 	free(body);
 	event_free(a.ev);
 	world_free(w);
 }
 
-/* The rest waits at the router. */
+static void made_late(struct world *w)
+{
+	ck_assert_uint_le(attempts_count(&w->r.attempts), 64);
+}
+
+/* Attempts are made as they start. */
 TEST(embeddings_at_work)
 {
 	struct world *w = world_new(NULL, 1u << 20);
-	embeds(w, 600);
-	ck_assert_uint_eq(w->most, WORKER_STARTING_MAX);
-	ck_assert_uint_eq(w->r.attempts.counts.started, 600);
+	w->each = made_late;
+	embeds(w, 200);
+	ck_assert_uint_eq(w->most, 64);
+	ck_assert_uint_eq(w->r.attempts.counts.started, 200);
 	world_free(w);
 }
 
@@ -755,8 +761,8 @@ TEST(embeddings_wait_for_a_worker)
 	away.w = w;
 	away.back = event_new(w->base, -1, 0, comes_back, NULL);
 	w->each = goes_away;
-	embeds(w, 500);
-	ck_assert_uint_eq(w->most, WORKER_STARTING_MAX);
+	embeds(w, 200);
+	ck_assert_uint_eq(w->most, 64);
 	event_free(away.back);
 	world_free(w);
 }

@@ -212,7 +212,7 @@ TEST(another_worker_has_room)
 	end();
 }
 
-/* No decode worker is needed for it. */
+/* No decode worker is needed for it, whoever waits for one. */
 TEST(a_single_token_needs_no_slot)
 {
 	begin();
@@ -222,11 +222,13 @@ TEST(a_single_token_needs_no_slot)
 		starts(W.of_a[i]);
 	ask_a(50);
 	ck_assert_uint_eq(submitted(), 4);
-	for (unsigned i = 0; i < 2;
-	     i++) { /* one as it comes, one that was behind others of its caller */
+	W.p->step_tokens = 10;
+	for (unsigned i = 0; i < 6; i++)
 		W.of_b[W.n_b++] = ask(&W.b, 1, 0);
-		ck_assert_int_eq(W.of_b[i]->state, ATTEMPT_SUBMITTED);
-	}
+	ck_assert_uint_eq(count(W.of_b, W.n_b, ATTEMPT_SUBMITTED), 4); /* eight at its prefill worker */
+	rig_first_full(W.r, W.p, W.of_b[0]->id, 1, 0, 10, "", 0, PDS__FINISH__FINISH_LENGTH, 0);
+	ck_assert_int_eq(W.of_b[4]->state, ATTEMPT_SUBMITTED);
+	ck_assert_int_eq(W.of_b[5]->state, ATTEMPT_WAITING);
 	end();
 }
 

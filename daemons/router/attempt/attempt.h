@@ -46,9 +46,9 @@
  * A worker that is stuck, or told to stop, loses its attempts as soon as another worker can take
  * them; until then they stay.
  *
- * New attempts go to workers in the turns of their callers (util/fair.h), by tokens, and only as far
- * as workers can start with them soon (place.c): all others wait here. A caller that is alone has
- * all workers; beside others it gets its share of what becomes free.
+ * New attempts go to workers in the turns of their callers (util/fair.h), by tokens, and only as
+ * far as workers can start with them soon (place.c): all others wait here. A caller that is alone
+ * has all workers; beside others it gets its share of what becomes free.
  *
  * One thread. */
 #ifndef ROUTER_ATTEMPT_H

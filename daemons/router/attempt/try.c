@@ -99,17 +99,16 @@ void attempt_join_decode(struct attempt *a, struct worker_record *w)
 void attempt_prefill_done(struct attempt *a)
 {
 	struct attempt_try *t = &a->try;
+	a->all->room |= t->starts || t->backlog;
 	if (t->decode && t->starts) {
 		t->decode->starting--;
 		t->starts = 0;
 		registry_started(t->decode);
-		a->all->room = 1;
 	}
 	if (!t->prefill || !t->backlog)
 		return;
 	t->prefill->starting--;
 	registry_started(t->prefill);
-	a->all->room = 1;
 	t->prefill->backlog_tokens -= t->backlog;
 	t->backlog = 0;
 	t->prefill->requests -= !is_prefill_load(t);

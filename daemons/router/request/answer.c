@@ -369,6 +369,8 @@ static void on_ended(void *owner, struct attempt *s)
 	count_answer(ans);
 	if (++q->n_ended == q->n_answers)
 		request_step(q, REQUEST_ON_ANSWERED);
+	else if (q->state == REQUEST_STARTING) /* the next one may have waited for it */
+		request_work_soon(q);
 }
 
 const struct attempt_hooks answer_hooks = {

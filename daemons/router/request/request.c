@@ -21,8 +21,8 @@
 #define TURN_US 1000u /* for steps of all requests, between two looks at the descriptors */
 /* of prompts that are submitted in one step: a fraction of a millisecond */
 #define START_TOKENS 32768u
-/* A request for embeddings has as many answers as inputs; no more of them count as at work. */
-#define EMBEDDINGS_COUNTED 64u
+/* of one request, so that its client's other requests do not wait behind all of its inputs */
+#define EMBEDDINGS_AT_ONCE 64u
 #define ANSWER_BYTES (sizeof(struct answer) + sizeof(struct attempt) + ANSWER_IDS_BYTES)
 /* far more than one step writes; the ids of one prompt at most */
 #define OUT_MAX (64u << 20)
@@ -119,7 +119,7 @@ static int make_answers(struct request *q)
 	struct caller *c = q->caller;
 	uint64_t n = (uint64_t)p->n_prompts * p->p.n;
 	int embeds = p->kind == KIND_EMBEDDING;
-	uint64_t work = embeds ? least(n, EMBEDDINGS_COUNTED) : n;
+	uint64_t work = embeds ? least(n, EMBEDDINGS_AT_ONCE) : n;
 	if (r->n_answers + work > r->conf.max_requests)
 		return api_fault(&p->error, 429,
 		                 "%u requests are at work here; with %llu more that is over the limit of "
@@ -222,13 +222,16 @@ static void refuse_start(struct request *q, int code)
 	}
 }
 
-enum start_verdict { START_DONE, START_MORE, START_FAILED };
+/* LATER: when one that has been started has ended */
+enum start_verdict { START_DONE, START_MORE, START_LATER, START_FAILED };
 
 /* Makes and submits some of the attempts. FAILED: the error is set. */
 static enum start_verdict start_some(struct request *q)
 {
 	for (size_t tokens = 0; q->n_started < q->n_answers && tokens < START_TOKENS;) {
 		struct answer *ans = &q->answers[q->n_started];
+		if (q->prep.kind == KIND_EMBEDDING && q->n_started - q->n_ended >= EMBEDDINGS_AT_ONCE)
+			return START_LATER;
 		if (!ans->attempt)
 			make_attempt(q, q->n_started);
 		int r = attempt_start(ans->attempt);
@@ -422,6 +425,7 @@ static enum request_state step_starting(struct request *q, enum request_event e)
 	switch (start_some(q)) {
 	case START_DONE: return REQUEST_RUNNING;
 	case START_MORE: request_work_soon(q); break;
+	case START_LATER: break;
 	case START_FAILED: tell_failure(q, &q->prep.error); return REQUEST_END;
 	}
 	return REQUEST_STARTING;
