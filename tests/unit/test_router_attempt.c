@@ -392,7 +392,7 @@ TEST_LOOP(prefill_speaks_when_all_is_over, 0, 3)
 
 /* A complete answer waits a moment for the prefill worker's account, which says how much was
  * cached; whatever else happens ends the wait, not the answer. */
-TEST_LOOP(end_waits_for_the_account, 0, 6)
+TEST_LOOP(end_waits_for_the_account, 0, 7)
 {
 	struct three t = three(4, 0);
 	rig_more(t.r, t.d1, 1, 0, 10, 2);
@@ -411,9 +411,12 @@ TEST_LOOP(end_waits_for_the_account, 0, 6)
 		rig_down(t.r, t.p);
 	} else if (_i == 3) {
 		rig_down(t.r, t.d1);
+	} else if (_i == 4) {
+		attempts_tick(&t.r->e, t.r->s->asked.deadline_us);
+		ck_assert_str_eq(t.r->s->end.why, "");
 	} else {
 		attempt_cancel(t.r->s, "the client is gone");
-		if (_i == 4)
+		if (_i == 5)
 			attempts_tick(&t.r->e, clock_us() + 300000);
 		expect(t.r, ATTEMPT_CANCELLED, "10 11 ", "cancel p1 #1; cancel d1 #1; cancel d2 #1; ");
 		rig_free(t.r);

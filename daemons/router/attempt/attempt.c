@@ -263,7 +263,8 @@ static enum attempt_state step_ending(struct attempt *a, const struct attempt_ev
 		attempt_leave(a, e->worker);
 		v = attempt_release(a, 1);
 		break;
-	case ON_TIME: v = attempt_release(a, 1); break;
+	case ON_TIME:
+	case ON_DEADLINE: v = attempt_release(a, 1); break; /* the whole answer is here */
 	default: v = judge(a, e);
 	}
 	switch (v) {
@@ -619,7 +620,8 @@ void attempts_tick(struct attempts *e, uint64_t now_us)
 		struct attempt *a = list_entry(e->live.next, struct attempt, by_deadline);
 		if (a->asked.deadline_us > now_us)
 			break;
-		attempt_give_up(a, 504, "the request's time is up (request_timeout_ms)");
+		if (a->state != ATTEMPT_ENDING)
+			attempt_give_up(a, 504, "the request's time is up (request_timeout_ms)");
 		attempt_step(a, &(struct attempt_event){.type = ON_DEADLINE});
 	}
 	list_each(n, &e->registry->workers) {
