@@ -467,10 +467,17 @@ static void pid_ended(evutil_socket_t fd, short what, void *arg)
 	struct peer *p = arg;
 	enum peer_state state = p->state;
 	uint64_t epoch = p->epoch;
-	peer_unwatch(p);
-	chan_take(peer_sock(p)); /* its goodbye may still be unread */
-	if (p->state == state && p->epoch == epoch)
-		chan_peer_down(p->c, p, "its process ended", p->dealer ? PEER_HELLO : PEER_DEAD);
+	p->watched = 0; /* its successor may have the name */
+	int more = chan_take(peer_sock(p));
+	if (p->state != state || p->epoch != epoch)
+		return;
+	if (more && p->pid_ev) {
+		/* its goodbye may still be unread: again when other events have had their turn */
+		event_priority_set(p->pid_ev, 1);
+		event_add(p->pid_ev, NULL);
+		return;
+	}
+	chan_peer_down(p->c, p, "its process ended", p->dealer ? PEER_HELLO : PEER_DEAD);
 }
 
 void chan_peer_watch(struct chan *c, struct peer *p, const Pds__Process *proc)

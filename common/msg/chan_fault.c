@@ -136,6 +136,13 @@ static uint64_t line_due(struct chan_line *line, const struct chan_line *before,
 	return due;
 }
 
+static void log_delay(const struct fault_verdict *v, enum msg_type type, const char *peer)
+{
+	if (v->delay_us || v->late_us)
+		log_debug("fault_delay", "type=%s peer=%s us=%llu", msg_type_find(type)->name,
+		          log_quote(peer), (unsigned long long)(v->delay_us + v->late_us));
+}
+
 /* --- out ----------------------------------------------------------------- */
 
 /* Ends the connection and makes a new one: ZeroMQ loses what it held for it. A bound socket cannot
@@ -145,12 +152,16 @@ static void cut(struct peer *p)
 	if (!p)
 		return;
 	log_debug("fault_cut", "peer=%s", p->name);
-	if (!p->dealer)
+	if (!p->dealer) {
 		p->rid_len = 0;
-	else if (zmq_disconnect(p->dealer->z, p->endpoint) == 0)
-		zmq_connect(p->dealer->z, p->endpoint);
-	if (p->dealer)
-		event_active(p->dealer->again, EV_READ, 1);
+		return;
+	}
+	const char *address = chan_name_address(p);
+	if (*address &&
+	    (zmq_disconnect(p->dealer->z, address) < 0 || chan_zmq_connect(p->dealer->z, address) < 0))
+		log_error("fault_cut_failed", "peer=%s address=%s why=%s", p->name, address,
+		          log_quote(zmq_strerror(zmq_errno())));
+	event_active(p->dealer->again, EV_READ, 1);
 }
 
 static int send_or_hold(struct chan *c, struct peer *p, struct held *like, uint64_t delay_us,
@@ -177,7 +188,9 @@ int chan_fault_out(struct chan *c, struct peer *p, struct sock *s, const void *r
 {
 	struct fault_verdict v;
 	Pds__Envelope e = *env;
-	fault_judge(c->fault, FAULT_OUT, (enum msg_type)env->type, p ? p->name : "", &v);
+	const char *peer = p ? p->name : "";
+	fault_judge(c->fault, FAULT_OUT, (enum msg_type)env->type, peer, &v);
+	log_delay(&v, (enum msg_type)env->type, peer);
 	c->counts.faults += v.drop || v.repeat || v.noack || v.cut || v.delay_us;
 	if (v.cut)
 		cut(p);
@@ -231,6 +244,7 @@ void chan_fault_in(struct chan *c, struct incoming *in)
 {
 	struct fault_verdict v;
 	fault_judge(c->fault, FAULT_IN, in->m.info->type, in->m.env->sender, &v);
+	log_delay(&v, in->m.info->type, in->m.env->sender);
 	c->counts.faults += v.drop || v.repeat || v.noack || v.cut || v.delay_us || v.late_us;
 	if (v.cut)
 		cut(in->s->peer ? in->s->peer : chan_find_rid(in->s, in->rid, in->rid_len));

@@ -611,7 +611,7 @@ static void end_turn(struct sock *s, int has_more)
 	}
 }
 
-void chan_take(struct sock *s)
+int chan_take(struct sock *s)
 {
 	uint64_t until = clock_us() + DRAIN_US;
 	int has_more = 1;
@@ -623,4 +623,5 @@ void chan_take(struct sock *s)
 	}
 	s->takes = 0;
 	end_turn(s, has_more);
+	return has_more;
 }

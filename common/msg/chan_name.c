@@ -124,7 +124,8 @@ int chan_name_connect(struct peer *p, const char *address)
 
 const char *chan_name_address(const struct peer *p)
 {
-	return p->by_name ? p->by_name->address : "";
+	char name[MSG_NAME_MAX + 1];
+	return p->by_name ? p->by_name->address : chan_endpoint_address(p->endpoint, name);
 }
 
 void chan_name_up(struct peer *p)

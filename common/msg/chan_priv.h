@@ -206,7 +206,8 @@ void chan_peer_down(struct chan *c, struct peer *p, const char *why, enum peer_s
 void chan_peer_watch(struct chan *c, struct peer *p, const Pds__Process *proc);
 void chan_peer_free(struct peer *p);
 /* chan_in.c */
-void chan_take(struct sock *s);
+/* Handles messages for a while. Returns 0 if there are no more, else reads on in a later round. */
+int chan_take(struct sock *s);
 int chan_events(struct sock *s); /* ZMQ_POLLIN, ZMQ_POLLOUT */
 /* Handles one message: env is its envelope, `in` the rest. Frees what `in` holds. */
 void chan_arrived(struct incoming *in, const void *env, size_t env_len);
@@ -233,7 +234,8 @@ int chan_origin_check(const struct chan *c, const struct process_origin *o, cons
 int chan_zmq_connect(void *z, const char *address);
 /* Connects p's dealer, now or when the name in the address is resolved. -1: see errno */
 int chan_name_connect(struct peer *p, const char *address);
-/* tcp://ADDRESS:PORT that libzmq is connected to; "": none, or the peer is not by name. */
+/* What libzmq is connected to, of a peer that we connect to; "": nothing, its name is not resolved
+ * yet. */
 const char *chan_name_address(const struct peer *p);
 void chan_name_up(struct peer *p);
 /* when chan_name_tick has something to do for a peer that is not up; UINT64_MAX: never */

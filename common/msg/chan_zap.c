@@ -231,7 +231,6 @@ int chan_origin_check(const struct chan *c, const struct process_origin *o, cons
 static void connect_with_new_key(struct chan *c, struct peer *p)
 {
 	const struct key *k = keys_named(c->opts.keys, p->expected);
-	char name[MSG_NAME_MAX + 1];
 	struct err err = {0};
 	if (!p->server_key[0] || !k || strcmp(k->print, p->server_key) == 0)
 		return;
@@ -239,9 +238,8 @@ static void connect_with_new_key(struct chan *c, struct peer *p)
 		chan_peer_down(c, p, "its key was replaced", PEER_REFUSED);
 	if (p->state == PEER_DEAD)
 		return; /* disconnected by its owner within `down` */
-	/* of a host's name: libzmq knows its address only; none: it is connected when DNS answers */
-	const char *address = p->by_name ? chan_name_address(p)
-	                                 : chan_endpoint_address(p->endpoint, name);
+	/* none: it is connected when DNS answers */
+	const char *address = chan_name_address(p);
 	zmq_disconnect(p->dealer->z, address);
 	if (chan_curve_client(c->opts.keys, p->dealer->z, p->expected, &err) < 0 ||
 	    (*address && chan_zmq_connect(p->dealer->z, address) < 0))

@@ -167,6 +167,8 @@ static int check_results(const Pds__StoreDone *d, struct err *err)
 
 static int check_peers(const Pds__Peers *p, struct err *err)
 {
+	if (p->n_peers > MSG_PEERS_MAX)
+		return err_set(err, ERR_CORRUPT, "%zu peers, allowed %u", p->n_peers, MSG_PEERS_MAX);
 	for (size_t i = 0; i < p->n_peers; i++)
 		if (!p->peers[i]->name[0] || strlen(p->peers[i]->name) > MSG_NAME_MAX ||
 		    strlen(p->peers[i]->endpoint) > MSG_ENDPOINT_MAX ||

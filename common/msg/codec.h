@@ -16,6 +16,7 @@
 /* bytes of a text in HELLO and in a worker's description of itself */
 #define MSG_TEXT_MAX 1024u
 #define MSG_ENDPOINT_MAX ENDPOINT_BYTES_MAX /* bytes of an endpoint in PEERS */
+#define MSG_PEERS_MAX 1024u                 /* in PEERS: a daemon has at most as many links */
 
 struct msg_in {
 	Pds__Envelope *env;

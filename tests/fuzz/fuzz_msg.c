@@ -76,6 +76,7 @@ static void check_body(enum msg_type type, const ProtobufCMessage *m)
 			must(AS(StoreLookup)->hashes[i].len == 32);
 		break;
 	case MSG_PEERS:
+		must(AS(Peers)->n_peers <= MSG_PEERS_MAX);
 		for (size_t i = 0; i < AS(Peers)->n_peers; i++)
 			must(AS(Peers)->peers[i]->name[0] &&
 			     strlen(AS(Peers)->peers[i]->name) <= MSG_NAME_MAX &&

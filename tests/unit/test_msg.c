@@ -539,6 +539,24 @@ TEST(texts_of_peers_are_bounded)
 	}
 }
 
+/* A worker looks at each link for each peer that PEERS names. */
+TEST(peers_have_a_limit)
+{
+	static Pds__Peer *list[MSG_PEERS_MAX + 1];
+	Pds__Peer p = PDS__PEER__INIT;
+	Pds__Peers m = PDS__PEERS__INIT;
+	struct err err = {0};
+	p.name = (char *)"n";
+	for (size_t i = 0; i < MSG_PEERS_MAX + 1; i++)
+		list[i] = &p;
+	m.peers = list;
+	m.n_peers = MSG_PEERS_MAX;
+	ck_assert_int_eq(msg_validate(msg_type_find(MSG_PEERS), &m.base, &err), 0);
+	m.n_peers++;
+	ck_assert_int_eq(msg_validate(msg_type_find(MSG_PEERS), &m.base, &err), ERR_CORRUPT);
+	ck_assert_str_eq(err.text, "1025 peers, allowed 1024");
+}
+
 /* Disconnected while its WELCOME is under way: it does not come back to life. */
 TEST(disconnected_stays_so)
 {

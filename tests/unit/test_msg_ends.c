@@ -173,6 +173,38 @@ TEST(goodbye_is_heard_by_the_busy)
 	}
 }
 
+/* Its goodbye is behind more messages than one turn of the loop reads, and its process has ended
+ * before any of them is read: it said goodbye. */
+TEST(goodbye_behind_many_messages)
+{
+	struct side a = {.name = "bound", .epoch = 10, .opts = pair_opts(0, NULL)}, b;
+	int status;
+	snprintf(a.bind, sizeof a.bind, "%s", endpoint);
+	pid_t pid = fork();
+	if (pid == 0) {
+		struct event_base *own = event_base_new();
+		b = (struct side){.name = "ends", .epoch = 20, .opts = a.opts};
+		snprintf(b.to, sizeof b.to, "%s", endpoint);
+		side_start(own, &b);
+		while (!b.p)
+			pump_ms(own, 2);
+		for (int i = 0; i < 3000; i++)
+			if (say_type(&b, MSG_KV_GRANT) < 0)
+				_exit(1);
+		side_stop(&b);
+		_exit(0);
+	}
+	side_start(base, &a);
+	for (uint64_t end = clock_us() + 30000000; !a.p; event_base_loop(base, EVLOOP_ONCE))
+		ck_assert(clock_us() < end);
+	ck_assert(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	for (uint64_t end = clock_us() + 30000000; !a.downs; pump_ms(base, 2))
+		ck_assert(clock_us() < end);
+	ck_assert_str_eq(a.why, "it said goodbye");
+	ck_assert_uint_gt(a.total, 2900);
+	side_stop(&a);
+}
+
 /* One who is stopped costs the one who ends a moment, not more. */
 TEST(goodbye_does_not_wait_for_the_stopped)
 {

@@ -291,3 +291,41 @@ TEST(a_gap_is_asked_for_at_once)
 	ck_assert_uint_lt(clock_us() - from, 20000000);
 	pair_close(&a, &b);
 }
+
+static void count_lines(FILE *log, const char *what, unsigned want)
+{
+	static char text[65536];
+	unsigned n = 0;
+	rewind(log);
+	text[fread(text, 1, sizeof text - 1, log)] = 0;
+	for (const char *at = text; (at = strstr(at, what)); at++)
+		n++;
+	ck_assert_msg(n == want, "\"%s\" %u times, expected %u:\n%s", what, n, want, text);
+}
+
+/* Whoever reads the logs of a slow request sees which time was injected. */
+TEST(delays_are_logged)
+{
+	struct side a, b;
+	struct chan_opts oa = pair_opts(0, "type=KV_GRANT:dir=in:nth=2:delay=100%:5ms "
+	                                   "type=KV_DENY:dir=in:nth=3:late=100%:6ms"),
+					 ob = pair_opts(0, "type=KV_GRANT:dir=out:nth=1:delay=100%:7ms");
+	FILE *log = tmpfile();
+	int had = dup(STDERR_FILENO);
+	log_set_level("debug");
+	dup2(fileno(log), STDERR_FILENO);
+	pair_open(base, &a, &b, "logged", &oa, &ob);
+	until_up(&a, &b);
+	for (int i = 0; i < 3; i++)
+		ck_assert(say_type(&b, MSG_KV_GRANT) == 0 && say_type(&b, MSG_KV_DENY) == 0);
+	until_settled(&a, &b, "three of each");
+	pair_close(&a, &b);
+	dup2(had, STDERR_FILENO);
+	close(had);
+	log_set_level("info");
+	count_lines(log, "event=fault_delay type=KV_GRANT peer=\"dials\" us=5000\n", 1);
+	count_lines(log, "event=fault_delay type=KV_DENY peer=\"dials\" us=6000\n", 1);
+	count_lines(log, "event=fault_delay type=KV_GRANT peer=\"bound\" us=7000\n", 1);
+	count_lines(log, "event=fault_delay", 3);
+	fclose(log);
+}

@@ -1,6 +1,8 @@
 /* test_msg_keys.c - keys, and links between hosts that they authenticate: over loopback TCP, with
  * everybody who must not get in. */
 /* run: waits */
+#include "dns_rig.h"
+#include "msg/chan_priv.h"
 #include "msg/keys.h"
 #include "msg_pair.h"
 #include "tempdir.h"
@@ -274,6 +276,38 @@ TEST(hosts_with_keys_talk)
 	side_stop(&b);
 	side_start(base, &b);
 	until(both_up, "the link comes up again");
+	links_teardown();
+}
+
+static unsigned char cut_rid[RID_MAX];
+
+static int has_another_connection(void)
+{
+	return a.p && a.p->rid_len && memcmp(a.p->rid, cut_rid, a.p->rid_len) != 0;
+}
+
+/* A cut ends the connection, by address and by name: the link goes on over another one. */
+TEST_LOOP(a_cut_ends_the_connection, 0, 2)
+{
+	struct dns dns;
+	links_setup(1);
+	dns_start(&dns, base);
+	dns_add(&dns, "router.test", T_A, "127.0.0.1", 0);
+	b.opts.dns_servers = dns.servers;
+	b.opts.fault = "type=KV_DENY:dir=out:nth=1:cut=100%";
+	if (_i)
+		snprintf(b.to, sizeof b.to, "router-1@tcp://router.test%s", strrchr(listen_at, ':'));
+	side_start(base, &b);
+	until(both_up, "the link comes up");
+	ck_assert_int_eq(say_type(&b, MSG_PEERS), 0);
+	until_settled(&a, &b, "before the cut");
+	memcpy(cut_rid, a.p->rid, a.p->rid_len);
+	ck_assert_int_eq(say_type(&b, MSG_KV_DENY), 0);
+	until(has_another_connection, "a cut ended no connection");
+	until_settled(&a, &b, "after the cut");
+	ck_assert_uint_eq(a.downs + b.downs, 0);
+	side_stop(&b);
+	dns_stop(&dns);
 	links_teardown();
 }
 
