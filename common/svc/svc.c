@@ -4,7 +4,9 @@
  * it; `drain` is called at most once. Once the shutdown has begun the process ends within
  * stop_timeout_ms + LAST_WORDS_S + END_GRACE_S whatever a hook does (SIGALRM); once the loop has
  * ended, within STOP_S. If a daemon cannot start it prints one sentence on stderr and exits with
- * status 1. */
+ * status 1. Until `start` has returned the process ends without freeing anything, because a
+ * daemon's threads may run already. */
+#include "msg/codec.h"
 #include "svc/svc_int.h"
 #include "util/check.h"
 #include "util/clock.h"
@@ -363,17 +365,48 @@ static void on_libevent_says(int severity, const char *text)
 	log_at(levels[severity & 3], 0, "libevent", "text=%s", log_quote(text));
 }
 
-/* The default action; the first process of a container has none, and ends by itself. */
+/* The sockets that only the holder of the name may delete; "" before the name is locked. */
+static char own_sockets[2][MSG_ENDPOINT_MAX + 1];
+
+static void note_sockets(const struct svc *s)
+{
+	if (strncmp(s->endpoint, "ipc://", 6) == 0)
+		snprintf(own_sockets[0], sizeof own_sockets[0], "%s", s->endpoint + 6);
+	svc_sock_path(s, s->name, own_sockets[1], sizeof own_sockets[1]);
+}
+
+/* Ends a daemon that has not started. Calls only what a signal handler may. */
+static void leave_unstarted(int status)
+{
+	for (size_t i = 0; i < sizeof own_sockets / sizeof *own_sockets; i++)
+		if (own_sockets[i][0])
+			unlink(own_sockets[i]);
+	_exit(status);
+}
+
+/* A model may take minutes to load, and nothing runs yet that would have to end first. If stderr
+ * blocks, SIGALRM ends the process. */
 static void on_early_signal(int sig)
 {
-	raise(sig);
-	_exit(128 + sig);
+	static const char text[] =
+		"level=info event=stopped why=\"told to end before it had started\"\n";
+	(void)sig;
+	alarm(1);
+	ssize_t done = write(STDERR_FILENO, text, sizeof text - 1);
+	(void)done;
+	leave_unstarted(0);
+}
+
+static void take_early_signals(void)
+{
+	const struct sigaction early = {.sa_handler = on_early_signal,
+	                                .sa_flags = SA_RESETHAND | SA_NODEFER};
+	sigaction(SIGTERM, &early, NULL);
+	sigaction(SIGINT, &early, NULL);
 }
 
 static int setup_base(struct svc *s, struct err *err)
 {
-	const struct sigaction early = {.sa_handler = on_early_signal,
-	                                .sa_flags = SA_RESETHAND | SA_NODEFER};
 	event_set_log_callback(on_libevent_says);
 	struct event_config *cfg = event_config_new();
 	CHECK(cfg);
@@ -391,11 +424,8 @@ static int setup_base(struct svc *s, struct err *err)
 		s->signals[i] = evsignal_new(s->base, numbers[i],
 		                             numbers[i] == SIGHUP ? on_reload_signal : on_stop_signal, s);
 		CHECK(s->signals[i] && event_priority_set(s->signals[i], 0) == 0);
-		if (numbers[i] == SIGHUP)
-			CHECK(event_add(s->signals[i], NULL) == 0);
-		else /* until it has started: a model may take minutes */
-			sigaction(numbers[i], &early, NULL);
 	}
+	CHECK(event_add(s->signals[2], NULL) == 0); /* the others when it has started */
 	uint64_t watchdog_us = svc_watchdog_us();
 	if (watchdog_us) {
 		struct timeval tv = clock_timeval(watchdog_us / 2);
@@ -428,7 +458,7 @@ static int setup_chan(struct svc *s, struct err *err)
 		.silence_us = (uint64_t)conf_int(s->conf, "silence_ms") * 1000,
 		.window_messages = (uint32_t)conf_int(s->conf, "window_messages"),
 		.window_bytes = 256u << 20,
-		.peers_max = 1024,
+		.peers_max = MSG_PEERS_MAX,
 		.message_bytes_max = 16u << 20,
 		.fault = conf_str(s->conf, "fault"),
 	};
@@ -601,6 +631,7 @@ static int open_log(const struct conf *c, struct err *err)
 static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
 {
 	int r;
+	take_early_signals();
 	if ((r = setup_names(s, err)) < 0 || (r = open_keys(s, err)) < 0)
 		return r;
 	log_init(s->hooks->program, s->name);
@@ -613,8 +644,10 @@ static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
 	 * reach them */
 	umask(0007);
 	if ((r = svc_rundir_make(s->rundir, err)) < 0 ||
-	    (r = s->lock_fd = svc_lock_take(s->rundir, s->name, &s->epoch, err)) < 0 ||
-	    (r = open_log(s->conf, err)) < 0)
+	    (r = s->lock_fd = svc_lock_take(s->rundir, s->name, &s->epoch, err)) < 0)
+		return r;
+	note_sockets(s);
+	if ((r = open_log(s->conf, err)) < 0)
 		return r;
 	if ((r = setup_base(s, err)) < 0 || (r = setup_chan(s, err)) < 0)
 		return r;
@@ -671,7 +704,7 @@ static int run(struct svc *s, const struct svc_opts *o)
 		log_stop(LOG_WAIT_MS);
 		fprintf(stderr, "%s: cannot start: %s%s\n", s->hooks->program,
 		        err.text[0] ? err.text : "unknown reason", svc_remedy(err.text));
-		return 1;
+		leave_unstarted(1);
 	}
 	log_info("ready", "endpoint=%s epoch=%llu pid=%ld start_us=%llu", log_quote(s->endpoint),
 	         (unsigned long long)s->epoch, (long)getpid(),

@@ -69,6 +69,7 @@ struct svc_hooks {
 	/* -t: what `start` checks of the configuration's values, and of files that can be read
 	 * (svc_can_read); opens nothing else. There is no log, loop or link yet. May be NULL */
 	int (*check)(struct svc *s, struct err *err);
+	/* After an error the process ends at once: nothing needs to be undone. */
 	int (*start)(struct svc *s, struct err *err);
 	/* may be NULL. An error is logged, and told to who asked for it; then it has changed nothing,
 	 * and the old values are back */

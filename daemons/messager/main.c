@@ -614,8 +614,6 @@ static struct mover_limits limits_of(struct svc *s)
 static void messager_stop(struct svc *s)
 {
 	struct messager *m = messager_of(s);
-	if (!m)
-		return;
 	/* workers are not told: the next messager continues from the rings */
 	mover_shutdown(m->mover);
 	remotes_destroy(&m->remotes);
@@ -664,11 +662,7 @@ static int messager_start(struct svc *s, struct err *err)
 	m->scan_ev = event_new(svc_base(s), -1, EV_PERSIST, on_pump, m);
 	svc_set_data(s, m);
 	int r = transports_open(m, err);
-	if (r == 0)
-		r = attached_listen(&hooks, &m->attached, err);
-	if (r < 0)
-		messager_stop(s);
-	return r;
+	return r < 0 ? r : attached_listen(&hooks, &m->attached, err);
 }
 
 static int messager_reload(struct svc *s, struct err *err)
