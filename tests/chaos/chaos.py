@@ -7,11 +7,12 @@ flushed, and every daemon loses, repeats and delays messages. Prefill workers ha
 and a disk, both small.
 
 What an answer may be: the tokens of a calm run; or a status that says that it was not served (429, 503, 504, with a JSON error; in a
-stream an error event); or a connection that broke while the router itself was killed or ended. Anything else is a fault, and so is an
-answer that takes longer than the request's time limit, a daemon that ended by itself or does not end when told to, a block that is held
+stream an error event after the first of these tokens); or a connection that was cut while the router itself was killed or ended. A cut
+while it was there, a stream that ends in order without [DONE], and wrong tokens, whatever follows them, are faults of three kinds, counted
+apart and told with the router's lines of that request. Anything else is a fault, too, and so is an answer that takes longer than the request's time limit, a daemon that ended by itself or does not end when told to, a block that is held
 at the end, and memory that grows by more than 48 MiB in 600 calm requests after the storm.
 
-Exit: 0, or 1 with each fault in words. `RESULT name=value` lines come last. KEEP=1 keeps the folder of logs of a run with faults.
+Exit: 0, or 1 with each fault in words. `RESULT name=value` lines come last; cut, no_end, wrong and faults must be 0. KEEP=1 keeps the folder of logs of a run with faults.
 """
 import argparse
 import collections
@@ -38,6 +39,51 @@ LATE_S = 15                     # beyond that an answer has hung: threads of a b
 STOP_S = 4                      # longest SIGSTOP, longer than silence_ms
 FAULTS = "seed={} drop=1% repeat=1% delay=2%:1-10ms cut=0.05%"
 GROW_MIB = 48                   # of a daemon's private memory in 600 calm requests after the storm
+
+
+def lines_of(answer):
+    """The lines of a streamed answer. Iterating over http.client's response ends without a word where the connection is cut; this raises."""
+    rest = b""
+    while True:
+        more = answer.read1(65536)
+        if not more:
+            return
+        *lines, rest = (rest + more).split(b"\n")
+        yield from lines
+
+
+def read_stream(answer, leave_at=None):
+    """The tokens of each choice, the error event's text or None, and how the stream ended: "done", "no_end" (in order, but without [DONE]), "cut" (the connection
+    broke) or "left" (by this client, after so many events)."""
+    got, error, events = {}, None, 0
+    try:
+        for line in lines_of(answer):
+            if not line.startswith(b"data: "):
+                continue
+            if line.strip() == b"data: [DONE]":
+                return got, error, "done"
+            event = json.loads(line[6:])
+            events += 1
+            if "error" in event:
+                error = event["error"].get("message", "")
+            for x in event.get("choices", []):
+                got.setdefault(x["index"], []).extend(x.get("token_ids") or [])
+            if events == leave_at:
+                return got, error, "left"
+    except (OSError, http.client.HTTPException):
+        return got, error, "cut"
+    return got, error, "no_end"
+
+
+def judge(got, error, end, want):
+    """What an answer is: "right", "left", "not_served", or one of the three faults "cut", "no_end" and "wrong". Wrong tokens are that however the answer ended."""
+    if any(k >= len(want) or want[k][:len(t)] != t for k, t in got.items()):
+        return "wrong"
+    if error is not None:
+        return "not_served"
+    if end != "done":
+        return end
+    return "right" if [got[k] for k in sorted(got)] == want else "wrong"
 
 
 class Prompts:
@@ -93,28 +139,36 @@ class Chaos:
         with self.lock:
             return any(to is None or to >= begun for _, to in self.router_gone)
 
-    def broken(self, begun, what):
+    def cut(self, begun, i, request, what):
         time.sleep(0.3)             # who ends the router says so before, but another thread may be late
         if self.router_was_away(begun - 1):
-            self.count("broken by the router's end")
+            self.count("cut by the router's end")
         else:
-            self.fault(f"connection broke although the router was there: {what}")
+            self.bad("cut", i, request, f"the connection was cut although the router was there: {what}")
+
+    def bad(self, kind, i, request, text):
+        """One of the three kinds of faults of an answer, with what the router says of it."""
+        self.count(f"FAULT {kind}")
+        number = (request or "").rpartition("-")[2]
+        said = [x for x in self.s.log("router").splitlines() if number and number in x][-20:]
+        self.fault("\n    ".join([f"request {i} ({request}): {kind}: {text}", *said]))
 
     def ask(self, r, i):
         body = dict(self.prompts.bodies[i], stream=r.random() < 0.6)
-        begun = time.time()
+        begun, request = time.time(), None
         c = http.client.HTTPConnection("127.0.0.1", self.s.port, timeout=REQUEST_S + 2 * LATE_S)
         try:
             c.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
             a = c.getresponse()
+            request = a.getheader("X-Request-Id")
             if a.status != 200:
                 self.not_served(a, i)
             elif body["stream"]:
-                self.take_stream(r, a, i)
+                self.take(begun, i, request, *read_stream(a, r.randint(1, 20) if r.random() < 0.1 else None))
             else:
-                self.compare([x["token_ids"] for x in json.loads(a.read())["choices"]], i)
+                self.take(begun, i, request, {x["index"]: x["token_ids"] for x in json.loads(a.read())["choices"]}, None, "done")
         except (OSError, http.client.HTTPException) as e:
-            self.broken(begun, repr(e))
+            self.cut(begun, i, request, repr(e))
         finally:
             c.close()
             took = time.time() - begun
@@ -133,38 +187,17 @@ class Chaos:
         else:
             self.fault(f"request {i}: status {a.status}: {text[:300]}")
 
-    def take_stream(self, r, a, i):
-        leave_at = r.randint(1, 20) if r.random() < 0.1 else None
-        got, error, done, events = {}, None, False, 0
-        for line in a:
-            if not line.startswith(b"data: "):
-                continue
-            if line.strip() == b"data: [DONE]":
-                done = True
-                continue
-            event = json.loads(line[6:])
-            events += 1
-            if "error" in event:
-                error = event["error"]
-                continue
-            for x in event.get("choices", []):
-                got.setdefault(x["index"], []).extend(x.get("token_ids") or [])
-            if events == leave_at:
-                self.count("left in the middle")
-                return
-        tokens = [got[k] for k in sorted(got)]
-        if error and all(self.prompts.want[i][k][:len(t)] == t for k, t in got.items()):
-            self.count(f"not served: error event {re.sub(r'[0-9]+', 'N', error.get('message', ''))[:100]}")
-        elif not done:
-            raise http.client.IncompleteRead(b"")
+    def take(self, begun, i, request, got, error, end):
+        want = self.prompts.want[i]
+        what = judge(got, error, end, want)
+        if what == "not_served":
+            self.count(f"not served: error event {re.sub(r'[0-9]+', 'N', error)[:100]}")
+        elif what == "cut":
+            self.cut(begun, i, request, f"after {got}")
+        elif what in ("no_end", "wrong"):
+            self.bad(what, i, request, f"{got} instead of {want}, the stream's end: {end}, its error: {error}")
         else:
-            self.compare(tokens, i)
-
-    def compare(self, got, i):
-        if got == self.prompts.want[i]:
-            self.count("right")
-        else:
-            self.fault(f"request {i}: wrong tokens: {got} instead of {self.prompts.want[i]}")
+            self.count(what)
 
     def garbage(self, r):
         try:
@@ -325,10 +358,13 @@ class Chaos:
                 self.fault(f"{name}: {small[name]:.0f} MiB of private memory became {mib:.0f} in 600 calm requests")
 
     def report(self):
-        asked = sum(n for what, n in self.counts.items() if what.startswith(("right", "not served", "broken", "left")))
+        asked = sum(n for what, n in self.counts.items() if what.startswith(("right", "not served", "cut", "left", "FAULT")))
         for what, n in sorted(self.counts.items()):
             print(f"{n:>8}  {what}")
-        print(f"RESULT requests={asked}\nRESULT right={self.counts['right']}\nRESULT faults={len(self.faults)}\nRESULT longest_s={self.longest:.1f}")
+        print(f"RESULT requests={asked}\nRESULT right={self.counts['right']}")
+        for kind in ("cut", "no_end", "wrong"):
+            print(f"RESULT {kind}={self.counts['FAULT ' + kind]}")
+        print(f"RESULT faults={len(self.faults)}\nRESULT longest_s={self.longest:.1f}")
         return 1 if self.faults else 0
 
 
