@@ -24,9 +24,10 @@ static int check_opts(const struct engine_opts *o, struct err *err)
 		const char *name;
 		uint32_t v, max;
 	} fields[] = {
-		{"block_tokens", o->block_tokens, 4096}, {"max_rows", o->max_rows, 1u << 20},
-		{"max_logits", o->max_logits, 1u << 20}, {"max_spans", o->max_spans, 1u << 16},
-		{"max_table", o->max_table, 1u << 26},
+		{"block_tokens", o->block_tokens, 4096},
+		{"max_rows", o->max_rows, 1u << 20},
+		{"max_logits", o->max_logits, 1u << 20},
+		{"max_spans", o->max_spans, 1u << 16},
 	};
 	for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
 		if (fields[i].v < 1 || fields[i].v > fields[i].max)
@@ -343,6 +344,15 @@ static size_t plan_lists(const struct engine *e)
 	return most(all < LISTS_MAX ? all : LISTS_MAX, one);
 }
 
+/* All sequences of a step may be as long as the context: they may share their blocks. Only where
+ * that takes more than 64 MiB a step may be refused for it, but not one of a single sequence. */
+static uint32_t plan_table(const struct engine *e)
+{
+	enum { TABLE_MAX = 16 << 20 };
+	uint64_t one = ((uint64_t)e->conf.context + e->opts.block_tokens - 1) / e->opts.block_tokens;
+	return (uint32_t)most(one, least(one * e->opts.max_spans, TABLE_MAX));
+}
+
 static void plan_step(struct engine *e)
 {
 	const struct engine_opts *o = &e->opts;
@@ -350,9 +360,10 @@ static void plan_step(struct engine *e)
 		   draw = sizeof(struct kern_draw) / 4, continued = sizeof(struct kern_continued) / 4,
 		   lists = plan_lists(e);
 	e->flights = o->overlap && e->ops->queued ? KERN_FLIGHTS : 1;
+	e->max_table = plan_table(e);
 	size_t words = sizeof(struct kern_batch) / 4 + 3 * (size_t)o->max_rows +
 	               (1 + draw) * o->max_logits + (2 * span + progress + continued) * o->max_spans +
-	               o->max_table + lists;
+	               e->max_table + lists;
 	e->list_words = (uint32_t)lists;
 	e->limits = (struct kern_limits){.rows = o->max_rows,
 	                                 .tail_rows = o->max_logits,
@@ -365,9 +376,6 @@ static void plan_step(struct engine *e)
 		e->limits.histories = o->histories;
 		e->limits.history_tokens = history_tokens(e);
 	}
-	uint64_t covered = (uint64_t)o->max_table * o->block_tokens;
-	if (covered < e->limits.positions)
-		e->limits.positions = (uint32_t)covered;
 	e->mla_heads = mla_heads_at_once(&e->conf, (uint32_t)most_rows(e));
 	for (uint32_t i = 0; i < e->conf.ropes; i++)
 		e->rope[i] = (struct kern_rope){.style = e->conf.rope_style,

@@ -38,7 +38,6 @@ struct engine_opts {
 	uint32_t max_rows;
 	uint32_t max_logits; /* maximum rows of logits of a step */
 	uint32_t max_spans;  /* maximum sequences of a step */
-	uint32_t max_table;  /* maximum block table entries of a step, over all spans */
 	/* maximum rows of a span that a token is drawn from: 1 (or 0) plus the longest draft */
 	uint32_t max_draws;
 	/* steps can give hidden states (engine_span.hidden): takes memory for a second program */

@@ -101,6 +101,7 @@ struct engine {
 	float *copy;                /* of the last run's logits, `copied` rows; NULL: never asked for */
 	uint32_t copied, tail_rows; /* tail_rows: of the last run */
 	uint32_t list_words;        /* limit of a batch for masks and lists of its draws */
+	uint32_t max_table;         /* and for block table entries, over all spans */
 	size_t *listed; /* (max_spans) of the current step: words that each span's draws take */
 	struct kern_limits limits;
 	struct kern_program *program; /* of one step; made when the pool exists */

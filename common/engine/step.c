@@ -182,9 +182,9 @@ static int check_step(const struct engine *e, const struct engine_span *spans, u
 	if (t.logits > e->opts.max_logits)
 		return err_set(err, ERR_INVALID, "%llu rows of logits in one step, the limit is %u",
 		               (unsigned long long)t.logits, e->opts.max_logits);
-	if (t.table > e->opts.max_table)
+	if (t.table > e->max_table)
 		return err_set(err, ERR_INVALID, "%llu block table entries in one step, the limit is %u",
-		               (unsigned long long)t.table, e->opts.max_table);
+		               (unsigned long long)t.table, e->max_table);
 	return 0;
 }
 

@@ -4,8 +4,9 @@
  * (after a preemption: all tokens so far) is still to be computed. A run needs only
  * `computed < n_tokens`: decoding is the case of one token, and a draft of the next tokens (draft/)
  * is rows beyond it, which count as long as they are right. When a block is missing the youngest
- * run is preempted (preempt.c). A failed step fails the runs in it; logits that are not finite fail
- * their own run, and none of its blocks of that step is published.
+ * run is preempted (preempt.c). A failed step fails the runs in it, and of one that the engine
+ * refuses only those that it refuses alone; logits that are not finite fail their own run, and none
+ * of its blocks of that step is published.
  *
  * Where the device can, a step is planned and started while the one before it is in flight; its
  * results are taken (land) after that. A run that has ended meanwhile is `over`, and given back
@@ -394,13 +395,6 @@ static int after_step(struct batcher *b, struct sequence_run *r, const struct en
 	return finish != PDS__FINISH__FINISH_NONE || r->failure.kind != FAILURE_NONE;
 }
 
-static void fail_step(struct sequence_run *r, const struct err *err)
-{
-	char text[sizeof r->failure.text];
-	snprintf(text, sizeof text, "forward step failed: %.120s", err->text);
-	seq_failure_step(&r->failure, text);
-}
-
 static void start_step(struct batcher *b, struct batch_step *s)
 {
 	s->begin_us = clock_us();
@@ -408,19 +402,23 @@ static void start_step(struct batcher *b, struct batch_step *s)
 	s->code = engine_start(b->w->engine, s->spans, s->n, &s->err);
 }
 
+static void leave_step(struct sequence_run *r)
+{
+	r->step = NULL;
+	r->rows_in_flight = r->draws_in_flight = r->drafts_in_flight = 0;
+}
+
 /* Takes what span `i` of a step has brought. */
 static void take_span(struct batcher *b, struct batch_step *s, uint32_t i,
                       struct token_report *report)
 {
 	struct sequence_run *r = s->runs[i];
-	if (r->step == s) {
-		r->step = NULL;
-		r->rows_in_flight = r->draws_in_flight = r->drafts_in_flight = 0;
-	}
+	if (r->step == s)
+		leave_step(r);
 	if (r->over)
 		return;
 	if (s->code < 0)
-		fail_step(r, &s->err);
+		seq_failure_engine(&r->failure, &s->err);
 	r->over = s->code < 0 || (r->req.pooling ? after_pooled(b, r, &s->spans[i])
 	                                         : after_step(b, r, &s->spans[i], report));
 }
@@ -476,6 +474,27 @@ static void land_in_flight(struct batcher *b)
 		land(b, s);
 }
 
+/* The engine has refused s and written nothing; no other step is in flight. Each run goes through a
+ * step of its own, without its draft, so that only those fail that are refused by themselves. */
+static void step_each(struct batcher *b, struct batch_step *s)
+{
+	struct batch_step *one = &b->own.step[s == &b->own.step[0]];
+	watch_end(&b->w->watch);
+	for (uint32_t i = 0; i < s->n; i++) {
+		struct sequence_run *r = s->runs[i];
+		uint32_t draws = 0;
+		leave_step(r);
+		if (r->over) { /* by what the step before brought */
+			give_back(b, r);
+			continue;
+		}
+		one->n = 0;
+		add_span(b, one, r, s->spans[i].n - s->spans[i].drafts, &draws);
+		start_step(b, one);
+		land(b, one);
+	}
+}
+
 /* Starts the next step, if there is anything to do, and only then waits for the one before it: the
  * host takes and sends the tokens of a step while the device computes the next one. */
 static void next_step(struct batcher *b)
@@ -488,8 +507,12 @@ static void next_step(struct batcher *b)
 	b->own.in_flight = s->n ? s : NULL;
 	if (before)
 		land(b, before);
-	if (s->n && (s->alone || s->code < 0))
+	if (s->code == ERR_INVALID && s->n > 1) {
+		b->own.in_flight = NULL;
+		step_each(b, s);
+	} else if (s->n && (s->alone || s->code < 0)) {
 		land_in_flight(b);
+	}
 }
 
 static void *batch_main(void *arg)

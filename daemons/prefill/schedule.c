@@ -325,9 +325,7 @@ static void after_step(struct schedule *s, struct job_run *r, const struct engin
 
 static void step_failed(struct schedule *s, struct job_run *r, const struct err *err)
 {
-	char text[160];
-	snprintf(text, sizeof text, "forward step failed: %.120s", err->text);
-	seq_failure_step(&r->failure, text);
+	seq_failure_engine(&r->failure, err);
 	log_req(LOG_ERROR, &r->req->id, "step_failed", "attempt=%u text=%s", r->req->attempt,
 	        log_quote(err->text));
 	end_run(s, r);

@@ -389,7 +389,7 @@ int main(int argc, char **argv)
 	o.max_rows = b.chunk > streams ? b.chunk : streams;
 	o.max_spans = streams;
 	o.max_logits = b.interactive && streams < SCORE_ROWS ? SCORE_ROWS : streams;
-	b.blocks = o.max_table = per * streams > of_prompt ? per * streams : of_prompt;
+	b.blocks = per * streams > of_prompt ? per * streams : of_prompt;
 	uint64_t from = clock_us();
 	if (engine_open(&o, &b.e, &err)) {
 		fprintf(stderr, "bench_engine: %s\n", err.text);

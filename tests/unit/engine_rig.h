@@ -55,7 +55,6 @@ static struct rig rig_open(struct rig_opts o)
 		.max_rows = rows,
 		.max_logits = o.logits ? o.logits : rows,
 		.max_spans = 32,
-		.max_table = 512,
 		.tp = o.tp,
 		.hidden = o.hidden,
 		.overlap = o.overlap,

@@ -286,8 +286,7 @@ TEST(pool_of_all_devices)
 	                        .block_tokens = 16,
 	                        .max_rows = 64,
 	                        .max_logits = 64,
-	                        .max_spans = 8,
-	                        .max_table = 64};
+	                        .max_spans = 8};
 	struct engine *e;
 	struct err err = {0};
 	uint64_t room = 0;
@@ -351,8 +350,7 @@ static unsigned char *pool_of_a_prompt(unsigned tp, enum kv_type type, size_t *r
 	                        .block_tokens = 16,
 	                        .max_rows = 128,
 	                        .max_logits = 8,
-	                        .max_spans = 8,
-	                        .max_table = 64};
+	                        .max_spans = 8};
 	struct engine *e;
 	struct err err = {0};
 	struct kv_data data;
@@ -423,8 +421,7 @@ TEST(refusals)
 	                        .block_tokens = 16,
 	                        .max_rows = 64,
 	                        .max_logits = 64,
-	                        .max_spans = 8,
-	                        .max_table = 64},
+	                        .max_spans = 8},
 					   with = o;
 	if (on_gpu())
 		SKIP("for the host's stand-in");

@@ -583,8 +583,7 @@ TEST_LOOP(a_program_takes_what_was_said, 0, 12)
 	                        .block_tokens = 16,
 	                        .max_rows = _i < 8 ? 3000 : 16,
 	                        .max_logits = 16,
-	                        .max_spans = 8,
-	                        .max_table = 400};
+	                        .max_spans = 8};
 	ck_assert_msg(engine_open(&o, &e, &err) == 0, "%s", err.text);
 	size_t said = engine_program_bytes(e), before = heap();
 	ck_assert_msg(engine_new_pool(e, 16, NULL, &err) == 0, "%s", err.text);

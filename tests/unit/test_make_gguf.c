@@ -335,8 +335,7 @@ static int run_open(struct run *r, const char *path, const char *variant)
 	                        .block_tokens = 64,
 	                        .max_rows = 16,
 	                        .max_logits = 1,
-	                        .max_spans = 1,
-	                        .max_table = 1};
+	                        .max_spans = 1};
 	struct err err = {0};
 	int rc = engine_open(&o, &r->e, &err);
 	if (rc && strstr(err.text, "lacks")) {

@@ -144,8 +144,7 @@ TEST_LOOP(model_files, 0, sizeof models / sizeof *models)
 	                        .block_tokens = 16,
 	                        .max_rows = 8,
 	                        .max_logits = 1,
-	                        .max_spans = 1,
-	                        .max_table = 8};
+	                        .max_spans = 1};
 	int rc = engine_open(&o, &e, &err);
 	if (models[_i].code)
 		refused("model.gguf", rc, &err, models[_i].code, models[_i].text);
@@ -165,8 +164,7 @@ TEST(model_damaged)
 	                        .block_tokens = 16,
 	                        .max_rows = 8,
 	                        .max_logits = 1,
-	                        .max_spans = 1,
-	                        .max_table = 8};
+	                        .max_spans = 1};
 	write_model(SPOIL_NONE);
 	FILE *f = fopen(path, "r");
 	static char good[1 << 16], bad[1 << 16];
@@ -206,8 +204,7 @@ TEST(bad_options)
 	                        .block_tokens = 16,
 	                        .max_rows = 8,
 	                        .max_logits = 1,
-	                        .max_spans = 1,
-	                        .max_table = 8};
+	                        .max_spans = 1};
 	struct engine_opts bad = o;
 	bad.backend = "abacus";
 	refused("", engine_open(&bad, &e, &err), &err, ERR_UNSUPPORTED,
@@ -236,8 +233,7 @@ TEST(too_little_memory)
 	                        .block_tokens = 16,
 	                        .max_rows = 8,
 	                        .max_logits = 1u << 20,
-	                        .max_spans = 1,
-	                        .max_table = 8};
+	                        .max_spans = 1};
 	refused("model.gguf", engine_open(&o, &e, &err), &err, ERR_NOMEM, "MiB for steps of 8 tokens");
 	ck_assert_ptr_null(e);
 }

@@ -79,8 +79,7 @@ static void refused(const char *folder, const char *text)
 	                        .block_tokens = 16,
 	                        .max_rows = 8,
 	                        .max_logits = 8,
-	                        .max_spans = 1,
-	                        .max_table = 8};
+	                        .max_spans = 1};
 	ck_assert_msg(engine_open(&o, &e, &err) != 0, "not refused, expected \"%s\"", text);
 	ck_assert_msg(strncmp(err.text, folder, strlen(folder)) == 0 && strstr(err.text, text) &&
 	                  !strchr(err.text, '\n'),

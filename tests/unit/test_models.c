@@ -494,8 +494,7 @@ TEST_LOOP(tensors_that_do_not_fit, 0, sizeof misfits / sizeof *misfits)
 	                        .block_tokens = 16,
 	                        .max_rows = 8,
 	                        .max_logits = 8,
-	                        .max_spans = 1,
-	                        .max_table = 8};
+	                        .max_spans = 1};
 	ck_assert_int_ne(engine_open(&o, &e, &err), 0);
 	ck_assert_msg(strncmp(err.text, folder, strlen(folder)) == 0 &&
 	                  strstr(err.text, misfits[_i].text) && !strchr(err.text, '\n'),

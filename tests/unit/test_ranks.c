@@ -47,8 +47,7 @@ static struct engine_opts options(const char *model, enum kv_type kv, unsigned t
 	                            .block_tokens = BLOCK,
 	                            .max_rows = ROWS,
 	                            .max_logits = ROWS,
-	                            .max_spans = 8,
-	                            .max_table = 64};
+	                            .max_spans = 8};
 }
 
 static struct rig rig_open_with(const struct engine_opts *with)

@@ -68,7 +68,6 @@ static int try_open(const char *file, enum kv_type type, struct engine **e, stru
 	                        .max_rows = ROWS,
 	                        .max_logits = ROWS,
 	                        .max_spans = SPANS,
-	                        .max_table = 1u << 18,
 	                        .progressed = layer_told};
 	return engine_open(&o, e, err);
 }

@@ -24,12 +24,21 @@ void seq_failure_step(struct seq_failure *f, const char *text)
 	fail(f, FAILURE_STEP, PDS__FAULT__FAULT_INTERNAL, text);
 }
 
+void seq_failure_engine(struct seq_failure *f, const struct err *err)
+{
+	char text[sizeof f->text];
+	snprintf(text, sizeof text, "forward step failed: %.120s", err->text);
+	fail(f, err->code == ERR_INVALID ? FAILURE_REFUSED : FAILURE_STEP, PDS__FAULT__FAULT_INTERNAL,
+	     text);
+}
+
 struct worker_failure seq_failure_report(const struct seq_failure *f, const struct worker *w)
 {
 	int no_memory = f->fault == PDS__FAULT__FAULT_OVERLOADED;
 	stat_add(svc_stats(w->svc), WS_NOT_FINITE, (uint64_t)f->not_finite);
-	if (f->kind == FAILURE_STEP)
-		return (struct worker_failure){f->fault, 1, f->text, svc_name(w->svc), 0};
+	if (f->kind == FAILURE_STEP || f->kind == FAILURE_REFUSED)
+		return (struct worker_failure){f->fault, 1, f->text,
+		                               f->kind == FAILURE_STEP ? svc_name(w->svc) : NULL, 0};
 	return (struct worker_failure){f->fault, no_memory, f->text, NULL,
 	                               no_memory ? CONSTRAINT_RETRY_US : 0};
 }
