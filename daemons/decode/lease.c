@@ -204,6 +204,9 @@ static struct sequence *reserve(struct worker *w, const struct msg_head *h, cons
 		err_set(err, ERR_INVALID, "an embedding is not handed over");
 		return NULL;
 	}
+	*fault = PDS__FAULT__FAULT_TOO_LARGE;
+	if (worker_check_handover(w, (uint32_t)r->n_tokens, err) < 0)
+		return NULL;
 	*fault = PDS__FAULT__FAULT_OVERLOADED;
 	if (waiting >= d->config.max_queued) {
 		err_set(err, ERR_FULL, "%u reservations wait for room, the limit (max_queued)",

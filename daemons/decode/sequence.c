@@ -36,7 +36,7 @@ static int refuse(struct decode *d, const struct request_copy *req, Pds__Fault *
 		return err_set(err, ERR_FULL, "the decode worker has %u requests, the limit%s (max_jobs)",
 		               d->n_sequences, req->pooling ? " for embeddings" : "");
 	*fault = PDS__FAULT__FAULT_TOO_LARGE;
-	if (need > d->w->region.blocks || need > RING_BLOCKS_MAX)
+	if (need > d->w->region.blocks)
 		return err_set(err, ERR_FULL, "%u tokens need %u KV blocks, the decode worker has %u",
 		               req->n_tokens, need, d->w->region.blocks);
 	return 0;

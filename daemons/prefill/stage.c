@@ -190,9 +190,12 @@ static void copy_candidates(struct job *j, const Pds__Submit *m)
 	}
 }
 
-static const char *refusal(struct prefill *s, const struct job *j, Pds__Fault *fault)
+/* handed_over: to a decode worker. */
+static const char *refusal(struct prefill *s, const struct job *j, int handed_over,
+                           Pds__Fault *fault)
 {
 	static char text[160];
+	struct err err = {0};
 	uint32_t need = worker_blocks_for(s->w, j->req.n_tokens);
 	uint32_t most = pooled_jobs_max(&j->req, s->conf.max_jobs);
 	*fault = PDS__FAULT__FAULT_DRAINING;
@@ -205,9 +208,13 @@ static const char *refusal(struct prefill *s, const struct job *j, Pds__Fault *f
 		return text;
 	}
 	*fault = PDS__FAULT__FAULT_TOO_LARGE;
-	if (need > s->w->region.blocks || need > RING_BLOCKS_MAX) {
+	if (need > s->w->region.blocks) {
 		snprintf(text, sizeof text, "%u tokens need %u KV blocks, the prefill worker has %u",
 		         j->req.n_tokens, need, s->w->region.blocks);
+		return text;
+	}
+	if (handed_over && worker_check_handover(s->w, j->req.n_tokens, &err) < 0) {
+		snprintf(text, sizeof text, "%.150s", err.text);
 		return text;
 	}
 	return NULL;
@@ -234,7 +241,7 @@ static int take_request(struct prefill *s, struct job *j, const struct msg_head 
 	if (code == 0)
 		code = constraint_take(w->constraints, &j->req, m->request, err);
 	if (code == 0) {
-		f->text = refusal(s, j, &f->fault);
+		f->text = refusal(s, j, m->n_candidates && !m->request->pooling, &f->fault);
 		f->retry = f->fault != PDS__FAULT__FAULT_TOO_LARGE;
 		return f->text ? -1 : 0;
 	}

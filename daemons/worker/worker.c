@@ -26,6 +26,21 @@ uint32_t worker_blocks_for(const struct worker *w, uint32_t tokens)
 	return (tokens + bt - 1) / bt;
 }
 
+uint32_t worker_handover_tokens(const struct worker *w)
+{
+	return RING_BLOCKS_MAX * w->info->kv.block_tokens;
+}
+
+int worker_check_handover(const struct worker *w, uint32_t tokens, struct err *err)
+{
+	if (tokens <= worker_handover_tokens(w))
+		return 0;
+	return err_set(err, ERR_FULL,
+	               "%u tokens have %u KV blocks, a hand-over takes at most %u: raise block_tokens "
+	               "(%u)",
+	               tokens, worker_blocks_for(w, tokens), RING_BLOCKS_MAX, w->info->kv.block_tokens);
+}
+
 /* --- start --------------------------------------------------------------- */
 
 static void choose_role(struct worker *w, const char *text)
@@ -130,8 +145,6 @@ static int open_engine(struct worker *w, const struct conf *c, struct err *err)
 		o.histories = w->max_sequences;
 		o.history_match = (uint32_t)conf_int(c, "spec_ngram_min");
 	}
-	/* up to 4096 blocks per sequence, the most that one transfer takes */
-	o.max_table = w->max_sequences * 4096u;
 	return engine_open(&o, &w->engine, err);
 }
 

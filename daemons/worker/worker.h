@@ -159,6 +159,11 @@ static inline struct worker *worker_of(struct svc *s)
 }
 /* Blocks for this many tokens. */
 uint32_t worker_blocks_for(const struct worker *w, uint32_t tokens);
+/* Tokens of the longest sequence whose KV is handed over: a slot of the ring has no room for more
+ * blocks. */
+uint32_t worker_handover_tokens(const struct worker *w);
+/* 0, or ERR_FULL: a sequence of that length is not handed over. */
+int worker_check_handover(const struct worker *w, uint32_t tokens, struct err *err);
 
 /* config.c, ctl.c: tables for worker.c */
 extern const struct conf_key worker_keys[];

@@ -134,7 +134,6 @@ static inline void world_token(const struct world *w, const struct world_attempt
 	pds__token__init(t);
 	t->n_top = n;
 	t->top = alts;
-	t->rank = 1;
 	t->id = w->script ? w->script[s->index % w->n_script] : s->index + 10;
 	t->logprob = -0.25f * (float)(s->index + 1);
 }

@@ -132,6 +132,30 @@ TEST(all_prefill_workers_are_ill)
 	registry_fini(&g);
 }
 
+/* A sequence longer than one of the two can hand over goes to a worker that does it all, also when
+ * only its answer has made it so long. What needs no hand-over has no such limit. */
+TEST(too_long_to_hand_over)
+{
+	struct registry g;
+	registry_init(&g, 1000000);
+	struct worker_record *p = add(&g, "p", "prefill"), *d = add(&g, "d", "decode");
+	p->handover_tokens = 800;
+	struct place_wish wish = {.tokens = 800, .total_tokens = 900};
+	ck_assert_str_eq(show(&g, &wish), "p d");
+	wish.tokens = 801;
+	ck_assert_str_eq(show(&g, &wish), "d");
+	p->handover_tokens = 0;
+	d->handover_tokens = 800;
+	ck_assert_str_eq(show(&g, &wish), "d");
+	p->handover_tokens = 800;
+	wish.prefill_only = 1;
+	ck_assert_str_eq(show(&g, &wish), "p");
+	wish.prefill_only = 0;
+	add(&g, "m", "mixed");
+	ck_assert_str_eq(show(&g, &wish), "m");
+	registry_fini(&g);
+}
+
 TEST(rather_alone)
 {
 	struct registry g;

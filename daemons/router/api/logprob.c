@@ -58,7 +58,6 @@ int rows_add_token(struct rows *l, const Pds__Token *t, uint32_t offset)
 		return ERR_NOMEM;
 	r->id = t->id;
 	r->logprob = t->logprob;
-	r->rank = t->rank;
 	r->offset = offset;
 	r->n_top = t->n_top < l->top ? (uint32_t)t->n_top : l->top;
 	for (uint32_t i = 0; i < r->n_top; i++)

@@ -22,7 +22,7 @@ struct row_top {
 struct row {
 	uint32_t id;
 	float logprob;
-	uint32_t rank;
+	uint32_t rank;   /* of a prompt's token */
 	uint32_t offset; /* code points of the text before it */
 	uint32_t n_top;
 	struct row_top top[]; /* descending */

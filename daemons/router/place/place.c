@@ -3,13 +3,13 @@
  *
  * A prefill worker is chosen only together with a decode worker whose model, numerics and layout
  * are equal, because the decode worker must be able to use its KV bit for bit, and that it can
- * hand KV over to (worker_reaches). Among equal candidates, those of its own site come first.
- * Mixed workers do it all. For an embedding or a single token any of them is enough. Without a
- * usable pair, or when all prefill and mixed workers are stuck or broken, decode workers do it all
- * too. Whatever the policy is, workers with one of these are chosen last, the first being the
- * worst: an open breaker, stuck, failed the last try, other numerics than the last try. A new
- * attempt waits rather than go to a worker that has enough to start with, or to one worse than
- * that. An attempt
+ * hand KV over to (worker_reaches) if the sequence is not too long for that. Among equal
+ * candidates, those of its own site come first. Mixed workers do it all. For an embedding or a
+ * single token any of them is enough. Without a usable pair, or when all prefill and mixed workers
+ * are stuck or broken, decode workers do it all too. Whatever the policy is, workers with one of
+ * these are chosen last, the first being the worst: an open breaker, stuck, failed the last try,
+ * other numerics than the last try. A new attempt waits rather than go to a worker that has enough
+ * to start with, or to one worse than that. An attempt
  * whose hand-overs have failed goes to a worker that does it all, if there is one. A decode worker
  * that is stuck or whose breaker is open is a candidate only when there is no other. */
 #include "place.h"
@@ -115,12 +115,19 @@ static int pinned_decode(const struct place_pin *pin, const struct worker_record
 	return -1;
 }
 
+/* Is the sequence, so far, short enough to be handed over by w or to it? */
+static int may_hand_over(const struct worker_record *w, const struct place_wish *wish)
+{
+	return !w->handover_tokens || wish->tokens <= w->handover_tokens;
+}
+
 static int decodes_for(const struct registry *g, const struct worker_record *p,
                        const struct worker_record *d, const struct place_wish *wish,
                        uint64_t now_us)
 {
 	return d->role == ROLE_DECODE && usable(g, d, wish) && compatible(p, d) &&
-	       worker_reaches(p, d) && pinned_decode(wish->pin, d) >= 0 &&
+	       worker_reaches(p, d) && may_hand_over(p, wish) && may_hand_over(d, wish) &&
+	       pinned_decode(wish->pin, d) >= 0 &&
 	       (wish->pin || registry_handover_takes(g, p, d, now_us));
 }
 

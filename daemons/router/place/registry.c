@@ -200,6 +200,7 @@ static void set_info(struct worker_record *w, const Pds__WorkerInfo *info)
 	w->block_tokens = info->block_tokens;
 	w->max_sequences = info->max_sequences;
 	w->context_tokens = info->context_tokens;
+	w->handover_tokens = info->handover_tokens;
 	w->vocab = info->vocab;
 	w->hidden = info->hidden;
 	w->step_tokens = info->step_tokens;

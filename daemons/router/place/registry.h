@@ -41,9 +41,10 @@ struct worker_record {
 	/* where other hosts reach it and its messager, NAME@tcp://HOST:PORT; "": they cannot */
 	char *remote, *messager;
 	uint32_t blocks, block_tokens, max_sequences, context_tokens, vocab;
-	uint32_t step_tokens; /* largest number that one step computes; 0: unknown */
-	uint32_t hidden;      /* elements of an embedding; 0: it makes none */
-	uint64_t name_key;    /* policy_key(name) */
+	uint32_t step_tokens;     /* largest number that one step computes; 0: unknown */
+	uint32_t handover_tokens; /* longest sequence that it hands over or takes so; 0: any */
+	uint32_t hidden;          /* elements of an embedding; 0: it makes none */
+	uint64_t name_key;        /* policy_key(name) */
 	/* root of its prefix hashes; two workers can use each other's KV if prefix.hash is equal */
 	struct prefix_root prefix;
 	struct kv_index *index; /* NULL while down, or before its first KV_EVENTS */

@@ -78,6 +78,7 @@ void worker_describe(struct worker *w, Pds__WorkerInfo *i)
 	i->max_sequences = w->max_sequences;
 	i->step_tokens = w->max_batched_tokens;
 	i->context_tokens = w->info->context;
+	i->handover_tokens = worker_handover_tokens(w);
 	i->hidden = w->info->has_hidden ? w->info->hidden : 0;
 	i->vocab = w->info->vocab;
 	describe_site(w, site, sizeof site);

@@ -283,7 +283,6 @@ Pds__Token *drawn_token(const struct kern_drawn *r, int want_logprobs)
 		return t;
 	struct piece *p = (struct piece *)t;
 	t->logprob = r->logprob;
-	t->rank = r->rank;
 	for (uint32_t i = 0; i < r->n_top; i++) {
 		pds__top_logprob__init(&p->top[i]);
 		p->top[i].id = r->top[i].id;
