@@ -207,7 +207,7 @@ ACTS = {
     "a wrong key": (None, lambda s: ask(s, 10, 60, key="wrong", status=401), refused()),
     "a client that leaves": (None, leave, add(asked(10), {"router": {
         "pdserve_placed prefill only": 1, "pdserve_placed decode only": 1, "pdserve_sequences_cancelled": 1, "vllm:prompt_tokens": 10, "vllm:prefix_cache_queries": 10,
-        "vllm:generation_tokens": MOVES, "pdserve_tenant_generated_tokens a": MOVES}}), HOW_FAR),
+        "vllm:generation_tokens": MOVES, "pdserve_tenant_generated_tokens a": MOVES}}), HOW_FAR, re.compile("router vllm:inter_token_latency_seconds")),
     "a decode worker that is killed": (None, lose_decode, add(asked(10), answered(300), {"router": {
         "pdserve_placed prefill only": MOVES, "pdserve_placed decode only": MOVES, "pdserve_attempts_retried": MOVES, "vllm:prompt_tokens": 10, "vllm:prefix_cache_queries": 10,
         "vllm:time_per_output_token_seconds": 1, "vllm:inter_token_latency_seconds": 299}}), HOW_FAR),

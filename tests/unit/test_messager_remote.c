@@ -1,6 +1,8 @@
 /* test_messager_remote.c - transfers to a decode worker of another host: what the path gets and
  * when, and how each way for it to end looks. The path is path_fake.h. Tests named after a line of
  * tests/model/table fail if the rule that the line omits is omitted here. */
+#include "daemons/messager/mover_priv.h"
+
 #include "messager_steps.h"
 #include "path_fake.h"
 
@@ -258,6 +260,9 @@ TEST_LOOP(it_is_revoked, 0, 2)
 
 TEST(it_waits_for_the_link)
 {
+	/* a later life of the worker is another one, and not known here yet */
+	ck_assert_int_eq(mover_is_linked(r->m, "decode-1", D_EPOCH), 1);
+	ck_assert_int_eq(mover_is_linked(r->m, "decode-1", D_EPOCH + 1), 0);
 	via_is_linked = 0;
 	rig_publish(r, 1, 0, 10);
 	turn(MOVER_OPEN);
