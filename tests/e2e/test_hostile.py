@@ -154,7 +154,7 @@ def test_more_connections_than_descriptors_are_refused_at_start():
         path = os.path.join(s.dir, "router.conf")
         r = subprocess.run(["sh", "-c", 'ulimit -n 500; exec "$0" "$@"', os.path.join(suite.BIN, "pdrouterd"), "-c", path], capture_output=True, text=True,
                            timeout=30 * suite.SLOW, env=ENV)
-        assert r.returncode == 1 and "max_connections = 8192: needs 9489 file descriptors, the system allows 500" in r.stderr, r.stderr
+        assert r.returncode == 1 and "max_connections = 8192: needs 9492 file descriptors, the system allows 500" in r.stderr, r.stderr
 
 
 @pytest.mark.parametrize("program, name", [("pdmessagerd", "messager"), ("pdstoraged", "storage")])
