@@ -79,8 +79,7 @@ void tell_messager_seen(struct worker *w)
 		         log_quote(linked ? "it is silent" : "it has not taken this worker's memory"),
 		         log_quote("no KV is handed over until it is back"));
 	else if (!had && t->has_messager)
-		log_info("messager_back", "epoch=%llu",
-		         (unsigned long long)peer_epoch(w->messager));
+		log_info("messager_back", "epoch=%llu", (unsigned long long)peer_epoch(w->messager));
 	const char *remote = t->has_messager ? attach_remote(w->messager_attach) : "";
 	if (had == t->has_messager && strcmp(remote, t->messager) == 0)
 		return;
