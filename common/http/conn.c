@@ -641,8 +641,7 @@ static int conn_open(struct http_conn *c, evutil_socket_t fd, SSL *ssl)
 	                                                               BUFFEREVENT_SSL_OPEN,
 	                                                               BEV_OPT_CLOSE_ON_FREE)
 	                              : bufferevent_socket_new(h->base, fd, BEV_OPT_CLOSE_ON_FREE);
-	if (!bev) {
-		SSL_free(ssl);
+	if (!bev) { /* BEV_OPT_CLOSE_ON_FREE: ssl is freed already */
 		evutil_closesocket(fd);
 		return ERR_NOMEM;
 	}

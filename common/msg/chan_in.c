@@ -569,12 +569,14 @@ static int take_one(struct sock *s)
 
 /* A connection that is made anew needs a HELLO of its own, at once; `connected`: the socket takes
  * messages, so it has one. */
-static void check_hello(struct chan *c, struct peer *p, int connected)
+static int check_hello(struct chan *c, struct peer *p, int connected)
 {
 	if (!connected)
 		p->hello_waits = 1;
-	else if (p->hello_waits)
-		chan_hello(c, p);
+	if (!connected || !p->hello_waits)
+		return 0;
+	chan_hello(c, p);
+	return 1;
 }
 
 int chan_events(struct sock *s)
@@ -585,9 +587,10 @@ int chan_events(struct sock *s)
 	return events;
 }
 
-/* Ends a turn of links. If other events have waited since the turn before, as libevent lets them
- * while one of higher priority is ready in each round, they have REST_US now, times the number of
- * sockets that rest, since these take their turns one after the other. */
+/* Ends a socket's turn. libevent lets events of lower priority wait while one of higher priority is
+ * ready. `wait`: some event is ready now; `waited`: since the turn before, nothing of lower priority
+ * was handled. Then the socket rests for REST_US, times the number of sockets that rest, since these
+ * take their turns one after the other. */
 static void end_turn(struct sock *s, int has_more)
 {
 	struct chan *c = s->c;
@@ -598,7 +601,7 @@ static void end_turn(struct sock *s, int has_more)
 		c->others_wait = 1;
 		event_active(c->others, EV_TIMEOUT, 0);
 	}
-	if (waited || (wait && has_more)) {
+	if (s->rests || waited || (wait && has_more)) {
 		if (!s->rests) {
 			s->rests = 1;
 			c->n_rests++;
@@ -617,9 +620,11 @@ int chan_take(struct sock *s)
 	int has_more = 1;
 	s->takes = 1;
 	for (int i = 0; has_more && i < DRAIN_MAX && (i == 0 || clock_us() < until); i++) {
-		if (s->peer && s->peer->state == PEER_HELLO)
-			check_hello(s->c, s->peer, chan_events(s) & ZMQ_POLLOUT);
-		has_more = chan_events(s) & ZMQ_POLLIN && take_one(s) == 0;
+		int events = chan_events(s);
+		if (s->peer && s->peer->state == PEER_HELLO &&
+		    check_hello(s->c, s->peer, events & ZMQ_POLLOUT))
+			events = chan_events(s); /* the send may have consumed the descriptor's edge */
+		has_more = events & ZMQ_POLLIN && take_one(s) == 0;
 	}
 	s->takes = 0;
 	end_turn(s, has_more);

@@ -298,7 +298,8 @@ void chan_beat_taken(struct chan *c, struct peer *p, const Pds__Heartbeat *hb)
 	if (is_news(hb, &p->heard_sum))
 		mark_busy(c, p, now);
 	/* without a router the connecting side sets the pace: it may look for a peer that is stopped */
-	int soon = has_router(c, p) && now - p->beat_us < beat_every(c, p, now) / 2;
+	uint64_t least_us = has_router(c, p) ? beat_every(c, p, now) / 2 : BEAT_MIN_US;
+	int soon = now - p->beat_us < least_us;
 	if (p->state != PEER_UP || p->dealer || !is_idle(c, p, now) || soon)
 		return;
 	beat(c, p, now);

@@ -138,7 +138,7 @@ static int admit(const struct connection *c, const struct handover_hello *h, str
 	if (a->n_workers >= a->h.workers_max)
 		return err_set(err, ERR_FULL, "%u workers are attached; workers_max is %u", a->n_workers,
 		               a->h.workers_max);
-	if (connections_of(a, &c->process, 1) >= a->h.workers_max / 2)
+	if (connections_of(a, &c->process, 1) >= (a->h.workers_max + 1) / 2)
 		return err_set(err, ERR_FULL,
 		               "process %u has handed over memory as %u workers: one process may do so for "
 		               "half of workers_max (%u)",

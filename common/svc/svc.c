@@ -88,7 +88,7 @@ static const struct conf_key common_keys[] = {
      "starts; 0: no limit",
      NULL},
 	{"heartbeat_ms", CONF_INT, "200", 10, 60000, "ms", 0,
-     "Interval of heartbeats between routers and workers at work; 5 to 10 times that without work",
+     "Interval of heartbeats between routers and workers at work; five times that without work",
      NULL},
 	{"silence_ms", CONF_INT, "2000", 100, 600000, "ms", 0,
      "A connected daemon that sends nothing for this long is considered down; on one host twice "

@@ -2,10 +2,10 @@
  * `owners` is sorted by turn; among equal turns the one that came first is first. */
 #include "util/fair.h"
 
-void fair_init(struct fair_queue *t)
+void fair_init(struct fair_queue *q)
 {
-	list_init(&t->owners);
-	t->now = t->n = 0;
+	list_init(&q->owners);
+	q->now = q->n = 0;
 }
 
 void fair_owner_init(struct fair_owner *o)
@@ -21,57 +21,62 @@ void fair_item_init(struct fair_item *i)
 }
 
 /* Its place is searched from the end, where an owner that has just been served belongs. */
-static void place(struct fair_queue *t, struct fair_owner *o)
+static void place(struct fair_queue *q, struct fair_owner *o)
 {
 	list_remove(&o->node);
 	if (!o->n)
 		return;
-	struct list *at = t->owners.prev;
-	while (at != &t->owners && list_entry(at, struct fair_owner, node)->turn > o->turn)
+	struct list *at = q->owners.prev;
+	while (at != &q->owners && list_entry(at, struct fair_owner, node)->turn > o->turn)
 		at = at->prev;
 	list_push_front(at, &o->node);
 }
 
-void fair_put(struct fair_queue *t, struct fair_owner *o, struct fair_item *i, uint64_t cost)
+void fair_put(struct fair_queue *q, struct fair_owner *o, struct fair_item *i, uint64_t cost)
 {
 	i->owner = o;
 	i->cost = cost;
 	list_push_back(&o->items, &i->node);
-	t->n++;
+	q->n++;
 	if (o->n++)
 		return;
-	if (o->turn < t->now)
-		o->turn = t->now;
-	place(t, o);
+	if (o->turn < q->now)
+		o->turn = q->now;
+	place(q, o);
 }
 
-void fair_drop(struct fair_queue *t, struct fair_item *i)
+void fair_drop(struct fair_queue *q, struct fair_item *i)
 {
 	if (!fair_waits(i))
 		return;
 	list_remove(&i->node);
-	t->n--;
+	q->n--;
 	if (--i->owner->n == 0)
 		list_remove(&i->owner->node);
 }
 
-static void serve(struct fair_queue *t, struct fair_owner *o, uint64_t cost)
+/* `now` passes no turn that waits: an owner may be served that is not the next. */
+static void serve(struct fair_queue *q, struct fair_owner *o, uint64_t cost)
 {
-	if (t->now < o->turn)
-		t->now = o->turn;
+	uint64_t first = list_empty(&q->owners)
+	                     ? o->turn
+	                     : list_entry(q->owners.next, struct fair_owner, node)->turn;
+	uint64_t now = o->turn < first ? o->turn : first;
+	if (q->now < now)
+		q->now = now;
 	o->turn += cost;
-	place(t, o);
+	place(q, o);
 }
 
-void fair_take(struct fair_queue *t, struct fair_item *i)
+void fair_take(struct fair_queue *q, struct fair_item *i)
 {
-	fair_drop(t, i);
-	serve(t, i->owner, i->cost);
+	fair_drop(q, i);
+	serve(q, i->owner, i->cost);
 }
 
-void fair_charge(struct fair_queue *t, struct fair_owner *o, uint64_t cost)
+void fair_charge(struct fair_queue *q, struct fair_owner *o, uint64_t cost)
 {
-	if (!o->n && o->turn < t->now)
-		o->turn = t->now;
-	serve(t, o, cost);
+	if (!o->n && o->turn < q->now)
+		o->turn = q->now;
+	serve(q, o, cost);
 }

@@ -15,8 +15,9 @@
 
 struct fair_queue {
 	struct list owners; /* that have items, the next first */
-	uint64_t now;       /* the turn of the item that was served last, before it was charged */
-	size_t n;           /* items */
+	uint64_t
+		now; /* the turn of the item served last, before it was charged; or the lowest that waits */
+	size_t n; /* items */
 };
 
 struct fair_owner {
@@ -32,16 +33,16 @@ struct fair_item {
 	uint64_t cost;
 };
 
-void fair_init(struct fair_queue *t);
+void fair_init(struct fair_queue *q);
 void fair_owner_init(struct fair_owner *o);
 void fair_item_init(struct fair_item *i);
-void fair_put(struct fair_queue *t, struct fair_owner *o, struct fair_item *i, uint64_t cost);
+void fair_put(struct fair_queue *q, struct fair_owner *o, struct fair_item *i, uint64_t cost);
 /* The item gets what it waits for: its owner is charged. */
-void fair_take(struct fair_queue *t, struct fair_item *i);
+void fair_take(struct fair_queue *q, struct fair_item *i);
 /* It leaves without. */
-void fair_drop(struct fair_queue *t, struct fair_item *i);
+void fair_drop(struct fair_queue *q, struct fair_item *i);
 /* Charges an owner for something that did not have to wait. */
-void fair_charge(struct fair_queue *t, struct fair_owner *o, uint64_t cost);
+void fair_charge(struct fair_queue *q, struct fair_owner *o, uint64_t cost);
 static inline int fair_waits(const struct fair_item *i)
 {
 	return !list_empty(&i->node);

@@ -280,6 +280,7 @@ static void fill(struct batcher *b, struct batch_step *s)
 	b->own.unmasked = 0;
 	list_each(it, &b->own.running) {
 		struct sequence_run *r = list_entry(it, struct sequence_run, node);
+		b->own.unmasked += r->over; /* given back when its mask is ready */
 		if (run_tokens_left_then(r) == 1 && s->n < w->max_sequences && preempt_is_ready(b, r) &&
 		    !run_ends_in_flight(r) && prepare(b, r)) {
 			/* the row of its last token, and rows of the draft, for which there is room */
@@ -604,6 +605,7 @@ void batcher_stop(struct batcher *b)
 	pthread_cond_signal(&b->locked.wake);
 	pthread_mutex_unlock(&b->locked.lock);
 	watch_join(b->thread);
+	constraints_wait(b->w->constraints); /* it wakes this thread */
 	restore_fini(b);
 	drafts_destroy(&b->own.drafts);
 	for (struct batch_step *s = b->own.step; s < b->own.step + 2; s++) {

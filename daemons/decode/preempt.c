@@ -138,6 +138,8 @@ void preempt_admit(struct batcher *b)
 		struct sequence_run *r = run_of(it);
 		if (b->own.lacking || b->own.n_running >= b->w->max_sequences)
 			return; /* running ones go first */
+		if (r->over)
+			continue;
 		seq_blocks_hash(&r->blocks, b->w, &r->req, r->req.n_tokens);
 		if (comes_soon(b, r))
 			continue;

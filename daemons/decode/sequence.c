@@ -162,7 +162,6 @@ static enum sequence_state step_compiling(struct sequence *q, enum sequence_even
 	switch (event) {
 	case SEQUENCE_ON_ENTER:
 		q->form = (struct constraint_task){.req = &q->run.req,
-		                                   .group = constraint_group(&q->run.req),
 		                                   .work = constraint_compile,
 		                                   .cancelled = &q->shared.cancelled,
 		                                   .done = on_compiler_done};

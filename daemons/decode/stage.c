@@ -259,7 +259,6 @@ static void stop(struct worker *w)
 	batcher_stop(&d->batcher);
 	list_each_safe(it, nx, &d->sequences)
 		sequence_step(list_entry(it, struct sequence, node), SEQUENCE_ON_STOP);
-	constraints_wait(w->constraints);
 	event_free(d->timer);
 	queue_fini(d);
 	tombstones_fini(d);

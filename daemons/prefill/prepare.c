@@ -96,7 +96,6 @@ void prepare_take(struct prepare *s, struct job_prepare *p, struct request_copy 
 	p->stage = s;
 	p->work = PREPARE_TAKE;
 	p->form = (struct constraint_task){.req = req,
-	                                   .group = constraint_group(req),
 	                                   .work = constraint_compile,
 	                                   .cancelled = p->cancelled,
 	                                   .done = to_threads};

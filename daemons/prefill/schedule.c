@@ -437,6 +437,7 @@ void schedule_stop(struct schedule *s)
 	pthread_cond_signal(&s->wake);
 	pthread_mutex_unlock(&s->lock);
 	watch_join(s->thread);
+	constraints_wait(s->w->constraints); /* it wakes this thread */
 	free(s->spans);
 	free(s->draws);
 	free(s->step_runs);

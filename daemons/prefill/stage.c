@@ -623,7 +623,6 @@ static void stop(struct worker *w)
 		job_step(list_entry(it, struct job, node), JE_BACK);
 	list_each_safe(it, nx, &s->reads)
 		read_free(list_entry(it, struct prefill_read, node));
-	constraints_wait(w->constraints);
 	svc_timer_del(&s->timer);
 	map_destroy(&s->by_key);
 	free(s->by_slot);

@@ -45,6 +45,17 @@ static const char *serve(size_t n)
 	return text;
 }
 
+/* What others get out of turn does not set back an owner that comes now behind one that waits. */
+TEST(a_newcomer_is_next_whoever_was_charged)
+{
+	begin();
+	put("a1a1a1a1a1a1");
+	for (int i = 0; i < 20; i++)
+		fair_charge(&Q, &O[1], 10);
+	put("c1");
+	ck_assert_str_eq(serve(7), "acaaaaa");
+}
+
 TEST_LOOP(owners_are_served_in_turn, 0, 7)
 {
 	static const struct {

@@ -56,7 +56,7 @@ TEST_LOOP(bytes_are_exact, 0, 8)
 }
 
 /* Of the ranks of tensor parallelism, whose parts of 7 heads are not equal: the bytes on the wire,
- * with their checksums or tags, are those of the whole pool. */
+ * with their tags, are those of the whole pool. */
 TEST_LOOP(bytes_of_divided_pools_are_exact, 0, 16)
 {
 	static const struct {

@@ -97,7 +97,7 @@ struct path_state {
 	uint64_t bytes, frames;  /* delivered */
 	uint64_t repeated_bytes; /* sent again */
 	uint64_t restarts;       /* connections or queue pairs made after the first */
-	uint64_t errors;         /* frames refused, checksums, authentication, completions */
+	uint64_t errors;         /* frames refused, authentication, completions */
 	uint64_t canary_us;      /* the last canary's round trip */
 	uint64_t canary_mbit_s;  /* its rate */
 	uint64_t canaries, canaries_lost;

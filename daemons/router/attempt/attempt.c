@@ -100,16 +100,11 @@ static enum attempt_state step_new(struct attempt *a, const struct attempt_event
 	}
 }
 
-static int is_prefill_only(const struct attempt *a)
-{
-	return attempt_wish(a).prefill_only;
-}
-
 static void leave_queue(struct attempt *a)
 {
 	struct attempts *e = a->all;
 	if (fair_waits(&a->turn))
-		e->n_prefill_only -= (size_t)is_prefill_only(a);
+		e->n_prefill_only -= (size_t)attempt_is_prefill_only(a);
 	fair_drop(&e->queue, &a->turn);
 }
 
@@ -121,7 +116,7 @@ static void wait_for_turn(struct attempt *a)
 	list_remove(&a->by_state);
 	a->since_us = clock_us();
 	fair_put(&e->queue, a->asked.caller, &a->turn, attempt_cost(a));
-	e->n_prefill_only += (size_t)is_prefill_only(a);
+	e->n_prefill_only += (size_t)attempt_is_prefill_only(a);
 }
 
 static void wait_for_worker(struct attempt *a, uint64_t now)
@@ -538,7 +533,7 @@ void attempts_take_turns(struct attempts *e, uint64_t now)
 	while (at != &e->queue.owners) {
 		struct fair_item *first = fair_first(list_entry(at, struct fair_owner, node));
 		struct attempt *a = list_entry(first, struct attempt, turn);
-		int prefill_only = is_prefill_only(a);
+		int prefill_only = attempt_is_prefill_only(a);
 		at = at->next;
 		if (later && !prefill_only)
 			continue;

@@ -94,6 +94,7 @@ static inline const char *attempt_decode_name(const struct worker_record *w)
 {
 	return w && w->role != ROLE_PREFILL ? w->name : "-";
 }
+int attempt_is_prefill_only(const struct attempt *a);
 struct place_wish attempt_wish(const struct attempt *a);
 /* Of its caller's turns: the tokens of its context, and what a sequence costs where it decodes. */
 static inline uint64_t attempt_cost(const struct attempt *a)

@@ -252,6 +252,13 @@ static int send_submit(struct attempt *a, const struct placement *p)
 	return r;
 }
 
+/* From what was asked alone: also called when other answers of the request are gone. */
+int attempt_is_prefill_only(const struct attempt *a)
+{
+	const struct attempt_spec *s = &a->asked;
+	return s->pooling || (s->max_tokens == 1 && !(s->pin && s->pin->n_decode));
+}
+
 struct place_wish attempt_wish(const struct attempt *a)
 {
 	const struct attempt_spec *s = &a->asked;
@@ -262,8 +269,7 @@ struct place_wish attempt_wish(const struct attempt *a)
 	                                           : s->open_end ? tokens + 1
 	                                                         : s->prompt_tokens + s->max_tokens,
 	                           .hidden = s->hidden,
-	                           .prefill_only = s->pooling || (s->max_tokens == 1 &&
-	                                                          !(s->pin && s->pin->n_decode)),
+	                           .prefill_only = attempt_is_prefill_only(a),
 	                           .numerics = *a->past.numerics ? a->past.numerics : NULL,
 	                           .avoid = *a->past.avoid ? a->past.avoid : NULL,
 	                           .alone = a->past.alone,

@@ -85,7 +85,7 @@ void worker_describe(struct worker *w, Pds__WorkerInfo *i)
 	i->site = site;
 	i->remote = (char *)svc_remote(s);
 	/* without keys this worker cannot connect to those of other hosts, nor they to it */
-	if (tell_has_messager(&w->tell) && svc_has_keys(s))
+	if (w->messager_attach && tell_has_messager(&w->tell) && svc_has_keys(s))
 		i->messager = (char *)attach_remote(w->messager_attach);
 }
 

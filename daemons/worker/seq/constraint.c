@@ -382,11 +382,6 @@ int constraint_take(struct constraints *all, struct request_copy *req, const Pds
 	return 0;
 }
 
-uint64_t constraint_group(const struct request_copy *req)
-{
-	return req->constraint ? req->constraint->group : 0;
-}
-
 int constraint_is_ready(const struct request_copy *req)
 {
 	return !req->constraint || req->constraint->compiled;
@@ -522,7 +517,8 @@ static int mask_beside(struct request_copy *req, struct err *err)
 	uint64_t steps = CONSTRAINT_STEPS;
 	int r = find_mask(req, k->all->info, 0, &steps, err);
 	if (r == ERR_TIMEOUT) {
-		c->expensive = EXPENSIVE_MASKS;
+		if (!steps) /* else another thread has the automaton */
+			c->expensive = EXPENSIVE_MASKS;
 		return find_mask(req, k->all->info, 0, NULL, err);
 	}
 	if (c->expensive)

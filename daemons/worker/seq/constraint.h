@@ -41,8 +41,6 @@ int constraint_is_ready(const struct request_copy *req); /* nothing to compile, 
 /* Any thread; bounded in time (grammar.h). 0: it is ready. ERR_* with a sentence; ERR_NOMEM: no
  * memory at present. */
 int constraint_compile(struct request_copy *req, struct err *err);
-/* The same for all requests with the same text (constraint_task.group); 0: no constraint. */
-uint64_t constraint_group(const struct request_copy *req);
 void constraint_detach(struct request_copy *req); /* waits for the mask thread, if that has req */
 /* Sets r->constraint; it points into req. */
 void constraint_request(const struct request_copy *req, Pds__Request *r);

@@ -91,7 +91,8 @@ void tasks_put(struct tasks *c, struct constraint_task *t, int first)
 {
 	pthread_mutex_lock(&c->lock);
 	struct list *at = c->tasks.prev;
-	t->round = c->round;
+	/* the round that is being served may have served this group already */
+	t->round = c->round + !first;
 	list_each(it, &c->tasks) {
 		const struct constraint_task *other = list_entry(it, struct constraint_task, node);
 		if (other->group == t->group && !first)
