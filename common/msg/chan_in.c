@@ -587,10 +587,10 @@ int chan_events(struct sock *s)
 	return events;
 }
 
-/* Ends a socket's turn. libevent lets events of lower priority wait while one of higher priority is
- * ready. `wait`: some event is ready now; `waited`: since the turn before, nothing of lower priority
- * was handled. Then the socket rests for REST_US, times the number of sockets that rest, since these
- * take their turns one after the other. */
+/* Ends a socket's turn. libevent lets events of lower priority wait while one of higher priority
+ * is ready. `wait`: some event is ready now; `waited`: since the turn before, nothing of lower
+ * priority was handled. Then the socket rests for REST_US, times the number of sockets that rest,
+ * since these take their turns one after the other. */
 static void end_turn(struct sock *s, int has_more)
 {
 	struct chan *c = s->c;

@@ -4,9 +4,9 @@
  * (after a preemption: all tokens so far) is still to be computed. A run needs only
  * `computed < n_tokens`: decoding is the case of one token, and a draft of the next tokens (draft/)
  * is rows beyond it, which count as long as they are right. When a block is missing the youngest
- * run is preempted (preempt.c). A failed step fails the runs in it, and of one that the engine
- * refuses only those that it refuses alone; logits that are not finite fail their own run, and none
- * of its blocks of that step is published.
+ * run is preempted (preempt.c). A failed step fails the runs in it. The runs of a step that the
+ * engine refuses are tried one by one, and those that it refuses again fail. Logits that are not
+ * finite fail their own run, and none of its blocks of that step is published.
  *
  * Where the device can, a step is planned and started while the one before it is in flight; its
  * results are taken (land) after that. A run that has ended meanwhile is `over`, and given back

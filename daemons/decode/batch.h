@@ -156,7 +156,8 @@ struct batcher {
 int batcher_start(struct batcher *b, struct err *err); /* w and config are set */
 void batcher_stop(struct batcher *b);
 void batcher_add(struct batcher *b, struct sequence_run *r);
-/* Something changed that a sleeping thread cannot see: a cancel, or blocks that came back. */
+/* Something changed that a sleeping thread cannot see: a cancel, a mask that is ready, or blocks
+ * that came back. */
 void batcher_kick(struct batcher *b);
 double batcher_ratio(struct batcher *b);
 /* Blocks that req is expected to grow by. */

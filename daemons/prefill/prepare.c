@@ -95,10 +95,8 @@ void prepare_take(struct prepare *s, struct job_prepare *p, struct request_copy 
 {
 	p->stage = s;
 	p->work = PREPARE_TAKE;
-	p->form = (struct constraint_task){.req = req,
-	                                   .work = constraint_compile,
-	                                   .cancelled = p->cancelled,
-	                                   .done = to_threads};
+	p->form = (struct constraint_task){
+		.req = req, .work = constraint_compile, .cancelled = p->cancelled, .done = to_threads};
 	if (constraint_is_ready(req))
 		to_threads(&p->form);
 	else

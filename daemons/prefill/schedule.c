@@ -7,8 +7,7 @@
  *
  * Order: by arrival (fifo), or the shortest rest first (srpt). The rest of a job shrinks with the
  * time that it has waited and is 0 after ageing_us; then the job comes before all others, by
- * arrival, so no prompt starves. A job is never passed over for what
- * another job lacks.
+ * arrival, so no prompt starves. A job is never passed over for what another job lacks.
  *
  * A job that is cancelled, or whose precondition does not hold, goes back to the loop before the
  * next step. Preconditions are checked in every build and fail their own request only. The same

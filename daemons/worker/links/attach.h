@@ -4,9 +4,8 @@
  * Only a process of our user or root is handed anything. `on` is called when the peer has mapped
  * our memory. `gone` is called when the peer of that epoch can no longer touch it: its end of the
  * connection is closed and its process is dead (pidfd); never after only one of the two, and never
- * by a timer. After `gone`, attach connects again: 20
- * times a second for the first 5 s, then twice a second. A refusal is logged once per text. All on
- * the event loop's thread. */
+ * by a timer. After `gone`, attach connects again: 20 times a second for the first 5 s, then twice
+ * a second. A refusal is logged once per text. All on the event loop's thread. */
 #ifndef WORKER_ATTACH_H
 #define WORKER_ATTACH_H
 

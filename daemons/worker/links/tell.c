@@ -11,7 +11,7 @@
 #include <string.h>
 
 #define AGAIN_US 50000u
-/* a messager that is gone for less is not told as gone */
+/* a messager that is gone for a shorter time is described as if it were there */
 #define RESTART_US 1000000u
 /* A silent messager is looked at again this much later, before it counts: if it was this process
  * that did not run, what has arrived meanwhile is read first. */

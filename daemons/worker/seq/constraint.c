@@ -68,8 +68,8 @@ struct constraint {
 	struct grammar_walk walk;
 	_Atomic int busy; /* the mask thread has the request, by `task` */
 	struct constraint_task task;
-	/* mask 0 is for the token of this index - 1, or task.code says why there is none; 0: for
-	 * none */
+	/* 1 + the index of the token that mask 0 is for; task.code says whether it was computed. 0: no
+	 * mask is kept */
 	uint32_t masked;
 	/* (masks, all->words): mask 0 is for the next draw, mask i for the one after i drafted
 	 * tokens */

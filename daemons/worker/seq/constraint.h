@@ -52,7 +52,7 @@ void constraint_request(const struct request_copy *req, Pds__Request *r);
  * drafted: fewer if memory or steps run out. ERR_*: the constraint cannot be followed (the tokens
  * so far do not match it, no token is allowed, it is too expensive); ERR_NOMEM: no memory at
  * present; ERR_TIMEOUT: the steps are too few, and the mask thread has req until constraint_is_busy
- * says otherwise: the same call then succeeds. */
+ * says otherwise: the same call then returns what that thread found. */
 int constraint_prepare(struct request_copy *req, const struct engine_info *info, uint32_t ahead,
                        uint64_t *steps, struct err *err);
 /* The mask thread has req: its tokens must not move, nor may it be freed. */
