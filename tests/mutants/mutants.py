@@ -89,6 +89,7 @@ class Tree:
     def __init__(self, i):
         self.dir = os.path.join(WORK, str(i))
         self.tmp = tempfile.mkdtemp(prefix="pdm-")      # short: sockets lie there
+        os.chmod(self.tmp, 0o711)                       # for tests that become another user
         files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
         for f in filter(None, files):
             src, to = os.path.join(ROOT, f), os.path.join(self.dir, f)
