@@ -553,7 +553,7 @@ static void stop(struct svc *s)
 		store_destroy(&w->store);
 	}
 	if (w->messager_attach)
-		attach_destroy(&w->messager_attach);
+		attach_leave_open(&w->messager_attach);
 	tasks_destroy(&w->compiler);
 	constraints_destroy(&w->constraints);
 	engine_close(&w->engine);

@@ -245,6 +245,16 @@ void attach_destroy(struct attach **ap)
 	*ap = NULL;
 }
 
+void attach_leave_open(struct attach **ap)
+{
+	struct attach *a = *ap;
+	if (a->sock_ev)
+		event_free(a->sock_ev);
+	a->sock_ev = NULL;
+	a->sock = -1;
+	attach_destroy(ap);
+}
+
 int attach_is_on(struct attach *a, uint64_t epoch)
 {
 	if (a->state == ATTACH_OFFERED)

@@ -25,6 +25,10 @@ struct attach *attach_new(struct svc *s, const char *what, const char *path,
                           const struct handover_hello *hello, const struct handover_fds *fds,
                           const struct attach_hooks *hooks);
 void attach_destroy(struct attach **a);
+/* The same at the end of the process, with which the connection ends: after the goodbyes of the
+ * links. If the messager saw it end first, prefill workers would report as lost what this worker
+ * has given back. */
+void attach_leave_open(struct attach **a);
 /* Does the peer of this epoch have our memory? Reads an answer that has arrived: whatever the peer
  * sent after it, over another connection, may be handled first. */
 int attach_is_on(struct attach *a, uint64_t epoch);
