@@ -158,6 +158,54 @@ TEST(a_caller_that_is_alone_has_it_all)
 	end();
 }
 
+/* Two workers are full, and the next one's attempts fit only one of them: when the other has room
+ * again, somebody else's go there. */
+TEST(one_that_few_workers_may_take_keeps_nobody_waiting)
+{
+	begin();
+	rig_free(W.r);
+	W.r = rig_new();
+	struct worker_record *wide = rig_up(W.r, "m1", "mixed", 11),
+						 *narrow = rig_up(W.r, "m2", "mixed", 12);
+	wide->max_sequences = narrow->max_sequences = 4;
+	narrow->context_tokens = 30;
+	ask_a(8);
+	W.of_a[W.n_a++] = ask(&W.a, 100, 0);
+	ask_b(3);
+	ck_assert_uint_eq(W.r->e.queue.n, 4);
+	for (unsigned i = 0; i < 8; i++)
+		if (W.of_a[i]->try.prefill == narrow)
+			attempt_cancel(W.of_a[i], "the client is gone");
+	attempts_tick(&W.r->e, clock_us());
+	ck_assert_int_eq(W.of_a[8]->state, ATTEMPT_WAITING);
+	ck_assert_uint_eq(count(W.of_b, 3, ATTEMPT_SUBMITTED), 3);
+	ck_assert_uint_eq(narrow->starting, 3);
+	end();
+}
+
+/* Not every worker makes embeddings: one that waits for the worker that does keeps no text. */
+TEST(an_embedding_that_few_workers_make_keeps_no_text_waiting)
+{
+	begin();
+	rig_free(W.r);
+	W.r = rig_new();
+	struct worker_record *embedder = rig_up(W.r, "m1", "mixed", 11),
+						 *other = rig_up(W.r, "m2", "mixed", 12);
+	embedder->max_sequences = other->max_sequences = 4;
+	other->hidden = 0;
+	ask_a(8);
+	W.of_a[W.n_a++] = ask(&W.a, 1, 1);
+	ask_b(3);
+	ck_assert_uint_eq(W.r->e.queue.n, 4);
+	for (unsigned i = 0; i < 8; i++)
+		if (W.of_a[i]->try.prefill == other)
+			attempt_cancel(W.of_a[i], "the client is gone");
+	attempts_tick(&W.r->e, clock_us());
+	ck_assert_int_eq(W.of_a[8]->state, ATTEMPT_WAITING);
+	ck_assert_uint_eq(count(W.of_b, 3, ATTEMPT_SUBMITTED), 3);
+	end();
+}
+
 /* --- what is enough to start with ---------------------------------------- */
 
 /* All its slots are taken: a few wait there for the next one, the rest here. */

@@ -522,7 +522,8 @@ static void retry_waiting(struct attempts *e, uint64_t now)
 }
 
 /* Where there is no room for one that generates there may be some for one that needs no decode
- * worker, but not the other way round. */
+ * worker, but not the other way round. One that not every worker may take says nothing of the
+ * others. */
 void attempts_take_turns(struct attempts *e, uint64_t now)
 {
 	unsigned submitted = 0, misses = 0, later = 0;
@@ -544,8 +545,10 @@ void attempts_take_turns(struct attempts *e, uint64_t now)
 			e->room = 1;
 			at = &e->queue.owners;
 		} else if (tried.placed == LATER) {
-			later |= !a->asked.pin;
-			if (later && (prefill_only || !e->n_prefill_only))
+			struct place_wish wish = attempt_wish(a);
+			int all_busy = !place_is_restricted(e->registry, &wish);
+			later |= all_busy;
+			if (all_busy && (prefill_only || !e->n_prefill_only))
 				at = &e->queue.owners;
 		} else {
 			at = NULL; /* the order changes */

@@ -381,6 +381,20 @@ int place_possible(const struct registry *g, const struct place_wish *wish)
 	return 0;
 }
 
+int place_is_restricted(const struct registry *g, const struct place_wish *wish)
+{
+	list_each(it, &g->workers) {
+		const struct worker_record *w = list_entry(it, struct worker_record, node);
+		int hands_over = w->role != ROLE_MIXED && !wish->prefill_only;
+		if (!worker_is_up(w) || w->beat.draining)
+			continue;
+		if (!fits(w, wish) || (wish->hidden && w->hidden != wish->hidden) ||
+		    (hands_over && !may_hand_over(w, wish)))
+			return 1;
+	}
+	return wish->pin != NULL;
+}
+
 static int any_takes(const struct registry *g, unsigned roles)
 {
 	struct place_wish wish = {.tokens = 1, .total_tokens = 1};

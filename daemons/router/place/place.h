@@ -58,6 +58,9 @@ struct place_wish {
  * length). Counts, and records the placement for those that follow. */
 int place_choose(struct registry *g, const struct place_wish *wish, uint64_t now_us,
                  struct placement *ret);
+/* Are there workers up that may not take it, though they may take others: for its length, its
+ * embedding's elements or its pin? */
+int place_is_restricted(const struct registry *g, const struct place_wish *wish);
 /* Is there a worker that can take it, be it later? Changes nothing. */
 int place_possible(const struct registry *g, const struct place_wish *wish);
 /* Why requests for several tokens cannot be served now: "no decode worker"; NULL: they can. */
