@@ -244,6 +244,21 @@ TEST_LOOP(a_prefill_worker_with_a_backlog, 0, 5)
 	end();
 }
 
+/* It computes a long prompt itself: what others have computed can still be handed over to it. */
+TEST(a_decode_worker_with_a_prompt_of_its_own)
+{
+	begin();
+	W.p->step_tokens = W.d->step_tokens = 512;
+	W.d->backlog_tokens = 100000;
+	W.d->starting = W.d->requests = 1;
+	ask_a(50);
+	ck_assert_uint_eq(submitted(), 50);
+	W.d->backlog_tokens = 0;
+	W.d->starting--;
+	W.d->requests--;
+	end();
+}
+
 /* Where one has room the other does not matter. */
 TEST(another_worker_has_room)
 {

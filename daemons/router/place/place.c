@@ -45,8 +45,9 @@ static int has_room(const struct worker_record *w, uint32_t tokens)
 	return !w->has_heartbeat || !w->blocks || w->beat.blocks_free >= w->promised_blocks + need;
 }
 
-/* Has w enough to start with? More would only wait there, first in, first out. */
-static int is_busy(const struct registry *g, const struct worker_record *w,
+/* Has w enough to start with? More would only wait there, first in, first out. What it has yet to
+ * compute keeps prompts waiting, and no sequence that is handed over to it. */
+static int is_busy(const struct registry *g, const struct worker_record *w, enum place_stage stage,
                    const struct place_wish *wish)
 {
 	int prefills = w->role == ROLE_PREFILL;
@@ -54,7 +55,8 @@ static int is_busy(const struct registry *g, const struct worker_record *w,
 	if (!wish->in_turn || w->starting < least(least_n, w->window))
 		return 0;
 	return w->starting >= w->window || (!prefills && !has_room(w, wish->tokens)) ||
-	       (w->step_tokens && w->backlog_tokens >= (uint64_t)STARTING_STEPS * w->step_tokens);
+	       (stage == PLACE_PREFILL && w->step_tokens &&
+	        w->backlog_tokens >= (uint64_t)STARTING_STEPS * w->step_tokens);
 }
 
 /* May w take over an attempt that leaves another worker? */
@@ -90,12 +92,12 @@ static int compatible(const struct worker_record *p, const struct worker_record 
 }
 
 static unsigned class_of(const struct registry *g, const struct worker_record *w,
-                         const struct place_wish *wish, uint64_t now_us)
+                         enum place_stage stage, const struct place_wish *wish, uint64_t now_us)
 {
 	unsigned c = breaker_takes(&w->breaker, &g->breaker, now_us) ? 0 : CLASS_BROKEN;
 	if (worker_is_stuck(g, w, now_us))
 		c |= CLASS_STUCK;
-	if (is_busy(g, w, wish))
+	if (is_busy(g, w, stage, wish))
 		c |= CLASS_BUSY;
 	if (wish->avoid && strcmp(w->name, wish->avoid) == 0)
 		c |= CLASS_AVOIDED;
@@ -142,7 +144,7 @@ static enum may has_decoder(const struct registry *g, const struct worker_record
 		const struct worker_record *d = list_entry(it, struct worker_record, node);
 		if (!decodes_for(g, p, d, wish, now_us))
 			continue;
-		if (!is_busy(g, d, wish))
+		if (!is_busy(g, d, PLACE_DECODE, wish))
 			return MAY;
 		r = MAY_LATER;
 	}
@@ -185,9 +187,10 @@ static void look_up(struct option *o, const struct place_wish *wish, uint64_t no
 }
 
 static struct option option_of(const struct registry *g, struct worker_record *w,
-                               const struct place_wish *wish, uint64_t now_us)
+                               enum place_stage stage, const struct place_wish *wish,
+                               uint64_t now_us)
 {
-	struct option o = {.w = w, .class = class_of(g, w, wish, now_us)};
+	struct option o = {.w = w, .class = class_of(g, w, stage, wish, now_us)};
 	if (wish->prefixes)
 		look_up(&o, wish, now_us);
 	return o;
@@ -202,7 +205,7 @@ static unsigned all_first(struct registry *g, unsigned roles, const struct place
 		enum may may = may_be_first(g, roles, w, wish, now_us);
 		if (may == MAY_NOT)
 			continue;
-		g->options[n] = option_of(g, w, wish, now_us);
+		g->options[n] = option_of(g, w, PLACE_PREFILL, wish, now_us);
 		g->options[n++].class |= may == MAY_LATER ? CLASS_BUSY : 0;
 	}
 	return n;
@@ -216,7 +219,7 @@ static unsigned all_decoders(struct registry *g, const struct worker_record *p,
 		struct worker_record *d = list_entry(it, struct worker_record, node);
 		if (!decodes_for(g, p, d, wish, now_us))
 			continue;
-		g->options[n] = option_of(g, d, wish, now_us);
+		g->options[n] = option_of(g, d, PLACE_DECODE, wish, now_us);
 		g->options[n++].is_far = !worker_is_near(p, d);
 	}
 	return n;
