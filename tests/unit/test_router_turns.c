@@ -244,6 +244,27 @@ TEST_LOOP(a_prefill_worker_with_a_backlog, 0, 5)
 	end();
 }
 
+/* One decode worker is full, the other one fails: neither is a reason to wait for them while
+ * another worker does it all. */
+TEST_LOOP(full_and_failing_decode_workers_beside_a_free_one, 0, 2)
+{
+	begin();
+	struct worker_record *d2 = rig_up(W.r, "d2", "decode", 22);
+	struct worker_record *m = rig_up(W.r, "m1", "mixed", 31);
+	W.d->max_sequences = W.d->requests = W.d->starting = 4;
+	d2->breaker.open = 1;
+	d2->breaker.until_us = clock_us() + 60000000;
+	m->tokens_in_flight = 100000; /* the policy would prefer p1 */
+	if (_i)                       /* the failing one alone is no reason to prefer p1 either */
+		registry_down(&W.r->g, W.d, clock_us());
+	ask_a(1);
+	ck_assert_int_eq(W.of_a[0]->state, ATTEMPT_SUBMITTED);
+	ck_assert_ptr_eq(W.of_a[0]->try.prefill, m);
+	m->tokens_in_flight -= 100000;
+	W.d->requests = W.d->starting = 0;
+	end();
+}
+
 /* It computes a long prompt itself: what others have computed can still be handed over to it. */
 TEST(a_decode_worker_with_a_prompt_of_its_own)
 {

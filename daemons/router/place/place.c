@@ -32,7 +32,8 @@ enum class {
 	CLASS_AVOIDED = 2,
 	CLASS_BUSY = 4,
 	CLASS_STUCK = 8,
-	CLASS_BROKEN = 16
+	CLASS_BROKEN = 16,
+	CLASS_NONE = 32 /* not a worker for it */
 };
 
 /* Has w a free sequence slot and enough free blocks, by its last heartbeat and what was placed
@@ -133,39 +134,39 @@ static int decodes_for(const struct registry *g, const struct worker_record *p,
 	       (wish->pin || registry_handover_takes(g, p, d, now_us));
 }
 
-/* May a worker take it? LATER: it can, but what it would hand over to is busy. */
-enum may { MAY_NOT, MAY_LATER, MAY };
-
-static enum may has_decoder(const struct registry *g, const struct worker_record *p,
-                            const struct place_wish *wish, uint64_t now_us)
+/* The lowest class of the decode workers for p; CLASS_NONE: there is none. */
+static unsigned decoder_class(const struct registry *g, const struct worker_record *p,
+                              const struct place_wish *wish, uint64_t now_us)
 {
-	enum may r = MAY_NOT;
+	unsigned r = CLASS_NONE;
 	list_each(it, &g->workers) {
 		const struct worker_record *d = list_entry(it, struct worker_record, node);
-		if (!decodes_for(g, p, d, wish, now_us))
-			continue;
-		if (!is_busy(g, d, PLACE_DECODE, wish))
-			return MAY;
-		r = MAY_LATER;
+		if (r && decodes_for(g, p, d, wish, now_us))
+			r = (unsigned)least(r, class_of(g, d, PLACE_DECODE, wish, now_us));
 	}
 	return r;
 }
 
-/* May w get Submit? roles: bits, 1 << role */
-static enum may may_be_first(const struct registry *g, unsigned roles,
-                             const struct worker_record *w, const struct place_wish *wish,
-                             uint64_t now_us)
+/* The class of w as the worker that gets Submit; CLASS_NONE: it may not. A prefill worker is as
+ * busy, stuck or broken as the best decode worker for it. roles: bits, 1 << role */
+static unsigned class_as_first(const struct registry *g, unsigned roles,
+                               const struct worker_record *w, const struct place_wish *wish,
+                               uint64_t now_us)
 {
 	const struct place_pin *pin = wish->pin;
 	if (!(roles & 1u << w->role) || !usable(g, w, wish) ||
 	    (wish->hidden && w->hidden != wish->hidden))
-		return MAY_NOT;
+		return CLASS_NONE;
 	if (pin && *pin->prefill && strcmp(pin->prefill, w->name) != 0)
-		return MAY_NOT;
+		return CLASS_NONE;
 	if (pin && pin->n_decode && w->role != ROLE_PREFILL &&
 	    (*pin->prefill || pinned_decode(pin, w) < 0))
-		return MAY_NOT;
-	return w->role != ROLE_PREFILL || wish->prefill_only ? MAY : has_decoder(g, w, wish, now_us);
+		return CLASS_NONE;
+	unsigned own = class_of(g, w, PLACE_PREFILL, wish, now_us), best;
+	if (w->role != ROLE_PREFILL || wish->prefill_only)
+		return own;
+	best = decoder_class(g, w, wish, now_us);
+	return best == CLASS_NONE ? best : own | (best & (CLASS_BUSY | CLASS_STUCK | CLASS_BROKEN));
 }
 
 /* How much of the prompt the worker is known to hold. The last token is always computed. Only
@@ -186,11 +187,10 @@ static void look_up(struct option *o, const struct place_wish *wish, uint64_t no
 	o->hit_tokens = m.blocks * bt;
 }
 
-static struct option option_of(const struct registry *g, struct worker_record *w,
-                               enum place_stage stage, const struct place_wish *wish,
-                               uint64_t now_us)
+static struct option option_of(struct worker_record *w, unsigned class,
+                               const struct place_wish *wish, uint64_t now_us)
 {
-	struct option o = {.w = w, .class = class_of(g, w, stage, wish, now_us)};
+	struct option o = {.w = w, .class = class};
 	if (wish->prefixes)
 		look_up(&o, wish, now_us);
 	return o;
@@ -202,11 +202,9 @@ static unsigned all_first(struct registry *g, unsigned roles, const struct place
 	unsigned n = 0;
 	list_each(it, &g->workers) {
 		struct worker_record *w = list_entry(it, struct worker_record, node);
-		enum may may = may_be_first(g, roles, w, wish, now_us);
-		if (may == MAY_NOT)
-			continue;
-		g->options[n] = option_of(g, w, PLACE_PREFILL, wish, now_us);
-		g->options[n++].class |= may == MAY_LATER ? CLASS_BUSY : 0;
+		unsigned class = class_as_first(g, roles, w, wish, now_us);
+		if (class != CLASS_NONE)
+			g->options[n++] = option_of(w, class, wish, now_us);
 	}
 	return n;
 }
@@ -219,7 +217,8 @@ static unsigned all_decoders(struct registry *g, const struct worker_record *p,
 		struct worker_record *d = list_entry(it, struct worker_record, node);
 		if (!decodes_for(g, p, d, wish, now_us))
 			continue;
-		g->options[n] = option_of(g, d, PLACE_DECODE, wish, now_us);
+		unsigned class = class_of(g, d, PLACE_DECODE, wish, now_us);
+		g->options[n] = option_of(d, class, wish, now_us);
 		g->options[n++].is_far = !worker_is_near(p, d);
 	}
 	return n;
@@ -378,8 +377,8 @@ int place_possible(const struct registry *g, const struct place_wish *wish)
 {
 	for (unsigned i = 0; i < 2; i++)
 		list_each(it, &g->workers)
-			if (may_be_first(g, first_roles[i], list_entry(it, struct worker_record, node), wish,
-			                 wish->now_us))
+			if (class_as_first(g, first_roles[i], list_entry(it, struct worker_record, node), wish,
+			                   wish->now_us) != CLASS_NONE)
 				return 1;
 	return 0;
 }
@@ -480,8 +479,6 @@ int place_choose(struct registry *g, const struct place_wish *wish, uint64_t now
 	p.predicted = prefixes_find(wish->prefixes, &p.first->prefix, &n_hashes) != NULL;
 	if (p.first->role == ROLE_PREFILL && !wish->prefill_only)
 		p.n_decode = decoders(g, p.first, wish, now_us, p.decode);
-	if (p.n_decode && g->options[0].class & CLASS_BUSY)
-		return PLACE_LATER;
 	uint64_t wait_us = backlog_us(p.first);
 	remember(g, p.first, wish, p.first->role != ROLE_PREFILL, wait_us, now_us);
 	if (p.n_decode) {
