@@ -143,7 +143,7 @@ static void check(void)
 	must(o && json_array_size(o) == w.g.n_workers);
 	json_decref(o);
 	buf_fini(&b);
-	uint32_t s = registry_retry_after_s(&w.g, 1, 60);
+	uint32_t s = registry_retry_after_s(&w.g, 0, 1, 60);
 	must(s >= 1 && s <= 60 && registry_fingerprint(&w.g, text, sizeof text) <= 1);
 }
 

@@ -421,10 +421,10 @@ TEST(retry_after)
 	Pds__Heartbeat b = PDS__HEARTBEAT__INIT;
 	uint64_t now = clock_us();
 	registry_init(&g, 1000000);
-	ck_assert_uint_eq(registry_retry_after_s(&g, 2, 60), 2); /* nothing was measured */
+	ck_assert_uint_eq(registry_retry_after_s(&g, 0, 2, 60), 2); /* nothing was measured */
 	struct worker_record *p = add(&g, "p1", "prefill"), *d = add(&g, "d1", "decode");
 	p->backlog_tokens = 10000;
-	ck_assert_uint_eq(registry_retry_after_s(&g, 2, 60), 2);
+	ck_assert_uint_eq(registry_retry_after_s(&g, 0, 2, 60), 2);
 	for (int i = 0; i < 5; i++) {
 		/* 1,000 prompt tokens and 50 of answers a second */
 		registry_beat(p, &b, now);
@@ -435,25 +435,25 @@ TEST(retry_after)
 	}
 	ck_assert_double_eq_tol(p->prompt_rate, 1000, 1);
 	p->output_rate = d->prompt_rate = 0;
-	ck_assert_uint_eq(registry_retry_after_s(&g, 2, 60), 10);
+	ck_assert_uint_eq(registry_retry_after_s(&g, 0, 2, 60), 10);
 	/* and 2 s until somebody is done */
 	registry_answered(&g, 100);
-	ck_assert_uint_eq(registry_retry_after_s(&g, 2, 60), 12);
+	ck_assert_uint_eq(registry_retry_after_s(&g, 0, 2, 60), 12);
 	p->backlog_tokens = 10;
-	ck_assert_uint_eq(registry_retry_after_s(&g, 1, 60), 3);
+	ck_assert_uint_eq(registry_retry_after_s(&g, 0, 1, 60), 3);
 	p->backlog_tokens = 1000000000;
-	ck_assert_uint_eq(registry_retry_after_s(&g, 2, 60), 60);
+	ck_assert_uint_eq(registry_retry_after_s(&g, 0, 2, 60), 60);
 	p->backlog_tokens = UINT64_MAX / 2;
-	ck_assert_uint_eq(registry_retry_after_s(&g, 2, 60), 60);
+	ck_assert_uint_eq(registry_retry_after_s(&g, 0, 2, 60), 60);
 	registry_down(&g, p, now);
-	ck_assert_uint_eq(registry_retry_after_s(&g, 1, 60), 2);
+	ck_assert_uint_eq(registry_retry_after_s(&g, 0, 1, 60), 2);
 	/* totals that go back, or jump, do no harm */
 	b.prompt_tokens = 0;
 	registry_beat(d, &b, now);
 	b.prompt_tokens = UINT64_MAX;
 	registry_beat(d, &b, now + 1);
 	registry_beat(d, &b, now + 2000000);
-	ck_assert_uint_le(registry_retry_after_s(&g, 1, 60), 60);
+	ck_assert_uint_le(registry_retry_after_s(&g, 0, 1, 60), 60);
 	p->backlog_tokens = 0;
 	registry_fini(&g);
 }

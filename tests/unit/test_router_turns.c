@@ -341,6 +341,20 @@ TEST(a_place_that_a_cancelled_one_leaves)
 	end();
 }
 
+/* A client that comes again is told of what waits here too, not only of what workers have. */
+TEST(retry_after_counts_what_waits)
+{
+	begin();
+	W.p->prompt_rate = 10;
+	ask_a(900); /* five tokens each */
+	ck_assert_uint_eq(W.r->e.queue.n, 900 - WINDOW);
+	ck_assert_uint_eq(registry_retry_after_s(&W.r->g, W.r->e.queued_tokens, 1, 6000), 900 * 5 / 10);
+	for (unsigned i = WINDOW; i < 900; i++)
+		attempt_cancel(W.of_a[i], "the client is gone");
+	ck_assert_uint_eq(W.r->e.queued_tokens, 0);
+	end();
+}
+
 TEST(its_time_is_up_while_it_waits)
 {
 	begin();

@@ -103,8 +103,10 @@ static enum attempt_state step_new(struct attempt *a, const struct attempt_event
 static void leave_queue(struct attempt *a)
 {
 	struct attempts *e = a->all;
-	if (fair_waits(&a->turn))
-		e->n_prefill_only -= (size_t)attempt_is_prefill_only(a);
+	if (!fair_waits(&a->turn))
+		return;
+	e->n_prefill_only -= (size_t)attempt_is_prefill_only(a);
+	e->queued_tokens -= a->asked.prompt_tokens;
 	fair_drop(&e->queue, &a->turn);
 }
 
@@ -117,6 +119,7 @@ static void wait_for_turn(struct attempt *a)
 	a->since_us = clock_us();
 	fair_put(&e->queue, a->asked.caller, &a->turn, attempt_cost(a));
 	e->n_prefill_only += (size_t)attempt_is_prefill_only(a);
+	e->queued_tokens += a->asked.prompt_tokens;
 }
 
 static void wait_for_worker(struct attempt *a, uint64_t now)

@@ -253,6 +253,7 @@ struct attempts {
 	struct list waiting, ending; /* by_state; ending: earliest first */
 	struct fair_queue queue;     /* new attempts, which wait for their turn */
 	size_t n_prefill_only;       /* of them, those that need no decode worker */
+	uint64_t queued_tokens;      /* of their prompts */
 	int room;                    /* a worker may have room for one of them */
 	struct list late;            /* summary.c */
 	struct map *late_by_id;

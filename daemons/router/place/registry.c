@@ -439,9 +439,10 @@ static void measure_beat(struct worker_record *w, const Pds__Heartbeat *b, uint6
 		measure(&w->output_rate, b->generated_tokens - w->beat.generated_tokens, us);
 }
 
-uint32_t registry_retry_after_s(const struct registry *g, uint32_t min_s, uint32_t max_s)
+uint32_t registry_retry_after_s(const struct registry *g, uint64_t queued, uint32_t min_s,
+                                uint32_t max_s)
 {
-	double backlog = 0, prompt_rate = 0, output_rate = 0, s = 0;
+	double backlog = (double)queued, prompt_rate = 0, output_rate = 0, s = 0;
 	list_each(n, &g->workers) {
 		const struct worker_record *w = list_entry(n, struct worker_record, node);
 		if (!worker_is_up(w))

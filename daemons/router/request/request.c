@@ -36,7 +36,8 @@ static const char *id_of(const struct request *q)
 
 uint32_t router_retry_after_s(const struct router *r)
 {
-	return registry_retry_after_s(&r->registry, r->conf.retry_after_s, r->conf.retry_after_max_s);
+	return registry_retry_after_s(&r->registry, r->attempts.queued_tokens, r->conf.retry_after_s,
+	                              r->conf.retry_after_max_s);
 }
 
 void router_error_headers(struct router *r, const struct api_error *e, char *out, size_t size)
