@@ -474,7 +474,7 @@ TEST(abort_of_another_key)
 /* One key's answers do not take all places of max_requests. */
 TEST(a_greedy_key_leaves_places)
 {
-	enum { HOGS = 9 };
+	enum { HOGS = 8 };
 	struct world *w = world_new(NULL, 1u << 20);
 	struct ask a[HOGS] = {0}, b = {.path = "/v1/completions", .body = "{\"prompt\":[1]}"};
 	pthread_t t[HOGS], u;
@@ -483,16 +483,18 @@ TEST(a_greedy_key_leaves_places)
 	w->mute = 1;
 	for (int i = 0; i < HOGS; i++) {
 		a[i] = (struct ask){.path = "/v1/completions",
-		                    .body = "{\"prompt\":[1],\"n\":113}",
+		                    .body = "{\"prompt\":[1],\"n\":128}",
 		                    .fields = KEY};
 		begin_ask(w, &a[i], &t[i]);
 	}
 	end_ask(w, &a[HOGS - 1], t[HOGS - 1]);
 	has(a[HOGS - 1].out, "HTTP/1.1 429 ");
-	has(a[HOGS - 1].out, "904 answers of this client are at work here, and 120 places are left");
+	has(a[HOGS - 1].out,
+	    "896 answers of this client are at work here; with 128 more of it too few of the 128 "
+	    "places");
 	b.fields = KEY_B;
 	begin_ask(w, &b, &u);
-	ck_assert_uint_eq(w->r.n_answers, 905);
+	ck_assert_uint_eq(w->r.n_answers, 897);
 	w->mute = 0;
 	world_wake(w);
 	end_ask(w, &b, u);
@@ -504,6 +506,22 @@ TEST(a_greedy_key_leaves_places)
 		free(a[i].out);
 	}
 	free(b.out);
+	world_free(w);
+}
+
+/* It could not be served later either, so it is told what is wrong with it. */
+TEST_LOOP(a_request_of_more_answers_than_a_client_gets, 0, 2)
+{
+	struct world *w = world_new(NULL, 1u << 20);
+	w->r.conf.max_requests = _i ? 9 : 8;
+	char *out = ask(w, "/v1/completions", "{\"prompt\":[1],\"n\":8}");
+	has(out, "HTTP/1.1 200 ");
+	free(out);
+	out = ask(w, "/v1/completions", "{\"prompt\":[1],\"n\":9}");
+	has(out, "HTTP/1.1 400 ");
+	has(out, "9 answers at once are more than one client may have of the ");
+	has(out, "\"param\":\"n\"");
+	free(out);
 	world_free(w);
 }
 

@@ -120,17 +120,23 @@ static int make_answers(struct request *q)
 	struct caller *c = q->caller;
 	uint64_t n = (uint64_t)p->n_prompts * p->p.n;
 	int embeds = p->kind == KIND_EMBEDDING;
-	uint64_t work = embeds ? least(n, EMBEDDINGS_AT_ONCE) : n;
-	if (r->n_answers + work > r->conf.max_requests)
+	uint64_t work = embeds ? least(n, EMBEDDINGS_AT_ONCE) : n, max = r->conf.max_requests;
+	if (work > max || !fair_share(work - 1, max - (work - 1)))
+		return api_bad(&p->error, embeds ? "input" : "n",
+		               "%llu answers at once are more than one client may have of the %llu that "
+		               "this server works at (max_requests); send requests of fewer",
+		               (unsigned long long)work, (unsigned long long)max);
+	if (r->n_answers + work > max)
 		return api_fault(&p->error, 429,
 		                 "%u requests are at work here; with %llu more that is over the limit of "
 		                 "%u (max_requests)",
 		                 r->n_answers, (unsigned long long)work, r->conf.max_requests);
-	if (!fair_share(c->answers, r->conf.max_requests - r->n_answers))
+	if (!fair_share(c->answers + work - 1, max - r->n_answers - (work - 1)))
 		return api_fault(&p->error, 429,
-		                 "%u answers of this client are at work here, and %u places are left for "
-		                 "all (max_requests); send this one when some have ended",
-		                 c->answers, r->conf.max_requests - r->n_answers);
+		                 "%u answers of this client are at work here; with %llu more of it too few "
+		                 "of the %u places that are left would remain for others (max_requests); "
+		                 "send this request when some have ended",
+		                 c->answers, (unsigned long long)work, (uint32_t)max - r->n_answers);
 	if (q->tenant && !embeds && tenant_take_answers(q->tenant, (uint32_t)n, &p->error) < 0)
 		return -1;
 	q->running = embeds ? 1 : (uint32_t)n;
