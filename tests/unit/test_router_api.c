@@ -6,6 +6,7 @@
 #include "real_model.h"
 
 #include <signal.h>
+#include <zlib.h>
 
 /* --- streams and deaths -------------------------------------------------- */
 
@@ -662,6 +663,54 @@ TEST(client_leaves_a_text_thread)
 	pthread_join(a, NULL);
 	free(lng.out);
 	free(big);
+	world_free(w);
+}
+
+/* What a text thread is told of a request's work beyond its bytes. */
+TEST_LOOP(work_of_a_text_thread_beyond_bytes, 0, 4)
+{
+	enum { LONG = 10000 };
+	static const struct {
+		const char *body; /* LONG blanks follow if is_long */
+		int is_long, is_gzip;
+		size_t want; /* of one that is not compressed */
+	} rows[] = {
+		{"{\"prompt\":[1],\"guided_regex\":\"[a-z]*\"}", 0, 0, 65536},
+		{"{\"prompt\":[1],\"guided_regex\":\"[a-z]*\"}", 1, 0, 65536},
+		{"{\"prompt\":[1]}", 1, 0, 0},
+		{"{\"prompt\":[1]}", 1, 1, 0},
+	};
+	if (rows[_i].want && !model)
+		SKIP(SKIP_NO_MODEL);
+	struct world *w = world_new(model, 1u << 20);
+	char plain[2 * LONG], packed[2 * LONG], head[200];
+	int n = sprintf(plain, "%s%*s", rows[_i].body, rows[_i].is_long ? LONG : 0, "");
+	z_stream z = {.next_in = (unsigned char *)plain, .avail_in = (uInt)n};
+	const char *body = plain;
+	int fd = dial(http_port(w->r.http)), len = n;
+	w->mute = 1;
+	if (rows[_i].is_gzip) {
+		z.next_out = (unsigned char *)packed;
+		z.avail_out = sizeof packed;
+		ck_assert_int_eq(deflateInit2(&z, 9, Z_DEFLATED, 31, 8, Z_DEFAULT_STRATEGY), Z_OK);
+		ck_assert_int_eq(deflate(&z, Z_FINISH), Z_STREAM_END);
+		len = (int)z.total_out;
+		body = packed;
+		deflateEnd(&z);
+	}
+	int h = sprintf(head,
+	                "POST /v1/completions HTTP/1.1\r\nHost: x\r\n%sContent-Length: %d\r\n\r\n",
+	                rows[_i].is_gzip ? "Content-Encoding: gzip\r\n" : "", len);
+	ck_assert_int_eq((int)send(fd, head, (size_t)h, 0), h);
+	ck_assert_int_eq((int)send(fd, body, (size_t)len, 0), len);
+	while (w->running.next == &w->running)
+		event_base_loop(w->base, EVLOOP_ONCE);
+	const struct request *q = list_entry(w->r.requests.next, struct request, node);
+	size_t want = rows[_i].is_gzip ? (size_t)(n - len) : rows[_i].want;
+	ck_assert_uint_eq(q->prep.job.more, want);
+	close(fd);
+	while (w->r.n_requests)
+		event_base_loop(w->base, EVLOOP_ONCE);
 	world_free(w);
 }
 

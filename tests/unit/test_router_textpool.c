@@ -109,6 +109,31 @@ TEST(a_neighbour_waits_for_one_job_of_a_greedy_caller)
 	end(p);
 }
 
+/* Few bytes that turn out to be many, or to be a form to compile: the caller waits for its next turn
+ * as long as if they had been many from the start. */
+TEST(what_a_job_took_beyond_its_bytes_counts)
+{
+	struct text_caller a, b;
+	struct text_pool *p = begin(1, 1024);
+	text_caller_init(&a);
+	text_caller_init(&b);
+	for (int i = 0; i < 8; i++) {
+		put(p, &a, 'a', 0);
+		jobs[n_jobs - 1].job.more = 99999;
+	}
+	wait_begun(1);
+	for (int i = 0; i < 20; i++)
+		put(p, &b, 'b', 19999);
+	for (int i = 0; i < 13; i++) {
+		sem_post(&T.go);
+		wait_begun(1);
+	}
+	pthread_mutex_lock(&T.lock);
+	ck_assert_str_eq(T.order, "abbbbbabbbbbab");
+	pthread_mutex_unlock(&T.lock);
+	end(p);
+}
+
 /* Small jobs that take long: their bytes do not say so, but half of the threads stay for others. */
 TEST_LOOP(half_of_the_threads_while_others_wait, 0, 3)
 {

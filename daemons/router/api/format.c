@@ -10,6 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* of a text that takes about as long as to compile a form: milliseconds */
+#define FORM_BYTES 65536u
+
 static int no_memory(struct request_prepare *q, const char *param)
 {
 	return api_fault(&q->error, 503, "%s: this server has no memory to look at it now", param);
@@ -32,6 +35,7 @@ int format_constrain(struct request_prepare *q, const char *param, unsigned kind
 	if (!q->model->tokenizer)
 		return api_bad(&q->error, param,
 		               "%s needs the model's vocabulary, which this server does not have", param);
+	q->job.more += FORM_BYTES;
 	int r = grammar_compile(kind, text, strlen(text), strict ? GRAMMAR_STRICT : 0, &g, &err);
 	if (r < 0)
 		return r == ERR_NOMEM ? no_memory(q, param)

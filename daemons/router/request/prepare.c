@@ -123,6 +123,7 @@ static json_t *read_body(struct request_prepare *q)
 	if (!q->is_gzip) {
 		o = parse_body(q, q->body.data, q->body.len);
 	} else if (inflate_body(q, &plain) == 0) {
+		q->job.more += plain.len > q->body.len ? plain.len - q->body.len : 0;
 		q->body.len = plain.len;
 		o = parse_body(q, plain.data ? plain.data : "", plain.len);
 	}

@@ -59,6 +59,8 @@ static void *thread_main(void *arg)
 			j->work(j);
 		pthread_mutex_lock(&p->lock);
 		c->at_work--;
+		if (j->more)
+			fair_charge(&p->shared.queue, &c->turns, j->more);
 		pthread_mutex_unlock(&p->lock);
 		p->post(p->arg, j); /* then the loop may free the job and its caller */
 		pthread_mutex_lock(&p->lock);

@@ -21,6 +21,8 @@ struct text_job {
 	struct fair_item turn;            /* first; the pool's until a thread has it */
 	void (*work)(struct text_job *j); /* on a thread of the pool */
 	void (*done)(struct text_job *j); /* on the event loop */
+	/* set by `work`: what it took beyond the bytes that it was put with, for the caller's turns */
+	size_t more;
 	/* its result is not wanted: do not begin it */
 	atomic_int skip;
 };
