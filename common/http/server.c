@@ -67,16 +67,26 @@ static void close_waiting(struct http_server *h, struct http_conn *c)
 	conn_free(c);
 }
 
+/* Bytes that have arrived and are not parsed yet may be a whole request: such a connection is not
+ * closed. */
 static struct http_conn *first_by_client(struct http_client *c)
 {
-	struct list *first = c->loop.waiting.next;
-	return first == &c->loop.waiting ? NULL : list_entry(first, struct http_conn, by_client);
+	list_each(n, &c->loop.waiting) {
+		struct http_conn *first = list_entry(n, struct http_conn, by_client);
+		if (list_empty(&first->ready))
+			return first;
+	}
+	return NULL;
 }
 
 static struct http_conn *first_by_server(struct http_server *h)
 {
-	struct list *first = h->waiting.next;
-	return first == &h->waiting ? NULL : list_entry(first, struct http_conn, by_server);
+	list_each(n, &h->waiting) {
+		struct http_conn *first = list_entry(n, struct http_conn, by_server);
+		if (list_empty(&first->ready))
+			return first;
+	}
+	return NULL;
 }
 
 static int make_room(struct http_server *h, struct http_client *from)

@@ -167,6 +167,27 @@ TEST(cap_of_an_address)
 		close(fd[i]);
 }
 
+/* Its request has arrived but is not parsed yet when the next one comes: another gives way. */
+TEST(one_whose_request_has_just_arrived_stays)
+{
+	int fd[4];
+	opts.max_per_address = 3;
+	begin();
+	for (unsigned i = 0; i < 3; i++) {
+		fd[i] = dial();
+		UNTIL(counts().accepted == i + 1);
+	}
+	turn(); /* so that the listener is not ready before fd[0] is */
+	turn();
+	say(fd[0], "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); /* the longest waiting */
+	fd[3] = dial();
+	answered(fd[0], "HTTP/1.1 200 ", NULL);
+	UNTIL(counts().closed_waiting == 1);
+	ck_assert_int_eq(is_open(fd[1]), 0);
+	for (int i = 0; i < 4; i++)
+		close(fd[i]);
+}
+
 /* The table is full of others. Who is busy here comes in once more only at the cost of an address
  * that has more. */
 TEST(full_of_others)
