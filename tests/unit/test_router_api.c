@@ -666,6 +666,35 @@ TEST(client_leaves_a_text_thread)
 	world_free(w);
 }
 
+/* Its places are the next one's at once, without a tick. */
+TEST(a_client_that_leaves_makes_room)
+{
+	static const char ask[] = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 20\r\n"
+							  "\r\n{\"prompt\":[1],\"n\":2}";
+	struct world *w = world_new(NULL, 1u << 20);
+	int fd[2];
+	w->mute = 1;
+	w->p->window = 2;
+	event_del(w->tick);
+	for (unsigned i = 0; i < 2; i++) {
+		fd[i] = dial(http_port(w->r.http));
+		ck_assert_int_eq((int)send(fd[i], ask, sizeof ask - 1, 0), (int)sizeof ask - 1);
+		while (w->r.n_answers < 2 * (i + 1))
+			event_base_loop(w->base, EVLOOP_ONCE);
+	}
+	ck_assert_uint_eq(w->r.attempts.queue.n, 2);
+	close(fd[0]);
+	struct timeval limit = {.tv_sec = 5};
+	event_base_loopexit(w->base, &limit);
+	while (w->r.attempts.queue.n && !event_base_got_exit(w->base))
+		event_base_loop(w->base, EVLOOP_ONCE);
+	ck_assert_uint_eq(w->r.attempts.queue.n, 0);
+	close(fd[1]);
+	while (w->r.n_requests)
+		event_base_loop(w->base, EVLOOP_ONCE);
+	world_free(w);
+}
+
 /* What a text thread is told of a request's work beyond its bytes. */
 TEST_LOOP(work_of_a_text_thread_beyond_bytes, 0, 4)
 {

@@ -395,6 +395,23 @@ TEST_LOOP(workers_are_lost_while_it_waits, 0, 2)
 	end();
 }
 
+/* What it had pauses: the place at the decode worker is the next one's, at once. */
+TEST(a_place_that_a_lost_worker_leaves_elsewhere)
+{
+	begin();
+	rig_up(W.r, "p2", "prefill", 12);
+	W.d->window = 2;
+	ask_a(3);
+	ck_assert_uint_eq(W.r->e.queue.n, 1);
+	struct worker_record *lost = W.of_a[0]->try.prefill;
+	W.r->log[0] = 0;
+	registry_down(&W.r->g, lost, clock_us());
+	attempts_worker_down(&W.r->e, lost, "its link restarts", WORKER_LINK_RESTART);
+	ck_assert_uint_eq(W.r->e.queue.n, 0);
+	ck_assert_uint_eq(submitted(), 2);
+	end();
+}
+
 /* --- what waits for no turn ---------------------------------------------- */
 
 /* Its client has tokens, or has waited for the worker that lost it. */

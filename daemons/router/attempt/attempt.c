@@ -573,13 +573,13 @@ void attempts_worker_down(struct attempts *e, struct worker_record *w, const cha
                           enum worker_end how)
 {
 	char text[256];
-	(void)e;
 	snprintf(text, sizeof text, "worker %s is gone: %s", w->name, why);
 	struct attempt_event down = {.type = ON_WORKER_DOWN, .worker = w, .how = how, .why = text};
 	while (!list_empty(&w->prefills))
 		attempt_step(list_entry(w->prefills.next, struct attempt, try.at_prefill), &down);
 	while (!list_empty(&w->decodes))
 		attempt_step(list_entry(w->decodes.next, struct attempt, try.at_decode), &down);
+	attempts_take_turns(e, clock_us());
 }
 
 /* Does a running attempt have to leave w, and is there another worker that can take it, neither

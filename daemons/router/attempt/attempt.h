@@ -309,6 +309,9 @@ enum worker_end {
 /* Call registry_down first. */
 void attempts_worker_down(struct attempts *e, struct worker_record *w, const char *why,
                           enum worker_end how);
+/* Submits what waits for its turn and has room now, if places became free since it was called last.
+ * Attempts may be freed, so not from a hook or after attempt_cancel in an owner's function. */
+void attempts_take_turns(struct attempts *e, uint64_t now_us);
 /* deadlines and waits; about every 50 ms */
 void attempts_tick(struct attempts *e, uint64_t now_us);
 void attempts_json(const struct attempts *e, uint64_t now_us, struct buf *out); /* an array */

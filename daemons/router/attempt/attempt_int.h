@@ -71,8 +71,6 @@ struct attempt_loss {
 
 /* attempt.c. The attempt may be freed when it returns. */
 void attempt_step(struct attempt *a, const struct attempt_event *event);
-/* Submits what waits for its turn and has room now. Other attempts may be freed. */
-void attempts_take_turns(struct attempts *e, uint64_t now_us);
 /* a worker has it */
 static inline int attempt_is_running(const struct attempt *a)
 {

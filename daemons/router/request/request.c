@@ -543,12 +543,25 @@ void request_uncount(struct request *q)
 	q->counted = 0;
 }
 
+/* A timer of no time, so that the loop looks at its descriptors before the next turn; an event that
+ * activates itself would not let it. */
+static void wake_turns(struct router *r)
+{
+	static const struct timeval now = {0, 0};
+	CHECK(event_add(r->turns.ev, &now) == 0);
+}
+
+/* Places that its answers had are free: other requests may take them, outside of everybody's
+ * stack. */
 static void request_free(struct request *q)
 {
+	struct router *r = q->r;
 	for (uint32_t i = 0; i < q->n_answers; i++)
 		answer_fini(&q->answers[i]);
 	free(q->answers);
-	q->r->n_requests--;
+	if (r->attempts.room && r->attempts.queue.n)
+		wake_turns(r);
+	r->n_requests--;
 	request_uncount(q);
 	list_remove(&q->node);
 	list_remove(&q->turn);
@@ -556,7 +569,7 @@ static void request_free(struct request *q)
 	parts_fini(&q->reply.parts);
 	free(q->pin);
 	request_prepare_fini(&q->prep);
-	caller_put(q->r->callers, q->caller);
+	caller_put(r->callers, q->caller);
 	if (q->tenant)
 		tenant_end(q->tenant, q->running);
 	free(q);
@@ -578,20 +591,13 @@ void request_step(struct request *q, enum request_event e)
 
 /* --- turns: work in steps ------------------------------------------------ */
 
-/* A timer of no time, so that the loop looks at its descriptors before the next turn; an event that
- * activates itself would not let it. */
-static void wake_turns(struct router *r)
-{
-	static const struct timeval now = {0, 0};
-	CHECK(event_add(r->turns.ev, &now) == 0);
-}
-
 static void on_turn(evutil_socket_t fd, short what, void *arg)
 {
 	struct router *r = arg;
 	uint64_t end = clock_us() + TURN_US;
 	(void)fd;
 	(void)what;
+	attempts_take_turns(&r->attempts, clock_us());
 	do {
 		if (list_empty(&r->turns.waiting))
 			return;
