@@ -310,7 +310,7 @@ help:
 	@echo "make bench      against llama.cpp, hand-shake, KV transfer, the whole suite (parts: bench-peer bench-handover bench-kv bench-suite)"
 	@echo "make bench-NAME scheduling and placement on simulated accelerators: policies, blocked-peer, ... (tests/bench/bench.mk lists them)"
 	@echo "make bench-text tokenizers, chat templates and constrained output, beside Hugging Face tokenizers, tiktoken, Jinja2 and llguidance"
-	@echo "make isolation  what one client can cost another: floods, hand-shakes, dear grammars, slow ends, beside a neighbour; up to 8 minutes: ONLY=\"flood burst\""
+	@echo "make isolation  what one client can cost another: floods, hand-shakes, expensive grammars, slow ends, beside a neighbour; up to 8 minutes: ONLY=\"flood burst\""
 	@echo "make soak       64 streams for 60 s: no error, no leak, memory flat: LAYOUT=1p2d SOAK_SECONDS=60 QUICK=1"
 	@echo "make chaos      kills, stops, faults and hostile clients over all daemons: no wrong answer, nothing hung or leaked: CHAOS_SECONDS=600 SEED=1"
 	@echo "make model      checks the hand-over protocol's models (tests/model), up to 15 minutes on two cores; MATCH='^m' picks lines"

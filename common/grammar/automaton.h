@@ -117,7 +117,7 @@ uint32_t automaton_alias(struct automaton *a, uint32_t state);
 /* walk.c: computes the mask of a state. Returns whether it has any bit set; if `full` is set, the
  * result is invalid. */
 int automaton_fill(struct automaton *a, uint32_t state, uint64_t *mask);
-/* Makes sure `start` is known. Returns -1: out of memory, or spent. */
+/* Makes sure `start` is known. Returns -1: out of memory. */
 int automaton_begin(struct automaton *a);
 /* Empties all tables. Returns the same state in the new life; if the steps do not suffice, changes
  * nothing. */

@@ -5,9 +5,9 @@
  * answers gets no further request read, so that pipelining fills no memory. Heads and bodies are
  * parsed in conn_work alone, where addresses take turns. A half-closed client counts as gone once
  * what it has sent is parsed. All bytes that a client makes the edge hold are charged to its
- * address. A connection is freed from the loop alone (by its own event, by
- * the tick, or to make room), never under a function that its owner called. Whatever a client
- * sends costs at most its own connection. */
+ * address. A connection is freed from the loop alone (by its own event, by the tick, or to make
+ * room), never under a function that its owner called. Whatever a client sends costs at most its
+ * own connection. */
 #include "http/conn.h"
 #include "util/check.h"
 #include "util/clock.h"

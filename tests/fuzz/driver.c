@@ -83,7 +83,7 @@ struct input {
 static struct fuzz_target *target;
 static struct input *pool, now; /* now: what runs, for the death callback */
 static size_t pool_n, pool_size;
-static uint64_t seed, runs, dearest;
+static uint64_t seed, runs, most_expensive;
 static const char *kept_dir;
 
 static uint64_t rnd(uint64_t below)
@@ -131,15 +131,15 @@ static int run(struct input in)
 	last_pc = 0;
 	/* not each time: a call to the kernel costs as much as a short input, but not as an expensive
 	 * one */
-	if (runs++ % 64 == 0 || dearest)
+	if (runs++ % 64 == 0 || most_expensive)
 		alarm(FUZZ_INPUT_SECONDS);
 	recording = 1;
 	target->run(in.data, in.size);
 	recording = 0;
 	uint64_t cost = fuzz_costs();
-	int is_dearest = cost > dearest + dearest / 50;
-	dearest = is_dearest ? cost : dearest;
-	return note_hits() || is_dearest;
+	int is_most_expensive = cost > most_expensive + most_expensive / 50;
+	most_expensive = is_most_expensive ? cost : most_expensive;
+	return note_hits() || is_most_expensive;
 }
 
 static void pool_add(const uint8_t *data, size_t size)
@@ -333,8 +333,9 @@ static int fuzz(int seconds, const char *corpus)
 	       "further than others, %zu new\n",
 	       target->name, (long)(time(NULL) - start), (unsigned long long)runs, branches(), begun,
 	       pool_n - begun);
-	if (dearest)
-		printf("fuzz %-16s the dearest input: %llu\n", target->name, (unsigned long long)dearest);
+	if (most_expensive)
+		printf("fuzz %-16s the most expensive input: %llu\n", target->name,
+		       (unsigned long long)most_expensive);
 	return 0;
 }
 

@@ -33,8 +33,8 @@ static uint32_t choose(const uint64_t *mask, uint32_t words, uint64_t *rng)
 	return id;
 }
 
-/* Returns the processor time of the dearest mask, in microseconds. */
-static uint64_t dearest(struct automaton *a, uint32_t words, uint64_t rng)
+/* Returns the processor time of the most expensive mask, in microseconds. */
+static uint64_t most_expensive(struct automaton *a, uint32_t words, uint64_t rng)
 {
 	static uint64_t mask[MASK_WORDS];
 	struct grammar_walk walk = {0};
@@ -68,8 +68,8 @@ FUZZ(mask, 1 << 17)
 		v = mask_vocab_new(&words);
 	struct automaton *a = automaton_new(g, v, 16u << 20, NULL);
 	g = NULL;
-	uint64_t first = dearest(a, MASK_WORDS, 1),
-			 second = dearest(a, MASK_WORDS, 0x9e3779b97f4a7c15u);
+	uint64_t first = most_expensive(a, MASK_WORDS, 1),
+			 second = most_expensive(a, MASK_WORDS, 0x9e3779b97f4a7c15u);
 	fuzz_cost(first > second ? first : second);
 	automaton_destroy(&a);
 	return 0;

@@ -10,7 +10,7 @@ A row has two phases of --seconds, each with daemons of its own. In the first th
                         attacker's own program runs on the same two cores.
     of workers          A client that computes has a right to its part of the machine. The fair share is the neighbour beside a harmless client of the other
                         key, which asks for the same work (and burns at least as much processor time as the attacker):
-      dear grammars       as many answers of the same length, with a constraint that costs nothing ([a-z ]*)
+      expensive grammars  as many answers of the same length, with a constraint that costs nothing ([a-z ]*)
       flood, burst        the same requests, as many at once as half of the decode worker's seats: two keys, half for each
       logprobs            the same answers without log-probabilities
       slow-reads          the same streams, read
@@ -134,9 +134,9 @@ def tracker(empty, n=10):
 
 
 CHEAP = {"guided_regex": "[a-z ]*"}
-DEAR = {"gbnf": {"guided_grammar": 'root ::= [a-z ]* ([aeiou] x{12} | [ tnsr] x{12} "x")\nx ::= [a-z ] e8\n' + empties(8)},
-        "star": {"guided_regex": tracker("(?:(?:)*){64}")},
-        "none": {"guided_regex": tracker("(?:x{0}){64}")}}
+EXPENSIVE = {"gbnf": {"guided_grammar": 'root ::= [a-z ]* ([aeiou] x{12} | [ tnsr] x{12} "x")\nx ::= [a-z ] e8\n' + empties(8)},
+             "star": {"guided_regex": tracker("(?:(?:)*){64}")},
+             "none": {"guided_regex": tracker("(?:x{0}){64}")}}
 
 
 def completion(**more):
@@ -209,13 +209,13 @@ class Row:
 
 
 def grammar_row(n, kind):
-    return Row(f"{kind}-{n}", f"dear {'grammar' if kind == 'gbnf' else 'regex'}, n = {n}", real, lambda: constrained(n, DEAR[kind]), lambda: constrained(n, CHEAP),
+    return Row(f"{kind}-{n}", f"expensive {'grammar' if kind == 'gbnf' else 'regex'}, n = {n}", real, lambda: constrained(n, EXPENSIVE[kind]), lambda: constrained(n, CHEAP),
                {"each_s": 0.1, "vocab": 40000})
 
 
 HALF = SEATS // 2
 ROWS = [
-    *[grammar_row(n, kind) for kind in DEAR for n in (1, 64)],
+    *[grammar_row(n, kind) for kind in EXPENSIVE for n in (1, 64)],
     Row("flood", "4,000 requests of one client at once, and again", simulated(), lambda: Spec(completion(max_tokens=16), 4000),
         lambda: Spec(completion(max_tokens=16), HALF)),
     Row("handshakes", "500 TLS hand-shakes a second", lambda a: Tls("1p1d", sim=SIM), lambda: Spec((client_hello(),), 4000, 500, read="first", drop_s=2),

@@ -162,7 +162,7 @@ static void make_cert(const char *name, EVP_PKEY *pkey, const char *path)
 	X509_free(x);
 }
 
-/* A key of this size makes a handshake dear for the server. */
+/* A key of this size makes a handshake expensive for the server. */
 static void make_certs(void)
 {
 	EVP_PKEY *pkey = EVP_RSA_gen(3072);

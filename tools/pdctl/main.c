@@ -350,10 +350,6 @@ static int stop_command(const struct options *o, char *const *args, size_t n_arg
 	return show_answers(&one, "stop", NULL, 0);
 }
 
-#define ROLE_WAIT_S 120
-#define ROLE_POLL_US 20000
-
-/* Starts the switch and waits until it is done. */
 static int machine_command(const struct options *o, char *const *args, size_t n_args)
 {
 	(void)o;
@@ -364,6 +360,10 @@ static int machine_command(const struct options *o, char *const *args, size_t n_
 	return EXIT_DONE;
 }
 
+#define ROLE_WAIT_S 120
+#define ROLE_POLL_US 20000
+
+/* Starts the switch and waits until it is done. */
 static int role_command(const struct options *o, char *const *args, size_t n_args)
 {
 	struct options one = *o;

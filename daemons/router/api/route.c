@@ -163,7 +163,7 @@ static void live(struct router *r, struct http_conn *c, struct http_request *q)
 /* 200 with this body if a request can be served; else 503 and what is missing. */
 static void reply_ready(struct router *r, struct http_conn *c, const char *body)
 {
-	const char *missing = r->draining ? "draining" : place_missing(&r->registry);
+	const char *missing = r->draining ? "draining" : place_missing(&r->registry, clock_us());
 	char extra[64], text[160];
 	if (!missing) {
 		http_reply(c, 200, "application/json", NULL, body, strlen(body));

@@ -3,9 +3,8 @@
  *
  * What always holds: an attempt that has not ended is in attempts.by_id and in attempts.live; it is
  * in attempts.waiting or attempts.queue exactly in WAITING, and in attempts.ending exactly in
- * ENDING; it is linked to
- * a worker only from SUBMITTED to ENDING. `ended` is the last thing that touches an attempt. What a
- * worker sends can fail its own attempt, nothing else. */
+ * ENDING; it is linked to a worker only from SUBMITTED to ENDING. `ended` is the last thing that
+ * touches an attempt. What a worker sends can fail its own attempt, nothing else. */
 #include "attempt_int.h"
 #include "util/check.h"
 #include "util/clock.h"
@@ -437,12 +436,13 @@ struct attempt *attempt_new(struct attempts *e, const struct attempt_spec *spec,
 	return a;
 }
 
-/* Others that wait had no worker with room when there last was some, so that a caller of which none
- * waits need not stand behind them. */
+/* Skips the queue if this caller has nothing waiting and the queue was found blocked since a place
+ * last became free. */
 int attempt_start(struct attempt *a)
 {
 	const struct attempts *e = a->all;
 	struct place_wish wish = attempt_wish(a);
+	wish.now_us = clock_us();
 	int waits = a->asked.caller->n || (e->room && e->queue.n);
 	enum attempt_placed placed = LATER;
 	if (!waits || !place_possible(e->registry, &wish))

@@ -35,8 +35,7 @@
  * A lost try is followed by another at once, a second loss in a row after a pause that grows,
  * because one fault may take several workers one after the other. The last one is made without
  * hand-over if that failed and no worker was to blame: messagers may be unable to reach each other.
- * A loss counts against the worker
- * that caused it, if a worker did. These are not losses:
+ * A loss counts against the worker that caused it, if a worker did. These are not losses:
  *   - a link restart. The next try waits for the link: if this process was stopped for a while, all
  *     links restart;
  *   - an attempt that a worker gives back because it stops or switches its role, or that is taken

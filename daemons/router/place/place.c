@@ -9,9 +9,10 @@
  * are stuck or broken, decode workers do it all too. Whatever the policy is, workers with one of
  * these are chosen last, the first being the worst: an open breaker, stuck, failed the last try,
  * other numerics than the last try. A new attempt waits rather than go to a worker that has enough
- * to start with, or to one worse than that. An attempt
- * whose hand-overs have failed goes to a worker that does it all, if there is one. A decode worker
- * that is stuck or whose breaker is open is a candidate only when there is no other. */
+ * to start with, or to one worse than that. A prefill worker counts as stuck, broken or busy if all
+ * its decode workers are. An attempt whose hand-overs have failed goes to a worker that does it all,
+ * if there is one. A decode worker that is stuck or whose breaker is open is a candidate only when
+ * there is no other. */
 #include "place.h"
 #include "util/err.h"
 #include "util/least.h"
@@ -408,9 +409,9 @@ static int any_takes(const struct registry *g, unsigned roles)
 	return 0;
 }
 
-const char *place_missing(const struct registry *g)
+const char *place_missing(const struct registry *g, uint64_t now_us)
 {
-	struct place_wish wish = {.tokens = 1, .total_tokens = 1};
+	struct place_wish wish = {.tokens = 1, .total_tokens = 1, .now_us = now_us};
 	if (place_possible(g, &wish))
 		return NULL;
 	if (!g->n_up)

@@ -38,10 +38,10 @@ struct place_wish {
 	int prefill_only;
 	int alone; /* rather one worker that does it all: hand-overs have failed */
 	/* The worker that an attempt is to leave: others count only if they are neither stuck nor
-	 * broken. NULL: none. now_us and wants_room are used only with it. */
+	 * broken. NULL: none. */
 	const struct worker_record *leaves;
-	uint64_t now_us;
-	int wants_room; /* the decode worker must have room, as far as is known */
+	int wants_room;  /* `leaves`: the decode worker must have room, as far as is known */
+	uint64_t now_us; /* for `leaves` and for place_possible */
 	/* prefill worker that computes the same prompt for another answer of the request: preferred
 	 * among equals; NULL: none */
 	const char *beside;
@@ -64,6 +64,6 @@ int place_is_restricted(const struct registry *g, const struct place_wish *wish)
 /* Is there a worker that can take it, be it later? Changes nothing. */
 int place_possible(const struct registry *g, const struct place_wish *wish);
 /* Why requests for several tokens cannot be served now: "no decode worker"; NULL: they can. */
-const char *place_missing(const struct registry *g);
+const char *place_missing(const struct registry *g, uint64_t now_us);
 
 #endif
