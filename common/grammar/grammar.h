@@ -104,7 +104,8 @@ enum {
 /* Computes the tokens allowed after `tokens`, the n tokens of the answer; the first walk->n of them
  * were walked before. ERR_INVALID: a token, which err names, violates the grammar; ERR_FULL,
  * ERR_UNSUPPORTED: the result would take more memory or time than allowed, which may depend on what
- * this automaton has cached, so that workers may differ; ERR_NOMEM: the pool has no room now; ERR_NOTFOUND: neither a token nor the end is allowed. *ret_flags: see above.
+ * this automaton has cached, so that workers may differ; ERR_NOMEM: the pool has no room now;
+ * ERR_NOTFOUND: neither a token nor the end is allowed. *ret_flags: see above.
  *
  * steps NULL: it may take as long as a mask may, and waits for other threads. Else it waits for
  * nobody, takes at most about *steps, from which it subtracts what it took, and returns ERR_TIMEOUT

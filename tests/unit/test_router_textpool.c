@@ -109,8 +109,8 @@ TEST(a_neighbour_waits_for_one_job_of_a_greedy_caller)
 	end(p);
 }
 
-/* Few bytes that turn out to be many, or to be a form to compile: the caller waits for its next turn
- * as long as if they had been many from the start. */
+/* Few bytes that turn out to be many, or to be a form to compile: the caller waits for its next
+ * turn as long as if they had been many from the start. */
 TEST(what_a_job_took_beyond_its_bytes_counts)
 {
 	struct text_caller a, b;

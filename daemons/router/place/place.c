@@ -10,9 +10,9 @@
  * these are chosen last, the first being the worst: an open breaker, stuck, failed the last try,
  * other numerics than the last try. A new attempt waits rather than go to a worker that has enough
  * to start with, or to one worse than that. A prefill worker counts as stuck, broken or busy if all
- * its decode workers are. An attempt whose hand-overs have failed goes to a worker that does it all,
- * if there is one. A decode worker that is stuck or whose breaker is open is a candidate only when
- * there is no other. */
+ * its decode workers are. An attempt whose hand-overs have failed goes to a worker that does it
+ * all, if there is one. A decode worker that is stuck or whose breaker is open is a candidate only
+ * when there is no other. */
 #include "place.h"
 #include "util/err.h"
 #include "util/least.h"

@@ -140,8 +140,8 @@ void registry_started(struct worker_record *w);
 /* It refused one because it is full: that window is enough, until others have started. */
 void registry_full(struct worker_record *w);
 void registry_answered(struct registry *g, uint32_t tokens);
-/* Seconds until the workers have computed their backlog, `queued` tokens of prompts that wait at the
- * router, and one more answer, at their measured rates; from min_s to max_s. */
+/* Seconds until the workers have computed their backlog, `queued` tokens of prompts that wait at
+ * the router, and one more answer, at their measured rates; from min_s to max_s. */
 uint32_t registry_retry_after_s(const struct registry *g, uint64_t queued, uint32_t min_s,
                                 uint32_t max_s);
 void registry_set_index_max(struct registry *g, size_t entries);
