@@ -98,7 +98,7 @@ enum {
 	AUTOMATON_MAY_GO_ON = 2
 };
 
-/* Steps that one mask may cost: at most 50 ms, mostly 10 to 20. What is cached costs next to none. */
+/* Steps that one mask may cost: at most 50 ms, mostly 10 to 20. What is cached costs little. */
 #define AUTOMATON_STEPS_MAX 3500000u
 
 /* Computes the tokens allowed after `tokens`, the n tokens of the answer; the first walk->n of them
