@@ -153,10 +153,14 @@ TEST_LOOP(half_of_the_threads_while_others_wait, 0, 3)
 	for (int i = 0; i < 40; i++)
 		put(p, &b, 'b', 1000000);
 	for (unsigned i = 0; i < 20; i++) {
+		/* the thread that has just begun is to wait behind the others, or it would end all jobs
+		 * and leave the others with those that they had first */
+		usleep(5000);
 		sem_post(&T.go);
 		wait_begun(1);
 	}
 	pthread_mutex_lock(&T.lock);
+	ck_assert_int_eq(T.at_work['f'], 0);
 	ck_assert_int_le(T.at_work['a'], (int)(threads[_i] - share));
 	ck_assert_int_ge(T.at_work['b'], (int)share);
 	pthread_mutex_unlock(&T.lock);
