@@ -188,15 +188,6 @@ static void look_up(struct option *o, const struct place_wish *wish, uint64_t no
 	o->hit_tokens = m.blocks * bt;
 }
 
-static struct option option_of(struct worker_record *w, unsigned class,
-                               const struct place_wish *wish, uint64_t now_us)
-{
-	struct option o = {.w = w, .class = class};
-	if (wish->prefixes)
-		look_up(&o, wish, now_us);
-	return o;
-}
-
 static unsigned all_first(struct registry *g, unsigned roles, const struct place_wish *wish,
                           uint64_t now_us)
 {
@@ -205,7 +196,7 @@ static unsigned all_first(struct registry *g, unsigned roles, const struct place
 		struct worker_record *w = list_entry(it, struct worker_record, node);
 		unsigned class = class_as_first(g, roles, w, wish, now_us);
 		if (class != CLASS_NONE)
-			g->options[n++] = option_of(w, class, wish, now_us);
+			g->options[n++] = (struct option){.w = w, .class = class};
 	}
 	return n;
 }
@@ -216,11 +207,10 @@ static unsigned all_decoders(struct registry *g, const struct worker_record *p,
 	unsigned n = 0;
 	list_each(it, &g->workers) {
 		struct worker_record *d = list_entry(it, struct worker_record, node);
-		if (!decodes_for(g, p, d, wish, now_us))
-			continue;
-		unsigned class = class_of(g, d, PLACE_DECODE, wish, now_us);
-		g->options[n] = option_of(d, class, wish, now_us);
-		g->options[n++].is_far = !worker_is_near(p, d);
+		if (decodes_for(g, p, d, wish, now_us))
+			g->options[n++] = (struct option){.w = d,
+			                                  .class = class_of(g, d, PLACE_DECODE, wish, now_us),
+			                                  .is_far = !worker_is_near(p, d)};
 	}
 	return n;
 }
@@ -284,9 +274,9 @@ static void log_options(const struct place_wish *wish, const struct policy_case 
 }
 
 /* Sorts the m best of g->options[0..n) to the front, one class after the other; returns how many.
- * The first class's reason is counted. */
+ * Prefixes are looked up for these classes alone. The first class's reason is counted. */
 static unsigned rank(struct registry *g, enum place_stage stage, const struct place_wish *wish,
-                     unsigned n, unsigned m)
+                     unsigned n, unsigned m, uint64_t now_us)
 {
 	struct policy_case first = {0};
 	unsigned done = 0;
@@ -300,6 +290,8 @@ static unsigned rank(struct registry *g, enum place_stage stage, const struct pl
 		                        .session = wish->session};
 		if (done && o[0].class & (CLASS_BROKEN | CLASS_STUCK))
 			break;
+		for (unsigned i = 0; wish->prefixes && i < k; i++)
+			look_up(&o[i], wish, now_us);
 		if (stage == PLACE_PREFILL && wish->pin && *wish->pin->prefill)
 			c.reason = PLACE_PINNED;
 		else if (k == 1)
@@ -350,7 +342,7 @@ static unsigned decoders(struct registry *g, const struct worker_record *p,
 	if (wish->pin && wish->pin->n_decode)
 		rank_pinned(g, wish->pin, n);
 	else
-		n = rank(g, PLACE_DECODE, wish, n, PLACE_CANDIDATES_MAX);
+		n = rank(g, PLACE_DECODE, wish, n, PLACE_CANDIDATES_MAX, now_us);
 	for (unsigned i = 0; i < n; i++)
 		out[i] = g->options[i].w;
 	return n;
@@ -471,7 +463,7 @@ int place_choose(struct registry *g, const struct place_wish *wish, uint64_t now
 		return too_long_for_all(g, wish) ? ERR_FULL : ERR_NOTFOUND;
 	if (lowest_class(g->options, n) & CLASS_BUSY)
 		return PLACE_LATER;
-	rank(g, PLACE_PREFILL, wish, n, 1);
+	rank(g, PLACE_PREFILL, wish, n, 1, now_us);
 	prefer_beside(g, wish, n);
 	p.first = g->options[0].w;
 	p.hit_tokens = g->options[0].hit_tokens;
