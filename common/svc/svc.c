@@ -365,46 +365,6 @@ static void on_libevent_says(int severity, const char *text)
 	log_at(levels[severity & 3], 0, "libevent", "text=%s", log_quote(text));
 }
 
-/* The sockets that only the holder of the name may delete; "" before the name is locked. */
-static char own_sockets[2][MSG_ENDPOINT_MAX + 1];
-
-static void note_sockets(const struct svc *s)
-{
-	if (strncmp(s->endpoint, "ipc://", 6) == 0)
-		snprintf(own_sockets[0], sizeof own_sockets[0], "%s", s->endpoint + 6);
-	svc_sock_path(s, s->name, own_sockets[1], sizeof own_sockets[1]);
-}
-
-/* Ends a daemon that has not started. Calls only what a signal handler may. */
-static void leave_unstarted(int status)
-{
-	for (size_t i = 0; i < sizeof own_sockets / sizeof *own_sockets; i++)
-		if (own_sockets[i][0])
-			unlink(own_sockets[i]);
-	_exit(status);
-}
-
-/* A model may take minutes to load, and nothing runs yet that would have to end first. If stderr
- * blocks, SIGALRM ends the process. */
-static void on_early_signal(int sig)
-{
-	static const char text[] =
-		"level=info event=stopped why=\"told to end before it had started\"\n";
-	(void)sig;
-	alarm(1);
-	ssize_t done = write(STDERR_FILENO, text, sizeof text - 1);
-	(void)done;
-	leave_unstarted(0);
-}
-
-static void take_early_signals(void)
-{
-	const struct sigaction early = {.sa_handler = on_early_signal,
-	                                .sa_flags = SA_RESETHAND | SA_NODEFER};
-	sigaction(SIGTERM, &early, NULL);
-	sigaction(SIGINT, &early, NULL);
-}
-
 static int setup_base(struct svc *s, struct err *err)
 {
 	event_set_log_callback(on_libevent_says);
@@ -631,7 +591,7 @@ static int open_log(const struct conf *c, struct err *err)
 static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
 {
 	int r;
-	take_early_signals();
+	svc_early_signals();
 	if ((r = setup_names(s, err)) < 0 || (r = open_keys(s, err)) < 0)
 		return r;
 	log_init(s->hooks->program, s->name);
@@ -646,7 +606,7 @@ static int setup(struct svc *s, const struct svc_opts *o, struct err *err)
 	if ((r = svc_rundir_make(s->rundir, err)) < 0 ||
 	    (r = s->lock_fd = svc_lock_take(s->rundir, s->name, &s->epoch, err)) < 0)
 		return r;
-	note_sockets(s);
+	svc_early_sockets(s);
 	if ((r = open_log(s->conf, err)) < 0)
 		return r;
 	if ((r = setup_base(s, err)) < 0 || (r = setup_chan(s, err)) < 0)
@@ -704,7 +664,7 @@ static int run(struct svc *s, const struct svc_opts *o)
 		log_stop(LOG_WAIT_MS);
 		fprintf(stderr, "%s: cannot start: %s%s\n", s->hooks->program,
 		        err.text[0] ? err.text : "unknown reason", svc_remedy(err.text));
-		leave_unstarted(1);
+		svc_early_leave(1);
 	}
 	log_info("ready", "endpoint=%s epoch=%llu pid=%ld start_us=%llu", log_quote(s->endpoint),
 	         (unsigned long long)s->epoch, (long)getpid(),

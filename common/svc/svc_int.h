@@ -1,6 +1,7 @@
 /* svc_int.h - the skeleton's own state, shared by svc.c (life), svc_opts.c (command line),
- * svc_ctl.c (pdctl), svc_metrics.c (metrics), svc_env.c (run directory, name lock, systemd) and
- * svc_post.c (work from other threads, timers). Private to common/svc. */
+ * svc_ctl.c (pdctl), svc_metrics.c (metrics), svc_env.c (run directory, name lock, systemd),
+ * svc_early.c (an end before the start) and svc_post.c (work from other threads, timers). Private to
+ * common/svc. */
 #ifndef SVC_SVC_INT_H
 #define SVC_SVC_INT_H
 
@@ -97,5 +98,12 @@ const char *svc_state(const struct svc *s); /* "running" or "draining" */
 /* svc.c */
 void svc_drain_begin(struct svc *s, const char *why);
 int svc_reload_now(struct svc *s, char **ret_changed, char **ret_refused, struct err *err);
+
+/* svc_early.c: SIGTERM and SIGINT end the process in order until they get other handlers. */
+void svc_early_signals(void);
+/* The name is locked: its sockets are this process's, and deleted if it ends early. */
+void svc_early_sockets(const struct svc *s);
+/* Ends the process without freeing anything. */
+__attribute__((noreturn)) void svc_early_leave(int status);
 
 #endif
