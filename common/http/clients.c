@@ -62,10 +62,8 @@ struct http_client *clients_find(struct http_clients *all, const struct sockaddr
 		c->all = all;
 		memcpy(c->key, key, sizeof key);
 		list_init(&c->loop.waiting);
-		list_init(&c->loop.ready);
-		list_init(&c->loop.ring);
-		list_init(&c->tls.waiting);
-		list_init(&c->tls.ring);
+		fair_owner_init(&c->loop.turns);
+		fair_owner_init(&c->tls.turns);
 		map_put(all->by_address, key, c);
 	}
 	if (c)

@@ -9,6 +9,7 @@
 #ifndef HTTP_CLIENTS_H
 #define HTTP_CLIENTS_H
 
+#include "util/fair.h"
 #include "util/list.h"
 
 #include <stddef.h>
@@ -27,16 +28,14 @@ struct http_client {
 		size_t out_bytes; /* of answers that they have not taken */
 		/* served connections that may give way to others (conn_waits), longest waiting first */
 		struct list waiting;
-		/* connections with bytes to be parsed, and the client in the server's ring while it has
-		 * any (conn_queue) */
-		struct list ready, ring;
+		struct fair_owner turns; /* of its connections with bytes to be parsed (conn_queue) */
 	} loop;
 	struct {           /* under the lock of `all` */
 		unsigned refs; /* connections, handshakes, and bodies that outlive theirs */
 		size_t bytes;
 	} shared;
 	struct { /* handshake.c: under the lock of the server's handshakes */
-		struct list waiting, ring;
+		struct fair_owner turns;
 		int has_thread;
 	} tls;
 };

@@ -118,21 +118,11 @@ static enum http_event read_some(struct http_conn *c)
 static void conn_queue(struct http_conn *c)
 {
 	struct http_server *h = c->server;
-	if (!list_empty(&c->ready))
+	if (fair_waits(&c->turn))
 		return;
-	list_push_back(&c->client->loop.ready, &c->ready);
-	if (!list_empty(&c->client->loop.ring))
-		return;
-	if (list_empty(&h->ring))
+	if (!h->turns.n)
 		event_active(h->work, EV_TIMEOUT, 0);
-	list_push_back(&h->ring, &c->client->loop.ring);
-}
-
-static void conn_unqueue(struct http_conn *c)
-{
-	list_remove(&c->ready);
-	if (list_empty(&c->client->loop.ready))
-		list_remove(&c->client->loop.ring);
+	fair_put(&h->turns, &c->client->loop.turns, &c->turn, 1);
 }
 
 static int has_body(const struct http_conn *c)
@@ -576,20 +566,17 @@ void conn_work(evutil_socket_t fd, short what, void *arg)
 	(void)what;
 	struct http_server *h = arg;
 	uint64_t until = clock_us() + WORK_US;
-	while (!list_empty(&h->ring) && clock_us() < until) {
-		struct http_client *client = list_entry(h->ring.next, struct http_client, loop.ring);
-		struct http_conn *c = list_entry(client->loop.ready.next, struct http_conn, ready);
-		list_remove(&client->loop.ring);
-		list_remove(&c->ready);
-		if (!list_empty(&client->loop.ready))
-			list_push_back(&h->ring, &client->loop.ring);
+	while (h->turns.n && clock_us() < until) {
+		struct fair_owner *next = list_entry(h->turns.owners.next, struct fair_owner, node);
+		struct http_conn *c = list_entry(fair_first(next), struct http_conn, turn);
+		fair_take(&h->turns, &c->turn);
 		connection_step(c, CONNECTION_ON_INPUT);
-		if (c->ended && list_empty(&c->ready))
+		if (c->ended && !fair_waits(&c->turn))
 			on_end(c);
 		watch_end(c);
 	}
 	/* a timer, not event_active: the loop looks for other events first */
-	if (!list_empty(&h->ring) && event_add(h->work, &(struct timeval){0}) < 0)
+	if (h->turns.n && event_add(h->work, &(struct timeval){0}) < 0)
 		event_active(h->work, EV_TIMEOUT, 0);
 }
 
@@ -607,7 +594,7 @@ static void on_event(struct bufferevent *bev, short what, void *arg)
 	(void)bev;
 	if (what & (BEV_EVENT_ERROR | BEV_EVENT_TIMEOUT))
 		connection_step(arg, CONNECTION_ON_CLOSE);
-	else if (what & BEV_EVENT_EOF && !list_empty(&c->ready))
+	else if (what & BEV_EVENT_EOF && fair_waits(&c->turn))
 		c->ended = 1;
 	else if (what & BEV_EVENT_EOF)
 		on_end(c);
@@ -709,7 +696,7 @@ struct http_conn *conn_new(struct http_server *h, evutil_socket_t fd, struct htt
 	c->since_us = clock_us();
 	list_init(&c->by_server);
 	list_init(&c->by_client);
-	list_init(&c->ready);
+	fair_item_init(&c->turn);
 	list_push_back(&h->conns, &c->node);
 	*(not_served ? &h->n_not_served : &h->n_served) += 1;
 	*(not_served ? &client->loop.refused : &client->loop.conns) += 1;
@@ -724,7 +711,7 @@ void conn_free(struct http_conn *c)
 {
 	list_remove(&c->node);
 	conn_waits(c, 0);
-	conn_unqueue(c);
+	fair_drop(&c->server->turns, &c->turn);
 	c->server->out_bytes -= c->out_bytes;
 	c->client->loop.out_bytes -= c->out_bytes;
 	*(c->not_served ? &c->server->n_not_served : &c->server->n_served) -= 1;

@@ -72,7 +72,7 @@ struct http_conn {
 	struct http_client *client;
 	struct list node;
 	struct list by_server, by_client; /* see conn_waits */
-	struct list ready;                /* in its client's list; see conn_queue */
+	struct fair_item turn;            /* to be parsed; see conn_queue */
 	struct handshake *handshake;      /* in CONNECTION_HANDSHAKE; then bev and ssl are NULL */
 	struct bufferevent *bev;
 	struct ssl_st *ssl;   /* the bufferevent's; NULL: plain HTTP */
@@ -108,9 +108,9 @@ struct http_server {
 	struct handshakes *handshakes; /* NULL while there was no TLS */
 	struct http_clients *clients;
 	struct list conns;
-	struct list waiting; /* connections without a complete head, longest waiting first */
-	struct list ring;    /* clients with bytes to be parsed */
-	struct event *work;  /* parses */
+	struct list waiting;     /* connections without a complete head, longest waiting first */
+	struct fair_queue turns; /* of clients with bytes to be parsed */
+	struct event *work;      /* parses */
 	unsigned n_served, n_not_served, port;
 	size_t out_bytes;
 	struct buf head; /* of the answer that is being written */

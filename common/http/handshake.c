@@ -1,11 +1,10 @@
 /* handshake.c - see handshake.h.
  *
  * What always holds: a handshake is at one place only: with the loop, which watches its socket; in
- * its client's list, to be computed; with a thread; or in `done`. The loop moves it from the first
- * to the second and out of the last, a thread all else; the lists are under the lock. A client is
- * in the ring while it has something to compute and no thread. While the lock is free the eventfd
- * is readable if `done` has handshakes. An ended handshake that a thread has is freed when it comes
- * back. */
+ * `waiting`, to be computed; with a thread; or in `done`. The loop moves it from the first to the
+ * second and out of the last, a thread all else; both queues are under the lock. While the lock is
+ * free the eventfd is readable if `done` has handshakes. An ended handshake that a thread has is
+ * freed when it comes back. */
 #include "http/handshake.h"
 #include "http/clients.h"
 #include "http/tls.h"
@@ -30,8 +29,9 @@
 struct handshake {
 	struct handshakes *all;
 	struct http_client *client;
-	struct list node; /* in the client's list, or in `done` */
-	int away;         /* not with the loop */
+	struct fair_item turn; /* in `waiting` */
+	struct list node;      /* in `done` */
+	int away;              /* not with the loop */
 	struct event *ready;
 	SSL_CTX *tls;
 	SSL *ssl; /* NULL before the client's first bytes */
@@ -48,8 +48,8 @@ struct handshakes {
 	struct event *on_done;
 	pthread_mutex_t lock;
 	pthread_cond_t some;
-	struct list ring; /* clients */
-	struct list done; /* computed */
+	struct fair_queue waiting; /* to be computed: addresses take turns */
+	struct list done;          /* computed */
 	int ends;
 	unsigned n_threads;
 	pthread_t threads[HANDSHAKE_THREADS];
@@ -72,19 +72,15 @@ static void compute(struct handshake *s)
 	ERR_clear_error();
 }
 
-/* Waits for the next client's first handshake. NULL: the end. Call with the lock held. */
-static struct handshake *take(struct handshakes *h)
+/* The first of the client whose turn it is and that has no thread. Call with the lock held. */
+static struct handshake *next_waiting(const struct handshakes *h)
 {
-	while (list_empty(&h->ring) && !h->ends)
-		pthread_cond_wait(&h->some, &h->lock);
-	if (h->ends)
-		return NULL;
-	struct http_client *c = list_entry(h->ring.next, struct http_client, tls.ring);
-	struct handshake *s = list_entry(c->tls.waiting.next, struct handshake, node);
-	list_remove(&c->tls.ring);
-	list_remove(&s->node);
-	c->tls.has_thread = 1;
-	return s;
+	list_each(n, &h->waiting.owners) {
+		struct http_client *c = list_entry(n, struct http_client, tls.turns.node);
+		if (!c->tls.has_thread)
+			return list_entry(fair_first(&c->tls.turns), struct handshake, turn);
+	}
+	return NULL;
 }
 
 static void *thread_main(void *arg)
@@ -94,14 +90,17 @@ static void *thread_main(void *arg)
 	pthread_setname_np(pthread_self(), "tls");
 	setpriority(PRIO_PROCESS, 0, THREAD_NICE); /* of this thread alone */
 	pthread_mutex_lock(&h->lock);
-	while ((s = take(h))) {
-		struct http_client *c = s->client;
+	for (;;) {
+		while (!(s = next_waiting(h)) && !h->ends)
+			pthread_cond_wait(&h->some, &h->lock);
+		if (h->ends)
+			break;
+		fair_take(&h->waiting, &s->turn);
+		s->client->tls.has_thread = 1;
 		pthread_mutex_unlock(&h->lock);
 		compute(s);
 		pthread_mutex_lock(&h->lock);
-		c->tls.has_thread = 0;
-		if (!list_empty(&c->tls.waiting))
-			list_push_back(&h->ring, &c->tls.ring);
+		s->client->tls.has_thread = 0;
 		if (list_empty(&h->done))
 			CHECK(eventfd_write(h->fd, 1) == 0);
 		list_push_back(&h->done, &s->node);
@@ -130,14 +129,10 @@ static void on_ready(evutil_socket_t fd, short what, void *arg)
 	(void)what;
 	struct handshake *s = arg;
 	struct handshakes *h = s->all;
-	struct http_client *c = s->client;
 	s->away = 1;
 	pthread_mutex_lock(&h->lock);
-	list_push_back(&c->tls.waiting, &s->node);
-	if (!c->tls.has_thread && list_empty(&c->tls.ring)) {
-		list_push_back(&h->ring, &c->tls.ring);
-		pthread_cond_signal(&h->some);
-	}
+	fair_put(&h->waiting, &s->client->tls.turns, &s->turn, 1);
+	pthread_cond_signal(&h->some);
 	pthread_mutex_unlock(&h->lock);
 }
 
@@ -203,6 +198,7 @@ struct handshake *handshake_new(struct handshakes *h, SSL_CTX *tls, int fd,
 	}
 	*s = (struct handshake){.all = h, .client = client, .fd = fd, .done = done, .arg = arg};
 	list_init(&s->node);
+	fair_item_init(&s->turn);
 	client_hold(client);
 	SSL_CTX_up_ref(tls);
 	s->tls = tls;
@@ -220,12 +216,10 @@ void handshake_end(struct handshake **sp)
 		return;
 	*sp = NULL;
 	struct handshakes *h = s->all;
-	struct http_client *c = s->client;
 	pthread_mutex_lock(&h->lock);
-	int has_thread = s->away && list_empty(&s->node);
+	int has_thread = s->away && !fair_waits(&s->turn) && list_empty(&s->node);
+	fair_drop(&h->waiting, &s->turn);
 	list_remove(&s->node);
-	if (list_empty(&c->tls.waiting))
-		list_remove(&c->tls.ring);
 	pthread_mutex_unlock(&h->lock);
 	if (has_thread)
 		s->done = NULL;
@@ -245,7 +239,7 @@ int handshakes_new(struct event_base *base, struct handshakes **ret, struct err 
 	h->fd = fd;
 	h->on_done = event_new(base, fd, EV_READ | EV_PERSIST, on_done, h);
 	CHECK(h->on_done && event_add(h->on_done, NULL) == 0);
-	list_init(&h->ring);
+	fair_init(&h->waiting);
 	list_init(&h->done);
 	pthread_mutex_init(&h->lock, NULL);
 	pthread_cond_init(&h->some, NULL);

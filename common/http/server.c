@@ -73,7 +73,7 @@ static struct http_conn *first_by_client(struct http_client *c)
 {
 	list_each(n, &c->loop.waiting) {
 		struct http_conn *first = list_entry(n, struct http_conn, by_client);
-		if (list_empty(&first->ready))
+		if (!fair_waits(&first->turn))
 			return first;
 	}
 	return NULL;
@@ -83,7 +83,7 @@ static struct http_conn *first_by_server(struct http_server *h)
 {
 	list_each(n, &h->waiting) {
 		struct http_conn *first = list_entry(n, struct http_conn, by_server);
-		if (list_empty(&first->ready))
+		if (!fair_waits(&first->turn))
 			return first;
 	}
 	return NULL;
@@ -304,7 +304,7 @@ int http_new(struct event_base *base, const struct http_opts *opts,
 	h->headers = mem_strdup(opts->headers ? opts->headers : "");
 	list_init(&h->conns);
 	list_init(&h->waiting);
-	list_init(&h->ring);
+	fair_init(&h->turns);
 	buf_init(&h->head, HEAD_MAX);
 	int r = http_set_tls(h, opts->tls_cert, opts->tls_key, err);
 	if (r == 0)
