@@ -185,6 +185,18 @@ TEST(blocks_that_are_not_the_leases)
 	end();
 }
 
+/* Another connection to the messager's socket, in place of P's. */
+static int connect_instead(void)
+{
+	struct err e = {0};
+	char path[128];
+	attach_destroy(&P.attach);
+	snprintf(path, sizeof path, "%s/messager.sock", W.dir);
+	int s = sock_connect(path, &e);
+	ck_assert_msg(s >= 0, "%s", e.text);
+	return s;
+}
+
 /* A worker whose pool is memory that the messager cannot copy is told so in a sentence; the
  * others' links and memory stay. */
 TEST(a_backend_that_is_not_there)
@@ -192,13 +204,9 @@ TEST(a_backend_that_is_not_there)
 	struct handover_hello hello;
 	struct handover_reply reply;
 	struct err e = {0};
-	char path[128];
 	int bell = -1;
 	begin();
-	attach_destroy(&P.attach);
-	snprintf(path, sizeof path, "%s/messager.sock", W.dir);
-	int s = sock_connect(path, &e);
-	ck_assert_int_ge(s, 0);
+	int s = connect_instead();
 	handover_hello_init(&hello, PREFILL->name, PREFILL->epoch, &W.layout, BLOCKS, "none");
 	struct pool_memory far = P.pool;
 	far.region.data.device[0] = 3;
@@ -239,15 +247,12 @@ TEST_LOOP(memory_under_another_name, 0, 2)
 	struct handover_hello hello;
 	struct handover_reply reply;
 	struct err e = {0};
-	char path[128], text[128];
+	char text[128];
 	const char *name = _i ? PREFILL->name : "other";
 	const uint64_t epoch = PREFILL->epoch + (uint64_t)_i;
 	int bell = -1;
 	begin();
-	attach_destroy(&P.attach);
-	snprintf(path, sizeof path, "%s/messager.sock", W.dir);
-	int s = sock_connect(path, &e);
-	ck_assert_int_ge(s, 0);
+	int s = connect_instead();
 	handover_hello_init(&hello, name, epoch, &W.layout, BLOCKS, "cpu");
 	ck_assert_int_eq(pool_memory_offer(&P.pool, s, &hello, -1, &e), 0);
 	ck_assert_msg(handover_result(s, &reply, &bell, &e) == 0, "%s", e.text);

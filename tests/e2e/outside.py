@@ -8,6 +8,7 @@ is used but the numbers: of fields from proto/*.proto, of types from common/msg/
 import glob
 import os
 import re
+import signal
 import struct
 import time
 
@@ -217,3 +218,13 @@ class Peer:
 
     def goodbye(self):
         self.say("GOODBYE", {"reason": "the test ends"})
+
+
+def in_fork(uid=0):
+    """What a forked process is to do first: it has no sockets of ours, ends by itself, and becomes another user if uid is not 0."""
+    signal.alarm(120 * SLOW)
+    Peer.context = None
+    if uid:
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)

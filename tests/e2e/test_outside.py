@@ -279,13 +279,8 @@ def in_child(what, *args, uid=0):
     pid = os.fork()
     if pid == 0:
         code = 1
-        signal.alarm(120 * SLOW)
         try:
-            Peer.context = None
-            if uid:
-                os.setgroups([])
-                os.setgid(uid)
-                os.setuid(uid)
+            outside.in_fork(uid)
             code = 0 if what(*args) else 2
         except BaseException:
             traceback.print_exc()

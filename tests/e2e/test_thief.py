@@ -11,7 +11,7 @@ import struct
 import traceback
 
 import pytest
-from outside import Peer
+from outside import Peer, in_fork
 from suite import Suite, wait_for
 
 NOBODY = 65534
@@ -78,11 +78,7 @@ class Child:
         if self.pid:
             return
         try:
-            Peer.context = None
-            if uid:
-                os.setgroups([])
-                os.setgid(uid)
-                os.setuid(uid)
+            in_fork(uid)
             what(self)
             signal.pause()
         except BaseException:

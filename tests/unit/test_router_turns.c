@@ -158,43 +158,22 @@ TEST(a_caller_that_is_alone_has_it_all)
 	end();
 }
 
-/* Two workers are full, and the next one's attempts fit only one of them: when the other has room
- * again, somebody else's go there. */
-TEST(one_that_few_workers_may_take_keeps_nobody_waiting)
+/* Two workers are full, and the next attempt in turn, one that is long or an embedding, may use only
+ * one of them: when the other has room again, somebody else's go there. */
+TEST_LOOP(one_that_few_workers_may_take_keeps_nobody_waiting, 0, 2)
 {
 	begin();
 	rig_free(W.r);
 	W.r = rig_new();
-	struct worker_record *wide = rig_up(W.r, "m1", "mixed", 11),
-						 *narrow = rig_up(W.r, "m2", "mixed", 12);
-	wide->max_sequences = narrow->max_sequences = 4;
-	narrow->context_tokens = 30;
-	ask_a(8);
-	W.of_a[W.n_a++] = ask(&W.a, 100, 0);
-	ask_b(3);
-	ck_assert_uint_eq(W.r->e.queue.n, 4);
-	for (unsigned i = 0; i < 8; i++)
-		if (W.of_a[i]->try.prefill == narrow)
-			attempt_cancel(W.of_a[i], "the client is gone");
-	attempts_tick(&W.r->e, clock_us());
-	ck_assert_int_eq(W.of_a[8]->state, ATTEMPT_WAITING);
-	ck_assert_uint_eq(count(W.of_b, 3, ATTEMPT_SUBMITTED), 3);
-	ck_assert_uint_eq(narrow->starting, 3);
-	end();
-}
-
-/* Not every worker makes embeddings: one that waits for the worker that does keeps no text. */
-TEST(an_embedding_that_few_workers_make_keeps_no_text_waiting)
-{
-	begin();
-	rig_free(W.r);
-	W.r = rig_new();
-	struct worker_record *embedder = rig_up(W.r, "m1", "mixed", 11),
+	struct worker_record *able = rig_up(W.r, "m1", "mixed", 11),
 						 *other = rig_up(W.r, "m2", "mixed", 12);
-	embedder->max_sequences = other->max_sequences = 4;
-	other->hidden = 0;
+	able->max_sequences = other->max_sequences = 4;
+	if (_i)
+		other->hidden = 0;
+	else
+		other->context_tokens = 30;
 	ask_a(8);
-	W.of_a[W.n_a++] = ask(&W.a, 1, 1);
+	W.of_a[W.n_a++] = ask(&W.a, _i ? 1 : 100, _i);
 	ask_b(3);
 	ck_assert_uint_eq(W.r->e.queue.n, 4);
 	for (unsigned i = 0; i < 8; i++)
@@ -203,6 +182,7 @@ TEST(an_embedding_that_few_workers_make_keeps_no_text_waiting)
 	attempts_tick(&W.r->e, clock_us());
 	ck_assert_int_eq(W.of_a[8]->state, ATTEMPT_WAITING);
 	ck_assert_uint_eq(count(W.of_b, 3, ATTEMPT_SUBMITTED), 3);
+	ck_assert_uint_eq(other->starting, 3);
 	end();
 }
 
