@@ -303,7 +303,8 @@ static void fill(struct batcher *b, struct batch_step *s)
 			take = (uint32_t)least(take, w->max_logits - logits);
 		if (!take || s->n == w->max_sequences || logits == w->max_logits)
 			break;
-		take -= take == left && !r->req.pooling && !prepare(b, r);
+		if (take == left && !r->req.pooling && !prepare(b, r))
+			take--; /* the row that draws waits for its mask */
 		budget -= take;
 		logits += all ? take : 1;
 		add_span(b, s, r, take, &draws);
@@ -486,7 +487,7 @@ static void step_each(struct batcher *b, struct batch_step *s)
 		uint32_t draws = 0;
 		leave_step(r);
 		if (r->over) { /* by what the step before brought */
-			give_back(b, r);
+			end_run(b, r);
 			continue;
 		}
 		one->n = 0;
