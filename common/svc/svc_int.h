@@ -1,7 +1,7 @@
 /* svc_int.h - the skeleton's own state, shared by svc.c (life), svc_opts.c (command line),
  * svc_ctl.c (pdctl), svc_metrics.c (metrics), svc_env.c (run directory, name lock, systemd),
- * svc_early.c (an end before the start) and svc_post.c (work from other threads, timers). Private to
- * common/svc. */
+ * svc_early.c (an end before the start) and svc_post.c (work from other threads, timers). Private
+ * to common/svc. */
 #ifndef SVC_SVC_INT_H
 #define SVC_SVC_INT_H
 

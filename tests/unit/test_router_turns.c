@@ -158,8 +158,8 @@ TEST(a_caller_that_is_alone_has_it_all)
 	end();
 }
 
-/* Two workers are full, and the next attempt in turn, one that is long or an embedding, may use only
- * one of them: when the other has room again, somebody else's go there. */
+/* Two workers are full, and the next attempt in turn, one that is long or an embedding, may use
+ * only one of them: when the other has room again, somebody else's go there. */
 TEST_LOOP(one_that_few_workers_may_take_keeps_nobody_waiting, 0, 2)
 {
 	begin();
