@@ -1,6 +1,7 @@
 /* clients.c - see clients.h. What always holds: an address is in the map while there are references
  * to it; `bytes` is the sum over the map. */
 #include "http/clients.h"
+#include "http/http.h"
 #include "util/check.h"
 #include "util/err.h"
 #include "util/map.h"
@@ -70,6 +71,14 @@ struct http_client *clients_find(struct http_clients *all, const struct sockaddr
 		c->shared.refs++;
 	pthread_mutex_unlock(&all->lock);
 	return c;
+}
+
+/* One half of a key says nothing: it is the same for all addresses of that kind. */
+uint64_t http_client_id(const struct http_client *c)
+{
+	uint64_t half[2];
+	memcpy(half, c->key, sizeof half);
+	return half[0] ^ half[1];
 }
 
 void client_hold(struct http_client *c)

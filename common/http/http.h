@@ -33,7 +33,8 @@ struct http_body {
 	size_t charged;
 };
 
-void http_body_free(struct http_body *b); /* from any thread; may be repeated */
+void http_body_free(struct http_body *b);             /* from any thread; may be repeated */
+uint64_t http_client_id(const struct http_client *c); /* of its address: the same when it returns */
 
 struct http_request {
 	const struct http_head *head;

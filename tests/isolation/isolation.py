@@ -11,7 +11,7 @@ A row has two phases of --seconds, each with daemons of its own. In the first th
     of workers          A client that computes has a right to its part of the machine. The fair share is the neighbour beside a harmless client of the other
                         key, which asks for the same work (and burns at least as much processor time as the attacker):
       expensive grammars  as many answers of the same length, with a constraint that costs nothing ([a-z ]*)
-      flood, burst        the same requests, as many at once as half of the decode worker's seats: two keys, half for each
+      flood, burst        the same requests, as many at once as the neighbour leaves seats for: whoever wants less than half gets it, and the other the rest
       logprobs            the same answers without log-probabilities
       slow-reads          the same streams, read
       aborts              as many requests a second, of as many tokens as an aborted one had
@@ -214,10 +214,11 @@ def grammar_row(n, kind):
 
 
 HALF = SEATS // 2
+REST = SEATS - 8                 # the neighbour has four streams, and short requests beside them
 ROWS = [
     *[grammar_row(n, kind) for kind in EXPENSIVE for n in (1, 64)],
     Row("flood", "4,000 requests of one client at once, and again", simulated(), lambda: Spec(completion(max_tokens=16), 4000),
-        lambda: Spec(completion(max_tokens=16), HALF)),
+        lambda: Spec(completion(max_tokens=16), REST)),
     Row("handshakes", "500 TLS hand-shakes a second", lambda a: Tls("1p1d", sim=SIM), lambda: Spec((client_hello(),), 4000, 500, read="first", drop_s=2),
         neighbour={"tls": trusting()}, goals=(share, first_token, longest_within(0.2))),
     Row("slow-reads", f"{HALF} streams that nobody reads", simulated(), lambda: Spec(completion(max_tokens=1000, stream=True, logprobs=5), HALF, read="never"),
@@ -228,7 +229,7 @@ ROWS = [
     Row("aborts", "150 requests a second, hung up or ended by /v1/abort", simulated(),
         lambda: Spec(completion(max_tokens=200, stream=True), 400, 150, drop_s=0.3, abort=True), lambda: Spec(completion(max_tokens=14, stream=True), 400, 150)),
     Row("burst", f"{BURST:,} connections at once, a request on each", simulated(max_connections=16000, max_requests=16000),
-        lambda: Spec(completion(max_tokens=8), BURST, total=BURST, addresses=4), lambda: Spec(completion(max_tokens=8), HALF)),
+        lambda: Spec(completion(max_tokens=8), BURST, total=BURST, addresses=4), lambda: Spec(completion(max_tokens=8), REST)),
     Row("tokenize", "48 x 600 KB of digits to /tokenize; the neighbour: 20 KB", tokenizing, lambda: Spec((request("/tokenize", {"prompt": "7" * 600000}),), 48),
         lambda: Spec((request("/tokenize", {"prompt": "7" * 600000}),), 1),
         {"probe": ("/tokenize", {"prompt": "The quick brown fox " * 1000}), "whole": True, "in_turn": True}, (two_jobs,), same_busy=False),

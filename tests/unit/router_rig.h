@@ -16,7 +16,7 @@
 struct rig {
 	struct registry g;
 	struct attempts e;
-	struct fair_owner caller;
+	struct attempt_caller caller;
 	char log[8192];   /* "submit p1 #1 5 [d1 d2]; cancel p1 #1; " */
 	int refuse;       /* the next `refuse` submits return ERR_FULL */
 	char out[4096];   /* "10 11 12 stop" */
@@ -143,7 +143,7 @@ static inline struct rig *rig_new(void)
 		.max_attempts = 3, .retry_wait_us = 10000000, .arg = r, .send = rig_send};
 	registry_init(&r->g, 30000000);
 	attempts_init(&r->e, &r->g, &o);
-	fair_owner_init(&r->caller);
+	attempt_caller_init(&r->caller, 1);
 	return r;
 }
 

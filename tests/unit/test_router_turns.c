@@ -10,7 +10,7 @@
 static struct {
 	struct rig *r;
 	struct worker_record *p, *d;
-	struct fair_owner a, b;
+	struct attempt_caller a, b;
 	struct attempt *of_a[MOST], *of_b[MOST];
 	unsigned n_a, n_b;
 	uint64_t deadline_us; /* of the next attempts, from now */
@@ -30,8 +30,8 @@ static void begin(void)
 	W.r = rig_new();
 	W.p = rig_up(W.r, "p1", "prefill", 11);
 	W.d = rig_up(W.r, "d1", "decode", 21);
-	fair_owner_init(&W.a);
-	fair_owner_init(&W.b);
+	attempt_caller_init(&W.a, 1);
+	attempt_caller_init(&W.b, 2);
 	W.deadline_us = 60000000;
 }
 
@@ -44,7 +44,7 @@ static void end(void)
 	rig_free(W.r);
 }
 
-static struct attempt *ask(struct fair_owner *caller, uint32_t max_tokens, int embeds)
+static struct attempt *ask(struct attempt_caller *caller, uint32_t max_tokens, int embeds)
 {
 	static const uint32_t prompt[] = {1, 2, 3, 4, 5};
 	static struct attempt_hooks hooks;
@@ -183,6 +183,60 @@ TEST_LOOP(one_that_few_workers_may_take_keeps_nobody_waiting, 0, 2)
 	ck_assert_int_eq(W.of_a[8]->state, ATTEMPT_WAITING);
 	ck_assert_uint_eq(count(W.of_b, 3, ATTEMPT_SUBMITTED), 3);
 	ck_assert_uint_eq(other->starting, 3);
+	end();
+}
+
+/* Another caller has been here in the last minute: an eighth of the slots stays free for it. */
+TEST(seats_are_kept_for_callers_that_are_about)
+{
+	begin();
+	W.d->max_sequences = 64;
+	ask_b(1);
+	starts(W.of_b[0]);
+	ends(W.of_b[0]);
+	ask_a(100);
+	ck_assert_uint_eq(submitted(), 57); /* one more than seven times the 8 that were free then */
+	for (unsigned i = 0; i < 57; i++)
+		starts(W.of_a[i]);
+	ask_b(7);
+	ck_assert_uint_eq(submitted(), 7);
+	for (unsigned i = 1; i < 8; i++)
+		starts(W.of_b[i]);
+	ends(W.of_a[0]);
+	ends(W.of_b[1]);
+	ck_assert_uint_eq(submitted(), 0);
+	for (unsigned i = 2; i < 8; i++)
+		ends(W.of_b[i]);
+	ck_assert_uint_eq(submitted(), 1); /* for a's that has ended */
+	W.r->e.last.us -= 61000000;        /* b was the last */
+	starts(W.of_a[57]);
+	ck_assert_uint_eq(submitted(), 7);
+	ck_assert_uint_eq(W.a.seats, 64);
+	end();
+	ck_assert_uint_eq(W.a.seats, 0);
+}
+
+/* One caller waits because it has its share: whoever comes after it need not wait for that. */
+TEST(a_share_that_is_used_up_keeps_nobody_else_waiting)
+{
+	begin();
+	W.d->max_sequences = 16;
+	ask_a(1);
+	starts(W.of_a[0]);
+	ends(W.of_a[0]);
+	ask_b(16);
+	ck_assert_uint_eq(submitted(), 15); /* 15 are more than seven times the one that is free */
+	W.p->starting += WINDOW;
+	fair_charge(&W.r->e.queue, &W.a.turns, 100000); /* b is next */
+	ask_a(1);
+	ck_assert_int_eq(W.of_a[1]->state, ATTEMPT_WAITING);
+	W.p->starting -= WINDOW;
+	attempt_cancel(W.of_b[15], "the client is gone"); /* another of b's takes its turn */
+	ask_b(1);
+	W.r->e.room = 1;
+	attempts_tick(&W.r->e, clock_us());
+	ck_assert_int_eq(W.of_a[1]->state, ATTEMPT_SUBMITTED);
+	ck_assert_int_eq(W.of_b[16]->state, ATTEMPT_WAITING);
 	end();
 }
 

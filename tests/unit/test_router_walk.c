@@ -65,7 +65,7 @@ struct walk {
 	int calm; /* nothing fails any more */
 	struct registry g;
 	struct attempts e;
-	struct fair_owner callers[2];
+	struct attempt_caller callers[2];
 	struct actor a[WORKERS];
 	struct owner o[SEQS];
 	uint64_t epochs;
@@ -631,8 +631,8 @@ TEST_LOOP(random_walks, 0, 4)
 			.max_attempts = 3, .retry_wait_us = 10000000, .arg = w, .send = on_send};
 		w->seed = seed * 100 + (unsigned)_i;
 		registry_init(&w->g, 30000000);
-		fair_owner_init(&w->callers[0]);
-		fair_owner_init(&w->callers[1]);
+		attempt_caller_init(&w->callers[0], 1);
+		attempt_caller_init(&w->callers[1], 2);
 		attempts_init(&w->e, &w->g, &o);
 		w->g.draw = seed;
 		w->g.breaker.min_requests = 2 + seed % 3;

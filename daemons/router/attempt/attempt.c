@@ -116,7 +116,7 @@ static void wait_for_turn(struct attempt *a)
 		return;
 	list_remove(&a->by_state);
 	a->since_us = clock_us();
-	fair_put(&e->queue, a->asked.caller, &a->turn, attempt_cost(a));
+	fair_put(&e->queue, &a->asked.caller->turns, &a->turn, attempt_cost(a));
 	e->n_prefill_only += (size_t)attempt_is_prefill_only(a);
 	e->queued_tokens += a->asked.prompt_tokens;
 }
@@ -404,6 +404,13 @@ struct attempt *attempts_find(const struct attempts *e, const struct reqid *id)
 	return map_get(e->by_id, id);
 }
 
+void attempt_caller_init(struct attempt_caller *c, uint64_t id)
+{
+	fair_owner_init(&c->turns);
+	c->id = id;
+	c->seats = 0;
+}
+
 struct attempt *attempt_new(struct attempts *e, const struct attempt_spec *spec,
                             const struct attempt_hooks *hooks, void *owner)
 {
@@ -440,10 +447,16 @@ struct attempt *attempt_new(struct attempts *e, const struct attempt_spec *spec,
  * last became free. */
 int attempt_start(struct attempt *a)
 {
-	const struct attempts *e = a->all;
+	struct attempts *e = a->all;
+	uint64_t id = a->asked.caller->id, now = clock_us();
+	if (id != e->last.id) {
+		e->last.id = id;
+		e->last.other_us = e->last.us;
+	}
+	e->last.us = now;
 	struct place_wish wish = attempt_wish(a);
-	wish.now_us = clock_us();
-	int waits = a->asked.caller->n || (e->room && e->queue.n);
+	wish.now_us = now;
+	int waits = a->asked.caller->turns.n || (e->room && e->queue.n);
 	enum attempt_placed placed = LATER;
 	if (!waits || !place_possible(e->registry, &wish))
 		placed = attempt_submit(a);

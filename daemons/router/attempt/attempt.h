@@ -111,6 +111,15 @@ struct attempt_hooks {
 	void (*ended)(void *owner, struct attempt *a);
 };
 
+/* Whose turns attempts take, and how many of its attempts run. */
+struct attempt_caller {
+	struct fair_owner turns;
+	uint64_t id;    /* of the same caller always the same */
+	uint32_t seats; /* its attempts at workers, of those that decode or are to */
+};
+
+void attempt_caller_init(struct attempt_caller *c, uint64_t id);
+
 /* What was asked for. Pointers are not copied: what they point to outlives the attempt. */
 struct attempt_spec {
 	const uint32_t *tokens; /* (prompt_tokens) */
@@ -129,7 +138,7 @@ struct attempt_spec {
 	const struct place_pin *pin;     /* NULL: none */
 	uint64_t session;                /* policy_key of the client's session; 0: none */
 	const struct attempt *beside;    /* an earlier answer with the same prompt; NULL: none */
-	struct fair_owner *caller;       /* whose turns it takes */
+	struct attempt_caller *caller;
 };
 
 /* A decode worker that the prefill worker may choose. */
@@ -156,6 +165,7 @@ struct attempt_try {
 	uint64_t charged_prefill, charged_decode; /* in the workers' tokens_in_flight */
 	uint64_t backlog; /* in prefill's backlog_tokens, until the prompt is computed */
 	int starts;       /* counts in decode's `starting` */
+	int seated;       /* counts in caller's `seats` */
 	struct attempt_candidate cand[PLACE_CANDIDATES_MAX];
 	unsigned n_cand; /* 0: prefill does it all */
 	struct attempt_prediction predicted;
@@ -254,7 +264,11 @@ struct attempts {
 	size_t n_prefill_only;       /* of them, those that need no decode worker */
 	uint64_t queued_tokens;      /* of their prompts */
 	int room;                    /* a worker may have room for one of them */
-	struct list late;            /* summary.c */
+	/* the caller of the last new attempt, and when; and when one of another caller was new */
+	struct {
+		uint64_t id, us, other_us;
+	} last;
+	struct list late; /* summary.c */
 	struct map *late_by_id;
 	struct attempts_counts counts;
 	/* ids of the next attempts: one system call draws many. The first n_drawn are left */

@@ -17,6 +17,8 @@
 #define LINK_RESTART_US 100000u
 /* pause before an attempt is placed again that the same worker gave back twice in a row */
 #define MOVED_AGAIN_US 50000u
+/* whoever has asked within this time finds a seat that was kept free */
+#define OTHERS_US 60000000u
 /* pause after a worker's link took nothing */
 #define LINK_FULL_US 20000u
 
@@ -187,6 +189,8 @@ void attempt_close_try(struct attempt *a, const char *reason)
 		       t->cand[i].epoch, reason);
 	leave_prefill(t);
 	leave_decode(t);
+	a->asked.caller->seats -= (uint32_t)t->seated;
+	t->seated = 0;
 	a->all->room = 1;
 	t->n_cand = 0;
 	t->n_held = 0;
@@ -259,6 +263,14 @@ int attempt_is_prefill_only(const struct attempt *a)
 	return s->pooling || (s->max_tokens == 1 && !(s->pin && s->pin->n_decode));
 }
 
+/* Has an attempt of another caller been new within the last minute? */
+static int others_are_about(const struct attempt *a)
+{
+	const struct attempts *e = a->all;
+	uint64_t us = e->last.id == a->asked.caller->id ? e->last.other_us : e->last.us;
+	return us && clock_us() - us < OTHERS_US;
+}
+
 struct place_wish attempt_wish(const struct attempt *a)
 {
 	const struct attempt_spec *s = &a->asked;
@@ -278,6 +290,7 @@ struct place_wish attempt_wish(const struct attempt *a)
 	                           .pin = s->pin,
 	                           .session = s->session,
 	                           .id = &a->id,
+	                           .seats = others_are_about(a) ? s->caller->seats : 0,
 	                           .in_turn = !a->past.was_there};
 }
 
@@ -286,6 +299,7 @@ static void begin_try(struct attempt *a, const struct placement *p)
 	struct attempt_try *t = &a->try;
 	*t = (struct attempt_try){.n_cand = p->n_decode,
 	                          .predicted = {p->predicted, p->hit_tokens, p->stored_tokens},
+	                          .seated = !attempt_is_prefill_only(a),
 	                          .began_out = a->got.n_out,
 	                          .began_ups = a->all->registry->ups};
 	list_init(&t->at_prefill);
@@ -295,6 +309,7 @@ static void begin_try(struct attempt *a, const struct placement *p)
 		t->cand[i].epoch = p->decode[i]->epoch;
 		memcpy(t->cand[i].name, p->decode[i]->name, sizeof t->cand[i].name);
 	}
+	a->asked.caller->seats += (uint32_t)t->seated;
 	join_prefill(t, p->first, p->work_tokens);
 	if (p->n_decode) {
 		attempt_join_decode(a, p->decode[0]);
@@ -323,7 +338,7 @@ enum attempt_placed attempt_submit(struct attempt *a)
 	begin_try(a, &p);
 	if (fair_waits(&a->turn))
 		a->got.times.turn_us += now - a->since_us;
-	fair_charge(&a->all->queue, a->asked.caller, attempt_cost(a));
+	fair_charge(&a->all->queue, &a->asked.caller->turns, attempt_cost(a));
 	a->end.retry_after_us = 0;
 	if (!*a->past.numerics)
 		snprintf(a->past.numerics, sizeof a->past.numerics, "%s", p.first->numerics);

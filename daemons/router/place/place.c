@@ -9,12 +9,14 @@
  * are stuck or broken, decode workers do it all too. Whatever the policy is, workers with one of
  * these are chosen last, the first being the worst: an open breaker, stuck, failed the last try,
  * other numerics than the last try. A new attempt waits rather than go to a worker that has enough
- * to start with, or to one worse than that. A prefill worker counts as stuck, broken or busy if all
+ * to start with, or to one worse than that; and when its caller has nearly all seats where others
+ * are about. A prefill worker counts as stuck, broken or busy if all
  * its decode workers are. An attempt whose hand-overs have failed goes to a worker that does it
  * all, if there is one. A decode worker that is stuck or whose breaker is open is a candidate only
  * when there is no other. */
 #include "place.h"
 #include "util/err.h"
+#include "util/fair.h"
 #include "util/least.h"
 #include "util/log.h"
 
@@ -59,6 +61,23 @@ static int is_busy(const struct registry *g, const struct worker_record *w, enum
 	return w->starting >= w->window || (!prefills && !has_room(w, wish->tokens)) ||
 	       (stage == PLACE_PREFILL && w->step_tokens &&
 	        w->backlog_tokens >= (uint64_t)STARTING_STEPS * w->step_tokens);
+}
+
+/* May its caller have one more sequence where others want some too? Sequences that the workers have
+ * slots for are counted, whichever of them it would go to. */
+static int has_share(const struct registry *g, const struct place_wish *wish)
+{
+	uint64_t seats = 0, taken = 0;
+	if (!wish->in_turn || wish->prefill_only || !wish->seats)
+		return 1;
+	list_each(it, &g->workers) {
+		const struct worker_record *w = list_entry(it, struct worker_record, node);
+		if (w->role == ROLE_PREFILL || !worker_is_up(w) || w->beat.draining)
+			continue;
+		seats += w->max_sequences;
+		taken += least(w->requests + w->other_sequences, w->max_sequences);
+	}
+	return !seats || fair_share(wish->seats, seats - taken);
 }
 
 /* May w take over an attempt that leaves another worker? */
@@ -387,7 +406,7 @@ int place_is_restricted(const struct registry *g, const struct place_wish *wish)
 		    (hands_over && !may_hand_over(w, wish)))
 			return 1;
 	}
-	return wish->pin != NULL;
+	return wish->pin != NULL || !has_share(g, wish);
 }
 
 static int any_takes(const struct registry *g, unsigned roles)
@@ -461,7 +480,7 @@ int place_choose(struct registry *g, const struct place_wish *wish, uint64_t now
 	}
 	if (!n)
 		return too_long_for_all(g, wish) ? ERR_FULL : ERR_NOTFOUND;
-	if (lowest_class(g->options, n) & CLASS_BUSY)
+	if (lowest_class(g->options, n) & CLASS_BUSY || !has_share(g, wish))
 		return PLACE_LATER;
 	rank(g, PLACE_PREFILL, wish, n, 1, now_us);
 	prefer_beside(g, wish, n);

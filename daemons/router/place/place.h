@@ -50,16 +50,20 @@ struct place_wish {
 	uint64_t session;                /* policy_key, 0: none */
 	const struct reqid *id;          /* for the log; NULL: none */
 	int in_turn; /* a new attempt: it does not go where enough others have yet to start */
+	/* its caller's sequences at workers that decode: with in_turn, no more than fair_share; 0: no
+	 * other caller is about */
+	uint32_t seats;
 };
 
 #define PLACE_LATER 1
-/* 0, PLACE_LATER (in_turn: workers can take it, but all of them have enough to start with),
+/* 0, PLACE_LATER (in_turn: workers can take it, but all of them have enough to start with, or its
+ * caller has its share of their seats),
  * ERR_NOTFOUND (no worker can take it now), or ERR_FULL (no worker takes a sequence of that
  * length). Counts, and records the placement for those that follow. */
 int place_choose(struct registry *g, const struct place_wish *wish, uint64_t now_us,
                  struct placement *ret);
 /* Are there workers up that may not take it, though they may take others: for its length, its
- * embedding's elements or its pin? */
+ * embedding's elements, its pin or its caller's seats? */
 int place_is_restricted(const struct registry *g, const struct place_wish *wish);
 /* Is there a worker that can take it, be it later? Changes nothing. */
 int place_possible(const struct registry *g, const struct place_wish *wish);

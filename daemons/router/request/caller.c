@@ -5,14 +5,14 @@
 
 #include <stdlib.h>
 
-struct caller *caller_get(struct map *callers, const void *key)
+struct caller *caller_get(struct map *callers, const void *key, uint64_t id)
 {
 	struct caller *c = map_get(callers, &key);
 	if (!c) {
 		c = mem_zalloc(sizeof *c);
 		c->key = key;
 		text_caller_init(&c->text);
-		fair_owner_init(&c->places);
+		attempt_caller_init(&c->places, id);
 		map_put(callers, &key, c);
 	}
 	c->requests++;

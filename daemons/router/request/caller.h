@@ -5,6 +5,7 @@
 #ifndef ROUTER_CALLER_H
 #define ROUTER_CALLER_H
 
+#include "daemons/router/attempt/attempt.h"
 #include "textpool.h"
 
 #include <stdint.h>
@@ -16,11 +17,11 @@ struct caller {
 	uint32_t requests; /* that are at work */
 	uint32_t answers;  /* its part of router.n_answers */
 	struct text_caller text;
-	struct fair_owner places;
+	struct attempt_caller places;
 };
 
-/* Of one more request. callers: by key. */
-struct caller *caller_get(struct map *callers, const void *key);
+/* Of one more request. callers: by key. id: as in attempt_caller. */
+struct caller *caller_get(struct map *callers, const void *key, uint64_t id);
 void caller_put(struct map *callers, struct caller *c); /* the request has ended */
 
 #endif

@@ -716,7 +716,8 @@ void request_begin(struct router *r, struct http_conn *conn, enum request_kind k
 {
 	struct request *q = request_new(r, conn, kind, head, body);
 	http_on_gone(conn, client_gone, q);
-	q->caller = caller_get(r->callers, t ? (const void *)t : body->client);
+	q->caller = t ? caller_get(r->callers, t, policy_key(t->name, strlen(t->name)))
+	              : caller_get(r->callers, body->client, http_client_id(body->client));
 	q->running = 1;
 	if (t) {
 		q->tenant = t;
