@@ -20,7 +20,8 @@
 
 typedef float vf __attribute__((vector_size(32), aligned(4)));
 typedef int32_t vi __attribute__((vector_size(32), aligned(4)));
-typedef double vd __attribute__((vector_size(64), aligned(8)));
+/* half of a vf; a vector of all eight is larger than a register and would be summed in memory */
+typedef double vd __attribute__((vector_size(32), aligned(8)));
 
 struct kern_sampler {
 	uint32_t vocab, blocks;
@@ -150,7 +151,7 @@ INLINE int copy_body(struct kern_sampler *s, const float *logits, const uint32_t
 INLINE double weigh_body(struct kern_sampler *s, const float *logits, float max, float inv_t,
                          float min_weight)
 {
-	vd sum = {0};
+	vd low = {0}, high = {0};
 	for (uint32_t b = 0; b < s->blocks; b++) {
 		const float *p = block_at(s, logits, b);
 		vf m = SPLAT(0.0f);
@@ -160,13 +161,14 @@ INLINE double weigh_body(struct kern_sampler *s, const float *logits, float max,
 			w = MASKED(w >= SPLAT(min_weight), w);
 			*(vf *)(s->weight + (size_t)b * BLOCK + i) = w;
 			m = SELECT(w > m, w, m);
-			sum += __builtin_convertvector(w, vd);
+			low += __builtin_convertvector(__builtin_shufflevector(w, w, 0, 1, 2, 3), vd);
+			high += __builtin_convertvector(__builtin_shufflevector(w, w, 4, 5, 6, 7), vd);
 		}
 		s->block_weight[b] = lane_max(&m);
 	}
 	double total = 0;
 	for (unsigned i = 0; i < LANES; i++)
-		total += sum[i];
+		total += i < LANES / 2 ? low[i] : high[i - LANES / 2];
 	return total;
 }
 
