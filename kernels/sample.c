@@ -236,12 +236,6 @@ static uint32_t scan(struct kern_sampler *s, const float *logits, int *ret_finit
 
 /* --- log-probabilities --------------------------------------------------- */
 
-/* Log of the sum of exp(logit), for the unscaled distribution. */
-static double log_sum(struct kern_sampler *s, const float *logits, float max)
-{
-	return (double)max + own_log(s->weigh(s, logits, max, 1.0f, 0.0f));
-}
-
 static int before(float a, uint32_t id_a, float b, uint32_t id_b)
 {
 	return a > b || (a == b && id_a < id_b);
@@ -280,14 +274,17 @@ static uint32_t find_top(const struct kern_sampler *s, const float *logits, uint
 	return n;
 }
 
-/* Requires that scan() has run for these logits. */
+/* Requires that scan() has run for these logits. total: the sum of exp(logit - max) if a draw has
+ * computed it, else 0. */
 static void score(struct kern_sampler *s, const float *logits, uint32_t best, uint32_t id,
-                  int32_t logprobs, struct kern_drawn *ret)
+                  int32_t logprobs, double total, struct kern_drawn *ret)
 {
 	*ret = (struct kern_drawn){.id = id};
 	if (logprobs < 0)
 		return;
-	double sum = log_sum(s, logits, logits[best]);
+	if (!(total > 0))
+		total = s->weigh(s, logits, logits[best], 1.0f, 0.0f);
+	double sum = (double)logits[best] + own_log(total);
 	ret->logprob = (float)((double)logits[id] - sum);
 	ret->rank = id == best ? 1 : rank_of(logits, s->vocab, id);
 	uint32_t want = logprobs > KERN_TOP_MAX ? KERN_TOP_MAX : (uint32_t)logprobs;
@@ -475,12 +472,13 @@ static int draw_among(struct kern_sampler *s, const struct kern_draw *p, double 
 }
 
 static uint32_t draw(struct kern_sampler *s, const float *logits, uint32_t best,
-                     const struct kern_draw *p)
+                     const struct kern_draw *p, double *ret_total)
 {
 	static const float levels[] = {0x1p-7f, 0x1p-14f, 0.0f};
 	double total = s->weigh(s, logits, logits[best], 1.0f / p->temperature, p->min_p),
 		   u = own_uniform(p->seed, p->index);
 	uint32_t id = best;
+	*ret_total = total;
 	s->pivot_state = 1;
 	for (size_t i = 0; i < sizeof levels / sizeof *levels; i++) {
 		double mass;
@@ -650,15 +648,18 @@ static void draw_row(struct kern_sampler *s, const float *logits, const struct k
                      const struct kern_draw *d, uint32_t token, struct kern_drawn *ret)
 {
 	int finite, of_copy;
+	double total = 0;
 	const float *seen = edit(s, logits, b, d, token, &finite);
 	uint32_t best = scan(s, seen, seen == logits ? &finite : &of_copy), id = best;
 	if (!(seen[best] > -INFINITY))
 		id = lowest_allowed(s, mask_at(b, d->mask[0]), mask_at(b, d->mask[1]));
 	else if (d->temperature >= GREEDY_BELOW && isfinite(seen[best]))
-		id = draw(s, seen, best, d);
+		id = draw(s, seen, best, d, &total);
 	if (seen != logits && d->logprobs >= 0)
 		best = scan(s, logits, &finite);
-	score(s, logits, best, id, d->logprobs, ret);
+	if (seen != logits || d->temperature != 1.0f || d->min_p > 0)
+		total = 0; /* of other weights */
+	score(s, logits, best, id, d->logprobs, total, ret);
 	ret->not_finite = !finite;
 }
 
@@ -675,7 +676,7 @@ void kern_sample(struct kern_sampler *s, const float *logits, const struct kern_
 	if (d->ask == KERN_ASK_DRAW) {
 		draw_row(s, logits, b, d, tokens[index[row]], ret);
 	} else {
-		score(s, logits, scan(s, logits, &finite), d->id, d->logprobs, ret);
+		score(s, logits, scan(s, logits, &finite), d->id, d->logprobs, 0, ret);
 		ret->not_finite = !finite;
 	}
 	ret->token = tokens[index[row]];

@@ -256,6 +256,31 @@ TEST(logprobs)
 	draw_rig_free(&s);
 }
 
+/* The log-probabilities of a draw are those of the model, whatever it draws from. */
+TEST(logprobs_of_any_draw)
+{
+	static float l[VOCAB];
+	static uint64_t mask[(VOCAB + 63) / 64] = {[2] = 0xff00ff};
+	static const struct sample_params p[] = {
+		{.temperature = 1, .top_p = 1, .logprobs = 5},
+		{.temperature = 1, .top_p = 1, .min_p = 0.2f, .logprobs = 5},
+		{.temperature = 0.7f, .top_p = 1, .logprobs = 5},
+		{.temperature = 0, .top_p = 1, .logprobs = 5},
+	};
+	struct draw_rig *s = draw_rig_new(VOCAB);
+	make_logits(l, VOCAB, 3, 6);
+	for (uint32_t k = 0; k < 2 * sizeof p / sizeof *p; k++) {
+		struct engine_draw where = {.index = k, .allowed = k % 2 ? mask : NULL};
+		struct kern_drawn drawn = {0}, score = {0};
+		draw_rig_draw(s, l, &p[k / 2], &where, &drawn);
+		draw_rig_score(s, l, drawn.id, 5, &score);
+		ck_assert_uint_eq(drawn.n_top, 5);
+		ck_assert_mem_eq(&drawn.logprob, &score.logprob, sizeof drawn.logprob);
+		ck_assert_mem_eq(drawn.top, score.top, drawn.n_top * sizeof *drawn.top);
+	}
+	draw_rig_free(&s);
+}
+
 /* --- what is not finite -------------------------------------------------- */
 
 /* Wherever it stands, with or without an edited copy, allowed or not, greedy or drawn, scored or
