@@ -114,6 +114,15 @@ static int take_over(void)
 	return await_refusal(&g, "which lives");
 }
 
+/* As take_over, from a peer whose process nobody watches. */
+static int take_over_rogue(void)
+{
+	struct rogue g;
+	rogue_open(&g, endpoint);
+	rogue_hello(&g, "rogue", 1000, 0);
+	return await_refusal(&g, "which lives");
+}
+
 TEST_CASE("strangers", .timeout_s = 120, .setup = base_setup, .teardown = base_teardown);
 
 TEST(a_link_is_not_taken_over)
@@ -126,6 +135,23 @@ TEST(a_link_is_not_taken_over)
 	ck_assert_int_eq(say_type(&a, MSG_KV_DENY), 0);
 	until_settled(&a, &b, "the link goes on");
 	pair_close(&a, &b);
+}
+
+/* Nor that of a peer that stands still: half of the silence that it may keep frees its name for a
+ * later life, and never for another process of the same epoch. */
+TEST(a_silent_link_is_not_taken_over)
+{
+	struct side a;
+	struct rogue g;
+	struct chan_opts o = pair_opts(0, NULL);
+	o.silence_us = 8000000;
+	with_rogue(&a, &g, o, 0);
+	for (uint64_t from = clock_us(); clock_us() - from < o.silence_us / 2;)
+		pump_ms(base, 50);
+	ck_assert_int_eq(in_another_process("take_over_rogue"), 0);
+	ck_assert_uint_eq(a.ups, 1);
+	ck_assert_uint_eq(a.downs, 0);
+	without_rogue(&a, &g);
 }
 
 /* Speaks on over the link of "rogue", whose connection is gone: its routing id, epoch, link and
@@ -593,6 +619,7 @@ static int stranger_main(const char *name, const char *where)
 		int (*fn)(void);
 	} strangers[] = {
 		{"take_over", take_over},
+		{"take_over_rogue", take_over_rogue},
 		{"speak_on", speak_on},
 		{"name_another_process", name_another_process},
 		{"name_another_host", name_another_host},
