@@ -248,6 +248,75 @@ TEST_LOOP(encrypted_lies_are_refused, 0, 2)
 	check_lies(lies, sizeof lies / sizeof *lies, _i ? CIPHER_CHACHA20 : CIPHER_AES256GCM, 0);
 }
 
+/* As many bytes of a frame for an old lease as the socket takes; *at: of the present one. */
+static void say_old_frames(struct liar *a, const struct lease *l, unsigned char *text, size_t *at)
+{
+	const struct tcp_incoming *n = (struct tcp_incoming *)l->in;
+	const size_t whole = FRAME_HEAD_BYTES + FRAME_TAG_BYTES;
+	for (ssize_t sent;; *at += (size_t)sent) {
+		if (*at == whole)
+			*at = 0;
+		if (*at == 0) {
+			const struct frame f = {.type = FRAME_DATA,
+			                        .number = a->number++,
+			                        .handle = n->handle,
+			                        .generation = n->generation - 1,
+			                        .n = 1};
+			frame_put(text, &f, &a->keys);
+			frame_seal_begin(&a->keys, text, f.number);
+			frame_seal_end(&a->keys, text + FRAME_HEAD_BYTES);
+		}
+		sent = send(a->fd, text + *at, whole - *at, MSG_NOSIGNAL | MSG_DONTWAIT);
+		if (sent < 0)
+			return;
+	}
+}
+
+/* Each frame is refused, and the sender does not read: nothing more is read of it, others do not
+ * wait, and when it reads it finds every answer. */
+TEST(refusals_that_nobody_reads)
+{
+	struct liar a;
+	struct lease l;
+	struct frame f;
+	unsigned char text[FRAME_HEAD_BYTES + FRAME_TAG_BYTES], head[FRAME_HEAD_BYTES];
+	size_t at = 0;
+	int small = 4096;
+	uint64_t refused = 0, acked = 0;
+	rig_random = 56;
+	struct rig *r = rig_new(&rig_opts, &rig_opts, 1, 16, 0);
+	RIG_WAIT(r, r->up);
+	lease_open(&l, r, 10, 20);
+	enter(r, &a, CIPHER_NONE);
+	RIG_WAIT(r, ((struct tcp_intake *)r->intake)->side.n_up == 3);
+	list_each(it, &((struct tcp_intake *)r->intake)->conns)
+		setsockopt(tcp_in_fd(tcp_in_of(it)), SOL_SOCKET, SO_SNDBUF, &small, sizeof small);
+	setsockopt(a.fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof small);
+	for (uint64_t before = 0, since_us = clock_us(); clock_us() - since_us < 100000;) {
+		say_old_frames(&a, &l, text, &at);
+		if (a.number != before)
+			since_us = clock_us();
+		before = a.number;
+		ck_assert_uint_lt(a.number, 1000000); /* it is read for ever */
+		event_base_loop(r->base, EVLOOP_NONBLOCK);
+	}
+	still_works(r);
+	/* the last frame is begun, but for the socket's room */
+	for (uint64_t back = 1; acked < a.number - 2 || refused < a.number - 2; back++) {
+		ck_assert_uint_eq(hear(r, a.fd, head, sizeof head), sizeof head);
+		ck_assert_int_eq(frame_get(head, &f, &a.back), 0);
+		ck_assert_uint_eq(f.number, back);
+		refused += f.type == FRAME_REFUSE;
+		acked = f.type == FRAME_ACK ? f.sum : acked;
+	}
+	ck_assert_uint_eq(refused, a.number - 2);
+	ck_assert_uint_gt(refused, 100);
+	ck_assert_uint_eq(intake_errors(r), 0);
+	leave(&a);
+	lease_end(&l);
+	rig_free(r);
+}
+
 /* --- a receiver that lies, or does not read ------------------------------ */
 
 static void lease_on_bad_end(struct lease *l, struct rig *r, struct bad_end *b)

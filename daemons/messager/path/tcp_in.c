@@ -298,10 +298,10 @@ static void answer(struct tcp_in *c, struct frame f)
 }
 
 /* Sends the answers. 0 (some may wait until the socket is writable) or ERR_CLOSED. Without room for
- * the answers to another frame nothing more is read. */
+ * a refusal of another frame and for its acknowledgement nothing more is read. */
 static int flush(struct tcp_in *c)
 {
-	if (c->number > c->acked && has_room(c, 1)) {
+	if (c->number > c->acked) {
 		c->acked = c->number;
 		answer(c, (struct frame){.type = FRAME_ACK, .sum = c->acked});
 	}
@@ -314,7 +314,7 @@ static int flush(struct tcp_in *c)
 		memmove(c->out, c->out + n, c->out_have - (size_t)n);
 		c->out_have -= (size_t)n;
 	}
-	int waits = c->out_have || c->number > c->acked;
+	int waits = c->out_have > 0;
 	if (waits != !!event_pending(c->ev_write, EV_WRITE, NULL))
 		waits ? event_add(c->ev_write, NULL) : event_del(c->ev_write);
 	int reads = has_room(c, 2);
