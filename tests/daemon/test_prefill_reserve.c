@@ -226,6 +226,25 @@ TEST(test_candidate_of_an_earlier_life)
 	world_end();
 }
 
+/* The router may know a life whose link is not up here yet, while the one before it still has one:
+ * the new one's link is awaited like any other. */
+TEST(test_candidate_of_a_later_life)
+{
+	world_begin("kv_blocks=64");
+	say_submit((struct ask){.req = 1, .n = 64, .to = "1"});
+	UNTIL(reserved(D1, 1));
+	say_cancel(ROUTER, 1);
+	uint64_t begun = clock_us();
+	D1->epoch++;
+	say_submit((struct ask){.req = 2, .n = 64, .to = "12"});
+	D1->epoch--;
+	UNTIL(reserved(D2, 2));
+	ck_assert_uint_ge(clock_us() - begun, 3 * S);
+	ck_assert(!reserved(D1, 2));
+	say_cancel(ROUTER, 2);
+	world_end();
+}
+
 /* --- own blocks, in order ------------------------------------------------ */
 
 TEST_CASE("blocks", .timeout_s = 300);
