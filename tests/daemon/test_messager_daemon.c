@@ -197,6 +197,15 @@ static int connect_instead(void)
 	return s;
 }
 
+/* As pdctl metrics says. */
+static uint64_t refused_handovers(void)
+{
+	W.name = "messager";
+	const uint64_t n = metric("handovers_refused_total");
+	W.name = "decode";
+	return n;
+}
+
 /* A worker whose pool is memory that the messager cannot copy is told so in a sentence; the
  * others' links and memory stay. */
 TEST(a_backend_that_is_not_there)
@@ -215,6 +224,7 @@ TEST(a_backend_that_is_not_there)
 	ck_assert_int_eq(reply.code, ERR_UNSUPPORTED);
 	ck_assert_ptr_nonnull(strstr(reply.text, "blocks on device 3 of backend none cannot be copied: "
 	                                         "backend: found none, expected cpu, sim or an"));
+	ck_assert_uint_eq(refused_handovers(), 1);
 	close(s);
 	const struct answer a = ask(1);
 	ck_assert_uint_gt(a.n, 0);
@@ -230,9 +240,7 @@ TEST(memory_comes_before_the_link)
 	ck_assert_int_eq(P.attached, 0);
 	play_prefill();
 	UNTIL(P.attached);
-	W.name = "messager";
-	ck_assert_uint_eq(metric("handovers_refused_total"), 0);
-	W.name = "decode";
+	ck_assert_uint_eq(refused_handovers(), 0);
 	const Pds__Grant *g = reserve(1, tokens_of(40));
 	publish(1, g, 40, g->blocks);
 	ck_assert(sent(1));
@@ -260,6 +268,7 @@ TEST_LOOP(memory_under_another_name, 0, 2)
 	snprintf(text, sizeof text, "process %d has no link as %s of epoch %016llx", (int)getpid(),
 	         name, (unsigned long long)epoch);
 	ck_assert_msg(strstr(reply.text, text) == reply.text, "%s", reply.text);
+	ck_assert_uint_eq(refused_handovers(), 1);
 	close(s);
 	end();
 }
