@@ -274,7 +274,7 @@ static void words_load(uint32_t *to, const _Atomic uint32_t *from, size_t n)
 static int counts_hold(const struct ring_transfer *t)
 {
 	return t->blocks >= 1 && t->blocks <= RING_BLOCKS_MAX && t->first_token < t->tokens &&
-	       t->blocks <= t->tokens - t->first_token && memchr(t->decode, 0, sizeof t->decode);
+	       t->blocks <= t->tokens - t->first_token;
 }
 
 /* On M's side: printable characters only, since the name goes into messages and logs. */
@@ -313,7 +313,7 @@ int ring_transfer_check(const struct ring_transfer *t, uint32_t block_tokens, ui
                         uint32_t dst_blocks)
 {
 	CHECK(block_tokens > 0);
-	if (!counts_hold(t) || !name_holds(t->decode) || t->first_token % block_tokens)
+	if (!counts_hold(t) || t->first_token % block_tokens)
 		return ERR_CORRUPT;
 	uint32_t send = t->tokens - t->first_token;
 	if (t->blocks != send / block_tokens + (send % block_tokens != 0))
@@ -372,11 +372,7 @@ static int word_swap(struct ring *r, uint32_t slot, uint64_t gen, enum ring_stat
 int ring_cancel(struct ring *r, uint32_t slot, uint64_t gen)
 {
 	CHECK(r->owner && slot < r->slots);
-	pthread_mutex_lock(&r->lock);
-	int e = r->busy[slot] && r->generation[slot] == gen ? word_swap(r, slot, gen, RING_VOID)
-	                                                    : ERR_STALE;
-	pthread_mutex_unlock(&r->lock);
-	return e;
+	return word_swap(r, slot, gen, RING_VOID);
 }
 
 void ring_retire(struct ring *r, uint32_t slot, uint64_t gen)

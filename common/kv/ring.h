@@ -103,8 +103,8 @@ uint32_t ring_used(struct ring *r); /* slots that are not free */
 /* The state and the generation of the slot's word. */
 enum ring_state ring_peek(const struct ring *r, uint32_t slot, uint64_t *ret_gen);
 /* Copies the fields of a PENDING or SENT transfer, and `blocks` entries of src and dst; 0,
- * ERR_STALE (the slot has none, or changed during the copy), or ERR_CORRUPT (counts out of range;
- * *ret_gen is set). *ret_transfer is undefined unless 0. */
+ * ERR_STALE (the slot has none, or changed during the copy), or ERR_CORRUPT (counts or
+ * the name out of range; *ret_gen is set). *ret_transfer is undefined unless 0. */
 int ring_read(const struct ring *r, uint32_t slot, struct ring_transfer *ret_transfer,
               uint64_t *ret_gen, enum ring_state *ret_state);
 /* Checks that a transfer fits both sides: `blocks` matches its tokens, and each block number is

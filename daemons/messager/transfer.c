@@ -390,8 +390,6 @@ static int fits(struct transfer *t, const struct mover_worker *d)
 {
 	const struct kv_region *from = &t->p->region;
 	struct ring_transfer *r = &t->m->scratch;
-	_Static_assert(sizeof r->decode == sizeof t->lease.decode, "both names have one size");
-	memcpy(r->decode, t->lease.decode, sizeof r->decode);
 	r->first_token = t->first_token;
 	r->tokens = t->tokens;
 	r->blocks = t->blocks;

@@ -288,17 +288,29 @@ TEST(transfer_that_does_not_fit_the_pools)
 		transfer.dst[1] = t[i].dst1;
 		ck_assert_msg(ring_transfer_check(&transfer, 64, 10, 20) == t[i].want, "case %zu", i);
 	}
-	memset(&transfer, 0, sizeof transfer);
-	transfer.tokens = transfer.blocks = 1;
-	static const char *const names[] = {"", "two words", "tab\t", "\x7f", "caf\xc3\xa9", "\xff"};
-	for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-		strcpy(transfer.decode, names[i]);
-		ck_assert_int_eq(ring_transfer_check(&transfer, 64, 10, 20), ERR_CORRUPT);
+}
+
+/* The name of the decode worker goes into messages and logs. */
+TEST(transfer_with_a_name_that_is_none)
+{
+	static const struct {
+		const char *name;
+		int want;
+	} names[] = {
+		{"decode-1", 0},        {"", ERR_CORRUPT},     {"two words", ERR_CORRUPT},
+		{"tab\t", ERR_CORRUPT}, {"\x7f", ERR_CORRUPT}, {"caf\xc3\xa9", ERR_CORRUPT},
+		{"\xff", ERR_CORRUPT},  {NULL, ERR_CORRUPT}, /* without an end */
+	};
+	const size_t n = sizeof names / sizeof *names;
+	open_both(n);
+	for (size_t i = 0; i < n; i++) {
+		transfer_of(&transfer, i);
+		memset(transfer.decode, names[i].name ? 0 : 'x', sizeof transfer.decode);
+		if (names[i].name)
+			strcpy(transfer.decode, names[i].name);
+		ck_assert_int_eq(ring_publish(P, &transfer, &slot, &gen), 0);
+		ck_assert_msg(ring_read(M, slot, &got, &gen, &state) == names[i].want, "row %zu", i);
 	}
-	strcpy(transfer.decode, "decode-1");
-	ck_assert_int_eq(ring_transfer_check(&transfer, 64, 10, 20), 0);
-	memset(transfer.decode, 'x', sizeof transfer.decode); /* no end */
-	ck_assert_int_eq(ring_transfer_check(&transfer, 64, 10, 20), ERR_CORRUPT);
 }
 
 static struct {
