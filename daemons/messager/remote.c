@@ -422,13 +422,12 @@ static void got_pools(struct remote *o, const Pds__Pools *b)
 	take_pools(o);
 }
 
-/* The worker that a message is about, if it is one of this messager's and the lease is of its
- * present life; else NULL. */
-static const struct mover_worker *worker_of(const struct remote *o, const char *decode,
-                                            const Pds__Lease *l)
+/* The worker that a message is about, if it is one of this messager's; else NULL. The mover drops
+ * what is about a lease of another life of it. */
+static const struct mover_worker *worker_of(const struct remote *o, const char *decode)
 {
 	const struct mover_worker *w = mover_find(o->of->mover, decode);
-	return w && mover_worker_via(w) == &o->via && mover_worker_epoch(w) == l->epoch ? w : NULL;
+	return w && mover_worker_via(w) == &o->via ? w : NULL;
 }
 
 void remotes_message(struct remotes *r, struct peer *p, enum msg_type type,
@@ -445,16 +444,16 @@ void remotes_message(struct remotes *r, struct peer *p, enum msg_type type,
 	case MSG_PATH: got_path(o, (const Pds__Path *)body); break;
 	case MSG_POOLS: got_pools(o, (const Pds__Pools *)body); break;
 	case MSG_LEASE_OPENED:
-		if (worker_of(o, opened->decode, opened->lease))
-			mover_lease_opened(r->mover, opened->decode, opened->lease->epoch, opened);
+		if ((w = worker_of(o, opened->decode)))
+			mover_lease_opened(r->mover, opened->decode, mover_worker_epoch(w), opened);
 		break;
 	case MSG_LEASE_REVOKE:
-		if ((w = worker_of(o, revoke->decode, revoke->lease)))
+		if ((w = worker_of(o, revoke->decode)))
 			mover_remote_revoked(r->mover, w, revoke);
 		break;
 	case MSG_KV_READY_ACK:
-		if (worker_of(o, ack->decode, ack->lease))
-			mover_kv_ready_ack(r->mover, ack->decode, ack->lease->epoch, ack);
+		if ((w = worker_of(o, ack->decode)))
+			mover_kv_ready_ack(r->mover, ack->decode, mover_worker_epoch(w), ack);
 		break;
 	default: break;
 	}
