@@ -283,8 +283,7 @@ enum verdict attempt_take_tokens(struct attempt *a, const struct attempt_event *
 	}
 	if (a->state == ATTEMPT_SUBMITTED || a->state == ATTEMPT_HANDED) {
 		registry_outcome(a->all->registry, w, 1, clock_us());
-		if (!attempt_is_alone(a) && a->try.prefill)
-			registry_handover(a->all->registry, a->try.prefill, w, 1, clock_us());
+		registry_handover(a->all->registry, a->try.prefill, w, 1, clock_us());
 	}
 	attempt_prefill_done(a);
 	if (attempt_is_alone(a))
@@ -477,8 +476,8 @@ enum verdict attempt_take_first(struct attempt *a, const struct attempt_event *e
 	attempt_take_account(a, e);
 	if (attempt_prompt_missing(a))
 		return prompt_incomplete(a, e->worker->name);
-	if (a->state == ATTEMPT_SUBMITTED && attempt_is_alone(a))
-		name_decoder(a, e->worker);
+	if (attempt_is_alone(a))
+		name_decoder(a, e->worker); /* also again */
 	else if (a->state == ATTEMPT_SUBMITTED && !is_end(a, m->index, 1, m->finish))
 		v = accept_decoder(a, e->worker, m);
 	if (v != GO_ON)

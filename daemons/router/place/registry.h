@@ -126,7 +126,8 @@ void registry_kv_events(struct registry *g, struct worker_record *w, const Pds__
 /* good: an attempt succeeded here; else the worker failed it. */
 void registry_outcome(struct registry *g, struct worker_record *w, int good, uint64_t now_us);
 /* An attempt's KV came from p to d (good), or did not though neither is to blame: then the pair is
- * not placed for breaker.open_us, and then once in breaker.open_us, until it is good. */
+ * not placed for breaker.open_us, and then once in breaker.open_us, until it is good. A good
+ * one may also be of p NULL, or of p that is d: such a pair never fails. */
 void registry_handover(struct registry *g, const struct worker_record *p,
                        const struct worker_record *d, int good, uint64_t now_us);
 /* An attempt is placed on a pair whose hand-over had failed, if it had. */
