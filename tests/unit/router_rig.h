@@ -19,6 +19,7 @@ struct rig {
 	struct attempt_caller caller;
 	char log[8192];   /* "submit p1 #1 5 [d1 d2]; cancel p1 #1; " */
 	int refuse;       /* the next `refuse` submits return ERR_FULL */
+	int asks_prompt;  /* the last submit asked for log-probabilities of the prompt */
 	char out[4096];   /* "10 11 12 stop" */
 	int n_prompt;     /* prompt log-probabilities that arrived, one after the other */
 	float prompt[16]; /* (n_prompt) */
@@ -49,6 +50,7 @@ static inline int rig_send(void *arg, struct worker_record *w, enum msg_type typ
 		return 0;
 	}
 	const Pds__Submit *m = body;
+	r->asks_prompt = m->request->sampling->prompt_logprobs;
 	ck_assert_uint_eq(m->request->cache_salt.len, sizeof rig_salt);
 	ck_assert_mem_eq(m->request->cache_salt.data, rig_salt, sizeof rig_salt);
 	n += (size_t)snprintf(r->log + n, sizeof r->log - n, "submit %s #%u %zu", w->name,

@@ -77,6 +77,44 @@ TEST(more_than_was_asked_for)
 	rig_free(t.r);
 }
 
+/* The prompt is the prefill worker's load until it is computed; the context is that of the worker
+ * that decodes, and grows with it. */
+TEST(load_of_an_attempt)
+{
+	struct three t = three(4, 0);
+	struct reqid id = t.r->s->id;
+	ck_assert_uint_eq(t.p->tokens_in_flight, 5);
+	ck_assert_uint_eq(t.p->backlog_tokens, 5);
+	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
+	ck_assert_uint_eq(t.p->tokens_in_flight, 0);
+	ck_assert_uint_eq(t.p->backlog_tokens, 0);
+	ck_assert_uint_eq(t.d1->tokens_in_flight, 6);
+	rig_more(t.r, t.d1, 1, 1, 11, 2);
+	ck_assert_uint_eq(t.d1->tokens_in_flight, 8);
+	rig_tokens_from(t.r, t.d1, id, 1, 3, 13, 1, LENGTH);
+	expect(t.r, ATTEMPT_DONE, "10 11 12 13 length", "");
+	ck_assert_uint_eq(t.p->tokens_in_flight + t.d1->tokens_in_flight, 0);
+	rig_free(t.r);
+}
+
+TEST(load_of_an_attempt_at_one_worker)
+{
+	struct rig *r = rig_new();
+	struct worker_record *d = rig_up(r, "d1", "decode", 21);
+	rig_seq(r, 8, 0);
+	ck_assert_int_eq(attempt_start(r->s), 0);
+	ck_assert_str_eq(r->log, "submit d1 #1 5; ");
+	ck_assert_uint_eq(d->tokens_in_flight, 5);
+	rig_first(r, d, 1, 0, 10, "", 0);
+	ck_assert_uint_eq(d->tokens_in_flight, 6);
+	ck_assert_uint_eq(d->backlog_tokens, 0);
+	rig_more(r, d, 1, 1, 11, 2);
+	ck_assert_uint_eq(d->tokens_in_flight, 8);
+	attempt_cancel(r->s, "the client is gone");
+	ck_assert_uint_eq(d->tokens_in_flight, 0);
+	rig_free(r);
+}
+
 /* --- the last token, stops ----------------------------------------------- */
 
 TEST(first_token_ends_the_answer)
@@ -248,11 +286,13 @@ TEST(prompt_logprobs_over_attempts)
 	rig_told(t.r, t.p, t.r->s->id, 1, 1, 3);
 	rig_fail(t.r, t.p, 1, PDS__FAULT__FAULT_STALLED, 1);
 	ck_assert_uint_eq(t.r->s->got.prompt_rows, 4);
+	ck_assert_int_eq(t.r->asks_prompt, 1);
 	rig_told(t.r, p2, t.r->s->id, 2, 1, 4);
 	ck_assert_int_eq(t.r->n_prompt, 4);
 	rig_fail(t.r, p2, 2, PDS__FAULT__FAULT_DRAINING, 1);
 	attempts_tick(&t.r->e, clock_us() + 1000000);
 	ck_assert_uint_eq(t.r->s->number, 3);
+	ck_assert_int_eq(t.r->asks_prompt, 0);
 	ck_assert_uint_eq(t.r->s->got.prompt_rows, 5);
 	rig_first(t.r, t.r->s->try.prefill, 3, 0, 10, "d2", 22);
 	ck_assert_str_eq(t.r->out, "10 ");

@@ -215,6 +215,23 @@ TEST(prefill_that_was_only_silent)
 	rig_free(t.r);
 }
 
+/* Likewise when the answer was complete without it; its account is still taken. */
+TEST(prefill_that_was_only_silent_at_the_end)
+{
+	struct three t = three(4, 0);
+	struct reqid id = t.r->s->id;
+	rig_tokens_from(t.r, t.d1, id, 1, 0, 10, 4, LENGTH);
+	expect(t.r, ATTEMPT_ENDING, "", "");
+	rig_down(t.r, t.p);
+	expect(t.r, ATTEMPT_DONE, "10 11 12 13 length", "");
+	rig_up(t.r, "p1", "prefill", 11);
+	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
+	expect(t.r, ATTEMPT_DONE, "10 11 12 13 length", "");
+	rig_first(t.r, t.p, 1, 0, 10, "d1", 21);
+	expect(t.r, ATTEMPT_DONE, "10 11 12 13 length", "cancel p1 #1; ");
+	rig_free(t.r);
+}
+
 /* --- failures ------------------------------------------------------------ */
 
 TEST(failure_of_an_attempt)
