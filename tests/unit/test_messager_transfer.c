@@ -118,6 +118,33 @@ TEST_LOOP(neighbours_are_copied_in_one_go, 0, sizeof runs / sizeof *runs)
 			                 r->layout.piece_bytes[l]);
 }
 
+/* More pieces than are copied at once, from and to blocks without neighbours. */
+TEST(scattered_blocks_of_a_long_transfer)
+{
+	static struct ring_transfer t;
+	const uint32_t blocks = RIG_BLOCKS - 2;
+	rig_transfer(r, &t, 1, 0, blocks * RIG_BLOCK_TOKENS);
+	for (uint32_t i = 0; i < blocks; i++) {
+		t.src[i] = i;
+		t.dst[i] = RIG_BLOCKS - 1 - i;
+		r->d.region.generations[t.dst[i]] = 100 + i;
+	}
+	rig_post(r, &t);
+	turn(MOVER_OPEN);
+	rig_opened(r, 0);
+	for (uint32_t l = 0; l < RIG_LAYERS; l++)
+		rig_compute_layer(r, l, 0, RIG_BLOCKS, blocks * RIG_BLOCK_TOKENS);
+	turn(MOVER_OPEN);
+	rig_ack(r);
+	turn(MOVER_IDLE);
+	ck_assert_int_eq(r->last_end, END_SENT);
+	ck_assert_uint_eq(r->report.runs, blocks * RIG_LAYERS);
+	for (uint32_t l = 0; l < RIG_LAYERS; l++)
+		for (uint32_t i = 0; i < blocks; i++)
+			ck_assert_mem_eq(rig_piece(r, &r->d, l, t.dst[i]), rig_piece(r, &r->p, l, t.src[i]),
+			                 r->layout.piece_bytes[l]);
+}
+
 TEST(a_turn_copies_no_more_than_a_slice)
 {
 	const size_t piece = r->layout.piece_bytes[0];
