@@ -471,6 +471,7 @@ static inline uint32_t lookup(struct peer *p, const uint32_t *names, size_t n)
 	ck_assert_uint_eq(n_said, 1);
 	ck_assert_int_eq(said[0].type, MSG_STORE_FOUND);
 	ck_assert_ptr_eq(said[0].to, p);
+	ck_assert_uint_eq(((Pds__StoreFound *)said[0].body)->batch, m.batch);
 	return ((Pds__StoreFound *)said[0].body)->leading;
 }
 

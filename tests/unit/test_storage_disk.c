@@ -2,6 +2,8 @@
  * order of eviction, capacity, several sizes, pins, races. */
 #include "tests/unit/disk_rig.h"
 
+#include "daemons/storage/disk_index.h"
+
 #define SLOT (256 * KIB) /* four of them are the smallest capacity */
 
 static const char *const engines[] = {"auto", "threads"};
@@ -32,6 +34,30 @@ TEST_LOOP(test_sizes, 0, 2)
 	}
 	ck_assert_int_eq(rig_put(t, 99, 64 * MIB + 1), ERR_INVALID);
 	t->ops->destroy(t);
+}
+
+/* A slot that becomes free elsewhere waits until the segment is full: what is put together lies
+ * together. */
+TEST(test_one_segment_at_a_time)
+{
+	enum { SLOTS = 3 };
+	static struct disk_index x;
+	uint32_t first[SLOTS];
+	disk_index_init(&x);
+	for (uint32_t i = 0; i < 2; i++)
+		disk_index_add_segment(&x, disk_segment_new(i, DISK_SLOT_UNIT, SLOTS));
+	struct disk_class *c = disk_index_class(&x, DISK_SLOT_UNIT);
+	for (uint32_t i = 0; i < SLOTS; i++)
+		first[i] = disk_index_take(&x, c);
+	uint32_t next = disk_index_take(&x, c);
+	const struct disk_segment *full = disk_segment_of(&x, first[0]), *g = disk_segment_of(&x, next);
+	ck_assert_ptr_ne(full, g);
+	disk_index_free(&x, first[1]);
+	for (uint32_t i = 1; i < SLOTS; i++)
+		ck_assert_ptr_eq(disk_segment_of(&x, disk_index_take(&x, c)), g);
+	ck_assert_uint_eq(disk_index_take(&x, c), first[1]);
+	ck_assert_uint_eq(disk_index_take(&x, c), DISK_NONE);
+	disk_index_fini(&x);
 }
 
 /* Each line: puts and gets in order, then who must be there. Room for 4 blocks. In the second
