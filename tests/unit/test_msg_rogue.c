@@ -144,18 +144,22 @@ TEST(hello_again_and_late)
 	pump_ms(base, 100);
 	rogue_read(&g);
 	ck_assert_uint_eq(g.again, 5); /* none was taken for acknowledged */
-	uint64_t link = g.link;
-	/* what belongs to another link acknowledges nothing and is not heard */
-	g.link = link + 1;
-	rogue_send(&g, "rogue", MSG_ACK, 0, 5, &ack.base);
-	rogue_send(&g, "rogue", MSG_PEERS, 2, 5, &peers.base);
-	g.link = link;
+	/* what belongs to another link, or to the link of another life, acknowledges nothing and is not
+	 * heard */
+	for (int life = 0; life < 2; life++) {
+		uint64_t *other = life ? &g.their_epoch : &g.link;
+		++*other;
+		rogue_send(&g, "rogue", MSG_ACK, 0, 5, &ack.base);
+		rogue_send(&g, "rogue", MSG_PEERS, 2, 5, &peers.base);
+		--*other;
+	}
 	g.again = 0;
 	pump_ms(base, 50);
 	rogue_send(&g, "rogue", MSG_ACK, 0, 0, &ack.base);
 	pump_ms(base, 100);
 	rogue_read(&g);
 	ck_assert_uint_eq(g.again, 5);
+	ck_assert_uint_eq(a.total, 1);
 	without_rogue(&a, &g);
 }
 

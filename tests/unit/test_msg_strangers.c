@@ -92,6 +92,21 @@ TEST(an_origin_is_all_of_it)
 		ck_assert_msg(!process_origin_same(&one, &other[i]), "row %zu", i);
 }
 
+/* A process says which one it is in its own namespace; the kernel says which one it is in ours. */
+TEST(a_process_of_another_namespace)
+{
+	const struct process_origin o = {
+		.is_local = 1, .uid = geteuid(), .gid = getegid(), .pid = (uint32_t)getpid()};
+	Pds__Process p;
+	char why[160] = "";
+	process_self(&p);
+	ck_assert_int_eq(process_origin_check(&o, &p, why, sizeof why), 0);
+	p.pid++;
+	ck_assert_int_eq(process_origin_check(&o, &p, why, sizeof why), ERR_INVALID);
+	p.pid_namespace++;
+	ck_assert_int_eq(process_origin_check(&o, &p, why, sizeof why), 0);
+}
+
 /* After a HELLO: 0 when it is refused with a sentence that holds want. */
 static int await_refusal(struct rogue *g, const char *want)
 {
