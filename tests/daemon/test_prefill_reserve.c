@@ -578,6 +578,25 @@ TEST(test_silent_queue)
 	world_end();
 }
 
+/* What the other one said is too old to count: it may have room by now. */
+TEST(test_estimate_that_is_old)
+{
+	world_begin("kv_blocks=64");
+	say_submit((struct ask){.req = 9, .n = 64, .to = "2"});
+	UNTIL(reserved(D2, 9));
+	queued(D2, 9, 3, 0); /* it does not know when */
+	say_submit((struct ask){.req = 1, .n = 64, .to = "12"});
+	UNTIL(reserved(D1, 1));
+	for (uint64_t end = clock_us() + 30 * S; !reserved(D2, 1); pump_for(250000)) {
+		ck_assert_uint_lt(clock_us(), end);
+		queued(D1, 1, 1, 20 * S);
+	}
+	UNTIL(count(D1, MSG_REQUEST_CANCEL, 1));
+	served(D2, 1, 64);
+	say_cancel(ROUTER, 9);
+	world_end();
+}
+
 /* Of three it goes to the one that will have room first, not to the next. */
 TEST(test_the_best_of_them)
 {
