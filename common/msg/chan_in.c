@@ -154,8 +154,6 @@ static void accept_hello(struct chan *c, struct incoming *in, struct peer *p, Pd
 	snprintf(p->name, sizeof p->name, "%s", in->m.env->sender);
 	snprintf(p->program, sizeof p->program, "%s", h->program);
 	p->epoch = in->m.env->epoch;
-	if (p->hello)
-		pds__hello__free_unpacked(p->hello, NULL);
 	p->hello = h;
 	in->m.body = NULL; /* the peer owns it now */
 	p->state = PEER_HELLO;
