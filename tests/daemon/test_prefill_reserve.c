@@ -238,6 +238,7 @@ TEST(test_candidate_of_a_later_life)
 	D1->epoch++;
 	say_submit((struct ask){.req = 2, .n = 64, .to = "12"});
 	D1->epoch--;
+	link_again(D1, D1->epoch);
 	UNTIL(reserved(D2, 2));
 	ck_assert_uint_ge(clock_us() - begun, 3 * S);
 	ck_assert(!reserved(D1, 2));

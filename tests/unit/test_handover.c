@@ -162,6 +162,7 @@ static const struct {
 	{"a device below 0", H(device), UINT32_MAX, 4, 3, ERR_INVALID,
      "part 0 of the pool is on device -1, the least is 0"},
 	{"no epoch", H(epoch), 0, 4, 3, ERR_INVALID, NULL},
+	{"an epoch above INT64_MAX", H(epoch) + 4, 1u << 31, 4, 3, ERR_INVALID, NULL},
 	{"no blocks", H(blocks), 0, 4, 3, ERR_INVALID, NULL},
 	{"blocks without end", H(blocks), UINT32_MAX, 4, 3, ERR_INVALID, NULL},
 	{"ring too long", H(ring_slots), RING_SLOTS_MAX + 1, 4, 3, ERR_INVALID, NULL},

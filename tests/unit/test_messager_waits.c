@@ -222,6 +222,7 @@ TEST(decode_comes_late)
 	turn(MOVER_OPEN);
 	r->d_linked = 0;
 	rig_attach_d(r);
+	r->unreachable = "it is of another host"; /* which is not asked: its memory is here */
 	turn(MOVER_OPEN);
 	ck_assert_uint_eq(rig_count(r, MSG_LEASE_OPEN), 0);
 	r->p_linked = 0;

@@ -209,6 +209,23 @@ TEST(hellos_that_have_queued)
 	without_rogue(&a, &g);
 }
 
+TEST(epochs_are_bounded)
+{
+	for (int beyond = 0; beyond < 2; beyond++) {
+		Pds__Envelope e = PDS__ENVELOPE__INIT;
+		unsigned char head[256];
+		struct msg_in m;
+		struct err err = {0};
+		e.version = PROTOCOL_VERSION;
+		e.type = MSG_HEARTBEAT;
+		e.sender = (char *)"p";
+		e.epoch = (uint64_t)INT64_MAX + (uint64_t)beyond;
+		size_t n = pds__envelope__pack(&e, head);
+		ck_assert_int_eq(msg_decode(head, n, NULL, 0, &m, &err), beyond ? ERR_CORRUPT : 0);
+		msg_in_fini(&m);
+	}
+}
+
 TEST(bodies_are_bounded)
 {
 	Pds__Envelope e = PDS__ENVELOPE__INIT;

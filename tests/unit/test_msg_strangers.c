@@ -107,6 +107,30 @@ TEST(a_process_of_another_namespace)
 	ck_assert_int_eq(process_origin_check(&o, &p, why, sizeof why), 0);
 }
 
+/* Without root's rights: our own user's processes and root's are believed, no others. */
+TEST(whose_processes_are_believed)
+{
+	int status;
+	pid_t pid = fork();
+	if (pid == 0) {
+		Pds__Process p;
+		char why[160];
+		if (geteuid() == 0 && (setgid(65534) < 0 || setuid(65534) < 0))
+			_exit(1);
+		process_self(&p);
+		struct process_origin o = {.is_local = 1, .uid = geteuid(), .pid = (uint32_t)getpid()};
+		if (process_origin_check(&o, &p, why, sizeof why) < 0)
+			_exit(2);
+		o.uid = 0;
+		if (process_origin_check(&o, &p, why, sizeof why) < 0)
+			_exit(3);
+		o.uid = geteuid() + 1;
+		_exit(process_origin_check(&o, &p, why, sizeof why) < 0 ? 0 : 4);
+	}
+	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+	ck_assert_int_eq(WIFEXITED(status) ? WEXITSTATUS(status) : -1, 0);
+}
+
 /* After a HELLO: 0 when it is refused with a sentence that holds want. */
 static int await_refusal(struct rogue *g, const char *want)
 {

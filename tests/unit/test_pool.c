@@ -1,6 +1,7 @@
 /* test_pool.c - accounting, eviction order, readers and copies of the block pool, by example.
  * Against a naive model: test_pool_model.c; with two threads: test_pool_threads.c; what it tells
  * of changes: test_pool_events.c. */
+#include "kv/prefix.h"
 #include "pool_rig.h"
 #include "util/clock.h"
 
@@ -133,6 +134,25 @@ TEST(twin_blocks)
 	ck_assert_int_eq(kv_pool_take(pool, 2, KV_HELD, &A, out), 0);
 	ck_assert_int_eq(state_of(c[0]), KV_CACHED); /* leaf first, although c was used longest ago */
 	ck_assert_uint_eq(kv_pool_probe(pool, h, 2), 1);
+}
+
+/* Storage names blocks by the first 8 bytes of their hashes: of two that share them the later one
+ * is meant, also when the other one goes. */
+TEST(two_hashes_with_one_beginning)
+{
+	struct kv_hash a = {{1, 2, 3, 4, 5, 6, 7, 8, 9}}, b = a;
+	const uint64_t both = 0x0807060504030201u;
+	struct prefix *t = prefix_new(2);
+	b.b[31] = 1;
+	ck_assert_int_eq(prefix_add(t, 0, &a, NULL), 1);
+	ck_assert_uint_eq(prefix_find_64(t, both), 0);
+	ck_assert_int_eq(prefix_add(t, 1, &b, NULL), 1);
+	ck_assert_uint_eq(prefix_find_64(t, both), 1);
+	prefix_drop(t, 0);
+	ck_assert_uint_eq(prefix_find_64(t, both), 1);
+	prefix_drop(t, 1);
+	ck_assert_uint_eq(prefix_find_64(t, both), KV_BLOCK_NONE);
+	prefix_destroy(&t);
 }
 
 /* A flush may drop a parent whose child is held. The child is found again when the parent comes

@@ -85,6 +85,40 @@ TEST_LOOP(test_link_down, 0, 2)
 		ck_assert_int_eq(said[1].type, MSG_STORE_FENCED);
 }
 
+/* A fence of another worker, or of another life of this one, is for no batch of this one. */
+TEST_LOOP(test_fence_of_another, 0, 2)
+{
+	static const uint32_t names[] = {1, 2, 3, 4}, blocks[] = {0, 1, 2, 3}, to[] = {4, 5, 6, 7};
+	struct peer other = *W;
+	if (_i)
+		other.epoch++;
+	else
+		snprintf(other.name, sizeof other.name, "worker-9");
+	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 1, names, blocks, 4), "oooo");
+	forget_said();
+	atomic_store(&gate.closed, 1);
+	ask(W, MSG_STORE_GET, 2, names, to, 4);
+	wait_inside(2);
+	fence(&other, 2);
+	ck_assert_uint_eq(n_said, 1);
+	ck_assert_int_eq(said[0].type, MSG_STORE_FENCED);
+	ck_assert_ptr_eq(said[0].to, &other);
+	forget_said();
+	atomic_store(&gate.closed, 0);
+	loop_until_said(1);
+	ck_assert_str_eq(codes_of(0, 2), "oooo");
+}
+
+/* Of another life nothing is copied: that memory is not its own. */
+TEST(test_batch_of_another_life)
+{
+	static const uint32_t names[] = {1}, blocks[] = {0};
+	struct peer other = *W;
+	other.epoch++;
+	ck_assert_str_eq(ask_wait(&other, MSG_STORE_PUT, 1, names, blocks, 1), "e");
+	ck_assert_str_eq(ask_wait(W, MSG_STORE_PUT, 1, names, blocks, 1), "o");
+}
+
 /* Puts whose bytes are copied do not wait for the tier when they are given up: the answer and the
  * fence come at once, and the worker's memory may go while the tier still has them. */
 TEST(test_put_given_up)
