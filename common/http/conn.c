@@ -14,6 +14,7 @@
 #include "util/log.h"
 #include "util/mem.h"
 
+#include <arpa/inet.h>
 #include <event2/bufferevent_ssl.h>
 #include <netinet/tcp.h>
 #include <openssl/ssl.h>
@@ -76,7 +77,7 @@ static int charge(struct http_conn *c)
 	int r = client_resize(c->client, c->in_bytes, held);
 	if (r == 0)
 		c->in_bytes = held;
-	else if (http_note_due(&h->full_note, &more))
+	else if (log_note_due(&h->full_note, &more))
 		log_warn("http_full", "what=input bytes=%zu limit=%zu more=%u", clients_bytes(h->clients),
 		         h->opts.in_bytes_max, more);
 	return r;
@@ -171,11 +172,13 @@ static int refuse(struct http_conn *c, struct refusal why)
 	unsigned more;
 	int named = why.setting && h->opts.limits_are_settings;
 	snprintf(text, sizeof text, named ? "%s (%s)" : "%s", why.text, why.setting);
-	size_t n = h->opts.error_body ? h->opts.error_body(path, why.status, text, body, sizeof body)
-	                              : (size_t)snprintf(body, sizeof body, "%s\n", text);
+	size_t n = h->opts.error_body
+	               ? h->opts.error_body(h->arg, path, why.status, text, body, sizeof body)
+	               : (size_t)snprintf(body, sizeof body, "%s\n", text);
 	h->refused++;
-	if (http_note_due(&h->refused_note, &more))
-		log_info("http_refused", "status=%d why=%s more=%u", why.status, log_quote(text), more);
+	if (log_note_due(&h->refused_note, &more))
+		log_notice("http_refused", "status=%d client=%s path=%s why=%s more=%u", why.status,
+		           c->address, log_quote(path), log_quote(text), more);
 	conn_waits(c, 0);
 	c->keep_alive = 0;
 	int r = conn_write_answer(c, why.status, h->opts.error_body ? "application/json" : "text/plain",
@@ -196,8 +199,8 @@ static void handshake_failed(struct http_conn *c, const char *why)
 {
 	unsigned more;
 	c->server->tls_failed++;
-	if (http_note_due(&c->server->tls_note, &more))
-		log_info("http_tls_failed", "why=%s more=%u", log_quote(why), more);
+	if (log_note_due(&c->server->tls_note, &more))
+		log_notice("http_tls_failed", "client=%s why=%s more=%u", c->address, log_quote(why), more);
 }
 
 static int is_older(const struct http_conn *c, uint64_t limit_us)
@@ -659,6 +662,20 @@ static void on_handshake(void *arg, SSL *ssl, const char *why)
 	                                                                  : CONNECTION_ON_CLOSE);
 }
 
+static void write_address(const struct sockaddr *from, char out[HTTP_ADDRESS_MAX])
+{
+	const void *a = from->sa_family == AF_INET6
+	                    ? (const void *)&((const struct sockaddr_in6 *)from)->sin6_addr
+	                    : &((const struct sockaddr_in *)from)->sin_addr;
+	if (!inet_ntop(from->sa_family, a, out, HTTP_ADDRESS_MAX))
+		snprintf(out, HTTP_ADDRESS_MAX, "-");
+}
+
+const char *http_address(const struct http_conn *c)
+{
+	return c->address;
+}
+
 /* What of it needs memory. The descriptor is its own, also when there is none. */
 static struct http_conn *conn_made(struct http_server *h, evutil_socket_t fd,
                                    struct http_client *client)
@@ -682,8 +699,8 @@ static struct http_conn *conn_made(struct http_server *h, evutil_socket_t fd,
 	return NULL;
 }
 
-struct http_conn *conn_new(struct http_server *h, evutil_socket_t fd, struct http_client *client,
-                           int not_served)
+struct http_conn *conn_new(struct http_server *h, evutil_socket_t fd, const struct sockaddr *from,
+                           struct http_client *client, int not_served)
 {
 	struct http_conn *c = conn_made(h, fd, client);
 	int one = 1;
@@ -691,6 +708,7 @@ struct http_conn *conn_new(struct http_server *h, evutil_socket_t fd, struct htt
 		return NULL;
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
 	c->client = client;
+	write_address(from, c->address);
 	c->not_served = not_served;
 	http_frame_init(&c->frame, h->opts.max_header_bytes);
 	c->since_us = clock_us();

@@ -28,6 +28,7 @@
 #include "http/frame.h"
 #include "http/handshake.h"
 #include "http/tls.h"
+#include "util/log.h"
 
 #include <event2/buffer.h>
 #include <event2/bufferevent.h>
@@ -70,6 +71,7 @@ struct http_conn {
 	uint64_t since_us; /* of the present state's limit */
 	struct http_server *server;
 	struct http_client *client;
+	char address[HTTP_ADDRESS_MAX]; /* the client's own, while `client` may stand for several */
 	struct list node;
 	struct list by_server, by_client; /* see conn_waits */
 	struct fair_item turn;            /* to be parsed; see conn_queue */
@@ -87,12 +89,6 @@ struct http_conn {
 		void (*taken)(void *arg);
 		void *taken_arg;
 	} owner;
-};
-
-/* At most one line a second is logged, with the number of lines left out. */
-struct http_note {
-	uint64_t at_us;
-	unsigned more;
 };
 
 struct http_server {
@@ -115,7 +111,7 @@ struct http_server {
 	size_t out_bytes;
 	struct buf head; /* of the answer that is being written */
 	uint64_t accepted, refused, closed_waiting, cut, tls_failed;
-	struct http_note refused_note, full_note, cut_note, tls_note;
+	struct log_note refused_note, full_note, cut_note, tls_note;
 	int is_local; /* listens on a loopback address */
 	int stopping;
 	/* the listener is off until the next tick: no descriptor or memory */
@@ -125,8 +121,8 @@ struct http_server {
 /* conn.c */
 /* Takes the descriptor. NULL: no memory; the descriptor is closed, the client still the
  * caller's. */
-struct http_conn *conn_new(struct http_server *h, evutil_socket_t fd, struct http_client *client,
-                           int not_served);
+struct http_conn *conn_new(struct http_server *h, evutil_socket_t fd, const struct sockaddr *from,
+                           struct http_client *client, int not_served);
 /* From the loop alone, never under a function that its owner called. */
 void conn_free(struct http_conn *c);
 void connection_step(struct http_conn *c, enum connection_event e);
@@ -136,8 +132,6 @@ void conn_work(evutil_socket_t fd, short what, void *arg);
 int conn_has_begun(const struct http_conn *c); /* something of a request is there */
 
 /* server.c */
-/* 1: a line may be logged. *ret_more: how many were left out before it. */
-int http_note_due(struct http_note *n, unsigned *ret_more);
 /* The tick looks at limits and tries a paused listener again. It ends by itself when there is
  * nobody and nothing is paused, so that an idle server sleeps. */
 void http_tick_on(struct http_server *h);

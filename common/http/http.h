@@ -18,6 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define HTTP_ADDRESS_MAX 46u  /* of a client, as text */
 #define HTTP_SURE_BYTES 4096u /* an answer of at most this size is always accepted */
 
 struct http_client;
@@ -69,8 +70,9 @@ struct http_opts {
 	int limits_are_settings;
 	const char *headers; /* lines of every answer, each ended by CR LF; NULL: none. Copied */
 	/* an error of the edge itself (400, 408, 413, 431, 501, 503, 505), about a request for this
-	 * path ("": it is not known yet); NULL: plain text */
-	size_t (*error_body)(const char *path, int status, const char *text, char *out, size_t size);
+	 * path ("": it is not known yet); arg: of http_new. NULL: plain text */
+	size_t (*error_body)(void *arg, const char *path, int status, const char *text, char *out,
+	                     size_t size);
 };
 
 struct http_counts {
@@ -124,6 +126,7 @@ void http_on_taken(struct http_conn *c, void (*fn)(void *arg), void *arg);
 /* Closes without (more of) an answer, which is counted and logged if it had begun. The gone
  * function is not called. */
 void http_drop(struct http_conn *c);
+const char *http_address(const struct http_conn *c); /* of its client */
 /* fn NULL: nobody is told */
 void http_on_gone(struct http_conn *c, void (*fn)(void *arg), void *arg);
 

@@ -46,7 +46,7 @@ size_t http_room(struct http_conn *c)
 static void note_full(struct http_server *h)
 {
 	unsigned more;
-	if (http_note_due(&h->full_note, &more))
+	if (log_note_due(&h->full_note, &more))
 		log_warn("http_full", "what=output bytes=%zu limit=%zu more=%u", h->out_bytes,
 		         h->opts.out_total_max, more);
 }
@@ -244,7 +244,7 @@ void http_drop(struct http_conn *c)
 	unsigned more;
 	if (http_is_streaming(c)) {
 		h->cut++;
-		if (http_note_due(&h->cut_note, &more))
+		if (log_note_due(&h->cut_note, &more))
 			log_warn("http_answer_cut", "unsent=%zu more=%u", http_unsent(c), more);
 	}
 	c->owner.gone = NULL;

@@ -234,6 +234,36 @@ static int take_session(const char *v, struct http_head *h, const char **why)
 	return 0;
 }
 
+/* A proxy's id for the request comes before the client's. */
+static int take_request_id(const char *v, struct http_head *h, const char **why)
+{
+	(void)why;
+	h->client_id = v;
+	return 0;
+}
+
+static int take_client_request_id(const char *v, struct http_head *h, const char **why)
+{
+	(void)why;
+	if (!*h->client_id)
+		h->client_id = v;
+	return 0;
+}
+
+static int take_traceparent(const char *v, struct http_head *h, const char **why)
+{
+	(void)why;
+	h->traceparent = v;
+	return 0;
+}
+
+static int take_forwarded_for(const char *v, struct http_head *h, const char **why)
+{
+	(void)why;
+	h->forwarded_for = v;
+	return 0;
+}
+
 static int take_pin_prefill(const char *v, struct http_head *h, const char **why)
 {
 	(void)why;
@@ -263,6 +293,10 @@ static const struct {
 	{"x-api-key", take_api_key},
 	{"access-control-request-headers", take_asks_headers},
 	{"x-session-id", take_session},
+	{"x-request-id", take_request_id},
+	{"x-client-request-id", take_client_request_id},
+	{"traceparent", take_traceparent},
+	{"x-forwarded-for", take_forwarded_for},
 	{"x-pdserve-prefill", take_pin_prefill},
 	{"x-pdserve-decode", take_pin_decode},
 };
@@ -327,7 +361,7 @@ int http_parse_head(char *text, size_t len, struct http_head *h, const char **wh
 {
 	memset(h, 0, sizeof *h);
 	h->authorization = h->api_key = h->asks_headers = h->encoding = h->session_id = h->query = "";
-	h->pin_prefill = h->pin_decode = "";
+	h->pin_prefill = h->pin_decode = h->client_id = h->traceparent = h->forwarded_for = "";
 	if (memchr(text, 0, len))
 		return fail(why, 400, "the request's head holds a NUL byte");
 	int first = 1;

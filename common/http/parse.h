@@ -13,6 +13,9 @@ struct http_head {
 	const char *asks_headers;             /* Access-Control-Request-Headers, or "" */
 	const char *encoding;                 /* Content-Encoding, or "" */
 	const char *session_id;               /* X-Session-Id, or "" */
+	const char *client_id;                /* X-Request-Id, else X-Client-Request-Id, or "" */
+	const char *traceparent;              /* W3C's, or "" */
+	const char *forwarded_for;            /* X-Forwarded-For, or "" */
 	const char *pin_prefill, *pin_decode; /* X-Pdserve-Prefill, X-Pdserve-Decode, or "" */
 	int minor;                            /* HTTP/1.minor */
 	int keep_alive, chunked, expect_continue;

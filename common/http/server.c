@@ -22,26 +22,12 @@
 #include <unistd.h>
 
 #define TICK_US 500000u
-#define NOTE_US 1000000u
 #define REFUSED_EACH_MAX 16u
 /* Connections that the kernel has made and that wait to be accepted; it takes the least of this and
  * net.core.somaxconn. A client beyond them tries again after a second. */
 #define BACKLOG 4096
 #define ACCEPT_MAX 16  /* connections accepted in one turn of the loop */
 #define HEAD_MAX 4096u /* of an answer */
-
-int http_note_due(struct http_note *n, unsigned *ret_more)
-{
-	uint64_t now = clock_us();
-	if (n->at_us && now - n->at_us < NOTE_US) {
-		n->more++;
-		return 0;
-	}
-	*ret_more = n->more;
-	n->at_us = now;
-	n->more = 0;
-	return 1;
-}
 
 /* --- who gets in --------------------------------------------------------- */
 
@@ -59,7 +45,7 @@ static void close_waiting(struct http_server *h, struct http_conn *c)
 {
 	unsigned more;
 	h->closed_waiting++;
-	if (http_note_due(&h->full_note, &more))
+	if (log_note_due(&h->full_note, &more))
 		log_warn("http_full",
 		         "what=connections open=%u limit=%u more=%u "
 		         "why=\"one without a request was closed\"",
@@ -119,7 +105,7 @@ static void accepted(struct http_server *h, int fd, const struct sockaddr *addr)
 	int served = from && make_room(h, from);
 	struct http_conn *c = NULL;
 	if (served || (from && may_be_told(h, from)))
-		c = conn_new(h, fd, from, !served);
+		c = conn_new(h, fd, addr, from, !served);
 	else
 		evutil_closesocket(fd);
 	if (!c) {

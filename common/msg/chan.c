@@ -504,8 +504,8 @@ void chan_peer_up(struct chan *c, struct peer *p)
 	p->refusal[0] = 0;
 	chan_name_up(p);
 	c->counts.peers_up++;
-	log_info("peer_up", "peer=%s epoch=%llu program=%s", p->name, (unsigned long long)p->epoch,
-	         p->program);
+	log_notice("peer_up", "peer=%s epoch=%llu program=%s", p->name, (unsigned long long)p->epoch,
+	           p->program);
 	if (c->hooks.up)
 		c->hooks.up(c->hooks.arg, p);
 	c->active_us = clock_us();
@@ -521,8 +521,8 @@ void chan_peer_down(struct chan *c, struct peer *p, const char *why, enum peer_s
 	p->state = next;
 	if (was_up) {
 		c->counts.peers_up--;
-		log_info("peer_down", "peer=%s epoch=%llu why=%s", p->name, (unsigned long long)p->epoch,
-		         log_quote(why));
+		log_notice("peer_down", "peer=%s epoch=%llu why=%s", p->name, (unsigned long long)p->epoch,
+		           log_quote(why));
 		if (c->hooks.down)
 			c->hooks.down(c->hooks.arg, p, why);
 	}

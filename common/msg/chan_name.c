@@ -78,8 +78,8 @@ static void choose(const struct chan_name *n, const struct resolve_answer *a, ch
 static void move(struct peer *p, const char *address)
 {
 	struct chan_name *n = p->by_name;
-	log_info("peer_address", "peer=%s host=%s address=%s before=%s", p->expected, n->host, address,
-	         *n->address ? n->address : "none");
+	log_notice("peer_address", "peer=%s host=%s address=%s before=%s", p->expected, n->host,
+	           address, *n->address ? n->address : "none");
 	if (*n->address)
 		zmq_disconnect(p->dealer->z, n->address);
 	snprintf(n->address, sizeof n->address, "%s", address);

@@ -271,7 +271,7 @@ int chan_keys_reload(struct chan *c)
 		if (list[i]->state != PEER_DEAD)
 			connect_with_new_key(c, list[i]);
 	free(list);
-	log_info("keys_read", "folder=%s known=%zu", log_quote(keys_folder(c->opts.keys)),
-	         keys_count(c->opts.keys));
+	log_notice("keys_read", "folder=%s known=%zu", log_quote(keys_folder(c->opts.keys)),
+	           keys_count(c->opts.keys));
 	return 1;
 }

@@ -78,8 +78,8 @@ static void connection_end(struct connection *c, const char *why)
 	a->n_connections--;
 	if (c->worker) {
 		workers_changed(a, -1);
-		log_info("worker_detached", "worker=%s epoch=%016llx why=%s", log_quote(c->name),
-		         (unsigned long long)c->epoch, log_quote(why));
+		log_notice("worker_detached", "worker=%s epoch=%016llx why=%s", log_quote(c->name),
+		           (unsigned long long)c->epoch, log_quote(why));
 		a->h.detach(a->h.arg, c->worker, why);
 	}
 	free(c);
@@ -205,10 +205,10 @@ static void log_attached(const struct attached_memory *m)
 	const struct handover_hello *h = m->hello;
 	char layout[KV_LAYOUT_TEXT_MAX];
 	kv_layout_text(&m->layout, layout, sizeof layout);
-	log_info("worker_attached",
-	         "worker=%s epoch=%016llx blocks=%u block_bytes=%zu parts=%u ring_slots=%u layout=%s",
-	         log_quote(h->name), (unsigned long long)h->epoch, h->blocks, m->layout.block_bytes,
-	         h->parts, h->ring_slots, log_quote(layout));
+	log_notice("worker_attached",
+	           "worker=%s epoch=%016llx blocks=%u block_bytes=%zu parts=%u ring_slots=%u layout=%s",
+	           log_quote(h->name), (unsigned long long)h->epoch, h->blocks, m->layout.block_bytes,
+	           h->parts, h->ring_slots, log_quote(layout));
 }
 
 /* Receives the hello and replies. */

@@ -76,8 +76,9 @@ static const struct conf_key common_keys[] = {
      "the port the number at the end of the name is added to it (decode-3, 127.0.0.1:9600+: 9603); "
      "empty: nowhere",
      NULL},
-	{"log_level", CONF_STRING, "info", 0, 0, "", 1, "Lowest level of events that are logged",
-     "debug|info|warn|error"},
+	{"log_level", CONF_STRING, "info", 0, 0, "", 1,
+     "Lowest level of events that are logged; notice: a request leaves one line, info: its steps",
+     "debug|info|notice|warn|error"},
 	{"log_file", CONF_STRING, "", 0, 4000, "", 0,
      "File for the log, and for all else that goes to stderr; empty: stderr itself (the journal "
      "under systemd)",
@@ -219,7 +220,8 @@ void svc_drain_begin(struct svc *s, const char *why)
 	s->draining = 1;
 	uint64_t timeout_us = (uint64_t)conf_int(s->conf, "stop_timeout_ms") * 1000;
 	s->stop_at_us = clock_us() + timeout_us;
-	log_info("stopping", "why=%s timeout_us=%llu", log_quote(why), (unsigned long long)timeout_us);
+	log_notice("stopping", "why=%s timeout_us=%llu", log_quote(why),
+	           (unsigned long long)timeout_us);
 	unsigned end_s = (unsigned)((timeout_us + 999999) / 1000000) + LAST_WORDS_S + END_GRACE_S;
 	/* systemd kills after this time, or after TimeoutStopSec if that is longer */
 	svc_notify("STOPPING=1\nEXTEND_TIMEOUT_USEC=%llu\nSTATUS=stopping: %s",
@@ -269,8 +271,8 @@ int svc_reload_now(struct svc *s, char **ret_changed, char **ret_refused, struct
 		return r;
 	}
 	log_set_level(conf_str(s->conf, "log_level"));
-	log_info("reloaded", "changed=%s needs_restart=%s", log_quote(*ret_changed),
-	         log_quote(*ret_refused));
+	log_notice("reloaded", "changed=%s needs_restart=%s", log_quote(*ret_changed),
+	           log_quote(*ret_refused));
 	chan_keys_reload(s->chan);
 	return 0;
 }
@@ -307,8 +309,8 @@ static void on_trim_tick(struct svc *s, void *arg)
 	uint64_t t = clock_us();
 	size_t given = trim_tick(&s->trim);
 	if (given)
-		log_info("memory_given_back", "bytes=%zu took_us=%llu", given,
-		         (unsigned long long)(clock_us() - t));
+		log_notice("memory_given_back", "bytes=%zu took_us=%llu", given,
+		           (unsigned long long)(clock_us() - t));
 	schedule_trim(s, s->trim.changed ? TRIM_TICK_US : 2 * s->trim_us);
 }
 
@@ -361,7 +363,7 @@ static int follow_parent(int parent, struct err *err)
 
 static void on_libevent_says(int severity, const char *text)
 {
-	static const enum log_level levels[] = {LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_ERROR};
+	static const enum log_level levels[] = {LOG_DEBUG, LOG_NOTICE, LOG_WARN, LOG_ERROR};
 	log_at(levels[severity & 3], 0, "libevent", "text=%s", log_quote(text));
 }
 
@@ -666,9 +668,9 @@ static int run(struct svc *s, const struct svc_opts *o)
 		        err.text[0] ? err.text : "unknown reason", svc_remedy(err.text));
 		svc_early_leave(1);
 	}
-	log_info("ready", "endpoint=%s epoch=%llu pid=%ld start_us=%llu", log_quote(s->endpoint),
-	         (unsigned long long)s->epoch, (long)getpid(),
-	         (unsigned long long)(clock_us() - s->started_us));
+	log_notice("ready", "endpoint=%s epoch=%llu pid=%ld start_us=%llu", log_quote(s->endpoint),
+	           (unsigned long long)s->epoch, (long)getpid(),
+	           (unsigned long long)(clock_us() - s->started_us));
 	svc_notify("READY=1\nSTATUS=ready");
 	event_base_dispatch(s->base);
 	CHECK(s->draining);
@@ -676,8 +678,8 @@ static int run(struct svc *s, const struct svc_opts *o)
 	svc_posts_run(s);
 	if (s->hooks->stop)
 		s->hooks->stop(s);
-	log_info("stopped", "status=%d uptime_us=%llu", s->exit_status,
-	         (unsigned long long)(clock_us() - s->started_us));
+	log_notice("stopped", "status=%d uptime_us=%llu", s->exit_status,
+	           (unsigned long long)(clock_us() - s->started_us));
 	return s->exit_status;
 }
 

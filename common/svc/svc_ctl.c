@@ -122,13 +122,12 @@ static int ctl_log_level(struct svc *s, char *const *args, size_t n_args, struct
 {
 	(void)s;
 	if (n_args > 1)
-		return err_set(err, ERR_INVALID,
-		               "log-level takes at most one argument: debug, info, warn or error");
+		return err_set(err, ERR_INVALID, "log-level takes at most one argument, of " LOG_LEVELS);
 	if (n_args == 1) {
 		const char *old = log_level_name();
 		if (log_set_level(args[0]) < 0)
-			return err_set(err, ERR_INVALID,
-			               "log level \"%.40s\" is not one of debug, info, warn, error", args[0]);
+			return err_set(err, ERR_INVALID, "log level \"%.40s\" is not one of " LOG_LEVELS,
+			               args[0]);
 		log_warn("log_level", "old=%s new=%s", old, log_level_name());
 	}
 	buf_addc(out, '{');
@@ -162,7 +161,7 @@ static const struct svc_ctl common_commands[] = {
 	{"config", ctl_config, "every configuration key with value, default, range and source", 1},
 	{"reload", ctl_reload, "read the configuration again, as SIGHUP does", 1},
 	{"metrics", ctl_metrics, "all metrics as Prometheus text", 0},
-	{"log-level", ctl_log_level, "[debug|info|warn|error] show or set the log level", 1},
+	{"log-level", ctl_log_level, "[debug|info|notice|warn|error] show or set the log level", 1},
 	{"stop", ctl_stop, "shut down in order", 1},
 	{"help", ctl_help, "list the commands", 0},
 	{0},

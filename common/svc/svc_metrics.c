@@ -274,8 +274,10 @@ static int address_of(const struct svc *s, char *out, size_t size, struct err *e
 	return 0;
 }
 
-static size_t on_refused(const char *path, int status, const char *text, char *out, size_t size)
+static size_t on_refused(void *arg, const char *path, int status, const char *text, char *out,
+                         size_t size)
 {
+	(void)arg;
 	(void)path;
 	(void)text;
 	return (size_t)snprintf(out, size, "{\"error\":\"refused\",\"status\":%d}\n", status);
@@ -315,7 +317,7 @@ int svc_metrics_start(struct svc *s, struct err *err)
 	if (r == 0)
 		r = http_new(s->base, &o, &handlers, s, &s->metrics.http, err);
 	if (r == 0)
-		log_info("metrics", "listen=%s port=%u", log_quote(address), http_port(s->metrics.http));
+		log_notice("metrics", "listen=%s port=%u", log_quote(address), http_port(s->metrics.http));
 	return r;
 }
 

@@ -25,8 +25,12 @@
 
 #define LINE_BYTES_MAX 2048u /* below PIPE_BUF */
 #define LINGER_MS 20
+/* of one log_note: so many lines in so much time */
+#define NOTE_LINES 20u
+#define NOTE_US 1000000u
 
-static const char *const level_names[] = {"debug", "info", "warn", "error"};
+static const char *const level_names[] = {"debug", "info", "notice", "warn", "error"};
+
 static _Atomic int threshold = LOG_INFO;
 static char prog_text[96] = "prog=?";
 
@@ -70,6 +74,23 @@ int log_set_level(const char *name)
 const char *log_level_name(void)
 {
 	return level_names[atomic_load(&threshold)];
+}
+
+int log_note_due(struct log_note *n, unsigned *ret_more)
+{
+	uint64_t now = clock_us();
+	if (!n->since_us || now - n->since_us > NOTE_US) {
+		n->since_us = now;
+		n->lines = 0;
+	}
+	if (n->lines == NOTE_LINES) {
+		n->more++;
+		return 0;
+	}
+	n->lines++;
+	*ret_more = n->more;
+	n->more = 0;
+	return 1;
 }
 
 enum log_level log_threshold(void)

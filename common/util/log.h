@@ -16,7 +16,9 @@
 
 #include <stdint.h>
 
-enum log_level { LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_ERROR };
+/* info: each step of each request; notice: what happens to the daemon, and how each request
+ * ended */
+enum log_level { LOG_DEBUG, LOG_INFO, LOG_NOTICE, LOG_WARN, LOG_ERROR };
 
 /* 128-bit request id; printed as 32 hex digits. */
 struct reqid {
@@ -32,7 +34,8 @@ int log_start(void);
  * nothing without log_start. */
 void log_stop(unsigned wait_ms);
 uint64_t log_dropped(void); /* lines lost so far */
-/* debug, info, warn, error; ERR_INVALID otherwise */
+#define LOG_LEVELS "debug, info, notice, warn, error"
+/* one of these; ERR_INVALID otherwise */
 int log_set_level(const char *name);
 const char *log_level_name(void);
 enum log_level log_threshold(void);
@@ -43,10 +46,18 @@ void log_write(enum log_level level, const struct reqid *req, const char *event,
 #define log_at(level, req, event, ...) \
 	((level) >= log_threshold() ? log_write(level, req, event, __VA_ARGS__) : (void)0)
 #define log_debug(event, ...) log_at(LOG_DEBUG, 0, event, __VA_ARGS__)
-#define log_info(event, ...) log_at(LOG_INFO, 0, event, __VA_ARGS__)
+#define log_notice(event, ...) log_at(LOG_NOTICE, 0, event, __VA_ARGS__)
 #define log_warn(event, ...) log_at(LOG_WARN, 0, event, __VA_ARGS__)
 #define log_error(event, ...) log_at(LOG_ERROR, 0, event, __VA_ARGS__)
 #define log_req(level, id, event, ...) log_at(level, id, event, __VA_ARGS__)
+
+/* Lines that strangers cause: some in each second, then none. 1: this one may be written, and
+ * *ret_more were left out before it. One thread. */
+struct log_note {
+	uint64_t since_us;
+	unsigned lines, more;
+};
+int log_note_due(struct log_note *n, unsigned *ret_more);
 
 /* s as a quoted, escaped value, cut at about 256 bytes; NULL gives "". The result lies in one of 8
  * buffers that the thread reuses in turn. */

@@ -490,10 +490,10 @@ static void intake_up(void *arg, int up, const char *why)
 {
 	const struct inbound_link *l = arg;
 	if (up)
-		log_info("intake_up", "messager=%s transport=%s", l->name, l->ops->name);
+		log_notice("intake_up", "messager=%s transport=%s", l->name, l->ops->name);
 	else
-		log_info("intake_down", "messager=%s transport=%s why=%s", l->name, l->ops->name,
-		         log_quote(why));
+		log_notice("intake_down", "messager=%s transport=%s why=%s", l->name, l->ops->name,
+		           log_quote(why));
 }
 
 struct pool_list {

@@ -588,7 +588,7 @@ static int transports_open(struct messager *m, struct err *err)
 			               conf_str(c, "rdma_device"), why.text);
 		}
 		if (r < 0)
-			log_info("no_rdma", "transport=tcp why=%s", log_quote(err->text));
+			log_notice("no_rdma", "transport=tcp why=%s", log_quote(err->text));
 	}
 	return required ? 0 : tcp_open(m, err);
 }

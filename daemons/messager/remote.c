@@ -81,7 +81,7 @@ static void path_up(void *arg, int up, const char *why)
 {
 	const struct remote *o = arg;
 	if (up)
-		log_info("path_up", "messager=%s transport=%s", o->name, o->via.ops->name);
+		log_notice("path_up", "messager=%s transport=%s", o->name, o->via.ops->name);
 	else
 		log_warn("path_down", "messager=%s transport=%s why=%s", o->name, o->via.ops->name,
 		         log_quote(why));
@@ -345,7 +345,7 @@ void remotes_up(struct remotes *r, struct peer *p)
 	struct remote *o = remote_of(r, p);
 	if (!o)
 		return;
-	log_info("messager_up", "messager=%s endpoint=%s", o->name, o->endpoint);
+	log_notice("messager_up", "messager=%s endpoint=%s", o->name, o->endpoint);
 	say_transports(o);
 }
 
@@ -354,7 +354,7 @@ void remotes_down(struct remotes *r, struct peer *p, const char *why)
 	struct remote *o = remote_of(r, p);
 	if (!o)
 		return;
-	log_info("messager_down", "messager=%s why=%s", o->name, log_quote(why));
+	log_notice("messager_down", "messager=%s why=%s", o->name, log_quote(why));
 	o->down_us = clock_us();
 	o->refused = 0;
 	snprintf(o->trouble, sizeof o->trouble, "the link is down: %s", why);

@@ -85,7 +85,8 @@ static void close_dead_links(struct prefill *s)
 		if (peer_tag(p) != TAG_WORKER || peer_is_up(p) || is_named(&m, peer_endpoint(p)) ||
 		    is_target(s, peer_expected(p)))
 			continue;
-		log_info("link_closed", "decode=%s why=\"no router names it any more\"", peer_expected(p));
+		log_notice("link_closed", "decode=%s why=\"no router names it any more\"",
+		           peer_expected(p));
 		chan_disconnect(c, p);
 	}
 	free(m.peers);

@@ -15,14 +15,27 @@ static int ctl_workers(struct svc *s, char *const *args, size_t n_args, struct b
 	return 0;
 }
 
+/* No argument, or the name of an access key. */
+static int check_key(const struct router *r, char *const *args, size_t n_args, struct err *err)
+{
+	size_t i = 0;
+	while (n_args == 1 && i < r->keys.n && strcmp(args[0], api_keys_tenant(&r->keys, i)->name) != 0)
+		i++;
+	if (n_args > 1)
+		return err_set(err, ERR_INVALID, "this takes the name of one access key, got %zu", n_args);
+	if (n_args && i == r->keys.n)
+		return err_set(err, ERR_NOTFOUND, "no access key has the name \"%.80s\" (api_keys_file)",
+		               args[0]);
+	return 0;
+}
+
 static int ctl_requests(struct svc *s, char *const *args, size_t n_args, struct buf *out,
                         struct err *err)
 {
 	struct router *r = svc_data(s);
-	(void)args;
-	(void)n_args;
-	(void)err;
-	attempts_json(&r->attempts, clock_us(), out);
+	if (check_key(r, args, n_args, err) < 0)
+		return err->code;
+	attempts_json(&r->attempts, n_args ? args[0] : NULL, clock_us(), out);
 	return 0;
 }
 
@@ -31,14 +44,16 @@ static int ctl_tenants(struct svc *s, char *const *args, size_t n_args, struct b
 {
 	struct router *r = svc_data(s);
 	uint64_t now = clock_us();
-	(void)args;
-	(void)n_args;
-	(void)err;
+	if (check_key(r, args, n_args, err) < 0)
+		return err->code;
 	buf_addc(out, '[');
-	for (size_t i = 0; i < r->keys.n; i++) {
-		if (i)
+	for (size_t i = 0, n = 0; i < r->keys.n; i++) {
+		struct tenant *t = api_keys_tenant(&r->keys, i);
+		if (n_args && strcmp(args[0], t->name) != 0)
+			continue;
+		if (n++)
 			buf_addc(out, ',');
-		tenant_json(api_keys_tenant(&r->keys, i), now, out);
+		tenant_json(t, now, out);
 	}
 	buf_addc(out, ']');
 	return 0;
@@ -63,8 +78,10 @@ static int ctl_cancel(struct svc *s, char *const *args, size_t n_args, struct bu
 
 const struct svc_ctl router_ctl[] = {
 	{"workers", ctl_workers, "workers that the router knows, with their load", 0},
-	{"requests", ctl_requests, "requests in progress: state, age, attempt, tokens, workers", 0},
-	{"tenants", ctl_tenants, "the access keys by name: limits, what is left and what was used", 0},
+	{"requests", ctl_requests,
+     "[KEY] requests in progress: whose, state, age, attempt, tokens, workers", 0},
+	{"tenants", ctl_tenants,
+     "[KEY] the access keys by name: limits, what is left and what was used", 0},
 	{"cancel", ctl_cancel, "ID: ends a request everywhere; its client gets the tokens so far", 1},
 	{0},
 };

@@ -78,9 +78,9 @@ void links_up(struct svc *s, struct peer *p)
 	struct worker_record *w = registry_up(&r->registry, p, peer_name(p), peer_epoch(p), info,
 	                                      clock_us());
 	peer_set_data(p, w);
-	log_info("worker_up", "worker=%s role=%s epoch=%016llx endpoint=%s numerics=%s blocks=%u",
-	         w->name, worker_role_name(w->role), (unsigned long long)w->epoch,
-	         log_quote(w->endpoint), log_quote(w->numerics), w->blocks);
+	log_notice("worker_up", "worker=%s role=%s epoch=%016llx endpoint=%s numerics=%s blocks=%u",
+	           w->name, worker_role_name(w->role), (unsigned long long)w->epoch,
+	           log_quote(w->endpoint), log_quote(w->numerics), w->blocks);
 	owe_peers(r);
 	attempts_worker_up(&r->attempts);
 }
@@ -194,8 +194,8 @@ static void got_worker_update(struct svc *s, struct peer *p, const struct msg_he
 		log_warn("worker_update_refused", "worker=%s why=%s", w->name, log_quote(why));
 		return;
 	}
-	log_info("worker_update", "worker=%s from=%s role=%s requests=%u", w->name,
-	         worker_role_name(had), worker_role_name(w->role), w->requests);
+	log_notice("worker_update", "worker=%s from=%s role=%s requests=%u", w->name,
+	           worker_role_name(had), worker_role_name(w->role), w->requests);
 	owe_peers(r);
 	attempts_worker_up(&r->attempts);
 }

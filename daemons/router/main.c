@@ -296,19 +296,6 @@ static void wake(struct router *r)
 		r->tick = svc_timer_add(r->svc, TICK_US, on_tick, NULL);
 }
 
-static size_t edge_error(const char *path, int status, const char *text, char *out, size_t size)
-{
-	struct api_error e = {0};
-	struct buf b;
-	api_fault(&e, status, "%s", text);
-	buf_init(&b, size - 1);
-	dialect_of_path(path)->error(&e, &b);
-	size_t n = b.len;
-	memcpy(out, b.data, n);
-	buf_fini(&b);
-	return n;
-}
-
 /* ERR_INVALID: it is no origin. */
 static int cors_headers(const char *origin, char *out, size_t size, struct err *err)
 {
@@ -350,13 +337,13 @@ static int start_http(struct router *r, struct err *err)
 		.write_us = ms(c, "write_timeout_ms"),
 		.headers = headers,
 		.limits_are_settings = 1,
-		.error_body = edge_error,
+		.error_body = api_edge_error,
 	};
 	static const struct http_handlers handlers = {.head = api_head, .request = api_request};
 	int rc = http_new(r->base, &o, &handlers, r, &r->http, err);
 	if (rc == 0)
-		log_info("listening", "http=%s port=%u tls=%s model=%s", log_quote(o.listen),
-		         http_port(r->http), *o.tls_cert ? "yes" : "no", log_quote(r->model->name));
+		log_notice("listening", "http=%s port=%u tls=%s model=%s", log_quote(o.listen),
+		           http_port(r->http), *o.tls_cert ? "yes" : "no", log_quote(r->model->name));
 	if (rc == 0 && !r->keys.by_place && !http_is_local(r->http))
 		log_warn("http_open_to_others",
 		         "http=%s why=\"other hosts can connect, and no access key is needed "
@@ -377,7 +364,7 @@ static int load_keys(struct router *r, struct err *err)
 {
 	int rc = api_keys_load(&r->keys, conf_str(svc_conf(r->svc), "api_keys_file"), clock_us(), err);
 	if (rc == 0)
-		log_info("api_keys", "needed=%s keys=%zu", r->keys.by_place ? "yes" : "no", r->keys.n);
+		log_notice("api_keys", "needed=%s keys=%zu", r->keys.by_place ? "yes" : "no", r->keys.n);
 	return rc;
 }
 

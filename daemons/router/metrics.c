@@ -54,9 +54,6 @@ const struct stat_def router_stats[STAT_COUNT] = {
 	[STAT_HTTP_OUT_BYTES] = {"pdserve_http_output_bytes",
                              "bytes of answers that clients have not read yet (output_bytes_max)",
                              STAT_GAUGE},
-	[STAT_REFUSED] = {"pdserve_requests_refused_total", "answers with status 4xx", STAT_COUNTER},
-	[STAT_FAILED] = {"pdserve_requests_failed_total",
-                     "answers with status 5xx, and streams that ended in an error", STAT_COUNTER},
 	[STAT_CANCELLED] = {"pdserve_sequences_cancelled_total", "attempts that were cancelled",
                         STAT_COUNTER},
 	[STAT_RETRIES] = {"pdserve_attempts_retried_total", "tries after the first one of an attempt",
@@ -301,6 +298,7 @@ void metrics_render(struct router *r, struct buf *out)
 	buf_printf(out, "vllm:request_success_total{%s,finished_reason=\"length\"} %llu\n", label.data,
 	           (unsigned long long)stat_get(r->stats, STAT_SUCCESS_LENGTH));
 	buf_fini(&label);
+	api_errors_render(r, out);
 	render_placed(&r->registry, out);
 	render_tenants(&r->keys, out);
 	for (unsigned i = 0; i < sizeof worker_metrics / sizeof *worker_metrics; i++) {

@@ -11,6 +11,7 @@
 #include "svc/svc.h"
 #include "daemons/router/request/textpool.h"
 #include "util/list.h"
+#include "util/log.h"
 #include "util/once.h"
 #include "util/quota.h"
 
@@ -37,8 +38,6 @@ enum router_stat {
 	STAT_HTTP_TLS_FAILED,
 	STAT_HTTP_IN_BYTES,
 	STAT_HTTP_OUT_BYTES,
-	STAT_REFUSED,
-	STAT_FAILED,
 	STAT_CANCELLED,
 	STAT_RETRIES,
 	STAT_DUPLICATES,
@@ -75,6 +74,14 @@ struct router_conf {
 	size_t out_bytes_max;        /* http_opts.out_bytes_max */
 };
 
+#define API_PATHS_MAX 32
+
+/* Answers with an error, by path and status. */
+struct api_errors {
+	uint64_t n[API_PATHS_MAX][200]; /* 400 to 599 */
+	struct log_note note;           /* of lines about those that began no request */
+};
+
 struct router {
 	struct svc *svc; /* NULL in tests */
 	struct event_base *base;
@@ -97,6 +104,7 @@ struct router {
 	} turns;
 	/* scratch for output to a client; its content is lost when the function returns */
 	struct buf out;
+	struct api_errors errors;
 	struct once unknown;  /* parameters of requests that were logged */
 	struct list requests; /* struct request, node */
 	uint32_t n_requests, n_answers;
@@ -104,6 +112,14 @@ struct router {
 	int draining;
 	uint64_t drain_us; /* draining: when it began */
 };
+
+/* api/route.c: an answer with an error, by its path as api_path knows it. */
+unsigned api_path(const struct http_head *head); /* 0: none of this server's */
+void api_count_error(struct router *r, unsigned path, int status);
+void api_errors_render(const struct router *r, struct buf *out);
+/* http_opts.error_body: the edge's own errors count too */
+size_t api_edge_error(void *arg, const char *path, int status, const char *text, char *out,
+                      size_t size);
 
 /* request.c: set up before the first request, torn down after the last. r is zeroed except for its
  * base and configuration. */

@@ -60,8 +60,8 @@ static void client_detach(void *arg, void *worker, const char *why)
 	struct storage_client *c = worker;
 	(void)arg;
 	if (c->n_batches)
-		log_info("batches_given_up", "worker=%s batches=%u why=%s", log_quote(c->name),
-		         c->n_batches, log_quote(why));
+		log_notice("batches_given_up", "worker=%s batches=%u why=%s", log_quote(c->name),
+		           c->n_batches, log_quote(why));
 	c->attached = 0;
 	serve_cancel(c);
 	client_free_if_done(c);

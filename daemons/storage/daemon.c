@@ -59,8 +59,9 @@ static int start(struct svc *s, struct err *err)
 		return r;
 	figures(s, NULL);
 	st->timer = svc_timer_add(s, 5000000, figures, NULL);
-	log_info("storage_started", "tiers=%u memory_mb=%lld threads=%lld", tier_stack_levels(st->tier),
-	         (long long)conf_int(conf, "memory_mb"), (long long)conf_int(conf, "threads"));
+	log_notice("storage_started", "tiers=%u memory_mb=%lld threads=%lld",
+	           tier_stack_levels(st->tier), (long long)conf_int(conf, "memory_mb"),
+	           (long long)conf_int(conf, "threads"));
 	return 0;
 }
 
@@ -148,8 +149,8 @@ static void flushed(struct svc *s, void *arg)
 	struct flushing *a = arg;
 	const char *name = a->id == TIER_NONE ? "all" : tier_name(a->id);
 	char json[96];
-	log_info("flushed", "tier=%s blocks=%llu why=%s", name, (unsigned long long)a->f.blocks,
-	         log_quote(a->f.text));
+	log_notice("flushed", "tier=%s blocks=%llu why=%s", name, (unsigned long long)a->f.blocks,
+	           log_quote(a->f.text));
 	snprintf(json, sizeof json, "{\"tier\":\"%s\",\"blocks\":%llu}", name,
 	         (unsigned long long)a->f.blocks);
 	chan_answer(svc_chan(s), a->asked, a->f.code, a->f.code == 0 ? json : a->f.text);

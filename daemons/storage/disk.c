@@ -487,7 +487,7 @@ static int workers_plan(const struct tier_disk_opts *o, int *ret_ringed, unsigne
 	else if (strcmp(o->io, "io_uring") == 0)
 		return err_set(err, r, "disk tier: %s", why.text);
 	else if (why.text[0])
-		log_info("disk_without_io_uring", "reason=%s", log_quote(why.text));
+		log_notice("disk_without_io_uring", "reason=%s", log_quote(why.text));
 	*ret_n = r == 0 ? o->threads : o->depth < PLAIN_WORKERS_MAX ? o->depth : PLAIN_WORKERS_MAX;
 	return 0;
 }
@@ -632,11 +632,12 @@ int tier_disk_new(const struct tier_disk_opts *from, struct tier **ret, struct e
 	d->o.path = d->dir.path;
 	d->o.io = ringed ? "io_uring" : "threads";
 	d->keep = 1; /* first round: reduces to the capacity, clears heads of invalid blocks */
-	log_info("disk_opened",
-	         "path=%s blocks=%llu bytes=%llu capacity_bytes=%llu io=%s workers=%u depth=%u sync=%d",
-	         log_quote(d->dir.path), (unsigned long long)d->stat.blocks,
-	         (unsigned long long)d->stat.bytes, (unsigned long long)d->capacity_bytes, d->o.io, n,
-	         o.depth, o.sync);
+	log_notice(
+		"disk_opened",
+		"path=%s blocks=%llu bytes=%llu capacity_bytes=%llu io=%s workers=%u depth=%u sync=%d",
+		log_quote(d->dir.path), (unsigned long long)d->stat.blocks,
+		(unsigned long long)d->stat.bytes, (unsigned long long)d->capacity_bytes, d->o.io, n,
+		o.depth, o.sync);
 	thread_start(&d->keeper, disk_keeper_main, d);
 	for (unsigned i = 0; i < n; i++)
 		thread_start(&d->worker[i].thread, disk_worker_main, &d->worker[i]);

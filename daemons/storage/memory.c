@@ -529,7 +529,7 @@ static int memory_pin(struct tier *t, const struct kern_copies *by, int device, 
 	                : units_pin(&m->units, device, err);
 	size_t pinned = units_pinned(&m->units);
 	if (r == 0 && pinned != m->told_pinned)
-		log_info("memory_pinned", "bytes=%zu", pinned);
+		log_notice("memory_pinned", "bytes=%zu", pinned);
 	m->told_pinned = r == 0 ? pinned : m->told_pinned;
 	if (r < 0 && !pinned) {
 		pthread_mutex_lock(&m->lock);

@@ -475,7 +475,7 @@ static void link_ready(struct redis_link *l)
 	l->ready = 1;
 	pthread_mutex_unlock(&l->t->lock);
 	l->ready_us = clock_us();
-	log_info("redis_ready", "connections=%d", REDIS_LINES);
+	log_notice("redis_ready", "connections=%d", REDIS_LINES);
 	set_timer(l->beat, 0);
 }
 

@@ -517,9 +517,9 @@ struct flush_work {
 static void flush_done(struct flush_work *fl, int code, const char *why)
 {
 	struct redis_tier *t = fl->w.t;
-	log_info("redis_flushed", "dropped=%" PRIu64 " ms=%" PRIu64 " complete=%d%s%s", fl->f->blocks,
-	         (clock_us() - fl->asked_us) / 1000, !why, why ? " reason=" : "",
-	         why ? log_quote(why) : "");
+	log_notice("redis_flushed", "dropped=%" PRIu64 " ms=%" PRIu64 " complete=%d%s%s", fl->f->blocks,
+	           (clock_us() - fl->asked_us) / 1000, !why, why ? " reason=" : "",
+	           why ? log_quote(why) : "");
 	pthread_mutex_lock(&t->lock);
 	t->flushing--;
 	pthread_mutex_unlock(&t->lock);

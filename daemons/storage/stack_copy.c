@@ -536,8 +536,8 @@ static void level_resize(struct stack_tier *l)
 		log_error("tier_resize_failed", "tier=%s capacity_bytes=%llu why=%s", tier_name(l->opts.id),
 		          (unsigned long long)to, log_quote(err.text));
 	else
-		log_info("tier_resized", "tier=%s capacity_bytes=%llu", tier_name(l->opts.id),
-		         (unsigned long long)to);
+		log_notice("tier_resized", "tier=%s capacity_bytes=%llu", tier_name(l->opts.id),
+		           (unsigned long long)to);
 }
 
 /* Pins a part of memory; a kick calls it again for the next. */

@@ -196,7 +196,7 @@ static int ctl_role(struct svc *s, char *const *args, size_t n, struct buf *out,
 static int set_drained(struct worker *w, int drained, struct buf *out)
 {
 	if (w->drained != drained)
-		log_info(drained ? "drained" : "undrained", "by=pdctl");
+		log_notice(drained ? "drained" : "undrained", "by=pdctl");
 	w->drained = drained;
 	buf_printf(out, "{\"drained\":%s}", drained ? "true" : "false");
 	return 0;

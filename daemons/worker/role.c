@@ -48,8 +48,8 @@ static void done(struct worker *w, enum worker_role was)
 	w->sw.active = 0;
 	stat_add(svc_stats(w->svc), WS_ROLE_SWITCHES, 1);
 	worker_relay_by_role(w);
-	log_info("role_switched", "from=%s to=%s took_us=%llu failed=%d", worker_role_name(was),
-	         worker_role_name(w->role), (unsigned long long)took, w->sw.aborted);
+	log_notice("role_switched", "from=%s to=%s took_us=%llu failed=%d", worker_role_name(was),
+	           worker_role_name(w->role), (unsigned long long)took, w->sw.aborted);
 	tell_changed(w);
 }
 
@@ -103,7 +103,7 @@ static void begin(struct worker *w, enum worker_role next)
 	w->sw.began_us = clock_us();
 	w->sw.until_us = w->sw.began_us +
 	                 (uint64_t)conf_int(svc_conf(w->svc), "role_switch_timeout_ms") * 1000u;
-	log_info("role_switch", "from=%s to=%s", worker_role_name(was), worker_role_name(next));
+	log_notice("role_switch", "from=%s to=%s", worker_role_name(was), worker_role_name(next));
 	if (stage_of(next) == w->stage) {
 		w->role = next;
 		w->stage->role_changed(w);

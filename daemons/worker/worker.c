@@ -320,12 +320,12 @@ static int start(struct svc *s, struct err *err)
 	if ((r = w->stage->start(w, err)) < 0)
 		return r;
 	worker_relay_by_role(w);
-	log_info("worker_ready",
-	         "role=%s model=%s numerics=%s layout=%s blocks=%u kv_mb=%zu weight_mb=%llu tp=%d",
-	         worker_role_name(w->role), log_quote(w->info->name), w->info->numerics, w->layout,
-	         w->region.blocks, w->region.data_bytes >> 20,
-	         (unsigned long long)(w->info->weight_bytes >> 20),
-	         (int)conf_int(c, "tensor_parallel"));
+	log_notice("worker_ready",
+	           "role=%s model=%s numerics=%s layout=%s blocks=%u kv_mb=%zu weight_mb=%llu tp=%d",
+	           worker_role_name(w->role), log_quote(w->info->name), w->info->numerics, w->layout,
+	           w->region.blocks, w->region.data_bytes >> 20,
+	           (unsigned long long)(w->info->weight_bytes >> 20),
+	           (int)conf_int(c, "tensor_parallel"));
 	return worker_connect_routers(w, c, err);
 }
 

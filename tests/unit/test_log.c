@@ -32,7 +32,7 @@ static void write_lines(unsigned from, unsigned n)
 	memset(filler, 'x', sizeof filler);
 	filler[sizeof filler - 1] = 0;
 	for (unsigned i = 0; i < n; i++)
-		log_info("spam", "n=%u filler=%s", from + i, filler);
+		log_notice("spam", "n=%u filler=%s", from + i, filler);
 }
 
 /* Reads until the text has `end` in it. */

@@ -66,7 +66,7 @@ static char *content_of_both(void)
 
 static void write_line(int who, unsigned n)
 {
-	log_info("spam", "who=%d n=%u filler=%080d", who, n, 0);
+	log_notice("spam", "who=%d n=%u filler=%080d", who, n, 0);
 }
 
 static void *write_lines(void *arg)

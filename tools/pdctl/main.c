@@ -233,11 +233,6 @@ static int show_answers(const struct options *o, const char *command, char *cons
 	return code;
 }
 
-static int requests_command(const struct options *o, char *const *args, size_t n_args)
-{
-	return show_answers(o, "requests", args, n_args);
-}
-
 /* --- questions to one daemon --------------------------------------------- */
 
 static int workers_command(const struct options *o, char *const *args, size_t n_args)
@@ -278,6 +273,15 @@ static int list_command(const struct options *o, const char *daemon, const char 
 		puts(none);
 	json_decref(j);
 	return r;
+}
+
+/* Only routers know whose a request is. */
+static int requests_command(const struct options *o, char *const *args, size_t n_args)
+{
+	if (n_args)
+		return list_command(o, "router", "requests", args, n_args, show_any,
+		                    "no request of this key is at work");
+	return show_answers(o, "requests", args, n_args);
 }
 
 static int links_command(const struct options *o, char *const *args, size_t n_args)
@@ -437,9 +441,11 @@ static const struct command {
      "the whole suite on one screen, again and again: rates, times, queues, blocks, transfers",
      top_command, 0},
 	{"workers", "", "the workers that the router knows", workers_command, 0},
-	{"tenants", "", "the access keys of clients by name: limits, what is left and what was used",
-     tenants_command, 0},
-	{"requests", "", "what each daemon has of the requests under way", requests_command, 0},
+	{"tenants", "[KEY]",
+     "the access keys of clients by name: limits, what is left and what was used", tenants_command,
+     1},
+	{"requests", "[KEY]", "what each daemon has of the requests under way; or of an access key's",
+     requests_command, 1},
 	{"kv", "", "KV blocks by state; owner, age and reason of every block in use", kv_command, 0},
 	{"storage", "",
      "stored blocks by tier: state, hits, rates, queues, losses; the attached workers",
@@ -459,7 +465,7 @@ static const struct command {
      role_command, 2},
 	{"drain", "NAME", "let a worker take no new requests; what it has goes on", drain_command, 1},
 	{"undrain", "NAME", "let it take requests again", undrain_command, 1},
-	{"log-level", "[LEVEL]", "show or set the log level: debug, info, warn, error",
+	{"log-level", "[LEVEL]", "show or set the log level: debug, info, notice, warn, error",
      log_level_command, 1},
 	{"chat", "[TEXT]",
      "ask the model; without TEXT: a conversation, /help in it lists its commands", chat_command,

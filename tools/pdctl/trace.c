@@ -68,21 +68,73 @@ static size_t index_of(const struct trace *t, const char *id)
 	return i;
 }
 
-static int named_ids(struct trace *t, char *const *args, size_t n_args)
+static void add_id(struct trace *t, const char id[33])
 {
-	char id[33];
-	for (size_t i = 0; i < n_args; i++) {
-		if (!find_id(args[i], id)) {
-			fprintf(stderr,
-			        "pdctl: \"%s\" is not a request id: 32 hexadecimal digits, or an "
-			        "answer's id that contains them (chatcmpl-..., cmpl-..., resp_..., msg_...)\n",
-			        args[i]);
-			return -1;
+	if (index_of(t, id) == t->n_ids && t->n_ids < TRACE_REQUESTS_MAX)
+		memcpy(t->ids[t->n_ids++], id, 33);
+}
+
+/* Names that clients and proxies gave to requests; one name may be that of several. */
+struct outside {
+	struct trace *t;
+	char *const *args;
+	size_t n_args;
+	char *found; /* (n_args) */
+};
+
+static int take_outside(void *arg, char *line)
+{
+	struct outside *s = arg;
+	struct line_head h;
+	char client[256] = "", trace[64] = "";
+	if ((!strstr(line, " client_id=") && !strstr(line, " trace_id=")) ||
+	    trace_line_split(line, &h) < 0)
+		return 0;
+	trace_field(h.fields, "client_id", client, sizeof client);
+	trace_field(h.fields, "trace_id", trace, sizeof trace);
+	for (size_t i = 0; i < s->n_args; i++)
+		if (strcmp(s->args[i], client) == 0 || strcmp(s->args[i], trace) == 0) {
+			s->found[i] = 1;
+			add_id(s->t, h.req);
 		}
-		if (index_of(t, id) == t->n_ids)
-			memcpy(t->ids[t->n_ids++], id, sizeof id);
-	}
 	return 0;
+}
+
+/* An answer's id names itself. All else may be a name from outside, also 32 digits alone. */
+static int is_own(const char *arg, char id[33])
+{
+	return find_id(arg, id) && strpbrk(arg, "-_");
+}
+
+/* Returns an exit code. */
+static int named_ids(struct trace *t, struct trace_source *from, char *const *args, size_t n_args)
+{
+	char id[33], *found = mem_array(n_args, 1);
+	struct outside s = {t, args, n_args, found};
+	size_t own = 0, files = 1;
+	int code = EXIT_DONE;
+	memset(found, 0, n_args);
+	for (size_t i = 0; i < n_args; i++)
+		own += (size_t)is_own(args[i], id);
+	if (own < n_args)
+		files = trace_source_read(from, take_outside, &s);
+	for (size_t i = 0; i < n_args && files; i++) {
+		if (found[i])
+			continue;
+		if (find_id(args[i], id)) {
+			add_id(t, id);
+			continue;
+		}
+		fprintf(
+			stderr,
+			"pdctl: \"%s\" is no request's id: an answer's (chatcmpl-..., cmpl-..., resp_..., "
+			"msg_...), its 32 hexadecimal digits, or an X-Request-Id or trace id that these logs "
+			"have (%zu read)\n",
+			args[i], files);
+		code = EXIT_REFUSED;
+	}
+	free(found);
+	return files ? code : EXIT_UNREACHABLE;
 }
 
 /* The last requests that ended, the earliest first. */
@@ -182,7 +234,7 @@ static int choose(struct trace *t, struct trace_source *from, const struct optio
 	if (!o->trace.last && !n_args)
 		return usage_error("trace needs a request id, or --last N");
 	if (!o->trace.last)
-		return named_ids(t, args, n_args) < 0 ? EXIT_USAGE : EXIT_DONE;
+		return named_ids(t, from, args, n_args);
 	l.want = strtoul(o->trace.last, &end, 10);
 	if (n_args || *end || l.want < 1 || l.want > TRACE_REQUESTS_MAX) {
 		fprintf(stderr, "pdctl: --last %s: a number from 1 to %d, and no request id\n",

@@ -85,8 +85,8 @@ struct drafts *drafts_new(struct worker *w)
 		s->n_unused++;
 	}
 	if (s->proposer)
-		log_info("speculative", "proposer=%s tokens_max=%u ngram_min=%u", s->proposer->name,
-		         s->tokens_max, s->ngram_min);
+		log_notice("speculative", "proposer=%s tokens_max=%u ngram_min=%u", s->proposer->name,
+		           s->tokens_max, s->ngram_min);
 	return s;
 }
 

@@ -122,7 +122,8 @@ struct rdma_pool *rdma_pool_get(struct rdma *t, const struct kv_region *r, struc
 	p->region = r;
 	p->lane = lane;
 	p->node = t->v->memory_node(r->pool->host, r->pool->bytes);
-	log_info("rdma_pool", "lane=%u bytes=%zu numa_node=%d", lane, (size_t)r->pool->bytes, p->node);
+	log_notice("rdma_pool", "lane=%u bytes=%zu numa_node=%d", lane, (size_t)r->pool->bytes,
+	           p->node);
 	list_push_back(&t->pools, &p->in);
 	rdma_intakes_add(t, p);
 	return p;

@@ -241,8 +241,8 @@ static void look_again(struct rdma_nic *n, const char *what)
 	if (was_active)
 		nic_down(n, what);
 	if (choose_port(n, &err) == 0)
-		log_info("rdma_device_up", "device=%s port=%u gid=%u address=%s", n->device, n->port_num,
-		         n->gid_index, n->gid_text);
+		log_notice("rdma_device_up", "device=%s port=%u gid=%u address=%s", n->device, n->port_num,
+		           n->gid_index, n->gid_text);
 	else
 		n->port.state = IBV_PORT_DOWN;
 }
@@ -272,7 +272,7 @@ static void on_async(evutil_socket_t fd, short what, void *arg)
 	(void)what;
 	while (v->get_async_event(n->ctx, &e) == 0) {
 		const char *text = v->event_type_str(e.event_type);
-		log_info("rdma_device_event", "device=%s what=%s", n->device, log_quote(text));
+		log_notice("rdma_device_event", "device=%s what=%s", n->device, log_quote(text));
 		/* first: what follows may destroy the queue pair, which waits for this */
 		v->ack_async_event(&e);
 		device_event(n, &e, text);
@@ -400,10 +400,10 @@ static int nic_open(struct rdma *t, struct event_base *base, struct ibv_device *
 
 static void log_nic(const struct rdma_nic *n)
 {
-	log_info("rdma_device",
-	         "device=%s port=%u active=%d gid=%u address=%s node=%d windows=%d depth=%u", n->device,
-	         n->port_num, rdma_nic_is_active(n), n->gid_index, n->gid_text, n->node, n->windows,
-	         n->t->opts.depth);
+	log_notice("rdma_device",
+	           "device=%s port=%u active=%d gid=%u address=%s node=%d windows=%d depth=%u",
+	           n->device, n->port_num, rdma_nic_is_active(n), n->gid_index, n->gid_text, n->node,
+	           n->windows, n->t->opts.depth);
 }
 
 static void limit_depth(uint32_t *depth, int device_max)
@@ -474,7 +474,7 @@ static int open_listed(struct rdma *t, struct event_base *base, struct ibv_devic
 		if (e < 0 && named)
 			log_warn("rdma_device_down", "device=%s why=%s", nic->device, log_quote(err->text));
 		else if (e < 0)
-			log_info("rdma_device_unused", "why=%s", log_quote(err->text));
+			log_notice("rdma_device_unused", "why=%s", log_quote(err->text));
 		if (e < 0 && nic && !named)
 			nic_close(nic);
 		else if (nic)

@@ -338,8 +338,8 @@ static enum rdma_qp_state step_up(struct rdma_qp *q, enum rdma_qp_event e)
 {
 	if (e == RDMA_QP_ON_ENTER) {
 		q->shown.restarts += q->round > 1;
-		log_info("rdma_up", "role=%s peer=%s lane=%u device=%s round=%u", q->end->role,
-		         log_quote(q->side->peer.name), q->lane, q->nic->device, q->round);
+		log_notice("rdma_up", "role=%s peer=%s lane=%u device=%s round=%u", q->end->role,
+		           log_quote(q->side->peer.name), q->lane, q->nic->device, q->round);
 	}
 	if (q->head == q->tail || !rdma_is_time(q->t, q->progress_us + q->t->opts.timeout_us))
 		return RDMA_QP_UP;

@@ -75,8 +75,8 @@ int tcp_side_tell_up(struct tcp_side *s)
 	if (up == s->up_told)
 		return 0;
 	s->up_told = up;
-	log_info(up ? "path_up" : "path_down", "transport=tcp peer=%s why=%s", log_quote(s->peer.name),
-	         log_quote(up ? "" : s->why));
+	log_notice(up ? "path_up" : "path_down", "transport=tcp peer=%s why=%s",
+	           log_quote(s->peer.name), log_quote(up ? "" : s->why));
 	if (s->hooks.up)
 		s->hooks.up(s->hooks.arg, up, up ? "" : s->why);
 	return 1;

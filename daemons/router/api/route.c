@@ -1,6 +1,7 @@
 /* route.c - from an HTTP request to the function that answers it: one table of paths, access keys,
  * and the small endpoints. */
 #include "daemons/router/request/request.h"
+#include "daemons/router/request/who.h"
 #include "util/clock.h"
 
 #include <stdio.h>
@@ -8,6 +9,8 @@
 #include <string.h>
 
 typedef void api_fn(struct router *r, struct http_conn *c, struct http_request *q);
+
+#define REFUSED_HEADERS_MAX (64 + TENANT_HEADERS_MAX)
 
 struct route {
 	/* a path that ends in / stands for all below it; * for one part */
@@ -22,15 +25,24 @@ struct route {
 	enum request_kind kind;
 };
 
-/* path: that was asked for */
-static void reply_error(struct router *r, struct http_conn *c, const char *path,
-                        const struct api_error *e, const char *extra)
+/* t: whose the key is, if it is one. extra: of the answer's head, or NULL */
+static void reply_error(struct router *r, struct http_conn *c, const struct http_head *head,
+                        const struct tenant *t, const struct api_error *e, const char *extra)
 {
+	char lines[WHO_HEADERS_MAX + REFUSED_HEADERS_MAX];
+	struct who who;
 	struct buf b;
+	unsigned more;
+	who_init(&who, c, head, t);
+	size_t n = who_headers(&who, "", lines, sizeof lines);
+	snprintf(lines + n, sizeof lines - n, "%s", extra ? extra : "");
 	buf_init(&b, 0);
-	dialect_of_path(path)->error(e, &b);
-	stat_add(r->stats, e->status < 500 ? STAT_REFUSED : STAT_FAILED, 1);
-	http_reply(c, e->status, "application/json", extra, b.data, b.len);
+	dialect_of_path(head->path)->error(e, &b);
+	api_count_error(r, api_path(head), e->status);
+	if (log_note_due(&r->errors.note, &more))
+		log_notice("request_refused", "%s method=%s status=%d why=%s more=%u", who.text,
+		           head->method, e->status, log_quote(e->text), more);
+	http_reply(c, e->status, "application/json", lines, b.data, b.len);
 	buf_fini(&b);
 }
 
@@ -83,7 +95,7 @@ static void tokenizer_info(struct router *r, struct http_conn *c, struct http_re
 	size_t len;
 	if (!r->model->tokenizer) {
 		api_fault(&e, 404, "the model %s has no tokenizer here", r->model->name);
-		reply_error(r, c, q->head->path, &e, NULL);
+		reply_error(r, c, q->head, NULL, &e, NULL);
 		return;
 	}
 	buf_init(&b, 0);
@@ -144,7 +156,7 @@ static void one_model(struct router *r, struct http_conn *c, struct http_request
 	url_decode(q->head->path + strlen("/v1/models/"), name, sizeof name);
 	if (strcmp(name, r->model->name) != 0) {
 		unknown_model(r, name, &e);
-		reply_error(r, c, q->head->path, &e, NULL);
+		reply_error(r, c, q->head, NULL, &e, NULL);
 		return;
 	}
 	buf_init(&b, 0);
@@ -214,7 +226,7 @@ static void abort_request(struct router *r, struct http_conn *c, struct http_req
 		api_fault(&e, 404, "no request %.64s is at work here", s);
 	json_decref(o);
 	if (e.status)
-		reply_error(r, c, q->head->path, &e, NULL);
+		reply_error(r, c, q->head, t, &e, NULL);
 	else
 		http_reply(c, 200, "application/json", NULL, "{\"aborted\":true}", 16);
 }
@@ -241,6 +253,38 @@ static const struct route routes[] = {
 	{"GET", "/metrics", metrics, OPEN, SMALL_BYTES_MAX, 0},
 };
 
+unsigned api_path(const struct http_head *head)
+{
+	const struct route *route = head->route;
+	return route ? 1 + (unsigned)(route - routes) : 0;
+}
+
+void api_count_error(struct router *r, unsigned path, int status)
+{
+	_Static_assert(sizeof routes / sizeof *routes < API_PATHS_MAX, "room for each path");
+	if (status >= 400 && status < 600)
+		r->errors.n[path][status - 400]++;
+}
+
+/* Paths that are not this server's count as one. */
+void api_errors_render(const struct router *r, struct buf *out)
+{
+	static const char *const metrics[][2] = {
+		{"pdserve_requests_refused_total", "answers with status 4xx"},
+		{"pdserve_requests_failed_total",
+	     "answers with status 5xx, and streams that ended in an error"}};
+	for (unsigned m = 0; m < 2; m++) {
+		buf_printf(out, "# HELP %s %s\n# TYPE %s counter\n", metrics[m][0], metrics[m][1],
+		           metrics[m][0]);
+		for (unsigned p = 0; p <= sizeof routes / sizeof *routes; p++)
+			for (unsigned i = 100 * m; i < 100 * m + 100; i++)
+				if (r->errors.n[p][i])
+					buf_printf(out, "%s{path=\"%s\",status=\"%u\"} %llu\n", metrics[m][0],
+					           p ? routes[p - 1].path : "other", 400 + i,
+					           (unsigned long long)r->errors.n[p][i]);
+	}
+}
+
 static int path_matches(const char *entry, const char *path)
 {
 	size_t n = strcspn(entry, "*");
@@ -250,17 +294,17 @@ static int path_matches(const char *entry, const char *path)
 	return entry[n - 1] == '/' ? strncmp(entry, path, n) == 0 && path[n] : strcmp(entry, path) == 0;
 }
 
-/* NULL: no such route; *ret_allowed is then a method that the path takes, or NULL. */
-static const struct route *find(const struct http_head *head, const char **ret_allowed)
+/* NULL: no such route; *ret_other is then one of the same path and another method, or NULL. */
+static const struct route *find(const struct http_head *head, const struct route **ret_other)
 {
 	const char *method = strcmp(head->method, "HEAD") == 0 ? "GET" : head->method;
-	*ret_allowed = NULL;
+	*ret_other = NULL;
 	for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
 		if (!path_matches(routes[i].path, head->path))
 			continue;
 		if (strcmp(method, routes[i].method) == 0)
 			return &routes[i];
-		*ret_allowed = routes[i].method;
+		*ret_other = &routes[i];
 	}
 	return NULL;
 }
@@ -303,7 +347,7 @@ static void reply_preflight(struct http_conn *c, const struct http_head *head)
 	buf_fini(&b);
 }
 
-/* extra: 64 + TENANT_HEADERS_MAX bytes, here and below */
+/* extra: REFUSED_HEADERS_MAX bytes, here and below */
 static void wrong_key(struct api_error *e, char *extra)
 {
 	api_fault(e, 401,
@@ -319,22 +363,40 @@ static void refused_headers(struct router *r, struct tenant *t, const struct api
 	tenant_headers(t, clock_us(), extra + strlen(extra));
 }
 
+size_t api_edge_error(void *arg, const char *path, int status, const char *text, char *out,
+                      size_t size)
+{
+	struct http_head head = {.method = "", .path = path};
+	const struct route *other, *route = find(&head, &other);
+	struct api_error e = {0};
+	struct buf b;
+	head.route = route ? route : other;
+	api_count_error(arg, api_path(&head), status);
+	api_fault(&e, status, "%s", text);
+	buf_init(&b, size - 1);
+	dialect_of_path(path)->error(&e, &b);
+	size_t n = b.len;
+	memcpy(out, b.data, n);
+	buf_fini(&b);
+	return n;
+}
+
 int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *body_max)
 {
 	struct router *r = arg;
 	struct api_error e = {0};
-	const char *allowed;
-	char extra[64 + TENANT_HEADERS_MAX] = "";
-	const struct route *route = find(head, &allowed);
+	char extra[REFUSED_HEADERS_MAX] = "";
+	const struct route *other, *route = find(head, &other);
 	struct tenant *t = NULL;
 	stat_add(r->stats, STAT_HTTP_REQUESTS, 1);
+	head->route = route ? route : other;
 	if (r->conf.cors && strcmp(head->method, "OPTIONS") == 0) {
 		reply_preflight(c, head);
 		return 1;
 	}
-	if (!route && allowed) {
-		api_fault(&e, 405, "%.200s takes %s, not %.20s", head->path, allowed, head->method);
-		snprintf(extra, sizeof extra, "Allow: %s\r\n", allowed);
+	if (!route && other) {
+		api_fault(&e, 405, "%.200s takes %s, not %.20s", head->path, other->method, head->method);
+		snprintf(extra, sizeof extra, "Allow: %s\r\n", other->method);
 	} else if (!route) {
 		api_fault(&e, 404, "there is no %.200s here", head->path);
 	} else if (route->admits != OPEN &&
@@ -355,10 +417,9 @@ int api_head(void *arg, struct http_conn *c, struct http_head *head, size_t *bod
 		extra[0] = 0;
 	}
 	if (e.status) {
-		reply_error(r, c, head->path, &e, extra);
+		reply_error(r, c, head, t, &e, extra);
 		return 1;
 	}
-	head->route = route;
 	*body_max = route->body_max < *body_max ? route->body_max : *body_max;
 	return 0;
 }
@@ -370,7 +431,7 @@ void api_request(void *arg, struct http_conn *c, struct http_request *q)
 	const struct route *route = q->head->route;
 	struct router *r = arg;
 	struct api_error e = {0};
-	char extra[64 + TENANT_HEADERS_MAX] = "";
+	char extra[REFUSED_HEADERS_MAX] = "";
 	struct tenant *t = NULL;
 	if (route->fn) {
 		route->fn(arg, c, q);
@@ -381,7 +442,7 @@ void api_request(void *arg, struct http_conn *c, struct http_request *q)
 	else if (t && tenant_check(t, clock_us(), &e) < 0)
 		refused_headers(r, t, &e, extra);
 	if (e.status) {
-		reply_error(r, c, q->head->path, &e, extra);
+		reply_error(r, c, q->head, t, &e, extra);
 		return;
 	}
 	struct http_body body = q->body;

@@ -658,19 +658,24 @@ void attempts_tick(struct attempts *e, uint64_t now_us)
 	attempts_late_tick(e, now_us);
 }
 
-void attempts_json(const struct attempts *e, uint64_t now_us, struct buf *out)
+void attempts_json(const struct attempts *e, const char *key, uint64_t now_us, struct buf *out)
 {
+	unsigned n_shown = 0;
 	buf_addc(out, '[');
 	list_each(n, &e->live) {
 		const struct attempt *a = list_entry(n, struct attempt, by_deadline);
 		const struct attempt_spec *s = &a->asked;
 		const struct worker_record *p = a->try.prefill, *d = attempt_decoder(a);
 		uint64_t left_us = s->deadline_us > now_us ? s->deadline_us - now_us : 0;
+		if (key && (!s->key || strcmp(key, s->key) != 0))
+			continue;
 		buf_printf(out,
-		           "%s{\"id\":\"%s\",\"state\":\"%s\",\"age_ms\":%llu,\"left_ms\":%llu,\"attempt\":"
+		           "%s{\"id\":\"%s\",\"key\":\"%s\",\"client\":\"%s\",\"state\":\"%s\",\"age_ms\":%"
+		           "llu,\"left_ms\":%llu,\"attempt\":"
 		           "%u,\"prompt_tokens\":%u,\"output_tokens\":%u,"
 		           "\"max_tokens\":%u,\"prefill\":\"%s\",\"decode\":\"%s\"}",
-		           n == e->live.next ? "" : ",", log_reqid(&a->id), states[a->state].name,
+		           n_shown++ ? "," : "", log_reqid(&a->id), s->key ? s->key : "-",
+		           s->client ? s->client : "-", states[a->state].name,
 		           (unsigned long long)((now_us - s->begun_us) / 1000),
 		           (unsigned long long)(left_us / 1000), a->number, s->prompt_tokens, a->got.n_out,
 		           s->max_tokens, p ? p->name : "", d ? attempt_decode_name(d) : "");

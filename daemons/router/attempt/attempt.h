@@ -139,6 +139,7 @@ struct attempt_spec {
 	uint64_t session;                /* policy_key of the client's session; 0: none */
 	const struct attempt *beside;    /* an earlier answer with the same prompt; NULL: none */
 	struct attempt_caller *caller;
+	const char *key, *client; /* for attempts_json: name of the access key, address; or NULL */
 };
 
 /* A decode worker that the prefill worker may choose. */
@@ -327,6 +328,7 @@ void attempts_worker_down(struct attempts *e, struct worker_record *w, const cha
 void attempts_take_turns(struct attempts *e, uint64_t now_us);
 /* deadlines and waits; about every 50 ms */
 void attempts_tick(struct attempts *e, uint64_t now_us);
-void attempts_json(const struct attempts *e, uint64_t now_us, struct buf *out); /* an array */
+/* An array. key: only of this access key; NULL: all. */
+void attempts_json(const struct attempts *e, const char *key, uint64_t now_us, struct buf *out);
 
 #endif

@@ -354,7 +354,7 @@ void registry_outcome(struct registry *g, struct worker_record *w, int good, uin
 		log_warn("breaker_opened", "worker=%s for_ms=%llu", w->name,
 		         (unsigned long long)((w->breaker.until_us - now_us) / 1000));
 	else
-		log_info("breaker_closed", "worker=%s", w->name);
+		log_notice("breaker_closed", "worker=%s", w->name);
 }
 
 static struct handover_failed *failed_of(struct registry *g, const struct worker_record *p,

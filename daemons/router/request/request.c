@@ -32,6 +32,53 @@ static const char *id_of(const struct request *q)
 	return *q->id ? q->id : "-";
 }
 
+/* --- the request's line in the log --------------------------------------- */
+
+#define CLIENT_GONE 499 /* in the log alone, as nginx has it: the client hung up */
+
+/* What all answers have together. The first token is the first of any. */
+struct request_totals {
+	uint64_t prompt, cached, output, first_us;
+};
+
+static struct request_totals totals_of(const struct request *q)
+{
+	struct request_totals t = {0};
+	for (size_t i = 0; i < q->prep.n_prompts; i++)
+		t.prompt += q->prep.prompts[i].tokens.n;
+	for (uint32_t i = 0; i < q->n_answers; i++) {
+		const struct attempt *a = q->answers[i].attempt;
+		if (!a)
+			continue;
+		t.output += a->got.n_out;
+		t.cached += i % q->prep.p.n ? 0 : a->got.times.cached_tokens;
+		if (a->got.first_us && (!t.first_us || a->got.first_us < t.first_us))
+			t.first_us = a->got.first_us;
+	}
+	return t;
+}
+
+/* The one line that each request leaves at the level `notice`. param: "" if it is about none. */
+static void log_end(struct request *q, const char *event, int status, const char *param,
+                    const char *why)
+{
+	uint64_t now = clock_us();
+	struct reqid id;
+	struct request_totals t;
+	q->status = status;
+	if (log_threshold() > LOG_NOTICE)
+		return;
+	t = totals_of(q);
+	log_req(LOG_NOTICE, *q->id && request_id_parse(q->id, &id) == 0 ? &id : NULL, event,
+	        "%s model=%s answers=%u prompt_tokens=%llu cached_tokens=%llu output_tokens=%llu "
+	        "first_token_us=%llu total_us=%llu status=%d%s%s%s%s",
+	        q->who.text, log_quote(q->prep.model->name), q->n_answers, (unsigned long long)t.prompt,
+	        (unsigned long long)t.cached, (unsigned long long)t.output,
+	        (unsigned long long)(t.first_us ? t.first_us - q->begun_us : 0),
+	        (unsigned long long)(now - q->begun_us), status, *param ? " param=" : "",
+	        *param ? log_quote(param) : "", *why ? " why=" : "", *why ? log_quote(why) : "");
+}
+
 /* --- what the client is told --------------------------------------------- */
 
 uint32_t router_retry_after_s(const struct router *r)
@@ -57,8 +104,7 @@ void request_headers(const struct request *q, const struct api_error *e, char *o
 	if (e)
 		router_error_headers(q->r, e, out, REQUEST_HEADERS_MAX);
 	n = strlen(out);
-	if (*q->id)
-		n += (size_t)snprintf(out + n, REQUEST_HEADERS_MAX - n, "X-Request-Id: %s\r\n", q->id);
+	n += who_headers(&q->who, q->id, out + n, REQUEST_HEADERS_MAX - n);
 	if (*q->id && q->dialect->id_header)
 		n += (size_t)snprintf(out + n, REQUEST_HEADERS_MAX - n, "%s: %s\r\n", q->dialect->id_header,
 		                      q->id);
@@ -83,9 +129,8 @@ static void tell_failure(struct request *q, const struct api_error *e)
 	char extra[REQUEST_HEADERS_MAX];
 	int streams = http_is_streaming(q->conn);
 	give_back(q, e->status);
-	stat_add(q->r->stats, e->status < 500 ? STAT_REFUSED : STAT_FAILED, 1);
-	log_info("request_failed", "id=%s status=%d param=%s why=%s", id_of(q), e->status,
-	         log_quote(e->param), log_quote(e->text));
+	api_count_error(q->r, q->path, e->status);
+	log_end(q, "request_failed", e->status, e->param, e->text);
 	buf_init(&text, 0);
 	if (streams) {
 		q->dialect->stream_error(q, e, &text);
@@ -181,7 +226,9 @@ static void make_attempt(struct request *q, uint32_t i)
 	                            .beside = k ? q->answers[i - k].attempt : NULL,
 	                            .pin = q->pin,
 	                            .session = q->session ? q->session : p->session,
-	                            .caller = &q->caller->places};
+	                            .caller = &q->caller->places,
+	                            .key = q->tenant ? q->tenant->name : NULL,
+	                            .client = q->who.address};
 	if (k == 0 && p->has_seed)
 		q->seed = p->sampling.seed;
 	else if (k == 0)
@@ -279,9 +326,16 @@ static void stop(struct request *q)
 
 static void note_client_gone(struct request *q)
 {
-	log_info("client_gone", "id=%s answers=%u ended=%u", id_of(q), q->n_answers, q->n_ended);
+	log_end(q, "client_gone", CLIENT_GONE, "", "the client hung up before the end");
 	q->conn = NULL;
 	cancel_all(q, 0, "the client is gone");
+}
+
+void request_cut(struct request *q)
+{
+	api_count_error(q->r, q->path, 503);
+	log_end(q, "answer_cut", 503, "", "there is no room or no memory for the rest of the answer");
+	http_drop(q->conn);
 }
 
 /* Events that end the request in most states; 1: the client has been told what is to be told. */
@@ -325,10 +379,11 @@ static int abort_answers(struct request *q)
 /* A complete answer holds memory that others need. */
 static void drop_slow_client(struct request *q)
 {
-	log_warn("answer_not_taken",
-	         "id=%s bytes=%zu why=\"the client reads too slowly (request_timeout_ms)\"", id_of(q),
+	char why[128];
+	snprintf(why, sizeof why, "%zu bytes of the answer were not read (request_timeout_ms)",
 	         http_unsent(q->conn));
-	stat_add(q->r->stats, STAT_FAILED, 1);
+	api_count_error(q->r, q->path, 504);
+	log_end(q, "answer_not_taken", 504, "", why);
 	http_drop(q->conn);
 }
 
@@ -586,6 +641,8 @@ void request_step(struct request *q, enum request_event e)
 			break;
 		e = REQUEST_ON_ENTER;
 	}
+	if (!q->status && e != REQUEST_ON_SHUTDOWN)
+		log_end(q, "request_served", 200, "", "");
 	request_free(q);
 }
 
@@ -703,6 +760,7 @@ static struct request *request_new(struct router *r, struct http_conn *conn, enu
 	q->conn = conn;
 	if (*head->session_id)
 		q->session = policy_key(head->session_id, strlen(head->session_id));
+	q->path = api_path(head);
 	q->begun_us = clock_us();
 	q->deadline_us = q->begun_us + r->conf.request_timeout_us;
 	list_init(&q->turn);
@@ -719,6 +777,7 @@ void request_begin(struct router *r, struct http_conn *conn, enum request_kind k
 	q->caller = t ? caller_get(r->callers, t, policy_key(t->name, strlen(t->name)))
 	              : caller_get(r->callers, body->client, http_client_id(body->client));
 	q->running = 1;
+	who_init(&q->who, conn, head, t);
 	if (t) {
 		q->tenant = t;
 		tenant_begin(t, q->begun_us);

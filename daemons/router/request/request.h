@@ -29,6 +29,7 @@
 
 #include "caller.h"
 #include "prepare.h"
+#include "who.h"
 #include "daemons/router/api/dialect.h"
 #include "daemons/router/router.h"
 
@@ -61,7 +62,7 @@ enum request_event {
 	REQUEST_ON_SHUTDOWN     /* the text threads have ended; nobody is told anything */
 };
 
-#define REQUEST_HEADERS_MAX (160u + TENANT_HEADERS_MAX)
+#define REQUEST_HEADERS_MAX (200u + WHO_HEADERS_MAX + TENANT_HEADERS_MAX)
 #define ANSWER_IDS_BYTES 1024u /* of an answer's tokens, charged from the beginning */
 
 struct answer {
@@ -108,6 +109,9 @@ struct request {
 	struct list turn;       /* router.turns while it has work to do in steps */
 	struct http_conn *conn; /* NULL: the client is gone or has been told all */
 	char id[64];
+	struct who who;
+	unsigned path; /* api_path */
+	int status;    /* that the client was told; 0: 200, or nothing yet */
 	struct caller *caller;
 	struct tenant *tenant; /* NULL: no access key is needed */
 	uint32_t running;      /* its part of tenant.running */
@@ -146,6 +150,8 @@ void request_begin(struct router *r, struct http_conn *q, enum request_kind kind
                    const struct http_head *head, const struct http_body *body, struct tenant *t);
 /* After it the request may be gone. */
 void request_step(struct request *q, enum request_event e);
+/* Too late to tell the client that there is no room or no memory for the rest of the answer. */
+void request_cut(struct request *q);
 void request_work_soon(struct request *q); /* it gets its turn (REQUEST_ON_TURN) */
 /* Its answers are at work no more: others may have their places. */
 void request_uncount(struct request *q);

@@ -79,7 +79,7 @@ void write_stream_end(struct request *q)
 	if (q->dialect->stream_end)
 		q->dialect->stream_end(q, out);
 	if (out->len && http_stream_add(q->conn, out->data, out->len) < 0)
-		http_drop(q->conn);
+		request_cut(q);
 	else
 		http_stream_end(q->conn);
 }
@@ -91,7 +91,7 @@ static enum write_verdict deliver(struct request *q, int is_last)
 {
 	struct buf *out = &q->r->out;
 	if (out->full || http_stream_add(q->conn, out->data, out->len) < 0) {
-		http_drop(q->conn);
+		request_cut(q);
 		return WRITE_CUT;
 	}
 	if (is_last) {

@@ -96,7 +96,7 @@ static void check_gone(struct attach *a)
 		return;
 	uint64_t epoch = a->epoch;
 	a->epoch = 0;
-	log_info("attach_gone", "to=%s epoch=%llu", a->what, (unsigned long long)epoch);
+	log_notice("attach_gone", "to=%s epoch=%llu", a->what, (unsigned long long)epoch);
 	again(a);
 	a->hooks.gone(a->hooks.arg, epoch);
 }
@@ -141,7 +141,7 @@ static void take_answer(struct attach *a)
 	a->epoch = reply.epoch;
 	snprintf(a->remote, sizeof a->remote, "%s", reply.remote);
 	a->state = ATTACH_ON;
-	log_info("attach_on", "to=%s epoch=%llu", a->what, (unsigned long long)a->epoch);
+	log_notice("attach_on", "to=%s epoch=%llu", a->what, (unsigned long long)a->epoch);
 	a->hooks.on(a->hooks.arg, reply.epoch, bell);
 }
 

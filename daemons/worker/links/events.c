@@ -58,7 +58,7 @@ static void begin_list(struct events *ev, struct events_follower *f, const char 
 	f->block = 0;
 	f->fresh = 1;
 	stat_add(svc_stats(ev->svc), ev->stats.lists, 1);
-	log_info("kv_list", "router=%s why=%s", peer_name(f->p), log_quote(why));
+	log_notice("kv_list", "router=%s why=%s", peer_name(f->p), log_quote(why));
 }
 
 /* 0, or a negative code if the link did not take it: try again later. */

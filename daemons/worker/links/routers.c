@@ -55,7 +55,7 @@ static unsigned service_index(const struct service *s)
 
 static void end(struct routers *r, struct router_link *l, const char *why)
 {
-	log_info("router_left", "router=%s endpoint=%s why=%s", l->name, l->endpoint, log_quote(why));
+	log_notice("router_left", "router=%s endpoint=%s why=%s", l->name, l->endpoint, log_quote(why));
 	if (r->opts.left)
 		r->opts.left(r->opts.arg, l->peer);
 	chan_disconnect(r->opts.chan, l->peer);
@@ -119,7 +119,7 @@ static const char *take(struct service *s, const struct resolve_record *record)
 		return "the limit on routers is reached";
 	if (!(l.peer = chan_connect(r->opts.chan, l.endpoint, l.name, r->opts.tag)))
 		return "it cannot be connected";
-	log_info("router_found", "router=%s endpoint=%s service=%s", l.name, l.endpoint, s->name);
+	log_notice("router_found", "router=%s endpoint=%s service=%s", l.name, l.endpoint, s->name);
 	r->links[r->n_links++] = l;
 	return NULL;
 }

@@ -79,7 +79,7 @@ void tell_messager_seen(struct worker *w)
 		         log_quote(linked ? "it is silent" : "it has not taken this worker's memory"),
 		         log_quote("no KV is handed over until it is back"));
 	else if (!had && t->has_messager)
-		log_info("messager_back", "epoch=%llu", (unsigned long long)peer_epoch(w->messager));
+		log_notice("messager_back", "epoch=%llu", (unsigned long long)peer_epoch(w->messager));
 	const char *remote = t->has_messager ? attach_remote(w->messager_attach) : "";
 	if (had == t->has_messager && strcmp(remote, t->messager) == 0)
 		return;
@@ -119,7 +119,7 @@ static void send_peers(struct worker *w, const Pds__Peers *m, unsigned char *pac
 			again(w);
 		return;
 	}
-	log_info("messager_told", "peers=%zu", m->n_peers);
+	log_notice("messager_told", "peers=%zu", m->n_peers);
 	t->peers_told = 1;
 	forget_peers(t);
 	t->peers = packed;

@@ -427,7 +427,7 @@ static void set_ready(struct store *st)
 	int ready = st->memory_epoch && st->link_epoch == st->memory_epoch;
 	if (atomic_exchange(&st->ready, ready) == ready)
 		return;
-	log_info(ready ? "storage_ready" : "storage_away", "storage=%s", log_quote(st->name));
+	log_notice(ready ? "storage_ready" : "storage_away", "storage=%s", log_quote(st->name));
 	if (ready && st->on_ready)
 		st->on_ready(st->arg, st->link_epoch);
 }

@@ -73,7 +73,7 @@ static void ask(struct relay *r)
 	}
 	r->needs_list = 0;
 	stat_add(svc_stats(r->svc), r->stats.asked, 1);
-	log_info("store_list", "storage=%s", peer_name(r->storage));
+	log_notice("store_list", "storage=%s", peer_name(r->storage));
 }
 
 static int say_empty(struct relay *r, struct relay_follower *f, uint32_t tier)
@@ -118,7 +118,7 @@ static void cut(struct relay *r, struct relay_follower *f, unsigned bit)
 	uint64_t now = clock_us();
 	stat_add(svc_stats(r->svc), r->stats.cut, 1);
 	if (!(f->lacks & bit))
-		log_info("store_events_cut", "router=%s", peer_name(f->p));
+		log_notice("store_events_cut", "router=%s", peer_name(f->p));
 	f->lacks |= bit;
 	if (event_pending(r->timer, EV_TIMEOUT, NULL))
 		return;
