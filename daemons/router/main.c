@@ -39,6 +39,10 @@ static const struct conf_key keys[] = {
      "how the model marks its thoughts; auto: as its chat template shows", REASONING_PARSERS},
 	{"served_model_name", CONF_STRING, "", 0, 127, "", 0,
      "name of the model in the API; empty: that of its file or folder", NULL},
+	{"model_aliases", CONF_LIST, "", 0, 64, "", 0,
+     "further names that requests may have for the model, [\"gpt-4o\", \"small\"]; \"*\": any. "
+     "Answers and metrics have served_model_name",
+     NULL},
 	{"api_keys_file", CONF_STRING, "", 0, 1023, "path", 1,
      "file with a line for each access key of clients: name, hash, limits (pdctl apikey makes "
      "one); "
@@ -436,8 +440,13 @@ static void set_up_libraries(void)
 /* *ret_m may be set on errors, too. */
 static int open_model(const struct conf *c, struct model **ret_m, struct err *err)
 {
+	const char *const *aliases;
 	int rc = served_model_open(conf_str(c, "model"), conf_str(c, "served_model_name"), ret_m, err);
-	if (rc < 0 || (rc = model_use_template(*ret_m, conf_str(c, "chat_template"), err)) < 0)
+	if (rc < 0)
+		return rc;
+	unsigned n = (unsigned)conf_list(c, "model_aliases", &aliases);
+	model_set_aliases(*ret_m, aliases, n);
+	if ((rc = model_use_template(*ret_m, conf_str(c, "chat_template"), err)) < 0)
 		return rc;
 	return model_set_parsers(*ret_m, conf_str(c, "tool_parser"), conf_str(c, "reasoning_parser"),
 	                         err);

@@ -693,6 +693,19 @@ def test_paths_and_keys_of_azure(tiny_model):
         assert ask(s, "GET", "/openai/deployments/ti%2Fny/chat/completions", api_key="alpha")[0] == 405
 
 
+def test_other_names_of_the_model(tiny_model):
+    with Suite("mixed", tiny_model, router={"served_model_name": "tiny", "model_aliases": ["gpt-4o", "a/b"]}) as s:
+        assert [m["id"] for m in json.loads(s.get("/v1/models")[1])["data"]] == ["tiny", "gpt-4o", "a/b"]
+        for name, want in (("tiny", 200), ("gpt-4o", 200), ("a/b", 200), ("gpt-4", 404), ("*", 404)):
+            status, _, text = ask(s, "POST", "/v1/completions", {"model": name, "prompt": IDS, "max_tokens": 2})
+            assert status == want and (status != 200 or json.loads(text)["model"] == "tiny")
+        assert [ask(s, "GET", "/v1/models/" + name)[0] for name in ("gpt-4o", "a%2Fb", "gpt-4")] == [200, 200, 404]
+        assert ask(s, "POST", "/openai/deployments/gpt-4o/completions", {"prompt": IDS, "max_tokens": 2})[0] == 200
+    with Suite("mixed", tiny_model, router={"model_aliases": ["*"]}) as s:
+        assert ask(s, "POST", "/v1/completions", {"model": "claude-3-7-sonnet-latest", "prompt": IDS, "max_tokens": 2})[0] == 200
+        assert len(json.loads(s.get("/v1/models")[1])["data"]) == 1
+
+
 def test_fingerprint_and_default_length(ids, tiny_model):
     r = complete(ids, prompt=IDS)
     assert re.fullmatch("fp_[0-9a-f]{12}", r["system_fingerprint"])

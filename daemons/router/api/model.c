@@ -104,12 +104,30 @@ int served_model_open(const char *path, const char *served_name, struct model **
 	return 0;
 }
 
+void model_set_aliases(struct model *m, const char *const *names, unsigned n)
+{
+	m->aliases = mem_array(n, sizeof *m->aliases);
+	for (; m->n_aliases < n; m->n_aliases++)
+		m->aliases[m->n_aliases] = mem_strdup(names[m->n_aliases]);
+}
+
+int model_has_name(const struct model *m, const char *name)
+{
+	int has = strcmp(name, m->name) == 0;
+	for (unsigned i = 0; i < m->n_aliases; i++)
+		has |= strcmp(m->aliases[i], "*") == 0 || strcmp(m->aliases[i], name) == 0;
+	return has;
+}
+
 void served_model_close(struct model **mp)
 {
 	struct model *m = *mp;
 	if (!m)
 		return;
 	text_model_close(&m->text);
+	for (unsigned i = 0; i < m->n_aliases; i++)
+		free(m->aliases[i]);
+	free(m->aliases);
 	free(m);
 	*mp = NULL;
 }

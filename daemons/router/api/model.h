@@ -27,6 +27,8 @@ struct model_marker {
 
 struct model {
 	char name[128]; /* as served */
+	char **aliases; /* (n_aliases): further names; "*": any is one */
+	unsigned n_aliases;
 	char path[1024];
 	struct text_model text;
 	const struct tokenizer *tokenizer; /* of text; NULL: only token ids are served */
@@ -48,6 +50,8 @@ void model_name_of(const char *path, char *out, size_t size);
  * does not support is an error that names it. */
 int served_model_open(const char *path, const char *served_name, struct model **ret_m,
                       struct err *err);
+void model_set_aliases(struct model *m, const char *const *names, unsigned n); /* copied; once */
+int model_has_name(const struct model *m, const char *name);
 /* Uses the chat template in this file, or for "" the model's own, which must be valid then. To be
  * called once, before the model is used. */
 int model_use_template(struct model *m, const char *path, struct err *err);

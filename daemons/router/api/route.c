@@ -46,12 +46,13 @@ static void reply_error(struct router *r, struct http_conn *c, const struct http
 	buf_fini(&b);
 }
 
-static void add_model(const struct router *r, struct buf *b)
+/* name: the model's, or an alias */
+static void add_model(const struct router *r, const char *name, struct buf *b)
 {
 	const struct model *m = r->model;
 	uint32_t context = router_context(r), vocab = registry_vocab(&r->registry);
 	buf_adds(b, "{\"id\":");
-	buf_add_json(b, m->name, strlen(m->name));
+	buf_add_json(b, name, strlen(name));
 	buf_printf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"pdserve\",\"root\":",
 	           (long long)m->created_s);
 	buf_add_json(b, m->name, strlen(m->name));
@@ -77,7 +78,13 @@ static void models(struct router *r, struct http_conn *c, struct http_request *q
 	(void)q;
 	buf_init(&b, 0);
 	buf_adds(&b, "{\"object\":\"list\",\"data\":[");
-	add_model(r, &b);
+	add_model(r, r->model->name, &b);
+	for (unsigned i = 0; i < r->model->n_aliases; i++) {
+		if (strcmp(r->model->aliases[i], "*") == 0)
+			continue;
+		buf_addc(&b, ',');
+		add_model(r, r->model->aliases[i], &b);
+	}
 	buf_adds(&b, "]}");
 	reply_json(c, &b);
 }
@@ -154,13 +161,13 @@ static void one_model(struct router *r, struct http_conn *c, struct http_request
 	struct api_error e = {0};
 	struct buf b;
 	url_decode(q->head->path + strlen("/v1/models/"), name, sizeof name);
-	if (strcmp(name, r->model->name) != 0) {
+	if (!model_has_name(r->model, name)) {
 		unknown_model(r, name, &e);
 		reply_error(r, c, q->head, NULL, &e, NULL);
 		return;
 	}
 	buf_init(&b, 0);
-	add_model(r, &b);
+	add_model(r, name, &b);
 	reply_json(c, &b);
 }
 
@@ -325,7 +332,7 @@ static int check_deployment(const struct router *r, const struct route *route, c
 		return 0;
 	snprintf(part, sizeof part, "%.*s", (int)strcspn(path + n, "/"), path + n);
 	url_decode(part, name, sizeof name);
-	if (strcmp(name, r->model->name) == 0)
+	if (model_has_name(r->model, name))
 		return 0;
 	return unknown_model(r, name, e);
 }

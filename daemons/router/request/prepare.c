@@ -17,7 +17,7 @@ static int check_model(struct request_prepare *q, const json_t *o)
 		return 0; /* there is one */
 	if (!json_is_string(v))
 		return api_bad(&q->error, "model", "model must be a string, got %s", param_show(v));
-	if (strcmp(json_string_value(v), q->model->name) == 0)
+	if (model_has_name(q->model, json_string_value(v)))
 		return 0;
 	api_fault(&q->error, 404, "the model %s does not exist; this server has %s", param_show(v),
 	          q->model->name);
