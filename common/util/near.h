@@ -7,8 +7,8 @@ struct nearest {
 	unsigned distance;       /* of best */
 };
 
-/* best becomes this one if it is nearer than all before, by Levenshtein distance: at most 3, and
- * less than the word has bytes. {.word = ...}: none was tried yet. */
+/* best becomes this one if it is nearer than all before: at most 3 letters to insert, delete,
+ * replace or swap, one for three that the word has. {.word = ...}: none was tried yet. */
 void nearest_try(struct nearest *n, const char *candidate);
 
 #endif

@@ -172,6 +172,19 @@ def test_refused(short_model):
         assert status == 200 and r["choices"][0]["text"] == "abc", r
 
 
+def test_names_of_other_servers(short_model):
+    """SGLang's constrain, too; what would constrain elsewhere and cannot here is refused, not left out."""
+    with Suite("mixed", short_model) as s:
+        for path, body in (("/v1/chat/completions", chat("Is the sky blue?")), ("/v1/completions", {"prompt": "The sky is", "max_tokens": 20})):
+            for form in ({"regex": "(Yes|No)"}, {"ebnf": 'root ::= "Yes" | "No"'}):
+                status, r = s.post(path, {**body, **form})
+                c = r["choices"][0]
+                assert status == 200 and (c["message"]["content"] if "message" in c else c["text"]) in ("Yes", "No") and "warnings" not in r
+            for name, value in (("structural_tag", {"type": "structural_tag"}), ("guided_whitespace_pattern", "[ ]?"), ("custom_logit_processor", "x"), ("logits_processors", ["x"])):
+                status, r = s.post(path, {**body, name: value})
+                assert status == 400 and r["error"]["param"] == name and "is not supported by this server" in r["error"]["message"]
+
+
 def test_ids_of_control_tokens(short_model):
     """Pushed by their bias, ids 1 (<|im_start|>) and 2 (<|im_end|>, the end) come only where they may. The same text as another kind is another constraint."""
     with Suite("mixed", short_model) as s:

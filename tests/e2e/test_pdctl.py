@@ -69,7 +69,7 @@ def test_fits_into_80_columns(tiny_model):
             assert re.search("^decode-2 .*down", text, re.M), text
         assert len(s.pdctl("workers", "--wide").stdout.splitlines()[0]) > 200
         r = s.pdctl("log-level", "loud")
-        assert r.returncode == 3 and "loud" in r.stderr and "debug, info, warn" in r.stderr, r.stderr
+        assert r.returncode == 3 and "loud" in r.stderr and "debug, info, notice, warn" in r.stderr, r.stderr
         s.restart("decode-2")
         wait_for(lambda: s.pdctl("log-level", "loud").returncode == 1)
         assert 'no command "quux"' in s.pdctl("-d", "router", "quux").stderr

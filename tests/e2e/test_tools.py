@@ -84,7 +84,7 @@ def test_a_daemon_with_another_name(tmp_path):
 def test_log_level_and_metrics(suite):
     assert json.loads(pdctl(suite, "-d", "storage", "--json", "log-level", "debug").stdout) == {"level": "debug"}
     r = pdctl(suite, "-d", "storage", "log-level", "loud")
-    assert r.returncode == 1 and "not one of debug, info, warn, error" in r.stderr
+    assert r.returncode == 1 and "not one of debug, info, notice, warn, error" in r.stderr
     pdctl(suite, "-d", "storage", "log-level", "info")
     text = pdctl(suite, "-d", "decode-1", "metrics").stdout
     assert re.search(r'^pdserve_uptime_seconds\{name="decode-1",role="decode"\} \d+$', text, re.M)

@@ -1,5 +1,5 @@
 /* format.c - the form that an answer must have: response_format of OpenAI, guided_* and
- * structured_outputs of vLLM, grammar and json_schema of llama.cpp. Each asks for one constraint
+ * structured_outputs of vLLM, grammar and json_schema of llama.cpp, regex and ebnf of SGLang. Each asks for one constraint
  * (grammar.h), which is compiled here so that an error is reported at once, and again at the
  * worker. */
 #include "daemons/router/request/prepare.h"
@@ -185,9 +185,14 @@ static const struct {
 	const char *name;
 	int (*read)(struct request_prepare *q, const char *param, const json_t *v);
 } ways[] = {
-	{"guided_json", constrain_schema},     {"json_schema", constrain_schema},
-	{"guided_regex", constrain_regex},     {"guided_choice", constrain_choice},
-	{"guided_grammar", constrain_grammar}, {"grammar", constrain_grammar},
+	{"guided_json", constrain_schema},
+	{"json_schema", constrain_schema},
+	{"guided_regex", constrain_regex},
+	{"guided_choice", constrain_choice},
+	{"guided_grammar", constrain_grammar},
+	{"grammar", constrain_grammar},
+	{"regex", constrain_regex},
+	{"ebnf", constrain_grammar},
 };
 #define N_WAYS (sizeof ways / sizeof *ways)
 

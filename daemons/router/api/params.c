@@ -61,8 +61,17 @@ static const struct {
 	const char *name;
 	enum neutral neutral;
 } refused[] = {
-	{"suffix", ONLY_EMPTY},        {"use_beam_search", ONLY_FALSE}, {"prompt_embeds", ONLY_EMPTY},
-	{"chat_template", ONLY_EMPTY}, {"audio", ONLY_EMPTY},           {"prediction", ONLY_EMPTY},
+	{"suffix", ONLY_EMPTY},
+	{"use_beam_search", ONLY_FALSE},
+	{"prompt_embeds", ONLY_EMPTY},
+	{"chat_template", ONLY_EMPTY},
+	{"audio", ONLY_EMPTY},
+	{"prediction", ONLY_EMPTY},
+	/* of other servers; ignored, they would leave an answer without its form */
+	{"structural_tag", ONLY_EMPTY},
+	{"guided_whitespace_pattern", ONLY_EMPTY},
+	{"custom_logit_processor", ONLY_EMPTY},
+	{"logits_processors", ONLY_EMPTY},
 };
 
 static int is_neutral(const json_t *v, enum neutral kind)

@@ -37,9 +37,11 @@ static const struct known {
 	{"chat_template_kwargs", CHAT | RESPONSES | MESSAGES},
 	{"container", MESSAGES}, /* refused */
 	{"continue_final_message", CHAT},
-	{"conversation", RESPONSES}, /* refused */
+	{"conversation", RESPONSES},      /* refused */
+	{"custom_logit_processor", BOTH}, /* refused */
 	{"dimensions", EMBEDDING},
 	{"documents", CHAT},
+	{"ebnf", BOTH},
 	{"echo", BOTH},
 	{"encoding_format", EMBEDDING},
 	{"frequency_penalty", ALL},
@@ -50,6 +52,7 @@ static const struct known {
 	{"guided_grammar", BOTH},
 	{"guided_json", BOTH},
 	{"guided_regex", BOTH},
+	{"guided_whitespace_pattern", BOTH}, /* refused */
 	{"ignore_eos", ALL},
 	{"include", RESPONSES},
 	{"include_reasoning", CHAT},
@@ -58,6 +61,7 @@ static const struct known {
 	{"instructions", RESPONSES},
 	{"json_schema", BOTH},
 	{"logit_bias", ALL},
+	{"logits_processors", BOTH}, /* refused */
 	{"logprobs", BOTH},
 	{"max_completion_tokens", CHAT},
 	{"max_output_tokens", RESPONSES},
@@ -84,6 +88,7 @@ static const struct known {
 	{"prompt_logprobs", BOTH},
 	{"reasoning", RESPONSES},
 	{"reasoning_effort", CHAT},
+	{"regex", BOTH},
 	{"repetition_penalty", ALL},
 	{"response_format", BOTH},
 	{"return_token_ids", BOTH},
@@ -98,6 +103,7 @@ static const struct known {
 	{"store", OPENAI}, /* no effect */
 	{"stream", ALL},
 	{"stream_options", OPENAI},
+	{"structural_tag", BOTH}, /* refused */
 	{"structured_outputs", ALL},
 	{"suffix", COMPLETION}, /* refused */
 	{"system", MESSAGES},
