@@ -144,8 +144,8 @@ def test_exit_status(suite):
     assert run(ctl).returncode == 2
     assert run(ctl, "--nonsense").returncode == 2
     assert pdctl(suite, "nonsense").returncode == 2
-    assert pdctl(suite, "trace", "xyz").returncode == 2
-    assert pdctl(suite, "trace", "--", "-1").returncode == 2
+    assert pdctl(suite, "trace", "xyz").returncode == 1
+    assert pdctl(suite, "trace", "--", "-1").returncode == 1
     assert pdctl(suite, "-d", "decode-1", "nonsense").returncode == 1
     assert pdctl(suite, "trace", "0" * 32).returncode == 1
     assert pdctl(suite, "-d", "nobody", "status").returncode == 3

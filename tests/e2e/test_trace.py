@@ -108,7 +108,7 @@ def test_draws_a_request(tmp_path, tiny_model):
 
         def logged():       # at log_level info a request has no other lines
             t = trace(s.dir, r["id"], "--json")
-            return t.returncode == 0 and sorted(e["event"] for e in json.loads(t.stdout)["events"]) == sorted(EVENTS)
+            return t.returncode == 0 and sorted(e["event"] for e in json.loads(t.stdout)["events"]) == sorted([*EVENTS, "request_served"])
         wait_for(logged, "not all was logged")
         assert trace(s.dir, r["id"], "--svg", svg, "--chrome", chrome).returncode == 0
     processes, arrows = check_chrome(chrome)
@@ -190,7 +190,7 @@ def test_several_requests(tmp_path):
 
 @pytest.mark.parametrize("args,code,part", [
     ([], 2, "a request id, or --last N"), (["--last", "0"], 2, "--last 0: a number from 1 to 100"), (["--last", "101"], 2, "from 1 to 100"),
-    (["--last", "1", req(1)], 2, "and no request id"), (["12"], 2, '"12" is not a request id'), (["--last", "1", "--from", "/nonexistent"], 3, "/nonexistent: No such file"),
+    (["--last", "1", req(1)], 2, "and no request id"), (["12", "--from", "/dev/null"], 1, '"12" is no request'), (["--last", "1", "--from", "/nonexistent"], 3, "/nonexistent: No such file"),
     (["--last", "1", "--from", "/proc/self"], 3, "no *.log and no *.journal in this folder"), (["--last", "1", "--from", "/dev/null"], 1, "no request has ended in these logs (1 read)"),
 ])
 def test_refuses(tmp_path, args, code, part):

@@ -1,7 +1,7 @@
 /* format.c - the form that an answer must have: response_format of OpenAI, guided_* and
- * structured_outputs of vLLM, grammar and json_schema of llama.cpp, regex and ebnf of SGLang. Each asks for one constraint
- * (grammar.h), which is compiled here so that an error is reported at once, and again at the
- * worker. */
+ * structured_outputs of vLLM, grammar and json_schema of llama.cpp, regex and ebnf of SGLang. Each
+ * asks for one constraint (grammar.h), which is compiled here so that an error is reported at once,
+ * and again at the worker. */
 #include "daemons/router/request/prepare.h"
 #include "grammar/grammar.h"
 #include "util/json_load.h"
