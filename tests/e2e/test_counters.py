@@ -21,7 +21,7 @@ MOVES = "moves"
 # They depend on time: heartbeats and acknowledgements, the processor's time, how often the messager looked while a prompt was computed, and which of two workers'
 # links brings the first token, the last one or both to the router first.
 BY_TIME = re.compile("process_cpu_seconds|pdserve_messages_(sent|received|stale)|pdserve_tokens_repeated|pdserve_messager_transfer_(copies|reaction_seconds)")
-TELLING = re.compile('(?:worker|tenant|stage|reason)="([^"]*)"')
+TELLING = re.compile('(?:worker|tenant|stage|reason|status)="([^"]*)"')
 
 
 class CountedSuite(Suite):
@@ -42,7 +42,8 @@ class CountedSuite(Suite):
                     continue
                 short = re.sub("_(total|count)$", "", name)
                 if not BY_TIME.fullmatch(short):
-                    out[daemon, " ".join([short, *TELLING.findall(labels)])] = float(v)
+                    key = daemon, " ".join([short, *TELLING.findall(labels)])
+                    out[key] = out.get(key, 0) + float(v)
         out["router", "pdserve_http_requests"] -= self.asked
         return out
 
@@ -64,9 +65,9 @@ def asked(prompt, tenant="a"):
     return {"router": {"pdserve_http_requests": 1, "pdserve_prepare_seconds": 1, f"pdserve_tenant_requests {tenant}": 1, f"pdserve_tenant_prompt_tokens {tenant}": prompt}}
 
 
-def refused(prepared=0, counted=0):
+def refused(status, prepared=0, counted=0):
     """prepared: its body was read; counted: against the key's limits"""
-    return {"router": {"pdserve_http_requests": 1, "pdserve_requests_refused": 1, "pdserve_prepare_seconds": prepared, "pdserve_tenant_requests a": counted}}
+    return {"router": {"pdserve_http_requests": 1, f"pdserve_requests_refused {status}": 1, "pdserve_prepare_seconds": prepared, "pdserve_tenant_requests a": counted}}
 
 
 def prefilled(prompt, cached=0, stored=0, drawn=1, steps=1):
@@ -202,16 +203,16 @@ ACTS = {
     "two answers": (None, lambda s: ask(s, 10, 56, n=2),
                     add(asked(10), prefilled(10, steps=MOVES), prefilled(10, steps=MOVES), handed_over(10), handed_over(10), decoded(3, MOVES), decoded(3, MOVES), answered(4), answered(4))),
     "an embedding": (None, lambda s: ask(s, 10, 57, "/v1/embeddings", input=prompt(10, 57)), add(asked(10), prefilled(10, drawn=0), answered(0, "stop"))),
-    "a parameter out of range": (None, lambda s: ask(s, 10, 58, status=400, max_tokens=-4), refused(prepared=1, counted=1)),
-    "an unknown path": (None, lambda s: ask(s, 10, 59, "/nope", status=404), refused()),
-    "a wrong key": (None, lambda s: ask(s, 10, 60, key="wrong", status=401), refused()),
+    "a parameter out of range": (None, lambda s: ask(s, 10, 58, status=400, max_tokens=-4), refused(400, prepared=1, counted=1)),
+    "an unknown path": (None, lambda s: ask(s, 10, 59, "/nope", status=404), refused(404)),
+    "a wrong key": (None, lambda s: ask(s, 10, 60, key="wrong", status=401), refused(401)),
     "a client that leaves": (None, leave, add(asked(10), {"router": {
         "pdserve_placed prefill only": 1, "pdserve_placed decode only": 1, "pdserve_sequences_cancelled": 1, "vllm:prompt_tokens": 10, "vllm:prefix_cache_queries": 10,
         "vllm:generation_tokens": MOVES, "pdserve_tenant_generated_tokens a": MOVES}}), HOW_FAR, re.compile("router vllm:inter_token_latency_seconds")),
     "a decode worker that is killed": (None, lose_decode, add(asked(10), answered(300), {"router": {
         "pdserve_placed prefill only": MOVES, "pdserve_placed decode only": MOVES, "pdserve_attempts_retried": MOVES, "vllm:prompt_tokens": 10, "vllm:prefix_cache_queries": 10,
         "vllm:time_per_output_token_seconds": 1, "vllm:inter_token_latency_seconds": 299}}), HOW_FAR),
-    "no HTTP": (None, lambda s: send(s, b"NONSENSE\r\n\r\n").close(), {"router": {"pdserve_http_refused": 1}}),
+    "no HTTP": (None, lambda s: send(s, b"NONSENSE\r\n\r\n").close(), {"router": {"pdserve_http_refused": 1, "pdserve_requests_refused 400": 1}}),
 }
 
 
