@@ -19,6 +19,7 @@ struct builder {
 	struct nfa *f;
 	struct json_rules rules;
 	struct err *err;
+	struct schema_ignored *ignored;
 	int strict, failed;
 	unsigned nest;
 };
@@ -185,7 +186,7 @@ static uint32_t piece(struct builder *b, const json_t *v, uint32_t next)
 	if ((m = json_object_get(v, "literal")) && json_is_string(m))
 		return nfa_bytes(b->f, json_string_value(m), json_string_length(m), next);
 	if ((m = json_object_get(v, "schema"))) {
-		r = schema_build(b->f, &b->rules, m, b->strict, next, &begin, b->err);
+		r = schema_build(b->f, &b->rules, m, b->strict, next, &begin, b->ignored, b->err);
 	} else if ((m = json_object_get(v, "regex")) && json_is_string(m)) {
 		r = regex_build(b->f, json_string_value(m), json_string_length(m), &(struct regex_opts){0},
 		                next, &begin, b->err);
@@ -228,10 +229,14 @@ static uint32_t pieces(struct builder *b, const json_t *list, uint32_t next)
 /* --- the whole constraint ------------------------------------------------ */
 
 static int build(enum grammar_kind kind, const char *text, size_t len, unsigned flags,
-                 struct nfa *f, struct err *err)
+                 struct grammar *g, struct err *err)
 {
-	struct builder b = {
-		.f = f, .rules = {.f = f}, .err = err, .strict = (flags & GRAMMAR_STRICT) != 0};
+	struct nfa *f = &g->f;
+	struct builder b = {.f = f,
+	                    .rules = {.f = f},
+	                    .err = err,
+	                    .ignored = &g->ignored,
+	                    .strict = (flags & GRAMMAR_STRICT) != 0};
 	if (kind == GRAMMAR_REGEX)
 		return regex_build(f, text, len, &(struct regex_opts){0}, 0, &f->start, err);
 	if (kind == GRAMMAR_GBNF)
@@ -245,7 +250,7 @@ static int build(enum grammar_kind kind, const char *text, size_t len, unsigned 
 		return err->code;
 	int r = 0;
 	if (kind == GRAMMAR_JSON_SCHEMA)
-		r = schema_build(f, &b.rules, v, b.strict, 0, &f->start, err);
+		r = schema_build(f, &b.rules, v, b.strict, 0, &f->start, &g->ignored, err);
 	else if (kind == GRAMMAR_CHOICE)
 		f->start = choice(&b, v, 0);
 	else
@@ -274,7 +279,7 @@ int grammar_compile(enum grammar_kind kind, const char *text, size_t len, unsign
 		free(g);
 		return err_set(err, ERR_NOMEM, "out of memory while compiling the constraint");
 	}
-	int r = build(kind, text, len, flags, &g->f, &own);
+	int r = build(kind, text, len, flags, g, &own);
 	if (r == 0)
 		r = nfa_finish(&g->f, GRAMMAR_DEPTH_MAX, &own);
 	if (r == 0) {
@@ -307,4 +312,9 @@ uint32_t grammar_nodes(const struct grammar *g)
 size_t grammar_bytes(const struct grammar *g)
 {
 	return sizeof *g + nfa_memory(&g->f);
+}
+
+const char *grammar_ignored(const struct grammar *g, unsigned i)
+{
+	return i < g->ignored.n ? g->ignored.name[i] : NULL;
 }

@@ -58,6 +58,9 @@ int grammar_compile(enum grammar_kind kind, const char *text, size_t len, unsign
                     struct grammar **ret_g, struct err *err);
 void grammar_destroy(struct grammar **g);
 uint32_t grammar_nodes(const struct grammar *g);
+/* What its schemas have that constrains nothing, though a client may think so: unknown keywords,
+ * formats; to be shown. The first eight; NULL: no further. */
+const char *grammar_ignored(const struct grammar *g, unsigned i);
 size_t grammar_bytes(const struct grammar *g); /* memory; at most about 2 MB */
 
 /* The bytes of each token id, arranged for walking. Immutable, so several threads may use it.

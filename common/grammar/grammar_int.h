@@ -4,11 +4,13 @@
 
 #include "grammar.h"
 #include "nfa.h"
+#include "schema.h"
 
 struct grammar {
 	struct nfa f;
 	/* 1: some node has an alias, so tokens longer than NFA_LOOKAHEAD bytes are never allowed */
 	int counted;
+	struct schema_ignored ignored;
 };
 
 /* Tokens sorted by their bytes, or by their shapes, as a tree in preorder. */

@@ -59,6 +59,11 @@ static uint32_t character_unit(struct nfa *f, void *arg, uint32_t next)
 	return nfa_call(f, r->chars - 1, next);
 }
 
+uint32_t json_string_rest(struct json_rules *r, uint32_t next)
+{
+	return nfa_repeat(r->f, character_unit, r, 0, NFA_UNBOUNDED, nfa_byte(r->f, '"', next));
+}
+
 uint32_t json_string_of(struct json_rules *r, uint32_t min, uint32_t max, uint32_t next)
 {
 	return nfa_byte(r->f, '"',

@@ -14,6 +14,8 @@ uint32_t json_space(struct nfa *f, uint32_t next); /* zero or one space */
 uint32_t json_string_rule(struct json_rules *r, uint32_t next);
 /* min, max: in characters */
 uint32_t json_string_of(struct json_rules *r, uint32_t min, uint32_t max, uint32_t next);
+/* the rest of a string, with its quote */
+uint32_t json_string_rest(struct json_rules *r, uint32_t next);
 uint32_t json_number_rule(struct json_rules *r, uint32_t next);
 uint32_t json_integer_rule(struct json_rules *r, uint32_t next);
 uint32_t json_any_rule(struct json_rules *r, uint32_t next); /* any value */
@@ -27,9 +29,12 @@ uint32_t json_array_of(struct nfa *f, uint32_t (*value)(struct nfa *f, void *arg
 struct json_bounds {
 	int has_lo, has_hi, open_lo, open_hi;
 	int64_t lo, hi;
+	uint32_t places; /* at most so many digits after the point; 0: any number */
 };
 /* 0: no number fits */
 uint32_t json_integer_in(struct nfa *f, const struct json_bounds *b, uint32_t next);
 uint32_t json_number_in(struct nfa *f, const struct json_bounds *b, uint32_t next);
+/* Integers that are whole multiples of `of`. */
+uint32_t json_multiple_in(struct nfa *f, const struct json_bounds *b, uint32_t of, uint32_t next);
 
 #endif

@@ -82,41 +82,62 @@ uint32_t json_integer_in(struct nfa *f, const struct json_bounds *b, uint32_t ne
 	return way;
 }
 
-/* --- with fractions ------------------------------------------------------ */
+/* --- with fractions ------------------------------------------------------
+ *
+ * places: at most so many digits after the point; 0: any number. */
 
-static uint32_t any_fraction(struct nfa *f, uint32_t next)
+static uint32_t fraction_unit(struct nfa *f, void *last, uint32_t next)
 {
-	return nfa_split(f, nfa_byte(f, '.', digit(f, '0', '9', digits(f, next))), next);
+	return digit(f, '0', *(const char *)last, next);
 }
 
-static uint32_t some_fraction(struct nfa *f, uint32_t next) /* greater than 0 */
+/* One digit of '0' to last, and more of them; or nothing. */
+static uint32_t fraction_to(struct nfa *f, char last, uint32_t places, uint32_t next)
 {
-	uint32_t zeros = nfa_loop(f);
-	nfa_loop_set(f, zeros, nfa_byte(f, '0', zeros), digit(f, '1', '9', digits(f, next)));
-	return nfa_byte(f, '.', zeros);
+	uint32_t more = nfa_repeat(f, fraction_unit, &last, 0, places ? places - 1 : NFA_UNBOUNDED,
+	                           next);
+	return nfa_split(f, nfa_byte(f, '.', digit(f, '0', last, more)), next);
 }
 
-static uint32_t zero_fraction(struct nfa *f, uint32_t next)
+static uint32_t any_fraction(struct nfa *f, uint32_t places, uint32_t next)
 {
-	uint32_t zeros = nfa_loop(f);
-	nfa_loop_set(f, zeros, nfa_byte(f, '0', zeros), next);
-	return nfa_split(f, nfa_byte(f, '.', nfa_byte(f, '0', zeros)), next);
+	return fraction_to(f, '9', places, next);
+}
+
+static uint32_t zero_fraction(struct nfa *f, uint32_t places, uint32_t next)
+{
+	return fraction_to(f, '0', places, next);
+}
+
+static uint32_t some_fraction(struct nfa *f, uint32_t places, uint32_t next) /* greater than 0 */
+{
+	char last = '9';
+	uint32_t some = places ? 0 : nfa_loop(f);
+	for (uint32_t more = 0; more < places && !f->err.code; more++) {
+		uint32_t tail = nfa_repeat(f, fraction_unit, &last, 0, more, next),
+				 one = digit(f, '1', '9', tail);
+		some = more ? nfa_split(f, one, nfa_byte(f, '0', some)) : one;
+	}
+	if (!places)
+		nfa_loop_set(f, some, nfa_byte(f, '0', some), digit(f, '1', '9', digits(f, next)));
+	return nfa_byte(f, '.', some);
 }
 
 /* From a to b, without a sign. */
 static uint32_t size_between(struct nfa *f, uint64_t a, int open_a, uint64_t b, int open_b,
-                             uint32_t next)
+                             uint32_t places, uint32_t next)
 {
 	if (a > b || (a == b && (open_a || open_b)))
 		return 0;
 	if (a == b)
-		return between(f, a, a, zero_fraction(f, next));
-	uint32_t way = between(f, a, a, open_a ? some_fraction(f, next) : any_fraction(f, next));
+		return between(f, a, a, zero_fraction(f, places, next));
+	uint32_t way = between(f, a, a,
+	                       open_a ? some_fraction(f, places, next) : any_fraction(f, places, next));
 	if (b == NO_END)
-		return either(f, between(f, a + 1, b, any_fraction(f, next)), way);
+		return either(f, between(f, a + 1, b, any_fraction(f, places, next)), way);
 	if (b - a > 1)
-		way = either(f, between(f, a + 1, b - 1, any_fraction(f, next)), way);
-	return open_b ? way : either(f, between(f, b, b, zero_fraction(f, next)), way);
+		way = either(f, between(f, a + 1, b - 1, any_fraction(f, places, next)), way);
+	return open_b ? way : either(f, between(f, b, b, zero_fraction(f, places, next)), way);
 }
 
 uint32_t json_number_in(struct nfa *f, const struct json_bounds *b, uint32_t next)
@@ -125,13 +146,14 @@ uint32_t json_number_in(struct nfa *f, const struct json_bounds *b, uint32_t nex
 	if (!b->has_hi || b->hi >= 0) {
 		int lo = b->has_lo && b->lo >= 0;
 		way = size_between(f, lo ? (uint64_t)b->lo : 0, lo && b->open_lo,
-		                   b->has_hi ? (uint64_t)b->hi : NO_END, b->has_hi && b->open_hi, next);
+		                   b->has_hi ? (uint64_t)b->hi : NO_END, b->has_hi && b->open_hi, b->places,
+		                   next);
 	}
 	if (!b->has_lo || b->lo < 0) {
 		int hi = b->has_hi && b->hi < 0;
 		uint32_t minus = size_between(f, hi ? magnitude(b->hi) : 0, hi ? b->open_hi : 1,
 		                              b->has_lo ? magnitude(b->lo) : NO_END,
-		                              b->has_lo && b->open_lo, next);
+		                              b->has_lo && b->open_lo, b->places, next);
 		way = either(f, minus ? nfa_byte(f, '-', minus) : 0, way);
 	}
 	return way;

@@ -89,7 +89,7 @@ static uint32_t limit_exceeded(struct nfa *f, const char *what, uint32_t limit)
 
 int nfa_step(struct nfa *f)
 {
-	if (!f->err.code && f->steps++ == NFA_STEPS_MAX)
+	if (!f->err.code && f->steps++ >= NFA_STEPS_MAX)
 		limit_exceeded(f, "steps", NFA_STEPS_MAX);
 	return f->err.code;
 }

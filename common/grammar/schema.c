@@ -13,7 +13,7 @@ uint32_t schema_bad(struct schema *s, int code, const char *key, const char *fmt
 {
 	char text[200];
 	va_list ap;
-	if (s->failed)
+	if (s->failed || s->f->err.code)
 		return 0;
 	s->failed = 1;
 	va_start(ap, fmt);
@@ -71,58 +71,21 @@ static char *dump(const json_t *v)
 	return text;
 }
 
-static int is_type(const json_t *v, const char *type)
+uint32_t schema_one_of(struct schema *s, const json_t *values, uint32_t next)
 {
-	if (strcmp(type, "integer") == 0)
-		return json_is_integer(v);
-	if (strcmp(type, "number") == 0)
-		return json_is_number(v);
-	return (json_is_string(v) && strcmp(type, "string") == 0) ||
-	       (json_is_boolean(v) && strcmp(type, "boolean") == 0) ||
-	       (json_is_null(v) && strcmp(type, "null") == 0) ||
-	       (json_is_object(v) && strcmp(type, "object") == 0) ||
-	       (json_is_array(v) && strcmp(type, "array") == 0);
-}
-
-/* Does v have one of the named types? 1 if none is named. */
-static int fits_type(const json_t *types, const json_t *v)
-{
-	if (!types)
-		return 1;
-	if (json_is_string(types))
-		return is_type(v, json_string_value(types));
-	for (size_t i = 0; i < json_array_size(types); i++)
-		if (json_is_string(json_array_get(types, i)) &&
-		    is_type(v, json_string_value(json_array_get(types, i))))
-			return 1;
-	return 0;
-}
-
-/* The values of enum, or the one of const. */
-static uint32_t fixed(struct schema *s, const json_t *v, const char *key, uint32_t next)
-{
-	const json_t *values = json_object_get(v, key), *types = json_object_get(v, "type");
-	int single = strcmp(key, "const") == 0;
-	size_t n = single ? 1 : json_array_size(values), kept = 0;
-	if (!single && (!json_is_array(values) || n == 0))
-		return schema_bad(s, ERR_INVALID, key, "must be an array with at least one value");
+	size_t n = json_array_size(values), kept = 0;
 	struct nfa_string *list = mem_try_array(n, sizeof *list);
 	if (!list)
 		return nfa_no_memory(s->f);
-	for (size_t i = 0; i < n && !s->f->err.code; i++) {
-		const json_t *one = single ? values : json_array_get(values, i);
-		if (!fits_type(types, one))
-			continue;
-		list[kept].s = dump(one);
+	for (; kept < n; kept++) {
+		list[kept].s = dump(json_array_get(values, kept));
 		if (!list[kept].s) {
 			nfa_no_memory(s->f);
 			break;
 		}
 		list[kept].len = strlen(list[kept].s);
-		kept++;
 	}
-	uint32_t begin = kept ? nfa_one_of(s->f, list, kept, next)
-	                      : schema_bad(s, ERR_INVALID, key, "has no value of the named type");
+	uint32_t begin = kept ? nfa_one_of(s->f, list, kept, next) : 0;
 	for (size_t i = 0; i < kept; i++)
 		free((char *)list[i].s);
 	free(list);
@@ -130,42 +93,6 @@ static uint32_t fixed(struct schema *s, const json_t *v, const char *key, uint32
 }
 
 /* --- references ---------------------------------------------------------- */
-
-/* One step of a JSON pointer, text[0..len), with its escapes decoded. */
-static const json_t *step(const json_t *at, const char *text, size_t len)
-{
-	char key[256];
-	size_t n = 0;
-	for (size_t i = 0; i < len; i++) {
-		char c = text[i];
-		if (c == '~' && i + 1 < len && (text[i + 1] == '0' || text[i + 1] == '1'))
-			c = text[++i] == '0' ? '~' : '/';
-		if (n + 1 == sizeof key)
-			return NULL;
-		key[n++] = c;
-	}
-	key[n] = 0;
-	if (!json_is_array(at))
-		return json_object_get(at, key);
-	char *end;
-	unsigned long i = strtoul(key, &end, 10);
-	return n && n < 7 && !*end && key[0] != '-' && key[0] != '+' ? json_array_get(at, i) : NULL;
-}
-
-static const json_t *resolve(const json_t *root, const char *ref)
-{
-	const json_t *at = root;
-	if (*ref++ != '#')
-		return NULL;
-	while (at && *ref) {
-		if (*ref++ != '/')
-			return NULL;
-		size_t n = strcspn(ref, "/");
-		at = step(at, ref, n);
-		ref += n;
-	}
-	return at;
-}
 
 uint32_t schema_call(struct schema *s, const json_t *target, uint32_t next)
 {
@@ -191,7 +118,7 @@ uint32_t schema_call(struct schema *s, const json_t *target, uint32_t next)
 static uint32_t reference(struct schema *s, const json_t *v, uint32_t next)
 {
 	const char *name = json_string_value(json_object_get(v, "$ref"));
-	const json_t *target = name ? resolve(s->root, name) : NULL;
+	const json_t *target = name ? schema_resolve(s->root, name) : NULL;
 	char path[sizeof s->path];
 	size_t mark = s->path_len;
 	if (!target)
@@ -207,54 +134,138 @@ static uint32_t reference(struct schema *s, const json_t *v, uint32_t next)
 	return begin;
 }
 
-/* --- allowed keywords ---------------------------------------------------- */
+/* --- keywords ------------------------------------------------------------ */
 
-/* Keywords that do not constrain the value. */
-static int is_annotation(const char *key)
+/* Sorted. ANNOTATION: known to constrain nothing; TYPED: for values of one type, which the builders
+ * of the types read; REFUSED: constrains, and cannot be kept. */
+enum keyword_kind { ANNOTATION, TYPED, FORM, BESIDE, REFUSED };
+
+static const struct keyword {
+	const char *name;
+	enum keyword_kind kind;
+	const char *implies; /* the type, if no other says it */
+} keywords[] = {
+	{"$anchor", ANNOTATION, NULL},
+	{"$comment", ANNOTATION, NULL},
+	{"$defs", ANNOTATION, NULL},
+	{"$dynamicRef", REFUSED, NULL},
+	{"$id", ANNOTATION, NULL},
+	{"$recursiveRef", REFUSED, NULL},
+	{"$ref", FORM, NULL},
+	{"$schema", ANNOTATION, NULL},
+	{"$vocabulary", ANNOTATION, NULL},
+	{"additionalItems", TYPED, NULL},
+	{"additionalProperties", TYPED, "object"},
+	{"allOf", FORM, NULL},
+	{"anyOf", FORM, NULL},
+	{"const", FORM, NULL},
+	{"contains", TYPED, "array"},
+	{"default", ANNOTATION, NULL},
+	{"definitions", ANNOTATION, NULL},
+	{"dependencies", REFUSED, NULL},
+	{"dependentRequired", REFUSED, NULL},
+	{"dependentSchemas", REFUSED, NULL},
+	{"deprecated", ANNOTATION, NULL},
+	{"description", ANNOTATION, NULL},
+	{"discriminator", ANNOTATION, NULL}, /* the members of oneOf are told apart without it, too */
+	{"else", REFUSED, NULL},
+	{"enum", FORM, NULL},
+	{"enumNames", ANNOTATION, NULL},
+	{"errorMessage", ANNOTATION, NULL},
+	{"example", ANNOTATION, NULL},
+	{"examples", ANNOTATION, NULL},
+	{"exclusiveMaximum", TYPED, "number"},
+	{"exclusiveMinimum", TYPED, "number"},
+	{"externalDocs", ANNOTATION, NULL},
+	{"format", TYPED, "string"},
+	{"id", ANNOTATION, NULL},
+	{"if", REFUSED, NULL},
+	{"items", TYPED, "array"},
+	{"maxContains", TYPED, NULL},
+	{"maxItems", TYPED, "array"},
+	{"maxLength", TYPED, "string"},
+	{"maxProperties", TYPED, "object"},
+	{"maximum", TYPED, "number"},
+	{"minContains", TYPED, NULL},
+	{"minItems", TYPED, "array"},
+	{"minLength", TYPED, "string"},
+	{"minProperties", TYPED, "object"},
+	{"minimum", TYPED, "number"},
+	{"multipleOf", TYPED, "number"},
+	{"not", BESIDE, NULL},
+	{"nullable", BESIDE, NULL},
+	{"oneOf", FORM, NULL},
+	{"pattern", TYPED, "string"},
+	{"patternProperties", TYPED, "object"},
+	{"prefixItems", TYPED, "array"},
+	{"properties", TYPED, "object"},
+	{"propertyNames", TYPED, "object"},
+	{"readOnly", ANNOTATION, NULL},
+	{"required", TYPED, "object"},
+	{"strict", ANNOTATION, NULL}, /* in the parameters of a tool */
+	{"then", REFUSED, NULL},
+	{"title", ANNOTATION, NULL},
+	{"type", BESIDE, NULL},
+	{"unevaluatedItems", REFUSED, NULL},
+	{"unevaluatedProperties", TYPED, NULL}, /* objects have only what is evaluated */
+	{"uniqueItems", TYPED, "array"},
+	{"writeOnly", ANNOTATION, NULL},
+	{"xml", ANNOTATION, NULL},
+};
+
+static int keyword_cmp(const void *name, const void *k)
 {
-	static const char *const names[] = {"title",    "description", "default",  "examples",
-	                                    "$schema",  "$id",         "$comment", "deprecated",
-	                                    "readOnly", "writeOnly",   "$defs",    "definitions"};
-	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-		if (strcmp(key, names[i]) == 0)
-			return 1;
-	return strncmp(key, "x-", 2) == 0;
+	return strcmp(name, ((const struct keyword *)k)->name);
 }
 
-static int is_typed(const char *key)
+/* NULL: nobody knows it, so it is an annotation. */
+static const struct keyword *keyword(const char *name)
 {
-	static const char *const names[] = {
-		"type",    "properties",       "required",        "additionalProperties",
-		"items",   "minItems",         "maxItems",        "pattern",
-		"format",  "minLength",        "maxLength",       "minimum",
-		"maximum", "exclusiveMinimum", "exclusiveMaximum"};
-	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-		if (strcmp(key, names[i]) == 0)
-			return 1;
-	return 0;
+	return bsearch(name, keywords, sizeof keywords / sizeof *keywords, sizeof *keywords,
+	               keyword_cmp);
 }
 
-static const char *const forms[] = {"$ref", "anyOf", "allOf", "enum", "const"};
+void schema_note(struct schema *s, const char *key, const char *value)
+{
+	struct schema_ignored *i = s->ignored;
+	char text[sizeof i->name[0]];
+	snprintf(text, sizeof text, value ? "%.30s \"%.30s\"" : "%.60s", key, value);
+	for (unsigned k = 0; k < i->n; k++)
+		if (strcmp(i->name[k], text) == 0)
+			return;
+	if (i->n < SCHEMA_IGNORED_MAX)
+		memcpy(i->name[i->n++], text, sizeof text);
+}
 
-/* The form of the schema: one of the above, or NULL: by type. Sets the error if a keyword is
- * unknown or the combination is not supported. */
+const json_t *schema_keep(struct schema *s, json_t *v)
+{
+	if (!s->made)
+		s->made = json_array();
+	if (!v || json_array_append_new(s->made, v) < 0)
+		return nfa_no_memory(s->f), NULL;
+	return v;
+}
+
+/* The form of the schema, a FORM, or NULL: by type. Sets the error if the combination is not
+ * supported. */
 static const char *form_of(struct schema *s, const json_t *v)
 {
 	const char *form = NULL, *key;
 	json_t *member;
-	for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
-		if (json_object_get(v, forms[i]) && form)
-			return schema_bad(s, ERR_UNSUPPORTED, forms[i], "is not supported beside %s", form),
-			       NULL;
-		form = json_object_get(v, forms[i]) ? forms[i] : form;
-	}
 	json_object_foreach((json_t *)v, key, member) {
-		if (is_annotation(key) || (form && strcmp(key, form) == 0))
-			continue;
-		if (!is_typed(key))
+		const struct keyword *k = keyword(key);
+		if (k && k->kind == REFUSED)
 			return schema_bad(s, ERR_UNSUPPORTED, key, "this keyword is not supported"), NULL;
-		if (form &&
-		    (strcmp(key, "type") != 0 || (strcmp(form, "enum") != 0 && strcmp(form, "const") != 0)))
+		if (k && k->kind == FORM && form)
+			return schema_bad(s, ERR_UNSUPPORTED, key, "is not supported beside %s", form), NULL;
+		if (!k && strncmp(key, "x-", 2) != 0)
+			schema_note(s, key, NULL);
+		form = k && k->kind == FORM ? k->name : form;
+	}
+	int is_fixed = form && (strcmp(form, "enum") == 0 || strcmp(form, "const") == 0);
+	json_object_foreach((json_t *)v, key, member) {
+		const struct keyword *k = form ? keyword(key) : NULL;
+		if (k && (k->kind == TYPED || (!is_fixed && strcmp(key, "not") == 0)))
 			return schema_bad(s, ERR_UNSUPPORTED, key, "is not supported beside %s", form), NULL;
 	}
 	return form;
@@ -262,87 +273,271 @@ static const char *form_of(struct schema *s, const json_t *v)
 
 /* --- by type ------------------------------------------------------------- */
 
-static uint32_t of_type(struct schema *s, const json_t *v, const char *type, uint32_t next)
+/* What `not` excludes: types, or an array of values. */
+struct denied {
+	unsigned types;
+	json_t *values; /* owned; NULL: none */
+};
+
+static int read_not(struct schema *s, const json_t *v, struct denied *ret)
 {
-	struct nfa *f = s->f;
-	if (strcmp(type, "string") == 0)
-		return schema_string(s, v, next);
-	if (strcmp(type, "number") == 0 || strcmp(type, "integer") == 0)
-		return schema_number(s, v, type[0] == 'i', next);
-	if (strcmp(type, "object") == 0)
-		return schema_object(s, v, next);
-	if (strcmp(type, "array") == 0)
-		return schema_array(s, v, next);
-	if (strcmp(type, "boolean") == 0)
-		return nfa_split(f, nfa_bytes(f, "true", 4, next), nfa_bytes(f, "false", 5, next));
-	if (strcmp(type, "null") == 0)
-		return nfa_bytes(f, "null", 4, next);
-	return schema_bad(s, ERR_INVALID, "type",
-	                  "\"%.40s\" is none of object, array, string, number, integer, boolean, null",
-	                  type);
+	const json_t *no = json_object_get(v, "not");
+	*ret = (struct denied){0};
+	if (!no)
+		return 0;
+	no = schema_meant(s, no);
+	const json_t *one = json_object_get(no, "const"), *list = json_object_get(no, "enum");
+	const char *key;
+	json_t *member;
+	json_object_foreach((json_t *)no, key, member) {
+		const struct keyword *k = keyword(key);
+		if (k && k->kind != ANNOTATION && strcmp(key, "type") != 0 && member != one &&
+		    member != list)
+			return schema_bad(s, ERR_UNSUPPORTED, "not",
+			                  "is supported with type, enum or const only, not with %.40s", key),
+			       -1;
+	}
+	if (one || json_is_array(list))
+		ret->values = one ? json_pack("[O]", one) : json_incref((json_t *)list);
+	else
+		ret->types = schema_named_types(json_object_get(no, "type"));
+	if (ret->values || ret->types)
+		return 0;
+	return schema_bad(s, ERR_UNSUPPORTED, "not", "is supported with type, enum or const only"), -1;
+}
+
+json_t *schema_enumerated(struct schema *s, const json_t *v)
+{
+	struct denied no;
+	v = schema_meant(s, v);
+	json_t *values = schema_values(s, v);
+	if (!values || (form_of(s, v), s->failed) || read_not(s, v, &no) < 0)
+		return values;
+	for (size_t i = json_array_size(values); i-- > 0 && nfa_step(s->f) == 0;) {
+		const json_t *one = json_array_get(values, i);
+		if (schema_has(no.values, one) || schema_value_type(one) & no.types)
+			json_array_remove(values, i);
+	}
+	json_decref(no.values);
+	return values;
+}
+
+/* The values of enum, or the one of const. */
+static uint32_t fixed(struct schema *s, const json_t *v, const char *key, uint32_t next)
+{
+	const json_t *list = json_object_get(v, key);
+	if (strcmp(key, "const") != 0 && json_array_size(list) == 0)
+		return schema_bad(s, ERR_INVALID, key, "must be an array with at least one value");
+	json_t *values = schema_enumerated(s, v);
+	uint32_t begin = values && json_array_size(values)
+	                     ? schema_one_of(s, values, next)
+	                     : schema_bad(s, ERR_INVALID, key, "has no value of the named type%s",
+	                                  json_object_get(v, "not") ? " that `not` allows" : "");
+	json_decref(values);
+	return begin;
+}
+
+/* true and false, or null, but for those of `except`. */
+static uint32_t words(struct schema *s, json_t *values, const json_t *except, uint32_t next)
+{
+	for (size_t i = json_array_size(values); i-- > 0;)
+		if (schema_has(except, json_array_get(values, i)))
+			json_array_remove(values, i);
+	uint32_t begin = values && json_array_size(values) ? schema_one_of(s, values, next) : 0;
+	if (!values)
+		nfa_no_memory(s->f);
+	json_decref(values);
+	return begin;
+}
+
+static int excludes_some(const struct denied *no, unsigned types)
+{
+	for (size_t i = 0; i < json_array_size(no->values); i++)
+		if (schema_value_type(json_array_get(no->values, i)) & types)
+			return 1;
+	return 0;
+}
+
+/* Returns 0 without an error if `not` leaves no value of this type. */
+static uint32_t of_type(struct schema *s, const json_t *v, const char *type,
+                        const struct denied *no, uint32_t next)
+{
+	unsigned types = schema_type_bits(type);
+	const json_t *except = excludes_some(no, types) ? no->values : NULL;
+	if (!types)
+		return schema_bad(
+			s, ERR_INVALID, "type",
+			"\"%.40s\" is none of object, array, string, number, integer, boolean, null", type);
+	if (types & no->types && types & ~no->types)
+		return schema_bad(s, ERR_UNSUPPORTED, "not", "integer is not supported beside number");
+	if (types & no->types)
+		return 0;
+	if (except && (types & TYPE_FRACTION || types == TYPE_OBJECT || types == TYPE_ARRAY))
+		return schema_bad(s, ERR_UNSUPPORTED, "not", "values of type %s are not supported", type);
+	switch (types) {
+	case TYPE_STRING: return schema_string(s, v, except, next);
+	case TYPE_OBJECT: return schema_object(s, v, next);
+	case TYPE_ARRAY: return schema_array(s, v, next);
+	case TYPE_BOOLEAN: return words(s, json_pack("[b,b]", 1, 0), except, next);
+	case TYPE_NULL: return words(s, json_pack("[n]"), except, next);
+	default: return schema_number(s, v, types == TYPE_INTEGER, except, next);
+	}
+}
+
+static uint32_t by_types(struct schema *s, const json_t *v, const json_t *types,
+                         const struct denied *no, uint32_t next)
+{
+	size_t n = json_array_size(types);
+	uint32_t way = 0;
+	if (n == 0 || n > 7)
+		return schema_bad(s, ERR_INVALID, "type", "must be a name or an array of 1 to 7 names");
+	for (size_t i = 0; i < n && !s->failed; i++) {
+		const char *one = json_string_value(json_array_get(types, i));
+		uint32_t part = of_type(s, v, one ? one : "(not a string)", no, next);
+		way = way && part ? nfa_split(s->f, way, part) : way ? way : part;
+	}
+	return way;
 }
 
 /* Without "type": the type that the other keywords imply. NULL: any value. */
 static const char *implied_type(const json_t *v)
 {
-	static const struct {
-		const char *key, *type;
-	} says[] = {{"properties", "object"},
-	            {"required", "object"},
-	            {"additionalProperties", "object"},
-	            {"items", "array"},
-	            {"minItems", "array"},
-	            {"maxItems", "array"},
-	            {"pattern", "string"},
-	            {"format", "string"},
-	            {"minLength", "string"},
-	            {"maxLength", "string"},
-	            {"minimum", "number"},
-	            {"maximum", "number"},
-	            {"exclusiveMinimum", "number"},
-	            {"exclusiveMaximum", "number"}};
-	for (size_t i = 0; i < sizeof says / sizeof *says; i++)
-		if (json_object_get(v, says[i].key))
-			return says[i].type;
+	const char *key;
+	json_t *member;
+	json_object_foreach((json_t *)v, key, member) {
+		const struct keyword *k = keyword(key);
+		if (k && k->implies)
+			return k->implies;
+	}
 	return NULL;
 }
 
-static uint32_t by_type(struct schema *s, const json_t *v, uint32_t next)
+static uint32_t by_type(struct schema *s, const json_t *v, const struct denied *no, uint32_t next)
 {
 	const json_t *types = json_object_get(v, "type");
 	const char *type = types ? json_string_value(types) : implied_type(v);
-	uint32_t way = 0;
-	if (!types && !type)
-		return json_any_rule(s->rules, next);
-	if (type)
-		return of_type(s, v, type, next);
-	size_t n = json_array_size(types);
-	if (n == 0 || n > 7)
-		return schema_bad(s, ERR_INVALID, "type", "must be a name or an array of 1 to 7 names");
-	for (size_t i = 0; i < n && !s->failed; i++) {
-		const char *one = json_string_value(json_array_get(types, i));
-		uint32_t part = of_type(s, v, one ? one : "(not a string)", next);
-		way = way ? nfa_split(s->f, way, part) : part;
+	uint32_t begin;
+	if (type) {
+		begin = of_type(s, v, type, no, next);
+	} else if (!types && (no->types || no->values)) {
+		json_t *all = json_pack("[s,s,s,s,s,s]", "string", "number", "boolean", "null", "array",
+		                        "object");
+		begin = all ? by_types(s, v, all, no, next) : nfa_no_memory(s->f);
+		json_decref(all);
+	} else {
+		begin = types ? by_types(s, v, types, no, next) : json_any_rule(s->rules, next);
 	}
-	return way;
+	return begin || s->failed || s->f->err.code
+	           ? begin
+	           : schema_bad(s, ERR_INVALID, "not", "leaves no value");
 }
 
-static uint32_t alternatives(struct schema *s, const json_t *list, uint32_t next)
+/* --- alternatives -------------------------------------------------------- */
+
+/* The schema with the property among `required`; the same for the same schema. NULL: error. */
+static const json_t *with_required(struct schema *s, const json_t *v, const char *name)
 {
-	size_t n = json_array_size(list), up = schema_enter(s, "anyOf");
+	v = schema_meant(s, v);
+	if (!json_object_get(json_object_get(v, "properties"), name) || schema_requires(v, name))
+		return v;
+	char key[40];
+	snprintf(key, sizeof key, "%p", (const void *)v);
+	for (size_t i = 0; i < json_array_size(s->made) && nfa_step(s->f) == 0; i++) {
+		const json_t *one = json_object_get(json_array_get(s->made, i), key);
+		if (one && schema_requires(one, name))
+			return one;
+	}
+	json_t *own = json_copy((json_t *)v), *list = json_array(),
+		   *required = json_object_get(v, "required");
+	if ((required && json_array_extend(list, required) < 0) ||
+	    json_array_append_new(list, json_string(name)) < 0 ||
+	    json_object_set_new(own, "required", json_incref(list)) < 0) {
+		json_decref(own);
+		json_decref(list);
+		return nfa_no_memory(s->f), NULL;
+	}
+	json_decref(list);
+	return json_object_get(schema_keep(s, json_pack("{s:o}", key, own)), key);
+}
+
+/* oneOf is anyOf if no value is valid by two of its members. */
+static void check_apart(struct schema *s, const json_t *const *list, size_t n)
+{
+	for (size_t i = 0; i < n && !s->failed && !s->f->err.code; i++)
+		for (size_t k = 0; k < i; k++)
+			if (!schema_apart(s, list[i], list[k]))
+				schema_bad(s, ERR_UNSUPPORTED, NULL,
+				           "members %zu and %zu may both match: give them different types, or a "
+				           "required property with a different const or enum",
+				           k, i);
+}
+
+static uint32_t alternatives(struct schema *s, const json_t *v, const char *form, uint32_t next)
+{
+	const json_t *all = json_object_get(v, form);
+	const char *tag = json_string_value(
+		json_object_get(json_object_get(v, "discriminator"), "propertyName"));
+	size_t n = json_array_size(all), up = schema_enter(s, form);
+	const json_t **list = mem_try_array(n, sizeof *list);
 	uint32_t way = 0;
+	int one = strcmp(form, "oneOf") == 0;
 	if (n == 0)
-		return schema_bad(s, ERR_INVALID, NULL, "must be an array with at least one schema");
+		schema_bad(s, ERR_INVALID, NULL, "must be an array with at least one schema");
+	if (!list)
+		nfa_no_memory(s->f);
+	for (size_t i = 0; i < n && list; i++)
+		list[i] = one && tag ? with_required(s, json_array_get(all, i), tag)
+		                     : json_array_get(all, i);
+	if (one && list)
+		check_apart(s, list, n);
 	for (size_t i = 0; i < n && !s->failed && !s->f->err.code; i++) {
 		char place[24];
 		snprintf(place, sizeof place, "%zu", i);
 		size_t mark = schema_enter(s, place);
-		uint32_t part = schema_value(s, json_array_get(list, i), next);
+		/* one that is required to have its tag may refer to itself */
+		uint32_t part = one && tag ? schema_call(s, list[i], next) : schema_value(s, list[i], next);
 		schema_leave(s, mark);
 		way = way ? nfa_split(s->f, way, part) : part;
 	}
+	free(list);
 	schema_leave(s, up);
 	return way;
+}
+
+/* Does "type" beside this form say nothing that the form does not? */
+static int is_typed_so(struct schema *s, const json_t *v, const char *form)
+{
+	const json_t *type = json_object_get(v, "type"), *list = json_object_get(v, form);
+	unsigned types = 0;
+	if (!type)
+		return 1;
+	if (json_is_string(list))
+		types = schema_types(s, schema_resolve(s->root, json_string_value(list)));
+	for (size_t i = 0; i < json_array_size(list); i++)
+		types |= schema_types(s, json_array_get(list, i));
+	return !(types & ~schema_named_types(type));
+}
+
+static uint32_t of_form(struct schema *s, const json_t *v, const char *form,
+                        const struct denied *no, uint32_t next)
+{
+	if (!form)
+		return by_type(s, v, no, next);
+	if (strcmp(form, "enum") == 0 || strcmp(form, "const") == 0)
+		return fixed(s, v, form, next);
+	if (!is_typed_so(s, v, form))
+		return schema_bad(s, ERR_UNSUPPORTED, "type", "is not supported beside %s", form);
+	if (strcmp(form, "$ref") == 0)
+		return reference(s, v, next);
+	if (strcmp(form, "allOf") != 0)
+		return alternatives(s, v, form, next);
+	const json_t *all = json_object_get(v, "allOf");
+	if (json_array_size(all) != 1)
+		return schema_bad(s, ERR_UNSUPPORTED, "allOf", "is supported with one member only");
+	size_t mark = schema_enter(s, "allOf/0");
+	uint32_t begin = schema_value(s, json_array_get(all, 0), next);
+	schema_leave(s, mark);
+	return begin;
 }
 
 static uint32_t value(struct schema *s, const json_t *v, uint32_t next)
@@ -352,24 +547,16 @@ static uint32_t value(struct schema *s, const json_t *v, uint32_t next)
 	if (!json_is_object(v))
 		return schema_bad(s, ERR_INVALID, NULL,
 		                  json_is_false(v) ? "false allows no value" : "must be an object or true");
+	struct denied no = {0};
 	const char *form = form_of(s, v);
-	if (s->failed)
+	if (s->failed || read_not(s, v, &no) < 0)
 		return 0;
-	if (!form)
-		return by_type(s, v, next);
-	if (strcmp(form, "$ref") == 0)
-		return reference(s, v, next);
-	if (strcmp(form, "anyOf") == 0)
-		return alternatives(s, json_object_get(v, "anyOf"), next);
-	if (strcmp(form, "allOf") != 0)
-		return fixed(s, v, form, next);
-	const json_t *all = json_object_get(v, "allOf");
-	if (json_array_size(all) != 1)
-		return schema_bad(s, ERR_UNSUPPORTED, "allOf", "is supported with one member only");
-	size_t mark = schema_enter(s, "allOf/0");
-	uint32_t begin = schema_value(s, json_array_get(all, 0), next);
-	schema_leave(s, mark);
-	return begin;
+	uint32_t begin = of_form(s, v, form, &no, next);
+	json_decref(no.values);
+	int is_fixed = form && (strcmp(form, "enum") == 0 || strcmp(form, "const") == 0);
+	if (is_fixed || !json_is_true(json_object_get(v, "nullable")))
+		return begin;
+	return nfa_split(s->f, begin, nfa_bytes(s->f, "null", 4, next));
 }
 
 uint32_t schema_value(struct schema *s, const json_t *v, uint32_t next)
@@ -385,11 +572,14 @@ uint32_t schema_value(struct schema *s, const json_t *v, uint32_t next)
 }
 
 int schema_build(struct nfa *f, struct json_rules *rules, const json_t *schema, int strict,
-                 uint32_t next, uint32_t *ret_begin, struct err *err)
+                 uint32_t next, uint32_t *ret_begin, struct schema_ignored *ignored,
+                 struct err *err)
 {
 	struct err own = {0};
-	struct schema s = {.f = f, .rules = rules, .root = schema, .strict = strict, .err = &own};
+	struct schema s = {
+		.f = f, .rules = rules, .root = schema, .strict = strict, .err = &own, .ignored = ignored};
 	*ret_begin = schema_value(&s, schema, next);
 	free(s.ref);
+	json_decref(s.made);
 	return s.failed ? err_set(err, own.code, "%s", own.text) : 0;
 }

@@ -45,3 +45,11 @@ int schema_format(struct nfa *f, const char *name, uint32_t next, uint32_t *ret_
 			                   &(struct regex_opts){0}, next, ret_begin, NULL);
 	return ERR_UNSUPPORTED;
 }
+
+int schema_has_format(const char *name)
+{
+	for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
+		if (strcmp(name, formats[i].name) == 0)
+			return 1;
+	return 0;
+}

@@ -111,16 +111,13 @@ static const struct {
 	{GRAMMAR_CHOICE, "[\"a\",1]", ERR_INVALID, "must be a string", 0},
 	{GRAMMAR_JSON_SCHEMA, "{\"type\":", ERR_INVALID, "not valid JSON", 0},
 	{GRAMMAR_JSON_SCHEMA, "7", ERR_INVALID, "the schema: must be an object or true", 0},
-	{GRAMMAR_JSON_SCHEMA, "{\"not\":{}}", ERR_UNSUPPORTED, "/not: this keyword is not supported",
-     0},
+	{GRAMMAR_JSON_SCHEMA, "{\"if\":{}}", ERR_UNSUPPORTED, "/if: this keyword is not supported", 0},
 	{GRAMMAR_JSON_SCHEMA, "{\"properties\":{\"a\":{\"type\":\"string\",\"pattern\":\"(?!x)\"}}}",
      ERR_UNSUPPORTED, "/properties/a/pattern: lookahead", 0},
-	{GRAMMAR_JSON_SCHEMA, "{\"properties\":{\"a\":{\"items\":{\"multipleOf\":3}}}}",
-     ERR_UNSUPPORTED, "/properties/a/items/multipleOf: ", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"properties\":{\"a\":{\"items\":{\"multipleOf\":0.3}}}}",
+     ERR_UNSUPPORTED, "/properties/a/items/multipleOf: 0.3 is not supported", 0},
 	{GRAMMAR_JSON_SCHEMA, "{\"anyOf\":[{\"type\":\"null\"},{\"type\":\"strin\"}]}", ERR_INVALID,
      "/anyOf/1/type: \"strin\" is none of", 0},
-	{GRAMMAR_JSON_SCHEMA, "{\"type\":\"string\",\"format\":\"uri\"}", ERR_UNSUPPORTED,
-     "/format: \"uri\" is not supported", 0},
 	{GRAMMAR_JSON_SCHEMA, "{\"type\":\"string\",\"pattern\":\"a\",\"maxLength\":3}",
      ERR_UNSUPPORTED, "/pattern: is not supported beside minLength", 0},
 	{GRAMMAR_JSON_SCHEMA, "{\"type\":\"number\",\"minimum\":0.5}", ERR_UNSUPPORTED,
@@ -147,8 +144,8 @@ static const struct {
 	{GRAMMAR_JSON_SCHEMA, "{\"required\":[\"b\"],\"additionalProperties\":{\"$ref\":\"#\"}}",
      ERR_INVALID, "no finite answer", 0},
 	{GRAMMAR_JSON_SCHEMA,
-     "{\"required\":[\"b\"],\"additionalProperties\":{\"type\":\"integer\",\"multipleOf\":2}}",
-     ERR_UNSUPPORTED, "/additionalProperties/multipleOf: ", 0},
+     "{\"required\":[\"b\"],\"additionalProperties\":{\"type\":\"integer\",\"multipleOf\":-2}}",
+     ERR_INVALID, "/additionalProperties/multipleOf: ", 0},
 	{GRAMMAR_JSON_SCHEMA,
      "{\"type\":\"object\",\"properties\":{\"a\":{}},\"additionalProperties\":false}",
      ERR_UNSUPPORTED, "/required: must have \"a\" with strict", GRAMMAR_STRICT},
@@ -162,6 +159,88 @@ static const struct {
      "/enum: is not supported beside anyOf", 0},
 	{GRAMMAR_JSON_SCHEMA, "{\"allOf\":[{\"type\":\"integer\"},{\"minimum\":3}]}", ERR_UNSUPPORTED,
      "/allOf: is supported with one member only", 0},
+	{GRAMMAR_JSON_SCHEMA,
+     "{\"type\":\"string\",\"pattern\":\"^(?!^[-+.]*$)[+-]?0*\\\\d*\\\\.?\\\\d*$\"}",
+     ERR_UNSUPPORTED, "/pattern: lookahead and lookbehind are not supported at offset 1", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"dependentRequired\":{\"a\":[\"b\"]}}", ERR_UNSUPPORTED,
+     "/dependentRequired: this keyword is not supported", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"items\":{\"unevaluatedItems\":false}}", ERR_UNSUPPORTED,
+     "/items/unevaluatedItems: this keyword", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"oneOf\":[{\"const\":1.0},{\"type\":\"integer\"}]}", ERR_UNSUPPORTED,
+     "/oneOf: members 0 and 1 may both match", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"oneOf\":[{\"type\":\"integer\"},{\"type\":\"number\"}]}",
+     ERR_UNSUPPORTED, "/oneOf: members 0 and 1 may both match", 0},
+	{GRAMMAR_JSON_SCHEMA,
+     "{\"oneOf\":[{\"properties\":{\"t\":{\"const\":1}}},{\"properties\":{\"t\":{\"const\":2}}}]}",
+     ERR_UNSUPPORTED, "/oneOf: members 0 and 1 may both match", 0},
+	{GRAMMAR_JSON_SCHEMA,
+     "{\"oneOf\":[{\"type\":\"object\",\"properties\":{\"t\":{\"const\":1}}},{\"type\":\"object\","
+     "\"properties\":{\"t\":{\"const\":2}}}]}",
+     ERR_UNSUPPORTED, "/oneOf: members 0 and 1 may both match", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"type\":\"string\",\"anyOf\":[{\"minLength\":1}]}", ERR_UNSUPPORTED,
+     "/type: is not supported beside anyOf", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"items\":{\"type\":\"string\"},\"uniqueItems\":true}", ERR_UNSUPPORTED,
+     "/uniqueItems: is supported for items of enum", 0},
+	{GRAMMAR_JSON_SCHEMA,
+     "{\"prefixItems\":[{\"const\":1},{\"enum\":[2,1]}],\"items\":false,\"uniqueItems\":true}",
+     ERR_UNSUPPORTED, "/uniqueItems: ", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"items\":{\"enum\":[1,1.0,2]},\"uniqueItems\":true,\"minItems\":3}",
+     ERR_INVALID, "/minItems: is more than there are different values", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"items\":{\"type\":\"string\"},\"contains\":{\"const\":\"a\"}}",
+     ERR_UNSUPPORTED, "/contains: is supported beside items only if", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"contains\":{\"type\":\"integer\"},\"maxContains\":1}",
+     ERR_UNSUPPORTED, "/not: integer is not supported beside number", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"contains\":{\"const\":1},\"minContains\":100,\"maxItems\":100}",
+     ERR_FULL, "/contains: needs more than 4096 states", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"contains\":{\"const\":1},\"minContains\":3,\"maxItems\":2}",
+     ERR_INVALID, "/minContains: is more than maxItems", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"prefixItems\":[true],\"items\":false,\"minItems\":2}", ERR_INVALID,
+     "/minItems: is more than there may be", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"minProperties\":2}", ERR_UNSUPPORTED,
+     "/minProperties: is supported up to one more than the properties that are named", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"properties\":{\"a\":{}},\"minProperties\":2}", ERR_INVALID,
+     "/minProperties: is not possible with these properties", 0},
+	{GRAMMAR_JSON_SCHEMA,
+     "{\"properties\":{\"a\":{},\"b\":{}},\"required\":[\"a\",\"b\"],\"maxProperties\":1}",
+     ERR_INVALID, "/maxProperties: is not possible", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"minProperties\":2,\"maxProperties\":1}", ERR_INVALID,
+     "/maxProperties: is less than minProperties", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"properties\":{\"a\":false},\"required\":[\"a\"]}", ERR_INVALID,
+     "/required: has \"a\", which may have no value", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"properties\":{\"ab\":{}},\"propertyNames\":{\"pattern\":\"^b\"}}",
+     ERR_UNSUPPORTED,
+     "/propertyNames: is not supported beside a property \"ab\" that it does not allow", 0},
+	{GRAMMAR_JSON_SCHEMA,
+     "{\"properties\":{\"ab\":{}},\"required\":[\"ab\"],\"propertyNames\":{\"enum\":[\"b\"]}}",
+     ERR_INVALID, "/required: has \"ab\", which propertyNames forbids", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"propertyNames\":{\"type\":\"integer\"}}", ERR_UNSUPPORTED,
+     "/propertyNames: must allow strings", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"properties\":{\"ab\":{}},\"patternProperties\":{\"^a\":{}}}",
+     ERR_UNSUPPORTED,
+     "/patternProperties: is not supported beside a property \"ab\" that it may be about, too", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"patternProperties\":{\"^a\":{},\"b\":{\"type\":\"null\"}}}",
+     ERR_UNSUPPORTED, "/patternProperties: is supported with one pattern", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"patternProperties\":{\"(?=a)\":{}}}", ERR_UNSUPPORTED,
+     "/patternProperties/pattern: lookahead", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"type\":\"integer\",\"multipleOf\":2001}", ERR_UNSUPPORTED,
+     "/multipleOf: 2001 is not supported: whole numbers up to 2000", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"type\":\"integer\",\"multipleOf\":10,\"minimum\":11,\"maximum\":19}",
+     ERR_INVALID, "no number is between the bounds", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"type\":\"number\",\"not\":{\"const\":1}}", ERR_UNSUPPORTED,
+     "/not: values of type number are not supported", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"type\":\"string\",\"not\":{\"minLength\":1}}", ERR_UNSUPPORTED,
+     "/not: is supported with type, enum or const only, not with minLength", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"type\":\"string\",\"not\":{\"const\":\"a\"},\"minLength\":1}",
+     ERR_UNSUPPORTED, "/not: is not supported beside minLength", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"type\":\"null\",\"not\":{\"const\":null}}", ERR_INVALID,
+     "/not: leaves no value", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"$ref\":\"#/$defs/a\",\"not\":{\"const\":1},\"$defs\":{\"a\":{}}}",
+     ERR_UNSUPPORTED, "/not: is not supported beside $ref", 0},
+	{GRAMMAR_JSON_SCHEMA,
+     "{\"items\":{\"enum\":[\"a\",\"bb\"],\"minLength\":2},\"uniqueItems\":true}", ERR_UNSUPPORTED,
+     "/minLength: is not supported beside enum", 0},
+	{GRAMMAR_JSON_SCHEMA, "{\"propertyNames\":{\"enum\":[\"a\",\"bb\"],\"minLength\":2}}",
+     ERR_UNSUPPORTED, "/minLength: is not supported beside enum", 0},
 	{GRAMMAR_JSON_SCHEMA, "{\"a\":1,\"a\":2}", ERR_INVALID, "duplicate", 0},
 	{GRAMMAR_STRUCTURE, "[{\"lateral\":\"x\"}]", ERR_INVALID, "each piece must be an object with",
      0},
@@ -294,7 +373,7 @@ TEST(most_ranges)
 
 /* Texts made by a rule: nesting, chains of references, many alternatives. All end in bounded
  * time, with a grammar or without. */
-TEST_LOOP(hostile, 0, 9)
+TEST_LOOP(hostile, 0, 14)
 {
 	static char text[GRAMMAR_TEXT_MAX + 64];
 	size_t n = 0;
@@ -350,6 +429,42 @@ TEST_LOOP(hostile, 0, 9)
 			n += (size_t)sprintf(text + n, "(ab){9}");
 		ck_assert_int_eq(grammar_compile(GRAMMAR_REGEX, text, n, 0, &g, &err), ERR_FULL);
 		ck_assert_ptr_nonnull(strstr(err.text, "4096 rules"));
+	} else if (_i == 8) { /* half of 2,000 properties */
+		n += (size_t)sprintf(text + n, "{\"minProperties\":1000,\"properties\":{");
+		for (int i = 0; i < 2000; i++)
+			n += (size_t)sprintf(text + n, "%s\"p%d\":{\"type\":\"null\"}", i ? "," : "", i);
+		n += (size_t)sprintf(text + n, "}}");
+		ck_assert_int_eq(grammar_compile(GRAMMAR_JSON_SCHEMA, text, n, 0, &g, &err), ERR_FULL);
+	} else if (_i == 9) { /* half of 100 */
+		n += (size_t)sprintf(text + n, "{\"minProperties\":50,\"properties\":{");
+		for (int i = 0; i < 100; i++)
+			n += (size_t)sprintf(text + n, "%s\"p%d\":{\"type\":\"null\"}", i ? "," : "", i);
+		n += (size_t)sprintf(text + n, "}}");
+		ck_assert_int_eq(grammar_compile(GRAMMAR_JSON_SCHEMA, text, n, 0, &g, &err), 0);
+		ck_assert_uint_lt(grammar_nodes(g), 30000);
+	} else if (_i == 10) { /* 10,000 unique values, of which 500 must come */
+		n += (size_t)sprintf(text + n,
+		                     "{\"uniqueItems\":true,\"minItems\":500,\"items\":{\"enum\":[0");
+		for (int i = 1; i < 10000; i++)
+			n += (size_t)sprintf(text + n, ",%d", i);
+		n += (size_t)sprintf(text + n, "]}}");
+		ck_assert_int_eq(grammar_compile(GRAMMAR_JSON_SCHEMA, text, n, 0, &g, &err), ERR_FULL);
+	} else if (_i == 11) { /* 2,000 members of oneOf, and each with each other is compared */
+		n += (size_t)sprintf(text + n, "{\"oneOf\":[{\"const\":0}");
+		for (int i = 1; i < 2000; i++)
+			n += (size_t)sprintf(text + n, ",{\"const\":%d}", i);
+		n += (size_t)sprintf(text + n, "]}");
+		ck_assert_int_eq(grammar_compile(GRAMMAR_JSON_SCHEMA, text, n, 0, &g, &err), ERR_FULL);
+	} else if (_i == 12) { /* 1,000 names, each compared with another pattern of 10,000 nodes */
+		n += (size_t)sprintf(text + n, "{\"prefixItems\":[");
+		for (int i = 0; i < 1000; i++)
+			n += (size_t)sprintf(text + n,
+			                     "%s{\"properties\":{\"a\":{}},\"patternProperties\":{\"a{%d}\":"
+			                     "false}}",
+			                     i ? "," : "", 9999 - i);
+		n += (size_t)sprintf(text + n, "]}");
+		ck_assert_int_eq(grammar_compile(GRAMMAR_JSON_SCHEMA, text, n, 0, &g, &err), ERR_FULL);
+		ck_assert_ptr_nonnull(strstr(err.text, "steps"));
 	} else { /* strings that are each other's beginnings */
 		text[n++] = '[';
 		for (int i = 1; i < 450; i++)

@@ -1,6 +1,7 @@
 /* test_grammar_cases.c - schemas beside an independent validator: tests/data/grammar/cases.json has
- * texts that one accepted and refused (make_cases.py there), of which the automaton says the same;
- * and random answers, token by token, are JSON.
+ * texts that one accepted and refused (make_cases.py there), clients.json schemas as clients send
+ * them (make_clients.py); the automaton says the same of the texts. Random answers, token by token,
+ * are JSON.
  *
  *   test_grammar_cases --walks N     prints N random answers of each case, "CASE<tab>ANSWER":
  *                                    tests/e2e/test_grammar_walks.py shows them to the validator */
@@ -167,10 +168,16 @@ static int print_walks(int n)
 
 TEST_START(read_cases)
 {
+	static const char *const files[] = {"tests/data/grammar/cases.json",
+	                                    "tests/data/grammar/clients.json"};
 	json_error_t bad;
-	cases = json_load_file("tests/data/grammar/cases.json", 0, &bad);
-	if (!cases)
-		check_fatal("tests/data/grammar/cases.json: %s", bad.text);
+	cases = json_array();
+	for (int i = 0; i < 2; i++) {
+		json_t *more = json_load_file(files[i], 0, &bad);
+		if (!more || json_array_extend(cases, more) < 0)
+			check_fatal("%s: %s", files[i], bad.text);
+		json_decref(more);
+	}
 	if (argc == 3 && strcmp(argv[1], "--walks") == 0)
 		exit(print_walks(atoi(argv[2])));
 }

@@ -419,7 +419,7 @@ TEST(no_empty_chunks)
 #define IMPOSSIBLE                                                                      \
 	ONE("{\"type\":\"function\",\"function\":{\"name\":\"f\"}},{\"type\":\"function\"," \
 	    "\"function\":{\"name\":\"h\",\"parameters\":{\"type\":\"object\","             \
-	    "\"properties\":{\"a\":{\"not\":{}}}}}}")
+	    "\"properties\":{\"a\":{\"if\":{}}}}}}")
 #define ONE(tool) USER ",\"tools\":[" tool "]"
 
 static const struct {
@@ -457,7 +457,7 @@ static const struct {
 	{USER "," TOOLS ",\"tool_choice\":\"required\",\"response_format\":{\"type\":\"text\"}", NULL,
      ""},
 	{IMPOSSIBLE ",\"tool_choice\":\"required\"", "tools",
-     "tools[1].function.parameters: /properties/a/not: this keyword is not supported"},
+     "tools[1].function.parameters: /properties/a/if: this keyword is not supported"},
 	{IMPOSSIBLE ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}}", NULL, ""},
 	{IMPOSSIBLE, NULL, ""},
 	{ONE("{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"string\"}}"

@@ -6,6 +6,7 @@
 Texts are in the form that answers have (common/grammar/grammar.h): properties in the order of the schema, further ones behind them, integers without a fraction, compact.
 What the grammar refuses beyond that and the validator accepts (years before 1000, 1.0 as an integer, numbers with exponents between bounds) is not drawn here.
 """
+import decimal
 import json
 import random
 import sys
@@ -53,6 +54,7 @@ SCHEMAS = [
         {"type": "number", "minimum": 0, "maximum": 300}, {"type": "null"}]}}, "required": ["name", "tags", "size"], "additionalProperties": False},
     {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["aa", "b", "a"], "additionalProperties": {"type": "integer", "minimum": 0}},
 ]
+decimal.getcontext().prec = 1000    # of remainders
 LETTERS = ["a", "B", "7", "-", " ", "\"", "\\", "\n", "\u00e4", "\u20ac", "\U0001f600"]
 rng = random.Random(7)
 
@@ -137,6 +139,43 @@ def bent(v):
 def whole(v):
     """Without floats that are integers: as an integer they are not written so."""
     return not (isinstance(v, float) and v == int(v)) and all(map(whole, v.values() if isinstance(v, dict) else v if isinstance(v, list) else []))
+
+
+FORMATS = ["date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"]    # those that constrain here
+
+
+def meant(s):
+    """The schema in the words of 2020-12: nullable and bounds that are excluded as in OpenAPI 3.0, items as an array as in draft 7."""
+    if not isinstance(s, (dict, list)):
+        return s
+    if isinstance(s, list):
+        return [meant(x) for x in s]
+    s = {k: v if k in ("enum", "const", "default", "examples", "required") else meant(v) for k, v in s.items()}
+    for bound, open_one in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        if isinstance(s.get(open_one), bool) and s.pop(open_one):
+            s[open_one] = s.pop(bound)
+    if isinstance(s.get("items"), list):
+        s["prefixItems"] = s.pop("items")
+        if "additionalItems" in s:
+            s["items"] = s.pop("additionalItems")
+    if s.pop("nullable", None) is True:
+        kept = {k: s.pop(k) for k in ("$defs", "definitions") if k in s}
+        s = {"anyOf": [s, {"type": "null"}], **kept}
+    return s
+
+
+def exact(v):
+    """As Decimals: 0.07 is a multiple of 0.01."""
+    return json.loads(json.dumps(v), parse_float=decimal.Decimal, parse_constant=decimal.Decimal)
+
+
+def validator_of(schema):
+    """Whether a value is valid."""
+    known = getattr(jsonschema.Draft202012Validator, "FORMAT_CHECKER", None) or jsonschema.draft202012_format_checker
+    formats = jsonschema.FormatChecker(())
+    formats.checkers = {f: known.checkers[f] for f in FORMATS if f in known.checkers}
+    validator = jsonschema.Draft202012Validator(exact(meant(schema)), format_checker=formats)
+    return lambda v: validator.is_valid(exact(v))
 
 
 def main():
