@@ -113,8 +113,9 @@ json_t *toolcall_form_schema(const json_t *tool, struct err *err)
  * converts the text to an allowed type or a string.) */
 static int is_plain(const json_t *schema, int depth)
 {
-	static const char *const known[] = {"type",    "anyOf",    "title",      "description",
-	                                    "default", "examples", "deprecated", "$comment"};
+	static const char *const known[] = {"type",     "anyOf",      "title",
+	                                    "default",  "examples",   "description",
+	                                    "nullable", "deprecated", "$comment"};
 	const json_t *type = json_object_get(schema, "type"), *any = json_object_get(schema, "anyOf");
 	const char *key;
 	json_t *v;
@@ -302,11 +303,16 @@ static int add_param(json_t *list, const struct form *m, const json_t *root, con
 static int add_params(json_t *list, const struct form *m, const json_t *root, int *left,
                       struct err *err)
 {
+	static const char *const more[] = {"enum",          "const",         "$ref",
+	                                   "allOf",         "anyOf",         "oneOf",
+	                                   "minProperties", "maxProperties", "propertyNames"};
 	const char *key;
 	json_t *schema;
-	if (json_object_get(root, "enum") || json_object_get(root, "const"))
-		return err_set(err, ERR_UNSUPPORTED,
-		               "the format %s cannot constrain arguments to fixed values", m->name);
+	for (size_t i = 0; i < sizeof more / sizeof *more; i++)
+		if (json_object_get(root, more[i]))
+			return err_set(err, ERR_UNSUPPORTED,
+			               "/%s: the format %s can constrain arguments one by one only", more[i],
+			               m->name);
 	json_object_foreach(json_object_get(root, "properties"), key, schema)
 		if (add_param(list, m, root, key, schema, left, err) < 0)
 			return -1;

@@ -7,7 +7,8 @@
  * a string may be unconstrained, an enum or a const, the last two also beside null and schemas that
  * allow no string, if none of the strings would be read as such a value; other constraints on a
  * string are refused, as is a $ref directly below `properties` that does not name a definition of
- * the same schema. A JSON value with the closing tag inside a string ends there.
+ * the same schema, and what constrains the arguments together: $ref, anyOf, oneOf, minProperties
+ * ... of the whole. A JSON value with the closing tag inside a string ends there.
  * pythonic is refused because its values are not JSON. harmony allows one call per answer. */
 #ifndef TEXT_TOOLCALL_FORM_H
 #define TEXT_TOOLCALL_FORM_H

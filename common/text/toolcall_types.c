@@ -79,7 +79,9 @@ static int is_about_strings(const json_t *schema)
 	       json_object_get(schema, "minLength") || json_object_get(schema, "maxLength");
 }
 
-static unsigned schema_types(struct type_walk *w, const json_t *schema, int depth)
+static unsigned schema_types(struct type_walk *w, const json_t *schema, int depth);
+
+static unsigned named_types(struct type_walk *w, const json_t *schema, int depth)
 {
 	static const char *const unions[] = {"anyOf", "oneOf"};
 	if (--*w->left <= 0 || depth > DEPTH_MAX)
@@ -108,6 +110,12 @@ static unsigned schema_types(struct type_walk *w, const json_t *schema, int dept
 	if (types == TC_TYPES && is_about_strings(schema))
 		return TC_STRING;
 	return types ? types : TC_TYPES;
+}
+
+static unsigned schema_types(struct type_walk *w, const json_t *schema, int depth)
+{
+	unsigned types = named_types(w, schema, depth);
+	return json_is_true(json_object_get(schema, "nullable")) ? types | TC_NULL : types;
 }
 
 unsigned tc_schema_types(const json_t *root, const json_t *schema, int *left)

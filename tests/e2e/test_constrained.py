@@ -138,7 +138,7 @@ def test_decode_killed_midway(short_model, want):
 
 
 REFUSED = [
-    (schema({"type": "object", "properties": {"a": {"not": {}}}}, strict=False), "response_format", "/properties/a/not: this keyword is not supported"),
+    (schema({"type": "object", "properties": {"a": {"if": {}}}}, strict=False), "response_format", "/properties/a/if: this keyword is not supported"),
     (schema({"type": "object", "properties": {"a": {}}}), "response_format", "strict"),
     ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema.schema must be an object"),
     ({"response_format": {"type": "grammar"}}, "response_format", "must be text, json_object or json_schema"),
@@ -170,6 +170,28 @@ def test_refused(short_model):
             assert status == 400 and r["error"]["param"] == param and says in r["error"]["message"], (more, r)
         status, r = s.post("/v1/completions", {"prompt": "x", "max_tokens": 8, "structured_outputs": {"choice": ["abc"]}})
         assert status == 200 and r["choices"][0]["text"] == "abc", r
+
+
+IGNORED = {"type": "object", "properties": {"a": {"type": "string", "format": "iri", "maxLength": 9, "title": "A", "x-order": 1}, "b": {"format": "iri", "type": ["integer", "null"], "widget": "slider"}},
+           "required": ["b"], "additionalProperties": False, "examples": [{"b": 1}], "discriminator": {"propertyName": "b"}}
+WARNED = ['format "iri" of {} constrains nothing on this server', "widget of {} constrains nothing on this server"]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": IGNORED}}
+
+
+def test_what_constrains_nothing_is_told(short_model):
+    """Once each, for a form as for tools, if the answer is bound by it; and refused where unknown parameters are."""
+    asked = [({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": IGNORED}}}, "response_format", "the answer's schema"),
+             ({"tools": [TOOL], "tool_choice": "required"}, "tools", "the schema of tools[0]")]
+    with Suite("mixed", short_model, router={"tool_parser": "hermes"}) as s:
+        for more, _, where in asked:
+            status, r = s.post("/v1/chat/completions", chat("An object.", 60, **more))
+            assert status == 200 and sorted(r["warnings"]) == [w.format(where) for w in WARNED], r
+        status, r = s.post("/v1/chat/completions", chat("An object.", 60, **schema(PERSON), tools=[TOOL], tool_choice="none"))
+        assert status == 200 and "warnings" not in r, r
+    with Suite("mixed", short_model, router={"tool_parser": "hermes", "unknown_parameters": "refuse"}) as s:
+        for more, param, where in asked:
+            status, r = s.post("/v1/chat/completions", chat("An object.", 60, **more))
+            assert status == 400 and r["error"]["param"] == param and r["error"]["message"] in [w.format(where) for w in WARNED], r
 
 
 def test_names_of_other_servers(short_model):

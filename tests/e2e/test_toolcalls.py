@@ -152,8 +152,8 @@ def no_thoughts(suite):
 
 
 def test_refused(s):
-    bad = {"type": "function", "function": {"name": "bad", "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}}
-    for more, param, says in (({"tools": [CITY, bad], "tool_choice": "required"}, "tools", "tools[1].function.parameters: /properties/a/not"),
+    bad = {"type": "function", "function": {"name": "bad", "parameters": {"type": "object", "properties": {"a": {"if": {}}}}}}
+    for more, param, says in (({"tools": [CITY, bad], "tool_choice": "required"}, "tools", "tools[1].function.parameters: /properties/a/if"),
                               ({"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "bind both")):
         status, r = s.post("/v1/chat/completions", {"messages": shown("x"), **more})
         assert status == 400 and r["error"]["param"] == param and says in r["error"]["message"]

@@ -532,12 +532,11 @@ static const struct {
 	{MESSAGES, TOOL_OF("{'name':'a b','input_schema':{}}"), NULL,
      "'message':'tools[0].name must be"},
 	{MESSAGES,
-     TOOL_OF(
-		 "{'name':'f','input_schema':{'type':'object','properties':{'a':{'not':{}}}}}") ",'tool_"
-                                                                                        "choice'"
-                                                                                        ":{'type"
-                                                                                        "':'any'"
-                                                                                        "}",
+     TOOL_OF("{'name':'f','input_schema':{'type':'object','properties':{'a':{'if':{}}}}}") ",'tool_"
+                                                                                           "choice'"
+                                                                                           ":{'type"
+                                                                                           "':'any'"
+                                                                                           "}",
      NULL, "'message':'tools[0].input_schema: "},
 	{MESSAGES, HI ",'tool_choice':{'type':'any'}", NULL, "of the type 'any' needs tools"},
 	{MESSAGES, HI ",'tool_choice':{'type':'x'}", NULL, "tool_choice.type must be"},
@@ -574,6 +573,11 @@ TEST(unknown_parameters)
 		{MESSAGES, HI ",'stop':'x','stream':true", "'warnings':['stop is not a parameter"},
 		{MESSAGES, HI ",'thinkin':1", "did you mean thinking?"},
 		{MESSAGES, HI ",'echo':true", "'warnings':['echo is not a parameter"},
+		{RESPONSES,
+	     "'input':'x','foo':1,'text':{'format':{'type':'json_schema','name':'n','schema':{'type':"
+	     "'object','properties':{},'bar':1}}}",
+	     "'warnings':['foo is not a parameter of this server','bar of the answer's schema "
+	     "constrains nothing"},
 	};
 	for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
 		char *out = answer_to(w, t[i].path, t[i].body);

@@ -14,9 +14,11 @@
 static const char TOOLS[] =
 	"[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\","
 	"\"properties\":{\"s\":{\"type\":\"string\",\"description\":\"x\"},"
-	"\"i\":{\"type\":\"integer\"},\"e\":{\"enum\":[\"red\",\"blue\"]},\"l\":{\"type\":\"array\","
+	"\"i\":{\"type\":\"integer\",\"nullable\":true},\"e\":{\"enum\":[\"red\",\"blue\"]},\"l\":{"
+	"\"type\":\"array\","
 	"\"items\":{\"$ref\":\"#/$defs/b\"}},"
-	"\"o\":{\"anyOf\":[{\"type\":\"string\"},{\"type\":\"null\"}]}},\"required\":[\"s\",\"i\"],\"$"
+	"\"o\":{\"anyOf\":[{\"type\":\"string\"},{\"type\":\"null\"}]},\"p\":{\"type\":\"string\","
+	"\"nullable\":true}},\"required\":[\"s\",\"i\"],\"$"
 	"defs\":{\"b\":{\"type\":\"boolean\"}}}}},"
 	"{\"type\":\"function\",\"function\":{\"name\":\"m\",\"parameters\":{\"type\":\"object\","
 	"\"properties\":{"
@@ -154,6 +156,10 @@ static const struct {
      "false]\n</parameter>\n<parameter=o>\nnull\n</parameter>\n</function>\n</tool_call>",
      "<f {\"s\": \"a < b\\n\\\"c\\\"\", \"i\": -5, \"e\": \"blue\", \"l\": [true, false], \"o\": "
      "null}>"},
+	{"qwen3_coder", NULL, 1,
+     "<tool_call>\n<function=f>\n<parameter=s>\na\n</parameter>\n<parameter=i>\nnull\n</"
+     "parameter>\n<parameter=p>\nnull\n</parameter>\n</function>\n</tool_call>",
+     "<f {\"s\": \"a\", \"i\": null, \"p\": null}>"},
 	{"qwen3_coder", NULL, 2,
      "<tool_call>\n<function=g>\n</function>\n</tool_call>\n<tool_call>\n<function=g>\n</"
      "function>\n</tool_call>",
@@ -327,7 +333,10 @@ static const struct {
 	{"glm", "{\"type\":\"object\",\"properties\":{\"a\":{\"const\":\"x</arg_value>\"}}}",
      "/properties/a: the format glm", 0},
 	{"glm", "{\"type\":\"object\",\"properties\":{\"a>\":{}}}", "/properties/a>", 0},
-	{"glm", "{\"type\":\"object\",\"enum\":[{}]}", "fixed values", 0},
+	{"glm", "{\"type\":\"object\",\"enum\":[{}]}", "/enum: the format glm", 0},
+	{"glm", "{\"type\":\"object\",\"minProperties\":1}", "/minProperties: the format glm", 0},
+	{"qwen3_coder", "{\"type\":\"object\",\"$ref\":\"#/$defs/a\",\"$defs\":{\"a\":{}}}",
+     "/$ref: the format qwen3_coder", 0},
 	{"deepseek_v32",
      "{\"type\":\"object\",\"properties\":{\"a\":{\"anyOf\":[{\"type\":\"string\"},{\"type\":"
      "\"array\"}]}}}",

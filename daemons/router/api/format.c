@@ -40,7 +40,11 @@ int format_constrain(struct request_prepare *q, const char *param, unsigned kind
 	if (r < 0)
 		return r == ERR_NOMEM ? no_memory(q, param)
 		                      : api_bad(&q->error, param, "%s: %s", param, err.text);
+	/* a structure is made of what was looked at before */
+	r = kind == GRAMMAR_STRUCTURE ? 0 : params_ignored(q, param, "the answer's schema", g);
 	grammar_destroy(&g);
+	if (r < 0)
+		return -1;
 	q->constraint.kind = (Pds__ConstraintKind)kind;
 	q->constraint.strict = strict;
 	return 0;

@@ -90,8 +90,13 @@ static int check_schema(struct request_prepare *q, const json_t *tool, size_t at
 	json_decref(schema);
 	if (r < 0)
 		return bad_tool(q, at, &err);
+	char where[64];
+	snprintf(where, sizeof where, "the schema of tools[%zu]", at);
 	*nodes += grammar_nodes(g);
+	r = params_ignored(q, "tools", where, g);
 	grammar_destroy(&g);
+	if (r < 0)
+		return -1;
 	return *nodes <= NODES_MAX ? 0
 	                           : api_bad(&q->error, "tools",
 	                                     "tools[%zu].function.parameters: the schemas up to here "

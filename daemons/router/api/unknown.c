@@ -1,12 +1,14 @@
-/* unknown.c - parameters that this server does not know: a client that misspells one, or that
- * counts on another server's, is told. */
+/* unknown.c - parameters that this server does not know, and what schemas have that constrains
+ * nothing: a client that misspells one, or that counts on another server's, is told. */
 #include "daemons/router/request/prepare.h"
+#include "grammar/grammar.h"
 #include "util/near.h"
 
 #include <string.h>
 
 #define NAMED_MAX 8u /* the others are counted */
 #define SHOWN_MAX 64
+#define SCHEMAS_BYTES 4096u /* of warnings: beyond them, schemas add no more */
 
 enum {
 	COMPLETION = 1 << KIND_COMPLETION,
@@ -157,6 +159,12 @@ static int unknown_text(const struct request_prepare *q, const char *name, char 
 	                near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
 }
 
+static void warn(struct request_prepare *q, const char *text, size_t len)
+{
+	buf_adds(&q->warnings, q->warnings.len ? "," : "");
+	buf_add_json(&q->warnings, text, len);
+}
+
 int params_unknown(struct request_prepare *q, const json_t *o)
 {
 	const char *name;
@@ -171,10 +179,24 @@ int params_unknown(struct request_prepare *q, const json_t *o)
 		size_t len = (size_t)unknown_text(q, name, text, sizeof text);
 		if (q->refuse_unknown)
 			return api_bad(&q->error, name, "%s", text);
-		buf_adds(&q->warnings, n > 1 ? "," : "");
-		buf_add_json(&q->warnings, text, len);
+		warn(q, text, len);
 	}
 	if (n > NAMED_MAX)
 		buf_printf(&q->warnings, ",\"and %zu parameters more\"", n - NAMED_MAX);
+	return q->warnings.full ? budget_refuse(q, NULL, "its warnings") : 0;
+}
+
+int params_ignored(struct request_prepare *q, const char *param, const char *where,
+                   const struct grammar *g)
+{
+	const char *name;
+	for (unsigned i = 0; (name = grammar_ignored(g, i)) && q->warnings.len < SCHEMAS_BYTES; i++) {
+		char text[256];
+		int len = snprintf(text, sizeof text, "%s of %s constrains nothing on this server", name,
+		                   where);
+		if (q->refuse_unknown)
+			return api_bad(&q->error, param, "%s", text);
+		warn(q, text, (size_t)len < sizeof text ? (size_t)len : sizeof text - 1);
+	}
 	return q->warnings.full ? budget_refuse(q, NULL, "its warnings") : 0;
 }

@@ -138,6 +138,10 @@ static inline int prompt_is_told(const struct request_prepare *q, const struct p
 }
 /* unknown.c: parameters that this server does not know, into q->warnings, or refused. */
 int params_unknown(struct request_prepare *q, const json_t *o);
+/* The same of what constrains nothing in a schema (grammar_ignored), which `where` names. */
+struct grammar;
+int params_ignored(struct request_prepare *q, const char *param, const char *where,
+                   const struct grammar *g);
 /* A new object with those members of o that this kind of request and a chat request have in common.
  * NULL: no memory. */
 json_t *params_of_chat(const json_t *o, enum request_kind kind);
