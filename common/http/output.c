@@ -170,7 +170,8 @@ void http_stream_begin(struct http_conn *c, const char *type, const char *extra)
 		c->keep_alive = 0;
 	struct buf *head = make_head(c, 200, type, extra);
 	buf_adds(head, c->frame.head.minor ? "Transfer-Encoding: chunked\r\n" : "");
-	buf_adds(head, "Cache-Control: no-cache\r\n\r\n");
+	/* nginx would pass events on in clumps */
+	buf_adds(head, "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n\r\n");
 	int r = head->full ? ERR_NOMEM
 	                   : evbuffer_add(bufferevent_get_output(c->bev), head->data, head->len);
 	connection_step(c, r < 0 ? CONNECTION_ON_NO_MEMORY : CONNECTION_ON_STREAM);

@@ -706,6 +706,13 @@ def test_other_names_of_the_model(tiny_model):
         assert len(json.loads(s.get("/v1/models")[1])["data"]) == 1
 
 
+def test_proxies_pass_streams_on(ids):
+    """nginx would collect events, if it were not told."""
+    for stream, want in ((True, "no"), (False, None)):
+        status, headers, _ = ask(ids, "POST", "/v1/completions", {"prompt": IDS, "max_tokens": 2, "stream": stream})
+        assert status == 200 and headers.get("X-Accel-Buffering") == want
+
+
 def test_fingerprint_and_default_length(ids, tiny_model):
     r = complete(ids, prompt=IDS)
     assert re.fullmatch("fp_[0-9a-f]{12}", r["system_fingerprint"])
