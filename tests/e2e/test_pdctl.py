@@ -51,6 +51,12 @@ def test_mistyped(typed, near):
         assert (f'did you mean "{near}"?' in err) if near else "did you mean" not in err
 
 
+def test_a_wrong_option_is_the_last_thing_on_the_screen():
+    for args in (["chat", "--temperature", "0", "hi"], ["-X"], ["trace", "--last"]):
+        code, out, err = pdctl(*args)
+        assert code == 2 and not out and len(err.splitlines()) == 2 and "option" in err.splitlines()[0] and "pdctl help" in err, err
+
+
 def test_version():
     code, out, _ = pdctl("--version")
     daemon = subprocess.run([os.path.join(BIN, "pdrouterd"), "--version"], capture_output=True, text=True, env=ENV).stdout

@@ -738,8 +738,12 @@ static int parse(int argc, char **argv, struct options *o)
 		}
 		if ((taken = take_option(o, c)) > 0)
 			continue;
-		if (taken == 0)
-			usage(c == 'h' ? stdout : stderr);
+		if (taken == 0 && c == 'h')
+			usage(stdout);
+		else if (taken == 0) /* the whole list would scroll the mistake away */
+			fputs("pdctl: `pdctl help` lists commands and options, `pdctl help COMMAND` those of "
+			      "one\n",
+			      stderr);
 		return c == 'h' ? -1 : EXIT_USAGE;
 	}
 	return 0;
