@@ -19,11 +19,11 @@ static int ctl_workers(struct svc *s, char *const *args, size_t n_args, struct b
 static int check_key(const struct router *r, char *const *args, size_t n_args, struct err *err)
 {
 	size_t i = 0;
-	while (n_args == 1 && i < r->keys.n && strcmp(args[0], api_keys_tenant(&r->keys, i)->name) != 0)
+	while (n_args == 1 && i < r->keys.n_tenants && strcmp(args[0], r->keys.tenant[i]->name) != 0)
 		i++;
 	if (n_args > 1)
 		return err_set(err, ERR_INVALID, "this takes the name of one access key, got %zu", n_args);
-	if (n_args && i == r->keys.n)
+	if (n_args && i == r->keys.n_tenants)
 		return err_set(err, ERR_NOTFOUND, "no access key has the name \"%.80s\" (api_keys_file)",
 		               args[0]);
 	return 0;
@@ -47,8 +47,8 @@ static int ctl_tenants(struct svc *s, char *const *args, size_t n_args, struct b
 	if (check_key(r, args, n_args, err) < 0)
 		return err->code;
 	buf_addc(out, '[');
-	for (size_t i = 0, n = 0; i < r->keys.n; i++) {
-		struct tenant *t = api_keys_tenant(&r->keys, i);
+	for (size_t i = 0, n = 0; i < r->keys.n_tenants; i++) {
+		struct tenant *t = r->keys.tenant[i];
 		if (n_args && strcmp(args[0], t->name) != 0)
 			continue;
 		if (n++)

@@ -259,8 +259,8 @@ static void render_tenants(const struct api_keys *k, struct buf *out)
 	for (size_t m = 0; m < sizeof metrics / sizeof *metrics && k->n; m++) {
 		buf_printf(out, "# HELP pdserve_tenant_%s %s\n# TYPE pdserve_tenant_%s %s\n",
 		           metrics[m].name, metrics[m].help, metrics[m].name, metrics[m].type);
-		for (size_t i = 0; i < k->n; i++) {
-			const struct tenant *t = api_keys_tenant(k, i);
+		for (size_t i = 0; i < k->n_tenants; i++) {
+			const struct tenant *t = k->tenant[i];
 			const uint64_t v[] = {t->requests, t->running, t->prompt_tokens, t->generated_tokens};
 			if (t->requests)
 				buf_printf(out, "pdserve_tenant_%s{tenant=\"%s\"} %llu\n", metrics[m].name, t->name,
@@ -270,8 +270,8 @@ static void render_tenants(const struct api_keys *k, struct buf *out)
 	buf_adds(out, k->n ? "# HELP pdserve_tenant_refused_total requests beyond a key's limit\n"
 	                     "# TYPE pdserve_tenant_refused_total counter\n"
 	                   : "");
-	for (size_t i = 0; i < k->n * TENANT_LIMITS; i++) {
-		const struct tenant *t = api_keys_tenant(k, i / TENANT_LIMITS);
+	for (size_t i = 0; i < k->n_tenants * TENANT_LIMITS; i++) {
+		const struct tenant *t = k->tenant[i / TENANT_LIMITS];
 		enum tenant_limit limit = i % TENANT_LIMITS;
 		if (t->refused[limit])
 			buf_printf(out, "pdserve_tenant_refused_total{tenant=\"%s\",limit=\"%s\"} %llu\n",

@@ -99,7 +99,10 @@ static const struct {
 	{"a,b " ALPHA "\n", "keys:1: the name is not 1 to 63"},
 	{"a123456789012345678901234567890123456789012345678901234567890123 " ALPHA, "is not 1 to 63"},
 	{"a " ALPHA "\nb " ALPHA "\n", "keys:2: the hash of b is that of a, too"},
-	{"a " ALPHA "\na " BETA2 "\n", "keys:2: the name a is there twice"},
+	{"a " ALPHA "\na " BETA2 " tokens=5\n",
+     "keys:2: the name a is there with other words: a further key has"},
+	{"a " ALPHA " shared-cache\na " BETA2 " tokens=5\n",
+     "keys:2: the name a is there with other words"},
 	{"a " ALPHA " requests=0\n", "keys:1: requests must be a number from 1 to 1000000000"},
 	{"a " ALPHA " tokens=1000000001\n", "tokens must be a number from 1 to 1000000000"},
 	{"a " ALPHA " concurrent=-1\n", "concurrent must be a number from 1 to 1000000"},
@@ -304,6 +307,30 @@ TEST(reload_keeps_what_was_used)
 	ck_assert_int_eq(tenant_check(a, 60 * SECOND, &e), 0);
 	api_keys_fini(&k);
 	tenant_end(b, 1);
+	tenant_end(a, 1);
+	tenant_end(a, 1);
+}
+
+/* Both work, count together, and the old one may go. */
+TEST(a_key_is_replaced)
+{
+	struct api_keys k = {0};
+	struct api_error e = {0};
+	ck_assert_int_eq(load(&k, "a " ALPHA " requests=2\n", 0, NULL), 0);
+	struct tenant *a = holder(&k, "Bearer alpha");
+	ck_assert_int_eq(load(&k, "a " ALPHA " requests=2\na " BETA2 "\n", 0, NULL), 0);
+	ck_assert_ptr_eq(holder(&k, "Bearer alpha"), a);
+	ck_assert_ptr_eq(holder(&k, "Bearer beta-2"), a);
+	ck_assert_uint_eq(k.n, 2);
+	ck_assert_uint_eq(k.n_tenants, 1);
+	tenant_begin(a, 0);
+	tenant_begin(a, 0);
+	ck_assert_int_lt(tenant_check(a, 0, &e), 0);
+	ck_assert_int_eq(load(&k, "a " BETA2 " requests=2\n", 0, NULL), 0);
+	ck_assert_ptr_null(holder(&k, "Bearer alpha"));
+	ck_assert_ptr_eq(holder(&k, "Bearer beta-2"), a);
+	ck_assert_int_lt(tenant_check(a, 0, &e), 0);
+	api_keys_fini(&k);
 	tenant_end(a, 1);
 	tenant_end(a, 1);
 }

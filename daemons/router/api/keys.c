@@ -18,7 +18,7 @@ _Static_assert(crypto_hash_sha256_BYTES == 32, "a hash has 64 hexadecimal digits
 
 struct api_key {
 	unsigned char hash[32];
-	struct tenant *tenant; /* with a reference, once the file counts */
+	struct tenant *tenant; /* once the file counts */
 	char name[TENANT_NAME_MAX];
 	uint32_t limit[TENANT_LIMITS];
 	int shared_cache;
@@ -103,7 +103,13 @@ static int read_line(char *line, struct api_key *ret, struct err *err)
 
 /* --- the file ------------------------------------------------------------ */
 
-/* The key becomes one of `k`, unless its name or hash is there already. */
+static int has_words(const struct api_key *key)
+{
+	static const uint32_t none[TENANT_LIMITS];
+	return key->shared_cache || memcmp(key->limit, none, sizeof none) != 0;
+}
+
+/* The key becomes one of `k`, unless its hash is there already, or its name with other words. */
 static int add_key(struct api_keys *k, struct map *names, const struct api_key *key,
                    struct err *err)
 {
@@ -112,13 +118,19 @@ static int add_key(struct api_keys *k, struct map *names, const struct api_key *
 	place(k, key->hash, at);
 	if ((had = map_get(k->by_place, at)))
 		return err_set(err, ERR_INVALID, "the hash of %s is that of %s, too", key->name, had->name);
-	if (map_get(names, key->name))
-		return err_set(err, ERR_INVALID, "the name %s is there twice", key->name);
+	had = map_get(names, key->name);
+	if (had && has_words(key) &&
+	    (memcmp(had->limit, key->limit, sizeof key->limit) != 0 ||
+	     had->shared_cache != key->shared_cache))
+		return err_set(err, ERR_INVALID,
+		               "the name %s is there with other words: a further key has the same, or none",
+		               key->name);
 	if (k->n == API_KEYS_MAX)
 		return err_set(err, ERR_INVALID, "there are more than %u keys", API_KEYS_MAX);
 	k->of[k->n] = *key;
 	map_put(k->by_place, at, &k->of[k->n]);
-	map_put(names, key->name, &k->of[k->n]);
+	if (!had)
+		map_put(names, key->name, &k->of[k->n]);
 	k->n++;
 	return 0;
 }
@@ -148,19 +160,25 @@ static int read_file(struct api_keys *k, struct map *names, FILE *f, const char 
 static void take_tenants(struct api_keys *k, const struct api_keys *old, struct map *names,
                          uint64_t now_us)
 {
-	for (size_t i = 0; i < old->n; i++) {
-		struct api_key *key = map_get(names, old->of[i].name);
+	for (size_t i = 0; i < old->n_tenants; i++) {
+		struct api_key *key = map_get(names, old->tenant[i]->name);
 		if (key) {
-			key->tenant = old->of[i].tenant;
+			key->tenant = old->tenant[i];
 			key->tenant->refs++;
 		}
 	}
+	k->tenant = mem_array(k->n, sizeof(struct tenant *));
 	for (size_t i = 0; i < k->n; i++) {
-		struct api_key *key = &k->of[i];
+		struct api_key *key = &k->of[i], *first = map_get(names, key->name);
+		if (key != first) {
+			key->tenant = first->tenant;
+			continue;
+		}
 		if (!key->tenant)
 			key->tenant = tenant_new(key->name);
 		key->tenant->shared_cache = key->shared_cache;
 		tenant_set_limits(key->tenant, key->limit, now_us);
+		k->tenant[k->n_tenants++] = key->tenant;
 	}
 }
 
@@ -193,16 +211,12 @@ int api_keys_load(struct api_keys *k, const char *path, uint64_t now_us, struct 
 
 void api_keys_fini(struct api_keys *k)
 {
-	for (size_t i = 0; i < k->n; i++)
-		tenant_put(k->of[i].tenant);
+	for (size_t i = 0; i < k->n_tenants; i++)
+		tenant_put(k->tenant[i]);
 	map_destroy(&k->by_place);
+	free(k->tenant);
 	free(k->of);
 	memset(k, 0, sizeof *k);
-}
-
-struct tenant *api_keys_tenant(const struct api_keys *k, size_t i)
-{
-	return k->of[i].tenant;
 }
 
 /* --- requests ------------------------------------------------------------ */

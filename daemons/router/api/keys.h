@@ -4,8 +4,9 @@
  *
  * Words are separated by spaces or tabs; # begins a comment. NAME: 1 to 63 letters, digits, . _ -;
  * HEX: SHA-256 of the key, 64 digits. `pdctl apikey` makes keys of 160 random bits, which cannot be
- * guessed from a fast hash either: a slow one would only cost time at each request. A name and a
- * hash occur once.
+ * guessed from a fast hash either: a slow one would only cost time at each request. A hash occurs
+ * once. Further lines of a name are further keys of the same tenant, so that a key can be replaced
+ * while the old one still works; they have the words of the first line, or none.
  *
  * Checking a key costs two hashes and a look-up, however many keys there are. The table's own keys
  * are hashed under a secret of this process, so that the time that a look-up takes tells nothing
@@ -22,9 +23,10 @@ struct api_key;
 
 struct api_keys {
 	unsigned char secret[32];
-	struct map *by_place; /* struct api_key, by the place of its hash; NULL: no key is needed */
-	struct api_key *of;   /* (n), in the file's order */
-	size_t n;
+	struct map *by_place;   /* struct api_key, by the place of its hash; NULL: no key is needed */
+	struct api_key *of;     /* (n), in the file's order */
+	struct tenant **tenant; /* (n_tenants), in the order of their first keys; with references */
+	size_t n, n_tenants;
 };
 
 /* Reads the file; path "": no key is needed. A tenant that was there before keeps what it has used,
@@ -37,6 +39,5 @@ void api_keys_fini(struct api_keys *k);
  * The set keeps its reference. */
 int api_keys_allow(const struct api_keys *k, const char *authorization, const char *api_key,
                    struct tenant **ret_t);
-struct tenant *api_keys_tenant(const struct api_keys *k, size_t i); /* i < n */
 
 #endif
