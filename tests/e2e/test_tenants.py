@@ -3,6 +3,7 @@ import hashlib
 import http.client
 import json
 import re
+import threading
 
 import pytest
 from suite import BIN, SLOW, Suite, wait_for
@@ -229,3 +230,36 @@ def test_bad_file_at_start(tmp_path):
     conf.write_text(f'rundir = "{tmp_path}"; model = ""; http_listen = "127.0.0.1:0"; api_keys_file = "{keys}";\n')
     r = subprocess.run([f"{BIN}/pdrouterd", "-c", str(conf)], capture_output=True, text=True, timeout=60 * SLOW)
     assert r.returncode != 0 and f"{keys}:2: the key's hash is missing or wrong" in r.stderr, r.stderr
+
+
+def test_a_key_is_replaced_under_load(tiny_model):
+    """Old and new key work side by side; no request fails."""
+    with Suite("mixed", tiny_model, keys={"a": ("old", "requests=1000000")}) as s:
+        def line(key, more=""):
+            return f"a sha256:{hashlib.sha256(key.encode()).hexdigest()}{more}\n"
+
+        def load(*lines):
+            with open(f"{s.dir}/api_keys", "w") as f:
+                f.write("".join(lines))
+            assert s.pdctl("-d", "router", "reload").returncode == 0
+        used, got, over = ["old"], [], threading.Event()
+
+        def client():
+            while not over.is_set():
+                key = used[0]
+                got.append((key, ask(s, key)[0], threading.get_ident()))
+        threads = [threading.Thread(target=client) for _ in range(4)]
+        for t in threads:
+            t.start()
+        wait_for(lambda: len(got) > 20)
+        load(line("old", " requests=1000000"), line("new"))
+        used[0] = "new"
+        wait_for(lambda: len({thread for k, _, thread in got if k == "new"}) == len(threads))
+        load(line("new", " requests=1000000"))
+        had = len(got)
+        wait_for(lambda: len(got) > had + 20)
+        over.set()
+        for t in threads:
+            t.join()
+        assert {status for _, status, _ in got} == {200} and {k for k, _, _ in got[-20:]} == {"new"}
+        assert ask(s, "old")[0] == 401 and len(s.ctl("router", "tenants")) == 1
