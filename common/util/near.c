@@ -31,7 +31,7 @@ static unsigned distance(const char *a, const char *b)
 void nearest_try(struct nearest *n, const char *candidate)
 {
 	unsigned d = distance(n->word, candidate);
-	if (d > NEAR_MAX || 3 * d > strlen(n->word) || (n->best && d >= n->distance))
+	if (d > NEAR_MAX || 3 * d > strlen(n->word) + 1 || (n->best && d >= n->distance))
 		return;
 	n->best = candidate;
 	n->distance = d;

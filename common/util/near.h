@@ -8,7 +8,7 @@ struct nearest {
 };
 
 /* best becomes this one if it is nearer than all before: at most 3 letters to insert, delete,
- * replace or swap, one for three that the word has. {.word = ...}: none was tried yet. */
+ * replace or swap, one for about three that the word has. {.word = ...}: none was tried yet. */
 void nearest_try(struct nearest *n, const char *candidate);
 
 #endif
