@@ -286,7 +286,7 @@ def test_set_asks_the_server(short_model, state):
         says("/set", "max_tokens 7")
         says("hello", "(cut at 7 tokens; /set max_tokens N changes the limit)")
         says("/set max_tokens default", ">")
-        says("/stes", "unknown command /stes; did you mean /set?")
+        says("/ste", "unknown command /ste; did you mean /set?")
         says("/help", "/regen")
         says("/set", "ignore_eos true")
         wait_for(lambda: [line for line in t.lines() if line][-3:] == ["> /set", "ignore_eos true", ">"], t.text)
