@@ -47,9 +47,9 @@ static int run_clients(const char *path)
 	if (rc < 0) {
 		must(strstr(err.text, path) != NULL && !k.n);
 	} else {
-		must(k.n <= API_KEYS_MAX);
-		for (size_t i = 0; i < k.n; i++)
-			must(is_name(api_keys_tenant(&k, i)->name, 63));
+		must(k.n <= API_KEYS_MAX && k.n_tenants <= k.n);
+		for (size_t i = 0; i < k.n_tenants; i++)
+			must(is_name(k.tenant[i]->name, 63));
 		must(!api_keys_allow(&k, "", "", &t) && !api_keys_allow(&k, "Bearer other", "", &t));
 		must(!api_keys_allow(&k, "Bearer key", "", &t) || (t && has_hash(path)));
 		/* read again it is the same */

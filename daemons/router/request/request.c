@@ -36,6 +36,14 @@ static const char *id_of(const struct request *q)
 
 #define CLIENT_GONE 499 /* in the log alone, as nginx has it: the client hung up */
 
+static uint64_t prompt_tokens(const struct request_prepare *p)
+{
+	uint64_t n = 0;
+	for (size_t i = 0; i < p->n_prompts; i++)
+		n += p->prompts[i].tokens.n;
+	return n;
+}
+
 /* What all answers have together. The first token is the first of any. */
 struct request_totals {
 	uint64_t prompt, cached, output, first_us;
@@ -44,8 +52,8 @@ struct request_totals {
 static struct request_totals totals_of(const struct request *q)
 {
 	struct request_totals t = {0};
-	for (size_t i = 0; i < q->prep.n_prompts; i++)
-		t.prompt += q->prep.prompts[i].tokens.n;
+	if (q->state != REQUEST_IN_POOL) /* a text thread makes them */
+		t.prompt = prompt_tokens(&q->prep);
 	for (uint32_t i = 0; i < q->n_answers; i++) {
 		const struct attempt *a = q->answers[i].attempt;
 		if (!a)
@@ -428,14 +436,6 @@ static enum request_state step_abandoned(struct request *q, enum request_event e
 	if (e == REQUEST_ON_PREPARED || e == REQUEST_ON_SHUTDOWN)
 		return REQUEST_END;
 	return REQUEST_ABANDONED;
-}
-
-static uint64_t prompt_tokens(const struct request_prepare *p)
-{
-	uint64_t n = 0;
-	for (size_t i = 0; i < p->n_prompts; i++)
-		n += p->prompts[i].tokens.n;
-	return n;
 }
 
 static void log_unknown(const struct buf *warnings)
