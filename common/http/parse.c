@@ -220,28 +220,7 @@ static int take_encoding(const char *v, struct http_head *h, const char **why)
 	return take_once(&h->encoding, v, why, "Content-Encoding is given twice");
 }
 
-static int take_asks_headers(const char *v, struct http_head *h, const char **why)
-{
-	(void)why;
-	h->asks_headers = v;
-	return 0;
-}
-
-static int take_session(const char *v, struct http_head *h, const char **why)
-{
-	(void)why;
-	h->session_id = v;
-	return 0;
-}
-
-/* A proxy's id for the request comes before the client's. */
-static int take_request_id(const char *v, struct http_head *h, const char **why)
-{
-	(void)why;
-	h->client_id = v;
-	return 0;
-}
-
+/* A proxy's X-Request-Id comes before the client's own, whatever their order is. */
 static int take_client_request_id(const char *v, struct http_head *h, const char **why)
 {
 	(void)why;
@@ -250,62 +229,40 @@ static int take_client_request_id(const char *v, struct http_head *h, const char
 	return 0;
 }
 
-static int take_traceparent(const char *v, struct http_head *h, const char **why)
-{
-	(void)why;
-	h->traceparent = v;
-	return 0;
-}
-
-static int take_forwarded_for(const char *v, struct http_head *h, const char **why)
-{
-	(void)why;
-	h->forwarded_for = v;
-	return 0;
-}
-
-static int take_pin_prefill(const char *v, struct http_head *h, const char **why)
-{
-	(void)why;
-	h->pin_prefill = v;
-	return 0;
-}
-
-static int take_pin_decode(const char *v, struct http_head *h, const char **why)
-{
-	(void)why;
-	h->pin_decode = v;
-	return 0;
-}
-
 static const struct {
 	const char *name;
 	int (*take)(const char *value, struct http_head *h, const char **why);
+	size_t kept; /* take NULL: offset of the field that has the last value */
 } fields[] = {
-	{"host", take_host},
-	{"content-length", take_length},
-	{"transfer-encoding", take_coding},
-	{"connection", take_connection},
-	{"expect", take_expect},
-	{"authorization", take_authorization},
-	{"content-encoding", take_encoding},
-	{"api-key", take_api_key},
-	{"x-api-key", take_api_key},
-	{"access-control-request-headers", take_asks_headers},
-	{"x-session-id", take_session},
-	{"x-request-id", take_request_id},
-	{"x-client-request-id", take_client_request_id},
-	{"traceparent", take_traceparent},
-	{"x-forwarded-for", take_forwarded_for},
-	{"x-pdserve-prefill", take_pin_prefill},
-	{"x-pdserve-decode", take_pin_decode},
+	{"host", take_host, 0},
+	{"content-length", take_length, 0},
+	{"transfer-encoding", take_coding, 0},
+	{"connection", take_connection, 0},
+	{"expect", take_expect, 0},
+	{"authorization", take_authorization, 0},
+	{"content-encoding", take_encoding, 0},
+	{"api-key", take_api_key, 0},
+	{"x-api-key", take_api_key, 0},
+	{"access-control-request-headers", NULL, offsetof(struct http_head, asks_headers)},
+	{"x-session-id", NULL, offsetof(struct http_head, session_id)},
+	{"x-request-id", NULL, offsetof(struct http_head, client_id)},
+	{"x-client-request-id", take_client_request_id, 0},
+	{"traceparent", NULL, offsetof(struct http_head, traceparent)},
+	{"x-forwarded-for", NULL, offsetof(struct http_head, forwarded_for)},
+	{"x-pdserve-prefill", NULL, offsetof(struct http_head, pin_prefill)},
+	{"x-pdserve-decode", NULL, offsetof(struct http_head, pin_decode)},
 };
 
 static int parse_field(const char *name, const char *v, struct http_head *h, const char **why)
 {
-	for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-		if ((name[0] | 0x20) == fields[i].name[0] && strcasecmp(name, fields[i].name) == 0)
+	for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+		if ((name[0] | 0x20) != fields[i].name[0] || strcasecmp(name, fields[i].name) != 0)
+			continue;
+		if (fields[i].take)
 			return fields[i].take(v, h, why);
+		memcpy((char *)h + fields[i].kept, &v, sizeof v);
+		return 0;
+	}
 	return 0;
 }
 
